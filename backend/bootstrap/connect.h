@@ -1,0 +1,24 @@
+// Store -> addresses -> connected peers. Collective over the ranks of a group; blocks up to the deadline.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "backend/transport/transport.h"
+#include "shardwire/options.h"
+#include "shardwire/store.h"
+
+namespace shardwire::internal {
+
+struct Peers {
+  std::vector<std::unique_ptr<Connection>> connections;  // by rank; null for this rank itself
+  std::unique_ptr<Doorbell> doorbell;                    // outlives the connections' use
+  std::vector<std::int32_t> hosts;                       // by rank: equal numbers share a host
+};
+
+// Every rank publishes its address in the store, learns the others', and connects to each: a lower rank listens, a higher rank dials.
+// kTimeout names the ranks that did not arrive; kUnsupported names the pair that no transport joins, and says why each one failed.
+Result<Peers> connectPeers(Store& store, Rank rank, int worldSize, const Options& options, Deadline deadline, const std::string& groupName);
+
+}  // namespace shardwire::internal

@@ -1,0 +1,34 @@
+// The process's heap that peers on the same host can address: one memfd, reserved large, mapped once here and once in every peer.
+// Tensors allocated here move in one copy. Process-wide by nature (tensors outlive groups): made on first use through instance().
+// Thread-safe. After fork() the child must not allocate from it: there allocate() falls back to ordinary memory and free() of
+// inherited blocks does nothing (see docs/limits.md).
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+
+#include "shardwire/status.h"
+
+namespace shardwire::internal {
+
+class SharedHeap {
+ public:
+  // The one heap of this process; kSystem when it cannot be made (errno, and what to do).
+  static Result<SharedHeap*> instance();
+  // The same, but null when nobody has made it yet.
+  static SharedHeap* instanceIfMade();
+
+  virtual ~SharedHeap() = default;
+  // 64-byte aligned (2 MiB aligned from 2 MiB on); kSystem when the reservation is exhausted. bytes == 0 gives a unique pointer.
+  virtual Result<void*> allocate(std::size_t bytes) = 0;
+  // Accepts what allocate() gave, from any thread. Memory of large blocks goes back to the system after a while of not being reused.
+  virtual void free(void* bytes) = 0;
+  // Offset in the heap when the whole range lies in it.
+  virtual std::optional<std::uint64_t> offsetOf(const void* bytes, std::size_t size) const = 0;
+  virtual int fd() const = 0;
+  virtual std::uint64_t reservedBytes() const = 0;  // size of the mapping to make in a peer
+  virtual std::uint64_t usedBytes() const = 0;      // allocated now
+};
+
+}  // namespace shardwire::internal

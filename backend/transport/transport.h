@@ -1,0 +1,93 @@
+// The waist between execution and the wire. A Connection joins this rank to one peer: ordered lanes of frames both ways, and, where the
+// transport can, direct reads of the peer's memory. Whatever carries bytes between ranks implements this and passes one contract suite.
+//
+// Threads: all calls on one Connection come from one thread at a time (the engine holds its lock). Nothing here blocks.
+// Ordering: frames of one lane arrive once and in order; lanes are independent of each other. A frame is seen whole or not at all, and
+// whatever the sender wrote to memory before commit() is visible to a reader that peeked the frame.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+
+#include "shardwire/status.h"
+#include "shardwire/types.h"
+
+namespace shardwire::internal {
+
+enum class Lane : unsigned char {
+  kControl = 0,  // small frames, always taken at once by the receiver's engine
+  kBulk = 1,     // staged payloads of collectives and compiled ops, taken in order by the op they belong to
+  kPoint = 2,    // staged payloads of send/recv that the receiver asked for
+};
+inline constexpr int kNumLanes = 3;
+
+// How the peer's memory at some address can be read from here.
+enum class Reach : unsigned char {
+  kNone = 0,    // not at all: the owner must stage it
+  kDirect = 1,  // map() gives a pointer
+  kCopy = 2,    // read() copies it (cross-memory system call, RDMA read)
+};
+
+// An address in the owner's memory that a peer may read: in the owner's shared heap (space 0, value = offset in the heap) or in the owner's
+// address space (space 1, value = virtual address). What the owner puts on the wire.
+struct RemoteAddress {
+  std::uint32_t space = 0;
+  std::uint64_t value = 0;
+};
+inline constexpr std::uint32_t kHeapSpace = 0;
+inline constexpr std::uint32_t kVirtualSpace = 1;
+
+struct MemoryRun {
+  std::byte* local;
+  std::uint64_t remote;  // in the owner's virtual address space
+  std::size_t bytes;
+};
+
+class Connection {
+ public:
+  virtual ~Connection() = default;
+  virtual Rank peer() const = 0;
+  virtual const char* transportName() const = 0;
+
+  // Frames out. Room for one frame of at least minBytes and at most maxBytes, contiguous; empty when there is none now. Nothing is sent until
+  // commit(lane, bytes), bytes <= what was reserved. At most one reservation per lane. Precondition: minBytes <= maxFrameBytes(lane).
+  virtual std::span<std::byte> reserve(Lane lane, std::size_t minBytes, std::size_t maxBytes) = 0;
+  virtual void commit(Lane lane, std::size_t bytes) = 0;
+  virtual std::size_t maxFrameBytes(Lane lane) const = 0;
+
+  // Frames in. The oldest frame not yet released, or empty; stays valid until release(lane).
+  virtual std::span<const std::byte> peek(Lane lane) = 0;
+  virtual void release(Lane lane) = 0;
+
+  // How I can publish my own memory [bytes, bytes + size) so that this peer reads it, best way first; kNone when it cannot.
+  // `address` is what to tell the peer.
+  virtual Reach expose(const void* bytes, std::size_t size, RemoteAddress* address) const = 0;
+  // A pointer to the peer's memory, valid as long as the connection; null when it is not mapped here (a peer's lie or a bug: an error).
+  virtual const std::byte* map(const RemoteAddress& address, std::size_t size) = 0;
+  // Copies runs from the peer's virtual address space into local memory.
+  virtual Status read(std::span<const MemoryRun> runs) = 0;
+  // GB/s of read() as measured when the connection was made; 0 when it cannot read.
+  virtual double readGBps() const = 0;
+
+  // Ok while the peer lives and listens; kPeerFailed naming the rank, with the reason, once it died or left. Cheap: called in wait loops.
+  virtual Status health() = 0;
+  // "rank 1: shm, cross-memory reads 7.2 GB/s"
+  virtual std::string describe() const = 0;
+};
+
+// This rank's bell: peers ring it when they commit or release a frame while it is armed. Shared by all connections of a group.
+class Doorbell {
+ public:
+  virtual ~Doorbell() = default;
+  // After arm() every commit or release by a peer wakes sleep(); look once more for work between arm() and sleep().
+  virtual void arm() = 0;
+  virtual void disarm() = 0;
+  // Returns when rung since arm(), at `until`, or spuriously.
+  virtual void sleep(Deadline until) = 0;
+  // Wakes sleepers of this process: used to hand over between threads of one rank.
+  virtual void ringSelf() = 0;
+};
+
+}  // namespace shardwire::internal

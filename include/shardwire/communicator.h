@@ -1,0 +1,74 @@
+// A group of ranks that move tensors among themselves: compileOp, and collectives on plain views. One per group and rank.
+// All methods from any thread; the ranks of a group must issue operations (send and recv apart) in the same order.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "shardwire/compiled_op.h"
+#include "shardwire/op_spec.h"
+#include "shardwire/options.h"
+#include "shardwire/store.h"
+#include "shardwire/tensor_view.h"
+#include "shardwire/work.h"
+
+namespace shardwire {
+
+inline constexpr Rank kAnySource = -1;
+
+// What every collective takes besides its tensors.
+struct CallOptions {
+  std::optional<Duration> timeout;          // absent: the group's
+  std::shared_ptr<void> keepAlive = nullptr;  // held until the operation is done
+};
+
+class Communicator {
+ public:
+  virtual ~Communicator() = default;
+
+  // Meets the other ranks through `store` and connects to each. Blocks up to `options.timeout`; the error names the ranks that did not
+  // arrive or could not be reached, and why. `groupName` is for messages and must be equal on all ranks.
+  static Result<std::unique_ptr<Communicator>> create(Store& store, Rank rank, int worldSize, const Options& options,
+                                                      std::string groupName = "");
+
+  virtual Rank rank() const = 0;
+  virtual int worldSize() const = 0;
+  virtual const std::string& groupName() const = 0;
+  virtual Duration timeout() const = 0;
+  virtual void setTimeout(Duration timeout) = 0;
+  // Operations issued so far on this rank.
+  virtual std::uint64_t sequenceNumber() const = 0;
+  // One line per peer: transport and data path, and why not a faster one.
+  virtual std::string describeTransports() const = 0;
+
+  // Collective, blocking. Every rank gets the same error when the ranks' specs do not fit together.
+  virtual Result<std::shared_ptr<CompiledOp>> compileOp(const LocalSpec& spec, std::optional<Duration> timeout = std::nullopt) = 0;
+
+  // Collectives. Shapes, dtypes and options must be equal on all ranks; results are the same bits on every rank and in every run.
+  virtual Result<WorkPtr> barrier(CallOptions call = {}) = 0;
+  virtual Result<WorkPtr> broadcast(TensorView tensor, Rank root, CallOptions call = {}) = 0;
+  // In place: `tensor` is input and output.
+  virtual Result<WorkPtr> allReduce(TensorView tensor, ReduceOp op, CallOptions call = {}) = 0;
+  virtual Result<WorkPtr> reduce(TensorView tensor, Rank root, ReduceOp op, CallOptions call = {}) = 0;
+  // outputs[r] receives rank r's input; all ranks' inputs have input's shape.
+  virtual Result<WorkPtr> allGather(TensorView input, std::span<const TensorView> outputs, CallOptions call = {}) = 0;
+  // outputs is empty on all ranks but root.
+  virtual Result<WorkPtr> gather(TensorView input, std::span<const TensorView> outputs, Rank root, CallOptions call = {}) = 0;
+  // inputs is empty on all ranks but root.
+  virtual Result<WorkPtr> scatter(TensorView output, std::span<const TensorView> inputs, Rank root, CallOptions call = {}) = 0;
+  // output = reduction over ranks of their inputs[rank()].
+  virtual Result<WorkPtr> reduceScatter(TensorView output, std::span<const TensorView> inputs, ReduceOp op, CallOptions call = {}) = 0;
+  // inputs[r] goes to rank r, outputs[r] comes from rank r; sizes may differ per pair, and must agree between the two ends.
+  virtual Result<WorkPtr> allToAll(std::span<const TensorView> outputs, std::span<const TensorView> inputs, CallOptions call = {}) = 0;
+  // Point to point. Matched by (peer, tag) in order; not ordered with the collectives.
+  virtual Result<WorkPtr> send(TensorView tensor, Rank peer, int tag, CallOptions call = {}) = 0;
+  virtual Result<WorkPtr> recv(TensorView tensor, Rank peer, int tag, CallOptions call = {}) = 0;  // peer may be kAnySource
+
+  // Fails every pending and later operation of this group on this rank at once with `reason`. Idempotent.
+  virtual void abort(const std::string& reason) = 0;
+};
+
+}  // namespace shardwire

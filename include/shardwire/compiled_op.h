@@ -1,0 +1,62 @@
+// A compiled movement of data between the ranks of a group: run it as often as you like. All methods from any thread; the ranks of a group
+// must issue their operations in the same order.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "shardwire/op_spec.h"
+#include "shardwire/tensor_view.h"
+#include "shardwire/work.h"
+
+namespace shardwire {
+
+struct OpStats {
+  std::uint64_t bytesSent = 0;      // to other ranks, by one run of this rank
+  std::uint64_t bytesReceived = 0;  // from other ranks, by one run
+  std::uint64_t bytesLocal = 0;     // from this rank to itself
+  std::uint64_t bytesReduced = 0;   // output bytes that combine two or more inputs
+  std::uint64_t numMoves = 0;
+  std::uint64_t planBytes = 0;      // memory the plan takes here
+  std::uint64_t scratchBytes = 0;   // staging memory that a run may use on this rank, all peers together
+  std::uint64_t numRuns = 0;        // so far
+  double compileSeconds = 0;        // exchange, check and plan
+  double lastRunSeconds = 0;        // 0 before the first run ended
+};
+
+class BoundOp {
+ public:
+  virtual ~BoundOp() = default;
+  // Starts one run over the tensors given to bind. Allocates nothing in steady state.
+  virtual Result<WorkPtr> run() = 0;
+};
+
+class CompiledOp {
+ public:
+  virtual ~CompiledOp() = default;
+
+  // Starts one run. Views are checked against the spec before anything moves (count, shape, dtype, strides, aliasing); a wrong call changes
+  // nothing. Outputs are valid and inputs free again once the Work is done; `keepAlive` is held until then.
+  virtual Result<WorkPtr> run(std::span<const TensorView> inputs, std::span<const TensorView> outputs,
+                              std::shared_ptr<void> keepAlive = nullptr, std::optional<Duration> timeout = std::nullopt) = 0;
+  // Checks once and remembers the views.
+  virtual Result<std::unique_ptr<BoundOp>> bind(std::span<const TensorView> inputs, std::span<const TensorView> outputs,
+                                                std::shared_ptr<void> keepAlive = nullptr,
+                                                std::optional<Duration> timeout = std::nullopt) = 0;
+
+  virtual OpStats stats() const = 0;
+  // A table for people: who sends what to whom, bytes, contiguous runs, data path, and the lower bound on bytes.
+  virtual std::string explain() const = 0;
+  // The same facts for programs: JSON with keys name, rank, world_size, tensors, edges[{src,dst,bytes,pieces}], lower_bound_bytes. All edges of
+  // the group, not only this rank's.
+  virtual std::string explainJson() const = 0;
+  // What each local tensor given to run must look like.
+  virtual const std::vector<LocalTensor>& inputs() const = 0;
+  virtual const std::vector<LocalTensor>& outputs() const = 0;
+  virtual const std::vector<TensorDecl>& tensors() const = 0;
+};
+
+}  // namespace shardwire

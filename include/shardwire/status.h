@@ -1,0 +1,77 @@
+// Errors as values. What a user, a peer or the system can cause is a Status or a Result; SW_CHECK is for broken invariants of our own.
+// Any thread; copyable.
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <utility>
+#include <variant>
+
+namespace shardwire {
+
+enum class StatusCode : unsigned char {
+  kOk = 0,
+  kInvalidArgument = 1,  // a wrong value: Python ValueError
+  kTypeError = 2,        // a wrong kind of thing: Python TypeError
+  kTimeout = 3,          // ranks did not arrive in time: Python TimeoutError
+  kPeerFailed = 4,       // a peer died or left
+  kMismatch = 5,         // ranks disagree about what they are doing (desync)
+  kAborted = 6,          // the group was aborted here or shut down
+  kSystem = 7,           // the operating system refused (errno in the text)
+  kUnsupported = 8,      // asked for something that cannot be done here
+  kInternal = 9,         // a bug of ours
+};
+std::string_view statusCodeName(StatusCode code);
+
+class [[nodiscard]] Status {
+ public:
+  Status() = default;
+  Status(StatusCode code, std::string message) : code_(code), message_(std::move(message)) {}
+  static Status ok() { return {}; }
+
+  bool isOk() const { return code_ == StatusCode::kOk; }
+  StatusCode code() const { return code_; }
+  const std::string& message() const { return message_; }
+  friend bool operator==(const Status&, const Status&) = default;
+
+ private:
+  StatusCode code_ = StatusCode::kOk;
+  std::string message_;
+};
+
+// A T or the Status (never ok) that explains why there is none.
+template <typename T>
+class [[nodiscard]] Result {
+ public:
+  Result(T value) : value_(std::move(value)) {}             // NOLINT: implicit, so that `return value;` works
+  Result(Status status) : value_(std::move(status)) {}      // NOLINT: implicit, so that `return status;` works
+
+  bool isOk() const { return value_.index() == 0; }
+  // Ok when isOk().
+  Status status() const { return isOk() ? Status::ok() : std::get<1>(value_); }
+  T& value() & { return std::get<0>(value_); }
+  const T& value() const& { return std::get<0>(value_); }
+  T&& value() && { return std::get<0>(std::move(value_)); }
+  T& operator*() { return value(); }
+  const T& operator*() const { return value(); }
+  T* operator->() { return &value(); }
+  const T* operator->() const { return &value(); }
+
+ private:
+  std::variant<T, Status> value_;
+};
+
+// Throws std::logic_error naming the place: only for our own bugs.
+[[noreturn]] void checkFailed(const char* condition, const char* file, int line);
+
+}  // namespace shardwire
+
+#define SW_CHECK(condition) \
+  ((condition) ? static_cast<void>(0) : ::shardwire::checkFailed(#condition, __FILE__, __LINE__))
+// Returns the Status of `expression` from the enclosing function when it is not ok.
+#define SW_RETURN_IF_ERROR(expression)                        \
+  do {                                                        \
+    if (auto swStatus_ = (expression); !swStatus_.isOk()) {   \
+      return swStatus_;                                       \
+    }                                                         \
+  } while (false)

@@ -1,0 +1,21 @@
+// A tensor as the inside knows it: a pointer, a dtype, a shape and strides. Owns nothing: whoever passes one keeps the memory alive.
+#pragma once
+
+#include "shardwire/types.h"
+
+namespace shardwire {
+
+struct TensorView {
+  // Address of element [0, ..., 0]; may be null when a dimension is 0.
+  std::byte* bytes = nullptr;
+  DType dtype = DType::kFloat32;
+  Dims shape;
+  // In elements, not bytes; never negative. 0 (an expanded tensor) is legal for inputs only.
+  Dims strides;
+
+  static TensorView contiguous(void* bytes, DType dtype, const Dims& shape) {
+    return {static_cast<std::byte*>(bytes), dtype, shape, contiguousStrides(shape)};
+  }
+};
+
+}  // namespace shardwire

@@ -1,0 +1,120 @@
+// The value types every room shares: ranks, element types, reductions, small dimension vectors, deadlines. Torch-free; copyable; any thread.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <initializer_list>
+#include <span>
+#include <string>
+#include <string_view>
+
+namespace shardwire {
+
+using Rank = std::int32_t;
+
+// Most dimensions a tensor may have anywhere in shardwire.
+inline constexpr int kMaxDims = 16;
+
+// Element types. kOpaqueN are types that we move but never compute with (torch dtypes without a counterpart here), N bytes wide.
+enum class DType : std::uint8_t {
+  kBool = 0,
+  kUInt8 = 1,
+  kInt8 = 2,
+  kInt16 = 3,
+  kInt32 = 4,
+  kInt64 = 5,
+  kUInt16 = 6,
+  kUInt32 = 7,
+  kUInt64 = 8,
+  kFloat16 = 9,
+  kBFloat16 = 10,
+  kFloat32 = 11,
+  kFloat64 = 12,
+  kComplex32 = 13,
+  kComplex64 = 14,
+  kComplex128 = 15,
+  kFloat8E4M3FN = 16,
+  kFloat8E5M2 = 17,
+  kFloat8E4M3FNUZ = 18,
+  kFloat8E5M2FNUZ = 19,
+  kFloat8E8M0FNU = 20,
+  kOpaque1 = 21,
+  kOpaque2 = 22,
+  kOpaque4 = 23,
+  kOpaque8 = 24,
+  kOpaque16 = 25,
+};
+inline constexpr int kNumDTypes = 26;
+
+// Bytes of one element.
+std::size_t elementBytes(DType dtype);
+// "float32", "float8_e4m3fn", "opaque4": torch's name where torch has one.
+std::string_view dtypeName(DType dtype);
+
+// How overlapping inputs combine. kNone: the last writer wins (higher rank, then higher input index).
+enum class ReduceOp : std::uint8_t { kNone = 0, kSum = 1, kProd = 2, kMin = 3, kMax = 4, kMean = 5, kBand = 6, kBor = 7, kBxor = 8 };
+inline constexpr int kNumReduceOps = 9;
+std::string_view reduceOpName(ReduceOp op);
+// Whether `op` is defined on `dtype`: kNone always; kBand.. on integers and bool; kMin/kMax not on complex; nothing else on opaque types.
+bool supportsReduction(DType dtype, ReduceOp op);
+
+// Up to kMaxDims 64-bit extents, offsets or strides, stored in place: no allocation, cheap to copy when short.
+class Dims {
+ public:
+  Dims() = default;
+  Dims(std::initializer_list<std::int64_t> values) : Dims(std::span<const std::int64_t>(values.begin(), values.size())) {}
+  // Precondition: values.size() <= kMaxDims.
+  explicit Dims(std::span<const std::int64_t> values) : size_(static_cast<std::uint8_t>(values.size())) {
+    std::copy(values.begin(), values.end(), values_.begin());
+  }
+  static Dims filled(int numDims, std::int64_t value) {
+    Dims dims;
+    dims.size_ = static_cast<std::uint8_t>(numDims);
+    std::fill_n(dims.values_.begin(), numDims, value);
+    return dims;
+  }
+  Dims(const Dims& other) : size_(other.size_) { std::copy_n(other.values_.begin(), size_, values_.begin()); }
+  Dims& operator=(const Dims& other) {
+    size_ = other.size_;
+    std::copy_n(other.values_.begin(), size_, values_.begin());
+    return *this;
+  }
+
+  int size() const { return size_; }
+  bool empty() const { return size_ == 0; }
+  std::int64_t& operator[](int i) { return values_[static_cast<std::size_t>(i)]; }
+  std::int64_t operator[](int i) const { return values_[static_cast<std::size_t>(i)]; }
+  std::int64_t* begin() { return values_.data(); }
+  std::int64_t* end() { return values_.data() + size_; }
+  const std::int64_t* begin() const { return values_.data(); }
+  const std::int64_t* end() const { return values_.data() + size_; }
+  std::span<const std::int64_t> span() const { return {values_.data(), size_}; }
+  // Precondition: size() < kMaxDims.
+  void push_back(std::int64_t value) { values_[size_++] = value; }
+
+  friend bool operator==(const Dims& a, const Dims& b) { return std::equal(a.begin(), a.end(), b.begin(), b.end()); }
+
+ private:
+  // Not initialised past size_: copying a Dims copies size_ values only.
+  std::array<std::int64_t, kMaxDims> values_;
+  std::uint8_t size_ = 0;
+};
+
+// "[2, 4]"
+std::string toString(const Dims& dims);
+// Product of the extents; 1 for no dimensions. Precondition: no overflow (decoders and parsers check).
+std::int64_t numElements(const Dims& shape);
+// Row-major strides, in elements.
+Dims contiguousStrides(const Dims& shape);
+
+using Clock = std::chrono::steady_clock;
+using Duration = std::chrono::nanoseconds;
+using Deadline = Clock::time_point;
+inline constexpr Deadline kNoDeadline = Deadline::max();
+// now + timeout, saturating; a negative timeout means no deadline.
+Deadline deadlineAfter(Duration timeout);
+
+}  // namespace shardwire

@@ -1,0 +1,50 @@
+// All ranks' LocalSpecs together: the one input of planning. Every rank holds the same GlobalSpec and so derives the same answers and errors.
+#pragma once
+
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "shardwire/op_spec.h"
+
+namespace shardwire::internal {
+
+struct RankSpec {
+  std::vector<LocalTensor> inputs;   // LocalTensor::tensor indexes GlobalSpec::tensors
+  std::vector<LocalTensor> outputs;
+  friend bool operator==(const RankSpec&, const RankSpec&) = default;
+};
+
+// A tensor after all ranks' declarations were merged.
+struct GlobalTensor {
+  std::string name;
+  Dims shape;
+  DType dtype = DType::kFloat32;
+  ReduceOp reduction = ReduceOp::kNone;
+  friend bool operator==(const GlobalTensor&, const GlobalTensor&) = default;
+};
+
+struct GlobalSpec {
+  std::string name;
+  bool allowGaps = false;
+  std::vector<GlobalTensor> tensors;  // in order of first mention: by rank, then by index in that rank's declaration
+  std::vector<RankSpec> ranks;
+  friend bool operator==(const GlobalSpec&, const GlobalSpec&) = default;
+};
+
+// One rank's spec on the wire: version byte, then fixed-width little-endian fields with varint extents; <= 64 bytes per ordinary slice.
+std::string encodeSpec(const LocalSpec& spec);
+// Bounds-checked; kInvalidArgument on anything malformed (overflowing extents, counts larger than the bytes left, unknown enumerators).
+Result<LocalSpec> decodeSpec(std::string_view bytes);
+
+// Merges and checks: localErrors (the lowest rank's wins, the others are counted), declarations that disagree, wrong number of dimensions,
+// negative or overflowing extents, boxes outside their tensor or their local tensor, reductions the dtype does not have, outputs whose own
+// boxes overlap in one local tensor. Every message names rank, list, index, what is wrong and how to mend it. Same text on all ranks.
+// Shapes that nobody gave become the bounding box of all regions.
+Result<GlobalSpec> mergeSpecs(std::span<const LocalSpec> specs);
+
+// Hash of everything above; equal on all ranks.
+std::uint64_t fingerprint(const GlobalSpec& spec);
+
+}  // namespace shardwire::internal

@@ -1,0 +1,103 @@
+// What one rank does in one run, as flat plain data: which boxes it sends to whom, and which boxes of its outputs it writes from which sources.
+// Made by redistribute() and by the collectives; walked by the executor; printed, compared, serialised and fuzzed without any group.
+//
+// A plan names boxes of local tensors, never addresses: the executor adds pointers and strides when a run starts.
+//
+// Order is the contract between two ranks. On the edge s -> r, s supplies its SendItems in exactly the order in which r's moves consume them:
+// first the copies of r that come from s, then, in the order of r's combines, every source on s. Both sides derive that order from the same
+// GlobalSpec.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "shardwire/status.h"
+#include "shardwire/types.h"
+
+namespace shardwire::internal {
+
+// What the caller's tensor must look like.
+struct PlanTensor {
+  DType dtype = DType::kFloat32;
+  Dims shape;  // local
+  friend bool operator==(const PlanTensor&, const PlanTensor&) = default;
+};
+
+// A box of a supplier's local input, of the shape of the move that uses it.
+struct PlanSource {
+  Rank rank = 0;
+  std::int32_t input = 0;  // index into that rank's inputs
+  std::int32_t slot = 0;   // index of `input` among the inputs used on the edge rank -> this rank (PlanEdge::inputs); for own inputs = input
+  Dims offset;             // in that rank's local input
+  friend bool operator==(const PlanSource&, const PlanSource&) = default;
+};
+
+// One box of one of my outputs, written once: a copy of its only source, or the reduction of its sources in their order.
+struct PlanMove {
+  std::int32_t output = 0;
+  Dims offset;  // in my local output
+  Dims shape;   // every extent > 0
+  std::uint32_t firstSource = 0;
+  std::uint32_t numSources = 1;
+  ReduceOp reduction = ReduceOp::kNone;  // kNone exactly when numSources == 1
+  friend bool operator==(const PlanMove&, const PlanMove&) = default;
+};
+
+// A box of one of my inputs that a peer wants.
+struct PlanSendItem {
+  std::int32_t input = 0;
+  std::int32_t slot = 0;  // index into PlanEdge::inputs
+  Dims offset;
+  Dims shape;
+  friend bool operator==(const PlanSendItem&, const PlanSendItem&) = default;
+};
+
+// All that flows between me and one peer in one direction.
+struct PlanEdge {
+  Rank peer = 0;
+  // Sends: range of Plan::sendItems. Receives: range of Plan::moves, the copies whose source is `peer` (combines are apart).
+  std::uint32_t first = 0;
+  std::uint32_t count = 0;
+  std::uint64_t bytes = 0;            // of all items of the edge, combines' sources included
+  std::uint64_t numItems = 0;         // boxes on the edge, combines' sources included
+  std::vector<std::int32_t> inputs;   // the supplier's inputs used on this edge, ascending
+  friend bool operator==(const PlanEdge&, const PlanEdge&) = default;
+};
+
+struct Plan {
+  Rank rank = 0;
+  std::int32_t worldSize = 1;
+  // Equal on all ranks that run the same operation: carried by every frame, so that a different operation on a peer is caught.
+  std::uint64_t fingerprint = 0;
+  std::vector<PlanTensor> inputs;
+  std::vector<PlanTensor> outputs;
+  std::vector<PlanSource> sources;
+  // Own copies (source rank == rank) first, then the copies of each receive edge, then the combines (numSources >= 2).
+  std::vector<PlanMove> moves;
+  std::uint32_t numOwnCopies = 0;
+  std::uint32_t firstCombine = 0;
+  std::vector<PlanEdge> receives;  // by distance from rank: (rank + 1) % worldSize first, so that not all ranks start at the same peer
+  std::vector<PlanSendItem> sendItems;
+  std::vector<PlanEdge> sends;     // likewise
+  friend bool operator==(const Plan&, const Plan&) = default;
+};
+
+// kInternal naming the first broken invariant: ranges, boxes inside tensors, slots, edge order, byte counts.
+Status validate(const Plan& plan);
+// For people.
+std::string dump(const Plan& plan);
+// Versioned, fixed-width little-endian bytes; deserialise checks every bound and then validate().
+std::string serialise(const Plan& plan);
+Result<Plan> deserialise(std::string_view bytes);
+
+// Bytes of a plan in memory, for stats.
+std::uint64_t memoryBytes(const Plan& plan);
+// Bytes of one move's box.
+inline std::uint64_t moveBytes(const Plan& plan, const PlanMove& move) {
+  return static_cast<std::uint64_t>(numElements(move.shape)) *
+         elementBytes(plan.outputs[static_cast<std::size_t>(move.output)].dtype);
+}
+
+}  // namespace shardwire::internal

@@ -1,0 +1,34 @@
+// GlobalSpec x rank -> Plan: the compiler behind compileOp. Pure, deterministic; every rank calls it with the same spec.
+#pragma once
+
+#include <span>
+#include <string>
+#include <vector>
+
+#include "ops/plan/global_spec.h"
+#include "ops/plan/plan.h"
+
+namespace shardwire::internal {
+
+// Which ranks share a host: hosts[r] == hosts[q] when r reaches q by shared memory. Empty: all on one host.
+using HostMap = std::span<const std::int32_t>;
+
+// The plan of `rank`. kInvalidArgument listing the first uncovered regions and the ranks that want them unless spec.allowGaps: the same text
+// whatever `rank` is, so every output of every rank is looked at for gaps (cheaply).
+Result<Plan> redistribute(const GlobalSpec& spec, Rank rank, HostMap hosts = {});
+
+// Bytes per directed pair of ranks, for explain and plots, and the least bytes any plan must move between ranks.
+struct Traffic {
+  struct Edge {
+    Rank source;
+    Rank destination;
+    std::uint64_t bytes;
+    std::uint64_t pieces;
+    friend bool operator==(const Edge&, const Edge&) = default;
+  };
+  std::vector<Edge> edges;  // source == destination included; by (source, destination)
+  std::uint64_t lowerBoundBytes = 0;  // output elements that the wanting rank does not hold itself; with a reduction, every remote addend
+};
+Result<Traffic> trafficOf(const GlobalSpec& spec, HostMap hosts = {});
+
+}  // namespace shardwire::internal
