@@ -1,7 +1,7 @@
 // The process's heap that peers on the same host can address: one memfd, reserved large, mapped once here and once in every peer.
 // Tensors allocated here move in one copy. Process-wide by nature (tensors outlive groups): made on first use through instance().
-// Thread-safe. After fork() the child must not allocate from it: there allocate() falls back to ordinary memory and free() of
-// inherited blocks does nothing (see docs/limits.md).
+// Thread-safe. After fork() the heap belongs to the parent: on the inherited object allocate() falls back to ordinary memory and free() of
+// inherited blocks does nothing (see docs/limits.md); instance() makes the child a heap of its own.
 #pragma once
 
 #include <cstddef>

@@ -51,8 +51,8 @@ class Connection {
   virtual Rank peer() const = 0;
   virtual const char* transportName() const = 0;
 
-  // Frames out. Room for one frame of at least minBytes and at most maxBytes, contiguous; empty when there is none now. Nothing is sent until
-  // commit(lane, bytes), bytes <= what was reserved. At most one reservation per lane. Precondition: minBytes <= maxFrameBytes(lane).
+  // Frames out. Room for one frame of at least minBytes and at most maxBytes, contiguous; empty when there is none now. Nothing is sent
+  // until commit(lane, bytes), bytes <= what was reserved. At most one reservation per lane. Precondition: minBytes <= maxFrameBytes(lane).
   virtual std::span<std::byte> reserve(Lane lane, std::size_t minBytes, std::size_t maxBytes) = 0;
   virtual void commit(Lane lane, std::size_t bytes) = 0;
   virtual std::size_t maxFrameBytes(Lane lane) const = 0;
@@ -77,17 +77,29 @@ class Connection {
   virtual std::string describe() const = 0;
 };
 
-// This rank's bell: peers ring it when they commit or release a frame while it is armed. Shared by all connections of a group.
+// This rank's bell: peers ring it when they commit or release a frame while it is armed. Shared by all connections and threads of a group.
+//
+// To sleep without losing a wake-up: ticket = arm(), look once more for work, sleep(ticket, until). Any thread may disarm() while others
+// sleep; whoever does must arm() again before it goes while they are still asleep.
 class Doorbell {
  public:
   virtual ~Doorbell() = default;
-  // After arm() every commit or release by a peer wakes sleep(); look once more for work between arm() and sleep().
-  virtual void arm() = 0;
+  // From here on every commit or release by a peer rings, once; then the bell is disarmed. Returns the count of rings so far.
+  virtual std::uint32_t arm() = 0;
+  // Peers need not ring: somebody is looking anyway. A ring may still come.
   virtual void disarm() = 0;
-  // Returns when rung since arm(), at `until`, or spuriously.
-  virtual void sleep(Deadline until) = 0;
+  // The count of rings so far, without arming: for sleepers that only ringSelf() shall wake.
+  virtual std::uint32_t ticket() const = 0;
+  // Returns when rung since `ticket`, at `until`, after 100 ms, or spuriously.
+  virtual void sleep(std::uint32_t ticket, Deadline until) = 0;
   // Wakes sleepers of this process: used to hand over between threads of one rank.
   virtual void ringSelf() = 0;
+
+  // The mark by which peers notice this rank's death at once, even when freeing its memory takes the kernel long: called once, on a thread
+  // that lives as long as the group.
+  virtual void holdLiveness() = 0;
+  // Tells the peers that this rank goes in an orderly way. Called on the thread that called holdLiveness(), or on any if none did.
+  virtual void leave() = 0;
 };
 
 }  // namespace shardwire::internal

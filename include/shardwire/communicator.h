@@ -21,7 +21,7 @@ inline constexpr Rank kAnySource = -1;
 
 // What every collective takes besides its tensors.
 struct CallOptions {
-  std::optional<Duration> timeout;          // absent: the group's
+  std::optional<Duration> timeout;            // absent: the group's
   std::shared_ptr<void> keepAlive = nullptr;  // held until the operation is done
 };
 

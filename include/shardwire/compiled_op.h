@@ -20,11 +20,11 @@ struct OpStats {
   std::uint64_t bytesLocal = 0;     // from this rank to itself
   std::uint64_t bytesReduced = 0;   // output bytes that combine two or more inputs
   std::uint64_t numMoves = 0;
-  std::uint64_t planBytes = 0;      // memory the plan takes here
-  std::uint64_t scratchBytes = 0;   // staging memory that a run may use on this rank, all peers together
-  std::uint64_t numRuns = 0;        // so far
-  double compileSeconds = 0;        // exchange, check and plan
-  double lastRunSeconds = 0;        // 0 before the first run ended
+  std::uint64_t planBytes = 0;     // memory the plan takes here
+  std::uint64_t scratchBytes = 0;  // staging memory that a run may use on this rank, all peers together
+  std::uint64_t numRuns = 0;       // so far
+  double compileSeconds = 0;       // exchange, check and plan
+  double lastRunSeconds = 0;       // 0 before the first run ended
 };
 
 class BoundOp {
@@ -50,8 +50,8 @@ class CompiledOp {
   virtual OpStats stats() const = 0;
   // A table for people: who sends what to whom, bytes, contiguous runs, data path, and the lower bound on bytes.
   virtual std::string explain() const = 0;
-  // The same facts for programs: JSON with keys name, rank, world_size, tensors, edges[{src,dst,bytes,pieces}], lower_bound_bytes. All edges of
-  // the group, not only this rank's.
+  // The same facts for programs: JSON with keys name, rank, world_size, tensors, edges[{src,dst,bytes,pieces}], lower_bound_bytes. All
+  // edges of the group, not only this rank's.
   virtual std::string explainJson() const = 0;
   // What each local tensor given to run must look like.
   virtual const std::vector<LocalTensor>& inputs() const = 0;

@@ -43,8 +43,8 @@ class [[nodiscard]] Status {
 template <typename T>
 class [[nodiscard]] Result {
  public:
-  Result(T value) : value_(std::move(value)) {}             // NOLINT: implicit, so that `return value;` works
-  Result(Status status) : value_(std::move(status)) {}      // NOLINT: implicit, so that `return status;` works
+  Result(T value) : value_(std::move(value)) {}         // NOLINT: implicit, so that `return value;` works
+  Result(Status status) : value_(std::move(status)) {}  // NOLINT: implicit, so that `return status;` works
 
   bool isOk() const { return value_.index() == 0; }
   // Ok when isOk().
@@ -66,12 +66,11 @@ class [[nodiscard]] Result {
 
 }  // namespace shardwire
 
-#define SW_CHECK(condition) \
-  ((condition) ? static_cast<void>(0) : ::shardwire::checkFailed(#condition, __FILE__, __LINE__))
+#define SW_CHECK(condition) ((condition) ? static_cast<void>(0) : ::shardwire::checkFailed(#condition, __FILE__, __LINE__))
 // Returns the Status of `expression` from the enclosing function when it is not ok.
-#define SW_RETURN_IF_ERROR(expression)                        \
-  do {                                                        \
-    if (auto swStatus_ = (expression); !swStatus_.isOk()) {   \
-      return swStatus_;                                       \
-    }                                                         \
+#define SW_RETURN_IF_ERROR(expression)                      \
+  do {                                                      \
+    if (auto swStatus_ = (expression); !swStatus_.isOk()) { \
+      return swStatus_;                                     \
+    }                                                       \
   } while (false)

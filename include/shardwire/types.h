@@ -1,4 +1,5 @@
-// The value types every room shares: ranks, element types, reductions, small dimension vectors, deadlines. Torch-free; copyable; any thread.
+// The value types every room shares: ranks, element types, reductions, small dimension vectors, deadlines. Torch-free; copyable; any
+// thread.
 #pragma once
 
 #include <algorithm>

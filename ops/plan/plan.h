@@ -1,11 +1,12 @@
-// What one rank does in one run, as flat plain data: which boxes it sends to whom, and which boxes of its outputs it writes from which sources.
-// Made by redistribute() and by the collectives; walked by the executor; printed, compared, serialised and fuzzed without any group.
+// What one rank does in one run, as flat plain data: which boxes it sends to whom, and which boxes of its outputs it writes from which
+// sources. Made by redistribute() and by the collectives; walked by the executor; printed, compared, serialised and fuzzed without any
+// group.
 //
 // A plan names boxes of local tensors, never addresses: the executor adds pointers and strides when a run starts.
 //
-// Order is the contract between two ranks. On the edge s -> r, s supplies its SendItems in exactly the order in which r's moves consume them:
-// first the copies of r that come from s, then, in the order of r's combines, every source on s. Both sides derive that order from the same
-// GlobalSpec.
+// Order is the contract between two ranks. On the edge s -> r, s supplies its SendItems in exactly the order in which r's moves consume
+// them: first the copies of r that come from s, then, in the order of r's combines, every source on s. Both sides derive that order from
+// the same GlobalSpec.
 #pragma once
 
 #include <cstdint>
@@ -29,8 +30,8 @@ struct PlanTensor {
 struct PlanSource {
   Rank rank = 0;
   std::int32_t input = 0;  // index into that rank's inputs
-  std::int32_t slot = 0;   // index of `input` among the inputs used on the edge rank -> this rank (PlanEdge::inputs); for own inputs = input
-  Dims offset;             // in that rank's local input
+  std::int32_t slot = 0;  // index of `input` among the inputs used on the edge rank -> this rank (PlanEdge::inputs); for own inputs = input
+  Dims offset;            // in that rank's local input
   friend bool operator==(const PlanSource&, const PlanSource&) = default;
 };
 
@@ -51,6 +52,9 @@ struct PlanSendItem {
   std::int32_t slot = 0;  // index into PlanEdge::inputs
   Dims offset;
   Dims shape;
+  // The peer combines this box with the box of the item before it (two inputs of mine overlap there): staged, the two travel segment by
+  // segment in turn, so that the peer never has to hold one while the other is still to come.
+  bool withPrevious = false;
   friend bool operator==(const PlanSendItem&, const PlanSendItem&) = default;
 };
 
@@ -60,9 +64,9 @@ struct PlanEdge {
   // Sends: range of Plan::sendItems. Receives: range of Plan::moves, the copies whose source is `peer` (combines are apart).
   std::uint32_t first = 0;
   std::uint32_t count = 0;
-  std::uint64_t bytes = 0;            // of all items of the edge, combines' sources included
-  std::uint64_t numItems = 0;         // boxes on the edge, combines' sources included
-  std::vector<std::int32_t> inputs;   // the supplier's inputs used on this edge, ascending
+  std::uint64_t bytes = 0;           // of all items of the edge, combines' sources included
+  std::uint64_t numItems = 0;        // boxes on the edge, combines' sources included
+  std::vector<std::int32_t> inputs;  // the supplier's inputs used on this edge, ascending
   friend bool operator==(const PlanEdge&, const PlanEdge&) = default;
 };
 
@@ -80,7 +84,7 @@ struct Plan {
   std::uint32_t firstCombine = 0;
   std::vector<PlanEdge> receives;  // by distance from rank: (rank + 1) % worldSize first, so that not all ranks start at the same peer
   std::vector<PlanSendItem> sendItems;
-  std::vector<PlanEdge> sends;     // likewise
+  std::vector<PlanEdge> sends;  // likewise
   friend bool operator==(const Plan&, const Plan&) = default;
 };
 
@@ -96,8 +100,7 @@ Result<Plan> deserialise(std::string_view bytes);
 std::uint64_t memoryBytes(const Plan& plan);
 // Bytes of one move's box.
 inline std::uint64_t moveBytes(const Plan& plan, const PlanMove& move) {
-  return static_cast<std::uint64_t>(numElements(move.shape)) *
-         elementBytes(plan.outputs[static_cast<std::size_t>(move.output)].dtype);
+  return static_cast<std::uint64_t>(numElements(move.shape)) * elementBytes(plan.outputs[static_cast<std::size_t>(move.output)].dtype);
 }
 
 }  // namespace shardwire::internal

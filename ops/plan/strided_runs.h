@@ -18,14 +18,24 @@ struct StridedBox {
 // The box at `offset` inside `view`.
 StridedBox boxOf(const TensorView& view, const Dims& offset);
 
-// Copies a box of `shape` elements of `elemBytes` bytes. Dimensions are collapsed jointly, contiguous runs are moved as blocks, and large
-// totals use stores that bypass the cache where the CPU has them. `dst` and `src` may be identical (nothing is done), not otherwise overlap.
-void copyBox(const StridedBox& dst, const StridedBox& src, const Dims& shape, std::size_t elemBytes);
-// Row-major packing; returns the number of bytes.
-std::size_t packBox(std::byte* packed, const StridedBox& src, const Dims& shape, std::size_t elemBytes);
-std::size_t unpackBox(const StridedBox& dst, const std::byte* packed, const Dims& shape, std::size_t elemBytes);
+// How the destination is written. Same bytes either way; a matter of speed.
+enum class StoreHint : unsigned char {
+  kAuto = 0,    // by the bytes of this call
+  kCached = 1,  // the destination is used again soon (a ring): ordinary stores
+  kStream = 2,  // this call is a piece of a move much larger than the caches: stores that bypass them, where rows are long enough
+};
 
-// Cuts a box, row-major, into segments of at most maxBytes each (at least one element): both ends of an edge cut alike.
+// Copies a box of `shape` elements of `elemBytes` bytes. Dimensions are collapsed jointly, contiguous runs are moved as blocks, transposes
+// are blocked for the cache. When it returns, all bytes are visible in order with later stores. `dst` and `src` may be identical (nothing
+// is done), not otherwise overlap. Strides of `dst` are not 0 where the extent is above 1.
+void copyBox(const StridedBox& dst, const StridedBox& src, const Dims& shape, std::size_t elemBytes, StoreHint hint = StoreHint::kAuto);
+// Row-major packing; returns the number of bytes.
+std::size_t packBox(std::byte* packed, const StridedBox& src, const Dims& shape, std::size_t elemBytes,
+                    StoreHint hint = StoreHint::kCached);
+std::size_t unpackBox(const StridedBox& dst, const std::byte* packed, const Dims& shape, std::size_t elemBytes,
+                      StoreHint hint = StoreHint::kAuto);
+
+// Cuts a box, row-major, into segments of about equal size, at most maxBytes each (at least one element): both ends of an edge cut alike.
 // Usage: for (SegmentCursor c(shape, elemBytes, maxBytes); !c.done(); c.next()) use(c.offset(), c.shape());
 class SegmentCursor {
  public:
@@ -44,7 +54,7 @@ class SegmentCursor {
   Dims segment_;
   std::size_t elemBytes_ = 1;
   std::size_t bytes_ = 0;
-  int cutDim_ = 0;            // dims right of it are whole, left of it have extent 1
+  int cutDim_ = 0;  // dims right of it are whole, left of it have extent 1
   std::int64_t cutExtent_ = 1;
   bool done_ = true;
 };

@@ -1,0 +1,18 @@
+// Sleeping on a word of memory that may be shared between processes. Any thread.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+
+#include "shardwire/types.h"
+
+namespace shardwire::internal {
+
+// Sleeps while `word` holds `expected`, for at most `timeout`. Returns when woken, at the timeout, at once when the word differs, or
+// spuriously (a signal).
+void futexWait(const std::atomic<std::uint32_t>& word, std::uint32_t expected, Duration timeout);
+
+// Wakes every sleeper on `word`, in all processes.
+void futexWakeAll(const std::atomic<std::uint32_t>& word);
+
+}  // namespace shardwire::internal

@@ -1,0 +1,61 @@
+#include "backend/base/log.h"
+
+#include <stdlib.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <string>
+
+namespace shardwire::internal {
+namespace {
+
+constexpr std::array<std::string_view, 4> kLevelNames = {"error", "warn", "info", "debug"};
+constexpr int kNotRead = -1;
+std::atomic<int> currentLevel{kNotRead};
+
+LogLevel readLevel() {
+  const char* text = ::getenv("SHARDWIRE_LOG");
+  if (text == nullptr || *text == '\0') {
+    return LogLevel::kWarn;
+  }
+  const std::optional<LogLevel> level = parseLogLevel(text);
+  if (!level) {
+    writeLogLine(LogLevel::kWarn, fmt::format("SHARDWIRE_LOG={} is not one of error, warn, info, debug; using warn", text));
+  }
+  return level.value_or(LogLevel::kWarn);
+}
+
+}  // namespace
+
+std::optional<LogLevel> parseLogLevel(std::string_view text) {
+  const auto found = std::find(kLevelNames.begin(), kLevelNames.end(), text);
+  if (found == kLevelNames.end()) {
+    return std::nullopt;
+  }
+  return static_cast<LogLevel>(found - kLevelNames.begin());
+}
+
+LogLevel logLevel() {
+  int level = currentLevel.load(std::memory_order_relaxed);  // a lone value: nothing else is published by it
+  if (level == kNotRead) {
+    level = static_cast<int>(readLevel());
+    currentLevel.store(level, std::memory_order_relaxed);
+  }
+  return static_cast<LogLevel>(level);
+}
+
+void setLogLevel(LogLevel level) {
+  currentLevel.store(static_cast<int>(level), std::memory_order_relaxed);
+}
+
+void writeLogLine(LogLevel level, std::string_view text) {
+  std::string line = fmt::format("shardwire {} [{}]: {}", kLevelNames[static_cast<std::size_t>(level)], ::getpid(), text);
+  std::replace(line.begin(), line.end(), '\n', ' ');
+  line += '\n';
+  // Nowhere to complain to when stderr is gone.
+  [[maybe_unused]] const ssize_t written = ::write(STDERR_FILENO, line.data(), line.size());
+}
+
+}  // namespace shardwire::internal

@@ -1,0 +1,47 @@
+// A range of mapped memory with one owner, unmapped when it goes. Any thread; not shared.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <utility>
+
+#include "shardwire/status.h"
+
+namespace shardwire::internal {
+
+enum class Access : unsigned char { kRead, kReadWrite };
+
+class Mapping {
+ public:
+  Mapping() = default;
+  Mapping(Mapping&& other) noexcept : bytes_(std::exchange(other.bytes_, nullptr)), size_(std::exchange(other.size_, 0)) {}
+  Mapping& operator=(Mapping&& other) noexcept {
+    std::swap(bytes_, other.bytes_);
+    std::swap(size_, other.size_);
+    return *this;
+  }
+  Mapping(const Mapping&) = delete;
+  Mapping& operator=(const Mapping&) = delete;
+  ~Mapping();
+
+  // Maps `size` bytes of `fd` from `offset`, shared with everyone who maps them. No memory is set aside before it is touched.
+  // `alignment` is a power of two; the address is a multiple of it. `what` names the mapping in the error.
+  static Result<Mapping> shared(int fd, std::uint64_t offset, std::size_t size, Access access, const char* what,
+                                std::size_t alignment = 4096);
+
+  std::byte* bytes() const { return bytes_; }
+  std::size_t size() const { return size_; }
+  // Forgets the range without unmapping it: for memory that someone may still use.
+  void leak() {
+    bytes_ = nullptr;
+    size_ = 0;
+  }
+
+ private:
+  Mapping(std::byte* bytes, std::size_t size) : bytes_(bytes), size_(size) {}
+
+  std::byte* bytes_ = nullptr;
+  std::size_t size_ = 0;
+};
+
+}  // namespace shardwire::internal

@@ -1,0 +1,77 @@
+// Mutex and lock that clang's thread-safety analysis understands: fields are SW_GUARDED_BY(mutex_), private functions SW_REQUIRES(mutex_).
+#pragma once
+
+#include <condition_variable>
+#include <mutex>
+
+#include "shardwire/types.h"
+
+#if defined(__clang__)
+#define SW_THREAD_ANNOTATION(x) __attribute__((x))
+#else
+#define SW_THREAD_ANNOTATION(x)
+#endif
+#define SW_CAPABILITY(name) SW_THREAD_ANNOTATION(capability(name))
+#define SW_SCOPED_CAPABILITY SW_THREAD_ANNOTATION(scoped_lockable)
+#define SW_GUARDED_BY(mutex) SW_THREAD_ANNOTATION(guarded_by(mutex))
+#define SW_PT_GUARDED_BY(mutex) SW_THREAD_ANNOTATION(pt_guarded_by(mutex))
+#define SW_REQUIRES(...) SW_THREAD_ANNOTATION(requires_capability(__VA_ARGS__))
+#define SW_EXCLUDES(...) SW_THREAD_ANNOTATION(locks_excluded(__VA_ARGS__))
+#define SW_ACQUIRE(...) SW_THREAD_ANNOTATION(acquire_capability(__VA_ARGS__))
+#define SW_TRY_ACQUIRE(...) SW_THREAD_ANNOTATION(try_acquire_capability(__VA_ARGS__))
+#define SW_RELEASE(...) SW_THREAD_ANNOTATION(release_capability(__VA_ARGS__))
+#define SW_RETURN_CAPABILITY(x) SW_THREAD_ANNOTATION(lock_returned(x))
+#define SW_NO_THREAD_SAFETY_ANALYSIS SW_THREAD_ANNOTATION(no_thread_safety_analysis)
+
+namespace shardwire::internal {
+
+class SW_CAPABILITY("mutex") Mutex {
+ public:
+  Mutex() = default;
+  Mutex(const Mutex&) = delete;
+  Mutex& operator=(const Mutex&) = delete;
+
+  void lock() SW_ACQUIRE() { mutex_.lock(); }
+  void unlock() SW_RELEASE() { mutex_.unlock(); }
+  bool tryLock() SW_TRY_ACQUIRE(true) { return mutex_.try_lock(); }
+
+ private:
+  friend class ConditionVariable;
+  std::mutex mutex_;
+};
+
+class SW_SCOPED_CAPABILITY MutexLock {
+ public:
+  explicit MutexLock(Mutex& mutex) SW_ACQUIRE(mutex) : mutex_(mutex) { mutex_.lock(); }
+  MutexLock(const MutexLock&) = delete;
+  MutexLock& operator=(const MutexLock&) = delete;
+  ~MutexLock() SW_RELEASE() { mutex_.unlock(); }
+
+ private:
+  Mutex& mutex_;
+};
+
+// Waits may end spuriously: look at the condition again.
+class ConditionVariable {
+ public:
+  void wait(Mutex& mutex) SW_REQUIRES(mutex) {
+    std::unique_lock<std::mutex> lock(mutex.mutex_, std::adopt_lock);
+    condition_.wait(lock);
+    lock.release();
+  }
+  void waitUntil(Mutex& mutex, Deadline deadline) SW_REQUIRES(mutex) {
+    if (deadline == kNoDeadline) {
+      return wait(mutex);
+    }
+    std::unique_lock<std::mutex> lock(mutex.mutex_, std::adopt_lock);
+    condition_.wait_until(lock, deadline);
+    lock.release();
+  }
+  void notifyOne() { condition_.notify_one(); }
+  void notifyAll() { condition_.notify_all(); }
+
+ private:
+  std::condition_variable condition_;
+};
+
+}  // namespace shardwire::internal

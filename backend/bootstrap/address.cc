@@ -1,0 +1,106 @@
+#include "backend/bootstrap/address.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <array>
+
+#include "backend/base/fd.h"
+#include "backend/base/system_error.h"
+#include "backend/base/wire.h"
+
+namespace shardwire::internal {
+namespace {
+
+constexpr std::uint32_t kMagic = 0x44415753;  // "SWAD"
+constexpr std::size_t kMaxTextBytes = 4096;
+constexpr std::size_t kMaxNameBytes = 100;
+
+Result<std::string> readBootId() {
+  constexpr const char* kPath = "/proc/sys/kernel/random/boot_id";
+  const Fd file(::open(kPath, O_RDONLY | O_CLOEXEC));
+  std::array<char, 64> text{};
+  const ssize_t size = file.isOpen() ? ::read(file.get(), text.data(), text.size()) : -1;
+  if (size <= 0) {
+    return systemError(fmt::format("reading {}, by which ranks find out whether they share a host", kPath), errno);
+  }
+  std::string id(text.data(), static_cast<std::size_t>(size));
+  while (!id.empty() && id.back() == '\n') {
+    id.pop_back();
+  }
+  return id;
+}
+
+}  // namespace
+
+std::string encodeAddress(const RankAddress& address) {
+  ByteWriter writer;
+  writer.u32(kMagic);
+  writer.u32(kAddressVersion);
+  writer.u8(static_cast<std::uint8_t>(address.failure.code()));
+  writer.text(std::string_view(address.failure.message()).substr(0, kMaxTextBytes));
+  writer.text(address.bootId);
+  writer.text(address.host);
+  writer.u32(address.pid);
+  writer.u32(address.uid);
+  writer.text(address.socketName);
+  writer.id(address.token);
+  return writer.bytes();
+}
+
+Result<RankAddress> decodeAddress(std::string_view bytes) {
+  ByteReader reader(bytes);
+  const std::uint32_t magic = reader.u32();
+  const std::uint32_t version = reader.u32();
+  if (!reader.ok() || magic != kMagic) {
+    return Status{StatusCode::kMismatch, "what the store holds is no address of a shardwire rank"};
+  }
+  if (version != kAddressVersion) {
+    return Status{StatusCode::kUnsupported,
+                  fmt::format("its address has version {}, this rank knows version {}: all ranks must run the same release of shardwire",
+                              version, kAddressVersion)};
+  }
+  RankAddress address;
+  const auto code = static_cast<StatusCode>(reader.u8());
+  std::string failure = reader.text(kMaxTextBytes);
+  address.bootId = reader.text(kMaxTextBytes);
+  address.host = reader.text(kMaxTextBytes);
+  address.pid = reader.u32();
+  address.uid = reader.u32();
+  address.socketName = reader.text(kMaxNameBytes);
+  address.token = reader.id();
+  if (!reader.isDone() || code > StatusCode::kInternal) {
+    return Status{StatusCode::kMismatch, "its address in the store is garbled"};
+  }
+  if (code != StatusCode::kOk) {
+    address.failure = {code, std::move(failure)};
+  }
+  return address;
+}
+
+Result<RankAddress> makeAddress() {
+  RankAddress address;
+  auto bootId = readBootId();
+  SW_RETURN_IF_ERROR(bootId.status());
+  address.bootId = std::move(*bootId);
+  std::array<char, 256> host{};
+  ::gethostname(host.data(), host.size() - 1);  // for messages only: an empty name does no harm
+  address.host = host.data();
+  address.pid = static_cast<std::uint32_t>(::getpid());
+  address.uid = ::geteuid();
+  const auto name = makeRandomId();
+  SW_RETURN_IF_ERROR(name.status());
+  address.socketName = "shardwire-" + toString(*name);
+  const auto token = makeRandomId();
+  SW_RETURN_IF_ERROR(token.status());
+  address.token = *token;
+  return address;
+}
+
+std::string addressKey(Rank rank) {
+  return fmt::format("shardwire/{}", rank);
+}
+
+}  // namespace shardwire::internal

@@ -1,0 +1,175 @@
+// ProcessGroupShardwire's collectives that move without computing.
+#include "backend/c10d/issue.h"
+
+namespace shardwire {
+
+using ::c10d::OpType;
+using internal::checkSameDType;
+using internal::equalPieces;
+using internal::onlyList;
+using internal::onlyTensor;
+using internal::OperationTensors;
+using internal::refuseCall;
+using internal::viewAs;
+using internal::viewOf;
+using internal::viewsOf;
+using TorchWork = ProcessGroupShardwire::TorchWork;
+
+namespace {
+
+OperationTensors tensorsOf(const std::vector<at::Tensor>& outputs, const std::vector<at::Tensor>& inputs) {
+  OperationTensors tensors;
+  tensors.outputs.append(outputs.begin(), outputs.end());
+  tensors.inputs.append(inputs.begin(), inputs.end());
+  return tensors;
+}
+
+Rank rootOf(std::int64_t rank, std::int64_t rootTensor, int size, const char* name) {
+  if (rank < 0 || rank >= size) {
+    refuseCall(StatusCode::kInvalidArgument, "{}: root rank {} is not in the group of {} ranks", name, rank, size);
+  }
+  if (rootTensor != 0) {
+    refuseCall(StatusCode::kInvalidArgument, "{}: root tensor index {}; each rank gives one tensor", name, rootTensor);
+  }
+  return static_cast<Rank>(rank);
+}
+
+// One view per rank, each seen with the shape of what the other side sends.
+std::vector<TensorView> viewsLike(const std::vector<at::Tensor>& tensors, const TensorView& model, const char* name, const char* which) {
+  std::vector<TensorView> views;
+  views.reserve(tensors.size());
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
+    views.push_back(viewAs(tensors[i], model.shape, fmt::format("{}: {}[{}]", name, which, i)));
+    checkSameDType(model, views.back(), name);
+  }
+  return views;
+}
+
+void checkPairs(std::size_t outputs, std::size_t inputs, const char* name) {
+  if (outputs != inputs) {
+    refuseCall(StatusCode::kInvalidArgument, "{}: {} output tensors for {} input tensors", name, outputs, inputs);
+  }
+}
+
+}  // namespace
+
+TorchWork ProcessGroupShardwire::broadcast(Tensors& tensors, const ::c10d::BroadcastOptions& options) {
+  const Call call{OpType::BROADCAST, "broadcast", "shardwire:broadcast"};
+  const at::Tensor& tensor = onlyTensor(tensors, call.name);
+  const TensorView view = viewOf(tensor, "broadcast: tensor");
+  const Rank root = rootOf(options.rootRank, options.rootTensor, getSize(), call.name);
+  return start(call, {{tensor}, {}}, options.timeout, [&](Communicator& communicator, CallOptions callOptions) {
+    return communicator.broadcast(view, root, std::move(callOptions));
+  });
+}
+
+TorchWork ProcessGroupShardwire::allgather(TensorLists& outputs, Tensors& inputs, const ::c10d::AllgatherOptions& options) {
+  const Call call{OpType::ALLGATHER, "all_gather", "shardwire:all_gather"};
+  const TensorView input = viewOf(onlyTensor(inputs, call.name), "all_gather: input");
+  const Tensors& list = onlyList(outputs, sizeAsCount(), call.name, "output");
+  const auto views = viewsLike(list, input, call.name, "output");
+  return start(call, tensorsOf(list, inputs), options.timeout, [&](Communicator& communicator, CallOptions callOptions) {
+    return communicator.allGather(input, views, std::move(callOptions));
+  });
+}
+
+TorchWork ProcessGroupShardwire::_allgather_base(at::Tensor& output, at::Tensor& input, const ::c10d::AllgatherOptions& options) {
+  const Call call{OpType::_ALLGATHER_BASE, "all_gather_into_tensor", "shardwire:all_gather_into_tensor"};
+  const TensorView inputView = viewOf(input, "all_gather_into_tensor: input");
+  const auto pieces = equalPieces(output, getSize(), inputView.shape, "all_gather_into_tensor: output");
+  checkSameDType(pieces.front(), inputView, call.name);
+  return start(call, {{output}, {input}}, options.timeout, [&](Communicator& communicator, CallOptions callOptions) {
+    return communicator.allGather(inputView, pieces, std::move(callOptions));
+  });
+}
+
+TorchWork ProcessGroupShardwire::allgather_coalesced(TensorLists& outputs, Tensors& inputs, const ::c10d::AllgatherOptions& options) {
+  const Call call{OpType::ALLGATHER_COALESCED, "all_gather_coalesced", "shardwire:all_gather_coalesced"};
+  checkPairs(outputs.size(), sizeAsCount(), call.name);
+  std::vector<TensorView> inputViews = viewsOf(inputs, "all_gather_coalesced: input");
+  std::vector<std::vector<TensorView>> outputViews(inputs.size());
+  OperationTensors tensors = tensorsOf({}, inputs);
+  for (const Tensors& ofRank : outputs) {
+    checkPairs(ofRank.size(), inputs.size(), call.name);
+    for (std::size_t i = 0; i < inputs.size(); ++i) {
+      outputViews[i].push_back(viewAs(ofRank[i], inputViews[i].shape, "all_gather_coalesced: output"));
+      checkSameDType(outputViews[i].back(), inputViews[i], call.name);
+      tensors.outputs.push_back(ofRank[i]);
+    }
+  }
+  return start(call, std::move(tensors), options.timeout, [&](Communicator& communicator, CallOptions callOptions) {
+    return internal::issueEach(inputs.size(),
+                               [&](std::size_t i) { return communicator.allGather(inputViews[i], outputViews[i], callOptions); });
+  });
+}
+
+TorchWork ProcessGroupShardwire::allgather_into_tensor_coalesced(Tensors& outputs, Tensors& inputs,
+                                                                 const ::c10d::AllgatherOptions& options) {
+  const Call call{OpType::_ALLGATHER_BASE, "all_gather_into_tensor_coalesced", "shardwire:all_gather_into_tensor_coalesced"};
+  checkPairs(outputs.size(), inputs.size(), call.name);
+  const std::vector<TensorView> inputViews = viewsOf(inputs, "all_gather_into_tensor_coalesced: input");
+  std::vector<std::vector<TensorView>> outputViews;
+  for (std::size_t i = 0; i < inputs.size(); ++i) {
+    outputViews.push_back(equalPieces(outputs[i], getSize(), inputViews[i].shape, "all_gather_into_tensor_coalesced: output"));
+    checkSameDType(outputViews[i].front(), inputViews[i], call.name);
+  }
+  return start(call, tensorsOf(outputs, inputs), options.timeout, [&](Communicator& communicator, CallOptions callOptions) {
+    return internal::issueEach(inputs.size(),
+                               [&](std::size_t i) { return communicator.allGather(inputViews[i], outputViews[i], callOptions); });
+  });
+}
+
+TorchWork ProcessGroupShardwire::gather(TensorLists& outputs, Tensors& inputs, const ::c10d::GatherOptions& options) {
+  const Call call{OpType::GATHER, "gather", "shardwire:gather"};
+  const TensorView input = viewOf(onlyTensor(inputs, call.name), "gather: input");
+  const Rank root = rootOf(options.rootRank, 0, getSize(), call.name);
+  if (root != getRank() && !outputs.empty() && !outputs.front().empty()) {
+    refuseCall(StatusCode::kInvalidArgument, "gather: only the root, rank {}, gives output tensors", root);
+  }
+  const Tensors list = root == getRank() ? onlyList(outputs, sizeAsCount(), call.name, "output") : Tensors();
+  const auto views = viewsLike(list, input, call.name, "output");
+  return start(call, tensorsOf(list, inputs), options.timeout, [&](Communicator& communicator, CallOptions callOptions) {
+    return communicator.gather(input, views, root, std::move(callOptions));
+  });
+}
+
+TorchWork ProcessGroupShardwire::scatter(Tensors& outputs, TensorLists& inputs, const ::c10d::ScatterOptions& options) {
+  const Call call{OpType::SCATTER, "scatter", "shardwire:scatter"};
+  const TensorView output = viewOf(onlyTensor(outputs, call.name), "scatter: output");
+  const Rank root = rootOf(options.rootRank, 0, getSize(), call.name);
+  if (root != getRank() && !inputs.empty() && !inputs.front().empty()) {
+    refuseCall(StatusCode::kInvalidArgument, "scatter: only the root, rank {}, gives input tensors", root);
+  }
+  const Tensors list = root == getRank() ? onlyList(inputs, sizeAsCount(), call.name, "input") : Tensors();
+  const auto views = viewsLike(list, output, call.name, "input");
+  return start(call, tensorsOf(outputs, list), options.timeout, [&](Communicator& communicator, CallOptions callOptions) {
+    return communicator.scatter(output, views, root, std::move(callOptions));
+  });
+}
+
+TorchWork ProcessGroupShardwire::alltoall(Tensors& outputs, Tensors& inputs, const ::c10d::AllToAllOptions& options) {
+  const Call call{OpType::ALLTOALL, "all_to_all", "shardwire:all_to_all"};
+  checkPairs(outputs.size(), sizeAsCount(), call.name);
+  checkPairs(inputs.size(), sizeAsCount(), call.name);
+  const auto outputViews = viewsOf(outputs, "all_to_all: output");
+  const auto inputViews = viewsOf(inputs, "all_to_all: input");
+  for (std::size_t i = 0; i < outputViews.size(); ++i) {
+    checkSameDType(outputViews[i], inputViews[i], call.name);
+  }
+  return start(call, tensorsOf(outputs, inputs), options.timeout, [&](Communicator& communicator, CallOptions callOptions) {
+    return communicator.allToAll(outputViews, inputViews, std::move(callOptions));
+  });
+}
+
+TorchWork ProcessGroupShardwire::alltoall_base(at::Tensor& output, at::Tensor& input, std::vector<std::int64_t>& outputSplits,
+                                               std::vector<std::int64_t>& inputSplits, const ::c10d::AllToAllOptions& options) {
+  const Call call{OpType::ALLTOALL_BASE, "all_to_all_single", "shardwire:all_to_all_single"};
+  const auto outputViews = internal::rowPieces(output, getSize(), outputSplits, "all_to_all_single: output");
+  const auto inputViews = internal::rowPieces(input, getSize(), inputSplits, "all_to_all_single: input");
+  checkSameDType(outputViews.front(), inputViews.front(), call.name);
+  return start(call, {{output}, {input}}, options.timeout, [&](Communicator& communicator, CallOptions callOptions) {
+    return communicator.allToAll(outputViews, inputViews, std::move(callOptions));
+  });
+}
+
+}  // namespace shardwire

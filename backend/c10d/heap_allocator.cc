@@ -1,0 +1,79 @@
+#include "backend/c10d/heap_allocator.h"
+
+#include <ATen/EmptyTensor.h>
+#include <c10/core/CPUAllocator.h>
+
+#include <cstring>
+
+#include "backend/c10d/status_error.h"
+#include "backend/c10d/torch_compat.h"
+#include "backend/memory/shared_heap.h"
+
+namespace shardwire::internal {
+namespace {
+
+SharedHeap& sharedHeap() {
+  return *valueOrThrow(SharedHeap::instance());
+}
+
+void freeInHeap(void* bytes) {
+  if (bytes != nullptr) {
+    SharedHeap::instanceIfMade()->free(bytes);
+  }
+}
+
+SW_TORCH_VIRTUALS_BEGIN
+class HeapAllocator final : public c10::Allocator {
+ public:
+  explicit HeapAllocator(SharedHeap& heap) : heap_(heap) {}
+
+  c10::DataPtr allocate(std::size_t bytes) SW_TORCH_ALLOCATE_CONST override {
+    // torch expects null for nothing, as its own allocators give.
+    void* memory = bytes == 0 ? nullptr : valueOrThrow(heap_.allocate(bytes));
+    return {memory, memory, &freeInHeap, c10::Device(c10::DeviceType::CPU)};
+  }
+  c10::DeleterFnPtr raw_deleter() const override { return &freeInHeap; }
+  void copy_data(void* destination, const void* source, std::size_t bytes) const { std::memcpy(destination, source, bytes); }
+
+ private:
+  SharedHeap& heap_;
+};
+SW_TORCH_VIRTUALS_END
+
+// Above the allocators that torch and its extensions set.
+constexpr std::uint8_t kPriority = 100;
+
+}  // namespace
+
+c10::Allocator& heapAllocator() {
+  static auto* allocator = new HeapAllocator(sharedHeap());  // never destroyed, like the heap
+  return *allocator;
+}
+
+at::Tensor heapEmpty(c10::IntArrayRef shape, c10::ScalarType type) {
+  return at::Tensor(at::detail::empty_generic(shape, &heapAllocator(), c10::DispatchKeySet(c10::DispatchKey::CPU), type, {}));
+}
+
+void enableCpuAllocator() {
+  c10::SetCPUAllocator(&heapAllocator(), kPriority);
+}
+
+bool isCpuAllocatorEnabled() {
+  return SharedHeap::instanceIfMade() != nullptr && c10::GetCPUAllocator() == &heapAllocator();
+}
+
+bool isInSharedHeap(const at::Tensor& tensor) {
+  const SharedHeap* heap = SharedHeap::instanceIfMade();
+  if (heap == nullptr || !tensor.device().is_cpu() || !tensor.has_storage()) {
+    return false;
+  }
+  const auto& storage = tensor.storage();
+  return storage.nbytes() != 0 && heap->offsetOf(storage.data_ptr().get(), storage.nbytes()).has_value();
+}
+
+std::uint64_t heapUsedBytes() {
+  const SharedHeap* heap = SharedHeap::instanceIfMade();
+  return heap == nullptr ? 0 : heap->usedBytes();
+}
+
+}  // namespace shardwire::internal

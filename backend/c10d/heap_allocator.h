@@ -1,0 +1,22 @@
+// Tensors whose storage lies in the shared heap, where ranks on this host read and write them in place. Any thread.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/Allocator.h>
+
+#include <cstdint>
+
+namespace shardwire::internal {
+
+// The allocator over SharedHeap; lives for ever, because tensors point to it. Throws StatusError when the heap cannot be made.
+c10::Allocator& heapAllocator();
+// An uninitialised, contiguous CPU tensor in the shared heap.
+at::Tensor heapEmpty(c10::IntArrayRef shape, c10::ScalarType type);
+// Makes every later CPU tensor of this process lie in the shared heap. Cannot be undone: tensors may outlive any switch.
+void enableCpuAllocator();
+bool isCpuAllocatorEnabled();
+// Whether all of the tensor's storage lies in the shared heap. False when no heap was made yet.
+bool isInSharedHeap(const at::Tensor& tensor);
+std::uint64_t heapUsedBytes();
+
+}  // namespace shardwire::internal

@@ -1,0 +1,87 @@
+// How ProcessGroupShardwire starts an operation: shared by its source files, included by nothing else.
+#pragma once
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "backend/c10d/process_group_shardwire.h"
+
+namespace shardwire {
+
+// An operation's names: c10d's number for it, the one in error messages, and the profiler's.
+struct ProcessGroupShardwire::Call {
+  ::c10d::OpType type;
+  const char* name;
+  const char* title;
+};
+
+// `issue` is given the communicator and the call's options; it returns Result<WorkPtr>.
+template <typename Issue>
+ProcessGroupShardwire::TorchWork ProcessGroupShardwire::start(Call call, internal::OperationTensors tensors, Milliseconds timeout,
+                                                              Issue&& issue) {
+  const std::shared_ptr<Communicator> communicator = this->communicator();
+  auto kept = std::make_shared<internal::OperationTensors>(std::move(tensors));
+  CallOptions options;
+  options.keepAlive = kept;
+  if (timeout.count() >= 0) {  // negative: kUnsetTimeout, the group's
+    options.timeout = timeout;
+  }
+  WorkPtr work = internal::valueOrThrow(issue(*communicator, std::move(options)));
+  if (coalescing_.load(std::memory_order_relaxed)) {
+    const std::lock_guard lock(mutex_);
+    coalesced_.push_back(work);
+    coalescedTensors_.outputs.append(kept->outputs.begin(), kept->outputs.end());
+  }
+  return internal::WorkShardwire::create(std::move(work), std::move(kept), getRank(), call.type, communicator->sequenceNumber(),
+                                         call.title);
+}
+
+namespace internal {
+
+template <typename... Args>
+[[noreturn]] void refuseCall(StatusCode code, fmt::format_string<Args...> text, Args&&... args) {
+  throw StatusError(Status(code, fmt::format(text, std::forward<Args>(args)...)));
+}
+
+// c10d hands over lists for the days of several GPUs per process; each holds one tensor now.
+inline at::Tensor& onlyTensor(std::vector<at::Tensor>& tensors, const char* name) {
+  if (tensors.size() != 1) {
+    refuseCall(StatusCode::kInvalidArgument, "{}: one tensor per rank is needed, {} were given", name, tensors.size());
+  }
+  return tensors.front();
+}
+
+inline std::vector<at::Tensor>& onlyList(std::vector<std::vector<at::Tensor>>& lists, std::size_t size, const char* name,
+                                         const char* which) {
+  if (lists.size() != 1 || lists.front().size() != size) {
+    refuseCall(StatusCode::kInvalidArgument, "{}: the {} list must hold one tensor for each of the {} ranks, but holds {}", name, which,
+               size, lists.size() == 1 ? lists.front().size() : 0);
+  }
+  return lists.front();
+}
+
+// Starts `count` operations as one.
+template <typename Issue>
+Result<WorkPtr> issueEach(std::size_t count, Issue&& issue) {
+  std::vector<WorkPtr> works;
+  works.reserve(count);
+  for (std::size_t i = 0; i < count; ++i) {
+    Result<WorkPtr> work = issue(i);
+    if (!work.isOk()) {
+      return work;
+    }
+    works.push_back(std::move(work).value());
+  }
+  return bundleWorks(std::move(works));
+}
+
+inline void checkSameDType(const TensorView& a, const TensorView& b, const char* name) {
+  if (a.dtype != b.dtype) {
+    refuseCall(StatusCode::kTypeError, "{}: input and output tensors must have one dtype, got {} and {}", name, dtypeName(a.dtype),
+               dtypeName(b.dtype));
+  }
+}
+
+}  // namespace internal
+}  // namespace shardwire

@@ -1,0 +1,150 @@
+// Life of the group, point to point, barriers, compileOp. The collectives on tensors are in collectives.cc and reductions.cc.
+#include "backend/c10d/process_group_shardwire.h"
+
+#include <numeric>
+
+#include "backend/c10d/issue.h"
+#include "backend/c10d/store_adapter.h"
+
+namespace shardwire {
+
+using ::c10d::OpType;
+using internal::onlyTensor;
+using internal::OperationTensors;
+using internal::throwUnlessOk;
+using internal::valueOrThrow;
+using internal::viewOf;
+
+c10::intrusive_ptr<ProcessGroupShardwire> ProcessGroupShardwire::create(const c10::intrusive_ptr<::c10d::Store>& store, int rank, int size,
+                                                                        Milliseconds timeout, const std::string& groupName) {
+  ::shardwire::Options options = valueOrThrow(::shardwire::Options::fromEnvironment());
+  if (timeout.count() > 0) {
+    options.timeout = timeout;
+  }
+  internal::C10dStore adapted(store);
+  std::shared_ptr<Communicator> communicator = valueOrThrow(Communicator::create(adapted, rank, size, options, groupName));
+  return c10::make_intrusive<ProcessGroupShardwire>(std::move(communicator), rank, size);
+}
+
+ProcessGroupShardwire::ProcessGroupShardwire(std::shared_ptr<Communicator> communicator, int rank, int size)
+    : SW_TORCH_GROUP_BASE(rank, size), communicator_(std::move(communicator)), globalRanks_(sizeAsCount()) {
+  std::iota(globalRanks_.begin(), globalRanks_.end(), 0);
+}
+
+ProcessGroupShardwire::~ProcessGroupShardwire() {
+  shutdown();
+}
+
+std::shared_ptr<Communicator> ProcessGroupShardwire::communicator() const {
+  const std::lock_guard lock(mutex_);
+  if (communicator_ == nullptr) {
+    throw StatusError(Status(StatusCode::kAborted, "this process group was shut down; make a new one"));
+  }
+  return communicator_;
+}
+
+std::vector<std::int64_t> ProcessGroupShardwire::globalRanks() const {
+  const std::lock_guard lock(mutex_);
+  return globalRanks_;
+}
+
+void ProcessGroupShardwire::setGlobalRanks(std::vector<std::int64_t> ranks) {
+  if (ranks.size() != sizeAsCount()) {
+    internal::refuseCall(StatusCode::kInvalidArgument, "{} global ranks were given for a group of {} ranks", ranks.size(), getSize());
+  }
+  const std::lock_guard lock(mutex_);
+  globalRanks_ = std::move(ranks);
+}
+
+std::unique_ptr<TensorOp> ProcessGroupShardwire::compileOp(const LocalSpec& spec, std::optional<Duration> timeout) {
+  std::shared_ptr<Communicator> communicator = this->communicator();
+  std::shared_ptr<CompiledOp> op = valueOrThrow(communicator->compileOp(spec, timeout));
+  return std::make_unique<TensorOp>(std::move(communicator), std::move(op));
+}
+
+ProcessGroupShardwire::TorchWork ProcessGroupShardwire::send(Tensors& tensors, int peer, int tag) {
+  const Call call{OpType::SEND, "send", "shardwire:send"};
+  const at::Tensor& tensor = onlyTensor(tensors, call.name);
+  const TensorView view = viewOf(tensor, "send: tensor");
+  // As an input: a future of a send has no value to show.
+  return start(call, {{}, {tensor}}, ::c10d::kUnsetTimeout,
+               [&](Communicator& communicator, CallOptions options) { return communicator.send(view, peer, tag, std::move(options)); });
+}
+
+ProcessGroupShardwire::TorchWork ProcessGroupShardwire::recv(Tensors& tensors, int peer, int tag) {
+  return receive(tensors, peer, tag);
+}
+
+ProcessGroupShardwire::TorchWork ProcessGroupShardwire::recvAnysource(Tensors& tensors, int tag) {
+  return receive(tensors, kAnySource, tag);
+}
+
+ProcessGroupShardwire::TorchWork ProcessGroupShardwire::receive(Tensors& tensors, int peer, int tag) {
+  const Call call{peer == kAnySource ? OpType::RECVANYSOURCE : OpType::RECV, "recv", "shardwire:recv"};
+  const at::Tensor& tensor = onlyTensor(tensors, call.name);
+  const TensorView view = viewOf(tensor, "recv: tensor");
+  return start(call, {{tensor}, {}}, ::c10d::kUnsetTimeout,
+               [&](Communicator& communicator, CallOptions options) { return communicator.recv(view, peer, tag, std::move(options)); });
+}
+
+ProcessGroupShardwire::TorchWork ProcessGroupShardwire::barrier(const ::c10d::BarrierOptions& options) {
+  const Call call{OpType::BARRIER, "barrier", "shardwire:barrier"};
+  return start(call, {}, options.timeout,
+               [](Communicator& communicator, CallOptions callOptions) { return communicator.barrier(std::move(callOptions)); });
+}
+
+void ProcessGroupShardwire::monitoredBarrier(const ::c10d::BarrierOptions& options, bool) {
+  barrier(options)->wait(kNoTimeout);
+}
+
+void ProcessGroupShardwire::startCoalescing() {
+  if constexpr (internal::kTorchCoalesces) {
+    const std::lock_guard lock(mutex_);
+    coalesced_.clear();
+    coalescedTensors_ = {};
+    coalescing_.store(true, std::memory_order_relaxed);
+  }
+}
+
+ProcessGroupShardwire::TorchWork ProcessGroupShardwire::endCoalescing() {
+  const std::lock_guard lock(mutex_);
+  coalescing_.store(false, std::memory_order_relaxed);
+  auto tensors = std::make_shared<OperationTensors>(std::move(coalescedTensors_));
+  coalescedTensors_ = {};
+  const std::uint64_t sequence = communicator_ == nullptr ? 0 : communicator_->sequenceNumber();
+  return internal::WorkShardwire::create(internal::bundleWorks(std::exchange(coalesced_, {})), std::move(tensors), getRank(),
+                                         OpType::UNKNOWN, sequence, "shardwire:coalesced");
+}
+
+std::uint64_t ProcessGroupShardwire::getSequenceNumberForGroup() {
+  return communicator()->sequenceNumber();
+}
+
+void ProcessGroupShardwire::setTimeout(Milliseconds timeout) {
+  communicator()->setTimeout(timeout);
+}
+
+void ProcessGroupShardwire::abort() {
+  std::shared_ptr<Communicator> communicator;
+  {
+    const std::lock_guard lock(mutex_);
+    communicator = communicator_;
+  }
+  if (communicator != nullptr) {
+    communicator->abort("abort() was called on this rank's process group");
+  }
+}
+
+void ProcessGroupShardwire::shutdown() {
+  std::shared_ptr<Communicator> communicator;
+  {
+    const std::lock_guard lock(mutex_);
+    communicator = std::exchange(communicator_, nullptr);
+    coalesced_.clear();
+  }
+  if (communicator != nullptr) {
+    communicator->abort("the process group was shut down on this rank");
+  }
+}
+
+}  // namespace shardwire

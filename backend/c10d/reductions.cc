@@ -1,0 +1,205 @@
+// ProcessGroupShardwire's collectives that compute.
+#include <c10/core/GradMode.h>
+
+#include "backend/c10d/issue.h"
+
+namespace shardwire {
+
+using ::c10d::OpType;
+using internal::checkSameDType;
+using internal::equalPieces;
+using internal::onlyList;
+using internal::onlyTensor;
+using internal::OperationTensors;
+using internal::refuseCall;
+using internal::viewOf;
+using internal::viewsOf;
+using TorchWork = ProcessGroupShardwire::TorchWork;
+
+namespace {
+
+// c10d's operator, split into ours and, for PREMUL_SUM, what each rank multiplies by first.
+struct Reduction {
+  ReduceOp op = ReduceOp::kSum;
+  const ::c10d::NCCLPreMulSumSupplement* premultiplier = nullptr;
+
+  bool scales() const { return premultiplier != nullptr; }
+  at::Tensor scaled(const at::Tensor& tensor) const {
+    const c10::AutoGradMode noGradients(false);
+    const at::Tensor factor = SW_TORCH_SUPPLEMENT_FACTOR(*premultiplier);
+    return factor.defined() ? tensor.mul(factor).to(tensor.scalar_type()) : tensor.mul(premultiplier->double_factor);
+  }
+  // For operations that own the tensor anyway.
+  void scaleInPlace(at::Tensor& tensor) const {
+    if (scales()) {
+      const c10::AutoGradMode noGradients(false);
+      tensor.copy_(scaled(tensor));
+    }
+  }
+};
+
+Reduction reductionOf(const ::c10d::ReduceOp& op, const char* name) {
+  using ::c10d::ReduceOp;
+  namespace sw = ::shardwire;
+  switch (op.op_) {
+    case ReduceOp::SUM:
+      return {sw::ReduceOp::kSum};
+    case ReduceOp::AVG:
+      return {sw::ReduceOp::kMean};
+    case ReduceOp::PRODUCT:
+      return {sw::ReduceOp::kProd};
+    case ReduceOp::MIN:
+      return {sw::ReduceOp::kMin};
+    case ReduceOp::MAX:
+      return {sw::ReduceOp::kMax};
+    case ReduceOp::BAND:
+      return {sw::ReduceOp::kBand};
+    case ReduceOp::BOR:
+      return {sw::ReduceOp::kBor};
+    case ReduceOp::BXOR:
+      return {sw::ReduceOp::kBxor};
+    case ReduceOp::PREMUL_SUM:
+      if (op.supplement_) {
+        return {sw::ReduceOp::kSum, static_cast<const ::c10d::NCCLPreMulSumSupplement*>(op.supplement_.get())};
+      }
+      break;
+    default:
+      break;
+  }
+  refuseCall(StatusCode::kInvalidArgument, "{}: reduce operation number {} is not known here", name, static_cast<int>(op.op_));
+}
+
+void checkComputable(DType dtype, const Reduction& reduction, const char* name) {
+  if (!supportsReduction(dtype, reduction.op)) {
+    refuseCall(StatusCode::kTypeError, "{}: operation '{}' is not defined for dtype {}", name, reduceOpName(reduction.op),
+               dtypeName(dtype));
+  }
+  const bool fractional = dtype == DType::kFloat16 || dtype == DType::kBFloat16 || dtype == DType::kFloat32 || dtype == DType::kFloat64 ||
+                          dtype == DType::kComplex64 || dtype == DType::kComplex128;
+  if (reduction.scales() && !fractional) {
+    refuseCall(StatusCode::kTypeError, "{}: PREMUL_SUM is defined for floating point and complex tensors, not for {}", name,
+               dtypeName(dtype));
+  }
+}
+
+Rank rootOf(const ::c10d::ReduceOptions& options, int size) {
+  if (options.rootRank < 0 || options.rootRank >= size || options.rootTensor != 0) {
+    refuseCall(StatusCode::kInvalidArgument, "reduce: root rank {} (tensor {}) is not in the group of {} ranks", options.rootRank,
+               options.rootTensor, size);
+  }
+  return static_cast<Rank>(options.rootRank);
+}
+
+OperationTensors tensorsOf(const std::vector<at::Tensor>& outputs, const std::vector<at::Tensor>& inputs) {
+  OperationTensors tensors;
+  tensors.outputs.append(outputs.begin(), outputs.end());
+  tensors.inputs.append(inputs.begin(), inputs.end());
+  return tensors;
+}
+
+}  // namespace
+
+TorchWork ProcessGroupShardwire::allreduce(Tensors& tensors, const ::c10d::AllreduceOptions& options) {
+  const Call call{OpType::ALLREDUCE, "all_reduce", "shardwire:all_reduce"};
+  at::Tensor& tensor = onlyTensor(tensors, call.name);
+  const TensorView view = viewOf(tensor, "all_reduce: tensor");
+  const Reduction reduction = reductionOf(options.reduceOp, call.name);
+  checkComputable(view.dtype, reduction, call.name);
+  reduction.scaleInPlace(tensor);
+  return start(call, {{tensor}, {}}, options.timeout, [&](Communicator& communicator, CallOptions callOptions) {
+    return communicator.allReduce(view, reduction.op, std::move(callOptions));
+  });
+}
+
+TorchWork ProcessGroupShardwire::allreduce_coalesced(Tensors& tensors, const ::c10d::AllreduceCoalescedOptions& options) {
+  const Call call{OpType::ALLREDUCE_COALESCED, "all_reduce_coalesced", "shardwire:all_reduce_coalesced"};
+  const std::vector<TensorView> views = viewsOf(tensors, "all_reduce_coalesced: tensors");
+  const Reduction reduction = reductionOf(options.reduceOp, call.name);
+  for (const TensorView& view : views) {
+    checkComputable(view.dtype, reduction, call.name);
+  }
+  for (at::Tensor& tensor : tensors) {
+    reduction.scaleInPlace(tensor);
+  }
+  return start(call, tensorsOf(tensors, {}), options.timeout, [&](Communicator& communicator, CallOptions callOptions) {
+    return internal::issueEach(views.size(), [&](std::size_t i) { return communicator.allReduce(views[i], reduction.op, callOptions); });
+  });
+}
+
+TorchWork ProcessGroupShardwire::reduce(Tensors& tensors, const ::c10d::ReduceOptions& options) {
+  const Call call{OpType::REDUCE, "reduce", "shardwire:reduce"};
+  at::Tensor tensor = onlyTensor(tensors, call.name);
+  const Rank root = rootOf(options, getSize());
+  TensorView view = viewOf(tensor, "reduce: tensor");
+  const Reduction reduction = reductionOf(options.reduceOp, call.name);
+  checkComputable(view.dtype, reduction, call.name);
+  if (reduction.scales() && root != getRank()) {
+    tensor = reduction.scaled(tensor);  // the caller's tensor stays as it is on all ranks but root
+    view = viewOf(tensor, "reduce: tensor");
+  } else {
+    reduction.scaleInPlace(tensor);
+  }
+  return start(call, {{tensor}, {}}, options.timeout, [&](Communicator& communicator, CallOptions callOptions) {
+    return communicator.reduce(view, root, reduction.op, std::move(callOptions));
+  });
+}
+
+TorchWork ProcessGroupShardwire::reduce_scatter(Tensors& outputs, TensorLists& inputs, const ::c10d::ReduceScatterOptions& options) {
+  const Call call{OpType::REDUCE_SCATTER, "reduce_scatter", "shardwire:reduce_scatter"};
+  const TensorView output = viewOf(onlyTensor(outputs, call.name), "reduce_scatter: output");
+  Tensors list = onlyList(inputs, sizeAsCount(), call.name, "input");
+  const Reduction reduction = reductionOf(options.reduceOp, call.name);
+  checkComputable(output.dtype, reduction, call.name);
+  if (reduction.scales()) {
+    std::ranges::transform(list, list.begin(), [&](const at::Tensor& tensor) { return reduction.scaled(tensor); });
+  }
+  std::vector<TensorView> views = viewsOf(list, "reduce_scatter: input");
+  for (const TensorView& view : views) {
+    checkSameDType(output, view, call.name);
+  }
+  const auto own = static_cast<std::size_t>(getRank());
+  views[own] = internal::viewAs(list[own], output.shape, "reduce_scatter: this rank's input");
+  return start(call, tensorsOf(outputs, list), options.timeout, [&](Communicator& communicator, CallOptions callOptions) {
+    return communicator.reduceScatter(output, views, reduction.op, std::move(callOptions));
+  });
+}
+
+TorchWork ProcessGroupShardwire::_reduce_scatter_base(at::Tensor& output, at::Tensor& input, const ::c10d::ReduceScatterOptions& options) {
+  const Call call{OpType::_REDUCE_SCATTER_BASE, "reduce_scatter_tensor", "shardwire:reduce_scatter_tensor"};
+  const TensorView outputView = viewOf(output, "reduce_scatter_tensor: output");
+  const Reduction reduction = reductionOf(options.reduceOp, call.name);
+  checkComputable(outputView.dtype, reduction, call.name);
+  const at::Tensor source = reduction.scales() ? reduction.scaled(input) : input;
+  const auto pieces = equalPieces(source, getSize(), outputView.shape, "reduce_scatter_tensor: input");
+  checkSameDType(outputView, pieces.front(), call.name);
+  return start(call, {{output}, {source}}, options.timeout, [&](Communicator& communicator, CallOptions callOptions) {
+    return communicator.reduceScatter(outputView, pieces, reduction.op, std::move(callOptions));
+  });
+}
+
+TorchWork ProcessGroupShardwire::reduce_scatter_tensor_coalesced(Tensors& outputs, Tensors& inputs,
+                                                                 const ::c10d::ReduceScatterOptions& options) {
+  const Call call{OpType::_REDUCE_SCATTER_BASE, "reduce_scatter_tensor_coalesced", "shardwire:reduce_scatter_tensor_coalesced"};
+  if (outputs.size() != inputs.size()) {
+    refuseCall(StatusCode::kInvalidArgument, "{}: {} output tensors for {} input tensors", call.name, outputs.size(), inputs.size());
+  }
+  const Reduction reduction = reductionOf(options.reduceOp, call.name);
+  const std::vector<TensorView> outputViews = viewsOf(outputs, "reduce_scatter_tensor_coalesced: output");
+  Tensors sources = inputs;
+  std::vector<std::vector<TensorView>> inputViews;
+  for (std::size_t i = 0; i < outputs.size(); ++i) {
+    checkComputable(outputViews[i].dtype, reduction, call.name);
+    if (reduction.scales()) {
+      sources[i] = reduction.scaled(inputs[i]);
+    }
+    inputViews.push_back(equalPieces(sources[i], getSize(), outputViews[i].shape, "reduce_scatter_tensor_coalesced: input"));
+    checkSameDType(outputViews[i], inputViews[i].front(), call.name);
+  }
+  return start(call, tensorsOf(outputs, sources), options.timeout, [&](Communicator& communicator, CallOptions callOptions) {
+    return internal::issueEach(outputs.size(), [&](std::size_t i) {
+      return communicator.reduceScatter(outputViews[i], inputViews[i], reduction.op, callOptions);
+    });
+  });
+}
+
+}  // namespace shardwire

@@ -1,0 +1,199 @@
+#include "backend/c10d/tensor_adapter.h"
+
+#include <fmt/format.h>
+
+#include <numeric>
+
+#include "backend/c10d/status_error.h"
+#include "backend/c10d/torch_compat.h"
+
+namespace shardwire {
+
+// Anchors the exception's type information in this library, so that every catch clause sees one type.
+StatusError::~StatusError() = default;
+
+namespace internal {
+namespace {
+
+[[noreturn]] void fail(StatusCode code, std::string message) {
+  throw StatusError(Status(code, std::move(message)));
+}
+
+std::string describe(const at::Tensor& tensor) {
+  return fmt::format("{} of shape {}", c10::toString(tensor.scalar_type()),
+                     toString(Dims(std::span<const std::int64_t>(tensor.sizes().data(), std::min<std::size_t>(tensor.dim(), kMaxDims)))));
+}
+
+[[noreturn]] void refuse(const at::Tensor& tensor, std::string_view what) {
+  if (!tensor.defined()) {
+    fail(StatusCode::kInvalidArgument, fmt::format("{} is an undefined tensor", what));
+  }
+  if (tensor.layout() != c10::kStrided) {
+    fail(StatusCode::kUnsupported,
+         fmt::format("{} has a sparse or opaque layout; shardwire moves strided tensors: call to_dense() first", what));
+  }
+  if (tensor.is_quantized()) {
+    fail(StatusCode::kUnsupported, fmt::format("{} is quantised; send int_repr(), scale and zero point instead", what));
+  }
+  if (tensor.is_meta()) {
+    fail(StatusCode::kInvalidArgument, fmt::format("{} is a meta tensor: it has no memory to move", what));
+  }
+  if (!tensor.device().is_cpu()) {
+    fail(StatusCode::kUnsupported,
+         fmt::format("{} is on device {}; this build of shardwire moves CPU tensors only: call cpu() first", what, tensor.device().str()));
+  }
+  if (tensor.is_conj() || tensor.is_neg()) {
+    fail(StatusCode::kInvalidArgument,
+         fmt::format("{} is a lazily conjugated or negated view; call resolve_conj() and resolve_neg() first", what));
+  }
+  if (!tensor.has_storage()) {
+    fail(StatusCode::kUnsupported, fmt::format("{} has no storage of its own (a wrapper subclass?)", what));
+  }
+  fail(StatusCode::kUnsupported, fmt::format("{} has {} dimensions; shardwire knows up to {}", what, tensor.dim(), kMaxDims));
+}
+
+bool isPlain(const at::Tensor& tensor) {
+  return tensor.defined() && tensor.layout() == c10::kStrided && tensor.device().is_cpu() && !tensor.is_quantized() && !tensor.is_conj() &&
+         !tensor.is_neg() && tensor.has_storage();
+}
+
+Dims dimsOf(c10::IntArrayRef values) {
+  return Dims(std::span<const std::int64_t>(values.data(), values.size()));
+}
+
+DType opaqueOf(std::size_t bytes) {
+  switch (bytes) {
+    case 1:
+      return DType::kOpaque1;
+    case 2:
+      return DType::kOpaque2;
+    case 4:
+      return DType::kOpaque4;
+    case 8:
+      return DType::kOpaque8;
+    default:
+      return DType::kOpaque16;
+  }
+}
+
+}  // namespace
+
+DType dtypeOf(c10::ScalarType type) {
+  for (const auto& [scalarType, dtype] : kScalarTypes) {
+    if (scalarType == type) {
+      return dtype;
+    }
+  }
+  if (c10::isQIntType(type) || type == c10::ScalarType::Undefined) {
+    fail(StatusCode::kTypeError, fmt::format("dtype {} is not one of plain elements; shardwire cannot move it", c10::toString(type)));
+  }
+  return opaqueOf(c10::elementSize(type));
+}
+
+std::optional<c10::ScalarType> scalarTypeOf(DType dtype) {
+  for (const auto& [scalarType, ours] : kScalarTypes) {
+    if (ours == dtype) {
+      return scalarType;
+    }
+  }
+  return std::nullopt;
+}
+
+TensorView viewOf(const at::Tensor& tensor, std::string_view what) {
+  if (!isPlain(tensor) || tensor.dim() > kMaxDims) {
+    refuse(tensor, what);
+  }
+  return {static_cast<std::byte*>(tensor.data_ptr()), dtypeOf(tensor.scalar_type()), dimsOf(tensor.sizes()), dimsOf(tensor.strides())};
+}
+
+std::vector<TensorView> viewsOf(std::span<const at::Tensor> tensors, std::string_view what) {
+  std::vector<TensorView> views;
+  views.reserve(tensors.size());
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
+    // The name with its index is built for errors only: this runs in every call.
+    if (!isPlain(tensors[i]) || tensors[i].dim() > kMaxDims) {
+      refuse(tensors[i], fmt::format("{}[{}]", what, i));
+    }
+    views.push_back(viewOf(tensors[i], what));
+  }
+  return views;
+}
+
+TensorView viewAs(const at::Tensor& tensor, const Dims& shape, std::string_view what) {
+  TensorView view = viewOf(tensor, what);
+  if (view.shape == shape) {
+    return view;
+  }
+  if (tensor.is_contiguous() && tensor.numel() == numElements(shape)) {
+    return TensorView::contiguous(view.bytes, view.dtype, shape);
+  }
+  fail(StatusCode::kInvalidArgument, fmt::format("{} is {}, but shape {} is needed (or a contiguous tensor of as many elements)", what,
+                                                 describe(tensor), toString(shape)));
+}
+
+std::vector<TensorView> equalPieces(const at::Tensor& tensor, int count, const Dims& piece, std::string_view what) {
+  const TensorView whole = viewOf(tensor, what);
+  const auto elementSize = static_cast<std::int64_t>(elementBytes(whole.dtype));
+  const auto tail = [](const Dims& dims) { return dims.span().subspan(1); };
+  const auto equal = [](std::span<const std::int64_t> a, std::span<const std::int64_t> b) { return std::ranges::equal(a, b); };
+  std::vector<TensorView> pieces(static_cast<std::size_t>(count));
+  TensorView first = whole;
+  first.shape = piece;
+  std::int64_t step = 0;
+  if (!whole.shape.empty() && !piece.empty() && equal(tail(whole.shape), tail(piece)) && whole.shape[0] == count * piece[0]) {
+    step = piece[0] * whole.strides[0];
+  } else if (!whole.shape.empty() && whole.shape[0] == count && equal(tail(whole.shape), piece.span())) {
+    first.strides = Dims(tail(whole.strides));
+    step = whole.strides[0];
+  } else if (tensor.is_contiguous() && tensor.numel() == count * numElements(piece)) {
+    first.strides = contiguousStrides(piece);
+    step = numElements(piece);
+  } else {
+    fail(StatusCode::kInvalidArgument, fmt::format("{} is {}, which is not {} pieces of shape {}: concatenate or stack them along dim 0",
+                                                   what, describe(tensor), count, toString(piece)));
+  }
+  for (int i = 0; i < count; ++i) {
+    pieces[static_cast<std::size_t>(i)] = first;
+    if (first.bytes != nullptr) {
+      pieces[static_cast<std::size_t>(i)].bytes += i * step * elementSize;
+    }
+  }
+  return pieces;
+}
+
+std::vector<TensorView> rowPieces(const at::Tensor& tensor, int count, const std::vector<std::int64_t>& rowCounts, std::string_view what) {
+  const TensorView whole = viewOf(tensor, what);
+  if (whole.shape.empty()) {
+    fail(StatusCode::kInvalidArgument, fmt::format("{} has no dimensions; there are no rows to split among {} ranks", what, count));
+  }
+  const std::int64_t rows = whole.shape[0];
+  if (rowCounts.empty() && rows % count != 0) {
+    fail(StatusCode::kInvalidArgument,
+         fmt::format("{} has {} rows, which do not divide equally among {} ranks; give split sizes", what, rows, count));
+  }
+  if (!rowCounts.empty()) {
+    const bool negative = std::ranges::any_of(rowCounts, [](std::int64_t n) { return n < 0; });
+    const std::int64_t sum = std::accumulate(rowCounts.begin(), rowCounts.end(), std::int64_t{0});
+    if (static_cast<int>(rowCounts.size()) != count || negative || sum != rows) {
+      fail(StatusCode::kInvalidArgument,
+           fmt::format("{} has {} rows; the split sizes are {} numbers adding up to {}, but must be {} non-negative "
+                       "numbers adding up to {}",
+                       what, rows, rowCounts.size(), sum, count, rows));
+    }
+  }
+  const auto rowBytes = whole.strides[0] * static_cast<std::int64_t>(elementBytes(whole.dtype));
+  std::vector<TensorView> pieces(static_cast<std::size_t>(count), whole);
+  std::int64_t start = 0;
+  for (int i = 0; i < count; ++i) {
+    TensorView& piece = pieces[static_cast<std::size_t>(i)];
+    piece.shape[0] = rowCounts.empty() ? rows / count : rowCounts[static_cast<std::size_t>(i)];
+    if (whole.bytes != nullptr) {
+      piece.bytes += start * rowBytes;
+    }
+    start += piece.shape[0];
+  }
+  return pieces;
+}
+
+}  // namespace internal
+}  // namespace shardwire

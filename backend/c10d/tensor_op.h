@@ -1,0 +1,42 @@
+// A CompiledOp that takes at::Tensors and gives c10d Works. All methods from any thread; they throw StatusError.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <span>
+
+#include "backend/c10d/work_adapter.h"
+#include "shardwire/communicator.h"
+
+namespace shardwire {
+
+// The tensors of one call, checked once: each run() moves their contents of that moment.
+class __attribute__((visibility("default"))) BoundTensorOp {
+ public:
+  BoundTensorOp(std::shared_ptr<Communicator> communicator, std::shared_ptr<CompiledOp> op, std::unique_ptr<BoundOp> bound,
+                std::shared_ptr<const internal::OperationTensors> tensors);
+  c10::intrusive_ptr<internal::WorkShardwire> run();
+
+ private:
+  std::shared_ptr<Communicator> communicator_;  // declared first: outlives what it made
+  std::shared_ptr<CompiledOp> op_;
+  std::unique_ptr<BoundOp> bound_;
+  std::shared_ptr<const internal::OperationTensors> tensors_;
+};
+
+class __attribute__((visibility("default"))) TensorOp {
+ public:
+  TensorOp(std::shared_ptr<Communicator> communicator, std::shared_ptr<CompiledOp> op);
+  c10::intrusive_ptr<internal::WorkShardwire> run(std::span<const at::Tensor> inputs, std::span<const at::Tensor> outputs,
+                                                  std::optional<Duration> timeout = std::nullopt);
+  std::unique_ptr<BoundTensorOp> bind(std::span<const at::Tensor> inputs, std::span<const at::Tensor> outputs,
+                                      std::optional<Duration> timeout = std::nullopt);
+  // Stats, explanation and specs.
+  const CompiledOp& compiled() const { return *op_; }
+
+ private:
+  std::shared_ptr<Communicator> communicator_;
+  std::shared_ptr<CompiledOp> op_;
+};
+
+}  // namespace shardwire

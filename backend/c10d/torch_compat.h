@@ -1,0 +1,74 @@
+// The only place that looks at the torch version: what 1.13, 2.6 and 2.13 spell differently, under one name each. Header only; any thread.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/ScalarType.h>
+#include <torch/version.h>
+
+#include <array>
+#include <utility>
+
+#include "shardwire/types.h"
+
+#define SW_TORCH_AT_LEAST(major, minor) \
+  (TORCH_VERSION_MAJOR > (major) || (TORCH_VERSION_MAJOR == (major) && TORCH_VERSION_MINOR >= (minor)))
+
+// What a backend derives from, and the header that declares it (`#include SW_TORCH_GROUP_HEADER`). Before 2.0 torch routes operations to
+// c10d::ProcessGroup itself; since then a c10d::Backend sits behind it.
+#if SW_TORCH_AT_LEAST(2, 0)
+#define SW_TORCH_GROUP_HEADER <torch/csrc/distributed/c10d/Backend.hpp>
+#define SW_TORCH_GROUP_BASE ::c10d::Backend
+#define SW_TORCH_SUPPLEMENT_FACTOR(supplement) (supplement).tensor_factor
+#else
+#define SW_TORCH_GROUP_HEADER <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+#define SW_TORCH_GROUP_BASE ::c10d::ProcessGroup
+#define SW_TORCH_SUPPLEMENT_FACTOR(supplement) ((supplement).tensor_factors.empty() ? ::at::Tensor() : (supplement).tensor_factors.front())
+#endif
+
+// c10::Allocator::allocate lost its const, and copy_data appeared, in 2.2.
+#if SW_TORCH_AT_LEAST(2, 2)
+#define SW_TORCH_ALLOCATE_CONST
+#else
+#define SW_TORCH_ALLOCATE_CONST const
+#endif
+
+// Overrides of virtuals that only some versions have are written without `override`; clang would warn.
+#if defined(__clang__)
+#define SW_TORCH_VIRTUALS_BEGIN                                                                            \
+  _Pragma("clang diagnostic push") _Pragma("clang diagnostic ignored \"-Winconsistent-missing-override\"") \
+      _Pragma("clang diagnostic ignored \"-Woverloaded-virtual\"")
+#define SW_TORCH_VIRTUALS_END _Pragma("clang diagnostic pop")
+#else
+#define SW_TORCH_VIRTUALS_BEGIN
+#define SW_TORCH_VIRTUALS_END
+#endif
+
+namespace shardwire::internal {
+
+// Since 2.0 endCoalescing returns the Work of the whole batch; before, the two calls are hints without a result.
+inline constexpr bool kTorchCoalesces = SW_TORCH_AT_LEAST(2, 0);
+// Work::getFutureResult and the WorkResult it carries.
+#define SW_TORCH_HAS_WORK_RESULT SW_TORCH_AT_LEAST(2, 6)
+
+// Element types that this torch has, and ours for each. Types of torch that are missing here travel as kOpaqueN.
+inline constexpr auto kScalarTypes = std::to_array<std::pair<c10::ScalarType, DType>>({
+  {c10::ScalarType::Bool, DType::kBool}, {c10::ScalarType::Byte, DType::kUInt8}, {c10::ScalarType::Char, DType::kInt8},
+      {c10::ScalarType::Short, DType::kInt16}, {c10::ScalarType::Int, DType::kInt32}, {c10::ScalarType::Long, DType::kInt64},
+      {c10::ScalarType::Half, DType::kFloat16}, {c10::ScalarType::BFloat16, DType::kBFloat16}, {c10::ScalarType::Float, DType::kFloat32},
+      {c10::ScalarType::Double, DType::kFloat64}, {c10::ScalarType::ComplexHalf, DType::kComplex32},
+      {c10::ScalarType::ComplexFloat, DType::kComplex64}, {c10::ScalarType::ComplexDouble, DType::kComplex128},
+#if SW_TORCH_AT_LEAST(2, 1)
+      {c10::ScalarType::Float8_e4m3fn, DType::kFloat8E4M3FN}, {c10::ScalarType::Float8_e5m2, DType::kFloat8E5M2},
+#endif
+#if SW_TORCH_AT_LEAST(2, 2)
+      {c10::ScalarType::Float8_e4m3fnuz, DType::kFloat8E4M3FNUZ}, {c10::ScalarType::Float8_e5m2fnuz, DType::kFloat8E5M2FNUZ},
+#endif
+#if SW_TORCH_AT_LEAST(2, 3)
+      {c10::ScalarType::UInt16, DType::kUInt16}, {c10::ScalarType::UInt32, DType::kUInt32}, {c10::ScalarType::UInt64, DType::kUInt64},
+#endif
+#if SW_TORCH_AT_LEAST(2, 7)
+      {c10::ScalarType::Float8_e8m0fnu, DType::kFloat8E8M0FNU},
+#endif
+});
+
+}  // namespace shardwire::internal

@@ -1,0 +1,54 @@
+// A shardwire::Work as torch sees it: c10d::Work with a future of the output tensors. Also the bundle of several works into one.
+// All methods from any thread.
+#pragma once
+
+#include <memory>
+#include <torch/csrc/distributed/c10d/Work.hpp>
+#include <vector>
+
+#include "backend/c10d/tensor_adapter.h"
+#include "backend/c10d/torch_compat.h"
+#include "shardwire/work.h"
+
+namespace shardwire::internal {
+
+SW_TORCH_VIRTUALS_BEGIN
+class __attribute__((visibility("default"))) WorkShardwire final : public ::c10d::Work {
+ public:
+  // `title` is shown by the profiler when one is running.
+  static c10::intrusive_ptr<WorkShardwire> create(WorkPtr work, std::shared_ptr<const OperationTensors> tensors, int rank,
+                                                  ::c10d::OpType type, std::uint64_t sequence, const char* title);
+  // Use create().
+  WorkShardwire(WorkPtr work, std::shared_ptr<const OperationTensors> tensors, int rank, ::c10d::OpType type, std::uint64_t sequence,
+                const char* title);
+  ~WorkShardwire() override;
+
+  bool isCompleted() override;
+  bool isSuccess() const override;
+  std::exception_ptr exception() const override;
+  int sourceRank() const override;
+  std::vector<at::Tensor> result() override;
+  void synchronize() override;
+  // kNoTimeout and negative: no deadline. Throws the operation's StatusError, or one of kTimeout while the operation goes on.
+  bool wait(std::chrono::milliseconds timeout = kNoTimeout) override;
+  // Value: List[Tensor], the outputs.
+  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
+  // Value: c10d's WorkResult; never an error. Throws where torch has no such thing.
+  c10::intrusive_ptr<c10::ivalue::Future> getFutureResult();
+  std::uint64_t getSequencenumber() const;
+
+  Status waitUntil(Deadline deadline) { return work_->wait(deadline); }
+  Status status() const { return work_->status(); }
+
+ private:
+  WorkPtr work_;
+  std::shared_ptr<const OperationTensors> tensors_;
+  std::uint64_t sequence_;
+  c10::intrusive_ptr<c10::ivalue::Future> future_;  // guarded by mutex_ of the base; made when first asked for
+};
+SW_TORCH_VIRTUALS_END
+
+// Done when all are done; fails with the first failure in order.
+WorkPtr bundleWorks(std::vector<WorkPtr> works);
+
+}  // namespace shardwire::internal

@@ -1,0 +1,200 @@
+#include "backend/exec/check_views.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <vector>
+
+namespace shardwire::internal {
+
+namespace {
+
+// [first, last) of the addresses that a box touches; empty boxes give first == last.
+struct Range {
+  std::uintptr_t first = 0;
+  std::uintptr_t last = 0;
+  bool meets(const Range& other) const { return first < other.last && other.first < last; }
+};
+
+Range rangeOf(const TensorView& view, const Dims* offset, const Dims& shape) {
+  std::int64_t first = 0;
+  std::int64_t last = 0;
+  for (int d = 0; d < shape.size(); ++d) {
+    if (shape[d] == 0) {
+      return {};
+    }
+    first += (offset != nullptr ? (*offset)[d] : 0) * view.strides[d];
+    last += (shape[d] - 1) * view.strides[d];
+  }
+  const auto elem = static_cast<std::int64_t>(elementBytes(view.dtype));
+  const auto base = reinterpret_cast<std::uintptr_t>(view.bytes);
+  const auto start = base + static_cast<std::uintptr_t>(first * elem);
+  return {start, start + static_cast<std::uintptr_t>((last + 1) * elem)};
+}
+
+Range rangeOf(const TensorView& view) {
+  return rangeOf(view, nullptr, view.shape);
+}
+
+// True when two elements of the tensor may lie at one address.
+bool overlapsItself(const TensorView& view) {
+  std::array<std::pair<std::int64_t, std::int64_t>, kMaxDims> dims;  // stride, extent
+  std::size_t count = 0;
+  for (int d = 0; d < view.shape.size(); ++d) {
+    if (view.shape[d] == 0) {
+      return false;
+    }
+    if (view.shape[d] > 1) {
+      dims[count++] = {view.strides[d], view.shape[d]};
+    }
+  }
+  std::sort(dims.begin(), dims.begin() + static_cast<std::ptrdiff_t>(count));
+  std::int64_t reach = 0;  // farthest element of the dimensions before
+  for (std::size_t i = 0; i < count; ++i) {
+    if (dims[i].first <= reach) {
+      return true;
+    }
+    reach += (dims[i].second - 1) * dims[i].first;
+  }
+  return false;
+}
+
+Status checkList(const std::vector<PlanTensor>& expected, std::span<const TensorView> given, const char* list, const std::string& opName,
+                 Rank rank) {
+  if (given.size() != expected.size()) {
+    return {StatusCode::kInvalidArgument,
+            fmt::format("{}: rank {} got {} {} tensor{}, but its spec has {} {} entr{}", opName, rank, given.size(), list,
+                        given.size() == 1 ? "" : "s", expected.size(), list, expected.size() == 1 ? "y" : "ies")};
+  }
+  for (std::size_t i = 0; i < given.size(); ++i) {
+    if (given[i].dtype != expected[i].dtype) {
+      return {StatusCode::kTypeError, fmt::format("{}: {}s[{}] of rank {} is {}, but the spec says {}", opName, list, i, rank,
+                                                  dtypeName(given[i].dtype), dtypeName(expected[i].dtype))};
+    }
+    if (!(given[i].shape == expected[i].shape)) {
+      return {StatusCode::kInvalidArgument, fmt::format("{}: {}s[{}] of rank {} has shape {}, but the spec says {}", opName, list, i, rank,
+                                                        toString(given[i].shape), toString(expected[i].shape))};
+    }
+    if (std::any_of(given[i].strides.begin(), given[i].strides.end(), [](std::int64_t stride) { return stride < 0; })) {
+      return {StatusCode::kInvalidArgument, fmt::format("{}: {}s[{}] of rank {} has negative strides; pass a copy", opName, list, i, rank)};
+    }
+  }
+  return Status::ok();
+}
+
+Status sharedMemory(const std::string& opName, Rank rank, std::size_t input, std::size_t output) {
+  return {
+      StatusCode::kInvalidArgument,
+      fmt::format(
+          "{}: inputs[{}] and outputs[{}] of rank {} share memory that would be overwritten while it is still to be read; pass an output "
+          "that does not overlap the input",
+          opName, input, output, rank)};
+}
+
+// Every read of `input` against every write of `output`.
+bool mayRun(const Plan& plan, std::span<const TensorView> inputs, std::span<const TensorView> outputs, std::size_t input,
+            std::size_t output) {
+  const TensorView& in = inputs[input];
+  const TensorView& out = outputs[output];
+  for (const PlanMove& write : plan.moves) {
+    if (static_cast<std::size_t>(write.output) != output) {
+      continue;
+    }
+    const Range written = rangeOf(out, &write.offset, write.shape);
+    for (const PlanSendItem& item : plan.sendItems) {
+      if (static_cast<std::size_t>(item.input) == input && written.meets(rangeOf(in, &item.offset, item.shape))) {
+        return false;
+      }
+    }
+    for (const PlanMove& reader : plan.moves) {
+      for (std::uint32_t s = 0; s < reader.numSources; ++s) {
+        const PlanSource& source = plan.sources[reader.firstSource + s];
+        if (source.rank != plan.rank || static_cast<std::size_t>(source.input) != input) {
+          continue;
+        }
+        const Range read = rangeOf(in, &source.offset, reader.shape);
+        // An element read and written by the same move at the same place is safe: it is read first.
+        const bool samePlace = &reader == &write && read.first == written.first && in.strides == out.strides;
+        if (written.meets(read) && !samePlace) {
+          return false;
+        }
+      }
+    }
+  }
+  return true;
+}
+
+}  // namespace
+
+Status checkViews(const Plan& plan, std::span<const TensorView> inputs, std::span<const TensorView> outputs, const std::string& opName) {
+  SW_RETURN_IF_ERROR(checkList(plan.inputs, inputs, "input", opName, plan.rank));
+  SW_RETURN_IF_ERROR(checkList(plan.outputs, outputs, "output", opName, plan.rank));
+  std::vector<std::pair<Range, std::size_t>> ranges;
+  for (std::size_t i = 0; i < outputs.size(); ++i) {
+    if (overlapsItself(outputs[i])) {
+      return {StatusCode::kInvalidArgument,
+              fmt::format("{}: outputs[{}] of rank {} has elements that share memory (strides {}); pass a tensor of its own", opName, i,
+                          plan.rank, toString(outputs[i].strides))};
+    }
+    if (const Range range = rangeOf(outputs[i]); range.first < range.last) {
+      ranges.emplace_back(range, i);
+    }
+  }
+  std::sort(ranges.begin(), ranges.end(), [](const auto& a, const auto& b) { return a.first.first < b.first.first; });
+  for (std::size_t i = 1; i < ranges.size(); ++i) {
+    if (!ranges[i - 1].first.meets(ranges[i].first)) {
+      continue;
+    }
+    // Views of one buffer that interleave (columns, say) have ranges that meet and elements that do not; only equal bases are surely wrong.
+    const std::size_t a = std::min(ranges[i - 1].second, ranges[i].second);
+    const std::size_t b = std::max(ranges[i - 1].second, ranges[i].second);
+    if (outputs[a].bytes == outputs[b].bytes) {
+      return {StatusCode::kInvalidArgument,
+              fmt::format("{}: outputs[{}] and outputs[{}] of rank {} are the same memory", opName, a, b, plan.rank)};
+    }
+  }
+  return Status::ok();
+}
+
+Status checkAliasing(const Plan& plan, std::span<const TensorView> inputs, std::span<const TensorView> outputs, const std::string& opName,
+                     bool* inPlace) {
+  *inPlace = false;
+  struct Entry {
+    Range range;
+    std::size_t index;
+    bool isOutput;
+  };
+  std::vector<Entry> entries;
+  entries.reserve(inputs.size() + outputs.size());
+  for (std::size_t i = 0; i < inputs.size(); ++i) {
+    entries.push_back({rangeOf(inputs[i]), i, false});
+  }
+  for (std::size_t i = 0; i < outputs.size(); ++i) {
+    entries.push_back({rangeOf(outputs[i]), i, true});
+  }
+  std::sort(entries.begin(), entries.end(), [](const Entry& a, const Entry& b) { return a.range.first < b.range.first; });
+  // A sweep: entries still open at the current address.
+  std::vector<const Entry*> open;
+  for (const Entry& entry : entries) {
+    std::erase_if(open, [&](const Entry* other) { return other->range.last <= entry.range.first; });
+    if (entry.range.first == entry.range.last) {
+      continue;
+    }
+    for (const Entry* other : open) {
+      if (other->isOutput == entry.isOutput) {
+        continue;
+      }
+      const std::size_t input = entry.isOutput ? other->index : entry.index;
+      const std::size_t output = entry.isOutput ? entry.index : other->index;
+      *inPlace = true;
+      if (!mayRun(plan, inputs, outputs, input, output)) {
+        return sharedMemory(opName, plan.rank, input, output);
+      }
+    }
+    open.push_back(&entry);
+  }
+  return Status::ok();
+}
+
+}  // namespace shardwire::internal

@@ -1,0 +1,578 @@
+#include "backend/exec/engine.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "backend/base/log.h"
+#include "backend/exec/point_to_point.h"
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+namespace shardwire::internal {
+
+namespace {
+
+// How often dead peers and deadlines are looked at while nothing moves.
+constexpr Duration kSlowCheckEvery = std::chrono::milliseconds(1);
+// Longest sleep of a waiter: bounds how late a death or a deadline is noticed.
+constexpr Duration kMaxSleep = std::chrono::milliseconds(10);
+// Longest sleep of the progress thread of a group with nothing in flight.
+constexpr Duration kIdleSleep = std::chrono::milliseconds(100);
+constexpr Duration kStillWaitingAfter = std::chrono::seconds(2);
+// Descriptions kept, to answer a peer that is doing something else.
+constexpr std::size_t kHistory = 64;
+constexpr std::size_t kMaxNotice = 8 << 10;
+
+void relax() {
+#if defined(__x86_64__)
+  _mm_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
+std::string seconds(Duration duration) {
+  return fmt::format("{:.3g} s", std::chrono::duration<double>(duration).count());
+}
+
+std::string_view textOf(std::span<const std::byte> payload) {
+  return {reinterpret_cast<const char*>(payload.data()), payload.size()};
+}
+
+std::span<const std::byte> bytesOf(std::string_view text) {
+  return std::as_bytes(std::span(text.data(), text.size()));
+}
+
+}  // namespace
+
+Engine::Engine(Peers peers, Rank rank, int worldSize, const Options& options, std::string groupName)
+    : rank_(rank),
+      worldSize_(worldSize),
+      options_(options),
+      groupName_(std::move(groupName)),
+      peers_(std::move(peers)),
+      timeout_(options.timeout) {
+  const auto n = static_cast<std::size_t>(worldSize);
+  segmentBytes_ = options.ringBytes;
+  int local = 1;
+  for (const auto& connection : peers_.connections) {
+    if (connection != nullptr) {
+      segmentBytes_ = std::min(segmentBytes_, connection->maxFrameBytes(Lane::kBulk) - sizeof(FrameHeader));
+      ++local;
+    }
+  }
+  segmentBytes_ &= ~std::size_t{63};
+  // With a core for every rank a hand-off is 0.2 us when both spin and 5 us when one sleeps; without, spinning only takes time from peers.
+  const bool crowded = local > static_cast<int>(std::thread::hardware_concurrency());
+  spin_ = options.spin.count() >= 0 ? options.spin : crowded ? std::chrono::microseconds(5) : std::chrono::microseconds(200);
+  inlineSpin_ = std::min<Duration>(spin_, crowded ? std::chrono::microseconds(2) : std::chrono::microseconds(20));
+  blockedBulk_.resize(n);
+  failNoticeDue_.resize(n);
+  desyncSeq_.resize(n);
+  peerDown_.resize(n);
+  history_.resize(kHistory);
+  points_ = std::make_unique<PointToPoint>(*this);
+}
+
+Engine::~Engine() {
+  SW_CHECK(!thread_.joinable());
+}
+
+std::shared_ptr<Engine> Engine::create(Peers peers, Rank rank, int worldSize, const Options& options, std::string groupName) {
+  std::shared_ptr<Engine> engine(new Engine(std::move(peers), rank, worldSize, options, std::move(groupName)));
+  engine->thread_ = std::thread([engine] { engine->progressLoop(engine); });
+  return engine;
+}
+
+std::string Engine::groupLabel() const {
+  return groupName_.empty() ? fmt::format("rank {} of {}", rank_, worldSize_)
+                            : fmt::format("rank {} of {}, group \"{}\"", rank_, worldSize_, groupName_);
+}
+
+std::uint64_t Engine::sequenceNumber() const {
+  std::lock_guard lock(mutex_);
+  return nextSeq_ - 1;
+}
+
+Duration Engine::timeout() const {
+  std::lock_guard lock(mutex_);
+  return timeout_;
+}
+
+void Engine::setTimeout(Duration timeout) {
+  std::lock_guard lock(mutex_);
+  timeout_ = timeout;
+}
+
+std::string Engine::describeTransports() {
+  std::string text;
+  for (const auto& connection : peers_.connections) {
+    text += connection == nullptr ? fmt::format("rank {}: this rank\n", rank_) : connection->describe() + "\n";
+  }
+  return text;
+}
+
+std::span<std::byte> Engine::scratch(std::size_t bytes) {
+  if (scratch_.size() < bytes) {
+    scratch_.resize(bytes);
+  }
+  return std::span(scratch_).first(bytes);
+}
+
+// ---- taking operations
+
+void Engine::take(const std::shared_ptr<Activity>& activity) {
+  activity->started = Clock::now();
+  if (activity->timeout.count() == 0) {
+    activity->timeout = timeout_;
+  }
+  activity->deadline = deadlineAfter(activity->timeout);
+  activity->engine = shared_from_this();
+  active_.push_back(activity);
+}
+
+// Nobody may ever wait for what is in flight: from here on a peer's frame wakes the progress thread. What came before arming is seen by a
+// poll.
+void Engine::pollAndArm() {
+  pollLocked();
+  if (!active_.empty() && drivers_.load(std::memory_order_seq_cst) == 0) {
+    peers_.doorbell->arm();
+    pollLocked();
+  }
+}
+
+Status Engine::submit(std::span<const std::shared_ptr<Activity>> activities, bool spinInline) {
+  std::unique_lock lock(mutex_);
+  if (poison_.has_value()) {
+    return *poison_;
+  }
+  for (const auto& activity : activities) {
+    activity->seq = nextSeq_++;
+    take(activity);
+    history_[activity->seq % kHistory] = {activity->seq, activity->description};
+    deliverEarly(*activity);
+  }
+  pollLocked();
+  const Activity& last = *activities.back();
+  if (spinInline && !last.isDone()) {
+    const auto until = last.started + inlineSpin_;
+    while (!last.isDone() && Clock::now() < until) {
+      if (!pollLocked()) {
+        relax();
+      }
+    }
+  }
+  pollAndArm();
+  unlockAndFlush(lock);
+  return Status::ok();
+}
+
+Status Engine::submitPoint(const std::shared_ptr<Activity>& activity, const std::function<void(PointToPoint&)>& start) {
+  std::unique_lock lock(mutex_);
+  if (poison_.has_value()) {
+    return *poison_;
+  }
+  take(activity);
+  start(*points_);
+  pollAndArm();
+  unlockAndFlush(lock);
+  return Status::ok();
+}
+
+void Engine::deliverEarly(Activity& activity) {
+  for (std::size_t i = 0; i < early_.size();) {
+    if (early_[i].header.seq != activity.seq) {
+      ++i;
+      continue;
+    }
+    EarlyFrame frame = std::move(early_[i]);
+    early_.erase(early_.begin() + static_cast<std::ptrdiff_t>(i));
+    handleControl(frame.from, frame.header, frame.payload);
+    frame.payload.clear();
+    spareBuffers_.push_back(std::move(frame.payload));
+  }
+}
+
+// ---- progress
+
+bool Engine::pollLocked() {
+  bool progress = false;
+  for (Rank peer = 0; peer < worldSize_; ++peer) {
+    if (peer != rank_) {
+      progress |= drainControl(peer);
+    }
+  }
+  if (failNotice_.size() > 0) {
+    flushFailNotices();
+  }
+  if (poison_.has_value()) {
+    while (!active_.empty()) {
+      retire(0, failureOf(*active_.front(), *poison_));
+      progress = true;
+    }
+    return progress;
+  }
+  std::fill(blockedBulk_.begin(), blockedBulk_.end(), false);
+  for (std::size_t i = 0; i < active_.size() && !poison_.has_value(); ++i) {
+    progress |= active_[i]->step(*this, blockedBulk_);
+  }
+  for (std::size_t i = 0; i < active_.size();) {
+    if (active_[i]->finished()) {
+      retire(i, Status::ok());
+      progress = true;
+    } else {
+      ++i;
+    }
+  }
+  return progress || poison_.has_value();
+}
+
+void Engine::retire(std::size_t index, Status status) {
+  std::shared_ptr<Activity> activity = std::move(active_[index]);
+  active_.erase(active_.begin() + static_cast<std::ptrdiff_t>(index));
+  completions_.push_back(activity->complete(std::move(status)));
+}
+
+void Engine::finish(Activity& activity, Status status) {
+  for (std::size_t i = 0; i < active_.size(); ++i) {
+    if (active_[i].get() == &activity) {
+      retire(i, std::move(status));
+      return;
+    }
+  }
+}
+
+bool Engine::drainControl(Rank peer) {
+  Connection* connection = this->connection(peer);
+  bool progress = false;
+  for (auto frame = connection->peek(Lane::kControl); !frame.empty(); frame = connection->peek(Lane::kControl)) {
+    progress = true;
+    if (frame.size() < sizeof(FrameHeader)) {
+      poison({StatusCode::kInternal, fmt::format("rank {} sent a control frame of {} bytes", peer, frame.size())}, true);
+      connection->release(Lane::kControl);
+      break;
+    }
+    const FrameHeader header = readHeader(frame);
+    const auto payload = frame.subspan(sizeof(FrameHeader));
+    if (header.version != kFrameVersion || header.payloadBytes != payload.size()) {
+      poison({StatusCode::kInternal, fmt::format("rank {} sent a control frame that cannot be read (version {}, {} of {} bytes)", peer,
+                                                 header.version, payload.size(), header.payloadBytes)},
+             true);
+    } else {
+      handleControl(peer, header, payload);
+    }
+    connection->release(Lane::kControl);
+  }
+  return progress;
+}
+
+bool Engine::handleControl(Rank from, const FrameHeader& header, std::span<const std::byte> payload) {
+  const auto peer = static_cast<std::size_t>(from);
+  switch (header.kind) {
+    case FrameKind::kFail:
+      poison({static_cast<StatusCode>(header.a), std::string(textOf(payload))}, false);
+      return true;
+    case FrameKind::kDesync: {
+      const std::string theirs(textOf(payload));
+      const std::string mine = describeSeq(header.seq);
+      if (header.a == 1) {
+        sendControl(from, {.kind = FrameKind::kDesync, .seq = header.seq, .a = 0}, bytesOf(mine));
+      }
+      desyncSeq_[peer] = 0;
+      const bool mineFirst = rank_ < from;
+      poison({StatusCode::kMismatch,
+              fmt::format(
+                  "the ranks disagree about operation #{}: rank {} called {}, but rank {} called {}. All ranks of a group must call the "
+                  "same operations in the same order with the same shapes and dtypes",
+                  header.seq, std::min(rank_, from), mineFirst ? mine : theirs, std::max(rank_, from), mineFirst ? theirs : mine)},
+             false);
+      return true;
+    }
+    case FrameKind::kSendEager:
+    case FrameKind::kSendOffer:
+    case FrameKind::kSendGrant:
+    case FrameKind::kSendDone:
+      if (Status status = points_->onFrame(from, header, payload); !status.isOk()) {
+        poison(std::move(status), true);
+      }
+      return true;
+    default:
+      break;
+  }
+  for (const auto& activity : active_) {
+    if (!activity->ordered() || activity->seq != header.seq) {
+      continue;
+    }
+    if (header.kind != FrameKind::kCancel && header.fingerprint != activity->fingerprint) {
+      desync(from, header.seq);
+    } else if (Status status = activity->onFrame(*this, from, header, payload); !status.isOk()) {
+      poison(std::move(status), true);
+    }
+    return true;
+  }
+  if (header.seq >= nextSeq_) {
+    EarlyFrame frame{from, header, {}};
+    if (!spareBuffers_.empty()) {
+      frame.payload = std::move(spareBuffers_.back());
+      spareBuffers_.pop_back();
+    }
+    frame.payload.assign(payload.begin(), payload.end());
+    early_.push_back(std::move(frame));
+  }
+  // A frame of an operation that is over here (it was cancelled): nobody wants it any more.
+  return true;
+}
+
+bool Engine::sendControl(Rank peer, FrameHeader header, std::span<const std::byte> payload) {
+  Connection* connection = this->connection(peer);
+  header.payloadBytes = static_cast<std::uint32_t>(payload.size());
+  const std::size_t bytes = sizeof header + payload.size();
+  const auto frame = connection->reserve(Lane::kControl, bytes, bytes);
+  if (frame.empty()) {
+    return false;
+  }
+  writeHeader(frame, header);
+  std::copy(payload.begin(), payload.end(), frame.begin() + sizeof header);
+  connection->commit(Lane::kControl, bytes);
+  return true;
+}
+
+// ---- failure
+
+Status Engine::failureOf(const Activity& activity, const Status& cause) const {
+  const std::string number = activity.ordered() ? fmt::format(" (operation #{})", activity.seq) : std::string();
+  return {cause.code(), fmt::format("{}{} failed on {}: {}", *activity.description, number, groupLabel(), cause.message())};
+}
+
+void Engine::poison(Status status, bool tellPeers) {
+  if (poison_.has_value()) {
+    return;
+  }
+  logInfo("{}: {}", groupLabel(), status.message());
+  if (tellPeers) {
+    failNotice_ = fmt::format("rank {} gave up: {}", rank_, status.message()).substr(0, kMaxNotice);
+    failNoticeDue_.assign(failNoticeDue_.size(), true);
+    failNoticeDue_[static_cast<std::size_t>(rank_)] = false;
+  }
+  poison_ = std::move(status);
+  flushFailNotices();
+}
+
+void Engine::flushFailNotices() {
+  bool due = false;
+  for (Rank peer = 0; peer < worldSize_; ++peer) {
+    const auto p = static_cast<std::size_t>(peer);
+    if (failNoticeDue_[p]) {
+      const auto code = static_cast<std::uint32_t>(poison_.has_value() ? poison_->code() : StatusCode::kAborted);
+      failNoticeDue_[p] = !sendControl(peer, {.kind = FrameKind::kFail, .a = code}, bytesOf(failNotice_));
+      due |= failNoticeDue_[p];
+    }
+  }
+  if (!due) {
+    failNotice_.clear();
+  }
+}
+
+std::string Engine::describeSeq(std::uint64_t seq) const {
+  const History& entry = history_[seq % kHistory];
+  if (entry.seq == seq && entry.description != nullptr) {
+    return *entry.description;
+  }
+  return seq >= nextSeq_ ? "nothing yet" : "an operation too long ago to name";
+}
+
+void Engine::desync(Rank peer, std::uint64_t seq) {
+  std::uint64_t& asked = desyncSeq_[static_cast<std::size_t>(peer)];
+  if (asked == 0 && sendControl(peer, {.kind = FrameKind::kDesync, .seq = seq, .a = 1}, bytesOf(describeSeq(seq)))) {
+    asked = seq;
+  }
+}
+
+void Engine::abort(Status reason) {
+  std::unique_lock lock(mutex_);
+  poison(std::move(reason), true);
+  pollLocked();
+  unlockAndFlush(lock);
+}
+
+void Engine::checkSlow(bool quiet) {
+  const auto now = Clock::now();
+  if (now - lastSlowCheck_ < kSlowCheckEvery) {
+    return;
+  }
+  lastSlowCheck_ = now;
+  for (Rank peer = 0; peer < worldSize_ && !poison_.has_value(); ++peer) {
+    const auto p = static_cast<std::size_t>(peer);
+    if (peer == rank_) {
+      continue;
+    }
+    if (peerDown_[p].isOk()) {
+      peerDown_[p] = connection(peer)->health();
+      continue;  // what the peer sent before it died is taken by one more poll
+    }
+    if (quiet && std::any_of(active_.begin(), active_.end(), [&](const auto& a) { return a->needs(peer); })) {
+      poison(peerDown_[p], false);
+    }
+  }
+  for (std::size_t i = 0; i < active_.size() && !poison_.has_value(); ++i) {
+    if (now >= active_[i]->deadline) {
+      expire(active_[i]);
+      return;
+    }
+    if (now - active_[i]->started >= kStillWaitingAfter && now - active_[i]->started < kStillWaitingAfter + 2 * kMaxSleep) {
+      logInfo("{}: {} still waiting for {}", groupLabel(), *active_[i]->description, active_[i]->waitingFor());
+    }
+  }
+}
+
+void Engine::expire(const std::shared_ptr<Activity>& activity) {
+  const Status cause(StatusCode::kTimeout, fmt::format("timed out after {}: {}", seconds(activity->timeout), activity->waitingFor()));
+  if (!activity->cancellable()) {
+    const Status failure = failureOf(*activity, cause);
+    Status others(StatusCode::kTimeout, fmt::format("{} (operation #{}) {}", *activity->description, activity->seq, cause.message()));
+    finish(*activity, failure);
+    poison(std::move(others), true);
+    return;
+  }
+  for (Rank peer = 0; peer < worldSize_; ++peer) {
+    if (peer != rank_) {
+      // A full control lane would mean that the peer reads nothing at all; then it learns of this by its own timeout.
+      (void)sendControl(peer, {.kind = FrameKind::kCancel, .seq = activity->seq}, bytesOf(cause.message()));
+    }
+  }
+  finish(*activity, {StatusCode::kTimeout, fmt::format("{} {}", *activity->description, cause.message())});
+}
+
+// ---- waiting
+
+void Engine::unlockAndFlush(std::unique_lock<std::mutex>& lock) {
+  if (completions_.empty()) {
+    lock.unlock();
+    return;
+  }
+  // A buffer per thread, so that completing allocates nothing; taken away while in use, since callbacks may come back here.
+  thread_local std::vector<Activity::Completion> buffer;
+  std::vector<Activity::Completion> done = std::move(buffer);
+  buffer = {};
+  done.swap(completions_);
+  lock.unlock();
+  if (sleepers_.load(std::memory_order_seq_cst) > 0) {
+    peers_.doorbell->ringSelf();
+  }
+  for (auto& completion : done) {
+    completion.activity->runCallbacks(completion.status);
+  }
+  done.clear();
+  buffer = std::move(done);
+}
+
+bool Engine::drive(Activity& activity, Deadline until) {
+  drivers_.fetch_add(1, std::memory_order_seq_cst);
+  peers_.doorbell->disarm();
+  auto spinUntil = Clock::now() + spin_;
+  int idle = 0;
+  while (!activity.isDone()) {
+    bool progress = false;
+    if (std::unique_lock lock(mutex_, std::try_to_lock); lock.owns_lock()) {
+      progress = pollLocked();
+      if (!progress && (idle & 63) == 63) {
+        checkSlow(true);
+      }
+      unlockAndFlush(lock);
+    }
+    if (progress) {
+      idle = 0;
+      continue;
+    }
+    relax();
+    if ((++idle & 15) != 0) {
+      continue;
+    }
+    const auto now = Clock::now();
+    if (now >= until) {
+      break;
+    }
+    if (idle == 16) {
+      spinUntil = now + spin_;
+    }
+    if (now < spinUntil) {
+      continue;
+    }
+    // Spun enough: arm, look once more, sleep.
+    sleepers_.fetch_add(1, std::memory_order_seq_cst);
+    std::unique_lock lock(mutex_);
+    const std::uint32_t ticket = peers_.doorbell->arm();
+    progress = pollLocked();
+    checkSlow(!progress);
+    const Deadline soonest = std::min({until, activity.deadline, now + kMaxSleep});
+    const bool sleep = !progress && completions_.empty() && !activity.isDone() && !poison_.has_value();
+    unlockAndFlush(lock);
+    if (sleep) {
+      peers_.doorbell->sleep(ticket, soonest);
+    }
+    sleepers_.fetch_sub(1, std::memory_order_seq_cst);
+    idle = sleep ? 15 : 0;
+  }
+  drivers_.fetch_sub(1, std::memory_order_seq_cst);
+  std::unique_lock lock(mutex_);
+  if (!active_.empty()) {
+    // Other operations stay behind, with somebody asleep over them: the progress thread, or another caller.
+    peers_.doorbell->arm();
+    pollLocked();
+  }
+  unlockAndFlush(lock);
+  return activity.isDone();
+}
+
+void Engine::progressLoop(std::shared_ptr<Engine> self) {
+  peers_.doorbell->holdLiveness();
+  while (!stop_.load(std::memory_order_acquire)) {
+    sleepers_.fetch_add(1, std::memory_order_seq_cst);
+    bool progress = false;
+    bool idle = true;
+    std::uint32_t ticket = peers_.doorbell->ticket();
+    if (drivers_.load(std::memory_order_seq_cst) == 0) {
+      std::unique_lock lock(mutex_);
+      idle = active_.empty() && failNotice_.empty();
+      if (!idle) {
+        ticket = peers_.doorbell->arm();
+        progress = pollLocked();
+        checkSlow(!progress);
+        idle = active_.empty();
+      }
+      unlockAndFlush(lock);
+    }
+    if (!progress && !stop_.load(std::memory_order_acquire)) {
+      peers_.doorbell->sleep(ticket, Clock::now() + (idle ? kIdleSleep : kMaxSleep));
+    }
+    sleepers_.fetch_sub(1, std::memory_order_seq_cst);
+  }
+  peers_.doorbell->leave();
+  (void)self;
+}
+
+void Engine::shutdown() {
+  std::lock_guard guard(shutdownMutex_);
+  if (stopped_) {
+    return;
+  }
+  stopped_ = true;
+  {
+    std::unique_lock lock(mutex_);
+    poison({StatusCode::kAborted, "the group was shut down on " + groupLabel()}, false);
+    pollLocked();
+    unlockAndFlush(lock);
+  }
+  stop_.store(true, std::memory_order_release);
+  peers_.doorbell->ringSelf();
+  if (std::this_thread::get_id() == thread_.get_id()) {
+    thread_.detach();  // a callback dropped the group: the thread ends by itself and holds the engine until then
+  } else {
+    thread_.join();
+  }
+}
+
+}  // namespace shardwire::internal

@@ -1,0 +1,566 @@
+// Set-up, completion and the receiving half of a run; the sending half is in plan_run_send.cc.
+#include "backend/exec/plan_run.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "backend/exec/engine.h"
+#include "ops/reduce/reduce_box.h"
+
+namespace shardwire::internal {
+
+namespace {
+
+// A copy from memory that needs no staging goes in pieces of this size, so that other edges are looked at in between.
+constexpr std::size_t kCopySegment = std::size_t{1} << 20;
+// Local runs shorter than this are not worth an entry each in a scatter read: the box is read whole and unpacked.
+constexpr std::size_t kMinScatterRun = 512;
+
+void addTo(Dims& sum, const Dims& other) {
+  for (int d = 0; d < sum.size(); ++d) {
+    sum[d] += other[d];
+  }
+}
+
+std::int64_t byteOffset(const Dims& byteStrides, const Dims& offset) {
+  std::int64_t bytes = 0;
+  for (int d = 0; d < offset.size(); ++d) {
+    bytes += byteStrides[d] * offset[d];
+  }
+  return bytes;
+}
+
+Dims packedByteStrides(const Dims& shape, std::size_t elemBytes) {
+  Dims strides = contiguousStrides(shape);
+  for (auto& stride : strides) {
+    stride *= static_cast<std::int64_t>(elemBytes);
+  }
+  return strides;
+}
+
+}  // namespace
+
+PlanRun::PlanRun(std::shared_ptr<const Plan> plan) : plan_(std::move(plan)) {
+  fingerprint = plan_->fingerprint;
+  sends_.resize(plan_->sends.size());
+  receives_.resize(plan_->receives.size());
+  sendTo_.assign(static_cast<std::size_t>(plan_->worldSize), -1);
+  receiveOf_.assign(static_cast<std::size_t>(plan_->worldSize), -1);
+  for (std::size_t i = 0; i < sends_.size(); ++i) {
+    sendTo_[static_cast<std::size_t>(plan_->sends[i].peer)] = static_cast<std::int32_t>(i);
+    sends_[i].reach.resize(plan_->sends[i].inputs.size());
+    sends_[i].address.resize(plan_->sends[i].inputs.size());
+  }
+  for (std::size_t i = 0; i < receives_.size(); ++i) {
+    const PlanEdge& edge = plan_->receives[i];
+    receiveOf_[static_cast<std::size_t>(edge.peer)] = static_cast<std::int32_t>(i);
+    receives_[i].slots.resize(edge.inputs.size());
+    receives_[i].hasCombines = edge.numItems > edge.count;
+  }
+  std::uint32_t most = 0;
+  for (const PlanMove& move : plan_->moves) {
+    most = std::max(most, move.numSources);
+  }
+  combineSources_.resize(most);
+}
+
+void PlanRun::prepare(std::span<const TensorView> inputs, std::span<const TensorView> outputs, bool inPlace,
+                      std::shared_ptr<Activity> after) {
+  inputs_.assign(inputs.begin(), inputs.end());
+  outputs_.assign(outputs.begin(), outputs.end());
+  inPlace_ = inPlace;
+  after_ = std::move(after);
+  prepareAgain();
+}
+
+void PlanRun::prepareAgain() {
+  reuse();
+  for (SendState& state : sends_) {
+    state.started = state.silent = state.anyExposed = state.anyStaged = state.acked = state.done = false;
+    state.slotsPosted = 0;
+    state.item = state.groupEnd = state.inGroup = 0;
+    state.cursor = {};
+    state.frame = {};
+    state.filled = 0;
+  }
+  for (ReceiveState& state : receives_) {
+    state.silent = state.seen = state.anyExposed = state.done = state.cursorOpen = false;
+    state.slotsKnown = state.move = 0;
+    state.frame = {};
+    state.read = 0;
+  }
+  ownCopy_ = combine_ = combineReady_ = 0;
+  cursorOpen_ = false;
+  heldBytes_ = 0;
+  finished_ = false;
+}
+
+bool PlanRun::isSmall(const Engine& engine) const {
+  const auto small = [&](const PlanEdge& edge) { return edge.bytes <= engine.options().inlineBytes; };
+  return std::all_of(plan_->sends.begin(), plan_->sends.end(), small) && std::all_of(plan_->receives.begin(), plan_->receives.end(), small);
+}
+
+bool PlanRun::step(Engine& engine, std::vector<bool>& blockedBulk) {
+  if (finished_ || (after_ != nullptr && !after_->isDone())) {
+    return false;
+  }
+  after_.reset();
+  bool moved = false;
+  for (std::size_t edge = 0; edge < sends_.size(); ++edge) {
+    moved |= stepSend(engine, edge, blockedBulk);
+  }
+  if (!inPlace_ || sendsPacked()) {
+    for (std::size_t edge = 0; edge < receives_.size(); ++edge) {
+      moved |= stepReceive(engine, edge);
+    }
+    // Own copies wait for nobody, so they fill the time in which nothing from others is ready.
+    if (ownCopy_ < plan_->numOwnCopies) {
+      moved |= stepOwnCopies();
+    } else {
+      moved |= stepCombines(engine);
+    }
+    moved |= finishReceives(engine);
+  }
+  const auto isDone = [](const auto& state) { return state.done; };
+  finished_ = ownCopy_ == plan_->numOwnCopies && plan_->firstCombine + combine_ == plan_->moves.size() &&
+              std::all_of(sends_.begin(), sends_.end(), isDone) && std::all_of(receives_.begin(), receives_.end(), isDone);
+  return moved || finished_;
+}
+
+Status PlanRun::onFrame(Engine& engine, Rank from, const FrameHeader& header, std::span<const std::byte> payload) {
+  const auto peer = static_cast<std::size_t>(from);
+  if (header.kind == FrameKind::kAck && sendTo_[peer] >= 0) {
+    sends_[static_cast<std::size_t>(sendTo_[peer])].acked = true;
+    return Status::ok();
+  }
+  const auto malformed = [&] {
+    return Status(StatusCode::kInternal,
+                  fmt::format("rank {} sent a frame (kind {}) that does not fit {}", from, static_cast<int>(header.kind), *description));
+  };
+  if (header.kind != FrameKind::kPost || receiveOf_[peer] < 0) {
+    return malformed();
+  }
+  ReceiveState& state = receiveFrom(from);
+  const PlanEdge& edge = plan_->receives[static_cast<std::size_t>(receiveOf_[peer])];
+  state.seen = true;
+  if (header.a != state.slotsKnown || header.b > edge.inputs.size() - state.slotsKnown) {
+    return malformed();
+  }
+  for (std::uint32_t i = 0; i < header.b; ++i) {
+    PostEntry entry;
+    if (payload.size() < sizeof entry) {
+      return malformed();
+    }
+    std::memcpy(&entry, payload.data(), sizeof entry);
+    payload = payload.subspan(sizeof entry);
+    if (entry.numDims > kMaxDims || entry.reach > static_cast<std::uint8_t>(Reach::kCopy) ||
+        payload.size() < entry.numDims * sizeof(std::int64_t)) {
+      return malformed();
+    }
+    RemoteInput& slot = state.slots[state.slotsKnown++];
+    slot.reach = static_cast<Reach>(entry.reach);
+    slot.byteStrides = Dims::filled(entry.numDims, 0);
+    std::memcpy(slot.byteStrides.begin(), payload.data(), entry.numDims * sizeof(std::int64_t));
+    payload = payload.subspan(entry.numDims * sizeof(std::int64_t));
+    slot.address = entry.address;
+    if (slot.reach != Reach::kNone) {
+      state.anyExposed = true;
+    }
+    if (slot.reach == Reach::kDirect) {
+      slot.base = engine.connection(from)->map({entry.space, entry.address}, 1);
+      if (slot.base == nullptr) {
+        return malformed();
+      }
+    }
+  }
+  return Status::ok();
+}
+
+bool PlanRun::needs(Rank peer) const {
+  const auto p = static_cast<std::size_t>(peer);
+  return (sendTo_[p] >= 0 && !sends_[static_cast<std::size_t>(sendTo_[p])].done) ||
+         (receiveOf_[p] >= 0 && !receives_[static_cast<std::size_t>(receiveOf_[p])].done);
+}
+
+bool PlanRun::heardFrom(Rank peer) const {
+  const std::int32_t index = receiveOf_[static_cast<std::size_t>(peer)];
+  if (index < 0) {
+    return false;
+  }
+  if (receives_[static_cast<std::size_t>(index)].seen) {
+    return true;
+  }
+  // Its staged bytes may be here and not looked at yet, because another peer's come first.
+  const auto frame = engine->connection(peer)->peek(Lane::kBulk);
+  return !frame.empty() && readHeader(frame).seq >= seq;
+}
+
+std::string PlanRun::waitingFor() const {
+  std::string absent;
+  std::string slow;
+  const auto add = [](std::string& list, Rank rank) { list += fmt::format("{}{}", list.empty() ? "" : ", ", rank); };
+  for (Rank peer = 0; peer < plan_->worldSize; ++peer) {
+    if (!needs(peer)) {
+      continue;
+    }
+    const bool heard = heardFrom(peer);
+    add(heard ? slow : absent, peer);
+  }
+  std::string text;
+  if (!absent.empty()) {
+    text = "rank(s) " + absent + " did not arrive";
+  }
+  if (!slow.empty()) {
+    text += (text.empty() ? "" : "; ") + ("rank(s) " + slow + " arrived but did not finish");
+  }
+  return text.empty() ? "an earlier operation" : text;
+}
+
+bool PlanRun::sendsPacked() const {
+  return std::all_of(sends_.begin(), sends_.end(), [&](const SendState& state) {
+    const std::size_t index = static_cast<std::size_t>(&state - sends_.data());
+    return state.started && (!state.anyStaged || state.item == plan_->sends[index].count);
+  });
+}
+
+std::size_t PlanRun::elemBytesOf(const PlanMove& move) const {
+  return elementBytes(plan_->outputs[static_cast<std::size_t>(move.output)].dtype);
+}
+
+StridedBox PlanRun::outputBox(const PlanMove& move, const Dims& segmentOffset) const {
+  Dims offset = move.offset;
+  addTo(offset, segmentOffset);
+  return boxOf(outputs_[static_cast<std::size_t>(move.output)], offset);
+}
+
+bool PlanRun::stepOwnCopies() {
+  const PlanMove& move = plan_->moves[ownCopy_];
+  const PlanSource& source = plan_->sources[move.firstSource];
+  if (!cursorOpen_) {
+    cursor_ = SegmentCursor(move.shape, elemBytesOf(move), kCopySegment);
+    cursorOpen_ = true;
+  }
+  Dims offset = source.offset;
+  addTo(offset, cursor_.offset());
+  copyBox(outputBox(move, cursor_.offset()), boxOf(inputs_[static_cast<std::size_t>(source.input)], offset), cursor_.shape(),
+          elemBytesOf(move));
+  cursor_.next();
+  if (cursor_.done()) {
+    cursorOpen_ = false;
+    ++ownCopy_;
+  }
+  return true;
+}
+
+// ---- what others send
+
+bool PlanRun::readyToRead(Engine& engine, const PlanEdge& edge, ReceiveState& state) {
+  if (state.silent || (state.slotsKnown == edge.inputs.size() && state.slotsKnown > 0)) {
+    return true;
+  }
+  // The first staged frame tells when no post is coming.
+  return openFrame(engine, edge, state) == Take::kDone && state.silent;
+}
+
+PlanRun::Take PlanRun::openFrame(Engine& engine, const PlanEdge& edge, ReceiveState& state) {
+  if (!state.frame.empty()) {
+    return Take::kDone;
+  }
+  Connection& connection = *engine.connection(edge.peer);
+  const auto frame = connection.peek(Lane::kBulk);
+  if (frame.empty()) {
+    return Take::kNotReady;
+  }
+  const FrameHeader header = readHeader(frame);
+  if (header.seq != seq) {
+    return Take::kNotReady;  // of another operation in flight, whose turn comes first or later
+  }
+  if (header.fingerprint != fingerprint) {
+    engine.desync(edge.peer, seq);
+    return Take::kNotReady;
+  }
+  if (header.kind != FrameKind::kBytes || header.payloadBytes != frame.size() - sizeof header || header.a != engine.segmentBytes()) {
+    engine.poison(
+        {StatusCode::kInternal, fmt::format("rank {} sent a staged frame that cannot be read: segments of {} bytes there, {} here. "
+                                            "SHARDWIRE_RING_BYTES must be the same on all ranks",
+                                            edge.peer, header.a, engine.segmentBytes())},
+        true);
+    return Take::kFailed;
+  }
+  state.seen = true;
+  state.silent = (header.flags & kNoPost) != 0;
+  state.frame = frame;
+  state.read = sizeof header;
+  return Take::kDone;
+}
+
+void PlanRun::consume(Engine& engine, const PlanEdge& edge, ReceiveState& state, std::size_t bytes) {
+  state.read += bytes;
+  if (state.read == state.frame.size()) {
+    engine.connection(edge.peer)->release(Lane::kBulk);
+    state.frame = {};
+  }
+}
+
+bool PlanRun::copySegment(Engine& engine, const PlanEdge& edge, ReceiveState& state, const PlanMove& move, const PlanSource& source) {
+  const Dims& shape = state.cursor.shape();
+  const std::size_t elemBytes = elemBytesOf(move);
+  const StridedBox dst = outputBox(move, state.cursor.offset());
+  if (reachOf(source) == Reach::kNone) {
+    if (openFrame(engine, edge, state) != Take::kDone) {
+      return false;
+    }
+    if (state.frame.size() - state.read < state.cursor.bytes()) {
+      engine.desync(edge.peer, seq);
+      return false;
+    }
+    unpackBox(dst, state.frame.data() + state.read, shape, elemBytes);
+    consume(engine, edge, state, state.cursor.bytes());
+    return true;
+  }
+  const RemoteInput& slot = state.slots[static_cast<std::size_t>(source.slot)];
+  Dims offset = source.offset;
+  addTo(offset, state.cursor.offset());
+  if (slot.reach == Reach::kDirect) {
+    // The peer's memory is only read; StridedBox has no const twin.
+    const StridedBox src{const_cast<std::byte*>(slot.base) + byteOffset(slot.byteStrides, offset), slot.byteStrides};
+    copyBox(dst, src, shape, elemBytes);
+    return true;
+  }
+  if (Status status = readBox(engine, *engine.connection(edge.peer), dst, slot, offset, shape, elemBytes); !status.isOk()) {
+    engine.poison(std::move(status), true);
+    return false;
+  }
+  return true;
+}
+
+bool PlanRun::stepReceive(Engine& engine, std::size_t index) {
+  const PlanEdge& edge = plan_->receives[index];
+  ReceiveState& state = receives_[index];
+  if (state.done || state.move == edge.count || !readyToRead(engine, edge, state)) {
+    return false;
+  }
+  std::size_t budget = kCopySegment;
+  bool moved = false;
+  while (state.move < edge.count) {
+    const PlanMove& move = plan_->moves[edge.first + state.move];
+    const PlanSource& source = plan_->sources[move.firstSource];
+    if (!state.cursorOpen) {
+      state.cursor = SegmentCursor(move.shape, elemBytesOf(move), reachOf(source) == Reach::kNone ? engine.segmentBytes() : kCopySegment);
+      state.cursorOpen = true;
+    }
+    if (!copySegment(engine, edge, state, move, source)) {
+      return moved;
+    }
+    moved = true;
+    budget -= std::min(budget, state.cursor.bytes());
+    state.cursor.next();
+    if (state.cursor.done()) {
+      state.cursorOpen = false;
+      ++state.move;
+    }
+    if (budget == 0) {
+      break;
+    }
+  }
+  return moved;
+}
+
+Status PlanRun::readBox(Engine& engine, Connection& connection, const StridedBox& dst, const RemoteInput& source, const Dims& sourceOffset,
+                        const Dims& shape, std::size_t elemBytes) {
+  const std::uint64_t remote = source.address + static_cast<std::uint64_t>(byteOffset(source.byteStrides, sourceOffset));
+  const std::size_t bytes = static_cast<std::size_t>(numElements(shape)) * elemBytes;
+  std::size_t localRun = 0;
+  countRuns(dst, shape, elemBytes, &localRun);
+  const bool unpack = localRun < std::min(kMinScatterRun, bytes);
+  StridedBox local = dst;
+  if (unpack) {
+    local = {engine.scratch(bytes).data(), packedByteStrides(shape, elemBytes)};
+    localRun = bytes;
+  }
+  localRuns_.clear();
+  forEachRun(local, shape, elemBytes, [&](std::byte* run, std::size_t) { localRuns_.push_back(run); });
+  // Both sides go through the same elements in row-major order, each in runs of its own length.
+  runs_.clear();
+  std::size_t localDone = 0;
+  // forEachRun only computes addresses, so an address of another process is as good as any.
+  forEachRun({reinterpret_cast<std::byte*>(remote), source.byteStrides}, shape, elemBytes, [&](std::byte* run, std::size_t runBytes) {
+    auto address = reinterpret_cast<std::uint64_t>(run);
+    while (runBytes > 0) {
+      const std::size_t part = std::min(runBytes, localRun - localDone % localRun);
+      runs_.push_back({localRuns_[localDone / localRun] + localDone % localRun, address, part});
+      localDone += part;
+      address += part;
+      runBytes -= part;
+    }
+  });
+  SW_RETURN_IF_ERROR(connection.read(runs_));
+  if (unpack) {
+    unpackBox(dst, local.bytes, shape, elemBytes);
+  }
+  return Status::ok();
+}
+
+// ---- reductions
+
+Reach PlanRun::reachOf(const PlanSource& source) {
+  if (source.rank == plan_->rank) {
+    return Reach::kDirect;
+  }
+  const ReceiveState& state = receiveFrom(source.rank);
+  return state.silent ? Reach::kNone : state.slots[static_cast<std::size_t>(source.slot)].reach;
+}
+
+bool PlanRun::appearsLater(const PlanMove& move, std::uint32_t index) const {
+  const Rank rank = plan_->sources[move.firstSource + index].rank;
+  for (std::uint32_t i = index + 1; i < move.numSources; ++i) {
+    if (plan_->sources[move.firstSource + i].rank == rank) {
+      return true;
+    }
+  }
+  return false;
+}
+
+PlanRun::Take PlanRun::gatherSources(Engine& engine, const PlanMove& move) {
+  for (; combineReady_ < move.numSources; ++combineReady_) {
+    const PlanSource& source = plan_->sources[move.firstSource + combineReady_];
+    StridedBox& box = combineSources_[combineReady_];
+    Dims offset = source.offset;
+    addTo(offset, cursor_.offset());
+    if (source.rank == plan_->rank) {
+      box = boxOf(inputs_[static_cast<std::size_t>(source.input)], offset);
+      continue;
+    }
+    const PlanEdge& edge = plan_->receives[static_cast<std::size_t>(receiveOf_[static_cast<std::size_t>(source.rank)])];
+    ReceiveState& state = receiveFrom(source.rank);
+    if (!readyToRead(engine, edge, state)) {
+      return Take::kNotReady;
+    }
+    const Reach reach = reachOf(source);
+    if (reach == Reach::kDirect) {
+      const RemoteInput& slot = state.slots[static_cast<std::size_t>(source.slot)];
+      box = {const_cast<std::byte*>(slot.base) + byteOffset(slot.byteStrides, offset), slot.byteStrides};
+    } else if (reach == Reach::kNone) {
+      // The edge's copies come first on the wire.
+      if (state.move < edge.count || openFrame(engine, edge, state) != Take::kDone) {
+        return Take::kNotReady;
+      }
+      const std::size_t bytes = cursor_.bytes();
+      if (state.frame.size() - state.read < bytes) {
+        engine.desync(edge.peer, seq);
+        return Take::kFailed;
+      }
+      const std::byte* packed = state.frame.data() + state.read;
+      if (appearsLater(move, combineReady_)) {
+        // The peer's next source of this combine is behind this one: keep this one apart. held_ was sized for all of them.
+        std::byte* copy = held_.data() + heldBytes_;
+        std::copy_n(packed, bytes, copy);
+        heldBytes_ += bytes;
+        consume(engine, edge, state, bytes);
+        packed = copy;
+      }
+      box = {const_cast<std::byte*>(packed), packedByteStrides(cursor_.shape(), elemBytesOf(move))};
+    }
+  }
+  return Take::kDone;
+}
+
+bool PlanRun::fetchCopied(Engine& engine, const PlanMove& move) {
+  std::size_t copied = 0;
+  for (std::uint32_t i = 0; i < move.numSources; ++i) {
+    copied += reachOf(plan_->sources[move.firstSource + i]) == Reach::kCopy ? 1 : 0;
+  }
+  if (copied == 0) {
+    return true;
+  }
+  // Room for one more segment: readBox may use the scratch's beginning to unpack, but packed destinations never need that.
+  std::byte* next = engine.scratch(copied * cursor_.bytes()).data();
+  const Dims strides = packedByteStrides(cursor_.shape(), elemBytesOf(move));
+  for (std::uint32_t i = 0; i < move.numSources; ++i) {
+    const PlanSource& source = plan_->sources[move.firstSource + i];
+    if (reachOf(source) != Reach::kCopy) {
+      continue;
+    }
+    Dims offset = source.offset;
+    addTo(offset, cursor_.offset());
+    const StridedBox box{next, strides};
+    Status status =
+        readBox(engine, *engine.connection(source.rank), box, receiveFrom(source.rank).slots[static_cast<std::size_t>(source.slot)], offset,
+                cursor_.shape(), elemBytesOf(move));
+    if (!status.isOk()) {
+      engine.poison(std::move(status), true);
+      return false;
+    }
+    combineSources_[i] = box;
+    next += cursor_.bytes();
+  }
+  return true;
+}
+
+void PlanRun::consumeSources(Engine& engine, const PlanMove& move) {
+  for (std::uint32_t i = 0; i < move.numSources; ++i) {
+    const PlanSource& source = plan_->sources[move.firstSource + i];
+    if (source.rank != plan_->rank && reachOf(source) == Reach::kNone && !appearsLater(move, i)) {
+      consume(engine, plan_->receives[static_cast<std::size_t>(receiveOf_[static_cast<std::size_t>(source.rank)])],
+              receiveFrom(source.rank), cursor_.bytes());
+    }
+  }
+}
+
+bool PlanRun::stepCombines(Engine& engine) {
+  std::size_t budget = kCopySegment;
+  bool moved = false;
+  while (plan_->firstCombine + combine_ < plan_->moves.size() && budget > 0) {
+    const PlanMove& move = plan_->moves[plan_->firstCombine + combine_];
+    if (!cursorOpen_) {
+      cursor_ = SegmentCursor(move.shape, elemBytesOf(move), engine.segmentBytes());
+      cursorOpen_ = true;
+      combineReady_ = 0;
+      heldBytes_ = 0;
+      if (held_.size() < move.numSources * cursor_.bytes() && plan_->worldSize > 1) {
+        held_.resize(move.numSources * cursor_.bytes());
+      }
+    }
+    if (gatherSources(engine, move) != Take::kDone || !fetchCopied(engine, move)) {
+      return moved;
+    }
+    reduceBox(outputBox(move, cursor_.offset()), std::span(combineSources_).first(move.numSources), cursor_.shape(),
+              plan_->outputs[static_cast<std::size_t>(move.output)].dtype, move.reduction);
+    consumeSources(engine, move);
+    moved = true;
+    budget -= std::min(budget, cursor_.bytes());
+    combineReady_ = 0;
+    heldBytes_ = 0;
+    cursor_.next();
+    if (cursor_.done()) {
+      cursorOpen_ = false;
+      ++combine_;
+    }
+  }
+  return moved;
+}
+
+bool PlanRun::finishReceives(Engine& engine) {
+  bool moved = false;
+  const bool combined = plan_->firstCombine + combine_ == plan_->moves.size();
+  for (std::size_t i = 0; i < receives_.size(); ++i) {
+    const PlanEdge& edge = plan_->receives[i];
+    ReceiveState& state = receives_[i];
+    if (state.done || state.move < edge.count || (state.hasCombines && !combined)) {
+      continue;
+    }
+    if (!state.frame.empty()) {
+      engine.desync(edge.peer, seq);  // the peer sent more than this operation takes
+      continue;
+    }
+    if (state.anyExposed && !engine.sendControl(edge.peer, {.kind = FrameKind::kAck, .seq = seq, .fingerprint = fingerprint})) {
+      continue;  // no room for the acknowledgement now
+    }
+    state.done = true;
+    moved = true;
+  }
+  return moved;
+}
+
+}  // namespace shardwire::internal

@@ -1,0 +1,223 @@
+// The sending half of a run: choose a path for each input, post what peers read themselves, pack what must be staged.
+#include <algorithm>
+
+#include "backend/exec/engine.h"
+#include "backend/exec/plan_run.h"
+
+namespace shardwire::internal {
+
+namespace {
+
+// Below this average run, reading another process's memory costs more in page look-ups than packing does.
+constexpr std::size_t kMinCopyRun = 2048;
+
+// Bytes from the first to one past the last element; 0 when empty.
+std::size_t extentBytes(const TensorView& view) {
+  std::int64_t last = 0;
+  for (int d = 0; d < view.shape.size(); ++d) {
+    if (view.shape[d] == 0) {
+      return 0;
+    }
+    last += (view.shape[d] - 1) * view.strides[d];
+  }
+  return (static_cast<std::size_t>(last) + 1) * elementBytes(view.dtype);
+}
+
+}  // namespace
+
+void PlanRun::choosePaths(Engine& engine, std::size_t index) {
+  const PlanEdge& edge = plan_->sends[index];
+  SendState& state = sends_[index];
+  state.started = true;
+  state.item = 0;
+  if (edge.bytes <= engine.options().inlineBytes) {
+    state.silent = state.anyStaged = true;
+    std::fill(state.reach.begin(), state.reach.end(), Reach::kNone);
+    return;
+  }
+  Connection& connection = *engine.connection(edge.peer);
+  for (std::size_t slot = 0; slot < edge.inputs.size(); ++slot) {
+    const TensorView& view = inputs_[static_cast<std::size_t>(edge.inputs[slot])];
+    state.reach[slot] = connection.expose(view.bytes, extentBytes(view), &state.address[slot]);
+  }
+  // Cross-memory reads pay per run: tensors that would be read in crumbs are staged instead.
+  std::size_t slotBytes = 0;
+  std::uint64_t slotRuns = 0;
+  for (std::size_t slot = 0; slot < edge.inputs.size(); ++slot) {
+    if (state.reach[slot] != Reach::kCopy) {
+      continue;
+    }
+    slotBytes = 0;
+    slotRuns = 0;
+    const TensorView& view = inputs_[static_cast<std::size_t>(edge.inputs[slot])];
+    for (std::uint32_t i = 0; i < edge.count; ++i) {
+      const PlanSendItem& item = plan_->sendItems[edge.first + i];
+      if (item.slot == static_cast<std::int32_t>(slot)) {
+        slotRuns += countRuns(boxOf(view, item.offset), item.shape, elementBytes(view.dtype));
+        slotBytes += static_cast<std::size_t>(numElements(item.shape)) * elementBytes(view.dtype);
+      }
+    }
+    if (slotBytes < kMinCopyRun * slotRuns) {
+      state.reach[slot] = Reach::kNone;
+    }
+  }
+  for (const Reach reach : state.reach) {
+    (reach == Reach::kNone ? state.anyStaged : state.anyExposed) = true;
+  }
+}
+
+bool PlanRun::stepSend(Engine& engine, std::size_t index, std::vector<bool>& blockedBulk) {
+  const PlanEdge& edge = plan_->sends[index];
+  SendState& state = sends_[index];
+  if (state.done) {
+    return false;
+  }
+  bool moved = false;
+  if (!state.started) {
+    choosePaths(engine, index);
+    moved = true;
+  }
+  if (!state.silent && state.slotsPosted < edge.inputs.size()) {
+    moved |= postSlots(engine, index);
+  }
+  bool packed = !state.anyStaged;
+  if (state.anyStaged) {
+    std::vector<bool>::reference blocked = blockedBulk[static_cast<std::size_t>(edge.peer)];
+    if (state.item < edge.count && !blocked) {
+      moved |= packSome(engine, index);
+    }
+    packed = state.item == edge.count;
+    if (!packed) {
+      blocked = true;
+    }
+  }
+  const bool posted = state.silent || state.slotsPosted == edge.inputs.size();
+  if (posted && packed && (state.acked || !state.anyExposed)) {
+    state.done = true;
+    moved = true;
+  }
+  return moved;
+}
+
+bool PlanRun::postSlots(Engine& engine, std::size_t index) {
+  const PlanEdge& edge = plan_->sends[index];
+  SendState& state = sends_[index];
+  Connection& connection = *engine.connection(edge.peer);
+  bool moved = false;
+  const auto entryBytes = [&](std::uint32_t slot) {
+    const TensorView& view = inputs_[static_cast<std::size_t>(edge.inputs[slot])];
+    return sizeof(PostEntry) + static_cast<std::size_t>(view.shape.size()) * sizeof(std::int64_t);
+  };
+  while (state.slotsPosted < edge.inputs.size()) {
+    std::uint32_t end = state.slotsPosted;
+    std::size_t bytes = sizeof(FrameHeader);
+    while (end < edge.inputs.size() && bytes + entryBytes(end) <= connection.maxFrameBytes(Lane::kControl)) {
+      bytes += entryBytes(end++);
+    }
+    const auto frame = connection.reserve(Lane::kControl, bytes, bytes);
+    if (frame.empty()) {
+      return moved;
+    }
+    writeHeader(frame, {.kind = FrameKind::kPost,
+                        .payloadBytes = static_cast<std::uint32_t>(bytes - sizeof(FrameHeader)),
+                        .seq = seq,
+                        .fingerprint = fingerprint,
+                        .a = state.slotsPosted,
+                        .b = end - state.slotsPosted});
+    std::byte* out = frame.data() + sizeof(FrameHeader);
+    for (; state.slotsPosted < end; ++state.slotsPosted) {
+      const std::uint32_t slot = state.slotsPosted;
+      const TensorView& view = inputs_[static_cast<std::size_t>(edge.inputs[slot])];
+      const PostEntry entry{.reach = static_cast<std::uint8_t>(state.reach[slot]),
+                            .numDims = static_cast<std::uint8_t>(view.shape.size()),
+                            .space = state.address[slot].space,
+                            .address = state.address[slot].value};
+      std::memcpy(out, &entry, sizeof entry);
+      out += sizeof entry;
+      for (const std::int64_t stride : view.strides) {
+        const std::int64_t byteStride = stride * static_cast<std::int64_t>(elementBytes(view.dtype));
+        std::memcpy(out, &byteStride, sizeof byteStride);
+        out += sizeof byteStride;
+      }
+    }
+    connection.commit(Lane::kControl, bytes);
+    moved = true;
+  }
+  return moved;
+}
+
+bool PlanRun::openGroup(SendState& state, const PlanEdge& edge, std::size_t segmentBytes) {
+  while (state.item < edge.count) {
+    const PlanSendItem* items = &plan_->sendItems[edge.first];
+    state.groupEnd = state.item + 1;
+    bool staged = state.reach[static_cast<std::size_t>(items[state.item].slot)] == Reach::kNone;
+    while (state.groupEnd < edge.count && items[state.groupEnd].withPrevious) {
+      staged |= state.reach[static_cast<std::size_t>(items[state.groupEnd].slot)] == Reach::kNone;
+      ++state.groupEnd;
+    }
+    if (staged) {
+      const PlanSendItem& item = items[state.item];
+      state.cursor = SegmentCursor(item.shape, elementBytes(plan_->inputs[static_cast<std::size_t>(item.input)].dtype), segmentBytes);
+      state.inGroup = state.item;
+      return true;
+    }
+    state.item = state.groupEnd;
+  }
+  return false;
+}
+
+void PlanRun::commitFrame(Engine& engine, const PlanEdge& edge, SendState& state) {
+  if (state.frame.empty()) {
+    return;
+  }
+  writeHeader(state.frame, {.kind = FrameKind::kBytes,
+                            .flags = state.silent ? kNoPost : std::uint16_t{0},
+                            .payloadBytes = static_cast<std::uint32_t>(state.filled - sizeof(FrameHeader)),
+                            .seq = seq,
+                            .fingerprint = fingerprint,
+                            .a = static_cast<std::uint32_t>(engine.segmentBytes())});
+  engine.connection(edge.peer)->commit(Lane::kBulk, state.filled);
+  state.frame = {};
+}
+
+bool PlanRun::packSome(Engine& engine, std::size_t index) {
+  const PlanEdge& edge = plan_->sends[index];
+  SendState& state = sends_[index];
+  Connection& connection = *engine.connection(edge.peer);
+  // A short edge takes no more of the ring than it needs.
+  const std::size_t wanted = sizeof(FrameHeader) + std::min<std::size_t>(engine.segmentBytes(), edge.bytes);
+  bool moved = false;
+  while (!state.cursor.done() || openGroup(state, edge, engine.segmentBytes())) {
+    for (; state.inGroup < state.groupEnd; ++state.inGroup) {
+      const PlanSendItem& item = plan_->sendItems[edge.first + state.inGroup];
+      if (state.reach[static_cast<std::size_t>(item.slot)] != Reach::kNone) {
+        continue;
+      }
+      const std::size_t bytes = state.cursor.bytes();
+      if (state.frame.size() < state.filled + bytes || state.frame.empty()) {
+        commitFrame(engine, edge, state);
+        state.frame = connection.reserve(Lane::kBulk, sizeof(FrameHeader) + bytes, std::max(wanted, sizeof(FrameHeader) + bytes));
+        if (state.frame.empty()) {
+          return moved;
+        }
+        state.filled = sizeof(FrameHeader);
+      }
+      const TensorView& view = inputs_[static_cast<std::size_t>(item.input)];
+      Dims offset = item.offset;
+      for (int d = 0; d < offset.size(); ++d) {
+        offset[d] += state.cursor.offset()[d];
+      }
+      state.filled += packBox(state.frame.data() + state.filled, boxOf(view, offset), state.cursor.shape(), elementBytes(view.dtype));
+      moved = true;
+    }
+    state.inGroup = state.item;
+    state.cursor.next();
+    if (state.cursor.done()) {
+      state.item = state.groupEnd;
+    }
+  }
+  commitFrame(engine, edge, state);
+  return moved;
+}
+
+}  // namespace shardwire::internal

@@ -1,0 +1,63 @@
+#include "backend/flat_tensor.h"
+
+#include "backend/memory/shared_heap.h"
+#include "ops/plan/strided_runs.h"
+
+namespace shardwire::internal {
+
+namespace {
+
+bool isContiguous(const TensorView& tensor) {
+  std::int64_t expected = 1;
+  for (int d = tensor.shape.size() - 1; d >= 0; --d) {
+    if (tensor.shape[d] != 1 && tensor.strides[d] != expected) {
+      return false;
+    }
+    expected *= tensor.shape[d];
+  }
+  return true;
+}
+
+}  // namespace
+
+Result<TensorView> FlatTensors::flatten(const TensorView& tensor, bool pack, bool unpack) {
+  const std::int64_t elems = numElements(tensor.shape);
+  if (elems == 0 || isContiguous(tensor)) {
+    return TensorView::contiguous(tensor.bytes, tensor.dtype, {elems});
+  }
+  const std::size_t bytes = static_cast<std::size_t>(elems) * elementBytes(tensor.dtype);
+  // In the shared heap, so that peers read the copy directly.
+  Result<SharedHeap*> heap = SharedHeap::instance();
+  if (!heap.isOk()) {
+    return heap.status();
+  }
+  Result<void*> memory = (*heap)->allocate(bytes);
+  if (!memory.isOk()) {
+    return memory.status();
+  }
+  std::shared_ptr<void> owner(*memory, [heap = *heap](void* block) { heap->free(block); });
+  auto* packed = static_cast<std::byte*>(*memory);
+  if (pack) {
+    packBox(packed, boxOf(tensor, Dims::filled(tensor.shape.size(), 0)), tensor.shape, elementBytes(tensor.dtype));
+  }
+  if (copies_ == nullptr) {
+    copies_ = std::make_shared<std::vector<Copy>>();
+  }
+  copies_->push_back({tensor, packed, std::move(owner), unpack});
+  return TensorView::contiguous(packed, tensor.dtype, {elems});
+}
+
+std::function<void()> FlatTensors::finish() const {
+  if (copies_ == nullptr) {
+    return nullptr;
+  }
+  return [copies = copies_] {
+    for (const Copy& copy : *copies) {
+      if (copy.unpack) {
+        unpackBox(boxOf(copy.user, Dims::filled(copy.user.shape.size(), 0)), copy.packed, copy.user.shape, elementBytes(copy.user.dtype));
+      }
+    }
+  };
+}
+
+}  // namespace shardwire::internal

@@ -1,0 +1,309 @@
+#include "backend/memory/shared_heap.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <memory>
+#include <unordered_map>
+#include <unordered_set>
+
+#include "backend/base/log.h"
+#include "backend/base/mapping.h"
+#include "backend/base/memfd.h"
+#include "backend/base/mutex.h"
+#include "backend/base/system_error.h"
+#include "backend/memory/extent_map.h"
+#include "backend/memory/small_blocks.h"
+#include "shardwire/options.h"
+
+namespace shardwire::internal {
+namespace {
+
+constexpr std::uint64_t kPage = 4096;
+constexpr std::uint64_t kHugePage = std::uint64_t{2} << 20;
+constexpr std::uint64_t kLeastAutoBytes = std::uint64_t{64} << 20;
+constexpr std::size_t kBlockAlignment = 64;
+
+std::uint64_t roundUp(std::uint64_t bytes, std::uint64_t unit) {
+  return (bytes + unit - 1) & ~(unit - 1);
+}
+
+std::uint64_t machineBytes() {
+  return static_cast<std::uint64_t>(::sysconf(_SC_PHYS_PAGES)) * static_cast<std::uint64_t>(::sysconf(_SC_PAGESIZE));
+}
+
+// Freed bytes that keep their pages: touching new shared pages costs several times what copying into old ones does.
+std::uint64_t cacheLimit() {
+  const std::uint64_t machine = machineBytes();
+  return std::min(machine / 8, std::max(std::uint64_t{1} << 30, machine / 32));
+}
+
+// Ordinary memory that stands in for the heap in a forked child that still uses its parent's object.
+struct OrdinaryBlocks {
+  Mutex mutex;
+  std::unordered_set<void*> blocks SW_GUARDED_BY(mutex);
+
+  Result<void*> allocate(std::size_t bytes) {
+    void* block = nullptr;
+    const int error = ::posix_memalign(&block, kBlockAlignment, std::max<std::size_t>(bytes, 1));
+    if (error != 0) {
+      return systemError(fmt::format("cannot allocate {} bytes", bytes), error);
+    }
+    const MutexLock lock(mutex);
+    blocks.insert(block);
+    return block;
+  }
+  bool free(void* block) {
+    {
+      const MutexLock lock(mutex);
+      if (blocks.erase(block) == 0) {
+        return false;
+      }
+    }
+    ::free(block);
+    return true;
+  }
+};
+OrdinaryBlocks& ordinaryBlocks() {
+  static auto* made = new OrdinaryBlocks;  // never destroyed: blocks may outlive static destructors
+  return *made;
+}
+
+class MemfdHeap final : public SharedHeap {
+ public:
+  // `inherited`: the parent's heap that this process must leave alone; may be null.
+  static Result<std::unique_ptr<MemfdHeap>> create(std::uint64_t bytes, const MemfdHeap* inherited) {
+    auto fd = makeMemfd("shardwire-heap", bytes);
+    SW_RETURN_IF_ERROR(fd.status());
+    auto mapping = Mapping::shared(fd->get(), 0, bytes, Access::kReadWrite, "the shared heap", kHugePage);
+    SW_RETURN_IF_ERROR(mapping.status());
+    ::madvise(mapping->bytes(), bytes, MADV_HUGEPAGE);  // advice only: refused where the kernel has no huge shared pages
+    return std::unique_ptr<MemfdHeap>(new MemfdHeap(std::move(*fd), std::move(*mapping), inherited));
+  }
+
+  Result<void*> allocate(std::size_t bytes) override;
+  void free(void* bytes) override;
+  std::optional<std::uint64_t> offsetOf(const void* bytes, std::size_t size) const override;
+  int fd() const override { return fd_.get(); }
+  std::uint64_t reservedBytes() const override { return mapping_.size(); }
+  std::uint64_t usedBytes() const override { return usedBytes_.load(std::memory_order_relaxed); }
+
+  // In the child of a fork: from now on the heap is the parent's.
+  void disown() { isInherited_.store(true, std::memory_order_relaxed); }
+
+ private:
+  MemfdHeap(Fd fd, Mapping mapping, const MemfdHeap* inherited)
+      : fd_(std::move(fd)), mapping_(std::move(mapping)), inherited_(inherited), cacheLimit_(cacheLimit()), extents_(mapping_.size()) {}
+
+  bool contains(const void* bytes) const {
+    const auto* at = static_cast<const std::byte*>(bytes);
+    return at >= mapping_.bytes() && at < mapping_.bytes() + mapping_.size();
+  }
+  std::optional<std::uint64_t> takeSmall(std::uint64_t bytes) SW_REQUIRES(mutex_);
+  std::optional<std::uint64_t> takeLarge(std::uint64_t bytes) SW_REQUIRES(mutex_);
+  void giveBack(std::uint64_t offset) SW_REQUIRES(mutex_);
+  // Returns pages of free extents to the system until at most `limit` bytes keep theirs.
+  void purge(std::uint64_t limit) SW_EXCLUDES(mutex_);
+
+  const Fd fd_;
+  const Mapping mapping_;
+  const MemfdHeap* const inherited_;
+  const std::uint64_t cacheLimit_;
+  std::atomic<bool> isInherited_{false};  // set once, in a child that has one thread then
+  std::atomic<std::uint64_t> usedBytes_{0};
+  Mutex mutex_;
+  ExtentMap extents_ SW_GUARDED_BY(mutex_);
+  SmallBlocks small_ SW_GUARDED_BY(mutex_);
+  std::unordered_map<std::uint64_t, std::uint64_t> large_ SW_GUARDED_BY(mutex_);  // offset -> bytes
+};
+
+std::optional<std::uint64_t> MemfdHeap::takeSmall(std::uint64_t bytes) {
+  const int sizeClass = sizeClassOf(bytes);
+  auto offset = small_.take(sizeClass);
+  if (!offset) {
+    const auto slab = extents_.take(kSlabBytes, kSlabBytes);
+    if (!slab) {
+      return std::nullopt;
+    }
+    small_.addSlab(slab->offset, sizeClass);
+    offset = small_.take(sizeClass);
+  }
+  usedBytes_.fetch_add(sizeClassBytes(sizeClass), std::memory_order_relaxed);
+  return offset;
+}
+
+std::optional<std::uint64_t> MemfdHeap::takeLarge(std::uint64_t bytes) {
+  const std::uint64_t unit = bytes >= kHugePage ? kHugePage : kPage;
+  const auto extent = extents_.take(roundUp(bytes, unit), unit);
+  if (!extent) {
+    return std::nullopt;
+  }
+  large_.emplace(extent->offset, extent->bytes);
+  usedBytes_.fetch_add(extent->bytes, std::memory_order_relaxed);
+  return extent->offset;
+}
+
+Result<void*> MemfdHeap::allocate(std::size_t bytes) {
+  if (isInherited_.load(std::memory_order_relaxed)) {
+    return ordinaryBlocks().allocate(bytes);
+  }
+  if (bytes <= mapping_.size()) {  // else rounding might overflow
+    for (const bool again : {false, true}) {
+      if (again) {
+        purge(0);  // dirty and clean neighbours become one, which may be enough
+      }
+      const MutexLock lock(mutex_);
+      const auto offset = bytes <= kMaxSmallBytes ? takeSmall(bytes) : takeLarge(bytes);
+      if (offset) {
+        return static_cast<void*>(mapping_.bytes() + *offset);
+      }
+    }
+  }
+  return Status{StatusCode::kSystem,
+                fmt::format("the shared heap of {} bytes has {} in use and no room for {} more: raise SHARDWIRE_HEAP_BYTES",
+                            mapping_.size(), usedBytes(), bytes)};
+}
+
+void MemfdHeap::giveBack(std::uint64_t offset) {
+  if (const auto freed = small_.give(offset)) {
+    usedBytes_.fetch_sub(freed->bytes, std::memory_order_relaxed);
+    if (freed->emptySlab) {
+      extents_.give({*freed->emptySlab, kSlabBytes}, true);
+    }
+    return;
+  }
+  const auto found = large_.find(offset);
+  const bool isAllocatedBlock = found != large_.end();
+  SW_CHECK(isAllocatedBlock);  // else freed twice, or not the address that allocate() gave
+  usedBytes_.fetch_sub(found->second, std::memory_order_relaxed);
+  extents_.give({offset, found->second}, true);
+  large_.erase(found);
+}
+
+void MemfdHeap::free(void* bytes) {
+  if (!contains(bytes)) {
+    for (const MemfdHeap* heap = inherited_; heap != nullptr; heap = heap->inherited_) {
+      if (heap->contains(bytes)) {
+        return;
+      }
+    }
+    const bool isOurs = ordinaryBlocks().free(bytes);
+    SW_CHECK(isOurs);  // else not from this heap
+    return;
+  }
+  if (isInherited_.load(std::memory_order_relaxed)) {
+    return;
+  }
+  bool isFull = false;
+  {
+    const MutexLock lock(mutex_);
+    giveBack(static_cast<std::uint64_t>(static_cast<std::byte*>(bytes) - mapping_.bytes()));
+    isFull = extents_.dirtyBytes() > cacheLimit_;
+  }
+  if (isFull) {
+    purge(cacheLimit_);
+  }
+}
+
+void MemfdHeap::purge(std::uint64_t limit) {
+  while (true) {
+    std::optional<Extent> extent;
+    {
+      const MutexLock lock(mutex_);
+      if (extents_.dirtyBytes() > limit) {
+        extent = extents_.takeOldestDirty(roundUp(extents_.dirtyBytes() - limit, kHugePage));
+      }
+    }
+    if (!extent) {
+      return;
+    }
+    // Nobody else has the extent now, so the lock need not be held while the kernel works.
+    if (::fallocate(fd_.get(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, static_cast<off_t>(extent->offset),
+                    static_cast<off_t>(extent->bytes)) != 0) {
+      logWarn("the shared heap could not return {} bytes to the system: {}", extent->bytes, errnoText(errno));
+    }
+    const MutexLock lock(mutex_);
+    extents_.give(*extent, false);
+  }
+}
+
+std::optional<std::uint64_t> MemfdHeap::offsetOf(const void* bytes, std::size_t size) const {
+  if (!contains(bytes) || isInherited_.load(std::memory_order_relaxed)) {
+    return std::nullopt;
+  }
+  const auto offset = static_cast<std::uint64_t>(static_cast<const std::byte*>(bytes) - mapping_.bytes());
+  if (size > mapping_.size() - offset) {
+    return std::nullopt;
+  }
+  return offset;
+}
+
+// The process's heap. Never destroyed: tensors may be freed by static destructors.
+Mutex instanceMutex;
+std::atomic<MemfdHeap*> current{nullptr};
+MemfdHeap* inherited = nullptr;  // guarded by instanceMutex; apart from the fork handlers, which clang cannot follow
+
+void beforeFork() SW_NO_THREAD_SAFETY_ANALYSIS {
+  instanceMutex.lock();
+}
+void afterForkInParent() SW_NO_THREAD_SAFETY_ANALYSIS {
+  instanceMutex.unlock();
+}
+void afterForkInChild() SW_NO_THREAD_SAFETY_ANALYSIS {
+  if (MemfdHeap* heap = current.load(std::memory_order_relaxed)) {
+    heap->disown();
+    inherited = heap;
+    current.store(nullptr, std::memory_order_relaxed);
+  }
+  instanceMutex.unlock();
+}
+
+Result<std::unique_ptr<MemfdHeap>> makeHeap(const MemfdHeap* parentHeap) {
+  const auto options = Options::fromEnvironment();
+  SW_RETURN_IF_ERROR(options.status());
+  if (options->heapBytes != 0) {
+    return MemfdHeap::create(roundUp(options->heapBytes, kHugePage), parentHeap);
+  }
+  std::uint64_t bytes = roundUp(2 * machineBytes(), kHugePage);
+  while (true) {
+    auto heap = MemfdHeap::create(bytes, parentHeap);
+    if (heap.isOk() || bytes / 2 < kLeastAutoBytes) {
+      return heap;
+    }
+    bytes = roundUp(bytes / 2, kHugePage);  // address space or file size is limited: take what is allowed
+  }
+}
+
+}  // namespace
+
+Result<SharedHeap*> SharedHeap::instance() {
+  if (MemfdHeap* heap = current.load(std::memory_order_acquire)) {
+    return heap;
+  }
+  const MutexLock lock(instanceMutex);
+  if (MemfdHeap* heap = current.load(std::memory_order_relaxed)) {
+    return heap;
+  }
+  static const int atfork = ::pthread_atfork(beforeFork, afterForkInParent, afterForkInChild);
+  if (atfork != 0) {
+    return systemError("pthread_atfork", atfork);
+  }
+  auto heap = makeHeap(inherited);
+  SW_RETURN_IF_ERROR(heap.status());
+  MemfdHeap* made = heap->release();
+  current.store(made, std::memory_order_release);  // pairs with the load above
+  return made;
+}
+
+SharedHeap* SharedHeap::instanceIfMade() {
+  return current.load(std::memory_order_acquire);
+}
+
+}  // namespace shardwire::internal

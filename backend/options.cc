@@ -1,0 +1,140 @@
+#include "shardwire/options.h"
+
+#include <fmt/format.h>
+#include <stdlib.h>
+
+#include <charconv>
+#include <cmath>
+#include <limits>
+#include <optional>
+#include <string_view>
+
+namespace shardwire {
+namespace {
+
+constexpr std::size_t kMinRingBytes = std::size_t{16} << 10;
+constexpr std::size_t kMaxRingBytes = std::size_t{1} << 30;
+constexpr std::size_t kMaxInlineBytes = std::size_t{256} << 10;
+constexpr std::size_t kMinHeapBytes = std::size_t{2} << 20;
+constexpr std::size_t kMaxHeapBytes = std::size_t{1} << 46;  // half of x86-64's address space for users
+
+Status invalid(const char* name, std::string_view text, std::string_view wanted) {
+  return {StatusCode::kInvalidArgument, fmt::format("{}={} is not {}", name, text, wanted)};
+}
+
+// The value of a variable; an empty one counts as absent.
+std::optional<std::string_view> variable(const char* name) {
+  const char* text = ::getenv(name);
+  if (text == nullptr || *text == '\0') {
+    return std::nullopt;
+  }
+  return text;
+}
+
+// "1048576", "1024K", "1M", "2G"
+std::optional<std::uint64_t> parseBytes(std::string_view text) {
+  std::uint64_t value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error != std::errc()) {
+    return std::nullopt;
+  }
+  const std::string_view suffix = text.substr(static_cast<std::size_t>(end - text.data()));
+  int shift = 0;
+  if (suffix == "K" || suffix == "k") {
+    shift = 10;
+  } else if (suffix == "M" || suffix == "m") {
+    shift = 20;
+  } else if (suffix == "G" || suffix == "g") {
+    shift = 30;
+  } else if (!suffix.empty()) {
+    return std::nullopt;
+  }
+  if (value > (std::numeric_limits<std::uint64_t>::max() >> shift)) {
+    return std::nullopt;
+  }
+  return value << shift;
+}
+
+Status readBytes(const char* name, std::size_t least, std::size_t most, bool zeroIsLegal, std::size_t* bytes) {
+  const auto text = variable(name);
+  if (!text) {
+    return Status::ok();
+  }
+  const auto value = parseBytes(*text);
+  if (!value || ((*value < least || *value > most) && !(zeroIsLegal && *value == 0))) {
+    return invalid(name, *text,
+                   fmt::format("a number of bytes between {} and {}{} (suffixes K, M, G)", least, most, zeroIsLegal ? " or 0" : ""));
+  }
+  *bytes = *value;
+  return Status::ok();
+}
+
+// A number of `unit`s, fractions allowed. Negative values only where they mean something.
+Status readDuration(const char* name, Duration unit, bool negativeIsLegal, Duration* duration) {
+  const auto text = variable(name);
+  if (!text) {
+    return Status::ok();
+  }
+  double value = 0;
+  const auto [end, error] = std::from_chars(text->data(), text->data() + text->size(), value);
+  const double nanoseconds = value * static_cast<double>(unit.count());
+  const bool isNumber = error == std::errc() && end == text->data() + text->size() && std::isfinite(nanoseconds);
+  if (!isNumber || std::abs(nanoseconds) > 9e18 || (value < 0 && !negativeIsLegal) || (value == 0 && !negativeIsLegal)) {
+    return invalid(name, *text, negativeIsLegal ? "a number" : "a number above 0");
+  }
+  *duration = value < 0 ? Duration(-1) : Duration(static_cast<Duration::rep>(nanoseconds));
+  return Status::ok();
+}
+
+constexpr const char* kOrdinaryPathName = "SHARDWIRE_ORDINARY_PATH";
+
+Status readOrdinaryPath(OrdinaryPath* path) {
+  const auto text = variable(kOrdinaryPathName);
+  if (!text || *text == "auto") {
+    return Status::ok();
+  }
+  if (*text == "cross_memory") {
+    *path = OrdinaryPath::kCrossMemory;
+  } else if (*text == "staged") {
+    *path = OrdinaryPath::kStaged;
+  } else {
+    return invalid(kOrdinaryPathName, *text, "one of auto, cross_memory, staged");
+  }
+  return Status::ok();
+}
+
+std::string_view ordinaryPathName(OrdinaryPath path) {
+  switch (path) {
+    case OrdinaryPath::kAuto:
+      return "auto";
+    case OrdinaryPath::kCrossMemory:
+      return "cross_memory";
+    case OrdinaryPath::kStaged:
+      return "staged";
+  }
+  return "?";
+}
+
+}  // namespace
+
+Result<Options> Options::fromEnvironment() {
+  Options options;
+  SW_RETURN_IF_ERROR(readDuration("SHARDWIRE_TIMEOUT_S", std::chrono::seconds(1), false, &options.timeout));
+  SW_RETURN_IF_ERROR(readDuration("SHARDWIRE_SPIN_US", std::chrono::microseconds(1), true, &options.spin));
+  SW_RETURN_IF_ERROR(readBytes("SHARDWIRE_RING_BYTES", kMinRingBytes, kMaxRingBytes, false, &options.ringBytes));
+  SW_RETURN_IF_ERROR(readBytes("SHARDWIRE_INLINE_BYTES", 0, kMaxInlineBytes, true, &options.inlineBytes));
+  SW_RETURN_IF_ERROR(readOrdinaryPath(&options.ordinaryPath));
+  SW_RETURN_IF_ERROR(readBytes("SHARDWIRE_HEAP_BYTES", kMinHeapBytes, kMaxHeapBytes, true, &options.heapBytes));
+  return options;
+}
+
+std::string toString(const Options& options) {
+  const std::chrono::duration<double> timeout = options.timeout;
+  const std::string spin =
+      options.spin < Duration::zero() ? "auto" : fmt::format("{}", std::chrono::duration<double, std::micro>(options.spin).count());
+  const std::string heap = options.heapBytes == 0 ? "auto" : fmt::format("{}", options.heapBytes);
+  return fmt::format("timeout_s={} spin_us={} ring_bytes={} inline_bytes={} ordinary_path={} heap_bytes={}", timeout.count(), spin,
+                     options.ringBytes, options.inlineBytes, ordinaryPathName(options.ordinaryPath), heap);
+}
+
+}  // namespace shardwire

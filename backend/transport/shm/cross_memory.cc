@@ -1,0 +1,174 @@
+#include "backend/transport/shm/cross_memory.h"
+
+#include <errno.h>
+#include <fmt/format.h>
+#include <limits.h>
+#include <stdio.h>
+#include <sys/prctl.h>
+#include <sys/uio.h>
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <vector>
+
+#include "backend/base/system_error.h"
+
+namespace shardwire::internal {
+namespace {
+
+constexpr std::size_t kMaxPieces = IOV_MAX;  // per call and side, the kernel's limit
+constexpr int kProbeRounds = 4;
+
+// Where the copy stands: the next byte is byte `offset` of runs[run].
+struct Cursor {
+  std::size_t run = 0;
+  std::size_t offset = 0;
+};
+
+// Pieces of one call. Neighbours on one side are one piece there, whatever they are on the other side.
+class Batch {
+ public:
+  // Takes runs from `cursor` on until either side is full.
+  Batch(std::span<const MemoryRun> runs, Cursor cursor) {
+    for (; cursor.run < runs.size(); ++cursor.run, cursor.offset = 0) {
+      const MemoryRun& run = runs[cursor.run];
+      const std::size_t bytes = run.bytes - cursor.offset;
+      if (bytes == 0) {
+        continue;
+      }
+      std::byte* local = run.local + cursor.offset;
+      // Only ever an address of the other process: never dereferenced here.
+      std::byte* remote = reinterpret_cast<std::byte*>(run.remote + cursor.offset);
+      const bool localJoins = joins(locals_, numLocals_, local);
+      const bool remoteJoins = joins(remotes_, numRemotes_, remote);
+      if ((!localJoins && numLocals_ == kMaxPieces) || (!remoteJoins && numRemotes_ == kMaxPieces)) {
+        break;
+      }
+      append(locals_, &numLocals_, localJoins, local, bytes);
+      append(remotes_, &numRemotes_, remoteJoins, remote, bytes);
+      bytes_ += bytes;
+    }
+  }
+
+  std::size_t bytes() const { return bytes_; }
+  ssize_t readFrom(pid_t pid) const { return ::process_vm_readv(pid, locals_.data(), numLocals_, remotes_.data(), numRemotes_, 0); }
+
+ private:
+  using Pieces = std::array<iovec, kMaxPieces>;
+
+  static bool joins(const Pieces& pieces, std::size_t count, const std::byte* next) {
+    return count > 0 && static_cast<std::byte*>(pieces[count - 1].iov_base) + pieces[count - 1].iov_len == next;
+  }
+  static void append(Pieces& pieces, std::size_t* count, bool joined, std::byte* bytes, std::size_t size) {
+    if (joined) {
+      pieces[*count - 1].iov_len += size;
+    } else {
+      pieces[(*count)++] = {bytes, size};
+    }
+  }
+
+  Pieces locals_;  // not initialised beyond what is used
+  Pieces remotes_;
+  std::size_t numLocals_ = 0;
+  std::size_t numRemotes_ = 0;
+  std::size_t bytes_ = 0;
+};
+
+void advance(std::span<const MemoryRun> runs, Cursor* cursor, std::size_t bytes) {
+  while (bytes > 0) {
+    const std::size_t step = std::min(bytes, runs[cursor->run].bytes - cursor->offset);
+    bytes -= step;
+    cursor->offset += step;
+    if (cursor->offset == runs[cursor->run].bytes) {
+      ++cursor->run;
+      cursor->offset = 0;
+    }
+  }
+}
+
+Status readError(const MemoryRun& run, std::size_t offset, const char* who, int error) {
+  std::string text =
+      fmt::format("reading {} bytes at {:#x} of {} (process_vm_readv): {}", run.bytes - offset, run.remote + offset, who, errnoText(error));
+  if (error == ESRCH) {
+    return {StatusCode::kPeerFailed, text + "; the process is gone"};
+  }
+  if (error == EFAULT) {
+    return {StatusCode::kInternal, text + "; the range is not (or no longer) readable memory on one of the two sides"};
+  }
+  return {StatusCode::kSystem, text + explainCrossMemoryError(error)};
+}
+
+std::byte probeByte(std::uint64_t secret, std::size_t i) {
+  return static_cast<std::byte>((secret >> ((i % 8) * 8)) ^ (i / 8));
+}
+
+}  // namespace
+
+void allowCrossMemoryReads() {
+  ::prctl(PR_SET_PTRACER, PR_SET_PTRACER_ANY, 0, 0, 0);  // EINVAL where there is no Yama: then nothing forbids it
+}
+
+std::string explainCrossMemoryError(int error) {
+  if (error == ENOSYS) {
+    return "; this kernel has no cross-memory attach (CONFIG_CROSS_MEMORY_ATTACH), or a seccomp filter hides it";
+  }
+  if (error != EPERM && error != EACCES) {
+    return "";
+  }
+  char yama = '?';
+  if (FILE* file = ::fopen("/proc/sys/kernel/yama/ptrace_scope", "re")) {
+    const int read = ::fgetc(file);
+    yama = read == EOF ? '?' : static_cast<char>(read);
+    ::fclose(file);
+  }
+  if (yama == '2' || yama == '3') {
+    return fmt::format("; Yama forbids it (/proc/sys/kernel/yama/ptrace_scope is {}, 0 or 1 would do)", yama);
+  }
+  return "; forbidden by a seccomp filter (a container without SYS_PTRACE), another user namespace, or a process that is not dumpable";
+}
+
+Status readCrossMemory(pid_t pid, std::span<const MemoryRun> runs, const char* who) {
+  Cursor cursor;
+  while (true) {
+    while (cursor.run < runs.size() && cursor.offset == runs[cursor.run].bytes) {
+      ++cursor.run;  // empty runs
+      cursor.offset = 0;
+    }
+    if (cursor.run == runs.size()) {
+      return Status::ok();
+    }
+    const Batch batch(runs, cursor);
+    // Fewer bytes than asked for: more than the kernel copies at once, or a fault, which then comes first in the next call.
+    const ssize_t copied = batch.readFrom(pid);
+    if (copied <= 0) {
+      return readError(runs[cursor.run], cursor.offset, who, copied < 0 ? errno : EFAULT);
+    }
+    advance(runs, &cursor, static_cast<std::size_t>(copied));
+  }
+}
+
+void fillProbe(std::span<std::byte> buffer, std::uint64_t secret) {
+  for (std::size_t i = 0; i < buffer.size(); ++i) {
+    buffer[i] = probeByte(secret, i);
+  }
+}
+
+Result<double> probeCrossMemory(pid_t pid, std::uint64_t remote, std::uint64_t secret, const char* who) {
+  std::vector<std::byte> buffer(kProbeBytes);
+  Duration best = Duration::max();
+  for (int round = 0; round < kProbeRounds; ++round) {
+    const MemoryRun run{buffer.data(), remote, buffer.size()};
+    const auto start = Clock::now();
+    SW_RETURN_IF_ERROR(readCrossMemory(pid, {&run, 1}, who));
+    best = std::min(best, std::max(Clock::now() - start, Duration(1)));
+  }
+  for (std::size_t i = 0; i < buffer.size(); ++i) {
+    if (buffer[i] != probeByte(secret, i)) {
+      return Status{StatusCode::kUnsupported, fmt::format("pid {} is not {} (another pid namespace)", pid, who)};
+    }
+  }
+  return static_cast<double>(kProbeBytes) / static_cast<double>(best.count());  // bytes per nanosecond = GB/s
+}
+
+}  // namespace shardwire::internal

@@ -1,0 +1,32 @@
+// Copying out of another process's memory with process_vm_readv. No state; any thread.
+#pragma once
+
+#include <sys/types.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+
+#include "backend/transport/transport.h"
+
+namespace shardwire::internal {
+
+// Lets any process of this user read this one's memory where Yama restricts that to ancestors (ptrace_scope 1). Once per process is enough.
+void allowCrossMemoryReads();
+
+// Copies the runs. The error says which run failed and why; `who` names the peer in it.
+Status readCrossMemory(pid_t pid, std::span<const MemoryRun> runs, const char* who);
+
+// What a refusal means on this machine, for people: Yama's setting, seccomp, user namespaces.
+std::string explainCrossMemoryError(int error);
+
+// What one side of a connection lays out for the other to try its reads on.
+inline constexpr std::size_t kProbeBytes = std::size_t{256} << 10;
+void fillProbe(std::span<std::byte> buffer, std::uint64_t secret);
+
+// Reads the peer's probe buffer a few times: the best GB/s seen. Not ok: it cannot be read, with the reason; also when the pid leads to
+// another process (a pid of another namespace), which does not have the pattern of `secret`.
+Result<double> probeCrossMemory(pid_t pid, std::uint64_t remote, std::uint64_t secret, const char* who);
+
+}  // namespace shardwire::internal

@@ -1,0 +1,64 @@
+#include "backend/transport/shm/shm_doorbell.h"
+
+#include <algorithm>
+
+#include "backend/base/futex.h"
+
+namespace shardwire::internal {
+namespace {
+
+// Bounds what is lost when a peer dies between taking the armed flag and ringing.
+constexpr Duration kLongestSleep = std::chrono::milliseconds(100);
+
+}  // namespace
+
+ShmDoorbell::ShmDoorbell(std::shared_ptr<Inbox> inbox) : inbox_(std::move(inbox)) {}
+
+ShmDoorbell::~ShmDoorbell() {
+  inbox_->markLeft();
+}
+
+std::uint32_t ShmDoorbell::arm() {
+  InboxHeader& header = inbox_->header();
+  const std::uint32_t ticket = header.bell.load(std::memory_order_seq_cst);
+  // seq_cst: the caller's look at the rings comes after. See Inbox::ringIfArmed().
+  header.armed.store(1, std::memory_order_seq_cst);
+  return ticket;
+}
+
+void ShmDoorbell::disarm() {
+  inbox_->header().armed.store(0, std::memory_order_relaxed);  // a ring too many does no harm
+}
+
+std::uint32_t ShmDoorbell::ticket() const {
+  return inbox_->header().bell.load(std::memory_order_seq_cst);
+}
+
+void ShmDoorbell::sleep(std::uint32_t ticket, Deadline until) {
+  const Deadline now = Clock::now();
+  if (until <= now) {
+    return;
+  }
+  // seq_cst with the load in ringSelf(): either it sees this sleeper, or the wait below sees its ring.
+  numSleeping_.fetch_add(1, std::memory_order_seq_cst);
+  futexWait(inbox_->header().bell, ticket, std::min(until - now, kLongestSleep));
+  numSleeping_.fetch_sub(1, std::memory_order_relaxed);
+}
+
+void ShmDoorbell::ringSelf() {
+  InboxHeader& header = inbox_->header();
+  header.bell.fetch_add(1, std::memory_order_seq_cst);
+  if (numSleeping_.load(std::memory_order_seq_cst) > 0) {
+    futexWakeAll(header.bell);
+  }
+}
+
+void ShmDoorbell::holdLiveness() {
+  inbox_->holdLiveness();
+}
+
+void ShmDoorbell::leave() {
+  inbox_->leave();
+}
+
+}  // namespace shardwire::internal

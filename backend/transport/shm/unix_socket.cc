@@ -1,0 +1,196 @@
+#include "backend/transport/shm/unix_socket.h"
+
+#include <errno.h>
+#include <fmt/format.h>
+#include <poll.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <cstring>
+
+#include "backend/base/system_error.h"
+
+namespace shardwire::internal {
+namespace {
+
+constexpr std::size_t kMaxFds = 4;
+
+struct Address {
+  sockaddr_un text{};
+  socklen_t size = 0;
+};
+
+Address abstractAddress(const std::string& name) {
+  Address address;
+  SW_CHECK(name.size() + 1 <= sizeof(address.text.sun_path));
+  address.text.sun_family = AF_UNIX;
+  std::memcpy(address.text.sun_path + 1, name.data(), name.size());
+  address.size = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + name.size());
+  return address;
+}
+
+Result<Fd> makeSocket() {
+  Fd socket(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  if (!socket.isOpen()) {
+    return systemError(errno == EMFILE ? "a Unix socket (raise ulimit -n)" : "a Unix socket", errno);
+  }
+  return socket;
+}
+
+// Ok when the socket is ready for `events` (or broken: the call that follows tells).
+Status waitFor(const Fd& socket, short events, Deadline deadline, const char* what) {
+  while (true) {
+    int wait = -1;
+    if (deadline != kNoDeadline) {
+      const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - Clock::now()).count();
+      wait = static_cast<int>(std::clamp<std::int64_t>(left, 0, 1 << 30));
+    }
+    pollfd entry{socket.get(), events, 0};
+    const int ready = ::poll(&entry, 1, wait);
+    if (ready > 0) {
+      return Status::ok();
+    }
+    if (ready == 0 && Clock::now() >= deadline) {
+      return {StatusCode::kTimeout, fmt::format("{}: no answer in time", what)};
+    }
+    if (ready < 0 && errno != EINTR) {
+      return systemError(what, errno);
+    }
+  }
+}
+
+Status socketError(const char* what, int error) {
+  if (error == EPIPE || error == ECONNRESET) {
+    return {StatusCode::kPeerFailed, fmt::format("{}: the other end closed the connection", what)};
+  }
+  return systemError(what, error);
+}
+
+}  // namespace
+
+Result<Fd> listenUnix(const std::string& name, int backlog) {
+  auto socket = makeSocket();
+  SW_RETURN_IF_ERROR(socket.status());
+  const Address address = abstractAddress(name);
+  if (::bind(socket->get(), reinterpret_cast<const sockaddr*>(&address.text), address.size) != 0 || ::listen(socket->get(), backlog) != 0) {
+    return systemError("listening on a Unix socket", errno);
+  }
+  return socket;
+}
+
+Result<Fd> acceptUnix(const Fd& listener, Deadline deadline) {
+  while (true) {
+    SW_RETURN_IF_ERROR(waitFor(listener, POLLIN, deadline, "accepting a peer"));
+    Fd socket(::accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+    if (socket.isOpen()) {
+      return socket;
+    }
+    if (errno != EAGAIN && errno != EINTR && errno != ECONNABORTED) {
+      return systemError(errno == EMFILE ? "accepting a peer (raise ulimit -n)" : "accepting a peer", errno);
+    }
+  }
+}
+
+Result<Fd> dialUnix(const std::string& name, Deadline deadline) {
+  auto socket = makeSocket();
+  SW_RETURN_IF_ERROR(socket.status());
+  const Address address = abstractAddress(name);
+  while (::connect(socket->get(), reinterpret_cast<const sockaddr*>(&address.text), address.size) != 0) {
+    // A Unix socket connects at once or not at all; EAGAIN says that the listener's queue is full just now.
+    if (errno != EAGAIN && errno != EINTR) {
+      return systemError("connecting to a Unix socket", errno);
+    }
+    if (Clock::now() >= deadline) {
+      return Status{StatusCode::kTimeout, "connecting to a Unix socket: the listener's queue stayed full"};
+    }
+    ::poll(nullptr, 0, 1);
+  }
+  return socket;
+}
+
+Result<UnixPeer> unixPeer(const Fd& socket) {
+  ucred credentials{};
+  socklen_t size = sizeof(credentials);
+  if (::getsockopt(socket.get(), SOL_SOCKET, SO_PEERCRED, &credentials, &size) != 0) {
+    return systemError("asking who is at the other end of a Unix socket", errno);
+  }
+  return UnixPeer{credentials.pid, credentials.uid};
+}
+
+Status sendUnix(const Fd& socket, std::string_view bytes, std::span<const int> fds, Deadline deadline) {
+  SW_CHECK(!bytes.empty() && bytes.size() <= kMaxMessageBytes && fds.size() <= kMaxFds);
+  iovec piece{const_cast<char*>(bytes.data()), bytes.size()};
+  alignas(cmsghdr) std::array<char, CMSG_SPACE(kMaxFds * sizeof(int))> control{};
+  msghdr message{};
+  message.msg_iov = &piece;
+  message.msg_iovlen = 1;
+  if (!fds.empty()) {
+    message.msg_control = control.data();
+    message.msg_controllen = CMSG_SPACE(fds.size_bytes());
+    cmsghdr* header = CMSG_FIRSTHDR(&message);
+    header->cmsg_level = SOL_SOCKET;
+    header->cmsg_type = SCM_RIGHTS;
+    header->cmsg_len = CMSG_LEN(fds.size_bytes());
+    std::memcpy(CMSG_DATA(header), fds.data(), fds.size_bytes());
+  }
+  while (::sendmsg(socket.get(), &message, MSG_NOSIGNAL) < 0) {
+    if (errno == EAGAIN) {
+      SW_RETURN_IF_ERROR(waitFor(socket, POLLOUT, deadline, "sending to a peer"));
+    } else if (errno != EINTR) {
+      return socketError("sending to a peer", errno);
+    }
+  }
+  return Status::ok();
+}
+
+Result<UnixMessage> receiveUnix(const Fd& socket, Deadline deadline) {
+  constexpr const char* kWhat = "receiving from a peer";
+  UnixMessage received;
+  received.bytes.resize(kMaxMessageBytes);
+  iovec piece{received.bytes.data(), received.bytes.size()};
+  alignas(cmsghdr) std::array<char, CMSG_SPACE(kMaxFds * sizeof(int))> control{};
+  msghdr message{};
+  message.msg_iov = &piece;
+  message.msg_iovlen = 1;
+  message.msg_control = control.data();
+  message.msg_controllen = control.size();
+  ssize_t size = 0;
+  while ((size = ::recvmsg(socket.get(), &message, MSG_CMSG_CLOEXEC)) < 0) {
+    if (errno == EAGAIN) {
+      SW_RETURN_IF_ERROR(waitFor(socket, POLLIN, deadline, kWhat));
+    } else if (errno != EINTR) {
+      return socketError(kWhat, errno);
+    }
+  }
+  for (cmsghdr* header = CMSG_FIRSTHDR(&message); header != nullptr; header = CMSG_NXTHDR(&message, header)) {
+    if (header->cmsg_level != SOL_SOCKET || header->cmsg_type != SCM_RIGHTS) {
+      continue;
+    }
+    for (std::size_t at = 0; at + sizeof(int) <= header->cmsg_len - CMSG_LEN(0); at += sizeof(int)) {
+      int fd = -1;
+      std::memcpy(&fd, CMSG_DATA(header) + at, sizeof(int));
+      received.fds.emplace_back(fd);
+    }
+  }
+  if (size == 0) {
+    return Status{StatusCode::kPeerFailed, fmt::format("{}: the other end closed the connection", kWhat)};
+  }
+  if ((message.msg_flags & MSG_CTRUNC) != 0) {
+    return Status{StatusCode::kSystem, fmt::format("{}: its file descriptors did not all arrive (raise ulimit -n)", kWhat)};
+  }
+  if ((message.msg_flags & MSG_TRUNC) != 0) {
+    return Status{StatusCode::kMismatch, fmt::format("{}: a message of more than {} bytes", kWhat, kMaxMessageBytes)};
+  }
+  received.bytes.resize(static_cast<std::size_t>(size));
+  return received;
+}
+
+bool isHungUp(const Fd& socket) {
+  pollfd entry{socket.get(), POLLRDHUP, 0};
+  return ::poll(&entry, 1, 0) > 0 && (entry.revents & (POLLHUP | POLLRDHUP | POLLERR)) != 0;
+}
+
+}  // namespace shardwire::internal

@@ -1,0 +1,42 @@
+// Unix sockets with abstract names (no file ever): datagrams in order, with file descriptors, and the kernel's word on who is at the other
+// end. Every call takes a deadline. A socket is used by one thread at a time.
+#pragma once
+
+#include <sys/types.h>
+
+#include <span>
+#include <string>
+#include <vector>
+
+#include "backend/base/fd.h"
+#include "shardwire/status.h"
+#include "shardwire/types.h"
+
+namespace shardwire::internal {
+
+inline constexpr std::size_t kMaxMessageBytes = 8192;
+
+struct UnixMessage {
+  std::string bytes;
+  std::vector<Fd> fds;
+};
+
+// Whom the kernel says is at the other end; the pid is 0 when it has none in our pid namespace.
+struct UnixPeer {
+  pid_t pid = 0;
+  uid_t uid = 0;
+};
+
+// `name` without the leading zero byte.
+Result<Fd> listenUnix(const std::string& name, int backlog);
+Result<Fd> acceptUnix(const Fd& listener, Deadline deadline);
+Result<Fd> dialUnix(const std::string& name, Deadline deadline);
+Result<UnixPeer> unixPeer(const Fd& socket);
+
+Status sendUnix(const Fd& socket, std::string_view bytes, std::span<const int> fds, Deadline deadline);
+// kPeerFailed when the other end closed; kTimeout at the deadline; kMismatch for a message that is too long or has too many descriptors.
+Result<UnixMessage> receiveUnix(const Fd& socket, Deadline deadline);
+// Whether the other end closed its side, without blocking.
+bool isHungUp(const Fd& socket);
+
+}  // namespace shardwire::internal

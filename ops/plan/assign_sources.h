@@ -1,0 +1,122 @@
+// Who supplies each element of an output box: the one function that senders and receivers both call, so that they agree without a word.
+//
+// Without a reduction the last contribution that covers an element supplies it. With one, every contribution that covers an element takes
+// part, in order; an element that only one covers is a plain copy. Within a contribution the holder is: the wanting rank itself; else the
+// ranks of its host; else all. When several remain, a large box is cut among them and a small one goes to one of them, in turn by the
+// wanting rank's number among the ranks that do not hold it: so all holders carry like loads.
+//
+// Pure functions of (index, box); one Assigner per thread, for its scratch memory.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <span>
+#include <vector>
+
+#include "ops/plan/source_index.h"
+
+namespace shardwire::internal {
+
+// From this size on a box with several holders is cut among them.
+inline constexpr std::uint64_t kCutBytes = std::uint64_t{64} << 10;
+// But into no smaller parts than this.
+inline constexpr std::uint64_t kMinPartBytes = std::uint64_t{4} << 10;
+
+// One box of one output of one rank, in global coordinates. Not empty.
+struct WantedBox {
+  Rank rank = 0;
+  std::int32_t tensor = 0;
+  std::int32_t output = 0;
+  const std::int64_t* row = nullptr;
+};
+
+struct PieceSource {
+  Rank rank = 0;
+  std::int32_t input = 0;
+  std::int32_t slice = 0;
+};
+
+struct Piece {
+  std::uint32_t box = 0;  // of Pieces::boxes
+  std::uint32_t firstSource = 0;
+  std::uint32_t numSources = 0;
+};
+
+// Disjoint pieces of the wanted box, in an order that does not depend on who asks. Uncovered elements are in none.
+struct Pieces {
+  BoxList boxes;
+  std::vector<Piece> pieces;
+  std::vector<PieceSource> sources;
+};
+
+// One per thread. Ask for the boxes of one rank at a time: startRank, then each of its boxes by (output, slice).
+class Assigner {
+ public:
+  // `index` must outlive the assigner.
+  explicit Assigner(const SourceIndex& index) : index_(index), boxesOfSet_(index.numHolderSets(), 0) {}
+
+  void startRank();
+  // Good until the next call.
+  const Pieces& assign(const WantedBox& wanted);
+
+  // What `supplier` has to look at is much less than everything: set it once, then ask for each box that others want.
+  void setSupplier(Rank supplier);
+  bool supplies(std::int32_t tensor) const { return !supplierSearch_[static_cast<std::size_t>(tensor)].empty(); }
+  // At least those pieces of assign(wanted) in which the supplier takes part, in the same order.
+  const Pieces& assignFromSupplier(const WantedBox& wanted);
+
+ private:
+  // Part of the wanted box that has the same groups everywhere; for a copy, the groups of the contribution that wins.
+  struct Cell {
+    std::uint32_t box = 0;              // of cellBoxes_
+    std::vector<std::uint32_t> groups;  // by contribution
+  };
+  // The holders of one contribution that may supply a cell, and whose turn it is.
+  struct Tier {
+    const Holder* holders = nullptr;
+    std::uint32_t numHolders = 0;
+    std::uint32_t turn = 0;
+    std::uint32_t holderSet = kNoHolderSet;  // whose boxes are counted
+  };
+  struct TieredCell {
+    std::uint32_t box = 0;        // of cellBoxes_
+    std::uint32_t firstTier = 0;  // of tiers_
+    std::uint32_t numTiers = 0;
+    std::uint32_t kind = 0;  // equal for cells with the same holders
+  };
+
+  void reset(const TensorSources& sources);
+  const Pieces& finish(const TensorSources& sources, const WantedBox& wanted, bool mayMerge);
+  bool coversOnce(const TensorSources& sources, const std::int64_t* row) const;
+  void addCellOf(const TensorSources& sources, std::uint32_t group, const std::int64_t* row);
+  void decompose(const TensorSources& sources, const WantedBox& wanted);
+  void decomposeLastWriter(const TensorSources& sources, const WantedBox& wanted);
+  void splitCells(const TensorSources& sources, std::uint32_t group, std::vector<Cell>& cells);
+  void chooseTiers(const TensorSources& sources, const WantedBox& wanted);
+  Tier tierOf(std::span<const Holder> holders, const WantedBox& wanted) const;
+  std::span<const Holder> unionOfHolders(const TensorSources& sources, std::span<const std::uint32_t> groups);
+  void nameKinds();
+  void mergeCells(int numDims);
+  bool sameTiers(const TieredCell& a, const TieredCell& b) const;
+  void emit(const TensorSources& sources, const WantedBox& wanted);
+  std::uint32_t nextTurn(const Tier& tier, const WantedBox& wanted);
+
+  const SourceIndex& index_;
+  Rank supplier_ = -1;
+  std::vector<BoxSearch> supplierSearch_;  // by tensor: the groups that supplier_ holds
+  // Of the rank in hand: how many of its boxes went to each holder set so far, and which sets have any.
+  std::vector<std::uint32_t> boxesOfSet_;
+  std::vector<std::uint32_t> touchedSets_;
+  // Scratch of one assign():
+  std::vector<std::uint32_t> candidates_;
+  BoxList cellBoxes_;
+  std::vector<Cell> cells_;
+  std::vector<Cell> splitScratch_;
+  std::vector<TieredCell> tiered_;
+  std::vector<Tier> tiers_;
+  std::vector<std::uint32_t> turns_;
+  std::deque<std::vector<Holder>> unions_;
+  Pieces pieces_;
+};
+
+}  // namespace shardwire::internal

@@ -1,0 +1,90 @@
+#include "ops/plan/find_gaps.h"
+
+#include <fmt/format.h>
+
+#include "ops/plan/slice_math.h"
+
+namespace shardwire::internal {
+
+namespace {
+
+constexpr std::size_t kMaxListed = 8;
+
+// Leaves in `rest` what no group covers of the box. Boxes of `rest` are disjoint.
+void uncoveredParts(const TensorSources& sources, const std::int64_t* row, BoxList& rest, BoxList& scratch) {
+  const int numDims = sources.numDims;
+  rest.reset(numDims);
+  rest.add(row);
+  std::vector<std::uint32_t> groups;
+  sources.search.forEachOverlap(row, [&groups](std::uint32_t group) { groups.push_back(group); });
+  std::sort(groups.begin(), groups.end());  // so that the text does not depend on the search
+  for (const std::uint32_t group : groups) {
+    if (rest.empty()) {
+      return;
+    }
+    scratch.reset(numDims);
+    for (std::size_t i = 0; i < rest.size(); ++i) {
+      if (!rowsOverlap(numDims, rest[i], sources.groups[group])) {
+        scratch.add(rest[i]);
+        continue;
+      }
+      BoxRow hole;
+      intersectRows(numDims, rest[i], sources.groups[group], hole.data());
+      subtractRows(numDims, rest[i], hole.data(), [&scratch](const std::int64_t* part) { scratch.add(part); });
+    }
+    std::swap(rest, scratch);
+  }
+}
+
+bool mayHaveGap(const TensorSources& sources, const std::int64_t* row) {
+  return !sources.grid.isUsable() || sources.grid.coverOf(row).hasGap;
+}
+
+}  // namespace
+
+Status checkGaps(const GlobalSpec& spec, const SourceIndex& index) {
+  std::vector<bool> isCovered;
+  for (std::size_t t = 0; t < spec.tensors.size(); ++t) {
+    isCovered.push_back(index[static_cast<std::int32_t>(t)].grid.coversAll(spec.tensors[t].shape));
+  }
+  std::size_t numRegions = 0;
+  std::string listed;
+  BoxList rest;
+  BoxList scratch;
+  for (std::size_t rank = 0; rank < spec.ranks.size(); ++rank) {
+    const std::vector<LocalTensor>& outputs = spec.ranks[rank].outputs;
+    for (std::size_t o = 0; o < outputs.size(); ++o) {
+      if (isCovered[static_cast<std::size_t>(outputs[o].tensor)]) {
+        continue;
+      }
+      const TensorSources& sources = index[outputs[o].tensor];
+      for (const PlacedSlice& placed : outputs[o].slices) {
+        BoxRow row;
+        rowOf(placed.slice, row.data());
+        if (isEmpty(placed.slice) || !mayHaveGap(sources, row.data())) {
+          continue;
+        }
+        uncoveredParts(sources, row.data(), rest, scratch);
+        for (std::size_t i = 0; i < rest.size(); ++i) {
+          if (++numRegions <= kMaxListed) {
+            const std::string& name = spec.tensors[static_cast<std::size_t>(outputs[o].tensor)].name;
+            listed += fmt::format("{}rank {}, outputs[{}]{} {}", listed.empty() ? "" : "; ", rank, o,
+                                  name.empty() ? "" : fmt::format(", tensor '{}',", name), toString(sliceOf(sources.numDims, rest[i])));
+          }
+        }
+      }
+    }
+  }
+  if (numRegions == 0) {
+    return Status::ok();
+  }
+  const std::string more = numRegions > kMaxListed ? fmt::format("; and {} more", numRegions - kMaxListed) : "";
+  return Status(
+      StatusCode::kInvalidArgument,
+      fmt::format(
+          "compile_op{}: no input covers {} region{} of the outputs: {}{}. Give inputs that cover them, shrink the outputs, or pass "
+          "allow_gaps=True to leave these elements as they are",
+          spec.name.empty() ? "" : fmt::format(" '{}'", spec.name), numRegions, numRegions == 1 ? "" : "s", listed, more));
+}
+
+}  // namespace shardwire::internal

@@ -1,0 +1,272 @@
+// How a dimension is cut, in these words: a rank's share of one tensor dimension is an ordered list of RUNS, each a range of global
+// indices; its local index space is their concatenation. It starts as one run, the whole extent. Each placement, left to right over the
+// mesh dimensions, cuts the local index space of the list it finds: Shard keeps one CHUNK of it, _StridedShard keeps one chunk of each of
+// splitFactor chunks. A share is then the cross product of the runs of its dimensions.
+#include "ops/plan/sharding.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <unordered_set>
+
+#include "ops/plan/hash.h"
+
+namespace shardwire::internal {
+
+namespace {
+
+struct Run {
+  std::int64_t start;
+  std::int64_t length;
+};
+using Runs = std::vector<Run>;
+
+struct Range {
+  std::int64_t begin;
+  std::int64_t end;
+};
+
+// Piece `index` of [0, extent) in k pieces, as torch.chunk cuts: all of ceil(extent / k) but the last ones, which may be short or empty.
+Range chunkOf(std::int64_t extent, std::int64_t k, std::int64_t index) {
+  const std::int64_t chunk = extent / k + (extent % k != 0 ? 1 : 0);
+  // index * chunk may not fit when most chunks are empty.
+  const bool isPastEnd = chunk == 0 || index >= (extent + chunk - 1) / chunk;
+  const std::int64_t begin = isPastEnd ? extent : index * chunk;
+  return {begin, begin + std::min(chunk, extent - begin)};
+}
+
+std::int64_t totalLength(const Runs& runs) {
+  std::int64_t total = 0;
+  for (const Run& run : runs) {
+    total += run.length;
+  }
+  return total;
+}
+
+// Appends the runs of local range [range.begin, range.end) of `runs`; touching runs become one.
+void appendRange(const Runs& runs, Range range, Runs& out) {
+  std::int64_t position = 0;
+  for (const Run& run : runs) {
+    const std::int64_t begin = std::max(range.begin, position);
+    const std::int64_t end = std::min(range.end, position + run.length);
+    if (begin < end) {
+      const Run piece{run.start + (begin - position), end - begin};
+      if (!out.empty() && out.back().start + out.back().length == piece.start) {
+        out.back().length += piece.length;
+      } else {
+        out.push_back(piece);
+      }
+    }
+    position += run.length;
+  }
+}
+
+Runs shard(const Runs& runs, std::int64_t k, std::int64_t index) {
+  Runs out;
+  appendRange(runs, chunkOf(totalLength(runs), k, index), out);
+  return out;
+}
+
+Runs stridedShard(const Runs& runs, std::int64_t splitFactor, std::int64_t k, std::int64_t index) {
+  Runs out;
+  const std::int64_t total = totalLength(runs);
+  for (std::int64_t piece = 0; piece < std::min(splitFactor, total); ++piece) {
+    const Range outer = chunkOf(total, splitFactor, piece);
+    const Range inner = chunkOf(outer.end - outer.begin, k, index);
+    appendRange(runs, {outer.begin + inner.begin, outer.begin + inner.end}, out);
+  }
+  return out;
+}
+
+// Coordinates of position `index` in the row-major mesh.
+Dims coordinatesOf(const Dims& meshShape, std::int64_t index) {
+  Dims coordinates = meshShape;
+  for (int m = meshShape.size() - 1; m >= 0; --m) {
+    coordinates[m] = index % meshShape[m];
+    index /= meshShape[m];
+  }
+  return coordinates;
+}
+
+std::uint64_t replicaClassOf(const Layout& layout, const Dims& coordinates) {
+  Hasher hasher;
+  hasher.add(layout.meshShape);
+  for (const Rank rank : layout.mesh) {
+    hasher.add(static_cast<std::uint64_t>(rank));
+  }
+  hasher.add(layout.shape);
+  for (int m = 0; m < coordinates.size(); ++m) {
+    const Placement& placement = layout.placements[static_cast<std::size_t>(m)];
+    const bool isSharded = placement.kind == PlacementKind::kShard || placement.kind == PlacementKind::kStridedShard;
+    const bool isPartial = placement.kind == PlacementKind::kPartial;
+    // Only the fields that mean something for the kind: the others may hold anything.
+    hasher.add(static_cast<std::uint64_t>(placement.kind));
+    hasher.add(isSharded ? static_cast<std::uint64_t>(placement.dim) : 0);
+    hasher.add(placement.kind == PlacementKind::kStridedShard ? static_cast<std::uint64_t>(placement.splitFactor) : 0);
+    hasher.add(isPartial ? static_cast<std::uint64_t>(placement.reduction) : 0);
+    hasher.add(isPartial ? static_cast<std::uint64_t>(coordinates[m]) : 0);
+  }
+  const std::uint64_t value = hasher.value();
+  return value == 0 ? 1 : value;
+}
+
+// Every combination of one run per dimension, last dimension fastest.
+void crossProduct(const std::vector<Runs>& runsOfDim, LocalShare& share) {
+  const int numDims = static_cast<int>(runsOfDim.size());
+  std::vector<std::size_t> chosen(runsOfDim.size(), 0);
+  PlacedSlice placed{{Dims::filled(numDims, 0), Dims::filled(numDims, 0)}, Dims::filled(numDims, 0)};
+  for (int d = 0; d < numDims; ++d) {
+    if (runsOfDim[static_cast<std::size_t>(d)].empty()) {
+      return;
+    }
+  }
+  while (true) {
+    for (int d = 0; d < numDims; ++d) {
+      const Run& run = runsOfDim[static_cast<std::size_t>(d)][chosen[static_cast<std::size_t>(d)]];
+      placed.slice.offset[d] = run.start;
+      placed.slice.shape[d] = run.length;
+    }
+    share.slices.push_back(placed);
+    int d = numDims - 1;
+    for (; d >= 0; --d) {
+      const Runs& runs = runsOfDim[static_cast<std::size_t>(d)];
+      std::size_t& at = chosen[static_cast<std::size_t>(d)];
+      placed.localOffset[d] += runs[at].length;
+      if (++at < runs.size()) {
+        break;
+      }
+      at = 0;
+      placed.localOffset[d] = 0;
+    }
+    if (d < 0) {
+      return;
+    }
+  }
+}
+
+Status invalid(std::string message) {
+  return Status(StatusCode::kInvalidArgument, std::move(message));
+}
+
+Status checkMesh(const Layout& layout) {
+  std::size_t size = 1;
+  for (int m = 0; m < layout.meshShape.size(); ++m) {
+    const std::int64_t extent = layout.meshShape[m];
+    if (extent < 1) {
+      return invalid(fmt::format("layout: mesh shape {} has extent {} in dimension {}: every mesh dimension holds at least one rank",
+                                 toString(layout.meshShape), extent, m));
+    }
+    if (static_cast<std::uint64_t>(extent) > layout.mesh.size() / size) {
+      size = 0;
+      break;
+    }
+    size *= static_cast<std::size_t>(extent);
+  }
+  if (size != layout.mesh.size()) {
+    return invalid(fmt::format("layout: mesh shape {} does not hold the {} ranks given: list exactly one rank per mesh position, row-major",
+                               toString(layout.meshShape), layout.mesh.size()));
+  }
+  std::unordered_set<Rank> seen;
+  for (const Rank rank : layout.mesh) {
+    if (rank < 0) {
+      return invalid(fmt::format("layout: rank {} in the mesh is negative: give ranks of the group", rank));
+    }
+    if (!seen.insert(rank).second) {
+      return invalid(fmt::format("layout: rank {} is in the mesh twice: each rank has one position", rank));
+    }
+  }
+  return Status::ok();
+}
+
+Status checkPlacement(const Layout& layout, int meshDim, const Placement& placement) {
+  switch (placement.kind) {
+    case PlacementKind::kReplicate:
+      return Status::ok();
+    case PlacementKind::kShard:
+    case PlacementKind::kStridedShard:
+      if (placement.dim < 0 || placement.dim >= layout.shape.size()) {
+        return invalid(fmt::format("layout: placement {} shards tensor dimension {}, but shape {} has {} dimensions, counted from 0",
+                                   meshDim, placement.dim, toString(layout.shape), layout.shape.size()));
+      }
+      if (placement.kind == PlacementKind::kStridedShard && placement.splitFactor < 1) {
+        return invalid(fmt::format("layout: placement {} is a _StridedShard with split factor {}: it must be at least 1", meshDim,
+                                   placement.splitFactor));
+      }
+      return Status::ok();
+    case PlacementKind::kPartial:
+      if (placement.reduction == ReduceOp::kNone) {
+        return invalid(fmt::format("layout: placement {} is Partial without a reduction: name one, such as sum", meshDim));
+      }
+      return Status::ok();
+  }
+  return invalid(fmt::format("layout: placement {} is of unknown kind {}", meshDim, static_cast<int>(placement.kind)));
+}
+
+}  // namespace
+
+Status checkLayout(const Layout& layout) {
+  for (int d = 0; d < layout.shape.size(); ++d) {
+    if (layout.shape[d] < 0) {
+      return invalid(fmt::format("layout: shape {} has a negative extent in dimension {}", toString(layout.shape), d));
+    }
+  }
+  SW_RETURN_IF_ERROR(checkMesh(layout));
+  if (static_cast<int>(layout.placements.size()) != layout.meshShape.size()) {
+    return invalid(fmt::format("layout: {} placements for a mesh of shape {}: give one per mesh dimension", layout.placements.size(),
+                               toString(layout.meshShape)));
+  }
+  ReduceOp pending = ReduceOp::kNone;
+  for (int m = 0; m < layout.meshShape.size(); ++m) {
+    const Placement& placement = layout.placements[static_cast<std::size_t>(m)];
+    SW_RETURN_IF_ERROR(checkPlacement(layout, m, placement));
+    if (placement.kind != PlacementKind::kPartial) {
+      continue;
+    }
+    if (pending != ReduceOp::kNone && pending != placement.reduction) {
+      return invalid(fmt::format("layout: placements are Partial({}) and Partial({}): one tensor can have only one pending reduction",
+                                 reduceOpName(pending), reduceOpName(placement.reduction)));
+    }
+    pending = placement.reduction;
+  }
+  return Status::ok();
+}
+
+ReduceOp pendingReduction(const Layout& layout) {
+  for (const Placement& placement : layout.placements) {
+    if (placement.kind == PlacementKind::kPartial) {
+      return placement.reduction;
+    }
+  }
+  return ReduceOp::kNone;
+}
+
+std::optional<LocalShare> shareOf(const Layout& layout, Rank rank) {
+  const auto position = std::find(layout.mesh.begin(), layout.mesh.end(), rank);
+  if (position == layout.mesh.end()) {
+    return std::nullopt;
+  }
+  const Dims coordinates = coordinatesOf(layout.meshShape, position - layout.mesh.begin());
+  std::vector<Runs> runsOfDim;
+  for (const std::int64_t extent : layout.shape) {
+    runsOfDim.push_back(extent > 0 ? Runs{{0, extent}} : Runs{});
+  }
+  for (int m = 0; m < coordinates.size(); ++m) {
+    const Placement& placement = layout.placements[static_cast<std::size_t>(m)];
+    if (placement.kind == PlacementKind::kShard) {
+      Runs& runs = runsOfDim[static_cast<std::size_t>(placement.dim)];
+      runs = shard(runs, layout.meshShape[m], coordinates[m]);
+    } else if (placement.kind == PlacementKind::kStridedShard) {
+      Runs& runs = runsOfDim[static_cast<std::size_t>(placement.dim)];
+      runs = stridedShard(runs, placement.splitFactor, layout.meshShape[m], coordinates[m]);
+    }
+  }
+  LocalShare share;
+  for (const Runs& runs : runsOfDim) {
+    share.localShape.push_back(totalLength(runs));
+  }
+  crossProduct(runsOfDim, share);
+  share.replicaClass = replicaClassOf(layout, coordinates);
+  return share;
+}
+
+}  // namespace shardwire::internal

@@ -1,0 +1,134 @@
+// The functions behind the value types of include/shardwire: types.h and status.h.
+#include <fmt/format.h>
+
+#include <stdexcept>
+
+#include "shardwire/status.h"
+#include "shardwire/types.h"
+
+namespace shardwire {
+
+namespace {
+
+struct DTypeFacts {
+  std::string_view name;
+  std::uint8_t bytes;
+};
+
+// Indexed by DType.
+constexpr std::array<DTypeFacts, kNumDTypes> kDTypeFacts = {{
+    {"bool", 1},           {"uint8", 1},         {"int8", 1},        {"int16", 2},           {"int32", 4},
+    {"int64", 8},          {"uint16", 2},        {"uint32", 4},      {"uint64", 8},          {"float16", 2},
+    {"bfloat16", 2},       {"float32", 4},       {"float64", 8},     {"complex32", 4},       {"complex64", 8},
+    {"complex128", 16},    {"float8_e4m3fn", 1}, {"float8_e5m2", 1}, {"float8_e4m3fnuz", 1}, {"float8_e5m2fnuz", 1},
+    {"float8_e8m0fnu", 1}, {"opaque1", 1},       {"opaque2", 2},     {"opaque4", 4},         {"opaque8", 8},
+    {"opaque16", 16},
+}};
+
+constexpr std::array<std::string_view, kNumReduceOps> kReduceOpNames = {"none", "sum", "prod", "min", "max", "mean", "band", "bor", "bxor"};
+
+const DTypeFacts& factsOf(DType dtype) {
+  const auto index = static_cast<std::size_t>(dtype);
+  SW_CHECK(index < kDTypeFacts.size());
+  return kDTypeFacts[index];
+}
+
+}  // namespace
+
+std::size_t elementBytes(DType dtype) {
+  return factsOf(dtype).bytes;
+}
+
+std::string_view dtypeName(DType dtype) {
+  return factsOf(dtype).name;
+}
+
+std::string_view reduceOpName(ReduceOp op) {
+  const auto index = static_cast<std::size_t>(op);
+  SW_CHECK(index < kReduceOpNames.size());
+  return kReduceOpNames[index];
+}
+
+bool supportsReduction(DType dtype, ReduceOp op) {
+  const bool isOpaque = dtype >= DType::kOpaque1;
+  const bool isComplex = dtype == DType::kComplex32 || dtype == DType::kComplex64 || dtype == DType::kComplex128;
+  const bool isInteger = dtype <= DType::kUInt64;  // bool included
+  switch (op) {
+    case ReduceOp::kNone:
+      return true;
+    case ReduceOp::kSum:
+    case ReduceOp::kProd:
+    case ReduceOp::kMean:
+      return !isOpaque;
+    case ReduceOp::kMin:
+    case ReduceOp::kMax:
+      return !isOpaque && !isComplex;
+    case ReduceOp::kBand:
+    case ReduceOp::kBor:
+    case ReduceOp::kBxor:
+      return isInteger;
+  }
+  return false;
+}
+
+std::string toString(const Dims& dims) {
+  return fmt::format("[{}]", fmt::join(dims.begin(), dims.end(), ", "));
+}
+
+std::int64_t numElements(const Dims& shape) {
+  std::int64_t product = 1;
+  for (const std::int64_t extent : shape) {
+    product *= extent;
+  }
+  return product;
+}
+
+Dims contiguousStrides(const Dims& shape) {
+  Dims strides = shape;
+  std::int64_t stride = 1;
+  for (int d = shape.size() - 1; d >= 0; --d) {
+    strides[d] = stride;
+    stride *= std::max<std::int64_t>(shape[d], 1);
+  }
+  return strides;
+}
+
+Deadline deadlineAfter(Duration timeout) {
+  if (timeout < Duration::zero()) {
+    return kNoDeadline;
+  }
+  const Deadline now = Clock::now();
+  return timeout > kNoDeadline - now ? kNoDeadline : now + timeout;
+}
+
+std::string_view statusCodeName(StatusCode code) {
+  switch (code) {
+    case StatusCode::kOk:
+      return "ok";
+    case StatusCode::kInvalidArgument:
+      return "invalid argument";
+    case StatusCode::kTypeError:
+      return "type error";
+    case StatusCode::kTimeout:
+      return "timeout";
+    case StatusCode::kPeerFailed:
+      return "peer failed";
+    case StatusCode::kMismatch:
+      return "mismatch";
+    case StatusCode::kAborted:
+      return "aborted";
+    case StatusCode::kSystem:
+      return "system error";
+    case StatusCode::kUnsupported:
+      return "unsupported";
+    case StatusCode::kInternal:
+      return "internal error";
+  }
+  return "unknown status";
+}
+
+void checkFailed(const char* condition, const char* file, int line) {
+  throw std::logic_error(fmt::format("shardwire bug: {} does not hold at {}:{}", condition, file, line));
+}
+
+}  // namespace shardwire

@@ -1,0 +1,170 @@
+// Rows of bytes from one strided place to another. Included by kernels.cc only.
+//
+// What is slow in a cold copy is waiting for reads, not writing. Three things help, measured in docs/benchmarks.md:
+// - prefetch to L2 (not L1): a core keeps many more L2 misses in flight than L1 misses;
+// - two streams at once, the two halves of a row, so that two pages are read ahead;
+// - stores past the cache, which save reading the destination first.
+#pragma once
+
+namespace shardwire::internal::SW_KERNEL_ISA {
+namespace {
+
+constexpr std::size_t kLineBytes = 64;
+// How far ahead of use a source is fetched. Far enough for memory latency, near enough to stay in any L2.
+constexpr std::size_t kAheadBytes = 8192;
+// Rows up to this long are one stream.
+constexpr std::size_t kOneStreamBytes = 1024;
+
+inline void prefetchLine(const std::byte* line) {
+  __builtin_prefetch(line, 0, 2);  // 2: into L2
+}
+
+// The widest register, as bytes.
+#if defined(__AVX512F__)
+constexpr std::size_t kVectorBytes = 64;
+#elif defined(__AVX2__)
+constexpr std::size_t kVectorBytes = 32;
+#else
+constexpr std::size_t kVectorBytes = 16;
+#endif
+template <typename T>
+struct VectorOf {
+  typedef T type __attribute__((vector_size(kVectorBytes)));
+};
+template <typename T>
+using Vector = typename VectorOf<T>::type;
+
+template <typename T>
+inline Vector<T> loadVector(const void* lanes) {
+  Vector<T> vector;
+  __builtin_memcpy(&vector, lanes, kVectorBytes);
+  return vector;
+}
+
+// dst is aligned to a vector.
+template <bool kStream, typename T>
+inline void storeVector(std::byte* dst, Vector<T> vector) {
+  if constexpr (kStream) {
+#if defined(__AVX512F__)
+    _mm512_stream_si512(reinterpret_cast<__m512i*>(dst), __builtin_bit_cast(__m512i, vector));
+#elif defined(__AVX2__)
+    _mm256_stream_si256(reinterpret_cast<__m256i*>(dst), __builtin_bit_cast(__m256i, vector));
+#elif defined(__SSE2__)
+    _mm_stream_si128(reinterpret_cast<__m128i*>(dst), __builtin_bit_cast(__m128i, vector));
+#else
+    __builtin_memcpy(dst, &vector, kVectorBytes);
+#endif
+  } else {
+    __builtin_memcpy(__builtin_assume_aligned(dst, kVectorBytes), &vector, kVectorBytes);
+  }
+}
+
+// Copies one line; dst is aligned to a line.
+template <bool kStream>
+inline void copyLine(std::byte* dst, const std::byte* src) {
+  for (std::size_t i = 0; i < kLineBytes; i += kVectorBytes) {
+    storeVector<kStream, std::uint64_t>(dst + i, loadVector<std::uint64_t>(src + i));
+  }
+}
+
+// Copies whole lines and fetches, as it goes, the lines `ahead` bytes further on in the source. Prefetching never faults, so the last
+// rows of a box fetch what lies after it: often the next segment, else wasted but harmless.
+template <bool kStream>
+void copyLines(std::byte* dst, const std::byte* src, std::size_t numLines, std::int64_t ahead) {
+  if (numLines * kLineBytes <= kOneStreamBytes) {
+    for (std::size_t i = 0; i < numLines; ++i) {
+      prefetchLine(src + i * kLineBytes + ahead);
+      copyLine<kStream>(dst + i * kLineBytes, src + i * kLineBytes);
+    }
+    return;
+  }
+  const std::size_t half = numLines / 2;
+  const std::byte* src2 = src + half * kLineBytes;
+  std::byte* dst2 = dst + half * kLineBytes;
+  for (std::size_t i = 0; i < half * kLineBytes; i += kLineBytes) {
+    prefetchLine(src + i + ahead);
+    prefetchLine(src2 + i + ahead);
+    copyLine<kStream>(dst + i, src + i);
+    copyLine<kStream>(dst2 + i, src2 + i);
+  }
+  if (numLines % 2 != 0) {
+    const std::size_t last = (numLines - 1) * kLineBytes;
+    prefetchLine(src + last + ahead);
+    copyLine<kStream>(dst + last, src + last);
+  }
+}
+
+inline std::size_t bytesToNextLine(const std::byte* bytes) {
+  return static_cast<std::size_t>(-reinterpret_cast<std::uintptr_t>(bytes)) % kLineBytes;
+}
+
+// One row. nextRow: distance in the source from here to a row that will be needed about kAheadBytes later.
+template <bool kStream>
+void copyRow(std::byte* dst, const std::byte* src, std::size_t bytes, std::int64_t nextRow) {
+  const std::size_t misaligned = bytesToNextLine(dst);
+  const std::size_t head = misaligned < bytes ? misaligned : bytes;
+  __builtin_memcpy(dst, src, head);
+  dst += head;
+  src += head;
+  bytes -= head;
+  const std::size_t numLines = bytes / kLineBytes;
+  const std::size_t numPieces = bytes < 2 * kAheadBytes ? 1 : bytes / kAheadBytes;
+  const std::size_t pieceLines = numLines / numPieces;
+  for (std::size_t piece = 0; piece + 1 < numPieces; ++piece) {
+    copyLines<kStream>(dst, src, pieceLines, static_cast<std::int64_t>(pieceLines * kLineBytes));
+    dst += pieceLines * kLineBytes;
+    src += pieceLines * kLineBytes;
+  }
+  // The last piece fetches the first piece of the row to come.
+  const std::size_t done = (numPieces - 1) * pieceLines;
+  copyLines<kStream>(dst, src, numLines - done, nextRow - static_cast<std::int64_t>(done * kLineBytes));
+  const std::size_t tail = (numLines - done) * kLineBytes;
+  __builtin_memcpy(dst + tail, src + tail, bytes - numLines * kLineBytes);
+}
+
+template <bool kStream>
+void copyRowsAhead(std::byte* dst, std::int64_t dstStride, const std::byte* src, std::int64_t srcStride, std::size_t rowBytes,
+                   std::size_t numRows) {
+  const std::size_t rowsAhead = rowBytes >= kAheadBytes ? 1 : (kAheadBytes + rowBytes - 1) / rowBytes;
+  const std::int64_t nextRow = static_cast<std::int64_t>(rowsAhead) * srcStride;
+  for (std::size_t row = 0; row < numRows; ++row) {
+    copyRow<kStream>(dst, src, rowBytes, nextRow);
+    dst += dstStride;
+    src += srcStride;
+  }
+}
+
+void copyRows(std::byte* dst, std::int64_t dstStride, const std::byte* src, std::int64_t srcStride, std::size_t rowBytes,
+              std::size_t numRows, RowStore store) {
+  if (store == RowStore::kStream) {
+    copyRowsAhead<true>(dst, dstStride, src, srcStride, rowBytes, numRows);
+  } else if (store == RowStore::kAhead) {
+    copyRowsAhead<false>(dst, dstStride, src, srcStride, rowBytes, numRows);
+  } else {
+    for (std::size_t row = 0; row < numRows; ++row) {
+      __builtin_memcpy(dst, src, rowBytes);
+      dst += dstStride;
+      src += srcStride;
+    }
+  }
+}
+
+void streamOut(std::byte* dst, const std::byte* buffer, std::size_t bytes) {
+  const std::size_t misaligned = bytesToNextLine(dst);
+  const std::size_t head = misaligned < bytes ? misaligned : bytes;
+  __builtin_memcpy(dst, buffer, head);
+  std::size_t i = head;
+  for (; i + kLineBytes <= bytes; i += kLineBytes) {
+    copyLine<true>(dst + i, buffer + i);
+  }
+  __builtin_memcpy(dst + i, buffer + i, bytes - i);
+}
+
+void fence() {
+#if defined(__SSE2__)
+  _mm_sfence();
+#endif
+}
+
+}  // namespace
+}  // namespace shardwire::internal::SW_KERNEL_ISA

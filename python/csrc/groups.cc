@@ -1,0 +1,115 @@
+// Making, finding and ending groups.
+#include <pybind11/chrono.h>
+
+#include <mutex>
+
+#include "python/csrc/bindings.h"
+
+namespace shardwire::python {
+namespace {
+
+// The groups made from Python, for the shutdown at interpreter exit: a Python callback on a future must not run after that.
+class LiveGroups {
+ public:
+  void add(const c10::intrusive_ptr<ProcessGroupShardwire>& group) {
+    const std::lock_guard lock(mutex_);
+    std::erase_if(groups_, [](const auto& weak) { return weak.expired(); });
+    groups_.emplace_back(group);
+  }
+  void shutdownAll() {
+    std::vector<c10::weak_intrusive_ptr<ProcessGroupShardwire>> groups;
+    {
+      const std::lock_guard lock(mutex_);
+      groups.swap(groups_);
+    }
+    for (const auto& weak : groups) {
+      if (const auto group = weak.lock()) {
+        group->shutdown();
+      }
+    }
+  }
+
+ private:
+  std::mutex mutex_;
+  std::vector<c10::weak_intrusive_ptr<ProcessGroupShardwire>> groups_;
+};
+
+LiveGroups& liveGroups() {
+  static auto* groups = new LiveGroups;  // the last users run while statics are being destroyed
+  return *groups;
+}
+
+ProcessGroupShardwire* findGroup(const py::handle& object) {
+  if (!py::isinstance<SW_TORCH_GROUP_BASE>(object)) {
+    return nullptr;
+  }
+  return dynamic_cast<ProcessGroupShardwire*>(object.cast<SW_TORCH_GROUP_BASE*>());
+}
+
+// The base class is what torch's bindings know; ours needs none of its own.
+c10::intrusive_ptr<SW_TORCH_GROUP_BASE> createBackend(const c10::intrusive_ptr<::c10d::Store>& store, int rank, int size,
+                                                      std::chrono::milliseconds timeout, const std::string& groupName,
+                                                      std::vector<std::int64_t> globalRanks) {
+  auto group = ProcessGroupShardwire::create(store, rank, size, timeout, groupName);
+  if (!globalRanks.empty()) {
+    group->setGlobalRanks(std::move(globalRanks));
+  }
+  liveGroups().add(group);
+  return group;
+}
+
+}  // namespace
+
+ProcessGroupShardwire& groupOf(const py::handle& object) {
+  ProcessGroupShardwire* group = findGroup(object);
+  if (group == nullptr) {
+    throw py::type_error("a shardwire backend is needed, got " + std::string(py::str(py::type::of(object))) +
+                         "; make the group with backend 'shardwire'");
+  }
+  return *group;
+}
+
+void bindGroups(py::module_& module) {
+  module.def("create_backend", &createBackend, py::arg("store"), py::arg("rank"), py::arg("size"), py::arg("timeout"),
+             py::arg("group_name"), py::arg("global_ranks") = std::vector<std::int64_t>(), py::call_guard<py::gil_scoped_release>(),
+             "Meets the other ranks through the store; returns the c10d backend object.");
+  module.def(
+      "shutdown_all", [] { liveGroups().shutdownAll(); }, py::call_guard<py::gil_scoped_release>(),
+      "Shuts down every group of this process. For interpreter exit.");
+  module.def(
+      "is_backend", [](const py::object& object) { return findGroup(object) != nullptr; }, py::arg("object"),
+      "Whether the object is the c10d backend object of a shardwire group.");
+  module.def(
+      "rank", [](const py::object& backend) { return groupOf(backend).getRank(); }, py::arg("backend"));
+  module.def(
+      "size", [](const py::object& backend) { return groupOf(backend).getSize(); }, py::arg("backend"));
+  module.def(
+      "global_ranks", [](const py::object& backend) { return groupOf(backend).globalRanks(); }, py::arg("backend"),
+      "The job's rank of each member of the group.");
+  module.def(
+      "describe", [](const py::object& backend) { return groupOf(backend).communicator()->describeTransports(); }, py::arg("backend"),
+      "One line per peer: transport and data path, and why not a faster one.");
+  module.def(
+      "group_name", [](const py::object& backend) { return groupOf(backend).communicator()->groupName(); }, py::arg("backend"));
+  module.def(
+      "set_timeout", [](const py::object& backend, std::chrono::milliseconds timeout) { groupOf(backend).setTimeout(timeout); },
+      py::arg("backend"), py::arg("timeout"));
+  module.def(
+      "abort",
+      [](const py::object& backend) {
+        ProcessGroupShardwire& group = groupOf(backend);
+        const py::gil_scoped_release release;
+        group.abort();
+      },
+      py::arg("backend"), "Fails every pending and later operation of the group on this rank.");
+  module.def(
+      "shutdown",
+      [](const py::object& backend) {
+        ProcessGroupShardwire& group = groupOf(backend);
+        const py::gil_scoped_release release;
+        group.shutdown();
+      },
+      py::arg("backend"), "Ends the group on this rank.");
+}
+
+}  // namespace shardwire::python

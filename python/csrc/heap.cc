@@ -1,0 +1,18 @@
+// Tensors in the heap that the ranks of a host share.
+#include "backend/c10d/heap_allocator.h"
+#include "python/csrc/bindings.h"
+
+namespace shardwire::python {
+
+void bindHeap(py::module_& module) {
+  module.def(
+      "heap_empty",
+      [](const std::vector<std::int64_t>& shape, const py::object& dtype) { return internal::heapEmpty(shape, scalarTypeOf(dtype)); },
+      py::arg("shape"), py::arg("dtype"), "An uninitialised CPU tensor in the shared heap.");
+  module.def("enable_cpu_allocator", &internal::enableCpuAllocator, "Puts every later CPU tensor of this process into the shared heap.");
+  module.def("cpu_allocator_enabled", &internal::isCpuAllocatorEnabled);
+  module.def("in_shared_heap", &internal::isInSharedHeap, py::arg("tensor"), "Whether the tensor's storage lies in the shared heap.");
+  module.def("heap_used_bytes", &internal::heapUsedBytes);
+}
+
+}  // namespace shardwire::python

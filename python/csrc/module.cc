@@ -1,0 +1,15 @@
+// shardwire._C: the native side of the Python package. One bind function per concept.
+#include "python/csrc/bindings.h"
+
+PYBIND11_MODULE(_C, module) {
+  // torch registers the c10d types that our signatures name.
+  pybind11::module_::import("torch.distributed");
+  module.doc() = "The native side of shardwire.";
+  module.attr("version") = SHARDWIRE_VERSION;
+  module.attr("torch_version") = std::to_string(TORCH_VERSION_MAJOR) + "." + std::to_string(TORCH_VERSION_MINOR);
+  shardwire::python::bindErrors(module);
+  shardwire::python::bindGroups(module);
+  shardwire::python::bindCompiledOps(module);
+  shardwire::python::bindLayouts(module);
+  shardwire::python::bindHeap(module);
+}

@@ -1,0 +1,74 @@
+"""The backend's place in torch.distributed: registration, making groups for torch, the shared heap, the end of the process."""
+
+from __future__ import annotations
+
+import atexit
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import shardwire_autoload
+
+from . import _C
+
+
+def register() -> None:
+    """Registers "shardwire" with torch.distributed for CPU tensors. Idempotent; ``import shardwire`` calls it."""
+    if not dist.is_available():
+        raise ImportError("this torch was built without torch.distributed, which shardwire extends")
+    shardwire_autoload.register()
+
+
+def create_from_options(options: Any, backend_options: Any) -> Any:
+    """What torch calls when a group with this backend is made. ``options`` is c10d's; ``backend_options`` (the caller's pg_options) is not used."""
+    ranks = list(options.global_ranks_in_group)
+    return _C.create_backend(options.store, options.group_rank, options.group_size, as_timeout(options.timeout), options.group_id, ranks)
+
+
+def as_timeout(timeout: timedelta | float | None) -> timedelta:
+    """``timeout`` as a timedelta; None means torch's default of 30 minutes. Raises TypeError or ValueError for what is no positive time."""
+    if timeout is None:
+        return timedelta(minutes=30)
+    if isinstance(timeout, (int, float)) and not isinstance(timeout, bool):
+        timeout = timedelta(seconds=timeout)
+    if not isinstance(timeout, timedelta):
+        raise TypeError(f"timeout is a {type(timeout).__name__}; give seconds (float) or a timedelta")
+    if timeout <= timedelta(0):
+        raise ValueError(f"timeout is {timeout}; give a positive time")
+    return timeout
+
+
+def empty(*size: int | Sequence[int], dtype: torch.dtype | None = None) -> torch.Tensor:
+    """An uninitialised CPU tensor in the heap that all ranks of this host share: it moves between them in one copy.
+
+    Like ``torch.empty``: ``empty(2, 3)`` or ``empty((2, 3))``. An ordinary tensor to everything else in torch.
+    dtype: torch's default dtype when absent.
+    """
+    shape = size[0] if len(size) == 1 and not isinstance(size[0], int) else size
+    return _C.heap_empty(list(shape), torch.get_default_dtype() if dtype is None else dtype)  # type: ignore[arg-type]
+
+
+def enable_cpu_allocator() -> None:
+    """Puts every CPU tensor that this process makes from now on into the shared heap: models, gradients and buffers move in one copy.
+
+    Earlier tensors stay where they are. It cannot be undone, and must not be called before a fork whose child goes on allocating much:
+    there the heap falls back to ordinary memory.
+    """
+    _C.enable_cpu_allocator()
+
+
+def cpu_allocator_enabled() -> bool:
+    """Whether :func:`enable_cpu_allocator` was called in this process."""
+    return _C.cpu_allocator_enabled()
+
+
+def in_shared_heap(tensor: torch.Tensor) -> bool:
+    """Whether the tensor's memory lies in the shared heap."""
+    return _C.in_shared_heap(tensor)
+
+
+# torch calls nothing of ours when a program ends without destroy_process_group, and a callback on a future that runs while the interpreter is
+# taken apart ends the process with an abort. So every live group ends before that.
+atexit.register(_C.shutdown_all)

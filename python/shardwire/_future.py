@@ -1,0 +1,117 @@
+"""The handle of one run of a compiled op."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import traceback
+from collections.abc import Generator
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Union
+
+if TYPE_CHECKING:
+    import torch
+
+Seconds = Union[float, int, timedelta, None]
+
+
+def as_seconds(timeout: Seconds, what: str = "timeout") -> float | None:
+    """``timeout`` in seconds; None stays None. Raises TypeError for what is no time, ValueError for a negative one or NaN."""
+    if timeout is None:
+        return None
+    if isinstance(timeout, timedelta):
+        seconds = timeout.total_seconds()
+    elif isinstance(timeout, (int, float)) and not isinstance(timeout, bool):
+        seconds = float(timeout)
+    else:
+        raise TypeError(f"{what} is a {type(timeout).__name__}; give seconds (float), a timedelta or None")
+    if not seconds >= 0:
+        raise ValueError(f"{what} is {timeout}; give a time that is not negative")
+    return seconds
+
+
+class Future:
+    """One run under way. Made by calling a compiled op; returned at once.
+
+    Dropping it waits: ``op(inputs, outputs)`` as a statement is over when the transfer is. Keep it to do other work meanwhile. When a dropped
+    Future ends in an error that nobody asked for, the error is printed on stderr, since a destructor cannot raise.
+    Usable from any thread. Tensors given to the call stay alive until the transfer ends.
+    """
+
+    __slots__ = ("_work", "_seen", "__weakref__")
+
+    def __init__(self, work: Any) -> None:
+        self._work = work
+        self._seen = False  # the outcome reached somebody: there is nothing left to wait for or to print
+
+    def wait(self, timeout: Seconds = None) -> None:
+        """Blocks until the transfer is over (the GIL is free meanwhile).
+
+        timeout: seconds or a timedelta; TimeoutError when it passes first, and the transfer goes on. None waits as long as the operation's own
+        timeout lets it. Raises the operation's error if it failed.
+        """
+        if timeout is None:
+            self._seen = True
+            self._work.wait(None)
+            return
+        self._work.wait(as_seconds(timeout))
+        self._seen = True
+
+    def done(self) -> bool:
+        """Whether the transfer is over, well or not. Never blocks."""
+        return self._work.done()
+
+    def exception(self) -> BaseException | None:
+        """The operation's error; None while it runs and after success. Never blocks."""
+        error = self._work.exception()
+        if error is not None:
+            self._seen = True
+        return error
+
+    def get_future(self) -> torch.futures.Future:
+        """The same as a ``torch.futures.Future`` (a c10 future), for ``then`` and for torch's own machinery."""
+        return self._work.get_future()
+
+    def __await__(self) -> Generator[Any, None, None]:
+        """``await future``: like :meth:`wait`, without blocking the event loop."""
+        if not self._work.done():
+            loop = asyncio.get_running_loop()
+            arrived: asyncio.Future[None] = loop.create_future()
+            # torch runs the callback on whatever thread ends the transfer; asyncio's future belongs to the loop's thread.
+            self._work.get_future().add_done_callback(lambda _: _wake(loop, arrived))
+            yield from arrived
+        self.wait()
+
+    def __repr__(self) -> str:
+        return f"<shardwire.Future {'done' if self._work.done() else 'running'}>"
+
+    def __del__(self) -> None:
+        try:
+            if not self._seen:
+                self._work.wait(None)
+        except AttributeError:
+            pass  # __init__ did not get through, or the interpreter is taking modules apart
+        except BaseException as error:  # noqa: B902: nothing may leave a destructor
+            _print_lost(error)
+
+
+def _wake(loop: asyncio.AbstractEventLoop, arrived: asyncio.Future[None]) -> None:
+    try:
+        loop.call_soon_threadsafe(_set, arrived)
+    except RuntimeError:
+        pass  # the loop was closed meanwhile: nobody awaits any more
+
+
+def _set(arrived: asyncio.Future[None]) -> None:
+    if not arrived.done():
+        arrived.set_result(None)
+
+
+def _print_lost(error: BaseException) -> None:
+    try:
+        text = "".join(traceback.format_exception_only(type(error), error)).strip()
+        sys.stderr.write(f"shardwire: a Future was dropped and its operation failed; nobody saw this error:\n  {text}\n")
+    except BaseException:  # noqa: B902: stderr may be gone at interpreter exit
+        pass
+
+

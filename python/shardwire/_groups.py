@@ -1,0 +1,175 @@
+"""Process groups: making one beside or without torch's default group, names for groups, and from any kind of group to its backend."""
+
+from __future__ import annotations
+
+import itertools
+import weakref
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed import distributed_c10d as c10d
+
+from . import _C
+from ._backend import as_timeout
+
+# Names given by name_process_group and create_process_group. Weak: naming a group does not keep it alive.
+_named: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
+_counter = itertools.count()
+# Before 2.0 a backend is itself torch's ProcessGroup; since then one wraps it.
+_WRAPPED = hasattr(dist.ProcessGroup, "_register_backend")
+
+
+def create_process_group(store: Any, rank: int, size: int, timeout: timedelta | float | None = None, name: str | None = None) -> Any:
+    """Makes a group of the processes that share ``store``, beside the default group or without one.
+
+    Collective: every rank of 0..size-1 calls it, with the same ``name`` (or each without). Blocks until all have met.
+
+    store: any torch.distributed store (TCPStore, FileStore, HashStore for threads). One store may serve several groups made in the same order.
+    timeout: seconds or a timedelta for meeting, and for the group's operations; None: 30 minutes.
+    name: for messages and :func:`find_process_group`.
+
+    Returns a ``torch.distributed.ProcessGroup`` that is known to torch: use it as ``group=`` in torch.distributed functions, in ``compile_op``,
+    and end it with ``torch.distributed.destroy_process_group(group)``. Its ranks are its own: functions that take global ranks (``src``, ``dst``)
+    take the group's ranks. Note that ``destroy_process_group()`` without a group, as always, ends all groups.
+    """
+    if isinstance(rank, bool) or isinstance(size, bool) or not isinstance(rank, int) or not isinstance(size, int):
+        raise TypeError("rank and size must be ints")
+    if size < 1 or not 0 <= rank < size:
+        raise ValueError(f"rank {rank} is not in a group of {size} ranks (0..{size - 1})")
+    if name is not None and not isinstance(name, str):
+        raise TypeError(f"name is a {type(name).__name__}; give a str or None")
+    period = as_timeout(timeout)
+    unique = f"shardwire:{next(_counter)}"
+    prefixed = dist.PrefixStore(f"{unique}/{name or ''}/", store)
+    backend = _C.create_backend(prefixed, rank, size, period, name or unique)
+    group = _wrap(backend, prefixed, rank, size) if _WRAPPED else backend
+    _make_known(group, prefixed, unique, size, name)
+    if name is not None:
+        name_process_group(group, name)
+    return group
+
+
+def _wrap(backend: Any, store: Any, rank: int, size: int) -> Any:
+    """torch's ProcessGroup around a backend."""
+    group = dist.ProcessGroup(store, rank, size)
+    custom = dist.ProcessGroup.BackendType.CUSTOM
+    group._set_default_backend(custom)
+    group._register_backend(torch.device("cpu"), custom, backend)
+    return group
+
+
+def _make_known(group: Any, store: Any, unique: str, size: int, name: str | None) -> None:
+    """Enters the group in torch's tables, as new_group does, so that functions with ``src`` and destroy_process_group accept it."""
+    world = getattr(c10d, "_world", None)
+    ranks = {rank: rank for rank in range(size)}
+    if not hasattr(world, "pg_map"):  # 1.13
+        c10d._pg_map[group] = ("shardwire", store)
+        c10d._pg_names[group] = unique
+        c10d._pg_group_ranks[group] = ranks
+        return
+    group._set_group_name(unique)
+    if hasattr(group, "_set_group_desc"):
+        group._set_group_desc(name or unique)
+    world.pg_map[group] = ("shardwire", store)
+    world.pg_names[group] = unique
+    world.pg_group_ranks[group] = ranks
+    world.pg_backend_config[group] = "cpu:shardwire"
+    tag = f"ptd:{unique}"
+    world.pg_to_tag[group] = tag
+    world.tags_to_pg.setdefault(tag, []).append(group)
+    world.tags_to_pg.setdefault("", []).append(group)
+    if hasattr(c10d, "_register_process_group"):  # functional collectives find groups by name
+        c10d._register_process_group(unique, group)
+
+
+def name_process_group(group: Any, name: str) -> None:
+    """Gives ``group`` a name for :func:`find_process_group` and for ``compile_op(name, ...)``. Local to this process.
+
+    A name that another living group has moves to this one. Raises TypeError when ``group`` is no shardwire group.
+    """
+    if not isinstance(name, str):
+        raise TypeError(f"name is a {type(name).__name__}; give a str")
+    if not name:
+        raise ValueError("name is empty; give a name")
+    resolve_backend(group)
+    _named[name] = c10d._get_default_group() if group is None else group
+
+
+def find_process_group(name: str) -> Any:
+    """The group of that name: given by :func:`name_process_group` or ``create_process_group(name=...)``, else a shardwire group whose name or
+    description (``group_desc``) is ``name`` in torch. "default_pg" and "WORLD" are torch's names of the default group.
+
+    Raises ValueError when there is none, listing the known names.
+    """
+    if not isinstance(name, str):
+        raise TypeError(f"name is a {type(name).__name__}; give a str")
+    group = _named.get(name)
+    if group is not None:
+        return group
+    known = dict(_named)
+    for group, names in _torch_groups():
+        if _backend_of(group) is not None:
+            for each in names:
+                known.setdefault(each, group)
+    if name == "WORLD" and dist.is_initialized():
+        known.setdefault("WORLD", c10d._get_default_group())
+    if name in known:
+        return known[name]
+    raise ValueError(f"no shardwire process group is named {name!r}; known: {', '.join(sorted(map(repr, known))) or 'none'}. "
+                     "Name one with shardwire.name_process_group(group, name)")
+
+
+def _torch_groups() -> Iterator[tuple[Any, list[str]]]:
+    """torch's groups with their names and descriptions."""
+    world = getattr(c10d, "_world", None)
+    names = world.pg_names if hasattr(world, "pg_names") else c10d._pg_names
+    for group, name in list(names.items()):
+        description = getattr(group, "group_desc", None)
+        yield group, [each for each in (name, description) if isinstance(each, str) and each not in ("", "undefined")]
+
+
+def resolve_backend(group: Any) -> Any:
+    """The native backend behind ``group``: None (the default group), a name, a torch.distributed group with shardwire for CPU, or such a
+    backend itself. TypeError for another kind of thing, ValueError for a group that is not shardwire's or not there.
+    """
+    if group is None:
+        if not dist.is_initialized():
+            raise ValueError("there is no default process group; call torch.distributed.init_process_group('shardwire', ...) first, or give a group")
+        group = c10d._get_default_group()
+    elif isinstance(group, str):
+        group = find_process_group(group)
+    if group is dist.GroupMember.NON_GROUP_MEMBER:
+        raise ValueError("this rank is not a member of the group")
+    if not isinstance(group, dist.ProcessGroup) and not _C.is_backend(group):
+        raise TypeError(f"group is a {type(group).__name__}; give a process group, the name of one, or None for the default group")
+    backend = _backend_of(group)
+    if backend is None:
+        raise ValueError("the group's backend for CPU tensors is not shardwire; make it with backend='shardwire' or 'cpu:shardwire,...'")
+    return backend
+
+
+def _backend_of(group: Any) -> Any | None:
+    """The shardwire backend of a group or of a debug wrapper around one; None for groups of other backends."""
+    if _C.is_backend(group):
+        return group
+    if not _WRAPPED:
+        return None
+    try:
+        backend = group._get_backend(torch.device("cpu"))
+    except RuntimeError:  # no backend for CPU
+        return None
+    backend = getattr(backend, "wrapped_pg", backend)  # TORCH_DISTRIBUTED_DEBUG=DETAIL
+    return backend if _C.is_backend(backend) else None
+
+
+def global_ranks(group: Any) -> list[int]:
+    """The job's rank of each member of ``group``, in group order."""
+    return _C.global_ranks(resolve_backend(group))
+
+
+def describe_transports(group: Any = None) -> str:
+    """One line per peer of this rank in ``group``: its transport and data path, and why not a faster one."""
+    return _C.describe(resolve_backend(group))

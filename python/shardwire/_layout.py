@@ -1,0 +1,330 @@
+"""How a global tensor is laid out over a mesh of ranks: DTensor's rules as plain values that exist on every torch.
+
+A :class:`Layout` is what a DTensor knows besides its data. ``compile_op`` takes either; a DTensor is read into a Layout first, so both mean
+the same. Nothing here communicates.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Union
+
+import torch
+
+from . import _C
+
+# Most dimensions a tensor may have anywhere in shardwire.
+MAX_DIMS = 16
+_INT64_MAX = 2**63 - 1
+
+# torch's names for a pending reduction -> ours. Both spellings of the mean are the same reduction.
+_PENDING = {"sum": "sum", "avg": "mean", "mean": "mean", "min": "min", "max": "max", "product": "prod", "prod": "prod",
+            "band": "band", "bor": "bor", "bxor": "bxor"}
+
+
+class UnsupportedLayout(NotImplementedError):
+    """A placement that cannot be placed exactly, named in the text. It is refused, never guessed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """The tensor is cut along ``dim`` (negative: from the end) over this mesh dimension, as ``torch.chunk`` cuts."""
+
+    dim: int
+
+
+@dataclass(frozen=True, slots=True)
+class Replicate:
+    """Every rank along this mesh dimension holds the same values."""
+
+
+@dataclass(frozen=True, slots=True)
+class Partial:
+    """Every rank along this mesh dimension holds an addend; the value is their reduction by ``reduce_op``.
+
+    ``reduce_op``: "sum" (default), "avg" or "mean", "min", "max", "product" or "prod".
+    """
+
+    reduce_op: str = "sum"
+
+
+@dataclass(frozen=True, slots=True)
+class StridedShard:
+    """torch's ``_StridedShard``: ``dim`` was cut into ``split_factor`` pieces by mesh dimensions to the right before this one cuts it."""
+
+    dim: int
+    split_factor: int
+
+
+Placement = Union[Shard, Replicate, Partial, StridedShard]
+# kind, dim, split factor, reduction: what the native side reads.
+NativePlacement = tuple[str, int, int, "str | None"]
+
+
+def as_dims(value: Any, what: str) -> tuple[int, ...]:
+    """``value`` (a tuple, list, torch.Size... of int) as a tuple of int.
+
+    Raises TypeError when it is not a sequence of int, ValueError when it has more than 16 dimensions or leaves 64 bits. ``what`` names it.
+    """
+    if type(value) is not tuple and type(value) is not list:
+        if isinstance(value, (str, bytes, dict, set)) or not isinstance(value, Iterable):
+            raise TypeError(f"{what} is {_kind(value)}; give a tuple or list of int")
+    dims = []
+    for position, item in enumerate(value):
+        if type(item) is not int:
+            if isinstance(item, bool) or not hasattr(item, "__index__"):
+                raise TypeError(f"{what}[{position}] is {_kind(item)}; give an int")
+            try:
+                item = operator.index(item)
+            except TypeError:
+                raise TypeError(f"{what}[{position}] is {_kind(item)}; give an int") from None
+        if not -_INT64_MAX <= item <= _INT64_MAX:
+            raise ValueError(f"{what}[{position}] is {item}, which does not fit in 64 bits")
+        dims.append(item)
+    if len(dims) > MAX_DIMS:
+        raise ValueError(f"{what} has {len(dims)} dimensions; at most {MAX_DIMS} are supported")
+    return tuple(dims)
+
+
+def _kind(value: Any) -> str:
+    """A wrong value for a message: short, and never an address."""
+    if value is None or isinstance(value, (bool, int, float, str)):
+        text = repr(value)
+        return text if len(text) <= 60 else f"{text[:57]}..."
+    return f"a {type(value).__name__}"
+
+
+@dataclass(frozen=True, slots=True)
+class LocalShare:
+    """What one rank holds of a tensor: the shape of its local tensor, and where the boxes in it lie globally.
+
+    boxes: ``(offset, shape, local_offset)`` each, in elements: offset in the global tensor, local_offset in the local one. An ordinary shard
+    is one box, an empty one none, a strided one may be many.
+    """
+
+    local_shape: tuple[int, ...]
+    boxes: tuple[tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]], ...]
+    replica_class: int
+
+
+class Layout:
+    """A global tensor of ``shape`` and ``dtype`` laid out over ``mesh`` by ``placements``.
+
+    mesh: a DeviceMesh, or nested lists, a tensor or an ndarray of GLOBAL ranks (those of the default group), one nesting level per mesh
+        dimension. Ranks outside of it hold nothing.
+    placements: one per mesh dimension: ``Shard(dim)``, ``Replicate()``, ``Partial(reduce_op)``, ``StridedShard(dim, split_factor)``, or
+        torch's own.
+    shape: the global shape. dtype: a torch.dtype.
+
+    Raises TypeError or ValueError for what cannot be a layout, UnsupportedLayout (a NotImplementedError) for placements it does not know.
+    Immutable, hashable, comparable.
+    """
+
+    __slots__ = ("mesh_shape", "ranks", "placements", "shape", "dtype", "_native")
+
+    mesh_shape: tuple[int, ...]
+    ranks: tuple[int, ...]
+    placements: tuple[Placement, ...]
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+    def __init__(self, mesh: Any, placements: Sequence[Any], shape: Sequence[int], dtype: torch.dtype) -> None:
+        mesh_shape, ranks = _read_mesh(mesh)
+        dims = as_dims(shape, "shape")
+        if not isinstance(dtype, torch.dtype):
+            raise TypeError(f"dtype is {_kind(dtype)}; give a torch.dtype such as torch.float32")
+        if isinstance(placements, (str, bytes, dict)) or not isinstance(placements, Iterable):
+            raise TypeError(f"placements is {_kind(placements)}; give a list with one placement per mesh dimension")
+        read = tuple(_read_placement(item, index, len(dims)) for index, item in enumerate(placements))
+        if len(read) != len(mesh_shape):
+            raise ValueError(f"{len(read)} placements for a mesh of {len(mesh_shape)} dimensions; give one per mesh dimension")
+        native = [_native_placement(item) for item in read]
+        _C.check_layout(list(mesh_shape), list(ranks), native, list(dims))
+        set_field = object.__setattr__
+        set_field(self, "mesh_shape", mesh_shape)
+        set_field(self, "ranks", ranks)
+        set_field(self, "placements", read)
+        set_field(self, "shape", dims)
+        set_field(self, "dtype", dtype)
+        set_field(self, "_native", native)
+
+    @classmethod
+    def of(cls, dtensor: Any) -> Layout:
+        """The layout of a DTensor (its data are not looked at; a meta one will do)."""
+        if not is_dtensor(dtensor):
+            raise TypeError(f"Layout.of takes a DTensor, not {_kind(dtensor)}")
+        return cls(dtensor.device_mesh, dtensor.placements, tuple(dtensor.shape), dtensor.dtype)
+
+    @property
+    def pending_reduction(self) -> str | None:
+        """The reduction its Partial placements wait for ("sum", "mean", "min", "max", "prod"), or None."""
+        for item in self.placements:
+            if isinstance(item, Partial):
+                return _PENDING[item.reduce_op]
+        return None
+
+    def share(self, rank: int) -> LocalShare | None:
+        """What global rank ``rank`` holds; None when it is outside of the mesh."""
+        return self.share_in(self.ranks, rank)
+
+    def share_in(self, ranks: Sequence[int], rank: int) -> LocalShare | None:
+        """Like :meth:`share`, with the mesh's ranks renamed to ``ranks`` (the same length): a group's own numbers, say."""
+        share = _C.share_of(list(self.mesh_shape), list(ranks), self._native, list(self.shape), rank)
+        if share is None:
+            return None
+        local_shape, slices, replica_class = share
+        boxes = tuple((tuple(offset), tuple(shape), tuple(local)) for offset, shape, local in slices)
+        return LocalShare(tuple(local_shape), boxes, replica_class)
+
+    def local_shape(self, rank: int) -> tuple[int, ...] | None:
+        """The shape of the local tensor on global rank ``rank``; None outside of the mesh."""
+        share = self.share(rank)
+        return None if share is None else share.local_shape
+
+    def take(self, tensor: torch.Tensor, rank: int) -> torch.Tensor | None:
+        """The part of the global ``tensor`` that global rank ``rank`` holds: a view where that is one box, else a copy. None outside."""
+        if tuple(tensor.shape) != self.shape:
+            raise ValueError(f"the tensor has shape {list(tensor.shape)}, the layout {list(self.shape)}")
+        share = self.share(rank)
+        if share is None:
+            return None
+        if len(share.boxes) == 1:
+            offset, shape, _ = share.boxes[0]
+            if shape == share.local_shape:
+                return box_of(tensor, offset, shape)
+        local = torch.empty(share.local_shape, dtype=tensor.dtype, device=tensor.device)
+        for offset, shape, local_offset in share.boxes:
+            box_of(local, local_offset, shape).copy_(box_of(tensor, offset, shape))
+        return local
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        raise AttributeError(f"a Layout does not change; make another with the {name} you want")
+
+    def _key(self) -> tuple[Any, ...]:
+        return (self.mesh_shape, self.ranks, self.placements, self.shape, self.dtype)
+
+    def __eq__(self, other: object) -> bool:
+        return self._key() == other._key() if isinstance(other, Layout) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(self._key())
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (_rebuild, (self.mesh_shape, self.ranks, self.placements, self.shape, self.dtype))
+
+    def __repr__(self) -> str:
+        mesh = list(self.ranks) if len(self.mesh_shape) == 1 else f"{'x'.join(map(str, self.mesh_shape))} of {list(self.ranks)}"
+        return f"Layout(mesh={mesh}, placements={list(self.placements)}, shape={list(self.shape)}, dtype={self.dtype})"
+
+
+def _rebuild(mesh_shape: tuple[int, ...], ranks: tuple[int, ...], placements: tuple[Placement, ...], shape: tuple[int, ...],
+             dtype: torch.dtype) -> Layout:
+    return Layout(torch.tensor(ranks, dtype=torch.int64).reshape(mesh_shape), placements, shape, dtype)
+
+
+def box_of(tensor: torch.Tensor, offset: Sequence[int], shape: Sequence[int]) -> torch.Tensor:
+    """The view of ``tensor`` that starts at ``offset`` and has ``shape``."""
+    for dim, (start, extent) in enumerate(zip(offset, shape)):
+        tensor = tensor.narrow(dim, start, extent)
+    return tensor
+
+
+def is_dtensor(value: Any) -> bool:
+    """Whether ``value`` is torch's DTensor; never imports torch.distributed.tensor."""
+    return isinstance(value, torch.Tensor) and any(base.__name__ == "DTensor" and base.__module__.startswith("torch.")
+                                                   for base in type(value).__mro__)
+
+
+def local_tensor(dtensor: Any) -> torch.Tensor:
+    """The local tensor of a DTensor: the same memory, without a node in autograd's graph."""
+    local = dtensor._local_tensor
+    return local.wait() if type(local).__name__ == "AsyncCollectiveTensor" else local
+
+
+def _read_mesh(mesh: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Shape and row-major global ranks."""
+    if any(base.__name__ == "DeviceMesh" for base in type(mesh).__mro__):
+        mesh = mesh.mesh
+    if isinstance(mesh, torch.Tensor) or type(mesh).__module__.partition(".")[0] == "numpy":
+        mesh = mesh.tolist()
+    if isinstance(mesh, range):
+        mesh = list(mesh)
+    if not isinstance(mesh, (list, tuple)):
+        raise TypeError(f"mesh is {_kind(mesh)}; give a DeviceMesh, or nested lists, a tensor or an ndarray of global ranks")
+    shape: list[int] = []
+    ranks: list[int] = []
+    _walk_mesh(mesh, 0, shape, ranks)
+    if not ranks:
+        raise ValueError("mesh has no ranks")
+    return tuple(shape), tuple(ranks)
+
+
+def _walk_mesh(level: Any, depth: int, shape: list[int], ranks: list[int]) -> None:
+    """Appends the ranks under ``level``; ``shape[depth]`` is the extent that every list at that depth must have."""
+    if depth == len(shape):
+        shape.append(len(level))
+    if len(level) != shape[depth]:
+        raise ValueError(f"mesh is ragged: lists of {shape[depth]} and of {len(level)} entries at depth {depth}")
+    nested = [isinstance(item, (list, tuple)) for item in level]
+    if any(nested):
+        if not all(nested):
+            raise ValueError(f"mesh mixes ranks and lists at depth {depth}")
+        for item in level:
+            _walk_mesh(item, depth + 1, shape, ranks)
+        return
+    if level and depth + 1 != len(shape):
+        raise ValueError(f"mesh is ragged: ranks at depth {depth}, lists elsewhere")
+    for item in level:
+        if isinstance(item, bool) or not hasattr(item, "__index__"):
+            raise TypeError(f"mesh holds {_kind(item)}; give global ranks (int)")
+        rank = operator.index(item)
+        if not 0 <= rank < 2**31:
+            raise ValueError(f"mesh holds {rank}, which is no rank")
+        ranks.append(rank)
+
+
+def _read_placement(item: Any, index: int, num_dims: int) -> Placement:
+    """Ours for torch's or ours. By exact class name: a subclass may mean something else, and torch's classes moved between versions."""
+    name = type(item).__name__
+    if name in ("_StridedShard", "StridedShard"):
+        dim = _placement_dim(item.dim, index, num_dims)
+        factor = item.split_factor
+        if isinstance(factor, bool) or not isinstance(factor, int):
+            raise TypeError(f"placements[{index}]: split_factor is {_kind(factor)}; give an int")
+        if factor < 1:
+            raise ValueError(f"placements[{index}]: split_factor is {factor}; it must be at least 1")
+        return StridedShard(dim, factor)
+    if name == "Shard":
+        return Shard(_placement_dim(item.dim, index, num_dims))
+    if name == "Replicate":
+        return Replicate()
+    if name in ("Partial", "_Partial"):
+        if not isinstance(item.reduce_op, str):
+            raise UnsupportedLayout(f"placements[{index}]: Partial with reduce_op {_kind(item.reduce_op)}; give one of {sorted(_PENDING)}")
+        if item.reduce_op not in _PENDING:
+            raise UnsupportedLayout(f"placements[{index}]: Partial({item.reduce_op!r}) is not supported; use one of {sorted(_PENDING)}")
+        return Partial(item.reduce_op)
+    if isinstance(item, (str, int, float)) or item is None:
+        raise TypeError(f"placements[{index}] is {_kind(item)}; give Shard(dim), Replicate(), Partial() or StridedShard(dim, split_factor)")
+    raise UnsupportedLayout(f"placements[{index}]: {name} is not supported; use Shard, Replicate, Partial or StridedShard")
+
+
+def _placement_dim(dim: Any, index: int, num_dims: int) -> int:
+    if isinstance(dim, bool) or not hasattr(dim, "__index__"):
+        raise TypeError(f"placements[{index}]: dim is {_kind(dim)}; give an int")
+    dim = operator.index(dim)
+    if not -num_dims <= dim < num_dims:
+        raise ValueError(f"placements[{index}]: dim {dim} does not exist in a tensor of {num_dims} dimensions")
+    return dim + num_dims if dim < 0 else dim
+
+
+def _native_placement(item: Placement) -> NativePlacement:
+    if isinstance(item, Shard):
+        return ("shard", item.dim, 1, None)
+    if isinstance(item, StridedShard):
+        return ("strided_shard", item.dim, item.split_factor, None)
+    if isinstance(item, Partial):
+        return ("partial", 0, 1, _PENDING[item.reduce_op])
+    return ("replicate", 0, 1, None)

@@ -1,0 +1,183 @@
+"""Who sends what to whom, as a picture: ribbons from senders to receivers, and the same as a matrix of bytes."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping
+from html import escape
+from typing import Any
+
+# One hue per sending rank, told apart by colour-blind eyes too; repeated past twelve.
+_COLOURS = ("#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377", "#994455", "#004488", "#997700", "#44aa99", "#882255", "#6699cc")
+_INK, _FAINT, _PAPER = "#222222", "#888888", "#ffffff"
+
+
+def save_picture(traffic: Mapping[str, Any], path: str | os.PathLike[str], title: str | None = None) -> None:
+    """Draws ``traffic`` (keys name, world_size, edges of {src, dst, bytes, pieces}, lower_bound_bytes) into ``path``.
+
+    .svg is written by hand; .png needs matplotlib (ImportError names it). ValueError for other endings, OSError when the file cannot be written.
+    """
+    path = os.fspath(path)
+    ending = os.path.splitext(path)[1].lower()
+    if ending == ".svg":
+        text = svg_picture(traffic, title)
+        with open(path, "w", encoding="utf-8") as file:
+            file.write(text)
+    elif ending == ".png":
+        _save_png(traffic, path, title)
+    else:
+        raise ValueError(f"cannot draw into {path!r}: give a name that ends in .svg or .png")
+
+
+def human_bytes(count: float) -> str:
+    """A short size: "0", "512 B", "1.5 KiB", "474 MiB"."""
+    if count == 0:
+        return "0"
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
+        if count < 1000 or unit == "TiB":
+            digits = 0 if unit == "B" or count >= 99.5 else 1
+            return f"{count:.{digits}f} {unit}"
+        count /= 1024
+    raise AssertionError("unreachable")
+
+
+def byte_matrix(traffic: Mapping[str, Any]) -> list[list[int]]:
+    """matrix[src][dst] in bytes, group ranks."""
+    size = int(traffic["world_size"])
+    matrix = [[0] * size for _ in range(size)]
+    for edge in traffic["edges"]:
+        matrix[edge["src"]][edge["dst"]] += int(edge["bytes"])
+    return matrix
+
+
+def svg_picture(traffic: Mapping[str, Any], title: str | None = None) -> str:
+    """The whole SVG document."""
+    matrix = byte_matrix(traffic)
+    size = len(matrix)
+    cell = 64 if size <= 8 else 46
+    height = max(420, 170 + cell * (size + 1))
+    flow_width = 460
+    width = flow_width + 130 + cell * (size + 1) + 30
+    between = sum(matrix[s][d] for s in range(size) for d in range(size) if s != d)
+    own = sum(matrix[r][r] for r in range(size))
+    heading = title or traffic.get("name") or "compiled op"
+    facts = f"{human_bytes(between)} between ranks, {human_bytes(own)} within, least possible between ranks {human_bytes(int(traffic.get('lower_bound_bytes', 0)))}"
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" viewBox="0 0 {width} {height}" font-family="sans-serif">',
+        f"<title>{escape(str(heading))}</title>",
+        f'<rect width="{width}" height="{height}" fill="{_PAPER}"/>',
+        _text(24, 34, str(heading), 19, anchor="start", weight="bold"),
+        _text(24, 56, facts, 13, anchor="start", fill=_FAINT),
+        *_flow(matrix, 24, 100, flow_width - 48, height - 130),
+        *_matrix(matrix, flow_width + 90, 118, cell),
+        "</svg>",
+    ]
+    return "\n".join(parts) + "\n"
+
+
+def _text(x: float, y: float, text: str, size: float, anchor: str = "middle", fill: str = _INK, weight: str = "normal") -> str:
+    return (f'<text x="{x:.1f}" y="{y:.1f}" font-size="{size:g}" text-anchor="{anchor}" fill="{fill}" font-weight="{weight}">'
+            f"{escape(text)}</text>")
+
+
+def _flow(matrix: list[list[int]], x: float, y: float, width: float, height: float) -> list[str]:
+    """Bars of senders at the left, of receivers at the right, both as high as their bytes; a ribbon per edge. Idle ranks keep a thin bar."""
+    size = len(matrix)
+    sent = [sum(row) for row in matrix]
+    received = [sum(row[d] for row in matrix) for d in range(size)]
+    total = sum(sent)
+    gap = min(14.0, height / (3.0 * size))
+    unit = (height - gap * (size - 1) - 3.0 * size) / total if total else 0.0
+    bar, label = 16.0, 74.0
+    left, right = x + label, x + width - label
+    parts = [_text(left + bar / 2, y - 12, "sends", 13, fill=_FAINT), _text(right - bar / 2, y - 12, "receives", 13, fill=_FAINT)]
+
+    def stack(totals: list[int]) -> list[float]:
+        tops, at = [], y
+        for amount in totals:
+            tops.append(at)
+            at += amount * unit + 3.0 + gap
+        return tops
+
+    from_top, to_top = stack(sent), stack(received)
+    from_at, to_at = list(from_top), list(to_top)
+    for source in range(size):
+        for target in range(size):
+            amount = matrix[source][target]
+            if amount == 0:
+                continue
+            thick = amount * unit
+            a, b, middle = from_at[source], to_at[target], (left + bar + right - bar) / 2
+            from_at[source] += thick
+            to_at[target] += thick
+            x0, x1 = left + bar, right - bar
+            shape = (f"M{x0:.1f},{a:.2f} C{middle:.1f},{a:.2f} {middle:.1f},{b:.2f} {x1:.1f},{b:.2f} L{x1:.1f},{b + max(thick, 0.6):.2f} "
+                     f"C{middle:.1f},{b + max(thick, 0.6):.2f} {middle:.1f},{a + max(thick, 0.6):.2f} {x0:.1f},{a + max(thick, 0.6):.2f} Z")
+            parts.append(f'<path d="{shape}" fill="{_COLOURS[source % len(_COLOURS)]}" fill-opacity="0.5">'
+                         f"<title>rank {source} to rank {target}: {human_bytes(amount)}</title></path>")
+    for side_x, tops, totals, anchor, text_x in ((left, from_top, sent, "end", left - 8), (right - bar, to_top, received, "start", right + 8)):
+        for rank in range(size):
+            tall = max(totals[rank] * unit, 3.0)
+            colour = _COLOURS[rank % len(_COLOURS)] if totals[rank] else "#cccccc"
+            parts.append(f'<rect x="{side_x:.1f}" y="{tops[rank]:.2f}" width="{bar:g}" height="{tall:.2f}" rx="2" fill="{colour}"/>')
+            middle = tops[rank] + tall / 2
+            room = tall + gap >= 26
+            parts.append(_text(text_x, middle + (-2 if room and totals[rank] else 4), f"rank {rank}", 12 if size <= 8 else 10, anchor=anchor,
+                               fill=_INK if totals[rank] else _FAINT))
+            if room and totals[rank]:
+                parts.append(_text(text_x, middle + 12, human_bytes(totals[rank]), 10.5, anchor=anchor, fill=_FAINT))
+    return parts
+
+
+def _matrix(matrix: list[list[int]], x: float, y: float, cell: float) -> list[str]:
+    """Rows send, columns receive; the darker the more bytes; the last row and column are sums."""
+    size = len(matrix)
+    most = max((amount for row in matrix for amount in row), default=0)
+    font = 12 if cell >= 60 else 9
+    parts = [_text(x + size * cell / 2, y - 30, "to rank", 13, fill=_FAINT)]
+    parts.append(f'<g transform="translate({x - 40:.1f},{y + size * cell / 2:.1f}) rotate(-90)">{_text(0, 0, "from rank", 13, fill=_FAINT)}</g>')
+    for rank in range(size):
+        parts.append(_text(x + (rank + 0.5) * cell, y - 10, str(rank), 13, weight="bold"))
+        parts.append(_text(x - 18, y + (rank + 0.5) * cell + 5, str(rank), 13, weight="bold"))
+    parts.append(_text(x + (size + 0.5) * cell, y - 10, "sum", 12, fill=_FAINT))
+    parts.append(_text(x - 20, y + (size + 0.5) * cell + 5, "sum", 12, fill=_FAINT))
+    for source in range(size):
+        for target in range(size):
+            amount = matrix[source][target]
+            share = math.sqrt(amount / most) if most else 0.0
+            colour = _COLOURS[source % len(_COLOURS)]
+            parts.append(f'<rect x="{x + target * cell:.1f}" y="{y + source * cell:.1f}" width="{cell - 2:.1f}" height="{cell - 2:.1f}" rx="3" '
+                         f'fill="{colour if amount else "#f2f2f2"}" fill-opacity="{0.12 + 0.55 * share if amount else 1:.3f}"/>')
+            parts.append(_text(x + (target + 0.5) * cell - 1, y + (source + 0.5) * cell + 4, human_bytes(amount) if amount else "·", font,
+                               fill=_INK if amount else _FAINT))
+        parts.append(_text(x + (size + 0.5) * cell, y + (source + 0.5) * cell + 4, human_bytes(sum(matrix[source])), font, fill=_FAINT))
+    for target in range(size):
+        parts.append(_text(x + (target + 0.5) * cell, y + (size + 0.5) * cell + 4, human_bytes(sum(row[target] for row in matrix)), font, fill=_FAINT))
+    return parts
+
+
+def _save_png(traffic: Mapping[str, Any], path: str, title: str | None) -> None:
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise ImportError("a PNG needs matplotlib, which is not installed; give a name that ends in .svg, which needs nothing") from None
+    matrix = byte_matrix(traffic)
+    size = len(matrix)
+    most = max((amount for row in matrix for amount in row), default=0)
+    figure = Figure(figsize=(2.5 + 0.8 * size, 2.2 + 0.8 * size), dpi=120)
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot(111)
+    axes.imshow([[math.sqrt(amount) for amount in row] for row in matrix], cmap="Blues", vmin=0, vmax=math.sqrt(most) * 1.3 or 1)
+    for source in range(size):
+        for target in range(size):
+            if matrix[source][target]:
+                axes.text(target, source, human_bytes(matrix[source][target]), ha="center", va="center", fontsize=9)
+    axes.set_xticks(range(size))
+    axes.set_yticks(range(size))
+    axes.set_xlabel("to rank")
+    axes.set_ylabel("from rank")
+    axes.set_title(title or str(traffic.get("name") or "compiled op"))
+    figure.tight_layout()
+    figure.savefig(path)

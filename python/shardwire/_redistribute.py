@@ -1,0 +1,124 @@
+"""redistribute: the fast stand-in for DTensor.redistribute, one compiled op per pair of layouts."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from ._compile import CustomOp, compile_op
+from ._groups import resolve_backend
+from ._layout import Layout, Partial, Replicate, Shard, StridedShard, UnsupportedLayout, _kind, is_dtensor, local_tensor
+
+# Compiled ops kept per group. Every rank of a group makes the same sequence of calls, so all of them evict the same op at the same time.
+CACHED_OPS_PER_GROUP = 64
+# id(backend) -> (backend, ops). The backend is held so that its id stays its own.
+_caches: dict[int, tuple[Any, OrderedDict[tuple[Layout, Layout], CustomOp]]] = {}
+
+
+def redistribute(dtensor: Any, mesh: Any = None, placements: Sequence[Any] | None = None, group: Any = None) -> Any:
+    """A new DTensor with the values of ``dtensor`` laid out by ``placements`` over ``mesh``. Only what each rank needs is moved.
+
+    Collective over ``group`` (None: the default group), which must hold both meshes; every rank of it calls, those outside of a mesh as well.
+
+    dtensor: any DTensor on CPU; Partial ones are reduced on the way. mesh: a DeviceMesh, another one or None for the tensor's own.
+    placements: torch's or shardwire's, one per mesh dimension; None keeps the tensor's own. Partial targets are refused unless nothing changes.
+
+    Returns ``dtensor`` itself when nothing changes. Differentiable, as DTensor.redistribute is: the gradient goes back the same way.
+    The compiled op of each pair of layouts is kept (64 per group, least recently used out first).
+    Raises TypeError, ValueError or NotImplementedError for what cannot be laid out, ImportError where torch has no DTensor.
+    """
+    dtensor_class()
+    if not is_dtensor(dtensor):
+        raise TypeError(f"redistribute takes a DTensor, not {_kind(dtensor)}; for plain tensors use compile_op with a Layout")
+    mesh = dtensor.device_mesh if mesh is None else mesh
+    if not any(base.__name__ == "DeviceMesh" for base in type(mesh).__mro__):
+        raise TypeError(f"mesh is {_kind(mesh)}; give a DeviceMesh, which the resulting DTensor needs")
+    source = Layout.of(dtensor)
+    target = Layout(mesh, dtensor.placements if placements is None else placements, source.shape, source.dtype)
+    if target == source:
+        return dtensor
+    if target.pending_reduction is not None:
+        partial = next(item for item in target.placements if isinstance(item, Partial))
+        raise UnsupportedLayout(f"redistribute cannot make {partial}: a value has no addends of its own; use Replicate() or Shard(dim)")
+    backend = resolve_backend(group)
+    if dtensor.requires_grad and torch.is_grad_enabled():
+        return _Redistribute.apply(dtensor, mesh, target, backend)
+    return _move(dtensor, source, mesh, target, backend)
+
+
+def clear_redistribute_cache(group: Any = None) -> None:
+    """Forgets the compiled ops of ``group`` (a group, or its backend object as found when it was alive), or of all groups when None.
+
+    Call it before a group that redistributed is destroyed, if its memory should go at once. Every rank of the group must do so.
+    """
+    if group is None:
+        _caches.clear()
+        return
+    if _caches.pop(id(group), None) is None:
+        _caches.pop(id(resolve_backend(group)), None)
+
+
+def dtensor_class() -> Any:
+    """torch's DTensor class. Raises ImportError naming what to use instead where torch has none."""
+    try:
+        from torch.distributed.tensor import DTensor
+    except ImportError:
+        raise ImportError(f"torch {torch.__version__} has no torch.distributed.tensor.DTensor (it came with 2.5); "
+                          "use compile_op with shardwire.Layout, which needs no DTensor") from None
+    return DTensor
+
+
+def _move(dtensor: Any, source: Layout, mesh: Any, target: Layout, backend: Any) -> Any:
+    op = _cached_op(source, target, backend)
+    local = local_tensor(dtensor).detach()
+    import torch.distributed as dist
+    shape = target.local_shape(dist.get_rank())
+    result = torch.empty((0,) if shape is None else shape, dtype=target.dtype, device=local.device)
+    op([local if source.local_shape(dist.get_rank()) is not None else None], [None if shape is None else result]).wait()
+    strides = [1] * len(target.shape)
+    for dim in range(len(strides) - 2, -1, -1):
+        strides[dim] = strides[dim + 1] * max(target.shape[dim + 1], 1)
+    return dtensor_class().from_local(result, mesh, [_torch_placement(item) for item in target.placements], run_check=False,
+                                      shape=torch.Size(target.shape), stride=tuple(strides))
+
+
+def _cached_op(source: Layout, target: Layout, backend: Any) -> CustomOp:
+    _, ops = _caches.setdefault(id(backend), (backend, OrderedDict()))
+    op = ops.get((source, target))
+    if op is None:
+        op = ops[source, target] = compile_op(backend, inputs=[source], outputs=[target], name="redistribute")
+        if len(ops) > CACHED_OPS_PER_GROUP:
+            ops.popitem(last=False)
+    ops.move_to_end((source, target))
+    return op
+
+
+def _torch_placement(item: Any) -> Any:
+    import torch.distributed.tensor as dt
+    if isinstance(item, Shard):
+        return dt.Shard(item.dim)
+    if isinstance(item, StridedShard):
+        from torch.distributed.tensor.placement_types import _StridedShard
+        return _StridedShard(item.dim, split_factor=item.split_factor)
+    assert isinstance(item, Replicate)
+    return dt.Replicate()
+
+
+class _Redistribute(torch.autograd.Function):
+    """The differentiable form. The gradient of a Partial input is replicated, as in torch: every addend has the value's gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, dtensor: Any, mesh: Any, target: Layout, backend: Any) -> Any:
+        ctx.origin = (dtensor.device_mesh, Layout.of(dtensor), backend)
+        return _move(dtensor, ctx.origin[1], mesh, target, backend)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Any) -> Any:
+        mesh, origin, backend = ctx.origin
+        placements = [Replicate() if isinstance(item, Partial) else item for item in origin.placements]
+        source = Layout.of(grad)
+        target = Layout(mesh, placements, source.shape, source.dtype)
+        return (grad if source == target else _move(grad, source, mesh, target, backend)), None, None, None

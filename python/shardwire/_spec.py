@@ -1,0 +1,354 @@
+"""From what a caller gives ``compile_op`` to the plain boxes that the native side takes.
+
+Everything here is local to one rank and raises ordinary exceptions; ``compile_op`` carries them to all ranks. Checks that need numbers only
+(boxes inside their tensor, ranks that agree, gaps) are the native side's, which makes them for all ranks at once.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from ._layout import Layout, Partial, UnsupportedLayout, _kind, as_dims, is_dtensor, local_tensor
+
+_REDUCTIONS = {"sum": "sum", "prod": "prod", "min": "min", "max": "max", "avg": "mean", "mean": "mean",
+               "band": "band", "bor": "bor", "bxor": "bxor"}
+_REGION_KEYS = ("offset", "shape", "device", "tensor_id")
+_ITEM_KINDS = "a dict {'offset', 'shape'}, a TensorRegion, a Layout or a DTensor"
+
+
+@dataclass(frozen=True, slots=True)
+class TensorRegion:
+    """A box of a global tensor: the same as the dict ``{'offset': ..., 'shape': ...}``.
+
+    offset, shape: one int per dimension of the global tensor, in elements. device: where the tensors given to the call lie (only "cpu" so far);
+    None leaves it open. tensor_id: the name of the global tensor; None when the op has one tensor. Checked by ``compile_op``, not here, so that a
+    wrong one raises on every rank.
+    """
+
+    offset: Sequence[int]
+    shape: Sequence[int]
+    device: torch.device | str | None = None
+    tensor_id: str | None = None
+
+
+# name, shape, dtype, reduction | tensor index, local shape, [(offset, shape, local offset)], replica class.
+NativeTensor = tuple[str, "tuple[int, ...] | None", torch.dtype, "str | None"]
+NativeLocal = tuple[int, tuple[int, ...], list[Any], int]
+
+
+@dataclass(slots=True)
+class Side:
+    """One list of the call: how the caller's tensors map to what the native side wants.
+
+    label: "inputs" or "outputs". held: per position of the caller's list, whether this rank holds anything there (a Layout on a mesh that this
+    rank is not in holds nothing). keys: name -> (first position, count) when the spec was a dict, else None. native: one per held position.
+    """
+
+    label: str
+    held: list[bool] = field(default_factory=list)
+    keys: dict[str, tuple[int, int]] | None = None
+    native: list[NativeLocal] = field(default_factory=list)
+    count: int = 0  # held positions
+
+    @property
+    def all_held(self) -> bool:
+        return self.count == len(self.held)
+
+
+@dataclass(slots=True)
+class Spec:
+    """This rank's whole specification, as the native side takes it."""
+
+    tensors: list[NativeTensor]
+    inputs: Side
+    outputs: Side
+
+
+@dataclass(slots=True)
+class _Decl:
+    """What is known of one global tensor so far, and who said it."""
+
+    name: str
+    shape: tuple[int, ...] | None = None
+    shape_from: str = ""
+    dtype: torch.dtype | None = None
+    dtype_from: str = ""
+    reduction: str | None = None
+    reduction_from: str = ""
+    from_layout: str = ""  # the first DTensor or Layout that mentioned it
+
+
+def build_spec(shape: Any, dtype: Any, inputs: Any, outputs: Any, reduction: Any, rank: int, group_ranks: Sequence[int]) -> Spec:
+    """Reads ``compile_op``'s arguments for group rank ``rank``; ``group_ranks[i]`` is the global rank of group rank i.
+
+    Raises TypeError, ValueError or NotImplementedError; the text names list, index and what to do.
+    """
+    return _Builder(shape, dtype, reduction, rank, group_ranks).build(inputs, outputs)
+
+
+class _Builder:
+    def __init__(self, shape: Any, dtype: Any, reduction: Any, rank: int, group_ranks: Sequence[int]) -> None:
+        self.rank = rank
+        self.group_rank_of = {global_rank: index for index, global_rank in enumerate(group_ranks)}
+        self.decls: dict[str, _Decl] = {}
+        self.index_of: dict[str, int] = {}
+        self.mentioned: set[str] = set()
+        self.renamed: dict[tuple[int, ...], list[int]] = {}
+        self.shapes = _read_argument(shape, "shape", lambda value, what: as_dims(value, what))
+        self.dtypes = _read_argument(dtype, "dtype", _read_dtype)
+        self.reductions = _read_argument(reduction, "reduction", _read_reduction)
+        self.shape_is_keyed = isinstance(shape, Mapping)
+
+    def build(self, inputs: Any, outputs: Any) -> Spec:
+        for table in (self.shapes, self.dtypes):
+            for name in table:
+                if name is not None:
+                    self.declare(name)
+        sides = (self.read_side(inputs, "inputs"), self.read_side(outputs, "outputs"))
+        if not self.decls and None in self.shapes:
+            self.declare("")
+        for name in self.reductions:
+            if name is not None and name not in self.decls and name not in self.mentioned:
+                raise ValueError(f"reduction names the tensor {name!r}, which nothing else names on this rank; known: {_names(self.decls)}")
+        return Spec([self.finish(decl) for decl in self.decls.values()], *sides)
+
+    # Tensors.
+
+    def declare(self, name: str) -> _Decl:
+        """The declaration of ``name``, made from the shape, dtype and reduction arguments at its first mention."""
+        decl = self.decls.get(name)
+        if decl is not None:
+            return decl
+        decl = _Decl(name)
+        for table, attribute in ((self.shapes, "shape"), (self.dtypes, "dtype"), (self.reductions, "reduction")):
+            key = name if name in table else None
+            if key in table:
+                setattr(decl, attribute, table[key])
+                setattr(decl, attribute + "_from", attribute if key is None else f"{attribute}[{key!r}]")
+        self.index_of[name] = len(self.decls)
+        self.decls[name] = decl
+        return decl
+
+    def finish(self, decl: _Decl) -> NativeTensor:
+        if decl.dtype is None:
+            raise TypeError(f"{_tensor(decl.name)} has no dtype; give compile_op dtype=, such as torch.float32")
+        return (decl.name, decl.shape, decl.dtype, decl.reduction)
+
+    # Lists.
+
+    def read_side(self, value: Any, label: str) -> Side:
+        side = Side(label)
+        ordinals: dict[str, int] = {}
+        if value is None:
+            return side
+        if isinstance(value, Mapping):
+            if set(value) >= {"offset", "shape"} and not isinstance(value["offset"], Mapping) and set(value) <= set(_REGION_KEYS):
+                raise TypeError(f"{label} is one dict spec; give a list of them: {label}=[{{'offset': ..., 'shape': ...}}]")
+            side.keys = {}
+            for name, items in value.items():
+                if not isinstance(name, str):
+                    raise TypeError(f"{label} has the key {_kind(name)}; the keys are tensor names (str)")
+                listed = [items] if _is_item(items) else items
+                if listed is None:
+                    listed = []
+                if not isinstance(listed, (list, tuple)):
+                    raise TypeError(f"{label}[{name!r}] is {_kind(listed)}; give a list of {_ITEM_KINDS}")
+                side.keys[name] = (len(side.held), len(listed))
+                self.mentioned.add(name)
+                for index, item in enumerate(listed):
+                    self.read_item(side, item, name, f"{label}[{name!r}][{index}]", ordinals)
+            return side
+        if _is_item(value):
+            raise TypeError(f"{label} is {_kind(value)}; give a list of them, or a dict of lists keyed by tensor name")
+        if not isinstance(value, (list, tuple)):
+            raise TypeError(f"{label} is {_kind(value)}; give None, a list of {_ITEM_KINDS}, or a dict of such lists keyed by tensor name")
+        for index, item in enumerate(value):
+            self.read_item(side, item, None, f"{label}[{index}]", ordinals)
+        return side
+
+    def read_item(self, side: Side, item: Any, key: str | None, where: str, ordinals: dict[str, int]) -> None:
+        """One entry of a list; ``key`` is the tensor's name in a dict of lists, None in a flat list."""
+        if isinstance(item, TensorRegion):
+            local = self.read_region(item.offset, item.shape, item.device, item.tensor_id, key, where)
+        elif isinstance(item, Mapping):
+            unknown = [name for name in item if name not in _REGION_KEYS]
+            if unknown:
+                raise ValueError(f"{where} has the unknown key {_kind(unknown[0])}; a region has {', '.join(map(repr, _REGION_KEYS))}")
+            for name in ("offset", "shape"):
+                if name not in item:
+                    raise ValueError(f"{where} has no {name!r}; a region needs 'offset' and 'shape'")
+            local = self.read_region(item["offset"], item["shape"], item.get("device"), item.get("tensor_id"), key, where)
+        elif isinstance(item, Layout) or is_dtensor(item):
+            local = self.read_layout(item, side.label, key, where, ordinals)
+        elif isinstance(item, torch.Tensor):
+            raise TypeError(f"{where} is a plain tensor, which does not say where it lies globally; give {_ITEM_KINDS}")
+        else:
+            raise TypeError(f"{where} is {_kind(item)}; give {_ITEM_KINDS}")
+        side.held.append(local is not None)
+        if local is not None:
+            side.native.append(local)
+            side.count += 1
+
+    def name_of(self, key: str | None, tensor_id: Any, where: str) -> str:
+        if tensor_id is not None and not isinstance(tensor_id, str):
+            raise TypeError(f"{where}: tensor_id is {_kind(tensor_id)}; give the tensor's name (str)")
+        if key is not None and tensor_id is not None and tensor_id != key:
+            raise ValueError(f"{where}: tensor_id {tensor_id!r} contradicts the key {key!r}; leave it out")
+        name = key if key is not None else tensor_id
+        if name is None and self.shape_is_keyed:
+            raise ValueError(f"{where} names no tensor, but shape is keyed by name; give tensor_id, one of {_names(self.shapes)}")
+        return "" if name is None else name
+
+    def read_region(self, offset: Any, shape: Any, device: Any, tensor_id: Any, key: str | None, where: str) -> NativeLocal:
+        name = self.name_of(key, tensor_id, where)
+        offset = as_dims(offset, f"{where}: offset")
+        extent = as_dims(shape, f"{where}: shape")
+        if len(offset) != len(extent):
+            raise ValueError(f"{where}: offset has {len(offset)} dimensions and shape {len(extent)}; they need one entry per dimension each")
+        _check_device(device, where)
+        decl = self.declare(name)
+        if decl.shape is not None and len(decl.shape) != len(extent):
+            raise ValueError(f"{where} has {len(extent)} dimensions, {_tensor(name)} has {len(decl.shape)} ({decl.shape_from}={list(decl.shape)})")
+        return (self.index_of[name], extent, [(offset, extent, (0,) * len(extent))], 0)
+
+    def read_layout(self, item: Any, label: str, key: str | None, where: str, ordinals: dict[str, int]) -> NativeLocal | None:
+        try:
+            layout = item if isinstance(item, Layout) else Layout.of(item)
+        except (TypeError, ValueError, NotImplementedError) as error:
+            raise type(error)(f"{where}: {error}") from None
+        name = self.name_of(key, None, where)
+        self.merge_layout(self.declare(name), layout, label, where)
+        ordinal = ordinals.get(name, 0)
+        ordinals[name] = ordinal + 1
+        ranks = self.group_mesh(layout, where)
+        share = layout.share_in(ranks, self.rank)
+        if is_dtensor(item):
+            _check_local(item, share, where)
+        if share is None:
+            return None
+        replica_class = 0
+        if label == "inputs":
+            # Equal only where every rank means the same entry of the same list: the layout and the place in the list are part of it.
+            text = repr((name, ordinal, layout.mesh_shape, ranks, layout.placements, share.replica_class))
+            replica_class = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little") >> 1 | 1
+        return (self.index_of[name], share.local_shape, list(share.boxes), replica_class)
+
+    def merge_layout(self, decl: _Decl, layout: Layout, label: str, where: str) -> None:
+        hint = "" if decl.name else "; name the tensors when there are several: inputs={'a': [...], 'b': [...]}"
+        if decl.shape is None:
+            decl.shape, decl.shape_from = layout.shape, where
+        elif decl.shape != layout.shape:
+            raise ValueError(f"{where} has the global shape {list(layout.shape)}, but {decl.shape_from} says {list(decl.shape)}{hint}")
+        if decl.dtype is None:
+            decl.dtype, decl.dtype_from = layout.dtype, where
+        elif decl.dtype != layout.dtype:
+            raise ValueError(f"{where} has dtype {layout.dtype}, but {decl.dtype_from} says {decl.dtype}{hint}")
+        pending = layout.pending_reduction
+        if pending is None:
+            return
+        if label == "outputs":
+            partial = next(item for item in layout.placements if isinstance(item, Partial))
+            raise UnsupportedLayout(f"{where} has the placement {partial}; an output holds values, not addends: use Replicate() or Shard(dim)")
+        if decl.reduction is None:
+            decl.reduction, decl.reduction_from = pending, where
+        elif decl.reduction != pending:
+            raise ValueError(f"{where} waits for the reduction {pending!r}, but {decl.reduction_from} says {decl.reduction!r}; "
+                             "leave out reduction= or make them equal")
+
+    def group_mesh(self, layout: Layout, where: str) -> list[int]:
+        """The layout's mesh in the group's own rank numbers."""
+        known = self.renamed.get(layout.ranks)
+        if known is None:
+            outside = [rank for rank in layout.ranks if rank not in self.group_rank_of]
+            if outside:
+                raise ValueError(f"{where}: the mesh holds global rank {outside[0]}, which is not in the group of ranks {_span(self.group_rank_of)}; "
+                                 "compile over a group that holds the whole mesh")
+            known = self.renamed[layout.ranks] = [self.group_rank_of[rank] for rank in layout.ranks]
+        return known
+
+
+# Arguments.
+
+def _read_argument(value: Any, what: str, read: Any) -> dict[str | None, Any]:
+    """An argument that may be one value for all tensors (key None in the result) or a dict keyed by tensor name. Absent ones are left out."""
+    if value is None:
+        return {}
+    if not isinstance(value, Mapping):
+        return {None: read(value, what)}
+    table: dict[str | None, Any] = {}
+    for name, item in value.items():
+        if not isinstance(name, str):
+            raise TypeError(f"{what} has the key {_kind(name)}; the keys are tensor names (str)")
+        if item is not None:
+            table[name] = read(item, f"{what}[{name!r}]")
+    return table
+
+
+def _read_dtype(value: Any, what: str) -> torch.dtype:
+    if not isinstance(value, torch.dtype):
+        raise TypeError(f"{what} is {_kind(value)}; give a torch.dtype such as torch.float32")
+    if str(value).startswith(("torch.quint", "torch.qint")):
+        raise UnsupportedLayout(f"{what} is {value}; quantized tensors are not supported: move their int_repr()")
+    return value
+
+
+def _read_reduction(value: Any, what: str) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{what} is {_kind(value)}; give one of {', '.join(map(repr, _REDUCTIONS))} or None")
+    if value not in _REDUCTIONS:
+        raise ValueError(f"{what} is {value!r}; give one of {', '.join(map(repr, _REDUCTIONS))} or None")
+    return _REDUCTIONS[value]
+
+
+def _check_device(device: Any, where: str) -> None:
+    if device is None:
+        return
+    if not isinstance(device, (str, torch.device)):
+        raise TypeError(f"{where}: device is {_kind(device)}; give a torch.device, its name or None")
+    try:
+        kind = torch.device(device).type
+    except RuntimeError:
+        raise ValueError(f"{where}: device {_kind(device)} is none that torch knows; give 'cpu' or None") from None
+    if kind != "cpu":
+        raise UnsupportedLayout(f"{where}: device {str(device)!r} is not supported; only CPU tensors can be moved so far")
+
+
+def _check_local(dtensor: Any, share: Any, where: str) -> None:
+    """The DTensor's own local tensor must be what its layout says; one made by from_local may lie about it."""
+    local = local_tensor(dtensor)
+    if local.device.type not in ("cpu", "meta"):
+        raise UnsupportedLayout(f"{where}: its local tensor lies on {local.device.type}; only CPU tensors can be moved so far")
+    have = tuple(local.shape)
+    if share is None:
+        if local.numel() != 0:
+            raise ValueError(f"{where}: this rank is outside of the DTensor's mesh, yet its local tensor has shape {list(have)}")
+        return
+    if have != share.local_shape:
+        raise ValueError(f"{where}: the DTensor's local tensor has shape {list(have)}, its placements say {list(share.local_shape)}; "
+                         "give from_local the global shape, or lay it out with distribute_tensor")
+
+
+def _is_item(value: Any) -> bool:
+    """Whether ``value`` is one entry of a list rather than the list."""
+    if isinstance(value, (TensorRegion, Layout, torch.Tensor)):
+        return True
+    return isinstance(value, Mapping) and "offset" in value and "shape" in value
+
+
+def _tensor(name: str) -> str:
+    return f"tensor {name!r}" if name else "the tensor"
+
+
+def _names(table: Any) -> str:
+    names = [name for name in table if name]
+    return ", ".join(map(repr, names[:8])) + (", ..." if len(names) > 8 else "") if names else "none"
+
+
+def _span(ranks: Any) -> str:
+    ranks = list(ranks)
+    return f"0..{len(ranks) - 1}" if ranks == list(range(len(ranks))) and len(ranks) > 1 else str(ranks)

@@ -1,0 +1,165 @@
+"""One rank's part of the demo: lay the weights out, compile, run, check, and measure what to compare with."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any
+
+import torch
+
+import shardwire
+from shardwire._layout import Layout
+
+from . import today
+from .tensor_parallel import inference_placement, training_placement
+
+Source = dict[str, torch.Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What the ranks must know. folder: an empty directory for the rendezvous files."""
+
+    num_ranks: int
+    runs: int
+    ordinary: bool
+    compare: bool
+    timeout: timedelta
+    folder: str
+
+    @property
+    def training(self) -> list[int]:
+        return list(range(self.num_ranks // 2))
+
+    @property
+    def inference(self) -> list[int]:
+        return list(range(self.num_ranks // 2, self.num_ranks))
+
+
+@dataclass(slots=True)
+class RankReport:
+    """What one rank measured. Times in seconds; intervals are (begin, end) on the machine's monotonic clock; sizes in bytes."""
+
+    compile_seconds: float = 0.0
+    run_intervals: list[tuple[float, float]] = field(default_factory=list)
+    memcpy_intervals: list[tuple[float, float]] = field(default_factory=list)
+    today_intervals: list[tuple[float, float]] = field(default_factory=list)
+    received_bytes: int = 0
+    mismatched_bytes: int = 0
+    scratch_bytes: int = 0
+    grown_bytes: int = 0
+    traffic: dict[str, Any] | None = None  # rank 0's
+
+
+def layouts_of(source: Source, settings: Settings) -> tuple[dict[str, Layout], dict[str, Layout], dict[str, int]]:
+    """Training and inference layout of every parameter, and how many parameters each rule placed."""
+    training, inference, rules = {}, {}, {}
+    for name, tensor in source.items():
+        shape = tuple(tensor.shape)
+        training[name] = Layout(settings.training, [training_placement(shape)], shape, tensor.dtype)
+        placement, rule = inference_placement(name, shape, len(settings.inference))
+        inference[name] = Layout(settings.inference, [placement], shape, tensor.dtype)
+        rules[rule] = rules.get(rule, 0) + 1
+    return training, inference, rules
+
+
+def run_rank(rank: int, settings: Settings, source: Source, meet: Callable[[], None], tell: Callable[[int, str], None]) -> RankReport:
+    """Everything rank ``rank`` does. ``meet`` returns when all ranks called it; ``tell(bytes, what)`` reports progress."""
+    torch.set_num_threads(1)
+    store = torch.distributed.FileStore(os.path.join(settings.folder, "group"), settings.num_ranks)
+    group = shardwire.create_process_group(store, rank, settings.num_ranks, settings.timeout)
+    training, inference, _ = layouts_of(source, settings)
+    held = _allocate(training, rank, settings)
+    wanted = _allocate(inference, rank, settings)
+    for name, tensor in held.items():
+        tensor.copy_(training[name].take(source[name], rank))
+        tell(tensor.numel() * tensor.element_size(), "laying out")
+    _poison(wanted.values())
+    report = RankReport(received_bytes=_num_bytes(wanted))
+
+    meet()
+    before = _private_bytes()
+    begin = time.perf_counter()
+    op = shardwire.compile_op(group, inputs=training, outputs=inference, name="training mesh to inference mesh", timeout=settings.timeout)
+    report.compile_seconds = time.perf_counter() - begin
+    start = op.bind({name: [tensor] for name, tensor in held.items()}, {name: [tensor] for name, tensor in wanted.items()})
+    for _ in range(settings.runs):
+        _poison(wanted.values())
+        meet()
+        begin = time.perf_counter()
+        start().wait()
+        report.run_intervals.append((begin, time.perf_counter()))
+        tell(report.received_bytes, "moving")
+    meet()
+    report.grown_bytes = max(0, _private_bytes() - before)
+    report.scratch_bytes = int(op.stats().get("scratch_bytes", 0))
+    if rank == 0:
+        report.traffic = op.traffic()
+    for name, tensor in wanted.items():
+        report.mismatched_bytes += count_mismatches(tensor, inference[name].take(source[name], rank))
+        tell(tensor.numel() * tensor.element_size(), "checking")
+    meet()
+    report.memcpy_intervals = _measure_memcpy(wanted, settings.runs, meet, tell)
+    if settings.compare:
+        report.today_intervals = today.measure(rank, settings, held, wanted, training, inference, meet, tell)
+    return report
+
+
+def _allocate(layouts: dict[str, Layout], rank: int, settings: Settings) -> Source:
+    """The local tensors of ``rank``; none where it is outside of the mesh."""
+    tensors = {}
+    for name, layout in layouts.items():
+        shape = layout.local_shape(rank)
+        if shape is not None:
+            tensors[name] = torch.empty(shape, dtype=layout.dtype) if settings.ordinary else shardwire.empty(shape, dtype=layout.dtype)
+    return tensors
+
+
+def _num_bytes(tensors: Source) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
+
+
+def _poison(tensors: Iterable[torch.Tensor]) -> None:
+    """Leaves a pattern that no weight has, so that bytes which were not moved are found."""
+    for tensor in tensors:
+        ctypes.memset(tensor.data_ptr(), 0xA5, tensor.numel() * tensor.element_size())
+
+
+def count_mismatches(tensor: torch.Tensor, expected: torch.Tensor) -> int:
+    """How many bytes of ``tensor`` differ from ``expected`` (the same shape and dtype); NaNs are compared by their bits."""
+    if tensor.numel() == 0:
+        return 0
+    mine, theirs = _as_bytes(tensor), _as_bytes(expected)
+    return 0 if torch.equal(mine, theirs) else int((mine != theirs).sum())
+
+
+def _as_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.contiguous().reshape(-1).view(torch.uint8)
+
+
+def _private_bytes() -> int:
+    """Resident memory of this process that no file or shared mapping accounts for."""
+    with open("/proc/self/status", encoding="ascii") as file:
+        for line in file:
+            if line.startswith("RssAnon:"):
+                return int(line.split()[1]) * 1024
+    return 0
+
+
+def _measure_memcpy(wanted: Source, runs: int, meet: Callable[[], None], tell: Callable[[int, str], None]) -> list[tuple[float, float]]:
+    """The yardstick: every receiving rank copies as many bytes, tensor by tensor, from memory of its own to the same places, all at once."""
+    copies = [(tensor.data_ptr(), tensor.clone(), tensor.numel() * tensor.element_size()) for tensor in wanted.values() if tensor.numel()]
+    intervals = []
+    for _ in range(runs):
+        meet()
+        begin = time.perf_counter()
+        for address, source, count in copies:
+            ctypes.memmove(address, source.data_ptr(), count)
+        intervals.append((begin, time.perf_counter()))
+        tell(_num_bytes(wanted), "memcpy")
+    return intervals

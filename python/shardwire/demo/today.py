@@ -1,0 +1,94 @@
+"""The way people do it today, for comparison: full tensors through gloo.
+
+Parameter by parameter, the training ranks gather their shards to rank 0, which puts the full tensor together and broadcasts it to the inference
+ranks; each of those copies out its part. (DTensor.redistribute does not serve here: it does not change meshes.)
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
+
+from shardwire._layout import Layout, Replicate
+
+if TYPE_CHECKING:
+    from .job import Settings, Source
+
+DESCRIPTION = "today = gloo: each parameter gathered to rank 0, its full tensor broadcast to the inference ranks, which cut out their part"
+# Above this many bytes one run has to do: it takes seconds, and its spread is small.
+_ONE_RUN_BYTES = 256 << 20
+
+
+def num_runs(total_bytes: int) -> int:
+    """How often the comparison is run, by the size of the model; equal on all ranks."""
+    return 1 if total_bytes > _ONE_RUN_BYTES else 3
+
+
+def measure(rank: int, settings: Settings, held: Source, wanted: Source, training: dict[str, Layout], inference: dict[str, Layout],
+            meet: Callable[[], None], tell: Callable[[int, str], None]) -> list[tuple[float, float]]:
+    """(begin, end) of each run on this rank. Writes ``wanted``."""
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    dist.init_process_group("gloo", init_method=f"file://{os.path.join(settings.folder, 'gloo')}", rank=rank, world_size=settings.num_ranks,
+                            timeout=settings.timeout)
+    trainers = dist.new_group(settings.training)
+    receivers = dist.new_group([0] + settings.inference)
+    total = sum(layout_bytes(layout) for layout in training.values())
+    intervals = []
+    for _ in range(num_runs(total)):
+        meet()
+        begin = time.perf_counter()
+        for name, layout in training.items():
+            full = _gather(rank, settings, held.get(name), layout, trainers)
+            if rank == 0 or rank in settings.inference:
+                full = torch.empty(layout_bytes(layout), dtype=torch.uint8) if full is None else full
+                if full.numel():
+                    dist.broadcast(full, src=0, group=receivers)
+                if rank in settings.inference:
+                    wanted[name].copy_(inference[name].take(full.view(layout.dtype).reshape(layout.shape), rank))
+        intervals.append((begin, time.perf_counter()))
+        tell(sum(tensor.numel() * tensor.element_size() for tensor in wanted.values()), "today's way")
+        meet()
+    dist.destroy_process_group()
+    return intervals
+
+
+def layout_bytes(layout: Layout) -> int:
+    """Bytes of the whole tensor."""
+    count = torch.empty((), dtype=layout.dtype).element_size()
+    for extent in layout.shape:
+        count *= extent
+    return count
+
+
+def _gather(rank: int, settings: Settings, local: torch.Tensor | None, layout: Layout, trainers: object) -> torch.Tensor | None:
+    """The bytes of the full tensor on rank 0, None elsewhere. gloo gathers equal sizes only, so short shards are padded."""
+    if local is None:
+        return None
+    mine = local.reshape(-1).view(torch.uint8)
+    if len(settings.training) == 1 or isinstance(layout.placements[0], Replicate):
+        return mine if rank == 0 else None
+    shares = [layout.share(trainer) for trainer in settings.training]
+    element = torch.empty((), dtype=layout.dtype).element_size()
+    sizes = [element * _numel(share.local_shape) for share in shares if share is not None]
+    if max(sizes) == 0:
+        return mine if rank == 0 else None
+    if len(mine) < max(sizes):
+        mine = torch.cat([mine, torch.zeros(max(sizes) - len(mine), dtype=torch.uint8)])
+    if rank != 0:
+        dist.gather(mine, None, dst=0, group=trainers)
+        return None
+    parts = [torch.empty(max(sizes), dtype=torch.uint8) for _ in sizes]
+    dist.gather(mine, parts, dst=0, group=trainers)
+    return torch.cat([part[:size] for part, size in zip(parts, sizes)])
+
+
+def _numel(shape: tuple[int, ...]) -> int:
+    count = 1
+    for extent in shape:
+        count *= extent
+    return count

@@ -1,0 +1,507 @@
+// Collectives, send/recv and compileOp between ranks that are threads, against plain loops.
+#include "shardwire/communicator.h"
+
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <cstring>
+#include <mutex>
+#include <numeric>
+#include <random>
+#include <thread>
+
+#include "tests/support/fork_ranks.h"
+#include "tests/support/memory_store.h"
+
+namespace shardwire::internal {
+namespace {
+
+using shardwire::testing::MemoryStore;
+using shardwire::testing::runRanksAsThreads;
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+
+Options testOptions() {
+  Options options;
+  options.timeout = seconds(20);
+  return options;
+}
+
+// Runs `body` on every rank of a fresh group of threads.
+void withGroup(int n, const std::function<void(Communicator&)>& body, const Options& options = testOptions()) {
+  MemoryStore store;
+  runRanksAsThreads(n, [&](Rank rank) {
+    auto group = Communicator::create(store, rank, n, options, "test");
+    ASSERT_TRUE(group.isOk()) << group.status().message();
+    body(**group);
+    // Nobody leaves while others still need it.
+    auto last = (*group)->barrier();
+    if (last.isOk()) {
+      (void)(*last)->wait();
+    }
+  });
+}
+
+TensorView viewOf(std::vector<std::int64_t>& values) {
+  return TensorView::contiguous(values.data(), DType::kInt64, {static_cast<std::int64_t>(values.size())});
+}
+
+std::vector<std::int64_t> patternOf(Rank rank, std::size_t size, std::int64_t salt = 0) {
+  std::vector<std::int64_t> values(size);
+  for (std::size_t i = 0; i < size; ++i) {
+    values[i] = salt + static_cast<std::int64_t>(i) * 31 + rank * 1000003;
+  }
+  return values;
+}
+
+void expectOk(const Result<WorkPtr>& work) {
+  ASSERT_TRUE(work.isOk()) << work.status().message();
+  const Status status = (*work)->wait();
+  ASSERT_TRUE(status.isOk()) << status.message();
+}
+
+// Short (one frame), long (several segments), nothing at all.
+const std::vector<std::size_t> kSizes = {0, 1, 7, 1000, 1025, 40000, 300000};
+
+class Collectives : public ::testing::TestWithParam<int> {};
+
+TEST_P(Collectives, AllReduceSumsInPlace) {
+  const int n = GetParam();
+  withGroup(n, [&](Communicator& group) {
+    for (const std::size_t size : kSizes) {
+      auto mine = patternOf(group.rank(), size);
+      expectOk(group.allReduce(viewOf(mine), ReduceOp::kSum));
+      std::vector<std::int64_t> expected(size);
+      for (Rank r = 0; r < n; ++r) {
+        const auto theirs = patternOf(r, size);
+        std::transform(expected.begin(), expected.end(), theirs.begin(), expected.begin(), std::plus<>());
+      }
+      ASSERT_EQ(mine, expected) << "size " << size;
+    }
+  });
+}
+
+TEST_P(Collectives, ReduceWritesTheRootOnly) {
+  const int n = GetParam();
+  withGroup(n, [&](Communicator& group) {
+    for (const std::size_t size : kSizes) {
+      const Rank root = static_cast<Rank>(size % static_cast<std::size_t>(n));
+      auto mine = patternOf(group.rank(), size);
+      expectOk(group.reduce(viewOf(mine), root, ReduceOp::kMax));
+      ASSERT_EQ(mine, patternOf(group.rank() == root ? n - 1 : group.rank(), size)) << "size " << size;
+    }
+  });
+}
+
+TEST_P(Collectives, BroadcastCopiesTheRoot) {
+  const int n = GetParam();
+  withGroup(n, [&](Communicator& group) {
+    for (const std::size_t size : kSizes) {
+      for (Rank root = 0; root < n; ++root) {
+        auto mine = patternOf(group.rank(), size, root);
+        expectOk(group.broadcast(viewOf(mine), root));
+        ASSERT_EQ(mine, patternOf(root, size, root)) << "size " << size;
+      }
+    }
+  });
+}
+
+TEST_P(Collectives, GatherScatterAndAllGatherAgreeWithTheirNames) {
+  const int n = GetParam();
+  withGroup(n, [&](Communicator& group) {
+    for (const std::size_t size : kSizes) {
+      const Rank root = n - 1;
+      auto mine = patternOf(group.rank(), size);
+      std::vector<std::vector<std::int64_t>> all(static_cast<std::size_t>(n), std::vector<std::int64_t>(size));
+      std::vector<TensorView> views;
+      for (auto& one : all) {
+        views.push_back(viewOf(one));
+      }
+      expectOk(group.allGather(viewOf(mine), views));
+      for (Rank r = 0; r < n; ++r) {
+        ASSERT_EQ(all[static_cast<std::size_t>(r)], patternOf(r, size));
+      }
+      for (auto& one : all) {
+        std::fill(one.begin(), one.end(), -1);
+      }
+      const bool isRoot = group.rank() == root;
+      expectOk(group.gather(viewOf(mine), isRoot ? views : std::vector<TensorView>(), root));
+      for (Rank r = 0; r < n; ++r) {
+        ASSERT_EQ(all[static_cast<std::size_t>(r)], isRoot ? patternOf(r, size) : std::vector<std::int64_t>(size, -1));
+      }
+      std::vector<std::int64_t> share(size);
+      expectOk(group.scatter(viewOf(share), isRoot ? views : std::vector<TensorView>(), root));
+      ASSERT_EQ(share, patternOf(group.rank(), size));
+    }
+  });
+}
+
+TEST_P(Collectives, ReduceScatterAndAllToAllMoveTheRightParts) {
+  const int n = GetParam();
+  withGroup(n, [&](Communicator& group) {
+    for (const std::size_t size : kSizes) {
+      std::vector<std::vector<std::int64_t>> parts;
+      std::vector<std::vector<std::int64_t>> received;
+      std::vector<TensorView> inputs;
+      std::vector<TensorView> outputs;
+      for (Rank r = 0; r < n; ++r) {
+        parts.push_back(patternOf(group.rank(), size, r * 17));
+        received.emplace_back(size + static_cast<std::size_t>(r));  // uneven: rank r sends size + (its own rank) elements
+      }
+      std::vector<std::int64_t> sum(size);
+      for (auto& part : parts) {
+        inputs.push_back(viewOf(part));
+      }
+      expectOk(group.reduceScatter(viewOf(sum), inputs, ReduceOp::kSum));
+      std::vector<std::int64_t> expected(size);
+      for (Rank r = 0; r < n; ++r) {
+        const auto theirs = patternOf(r, size, group.rank() * 17);
+        std::transform(expected.begin(), expected.end(), theirs.begin(), expected.begin(), std::plus<>());
+      }
+      ASSERT_EQ(sum, expected);
+
+      inputs.clear();
+      for (Rank r = 0; r < n; ++r) {
+        parts[static_cast<std::size_t>(r)] = patternOf(group.rank(), size + static_cast<std::size_t>(group.rank()), r * 13);
+        inputs.push_back(viewOf(parts[static_cast<std::size_t>(r)]));
+        outputs.push_back(viewOf(received[static_cast<std::size_t>(r)]));
+      }
+      expectOk(group.allToAll(outputs, inputs));
+      for (Rank r = 0; r < n; ++r) {
+        ASSERT_EQ(received[static_cast<std::size_t>(r)], patternOf(r, size + static_cast<std::size_t>(r), group.rank() * 13));
+      }
+    }
+  });
+}
+
+TEST_P(Collectives, ManyInFlightFinishInAnyOrderOfWaiting) {
+  const int n = GetParam();
+  withGroup(n, [&](Communicator& group) {
+    constexpr int kOps = 40;
+    std::vector<std::vector<std::int64_t>> tensors;
+    std::vector<WorkPtr> works;
+    for (int i = 0; i < kOps; ++i) {
+      tensors.push_back(patternOf(group.rank(), static_cast<std::size_t>(1 + i * 997), i));
+    }
+    for (int i = 0; i < kOps; ++i) {
+      auto work = group.allReduce(viewOf(tensors[static_cast<std::size_t>(i)]), ReduceOp::kMax);
+      ASSERT_TRUE(work.isOk()) << work.status().message();
+      works.push_back(*work);
+    }
+    for (int i = kOps - 1; i >= 0; --i) {
+      ASSERT_TRUE(works[static_cast<std::size_t>(i)]->wait().isOk());
+      ASSERT_EQ(tensors[static_cast<std::size_t>(i)], patternOf(n - 1, static_cast<std::size_t>(1 + i * 997), i));
+    }
+  });
+}
+
+TEST_P(Collectives, FinishWithoutAnyoneWaiting) {
+  const int n = GetParam();
+  withGroup(n, [&](Communicator& group) {
+    auto mine = patternOf(group.rank(), 500000);
+    std::atomic<bool> called{false};
+    auto work = group.allReduce(viewOf(mine), ReduceOp::kMax);
+    ASSERT_TRUE(work.isOk());
+    (*work)->onDone([&](const Status& status) { called = status.isOk(); });
+    const auto until = Clock::now() + seconds(10);
+    while (!called && Clock::now() < until) {
+      std::this_thread::sleep_for(milliseconds(1));
+    }
+    ASSERT_TRUE(called);
+    ASSERT_EQ(mine, patternOf(n - 1, 500000));
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(Ranks, Collectives, ::testing::Values(1, 2, 3, 5));
+
+TEST(PointToPoint, MatchesByTagAndInOrder) {
+  withGroup(2, [&](Communicator& group) {
+    for (const std::size_t size : {std::size_t{1}, std::size_t{3000}, std::size_t{400000}}) {
+      if (group.rank() == 0) {
+        auto a = patternOf(0, size, 1);
+        auto b = patternOf(0, size, 2);
+        auto c = patternOf(0, size, 3);
+        auto wa = group.send(viewOf(a), 1, 7);
+        auto wb = group.send(viewOf(b), 1, 8);
+        auto wc = group.send(viewOf(c), 1, 7);
+        expectOk(wa);
+        expectOk(wb);
+        expectOk(wc);
+      } else {
+        std::vector<std::int64_t> a(size);
+        std::vector<std::int64_t> b(size);
+        std::vector<std::int64_t> c(size);
+        expectOk(group.recv(viewOf(b), 0, 8));
+        expectOk(group.recv(viewOf(a), 0, 7));
+        auto work = group.recv(viewOf(c), kAnySource, 7);
+        expectOk(work);
+        EXPECT_EQ((*work)->sourceRank(), 0);
+        ASSERT_EQ(a, patternOf(0, size, 1));
+        ASSERT_EQ(b, patternOf(0, size, 2));
+        ASSERT_EQ(c, patternOf(0, size, 3));
+      }
+    }
+  });
+}
+
+TEST(PointToPoint, DoesNotBlockCollectivesNorIsBlockedByThem) {
+  withGroup(2, [&](Communicator& group) {
+    constexpr std::size_t kSize = 300000;
+    auto message = patternOf(group.rank(), kSize);
+    std::vector<std::int64_t> received(kSize);
+    auto sum = patternOf(group.rank(), kSize);
+    const Rank peer = 1 - group.rank();
+    auto send = group.send(viewOf(message), peer, 0);  // nobody receives it before the collective is over
+    expectOk(group.allReduce(viewOf(sum), ReduceOp::kMax));
+    expectOk(group.recv(viewOf(received), peer, 0));
+    expectOk(send);
+    ASSERT_EQ(received, patternOf(peer, kSize));
+  });
+}
+
+TEST(PointToPoint, RefusesOneselfAndUnknownRanks) {
+  withGroup(2, [&](Communicator& group) {
+    std::vector<std::int64_t> values(1);
+    EXPECT_EQ(group.send(viewOf(values), group.rank(), 0).status().code(), StatusCode::kInvalidArgument);
+    EXPECT_EQ(group.recv(viewOf(values), 2, 0).status().code(), StatusCode::kInvalidArgument);
+  });
+}
+
+TEST(NonContiguous, TensorsArePackedAndUnpacked) {
+  withGroup(3, [&](Communicator& group) {
+    auto storage = patternOf(group.rank(), 600);
+    // Every third element of each of ten rows.
+    const TensorView strided{reinterpret_cast<std::byte*>(storage.data()), DType::kInt64, {10, 20}, {60, 3}};
+    expectOk(group.allReduce(strided, ReduceOp::kMax));
+    const auto largest = patternOf(2, 600);
+    const auto own = patternOf(group.rank(), 600);
+    for (std::size_t i = 0; i < storage.size(); ++i) {
+      ASSERT_EQ(storage[i], i % 3 == 0 ? largest[i] : own[i]) << i;
+    }
+  });
+}
+
+// ---- compileOp
+
+LocalSpec rowsSpec(Rank rank, int n, std::int64_t rows, bool transposed) {
+  LocalSpec spec;
+  spec.tensors.push_back({.name = "", .shape = Dims{rows * n, rows * n}, .dtype = DType::kInt64});
+  const auto whole = rows * n;
+  LocalTensor byRow{.localShape = {rows, whole}, .slices = {{.slice = {{rank * rows, 0}, {rows, whole}}, .localOffset = {0, 0}}}};
+  LocalTensor byColumn{.localShape = {whole, rows}, .slices = {{.slice = {{0, rank * rows}, {whole, rows}}, .localOffset = {0, 0}}}};
+  spec.inputs.push_back(transposed ? byColumn : byRow);
+  spec.outputs.push_back(transposed ? byRow : byColumn);
+  return spec;
+}
+
+void runReshape(Communicator& group, std::int64_t rows) {
+  const int n = group.worldSize();
+  auto op = group.compileOp(rowsSpec(group.rank(), n, rows, false));
+  ASSERT_TRUE(op.isOk()) << op.status().message();
+  const std::int64_t whole = rows * n;
+  std::vector<std::int64_t> input(static_cast<std::size_t>(rows * whole));
+  std::iota(input.begin(), input.end(), group.rank() * rows * whole);
+  std::vector<std::int64_t> output(input.size(), -1);
+  const TensorView in = TensorView::contiguous(input.data(), DType::kInt64, {rows, whole});
+  const TensorView out = TensorView::contiguous(output.data(), DType::kInt64, {whole, rows});
+  for (int repeat = 0; repeat < 3; ++repeat) {
+    std::fill(output.begin(), output.end(), -1);
+    expectOk((*op)->run({&in, 1}, {&out, 1}));
+    for (std::int64_t i = 0; i < whole; ++i) {
+      for (std::int64_t j = 0; j < rows; ++j) {
+        ASSERT_EQ(output[static_cast<std::size_t>(i * rows + j)], i * whole + group.rank() * rows + j);
+      }
+    }
+  }
+}
+
+TEST(CompileOp, ReshapesRowsToColumns) {
+  for (const int n : {1, 2, 4}) {
+    withGroup(n, [](Communicator& group) {
+      runReshape(group, 3);
+      runReshape(group, 200);
+    });
+  }
+}
+
+TEST(CompileOp, StagedAndTinyRingsGiveTheSame) {
+  Options options = testOptions();
+  options.ringBytes = 16 << 10;
+  options.ordinaryPath = OrdinaryPath::kStaged;
+  options.inlineBytes = 0;
+  withGroup(
+      3, [](Communicator& group) { runReshape(group, 100); }, options);
+}
+
+TEST(CompileOp, ABadSpecOnOneRankFailsEveryRankWithTheSameText) {
+  std::mutex mutex;
+  std::vector<std::string> texts;
+  withGroup(3, [&](Communicator& group) {
+    LocalSpec spec = rowsSpec(group.rank(), 3, 2, false);
+    if (group.rank() == 1) {
+      spec.inputs[0].slices[0].slice.offset = {100, 0};
+    }
+    auto op = group.compileOp(spec);
+    ASSERT_FALSE(op.isOk());
+    {
+      std::lock_guard lock(mutex);
+      texts.push_back(op.status().message());
+    }
+    runReshape(group, 2);  // the group is usable afterwards
+  });
+  ASSERT_EQ(texts.size(), 3u);
+  EXPECT_EQ(texts[0], texts[1]);
+  EXPECT_EQ(texts[0], texts[2]);
+  EXPECT_NE(texts[0].find("rank 1"), std::string::npos) << texts[0];
+}
+
+TEST(CompileOp, ARankThatDoesNotCallIsNamedAndTheGroupStaysUsable) {
+  withGroup(3, [&](Communicator& group) {
+    if (group.rank() == 2) {
+      std::this_thread::sleep_for(milliseconds(600));
+    }
+    const auto before = Clock::now();
+    auto op = group.compileOp(rowsSpec(group.rank(), 3, 2, false), milliseconds(200));
+    ASSERT_FALSE(op.isOk());
+    EXPECT_EQ(op.status().code(), StatusCode::kTimeout);
+    if (group.rank() != 2) {
+      EXPECT_NE(op.status().message().find("rank 2 did not arrive"), std::string::npos) << op.status().message();
+      const auto took = Clock::now() - before;
+      EXPECT_GE(took, milliseconds(200));
+      EXPECT_LE(took, milliseconds(400));
+    } else {
+      EXPECT_NE(op.status().message().find("was given up by rank"), std::string::npos) << op.status().message();
+    }
+    runReshape(group, 2);
+  });
+}
+
+TEST(CompileOp, RefusesWrongTensorsBeforeAnythingMoves) {
+  withGroup(2, [&](Communicator& group) {
+    auto op = group.compileOp(rowsSpec(group.rank(), 2, 2, false));
+    ASSERT_TRUE(op.isOk());
+    std::vector<std::int64_t> input(8, 5);
+    std::vector<std::int64_t> output(8, -1);
+    const TensorView in = TensorView::contiguous(input.data(), DType::kInt64, {2, 4});
+    const TensorView out = TensorView::contiguous(output.data(), DType::kInt64, {4, 2});
+    const TensorView wrongShape = TensorView::contiguous(output.data(), DType::kInt64, {2, 4});
+    const TensorView wrongType = TensorView::contiguous(output.data(), DType::kFloat64, {4, 2});
+    const TensorView overlapping{reinterpret_cast<std::byte*>(output.data()), DType::kInt64, {4, 2}, {1, 1}};
+    const TensorView sameAsInput = TensorView::contiguous(input.data(), DType::kInt64, {4, 2});
+    const std::span<const TensorView> none;
+    EXPECT_EQ((*op)->run(none, {&out, 1}).status().code(), StatusCode::kInvalidArgument);
+    EXPECT_EQ((*op)->run({&in, 1}, {&wrongShape, 1}).status().code(), StatusCode::kInvalidArgument);
+    EXPECT_EQ((*op)->run({&in, 1}, {&wrongType, 1}).status().code(), StatusCode::kTypeError);
+    EXPECT_EQ((*op)->run({&in, 1}, {&overlapping, 1}).status().code(), StatusCode::kInvalidArgument);
+    EXPECT_EQ((*op)->run({&in, 1}, {&sameAsInput, 1}).status().code(), StatusCode::kInvalidArgument);
+    EXPECT_EQ(output, std::vector<std::int64_t>(8, -1));
+    expectOk((*op)->run({&in, 1}, {&out, 1}));
+    EXPECT_EQ(output, std::vector<std::int64_t>(8, 5));
+  });
+}
+
+TEST(CompileOp, TwoRunsOfABoundOpMayBeInFlight) {
+  withGroup(2, [&](Communicator& group) {
+    auto op = group.compileOp(rowsSpec(group.rank(), 2, 100, false));
+    ASSERT_TRUE(op.isOk());
+    std::vector<std::int64_t> input(20000, group.rank());
+    std::vector<std::int64_t> output(20000, -1);
+    const TensorView in = TensorView::contiguous(input.data(), DType::kInt64, {100, 200});
+    const TensorView out = TensorView::contiguous(output.data(), DType::kInt64, {200, 100});
+    auto bound = (*op)->bind({&in, 1}, {&out, 1});
+    ASSERT_TRUE(bound.isOk());
+    for (int i = 0; i < 50; ++i) {
+      auto first = (*bound)->run();
+      auto second = (*bound)->run();
+      expectOk(second);
+      expectOk(first);
+    }
+    EXPECT_EQ(output[0], 0);
+    EXPECT_EQ(output[19999], 1);
+    EXPECT_EQ((*op)->stats().numRuns, 100u);
+  });
+}
+
+// ---- failure
+
+TEST(Failure, DifferentOperationsAreNamedOnBothRanks) {
+  std::mutex mutex;
+  std::vector<std::string> texts(2);
+  withGroup(2, [&](Communicator& group) {
+    std::vector<std::int64_t> values(100, 1);
+    const auto view = TensorView::contiguous(values.data(), DType::kInt64, {group.rank() == 0 ? 100 : 50});
+    auto work = group.allReduce(view, ReduceOp::kSum);
+    ASSERT_TRUE(work.isOk());
+    const Status status = (*work)->wait();
+    EXPECT_EQ(status.code(), StatusCode::kMismatch) << status.message();
+    EXPECT_NE(status.message().find("rank 0 called all_reduce(int64[100], sum), but rank 1 called all_reduce(int64[50], sum)"),
+              std::string::npos)
+        << status.message();
+    EXPECT_FALSE(group.barrier().isOk());  // poisoned
+    std::lock_guard lock(mutex);
+    texts[static_cast<std::size_t>(group.rank())] = status.message();
+  });
+}
+
+TEST(Failure, ATimeoutNamesTheAbsentRankAndPoisonsTheGroup) {
+  withGroup(3, [&](Communicator& group) {
+    if (group.rank() == 1) {
+      std::this_thread::sleep_for(milliseconds(500));
+      std::vector<std::int64_t> values(10);
+      auto work = group.allReduce(viewOf(values), ReduceOp::kSum);
+      EXPECT_FALSE(work.isOk() && (*work)->wait().isOk());
+      return;
+    }
+    std::vector<std::int64_t> values(10);
+    const auto before = Clock::now();
+    auto work = group.allReduce(viewOf(values), ReduceOp::kSum, {.timeout = milliseconds(200)});
+    ASSERT_TRUE(work.isOk());
+    const Status status = (*work)->wait();
+    EXPECT_EQ(status.code(), StatusCode::kTimeout);
+    EXPECT_NE(status.message().find("rank(s) 1 did not arrive"), std::string::npos) << status.message();
+    EXPECT_LE(Clock::now() - before, milliseconds(400));
+  });
+}
+
+TEST(Failure, AbortUnblocksWaitersAndReachesPeers) {
+  withGroup(2, [&](Communicator& group) {
+    std::vector<std::int64_t> values(10);
+    if (group.rank() == 0) {
+      std::thread aborter([&] {
+        std::this_thread::sleep_for(milliseconds(100));
+        group.abort("enough");
+        group.abort("again");
+      });
+      auto work = group.recv(viewOf(values), 1, 0);
+      const Status status = (*work)->wait();
+      aborter.join();
+      EXPECT_EQ(status.code(), StatusCode::kAborted);
+      EXPECT_NE(status.message().find("enough"), std::string::npos) << status.message();
+    } else {
+      auto work = group.recv(viewOf(values), 0, 0);
+      const Status status = (*work)->wait();
+      EXPECT_EQ(status.code(), StatusCode::kAborted);
+      EXPECT_NE(status.message().find("rank 0 gave up"), std::string::npos) << status.message();
+    }
+  });
+}
+
+TEST(Failure, AWaitThatEndsFirstLeavesTheOperationGoing) {
+  withGroup(2, [&](Communicator& group) {
+    std::vector<std::int64_t> values(10);
+    if (group.rank() == 1) {
+      std::this_thread::sleep_for(milliseconds(200));
+    }
+    auto work = group.allReduce(viewOf(values), ReduceOp::kSum);
+    ASSERT_TRUE(work.isOk());
+    if (group.rank() == 0) {
+      EXPECT_EQ((*work)->wait(Clock::now() + milliseconds(20)).code(), StatusCode::kTimeout);
+      EXPECT_FALSE((*work)->isDone());
+    }
+    EXPECT_TRUE((*work)->wait().isOk());
+  });
+}
+
+}  // namespace
+}  // namespace shardwire::internal

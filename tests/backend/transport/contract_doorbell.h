@@ -1,0 +1,192 @@
+// The part of the contract about sleeping and waking. Included by contract.h.
+#pragma once
+
+namespace shardwire::testing {
+
+// Whether a sleep lasted so long that nobody can have rung: sleeps end after 100 ms by themselves.
+class SleepWatch {
+ public:
+  void sleep(internal::Doorbell& doorbell, std::uint32_t ticket) {
+    const auto start = Clock::now();
+    doorbell.sleep(ticket, start + std::chrono::seconds(10));
+    numLong_ += Clock::now() - start > std::chrono::milliseconds(95) ? 1 : 0;
+  }
+  int numLong() const { return numLong_; }
+
+ private:
+  int numLong_ = 0;
+};
+
+// Waits for a frame by arm, look, sleep only: every wake-up that is lost shows as a long sleep.
+inline std::span<const std::byte> sleepForFrame(Connection& connection, internal::Doorbell& doorbell, Lane lane, SleepWatch* watch) {
+  while (true) {
+    const std::uint32_t ticket = doorbell.arm();
+    if (const auto frame = connection.peek(lane); !frame.empty()) {
+      doorbell.disarm();
+      return frame;
+    }
+    watch->sleep(doorbell, ticket);
+  }
+}
+
+TEST_P(TransportContract, NoWakeUpIsLostBetweenTwoSleepers) {
+  constexpr int kNumRounds = 10000;
+  run(2, [](Rank rank, Peers& peers) {
+    Connection& connection = *peers.connections[static_cast<std::size_t>(1 - rank)];
+    SleepWatch watch;
+    std::minstd_rand random(static_cast<unsigned>(rank) + 1);
+    for (int round = 0; round < kNumRounds; ++round) {
+      const auto send = [&] {
+        // Now at once, now a little later: the peer is caught before, at and after falling asleep.
+        const auto until = Clock::now() + std::chrono::nanoseconds(random() % 8000);
+        while (Clock::now() < until) {
+        }
+        sendFrame(connection, Lane::kControl, &round, sizeof(round));
+      };
+      if (rank == 0) {
+        send();
+      }
+      const auto frame = sleepForFrame(connection, *peers.doorbell, Lane::kControl, &watch);
+      ASSERT_EQ(std::memcmp(frame.data(), &round, sizeof(round)), 0);
+      connection.release(Lane::kControl);
+      if (rank == 1) {
+        send();
+      }
+    }
+    // A machine that stalls for 100 ms looks the same as a lost wake-up; a transport that loses them loses more than two in so many.
+    EXPECT_LE(watch.numLong(), 2);
+    meet(connection);
+  });
+}
+
+TEST_P(TransportContract, NoWakeUpIsLostWhenSeveralPeersRing) {
+  constexpr int kNumRounds = 3000;
+  run(3, [](Rank rank, Peers& peers) {
+    SleepWatch watch;
+    if (rank == 0) {
+      int taken[3] = {};
+      while (taken[1] < kNumRounds || taken[2] < kNumRounds) {
+        const std::uint32_t ticket = peers.doorbell->arm();
+        bool progress = false;
+        for (const Rank peer : {1, 2}) {
+          Connection& connection = *peers.connections[static_cast<std::size_t>(peer)];
+          if (!connection.peek(Lane::kBulk).empty()) {
+            connection.release(Lane::kBulk);
+            ++taken[peer];
+            sendFrame(connection, Lane::kControl, "a", 1);
+            progress = true;
+          }
+        }
+        if (!progress) {
+          watch.sleep(*peers.doorbell, ticket);
+        }
+      }
+      peers.doorbell->disarm();
+    } else {
+      Connection& connection = *peers.connections[0];
+      for (int round = 0; round < kNumRounds; ++round) {
+        sendFrame(connection, Lane::kBulk, &round, sizeof(round));
+        sleepForFrame(connection, *peers.doorbell, Lane::kControl, &watch);
+        connection.release(Lane::kControl);
+      }
+    }
+    EXPECT_LE(watch.numLong(), 2);
+    for (Rank peer = 0; peer < 3; ++peer) {
+      if (peer != rank) {
+        meet(*peers.connections[static_cast<std::size_t>(peer)]);
+      }
+    }
+  });
+}
+
+TEST_P(TransportContract, ReleaseWakesASenderThatWaitsForRoom) {
+  constexpr int kNumFrames = 400;
+  run(2, [](Rank rank, Peers& peers) {
+    Connection& connection = *peers.connections[static_cast<std::size_t>(1 - rank)];
+    const std::size_t size = connection.maxFrameBytes(Lane::kPoint);
+    SleepWatch watch;
+    for (int i = 0; i < kNumFrames; ++i) {
+      if (rank == 0) {
+        while (true) {
+          const std::uint32_t ticket = peers.doorbell->arm();
+          if (!connection.reserve(Lane::kPoint, size, size).empty()) {
+            peers.doorbell->disarm();
+            break;
+          }
+          watch.sleep(*peers.doorbell, ticket);
+        }
+        connection.commit(Lane::kPoint, size);
+      } else {
+        ASSERT_EQ(sleepForFrame(connection, *peers.doorbell, Lane::kPoint, &watch).size(), size);
+        connection.release(Lane::kPoint);
+      }
+    }
+    EXPECT_LE(watch.numLong(), 2);
+    meet(connection);
+  });
+}
+
+TEST_P(TransportContract, RingSelfWakesEveryThreadOfTheRank) {
+  run(1, [](Rank, Peers& peers) {
+    constexpr int kNumRounds = 300;
+    std::atomic<int> round{0};
+    std::atomic<int> numSeen{0};
+    std::atomic<int> numLong{0};
+    std::vector<std::thread> threads;
+    for (int t = 0; t < 3; ++t) {
+      threads.emplace_back([&] {
+        SleepWatch watch;
+        for (int expected = 1; expected <= kNumRounds; ++expected) {
+          while (true) {
+            const std::uint32_t ticket = peers.doorbell->ticket();  // before the look: not armed, but ringSelf() counts
+            if (round.load() >= expected) {
+              break;
+            }
+            watch.sleep(*peers.doorbell, ticket);
+          }
+          numSeen.fetch_add(1);
+        }
+        numLong.fetch_add(watch.numLong());
+      });
+    }
+    for (int i = 1; i <= kNumRounds; ++i) {
+      round.store(i);
+      peers.doorbell->ringSelf();
+      while (numSeen.load() < 3 * i) {
+        std::this_thread::yield();
+      }
+    }
+    for (std::thread& thread : threads) {
+      thread.join();
+    }
+    EXPECT_LE(numLong.load(), 2);
+  });
+}
+
+TEST_P(TransportContract, ARingAfterArmEndsEverySleepThatStartedFromItsTicket) {
+  run(2, [](Rank rank, Peers& peers) {
+    Connection& connection = *peers.connections[static_cast<std::size_t>(1 - rank)];
+    if (rank == 1) {
+      const auto go = awaitFrame(connection, Lane::kControl);
+      ASSERT_FALSE(go.empty());
+      connection.release(Lane::kControl);
+      sendFrame(connection, Lane::kBulk, "b", 1);
+      return meet(connection);
+    }
+    const std::uint32_t ticket = peers.doorbell->arm();
+    sendFrame(connection, Lane::kControl, "g", 1);
+    ASSERT_FALSE(awaitFrame(connection, Lane::kBulk).empty());  // whoever looked found it, and rings are counted all the same
+    connection.release(Lane::kBulk);
+    meet(connection);
+    const auto start = Clock::now();
+    for (int i = 0; i < 3; ++i) {
+      peers.doorbell->sleep(ticket, start + std::chrono::seconds(10));
+    }
+    EXPECT_LT(Clock::now() - start, std::chrono::milliseconds(95));
+    // Nobody rang since this one: the sleep ends at its deadline.
+    peers.doorbell->sleep(peers.doorbell->ticket(), Clock::now() + std::chrono::milliseconds(20));
+    EXPECT_GE(Clock::now() - start, std::chrono::milliseconds(19));
+  });
+}
+
+}  // namespace shardwire::testing

@@ -1,0 +1,47 @@
+"""For the clang checks: the core's sources with their compile commands, and a loop over them on all cores."""
+
+import concurrent.futures
+import json
+import os
+import pathlib
+import re
+import shlex
+import shutil
+import subprocess
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+SKIPPED = 77
+
+
+def find_clang(program):
+    """A clang tool by its plain or its versioned name, the newest last; None where there is none."""
+    for name in [program] + [f"{program}-{version}" for version in range(25, 13, -1)]:
+        if shutil.which(name):
+            return shutil.which(name)
+    return None
+
+
+def core_commands(path):
+    """(source, its -I, -D, -std and other front-end words) for each source of ops/ and backend/ in a compile_commands.json."""
+    for entry in json.loads(pathlib.Path(path).read_text()):
+        source = pathlib.Path(entry["file"]).resolve()
+        if re.match(r"(ops|backend)/", os.path.relpath(source, ROOT)):
+            words = shlex.split(entry["command"])
+            kept, follows = [], False
+            for word in words:
+                if follows or word.startswith(("-I", "-D", "-std", "-m", "-isystem")):
+                    kept.append(word)
+                follows = not follows and word in ("-isystem", "-I", "-D")
+            yield source, kept
+
+
+def on_each(commands, command_of):
+    """Runs command_of(source, words) for each source; returns (how many, outputs of those that failed)."""
+    commands = list(commands)
+
+    def one(item):
+        done = subprocess.run(command_of(*item), capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
+        return "" if done.returncode == 0 else f"{os.path.relpath(item[0], ROOT)}:\n{done.stdout}{done.stderr}"
+
+    with concurrent.futures.ThreadPoolExecutor(int(os.environ.get("SHARDWIRE_JOBS", os.cpu_count() or 1))) as pool:
+        return len(commands), [text for text in pool.map(one, commands) if text]

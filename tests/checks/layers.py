@@ -1,0 +1,126 @@
+"""The layer check: which room may include what (docs/architecture.md).
+
+Debian's torch headers lie on the default include path, so the build alone cannot keep torch out of a room.
+Usage: layers.py [ROOT]. Prints one line per finding; exit status 1 when there is any.
+"""
+
+import pathlib
+import re
+import sys
+
+# Each room and the rooms of ours that it may include; its own is always allowed. The longest matching prefix decides.
+CORE = ["include/shardwire"]
+ROOMS = {
+    "include/shardwire": [],
+    "ops/plan": CORE,
+    "ops/reduce": CORE + ["ops/plan"],
+    "ops/collectives": CORE + ["ops/plan", "ops/reduce"],
+    "backend/base": CORE,
+    "backend/transport": CORE + ["backend/base"],
+    "backend/bootstrap": CORE + ["backend/base", "backend/transport"],
+    "backend/memory": CORE + ["backend/base", "backend/transport", "backend/bootstrap"],
+    "backend/exec": CORE + ["backend/base", "backend/transport", "backend/bootstrap", "backend/memory", "ops/plan", "ops/reduce", "ops/collectives"],
+    # communicator.cc and the files that wire it.
+    "backend": CORE
+    + ["backend/base", "backend/transport", "backend/bootstrap", "backend/memory", "backend/exec", "ops/plan", "ops/reduce", "ops/collectives"],
+}
+ALL_BELOW_TORCH = sorted(ROOMS)
+ROOMS["backend/c10d"] = ALL_BELOW_TORCH
+ROOMS["python/csrc"] = ALL_BELOW_TORCH + ["backend/c10d"]
+# Programs that look into every room.
+ROOMS["tests"] = ALL_BELOW_TORCH
+ROOMS["bench"] = ALL_BELOW_TORCH
+# What a user of the installed library may see.
+ROOMS["docs/examples"] = CORE + ["backend/c10d"]
+
+SEES_TORCH = ("backend/c10d", "python/csrc", "docs/examples")
+
+# (what the include line matches, what it is called, in which files it is allowed)
+OUTSIDE = [
+    (re.compile(r"(torch|c10|ATen|caffe2|pybind11)/|Python\.h$"), "torch, pybind11 or Python", lambda path, room: room in SEES_TORCH),
+    (re.compile(r"(infiniband|rdma)/"), "an RDMA header", lambda path, room: path.startswith("backend/transport/rdma/")),
+    (re.compile(r"mpi\.h$"), "mpi.h", lambda path, room: path.startswith("backend/transport/mpi/") or room == "bench"),
+    (
+        re.compile(r"(cuda|cuda_runtime|cuda_runtime_api|cuda_fp16|cuda_bf16|nvml|nccl)\.h$|(c10|ATen)/cuda/"),
+        "a CUDA header",
+        lambda path, room: re.search(r"_cuda\.(h|cc|cu)$", path) is not None,
+    ),
+    (
+        re.compile(
+            r"(thread|mutex|shared_mutex|condition_variable|future|semaphore|barrier|latch|stop_token|chrono|ctime|time\.h|iostream|fstream|sstream"
+            r"|filesystem|cstdio|stdio\.h|fcntl\.h|unistd\.h|pthread\.h|poll\.h|sys/(?!types\.h).*|linux/.*|netinet/.*)$"
+        ),
+        "I/O, threads or clocks",
+        lambda path, room: not path.startswith("ops/"),
+    ),
+]
+
+INCLUDE = re.compile(r'^\s*#\s*include\s*(["<])([^">]+)[">]')
+SOURCE = {".h", ".cc", ".cu", ".hpp", ".cpp", ".inc"}
+
+
+def room_of(path):
+    """The room of a file or of an include written from the root; None when it is none of ours."""
+    found = [room for room in ROOMS if path.startswith(room + "/")]
+    return max(found, key=len) if found else None
+
+
+def included_room(name):
+    return "include/shardwire" if name.startswith("shardwire/") else room_of(name)
+
+
+def without_comments(text):
+    text = re.sub(r"/\*.*?\*/", lambda match: "\n" * match.group().count("\n"), text, flags=re.S)
+    return re.sub(r"//[^\n]*", "", text)
+
+
+def findings_of(path, text):
+    """What is wrong in one file: lines 'path:line: words'. path is written from the repository root."""
+    room, found = room_of(path), []
+    if room is None:
+        return [f"{path}:1: this folder is no room of tests/checks/layers.py: name it there with what it may include"]
+    for number, line in enumerate(without_comments(text).split("\n"), 1):
+        include = INCLUDE.match(line)
+        if include:
+            found += [f"{path}:{number}: {words}" for words in findings_of_include(path, room, *include.groups())]
+        if "TORCH_VERSION" in line and pathlib.PurePath(path).name != "torch_compat.h":
+            found.append(f"{path}:{number}: only backend/c10d/torch_compat.h looks at TORCH_VERSION")
+    return found
+
+
+def findings_of_include(path, room, quote, name):
+    target = included_room(name)
+    if target is not None and target != room and target not in ROOMS[room]:
+        yield f"{room} may not include {name}: {target} is not below it"
+    if quote == '"' and target is None and "/" not in name:
+        yield f'"{name}": write includes from the repository root, or as "shardwire/x.h"'
+    if target is None:
+        for pattern, called, allowed in OUTSIDE:
+            if pattern.match(name) and not allowed(path, room):
+                yield f"<{name}> ({called}) is not allowed here"
+    if room == "include/shardwire" and target is None and "/" in name:
+        yield f"<{name}>: the public headers include only std and shardwire/"
+
+
+def sources(root):
+    for top in ("include", "ops", "backend", "python", "tests", "bench", "docs"):
+        for path in sorted((root / top).rglob("*")):
+            if path.suffix in SOURCE and path.is_file():
+                yield path
+
+
+def main():
+    root = pathlib.Path(sys.argv[1] if len(sys.argv) > 1 else pathlib.Path(__file__).resolve().parents[2])
+    files = list(sources(root))
+    found = [words for path in files for words in findings_of(path.relative_to(root).as_posix(), path.read_text())]
+    for words in found:
+        print(words)
+    if not files:
+        print(f"no sources under {root}")
+        return 1
+    print(f"{len(files)} files, {len(found)} findings")
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

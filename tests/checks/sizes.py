@@ -1,0 +1,78 @@
+"""The size check: files of at most 600 lines, functions of at most 100; says how many pass the aims of 300 and 40.
+
+C++ functions are found by the shape that clang-format gives them: an opening line that ends in '{', closed by '}' at the same indent.
+Test files may hold longer functions, and files up to 1000 lines.
+Usage: sizes.py [ROOT].
+"""
+
+import ast
+import pathlib
+import re
+import sys
+
+FILE_LIMIT, TEST_FILE_LIMIT, FILE_AIM = 600, 1000, 300
+FUNCTION_LIMIT, FUNCTION_AIM = 100, 40
+FOLDERS = ("include", "ops", "backend", "python", "tests", "bench", "docs", ".ci")
+CPP, PYTHON, OTHER = {".h", ".cc", ".cu", ".cpp"}, {".py", ".pyi"}, {".cmake", ".sh", ".txt"}
+NOT_A_FUNCTION = re.compile(r"^\s*(if|for|while|switch|else|do|try|catch|namespace|class|struct|enum|union|extern|case|default|return|\}|//|#)\b|^\s*[})]")
+
+
+def cpp_functions(text):
+    """(first line, lines) of each function; lambdas and blocks inside one belong to it."""
+    lines, number = text.split("\n"), 0
+    while number < len(lines):
+        line = lines[number]
+        if line.rstrip().endswith("{") and not NOT_A_FUNCTION.match(line) and ")" in " ".join(lines[max(0, number - 6) : number + 1]):
+            indent = re.match(r"\s*", line).group()
+            for end in range(number + 1, len(lines)):
+                if re.match(re.escape(indent) + r"\}", lines[end]):
+                    yield number + 1, end - number + 1
+                    number = end
+                    break
+        number += 1
+
+
+def python_functions(text):
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            yield node.lineno, node.end_lineno - node.lineno + 1
+
+
+def measure(path, text):
+    """(findings, lines of the file, lengths of its functions)."""
+    suffix, is_test, found = pathlib.PurePath(path).suffix, path.startswith("tests/"), []
+    count, limit = len(text.splitlines()), TEST_FILE_LIMIT if is_test else FILE_LIMIT
+    if count > limit:
+        found.append(f"{path}: {count} lines, the limit is {limit}")
+    functions = list(cpp_functions(text) if suffix in CPP else python_functions(text) if suffix in PYTHON else [])
+    if not is_test:
+        found += [f"{path}:{line}: a function of {lines} lines, the limit is {FUNCTION_LIMIT}" for line, lines in functions if lines > FUNCTION_LIMIT]
+    return found, count, [lines for _, lines in functions]
+
+
+def main():
+    root = pathlib.Path(sys.argv[1] if len(sys.argv) > 1 else pathlib.Path(__file__).resolve().parents[2])
+    wanted = CPP | PYTHON | OTHER
+    files = [path for folder in FOLDERS for path in sorted((root / folder).rglob("*")) if path.suffix in wanted and path.is_file()]
+    files += [path for name in ("run", "CMakeLists.txt") if (path := root / name).exists()]
+    found, counts, lengths = [], [], []
+    for path in files:
+        bad, count, functions = measure(path.relative_to(root).as_posix(), path.read_text())
+        found += bad
+        counts.append(count)
+        lengths += functions
+    for words in found:
+        print(words)
+    if not files:
+        print(f"no files under {root}")
+        return 1
+    long_files, long_functions = sum(n > FILE_AIM for n in counts), sum(n > FUNCTION_AIM for n in lengths)
+    print(
+        f"{len(files)} files, {sum(counts)} lines; {long_files} files over {FILE_AIM}, {long_functions} of {len(lengths)} functions over {FUNCTION_AIM};"
+        f" {len(found)} findings"
+    )
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,386 @@
+"""Runs the parts of ./run test one after the other and sums what they counted.
+
+Called by ../../run, which has installed and selected everything; SHARDWIRE_ROOT, SHARDWIRE_BUILD and SHARDWIRE_TAG come from it.
+Parts run alone on the machine: several of them measure time. Whatever a part prints goes to a log, of which a failure shows the end.
+"""
+
+import argparse
+import collections
+import os
+import pathlib
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import xml.etree.ElementTree as ElementTree
+
+ROOT = pathlib.Path(os.environ.get("SHARDWIRE_ROOT") or pathlib.Path(__file__).resolve().parents[2])
+BUILD = pathlib.Path(os.environ.get("SHARDWIRE_BUILD") or ROOT / "build" / "none")
+CHECKS = ROOT / "tests" / "checks"
+LOGS = ROOT / "build" / "log"
+SKIPPED = 77  # the exit status by which a check says that it could not look
+
+Count = collections.namedtuple("Count", "passed failed skipped")
+NONE = Count(0, 0, 0)
+PASS, FAIL, SKIP = Count(1, 0, 0), Count(0, 1, 0), Count(0, 0, 1)
+
+SANITIZERS = {
+    "asan": {
+        "ASAN_OPTIONS": "halt_on_error=1:abort_on_error=0:detect_leaks=1:strict_string_checks=1:detect_stack_use_after_return=1",
+        "UBSAN_OPTIONS": "halt_on_error=1:print_stacktrace=1",
+    },
+    "tsan": {"TSAN_OPTIONS": "halt_on_error=1:second_deadlock_stack=1"},
+}
+
+
+def add(counts):
+    return Count(*(sum(column) for column in zip(NONE, *counts)))
+
+
+def tell(text):
+    print(text, flush=True)
+
+
+def clean_environment(**more):
+    """The caller's environment without what would change a test: launchers' and our own tunables."""
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if not re.match(r"(SHARDWIRE_(?!JOBS|APT|ORACLE|TEST)|OMPI_|PMIX_|PMI_|MASTER_|TORCHELASTIC_|(LOCAL_|GROUP_)?(RANK|WORLD_SIZE)$)", name)
+    }
+    kept.update({name: str(value) for name, value in more.items()})
+    return kept
+
+
+def run(name, command, env=None, cwd=ROOT, limit=1800):
+    """Runs command with its output in a log; returns (status, log). A part that hangs is ended with all its children and is a failure."""
+    LOGS.mkdir(parents=True, exist_ok=True)
+    log = LOGS / f"{name}.log"
+    with open(log, "wb") as out:
+        child = subprocess.Popen(
+            [str(word) for word in command],
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            env=env or clean_environment(),
+            cwd=cwd,
+            start_new_session=True,
+        )
+        try:
+            status = child.wait(timeout=limit)
+        except subprocess.TimeoutExpired:
+            status = 124
+            out.write(f"\nended after {limit} s: it took too long\n".encode())
+        except BaseException:
+            end_session(child)
+            raise
+        end_session(child)
+    return status, log
+
+
+def end_session(child):
+    """No rank of a failed test outlives its part."""
+    try:
+        os.killpg(child.pid, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
+    child.wait()
+
+
+def show_end(log, lines=60):
+    text = log.read_text(errors="replace").splitlines()
+    tell(f"    --- the end of {log}")
+    for line in text[-lines:]:
+        tell("    " + line)
+
+
+def build(folder, target, title, *options):
+    """One build folder, by the rules of ./run. Returns whether it could be built."""
+    child = subprocess.run(
+        [str(ROOT / "run"), "_build", str(ROOT / "build" / folder), target, title, *options], stdin=subprocess.DEVNULL, check=False
+    )
+    if child.returncode != 0:
+        tell(f"  FAIL {title}: it does not build")
+    return child.returncode == 0
+
+
+def junit(path):
+    """Counts one JUnit file, of pytest or GoogleTest; also the names of what failed and why something was skipped."""
+    counted, failed, skips = NONE, [], collections.Counter()
+    for case in ElementTree.parse(path).iter("testcase"):
+        name = f"{case.get('classname', '')}.{case.get('name', '')}"
+        skip = case.find("skipped")
+        if case.find("failure") is not None or case.find("error") is not None:
+            counted = add([counted, FAIL])
+            failed.append(name)
+        elif skip is not None or case.get("status") == "notrun":
+            counted = add([counted, SKIP])
+            reason = (skip.get("message") if skip is not None else None) or "not run"
+            skips[" ".join(reason.split())[-160:]] += 1
+        else:
+            counted = add([counted, PASS])
+    return counted, failed, skips
+
+
+def tell_outcome(counted, failed, skips):
+    for name in failed[:50]:
+        tell(f"  FAIL {name}")
+    for reason, times in skips.most_common():
+        tell(f"  skipped {times}: {reason}")
+
+
+# ---- the parts
+
+
+def part_checks(options):
+    python_files = [str(path) for folder in ("python", "tests", "bench", "docs") for path in sorted((ROOT / folder).rglob("*.py"))]
+    one_line = "import sys\nfor path in sys.argv[1:]: compile(open(path, encoding='utf-8').read(), path, 'exec')"
+    checks = [
+        ("layers", [sys.executable, CHECKS / "layers.py"]),
+        ("sizes", [sys.executable, CHECKS / "sizes.py"]),
+        ("format", [sys.executable, CHECKS / "format.py"]),
+        ("thread-safety", [sys.executable, CHECKS / "thread_safety.py", compiled_commands()]),
+        ("python-syntax", [sys.executable, "-c", one_line, *python_files]),
+        ("types", [sys.executable, CHECKS / "types_check.py"]),
+        ("shell-syntax", ["bash", "-n", ROOT / "run", ROOT / ".ci" / "run", ROOT / ".ci" / "machine.sh", ROOT / ".ci" / "build.sh"]),
+    ]
+    counts = []
+    for name, command in checks:
+        if any(word is None for word in command):
+            counts.append(FAIL)
+            continue
+        start = time.monotonic()
+        status, log = run(f"check-{name}", command)
+        outcome = {0: PASS, SKIPPED: SKIP}.get(status, FAIL)
+        counts.append(outcome)
+        said = log.read_text(errors="replace").strip().splitlines() or [""]
+        word = {PASS: "ok", SKIP: "SKIPPED"}.get(outcome, "FAIL")
+        tell(f"  {word} {name} ({time.monotonic() - start:.1f} s){': ' + said[-1] if outcome != FAIL and said[-1] else ''}")
+        if outcome == FAIL:
+            show_end(log)
+    counts.append(pytest("checks-own-tests", CHECKS, options, sys.executable, clean_environment()))
+    return add(counts)
+
+
+def compiled_commands():
+    """The compile commands of the torch-free tree; configuring writes them, nothing is compiled."""
+    if not build("cpp", "help", "configuring the core", *cpp_options()):
+        return None
+    return ROOT / "build" / "cpp" / "compile_commands.json"
+
+
+def cpp_options(*more):
+    return ["-DSHARDWIRE_C10D=OFF", "-DSHARDWIRE_PYTHON=OFF", "-DSHARDWIRE_BENCH=OFF", "-DSHARDWIRE_TESTS=ON", *more]
+
+
+def cpp(folder, env, options, *more):
+    if not build(folder, "all", f"building the C++ tests ({folder})", *cpp_options(*more)):
+        return FAIL
+    reports = ROOT / "build" / folder / "reports"
+    shutil.rmtree(reports, ignore_errors=True)
+    reports.mkdir(parents=True)
+    programs = reports / "ctest.xml"
+    quick = {"SHARDWIRE_TEST_QUICK": 1} if options.quick or folder != "cpp" else {}
+    status, log = run(
+        f"ctest-{folder}",
+        [*steady_addresses(folder), "ctest", "--test-dir", ROOT / "build" / folder, "--output-on-failure", "--no-tests=error", "--timeout", 900, "--output-junit", programs],
+        clean_environment(GTEST_OUTPUT=f"xml:{reports}/", GTEST_COLOR="no", **quick, **env),
+    )
+    counts, failed, skips = [], [], collections.Counter()
+    for report in sorted(reports.glob("*.xml")):
+        if report != programs:
+            counted, names, reasons = junit(report)
+            counts.append(counted)
+            failed += names
+            skips += reasons
+    # A program that died or hung has written no report, or one in which nothing failed: it counts as one failure itself.
+    if status != 0 and not failed:
+        dead = junit(programs)[1] if programs.exists() else []
+        failed += [f"{name.lstrip('.')} (the program itself)" for name in dead] or ["ctest"]
+        counts.append(Count(0, max(1, len(dead)), 0))
+    tell_outcome(None, failed, skips)
+    if status != 0:
+        show_end(log)
+    return add(counts) if sum(add(counts)) else FAIL
+
+
+def steady_addresses(folder):
+    """TSan of GCC 12 gives up where the kernel randomises addresses by more bits than it knows of; some containers forbid switching that off."""
+    command = ["setarch", "-R"]
+    if folder != "tsan" or shutil.which(command[0]) is None:
+        return []
+    return command if subprocess.run([*command, "true"], capture_output=True, check=False).returncode == 0 else []
+
+
+def part_cpp(options):
+    return cpp("cpp", {}, options)
+
+
+def part_asan(options):
+    return cpp("asan", SANITIZERS["asan"], options, "-DSHARDWIRE_SANITIZE=address,undefined", "-DCMAKE_CXX_FLAGS=-fno-sanitize-recover=all")
+
+
+def part_tsan(options):
+    return cpp("tsan", SANITIZERS["tsan"], options, "-DSHARDWIRE_SANITIZE=thread")
+
+
+def part_tidy(options):
+    commands = compiled_commands()
+    if commands is None:
+        return FAIL
+    status, log = run("tidy", [sys.executable, CHECKS / "tidy.py", commands], limit=3600)
+    if status not in (0, SKIPPED):
+        show_end(log, 200)
+    return {0: PASS, SKIPPED: SKIP}.get(status, FAIL)
+
+
+def pytest(name, where, options, python, env, *more):
+    """pytest's own status 5, no test found, is a failure here."""
+    report = LOGS / f"{name}.xml"
+    report.unlink(missing_ok=True)
+    command = [python, "-m", "pytest", "-q", "-ra", "-p", "no:cacheprovider", "-o", "faulthandler_timeout=240", "--durations=15"]
+    status, log = run(name, [*command, f"--junitxml={report}", *more, where], env)
+    try:
+        counted, failed, skips = junit(report)
+    except (OSError, ElementTree.ParseError):
+        counted, failed, skips = NONE, [], collections.Counter()
+    tell_outcome(counted, failed, skips)
+    if status != 0:
+        show_end(log, 80)
+        if counted.failed == 0:
+            tell(f"  FAIL {name}: pytest ended with status {status}" + (" (it found no test)" if status == 5 else ""))
+            counted = add([counted, FAIL])
+    return counted
+
+
+def package_path():
+    return os.pathsep.join(filter(None, [str(BUILD / "python"), os.environ.get("PYTHONPATH", "")]))
+
+
+def build_package():
+    options = [f"-DSHARDWIRE_PYTHON_EXECUTABLE={sys.executable}", "-DSHARDWIRE_TESTS=OFF", "-DSHARDWIRE_BENCH=OFF"]
+    return build(BUILD.name, "all", f"building shardwire for {BUILD.name}", *options)
+
+
+def part_python(options):
+    if not build_package():
+        return FAIL
+    quick = {"SHARDWIRE_TEST_QUICK": 1} if options.quick else {}
+    env = clean_environment(PYTHONPATH=package_path(), PYTHONDONTWRITEBYTECODE=1, **quick)
+    return pytest(f"pytest-{BUILD.name}", ROOT / "tests" / "python", options, sys.executable, env, *options.pytest)
+
+
+def part_example(options):
+    """An installed tree, and a program of its own CMakeLists that finds it there: what a C++ user of ours does."""
+    if not build_package():
+        return FAIL
+    with tempfile.TemporaryDirectory(prefix="shardwire-example-") as scratch:
+        prefix, out = pathlib.Path(scratch) / "prefix", pathlib.Path(scratch) / "build"
+        torch = [sys.executable, "-c", "import os, torch; print(os.path.dirname(torch.__file__))"]
+        torch_folder = subprocess.run(torch, capture_output=True, text=True, check=True, stdin=subprocess.DEVNULL).stdout.strip()
+        paths = f"{prefix};{torch_folder}"
+        steps = [
+            ("install", ["cmake", "--install", BUILD, "--prefix", prefix]),
+            (
+                "configure",
+                ["cmake", "-S", ROOT / "docs" / "examples" / "cpp", "-B", out, "-G", "Ninja", f"-DCMAKE_PREFIX_PATH={paths}"]
+                + [f"-DSHARDWIRE_PYTHON_EXECUTABLE={sys.executable}"],
+            ),
+            ("build", ["cmake", "--build", out, "--parallel", os.environ.get("SHARDWIRE_JOBS", "2")]),
+            ("run", ["ctest", "--test-dir", out, "--output-on-failure", "--no-tests=error", "--timeout", 120]),
+        ]
+        for step, command in steps:
+            status, log = run(f"example-{step}", command, limit=900)
+            if status != 0:
+                tell(f"  FAIL docs/examples/cpp: {step}")
+                show_end(log)
+                return FAIL
+    return PASS
+
+
+def part_pip_install(options):
+    """pip install --no-build-isolation . into a new environment that sees the selected torch, then a use of it from elsewhere."""
+    with tempfile.TemporaryDirectory(prefix="shardwire-pip-") as scratch:
+        venv = pathlib.Path(scratch) / "venv"
+        # The install builds beside the sources, so it gets a copy; ccache makes the repeat cheap.
+        tree = pathlib.Path(scratch) / "tree"
+        ignore = shutil.ignore_patterns("build", ".git", ".venv*", "__pycache__", "*.egg-info")
+        shutil.copytree(ROOT, tree, ignore=ignore)
+        sites = subprocess.run(
+            [sys.executable, "-c", "import sys; print('\\n'.join(p for p in sys.path if p.endswith('-packages')))"],
+            env=clean_environment(),
+            capture_output=True,
+            text=True,
+            check=True,
+            stdin=subprocess.DEVNULL,
+        ).stdout
+        status, log = run("pip-install-venv", [sys.executable, "-m", "venv", venv])
+        if status == 0:
+            # A .pth file, not --system-site-packages: that would not see the packages of another virtual environment.
+            next(venv.glob("lib/python*/site-packages")).joinpath("selected.pth").write_text(sites)
+            env = clean_environment(CCACHE_NOHASHDIR=1, CCACHE_BASEDIR=scratch, PIP_NO_INDEX=1, SHARDWIRE_PYTHON_EXECUTABLE=venv / "bin" / "python")
+            install = [venv / "bin" / "python", "-m", "pip", "install", "--no-build-isolation", "--no-deps", "-v", tree]
+            status, log = run("pip-install", install, env, limit=1200)
+        if status == 0:
+            script = CHECKS / "installed_use.py"
+            status, log = run("pip-install-use", [venv / "bin" / "python", script, venv], clean_environment(), cwd=scratch, limit=180)
+        if status != 0:
+            tell("  FAIL pip install --no-build-isolation .")
+            show_end(log)
+            return FAIL
+    return PASS
+
+
+PARTS = {
+    "checks": part_checks,
+    "cpp": part_cpp,
+    "python": part_python,
+    "asan": part_asan,
+    "tsan": part_tsan,
+    "example": part_example,
+    "pip-install": part_pip_install,
+    "tidy": part_tidy,
+}
+SLOW = ("asan", "tsan", "example", "pip-install")
+
+
+def arguments():
+    parser = argparse.ArgumentParser(prog="./run test", description="All checks and tests of shardwire.")
+    parser.add_argument("--quick", action="store_true", help="leave out " + ", ".join(SLOW) + " and shorten the random tests")
+    parser.add_argument("--only", default="", metavar="PART[,PART]", help="some of: " + ", ".join(PARTS))
+    parser.add_argument("--pytest", action="append", default=[], metavar="ARG", help="one more argument for the Python tests' pytest")
+    options = parser.parse_args()
+    named = [word for word in options.only.split(",") if word]
+    unknown = [word for word in named if word not in PARTS]
+    if unknown:
+        parser.error(f"no part named {unknown[0]!r}; there are " + ", ".join(PARTS))
+    options.parts = named or [name for name in PARTS if name != "tidy" and not (options.quick and name in SLOW)]
+    return options
+
+
+def main():
+    options = arguments()
+    tell(f"shardwire tests with {sys.executable}, build {BUILD.name}: {', '.join(options.parts)}")
+    total, lines, start = NONE, [], time.monotonic()
+    for name in options.parts:
+        tell(f"== {name}")
+        begun = time.monotonic()
+        counted = PARTS[name](options)
+        total = add([total, counted])
+        lines.append(f"{name:<12} {time.monotonic() - begun:7.1f} s   {counted.passed} passed, {counted.failed} failed, {counted.skipped} skipped")
+        tell("   " + lines[-1])
+    tell("== time and outcome of each part")
+    for line in lines:
+        tell("   " + line)
+    tell(f"   {'all':<12} {time.monotonic() - start:7.1f} s")
+    tell(f"{total.passed} passed, {total.failed} failed, {total.skipped} skipped")
+    return 1 if total.failed or not total.passed else 0
+
+
+if __name__ == "__main__":
+    # An end by a signal also ends the part that runs.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    sys.exit(main())

@@ -1,0 +1,23 @@
+// Runs a function once for each rank of a test, as threads or as forked processes, under a time limit: a hang is a failure, with a text.
+// Call on the main thread of the test. Failed expectations, exceptions and unexpected deaths of ranks fail the running test.
+#pragma once
+
+#include <chrono>
+#include <functional>
+#include <set>
+
+#include "shardwire/types.h"
+
+namespace shardwire::testing {
+
+using RankFunction = std::function<void(Rank)>;
+inline constexpr std::chrono::seconds kRankTimeLimit{60};
+
+// A thread cannot be ended from outside: after the time limit the whole test program ends with an error.
+void runRanksAsThreads(int numRanks, const RankFunction& function, Duration limit = kRankTimeLimit);
+
+// Each rank is a child of its own; those alive after the limit are killed. `mayDie`: ranks whose death by a signal is part of the test.
+// What a child learns stays in the child: check there, or hand it over in memory mapped before.
+void runRanksAsProcesses(int numRanks, const RankFunction& function, Duration limit = kRankTimeLimit, const std::set<Rank>& mayDie = {});
+
+}  // namespace shardwire::testing
