@@ -38,12 +38,14 @@ std::optional<LogLevel> parseLogLevel(std::string_view text) {
 }
 
 LogLevel logLevel() {
-  int level = currentLevel.load(std::memory_order_relaxed);  // a lone value: nothing else is published by it
-  if (level == kNotRead) {
-    level = static_cast<int>(readLevel());
-    currentLevel.store(level, std::memory_order_relaxed);
+  if (currentLevel.load(std::memory_order_relaxed) == kNotRead) {  // a lone value: nothing else is published by it
+    rereadLogLevel();
   }
-  return static_cast<LogLevel>(level);
+  return static_cast<LogLevel>(currentLevel.load(std::memory_order_relaxed));
+}
+
+void rereadLogLevel() {
+  setLogLevel(readLevel());
 }
 
 void setLogLevel(LogLevel level) {

@@ -17,6 +17,8 @@ std::optional<LogLevel> parseLogLevel(std::string_view text);
 // Read from the environment on first use.
 LogLevel logLevel();
 void setLogLevel(LogLevel level);
+// Reads SHARDWIRE_LOG again.
+void rereadLogLevel();
 inline bool isLogged(LogLevel level) {
   return level <= logLevel();
 }

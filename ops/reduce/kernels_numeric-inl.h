@@ -22,13 +22,15 @@ struct Float16Layout {
   static constexpr unsigned kMantissaBits = 10, kBias = 15, kSignShift = 16;
   static constexpr std::uint32_t kOverflowFrom = std::uint32_t{143} << 23;  // |x| from here on becomes kOverflow
   static constexpr std::uint32_t kOverflow = 0x7C00, kNan = 0x7E00;
+  static constexpr bool kHasInfinity = true;
   static constexpr bool kHasNegativeZero = true;
 };
 struct Float8E4M3FNLayout {
   using Stored = std::uint8_t;
   static constexpr unsigned kMantissaBits = 3, kBias = 7, kSignShift = 24;
   static constexpr std::uint32_t kOverflowFrom = std::uint32_t{1087} << 20;
-  static constexpr std::uint32_t kOverflow = 0x7F, kNan = 0x7F;
+  static constexpr std::uint32_t kOverflow = 0x7E, kNan = 0x7F;  // saturates, as torch does since 2.13
+  static constexpr bool kHasInfinity = false;
   static constexpr bool kHasNegativeZero = true;
 };
 struct Float8E5M2Layout {
@@ -36,6 +38,7 @@ struct Float8E5M2Layout {
   static constexpr unsigned kMantissaBits = 2, kBias = 15, kSignShift = 24;
   static constexpr std::uint32_t kOverflowFrom = std::uint32_t{143} << 23;
   static constexpr std::uint32_t kOverflow = 0x7C, kNan = 0x7F;
+  static constexpr bool kHasInfinity = true;
   static constexpr bool kHasNegativeZero = true;
 };
 struct Float8E4M3FNUZLayout {
@@ -43,6 +46,7 @@ struct Float8E4M3FNUZLayout {
   static constexpr unsigned kMantissaBits = 3, kBias = 8, kSignShift = 24;
   static constexpr std::uint32_t kOverflowFrom = std::uint32_t{0x87} << 23;
   static constexpr std::uint32_t kOverflow = 0x80, kNan = 0x80;
+  static constexpr bool kHasInfinity = false;
   static constexpr bool kHasNegativeZero = false;
 };
 struct Float8E5M2FNUZLayout {
@@ -50,6 +54,7 @@ struct Float8E5M2FNUZLayout {
   static constexpr unsigned kMantissaBits = 2, kBias = 16, kSignShift = 24;
   static constexpr std::uint32_t kOverflowFrom = std::uint32_t{0x8F} << 23;
   static constexpr std::uint32_t kOverflow = 0x80, kNan = 0x80;
+  static constexpr bool kHasInfinity = false;
   static constexpr bool kHasNegativeZero = false;
 };
 
@@ -66,7 +71,8 @@ inline typename Layout::Stored encodeLane(float value) {
   const std::uint32_t normal =
       (magnitude - (std::uint32_t{127 - Layout::kBias} << 23) + ((std::uint32_t{1} << (kShift - 1)) - 1) + isOdd) >> kShift;
   std::uint32_t code = magnitude < kMinNormal ? subnormal : normal;
-  code = magnitude >= Layout::kOverflowFrom ? Layout::kOverflow : code;
+  // Rounding may have carried into the codes above.
+  code = magnitude >= Layout::kOverflowFrom || code > Layout::kOverflow ? Layout::kOverflow : code;
   const std::uint32_t storedSign = sign >> Layout::kSignShift;
   if constexpr (Layout::kHasNegativeZero) {
     code |= storedSign;
@@ -115,7 +121,7 @@ inline float decodeFloat8(std::uint8_t stored) {
   if constexpr (!Layout::kHasNegativeZero) {
     return asFloat(stored == 0x80 ? kNanBits : bits | sign);
   } else {
-    if constexpr (Layout::kOverflow != Layout::kNan) {
+    if constexpr (Layout::kHasInfinity) {
       bits = magnitude == Layout::kOverflow ? kInfBits : bits;
       bits = magnitude > Layout::kOverflow ? kNanBits : bits;
     } else {

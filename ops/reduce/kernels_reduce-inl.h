@@ -320,35 +320,53 @@ void reduceTwo(std::byte* dst, const std::byte* a, const std::byte* b, std::size
   reduceTwoLanes<T, Op, false>(dst, a, b, numLanes, aheadA, aheadB, isStreamed);
 }
 
-// (a + bi)(c + di), the plain formula.
-template <typename T>
-void multiplyComplexTwo(void* __restrict acc, const void* __restrict a, const void* __restrict b, std::size_t numLanes, std::int64_t aheadA,
-                        std::int64_t aheadB) {
-  T* lanes = static_cast<T*>(acc);
-  for (std::size_t i = 0; i < numLanes;) {
-    prefetchChunk(laneAt<T>(a, i), aheadA);
-    prefetchChunk(laneAt<T>(b, i), aheadB);
-    for (const std::size_t end = endOfChunk<T>(i, numLanes); i < end; i += 2) {
-      const T aRe = loadLane<T>(a, i), aIm = loadLane<T>(a, i + 1);
-      const T bRe = loadLane<T>(b, i), bIm = loadLane<T>(b, i + 1);
-      lanes[i] = aRe * bRe - aIm * bIm;
-      lanes[i + 1] = aRe * bIm + aIm * bRe;
-    }
+// (a + bi)(c + di), the plain formula, over n products. Real and imaginary parts are taken apart first: from the plain loop GCC 12 makes
+// fused multiply-adds whatever -ffp-contract says (its complex multiplication pattern).
+template <typename T, std::size_t n>
+inline void multiplyComplexLanes(T* acc, const void* a, const void* b) {
+  T aRe[n], aIm[n], bRe[n], bIm[n], re[n], im[n];
+  for (std::size_t i = 0; i < n; ++i) {
+    aRe[i] = loadLane<T>(a, 2 * i);
+    aIm[i] = loadLane<T>(a, 2 * i + 1);
+    bRe[i] = loadLane<T>(b, 2 * i);
+    bIm[i] = loadLane<T>(b, 2 * i + 1);
+  }
+  for (std::size_t i = 0; i < n; ++i) {
+    re[i] = aRe[i] * bRe[i] - aIm[i] * bIm[i];
+  }
+  for (std::size_t i = 0; i < n; ++i) {
+    im[i] = aRe[i] * bIm[i] + aIm[i] * bRe[i];
+  }
+  for (std::size_t i = 0; i < n; ++i) {
+    acc[2 * i] = re[i];
+    acc[2 * i + 1] = im[i];
   }
 }
 
 template <typename T>
-void multiplyComplex(void* __restrict acc, const void* __restrict b, std::size_t numLanes, std::int64_t ahead) {
+void multiplyComplexTwo(void* acc, const void* a, const void* b, std::size_t numLanes, std::int64_t aheadA, std::int64_t aheadB) {
+  constexpr std::size_t kLanes = kChunkBytes / sizeof(T);
   T* lanes = static_cast<T*>(acc);
-  for (std::size_t i = 0; i < numLanes;) {
-    prefetchChunk(laneAt<T>(b, i), ahead);
-    for (const std::size_t end = endOfChunk<T>(i, numLanes); i < end; i += 2) {
-      const T aRe = lanes[i], aIm = lanes[i + 1];
-      const T bRe = loadLane<T>(b, i), bIm = loadLane<T>(b, i + 1);
-      lanes[i] = aRe * bRe - aIm * bIm;
-      lanes[i + 1] = aRe * bIm + aIm * bRe;
-    }
+  std::size_t i = 0;
+  for (; i + kLanes <= numLanes; i += kLanes) {
+    prefetchChunk(laneAt<T>(a, i), aheadA);
+    prefetchChunk(laneAt<T>(b, i), aheadB);
+    multiplyComplexLanes<T, kLanes / 2>(lanes + i, laneAt<T>(a, i), laneAt<T>(b, i));
   }
+  if (i < numLanes) {
+    // The rest, in the same shape: a loop over single products would be fused as well.
+    T restA[kLanes] = {}, restB[kLanes] = {}, rest[kLanes];
+    const std::size_t restBytes = (numLanes - i) * sizeof(T);
+    __builtin_memcpy(restA, laneAt<T>(a, i), restBytes);
+    __builtin_memcpy(restB, laneAt<T>(b, i), restBytes);
+    multiplyComplexLanes<T, kLanes / 2>(rest, restA, restB);
+    __builtin_memcpy(lanes + i, rest, restBytes);
+  }
+}
+
+template <typename T>
+void multiplyComplex(void* acc, const void* b, std::size_t numLanes, std::int64_t ahead) {
+  multiplyComplexTwo<T>(acc, acc, b, numLanes, 0, ahead);
 }
 
 // The table. Rows are filled per dtype; a row of ReduceKernels is indexed by ReduceOp.

@@ -14,6 +14,7 @@ from typing import Any, Union
 import torch
 
 from . import _C
+from .errors import UnsupportedError
 
 # Most dimensions a tensor may have anywhere in shardwire.
 MAX_DIMS = 16
@@ -22,10 +23,6 @@ _INT64_MAX = 2**63 - 1
 # torch's names for a pending reduction -> ours. Both spellings of the mean are the same reduction.
 _PENDING = {"sum": "sum", "avg": "mean", "mean": "mean", "min": "min", "max": "max", "product": "prod", "prod": "prod",
             "band": "band", "bor": "bor", "bxor": "bxor"}
-
-
-class UnsupportedLayout(NotImplementedError):
-    """A placement that cannot be placed exactly, named in the text. It is refused, never guessed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +115,7 @@ class Layout:
         torch's own.
     shape: the global shape. dtype: a torch.dtype.
 
-    Raises TypeError or ValueError for what cannot be a layout, UnsupportedLayout (a NotImplementedError) for placements it does not know.
+    Raises TypeError or ValueError for what cannot be a layout, UnsupportedError (a NotImplementedError) for placements it does not know.
     Immutable, hashable, comparable.
     """
 
@@ -302,13 +299,13 @@ def _read_placement(item: Any, index: int, num_dims: int) -> Placement:
         return Replicate()
     if name in ("Partial", "_Partial"):
         if not isinstance(item.reduce_op, str):
-            raise UnsupportedLayout(f"placements[{index}]: Partial with reduce_op {_kind(item.reduce_op)}; give one of {sorted(_PENDING)}")
+            raise UnsupportedError(f"placements[{index}]: Partial with reduce_op {_kind(item.reduce_op)}; give one of {sorted(_PENDING)}")
         if item.reduce_op not in _PENDING:
-            raise UnsupportedLayout(f"placements[{index}]: Partial({item.reduce_op!r}) is not supported; use one of {sorted(_PENDING)}")
+            raise UnsupportedError(f"placements[{index}]: Partial({item.reduce_op!r}) is not supported; use one of {sorted(_PENDING)}")
         return Partial(item.reduce_op)
     if isinstance(item, (str, int, float)) or item is None:
         raise TypeError(f"placements[{index}] is {_kind(item)}; give Shard(dim), Replicate(), Partial() or StridedShard(dim, split_factor)")
-    raise UnsupportedLayout(f"placements[{index}]: {name} is not supported; use Shard, Replicate, Partial or StridedShard")
+    raise UnsupportedError(f"placements[{index}]: {name} is not supported; use Shard, Replicate, Partial or StridedShard")
 
 
 def _placement_dim(dim: Any, index: int, num_dims: int) -> int:

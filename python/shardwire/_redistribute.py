@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import weakref
 from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any
 
 import torch
+import torch.distributed as dist
+from torch.distributed import distributed_c10d as c10d
 
 from ._compile import CustomOp, compile_op
-from ._groups import resolve_backend
-from ._layout import Layout, Partial, Replicate, Shard, StridedShard, UnsupportedLayout, _kind, is_dtensor, local_tensor
+from ._groups import find_process_group, resolve_backend
+from ._layout import Layout, Partial, Replicate, Shard, StridedShard, _kind, is_dtensor, local_tensor
+from .errors import UnsupportedError
 
 # Compiled ops kept per group. Every rank of a group makes the same sequence of calls, so all of them evict the same op at the same time.
 CACHED_OPS_PER_GROUP = 64
-# id(backend) -> (backend, ops). The backend is held so that its id stays its own.
-_caches: dict[int, tuple[Any, OrderedDict[tuple[Layout, Layout], CustomOp]]] = {}
+# By torch's group object, which torch holds until the group is destroyed: then its ops go with it.
+_caches: weakref.WeakKeyDictionary[Any, OrderedDict[tuple[Layout, Layout], CustomOp]] = weakref.WeakKeyDictionary()
 
 
 def redistribute(dtensor: Any, mesh: Any = None, placements: Sequence[Any] | None = None, group: Any = None) -> Any:
@@ -42,23 +46,30 @@ def redistribute(dtensor: Any, mesh: Any = None, placements: Sequence[Any] | Non
         return dtensor
     if target.pending_reduction is not None:
         partial = next(item for item in target.placements if isinstance(item, Partial))
-        raise UnsupportedLayout(f"redistribute cannot make {partial}: a value has no addends of its own; use Replicate() or Shard(dim)")
-    backend = resolve_backend(group)
+        raise UnsupportedError(f"redistribute cannot make {partial}: a value has no addends of its own; use Replicate() or Shard(dim)")
+    group = _group_object(group)
     if dtensor.requires_grad and torch.is_grad_enabled():
-        return _Redistribute.apply(dtensor, mesh, target, backend)
-    return _move(dtensor, source, mesh, target, backend)
+        return _Redistribute.apply(dtensor, mesh, target, group)
+    return _move(dtensor, source, mesh, target, group)
 
 
 def clear_redistribute_cache(group: Any = None) -> None:
-    """Forgets the compiled ops of ``group`` (a group, or its backend object as found when it was alive), or of all groups when None.
+    """Forgets the compiled ops of ``group`` (a group or its name), or of all groups when None. Every rank of a group must do so alike.
 
-    Call it before a group that redistributed is destroyed, if its memory should go at once. Every rank of the group must do so.
+    They go by themselves when their group is destroyed.
     """
     if group is None:
         _caches.clear()
-        return
-    if _caches.pop(id(group), None) is None:
-        _caches.pop(id(resolve_backend(group)), None)
+    else:
+        _caches.pop(_group_object(group), None)
+
+
+def _group_object(group: Any) -> Any:
+    """The group itself for None and names. Raises what resolve_backend raises when it is no shardwire group."""
+    resolve_backend(group)
+    if group is None:
+        return c10d._get_default_group()
+    return find_process_group(group) if isinstance(group, str) else group
 
 
 def dtensor_class() -> Any:
@@ -71,13 +82,13 @@ def dtensor_class() -> Any:
     return DTensor
 
 
-def _move(dtensor: Any, source: Layout, mesh: Any, target: Layout, backend: Any) -> Any:
-    op = _cached_op(source, target, backend)
+def _move(dtensor: Any, source: Layout, mesh: Any, target: Layout, group: Any) -> Any:
+    op = _cached_op(source, target, group)
     local = local_tensor(dtensor).detach()
-    import torch.distributed as dist
-    shape = target.local_shape(dist.get_rank())
+    rank = dist.get_rank()
+    shape = target.local_shape(rank)
     result = torch.empty((0,) if shape is None else shape, dtype=target.dtype, device=local.device)
-    op([local if source.local_shape(dist.get_rank()) is not None else None], [None if shape is None else result]).wait()
+    op([local if rank in source.ranks else None], [None if shape is None else result]).wait()
     strides = [1] * len(target.shape)
     for dim in range(len(strides) - 2, -1, -1):
         strides[dim] = strides[dim + 1] * max(target.shape[dim + 1], 1)
@@ -85,11 +96,11 @@ def _move(dtensor: Any, source: Layout, mesh: Any, target: Layout, backend: Any)
                                       shape=torch.Size(target.shape), stride=tuple(strides))
 
 
-def _cached_op(source: Layout, target: Layout, backend: Any) -> CustomOp:
-    _, ops = _caches.setdefault(id(backend), (backend, OrderedDict()))
+def _cached_op(source: Layout, target: Layout, group: Any) -> CustomOp:
+    ops = _caches.setdefault(group, OrderedDict())
     op = ops.get((source, target))
     if op is None:
-        op = ops[source, target] = compile_op(backend, inputs=[source], outputs=[target], name="redistribute")
+        op = ops[source, target] = compile_op(group, inputs=[source], outputs=[target], name="redistribute")
         if len(ops) > CACHED_OPS_PER_GROUP:
             ops.popitem(last=False)
     ops.move_to_end((source, target))
@@ -111,14 +122,14 @@ class _Redistribute(torch.autograd.Function):
     """The differentiable form. The gradient of a Partial input is replicated, as in torch: every addend has the value's gradient."""
 
     @staticmethod
-    def forward(ctx: Any, dtensor: Any, mesh: Any, target: Layout, backend: Any) -> Any:
-        ctx.origin = (dtensor.device_mesh, Layout.of(dtensor), backend)
-        return _move(dtensor, ctx.origin[1], mesh, target, backend)
+    def forward(ctx: Any, dtensor: Any, mesh: Any, target: Layout, group: Any) -> Any:
+        ctx.origin = (dtensor.device_mesh, Layout.of(dtensor), group)
+        return _move(dtensor, ctx.origin[1], mesh, target, group)
 
     @staticmethod
     def backward(ctx: Any, grad: Any) -> Any:
-        mesh, origin, backend = ctx.origin
+        mesh, origin, group = ctx.origin
         placements = [Replicate() if isinstance(item, Partial) else item for item in origin.placements]
         source = Layout.of(grad)
         target = Layout(mesh, placements, source.shape, source.dtype)
-        return (grad if source == target else _move(grad, source, mesh, target, backend)), None, None, None
+        return (grad if source == target else _move(grad, source, mesh, target, group)), None, None, None

@@ -13,7 +13,8 @@ from typing import Any
 
 import torch
 
-from ._layout import Layout, Partial, UnsupportedLayout, _kind, as_dims, is_dtensor, local_tensor
+from ._layout import Layout, Partial, _kind, as_dims, is_dtensor, local_tensor
+from .errors import UnsupportedError
 
 _REDUCTIONS = {"sum": "sum", "prod": "prod", "min": "min", "max": "max", "avg": "mean", "mean": "mean",
                "band": "band", "bor": "bor", "bxor": "bxor"}
@@ -253,7 +254,7 @@ class _Builder:
             return
         if label == "outputs":
             partial = next(item for item in layout.placements if isinstance(item, Partial))
-            raise UnsupportedLayout(f"{where} has the placement {partial}; an output holds values, not addends: use Replicate() or Shard(dim)")
+            raise UnsupportedError(f"{where} has the placement {partial}; an output holds values, not addends: use Replicate() or Shard(dim)")
         if decl.reduction is None:
             decl.reduction, decl.reduction_from = pending, where
         elif decl.reduction != pending:
@@ -293,7 +294,7 @@ def _read_dtype(value: Any, what: str) -> torch.dtype:
     if not isinstance(value, torch.dtype):
         raise TypeError(f"{what} is {_kind(value)}; give a torch.dtype such as torch.float32")
     if str(value).startswith(("torch.quint", "torch.qint")):
-        raise UnsupportedLayout(f"{what} is {value}; quantized tensors are not supported: move their int_repr()")
+        raise UnsupportedError(f"{what} is {value}; quantized tensors are not supported: move their int_repr()")
     return value
 
 
@@ -315,14 +316,14 @@ def _check_device(device: Any, where: str) -> None:
     except RuntimeError:
         raise ValueError(f"{where}: device {_kind(device)} is none that torch knows; give 'cpu' or None") from None
     if kind != "cpu":
-        raise UnsupportedLayout(f"{where}: device {str(device)!r} is not supported; only CPU tensors can be moved so far")
+        raise UnsupportedError(f"{where}: device {str(device)!r} is not supported; only CPU tensors can be moved so far")
 
 
 def _check_local(dtensor: Any, share: Any, where: str) -> None:
     """The DTensor's own local tensor must be what its layout says; one made by from_local may lie about it."""
     local = local_tensor(dtensor)
     if local.device.type not in ("cpu", "meta"):
-        raise UnsupportedLayout(f"{where}: its local tensor lies on {local.device.type}; only CPU tensors can be moved so far")
+        raise UnsupportedError(f"{where}: its local tensor lies on {local.device.type}; only CPU tensors can be moved so far")
     have = tuple(local.shape)
     if share is None:
         if local.numel() != 0:

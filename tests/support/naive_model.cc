@@ -211,7 +211,7 @@ RankBytes fillInputs(std::uint64_t seed, const std::vector<LocalSpec>& specs) {
       const TensorDecl& decl = declOf(specs[rank], local);
       const std::size_t elemBytes = elementBytes(decl.dtype);
       Bytes& bytes = inputs[rank].emplace_back(localElements(local) * elemBytes);
-      Random noise(mix64(seed) ^ rank * 1000 + i);
+      Random noise(mix64(seed) + rank * 1000 + i);
       for (std::byte& byte : bytes) {  // elements in none of the boxes: nobody may read them
         byte = static_cast<std::byte>(noise.bits());
       }

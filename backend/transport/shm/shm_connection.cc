@@ -61,7 +61,7 @@ void ShmConnection::release(Lane lane) {
 Reach ShmConnection::expose(const void* bytes, std::size_t size, RemoteAddress* address) const {
   *address = {kVirtualSpace, reinterpret_cast<std::uint64_t>(bytes)};
   if (link_.sameProcess) {
-    return Reach::kDirect;
+    return link_.myHeap != nullptr && link_.myHeap->offsetOf(bytes, size) ? Reach::kDirect : link_.sameProcessReach;
   }
   if (link_.myHeap != nullptr) {
     if (const auto offset = link_.myHeap->offsetOf(bytes, size)) {

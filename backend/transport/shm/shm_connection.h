@@ -24,6 +24,7 @@ struct ShmLink {
   std::string who;  // the peer for messages: "rank 1 (pid 7 on host a)"
   pid_t pid = 0;
   bool sameProcess = false;
+  Reach sameProcessReach = Reach::kDirect;  // of ordinary memory, when sameProcess: a forced path is kept to here too
   Fd socket;  // stays open: it hangs up when the peer's process ends
   std::shared_ptr<Inbox> mine;
   std::shared_ptr<Inbox> theirs;

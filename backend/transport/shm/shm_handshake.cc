@@ -200,6 +200,9 @@ Result<std::unique_ptr<Connection>> finish(Fd socket, const ShmEndpoint& self, c
   link.mine = self.inbox;
   link.myHeap = self.heap;
   if (link.sameProcess) {
+    link.sameProcessReach = self.ordinaryPath == OrdinaryPath::kStaged        ? Reach::kNone
+                            : self.ordinaryPath == OrdinaryPath::kCrossMemory ? Reach::kCopy
+                                                                              : Reach::kDirect;
     link.theirs = Inbox::findInProcess(hello.inboxId);
     if (link.theirs == nullptr) {
       return Status{StatusCode::kInternal, fmt::format("the inbox of {} is not in this process after all", link.who)};

@@ -9,6 +9,7 @@ import json
 import math
 import mmap
 import os
+import re
 import struct
 import warnings
 from collections.abc import Iterable
@@ -219,6 +220,14 @@ def _torch_load(path: Path) -> Any:
         except Exception as error:  # whatever the unpickler of this torch raises on a broken file
             if number + 1 < len(attempts):
                 continue  # this torch, or this file's old format, has no mmap
-            reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:160]
-            raise CheckpointError(f"{path}: torch cannot read it as weights: {reason}") from None
+            raise CheckpointError(f"{path}: torch cannot read it as weights: {_reason(error)}") from None
     raise AssertionError("unreachable")
+
+
+def _reason(error: Exception) -> str:
+    """The part of torch's message that says what is wrong; around it torch advises to run the file's code."""
+    text = str(error)
+    unpickler = re.search(r"Weights\w*Unpickler error: *([^\n]+)", text)
+    if unpickler:
+        return f"{unpickler.group(1).strip()[:160]} (a file with nothing but tensors always works)"
+    return (text.strip().splitlines() or [type(error).__name__])[0][:160]

@@ -47,8 +47,8 @@ def summarise(reports: list[RankReport], num_tensors: int) -> Result:
     gbps, memcpy_gbps = _rate(num_bytes, run), _rate(num_bytes, memcpy)
     usual = _median_seconds([report.today_intervals for report in reports]) if reports[0].today_intervals else None
     return Result(bytes=num_bytes, tensors=num_tensors, ranks=len(reports), compile_ms=_ms(max(report.compile_seconds for report in reports)),
-                  run_ms=_ms(run), gbps=round(gbps, 3), memcpy_gbps=round(memcpy_gbps, 3),
-                  ratio_to_memcpy=round(gbps / memcpy_gbps, 3) if memcpy_gbps else 0.0, today_ms=None if usual is None else _ms(usual),
+                  run_ms=_ms(run), gbps=_figure(gbps), memcpy_gbps=_figure(memcpy_gbps),
+                  ratio_to_memcpy=_figure(gbps / memcpy_gbps) if memcpy_gbps else 0.0, today_ms=None if usual is None else _ms(usual),
                   extra_bytes=sum(report.scratch_bytes + report.grown_bytes for report in reports),
                   mismatched_bytes=sum(report.mismatched_bytes for report in reports))
 
@@ -60,6 +60,11 @@ def _median_seconds(intervals: list[list[tuple[float, float]]]) -> float:
 
 def _rate(num_bytes: int, seconds: float) -> float:
     return num_bytes / seconds / 1e9 if seconds > 0 else 0.0
+
+
+def _figure(value: float) -> float:
+    """Five digits are more than a measurement has."""
+    return float(f"{value:.5g}")
 
 
 def _ms(seconds: float) -> float:

@@ -104,7 +104,7 @@ inline std::uint32_t naiveEncode(DType dtype, float value) {
     case NaiveFormat::Top::kIeee:
       return sign | static_cast<std::uint32_t>(std::min(code, infinity));
     case NaiveFormat::Top::kOnlyAllOnes:
-      return sign | static_cast<std::uint32_t>(std::min(code, static_cast<double>(signBit - 1)));
+      return sign | static_cast<std::uint32_t>(std::min(code, static_cast<double>(signBit - 2)));
     case NaiveFormat::Top::kUnsignedZero:
       break;
   }

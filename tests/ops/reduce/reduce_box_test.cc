@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstring>
 #include <vector>
 
@@ -73,9 +74,12 @@ void checkReduction(const Arena& dst, const std::vector<StridedBox>& sources, co
     Arena result = dst;
     result.box.bytes = result.memory.data() + (dst.box.bytes - dst.memory.data());
     reduceBox(result.box, sources, shape, c.dtype, c.op, hint);
+    const auto differs = std::mismatch(expected.begin(), expected.end(), result.memory.begin());
     ASSERT_TRUE(result.memory == expected) << reduceKernelName() << " " << dtypeName(c.dtype) << " " << reduceOpName(c.op) << " of "
                                            << sources.size() << ", shape " << toString(shape) << ", dst strides "
-                                           << toString(dst.box.byteStrides);
+                                           << toString(dst.box.byteStrides) << ", first at byte "
+                                           << differs.first - expected.begin() - (dst.box.bytes - dst.memory.data()) << ": "
+                                           << static_cast<int>(*differs.second) << ", not " << static_cast<int>(*differs.first);
   }
 }
 
@@ -195,8 +199,8 @@ TEST(ReduceContiguous, MatchesElementLoopForManySources) {
           useKernelsForTest(isa);
           std::vector<std::byte> result(numElems * elem);
           reduceContiguous(result.data(), sources, numElems, c.dtype, c.op);
-          ASSERT_TRUE(result == expected) << reduceKernelName() << " " << dtypeName(c.dtype) << " " << reduceOpName(c.op) << " "
-                                          << numElems << " of " << numSources;
+          ASSERT_TRUE(result == expected) << reduceKernelName() << " " << dtypeName(c.dtype) << " " << reduceOpName(c.op) << " " << numElems
+                                          << " of " << numSources;
         }
       }
     }

@@ -1,0 +1,102 @@
+// Fd, Mapping and makeMemfd: they own what they hold.
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <cstring>
+#include <utility>
+
+#include "backend/base/fd.h"
+#include "backend/base/mapping.h"
+#include "backend/base/memfd.h"
+
+namespace shardwire::internal {
+namespace {
+
+bool isOpen(int fd) {
+  return ::fcntl(fd, F_GETFD) != -1;
+}
+
+TEST(Fd, ClosesWhatItOwns) {
+  int number = -1;
+  {
+    Fd fd(::open("/dev/null", O_RDONLY | O_CLOEXEC));
+    number = fd.get();
+    ASSERT_TRUE(isOpen(number));
+    Fd moved(std::move(fd));
+    EXPECT_FALSE(fd.isOpen());  // NOLINT: what a moved-from Fd is
+    EXPECT_TRUE(isOpen(number));
+    Fd assigned;
+    assigned = std::move(moved);
+    EXPECT_EQ(assigned.get(), number);
+  }
+  EXPECT_FALSE(isOpen(number));
+}
+
+TEST(Fd, ReleaseGivesItAway) {
+  Fd fd(::open("/dev/null", O_RDONLY | O_CLOEXEC));
+  const int number = fd.release();
+  EXPECT_FALSE(fd.isOpen());
+  fd.reset();
+  EXPECT_TRUE(isOpen(number));
+  ::close(number);
+}
+
+TEST(Memfd, HasASealedSize) {
+  const auto fd = makeMemfd("shardwire-test", 8192);
+  ASSERT_TRUE(fd.isOk()) << fd.status().message();
+  EXPECT_NE(::ftruncate(fd->get(), 4096), 0);
+  EXPECT_NE(::ftruncate(fd->get(), 16384), 0);
+  EXPECT_TRUE(checkMemfd(fd->get(), 8192).isOk());
+  EXPECT_EQ(checkMemfd(fd->get(), 4096).code(), StatusCode::kMismatch);
+}
+
+TEST(Memfd, OthersAreTurnedAway) {
+  const Fd unsealed(::memfd_create("shardwire-test", MFD_CLOEXEC));
+  ASSERT_EQ(::ftruncate(unsealed.get(), 4096), 0);
+  EXPECT_EQ(checkMemfd(unsealed.get(), 4096).code(), StatusCode::kMismatch);
+  const Fd device(::open("/dev/null", O_RDONLY | O_CLOEXEC));
+  EXPECT_FALSE(checkMemfd(device.get(), 0).isOk());
+  EXPECT_EQ(checkMemfd(-1, 0).code(), StatusCode::kSystem);
+}
+
+TEST(Mapping, SharesWhatItMaps) {
+  const auto fd = makeMemfd("shardwire-test", 8192);
+  ASSERT_TRUE(fd.isOk());
+  auto writer = Mapping::shared(fd->get(), 0, 8192, Access::kReadWrite, "a test");
+  const auto reader = Mapping::shared(fd->get(), 4096, 4096, Access::kRead, "a test");
+  ASSERT_TRUE(writer.isOk() && reader.isOk());
+  std::strcpy(reinterpret_cast<char*>(writer->bytes() + 4096), "seen");
+  EXPECT_STREQ(reinterpret_cast<const char*>(reader->bytes()), "seen");
+}
+
+TEST(Mapping, AlignsItsAddressAndUnmapsAllOfIt) {
+  constexpr std::size_t kAlignment = std::size_t{2} << 20;
+  const auto fd = makeMemfd("shardwire-test", kAlignment);
+  ASSERT_TRUE(fd.isOk());
+  for (int i = 0; i < 8; ++i) {
+    std::byte* at = nullptr;
+    {
+      const auto mapping = Mapping::shared(fd->get(), 0, kAlignment, Access::kReadWrite, "a test", kAlignment);
+      ASSERT_TRUE(mapping.isOk());
+      at = mapping->bytes();
+      EXPECT_EQ(reinterpret_cast<std::uintptr_t>(at) % kAlignment, 0U);
+      at[kAlignment - 1] = std::byte{1};
+    }
+    unsigned char resident = 0;
+    EXPECT_NE(::mincore(at, 4096, &resident), 0);                                                 // ENOMEM: nothing is mapped there
+    const auto shift = ::mmap(nullptr, 4096 * 3, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);  // another start the next time
+    ASSERT_NE(shift, MAP_FAILED);
+  }
+}
+
+TEST(Mapping, ErrorsNameWhatCouldNotBeMapped) {
+  const auto mapping = Mapping::shared(-1, 0, 4096, Access::kRead, "the thing", 4096);
+  ASSERT_EQ(mapping.status().code(), StatusCode::kSystem);
+  EXPECT_NE(mapping.status().message().find("the thing"), std::string::npos);
+  EXPECT_NE(mapping.status().message().find("EBADF"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace shardwire::internal

@@ -1,0 +1,170 @@
+#include "backend/transport/shm/frame_ring.h"
+
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <deque>
+#include <memory>
+#include <random>
+#include <stdexcept>
+#include <vector>
+
+namespace shardwire::internal {
+namespace {
+
+class Ring {
+ public:
+  explicit Ring(std::size_t capacity)
+      : data_(capacity / 8), writer(&words, bytes(), capacity), reader(&words, bytes(), capacity), capacity_(capacity) {}
+
+  std::byte* bytes() { return reinterpret_cast<std::byte*>(data_.data()); }
+  bool send(std::size_t size, unsigned char mark) {
+    const auto room = writer.reserve(size, size);
+    if (room.empty()) {
+      return false;
+    }
+    EXPECT_EQ(room.size(), size);
+    EXPECT_GE(room.data(), bytes());
+    EXPECT_LE(room.data() + room.size(), bytes() + capacity_);
+    std::memset(room.data(), mark, size);
+    writer.commit(size);
+    return true;
+  }
+
+ private:
+  std::vector<std::uint64_t> data_;
+
+ public:
+  RingWords words{};
+  RingWriter writer;
+  RingReader reader;
+
+ private:
+  std::size_t capacity_;
+};
+
+TEST(FrameRing, TakesTheLargestFrameWhereverItStarts) {
+  for (std::size_t start = 1; start < 300; start += 8) {
+    Ring ring(1024);
+    ASSERT_TRUE(ring.send(std::min<std::size_t>(start, maxRingFrameBytes(1024)), 1));
+    ring.reader.peek();
+    ring.reader.release();
+    for (int i = 0; i < 20; ++i) {
+      ASSERT_TRUE(ring.send(maxRingFrameBytes(1024), static_cast<unsigned char>(i))) << start;
+      const auto frame = ring.reader.peek();
+      ASSERT_EQ(frame.size(), maxRingFrameBytes(1024));
+      ASSERT_EQ(frame.back(), static_cast<std::byte>(i));
+      ring.reader.release();
+    }
+  }
+}
+
+TEST(FrameRing, RandomFramesAgainstAQueue) {
+  for (unsigned seed = 1; seed <= 30; ++seed) {
+    SCOPED_TRACE(seed);
+    std::mt19937 random(seed);
+    Ring ring(std::size_t{256} << random() % 4);
+    const std::size_t largest = maxRingFrameBytes(std::size_t{256});
+    std::deque<std::pair<std::size_t, unsigned char>> queue;
+    int numFull = 0;
+    for (int step = 0; step < 5000; ++step) {
+      if (random() % 2 == 0) {
+        const std::size_t size = 1 + random() % largest;
+        const auto mark = static_cast<unsigned char>(random());
+        if (ring.send(size, mark)) {
+          queue.emplace_back(size, mark);
+        } else {
+          ++numFull;
+          ASSERT_FALSE(queue.empty()) << "an empty ring takes every legal frame";
+        }
+      } else {
+        const auto frame = ring.reader.peek();
+        ASSERT_EQ(frame.empty(), queue.empty());
+        if (!frame.empty()) {
+          ASSERT_EQ(frame.size(), queue.front().first);
+          for (const std::byte byte : frame) {
+            ASSERT_EQ(byte, static_cast<std::byte>(queue.front().second));
+          }
+          ring.reader.release();
+          queue.pop_front();
+        }
+      }
+    }
+    EXPECT_GT(numFull, 0);
+    EXPECT_FALSE(ring.writer.isBroken() || ring.reader.isBroken());
+  }
+}
+
+TEST(FrameRing, OffersMoreRoomWhenThereIsSome) {
+  Ring ring(1024);
+  EXPECT_EQ(ring.writer.reserve(8, 100).size(), 100U);
+  ring.writer.commit(0);
+  EXPECT_EQ(ring.writer.reserve(8, 10000).size(), maxRingFrameBytes(1024));
+  ring.writer.commit(16);
+  const auto frame = ring.reader.peek();
+  EXPECT_EQ(frame.size(), 16U);
+}
+
+TEST(FrameRing, MisuseIsABug) {
+  Ring ring(1024);
+  EXPECT_THROW(ring.writer.commit(1), std::logic_error);
+  EXPECT_THROW(ring.writer.reserve(0, 10), std::logic_error);
+  EXPECT_THROW(ring.writer.reserve(maxRingFrameBytes(1024) + 1, 1024), std::logic_error);
+  EXPECT_THROW(ring.reader.release(), std::logic_error);
+  const auto room = ring.writer.reserve(1, 8);
+  EXPECT_THROW(ring.writer.commit(room.size() + 1), std::logic_error);
+}
+
+// Whatever a stray write leaves in the shared words, the ends notice or go on: they never leave the ring.
+TEST(FrameRing, NoticesWordsThatCannotBe) {
+  for (const std::uint64_t written : {std::uint64_t{3}, std::uint64_t{2048}, ~std::uint64_t{0} - 7}) {
+    Ring ring(1024);
+    ring.words.written.store(written);
+    EXPECT_TRUE(ring.reader.peek().empty());
+    EXPECT_TRUE(ring.reader.isBroken()) << written;
+    EXPECT_TRUE(ring.reader.peek().empty());
+  }
+  for (const std::uint64_t released : {std::uint64_t{3}, std::uint64_t{4096}, ~std::uint64_t{0} - 7}) {
+    Ring ring(1024);
+    for (int i = 0; i < 4; ++i) {
+      ring.send(100, 1);
+    }
+    ring.words.released.store(released);
+    while (!ring.writer.reserve(200, 200).empty()) {
+      ring.writer.commit(200);
+    }
+    EXPECT_TRUE(ring.writer.isBroken()) << released;
+  }
+}
+
+TEST(FrameRing, NoticesHeadersThatCannotBe) {
+  const FrameHeader bad[] = {{2000, kFrame}, {16, 0}, {16, 12345}, {0xffffffff, kFrame}, {0xfffffff8, kSkip}, {0, kFrame}, {64, kFrame}};
+  for (const FrameHeader& header : bad) {
+    Ring ring(1024);
+    ring.send(16, 1);
+    std::memcpy(ring.bytes(), &header, sizeof(header));
+    EXPECT_TRUE(ring.reader.peek().empty());
+    EXPECT_TRUE(ring.reader.isBroken()) << header.bytes << " " << header.kind;
+  }
+}
+
+TEST(FrameRing, SurvivesRandomCorruption) {
+  for (unsigned seed = 1; seed <= 300; ++seed) {
+    std::mt19937 random(seed);
+    Ring ring(512);
+    for (int step = 0; step < 200; ++step) {
+      if (random() % 10 == 0) {
+        ring.bytes()[random() % 512] = static_cast<std::byte>(random());
+      }
+      ring.send(1 + random() % 100, 1);
+      if (const auto frame = ring.reader.peek(); !frame.empty()) {
+        ASSERT_GE(frame.data(), ring.bytes());
+        ASSERT_LE(frame.data() + frame.size(), ring.bytes() + 512);
+        ring.reader.release();
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace shardwire::internal

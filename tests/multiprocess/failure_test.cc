@@ -1,0 +1,289 @@
+// What happens to the others when a rank is killed, stopped, or leaves; and what is left behind. Ranks are forked processes.
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <filesystem>
+#include <set>
+#include <string>
+#include <thread>
+
+#include "shardwire/communicator.h"
+#include "tests/support/fork_ranks.h"
+#include "tests/support/memory_store.h"
+
+namespace shardwire::internal {
+namespace {
+
+using shardwire::testing::MemoryStore;
+using shardwire::testing::runRanksAsProcesses;
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+
+Options testOptions() {
+  Options options;
+  options.timeout = seconds(30);
+  return options;
+}
+
+std::unique_ptr<Communicator> join(MemoryStore& store, Rank rank, int n) {
+  auto group = Communicator::create(store, rank, n, testOptions(), "job");
+  EXPECT_TRUE(group.isOk()) << group.status().message();
+  return group.isOk() ? std::move(*group) : nullptr;
+}
+
+// Memory that all ranks see: made before the fork.
+template <typename T>
+class SharedValue {
+ public:
+  SharedValue() : value_(new (mmap(nullptr, sizeof(T), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0)) T()) {}
+  ~SharedValue() { munmap(value_, sizeof(T)); }
+  T& operator*() { return *value_; }
+
+ private:
+  T* value_;
+};
+
+// Names in `folder` that could be ours. Other programs may use /tmp meanwhile; nobody else uses /dev/shm here.
+std::set<std::string> namesIn(const char* folder, const std::string& like) {
+  std::set<std::string> names;
+  for (const auto& entry : std::filesystem::directory_iterator(folder)) {
+    if (std::string name = entry.path().filename(); name.find(like) != std::string::npos) {
+      names.insert(std::move(name));
+    }
+  }
+  return names;
+}
+
+TEST(KilledRank, IsNamedByEverySurvivorWithinMilliseconds) {
+  constexpr int kRanks = 4;
+  MemoryStore store;
+  SharedValue<std::atomic<std::int64_t>> killedAt;
+  runRanksAsProcesses(kRanks,
+                      [&](Rank rank) {
+                        auto group = join(store, rank, kRanks);
+                        ASSERT_NE(group, nullptr);
+                        std::vector<float> values(100000, 1.0f);
+                        const auto view = TensorView::contiguous(values.data(), DType::kFloat32, {100000});
+                        for (int i = 0; i < 20; ++i) {
+                          auto work = group->allReduce(view, ReduceOp::kMax);
+                          ASSERT_TRUE(work.isOk() && (*work)->wait().isOk());
+                        }
+                        if (rank == 2) {
+                          *killedAt = Clock::now().time_since_epoch().count();
+                          raise(SIGKILL);
+                        }
+                        Status status;
+                        while (status.isOk()) {
+                          auto work = group->allReduce(view, ReduceOp::kMax);
+                          status = work.isOk() ? (*work)->wait() : work.status();
+                        }
+                        const auto took = Clock::now().time_since_epoch().count() - *killedAt;
+                        EXPECT_LT(took, std::chrono::nanoseconds(seconds(1)).count()) << "noticed after " << took / 1000000 << " ms";
+                        EXPECT_NE(status.message().find("rank 2"), std::string::npos) << status.message();
+                        EXPECT_FALSE(group->barrier().isOk());
+                      },
+                      seconds(60), {2});
+}
+
+TEST(KilledRank, EndsACompileOpThatWaitsForIt) {
+  MemoryStore store;
+  runRanksAsProcesses(3,
+                      [&](Rank rank) {
+                        auto group = join(store, rank, 3);
+                        ASSERT_NE(group, nullptr);
+                        if (rank == 1) {
+                          std::this_thread::sleep_for(milliseconds(50));
+                          raise(SIGKILL);
+                        }
+                        const auto before = Clock::now();
+                        auto op = group->compileOp(LocalSpec{});
+                        ASSERT_FALSE(op.isOk());
+                        EXPECT_LT(Clock::now() - before, seconds(2));
+                        EXPECT_NE(op.status().message().find("rank 1"), std::string::npos) << op.status().message();
+                      },
+                      seconds(60), {1});
+}
+
+TEST(KilledRank, WithMuchMemoryIsNoticedJustAsFast) {
+  MemoryStore store;
+  SharedValue<std::atomic<std::int64_t>> killedAt;
+  runRanksAsProcesses(2,
+                      [&](Rank rank) {
+                        auto group = join(store, rank, 2);
+                        ASSERT_NE(group, nullptr);
+                        auto first = group->barrier();
+                        ASSERT_TRUE(first.isOk() && (*first)->wait().isOk());
+                        if (rank == 1) {
+                          // Tearing down 2 GB takes the kernel some hundred milliseconds; the mark in shared memory does not wait for that.
+                          std::vector<char> large(std::size_t{2} << 30, 1);
+                          *killedAt = Clock::now().time_since_epoch().count();
+                          raise(SIGKILL);
+                        }
+                        auto work = group->barrier();
+                        const Status status = work.isOk() ? (*work)->wait() : work.status();
+                        EXPECT_EQ(status.code(), StatusCode::kPeerFailed) << status.message();
+                        const auto took = Clock::now().time_since_epoch().count() - *killedAt;
+                        EXPECT_LT(took, std::chrono::nanoseconds(milliseconds(500)).count()) << "noticed after " << took / 1000000 << " ms";
+                      },
+                      seconds(60), {1});
+}
+
+TEST(StoppedRank, MakesTheTimeoutHoldAndIsNamed) {
+  MemoryStore store;
+  SharedValue<std::atomic<int>> stopped;
+  runRanksAsProcesses(2,
+                      [&](Rank rank) {
+                        auto group = join(store, rank, 2);
+                        ASSERT_NE(group, nullptr);
+                        if (rank == 1) {
+                          *stopped = getpid();
+                          raise(SIGSTOP);
+                          return;
+                        }
+                        while (*stopped == 0) {
+                          std::this_thread::yield();
+                        }
+                        std::vector<float> values(10);
+                        const auto before = Clock::now();
+                        auto work = group->allReduce(TensorView::contiguous(values.data(), DType::kFloat32, {10}), ReduceOp::kSum,
+                                                     {.timeout = seconds(1)});
+                        ASSERT_TRUE(work.isOk());
+                        const Status status = (*work)->wait();
+                        const auto took = Clock::now() - before;
+                        kill(*stopped, SIGKILL);
+                        EXPECT_EQ(status.code(), StatusCode::kTimeout) << status.message();
+                        EXPECT_GE(took, milliseconds(1000));
+                        EXPECT_LE(took, milliseconds(1200));  // the promise is 5 %; a loaded test machine gets 20
+                        for (const char* word : {"all_reduce", "float32[10]", "#1", "rank(s) 1 did not arrive"}) {
+                          EXPECT_NE(status.message().find(word), std::string::npos) << status.message();
+                        }
+                      },
+                      seconds(60), {1});
+}
+
+TEST(LeavingRank, FailsThoseWhoStillNeedIt) {
+  MemoryStore store;
+  runRanksAsProcesses(2, [&](Rank rank) {
+    auto group = join(store, rank, 2);
+    ASSERT_NE(group, nullptr);
+    std::vector<float> values(10, static_cast<float>(rank));
+    const auto view = TensorView::contiguous(values.data(), DType::kFloat32, {10});
+    auto sum = group->allReduce(view, ReduceOp::kMax);
+    ASSERT_TRUE(sum.isOk() && (*sum)->wait().isOk());
+    if (rank == 0) {
+      // What rank 0 sends and then leaves behind still arrives.
+      auto work = group->broadcast(view, 0);
+      ASSERT_TRUE(work.isOk() && (*work)->wait().isOk());
+      return;
+    }
+    std::this_thread::sleep_for(milliseconds(200));
+    auto last = group->broadcast(view, 0);
+    ASSERT_TRUE(last.isOk());
+    EXPECT_TRUE((*last)->wait().isOk());
+    auto work = group->broadcast(view, 0);
+    const Status status = work.isOk() ? (*work)->wait() : work.status();
+    EXPECT_FALSE(status.isOk());
+    EXPECT_NE(status.message().find("rank 0"), std::string::npos) << status.message();
+  });
+}
+
+TEST(KilledJob, LeavesNothingBehind) {
+  const auto shm = namesIn("/dev/shm", "");
+  const auto tmp = namesIn("/tmp", "shardwire");
+  for (int round = 0; round < 20; ++round) {
+    MemoryStore store;
+    runRanksAsProcesses(3,
+                        [&](Rank rank) {
+                          auto group = join(store, rank, 3);
+                          ASSERT_NE(group, nullptr);
+                          std::vector<float> values(50000, 1.0f);
+                          const auto view = TensorView::contiguous(values.data(), DType::kFloat32, {50000});
+                          for (int i = 0;; ++i) {
+                            if (i == 5 + round) {
+                              raise(SIGKILL);
+                            }
+                            auto work = group->allReduce(view, ReduceOp::kSum);
+                            if (!work.isOk() || !(*work)->wait().isOk()) {
+                              raise(SIGKILL);
+                            }
+                          }
+                        },
+                        seconds(60), {0, 1, 2});
+  }
+  EXPECT_EQ(namesIn("/dev/shm", ""), shm);
+  EXPECT_EQ(namesIn("/tmp", "shardwire"), tmp);
+}
+
+std::size_t countFds() {
+  std::size_t count = 0;
+  for ([[maybe_unused]] const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {
+    ++count;
+  }
+  return count;
+}
+
+std::size_t countThreads() {
+  std::size_t count = 0;
+  for ([[maybe_unused]] const auto& entry : std::filesystem::directory_iterator("/proc/self/task")) {
+    ++count;
+  }
+  return count;
+}
+
+std::size_t residentBytes() {
+  std::size_t size = 0;
+  std::size_t resident = 0;
+  FILE* file = std::fopen("/proc/self/statm", "r");
+  const int fields = std::fscanf(file, "%zu %zu", &size, &resident);
+  std::fclose(file);
+  return fields == 2 ? resident * static_cast<std::size_t>(sysconf(_SC_PAGESIZE)) : 0;
+}
+
+TEST(Leaks, TenThousandOperationsAndHundredGroupsGrowNothing) {
+  constexpr int kOps = 10000;
+  MemoryStore stores[110];
+  runRanksAsProcesses(
+      2,
+      [&](Rank rank) {
+        auto group = join(stores[0], rank, 2);
+        ASSERT_NE(group, nullptr);
+        std::vector<float> values(3000, 1.0f);
+        const auto shortView = TensorView::contiguous(values.data(), DType::kFloat32, {10});
+        const auto longView = TensorView::contiguous(values.data(), DType::kFloat32, {3000});
+        std::size_t resident = 0;
+        for (int i = 0; i < kOps; ++i) {
+          auto work = group->allReduce(i % 2 == 0 ? shortView : longView, ReduceOp::kMax);
+          ASSERT_TRUE(work.isOk() && (*work)->wait().isOk());
+          if (i == kOps / 10) {
+            resident = residentBytes();
+          }
+        }
+        EXPECT_LE(residentBytes(), resident + (std::size_t{1} << 20)) << "by operations";
+
+        std::size_t fds = 0;
+        std::size_t threads = 0;
+        for (int i = 1; i < 110; ++i) {
+          auto other = join(stores[i], rank, 2);
+          ASSERT_NE(other, nullptr);
+          auto work = other->barrier();
+          ASSERT_TRUE(work.isOk() && (*work)->wait().isOk());
+          other.reset();
+          if (i == 10) {
+            fds = countFds();
+            threads = countThreads();
+            resident = residentBytes();
+          }
+        }
+        EXPECT_EQ(countFds(), fds);
+        EXPECT_EQ(countThreads(), threads);
+        EXPECT_LE(residentBytes(), resident + (std::size_t{1} << 20)) << "by groups";
+      },
+      seconds(120));
+}
+
+}  // namespace
+}  // namespace shardwire::internal

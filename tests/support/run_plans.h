@@ -1,0 +1,18 @@
+// Runs the plans of all ranks one after the other in this thread, element by element, reading every source where it lies. For tests of
+// planners.
+#pragma once
+
+#include <vector>
+
+#include "ops/plan/plan.h"
+#include "tests/support/naive_model.h"
+
+namespace shardwire::testing {
+
+// plans[r] is rank r's. Writes `outputs`; every move reads the inputs as they were.
+void runPlans(const std::vector<internal::Plan>& plans, const RankBytes& inputs, RankBytes& outputs);
+
+// "" when, for every pair of ranks, what the one sends is what the other consumes, in the same order; else what differs first.
+std::string findEdgeMismatch(const std::vector<internal::Plan>& plans);
+
+}  // namespace shardwire::testing
