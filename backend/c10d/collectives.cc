@@ -1,4 +1,6 @@
 // ProcessGroupShardwire's collectives that move without computing.
+#include <c10/core/GradMode.h>
+
 #include "backend/c10d/issue.h"
 
 namespace shardwire {
@@ -67,9 +69,31 @@ TorchWork ProcessGroupShardwire::allgather(TensorLists& outputs, Tensors& inputs
   const Call call{OpType::ALLGATHER, "all_gather", "shardwire:all_gather"};
   const TensorView input = viewOf(onlyTensor(inputs, call.name), "all_gather: input");
   const Tensors& list = onlyList(outputs, sizeAsCount(), call.name, "output");
+  if (internal::areUneven(list)) {
+    return allgatherUneven(call, list, inputs.front(), options.timeout);
+  }
   const auto views = viewsLike(list, input, call.name, "output");
   return start(call, tensorsOf(list, inputs), options.timeout, [&](Communicator& communicator, CallOptions callOptions) {
     return communicator.allGather(input, views, std::move(callOptions));
+  });
+}
+
+// Outputs of several sizes: every rank knows all sizes from its list, so each rank's tensor is a broadcast of its own.
+TorchWork ProcessGroupShardwire::allgatherUneven(Call call, const Tensors& list, const at::Tensor& input, Milliseconds timeout) {
+  const auto own = static_cast<std::size_t>(getRank());
+  const TensorView inputView = viewOf(input, "all_gather: input");
+  const std::vector<TensorView> views = viewsOf(list, "all_gather: output");
+  for (const TensorView& view : views) {
+    checkSameDType(view, inputView, call.name);
+  }
+  viewAs(list[own], inputView.shape, fmt::format("all_gather: output[{}], this rank's own,", own));
+  {
+    const c10::AutoGradMode noGradients(false);
+    list[own].view_as(input).copy_(input);
+  }
+  return start(call, tensorsOf(list, {}), timeout, [&](Communicator& communicator, CallOptions callOptions) {
+    return internal::issueEach(views.size(),
+                               [&](std::size_t i) { return communicator.broadcast(views[i], static_cast<Rank>(i), callOptions); });
   });
 }
 

@@ -76,6 +76,11 @@ Result<WorkPtr> issueEach(std::size_t count, Issue&& issue) {
   return bundleWorks(std::move(works));
 }
 
+// Whether a list with one tensor per rank holds several sizes.
+inline bool areUneven(const std::vector<at::Tensor>& list) {
+  return std::ranges::any_of(list, [&](const at::Tensor& tensor) { return tensor.numel() != list.front().numel(); });
+}
+
 inline void checkSameDType(const TensorView& a, const TensorView& b, const char* name) {
   if (a.dtype != b.dtype) {
     refuseCall(StatusCode::kTypeError, "{}: input and output tensors must have one dtype, got {} and {}", name, dtypeName(a.dtype),

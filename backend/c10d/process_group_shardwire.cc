@@ -59,7 +59,7 @@ void ProcessGroupShardwire::setGlobalRanks(std::vector<std::int64_t> ranks) {
 std::unique_ptr<TensorOp> ProcessGroupShardwire::compileOp(const LocalSpec& spec, std::optional<Duration> timeout) {
   std::shared_ptr<Communicator> communicator = this->communicator();
   std::shared_ptr<CompiledOp> op = valueOrThrow(communicator->compileOp(spec, timeout));
-  return std::make_unique<TensorOp>(std::move(communicator), std::move(op));
+  return std::make_unique<TensorOp>(std::move(op), getRank());
 }
 
 ProcessGroupShardwire::TorchWork ProcessGroupShardwire::send(Tensors& tensors, int peer, int tag) {
@@ -142,7 +142,9 @@ void ProcessGroupShardwire::shutdown() {
     communicator = std::exchange(communicator_, nullptr);
     coalesced_.clear();
   }
-  if (communicator != nullptr) {
+  // Its destructor ends the group without a word to the others, who may still be at work among themselves. Another thread inside a call
+  // must be woken first.
+  if (communicator.use_count() > 1) {
     communicator->abort("the process group was shut down on this rank");
   }
 }

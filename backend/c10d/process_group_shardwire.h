@@ -75,13 +75,15 @@ class __attribute__((visibility("default"))) ProcessGroupShardwire final : publi
   void setTimeout(Milliseconds timeout);
   // Fails every pending and later operation on this rank. Idempotent.
   void abort();
-  // Like abort, for a group that is finished. The connections go when the last compiled op of the group does.
+  // For a group that is finished: pending and later operations fail on this rank. Others notice only when they need this rank. Idempotent.
   void shutdown();
 
  private:
   struct Call;
   template <typename Issue>
   TorchWork start(Call call, internal::OperationTensors tensors, Milliseconds timeout, Issue&& issue);
+  TorchWork allgatherUneven(Call call, const Tensors& list, const at::Tensor& input, Milliseconds timeout);
+  TorchWork reduceScatterUneven(Call call, const at::Tensor& output, const Tensors& list, ReduceOp op, Milliseconds timeout);
   TorchWork receive(Tensors& tensors, int peer, int tag);
   std::size_t sizeAsCount() const { return static_cast<std::size_t>(getSize()); }
 

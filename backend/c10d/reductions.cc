@@ -153,6 +153,9 @@ TorchWork ProcessGroupShardwire::reduce_scatter(Tensors& outputs, TensorLists& i
   if (reduction.scales()) {
     std::ranges::transform(list, list.begin(), [&](const at::Tensor& tensor) { return reduction.scaled(tensor); });
   }
+  if (internal::areUneven(list)) {
+    return reduceScatterUneven(call, outputs.front(), list, reduction.op, options.timeout);
+  }
   std::vector<TensorView> views = viewsOf(list, "reduce_scatter: input");
   for (const TensorView& view : views) {
     checkSameDType(output, view, call.name);
@@ -161,6 +164,26 @@ TorchWork ProcessGroupShardwire::reduce_scatter(Tensors& outputs, TensorLists& i
   views[own] = internal::viewAs(list[own], output.shape, "reduce_scatter: this rank's input");
   return start(call, tensorsOf(outputs, list), options.timeout, [&](Communicator& communicator, CallOptions callOptions) {
     return communicator.reduceScatter(output, views, reduction.op, std::move(callOptions));
+  });
+}
+
+// Pieces of several sizes: each is a reduction of its own, to the rank that it is for. There it runs in the output, in place.
+TorchWork ProcessGroupShardwire::reduceScatterUneven(Call call, const at::Tensor& output, const Tensors& list, ReduceOp op,
+                                                     Milliseconds timeout) {
+  const auto own = static_cast<std::size_t>(getRank());
+  std::vector<TensorView> views = viewsOf(list, "reduce_scatter: input");
+  const TensorView outputView = internal::viewAs(output, views[own].shape, "reduce_scatter: output");
+  for (const TensorView& view : views) {
+    checkSameDType(outputView, view, call.name);
+  }
+  {
+    const c10::AutoGradMode noGradients(false);
+    output.view_as(list[own]).copy_(list[own]);
+  }
+  views[own] = outputView;
+  return start(call, tensorsOf({output}, list), timeout, [&](Communicator& communicator, CallOptions callOptions) {
+    return internal::issueEach(views.size(),
+                               [&](std::size_t i) { return communicator.reduce(views[i], static_cast<Rank>(i), op, callOptions); });
   });
 }
 

@@ -18,9 +18,9 @@ std::shared_ptr<const OperationTensors> kept(std::span<const at::Tensor> inputs,
   return tensors;
 }
 
-c10::intrusive_ptr<WorkShardwire> adapt(const Communicator& communicator, WorkPtr work, std::shared_ptr<const OperationTensors> tensors) {
-  return WorkShardwire::create(std::move(work), std::move(tensors), communicator.rank(), ::c10d::OpType::UNKNOWN,
-                               communicator.sequenceNumber(), kTitle);
+c10::intrusive_ptr<WorkShardwire> adapt(int rank, WorkPtr work, std::shared_ptr<const OperationTensors> tensors) {
+  constexpr std::uint64_t kNoSequence = 0;  // asking the group for it would take a lock in every run
+  return WorkShardwire::create(std::move(work), std::move(tensors), rank, ::c10d::OpType::UNKNOWN, kNoSequence, kTitle);
 }
 
 // The core holds it as void; nothing there writes through it.
@@ -30,16 +30,15 @@ std::shared_ptr<void> opaque(const std::shared_ptr<const OperationTensors>& tens
 
 }  // namespace
 
-BoundTensorOp::BoundTensorOp(std::shared_ptr<Communicator> communicator, std::shared_ptr<CompiledOp> op, std::unique_ptr<BoundOp> bound,
-                             std::shared_ptr<const OperationTensors> tensors)
-    : communicator_(std::move(communicator)), op_(std::move(op)), bound_(std::move(bound)), tensors_(std::move(tensors)) {}
+BoundTensorOp::BoundTensorOp(std::shared_ptr<CompiledOp> op, std::unique_ptr<BoundOp> bound,
+                             std::shared_ptr<const OperationTensors> tensors, int rank)
+    : op_(std::move(op)), bound_(std::move(bound)), tensors_(std::move(tensors)), rank_(rank) {}
 
 c10::intrusive_ptr<WorkShardwire> BoundTensorOp::run() {
-  return adapt(*communicator_, internal::valueOrThrow(bound_->run()), tensors_);
+  return adapt(rank_, internal::valueOrThrow(bound_->run()), tensors_);
 }
 
-TensorOp::TensorOp(std::shared_ptr<Communicator> communicator, std::shared_ptr<CompiledOp> op)
-    : communicator_(std::move(communicator)), op_(std::move(op)) {}
+TensorOp::TensorOp(std::shared_ptr<CompiledOp> op, int rank) : op_(std::move(op)), rank_(rank) {}
 
 c10::intrusive_ptr<WorkShardwire> TensorOp::run(std::span<const at::Tensor> inputs, std::span<const at::Tensor> outputs,
                                                 std::optional<Duration> timeout) {
@@ -47,7 +46,7 @@ c10::intrusive_ptr<WorkShardwire> TensorOp::run(std::span<const at::Tensor> inpu
   const auto outputViews = internal::viewsOf(outputs, "outputs");
   auto tensors = kept(inputs, outputs);
   WorkPtr work = internal::valueOrThrow(op_->run(inputViews, outputViews, opaque(tensors), timeout));
-  return adapt(*communicator_, std::move(work), std::move(tensors));
+  return adapt(rank_, std::move(work), std::move(tensors));
 }
 
 std::unique_ptr<BoundTensorOp> TensorOp::bind(std::span<const at::Tensor> inputs, std::span<const at::Tensor> outputs,
@@ -56,7 +55,7 @@ std::unique_ptr<BoundTensorOp> TensorOp::bind(std::span<const at::Tensor> inputs
   const auto outputViews = internal::viewsOf(outputs, "outputs");
   auto tensors = kept(inputs, outputs);
   auto bound = internal::valueOrThrow(op_->bind(inputViews, outputViews, opaque(tensors), timeout));
-  return std::make_unique<BoundTensorOp>(communicator_, op_, std::move(bound), std::move(tensors));
+  return std::make_unique<BoundTensorOp>(op_, std::move(bound), std::move(tensors), rank_);
 }
 
 }  // namespace shardwire

@@ -1,4 +1,5 @@
-// A CompiledOp that takes at::Tensors and gives c10d Works. All methods from any thread; they throw StatusError.
+// A CompiledOp that takes at::Tensors and gives c10d Works. All methods from any thread; they throw StatusError (kAborted once the group
+// was shut down).
 #pragma once
 
 #include <memory>
@@ -6,27 +7,27 @@
 #include <span>
 
 #include "backend/c10d/work_adapter.h"
-#include "shardwire/communicator.h"
+#include "shardwire/compiled_op.h"
 
 namespace shardwire {
 
 // The tensors of one call, checked once: each run() moves their contents of that moment.
 class __attribute__((visibility("default"))) BoundTensorOp {
  public:
-  BoundTensorOp(std::shared_ptr<Communicator> communicator, std::shared_ptr<CompiledOp> op, std::unique_ptr<BoundOp> bound,
-                std::shared_ptr<const internal::OperationTensors> tensors);
+  BoundTensorOp(std::shared_ptr<CompiledOp> op, std::unique_ptr<BoundOp> bound, std::shared_ptr<const internal::OperationTensors> tensors,
+                int rank);
   c10::intrusive_ptr<internal::WorkShardwire> run();
 
  private:
-  std::shared_ptr<Communicator> communicator_;  // declared first: outlives what it made
-  std::shared_ptr<CompiledOp> op_;
+  std::shared_ptr<CompiledOp> op_;  // declared first: outlives what it made
   std::unique_ptr<BoundOp> bound_;
   std::shared_ptr<const internal::OperationTensors> tensors_;
+  int rank_;
 };
 
 class __attribute__((visibility("default"))) TensorOp {
  public:
-  TensorOp(std::shared_ptr<Communicator> communicator, std::shared_ptr<CompiledOp> op);
+  TensorOp(std::shared_ptr<CompiledOp> op, int rank);
   c10::intrusive_ptr<internal::WorkShardwire> run(std::span<const at::Tensor> inputs, std::span<const at::Tensor> outputs,
                                                   std::optional<Duration> timeout = std::nullopt);
   std::unique_ptr<BoundTensorOp> bind(std::span<const at::Tensor> inputs, std::span<const at::Tensor> outputs,
@@ -35,8 +36,8 @@ class __attribute__((visibility("default"))) TensorOp {
   const CompiledOp& compiled() const { return *op_; }
 
  private:
-  std::shared_ptr<Communicator> communicator_;
   std::shared_ptr<CompiledOp> op_;
+  int rank_;
 };
 
 }  // namespace shardwire

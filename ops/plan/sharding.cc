@@ -2,6 +2,11 @@
 // indices; its local index space is their concatenation. It starts as one run, the whole extent. Each placement, left to right over the
 // mesh dimensions, cuts the local index space of the list it finds: Shard keeps one CHUNK of it, _StridedShard keeps one chunk of each of
 // splitFactor chunks. A share is then the cross product of the runs of its dimensions.
+//
+// A _StridedShard whose splitFactor is the number of shards that the mesh dimensions to its right make of the same tensor dimension stands
+// for another order: FSDP2 over tensor parallelism, where the right dimensions cut first. On even extents both readings give the same
+// shares, and on most uneven ones; where they differ, torch reads such placements one way and FSDP2 lays its shards out the other, so they
+// are refused.
 #include "ops/plan/sharding.h"
 
 #include <fmt/format.h>
@@ -78,6 +83,14 @@ Runs stridedShard(const Runs& runs, std::int64_t splitFactor, std::int64_t k, st
   return out;
 }
 
+bool isShard(const Placement& placement) {
+  return placement.kind == PlacementKind::kShard || placement.kind == PlacementKind::kStridedShard;
+}
+
+Runs cut(const Runs& runs, const Placement& placement, std::int64_t k, std::int64_t index) {
+  return placement.kind == PlacementKind::kShard ? shard(runs, k, index) : stridedShard(runs, placement.splitFactor, k, index);
+}
+
 // Coordinates of position `index` in the row-major mesh.
 Dims coordinatesOf(const Dims& meshShape, std::int64_t index) {
   Dims coordinates = meshShape;
@@ -97,7 +110,7 @@ std::uint64_t replicaClassOf(const Layout& layout, const Dims& coordinates) {
   hasher.add(layout.shape);
   for (int m = 0; m < coordinates.size(); ++m) {
     const Placement& placement = layout.placements[static_cast<std::size_t>(m)];
-    const bool isSharded = placement.kind == PlacementKind::kShard || placement.kind == PlacementKind::kStridedShard;
+    const bool isSharded = isShard(placement);
     const bool isPartial = placement.kind == PlacementKind::kPartial;
     // Only the fields that mean something for the kind: the others may hold anything.
     hasher.add(static_cast<std::uint64_t>(placement.kind));
@@ -202,6 +215,70 @@ Status checkPlacement(const Layout& layout, int meshDim, const Placement& placem
   return invalid(fmt::format("layout: placement {} is of unknown kind {}", meshDim, static_cast<int>(placement.kind)));
 }
 
+// The mesh dimensions that shard tensor dimension `dim`, in the order in which FSDP2 would cut: each matching _StridedShard after all to
+// its right. Empty when that order means nothing (a split factor that does not match) or is the usual one.
+std::vector<int> rightFirstOrder(const Layout& layout, int dim) {
+  std::vector<int> order;
+  std::int64_t numShardsRight = 1;
+  bool isUsual = true;
+  for (int m = layout.meshShape.size() - 1; m >= 0; --m) {
+    const Placement& placement = layout.placements[static_cast<std::size_t>(m)];
+    if (!isShard(placement) || placement.dim != dim) {
+      continue;
+    }
+    if (placement.kind == PlacementKind::kShard || placement.splitFactor == 1) {
+      order.insert(order.begin(), m);
+    } else if (placement.splitFactor == numShardsRight) {
+      order.push_back(m);
+      isUsual = false;
+    } else {
+      return {};
+    }
+    numShardsRight *= layout.meshShape[m];
+  }
+  return isUsual ? std::vector<int>{} : order;
+}
+
+bool sameRuns(const Runs& a, const Runs& b) {
+  return std::equal(a.begin(), a.end(), b.begin(), b.end(),
+                    [](const Run& x, const Run& y) { return x.start == y.start && x.length == y.length; });
+}
+
+// Whether both readings of the placements give every rank the same runs of tensor dimension `dim`.
+bool readingsAgree(const Layout& layout, int dim) {
+  const std::vector<int> order = rightFirstOrder(layout, dim);
+  std::int64_t numShards = 1;
+  for (const int m : order) {
+    numShards *= layout.meshShape[m];
+  }
+  const std::int64_t extent = layout.shape[dim];
+  if (order.empty() || extent % numShards == 0) {
+    return true;
+  }
+  // One coordinate tuple of the dimensions in `order` after the other.
+  std::vector<std::int64_t> coordinates(static_cast<std::size_t>(layout.meshShape.size()), 0);
+  for (std::int64_t tuple = 0; tuple < numShards; ++tuple) {
+    std::int64_t rest = tuple;
+    Runs rightFirst{{0, extent}};
+    for (const int m : order) {
+      coordinates[static_cast<std::size_t>(m)] = rest % layout.meshShape[m];
+      rest /= layout.meshShape[m];
+      rightFirst = shard(rightFirst, layout.meshShape[m], coordinates[static_cast<std::size_t>(m)]);
+    }
+    Runs leftFirst{{0, extent}};
+    for (int m = 0; m < layout.meshShape.size(); ++m) {
+      const Placement& placement = layout.placements[static_cast<std::size_t>(m)];
+      if (isShard(placement) && placement.dim == dim) {
+        leftFirst = cut(leftFirst, placement, layout.meshShape[m], coordinates[static_cast<std::size_t>(m)]);
+      }
+    }
+    if (!sameRuns(leftFirst, rightFirst)) {
+      return false;
+    }
+  }
+  return true;
+}
+
 }  // namespace
 
 Status checkLayout(const Layout& layout) {
@@ -228,6 +305,15 @@ Status checkLayout(const Layout& layout) {
     }
     pending = placement.reduction;
   }
+  for (int d = 0; d < layout.shape.size(); ++d) {
+    if (!readingsAgree(layout, d)) {
+      return invalid(
+          fmt::format("layout: _StridedShard of tensor dimension {} of extent {} is ambiguous: cut by the placements from left to right "
+                      "and cut by the right mesh dimensions first (as FSDP2 over tensor parallelism does) differ for this uneven extent; "
+                      "pad the dimension to a multiple of its number of shards",
+                      d, layout.shape[d]));
+    }
+  }
   return Status::ok();
 }
 
@@ -252,12 +338,9 @@ std::optional<LocalShare> shareOf(const Layout& layout, Rank rank) {
   }
   for (int m = 0; m < coordinates.size(); ++m) {
     const Placement& placement = layout.placements[static_cast<std::size_t>(m)];
-    if (placement.kind == PlacementKind::kShard) {
+    if (isShard(placement)) {
       Runs& runs = runsOfDim[static_cast<std::size_t>(placement.dim)];
-      runs = shard(runs, layout.meshShape[m], coordinates[m]);
-    } else if (placement.kind == PlacementKind::kStridedShard) {
-      Runs& runs = runsOfDim[static_cast<std::size_t>(placement.dim)];
-      runs = stridedShard(runs, placement.splitFactor, layout.meshShape[m], coordinates[m]);
+      runs = cut(runs, placement, layout.meshShape[m], coordinates[m]);
     }
   }
   LocalShare share;

@@ -14,8 +14,8 @@ enum class PlacementKind : unsigned char { kReplicate = 0, kShard = 1, kStridedS
 
 struct Placement {
   PlacementKind kind = PlacementKind::kReplicate;
-  int dim = 0;                     // kShard, kStridedShard
-  std::int64_t splitFactor = 1;    // kStridedShard: how many pieces the dims to the right of it cut first
+  int dim = 0;                           // kShard, kStridedShard
+  std::int64_t splitFactor = 1;          // kStridedShard: how many pieces the dims to the right of it cut first
   ReduceOp reduction = ReduceOp::kNone;  // kPartial
   friend bool operator==(const Placement&, const Placement&) = default;
 };
@@ -36,12 +36,13 @@ struct LocalShare {
   std::uint64_t replicaClass = 0;
 };
 
-// kInvalidArgument for a layout that cannot be: dims out of range, mesh size, repeated ranks, two reductions, a split factor < 1.
+// kInvalidArgument for a layout that cannot be: dims out of range, mesh size, repeated ranks, two reductions, a split factor < 1; or that
+// cannot be placed exactly: [_StridedShard, Shard] of one uneven dimension where torch's reading and FSDP2's own shards differ.
 Status checkLayout(const Layout& layout);
 // The reduction pending on the layout (of its kPartial placements), kNone when there is none.
 ReduceOp pendingReduction(const Layout& layout);
-// What `rank` holds; nullopt when it is not in the mesh. Placements apply left to right over mesh dimensions; Shard splits the current extent
-// as torch.chunk does: chunk = ceil(n / k), piece i = [i * chunk, min((i + 1) * chunk, n)). Precondition: checkLayout is ok.
+// What `rank` holds; nullopt when it is not in the mesh. Placements apply left to right over mesh dimensions; Shard splits the current
+// extent as torch.chunk does: chunk = ceil(n / k), piece i = [i * chunk, min((i + 1) * chunk, n)). Precondition: checkLayout is ok.
 std::optional<LocalShare> shareOf(const Layout& layout, Rank rank);
 
 }  // namespace shardwire::internal

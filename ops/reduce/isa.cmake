@@ -1,8 +1,9 @@
 # The kernels are compiled once per instruction set, from the same source, into namespaces of their own; isa_kernels.cc picks one at run
 # time. The baseline is the copy that the glob already found.
 #
-# -O3: the loops are plain code that the compiler vectorises. -ffp-contract=off: a fused multiply-add would give other bits on other CPUs.
-set(SW_KERNEL_OPTIONS -O3 -ffp-contract=off -fno-math-errno -fno-trapping-math)
+# -O3: the loops are plain code that the compiler vectorises. -ffp-contract=off: a fused multiply-add would give other bits on other CPUs;
+# -fno-tree-slp-vectorize: GCC 12 makes such from unrolled complex products all the same.
+set(SW_KERNEL_OPTIONS -O3 -ffp-contract=off -fno-tree-slp-vectorize -fno-math-errno -fno-trapping-math)
 set(SW_KERNEL_SOURCE ${PROJECT_SOURCE_DIR}/ops/reduce/kernels.cc)
 set_source_files_properties(${SW_KERNEL_SOURCE} PROPERTIES COMPILE_OPTIONS "${SW_KERNEL_OPTIONS}")
 

@@ -380,7 +380,7 @@ constexpr void setOp(ReduceKernel* row, ReduceOp op, const ReduceKernel& common)
   row[index(op)].combineTwo = combineTwoLanes<T, Op>;
   row[index(op)].combine = combineLanes<T, Op>;
   if constexpr (requires(Vector<T> v) { Op::of(v, v); }) {
-    const bool isStoredAsIs = common.decode == nullptr;
+    const bool isStoredAsIs = common.storedBytes == common.accBytes;
     const bool dividesWhole = op == ReduceOp::kMean && !kIsFloating<T>;
     if (isStoredAsIs && !dividesWhole) {
       row[index(op)].reduceTwo = reduceTwo<T, Op>;

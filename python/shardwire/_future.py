@@ -69,7 +69,9 @@ class Future:
         return error
 
     def get_future(self) -> torch.futures.Future:
-        """The same as a ``torch.futures.Future`` (a c10 future), for ``then`` and for torch's own machinery."""
+        """The same as a c10 future, for ``then``, ``torch.futures.collect_all`` and the like: what ``get_future`` of torch.distributed's works
+        gives (``torch._C.Future``, the class behind ``torch.futures.Future``). Its value is the list of output tensors.
+        """
         return self._work.get_future()
 
     def __await__(self) -> Generator[Any, None, None]:

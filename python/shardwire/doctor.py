@@ -123,8 +123,18 @@ def _torch() -> Iterator[Check]:
         yield Check("WARN", "rendezvous", f"no TCPStore on 127.0.0.1: {(text.splitlines() or [''])[-1]}", "use init_method='file:///path/on/this/host'")
 
 
+_FIND = "import importlib.util as u, sys; s = u.find_spec('shardwire'); print(s.origin if s else ''); sys.exit(0 if s else 3)"
+
+
+def _built_for(package: str) -> str:
+    """What the build wrote beside the package: the versions that its native part wants."""
+    text = _read(os.path.join(os.path.dirname(package), "_build_info.py"))
+    found = dict(re.findall(r'^(TORCH|PYTHON) = "([^"]*)"', text, re.M))
+    return f" (built for torch {found.get('TORCH', '?')}, Python {found.get('PYTHON', '?')})" if found else ""
+
+
 def _module() -> Iterator[Check]:
-    status, text = _said([sys.executable, "-c", "import importlib.util as u, sys; sys.exit(0 if u.find_spec('shardwire') else 3)"])
+    status, place = _said([sys.executable, "-c", _FIND])
     if status == 3:
         yield Check("WARN", "module", f"shardwire is not built for {sys.executable}", "./run setup builds it, and so does ./run demo")
         return
@@ -132,9 +142,9 @@ def _module() -> Iterator[Check]:
     facts = _last_json(text) if status == 0 else None
     if facts is None:
         reason = (text.splitlines() or ["no output"])[-1]
-        yield Check("FAIL", "module", f"import shardwire fails: {reason}", "build it for this torch: ./run setup (./run clean first if it was built for another)")
+        yield Check("FAIL", "module", f"import shardwire fails{_built_for(place)}: {reason}", "build it for this torch: ./run setup (./run clean first if it was built for another)")
     else:
-        yield Check("OK", "module", f"shardwire {facts['version']} at {facts['file']} loads with torch {facts['torch']}")
+        yield Check("OK", "module", f"shardwire {facts['version']} at {facts['file']} loads with torch {facts['torch']}{_built_for(place)}")
 
 
 def _number(text: str) -> Tuple[int, ...]:

@@ -10,30 +10,35 @@ import sys
 
 # Each room and the rooms of ours that it may include; its own is always allowed. The longest matching prefix decides.
 CORE = ["include/shardwire"]
+OPS = ["ops/plan", "ops/reduce", "ops/collectives"]
+# From the bottom: memory knows no peers, a transport hands the heap's descriptor to a peer, bootstrap makes connections.
+HOW = ["backend/base", "backend/memory", "backend/transport", "backend/bootstrap", "backend/exec"]
 ROOMS = {
     "include/shardwire": [],
-    "ops/plan": CORE,
+    # Boxes in memory (plan/strided_runs) and the kernels that copy and reduce them (reduce) use each other's headers.
+    "ops/plan": CORE + ["ops/reduce"],
     "ops/reduce": CORE + ["ops/plan"],
     "ops/collectives": CORE + ["ops/plan", "ops/reduce"],
     "backend/base": CORE,
-    "backend/transport": CORE + ["backend/base"],
-    "backend/bootstrap": CORE + ["backend/base", "backend/transport"],
-    "backend/memory": CORE + ["backend/base", "backend/transport", "backend/bootstrap"],
-    "backend/exec": CORE + ["backend/base", "backend/transport", "backend/bootstrap", "backend/memory", "ops/plan", "ops/reduce", "ops/collectives"],
+    "backend/memory": CORE + HOW[:1],
+    "backend/transport": CORE + HOW[:2],
+    "backend/bootstrap": CORE + HOW[:3],
+    "backend/exec": CORE + OPS + HOW[:4],
     # communicator.cc and the files that wire it.
-    "backend": CORE
-    + ["backend/base", "backend/transport", "backend/bootstrap", "backend/memory", "backend/exec", "ops/plan", "ops/reduce", "ops/collectives"],
+    "backend": CORE + OPS + HOW,
 }
 ALL_BELOW_TORCH = sorted(ROOMS)
-ROOMS["backend/c10d"] = ALL_BELOW_TORCH
-ROOMS["python/csrc"] = ALL_BELOW_TORCH + ["backend/c10d"]
+ROOMS["backend/c10d"] = ALL_BELOW_TORCH + ["include/shardwire/c10d.h"]
+# The one public header that shows torch: what a C++ program on libtorch includes.
+ROOMS["include/shardwire/c10d.h"] = ["backend/c10d"] + CORE
+ROOMS["python/csrc"] = ALL_BELOW_TORCH + ["backend/c10d", "include/shardwire/c10d.h"]
 # Programs that look into every room.
 ROOMS["tests"] = ALL_BELOW_TORCH
 ROOMS["bench"] = ALL_BELOW_TORCH
 # What a user of the installed library may see.
-ROOMS["docs/examples"] = CORE + ["backend/c10d"]
+ROOMS["docs/examples"] = CORE + ["include/shardwire/c10d.h"]
 
-SEES_TORCH = ("backend/c10d", "python/csrc", "docs/examples")
+SEES_TORCH = ("backend/c10d", "include/shardwire/c10d.h", "python/csrc", "docs/examples")
 
 # (what the include line matches, what it is called, in which files it is allowed)
 OUTSIDE = [
@@ -61,12 +66,12 @@ SOURCE = {".h", ".cc", ".cu", ".hpp", ".cpp", ".inc"}
 
 def room_of(path):
     """The room of a file or of an include written from the root; None when it is none of ours."""
-    found = [room for room in ROOMS if path.startswith(room + "/")]
+    found = [room for room in ROOMS if path == room or path.startswith(room + "/")]
     return max(found, key=len) if found else None
 
 
 def included_room(name):
-    return "include/shardwire" if name.startswith("shardwire/") else room_of(name)
+    return room_of("include/" + name) if name.startswith("shardwire/") else room_of(name)
 
 
 def without_comments(text):
@@ -83,7 +88,7 @@ def findings_of(path, text):
         include = INCLUDE.match(line)
         if include:
             found += [f"{path}:{number}: {words}" for words in findings_of_include(path, room, *include.groups())]
-        if "TORCH_VERSION" in line and pathlib.PurePath(path).name != "torch_compat.h":
+        if re.search(r"\bTORCH_VERSION", line) and pathlib.PurePath(path).name != "torch_compat.h":
             found.append(f"{path}:{number}: only backend/c10d/torch_compat.h looks at TORCH_VERSION")
     return found
 
@@ -91,7 +96,8 @@ def findings_of(path, text):
 def findings_of_include(path, room, quote, name):
     target = included_room(name)
     if target is not None and target != room and target not in ROOMS[room]:
-        yield f"{room} may not include {name}: {target} is not below it"
+        why = "it sees torch" if target in SEES_TORCH and room not in SEES_TORCH else f"{target} is not below it"
+        yield f"{room} may not include {name}: {why}"
     if quote == '"' and target is None and "/" not in name:
         yield f'"{name}": write includes from the repository root, or as "shardwire/x.h"'
     if target is None:

@@ -17,16 +17,27 @@ CPP, PYTHON, OTHER = {".h", ".cc", ".cu", ".cpp"}, {".py", ".pyi"}, {".cmake", "
 NOT_A_FUNCTION = re.compile(r"^\s*(if|for|while|switch|else|do|try|catch|namespace|class|struct|enum|union|extern|case|default|return|\}|//|#)\b|^\s*[})]")
 
 
+def statement_start(lines, number):
+    """The first line of the statement that ends in line `number`: an opening brace may follow several lines of arguments or initialisers."""
+    while number > 0:
+        before = lines[number - 1].strip()
+        if not before or before.endswith((";", "}", "{")) or before.startswith(("//", "#", "template")) or re.match(r"(public|private|protected):$", before):
+            return number
+        number -= 1
+    return number
+
+
 def cpp_functions(text):
     """(first line, lines) of each function; lambdas and blocks inside one belong to it."""
     lines, number = text.split("\n"), 0
     while number < len(lines):
-        line = lines[number]
-        if line.rstrip().endswith("{") and not NOT_A_FUNCTION.match(line) and ")" in " ".join(lines[max(0, number - 6) : number + 1]):
-            indent = re.match(r"\s*", line).group()
+        start = statement_start(lines, number) if lines[number].rstrip().endswith("{") else number
+        head = lines[start]
+        if start <= number and lines[number].rstrip().endswith("{") and not NOT_A_FUNCTION.match(head) and ")" in " ".join(lines[start : number + 1]):
+            closing = re.compile(re.match(r"\s*", head).group() + r"\}")
             for end in range(number + 1, len(lines)):
-                if re.match(re.escape(indent) + r"\}", lines[end]):
-                    yield number + 1, end - number + 1
+                if closing.match(lines[end]):
+                    yield start + 1, end - start + 1
                     number = end
                     break
         number += 1

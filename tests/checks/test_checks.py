@@ -21,13 +21,19 @@ ALLOWED = [
     ("bench/alltoallw.cc", "#include <mpi.h>\n"),
     ("backend/exec/stream_cuda.cc", "#include <cuda_runtime.h>\n"),
     ("ops/plan/plan.cc", "// #include <thread>\n/* #include <torch/torch.h>\n*/\n"),
+    ("include/shardwire/c10d.h", '#include "backend/c10d/process_group_shardwire.h"\n'),
+    ("docs/examples/cpp/a.cc", "#include <shardwire/c10d.h>\n#include <torch/torch.h>\n"),
+    ("backend/transport/shm/ring.cc", '#include "backend/memory/shared_heap.h"\n'),
     ("python/csrc/bind_op.cc", '#include <pybind11/pybind11.h>\n#include "backend/c10d/process_group.h"\n'),
 ]
 REFUSED = [
     ("include/shardwire/types.h", '#include "ops/plan/plan.h"\n', "not below it"),
     ("include/shardwire/types.h", "#include <fmt/format.h>\n", "public headers"),
     ("ops/plan/plan.cc", '#include "backend/base/fd.h"\n', "not below it"),
-    ("ops/plan/plan.cc", '#include "ops/reduce/reduce_box.h"\n', "not below it"),
+    ("ops/reduce/kernel.cc", '#include "ops/collectives/builders.h"\n', "not below it"),
+    ("backend/memory/shared_heap.cc", '#include "backend/transport/transport.h"\n', "not below it"),
+    ("include/shardwire/communicator.h", '#include "shardwire/c10d.h"\n', "sees torch"),
+    ("backend/communicator.cc", '#include "shardwire/c10d.h"\n', "sees torch"),
     ("ops/plan/plan.cc", "#include <thread>\n", "I/O, threads or clocks"),
     ("ops/reduce/kernel.cc", "#include <chrono>\n", "I/O, threads or clocks"),
     ("ops/reduce/kernel.cc", "#include <sys/mman.h>\n", "I/O, threads or clocks"),
@@ -72,6 +78,11 @@ def test_sizes_measures_functions_and_files():
     assert sizes.measure("tests/x_test.cc", function(101))[0] == []
     assert "601 lines" in sizes.measure("ops/x.cc", "\n" * 601)[0][0]
     assert sizes.measure("ops/x.cc", "\n" * 600)[0] == []
+
+
+def test_sizes_measures_a_constructor_with_initialisers():
+    text = "A::A(int a)\n    : a_(a),\n      b_(a) {\n  if (a) {\n    b_ = 2;\n  }\n}\n\nint g(int a,\n      int b) {\n  return a;\n}\n"
+    assert list(sizes.cpp_functions(text)) == [(1, 7), (9, 4)]
 
 
 def test_sizes_measures_python_functions():

@@ -270,9 +270,11 @@ def futures(rank: int) -> None:
     future.wait()
     assert torch.equal(out, expected_gather(2))
     value = op([torch.full((4,), rank * 3.0)], [out]).get_future()
-    assert isinstance(value, torch.futures.Future)
+    assert isinstance(value, torch._C.Future), "the class behind torch.futures.Future, as c10d's works give it"
     seen = value.then(lambda done: out.sum().item())
     assert seen.wait() == 12.0
+    collected = torch.futures.wait_all([op([torch.full((4,), rank * 5.0)], [out]).get_future()])
+    assert out.sum().item() == 20.0 and torch.equal(collected[0][0], out), "its value is the list of outputs"
 
 
 def test_future_waits_and_becomes_a_torch_future() -> None:

@@ -202,6 +202,11 @@ class CaseMaker {
     if (random_.chance(60)) {
       std::sort(layout.mesh.begin(), layout.mesh.end());
     }
+    if (!internal::checkLayout(layout).isOk()) {  // an ambiguous _StridedShard
+      for (Placement& placement : layout.placements) {
+        placement.kind = placement.kind == PlacementKind::kStridedShard ? PlacementKind::kShard : placement.kind;
+      }
+    }
     return layout;
   }
 

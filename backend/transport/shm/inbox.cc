@@ -45,7 +45,7 @@ Status checkHeader(const InboxHeader& header, const std::array<std::uint64_t, kN
   }
   for (const std::uint64_t bytes : laneBytes) {
     if (!std::has_single_bit(bytes) || bytes < kMinLaneBytes || bytes > kMaxLaneBytes) {
-      return {StatusCode::kInternal, fmt::format("rank {} announces a ring of {} bytes", owner, bytes)};
+      return {StatusCode::kMismatch, fmt::format("rank {} announces a ring of {} bytes", owner, bytes)};
     }
   }
   return Status::ok();
@@ -145,7 +145,7 @@ Result<std::shared_ptr<Inbox>> Inbox::map(int fd, Rank owner, int worldSize, Ran
   const std::size_t oneSlot = slotBytes(inbox->laneBytes_);
   const std::size_t expected = kInboxPage + oneSlot * static_cast<std::size_t>(worldSize);
   if (static_cast<std::size_t>(status.st_size) != expected) {
-    return Status{StatusCode::kInternal,
+    return Status{StatusCode::kMismatch,
                   fmt::format("rank {} handed over an inbox of {} bytes where {} are due", owner, status.st_size, expected)};
   }
   auto slots =

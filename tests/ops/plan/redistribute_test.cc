@@ -208,6 +208,15 @@ TEST(Redistribute, MergesCellsThatHaveTheSameSources) {
   EXPECT_EQ(plans[1].moves.size() - plans[1].firstCombine, 1U) << dump(plans[1]);
 }
 
+TEST(Redistribute, MergesCellsOfReplicasThatOthersCut) {
+  std::vector<LocalSpec> specs = specsOf(3);
+  specs[0].inputs = {boxTensor({0, 0}, {8, 8}, 7)};
+  specs[1].inputs = {boxTensor({0, 0}, {8, 3}, 7), boxTensor({2, 0}, {3, 8}, 7)};
+  specs[0].outputs = {boxTensor({0, 0}, {8, 8})};
+  const std::vector<Plan> plans = plansOf(specs);
+  EXPECT_EQ(plans[0].moves.size(), 1U) << dump(plans[0]);
+}
+
 TEST(Redistribute, ReadsItsOwnReplicaThenItsHosts) {
   std::vector<LocalSpec> specs = specsOf(4);
   for (LocalSpec& spec : specs) {
@@ -240,7 +249,8 @@ double imbalance(const std::vector<Plan>& plans, const std::vector<Rank>& holder
   return sum == 0 ? 1 : static_cast<double>(most) * static_cast<double>(holders.size()) / static_cast<double>(sum);
 }
 
-std::vector<Plan> replicatedTo(int numRanks, const std::vector<Rank>& holders, const Dims& shape, int numBoxes, int numOutputs) {
+// numBoxes boxes of `shape`, one behind the other, each on every holder; every rank wants all of them numOutputs times.
+std::vector<LocalSpec> replicatedSpecs(int numRanks, const std::vector<Rank>& holders, const Dims& shape, int numBoxes, int numOutputs) {
   std::vector<LocalSpec> specs = specsOf(numRanks);
   for (int box = 0; box < numBoxes; ++box) {
     Dims offset = Dims::filled(shape.size(), 0);
@@ -256,7 +266,11 @@ std::vector<Plan> replicatedTo(int numRanks, const std::vector<Rank>& holders, c
       specs[rank].outputs.push_back(boxTensor(Dims::filled(shape.size(), 0), whole));
     }
   }
-  return plansOf(specs);
+  return specs;
+}
+
+std::vector<Plan> replicatedTo(int numRanks, const std::vector<Rank>& holders, const Dims& shape, int numBoxes, int numOutputs) {
+  return plansOf(replicatedSpecs(numRanks, holders, shape, numBoxes, numOutputs));
 }
 
 TEST(Redistribute, SharesLargeBoxesAmongAllHolders) {
@@ -271,7 +285,16 @@ TEST(Redistribute, SharesLargeBoxesAmongAllHolders) {
   }
 }
 
+TEST(Redistribute, CutsLargeBoxesWithoutLosingAnElement) {
+  EXPECT_EQ(findFault(replicatedSpecs(5, {0, 2, 3}, {1000, 17}, 1, 1), 1, {}), "");
+  EXPECT_EQ(findFault(replicatedSpecs(4, {0, 1, 2}, {2, 9001}, 1, 1), 2, {}), "");
+  EXPECT_EQ(findFault(replicatedSpecs(4, {1, 2}, {1, 1, 16385}, 2, 1), 3, std::vector<std::int32_t>{0, 0, 1, 1}), "");
+}
+
 TEST(Redistribute, TakesTurnsWithSmallBoxes) {
+  // One reader alone: its boxes go round.
+  EXPECT_LE(imbalance(replicatedTo(3, {0, 1}, {100}, 60, 1), {0, 1}), 1.2);
+  EXPECT_LE(imbalance(replicatedTo(4, {0, 1, 2}, {100}, 1, 60), {0, 1, 2}), 1.2);
   for (const std::vector<Rank>& holders : {std::vector<Rank>{0, 1}, {1, 3, 5}, {0, 2, 4, 6}}) {
     EXPECT_LE(imbalance(replicatedTo(12 + static_cast<int>(holders.size()), holders, {100}, 1, 1), holders), 1.2) << holders.size();
     EXPECT_LE(imbalance(replicatedTo(8, holders, {100}, 60, 1), holders), 1.2) << holders.size();

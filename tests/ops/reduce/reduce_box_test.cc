@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <deque>
 #include <vector>
 
 #include "ops/reduce/isa_kernels.h"
@@ -102,7 +103,7 @@ TEST(ReduceBox, MatchesElementLoopOnRandomGeometry) {
       SCOPED_TRACE(testing::Message() << "seed " << seed);
       Random random(seed * 1000 + static_cast<std::uint64_t>(c.dtype) * 10 + static_cast<std::uint64_t>(c.op));
       const Dims shape = randomShape(random, static_cast<int>(pick(random, 0, seed == 0 ? 16 : 4)), 3000);
-      std::vector<Arena> arenas;
+      std::deque<Arena> arenas;  // never moved: boxes point into them
       std::vector<StridedBox> sources;
       for (int i = 0; i < numSources[seed % 5]; ++i) {
         arenas.push_back(filledArena(random, shape, c.dtype, true));
@@ -131,7 +132,7 @@ TEST(ReduceBox, MatchesElementLoopOnLongRows) {
           fillRandom(random, made.box.bytes, made.memory.size() - static_cast<std::size_t>(offset), c.dtype);
           return made;
         };
-        std::vector<Arena> arenas;
+        std::deque<Arena> arenas;  // never moved: boxes point into them
         std::vector<StridedBox> sources;
         for (std::size_t i = 0; i < numSources; ++i) {
           arenas.push_back(arena());
@@ -152,7 +153,7 @@ TEST(ReduceBox, DestinationMayBeAnySource) {
           useKernelsForTest(isa);
           Random random(same);
           const Dims shape{7, 450};
-          std::vector<Arena> arenas;
+          std::deque<Arena> arenas;  // never moved: boxes point into them
           std::vector<StridedBox> sources;
           for (std::size_t i = 0; i < numSources; ++i) {
             arenas.push_back(filledArena(random, shape, c.dtype, false));

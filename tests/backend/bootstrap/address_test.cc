@@ -1,0 +1,82 @@
+#include "backend/bootstrap/address.h"
+
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <random>
+
+namespace shardwire::internal {
+namespace {
+
+RankAddress sample() {
+  RankAddress address;
+  address.bootId = "boot";
+  address.host = "h";
+  address.pid = 7;
+  address.uid = 1000;
+  address.socketName = "s-1";
+  address.token = RandomId{{3, 4}};
+  return address;
+}
+
+TEST(RankAddress, HasOneWireFormat) {
+  const std::string golden = std::string("SWAD\x01\0\0\0", 8) + std::string("\0\0\0\0\0", 5) + std::string("\x04\0\0\0boot", 8) +
+                             std::string("\x01\0\0\0h", 5) + std::string("\x07\0\0\0\xe8\x03\0\0", 8) + std::string("\x03\0\0\0s-1", 7) +
+                             std::string("\x03\0\0\0\0\0\0\0\x04\0\0\0\0\0\0\0", 16);
+  EXPECT_EQ(encodeAddress(sample()), golden);
+  const auto decoded = decodeAddress(golden);
+  ASSERT_TRUE(decoded.isOk()) << decoded.status().message();
+  EXPECT_EQ(*decoded, sample());
+}
+
+TEST(RankAddress, CarriesAFailure) {
+  RankAddress address = sample();
+  address.failure = {StatusCode::kSystem, "no memory"};
+  const auto decoded = decodeAddress(encodeAddress(address));
+  ASSERT_TRUE(decoded.isOk());
+  EXPECT_EQ(decoded->failure, address.failure);
+}
+
+TEST(RankAddress, RefusesWhatIsNone) {
+  const std::string good = encodeAddress(sample());
+  for (std::size_t size = 0; size < good.size(); ++size) {
+    EXPECT_FALSE(decodeAddress(std::string_view(good).substr(0, size)).isOk()) << size;
+  }
+  EXPECT_FALSE(decodeAddress(good + "x").isOk());
+  std::string other = good;
+  other[4] = 9;
+  EXPECT_EQ(decodeAddress(other).status().code(), StatusCode::kUnsupported);
+  EXPECT_NE(decodeAddress(other).status().message().find("version 9"), std::string::npos);
+  other = good;
+  other[8] = 77;  // no such status code
+  EXPECT_EQ(decodeAddress(other).status().code(), StatusCode::kMismatch);
+}
+
+TEST(RankAddress, SurvivesRandomBytes) {
+  std::mt19937 random(1);
+  const std::string good = encodeAddress(sample());
+  for (int i = 0; i < 20000; ++i) {
+    std::string bytes = good;
+    for (int change = 0; change < 3; ++change) {
+      bytes[random() % bytes.size()] = static_cast<char>(random());
+    }
+    const auto decoded = decodeAddress(bytes);
+    if (decoded.isOk()) {
+      EXPECT_EQ(encodeAddress(*decoded).size(), bytes.size());
+    }
+  }
+}
+
+TEST(RankAddress, OfThisProcessIsNewEachTime) {
+  const auto a = makeAddress();
+  const auto b = makeAddress();
+  ASSERT_TRUE(a.isOk() && b.isOk());
+  EXPECT_EQ(a->bootId, b->bootId);
+  EXPECT_EQ(a->bootId.size(), 36U);
+  EXPECT_EQ(a->pid, static_cast<std::uint32_t>(::getpid()));
+  EXPECT_NE(a->socketName, b->socketName);
+  EXPECT_NE(a->token, b->token);
+}
+
+}  // namespace
+}  // namespace shardwire::internal

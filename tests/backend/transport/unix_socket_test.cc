@@ -1,0 +1,106 @@
+#include "backend/transport/shm/unix_socket.h"
+
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <thread>
+
+#include "backend/base/memfd.h"
+#include "backend/base/random_id.h"
+
+namespace shardwire::internal {
+namespace {
+
+Deadline soon() {
+  return Clock::now() + std::chrono::seconds(10);
+}
+
+struct Pair {
+  Fd near;
+  Fd far;
+};
+
+Pair makePair() {
+  const std::string name = "shardwire-test-" + toString(*makeRandomId());
+  const auto listener = listenUnix(name, 4);
+  auto near = dialUnix(name, soon());
+  auto far = acceptUnix(*listener, soon());
+  EXPECT_TRUE(near.isOk() && far.isOk());
+  return {std::move(*near), std::move(*far)};
+}
+
+TEST(UnixSocket, KeepsMessagesApart) {
+  const Pair pair = makePair();
+  ASSERT_TRUE(sendUnix(pair.near, "one", {}, soon()).isOk());
+  ASSERT_TRUE(sendUnix(pair.near, std::string(kMaxMessageBytes, 'x'), {}, soon()).isOk());
+  EXPECT_EQ(receiveUnix(pair.far, soon())->bytes, "one");
+  EXPECT_EQ(receiveUnix(pair.far, soon())->bytes.size(), kMaxMessageBytes);
+}
+
+TEST(UnixSocket, HandsDescriptorsOver) {
+  const Pair pair = makePair();
+  const auto a = makeMemfd("shardwire-test", 4096);
+  const auto b = makeMemfd("shardwire-test", 8192);
+  ASSERT_TRUE(a.isOk() && b.isOk());
+  const int fds[] = {a->get(), b->get()};
+  ASSERT_TRUE(sendUnix(pair.near, "two", fds, soon()).isOk());
+  const auto message = receiveUnix(pair.far, soon());
+  ASSERT_TRUE(message.isOk());
+  ASSERT_EQ(message->fds.size(), 2U);
+  EXPECT_TRUE(checkMemfd(message->fds[0].get(), 4096).isOk());
+  EXPECT_TRUE(checkMemfd(message->fds[1].get(), 8192).isOk());
+  EXPECT_EQ(::fcntl(message->fds[0].get(), F_GETFD) & FD_CLOEXEC, FD_CLOEXEC);
+}
+
+TEST(UnixSocket, KnowsWhoIsThere) {
+  const Pair pair = makePair();
+  const auto peer = unixPeer(pair.near);
+  ASSERT_TRUE(peer.isOk());
+  EXPECT_EQ(peer->pid, ::getpid());
+  EXPECT_EQ(peer->uid, ::geteuid());
+}
+
+TEST(UnixSocket, NoticesTheEnd) {
+  Pair pair = makePair();
+  EXPECT_FALSE(isHungUp(pair.near));
+  ASSERT_TRUE(sendUnix(pair.far, "last", {}, soon()).isOk());
+  pair.far.reset();
+  EXPECT_TRUE(isHungUp(pair.near));
+  EXPECT_EQ(receiveUnix(pair.near, soon())->bytes, "last");
+  EXPECT_EQ(receiveUnix(pair.near, soon()).status().code(), StatusCode::kPeerFailed);
+  EXPECT_EQ(sendUnix(pair.near, "x", {}, soon()).code(), StatusCode::kPeerFailed);  // and no SIGPIPE
+}
+
+TEST(UnixSocket, HoldsItsDeadlines) {
+  const Pair pair = makePair();
+  const auto listener = listenUnix("shardwire-test-" + toString(*makeRandomId()), 1);
+  const auto start = Clock::now();
+  const Deadline deadline = start + std::chrono::milliseconds(50);
+  EXPECT_EQ(receiveUnix(pair.near, deadline).status().code(), StatusCode::kTimeout);
+  EXPECT_EQ(acceptUnix(*listener, deadline).status().code(), StatusCode::kTimeout);
+  Status sent;
+  while ((sent = sendUnix(pair.near, std::string(kMaxMessageBytes, 'x'), {}, deadline)).isOk()) {
+  }
+  EXPECT_EQ(sent.code(), StatusCode::kTimeout);
+  const auto waited = Clock::now() - start;
+  EXPECT_GE(waited, std::chrono::milliseconds(50));
+  EXPECT_LT(waited, std::chrono::seconds(5));
+}
+
+TEST(UnixSocket, NobodyThereIsAnError) {
+  const auto socket = dialUnix("shardwire-test-" + toString(*makeRandomId()), soon());
+  ASSERT_EQ(socket.status().code(), StatusCode::kSystem);
+  EXPECT_NE(socket.status().message().find("ECONNREFUSED"), std::string::npos);
+}
+
+TEST(UnixSocket, ASecondListenerOfOneNameIsAnError) {
+  const std::string name = "shardwire-test-" + toString(*makeRandomId());
+  const auto first = listenUnix(name, 1);
+  ASSERT_TRUE(first.isOk());
+  EXPECT_FALSE(listenUnix(name, 1).isOk());
+}
+
+}  // namespace
+}  // namespace shardwire::internal

@@ -1,0 +1,352 @@
+"""Every collective through torch.distributed against what plain torch says."""
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from conftest import TORCH, raises
+
+FLOATS = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
+INTEGERS = [torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64]
+ALL_DTYPES = FLOATS + INTEGERS + [torch.bool, torch.complex64, torch.complex128]
+SIZES = [1, 2, 3, 4]
+
+
+def values(rank, shape, dtype):
+    """Small whole numbers, so that sums are exact in every dtype."""
+    count = max(1, torch.Size(shape).numel())
+    base = (torch.arange(count) * 3 + rank * 5) % 7
+    return base[: torch.Size(shape).numel()].reshape(shape).to(dtype)
+
+
+def run_all_reduce(rank, size, dtype, op, combine):
+    for shape in [(), (0,), (7,), (3, 5), (1000, 3)]:
+        tensor = values(rank, shape, dtype)
+        dist.all_reduce(tensor, op=op)
+        expected = combine(torch.stack([values(r, shape, dtype) for r in range(size)])).to(dtype)
+        assert torch.equal(tensor, expected), (shape, tensor, expected)
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("dtype", FLOATS + INTEGERS)
+def test_all_reduce_sum(run_ranks, size, dtype):
+    run_ranks(size, run_all_reduce, dtype, dist.ReduceOp.SUM, lambda stacked: stacked.sum(0))
+
+
+@pytest.mark.parametrize("name, combine", [
+    ("PRODUCT", lambda stacked: stacked.double().prod(0)),
+    ("MIN", lambda stacked: stacked.amin(0)),
+    ("MAX", lambda stacked: stacked.amax(0)),
+    ("AVG", lambda stacked: stacked.double().mean(0)),
+])
+def test_all_reduce_other_operations(run_ranks, name, combine):
+    run_ranks(2, run_all_reduce, torch.float32, getattr(dist.ReduceOp, name), combine)
+    run_ranks(4, run_all_reduce, torch.float64, getattr(dist.ReduceOp, name), combine)
+
+
+@pytest.mark.parametrize("name, combine", [
+    ("BAND", lambda a: a[0] & a[1] & a[2]), ("BOR", lambda a: a[0] | a[1] | a[2]), ("BXOR", lambda a: a[0] ^ a[1] ^ a[2])])
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int64, torch.bool])
+def test_all_reduce_bits(run_ranks, name, combine, dtype):
+    run_ranks(3, run_all_reduce, dtype, getattr(dist.ReduceOp, name), combine)
+
+
+def run_complex_sum(rank, size):
+    tensor = torch.tensor([1 + 2j, 3 - 1j]) * (rank + 1)
+    dist.all_reduce(tensor)
+    assert torch.equal(tensor, torch.tensor([1 + 2j, 3 - 1j]) * 6)
+
+
+def test_all_reduce_complex(run_ranks):
+    run_ranks(3, run_complex_sum)
+
+
+def run_premul(rank, size):
+    op = dist._make_nccl_premul_sum(0.5)
+    tensor = torch.full((5,), float(rank + 1))
+    dist.all_reduce(tensor, op=op)
+    assert torch.equal(tensor, torch.full((5,), 3.0)), tensor
+    tensor = torch.full((5,), float(rank + 1))
+    dist.reduce(tensor, dst=1, op=op)
+    assert torch.equal(tensor, torch.full((5,), 3.0 if rank == 1 else float(rank + 1))), tensor
+    raises(TypeError, lambda: dist.all_reduce(torch.ones(2, dtype=torch.int32), op=op), contains="PREMUL_SUM")
+
+
+def test_premultiplied_sum(run_ranks):
+    run_ranks(3, run_premul)
+
+
+def run_broadcast(rank, size, dtype):
+    for root in range(size):
+        for shape in [(), (0, 3), (4, 5)]:
+            tensor = values(root, shape, dtype) if rank == root else values(rank + 9, shape, dtype)
+            dist.broadcast(tensor, src=root)
+            assert torch.equal(tensor, values(root, shape, dtype)), (root, shape)
+
+
+@pytest.mark.parametrize("dtype", ALL_DTYPES)
+def test_broadcast(run_ranks, dtype):
+    run_ranks(3, run_broadcast, dtype)
+
+
+@pytest.mark.skipif(TORCH < (2, 3), reason="this torch has no float8, nor wide unsigned integers")
+def test_broadcast_newer_dtypes(run_ranks):
+    for name in ("uint16", "uint32", "uint64"):
+        run_ranks(2, run_broadcast, getattr(torch, name))
+
+    def body(rank, size):
+        for name in ("float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz"):
+            tensor = torch.full((6,), 0.5 * (rank + 1)).to(getattr(torch, name))
+            dist.broadcast(tensor, src=1)
+            assert tensor.float().tolist() == [1.0] * 6
+
+    run_ranks(2, body)
+
+
+def run_strided(rank, size):
+    """Non-contiguous tensors as they are, inputs and outputs."""
+    tensor = values(rank, (6, 4), torch.float32).t()
+    dist.all_reduce(tensor)
+    assert torch.equal(tensor, sum(values(r, (6, 4), torch.float32).t() for r in range(size)))
+    wide = torch.zeros(8, 10)
+    window = wide[2:5, 1:9:2]
+    window.copy_(values(rank, (3, 4), torch.float32))
+    dist.broadcast(window, src=size - 1)
+    assert torch.equal(window, values(size - 1, (3, 4), torch.float32))
+    assert wide.sum() == window.sum()  # nothing beside the window was touched
+
+
+def test_strided_tensors(run_ranks):
+    run_ranks(2, run_strided)
+    run_ranks(3, run_strided)
+
+
+def run_reduce(rank, size):
+    for root in range(size):
+        mine = values(rank, (9,), torch.float32)
+        tensor = mine.clone()
+        dist.reduce(tensor, dst=root)
+        expected = sum(values(r, (9,), torch.float32) for r in range(size)) if rank == root else mine
+        assert torch.equal(tensor, expected), (root, tensor)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_reduce(run_ranks, size):
+    run_ranks(size, run_reduce)
+
+
+def run_gathers(rank, size, dtype):
+    shape = (2, 3)
+    mine = values(rank, shape, dtype)
+    expected = [values(r, shape, dtype) for r in range(size)]
+    outputs = [torch.zeros(shape, dtype=dtype) for _ in range(size)]
+    dist.all_gather(outputs, mine)
+    assert all(torch.equal(a, b) for a, b in zip(outputs, expected))
+    whole = torch.zeros((2 * size, 3), dtype=dtype)
+    gather_base = getattr(dist, "all_gather_into_tensor", None) or dist._all_gather_base
+    gather_base(whole, mine)
+    assert torch.equal(whole, torch.cat(expected))
+    stacked = torch.zeros((size, 2, 3), dtype=dtype)
+    gather_base(stacked, mine.t().contiguous().t())
+    assert torch.equal(stacked, torch.stack(expected))
+    uneven = [torch.zeros((r, 3), dtype=dtype) for r in range(size)]
+    dist.all_gather(uneven, values(rank, (rank, 3), dtype))
+    assert all(torch.equal(uneven[r], values(r, (r, 3), dtype)) for r in range(size))
+    for root in range(size):
+        outputs = [torch.zeros(shape, dtype=dtype) for _ in range(size)] if rank == root else None
+        dist.gather(mine, outputs, dst=root)
+        assert outputs is None or all(torch.equal(a, b) for a, b in zip(outputs, expected))
+        received = torch.zeros(shape, dtype=dtype)
+        dist.scatter(received, expected if rank == root else None, src=root)
+        assert torch.equal(received, mine)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_gather_and_scatter(run_ranks, size):
+    run_ranks(size, run_gathers, torch.float32)
+    run_ranks(size, run_gathers, torch.bool)
+
+
+def run_reduce_scatter(rank, size):
+    def part(r, k, rows):
+        return values(r + 2 * k, (rows, 3), torch.float32)
+
+    output = torch.zeros(4, 3)
+    dist.reduce_scatter(output, [part(rank, k, 4) for k in range(size)])
+    assert torch.equal(output, sum(part(r, rank, 4) for r in range(size)))
+    output = torch.zeros(rank + 1, 3)
+    dist.reduce_scatter(output, [part(rank, k, k + 1) for k in range(size)], op=dist.ReduceOp.MAX)
+    assert torch.equal(output, torch.stack([part(r, rank, rank + 1) for r in range(size)]).amax(0))
+    scatter_base = getattr(dist, "reduce_scatter_tensor", None) or dist._reduce_scatter_base
+    output = torch.zeros(4, 3)
+    scatter_base(output, torch.cat([part(rank, k, 4) for k in range(size)]), op=dist.ReduceOp.AVG)
+    assert torch.allclose(output, sum(part(r, rank, 4) for r in range(size)) / size)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_reduce_scatter(run_ranks, size):
+    run_ranks(size, run_reduce_scatter)
+
+
+def run_all_to_all(rank, size):
+    inputs = [torch.full((rank + k, 2), float(10 * rank + k)) for k in range(size)]
+    outputs = [torch.zeros(k + rank, 2) for k in range(size)]
+    dist.all_to_all(outputs, inputs)
+    assert all(torch.equal(o, torch.full((k + rank, 2), float(10 * k + rank))) for k, o in enumerate(outputs))
+    result = torch.zeros(2 * size)
+    dist.all_to_all_single(result, torch.arange(2.0 * size) + 100 * rank)
+    assert result.tolist() == [100.0 * k + 2 * rank + i for k in range(size) for i in range(2)]
+    splits_in, splits_out = [rank + k for k in range(size)], [k + rank for k in range(size)]
+    result = torch.zeros(sum(splits_out), 2)
+    dist.all_to_all_single(result, torch.cat(inputs), splits_out, splits_in)
+    assert torch.equal(result, torch.cat([torch.full((k + rank, 2), float(10 * k + rank)) for k in range(size)]))
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_all_to_all(run_ranks, size):
+    run_ranks(size, run_all_to_all)
+
+
+def run_objects(rank, size):
+    gathered = [None] * size
+    dist.all_gather_object(gathered, {"rank": rank, "text": "x" * (100 * rank)})
+    assert [item["rank"] for item in gathered] == list(range(size))
+    objects = ["a", 2, None] if rank == 0 else [None] * 3
+    dist.broadcast_object_list(objects, src=0)
+    assert objects == ["a", 2, None]
+    mine = [None]
+    dist.scatter_object_list(mine, [f"for {k}" for k in range(size)] if rank == 0 else None, src=0)
+    assert mine == [f"for {rank}"]
+
+
+def test_object_collectives(run_ranks):
+    run_ranks(3, run_objects)
+
+
+def run_point_to_point(rank, size):
+    right, left = (rank + 1) % size, (rank - 1) % size
+    received = torch.zeros(1000)
+    request = dist.isend(torch.full((1000,), float(rank)), right, tag=1)
+    dist.recv(received, left, tag=1)
+    request.wait()
+    assert received[0] == left and received[-1] == left
+    if rank == 0:
+        seen = set()
+        for _ in range(size - 1):
+            seen.add((dist.recv(received[:3], tag=5), int(received[0])))
+        assert seen == {(k, k) for k in range(1, size)}
+    else:
+        dist.send(torch.full((3,), float(rank)), 0, tag=5)
+    operations = [dist.P2POp(dist.isend, torch.full((4,), float(rank)), right), dist.P2POp(dist.irecv, received[:4], left)]
+    for request in dist.batch_isend_irecv(operations):
+        request.wait()
+    assert received[:4].tolist() == [float(left)] * 4
+
+
+def test_point_to_point(run_ranks):
+    run_ranks(2, run_point_to_point)
+    run_ranks(3, run_point_to_point)
+
+
+def run_coalesced(rank, size):
+    tensors = [values(rank, (5,), torch.float32), values(rank, (2, 2), torch.float32)]
+    dist.all_reduce_coalesced(tensors)
+    assert torch.equal(tensors[0], sum(values(r, (5,), torch.float32) for r in range(size)))
+    assert torch.equal(tensors[1], sum(values(r, (2, 2), torch.float32) for r in range(size)))
+    lists = [[torch.zeros(5), torch.zeros(2, 2)] for _ in range(size)]
+    dist.all_gather_coalesced(lists, [values(rank, (5,), torch.float32), values(rank, (2, 2), torch.float32)])
+    assert all(torch.equal(lists[r][1], values(r, (2, 2), torch.float32)) for r in range(size))
+
+
+@pytest.mark.filterwarnings("ignore:.*coalesced.*")
+def test_coalesced_lists(run_ranks):
+    run_ranks(2, run_coalesced)
+
+
+def run_functional(rank, size):
+    import torch.distributed._functional_collectives as functional
+    group = dist.group.WORLD
+    mine = values(rank, (4, 2), torch.float32)
+    everyone = [values(r, (4, 2), torch.float32) for r in range(size)]
+    assert torch.equal(functional.all_reduce(mine, "sum", group) + 0, sum(everyone))
+    assert torch.equal(functional.all_gather_tensor(mine, 0, group) + 0, torch.cat(everyone))
+    assert torch.equal(functional.reduce_scatter_tensor(mine, "max", 0, group) + 0,
+                       torch.stack([t.chunk(size)[rank] for t in everyone]).amax(0))
+    gathered = functional.all_gather_into_tensor_coalesced([mine, mine * 2], group)
+    assert torch.equal(gathered[1] + 0, torch.cat(everyone) * 2)
+    scattered = functional.reduce_scatter_tensor_coalesced([mine, mine * 2], "sum", [0, 0], group)
+    assert torch.equal(scattered[1] + 0, sum(everyone).chunk(size)[rank] * 2)
+
+
+@pytest.mark.skipif(TORCH < (2, 1), reason="this torch has no functional collectives")
+def test_functional_collectives(run_ranks):
+    run_ranks(2, run_functional)
+
+
+def run_works(rank, size):
+    tensor = torch.full((3,), float(rank))
+    work = dist.all_reduce(tensor, async_op=True)
+    future = work.get_future()
+    doubled = future.then(lambda done: done.value()[0] * 2)
+    work.wait()
+    assert work.is_completed()
+    total = size * (size - 1) / 2
+    assert future.wait()[0].tolist() == [total] * 3 and doubled.wait().tolist() == [2 * total] * 3
+    backend = dist.distributed_c10d._get_default_group()
+    backend = backend._get_backend(torch.device("cpu")) if hasattr(backend, "_get_backend") else backend
+    before = backend._get_sequence_number_for_group()
+    dist.barrier()
+    assert backend._get_sequence_number_for_group() == before + 1
+    if hasattr(work, "get_future_result"):
+        assert work.get_future_result().wait() is not None
+
+
+def test_works_and_futures(run_ranks):
+    run_ranks(2, run_works)
+
+
+def run_ddp(rank, size):
+    torch.manual_seed(1)
+    plain = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
+    wrapped = torch.nn.parallel.DistributedDataParallel(torch.nn.Sequential(*[type(m)(4, 8) if i == 0 else m for i, m in enumerate(plain)]))
+    wrapped.module.load_state_dict(plain.state_dict())
+    batch = torch.randn(4 * size, 4, generator=torch.Generator().manual_seed(2))
+    plain(batch).square().mean().backward()
+    expected = [p.grad.clone() for p in plain.parameters()]
+    for parameter in plain.parameters():
+        parameter.grad = None
+    wrapped(batch.chunk(size)[rank]).square().mean().backward()
+    for parameter, wanted in zip(wrapped.parameters(), expected):
+        assert torch.allclose(parameter.grad, wanted, atol=1e-6)
+
+
+def test_ddp_gradients(run_ranks):
+    run_ranks(2, run_ddp)
+    run_ranks(3, run_ddp)
+
+
+def run_refusals(rank, size):
+    """Wrong calls raise here, before anything moves, and the group goes on."""
+    ones = torch.ones(2)
+    unsupported = (NotImplementedError,)
+    raises(unsupported, lambda: dist.all_reduce(ones.to_sparse()), contains="to_dense()")
+    raises(unsupported, lambda: dist.broadcast(torch.quantize_per_tensor(ones, 1.0, 0, torch.quint8), 0), contains="quantised")
+    raises(TypeError, lambda: dist.all_reduce(torch.ones(2).half(), op=dist.ReduceOp.BXOR), contains="bxor")
+    # 1.13 has no c10d operators for meta tensors: torch itself refuses there.
+    raises((ValueError, NotImplementedError), lambda: dist.broadcast(torch.zeros(2, device="meta"), 0), contains="meta" if TORCH >= (2, 0) else "")
+    raises(ValueError, lambda: dist.all_to_all_single(torch.zeros(size + 1), torch.zeros(size + 1)), contains="divide")
+    raises(ValueError, lambda: dist.all_to_all_single(torch.zeros(size), torch.zeros(size), [1] * size, [2] * size), contains="split sizes")
+    gather_base = getattr(dist, "all_gather_into_tensor", None) or dist._all_gather_base
+    raises(ValueError, lambda: gather_base(torch.zeros(7), torch.zeros(3)), contains="pieces")
+    raises(TypeError, lambda: gather_base(torch.zeros(3 * size), torch.zeros(3).long()), contains="dtype")
+    raises(ValueError, lambda: dist.all_gather([torch.zeros(4), torch.zeros(4)], torch.zeros(3)), contains="output[0]")
+    raises(ValueError, lambda: dist.all_gather([torch.zeros(4), torch.zeros(5)], torch.zeros(3)), contains=f"output[{rank}]")
+    raises(ValueError, lambda: dist.broadcast(torch.zeros(2, dtype=torch.complex64).conj(), 0), contains="resolve_conj")
+    tensor = torch.ones(1)
+    dist.all_reduce(tensor)
+    assert tensor.item() == size
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_wrong_calls_are_refused(run_ranks):
+    run_ranks(2, run_refusals)

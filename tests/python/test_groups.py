@@ -1,0 +1,171 @@
+"""Groups beside and without the default one, names, and from any kind of group to its backend."""
+
+from datetime import timedelta
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import shardwire
+from conftest import TORCH, raises
+
+
+def transpose(group, rank, size):
+    """A compiled op over `group`, checked."""
+    op = shardwire.compile_op(group, (size, size), torch.float32, [{"offset": [rank, 0], "shape": [1, size]}],
+                              [{"offset": [0, rank], "shape": [size, 1]}])
+    whole = torch.arange(float(size * size)).reshape(size, size)
+    output = torch.zeros(size, 1)
+    op([whole[rank:rank + 1]], [output]).wait()
+    assert torch.equal(output, whole[:, rank:rank + 1])
+
+
+def test_group_without_a_default_group(run_ranks, tmp_path):
+    def body(rank, size):
+        group = shardwire.create_process_group(dist.FileStore(str(tmp_path / "s"), size), rank, size, timeout=20, name="mine")
+        assert not dist.is_initialized() and group.rank() == rank and group.size() == size
+        transpose(group, rank, size)
+        transpose("mine", rank, size)
+        tensor = torch.full((2,), float(rank))
+        group.allreduce([tensor]).wait()
+        assert tensor.tolist() == [3.0, 3.0]
+        dist.destroy_process_group(group)
+        if TORCH >= (2, 8):  # before, torch only drops its references, and the group goes with the last one
+            raises(shardwire.AbortedError, lambda: transpose(group, rank, size))
+
+    run_ranks(3, body, init=False)
+
+
+def test_group_beside_the_default_group(run_ranks, tmp_path):
+    def body(rank, size):
+        group = shardwire.create_process_group(dist.FileStore(str(tmp_path / "s"), size), rank, size, timedelta(seconds=20))
+        tensor = torch.full((2,), float(rank))
+        dist.all_reduce(tensor, group=group)
+        assert tensor.tolist() == [1.0, 1.0]
+        tensor.fill_(rank)
+        dist.broadcast(tensor, src=1, group=group)
+        assert tensor.tolist() == [1.0, 1.0]
+        dist.barrier(group=group)
+        transpose(group, rank, size)
+        transpose(None, rank, size)
+        assert shardwire.global_ranks(group) == [0, 1]
+        dist.destroy_process_group(group)
+        dist.all_reduce(tensor)
+        assert tensor.tolist() == [2.0, 2.0]
+
+    run_ranks(2, body)
+
+
+def test_one_store_serves_several_groups(run_ranks, tmp_path):
+    def body(rank, size):
+        store = dist.FileStore(str(tmp_path / "s"), size)
+        groups = [shardwire.create_process_group(store, rank, size, 20) for _ in range(3)]
+        for number, group in enumerate(groups):
+            tensor = torch.full((1,), float(number))
+            dist.all_reduce(tensor, group=group)
+            assert tensor.item() == number * size
+
+    run_ranks(2, body, init=False)
+
+
+def test_sub_groups(run_ranks):
+    def body(rank, size):
+        group = dist.new_group([1, 3])
+        pair = dist.new_group([0, 2]) if rank >= 0 else None
+        mine = group if rank in (1, 3) else pair
+        assert shardwire.global_ranks(mine) == ([1, 3] if rank in (1, 3) else [0, 2])
+        transpose(mine, rank // 2, 2)
+        tensor = torch.full((1,), float(rank))
+        dist.all_reduce(tensor, group=mine)
+        assert tensor.item() == (4 if rank in (1, 3) else 2)
+        other = pair if rank in (1, 3) else group
+        raises(ValueError if TORCH >= (2, 0) else (ValueError, TypeError), lambda: shardwire.resolve_backend(other))
+
+    run_ranks(4, body)
+
+
+def test_names(run_ranks):
+    def body(rank, size):
+        shardwire.name_process_group(None, "everyone")
+        world = dist.distributed_c10d._get_default_group()
+        assert shardwire.find_process_group("everyone") is world
+        assert shardwire.find_process_group("WORLD") is world
+        group = dist.new_group([0, 1])
+        shardwire.name_process_group(group, "pair")
+        assert shardwire.find_process_group("pair") is group
+        shardwire.name_process_group(world, "pair")  # moves
+        assert shardwire.find_process_group("pair") is world
+        error = raises(ValueError, lambda: shardwire.find_process_group("nobody"), contains="'nobody'")
+        assert "'pair'" in str(error) and "'everyone'" in str(error)
+        raises(TypeError, lambda: shardwire.find_process_group(3))
+        raises(ValueError, lambda: shardwire.name_process_group(group, ""))
+        if TORCH >= (2, 4):
+            described = dist.new_group([0, 1], group_desc="described")
+            assert shardwire.find_process_group("described") is described
+            assert shardwire.find_process_group("default_pg") is world
+
+    run_ranks(2, body)
+
+
+def test_resolve_refuses_what_is_no_group(run_ranks):
+    def body(rank, size):
+        raises(TypeError, lambda: shardwire.resolve_backend(3), contains="int")
+        raises(ValueError, lambda: shardwire.resolve_backend("none such"), contains="none such")
+        gloo = dist.new_group([0, 1], backend="gloo")
+        raises(ValueError, lambda: shardwire.resolve_backend(gloo), contains="not shardwire")
+        raises(ValueError, lambda: shardwire.find_process_group(dist.distributed_c10d._get_group_name(gloo))
+               if hasattr(dist.distributed_c10d, "_get_group_name") else shardwire.find_process_group("gloo"), contains="no shardwire")
+        backend = shardwire.resolve_backend(None)
+        assert shardwire._C.is_backend(shardwire.resolve_backend(backend))
+
+    run_ranks(2, body)
+
+
+def test_no_default_group():
+    with pytest.raises(ValueError, match="init_process_group"):
+        shardwire.resolve_backend(None)
+
+
+def test_bad_arguments():
+    store = dist.HashStore()
+    for rank, size, kind in ((0, 0, ValueError), (2, 2, ValueError), (-1, 2, ValueError), ("0", 1, TypeError), (True, 1, TypeError)):
+        with pytest.raises(kind):
+            shardwire.create_process_group(store, rank, size)
+    with pytest.raises(ValueError):
+        shardwire.create_process_group(store, 0, 1, timeout=-1)
+    with pytest.raises(TypeError):
+        shardwire.create_process_group(store, 0, 1, timeout="soon")
+    with pytest.raises(TypeError):
+        shardwire.create_process_group(store, 0, 1, name=7)
+
+
+@pytest.mark.skipif(TORCH < (2, 0), reason="this torch takes no device:backend strings")
+def test_mixed_device_string(run_ranks, tmp_path):
+    def body(rank, size):
+        dist.init_process_group("cpu:shardwire", init_method=f"file://{tmp_path}/mixed", rank=rank, world_size=size)
+        tensor = torch.ones(2)
+        dist.all_reduce(tensor)
+        assert tensor.tolist() == [2.0, 2.0]
+        transpose(None, rank, size)
+        dist.destroy_process_group()
+
+    run_ranks(2, body, init=False)
+
+
+@pytest.mark.skipif(TORCH < (2, 0), reason="this torch does not wrap plug-ins in its debug mode")
+def test_debug_wrapper_is_seen_through(run_ranks, monkeypatch):
+    monkeypatch.setenv("TORCH_DISTRIBUTED_DEBUG", "DETAIL")
+
+    def body(rank, size):
+        dist.set_debug_level_from_env()
+        dist.init_process_group("shardwire", init_method=f"file://{store}", rank=rank, world_size=size)
+        tensor = torch.ones(2)
+        dist.all_reduce(tensor)
+        assert tensor.tolist() == [2.0, 2.0]
+        transpose(None, rank, size)
+        dist.destroy_process_group()
+
+    import tempfile
+    with tempfile.TemporaryDirectory() as folder:
+        store = folder + "/store"
+        run_ranks(2, body, init=False)
