@@ -198,13 +198,16 @@ bool Inbox::ownerDied() const {
   // The C library's lock word of a robust mutex is the futex the kernel knows: the owner's thread id, or FUTEX_OWNER_DIED once that thread
   // ended without unlocking. Reading it blocks nobody and takes nothing over, unlike a trylock.
   static_assert(sizeof(InboxHeader::liveness.__data.__lock) == sizeof(std::uint32_t));
-  const int word = __atomic_load_n(&header().liveness.__data.__lock, __ATOMIC_ACQUIRE);
+  // Relaxed: nothing is published by it.
+  const int word = __atomic_load_n(&header().liveness.__data.__lock, __ATOMIC_RELAXED);
   return (static_cast<std::uint32_t>(word) & FUTEX_OWNER_DIED) != 0;
 }
 
 bool Inbox::ownerLeft() const {
-  // Pairs with markLeft(): whatever the owner committed before is visible.
-  return header().state.load(std::memory_order_acquire) == static_cast<std::uint32_t>(RankState::kLeft);
+  constexpr auto kLeft = static_cast<std::uint32_t>(RankState::kLeft);
+  const std::atomic<std::uint32_t>& state = header().state;
+  // The acquire pairs with markLeft(): whatever the owner committed before is visible. It is not needed while there is nothing to see.
+  return state.load(std::memory_order_relaxed) == kLeft && state.load(std::memory_order_acquire) == kLeft;
 }
 
 void Inbox::holdLiveness() {

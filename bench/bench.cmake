@@ -1,0 +1,42 @@
+# The benches. Each is built where its packages are found; what is missing is said, not an error: `./run bench` prints what it could run.
+find_package(CLI11 QUIET)
+find_package(nlohmann_json QUIET)
+find_package(benchmark QUIET)
+find_package(MPI QUIET COMPONENTS CXX)
+
+function(shardwire_bench name)
+  add_executable(${name} ${ARGN})
+  target_include_directories(${name} PRIVATE ${PROJECT_SOURCE_DIR})
+  target_link_libraries(${name} PRIVATE shardwire_core shardwire_warnings fmt::fmt Threads::Threads)
+  set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/bench)
+endfunction()
+
+if(benchmark_FOUND)
+  shardwire_bench(kernels_bench bench/kernels_bench.cc)
+  target_link_libraries(kernels_bench PRIVATE benchmark::benchmark benchmark::benchmark_main)
+  shardwire_bench(plan_bench bench/plan_bench.cc)
+  target_link_libraries(plan_bench PRIVATE benchmark::benchmark benchmark::benchmark_main)
+else()
+  message(STATUS "benches: kernels_bench and plan_bench are left out, there is no libbenchmark-dev")
+endif()
+
+if(CLI11_FOUND AND nlohmann_json_FOUND)
+  # What the benches between ranks share: the one option parser, the report.
+  add_library(shardwire_bench_support STATIC bench/bench_options.cc bench/report.cc)
+  target_include_directories(shardwire_bench_support PUBLIC ${PROJECT_SOURCE_DIR})
+  target_link_libraries(shardwire_bench_support PUBLIC nlohmann_json::nlohmann_json fmt::fmt PRIVATE shardwire_warnings CLI11::CLI11)
+
+  shardwire_bench(reshape_bench bench/reshape_bench.cc bench/reshape_cases.cc bench/latency_cases.cc bench/bench_ranks.cc
+                  bench/count_allocations.cc tests/support/memory_store.cc)
+  target_link_libraries(reshape_bench PRIVATE shardwire_bench_support)
+
+  if(MPI_CXX_FOUND)
+    add_executable(alltoallw_bench bench/alltoallw_bench.cc)
+    target_link_libraries(alltoallw_bench PRIVATE shardwire_bench_support shardwire_warnings MPI::MPI_CXX)
+    set_target_properties(alltoallw_bench PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/bench)
+  else()
+    message(STATUS "benches: alltoallw_bench is left out, there is no MPI")
+  endif()
+else()
+  message(STATUS "benches: reshape_bench and alltoallw_bench are left out, there is no libcli11-dev or nlohmann-json3-dev")
+endif()

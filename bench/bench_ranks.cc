@@ -1,0 +1,132 @@
+#include "bench/bench_ranks.h"
+
+#include <fmt/format.h>
+#include <sched.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <chrono>
+#include <csignal>
+#include <cstdio>
+#include <cstdlib>
+#include <new>
+
+namespace shardwire::bench {
+
+namespace {
+
+constexpr int kMostRanks = 64;
+constexpr int kSpins = 20000;  // before a waiting rank yields its core
+
+void pinTo(int rank) {
+  cpu_set_t here, one;
+  if (sched_getaffinity(0, sizeof(here), &here) != 0) {
+    return;
+  }
+  int left = rank % CPU_COUNT(&here);
+  for (int cpu = 0; cpu < CPU_SETSIZE; ++cpu) {
+    if (CPU_ISSET(cpu, &here) && left-- == 0) {
+      CPU_ZERO(&one);
+      CPU_SET(cpu, &one);
+      (void)sched_setaffinity(0, sizeof(one), &one);
+      return;
+    }
+  }
+}
+
+}  // namespace
+
+struct BenchRanks::Shared {
+  std::atomic<int> numArrived{0};
+  std::atomic<unsigned> round{0};  // released by the last to arrive
+  std::array<double, kMostRanks> microseconds{};
+};
+
+BenchRanks::BenchRanks(int numRanks) : numRanks_(numRanks) {
+  void* memory = ::mmap(nullptr, sizeof(Shared), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  if (memory == MAP_FAILED || numRanks > kMostRanks) {
+    fail("no shared memory for the ranks");
+  }
+  shared_ = new (memory) Shared;
+}
+
+BenchRanks::~BenchRanks() {
+  ::munmap(shared_, sizeof(Shared));
+}
+
+bool BenchRanks::run(bool pin, const std::function<void(int rank)>& body) {
+  std::fflush(stdout);
+  std::vector<pid_t> children;
+  for (int rank = 1; rank < numRanks_; ++rank) {
+    const pid_t child = ::fork();
+    if (child < 0) {
+      fail("fork failed");
+    }
+    if (child == 0) {
+      ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+      rank_ = rank;
+      if (pin) {
+        pinTo(rank);
+      }
+      body(rank);
+      std::fflush(stdout);
+      ::_exit(0);
+    }
+    children.push_back(child);
+  }
+  if (pin) {
+    pinTo(0);
+  }
+  body(0);
+  bool areAllWell = true;
+  for (const pid_t child : children) {
+    int state = 0;
+    areAllWell = ::waitpid(child, &state, 0) == child && WIFEXITED(state) && WEXITSTATUS(state) == 0 && areAllWell;
+  }
+  return areAllWell;
+}
+
+void BenchRanks::barrier() {
+  const unsigned round = shared_->round.load(std::memory_order_relaxed);
+  if (shared_->numArrived.fetch_add(1, std::memory_order_acq_rel) + 1 == numRanks_) {
+    shared_->numArrived.store(0, std::memory_order_relaxed);
+    shared_->round.store(round + 1, std::memory_order_release);
+    return;
+  }
+  for (int spins = 0; shared_->round.load(std::memory_order_acquire) == round; ++spins) {
+    if (spins > kSpins) {
+      ::sched_yield();
+    }
+  }
+}
+
+std::vector<double> BenchRanks::measure(int warmup, int iterations, const std::function<void(int iteration)>& prepare,
+                                        const std::function<void()>& timed) {
+  std::vector<double> slowest;
+  for (int iteration = -warmup; iteration < iterations; ++iteration) {
+    prepare(iteration);
+    barrier();
+    const auto start = std::chrono::steady_clock::now();
+    timed();
+    const std::chrono::duration<double, std::micro> took = std::chrono::steady_clock::now() - start;
+    shared_->microseconds[static_cast<std::size_t>(rank_)] = took.count();
+    barrier();
+    if (iteration >= 0) {
+      slowest.push_back(*std::max_element(shared_->microseconds.begin(), shared_->microseconds.begin() + numRanks_));
+    }
+    barrier();  // nobody overwrites a time that another still reads
+  }
+  return slowest;
+}
+
+void fail(const std::string& message) {
+  fmt::print(stderr, "bench: {}\n", message);
+  std::exit(1);
+}
+
+}  // namespace shardwire::bench

@@ -1,0 +1,41 @@
+// Ranks of a bench: forked processes that share a barrier and their timings. The parent is rank 0.
+#pragma once
+
+#include <functional>
+#include <vector>
+
+#include "bench/bench_options.h"
+
+namespace shardwire::bench {
+
+class BenchRanks {
+ public:
+  // Shared memory for up to numRanks ranks. Make it before forking.
+  explicit BenchRanks(int numRanks);
+  ~BenchRanks();
+  BenchRanks(const BenchRanks&) = delete;
+  BenchRanks& operator=(const BenchRanks&) = delete;
+
+  // Forks ranks 1.., runs `body` in every rank, and waits for the others. False when one of them failed.
+  bool run(bool pin, const std::function<void(int rank)>& body);
+
+  int rank() const { return rank_; }
+  int size() const { return numRanks_; }
+  void barrier();
+
+  // Times `timed` on all ranks at once: per iteration prepare, barrier, timed. Microseconds of the slowest rank, one per iteration after the
+  // warm-up; on every rank.
+  std::vector<double> measure(int warmup, int iterations, const std::function<void(int iteration)>& prepare,
+                              const std::function<void()>& timed);
+
+ private:
+  struct Shared;
+  int numRanks_;
+  int rank_ = 0;
+  Shared* shared_;
+};
+
+// Prints and ends this rank with an error: a bench has nobody to hand errors to.
+[[noreturn]] void fail(const std::string& message);
+
+}  // namespace shardwire::bench
