@@ -21,6 +21,7 @@ namespace shardwire::bench {
 namespace {
 
 constexpr int kMostRanks = 64;
+constexpr std::size_t kTextBytes = std::size_t{4} << 20;
 constexpr int kSpins = 20000;  // before a waiting rank yields its core
 
 void pinTo(int rank) {
@@ -45,6 +46,8 @@ struct BenchRanks::Shared {
   std::atomic<int> numArrived{0};
   std::atomic<unsigned> round{0};  // released by the last to arrive
   std::array<double, kMostRanks> microseconds{};
+  std::size_t textBytes = 0;  // what rank 0's body returned; read once rank 0 has ended
+  std::array<char, kTextBytes> text;
 };
 
 BenchRanks::BenchRanks(int numRanks) : numRanks_(numRanks) {
@@ -59,10 +62,10 @@ BenchRanks::~BenchRanks() {
   ::munmap(shared_, sizeof(Shared));
 }
 
-bool BenchRanks::run(bool pin, const std::function<void(int rank)>& body) {
+std::optional<std::string> BenchRanks::run(bool pin, const std::function<std::string(int rank)>& body) {
   std::fflush(stdout);
   std::vector<pid_t> children;
-  for (int rank = 1; rank < numRanks_; ++rank) {
+  for (int rank = 0; rank < numRanks_; ++rank) {
     const pid_t child = ::fork();
     if (child < 0) {
       fail("fork failed");
@@ -73,22 +76,31 @@ bool BenchRanks::run(bool pin, const std::function<void(int rank)>& body) {
       if (pin) {
         pinTo(rank);
       }
-      body(rank);
+      const std::string text = body(rank);
+      if (rank == 0) {
+        if (text.size() > kTextBytes) {
+          fail("the report is too long");
+        }
+        shared_->textBytes = text.size();
+        std::copy(text.begin(), text.end(), shared_->text.begin());
+      }
       std::fflush(stdout);
       ::_exit(0);
     }
     children.push_back(child);
   }
-  if (pin) {
-    pinTo(0);
-  }
-  body(0);
   bool areAllWell = true;
-  for (const pid_t child : children) {
+  for (std::size_t numLeft = children.size(); numLeft > 0; --numLeft) {
     int state = 0;
-    areAllWell = ::waitpid(child, &state, 0) == child && WIFEXITED(state) && WEXITSTATUS(state) == 0 && areAllWell;
+    ::wait(&state);
+    if (areAllWell && !(WIFEXITED(state) && WEXITSTATUS(state) == 0)) {
+      areAllWell = false;
+      for (const pid_t child : children) {
+        ::kill(child, SIGKILL);  // they would wait for the one that failed
+      }
+    }
   }
-  return areAllWell;
+  return areAllWell ? std::optional(std::string(shared_->text.data(), shared_->textBytes)) : std::nullopt;
 }
 
 void BenchRanks::barrier() {

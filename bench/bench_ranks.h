@@ -1,7 +1,9 @@
-// Ranks of a bench: forked processes that share a barrier and their timings. The parent is rank 0.
+// Ranks of a bench: forked processes that share a barrier and their timings. The parent stays out of it, so that it can fork again.
 #pragma once
 
 #include <functional>
+#include <optional>
+#include <string>
 #include <vector>
 
 #include "bench/bench_options.h"
@@ -16,15 +18,15 @@ class BenchRanks {
   BenchRanks(const BenchRanks&) = delete;
   BenchRanks& operator=(const BenchRanks&) = delete;
 
-  // Forks ranks 1.., runs `body` in every rank, and waits for the others. False when one of them failed.
-  bool run(bool pin, const std::function<void(int rank)>& body);
+  // Forks the ranks, runs `body` in each, and waits for them. What rank 0's body returns; nullopt when a rank failed.
+  std::optional<std::string> run(bool pin, const std::function<std::string(int rank)>& body);
 
   int rank() const { return rank_; }
   int size() const { return numRanks_; }
   void barrier();
 
-  // Times `timed` on all ranks at once: per iteration prepare, barrier, timed. Microseconds of the slowest rank, one per iteration after the
-  // warm-up; on every rank.
+  // Times `timed` on all ranks at once: per iteration prepare, barrier, timed. Microseconds of the slowest rank, one per iteration after
+  // the warm-up; on every rank.
   std::vector<double> measure(int warmup, int iterations, const std::function<void(int iteration)>& prepare,
                               const std::function<void()>& timed);
 

@@ -15,16 +15,22 @@ double median(std::vector<double> values) {
 
 namespace {
 
-void printJson(const Report& report, const BenchOptions& options) {
-  nlohmann::json cases = nlohmann::json::object(), counts = nlohmann::json::object();
+nlohmann::ordered_json toJson(const Report& report) {
+  nlohmann::ordered_json cases = nlohmann::ordered_json::object(), counts = nlohmann::ordered_json::object();
   for (const CaseResult& result : report.cases) {
     cases[result.name] = {{"bytes", result.bytes}, {"us", result.microseconds}};
   }
   for (const CountResult& result : report.counts) {
     counts[result.name] = result.value;
   }
-  const nlohmann::json all = {{"bench", report.bench}, {"ranks", options.ranks}, {"rows", options.rows}, {"columns", options.columns},
-                              {"cases", cases},        {"counts", counts}};
+  return {{"bench", report.bench}, {"cases", cases}, {"counts", counts}};
+}
+
+void printJson(const Report& report, const BenchOptions& options) {
+  nlohmann::ordered_json all = toJson(report);
+  all["ranks"] = options.ranks;
+  all["rows"] = options.rows;
+  all["columns"] = options.columns;
   fmt::print("{}\n", all.dump());
 }
 
@@ -45,6 +51,22 @@ void printTable(const Report& report, const BenchOptions& options) {
 }
 
 }  // namespace
+
+std::string toText(const Report& report) {
+  return toJson(report).dump();
+}
+
+Report fromText(const std::string& text) {
+  const nlohmann::ordered_json all = nlohmann::ordered_json::parse(text);
+  Report report{all["bench"], {}, {}};
+  for (const auto& [name, result] : all["cases"].items()) {
+    report.cases.push_back({name, result["bytes"], result["us"]});
+  }
+  for (const auto& [name, value] : all["counts"].items()) {
+    report.counts.push_back({name, value});
+  }
+  return report;
+}
 
 void print(const Report& report, const BenchOptions& options) {
   if (options.json) {

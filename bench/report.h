@@ -11,8 +11,8 @@ namespace shardwire::bench {
 
 struct CaseResult {
   std::string name;
-  std::uint64_t bytes = 0;            // that one rank's output holds; 0: a latency
-  std::vector<double> microseconds;   // one per iteration, of the slowest rank
+  std::uint64_t bytes = 0;           // that one rank's output holds; 0: a latency
+  std::vector<double> microseconds;  // one per iteration, of the slowest rank
 };
 
 // A single number that is no time: allocations of a run.
@@ -27,8 +27,12 @@ struct Report {
   std::vector<CountResult> counts;
 };
 
-// Precondition: not empty.
+// Precondition: values are there.
 double median(std::vector<double> values);
+
+// A report as text, to hand it from one process to another.
+std::string toText(const Report& report);
+Report fromText(const std::string& text);
 
 void print(const Report& report, const BenchOptions& options);
 

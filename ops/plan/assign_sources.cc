@@ -257,7 +257,7 @@ bool Assigner::sameTiers(const TieredCell& a, const TieredCell& b) const {
   for (std::uint32_t t = 0; t < a.numTiers; ++t) {
     const Tier& x = tiers_[a.firstTier + t];
     const Tier& y = tiers_[b.firstTier + t];
-    if (x.numHolders != y.numHolders || x.holderSet != y.holderSet) {
+    if (x.numHolders != y.numHolders || (x.numHolders > 1 && x.holderSet != y.holderSet)) {
       return false;
     }
     for (std::uint32_t h = 0; x.holders != y.holders && h < x.numHolders; ++h) {

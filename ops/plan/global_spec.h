@@ -1,4 +1,5 @@
-// All ranks' LocalSpecs together: the one input of planning. Every rank holds the same GlobalSpec and so derives the same answers and errors.
+// All ranks' LocalSpecs together: the one input of planning. Every rank holds the same GlobalSpec and so derives the same answers and
+// errors.
 #pragma once
 
 #include <span>
@@ -11,7 +12,7 @@
 namespace shardwire::internal {
 
 struct RankSpec {
-  std::vector<LocalTensor> inputs;   // LocalTensor::tensor indexes GlobalSpec::tensors
+  std::vector<LocalTensor> inputs;  // LocalTensor::tensor indexes GlobalSpec::tensors
   std::vector<LocalTensor> outputs;
   friend bool operator==(const RankSpec&, const RankSpec&) = default;
 };

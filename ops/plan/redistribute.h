@@ -13,8 +13,8 @@ namespace shardwire::internal {
 // Which ranks share a host: hosts[r] == hosts[q] when r reaches q by shared memory. Empty: all on one host.
 using HostMap = std::span<const std::int32_t>;
 
-// The plan of `rank`. kInvalidArgument listing the first uncovered regions and the ranks that want them unless spec.allowGaps: the same text
-// whatever `rank` is, so every output of every rank is looked at for gaps (cheaply).
+// The plan of `rank`. kInvalidArgument listing the first uncovered regions and the ranks that want them unless spec.allowGaps: the same
+// text whatever `rank` is, so every output of every rank is looked at for gaps (cheaply).
 Result<Plan> redistribute(const GlobalSpec& spec, Rank rank, HostMap hosts = {});
 
 // Bytes per directed pair of ranks, for explain and plots, and the least bytes any plan must move between ranks.
@@ -26,7 +26,7 @@ struct Traffic {
     std::uint64_t pieces;
     friend bool operator==(const Edge&, const Edge&) = default;
   };
-  std::vector<Edge> edges;  // source == destination included; by (source, destination)
+  std::vector<Edge> edges;            // source == destination included; by (source, destination)
   std::uint64_t lowerBoundBytes = 0;  // output elements that the wanting rank does not hold itself; with a reduction, every remote addend
 };
 Result<Traffic> trafficOf(const GlobalSpec& spec, HostMap hosts = {});

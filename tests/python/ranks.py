@@ -114,6 +114,9 @@ def _rank_main(pipe: Connection, store_path: str, rank: int, n: int, timeout: fl
         pipe.close()
         sys.stdout.flush()
         sys.stderr.flush()
+        if code == 0:
+            # To ranks still at work one that leaves is one that died. The parent ends us once all have reported.
+            time.sleep(timeout)
     finally:
         os._exit(code)  # no atexit of a forked pytest, no teardown that could hang
 

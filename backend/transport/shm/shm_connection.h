@@ -25,7 +25,7 @@ struct ShmLink {
   pid_t pid = 0;
   bool sameProcess = false;
   Reach sameProcessReach = Reach::kDirect;  // of ordinary memory, when sameProcess: a forced path is kept to here too
-  Fd socket;  // stays open: it hangs up when the peer's process ends
+  Fd socket;                                // stays open: it hangs up when the peer's process ends
   std::shared_ptr<Inbox> mine;
   std::shared_ptr<Inbox> theirs;
   const SharedHeap* myHeap = nullptr;       // lives as long as the process

@@ -212,6 +212,7 @@ TEST(Redistribute, MergesCellsOfReplicasThatOthersCut) {
   std::vector<LocalSpec> specs = specsOf(3);
   specs[0].inputs = {boxTensor({0, 0}, {8, 8}, 7)};
   specs[1].inputs = {boxTensor({0, 0}, {8, 3}, 7), boxTensor({2, 0}, {3, 8}, 7)};
+  specs[2].inputs = {boxTensor({0, 0}, {8, 8}, 7)};
   specs[0].outputs = {boxTensor({0, 0}, {8, 8})};
   const std::vector<Plan> plans = plansOf(specs);
   EXPECT_EQ(plans[0].moves.size(), 1U) << dump(plans[0]);
