@@ -28,7 +28,8 @@ target_link_libraries(shardwire_torch INTERFACE ${SHARDWIRE_TORCH_LIB_DIR}/libto
 file(GLOB C10D_SOURCES CONFIGURE_DEPENDS backend/c10d/*.cc)
 add_library(shardwire_c10d SHARED ${C10D_SOURCES})
 target_include_directories(shardwire_c10d PUBLIC $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}>)
-target_link_libraries(shardwire_c10d PUBLIC shardwire_core PRIVATE fmt::fmt PUBLIC $<BUILD_INTERFACE:shardwire_torch>
+# Header-only: torch wheels bring a newer fmt of their own, whose headers come first and do not fit the system's library.
+target_link_libraries(shardwire_c10d PUBLIC shardwire_core PRIVATE fmt::fmt-header-only PUBLIC $<BUILD_INTERFACE:shardwire_torch>
                                      PRIVATE $<BUILD_INTERFACE:shardwire_warnings>)
 # Its whole surface is for the extension and for C++ programs.
 set_target_properties(shardwire_c10d PROPERTIES CXX_VISIBILITY_PRESET default VISIBILITY_INLINES_HIDDEN OFF)

@@ -54,11 +54,13 @@ class WorkBundle final : public Work {
       return;
     }
     struct Join {
+      Join(const std::vector<WorkPtr>& all, std::function<void(const Status&)> then)
+          : left(all.size()), works(all), callback(std::move(then)) {}
       std::atomic<std::size_t> left;  // acq_rel: the last one sees the statuses that the others set
       std::vector<WorkPtr> works;
       std::function<void(const Status&)> callback;
     };
-    auto join = std::make_shared<Join>(works_.size(), works_, std::move(callback));
+    auto join = std::make_shared<Join>(works_, std::move(callback));
     for (const WorkPtr& work : works_) {
       work->onDone([join](const Status&) {
         if (join->left.fetch_sub(1, std::memory_order_acq_rel) == 1) {

@@ -3,6 +3,9 @@
 #pragma once
 
 #include <memory>
+// Before ATen.h, which Work.hpp includes: clang in C++20 wants IValue complete there.
+#include <ATen/core/ivalue.h>
+
 #include <torch/csrc/distributed/c10d/Work.hpp>
 #include <vector>
 

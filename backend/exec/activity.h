@@ -39,8 +39,9 @@ class Activity : public Work, public std::enable_shared_from_this<Activity> {
   virtual Status onFrame(Engine& engine, Rank from, const FrameHeader& header, std::span<const std::byte> payload) = 0;
   // Nothing is left to do.
   virtual bool finished() const = 0;
-  // Whether the operation cannot end without this peer, and how it stands with it, for messages: "rank 2 (did not arrive)".
+  // Whether the operation cannot end without more from this peer.
   virtual bool needs(Rank peer) const = 0;
+  // For messages: "rank(s) 2 did not arrive".
   virtual std::string waitingFor() const = 0;
   // True: a timeout of this operation leaves the group usable (compileOp), because no tensor was touched.
   virtual bool cancellable() const { return false; }

@@ -14,6 +14,8 @@ namespace {
 
 // A copy from memory that needs no staging goes in pieces of this size, so that other edges are looked at in between.
 constexpr std::size_t kCopySegment = std::size_t{1} << 20;
+// Plans that write this much leave nothing useful in the cache: every piece is stored past it.
+constexpr std::uint64_t kStreamFrom = std::uint64_t{8} << 20;
 // Local runs shorter than this are not worth an entry each in a scatter read: the box is read whole and unpacked.
 constexpr std::size_t kMinScatterRun = 512;
 
@@ -59,9 +61,12 @@ PlanRun::PlanRun(std::shared_ptr<const Plan> plan) : plan_(std::move(plan)) {
     receives_[i].hasCombines = edge.numItems > edge.count;
   }
   std::uint32_t most = 0;
+  std::uint64_t written = 0;
   for (const PlanMove& move : plan_->moves) {
     most = std::max(most, move.numSources);
+    written += moveBytes(*plan_, move);
   }
+  hint_ = written >= kStreamFrom ? StoreHint::kStream : StoreHint::kAuto;
   combineSources_.resize(most);
 }
 
@@ -177,10 +182,23 @@ Status PlanRun::onFrame(Engine& engine, Rank from, const FrameHeader& header, st
   return Status::ok();
 }
 
-bool PlanRun::needs(Rank peer) const {
+bool PlanRun::isOpen(Rank peer) const {
   const auto p = static_cast<std::size_t>(peer);
   return (sendTo_[p] >= 0 && !sends_[static_cast<std::size_t>(sendTo_[p])].done) ||
          (receiveOf_[p] >= 0 && !receives_[static_cast<std::size_t>(receiveOf_[p])].done);
+}
+
+bool PlanRun::needs(Rank peer) const {
+  const auto p = static_cast<std::size_t>(peer);
+  if (sendTo_[p] >= 0 && !sends_[static_cast<std::size_t>(sendTo_[p])].done) {
+    return true;
+  }
+  if (!isOpen(peer)) {
+    return false;
+  }
+  // What it sent and we did not take yet, because another rank's part comes first, may be all that is missing.
+  const auto frame = engine->connection(peer)->peek(Lane::kBulk);
+  return frame.empty() || readHeader(frame).seq > seq;
 }
 
 bool PlanRun::heardFrom(Rank peer) const {
@@ -201,7 +219,7 @@ std::string PlanRun::waitingFor() const {
   std::string slow;
   const auto add = [](std::string& list, Rank rank) { list += fmt::format("{}{}", list.empty() ? "" : ", ", rank); };
   for (Rank peer = 0; peer < plan_->worldSize; ++peer) {
-    if (!needs(peer)) {
+    if (!isOpen(peer)) {
       continue;
     }
     const bool heard = heardFrom(peer);
@@ -244,7 +262,7 @@ bool PlanRun::stepOwnCopies() {
   Dims offset = source.offset;
   addTo(offset, cursor_.offset());
   copyBox(outputBox(move, cursor_.offset()), boxOf(inputs_[static_cast<std::size_t>(source.input)], offset), cursor_.shape(),
-          elemBytesOf(move));
+          elemBytesOf(move), hint_);
   cursor_.next();
   if (cursor_.done()) {
     cursorOpen_ = false;
@@ -315,7 +333,7 @@ bool PlanRun::copySegment(Engine& engine, const PlanEdge& edge, ReceiveState& st
       engine.desync(edge.peer, seq);
       return false;
     }
-    unpackBox(dst, state.frame.data() + state.read, shape, elemBytes);
+    unpackBox(dst, state.frame.data() + state.read, shape, elemBytes, hint_);
     consume(engine, edge, state, state.cursor.bytes());
     return true;
   }
@@ -325,7 +343,7 @@ bool PlanRun::copySegment(Engine& engine, const PlanEdge& edge, ReceiveState& st
   if (slot.reach == Reach::kDirect) {
     // The peer's memory is only read; StridedBox has no const twin.
     const StridedBox src{const_cast<std::byte*>(slot.base) + byteOffset(slot.byteStrides, offset), slot.byteStrides};
-    copyBox(dst, src, shape, elemBytes);
+    copyBox(dst, src, shape, elemBytes, hint_);
     return true;
   }
   if (Status status = readBox(engine, *engine.connection(edge.peer), dst, slot, offset, shape, elemBytes); !status.isOk()) {
@@ -397,7 +415,7 @@ Status PlanRun::readBox(Engine& engine, Connection& connection, const StridedBox
   });
   SW_RETURN_IF_ERROR(connection.read(runs_));
   if (unpack) {
-    unpackBox(dst, local.bytes, shape, elemBytes);
+    unpackBox(dst, local.bytes, shape, elemBytes, hint_);
   }
   return Status::ok();
 }
@@ -526,7 +544,7 @@ bool PlanRun::stepCombines(Engine& engine) {
       return moved;
     }
     reduceBox(outputBox(move, cursor_.offset()), std::span(combineSources_).first(move.numSources), cursor_.shape(),
-              plan_->outputs[static_cast<std::size_t>(move.output)].dtype, move.reduction);
+              plan_->outputs[static_cast<std::size_t>(move.output)].dtype, move.reduction, hint_);
     consumeSources(engine, move);
     moved = true;
     budget -= std::min(budget, cursor_.bytes());

@@ -103,6 +103,7 @@ class PlanRun final : public Activity {
                  const Dims& shape, std::size_t elemBytes);
   ReceiveState& receiveFrom(Rank peer) { return receives_[static_cast<std::size_t>(receiveOf_[static_cast<std::size_t>(peer)])]; }
   bool sendsPacked() const;
+  bool isOpen(Rank peer) const;
   bool heardFrom(Rank peer) const;
   StridedBox outputBox(const PlanMove& move, const Dims& segmentOffset) const;
   std::size_t elemBytesOf(const PlanMove& move) const;
@@ -112,6 +113,7 @@ class PlanRun final : public Activity {
   std::vector<TensorView> inputs_;
   std::vector<TensorView> outputs_;
   bool inPlace_ = false;
+  StoreHint hint_ = StoreHint::kAuto;  // for everything that this plan writes
   std::shared_ptr<Activity> after_;
 
   std::vector<SendState> sends_;         // by Plan::sends

@@ -65,11 +65,12 @@ std::optional<Extent> ExtentMap::takeFrom(const BySize& candidates, std::uint64_
   return std::nullopt;
 }
 
-std::optional<Extent> ExtentMap::take(std::uint64_t bytes, std::uint64_t alignment) {
-  if (auto extent = takeFrom(dirtyBySize_, bytes, alignment)) {
-    return extent;
+std::optional<Extent> ExtentMap::take(std::uint64_t bytes, std::uint64_t alignment, bool* wasDirty) {
+  auto extent = takeFrom(dirtyBySize_, bytes, alignment);
+  if (wasDirty != nullptr) {
+    *wasDirty = extent.has_value();
   }
-  return takeFrom(cleanBySize_, bytes, alignment);
+  return extent ? extent : takeFrom(cleanBySize_, bytes, alignment);
 }
 
 std::optional<Extent> ExtentMap::takeOldestDirty(std::uint64_t most) {

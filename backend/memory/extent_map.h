@@ -23,7 +23,8 @@ class ExtentMap {
   explicit ExtentMap(std::uint64_t bytes) { insert({0, bytes}, false); }
 
   // The smallest extent that holds `bytes` at a multiple of `alignment` (a power of two), dirty ones first: their pages need no faulting.
-  std::optional<Extent> take(std::uint64_t bytes, std::uint64_t alignment);
+  // `wasDirty` (may be null) tells which it was.
+  std::optional<Extent> take(std::uint64_t bytes, std::uint64_t alignment, bool* wasDirty = nullptr);
   // Gives a range back.
   void give(Extent extent, bool dirty) { insert(extent, dirty); }
   // Takes up to `most` bytes out of the dirty extent that has waited longest for reuse.

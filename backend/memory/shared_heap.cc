@@ -20,6 +20,7 @@
 #include "backend/base/mutex.h"
 #include "backend/base/system_error.h"
 #include "backend/memory/extent_map.h"
+#include "backend/memory/huge_pages.h"
 #include "backend/memory/small_blocks.h"
 #include "shardwire/options.h"
 
@@ -100,14 +101,20 @@ class MemfdHeap final : public SharedHeap {
 
  private:
   MemfdHeap(Fd fd, Mapping mapping, const MemfdHeap* inherited)
-      : fd_(std::move(fd)), mapping_(std::move(mapping)), inherited_(inherited), cacheLimit_(cacheLimit()), extents_(mapping_.size()) {}
+      : fd_(std::move(fd)),
+        mapping_(std::move(mapping)),
+        inherited_(inherited),
+        cacheLimit_(cacheLimit()),
+        hugePages_(HugePages::areOnDemand()),
+        extents_(mapping_.size()) {}
 
   bool contains(const void* bytes) const {
     const auto* at = static_cast<const std::byte*>(bytes);
     return at >= mapping_.bytes() && at < mapping_.bytes() + mapping_.size();
   }
   std::optional<std::uint64_t> takeSmall(std::uint64_t bytes) SW_REQUIRES(mutex_);
-  std::optional<std::uint64_t> takeLarge(std::uint64_t bytes) SW_REQUIRES(mutex_);
+  // `isNew`: a block of huge pages that holds no memory yet.
+  std::optional<std::uint64_t> takeLarge(std::uint64_t bytes, bool* isNew) SW_REQUIRES(mutex_);
   void giveBack(std::uint64_t offset) SW_REQUIRES(mutex_);
   // Returns pages of free extents to the system until at most `limit` bytes keep theirs.
   void purge(std::uint64_t limit) SW_EXCLUDES(mutex_);
@@ -116,6 +123,7 @@ class MemfdHeap final : public SharedHeap {
   const Mapping mapping_;
   const MemfdHeap* const inherited_;
   const std::uint64_t cacheLimit_;
+  HugePages hugePages_;
   std::atomic<bool> isInherited_{false};  // set once, in a child that has one thread then
   std::atomic<std::uint64_t> usedBytes_{0};
   Mutex mutex_;
@@ -139,9 +147,11 @@ std::optional<std::uint64_t> MemfdHeap::takeSmall(std::uint64_t bytes) {
   return offset;
 }
 
-std::optional<std::uint64_t> MemfdHeap::takeLarge(std::uint64_t bytes) {
+std::optional<std::uint64_t> MemfdHeap::takeLarge(std::uint64_t bytes, bool* isNew) {
   const std::uint64_t unit = bytes >= kHugePage ? kHugePage : kPage;
-  const auto extent = extents_.take(roundUp(bytes, unit), unit);
+  bool wasDirty = false;
+  const auto extent = extents_.take(roundUp(bytes, unit), unit, &wasDirty);
+  *isNew = unit == kHugePage && !wasDirty;
   if (!extent) {
     return std::nullopt;
   }
@@ -159,10 +169,18 @@ Result<void*> MemfdHeap::allocate(std::size_t bytes) {
       if (again) {
         purge(0);  // dirty and clean neighbours become one, which may be enough
       }
-      const MutexLock lock(mutex_);
-      const auto offset = bytes <= kMaxSmallBytes ? takeSmall(bytes) : takeLarge(bytes);
+      bool isNew = false;
+      std::optional<std::uint64_t> offset;
+      {
+        const MutexLock lock(mutex_);
+        offset = bytes <= kMaxSmallBytes ? takeSmall(bytes) : takeLarge(bytes, &isNew);
+      }
       if (offset) {
-        return static_cast<void*>(mapping_.bytes() + *offset);
+        std::byte* block = mapping_.bytes() + *offset;
+        if (isNew) {
+          hugePages_.back(block, roundUp(bytes, kHugePage));
+        }
+        return static_cast<void*>(block);
       }
     }
   }

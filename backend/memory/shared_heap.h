@@ -20,7 +20,8 @@ class SharedHeap {
   static SharedHeap* instanceIfMade();
 
   virtual ~SharedHeap() = default;
-  // 64-byte aligned (2 MiB aligned from 2 MiB on); kSystem when the reservation is exhausted. bytes == 0 gives a unique pointer.
+  // 64-byte aligned (2 MiB aligned from 2 MiB on, and then backed by memory at once where the kernel has huge pages to give); kSystem when
+  // the reservation is exhausted. bytes == 0 gives a unique pointer.
   virtual Result<void*> allocate(std::size_t bytes) = 0;
   // Accepts what allocate() gave, from any thread. Memory of large blocks goes back to the system after a while of not being reused.
   virtual void free(void* bytes) = 0;

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping, Sequence
-from typing import Any, Union
+from typing import Any, Literal, Union
 
 import torch
 
@@ -16,6 +16,7 @@ from ._layout import Layout, _kind, is_dtensor, local_tensor
 from ._spec import Side, Spec, TensorRegion, build_spec
 
 _Tensor = torch.Tensor
+_ErrorKind = Literal["value", "type", "runtime", "unsupported"]
 Dims = Sequence[int]
 Item = Union[Mapping[str, Any], TensorRegion, Layout, torch.Tensor]
 Items = Union[Sequence[Item], Mapping[str, Union[Item, Sequence[Item]]]]
@@ -49,7 +50,7 @@ def compile_op(group: Any, shape: Dims | Mapping[str, Dims] | None = None, dtype
     backend = resolve_backend(group)
     seconds: float | None = None
     spec: Spec | None = None
-    error: tuple[str, str] | None = None
+    error: tuple[_ErrorKind, str] | None = None
     try:
         seconds = as_seconds(timeout)
         if not isinstance(allow_gaps, bool):
@@ -66,11 +67,12 @@ def compile_op(group: Any, shape: Dims | Mapping[str, Dims] | None = None, dtype
     return CustomOp(native, spec.inputs, spec.outputs)
 
 
-def _error_kind(failure: Exception) -> str:
-    for kind, cls in (("type", TypeError), ("value", ValueError), ("unsupported", NotImplementedError)):
-        if isinstance(failure, cls):
-            return kind
-    return "runtime"
+def _error_kind(failure: Exception) -> _ErrorKind:
+    if isinstance(failure, TypeError):
+        return "type"
+    if isinstance(failure, ValueError):
+        return "value"
+    return "unsupported" if isinstance(failure, NotImplementedError) else "runtime"
 
 
 class CustomOp:
@@ -173,7 +175,8 @@ def _flatten(side: Side, value: Any) -> list[torch.Tensor]:
 
 def _flatten_keyed(side: Side, value: Mapping[Any, Any]) -> list[torch.Tensor]:
     if side.keys is None and (side.held or value):
-        raise TypeError(f"{side.label} is a dict, but compile_op was given {'a flat list' if side.held else 'no ' + side.label}; give a list of tensors")
+        given = "a flat list" if side.held else f"no {side.label}"
+        raise TypeError(f"{side.label} is a dict, but compile_op was given {given}; give a list of tensors")
     keys = side.keys or {}
     for name in value:
         if name not in keys:

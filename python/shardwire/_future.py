@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import _thread
 import asyncio
 import sys
+import threading
 import traceback
 from collections.abc import Generator
 from datetime import timedelta
@@ -93,8 +95,18 @@ class Future:
                 self._work.wait(None)
         except AttributeError:
             pass  # __init__ did not get through, or the interpreter is taking modules apart
+        except KeyboardInterrupt:
+            _interrupt_later()
         except BaseException as error:  # noqa: B902: nothing may leave a destructor
             _print_lost(error)
+
+
+def _interrupt_later() -> None:
+    """Ctrl-C while a destructor waits: raised in it, it would be swallowed. So the main thread gets it again, once the destructor is over."""
+    try:
+        threading.Timer(0.02, _thread.interrupt_main).start()
+    except RuntimeError:
+        pass  # no threads at interpreter exit: the program ends anyway
 
 
 def _wake(loop: asyncio.AbstractEventLoop, arrived: asyncio.Future[None]) -> None:

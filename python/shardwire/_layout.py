@@ -9,7 +9,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Union
+from typing import Any, Literal, Union
 
 import torch
 
@@ -57,7 +57,7 @@ class StridedShard:
 
 Placement = Union[Shard, Replicate, Partial, StridedShard]
 # kind, dim, split factor, reduction: what the native side reads.
-NativePlacement = tuple[str, int, int, "str | None"]
+NativePlacement = tuple[Literal["replicate", "shard", "strided_shard", "partial"], int, int, "str | None"]
 
 
 def as_dims(value: Any, what: str) -> tuple[int, ...]:
@@ -126,6 +126,7 @@ class Layout:
     placements: tuple[Placement, ...]
     shape: tuple[int, ...]
     dtype: torch.dtype
+    _native: list[NativePlacement]
 
     def __init__(self, mesh: Any, placements: Sequence[Any], shape: Sequence[int], dtype: torch.dtype) -> None:
         mesh_shape, ranks = _read_mesh(mesh)

@@ -62,7 +62,8 @@ def svg_picture(traffic: Mapping[str, Any], title: str | None = None) -> str:
     between = sum(matrix[s][d] for s in range(size) for d in range(size) if s != d)
     own = sum(matrix[r][r] for r in range(size))
     heading = title or traffic.get("name") or "compiled op"
-    facts = f"{human_bytes(between)} between ranks, {human_bytes(own)} within, least possible between ranks {human_bytes(int(traffic.get('lower_bound_bytes', 0)))}"
+    least = human_bytes(int(traffic.get("lower_bound_bytes", 0)))
+    facts = f"{human_bytes(between)} between ranks, {human_bytes(own)} within, least possible between ranks {least}"
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" viewBox="0 0 {width} {height}" font-family="sans-serif">',
         f"<title>{escape(str(heading))}</title>",
@@ -153,7 +154,8 @@ def _matrix(matrix: list[list[int]], x: float, y: float, cell: float) -> list[st
                                fill=_INK if amount else _FAINT))
         parts.append(_text(x + (size + 0.5) * cell, y + (source + 0.5) * cell + 4, human_bytes(sum(matrix[source])), font, fill=_FAINT))
     for target in range(size):
-        parts.append(_text(x + (target + 0.5) * cell, y + (size + 0.5) * cell + 4, human_bytes(sum(row[target] for row in matrix)), font, fill=_FAINT))
+        received = sum(row[target] for row in matrix)
+        parts.append(_text(x + (target + 0.5) * cell, y + (size + 0.5) * cell + 4, human_bytes(received), font, fill=_FAINT))
     return parts
 
 

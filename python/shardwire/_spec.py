@@ -38,8 +38,9 @@ class TensorRegion:
 
 
 # name, shape, dtype, reduction | tensor index, local shape, [(offset, shape, local offset)], replica class.
-NativeTensor = tuple[str, "tuple[int, ...] | None", torch.dtype, "str | None"]
-NativeLocal = tuple[int, tuple[int, ...], list[Any], int]
+NativeTensor = tuple[str, "Sequence[int] | None", torch.dtype, "str | None"]
+NativeBox = tuple[Sequence[int], Sequence[int], Sequence[int]]
+NativeLocal = tuple[int, Sequence[int], Sequence[NativeBox], int]
 
 
 @dataclass(slots=True)
@@ -174,6 +175,7 @@ class _Builder:
 
     def read_item(self, side: Side, item: Any, key: str | None, where: str, ordinals: dict[str, int]) -> None:
         """One entry of a list; ``key`` is the tensor's name in a dict of lists, None in a flat list."""
+        local: NativeLocal | None
         if isinstance(item, TensorRegion):
             local = self.read_region(item.offset, item.shape, item.device, item.tensor_id, key, where)
         elif isinstance(item, Mapping):

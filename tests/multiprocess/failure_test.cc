@@ -191,6 +191,25 @@ TEST(LeavingRank, FailsThoseWhoStillNeedIt) {
   });
 }
 
+TEST(LeavingRank, HasDoneItsPartOnceItsFramesAreSent) {
+  MemoryStore store;
+  runRanksAsProcesses(3, [&](Rank rank) {
+    auto group = join(store, rank, 3);
+    ASSERT_NE(group, nullptr);
+    std::vector<float> values(10, static_cast<float>(rank + 1));
+    const auto view = TensorView::contiguous(values.data(), DType::kFloat32, {10});
+    // Rank 2 only gives, and goes. Rank 1 comes much later; until then rank 0 cannot take what rank 2 sent, since it adds in rank order.
+    if (rank == 1) {
+      std::this_thread::sleep_for(milliseconds(300));
+    }
+    auto work = group->reduce(view, 0, ReduceOp::kSum);
+    ASSERT_TRUE(work.isOk()) << work.status().message();
+    const Status status = (*work)->wait();
+    ASSERT_TRUE(status.isOk()) << status.message();
+    EXPECT_EQ(values[9], rank == 0 ? 6.0f : static_cast<float>(rank + 1));
+  });
+}
+
 TEST(KilledJob, LeavesNothingBehind) {
   const auto shm = namesIn("/dev/shm", "");
   const auto tmp = namesIn("/tmp", "shardwire");

@@ -52,8 +52,8 @@ def run_ranks(n: int, fn: Callable[..., Any], *args: Any, timeout: float = 60, j
         sys.stderr.flush()
         for rank in range(n):
             receiver, sender = context.Pipe(duplex=False)
-            process = context.Process(target=_rank_main, args=(sender, os.path.join(folder, "store"), rank, n, timeout, join, default_group, fn, args),
-                                      daemon=True)
+            whole = (sender, os.path.join(folder, "store"), rank, n, timeout, join, default_group, fn, args)
+            process = context.Process(target=_rank_main, args=whole, daemon=True)
             process.start()
             sender.close()
             pipes[receiver] = rank

@@ -63,8 +63,9 @@ def test_all_forms_of_a_spec_mean_the_same() -> None:
 
 def forms_of_calls(rank: int) -> None:
     op = all_gather(rank, 2, 2)
-    for call in (lambda a, b: op([a], [b]), lambda a, b: op((a,), (b,)), lambda a, b: op(a, b), lambda a, b: op(input_tensors=[a], output_tensors=[b]),
-                 lambda a, b: op([torch.nn.Parameter(a)], [b]), lambda a, b: op([a], [b], timeout=30), op.bind([torch.full((2,), rank + 1.0)], [torch.zeros(4)])):
+    bound_op = op.bind([torch.full((2,), rank + 1.0)], [torch.zeros(4)])
+    for call in (lambda a, b: op([a], [b]), lambda a, b: op((a,), (b,)), lambda a, b: op(a, b), lambda a, b: op([torch.nn.Parameter(a)], [b]),
+                 lambda a, b: op(input_tensors=[a], output_tensors=[b]), lambda a, b: op([a], [b], timeout=30), bound_op):
         whole = torch.zeros(4)
         if isinstance(call, shardwire.BoundOp):
             call().wait()
@@ -170,13 +171,13 @@ def test_nan_propagates() -> None:
 
 
 def every_dtype(rank: int) -> int:
-    names = ("bool", "uint8", "int8", "int16", "int32", "int64", "uint16", "uint32", "uint64", "float16", "bfloat16", "float32", "float64", "complex32",
-             "complex64", "complex128", "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz", "float8_e8m0fnu")
+    names = ("bool", "uint8", "int8", "int16", "int32", "int64", "uint16", "uint32", "uint64", "float16", "bfloat16", "float32", "float64",
+             "complex32", "complex64", "complex128", "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz", "float8_e8m0fnu")
     known = [getattr(torch, name) for name in names if hasattr(torch, name)]
     for dtype in known:
         size = torch.empty((), dtype=dtype).element_size()
-        bits = ((torch.arange(8 * size) * 37 + 11 * rank) % 2 if dtype == torch.bool else (torch.arange(8 * size) * 37 + 11 * rank) % 256).to(torch.uint8)
         expected = [((torch.arange(8 * size) * 37 + 11 * r) % (2 if dtype == torch.bool else 256)).to(torch.uint8) for r in range(2)]
+        bits = expected[rank].clone()
         op = shardwire.compile_op(group(), [2, 8], dtype, [box([rank, 0], [1, 8])], [box([0, 0], [2, 8])])
         out = torch.zeros(16 * size, dtype=torch.uint8).view(dtype).reshape(2, 8)
         op([bits.view(dtype).reshape(1, 8)], [out]).wait()
@@ -450,6 +451,25 @@ def test_a_dropped_future_prints_its_error_once_and_never_raises() -> None:
     assert "Exception ignored" not in ended.stderr and "a Future was dropped" in ended.stderr
 
 
+INTERRUPTED = """
+import time
+from shardwire._future import Future
+class Interrupted:
+    def wait(self, timeout): raise KeyboardInterrupt
+try:
+    Future(Interrupted())
+    time.sleep(5)
+    print("slept")
+except KeyboardInterrupt:
+    print("interrupted")
+"""
+
+
+def test_ctrl_c_while_a_dropped_future_waits_is_not_lost() -> None:
+    ended = subprocess.run([sys.executable, "-c", INTERRUPTED], capture_output=True, text=True, timeout=120)
+    assert ended.stdout.strip() == "interrupted" and ended.stderr == "", ended
+
+
 # Bind, inspection.
 
 def bound(rank: int) -> None:
@@ -527,4 +547,5 @@ def test_pictures_of_any_number_of_ranks_even_idle_ones(world: int) -> None:
     edges = [{"src": 0, "dst": world - 1, "bytes": 3 << 20, "pieces": 1}]
     for some in (edges, []):
         ElementTree.fromstring(svg_picture({"name": "", "world_size": world, "edges": some, "lower_bound_bytes": 0}))
-    assert [human_bytes(n) for n in (0, 1, 999, 1536, 3 << 20, 474 << 20, 1000 << 20)] == ["0", "1 B", "999 B", "1.5 KiB", "3.0 MiB", "474 MiB", "1.0 GiB"]
+    sizes = [human_bytes(n) for n in (0, 1, 999, 1536, 3 << 20, 474 << 20, 1000 << 20)]
+    assert sizes == ["0", "1 B", "999 B", "1.5 KiB", "3.0 MiB", "474 MiB", "1.0 GiB"]

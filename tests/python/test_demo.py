@@ -106,6 +106,9 @@ def broken_files(folder: Path) -> dict[str, tuple[str, str]]:
     def one(**changes: Any) -> bytes:
         return header({"w": {"dtype": "F32", "shape": [4], "data_offsets": [0, 16], **changes}})
 
+    def raw_bytes(begin: int, end: int) -> dict[str, Any]:
+        return {"dtype": "U8", "shape": [end - begin], "data_offsets": [begin, end]}
+
     contents: dict[str, tuple[bytes, str]] = {
         "empty.safetensors": (b"", "the file is empty"),
         "empty.pt": (b"", "the file is empty"),
@@ -128,8 +131,8 @@ def broken_files(folder: Path) -> dict[str, tuple[str, str]]:
         "huge.safetensors": (one(shape=[2**62, 2**62]), "needs "),
         "offsets.safetensors": (one(data_offsets=[16, 0]), "which are no range"),
         "beyond.safetensors": (one(shape=[8], data_offsets=[0, 32]), "truncated: the tensors take 32"),
-        "hole.safetensors": (header({"a": {"dtype": "U8", "shape": [4], "data_offsets": [0, 4]}, "b": {"dtype": "U8", "shape": [4], "data_offsets": [12, 16]}}), "begin at 12"),
-        "overlap.safetensors": (header({"a": {"dtype": "U8", "shape": [16], "data_offsets": [0, 16]}, "b": {"dtype": "U8", "shape": [4], "data_offsets": [4, 8]}}), "begin at 4"),
+        "hole.safetensors": (header({"a": raw_bytes(0, 4), "b": raw_bytes(12, 16)}), "begin at 12"),
+        "overlap.safetensors": (header({"a": raw_bytes(0, 16), "b": raw_bytes(4, 8)}), "begin at 4"),
         "nothing.safetensors": (header({}, b""), "holds no tensors"),
         "nameless.safetensors": (header({"": {"dtype": "U8", "shape": [16], "data_offsets": [0, 16]}}), "without a name"),
         "garbage.pt": (b"garbage" * 40, "torch cannot read it"),
@@ -181,10 +184,11 @@ def test_broken_folders(tmp_path: Path) -> None:
             write_safetensors(tmp_path / name / "a.safetensors", {"w": torch.zeros(2)})
     write_safetensors(tmp_path / "double" / "b.safetensors", {"w": torch.zeros(2)})
     for name, index in (("index", "{"), ("missing", json.dumps({"weight_map": {"w": "b.safetensors"}})),
-                        ("escape", json.dumps({"weight_map": {"w": "../a.safetensors"}})), ("unlisted", json.dumps({"weight_map": {"v": "a.safetensors"}}))):
+                        ("escape", json.dumps({"weight_map": {"w": "../a.safetensors"}})),
+                        ("unlisted", json.dumps({"weight_map": {"v": "a.safetensors"}}))):
         (tmp_path / name / "model.safetensors.index.json").write_text(index)
-    cases = {"nothing": "has no *.safetensors", "double": "which a.safetensors holds as well", "index": "is not an index", "missing": "b.safetensors is missing",
-             "escape": "is not in its folder", "unlisted": "which does not have it"}
+    cases = {"nothing": "has no *.safetensors", "double": "which a.safetensors holds as well", "index": "is not an index",
+             "missing": "b.safetensors is missing", "escape": "is not in its folder", "unlisted": "which does not have it"}
     for name, text in cases.items():
         with pytest.raises(CheckpointError) as caught:
             load_checkpoint(tmp_path / name)
@@ -300,11 +304,13 @@ def test_demo_refuses_wrong_files_and_arguments_with_status_2(tmp_path: Path) ->
     (tmp_path / "cut.safetensors").write_bytes(b"\x10\0\0\0\0\0\0\0{")
     good = tmp_path / "good.safetensors"
     write_safetensors(good, {"w": torch.zeros(2)})
-    for arguments, text in ((["--checkpoint", str(tmp_path / "cut.safetensors")], "truncated"), (["--checkpoint", str(tmp_path / "none.pt")], "no such file"),
+    for arguments, text in ((["--checkpoint", str(tmp_path / "cut.safetensors")], "truncated"),
+                            (["--checkpoint", str(tmp_path / "none.pt")], "no such file"),
                             (["--checkpoint", str(good), "--json", str(tmp_path / "no" / "out.json")], "cannot be written")):
         ended = demo(*arguments)
         assert ended.returncode == 2 and text in ended.stderr and len(ended.stderr.strip().splitlines()) == 1, ended.stderr
-    for arguments, text in ((["--ranks", "1"], "at least 2"), (["--runs", "0"], "at least 1"), (["--picture", "x.gif"], ".svg or .png"), (["--timeout", "-1"], "above 0")):
+    for arguments, text in ((["--ranks", "1"], "at least 2"), (["--runs", "0"], "at least 1"), (["--picture", "x.gif"], ".svg or .png"),
+                            (["--timeout", "-1"], "above 0")):
         ended = demo(*arguments)
         assert ended.returncode == 2 and text in ended.stderr, ended.stderr
 
@@ -350,6 +356,6 @@ sys.exit(__main__.main(sys.argv[1:]))
 
 def test_a_rank_that_dies_is_named(tmp_path: Path) -> None:
     write_safetensors(tmp_path / "m.safetensors", {"w": torch.zeros(8, 8)})
-    ended = subprocess.run([sys.executable, "-c", KILLED, "--checkpoint", str(tmp_path / "m.safetensors"), "--runs", "1"], capture_output=True, text=True,
-                           timeout=120, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)})
+    ended = subprocess.run([sys.executable, "-c", KILLED, "--checkpoint", str(tmp_path / "m.safetensors"), "--runs", "1"], capture_output=True,
+                           text=True, timeout=120, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)})
     assert ended.returncode == 1 and "died (exit code -9)" in ended.stderr, ended.stderr

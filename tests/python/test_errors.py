@@ -99,8 +99,10 @@ SPECS: dict[str, tuple[Callable[[int], Spec], type[Exception], str]] = {
     "offset is a number": (only(2, inputs=[box(0, [1, 4])]), TypeError, r"rank 2: inputs\[0\]: offset is 0"),
     "offset holds a float": (only(2, inputs=[box([0.5, 0], [1, 4])]), TypeError, r"rank 2: inputs\[0\]: offset\[0\] is 0\.5"),
     "offset leaves 64 bits": (only(2, inputs=[box([2**70, 0], [1, 4])]), ValueError, r"rank 2: inputs\[0\]: offset\[0\].*64 bits"),
-    "offset and shape differ in length": (only(2, inputs=[box([0], [1, 4])]), ValueError, r"rank 2: inputs\[0\]: offset has 1 dimensions and shape 2"),
-    "region has too many dimensions": (only(0, inputs=[box([0, 0, 0], [1, 4, 1])]), ValueError, r"rank 0: inputs\[0\] has 3 dimensions, the tensor has 2"),
+    "offset and shape differ in length": (
+        only(2, inputs=[box([0], [1, 4])]), ValueError, r"rank 2: inputs\[0\]: offset has 1 dimensions and shape 2"),
+    "region has too many dimensions": (
+        only(0, inputs=[box([0, 0, 0], [1, 4, 1])]), ValueError, r"rank 0: inputs\[0\] has 3 dimensions, the tensor has 2"),
     "offset is negative": (only(1, inputs=[box([-1, 0], [1, 4])]), ValueError, r"rank 1, inputs\[0\].*negative"),
     "extent is negative": (only(1, outputs=[box([0, 0], [-1, 4])]), ValueError, r"rank 1, outputs\[0\].*negative"),
     "region reaches outside": (only(1, inputs=[box([2, 0], [2, 4])]), ValueError, r"rank 1, inputs\[0\].*outside"),
@@ -118,8 +120,10 @@ SPECS: dict[str, tuple[Callable[[int], Spec], type[Exception], str]] = {
     "keys are numbers": (only(1, inputs={0: [box([1, 0], [1, 4])]}), TypeError, r"rank 1: inputs has the key 0"),
     "a keyed list is a number": (only(1, inputs={"w": 3}), TypeError, r"rank 1: inputs\['w'\] is 3"),
     "tensor_id contradicts the key": (
-        only(1, inputs={"w": [box([1, 0], [1, 4], tensor_id="v")]}), ValueError, r"rank 1: inputs\['w'\]\[0\]: tensor_id 'v' contradicts the key 'w'"),
-    "a keyed region is wrong": (only(1, inputs={"w": [box([1, 0], [1, 4]), box([1], [1, 4])]}), ValueError, r"rank 1: inputs\['w'\]\[1\]: offset has 1"),
+        only(1, inputs={"w": [box([1, 0], [1, 4], tensor_id="v")]}), ValueError,
+        r"rank 1: inputs\['w'\]\[0\]: tensor_id 'v' contradicts the key 'w'"),
+    "a keyed region is wrong": (
+        only(1, inputs={"w": [box([1, 0], [1, 4]), box([1], [1, 4])]}), ValueError, r"rank 1: inputs\['w'\]\[1\]: offset has 1"),
     "a keyed tensor has no dtype": (
         only(1, dtype={"v": F32}, shape=None, inputs={"w": [box([1, 0], [1, 4])]}, outputs=None), TypeError, r"rank 1: tensor 'w' has no dtype"),
     "boxes of one tensor differ in dimensions": (
@@ -130,9 +134,11 @@ SPECS: dict[str, tuple[Callable[[int], Spec], type[Exception], str]] = {
     "layouts of two dtypes in a flat list": (
         layouts(lambda: [rows()], lambda: [rows(torch.float16)]), ValueError, r"rank 0: outputs\[0\] has dtype torch\.float16.*name the tensors"),
     "layout contradicts shape": (
-        lambda rank: {"shape": [6, 5], "inputs": [rows()]}, ValueError, r"rank 0: inputs\[0\] has the global shape \[6, 4\], but shape says \[6, 5\]"),
+        lambda rank: {"shape": [6, 5], "inputs": [rows()]}, ValueError,
+        r"rank 0: inputs\[0\] has the global shape \[6, 4\], but shape says \[6, 5\]"),
     "layout contradicts dtype": (
-        lambda rank: {"dtype": torch.int8, "inputs": [rows()]}, ValueError, r"rank 0: inputs\[0\] has dtype torch\.float32, but dtype says torch\.int8"),
+        lambda rank: {"dtype": torch.int8, "inputs": [rows()]}, ValueError,
+        r"rank 0: inputs\[0\] has dtype torch\.float32, but dtype says torch\.int8"),
     "mesh holds a rank outside of the group": (
         layouts(lambda: [rows(mesh=(0, 1, 7))], lambda: []), ValueError, r"rank 0: inputs\[0\]: the mesh holds global rank 7.*0\.\.2"),
     "output is Partial": (
@@ -273,7 +279,8 @@ def keyed_calls(rank: int) -> list[str]:
 def test_wrong_keyed_calls_name_the_key() -> None:
     for texts in run_ranks(RANKS, keyed_calls):
         assert len(texts) == 5
-        for text, pattern in zip(texts, (r"inputs\['b'\]: 0 tensors", r"the key 'c'", r"inputs\['w'\]: 2 tensors", r"inputs\['w'\] is 3", r"inputs\['w'\]\[0\] is 3")):
+        patterns = (r"inputs\['b'\]: 0 tensors", r"the key 'c'", r"inputs\['w'\]: 2 tensors", r"inputs\['w'\] is 3", r"inputs\['w'\]\[0\] is 3")
+        for text, pattern in zip(texts, patterns):
             assert re.search(pattern, text), text
 
 

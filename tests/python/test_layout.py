@@ -236,8 +236,9 @@ def dtensors(rank: int) -> None:
              (grid, [dt.Shard(1), dt.Shard(0)]), (part, [dt.Shard(0)]), (part, [dt.Replicate()])]
     for (mesh_in, placed_in), (mesh_out, placed_out) in itertools.product(cases, cases):
         source, target = Layout(mesh_in, placed_in, (7, 5), F32), Layout(mesh_out, placed_out, (7, 5), F32)
-        tensor_in = dt.DTensor.from_local(local(source), mesh_in, placed_in, run_check=False, shape=whole.shape, stride=whole.stride())
-        tensor_out = dt.DTensor.from_local(torch.zeros_like(local(target)), mesh_out, placed_out, run_check=False, shape=whole.shape, stride=whole.stride())
+        known = {"run_check": False, "shape": whole.shape, "stride": whole.stride()}
+        tensor_in = dt.DTensor.from_local(local(source), mesh_in, placed_in, **known)
+        tensor_out = dt.DTensor.from_local(torch.zeros_like(local(target)), mesh_out, placed_out, **known)
         op = shardwire.compile_op(group(), inputs=[tensor_in], outputs=[tensor_out])
         op([tensor_in.to_local()], [tensor_out.to_local()]).wait()
         assert torch.equal(tensor_out.to_local(), local(target)), (source, target)

@@ -20,7 +20,8 @@ CASES = int(os.environ.get("SHARDWIRE_ORACLE_CASES", "300"))
 SEED = int(os.environ.get("SHARDWIRE_ORACLE_SEED", "1"))
 
 Box = tuple[tuple[int, ...], tuple[int, ...]]
-DTYPES = (torch.float32, torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.int8, torch.uint8, torch.bool, torch.complex64)
+DTYPES = (torch.float32, torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.int8,
+          torch.uint8, torch.bool, torch.complex64)
 ORDINARY_REDUCTIONS = (None, None, None, "sum", "prod", "min", "max", "mean")
 
 
@@ -158,7 +159,8 @@ def run_case(rank: int, world: int, seed: int) -> str:
     for _ in range(2):
         inputs = {tensor.name: [in_memory(rng, value, rng.random() < 0.5) for value in held[rank]] for tensor, held in zip(tensors, values)}
         # What no input covers must stay as it was: ones.
-        outputs = {tensor.name: [in_memory(rng, torch.ones(box[1], dtype=tensor.dtype), rng.random() < 0.5) for box in tensor.outputs[rank]] for tensor in tensors}
+        outputs = {tensor.name: [in_memory(rng, torch.ones(box[1], dtype=tensor.dtype), rng.random() < 0.5) for box in tensor.outputs[rank]]
+                   for tensor in tensors}
         op(inputs, outputs).wait()
         for tensor, (whole, covered) in zip(tensors, wholes):
             for index, (box, out) in enumerate(zip(tensor.outputs[rank], outputs[tensor.name])):

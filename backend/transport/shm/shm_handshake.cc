@@ -271,7 +271,9 @@ Result<ShmEndpoint> ShmEndpoint::create(Rank rank, int worldSize, const RandomId
   endpoint.probeSecret = secret->words[0];
   endpoint.probe.resize(kProbeBytes);
   fillProbe(endpoint.probe, endpoint.probeSecret);
-  allowCrossMemoryReads();
+  if (options.ordinaryPath != OrdinaryPath::kStaged) {
+    allowCrossMemoryReads();
+  }
   return endpoint;
 }
 

@@ -46,7 +46,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except CheckpointError as error:
         return _fail(str(error), 2)
     with tempfile.TemporaryDirectory(prefix="shardwire-demo-") as folder:
-        settings = Settings(arguments.ranks, arguments.runs, arguments.ordinary, not arguments.skip_today, timedelta(seconds=arguments.timeout), folder)
+        settings = Settings(arguments.ranks, arguments.runs, arguments.ordinary, not arguments.skip_today,
+                            timedelta(seconds=arguments.timeout), folder)
         try:
             reports = _run(settings, source)
         except RankFailed as error:
@@ -73,8 +74,8 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
                                      description="Moves a model's weights from a training mesh (the first half of the ranks, every parameter cut "
                                      "along dimension 0) to an inference mesh (the rest, tensor parallel) by one compiled op, checks every byte, and "
                                      "measures.")
-    parser.add_argument("--checkpoint", metavar="PATH", help="a .safetensors file, a torch file, or a folder of shards; default: GPT-2 small's names and "
-                        "shapes (124M parameters) with made-up values")
+    parser.add_argument("--checkpoint", metavar="PATH", help="a .safetensors file, a torch file, or a folder of shards; default: "
+                        "GPT-2 small's names and shapes (124M parameters) with made-up values")
     parser.add_argument("--ranks", type=int, default=4, help="processes, at least 2 (default: 4)")
     parser.add_argument("--runs", type=int, default=7, help="timed runs; the median counts (default: 7)")
     parser.add_argument("--ordinary", action="store_true", help="tensors in ordinary memory instead of the shared heap")
@@ -160,9 +161,10 @@ def _collect(settings: Settings, pipes: dict[Connection, int], processes: list[A
         if not ready:
             raise RankFailed(f"ranks {sorted(pipes.values())} said nothing for {2 * settings.timeout.total_seconds():.0f} s")
         for pipe in ready:
-            rank = pipes[pipe]  # type: ignore[index]
+            assert isinstance(pipe, Connection)
+            rank = pipes[pipe]
             try:
-                kind, payload = pipe.recv()  # type: ignore[union-attr]
+                kind, payload = pipe.recv()
             except EOFError:
                 processes[rank].join(5)
                 raise RankFailed(f"rank {rank} died (exit code {processes[rank].exitcode})") from None
@@ -172,7 +174,7 @@ def _collect(settings: Settings, pipes: dict[Connection, int], processes: list[A
                 raise RankFailed(f"rank {rank} failed:\n{payload}")
             else:
                 done[rank] = payload
-                del pipes[pipe]  # type: ignore[arg-type]
+                del pipes[pipe]
     return [done[rank] for rank in range(settings.num_ranks)]
 
 

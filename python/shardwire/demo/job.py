@@ -58,7 +58,9 @@ class RankReport:
 
 def layouts_of(source: Source, settings: Settings) -> tuple[dict[str, Layout], dict[str, Layout], dict[str, int]]:
     """Training and inference layout of every parameter, and how many parameters each rule placed."""
-    training, inference, rules = {}, {}, {}
+    training: dict[str, Layout] = {}
+    inference: dict[str, Layout] = {}
+    rules: dict[str, int] = {}
     for name, tensor in source.items():
         shape = tuple(tensor.shape)
         training[name] = Layout(settings.training, [training_placement(shape)], shape, tensor.dtype)
@@ -77,7 +79,7 @@ def run_rank(rank: int, settings: Settings, source: Source, meet: Callable[[], N
     held = _allocate(training, rank, settings)
     wanted = _allocate(inference, rank, settings)
     for name, tensor in held.items():
-        tensor.copy_(training[name].take(source[name], rank))
+        tensor.copy_(_part(training[name], source[name], rank))
         tell(tensor.numel() * tensor.element_size(), "laying out")
     _poison(wanted.values())
     report = RankReport(received_bytes=_num_bytes(wanted))
@@ -101,7 +103,7 @@ def run_rank(rank: int, settings: Settings, source: Source, meet: Callable[[], N
     if rank == 0:
         report.traffic = op.traffic()
     for name, tensor in wanted.items():
-        report.mismatched_bytes += count_mismatches(tensor, inference[name].take(source[name], rank))
+        report.mismatched_bytes += count_mismatches(tensor, _part(inference[name], source[name], rank))
         tell(tensor.numel() * tensor.element_size(), "checking")
     meet()
     report.memcpy_intervals = _measure_memcpy(wanted, settings.runs, meet, tell)
@@ -118,6 +120,12 @@ def _allocate(layouts: dict[str, Layout], rank: int, settings: Settings) -> Sour
         if shape is not None:
             tensors[name] = torch.empty(shape, dtype=layout.dtype) if settings.ordinary else shardwire.empty(shape, dtype=layout.dtype)
     return tensors
+
+
+def _part(layout: Layout, tensor: torch.Tensor, rank: int) -> torch.Tensor:
+    part = layout.take(tensor, rank)
+    assert part is not None, f"rank {rank} is outside of {layout}"
+    return part
 
 
 def _num_bytes(tensors: Source) -> int:

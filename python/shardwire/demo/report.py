@@ -89,7 +89,8 @@ def table(result: Result, reports: list[RankReport], settings: Settings, what: s
     ]
     if result.today_ms is not None and result.run_ms > 0:
         rows.append(("today's way", f"{result.today_ms:.0f} ms, {result.today_ms / result.run_ms:.1f} times as long"))
-    rows.append(("check", "every byte equals the source" if result.mismatched_bytes == 0 else f"{result.mismatched_bytes} BYTES DIFFER FROM THE SOURCE"))
+    wrong = f"{result.mismatched_bytes} BYTES DIFFER FROM THE SOURCE"
+    rows.append(("check", wrong if result.mismatched_bytes else "every byte equals the source"))
     wide = max(len(name) for name, _ in rows)
     lines = [f"{name.ljust(wide)}  {text}" for name, text in rows]
     if result.today_ms is not None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -49,7 +49,9 @@ def measure(rank: int, settings: Settings, held: Source, wanted: Source, trainin
                 if full.numel():
                     dist.broadcast(full, src=0, group=receivers)
                 if rank in settings.inference:
-                    wanted[name].copy_(inference[name].take(full.view(layout.dtype).reshape(layout.shape), rank))
+                    part = inference[name].take(full.view(layout.dtype).reshape(layout.shape), rank)
+                    assert part is not None
+                    wanted[name].copy_(part)
         intervals.append((begin, time.perf_counter()))
         tell(sum(tensor.numel() * tensor.element_size() for tensor in wanted.values()), "today's way")
         meet()
@@ -65,7 +67,7 @@ def layout_bytes(layout: Layout) -> int:
     return count
 
 
-def _gather(rank: int, settings: Settings, local: torch.Tensor | None, layout: Layout, trainers: object) -> torch.Tensor | None:
+def _gather(rank: int, settings: Settings, local: torch.Tensor | None, layout: Layout, trainers: Any) -> torch.Tensor | None:
     """The bytes of the full tensor on rank 0, None elsewhere. gloo gathers equal sizes only, so short shards are padded."""
     if local is None:
         return None

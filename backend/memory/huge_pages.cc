@@ -1,0 +1,47 @@
+#include "backend/memory/huge_pages.h"
+
+#include <errno.h>
+#include <sys/mman.h>
+
+#include <fstream>
+#include <string>
+
+#include "backend/base/log.h"
+#include "backend/base/system_error.h"
+
+#ifndef MADV_COLLAPSE  // Linux 6.1; glibc 2.37
+#define MADV_COLLAPSE 25
+#endif
+
+namespace shardwire::internal {
+namespace {
+
+constexpr std::size_t kHugePage = std::size_t{2} << 20;
+
+}  // namespace
+
+bool HugePages::areOnDemand() {
+  // "always within_size advise [never] deny force"; no such file: a kernel without them.
+  std::ifstream file("/sys/kernel/mm/transparent_hugepage/shmem_enabled");
+  std::string text;
+  std::getline(file, text);
+  return text.find('[') != std::string::npos && text.find("[never]") == std::string::npos && text.find("[deny]") == std::string::npos;
+}
+
+void HugePages::back(std::byte* start, std::size_t size) {
+  if (!isUseful_.load(std::memory_order_relaxed)) {
+    return;
+  }
+  // The kernel collapses only where there is a page already. One call for all: each drains queues of every core first, which takes
+  // milliseconds on a busy machine.
+  for (std::size_t at = 0; at < size; at += kHugePage) {
+    *static_cast<volatile std::byte*>(start + at) = std::byte{0};
+  }
+  if (::madvise(start, size, MADV_COLLAPSE) != 0 && errno == EINVAL) {
+    logDebug("no huge pages for the shared heap: madvise(MADV_COLLAPSE): {}", errnoText(errno));
+    isUseful_.store(false, std::memory_order_relaxed);
+  }
+  // Other errors: none free just now. The rest comes page by page, as it is touched.
+}
+
+}  // namespace shardwire::internal
