@@ -13,7 +13,7 @@ namespace shardwire::internal {
 namespace {
 
 // A copy from memory that needs no staging goes in pieces of this size, so that other edges are looked at in between.
-constexpr std::size_t kCopySegment = std::size_t{1} << 20;
+constexpr std::size_t kCopySegment = std::size_t{4} << 20;
 // Plans that write this much leave nothing useful in the cache: every piece is stored past it.
 constexpr std::uint64_t kStreamFrom = std::uint64_t{8} << 20;
 // Local runs shorter than this are not worth an entry each in a scatter read: the box is read whole and unpacked.

@@ -8,6 +8,9 @@ namespace shardwire::internal {
 
 namespace {
 
+// From here on packing stores past the cache: lines that are dirty in this core's cache come to the reading core far slower than lines from
+// memory do. Shorter payloads are better off in the cache, where they arrive sooner.
+constexpr std::uint64_t kStreamFrom = std::uint64_t{256} << 10;
 // Below this average run, reading another process's memory costs more in page look-ups than packing does.
 constexpr std::size_t kMinCopyRun = 2048;
 
@@ -207,7 +210,8 @@ bool PlanRun::packSome(Engine& engine, std::size_t index) {
       for (int d = 0; d < offset.size(); ++d) {
         offset[d] += state.cursor.offset()[d];
       }
-      state.filled += packBox(state.frame.data() + state.filled, boxOf(view, offset), state.cursor.shape(), elementBytes(view.dtype));
+      state.filled += packBox(state.frame.data() + state.filled, boxOf(view, offset), state.cursor.shape(), elementBytes(view.dtype),
+                              edge.bytes >= kStreamFrom ? StoreHint::kStream : StoreHint::kCached);
       moved = true;
     }
     state.inGroup = state.item;

@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "backend/exec/engine.h"
+#include "ops/plan/strided_runs.h"
 
 namespace shardwire::internal {
 
@@ -191,7 +192,9 @@ bool PointSend::step(Engine& engine, std::vector<bool>&) {
       }
       const std::size_t part = std::min(left, frame.size() - sizeof(FrameHeader));
       writeHeader(frame, {.kind = FrameKind::kBytes, .payloadBytes = static_cast<std::uint32_t>(part), .seq = message});
-      std::copy_n(bytes.data() + staged_, part, frame.data() + sizeof(FrameHeader));
+      // Past the cache: see kStreamFrom in plan_run_send.cc. A box of bytes is as good as any.
+      const StridedBox source{const_cast<std::byte*>(bytes.data()) + staged_, {1}};
+      packBox(frame.data() + sizeof(FrameHeader), source, {static_cast<std::int64_t>(part)}, 1, StoreHint::kStream);
       connection.commit(Lane::kPoint, sizeof(FrameHeader) + part);
       staged_ += part;
       moved = true;

@@ -242,27 +242,106 @@ void combineLanes(void* __restrict acc, const void* __restrict b, std::size_t nu
 }
 
 template <typename T, typename Op, bool kMean>
-inline Vector<T> reduceVector(Vector<T> a, Vector<T> b) {
-  Vector<T> value = Op::of(a, b);
+inline Vector<T> combineVectors(Vector<T> a, Vector<T> b) {
+  const Vector<T> value = Op::of(a, b);
   if constexpr (kMean) {
-    value = value / static_cast<T>(2);
+    return value / static_cast<T>(2);
+  } else {
+    return value;
   }
-  if constexpr (kIsFloating<T>) {
-    const Vector<T> nan = Vector<T>{} + static_cast<T>(__builtin_nanf(""));
-    value = value != value ? nan : value;
-  }
-  return value;
 }
 
-// Lines of a op b, in two streams like copyLines(). Each line is read before it is written, so dst may be a or b.
-template <typename T, typename Op, bool kMean, bool kStream>
+// One step of reduceTwo(): kBytes of each source to kBytes of the destination, which is aligned to them.
+template <typename T, typename Op, bool kMean>
+struct SameStep {
+  static constexpr std::size_t kBytes = kVectorBytes;
+  template <bool kStream>
+  static void run(std::byte* dst, const std::byte* a, const std::byte* b) {
+    Vector<T> value = combineVectors<T, Op, kMean>(loadVector<T>(a), loadVector<T>(b));
+    if constexpr (kIsFloating<T>) {
+      const Vector<T> nan = Vector<T>{} + static_cast<T>(__builtin_nanf(""));
+      value = value != value ? nan : value;
+    }
+    storeVector<kStream, T>(dst, value);
+  }
+};
+
+// 16 bit lanes that are computed as float.
+struct Bits16 {
+  typedef std::uint16_t type __attribute__((vector_size(kVectorBytes / 2)));
+};
+using Half = Bits16::type;
+
+inline Vector<float> decodeHalf(Half stored, BFloat16) {
+  return __builtin_bit_cast(Vector<float>, __builtin_convertvector(stored, Vector<std::uint32_t>) << 16);
+}
+inline Half encodeHalf(Vector<float> value, BFloat16) {
+  const Vector<std::uint32_t> bits = __builtin_bit_cast(Vector<std::uint32_t>, value);
+  const Vector<std::uint32_t> rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16;
+  const Vector<std::uint32_t> nan = Vector<std::uint32_t>{} + 0x7FC0;
+  return __builtin_convertvector((bits & 0x7FFFFFFF) > kInfBits ? nan : rounded, Half);
+}
+
+#if defined(__F16C__)
+inline Vector<float> decodeHalf(Half stored, Float16) {
+#if defined(__AVX512F__)
+  return __builtin_bit_cast(Vector<float>, _mm512_maskz_cvtph_ps(0xFFFF, __builtin_bit_cast(__m256i, stored)));
+#else
+  return __builtin_bit_cast(Vector<float>, _mm256_cvtph_ps(__builtin_bit_cast(__m128i, stored)));
+#endif
+}
+inline Half encodeHalf(Vector<float> value, Float16) {
+  constexpr int kRound = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
+  // Of this NaN the conversion makes the NaN of float16.
+  const Vector<float> nan = Vector<float>{} + __builtin_nanf("");
+  value = value != value ? nan : value;
+#if defined(__AVX512F__)
+  return __builtin_bit_cast(Half, _mm512_maskz_cvtps_ph(0xFFFF, __builtin_bit_cast(__m512, value), kRound));
+#else
+  return __builtin_bit_cast(Half, _mm256_cvtps_ph(__builtin_bit_cast(__m256, value), kRound));
+#endif
+}
+#endif
+
+template <bool kStream>
+inline void storeHalf(std::byte* dst, Half half) {
+  if constexpr (kStream) {
+#if defined(__AVX512F__)
+    _mm256_stream_si256(reinterpret_cast<__m256i*>(dst), __builtin_bit_cast(__m256i, half));
+    return;
+#elif defined(__AVX2__)
+    _mm_stream_si128(reinterpret_cast<__m128i*>(dst), __builtin_bit_cast(__m128i, half));
+    return;
+#elif defined(__SSE2__)
+    _mm_stream_si64(reinterpret_cast<long long*>(dst), __builtin_bit_cast(long long, half));
+    return;
+#endif
+  }
+  __builtin_memcpy(dst, &half, sizeof(Half));
+}
+
+template <typename Type, typename Op, bool kMean>
+struct HalfStep {
+  static constexpr std::size_t kBytes = sizeof(Half);
+  template <bool kStream>
+  static void run(std::byte* dst, const std::byte* a, const std::byte* b) {
+    Half halfA, halfB;
+    __builtin_memcpy(&halfA, a, kBytes);
+    __builtin_memcpy(&halfB, b, kBytes);
+    const Vector<float> value = combineVectors<float, Op, kMean>(decodeHalf(halfA, Type{}), decodeHalf(halfB, Type{}));
+    storeHalf<kStream>(dst, encodeHalf(value, Type{}));
+  }
+};
+
+// Lines of a op b, in two streams like copyLines(). Each step is read before it is written, so dst may be a or b.
+template <typename Step, bool kStream>
 void reduceTwoLines(std::byte* dst, const std::byte* a, const std::byte* b, std::size_t numLines, std::int64_t aheadA,
                     std::int64_t aheadB) {
   const auto line = [=](std::size_t at) {
     prefetchLine(a + at + aheadA);
     prefetchLine(b + at + aheadB);
-    for (std::size_t i = at; i < at + kLineBytes; i += kVectorBytes) {
-      storeVector<kStream, T>(dst + i, reduceVector<T, Op, kMean>(loadVector<T>(a + i), loadVector<T>(b + i)));
+    for (std::size_t i = at; i < at + kLineBytes; i += Step::kBytes) {
+      Step::template run<kStream>(dst + i, a + i, b + i);
     }
   };
   const std::size_t half = numLines * kLineBytes <= kOneStreamBytes ? 0 : numLines / 2 * kLineBytes;
@@ -275,37 +354,37 @@ void reduceTwoLines(std::byte* dst, const std::byte* a, const std::byte* b, std:
   }
 }
 
-template <typename T, typename Op, bool kMean>
-void reduceTwoLanes(std::byte* dst, const std::byte* a, const std::byte* b, std::size_t numLanes, std::int64_t aheadA, std::int64_t aheadB,
-                    bool isStreamed) {
-  // The ends that are no whole lines of dst go through a vector on the stack. T divides a line, and dst is aligned to T or never aligned.
-  const auto part = [](std::byte* to, const std::byte* fromA, const std::byte* fromB, std::size_t bytes) {
-    while (bytes > 0) {
-      const std::size_t now = bytes < kVectorBytes ? bytes : kVectorBytes;
-      Vector<T> lanesA{}, lanesB{};
-      __builtin_memcpy(&lanesA, fromA, now);
-      __builtin_memcpy(&lanesB, fromB, now);
-      const Vector<T> value = reduceVector<T, Op, kMean>(lanesA, lanesB);
-      __builtin_memcpy(to, &value, now);
-      to += now, fromA += now, fromB += now, bytes -= now;
-    }
-  };
-  std::size_t bytes = numLanes * sizeof(T);
+// What is no whole line of dst goes through buffers of one step. Lanes divide a step.
+template <typename Step>
+void reduceTwoPart(std::byte* dst, const std::byte* a, const std::byte* b, std::size_t bytes) {
+  for (std::size_t at = 0; at < bytes; at += Step::kBytes) {
+    const std::size_t now = bytes - at < Step::kBytes ? bytes - at : Step::kBytes;
+    alignas(kLineBytes) std::byte partA[Step::kBytes] = {}, partB[Step::kBytes] = {}, part[Step::kBytes];
+    __builtin_memcpy(partA, a + at, now);
+    __builtin_memcpy(partB, b + at, now);
+    Step::template run<false>(part, partA, partB);
+    __builtin_memcpy(dst + at, part, now);
+  }
+}
+
+template <typename Step>
+void reduceTwoSteps(std::byte* dst, const std::byte* a, const std::byte* b, std::size_t bytes, std::int64_t aheadA, std::int64_t aheadB,
+                    std::size_t laneBytes, bool isStreamed) {
   const std::size_t misaligned = bytesToNextLine(dst);
-  if (misaligned % sizeof(T) != 0) {
-    part(dst, a, b, bytes);
+  if (misaligned % laneBytes != 0) {  // then no line boundary is a lane boundary
+    reduceTwoPart<Step>(dst, a, b, bytes);
     return;
   }
   const std::size_t head = misaligned < bytes ? misaligned : bytes;
-  part(dst, a, b, head);
+  reduceTwoPart<Step>(dst, a, b, head);
   dst += head, a += head, b += head, bytes -= head;
   const std::size_t numLines = bytes / kLineBytes, body = numLines * kLineBytes;
   if (isStreamed) {
-    reduceTwoLines<T, Op, kMean, true>(dst, a, b, numLines, aheadA, aheadB);
+    reduceTwoLines<Step, true>(dst, a, b, numLines, aheadA, aheadB);
   } else {
-    reduceTwoLines<T, Op, kMean, false>(dst, a, b, numLines, aheadA, aheadB);
+    reduceTwoLines<Step, false>(dst, a, b, numLines, aheadA, aheadB);
   }
-  part(dst + body, a + body, b + body, bytes - body);
+  reduceTwoPart<Step>(dst + body, a + body, b + body, bytes - body);
 }
 
 template <typename T, typename Op>
@@ -313,11 +392,21 @@ void reduceTwo(std::byte* dst, const std::byte* a, const std::byte* b, std::size
                bool isMean, bool isStreamed) {
   if constexpr (kIsFloating<T>) {
     if (isMean) {
-      reduceTwoLanes<T, Op, true>(dst, a, b, numLanes, aheadA, aheadB, isStreamed);
+      reduceTwoSteps<SameStep<T, Op, true>>(dst, a, b, numLanes * sizeof(T), aheadA, aheadB, sizeof(T), isStreamed);
       return;
     }
   }
-  reduceTwoLanes<T, Op, false>(dst, a, b, numLanes, aheadA, aheadB, isStreamed);
+  reduceTwoSteps<SameStep<T, Op, false>>(dst, a, b, numLanes * sizeof(T), aheadA, aheadB, sizeof(T), isStreamed);
+}
+
+template <typename Type, typename Op>
+void reduceTwoHalves(std::byte* dst, const std::byte* a, const std::byte* b, std::size_t numLanes, std::int64_t aheadA, std::int64_t aheadB,
+                     bool isMean, bool isStreamed) {
+  if (isMean) {
+    reduceTwoSteps<HalfStep<Type, Op, true>>(dst, a, b, numLanes * 2, aheadA, aheadB, 2, isStreamed);
+  } else {
+    reduceTwoSteps<HalfStep<Type, Op, false>>(dst, a, b, numLanes * 2, aheadA, aheadB, 2, isStreamed);
+  }
 }
 
 // (a + bi)(c + di), the plain formula, over n products. Real and imaginary parts are taken apart first: from the plain loop GCC 12 makes
@@ -395,6 +484,18 @@ constexpr void setFloating(ReduceKernel* row, const ReduceKernel& common) {
   setOp<T, Prod>(row, ReduceOp::kProd, common);
   setOp<T, Min>(row, ReduceOp::kMin, common);
   setOp<T, Max>(row, ReduceOp::kMax, common);
+}
+
+// 16 bit lanes get the fused form for two sources as well.
+template <typename Type>
+constexpr void setHalves(ReduceKernel* row, bool isReal) {
+  row[index(ReduceOp::kSum)].reduceTwo = reduceTwoHalves<Type, Sum>;
+  row[index(ReduceOp::kMean)].reduceTwo = reduceTwoHalves<Type, Sum>;
+  if (isReal) {
+    row[index(ReduceOp::kProd)].reduceTwo = reduceTwoHalves<Type, Prod>;
+    row[index(ReduceOp::kMin)].reduceTwo = reduceTwoHalves<Type, Min>;
+    row[index(ReduceOp::kMax)].reduceTwo = reduceTwoHalves<Type, Max>;
+  }
 }
 
 template <typename T>
@@ -481,6 +582,11 @@ constexpr KernelTable makeTable(const char* name) {
   setComplex<float>(row(DType::kComplex32), float16Kernel());
   setComplex<float>(row(DType::kComplex64), sameKernel<float>());
   setComplex<double>(row(DType::kComplex128), sameKernel<double>());
+  setHalves<BFloat16>(row(DType::kBFloat16), true);
+#if defined(__F16C__)
+  setHalves<Float16>(row(DType::kFloat16), true);
+  setHalves<Float16>(row(DType::kComplex32), false);
+#endif
   setFloating<float>(row(DType::kFloat8E4M3FN), floatKernel<Float8<Float8E4M3FNLayout>>());
   setFloating<float>(row(DType::kFloat8E5M2), floatKernel<Float8<Float8E5M2Layout>>());
   setFloating<float>(row(DType::kFloat8E4M3FNUZ), floatKernel<Float8<Float8E4M3FNUZLayout>>());

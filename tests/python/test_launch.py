@@ -32,7 +32,7 @@ def test_environment_and_prefix(launcher, script):
 
 def test_collectives_over_env(launcher, script):
     path = script("import torch, torch.distributed as dist, shardwire\ndist.init_process_group('shardwire')\nt = torch.ones(1) * rank\n"
-                  "dist.all_reduce(t)\nprint('sum', t.item())\ndist.barrier()\ndist.destroy_process_group()")
+                  "dist.all_reduce(t)\nsys.stdout.write(f'sum {t.item()}\\n')\ndist.barrier()\ndist.destroy_process_group()")
     done = launch(launcher, "-n", "2", path)
     assert done.returncode == 0 and done.stdout.count("sum 1.0") == 2, done.stderr
 

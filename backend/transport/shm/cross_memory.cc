@@ -171,4 +171,17 @@ Result<double> probeCrossMemory(pid_t pid, std::uint64_t remote, std::uint64_t s
   return static_cast<double>(kProbeBytes) / static_cast<double>(best.count());  // bytes per nanosecond = GB/s
 }
 
+double probeCopyGBps() {
+  std::vector<std::byte> from(kProbeBytes, std::byte{1});
+  std::vector<std::byte> to(kProbeBytes);
+  Duration best = Duration::max();
+  for (int round = 0; round < kProbeRounds; ++round) {
+    const auto start = Clock::now();
+    std::memcpy(to.data(), from.data(), kProbeBytes);
+    asm volatile("" : : "r"(to.data()) : "memory");  // the copy is not to be optimised away
+    best = std::min(best, std::max(Clock::now() - start, Duration(1)));
+  }
+  return static_cast<double>(kProbeBytes) / static_cast<double>(best.count());
+}
+
 }  // namespace shardwire::internal

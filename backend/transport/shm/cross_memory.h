@@ -29,4 +29,7 @@ void fillProbe(std::span<std::byte> buffer, std::uint64_t secret);
 // another process (a pid of another namespace), which does not have the pattern of `secret`.
 Result<double> probeCrossMemory(pid_t pid, std::uint64_t remote, std::uint64_t secret, const char* who);
 
+// memcpy over as many bytes, measured the same way: what the reads are compared with.
+double probeCopyGBps();
+
 }  // namespace shardwire::internal
