@@ -27,7 +27,7 @@ if(CLI11_FOUND AND nlohmann_json_FOUND)
   target_link_libraries(shardwire_bench_support PUBLIC nlohmann_json::nlohmann_json fmt::fmt PRIVATE shardwire_warnings CLI11::CLI11)
 
   shardwire_bench(reshape_bench bench/reshape_bench.cc bench/reshape_cases.cc bench/latency_cases.cc bench/bench_ranks.cc
-                  bench/count_allocations.cc tests/support/memory_store.cc)
+                  bench/bench_store.cc bench/count_allocations.cc)
   target_link_libraries(reshape_bench PRIVATE shardwire_bench_support)
 
   if(MPI_CXX_FOUND)

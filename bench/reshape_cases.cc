@@ -83,10 +83,11 @@ class ReshapeCases {
     add("memcpy", [&](const std::string& name) { return localCase(name, &ReshapeCases::copyFlat); });
     add("local_memcpy_runs", [&](const std::string& name) { return localCase(name, &ReshapeCases::copyRuns); });
     add("local_copy", [&](const std::string& name) { return localCase(name, &ReshapeCases::copyBoxes); });
-    for (const auto& [place, suffix] : {std::pair{Place::kHeap, "heap"}, std::pair{Place::kOrdinary, "ordinary"}}) {
+    for (const Place place : {Place::kHeap, Place::kOrdinary}) {
+      const std::string suffix = place == Place::kHeap ? "heap" : "ordinary";
       add(suffix, [&](const std::string& name) { return reshapeCase(name, place); });
-      add(fmt::format("partial_none_{}", suffix), [&](const std::string& name) { return partialCase(name, place, ReduceOp::kNone); });
-      add(fmt::format("partial_sum_{}", suffix), [&](const std::string& name) { return partialCase(name, place, ReduceOp::kSum); });
+      add("partial_none_" + suffix, [&](const std::string& name) { return partialCase(name, place, ReduceOp::kNone); });
+      add("partial_sum_" + suffix, [&](const std::string& name) { return partialCase(name, place, ReduceOp::kSum); });
     }
     return all;
   }

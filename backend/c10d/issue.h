@@ -25,7 +25,7 @@ ProcessGroupShardwire::TorchWork ProcessGroupShardwire::start(Call call, interna
   CallOptions options;
   options.keepAlive = kept;
   if (timeout.count() >= 0) {  // negative: kUnsetTimeout, the group's
-    options.timeout = timeout;
+    options.timeout = std::max(timeout, Milliseconds(1));
   }
   WorkPtr work = internal::valueOrThrow(issue(*communicator, std::move(options)));
   if (coalescing_.load(std::memory_order_relaxed)) {

@@ -27,6 +27,8 @@
 namespace shardwire::internal {
 namespace {
 
+// Larger blocks get their memory as they are touched: somebody may allocate much and use little of it.
+constexpr std::size_t kMostBackedAtOnce = std::size_t{1} << 30;
 constexpr std::uint64_t kPage = 4096;
 constexpr std::uint64_t kHugePage = std::uint64_t{2} << 20;
 constexpr std::uint64_t kLeastAutoBytes = std::uint64_t{64} << 20;
@@ -177,7 +179,7 @@ Result<void*> MemfdHeap::allocate(std::size_t bytes) {
       }
       if (offset) {
         std::byte* block = mapping_.bytes() + *offset;
-        if (isNew) {
+        if (isNew && bytes <= kMostBackedAtOnce) {
           hugePages_.back(block, roundUp(bytes, kHugePage));
         }
         return static_cast<void*>(block);

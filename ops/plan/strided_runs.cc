@@ -13,8 +13,6 @@ namespace {
 
 // Below this many bytes a copy is a plain memcpy per run: fetching ahead would only cost.
 constexpr std::size_t kAheadFromBytes = std::size_t{32} << 10;
-// From this many bytes on a copy is streamed when the caller does not say.
-constexpr std::size_t kStreamFromBytes = std::size_t{4} << 20;
 // Rows shorter than this are not streamed: parts of lines cost more past the cache than in it.
 constexpr std::size_t kStreamRowBytes = 512;
 // Rows shorter than this gain nothing from fetching ahead line by line.
@@ -105,18 +103,20 @@ void copyStrided(std::byte* dst, const std::byte* src, const CopyLoops& loops) {
   }
 }
 
+constexpr std::int64_t kBlockRows = 64;
+constexpr std::int64_t kBlockRowBytes = 256;
+
 // Moves one block of a transpose through a buffer in L1, so that every line of src is read once and every line of dst is written once,
 // whatever the strides do to the sets of the caches. Rows are runs of src, columns are runs of dst.
 template <typename T, typename NumRows, typename NumCols>
 inline void copyTransposedBlock(std::byte* dst, std::int64_t dstStride, const std::byte* src, std::int64_t srcStride, NumRows numRows,
                                 NumCols numCols) {
-  constexpr std::int64_t kBlockCols = 64 / static_cast<std::int64_t>(sizeof(T));
-  T block[64][kBlockCols];
+  T block[kBlockRows][kBlockRowBytes / static_cast<std::int64_t>(sizeof(T))];
   for (std::int64_t row = 0; row < numRows; ++row) {
     std::memcpy(block[row], src + row * srcStride, static_cast<std::size_t>(numCols) * sizeof(T));
   }
   for (std::int64_t col = 0; col < numCols; ++col) {
-    T column[64];
+    T column[kBlockRows];
     for (std::int64_t row = 0; row < numRows; ++row) {
       column[row] = block[row][col];
     }
@@ -127,8 +127,8 @@ inline void copyTransposedBlock(std::byte* dst, std::int64_t dstStride, const st
 // A transpose: loop 0 is contiguous in dst, loop 1 in src.
 template <typename T>
 void copyTransposed(std::byte* dst, const std::byte* src, const CopyLoops& loops) {
-  using Rows = std::integral_constant<std::int64_t, 64>;
-  using Cols = std::integral_constant<std::int64_t, 64 / static_cast<std::int64_t>(sizeof(T))>;
+  using Rows = std::integral_constant<std::int64_t, kBlockRows>;
+  using Cols = std::integral_constant<std::int64_t, kBlockRowBytes / static_cast<std::int64_t>(sizeof(T))>;
   for (std::int64_t col = 0; col < loops.extents[1]; col += Cols::value) {
     const std::int64_t numCols = std::min<std::int64_t>(Cols::value, loops.extents[1] - col);
     for (std::int64_t row = 0; row < loops.extents[0]; row += Rows::value) {

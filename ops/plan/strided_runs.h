@@ -25,6 +25,10 @@ enum class StoreHint : unsigned char {
   kStream = 2,  // this call is a piece of a move much larger than the caches: stores that bypass them, where rows are long enough
 };
 
+// From this many bytes on a move streams by itself (kAuto), and pieces of it should be given kStream: measured, the point where even a warm
+// destination that is read again at once does not lose by it.
+inline constexpr std::size_t kStreamFromBytes = std::size_t{8} << 20;
+
 // Copies a box of `shape` elements of `elemBytes` bytes. Dimensions are collapsed jointly, contiguous runs are moved as blocks, transposes
 // are blocked for the cache. When it returns, all bytes are visible in order with later stores. `dst` and `src` may be identical (nothing
 // is done), not otherwise overlap. Strides of `dst` are not 0 where the extent is above 1.

@@ -16,7 +16,6 @@ namespace {
 
 constexpr std::size_t kBlockBytes = 2048;  // of accumulators
 constexpr std::size_t kAheadFromBytes = std::size_t{64} << 10;
-constexpr std::size_t kStreamFromBytes = std::size_t{4} << 20;
 constexpr std::size_t kStreamRowBytes = 512;
 constexpr std::int64_t kAheadBytes = 8192;
 constexpr std::int64_t kFusedRowBytes = 128;

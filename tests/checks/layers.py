@@ -34,7 +34,7 @@ ROOMS["include/shardwire/c10d.h"] = ["backend/c10d"] + CORE
 ROOMS["python/csrc"] = ALL_BELOW_TORCH + ["backend/c10d", "include/shardwire/c10d.h"]
 # Programs that look into every room.
 ROOMS["tests"] = ALL_BELOW_TORCH
-ROOMS["bench"] = ALL_BELOW_TORCH
+ROOMS["bench"] = ALL_BELOW_TORCH + ["tests"]  # its ranks in one process are those of tests/support
 # What a user of the installed library may see.
 ROOMS["docs/examples"] = CORE + ["include/shardwire/c10d.h"]
 

@@ -1,0 +1,145 @@
+// Which function serves which dtype and op. Included by kernels.cc only.
+#pragma once
+
+namespace shardwire::internal::SW_KERNEL_ISA {
+namespace {
+
+// The table. Rows are filled per dtype; a row of ReduceKernels is indexed by ReduceOp.
+constexpr int index(ReduceOp op) {
+  return static_cast<int>(op);
+}
+
+template <typename T, typename Op>
+constexpr void setOp(ReduceKernel* row, ReduceOp op, const ReduceKernel& common) {
+  row[index(op)] = common;
+  row[index(op)].combineTwo = combineTwoLanes<T, Op>;
+  row[index(op)].combine = combineLanes<T, Op>;
+  if constexpr (requires(Vector<T> v) { Op::of(v, v); }) {
+    const bool isStoredAsIs = common.storedBytes == common.accBytes;
+    const bool dividesWhole = op == ReduceOp::kMean && !kIsFloating<T>;
+    if (isStoredAsIs && !dividesWhole) {
+      row[index(op)].reduceTwo = reduceTwo<T, Op>;
+    }
+  }
+}
+
+template <typename T>
+constexpr void setFloating(ReduceKernel* row, const ReduceKernel& common) {
+  setOp<T, Sum>(row, ReduceOp::kSum, common);
+  setOp<T, Sum>(row, ReduceOp::kMean, common);
+  setOp<T, Prod>(row, ReduceOp::kProd, common);
+  setOp<T, Min>(row, ReduceOp::kMin, common);
+  setOp<T, Max>(row, ReduceOp::kMax, common);
+}
+
+// 16 bit lanes get the fused form for two sources as well.
+template <typename Type>
+constexpr void setHalves(ReduceKernel* row, bool isReal) {
+  row[index(ReduceOp::kSum)].reduceTwo = reduceTwoHalves<Type, Sum>;
+  row[index(ReduceOp::kMean)].reduceTwo = reduceTwoHalves<Type, Sum>;
+  if (isReal) {
+    row[index(ReduceOp::kProd)].reduceTwo = reduceTwoHalves<Type, Prod>;
+    row[index(ReduceOp::kMin)].reduceTwo = reduceTwoHalves<Type, Min>;
+    row[index(ReduceOp::kMax)].reduceTwo = reduceTwoHalves<Type, Max>;
+  }
+}
+
+template <typename T>
+constexpr void setComplex(ReduceKernel* row, ReduceKernel common) {
+  common.lanesPerElem = 2;
+  setOp<T, Sum>(row, ReduceOp::kSum, common);
+  setOp<T, Sum>(row, ReduceOp::kMean, common);
+  row[index(ReduceOp::kProd)] = common;
+  row[index(ReduceOp::kProd)].combineTwo = multiplyComplexTwo<T>;
+  row[index(ReduceOp::kProd)].combine = multiplyComplex<T>;
+}
+
+template <typename T>
+constexpr ReduceKernel sameKernel() {
+  ReduceKernel kernel;
+  kernel.encode = encodeSame<T>;
+  kernel.storedBytes = sizeof(T);
+  kernel.accBytes = sizeof(T);
+  return kernel;
+}
+
+template <typename Type>
+constexpr ReduceKernel floatKernel() {
+  ReduceKernel kernel;
+  kernel.decode = decodeLanes<Type>;
+  kernel.encode = encodeLanes<Type>;
+  kernel.storedBytes = sizeof(typename Type::Stored);
+  kernel.accBytes = sizeof(float);
+  return kernel;
+}
+
+constexpr ReduceKernel float16Kernel() {
+  ReduceKernel kernel = floatKernel<Float16>();
+#if defined(__F16C__)
+  kernel.decode = decodeFloat16Lanes;
+  kernel.encode = encodeFloat16Lanes;
+#endif
+  return kernel;
+}
+
+// Bits: the unsigned type of T's size, for what is the same with and without a sign.
+template <typename T, typename Bits>
+constexpr void setInteger(ReduceKernel* row) {
+  const ReduceKernel common = sameKernel<T>();
+  setOp<Bits, Sum>(row, ReduceOp::kSum, common);
+  setOp<Bits, Sum>(row, ReduceOp::kMean, common);
+  setOp<Bits, Prod>(row, ReduceOp::kProd, common);
+  setOp<T, Min>(row, ReduceOp::kMin, common);
+  setOp<T, Max>(row, ReduceOp::kMax, common);
+  setOp<Bits, And>(row, ReduceOp::kBand, common);
+  setOp<Bits, Or>(row, ReduceOp::kBor, common);
+  setOp<Bits, Xor>(row, ReduceOp::kBxor, common);
+}
+
+// mean counts the true inputs and divides like an integer: true only where all are.
+constexpr void setBool(ReduceKernel* row) {
+  const ReduceKernel common = sameKernel<std::uint8_t>();
+  setOp<std::uint8_t, AnyTrue>(row, ReduceOp::kSum, common);
+  setOp<std::uint8_t, AllTrue>(row, ReduceOp::kProd, common);
+  setOp<std::uint8_t, AllTrue>(row, ReduceOp::kMin, common);
+  setOp<std::uint8_t, AnyTrue>(row, ReduceOp::kMax, common);
+  setOp<std::uint8_t, AllTrue>(row, ReduceOp::kMean, common);
+  setOp<std::uint8_t, AllTrue>(row, ReduceOp::kBand, common);
+  setOp<std::uint8_t, AnyTrue>(row, ReduceOp::kBor, common);
+  setOp<std::uint8_t, OddTrue>(row, ReduceOp::kBxor, common);
+}
+
+constexpr KernelTable makeTable(const char* name) {
+  KernelTable table{name, copyRows, streamOut, fence, {}};
+  const auto row = [&table](DType dtype) { return table.reduce[static_cast<int>(dtype)]; };
+  setBool(row(DType::kBool));
+  setInteger<std::uint8_t, std::uint8_t>(row(DType::kUInt8));
+  setInteger<std::int8_t, std::uint8_t>(row(DType::kInt8));
+  setInteger<std::int16_t, std::uint16_t>(row(DType::kInt16));
+  setInteger<std::int32_t, std::uint32_t>(row(DType::kInt32));
+  setInteger<std::int64_t, std::uint64_t>(row(DType::kInt64));
+  setInteger<std::uint16_t, std::uint16_t>(row(DType::kUInt16));
+  setInteger<std::uint32_t, std::uint32_t>(row(DType::kUInt32));
+  setInteger<std::uint64_t, std::uint64_t>(row(DType::kUInt64));
+  setFloating<float>(row(DType::kFloat16), float16Kernel());
+  setFloating<float>(row(DType::kBFloat16), floatKernel<BFloat16>());
+  setFloating<float>(row(DType::kFloat32), sameKernel<float>());
+  setFloating<double>(row(DType::kFloat64), sameKernel<double>());
+  setComplex<float>(row(DType::kComplex32), float16Kernel());
+  setComplex<float>(row(DType::kComplex64), sameKernel<float>());
+  setComplex<double>(row(DType::kComplex128), sameKernel<double>());
+#if defined(__F16C__)  // with registers that wide only
+  setHalves<BFloat16>(row(DType::kBFloat16), true);
+  setHalves<Float16>(row(DType::kFloat16), true);
+  setHalves<Float16>(row(DType::kComplex32), false);
+#endif
+  setFloating<float>(row(DType::kFloat8E4M3FN), floatKernel<Float8<Float8E4M3FNLayout>>());
+  setFloating<float>(row(DType::kFloat8E5M2), floatKernel<Float8<Float8E5M2Layout>>());
+  setFloating<float>(row(DType::kFloat8E4M3FNUZ), floatKernel<Float8<Float8E4M3FNUZLayout>>());
+  setFloating<float>(row(DType::kFloat8E5M2FNUZ), floatKernel<Float8<Float8E5M2FNUZLayout>>());
+  setFloating<float>(row(DType::kFloat8E8M0FNU), floatKernel<Float8E8M0>());
+  return table;
+}
+
+}  // namespace
+}  // namespace shardwire::internal::SW_KERNEL_ISA
