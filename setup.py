@@ -19,7 +19,8 @@ class CMakeBuild(build_ext):
         build = Path(self.build_temp).resolve()
         target = Path(self.get_ext_fullpath(extension.name)).resolve().parent.parent
         configure = ["cmake", "-S", str(ROOT), "-B", str(build), "-G", "Ninja", f"-DSHARDWIRE_PYTHON_EXECUTABLE={sys.executable}",
-                     f"-DSHARDWIRE_PYTHON_INSTALL_DIR={target}", "-DSHARDWIRE_TESTS=OFF", "-DSHARDWIRE_BENCH=OFF", "-DSHARDWIRE_WERROR=OFF"]
+                     f"-DSHARDWIRE_PYTHON_INSTALL_DIR={target}", "-DSHARDWIRE_TESTS=OFF", "-DSHARDWIRE_BENCH=OFF", "-DSHARDWIRE_WERROR=OFF",
+                     *os.environ.get("SHARDWIRE_CMAKE_ARGS", "").split()]
         jobs = os.environ.get("MAX_JOBS", str(min(os.cpu_count() or 1, 8)))
         subprocess.run(configure, check=True)
         subprocess.run(["cmake", "--build", str(build), "--target", "shardwire_python", "-j", jobs], check=True)

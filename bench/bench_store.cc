@@ -3,6 +3,7 @@
 #include <sched.h>
 #include <sys/mman.h>
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <cstring>
@@ -72,8 +73,7 @@ Status BenchStore::set(const std::string& key, std::string_view value) {
   if (fits) {
     char* to = shared_->log.data() + shared_->used;
     std::memcpy(to, &head, sizeof(head));
-    std::memcpy(to + sizeof(head), key.data(), key.size());
-    std::memcpy(to + sizeof(head) + key.size(), value.data(), value.size());
+    std::copy(value.begin(), value.end(), std::copy(key.begin(), key.end(), to + sizeof(head)));
     shared_->used += bytes;
   }
   shared_->unlock();

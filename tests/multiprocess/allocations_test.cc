@@ -1,4 +1,5 @@
-// A re-run of a bound op, and a repeated collective, allocate nothing. operator new is replaced for the whole test program by one that counts.
+// A re-run of a bound op, and a repeated collective, allocate nothing. operator new is replaced for the whole test program by one that
+// counts.
 #include <gtest/gtest.h>
 
 #include <atomic>
