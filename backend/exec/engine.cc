@@ -134,11 +134,11 @@ void Engine::take(const std::shared_ptr<Activity>& activity) {
   active_.push_back(activity);
 }
 
-// Nobody may ever wait for what is in flight: from here on a peer's frame wakes the progress thread. What came before arming is seen by a
-// poll.
-void Engine::pollAndArm() {
-  pollLocked();
-  if (!active_.empty() && drivers_.load(std::memory_order_seq_cst) == 0) {
+// Ends a caller's turn at driving. Nobody may ever wait for what is still in flight: from here on a peer's frame wakes the progress thread,
+// or another caller that is asleep. What came before arming is seen by the poll.
+void Engine::stopDriving() {
+  drivers_.fetch_sub(1, std::memory_order_seq_cst);
+  if (!active_.empty()) {
     peers_.doorbell->arm();
     pollLocked();
   }
@@ -149,6 +149,8 @@ Status Engine::submit(std::span<const std::shared_ptr<Activity>> activities, boo
   if (poison_.has_value()) {
     return *poison_;
   }
+  // A driver from here on: the progress thread must not arm the bell for what is over in a moment, or every frame costs the peer a wake-up.
+  drivers_.fetch_add(1, std::memory_order_seq_cst);
   for (const auto& activity : activities) {
     activity->seq = nextSeq_++;
     take(activity);
@@ -165,7 +167,7 @@ Status Engine::submit(std::span<const std::shared_ptr<Activity>> activities, boo
       }
     }
   }
-  pollAndArm();
+  stopDriving();
   unlockAndFlush(lock);
   return Status::ok();
 }
@@ -175,9 +177,11 @@ Status Engine::submitPoint(const std::shared_ptr<Activity>& activity, const std:
   if (poison_.has_value()) {
     return *poison_;
   }
+  drivers_.fetch_add(1, std::memory_order_seq_cst);
   take(activity);
   start(*points_);
-  pollAndArm();
+  pollLocked();
+  stopDriving();
   unlockAndFlush(lock);
   return Status::ok();
 }
@@ -516,13 +520,8 @@ bool Engine::drive(Activity& activity, Deadline until) {
     sleepers_.fetch_sub(1, std::memory_order_seq_cst);
     idle = sleep ? 15 : 0;
   }
-  drivers_.fetch_sub(1, std::memory_order_seq_cst);
   std::unique_lock lock(mutex_);
-  if (!active_.empty()) {
-    // Other operations stay behind, with somebody asleep over them: the progress thread, or another caller.
-    peers_.doorbell->arm();
-    pollLocked();
-  }
+  stopDriving();
   unlockAndFlush(lock);
   return activity.isDone();
 }
@@ -530,7 +529,6 @@ bool Engine::drive(Activity& activity, Deadline until) {
 void Engine::progressLoop(std::shared_ptr<Engine> self) {
   peers_.doorbell->holdLiveness();
   while (!stop_.load(std::memory_order_acquire)) {
-    sleepers_.fetch_add(1, std::memory_order_seq_cst);
     bool progress = false;
     bool idle = true;
     std::uint32_t ticket = peers_.doorbell->ticket();
@@ -548,7 +546,6 @@ void Engine::progressLoop(std::shared_ptr<Engine> self) {
     if (!progress && !stop_.load(std::memory_order_acquire)) {
       peers_.doorbell->sleep(ticket, Clock::now() + (idle ? kIdleSleep : kMaxSleep));
     }
-    sleepers_.fetch_sub(1, std::memory_order_seq_cst);
   }
   peers_.doorbell->leave();
   (void)self;

@@ -95,7 +95,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   Status failureOf(const Activity& activity, const Status& cause) const;
   void flushFailNotices();
   void take(const std::shared_ptr<Activity>& activity);
-  void pollAndArm();
+  void stopDriving();
   // Runs completions outside of the lock; `lock` is released on return.
   void unlockAndFlush(std::unique_lock<std::mutex>& lock);
   std::string describeSeq(std::uint64_t seq) const;
@@ -127,8 +127,8 @@ class Engine : public std::enable_shared_from_this<Engine> {
   Clock::time_point lastSlowCheck_{};
   std::unique_ptr<PointToPoint> points_;
 
-  std::atomic<int> drivers_{0};   // threads inside drive(): the progress thread leaves the work to them
-  std::atomic<int> sleepers_{0};  // threads that may be asleep on the doorbell
+  std::atomic<int> drivers_{0};   // threads in drive() or submit(): the progress thread leaves the work to them
+  std::atomic<int> sleepers_{0};  // threads in drive() that may be asleep: completions wake them, and only them
   std::atomic<bool> stop_{false};
   std::mutex shutdownMutex_;  // one shutdown at a time
   std::thread thread_;
