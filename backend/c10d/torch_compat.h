@@ -6,6 +6,7 @@
 #include <torch/version.h>
 
 #include <array>
+#include <string>
 #include <utility>
 
 #include "shardwire/types.h"
@@ -44,6 +45,11 @@
 #endif
 
 namespace shardwire::internal {
+
+// "2.13": the version this was built for.
+inline std::string torchVersion() {
+  return std::to_string(TORCH_VERSION_MAJOR) + "." + std::to_string(TORCH_VERSION_MINOR);
+}
 
 // Since 2.0 endCoalescing returns the Work of the whole batch; before, the two calls are hints without a result.
 inline constexpr bool kTorchCoalesces = SW_TORCH_AT_LEAST(2, 0);

@@ -1,4 +1,5 @@
 // shardwire._C: the native side of the Python package. One bind function per concept.
+#include "backend/c10d/torch_compat.h"
 #include "python/csrc/bindings.h"
 
 PYBIND11_MODULE(_C, module) {
@@ -6,7 +7,7 @@ PYBIND11_MODULE(_C, module) {
   pybind11::module_::import("torch.distributed");
   module.doc() = "The native side of shardwire.";
   module.attr("version") = SHARDWIRE_VERSION;
-  module.attr("torch_version") = std::to_string(TORCH_VERSION_MAJOR) + "." + std::to_string(TORCH_VERSION_MINOR);
+  module.attr("torch_version") = shardwire::internal::torchVersion();
   shardwire::python::bindErrors(module);
   shardwire::python::bindGroups(module);
   shardwire::python::bindCompiledOps(module);

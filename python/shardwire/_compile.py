@@ -183,14 +183,14 @@ def _flatten_keyed(side: Side, value: Mapping[Any, Any]) -> list[torch.Tensor]:
             raise ValueError(f"{side.label} has the key {_kind(name)}, which compile_op was not given; it was given {', '.join(map(repr, keys))}")
     flat: list[torch.Tensor] = []
     for name, (first, count) in keys.items():
-        given = value.get(name)
-        if given is None:
-            given = []
-        elif isinstance(given, torch.Tensor):
-            given = [given]
-        elif not isinstance(given, (list, tuple)):
-            raise TypeError(f"{side.label}[{name!r}] is {_kind(given)}; give a list of tensors")
-        flat.extend(_pick(f"{side.label}[{name!r}]", side.held[first:first + count], given))
+        tensors = value.get(name)
+        if tensors is None:
+            tensors = []
+        elif isinstance(tensors, torch.Tensor):
+            tensors = [tensors]
+        elif not isinstance(tensors, (list, tuple)):
+            raise TypeError(f"{side.label}[{name!r}] is {_kind(tensors)}; give a list of tensors")
+        flat.extend(_pick(f"{side.label}[{name!r}]", side.held[first:first + count], tensors))
     return flat
 
 

@@ -63,7 +63,7 @@ def _wrap(backend: Any, store: Any, rank: int, size: int) -> Any:
 
 def _make_known(group: Any, store: Any, unique: str, size: int, name: str | None) -> None:
     """Enters the group in torch's tables, as new_group does, so that functions with ``src`` and destroy_process_group accept it."""
-    world = getattr(c10d, "_world", None)
+    world: Any = getattr(c10d, "_world", None)
     ranks = {rank: rank for rank in range(size)}
     if not hasattr(world, "pg_map"):  # 1.13
         c10d._pg_map[group] = ("shardwire", store)
@@ -124,7 +124,7 @@ def find_process_group(name: str) -> Any:
 
 def _torch_groups() -> Iterator[tuple[Any, list[str]]]:
     """torch's groups with their names and descriptions."""
-    world = getattr(c10d, "_world", None)
+    world: Any = getattr(c10d, "_world", None)
     names = world.pg_names if hasattr(world, "pg_names") else c10d._pg_names
     for group, name in list(names.items()):
         description = getattr(group, "group_desc", None)

@@ -204,7 +204,9 @@ class Layout:
         return (self.mesh_shape, self.ranks, self.placements, self.shape, self.dtype)
 
     def __eq__(self, other: object) -> bool:
-        return self._key() == other._key() if isinstance(other, Layout) else NotImplemented
+        if not isinstance(other, Layout):
+            return NotImplemented
+        return self._key() == other._key()
 
     def __hash__(self) -> int:
         return hash(self._key())
