@@ -244,7 +244,8 @@ def pytest(name, where, options, python, env, *more):
     """pytest's own status 5, no test found, is a failure here."""
     report = LOGS / f"{name}.xml"
     report.unlink(missing_ok=True)
-    command = [python, "-m", "pytest", "-q", "-ra", "-p", "no:cacheprovider", "-o", "faulthandler_timeout=240", "--durations=15"]
+    # No faulthandler_timeout: its thread does not survive a fork, and a forked rank that sets its own would wait for it for ever.
+    command = [python, "-m", "pytest", "-q", "-ra", "-p", "no:cacheprovider", "--durations=15"]
     status, log = run(name, [*command, f"--junitxml={report}", *more, where], env)
     try:
         counted, failed, skips = junit(report)
