@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import os
 import struct
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -317,6 +319,7 @@ def test_demo_refuses_wrong_files_and_arguments_with_status_2(tmp_path: Path) ->
 
 SPOILED = """
 import sys
+import time
 from shardwire.demo import __main__, job
 right = job.Layout.take
 def take(layout, tensor, rank):
@@ -345,7 +348,7 @@ import os, signal, sys
 from shardwire.demo import __main__, job
 right = job.layouts_of
 def layouts_of(source, settings):
-    if os.getppid() == int(os.environ["DEMO_PARENT"]) and settings.folder and os.getpid() % 2 == 0:
+    if os.getppid() == int(os.environ["DEMO_PARENT"]) and os.getpid() % 2 == 0:
         os.kill(os.getpid(), signal.SIGKILL)
     return right(source, settings)
 os.environ["DEMO_PARENT"] = str(os.getpid())
@@ -359,3 +362,18 @@ def test_a_rank_that_dies_is_named(tmp_path: Path) -> None:
     ended = subprocess.run([sys.executable, "-c", KILLED, "--checkpoint", str(tmp_path / "m.safetensors"), "--runs", "1"], capture_output=True,
                            text=True, timeout=120, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)})
     assert ended.returncode == 1 and "died (exit code -9)" in ended.stderr, ended.stderr
+
+
+def _ours() -> set[str]:
+    return {str(path) for place in ("/tmp", "/dev/shm") for path in Path(place).iterdir() if "shardwire" in path.name}
+
+
+def test_killed_whole_it_leaves_nothing_behind() -> None:
+    before = _ours()
+    process = subprocess.Popen([sys.executable, "-m", "shardwire.demo", "--runs", "1000"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+                               start_new_session=True, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)})
+    time.sleep(3)  # in the middle of its runs, or of what comes before
+    assert process.poll() is None
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait(10)
+    assert _ours() == before

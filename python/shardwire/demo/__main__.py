@@ -6,15 +6,15 @@ Exit status: 0 when every byte arrived, 1 when one did not or a rank failed, 2 f
 from __future__ import annotations
 
 import argparse
+import contextlib
 import ctypes
 import multiprocessing
 import os
 import signal
 import sys
-import tempfile
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from multiprocessing.connection import Connection, wait
 from typing import Any
@@ -45,9 +45,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         _check_writable(arguments.picture, "--picture")
     except CheckpointError as error:
         return _fail(str(error), 2)
-    with tempfile.TemporaryDirectory(prefix="shardwire-demo-") as folder:
+    with _nameless_file("group") as meeting, _nameless_file("gloo") as gloo_meeting:
         settings = Settings(arguments.ranks, arguments.runs, arguments.ordinary, not arguments.skip_today,
-                            timedelta(seconds=arguments.timeout), folder)
+                            timedelta(seconds=arguments.timeout), meeting, gloo_meeting)
         try:
             reports = _run(settings, source)
         except RankFailed as error:
@@ -67,6 +67,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         save_picture(traffic, arguments.picture, f"{what}: training mesh to inference mesh")
         print(f"picture: {arguments.picture}")
     return 1 if result.mismatched_bytes else 0
+
+
+@contextlib.contextmanager
+def _nameless_file(name: str) -> Iterator[str]:
+    """A path to an empty file in memory, for as long as the context and this process last: whoever is killed, nothing is left behind."""
+    descriptor = os.memfd_create(f"shardwire-demo-{name}")
+    try:
+        yield f"/proc/{os.getpid()}/fd/{descriptor}"
+    finally:
+        os.close(descriptor)
 
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:

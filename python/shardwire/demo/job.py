@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import os
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -23,14 +22,15 @@ Source = dict[str, torch.Tensor]
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What the ranks must know. folder: an empty directory for the rendezvous files."""
+    """What the ranks must know. meeting, gloo_meeting: paths of empty files where the ranks meet."""
 
     num_ranks: int
     runs: int
     ordinary: bool
     compare: bool
     timeout: timedelta
-    folder: str
+    meeting: str
+    gloo_meeting: str
 
     @property
     def training(self) -> list[int]:
@@ -73,7 +73,7 @@ def layouts_of(source: Source, settings: Settings) -> tuple[dict[str, Layout], d
 def run_rank(rank: int, settings: Settings, source: Source, meet: Callable[[], None], tell: Callable[[int, str], None]) -> RankReport:
     """Everything rank ``rank`` does. ``meet`` returns when all ranks called it; ``tell(bytes, what)`` reports progress."""
     torch.set_num_threads(1)
-    store = torch.distributed.FileStore(os.path.join(settings.folder, "group"), settings.num_ranks)
+    store = torch.distributed.FileStore(settings.meeting, settings.num_ranks)
     group = shardwire.create_process_group(store, rank, settings.num_ranks, settings.timeout)
     training, inference, _ = layouts_of(source, settings)
     held = _allocate(training, rank, settings)

@@ -33,7 +33,7 @@ def measure(rank: int, settings: Settings, held: Source, wanted: Source, trainin
             meet: Callable[[], None], tell: Callable[[int, str], None]) -> list[tuple[float, float]]:
     """(begin, end) of each run on this rank. Writes ``wanted``."""
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    dist.init_process_group("gloo", init_method=f"file://{os.path.join(settings.folder, 'gloo')}", rank=rank, world_size=settings.num_ranks,
+    dist.init_process_group("gloo", init_method=f"file://{settings.gloo_meeting}", rank=rank, world_size=settings.num_ranks,
                             timeout=settings.timeout)
     trainers = dist.new_group(settings.training)
     receivers = dist.new_group([0] + settings.inference)
