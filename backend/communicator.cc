@@ -239,17 +239,13 @@ Result<WorkPtr> CommunicatorImpl::allGather(TensorView input, std::span<const Te
   if (!flat.isOk()) {
     return flat.status();
   }
-  std::vector<TensorView> flatOutputs;
-  for (const TensorView& output : outputs) {
-    Result<TensorView> view = call.flat.output(output);
-    if (!view.isOk()) {
-      return view.status();
-    }
-    flatOutputs.push_back(*view);
+  const Result<std::vector<TensorView>> flatOutputs = call.flat.outputs(outputs);
+  if (!flatOutputs.isOk()) {
+    return flatOutputs.status();
   }
   // The input may be the rank's own part of the output: what all read is then rewritten with itself.
   const CollectiveKey key{Collective::kAllGather, input.dtype, ReduceOp::kNone, 0, flat->shape[0]};
-  return runOne(call, key, one(*flat), flatOutputs, true);
+  return runOne(call, key, one(*flat), *flatOutputs, true);
 }
 
 Result<WorkPtr> CommunicatorImpl::gather(TensorView input, std::span<const TensorView> outputs, Rank root, CallOptions options) {
@@ -264,16 +260,12 @@ Result<WorkPtr> CommunicatorImpl::gather(TensorView input, std::span<const Tenso
   if (!flat.isOk()) {
     return flat.status();
   }
-  std::vector<TensorView> flatOutputs;
-  for (const TensorView& output : outputs) {
-    Result<TensorView> view = call.flat.output(output);
-    if (!view.isOk()) {
-      return view.status();
-    }
-    flatOutputs.push_back(*view);
+  const Result<std::vector<TensorView>> flatOutputs = call.flat.outputs(outputs);
+  if (!flatOutputs.isOk()) {
+    return flatOutputs.status();
   }
   const CollectiveKey key{Collective::kGather, input.dtype, ReduceOp::kNone, root, flat->shape[0]};
-  return runOne(call, key, one(*flat), flatOutputs, true);
+  return runOne(call, key, one(*flat), *flatOutputs, true);
 }
 
 Result<WorkPtr> CommunicatorImpl::scatter(TensorView output, std::span<const TensorView> inputs, Rank root, CallOptions options) {
@@ -288,16 +280,12 @@ Result<WorkPtr> CommunicatorImpl::scatter(TensorView output, std::span<const Ten
   if (!flat.isOk()) {
     return flat.status();
   }
-  std::vector<TensorView> flatInputs;
-  for (const TensorView& input : inputs) {
-    Result<TensorView> view = call.flat.input(input);
-    if (!view.isOk()) {
-      return view.status();
-    }
-    flatInputs.push_back(*view);
+  const Result<std::vector<TensorView>> flatInputs = call.flat.inputs(inputs);
+  if (!flatInputs.isOk()) {
+    return flatInputs.status();
   }
   const CollectiveKey key{Collective::kScatter, output.dtype, ReduceOp::kNone, root, flat->shape[0]};
-  return runOne(call, key, flatInputs, one(*flat), true);
+  return runOne(call, key, *flatInputs, one(*flat), true);
 }
 
 Result<WorkPtr> CommunicatorImpl::reduceScatter(TensorView output, std::span<const TensorView> inputs, ReduceOp op, CallOptions options) {
@@ -308,16 +296,12 @@ Result<WorkPtr> CommunicatorImpl::reduceScatter(TensorView output, std::span<con
   if (!flat.isOk()) {
     return flat.status();
   }
-  std::vector<TensorView> flatInputs;
-  for (const TensorView& input : inputs) {
-    Result<TensorView> view = call.flat.input(input);
-    if (!view.isOk()) {
-      return view.status();
-    }
-    flatInputs.push_back(*view);
+  const Result<std::vector<TensorView>> flatInputs = call.flat.inputs(inputs);
+  if (!flatInputs.isOk()) {
+    return flatInputs.status();
   }
   const CollectiveKey key{Collective::kReduceScatter, output.dtype, op, 0, flat->shape[0]};
-  return runOne(call, key, flatInputs, one(*flat), true);
+  return runOne(call, key, *flatInputs, one(*flat), true);
 }
 
 Result<WorkPtr> CommunicatorImpl::allToAll(std::span<const TensorView> outputs, std::span<const TensorView> inputs, CallOptions options) {
@@ -325,20 +309,16 @@ Result<WorkPtr> CommunicatorImpl::allToAll(std::span<const TensorView> outputs, 
   SW_RETURN_IF_ERROR(checkList(inputs, dtype, -1, "all_to_all", "inputs"));
   SW_RETURN_IF_ERROR(checkList(outputs, dtype, -1, "all_to_all", "outputs"));
   Call call{std::move(options), {}};
-  std::vector<TensorView> flatInputs;
-  std::vector<TensorView> flatOutputs;
+  const Result<std::vector<TensorView>> flatInputs = call.flat.inputs(inputs);
+  const Result<std::vector<TensorView>> flatOutputs = call.flat.outputs(outputs);
+  if (!flatInputs.isOk() || !flatOutputs.isOk()) {
+    return flatInputs.isOk() ? flatOutputs.status() : flatInputs.status();
+  }
   std::vector<std::int64_t> inputElems;
   std::vector<std::int64_t> outputElems;
   for (std::size_t r = 0; r < inputs.size(); ++r) {
-    Result<TensorView> input = call.flat.input(inputs[r]);
-    Result<TensorView> output = call.flat.output(outputs[r]);
-    if (!input.isOk() || !output.isOk()) {
-      return input.isOk() ? output.status() : input.status();
-    }
-    flatInputs.push_back(*input);
-    flatOutputs.push_back(*output);
-    inputElems.push_back(input->shape[0]);
-    outputElems.push_back(output->shape[0]);
+    inputElems.push_back((*flatInputs)[r].shape[0]);
+    outputElems.push_back((*flatOutputs)[r].shape[0]);
   }
   if (const auto self = static_cast<std::size_t>(rank()); inputElems[self] != outputElems[self]) {
     return Status(StatusCode::kInvalidArgument,
@@ -347,7 +327,7 @@ Result<WorkPtr> CommunicatorImpl::allToAll(std::span<const TensorView> outputs, 
   auto run = std::make_shared<PlanRun>(std::make_shared<const Plan>(allToAllPlan(dtype, inputElems, outputElems, rank())));
   run->description = std::make_shared<const std::string>(fmt::format("all_to_all({}, sends [{}], receives [{}])", dtypeName(dtype),
                                                                      fmt::join(inputElems, ", "), fmt::join(outputElems, ", ")));
-  run->prepare(flatInputs, flatOutputs, false);
+  run->prepare(*flatInputs, *flatOutputs, false);
   const bool small = run->isSmall(*engine_);
   const std::shared_ptr<Activity> activity = std::move(run);
   return submit(call, std::span(&activity, 1), small);

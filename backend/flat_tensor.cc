@@ -47,6 +47,19 @@ Result<TensorView> FlatTensors::flatten(const TensorView& tensor, bool pack, boo
   return TensorView::contiguous(packed, tensor.dtype, {elems});
 }
 
+Result<std::vector<TensorView>> FlatTensors::flattenAll(std::span<const TensorView> tensors, bool pack, bool unpack) {
+  std::vector<TensorView> flat;
+  flat.reserve(tensors.size());
+  for (const TensorView& tensor : tensors) {
+    Result<TensorView> view = flatten(tensor, pack, unpack);
+    if (!view.isOk()) {
+      return view.status();
+    }
+    flat.push_back(*view);
+  }
+  return flat;
+}
+
 std::function<void()> FlatTensors::finish() const {
   if (copies_ == nullptr) {
     return nullptr;

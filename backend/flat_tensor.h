@@ -3,6 +3,7 @@
 
 #include <functional>
 #include <memory>
+#include <span>
 #include <vector>
 
 #include "shardwire/status.h"
@@ -19,6 +20,10 @@ class FlatTensors {
   Result<TensorView> output(const TensorView& tensor) { return flatten(tensor, false, true); }
   Result<TensorView> inOut(const TensorView& tensor) { return flatten(tensor, true, true); }
 
+  // The same for each of a list.
+  Result<std::vector<TensorView>> inputs(std::span<const TensorView> tensors) { return flattenAll(tensors, true, false); }
+  Result<std::vector<TensorView>> outputs(std::span<const TensorView> tensors) { return flattenAll(tensors, false, true); }
+
   // Unpacks the copies of outputs; empty when there are none. Holds the copies.
   std::function<void()> finish() const;
   // Holds the copies (null when none was needed).
@@ -32,6 +37,7 @@ class FlatTensors {
     bool unpack;
   };
   Result<TensorView> flatten(const TensorView& tensor, bool pack, bool unpack);
+  Result<std::vector<TensorView>> flattenAll(std::span<const TensorView> tensors, bool pack, bool unpack);
   std::shared_ptr<std::vector<Copy>> copies_;
 };
 
