@@ -14,8 +14,6 @@ namespace {
 
 // A copy from memory that needs no staging goes in pieces of this size, so that other edges are looked at in between.
 constexpr std::size_t kCopySegment = std::size_t{4} << 20;
-// Plans that write this much leave nothing useful in the cache: every piece is stored past it.
-constexpr std::uint64_t kStreamFrom = std::uint64_t{8} << 20;
 // Local runs shorter than this are not worth an entry each in a scatter read: the box is read whole and unpacked.
 constexpr std::size_t kMinScatterRun = 512;
 
@@ -66,7 +64,8 @@ PlanRun::PlanRun(std::shared_ptr<const Plan> plan) : plan_(std::move(plan)) {
     most = std::max(most, move.numSources);
     written += moveBytes(*plan_, move);
   }
-  hint_ = written >= kStreamFrom ? StoreHint::kStream : StoreHint::kAuto;
+  // The whole plan counts, not the piece in hand: one that writes this much leaves nothing useful in the cache.
+  hint_ = written >= kStreamFromBytes ? StoreHint::kStream : StoreHint::kAuto;
   combineSources_.resize(most);
 }
 

@@ -77,7 +77,6 @@ class PlanRun final : public Activity {
   };
   enum class Take : unsigned char { kDone, kNotReady, kFailed };
 
-  void reset();
   void choosePaths(Engine& engine, std::size_t edge);
   bool stepSend(Engine& engine, std::size_t edge, std::vector<bool>& blockedBulk);
   bool postSlots(Engine& engine, std::size_t edge);
