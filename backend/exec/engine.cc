@@ -408,6 +408,7 @@ void Engine::checkSlow(bool quiet) {
     return;
   }
   lastSlowCheck_ = now;
+  const Status* needed = nullptr;
   for (Rank peer = 0; peer < worldSize_ && !poison_.has_value(); ++peer) {
     const auto p = static_cast<std::size_t>(peer);
     if (peer == rank_) {
@@ -415,11 +416,16 @@ void Engine::checkSlow(bool quiet) {
     }
     if (peerDown_[p].isOk()) {
       peerDown_[p] = connection(peer)->health();
-      continue;  // what the peer sent before it died is taken by one more poll
+      if (!peerDown_[p].isOk()) {
+        return;  // what the peer sent before it went, perhaps why it went, is taken by one more poll
+      }
+    } else if (quiet && needed == nullptr && std::any_of(active_.begin(), active_.end(), [&](const auto& a) { return a->needs(peer); })) {
+      needed = &peerDown_[p];
     }
-    if (quiet && std::any_of(active_.begin(), active_.end(), [&](const auto& a) { return a->needs(peer); })) {
-      poison(peerDown_[p], false);
-    }
+  }
+  if (needed != nullptr) {
+    // The others learn the cause: this rank may soon leave because of it, and then it is that rank, not this one, that is to be named.
+    poison(Status(*needed), true);
   }
   for (std::size_t i = 0; i < active_.size() && !poison_.has_value(); ++i) {
     if (now >= active_[i]->deadline) {

@@ -369,7 +369,7 @@ TEST(CompileOp, ARankThatDoesNotCallIsNamedAndTheGroupStaysUsable) {
       EXPECT_NE(op.status().message().find("rank 2 did not arrive"), std::string::npos) << op.status().message();
       const auto took = Clock::now() - before;
       EXPECT_GE(took, milliseconds(150));  // by the clock of whichever of the two came first
-      EXPECT_LE(took, seconds(2));
+      EXPECT_LE(took, seconds(10));        // not the group's 20 s
     } else {
       EXPECT_NE(op.status().message().find("was given up by rank"), std::string::npos) << op.status().message();
     }
@@ -460,7 +460,7 @@ TEST(Failure, ATimeoutNamesTheAbsentRankAndPoisonsTheGroup) {
     const Status status = (*work)->wait();
     EXPECT_EQ(status.code(), StatusCode::kTimeout);
     EXPECT_NE(status.message().find("rank(s) 1 did not arrive"), std::string::npos) << status.message();
-    EXPECT_LE(Clock::now() - before, seconds(2));
+    EXPECT_LE(Clock::now() - before, seconds(10));  // not the group's 20 s
   });
 }
 

@@ -109,14 +109,16 @@ def build(folder, target, title, *options):
 
 
 def junit(path):
-    """Counts one JUnit file, of pytest or GoogleTest; also the names of what failed and why something was skipped."""
+    """Counts one JUnit file, of pytest or GoogleTest; also what failed with its text and why something was skipped."""
     counted, failed, skips = NONE, [], collections.Counter()
     for case in ElementTree.parse(path).iter("testcase"):
         name = f"{case.get('classname', '')}.{case.get('name', '')}"
         skip = case.find("skipped")
-        if case.find("failure") is not None or case.find("error") is not None:
+        failures = [*case.findall("failure"), *case.findall("error")]
+        if failures:
             counted = add([counted, FAIL])
-            failed.append(name)
+            text = "\n".join(failure.text or failure.get("message") or "" for failure in failures)
+            failed.append(name + "".join(f"\n      {line}" for line in text.splitlines()[-25:]))
         elif skip is not None or case.get("status") == "notrun":
             counted = add([counted, SKIP])
             reason = (skip.get("message") if skip is not None else None) or "not run"
@@ -127,8 +129,10 @@ def junit(path):
 
 
 def tell_outcome(counted, failed, skips):
-    for name in failed[:50]:
+    for name in failed[:20]:
         tell(f"  FAIL {name}")
+    if len(failed) > 20:
+        tell(f"  and {len(failed) - 20} more")
     for reason, times in skips.most_common():
         tell(f"  skipped {times}: {reason}")
 
@@ -202,7 +206,7 @@ def cpp(folder, env, options, *more):
     # A program that died or hung has written no report, or one in which nothing failed: it counts as one failure itself.
     if status != 0 and not failed:
         dead = junit(programs)[1] if programs.exists() else []
-        failed += [f"{name.lstrip('.')} (the program itself)" for name in dead] or ["ctest"]
+        failed += [f"the program itself: {name.lstrip('.')}" for name in dead] or ["ctest"]
         counts.append(Count(0, max(1, len(dead)), 0))
     tell_outcome(None, failed, skips)
     if status != 0:

@@ -98,7 +98,7 @@ def test_suite_counts_reports(tmp_path):
         "</testsuite></testsuites>"
     )
     counted, failed, skips = suite.junit(report)
-    assert counted == (1, 1, 2) and failed == ["a.c"] and skips["no torch"] == 1
+    assert counted == (1, 1, 2) and failed[0].startswith("a.c") and skips["no torch"] == 1
 
 
 def test_suite_fails_a_part_that_found_no_test(tmp_path, monkeypatch):

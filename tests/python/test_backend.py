@@ -247,7 +247,7 @@ def test_wait_can_be_interrupted(run_ranks):
     def body(rank, size):
         op = shardwire.compile_op(None, (2,), torch.float32, [{"offset": [rank], "shape": [1]}], [{"offset": [0], "shape": [2]}])
         if rank == 1:
-            time.sleep(1.5)
+            time.sleep(3)
             op([torch.ones(1)], [torch.zeros(2)]).wait()
             return
         signal.signal(signal.SIGALRM, lambda *_: (_ for _ in ()).throw(KeyboardInterrupt()))
@@ -255,7 +255,7 @@ def test_wait_can_be_interrupted(run_ranks):
         signal.setitimer(signal.ITIMER_REAL, 0.3)
         start = time.monotonic()
         raises(KeyboardInterrupt, future.wait)
-        assert time.monotonic() - start < 1.2
+        assert time.monotonic() - start < 2.5
         raises(TimeoutError, lambda: future.wait(0.05))
         assert not future.done() and future.exception() is None
         future.wait()

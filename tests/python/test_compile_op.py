@@ -338,11 +338,11 @@ def late_rank(rank: int) -> None:
     op = all_gather(rank, 2)
     out = torch.zeros(8)
     if rank == 1:
-        time.sleep(0.7)
+        time.sleep(1.5)
     began = time.monotonic()
     future = op([torch.full((4,), float(rank))], [out])
     if rank == 0:
-        assert time.monotonic() - began < 0.5, "the call returns at once"
+        assert time.monotonic() - began < 1.4, "the call returns at once"
         assert not future.done() and future.exception() is None
         with pytest.raises(TimeoutError):
             future.wait(timeout=0.1)

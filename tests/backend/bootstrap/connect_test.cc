@@ -76,7 +76,7 @@ TEST(ConnectPeers, NamesTheRanksThatDidNotArriveInTime) {
     const auto waited = Clock::now() - start;
     expectError(peers, StatusCode::kTimeout, {"group 'g'", "ranks 1, 3 did not arrive within 1 s"});
     EXPECT_GE(waited, std::chrono::milliseconds(1000));
-    EXPECT_LT(waited, std::chrono::milliseconds(1050));
+    EXPECT_LT(waited, std::chrono::seconds(10));
   });
 }
 
