@@ -1,24 +1,22 @@
-// Wires the rooms together: connects the peers, plans collectives (and keeps the plans), exchanges specs, hands runs to the engine.
+// Wires the rooms together: exchanges specs, plans, hands runs to the engine. The collectives are in communicator_collectives.cc.
 #pragma once
 
-#include <list>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <string>
-#include <unordered_map>
 #include <vector>
 
 #include "backend/compiled_op_impl.h"
 #include "backend/exec/engine.h"
-#include "ops/collectives/collective_plans.h"
+#include "backend/flat_tensor.h"
+#include "backend/program_cache.h"
 #include "shardwire/communicator.h"
 
 namespace shardwire::internal {
 
 class CommunicatorImpl final : public Communicator {
  public:
-  explicit CommunicatorImpl(std::shared_ptr<Engine> engine) : engine_(std::move(engine)) {}
+  CommunicatorImpl(std::shared_ptr<Engine> engine, std::vector<ForcedAlgorithm> forced);
   ~CommunicatorImpl() override { engine_->shutdown(); }
 
   Rank rank() const override { return engine_->rank(); }
@@ -28,6 +26,7 @@ class CommunicatorImpl final : public Communicator {
   void setTimeout(Duration timeout) override { engine_->setTimeout(timeout); }
   std::uint64_t sequenceNumber() const override { return engine_->sequenceNumber(); }
   std::string describeTransports() const override { return engine_->describeTransports(); }
+  std::string describeCollectives() const override;
 
   Result<std::shared_ptr<CompiledOp>> compileOp(const LocalSpec& spec, std::optional<Duration> timeout) override;
 
@@ -46,23 +45,16 @@ class CommunicatorImpl final : public Communicator {
   void abort(const std::string& reason) override;
 
  private:
-  // A plan kept for the next call of the same shape, with its runs and its text.
-  struct Kept {
-    Kept(std::shared_ptr<const Plan> plan, Description text) : pool(std::move(plan)), description(std::move(text)) {}
-    RunPool pool;
-    const Description description;
+  // One call: its flat tensors and what must live as long as it.
+  struct Call {
+    CallOptions options;
+    FlatTensors flat;
+    std::shared_ptr<void> keepAlive(std::shared_ptr<void> scratch = nullptr) const;
   };
-  struct KeyHash {
-    std::size_t operator()(const CollectiveKey& key) const { return fingerprintOf(key); }
-  };
-  struct Call;
 
-  std::shared_ptr<Kept> keptPlan(const CollectiveKey& key);
-  std::shared_ptr<PlanRun> makeRun(const CollectiveKey& key, std::span<const TensorView> inputs, std::span<const TensorView> outputs,
-                                   bool inPlace, std::shared_ptr<Activity> after = nullptr);
-  Result<WorkPtr> submit(Call& call, std::span<const std::shared_ptr<Activity>> activities, bool small);
-  Result<WorkPtr> runOne(Call& call, const CollectiveKey& key, std::span<const TensorView> inputs, std::span<const TensorView> outputs,
-                         bool inPlace);
+  // `inputs` and `outputs` are flat, contiguous and as `collective` says.
+  Result<WorkPtr> start(Call& call, const CollectiveCall& collective, std::span<const TensorView> inputs,
+                        std::span<const TensorView> outputs);
   Status checkRoot(Rank root, const char* name) const;
   Status checkPeer(Rank peer, const char* name) const;
   Status checkReduction(DType dtype, ReduceOp op, const char* name) const;
@@ -70,8 +62,7 @@ class CommunicatorImpl final : public Communicator {
   Status checkList(std::span<const TensorView> tensors, DType dtype, std::int64_t numElems, const char* name, const char* list) const;
 
   const std::shared_ptr<Engine> engine_;
-  std::mutex plansMutex_;
-  std::unordered_map<CollectiveKey, std::shared_ptr<Kept>, KeyHash> plans_;
+  ProgramCache programs_;
 };
 
 }  // namespace shardwire::internal

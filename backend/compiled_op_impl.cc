@@ -9,24 +9,6 @@
 
 namespace shardwire::internal {
 
-std::shared_ptr<PlanRun> RunPool::take(bool* isNew) {
-  std::lock_guard lock(mutex_);
-  for (const auto& run : runs_) {
-    if (run.use_count() == 1 && run->isDone()) {
-      if (isNew != nullptr) {
-        *isNew = false;
-      }
-      return run;
-    }
-  }
-  auto run = std::make_shared<PlanRun>(plan_);
-  runs_.push_back(run);
-  if (isNew != nullptr) {
-    *isNew = true;
-  }
-  return run;
-}
-
 // Runs over tensors that were checked once.
 class BoundOpImpl final : public BoundOp {
  public:
@@ -37,18 +19,20 @@ class BoundOpImpl final : public BoundOp {
         outputs_(outputs.begin(), outputs.end()),
         inPlace_(inPlace),
         keepAlive_(std::move(keepAlive)),
-        timeout_(timeout),
-        pool_(op_->plan_) {}
+        timeout_(timeout) {}
 
   Result<WorkPtr> run() override {
     bool isNew = false;
-    auto run = pool_.take(&isNew);
+    const auto run = [&] {
+      std::lock_guard lock(mutex_);
+      return pool_.take([&] { return std::make_shared<PlanRun>(op_->plan_); }, &isNew);
+    }();
     if (isNew) {
       run->prepare(inputs_, outputs_, inPlace_);
     } else {
       run->prepareAgain();
     }
-    return op_->start(std::move(run), keepAlive_, timeout_);
+    return op_->start(run, keepAlive_, timeout_);
   }
 
  private:
@@ -58,7 +42,8 @@ class BoundOpImpl final : public BoundOp {
   const bool inPlace_;
   const std::shared_ptr<void> keepAlive_;
   const std::optional<Duration> timeout_;
-  RunPool pool_;
+  std::mutex mutex_;  // guards the pool
+  RunPool<PlanRun> pool_;
 };
 
 namespace {
@@ -94,8 +79,7 @@ CompiledOpImpl::CompiledOpImpl(std::shared_ptr<Engine> engine, std::shared_ptr<c
       label_(labelOf(*spec_)),
       description_(std::make_shared<const std::string>(
           fmt::format("a run of {} ({} tensors, plan {:016x})", label_, spec_->tensors.size(), plan_->fingerprint))),
-      compileSeconds_(compileSeconds),
-      pool_(plan_) {
+      compileSeconds_(compileSeconds) {
   for (const GlobalTensor& tensor : spec_->tensors) {
     tensors_.push_back({.name = tensor.name, .shape = tensor.shape, .dtype = tensor.dtype, .reduction = tensor.reduction});
   }
@@ -110,6 +94,7 @@ Result<bool> CompiledOpImpl::check(std::span<const TensorView> inputs, std::span
 
 Result<WorkPtr> CompiledOpImpl::start(std::shared_ptr<PlanRun> run, std::shared_ptr<void> keepAlive, std::optional<Duration> timeout) {
   run->description = description_;
+  run->timed = true;
   run->keepAlive = std::move(keepAlive);
   run->timeout = timeout.value_or(Duration{0});
   {
@@ -130,9 +115,12 @@ Result<WorkPtr> CompiledOpImpl::run(std::span<const TensorView> inputs, std::spa
   if (!inPlace.isOk()) {
     return inPlace.status();
   }
-  auto run = pool_.take();
+  const auto run = [&] {
+    std::lock_guard lock(mutex_);
+    return pool_.take([&] { return std::make_shared<PlanRun>(plan_); });
+  }();
   run->prepare(inputs, outputs, *inPlace);
-  return start(std::move(run), std::move(keepAlive), timeout);
+  return start(run, std::move(keepAlive), timeout);
 }
 
 Result<std::unique_ptr<BoundOp>> CompiledOpImpl::bind(std::span<const TensorView> inputs, std::span<const TensorView> outputs,

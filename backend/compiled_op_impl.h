@@ -13,20 +13,6 @@
 
 namespace shardwire::internal {
 
-// Finished runs wait here for the next one, so that a re-run allocates nothing. Thread-safe.
-class RunPool {
- public:
-  explicit RunPool(std::shared_ptr<const Plan> plan) : plan_(std::move(plan)) {}
-  // A run that nobody else holds; new when all are in flight or still held by a caller.
-  std::shared_ptr<PlanRun> take(bool* isNew = nullptr);
-  const std::shared_ptr<const Plan>& plan() const { return plan_; }
-
- private:
-  std::shared_ptr<const Plan> plan_;
-  std::mutex mutex_;
-  std::vector<std::shared_ptr<PlanRun>> runs_;
-};
-
 class CompiledOpImpl final : public CompiledOp, public std::enable_shared_from_this<CompiledOpImpl> {
  public:
   CompiledOpImpl(std::shared_ptr<Engine> engine, std::shared_ptr<const GlobalSpec> spec, Plan plan, double compileSeconds);
@@ -55,9 +41,9 @@ class CompiledOpImpl final : public CompiledOp, public std::enable_shared_from_t
   const Description description_;
   const double compileSeconds_;
   std::vector<TensorDecl> tensors_;
-  RunPool pool_;
 
   mutable std::mutex mutex_;  // guards what follows
+  RunPool<PlanRun> pool_;
   std::uint64_t numRuns_ = 0;
   std::weak_ptr<PlanRun> lastRun_;
 };

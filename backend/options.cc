@@ -124,6 +124,7 @@ Result<Options> Options::fromEnvironment() {
   SW_RETURN_IF_ERROR(readBytes("SHARDWIRE_RING_BYTES", kMinRingBytes, kMaxRingBytes, false, &options.ringBytes));
   SW_RETURN_IF_ERROR(readBytes("SHARDWIRE_INLINE_BYTES", 0, kMaxInlineBytes, true, &options.inlineBytes));
   SW_RETURN_IF_ERROR(readOrdinaryPath(&options.ordinaryPath));
+  options.algorithms = variable("SHARDWIRE_ALGORITHMS").value_or("");
   SW_RETURN_IF_ERROR(readBytes("SHARDWIRE_HEAP_BYTES", kMinHeapBytes, kMaxHeapBytes, true, &options.heapBytes));
   return options;
 }
@@ -133,8 +134,9 @@ std::string toString(const Options& options) {
   const std::string spin =
       options.spin < Duration::zero() ? "auto" : fmt::format("{}", std::chrono::duration<double, std::micro>(options.spin).count());
   const std::string heap = options.heapBytes == 0 ? "auto" : fmt::format("{}", options.heapBytes);
-  return fmt::format("timeout_s={} spin_us={} ring_bytes={} inline_bytes={} ordinary_path={} heap_bytes={}", timeout.count(), spin,
-                     options.ringBytes, options.inlineBytes, ordinaryPathName(options.ordinaryPath), heap);
+  return fmt::format("timeout_s={} spin_us={} ring_bytes={} inline_bytes={} ordinary_path={} heap_bytes={} algorithms={}", timeout.count(),
+                     spin, options.ringBytes, options.inlineBytes, ordinaryPathName(options.ordinaryPath), heap,
+                     options.algorithms.empty() ? "auto" : options.algorithms);
 }
 
 }  // namespace shardwire

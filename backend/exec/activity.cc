@@ -1,24 +1,40 @@
 #include "backend/exec/activity.h"
 
+#include <cstdint>
+#include <memory>
+#include <utility>
+
 #include "backend/exec/engine.h"
 
 namespace shardwire::internal {
+
+Activity::Callback* const Activity::kCalled = reinterpret_cast<Activity::Callback*>(std::uintptr_t{1});
+
+Activity::~Activity() {
+  Callback* callback = callbacks_.load(std::memory_order_acquire);
+  while (callback != nullptr && callback != kCalled) {
+    delete std::exchange(callback, callback->next);
+  }
+}
+
+void Activity::setEngine(Engine& engine) {
+  if (engine_ != &engine) {
+    engine_ = &engine;
+    weakEngine_ = engine.weak_from_this();
+  }
+}
 
 Status Activity::wait(Deadline until) {
   if (isDone()) {
     return status_;
   }
-  std::shared_ptr<Engine> driver;
-  {
-    // Completion takes the engine away under this lock, so the copy is either valid or null and then we are done.
-    std::lock_guard lock(mutex_);
-    driver = engine;
-  }
+  // An engine ends only after it has completed all that it took.
+  const std::shared_ptr<Engine> driver = weakEngine_.lock();
   if (driver != nullptr && !driver->drive(*this, until)) {
     return {StatusCode::kTimeout,
             *description + " is still in flight: the wait ended first, the operation goes on (" + driver->groupLabel() + ")"};
   }
-  return status_;
+  return status();
 }
 
 Status Activity::status() const {
@@ -26,51 +42,54 @@ Status Activity::status() const {
 }
 
 void Activity::onDone(std::function<void(const Status&)> callback) {
-  {
-    std::lock_guard lock(mutex_);
-    if (!called_) {
-      callbacks_.push_back(std::move(callback));
+  auto* added = new Callback{std::move(callback)};
+  Callback* newest = callbacks_.load(std::memory_order_acquire);
+  while (newest != kCalled) {
+    added->next = newest;
+    if (callbacks_.compare_exchange_weak(newest, added, std::memory_order_acq_rel)) {
       return;
     }
   }
-  callback(status_);
+  const std::unique_ptr<Callback> mine(added);
+  mine->call(status_);
 }
 
 Activity::Completion Activity::complete(Status status) {
   Completion completion;
   completion.activity = shared_from_this();
   completion.status = status;
-  ended = Clock::now();
-  if (epilogue != nullptr && status.isOk()) {
-    epilogue();
+  if (timed) {
+    ended = Clock::now();
   }
-  epilogue = nullptr;
-  std::lock_guard lock(mutex_);
+  if (epilogue != nullptr) {
+    if (status.isOk()) {
+      epilogue();
+    }
+    epilogue = nullptr;
+  }
   completion.keepAlive = std::move(keepAlive);
-  completion.engine = std::move(engine);
   keepAlive = nullptr;
-  engine = nullptr;
   status_ = std::move(status);
   done_.store(true, std::memory_order_release);
   return completion;
 }
 
 void Activity::runCallbacks(const Status& status) {
-  std::vector<std::function<void(const Status&)>> callbacks;
-  {
-    std::lock_guard lock(mutex_);
-    called_ = true;
-    callbacks.swap(callbacks_);
+  Callback* newest = callbacks_.exchange(kCalled, std::memory_order_acq_rel);
+  Callback* oldest = nullptr;
+  while (newest != nullptr) {
+    Callback* next = std::exchange(newest->next, oldest);
+    oldest = std::exchange(newest, next);
   }
-  for (const auto& callback : callbacks) {
-    callback(status);
+  while (oldest != nullptr) {
+    const std::unique_ptr<Callback> callback(std::exchange(oldest, oldest->next));
+    callback->call(status);
   }
 }
 
 void Activity::reuse() {
-  std::lock_guard lock(mutex_);
   done_.store(false, std::memory_order_relaxed);
-  called_ = false;
+  callbacks_.store(nullptr, std::memory_order_relaxed);
   status_ = Status::ok();
 }
 

@@ -4,7 +4,6 @@
 
 #include <atomic>
 #include <memory>
-#include <mutex>
 #include <span>
 #include <string>
 #include <vector>
@@ -22,6 +21,7 @@ using Description = std::shared_ptr<const std::string>;
 class Activity : public Work, public std::enable_shared_from_this<Activity> {
  public:
   Activity() = default;
+  ~Activity() override;
   Activity(const Activity&) = delete;
   Activity& operator=(const Activity&) = delete;
 
@@ -53,12 +53,11 @@ class Activity : public Work, public std::enable_shared_from_this<Activity> {
   std::uint64_t fingerprint = 0;
   Deadline deadline = kNoDeadline;
   Duration timeout{0};
-  Clock::time_point started{};
+  Clock::time_point started{};  // zero when it was over before anybody looked at the clock, unless `timed`
   Description description;
-  // Engine: held while in flight, so that a waiter finds it; dropped on completion.
-  std::shared_ptr<Engine> engine;
   std::shared_ptr<void> keepAlive;
-  Clock::time_point ended{};
+  bool timed = false;         // wants `started` and `ended` in any case: reading the clock costs as much as a small operation's copy
+  Clock::time_point ended{};  // only when timed
   // Run under the lock after success, before anybody sees it done: unpacks into tensors that are not contiguous. Mostly empty.
   std::function<void()> epilogue;
 
@@ -66,22 +65,33 @@ class Activity : public Work, public std::enable_shared_from_this<Activity> {
   struct Completion {
     std::shared_ptr<Activity> activity;
     std::shared_ptr<void> keepAlive;
-    std::shared_ptr<Engine> engine;
     Status status;
   };
   Completion complete(Status status);
   // Runs the callbacks given to onDone. Not under any lock.
   void runCallbacks(const Status& status);
+  // It was never taken: nobody waits for it, and its pool may have it back.
+  void abandon() { done_.store(true, std::memory_order_release); }
+  // The engine that steps it; called when it is taken.
+  void setEngine(Engine& engine);
 
  protected:
   // Makes a finished activity ready for another run (pooled runs).
   void reuse();
+  // Valid while the activity is in flight.
+  Engine& engine() const { return *engine_; }
 
  private:
-  std::atomic<bool> done_{false};  // release pairs with isDone's acquire: status_ and outputs are visible to whoever sees true
-  mutable std::mutex mutex_;       // guards callbacks_ and called_; engine_ copies
-  std::vector<std::function<void(const Status&)>> callbacks_;
-  bool called_ = false;
+  struct Callback {
+    std::function<void(const Status&)> call;
+    Callback* next = nullptr;
+  };
+  static Callback* const kCalled;
+
+  std::atomic<bool> done_{false};              // release pairs with isDone's acquire: status_ and outputs are visible to whoever sees true
+  std::atomic<Callback*> callbacks_{nullptr};  // newest first; kCalled once they were run. acq_rel: whoever takes them sees their captures
+  Engine* engine_ = nullptr;
+  std::weak_ptr<Engine> weakEngine_;  // of a waiter who must outlive the group's end; set before the Work is handed out
   Status status_;
 };
 

@@ -15,16 +15,10 @@ namespace shardwire::internal {
 
 namespace {
 
-// How often dead peers and deadlines are looked at while nothing moves.
-constexpr Duration kSlowCheckEvery = std::chrono::milliseconds(1);
-// Longest sleep of a waiter: bounds how late a death or a deadline is noticed.
-constexpr Duration kMaxSleep = std::chrono::milliseconds(10);
 // Longest sleep of the progress thread of a group with nothing in flight.
 constexpr Duration kIdleSleep = std::chrono::milliseconds(100);
-constexpr Duration kStillWaitingAfter = std::chrono::seconds(2);
-// Descriptions kept, to answer a peer that is doing something else.
-constexpr std::size_t kHistory = 64;
-constexpr std::size_t kMaxNotice = 8 << 10;
+// Between two looks at the clock while spinning: about half a microsecond.
+constexpr int kPollsWithoutClock = 8;
 
 void relax() {
 #if defined(__x86_64__)
@@ -32,18 +26,6 @@ void relax() {
 #elif defined(__aarch64__)
   asm volatile("yield");
 #endif
-}
-
-std::string seconds(Duration duration) {
-  return fmt::format("{:.3g} s", std::chrono::duration<double>(duration).count());
-}
-
-std::string_view textOf(std::span<const std::byte> payload) {
-  return {reinterpret_cast<const char*>(payload.data()), payload.size()};
-}
-
-std::span<const std::byte> bytesOf(std::string_view text) {
-  return std::as_bytes(std::span(text.data(), text.size()));
 }
 
 }  // namespace
@@ -125,13 +107,26 @@ std::span<std::byte> Engine::scratch(std::size_t bytes) {
 // ---- taking operations
 
 void Engine::take(const std::shared_ptr<Activity>& activity) {
-  activity->started = Clock::now();
+  activity->started = activity->timed ? Clock::now() : Clock::time_point{};
+  activity->deadline = kNoDeadline;
   if (activity->timeout.count() == 0) {
     activity->timeout = timeout_;
   }
-  activity->deadline = deadlineAfter(activity->timeout);
-  activity->engine = shared_from_this();
+  activity->setEngine(*this);
   active_.push_back(activity);
+}
+
+// Sets the deadlines of what was taken since the last call. Operations that are over within the first polls never look at the clock.
+Clock::time_point Engine::startClocks() {
+  const auto now = Clock::now();
+  for (auto it = active_.rbegin(); it != active_.rend() && (*it)->deadline == kNoDeadline; ++it) {
+    Activity& activity = **it;
+    if (activity.started == Clock::time_point{}) {
+      activity.started = now;
+    }
+    activity.deadline = deadlineAfter(activity.timeout);
+  }
+  return now;
 }
 
 // Ends a caller's turn at driving. Nobody may ever wait for what is still in flight: from here on a peer's frame wakes the progress thread,
@@ -147,6 +142,9 @@ void Engine::stopDriving() {
 Status Engine::submit(std::span<const std::shared_ptr<Activity>> activities, bool spinInline) {
   std::unique_lock lock(mutex_);
   if (poison_.has_value()) {
+    for (const auto& activity : activities) {
+      activity->abandon();
+    }
     return *poison_;
   }
   // A driver from here on: the progress thread must not arm the bell for what is over in a moment, or every frame costs the peer a wake-up.
@@ -159,11 +157,19 @@ Status Engine::submit(std::span<const std::shared_ptr<Activity>> activities, boo
   }
   pollLocked();
   const Activity& last = *activities.back();
-  if (spinInline && !last.isDone()) {
-    const auto until = last.started + inlineSpin_;
-    while (!last.isDone() && Clock::now() < until) {
-      if (!pollLocked()) {
-        relax();
+  for (int i = 0; spinInline && i < kPollsWithoutClock && !last.isDone(); ++i) {
+    if (!pollLocked()) {
+      relax();
+    }
+  }
+  if (!active_.empty()) {
+    const auto started = startClocks();
+    const auto until = started + inlineSpin_;
+    for (auto now = started; spinInline && !last.isDone() && now < until; now = Clock::now()) {
+      for (int i = 0; i < kPollsWithoutClock && !last.isDone(); ++i) {
+        if (!pollLocked()) {
+          relax();
+        }
       }
     }
   }
@@ -179,6 +185,7 @@ Status Engine::submitPoint(const std::shared_ptr<Activity>& activity, const std:
   }
   drivers_.fetch_add(1, std::memory_order_seq_cst);
   take(activity);
+  startClocks();
   start(*points_);
   pollLocked();
   stopDriving();
@@ -342,118 +349,6 @@ bool Engine::sendControl(Rank peer, FrameHeader header, std::span<const std::byt
   std::copy(payload.begin(), payload.end(), frame.begin() + sizeof header);
   connection->commit(Lane::kControl, bytes);
   return true;
-}
-
-// ---- failure
-
-Status Engine::failureOf(const Activity& activity, const Status& cause) const {
-  const std::string number = activity.ordered() ? fmt::format(" (operation #{})", activity.seq) : std::string();
-  return {cause.code(), fmt::format("{}{} failed on {}: {}", *activity.description, number, groupLabel(), cause.message())};
-}
-
-void Engine::poison(Status status, bool tellPeers) {
-  if (poison_.has_value()) {
-    return;
-  }
-  logInfo("{}: {}", groupLabel(), status.message());
-  if (tellPeers) {
-    failNotice_ = fmt::format("rank {} gave up: {}", rank_, status.message()).substr(0, kMaxNotice);
-    failNoticeDue_.assign(failNoticeDue_.size(), true);
-    failNoticeDue_[static_cast<std::size_t>(rank_)] = false;
-  }
-  poison_ = std::move(status);
-  flushFailNotices();
-}
-
-void Engine::flushFailNotices() {
-  bool due = false;
-  for (Rank peer = 0; peer < worldSize_; ++peer) {
-    const auto p = static_cast<std::size_t>(peer);
-    if (failNoticeDue_[p]) {
-      const auto code = static_cast<std::uint32_t>(poison_.has_value() ? poison_->code() : StatusCode::kAborted);
-      failNoticeDue_[p] = !sendControl(peer, {.kind = FrameKind::kFail, .a = code}, bytesOf(failNotice_));
-      due |= failNoticeDue_[p];
-    }
-  }
-  if (!due) {
-    failNotice_.clear();
-  }
-}
-
-std::string Engine::describeSeq(std::uint64_t seq) const {
-  const History& entry = history_[seq % kHistory];
-  if (entry.seq == seq && entry.description != nullptr) {
-    return *entry.description;
-  }
-  return seq >= nextSeq_ ? "nothing yet" : "an operation too long ago to name";
-}
-
-void Engine::desync(Rank peer, std::uint64_t seq) {
-  std::uint64_t& asked = desyncSeq_[static_cast<std::size_t>(peer)];
-  if (asked == 0 && sendControl(peer, {.kind = FrameKind::kDesync, .seq = seq, .a = 1}, bytesOf(describeSeq(seq)))) {
-    asked = seq;
-  }
-}
-
-void Engine::abort(Status reason) {
-  std::unique_lock lock(mutex_);
-  poison(std::move(reason), true);
-  pollLocked();
-  unlockAndFlush(lock);
-}
-
-void Engine::checkSlow(bool quiet) {
-  const auto now = Clock::now();
-  if (now - lastSlowCheck_ < kSlowCheckEvery) {
-    return;
-  }
-  lastSlowCheck_ = now;
-  const Status* needed = nullptr;
-  for (Rank peer = 0; peer < worldSize_ && !poison_.has_value(); ++peer) {
-    const auto p = static_cast<std::size_t>(peer);
-    if (peer == rank_) {
-      continue;
-    }
-    if (peerDown_[p].isOk()) {
-      peerDown_[p] = connection(peer)->health();
-      if (!peerDown_[p].isOk()) {
-        return;  // what the peer sent before it went, perhaps why it went, is taken by one more poll
-      }
-    } else if (quiet && needed == nullptr && std::any_of(active_.begin(), active_.end(), [&](const auto& a) { return a->needs(peer); })) {
-      needed = &peerDown_[p];
-    }
-  }
-  if (needed != nullptr) {
-    // The others learn the cause: this rank may soon leave because of it, and then it is that rank, not this one, that is to be named.
-    poison(Status(*needed), true);
-  }
-  for (std::size_t i = 0; i < active_.size() && !poison_.has_value(); ++i) {
-    if (now >= active_[i]->deadline) {
-      expire(active_[i]);
-      return;
-    }
-    if (now - active_[i]->started >= kStillWaitingAfter && now - active_[i]->started < kStillWaitingAfter + 2 * kMaxSleep) {
-      logInfo("{}: {} still waiting for {}", groupLabel(), *active_[i]->description, active_[i]->waitingFor());
-    }
-  }
-}
-
-void Engine::expire(const std::shared_ptr<Activity>& activity) {
-  const Status cause(StatusCode::kTimeout, fmt::format("timed out after {}: {}", seconds(activity->timeout), activity->waitingFor()));
-  if (!activity->cancellable()) {
-    const Status failure = failureOf(*activity, cause);
-    Status others(StatusCode::kTimeout, fmt::format("{} (operation #{}) {}", *activity->description, activity->seq, cause.message()));
-    finish(*activity, failure);
-    poison(std::move(others), true);
-    return;
-  }
-  for (Rank peer = 0; peer < worldSize_; ++peer) {
-    if (peer != rank_) {
-      // A full control lane would mean that the peer reads nothing at all; then it learns of this by its own timeout.
-      (void)sendControl(peer, {.kind = FrameKind::kCancel, .seq = activity->seq}, bytesOf(cause.message()));
-    }
-  }
-  finish(*activity, {StatusCode::kTimeout, fmt::format("{} {}", *activity->description, cause.message())});
 }
 
 // ---- waiting

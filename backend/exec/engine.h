@@ -24,6 +24,11 @@ namespace shardwire::internal {
 
 class PointToPoint;
 
+// Longest sleep of a waiter: bounds how late a death or a deadline is noticed.
+inline constexpr Duration kMaxSleep = std::chrono::milliseconds(10);
+// Descriptions kept, to answer a peer that is doing something else.
+inline constexpr std::size_t kHistory = 64;
+
 class Engine : public std::enable_shared_from_this<Engine> {
  public:
   static std::shared_ptr<Engine> create(Peers peers, Rank rank, int worldSize, const Options& options, std::string groupName);
@@ -95,6 +100,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   Status failureOf(const Activity& activity, const Status& cause) const;
   void flushFailNotices();
   void take(const std::shared_ptr<Activity>& activity);
+  Clock::time_point startClocks();
   void stopDriving();
   // Runs completions outside of the lock; `lock` is released on return.
   void unlockAndFlush(std::unique_lock<std::mutex>& lock);

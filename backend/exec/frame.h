@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <cstring>
 #include <span>
+#include <string_view>
 
 namespace shardwire::internal {
 
@@ -63,6 +64,14 @@ inline FrameHeader readHeader(std::span<const std::byte> frame) {
   FrameHeader header;
   std::memcpy(&header, frame.data(), sizeof header);
   return header;
+}
+
+// Payloads that are text.
+inline std::string_view textOf(std::span<const std::byte> payload) {
+  return {reinterpret_cast<const char*>(payload.data()), payload.size()};
+}
+inline std::span<const std::byte> bytesOf(std::string_view text) {
+  return std::as_bytes(std::span(text.data(), text.size()));
 }
 
 }  // namespace shardwire::internal

@@ -43,6 +43,7 @@ Dims packedByteStrides(const Dims& shape, std::size_t elemBytes) {
 
 PlanRun::PlanRun(std::shared_ptr<const Plan> plan) : plan_(std::move(plan)) {
   fingerprint = plan_->fingerprint;
+  worldSize_ = plan_->worldSize;
   sends_.resize(plan_->sends.size());
   receives_.resize(plan_->receives.size());
   sendTo_.assign(static_cast<std::size_t>(plan_->worldSize), -1);
@@ -69,17 +70,16 @@ PlanRun::PlanRun(std::shared_ptr<const Plan> plan) : plan_(std::move(plan)) {
   combineSources_.resize(most);
 }
 
-void PlanRun::prepare(std::span<const TensorView> inputs, std::span<const TensorView> outputs, bool inPlace,
-                      std::shared_ptr<Activity> after) {
+void PlanRun::prepare(std::span<const TensorView> inputs, std::span<const TensorView> outputs, bool inPlace) {
   inputs_.assign(inputs.begin(), inputs.end());
   outputs_.assign(outputs.begin(), outputs.end());
   inPlace_ = inPlace;
-  after_ = std::move(after);
   prepareAgain();
 }
 
 void PlanRun::prepareAgain() {
   reuse();
+  follow(nullptr, false);
   for (SendState& state : sends_) {
     state.started = state.silent = state.anyExposed = state.anyStaged = state.acked = state.done = false;
     state.slotsPosted = 0;
@@ -106,10 +106,9 @@ bool PlanRun::isSmall(const Engine& engine) const {
 }
 
 bool PlanRun::step(Engine& engine, std::vector<bool>& blockedBulk) {
-  if (finished_ || (after_ != nullptr && !after_->isDone())) {
+  if (finished_ || mustWait(plan_->sends, blockedBulk)) {
     return false;
   }
-  after_.reset();
   bool moved = false;
   for (std::size_t edge = 0; edge < sends_.size(); ++edge) {
     moved |= stepSend(engine, edge, blockedBulk);
@@ -195,9 +194,7 @@ bool PlanRun::needs(Rank peer) const {
   if (!isOpen(peer)) {
     return false;
   }
-  // What it sent and we did not take yet, because another rank's part comes first, may be all that is missing.
-  const auto frame = engine->connection(peer)->peek(Lane::kBulk);
-  return frame.empty() || readHeader(frame).seq > seq;
+  return !hasSentItsPart(peer);
 }
 
 bool PlanRun::heardFrom(Rank peer) const {
@@ -209,29 +206,7 @@ bool PlanRun::heardFrom(Rank peer) const {
     return true;
   }
   // Its staged bytes may be here and not looked at yet, because another peer's come first.
-  const auto frame = engine->connection(peer)->peek(Lane::kBulk);
-  return !frame.empty() && readHeader(frame).seq >= seq;
-}
-
-std::string PlanRun::waitingFor() const {
-  std::string absent;
-  std::string slow;
-  const auto add = [](std::string& list, Rank rank) { list += fmt::format("{}{}", list.empty() ? "" : ", ", rank); };
-  for (Rank peer = 0; peer < plan_->worldSize; ++peer) {
-    if (!isOpen(peer)) {
-      continue;
-    }
-    const bool heard = heardFrom(peer);
-    add(heard ? slow : absent, peer);
-  }
-  std::string text;
-  if (!absent.empty()) {
-    text = "rank(s) " + absent + " did not arrive";
-  }
-  if (!slow.empty()) {
-    text += (text.empty() ? "" : "; ") + ("rank(s) " + slow + " arrived but did not finish");
-  }
-  return text.empty() ? "an earlier operation" : text;
+  return Run::heardFrom(peer);
 }
 
 bool PlanRun::sendsPacked() const {
@@ -298,11 +273,7 @@ PlanRun::Take PlanRun::openFrame(Engine& engine, const PlanEdge& edge, ReceiveSt
     return Take::kNotReady;
   }
   if (header.kind != FrameKind::kBytes || header.payloadBytes != frame.size() - sizeof header || header.a != engine.segmentBytes()) {
-    engine.poison(
-        {StatusCode::kInternal, fmt::format("rank {} sent a staged frame that cannot be read: segments of {} bytes there, {} here. "
-                                            "SHARDWIRE_RING_BYTES must be the same on all ranks",
-                                            edge.peer, header.a, engine.segmentBytes())},
-        true);
+    engine.poison(unreadable(engine, edge.peer, header), true);
     return Take::kFailed;
   }
   state.seen = true;

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "backend/exec/activity.h"
+#include "backend/exec/run.h"
 #include "backend/transport/transport.h"
 #include "ops/plan/plan.h"
 #include "ops/plan/strided_runs.h"
@@ -15,27 +15,21 @@
 
 namespace shardwire::internal {
 
-class PlanRun final : public Activity {
+class PlanRun final : public Run {
  public:
   // The plan outlives the run through `plan`.
   explicit PlanRun(std::shared_ptr<const Plan> plan);
 
-  // Makes the run ready: views as the plan wants them (checked by the caller). `inPlace`: some output shares memory with an input, so
-  // nothing is written before everything staged was packed. `after`: wait for that run first (its outputs are our inputs).
-  void prepare(std::span<const TensorView> inputs, std::span<const TensorView> outputs, bool inPlace,
-               std::shared_ptr<Activity> after = nullptr);
+  void prepare(std::span<const TensorView> inputs, std::span<const TensorView> outputs, bool inPlace) override;
   // Same views as last time.
   void prepareAgain();
 
   bool step(Engine& engine, std::vector<bool>& blockedBulk) override;
   Status onFrame(Engine& engine, Rank from, const FrameHeader& header, std::span<const std::byte> payload) override;
-  bool finished() const override { return finished_; }
   bool needs(Rank peer) const override;
-  std::string waitingFor() const override;
+  bool isSmall(const Engine& engine) const override;
 
   const Plan& plan() const { return *plan_; }
-  // Whether all that this rank sends travels inside frames, without a post: then the operation is short enough to be spun for.
-  bool isSmall(const Engine& engine) const;
 
  private:
   struct SendState {
@@ -102,8 +96,8 @@ class PlanRun final : public Activity {
                  const Dims& shape, std::size_t elemBytes);
   ReceiveState& receiveFrom(Rank peer) { return receives_[static_cast<std::size_t>(receiveOf_[static_cast<std::size_t>(peer)])]; }
   bool sendsPacked() const;
-  bool isOpen(Rank peer) const;
-  bool heardFrom(Rank peer) const;
+  bool isOpen(Rank peer) const override;
+  bool heardFrom(Rank peer) const override;
   StridedBox outputBox(const PlanMove& move, const Dims& segmentOffset) const;
   std::size_t elemBytesOf(const PlanMove& move) const;
   bool copySegment(Engine& engine, const PlanEdge& edge, ReceiveState& state, const PlanMove& move, const PlanSource& source);
@@ -113,7 +107,6 @@ class PlanRun final : public Activity {
   std::vector<TensorView> outputs_;
   bool inPlace_ = false;
   StoreHint hint_ = StoreHint::kAuto;  // for everything that this plan writes
-  std::shared_ptr<Activity> after_;
 
   std::vector<SendState> sends_;         // by Plan::sends
   std::vector<ReceiveState> receives_;   // by Plan::receives
@@ -129,7 +122,6 @@ class PlanRun final : public Activity {
   std::size_t heldBytes_ = 0;
   std::vector<MemoryRun> runs_;  // of one readBox
   std::vector<std::byte*> localRuns_;
-  bool finished_ = false;
 };
 
 }  // namespace shardwire::internal

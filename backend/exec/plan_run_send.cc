@@ -189,6 +189,8 @@ bool PlanRun::packSome(Engine& engine, std::size_t index) {
   Connection& connection = *engine.connection(edge.peer);
   // A short edge takes no more of the ring than it needs.
   const std::size_t wanted = sizeof(FrameHeader) + std::min<std::size_t>(engine.segmentBytes(), edge.bytes);
+  // What fits one frame comes in one: a peer whose whole plan is short takes nothing else.
+  const bool inOneFrame = state.silent && edge.bytes <= engine.segmentBytes();
   bool moved = false;
   while (!state.cursor.done() || openGroup(state, edge, engine.segmentBytes())) {
     for (; state.inGroup < state.groupEnd; ++state.inGroup) {
@@ -199,7 +201,8 @@ bool PlanRun::packSome(Engine& engine, std::size_t index) {
       const std::size_t bytes = state.cursor.bytes();
       if (state.frame.size() < state.filled + bytes || state.frame.empty()) {
         commitFrame(engine, edge, state);
-        state.frame = connection.reserve(Lane::kBulk, sizeof(FrameHeader) + bytes, std::max(wanted, sizeof(FrameHeader) + bytes));
+        state.frame = connection.reserve(Lane::kBulk, inOneFrame ? wanted : sizeof(FrameHeader) + bytes,
+                                         std::max(wanted, sizeof(FrameHeader) + bytes));
         if (state.frame.empty()) {
           return moved;
         }

@@ -43,6 +43,8 @@ class Communicator {
   virtual std::uint64_t sequenceNumber() const = 0;
   // One line per peer: transport and data path, and why not a faster one.
   virtual std::string describeTransports() const = 0;
+  // The table by which collectives choose their algorithm here: bytes, algorithm, reason.
+  virtual std::string describeCollectives() const = 0;
 
   // Collective, blocking. Every rank gets the same error when the ranks' specs do not fit together.
   virtual Result<std::shared_ptr<CompiledOp>> compileOp(const LocalSpec& spec, std::optional<Duration> timeout = std::nullopt) = 0;

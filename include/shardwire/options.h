@@ -23,6 +23,8 @@ struct Options {
   std::size_t inlineBytes = std::size_t{8} << 10;
   // How tensors outside the shared heap travel on one host. SHARDWIRE_ORDINARY_PATH=auto|cross_memory|staged
   OrdinaryPath ordinaryPath = OrdinaryPath::kAuto;
+  // Algorithms to use whatever the table says: "broadcast=tree,reduce=chunks". Equal on all ranks. SHARDWIRE_ALGORITHMS
+  std::string algorithms;
   // Address space (not memory) that the shared heap reserves. SHARDWIRE_HEAP_BYTES; 0: twice the machine's memory.
   std::size_t heapBytes = 0;
 

@@ -6,8 +6,8 @@
 namespace shardwire {
 namespace {
 
-constexpr const char* kNames[] = {"SHARDWIRE_TIMEOUT_S",    "SHARDWIRE_SPIN_US",       "SHARDWIRE_RING_BYTES",
-                                  "SHARDWIRE_INLINE_BYTES", "SHARDWIRE_ORDINARY_PATH", "SHARDWIRE_HEAP_BYTES"};
+constexpr const char* kNames[] = {"SHARDWIRE_TIMEOUT_S",     "SHARDWIRE_SPIN_US",    "SHARDWIRE_RING_BYTES", "SHARDWIRE_INLINE_BYTES",
+                                  "SHARDWIRE_ORDINARY_PATH", "SHARDWIRE_HEAP_BYTES", "SHARDWIRE_ALGORITHMS"};
 
 class OptionsTest : public ::testing::Test {
  protected:
@@ -24,7 +24,8 @@ TEST_F(OptionsTest, AreTheDefaultsWithoutVariables) {
   const auto options = Options::fromEnvironment();
   ASSERT_TRUE(options.isOk());
   EXPECT_EQ(toString(*options), toString(Options{}));
-  EXPECT_EQ(toString(*options), "timeout_s=1800 spin_us=auto ring_bytes=1048576 inline_bytes=8192 ordinary_path=auto heap_bytes=auto");
+  EXPECT_EQ(toString(*options),
+            "timeout_s=1800 spin_us=auto ring_bytes=1048576 inline_bytes=8192 ordinary_path=auto heap_bytes=auto algorithms=auto");
   ::setenv("SHARDWIRE_RING_BYTES", "", 1);  // empty counts as absent
   EXPECT_EQ(Options::fromEnvironment()->ringBytes, Options{}.ringBytes);
 }
@@ -36,9 +37,12 @@ TEST_F(OptionsTest, ReadEveryVariable) {
   ::setenv("SHARDWIRE_INLINE_BYTES", "0", 1);
   ::setenv("SHARDWIRE_ORDINARY_PATH", "staged", 1);
   ::setenv("SHARDWIRE_HEAP_BYTES", "3G", 1);
+  ::setenv("SHARDWIRE_ALGORITHMS", "broadcast=tree", 1);
   const auto options = Options::fromEnvironment();
   ASSERT_TRUE(options.isOk()) << options.status().message();
-  EXPECT_EQ(toString(*options), "timeout_s=2.5 spin_us=20 ring_bytes=2097152 inline_bytes=0 ordinary_path=staged heap_bytes=3221225472");
+  EXPECT_EQ(
+      toString(*options),
+      "timeout_s=2.5 spin_us=20 ring_bytes=2097152 inline_bytes=0 ordinary_path=staged heap_bytes=3221225472 algorithms=broadcast=tree");
   ::setenv("SHARDWIRE_ORDINARY_PATH", "cross_memory", 1);
   ::setenv("SHARDWIRE_SPIN_US", "-1", 1);
   EXPECT_EQ(Options::fromEnvironment()->ordinaryPath, OrdinaryPath::kCrossMemory);

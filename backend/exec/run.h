@@ -1,0 +1,87 @@
+// One run of a Plan over given tensors, whichever way it is executed. Pooled: prepare() makes it ready for another run.
+#pragma once
+
+#include <algorithm>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "backend/exec/activity.h"
+#include "shardwire/tensor_view.h"
+
+namespace shardwire::internal {
+
+class Run : public Activity {
+ public:
+  // Makes the run ready: views as the plan wants them (checked by the caller). `inPlace`: some output shares memory with an input, so
+  // nothing is written before everything staged was packed.
+  virtual void prepare(std::span<const TensorView> inputs, std::span<const TensorView> outputs, bool inPlace) = 0;
+  // After prepare(): this is the next stage of the operation whose last stage so far is `previous`, and is done only after it.
+  // `startsAfter`: moves nothing before `previous` is done either.
+  void follow(std::shared_ptr<Activity> previous, bool startsAfter) {
+    previous_ = std::move(previous);
+    startsAfter_ = startsAfter;
+  }
+  bool finished() const final {
+    if (!finished_ || (previous_ != nullptr && !previous_->isDone())) {
+      return false;
+    }
+    previous_.reset();  // back to its pool
+    return true;
+  }
+  // Whether all that this rank sends and receives travels inside frames, without a post: then it is short enough to be spun for.
+  virtual bool isSmall(const Engine& engine) const = 0;
+
+  // By what each peer still owes and what it sent: "rank(s) 2 did not arrive; rank(s) 1 arrived but did not finish".
+  std::string waitingFor() const override;
+
+ protected:
+  // Whether frames of this run, or of later ones, came from the peer.
+  virtual bool heardFrom(Rank peer) const;
+  // Whether this run has to do with the peer and is not done with it.
+  virtual bool isOpen(Rank peer) const { return needs(peer); }
+  // What the peer sent and we did not take yet, because another rank's part comes first, may be all that is missing.
+  bool hasSentItsPart(Rank peer) const;
+  // What a staged frame of other segments than ours means.
+  Status unreadable(const Engine& engine, Rank peer, const FrameHeader& header) const;
+  // True while the run before is in flight. Later operations must not pass: their frames would lie before ours in the peers' rings, where
+  // a peer that first waits for this operation never comes to ours.
+  template <typename Edges>
+  bool mustWait(const Edges& sends, std::vector<bool>& blockedBulk) {
+    if (!startsAfter_ || previous_ == nullptr || previous_->isDone()) {
+      return false;
+    }
+    for (const auto& edge : sends) {
+      blockedBulk[static_cast<std::size_t>(edge.peer)] = true;
+    }
+    return true;
+  }
+
+  int worldSize_ = 1;
+  bool finished_ = false;  // all of this run is done
+
+ private:
+  mutable std::shared_ptr<Activity> previous_;
+  bool startsAfter_ = false;
+};
+
+// Finished runs wait here for the next one, so that a re-run allocates nothing. Make(): a new run. Thread-safe through its owner.
+template <typename T>
+class RunPool {
+ public:
+  // A run that nobody else holds; made when all are in flight or still held by a caller.
+  template <typename Make>
+  std::shared_ptr<T> take(Make&& make, bool* isNew = nullptr) {
+    const auto found = std::find_if(runs_.begin(), runs_.end(), [](const auto& run) { return run.use_count() == 1 && run->isDone(); });
+    if (isNew != nullptr) {
+      *isNew = found == runs_.end();
+    }
+    return found != runs_.end() ? *found : runs_.emplace_back(make());
+  }
+
+ private:
+  std::vector<std::shared_ptr<T>> runs_;
+};
+
+}  // namespace shardwire::internal

@@ -1,0 +1,207 @@
+#include "backend/exec/short_run.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "backend/exec/engine.h"
+#include "ops/reduce/reduce_box.h"
+
+namespace shardwire::internal {
+
+bool ShortRun::fits(const Plan& plan, std::size_t shortBytes) {
+  const auto isShort = [&](const PlanEdge& edge) { return edge.bytes <= shortBytes; };
+  const auto isFlat = [](const PlanTensor& tensor) { return tensor.shape.size() == 1; };
+  return std::all_of(plan.sends.begin(), plan.sends.end(), isShort) && std::all_of(plan.receives.begin(), plan.receives.end(), isShort) &&
+         std::all_of(plan.inputs.begin(), plan.inputs.end(), isFlat) && std::all_of(plan.outputs.begin(), plan.outputs.end(), isFlat);
+}
+
+ShortRun::ShortRun(std::shared_ptr<const Plan> plan) : plan_(std::move(plan)) {
+  fingerprint = plan_->fingerprint;
+  worldSize_ = plan_->worldSize;
+  for (const PlanEdge& edge : plan_->sends) {
+    sends_.push_back({edge.peer, static_cast<std::uint32_t>(pieces_.size()), edge.count, edge.bytes, false});
+    for (std::uint32_t i = 0; i < edge.count; ++i) {
+      const PlanSendItem& item = plan_->sendItems[edge.first + i];
+      const std::size_t elemBytes = elementBytes(plan_->inputs[static_cast<std::size_t>(item.input)].dtype);
+      pieces_.push_back(
+          {item.input, static_cast<std::size_t>(item.offset[0]) * elemBytes, static_cast<std::size_t>(item.shape[0]) * elemBytes});
+    }
+  }
+  for (const PlanEdge& edge : plan_->receives) {
+    receives_.push_back({edge.peer, edge.bytes, {}, false});
+  }
+  // A peer's payload holds what I take from it in the order in which my moves take it: the plan's contract.
+  std::vector<std::size_t> taken(receives_.size());
+  for (const PlanMove& move : plan_->moves) {
+    addMove(move, taken);
+  }
+  std::uint32_t most = 0;
+  for (const Move& move : moves_) {
+    most = std::max(most, move.numSources);
+  }
+  addresses_.resize(most);
+}
+
+void ShortRun::addMove(const PlanMove& move, std::vector<std::size_t>& taken) {
+  const DType dtype = plan_->outputs[static_cast<std::size_t>(move.output)].dtype;
+  const std::size_t elemBytes = elementBytes(dtype);
+  const auto numElems = static_cast<std::size_t>(move.shape[0]);
+  moves_.push_back({move.output, static_cast<std::size_t>(move.offset[0]) * elemBytes, numElems, numElems * elemBytes, dtype,
+                    move.reduction, static_cast<std::uint32_t>(sources_.size()), move.numSources});
+  for (std::uint32_t i = 0; i < move.numSources; ++i) {
+    const PlanSource& source = plan_->sources[move.firstSource + i];
+    if (source.rank == plan_->rank) {
+      sources_.push_back({-1, source.input, static_cast<std::size_t>(source.offset[0]) * elemBytes});
+      continue;
+    }
+    const auto edge = std::find_if(receives_.begin(), receives_.end(), [&](const Receive& r) { return r.peer == source.rank; });
+    const auto index = static_cast<std::size_t>(edge - receives_.begin());
+    sources_.push_back({static_cast<std::int32_t>(index), 0, taken[index]});
+    taken[index] += numElems * elemBytes;
+  }
+}
+
+void ShortRun::prepare(std::span<const TensorView> inputs, std::span<const TensorView> outputs, bool) {
+  reuse();
+  follow(nullptr, false);
+  const auto addresses = [](std::vector<std::byte*>& into, std::span<const TensorView> views) {
+    into.clear();
+    for (const TensorView& view : views) {
+      into.push_back(view.bytes);
+    }
+  };
+  addresses(inputs_, inputs);
+  addresses(outputs_, outputs);
+  for (Send& edge : sends_) {
+    edge.done = false;
+  }
+  for (Receive& edge : receives_) {
+    edge.here = false;
+    edge.payload = {};
+  }
+  numSent_ = numHere_ = 0;
+  finished_ = false;
+}
+
+bool ShortRun::step(Engine& engine, std::vector<bool>& blockedBulk) {
+  if (finished_ || mustWait(sends_, blockedBulk)) {
+    return false;
+  }
+  bool moved = false;
+  for (std::size_t i = 0; i < sends_.size() && numSent_ < sends_.size(); ++i) {
+    std::vector<bool>::reference blocked = blockedBulk[static_cast<std::size_t>(sends_[i].peer)];
+    if (!sends_[i].done && (blocked || !send(engine, sends_[i]))) {
+      blocked = true;
+    } else {
+      moved = true;
+    }
+  }
+  // An output may be an input: nothing is written before everything is sent.
+  if (numSent_ < sends_.size()) {
+    return moved;
+  }
+  for (Receive& edge : receives_) {
+    moved |= !edge.here && receive(engine, edge);
+  }
+  if (numHere_ < receives_.size()) {
+    return moved;
+  }
+  move();
+  for (Receive& edge : receives_) {
+    engine.connection(edge.peer)->release(Lane::kBulk);
+  }
+  finished_ = true;
+  return true;
+}
+
+bool ShortRun::send(Engine& engine, Send& edge) {
+  Connection& connection = *engine.connection(edge.peer);
+  const std::size_t frameBytes = sizeof(FrameHeader) + edge.bytes;
+  const auto frame = connection.reserve(Lane::kBulk, frameBytes, frameBytes);
+  if (frame.empty()) {
+    return false;
+  }
+  writeHeader(frame, {.kind = FrameKind::kBytes,
+                      .flags = kNoPost,
+                      .payloadBytes = static_cast<std::uint32_t>(edge.bytes),
+                      .seq = seq,
+                      .fingerprint = fingerprint,
+                      .a = static_cast<std::uint32_t>(engine.segmentBytes())});
+  std::byte* out = frame.data() + sizeof(FrameHeader);
+  for (std::uint32_t i = 0; i < edge.numPieces; ++i) {
+    const Piece& piece = pieces_[edge.firstPiece + i];
+    std::memcpy(out, inputs_[static_cast<std::size_t>(piece.input)] + piece.offset, piece.bytes);
+    out += piece.bytes;
+  }
+  connection.commit(Lane::kBulk, frameBytes);
+  edge.done = true;
+  ++numSent_;
+  return true;
+}
+
+bool ShortRun::receive(Engine& engine, Receive& edge) {
+  const auto frame = engine.connection(edge.peer)->peek(Lane::kBulk);
+  if (frame.empty()) {
+    return false;
+  }
+  const FrameHeader header = readHeader(frame);
+  if (header.seq != seq) {
+    return false;  // of another operation in flight, whose turn comes first or later
+  }
+  const auto payload = frame.subspan(sizeof header);
+  // A sender with other options cuts otherwise; one that does something else, or gives another size, is named by desync().
+  if (header.kind != FrameKind::kBytes || header.payloadBytes != payload.size() || header.a != engine.segmentBytes()) {
+    engine.poison(unreadable(engine, edge.peer, header), true);
+    return false;
+  }
+  if (header.fingerprint != fingerprint || (header.flags & kNoPost) == 0 || payload.size() != edge.bytes) {
+    engine.desync(edge.peer, seq);
+    return false;
+  }
+  edge.payload = payload;
+  edge.here = true;
+  ++numHere_;
+  return true;
+}
+
+const std::byte* ShortRun::addressOf(const Source& source) const {
+  const std::byte* base = source.receive < 0 ? inputs_[static_cast<std::size_t>(source.input)]
+                                             : receives_[static_cast<std::size_t>(source.receive)].payload.data();
+  return base + source.offset;
+}
+
+void ShortRun::move() {
+  for (const Move& move : moves_) {
+    std::byte* out = outputs_[static_cast<std::size_t>(move.output)] + move.offset;
+    if (move.numSources == 1) {
+      if (const std::byte* from = addressOf(sources_[move.firstSource]); from != out) {
+        std::memcpy(out, from, move.bytes);
+      }
+      continue;
+    }
+    for (std::uint32_t i = 0; i < move.numSources; ++i) {
+      addresses_[i] = addressOf(sources_[move.firstSource + i]);
+    }
+    reduceContiguous(out, std::span(addresses_).first(move.numSources), move.numElems, move.dtype, move.reduction);
+  }
+}
+
+Status ShortRun::onFrame(Engine&, Rank from, const FrameHeader& header, std::span<const std::byte>) {
+  return {StatusCode::kInternal, fmt::format("rank {} sent a frame (kind {}) that does not fit {}: short operations need none. "
+                                             "SHARDWIRE_INLINE_BYTES must be the same on all ranks",
+                                             from, static_cast<int>(header.kind), *description)};
+}
+
+bool ShortRun::needs(Rank peer) const {
+  const auto isPeers = [&](const auto& edge) { return edge.peer == peer; };
+  const auto send = std::find_if(sends_.begin(), sends_.end(), isPeers);
+  if (send != sends_.end() && !send->done) {
+    return true;
+  }
+  const auto receive = std::find_if(receives_.begin(), receives_.end(), isPeers);
+  return receive != receives_.end() && !receive->here && !hasSentItsPart(peer);
+}
+
+}  // namespace shardwire::internal

@@ -1,0 +1,85 @@
+// One run of a plan in which every edge fits one frame and every box is flat: the short collectives. Same plans, same frames and same
+// results as PlanRun, without what only large or strided tensors need: nothing is posted, cut or acknowledged.
+// Pooled by its owner, so that a re-run allocates nothing. Stepped under the engine's lock.
+#pragma once
+
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "backend/exec/run.h"
+#include "ops/plan/plan.h"
+
+namespace shardwire::internal {
+
+class ShortRun final : public Run {
+ public:
+  // Every edge has at most `shortBytes`, every tensor one dimension. Both ends of an edge may differ in this: their frames are alike.
+  static bool fits(const Plan& plan, std::size_t shortBytes);
+
+  // Precondition: fits(*plan, the group's short bytes).
+  explicit ShortRun(std::shared_ptr<const Plan> plan);
+
+  void prepare(std::span<const TensorView> inputs, std::span<const TensorView> outputs, bool inPlace) override;
+  bool step(Engine& engine, std::vector<bool>& blockedBulk) override;
+  Status onFrame(Engine& engine, Rank from, const FrameHeader& header, std::span<const std::byte> payload) override;
+  bool needs(Rank peer) const override;
+  bool isSmall(const Engine&) const override { return true; }
+
+ private:
+  // Bytes of one input, in the order of the frame.
+  struct Piece {
+    std::int32_t input = 0;
+    std::size_t offset = 0;
+    std::size_t bytes = 0;
+  };
+  struct Send {
+    Rank peer = 0;
+    std::uint32_t firstPiece = 0;
+    std::uint32_t numPieces = 0;
+    std::size_t bytes = 0;
+    bool done = false;
+  };
+  struct Receive {
+    Rank peer = 0;
+    std::size_t bytes = 0;
+    std::span<const std::byte> payload;
+    bool here = false;
+  };
+  struct Source {
+    std::int32_t receive = -1;  // index into receives_; -1: my own input
+    std::int32_t input = 0;     // of mine
+    std::size_t offset = 0;     // in the input, or in the payload
+  };
+  struct Move {
+    std::int32_t output = 0;
+    std::size_t offset = 0;
+    std::size_t numElems = 0;
+    std::size_t bytes = 0;
+    DType dtype = DType::kFloat32;
+    ReduceOp reduction = ReduceOp::kNone;
+    std::uint32_t firstSource = 0;
+    std::uint32_t numSources = 1;
+  };
+
+  void addMove(const PlanMove& move, std::vector<std::size_t>& taken);
+  bool send(Engine& engine, Send& edge);
+  bool receive(Engine& engine, Receive& edge);
+  const std::byte* addressOf(const Source& source) const;
+  void move();
+
+  std::shared_ptr<const Plan> plan_;
+  std::vector<Send> sends_;
+  std::vector<Piece> pieces_;
+  std::vector<Receive> receives_;
+  std::vector<Source> sources_;
+  std::vector<Move> moves_;
+  std::vector<std::byte*> inputs_;
+  std::vector<std::byte*> outputs_;
+  std::vector<const std::byte*> addresses_;  // of one move's sources
+  std::size_t numSent_ = 0;
+  std::size_t numHere_ = 0;
+};
+
+}  // namespace shardwire::internal

@@ -1,0 +1,135 @@
+#include "backend/program_cache.h"
+
+#include <algorithm>
+
+#include "backend/exec/engine.h"
+#include "backend/exec/plan_run.h"
+#include "backend/exec/short_run.h"
+#include "backend/memory/shared_heap.h"
+#include "ops/plan/hash.h"
+
+namespace shardwire::internal {
+
+namespace {
+
+constexpr std::size_t kMaxPrograms = 1024;
+
+bool isEqual(const CollectiveCall& a, const CollectiveCall& b) {
+  return a.kind == b.kind && a.numElems == b.numElems && a.dtype == b.dtype && a.op == b.op && a.root == b.root &&
+         std::ranges::equal(a.inputElems, b.inputElems) && std::ranges::equal(a.outputElems, b.outputElems);
+}
+
+std::uint64_t hashOf(const CollectiveCall& call) {
+  Hasher hash;
+  hash.add(fingerprintOf(call));
+  for (const auto& counts : {call.inputElems, call.outputElems}) {
+    for (const std::int64_t count : counts) {
+      hash.add(static_cast<std::uint64_t>(count));
+    }
+  }
+  return hash.value();
+}
+
+// In the shared heap, so that peers read it directly.
+Result<std::shared_ptr<void>> allocateScratch(std::size_t bytes) {
+  const Result<SharedHeap*> heap = SharedHeap::instance();
+  if (!heap.isOk()) {
+    return heap.status();
+  }
+  const Result<void*> memory = (*heap)->allocate(bytes);
+  if (!memory.isOk()) {
+    return memory.status();
+  }
+  return std::shared_ptr<void>(*memory, [heap = *heap](void* block) { heap->free(block); });
+}
+
+void bindViews(std::vector<TensorView>& views, std::span<const StageTensor> tensors, DType dtype, std::span<const TensorView> inputs,
+               std::span<const TensorView> outputs, std::byte* scratch) {
+  views.clear();
+  for (const StageTensor& tensor : tensors) {
+    const auto index = static_cast<std::size_t>(tensor.index);
+    std::byte* base = tensor.from == StageTensor::From::kInput    ? inputs[index].bytes
+                      : tensor.from == StageTensor::From::kOutput ? outputs[index].bytes
+                                                                  : scratch;
+    const std::size_t offset = static_cast<std::size_t>(tensor.first) * elementBytes(dtype);
+    // An empty tensor may have no address at all.
+    views.push_back(TensorView::contiguous(tensor.numElems == 0 ? base : base + offset, dtype, {tensor.numElems}));
+  }
+}
+
+}  // namespace
+
+std::unique_ptr<ProgramCache::Kept> ProgramCache::make(const CollectiveCall& call) const {
+  auto kept = std::make_unique<Kept>();
+  kept->call = call;
+  kept->inputElems.assign(call.inputElems.begin(), call.inputElems.end());
+  kept->outputElems.assign(call.outputElems.begin(), call.outputElems.end());
+  kept->call.inputElems = kept->inputElems;
+  kept->call.outputElems = kept->outputElems;
+  kept->description = std::make_shared<const std::string>(describe(call));
+  Program program = programOf(call, select(call, selection_), rank_, selection_.topology);
+  SW_CHECK(program.stages.size() <= Runs::kMaxStages);
+  kept->scratchElems = program.scratchElems;
+  for (Stage& stage : program.stages) {
+    const bool isShort = ShortRun::fits(stage.plan, shortBytes_);
+    kept->stages.push_back({std::make_shared<const Plan>(std::move(stage.plan)),
+                            std::move(stage.inputs),
+                            std::move(stage.outputs),
+                            stage.inPlace,
+                            stage.afterPrevious,
+                            isShort,
+                            {}});
+  }
+  return kept;
+}
+
+ProgramCache::Kept& ProgramCache::keptFor(const CollectiveCall& call) {
+  if (last_ != nullptr && isEqual(last_->call, call)) {
+    return *last_;
+  }
+  const std::uint64_t hash = hashOf(call);
+  const auto [first, last] = kept_.equal_range(hash);
+  const auto found = std::find_if(first, last, [&](const auto& entry) { return isEqual(entry.second->call, call); });
+  if (found != last) {
+    last_ = found->second.get();
+    return *last_;
+  }
+  if (kept_.size() >= kMaxPrograms) {
+    kept_.clear();  // shapes that never repeat; those in flight hold their own plan
+  }
+  last_ = kept_.emplace(hash, make(call))->second.get();
+  return *last_;
+}
+
+Result<Runs> ProgramCache::prepare(const CollectiveCall& call, std::span<const TensorView> inputs, std::span<const TensorView> outputs,
+                                   const Engine& engine) {
+  std::lock_guard lock(mutex_);
+  Kept& kept = keptFor(call);
+  Runs runs;
+  if (kept.scratchElems > 0) {
+    Result<std::shared_ptr<void>> scratch = allocateScratch(static_cast<std::size_t>(kept.scratchElems) * elementBytes(call.dtype));
+    if (!scratch.isOk()) {
+      return scratch.status();
+    }
+    runs.scratch = std::move(*scratch);
+  }
+  runs.small = true;
+  for (KeptStage& stage : kept.stages) {
+    const auto run = stage.pool.take([&]() -> std::shared_ptr<Run> {
+      return stage.isShort ? std::shared_ptr<Run>(std::make_shared<ShortRun>(stage.plan)) : std::make_shared<PlanRun>(stage.plan);
+    });
+    auto* scratch = static_cast<std::byte*>(runs.scratch.get());
+    bindViews(inputs_, stage.inputs, call.dtype, inputs, outputs, scratch);
+    bindViews(outputs_, stage.outputs, call.dtype, inputs, outputs, scratch);
+    run->prepare(inputs_, outputs_, stage.inPlace);
+    if (runs.count > 0) {
+      run->follow(runs.activities[runs.count - 1], stage.afterPrevious);
+    }
+    run->description = kept.description;
+    runs.small = runs.small && run->isSmall(engine);
+    runs.activities[runs.count++] = run;
+  }
+  return runs;
+}
+
+}  // namespace shardwire::internal

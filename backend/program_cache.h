@@ -1,0 +1,74 @@
+// Programs of collectives, kept by shape for the next call, with runs of their stages ready to be used again: a repeated call plans nothing
+// and allocates nothing. One per communicator; any thread.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <unordered_map>
+#include <vector>
+
+#include "backend/exec/run.h"
+#include "ops/collectives/collective.h"
+#include "ops/collectives/select.h"
+#include "shardwire/tensor_view.h"
+
+namespace shardwire::internal {
+
+// The runs of one call's stages, in order.
+struct Runs {
+  static constexpr std::size_t kMaxStages = 24;  // a tree of 16 million ranks
+  std::array<std::shared_ptr<Activity>, kMaxStages> activities;
+  std::size_t count = 0;
+  bool small = false;             // worth spinning for
+  std::shared_ptr<void> scratch;  // must live as long as the runs; mostly null
+
+  std::span<const std::shared_ptr<Activity>> span() const { return std::span(activities).first(count); }
+};
+
+class ProgramCache {
+ public:
+  // `shortBytes`: edges up to this many bytes travel in one frame.
+  ProgramCache(Rank rank, Selection selection, std::size_t shortBytes)
+      : rank_(rank), selection_(std::move(selection)), shortBytes_(shortBytes) {}
+
+  // Runs over these tensors, which are flat, contiguous and as the call says. kSystem when there is no memory for scratch.
+  Result<Runs> prepare(const CollectiveCall& call, std::span<const TensorView> inputs, std::span<const TensorView> outputs,
+                       const Engine& engine);
+  const Selection& selection() const { return selection_; }
+
+ private:
+  struct KeptStage {
+    std::shared_ptr<const Plan> plan;
+    std::vector<StageTensor> inputs;
+    std::vector<StageTensor> outputs;
+    bool inPlace = false;
+    bool afterPrevious = false;
+    bool isShort = false;
+    RunPool<Run> pool;
+  };
+  struct Kept {
+    CollectiveCall call;  // its spans point into the two vectors
+    std::vector<std::int64_t> inputElems;
+    std::vector<std::int64_t> outputElems;
+    Description description;
+    std::vector<KeptStage> stages;
+    std::int64_t scratchElems = 0;
+  };
+
+  Kept& keptFor(const CollectiveCall& call);
+  std::unique_ptr<Kept> make(const CollectiveCall& call) const;
+
+  const Rank rank_;
+  const Selection selection_;
+  const std::size_t shortBytes_;
+  std::mutex mutex_;  // guards what follows
+  std::unordered_multimap<std::uint64_t, std::unique_ptr<Kept>> kept_;
+  Kept* last_ = nullptr;  // most calls repeat the one before
+  std::vector<TensorView> inputs_;
+  std::vector<TensorView> outputs_;
+};
+
+}  // namespace shardwire::internal

@@ -1,0 +1,68 @@
+// All-reduce: everybody's input -> everybody's output, combined in rank order. In place.
+//
+//   direct   everybody reads all inputs and does all the arithmetic: n (n - 1) B in all, one stage. Only for what fits a frame:
+//            peers must not read, in the tensor itself, what its owner overwrites.
+//   chunks   each rank combines one chunk of all inputs, then all read each other's chunks: 2 (n - 1) / n B in and out of each rank, two
+//            stages, which is the least there can be.
+#include "ops/collectives/families.h"
+#include "ops/collectives/stages.h"
+
+namespace shardwire::internal {
+
+namespace {
+
+Program direct(const CollectiveCall& call, Rank rank, int worldSize) {
+  const std::int64_t n = call.numElems;
+  Program program;
+  Stage& stage = program.stages.emplace_back();
+  stage.plan = planStage(call, call.op, n, rank, worldSize, [&](Rank) {
+    RankSpec spec;
+    spec.inputs.push_back(flatPart(0, n));
+    spec.outputs.push_back(flatPart(0, n));
+    return spec;
+  });
+  stage.inputs = {inputOf(n)};
+  stage.outputs = {outputOf(n)};
+  stage.inPlace = true;
+  return program;
+}
+
+// Peers only read, of my tensor, the chunks that I do not write in the first stage, and only my chunk in the second: so one buffer does.
+Program chunks(const CollectiveCall& call, Rank rank, int worldSize) {
+  const std::int64_t n = call.numElems;
+  const auto [first, last] = chunkOf(call, rank, worldSize);
+  const StageTensor mine{StageTensor::From::kOutput, 0, first, last - first};
+  Program program;
+  program.stages.resize(2);
+  Stage& combine = program.stages[0];
+  combine.plan = planStage(call, call.op, n, rank, worldSize, [&](Rank r) {
+    const auto chunk = chunkOf(call, r, worldSize);
+    RankSpec spec;
+    spec.inputs.push_back(flatPart(0, n));
+    spec.outputs.push_back(flatPart(chunk.first, chunk.second - chunk.first));
+    return spec;
+  });
+  combine.inputs = {inputOf(n)};
+  combine.outputs = {mine};
+  combine.inPlace = true;
+  Stage& collect = program.stages[1];
+  collect.plan = planStage(call, ReduceOp::kNone, n, rank, worldSize, [&](Rank r) {
+    const auto chunk = chunkOf(call, r, worldSize);
+    RankSpec spec;
+    spec.inputs.push_back(flatPart(chunk.first, chunk.second - chunk.first));
+    spec.outputs.push_back(flatAllBut(chunk, n));
+    return spec;
+  });
+  collect.inputs = {mine};
+  collect.outputs = {outputOf(n)};
+  collect.inPlace = collect.afterPrevious = true;
+  return program;
+}
+
+}  // namespace
+
+Program allReduceProgram(const CollectiveCall& call, Algorithm algorithm, Rank rank, int worldSize) {
+  return algorithm == Algorithm::kChunks ? chunks(call, rank, worldSize) : direct(call, rank, worldSize);
+}
+
+}  // namespace shardwire::internal

@@ -1,0 +1,108 @@
+// Broadcast: root's input -> everybody else's output.
+//
+//   direct   (n - 1) B out of root, one stage. Best on one host: all readers draw on the same memory, and a short message is one store
+//   each. tree     B out of each inner rank up to log2 n times, ceil(log2 n) stages: for short messages to many ranks. chunks   root
+//   scatters n chunks, then all exchange them: 2 B out of root and B out of the others, two stages. For long messages between
+//            hosts, where one rank's link is the limit.
+#include "ops/collectives/families.h"
+#include "ops/collectives/stages.h"
+
+namespace shardwire::internal {
+
+namespace {
+
+Stage direct(const CollectiveCall& call, Rank rank, int worldSize) {
+  const std::int64_t n = call.numElems;
+  Stage stage;
+  stage.plan = planStage(call, ReduceOp::kNone, n, rank, worldSize, [&](Rank r) {
+    RankSpec spec;
+    (r == call.root ? spec.inputs : spec.outputs).push_back(flatPart(0, n));
+    return spec;
+  });
+  if (rank == call.root) {
+    stage.inputs = {inputOf(n)};
+  } else {
+    stage.outputs = {outputOf(n)};
+  }
+  return stage;
+}
+
+// In stage t the first 2^t ranks, counted from root, have the tensor, and each gives it to the rank 2^t further on.
+Program tree(const CollectiveCall& call, Rank rank, int worldSize) {
+  const std::int64_t n = call.numElems;
+  const Rank fromRoot = (rank - call.root + worldSize) % worldSize;
+  Program program;
+  for (Rank have = 1; have < worldSize; have *= 2) {
+    const bool gives = fromRoot < have && fromRoot + have < worldSize;
+    const bool takes = fromRoot >= have && fromRoot < 2 * have;
+    const Rank to = (rank + have) % worldSize;
+    const Rank from = takes ? (rank - have + worldSize) % worldSize : kNobody;
+    Stage stage;
+    stage.plan = pairStage(call, n, gives ? std::span(&to, 1) : std::span<const Rank>(), from, rank, worldSize);
+    if (gives) {
+      stage.inputs = {rank == call.root ? inputOf(n) : outputOf(n)};
+    }
+    if (takes) {
+      stage.outputs = {outputOf(n)};
+    }
+    stage.afterPrevious = rank != call.root && !program.stages.empty();
+    program.stages.push_back(std::move(stage));
+  }
+  return program;
+}
+
+Program chunks(const CollectiveCall& call, Rank rank, int worldSize) {
+  const std::int64_t n = call.numElems;
+  const bool isRoot = rank == call.root;
+  const auto [first, last] = chunkOf(call, rank, worldSize);
+  const StageTensor mine{isRoot ? StageTensor::From::kInput : StageTensor::From::kOutput, 0, first, last - first};
+  Program program;
+  program.stages.resize(2);
+  Stage& scatter = program.stages[0];
+  scatter.plan = planStage(call, ReduceOp::kNone, n, rank, worldSize, [&](Rank r) {
+    RankSpec spec;
+    if (r == call.root) {
+      spec.inputs.push_back(flatPart(0, n));
+    } else {
+      const auto chunk = chunkOf(call, r, worldSize);
+      spec.outputs.push_back(flatPart(chunk.first, chunk.second - chunk.first));
+    }
+    return spec;
+  });
+  Stage& exchange = program.stages[1];
+  exchange.plan = planStage(call, ReduceOp::kNone, n, rank, worldSize, [&](Rank r) {
+    const auto chunk = chunkOf(call, r, worldSize);
+    RankSpec spec;
+    spec.inputs.push_back(flatPart(chunk.first, chunk.second - chunk.first));
+    if (r != call.root) {
+      spec.outputs.push_back(flatAllBut(chunk, n));
+    }
+    return spec;
+  });
+  if (isRoot) {
+    scatter.inputs = {inputOf(n)};
+  } else {
+    scatter.outputs = {mine};
+    exchange.outputs = {outputOf(n)};
+    exchange.inPlace = exchange.afterPrevious = true;
+  }
+  exchange.inputs = {mine};
+  return program;
+}
+
+}  // namespace
+
+Program broadcastProgram(const CollectiveCall& call, Algorithm algorithm, Rank rank, int worldSize) {
+  switch (algorithm) {
+    case Algorithm::kTree:
+      return tree(call, rank, worldSize);
+    case Algorithm::kChunks:
+      return chunks(call, rank, worldSize);
+    default:
+      Program program;
+      program.stages.push_back(direct(call, rank, worldSize));
+      return program;
+  }
+}
+
+}  // namespace shardwire::internal

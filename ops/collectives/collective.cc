@@ -1,0 +1,120 @@
+#include "ops/collectives/collective.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include "ops/collectives/families.h"
+#include "ops/plan/hash.h"
+
+namespace shardwire::internal {
+
+std::string_view collectiveName(Collective kind) {
+  switch (kind) {
+    case Collective::kBroadcast:
+      return "broadcast";
+    case Collective::kReduce:
+      return "reduce";
+    case Collective::kAllReduce:
+      return "all_reduce";
+    case Collective::kAllGather:
+      return "all_gather";
+    case Collective::kGather:
+      return "gather";
+    case Collective::kScatter:
+      return "scatter";
+    case Collective::kReduceScatter:
+      return "reduce_scatter";
+    case Collective::kAllToAll:
+      return "all_to_all";
+    case Collective::kBarrier:
+      return "barrier";
+  }
+  return "collective";
+}
+
+std::string_view algorithmName(Algorithm algorithm) {
+  switch (algorithm) {
+    case Algorithm::kDirect:
+      return "direct";
+    case Algorithm::kChunks:
+      return "chunks";
+    case Algorithm::kTree:
+      return "tree";
+    case Algorithm::kDissemination:
+      return "dissemination";
+  }
+  return "algorithm";
+}
+
+std::uint64_t fingerprintOf(const CollectiveCall& call) {
+  Hasher hash;
+  for (const std::uint64_t part :
+       {static_cast<std::uint64_t>(call.kind), static_cast<std::uint64_t>(call.dtype), static_cast<std::uint64_t>(call.op),
+        static_cast<std::uint64_t>(call.root), static_cast<std::uint64_t>(call.numElems)}) {
+    hash.add(part);
+  }
+  return hash.value();
+}
+
+std::string describe(const CollectiveCall& call) {
+  if (call.kind == Collective::kBarrier) {
+    return "barrier";
+  }
+  if (call.kind == Collective::kAllToAll) {
+    return fmt::format("all_to_all({}, sends [{}], receives [{}])", dtypeName(call.dtype), fmt::join(call.inputElems, ", "),
+                       fmt::join(call.outputElems, ", "));
+  }
+  std::string text = fmt::format("{}({}[{}]", collectiveName(call.kind), dtypeName(call.dtype), call.numElems);
+  if (call.op != ReduceOp::kNone) {
+    text += fmt::format(", {}", reduceOpName(call.op));
+  }
+  if (call.kind == Collective::kBroadcast || call.kind == Collective::kReduce || call.kind == Collective::kGather ||
+      call.kind == Collective::kScatter) {
+    text += fmt::format(", root {}", call.root);
+  }
+  return text + ")";
+}
+
+namespace {
+
+Program build(const CollectiveCall& call, Algorithm algorithm, Rank rank, int worldSize) {
+  switch (call.kind) {
+    case Collective::kBroadcast:
+      return broadcastProgram(call, algorithm, rank, worldSize);
+    case Collective::kReduce:
+      return reduceProgram(call, algorithm, rank, worldSize);
+    case Collective::kAllReduce:
+      return allReduceProgram(call, algorithm, rank, worldSize);
+    case Collective::kAllGather:
+    case Collective::kGather:
+      return gatherProgram(call, algorithm, rank, worldSize);
+    case Collective::kScatter:
+      return scatterProgram(call, algorithm, rank, worldSize);
+    case Collective::kReduceScatter:
+      return reduceScatterProgram(call, algorithm, rank, worldSize);
+    case Collective::kAllToAll:
+      return allToAllProgram(call, algorithm, rank, worldSize);
+    case Collective::kBarrier:
+      return barrierProgram(call, algorithm, rank, worldSize);
+  }
+  return {};
+}
+
+}  // namespace
+
+Program programOf(const CollectiveCall& call, Algorithm algorithm, Rank rank, const Topology& topology) {
+  Program program = build(call, algorithm, rank, topology.worldSize);
+  program.algorithm = algorithm;
+  SW_CHECK(!program.stages.empty());
+  // Ranks that chose differently, or that are in different stages, must not take each other's frames.
+  for (std::size_t i = 0; i < program.stages.size(); ++i) {
+    Hasher hash;
+    hash.add(fingerprintOf(call));
+    hash.add(static_cast<std::uint64_t>(algorithm));
+    hash.add(i);
+    program.stages[i].plan.fingerprint = hash.value();
+  }
+  return program;
+}
+
+}  // namespace shardwire::internal

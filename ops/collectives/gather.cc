@@ -1,0 +1,30 @@
+// Gather: everybody's input -> root's outputs[r]; (n - 1) B into root. All-gather: the same on every rank, n (n - 1) B in all, (n - 1) B in
+// and out of each rank, which is the least there can be. One stage, direct. The input may be the rank's own output: it is then rewritten
+// with itself.
+#include "ops/collectives/families.h"
+#include "ops/collectives/stages.h"
+
+namespace shardwire::internal {
+
+Program gatherProgram(const CollectiveCall& call, Algorithm, Rank rank, int worldSize) {
+  const std::int64_t n = call.numElems;
+  const auto collects = [&](Rank r) { return call.kind == Collective::kAllGather || r == call.root; };
+  Program program;
+  Stage& stage = program.stages.emplace_back();
+  stage.plan = planStage(call, ReduceOp::kNone, n * worldSize, rank, worldSize, [&](Rank r) {
+    RankSpec spec;
+    spec.inputs.push_back(flatPart(r * n, n));
+    for (Rank from = 0; from < worldSize && collects(r); ++from) {
+      spec.outputs.push_back(flatPart(from * n, n));
+    }
+    return spec;
+  });
+  stage.inputs = {inputOf(n)};
+  for (Rank from = 0; from < worldSize && collects(rank); ++from) {
+    stage.outputs.push_back(outputOf(n, from));
+  }
+  stage.inPlace = true;
+  return program;
+}
+
+}  // namespace shardwire::internal

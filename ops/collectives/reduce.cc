@@ -1,0 +1,81 @@
+// Reduce: everybody's input -> root's output, combined in rank order.
+//
+//   direct   (n - 1) B into root, which does all the arithmetic; one stage.
+//   chunks   each rank combines one chunk of all inputs, root collects the chunks: 2 (n - 1) / n B in and out of each rank, two stages. All
+//            cores do the arithmetic, and no link carries more than two tensors.
+#include "ops/collectives/families.h"
+#include "ops/collectives/stages.h"
+
+namespace shardwire::internal {
+
+namespace {
+
+Program direct(const CollectiveCall& call, Rank rank, int worldSize) {
+  const std::int64_t n = call.numElems;
+  Program program;
+  Stage& stage = program.stages.emplace_back();
+  stage.plan = planStage(call, call.op, n, rank, worldSize, [&](Rank r) {
+    RankSpec spec;
+    spec.inputs.push_back(flatPart(0, n));
+    if (r == call.root) {
+      spec.outputs.push_back(flatPart(0, n));
+    }
+    return spec;
+  });
+  stage.inputs = {inputOf(n)};
+  if (rank == call.root) {
+    stage.outputs = {outputOf(n)};
+    stage.inPlace = true;
+  }
+  return program;
+}
+
+Program chunks(const CollectiveCall& call, Rank rank, int worldSize) {
+  const std::int64_t n = call.numElems;
+  const bool isRoot = rank == call.root;
+  const auto [first, last] = chunkOf(call, rank, worldSize);
+  // Peers read, of root's tensor, the chunks that root does not write in the first stage: so root's chunk goes straight into its output.
+  // The others must leave their tensors alone.
+  const StageTensor mine = isRoot ? StageTensor{StageTensor::From::kOutput, 0, first, last - first}
+                                  : StageTensor{StageTensor::From::kScratch, 0, 0, last - first};
+  Program program;
+  program.scratchElems = isRoot ? 0 : last - first;
+  program.stages.resize(2);
+  Stage& combine = program.stages[0];
+  combine.plan = planStage(call, call.op, n, rank, worldSize, [&](Rank r) {
+    const auto chunk = chunkOf(call, r, worldSize);
+    RankSpec spec;
+    spec.inputs.push_back(flatPart(0, n));
+    spec.outputs.push_back(flatPart(chunk.first, chunk.second - chunk.first));
+    return spec;
+  });
+  combine.inputs = {inputOf(n)};
+  combine.outputs = {mine};
+  combine.inPlace = isRoot;
+  Stage& collect = program.stages[1];
+  collect.plan = planStage(call, ReduceOp::kNone, n, rank, worldSize, [&](Rank r) {
+    const auto chunk = chunkOf(call, r, worldSize);
+    RankSpec spec;
+    if (r == call.root) {
+      spec.outputs.push_back(flatAllBut(chunk, n));
+    } else {
+      spec.inputs.push_back(flatPart(chunk.first, chunk.second - chunk.first));
+    }
+    return spec;
+  });
+  if (isRoot) {
+    collect.outputs = {outputOf(n)};
+  } else {
+    collect.inputs = {mine};
+  }
+  collect.afterPrevious = true;
+  return program;
+}
+
+}  // namespace
+
+Program reduceProgram(const CollectiveCall& call, Algorithm algorithm, Rank rank, int worldSize) {
+  return algorithm == Algorithm::kChunks ? chunks(call, rank, worldSize) : direct(call, rank, worldSize);
+}
+
+}  // namespace shardwire::internal

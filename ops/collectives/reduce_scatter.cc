@@ -1,0 +1,28 @@
+// Reduce-scatter: everybody's inputs[r] -> rank r's output, combined in rank order. (n - 1) B in and out of each rank, which is the least
+// there can be; one stage, direct: the reduction is fused into the reading. The output may be the rank's own inputs[rank].
+#include "ops/collectives/families.h"
+#include "ops/collectives/stages.h"
+
+namespace shardwire::internal {
+
+Program reduceScatterProgram(const CollectiveCall& call, Algorithm, Rank rank, int worldSize) {
+  const std::int64_t n = call.numElems;
+  Program program;
+  Stage& stage = program.stages.emplace_back();
+  stage.plan = planStage(call, call.op, n * worldSize, rank, worldSize, [&](Rank r) {
+    RankSpec spec;
+    for (Rank to = 0; to < worldSize; ++to) {
+      spec.inputs.push_back(flatPart(to * n, n));
+    }
+    spec.outputs.push_back(flatPart(r * n, n));
+    return spec;
+  });
+  for (Rank to = 0; to < worldSize; ++to) {
+    stage.inputs.push_back(inputOf(n, to));
+  }
+  stage.outputs = {outputOf(n)};
+  stage.inPlace = true;
+  return program;
+}
+
+}  // namespace shardwire::internal

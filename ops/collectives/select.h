@@ -1,0 +1,34 @@
+// Which algorithm a collective takes, by bytes, ranks and hosts: one table, the first row that fits. Pure; the same on every rank.
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "ops/collectives/collective.h"
+#include "shardwire/status.h"
+
+namespace shardwire::internal {
+
+// What a user forces: (collective, algorithm) pairs.
+struct ForcedAlgorithm {
+  Collective kind = Collective::kBarrier;
+  Algorithm algorithm = Algorithm::kDirect;
+  friend bool operator==(const ForcedAlgorithm&, const ForcedAlgorithm&) = default;
+};
+// "broadcast=tree,reduce=chunks". kInvalidArgument naming what is not known and what there is.
+Result<std::vector<ForcedAlgorithm>> parseAlgorithms(std::string_view text);
+
+struct Selection {
+  Topology topology;
+  std::size_t inlineBytes = 0;  // what travels inside a frame: one message, no hand-shake
+  std::vector<ForcedAlgorithm> forced;
+};
+
+// Those that there are for this collective, the default first.
+std::span<const Algorithm> algorithmsOf(Collective kind);
+Algorithm select(const CollectiveCall& call, const Selection& selection);
+// For people: every row, whether it can apply here, and why it is there.
+std::string describeSelection(const Selection& selection);
+
+}  // namespace shardwire::internal

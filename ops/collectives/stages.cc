@@ -1,0 +1,93 @@
+#include "ops/collectives/stages.h"
+
+#include <algorithm>
+
+#include "ops/plan/redistribute.h"
+
+namespace shardwire::internal {
+
+LocalTensor flatPart(std::int64_t offset, std::int64_t numElems) {
+  return {.tensor = 0, .localShape = {numElems}, .slices = {{.slice = {{offset}, {numElems}}, .localOffset = {0}}}};
+}
+
+LocalTensor flatAllBut(std::pair<std::int64_t, std::int64_t> part, std::int64_t numElems) {
+  LocalTensor tensor{.tensor = 0, .localShape = {numElems}};
+  if (part.first > 0) {
+    tensor.slices.push_back({.slice = {{0}, {part.first}}, .localOffset = {0}});
+  }
+  if (part.second < numElems) {
+    tensor.slices.push_back({.slice = {{part.second}, {numElems - part.second}}, .localOffset = {part.second}});
+  }
+  return tensor;
+}
+
+std::pair<std::int64_t, std::int64_t> chunkOf(const CollectiveCall& call, Rank rank, int worldSize) {
+  const std::int64_t line = std::max<std::int64_t>(1, 64 / static_cast<std::int64_t>(elementBytes(call.dtype)));
+  const std::int64_t lines = (call.numElems + line - 1) / line;
+  const std::int64_t chunk = (lines + worldSize - 1) / worldSize * line;
+  return {std::min(rank * chunk, call.numElems), std::min((rank + 1) * chunk, call.numElems)};
+}
+
+StageTensor inputOf(std::int64_t numElems, std::int32_t index) {
+  return {StageTensor::From::kInput, index, 0, numElems};
+}
+
+StageTensor outputOf(std::int64_t numElems, std::int32_t index) {
+  return {StageTensor::From::kOutput, index, 0, numElems};
+}
+
+Plan planStage(const CollectiveCall& call, ReduceOp op, std::int64_t globalElems, Rank rank, int worldSize,
+               const std::function<RankSpec(Rank)>& specOf) {
+  GlobalSpec spec;
+  spec.allowGaps = true;  // an empty tensor leaves nothing to cover, and that is no error here
+  spec.tensors.push_back({.name = "", .shape = {globalElems}, .dtype = call.dtype, .reduction = op});
+  for (Rank r = 0; r < worldSize; ++r) {
+    spec.ranks.push_back(specOf(r));
+  }
+  Result<Plan> plan = redistribute(spec, rank);
+  SW_CHECK(plan.isOk());
+  return std::move(*plan);
+}
+
+Plan pairStage(const CollectiveCall& call, std::int64_t numElems, std::span<const Rank> to, Rank from, Rank rank, int worldSize) {
+  const std::uint64_t bytes = static_cast<std::uint64_t>(numElems) * elementBytes(call.dtype);
+  const bool isEmpty = numElems == 0;
+  Plan plan;
+  plan.rank = rank;
+  plan.worldSize = worldSize;
+  if (!to.empty()) {
+    plan.inputs.push_back({call.dtype, {numElems}});
+  }
+  for (const Rank peer : to) {
+    const auto first = static_cast<std::uint32_t>(plan.sendItems.size());
+    if (!isEmpty) {
+      plan.sendItems.push_back({.input = 0, .slot = 0, .offset = {0}, .shape = {numElems}});
+      plan.sends.push_back({.peer = peer, .first = first, .count = 1, .bytes = bytes, .numItems = 1, .inputs = {0}});
+    }
+  }
+  if (from != kNobody) {
+    plan.outputs.push_back({call.dtype, {numElems}});
+    if (!isEmpty) {
+      plan.moves.push_back({.output = 0, .offset = {0}, .shape = {numElems}});
+      plan.sources.push_back({.rank = from, .input = 0, .slot = 0, .offset = {0}});
+      plan.receives.push_back({.peer = from, .first = 0, .count = 1, .bytes = bytes, .numItems = 1, .inputs = {0}});
+    }
+  }
+  plan.firstCombine = static_cast<std::uint32_t>(plan.moves.size());
+  return plan;
+}
+
+Plan signalStage(std::span<const Rank> to, std::span<const Rank> from, Rank rank, int worldSize) {
+  Plan plan;
+  plan.rank = rank;
+  plan.worldSize = worldSize;
+  for (const Rank peer : to) {
+    plan.sends.push_back({.peer = peer});
+  }
+  for (const Rank peer : from) {
+    plan.receives.push_back({.peer = peer});
+  }
+  return plan;
+}
+
+}  // namespace shardwire::internal

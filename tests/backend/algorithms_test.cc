@@ -1,0 +1,183 @@
+// Every algorithm of every collective, forced, for all group sizes up to 9, against plain loops; and operations that overlap in time.
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include <numeric>
+#include <thread>
+
+#include "ops/collectives/select.h"
+#include "shardwire/communicator.h"
+#include "tests/support/fork_ranks.h"
+#include "tests/support/memory_store.h"
+
+namespace shardwire::internal {
+namespace {
+
+using shardwire::testing::MemoryStore;
+using shardwire::testing::runRanksAsThreads;
+
+using Values = std::vector<std::int64_t>;
+
+TensorView viewOf(Values& values) {
+  return TensorView::contiguous(values.data(), DType::kInt64, {static_cast<std::int64_t>(values.size())});
+}
+
+Values patternOf(Rank rank, std::size_t size) {
+  Values values(size);
+  for (std::size_t i = 0; i < size; ++i) {
+    values[i] = static_cast<std::int64_t>(i) * 31 + rank * 1000003;
+  }
+  return values;
+}
+
+Values sumOf(int n, std::size_t size) {
+  Values sum(size);
+  for (Rank rank = 0; rank < n; ++rank) {
+    const Values one = patternOf(rank, size);
+    std::transform(sum.begin(), sum.end(), one.begin(), sum.begin(), std::plus<>());
+  }
+  return sum;
+}
+
+void expectOk(const Result<WorkPtr>& work) {
+  ASSERT_TRUE(work.isOk()) << work.status().message();
+  const Status status = (*work)->wait();
+  ASSERT_TRUE(status.isOk()) << status.message();
+}
+
+void withGroup(int n, const std::string& algorithms, const std::function<void(Communicator&)>& body,
+               OrdinaryPath path = OrdinaryPath::kAuto) {
+  Options options;
+  options.timeout = std::chrono::seconds(20);
+  options.algorithms = algorithms;
+  options.ordinaryPath = path;
+  MemoryStore store;
+  runRanksAsThreads(n, [&](Rank rank) {
+    auto group = Communicator::create(store, rank, n, options, "test");
+    ASSERT_TRUE(group.isOk()) << group.status().message();
+    body(**group);
+    expectOk((*group)->barrier());
+  });
+}
+
+// Nothing, one element, fewer than ranks, a frame, several segments; chunks that are uneven and empty.
+const std::vector<std::size_t> kSizes = {0, 1, 7, 9, 100, 1025, 40001};
+
+struct Forced {
+  Collective kind;
+  Algorithm algorithm;
+};
+
+class Algorithms : public ::testing::TestWithParam<std::tuple<Forced, int>> {
+ public:
+  std::string text() const {
+    const auto& forced = std::get<0>(GetParam());
+    return fmt::format("{}={}", collectiveName(forced.kind), algorithmName(forced.algorithm));
+  }
+  int numRanks() const { return std::get<1>(GetParam()); }
+  Collective kind() const { return std::get<0>(GetParam()).kind; }
+};
+
+TEST_P(Algorithms, GiveTheSameResult) {
+  const int n = numRanks();
+  withGroup(n, text(), [&](Communicator& group) {
+    for (const std::size_t size : kSizes) {
+      for (Rank root = 0; root < n; ++root) {
+        SCOPED_TRACE(fmt::format("{} ranks, {} elements, root {}", n, size, root));
+        Values mine = patternOf(group.rank(), size);
+        switch (kind()) {
+          case Collective::kBroadcast:
+            expectOk(group.broadcast(viewOf(mine), root));
+            EXPECT_EQ(mine, patternOf(root, size));
+            break;
+          case Collective::kReduce:
+            expectOk(group.reduce(viewOf(mine), root, ReduceOp::kSum));
+            EXPECT_EQ(mine, group.rank() == root ? sumOf(n, size) : patternOf(group.rank(), size));
+            break;
+          case Collective::kAllReduce:
+            expectOk(group.allReduce(viewOf(mine), ReduceOp::kSum));
+            EXPECT_EQ(mine, sumOf(n, size));
+            break;
+          default:
+            expectOk(group.barrier());
+        }
+      }
+    }
+  });
+}
+
+std::vector<Forced> allForced() {
+  std::vector<Forced> all;
+  for (const Collective kind : {Collective::kBroadcast, Collective::kReduce, Collective::kAllReduce, Collective::kBarrier}) {
+    for (const Algorithm algorithm : algorithmsOf(kind)) {
+      all.push_back({kind, algorithm});
+    }
+  }
+  return all;
+}
+
+INSTANTIATE_TEST_SUITE_P(All, Algorithms, ::testing::Combine(::testing::ValuesIn(allForced()), ::testing::Values(1, 2, 3, 4, 5, 8, 9)),
+                         [](const auto& test) {
+                           const auto& forced = std::get<0>(test.param);
+                           return fmt::format("{}_{}_{}", collectiveName(forced.kind), algorithmName(forced.algorithm),
+                                              std::get<1>(test.param));
+                         });
+
+// No rank leaves any barrier before the last one came, whatever the algorithm.
+TEST(Barrier, HoldsEverybodyUntilTheLastComes) {
+  for (const char* algorithm : {"barrier=direct", "barrier=dissemination"}) {
+    for (const int n : {2, 3, 6}) {
+      std::vector<std::atomic<int>> rounds(static_cast<std::size_t>(n));
+      withGroup(n, algorithm, [&](Communicator& group) {
+        for (int round = 1; round <= 100; ++round) {
+          rounds[static_cast<std::size_t>(group.rank())] = round;
+          expectOk(group.barrier());
+          for (const auto& other : rounds) {
+            EXPECT_GE(other.load(), round);
+          }
+        }
+      });
+    }
+  }
+}
+
+// A later operation's frames must not lie in a peer's ring before the frames of an earlier one's second stage: that peer may wait for the
+// earlier one first, and then nobody would ever take them.
+TEST(Order, ALaterShortOperationDoesNotOvertakeTheSecondStageOfALongOne) {
+  for (const OrdinaryPath path : {OrdinaryPath::kStaged, OrdinaryPath::kAuto}) {
+    withGroup(
+        3, "broadcast=chunks",
+        [&](Communicator& group) {
+          for (int round = 0; round < 20; ++round) {
+            Values first = patternOf(group.rank(), 30000);
+            Values second = patternOf(group.rank(), 10);
+            // Rank 1 comes late to everything, so that the others' second stage cannot start yet when they issue what follows.
+            if (group.rank() == 1) {
+              std::this_thread::sleep_for(std::chrono::milliseconds(2));
+            }
+            const auto longWork = group.allReduce(viewOf(first), ReduceOp::kSum);
+            if (group.rank() == 2) {
+              expectOk(longWork);  // before it comes to the other
+            }
+            const auto shortWork = group.broadcast(viewOf(second), 0);
+            expectOk(longWork);
+            expectOk(shortWork);
+            EXPECT_EQ(first, sumOf(3, 30000));
+            EXPECT_EQ(second, patternOf(0, 10));
+          }
+        },
+        path);
+  }
+}
+
+TEST(Algorithms, OneThatIsNotKnownIsRefusedWhenTheGroupIsMade) {
+  MemoryStore store;
+  Options options;
+  options.algorithms = "broadcast=ring";
+  const auto group = Communicator::create(store, 0, 1, options, "test");
+  ASSERT_FALSE(group.isOk());
+  EXPECT_NE(group.status().message().find("SHARDWIRE_ALGORITHMS=broadcast=ring"), std::string::npos) << group.status().message();
+}
+
+}  // namespace
+}  // namespace shardwire::internal
