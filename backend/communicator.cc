@@ -38,15 +38,13 @@ namespace {
 Selection selectionOf(const Engine& engine, std::vector<ForcedAlgorithm> forced) {
   const auto hosts = engine.hosts();
   const auto numHosts = static_cast<int>(std::set<std::int32_t>(hosts.begin(), hosts.end()).size());
-  return {{engine.worldSize(), numHosts}, engine.options().inlineBytes, std::move(forced)};
+  return {{engine.worldSize(), numHosts}, std::min(engine.options().inlineBytes, engine.segmentBytes()), std::move(forced)};
 }
 
 }  // namespace
 
 CommunicatorImpl::CommunicatorImpl(std::shared_ptr<Engine> engine, std::vector<ForcedAlgorithm> forced)
-    : engine_(std::move(engine)),
-      programs_(engine_->rank(), selectionOf(*engine_, std::move(forced)),
-                std::min(engine_->options().inlineBytes, engine_->segmentBytes())) {}
+    : engine_(std::move(engine)), programs_(engine_->rank(), selectionOf(*engine_, std::move(forced))) {}
 
 Result<std::shared_ptr<CompiledOp>> CommunicatorImpl::compileOp(const LocalSpec& spec, std::optional<Duration> timeout) {
   const auto started = Clock::now();

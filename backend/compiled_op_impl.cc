@@ -12,12 +12,11 @@ namespace shardwire::internal {
 // Runs over tensors that were checked once.
 class BoundOpImpl final : public BoundOp {
  public:
-  BoundOpImpl(std::shared_ptr<CompiledOpImpl> op, std::span<const TensorView> inputs, std::span<const TensorView> outputs, bool inPlace,
+  BoundOpImpl(std::shared_ptr<CompiledOpImpl> op, std::span<const TensorView> inputs, std::span<const TensorView> outputs,
               std::shared_ptr<void> keepAlive, std::optional<Duration> timeout)
       : op_(std::move(op)),
         inputs_(inputs.begin(), inputs.end()),
         outputs_(outputs.begin(), outputs.end()),
-        inPlace_(inPlace),
         keepAlive_(std::move(keepAlive)),
         timeout_(timeout) {}
 
@@ -28,7 +27,7 @@ class BoundOpImpl final : public BoundOp {
       return pool_.take([&] { return std::make_shared<PlanRun>(op_->plan_); }, &isNew);
     }();
     if (isNew) {
-      run->prepare(inputs_, outputs_, inPlace_);
+      run->prepare(inputs_, outputs_);
     } else {
       run->prepareAgain();
     }
@@ -39,7 +38,6 @@ class BoundOpImpl final : public BoundOp {
   const std::shared_ptr<CompiledOpImpl> op_;
   const std::vector<TensorView> inputs_;
   const std::vector<TensorView> outputs_;
-  const bool inPlace_;
   const std::shared_ptr<void> keepAlive_;
   const std::optional<Duration> timeout_;
   std::mutex mutex_;  // guards the pool
@@ -85,11 +83,9 @@ CompiledOpImpl::CompiledOpImpl(std::shared_ptr<Engine> engine, std::shared_ptr<c
   }
 }
 
-Result<bool> CompiledOpImpl::check(std::span<const TensorView> inputs, std::span<const TensorView> outputs) const {
+Status CompiledOpImpl::check(std::span<const TensorView> inputs, std::span<const TensorView> outputs) const {
   SW_RETURN_IF_ERROR(checkViews(*plan_, inputs, outputs, label_));
-  bool inPlace = false;
-  SW_RETURN_IF_ERROR(checkAliasing(*plan_, inputs, outputs, label_, &inPlace));
-  return inPlace;
+  return checkAliasing(*plan_, inputs, outputs, label_);
 }
 
 Result<WorkPtr> CompiledOpImpl::start(std::shared_ptr<PlanRun> run, std::shared_ptr<void> keepAlive, std::optional<Duration> timeout) {
@@ -111,26 +107,19 @@ Result<WorkPtr> CompiledOpImpl::start(std::shared_ptr<PlanRun> run, std::shared_
 
 Result<WorkPtr> CompiledOpImpl::run(std::span<const TensorView> inputs, std::span<const TensorView> outputs,
                                     std::shared_ptr<void> keepAlive, std::optional<Duration> timeout) {
-  Result<bool> inPlace = check(inputs, outputs);
-  if (!inPlace.isOk()) {
-    return inPlace.status();
-  }
+  SW_RETURN_IF_ERROR(check(inputs, outputs));
   const auto run = [&] {
     std::lock_guard lock(mutex_);
     return pool_.take([&] { return std::make_shared<PlanRun>(plan_); });
   }();
-  run->prepare(inputs, outputs, *inPlace);
+  run->prepare(inputs, outputs);
   return start(run, std::move(keepAlive), timeout);
 }
 
 Result<std::unique_ptr<BoundOp>> CompiledOpImpl::bind(std::span<const TensorView> inputs, std::span<const TensorView> outputs,
                                                       std::shared_ptr<void> keepAlive, std::optional<Duration> timeout) {
-  Result<bool> inPlace = check(inputs, outputs);
-  if (!inPlace.isOk()) {
-    return inPlace.status();
-  }
-  return std::unique_ptr<BoundOp>(
-      std::make_unique<BoundOpImpl>(shared_from_this(), inputs, outputs, *inPlace, std::move(keepAlive), timeout));
+  SW_RETURN_IF_ERROR(check(inputs, outputs));
+  return std::unique_ptr<BoundOp>(std::make_unique<BoundOpImpl>(shared_from_this(), inputs, outputs, std::move(keepAlive), timeout));
 }
 
 OpStats CompiledOpImpl::stats() const {

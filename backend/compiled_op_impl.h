@@ -31,7 +31,7 @@ class CompiledOpImpl final : public CompiledOp, public std::enable_shared_from_t
  private:
   friend class BoundOpImpl;
   const RankSpec& mine() const { return spec_->ranks[static_cast<std::size_t>(engine_->rank())]; }
-  Result<bool> check(std::span<const TensorView> inputs, std::span<const TensorView> outputs) const;
+  Status check(std::span<const TensorView> inputs, std::span<const TensorView> outputs) const;
   Result<WorkPtr> start(std::shared_ptr<PlanRun> run, std::shared_ptr<void> keepAlive, std::optional<Duration> timeout);
 
   const std::shared_ptr<Engine> engine_;

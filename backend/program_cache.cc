@@ -71,11 +71,10 @@ std::unique_ptr<ProgramCache::Kept> ProgramCache::make(const CollectiveCall& cal
   SW_CHECK(program.stages.size() <= Runs::kMaxStages);
   kept->scratchElems = program.scratchElems;
   for (Stage& stage : program.stages) {
-    const bool isShort = ShortRun::fits(stage.plan, shortBytes_);
+    const bool isShort = ShortRun::fits(stage.plan, selection_.frameBytes);
     kept->stages.push_back({std::make_shared<const Plan>(std::move(stage.plan)),
                             std::move(stage.inputs),
                             std::move(stage.outputs),
-                            stage.inPlace,
                             stage.afterPrevious,
                             isShort,
                             {}});
@@ -121,7 +120,7 @@ Result<Runs> ProgramCache::prepare(const CollectiveCall& call, std::span<const T
     auto* scratch = static_cast<std::byte*>(runs.scratch.get());
     bindViews(inputs_, stage.inputs, call.dtype, inputs, outputs, scratch);
     bindViews(outputs_, stage.outputs, call.dtype, inputs, outputs, scratch);
-    run->prepare(inputs_, outputs_, stage.inPlace);
+    run->prepare(inputs_, outputs_);
     if (runs.count > 0) {
       run->follow(runs.activities[runs.count - 1], stage.afterPrevious);
     }

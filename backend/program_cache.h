@@ -30,9 +30,7 @@ struct Runs {
 
 class ProgramCache {
  public:
-  // `shortBytes`: edges up to this many bytes travel in one frame.
-  ProgramCache(Rank rank, Selection selection, std::size_t shortBytes)
-      : rank_(rank), selection_(std::move(selection)), shortBytes_(shortBytes) {}
+  ProgramCache(Rank rank, Selection selection) : rank_(rank), selection_(std::move(selection)) {}
 
   // Runs over these tensors, which are flat, contiguous and as the call says. kSystem when there is no memory for scratch.
   Result<Runs> prepare(const CollectiveCall& call, std::span<const TensorView> inputs, std::span<const TensorView> outputs,
@@ -44,7 +42,6 @@ class ProgramCache {
     std::shared_ptr<const Plan> plan;
     std::vector<StageTensor> inputs;
     std::vector<StageTensor> outputs;
-    bool inPlace = false;
     bool afterPrevious = false;
     bool isShort = false;
     RunPool<Run> pool;
@@ -63,7 +60,6 @@ class ProgramCache {
 
   const Rank rank_;
   const Selection selection_;
-  const std::size_t shortBytes_;
   std::mutex mutex_;  // guards what follows
   std::unordered_multimap<std::uint64_t, std::unique_ptr<Kept>> kept_;
   Kept* last_ = nullptr;  // most calls repeat the one before

@@ -157,9 +157,7 @@ Status checkViews(const Plan& plan, std::span<const TensorView> inputs, std::spa
   return Status::ok();
 }
 
-Status checkAliasing(const Plan& plan, std::span<const TensorView> inputs, std::span<const TensorView> outputs, const std::string& opName,
-                     bool* inPlace) {
-  *inPlace = false;
+Status checkAliasing(const Plan& plan, std::span<const TensorView> inputs, std::span<const TensorView> outputs, const std::string& opName) {
   struct Entry {
     Range range;
     std::size_t index;
@@ -187,7 +185,6 @@ Status checkAliasing(const Plan& plan, std::span<const TensorView> inputs, std::
       }
       const std::size_t input = entry.isOutput ? other->index : entry.index;
       const std::size_t output = entry.isOutput ? entry.index : other->index;
-      *inPlace = true;
       if (!mayRun(plan, inputs, outputs, input, output)) {
         return sharedMemory(opName, plan.rank, input, output);
       }

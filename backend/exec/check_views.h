@@ -14,9 +14,8 @@ namespace shardwire::internal {
 // outputs may not overlap themselves), outputs that share memory with each other.
 Status checkViews(const Plan& plan, std::span<const TensorView> inputs, std::span<const TensorView> outputs, const std::string& opName);
 
-// Inputs and outputs that share memory: *inPlace says whether any do; kInvalidArgument when some element would be overwritten while it is
+// Inputs and outputs that share memory: kInvalidArgument when some element would be overwritten while it is
 // still to be read. Allowed: a region that only this rank reads, and only into the very same place.
-Status checkAliasing(const Plan& plan, std::span<const TensorView> inputs, std::span<const TensorView> outputs, const std::string& opName,
-                     bool* inPlace);
+Status checkAliasing(const Plan& plan, std::span<const TensorView> inputs, std::span<const TensorView> outputs, const std::string& opName);
 
 }  // namespace shardwire::internal

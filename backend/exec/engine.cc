@@ -419,7 +419,7 @@ bool Engine::drive(Activity& activity, Deadline until) {
       peers_.doorbell->sleep(ticket, soonest);
     }
     sleepers_.fetch_sub(1, std::memory_order_seq_cst);
-    idle = sleep ? 15 : 0;
+    idle = sleep ? 31 : 0;  // after a sleep that brought nothing: sleep again, without spinning first
   }
   std::unique_lock lock(mutex_);
   stopDriving();

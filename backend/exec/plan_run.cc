@@ -70,10 +70,9 @@ PlanRun::PlanRun(std::shared_ptr<const Plan> plan) : plan_(std::move(plan)) {
   combineSources_.resize(most);
 }
 
-void PlanRun::prepare(std::span<const TensorView> inputs, std::span<const TensorView> outputs, bool inPlace) {
+void PlanRun::prepare(std::span<const TensorView> inputs, std::span<const TensorView> outputs) {
   inputs_.assign(inputs.begin(), inputs.end());
   outputs_.assign(outputs.begin(), outputs.end());
-  inPlace_ = inPlace;
   prepareAgain();
 }
 
@@ -113,18 +112,16 @@ bool PlanRun::step(Engine& engine, std::vector<bool>& blockedBulk) {
   for (std::size_t edge = 0; edge < sends_.size(); ++edge) {
     moved |= stepSend(engine, edge, blockedBulk);
   }
-  if (!inPlace_ || sendsPacked()) {
-    for (std::size_t edge = 0; edge < receives_.size(); ++edge) {
-      moved |= stepReceive(engine, edge);
-    }
-    // Own copies wait for nobody, so they fill the time in which nothing from others is ready.
-    if (ownCopy_ < plan_->numOwnCopies) {
-      moved |= stepOwnCopies();
-    } else {
-      moved |= stepCombines(engine);
-    }
-    moved |= finishReceives(engine);
+  for (std::size_t edge = 0; edge < receives_.size(); ++edge) {
+    moved |= stepReceive(engine, edge);
   }
+  // Own copies wait for nobody, so they fill the time in which nothing from others is ready.
+  if (ownCopy_ < plan_->numOwnCopies) {
+    moved |= stepOwnCopies();
+  } else {
+    moved |= stepCombines(engine);
+  }
+  moved |= finishReceives(engine);
   const auto isDone = [](const auto& state) { return state.done; };
   finished_ = ownCopy_ == plan_->numOwnCopies && plan_->firstCombine + combine_ == plan_->moves.size() &&
               std::all_of(sends_.begin(), sends_.end(), isDone) && std::all_of(receives_.begin(), receives_.end(), isDone);
@@ -207,13 +204,6 @@ bool PlanRun::heardFrom(Rank peer) const {
   }
   // Its staged bytes may be here and not looked at yet, because another peer's come first.
   return Run::heardFrom(peer);
-}
-
-bool PlanRun::sendsPacked() const {
-  return std::all_of(sends_.begin(), sends_.end(), [&](const SendState& state) {
-    const std::size_t index = static_cast<std::size_t>(&state - sends_.data());
-    return state.started && (!state.anyStaged || state.item == plan_->sends[index].count);
-  });
 }
 
 std::size_t PlanRun::elemBytesOf(const PlanMove& move) const {

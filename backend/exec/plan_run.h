@@ -20,7 +20,7 @@ class PlanRun final : public Run {
   // The plan outlives the run through `plan`.
   explicit PlanRun(std::shared_ptr<const Plan> plan);
 
-  void prepare(std::span<const TensorView> inputs, std::span<const TensorView> outputs, bool inPlace) override;
+  void prepare(std::span<const TensorView> inputs, std::span<const TensorView> outputs) override;
   // Same views as last time.
   void prepareAgain();
 
@@ -95,7 +95,6 @@ class PlanRun final : public Run {
   Status readBox(Engine& engine, Connection& connection, const StridedBox& dst, const RemoteInput& source, const Dims& sourceOffset,
                  const Dims& shape, std::size_t elemBytes);
   ReceiveState& receiveFrom(Rank peer) { return receives_[static_cast<std::size_t>(receiveOf_[static_cast<std::size_t>(peer)])]; }
-  bool sendsPacked() const;
   bool isOpen(Rank peer) const override;
   bool heardFrom(Rank peer) const override;
   StridedBox outputBox(const PlanMove& move, const Dims& segmentOffset) const;
@@ -105,7 +104,6 @@ class PlanRun final : public Run {
   std::shared_ptr<const Plan> plan_;
   std::vector<TensorView> inputs_;
   std::vector<TensorView> outputs_;
-  bool inPlace_ = false;
   StoreHint hint_ = StoreHint::kAuto;  // for everything that this plan writes
 
   std::vector<SendState> sends_;         // by Plan::sends

@@ -14,9 +14,9 @@ namespace shardwire::internal {
 
 class Run : public Activity {
  public:
-  // Makes the run ready: views as the plan wants them (checked by the caller). `inPlace`: some output shares memory with an input, so
-  // nothing is written before everything staged was packed.
-  virtual void prepare(std::span<const TensorView> inputs, std::span<const TensorView> outputs, bool inPlace) = 0;
+  // Makes the run ready: views as the plan wants them. Outputs may share memory with inputs as far as no move writes what is sent or what
+  // another move reads (checked by the caller).
+  virtual void prepare(std::span<const TensorView> inputs, std::span<const TensorView> outputs) = 0;
   // After prepare(): this is the next stage of the operation whose last stage so far is `previous`, and is done only after it.
   // `startsAfter`: moves nothing before `previous` is done either.
   void follow(std::shared_ptr<Activity> previous, bool startsAfter) {

@@ -63,7 +63,7 @@ void ShortRun::addMove(const PlanMove& move, std::vector<std::size_t>& taken) {
   }
 }
 
-void ShortRun::prepare(std::span<const TensorView> inputs, std::span<const TensorView> outputs, bool) {
+void ShortRun::prepare(std::span<const TensorView> inputs, std::span<const TensorView> outputs) {
   reuse();
   follow(nullptr, false);
   const auto addresses = [](std::vector<std::byte*>& into, std::span<const TensorView> views) {
@@ -92,13 +92,15 @@ bool ShortRun::step(Engine& engine, std::vector<bool>& blockedBulk) {
   bool moved = false;
   for (std::size_t i = 0; i < sends_.size() && numSent_ < sends_.size(); ++i) {
     std::vector<bool>::reference blocked = blockedBulk[static_cast<std::size_t>(sends_[i].peer)];
-    if (!sends_[i].done && (blocked || !send(engine, sends_[i]))) {
+    if (sends_[i].done) {
+      continue;
+    }
+    if (blocked || !send(engine, sends_[i])) {
       blocked = true;
     } else {
       moved = true;
     }
   }
-  // An output may be an input: nothing is written before everything is sent.
   if (numSent_ < sends_.size()) {
     return moved;
   }

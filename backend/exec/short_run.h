@@ -1,5 +1,6 @@
 // One run of a plan in which every edge fits one frame and every box is flat: the short collectives. Same plans, same frames and same
 // results as PlanRun, without what only large or strided tensors need: nothing is posted, cut or acknowledged.
+// Everything is sent before anything is written, so outputs may be inputs, whoever reads those.
 // Pooled by its owner, so that a re-run allocates nothing. Stepped under the engine's lock.
 #pragma once
 
@@ -21,7 +22,7 @@ class ShortRun final : public Run {
   // Precondition: fits(*plan, the group's short bytes).
   explicit ShortRun(std::shared_ptr<const Plan> plan);
 
-  void prepare(std::span<const TensorView> inputs, std::span<const TensorView> outputs, bool inPlace) override;
+  void prepare(std::span<const TensorView> inputs, std::span<const TensorView> outputs) override;
   bool step(Engine& engine, std::vector<bool>& blockedBulk) override;
   Status onFrame(Engine& engine, Rank from, const FrameHeader& header, std::span<const std::byte> payload) override;
   bool needs(Rank peer) const override;

@@ -1,7 +1,7 @@
 // All-reduce: everybody's input -> everybody's output, combined in rank order. In place.
 //
-//   direct   everybody reads all inputs and does all the arithmetic: n (n - 1) B in all, one stage. Only for what fits a frame:
-//            peers must not read, in the tensor itself, what its owner overwrites.
+//   direct   everybody reads all inputs and does all the arithmetic: n (n - 1) B in all, one stage. Only for what fits a
+//            frame: a short run sends everything before it writes anything, and nobody reads in the tensor what its owner overwrites.
 //   chunks   each rank combines one chunk of all inputs, then all read each other's chunks: 2 (n - 1) / n B in and out of each rank, two
 //            stages, which is the least there can be.
 #include "ops/collectives/families.h"
@@ -23,7 +23,6 @@ Program direct(const CollectiveCall& call, Rank rank, int worldSize) {
   });
   stage.inputs = {inputOf(n)};
   stage.outputs = {outputOf(n)};
-  stage.inPlace = true;
   return program;
 }
 
@@ -44,7 +43,6 @@ Program chunks(const CollectiveCall& call, Rank rank, int worldSize) {
   });
   combine.inputs = {inputOf(n)};
   combine.outputs = {mine};
-  combine.inPlace = true;
   Stage& collect = program.stages[1];
   collect.plan = planStage(call, ReduceOp::kNone, n, rank, worldSize, [&](Rank r) {
     const auto chunk = chunkOf(call, r, worldSize);
@@ -55,7 +53,7 @@ Program chunks(const CollectiveCall& call, Rank rank, int worldSize) {
   });
   collect.inputs = {mine};
   collect.outputs = {outputOf(n)};
-  collect.inPlace = collect.afterPrevious = true;
+  collect.afterPrevious = true;
   return program;
 }
 

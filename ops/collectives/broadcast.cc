@@ -84,7 +84,7 @@ Program chunks(const CollectiveCall& call, Rank rank, int worldSize) {
   } else {
     scatter.outputs = {mine};
     exchange.outputs = {outputOf(n)};
-    exchange.inPlace = exchange.afterPrevious = true;
+    exchange.afterPrevious = true;
   }
   exchange.inputs = {mine};
   return program;

@@ -71,7 +71,6 @@ struct Stage {
   Plan plan;
   std::vector<StageTensor> inputs;  // as plan.inputs
   std::vector<StageTensor> outputs;
-  bool inPlace = false;        // an output may share memory with an input
   bool afterPrevious = false;  // starts when the stage before is done: reads what that wrote, or writes what others read in it
 };
 

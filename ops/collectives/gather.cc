@@ -23,7 +23,6 @@ Program gatherProgram(const CollectiveCall& call, Algorithm, Rank rank, int worl
   for (Rank from = 0; from < worldSize && collects(rank); ++from) {
     stage.outputs.push_back(outputOf(n, from));
   }
-  stage.inPlace = true;
   return program;
 }
 

@@ -25,7 +25,6 @@ Program direct(const CollectiveCall& call, Rank rank, int worldSize) {
   stage.inputs = {inputOf(n)};
   if (rank == call.root) {
     stage.outputs = {outputOf(n)};
-    stage.inPlace = true;
   }
   return program;
 }
@@ -51,7 +50,6 @@ Program chunks(const CollectiveCall& call, Rank rank, int worldSize) {
   });
   combine.inputs = {inputOf(n)};
   combine.outputs = {mine};
-  combine.inPlace = isRoot;
   Stage& collect = program.stages[1];
   collect.plan = planStage(call, ReduceOp::kNone, n, rank, worldSize, [&](Rank r) {
     const auto chunk = chunkOf(call, r, worldSize);

@@ -21,7 +21,6 @@ Program reduceScatterProgram(const CollectiveCall& call, Algorithm, Rank rank, i
     stage.inputs.push_back(inputOf(n, to));
   }
   stage.outputs = {outputOf(n)};
-  stage.inPlace = true;
   return program;
 }
 

@@ -20,7 +20,6 @@ Program scatterProgram(const CollectiveCall& call, Algorithm, Rank rank, int wor
     stage.inputs.push_back(inputOf(n, to));
   }
   stage.outputs = {outputOf(n)};
-  stage.inPlace = true;
   return program;
 }
 

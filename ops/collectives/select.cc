@@ -12,7 +12,7 @@ namespace shardwire::internal {
 
 namespace {
 
-constexpr std::size_t kInline = std::numeric_limits<std::size_t>::max() - 1;  // Selection::inlineBytes
+constexpr std::size_t kFrame = std::numeric_limits<std::size_t>::max() - 1;  // Selection::frameBytes
 constexpr std::size_t kAny = std::numeric_limits<std::size_t>::max();
 constexpr int kManyRanks = std::numeric_limits<int>::max();
 
@@ -27,16 +27,16 @@ struct Row {
 };
 
 constexpr Row kTable[] = {
-    {Collective::kBroadcast, kInline, 16, false, Algorithm::kDirect, "a store for each rank costs less than the hops of a tree"},
-    {Collective::kBroadcast, kInline, kManyRanks, false, Algorithm::kTree, "log2 n stores in a row instead of n - 1"},
+    {Collective::kBroadcast, kFrame, 16, false, Algorithm::kDirect, "a store for each rank costs less than the hops of a tree"},
+    {Collective::kBroadcast, kFrame, kManyRanks, false, Algorithm::kTree, "log2 n stores in a row instead of n - 1"},
     {Collective::kBroadcast, kAny, kManyRanks, true, Algorithm::kDirect, "all read the same memory at once"},
     {Collective::kBroadcast, std::size_t{256} << 10, 3, false, Algorithm::kDirect, "short enough for root's link"},
     {Collective::kBroadcast, kAny, 2, false, Algorithm::kDirect, "one receiver"},
     {Collective::kBroadcast, kAny, kManyRanks, false, Algorithm::kChunks, "root's link carries 2 B, not (n - 1) B"},
-    {Collective::kReduce, kInline, kManyRanks, false, Algorithm::kDirect, "one message each"},
+    {Collective::kReduce, kFrame, kManyRanks, false, Algorithm::kDirect, "one message each"},
     {Collective::kReduce, kAny, 2, false, Algorithm::kDirect, "there is one addend to fetch"},
     {Collective::kReduce, kAny, kManyRanks, false, Algorithm::kChunks, "all ranks do the arithmetic"},
-    {Collective::kAllReduce, kInline, kManyRanks, false, Algorithm::kDirect, "one message each"},
+    {Collective::kAllReduce, kFrame, kManyRanks, false, Algorithm::kDirect, "one message each"},
     {Collective::kAllReduce, kAny, kManyRanks, false, Algorithm::kChunks, "the least traffic there can be"},
     {Collective::kBarrier, kAny, 16, false, Algorithm::kDirect, "a store for each rank costs less than further hops"},
     {Collective::kBarrier, kAny, kManyRanks, false, Algorithm::kDissemination, "log2 n messages instead of n - 1"},
@@ -48,7 +48,7 @@ constexpr Row kTable[] = {
 };
 
 std::size_t limitOf(const Row& row, const Selection& selection) {
-  return row.maxBytes == kInline ? selection.inlineBytes : row.maxBytes;
+  return row.maxBytes == kFrame ? selection.frameBytes : row.maxBytes;
 }
 
 bool fits(const Row& row, const Selection& selection) {
@@ -86,7 +86,7 @@ Algorithm select(const CollectiveCall& call, const Selection& selection) {
   }
   const std::size_t bytes = static_cast<std::size_t>(call.numElems) * elementBytes(call.dtype);
   // A direct all-reduce writes what its peers read, unless they have it in a frame.
-  const bool mustChunk = call.kind == Collective::kAllReduce && bytes > selection.inlineBytes;
+  const bool mustChunk = call.kind == Collective::kAllReduce && bytes > selection.frameBytes;
   if (const Algorithm* forced = forcedFor(call.kind, selection); forced != nullptr) {
     return mustChunk ? Algorithm::kChunks : *forced;
   }

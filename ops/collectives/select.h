@@ -21,7 +21,7 @@ Result<std::vector<ForcedAlgorithm>> parseAlgorithms(std::string_view text);
 
 struct Selection {
   Topology topology;
-  std::size_t inlineBytes = 0;  // what travels inside a frame: one message, no hand-shake
+  std::size_t frameBytes = 0;  // edges up to this travel in one frame: one message, no hand-shake
   std::vector<ForcedAlgorithm> forced;
 };
 
