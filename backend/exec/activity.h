@@ -68,6 +68,11 @@ class Activity : public Work, public std::enable_shared_from_this<Activity> {
     Status status;
   };
   Completion complete(Status status);
+  // Whether runCallbacks would call anything.
+  bool hasCallbacks() const {
+    const Callback* newest = callbacks_.load(std::memory_order_acquire);
+    return newest != nullptr && newest != kCalled;
+  }
   // Runs the callbacks given to onDone. Not under any lock.
   void runCallbacks(const Status& status);
   // It was never taken: nobody waits for it, and its pool may have it back.

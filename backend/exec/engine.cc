@@ -5,28 +5,15 @@
 #include <algorithm>
 
 #include "backend/base/log.h"
+#include "backend/base/relax.h"
 #include "backend/exec/point_to_point.h"
-
-#if defined(__x86_64__)
-#include <immintrin.h>
-#endif
 
 namespace shardwire::internal {
 
 namespace {
 
-// Longest sleep of the progress thread of a group with nothing in flight.
-constexpr Duration kIdleSleep = std::chrono::milliseconds(100);
 // Between two looks at the clock while spinning: about half a microsecond.
 constexpr int kPollsWithoutClock = 8;
-
-void relax() {
-#if defined(__x86_64__)
-  _mm_pause();
-#elif defined(__aarch64__)
-  asm volatile("yield");
-#endif
-}
 
 }  // namespace
 
@@ -65,7 +52,7 @@ Engine::~Engine() {
 
 std::shared_ptr<Engine> Engine::create(Peers peers, Rank rank, int worldSize, const Options& options, std::string groupName) {
   std::shared_ptr<Engine> engine(new Engine(std::move(peers), rank, worldSize, options, std::move(groupName)));
-  engine->thread_ = std::thread([engine] { engine->progressLoop(engine); });
+  engine->thread_ = std::thread([engine] { engine->progressThread(); });
   return engine;
 }
 
@@ -349,128 +336,6 @@ bool Engine::sendControl(Rank peer, FrameHeader header, std::span<const std::byt
   std::copy(payload.begin(), payload.end(), frame.begin() + sizeof header);
   connection->commit(Lane::kControl, bytes);
   return true;
-}
-
-// ---- waiting
-
-void Engine::unlockAndFlush(std::unique_lock<std::mutex>& lock) {
-  if (completions_.empty()) {
-    lock.unlock();
-    return;
-  }
-  // A buffer per thread, so that completing allocates nothing; taken away while in use, since callbacks may come back here.
-  thread_local std::vector<Activity::Completion> buffer;
-  std::vector<Activity::Completion> done = std::move(buffer);
-  buffer = {};
-  done.swap(completions_);
-  lock.unlock();
-  if (sleepers_.load(std::memory_order_seq_cst) > 0) {
-    peers_.doorbell->ringSelf();
-  }
-  for (auto& completion : done) {
-    completion.activity->runCallbacks(completion.status);
-  }
-  done.clear();
-  buffer = std::move(done);
-}
-
-bool Engine::drive(Activity& activity, Deadline until) {
-  drivers_.fetch_add(1, std::memory_order_seq_cst);
-  peers_.doorbell->disarm();
-  auto spinUntil = Clock::now() + spin_;
-  int idle = 0;
-  while (!activity.isDone()) {
-    bool progress = false;
-    if (std::unique_lock lock(mutex_, std::try_to_lock); lock.owns_lock()) {
-      progress = pollLocked();
-      if (!progress && (idle & 63) == 63) {
-        checkSlow(true);
-      }
-      unlockAndFlush(lock);
-    }
-    if (progress) {
-      idle = 0;
-      continue;
-    }
-    relax();
-    if ((++idle & 15) != 0) {
-      continue;
-    }
-    const auto now = Clock::now();
-    if (now >= until) {
-      break;
-    }
-    if (idle == 16) {
-      spinUntil = now + spin_;
-    }
-    if (now < spinUntil) {
-      continue;
-    }
-    // Spun enough: arm, look once more, sleep.
-    sleepers_.fetch_add(1, std::memory_order_seq_cst);
-    std::unique_lock lock(mutex_);
-    const std::uint32_t ticket = peers_.doorbell->arm();
-    progress = pollLocked();
-    checkSlow(!progress);
-    const Deadline soonest = std::min({until, activity.deadline, now + kMaxSleep});
-    const bool sleep = !progress && completions_.empty() && !activity.isDone() && !poison_.has_value();
-    unlockAndFlush(lock);
-    if (sleep) {
-      peers_.doorbell->sleep(ticket, soonest);
-    }
-    sleepers_.fetch_sub(1, std::memory_order_seq_cst);
-    idle = sleep ? 31 : 0;  // after a sleep that brought nothing: sleep again, without spinning first
-  }
-  std::unique_lock lock(mutex_);
-  stopDriving();
-  unlockAndFlush(lock);
-  return activity.isDone();
-}
-
-void Engine::progressLoop(std::shared_ptr<Engine> self) {
-  peers_.doorbell->holdLiveness();
-  while (!stop_.load(std::memory_order_acquire)) {
-    bool progress = false;
-    bool idle = true;
-    std::uint32_t ticket = peers_.doorbell->ticket();
-    if (drivers_.load(std::memory_order_seq_cst) == 0) {
-      std::unique_lock lock(mutex_);
-      idle = active_.empty() && failNotice_.empty();
-      if (!idle) {
-        ticket = peers_.doorbell->arm();
-        progress = pollLocked();
-        checkSlow(!progress);
-        idle = active_.empty();
-      }
-      unlockAndFlush(lock);
-    }
-    if (!progress && !stop_.load(std::memory_order_acquire)) {
-      peers_.doorbell->sleep(ticket, Clock::now() + (idle ? kIdleSleep : kMaxSleep));
-    }
-  }
-  peers_.doorbell->leave();
-  (void)self;
-}
-
-void Engine::shutdown() {
-  std::lock_guard guard(shutdownMutex_);
-  if (stopped_) {
-    return;
-  }
-  stopped_ = true;
-  {
-    std::unique_lock lock(mutex_);
-    poison({StatusCode::kAborted, "the group was shut down on " + groupLabel()}, false);
-    pollLocked();
-    unlockAndFlush(lock);
-  }
-  stop_.store(true, std::memory_order_release);
-  peers_.doorbell->ringSelf();
-  if (std::this_thread::get_id() == thread_.get_id()) {
-    thread_.detach();  // a callback dropped the group: the thread ends by itself and holds the engine until then
-  } else {
-    thread_.join();
-  }
 }
 
 }  // namespace shardwire::internal

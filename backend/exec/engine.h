@@ -18,6 +18,7 @@
 #include "backend/bootstrap/connect.h"
 #include "backend/exec/activity.h"
 #include "backend/exec/frame.h"
+#include "backend/exec/progress_role.h"
 #include "shardwire/options.h"
 
 namespace shardwire::internal {
@@ -89,7 +90,14 @@ class Engine : public std::enable_shared_from_this<Engine> {
   };
 
   Engine(Peers peers, Rank rank, int worldSize, const Options& options, std::string groupName);
-  void progressLoop(std::shared_ptr<Engine> self);
+  // What the calling thread is responsible for while it flushes.
+  enum class Driving : unsigned char { kNo, kCaller, kProgressThread };
+  void progressThread();
+  void lead();
+  void startFollower();
+  // Around callbacks: somebody else drives meanwhile. stepBack: false when another thread leads by now.
+  void stepAside(Driving driving, std::uint64_t* turn);
+  bool stepBack(Driving driving, std::uint64_t turn);
   bool pollLocked();
   bool drainControl(Rank peer);
   bool handleControl(Rank from, const FrameHeader& header, std::span<const std::byte> payload);
@@ -102,8 +110,8 @@ class Engine : public std::enable_shared_from_this<Engine> {
   void take(const std::shared_ptr<Activity>& activity);
   Clock::time_point startClocks();
   void stopDriving();
-  // Runs completions outside of the lock; `lock` is released on return.
-  void unlockAndFlush(std::unique_lock<std::mutex>& lock);
+  // Runs completions outside of the lock; `lock` is released on return. False: the progress thread lost the lead meanwhile.
+  bool unlockAndFlush(std::unique_lock<std::mutex>& lock, Driving driving = Driving::kNo);
   std::string describeSeq(std::uint64_t seq) const;
 
   const Rank rank_;
@@ -136,7 +144,10 @@ class Engine : public std::enable_shared_from_this<Engine> {
   std::atomic<int> drivers_{0};   // threads in drive() or submit(): the progress thread leaves the work to them
   std::atomic<int> sleepers_{0};  // threads in drive() that may be asleep: completions wake them, and only them
   std::atomic<bool> stop_{false};
-  std::mutex shutdownMutex_;  // one shutdown at a time
+  ProgressRole role_;
+  std::mutex followersMutex_;
+  std::vector<std::thread> followers_;  // guarded by followersMutex_; started when callbacks first run on a progress thread
+  std::mutex shutdownMutex_;            // one shutdown at a time
   std::thread thread_;
   bool stopped_ = false;  // guarded by shutdownMutex_
 };

@@ -6,6 +6,7 @@
 
 #include <atomic>
 #include <cstring>
+#include <future>
 #include <mutex>
 #include <numeric>
 #include <random>
@@ -420,6 +421,74 @@ TEST(CompileOp, TwoRunsOfABoundOpMayBeInFlight) {
     EXPECT_EQ(output[0], 0);
     EXPECT_EQ(output[19999], 1);
     EXPECT_EQ((*op)->stats().numRuns, 100u);
+  });
+}
+
+// ---- callbacks
+
+// As a c10 future does: waits for a callback, and drives nothing.
+Status waitAsleep(Work& work) {
+  std::promise<Status> done;
+  work.onDone([&](const Status& status) { done.set_value(status); });
+  return done.get_future().get();
+}
+
+TEST(Callbacks, MayWaitForAnotherOperationWithoutDrivingIt) {
+  withGroup(3, [&](Communicator& group) {
+    for (int round = 0; round < 5; ++round) {
+      std::vector<std::int64_t> first(10, 1);
+      std::vector<std::int64_t> second(10, 2);
+      std::vector<std::int64_t> third(10, 3);
+      if (group.rank() != 0) {
+        // Late, so that rank 0's callbacks run on its progress thread and what they start is not over at once.
+        std::this_thread::sleep_for(milliseconds(5));
+      }
+      auto work = group.allReduce(viewOf(first), ReduceOp::kSum);
+      ASSERT_TRUE(work.isOk());
+      std::promise<Status> last;
+      (*work)->onDone([&](const Status&) {
+        if (group.rank() != 0) {
+          std::this_thread::sleep_for(milliseconds(5));
+        }
+        auto nested = group.allReduce(viewOf(second), ReduceOp::kSum);
+        nested.value()->onDone([&](const Status&) {
+          if (group.rank() != 0) {
+            std::this_thread::sleep_for(milliseconds(5));
+          }
+          auto deepest = group.allReduce(viewOf(third), ReduceOp::kSum);
+          last.set_value(waitAsleep(**deepest));
+        });
+        EXPECT_TRUE(waitAsleep(**nested).isOk());
+      });
+      auto done = last.get_future();
+      ASSERT_EQ(done.wait_for(seconds(10)), std::future_status::ready);
+      EXPECT_TRUE(done.get().isOk());
+      EXPECT_EQ(first[0] + second[0] + third[0], 3 * (1 + 2 + 3));
+    }
+  });
+}
+
+// The same on the thread of a caller who waits for something else.
+TEST(Callbacks, OfAWaiterMayWaitForAnotherOperation) {
+  withGroup(2, [&](Communicator& group) {
+    std::vector<std::int64_t> first(10, 1);
+    std::vector<std::int64_t> second(10, 2);
+    std::promise<Status> nestedDone;
+    if (group.rank() == 1) {
+      std::this_thread::sleep_for(milliseconds(5));
+    }
+    auto work = group.allReduce(viewOf(first), ReduceOp::kSum);
+    ASSERT_TRUE(work.isOk());
+    (*work)->onDone([&](const Status&) {
+      if (group.rank() == 1) {
+        std::this_thread::sleep_for(milliseconds(5));
+      }
+      auto nested = group.allReduce(viewOf(second), ReduceOp::kSum);
+      nestedDone.set_value(waitAsleep(**nested));
+    });
+    expectOk(work);
+    EXPECT_TRUE(nestedDone.get_future().get().isOk());
+    EXPECT_EQ(second[0], 4);
   });
 }
 

@@ -1,0 +1,39 @@
+// Who leads the progress of a group among its progress threads. The leader also runs the callbacks of what it completes, in order; a
+// callback may wait for another operation of the same group (a c10 future waits without driving), so while one keeps the leader for long a
+// follower takes the lead, and the old leader follows from then on. Any thread.
+#pragma once
+
+#include <condition_variable>
+#include <cstdint>
+#include <mutex>
+
+#include "shardwire/types.h"
+
+namespace shardwire::internal {
+
+// How long callbacks may keep the leader before somebody else goes on. They start in the order of completion in any case.
+inline constexpr Duration kCallbackPatience = std::chrono::milliseconds(1);
+
+class ProgressRole {
+ public:
+  // Leader: callbacks begin. True when nobody follows: then start a thread that does.
+  bool enterCallbacks(std::uint64_t* turn);
+  // Leader: callbacks are over. False when another thread leads by now.
+  bool leaveCallbacks(std::uint64_t turn);
+  // Follower: returns when it leads (true), or at the end (false).
+  bool follow();
+  // The end: all followers return.
+  void stop();
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  // Guarded by mutex_.
+  std::uint64_t turn_ = 0;  // counts what happens to the lead
+  bool inCallbacks_ = false;
+  Clock::time_point since_{};
+  int numFollowers_ = 0;
+  bool stopped_ = false;
+};
+
+}  // namespace shardwire::internal
