@@ -99,10 +99,8 @@ class CollectiveOracle {
       }
       groups[g].group = std::move(*group);
     }
-    for (auto i = static_cast<std::uint64_t>(lane); i < numCases_; i += kLanes) {
-      if (*failed_ || !runCase(rank, firstSeed_ + i, groups)) {
-        return;
-      }
+    if (!runCases(rank, lane, groups)) {
+      return;
     }
     for (Member& member : groups) {  // nobody leaves while others still need it
       if (member.group != nullptr) {
@@ -114,41 +112,75 @@ class CollectiveOracle {
     }
   }
 
-  bool runCase(Rank rank, std::uint64_t seed, std::vector<Member>& groups) {
-    const std::vector<RandomCall> batch = makeRandomBatch(seed, groupSizes_, {path_.inlineBytes, path_.ringBytes, 1});
-    Random random(mix64(seed) * 31 + static_cast<std::uint64_t>(rank));
+  // A batch in flight: ranks wait for it at once or only after they have issued a later one, each as it likes.
+  struct Flight {
+    std::uint64_t seed = 0;
+    std::vector<RandomCall> batch;
     std::deque<CollectiveRun> runs;
+    std::vector<WorkPtr> works;
+  };
+
+  bool issue(Rank rank, Flight& flight, std::vector<Member>& groups, Random& random) {
+    flight.batch = makeRandomBatch(flight.seed, groupSizes_, {path_.inlineBytes, path_.ringBytes, 1});
     std::vector<const RandomCall*> calls;
-    for (const RandomCall& call : batch) {
+    for (const RandomCall& call : flight.batch) {
       if (groups[call.group].rank >= 0) {
-        runs.emplace_back(call, groups[call.group].rank);
+        flight.runs.emplace_back(call, groups[call.group].rank);
         calls.push_back(&call);
       }
     }
-    std::vector<WorkPtr> works;
     for (const std::size_t i : randomOrder(calls, random)) {
       pause(random);
-      if (std::string wrong = runs[i].issue(*groups[calls[i]->group].group); !wrong.empty()) {
-        fail(rank, seed, wrong, batch);
+      if (std::string wrong = flight.runs[i].issue(*groups[calls[i]->group].group); !wrong.empty()) {
+        fail(rank, flight.seed, wrong, flight.batch);
         return false;
       }
-      for (WorkPtr& work : runs[i].takeWorks()) {
-        works.push_back(std::move(work));
+      for (WorkPtr& work : flight.runs[i].takeWorks()) {
+        flight.works.push_back(std::move(work));
       }
     }
-    random.shuffle(works);
-    for (WorkPtr& work : works) {
+    return true;
+  }
+
+  bool finish(Rank rank, Flight& flight, Random& random) {
+    random.shuffle(flight.works);
+    for (WorkPtr& work : flight.works) {
       pause(random);
       if (const Status status = waitSomehow(*work, random); !status.isOk() || !work->isDone()) {
-        fail(rank, seed, "wait: " + status.message(), batch);
+        fail(rank, flight.seed, "wait: " + status.message(), flight.batch);
         return false;
       }
     }
-    works.clear();
-    for (std::size_t i = 0; i < runs.size(); ++i) {
-      if (const std::string wrong = runs[i].check(); !wrong.empty()) {
-        fail(rank, seed, fmt::format("call {} of the rank: {}", i, wrong), batch);
+    flight.works.clear();
+    for (std::size_t i = 0; i < flight.runs.size(); ++i) {
+      if (const std::string wrong = flight.runs[i].check(); !wrong.empty()) {
+        fail(rank, flight.seed, fmt::format("call {} of the rank: {}", i, wrong), flight.batch);
         return false;
+      }
+    }
+    return true;
+  }
+
+  bool runCases(Rank rank, int lane, std::vector<Member>& groups) {
+    std::deque<Flight> flights;
+    Random random(mix64(firstSeed_) * 31 + static_cast<std::uint64_t>(rank * kLanes + lane));
+    for (auto i = static_cast<std::uint64_t>(lane); i < numCases_ || !flights.empty(); i += kLanes) {
+      if (*failed_) {
+        return false;
+      }
+      if (i < numCases_) {
+        flights.emplace_back();
+        flights.back().seed = firstSeed_ + i;
+        if (!issue(rank, flights.back(), groups, random)) {
+          return false;
+        }
+      }
+      const std::size_t mayStay = i >= numCases_ || random.chance(60) ? 0 : 2;
+      while (flights.size() > mayStay) {
+        if (!finish(rank, flights.front(), random)) {
+          return false;
+        }
+        flights.pop_front();
       }
     }
     return true;
