@@ -18,7 +18,7 @@ namespace {
 
 constexpr Rank kRanks = 3;
 
-// Of this process. The memory is what malloc has handed out; a sanitizer's malloc does not tell.
+// Of this process. The memory is what malloc has handed out; a sanitizer's malloc does not tell, and maps what it likes.
 struct Belongings {
   std::size_t allocatedBytes = 0;
   std::size_t heapBytes = 0;
@@ -37,12 +37,12 @@ Belongings belongings() {
 #if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
   const auto counts = mallinfo2();
   now.allocatedBytes = counts.uordblks + counts.hblkhd;
+  std::ifstream maps("/proc/self/maps");
+  now.numMappings = std::count(std::istreambuf_iterator<char>(maps), {}, '\n');
 #endif
   now.heapBytes = internal::SharedHeap::instance().value()->usedBytes();
   now.numFds = countEntries("/proc/self/fd");
   now.numThreads = countEntries("/proc/self/task");
-  std::ifstream maps("/proc/self/maps");
-  now.numMappings = std::count(std::istreambuf_iterator<char>(maps), {}, '\n');
   return now;
 }
 
