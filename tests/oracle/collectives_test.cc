@@ -275,12 +275,13 @@ TEST_P(CollectivesOracleTest, AgreesWithTheDefinitions) {
   CollectiveOracle(path, seed, cases).run();
 }
 
-// Rings of 4 KiB: most tensors travel in many segments.
+// Rings of 4 KiB: most tensors travel in many segments, even those that are short enough for one frame elsewhere.
 INSTANTIATE_TEST_SUITE_P(Paths, CollectivesOracleTest,
                          ::testing::Values(Path{"as_is", false, OrdinaryPath::kAuto, 8 << 10, 1 << 20, 30, 1000000},
                                            Path{"direct", false, OrdinaryPath::kAuto, 0, 1 << 20, 15, 2000000},
                                            Path{"copied", false, OrdinaryPath::kCrossMemory, 0, 1 << 20, 15, 3000000},
-                                           Path{"staged", false, OrdinaryPath::kStaged, 0, 4 << 10, 20, 4000000},
+                                           Path{"staged", false, OrdinaryPath::kStaged, 0, 4 << 10, 14, 4000000},
+                                           Path{"staged_whole", false, OrdinaryPath::kStaged, 8 << 10, 4 << 10, 6, 9000000},
                                            Path{"as_is_processes", true, OrdinaryPath::kAuto, 8 << 10, 1 << 20, 5, 5000000},
                                            Path{"direct_processes", true, OrdinaryPath::kAuto, 0, 1 << 20, 5, 6000000},
                                            Path{"copied_processes", true, OrdinaryPath::kCrossMemory, 0, 1 << 20, 5, 7000000},
