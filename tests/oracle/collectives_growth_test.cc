@@ -67,7 +67,7 @@ class Operations {
     const Rank next = (group_.rank() + 1) % kRanks;
     const auto view = [&](int number) {
       float* at = memory_.data() + number * kMostElems;
-      return isStrided && elems > 0 ? TensorView{reinterpret_cast<std::byte*>(at), DType::kFloat32, {elems / 2 + 1}, {2}}
+      return isStrided && elems > 0 ? TensorView{reinterpret_cast<std::byte*>(at), DType::kFloat32, {(elems + 1) / 2}, {2}}
                                     : TensorView::contiguous(at, DType::kFloat32, {elems});
     };
     std::vector<TensorView> parts;
