@@ -1,6 +1,7 @@
 // The one option parser of the benches between ranks. Plain values.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -11,6 +12,8 @@ struct BenchOptions {
   int ranks = 2;
   std::int64_t rows = 4096;  // of the global f32 tensor
   std::int64_t columns = 4096;
+  std::size_t minBytes = 4;  // sizes of the collectives go from here up, in steps of four
+  std::size_t maxBytes = std::size_t{64} << 20;
   int iterations = 21;
   int warmup = 3;
   int latencyIterations = 5000;

@@ -304,25 +304,35 @@ def part_example(options):
                 tell(f"  FAIL docs/examples/cpp: {step}")
                 show_end(log)
                 return FAIL
-        ranks = [
-            subprocess.Popen(
-                [out / "transpose"],
-                env=clean_environment(RANK=rank, WORLD_SIZE=2, STORE=pathlib.Path(scratch) / "store"),
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-            )
-            for rank in range(2)
-        ]
-        killer = threading.Timer(120, lambda: [child.kill() for child in ranks])
-        killer.start()
-        said = [child.communicate()[0].strip() for child in ranks]
-        killer.cancel()
-        if any(child.returncode != 0 for child in ranks):
-            tell(f"  FAIL docs/examples/cpp: run: status {[child.returncode for child in ranks]}")
-            tell("\n".join(said))
-            return FAIL
+        both_ways = [run_example(out / name, pathlib.Path(scratch) / f"store-{name}") for name in ("transpose", "collectives")]
+        status, log = run("example-forked", [out / "collectives", 3], limit=120)
+        if status != 0:
+            tell(f"  FAIL docs/examples/cpp: collectives 3: status {status}")
+            show_end(log)
+        return add([*both_ways, PASS if status == 0 else FAIL])
+
+
+def run_example(program, store):
+    """Two ranks, started as a launcher would."""
+    ranks = [
+        subprocess.Popen(
+            [program],
+            env=clean_environment(RANK=rank, WORLD_SIZE=2, STORE=store),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    killer = threading.Timer(120, lambda: [child.kill() for child in ranks])
+    killer.start()
+    said = [child.communicate()[0].strip() for child in ranks]
+    killer.cancel()
+    if any(child.returncode != 0 for child in ranks):
+        tell(f"  FAIL docs/examples/cpp: {program.name}: status {[child.returncode for child in ranks]}")
+        tell("\n".join(said))
+        return FAIL
     return PASS
 
 

@@ -1,0 +1,56 @@
+// One rank's part of a random call: its tensors in random memory, the call itself, and whether every byte came out right.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "shardwire/communicator.h"
+#include "tests/support/random_collective.h"
+
+namespace shardwire::testing {
+
+class CollectiveRun {
+ public:
+  CollectiveRun(const RandomCall& call, Rank rank);
+
+  // Starts the call on the group it is for. "" or what was wrong.
+  std::string issue(Communicator& group);
+  // What it started and has to be waited for, by its caller; take them out.
+  std::vector<WorkPtr> takeWorks() { return std::move(works_); }
+  // After all works are done with success, and dropped: "" or what is wrong.
+  std::string check();
+
+ private:
+  struct Tensor {
+    TensorView view;
+    std::size_t storage;
+  };
+
+  void makeTensors();
+  void makeMessages();
+  Tensor place(const Dims& shape, unsigned expanded);
+  std::vector<Tensor> placeList(const std::vector<Dims>& shapes, ListLayout layout, bool areInputs);
+  void put(const Tensor& tensor, const Elements& elements) { storages_[tensor.storage].put(tensor.view, elements); }
+  void expect(const Tensor& tensor, const Elements& elements) { storages_[tensor.storage].expect(tensor.view, elements); }
+  std::string keep(Result<WorkPtr> work);
+  Result<WorkPtr> start(Communicator& group);
+  std::string issueMessages(Communicator& group);
+  std::string issueWrong(Communicator& group);
+  std::string expectReceived();
+  CallOptions options();
+
+  const RandomCall& call_;
+  const Rank rank_;
+  const int numRanks_;
+  Random random_;
+  std::vector<CheckedStorage> storages_;
+  std::vector<Tensor> inputs_;                // for messages: one per message that this rank sends
+  std::vector<Tensor> outputs_;               // for messages: one per message that it receives
+  std::vector<std::size_t> sent_, received_;  // the numbers of those messages
+  std::vector<WorkPtr> works_;
+  std::vector<WorkPtr> fromAny_;  // by received message; null where the sender was named
+  std::vector<std::weak_ptr<void>> kept_;
+};
+
+}  // namespace shardwire::testing
