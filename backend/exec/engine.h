@@ -122,6 +122,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   std::size_t segmentBytes_ = 0;
   Duration spin_{0};
   Duration inlineSpin_{0};
+  Duration yieldAfter_{0};
 
   mutable std::mutex mutex_;
   Duration timeout_;

@@ -11,8 +11,6 @@ namespace {
 
 // Longest sleep of the progress thread of a group with nothing in flight.
 constexpr Duration kIdleSleep = std::chrono::milliseconds(100);
-// A waiter that has spun for so long offers its core to others between polls.
-constexpr Duration kYieldAfter = std::chrono::microseconds(10);
 
 }  // namespace
 
@@ -65,6 +63,9 @@ bool Engine::drive(Activity& activity, Deadline until) {
     }
     relax();
     if ((++idle & 15) != 0) {
+      if (yieldAfter_ == Duration(0)) {
+        std::this_thread::yield();
+      }
       continue;
     }
     const auto now = Clock::now();
@@ -75,7 +76,7 @@ bool Engine::drive(Activity& activity, Deadline until) {
       spinUntil = now + spin_;
     }
     if (now < spinUntil) {
-      if (spinUntil - now < spin_ - kYieldAfter) {
+      if (spinUntil - now < spin_ - yieldAfter_) {
         std::this_thread::yield();  // the peer that we wait for may be waiting for this very core
       }
       continue;
