@@ -32,6 +32,7 @@ def arguments():
     parser.add_argument("--backend", choices=("both", "gloo", "shardwire"), default="both")
     parser.add_argument("--filter", default="", metavar="PATTERN", help="only tests whose name this regular expression finds")
     parser.add_argument("--limit", type=int, default=100, metavar="SECONDS", help="for one test (100)")
+    parser.add_argument("--report", metavar="FILE", help="write the counts for shardwire there, as JSON")
     options = parser.parse_args()
     try:
         options.worlds = [int(word) for word in options.world.split(",")]
@@ -187,7 +188,7 @@ class Verdict:
 
 
 def run_world(world, options, version, tag, rules):
-    """The number of bad tests."""
+    """{passed, failed, skipped} of shardwire; a listed exception counts as skipped."""
     logs = ROOT / "build" / "log"
     logs.mkdir(parents=True, exist_ok=True)
     tables = {}
@@ -205,12 +206,15 @@ def run_world(world, options, version, tag, rules):
     for title, results in tables.items():
         tell("  {:<24}{:>5}{:>8}{:>9}{:>8}".format(title, *count(results)))
     if "shardwire" not in tables:
-        return 0
+        return {"passed": 0, "failed": 0, "skipped": 0}
     verdict = Verdict(rules)
     verdict.judge(tables["shardwire"], tables.get("gloo"))
     verdict.judge(tables["shardwire as mpi"], None)
     tell(f"  listed exceptions: {verdict.excused}; not as they should be: {verdict.bad}")
-    return verdict.bad
+    counts = [count(tables[title]) for title in ("shardwire", "shardwire as mpi")]
+    # A test that ran as mpi was skipped before.
+    skipped = counts[0][2] - counts[1][0] + verdict.excused
+    return {"passed": counts[0][1] + counts[1][1], "failed": verdict.bad, "skipped": skipped}
 
 
 def needs_no_gpu(reason):
@@ -222,7 +226,10 @@ def main():
     version = torch_version()
     tag = os.environ.get("SHARDWIRE_TAG", version)
     rules = read_rules(version)
-    bad = sum(run_world(world, options, version, tag, rules) for world in options.worlds)
+    worlds = [run_world(world, options, version, tag, rules) for world in options.worlds]
+    if options.report:
+        pathlib.Path(options.report).write_text(json.dumps({key: sum(each[key] for each in worlds) for key in worlds[0]}))
+    bad = sum(each["failed"] for each in worlds)
     tell(f"torch suite: {'as it should be' if bad == 0 else f'{bad} not as they should be'}")
     return 1 if bad else 0
 
