@@ -22,6 +22,7 @@
 namespace shardwire {
 
 SW_TORCH_VIRTUALS_BEGIN
+
 class __attribute__((visibility("default"))) ProcessGroupShardwire final : public SW_TORCH_GROUP_BASE {
  public:
   using Tensors = std::vector<at::Tensor>;
