@@ -58,9 +58,10 @@ packages_of() {  # packages_of GROUP
       if apt-cache show clang-format-14 >/dev/null 2>&1; then echo clang-format-14; fi ;;
     tidy) packages_of cpp; echo clang-tidy ;;
     python) packages_of demo; debian_torch && echo python3-pytest || true ;;
+    torch-suite) packages_of demo; [ "$python" != /usr/bin/python3 ] || echo python3-setuptools ;;
     example) packages_of demo ;;
     pip-install) packages_of demo; [ "$python" != /usr/bin/python3 ] || echo python3-venv python3-pip python3-setuptools python3-wheel ;;
-    test) for part in cpp checks python example pip-install; do packages_of $part; done ;;
+    test) for part in cpp checks python torch-suite example pip-install; do packages_of $part; done ;;
     bench) packages_of core; echo libcli11-dev openmpi-bin libopenmpi-dev nlohmann-json3-dev ;;
     *) die "no package group '$1'" ;;
   esac

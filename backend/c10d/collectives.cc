@@ -108,7 +108,7 @@ TorchWork ProcessGroupShardwire::_allgather_base(at::Tensor& output, at::Tensor&
 }
 
 TorchWork ProcessGroupShardwire::allgather_coalesced(TensorLists& outputs, Tensors& inputs, const ::c10d::AllgatherOptions& options) {
-  const Call call{OpType::ALLGATHER_COALESCED, "all_gather_coalesced", "shardwire:all_gather_coalesced"};
+  const Call call{OpType::ALLGATHER_COALESCED, "all_gather_coalesced", "shardwire:all_gather"};
   checkPairs(outputs.size(), sizeAsCount(), call.name);
   std::vector<TensorView> inputViews = viewsOf(inputs, "all_gather_coalesced: input");
   std::vector<std::vector<TensorView>> outputViews(inputs.size());
@@ -187,7 +187,7 @@ TorchWork ProcessGroupShardwire::alltoall(Tensors& outputs, Tensors& inputs, con
 
 TorchWork ProcessGroupShardwire::alltoall_base(at::Tensor& output, at::Tensor& input, std::vector<std::int64_t>& outputSplits,
                                                std::vector<std::int64_t>& inputSplits, const ::c10d::AllToAllOptions& options) {
-  const Call call{OpType::ALLTOALL_BASE, "all_to_all_single", "shardwire:all_to_all_single"};
+  const Call call{OpType::ALLTOALL_BASE, "all_to_all_single", "shardwire:all_to_all"};
   const auto outputViews = internal::rowPieces(output, getSize(), outputSplits, "all_to_all_single: output");
   const auto inputViews = internal::rowPieces(input, getSize(), inputSplits, "all_to_all_single: input");
   checkSameDType(outputViews.front(), inputViews.front(), call.name);

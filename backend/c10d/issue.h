@@ -27,14 +27,19 @@ ProcessGroupShardwire::TorchWork ProcessGroupShardwire::start(Call call, interna
   if (timeout.count() >= 0) {  // negative: kUnsetTimeout, the group's
     options.timeout = std::max(timeout, Milliseconds(1));
   }
-  WorkPtr work = internal::valueOrThrow(issue(*communicator, std::move(options)));
+  Result<WorkPtr> issued = issue(*communicator, std::move(options));
+  if (!issued.isOk()) {
+    observer_->failed(issued.status().code());
+    throw StatusError(issued.status());
+  }
+  WorkPtr work = std::move(issued).value();
   if (coalescing_.load(std::memory_order_relaxed)) {
     const std::lock_guard lock(mutex_);
     coalesced_.push_back(work);
     coalescedTensors_.outputs.append(kept->outputs.begin(), kept->outputs.end());
   }
-  return internal::WorkShardwire::create(std::move(work), std::move(kept), getRank(), call.type, communicator->sequenceNumber(),
-                                         call.title);
+  return internal::WorkShardwire::create(std::move(work), std::move(kept),
+                                         {getRank(), call.type, communicator->sequenceNumber(), call.title}, observer_);
 }
 
 namespace internal {

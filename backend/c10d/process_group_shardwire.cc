@@ -3,6 +3,7 @@
 
 #include <numeric>
 
+#include "backend/c10d/heap_allocator.h"
 #include "backend/c10d/issue.h"
 #include "backend/c10d/store_adapter.h"
 
@@ -15,8 +16,8 @@ using internal::throwUnlessOk;
 using internal::valueOrThrow;
 using internal::viewOf;
 
-c10::intrusive_ptr<ProcessGroupShardwire> ProcessGroupShardwire::create(const c10::intrusive_ptr<::c10d::Store>& store, int rank, int size,
-                                                                        Milliseconds timeout, const std::string& groupName) {
+c10::intrusive_ptr<ProcessGroupShardwire> ProcessGroupShardwire::create(const StorePtr& store, int rank, int size, Milliseconds timeout,
+                                                                        const std::string& groupName) {
   ::shardwire::Options options = valueOrThrow(::shardwire::Options::fromEnvironment());
   if (timeout.count() > 0) {
     options.timeout = timeout;
@@ -80,7 +81,8 @@ ProcessGroupShardwire::TorchWork ProcessGroupShardwire::recvAnysource(Tensors& t
 }
 
 ProcessGroupShardwire::TorchWork ProcessGroupShardwire::receive(Tensors& tensors, int peer, int tag) {
-  const Call call{peer == kAnySource ? OpType::RECVANYSOURCE : OpType::RECV, "recv", "shardwire:recv"};
+  const Call call =
+      peer == kAnySource ? Call{OpType::RECVANYSOURCE, "recv", "shardwire:recvAnySource"} : Call{OpType::RECV, "recv", "shardwire:recv"};
   const at::Tensor& tensor = onlyTensor(tensors, call.name);
   const TensorView view = viewOf(tensor, "recv: tensor");
   return start(call, {{tensor}, {}}, ::c10d::kUnsetTimeout,
@@ -91,10 +93,6 @@ ProcessGroupShardwire::TorchWork ProcessGroupShardwire::barrier(const ::c10d::Ba
   const Call call{OpType::BARRIER, "barrier", "shardwire:barrier"};
   return start(call, {}, options.timeout,
                [](Communicator& communicator, CallOptions callOptions) { return communicator.barrier(std::move(callOptions)); });
-}
-
-void ProcessGroupShardwire::monitoredBarrier(const ::c10d::BarrierOptions& options, bool) {
-  barrier(options)->wait(kNoTimeout);
 }
 
 void ProcessGroupShardwire::startCoalescing() {
@@ -112,12 +110,66 @@ ProcessGroupShardwire::TorchWork ProcessGroupShardwire::endCoalescing() {
   auto tensors = std::make_shared<OperationTensors>(std::move(coalescedTensors_));
   coalescedTensors_ = {};
   const std::uint64_t sequence = communicator_ == nullptr ? 0 : communicator_->sequenceNumber();
-  return internal::WorkShardwire::create(internal::bundleWorks(std::exchange(coalesced_, {})), std::move(tensors), getRank(),
-                                         OpType::UNKNOWN, sequence, "shardwire:coalesced");
+  return internal::WorkShardwire::create(internal::bundleWorks(std::exchange(coalesced_, {})), std::move(tensors),
+                                         {getRank(), OpType::UNKNOWN, sequence, "shardwire:coalesced"}, observer_);
 }
 
 std::uint64_t ProcessGroupShardwire::getSequenceNumberForGroup() {
   return communicator()->sequenceNumber();
+}
+
+void ProcessGroupShardwire::enableCollectivesTiming() {
+  observer_->enableTiming();
+}
+
+#if SW_TORCH_HAS_WORK_INFO
+void ProcessGroupShardwire::registerOnCompletionHook(std::function<void(std::shared_ptr<::c10d::WorkInfo>)>&& hook) {
+  if (onCompletionHook_ != nullptr) {
+    internal::refuseCall(StatusCode::kInvalidArgument, "this group has a completion hook already");
+  }
+  onCompletionHook_ = std::move(hook);  // the base tells by it that there is one
+  observer_->setHook([hook = onCompletionHook_](const internal::FinishedOperation& operation) {
+    hook(std::make_shared<::c10d::WorkInfo>(operation.type, operation.sequence, operation.started, operation.ended,
+                                            operation.ended - operation.started));
+  });
+}
+#endif
+
+void ProcessGroupShardwire::waitForPendingWorks() {
+  if (!observer_->isActive()) {
+    internal::refuseCall(StatusCode::kInvalidArgument, "no completion hook was registered: this group does not know what is pending");
+  }
+  throwUnlessOk(observer_->waitForAll(communicator()->timeout()));
+}
+
+#if SW_TORCH_HAS_ERROR_TYPE
+::c10d::ErrorType ProcessGroupShardwire::getError() {
+  switch (observer_->failure()) {
+    case StatusCode::kOk:
+    case StatusCode::kInvalidArgument:  // a wrong call changes nothing
+    case StatusCode::kTypeError:
+    case StatusCode::kUnsupported:
+      return ::c10d::ErrorType::SUCCESS;
+    case StatusCode::kTimeout:
+      return ::c10d::ErrorType::TIMEOUT;
+    case StatusCode::kPeerFailed:
+    case StatusCode::kMismatch:
+      return ::c10d::ErrorType::REMOTE_ERROR;
+    default:
+      return ::c10d::ErrorType::COMM_ERROR;
+  }
+}
+#endif
+
+std::shared_ptr<c10::Allocator> ProcessGroupShardwire::getMemAllocator() {
+  return {&internal::heapAllocator(), [](c10::Allocator*) {}};  // it lives for ever
+}
+
+at::Tensor ProcessGroupShardwire::allocateTensor(long size, at::TensorOptions options) {
+  if (!options.device().is_cpu()) {
+    internal::refuseCall(StatusCode::kUnsupported, "allocate_tensor: device {}; shardwire's memory is the CPU's", options.device().str());
+  }
+  return internal::heapEmpty({size}, c10::typeMetaToScalarType(options.dtype()));
 }
 
 void ProcessGroupShardwire::setTimeout(Milliseconds timeout) {

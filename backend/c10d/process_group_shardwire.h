@@ -3,6 +3,7 @@
 #pragma once
 
 #include <atomic>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -10,6 +11,7 @@
 #include <torch/csrc/distributed/c10d/Work.hpp>
 #include <vector>
 
+#include "backend/c10d/observer.h"
 #include "backend/c10d/status_error.h"
 #include "backend/c10d/tensor_op.h"
 #include "backend/c10d/torch_compat.h"
@@ -20,16 +22,23 @@
 namespace shardwire {
 
 SW_TORCH_VIRTUALS_BEGIN
+
 class __attribute__((visibility("default"))) ProcessGroupShardwire final : public SW_TORCH_GROUP_BASE {
  public:
   using Tensors = std::vector<at::Tensor>;
   using TensorLists = std::vector<std::vector<at::Tensor>>;
   using TorchWork = c10::intrusive_ptr<::c10d::Work>;
   using Milliseconds = std::chrono::milliseconds;
+  using StorePtr = c10::intrusive_ptr<::c10d::Store>;
+  using Base = SW_TORCH_GROUP_BASE;
+  // torch's options of a backend under our name. A group tells its own by getBackendOptions(); split() and merge() take some.
+  struct Options final : Base::Options {
+    explicit Options(Milliseconds timeout) : Base::Options("shardwire", timeout) {}
+  };
 
   // Collective over the group: meets the other ranks through `store`. Blocks up to `timeout`, which is also the operations' default.
-  static c10::intrusive_ptr<ProcessGroupShardwire> create(const c10::intrusive_ptr<::c10d::Store>& store, int rank, int size,
-                                                          Milliseconds timeout, const std::string& groupName);
+  static c10::intrusive_ptr<ProcessGroupShardwire> create(const StorePtr& store, int rank, int size, Milliseconds timeout,
+                                                          const std::string& groupName);
   // Use create().
   ProcessGroupShardwire(std::shared_ptr<Communicator> communicator, int rank, int size);
   ~ProcessGroupShardwire() override;
@@ -63,15 +72,45 @@ class __attribute__((visibility("default"))) ProcessGroupShardwire final : publi
   TorchWork recv(Tensors& tensors, int peer, int tag) override;
   TorchWork recvAnysource(Tensors& tensors, int tag) override;
   TorchWork barrier(const ::c10d::BarrierOptions& options = {}) override;
-  // A barrier whose error names the ranks that did not arrive; `waitAllRanks` changes nothing, they are always all named.
+  // Rank 0 hears from each rank and tells all who is late: the error names the first such rank, or every one. The group stays usable.
   void monitoredBarrier(const ::c10d::BarrierOptions& options, bool waitAllRanks = false) override;
+  // For sparse COO tensors; allreduce() comes here with them. Sums (or averages) what lies at equal indices; the result is coalesced.
+  TorchWork allreduce_sparse(Tensors& tensors, const ::c10d::AllreduceOptions& options = {});
 
   // Operations issued between the two calls start at once; endCoalescing returns one Work for all of them.
+  bool supportsCoalescing() const { return internal::kTorchCoalesces; }
   void startCoalescing() override;
   TorchWork endCoalescing();
 
+  // The group of some ranks of this one. Each rank of `ranks` calls it, with equal arguments; the place in `ranks` is the new rank. Blocks
+  // until they have met. Null on a rank that is not in `ranks`.
+  bool supportsSplitting() const { return true; }
+  c10::intrusive_ptr<Base> split(const StorePtr& store, const std::vector<int>& ranks, const c10::intrusive_ptr<Base::Options>& options);
+  // A new group of all who share `store`, whatever groups they come from.
+  c10::intrusive_ptr<Base> merge(const StorePtr& store, const c10::intrusive_ptr<Base::Options>& options, const int& rank, const int& size);
+  // supportsShrinking() stays false: torch 2.13 gives a shrunken group of CPU tensors the type of gloo's, and then takes the object for
+  // one.
+  c10::intrusive_ptr<Base::Options> getBackendOptions();
+
+  // Tensors in the shared heap, which move between ranks in one copy.
+  std::shared_ptr<c10::Allocator> getMemAllocator();
+  at::Tensor allocateTensor(long size, at::TensorOptions options = {});
+  bool supportsTensorAlloc(c10::DeviceIndex device) { return device < 0; }  // the CPU has no index
+
   void setSequenceNumberForGroup() override {}  // ours starts at 0 on every rank
   std::uint64_t getSequenceNumberForGroup() override;
+  // From now on works tell their getDuration().
+  void enableCollectivesTiming();
+#if SW_TORCH_HAS_WORK_INFO
+  // The hook is called after each operation that begins later, on the thread that notices the end.
+  void registerOnCompletionHook(std::function<void(std::shared_ptr<::c10d::WorkInfo>)>&& hook) override;
+#endif
+  // Blocks until every operation that began since a hook was registered (or timing enabled) is over, its hook included.
+  void waitForPendingWorks();
+#if SW_TORCH_HAS_ERROR_TYPE
+  // What went wrong with an operation that was waited for or refused; SUCCESS while nothing did.
+  ::c10d::ErrorType getError() override;
+#endif
   void setTimeout(Milliseconds timeout);
   // Fails every pending and later operation on this rank. Idempotent.
   void abort();
@@ -85,10 +124,20 @@ class __attribute__((visibility("default"))) ProcessGroupShardwire final : publi
   TorchWork allgatherUneven(Call call, const Tensors& list, const at::Tensor& input, Milliseconds timeout);
   TorchWork reduceScatterUneven(Call call, const at::Tensor& output, const Tensors& list, ReduceOp op, Milliseconds timeout);
   TorchWork receive(Tensors& tensors, int peer, int tag);
-  std::size_t sizeAsCount() const { return static_cast<std::size_t>(getSize()); }
+  c10::intrusive_ptr<ProcessGroupShardwire> groupOfRanks(const StorePtr& store, const std::vector<int>& ranks, Milliseconds timeout,
+                                                         const std::string& name);
+  std::shared_ptr<internal::Observer> observer() const {
+    return observer_;
+  }
+  std::size_t sizeAsCount() const {
+    return static_cast<std::size_t>(getSize());
+  }
 
+  const std::shared_ptr<internal::Observer> observer_ = std::make_shared<internal::Observer>();
+  std::atomic<std::uint32_t> monitoredBarriers_ = 0;  // relaxed: a count alone
   mutable std::mutex mutex_;
   std::shared_ptr<Communicator> communicator_;   // guarded by mutex_; null after shutdown
+  std::map<std::string, int> groupsMade_;        // guarded by mutex_; how many groups of these ranks and this name came from this one
   std::vector<std::int64_t> globalRanks_;        // guarded by mutex_
   std::atomic<bool> coalescing_ = false;         // relaxed: set and read by the thread that issues operations
   std::vector<WorkPtr> coalesced_;               // guarded by mutex_

@@ -102,6 +102,9 @@ OperationTensors tensorsOf(const std::vector<at::Tensor>& outputs, const std::ve
 TorchWork ProcessGroupShardwire::allreduce(Tensors& tensors, const ::c10d::AllreduceOptions& options) {
   const Call call{OpType::ALLREDUCE, "all_reduce", "shardwire:all_reduce"};
   at::Tensor& tensor = onlyTensor(tensors, call.name);
+  if (tensor.is_sparse()) {
+    return allreduce_sparse(tensors, options);
+  }
   const TensorView view = viewOf(tensor, "all_reduce: tensor");
   const Reduction reduction = reductionOf(options.reduceOp, call.name);
   checkComputable(view.dtype, reduction, call.name);
@@ -112,7 +115,7 @@ TorchWork ProcessGroupShardwire::allreduce(Tensors& tensors, const ::c10d::Allre
 }
 
 TorchWork ProcessGroupShardwire::allreduce_coalesced(Tensors& tensors, const ::c10d::AllreduceCoalescedOptions& options) {
-  const Call call{OpType::ALLREDUCE_COALESCED, "all_reduce_coalesced", "shardwire:all_reduce_coalesced"};
+  const Call call{OpType::ALLREDUCE_COALESCED, "all_reduce_coalesced", "shardwire:all_reduce"};
   const std::vector<TensorView> views = viewsOf(tensors, "all_reduce_coalesced: tensors");
   const Reduction reduction = reductionOf(options.reduceOp, call.name);
   for (const TensorView& view : views) {

@@ -20,7 +20,7 @@ std::shared_ptr<const OperationTensors> kept(std::span<const at::Tensor> inputs,
 
 c10::intrusive_ptr<WorkShardwire> adapt(int rank, WorkPtr work, std::shared_ptr<const OperationTensors> tensors) {
   constexpr std::uint64_t kNoSequence = 0;  // asking the group for it would take a lock in every run
-  return WorkShardwire::create(std::move(work), std::move(tensors), rank, ::c10d::OpType::UNKNOWN, kNoSequence, kTitle);
+  return WorkShardwire::create(std::move(work), std::move(tensors), {rank, ::c10d::OpType::UNKNOWN, kNoSequence, kTitle});
 }
 
 // The core holds it as void; nothing there writes through it.

@@ -6,6 +6,7 @@
 #include <torch/version.h>
 
 #include <array>
+#include <optional>
 #include <string>
 #include <utility>
 
@@ -20,9 +21,11 @@
 #define SW_TORCH_GROUP_HEADER <torch/csrc/distributed/c10d/Backend.hpp>
 #define SW_TORCH_GROUP_BASE ::c10d::Backend
 #define SW_TORCH_SUPPLEMENT_FACTOR(supplement) (supplement).tensor_factor
+#define SW_TORCH_OPTIONAL std::optional
 #else
 #define SW_TORCH_GROUP_HEADER <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #define SW_TORCH_GROUP_BASE ::c10d::ProcessGroup
+#define SW_TORCH_OPTIONAL c10::optional
 #define SW_TORCH_SUPPLEMENT_FACTOR(supplement) ((supplement).tensor_factors.empty() ? ::at::Tensor() : (supplement).tensor_factors.front())
 #endif
 
@@ -55,6 +58,10 @@ inline std::string torchVersion() {
 inline constexpr bool kTorchCoalesces = SW_TORCH_AT_LEAST(2, 0);
 // Work::getFutureResult and the WorkResult it carries.
 #define SW_TORCH_HAS_WORK_RESULT SW_TORCH_AT_LEAST(2, 6)
+// Backend::getError and the ErrorType that it returns.
+#define SW_TORCH_HAS_ERROR_TYPE SW_TORCH_AT_LEAST(2, 8)
+// Completion hooks and the WorkInfo that they are given.
+#define SW_TORCH_HAS_WORK_INFO SW_TORCH_AT_LEAST(2, 1)
 
 // Element types that this torch has, and ours for each. Types of torch that are missing here travel as kOpaqueN.
 inline constexpr auto kScalarTypes = std::to_array<std::pair<c10::ScalarType, DType>>({

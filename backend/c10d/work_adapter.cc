@@ -89,25 +89,58 @@ WorkPtr bundleWorks(std::vector<WorkPtr> works) {
   return works.size() == 1 ? std::move(works.front()) : std::make_shared<WorkBundle>(std::move(works));
 }
 
-c10::intrusive_ptr<WorkShardwire> WorkShardwire::create(WorkPtr work, std::shared_ptr<const OperationTensors> tensors, int rank,
-                                                        ::c10d::OpType type, std::uint64_t sequence, const char* title) {
+c10::intrusive_ptr<WorkShardwire> WorkShardwire::create(WorkPtr work, std::shared_ptr<const OperationTensors> tensors, const Origin& origin,
+                                                        std::shared_ptr<Observer> observer) {
   // A title makes the base open a profiler range, which costs even when nobody profiles.
   const bool profiling = at::hasCallbacks();
-  auto self = c10::make_intrusive<WorkShardwire>(std::move(work), std::move(tensors), rank, type, sequence, profiling ? title : nullptr);
+  SW_TORCH_OPTIONAL<std::vector<at::Tensor>> inputs;
   if (profiling) {
-    self->work_->onDone([self](const Status&) {
-      if (self->recordFunctionEndCallback_) {
-        self->recordFunctionEndCallback_();
-        self->recordFunctionEndCallback_ = nullptr;
-      }
-    });
+    const auto& shown = tensors->inputs.empty() ? tensors->outputs : tensors->inputs;
+    inputs.emplace(shown.begin(), shown.end());
+  }
+  const Origin named{origin.rank, origin.type, origin.sequence, profiling ? origin.title : nullptr};
+  auto self = c10::make_intrusive<WorkShardwire>(std::move(work), std::move(tensors), named, std::move(observer), inputs);
+  if (self->profiled_) {
+    self->work_->onDone([self](const Status&) { self->endRange(); });
+  }
+  if (self->observer_ != nullptr && self->observer_->isActive()) {
+    self->observe();
   }
   return self;
 }
 
-WorkShardwire::WorkShardwire(WorkPtr work, std::shared_ptr<const OperationTensors> tensors, int rank, ::c10d::OpType type,
-                             std::uint64_t sequence, const char* title)
-    : ::c10d::Work(rank, type, title, {}), work_(std::move(work)), tensors_(std::move(tensors)), sequence_(sequence) {}
+WorkShardwire::WorkShardwire(WorkPtr work, std::shared_ptr<const OperationTensors> tensors, const Origin& origin,
+                             std::shared_ptr<Observer> observer, const SW_TORCH_OPTIONAL<std::vector<at::Tensor>>& inputs)
+    : ::c10d::Work(origin.rank, origin.type, origin.title, inputs),
+      work_(std::move(work)),
+      tensors_(std::move(tensors)),
+      sequence_(origin.sequence),
+      observer_(std::move(observer)),
+      profiled_(recordFunctionEndCallback_ != nullptr) {}
+
+void WorkShardwire::observe() {
+  started_ = Clock::now();
+  observer_->began();
+  const auto self = c10::intrusive_ptr<WorkShardwire>::reclaim_copy(this);
+  work_->onDone([self](const Status&) {
+    const Clock::time_point ended = Clock::now();
+    if (self->observer_->isTiming()) {
+      self->durationNs_.store((ended - self->started_).count(), std::memory_order_relaxed);
+    }
+    self->observer_->ended({self->opType_, self->sequence_, self->started_, ended});
+  });
+}
+
+void WorkShardwire::endRange() {
+  std::function<void()> end;
+  {
+    const std::lock_guard lock(mutex_);
+    end = std::exchange(recordFunctionEndCallback_, nullptr);
+  }
+  if (end) {
+    end();
+  }
+}
 
 WorkShardwire::~WorkShardwire() = default;
 
@@ -135,7 +168,16 @@ std::vector<at::Tensor> WorkShardwire::result() {
 void WorkShardwire::synchronize() {}  // CPU tensors: done means done
 
 bool WorkShardwire::wait(std::chrono::milliseconds timeout) {
-  throwUnlessOk(work_->wait(timeout == kNoTimeout ? kNoDeadline : deadlineAfter(timeout)));
+  Status status = work_->wait(timeout == kNoTimeout ? kNoDeadline : deadlineAfter(timeout));
+  if (!status.isOk()) {
+    if (observer_ != nullptr && work_->isDone()) {
+      observer_->failed(status.code());
+    }
+    throw StatusError(std::move(status));
+  }
+  if (profiled_) {
+    endRange();  // before the caller goes on, who may end the profile; the thread that noticed the end may not have come to it yet
+  }
   return true;
 }
 
@@ -170,6 +212,19 @@ c10::intrusive_ptr<Future> WorkShardwire::getFutureResult() {
 
 std::uint64_t WorkShardwire::getSequencenumber() const {
   return sequence_;
+}
+
+float WorkShardwire::getDuration() const {
+  const std::int64_t nanoseconds = durationNs_.load(std::memory_order_relaxed);
+  if (nanoseconds < 0) {
+    throw StatusError(Status(StatusCode::kInvalidArgument,
+                             "the operation has no duration: it is not over, or began before the group's timing was enabled"));
+  }
+  return static_cast<float>(nanoseconds) * 1e-6F;
+}
+
+void WorkShardwire::blockCurrentStream() {
+  wait(kNoTimeout);
 }
 
 }  // namespace shardwire::internal

@@ -9,6 +9,7 @@
 #include <torch/csrc/distributed/c10d/Work.hpp>
 #include <vector>
 
+#include "backend/c10d/observer.h"
 #include "backend/c10d/tensor_adapter.h"
 #include "backend/c10d/torch_compat.h"
 #include "shardwire/work.h"
@@ -18,12 +19,19 @@ namespace shardwire::internal {
 SW_TORCH_VIRTUALS_BEGIN
 class __attribute__((visibility("default"))) WorkShardwire final : public ::c10d::Work {
  public:
-  // `title` is shown by the profiler when one is running.
-  static c10::intrusive_ptr<WorkShardwire> create(WorkPtr work, std::shared_ptr<const OperationTensors> tensors, int rank,
-                                                  ::c10d::OpType type, std::uint64_t sequence, const char* title);
-  // Use create().
-  WorkShardwire(WorkPtr work, std::shared_ptr<const OperationTensors> tensors, int rank, ::c10d::OpType type, std::uint64_t sequence,
-                const char* title);
+  // What torch shows of an operation. `title` is the profiler's name of its range.
+  struct Origin {
+    int rank;
+    ::c10d::OpType type;
+    std::uint64_t sequence;
+    const char* title;
+  };
+  // `observer` may be null.
+  static c10::intrusive_ptr<WorkShardwire> create(WorkPtr work, std::shared_ptr<const OperationTensors> tensors, const Origin& origin,
+                                                  std::shared_ptr<Observer> observer = nullptr);
+  // Use create(). `inputs`: what the profiler shows; given when it is running.
+  WorkShardwire(WorkPtr work, std::shared_ptr<const OperationTensors> tensors, const Origin& origin, std::shared_ptr<Observer> observer,
+                const SW_TORCH_OPTIONAL<std::vector<at::Tensor>>& inputs);
   ~WorkShardwire() override;
 
   bool isCompleted() override;
@@ -39,14 +47,26 @@ class __attribute__((visibility("default"))) WorkShardwire final : public ::c10d
   // Value: c10d's WorkResult; never an error. Throws where torch has no such thing.
   c10::intrusive_ptr<c10::ivalue::Future> getFutureResult();
   std::uint64_t getSequencenumber() const;
+  // Milliseconds from the call to the end. Throws until then, and when the group was not asked to time its operations.
+  float getDuration() const;
+  // There are no streams of CPU tensors: waits.
+  void blockCurrentStream();
 
   Status waitUntil(Deadline deadline) { return work_->wait(deadline); }
   Status status() const { return work_->status(); }
 
  private:
+  void observe();
+  // Closes the profiler's range. Idempotent.
+  void endRange();
+
   WorkPtr work_;
   std::shared_ptr<const OperationTensors> tensors_;
   std::uint64_t sequence_;
+  std::shared_ptr<Observer> observer_;
+  bool profiled_;                                   // whether the profiler has a range open for this operation, at first
+  Clock::time_point started_{};                     // set when it is observed
+  std::atomic<std::int64_t> durationNs_ = -1;       // relaxed: a value alone. Negative: not timed, or not over
   c10::intrusive_ptr<c10::ivalue::Future> future_;  // guarded by mutex_ of the base; made when first asked for
 };
 SW_TORCH_VIRTUALS_END

@@ -46,16 +46,68 @@ ProcessGroupShardwire* findGroup(const py::handle& object) {
   return dynamic_cast<ProcessGroupShardwire*>(object.cast<SW_TORCH_GROUP_BASE*>());
 }
 
-// The base class is what torch's bindings know; ours needs none of its own.
-c10::intrusive_ptr<SW_TORCH_GROUP_BASE> createBackend(const c10::intrusive_ptr<::c10d::Store>& store, int rank, int size,
-                                                      std::chrono::milliseconds timeout, const std::string& groupName,
-                                                      std::vector<std::int64_t> globalRanks) {
+using Milliseconds = std::chrono::milliseconds;
+using Base = ProcessGroupShardwire::Base;
+using Options = ProcessGroupShardwire::Options;
+constexpr auto kDefaultTimeout = std::chrono::minutes(30);  // torch's
+
+c10::intrusive_ptr<Base> createBackend(const c10::intrusive_ptr<::c10d::Store>& store, int rank, int size, Milliseconds timeout,
+                                       const std::string& groupName, std::vector<std::int64_t> globalRanks) {
   auto group = ProcessGroupShardwire::create(store, rank, size, timeout, groupName);
   if (!globalRanks.empty()) {
     group->setGlobalRanks(std::move(globalRanks));
   }
   liveGroups().add(group);
   return group;
+}
+
+// Torch's Python code copies options; its own binding of them cannot be copied.
+c10::intrusive_ptr<Options> copyOf(const Options& options) {
+  return c10::make_intrusive<Options>(options);
+}
+
+// A group made from another, which is ended with the rest at exit.
+c10::intrusive_ptr<Base> adopted(c10::intrusive_ptr<Base> group) {
+  if (group) {
+    liveGroups().add(c10::intrusive_ptr<ProcessGroupShardwire>::reclaim_copy(static_cast<ProcessGroupShardwire*>(group.get())));
+  }
+  return group;
+}
+
+// What Python finds on a backend object beyond the methods of torch's base class, the same on every torch. Torch versions have some of
+// them.
+void bindBackend(py::module_& module) {
+  using OptionsPtr = c10::intrusive_ptr<Base::Options>;
+  using Store = c10::intrusive_ptr<::c10d::Store>;
+  using Ranks = std::vector<int>;
+  py::class_<Options, c10::intrusive_ptr<Options>, Base::Options>(module, "Options",
+                                                                  "Options of a group, for pg_options of torch.distributed.")
+      .def(py::init([](Milliseconds timeout) { return c10::make_intrusive<Options>(timeout); }), py::arg("timeout") = kDefaultTimeout)
+      .def("__copy__", &copyOf)
+      .def("__deepcopy__", [](const Options& options, const py::dict&) { return copyOf(options); });
+  const py::call_guard<py::gil_scoped_release> released;
+  py::class_<ProcessGroupShardwire, c10::intrusive_ptr<ProcessGroupShardwire>, Base>(module, "ProcessGroupShardwire")
+      .def_property_readonly("options", &ProcessGroupShardwire::getBackendOptions)
+      .def("abort", &ProcessGroupShardwire::abort, released)
+      .def("shutdown", &ProcessGroupShardwire::shutdown, released)
+      .def("set_timeout", &ProcessGroupShardwire::setTimeout, py::arg("timeout"), released)
+#if SW_TORCH_HAS_ERROR_TYPE
+      .def("get_error", &ProcessGroupShardwire::getError)
+#endif
+      .def(
+          "split",
+          [](ProcessGroupShardwire& self, const Store& store, const Ranks& ranks, const OptionsPtr& options) {
+            return adopted(self.split(store, ranks, options));
+          },
+          py::arg("store"), py::arg("ranks"), py::arg("options") = OptionsPtr(), released)
+      .def(
+          "merge",
+          [](ProcessGroupShardwire& self, const Store& store, int rank, int size, const OptionsPtr& options) {
+            return adopted(self.merge(store, options, rank, size));
+          },
+          py::arg("store"), py::arg("rank"), py::arg("size"), py::arg("options") = OptionsPtr(), released)
+      // Torch calls it on ranks that a split leaves out, where splitting is supported. Nothing is to be done there.
+      .def("perform_nocolor_split", [](ProcessGroupShardwire&, const py::object&) {});
 }
 
 }  // namespace
@@ -70,6 +122,7 @@ ProcessGroupShardwire& groupOf(const py::handle& object) {
 }
 
 void bindGroups(py::module_& module) {
+  bindBackend(module);
   module.def("create_backend", &createBackend, py::arg("store"), py::arg("rank"), py::arg("size"), py::arg("timeout"),
              py::arg("group_name"), py::arg("global_ranks") = std::vector<std::int64_t>(), py::call_guard<py::gil_scoped_release>(),
              "Meets the other ranks through the store; returns the c10d backend object.");

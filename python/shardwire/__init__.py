@@ -34,6 +34,7 @@ def _check_build() -> None:
 _check_build()
 
 from . import _backend, errors  # noqa: E402: after the check
+from ._C import Options  # noqa: E402
 from ._backend import cpu_allocator_enabled, empty, enable_cpu_allocator, in_shared_heap, register  # noqa: E402
 from ._compile import BoundOp, CustomOp, compile_op  # noqa: E402
 from ._future import Future  # noqa: E402
@@ -48,7 +49,7 @@ from .errors import (AbortedError, InternalError, MismatchError, PeerFailedError
 __version__ = _build_info.VERSION
 
 __all__ = [
-    "AbortedError", "BoundOp", "CustomOp", "Future", "InternalError", "Layout", "MismatchError", "Partial", "PeerFailedError", "Replicate",
+    "AbortedError", "BoundOp", "CustomOp", "Future", "InternalError", "Layout", "MismatchError", "Options", "Partial", "PeerFailedError", "Replicate",
     "Shard", "ShardwireError", "StridedShard", "SystemFailure", "TensorRegion", "TimeoutError", "UnsupportedError",
     "clear_redistribute_cache", "compile_op", "cpu_allocator_enabled", "create_process_group", "describe_transports", "empty",
     "enable_cpu_allocator", "errors", "find_process_group", "global_ranks", "in_shared_heap", "name_process_group", "redistribute", "register",

@@ -13,6 +13,8 @@ import shardwire_autoload
 
 from . import _C
 
+_DEFAULT_TIMEOUT = timedelta(minutes=30)  # torch's
+
 
 def register() -> None:
     """Registers "shardwire" with torch.distributed for CPU tensors. Idempotent; ``import shardwire`` calls it."""
@@ -22,15 +24,21 @@ def register() -> None:
 
 
 def create_from_options(options: Any, backend_options: Any) -> Any:
-    """What torch calls when a group with this backend is made. ``options`` is c10d's; ``backend_options`` (the caller's pg_options) is not used."""
+    """What torch calls when a group with this backend is made. ``options`` is c10d's; ``backend_options`` the caller's pg_options.
+
+    Those for another backend of the same group are not ours to judge; of ours (``shardwire.Options``) the timeout counts when it is set.
+    """
+    timeout = as_timeout(options.timeout)
+    if getattr(backend_options, "backend", None) == "shardwire" and backend_options._timeout != _DEFAULT_TIMEOUT:
+        timeout = as_timeout(backend_options._timeout)
     ranks = list(options.global_ranks_in_group)
-    return _C.create_backend(options.store, options.group_rank, options.group_size, as_timeout(options.timeout), options.group_id, ranks)
+    return _C.create_backend(options.store, options.group_rank, options.group_size, timeout, options.group_id, ranks)
 
 
 def as_timeout(timeout: timedelta | float | None) -> timedelta:
     """``timeout`` as a timedelta; None means torch's default of 30 minutes. Raises TypeError or ValueError for what is no positive time."""
     if timeout is None:
-        return timedelta(minutes=30)
+        return _DEFAULT_TIMEOUT
     if isinstance(timeout, (int, float)) and not isinstance(timeout, bool):
         timeout = timedelta(seconds=timeout)
     if not isinstance(timeout, timedelta):

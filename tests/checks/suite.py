@@ -6,6 +6,7 @@ Parts run alone on the machine: several of them measure time. Whatever a part pr
 
 import argparse
 import collections
+import json
 import os
 import pathlib
 import re
@@ -280,6 +281,21 @@ def part_python(options):
     return pytest(f"pytest-{BUILD.name}", ROOT / "tests" / "python", options, sys.executable, env, *options.pytest)
 
 
+def part_torch_suite(options):
+    """torch's own distributed tests, on shardwire alone: what fails is listed as an exception or a failure here, whatever gloo does."""
+    if not build_package():
+        return FAIL
+    report = LOGS / f"torch-suite-{BUILD.name}.json"
+    report.unlink(missing_ok=True)
+    script = ROOT / "tests" / "torch_suite" / "run_suite.py"
+    command = [sys.executable, script, "--world", 3, "--backend", "shardwire", "--report", report]
+    status, log = run(f"torch-suite-{BUILD.name}", command, clean_environment(PYTHONPATH=package_path(), SHARDWIRE_TAG=BUILD.name))
+    counted = Count(**json.loads(report.read_text())) if report.exists() else FAIL
+    for line in log.read_text(errors="replace").splitlines():
+        tell(line)
+    return counted if status == 0 or counted.failed else add([counted, FAIL])
+
+
 def part_example(options):
     """An installed tree, and a program of its own CMakeLists that finds it there: what a C++ user of ours does."""
     if not build_package():
@@ -375,13 +391,14 @@ PARTS = {
     "checks": part_checks,
     "cpp": part_cpp,
     "python": part_python,
+    "torch-suite": part_torch_suite,
     "asan": part_asan,
     "tsan": part_tsan,
     "example": part_example,
     "pip-install": part_pip_install,
     "tidy": part_tidy,
 }
-SLOW = ("asan", "tsan", "example", "pip-install")
+SLOW = ("asan", "tsan", "torch-suite", "example", "pip-install")
 
 
 def arguments():

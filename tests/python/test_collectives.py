@@ -330,7 +330,7 @@ def run_refusals(rank, size):
     """Wrong calls raise here, before anything moves, and the group goes on."""
     ones = torch.ones(2)
     unsupported = (NotImplementedError,)
-    raises(unsupported, lambda: dist.all_reduce(ones.to_sparse()), contains="to_dense()")
+    raises(unsupported, lambda: dist.all_reduce(ones.to_sparse(), op=dist.ReduceOp.MAX), contains="to_dense()")
     # Newer torch's dispatcher refuses quantised tensors by itself, with the same class.
     raises(unsupported, lambda: dist.broadcast(torch.quantize_per_tensor(ones, 1.0, 0, torch.quint8), 0))
     raises(TypeError, lambda: dist.all_reduce(torch.ones(2).half(), op=dist.ReduceOp.BXOR), contains="bxor")

@@ -1,0 +1,55 @@
+// What a group was asked to tell of its operations: torch's completion hook, and how long each took. One per group, shared with its works.
+// Until something is asked for, an operation costs one relaxed load. All methods from any thread.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <cstdint>
+#include <functional>
+#include <mutex>
+#include <torch/csrc/distributed/c10d/Work.hpp>
+
+#include "shardwire/status.h"
+#include "shardwire/types.h"
+
+namespace shardwire::internal {
+
+struct FinishedOperation {
+  ::c10d::OpType type;
+  std::uint64_t sequence;
+  Clock::time_point started;
+  Clock::time_point ended;
+};
+
+class Observer {
+ public:
+  using Hook = std::function<void(const FinishedOperation&)>;
+
+  bool isActive() const { return active_.load(std::memory_order_relaxed); }
+  bool isTiming() const { return timing_.load(std::memory_order_relaxed); }
+  void enableTiming();
+  // For operations that begin later. The hook runs on the thread that notices the end of an operation.
+  void setHook(Hook hook);
+
+  void began();
+  // After began(): runs the hook, then counts the operation as over.
+  void ended(const FinishedOperation& operation);
+  // Blocks until all operations that began were told of. kTimeout when they take longer than `timeout`.
+  Status waitForAll(Duration timeout);
+
+  // Remembers that an operation failed; kOk when none did that anybody waited for.
+  void failed(StatusCode code) { failure_.store(code, std::memory_order_relaxed); }
+  StatusCode failure() const { return failure_.load(std::memory_order_relaxed); }
+
+ private:
+  std::atomic<bool> active_ = false;  // relaxed, like timing_: no data is read because of them that the mutex does not guard
+  std::atomic<bool> timing_ = false;
+  std::atomic<StatusCode> failure_ = StatusCode::kOk;  // relaxed: a value alone
+  std::mutex mutex_;
+  std::condition_variable allEnded_;
+  std::shared_ptr<const Hook> hook_;  // guarded by mutex_
+  std::uint64_t pending_ = 0;         // guarded by mutex_
+};
+
+}  // namespace shardwire::internal
