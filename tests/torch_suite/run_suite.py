@@ -197,7 +197,7 @@ def run_world(world, options, version, tag, rules):
         log = logs / f"torch-suite-{tag}-{backend}-{world}.log"
         tables[backend] = run_view(backend, "gloo", world, options.limit, options.filter, log)
         # What torch skips for gloo because it lacks the operation, or for small groups, it runs for mpi on CPU tensors too.
-        skipped = [name for name, result in tables[backend].items() if result.outcome == "skipped" and may_run(result.text, world)]
+        skipped = [name for name, result in tables[backend].items() if result.outcome == "skipped" and may_run(name, result.text, world)]
         log = logs / f"torch-suite-{tag}-{backend}-{world}-mpi.log"
         more = run_view(backend, "mpi", world, options.limit, f"^({'|'.join(skipped)})$", log) if skipped else {}
         tables[backend + " as mpi"] = {name: result for name, result in more.items() if result.outcome != "skipped"}
@@ -217,9 +217,10 @@ def run_world(world, options, version, tag, rules):
     return {"passed": counts[0][1] + counts[1][1], "failed": verdict.bad, "skipped": skipped}
 
 
-def may_run(reason, world):
-    """Whether a test skipped for this reason can run on CPU tensors. Those that torch skips in small worlds make a group of ranks 1 and 2."""
-    return not re.search("CUDA|cuda|GPU|gpu|Nccl|nccl|NCCL", reason) and (world > 2 or "small world" not in reason)
+def may_run(name, reason, world):
+    """Whether a test that is skipped for this reason can run on CPU tensors. Those of sub-groups, which torch skips in small worlds, use ranks 1 and 2."""
+    sub_group = "_group" in name and "full_group" not in name
+    return not re.search("CUDA|cuda|GPU|gpu|Nccl|nccl|NCCL", reason) and (world > 2 or not sub_group)
 
 
 def main():
