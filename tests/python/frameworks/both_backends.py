@@ -25,6 +25,10 @@ import torch
 import torch.distributed as dist
 
 import shardwire  # noqa: F401  registers the backend
+from conftest import TORCH
+
+if TORCH >= (2, 0):
+    import torch._dynamo  # noqa: F401  optimisers import it at their first step: seconds for each rank, unless it is here before the fork
 
 BACKENDS = ("gloo", "shardwire")
 BODY_LIMIT = 90  # seconds
@@ -60,13 +64,13 @@ class Pool:
             self._from.append(reply_reader)
             self.parents_ends.update((order_writer, reply_reader))
 
-    def run(self, body, args):
+    def run(self, body, args, limit):
         """What body(rank, size, *args) returned, by rank."""
         order = pickle.dumps((body, args))
         for pipe in self._to:
             os.write(pipe, len(order).to_bytes(8, "little") + order)
         replies, failures = [None] * self.size, []
-        deadline = time.monotonic() + BODY_LIMIT + 5
+        deadline = time.monotonic() + limit
         waiting = {pipe: rank for rank, pipe in enumerate(self._from)}
         while waiting:
             ready, _, _ = select.select(list(waiting), [], [], max(0.0, deadline - time.monotonic()))
@@ -120,7 +124,7 @@ def _child(backend, rank, size, store, orders, replies):
         random.seed(0)
         dist.init_process_group(backend, init_method=f"file://{store}", rank=rank, world_size=size, timeout=timedelta(seconds=30))
         while (order := _read(orders)) is not None:
-            faulthandler.dump_traceback_later(BODY_LIMIT, file=sys.__stderr__)
+            faulthandler.dump_traceback_later(BODY_LIMIT - 5, file=sys.__stderr__)
             try:
                 body, args = order
                 assert dist.get_backend() == backend, dist.get_backend()
@@ -143,7 +147,7 @@ class Both:
     def __init__(self, folder):
         self._folder, self._pools = folder, {}
 
-    def __call__(self, size, body, *args, atol=0.0, rtol=0.0):
+    def __call__(self, size, body, *args, atol=0.0, rtol=0.0, limit=BODY_LIMIT):
         """shardwire's results by rank, after they were compared with gloo's; with atol or rtol 0 bit by bit."""
         results = []
         for backend in BACKENDS:
@@ -151,7 +155,7 @@ class Both:
             if key not in self._pools:
                 self._pools[key] = Pool(*key, self._folder)
             try:
-                results.append(self._pools[key].run(body, args))
+                results.append(self._pools[key].run(body, args, limit))
             except BaseException:
                 self._pools.pop(key).close(kindly=False)
                 raise
