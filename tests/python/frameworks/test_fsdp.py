@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-import torch.distributed as dist
 
 from both_backends import batch, both, mlp, state, train  # noqa: F401
 from conftest import TORCH
@@ -108,7 +107,7 @@ def saved(rank, size):
     full = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
     parts, optimizer_parts = get_state_dict(model, optimizer)
     other = sharded(mlp(seed=9))
-    set_model_state_dict(other, full if rank == 0 else {}, options=StateDictOptions(full_state_dict=True, broadcast_from_rank0=True))
+    set_model_state_dict(other, dict(full), options=StateDictOptions(full_state_dict=True, broadcast_from_rank0=True))
     close(whole(other), whole(model), 0.0)
     moments = [entry["exp_avg"].full_tensor() for entry in optimizer_parts["state"].values()]
     return full, whole(other), {name: p.to_local() for name, p in parts.items()}, moments
@@ -138,19 +137,9 @@ def test_fully_shard_on_a_mesh_of_two_dimensions(both, kind):
     both(4, two_dimensions, kind, atol=1e-5)
 
 
-def from_the_backend(rank, size):
-    """Buffers of the collectives come from the backend, where it offers them."""
-    model = sharded(mlp())
-    offered = dist.get_backend() == "shardwire" and dist.group.WORLD._get_backend(torch.device("cpu")).supports_tensor_alloc(torch.device("cpu"))
-    if offered:
-        model.set_allocate_memory_from_process_group_for_comm(True)
-    losses = train(model, rank, optimizer=adam(model))
-    return losses, whole(model)
-
-
 def fsdp1(rank, size, strategy):
     model = FullyShardedDataParallel(mlp(), sharding_strategy=strategy, auto_wrap_policy=ModuleWrapPolicy({torch.nn.Linear}), device_id=torch.device("cpu"),
-                                     use_orig_params=True, sync_module_states=True)
+                                     use_orig_params=True)
     losses = train(model, rank, optimizer=adam(model))
     with FullyShardedDataParallel.state_dict_type(model, StateDictType.FULL_STATE_DICT):
         full = {name: tensor.clone() for name, tensor in model.state_dict().items()}

@@ -66,10 +66,10 @@ class Block(torch.nn.Module):
 def sequences(rank, size):
     mesh = init_device_mesh("cpu", (size,))
     given = batch(0, rows=2 * 6)[0].reshape(2, 6, 8)
-    plan = {"norm": SequenceParallel(), "up": PrepareModuleInput(input_layouts=Shard(1), desired_input_layouts=Replicate()),
-            "down": RowwiseParallel(output_layouts=Shard(1))}
-    model = parallelize_module(Block(), mesh, plan)
-    parallelize_module(model, mesh, {"up": ColwiseParallel(), "": PrepareModuleOutput(output_layouts=Shard(1), desired_output_layouts=Replicate())})
+    model = parallelize_module(Block(), mesh, {"norm": SequenceParallel(), "up": ColwiseParallel(input_layouts=Shard(1)),
+                                               "down": RowwiseParallel(output_layouts=Shard(1))})
+    parallelize_module(model, mesh, PrepareModuleInput(input_layouts=Replicate(), desired_input_layouts=Shard(1)))
+    parallelize_module(model, mesh, PrepareModuleOutput(output_layouts=Shard(1), desired_output_layouts=Replicate()))
     plain, results = Block(), []
     for module in (model, plain):
         output = module(given)
