@@ -205,7 +205,7 @@ NO_NESTED_WAIT = pytest.mark.xfail(strict=True, reason="a callback on the progre
 
 @NO_NESTED_WAIT
 def test_hook_that_waits_for_a_future_in_a_callback(both):
-    both(2, hooked, "nested", limit=8)
+    both(2, hooked, "nested", limit=5)
 
 
 def waits_in_a_callback(rank, size):
@@ -235,7 +235,7 @@ def power_sgd(rank, size, options):
 @NO_NESTED_WAIT
 @pytest.mark.parametrize("options", [{}, {"warm_start": False, "use_error_feedback": False}], ids=["warm", "cold"])
 def test_power_sgd(both, options):
-    results = both(2, power_sgd, options, limit=8)
+    results = both(2, power_sgd, options, limit=5)
     assert all(torch.equal(results[0][1][name], results[1][1][name]) for name in results[0][1])
 
 
