@@ -201,11 +201,10 @@ def both():
 # ---- small models and batches, the same on every rank
 
 
-def mlp(width=16, seed=1, dtype=torch.float32):
-    """Its large layer is longer than what one message inline may be."""
+def mlp(width=16, seed=1):
     torch.manual_seed(seed)
     layers = torch.nn.Linear(8, width), torch.nn.ReLU(), torch.nn.Linear(width, width), torch.nn.ReLU(), torch.nn.Linear(width, 4)
-    return torch.nn.Sequential(*layers).to(dtype)
+    return torch.nn.Sequential(*layers)
 
 
 def batch(rank, step=0, rows=4, width=8):

@@ -13,7 +13,7 @@ if TORCH < (2, 6):
 from torch.distributed.tensor.experimental import _attention
 
 
-@pytest.mark.skip(reason="context_parallel shards the attention of CUDA only: torch's CPU attention has no sharding strategy; the ring below it is tested here")
+@pytest.mark.skip(reason="context_parallel: torch's CPU attention has no sharding strategy; the ring below it is tested here")
 def test_context_parallel():
     pass
 

@@ -218,7 +218,7 @@ def late(rank):
             setattr(dist, name, call)
 
 
-NO_NESTED_WAIT = pytest.mark.xfail(strict=True, reason="a callback on the progress thread that waits for the future of another operation stops all progress")
+NO_NESTED_WAIT = pytest.mark.xfail(strict=True, reason="a callback on the progress thread that waits for another operation's future stops all progress")
 
 
 def waits_in_a_callback(rank, size):
@@ -294,6 +294,6 @@ def test_error_in_a_hook_is_told_and_the_group_goes_on(both):
     both(2, hook_fails)
 
 
-@pytest.mark.skip(reason="torch's quantisation hooks call .cuda(), and read NCCL's one flat tensor out of all_gather's future: gloo cannot run them either")
+@pytest.mark.skip(reason="torch's quantisation hooks call .cuda(), and read NCCL's one flat tensor out of all_gather's future: gloo cannot run them")
 def test_quantisation_hooks():
     pass

@@ -38,11 +38,11 @@ def adam(model):
     return torch.optim.Adam(model.parameters(), lr=0.01)
 
 
-def alone(ranks, steps=3):
+def alone(ranks, width=16):
     """The plain module, trained on the batches of all ranks."""
-    model = mlp()
+    model = mlp(width)
     optimizer = adam(model)
-    for step in range(steps):
+    for step in range(3):
         optimizer.zero_grad()
         parts = [batch(r, step) for r in ranks]
         torch.nn.functional.mse_loss(model(torch.cat([p[0] for p in parts])), torch.cat([p[1] for p in parts])).backward()
@@ -64,16 +64,20 @@ OPTIONS = {
 }
 
 
-def fsdp2(rank, size, options):
-    model = sharded(mlp(), **options)
+def fsdp2(rank, size, options, width=16):
+    model = sharded(mlp(width), **options)
     losses = train(model, rank, optimizer=adam(model))
-    close(whole(model), alone(range(size)), 1e-5 if "mp_policy" not in options else 0.05)
+    close(whole(model), alone(range(size), width), 1e-5 if "mp_policy" not in options else 0.05)
     return losses, whole(model)
 
 
-@pytest.mark.parametrize("options", [o for name, o in OPTIONS.items() if "to two" not in name], ids=[name for name in OPTIONS if "to two" not in name])
-def test_fully_shard(both, options):
-    both(2, fsdp2, options)
+@pytest.mark.parametrize("name", [name for name in OPTIONS if name != "resharded to two"])
+def test_fully_shard(both, name):
+    both(2, fsdp2, OPTIONS[name])
+
+
+def test_fully_shard_of_a_megabyte(both):
+    both(2, fsdp2, {}, 512)
 
 
 @pytest.mark.parametrize("options", [{}, OPTIONS["resharded to two"]], ids=["plain", "resharded to two"])
@@ -138,8 +142,8 @@ def test_fully_shard_on_a_mesh_of_two_dimensions(both, kind):
 
 
 def fsdp1(rank, size, strategy):
-    model = FullyShardedDataParallel(mlp(), sharding_strategy=strategy, auto_wrap_policy=ModuleWrapPolicy({torch.nn.Linear}), device_id=torch.device("cpu"),
-                                     use_orig_params=True)
+    layers = ModuleWrapPolicy({torch.nn.Linear})
+    model = FullyShardedDataParallel(mlp(), sharding_strategy=strategy, auto_wrap_policy=layers, device_id=torch.device("cpu"), use_orig_params=True)
     losses = train(model, rank, optimizer=adam(model))
     with FullyShardedDataParallel.state_dict_type(model, StateDictType.FULL_STATE_DICT):
         full = {name: tensor.clone() for name, tensor in model.state_dict().items()}

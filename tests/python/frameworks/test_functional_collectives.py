@@ -48,6 +48,10 @@ CASES = {
     "all_to_all uneven": uneven,
     "permute": lambda r, n: functional.permute_tensor(rows(r, n).flatten(), [(k + 1) % n for k in range(n)], dist.group.WORLD),
     "coalesced": coalesced,
+    "large all_reduce": lambda r, n: functional.all_reduce(random(r, 300, 1000), "sum", dist.group.WORLD),
+    "large all_gather": lambda r, n: functional.all_gather_tensor(random(r, 300, 1000), 0, dist.group.WORLD),
+    "large reduce_scatter": lambda r, n: functional.reduce_scatter_tensor(random(r, 300 * n, 500), "sum", 0, dist.group.WORLD),
+    "large all_to_all": lambda r, n: functional.all_to_all_single(random(r, 300 * n, 500), None, None, dist.group.WORLD),
 }
 
 

@@ -1,4 +1,4 @@
-"""Object collectives, and the groups that frameworks make: subgroups, subgroups by size, and objects within them."""
+"""Object collectives, also within subgroups that share ranks."""
 
 import pytest
 import torch
