@@ -25,6 +25,7 @@ class CommunicatorImpl final : public Communicator {
   Duration timeout() const override { return engine_->timeout(); }
   void setTimeout(Duration timeout) override { engine_->setTimeout(timeout); }
   std::uint64_t sequenceNumber() const override { return engine_->sequenceNumber(); }
+  Status status() const override { return engine_->status(); }
   std::string describeTransports() const override { return engine_->describeTransports(); }
   std::string describeCollectives() const override;
 

@@ -27,12 +27,7 @@ ProcessGroupShardwire::TorchWork ProcessGroupShardwire::start(Call call, interna
   if (timeout.count() >= 0) {  // negative: kUnsetTimeout, the group's
     options.timeout = std::max(timeout, Milliseconds(1));
   }
-  Result<WorkPtr> issued = issue(*communicator, std::move(options));
-  if (!issued.isOk()) {
-    observer_->failed(issued.status().code());
-    throw StatusError(issued.status());
-  }
-  WorkPtr work = std::move(issued).value();
+  WorkPtr work = internal::valueOrThrow(issue(*communicator, std::move(options)));
   if (coalescing_.load(std::memory_order_relaxed)) {
     const std::lock_guard lock(mutex_);
     coalesced_.push_back(work);

@@ -38,14 +38,9 @@ class Observer {
   // Blocks until all operations that began were told of. kTimeout when they take longer than `timeout`.
   Status waitForAll(Duration timeout);
 
-  // Remembers that an operation failed; kOk when none did that anybody waited for.
-  void failed(StatusCode code) { failure_.store(code, std::memory_order_relaxed); }
-  StatusCode failure() const { return failure_.load(std::memory_order_relaxed); }
-
  private:
   std::atomic<bool> active_ = false;  // relaxed, like timing_: no data is read because of them that the mutex does not guard
   std::atomic<bool> timing_ = false;
-  std::atomic<StatusCode> failure_ = StatusCode::kOk;  // relaxed: a value alone
   std::mutex mutex_;
   std::condition_variable allEnded_;
   std::shared_ptr<const Hook> hook_;  // guarded by mutex_

@@ -144,11 +144,14 @@ void ProcessGroupShardwire::waitForPendingWorks() {
 
 #if SW_TORCH_HAS_ERROR_TYPE
 ::c10d::ErrorType ProcessGroupShardwire::getError() {
-  switch (observer_->failure()) {
+  std::shared_ptr<Communicator> communicator;
+  {
+    const std::lock_guard lock(mutex_);
+    communicator = communicator_;
+  }
+  // An orderly end is no error.
+  switch (communicator == nullptr ? StatusCode::kOk : communicator->status().code()) {
     case StatusCode::kOk:
-    case StatusCode::kInvalidArgument:  // a wrong call changes nothing
-    case StatusCode::kTypeError:
-    case StatusCode::kUnsupported:
       return ::c10d::ErrorType::SUCCESS;
     case StatusCode::kTimeout:
       return ::c10d::ErrorType::TIMEOUT;

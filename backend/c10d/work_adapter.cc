@@ -170,9 +170,6 @@ void WorkShardwire::synchronize() {}  // CPU tensors: done means done
 bool WorkShardwire::wait(std::chrono::milliseconds timeout) {
   Status status = work_->wait(timeout == kNoTimeout ? kNoDeadline : deadlineAfter(timeout));
   if (!status.isOk()) {
-    if (observer_ != nullptr && work_->isDone()) {
-      observer_->failed(status.code());
-    }
     throw StatusError(std::move(status));
   }
   if (profiled_) {

@@ -70,6 +70,11 @@ std::uint64_t Engine::sequenceNumber() const {
   return nextSeq_ - 1;
 }
 
+Status Engine::status() const {
+  std::lock_guard lock(mutex_);
+  return poison_.value_or(Status::ok());
+}
+
 Duration Engine::timeout() const {
   std::lock_guard lock(mutex_);
   return timeout_;
@@ -293,7 +298,7 @@ bool Engine::handleControl(Rank from, const FrameHeader& header, std::span<const
                   "the ranks disagree about operation #{}: rank {} called {}, but rank {} called {}. All ranks of a group must call the "
                   "same operations in the same order with the same shapes and dtypes",
                   header.seq, std::min(rank_, from), mineFirst ? mine : theirs, std::max(rank_, from), mineFirst ? theirs : mine)},
-             false);
+             true);  // a third rank may be waiting for either of the two
       return true;
     }
     case FrameKind::kSendEager:

@@ -56,6 +56,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   // "rank 1 of 4, group \"dp\"": for messages.
   std::string groupLabel() const;
   std::uint64_t sequenceNumber() const;
+  Status status() const;
   Duration timeout() const;
   void setTimeout(Duration timeout);
   Connection* connection(Rank peer) { return peers_.connections[static_cast<std::size_t>(peer)].get(); }

@@ -114,7 +114,8 @@ void Engine::checkSlow(bool quiet) {
 }
 
 void Engine::expire(const std::shared_ptr<Activity>& activity) {
-  const Status cause(StatusCode::kTimeout, fmt::format("timed out after {}: {}", seconds(activity->timeout), activity->waitingFor()));
+  const Status cause(StatusCode::kTimeout,
+                     fmt::format("reached its timeout of {}: {}", seconds(activity->timeout), activity->waitingFor()));
   if (!activity->cancellable()) {
     const Status failure = failureOf(*activity, cause);
     Status others(StatusCode::kTimeout, fmt::format("{} (operation #{}) {}", *activity->description, activity->seq, cause.message()));

@@ -41,6 +41,9 @@ class Communicator {
   virtual void setTimeout(Duration timeout) = 0;
   // Operations issued so far on this rank.
   virtual std::uint64_t sequenceNumber() const = 0;
+  // Ok while the group can be used; else why it cannot any more, as every later operation says: a peer that failed, a timeout, a
+  // disagreement of the ranks, abort().
+  virtual Status status() const = 0;
   // One line per peer: transport and data path, and why not a faster one.
   virtual std::string describeTransports() const = 0;
   // The table by which collectives choose their algorithm here: bytes, algorithm, reason.

@@ -143,6 +143,9 @@ void bindGroups(py::module_& module) {
       "describe", [](const py::object& backend) { return groupOf(backend).communicator()->describeTransports(); }, py::arg("backend"),
       "One line per peer: transport and data path, and why not a faster one.");
   module.def(
+      "describe_collectives", [](const py::object& backend) { return groupOf(backend).communicator()->describeCollectives(); },
+      py::arg("backend"), "The table by which collectives choose their algorithm.");
+  module.def(
       "group_name", [](const py::object& backend) { return groupOf(backend).communicator()->groupName(); }, py::arg("backend"));
   module.def(
       "set_timeout", [](const py::object& backend, std::chrono::milliseconds timeout) { groupOf(backend).setTimeout(timeout); },

@@ -38,7 +38,7 @@ from ._C import Options  # noqa: E402
 from ._backend import cpu_allocator_enabled, empty, enable_cpu_allocator, in_shared_heap, register  # noqa: E402
 from ._compile import BoundOp, CustomOp, compile_op  # noqa: E402
 from ._future import Future  # noqa: E402
-from ._groups import (create_process_group, describe_transports, find_process_group, global_ranks,  # noqa: E402
+from ._groups import (create_process_group, describe_collectives, describe_transports, find_process_group, global_ranks,  # noqa: E402
                       name_process_group, resolve_backend)
 from ._layout import Layout, Partial, Replicate, Shard, StridedShard  # noqa: E402
 from ._redistribute import clear_redistribute_cache, redistribute  # noqa: E402
@@ -51,7 +51,8 @@ __version__ = _build_info.VERSION
 __all__ = [
     "AbortedError", "BoundOp", "CustomOp", "Future", "InternalError", "Layout", "MismatchError", "Options", "Partial", "PeerFailedError", "Replicate",
     "Shard", "ShardwireError", "StridedShard", "SystemFailure", "TensorRegion", "TimeoutError", "UnsupportedError",
-    "clear_redistribute_cache", "compile_op", "cpu_allocator_enabled", "create_process_group", "describe_transports", "empty",
+    "clear_redistribute_cache", "compile_op", "cpu_allocator_enabled", "create_process_group", "describe_collectives",
+    "describe_transports", "empty",
     "enable_cpu_allocator", "errors", "find_process_group", "global_ranks", "in_shared_heap", "name_process_group", "redistribute", "register",
     "resolve_backend",
 ]

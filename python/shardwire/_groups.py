@@ -170,6 +170,11 @@ def global_ranks(group: Any) -> list[int]:
     return _C.global_ranks(resolve_backend(group))
 
 
+def describe_collectives(group: Any = None) -> str:
+    """The table by which collectives choose their algorithm in ``group``: bytes of a rank's tensor, algorithm, reason."""
+    return _C.describe_collectives(resolve_backend(group))
+
+
 def describe_transports(group: Any = None) -> str:
     """One line per peer of this rank in ``group``: its transport and data path, and why not a faster one."""
     return _C.describe(resolve_backend(group))

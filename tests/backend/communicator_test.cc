@@ -513,6 +513,27 @@ TEST(Failure, DifferentOperationsAreNamedOnBothRanks) {
   });
 }
 
+// Each of three disagrees with each: whoever asks last must not wait for ranks that gave up already.
+TEST(Failure, ThreeDifferentOperationsEndOnAllRanks) {
+  for (int round = 0; round < 10; ++round) {
+    std::atomic<int> ended{0};
+    withGroup(3, [&](Communicator& group) {
+      std::vector<std::int64_t> values(30, 1);
+      const auto view = TensorView::contiguous(values.data(), DType::kInt64, {10 * (group.rank() + 1)});
+      EXPECT_TRUE(group.status().isOk());
+      std::this_thread::sleep_for(milliseconds(round % 3 == group.rank() ? 3 : 0));
+      auto work = group.allReduce(view, ReduceOp::kSum);
+      const Status status = work.isOk() ? (*work)->wait() : work.status();
+      EXPECT_EQ(status.code(), StatusCode::kMismatch) << status.message();
+      EXPECT_EQ(group.status().code(), StatusCode::kMismatch);
+      ++ended;
+      while (ended < 3) {
+        std::this_thread::yield();  // nobody leaves: only what the others say ends the wait
+      }
+    });
+  }
+}
+
 TEST(Failure, ATimeoutNamesTheAbsentRankAndPoisonsTheGroup) {
   withGroup(3, [&](Communicator& group) {
     if (group.rank() == 1) {

@@ -218,9 +218,6 @@ def late(rank):
             setattr(dist, name, call)
 
 
-NO_NESTED_WAIT = pytest.mark.xfail(strict=True, reason="a callback on the progress thread that waits for another operation's future stops all progress")
-
-
 def waits_in_a_callback(rank, size):
     def then(_):
         return dist.all_reduce(torch.ones(5), async_op=True).get_future().wait()[0]
@@ -229,9 +226,8 @@ def waits_in_a_callback(rank, size):
         return dist.all_reduce(torch.ones(3), async_op=True).get_future().then(then).wait()
 
 
-@NO_NESTED_WAIT
 def test_callback_waits_for_a_future(both):
-    both(2, waits_in_a_callback, limit=5)
+    both(2, waits_in_a_callback)
 
 
 def waiting_hook(rank, size):
@@ -242,9 +238,8 @@ def waiting_hook(rank, size):
         return train(model, rank), state(model.module)
 
 
-@NO_NESTED_WAIT
 def test_hook_that_waits_for_a_future_in_a_callback(both):
-    both(2, waiting_hook, limit=5)
+    both(2, waiting_hook)
 
 
 def power_sgd(rank, size, options):
@@ -257,10 +252,9 @@ def power_sgd(rank, size, options):
     return losses, state(model.module)
 
 
-@NO_NESTED_WAIT
 @pytest.mark.parametrize("options", [{}, {"warm_start": False, "use_error_feedback": False}], ids=["warm", "cold"])
 def test_power_sgd(both, options):
-    results = both(2, power_sgd, options, limit=5)
+    results = both(2, power_sgd, options)
     assert all(torch.equal(results[0][1][name], results[1][1][name]) for name in results[0][1])
 
 
