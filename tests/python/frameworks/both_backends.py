@@ -31,6 +31,7 @@ if TORCH >= (2, 0):
     import torch._dynamo  # noqa: F401  optimisers import it at their first step: seconds for each rank, unless it is here before the fork
 
 BACKENDS = ("gloo", "shardwire")
+GLOO_AVERAGES = TORCH >= (2, 7)  # and has reduce_scatter of lists
 BODY_LIMIT = 90  # seconds
 torch.set_num_threads(1)
 

@@ -51,7 +51,7 @@ def zero_hooked(rank, size, hook, options):
     return losses, state(model.module)
 
 
-@pytest.mark.skipif(TORCH < (2, 0), reason="this torch refuses the ZeRO hooks for every backend but NCCL, by name")
+@pytest.mark.skipif(TORCH < (2, 7), reason="this torch refuses the ZeRO hooks for every backend but NCCL, by name")
 @pytest.mark.parametrize("options", [{}, {"bucket_cap_mb": 0.001}], ids=["one bucket", "many buckets"])
 @pytest.mark.parametrize("hook", [hook_with_zero_step, hook_with_zero_step_interleaved])
 def test_zero_within_the_backward_pass(both, hook, options):

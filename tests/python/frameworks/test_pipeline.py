@@ -6,8 +6,9 @@ import torch
 from both_backends import batch, both, mlp  # noqa: F401
 from conftest import TORCH
 
-if TORCH < (2, 6):
-    pytest.skip("this torch has no torch.distributed.pipelining", allow_module_level=True)
+if TORCH < (2, 7):
+    why = "this torch has no torch.distributed.pipelining" if TORCH < (2, 6) else "the schedules of this torch hang with gloo: there is nothing to compare with"
+    pytest.skip(why, allow_module_level=True)
 
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe, ScheduleInterleaved1F1B, SplitPoint, pipeline
 
