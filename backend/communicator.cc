@@ -56,7 +56,7 @@ Result<std::shared_ptr<CompiledOp>> CommunicatorImpl::compileOp(const LocalSpec&
   exchange->fingerprint = hash.value();
   exchange->timeout = timeout.value_or(Duration{0});
   const std::shared_ptr<Activity> activity = exchange;
-  SW_RETURN_IF_ERROR(engine_->submit(std::span(&activity, 1), false));
+  SW_RETURN_IF_ERROR(engine_->submit(std::span(&activity, 1), Duration::zero()));
   SW_RETURN_IF_ERROR(exchange->wait(kNoDeadline));
 
   std::vector<LocalSpec> specs;

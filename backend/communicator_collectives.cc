@@ -25,7 +25,7 @@ std::shared_ptr<void> CommunicatorImpl::Call::keepAlive(std::shared_ptr<void> sc
 
 Result<WorkPtr> CommunicatorImpl::start(Call& call, const CollectiveCall& collective, std::span<const TensorView> inputs,
                                         std::span<const TensorView> outputs) {
-  Result<Runs> prepared = programs_.prepare(collective, inputs, outputs, *engine_);
+  Result<Runs> prepared = programs_.prepare(collective, inputs, outputs);
   if (!prepared.isOk()) {
     return prepared.status();
   }
@@ -36,7 +36,7 @@ Result<WorkPtr> CommunicatorImpl::start(Call& call, const CollectiveCall& collec
   const std::shared_ptr<Activity>& last = runs.activities[runs.count - 1];
   last->keepAlive = call.keepAlive(std::move(runs.scratch));
   last->epilogue = call.flat.finish();
-  SW_RETURN_IF_ERROR(engine_->submit(runs.span(), runs.small));
+  SW_RETURN_IF_ERROR(engine_->submit(runs.span(), runs.spin));
   return WorkPtr(last);
 }
 

@@ -99,7 +99,7 @@ Result<WorkPtr> CompiledOpImpl::start(std::shared_ptr<PlanRun> run, std::shared_
     lastRun_ = run;
   }
   const std::shared_ptr<Activity> activity = run;
-  if (Status status = engine_->submit(std::span(&activity, 1), run->isSmall(*engine_)); !status.isOk()) {
+  if (Status status = engine_->submit(std::span(&activity, 1), run->worthSpinning()); !status.isOk()) {
     return status;
   }
   return WorkPtr(std::move(run));

@@ -100,8 +100,7 @@ ProgramCache::Kept& ProgramCache::keptFor(const CollectiveCall& call) {
   return *last_;
 }
 
-Result<Runs> ProgramCache::prepare(const CollectiveCall& call, std::span<const TensorView> inputs, std::span<const TensorView> outputs,
-                                   const Engine& engine) {
+Result<Runs> ProgramCache::prepare(const CollectiveCall& call, std::span<const TensorView> inputs, std::span<const TensorView> outputs) {
   std::lock_guard lock(mutex_);
   Kept& kept = keptFor(call);
   Runs runs;
@@ -112,7 +111,7 @@ Result<Runs> ProgramCache::prepare(const CollectiveCall& call, std::span<const T
     }
     runs.scratch = std::move(*scratch);
   }
-  runs.small = true;
+  bool isLong = false;
   for (KeptStage& stage : kept.stages) {
     const auto run = stage.pool.take([&]() -> std::shared_ptr<Run> {
       return stage.isShort ? std::shared_ptr<Run>(std::make_shared<ShortRun>(stage.plan)) : std::make_shared<PlanRun>(stage.plan);
@@ -125,7 +124,10 @@ Result<Runs> ProgramCache::prepare(const CollectiveCall& call, std::span<const T
       run->follow(runs.activities[runs.count - 1], stage.afterPrevious);
     }
     run->description = kept.description;
-    runs.small = runs.small && run->isSmall(engine);
+    // One long stage, and the caller need not wait for the others.
+    const Duration spin = run->worthSpinning();
+    isLong = isLong || spin == Duration::zero();
+    runs.spin = isLong ? Duration::zero() : runs.spin + spin;
     runs.activities[runs.count++] = run;
   }
   return runs;

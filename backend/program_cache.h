@@ -22,7 +22,7 @@ struct Runs {
   static constexpr std::size_t kMaxStages = 24;  // a tree of 16 million ranks
   std::array<std::shared_ptr<Activity>, kMaxStages> activities;
   std::size_t count = 0;
-  bool small = false;             // worth spinning for
+  Duration spin{0};               // for how long the caller should poll before it goes; 0: not at all
   std::shared_ptr<void> scratch;  // must live as long as the runs; mostly null
 
   std::span<const std::shared_ptr<Activity>> span() const { return std::span(activities).first(count); }
@@ -33,8 +33,7 @@ class ProgramCache {
   ProgramCache(Rank rank, Selection selection) : rank_(rank), selection_(std::move(selection)) {}
 
   // Runs over these tensors, which are flat, contiguous and as the call says. kSystem when there is no memory for scratch.
-  Result<Runs> prepare(const CollectiveCall& call, std::span<const TensorView> inputs, std::span<const TensorView> outputs,
-                       const Engine& engine);
+  Result<Runs> prepare(const CollectiveCall& call, std::span<const TensorView> inputs, std::span<const TensorView> outputs);
   const Selection& selection() const { return selection_; }
 
  private:

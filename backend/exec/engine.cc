@@ -41,7 +41,7 @@ Engine::Engine(Peers peers, Rank rank, int worldSize, const Options& options, st
   const bool crowded = local > static_cast<int>(std::thread::hardware_concurrency());
   spin_ = options.spin.count() >= 0 ? options.spin : std::chrono::microseconds(200);
   yieldAfter_ = crowded ? Duration(0) : kYieldAfter;
-  inlineSpin_ = std::min<Duration>(spin_, crowded ? std::chrono::microseconds(2) : std::chrono::microseconds(20));
+  maxInlineSpin_ = crowded ? std::min<Duration>(spin_, std::chrono::microseconds(2)) : spin_;
   blockedBulk_.resize(n);
   failNoticeDue_.resize(n);
   desyncSeq_.resize(n);
@@ -135,7 +135,7 @@ void Engine::stopDriving() {
   }
 }
 
-Status Engine::submit(std::span<const std::shared_ptr<Activity>> activities, bool spinInline) {
+Status Engine::submit(std::span<const std::shared_ptr<Activity>> activities, Duration spinInline) {
   std::unique_lock lock(mutex_);
   if (poison_.has_value()) {
     for (const auto& activity : activities) {
@@ -153,15 +153,17 @@ Status Engine::submit(std::span<const std::shared_ptr<Activity>> activities, boo
   }
   pollLocked();
   const Activity& last = *activities.back();
-  for (int i = 0; spinInline && i < kPollsWithoutClock && !last.isDone(); ++i) {
+  spinInline = std::min(spinInline, maxInlineSpin_);
+  const bool spins = spinInline > Duration::zero();
+  for (int i = 0; spins && i < kPollsWithoutClock && !last.isDone(); ++i) {
     if (!pollLocked()) {
       relax();
     }
   }
   if (!active_.empty()) {
     const auto started = startClocks();
-    const auto until = started + inlineSpin_;
-    for (auto now = started; spinInline && !last.isDone() && now < until; now = Clock::now()) {
+    const auto until = started + spinInline;
+    for (auto now = started; spins && !last.isDone() && now < until; now = Clock::now()) {
       if (now - started >= yieldAfter_) {
         std::this_thread::yield();
       }

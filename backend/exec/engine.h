@@ -38,8 +38,8 @@ class Engine : public std::enable_shared_from_this<Engine> {
   Engine& operator=(const Engine&) = delete;
 
   // Starts operations in this order, each with the next sequence number. kAborted, kPeerFailed, ... when the group is poisoned.
-  // `spinInline`: poll a few microseconds before returning, since small operations are mostly done by then.
-  Status submit(std::span<const std::shared_ptr<Activity>> activities, bool spinInline);
+  // `spinInline`: poll for so long, at most, before returning, since short operations are mostly done by then.
+  Status submit(std::span<const std::shared_ptr<Activity>> activities, Duration spinInline);
   // Starts a send or receive: takes `activity`, then `start(points())` under the lock.
   Status submitPoint(const std::shared_ptr<Activity>& activity, const std::function<void(PointToPoint&)>& start);
   // Polls until `activity` is done (true) or `until` passes (false).
@@ -122,7 +122,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   Peers peers_;
   std::size_t segmentBytes_ = 0;
   Duration spin_{0};
-  Duration inlineSpin_{0};
+  Duration maxInlineSpin_{0};
   Duration yieldAfter_{0};
 
   mutable std::mutex mutex_;

@@ -12,6 +12,9 @@ namespace shardwire::internal {
 
 namespace {
 
+// Up to so many bytes on its longest edge, a run is over in some tens of microseconds, at about this rate.
+constexpr std::uint64_t kMaxSpinBytes = std::uint64_t{1} << 20;
+constexpr std::uint64_t kSpinBytesPerNanosecond = 16;
 // A copy from memory that needs no staging goes in pieces of this size, so that other edges are looked at in between.
 constexpr std::size_t kCopySegment = std::size_t{4} << 20;
 // Local runs shorter than this are not worth an entry each in a scatter read: the box is read whole and unpacked.
@@ -59,6 +62,15 @@ PlanRun::PlanRun(std::shared_ptr<const Plan> plan) : plan_(std::move(plan)) {
     receives_[i].slots.resize(edge.inputs.size());
     receives_[i].hasCombines = edge.numItems > edge.count;
   }
+  std::uint64_t longest = 0;
+  for (const auto& edges : {plan_->sends, plan_->receives}) {
+    for (const PlanEdge& edge : edges) {
+      longest = std::max(longest, edge.bytes);
+    }
+  }
+  if (longest <= kMaxSpinBytes) {
+    worthSpinning_ = kShortSpin + std::chrono::nanoseconds(longest / kSpinBytesPerNanosecond);
+  }
   std::uint32_t most = 0;
   std::uint64_t written = 0;
   for (const PlanMove& move : plan_->moves) {
@@ -97,11 +109,6 @@ void PlanRun::prepareAgain() {
   cursorOpen_ = false;
   heldBytes_ = 0;
   finished_ = false;
-}
-
-bool PlanRun::isSmall(const Engine& engine) const {
-  const auto small = [&](const PlanEdge& edge) { return edge.bytes <= engine.options().inlineBytes; };
-  return std::all_of(plan_->sends.begin(), plan_->sends.end(), small) && std::all_of(plan_->receives.begin(), plan_->receives.end(), small);
 }
 
 bool PlanRun::step(Engine& engine, std::vector<bool>& blockedBulk) {

@@ -27,7 +27,7 @@ class PlanRun final : public Run {
   bool step(Engine& engine, std::vector<bool>& blockedBulk) override;
   Status onFrame(Engine& engine, Rank from, const FrameHeader& header, std::span<const std::byte> payload) override;
   bool needs(Rank peer) const override;
-  bool isSmall(const Engine& engine) const override;
+  Duration worthSpinning() const override { return worthSpinning_; }
 
   const Plan& plan() const { return *plan_; }
 
@@ -104,6 +104,7 @@ class PlanRun final : public Run {
   std::shared_ptr<const Plan> plan_;
   std::vector<TensorView> inputs_;
   std::vector<TensorView> outputs_;
+  Duration worthSpinning_{0};
   StoreHint hint_ = StoreHint::kAuto;  // for everything that this plan writes
 
   std::vector<SendState> sends_;         // by Plan::sends

@@ -12,6 +12,9 @@
 
 namespace shardwire::internal {
 
+// Covers a peer that is some microseconds late.
+inline constexpr Duration kShortSpin = std::chrono::microseconds(20);
+
 class Run : public Activity {
  public:
   // Makes the run ready: views as the plan wants them. Outputs may share memory with inputs as far as no move writes what is sent or what
@@ -30,8 +33,9 @@ class Run : public Activity {
     previous_.reset();  // back to its pool
     return true;
   }
-  // Whether all that this rank sends and receives travels inside frames, without a post: then it is short enough to be spun for.
-  virtual bool isSmall(const Engine& engine) const = 0;
+  // For how long the caller should poll before it goes: about as long as the run takes when all ranks are there; 0 when that is long.
+  // A caller who goes at once arms the doorbell, and ringing it costs the peer 5 us.
+  virtual Duration worthSpinning() const = 0;
 
   // By what each peer still owes and what it sent: "rank(s) 2 did not arrive; rank(s) 1 arrived but did not finish".
   std::string waitingFor() const override;

@@ -26,7 +26,7 @@ class ShortRun final : public Run {
   bool step(Engine& engine, std::vector<bool>& blockedBulk) override;
   Status onFrame(Engine& engine, Rank from, const FrameHeader& header, std::span<const std::byte> payload) override;
   bool needs(Rank peer) const override;
-  bool isSmall(const Engine&) const override { return true; }
+  Duration worthSpinning() const override { return kShortSpin; }
 
  private:
   // Bytes of one input, in the order of the frame.
