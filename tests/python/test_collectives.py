@@ -357,3 +357,31 @@ def run_refusals(rank, size):
 @pytest.mark.filterwarnings("ignore")
 def test_wrong_calls_are_refused(run_ranks):
     run_ranks(2, run_refusals)
+
+
+def more_than_2_31(rank, size, heap):
+    count = 2**31 + 100
+    tensor = shardwire.empty(count, dtype=torch.int8) if heap else torch.empty(count, dtype=torch.int8)
+    tensor.fill_(rank + 1)
+    tensor[-1] = 10 * (rank + 1)
+    dist.all_reduce(tensor, op=dist.ReduceOp.MAX)
+    assert tensor[0] == size and tensor[2**31] == size and tensor[-1] == 10 * size
+    tensor[2**31 + 7] = 100 + rank
+    dist.broadcast(tensor, 1)
+    assert tensor[2**31 + 7] == 101 and tensor[2**31 + 8] == size
+    # Uneven splits beyond 2^31: rank 0 gives all but 50 elements to rank 1.
+    splits = [50, count - 50] if rank == 0 else [0, 10]
+    received = torch.empty(50 if rank == 0 else count - 40, dtype=torch.int8)
+    dist.all_to_all_single(received, tensor if rank == 0 else tensor[:10].clone(), [50, 0] if rank == 0 else [count - 50, 10], splits)
+    assert received[-1] == size if rank == 1 else received[-1] == tensor[49]
+
+
+def free_gib():
+    with open("/proc/meminfo") as lines:
+        return next(int(line.split()[1]) for line in lines if line.startswith("MemAvailable")) / 2**20
+
+
+@pytest.mark.skipif(free_gib() < 14, reason="less than 14 GiB of free memory")
+@pytest.mark.parametrize("heap", [False, True])
+def test_more_than_2_31_elements(run_ranks, heap):
+    run_ranks(2, more_than_2_31, heap)
