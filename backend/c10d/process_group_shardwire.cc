@@ -5,6 +5,7 @@
 
 #include "backend/c10d/heap_allocator.h"
 #include "backend/c10d/issue.h"
+#include "backend/c10d/observer.h"
 #include "backend/c10d/store_adapter.h"
 
 namespace shardwire {
@@ -28,7 +29,10 @@ c10::intrusive_ptr<ProcessGroupShardwire> ProcessGroupShardwire::create(const St
 }
 
 ProcessGroupShardwire::ProcessGroupShardwire(std::shared_ptr<Communicator> communicator, int rank, int size)
-    : SW_TORCH_GROUP_BASE(rank, size), communicator_(std::move(communicator)), globalRanks_(sizeAsCount()) {
+    : SW_TORCH_GROUP_BASE(rank, size),
+      observer_(std::make_shared<internal::Observer>()),
+      communicator_(std::move(communicator)),
+      globalRanks_(sizeAsCount()) {
   std::iota(globalRanks_.begin(), globalRanks_.end(), 0);
 }
 
@@ -129,7 +133,12 @@ void ProcessGroupShardwire::registerOnCompletionHook(std::function<void(std::sha
   }
   onCompletionHook_ = std::move(hook);  // the base tells by it that there is one
   observer_->setHook([hook = onCompletionHook_](const internal::FinishedOperation& operation) {
-    hook(std::make_shared<::c10d::WorkInfo>(operation.type, operation.sequence, operation.started, operation.ended,
+    using Time = decltype(::c10d::WorkInfo::timeStarted);
+    // Versions of torch differ in the clock by which they tell the time.
+    const auto told = [](Clock::time_point time) {
+      return Time::clock::now() + std::chrono::duration_cast<Time::duration>(time - Clock::now());
+    };
+    hook(std::make_shared<::c10d::WorkInfo>(operation.type, operation.sequence, told(operation.started), told(operation.ended),
                                             operation.ended - operation.started));
   });
 }

@@ -11,7 +11,6 @@
 #include <torch/csrc/distributed/c10d/Work.hpp>
 #include <vector>
 
-#include "backend/c10d/observer.h"
 #include "backend/c10d/status_error.h"
 #include "backend/c10d/tensor_op.h"
 #include "backend/c10d/torch_compat.h"
@@ -20,6 +19,9 @@
 #include SW_TORCH_GROUP_HEADER
 
 namespace shardwire {
+namespace internal {
+class Observer;
+}
 
 SW_TORCH_VIRTUALS_BEGIN
 
@@ -126,14 +128,11 @@ class __attribute__((visibility("default"))) ProcessGroupShardwire final : publi
   TorchWork receive(Tensors& tensors, int peer, int tag);
   c10::intrusive_ptr<ProcessGroupShardwire> groupOfRanks(const StorePtr& store, const std::vector<int>& ranks, Milliseconds timeout,
                                                          const std::string& name);
-  std::shared_ptr<internal::Observer> observer() const {
-    return observer_;
-  }
   std::size_t sizeAsCount() const {
     return static_cast<std::size_t>(getSize());
   }
 
-  const std::shared_ptr<internal::Observer> observer_ = std::make_shared<internal::Observer>();
+  const std::shared_ptr<internal::Observer> observer_;
   std::atomic<std::uint32_t> monitoredBarriers_ = 0;  // relaxed: a count alone
   mutable std::mutex mutex_;
   std::shared_ptr<Communicator> communicator_;   // guarded by mutex_; null after shutdown
