@@ -207,7 +207,8 @@ def test_shutdown_and_abort(run_ranks):
         raises(shardwire.AbortedError, late.wait)
         raises(shardwire.AbortedError, lambda: total(second, 1))
         assert total(None, 1) == 2.0  # others are not touched
-        if hasattr(dist.distributed_c10d, "_abort_process_group"):
+        # torch 2.6 without NCCL has the function, which then looks for a class that is not there.
+        if hasattr(dist.distributed_c10d, "_abort_process_group") and TORCH >= (2, 7):
             third = dist.new_group([0, 1])
             backend = backend_of(third)
             dist.distributed_c10d._abort_process_group(third)
