@@ -138,7 +138,9 @@ class Reporter(unittest.TestResult):
 
 def main():
     options = arguments()
-    with tempfile.TemporaryDirectory(prefix="shardwire-torch-suite-") as folder:
+    # In the caller's folder where there is one: the caller ends this process as soon as the last test has, and removes what is left.
+    inside = os.path.dirname(options.without) if options.without else None
+    with tempfile.TemporaryDirectory(prefix="shardwire-torch-suite-", dir=inside) as folder:
         for name in ("barrier", "test_dir", "init_dir"):
             os.mkdir(os.path.join(folder, name))
         os.environ.update(BACKEND=options.view, WORLD_SIZE=str(options.world), TEMP_DIR=folder, OMP_NUM_THREADS="1")
