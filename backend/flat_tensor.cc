@@ -26,24 +26,18 @@ Result<TensorView> FlatTensors::flatten(const TensorView& tensor, bool pack, boo
     return TensorView::contiguous(tensor.bytes, tensor.dtype, {elems});
   }
   const std::size_t bytes = static_cast<std::size_t>(elems) * elementBytes(tensor.dtype);
-  // In the shared heap, so that peers read the copy directly.
-  Result<SharedHeap*> heap = SharedHeap::instance();
-  if (!heap.isOk()) {
-    return heap.status();
-  }
-  Result<void*> memory = (*heap)->allocate(bytes);
+  Result<std::shared_ptr<void>> memory = allocateShared(bytes);
   if (!memory.isOk()) {
     return memory.status();
   }
-  std::shared_ptr<void> owner(*memory, [heap = *heap](void* block) { heap->free(block); });
-  auto* packed = static_cast<std::byte*>(*memory);
+  auto* packed = static_cast<std::byte*>(memory->get());
   if (pack) {
     packBox(packed, boxOf(tensor, Dims::filled(tensor.shape.size(), 0)), tensor.shape, elementBytes(tensor.dtype));
   }
   if (copies_ == nullptr) {
     copies_ = std::make_shared<std::vector<Copy>>();
   }
-  copies_->push_back({tensor, packed, std::move(owner), unpack});
+  copies_->push_back({tensor, packed, std::move(*memory), unpack});
   return TensorView::contiguous(packed, tensor.dtype, {elems});
 }
 

@@ -30,19 +30,6 @@ std::uint64_t hashOf(const CollectiveCall& call) {
   return hash.value();
 }
 
-// In the shared heap, so that peers read it directly.
-Result<std::shared_ptr<void>> allocateScratch(std::size_t bytes) {
-  const Result<SharedHeap*> heap = SharedHeap::instance();
-  if (!heap.isOk()) {
-    return heap.status();
-  }
-  const Result<void*> memory = (*heap)->allocate(bytes);
-  if (!memory.isOk()) {
-    return memory.status();
-  }
-  return std::shared_ptr<void>(*memory, [heap = *heap](void* block) { heap->free(block); });
-}
-
 void bindViews(std::vector<TensorView>& views, std::span<const StageTensor> tensors, DType dtype, std::span<const TensorView> inputs,
                std::span<const TensorView> outputs, std::byte* scratch) {
   views.clear();
@@ -94,6 +81,7 @@ ProgramCache::Kept& ProgramCache::keptFor(const CollectiveCall& call) {
     return *last_;
   }
   if (kept_.size() >= kMaxPrograms) {
+    last_ = nullptr;
     kept_.clear();  // shapes that never repeat; those in flight hold their own plan
   }
   last_ = kept_.emplace(hash, make(call))->second.get();
@@ -105,7 +93,7 @@ Result<Runs> ProgramCache::prepare(const CollectiveCall& call, std::span<const T
   Kept& kept = keptFor(call);
   Runs runs;
   if (kept.scratchElems > 0) {
-    Result<std::shared_ptr<void>> scratch = allocateScratch(static_cast<std::size_t>(kept.scratchElems) * elementBytes(call.dtype));
+    Result<std::shared_ptr<void>> scratch = allocateShared(static_cast<std::size_t>(kept.scratchElems) * elementBytes(call.dtype));
     if (!scratch.isOk()) {
       return scratch.status();
     }

@@ -326,4 +326,16 @@ SharedHeap* SharedHeap::instanceIfMade() {
   return current.load(std::memory_order_acquire);
 }
 
+Result<std::shared_ptr<void>> allocateShared(std::size_t bytes) {
+  const Result<SharedHeap*> heap = SharedHeap::instance();
+  if (!heap.isOk()) {
+    return heap.status();
+  }
+  const Result<void*> memory = (*heap)->allocate(bytes);
+  if (!memory.isOk()) {
+    return memory.status();
+  }
+  return std::shared_ptr<void>(*memory, [heap = *heap](void* block) { heap->free(block); });
+}
+
 }  // namespace shardwire::internal

@@ -6,6 +6,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <optional>
 
 #include "shardwire/status.h"
@@ -31,5 +32,8 @@ class SharedHeap {
   virtual std::uint64_t reservedBytes() const = 0;  // size of the mapping to make in a peer
   virtual std::uint64_t usedBytes() const = 0;      // allocated now
 };
+
+// Memory of this process's heap, which peers read directly; given back with its last owner. Errors of instance() and allocate().
+Result<std::shared_ptr<void>> allocateShared(std::size_t bytes);
 
 }  // namespace shardwire::internal

@@ -41,13 +41,7 @@ Program chunks(const CollectiveCall& call, Rank rank, int worldSize) {
   program.scratchElems = isRoot ? 0 : last - first;
   program.stages.resize(2);
   Stage& combine = program.stages[0];
-  combine.plan = planStage(call, call.op, n, rank, worldSize, [&](Rank r) {
-    const auto chunk = chunkOf(call, r, worldSize);
-    RankSpec spec;
-    spec.inputs.push_back(flatPart(0, n));
-    spec.outputs.push_back(flatPart(chunk.first, chunk.second - chunk.first));
-    return spec;
-  });
+  combine.plan = combineChunks(call, rank, worldSize);
   combine.inputs = {inputOf(n)};
   combine.outputs = {mine};
   Stage& collect = program.stages[1];

@@ -49,6 +49,16 @@ Plan planStage(const CollectiveCall& call, ReduceOp op, std::int64_t globalElems
   return std::move(*plan);
 }
 
+Plan combineChunks(const CollectiveCall& call, Rank rank, int worldSize) {
+  return planStage(call, call.op, call.numElems, rank, worldSize, [&](Rank r) {
+    const auto [first, last] = chunkOf(call, r, worldSize);
+    RankSpec spec;
+    spec.inputs.push_back(flatPart(0, call.numElems));
+    spec.outputs.push_back(flatPart(first, last - first));
+    return spec;
+  });
+}
+
 Plan pairStage(const CollectiveCall& call, std::int64_t numElems, std::span<const Rank> to, Rank from, Rank rank, int worldSize) {
   const std::uint64_t bytes = static_cast<std::uint64_t>(numElems) * elementBytes(call.dtype);
   const bool isEmpty = numElems == 0;

@@ -24,6 +24,9 @@ StageTensor outputOf(std::int64_t numElems, std::int32_t index = 0);
 Plan planStage(const CollectiveCall& call, ReduceOp op, std::int64_t globalElems, Rank rank, int worldSize,
                const std::function<RankSpec(Rank)>& specOf);
 
+// The plan by which each rank combines its own chunk of all inputs: the first half of a reduction by chunks.
+Plan combineChunks(const CollectiveCall& call, Rank rank, int worldSize);
+
 // Plans written by hand, where the partner is fixed by the algorithm and not by who has what.
 inline constexpr Rank kNobody = -1;
 // All of my input, of `numElems`, to `to`; all of my output from `from`.
