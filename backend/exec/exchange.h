@@ -1,4 +1,4 @@
-// Every rank gives one blob of bytes and gets all ranks' blobs: how specs are exchanged, and (with empty blobs) the barrier.
+// Every rank gives one blob of bytes and gets all ranks' blobs: how specs are exchanged.
 // Owned through shared_ptr by caller and engine; stepped under the engine's lock.
 #pragma once
 
