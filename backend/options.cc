@@ -115,6 +115,28 @@ std::string_view ordinaryPathName(OrdinaryPath path) {
   return "?";
 }
 
+// The first of these that is set: our own name, then those that users of NCCL and gloo know.
+std::string firstOf(std::initializer_list<const char*> names) {
+  for (const char* name : names) {
+    if (const auto text = variable(name)) {
+      return std::string(*text);
+    }
+  }
+  return {};
+}
+
+Status readGidIndex(int* index) {
+  const std::string text = firstOf({"SHARDWIRE_RDMA_GID_INDEX", "NCCL_IB_GID_INDEX"});
+  if (text.empty()) {
+    return Status::ok();
+  }
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), *index);
+  if (error != std::errc() || end != text.data() + text.size() || *index < -1 || *index > 255) {
+    return invalid("SHARDWIRE_RDMA_GID_INDEX", text, "an index between 0 and 255, or -1");
+  }
+  return Status::ok();
+}
+
 }  // namespace
 
 Result<Options> Options::fromEnvironment() {
@@ -124,19 +146,28 @@ Result<Options> Options::fromEnvironment() {
   SW_RETURN_IF_ERROR(readBytes("SHARDWIRE_RING_BYTES", kMinRingBytes, kMaxRingBytes, false, &options.ringBytes));
   SW_RETURN_IF_ERROR(readBytes("SHARDWIRE_INLINE_BYTES", 0, kMaxInlineBytes, true, &options.inlineBytes));
   SW_RETURN_IF_ERROR(readOrdinaryPath(&options.ordinaryPath));
+  options.transports = firstOf({"SHARDWIRE_TRANSPORTS"});
+  options.socketIfname = firstOf({"SHARDWIRE_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"});
+  options.jobToken = firstOf({"SHARDWIRE_JOB_TOKEN"});
+  options.rdmaDevices = firstOf({"SHARDWIRE_RDMA_DEVICES", "NCCL_IB_HCA"});
+  SW_RETURN_IF_ERROR(readGidIndex(&options.rdmaGidIndex));
   options.algorithms = variable("SHARDWIRE_ALGORITHMS").value_or("");
   SW_RETURN_IF_ERROR(readBytes("SHARDWIRE_HEAP_BYTES", kMinHeapBytes, kMaxHeapBytes, true, &options.heapBytes));
   return options;
 }
 
 std::string toString(const Options& options) {
+  const auto orAuto = [](const std::string& text) { return std::string_view(text.empty() ? "auto" : text); };
   const std::chrono::duration<double> timeout = options.timeout;
   const std::string spin =
       options.spin < Duration::zero() ? "auto" : fmt::format("{}", std::chrono::duration<double, std::micro>(options.spin).count());
   const std::string heap = options.heapBytes == 0 ? "auto" : fmt::format("{}", options.heapBytes);
-  return fmt::format("timeout_s={} spin_us={} ring_bytes={} inline_bytes={} ordinary_path={} heap_bytes={} algorithms={}", timeout.count(),
-                     spin, options.ringBytes, options.inlineBytes, ordinaryPathName(options.ordinaryPath), heap,
-                     options.algorithms.empty() ? "auto" : options.algorithms);
+  return fmt::format(
+      "timeout_s={} spin_us={} ring_bytes={} inline_bytes={} ordinary_path={} heap_bytes={} transports={} socket_ifname={} rdma_devices={} "
+      "rdma_gid_index={} job_token={} algorithms={}",
+      timeout.count(), spin, options.ringBytes, options.inlineBytes, ordinaryPathName(options.ordinaryPath), heap,
+      orAuto(options.transports), orAuto(options.socketIfname), orAuto(options.rdmaDevices), options.rdmaGidIndex,
+      options.jobToken.empty() ? "none" : "set", orAuto(options.algorithms));
 }
 
 }  // namespace shardwire

@@ -27,22 +27,36 @@ inline constexpr int kNumLanes = 3;
 enum class Reach : unsigned char {
   kNone = 0,    // not at all: the owner must stage it
   kDirect = 1,  // map() gives a pointer
-  kCopy = 2,    // read() copies it (cross-memory system call, RDMA read)
+  kCopy = 2,    // read() copies it at once (cross-memory system call)
+  kFetch = 3,   // fetch() asks for it; it arrives later (over a wire)
 };
 
-// An address in the owner's memory that a peer may read: in the owner's shared heap (space 0, value = offset in the heap) or in the owner's
-// address space (space 1, value = virtual address). What the owner puts on the wire.
+// An address in the owner's memory that a peer may read: in the owner's shared heap (space 0, value = offset in the heap), in the owner's
+// address space (space 1, value = virtual address), or in an extent that the owner exposed to this peer (space >= kFirstExposure names the
+// exposure, value = virtual address). What the owner puts on the wire.
 struct RemoteAddress {
   std::uint32_t space = 0;
   std::uint64_t value = 0;
 };
 inline constexpr std::uint32_t kHeapSpace = 0;
 inline constexpr std::uint32_t kVirtualSpace = 1;
+inline constexpr std::uint32_t kFirstExposure = 2;
 
 struct MemoryRun {
   std::byte* local;
   std::uint64_t remote;  // in the owner's virtual address space
   std::size_t bytes;
+};
+
+// What the caller of fetch() watches: how many of its fetches are still under way. Stays where it is until that is 0.
+struct FetchCount {
+  std::uint32_t pending = 0;
+};
+
+// Whether it pays to read from the peer rather than to have it packed and sent.
+struct ReadLimits {
+  std::size_t minEdgeBytes = 0;  // an edge of a plan that moves less in all is staged
+  std::size_t minRunBytes = 0;   // a tensor whose contiguous runs are shorter than this, on average, is staged
 };
 
 class Connection {
@@ -62,12 +76,26 @@ class Connection {
   virtual void release(Lane lane) = 0;
 
   // How I can publish my own memory [bytes, bytes + size) so that this peer reads it, best way first; kNone when it cannot.
-  // `address` is what to tell the peer.
-  virtual Reach expose(const void* bytes, std::size_t size, RemoteAddress* address) const = 0;
+  // `address` is what to tell the peer. Where that is kFetch, the peer may ask for these bytes, and no others, until conceal(address).
+  virtual Reach expose(const void* bytes, std::size_t size, RemoteAddress* address) = 0;
+  virtual void conceal(const RemoteAddress& address) { static_cast<void>(address); }
+  virtual ReadLimits readLimits() const = 0;
   // A pointer to the peer's memory, valid as long as the connection; null when it is not mapped here (a peer's lie or a bug: an error).
   virtual const std::byte* map(const RemoteAddress& address, std::size_t size) = 0;
   // Copies runs from the peer's virtual address space into local memory.
   virtual Status read(std::span<const MemoryRun> runs) = 0;
+  // kFetch: asks for runs of the peer's exposure `space`, each into its local memory, without a further copy where the transport can.
+  // False: no room now, nothing was asked. Otherwise ++count->pending, and --count->pending in a later poll(), when all runs lie there.
+  // Fetches may end in any order. A fetch that the peer refuses (it exposed no such bytes) or that fails shows in health(), and stays
+  // pending.
+  virtual bool fetch(std::uint32_t space, std::span<const MemoryRun> runs, FetchCount* count) {
+    static_cast<void>(space), static_cast<void>(runs), static_cast<void>(count);
+    return false;
+  }
+  // The group failed, and callers' tensors are about to go: from here on nothing is read from or written to memory that callers own, no
+  // fetch ends any more, no new one starts; frames still travel. False: the transport cannot stop, and such memory must stay until the
+  // process ends.
+  virtual bool stopFetches() { return true; }
   // GB/s of read() as measured when the connection was made; 0 when it cannot read.
   virtual double readGBps() const = 0;
 
@@ -75,6 +103,21 @@ class Connection {
   virtual Status health() = 0;
   // "rank 1: shm, cross-memory reads 7.2 GB/s"
   virtual std::string describe() const = 0;
+};
+
+// What the connections over one wire share on a rank: a completion queue, an epoll set. Outlives them. Threads: as Connection, but for
+// readinessFd(), which any thread may wait on.
+class Wire {
+ public:
+  virtual ~Wire() = default;
+  // Moves bytes both ways as far as that goes without waiting. The engine calls it before it looks at the connections: only here do frames
+  // arrive and fetches end. True when something arrived or left.
+  virtual bool poll() = 0;
+  // A descriptor that is readable while poll() has, or may have, something to do; -1: there is none (MPI), and sleepers take naps.
+  virtual int readinessFd() const = 0;
+  // A thread is about to sleep on readinessFd(): asks for notification where that costs something (RDMA completion events). What happened
+  // before is found by the poll() that follows.
+  virtual void prepareToSleep() {}
 };
 
 // This rank's bell: peers ring it when they commit or release a frame while it is armed. Shared by all connections and threads of a group.

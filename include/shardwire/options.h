@@ -23,6 +23,18 @@ struct Options {
   std::size_t inlineBytes = std::size_t{8} << 10;
   // How tensors outside the shared heap travel on one host. SHARDWIRE_ORDINARY_PATH=auto|cross_memory|staged
   OrdinaryPath ordinaryPath = OrdinaryPath::kAuto;
+  // Which transports may join ranks: "rdma,tcp" these and no others, "^tcp" all but those; empty: all, the fastest that reaches a peer.
+  // SHARDWIRE_TRANSPORTS
+  std::string transports;
+  // Interfaces for the bootstrap and for tcp, by name prefix as for NCCL ("eth,ib0", "=eth0" exactly, "^docker,lo" all but those); empty:
+  // all that are up, but for loopback when there is another. SHARDWIRE_SOCKET_IFNAME, else NCCL_SOCKET_IFNAME, else GLOO_SOCKET_IFNAME
+  std::string socketIfname;
+  // A secret of the job beside the store's token, so that who can read the store cannot join. Equal on all ranks. SHARDWIRE_JOB_TOKEN
+  std::string jobToken;
+  // RDMA devices and ports by name prefix ("mlx5_0:1,mlx5_1"), as socketIfname. SHARDWIRE_RDMA_DEVICES, else NCCL_IB_HCA
+  std::string rdmaDevices;
+  // GID of RoCE ports by index; negative: chosen (RoCE v2 over IPv4 first). SHARDWIRE_RDMA_GID_INDEX, else NCCL_IB_GID_INDEX
+  int rdmaGidIndex = -1;
   // Algorithms to use whatever the table says: "broadcast=tree,reduce=chunks". Equal on all ranks. SHARDWIRE_ALGORITHMS
   std::string algorithms;
   // Address space (not memory) that the shared heap reserves. SHARDWIRE_HEAP_BYTES; 0: twice the machine's memory.

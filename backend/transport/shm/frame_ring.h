@@ -14,6 +14,8 @@
 #include <cstdint>
 #include <span>
 
+#include "backend/transport/lanes.h"
+
 namespace shardwire::internal {
 
 // The words that both ends share, each on a cache line of its own: the writer stores one, the reader the other.
@@ -29,10 +31,11 @@ struct FrameHeader {
 inline constexpr std::uint32_t kFrame = 0x4d415246;  // "FRAM": a wrong word is hardly ever taken for a header
 inline constexpr std::uint32_t kSkip = 0x50494b53;   // "SKIP"
 
-// Payload bytes that a frame may have: a quarter of the ring with its header, so that an empty ring takes it wherever it starts.
+// See maxLaneFrameBytes().
 constexpr std::size_t maxRingFrameBytes(std::size_t capacity) {
-  return capacity / 4 - sizeof(FrameHeader);
+  return maxLaneFrameBytes(capacity);
 }
+static_assert(maxRingFrameBytes(1024) == 1024 / 4 - sizeof(FrameHeader));
 
 class RingWriter {
  public:

@@ -12,6 +12,7 @@
 #include "backend/base/fd.h"
 #include "backend/base/mapping.h"
 #include "backend/base/random_id.h"
+#include "backend/transport/lanes.h"
 #include "backend/transport/shm/frame_ring.h"
 #include "backend/transport/transport.h"
 #include "shardwire/options.h"
@@ -37,9 +38,6 @@ struct InboxHeader {
   pthread_mutex_t liveness;
 };
 static_assert(sizeof(InboxHeader) <= kInboxPage);
-
-// Capacities that follow from the options: control takes small frames and inlined payloads, at least four of the largest.
-std::array<std::uint64_t, kNumLanes> laneCapacities(const Options& options);
 
 // Bytes of one peer's part: a page of ring words, then the lanes' data.
 std::size_t slotBytes(const std::array<std::uint64_t, kNumLanes>& laneBytes);

@@ -13,6 +13,8 @@ namespace {
 
 // The socket costs a system call to look at; the liveness mark tells sooner in all cases but a peer that has not set it yet.
 constexpr Duration kSocketLookEvery = std::chrono::milliseconds(5);
+// Below this average run, reading another process's memory costs more in page look-ups than packing does.
+constexpr std::size_t kMinReadRun = 2048;
 
 std::size_t index(Lane lane) {
   return static_cast<std::size_t>(lane);
@@ -58,7 +60,11 @@ void ShmConnection::release(Lane lane) {
   link_.theirs->ringIfArmed();
 }
 
-Reach ShmConnection::expose(const void* bytes, std::size_t size, RemoteAddress* address) const {
+ReadLimits ShmConnection::readLimits() const {
+  return {.minEdgeBytes = 0, .minRunBytes = kMinReadRun};
+}
+
+Reach ShmConnection::expose(const void* bytes, std::size_t size, RemoteAddress* address) {
   *address = {kVirtualSpace, reinterpret_cast<std::uint64_t>(bytes)};
   if (link_.sameProcess) {
     return link_.myHeap != nullptr && link_.myHeap->offsetOf(bytes, size) ? Reach::kDirect : link_.sameProcessReach;

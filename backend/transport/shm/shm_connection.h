@@ -47,7 +47,8 @@ class ShmConnection final : public Connection {
   std::size_t maxFrameBytes(Lane lane) const override;
   std::span<const std::byte> peek(Lane lane) override;
   void release(Lane lane) override;
-  Reach expose(const void* bytes, std::size_t size, RemoteAddress* address) const override;
+  Reach expose(const void* bytes, std::size_t size, RemoteAddress* address) override;
+  ReadLimits readLimits() const override;
   const std::byte* map(const RemoteAddress& address, std::size_t size) override;
   Status read(std::span<const MemoryRun> runs) override;
   double readGBps() const override { return link_.readGBps; }
