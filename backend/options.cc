@@ -157,7 +157,7 @@ Result<Options> Options::fromEnvironment() {
 }
 
 std::string toString(const Options& options) {
-  const auto orAuto = [](const std::string& text) { return std::string_view(text.empty() ? "auto" : text); };
+  const auto orAuto = [](const std::string& text) { return text.empty() ? std::string_view("auto") : std::string_view(text); };
   const std::chrono::duration<double> timeout = options.timeout;
   const std::string spin =
       options.spin < Duration::zero() ? "auto" : fmt::format("{}", std::chrono::duration<double, std::micro>(options.spin).count());

@@ -120,6 +120,7 @@ TEST_P(TransportContract, OrdinaryMemoryIsReadAsExposed) {
               break;
             }
             case Reach::kNone:
+            case Reach::kFetch:  // FetchedRunsArrive and others are about it
               EXPECT_EQ(connection.readGBps(), 0);
               const MemoryRun whole{copy.data(), exposed.address.value, kSize};
               EXPECT_EQ(connection.read({&whole, 1}).code(), StatusCode::kUnsupported);
