@@ -264,6 +264,5 @@ TEST_P(TransportContract, EveryPairOfRanksIsJoined) {
 }  // namespace shardwire::testing
 
 #include "tests/backend/transport/contract_doorbell.h"
-#include "tests/backend/transport/contract_fetch.h"
 #include "tests/backend/transport/contract_health.h"
 #include "tests/backend/transport/contract_memory.h"

@@ -1,12 +1,14 @@
-// The part of the contract about fetches: memory of a peer that arrives later. Included by contract.h; only wires have them.
+// The part of the contract about fetches: memory of a peer that arrives later. For wires only: instantiate WireContract beside
+// TransportContract.
 #pragma once
 
-#include "tests/backend/transport/contract_health.h"
-#include "tests/backend/transport/contract_memory.h"
+#include "tests/backend/transport/contract.h"
 
 namespace shardwire::testing {
 
 using internal::FetchCount;
+
+class WireContract : public TransportContract {};
 
 // A wire may as well have its owner stage everything (an RDMA device without memory to pin): then there is nothing to look at here.
 inline bool isFetched(const Exposed& exposed) {
@@ -30,10 +32,7 @@ inline void awaitFetches(Connection& connection, const FetchCount& count) {
   }
 }
 
-TEST_P(TransportContract, FetchedRunsArriveWhereTheyShall) {
-  if (!GetParam().isWire) {
-    GTEST_SKIP() << "only wires fetch";
-  }
+TEST_P(WireContract, FetchedRunsArriveWhereTheyShall) {
   constexpr std::size_t kSize = (std::size_t{1} << 20) + 13;
   run(2, [](Rank rank, Peers& peers) {
     std::vector<std::byte> memory;
@@ -83,10 +82,7 @@ TEST_P(TransportContract, FetchedRunsArriveWhereTheyShall) {
   });
 }
 
-TEST_P(TransportContract, BothRanksFetchAtOnceWhileFramesTravel) {
-  if (!GetParam().isWire) {
-    GTEST_SKIP() << "only wires fetch";
-  }
+TEST_P(WireContract, BothRanksFetchAtOnceWhileFramesTravel) {
   constexpr std::size_t kPiece = (std::size_t{256} << 10) + 3;
   constexpr std::size_t kNumPieces = 48;
   constexpr int kNumFrames = 300;
@@ -137,10 +133,7 @@ TEST_P(TransportContract, BothRanksFetchAtOnceWhileFramesTravel) {
   });
 }
 
-TEST_P(TransportContract, OnlyWhatIsExposedIsFetched) {
-  if (!GetParam().isWire) {
-    GTEST_SKIP() << "only wires fetch";
-  }
+TEST_P(WireContract, OnlyWhatIsExposedIsFetched) {
   // Before the exposure, past its end, wrapping around, never exposed, no longer exposed.
   for (int attempt = 0; attempt < 5; ++attempt) {
     run(2, [&](Rank rank, Peers& peers) {
@@ -187,10 +180,7 @@ TEST_P(TransportContract, OnlyWhatIsExposedIsFetched) {
   }
 }
 
-TEST_P(TransportContract, NothingIsTouchedOnceFetchesAreStopped) {
-  if (!GetParam().isWire) {
-    GTEST_SKIP() << "only wires fetch";
-  }
+TEST_P(WireContract, NothingIsTouchedOnceFetchesAreStopped) {
   constexpr std::size_t kSize = std::size_t{32} << 20;
   run(2, [](Rank rank, Peers& peers) {
     Connection& connection = *peers.connections[static_cast<std::size_t>(1 - rank)];
