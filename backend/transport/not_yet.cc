@@ -13,9 +13,6 @@ Result<std::unique_ptr<Endpoint>> makeTcpEndpoint(const Self&) {
 Result<std::unique_ptr<Endpoint>> makeRdmaEndpoint(const Self&) {
   return Status{StatusCode::kUnsupported, "not in this build"};
 }
-Result<std::unique_ptr<Endpoint>> makeMpiEndpoint(const Self&) {
-  return Status{StatusCode::kUnsupported, "not in this build"};
-}
 Status Link::send(std::string_view, Deadline) {
   return {StatusCode::kUnsupported, "not in this build"};
 }

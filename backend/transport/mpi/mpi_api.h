@@ -54,8 +54,8 @@ class MpiOperations {
   virtual Status receive(MpiPair& pair, int tag, std::span<const MpiRun> runs, const MpiCookie& cookie) = 0;
   // Lets MPI work; appends what is done.
   virtual Status poll(std::vector<MpiDone>* done) = 0;
-  // Asks MPI to give up the owner's receives that no message has reached yet; they end in poll(), as cancelled.
-  virtual void cancelReceives(const void* owner) = 0;
+  // Asks MPI to give up the owner's receives of this kind that no message has reached yet; they end in poll(), as cancelled.
+  virtual void cancelReceives(const void* owner, std::uint16_t kind) = 0;
   // The owner goes: what is still in flight ends with a cookie without owner.
   virtual void forget(const void* owner) = 0;
 };

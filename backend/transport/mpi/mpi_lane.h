@@ -69,7 +69,8 @@ class MpiLaneReader {
 
   // Where the next message may be received; empty while it is posted, or there is no room for a longest message.
   std::span<std::byte> post();
-  // The posted receive ended, with this many bytes.
+  // What the posted receive brought, head and frame; then arrived() makes it a frame to be peeked.
+  std::span<const std::byte> received(std::size_t messageBytes) const { return {memory_.bytes.get() + nextOffset_, messageBytes}; }
   void arrived(std::size_t messageBytes);
   void cancelled() { isPosted_ = false; }
   bool isPosted() const { return isPosted_; }

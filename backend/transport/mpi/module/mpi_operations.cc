@@ -71,9 +71,9 @@ class Operations final : public MpiOperations {
     return Status::ok();
   }
 
-  void cancelReceives(const void* owner) override {
+  void cancelReceives(const void* owner, std::uint16_t kind) override {
     for (std::size_t i = 0; i < slots_.size() && !isEnding_->load(); ++i) {
-      if (slots_[i].isReceive && slots_[i].cookie.owner == owner) {
+      if (slots_[i].isReceive && slots_[i].cookie.owner == owner && slots_[i].cookie.kind == kind) {
         MPI_Cancel(&requests_[i]);
       }
     }
