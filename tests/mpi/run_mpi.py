@@ -72,7 +72,12 @@ def main():
         print("mpi: there is no mpirun (Debian: openmpi-bin): nothing was tested", file=sys.stderr)
         print("0 passed, 1 failed, 0 skipped")
         return 1
-    programs = [("contract", "tests_mpi", 5, 600, {"GTEST_FILTER": "-MpiDeath.*"})]
+    cases = {"SHARDWIRE_ORACLE_CASES": "400" if quick else "4000"}
+    programs = [
+        ("contract", "tests_mpi", 5, 600, {"GTEST_FILTER": "-MpiDeath.*"}),
+        ("compile_op", "tests_oracle", 6, 1800, {"GTEST_FILTER": "Paths/OracleTest.*:-*copied", **cases}),
+        ("collectives", "tests_oracle", 5, 1800, {"GTEST_FILTER": "Paths/CollectivesOracleTest.*:-*copied*:*_processes", **cases}),
+    ]
     passed = failed = skipped = 0
     for title, name, ranks, limit, environment in programs:
         program = build / "tests" / name

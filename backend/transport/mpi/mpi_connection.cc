@@ -270,6 +270,9 @@ void MpiConnection::onDone(const MpiDone& done) {
 // ---- memory
 
 Reach MpiConnection::expose(const void* bytes, std::size_t size, RemoteAddress* address) {
+  if (joint_.isStaged) {
+    return Reach::kNone;
+  }
   *address = fetches_.expose(bytes, size);
   return Reach::kFetch;
 }
@@ -370,7 +373,8 @@ Status MpiConnection::health() {
 }
 
 std::string MpiConnection::describe() const {
-  return fmt::format("rank {}: mpi ({}, MPI rank {})", joint_.peer, wire_->process().api().library(), joint_.worldRank);
+  return fmt::format("rank {}: mpi ({}, MPI rank {}){}", joint_.peer, wire_->process().api().library(), joint_.worldRank,
+                     joint_.isStaged ? ", staged (SHARDWIRE_ORDINARY_PATH)" : "");
 }
 
 }  // namespace shardwire::internal

@@ -26,6 +26,7 @@ struct MpiJoint {
   MpiPair* pair = nullptr;
   int firstTag = 0;
   std::array<std::uint64_t, kNumLanes> laneBytes{};
+  bool isStaged = false;  // nothing is fetched: SHARDWIRE_ORDINARY_PATH=staged
 };
 
 class MpiConnection final : public Connection, private MpiReceiver {

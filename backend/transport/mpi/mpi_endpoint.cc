@@ -164,7 +164,9 @@ Result<std::unique_ptr<Connection>> MpiEndpoint::connect(Link link, Rank peer, b
   if (!pair.isOk()) {
     return Status{pair.status().code(), fmt::format("no MPI communicator with {}: {}", who, pair.status().message())};
   }
-  return MpiConnection::create({peer, who, worldRank, link.takeSocket(), *pair, firstTag, laneCapacities(*self_.options)}, wire_.get());
+  return MpiConnection::create({peer, who, worldRank, link.takeSocket(), *pair, firstTag, laneCapacities(*self_.options),
+                                self_.options->ordinaryPath == OrdinaryPath::kStaged},
+                               wire_.get());
 }
 
 }  // namespace
