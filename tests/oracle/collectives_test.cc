@@ -41,6 +41,7 @@ struct Path {
   std::size_t ringBytes;
   std::uint64_t share;  // of a hundred cases
   std::uint64_t firstSeed;
+  const char* transports = "";
 };
 
 // A group as one rank sees it.
@@ -60,6 +61,7 @@ class CollectiveOracle {
     options_.ordinaryPath = path.ordinary;
     options_.inlineBytes = path.inlineBytes;
     options_.ringBytes = path.ringBytes;
+    options_.transports = path.transports;
     for (const auto& members : kMembers) {
       groupSizes_.push_back(static_cast<int>(members.size()));
     }
@@ -285,7 +287,10 @@ INSTANTIATE_TEST_SUITE_P(Paths, CollectivesOracleTest,
                                            Path{"as_is_processes", true, OrdinaryPath::kAuto, 8 << 10, 1 << 20, 5, 5000000},
                                            Path{"direct_processes", true, OrdinaryPath::kAuto, 0, 1 << 20, 5, 6000000},
                                            Path{"copied_processes", true, OrdinaryPath::kCrossMemory, 0, 1 << 20, 5, 7000000},
-                                           Path{"staged_processes", true, OrdinaryPath::kStaged, 0, 4 << 10, 5, 8000000}),
+                                           Path{"staged_processes", true, OrdinaryPath::kStaged, 0, 4 << 10, 5, 8000000},
+                                           Path{"tcp_fetched", false, OrdinaryPath::kCrossMemory, 0, 1 << 20, 4, 10000000, "tcp"},
+                                           Path{"tcp_staged", false, OrdinaryPath::kStaged, 8 << 10, 4 << 10, 4, 11000000, "tcp"},
+                                           Path{"tcp_processes", true, OrdinaryPath::kAuto, 8 << 10, 1 << 20, 4, 12000000, "tcp"}),
                          [](const auto& info) { return std::string(info.param.name); });
 
 }  // namespace

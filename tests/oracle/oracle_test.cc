@@ -223,6 +223,7 @@ struct Path {
   std::size_t inlineBytes;
   std::size_t ringBytes;
   std::uint64_t share;  // of ten cases
+  const char* transports = "";
 };
 
 class OracleTest : public ::testing::TestWithParam<Path> {};
@@ -235,6 +236,7 @@ TEST_P(OracleTest, AgreesWithTheNaiveModel) {
   options.ordinaryPath = GetParam().ordinary;
   options.inlineBytes = GetParam().inlineBytes;
   options.ringBytes = GetParam().ringBytes;
+  options.transports = GetParam().transports;
   fmt::print("{} cases from seed {}\n", cases, seed);
   Oracle(options).run(seed, cases);
 }
@@ -244,7 +246,9 @@ INSTANTIATE_TEST_SUITE_P(Paths, OracleTest,
                                            Path{"direct", OrdinaryPath::kAuto, 0, 1 << 20, 2},
                                            Path{"copied", OrdinaryPath::kCrossMemory, 0, 1 << 20, 1},
                                            // Rings so small that boxes travel in many segments.
-                                           Path{"staged", OrdinaryPath::kStaged, 0, 4 << 10, 3}),
+                                           Path{"staged", OrdinaryPath::kStaged, 0, 4 << 10, 3},
+                                           Path{"tcp_fetched", OrdinaryPath::kCrossMemory, 0, 1 << 20, 1, "tcp"},
+                                           Path{"tcp_staged", OrdinaryPath::kStaged, 0, 4 << 10, 1, "tcp"}),
                          [](const auto& info) { return std::string(info.param.name); });
 
 }  // namespace
