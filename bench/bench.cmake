@@ -20,6 +20,8 @@ else()
   message(STATUS "benches: kernels_bench and plan_bench are left out, there is no libbenchmark-dev")
 endif()
 
+shardwire_bench(bootstrap_bench bench/bootstrap_bench.cc bench/bench_ranks.cc tests/support/memory_store.cc)
+
 if(CLI11_FOUND AND nlohmann_json_FOUND)
   # What the benches between ranks share: the one option parser, the report.
   add_library(shardwire_bench_support STATIC bench/bench_options.cc bench/report.cc)
