@@ -6,8 +6,5 @@ namespace shardwire::internal {
 Result<std::unique_ptr<Endpoint>> makeRdmaEndpoint(const Self&) {
   return Status{StatusCode::kUnsupported, "not in this build"};
 }
-Result<std::unique_ptr<Endpoint>> makeMpiEndpoint(const Self&) {
-  return Status{StatusCode::kUnsupported, "not in this build"};
-}
 
 }  // namespace shardwire::internal
