@@ -23,7 +23,8 @@ constexpr std::size_t kFetchFromInline = 8;  // times inlineBytes
 constexpr std::size_t kMinFetchRun = 512;
 
 ReadLimits limitsOf(const Options& options) {
-  return {.isWire = true, .minEdgeBytes = options.inlineBytes * kFetchFromInline, .minRunBytes = std::min(options.inlineBytes, kMinFetchRun)};
+  return {
+      .isWire = true, .minEdgeBytes = options.inlineBytes * kFetchFromInline, .minRunBytes = std::min(options.inlineBytes, kMinFetchRun)};
 }
 
 struct MpiAddress {

@@ -11,6 +11,7 @@
 #include "tests/backend/transport/contract.h"
 #include "tests/backend/transport/contract_fetch.h"
 #include "tests/backend/transport/tcp/tcp_pair.h"
+#include "tests/support/net_namespaces.h"
 
 namespace shardwire::testing {
 namespace {
@@ -29,9 +30,30 @@ Options smallRings() {
   return options;
 }
 
+// Two hosts for the whole suite, made when first needed; ranks are on them in turn.
+std::unique_ptr<NetNamespaces> twoHosts;
+
+const char* prepareTwoHosts() {
+  static std::string whyNot;
+  if (twoHosts == nullptr && whyNot.empty()) {
+    twoHosts = NetNamespaces::create(NetNamespaces::Addresses::kIpv6, &whyNot);
+  }
+  return twoHosts == nullptr ? whyNot.c_str() : nullptr;
+}
+
+void enterInTurn(Rank rank) {
+  twoHosts->enter(rank % 2);
+}
+
+TransportFixture acrossHosts() {
+  Options options;
+  options.transports = "tcp";
+  return {"TwoHosts", true, options, true, std::chrono::milliseconds(50), &prepareTwoHosts, &enterInTurn};
+}
+
 const auto kFixtures =
     ::testing::Values(TransportFixture{"Threads", false, overTcp(), true}, TransportFixture{"Processes", true, overTcp(), true},
-                      TransportFixture{"SmallRings", true, smallRings(), true});
+                      TransportFixture{"SmallRings", true, smallRings(), true}, acrossHosts());
 std::string nameOf(const ::testing::TestParamInfo<TransportFixture>& info) {
   return info.param.name;
 }
@@ -254,6 +276,31 @@ TEST(TcpConnection, AnIdleWireIsNotReadable) {
   }
   EXPECT_EQ(::poll(&entry, 1, 0), 0);
   EXPECT_FALSE(pair.ranks[0].wire->poll());
+}
+
+// A rank that computes reads nothing for as long as it likes. Its host answers for it.
+TEST(TcpConnection, APeerThatIsBusyIsNoFailure) {
+  TcpRanks pair;
+  pair.join();
+  Connection& connection = pair.connection(0);
+  std::vector<std::byte> memory(std::size_t{64} << 20);
+  internal::RemoteAddress address;
+  ASSERT_EQ(connection.expose(memory.data(), memory.size(), &address), Reach::kFetch);
+  FetchCount count;
+  std::vector<std::byte> copy(memory.size());
+  const MemoryRun all{copy.data(), address.value, memory.size()};
+  ASSERT_TRUE(pair.connection(1).fetch(address.space, {&all, 1}, &count));
+  const std::size_t size = connection.maxFrameBytes(Lane::kBulk);
+  while (!connection.reserve(Lane::kBulk, size, size).empty()) {
+    connection.commit(Lane::kBulk, size);
+  }
+  for (const auto start = Clock::now(); Clock::now() - start < std::chrono::seconds(10);) {
+    pair.ranks[0].wire->poll();
+    ASSERT_TRUE(connection.health().isOk()) << connection.health().message();
+    pollfd entry{pair.ranks[0].wire->readinessFd(), POLLIN, 0};
+    ::poll(&entry, 1, 5);
+  }
+  EXPECT_TRUE(pair.pollUntil([&] { return count.pending == 0; }));
 }
 
 TEST(TcpConnection, APeerKilledInTheMiddleOfAFetchIsNamed) {
