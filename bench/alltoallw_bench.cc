@@ -2,9 +2,8 @@
 // reshape_bench. Times are of the slowest rank; buffers are rewritten before every iteration.
 //
 // --only alltoallw,mpi_ordinary: in turns with it shardwire does the reshape, over its mpi transport, between the same tensors.
-#include <mpi.h>
-
 #include <fmt/format.h>
+#include <mpi.h>
 #include <stdlib.h>
 
 #include <algorithm>

@@ -54,8 +54,8 @@ struct FetchRequest {
 std::optional<FetchRequest> decodeRequest(std::string_view body);
 
 // Both ends cut the runs of a request into the same messages, from the runs' lengths alone. A long run is a message of its own: MPI moves
-// contiguous memory in one copy (CMA, RDMA), and packs whatever a derived datatype describes. Short ones share messages. None is longer than
-// MPI's int counts allow, with a margin.
+// contiguous memory in one copy (CMA, RDMA), and packs whatever a derived datatype describes. Short ones share messages. None is longer
+// than MPI's int counts allow, with a margin.
 inline constexpr std::size_t kMpiLongRun = std::size_t{64} << 10;
 inline constexpr std::size_t kMpiLongestMessage = std::size_t{1} << 30;
 
