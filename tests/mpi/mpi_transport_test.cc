@@ -28,5 +28,72 @@ const auto kFixtures =
 INSTANTIATE_TEST_SUITE_P(Mpi, TransportContract, kFixtures, [](const auto& info) { return info.param.name; });
 INSTANTIATE_TEST_SUITE_P(Mpi, WireContract, kFixtures, [](const auto& info) { return info.param.name; });
 
+TEST(MpiTransport, GroupsOfTheSameRanksAreIndependent) {
+  const auto first = makeStore();
+  const auto second = makeStore();
+  runLaunchedRank(2, [&](Rank rank) {
+    const auto connect = [&](Store& store) {
+      return internal::connectPeers(store, rank, 2, overMpi(), Clock::now() + std::chrono::seconds(20), "two");
+    };
+    auto a = connect(*first);
+    auto b = connect(*second);
+    ASSERT_TRUE(a.isOk() && b.isOk());
+    Connection& inA = *a->connections[static_cast<std::size_t>(1 - rank)];
+    Connection& inB = *b->connections[static_cast<std::size_t>(1 - rank)];
+    const auto takeByte = [&](Peers& peers, Connection& connection) {
+      ownPeers = &peers;
+      const auto frame = awaitFrame(connection, Lane::kBulk);
+      return frame.empty() ? '?' : static_cast<char>(frame[0]);
+    };
+    sendFrame(inA, Lane::kBulk, "a", 1);
+    sendFrame(inB, Lane::kBulk, "b", 1);
+    EXPECT_EQ(takeByte(*b, inB), 'b');
+    EXPECT_EQ(takeByte(*a, inA), 'a');
+    meet(inA);
+    a->connections.clear();
+    ownPeers = &*b;
+    meet(inB);
+    EXPECT_TRUE(inB.health().isOk()) << inB.health().message();
+    meet(inB);
+    ownPeers = nullptr;
+  });
+}
+
+// Run by itself, on two ranks, by an mpirun that lets the others live on when a rank dies. The group initialises MPI; the process ends
+// without finalising it.
+TEST(MpiDeath, IsNoticedWithinMillisecondsAndNobodyHangs) {
+  const auto store = makeStore();
+  const Rank rank = launchedRank();
+  auto peers = internal::connectPeers(*store, rank, 2, overMpi(), Clock::now() + std::chrono::seconds(20), "death");
+  ASSERT_TRUE(peers.isOk()) << peers.status().message();
+  ownPeers = &*peers;
+  Connection& connection = *peers->connections[static_cast<std::size_t>(1 - rank)];
+  meet(connection);
+  if (rank == 1) {
+    const auto now = Clock::now();
+    sendFrame(connection, Lane::kControl, &now, sizeof(now));
+    pollWires();
+    ::kill(::getpid(), SIGKILL);
+  }
+  // More than MPI takes without a receiver.
+  for (std::span<std::byte> room; !(room = connection.reserve(Lane::kBulk, 1024, 1 << 20)).empty();) {
+    connection.commit(Lane::kBulk, room.size());
+  }
+  const auto frame = awaitFrame(connection, Lane::kControl);
+  Deadline killed;
+  ASSERT_EQ(frame.size(), sizeof(killed));
+  std::memcpy(&killed, frame.data(), sizeof(killed));
+  connection.release(Lane::kControl);
+  Status failure;
+  awaitFailure(connection, &failure);
+  EXPECT_LT(Clock::now() - killed, std::chrono::milliseconds(200));
+  expectFailure(failure, 1, "died");
+  EXPECT_EQ(connection.health(), failure);
+  ownPeers = nullptr;
+  const auto start = Clock::now();
+  peers->connections.clear();
+  EXPECT_LT(Clock::now() - start, std::chrono::seconds(3));
+}
+
 }  // namespace
 }  // namespace shardwire::testing

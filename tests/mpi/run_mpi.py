@@ -75,6 +75,8 @@ def main():
     cases = {"SHARDWIRE_ORACLE_CASES": "400" if quick else "4000"}
     programs = [
         ("contract", "tests_mpi", 5, 600, {"GTEST_FILTER": "-MpiDeath.*"}),
+        # By default mpirun ends all ranks when one dies.
+        ("death", "tests_mpi", 2, 60, {"GTEST_FILTER": "MpiDeath.*", "mpi_options": ["--mca", "orte_enable_recovery", "1"], "may_die": [1]}),
         ("compile_op", "tests_oracle", 6, 1800, {"GTEST_FILTER": "Paths/OracleTest.*:-*copied", **cases}),
         ("collectives", "tests_oracle", 5, 1800, {"GTEST_FILTER": "Paths/CollectivesOracleTest.*:-*copied*:*_processes", **cases}),
     ]

@@ -8,6 +8,7 @@
 //   refusal   head, text
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <optional>
@@ -52,26 +53,38 @@ struct FetchRequest {
 // `body`: what follows the head. Nothing: no rank of ours sends such bytes.
 std::optional<FetchRequest> decodeRequest(std::string_view body);
 
-// Both ends cut the runs of a request into the same messages: as long as MPI's int counts allow, with a margin.
+// Both ends cut the runs of a request into the same messages, from the runs' lengths alone. A long run is a message of its own: MPI moves
+// contiguous memory in one copy (CMA, RDMA), and packs whatever a derived datatype describes. Short ones share messages. None is longer
+// than MPI's int counts allow, with a margin.
+inline constexpr std::size_t kMpiLongRun = std::size_t{64} << 10;
 inline constexpr std::size_t kMpiLongestMessage = std::size_t{1} << 30;
+
 template <typename Visit>
 Status forEachMessage(std::span<const MpiRun> runs, std::size_t longest, std::vector<MpiRun>* scratch, Visit&& visit) {
   scratch->clear();
   std::size_t bytes = 0;
+  const auto finish = [&]() -> Status {
+    const Status done = scratch->empty() ? Status::ok() : visit(std::span<const MpiRun>(*scratch));
+    scratch->clear();
+    bytes = 0;
+    return done;
+  };
   for (MpiRun run : runs) {
+    const bool isLong = run.size >= kMpiLongRun;
+    if (isLong || run.size > longest - bytes) {
+      SW_RETURN_IF_ERROR(finish());
+    }
     while (run.size > 0) {
-      const std::size_t part = std::min(run.size, longest - bytes);
-      scratch->push_back({run.bytes, part});
-      run = {run.bytes + part, run.size - part};
-      bytes += part;
-      if (bytes == longest) {
-        SW_RETURN_IF_ERROR(visit(std::span<const MpiRun>(*scratch)));
-        scratch->clear();
-        bytes = 0;
+      const MpiRun part{run.bytes, std::min(run.size, longest)};
+      scratch->push_back(part);
+      bytes += part.size;
+      run = {run.bytes + part.size, run.size - part.size};
+      if (isLong || run.size > 0) {
+        SW_RETURN_IF_ERROR(finish());
       }
     }
   }
-  return scratch->empty() ? Status::ok() : visit(std::span<const MpiRun>(*scratch));
+  return finish();
 }
 
 }  // namespace shardwire::internal

@@ -140,9 +140,6 @@ Status MpiProcess::prepare(int groupSize, bool isAskedFor, Deadline deadline) {
                     "MPI_Init_thread with MPI_THREAD_MULTIPLE (mpi4py's default)",
                     now.threadLevel));
   }
-  if (now.size < 2) {
-    return unsupported(fmt::format("the MPI job has this process only; start the ranks by one mpirun (of {})", api_->library()));
-  }
   return Status::ok();
 }
 
@@ -156,7 +153,7 @@ Status MpiProcess::initialise(int groupSize, bool isAskedFor, Deadline deadline)
     return unsupported(
         fmt::format("another MPI's launcher started this process, while this build of shardwire is for {}", api_->library()));
   }
-  if (launch->size != groupSize) {
+  if (groupSize != kWholeWorld && launch->size != groupSize) {
     return unsupported(
         fmt::format("MPI is not initialised, and a group of {} ranks cannot do it for a job of {}: make the group of all ranks "
                     "first, or initialise MPI before (MPI_Init_thread, import mpi4py.MPI)",

@@ -26,7 +26,9 @@ class MpiProcess {
   static Result<MpiProcess*> instance();
 
   // MPI is ready after this: it was, or all of its world initialises it now (then `groupSize` must be the world's, or some would never
-  // come). kUnsupported, saying what to do, when it cannot be used: too low a thread level, another fork, a world of one.
+  // come; kWholeWorld when they all will). isAskedFor: even if all of the world is on this host. kUnsupported, saying what to do, when MPI
+  // cannot be used: too low a thread level, a fork of another process that uses it.
+  static constexpr int kWholeWorld = 0;
   Status prepare(int groupSize, bool isAskedFor, Deadline deadline);
 
   MpiApi& api() { return *api_; }
