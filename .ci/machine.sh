@@ -42,7 +42,7 @@ debian_torch() { [ "$torch_choice" = debian ] && [ "$python" = /usr/bin/python3 
 # Package names by what needs them. clang and its tools only for the checks, MPI only for the benches.
 packages_of() {  # packages_of GROUP
   case "$1" in
-    core) echo g++ cmake ninja-build ccache libfmt-dev ;;
+    core) echo g++ cmake ninja-build ccache libfmt-dev libssl-dev ;;
     demo)
       packages_of core
       echo nlohmann-json3-dev

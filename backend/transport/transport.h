@@ -55,6 +55,7 @@ struct FetchCount {
 
 // Whether it pays to read from the peer rather than to have it packed and sent.
 struct ReadLimits {
+  bool isWire = false;           // reads arrive later (kFetch), and exposing memory may cost something
   std::size_t minEdgeBytes = 0;  // an edge of a plan that moves less in all is staged
   std::size_t minRunBytes = 0;   // a tensor whose contiguous runs are shorter than this, on average, is staged
 };

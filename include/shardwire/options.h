@@ -27,7 +27,8 @@ struct Options {
   // SHARDWIRE_TRANSPORTS
   std::string transports;
   // Interfaces for the bootstrap and for tcp, by name prefix as for NCCL ("eth,ib0", "=eth0" exactly, "^docker,lo" all but those); empty:
-  // all that are up, but for loopback when there is another. SHARDWIRE_SOCKET_IFNAME, else NCCL_SOCKET_IFNAME, else GLOO_SOCKET_IFNAME
+  // all that are up, but for loopback and docker bridges when there is another. SHARDWIRE_SOCKET_IFNAME, else NCCL_SOCKET_IFNAME, else
+  // GLOO_SOCKET_IFNAME
   std::string socketIfname;
   // A secret of the job beside the store's token, so that who can read the store cannot join. Equal on all ranks. SHARDWIRE_JOB_TOKEN
   std::string jobToken;

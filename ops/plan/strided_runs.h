@@ -18,6 +18,11 @@ struct StridedBox {
 // The box at `offset` inside `view`.
 StridedBox boxOf(const TensorView& view, const Dims& offset);
 
+// Bytes from the first element of a box to the one at `offset`.
+std::int64_t byteOffset(const Dims& byteStrides, const Dims& offset);
+// The strides of a packed box.
+Dims packedByteStrides(const Dims& shape, std::size_t elemBytes);
+
 // How the destination is written. Same bytes either way; a matter of speed.
 enum class StoreHint : unsigned char {
   kAuto = 0,    // by the bytes of this call
