@@ -6,9 +6,6 @@ namespace shardwire::internal {
 Result<std::unique_ptr<Endpoint>> makeTcpEndpoint(const Self&) {
   return Status{StatusCode::kUnsupported, "not in this build"};
 }
-Result<std::unique_ptr<Endpoint>> makeRdmaEndpoint(const Self&) {
-  return Status{StatusCode::kUnsupported, "not in this build"};
-}
 Result<std::unique_ptr<Endpoint>> makeMpiEndpoint(const Self&) {
   return Status{StatusCode::kUnsupported, "not in this build"};
 }
