@@ -35,7 +35,7 @@ if(CLI11_FOUND AND nlohmann_json_FOUND)
     target_link_libraries(alltoallw_bench PRIVATE shardwire_bench_support shardwire_warnings MPI::MPI_CXX)
     set_target_properties(alltoallw_bench PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/bench)
 
-    shardwire_bench(collectives_bench bench/collectives_bench.cc bench/collective_cases.cc bench/file_store.cc)
+    shardwire_bench(collectives_bench bench/collectives_bench.cc bench/collective_cases.cc tests/support/file_store.cc)
     target_link_libraries(collectives_bench PRIVATE shardwire_bench_support MPI::MPI_CXX)
   else()
     message(STATUS "benches: alltoallw_bench and collectives_bench are left out, there is no MPI")

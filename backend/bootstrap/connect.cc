@@ -190,6 +190,10 @@ Status Bootstrap::publish() {
     auto address = makeAddress();
     SW_RETURN_IF_ERROR(address.status());
     self_ = std::move(*address);
+    if (!peers_.options->hostId.empty()) {
+      self_.bootId = "SHARDWIRE_HOST_ID=" + peers_.options->hostId;
+      self_.networkNamespace = 0;
+    }
     const auto allowed = parseTransports(peers_.options->transports);
     SW_RETURN_IF_ERROR(allowed.status());
     SW_RETURN_IF_ERROR(prepareShm((*allowed)[static_cast<std::size_t>(TransportKind::kShm)]));

@@ -26,6 +26,10 @@ struct Options {
   // Which transports may join ranks: "rdma,tcp" these and no others, "^tcp" all but those; empty: all, the fastest that reaches a peer.
   // SHARDWIRE_TRANSPORTS
   std::string transports;
+  // The name of this process's host; empty: the running kernel's and the network namespace's. Ranks whose hosts have different names do not
+  // use shared memory with each other. For schedulers that know better, and for trying several hosts on one. SHARDWIRE_HOST_ID, else
+  // NCCL_HOSTID
+  std::string hostId;
   // Interfaces for the bootstrap and for tcp, by name prefix as for NCCL ("eth,ib0", "=eth0" exactly, "^docker,lo" all but those); empty:
   // all that are up, but for loopback and docker bridges when there is another. SHARDWIRE_SOCKET_IFNAME, else NCCL_SOCKET_IFNAME, else
   // GLOO_SOCKET_IFNAME

@@ -99,6 +99,16 @@ TEST_P(Algorithms, GiveTheSameResult) {
             expectOk(group.allReduce(viewOf(mine), ReduceOp::kSum));
             EXPECT_EQ(mine, sumOf(n, size));
             break;
+          case Collective::kAllGather: {
+            std::vector<Values> gathered(static_cast<std::size_t>(n), Values(size));
+            std::vector<TensorView> outputs;
+            std::transform(gathered.begin(), gathered.end(), std::back_inserter(outputs), viewOf);
+            expectOk(group.allGather(viewOf(mine), outputs));
+            for (Rank rank = 0; rank < n; ++rank) {
+              EXPECT_EQ(gathered[static_cast<std::size_t>(rank)], patternOf(rank, size));
+            }
+            break;
+          }
           default:
             expectOk(group.barrier());
         }
@@ -112,7 +122,8 @@ TEST_P(Algorithms, GiveTheSameResult) {
 
 std::vector<Forced> allForced() {
   std::vector<Forced> all;
-  for (const Collective kind : {Collective::kBroadcast, Collective::kReduce, Collective::kAllReduce, Collective::kBarrier}) {
+  for (const Collective kind :
+       {Collective::kBroadcast, Collective::kReduce, Collective::kAllReduce, Collective::kAllGather, Collective::kBarrier}) {
     for (const Algorithm algorithm : algorithmsOf(kind)) {
       all.push_back({kind, algorithm});
     }

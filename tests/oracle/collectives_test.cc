@@ -18,7 +18,7 @@
 #include "shardwire/communicator.h"
 #include "tests/support/collective_run.h"
 #include "tests/support/fork_ranks.h"
-#include "tests/support/memory_store.h"
+#include "tests/support/launched_ranks.h"
 
 namespace shardwire::testing {
 namespace {
@@ -60,6 +60,10 @@ class CollectiveOracle {
     options_.ordinaryPath = path.ordinary;
     options_.inlineBytes = path.inlineBytes;
     options_.ringBytes = path.ringBytes;
+    options_.transports = testedTransports();
+    for (std::size_t i = 0; i < kLanes * kMembers.size(); ++i) {
+      stores_.push_back(makeStore());
+    }
     for (const auto& members : kMembers) {
       groupSizes_.push_back(static_cast<int>(members.size()));
     }
@@ -69,6 +73,9 @@ class CollectiveOracle {
   void run() {
     const auto body = [this](Rank rank) { rankMain(rank); };
     constexpr std::chrono::minutes kLimit(30);
+    if (areRanksLaunched()) {
+      return runLaunchedRank(kRanks, body, kLimit);
+    }
     path_.areProcesses ? runRanksAsProcesses(kRanks, body, kLimit) : runRanksAsThreads(kRanks, body, kLimit);
   }
 
@@ -92,7 +99,7 @@ class CollectiveOracle {
         continue;
       }
       groups[g].rank = static_cast<Rank>(at - members.begin());
-      auto group = Communicator::create(stores_[static_cast<std::size_t>(lane) * groups.size() + g], groups[g].rank, groupSizes_[g],
+      auto group = Communicator::create(*stores_[static_cast<std::size_t>(lane) * groups.size() + g], groups[g].rank, groupSizes_[g],
                                         options_, fmt::format("oracle{}-{}", lane, g));
       if (!group.isOk()) {
         return fail(rank, 0, "no group: " + group.status().message(), {});
@@ -261,7 +268,7 @@ class CollectiveOracle {
   const std::uint64_t numCases_;
   Options options_;
   std::vector<int> groupSizes_;
-  std::deque<MemoryStore> stores_{kLanes * kMembers.size()};
+  std::vector<std::unique_ptr<Store>> stores_;
   std::atomic<bool>* failed_;  // seen by forked ranks
 };
 

@@ -1,5 +1,6 @@
 // compileOp and its runs between real ranks against the naive model: random specs, over every data path, with strided tensors, bound and
-// not, one and two runs in flight. Ranks are threads, so that many cases fit; the groups stay for all cases of one path.
+// not, one and two runs in flight. Ranks are threads, so that many cases fit, or processes that mpirun made; the groups stay for all cases of
+// one path.
 // SHARDWIRE_ORACLE_CASES: how many cases (default 20000; CI 100000). SHARDWIRE_ORACLE_SEED: the first seed.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
@@ -12,7 +13,7 @@
 #include "backend/memory/shared_heap.h"
 #include "shardwire/communicator.h"
 #include "tests/support/fork_ranks.h"
-#include "tests/support/memory_store.h"
+#include "tests/support/launched_ranks.h"
 #include "tests/support/naive_model.h"
 #include "tests/support/random_spec.h"
 
@@ -113,7 +114,7 @@ struct Tensors {
   }
 };
 
-// What all ranks need to know of the case in hand; made by rank 0 between two barriers.
+// What all ranks need to know of the case in hand; made between two barriers by rank 0, or by each where they share no memory.
 struct Current {
   RandomCase randomCase;
   RankBytes inputs;
@@ -123,25 +124,30 @@ struct Current {
 
 class Oracle {
  public:
-  explicit Oracle(const Options& options) : options_(options) {}
+  explicit Oracle(const Options& options) : options_(options) {
+    for (int n = 0; n <= kMaxRanks; ++n) {
+      stores_.push_back(makeStore());
+    }
+  }
 
   void run(std::uint64_t firstSeed, std::uint64_t numCases) {
     // Ranks of the largest world; smaller cases use groups of the first ranks.
-    runRanksAsThreads(
-        kMaxRanks, [&](Rank rank) { rankMain(rank, firstSeed, numCases); }, std::chrono::minutes(60));
+    const auto body = [&](Rank rank) { rankMain(rank, firstSeed, numCases); };
+    areRanksLaunched() ? runLaunchedRank(kMaxRanks, body, std::chrono::minutes(60))
+                       : runRanksAsThreads(kMaxRanks, body, std::chrono::minutes(60));
   }
 
  private:
   void rankMain(Rank rank, std::uint64_t firstSeed, std::uint64_t numCases) {
     std::vector<std::unique_ptr<Communicator>> groups(kMaxRanks + 1);
     for (int n = std::max(rank + 1, 1); n <= kMaxRanks; ++n) {
-      auto group = Communicator::create(stores_[n], rank, n, options_, fmt::format("oracle{}", n));
+      auto group = Communicator::create(*stores_[static_cast<std::size_t>(n)], rank, n, options_, fmt::format("oracle{}", n));
       ASSERT_TRUE(group.isOk()) << group.status().message();
       groups[static_cast<std::size_t>(n)] = std::move(*group);
     }
     Communicator& all = *groups[kMaxRanks];
     for (std::uint64_t i = 0; i < numCases && !failed_; ++i) {
-      if (rank == 0) {
+      if (rank == 0 || areRanksLaunched()) {
         prepare(firstSeed + i);
       }
       meet(all);
@@ -211,7 +217,7 @@ class Oracle {
   }
 
   const Options options_;
-  MemoryStore stores_[kMaxRanks + 1];
+  std::vector<std::unique_ptr<Store>> stores_;  // by size of the group
   Current current_;
   std::atomic<bool> failed_{false};
   std::mutex mutex_;
@@ -235,6 +241,7 @@ TEST_P(OracleTest, AgreesWithTheNaiveModel) {
   options.ordinaryPath = GetParam().ordinary;
   options.inlineBytes = GetParam().inlineBytes;
   options.ringBytes = GetParam().ringBytes;
+  options.transports = testedTransports();
   fmt::print("{} cases from seed {}\n", cases, seed);
   Oracle(options).run(seed, cases);
 }

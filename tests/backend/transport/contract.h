@@ -14,6 +14,7 @@
 
 #include "backend/bootstrap/connect.h"
 #include "tests/support/fork_ranks.h"
+#include "tests/support/launched_ranks.h"
 #include "tests/support/memory_store.h"
 
 namespace shardwire::testing {
@@ -35,7 +36,7 @@ inline void pollWires() {
 
 struct TransportFixture {
   std::string name;
-  bool forked;  // ranks are processes
+  bool forked;  // ranks are processes that this one makes; ranks that mpirun made are neither these nor threads
   Options options;
   bool isWire = false;  // memory is reached by fetches, and a thread's end is nobody's death
   Duration noticeDeathWithin = std::chrono::milliseconds(50);
@@ -45,15 +46,17 @@ class TransportContract : public ::testing::TestWithParam<TransportFixture> {
  protected:
   // Connects `numRanks` ranks and runs `function` on each; the connections go when it returns.
   void run(int numRanks, const std::function<void(Rank, Peers&)>& function, const std::set<Rank>& mayDie = {}) {
-    MemoryStore store;
+    const std::unique_ptr<Store> store = makeStore();
     const RankFunction rankFunction = [&](Rank rank) {
-      auto peers = internal::connectPeers(store, rank, numRanks, GetParam().options, Clock::now() + std::chrono::seconds(20), "contract");
+      auto peers = internal::connectPeers(*store, rank, numRanks, GetParam().options, Clock::now() + std::chrono::seconds(20), "contract");
       ASSERT_TRUE(peers.isOk()) << peers.status().message();
       ownPeers = &*peers;
       function(rank, *peers);
       ownPeers = nullptr;
     };
-    if (GetParam().forked) {
+    if (areRanksLaunched()) {
+      runLaunchedRank(numRanks, rankFunction);
+    } else if (GetParam().forked) {
       runRanksAsProcesses(numRanks, rankFunction, kRankTimeLimit, mayDie);
     } else {
       runRanksAsThreads(numRanks, rankFunction);
