@@ -16,8 +16,8 @@
 
 #include "bench/bench_options.h"
 #include "bench/collective_cases.h"
-#include "tests/support/file_store.h"
 #include "bench/report.h"
+#include "tests/support/file_store.h"
 
 namespace shardwire::bench {
 namespace {

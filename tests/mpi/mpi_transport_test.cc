@@ -23,7 +23,8 @@ Options smallLanes() {
   return options;
 }
 
-const auto kFixtures = ::testing::Values(TransportFixture{"Mpi", false, overMpi(), true}, TransportFixture{"SmallLanes", false, smallLanes(), true});
+const auto kFixtures =
+    ::testing::Values(TransportFixture{"Mpi", false, overMpi(), true}, TransportFixture{"SmallLanes", false, smallLanes(), true});
 INSTANTIATE_TEST_SUITE_P(Mpi, TransportContract, kFixtures, [](const auto& info) { return info.param.name; });
 INSTANTIATE_TEST_SUITE_P(Mpi, WireContract, kFixtures, [](const auto& info) { return info.param.name; });
 

@@ -1,7 +1,6 @@
 // compileOp and its runs between real ranks against the naive model: random specs, over every data path, with strided tensors, bound and
-// not, one and two runs in flight. Ranks are threads, so that many cases fit, or processes that mpirun made; the groups stay for all cases of
-// one path.
-// SHARDWIRE_ORACLE_CASES: how many cases (default 20000; CI 100000). SHARDWIRE_ORACLE_SEED: the first seed.
+// not, one and two runs in flight. Ranks are threads, so that many cases fit, or processes that mpirun made; the groups stay for all cases
+// of one path. SHARDWIRE_ORACLE_CASES: how many cases (default 20000; CI 100000). SHARDWIRE_ORACLE_SEED: the first seed.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 

@@ -1,5 +1,5 @@
-// Ranks that somebody else started as processes: this process is one of them. tests/mpi/run_mpi.py does, by mpirun, and names a folder where
-// they meet in SHARDWIRE_TEST_FOLDER. All processes run the same tests in the same order. Main thread of the test only.
+// Ranks that somebody else started as processes: this process is one of them. tests/mpi/run_mpi.py does, by mpirun, and names a folder
+// where they meet in SHARDWIRE_TEST_FOLDER. All processes run the same tests in the same order. Main thread of the test only.
 #pragma once
 
 #include <memory>

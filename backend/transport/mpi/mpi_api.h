@@ -1,8 +1,8 @@
 // The one door to MPI: what the transport needs of it, without <mpi.h>. Implemented by a small shared module of its own (module/), which is
 // loaded when a process of an MPI job first wants it, so that everything else builds and runs where there is no MPI.
 //
-// Threads: any, for MpiApi (MPI runs at MPI_THREAD_MULTIPLE or is not used); one at a time for each MpiOperations. Calls that wait for other
-// ranks say so. Whatever MPI reports as an error is a Status with MPI's text.
+// Threads: any, for MpiApi (MPI runs at MPI_THREAD_MULTIPLE or is not used); one at a time for each MpiOperations. Calls that wait for
+// other ranks say so. Whatever MPI reports as an error is a Status with MPI's text.
 #pragma once
 
 #include <cstddef>

@@ -141,9 +141,9 @@ void MpiConnection::sendService(MpiKind kind, std::string_view body) {
   encodeHead(head(kind), reinterpret_cast<std::byte*>(message.bytes.data()));
   message.bytes += body;
   const MpiRun run{reinterpret_cast<std::byte*>(message.bytes.data()), message.bytes.size()};
-  const Status sent = wire_->operations().send(
-      *joint_.pair, joint_.firstTag + kServiceTag, {&run, 1},
-      {static_cast<MpiReceiver*>(this), kServiceSend, static_cast<std::uint16_t>(kind), static_cast<std::uint32_t>(place - serviceOut_.begin())});
+  const Status sent = wire_->operations().send(*joint_.pair, joint_.firstTag + kServiceTag, {&run, 1},
+                                               {static_cast<MpiReceiver*>(this), kServiceSend, static_cast<std::uint16_t>(kind),
+                                                static_cast<std::uint32_t>(place - serviceOut_.begin())});
   if (!sent.isOk()) {
     return fail(sent);
   }
@@ -182,9 +182,8 @@ void MpiConnection::post(std::size_t lane) {
     return;
   }
   const MpiRun run{room.data(), room.size()};
-  const Status posted =
-      wire_->operations().receive(*joint_.pair, joint_.firstTag + static_cast<int>(lane), {&run, 1},
-                                  {static_cast<MpiReceiver*>(this), kFrameReceive, static_cast<std::uint16_t>(lane), 0});
+  const Status posted = wire_->operations().receive(*joint_.pair, joint_.firstTag + static_cast<int>(lane), {&run, 1},
+                                                    {static_cast<MpiReceiver*>(this), kFrameReceive, static_cast<std::uint16_t>(lane), 0});
   if (!posted.isOk()) {
     readers_[lane].cancelled();
     return fail(posted);

@@ -76,8 +76,7 @@ bool decodeJoint(std::string_view bytes, Joint* joint) {
 
 class MpiEndpoint final : public Endpoint {
  public:
-  MpiEndpoint(const Self& self, MpiProcess* process)
-      : self_(self), process_(process), wire_(std::make_unique<MpiWire>(process)) {
+  MpiEndpoint(const Self& self, MpiProcess* process) : self_(self), process_(process), wire_(std::make_unique<MpiWire>(process)) {
     const MpiState state = process->state();
     mine_ = {process->job().substr(0, kMaxJobBytes), static_cast<std::uint32_t>(state.rank), static_cast<std::uint32_t>(state.size)};
   }
@@ -139,8 +138,9 @@ Status MpiEndpoint::agree(Link& link, int worldRank, const std::string& who, Dea
     return {StatusCode::kUnsupported, mine.failure.empty() ? fmt::format("{}: {}", who, theirs.failure) : mine.failure};
   }
   if (theirs.laneBytes != mine.laneBytes) {
-    return {StatusCode::kMismatch,
-            fmt::format("this rank and {} have different SHARDWIRE_RING_BYTES or SHARDWIRE_INLINE_BYTES; set them equally on all ranks", who)};
+    return {
+        StatusCode::kMismatch,
+        fmt::format("this rank and {} have different SHARDWIRE_RING_BYTES or SHARDWIRE_INLINE_BYTES; set them equally on all ranks", who)};
   }
   *firstTag = static_cast<int>(static_cast<int>(mine_.rank) < worldRank ? mine.firstTag : theirs.firstTag);
   return Status::ok();

@@ -1,8 +1,8 @@
 // The memory of one lane at its two ends: where each message lies, and how much of the peer's end is free. Pure bookkeeping.
 //
-// Both ends place messages by one rule: one behind the other in whole granules; one may run past the end of the lane's capacity, into a spare
-// part as long as the longest message, and the next starts at the front. Since no more than the capacity is ever in use, a message never
-// meets an older one. Threads: as Connection.
+// Both ends place messages by one rule: one behind the other in whole granules; one may run past the end of the lane's capacity, into a
+// spare part as long as the longest message, and the next starts at the front. Since no more than the capacity is ever in use, a message
+// never meets an older one. Threads: as Connection.
 #pragma once
 
 #include <array>

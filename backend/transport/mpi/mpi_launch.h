@@ -18,8 +18,8 @@ struct MpiLaunch {
 
 using ReadVariable = std::function<const char*(const char*)>;
 
-// Nothing: no launcher of MPI jobs started this process, or torchrun did so inside of such a job, and then its ranks are not MPI's; `whyNot`
-// tells which.
+// Nothing: no launcher of MPI jobs started this process, or torchrun did so inside of such a job, and then its ranks are not MPI's;
+// `whyNot` tells which.
 std::optional<MpiLaunch> readMpiLaunch(const ReadVariable& variable, std::string* whyNot);
 std::optional<MpiLaunch> readMpiLaunch(std::string* whyNot);
 

@@ -1,8 +1,8 @@
-// What travels between two MpiConnections, as bytes: the head of every message, and requests for runs of exposed memory. Pure functions; the
-// decoders take bytes from the peer and check all of them. Fixed width, little-endian.
+// What travels between two MpiConnections, as bytes: the head of every message, and requests for runs of exposed memory. Pure functions;
+// the decoders take bytes from the peer and check all of them. Fixed width, little-endian.
 //
-//   head      u32 released[3]: bytes that the sender of this message has released of each lane that it receives, modulo 2^32; u8 kind; 3 zero
-//   request   head, u32 space, u32 form, u64 count, then
+//   head      u32 released[3]: bytes that the sender of this message has released of each lane that it receives, modulo 2^32; u8 kind; 3
+//   zero request   head, u32 space, u32 form, u64 count, then
 //             form 0: count times u64 address, u64 bytes
 //             form 1: u64 address, u64 bytes, u64 stride: count runs of equal length, stride apart (modulo 2^64)
 //   refusal   head, text

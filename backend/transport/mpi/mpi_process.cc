@@ -55,9 +55,10 @@ bool isMpiInitialisedHere() {
 Result<MpiApi*> loadModule() {
   const std::string path = ownFolder() + kModuleName;
   if (::access(path.c_str(), R_OK) != 0) {
-    return unsupported(fmt::format("this build of shardwire has no MPI module ({} is missing): build it where MPI is installed (on Debian: "
-                                   "apt-get install libopenmpi-dev)",
-                                   path));
+    return unsupported(
+        fmt::format("this build of shardwire has no MPI module ({} is missing): build it where MPI is installed (on Debian: "
+                    "apt-get install libopenmpi-dev)",
+                    path));
   }
   void* module = ::dlopen(path.c_str(), RTLD_NOW | RTLD_GLOBAL);
   if (module == nullptr) {
@@ -134,9 +135,10 @@ Status MpiProcess::prepare(int groupSize, bool isAskedFor, Deadline deadline) {
     return unsupported("MPI was finalised in this process, and cannot be initialised again");
   }
   if (!now.isThreadMultiple) {
-    return unsupported(fmt::format("MPI was initialised with {}, and shardwire calls it from threads of its own; initialise it by "
-                                   "MPI_Init_thread with MPI_THREAD_MULTIPLE (mpi4py's default)",
-                                   now.threadLevel));
+    return unsupported(
+        fmt::format("MPI was initialised with {}, and shardwire calls it from threads of its own; initialise it by "
+                    "MPI_Init_thread with MPI_THREAD_MULTIPLE (mpi4py's default)",
+                    now.threadLevel));
   }
   if (now.size < 2) {
     return unsupported(fmt::format("the MPI job has this process only; start the ranks by one mpirun (of {})", api_->library()));
@@ -151,12 +153,14 @@ Status MpiProcess::initialise(int groupSize, bool isAskedFor, Deadline deadline)
     return unsupported(std::move(whyNot));
   }
   if (isPmiOnly_ && api_->library().starts_with("Open MPI")) {
-    return unsupported(fmt::format("another MPI's launcher started this process, while this build of shardwire is for {}", api_->library()));
+    return unsupported(
+        fmt::format("another MPI's launcher started this process, while this build of shardwire is for {}", api_->library()));
   }
   if (launch->size != groupSize) {
-    return unsupported(fmt::format("MPI is not initialised, and a group of {} ranks cannot do it for a job of {}: make the group of all ranks "
-                                   "first, or initialise MPI before (MPI_Init_thread, import mpi4py.MPI)",
-                                   groupSize, launch->size == 0 ? "unknown size" : std::to_string(launch->size)));
+    return unsupported(
+        fmt::format("MPI is not initialised, and a group of {} ranks cannot do it for a job of {}: make the group of all ranks "
+                    "first, or initialise MPI before (MPI_Init_thread, import mpi4py.MPI)",
+                    groupSize, launch->size == 0 ? "unknown size" : std::to_string(launch->size)));
   }
   if (!isAskedFor && launch->localSize == launch->size) {
     return unsupported("all ranks of the MPI job are on this host, and MPI is not initialised; SHARDWIRE_TRANSPORTS=mpi asks for it");

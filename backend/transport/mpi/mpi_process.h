@@ -1,9 +1,9 @@
 // MPI in this process: the module that knows it, whether it may be used, its initialisation and end, and one private communicator for each
 // process that we talk to. There is one MPI per process, so there is one of these. Any thread.
 //
-// Communicators. MPI's own messages must never match ours, so MPI_COMM_WORLD cannot be used; a duplicate of it is collective over the world,
-// and a group of some ranks could never make it; one communicator per group would have to be made by ranks whose sets of MPI peers differ
-// (the others are reached by shared memory). So each pair of processes that meets makes one communicator of the two
+// Communicators. MPI's own messages must never match ours, so MPI_COMM_WORLD cannot be used; a duplicate of it is collective over the
+// world, and a group of some ranks could never make it; one communicator per group would have to be made by ranks whose sets of MPI peers
+// differ (the others are reached by shared memory). So each pair of processes that meets makes one communicator of the two
 // (MPI_Comm_create_group), once; groups that share the pair keep apart by tags.
 #pragma once
 

@@ -3,7 +3,8 @@
 namespace shardwire::internal {
 namespace {
 
-// A round finds what MPI had already; what ends a message may let the next one start. Bounded, so that a busy peer does not keep the caller.
+// A round finds what MPI had already; what ends a message may let the next one start. Bounded, so that a busy peer does not keep the
+// caller.
 constexpr int kMostRounds = 16;
 
 }  // namespace

@@ -140,7 +140,7 @@ void RdmaConnection::conceal(const RemoteAddress& address) {
 }
 
 ReadLimits RdmaConnection::readLimits() const {
-  return {.minEdgeBytes = kMinFetchEdge, .minRunBytes = kMinFetchRun};
+  return {.isWire = true, .minEdgeBytes = kMinFetchEdge, .minRunBytes = kMinFetchRun};
 }
 
 const std::byte* RdmaConnection::map(const RemoteAddress& address, std::size_t size) {

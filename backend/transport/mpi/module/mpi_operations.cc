@@ -51,8 +51,7 @@ class Operations final : public MpiOperations {
       return checkNotEnding();
     }
     int count = 0;
-    const int code =
-        MPI_Testsome(static_cast<int>(requests_.size()), requests_.data(), &count, indices_.data(), statuses_.data());
+    const int code = MPI_Testsome(static_cast<int>(requests_.size()), requests_.data(), &count, indices_.data(), statuses_.data());
     if (code != MPI_SUCCESS && code != MPI_ERR_IN_STATUS) {
       return mpiStatus("MPI_Testsome", code);
     }
@@ -132,8 +131,8 @@ class Operations final : public MpiOperations {
     const int count = static_cast<int>(joined_.size());
     int code = MPI_SUCCESS;
     if (isRegular(joined_)) {
-      code = MPI_Type_create_hvector(count, static_cast<int>(joined_[0].size), joined_[1].bytes - joined_[0].bytes, MPI_BYTE,
-                                     &layout->type);
+      code =
+          MPI_Type_create_hvector(count, static_cast<int>(joined_[0].size), joined_[1].bytes - joined_[0].bytes, MPI_BYTE, &layout->type);
     } else {
       lengths_.clear();
       places_.clear();
