@@ -15,6 +15,7 @@ constexpr std::uint8_t kVersion = 1;
 // What a message is: the queue pairs of its sender, that it is ready, or that it cannot go on.
 enum class Message : std::uint8_t { kQueuePairs = 1, kReady = 2, kFailure = 3 };
 constexpr std::size_t kMaxTextBytes = 4096;
+constexpr Duration kTellWithin = std::chrono::milliseconds(500);
 constexpr std::uint64_t kRequestLaneBytes = std::uint64_t{256} << 10;
 constexpr QueuePairDepth kPayloadDepth = {128, FetchRequester::kMostParts + 16};
 
@@ -63,8 +64,14 @@ class Joining {
   Joining(const RdmaHandshake& handshake, Link link, Deadline deadline) : h_(handshake), link_(std::move(link)), deadline_(deadline) {}
 
   Result<std::unique_ptr<Connection>> run();
-  // The peer need not wait for what will not come.
-  void tell(const Status& failure) { static_cast<void>(link_.send(encodeFailure(failure), Clock::now() + std::chrono::milliseconds(100))); }
+  // The peer need not wait for what will not come, and says why. Its own message is taken first: a socket that is closed with something
+  // unread takes what was sent with it.
+  void tell(const Status& failure) {
+    const Deadline deadline = std::min(deadline_, Clock::now() + kTellWithin);
+    if (link_.send(encodeFailure(failure), deadline).isOk()) {
+      static_cast<void>(link_.receive(deadline));
+    }
+  }
 
  private:
   Status makeQueues();
@@ -136,9 +143,10 @@ Result<std::string> Joining::receive(Message kind) {
 }
 
 Status Joining::exchangeOffers() {
-  SW_RETURN_IF_ERROR(link_.send(encodeOffer(offer_), deadline_));
-  const auto body = receive(Message::kQueuePairs);
+  const Status sent = link_.send(encodeOffer(offer_), deadline_);
+  const auto body = receive(Message::kQueuePairs);  // also when it could not be sent: the peer may have said why it closed the link
   SW_RETURN_IF_ERROR(body.status());
+  SW_RETURN_IF_ERROR(sent);
   ByteReader reader(*body);
   for (std::uint64_t& bytes : theirs_.laneBytes) {
     bytes = reader.u64();
