@@ -44,7 +44,7 @@ class RdmaEndpoint final : public Endpoint {
 }  // namespace
 
 Result<std::unique_ptr<Endpoint>> makeRdmaEndpoint(const Self& self, const VerbsApi& api) {
-  auto fabric = RdmaFabric::create(api, *self.options, self.worldSize, nullptr);
+  auto fabric = RdmaFabric::create(api, *self.options, self.worldSize, self.storages);
   SW_RETURN_IF_ERROR(fabric.status());
   return std::unique_ptr<Endpoint>(std::make_unique<RdmaEndpoint>(self, std::move(*fabric)));
 }

@@ -20,6 +20,15 @@ class RdmaWire final : public Wire {
   bool poll() override { return fabric_->poll(); }
   int readinessFd() const override { return fabric_->readinessFd(); }
   void prepareToSleep() override { fabric_->prepareToSleep(); }
+  std::uint64_t pin(const void* bytes, std::size_t size, bool isWritten, const void* storage) override {
+    const auto pinned = fabric_->registrations().pin(bytes, size, isWritten, storage);
+    return pinned.isOk() ? reinterpret_cast<std::uintptr_t>(*pinned) : 0;
+  }
+  void unpin(std::uint64_t pin) override {
+    if (pin != 0) {
+      fabric_->registrations().unpin(reinterpret_cast<Registration*>(static_cast<std::uintptr_t>(pin)));
+    }
+  }
   std::uint64_t numRegistered() const { return fabric_->registrations().numRegistered(); }
 
  private:
