@@ -42,7 +42,7 @@ debian_torch() { [ "$torch_choice" = debian ] && [ "$python" = /usr/bin/python3 
 # Package names by what needs them. clang and its tools only for the checks, MPI only for the benches.
 packages_of() {  # packages_of GROUP
   case "$1" in
-    core) echo g++ cmake ninja-build ccache libfmt-dev libssl-dev ;;
+    core) echo g++ cmake ninja-build ccache libfmt-dev libssl-dev libibverbs-dev ;;
     demo)
       packages_of core
       echo nlohmann-json3-dev
@@ -56,6 +56,8 @@ packages_of() {  # packages_of GROUP
       echo clang python3-pytest mypy
       # The layout of the sources is clang-format 14's; Debian 13 has no such version.
       if apt-cache show clang-format-14 >/dev/null 2>&1; then echo clang-format-14; fi ;;
+    # The rig's machines (tests/rig); its kernel is fetched by itself.
+    rdma) packages_of cpp; echo qemu-system-x86 kmod cpio xz-utils zstd iproute2 libibverbs1 ibverbs-providers ibverbs-utils perftest ;;
     tidy) packages_of cpp; echo clang-tidy ;;
     python) packages_of demo; debian_torch && echo python3-pytest || true ;;
     torch-suite) packages_of demo; [ "$python" != /usr/bin/python3 ] || echo python3-setuptools ;;

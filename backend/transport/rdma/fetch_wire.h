@@ -1,4 +1,4 @@
-// What travels on the request lane of an RDMA connection: requests to fetch, and refusals. Little-endian, fixed width (docs/plans.md).
+// What travels on the request lane of an RDMA connection: requests to fetch, and refusals. Little-endian, fixed width (docs/rdma.md).
 #pragma once
 
 #include <array>

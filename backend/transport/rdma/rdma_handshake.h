@@ -1,5 +1,5 @@
 // The set-up of one RDMA connection over its link: both sides make their queue pairs, tell each other their numbers, connect them, and say
-// that they are ready. Bytes in docs/plans.md.
+// that they are ready. Bytes in docs/rdma.md.
 #pragma once
 
 #include <memory>
