@@ -56,14 +56,15 @@ packages_of() {  # packages_of GROUP
       echo clang python3-pytest mypy
       # The layout of the sources is clang-format 14's; Debian 13 has no such version.
       if apt-cache show clang-format-14 >/dev/null 2>&1; then echo clang-format-14; fi ;;
-    # The rig's machines (tests/rig); its kernel is fetched by itself.
-    rdma) packages_of cpp; echo qemu-system-x86 kmod cpio xz-utils zstd iproute2 libibverbs1 ibverbs-providers ibverbs-utils perftest ;;
+    mpi) packages_of cpp; echo libopenmpi-dev openmpi-bin ;;
+    # The machines' kernel is unpacked, not installed: tests/rig/kernel.py.
+    rdma) packages_of cpp; echo libibverbs-dev libibverbs1 ibverbs-providers ibverbs-utils perftest qemu-system-x86 kmod cpio xz-utils zstd iproute2 ;;
     tidy) packages_of cpp; echo clang-tidy ;;
     python) packages_of demo; debian_torch && echo python3-pytest || true ;;
     torch-suite) packages_of demo; [ "$python" != /usr/bin/python3 ] || echo python3-setuptools ;;
     example) packages_of demo ;;
     pip-install) packages_of demo; [ "$python" != /usr/bin/python3 ] || echo python3-venv python3-pip python3-setuptools python3-wheel ;;
-    test) for part in cpp checks python torch-suite example pip-install; do packages_of $part; done ;;
+    test) for part in cpp checks mpi rdma python torch-suite example pip-install; do packages_of $part; done ;;
     bench) packages_of core; echo libcli11-dev openmpi-bin libopenmpi-dev nlohmann-json3-dev ;;
     *) die "no package group '$1'" ;;
   esac

@@ -21,7 +21,8 @@ struct Options {
   std::size_t ringBytes = std::size_t{1} << 20;
   // Payloads of one edge up to this many bytes travel inside a frame even when the peer could address them. SHARDWIRE_INLINE_BYTES
   std::size_t inlineBytes = std::size_t{8} << 10;
-  // How tensors outside the shared heap travel on one host. SHARDWIRE_ORDINARY_PATH=auto|cross_memory|staged
+  // How tensors outside the shared heap travel: read by the peer (on one host across memories, over tcp fetched), or packed into frames.
+  // SHARDWIRE_ORDINARY_PATH=auto|cross_memory|staged
   OrdinaryPath ordinaryPath = OrdinaryPath::kAuto;
   // Which transports may join ranks: "rdma,tcp" these and no others, "^tcp" all but those; empty: all, the fastest that reaches a peer.
   // SHARDWIRE_TRANSPORTS

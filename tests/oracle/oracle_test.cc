@@ -123,7 +123,7 @@ struct Current {
 
 class Oracle {
  public:
-  explicit Oracle(const Options& options) : options_(options) {
+  Oracle(const Options& options, int numHosts) : options_(options), numHosts_(numHosts) {
     for (int n = 0; n <= kMaxRanks; ++n) {
       stores_.push_back(makeStore());
     }
@@ -139,8 +139,12 @@ class Oracle {
  private:
   void rankMain(Rank rank, std::uint64_t firstSeed, std::uint64_t numCases) {
     std::vector<std::unique_ptr<Communicator>> groups(kMaxRanks + 1);
+    Options options = options_;
+    if (numHosts_ > 0) {
+      options.hostId = fmt::format("host{}", rank % numHosts_);
+    }
     for (int n = std::max(rank + 1, 1); n <= kMaxRanks; ++n) {
-      auto group = Communicator::create(*stores_[static_cast<std::size_t>(n)], rank, n, options_, fmt::format("oracle{}", n));
+      auto group = Communicator::create(*stores_[static_cast<std::size_t>(n)], rank, n, options, fmt::format("oracle{}", n));
       ASSERT_TRUE(group.isOk()) << group.status().message();
       groups[static_cast<std::size_t>(n)] = std::move(*group);
     }
@@ -216,6 +220,7 @@ class Oracle {
   }
 
   const Options options_;
+  const int numHosts_;
   std::vector<std::unique_ptr<Store>> stores_;  // by size of the group
   Current current_;
   std::atomic<bool> failed_{false};
@@ -228,6 +233,8 @@ struct Path {
   std::size_t inlineBytes;
   std::size_t ringBytes;
   std::uint64_t share;  // of ten cases
+  const char* transports = "";
+  int numHosts = 0;  // as many hosts as SHARDWIRE_HOST_ID makes; 0: this one
 };
 
 class OracleTest : public ::testing::TestWithParam<Path> {};
@@ -240,9 +247,9 @@ TEST_P(OracleTest, AgreesWithTheNaiveModel) {
   options.ordinaryPath = GetParam().ordinary;
   options.inlineBytes = GetParam().inlineBytes;
   options.ringBytes = GetParam().ringBytes;
-  options.transports = testedTransports();
+  options.transports = testedTransports().empty() ? GetParam().transports : testedTransports();
   fmt::print("{} cases from seed {}\n", cases, seed);
-  Oracle(options).run(seed, cases);
+  Oracle(options, GetParam().numHosts).run(seed, cases);
 }
 
 INSTANTIATE_TEST_SUITE_P(Paths, OracleTest,
@@ -250,7 +257,12 @@ INSTANTIATE_TEST_SUITE_P(Paths, OracleTest,
                                            Path{"direct", OrdinaryPath::kAuto, 0, 1 << 20, 2},
                                            Path{"copied", OrdinaryPath::kCrossMemory, 0, 1 << 20, 1},
                                            // Rings so small that boxes travel in many segments.
-                                           Path{"staged", OrdinaryPath::kStaged, 0, 4 << 10, 3}),
+                                           Path{"staged", OrdinaryPath::kStaged, 0, 4 << 10, 3},
+                                           Path{"tcp_fetched", OrdinaryPath::kCrossMemory, 0, 1 << 20, 1, "tcp"},
+                                           Path{"tcp_staged", OrdinaryPath::kStaged, 0, 4 << 10, 1, "tcp"},
+                                           // Two hosts: shared memory inside, tcp between.
+                                           Path{"mixed_fetched", OrdinaryPath::kCrossMemory, 0, 1 << 20, 1, "shm,tcp", 2},
+                                           Path{"mixed", OrdinaryPath::kAuto, 8 << 10, 1 << 20, 1, "shm,tcp", 2}),
                          [](const auto& info) { return std::string(info.param.name); });
 
 }  // namespace

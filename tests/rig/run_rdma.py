@@ -29,6 +29,8 @@ PARTS = [
     Part("contract", 1, 0, "tests_backend_transport_rdma", "*", 0, 420),
     Part("compile_op", 1, 0, "tests_oracle", "Paths/OracleTest.*:-*copied", 2000, 240),
     Part("collectives", 1, 0, "tests_oracle", "Paths/CollectivesOracleTest.*:-*copied*", 1000, 240),
+    Part("communicator", 1, 0, "tests_backend", "-Options*", 0, 240),
+    Part("failures", 1, 0, "tests_multiprocess", "*", 0, 300),
     # Across two machines the ranks are processes that the rig starts, as mpirun does elsewhere (tests/support/launched_ranks.h). Deaths and
     # sleepers need ranks that a test starts itself.
     Part("contract-two", 2, 6, "tests_backend_transport_rdma", "Rdma/*/Processes:-*Killed*:*Sleep*:*Ring*:*WakeUp*:*EveryPair*", 0, 240),

@@ -1,8 +1,11 @@
 #include "tests/support/launched_ranks.h"
 
 #include <gtest/gtest.h>
+#include <signal.h>
 #include <stdlib.h>
+#include <sys/prctl.h>
 
+#include <exception>
 #include <filesystem>
 #include <system_error>
 
@@ -68,13 +71,18 @@ std::string testedTransports() {
 }
 
 void runLaunchedRank(int numRanks, const RankFunction& function, Duration limit) {
+  ::prctl(PR_SET_PDEATHSIG, SIGKILL);  // no rank outlives its mpirun
   ASSERT_LE(numRanks, numLaunchedRanks());
   if (testedTransports() == "mpi") {
     initialiseMpi();
   }
   FileStore meeting(freshFolder());
-  if (launchedRank() < numRanks) {
-    function(launchedRank());
+  try {
+    if (launchedRank() < numRanks) {
+      function(launchedRank());
+    }
+  } catch (const std::exception& error) {  // the others wait for this rank all the same
+    ADD_FAILURE() << "rank " << launchedRank() << " threw: " << error.what();
   }
   ASSERT_TRUE(meeting.set(std::to_string(launchedRank()), "here").isOk());
   const Deadline deadline = Clock::now() + limit;

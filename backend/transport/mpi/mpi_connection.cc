@@ -21,10 +21,6 @@ constexpr Duration kLinkLookEvery = std::chrono::milliseconds(5);
 constexpr Duration kArriveWithin = std::chrono::seconds(1);
 // How long a leaving connection waits for MPI to send what is under way.
 constexpr Duration kFlushWithin = std::chrono::seconds(1);
-// Below these, asking costs more than staging: a round trip, and MPI's walk over short pieces.
-constexpr std::size_t kMinFetchEdge = std::size_t{64} << 10;
-constexpr std::size_t kMinFetchRun = 512;
-
 constexpr char kFarewellMark = 'L';
 constexpr std::size_t kFarewellBytes = 1 + 8 * kNumLanes;
 
@@ -274,10 +270,6 @@ Reach MpiConnection::expose(const void* bytes, std::size_t size, RemoteAddress* 
   }
   *address = fetches_.expose(bytes, size);
   return Reach::kFetch;
-}
-
-ReadLimits MpiConnection::readLimits() const {
-  return {.minEdgeBytes = kMinFetchEdge, .minRunBytes = kMinFetchRun};
 }
 
 Status MpiConnection::read(std::span<const MemoryRun>) {

@@ -26,6 +26,7 @@ struct MpiJoint {
   MpiPair* pair = nullptr;
   int firstTag = 0;
   std::array<std::uint64_t, kNumLanes> laneBytes{};
+  ReadLimits readLimits;
   bool isStaged = false;  // nothing is fetched: SHARDWIRE_ORDINARY_PATH=staged
 };
 
@@ -46,7 +47,7 @@ class MpiConnection final : public Connection, private MpiReceiver {
   void release(Lane lane) override;
   Reach expose(const void* bytes, std::size_t size, RemoteAddress* address) override;
   void conceal(const RemoteAddress& address) override { fetches_.conceal(address.space); }
-  ReadLimits readLimits() const override;
+  ReadLimits readLimits() const override { return joint_.readLimits; }
   const std::byte* map(const RemoteAddress&, std::size_t) override { return nullptr; }
   Status read(std::span<const MemoryRun> runs) override;
   bool fetch(std::uint32_t space, std::span<const MemoryRun> runs, FetchCount* count) override;

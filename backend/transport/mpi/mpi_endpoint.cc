@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <sys/socket.h>
 
+#include <algorithm>
 #include <string_view>
 
 #include "backend/base/wire.h"
@@ -16,6 +17,15 @@ namespace {
 constexpr std::uint8_t kAddressVersion = 1;
 constexpr std::uint8_t kJointVersion = 1;
 constexpr std::size_t kMaxJobBytes = 1024;
+// Below these, asking costs more than staging: a round trip, and MPI's walk over short pieces. Who sends nothing inside of frames
+// (SHARDWIRE_INLINE_BYTES=0) has all of it fetched.
+constexpr std::size_t kFetchFromInline = 8;  // times inlineBytes
+constexpr std::size_t kMinFetchRun = 512;
+
+ReadLimits limitsOf(const Options& options) {
+  return {
+      .isWire = true, .minEdgeBytes = options.inlineBytes * kFetchFromInline, .minRunBytes = std::min(options.inlineBytes, kMinFetchRun)};
+}
 
 struct MpiAddress {
   std::string job;
@@ -165,7 +175,7 @@ Result<std::unique_ptr<Connection>> MpiEndpoint::connect(Link link, Rank peer, b
     return Status{pair.status().code(), fmt::format("no MPI communicator with {}: {}", who, pair.status().message())};
   }
   return MpiConnection::create({peer, who, worldRank, link.takeSocket(), *pair, firstTag, laneCapacities(*self_.options),
-                                self_.options->ordinaryPath == OrdinaryPath::kStaged},
+                                limitsOf(*self_.options), self_.options->ordinaryPath == OrdinaryPath::kStaged},
                                wire_.get());
 }
 

@@ -9,6 +9,7 @@
 #include <sys/socket.h>
 
 #include <algorithm>
+#include <limits>
 
 #include "backend/base/log.h"
 #include "backend/base/system_error.h"
@@ -227,7 +228,7 @@ void TcpConnection::take(const StreamNote& note) {
 }
 
 Reach TcpConnection::expose(const void* bytes, std::size_t size, RemoteAddress* address) {
-  if (stopped_ || peerStopped_ || !fetches_.isOpen()) {
+  if (stopped_ || peerStopped_ || !fetches_.isOpen() || joint_.ordinaryPath == OrdinaryPath::kStaged) {
     *address = {};
     return Reach::kNone;
   }
@@ -243,6 +244,14 @@ void TcpConnection::conceal(const RemoteAddress& address) {
 }
 
 ReadLimits TcpConnection::readLimits() const {
+  switch (joint_.ordinaryPath) {
+    case OrdinaryPath::kStaged:
+      return {.isWire = true, .minEdgeBytes = std::numeric_limits<std::size_t>::max(), .minRunBytes = 0};
+    case OrdinaryPath::kCrossMemory:
+      return {.isWire = true, .minEdgeBytes = 0, .minRunBytes = 0};
+    case OrdinaryPath::kAuto:
+      break;
+  }
   return {.isWire = true, .minEdgeBytes = kMinEdgeBytes, .minRunBytes = kMinRunBytes};
 }
 

@@ -11,6 +11,7 @@
 #include "backend/transport/tcp/fetch_stream.h"
 #include "backend/transport/tcp/frame_stream.h"
 #include "backend/transport/transport.h"
+#include "shardwire/options.h"
 
 namespace shardwire::internal {
 
@@ -29,6 +30,7 @@ struct TcpJoint {
   std::string who;     // the peer for messages: "rank 1 (pid 7 on host a)"
   std::string remote;  // "10.0.0.2:41234"
   std::array<std::uint64_t, kNumLanes> capacities{};
+  OrdinaryPath ordinaryPath = OrdinaryPath::kAuto;  // kStaged: nothing is fetched; kCrossMemory: whatever may be is
   Fd frames;
   Fd fetches;
   std::shared_ptr<TcpPoller> poller;

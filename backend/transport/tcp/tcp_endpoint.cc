@@ -270,6 +270,7 @@ Result<std::unique_ptr<Connection>> TcpEndpoint::connect(Link link, Rank peer, b
   joint.who = who;
   joint.remote = link.remote();
   joint.capacities = laneCapacities(*self_.options);
+  joint.ordinaryPath = self_.options->ordinaryPath;
   joint.frames = link.takeSocket();
   joint.fetches = std::move(*second);
   joint.poller = poller_;
