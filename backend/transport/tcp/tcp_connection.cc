@@ -37,8 +37,10 @@ constexpr int kNumProbes = 5;
 // The peer may close its end of the fetches: it says so on the other stream, perhaps a little later.
 constexpr Duration kExplainWithin = std::chrono::seconds(2);
 // For the last frames of a rank that leaves, if the socket is full.
-constexpr Duration kLastWords = std::chrono::seconds(1);
-// Shorter edges and runs arrive sooner packed into frames: a fetch costs a round trip and an entry in a scatter list for each run.
+constexpr Duration kLastWords = std::chrono::milliseconds(200);
+// Shorter edges and runs arrive sooner packed into frames: a fetch costs a round trip and an entry in a scatter list for each run. On
+// loopback (reshape_bench, SHARDWIRE_ORDINARY_PATH=staged against cross_memory) edges break even between 128 and 256 KiB, runs between 2
+// and 4 KiB.
 constexpr std::size_t kMinEdgeBytes = std::size_t{256} << 10;
 constexpr std::size_t kMinRunBytes = std::size_t{4} << 10;
 
@@ -260,7 +262,7 @@ Status TcpConnection::read(std::span<const MemoryRun>) {
 }
 
 bool TcpConnection::fetch(std::uint32_t space, std::span<const MemoryRun> runs, FetchCount* count) {
-  if (stopped_ || !failure_.isOk() || !fetches_.isOpen()) {
+  if (stopped_ || peerStopped_ || !failure_.isOk() || !fetches_.isOpen()) {
     return false;
   }
   requests_.clear();

@@ -92,16 +92,20 @@ Status sendVerdict(Link& link, const Status& verdict, Deadline deadline) {
   return link.send(encodeStatus(ByteWriter(), verdict), deadline);
 }
 
-// What the other end makes of it, too.
-Status exchangeVerdicts(Link& link, const Status& mine, Deadline deadline) {
-  const Status told = sendVerdict(link, mine, deadline);
-  SW_RETURN_IF_ERROR(mine);
-  SW_RETURN_IF_ERROR(told);
+Status receiveVerdict(Link& link, Deadline deadline) {
   const auto bytes = link.receive(deadline);
   SW_RETURN_IF_ERROR(bytes.status());
   ByteReader reader(*bytes);
   Status theirs = readStatus(reader);
   return reader.isDone() ? theirs : Status{StatusCode::kMismatch, "its verdict on tcp is garbled"};
+}
+
+// What the other end makes of it, too.
+Status exchangeVerdicts(Link& link, const Status& mine, Deadline deadline) {
+  const Status told = sendVerdict(link, mine, deadline);
+  SW_RETURN_IF_ERROR(mine);
+  SW_RETURN_IF_ERROR(told);
+  return receiveVerdict(link, deadline);
 }
 
 Status sendProof(const Fd& socket, const Digest& proof) {
@@ -152,7 +156,7 @@ class SecondListener {
   }
   std::uint16_t port() const { return port_; }
 
-  Result<Fd> accept(const Link& link, Deadline deadline) {
+  Result<Fd> accept(Link& link, Deadline deadline) {
     while (true) {
       SW_RETURN_IF_ERROR(wait(link, deadline));
       auto socket = acceptTcp(socket_);
@@ -187,9 +191,9 @@ class SecondListener {
 
   SecondListener(Fd socket, std::uint16_t port) : socket_(std::move(socket)), port_(port) {}
 
-  // The link is looked at too: a dialer that cannot connect says so there.
-  Status wait(const Link& link, Deadline deadline) const {
-    std::vector<pollfd> entries = {{socket_.get(), POLLIN, 0}, {link.socket().get(), POLLIN, 0}};
+  // The link is looked at too: a dialer whose second socket is not to be says so there, and has nothing to say before it is.
+  Status wait(Link& link, Deadline deadline) const {
+    std::vector<pollfd> entries = {{link.socket().get(), POLLIN, 0}, {socket_.get(), POLLIN, 0}};
     for (const Caller& each : callers_) {
       entries.push_back({each.socket.get(), POLLIN, 0});
     }
@@ -197,11 +201,11 @@ class SecondListener {
     if (ready == 0 && Clock::now() >= deadline) {
       return {StatusCode::kTimeout, "waiting for the peer's second socket: it did not come in time"};
     }
-    const bool anySocket = std::any_of(entries.begin(), entries.end(), [](const pollfd& each) { return each.revents != 0; });
-    if (anySocket && entries[1].revents != 0 && entries[0].revents == 0 && callers_.empty()) {
-      return {StatusCode::kPeerFailed, "the peer gave up on the second socket"};
+    if (ready <= 0 || entries[0].revents == 0) {
+      return Status::ok();
     }
-    return Status::ok();
+    const Status verdict = receiveVerdict(link, deadline);
+    return {StatusCode::kPeerFailed, fmt::format("the peer has no second socket: {}", verdict.message())};
   }
 
   Fd socket_;

@@ -30,6 +30,9 @@ Options smallRings() {
   return options;
 }
 
+// The kernel frees a dead process's memory before it closes its sockets: how long that takes grows with the memory.
+constexpr Duration kNoticeDeathWithin = std::chrono::seconds(1);
+
 // Two hosts for the whole suite, made when first needed; ranks are on them in turn.
 std::unique_ptr<NetNamespaces> twoHosts;
 
@@ -48,12 +51,12 @@ void enterInTurn(Rank rank) {
 TransportFixture acrossHosts() {
   Options options;
   options.transports = "tcp";
-  return {"TwoHosts", true, options, true, std::chrono::milliseconds(50), &prepareTwoHosts, &enterInTurn};
+  return {"TwoHosts", true, options, true, kNoticeDeathWithin, &prepareTwoHosts, &enterInTurn};
 }
 
-const auto kFixtures =
-    ::testing::Values(TransportFixture{"Threads", false, overTcp(), true}, TransportFixture{"Processes", true, overTcp(), true},
-                      TransportFixture{"SmallRings", true, smallRings(), true}, acrossHosts());
+const auto kFixtures = ::testing::Values(TransportFixture{"Threads", false, overTcp(), true, kNoticeDeathWithin},
+                                         TransportFixture{"Processes", true, overTcp(), true, kNoticeDeathWithin},
+                                         TransportFixture{"SmallRings", true, smallRings(), true, kNoticeDeathWithin}, acrossHosts());
 std::string nameOf(const ::testing::TestParamInfo<TransportFixture>& info) {
   return info.param.name;
 }
@@ -104,7 +107,11 @@ class FakeDialer {
     const auto proof = internal::proveSocket(link_->secret(), "tcp fetches, dialer");
     EXPECT_TRUE(internal::sendSome(socket, internal::framed(internal::asText(proof))).isOk());
   }
-  void agree() { EXPECT_TRUE(link_->send(std::string(5, '\0'), soon()).isOk()); }
+  // After the other end has proved itself on the second socket.
+  void agree(const Fd& socket) {
+    EXPECT_TRUE(internal::waitForSocket(socket, POLLIN, soon(), "waiting for the proof").isOk());
+    EXPECT_TRUE(link_->send(std::string(5, '\0'), soon()).isOk());
+  }
   Link& link() { return *link_; }
   void finish() {
     if (thread_.joinable()) {
@@ -115,7 +122,7 @@ class FakeDialer {
   Fd join() {
     Fd socket = call(greet());
     prove(socket);
-    agree();
+    agree(socket);
     finish();
     EXPECT_TRUE(real.status.isOk()) << real.status.message();
     return socket;
@@ -162,7 +169,7 @@ TEST(TcpEndpoint, TurnsStrangersAwayWhoFindItsPort) {
   EXPECT_TRUE(internal::sendSome(forged, internal::framed(std::string(32, 'x'))).isOk());
   const Fd right = dialer.call(port);
   dialer.prove(right);
-  dialer.agree();
+  dialer.agree(right);
   dialer.finish();
   EXPECT_TRUE(dialer.real.status.isOk()) << dialer.real.status.message();
 }
@@ -182,6 +189,17 @@ TEST(TcpEndpoint, APeerThatGivesUpIsNoticedBeforeTheDeadline) {
   ::shutdown(dialer.link().socket().get(), SHUT_RDWR);
   dialer.finish();
   EXPECT_EQ(dialer.real.status.code(), StatusCode::kPeerFailed) << dialer.real.status.message();
+}
+
+TEST(TcpEndpoint, ADialerThatCannotComeBackSaysWhy) {
+  FakeDialer dialer;
+  const Fd silent = dialer.call(dialer.greet());  // a stranger does not hide it
+  internal::ByteWriter verdict;
+  verdict.u8(static_cast<std::uint8_t>(StatusCode::kSystem));
+  verdict.text("a firewall");
+  ASSERT_TRUE(dialer.link().send(verdict.bytes(), soon()).isOk());
+  dialer.finish();
+  expectWords(dialer.real.status, StatusCode::kPeerFailed, "the peer has no second socket: a firewall");
 }
 
 TEST(TcpEndpoint, HoldsItsDeadline) {
