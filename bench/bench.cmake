@@ -11,6 +11,8 @@ function(shardwire_bench name)
   set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/bench)
 endfunction()
 
+shardwire_bench(rdma_bench bench/rdma_bench.cc bench/bench_ranks.cc bench/bench_store.cc)
+
 if(benchmark_FOUND)
   shardwire_bench(kernels_bench bench/kernels_bench.cc)
   target_link_libraries(kernels_bench PRIVATE benchmark::benchmark benchmark::benchmark_main)
@@ -19,6 +21,8 @@ if(benchmark_FOUND)
 else()
   message(STATUS "benches: kernels_bench and plan_bench are left out, there is no libbenchmark-dev")
 endif()
+
+shardwire_bench(bootstrap_bench bench/bootstrap_bench.cc bench/bench_ranks.cc tests/support/memory_store.cc)
 
 if(CLI11_FOUND AND nlohmann_json_FOUND)
   # What the benches between ranks share: the one option parser, the report.

@@ -3,6 +3,7 @@
 #include <errno.h>
 #include <fmt/format.h>
 #include <poll.h>
+#include <sched.h>
 #include <sys/socket.h>
 
 #include <chrono>
@@ -24,6 +25,7 @@ using internal::Lane;
 
 constexpr std::size_t kMessageBytes = 8;
 constexpr int kPings = 200;  // in one timed iteration of a latency case
+constexpr int kSpins = 64;   // looks before a waiting rank offers its core, as ours do
 
 Deadline soon() {
   return Clock::now() + std::chrono::seconds(30);
@@ -40,6 +42,12 @@ T orFail(Result<T> result) {
 void check(const Status& status) {
   if (!status.isOk()) {
     fail(status.message());
+  }
+}
+
+void pause(int* idle) {
+  if (++*idle % kSpins == 0) {
+    ::sched_yield();
   }
 }
 
@@ -61,6 +69,7 @@ class RawSocket {
 
  private:
   void transfer(std::byte* bytes, std::size_t size, bool spin, short direction) {
+    int idle = 0;
     for (std::size_t at = 0; at < size;) {
       const ssize_t some = direction == POLLIN ? ::recv(socket_.get(), bytes + at, size - at, 0)
                                                : ::send(socket_.get(), bytes + at, size - at, MSG_NOSIGNAL);
@@ -68,7 +77,9 @@ class RawSocket {
         at += static_cast<std::size_t>(some);
       } else if (some == 0 || errno != EAGAIN) {
         fail("the plain socket broke");
-      } else if (!spin) {
+      } else if (spin) {
+        pause(&idle);
+      } else {
         check(internal::waitForSocket(socket_, direction, kNoDeadline, "a plain socket"));
       }
     }
@@ -89,87 +100,79 @@ class TcpBench {
         connection_(*peers.connections[static_cast<std::size_t>(peer_)]) {}
 
   Report run() {
-    Report report{"tcp", {}, {}};
-    CaseResult rawSpin{"raw_spin_8B", 0, {}}, rawBlocking{"raw_blocking_8B", 0, {}}, frames{"frame_8B", 0, {}},
-        messages{"sendrecv_8B", 0, {}};
-    CaseResult rawLong{"raw_long", options_.maxBytes, {}}, ourLong{"sendrecv_long", options_.maxBytes, {}},
-        staged{"frames_long", options_.maxBytes, {}};
     from_.resize(options_.maxBytes, std::byte{1});
     to_.resize(options_.maxBytes, std::byte{2});
     for (int turn = -options_.warmup; turn < options_.iterations; ++turn) {
-      const bool counts = turn >= 0;
-      measure(rawSpin, counts, kPings, [&] { pingPong([&] { rawPing(true); }, [&] { rawPong(true); }); });
-      measure(frames, counts, kPings, [&] {
-        pingPong(
-            [&] {
-              sendFrame();
-              receiveFrame();
-            },
-            [&] {
-              receiveFrame();
-              sendFrame();
-            });
-      });
-      measure(rawBlocking, counts, kPings, [&] { pingPong([&] { rawPing(false); }, [&] { rawPong(false); }); });
-      measure(messages, counts, kPings, [&] {
-        pingPong(
-            [&] {
-              message(true);
-              message(false);
-            },
-            [&] {
-              message(false);
-              message(true);
-            });
-      });
-      measure(rawLong, counts, 1, [&] { rawTransfer(); });
-      measure(ourLong, counts, 1, [&] { ourTransfer(); });
-      measure(staged, counts, 1, [&] { frameTransfer(); });
+      counts_ = turn >= 0;
+      measure("raw_spin_8B", kPings, [&] { pingPong([&] { rawSend(true); }, [&] { rawReceive(true); }); });
+      measure("frame_8B", kPings, [&] { pingPong([&] { sendFrame(); }, [&] { receiveFrame(); }); });
+      measure("allreduce_8B", kPings, [&] { repeat([&] { allReduce(); }); });
+      measure("raw_blocking_8B", kPings, [&] { pingPong([&] { rawSend(false); }, [&] { rawReceive(false); }); });
+      measure("sendrecv_8B", kPings, [&] { pingPong([&] { message(true); }, [&] { message(false); }); });
+      measure("raw_long", 1, [&] { rawTransfer(); });
+      measure("sendrecv_long", 1, [&] { ourTransfer(); });
+      measure("frames_long", 1, [&] { frameTransfer(); });
     }
-    for (const CaseResult* each : {&rawSpin, &frames, &rawBlocking, &messages, &rawLong, &ourLong, &staged}) {
-      if (options_.wants(each->name)) {
-        report.cases.push_back(*each);
-      }
-    }
-    if (options_.only.empty()) {
-      report.counts.push_back({"frame_8B / raw_spin_8B", median(frames.microseconds) / median(rawSpin.microseconds)});
-      report.counts.push_back({"sendrecv_8B / raw_spin_8B", median(messages.microseconds) / median(rawSpin.microseconds)});
-      report.counts.push_back({"sendrecv_8B / raw_blocking_8B", median(messages.microseconds) / median(rawBlocking.microseconds)});
-      report.counts.push_back({"GB/s: sendrecv / raw", median(rawLong.microseconds) / median(ourLong.microseconds)});
-      report.counts.push_back({"GB/s: frames / raw", median(rawLong.microseconds) / median(staged.microseconds)});
+    Report report{"tcp", {}, {}};
+    report.cases = cases_;
+    for (const auto& [ours, raw] :
+         {std::pair{"frame_8B", "raw_spin_8B"}, std::pair{"allreduce_8B", "raw_spin_8B"}, std::pair{"sendrecv_8B", "raw_blocking_8B"},
+          std::pair{"sendrecv_long", "raw_long"}, std::pair{"frames_long", "raw_long"}}) {
+      compare(report, ours, raw);
     }
     return report;
   }
 
  private:
+  CaseResult* find(const std::string& name) {
+    const auto found = std::find_if(cases_.begin(), cases_.end(), [&](const CaseResult& each) { return each.name == name; });
+    return found == cases_.end() ? nullptr : &*found;
+  }
+  // Of the times of one turn, which lie close to each other: a busy machine disturbs both.
+  void compare(Report& report, const char* ours, const char* raw) {
+    const CaseResult* a = find(ours);
+    const CaseResult* b = find(raw);
+    if (a == nullptr || b == nullptr) {
+      return;
+    }
+    std::vector<double> ratios;
+    for (std::size_t i = 0; i < a->microseconds.size(); ++i) {
+      ratios.push_back(a->microseconds[i] / b->microseconds[i]);
+    }
+    report.counts.push_back({fmt::format("{}_per_{}", ours, raw), median(ratios)});
+  }
   // Microseconds of one of `parts` equal parts.
-  void measure(CaseResult& result, bool counts, int parts, const std::function<void()>& timed) {
-    if (!options_.wants(result.name)) {
+  void measure(const std::string& name, int parts, const std::function<void()>& timed) {
+    if (!options_.wants(name)) {
       return;
     }
     const auto times = ranks_.measure(
         0, 1, [](int) {}, timed);
-    if (counts) {
-      result.microseconds.push_back(times.front() / parts);
+    if (!counts_) {
+      return;
+    }
+    if (find(name) == nullptr) {
+      cases_.push_back({name, name.ends_with("_long") ? options_.maxBytes : 0, {}});
+    }
+    find(name)->microseconds.push_back(times.front() / parts);
+  }
+  static void repeat(const std::function<void()>& one) {
+    for (int i = 0; i < kPings; ++i) {
+      one();
     }
   }
-  // Half a round trip is a part: kPings / 2 round trips.
-  void pingPong(const std::function<void()>& ping, const std::function<void()>& pong) {
-    for (int i = 0; i < kPings / 2; ++i) {
-      ranks_.rank() == 0 ? ping() : pong();
+  // Half a round trip is a part.
+  void pingPong(const std::function<void()>& send, const std::function<void()>& receive) {
+    for (int i = 0; i < kPings; ++i) {
+      i % 2 == ranks_.rank() ? send() : receive();
     }
   }
-  void rawPing(bool spin) {
-    raw_.send(from_.data(), kMessageBytes, spin);
-    raw_.receive(to_.data(), kMessageBytes, spin);
-  }
-  void rawPong(bool spin) {
-    raw_.receive(to_.data(), kMessageBytes, spin);
-    raw_.send(from_.data(), kMessageBytes, spin);
-  }
+  void rawSend(bool spin) { raw_.send(from_.data(), kMessageBytes, spin); }
+  void rawReceive(bool spin) { raw_.receive(to_.data(), kMessageBytes, spin); }
+  void allReduce() { await(group_.allReduce(TensorView::contiguous(&number_, DType::kFloat64, {1}), ReduceOp::kMax)); }
   void sendFrame(std::size_t bytes = kMessageBytes, const std::byte* from = nullptr, Lane lane = Lane::kControl) {
     std::span<std::byte> room;
-    while ((room = connection_.reserve(lane, bytes, bytes)).empty()) {
+    for (int idle = 0; (room = connection_.reserve(lane, bytes, bytes)).empty(); pause(&idle)) {
       wire_.poll();
     }
     std::memcpy(room.data(), from == nullptr ? from_.data() : from, bytes);
@@ -177,7 +180,7 @@ class TcpBench {
   }
   std::size_t receiveFrame(std::byte* to = nullptr, Lane lane = Lane::kControl) {
     std::span<const std::byte> frame;
-    while ((frame = connection_.peek(lane)).empty()) {
+    for (int idle = 0; (frame = connection_.peek(lane)).empty(); pause(&idle)) {
       wire_.poll();
     }
     const std::size_t size = frame.size();
@@ -228,6 +231,9 @@ class TcpBench {
   const Rank peer_;
   internal::Connection& connection_;
   std::vector<std::byte> from_, to_;
+  double number_ = 1;
+  std::vector<CaseResult> cases_;
+  bool counts_ = false;
 };
 
 int run(const BenchOptions& options) {
