@@ -164,7 +164,6 @@ Status MpiProcess::initialise(int groupSize, bool isAskedFor, Deadline deadline)
   }
   SW_RETURN_IF_ERROR(runUntil(deadline, nullptr, "MPI_Init_thread", [api = api_] { return api->initialise(); }));
   logDebug("initialised {}", api_->library());
-  isOurs_ = true;
   static MpiProcess* const self = this;
   std::atexit([] { self->finaliseAtExit(); });
   return Status::ok();
@@ -208,21 +207,17 @@ Result<MpiPair*> MpiProcess::pairWith(int worldRank, const std::function<bool()>
     pair.isBeingMade = true;
   }
   // Should it be left behind, it may still end: then the pair is there for the next.
-  return [&]() -> Result<MpiPair*> {
-    auto made = std::make_shared<MpiPair*>(nullptr);
-    const Status status = runUntil(deadline, isWanted, "MPI_Comm_create_group", [this, worldRank, made] {
-      auto fresh = api_->makePair(worldRank);
-      const MutexLock lock(mutex_);
-      Pair& pair = pairs_[worldRank];
-      pair.isBeingMade = false;
-      pair.made = fresh.isOk() ? *fresh : nullptr;
-      *made = pair.made;
-      changed_.notifyAll();
-      return fresh.status();
-    });
-    SW_RETURN_IF_ERROR(status);
-    return *made;
-  }();
+  SW_RETURN_IF_ERROR(runUntil(deadline, isWanted, "MPI_Comm_create_group", [this, worldRank] {
+    auto fresh = api_->makePair(worldRank);
+    const MutexLock lock(mutex_);
+    Pair& pair = pairs_[worldRank];
+    pair.isBeingMade = false;
+    pair.made = fresh.isOk() ? *fresh : nullptr;
+    changed_.notifyAll();
+    return fresh.status();
+  }));
+  const MutexLock lock(mutex_);
+  return pairs_[worldRank].made;
 }
 
 Result<int> MpiProcess::takeTags(int worldRank) {

@@ -7,11 +7,9 @@
 // (MPI_Comm_create_group), once; groups that share the pair keep apart by tags.
 #pragma once
 
-#include <condition_variable>
+#include <atomic>
 #include <functional>
 #include <map>
-#include <memory>
-#include <mutex>
 #include <string>
 
 #include "backend/base/mutex.h"
@@ -60,8 +58,7 @@ class MpiProcess {
   MpiApi* const api_;
   const bool isPmiOnly_;
   std::atomic<bool> hasFailedPeer_{false};
-  bool isOurs_ = false;  // we initialised MPI; written before atexit() learns of it
-  int owner_ = 0;        // the process that may use MPI: it does not survive a fork
+  int owner_ = 0;  // the process that may use MPI: it does not survive a fork
   Mutex preparing_;
   Mutex mutex_;
   ConditionVariable changed_;
