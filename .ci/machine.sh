@@ -56,7 +56,7 @@ packages_of() {  # packages_of GROUP
       echo clang python3-pytest mypy
       # The layout of the sources is clang-format 14's; Debian 13 has no such version.
       if apt-cache show clang-format-14 >/dev/null 2>&1; then echo clang-format-14; fi ;;
-    # 40 MB that only MPI jobs use: a build without them is complete but for the mpi transport, which says what is missing.
+    # Only MPI jobs use it: a build without them is complete but for the mpi transport, which says what is missing.
     mpi) packages_of cpp; echo openmpi-bin libopenmpi-dev; [ "$python" != /usr/bin/python3 ] || echo python3-mpi4py ;;
     # The machines' kernel is unpacked, not installed: tests/rig/kernel.py.
     rdma) packages_of cpp; echo libibverbs-dev libibverbs1 ibverbs-providers ibverbs-utils perftest qemu-system-x86 kmod cpio xz-utils zstd iproute2 ;;

@@ -3,6 +3,7 @@
 
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "backend/transport/transport.h"
@@ -13,6 +14,18 @@ namespace shardwire::internal {
 
 // In this order: what comes later uses what comes before.
 struct Peers {
+  Peers() = default;
+  Peers(Peers&&) = default;
+  // Member by member, wires would go before the connections that use them.
+  Peers& operator=(Peers&& other) noexcept {
+    if (this != &other) {
+      std::destroy_at(this);
+      std::construct_at(this, std::move(other));
+    }
+    return *this;
+  }
+  ~Peers() = default;
+
   std::unique_ptr<const Options> options;
   std::vector<std::unique_ptr<Wire>> wires;              // to be polled before connections are looked at; mostly none on one host
   std::vector<std::unique_ptr<Connection>> connections;  // by rank; null for this rank itself

@@ -1,5 +1,7 @@
 #include "backend/transport/endpoint.h"
 
+#include <limits>
+
 namespace shardwire::internal {
 
 const char* transportKindName(TransportKind kind) {
@@ -14,6 +16,18 @@ const char* transportKindName(TransportKind kind) {
       return "tcp";
   }
   return "?";
+}
+
+ReadLimits wireReadLimits(OrdinaryPath path, std::size_t minEdgeBytes, std::size_t minRunBytes) {
+  switch (path) {
+    case OrdinaryPath::kStaged:
+      return {.isWire = true, .minEdgeBytes = std::numeric_limits<std::size_t>::max(), .minRunBytes = 0};
+    case OrdinaryPath::kCrossMemory:
+      return {.isWire = true, .minEdgeBytes = 0, .minRunBytes = 0};
+    case OrdinaryPath::kAuto:
+      break;
+  }
+  return {.isWire = true, .minEdgeBytes = minEdgeBytes, .minRunBytes = minRunBytes};
 }
 
 }  // namespace shardwire::internal

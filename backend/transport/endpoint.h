@@ -19,6 +19,9 @@ enum class TransportKind : std::uint8_t { kShm = 0, kRdma = 1, kMpi = 2, kTcp = 
 inline constexpr int kNumTransportKinds = 4;
 const char* transportKindName(TransportKind kind);  // "shm", "rdma", "mpi", "tcp"
 
+// When a wire fetches: from these on, as measured for it, unless SHARDWIRE_ORDINARY_PATH forces frames (staged) or fetches (cross_memory).
+ReadLimits wireReadLimits(OrdinaryPath path, std::size_t minEdgeBytes, std::size_t minRunBytes);
+
 struct Self {
   Rank rank = 0;
   int worldSize = 1;

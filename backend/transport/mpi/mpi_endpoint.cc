@@ -23,7 +23,7 @@ constexpr std::size_t kMaxJobBytes = 1024;
 constexpr std::size_t kFetchFromInline = 8;  // times inlineBytes
 
 ReadLimits limitsOf(const Options& options) {
-  return {.isWire = true, .minEdgeBytes = options.inlineBytes * kFetchFromInline, .minRunBytes = options.inlineBytes * kFetchFromInline};
+  return wireReadLimits(options.ordinaryPath, options.inlineBytes * kFetchFromInline, options.inlineBytes * kFetchFromInline);
 }
 
 struct MpiAddress {

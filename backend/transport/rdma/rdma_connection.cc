@@ -8,6 +8,7 @@
 #include <thread>
 
 #include "backend/base/log.h"
+#include "backend/transport/endpoint.h"
 
 namespace shardwire::internal {
 namespace {
@@ -140,7 +141,7 @@ void RdmaConnection::conceal(const RemoteAddress& address) {
 }
 
 ReadLimits RdmaConnection::readLimits() const {
-  return {.isWire = true, .minEdgeBytes = kMinFetchEdge, .minRunBytes = kMinFetchRun};
+  return wireReadLimits(join_.ordinaryPath, kMinFetchEdge, kMinFetchRun);
 }
 
 const std::byte* RdmaConnection::map(const RemoteAddress& address, std::size_t size) {

@@ -24,6 +24,7 @@ struct RdmaJoin {
   std::unique_ptr<FrameLanes> lanes;
   std::vector<std::unique_ptr<QueuePair>> payload;
   std::vector<std::string> peerPorts;  // by payload queue pair, for messages
+  OrdinaryPath ordinaryPath = OrdinaryPath::kAuto;
 };
 
 class RdmaConnection final : public Connection, private FabricMember {

@@ -193,6 +193,7 @@ Result<std::unique_ptr<Connection>> Joining::run() {
   join.self = h_.self;
   join.peer = h_.peer;
   join.who = h_.who;
+  join.ordinaryPath = h_.options.ordinaryPath;
   join.link = link_.takeSocket();
   join.lanes = std::make_unique<FrameLanes>(std::move(memory_), std::move(frames_), theirs_.memory, theirs_.memoryKey);
   join.payload = std::move(payload_);

@@ -9,10 +9,10 @@
 #include <sys/socket.h>
 
 #include <algorithm>
-#include <limits>
 
 #include "backend/base/log.h"
 #include "backend/base/system_error.h"
+#include "backend/transport/endpoint.h"
 #include "backend/transport/net_socket.h"
 
 namespace shardwire::internal {
@@ -246,15 +246,7 @@ void TcpConnection::conceal(const RemoteAddress& address) {
 }
 
 ReadLimits TcpConnection::readLimits() const {
-  switch (joint_.ordinaryPath) {
-    case OrdinaryPath::kStaged:
-      return {.isWire = true, .minEdgeBytes = std::numeric_limits<std::size_t>::max(), .minRunBytes = 0};
-    case OrdinaryPath::kCrossMemory:
-      return {.isWire = true, .minEdgeBytes = 0, .minRunBytes = 0};
-    case OrdinaryPath::kAuto:
-      break;
-  }
-  return {.isWire = true, .minEdgeBytes = kMinEdgeBytes, .minRunBytes = kMinRunBytes};
+  return wireReadLimits(joint_.ordinaryPath, kMinEdgeBytes, kMinRunBytes);
 }
 
 Status TcpConnection::read(std::span<const MemoryRun>) {
