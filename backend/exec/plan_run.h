@@ -27,7 +27,7 @@ class PlanRun final : public Run {
   bool step(Engine& engine, std::vector<bool>& blockedBulk) override;
   Status onFrame(Engine& engine, Rank from, const FrameHeader& header, std::span<const std::byte> payload) override;
   bool needs(Rank peer) const override;
-  Duration worthSpinning() const override { return worthSpinning_; }
+  Duration worthSpinning() const override { return staging_ == nullptr ? worthSpinning_ : Duration::zero(); }
 
   const Plan& plan() const { return *plan_; }
 
@@ -96,6 +96,16 @@ class PlanRun final : public Run {
                  const Dims& shape, std::size_t elemBytes);
   ReceiveState& receiveFrom(Rank peer) { return receives_[static_cast<std::size_t>(receiveOf_[static_cast<std::size_t>(peer)])]; }
   bool isOpen(Rank peer) const override;
+  void announceWrites(Staging& staging) const override;
+  // Whether a box of this rank's tensors may be touched now.
+  bool isReady(const StridedBox& box, const Dims& shape, std::size_t elemBytes) const {
+    return staging_ == nullptr || staging_->isReady(box.bytes, extentBytes(box, shape, elemBytes));
+  }
+  void wrote(const StridedBox& box, const Dims& shape, std::size_t elemBytes) const {
+    if (staging_ != nullptr) {
+      staging_->wrote(box.bytes, extentBytes(box, shape, elemBytes), static_cast<std::size_t>(numElements(shape)) * elemBytes);
+    }
+  }
   bool heardFrom(Rank peer) const override;
   StridedBox outputBox(const PlanMove& move, const Dims& segmentOffset) const;
   std::size_t elemBytesOf(const PlanMove& move) const;

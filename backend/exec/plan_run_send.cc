@@ -14,16 +14,8 @@ constexpr std::uint64_t kStreamFrom = std::uint64_t{256} << 10;
 // Below this average run, reading another process's memory costs more in page look-ups than packing does.
 constexpr std::size_t kMinCopyRun = 2048;
 
-// Bytes from the first to one past the last element; 0 when empty.
 std::size_t extentBytes(const TensorView& view) {
-  std::int64_t last = 0;
-  for (int d = 0; d < view.shape.size(); ++d) {
-    if (view.shape[d] == 0) {
-      return 0;
-    }
-    last += (view.shape[d] - 1) * view.strides[d];
-  }
-  return (static_cast<std::size_t>(last) + 1) * elementBytes(view.dtype);
+  return extentBytes(boxOf(view, Dims::filled(view.shape.size(), 0)), view.shape, elementBytes(view.dtype));
 }
 
 }  // namespace
@@ -41,7 +33,10 @@ void PlanRun::choosePaths(Engine& engine, std::size_t index) {
   Connection& connection = *engine.connection(edge.peer);
   for (std::size_t slot = 0; slot < edge.inputs.size(); ++slot) {
     const TensorView& view = inputs_[static_cast<std::size_t>(edge.inputs[slot])];
-    state.reach[slot] = connection.expose(view.bytes, extentBytes(view), &state.address[slot]);
+    const std::size_t extent = extentBytes(view);
+    // What still comes from a device goes on in pieces, as it comes.
+    const bool isHere = staging_ == nullptr || staging_->isReady(view.bytes, extent);
+    state.reach[slot] = isHere ? connection.expose(view.bytes, extent, &state.address[slot]) : Reach::kNone;
   }
   // Cross-memory reads pay per run: tensors that would be read in crumbs are staged instead.
   std::size_t slotBytes = 0;
@@ -199,6 +194,15 @@ bool PlanRun::packSome(Engine& engine, std::size_t index) {
         continue;
       }
       const std::size_t bytes = state.cursor.bytes();
+      const TensorView& view = inputs_[static_cast<std::size_t>(item.input)];
+      Dims offset = item.offset;
+      for (int d = 0; d < offset.size(); ++d) {
+        offset[d] += state.cursor.offset()[d];
+      }
+      const StridedBox box = boxOf(view, offset);
+      if (!isReady(box, state.cursor.shape(), elementBytes(view.dtype))) {
+        return moved;
+      }
       if (state.frame.size() < state.filled + bytes || state.frame.empty()) {
         commitFrame(engine, edge, state);
         state.frame = connection.reserve(Lane::kBulk, inOneFrame ? wanted : sizeof(FrameHeader) + bytes,
@@ -208,12 +212,7 @@ bool PlanRun::packSome(Engine& engine, std::size_t index) {
         }
         state.filled = sizeof(FrameHeader);
       }
-      const TensorView& view = inputs_[static_cast<std::size_t>(item.input)];
-      Dims offset = item.offset;
-      for (int d = 0; d < offset.size(); ++d) {
-        offset[d] += state.cursor.offset()[d];
-      }
-      state.filled += packBox(state.frame.data() + state.filled, boxOf(view, offset), state.cursor.shape(), elementBytes(view.dtype),
+      state.filled += packBox(state.frame.data() + state.filled, box, state.cursor.shape(), elementBytes(view.dtype),
                               edge.bytes >= kStreamFrom ? StoreHint::kStream : StoreHint::kCached);
       moved = true;
     }
