@@ -339,7 +339,10 @@ bool DeviceStager::stepDrains(Operation& operation, bool isOver) {
       if (operation.draining.size() == kCopiesInFlight) {
         return moved;
       }
-      if ((isOver || tensors.isFinal(twins[i], segment)) && queueDrain(operation, i, segment)) {
+      // What the operation left alone may still be on its way down.
+      const std::size_t last = segment * twins[i].segmentBytes + twins[i].pieceBytes(segment);
+      const bool isHere = last <= twins[i].ready.load(std::memory_order_relaxed);
+      if (isHere && (isOver || tensors.isFinal(twins[i], segment)) && queueDrain(operation, i, segment)) {
         moved = true;
       } else {
         all = false;

@@ -46,15 +46,18 @@ Stream& current() {
 
 // ---- memory
 
+// Like the allocators of real devices: what the stream that allocated it has queued so far may still use it, other streams may not.
 void freeOnDevice(void* shown) {
-  memory().free(shown);
+  if (shown != nullptr) {
+    stream(memory().streamOf(shown)).queue([shown] { memory().free(shown); });
+  }
 }
 
 SW_TORCH_VIRTUALS_BEGIN
 class DeviceAllocator final : public c10::Allocator {
  public:
   c10::DataPtr allocate(std::size_t bytes) SW_TORCH_ALLOCATE_CONST override {
-    void* shown = bytes == 0 ? nullptr : memory().allocate(bytes);
+    void* shown = bytes == 0 ? nullptr : memory().allocate(bytes, currentStream);
     return {shown, shown, &freeOnDevice, kDevice};
   }
   c10::DeleterFnPtr raw_deleter() const override { return &freeOnDevice; }

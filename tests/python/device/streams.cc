@@ -9,7 +9,7 @@
 
 namespace test_device {
 
-void* Memory::allocate(std::size_t bytes) {
+void* Memory::allocate(std::size_t bytes, std::int64_t stream) {
   const std::size_t page = 4096;
   const std::size_t size = (bytes + page - 1) / page * page;
   void* shown = ::mmap(nullptr, size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -18,8 +18,13 @@ void* Memory::allocate(std::size_t bytes) {
     throw std::bad_alloc();
   }
   const std::lock_guard lock(mutex_);
-  blocks_[reinterpret_cast<std::uintptr_t>(shown)] = {static_cast<std::byte*>(own), size};
+  blocks_[reinterpret_cast<std::uintptr_t>(shown)] = {static_cast<std::byte*>(own), size, stream};
   return shown;
+}
+
+std::int64_t Memory::streamOf(const void* shown) const {
+  const std::lock_guard lock(mutex_);
+  return blocks_.at(reinterpret_cast<std::uintptr_t>(shown)).stream;
 }
 
 void Memory::free(void* shown) {

@@ -20,7 +20,8 @@ namespace test_device {
 // Addresses that tensors show -> the device's own. Thread-safe.
 class Memory {
  public:
-  void* allocate(std::size_t bytes);
+  void* allocate(std::size_t bytes, std::int64_t stream);
+  std::int64_t streamOf(const void* shown) const;
   void free(void* shown);
   // Null when the address belongs to no live allocation: the tensor was freed too early.
   std::byte* own(const void* shown);
@@ -30,6 +31,7 @@ class Memory {
   struct Block {
     std::byte* own;
     std::size_t bytes;
+    std::int64_t stream;
   };
   mutable std::mutex mutex_;
   std::map<std::uintptr_t, Block> blocks_;
