@@ -212,16 +212,22 @@ def test_callbacks_run_on_streams_behind_the_operation(device: Any) -> None:
 
 
 def dropped(rank: int, module: Any) -> None:
+    module.synchronize()
     before = module.live_blocks()
-    for _ in range(5):
+    module.set_copy_microseconds(3000)  # whatever is let go too early is gone before its copy
+    for turn in range(6):
         source = late(module, torch.full((500_000,), rank + 1.0))
         target = queued(torch.zeros(500_000))
         gathered = [target, queued(torch.zeros(500_000))]
         work = dist.all_gather(gathered, source, async_op=True)
         del source, target, gathered  # nothing but the operation holds them now
-        work.wait()
-        del work
+        if turn % 2:
+            work.wait()
+        del work  # without a wait, the stream may come to the end of the tensors' lives before the transfer does
+    for _ in range(2):
+        dist.barrier()
     module.synchronize()
+    module.set_copy_microseconds(0)
     deadline = time.monotonic() + 10
     while module.live_blocks() > before and time.monotonic() < deadline:
         time.sleep(0.01)
