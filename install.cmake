@@ -21,7 +21,7 @@ if(TARGET shardwire_c10d)
   install(EXPORT shardwireC10dTargets NAMESPACE shardwire:: DESTINATION ${SHARDWIRE_CMAKE_DIR} COMPONENT c10d)
   install(FILES include/shardwire/c10d.h DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/shardwire COMPONENT c10d)
   install(FILES backend/c10d/process_group_shardwire.h backend/c10d/observer.h backend/c10d/status_error.h backend/c10d/tensor_adapter.h backend/c10d/tensor_op.h
-                backend/c10d/torch_compat.h backend/c10d/work_adapter.h
+                backend/c10d/staged_work.h backend/c10d/stream_gate.h backend/c10d/torch_compat.h backend/c10d/work_adapter.h
           DESTINATION ${SHARDWIRE_IMPL_INCLUDE_DIR}/backend/c10d COMPONENT c10d)
 endif()
 

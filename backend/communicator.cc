@@ -98,6 +98,8 @@ Result<WorkPtr> CommunicatorImpl::send(TensorView tensor, Rank peer, int tag, Ca
       fmt::format("send({}[{}], to rank {}, tag {})", dtypeName(tensor.dtype), flat->shape[0], peer, tag));
   work->timeout = call.options.timeout.value_or(Duration{0});
   work->keepAlive = call.keepAlive();
+  work->staging = call.options.staging;
+  engine_->attach(call.options.staging);
   SW_RETURN_IF_ERROR(engine_->submitPoint(work, [&](PointToPoint& points) { points.start(work); }));
   return WorkPtr(std::move(work));
 }
@@ -118,6 +120,10 @@ Result<WorkPtr> CommunicatorImpl::recv(TensorView tensor, Rank peer, int tag, Ca
   work->timeout = call.options.timeout.value_or(Duration{0});
   work->keepAlive = call.keepAlive();
   work->epilogue = call.flat.finish();
+  if (Staging* staging = call.options.staging; staging != nullptr) {
+    engine_->attach(staging);
+    staging->willWrite(flat->bytes, bytes, bytes);
+  }
   SW_RETURN_IF_ERROR(engine_->submitPoint(work, [&](PointToPoint& points) { points.start(work); }));
   return WorkPtr(std::move(work));
 }

@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 
 #include "backend/communicator_impl.h"
+#include "backend/exec/run.h"
 #include "backend/flat_tensor.h"
 
 namespace shardwire::internal {
@@ -32,7 +33,12 @@ Result<WorkPtr> CommunicatorImpl::start(Call& call, const CollectiveCall& collec
   Runs& runs = *prepared;
   for (const auto& activity : runs.span()) {
     activity->timeout = call.options.timeout.value_or(Duration{0});
+    if (call.options.staging != nullptr) {
+      static_cast<Run&>(*activity).stage(call.options.staging);
+      runs.spin = Duration::zero();  // the inputs are still to come
+    }
   }
+  engine_->attach(call.options.staging);
   const std::shared_ptr<Activity>& last = runs.activities[runs.count - 1];
   last->keepAlive = call.keepAlive(std::move(runs.scratch));
   last->epilogue = call.flat.finish();

@@ -106,13 +106,15 @@ Result<WorkPtr> CompiledOpImpl::start(std::shared_ptr<PlanRun> run, std::shared_
 }
 
 Result<WorkPtr> CompiledOpImpl::run(std::span<const TensorView> inputs, std::span<const TensorView> outputs,
-                                    std::shared_ptr<void> keepAlive, std::optional<Duration> timeout) {
+                                    std::shared_ptr<void> keepAlive, std::optional<Duration> timeout, Staging* staging) {
   SW_RETURN_IF_ERROR(check(inputs, outputs));
   const auto run = [&] {
     std::lock_guard lock(mutex_);
     return pool_.take([&] { return std::make_shared<PlanRun>(plan_); });
   }();
   run->prepare(inputs, outputs);
+  run->stage(staging);
+  engine_->attach(staging);
   return start(run, std::move(keepAlive), timeout);
 }
 

@@ -17,8 +17,9 @@ class CompiledOpImpl final : public CompiledOp, public std::enable_shared_from_t
  public:
   CompiledOpImpl(std::shared_ptr<Engine> engine, std::shared_ptr<const GlobalSpec> spec, Plan plan, double compileSeconds);
 
+  Status check(std::span<const TensorView> inputs, std::span<const TensorView> outputs) const override;
   Result<WorkPtr> run(std::span<const TensorView> inputs, std::span<const TensorView> outputs, std::shared_ptr<void> keepAlive,
-                      std::optional<Duration> timeout) override;
+                      std::optional<Duration> timeout, Staging* staging) override;
   Result<std::unique_ptr<BoundOp>> bind(std::span<const TensorView> inputs, std::span<const TensorView> outputs,
                                         std::shared_ptr<void> keepAlive, std::optional<Duration> timeout) override;
   OpStats stats() const override;
@@ -31,7 +32,6 @@ class CompiledOpImpl final : public CompiledOp, public std::enable_shared_from_t
  private:
   friend class BoundOpImpl;
   const RankSpec& mine() const { return spec_->ranks[static_cast<std::size_t>(engine_->rank())]; }
-  Status check(std::span<const TensorView> inputs, std::span<const TensorView> outputs) const;
   Result<WorkPtr> start(std::shared_ptr<PlanRun> run, std::shared_ptr<void> keepAlive, std::optional<Duration> timeout);
 
   const std::shared_ptr<Engine> engine_;

@@ -16,6 +16,7 @@ constexpr std::size_t kMinRingBytes = std::size_t{16} << 10;
 constexpr std::size_t kMaxRingBytes = std::size_t{1} << 30;
 constexpr std::size_t kMaxInlineBytes = std::size_t{256} << 10;
 constexpr std::size_t kMinHeapBytes = std::size_t{2} << 20;
+constexpr std::size_t kMinStagingBytes = std::size_t{8} << 20;
 constexpr std::size_t kMaxHeapBytes = std::size_t{1} << 46;  // half of x86-64's address space for users
 
 Status invalid(const char* name, std::string_view text, std::string_view wanted) {
@@ -154,6 +155,7 @@ Result<Options> Options::fromEnvironment() {
   SW_RETURN_IF_ERROR(readGidIndex(&options.rdmaGidIndex));
   options.algorithms = variable("SHARDWIRE_ALGORITHMS").value_or("");
   SW_RETURN_IF_ERROR(readBytes("SHARDWIRE_HEAP_BYTES", kMinHeapBytes, kMaxHeapBytes, true, &options.heapBytes));
+  SW_RETURN_IF_ERROR(readBytes("SHARDWIRE_STAGING_BYTES", kMinStagingBytes, kMaxHeapBytes, false, &options.stagingBytes));
   return options;
 }
 
@@ -166,10 +168,10 @@ std::string toString(const Options& options) {
   return fmt::format(
       "timeout_s={} spin_us={} ring_bytes={} inline_bytes={} ordinary_path={} heap_bytes={} transports={} host_id={} socket_ifname={} "
       "rdma_devices={} "
-      "rdma_gid_index={} job_token={} algorithms={}",
+      "rdma_gid_index={} job_token={} algorithms={} staging_bytes={}",
       timeout.count(), spin, options.ringBytes, options.inlineBytes, ordinaryPathName(options.ordinaryPath), heap,
       orAuto(options.transports), orAuto(options.hostId), orAuto(options.socketIfname), orAuto(options.rdmaDevices), options.rdmaGidIndex,
-      options.jobToken.empty() ? "none" : "set", orAuto(options.algorithms));
+      options.jobToken.empty() ? "none" : "set", orAuto(options.algorithms), options.stagingBytes);
 }
 
 }  // namespace shardwire

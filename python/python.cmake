@@ -32,3 +32,7 @@ foreach(library shardwire_core shardwire_c10d ${SHARDWIRE_MPI_LIBRARY})
   add_custom_command(TARGET shardwire_python POST_BUILD
                      COMMAND ${CMAKE_COMMAND} -E create_symlink $<TARGET_FILE:${library}> ${SHARDWIRE_PACKAGE_DIR}/$<TARGET_FILE_NAME:${library}>)
 endforeach()
+
+if(EXISTS ${PROJECT_SOURCE_DIR}/tests/python/device/device.cmake)
+  include(tests/python/device/device.cmake)
+endif()

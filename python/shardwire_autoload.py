@@ -11,22 +11,47 @@ Registering any third-party backend has one effect on others: on torch 2.6 to 2.
 import warnings
 
 NAME = "shardwire"
-DEVICES = ["cpu"]
+
+
+def devices():
+    """The kinds of devices whose tensors a group of ours takes: the CPU, those that this torch was built for, and one that a package brought."""
+    import torch
+
+    kinds = ["cpu"]
+    if getattr(torch.version, "cuda", None) or getattr(torch.version, "hip", None):
+        kinds.append("cuda")
+    if getattr(torch.version, "xpu", None):
+        kinds.append("xpu")
+    named = getattr(torch._C, "_get_privateuse1_backend_name", lambda: "privateuseone")()
+    if named != "privateuseone":
+        kinds.append(named)
+    return kinds
 
 
 def register(*_ignored):
-    """Registers the backend with torch.distributed unless that was done. Never raises: an exception here would break ``import torch``."""
+    """Registers the backend with torch.distributed unless that was done. Never raises: an exception here would break ``import torch``.
+
+    Call it again after a package has brought a new kind of device: groups made from then on take its tensors too.
+    """
     try:
         import torch.distributed as dist
 
-        if not dist.is_available() or hasattr(dist.Backend, NAME.upper()):
+        if not dist.is_available():
             return
-        try:
-            dist.Backend.register_backend(NAME, _create, extended_api=True, devices=DEVICES)
-        except TypeError:  # torch 1.13 knows no devices
-            dist.Backend.register_backend(NAME, _create, extended_api=True)
+        if not hasattr(dist.Backend, NAME.upper()):
+            _register(dist)
+        if hasattr(dist.Backend, "backend_capability"):
+            dist.Backend.backend_capability[NAME] = devices()
     except Exception as error:
         warnings.warn(f"shardwire could not register its torch.distributed backend: {error}")
+
+
+def _register(dist):
+    try:
+        # For the CPU alone, for which torch has a default: it would make us the default of devices for which it has none yet.
+        dist.Backend.register_backend(NAME, _create, extended_api=True, devices=["cpu"])
+    except TypeError:  # torch 1.13 knows no devices
+        dist.Backend.register_backend(NAME, _create, extended_api=True)
 
 
 def _create(options, backend_options):

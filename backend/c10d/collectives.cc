@@ -8,6 +8,7 @@ namespace shardwire {
 using ::c10d::OpType;
 using internal::checkSameDType;
 using internal::equalPieces;
+using internal::HostTensors;
 using internal::onlyList;
 using internal::onlyTensor;
 using internal::OperationTensors;
@@ -58,22 +59,26 @@ void checkPairs(std::size_t outputs, std::size_t inputs, const char* name) {
 TorchWork ProcessGroupShardwire::broadcast(Tensors& tensors, const ::c10d::BroadcastOptions& options) {
   const Call call{OpType::BROADCAST, "broadcast", "shardwire:broadcast"};
   const at::Tensor& tensor = onlyTensor(tensors, call.name);
-  const TensorView view = viewOf(tensor, "broadcast: tensor");
   const Rank root = rootOf(options.rootRank, options.rootTensor, getSize(), call.name);
-  return start(call, {{tensor}, {}}, options.timeout, [&](Communicator& communicator, CallOptions callOptions) {
+  HostTensors host(stager_);
+  const TensorView view =
+      viewOf(root == getRank() ? host.in(tensor, "broadcast: tensor") : host.out(tensor, "broadcast: tensor"), "broadcast: tensor");
+  return start(call, {{tensor}, {}}, host, options.timeout, [&](Communicator& communicator, CallOptions callOptions) {
     return communicator.broadcast(view, root, std::move(callOptions));
   });
 }
 
 TorchWork ProcessGroupShardwire::allgather(TensorLists& outputs, Tensors& inputs, const ::c10d::AllgatherOptions& options) {
   const Call call{OpType::ALLGATHER, "all_gather", "shardwire:all_gather"};
-  const TensorView input = viewOf(onlyTensor(inputs, call.name), "all_gather: input");
+  onlyTensor(inputs, call.name);
   const Tensors& list = onlyList(outputs, sizeAsCount(), call.name, "output");
   if (internal::areUneven(list)) {
     return allgatherUneven(call, list, inputs.front(), options.timeout);
   }
-  const auto views = viewsLike(list, input, call.name, "output");
-  return start(call, tensorsOf(list, inputs), options.timeout, [&](Communicator& communicator, CallOptions callOptions) {
+  HostTensors host(stager_);
+  const TensorView input = viewOf(host.in(inputs.front(), "all_gather: input"), "all_gather: input");
+  const auto views = viewsLike(host.out(list, "all_gather: output"), input, call.name, "output");
+  return start(call, tensorsOf(list, inputs), host, options.timeout, [&](Communicator& communicator, CallOptions callOptions) {
     return communicator.allGather(input, views, std::move(callOptions));
   });
 }
@@ -81,17 +86,24 @@ TorchWork ProcessGroupShardwire::allgather(TensorLists& outputs, Tensors& inputs
 // Outputs of several sizes: every rank knows all sizes from its list, so each rank's tensor is a broadcast of its own.
 TorchWork ProcessGroupShardwire::allgatherUneven(Call call, const Tensors& list, const at::Tensor& input, Milliseconds timeout) {
   const auto own = static_cast<std::size_t>(getRank());
-  const TensorView inputView = viewOf(input, "all_gather: input");
-  const std::vector<TensorView> views = viewsOf(list, "all_gather: output");
+  HostTensors host(stager_);
+  Tensors seen;
+  for (std::size_t i = 0; i < list.size(); ++i) {
+    seen.push_back(i == own ? host.inOut(list[i], "all_gather: output") : host.out(list[i], "all_gather: output"));
+  }
+  // Only looked at here: this rank's own output takes its place.
+  const at::Tensor inputSeen = HostTensors(stager_).in(input, "all_gather: input");
+  const TensorView inputView = viewOf(inputSeen, "all_gather: input");
+  const std::vector<TensorView> views = viewsOf(seen, "all_gather: output");
   for (const TensorView& view : views) {
     checkSameDType(view, inputView, call.name);
   }
-  viewAs(list[own], inputView.shape, fmt::format("all_gather: output[{}], this rank's own,", own));
+  viewAs(seen[own], inputView.shape, fmt::format("all_gather: output[{}], this rank's own,", own));
   {
     const c10::AutoGradMode noGradients(false);
     list[own].view_as(input).copy_(input);
   }
-  return start(call, tensorsOf(list, {}), timeout, [&](Communicator& communicator, CallOptions callOptions) {
+  return start(call, tensorsOf(list, {}), host, timeout, [&](Communicator& communicator, CallOptions callOptions) {
     return internal::issueEach(views.size(),
                                [&](std::size_t i) { return communicator.broadcast(views[i], static_cast<Rank>(i), callOptions); });
   });
@@ -99,10 +111,12 @@ TorchWork ProcessGroupShardwire::allgatherUneven(Call call, const Tensors& list,
 
 TorchWork ProcessGroupShardwire::_allgather_base(at::Tensor& output, at::Tensor& input, const ::c10d::AllgatherOptions& options) {
   const Call call{OpType::_ALLGATHER_BASE, "all_gather_into_tensor", "shardwire:all_gather_into_tensor"};
-  const TensorView inputView = viewOf(input, "all_gather_into_tensor: input");
-  const auto pieces = equalPieces(output, getSize(), inputView.shape, "all_gather_into_tensor: output");
+  HostTensors host(stager_);
+  const TensorView inputView = viewOf(host.in(input, "all_gather_into_tensor: input"), "all_gather_into_tensor: input");
+  const at::Tensor whole = host.out(output, "all_gather_into_tensor: output");
+  const auto pieces = equalPieces(whole, getSize(), inputView.shape, "all_gather_into_tensor: output");
   checkSameDType(pieces.front(), inputView, call.name);
-  return start(call, {{output}, {input}}, options.timeout, [&](Communicator& communicator, CallOptions callOptions) {
+  return start(call, {{output}, {input}}, host, options.timeout, [&](Communicator& communicator, CallOptions callOptions) {
     return communicator.allGather(inputView, pieces, std::move(callOptions));
   });
 }
@@ -110,18 +124,20 @@ TorchWork ProcessGroupShardwire::_allgather_base(at::Tensor& output, at::Tensor&
 TorchWork ProcessGroupShardwire::allgather_coalesced(TensorLists& outputs, Tensors& inputs, const ::c10d::AllgatherOptions& options) {
   const Call call{OpType::ALLGATHER_COALESCED, "all_gather_coalesced", "shardwire:all_gather"};
   checkPairs(outputs.size(), sizeAsCount(), call.name);
-  std::vector<TensorView> inputViews = viewsOf(inputs, "all_gather_coalesced: input");
+  HostTensors host(stager_);
+  std::vector<TensorView> inputViews = viewsOf(host.in(inputs, "all_gather_coalesced: input"), "all_gather_coalesced: input");
   std::vector<std::vector<TensorView>> outputViews(inputs.size());
   OperationTensors tensors = tensorsOf({}, inputs);
   for (const Tensors& ofRank : outputs) {
     checkPairs(ofRank.size(), inputs.size(), call.name);
     for (std::size_t i = 0; i < inputs.size(); ++i) {
-      outputViews[i].push_back(viewAs(ofRank[i], inputViews[i].shape, "all_gather_coalesced: output"));
+      outputViews[i].push_back(
+          viewAs(host.out(ofRank[i], "all_gather_coalesced: output"), inputViews[i].shape, "all_gather_coalesced: output"));
       checkSameDType(outputViews[i].back(), inputViews[i], call.name);
       tensors.outputs.push_back(ofRank[i]);
     }
   }
-  return start(call, std::move(tensors), options.timeout, [&](Communicator& communicator, CallOptions callOptions) {
+  return start(call, std::move(tensors), host, options.timeout, [&](Communicator& communicator, CallOptions callOptions) {
     return internal::issueEach(inputs.size(),
                                [&](std::size_t i) { return communicator.allGather(inputViews[i], outputViews[i], callOptions); });
   });
@@ -131,13 +147,16 @@ TorchWork ProcessGroupShardwire::allgather_into_tensor_coalesced(Tensors& output
                                                                  const ::c10d::AllgatherOptions& options) {
   const Call call{OpType::_ALLGATHER_BASE, "all_gather_into_tensor_coalesced", "shardwire:all_gather_into_tensor_coalesced"};
   checkPairs(outputs.size(), inputs.size(), call.name);
-  const std::vector<TensorView> inputViews = viewsOf(inputs, "all_gather_into_tensor_coalesced: input");
+  HostTensors host(stager_);
+  const Tensors wholes = host.out(outputs, "all_gather_into_tensor_coalesced: output");
+  const std::vector<TensorView> inputViews =
+      viewsOf(host.in(inputs, "all_gather_into_tensor_coalesced: input"), "all_gather_into_tensor_coalesced: input");
   std::vector<std::vector<TensorView>> outputViews;
   for (std::size_t i = 0; i < inputs.size(); ++i) {
-    outputViews.push_back(equalPieces(outputs[i], getSize(), inputViews[i].shape, "all_gather_into_tensor_coalesced: output"));
+    outputViews.push_back(equalPieces(wholes[i], getSize(), inputViews[i].shape, "all_gather_into_tensor_coalesced: output"));
     checkSameDType(outputViews[i].front(), inputViews[i], call.name);
   }
-  return start(call, tensorsOf(outputs, inputs), options.timeout, [&](Communicator& communicator, CallOptions callOptions) {
+  return start(call, tensorsOf(outputs, inputs), host, options.timeout, [&](Communicator& communicator, CallOptions callOptions) {
     return internal::issueEach(inputs.size(),
                                [&](std::size_t i) { return communicator.allGather(inputViews[i], outputViews[i], callOptions); });
   });
@@ -145,28 +164,32 @@ TorchWork ProcessGroupShardwire::allgather_into_tensor_coalesced(Tensors& output
 
 TorchWork ProcessGroupShardwire::gather(TensorLists& outputs, Tensors& inputs, const ::c10d::GatherOptions& options) {
   const Call call{OpType::GATHER, "gather", "shardwire:gather"};
-  const TensorView input = viewOf(onlyTensor(inputs, call.name), "gather: input");
+  onlyTensor(inputs, call.name);
   const Rank root = rootOf(options.rootRank, 0, getSize(), call.name);
   if (root != getRank() && !outputs.empty() && !outputs.front().empty()) {
     refuseCall(StatusCode::kInvalidArgument, "gather: only the root, rank {}, gives output tensors", root);
   }
   const Tensors list = root == getRank() ? onlyList(outputs, sizeAsCount(), call.name, "output") : Tensors();
-  const auto views = viewsLike(list, input, call.name, "output");
-  return start(call, tensorsOf(list, inputs), options.timeout, [&](Communicator& communicator, CallOptions callOptions) {
+  HostTensors host(stager_);
+  const TensorView input = viewOf(host.in(inputs.front(), "gather: input"), "gather: input");
+  const auto views = viewsLike(host.out(list, "gather: output"), input, call.name, "output");
+  return start(call, tensorsOf(list, inputs), host, options.timeout, [&](Communicator& communicator, CallOptions callOptions) {
     return communicator.gather(input, views, root, std::move(callOptions));
   });
 }
 
 TorchWork ProcessGroupShardwire::scatter(Tensors& outputs, TensorLists& inputs, const ::c10d::ScatterOptions& options) {
   const Call call{OpType::SCATTER, "scatter", "shardwire:scatter"};
-  const TensorView output = viewOf(onlyTensor(outputs, call.name), "scatter: output");
+  onlyTensor(outputs, call.name);
   const Rank root = rootOf(options.rootRank, 0, getSize(), call.name);
   if (root != getRank() && !inputs.empty() && !inputs.front().empty()) {
     refuseCall(StatusCode::kInvalidArgument, "scatter: only the root, rank {}, gives input tensors", root);
   }
   const Tensors list = root == getRank() ? onlyList(inputs, sizeAsCount(), call.name, "input") : Tensors();
-  const auto views = viewsLike(list, output, call.name, "input");
-  return start(call, tensorsOf(outputs, list), options.timeout, [&](Communicator& communicator, CallOptions callOptions) {
+  HostTensors host(stager_);
+  const TensorView output = viewOf(host.out(outputs.front(), "scatter: output"), "scatter: output");
+  const auto views = viewsLike(host.in(list, "scatter: input"), output, call.name, "input");
+  return start(call, tensorsOf(outputs, list), host, options.timeout, [&](Communicator& communicator, CallOptions callOptions) {
     return communicator.scatter(output, views, root, std::move(callOptions));
   });
 }
@@ -175,12 +198,13 @@ TorchWork ProcessGroupShardwire::alltoall(Tensors& outputs, Tensors& inputs, con
   const Call call{OpType::ALLTOALL, "all_to_all", "shardwire:all_to_all"};
   checkPairs(outputs.size(), sizeAsCount(), call.name);
   checkPairs(inputs.size(), sizeAsCount(), call.name);
-  const auto outputViews = viewsOf(outputs, "all_to_all: output");
-  const auto inputViews = viewsOf(inputs, "all_to_all: input");
+  HostTensors host(stager_);
+  const auto outputViews = viewsOf(host.out(outputs, "all_to_all: output"), "all_to_all: output");
+  const auto inputViews = viewsOf(host.in(inputs, "all_to_all: input"), "all_to_all: input");
   for (std::size_t i = 0; i < outputViews.size(); ++i) {
     checkSameDType(outputViews[i], inputViews[i], call.name);
   }
-  return start(call, tensorsOf(outputs, inputs), options.timeout, [&](Communicator& communicator, CallOptions callOptions) {
+  return start(call, tensorsOf(outputs, inputs), host, options.timeout, [&](Communicator& communicator, CallOptions callOptions) {
     return communicator.allToAll(outputViews, inputViews, std::move(callOptions));
   });
 }
@@ -188,10 +212,13 @@ TorchWork ProcessGroupShardwire::alltoall(Tensors& outputs, Tensors& inputs, con
 TorchWork ProcessGroupShardwire::alltoall_base(at::Tensor& output, at::Tensor& input, std::vector<std::int64_t>& outputSplits,
                                                std::vector<std::int64_t>& inputSplits, const ::c10d::AllToAllOptions& options) {
   const Call call{OpType::ALLTOALL_BASE, "all_to_all_single", "shardwire:all_to_all"};
-  const auto outputViews = internal::rowPieces(output, getSize(), outputSplits, "all_to_all_single: output");
-  const auto inputViews = internal::rowPieces(input, getSize(), inputSplits, "all_to_all_single: input");
+  HostTensors host(stager_);
+  const auto outputViews =
+      internal::rowPieces(host.out(output, "all_to_all_single: output"), getSize(), outputSplits, "all_to_all_single: output");
+  const auto inputViews =
+      internal::rowPieces(host.in(input, "all_to_all_single: input"), getSize(), inputSplits, "all_to_all_single: input");
   checkSameDType(outputViews.front(), inputViews.front(), call.name);
-  return start(call, {{output}, {input}}, options.timeout, [&](Communicator& communicator, CallOptions callOptions) {
+  return start(call, {{output}, {input}}, host, options.timeout, [&](Communicator& communicator, CallOptions callOptions) {
     return communicator.allToAll(outputViews, inputViews, std::move(callOptions));
   });
 }

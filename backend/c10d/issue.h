@@ -5,6 +5,7 @@
 
 #include <algorithm>
 
+#include "backend/c10d/host_tensors.h"
 #include "backend/c10d/process_group_shardwire.h"
 
 namespace shardwire {
@@ -16,18 +17,24 @@ struct ProcessGroupShardwire::Call {
   const char* title;
 };
 
-// `issue` is given the communicator and the call's options; it returns Result<WorkPtr>.
+// `issue` is given the communicator and the call's options; it returns Result<WorkPtr>. Its views are of what `host` gave.
 template <typename Issue>
-ProcessGroupShardwire::TorchWork ProcessGroupShardwire::start(Call call, internal::OperationTensors tensors, Milliseconds timeout,
-                                                              Issue&& issue) {
+ProcessGroupShardwire::TorchWork ProcessGroupShardwire::start(Call call, internal::OperationTensors tensors, internal::HostTensors& host,
+                                                              Milliseconds timeout, Issue&& issue) {
   const std::shared_ptr<Communicator> communicator = this->communicator();
   auto kept = std::make_shared<internal::OperationTensors>(std::move(tensors));
   CallOptions options;
   options.keepAlive = kept;
+  if (host.staged() != nullptr) {
+    options.keepAlive = std::make_shared<std::pair<std::shared_ptr<void>, std::shared_ptr<void>>>(kept, host.staged());
+    options.staging = host.staged().get();
+  }
   if (timeout.count() >= 0) {  // negative: kUnsetTimeout, the group's
     options.timeout = std::max(timeout, Milliseconds(1));
   }
-  WorkPtr work = internal::valueOrThrow(issue(*communicator, std::move(options)));
+  Result<WorkPtr> issued = issue(*communicator, std::move(options));
+  WorkPtr work = host.begin(issued.isOk() ? std::move(issued).value() : nullptr, kept);
+  internal::throwUnlessOk(issued.status());
   if (coalescing_.load(std::memory_order_relaxed)) {
     const std::lock_guard lock(mutex_);
     coalesced_.push_back(work);

@@ -25,12 +25,26 @@ c10::intrusive_ptr<ProcessGroupShardwire> ProcessGroupShardwire::create(const St
   }
   internal::C10dStore adapted(store);
   std::shared_ptr<Communicator> communicator = valueOrThrow(Communicator::create(adapted, rank, size, options, groupName));
-  return c10::make_intrusive<ProcessGroupShardwire>(std::move(communicator), rank, size);
+  return c10::make_intrusive<ProcessGroupShardwire>(std::move(communicator), rank, size, options.stagingBytes);
 }
 
-ProcessGroupShardwire::ProcessGroupShardwire(std::shared_ptr<Communicator> communicator, int rank, int size)
+namespace {
+
+// What a device refused, no rank can go on after.
+std::function<void(const std::string&)> failureOf(const std::shared_ptr<Communicator>& communicator) {
+  return [weak = std::weak_ptr<Communicator>(communicator)](const std::string& reason) {
+    if (const std::shared_ptr<Communicator> alive = weak.lock()) {
+      alive->abort(reason);
+    }
+  };
+}
+
+}  // namespace
+
+ProcessGroupShardwire::ProcessGroupShardwire(std::shared_ptr<Communicator> communicator, int rank, int size, std::size_t stagingBytes)
     : SW_TORCH_GROUP_BASE(rank, size),
       observer_(std::make_shared<internal::Observer>()),
+      stager_(std::make_shared<internal::DeviceStager>(stagingBytes, failureOf(communicator))),
       communicator_(std::move(communicator)),
       globalRanks_(sizeAsCount()) {
   std::iota(globalRanks_.begin(), globalRanks_.end(), 0);
@@ -64,15 +78,16 @@ void ProcessGroupShardwire::setGlobalRanks(std::vector<std::int64_t> ranks) {
 std::unique_ptr<TensorOp> ProcessGroupShardwire::compileOp(const LocalSpec& spec, std::optional<Duration> timeout) {
   std::shared_ptr<Communicator> communicator = this->communicator();
   std::shared_ptr<CompiledOp> op = valueOrThrow(communicator->compileOp(spec, timeout));
-  return std::make_unique<TensorOp>(std::move(op), getRank());
+  return std::make_unique<TensorOp>(std::move(op), getRank(), stager_);
 }
 
 ProcessGroupShardwire::TorchWork ProcessGroupShardwire::send(Tensors& tensors, int peer, int tag) {
   const Call call{OpType::SEND, "send", "shardwire:send"};
   const at::Tensor& tensor = onlyTensor(tensors, call.name);
-  const TensorView view = viewOf(tensor, "send: tensor");
+  internal::HostTensors host(stager_);
+  const TensorView view = viewOf(host.in(tensor, "send: tensor"), "send: tensor");
   // As an input: a future of a send has no value to show.
-  return start(call, {{}, {tensor}}, ::c10d::kUnsetTimeout,
+  return start(call, {{}, {tensor}}, host, ::c10d::kUnsetTimeout,
                [&](Communicator& communicator, CallOptions options) { return communicator.send(view, peer, tag, std::move(options)); });
 }
 
@@ -88,14 +103,16 @@ ProcessGroupShardwire::TorchWork ProcessGroupShardwire::receive(Tensors& tensors
   const Call call =
       peer == kAnySource ? Call{OpType::RECVANYSOURCE, "recv", "shardwire:recvAnySource"} : Call{OpType::RECV, "recv", "shardwire:recv"};
   const at::Tensor& tensor = onlyTensor(tensors, call.name);
-  const TensorView view = viewOf(tensor, "recv: tensor");
-  return start(call, {{tensor}, {}}, ::c10d::kUnsetTimeout,
+  internal::HostTensors host(stager_);
+  const TensorView view = viewOf(host.out(tensor, "recv: tensor"), "recv: tensor");
+  return start(call, {{tensor}, {}}, host, ::c10d::kUnsetTimeout,
                [&](Communicator& communicator, CallOptions options) { return communicator.recv(view, peer, tag, std::move(options)); });
 }
 
 ProcessGroupShardwire::TorchWork ProcessGroupShardwire::barrier(const ::c10d::BarrierOptions& options) {
   const Call call{OpType::BARRIER, "barrier", "shardwire:barrier"};
-  return start(call, {}, options.timeout,
+  internal::HostTensors none(stager_);
+  return start(call, {}, none, options.timeout,
                [](Communicator& communicator, CallOptions callOptions) { return communicator.barrier(std::move(callOptions)); });
 }
 
@@ -206,11 +223,16 @@ void ProcessGroupShardwire::shutdown() {
     communicator = std::exchange(communicator_, nullptr);
     coalesced_.clear();
   }
+  if (communicator != nullptr) {
+    stager_->finishAwaited(deadlineAfter(communicator->timeout()));
+  }
   // Its destructor ends the group without a word to the others, who may still be at work among themselves. Another thread inside a call
   // must be woken first.
   if (communicator.use_count() > 1) {
     communicator->abort("the process group was shut down on this rank");
   }
+  communicator.reset();
+  stager_->stop();
 }
 
 }  // namespace shardwire

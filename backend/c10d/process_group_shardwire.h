@@ -20,8 +20,10 @@
 
 namespace shardwire {
 namespace internal {
+class DeviceStager;
+class HostTensors;
 class Observer;
-}
+}  // namespace internal
 
 SW_TORCH_VIRTUALS_BEGIN
 
@@ -42,7 +44,7 @@ class __attribute__((visibility("default"))) ProcessGroupShardwire final : publi
   static c10::intrusive_ptr<ProcessGroupShardwire> create(const StorePtr& store, int rank, int size, Milliseconds timeout,
                                                           const std::string& groupName);
   // Use create().
-  ProcessGroupShardwire(std::shared_ptr<Communicator> communicator, int rank, int size);
+  ProcessGroupShardwire(std::shared_ptr<Communicator> communicator, int rank, int size, std::size_t stagingBytes);
   ~ProcessGroupShardwire() override;
 
   const std::string getBackendName() const override { return "shardwire"; }
@@ -122,7 +124,7 @@ class __attribute__((visibility("default"))) ProcessGroupShardwire final : publi
  private:
   struct Call;
   template <typename Issue>
-  TorchWork start(Call call, internal::OperationTensors tensors, Milliseconds timeout, Issue&& issue);
+  TorchWork start(Call call, internal::OperationTensors tensors, internal::HostTensors& host, Milliseconds timeout, Issue&& issue);
   TorchWork allgatherUneven(Call call, const Tensors& list, const at::Tensor& input, Milliseconds timeout);
   TorchWork reduceScatterUneven(Call call, const at::Tensor& output, const Tensors& list, ReduceOp op, Milliseconds timeout);
   TorchWork receive(Tensors& tensors, int peer, int tag);
@@ -133,6 +135,7 @@ class __attribute__((visibility("default"))) ProcessGroupShardwire final : publi
   }
 
   const std::shared_ptr<internal::Observer> observer_;
+  const std::shared_ptr<internal::DeviceStager> stager_;
   std::atomic<std::uint32_t> monitoredBarriers_ = 0;  // relaxed: a count alone
   mutable std::mutex mutex_;
   std::shared_ptr<Communicator> communicator_;   // guarded by mutex_; null after shutdown

@@ -8,6 +8,7 @@ namespace shardwire {
 using ::c10d::OpType;
 using internal::checkSameDType;
 using internal::equalPieces;
+using internal::HostTensors;
 using internal::onlyList;
 using internal::onlyTensor;
 using internal::OperationTensors;
@@ -105,18 +106,20 @@ TorchWork ProcessGroupShardwire::allreduce(Tensors& tensors, const ::c10d::Allre
   if (tensor.is_sparse()) {
     return allreduce_sparse(tensors, options);
   }
-  const TensorView view = viewOf(tensor, "all_reduce: tensor");
+  HostTensors host(stager_);
+  const TensorView view = viewOf(host.inOut(tensor, "all_reduce: tensor"), "all_reduce: tensor");
   const Reduction reduction = reductionOf(options.reduceOp, call.name);
   checkComputable(view.dtype, reduction, call.name);
   reduction.scaleInPlace(tensor);
-  return start(call, {{tensor}, {}}, options.timeout, [&](Communicator& communicator, CallOptions callOptions) {
+  return start(call, {{tensor}, {}}, host, options.timeout, [&](Communicator& communicator, CallOptions callOptions) {
     return communicator.allReduce(view, reduction.op, std::move(callOptions));
   });
 }
 
 TorchWork ProcessGroupShardwire::allreduce_coalesced(Tensors& tensors, const ::c10d::AllreduceCoalescedOptions& options) {
   const Call call{OpType::ALLREDUCE_COALESCED, "all_reduce_coalesced", "shardwire:all_reduce"};
-  const std::vector<TensorView> views = viewsOf(tensors, "all_reduce_coalesced: tensors");
+  HostTensors host(stager_);
+  const std::vector<TensorView> views = viewsOf(host.inOut(tensors, "all_reduce_coalesced: tensors"), "all_reduce_coalesced: tensors");
   const Reduction reduction = reductionOf(options.reduceOp, call.name);
   for (const TensorView& view : views) {
     checkComputable(view.dtype, reduction, call.name);
@@ -124,7 +127,7 @@ TorchWork ProcessGroupShardwire::allreduce_coalesced(Tensors& tensors, const ::c
   for (at::Tensor& tensor : tensors) {
     reduction.scaleInPlace(tensor);
   }
-  return start(call, tensorsOf(tensors, {}), options.timeout, [&](Communicator& communicator, CallOptions callOptions) {
+  return start(call, tensorsOf(tensors, {}), host, options.timeout, [&](Communicator& communicator, CallOptions callOptions) {
     return internal::issueEach(views.size(), [&](std::size_t i) { return communicator.allReduce(views[i], reduction.op, callOptions); });
   });
 }
@@ -133,39 +136,43 @@ TorchWork ProcessGroupShardwire::reduce(Tensors& tensors, const ::c10d::ReduceOp
   const Call call{OpType::REDUCE, "reduce", "shardwire:reduce"};
   at::Tensor tensor = onlyTensor(tensors, call.name);
   const Rank root = rootOf(options, getSize());
-  TensorView view = viewOf(tensor, "reduce: tensor");
   const Reduction reduction = reductionOf(options.reduceOp, call.name);
-  checkComputable(view.dtype, reduction, call.name);
+  checkComputable(internal::dtypeOf(tensor.scalar_type()), reduction, call.name);
   if (reduction.scales() && root != getRank()) {
     tensor = reduction.scaled(tensor);  // the caller's tensor stays as it is on all ranks but root
-    view = viewOf(tensor, "reduce: tensor");
   } else {
     reduction.scaleInPlace(tensor);
   }
-  return start(call, {{tensor}, {}}, options.timeout, [&](Communicator& communicator, CallOptions callOptions) {
+  HostTensors host(stager_);
+  const TensorView view =
+      viewOf(root == getRank() ? host.inOut(tensor, "reduce: tensor") : host.in(tensor, "reduce: tensor"), "reduce: tensor");
+  return start(call, {{tensor}, {}}, host, options.timeout, [&](Communicator& communicator, CallOptions callOptions) {
     return communicator.reduce(view, root, reduction.op, std::move(callOptions));
   });
 }
 
 TorchWork ProcessGroupShardwire::reduce_scatter(Tensors& outputs, TensorLists& inputs, const ::c10d::ReduceScatterOptions& options) {
   const Call call{OpType::REDUCE_SCATTER, "reduce_scatter", "shardwire:reduce_scatter"};
-  const TensorView output = viewOf(onlyTensor(outputs, call.name), "reduce_scatter: output");
+  const at::Tensor& outputTensor = onlyTensor(outputs, call.name);
   Tensors list = onlyList(inputs, sizeAsCount(), call.name, "input");
   const Reduction reduction = reductionOf(options.reduceOp, call.name);
-  checkComputable(output.dtype, reduction, call.name);
+  checkComputable(internal::dtypeOf(outputTensor.scalar_type()), reduction, call.name);
   if (reduction.scales()) {
     std::ranges::transform(list, list.begin(), [&](const at::Tensor& tensor) { return reduction.scaled(tensor); });
   }
   if (internal::areUneven(list)) {
     return reduceScatterUneven(call, outputs.front(), list, reduction.op, options.timeout);
   }
-  std::vector<TensorView> views = viewsOf(list, "reduce_scatter: input");
+  HostTensors host(stager_);
+  const TensorView output = viewOf(host.out(outputTensor, "reduce_scatter: output"), "reduce_scatter: output");
+  const Tensors seen = host.in(list, "reduce_scatter: input");
+  std::vector<TensorView> views = viewsOf(seen, "reduce_scatter: input");
   for (const TensorView& view : views) {
     checkSameDType(output, view, call.name);
   }
   const auto own = static_cast<std::size_t>(getRank());
-  views[own] = internal::viewAs(list[own], output.shape, "reduce_scatter: this rank's input");
-  return start(call, tensorsOf(outputs, list), options.timeout, [&](Communicator& communicator, CallOptions callOptions) {
+  views[own] = internal::viewAs(seen[own], output.shape, "reduce_scatter: this rank's input");
+  return start(call, tensorsOf(outputs, list), host, options.timeout, [&](Communicator& communicator, CallOptions callOptions) {
     return communicator.reduceScatter(output, views, reduction.op, std::move(callOptions));
   });
 }
@@ -174,8 +181,10 @@ TorchWork ProcessGroupShardwire::reduce_scatter(Tensors& outputs, TensorLists& i
 TorchWork ProcessGroupShardwire::reduceScatterUneven(Call call, const at::Tensor& output, const Tensors& list, ReduceOp op,
                                                      Milliseconds timeout) {
   const auto own = static_cast<std::size_t>(getRank());
-  std::vector<TensorView> views = viewsOf(list, "reduce_scatter: input");
-  const TensorView outputView = internal::viewAs(output, views[own].shape, "reduce_scatter: output");
+  HostTensors host(stager_);
+  const Tensors seen = host.in(list, "reduce_scatter: input");
+  std::vector<TensorView> views = viewsOf(seen, "reduce_scatter: input");
+  const TensorView outputView = internal::viewAs(host.inOut(output, "reduce_scatter: output"), views[own].shape, "reduce_scatter: output");
   for (const TensorView& view : views) {
     checkSameDType(outputView, view, call.name);
   }
@@ -184,7 +193,7 @@ TorchWork ProcessGroupShardwire::reduceScatterUneven(Call call, const at::Tensor
     output.view_as(list[own]).copy_(list[own]);
   }
   views[own] = outputView;
-  return start(call, tensorsOf({output}, list), timeout, [&](Communicator& communicator, CallOptions callOptions) {
+  return start(call, tensorsOf({output}, list), host, timeout, [&](Communicator& communicator, CallOptions callOptions) {
     return internal::issueEach(views.size(),
                                [&](std::size_t i) { return communicator.reduce(views[i], static_cast<Rank>(i), op, callOptions); });
   });
@@ -192,13 +201,15 @@ TorchWork ProcessGroupShardwire::reduceScatterUneven(Call call, const at::Tensor
 
 TorchWork ProcessGroupShardwire::_reduce_scatter_base(at::Tensor& output, at::Tensor& input, const ::c10d::ReduceScatterOptions& options) {
   const Call call{OpType::_REDUCE_SCATTER_BASE, "reduce_scatter_tensor", "shardwire:reduce_scatter_tensor"};
-  const TensorView outputView = viewOf(output, "reduce_scatter_tensor: output");
+  HostTensors host(stager_);
+  const TensorView outputView = viewOf(host.out(output, "reduce_scatter_tensor: output"), "reduce_scatter_tensor: output");
   const Reduction reduction = reductionOf(options.reduceOp, call.name);
   checkComputable(outputView.dtype, reduction, call.name);
   const at::Tensor source = reduction.scales() ? reduction.scaled(input) : input;
-  const auto pieces = equalPieces(source, getSize(), outputView.shape, "reduce_scatter_tensor: input");
+  const auto pieces =
+      equalPieces(host.in(source, "reduce_scatter_tensor: input"), getSize(), outputView.shape, "reduce_scatter_tensor: input");
   checkSameDType(outputView, pieces.front(), call.name);
-  return start(call, {{output}, {source}}, options.timeout, [&](Communicator& communicator, CallOptions callOptions) {
+  return start(call, {{output}, {source}}, host, options.timeout, [&](Communicator& communicator, CallOptions callOptions) {
     return communicator.reduceScatter(outputView, pieces, reduction.op, std::move(callOptions));
   });
 }
@@ -210,7 +221,9 @@ TorchWork ProcessGroupShardwire::reduce_scatter_tensor_coalesced(Tensors& output
     refuseCall(StatusCode::kInvalidArgument, "{}: {} output tensors for {} input tensors", call.name, outputs.size(), inputs.size());
   }
   const Reduction reduction = reductionOf(options.reduceOp, call.name);
-  const std::vector<TensorView> outputViews = viewsOf(outputs, "reduce_scatter_tensor_coalesced: output");
+  HostTensors host(stager_);
+  const std::vector<TensorView> outputViews =
+      viewsOf(host.out(outputs, "reduce_scatter_tensor_coalesced: output"), "reduce_scatter_tensor_coalesced: output");
   Tensors sources = inputs;
   std::vector<std::vector<TensorView>> inputViews;
   for (std::size_t i = 0; i < outputs.size(); ++i) {
@@ -218,10 +231,11 @@ TorchWork ProcessGroupShardwire::reduce_scatter_tensor_coalesced(Tensors& output
     if (reduction.scales()) {
       sources[i] = reduction.scaled(inputs[i]);
     }
-    inputViews.push_back(equalPieces(sources[i], getSize(), outputViews[i].shape, "reduce_scatter_tensor_coalesced: input"));
+    const at::Tensor whole = host.in(sources[i], "reduce_scatter_tensor_coalesced: input");
+    inputViews.push_back(equalPieces(whole, getSize(), outputViews[i].shape, "reduce_scatter_tensor_coalesced: input"));
     checkSameDType(outputViews[i], inputViews[i].front(), call.name);
   }
-  return start(call, tensorsOf(outputs, sources), options.timeout, [&](Communicator& communicator, CallOptions callOptions) {
+  return start(call, tensorsOf(outputs, sources), host, options.timeout, [&](Communicator& communicator, CallOptions callOptions) {
     return internal::issueEach(outputs.size(), [&](std::size_t i) {
       return communicator.reduceScatter(outputViews[i], inputViews[i], reduction.op, callOptions);
     });

@@ -143,7 +143,8 @@ TorchWork ProcessGroupShardwire::allreduce_sparse(Tensors& tensors, const ::c10d
     }
     tensor.copy_(sum);
   };
-  return start(call, std::move(kept), options.timeout, [&](Communicator& communicator, CallOptions callOptions) -> Result<WorkPtr> {
+  internal::HostTensors none(stager_);
+  return start(call, std::move(kept), none, options.timeout, [&](Communicator& communicator, CallOptions callOptions) -> Result<WorkPtr> {
     Result<WorkPtr> moved = internal::issueEach(2, [&](std::size_t i) {
       return i == 0 ? communicator.allToAll(views(indices), views(ownIndices), callOptions)
                     : communicator.allToAll(views(values), views(ownValues), callOptions);

@@ -40,7 +40,7 @@ std::string describe(const at::Tensor& tensor) {
   }
   if (!tensor.device().is_cpu()) {
     fail(StatusCode::kUnsupported,
-         fmt::format("{} is on device {}; this build of shardwire moves CPU tensors only: call cpu() first", what, tensor.device().str()));
+         fmt::format("{} is on device {}, which this operation does not take: call cpu() first", what, tensor.device().str()));
   }
   if (tensor.is_conj() || tensor.is_neg()) {
     fail(StatusCode::kInvalidArgument,
@@ -103,6 +103,10 @@ TensorView viewOf(const at::Tensor& tensor, std::string_view what) {
   if (!isPlain(tensor) || tensor.dim() > kMaxDims) {
     refuse(tensor, what);
   }
+  return {static_cast<std::byte*>(tensor.data_ptr()), dtypeOf(tensor.scalar_type()), dimsOf(tensor.sizes()), dimsOf(tensor.strides())};
+}
+
+TensorView deviceViewOf(const at::Tensor& tensor) {
   return {static_cast<std::byte*>(tensor.data_ptr()), dtypeOf(tensor.scalar_type()), dimsOf(tensor.sizes()), dimsOf(tensor.strides())};
 }
 

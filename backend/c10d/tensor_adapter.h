@@ -25,9 +25,11 @@ DType dtypeOf(c10::ScalarType type);
 // The torch type of a dtype; nullopt for the opaque ones and those that this torch lacks.
 std::optional<c10::ScalarType> scalarTypeOf(DType dtype);
 
-// `what` names the tensor in errors: "all_reduce: tensor". Strided CPU tensors of any strides; sparse, quantised, lazily conjugated, meta
-// and device tensors are refused with what to do instead.
+// `what` names the tensor in errors: "all_reduce: tensor". Strided CPU tensors of any strides (those of devices through HostTensors);
+// sparse, quantised, lazily conjugated, meta and device tensors are refused with what to do instead.
 TensorView viewOf(const at::Tensor& tensor, std::string_view what);
+// What checks need to know of a tensor on any device: the address is the device's.
+TensorView deviceViewOf(const at::Tensor& tensor);
 std::vector<TensorView> viewsOf(std::span<const at::Tensor> tensors, std::string_view what);
 // `tensor` seen as `shape`: it has that shape, or is contiguous and has as many elements.
 TensorView viewAs(const at::Tensor& tensor, const Dims& shape, std::string_view what);

@@ -60,6 +60,8 @@ inline constexpr bool kTorchCoalesces = SW_TORCH_AT_LEAST(2, 0);
 #define SW_TORCH_HAS_WORK_RESULT SW_TORCH_AT_LEAST(2, 6)
 // Backend::getError and the ErrorType that it returns.
 #define SW_TORCH_HAS_ERROR_TYPE SW_TORCH_AT_LEAST(2, 8)
+// c10d::cuda::StreamBlock, a wait in a stream that the host ends, and the registry that makes them without CUDA's headers.
+#define SW_TORCH_HAS_STREAM_BLOCK SW_TORCH_AT_LEAST(2, 8)
 // Completion hooks and the WorkInfo that they are given.
 #define SW_TORCH_HAS_WORK_INFO SW_TORCH_AT_LEAST(2, 1)
 

@@ -1,7 +1,9 @@
 #include "backend/c10d/work_adapter.h"
 
 #include <ATen/record_function.h>
+#include <c10/core/StreamGuard.h>
 
+#include <algorithm>
 #include <atomic>
 
 #include "backend/c10d/status_error.h"
@@ -20,9 +22,31 @@ c10::List<at::Tensor> listOf(const OperationTensors& tensors) {
   return list;
 }
 
-class WorkBundle final : public Work {
+DeviceWork* deviceWorkOf(Work& work) {
+  auto* device = dynamic_cast<DeviceWork*>(&work);
+  return device != nullptr && !device->devices().empty() ? device : nullptr;
+}
+
+class WorkBundle final : public DeviceWork {
  public:
   explicit WorkBundle(std::vector<WorkPtr> works) : works_(std::move(works)) {}
+
+  Status waitOnStreams() override {
+    Status first;
+    for (const WorkPtr& work : works_) {
+      DeviceWork* device = deviceWorkOf(*work);
+      if (Status status = device != nullptr ? device->waitOnStreams() : work->wait(kNoDeadline); first.isOk()) {
+        first = std::move(status);
+      }
+    }
+    return first;
+  }
+  std::vector<c10::Device> devices() const override {
+    return collect<c10::Device>([](const DeviceWork& work) { return work.devices(); });
+  }
+  std::vector<c10::Stream> streams() const override {
+    return collect<c10::Stream>([](const DeviceWork& work) { return work.streams(); });
+  }
 
   bool isDone() const override {
     return std::ranges::all_of(works_, [](const WorkPtr& work) { return work->isDone(); });
@@ -72,8 +96,53 @@ class WorkBundle final : public Work {
   }
 
  private:
+  template <typename T, typename Part>
+  std::vector<T> collect(Part&& part) const {
+    std::vector<T> all;
+    for (const WorkPtr& work : works_) {
+      if (const DeviceWork* device = deviceWorkOf(*work); device != nullptr) {
+        for (const T& one : part(*device)) {
+          if (std::find(all.begin(), all.end(), one) == all.end()) {
+            all.push_back(one);
+          }
+        }
+      }
+    }
+    return all;
+  }
+
   std::vector<WorkPtr> works_;
 };
+
+// The devices of a future's value, which c10 wants to know before.
+std::vector<c10::Device> devicesOf(const OperationTensors& tensors) {
+  std::vector<c10::Device> devices;
+  for (const at::Tensor& tensor : tensors.outputs) {
+    if (tensor.device().is_cpu() || std::find(devices.begin(), devices.end(), tensor.device()) != devices.end()) {
+      continue;
+    }
+    if (!devices.empty() && devices.front().type() != tensor.device().type()) {
+      throw StatusError(Status(StatusCode::kUnsupported, "a c10 future cannot hold tensors of several kinds of devices: use wait()"));
+    }
+    devices.push_back(tensor.device());
+  }
+  return devices;
+}
+
+// Of each device one stream that nothing blocks: the future records its events there.
+std::vector<c10::Stream> streamsFor(const std::vector<c10::Device>& devices, const DeviceWork* work) {
+  std::vector<c10::Stream> streams;
+  if (work != nullptr) {
+    for (const c10::Device& device : devices) {
+      const auto all = work->streams();
+      const auto found = std::find_if(all.begin(), all.end(), [&](const c10::Stream& stream) { return stream.device() == device; });
+      if (found != all.end()) {
+        streams.push_back(*found);
+      }
+    }
+  }
+  return streams;
+}
 
 void complete(Future& future, const OperationTensors& tensors, const Status& status) {
   if (status.isOk()) {
@@ -113,6 +182,7 @@ WorkShardwire::WorkShardwire(WorkPtr work, std::shared_ptr<const OperationTensor
                              std::shared_ptr<Observer> observer, const SW_TORCH_OPTIONAL<std::vector<at::Tensor>>& inputs)
     : ::c10d::Work(origin.rank, origin.type, origin.title, inputs),
       work_(std::move(work)),
+      device_(deviceWorkOf(*work_)),
       tensors_(std::move(tensors)),
       sequence_(origin.sequence),
       observer_(std::move(observer)),
@@ -165,10 +235,15 @@ std::vector<at::Tensor> WorkShardwire::result() {
   return {tensors_->outputs.begin(), tensors_->outputs.end()};
 }
 
-void WorkShardwire::synchronize() {}  // CPU tensors: done means done
+void WorkShardwire::synchronize() {
+  if (device_ != nullptr) {
+    wait(kNoTimeout);
+  }
+}
 
 bool WorkShardwire::wait(std::chrono::milliseconds timeout) {
-  Status status = work_->wait(timeout == kNoTimeout ? kNoDeadline : deadlineAfter(timeout));
+  const bool onStreams = device_ != nullptr && timeout == kNoTimeout;
+  Status status = onStreams ? device_->waitOnStreams() : work_->wait(timeout == kNoTimeout ? kNoDeadline : deadlineAfter(timeout));
   if (!status.isOk()) {
     throw StatusError(std::move(status));
   }
@@ -179,15 +254,21 @@ bool WorkShardwire::wait(std::chrono::milliseconds timeout) {
 }
 
 c10::intrusive_ptr<Future> WorkShardwire::getFuture() {
+  std::vector<c10::Device> devices;
   {
     const std::lock_guard lock(mutex_);
     if (future_) {
       return future_;
     }
-    future_ = c10::make_intrusive<Future>(c10::ListType::create(c10::TensorType::get()));
+    devices = devicesOf(*tensors_);
+    future_ = c10::make_intrusive<Future>(c10::ListType::create(c10::TensorType::get()), devices);
   }
+  const std::vector<c10::Stream> streams = streamsFor(devices, device_);
   // Outside of the lock: the callback runs here and now when the work is done, and user code may hang on the future later.
-  work_->onDone([future = future_, tensors = tensors_](const Status& status) { complete(*future, *tensors, status); });
+  work_->onDone([future = future_, tensors = tensors_, streams](const Status& status) {
+    const c10::MultiStreamGuard current{c10::ArrayRef<c10::Stream>(streams)};
+    complete(*future, *tensors, status);
+  });
   return future_;
 }
 

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "backend/c10d/observer.h"
+#include "backend/c10d/staged_work.h"
 #include "backend/c10d/tensor_adapter.h"
 #include "backend/c10d/torch_compat.h"
 #include "shardwire/work.h"
@@ -39,8 +40,10 @@ class __attribute__((visibility("default"))) WorkShardwire final : public ::c10d
   std::exception_ptr exception() const override;
   int sourceRank() const override;
   std::vector<at::Tensor> result() override;
+  // Of CPU tensors: nothing, done means done. Of devices' tensors: as wait() without a timeout.
   void synchronize() override;
-  // kNoTimeout and negative: no deadline. Throws the operation's StatusError, or one of kTimeout while the operation goes on.
+  // Throws the operation's StatusError, or one of kTimeout while the operation goes on. kNoTimeout: the CPU waits for CPU tensors, the
+  // current streams for devices' tensors (DeviceWork::waitOnStreams). Anything else: the CPU waits; negative: without a deadline.
   bool wait(std::chrono::milliseconds timeout = kNoTimeout) override;
   // Value: List[Tensor], the outputs.
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
@@ -49,8 +52,9 @@ class __attribute__((visibility("default"))) WorkShardwire final : public ::c10d
   std::uint64_t getSequencenumber() const;
   // Milliseconds from the call to the end. Throws until then, and when the group was not asked to time its operations.
   float getDuration() const;
-  // There are no streams of CPU tensors: waits.
+  // As wait() without a timeout: there are no streams of CPU tensors.
   void blockCurrentStream();
+  bool hasDeviceTensors() const { return device_ != nullptr; }
 
   Status waitUntil(Deadline deadline) { return work_->wait(deadline); }
   Status status() const { return work_->status(); }
@@ -61,6 +65,7 @@ class __attribute__((visibility("default"))) WorkShardwire final : public ::c10d
   void endRange();
 
   WorkPtr work_;
+  DeviceWork* device_;  // work_, when some of its tensors lie on devices
   std::shared_ptr<const OperationTensors> tensors_;
   std::uint64_t sequence_;
   std::shared_ptr<Observer> observer_;

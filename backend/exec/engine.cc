@@ -106,6 +106,16 @@ std::span<std::byte> Engine::scratch(std::size_t bytes) {
   return std::span(scratch_).first(bytes);
 }
 
+void Engine::attach(Staging* staging) {
+  if (staging != nullptr) {
+    staging->attach([weak = weak_from_this()] {
+      if (const std::shared_ptr<Engine> engine = weak.lock()) {
+        engine->peers_.doorbell->ringSelf();
+      }
+    });
+  }
+}
+
 // ---- taking operations
 
 void Engine::take(const std::shared_ptr<Activity>& activity) {

@@ -20,6 +20,7 @@
 #include "backend/exec/frame.h"
 #include "backend/exec/progress_role.h"
 #include "shardwire/options.h"
+#include "shardwire/staging.h"
 
 namespace shardwire::internal {
 
@@ -62,6 +63,9 @@ class Engine : public std::enable_shared_from_this<Engine> {
   Connection* connection(Rank peer) { return peers_.connections[static_cast<std::size_t>(peer)].get(); }
   std::span<const std::int32_t> hosts() const { return peers_.hosts; }
   std::string describeTransports();
+
+  // Lets `staging` (null: nothing to do) wake this engine when bytes become ready.
+  void attach(Staging* staging);
 
   // For activities, under the engine's lock.
 

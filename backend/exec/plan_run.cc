@@ -17,6 +17,8 @@ constexpr std::uint64_t kMaxSpinBytes = std::uint64_t{1} << 20;
 constexpr std::uint64_t kSpinBytesPerNanosecond = 16;
 // A copy from memory that needs no staging goes in pieces of this size, so that other edges are looked at in between.
 constexpr std::size_t kCopySegment = std::size_t{4} << 20;
+// Tensors that come from a device come in pieces of this order.
+constexpr std::size_t kStagedCopySegment = std::size_t{1} << 20;
 
 void addTo(Dims& sum, const Dims& other) {
   for (int d = 0; d < sum.size(); ++d) {
@@ -73,6 +75,7 @@ void PlanRun::prepare(std::span<const TensorView> inputs, std::span<const Tensor
 void PlanRun::prepareAgain() {
   reuse();
   follow(nullptr, false);
+  stage(nullptr);
   for (SendState& state : sends_) {
     state.started = state.silent = state.anyExposed = state.anyStaged = state.acked = state.done = false;
     state.slotsPosted = 0;
@@ -210,19 +213,31 @@ bool PlanRun::stepOwnCopies() {
   const PlanMove& move = plan_->moves[ownCopy_];
   const PlanSource& source = plan_->sources[move.firstSource];
   if (!cursorOpen_) {
-    cursor_ = SegmentCursor(move.shape, elemBytesOf(move), kCopySegment);
+    cursor_ = SegmentCursor(move.shape, elemBytesOf(move), staging_ == nullptr ? kCopySegment : kStagedCopySegment);
     cursorOpen_ = true;
   }
   Dims offset = source.offset;
   addTo(offset, cursor_.offset());
-  copyBox(outputBox(move, cursor_.offset()), boxOf(inputs_[static_cast<std::size_t>(source.input)], offset), cursor_.shape(),
-          elemBytesOf(move), hint_);
+  const StridedBox from = boxOf(inputs_[static_cast<std::size_t>(source.input)], offset);
+  const StridedBox to = outputBox(move, cursor_.offset());
+  if (!isReady(from, cursor_.shape(), elemBytesOf(move)) || !isReady(to, cursor_.shape(), elemBytesOf(move))) {
+    return false;
+  }
+  copyBox(to, from, cursor_.shape(), elemBytesOf(move), hint_);
+  wrote(to, cursor_.shape(), elemBytesOf(move));
   cursor_.next();
   if (cursor_.done()) {
     cursorOpen_ = false;
     ++ownCopy_;
   }
   return true;
+}
+
+void PlanRun::announceWrites(Staging& staging) const {
+  for (const PlanMove& move : plan_->moves) {
+    const StridedBox box = outputBox(move, Dims::filled(move.shape.size(), 0));
+    staging.willWrite(box.bytes, extentBytes(box, move.shape, elemBytesOf(move)), moveBytes(*plan_, move));
+  }
 }
 
 // ---- what others send
@@ -275,6 +290,9 @@ bool PlanRun::copySegment(Engine& engine, const PlanEdge& edge, ReceiveState& st
   const Dims& shape = state.cursor.shape();
   const std::size_t elemBytes = elemBytesOf(move);
   const StridedBox dst = outputBox(move, state.cursor.offset());
+  if (!isReady(dst, shape, elemBytes)) {
+    return false;
+  }
   if (reachOf(source) == Reach::kNone) {
     if (openFrame(engine, edge, state) != Take::kDone) {
       return false;
@@ -284,6 +302,7 @@ bool PlanRun::copySegment(Engine& engine, const PlanEdge& edge, ReceiveState& st
       return false;
     }
     unpackBox(dst, state.frame.data() + state.read, shape, elemBytes, hint_);
+    wrote(dst, shape, elemBytes);
     consume(engine, edge, state, state.cursor.bytes());
     return true;
   }
@@ -294,6 +313,7 @@ bool PlanRun::copySegment(Engine& engine, const PlanEdge& edge, ReceiveState& st
     // The peer's memory is only read; StridedBox has no const twin.
     const StridedBox src{const_cast<std::byte*>(slot.base) + byteOffset(slot.byteStrides, offset), slot.byteStrides};
     copyBox(dst, src, shape, elemBytes, hint_);
+    wrote(dst, shape, elemBytes);
     return true;
   }
   if (slot.reach == Reach::kFetch) {
@@ -303,6 +323,7 @@ bool PlanRun::copySegment(Engine& engine, const PlanEdge& edge, ReceiveState& st
     engine.poison(std::move(status), true);
     return false;
   }
+  wrote(dst, shape, elemBytes);
   return true;
 }
 
@@ -312,7 +333,7 @@ bool PlanRun::stepReceive(Engine& engine, std::size_t index) {
   if (state.done) {
     return false;
   }
-  bool moved = unpackFetched(state);
+  bool moved = takeLandings(state);
   if (state.move == edge.count || !readyToRead(engine, edge, state)) {
     return moved;
   }
@@ -369,6 +390,9 @@ PlanRun::Take PlanRun::gatherSources(Engine& engine, const PlanMove& move) {
     addTo(offset, cursor_.offset());
     if (source.rank == plan_->rank) {
       box = boxOf(inputs_[static_cast<std::size_t>(source.input)], offset);
+      if (!isReady(box, cursor_.shape(), elemBytesOf(move))) {
+        return Take::kNotReady;
+      }
       continue;
     }
     const PlanEdge& edge = plan_->receives[static_cast<std::size_t>(receiveOf_[static_cast<std::size_t>(source.rank)])];
@@ -465,11 +489,13 @@ bool PlanRun::stepCombines(Engine& engine) {
         held_.resize(move.numSources * cursor_.bytes());
       }
     }
-    if (gatherSources(engine, move) != Take::kDone || !fetchCopied(engine, move)) {
+    const StridedBox to = outputBox(move, cursor_.offset());
+    if (!isReady(to, cursor_.shape(), elemBytesOf(move)) || gatherSources(engine, move) != Take::kDone || !fetchCopied(engine, move)) {
       return moved;
     }
-    reduceBox(outputBox(move, cursor_.offset()), std::span(combineSources_).first(move.numSources), cursor_.shape(),
+    reduceBox(to, std::span(combineSources_).first(move.numSources), cursor_.shape(),
               plan_->outputs[static_cast<std::size_t>(move.output)].dtype, move.reduction, hint_);
+    wrote(to, cursor_.shape(), elemBytesOf(move));
     consumeSources(engine, move);
     moved = true;
     budget -= std::min(budget, cursor_.bytes());

@@ -29,7 +29,7 @@ class PlanRun final : public Run {
   bool step(Engine& engine, std::vector<bool>& blockedBulk) override;
   Status onFrame(Engine& engine, Rank from, const FrameHeader& header, std::span<const std::byte> payload) override;
   bool needs(Rank peer) const override;
-  Duration worthSpinning() const override { return worthSpinning_; }
+  Duration worthSpinning() const override { return staging_ == nullptr ? worthSpinning_ : Duration::zero(); }
 
   const Plan& plan() const { return *plan_; }
 
@@ -58,16 +58,18 @@ class PlanRun final : public Run {
     std::uint64_t address = 0;        // kCopy, kFetch: in the owner's address space
     Dims byteStrides;
   };
-  // A segment that is fetched whole, to be unpacked into an output whose runs are too short to be fetched into.
-  struct Unpacking {
+  // A segment that is being fetched and needs a hand when it is here: unpacking, into an output whose runs are too short to be fetched
+  // into, or a word to the staging.
+  struct Landing {
     bool inUse = false;
+    bool isPacked = false;
     FetchCount fetches;
     std::vector<std::byte> packed;
     StridedBox dst;
     Dims shape;
     std::size_t elemBytes = 0;
   };
-  static constexpr std::size_t kMaxUnpacking = 4;  // one is unpacked while the others are under way
+  static constexpr std::size_t kMaxLandings = 4;  // one is unpacked while the others are under way
   struct ReceiveState {
     bool silent = false;  // the peer posts nothing: all of the edge is staged
     bool seen = false;    // some frame of this run came from the peer
@@ -82,9 +84,9 @@ class PlanRun final : public Run {
     std::span<const std::byte> frame;  // staged bytes being read
     std::size_t read = 0;
     FetchCount fetches;  // straight into the output
-    std::array<Unpacking, kMaxUnpacking> unpacking;
+    std::array<Landing, kMaxLandings> landings;
     bool isFetching() const {
-      return fetches.pending > 0 || std::any_of(unpacking.begin(), unpacking.end(), [](const Unpacking& each) { return each.inUse; });
+      return fetches.pending > 0 || std::any_of(landings.begin(), landings.end(), [](const Landing& each) { return each.inUse; });
     }
   };
   enum class Take : unsigned char { kDone, kNotReady, kFailed };
@@ -119,12 +121,22 @@ class PlanRun final : public Run {
   // Asks for a box of a peer's memory (kFetch); false when there is no room to ask now.
   bool startFetch(Engine& engine, const PlanEdge& edge, ReceiveState& state, const StridedBox& dst, const RemoteInput& source,
                   const Dims& sourceOffset, const Dims& shape, std::size_t elemBytes);
-  bool unpackFetched(ReceiveState& state);
+  bool takeLandings(ReceiveState& state);
   // Reads a box of a peer's memory (kCopy) into `dst`.
   Status readBox(Engine& engine, Connection& connection, const StridedBox& dst, const RemoteInput& source, const Dims& sourceOffset,
                  const Dims& shape, std::size_t elemBytes);
   ReceiveState& receiveFrom(Rank peer) { return receives_[static_cast<std::size_t>(receiveOf_[static_cast<std::size_t>(peer)])]; }
   bool isOpen(Rank peer) const override;
+  void announceWrites(Staging& staging) const override;
+  // Whether a box of this rank's tensors may be touched now.
+  bool isReady(const StridedBox& box, const Dims& shape, std::size_t elemBytes) const {
+    return staging_ == nullptr || staging_->isReady(box.bytes, extentBytes(box, shape, elemBytes));
+  }
+  void wrote(const StridedBox& box, const Dims& shape, std::size_t elemBytes) const {
+    if (staging_ != nullptr) {
+      staging_->wrote(box.bytes, extentBytes(box, shape, elemBytes), static_cast<std::size_t>(numElements(shape)) * elemBytes);
+    }
+  }
   bool heardFrom(Rank peer) const override;
   StridedBox outputBox(const PlanMove& move, const Dims& segmentOffset) const;
   std::size_t elemBytesOf(const PlanMove& move) const;

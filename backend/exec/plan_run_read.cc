@@ -44,33 +44,40 @@ bool PlanRun::startFetch(Engine& engine, const PlanEdge& edge, ReceiveState& sta
   const std::uint64_t remote = source.address + static_cast<std::uint64_t>(byteOffset(source.byteStrides, sourceOffset));
   const std::size_t bytes = static_cast<std::size_t>(numElements(shape)) * elemBytes;
   const std::size_t localRun = longestRun(dst, shape, elemBytes);
-  if (localRun >= std::min(connection.readLimits().minRunBytes, bytes)) {
+  const bool isPacked = localRun < std::min(connection.readLimits().minRunBytes, bytes);
+  if (!isPacked && staging_ == nullptr) {
     makeRuns(dst, localRun, remote, source.byteStrides, shape, elemBytes);
     return connection.fetch(source.space, runs_, &state.fetches);
   }
-  const auto free = std::find_if(state.unpacking.begin(), state.unpacking.end(), [](const Unpacking& each) { return !each.inUse; });
-  if (free == state.unpacking.end()) {
+  const auto free = std::find_if(state.landings.begin(), state.landings.end(), [](const Landing& each) { return !each.inUse; });
+  if (free == state.landings.end()) {
     return false;
   }
-  if (free->packed.size() < bytes) {
+  if (isPacked && free->packed.size() < bytes) {
     free->packed.resize(bytes);
   }
-  makeRuns({free->packed.data(), packedByteStrides(shape, elemBytes)}, bytes, remote, source.byteStrides, shape, elemBytes);
+  const StridedBox local = isPacked ? StridedBox{free->packed.data(), packedByteStrides(shape, elemBytes)} : dst;
+  makeRuns(local, isPacked ? bytes : localRun, remote, source.byteStrides, shape, elemBytes);
   free->inUse = connection.fetch(source.space, runs_, &free->fetches);
+  free->isPacked = isPacked;
   free->dst = dst;
   free->shape = shape;
   free->elemBytes = elemBytes;
   return free->inUse;
 }
 
-bool PlanRun::unpackFetched(ReceiveState& state) {
+bool PlanRun::takeLandings(ReceiveState& state) {
   bool moved = false;
-  for (Unpacking& each : state.unpacking) {
-    if (each.inUse && each.fetches.pending == 0) {
-      unpackBox(each.dst, each.packed.data(), each.shape, each.elemBytes, hint_);
-      each.inUse = false;
-      moved = true;
+  for (Landing& each : state.landings) {
+    if (!each.inUse || each.fetches.pending > 0) {
+      continue;
     }
+    if (each.isPacked) {
+      unpackBox(each.dst, each.packed.data(), each.shape, each.elemBytes, hint_);
+    }
+    wrote(each.dst, each.shape, each.elemBytes);
+    each.inUse = false;
+    moved = true;
   }
   return moved;
 }

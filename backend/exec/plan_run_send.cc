@@ -13,16 +13,8 @@ namespace {
 // memory do. Shorter payloads are better off in the cache, where they arrive sooner.
 constexpr std::uint64_t kStreamFrom = std::uint64_t{256} << 10;
 
-// Bytes from the first to one past the last element; 0 when empty.
 std::size_t extentBytes(const TensorView& view) {
-  std::int64_t last = 0;
-  for (int d = 0; d < view.shape.size(); ++d) {
-    if (view.shape[d] == 0) {
-      return 0;
-    }
-    last += (view.shape[d] - 1) * view.strides[d];
-  }
-  return (static_cast<std::size_t>(last) + 1) * elementBytes(view.dtype);
+  return extentBytes(boxOf(view, Dims::filled(view.shape.size(), 0)), view.shape, elementBytes(view.dtype));
 }
 
 }  // namespace
@@ -51,7 +43,11 @@ Reach PlanRun::chooseReach(Connection& connection, const PlanEdge& edge, std::si
   if (limits.isWire && (isCombined() || !isWorthReading(0, edge.numCopies))) {
     return Reach::kNone;  // before expose(), which may cost a registration
   }
-  const Reach reach = connection.expose(view.bytes, extentBytes(view), address);
+  const std::size_t extent = extentBytes(view);
+  if (staging_ != nullptr && !staging_->isReady(view.bytes, extent)) {
+    return Reach::kNone;  // what still comes from a device goes on in pieces, as it comes
+  }
+  const Reach reach = connection.expose(view.bytes, extent, address);
   return reach == Reach::kCopy && !isWorthReading(0, edge.count) ? Reach::kNone : reach;
 }
 
@@ -211,6 +207,15 @@ bool PlanRun::packSome(Engine& engine, std::size_t index) {
         continue;
       }
       const std::size_t bytes = state.cursor.bytes();
+      const TensorView& view = inputs_[static_cast<std::size_t>(item.input)];
+      Dims offset = item.offset;
+      for (int d = 0; d < offset.size(); ++d) {
+        offset[d] += state.cursor.offset()[d];
+      }
+      const StridedBox box = boxOf(view, offset);
+      if (!isReady(box, state.cursor.shape(), elementBytes(view.dtype))) {
+        return moved;
+      }
       if (state.frame.size() < state.filled + bytes || state.frame.empty()) {
         commitFrame(engine, edge, state);
         state.frame = connection.reserve(Lane::kBulk, inOneFrame ? wanted : sizeof(FrameHeader) + bytes,
@@ -220,12 +225,7 @@ bool PlanRun::packSome(Engine& engine, std::size_t index) {
         }
         state.filled = sizeof(FrameHeader);
       }
-      const TensorView& view = inputs_[static_cast<std::size_t>(item.input)];
-      Dims offset = item.offset;
-      for (int d = 0; d < offset.size(); ++d) {
-        offset[d] += state.cursor.offset()[d];
-      }
-      state.filled += packBox(state.frame.data() + state.filled, boxOf(view, offset), state.cursor.shape(), elementBytes(view.dtype),
+      state.filled += packBox(state.frame.data() + state.filled, box, state.cursor.shape(), elementBytes(view.dtype),
                               edge.bytes >= kStreamFrom ? StoreHint::kStream : StoreHint::kCached);
       moved = true;
     }

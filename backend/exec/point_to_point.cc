@@ -186,7 +186,7 @@ bool PointSend::offer(Engine& engine) {
 
 bool PointSend::step(Engine& engine, std::vector<bool>&) {
   bool moved = false;
-  if (!offered_ && engine.points().mayOffer(*this)) {
+  if (!offered_ && (staging == nullptr || staging->allReady()) && engine.points().mayOffer(*this)) {
     moved = offer(engine);
   }
   if (granted_ && !finished_ && engine.points().isNextToStage(peer, this)) {

@@ -13,6 +13,7 @@
 
 #include "backend/exec/activity.h"
 #include "backend/transport/transport.h"
+#include "shardwire/staging.h"
 #include "shardwire/tensor_view.h"
 
 namespace shardwire::internal {
@@ -74,7 +75,8 @@ class PointSend final : public Activity {
   const Rank peer;
   const int tag;
   const std::span<const std::byte> bytes;
-  std::uint64_t message = 0;  // numbered per peer
+  std::uint64_t message = 0;   // numbered per peer
+  Staging* staging = nullptr;  // of `bytes`, when these come from a device
 
  private:
   friend class PointToPoint;

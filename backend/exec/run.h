@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "backend/exec/activity.h"
+#include "shardwire/staging.h"
 #include "shardwire/tensor_view.h"
 
 namespace shardwire::internal {
@@ -25,6 +26,13 @@ class Run : public Activity {
   void follow(std::shared_ptr<Activity> previous, bool startsAfter) {
     previous_ = std::move(previous);
     startsAfter_ = startsAfter;
+  }
+  // After prepare(): tensors among the views are host copies, touched as far as they are ready. null: none are.
+  void stage(Staging* staging) {
+    staging_ = staging;
+    if (staging != nullptr) {
+      announceWrites(*staging);
+    }
   }
   bool finished() const final {
     if (!finished_ || (previous_ != nullptr && !previous_->isDone())) {
@@ -56,14 +64,23 @@ class Run : public Activity {
     if (!startsAfter_ || previous_ == nullptr || previous_->isDone()) {
       return false;
     }
+    holdBack(sends, blockedBulk);
+    return true;
+  }
+  // Later operations send nothing where this one still will.
+  template <typename Edges>
+  static void holdBack(const Edges& sends, std::vector<bool>& blockedBulk) {
     for (const auto& edge : sends) {
       blockedBulk[static_cast<std::size_t>(edge.peer)] = true;
     }
-    return true;
   }
 
+  // Every byte that the run will write, to `staging`.
+  virtual void announceWrites(Staging& staging) const = 0;
+
   int worldSize_ = 1;
-  bool finished_ = false;  // all of this run is done
+  bool finished_ = false;       // all of this run is done
+  Staging* staging_ = nullptr;  // lives as long as the operation's keepAlive; null: every tensor is the host's own
 
  private:
   mutable std::shared_ptr<Activity> previous_;

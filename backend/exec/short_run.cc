@@ -66,6 +66,7 @@ void ShortRun::addMove(const PlanMove& move, std::vector<std::size_t>& taken) {
 void ShortRun::prepare(std::span<const TensorView> inputs, std::span<const TensorView> outputs) {
   reuse();
   follow(nullptr, false);
+  stage(nullptr);
   const auto addresses = [](std::vector<std::byte*>& into, std::span<const TensorView> views) {
     into.clear();
     for (const TensorView& view : views) {
@@ -87,6 +88,10 @@ void ShortRun::prepare(std::span<const TensorView> inputs, std::span<const Tenso
 
 bool ShortRun::step(Engine& engine, std::vector<bool>& blockedBulk) {
   if (finished_ || mustWait(sends_, blockedBulk)) {
+    return false;
+  }
+  if (staging_ != nullptr && !staging_->allReady()) {
+    holdBack(sends_, blockedBulk);
     return false;
   }
   bool moved = false;
@@ -181,12 +186,24 @@ void ShortRun::move() {
       if (const std::byte* from = addressOf(sources_[move.firstSource]); from != out) {
         std::memcpy(out, from, move.bytes);
       }
+      if (staging_ != nullptr) {
+        staging_->wrote(out, move.bytes, move.bytes);
+      }
       continue;
     }
     for (std::uint32_t i = 0; i < move.numSources; ++i) {
       addresses_[i] = addressOf(sources_[move.firstSource + i]);
     }
     reduceContiguous(out, std::span(addresses_).first(move.numSources), move.numElems, move.dtype, move.reduction);
+    if (staging_ != nullptr) {
+      staging_->wrote(out, move.bytes, move.bytes);
+    }
+  }
+}
+
+void ShortRun::announceWrites(Staging& staging) const {
+  for (const Move& move : moves_) {
+    staging.willWrite(outputs_[static_cast<std::size_t>(move.output)] + move.offset, move.bytes, move.bytes);
   }
 }
 

@@ -64,6 +64,7 @@ class ShortRun final : public Run {
     std::uint32_t numSources = 1;
   };
 
+  void announceWrites(Staging& staging) const override;
   void addMove(const PlanMove& move, std::vector<std::size_t>& taken);
   bool send(Engine& engine, Send& edge);
   bool receive(Engine& engine, Receive& edge);

@@ -7,6 +7,7 @@
 #pragma once
 
 #include "backend/c10d/process_group_shardwire.h"
+#include "backend/c10d/stream_gate.h"  // setStreamGates(), for who brings a kind of device
 
 namespace shardwire {
 

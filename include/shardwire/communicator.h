@@ -11,6 +11,7 @@
 #include "shardwire/compiled_op.h"
 #include "shardwire/op_spec.h"
 #include "shardwire/options.h"
+#include "shardwire/staging.h"
 #include "shardwire/store.h"
 #include "shardwire/tensor_view.h"
 #include "shardwire/work.h"
@@ -23,6 +24,7 @@ inline constexpr Rank kAnySource = -1;
 struct CallOptions {
   std::optional<Duration> timeout;            // absent: the group's
   std::shared_ptr<void> keepAlive = nullptr;  // held until the operation is done
+  Staging* staging = nullptr;                 // of tensors that are host copies; lives as long as keepAlive
 };
 
 class Communicator {

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "shardwire/op_spec.h"
+#include "shardwire/staging.h"
 #include "shardwire/tensor_view.h"
 #include "shardwire/work.h"
 
@@ -38,10 +39,14 @@ class CompiledOp {
  public:
   virtual ~CompiledOp() = default;
 
+  // Whether run() would take these views. They are not read: their addresses may be a device's.
+  virtual Status check(std::span<const TensorView> inputs, std::span<const TensorView> outputs) const = 0;
   // Starts one run. Views are checked against the spec before anything moves (count, shape, dtype, strides, aliasing); a wrong call changes
-  // nothing. Outputs are valid and inputs free again once the Work is done; `keepAlive` is held until then.
+  // nothing. Outputs are valid and inputs free again once the Work is done; `keepAlive` is held until then, and `staging` (of views that
+  // are host copies) must live as long as it.
   virtual Result<WorkPtr> run(std::span<const TensorView> inputs, std::span<const TensorView> outputs,
-                              std::shared_ptr<void> keepAlive = nullptr, std::optional<Duration> timeout = std::nullopt) = 0;
+                              std::shared_ptr<void> keepAlive = nullptr, std::optional<Duration> timeout = std::nullopt,
+                              Staging* staging = nullptr) = 0;
   // Checks once and remembers the views.
   virtual Result<std::unique_ptr<BoundOp>> bind(std::span<const TensorView> inputs, std::span<const TensorView> outputs,
                                                 std::shared_ptr<void> keepAlive = nullptr,

@@ -45,6 +45,8 @@ struct Options {
   std::string algorithms;
   // Address space (not memory) that the shared heap reserves. SHARDWIRE_HEAP_BYTES; 0: twice the machine's memory.
   std::size_t heapBytes = 0;
+  // Most pinned memory that tensors of devices are staged in, per group; longer ones go through a few pieces of it. SHARDWIRE_STAGING_BYTES
+  std::size_t stagingBytes = std::size_t{256} << 20;
 
   // Options from the environment; kInvalidArgument naming the variable and its value when one cannot be read.
   static Result<Options> fromEnvironment();

@@ -265,6 +265,17 @@ StridedBox boxOf(const TensorView& view, const Dims& offset) {
   return box;
 }
 
+std::size_t extentBytes(const StridedBox& box, const Dims& shape, std::size_t elemBytes) {
+  std::int64_t last = 0;
+  for (int dim = 0; dim < shape.size(); ++dim) {
+    if (shape[dim] == 0) {
+      return 0;
+    }
+    last += (shape[dim] - 1) * box.byteStrides[dim];
+  }
+  return static_cast<std::size_t>(last) + elemBytes;
+}
+
 void copyBox(const StridedBox& dst, const StridedBox& src, const Dims& shape, std::size_t elemBytes, StoreHint hint) {
   const std::size_t totalBytes = boxBytes(shape, elemBytes);
   if (totalBytes == 0 || isSameBox(dst, src, shape)) {

@@ -17,6 +17,8 @@ struct StridedBox {
 };
 // The box at `offset` inside `view`.
 StridedBox boxOf(const TensorView& view, const Dims& offset);
+// Bytes from the box's first element to one past its last; 0 when it is empty.
+std::size_t extentBytes(const StridedBox& box, const Dims& shape, std::size_t elemBytes);
 
 // Bytes from the first element of a box to the one at `offset`.
 std::int64_t byteOffset(const Dims& byteStrides, const Dims& offset);

@@ -39,7 +39,19 @@ class PyWork {
 
   bool done() const { return work_->isCompleted(); }
 
-  void wait(std::optional<double> seconds) const {
+  // Without `seconds` and with tensors of devices: the current streams wait. True when the operation is over.
+  bool wait(std::optional<double> seconds) const {
+    if (!seconds.has_value() && work_->hasDeviceTensors()) {
+      const py::gil_scoped_release release;
+      work_->wait();
+      return work_->isCompleted();
+    }
+    synchronize(seconds);
+    return true;
+  }
+
+  // Blocks the CPU until the operation is over.
+  void synchronize(std::optional<double> seconds) const {
     const Deadline deadline = seconds.has_value() ? deadlineAfter(durationOf(*seconds)) : kNoDeadline;
     while (!work_->isCompleted()) {
       const Deadline slice = std::min<Deadline>(deadline, Clock::now() + kSignalInterval);
@@ -122,7 +134,7 @@ class PyCompiledOp {
     const py::gil_scoped_release release;
     return PyBoundOp(op_->bind(spanOf(inputTensors), spanOf(outputTensors), durationOf(seconds)));
   }
-  std::string explain() const { return op_->compiled().explain(); }
+  std::string explain() const { return op_->explain(); }
   std::string explainJson() const { return op_->compiled().explainJson(); }
   py::dict stats() const;
   py::list inputs() const { return localTensors(op_->compiled().inputs()); }
@@ -286,7 +298,10 @@ void bindCompiledOps(py::module_& module) {
   py::class_<PyWork>(module, "Work", "One run under way.")
       .def("done", &PyWork::done, "Whether it is over, well or not.")
       .def("wait", &PyWork::wait, py::arg("timeout_s") = py::none(),
-           "Blocks until it is over, raises its error; TimeoutError when the time is up first.")
+           "Blocks until it is over, raises its error; TimeoutError when the time is up first. Without a time, and with tensors of "
+           "devices: the "
+           "current streams wait instead of the CPU, and the result is whether it is over.")
+      .def("synchronize", &PyWork::synchronize, py::arg("timeout_s") = py::none(), "Like wait, but it is always the CPU that waits.")
       .def("exception", &PyWork::exception, "Its error; None while it runs and after success.")
       .def("get_future", &PyWork::getFuture, "A c10 future whose value is the list of output tensors.");
   py::class_<PyBoundOp>(module, "BoundOp", "A compiled op with its tensors fixed.").def("__call__", &PyBoundOp::call, "Starts one run.");

@@ -17,7 +17,9 @@ _DEFAULT_TIMEOUT = timedelta(minutes=30)  # torch's
 
 
 def register() -> None:
-    """Registers "shardwire" with torch.distributed for CPU tensors. Idempotent; ``import shardwire`` calls it."""
+    """Registers "shardwire" with torch.distributed, for tensors of the CPU and of the accelerators that torch has by now. ``import shardwire``
+    calls it. Call it again after a package has added a kind of device to torch.
+    """
     if not dist.is_available():
         raise ImportError("this torch was built without torch.distributed, which shardwire extends")
     shardwire_autoload.register()

@@ -40,23 +40,33 @@ class Future:
     Usable from any thread. Tensors given to the call stay alive until the transfer ends.
     """
 
-    __slots__ = ("_work", "_seen", "__weakref__")
+    __slots__ = ("_work", "_seen", "_waited", "__weakref__")
 
     def __init__(self, work: Any) -> None:
         self._work = work
         self._seen = False  # the outcome reached somebody: there is nothing left to wait for or to print
+        self._waited = False  # streams wait for it, so nobody need wait again
 
     def wait(self, timeout: Seconds = None) -> None:
         """Blocks until the transfer is over (the GIL is free meanwhile).
+
+        Tensors on accelerators, and no timeout: their current streams wait for the transfer instead, so that what is queued next comes after it,
+        and the CPU goes on at once (it waits for the transfer's CPU tensors, if it has any). See :meth:`synchronize`.
 
         timeout: seconds or a timedelta; TimeoutError when it passes first, and the transfer goes on. None waits as long as the operation's own
         timeout lets it. Raises the operation's error if it failed.
         """
         if timeout is None:
             self._seen = True
-            self._work.wait(None)
+            self._seen = self._work.wait(None)
+            self._waited = True
             return
         self._work.wait(as_seconds(timeout))
+        self._seen = True
+
+    def synchronize(self, timeout: Seconds = None) -> None:
+        """Blocks the CPU until the transfer is over, on accelerators too. timeout and errors as for :meth:`wait`."""
+        self._work.synchronize(None if timeout is None else as_seconds(timeout))
         self._seen = True
 
     def done(self) -> bool:
@@ -84,15 +94,19 @@ class Future:
             # torch runs the callback on whatever thread ends the transfer; asyncio's future belongs to the loop's thread.
             self._work.get_future().add_done_callback(lambda _: _wake(loop, arrived))
             yield from arrived
-        self.wait()
+        self.synchronize()
 
     def __repr__(self) -> str:
         return f"<shardwire.Future {'done' if self._work.done() else 'running'}>"
 
     def __del__(self) -> None:
         try:
-            if not self._seen:
+            if self._seen:
+                return
+            if not self._waited:
                 self._work.wait(None)
+            elif (error := self._work.exception()) is not None:
+                _print_lost(error)
         except AttributeError:
             pass  # __init__ did not get through, or the interpreter is taking modules apart
         except KeyboardInterrupt:

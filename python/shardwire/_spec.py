@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import shardwire_autoload
 import torch
 
 from ._layout import Layout, Partial, _kind, as_dims, is_dtensor, local_tensor
@@ -26,8 +27,8 @@ _ITEM_KINDS = "a dict {'offset', 'shape'}, a TensorRegion, a Layout or a DTensor
 class TensorRegion:
     """A box of a global tensor: the same as the dict ``{'offset': ..., 'shape': ...}``.
 
-    offset, shape: one int per dimension of the global tensor, in elements. device: where the tensors given to the call lie (only "cpu" so far);
-    None leaves it open. tensor_id: the name of the global tensor; None when the op has one tensor. Checked by ``compile_op``, not here, so that a
+    offset, shape: one int per dimension of the global tensor, in elements. device: for readers, as each call takes tensors where they
+    lie. tensor_id: the name of the global tensor; None when the op has one tensor. Checked by ``compile_op``, not here, so that a
     wrong one raises on every rank.
     """
 
@@ -316,16 +317,15 @@ def _check_device(device: Any, where: str) -> None:
     try:
         kind = torch.device(device).type
     except RuntimeError:
-        raise ValueError(f"{where}: device {_kind(device)} is none that torch knows; give 'cpu' or None") from None
-    if kind != "cpu":
-        raise UnsupportedError(f"{where}: device {str(device)!r} is not supported; only CPU tensors can be moved so far")
+        raise ValueError(f"{where}: device {_kind(device)} is none that torch knows; give 'cpu', 'cuda' or None") from None
+    if kind != "privateuseone" and kind not in shardwire_autoload.devices():
+        raise UnsupportedError(f"{where}: device {str(device)!r} is none that this torch can move tensors of; "
+                               f"give {' or '.join(map(repr, shardwire_autoload.devices()))}")
 
 
 def _check_local(dtensor: Any, share: Any, where: str) -> None:
     """The DTensor's own local tensor must be what its layout says; one made by from_local may lie about it."""
     local = local_tensor(dtensor)
-    if local.device.type not in ("cpu", "meta"):
-        raise UnsupportedError(f"{where}: its local tensor lies on {local.device.type}; only CPU tensors can be moved so far")
     have = tuple(local.shape)
     if share is None:
         if local.numel() != 0:

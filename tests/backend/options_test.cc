@@ -6,11 +6,11 @@
 namespace shardwire {
 namespace {
 
-constexpr const char* kNames[] = {"SHARDWIRE_TIMEOUT_S",      "SHARDWIRE_SPIN_US",    "SHARDWIRE_RING_BYTES",    "SHARDWIRE_INLINE_BYTES",
-                                  "SHARDWIRE_ORDINARY_PATH",  "SHARDWIRE_HEAP_BYTES", "SHARDWIRE_ALGORITHMS",    "SHARDWIRE_TRANSPORTS",
-                                  "SHARDWIRE_HOST_ID",        "NCCL_HOSTID",          "SHARDWIRE_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME",
-                                  "GLOO_SOCKET_IFNAME",       "SHARDWIRE_JOB_TOKEN",  "SHARDWIRE_RDMA_DEVICES",  "NCCL_IB_HCA",
-                                  "SHARDWIRE_RDMA_GID_INDEX", "NCCL_IB_GID_INDEX"};
+constexpr const char* kNames[] = {"SHARDWIRE_TIMEOUT_S",     "SHARDWIRE_SPIN_US",    "SHARDWIRE_RING_BYTES",     "SHARDWIRE_INLINE_BYTES",
+                                  "SHARDWIRE_ORDINARY_PATH", "SHARDWIRE_HEAP_BYTES", "SHARDWIRE_STAGING_BYTES",  "SHARDWIRE_STAGING_BYTES",
+                                  "SHARDWIRE_ALGORITHMS",    "SHARDWIRE_TRANSPORTS", "SHARDWIRE_HOST_ID",        "NCCL_HOSTID",
+                                  "SHARDWIRE_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME",   "GLOO_SOCKET_IFNAME",       "SHARDWIRE_JOB_TOKEN",
+                                  "SHARDWIRE_RDMA_DEVICES",  "NCCL_IB_HCA",          "SHARDWIRE_RDMA_GID_INDEX", "NCCL_IB_GID_INDEX"};
 
 class OptionsTest : public ::testing::Test {
  protected:
@@ -30,7 +30,7 @@ TEST_F(OptionsTest, AreTheDefaultsWithoutVariables) {
   EXPECT_EQ(toString(*options),
             "timeout_s=1800 spin_us=auto ring_bytes=1048576 inline_bytes=8192 ordinary_path=auto heap_bytes=auto transports=auto "
             "host_id=auto socket_ifname=auto "
-            "rdma_devices=auto rdma_gid_index=-1 job_token=none algorithms=auto");
+            "rdma_devices=auto rdma_gid_index=-1 job_token=none algorithms=auto staging_bytes=268435456");
   ::setenv("SHARDWIRE_RING_BYTES", "", 1);  // empty counts as absent
   EXPECT_EQ(Options::fromEnvironment()->ringBytes, Options{}.ringBytes);
 }
@@ -42,6 +42,7 @@ TEST_F(OptionsTest, ReadEveryVariable) {
   ::setenv("SHARDWIRE_INLINE_BYTES", "0", 1);
   ::setenv("SHARDWIRE_ORDINARY_PATH", "staged", 1);
   ::setenv("SHARDWIRE_HEAP_BYTES", "3G", 1);
+  ::setenv("SHARDWIRE_STAGING_BYTES", "64M", 1);
   ::setenv("SHARDWIRE_ALGORITHMS", "broadcast=tree", 1);
   ::setenv("SHARDWIRE_TRANSPORTS", "^tcp", 1);
   ::setenv("GLOO_SOCKET_IFNAME", "lo", 1);
@@ -50,9 +51,10 @@ TEST_F(OptionsTest, ReadEveryVariable) {
   ::setenv("SHARDWIRE_JOB_TOKEN", "a secret", 1);  // never printed
   const auto options = Options::fromEnvironment();
   ASSERT_TRUE(options.isOk()) << options.status().message();
-  EXPECT_EQ(toString(*options),
-            "timeout_s=2.5 spin_us=20 ring_bytes=2097152 inline_bytes=0 ordinary_path=staged heap_bytes=3221225472 transports=^tcp "
-            "host_id=auto socket_ifname=eth rdma_devices=auto rdma_gid_index=3 job_token=set algorithms=broadcast=tree");
+  EXPECT_EQ(
+      toString(*options),
+      "timeout_s=2.5 spin_us=20 ring_bytes=2097152 inline_bytes=0 ordinary_path=staged heap_bytes=3221225472 transports=^tcp "
+      "host_id=auto socket_ifname=eth rdma_devices=auto rdma_gid_index=3 job_token=set algorithms=broadcast=tree staging_bytes=67108864");
   ::setenv("SHARDWIRE_ORDINARY_PATH", "cross_memory", 1);
   ::setenv("SHARDWIRE_SPIN_US", "-1", 1);
   EXPECT_EQ(Options::fromEnvironment()->ordinaryPath, OrdinaryPath::kCrossMemory);
@@ -74,6 +76,7 @@ TEST_F(OptionsTest, RefuseWhatTheyCannotReadByNameAndValue) {
                                                      {"SHARDWIRE_INLINE_BYTES", "1G"},
                                                      {"SHARDWIRE_ORDINARY_PATH", "Staged"},
                                                      {"SHARDWIRE_HEAP_BYTES", "5"},
+                                                     {"SHARDWIRE_STAGING_BYTES", "1M"},
                                                      {"SHARDWIRE_RDMA_GID_INDEX", "one"},
                                                      {"SHARDWIRE_HEAP_BYTES", "1e9"}};
   for (const auto& [name, value] : bad) {

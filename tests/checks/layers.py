@@ -34,11 +34,13 @@ ROOMS["include/shardwire/c10d.h"] = ["backend/c10d"] + CORE
 ROOMS["python/csrc"] = ALL_BELOW_TORCH + ["backend/c10d", "include/shardwire/c10d.h"]
 # Programs that look into every room.
 ROOMS["tests"] = ALL_BELOW_TORCH
+# A device of the tests' own, for torch.
+ROOMS["tests/python/device"] = ALL_BELOW_TORCH + ["backend/c10d"]
 ROOMS["bench"] = ALL_BELOW_TORCH + ["tests"]  # its ranks in one process are those of tests/support
 # What a user of the installed library may see.
 ROOMS["docs/examples"] = CORE + ["include/shardwire/c10d.h"]
 
-SEES_TORCH = ("backend/c10d", "include/shardwire/c10d.h", "python/csrc", "docs/examples")
+SEES_TORCH = ("backend/c10d", "include/shardwire/c10d.h", "python/csrc", "docs/examples", "tests/python/device")
 
 # (what the include line matches, what it is called, in which files it is allowed)
 OUTSIDE = [

@@ -26,6 +26,10 @@ DTYPES = [*BYTES, *BYTES, *UNSIGNED, *NARROW, *COMPLEX]
 RAW = existing("bits8", "bits16", "float4_e2m1fn_x2", "float8_e8m0fnu") if TORCH >= (2, 3) else []  # moved, never computed with
 
 
+# Puts some tensors elsewhere, with the same strides; set by test_device_oracle.py.
+PLACE: Callable[[random.Random, torch.Tensor], torch.Tensor] | None = None
+
+
 def bytes_of(tensor: torch.Tensor) -> torch.Tensor:
     # torch cannot copy what it only stores; those are contiguous here.
     plain = tensor if tensor.dtype in RAW else tensor.clone(memory_format=torch.contiguous_format)
@@ -64,7 +68,11 @@ def in_memory(rng: random.Random, values: torch.Tensor) -> torch.Tensor:
         tensor = empty((*values.shape[:-1], values.shape[-1] * 2 + 1))[..., 1::2]
     else:
         tensor = empty(values.shape)
-    return tensor.copy_(values)
+    return placed(rng, tensor.copy_(values))
+
+
+def placed(rng: random.Random, tensor: torch.Tensor) -> torch.Tensor:
+    return PLACE(rng, tensor) if PLACE is not None and tensor.dtype not in RAW else tensor
 
 
 def lower(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:

@@ -1,0 +1,420 @@
+#include "backend/c10d/device_stager.h"
+
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/ops/from_blob.h>
+#include <c10/core/StreamGuard.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "backend/c10d/status_error.h"
+#include "backend/memory/shared_heap.h"
+
+namespace shardwire::internal {
+
+namespace {
+
+// Copies of one operation that are queued at once, in each direction: one runs, the next ones wait behind it.
+constexpr std::size_t kCopiesInFlight = 4;
+// Pieces of pinned memory for operations that are too long for the pool: two in each direction.
+constexpr std::size_t kSlots = 4;
+// Between two looks at events. The guard of torch 1.13 can ask an event, not wait for it.
+constexpr std::chrono::microseconds kShortNap(20);
+constexpr std::chrono::microseconds kLongNap(200);
+constexpr int kShortNaps = 200;
+// For how long the end of the group waits for a device that is stuck.
+constexpr std::chrono::seconds kLongestStop(5);
+
+template <typename Guard>
+bool isCapturing(const Guard& guard, const c10::Stream& stream) {
+  if constexpr (requires { guard.isStreamCapturing(stream); }) {
+    return guard.isStreamCapturing(stream);
+  } else {
+    return false;
+  }
+}
+
+}  // namespace
+
+DeviceStager::DeviceStager(std::size_t stagingBytes, std::function<void(const std::string&)> fail)
+    : pool_(std::make_shared<PinnedPool>(stagingBytes)), fail_(std::move(fail)) {}
+
+DeviceStager::~DeviceStager() {
+  stop();
+}
+
+DeviceStager::Streams DeviceStager::streamsOf(const c10::Device& device) {
+  const std::lock_guard lock(mutex_);
+  const std::pair key(device.type(), device.index());
+  auto found = streams_.find(key);
+  if (found == streams_.end()) {
+    const c10::impl::VirtualGuardImpl guard(device.type());
+    found = streams_.emplace(key, Streams{guard.getStreamFromGlobalPool(device), guard.getStreamFromGlobalPool(device)}).first;
+  }
+  return found->second;
+}
+
+Status DeviceStager::checkDevice(const c10::Device& device) {
+  if (!c10::impl::hasDeviceGuardImpl(device.type())) {
+    return {StatusCode::kUnsupported,
+            fmt::format("this torch has no streams for devices of type {}", c10::DeviceTypeName(device.type(), true))};
+  }
+  const c10::impl::VirtualGuardImpl guard(device.type());
+  if (isCapturing(guard, guard.getStream(device))) {
+    return {StatusCode::kUnsupported,
+            fmt::format("the current stream of {} is being captured into a graph, and a transfer that the CPU drives "
+                        "cannot be part of one: run it before or after the graph",
+                        device.str())};
+  }
+  try {
+    streamsOf(device);
+  } catch (const std::exception& error) {
+    return {StatusCode::kUnsupported, fmt::format("{} has no streams to spare: {}", device.str(), error.what())};
+  }
+  return Status::ok();
+}
+
+std::shared_ptr<std::byte> DeviceStager::takeMemory(std::size_t bytes, bool* direct) {
+  std::shared_ptr<std::byte> memory = pool_->take(bytes);
+  *direct = memory != nullptr;
+  if (memory == nullptr) {
+    const auto shared = valueOrThrow(allocateShared(bytes));
+    memory = {shared, static_cast<std::byte*>(shared.get())};
+  }
+  return memory;
+}
+
+std::shared_ptr<StagedWork> DeviceStager::begin(std::shared_ptr<StagedTensors> tensors, WorkPtr transport, bool hasHostTensors,
+                                                std::shared_ptr<void> keepAlive) {
+  Operation operation;
+  std::vector<c10::Stream> streams;
+  for (const c10::Device& device : tensors->devices()) {
+    const c10::Stream current = c10::impl::VirtualGuardImpl(device.type()).getStream(device);
+    operation.before.emplace_back(device.type()).record(current);
+    streams.push_back(streamsOf(device).drain);
+  }
+  if (transport == nullptr) {
+    tensors->drop();
+  }
+  auto work = std::make_shared<StagedWork>(tensors, transport, hasHostTensors, std::move(keepAlive), std::move(streams));
+  operation.work = work;
+  for (const StagedTensors::Twin& twin : tensors->twins()) {
+    operation.drained.emplace_back(twin.segments.size());
+  }
+  bool refused = false;
+  const std::weak_ptr<DeviceStager> weak = weak_from_this();
+  const auto wake = [weak] {
+    if (const auto self = weak.lock()) {
+      self->kick();
+    }
+  };
+  tensors->begin(wake);
+  {
+    const std::lock_guard lock(mutex_);
+    refused = stopping_;
+    if (!refused) {
+      if (!thread_.joinable()) {
+        running_ = true;
+        thread_ = std::thread([self = shared_from_this()] { self->run(); });
+      }
+      arrived_.push_back(std::move(operation));
+      recent_.push_back(work);
+      kicked_ = true;
+    }
+  }
+  if (refused) {
+    work->complete({StatusCode::kAborted, "the process group was shut down on this rank"});
+    return work;
+  }
+  if (transport != nullptr) {
+    transport->onDone([wake](const Status&) { wake(); });
+  }
+  kick();
+  return work;
+}
+
+void DeviceStager::kick() {
+  const std::lock_guard lock(mutex_);
+  kicked_ = true;
+  changed_.notify_all();
+}
+
+void DeviceStager::run() {
+  const at::AutoDispatchBelowADInplaceOrView noGradients;
+  int naps = 0;
+  for (;;) {
+    {
+      std::unique_lock lock(mutex_);
+      if (!kicked_ && !stopping_) {
+        const auto isCalled = [this] { return kicked_ || stopping_; };
+        if (operations_.empty()) {
+          changed_.wait(lock, isCalled);
+        } else {
+          changed_.wait_for(lock, naps < kShortNaps ? kShortNap : kLongNap, isCalled);
+        }
+      }
+      kicked_ = false;
+      operations_.splice(operations_.end(), arrived_);
+      std::erase_if(recent_, [](const auto& recent) {
+        const auto work = recent.lock();
+        return work == nullptr || work->isDone();
+      });
+      if (stopping_ && operations_.empty()) {
+        break;
+      }
+    }
+    naps = stepAll() ? 0 : naps + 1;
+  }
+  slots_.clear();
+  const std::lock_guard lock(mutex_);
+  running_ = false;
+  changed_.notify_all();
+}
+
+bool DeviceStager::stepAll() {
+  bool moved = false;
+  for (auto it = operations_.begin(); it != operations_.end();) {
+    Operation& operation = *it;
+    try {
+      moved |= step(operation);
+    } catch (const std::exception& error) {
+      const std::string reason = fmt::format("a copy between a device and the host failed: {}", error.what());
+      complete(operation, {StatusCode::kInternal, reason});
+      fail_(reason);
+      operation.loading.clear();
+      operation.draining.clear();
+    }
+    const WorkPtr& transport = operation.work->transport();
+    if (operation.completed && operation.isIdle() && (transport == nullptr || transport->isDone())) {
+      // Elsewhere: letting a tensor go may need Python's lock.
+      callbacks_.post([work = std::move(operation.work)] { work->release(); });
+      it = operations_.erase(it);
+      moved = true;
+    } else {
+      ++it;
+    }
+  }
+  return moved;
+}
+
+bool DeviceStager::step(Operation& operation) {
+  const WorkPtr& transport = operation.work->transport();
+  // A part of a refused operation may have been issued: it gets its tensors.
+  const bool isLoaded = operation.loadTwin == operation.drained.size() && operation.loading.empty();
+  const bool isOver = transport == nullptr ? isLoaded : transport->isDone();
+  if (isOver && !operation.completed) {
+    Status status = transport == nullptr ? Status(StatusCode::kAborted, "the operation was refused") : transport->status();
+    if (!status.isOk()) {
+      complete(operation, std::move(status));
+    }
+  }
+  const auto isReached = [](const c10::Event& event) { return event.query(); };
+  if (!operation.completed && !operation.before.empty()) {
+    if (!std::all_of(operation.before.begin(), operation.before.end(), isReached)) {
+      return false;
+    }
+    operation.before.clear();
+  }
+  bool moved = stepLoads(operation);
+  moved |= stepDrains(operation, isOver);
+  if (!operation.completed && isOver && operation.isIdle() && operation.drainTwin == operation.drained.size()) {
+    complete(operation, Status::ok());
+    moved = true;
+  }
+  return moved;
+}
+
+std::shared_ptr<std::byte> DeviceStager::takeSlot() {
+  while (slots_.size() < kSlots) {
+    std::shared_ptr<std::byte> slot = pool_->take(kDeviceSegment);
+    if (slot == nullptr) {
+      break;
+    }
+    slots_.push_back(std::move(slot));
+  }
+  const auto free = std::find_if(slots_.begin(), slots_.end(), [](const auto& slot) { return slot.use_count() == 1; });
+  return free == slots_.end() ? nullptr : *free;
+}
+
+namespace {
+
+at::Tensor inSlot(const std::shared_ptr<std::byte>& slot, const at::Tensor& like) {
+  return at::from_blob(slot.get(), like.sizes(), at::TensorOptions(like.scalar_type()));
+}
+
+}  // namespace
+
+bool DeviceStager::queueLoad(Operation& operation) {
+  auto& twins = operation.work->tensors().twins();
+  while (operation.loadTwin < twins.size()) {
+    StagedTensors::Twin& twin = twins[operation.loadTwin];
+    if (!twin.load || operation.loadSegment == twin.segments.size()) {
+      ++operation.loadTwin;
+      operation.loadSegment = 0;
+      continue;
+    }
+    const std::size_t segment = operation.loadSegment;
+    std::shared_ptr<std::byte> slot;
+    if (!twin.direct && twin.pieceBytes(segment) <= kDeviceSegment) {
+      slot = takeSlot();
+      if (slot == nullptr && !slots_.empty()) {
+        return false;  // all in use
+      }
+    }
+    const c10::Stream stream = streamsOf(twin.device.device()).load;
+    const c10::StreamGuard current(stream);
+    at::Tensor host = twin.piece(twin.host, segment);
+    (slot == nullptr ? host : inSlot(slot, host)).copy_(twin.piece(twin.device, segment), true);
+    c10::Event event(stream.device_type());
+    event.record(stream);
+    operation.loading.push_back({&twin, segment, std::move(event), std::move(slot)});
+    ++operation.loadSegment;
+    return true;
+  }
+  return false;
+}
+
+bool DeviceStager::stepLoads(Operation& operation) {
+  bool moved = false;
+  while (!operation.loading.empty() && operation.loading.front().event.query()) {
+    Copy& copy = operation.loading.front();
+    const std::size_t first = copy.segment * copy.twin->segmentBytes;
+    const std::size_t bytes = copy.twin->pieceBytes(copy.segment);
+    if (copy.slot != nullptr) {
+      std::memcpy(copy.twin->first + first, copy.slot.get(), bytes);
+    }
+    operation.work->tensors().markReady(*copy.twin, first + bytes);
+    operation.loading.pop_front();
+    moved = true;
+  }
+  while (!operation.completed && operation.loading.size() < kCopiesInFlight && queueLoad(operation)) {
+    moved = true;
+  }
+  return moved;
+}
+
+bool DeviceStager::queueDrain(Operation& operation, std::size_t index, std::size_t segment) {
+  StagedTensors::Twin& twin = operation.work->tensors().twins()[index];
+  std::shared_ptr<std::byte> slot;
+  if (!twin.direct && twin.pieceBytes(segment) <= kDeviceSegment) {
+    slot = takeSlot();
+    if (slot == nullptr && !slots_.empty()) {
+      return false;
+    }
+  }
+  const c10::Stream stream = streamsOf(twin.device.device()).drain;
+  const c10::StreamGuard current(stream);
+  at::Tensor host = twin.piece(twin.host, segment);
+  if (slot != nullptr) {
+    std::memcpy(slot.get(), twin.first + segment * twin.segmentBytes, twin.pieceBytes(segment));
+    host = inSlot(slot, host);
+  }
+  twin.piece(twin.device, segment).copy_(host, true);
+  c10::Event event(stream.device_type());
+  event.record(stream);
+  operation.draining.push_back({&twin, segment, std::move(event), std::move(slot)});
+  operation.drained[index][segment] = true;
+  return true;
+}
+
+bool DeviceStager::stepDrains(Operation& operation, bool isOver) {
+  bool moved = false;
+  while (!operation.draining.empty() && operation.draining.front().event.query()) {
+    operation.draining.pop_front();
+    moved = true;
+  }
+  if (operation.completed) {
+    return moved;
+  }
+  StagedTensors& tensors = operation.work->tensors();
+  auto& twins = tensors.twins();
+  for (std::size_t i = operation.drainTwin; i < twins.size(); ++i) {
+    bool all = true;
+    for (std::size_t segment = 0; twins[i].drain && segment < twins[i].segments.size(); ++segment) {
+      if (operation.drained[i][segment]) {
+        continue;
+      }
+      if (operation.draining.size() == kCopiesInFlight) {
+        return moved;
+      }
+      // What the operation left alone may still be on its way down.
+      const std::size_t last = segment * twins[i].segmentBytes + twins[i].pieceBytes(segment);
+      const bool isHere = last <= twins[i].ready.load(std::memory_order_relaxed);
+      if (isHere && (isOver || tensors.isFinal(twins[i], segment)) && queueDrain(operation, i, segment)) {
+        moved = true;
+      } else {
+        all = false;
+      }
+    }
+    if (all && i == operation.drainTwin) {
+      ++operation.drainTwin;
+    }
+  }
+  return moved;
+}
+
+void DeviceStager::complete(Operation& operation, Status status) {
+  if (operation.completed) {
+    return;
+  }
+  operation.completed = true;
+  auto callbacks = operation.work->complete(status);
+  if (!callbacks.empty()) {
+    callbacks_.post([callbacks = std::move(callbacks), status = std::move(status)] {
+      for (const auto& callback : callbacks) {
+        callback(status);
+      }
+    });
+  }
+}
+
+void DeviceStager::finishAwaited(Deadline deadline) {
+  std::vector<std::shared_ptr<StagedWork>> awaited;
+  {
+    const std::lock_guard lock(mutex_);
+    for (const auto& recent : recent_) {
+      if (auto work = recent.lock(); work != nullptr && work->isAwaited()) {
+        awaited.push_back(std::move(work));
+      }
+    }
+  }
+  for (const auto& work : awaited) {
+    static_cast<void>(work->wait(deadline));  // whatever becomes of it
+  }
+}
+
+void DeviceStager::stop() {
+  std::unique_lock lock(mutex_);
+  stopping_ = true;
+  changed_.notify_all();
+  if (!thread_.joinable()) {
+    return;
+  }
+  std::thread thread = std::move(thread_);
+  // It may be this very thread, when the last tensor that it let go held the group.
+  const bool ended = thread.get_id() != std::this_thread::get_id() && changed_.wait_for(lock, kLongestStop, [this] { return !running_; });
+  lock.unlock();
+  if (ended) {
+    thread.join();
+  } else {
+    thread.detach();  // a device that is stuck; the thread holds all that it touches
+  }
+}
+
+std::string DeviceStager::describe() const {
+  const std::lock_guard lock(mutex_);
+  if (streams_.empty()) {
+    return "";
+  }
+  std::string text =
+      fmt::format("tensors on devices are staged through {}, in segments of {} KiB\n", pool_->describe(), kDeviceSegment >> 10);
+  for (const auto& [key, streams] : streams_) {
+    text += fmt::format("{}: wait() {}\n", streams.load.device().str(),
+                        hasStreamGates(key.first) ? "queues a gate in the current stream" : "blocks the CPU, for want of stream gates");
+  }
+  return text;
+}
+
+}  // namespace shardwire::internal

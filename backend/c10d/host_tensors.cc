@@ -1,0 +1,52 @@
+#include "backend/c10d/host_tensors.h"
+
+#include <ATen/ops/empty.h>
+#include <fmt/format.h>
+
+#include "backend/c10d/status_error.h"
+#include "shardwire/types.h"
+
+namespace shardwire::internal {
+
+at::Tensor HostTensors::see(const at::Tensor& tensor, StagedTensors::Role role, std::string_view what) {
+  if (!tensor.defined() || tensor.device().is_cpu()) {
+    hasHostTensors_ = hasHostTensors_ || (tensor.defined() && tensor.numel() > 0);
+    return tensor;
+  }
+  const bool isPlain = tensor.layout() == c10::kStrided && !tensor.is_quantized() && !tensor.is_meta() && !tensor.is_conj() &&
+                       !tensor.is_neg() && tensor.has_storage() && tensor.dim() <= kMaxDims;
+  return isPlain ? copyOf(tensor, role, what) : tensor;
+}
+
+HostTensors::List HostTensors::see(const List& tensors, StagedTensors::Role role, std::string_view what) {
+  List seen;
+  seen.reserve(tensors.size());
+  for (const at::Tensor& tensor : tensors) {
+    seen.push_back(see(tensor, role, what));
+  }
+  return seen;
+}
+
+at::Tensor HostTensors::copyOf(const at::Tensor& tensor, StagedTensors::Role role, std::string_view what) {
+  if (Status status = stager_->checkDevice(tensor.device()); !status.isOk()) {
+    throw StatusError(Status(status.code(), fmt::format("{}: {}", what, status.message())));
+  }
+  if (staged_ == nullptr) {
+    staged_ = std::make_shared<StagedTensors>();
+  }
+  if (tensor.numel() == 0) {
+    return at::empty(tensor.sizes(), at::TensorOptions(tensor.scalar_type()));
+  }
+  bool direct = false;
+  std::shared_ptr<std::byte> memory = stager_->takeMemory(static_cast<std::size_t>(tensor.numel()) * tensor.element_size(), &direct);
+  return staged_->add(tensor, role, std::move(memory), direct);
+}
+
+WorkPtr HostTensors::begin(WorkPtr transport, std::shared_ptr<void> keepAlive) {
+  if (staged_ == nullptr || (transport != nullptr && staged_->twins().empty())) {
+    return transport;
+  }
+  return stager_->begin(staged_, std::move(transport), hasHostTensors_, std::move(keepAlive));
+}
+
+}  // namespace shardwire::internal

@@ -1,0 +1,118 @@
+#include "backend/c10d/staged_work.h"
+
+#include <c10/core/StreamGuard.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+
+#include "backend/c10d/staged_tensors.h"
+
+namespace shardwire::internal {
+
+StagedWork::StagedWork(std::shared_ptr<StagedTensors> tensors, WorkPtr transport, bool hasHostTensors, std::shared_ptr<void> keepAlive,
+                       std::vector<c10::Stream> streams)
+    : tensors_(std::move(tensors)),
+      transport_(std::move(transport)),
+      hasHostTensors_(hasHostTensors),
+      streams_(std::move(streams)),
+      keepAlive_(std::move(keepAlive)) {}
+
+// A stream must not hang on for ever, whatever became of the operation.
+StagedWork::~StagedWork() {
+  for (const auto& gate : gates_) {
+    gate->open();
+  }
+}
+
+std::vector<c10::Device> StagedWork::devices() const {
+  return tensors_->devices();
+}
+
+bool StagedWork::isAwaited() const {
+  const std::lock_guard lock(mutex_);
+  return !gates_.empty();
+}
+
+Status StagedWork::status() const {
+  return isDone() ? status_ : Status::ok();
+}
+
+Status StagedWork::wait(Deadline deadline) {
+  if (!isDone() && transport_ != nullptr) {
+    Status status = transport_->wait(deadline);  // drives it
+    if (!transport_->isDone()) {
+      return status;
+    }
+  }
+  return waitHere(deadline);
+}
+
+Status StagedWork::waitHere(Deadline deadline) {
+  std::unique_lock lock(mutex_);
+  const auto isOver = [this] { return isDone(); };
+  if (deadline == kNoDeadline) {
+    changed_.wait(lock, isOver);
+  } else if (!changed_.wait_until(lock, deadline, isOver)) {
+    return {StatusCode::kTimeout,
+            "the operation is still in flight between the host and a device: the wait ended first, the operation goes on"};
+  }
+  return status_;
+}
+
+void StagedWork::onDone(std::function<void(const Status&)> callback) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (!isDone()) {
+      callbacks_.push_back(std::move(callback));
+      return;
+    }
+  }
+  callback(status_);
+}
+
+Status StagedWork::waitOnStreams() {
+  if (isDone()) {
+    return status_;  // the devices are done, which was seen from here: nothing queued later can be early
+  }
+  if (hasHostTensors_ && transport_ != nullptr) {
+    SW_RETURN_IF_ERROR(transport_->wait(kNoDeadline));
+  }
+  for (const c10::Device& device : tensors_->devices()) {
+    const c10::Stream stream = c10::impl::VirtualGuardImpl(device.type()).getStream(device);
+    const c10::StreamGuard current(stream);  // its device as well
+    std::unique_ptr<StreamGate> gate = makeStreamGate(stream);
+    if (gate == nullptr) {
+      return wait(kNoDeadline);
+    }
+    const std::lock_guard lock(mutex_);
+    if (isDone()) {
+      gate->open();
+    } else {
+      gates_.push_back(std::move(gate));
+    }
+  }
+  return status();
+}
+
+std::vector<std::function<void(const Status&)>> StagedWork::complete(Status status) {
+  const std::lock_guard lock(mutex_);
+  status_ = std::move(status);
+  done_.store(true, std::memory_order_release);
+  for (const auto& gate : gates_) {
+    gate->open();
+  }
+  gates_.clear();
+  changed_.notify_all();
+  return std::move(callbacks_);
+}
+
+void StagedWork::release() {
+  std::shared_ptr<void> keepAlive;
+  {
+    const std::lock_guard lock(mutex_);
+    keepAlive.swap(keepAlive_);
+  }
+  if (transport_ != nullptr) {
+    tensors_->release();
+  }
+}
+
+}  // namespace shardwire::internal

@@ -1,0 +1,76 @@
+// Works whose tensors lie on devices: over when the last byte is on the device. Waiting for them in the sense of torch makes streams wait,
+// not the CPU. All methods from any thread.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <atomic>
+#include <condition_variable>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "backend/c10d/stream_gate.h"
+#include "shardwire/work.h"
+
+namespace shardwire::internal {
+
+class StagedTensors;
+
+class DeviceWork : public Work {
+ public:
+  // What is queued in the calling thread's current streams from now on runs after the operation. Returns to the CPU at once when it can:
+  // the devices have stream gates and all tensors of the operation lie on devices. Ok, or the error of an operation that is over.
+  virtual Status waitOnStreams() = 0;
+  // Of the operation's tensors, each once.
+  virtual std::vector<c10::Device> devices() const = 0;
+  // Of each device a stream that no user's work ever blocks, for whoever must set current ones.
+  virtual std::vector<c10::Stream> streams() const = 0;
+};
+
+class DeviceStager;
+
+class StagedWork final : public DeviceWork, public std::enable_shared_from_this<StagedWork> {
+ public:
+  // `transport`: the operation over the host copies; null when it was refused. `hasHostTensors`: some of its tensors are the CPU's own.
+  StagedWork(std::shared_ptr<StagedTensors> tensors, WorkPtr transport, bool hasHostTensors, std::shared_ptr<void> keepAlive,
+             std::vector<c10::Stream> streams);
+  ~StagedWork() override;
+
+  // Whether a stream waits for it.
+  bool isAwaited() const;
+  bool isDone() const override { return done_.load(std::memory_order_acquire); }
+  Status wait(Deadline deadline) override;
+  Status status() const override;
+  void onDone(std::function<void(const Status&)> callback) override;
+  Rank sourceRank() const override { return transport_ != nullptr ? transport_->sourceRank() : -1; }
+  Status waitOnStreams() override;
+  std::vector<c10::Device> devices() const override;
+  std::vector<c10::Stream> streams() const override { return streams_; }
+
+  // For the stager.
+  StagedTensors& tensors() { return *tensors_; }
+  const WorkPtr& transport() const { return transport_; }
+  // Once: opens the gates, wakes who waits, and returns the callbacks to run.
+  std::vector<std::function<void(const Status&)>> complete(Status status);
+  // The devices are done with the memory.
+  void release();
+
+ private:
+  Status waitHere(Deadline deadline);
+
+  const std::shared_ptr<StagedTensors> tensors_;
+  const WorkPtr transport_;
+  const bool hasHostTensors_;
+  const std::vector<c10::Stream> streams_;
+
+  mutable std::mutex mutex_;
+  std::condition_variable changed_;
+  std::shared_ptr<void> keepAlive_;                            // guarded by mutex_
+  std::vector<std::unique_ptr<StreamGate>> gates_;             // guarded by mutex_; closed ones
+  std::vector<std::function<void(const Status&)>> callbacks_;  // guarded by mutex_
+  Status status_;                                              // written once, before done_
+  std::atomic<bool> done_ = false;                             // release pairs with isDone's acquire: status_ is there
+};
+
+}  // namespace shardwire::internal

@@ -1,0 +1,60 @@
+"""The test device (tests/python/device): a kind of device that torch itself does not have, whose streams are threads.
+
+``load()`` before any rank is forked builds it where the package is run from a build folder, imports it and tells torch and shardwire of it.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import subprocess
+import sys
+import types
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import shardwire
+import shardwire_autoload
+
+TORCH = tuple(int(part) for part in torch.__version__.split(".")[:2])
+NAME = "swtest" if TORCH >= (2, 0) else "privateuseone"  # 1.13 cannot give it a name of its own
+DEVICE_NAME = f"{NAME}:0"
+
+
+def _build_folder() -> Path | None:
+    for entry in sys.path:
+        folder = Path(entry).absolute().parent
+        if (Path(entry) / "shardwire").is_dir() and (folder / "build.ninja").exists():
+            return folder
+    return None
+
+
+def load() -> Any:
+    """The device's module: its controls. Skips the test where there is no build folder to build it in."""
+    folder = _build_folder()
+    if folder is None:
+        pytest.skip("the test device is built in a build folder, and this package is installed")
+    with open(folder / ".test_device.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        built = subprocess.run(["ninja", "-C", str(folder), "-j", "2", "shardwire_test_device"], stdin=subprocess.DEVNULL, capture_output=True,
+                               text=True, timeout=900)
+    assert built.returncode == 0, built.stdout[-3000:]
+    first = "shardwire_test_device" not in sys.modules
+    if first and TORCH >= (2, 0):
+        torch.utils.rename_privateuse1_backend(NAME)
+        module = types.ModuleType(f"torch.{NAME}")
+        module.is_available = module.is_initialized = lambda: True
+        module.device_count, module.current_device = (lambda: 1), (lambda: 0)
+        module._is_in_bad_fork, module._lazy_init = (lambda: False), (lambda: None)
+        torch._register_device_module(NAME, module)
+    import shardwire_test_device
+    shardwire.register()
+    if TORCH >= (2, 0):
+        assert NAME in shardwire_autoload.devices()
+    return shardwire_test_device
+
+
+def on_device(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.to(torch.device(NAME, 0))

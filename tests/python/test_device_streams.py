@@ -1,0 +1,392 @@
+"""Order between streams and transfers, on the test device: what the calls promise of accelerators' tensors (docs/threading.md)."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import accelerator
+import pytest
+import torch
+import torch.distributed as dist
+from accelerator import TORCH, on_device
+from ranks import group, run_ranks
+
+import shardwire
+
+DELAY = 0.15  # seconds by which a stream is held up, to tell "at once" from "after the transfer"
+
+
+@pytest.fixture
+def device() -> Any:
+    return accelerator.load()
+
+
+def run(device: Any, world: int, body: Any, *args: Any, gates: str = "own", timeout: float = 60) -> list[Any]:
+    return run_ranks(world, _body, device, gates, body, args, timeout=timeout, default_group=True)
+
+
+def _body(rank: int, module: Any, gates: str, body: Any, args: tuple[Any, ...]) -> Any:
+    module.use_gates(gates)
+    # The first calls start threads and connect.
+    warm = on_device(torch.ones(4))
+    dist.all_reduce(warm)
+    module.synchronize()
+    dist.barrier()
+    result = body(rank, module, *args)
+    module.synchronize()
+    assert module.uses_after_free() == 0, "a tensor was freed while the device still used it"
+    return result
+
+
+def hold(module: Any, seconds: float = DELAY) -> None:
+    module.delay(round(seconds * 1000))
+
+
+sources: list[torch.Tensor] = []
+
+
+def queued(values: torch.Tensor) -> torch.Tensor:
+    """The values on the device, when its stream comes to it."""
+    sources.append(values)
+    return torch.empty_like(values, device=accelerator.DEVICE_NAME).copy_(values, non_blocking=True)
+
+
+def late(module: Any, values: torch.Tensor) -> torch.Tensor:
+    """A tensor of the device that holds these values only when its stream comes to it, later; until then -1."""
+    tensor = on_device(torch.full_like(values, -1))
+    hold(module)
+    sources.append(values)
+    return tensor.copy_(values, non_blocking=True)
+
+
+# ---- what wait() promises
+
+
+def read_after_earlier_work(rank: int, module: Any, elems: int) -> None:
+    values = torch.full((elems,), rank + 1.0)
+    tensor = late(module, values)
+    started = time.perf_counter()
+    work = dist.all_reduce(tensor, async_op=True)
+    work.wait()
+    seen = torch.empty(elems)
+    seen.copy_(tensor, non_blocking=True)  # queued behind the wait
+    took = time.perf_counter() - started
+    assert took < DELAY / 2, f"the CPU was held up for {took * 1e3:.1f} ms"
+    assert not module.is_idle()
+    module.synchronize()
+    assert torch.equal(seen, torch.full((elems,), 3.0)), seen
+
+
+@pytest.mark.parametrize("elems", [5, 3_000_000])
+def test_inputs_are_read_after_earlier_work_and_outputs_seen_by_later_work(device: Any, elems: int) -> None:
+    run(device, 2, read_after_earlier_work, elems)
+
+
+def wait_times(rank: int, module: Any) -> list[float]:
+    times = []
+    for _ in range(20):
+        if rank == 1:
+            hold(module, 0.02)
+        tensor = on_device(torch.ones(1000)) if rank == 0 else queued(torch.ones(1000))
+        work = dist.all_reduce(tensor, async_op=True)
+        started = time.perf_counter()
+        work.wait()
+        times.append(time.perf_counter() - started)
+        assert rank == 1 or not work.is_completed()
+        module.synchronize()
+        assert tensor.cpu()[0] == 2
+    return times
+
+
+def test_wait_of_a_delayed_transfer_returns_at_once(device: Any) -> None:
+    times = sorted(run(device, 2, wait_times)[0])
+    print(f"wait() of a transfer that takes 20 ms more returned after {times[0] * 1e6:.1f} us at best, median {times[10] * 1e6:.1f} us")
+    assert times[5] < 50e-6, times  # the quarter that other processes disturbed least; the transfer takes 400 times as long
+    assert times[10] < 5e-3, times
+
+
+def other_streams(rank: int, module: Any) -> None:
+    tensor = late(module, torch.ones(10))
+    work = dist.all_reduce(tensor, async_op=True)
+    work.wait()
+    before = module.set_stream(5)
+    other = on_device(torch.ones(3))
+    started = time.perf_counter()
+    module.synchronize()
+    assert time.perf_counter() - started < DELAY / 2, "a stream that waits for nothing was held up"
+    assert other.cpu().tolist() == [1, 1, 1]
+    module.set_stream(before)
+    assert tensor.cpu().tolist() == [2] * 10
+
+
+def test_only_the_current_stream_waits(device: Any) -> None:
+    run(device, 2, other_streams)
+
+
+def sequence(rank: int, module: Any) -> None:
+    """Operations behind gates of earlier ones: whatever waits for a stream must not stand in its way."""
+    tensor = late(module, torch.ones(300_000))
+    for _ in range(10):
+        dist.all_reduce(tensor)
+        tensor.copy_(tensor.clone(), non_blocking=True)
+    assert tensor.cpu()[7] == 2.0 ** 10
+
+
+def test_operations_behind_waits_of_others(device: Any) -> None:
+    run(device, 2, sequence)
+
+
+def without_gates(rank: int, module: Any) -> float:
+    tensor = late(module, torch.ones(10))
+    work = dist.all_reduce(tensor, async_op=True)
+    started = time.perf_counter()
+    work.wait()
+    took = time.perf_counter() - started
+    assert work.is_completed() and tensor.cpu().tolist() == [2] * 10
+    return took
+
+
+def test_without_gates_the_cpu_waits(device: Any) -> None:
+    assert min(run(device, 2, without_gates, gates="none")) > DELAY / 2
+
+
+@pytest.mark.skipif(TORCH < (2, 8), reason="this torch has no StreamBlock")
+def test_the_gates_of_torch_are_found(device: Any) -> None:
+    run(device, 2, read_after_earlier_work, 1000, gates="torch")
+
+
+# ---- the host's side
+
+
+def host_side(rank: int, module: Any) -> None:
+    op = shardwire.compile_op(group(), shape=[8], dtype=torch.float32, inputs=[{"offset": [rank * 4], "shape": [4]}],
+                              outputs=[{"offset": [0], "shape": [8]}])
+    source = late(module, torch.full((4,), rank + 1.0))
+    target = queued(torch.zeros(8))
+    future = op([source], [target])
+    assert not future.done()
+    try:
+        future.wait(timeout=0.01)
+        raise AssertionError("wait(timeout) must wait on the CPU")
+    except TimeoutError:
+        pass
+    future.synchronize()
+    assert future.done() and future.exception() is None
+    module.set_stream(6)  # over for every stream, without a wait
+    assert target.cpu().tolist() == [1, 1, 1, 1, 2, 2, 2, 2]
+    module.set_stream(0)
+    bound = op.bind([source], [target])
+    for _ in range(3):
+        target.zero_()
+        bound().wait()
+        assert target.cpu().tolist() == [1, 1, 1, 1, 2, 2, 2, 2]
+    assert "staged through" in op.explain()
+
+
+def test_waits_on_the_cpu(device: Any) -> None:
+    run(device, 2, host_side)
+
+
+def callbacks(rank: int, module: Any) -> None:
+    tensor = late(module, torch.full((10,), 2.0))
+    copy = queued(torch.zeros(10))
+
+    def then(done: Any) -> list[Any]:
+        # The callback's stream is one that comes after the operation, with no wait of its own.
+        copy.copy_(done.value()[0], non_blocking=True)
+        again = done.value()[0].clone()
+        dist.all_reduce(again)
+        return [copy, again]
+
+    future = dist.all_reduce(tensor, async_op=True).get_future().then(then)
+    copied, again = future.wait()
+    assert copied.cpu().tolist() == [4] * 10 and again.cpu().tolist() == [8] * 10
+
+
+def test_callbacks_run_on_streams_behind_the_operation(device: Any) -> None:
+    run(device, 2, callbacks)
+
+
+# ---- lives of tensors
+
+
+def dropped(rank: int, module: Any) -> None:
+    module.synchronize()
+    before = module.live_blocks()
+    module.set_copy_microseconds(3000)  # whatever is let go too early is gone before its copy
+    for turn in range(6):
+        source = late(module, torch.full((500_000,), rank + 1.0))
+        target = queued(torch.zeros(500_000))
+        gathered = [target, queued(torch.zeros(500_000))]
+        work = dist.all_gather(gathered, source, async_op=True)
+        del source, target, gathered  # nothing but the operation holds them now
+        if turn % 2:
+            work.wait()
+        del work  # without a wait, the stream may come to the end of the tensors' lives before the transfer does
+    for _ in range(2):
+        dist.barrier()
+    module.synchronize()
+    module.set_copy_microseconds(0)
+    deadline = time.monotonic() + 10
+    while module.live_blocks() > before and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert module.live_blocks() == before, "tensors were kept after their operation"
+
+
+def test_tensors_live_until_the_transfer_ends_and_no_longer(device: Any) -> None:
+    run(device, 2, dropped)
+
+
+def destroyed(rank: int, module: Any) -> None:
+    own = dist.new_group([0, 1])
+    tensor = late(module, torch.ones(10))
+    dist.all_reduce(tensor, group=own)
+    dist.destroy_process_group(own)
+    del own
+    assert tensor.cpu().tolist() == [2] * 10
+
+
+def test_a_group_ends_after_what_streams_wait_for(device: Any) -> None:
+    run(device, 2, destroyed)
+
+
+def aborted(rank: int, module: Any) -> None:
+    own = dist.new_group([0, 1])
+    backend = shardwire.resolve_backend(own)
+    tensor = on_device(torch.ones(10))
+    if rank == 0:
+        work = dist.all_reduce(tensor, group=own, async_op=True)  # the other rank never calls
+        work.wait()
+        assert not module.is_idle()
+        backend.abort()
+        module.synchronize()  # the gate is open again
+        try:
+            work.wait()
+            raise AssertionError("the operation was aborted")
+        except RuntimeError as error:
+            assert "abort" in str(error)
+        try:
+            dist.all_reduce(tensor, group=own)
+            raise AssertionError("the group was aborted")
+        except RuntimeError:
+            pass
+    dist.barrier()
+
+
+def test_no_stream_hangs_after_an_abort(device: Any) -> None:
+    run(device, 2, aborted)
+
+
+# ---- where tensors lie
+
+
+def mixed(rank: int, module: Any) -> None:
+    """Each rank has one input and one output on the CPU and one of each on the device."""
+    place = [lambda t: t, on_device] if rank == 0 else [on_device, lambda t: t]
+    op = shardwire.compile_op(group(), shape=[2, 8], dtype=torch.int64,
+                              inputs=[{"offset": [rank, 0], "shape": [1, 4]}, {"offset": [rank, 4], "shape": [1, 4]}],
+                              outputs=[{"offset": [0, 0], "shape": [2, 4]}, {"offset": [0, 2], "shape": [2, 6]}])
+    inputs = [place[i](torch.arange(4).reshape(1, 4) + 10 * rank + 4 * i) for i in range(2)]
+    outputs = [place[1](torch.zeros(2, 4, dtype=torch.int64)), place[0](torch.zeros(6, 2, dtype=torch.int64)).t()]
+    op(inputs, outputs).wait()
+    whole = torch.stack([torch.arange(8), torch.arange(8) + 10])
+    assert torch.equal(outputs[0].cpu(), whole[:, :4]) and torch.equal(outputs[1].cpu(), whole[:, 2:])
+    ours = torch.full((200_000,), 1.0)
+    ours = on_device(ours) if rank == 1 else ours
+    dist.all_reduce(ours)
+    assert ours.cpu()[5] == 2
+
+
+def test_cpu_and_device_mixed_by_rank_and_by_slice(device: Any) -> None:
+    run(device, 2, mixed)
+
+
+def gaps(rank: int, module: Any) -> None:
+    op = shardwire.compile_op(group(), shape=[3_000_000], dtype=torch.float32, inputs=[{"offset": [100 * (1 + rank)], "shape": [100]}],
+                              outputs=[{"offset": [0], "shape": [3_000_000]}], allow_gaps=True)
+    target = late(module, torch.full((3_000_000,), 7.0))
+    op([on_device(torch.full((100,), float(rank)))], [target]).wait()
+    expected = torch.full((3_000_000,), 7.0)
+    expected[100:200], expected[200:300] = 0, 1
+    assert torch.equal(target.cpu(), expected)
+    twice = on_device(torch.zeros(3_000_000))
+    try:
+        op([twice[50:150]], [twice])
+    except ValueError as error:
+        assert "share memory" in str(error)
+    else:
+        raise AssertionError("an output over an input must be refused on devices too")
+    dist.barrier()
+
+
+def test_gaps_and_aliases(device: Any) -> None:
+    run(device, 2, gaps)
+
+
+def capture(rank: int, module: Any) -> None:
+    tensor = on_device(torch.ones(4))
+    module.set_capturing(True)
+    try:
+        dist.all_reduce(tensor)
+        raise AssertionError("a captured stream must be refused")
+    except NotImplementedError as error:
+        assert "captured into a graph" in str(error)
+    module.set_capturing(False)
+    dist.all_reduce(tensor)
+    assert tensor.cpu().tolist() == [2] * 4
+
+
+@pytest.mark.skipif(TORCH < (2, 9), reason="this torch's guard cannot tell whether a stream is being captured")
+def test_graph_capture_is_refused(device: Any) -> None:
+    run(device, 2, capture)
+
+
+# ---- the staged path
+
+
+def long_ones(rank: int, module: Any) -> int:
+    elems = 6 << 20  # 24 MiB, three times the pool
+    for _ in range(2):
+        tensor = late(module, torch.arange(elems, dtype=torch.float32) + rank)
+        dist.all_reduce(tensor)
+        assert torch.equal(tensor.cpu(), torch.arange(elems, dtype=torch.float32) * 2 + 1)
+        rows = on_device(torch.arange(elems, dtype=torch.float32).reshape(-1, 2048) + rank).t()  # not contiguous
+        target = on_device(torch.zeros(rows.shape)).t().contiguous().t()
+        dist.broadcast(rows if rank == 0 else target, 0)
+        if rank == 1:
+            assert torch.equal(target.cpu(), torch.arange(elems, dtype=torch.float32).reshape(-1, 2048).t())
+    return module.pinned_blocks()
+
+
+def test_tensors_longer_than_the_pool(device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SHARDWIRE_STAGING_BYTES", "8M")
+    blocks = run(device, 2, long_ones, timeout=120)
+    if TORCH >= (2, 6):
+        assert 0 < min(blocks) and max(blocks) <= 8, blocks
+
+
+def pipeline(rank: int, module: Any) -> list[Any]:
+    tensor = on_device(torch.full((4 << 20,), 5.0) if rank == 0 else torch.zeros(4 << 20))  # 16 segments
+    dist.barrier()
+    module.set_copy_microseconds(4000)
+    module.take_trace()
+    dist.broadcast(tensor, 0)
+    module.synchronize()
+    trace = module.take_trace()
+    module.set_copy_microseconds(0)
+    assert tensor.cpu()[-1] == 5
+    return trace
+
+
+def test_device_copies_and_transport_overlap(device: Any) -> None:
+    loads, drains = run(device, 2, pipeline)
+    assert len(loads) == 16 and all(kind == "to_host" for kind, *_ in loads), loads
+    assert len(drains) == 16 and all(kind == "to_device" for kind, *_ in drains), drains
+    first, last = loads[0][2], max(end for *_, end, _ in drains)
+    alone = sum(end - begin for _, _, begin, end, _ in loads) + sum(end - begin for _, _, begin, end, _ in drains)
+    overlapping = sum(begin < loads[-1][3] for _, _, begin, _, _ in drains)
+    print(f"16 MiB from device to device: {(last - first) * 1e3:.1f} ms; the copies alone, one after the other, {alone * 1e3:.1f} ms; "
+          f"{overlapping} of 16 segments were on their way up before the last came down")
+    assert overlapping >= 8, (loads, drains)
+    assert last - first < 0.8 * alone
