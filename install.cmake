@@ -6,6 +6,9 @@ set(SHARDWIRE_CMAKE_DIR ${CMAKE_INSTALL_LIBDIR}/cmake/shardwire)
 
 set_target_properties(shardwire_core PROPERTIES INSTALL_RPATH "$ORIGIN" EXPORT_NAME core)
 install(TARGETS shardwire_core EXPORT shardwireCoreTargets LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR} COMPONENT core)
+if(TARGET shardwire_mpi)
+  install(TARGETS shardwire_mpi LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR} COMPONENT core)
+endif()
 install(EXPORT shardwireCoreTargets NAMESPACE shardwire:: DESTINATION ${SHARDWIRE_CMAKE_DIR} COMPONENT core)
 install(DIRECTORY include/shardwire DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} COMPONENT core FILES_MATCHING PATTERN "*.h" PATTERN "c10d.h" EXCLUDE)
 
@@ -32,6 +35,9 @@ if(TARGET shardwire_python)
   set(SHARDWIRE_PYTHON_INSTALL_DIR ${CMAKE_INSTALL_LIBDIR}/python${SHARDWIRE_PYTHON_VERSION}/site-packages
       CACHE STRING "Where the Python package is installed, under the prefix or absolute")
   install(TARGETS shardwire_core shardwire_c10d shardwire_python LIBRARY DESTINATION ${SHARDWIRE_PYTHON_INSTALL_DIR}/shardwire COMPONENT python)
+  if(TARGET shardwire_mpi)
+    install(TARGETS shardwire_mpi LIBRARY DESTINATION ${SHARDWIRE_PYTHON_INSTALL_DIR}/shardwire COMPONENT python)
+  endif()
   install(DIRECTORY python/shardwire DESTINATION ${SHARDWIRE_PYTHON_INSTALL_DIR} COMPONENT python
           FILES_MATCHING PATTERN "*.py" PATTERN "*.pyi" PATTERN "py.typed" PATTERN "__pycache__" EXCLUDE)
   install(FILES python/shardwire_autoload.py DESTINATION ${SHARDWIRE_PYTHON_INSTALL_DIR} COMPONENT python)

@@ -46,15 +46,15 @@ suite_needs() {  # suite_needs ARGS OF ./run test
   done
   if [ -z "$only" ]; then
     only=checks,cpp,python
-    [ "$quick" = yes ] || only=$only,torch-suite,example,pip-install
+    [ "$quick" = yes ] || only=$only,mpi,rdma,torch-suite,example,pip-install
   fi
   suite_groups='' suite_torch=no
   for part in ${only//,/ }; do
     case "$part" in
-      checks|cpp|tidy) suite_groups+=" $part" ;;
+      checks|cpp|mpi|rdma|tidy) suite_groups+=" $part" ;;
       asan|tsan) suite_groups+=" cpp" ;;
       python|torch-suite|example|pip-install) suite_groups+=" $part"; suite_torch=yes ;;
-      *) die "./run test --only $part: the parts are checks, cpp, asan, tsan, python, torch-suite, example, pip-install, tidy" ;;
+      *) die "./run test --only $part: the parts are checks, cpp, asan, tsan, mpi, rdma, python, torch-suite, example, pip-install, tidy" ;;
     esac
   done
 }

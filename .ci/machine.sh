@@ -39,10 +39,10 @@ quietly() {  # quietly LOGNAME TITLE COMMAND...
 
 debian_torch() { [ "$torch_choice" = debian ] && [ "$python" = /usr/bin/python3 ]; }
 
-# Package names by what needs them. clang and its tools only for the checks, MPI only for the benches.
+# Package names by what needs them. clang and its tools only for the checks, MPI only for its tests and the benches.
 packages_of() {  # packages_of GROUP
   case "$1" in
-    core) echo g++ cmake ninja-build ccache libfmt-dev ;;
+    core) echo g++ cmake ninja-build ccache libfmt-dev libssl-dev libibverbs-dev ;;
     demo)
       packages_of core
       echo nlohmann-json3-dev
@@ -50,18 +50,22 @@ packages_of() {  # packages_of GROUP
       if debian_torch && ! torch_beside_debian; then echo python3-torch libtorch-dev; fi
       ! debian_torch || echo pybind11-dev
       [ "$torch_choice" != pip ] || [ "$python" != /usr/bin/python3 ] || echo python3-venv python3-pip ;;
-    cpp) packages_of core; echo python3 libgtest-dev nlohmann-json3-dev ;;
+    cpp) packages_of core; echo python3 libgtest-dev nlohmann-json3-dev iproute2 ;;
     checks)
       packages_of cpp
       echo clang python3-pytest mypy
       # The layout of the sources is clang-format 14's; Debian 13 has no such version.
       if apt-cache show clang-format-14 >/dev/null 2>&1; then echo clang-format-14; fi ;;
+    # 40 MB that only MPI jobs use: a build without them is complete but for the mpi transport, which says what is missing.
+    mpi) packages_of cpp; echo openmpi-bin libopenmpi-dev; [ "$python" != /usr/bin/python3 ] || echo python3-mpi4py ;;
+    # The machines' kernel is unpacked, not installed: tests/rig/kernel.py.
+    rdma) packages_of cpp; echo libibverbs-dev libibverbs1 ibverbs-providers ibverbs-utils perftest qemu-system-x86 kmod cpio xz-utils zstd iproute2 ;;
     tidy) packages_of cpp; echo clang-tidy ;;
-    python) packages_of demo; debian_torch && echo python3-pytest || true ;;
+    python) packages_of demo; echo iproute2; debian_torch && echo python3-pytest || true ;;
     torch-suite) packages_of demo; [ "$python" != /usr/bin/python3 ] || echo python3-setuptools ;;
     example) packages_of demo ;;
     pip-install) packages_of demo; [ "$python" != /usr/bin/python3 ] || echo python3-venv python3-pip python3-setuptools python3-wheel ;;
-    test) for part in cpp checks python torch-suite example pip-install; do packages_of $part; done ;;
+    test) for part in cpp checks mpi rdma python torch-suite example pip-install; do packages_of $part; done ;;
     bench) packages_of core; echo libcli11-dev openmpi-bin libopenmpi-dev nlohmann-json3-dev ;;
     *) die "no package group '$1'" ;;
   esac

@@ -38,7 +38,9 @@ namespace {
 Selection selectionOf(const Engine& engine, std::vector<ForcedAlgorithm> forced) {
   const auto hosts = engine.hosts();
   const auto numHosts = static_cast<int>(std::set<std::int32_t>(hosts.begin(), hosts.end()).size());
-  return {{engine.worldSize(), numHosts}, std::min(engine.options().inlineBytes, engine.segmentBytes()), std::move(forced)};
+  return {{engine.worldSize(), numHosts, {hosts.begin(), hosts.end()}},
+          std::min(engine.options().inlineBytes, engine.segmentBytes()),
+          std::move(forced)};
 }
 
 }  // namespace

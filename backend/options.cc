@@ -148,6 +148,7 @@ Result<Options> Options::fromEnvironment() {
   SW_RETURN_IF_ERROR(readBytes("SHARDWIRE_INLINE_BYTES", 0, kMaxInlineBytes, true, &options.inlineBytes));
   SW_RETURN_IF_ERROR(readOrdinaryPath(&options.ordinaryPath));
   options.transports = firstOf({"SHARDWIRE_TRANSPORTS"});
+  options.hostId = firstOf({"SHARDWIRE_HOST_ID", "NCCL_HOSTID"});
   options.socketIfname = firstOf({"SHARDWIRE_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"});
   options.jobToken = firstOf({"SHARDWIRE_JOB_TOKEN"});
   options.rdmaDevices = firstOf({"SHARDWIRE_RDMA_DEVICES", "NCCL_IB_HCA"});
@@ -165,10 +166,11 @@ std::string toString(const Options& options) {
       options.spin < Duration::zero() ? "auto" : fmt::format("{}", std::chrono::duration<double, std::micro>(options.spin).count());
   const std::string heap = options.heapBytes == 0 ? "auto" : fmt::format("{}", options.heapBytes);
   return fmt::format(
-      "timeout_s={} spin_us={} ring_bytes={} inline_bytes={} ordinary_path={} heap_bytes={} transports={} socket_ifname={} rdma_devices={} "
+      "timeout_s={} spin_us={} ring_bytes={} inline_bytes={} ordinary_path={} heap_bytes={} transports={} host_id={} socket_ifname={} "
+      "rdma_devices={} "
       "rdma_gid_index={} job_token={} algorithms={} staging_bytes={}",
       timeout.count(), spin, options.ringBytes, options.inlineBytes, ordinaryPathName(options.ordinaryPath), heap,
-      orAuto(options.transports), orAuto(options.socketIfname), orAuto(options.rdmaDevices), options.rdmaGidIndex,
+      orAuto(options.transports), orAuto(options.hostId), orAuto(options.socketIfname), orAuto(options.rdmaDevices), options.rdmaGidIndex,
       options.jobToken.empty() ? "none" : "set", orAuto(options.algorithms), options.stagingBytes);
 }
 

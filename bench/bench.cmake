@@ -11,6 +11,8 @@ function(shardwire_bench name)
   set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/bench)
 endfunction()
 
+shardwire_bench(rdma_bench bench/rdma_bench.cc bench/bench_ranks.cc bench/bench_store.cc)
+
 if(benchmark_FOUND)
   shardwire_bench(kernels_bench bench/kernels_bench.cc)
   target_link_libraries(kernels_bench PRIVATE benchmark::benchmark benchmark::benchmark_main)
@@ -19,6 +21,8 @@ if(benchmark_FOUND)
 else()
   message(STATUS "benches: kernels_bench and plan_bench are left out, there is no libbenchmark-dev")
 endif()
+
+shardwire_bench(bootstrap_bench bench/bootstrap_bench.cc bench/bench_ranks.cc tests/support/memory_store.cc)
 
 if(CLI11_FOUND AND nlohmann_json_FOUND)
   # What the benches between ranks share: the one option parser, the report.
@@ -30,16 +34,18 @@ if(CLI11_FOUND AND nlohmann_json_FOUND)
                   bench/bench_store.cc bench/count_allocations.cc)
   target_link_libraries(reshape_bench PRIVATE shardwire_bench_support)
 
-  if(MPI_CXX_FOUND)
-    add_executable(alltoallw_bench bench/alltoallw_bench.cc)
-    target_link_libraries(alltoallw_bench PRIVATE shardwire_bench_support shardwire_warnings MPI::MPI_CXX)
-    set_target_properties(alltoallw_bench PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/bench)
+  shardwire_bench(tcp_bench bench/tcp_bench.cc bench/bench_ranks.cc bench/bench_store.cc)
+  target_link_libraries(tcp_bench PRIVATE shardwire_bench_support)
 
-    shardwire_bench(collectives_bench bench/collectives_bench.cc bench/collective_cases.cc bench/file_store.cc)
+  if(MPI_CXX_FOUND)
+    shardwire_bench(alltoallw_bench bench/alltoallw_bench.cc tests/support/file_store.cc)
+    target_link_libraries(alltoallw_bench PRIVATE shardwire_bench_support MPI::MPI_CXX)
+
+    shardwire_bench(collectives_bench bench/collectives_bench.cc bench/collective_cases.cc tests/support/file_store.cc)
     target_link_libraries(collectives_bench PRIVATE shardwire_bench_support MPI::MPI_CXX)
   else()
     message(STATUS "benches: alltoallw_bench and collectives_bench are left out, there is no MPI")
   endif()
 else()
-  message(STATUS "benches: reshape_bench, alltoallw_bench and collectives_bench are left out, there is no libcli11-dev or nlohmann-json3-dev")
+  message(STATUS "benches: reshape_bench, tcp_bench, alltoallw_bench and collectives_bench are left out, there is no libcli11-dev or nlohmann-json3-dev")
 endif()

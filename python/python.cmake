@@ -24,7 +24,11 @@ foreach(name IN LISTS PACKAGE_FILES ITEMS shardwire_autoload.py)
   file(MAKE_DIRECTORY ${folder})
   file(CREATE_LINK ${PROJECT_SOURCE_DIR}/python/${name} ${PROJECT_BINARY_DIR}/python/${name} SYMBOLIC)
 endforeach()
-foreach(library shardwire_core shardwire_c10d)
+if(TARGET shardwire_mpi)
+  add_dependencies(shardwire_python shardwire_mpi)  # loaded by name, beside shardwire_core
+  set(SHARDWIRE_MPI_LIBRARY shardwire_mpi)
+endif()
+foreach(library shardwire_core shardwire_c10d ${SHARDWIRE_MPI_LIBRARY})
   add_custom_command(TARGET shardwire_python POST_BUILD
                      COMMAND ${CMAKE_COMMAND} -E create_symlink $<TARGET_FILE:${library}> ${SHARDWIRE_PACKAGE_DIR}/$<TARGET_FILE_NAME:${library}>)
 endforeach()

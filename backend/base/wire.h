@@ -60,12 +60,13 @@ class ByteReader {
   bool ok() const { return ok_; }
   // Everything was read, and was there.
   bool isDone() const { return ok_ && rest_.empty(); }
-
- private:
+  // For a field whose value cannot be.
   void fail() {
     ok_ = false;
     rest_ = {};
   }
+
+ private:
   std::string_view take(std::size_t size) {
     if (size > rest_.size()) {
       fail();

@@ -3,8 +3,10 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <fmt/format.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 
 #include "backend/base/fd.h"
@@ -17,6 +19,7 @@ namespace {
 constexpr std::uint32_t kMagic = 0x44415753;  // "SWAD"
 constexpr std::size_t kMaxTextBytes = 4096;
 constexpr std::size_t kMaxNameBytes = 100;
+constexpr std::uint32_t kMaxLinks = 256;
 
 Result<std::string> readBootId() {
   constexpr const char* kPath = "/proc/sys/kernel/random/boot_id";
@@ -33,6 +36,40 @@ Result<std::string> readBootId() {
   return id;
 }
 
+// 0 where the kernel does not tell: then the handshake finds out.
+std::uint64_t networkNamespace() {
+  struct stat status {};
+  return ::stat("/proc/self/ns/net", &status) == 0 ? status.st_ino : 0;
+}
+
+void writeLinks(ByteWriter& writer, const std::vector<NetAddress>& links) {
+  writer.u32(static_cast<std::uint32_t>(std::min<std::size_t>(links.size(), kMaxLinks)));
+  for (std::size_t i = 0; i < links.size() && i < kMaxLinks; ++i) {
+    writer.text(links[i].ip);
+    writer.u32(links[i].scope);
+    writer.u32(links[i].port);
+    writer.text(links[i].interface);
+  }
+}
+
+// False: garbled.
+bool readLinks(ByteReader& reader, std::vector<NetAddress>& links) {
+  const std::uint32_t count = reader.u32();
+  for (std::uint32_t i = 0; i < count && i < kMaxLinks && reader.ok(); ++i) {
+    NetAddress link;
+    link.ip = reader.text(kMaxNameBytes);
+    link.scope = reader.u32();
+    const std::uint32_t port = reader.u32();
+    link.interface = reader.text(kMaxNameBytes);
+    if (port > 0xffff) {
+      return false;
+    }
+    link.port = static_cast<std::uint16_t>(port);
+    links.push_back(std::move(link));
+  }
+  return count <= kMaxLinks;
+}
+
 }  // namespace
 
 std::string encodeAddress(const RankAddress& address) {
@@ -42,11 +79,17 @@ std::string encodeAddress(const RankAddress& address) {
   writer.u8(static_cast<std::uint8_t>(address.failure.code()));
   writer.text(std::string_view(address.failure.message()).substr(0, kMaxTextBytes));
   writer.text(address.bootId);
+  writer.u64(address.networkNamespace);
   writer.text(address.host);
   writer.u32(address.pid);
   writer.u32(address.uid);
   writer.text(address.socketName);
   writer.id(address.token);
+  writeLinks(writer, address.links);
+  for (const TransportAddress& transport : address.transports) {
+    writer.text(transport.bytes);
+    writer.text(std::string_view(transport.whyNot).substr(0, kMaxTextBytes));
+  }
   return writer.bytes();
 }
 
@@ -66,12 +109,18 @@ Result<RankAddress> decodeAddress(std::string_view bytes) {
   const auto code = static_cast<StatusCode>(reader.u8());
   std::string failure = reader.text(kMaxTextBytes);
   address.bootId = reader.text(kMaxTextBytes);
+  address.networkNamespace = reader.u64();
   address.host = reader.text(kMaxTextBytes);
   address.pid = reader.u32();
   address.uid = reader.u32();
   address.socketName = reader.text(kMaxNameBytes);
   address.token = reader.id();
-  if (!reader.isDone() || code > StatusCode::kInternal) {
+  const bool linksRead = readLinks(reader, address.links);
+  for (TransportAddress& transport : address.transports) {
+    transport.bytes = reader.text(kMaxTextBytes);
+    transport.whyNot = reader.text(kMaxTextBytes);
+  }
+  if (!linksRead || !reader.isDone() || code > StatusCode::kInternal) {
     return Status{StatusCode::kMismatch, "its address in the store is garbled"};
   }
   if (code != StatusCode::kOk) {
@@ -85,6 +134,7 @@ Result<RankAddress> makeAddress() {
   auto bootId = readBootId();
   SW_RETURN_IF_ERROR(bootId.status());
   address.bootId = std::move(*bootId);
+  address.networkNamespace = networkNamespace();
   std::array<char, 256> host{};
   ::gethostname(host.data(), host.size() - 1);  // for messages only: an empty name does no harm
   address.host = host.data();

@@ -1,25 +1,38 @@
 // What a rank publishes in the store for the others to find it. Plain values.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "backend/base/random_id.h"
+#include "backend/transport/endpoint.h"
 #include "shardwire/status.h"
 #include "shardwire/types.h"
 
 namespace shardwire::internal {
 
-inline constexpr std::uint32_t kAddressVersion = 1;
+inline constexpr std::uint32_t kAddressVersion = 2;
+
+// What a rank says of one transport: how peers reach it by that, or why they cannot.
+struct TransportAddress {
+  std::string bytes;   // Endpoint::address(); of shm nothing, since the fields of RankAddress say it
+  std::string whyNot;  // empty: it may be used
+  friend bool operator==(const TransportAddress&, const TransportAddress&) = default;
+};
 
 struct RankAddress {
-  std::string bootId;  // of the running kernel: equal on all processes of one host, containers included
-  std::string host;    // for messages
+  std::string bootId;                  // of the running kernel: equal on all processes of one host, containers included
+  std::uint64_t networkNamespace = 0;  // inode; abstract Unix sockets reach no further
+  std::string host;                    // for messages
   std::uint32_t pid = 0;
   std::uint32_t uid = 0;
-  std::string socketName;  // abstract Unix socket
-  RandomId token;          // a secret; rank 0's is the group's
+  std::string socketName;                                       // abstract Unix socket
+  RandomId token;                                               // a secret; rank 0's is the group's
+  std::vector<NetAddress> links;                                // where this rank listens for links; empty when no wire may be used
+  std::array<TransportAddress, kNumTransportKinds> transports;  // by TransportKind
   // Not ok: this rank could not even start, and tells the others why.
   Status failure;
   friend bool operator==(const RankAddress&, const RankAddress&) = default;
@@ -29,7 +42,7 @@ std::string encodeAddress(const RankAddress& address);
 // kMismatch for bytes that are no address, kUnsupported for another version's.
 Result<RankAddress> decodeAddress(std::string_view bytes);
 
-// This process's, with a new socket name and token.
+// This process's, with a new socket name and token. `links` and `transports` are left to the caller.
 Result<RankAddress> makeAddress();
 
 std::string addressKey(Rank rank);  // "shardwire/3"

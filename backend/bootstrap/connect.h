@@ -11,13 +11,18 @@
 
 namespace shardwire::internal {
 
+// In this order: what comes later uses what comes before.
 struct Peers {
+  std::unique_ptr<const Options> options;
+  std::vector<std::unique_ptr<Wire>> wires;              // to be polled before connections are looked at; mostly none on one host
   std::vector<std::unique_ptr<Connection>> connections;  // by rank; null for this rank itself
-  std::unique_ptr<Doorbell> doorbell;                    // outlives the connections' use
+  std::vector<std::string> whyNotFaster;                 // by rank: why no faster transport joins it; empty when there is none
+  std::unique_ptr<Doorbell> doorbell;                    // rings for all of them
   std::vector<std::int32_t> hosts;                       // by rank: equal numbers share a host
 };
 
-// Every rank publishes its address in the store, learns the others', and connects to each: a lower rank listens, a higher rank dials.
+// Every rank publishes its address in the store, learns the others', and connects to each by the first transport that
+// reaches it (select_transport): a lower rank listens, a higher rank dials.
 // kTimeout names the ranks that did not arrive; kUnsupported names the pair that no transport joins, and says why each one failed.
 Result<Peers> connectPeers(Store& store, Rank rank, int worldSize, const Options& options, Deadline deadline, const std::string& groupName);
 

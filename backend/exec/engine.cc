@@ -32,7 +32,8 @@ Engine::Engine(Peers peers, Rank rank, int worldSize, const Options& options, st
   for (const auto& connection : peers_.connections) {
     if (connection != nullptr) {
       segmentBytes_ = std::min(segmentBytes_, connection->maxFrameBytes(Lane::kBulk) - sizeof(FrameHeader));
-      ++local;
+      const auto peer = static_cast<std::size_t>(connection->peer());
+      local += peers_.hosts[peer] == peers_.hosts[static_cast<std::size_t>(rank)] ? 1 : 0;
     }
   }
   segmentBytes_ &= ~std::size_t{63};
@@ -88,7 +89,12 @@ void Engine::setTimeout(Duration timeout) {
 std::string Engine::describeTransports() {
   std::string text;
   for (const auto& connection : peers_.connections) {
-    text += connection == nullptr ? fmt::format("rank {}: this rank\n", rank_) : connection->describe() + "\n";
+    if (connection == nullptr) {
+      text += fmt::format("rank {}: this rank\n", rank_);
+      continue;
+    }
+    const std::string& why = peers_.whyNotFaster[static_cast<std::size_t>(connection->peer())];
+    text += fmt::format("{}{}\n", connection->describe(), why.empty() ? "" : fmt::format(" (no faster one: {})", why));
   }
   return text;
 }
@@ -222,6 +228,9 @@ void Engine::deliverEarly(Activity& activity) {
 
 bool Engine::pollLocked() {
   bool progress = false;
+  for (const auto& wire : peers_.wires) {
+    progress |= wire->poll();
+  }
   for (Rank peer = 0; peer < worldSize_; ++peer) {
     if (peer != rank_) {
       progress |= drainControl(peer);
@@ -255,6 +264,10 @@ bool Engine::pollLocked() {
 void Engine::retire(std::size_t index, Status status) {
   std::shared_ptr<Activity> activity = std::move(active_[index]);
   active_.erase(active_.begin() + static_cast<std::ptrdiff_t>(index));
+  if (mustKeepTensors_) {
+    // Lost for good, and its tensors with it: the wire may write to them as long as the process lives.
+    new std::pair(activity, activity->keepAlive);
+  }
   completions_.push_back(activity->complete(std::move(status)));
 }
 

@@ -104,6 +104,8 @@ class Engine : public std::enable_shared_from_this<Engine> {
   void stepAside(Driving driving, std::uint64_t* turn);
   bool stepBack(Driving driving, std::uint64_t turn);
   bool pollLocked();
+  // Before callers' tensors are let go: nothing under way over a wire touches them any more, or they stay.
+  void stopFetches();
   bool drainControl(Rank peer);
   bool handleControl(Rank from, const FrameHeader& header, std::span<const std::byte> payload);
   void deliverEarly(Activity& activity);
@@ -139,7 +141,9 @@ class Engine : public std::enable_shared_from_this<Engine> {
   std::vector<std::vector<std::byte>> spareBuffers_;
   std::vector<std::byte> scratch_;
   std::optional<Status> poison_;
-  std::string failNotice_;  // what peers are still to be told
+  bool fetchesStopped_ = false;
+  bool mustKeepTensors_ = false;  // a wire could not stop what is under way
+  std::string failNotice_;        // what peers are still to be told
   std::vector<bool> failNoticeDue_;
   std::vector<std::uint64_t> desyncSeq_;  // by peer: the operation whose description we asked for; 0: none
   std::vector<Status> peerDown_;          // by peer: not ok once seen dead

@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "backend/base/log.h"
 #include "backend/exec/engine.h"
@@ -37,7 +38,19 @@ void Engine::poison(Status status, bool tellPeers) {
     failNoticeDue_[static_cast<std::size_t>(rank_)] = false;
   }
   poison_ = std::move(status);
+  stopFetches();
   flushFailNotices();
+}
+
+void Engine::stopFetches() {
+  if (std::exchange(fetchesStopped_, true)) {
+    return;
+  }
+  for (const auto& connection : peers_.connections) {
+    if (connection != nullptr && !connection->stopFetches()) {
+      mustKeepTensors_ = true;
+    }
+  }
 }
 
 void Engine::flushFailNotices() {
@@ -119,6 +132,7 @@ void Engine::expire(const std::shared_ptr<Activity>& activity) {
   if (!activity->cancellable()) {
     const Status failure = failureOf(*activity, cause);
     Status others(StatusCode::kTimeout, fmt::format("{} (operation #{}) {}", *activity->description, activity->seq, cause.message()));
+    stopFetches();
     finish(*activity, failure);
     poison(std::move(others), true);
     return;

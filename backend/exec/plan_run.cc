@@ -1,4 +1,4 @@
-// Set-up, completion and the receiving half of a run; the sending half is in plan_run_send.cc.
+// Set-up, completion and the receiving half of a run; the sending half is in plan_run_send.cc, reads of peers' memory in plan_run_read.cc.
 #include "backend/exec/plan_run.h"
 
 #include <fmt/format.h>
@@ -19,29 +19,11 @@ constexpr std::uint64_t kSpinBytesPerNanosecond = 16;
 constexpr std::size_t kCopySegment = std::size_t{4} << 20;
 // Tensors that come from a device come in pieces of this order.
 constexpr std::size_t kStagedCopySegment = std::size_t{1} << 20;
-// Local runs shorter than this are not worth an entry each in a scatter read: the box is read whole and unpacked.
-constexpr std::size_t kMinScatterRun = 512;
 
 void addTo(Dims& sum, const Dims& other) {
   for (int d = 0; d < sum.size(); ++d) {
     sum[d] += other[d];
   }
-}
-
-std::int64_t byteOffset(const Dims& byteStrides, const Dims& offset) {
-  std::int64_t bytes = 0;
-  for (int d = 0; d < offset.size(); ++d) {
-    bytes += byteStrides[d] * offset[d];
-  }
-  return bytes;
-}
-
-Dims packedByteStrides(const Dims& shape, std::size_t elemBytes) {
-  Dims strides = contiguousStrides(shape);
-  for (auto& stride : strides) {
-    stride *= static_cast<std::int64_t>(elemBytes);
-  }
-  return strides;
 }
 
 }  // namespace
@@ -164,7 +146,7 @@ Status PlanRun::onFrame(Engine& engine, Rank from, const FrameHeader& header, st
     }
     std::memcpy(&entry, payload.data(), sizeof entry);
     payload = payload.subspan(sizeof entry);
-    if (entry.numDims > kMaxDims || entry.reach > static_cast<std::uint8_t>(Reach::kCopy) ||
+    if (entry.numDims > kMaxDims || entry.reach > static_cast<std::uint8_t>(Reach::kFetch) ||
         payload.size() < entry.numDims * sizeof(std::int64_t)) {
       return malformed();
     }
@@ -173,6 +155,7 @@ Status PlanRun::onFrame(Engine& engine, Rank from, const FrameHeader& header, st
     slot.byteStrides = Dims::filled(entry.numDims, 0);
     std::memcpy(slot.byteStrides.begin(), payload.data(), entry.numDims * sizeof(std::int64_t));
     payload = payload.subspan(entry.numDims * sizeof(std::int64_t));
+    slot.space = entry.space;
     slot.address = entry.address;
     if (slot.reach != Reach::kNone) {
       state.anyExposed = true;
@@ -333,6 +316,9 @@ bool PlanRun::copySegment(Engine& engine, const PlanEdge& edge, ReceiveState& st
     wrote(dst, shape, elemBytes);
     return true;
   }
+  if (slot.reach == Reach::kFetch) {
+    return startFetch(engine, edge, state, dst, slot, offset, shape, elemBytes);
+  }
   if (Status status = readBox(engine, *engine.connection(edge.peer), dst, slot, offset, shape, elemBytes); !status.isOk()) {
     engine.poison(std::move(status), true);
     return false;
@@ -344,11 +330,14 @@ bool PlanRun::copySegment(Engine& engine, const PlanEdge& edge, ReceiveState& st
 bool PlanRun::stepReceive(Engine& engine, std::size_t index) {
   const PlanEdge& edge = plan_->receives[index];
   ReceiveState& state = receives_[index];
-  if (state.done || state.move == edge.count || !readyToRead(engine, edge, state)) {
+  if (state.done) {
     return false;
   }
+  bool moved = unpackFetched(state);
+  if (state.move == edge.count || !readyToRead(engine, edge, state)) {
+    return moved;
+  }
   std::size_t budget = kCopySegment;
-  bool moved = false;
   while (state.move < edge.count) {
     const PlanMove& move = plan_->moves[edge.first + state.move];
     const PlanSource& source = plan_->sources[move.firstSource];
@@ -371,41 +360,6 @@ bool PlanRun::stepReceive(Engine& engine, std::size_t index) {
     }
   }
   return moved;
-}
-
-Status PlanRun::readBox(Engine& engine, Connection& connection, const StridedBox& dst, const RemoteInput& source, const Dims& sourceOffset,
-                        const Dims& shape, std::size_t elemBytes) {
-  const std::uint64_t remote = source.address + static_cast<std::uint64_t>(byteOffset(source.byteStrides, sourceOffset));
-  const std::size_t bytes = static_cast<std::size_t>(numElements(shape)) * elemBytes;
-  std::size_t localRun = 0;
-  countRuns(dst, shape, elemBytes, &localRun);
-  const bool unpack = localRun < std::min(kMinScatterRun, bytes);
-  StridedBox local = dst;
-  if (unpack) {
-    local = {engine.scratch(bytes).data(), packedByteStrides(shape, elemBytes)};
-    localRun = bytes;
-  }
-  localRuns_.clear();
-  forEachRun(local, shape, elemBytes, [&](std::byte* run, std::size_t) { localRuns_.push_back(run); });
-  // Both sides go through the same elements in row-major order, each in runs of its own length.
-  runs_.clear();
-  std::size_t localDone = 0;
-  // forEachRun only computes addresses, so an address of another process is as good as any.
-  forEachRun({reinterpret_cast<std::byte*>(remote), source.byteStrides}, shape, elemBytes, [&](std::byte* run, std::size_t runBytes) {
-    auto address = reinterpret_cast<std::uint64_t>(run);
-    while (runBytes > 0) {
-      const std::size_t part = std::min(runBytes, localRun - localDone % localRun);
-      runs_.push_back({localRuns_[localDone / localRun] + localDone % localRun, address, part});
-      localDone += part;
-      address += part;
-      runBytes -= part;
-    }
-  });
-  SW_RETURN_IF_ERROR(connection.read(runs_));
-  if (unpack) {
-    unpackBox(dst, local.bytes, shape, elemBytes, hint_);
-  }
-  return Status::ok();
 }
 
 // ---- reductions
@@ -450,6 +404,10 @@ PlanRun::Take PlanRun::gatherSources(Engine& engine, const PlanMove& move) {
     if (reach == Reach::kDirect) {
       const RemoteInput& slot = state.slots[static_cast<std::size_t>(source.slot)];
       box = {const_cast<std::byte*>(slot.base) + byteOffset(slot.byteStrides, offset), slot.byteStrides};
+    } else if (reach == Reach::kFetch) {
+      // See PlanRun::chooseReach.
+      engine.poison({StatusCode::kInternal, fmt::format("rank {} offered fetches of what {} combines", edge.peer, *description)}, true);
+      return Take::kFailed;
     } else if (reach == Reach::kNone) {
       // The edge's copies come first on the wire.
       if (state.move < edge.count || openFrame(engine, edge, state) != Take::kDone) {
@@ -558,7 +516,7 @@ bool PlanRun::finishReceives(Engine& engine) {
   for (std::size_t i = 0; i < receives_.size(); ++i) {
     const PlanEdge& edge = plan_->receives[i];
     ReceiveState& state = receives_[i];
-    if (state.done || state.move < edge.count || (state.hasCombines && !combined)) {
+    if (state.done || state.move < edge.count || state.isFetching() || (state.hasCombines && !combined)) {
       continue;
     }
     if (!state.frame.empty()) {

@@ -2,6 +2,8 @@
 // Resumable: step() moves on as far as it can. Pooled by its owner, so that a re-run allocates nothing. Stepped under the engine's lock.
 #pragma once
 
+#include <algorithm>
+#include <array>
 #include <memory>
 #include <span>
 #include <string>
@@ -52,9 +54,20 @@ class PlanRun final : public Run {
   struct RemoteInput {
     Reach reach = Reach::kNone;
     const std::byte* base = nullptr;  // kDirect
-    std::uint64_t address = 0;        // kCopy: in the owner's address space
+    std::uint32_t space = 0;          // kFetch: the owner's exposure
+    std::uint64_t address = 0;        // kCopy, kFetch: in the owner's address space
     Dims byteStrides;
   };
+  // A segment that is fetched whole, to be unpacked into an output whose runs are too short to be fetched into.
+  struct Unpacking {
+    bool inUse = false;
+    FetchCount fetches;
+    std::vector<std::byte> packed;
+    StridedBox dst;
+    Dims shape;
+    std::size_t elemBytes = 0;
+  };
+  static constexpr std::size_t kMaxUnpacking = 4;  // one is unpacked while the others are under way
   struct ReceiveState {
     bool silent = false;  // the peer posts nothing: all of the edge is staged
     bool seen = false;    // some frame of this run came from the peer
@@ -68,11 +81,18 @@ class PlanRun final : public Run {
     bool cursorOpen = false;
     std::span<const std::byte> frame;  // staged bytes being read
     std::size_t read = 0;
+    FetchCount fetches;  // straight into the output
+    std::array<Unpacking, kMaxUnpacking> unpacking;
+    bool isFetching() const {
+      return fetches.pending > 0 || std::any_of(unpacking.begin(), unpacking.end(), [](const Unpacking& each) { return each.inUse; });
+    }
   };
   enum class Take : unsigned char { kDone, kNotReady, kFailed };
 
   void choosePaths(Engine& engine, std::size_t edge);
   bool stepSend(Engine& engine, std::size_t edge, std::vector<bool>& blockedBulk);
+  Reach chooseReach(Connection& connection, const PlanEdge& edge, std::size_t slot, RemoteAddress* address);
+  void conceal(Engine& engine, const PlanEdge& edge, SendState& state);
   bool postSlots(Engine& engine, std::size_t edge);
   bool packSome(Engine& engine, std::size_t edge);
   bool openGroup(SendState& state, const PlanEdge& edge, std::size_t segmentBytes);
@@ -91,6 +111,15 @@ class PlanRun final : public Run {
   // Makes staged bytes of `state` readable; kNotReady when none of this run are here yet.
   Take openFrame(Engine& engine, const PlanEdge& edge, ReceiveState& state);
   void consume(Engine& engine, const PlanEdge& edge, ReceiveState& state, std::size_t bytes);
+  // Fills runs_: how `local` is filled from a peer's memory, of which `remote` is the address of the first element.
+  void makeRuns(const StridedBox& local, std::size_t localRun, std::uint64_t remote, const Dims& remoteStrides, const Dims& shape,
+                std::size_t elemBytes);
+  // The longest run that `box` consists of.
+  static std::size_t longestRun(const StridedBox& box, const Dims& shape, std::size_t elemBytes);
+  // Asks for a box of a peer's memory (kFetch); false when there is no room to ask now.
+  bool startFetch(Engine& engine, const PlanEdge& edge, ReceiveState& state, const StridedBox& dst, const RemoteInput& source,
+                  const Dims& sourceOffset, const Dims& shape, std::size_t elemBytes);
+  bool unpackFetched(ReceiveState& state);
   // Reads a box of a peer's memory (kCopy) into `dst`.
   Status readBox(Engine& engine, Connection& connection, const StridedBox& dst, const RemoteInput& source, const Dims& sourceOffset,
                  const Dims& shape, std::size_t elemBytes);

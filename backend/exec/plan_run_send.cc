@@ -1,5 +1,6 @@
 // The sending half of a run: choose a path for each input, post what peers read themselves, pack what must be staged.
 #include <algorithm>
+#include <span>
 
 #include "backend/exec/engine.h"
 #include "backend/exec/plan_run.h"
@@ -11,8 +12,6 @@ namespace {
 // From here on packing stores past the cache: lines that are dirty in this core's cache come to the reading core far slower than lines from
 // memory do. Shorter payloads are better off in the cache, where they arrive sooner.
 constexpr std::uint64_t kStreamFrom = std::uint64_t{256} << 10;
-// Below this average run, reading another process's memory costs more in page look-ups than packing does.
-constexpr std::size_t kMinCopyRun = 2048;
 
 std::size_t extentBytes(const TensorView& view) {
   return extentBytes(boxOf(view, Dims::filled(view.shape.size(), 0)), view.shape, elementBytes(view.dtype));
@@ -20,47 +19,59 @@ std::size_t extentBytes(const TensorView& view) {
 
 }  // namespace
 
+// Reading pays per run: tensors that would be read in crumbs are staged instead. And what arrives later cannot be combined with what is
+// here now without keeping it, so over a wire the peer's combines get frames.
+Reach PlanRun::chooseReach(Connection& connection, const PlanEdge& edge, std::size_t slot, RemoteAddress* address) {
+  const ReadLimits limits = connection.readLimits();
+  const TensorView& view = inputs_[static_cast<std::size_t>(edge.inputs[slot])];
+  const auto isWorthReading = [&](std::uint32_t first, std::uint32_t end) {
+    std::size_t bytes = 0;
+    std::uint64_t runs = 0;
+    for (std::uint32_t i = first; i < end; ++i) {
+      const PlanSendItem& item = plan_->sendItems[edge.first + i];
+      if (item.slot == static_cast<std::int32_t>(slot)) {
+        runs += countRuns(boxOf(view, item.offset), item.shape, elementBytes(view.dtype));
+        bytes += static_cast<std::size_t>(numElements(item.shape)) * elementBytes(view.dtype);
+      }
+    }
+    return bytes >= limits.minRunBytes * runs;
+  };
+  const auto isCombined = [&] {
+    const auto items = std::span(plan_->sendItems).subspan(edge.first + edge.numCopies, edge.count - edge.numCopies);
+    return std::any_of(items.begin(), items.end(), [&](const PlanSendItem& item) { return item.slot == static_cast<std::int32_t>(slot); });
+  };
+  if (limits.isWire && (isCombined() || !isWorthReading(0, edge.numCopies))) {
+    return Reach::kNone;  // before expose(), which may cost a registration
+  }
+  const Reach reach = connection.expose(view.bytes, extentBytes(view), address);
+  return reach == Reach::kCopy && !isWorthReading(0, edge.count) ? Reach::kNone : reach;
+}
+
 void PlanRun::choosePaths(Engine& engine, std::size_t index) {
   const PlanEdge& edge = plan_->sends[index];
   SendState& state = sends_[index];
   state.started = true;
   state.item = 0;
-  if (edge.bytes <= engine.options().inlineBytes) {
+  Connection& connection = *engine.connection(edge.peer);
+  if (edge.bytes <= engine.options().inlineBytes || edge.bytes < connection.readLimits().minEdgeBytes) {
     state.silent = state.anyStaged = true;
     std::fill(state.reach.begin(), state.reach.end(), Reach::kNone);
     return;
   }
-  Connection& connection = *engine.connection(edge.peer);
   for (std::size_t slot = 0; slot < edge.inputs.size(); ++slot) {
-    const TensorView& view = inputs_[static_cast<std::size_t>(edge.inputs[slot])];
-    const std::size_t extent = extentBytes(view);
     // What still comes from a device goes on in pieces, as it comes.
-    const bool isHere = staging_ == nullptr || staging_->isReady(view.bytes, extent);
-    state.reach[slot] = isHere ? connection.expose(view.bytes, extent, &state.address[slot]) : Reach::kNone;
-  }
-  // Cross-memory reads pay per run: tensors that would be read in crumbs are staged instead.
-  std::size_t slotBytes = 0;
-  std::uint64_t slotRuns = 0;
-  for (std::size_t slot = 0; slot < edge.inputs.size(); ++slot) {
-    if (state.reach[slot] != Reach::kCopy) {
-      continue;
-    }
-    slotBytes = 0;
-    slotRuns = 0;
     const TensorView& view = inputs_[static_cast<std::size_t>(edge.inputs[slot])];
-    for (std::uint32_t i = 0; i < edge.count; ++i) {
-      const PlanSendItem& item = plan_->sendItems[edge.first + i];
-      if (item.slot == static_cast<std::int32_t>(slot)) {
-        slotRuns += countRuns(boxOf(view, item.offset), item.shape, elementBytes(view.dtype));
-        slotBytes += static_cast<std::size_t>(numElements(item.shape)) * elementBytes(view.dtype);
-      }
-    }
-    if (slotBytes < kMinCopyRun * slotRuns) {
-      state.reach[slot] = Reach::kNone;
-    }
+    const bool isHere = staging_ == nullptr || staging_->isReady(view.bytes, extentBytes(view));
+    state.reach[slot] = isHere ? chooseReach(connection, edge, slot, &state.address[slot]) : Reach::kNone;
+    (state.reach[slot] == Reach::kNone ? state.anyStaged : state.anyExposed) = true;
   }
-  for (const Reach reach : state.reach) {
-    (reach == Reach::kNone ? state.anyStaged : state.anyExposed) = true;
+}
+
+void PlanRun::conceal(Engine& engine, const PlanEdge& edge, SendState& state) {
+  for (std::size_t slot = 0; slot < edge.inputs.size(); ++slot) {
+    if (state.reach[slot] == Reach::kFetch) {
+      engine.connection(edge.peer)->conceal(state.address[slot]);
+    }
   }
 }
 
@@ -91,6 +102,7 @@ bool PlanRun::stepSend(Engine& engine, std::size_t index, std::vector<bool>& blo
   }
   const bool posted = state.silent || state.slotsPosted == edge.inputs.size();
   if (posted && packed && (state.acked || !state.anyExposed)) {
+    conceal(engine, edge, state);
     state.done = true;
     moved = true;
   }

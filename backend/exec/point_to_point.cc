@@ -61,6 +61,9 @@ Status PointToPoint::onFrame(Rank from, const FrameHeader& header, std::span<con
       return Status::ok();  // it failed here meanwhile
     }
     if (header.kind == FrameKind::kSendDone) {
+      if (send->reach_ == Reach::kFetch) {
+        engine_.connection(from)->conceal(send->address_);
+      }
       send->finished_ = true;
     } else {
       send->granted_ = true;
@@ -103,6 +106,9 @@ Status PointToPoint::match(PointRecv& recv, Rank from, const FrameHeader& header
     return {StatusCode::kInternal, fmt::format("rank {} sent an offer of {} bytes that cannot be read", from, payload.size())};
   }
   std::memcpy(&entry, payload.data(), sizeof entry);
+  if (entry.reach > static_cast<std::uint8_t>(Reach::kFetch)) {
+    return {StatusCode::kInternal, fmt::format("rank {} sent an offer of unknown reach {}", from, entry.reach)};
+  }
   recv.reach_ = static_cast<Reach>(entry.reach);
   recv.address_ = {entry.space, entry.address};
   recv.matched_ = true;
@@ -166,11 +172,13 @@ bool PointSend::offer(Engine& engine) {
     finished_ = offered_;
     return offered_;
   }
+  if (reach_ == Reach::kNone && bytes.size() >= connection.readLimits().minEdgeBytes) {
+    reach_ = connection.expose(bytes.data(), bytes.size(), &address_);
+  }
   PostEntry entry;
-  RemoteAddress address;
-  entry.reach = static_cast<std::uint8_t>(connection.expose(bytes.data(), bytes.size(), &address));
-  entry.space = address.space;
-  entry.address = address.value;
+  entry.reach = static_cast<std::uint8_t>(reach_);
+  entry.space = address_.space;
+  entry.address = address_.value;
   header.kind = FrameKind::kSendOffer;
   offered_ = engine.sendControl(peer, header, std::as_bytes(std::span(&entry, 1)));
   return offered_;
@@ -261,6 +269,11 @@ bool PointRecv::step(Engine& engine, std::vector<bool>&) {
         return true;
       }
       std::copy_n(source, part, bytes.data() + received_);
+    } else if (reach_ == Reach::kFetch) {
+      const MemoryRun run{bytes.data() + received_, address_.value + received_, part};
+      if (!connection.fetch(address_.space, std::span(&run, 1), &fetches_)) {
+        return false;  // no room to ask now
+      }
     } else {
       const MemoryRun run{bytes.data() + received_, address_.value + received_, part};
       if (Status status = connection.read(std::span(&run, 1)); !status.isOk()) {
@@ -270,6 +283,9 @@ bool PointRecv::step(Engine& engine, std::vector<bool>&) {
     }
     received_ += part;
     return true;
+  }
+  if (fetches_.pending > 0) {
+    return false;
   }
   // A full control lane delays the word of thanks, nothing else.
   finished_ = engine.sendControl(source_, {.kind = FrameKind::kSendDone, .seq = message_});

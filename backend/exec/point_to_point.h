@@ -82,6 +82,8 @@ class PointSend final : public Activity {
   friend class PointToPoint;
   bool offer(Engine& engine);
 
+  Reach reach_ = Reach::kNone;
+  RemoteAddress address_;
   bool offered_ = false;
   bool granted_ = false;
   std::size_t staged_ = 0;
@@ -113,7 +115,8 @@ class PointRecv final : public Activity {
   RemoteAddress address_;
   bool matched_ = false;  // an offer was matched; what is left is to fetch it
   bool grantSent_ = false;
-  std::size_t received_ = 0;
+  std::size_t received_ = 0;  // or asked for, when it is fetched
+  FetchCount fetches_;
   bool finished_ = false;
 };
 

@@ -97,6 +97,7 @@ class MemfdHeap final : public SharedHeap {
   int fd() const override { return fd_.get(); }
   std::uint64_t reservedBytes() const override { return mapping_.size(); }
   std::uint64_t usedBytes() const override { return usedBytes_.load(std::memory_order_relaxed); }
+  std::uint64_t numPurges() const override { return numPurges_.load(std::memory_order_acquire); }
 
   // In the child of a fork: from now on the heap is the parent's.
   void disown() { isInherited_.store(true, std::memory_order_relaxed); }
@@ -128,6 +129,7 @@ class MemfdHeap final : public SharedHeap {
   HugePages hugePages_;
   std::atomic<bool> isInherited_{false};  // set once, in a child that has one thread then
   std::atomic<std::uint64_t> usedBytes_{0};
+  std::atomic<std::uint64_t> numPurges_{0};
   Mutex mutex_;
   ExtentMap extents_ SW_GUARDED_BY(mutex_);
   SmallBlocks small_ SW_GUARDED_BY(mutex_);
@@ -244,6 +246,8 @@ void MemfdHeap::purge(std::uint64_t limit) {
     if (!extent) {
       return;
     }
+    // Release: pairs with numPurges(). Whoever is given this extent later took the lock after us and sees the new count.
+    numPurges_.fetch_add(1, std::memory_order_release);
     // Nobody else has the extent now, so the lock need not be held while the kernel works.
     if (::fallocate(fd_.get(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, static_cast<off_t>(extent->offset),
                     static_cast<off_t>(extent->bytes)) != 0) {

@@ -31,6 +31,9 @@ class SharedHeap {
   virtual int fd() const = 0;
   virtual std::uint64_t reservedBytes() const = 0;  // size of the mapping to make in a peer
   virtual std::uint64_t usedBytes() const = 0;      // allocated now
+  // How often memory went back to the system. Counted before it goes: who registered heap memory with a device while the count was the same
+  // as now has the pages that are there now.
+  virtual std::uint64_t numPurges() const = 0;
 };
 
 // Memory of this process's heap, which peers read directly; given back with its last owner. Errors of instance() and allocate().

@@ -10,6 +10,7 @@
 #include "backend/transport/link.h"
 #include "backend/transport/transport.h"
 #include "shardwire/options.h"
+#include "shardwire/storage_watch.h"
 
 namespace shardwire::internal {
 
@@ -22,7 +23,8 @@ struct Self {
   Rank rank = 0;
   int worldSize = 1;
   std::string host;
-  const Options* options = nullptr;  // outlives the endpoint and its connections
+  const Options* options = nullptr;        // outlives the endpoint and its connections
+  const StorageWatch* storages = nullptr;  // of those that TensorView::storage names; likewise; null: nobody knows
 };
 
 class Endpoint {

@@ -55,6 +55,7 @@ struct FetchCount {
 
 // Whether it pays to read from the peer rather than to have it packed and sent.
 struct ReadLimits {
+  bool isWire = false;           // reads arrive later (kFetch), and exposing memory may cost something
   std::size_t minEdgeBytes = 0;  // an edge of a plan that moves less in all is staged
   std::size_t minRunBytes = 0;   // a tensor whose contiguous runs are shorter than this, on average, is staged
 };
@@ -118,6 +119,14 @@ class Wire {
   // A thread is about to sleep on readinessFd(): asks for notification where that costs something (RDMA completion events). What happened
   // before is found by the poll() that follows.
   virtual void prepareToSleep() {}
+  // Memory that this rank is about to expose or to fetch into, as often and to as many peers as it likes until unpin(): made ready once,
+  // and kept ready for the next time where `storage` (TensorView::storage) tells whether it is still the same memory. `isWritten`: fetches
+  // fill it. Advice: what was not pinned is made ready whenever it is needed. 0: there is nothing to make ready, or it was refused.
+  virtual std::uint64_t pin(const void* bytes, std::size_t size, bool isWritten, const void* storage) {
+    static_cast<void>(bytes), static_cast<void>(size), static_cast<void>(isWritten), static_cast<void>(storage);
+    return 0;
+  }
+  virtual void unpin(std::uint64_t pin) { static_cast<void>(pin); }
 };
 
 // This rank's bell: peers ring it when they commit or release a frame while it is armed. Shared by all connections and threads of a group.

@@ -21,13 +21,19 @@ struct Options {
   std::size_t ringBytes = std::size_t{1} << 20;
   // Payloads of one edge up to this many bytes travel inside a frame even when the peer could address them. SHARDWIRE_INLINE_BYTES
   std::size_t inlineBytes = std::size_t{8} << 10;
-  // How tensors outside the shared heap travel on one host. SHARDWIRE_ORDINARY_PATH=auto|cross_memory|staged
+  // How tensors outside the shared heap travel: read by the peer (on one host across memories, over tcp fetched), or packed into frames.
+  // SHARDWIRE_ORDINARY_PATH=auto|cross_memory|staged
   OrdinaryPath ordinaryPath = OrdinaryPath::kAuto;
   // Which transports may join ranks: "rdma,tcp" these and no others, "^tcp" all but those; empty: all, the fastest that reaches a peer.
   // SHARDWIRE_TRANSPORTS
   std::string transports;
+  // The name of this process's host; empty: the running kernel's and the network namespace's. Ranks whose hosts have different names do not
+  // use shared memory with each other. For schedulers that know better, and for trying several hosts on one. SHARDWIRE_HOST_ID, else
+  // NCCL_HOSTID
+  std::string hostId;
   // Interfaces for the bootstrap and for tcp, by name prefix as for NCCL ("eth,ib0", "=eth0" exactly, "^docker,lo" all but those); empty:
-  // all that are up, but for loopback when there is another. SHARDWIRE_SOCKET_IFNAME, else NCCL_SOCKET_IFNAME, else GLOO_SOCKET_IFNAME
+  // all that are up, but for loopback and docker bridges when there is another. SHARDWIRE_SOCKET_IFNAME, else NCCL_SOCKET_IFNAME, else
+  // GLOO_SOCKET_IFNAME
   std::string socketIfname;
   // A secret of the job beside the store's token, so that who can read the store cannot join. Equal on all ranks. SHARDWIRE_JOB_TOKEN
   std::string jobToken;

@@ -12,6 +12,8 @@ struct TensorView {
   Dims shape;
   // In elements, not bytes; never negative. 0 (an expanded tensor) is legal for inputs only.
   Dims strides;
+  // Identity of what owns the memory, for a StorageWatch; null: unknown, and nothing is remembered about the memory after an operation.
+  const void* storage = nullptr;
 
   static TensorView contiguous(void* bytes, DType dtype, const Dims& shape) {
     return {static_cast<std::byte*>(bytes), dtype, shape, contiguousStrides(shape)};

@@ -4,7 +4,11 @@
 //            frame: a short run sends everything before it writes anything, and nobody reads in the tensor what its owner overwrites.
 //   chunks   each rank combines one chunk of all inputs, then all read each other's chunks: 2 (n - 1) / n B in and out of each rank, two
 //            stages, which is the least there can be.
+//   hierarchical   as chunks, but the chunks cross between two hosts once: B (L (n - L) + (H - 1) L) / n out of a host of L ranks instead
+//   of
+//            twice the first term; three stages.
 #include "ops/collectives/families.h"
+#include "ops/collectives/hierarchy.h"
 #include "ops/collectives/stages.h"
 
 namespace shardwire::internal {
@@ -51,10 +55,25 @@ Program chunks(const CollectiveCall& call, Rank rank, int worldSize) {
   return program;
 }
 
+// The first half is that of chunks, so the bits are the same.
+Program hierarchical(const CollectiveCall& call, Rank rank, const Topology& topology) {
+  Program program = chunks(call, rank, topology.worldSize);
+  program.stages.pop_back();
+  const auto partOf = [&](Rank r) { return chunkOf(call, r, topology.worldSize); };
+  const auto placeOf = [&](Rank r) {
+    return StageTensor{StageTensor::From::kOutput, 0, partOf(r).first, partOf(r).second - partOf(r).first};
+  };
+  addSpread(program, {.call = call, .globalElems = call.numElems, .partOf = partOf, .placeOf = placeOf}, rank, topology);
+  return program;
+}
+
 }  // namespace
 
-Program allReduceProgram(const CollectiveCall& call, Algorithm algorithm, Rank rank, int worldSize) {
-  return algorithm == Algorithm::kChunks ? chunks(call, rank, worldSize) : direct(call, rank, worldSize);
+Program allReduceProgram(const CollectiveCall& call, Algorithm algorithm, Rank rank, const Topology& topology) {
+  if (algorithm == Algorithm::kHierarchical) {
+    return hierarchical(call, rank, topology);
+  }
+  return algorithm == Algorithm::kChunks ? chunks(call, rank, topology.worldSize) : direct(call, rank, topology.worldSize);
 }
 
 }  // namespace shardwire::internal

@@ -58,7 +58,8 @@ Plan plan(const CollectiveCall& call, Rank rank) {
 
 }  // namespace
 
-Program allToAllProgram(const CollectiveCall& call, Algorithm, Rank rank, int worldSize) {
+Program allToAllProgram(const CollectiveCall& call, Algorithm, Rank rank, const Topology& topology) {
+  const int worldSize = topology.worldSize;
   Program program;
   Stage& stage = program.stages.emplace_back();
   stage.plan = plan(call, rank);

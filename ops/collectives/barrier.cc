@@ -9,7 +9,8 @@
 
 namespace shardwire::internal {
 
-Program barrierProgram(const CollectiveCall&, Algorithm algorithm, Rank rank, int worldSize) {
+Program barrierProgram(const CollectiveCall&, Algorithm algorithm, Rank rank, const Topology& topology) {
+  const int worldSize = topology.worldSize;
   Program program;
   if (algorithm == Algorithm::kDissemination) {
     for (Rank step = 1; step < worldSize; step *= 2) {

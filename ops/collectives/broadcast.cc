@@ -1,10 +1,13 @@
 // Broadcast: root's input -> everybody else's output.
 //
-//   direct   (n - 1) B out of root, one stage. Best on one host: all readers draw on the same memory, and a short message is one store
-//   each. tree     B out of each inner rank up to log2 n times, ceil(log2 n) stages: for short messages to many ranks. chunks   root
-//   scatters n chunks, then all exchange them: 2 B out of root and B out of the others, two stages. For long messages between
-//            hosts, where one rank's link is the limit.
+//   direct        (n - 1) B out of root, one stage. Best on one host: all readers draw on the same memory, and a short message is one store
+//                 each.
+//   tree          B out of each inner rank up to log2 n times, ceil(log2 n) stages: for short messages to many ranks.
+//   chunks        root scatters n chunks, then all exchange them: 2 B out of root and B out of the others, two stages. For long messages
+//                 between hosts, where one rank's link is the limit.
+//   hierarchical  as chunks, three stages; the exchange takes B from each host instead of L B for L ranks on it.
 #include "ops/collectives/families.h"
+#include "ops/collectives/hierarchy.h"
 #include "ops/collectives/stages.h"
 
 namespace shardwire::internal {
@@ -90,17 +93,31 @@ Program chunks(const CollectiveCall& call, Rank rank, int worldSize) {
   return program;
 }
 
+// Root scatters chunks to all, which then are spread.
+Program hierarchical(const CollectiveCall& call, Rank rank, const Topology& topology) {
+  Program program = chunks(call, rank, topology.worldSize);
+  program.stages.pop_back();
+  const auto from = rank == call.root ? StageTensor::From::kInput : StageTensor::From::kOutput;
+  const auto partOf = [&](Rank r) { return chunkOf(call, r, topology.worldSize); };
+  const auto placeOf = [&](Rank r) { return StageTensor{from, 0, partOf(r).first, partOf(r).second - partOf(r).first}; };
+  addSpread(program, {.call = call, .globalElems = call.numElems, .partOf = partOf, .placeOf = placeOf, .hasAll = call.root}, rank,
+            topology);
+  return program;
+}
+
 }  // namespace
 
-Program broadcastProgram(const CollectiveCall& call, Algorithm algorithm, Rank rank, int worldSize) {
+Program broadcastProgram(const CollectiveCall& call, Algorithm algorithm, Rank rank, const Topology& topology) {
   switch (algorithm) {
     case Algorithm::kTree:
-      return tree(call, rank, worldSize);
+      return tree(call, rank, topology.worldSize);
     case Algorithm::kChunks:
-      return chunks(call, rank, worldSize);
+      return chunks(call, rank, topology.worldSize);
+    case Algorithm::kHierarchical:
+      return hierarchical(call, rank, topology);
     default:
       Program program;
-      program.stages.push_back(direct(call, rank, worldSize));
+      program.stages.push_back(direct(call, rank, topology.worldSize));
       return program;
   }
 }

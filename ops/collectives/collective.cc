@@ -42,6 +42,8 @@ std::string_view algorithmName(Algorithm algorithm) {
       return "tree";
     case Algorithm::kDissemination:
       return "dissemination";
+    case Algorithm::kHierarchical:
+      return "hierarchical";
   }
   return "algorithm";
 }
@@ -77,25 +79,25 @@ std::string describe(const CollectiveCall& call) {
 
 namespace {
 
-Program build(const CollectiveCall& call, Algorithm algorithm, Rank rank, int worldSize) {
+Program build(const CollectiveCall& call, Algorithm algorithm, Rank rank, const Topology& topology) {
   switch (call.kind) {
     case Collective::kBroadcast:
-      return broadcastProgram(call, algorithm, rank, worldSize);
+      return broadcastProgram(call, algorithm, rank, topology);
     case Collective::kReduce:
-      return reduceProgram(call, algorithm, rank, worldSize);
+      return reduceProgram(call, algorithm, rank, topology);
     case Collective::kAllReduce:
-      return allReduceProgram(call, algorithm, rank, worldSize);
+      return allReduceProgram(call, algorithm, rank, topology);
     case Collective::kAllGather:
     case Collective::kGather:
-      return gatherProgram(call, algorithm, rank, worldSize);
+      return gatherProgram(call, algorithm, rank, topology);
     case Collective::kScatter:
-      return scatterProgram(call, algorithm, rank, worldSize);
+      return scatterProgram(call, algorithm, rank, topology);
     case Collective::kReduceScatter:
-      return reduceScatterProgram(call, algorithm, rank, worldSize);
+      return reduceScatterProgram(call, algorithm, rank, topology);
     case Collective::kAllToAll:
-      return allToAllProgram(call, algorithm, rank, worldSize);
+      return allToAllProgram(call, algorithm, rank, topology);
     case Collective::kBarrier:
-      return barrierProgram(call, algorithm, rank, worldSize);
+      return barrierProgram(call, algorithm, rank, topology);
   }
   return {};
 }
@@ -103,7 +105,7 @@ Program build(const CollectiveCall& call, Algorithm algorithm, Rank rank, int wo
 }  // namespace
 
 Program programOf(const CollectiveCall& call, Algorithm algorithm, Rank rank, const Topology& topology) {
-  Program program = build(call, algorithm, rank, topology.worldSize);
+  Program program = build(call, algorithm, rank, topology);
   program.algorithm = algorithm;
   SW_CHECK(!program.stages.empty());
   // Ranks that chose differently, or that are in different stages, must not take each other's frames.

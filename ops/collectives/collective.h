@@ -38,6 +38,7 @@ enum class Algorithm : std::uint8_t {
   kChunks = 2,         // cut into n chunks: each rank makes its own, then the chunks are put together
   kTree = 3,           // binomial tree: ceil(log2 n) stages
   kDissemination = 4,  // barrier in ceil(log2 n) stages, two messages each
+  kHierarchical = 5,   // as kChunks, but what is put together crosses between two hosts once: see hierarchy.h
 };
 std::string_view algorithmName(Algorithm algorithm);
 
@@ -45,6 +46,7 @@ std::string_view algorithmName(Algorithm algorithm);
 struct Topology {
   int worldSize = 1;
   int numHosts = 1;
+  std::vector<std::int32_t> hosts;  // by rank: equal numbers share a host; empty: all on one
 };
 
 // One call, without its memory. The spans are kAllToAll's and borrow.

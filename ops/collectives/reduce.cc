@@ -66,8 +66,8 @@ Program chunks(const CollectiveCall& call, Rank rank, int worldSize) {
 
 }  // namespace
 
-Program reduceProgram(const CollectiveCall& call, Algorithm algorithm, Rank rank, int worldSize) {
-  return algorithm == Algorithm::kChunks ? chunks(call, rank, worldSize) : direct(call, rank, worldSize);
+Program reduceProgram(const CollectiveCall& call, Algorithm algorithm, Rank rank, const Topology& topology) {
+  return algorithm == Algorithm::kChunks ? chunks(call, rank, topology.worldSize) : direct(call, rank, topology.worldSize);
 }
 
 }  // namespace shardwire::internal

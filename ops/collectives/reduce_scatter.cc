@@ -5,7 +5,8 @@
 
 namespace shardwire::internal {
 
-Program reduceScatterProgram(const CollectiveCall& call, Algorithm, Rank rank, int worldSize) {
+Program reduceScatterProgram(const CollectiveCall& call, Algorithm, Rank rank, const Topology& topology) {
+  const int worldSize = topology.worldSize;
   const std::int64_t n = call.numElems;
   Program program;
   Stage& stage = program.stages.emplace_back();

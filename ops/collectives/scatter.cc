@@ -4,7 +4,8 @@
 
 namespace shardwire::internal {
 
-Program scatterProgram(const CollectiveCall& call, Algorithm, Rank rank, int worldSize) {
+Program scatterProgram(const CollectiveCall& call, Algorithm, Rank rank, const Topology& topology) {
+  const int worldSize = topology.worldSize;
   const std::int64_t n = call.numElems;
   Program program;
   Stage& stage = program.stages.emplace_back();

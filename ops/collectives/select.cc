@@ -14,37 +14,51 @@ namespace {
 
 constexpr std::size_t kFrame = std::numeric_limits<std::size_t>::max() - 1;  // Selection::frameBytes
 constexpr std::size_t kAny = std::numeric_limits<std::size_t>::max();
+// Below this a further stage costs more than it saves between hosts; measured over tcp, docs/benchmarks.md.
+constexpr std::size_t kShortAcross = std::size_t{64} << 10;
 constexpr int kManyRanks = std::numeric_limits<int>::max();
+
+// Which placements of ranks a row is for.
+enum class Hosts : unsigned char {
+  kAny,
+  kOne,     // all ranks share a host
+  kShared,  // several hosts, some with several ranks
+};
 
 // Read from the top: the first row of the collective whose limits hold.
 struct Row {
   Collective kind;
   std::size_t maxBytes;  // of one rank's tensor
   int maxRanks;
-  bool oneHostOnly;
+  Hosts hosts;
   Algorithm algorithm;
   const char* why;
 };
 
 constexpr Row kTable[] = {
-    {Collective::kBroadcast, kFrame, 16, false, Algorithm::kDirect, "a store for each rank costs less than the hops of a tree"},
-    {Collective::kBroadcast, kFrame, kManyRanks, false, Algorithm::kTree, "log2 n stores in a row instead of n - 1"},
-    {Collective::kBroadcast, kAny, kManyRanks, true, Algorithm::kDirect, "all read the same memory at once"},
-    {Collective::kBroadcast, std::size_t{256} << 10, 3, false, Algorithm::kDirect, "short enough for root's link"},
-    {Collective::kBroadcast, kAny, 2, false, Algorithm::kDirect, "one receiver"},
-    {Collective::kBroadcast, kAny, kManyRanks, false, Algorithm::kChunks, "root's link carries 2 B, not (n - 1) B"},
-    {Collective::kReduce, kFrame, kManyRanks, false, Algorithm::kDirect, "one message each"},
-    {Collective::kReduce, kAny, 2, false, Algorithm::kDirect, "there is one addend to fetch"},
-    {Collective::kReduce, kAny, kManyRanks, false, Algorithm::kChunks, "all ranks do the arithmetic"},
-    {Collective::kAllReduce, kFrame, kManyRanks, false, Algorithm::kDirect, "one message each"},
-    {Collective::kAllReduce, kAny, kManyRanks, false, Algorithm::kChunks, "the least traffic there can be"},
-    {Collective::kBarrier, kAny, 16, false, Algorithm::kDirect, "a store for each rank costs less than further hops"},
-    {Collective::kBarrier, kAny, kManyRanks, false, Algorithm::kDissemination, "log2 n messages instead of n - 1"},
-    {Collective::kAllGather, kAny, kManyRanks, false, Algorithm::kDirect, "the least traffic there can be"},
-    {Collective::kGather, kAny, kManyRanks, false, Algorithm::kDirect, "the least traffic there can be"},
-    {Collective::kScatter, kAny, kManyRanks, false, Algorithm::kDirect, "the least traffic there can be"},
-    {Collective::kReduceScatter, kAny, kManyRanks, false, Algorithm::kDirect, "the least traffic there can be"},
-    {Collective::kAllToAll, kAny, kManyRanks, false, Algorithm::kDirect, "the least traffic there can be"},
+    {Collective::kBroadcast, kFrame, 16, Hosts::kAny, Algorithm::kDirect, "a store for each rank costs less than the hops of a tree"},
+    {Collective::kBroadcast, kFrame, kManyRanks, Hosts::kAny, Algorithm::kTree, "log2 n stores in a row instead of n - 1"},
+    {Collective::kBroadcast, kAny, kManyRanks, Hosts::kOne, Algorithm::kDirect, "all read the same memory at once"},
+    {Collective::kBroadcast, std::size_t{256} << 10, 3, Hosts::kAny, Algorithm::kDirect, "short enough for root's link"},
+    {Collective::kBroadcast, kAny, 2, Hosts::kAny, Algorithm::kDirect, "one receiver"},
+    {Collective::kBroadcast, kAny, kManyRanks, Hosts::kShared, Algorithm::kHierarchical, "chunks cross between two hosts once"},
+    {Collective::kBroadcast, kAny, kManyRanks, Hosts::kAny, Algorithm::kChunks, "root's link carries 2 B, not (n - 1) B"},
+    {Collective::kReduce, kFrame, kManyRanks, Hosts::kAny, Algorithm::kDirect, "one message each"},
+    {Collective::kReduce, kAny, 2, Hosts::kAny, Algorithm::kDirect, "there is one addend to fetch"},
+    {Collective::kReduce, kAny, kManyRanks, Hosts::kAny, Algorithm::kChunks, "all ranks do the arithmetic"},
+    {Collective::kAllReduce, kFrame, kManyRanks, Hosts::kAny, Algorithm::kDirect, "one message each"},
+    {Collective::kAllReduce, kShortAcross, kManyRanks, Hosts::kAny, Algorithm::kChunks, "the least traffic there can be; two stages"},
+    {Collective::kAllReduce, kAny, kManyRanks, Hosts::kShared, Algorithm::kHierarchical, "combined chunks cross between two hosts once"},
+    {Collective::kAllReduce, kAny, kManyRanks, Hosts::kAny, Algorithm::kChunks, "the least traffic there can be"},
+    {Collective::kBarrier, kAny, 16, Hosts::kAny, Algorithm::kDirect, "a store for each rank costs less than further hops"},
+    {Collective::kBarrier, kAny, kManyRanks, Hosts::kAny, Algorithm::kDissemination, "log2 n messages instead of n - 1"},
+    {Collective::kAllGather, kShortAcross, kManyRanks, Hosts::kAny, Algorithm::kDirect, "one stage"},
+    {Collective::kAllGather, kAny, kManyRanks, Hosts::kShared, Algorithm::kHierarchical, "each tensor crosses between two hosts once"},
+    {Collective::kAllGather, kAny, kManyRanks, Hosts::kAny, Algorithm::kDirect, "the least traffic there can be"},
+    {Collective::kGather, kAny, kManyRanks, Hosts::kAny, Algorithm::kDirect, "the least traffic there can be"},
+    {Collective::kScatter, kAny, kManyRanks, Hosts::kAny, Algorithm::kDirect, "the least traffic there can be"},
+    {Collective::kReduceScatter, kAny, kManyRanks, Hosts::kAny, Algorithm::kDirect, "the least traffic there can be"},
+    {Collective::kAllToAll, kAny, kManyRanks, Hosts::kAny, Algorithm::kDirect, "the least traffic there can be"},
 };
 
 std::size_t limitOf(const Row& row, const Selection& selection) {
@@ -52,11 +66,16 @@ std::size_t limitOf(const Row& row, const Selection& selection) {
 }
 
 bool fits(const Row& row, const Selection& selection) {
-  return selection.topology.worldSize <= row.maxRanks && (!row.oneHostOnly || selection.topology.numHosts == 1);
+  const Topology& topology = selection.topology;
+  const bool onOne = topology.numHosts == 1;
+  const bool isPlaced = row.hosts == Hosts::kAny || (row.hosts == Hosts::kOne ? onOne : !onOne && topology.numHosts < topology.worldSize);
+  return topology.worldSize <= row.maxRanks && isPlaced;
 }
 
-constexpr std::array kBroadcasts{Algorithm::kDirect, Algorithm::kTree, Algorithm::kChunks};
+constexpr std::array kBroadcasts{Algorithm::kDirect, Algorithm::kTree, Algorithm::kChunks, Algorithm::kHierarchical};
 constexpr std::array kReductions{Algorithm::kDirect, Algorithm::kChunks};
+constexpr std::array kAllReductions{Algorithm::kDirect, Algorithm::kChunks, Algorithm::kHierarchical};
+constexpr std::array kAllGathers{Algorithm::kDirect, Algorithm::kHierarchical};
 constexpr std::array kBarriers{Algorithm::kDirect, Algorithm::kDissemination};
 
 const Algorithm* forcedFor(Collective kind, const Selection& selection) {
@@ -71,8 +90,11 @@ std::span<const Algorithm> algorithmsOf(Collective kind) {
     case Collective::kBroadcast:
       return kBroadcasts;
     case Collective::kReduce:
-    case Collective::kAllReduce:
       return kReductions;
+    case Collective::kAllReduce:
+      return kAllReductions;
+    case Collective::kAllGather:
+      return kAllGathers;
     case Collective::kBarrier:
       return kBarriers;
     default:
@@ -88,7 +110,7 @@ Algorithm select(const CollectiveCall& call, const Selection& selection) {
   // A direct all-reduce writes what its peers read, unless they have it in a frame.
   const bool mustChunk = call.kind == Collective::kAllReduce && bytes > selection.frameBytes;
   if (const Algorithm* forced = forcedFor(call.kind, selection); forced != nullptr) {
-    return mustChunk ? Algorithm::kChunks : *forced;
+    return mustChunk && *forced == Algorithm::kDirect ? Algorithm::kChunks : *forced;
   }
   for (const Row& row : kTable) {
     if (row.kind == call.kind && fits(row, selection) && bytes <= limitOf(row, selection)) {

@@ -37,14 +37,14 @@ StageTensor outputOf(std::int64_t numElems, std::int32_t index) {
 }
 
 Plan planStage(const CollectiveCall& call, ReduceOp op, std::int64_t globalElems, Rank rank, int worldSize,
-               const std::function<RankSpec(Rank)>& specOf) {
+               const std::function<RankSpec(Rank)>& specOf, std::span<const std::int32_t> hosts) {
   GlobalSpec spec;
   spec.allowGaps = true;  // an empty tensor leaves nothing to cover, and that is no error here
   spec.tensors.push_back({.name = "", .shape = {globalElems}, .dtype = call.dtype, .reduction = op});
   for (Rank r = 0; r < worldSize; ++r) {
     spec.ranks.push_back(specOf(r));
   }
-  Result<Plan> plan = redistribute(spec, rank);
+  Result<Plan> plan = redistribute(spec, rank, hosts);
   SW_CHECK(plan.isOk());
   return std::move(*plan);
 }

@@ -20,9 +20,10 @@ std::pair<std::int64_t, std::int64_t> chunkOf(const CollectiveCall& call, Rank r
 StageTensor inputOf(std::int64_t numElems, std::int32_t index = 0);
 StageTensor outputOf(std::int64_t numElems, std::int32_t index = 0);
 
-// The plan of one stage on `rank`: `specOf(r)` is what rank r has and wants of a global tensor of `globalElems`; op combines what overlaps.
+// The plan of one stage on `rank`: `specOf(r)` is what rank r has and wants of a global tensor of `globalElems`; op combines what overlaps;
+// of several holders of the same the nearest by `hosts` supplies it.
 Plan planStage(const CollectiveCall& call, ReduceOp op, std::int64_t globalElems, Rank rank, int worldSize,
-               const std::function<RankSpec(Rank)>& specOf);
+               const std::function<RankSpec(Rank)>& specOf, std::span<const std::int32_t> hosts = {});
 
 // The plan by which each rank combines its own chunk of all inputs: the first half of a reduction by chunks.
 Plan combineChunks(const CollectiveCall& call, Rank rank, int worldSize);

@@ -86,6 +86,9 @@ class Validator {
         return broken(fmt::format("{}[{}] begins at {}, the one before it ends at {}", list, e, edge.first, next));
       }
       next += edge.count;
+      if (edge.numCopies > edge.count) {
+        return broken(fmt::format("{}[{}] copies {} of {} items", list, e, edge.numCopies, edge.count));
+      }
       if (edge.inputs.empty() || edge.inputs.front() < 0 ||
           std::adjacent_find(edge.inputs.begin(), edge.inputs.end(), std::greater_equal<>()) != edge.inputs.end()) {
         return broken(fmt::format("{}[{}]: the inputs used are not ascending or there are none", list, e));

@@ -64,6 +64,7 @@ struct PlanEdge {
   // Sends: range of Plan::sendItems. Receives: range of Plan::moves, the copies whose source is `peer` (combines are apart).
   std::uint32_t first = 0;
   std::uint32_t count = 0;
+  std::uint32_t numCopies = 0;       // the first items: the receiving end copies them, and combines the rest (receives: all, see above)
   std::uint64_t bytes = 0;           // of all items of the edge, combines' sources included
   std::uint64_t numItems = 0;        // boxes on the edge, combines' sources included
   std::vector<std::int32_t> inputs;  // the supplier's inputs used on this edge, ascending

@@ -1,9 +1,9 @@
-// Plans as bytes. Layout, version 1, all fields fixed-width little-endian (dims = u8 count + i64 each; a list = u32 count + records):
+// Plans as bytes. Layout, version 2, all fields fixed-width little-endian (dims = u8 count + i64 each; a list = u32 count + records):
 //   u32 magic "SWPL", u8 version, i32 rank, i32 worldSize, u64 fingerprint, u32 numOwnCopies, u32 firstCombine,
 //   inputs, outputs: { u8 dtype, dims shape }; sources: { i32 rank, i32 input, i32 slot, dims offset },
 //   moves: { i32 output, dims offset, dims shape, u32 firstSource, u32 numSources, u8 reduction },
 //   receives: edges; sendItems: { i32 input, i32 slot, dims offset, dims shape, u8 withPrevious }; sends: edges
-//   edge: i32 peer, u32 first, u32 count, u64 bytes, u64 numItems, list of i32 inputs
+//   edge: i32 peer, u32 first, u32 count, u32 numCopies, u64 bytes, u64 numItems, list of i32 inputs
 #include "ops/plan/byte_codec.h"
 #include "ops/plan/plan.h"
 
@@ -12,7 +12,7 @@ namespace shardwire::internal {
 namespace {
 
 constexpr std::uint32_t kPlanMagic = 0x4c505753;  // "SWPL"
-constexpr std::uint8_t kPlanVersion = 1;
+constexpr std::uint8_t kPlanVersion = 2;
 
 template <typename T, typename Write>
 void writeList(ByteWriter& out, const std::vector<T>& items, Write write) {
@@ -50,16 +50,18 @@ void writeEdges(ByteWriter& out, const std::vector<PlanEdge>& edges) {
     out.fixed(edge.peer);
     out.fixed(edge.first);
     out.fixed(edge.count);
+    out.fixed(edge.numCopies);
     out.fixed(edge.bytes);
     out.fixed(edge.numItems);
     writeList(out, edge.inputs, [&out](std::int32_t input) { out.fixed(input); });
   });
 }
 void readEdges(ByteReader& in, std::vector<PlanEdge>& edges) {
-  readList(in, edges, 32, [&in](PlanEdge& edge) {
+  readList(in, edges, 36, [&in](PlanEdge& edge) {
     edge.peer = in.fixed<Rank>();
     edge.first = in.fixed<std::uint32_t>();
     edge.count = in.fixed<std::uint32_t>();
+    edge.numCopies = in.fixed<std::uint32_t>();
     edge.bytes = in.fixed<std::uint64_t>();
     edge.numItems = in.fixed<std::uint64_t>();
     readList(in, edge.inputs, 4, [&in](std::int32_t& input) { input = in.fixed<std::int32_t>(); });

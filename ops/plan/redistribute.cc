@@ -196,6 +196,7 @@ class PlanBuilder {
       }
       PlanEdge& edge = plan_.receives[static_cast<std::size_t>(edgeIndex)];
       edge.count += draft.numSources == 1 ? 1 : 0;
+      edge.numCopies = edge.count;
       edge.bytes += bytes;
       ++edge.numItems;
       edge.inputs.push_back(draftSources_[s].input);
@@ -235,6 +236,7 @@ class PlanBuilder {
           peer,
           [this](const WantedBox& wanted) { return assigner_.supplies(wanted.tensor) ? &assigner_.assignFromSupplier(wanted) : nullptr; },
           [&](const Pieces& pieces, const WantedBox& wanted, std::int32_t) { sendPieces(pieces, wanted.tensor, edge); });
+      edge.numCopies = static_cast<std::uint32_t>(plan_.sendItems.size()) - edge.first;
       plan_.sendItems.insert(plan_.sendItems.end(), lateItems_.begin(), lateItems_.end());
       finishSendEdge(edge);
     }

@@ -239,6 +239,22 @@ std::size_t boxBytes(const Dims& shape, std::size_t elemBytes) {
 
 }  // namespace
 
+std::int64_t byteOffset(const Dims& byteStrides, const Dims& offset) {
+  std::int64_t bytes = 0;
+  for (int d = 0; d < offset.size(); ++d) {
+    bytes += byteStrides[d] * offset[d];
+  }
+  return bytes;
+}
+
+Dims packedByteStrides(const Dims& shape, std::size_t elemBytes) {
+  Dims strides = contiguousStrides(shape);
+  for (auto& stride : strides) {
+    stride *= static_cast<std::int64_t>(elemBytes);
+  }
+  return strides;
+}
+
 StridedBox boxOf(const TensorView& view, const Dims& offset) {
   const std::int64_t elem = static_cast<std::int64_t>(elementBytes(view.dtype));
   StridedBox box{view.bytes, view.strides};

@@ -20,6 +20,11 @@ StridedBox boxOf(const TensorView& view, const Dims& offset);
 // Bytes from the box's first element to one past its last; 0 when it is empty.
 std::size_t extentBytes(const StridedBox& box, const Dims& shape, std::size_t elemBytes);
 
+// Bytes from the first element of a box to the one at `offset`.
+std::int64_t byteOffset(const Dims& byteStrides, const Dims& offset);
+// The strides of a packed box.
+Dims packedByteStrides(const Dims& shape, std::size_t elemBytes);
+
 // How the destination is written. Same bytes either way; a matter of speed.
 enum class StoreHint : unsigned char {
   kAuto = 0,    // by the bytes of this call

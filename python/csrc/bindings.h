@@ -20,6 +20,7 @@ void bindGroups(py::module_& module);
 void bindCompiledOps(py::module_& module);
 void bindLayouts(py::module_& module);
 void bindHeap(py::module_& module);
+void bindMpi(py::module_& module);
 
 // The Python exception (not raised) that stands for a Status which is not ok.
 py::object exceptionOf(const Status& status);

@@ -13,4 +13,5 @@ PYBIND11_MODULE(_C, module) {
   shardwire::python::bindCompiledOps(module);
   shardwire::python::bindLayouts(module);
   shardwire::python::bindHeap(module);
+  shardwire::python::bindMpi(module);
 }

@@ -41,6 +41,7 @@ from ._future import Future  # noqa: E402
 from ._groups import (create_process_group, describe_collectives, describe_transports, find_process_group, global_ranks,  # noqa: E402
                       name_process_group, resolve_backend)
 from ._layout import Layout, Partial, Replicate, Shard, StridedShard  # noqa: E402
+from ._mpi import create_process_group_from_mpi, register_rendezvous  # noqa: E402
 from ._redistribute import clear_redistribute_cache, redistribute  # noqa: E402
 from ._spec import TensorRegion  # noqa: E402
 from .errors import (AbortedError, InternalError, MismatchError, PeerFailedError, ShardwireError, SystemFailure,  # noqa: E402
@@ -51,10 +52,11 @@ __version__ = _build_info.VERSION
 __all__ = [
     "AbortedError", "BoundOp", "CustomOp", "Future", "InternalError", "Layout", "MismatchError", "Options", "Partial", "PeerFailedError", "Replicate",
     "Shard", "ShardwireError", "StridedShard", "SystemFailure", "TensorRegion", "TimeoutError", "UnsupportedError",
-    "clear_redistribute_cache", "compile_op", "cpu_allocator_enabled", "create_process_group", "describe_collectives",
-    "describe_transports", "empty",
+    "clear_redistribute_cache", "compile_op", "cpu_allocator_enabled", "create_process_group", "create_process_group_from_mpi",
+    "describe_collectives", "describe_transports", "empty",
     "enable_cpu_allocator", "errors", "find_process_group", "global_ranks", "in_shared_heap", "name_process_group", "redistribute", "register",
     "resolve_backend",
 ]
 
 register()
+register_rendezvous()

@@ -41,9 +41,16 @@ def create_process_group(store: Any, rank: int, size: int, timeout: timedelta | 
         raise ValueError(f"rank {rank} is not in a group of {size} ranks (0..{size - 1})")
     if name is not None and not isinstance(name, str):
         raise TypeError(f"name is a {type(name).__name__}; give a str or None")
-    period = as_timeout(timeout)
     unique = f"shardwire:{next(_counter)}"
-    prefixed = dist.PrefixStore(f"{unique}/{name or ''}/", store)
+    return _create(dist.PrefixStore(f"{unique}/{name or ''}/", store), rank, size, as_timeout(timeout), unique, name)
+
+
+def create_over_fresh_store(store: Any, rank: int, size: int, timeout: timedelta | float | None, name: str | None) -> Any:
+    """As create_process_group, for a store that serves this group alone: its ranks need not have made equally many groups before."""
+    return _create(store, rank, size, as_timeout(timeout), f"shardwire:{next(_counter)}", name)
+
+
+def _create(prefixed: Any, rank: int, size: int, period: timedelta, unique: str, name: str | None) -> Any:
     backend = _C.create_backend(prefixed, rank, size, period, name or unique)
     group = _wrap(backend, prefixed, rank, size) if _WRAPPED else backend
     _make_known(group, prefixed, unique, size, name)

@@ -7,6 +7,7 @@ Each line is OK, WARN or FAIL; the exit status is 1 when a line is FAIL. --json 
 import argparse
 import ctypes
 import dataclasses
+import importlib.util
 import json
 import mmap
 import os
@@ -311,11 +312,7 @@ def _limits() -> Iterator[Check]:
     else:
         yield Check("OK", "open files", f"limit {files[0]} (hard {files[1]})")
     locked = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
-    size = "unlimited" if locked == resource.RLIM_INFINITY else f"{locked // 1024} KiB"
-    if locked != resource.RLIM_INFINITY and locked < 64 * MIB and os.path.isdir("/dev/infiniband"):
-        yield Check("WARN", "locked memory", f"limit {size}: too little for RDMA", "ulimit -l unlimited")
-    else:
-        yield Check("OK", "locked memory", f"limit {size}" + ("" if os.path.isdir("/dev/infiniband") else " (matters only for RDMA; no RDMA device here)"))
+    yield Check("OK", "locked memory", "no limit" if locked == resource.RLIM_INFINITY else f"limit {locked // 1024} KiB (matters for RDMA)")
     processes = resource.getrlimit(resource.RLIMIT_NPROC)[0]
     if processes != resource.RLIM_INFINITY and processes < 512:
         yield Check("WARN", "processes", f"limit {processes} for this user, threads included", "ulimit -u 4096")
@@ -335,6 +332,16 @@ def _network() -> Iterator[Check]:
         yield Check("WARN", "loopback", f"127.0.0.1 works, but the host's own name {name!r} does not resolve ({error}); gloo may fail", f"echo '127.0.1.1 {name}' >> /etc/hosts")
         return
     yield Check("OK", "loopback", f"127.0.0.1 works; {name} is {address}")
+
+
+def _wires() -> Iterator[Check]:
+    # By path: this file may run where the package cannot be imported.
+    path = pathlib.Path(__file__).resolve().with_name("_doctor_wires.py")
+    spec = importlib.util.spec_from_file_location("shardwire_doctor_wires", path)
+    assert spec is not None and spec.loader is not None, path
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    yield from (Check(*finding) for finding in module.examine_wires())
 
 
 def _environment() -> Iterator[Check]:
@@ -381,6 +388,7 @@ EXAMINED: Tuple[Callable[[], Iterator[Check]], ...] = (
     _cross_memory,
     _limits,
     _network,
+    _wires,
     _environment,
     _stale,
 )

@@ -47,7 +47,7 @@ void expectOk(const Result<WorkPtr>& work) {
 
 void withGroup(int n, const std::string& algorithms, const std::function<void(Communicator&)>& body,
                OrdinaryPath path = OrdinaryPath::kAuto, std::size_t ringBytes = Options{}.ringBytes) {
-  Options options;
+  Options options = *Options::fromEnvironment();
   options.timeout = std::chrono::seconds(20);
   options.algorithms = algorithms;
   options.ordinaryPath = path;
@@ -83,7 +83,8 @@ TEST_P(Algorithms, GiveTheSameResult) {
   const int n = numRanks();
   const auto body = [&](Communicator& group) {
     for (const std::size_t size : kSizes) {
-      for (Rank root = 0; root < n; ++root) {
+      const bool hasRoot = kind() == Collective::kBroadcast || kind() == Collective::kReduce;
+      for (Rank root = 0; root < (hasRoot ? n : 1); ++root) {
         SCOPED_TRACE(fmt::format("{} ranks, {} elements, root {}", n, size, root));
         Values mine = patternOf(group.rank(), size);
         switch (kind()) {
@@ -99,6 +100,16 @@ TEST_P(Algorithms, GiveTheSameResult) {
             expectOk(group.allReduce(viewOf(mine), ReduceOp::kSum));
             EXPECT_EQ(mine, sumOf(n, size));
             break;
+          case Collective::kAllGather: {
+            std::vector<Values> gathered(static_cast<std::size_t>(n), Values(size));
+            std::vector<TensorView> outputs;
+            std::transform(gathered.begin(), gathered.end(), std::back_inserter(outputs), viewOf);
+            expectOk(group.allGather(viewOf(mine), outputs));
+            for (Rank rank = 0; rank < n; ++rank) {
+              EXPECT_EQ(gathered[static_cast<std::size_t>(rank)], patternOf(rank, size));
+            }
+            break;
+          }
           default:
             expectOk(group.barrier());
         }
@@ -112,7 +123,8 @@ TEST_P(Algorithms, GiveTheSameResult) {
 
 std::vector<Forced> allForced() {
   std::vector<Forced> all;
-  for (const Collective kind : {Collective::kBroadcast, Collective::kReduce, Collective::kAllReduce, Collective::kBarrier}) {
+  for (const Collective kind :
+       {Collective::kBroadcast, Collective::kReduce, Collective::kAllReduce, Collective::kAllGather, Collective::kBarrier}) {
     for (const Algorithm algorithm : algorithmsOf(kind)) {
       all.push_back({kind, algorithm});
     }

@@ -23,8 +23,9 @@ using shardwire::testing::runRanksAsThreads;
 using std::chrono::milliseconds;
 using std::chrono::seconds;
 
+// As the environment says: SHARDWIRE_TRANSPORTS runs all of this over another transport (tests/CMakeLists.txt).
 Options testOptions() {
-  Options options;
+  Options options = *Options::fromEnvironment();
   options.timeout = seconds(20);
   return options;
 }

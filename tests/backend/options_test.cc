@@ -6,11 +6,25 @@
 namespace shardwire {
 namespace {
 
-constexpr const char* kNames[] = {
-    "SHARDWIRE_TIMEOUT_S",      "SHARDWIRE_SPIN_US",       "SHARDWIRE_RING_BYTES", "SHARDWIRE_INLINE_BYTES", "SHARDWIRE_ORDINARY_PATH",
-    "SHARDWIRE_HEAP_BYTES",     "SHARDWIRE_STAGING_BYTES", "SHARDWIRE_ALGORITHMS", "SHARDWIRE_TRANSPORTS",   "SHARDWIRE_SOCKET_IFNAME",
-    "NCCL_SOCKET_IFNAME",       "GLOO_SOCKET_IFNAME",      "SHARDWIRE_JOB_TOKEN",  "SHARDWIRE_RDMA_DEVICES", "NCCL_IB_HCA",
-    "SHARDWIRE_RDMA_GID_INDEX", "NCCL_IB_GID_INDEX"};
+constexpr const char* kNames[] = {"SHARDWIRE_TIMEOUT_S",
+                                  "SHARDWIRE_SPIN_US",
+                                  "SHARDWIRE_RING_BYTES",
+                                  "SHARDWIRE_INLINE_BYTES",
+                                  "SHARDWIRE_ORDINARY_PATH",
+                                  "SHARDWIRE_HEAP_BYTES",
+                                  "SHARDWIRE_STAGING_BYTES",
+                                  "SHARDWIRE_ALGORITHMS",
+                                  "SHARDWIRE_TRANSPORTS",
+                                  "SHARDWIRE_HOST_ID",
+                                  "NCCL_HOSTID",
+                                  "SHARDWIRE_SOCKET_IFNAME",
+                                  "NCCL_SOCKET_IFNAME",
+                                  "GLOO_SOCKET_IFNAME",
+                                  "SHARDWIRE_JOB_TOKEN",
+                                  "SHARDWIRE_RDMA_DEVICES",
+                                  "NCCL_IB_HCA",
+                                  "SHARDWIRE_RDMA_GID_INDEX",
+                                  "NCCL_IB_GID_INDEX"};
 
 class OptionsTest : public ::testing::Test {
  protected:
@@ -29,7 +43,7 @@ TEST_F(OptionsTest, AreTheDefaultsWithoutVariables) {
   EXPECT_EQ(toString(*options), toString(Options{}));
   EXPECT_EQ(toString(*options),
             "timeout_s=1800 spin_us=auto ring_bytes=1048576 inline_bytes=8192 ordinary_path=auto heap_bytes=auto transports=auto "
-            "socket_ifname=auto "
+            "host_id=auto socket_ifname=auto "
             "rdma_devices=auto rdma_gid_index=-1 job_token=none algorithms=auto staging_bytes=268435456");
   ::setenv("SHARDWIRE_RING_BYTES", "", 1);  // empty counts as absent
   EXPECT_EQ(Options::fromEnvironment()->ringBytes, Options{}.ringBytes);
@@ -51,9 +65,10 @@ TEST_F(OptionsTest, ReadEveryVariable) {
   ::setenv("SHARDWIRE_JOB_TOKEN", "a secret", 1);  // never printed
   const auto options = Options::fromEnvironment();
   ASSERT_TRUE(options.isOk()) << options.status().message();
-  EXPECT_EQ(toString(*options),
-            "timeout_s=2.5 spin_us=20 ring_bytes=2097152 inline_bytes=0 ordinary_path=staged heap_bytes=3221225472 transports=^tcp "
-            "socket_ifname=eth rdma_devices=auto rdma_gid_index=3 job_token=set algorithms=broadcast=tree staging_bytes=67108864");
+  EXPECT_EQ(
+      toString(*options),
+      "timeout_s=2.5 spin_us=20 ring_bytes=2097152 inline_bytes=0 ordinary_path=staged heap_bytes=3221225472 transports=^tcp "
+      "host_id=auto socket_ifname=eth rdma_devices=auto rdma_gid_index=3 job_token=set algorithms=broadcast=tree staging_bytes=67108864");
   ::setenv("SHARDWIRE_ORDINARY_PATH", "cross_memory", 1);
   ::setenv("SHARDWIRE_SPIN_US", "-1", 1);
   EXPECT_EQ(Options::fromEnvironment()->ordinaryPath, OrdinaryPath::kCrossMemory);

@@ -46,6 +46,7 @@ SEES_TORCH = ("backend/c10d", "include/shardwire/c10d.h", "python/csrc", "docs/e
 OUTSIDE = [
     (re.compile(r"(torch|c10|ATen|caffe2|pybind11)/|Python\.h$"), "torch, pybind11 or Python", lambda path, room: room in SEES_TORCH),
     (re.compile(r"(infiniband|rdma)/"), "an RDMA header", lambda path, room: path.startswith("backend/transport/rdma/")),
+    (re.compile(r"openssl/"), "OpenSSL", lambda path, room: path == "backend/transport/proof.cc"),
     (re.compile(r"mpi\.h$"), "mpi.h", lambda path, room: path.startswith("backend/transport/mpi/") or room == "bench"),
     (
         re.compile(r"(cuda|cuda_runtime|cuda_runtime_api|cuda_fp16|cuda_bf16|nvml|nccl)\.h$|(c10|ATen)/cuda/"),

@@ -387,6 +387,33 @@ def part_pip_install(options):
     return PASS
 
 
+def counting_script(name, command, limit):
+    """A script of tests/ whose last line is 'N passed, N failed, N skipped'; its own lines are shown."""
+    if not build("cpp", "all", "building the C++ tests (cpp)", *cpp_options()):
+        return FAIL
+    status, log = run(name, [sys.executable, *command], limit=limit)
+    lines = log.read_text(errors="replace").splitlines()
+    said = re.fullmatch(r"(\d+) passed, (\d+) failed, (\d+) skipped", lines[-1]) if lines else None
+    counted = Count(*map(int, said.groups())) if said else FAIL
+    for line in lines[:-1] if status == 0 else []:
+        tell("  " + line)
+    if status != 0:
+        show_end(log, 120)
+    return counted if status == 0 or counted.failed else add([counted, FAIL])
+
+
+def part_mpi(options):
+    """Ranks that mpirun starts, joined by the mpi transport."""
+    return counting_script("mpi", [ROOT / "tests" / "mpi" / "run_mpi.py", ROOT / "build" / "cpp", *(["--quick"] if options.quick else [])], 1800)
+
+
+def part_rdma(options):
+    """Small machines with soft-RoCE devices, since the verbs need a kernel that has one."""
+    budget = 600
+    command = [ROOT / "tests" / "rig" / "run_rdma.py", "--build", ROOT / "build" / "cpp", "--budget", budget, *(["--quick"] if options.quick else [])]
+    return counting_script("rdma", command, budget + 600)
+
+
 PARTS = {
     "checks": part_checks,
     "cpp": part_cpp,
@@ -394,11 +421,13 @@ PARTS = {
     "torch-suite": part_torch_suite,
     "asan": part_asan,
     "tsan": part_tsan,
+    "mpi": part_mpi,
+    "rdma": part_rdma,
     "example": part_example,
     "pip-install": part_pip_install,
     "tidy": part_tidy,
 }
-SLOW = ("asan", "tsan", "torch-suite", "example", "pip-install")
+SLOW = ("asan", "tsan", "mpi", "rdma", "torch-suite", "example", "pip-install")
 
 
 def arguments():

@@ -31,7 +31,7 @@ def test_says_one_line_a_check_and_how_to_mend():
     lines = text.splitlines()
     assert all(line.startswith(("OK   ", "WARN ", "FAIL ", "     -> ")) for line in lines[:-1]), text
     assert status == (1 if any(line.startswith("FAIL") for line in lines) else 0)
-    for name in ("python", "torch", "compiler", "cores", "memory", "shared memory", "huge pages", "/dev/shm", "cross-memory copy", "open files"):
+    for name in ("python", "torch", "compiler", "cores", "memory", "shared memory", "huge pages", "/dev/shm", "cross-memory copy", "open files", "interfaces", "loopback speed", "rdma", "mpi"):
         assert any(line[5:].startswith(name + ": ") for line in lines), name
 
 
@@ -68,3 +68,34 @@ def test_a_module_that_does_not_load_is_a_failure(tmp_path):
     status, text = doctor("--json", env={"PATH": "/usr/bin:/bin", "PYTHONPATH": str(tmp_path)})
     module = levels(text)[1]["module"]
     assert module["level"] == "FAIL" and "built for torch 9.9" in module["text"] and status == 1
+
+
+def test_interfaces_that_do_not_exist_are_a_failure_that_lists_those_that_do():
+    status, text = doctor("--json", env={"PATH": "/usr/bin:/bin", "SHARDWIRE_SOCKET_IFNAME": "nosuch"})
+    interfaces = levels(text)[1]["interfaces"]
+    assert status == 1 and interfaces["level"] == "FAIL" and "SHARDWIRE_SOCKET_IFNAME=nosuch" in interfaces["text"] and "lo" in interfaces["text"]
+
+
+def test_an_rdma_port_is_told_with_its_gid(tmp_path):
+    sys.path.insert(0, str(DOCTOR.parent))
+    try:
+        import _doctor_wires
+    finally:
+        sys.path.pop(0)
+    port = tmp_path / "mlx5_0" / "ports" / "1"
+    for name, text in {
+        "link_layer": "Ethernet",
+        "state": "4: ACTIVE",
+        "rate": "100 Gb/sec (4X EDR)",
+        "gids/0": "fe80:0000:0000:0000:0202:c9ff:fe00:0001",
+        "gids/1": "0000:0000:0000:0000:0000:ffff:0a00:0001",
+        "gids/2": "0000:0000:0000:0000:0000:0000:0000:0000",
+        "gid_attrs/types/0": "RoCE v2",
+        "gid_attrs/types/1": "RoCE v2",
+    }.items():
+        (port / name).parent.mkdir(parents=True, exist_ok=True)
+        (port / name).write_text(text + "\n")
+    text, works = _doctor_wires._describe_port(port)
+    assert works and text == "mlx5_0:1 Ethernet, 100 Gb/sec (4X EDR), active, GID 1 of 2 (0000:0000:0000:0000:0000:ffff:0a00:0001, RoCE v2)"
+    (port / "state").write_text("1: DOWN\n")
+    assert not _doctor_wires._describe_port(port)[1]

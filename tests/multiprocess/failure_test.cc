@@ -31,8 +31,9 @@ using std::chrono::seconds;
 // may keep any process waiting for a second.
 constexpr seconds kNotTheTimeout{15};
 
+// As the environment says: SHARDWIRE_TRANSPORTS runs all of this over another transport (tests/CMakeLists.txt).
 Options testOptions() {
-  Options options;
+  Options options = *Options::fromEnvironment();
   options.timeout = seconds(30);
   return options;
 }

@@ -18,7 +18,7 @@
 #include "shardwire/communicator.h"
 #include "tests/support/collective_run.h"
 #include "tests/support/fork_ranks.h"
-#include "tests/support/memory_store.h"
+#include "tests/support/launched_ranks.h"
 
 namespace shardwire::testing {
 namespace {
@@ -41,6 +41,8 @@ struct Path {
   std::size_t ringBytes;
   std::uint64_t share;  // of a hundred cases
   std::uint64_t firstSeed;
+  const char* transports = "";
+  int numHosts = 0;  // as many hosts as SHARDWIRE_HOST_ID makes; 0: this one
 };
 
 // A group as one rank sees it.
@@ -60,6 +62,10 @@ class CollectiveOracle {
     options_.ordinaryPath = path.ordinary;
     options_.inlineBytes = path.inlineBytes;
     options_.ringBytes = path.ringBytes;
+    options_.transports = testedTransports().empty() ? path.transports : testedTransports();
+    for (std::size_t i = 0; i < kLanes * kMembers.size(); ++i) {
+      stores_.push_back(makeStore());
+    }
     for (const auto& members : kMembers) {
       groupSizes_.push_back(static_cast<int>(members.size()));
     }
@@ -69,6 +75,9 @@ class CollectiveOracle {
   void run() {
     const auto body = [this](Rank rank) { rankMain(rank); };
     constexpr std::chrono::minutes kLimit(30);
+    if (areRanksLaunched()) {
+      return runLaunchedRank(kRanks, body, kLimit);
+    }
     path_.areProcesses ? runRanksAsProcesses(kRanks, body, kLimit) : runRanksAsThreads(kRanks, body, kLimit);
   }
 
@@ -83,6 +92,14 @@ class CollectiveOracle {
     }
   }
 
+  Options optionsOf(Rank rank) const {
+    Options options = options_;
+    if (path_.numHosts > 0) {
+      options.hostId = fmt::format("host{}", rank % path_.numHosts);
+    }
+    return options;
+  }
+
   void runLane(Rank rank, int lane) {
     std::vector<Member> groups(kMembers.size());
     for (std::size_t g = 0; g < groups.size(); ++g) {
@@ -92,8 +109,8 @@ class CollectiveOracle {
         continue;
       }
       groups[g].rank = static_cast<Rank>(at - members.begin());
-      auto group = Communicator::create(stores_[static_cast<std::size_t>(lane) * groups.size() + g], groups[g].rank, groupSizes_[g],
-                                        options_, fmt::format("oracle{}-{}", lane, g));
+      auto group = Communicator::create(*stores_[static_cast<std::size_t>(lane) * groups.size() + g], groups[g].rank, groupSizes_[g],
+                                        optionsOf(rank), fmt::format("oracle{}-{}", lane, g));
       if (!group.isOk()) {
         return fail(rank, 0, "no group: " + group.status().message(), {});
       }
@@ -261,7 +278,7 @@ class CollectiveOracle {
   const std::uint64_t numCases_;
   Options options_;
   std::vector<int> groupSizes_;
-  std::deque<MemoryStore> stores_{kLanes * kMembers.size()};
+  std::vector<std::unique_ptr<Store>> stores_;
   std::atomic<bool>* failed_;  // seen by forked ranks
 };
 
@@ -285,7 +302,13 @@ INSTANTIATE_TEST_SUITE_P(Paths, CollectivesOracleTest,
                                            Path{"as_is_processes", true, OrdinaryPath::kAuto, 8 << 10, 1 << 20, 5, 5000000},
                                            Path{"direct_processes", true, OrdinaryPath::kAuto, 0, 1 << 20, 5, 6000000},
                                            Path{"copied_processes", true, OrdinaryPath::kCrossMemory, 0, 1 << 20, 5, 7000000},
-                                           Path{"staged_processes", true, OrdinaryPath::kStaged, 0, 4 << 10, 5, 8000000}),
+                                           Path{"staged_processes", true, OrdinaryPath::kStaged, 0, 4 << 10, 5, 8000000},
+                                           Path{"tcp_fetched", false, OrdinaryPath::kCrossMemory, 0, 1 << 20, 4, 10000000, "tcp"},
+                                           Path{"tcp_staged", false, OrdinaryPath::kStaged, 8 << 10, 4 << 10, 4, 11000000, "tcp"},
+                                           Path{"tcp_processes", true, OrdinaryPath::kAuto, 8 << 10, 1 << 20, 4, 12000000, "tcp"},
+                                           // Two hosts: shared memory inside, tcp between.
+                                           Path{"mixed_fetched", false, OrdinaryPath::kCrossMemory, 0, 1 << 20, 4, 13000000, "shm,tcp", 2},
+                                           Path{"mixed_staged", true, OrdinaryPath::kStaged, 8 << 10, 4 << 10, 4, 14000000, "shm,tcp", 2}),
                          [](const auto& info) { return std::string(info.param.name); });
 
 }  // namespace

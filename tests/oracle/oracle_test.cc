@@ -1,6 +1,6 @@
 // compileOp and its runs between real ranks against the naive model: random specs, over every data path, with strided tensors, bound and
-// not, one and two runs in flight. Ranks are threads, so that many cases fit; the groups stay for all cases of one path.
-// SHARDWIRE_ORACLE_CASES: how many cases (default 20000; CI 100000). SHARDWIRE_ORACLE_SEED: the first seed.
+// not, one and two runs in flight. Ranks are threads, so that many cases fit, or processes that mpirun made; the groups stay for all cases
+// of one path. SHARDWIRE_ORACLE_CASES: how many cases (default 20000; CI 100000). SHARDWIRE_ORACLE_SEED: the first seed.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
@@ -12,7 +12,7 @@
 #include "backend/memory/shared_heap.h"
 #include "shardwire/communicator.h"
 #include "tests/support/fork_ranks.h"
-#include "tests/support/memory_store.h"
+#include "tests/support/launched_ranks.h"
 #include "tests/support/naive_model.h"
 #include "tests/support/random_spec.h"
 
@@ -113,7 +113,7 @@ struct Tensors {
   }
 };
 
-// What all ranks need to know of the case in hand; made by rank 0 between two barriers.
+// What all ranks need to know of the case in hand; made between two barriers by rank 0, or by each where they share no memory.
 struct Current {
   RandomCase randomCase;
   RankBytes inputs;
@@ -123,25 +123,34 @@ struct Current {
 
 class Oracle {
  public:
-  explicit Oracle(const Options& options) : options_(options) {}
+  Oracle(const Options& options, int numHosts) : options_(options), numHosts_(numHosts) {
+    for (int n = 0; n <= kMaxRanks; ++n) {
+      stores_.push_back(makeStore());
+    }
+  }
 
   void run(std::uint64_t firstSeed, std::uint64_t numCases) {
     // Ranks of the largest world; smaller cases use groups of the first ranks.
-    runRanksAsThreads(
-        kMaxRanks, [&](Rank rank) { rankMain(rank, firstSeed, numCases); }, std::chrono::minutes(60));
+    const auto body = [&](Rank rank) { rankMain(rank, firstSeed, numCases); };
+    areRanksLaunched() ? runLaunchedRank(kMaxRanks, body, std::chrono::minutes(60))
+                       : runRanksAsThreads(kMaxRanks, body, std::chrono::minutes(60));
   }
 
  private:
   void rankMain(Rank rank, std::uint64_t firstSeed, std::uint64_t numCases) {
     std::vector<std::unique_ptr<Communicator>> groups(kMaxRanks + 1);
+    Options options = options_;
+    if (numHosts_ > 0) {
+      options.hostId = fmt::format("host{}", rank % numHosts_);
+    }
     for (int n = std::max(rank + 1, 1); n <= kMaxRanks; ++n) {
-      auto group = Communicator::create(stores_[n], rank, n, options_, fmt::format("oracle{}", n));
+      auto group = Communicator::create(*stores_[static_cast<std::size_t>(n)], rank, n, options, fmt::format("oracle{}", n));
       ASSERT_TRUE(group.isOk()) << group.status().message();
       groups[static_cast<std::size_t>(n)] = std::move(*group);
     }
     Communicator& all = *groups[kMaxRanks];
     for (std::uint64_t i = 0; i < numCases && !failed_; ++i) {
-      if (rank == 0) {
+      if (rank == 0 || areRanksLaunched()) {
         prepare(firstSeed + i);
       }
       meet(all);
@@ -211,7 +220,8 @@ class Oracle {
   }
 
   const Options options_;
-  MemoryStore stores_[kMaxRanks + 1];
+  const int numHosts_;
+  std::vector<std::unique_ptr<Store>> stores_;  // by size of the group
   Current current_;
   std::atomic<bool> failed_{false};
   std::mutex mutex_;
@@ -223,6 +233,8 @@ struct Path {
   std::size_t inlineBytes;
   std::size_t ringBytes;
   std::uint64_t share;  // of ten cases
+  const char* transports = "";
+  int numHosts = 0;  // as many hosts as SHARDWIRE_HOST_ID makes; 0: this one
 };
 
 class OracleTest : public ::testing::TestWithParam<Path> {};
@@ -235,8 +247,9 @@ TEST_P(OracleTest, AgreesWithTheNaiveModel) {
   options.ordinaryPath = GetParam().ordinary;
   options.inlineBytes = GetParam().inlineBytes;
   options.ringBytes = GetParam().ringBytes;
+  options.transports = testedTransports().empty() ? GetParam().transports : testedTransports();
   fmt::print("{} cases from seed {}\n", cases, seed);
-  Oracle(options).run(seed, cases);
+  Oracle(options, GetParam().numHosts).run(seed, cases);
 }
 
 INSTANTIATE_TEST_SUITE_P(Paths, OracleTest,
@@ -244,7 +257,12 @@ INSTANTIATE_TEST_SUITE_P(Paths, OracleTest,
                                            Path{"direct", OrdinaryPath::kAuto, 0, 1 << 20, 2},
                                            Path{"copied", OrdinaryPath::kCrossMemory, 0, 1 << 20, 1},
                                            // Rings so small that boxes travel in many segments.
-                                           Path{"staged", OrdinaryPath::kStaged, 0, 4 << 10, 3}),
+                                           Path{"staged", OrdinaryPath::kStaged, 0, 4 << 10, 3},
+                                           Path{"tcp_fetched", OrdinaryPath::kCrossMemory, 0, 1 << 20, 1, "tcp"},
+                                           Path{"tcp_staged", OrdinaryPath::kStaged, 0, 4 << 10, 1, "tcp"},
+                                           // Two hosts: shared memory inside, tcp between.
+                                           Path{"mixed_fetched", OrdinaryPath::kCrossMemory, 0, 1 << 20, 1, "shm,tcp", 2},
+                                           Path{"mixed", OrdinaryPath::kAuto, 8 << 10, 1 << 20, 1, "shm,tcp", 2}),
                          [](const auto& info) { return std::string(info.param.name); });
 
 }  // namespace

@@ -95,7 +95,8 @@ std::string findEdgeMismatch(const std::vector<Plan>& plans) {
       if (consumed.empty()) {
         continue;
       }
-      if (receive->bytes != send->bytes || receive->numItems != send->numItems || receive->inputs != send->inputs) {
+      if (receive->bytes != send->bytes || receive->numItems != send->numItems || receive->inputs != send->inputs ||
+          receive->numCopies != send->numCopies) {
         return edge + fmt::format("{} and {} bytes, {} and {} items", send->bytes, receive->bytes, send->numItems, receive->numItems);
       }
       const auto first = sender.sendItems.begin() + send->first;

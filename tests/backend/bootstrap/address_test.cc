@@ -16,13 +16,22 @@ RankAddress sample() {
   address.uid = 1000;
   address.socketName = "s-1";
   address.token = RandomId{{3, 4}};
+  address.networkNamespace = 5;
+  address.links = {{"::1", 2, 0x1234, "lo"}};
+  address.transports[1] = {{}, "why"};
+  address.transports[3] = {"t", {}};
   return address;
 }
 
 TEST(RankAddress, HasOneWireFormat) {
-  const std::string golden = std::string("SWAD\x01\0\0\0", 8) + std::string("\0\0\0\0\0", 5) + std::string("\x04\0\0\0boot", 8) +
-                             std::string("\x01\0\0\0h", 5) + std::string("\x07\0\0\0\xe8\x03\0\0", 8) + std::string("\x03\0\0\0s-1", 7) +
-                             std::string("\x03\0\0\0\0\0\0\0\x04\0\0\0\0\0\0\0", 16);
+  const std::string golden =
+      std::string("SWAD\x02\0\0\0", 8) + std::string("\0\0\0\0\0", 5) + std::string("\x04\0\0\0boot", 8) +
+      std::string("\x05\0\0\0\0\0\0\0", 8) + std::string("\x01\0\0\0h", 5) + std::string("\x07\0\0\0\xe8\x03\0\0", 8) +
+      std::string("\x03\0\0\0s-1", 7) + std::string("\x03\0\0\0\0\0\0\0\x04\0\0\0\0\0\0\0", 16) +
+      // one link
+      std::string("\x01\0\0\0\x03\0\0\0::1\x02\0\0\0\x34\x12\0\0\x02\0\0\0lo", 25) +
+      // by transport: what it says, why not
+      std::string(8, '\0') + std::string("\0\0\0\0\x03\0\0\0why", 11) + std::string(8, '\0') + std::string("\x01\0\0\0t\0\0\0\0", 9);
   EXPECT_EQ(encodeAddress(sample()), golden);
   const auto decoded = decodeAddress(golden);
   ASSERT_TRUE(decoded.isOk()) << decoded.status().message();

@@ -65,6 +65,7 @@ class SleepWatch {
 inline std::span<const std::byte> sleepForFrame(Connection& connection, internal::Doorbell& doorbell, Lane lane, SleepWatch* watch) {
   while (true) {
     const std::uint32_t ticket = doorbell.arm();
+    pollWires();
     if (const auto frame = connection.peek(lane); !frame.empty()) {
       doorbell.disarm();
       return frame;
@@ -113,6 +114,7 @@ TEST_P(TransportContract, NoWakeUpIsLostWhenSeveralPeersRing) {
       int taken[3] = {};
       while (taken[1] < kNumRounds || taken[2] < kNumRounds) {
         const std::uint32_t ticket = peers.doorbell->arm();
+        pollWires();
         bool progress = false;
         for (const Rank peer : {1, 2}) {
           Connection& connection = *peers.connections[static_cast<std::size_t>(peer)];
@@ -158,6 +160,7 @@ TEST_P(TransportContract, ReleaseWakesASenderThatWaitsForRoom) {
       if (rank == 0) {
         while (true) {
           const std::uint32_t ticket = peers.doorbell->arm();
+          pollWires();
           if (!connection.reserve(Lane::kPoint, size, size).empty()) {
             peers.doorbell->disarm();
             break;
@@ -217,6 +220,9 @@ TEST_P(TransportContract, RingSelfWakesEveryThreadOfTheRank) {
 }
 
 TEST_P(TransportContract, ARingAfterArmEndsEverySleepThatStartedFromItsTicket) {
+  if (GetParam().isWire) {
+    GTEST_SKIP() << "a wire rings for what nobody has looked at; what somebody found, he tells";
+  }
   run(2, [](Rank rank, Peers& peers) {
     Connection& connection = *peers.connections[static_cast<std::size_t>(1 - rank)];
     if (rank == 1) {

@@ -10,7 +10,7 @@ CollectiveCall callOf(Collective kind, std::int64_t bytes) {
 }
 
 Selection on(int ranks, int hosts) {
-  return {{ranks, hosts}, 8192, {}};
+  return {{ranks, hosts, {}}, 8192, {}};
 }
 
 TEST(Select, TakesOneStageForWhatFitsAFrameAndChunksBeyond) {
@@ -24,7 +24,13 @@ TEST(Select, LooksAtRanksAndHosts) {
   EXPECT_EQ(select(callOf(Collective::kBroadcast, 100), on(16, 1)), Algorithm::kDirect);
   EXPECT_EQ(select(callOf(Collective::kBroadcast, 100), on(17, 1)), Algorithm::kTree);
   EXPECT_EQ(select(callOf(Collective::kBroadcast, 1 << 26), on(64, 1)), Algorithm::kDirect);
-  EXPECT_EQ(select(callOf(Collective::kBroadcast, 1 << 26), on(64, 8)), Algorithm::kChunks);
+  EXPECT_EQ(select(callOf(Collective::kBroadcast, 1 << 26), on(64, 64)), Algorithm::kChunks);
+  EXPECT_EQ(select(callOf(Collective::kBroadcast, 1 << 26), on(64, 8)), Algorithm::kHierarchical);
+  EXPECT_EQ(select(callOf(Collective::kAllReduce, 1 << 26), on(64, 8)), Algorithm::kHierarchical);
+  EXPECT_EQ(select(callOf(Collective::kAllReduce, 1 << 26), on(64, 64)), Algorithm::kChunks);
+  EXPECT_EQ(select(callOf(Collective::kAllReduce, 10000), on(64, 8)), Algorithm::kChunks);
+  EXPECT_EQ(select(callOf(Collective::kAllGather, 1 << 26), on(64, 8)), Algorithm::kHierarchical);
+  EXPECT_EQ(select(callOf(Collective::kAllGather, 1 << 10), on(64, 8)), Algorithm::kDirect);
   EXPECT_EQ(select(callOf(Collective::kBroadcast, 1 << 26), on(2, 2)), Algorithm::kDirect);
   EXPECT_EQ(select(callOf(Collective::kBarrier, 0), on(16, 1)), Algorithm::kDirect);
   EXPECT_EQ(select(callOf(Collective::kBarrier, 0), on(17, 1)), Algorithm::kDissemination);

@@ -37,9 +37,9 @@ Plan samplePlan() {
       {0, {0, 0}, {4, 4}, 0, 1, ReduceOp::kNone}, {0, {4, 0}, {2, 4}, 1, 1, ReduceOp::kNone}, {1, {0}, {2}, 2, 3, ReduceOp::kSum}};
   plan.numOwnCopies = 1;
   plan.firstCombine = 2;
-  plan.receives = {{2, 1, 1, 40, 2, {3, 4}}, {0, 2, 0, 8, 1, {0}}};
+  plan.receives = {{2, 1, 1, 1, 40, 2, {3, 4}}, {0, 2, 0, 0, 8, 1, {0}}};
   plan.sendItems = {{0, 0, {1, 1}, {1, 2}, false}, {0, 0, {3, 1}, {1, 2}, true}};
-  plan.sends = {{0, 0, 2, 16, 2, {0}}};
+  plan.sends = {{0, 0, 2, 0, 16, 2, {0}}};
   return plan;
 }
 
@@ -70,6 +70,7 @@ TEST(Plan, NamesTheFirstBrokenInvariant) {
       {"sends[0] has peer 3", [](Plan& p) { p.sends[0].peer = 3; }},
       {"receives[0] begins at 0, the one before it ends at 1", [](Plan& p) { p.receives[0].first = 0; }},
       {"sends end at 1 instead of 2", [](Plan& p) { p.sends[0].count = 1; }},
+      {"sends[0] copies 3 of 2 items", [](Plan& p) { p.sends[0].numCopies = 3; }},
       {"receives[0]: the inputs used are not ascending",
        [](Plan& p) {
          p.receives[0].inputs = {4, 3};
@@ -198,13 +199,13 @@ TEST(PlanCodec, KeepsItsBytes) {
   plan.sources = {{0, 5, 0, {7}}};
   plan.moves = {{0, {0}, {2}, 0, 1, ReduceOp::kNone}};
   plan.firstCombine = 1;
-  plan.receives = {{0, 0, 1, 4, 1, {5}}};
+  plan.receives = {{0, 0, 1, 1, 4, 1, {5}}};
   plan.sendItems = {{0, 0, {1}, {2}, false}};
-  plan.sends = {{0, 0, 1, 4, 1, {0}}};
+  plan.sends = {{0, 0, 1, 1, 4, 1, {0}}};
   EXPECT_EQ(validate(plan).message(), "");
   EXPECT_EQ(toHex(serialise(plan)),
             "5357504c"
-            "01"
+            "02"
             "01000000"
             "02000000"
             "0807060504030201"
@@ -232,6 +233,7 @@ TEST(PlanCodec, KeepsItsBytes) {
             "00000000"
             "00000000"
             "01000000"
+            "01000000"
             "0400000000000000"
             "0100000000000000"
             "01000000"
@@ -246,6 +248,7 @@ TEST(PlanCodec, KeepsItsBytes) {
             "00000000"
             "00000000"
             "01000000"
+            "01000000"
             "0400000000000000"
             "0100000000000000"
             "01000000"
@@ -256,8 +259,8 @@ TEST(PlanCodec, RefusesOtherBytesAndVersions) {
   EXPECT_NE(deserialise("hello, world").status().message().find("not a shardwire plan"), std::string::npos);
   EXPECT_FALSE(deserialise("").isOk());
   std::string bytes = serialise(samplePlan());
-  bytes[4] = 2;
-  EXPECT_NE(deserialise(bytes).status().message().find("format version 2"), std::string::npos);
+  bytes[4] = 3;
+  EXPECT_NE(deserialise(bytes).status().message().find("format version 3"), std::string::npos);
 }
 
 TEST(PlanCodec, RefusesEveryTruncationAndTrailingBytes) {

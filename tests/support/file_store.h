@@ -5,7 +5,7 @@
 
 #include "shardwire/store.h"
 
-namespace shardwire::bench {
+namespace shardwire::testing {
 
 class FileStore final : public Store {
  public:
@@ -20,4 +20,4 @@ class FileStore final : public Store {
   const std::string folder_;
 };
 
-}  // namespace shardwire::bench
+}  // namespace shardwire::testing

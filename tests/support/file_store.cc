@@ -1,4 +1,4 @@
-#include "bench/file_store.h"
+#include "tests/support/file_store.h"
 
 #include <unistd.h>
 
@@ -8,7 +8,7 @@
 #include <iterator>
 #include <thread>
 
-namespace shardwire::bench {
+namespace shardwire::testing {
 
 // Keys hold any characters, file names no '/'.
 std::string FileStore::pathOf(const std::string& key) const {
@@ -46,4 +46,4 @@ Result<std::string> FileStore::get(const std::string& key, Deadline deadline) {
   }
 }
 
-}  // namespace shardwire::bench
+}  // namespace shardwire::testing

@@ -1,0 +1,39 @@
+#include "backend/transport/link.h"
+
+#include <fmt/format.h>
+#include <poll.h>
+
+#include "backend/transport/link_message.h"
+#include "backend/transport/net_socket.h"
+
+namespace shardwire::internal {
+
+Status Link::send(std::string_view message, Deadline deadline) {
+  if (message.size() > kMaxMessageBytes) {
+    return {StatusCode::kInvalidArgument, fmt::format("a link takes messages of {} bytes, not of {}", kMaxMessageBytes, message.size())};
+  }
+  const std::string bytes = framed(message);
+  for (std::size_t sent = 0; sent < bytes.size();) {
+    const auto some = sendSome(socket_, std::string_view(bytes).substr(sent));
+    SW_RETURN_IF_ERROR(some.status());
+    sent += *some;
+    if (sent < bytes.size()) {
+      SW_RETURN_IF_ERROR(waitForSocket(socket_, POLLOUT, deadline, "sending to a peer"));
+    }
+  }
+  return Status::ok();
+}
+
+Result<std::string> Link::receive(Deadline deadline) {
+  MessageReader reader(kMaxMessageBytes);
+  while (true) {
+    const auto whole = reader.readOn(socket_);
+    SW_RETURN_IF_ERROR(whole.status());
+    if (*whole) {
+      return reader.take();
+    }
+    SW_RETURN_IF_ERROR(waitForSocket(socket_, POLLIN, deadline, "receiving from a peer"));
+  }
+}
+
+}  // namespace shardwire::internal

@@ -1,0 +1,171 @@
+#include "backend/transport/link_message.h"
+
+#include <errno.h>
+#include <fmt/format.h>
+#include <sys/socket.h>
+
+#include <algorithm>
+
+#include "backend/base/system_error.h"
+#include "backend/base/wire.h"
+
+namespace shardwire::internal {
+namespace {
+
+constexpr std::uint32_t kMagic = 0x4b4c5753;  // "SWLK"
+constexpr std::size_t kLengthBytes = 4;
+constexpr std::size_t kMaxRefusalBytes = 512;
+
+void read32(ByteReader& reader, std::array<std::uint8_t, 32>& bytes) {
+  const std::string text = reader.text(bytes.size());
+  if (text.size() == bytes.size()) {
+    std::copy(text.begin(), text.end(), bytes.begin());
+  } else {
+    reader.fail();
+  }
+}
+
+// False: there is no such message.
+bool readFields(ByteReader& reader, LinkMessage& message) {
+  switch (message.type) {
+    case LinkMessageType::kHello:
+      message.hello.from = static_cast<Rank>(reader.u32());
+      message.hello.to = static_cast<Rank>(reader.u32());
+      message.hello.worldSize = reader.u32();
+      message.hello.kind = reader.u8();
+      read32(reader, message.challenge);
+      return true;
+    case LinkMessageType::kChallenge:
+      read32(reader, message.challenge);
+      return true;
+    case LinkMessageType::kProof:
+    case LinkMessageType::kWelcome:
+      read32(reader, message.proof);
+      return true;
+    case LinkMessageType::kRefusal: {
+      const auto code = static_cast<StatusCode>(reader.u8());
+      message.refusal = {code, reader.text(kMaxRefusalBytes)};
+      return code != StatusCode::kOk && code <= StatusCode::kInternal;
+    }
+  }
+  return false;
+}
+
+}  // namespace
+
+std::string encodeLinkMessage(const LinkMessage& message) {
+  ByteWriter writer;
+  writer.u32(kMagic);
+  writer.u8(kLinkVersion);
+  writer.u8(static_cast<std::uint8_t>(message.type));
+  switch (message.type) {
+    case LinkMessageType::kHello:
+      writer.u32(static_cast<std::uint32_t>(message.hello.from));
+      writer.u32(static_cast<std::uint32_t>(message.hello.to));
+      writer.u32(message.hello.worldSize);
+      writer.u8(message.hello.kind);
+      writer.text(asText(message.challenge));
+      break;
+    case LinkMessageType::kChallenge:
+      writer.text(asText(message.challenge));
+      break;
+    case LinkMessageType::kProof:
+    case LinkMessageType::kWelcome:
+      writer.text(asText(message.proof));
+      break;
+    case LinkMessageType::kRefusal:
+      writer.u8(static_cast<std::uint8_t>(message.refusal.code()));
+      writer.text(std::string_view(message.refusal.message()).substr(0, kMaxRefusalBytes));
+      break;
+  }
+  return writer.bytes();
+}
+
+Result<LinkMessage> decodeLinkMessage(std::string_view bytes) {
+  ByteReader reader(bytes);
+  if (reader.u32() != kMagic) {
+    return Status{StatusCode::kMismatch, "does not speak shardwire's link protocol"};
+  }
+  if (const int version = reader.u8(); version != kLinkVersion) {
+    return Status{StatusCode::kMismatch,
+                  fmt::format("speaks version {} of the link protocol, this build version {}: use one release on all hosts", version,
+                              static_cast<int>(kLinkVersion))};
+  }
+  LinkMessage message;
+  message.type = static_cast<LinkMessageType>(reader.u8());
+  if (!readFields(reader, message) || !reader.isDone()) {
+    return Status{StatusCode::kMismatch, "sent a garbled message of the link protocol"};
+  }
+  return message;
+}
+
+Result<bool> MessageReader::readOn(const Fd& socket) {
+  constexpr const char* kWhat = "receiving from a peer";
+  while (true) {
+    std::string& part = length_.size() < kLengthBytes ? length_ : bytes_;
+    const std::size_t missing = (&part == &length_ ? kLengthBytes : wanted_) - part.size();
+    if (missing == 0) {
+      return true;
+    }
+    const std::size_t had = part.size();
+    // Memory grows with what arrives, not with what a stranger announces.
+    part.resize(had + std::min<std::size_t>(missing, 64 << 10));
+    const ssize_t size = ::recv(socket.get(), part.data() + had, part.size() - had, 0);
+    const int error = errno;
+    part.resize(had + static_cast<std::size_t>(std::max<ssize_t>(size, 0)));
+    if (size == 0) {
+      return Status{StatusCode::kPeerFailed, fmt::format("{}: the other end closed the connection", kWhat)};
+    }
+    if (size < 0 && error == EAGAIN) {
+      return false;
+    }
+    if (size < 0 && error != EINTR) {
+      return peerError(kWhat, error);
+    }
+    if (&part == &length_ && length_.size() == kLengthBytes) {
+      wanted_ = ByteReader(length_).u32();
+      if (wanted_ > maxBytes_) {
+        return Status{StatusCode::kMismatch, fmt::format("{}: a message of {} bytes, where {} are the most", kWhat, wanted_, maxBytes_)};
+      }
+    }
+  }
+}
+
+std::string MessageReader::take() {
+  length_.clear();
+  wanted_ = 0;
+  return std::exchange(bytes_, {});
+}
+
+std::string framed(std::string_view message) {
+  ByteWriter writer;
+  writer.text(message);
+  return writer.bytes();
+}
+
+Result<std::size_t> sendSome(const Fd& socket, std::string_view bytes) {
+  std::size_t sent = 0;
+  while (sent < bytes.size()) {
+    const ssize_t size = ::send(socket.get(), bytes.data() + sent, bytes.size() - sent, MSG_NOSIGNAL);
+    if (size >= 0) {
+      sent += static_cast<std::size_t>(size);
+    } else if (errno == EAGAIN) {
+      break;
+    } else if (errno != EINTR) {
+      return peerError("sending to a peer", errno);
+    }
+  }
+  return sent;
+}
+
+Status peerError(std::string_view what, int error) {
+  if (error == EPIPE || error == ECONNRESET) {
+    return {StatusCode::kPeerFailed, fmt::format("{}: the other end closed the connection ({})", what, errnoText(error))};
+  }
+  if (error == ETIMEDOUT || error == EHOSTUNREACH || error == ENETUNREACH || error == ENETDOWN || error == EHOSTDOWN) {
+    return {StatusCode::kPeerFailed, fmt::format("{}: the other end does not answer any more: {}", what, errnoText(error))};
+  }
+  return systemError(what, error);
+}
+
+}  // namespace shardwire::internal

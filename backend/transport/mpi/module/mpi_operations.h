@@ -1,0 +1,28 @@
+// Messages in flight as MPI requests, and the communicators that they go over. See MpiApi. Only inside of the module.
+#pragma once
+
+#include <mpi.h>
+
+#include <atomic>
+#include <memory>
+#include <string>
+
+#include "backend/transport/mpi/mpi_api.h"
+
+namespace shardwire::internal {
+
+// "MPI_ERR_TRUNCATE: message truncated"
+std::string mpiErrorText(int code);
+// kSystem: "<what>: <text>"
+Status mpiStatus(const char* what, int code);
+
+struct CommunicatorPair final : MpiPair {
+  CommunicatorPair(MPI_Comm communicatorOfTwo, int peerInIt) : communicator(communicatorOfTwo), peer(peerInIt) {}
+  const MPI_Comm communicator;
+  const int peer;
+};
+
+// isEnding: MPI is being finalised, no call may be made any more.
+std::unique_ptr<MpiOperations> makeOperations(const std::atomic<bool>* isEnding);
+
+}  // namespace shardwire::internal

@@ -1,0 +1,16 @@
+# libshardwire_mpi.so: the only part that is linked to MPI, beside shardwire_core, which loads it when a process of an MPI job wants it. Where
+# MPI is not installed it is left out, and the mpi transport says so.
+find_package(MPI QUIET COMPONENTS CXX)
+if(MPI_CXX_FOUND)
+  file(GLOB MPI_MODULE_SOURCES CONFIGURE_DEPENDS backend/transport/mpi/module/*.cc)
+  add_library(shardwire_mpi MODULE ${MPI_MODULE_SOURCES})
+  target_include_directories(shardwire_mpi PRIVATE ${PROJECT_SOURCE_DIR})
+  # Not the deprecated C++ interface of Open MPI.
+  target_compile_definitions(shardwire_mpi PRIVATE OMPI_SKIP_MPICXX MPICH_SKIP_MPICXX)
+  target_link_libraries(shardwire_mpi PRIVATE shardwire_core shardwire_warnings fmt::fmt MPI::MPI_CXX)
+  # Looked for beside shardwire_core, whatever the platform's suffix for modules is.
+  set_target_properties(shardwire_mpi PROPERTIES OUTPUT_NAME shardwire_mpi SUFFIX ".so" BUILD_RPATH "$ORIGIN" INSTALL_RPATH "$ORIGIN"
+                        LIBRARY_OUTPUT_DIRECTORY $<TARGET_FILE_DIR:shardwire_core>)
+else()
+  message(STATUS "shardwire: no MPI here, so the mpi transport is left out (Debian: libopenmpi-dev)")
+endif()

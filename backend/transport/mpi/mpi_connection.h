@@ -1,0 +1,105 @@
+// Two ranks of one MPI job. Each lane is a tag of the pair's communicator, with one receive posted as long as there is room for a longest
+// frame, and credit for as many bytes as the peer has room for; what goes beside the lanes (credit, requests for memory) has a tag of its
+// own; fetched memory another. MPI neither notices a death nor ends what waits for the dead, so the link that the bootstrap made stays: it
+// hangs up when the peer's process ends, and a farewell on it tells leaving from dying. Threads: see Connection.
+#pragma once
+
+#include <array>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "backend/transport/link.h"
+#include "backend/transport/mpi/mpi_fetches.h"
+#include "backend/transport/mpi/mpi_lane.h"
+#include "backend/transport/mpi/mpi_message.h"
+#include "backend/transport/mpi/mpi_wire.h"
+
+namespace shardwire::internal {
+
+// What the endpoint and the peer agreed on.
+struct MpiJoint {
+  Rank peer = 0;
+  std::string who;  // the peer for messages: "rank 1 (pid 7 on host a)"
+  int worldRank = 0;
+  Fd socket;  // of the link
+  MpiPair* pair = nullptr;
+  int firstTag = 0;
+  std::array<std::uint64_t, kNumLanes> laneBytes{};
+  ReadLimits readLimits;
+  bool isStaged = false;  // nothing is fetched: SHARDWIRE_ORDINARY_PATH=staged
+};
+
+class MpiConnection final : public Connection, private MpiReceiver {
+ public:
+  // Posts the first receives. `wire` outlives it.
+  static Result<std::unique_ptr<Connection>> create(MpiJoint joint, MpiWire* wire);
+  ~MpiConnection() override;
+  MpiConnection(const MpiConnection&) = delete;
+  MpiConnection& operator=(const MpiConnection&) = delete;
+
+  Rank peer() const override { return joint_.peer; }
+  const char* transportName() const override { return "mpi"; }
+  std::span<std::byte> reserve(Lane lane, std::size_t minBytes, std::size_t maxBytes) override;
+  void commit(Lane lane, std::size_t bytes) override;
+  std::size_t maxFrameBytes(Lane lane) const override;
+  std::span<const std::byte> peek(Lane lane) override;
+  void release(Lane lane) override;
+  Reach expose(const void* bytes, std::size_t size, RemoteAddress* address) override;
+  void conceal(const RemoteAddress& address) override { fetches_.conceal(address.space); }
+  ReadLimits readLimits() const override { return joint_.readLimits; }
+  const std::byte* map(const RemoteAddress&, std::size_t) override { return nullptr; }
+  Status read(std::span<const MemoryRun> runs) override;
+  bool fetch(std::uint32_t space, std::span<const MemoryRun> runs, FetchCount* count) override;
+  bool stopFetches() override { return fetches_.stop(); }
+  double readGBps() const override { return 0; }
+  Status health() override;
+  std::string describe() const override;
+
+ private:
+  enum Kind : std::uint16_t { kFrameSend = 0, kFrameReceive = 1, kServiceSend = 2, kServiceReceive = 3 };
+
+  // One message beside the lanes, until MPI has sent it.
+  struct ServiceMessage {
+    std::string bytes;
+    bool isInFlight = false;
+  };
+
+  MpiConnection(MpiJoint joint, MpiWire* wire);
+  void onDone(const MpiDone& done) override;
+  void onFrame(std::size_t lane, std::size_t bytes);
+  void onService(std::size_t bytes);
+  void takeHead(const MpiHead& head);
+  void post(std::size_t lane);
+  void postService();
+  // One message beside the lanes; `body` follows the head.
+  void sendService(MpiKind kind, std::string_view body);
+  void sendCreditIfDue();
+  MpiHead head(MpiKind kind);
+  void fail(const Status& failure);
+  Status named(const Status& failure) const;
+  Status lookAtLink();
+  bool allArrived() const;
+  void sayFarewell();
+  void flush();
+  std::size_t numInFlight() const { return numSends_ + numReceives_ + fetches_.numInFlight(); }
+
+  MpiJoint joint_;
+  MpiWire* const wire_;
+  std::array<MpiLaneWriter, kNumLanes> writers_;
+  std::array<MpiLaneReader, kNumLanes> readers_;
+  std::array<std::uint64_t, kNumLanes> toldReleased_{};  // to the peer
+  MpiFetches fetches_;
+  std::unique_ptr<std::byte[]> serviceIn_;
+  std::vector<std::unique_ptr<ServiceMessage>> serviceOut_;  // reused
+  bool isCreditInFlight_ = false;
+  std::size_t numSends_ = 0;  // without those of fetches_
+  std::size_t numReceives_ = 0;
+  Deadline nextLinkLook_{};
+  std::string farewell_;     // of the peer, as far as it came
+  Deadline goneSince_{};     // when its link told that it left; the clock's zero: not yet
+  bool isPeerGone_ = false;  // its process hung up: nothing of ours will be received
+  Status failure_;           // the first one stays
+};
+
+}  // namespace shardwire::internal

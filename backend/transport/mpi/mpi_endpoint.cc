@@ -1,0 +1,196 @@
+// Joins ranks that are processes of one MPI job. See MpiProcess for the communicators, MpiConnection for what goes over them.
+#include <errno.h>
+#include <fmt/format.h>
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <string_view>
+
+#include "backend/base/wire.h"
+#include "backend/transport/endpoint.h"
+#include "backend/transport/lanes.h"
+#include "backend/transport/mpi/mpi_connection.h"
+
+namespace shardwire::internal {
+namespace {
+
+constexpr std::uint8_t kAddressVersion = 1;
+constexpr std::uint8_t kJointVersion = 1;
+constexpr std::size_t kMaxJobBytes = 1024;
+// Below these, asking costs more than staging. An edge: a round trip. Runs: MPI moves only contiguous memory in one copy; what it has to
+// pack by a datatype goes at 1.5 GB/s here (MPI_Alltoallw's speed), and at 4.1 GB/s through our lanes. Who sends nothing inside of frames
+// (SHARDWIRE_INLINE_BYTES=0) has all of it fetched.
+constexpr std::size_t kFetchFromInline = 8;  // times inlineBytes
+
+ReadLimits limitsOf(const Options& options) {
+  return {.isWire = true, .minEdgeBytes = options.inlineBytes * kFetchFromInline, .minRunBytes = options.inlineBytes * kFetchFromInline};
+}
+
+struct MpiAddress {
+  std::string job;
+  std::uint32_t rank = 0;  // in the MPI world
+  std::uint32_t size = 0;
+};
+
+std::string encodeAddress(const MpiAddress& address) {
+  ByteWriter writer;
+  writer.u8(kAddressVersion);
+  writer.text(address.job);
+  writer.u32(address.rank);
+  writer.u32(address.size);
+  return writer.bytes();
+}
+
+bool decodeAddress(std::string_view bytes, MpiAddress* address) {
+  ByteReader reader(bytes);
+  if (reader.u8() != kAddressVersion) {
+    return false;
+  }
+  address->job = reader.text(kMaxJobBytes);
+  address->rank = reader.u32();
+  address->size = reader.u32();
+  return reader.isDone() && address->rank < address->size;
+}
+
+// What each side tells the other over the link: its lanes and, from the lower rank of the MPI world, the tags.
+struct Joint {
+  std::uint32_t firstTag = 0;
+  std::array<std::uint64_t, kNumLanes> laneBytes{};
+  std::string failure;  // why this side cannot
+};
+
+std::string encodeJoint(const Joint& joint) {
+  ByteWriter writer;
+  writer.u8(kJointVersion);
+  writer.u32(joint.firstTag);
+  for (const std::uint64_t bytes : joint.laneBytes) {
+    writer.u64(bytes);
+  }
+  writer.text(joint.failure);
+  return writer.bytes();
+}
+
+bool decodeJoint(std::string_view bytes, Joint* joint) {
+  ByteReader reader(bytes);
+  if (reader.u8() != kJointVersion) {
+    return false;
+  }
+  joint->firstTag = reader.u32();
+  for (std::uint64_t& lane : joint->laneBytes) {
+    lane = reader.u64();
+  }
+  joint->failure = reader.text(Link::kMaxMessageBytes);
+  return reader.isDone();
+}
+
+class MpiEndpoint final : public Endpoint {
+ public:
+  MpiEndpoint(const Self& self, MpiProcess* process) : self_(self), process_(process), wire_(std::make_unique<MpiWire>(process)) {
+    const MpiState state = process->state();
+    mine_ = {process->job().substr(0, kMaxJobBytes), static_cast<std::uint32_t>(state.rank), static_cast<std::uint32_t>(state.size)};
+  }
+
+  std::string address() const override { return encodeAddress(mine_); }
+  std::string whyNot(std::string_view peerAddress) const override;
+  Result<std::unique_ptr<Connection>> connect(Link link, Rank peer, bool isDialer, std::string_view peerAddress, const std::string& who,
+                                              Deadline deadline) override;
+  std::unique_ptr<Wire> takeWire() override { return std::move(wire_); }
+
+ private:
+  Joint propose(int worldRank);
+  Status agree(Link& link, int worldRank, const std::string& who, Deadline deadline, int* firstTag);
+
+  const Self self_;
+  MpiProcess* const process_;
+  std::unique_ptr<MpiWire> wire_;
+  MpiAddress mine_;
+};
+
+std::string MpiEndpoint::whyNot(std::string_view peerAddress) const {
+  MpiAddress theirs;
+  if (!decodeAddress(peerAddress, &theirs)) {
+    return "one of the two runs another version of shardwire";
+  }
+  if (theirs.job != mine_.job || theirs.size != mine_.size) {
+    return "they belong to different MPI jobs: start them by one mpirun";
+  }
+  if (theirs.rank == mine_.rank) {
+    return fmt::format("both are rank {} of the MPI job: threads of one process", mine_.rank);
+  }
+  return {};
+}
+
+Joint MpiEndpoint::propose(int worldRank) {
+  Joint joint{0, laneCapacities(*self_.options), {}};
+  if (static_cast<int>(mine_.rank) < worldRank) {
+    const auto tags = process_->takeTags(worldRank);
+    if (tags.isOk()) {
+      joint.firstTag = static_cast<std::uint32_t>(*tags);
+    } else {
+      joint.failure = tags.status().message();
+    }
+  }
+  return joint;
+}
+
+// Both are here, are willing, and mean the same, before either waits inside of MPI.
+Status MpiEndpoint::agree(Link& link, int worldRank, const std::string& who, Deadline deadline, int* firstTag) {
+  const Joint mine = propose(worldRank);
+  SW_RETURN_IF_ERROR(link.send(encodeJoint(mine), deadline));
+  const auto answer = link.receive(deadline);
+  SW_RETURN_IF_ERROR(answer.status());
+  Joint theirs;
+  if (!decodeJoint(*answer, &theirs)) {
+    return {StatusCode::kMismatch, fmt::format("{} speaks another version of the mpi transport", who)};
+  }
+  if (!mine.failure.empty() || !theirs.failure.empty()) {
+    return {StatusCode::kUnsupported, mine.failure.empty() ? fmt::format("{}: {}", who, theirs.failure) : mine.failure};
+  }
+  if (theirs.laneBytes != mine.laneBytes) {
+    return {
+        StatusCode::kMismatch,
+        fmt::format("this rank and {} have different SHARDWIRE_RING_BYTES or SHARDWIRE_INLINE_BYTES; set them equally on all ranks", who)};
+  }
+  *firstTag = static_cast<int>(static_cast<int>(mine_.rank) < worldRank ? mine.firstTag : theirs.firstTag);
+  return Status::ok();
+}
+
+Result<std::unique_ptr<Connection>> MpiEndpoint::connect(Link link, Rank peer, bool, std::string_view peerAddress, const std::string& who,
+                                                         Deadline deadline) {
+  MpiAddress theirs;
+  if (!decodeAddress(peerAddress, &theirs)) {
+    return Status{StatusCode::kMismatch, fmt::format("the address of {} cannot be read", who)};
+  }
+  const int worldRank = static_cast<int>(theirs.rank);
+  int firstTag = 0;
+  SW_RETURN_IF_ERROR(agree(link, worldRank, who, deadline, &firstTag));
+  const auto isConnected = [&] {
+    char byte = 0;
+    const ssize_t size = ::recv(link.socket().get(), &byte, 1, MSG_DONTWAIT | MSG_PEEK);
+    return size > 0 || (size < 0 && (errno == EAGAIN || errno == EINTR));
+  };
+  const auto pair = process_->pairWith(worldRank, isConnected, deadline);
+  if (!pair.isOk()) {
+    return Status{pair.status().code(), fmt::format("no MPI communicator with {}: {}", who, pair.status().message())};
+  }
+  return MpiConnection::create({peer, who, worldRank, link.takeSocket(), *pair, firstTag, laneCapacities(*self_.options),
+                                limitsOf(*self_.options), self_.options->ordinaryPath == OrdinaryPath::kStaged},
+                               wire_.get());
+}
+
+}  // namespace
+
+Result<std::unique_ptr<Endpoint>> makeMpiEndpoint(const Self& self) {
+  const auto process = MpiProcess::instance();
+  SW_RETURN_IF_ERROR(process.status());
+  const std::string& transports = self.options->transports;
+  const bool isAskedFor = !transports.empty() && transports[0] != '^' && transports.find("mpi") != std::string::npos;
+  SW_RETURN_IF_ERROR((*process)->prepare(self.worldSize, isAskedFor, deadlineAfter(self.options->timeout)));
+  if ((*process)->state().size < 2) {
+    return Status{StatusCode::kUnsupported,
+                  fmt::format("the MPI job has this process only; start the ranks by one mpirun (of {})", (*process)->api().library())};
+  }
+  return std::unique_ptr<Endpoint>(std::make_unique<MpiEndpoint>(self, *process));
+}
+
+}  // namespace shardwire::internal

@@ -1,0 +1,97 @@
+// The memory of one lane at its two ends: where each message lies, and how much of the peer's end is free. Pure bookkeeping.
+//
+// Both ends place messages by one rule: one behind the other in whole granules; one may run past the end of the lane's capacity, into a
+// spare part as long as the longest message, and the next starts at the front. Since no more than the capacity is ever in use, a message
+// never meets an older one. Threads: as Connection.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+
+namespace shardwire::internal {
+
+// In front of each message's frame: see MpiMessageHead.
+inline constexpr std::size_t kMpiHeadBytes = 16;
+
+struct LaneMemory {
+  LaneMemory(std::size_t capacity, std::size_t maxFrame);
+  static constexpr std::size_t kGranule = 64;
+  static std::size_t granules(std::size_t messageBytes) { return (messageBytes + kGranule - 1) / kGranule * kGranule; }
+
+  std::size_t capacity;
+  std::size_t maxMessage;  // in whole granules
+  std::unique_ptr<std::byte[]> bytes;
+};
+
+// The sending end. Memory is free again once MPI has sent the message and the peer has released it.
+class MpiLaneWriter {
+ public:
+  MpiLaneWriter(std::size_t capacity, std::size_t maxFrame) : memory_(capacity, maxFrame), maxFrame_(maxFrame) {}
+
+  // Room for a frame, behind its head; empty when there is none.
+  std::span<std::byte> reserve(std::size_t minBytes, std::size_t maxBytes);
+  // The whole message that was reserved, cut to a frame of this many bytes: to be sent as number *number.
+  std::span<std::byte> commit(std::size_t frameBytes, std::uint32_t* number);
+  void sent(std::uint32_t number);
+  // The peer released this many bytes of the lane in all, modulo 2^32. False: it cannot have.
+  bool releasedByPeer(std::uint32_t total);
+
+  std::uint64_t totalBytes() const { return committed_; }
+  bool isIdle() const { return oldest_ == next_; }
+  // Gives the memory up for good: MPI may still read it.
+  void abandon() { static_cast<void>(memory_.bytes.release()); }
+
+ private:
+  static constexpr std::uint32_t kMostInFlight = 256;
+
+  LaneMemory memory_;
+  std::size_t maxFrame_;
+  std::size_t offset_ = 0;       // of the next message
+  std::uint64_t committed_ = 0;  // granule bytes, ever
+  std::uint64_t released_ = 0;   // by the peer
+  std::uint64_t sent_ = 0;       // by MPI, without a gap
+  std::uint32_t oldest_ = 0;     // number of the oldest message that MPI has not sent
+  std::uint32_t next_ = 0;
+  struct InFlight {
+    std::uint64_t end = 0;  // committed_ after it
+    bool isSent = false;
+  };
+  std::array<InFlight, kMostInFlight> inFlight_;
+};
+
+// The receiving end: at most one receive is posted, for a message of any length.
+class MpiLaneReader {
+ public:
+  MpiLaneReader(std::size_t capacity, std::size_t maxFrame) : memory_(capacity, maxFrame) {}
+
+  // Where the next message may be received; empty while it is posted, or there is no room for a longest message.
+  std::span<std::byte> post();
+  // What the posted receive brought, head and frame; then arrived() makes it a frame to be peeked.
+  std::span<const std::byte> received(std::size_t messageBytes) const { return {memory_.bytes.get() + nextOffset_, messageBytes}; }
+  void arrived(std::size_t messageBytes);
+  void cancelled() { isPosted_ = false; }
+  bool isPosted() const { return isPosted_; }
+
+  std::span<const std::byte> peek() const;  // the oldest frame, without its head
+  void release();
+
+  std::uint64_t receivedBytes() const { return received_; }
+  std::uint64_t releasedBytes() const { return released_; }
+  std::size_t capacity() const { return memory_.capacity; }
+  void abandon() { static_cast<void>(memory_.bytes.release()); }
+
+ private:
+  void advance(std::size_t* offset, std::size_t granuleBytes) const;
+
+  LaneMemory memory_;
+  std::size_t nextOffset_ = 0;   // of the message to come
+  std::size_t firstOffset_ = 0;  // of the oldest that is there
+  std::uint64_t received_ = 0;   // granule bytes, ever
+  std::uint64_t released_ = 0;
+  bool isPosted_ = false;
+};
+
+}  // namespace shardwire::internal

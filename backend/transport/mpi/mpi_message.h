@@ -1,0 +1,90 @@
+// What travels between two MpiConnections, as bytes: the head of every message, and requests for runs of exposed memory. Pure functions;
+// the decoders take bytes from the peer and check all of them. Fixed width, little-endian.
+//
+//   head      u32 released[3]: bytes that the sender of this message has released of each lane that it receives, modulo 2^32; u8 kind; 3
+//   zero request   head, u32 space, u32 form, u64 count, then
+//             form 0: count times u64 address, u64 bytes
+//             form 1: u64 address, u64 bytes, u64 stride: count runs of equal length, stride apart (modulo 2^64)
+//   refusal   head, text
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "backend/transport/mpi/mpi_api.h"
+#include "backend/transport/mpi/mpi_lane.h"
+#include "backend/transport/transport.h"
+
+namespace shardwire::internal {
+
+enum class MpiKind : std::uint8_t { kFrame = 0, kCredit = 1, kRequest = 2, kRefusal = 3 };
+
+struct MpiHead {
+  std::array<std::uint32_t, kNumLanes> released{};
+  MpiKind kind = MpiKind::kFrame;
+  friend bool operator==(const MpiHead&, const MpiHead&) = default;
+};
+
+// Precondition: room for kMpiHeadBytes.
+void encodeHead(const MpiHead& head, std::byte* to);
+std::optional<MpiHead> decodeHead(std::span<const std::byte> message);
+
+// Messages beside the lanes are at most this long.
+inline constexpr std::size_t kMpiServiceBytes = std::size_t{64} << 10;
+
+struct RemoteRun {
+  std::uint64_t address;
+  std::uint64_t bytes;
+  friend bool operator==(const RemoteRun&, const RemoteRun&) = default;
+};
+
+// The request for as many of the first runs as one takes, appended to `to`; how many those are. Runs are not empty.
+std::size_t encodeRequest(std::uint32_t space, std::span<const MemoryRun> runs, std::string* to);
+struct FetchRequest {
+  std::uint32_t space = 0;
+  std::vector<RemoteRun> runs;
+};
+// `body`: what follows the head. Nothing: no rank of ours sends such bytes.
+std::optional<FetchRequest> decodeRequest(std::string_view body);
+
+// Both ends cut the runs of a request into the same messages, from the runs' lengths alone. A long run is a message of its own: MPI moves
+// contiguous memory in one copy (CMA, RDMA), and packs whatever a derived datatype describes. Short ones share messages. None is longer
+// than MPI's int counts allow, with a margin.
+inline constexpr std::size_t kMpiLongRun = std::size_t{64} << 10;
+inline constexpr std::size_t kMpiLongestMessage = std::size_t{1} << 30;
+
+template <typename Visit>
+Status forEachMessage(std::span<const MpiRun> runs, std::size_t longest, std::vector<MpiRun>* scratch, Visit&& visit) {
+  scratch->clear();
+  std::size_t bytes = 0;
+  const auto finish = [&]() -> Status {
+    const Status done = scratch->empty() ? Status::ok() : visit(std::span<const MpiRun>(*scratch));
+    scratch->clear();
+    bytes = 0;
+    return done;
+  };
+  for (MpiRun run : runs) {
+    const bool isLong = run.size >= kMpiLongRun;
+    if (isLong || run.size > longest - bytes) {
+      SW_RETURN_IF_ERROR(finish());
+    }
+    while (run.size > 0) {
+      const MpiRun part{run.bytes, std::min(run.size, longest)};
+      scratch->push_back(part);
+      bytes += part.size;
+      run = {run.bytes + part.size, run.size - part.size};
+      if (isLong || run.size > 0) {
+        SW_RETURN_IF_ERROR(finish());
+      }
+    }
+  }
+  return finish();
+}
+
+}  // namespace shardwire::internal

@@ -1,0 +1,232 @@
+#include "backend/transport/mpi/mpi_process.h"
+
+#include <dlfcn.h>
+#include <fmt/format.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <thread>
+
+#include "backend/base/log.h"
+
+namespace shardwire::internal {
+namespace {
+
+constexpr const char* kModuleName = "libshardwire_mpi.so";
+// MPI_Finalize waits for all ranks; one that cannot come any more must not keep this process for ever.
+constexpr Duration kFinaliseWithin = std::chrono::seconds(60);
+constexpr Duration kLookEvery = std::chrono::milliseconds(20);
+
+Status unsupported(std::string why) {
+  return {StatusCode::kUnsupported, std::move(why)};
+}
+
+// The folder of this library, where the module lies too.
+std::string ownFolder() {
+  Dl_info self{};
+  if (::dladdr(reinterpret_cast<const void*>(&ownFolder), &self) == 0 || self.dli_fname == nullptr) {
+    return {};
+  }
+  const std::string file = self.dli_fname;
+  const auto slash = file.rfind('/');
+  return slash == std::string::npos ? std::string{} : file.substr(0, slash + 1);
+}
+
+// Whether somebody in this process (mpi4py, the program) brought an MPI library along and initialised it.
+bool isMpiInitialisedHere() {
+  for (const char* name : {"libmpi.so.40", "libmpi.so.12", "libmpich.so.12"}) {  // Open MPI 2 to 5; MPICH and its kin
+    void* library = ::dlopen(name, RTLD_LAZY | RTLD_NOLOAD);
+    if (library == nullptr) {
+      continue;
+    }
+    const auto initialised = reinterpret_cast<int (*)(int*)>(::dlsym(library, "MPI_Initialized"));
+    int flag = 0;
+    const bool isHere = initialised != nullptr && initialised(&flag) == 0 && flag != 0;
+    ::dlclose(library);
+    if (isHere) {
+      return true;
+    }
+  }
+  return false;
+}
+
+// Open MPI loads plug-ins that look for its symbols among the global ones, so the module's libraries must be global.
+Result<MpiApi*> loadModule() {
+  const std::string path = ownFolder() + kModuleName;
+  if (::access(path.c_str(), R_OK) != 0) {
+    return unsupported(
+        fmt::format("this build of shardwire has no MPI module ({} is missing): build it where MPI is installed (on Debian: "
+                    "apt-get install libopenmpi-dev)",
+                    path));
+  }
+  void* module = ::dlopen(path.c_str(), RTLD_NOW | RTLD_GLOBAL);
+  if (module == nullptr) {
+    return unsupported(fmt::format("the MPI module cannot be loaded: {}", ::dlerror()));
+  }
+  const auto entry = reinterpret_cast<MpiModuleEntry>(::dlsym(module, kMpiModuleEntry));
+  MpiApi* api = entry == nullptr ? nullptr : entry(kMpiApiVersion);
+  if (api == nullptr) {
+    return unsupported(fmt::format("{} is of another version of shardwire", path));
+  }
+  return api;
+}
+
+// Runs what waits for other ranks on a thread of its own, which is left behind when it takes too long: MPI knows no deadlines.
+Status runUntil(Deadline deadline, const std::function<bool()>& isWanted, const char* what, std::function<Status()> function) {
+  struct Outcome {
+    Mutex mutex;
+    ConditionVariable changed;
+    bool isDone SW_GUARDED_BY(mutex) = false;
+    Status status SW_GUARDED_BY(mutex);
+  };
+  auto outcome = std::make_shared<Outcome>();
+  std::thread([outcome, function = std::move(function)] {
+    Status status = function();
+    const MutexLock lock(outcome->mutex);
+    outcome->status = std::move(status);
+    outcome->isDone = true;
+    outcome->changed.notifyAll();
+  }).detach();
+  const MutexLock lock(outcome->mutex);
+  while (!outcome->isDone) {
+    if (Clock::now() >= deadline) {
+      return {StatusCode::kTimeout, fmt::format("{} did not end in time: another rank does not call it, or died", what)};
+    }
+    if (isWanted && !isWanted()) {
+      return {StatusCode::kPeerFailed, fmt::format("the peer hung up during {}", what)};
+    }
+    outcome->changed.waitUntil(outcome->mutex, std::min(deadline, Clock::now() + kLookEvery));
+  }
+  return outcome->status;
+}
+
+}  // namespace
+
+Result<MpiProcess*> MpiProcess::instance() {
+  static Mutex mutex;
+  static MpiProcess* process = nullptr;  // as long as the process: MPI cannot be unloaded
+  const MutexLock lock(mutex);
+  std::string whyNot;
+  const auto launch = readMpiLaunch(&whyNot);
+  if (!launch.has_value() && !isMpiInitialisedHere()) {
+    return unsupported(std::move(whyNot));
+  }
+  if (process == nullptr) {
+    const auto api = loadModule();
+    SW_RETURN_IF_ERROR(api.status());
+    process = new MpiProcess(*api, launch.has_value() && launch->isPmiOnly);
+    process->owner_ = ::getpid();
+  }
+  return process;
+}
+
+Status MpiProcess::prepare(int groupSize, bool isAskedFor, Deadline deadline) {
+  const MutexLock lock(preparing_);
+  if (owner_ != ::getpid()) {
+    return unsupported("this process was forked from one that uses MPI, which does not survive a fork; start the ranks by mpirun");
+  }
+  MpiState now = state();
+  if (!now.isInitialised) {
+    SW_RETURN_IF_ERROR(initialise(groupSize, isAskedFor, deadline));
+    now = state();
+  }
+  if (now.isFinalised) {
+    return unsupported("MPI was finalised in this process, and cannot be initialised again");
+  }
+  if (!now.isThreadMultiple) {
+    return unsupported(
+        fmt::format("MPI was initialised with {}, and shardwire calls it from threads of its own; initialise it by "
+                    "MPI_Init_thread with MPI_THREAD_MULTIPLE (mpi4py's default)",
+                    now.threadLevel));
+  }
+  return Status::ok();
+}
+
+Status MpiProcess::initialise(int groupSize, bool isAskedFor, Deadline deadline) {
+  std::string whyNot;
+  const auto launch = readMpiLaunch(&whyNot);
+  if (!launch.has_value()) {
+    return unsupported(std::move(whyNot));
+  }
+  if (isPmiOnly_ && api_->library().starts_with("Open MPI")) {
+    return unsupported(
+        fmt::format("another MPI's launcher started this process, while this build of shardwire is for {}", api_->library()));
+  }
+  if (groupSize != kWholeWorld && launch->size != groupSize) {
+    return unsupported(
+        fmt::format("MPI is not initialised, and a group of {} ranks cannot do it for a job of {}: make the group of all ranks "
+                    "first, or initialise MPI before (MPI_Init_thread, import mpi4py.MPI)",
+                    groupSize, launch->size == 0 ? "unknown size" : std::to_string(launch->size)));
+  }
+  if (!isAskedFor && launch->localSize == launch->size) {
+    return unsupported("all ranks of the MPI job are on this host, and MPI is not initialised; SHARDWIRE_TRANSPORTS=mpi asks for it");
+  }
+  SW_RETURN_IF_ERROR(runUntil(deadline, nullptr, "MPI_Init_thread", [api = api_] { return api->initialise(); }));
+  logDebug("initialised {}", api_->library());
+  static MpiProcess* const self = this;
+  std::atexit([] { self->finaliseAtExit(); });
+  return Status::ok();
+}
+
+void MpiProcess::finaliseAtExit() {
+  if (owner_ != ::getpid() || state().isFinalised) {
+    return;
+  }
+  if (hasFailedPeer_.load()) {
+    return logInfo("a rank died, so MPI is not finalised: it would wait for that rank");
+  }
+  const Status done = runUntil(Clock::now() + kFinaliseWithin, nullptr, "MPI_Finalize", [api = api_] {
+    api->finalise();
+    return Status::ok();
+  });
+  if (!done.isOk()) {
+    logWarn("{}", done.message());
+  }
+}
+
+std::string MpiProcess::job() const {
+  std::string unused;
+  const auto launch = readMpiLaunch(&unused);
+  return launch.has_value() ? launch->job : std::string{};
+}
+
+Result<MpiPair*> MpiProcess::pairWith(int worldRank, const std::function<bool()>& isWanted, Deadline deadline) {
+  {
+    const MutexLock lock(mutex_);
+    Pair& pair = pairs_[worldRank];
+    while (pair.isBeingMade && Clock::now() < deadline) {
+      changed_.waitUntil(mutex_, deadline);
+    }
+    if (pair.made != nullptr) {
+      return pair.made;
+    }
+    if (pair.isBeingMade) {
+      return Status{StatusCode::kTimeout, "MPI_Comm_create_group did not end in time: the other rank does not call it, or died"};
+    }
+    pair.isBeingMade = true;
+  }
+  // Should it be left behind, it may still end: then the pair is there for the next.
+  SW_RETURN_IF_ERROR(runUntil(deadline, isWanted, "MPI_Comm_create_group", [this, worldRank] {
+    auto fresh = api_->makePair(worldRank);
+    const MutexLock lock(mutex_);
+    Pair& pair = pairs_[worldRank];
+    pair.isBeingMade = false;
+    pair.made = fresh.isOk() ? *fresh : nullptr;
+    changed_.notifyAll();
+    return fresh.status();
+  }));
+  const MutexLock lock(mutex_);
+  return pairs_[worldRank].made;
+}
+
+Result<int> MpiProcess::takeTags(int worldRank) {
+  const MutexLock lock(mutex_);
+  const int row = pairs_[worldRank].numTagRows++;
+  if (row >= api_->mostTag() / kTagsPerConnection) {
+    return unsupported(fmt::format("MPI's tags are used up: {} groups were made with MPI rank {} in this process", row, worldRank));
+  }
+  return row * kTagsPerConnection;
+}
+
+}  // namespace shardwire::internal

@@ -1,0 +1,38 @@
+// The messages in flight of all MPI connections of one group: MPI moves only while it is called, and this calls it. Threads: as Wire.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "backend/transport/mpi/mpi_process.h"
+#include "backend/transport/transport.h"
+
+namespace shardwire::internal {
+
+// Whose messages they are: owner of every MpiCookie. Called inside of MpiWire::poll().
+class MpiReceiver {
+ public:
+  virtual ~MpiReceiver() = default;
+  virtual void onDone(const MpiDone& done) = 0;
+};
+
+class MpiWire final : public Wire {
+ public:
+  explicit MpiWire(MpiProcess* process) : process_(process), operations_(process->api().makeOperations()) {}
+
+  bool poll() override;
+  int readinessFd() const override { return -1; }  // MPI has none
+
+  MpiProcess& process() { return *process_; }
+  MpiOperations& operations() { return *operations_; }
+  // MPI as a whole failed, or was finalised.
+  const Status& failure() const { return failure_; }
+
+ private:
+  MpiProcess* const process_;
+  const std::unique_ptr<MpiOperations> operations_;
+  std::vector<MpiDone> done_;
+  Status failure_;
+};
+
+}  // namespace shardwire::internal

@@ -1,0 +1,171 @@
+#include "backend/transport/net_socket.h"
+
+#include <arpa/inet.h>
+#include <errno.h>
+#include <fmt/format.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <poll.h>
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+
+#include "backend/base/system_error.h"
+
+namespace shardwire::internal {
+namespace {
+
+Result<Fd> makeTcp(int family) {
+  Fd socket(::socket(family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, IPPROTO_TCP));
+  if (!socket.isOpen()) {
+    return systemError(errno == EMFILE ? "making a TCP socket (raise ulimit -n)" : "making a TCP socket", errno);
+  }
+  return socket;
+}
+
+template <typename Ask>
+Result<SocketAddress> askAddress(const Fd& socket, Ask ask) {
+  SocketAddress address;
+  address.size = sizeof(address.storage);
+  if (ask(socket.get(), address.get(), &address.size) != 0) {
+    return systemError("asking for a socket's address", errno);
+  }
+  return address;
+}
+
+}  // namespace
+
+std::uint16_t SocketAddress::port() const {
+  const bool isIpv6 = storage.ss_family == AF_INET6;
+  return ntohs(isIpv6 ? reinterpret_cast<const sockaddr_in6*>(&storage)->sin6_port
+                      : reinterpret_cast<const sockaddr_in*>(&storage)->sin_port);
+}
+
+void SocketAddress::setPort(std::uint16_t port) {
+  if (storage.ss_family == AF_INET6) {
+    reinterpret_cast<sockaddr_in6*>(&storage)->sin6_port = htons(port);
+  } else {
+    reinterpret_cast<sockaddr_in*>(&storage)->sin_port = htons(port);
+  }
+}
+
+Result<SocketAddress> makeSocketAddress(const std::string& ip, std::uint32_t scope, std::uint16_t port) {
+  SocketAddress address;
+  sockaddr_in v4{};
+  sockaddr_in6 v6{};
+  if (::inet_pton(AF_INET, ip.c_str(), &v4.sin_addr) == 1) {
+    v4.sin_family = AF_INET;
+    std::memcpy(&address.storage, &v4, sizeof(v4));
+    address.size = sizeof(v4);
+  } else if (::inet_pton(AF_INET6, ip.c_str(), &v6.sin6_addr) == 1) {
+    v6.sin6_family = AF_INET6;
+    v6.sin6_scope_id = scope;
+    std::memcpy(&address.storage, &v6, sizeof(v6));
+    address.size = sizeof(v6);
+  } else {
+    return Status{StatusCode::kInvalidArgument, fmt::format("'{}' is no IP address", ip)};
+  }
+  address.setPort(port);
+  return address;
+}
+
+std::string toString(const SocketAddress& address) {
+  std::array<char, INET6_ADDRSTRLEN> text{};
+  if (address.storage.ss_family == AF_INET) {
+    ::inet_ntop(AF_INET, &reinterpret_cast<const sockaddr_in*>(&address.storage)->sin_addr, text.data(), text.size());
+    return fmt::format("{}:{}", text.data(), address.port());
+  }
+  if (address.storage.ss_family == AF_INET6) {
+    const auto* v6 = reinterpret_cast<const sockaddr_in6*>(&address.storage);
+    ::inet_ntop(AF_INET6, &v6->sin6_addr, text.data(), text.size());
+    const std::string scope = v6->sin6_scope_id == 0 ? "" : fmt::format("%{}", v6->sin6_scope_id);
+    return fmt::format("[{}{}]:{}", text.data(), scope, address.port());
+  }
+  return "an unnamed socket";
+}
+
+Result<SocketAddress> localAddress(const Fd& socket) {
+  return askAddress(socket, ::getsockname);
+}
+
+Result<SocketAddress> remoteAddress(const Fd& socket) {
+  return askAddress(socket, ::getpeername);
+}
+
+Result<Fd> listenTcp(const SocketAddress& address, int backlog) {
+  auto socket = makeTcp(address.storage.ss_family);
+  SW_RETURN_IF_ERROR(socket.status());
+  if (::bind(socket->get(), address.get(), address.size) != 0 || ::listen(socket->get(), backlog) != 0) {
+    return systemError(fmt::format("listening on {}", toString(address)), errno);
+  }
+  return socket;
+}
+
+Result<Fd> startTcp(const SocketAddress& address) {
+  auto socket = makeTcp(address.storage.ss_family);
+  SW_RETURN_IF_ERROR(socket.status());
+  sendAtOnce(*socket);
+  if (::connect(socket->get(), address.get(), address.size) != 0 && errno != EINPROGRESS && errno != EINTR) {
+    return systemError("connecting", errno);
+  }
+  return socket;
+}
+
+Result<Fd> acceptTcp(const Fd& listener) {
+  Fd socket(::accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+  if (socket.isOpen()) {
+    sendAtOnce(socket);
+    return socket;
+  }
+  switch (errno) {
+    case EMFILE:
+    case ENFILE:
+    case ENOBUFS:
+    case ENOMEM:
+      return systemError("accepting a peer (raise ulimit -n)", errno);
+    case EBADF:
+    case EINVAL:
+    case ENOTSOCK:
+      return systemError("accepting a peer", errno);
+    default:  // nobody waits, or whoever did is gone: accept(2) also reports errors of the connection that was to be accepted
+      return Fd();
+  }
+}
+
+int socketError(const Fd& socket) {
+  int error = 0;
+  socklen_t size = sizeof(error);
+  return ::getsockopt(socket.get(), SOL_SOCKET, SO_ERROR, &error, &size) == 0 ? error : errno;
+}
+
+void sendAtOnce(const Fd& socket) {
+  const int on = 1;
+  ::setsockopt(socket.get(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));  // only slower without
+}
+
+int pollTimeout(Deadline deadline) {
+  if (deadline == kNoDeadline) {
+    return -1;
+  }
+  const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - Clock::now()).count();
+  return static_cast<int>(std::clamp<std::int64_t>(left, 0, 1 << 30));
+}
+
+Status waitForSocket(const Fd& socket, short events, Deadline deadline, std::string_view what) {
+  while (true) {
+    pollfd entry{socket.get(), events, 0};
+    const int ready = ::poll(&entry, 1, pollTimeout(deadline));
+    if (ready > 0) {
+      return Status::ok();
+    }
+    if (ready == 0 && Clock::now() >= deadline) {
+      return {StatusCode::kTimeout, fmt::format("{}: no answer in time", what)};
+    }
+    if (ready < 0 && errno != EINTR) {
+      return systemError(what, errno);
+    }
+  }
+}
+
+}  // namespace shardwire::internal

@@ -1,0 +1,85 @@
+// Two ranks joined by RDMA: lanes of frames over one queue pair, fetched payload over others (one for each pair of ports), and the link
+// that hangs up when the peer's process ends. Made by the handshake. Threads: see Connection.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "backend/transport/link.h"
+#include "backend/transport/rdma/fetch_requester.h"
+#include "backend/transport/rdma/fetch_server.h"
+#include "backend/transport/rdma/frame_lanes.h"
+#include "backend/transport/rdma/rdma_fabric.h"
+#include "backend/transport/transport.h"
+
+namespace shardwire::internal {
+
+// What the handshake made.
+struct RdmaJoin {
+  Rank self = 0;
+  Rank peer = 0;
+  std::string who;  // the peer for messages: "rank 3 (pid 7 on host b)"
+  Fd link;          // stays open: it hangs up when the peer's process ends
+  std::unique_ptr<FrameLanes> lanes;
+  std::vector<std::unique_ptr<QueuePair>> payload;
+  std::vector<std::string> peerPorts;  // by payload queue pair, for messages
+};
+
+class RdmaConnection final : public Connection, private FabricMember {
+ public:
+  // `slot`: under which the fabric knows the queue pairs' requests.
+  RdmaConnection(std::shared_ptr<RdmaFabric> fabric, std::uint32_t slot, RdmaJoin join);
+  ~RdmaConnection() override;
+
+  Rank peer() const override { return join_.peer; }
+  const char* transportName() const override { return "rdma"; }
+  std::span<std::byte> reserve(Lane lane, std::size_t minBytes, std::size_t maxBytes) override;
+  void commit(Lane lane, std::size_t bytes) override;
+  std::size_t maxFrameBytes(Lane lane) const override;
+  std::span<const std::byte> peek(Lane lane) override;
+  void release(Lane lane) override;
+  Reach expose(const void* bytes, std::size_t size, RemoteAddress* address) override;
+  void conceal(const RemoteAddress& address) override;
+  ReadLimits readLimits() const override;
+  const std::byte* map(const RemoteAddress& address, std::size_t size) override;
+  Status read(std::span<const MemoryRun> runs) override;
+  bool fetch(std::uint32_t space, std::span<const MemoryRun> runs, FetchCount* count) override;
+  bool stopFetches() override;
+  double readGBps() const override { return 0; }
+  Status health() override;
+  std::string describe() const override;
+
+ private:
+  void onCompletion(const WorkId& id, const ibv_wc& completion) override;
+  bool advance() override;
+  void onLinkReadable() override;
+  void onDeviceTrouble(const std::string& what, bool isFatal) override;
+
+  void onImmediate(const WorkId& id, std::uint32_t immediate);
+  void onFailedCompletion(const WorkId& id, const ibv_wc& completion);
+  void fail(StatusCode code, std::string text);
+  // Takes what the peer sent before it went, and says how it went.
+  Status lastWords();
+  void probeIfSilent(Deadline now);
+  void leave();
+
+  std::shared_ptr<RdmaFabric> fabric_;
+  RdmaJoin join_;
+  const std::uint32_t slot_;
+  FetchRequester requester_;
+  FetchServer server_;
+  bool hasStopped_ = false;      // stopFetches() was called here
+  bool peerHasStopped_ = false;  // or there: its payload queue pairs fail on purpose
+  bool peerIsLeaving_ = false;
+  bool isHungUp_ = false;
+  bool hasWarnedOfStaging_ = false;
+  bool heard_ = true;       // something arrived, or was acknowledged, since the last look at the clock
+  bool isProbing_ = false;  // a probe was posted since
+  Deadline lastHeard_{};
+  std::string deviceTrouble_;     // the latest, for messages
+  std::string transportFailure_;  // the first request that failed
+  Status failure_;                // the first one stays
+};
+
+}  // namespace shardwire::internal

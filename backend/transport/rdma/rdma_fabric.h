@@ -1,0 +1,106 @@
+// What all RDMA connections of one rank share: devices, completion queues, the descriptor to sleep on, registered memory. Shared by the
+// endpoint, the wire and every connection, and gone with the last of them. Threads: as Connection, but for readinessFd().
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "backend/base/fd.h"
+#include "backend/transport/rdma/rdma_device.h"
+#include "backend/transport/rdma/registration_cache.h"
+#include "backend/transport/rdma/verbs_api.h"
+#include "backend/transport/transport.h"
+#include "shardwire/types.h"
+
+namespace shardwire::internal {
+
+// What a work request is called: who gets its completion, for which queue pair, and how many requests it completes.
+struct WorkId {
+  std::uint32_t slot = 0;      // of the connection
+  std::uint8_t queue = 0;      // of the connection's queue pairs
+  bool isReceive = false;      // the opcode of a failed completion is not defined
+  std::uint32_t sequence = 0;  // sends: requests posted up to this one
+
+  std::uint64_t encode() const {
+    return std::uint64_t{sequence} | std::uint64_t{queue} << 32 | std::uint64_t{isReceive} << 39 | std::uint64_t{slot} << 40;
+  }
+  static WorkId decode(std::uint64_t id) {
+    return {.slot = static_cast<std::uint32_t>(id >> 40),
+            .queue = static_cast<std::uint8_t>(id >> 32 & 0x7f),
+            .isReceive = (id >> 39 & 1) != 0,
+            .sequence = static_cast<std::uint32_t>(id)};
+  }
+};
+
+// A connection as the fabric sees it.
+class FabricMember {
+ public:
+  virtual ~FabricMember() = default;
+  virtual void onCompletion(const WorkId& id, const ibv_wc& completion) = 0;
+  // Goes on with what had to wait; false when nothing is left to do until the next completion.
+  virtual bool advance() = 0;
+  // Its link has something to say: bytes, or a hang-up.
+  virtual void onLinkReadable() = 0;
+  // "mlx5_0: port 1 went down"; not an end by itself.
+  virtual void onDeviceTrouble(const std::string& what, bool isFatal) = 0;
+};
+
+class RdmaFabric {
+ public:
+  static Result<std::shared_ptr<RdmaFabric>> create(const VerbsApi& api, const Options& options, int worldSize, const StorageWatch* watch);
+  ~RdmaFabric();
+  RdmaFabric(const RdmaFabric&) = delete;
+  RdmaFabric& operator=(const RdmaFabric&) = delete;
+
+  const VerbsApi& api() const { return api_; }
+  const std::vector<Rail>& rails() const { return ports_.rails; }
+  const RdmaDevice& device(std::size_t index) const { return *ports_.devices[index]; }
+  ibv_cq* completionQueue(std::size_t device) const { return queues_[device].cq; }
+  RegistrationCache& registrations() { return *registrations_; }
+
+  // A slot that names a connection's work requests; what completes before take() is lost.
+  std::uint32_t reserveSlot();
+  // From here on `member` gets the completions of the slot, and is told of its link's socket; until leave().
+  void take(std::uint32_t slot, FabricMember* member, int linkSocket);
+  void leave(std::uint32_t slot, int linkSocket);
+  // advance() is called for it in every poll() until it says that nothing is left.
+  void activate(std::uint32_t slot);
+
+  bool poll();
+  int readinessFd() const { return epoll_.get(); }
+  void prepareToSleep();
+  // Looks at sockets and devices, at most every 2 ms: they cost a system call.
+  void lookAround(Deadline now);
+
+ private:
+  struct CompletionQueue {
+    ibv_comp_channel* channel = nullptr;
+    ibv_cq* cq = nullptr;
+    bool isArmed = false;
+  };
+  struct Member {
+    FabricMember* member = nullptr;
+    bool isActive = false;
+  };
+
+  explicit RdmaFabric(const VerbsApi& api) : api_(api) {}
+  Status open(const Options& options, int worldSize, const StorageWatch* watch);
+  Status watchFd(int fd, std::uint64_t tag, std::uint32_t events);
+  bool pollQueue(CompletionQueue* queue);
+  void drainEvents(CompletionQueue* queue);
+  void readAsyncEvents(std::size_t device);
+  bool advanceActive();
+
+  const VerbsApi& api_;
+  RdmaPorts ports_;
+  std::vector<CompletionQueue> queues_;  // by device
+  std::unique_ptr<RegistrationCache> registrations_;
+  Fd epoll_;
+  std::vector<Member> members_;  // by slot; slots are not used again, so that late completions find nobody
+  std::vector<std::uint32_t> active_;
+  std::vector<std::uint32_t> advancing_;  // active_ while it is walked
+  Deadline nextLook_{};
+};
+
+}  // namespace shardwire::internal

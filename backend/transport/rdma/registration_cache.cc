@@ -1,0 +1,251 @@
+#include "backend/transport/rdma/registration_cache.h"
+
+#include <errno.h>
+#include <fmt/format.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include <algorithm>
+
+#include "backend/base/system_error.h"
+
+namespace shardwire::internal {
+namespace {
+
+constexpr std::uintptr_t kPage = 4096;
+
+std::uintptr_t roundDown(std::uintptr_t value, std::uintptr_t unit) {
+  return value / unit * unit;
+}
+std::uintptr_t roundUp(std::uintptr_t value, std::uintptr_t unit) {
+  return roundDown(value + unit - 1, unit);
+}
+
+rlim_t memlockLimit() {
+  rlimit limit{};
+  return ::getrlimit(RLIMIT_MEMLOCK, &limit) == 0 ? limit.rlim_cur : RLIM_INFINITY;
+}
+
+// Half of what may be locked, at most a quarter of the machine.
+std::uint64_t defaultKeptBytes() {
+  const auto machine = static_cast<std::uint64_t>(::sysconf(_SC_PHYS_PAGES)) * static_cast<std::uint64_t>(::sysconf(_SC_PAGESIZE));
+  const rlim_t limit = memlockLimit();
+  return limit == RLIM_INFINITY ? machine / 4 : std::min<std::uint64_t>(machine / 4, limit / 2);
+}
+
+}  // namespace
+
+RegistrationCache::RegistrationCache(const VerbsApi& api, const std::vector<std::unique_ptr<RdmaDevice>>& devices,
+                                     const StorageWatch* watch, RegistrationLimits limits)
+    : api_(api), devices_(devices), watch_(watch), limits_(limits) {
+  if (limits_.bytes == 0) {
+    limits_.bytes = defaultKeptBytes();
+  }
+}
+
+RegistrationCache::~RegistrationCache() {
+  for (auto& [base, entry] : entries_) {
+    deregister(entry.get());
+  }
+  for (auto& entry : retired_) {
+    deregister(entry.get());
+  }
+}
+
+bool RegistrationCache::isCurrent(const Registration& entry, const void* storage) const {
+  switch (entry.kind) {
+    case Registration::Kind::kHeap: {
+      const SharedHeap* heap = SharedHeap::instanceIfMade();
+      return heap != nullptr && heap->numPurges() == entry.heapPurges;
+    }
+    case Registration::Kind::kStorage:
+      if (storage != nullptr) {
+        return storage == entry.storage && !watch_->isExpired(entry.weak);
+      }
+      return entry.numPins > 0;  // whoever pinned it knows the memory, and keeps it
+    case Registration::Kind::kOnce:
+      return false;
+  }
+  return false;
+}
+
+Registration* RegistrationCache::find(const void* bytes, std::size_t size, bool isWritten, const void* storage) {
+  auto next = entries_.upper_bound(reinterpret_cast<std::uintptr_t>(bytes));
+  if (next == entries_.begin()) {
+    return nullptr;
+  }
+  Registration* entry = std::prev(next)->second.get();
+  const bool serves = entry->covers(bytes, size) && (entry->isWritable || !isWritten) && isCurrent(*entry, storage);
+  return serves ? entry : nullptr;
+}
+
+bool RegistrationCache::isReady(const void* bytes, std::size_t size, bool isWritten) const {
+  return const_cast<RegistrationCache*>(this)->find(bytes, size, isWritten, nullptr) != nullptr;
+}
+
+Result<Registration*> RegistrationCache::pin(const void* bytes, std::size_t size, bool isWritten, const void* storage) {
+  if (Registration* entry = find(bytes, size, isWritten, storage)) {
+    ++entry->numPins;
+    entry->lastUse = ++useClock_;
+    return entry;
+  }
+  auto fresh = std::make_unique<Registration>();
+  const auto at = reinterpret_cast<std::uintptr_t>(bytes);
+  SharedHeap* heap = SharedHeap::instanceIfMade();
+  const auto offset = heap != nullptr ? heap->offsetOf(bytes, size) : std::nullopt;
+  fresh->isWritable = isWritten;
+  if (offset) {
+    const std::uintptr_t heapBase = at - *offset;
+    const std::uint64_t from = roundDown(*offset, limits_.heapUnit);
+    const std::uint64_t to = std::min<std::uint64_t>(roundUp(*offset + size, limits_.heapUnit), heap->reservedBytes());
+    *fresh = {.base = heapBase + from, .size = to - from, .isWritable = true, .kind = Registration::Kind::kHeap};
+    fresh->heapPurges = heap->numPurges();  // before the pages are pinned: a purge in between makes the entry stale, not wrong
+  } else {
+    fresh->base = at;
+    fresh->size = size;
+    if (storage != nullptr && watch_ != nullptr) {
+      fresh->kind = Registration::Kind::kStorage;
+      fresh->storage = storage;
+      fresh->weak = watch_->retainWeak(storage);
+    }
+  }
+  makeWay(fresh.get());
+  const Status status = registerOn(fresh.get());
+  if (!status.isOk()) {
+    deregister(fresh.get());
+    return status;
+  }
+  Registration* made = fresh.get();
+  made->numPins = 1;
+  made->lastUse = ++useClock_;
+  keptBytes_ += made->size;
+  ++numRegistered_;
+  if (made->kind == Registration::Kind::kOnce) {
+    retired_.push_back(std::move(fresh));
+  } else {
+    entries_[made->base] = std::move(fresh);
+  }
+  if (keptBytes_ > limits_.bytes || entries_.size() > limits_.entries) {
+    sweep(limits_.bytes, limits_.entries);
+  }
+  return made;
+}
+
+void RegistrationCache::makeWay(Registration* fresh) {
+  if (fresh->kind == Registration::Kind::kOnce) {
+    return;
+  }
+  // A storage whose memory moved: what is kept of the old place is stale even if the storage comes back there.
+  auto entry = entries_.lower_bound(fresh->base);
+  if (entry != entries_.begin() && std::prev(entry)->second->base + std::prev(entry)->second->size > fresh->base) {
+    --entry;
+  }
+  while (entry != entries_.end() && entry->second->base < fresh->base + fresh->size) {
+    const Registration& old = *entry->second;
+    // Two views of one storage: one registration for both from now on.
+    if (old.kind == fresh->kind && isCurrent(old, fresh->storage)) {
+      const std::uintptr_t end = std::max(old.base + old.size, fresh->base + fresh->size);
+      fresh->base = std::min(old.base, fresh->base);
+      fresh->size = end - fresh->base;
+      fresh->isWritable = fresh->isWritable || old.isWritable;
+    }
+    entry = retire(entry);
+  }
+}
+
+RegistrationCache::Entries::iterator RegistrationCache::retire(Entries::iterator entry) {
+  if (entry->second->numPins > 0) {
+    retired_.push_back(std::move(entry->second));
+  } else {
+    keptBytes_ -= entry->second->size;
+    deregister(entry->second.get());
+  }
+  return entries_.erase(entry);
+}
+
+Status RegistrationCache::registerOn(Registration* entry) {
+  const std::uintptr_t base = roundDown(entry->base, kPage);
+  const std::uintptr_t end = roundUp(entry->base + entry->size, kPage);
+  // Without rights for others: what is only read is read by our own device, which sends it.
+  const int access = entry->isWritable ? IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE : 0;
+  bool hasSwept = false;
+  for (std::size_t i = 0; i < devices_.size(); ++i) {
+    while (entry->regions[i] == nullptr) {
+      errno = 0;
+      entry->regions[i] = api_.regMr(devices_[i]->pd(), reinterpret_cast<void*>(base), end - base, access);
+      if (entry->regions[i] != nullptr) {
+        break;
+      }
+      const int error = errno;
+      if (error != ENOMEM || hasSwept) {
+        return describeRefusal(*entry, error);
+      }
+      sweep(0, 0);
+      hasSwept = true;
+    }
+  }
+  return Status::ok();
+}
+
+Status RegistrationCache::describeRefusal(const Registration& entry, int error) const {
+  std::string advice;
+  if (error == ENOMEM) {
+    const rlim_t limit = memlockLimit();
+    advice = limit == RLIM_INFINITY
+                 ? "; the memlock limit is unlimited, so the machine or the device is out of memory"
+                 : fmt::format(
+                       "; {} bytes are registered and the memlock limit is {} bytes: raise it (ulimit -l unlimited; 'memlock' in "
+                       "/etc/security/limits.conf; LimitMEMLOCK= of the service; --ulimit memlock=-1 of the container)",
+                       keptBytes_, limit);
+  }
+  return systemError(fmt::format("cannot register {} bytes with the RDMA device{}: ibv_reg_mr", entry.size, advice), error);
+}
+
+void RegistrationCache::deregister(Registration* entry) {
+  for (ibv_mr*& region : entry->regions) {
+    if (region != nullptr) {
+      api_.deregMr(region);
+      region = nullptr;
+    }
+  }
+  if (entry->weak != nullptr) {
+    watch_->releaseWeak(entry->weak);
+    entry->weak = nullptr;
+  }
+}
+
+void RegistrationCache::unpin(Registration* registration) {
+  SW_CHECK(registration->numPins > 0);
+  if (--registration->numPins > 0) {
+    return;
+  }
+  const auto retired = std::find_if(retired_.begin(), retired_.end(), [&](const auto& entry) { return entry.get() == registration; });
+  if (retired != retired_.end()) {
+    keptBytes_ -= registration->size;
+    deregister(registration);
+    retired_.erase(retired);
+  } else if (keptBytes_ > limits_.bytes) {
+    sweep(limits_.bytes, limits_.entries);
+  }
+}
+
+void RegistrationCache::sweep(std::uint64_t limitBytes, std::size_t limitEntries) {
+  for (auto entry = entries_.begin(); entry != entries_.end();) {
+    const Registration& one = *entry->second;
+    const bool isStale = one.numPins == 0 && !isCurrent(one, one.storage);
+    entry = isStale ? retire(entry) : std::next(entry);
+  }
+  while (keptBytes_ > limitBytes || entries_.size() > limitEntries) {
+    auto oldest = entries_.end();
+    for (auto entry = entries_.begin(); entry != entries_.end(); ++entry) {
+      const bool isOlder = oldest == entries_.end() || entry->second->lastUse < oldest->second->lastUse;
+      oldest = entry->second->numPins == 0 && isOlder ? entry : oldest;
+    }
+    if (oldest == entries_.end()) {
+      return;
+    }
+    retire(oldest);
+  }
+}
+
+}  // namespace shardwire::internal

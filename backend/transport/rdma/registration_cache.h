@@ -1,0 +1,100 @@
+// Memory that the rank's RDMA devices may use, registered when first needed and kept for the next time. Registering pins pages and costs
+// about as much as sending them, so a steady state registers nothing.
+//
+// A registration must never be used for memory that was freed and mapped anew at the same address: the device would go on using the old
+// pages. So what is kept is served again only
+//   - in the shared heap, as long as the heap has returned no memory to the system since (SharedHeap::numPurges()), or
+//   - inside a tensor's storage that is known to be the same and alive (StorageWatch), or
+//   - while somebody has the same memory pinned.
+// Memory of none of these kinds is registered for the time of its pin.
+//
+// Threads: one at a time (see Connection).
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <vector>
+
+#include "backend/memory/shared_heap.h"
+#include "backend/transport/rdma/rdma_device.h"
+#include "backend/transport/rdma/verbs_api.h"
+#include "shardwire/status.h"
+#include "shardwire/storage_watch.h"
+
+namespace shardwire::internal {
+
+// One piece of memory on all devices of the rank. Owned by the cache.
+struct Registration {
+  std::uintptr_t base = 0;
+  std::size_t size = 0;
+  bool isWritable = false;  // peers that are told the remote key may write
+  std::uint32_t numPins = 0;
+  std::uint64_t lastUse = 0;
+  std::array<ibv_mr*, kMaxRails> regions{};  // by device
+  enum class Kind : unsigned char { kOnce, kHeap, kStorage } kind = Kind::kOnce;
+  std::uint64_t heapPurges = 0;   // kHeap: as counted before registering
+  const void* storage = nullptr;  // kStorage
+  void* weak = nullptr;           // kStorage: keeps the identity from being given to another
+
+  bool covers(const void* bytes, std::size_t bytesSize) const {
+    const auto at = reinterpret_cast<std::uintptr_t>(bytes);
+    return at >= base && bytesSize <= size && at - base <= size - bytesSize;
+  }
+};
+
+struct RegistrationLimits {
+  std::uint64_t bytes = 0;     // kept although nobody has them pinned; 0: chosen from the machine's memory and the memlock limit
+  std::size_t entries = 8192;  // likewise
+  std::uint64_t heapUnit = std::uint64_t{2} << 20;  // heap memory is registered in multiples of this
+};
+
+class RegistrationCache {
+ public:
+  // `devices` and `watch` (may be null) outlive the cache.
+  RegistrationCache(const VerbsApi& api, const std::vector<std::unique_ptr<RdmaDevice>>& devices, const StorageWatch* watch,
+                    RegistrationLimits limits = {});
+  ~RegistrationCache();
+  RegistrationCache(const RegistrationCache&) = delete;
+  RegistrationCache& operator=(const RegistrationCache&) = delete;
+
+  // A registration that covers the bytes, until unpin(). `isWritten`: peers will write there. `storage`: see TensorView; may be null.
+  // kSystem when the system refuses: it says what the memlock limit is and how to raise it, where that is the cause.
+  Result<Registration*> pin(const void* bytes, std::size_t size, bool isWritten, const void* storage);
+  void unpin(Registration* registration);
+  // Whether pin() without a storage would find these bytes registered and known to be the same memory.
+  bool isReady(const void* bytes, std::size_t size, bool isWritten) const;
+
+  // Counted since the beginning: a steady state adds none.
+  std::uint64_t numRegistered() const { return numRegistered_; }
+  std::uint64_t keptBytes() const { return keptBytes_; }
+  std::size_t numEntries() const { return entries_.size() + retired_.size(); }
+
+ private:
+  using Entries = std::map<std::uintptr_t, std::unique_ptr<Registration>>;
+
+  Registration* find(const void* bytes, std::size_t size, bool isWritten, const void* storage);
+  bool isCurrent(const Registration& entry, const void* storage) const;
+  // Entries that lie in [base, base + size) are kept no longer; the new one grows over those that it may replace.
+  void makeWay(Registration* fresh);
+  Status registerOn(Registration* entry);
+  void deregister(Registration* entry);
+  // Takes it out of those that are served; it goes with its last pin.
+  Entries::iterator retire(Entries::iterator entry);
+  // Drops what nobody has pinned: what is stale, then the least recently used, until `limitBytes` and `limitEntries` are kept.
+  void sweep(std::uint64_t limitBytes, std::size_t limitEntries);
+  Status describeRefusal(const Registration& entry, int error) const;
+
+  const VerbsApi& api_;
+  const std::vector<std::unique_ptr<RdmaDevice>>& devices_;
+  const StorageWatch* watch_;
+  RegistrationLimits limits_;
+  Entries entries_;                                     // those that may be served again; they do not overlap
+  std::vector<std::unique_ptr<Registration>> retired_;  // pinned, but not served again
+  std::uint64_t keptBytes_ = 0;                         // of entries_ and retired_
+  std::uint64_t numRegistered_ = 0;
+  std::uint64_t useClock_ = 0;
+};
+
+}  // namespace shardwire::internal

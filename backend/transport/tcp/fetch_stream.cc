@@ -1,0 +1,239 @@
+#include "backend/transport/tcp/fetch_stream.h"
+
+#include <errno.h>
+#include <fmt/format.h>
+#include <sys/socket.h>
+#include <sys/uio.h>
+
+#include <algorithm>
+#include <array>
+
+#include "backend/base/wire.h"
+#include "backend/transport/link_message.h"
+
+namespace shardwire::internal {
+namespace {
+
+constexpr std::size_t kMaxFetches = 32;
+// Of one request, so that it fits a note; a fetch of more is several requests.
+constexpr std::size_t kMaxRequestRuns = std::size_t{1} << 16;
+// That a peer may have asked for and was not sent yet: a bound on this rank's memory, not on honest peers.
+constexpr std::size_t kMaxServedRuns = std::size_t{1} << 23;
+constexpr std::size_t kPieces = 64;
+// System calls and bytes of one send() or receive(): others want to be served too.
+constexpr int kMaxCalls = 8;
+constexpr std::size_t kMaxBytes = std::size_t{4} << 20;
+
+}  // namespace
+
+void FetchStream::close() {
+  socket_.reset();
+  exposures_.clear();
+  serving_.clear();
+  fetches_.clear();
+  numServedRuns_ = 0;
+  isBlocked_ = false;
+}
+
+RemoteAddress FetchStream::expose(const void* bytes, std::size_t size) {
+  const std::uint32_t space = nextSpace_++;
+  nextSpace_ = std::max(nextSpace_, kFirstExposure);  // after 2^32 exposures; those of long ago are concealed
+  const auto first = reinterpret_cast<std::uint64_t>(bytes);
+  exposures_.push_back({space, first, size});
+  return {space, first};
+}
+
+bool FetchStream::conceal(std::uint32_t space) {
+  std::erase_if(exposures_, [&](const Exposure& each) { return each.space == space; });
+  return std::none_of(serving_.begin(), serving_.end(), [&](const Transfer& each) { return each.space == space; });
+}
+
+const FetchStream::Exposure* FetchStream::find(std::uint32_t space) const {
+  const auto found = std::find_if(exposures_.begin(), exposures_.end(), [&](const Exposure& each) { return each.space == space; });
+  return found == exposures_.end() ? nullptr : &*found;
+}
+
+FetchStream::Transfer FetchStream::takeSpare() {
+  Transfer transfer;
+  if (!spare_.empty()) {
+    transfer = std::move(spare_.back());
+    spare_.pop_back();
+    transfer.runs.clear();
+  }
+  transfer.next = 0;
+  return transfer;
+}
+
+Status FetchStream::serve(std::string_view request) {
+  ByteReader reader(request);
+  const std::uint32_t space = reader.u32();
+  const std::uint32_t numRuns = reader.u32();
+  if (!reader.ok() || request.size() != 8 + std::size_t{numRuns} * 16 || numServedRuns_ + numRuns > kMaxServedRuns) {
+    return {StatusCode::kMismatch, "a garbled request"};
+  }
+  const Exposure* exposure = find(space);
+  if (exposure == nullptr) {
+    return {StatusCode::kMismatch, fmt::format("a request for exposure {}, which there is not or no longer", space)};
+  }
+  Transfer transfer = takeSpare();
+  transfer.space = space;
+  transfer.count = nullptr;
+  for (std::uint32_t i = 0; i < numRuns; ++i) {
+    const std::uint64_t address = reader.u64();
+    const std::uint64_t bytes = reader.u64();
+    const std::uint64_t offset = address - exposure->first;
+    if (address < exposure->first || offset > exposure->size || bytes > exposure->size - offset || bytes == 0) {
+      return {StatusCode::kMismatch, fmt::format("a request for {} bytes at {:#x}, where {} bytes at {:#x} are exposed", bytes, address,
+                                                 exposure->size, exposure->first)};
+    }
+    transfer.runs.push_back({reinterpret_cast<std::byte*>(address), bytes});
+  }
+  numServedRuns_ += numRuns;
+  if (numRuns > 0) {
+    serving_.push_back(std::move(transfer));
+  }
+  return Status::ok();
+}
+
+bool FetchStream::ask(std::uint32_t space, std::span<const MemoryRun> runs, FetchCount* count, std::vector<std::string>* requests) {
+  if (fetches_.size() >= kMaxFetches) {
+    return false;
+  }
+  Transfer transfer = takeSpare();
+  transfer.space = space;
+  transfer.count = count;
+  // Runs that touch are one, at each end for itself.
+  struct Remote {
+    std::uint64_t address;
+    std::uint64_t bytes;
+  };
+  std::vector<Remote> remote;
+  for (const MemoryRun& run : runs) {
+    if (run.bytes == 0) {
+      continue;
+    }
+    if (!transfer.runs.empty() && transfer.runs.back().bytes + transfer.runs.back().size == run.local) {
+      transfer.runs.back().size += run.bytes;
+    } else {
+      transfer.runs.push_back({run.local, run.bytes});
+    }
+    if (!remote.empty() && remote.back().address + remote.back().bytes == run.remote) {
+      remote.back().bytes += run.bytes;
+    } else {
+      remote.push_back({run.remote, run.bytes});
+    }
+  }
+  for (std::size_t first = 0; first < remote.size(); first += kMaxRequestRuns) {
+    const std::size_t some = std::min(remote.size() - first, kMaxRequestRuns);
+    ByteWriter writer;
+    writer.u32(space);
+    writer.u32(static_cast<std::uint32_t>(some));
+    for (std::size_t i = first; i < first + some; ++i) {
+      writer.u64(remote[i].address);
+      writer.u64(remote[i].bytes);
+    }
+    requests->push_back(writer.bytes());
+  }
+  ++count->pending;
+  fetches_.push_back(std::move(transfer));
+  return true;
+}
+
+std::size_t FetchStream::gather(std::deque<Transfer>& transfers, std::span<iovec> pieces) const {
+  std::size_t numPieces = 0;
+  for (Transfer& transfer : transfers) {
+    for (std::size_t i = transfer.next; i < transfer.runs.size(); ++i) {
+      if (numPieces == pieces.size()) {
+        return numPieces;
+      }
+      pieces[numPieces++] = {transfer.runs[i].bytes, transfer.runs[i].size};
+    }
+  }
+  return numPieces;
+}
+
+void FetchStream::advance(std::deque<Transfer>& transfers, std::size_t bytes) {
+  while (!transfers.empty()) {
+    Transfer& first = transfers.front();
+    while (bytes > 0 && first.next < first.runs.size()) {
+      Run& run = first.runs[first.next];
+      const std::size_t some = std::min(bytes, run.size);
+      run.bytes += some;
+      run.size -= some;
+      bytes -= some;
+      first.next += run.size == 0 ? 1 : 0;
+    }
+    if (first.next < first.runs.size()) {
+      return;
+    }
+    if (first.count != nullptr) {
+      --first.count->pending;
+    } else {
+      numServedRuns_ -= first.runs.size();
+    }
+    spare_.push_back(std::move(first));
+    transfers.pop_front();
+  }
+}
+
+Status FetchStream::send(bool* moved) {
+  isBlocked_ = false;
+  std::size_t total = 0;
+  for (int call = 0; call < kMaxCalls && total < kMaxBytes; ++call) {
+    if (serving_.empty() || !isOpen()) {
+      return Status::ok();
+    }
+    std::array<iovec, kPieces> pieces;
+    msghdr message{};
+    message.msg_iov = pieces.data();
+    message.msg_iovlen = gather(serving_, pieces);
+    const ssize_t size = ::sendmsg(socket_.get(), &message, MSG_NOSIGNAL | MSG_DONTWAIT);
+    if (size >= 0) {
+      advance(serving_, static_cast<std::size_t>(size));
+      total += static_cast<std::size_t>(size);
+      *moved = true;
+    } else if (errno == EAGAIN) {
+      break;
+    } else if (errno != EINTR) {
+      return peerError("sending what was fetched", errno);
+    }
+  }
+  isBlocked_ = !serving_.empty();
+  return Status::ok();
+}
+
+Status FetchStream::receive(bool* moved) {
+  std::size_t total = 0;
+  advance(fetches_, 0);  // those that asked for nothing
+  for (int call = 0; call < kMaxCalls && total < kMaxBytes && isOpen() && !isEnded_; ++call) {
+    std::array<iovec, kPieces> pieces;
+    msghdr message{};
+    message.msg_iov = pieces.data();
+    message.msg_iovlen = gather(fetches_, pieces);
+    std::byte tooMuch{};
+    if (message.msg_iovlen == 0) {  // nothing is due: only the end can come
+      pieces[0] = {&tooMuch, 1};
+      message.msg_iovlen = 1;
+    }
+    const ssize_t size = ::recvmsg(socket_.get(), &message, MSG_DONTWAIT);
+    if (size < 0 && errno == EINTR) {
+      continue;
+    }
+    if (size < 0 && errno == EAGAIN) {
+      return Status::ok();
+    }
+    if (size < 0) {
+      return peerError("receiving what was fetched", errno);
+    }
+    if (size > 0 && fetches_.empty()) {
+      return {StatusCode::kMismatch, "sent bytes that nobody asked for"};
+    }
+    isEnded_ = size == 0;
+    *moved |= size > 0;
+    total += static_cast<std::size_t>(size);
+    advance(fetches_, static_cast<std::size_t>(size));
+  }
+  return Status::ok();
+}
+
+}  // namespace shardwire::internal

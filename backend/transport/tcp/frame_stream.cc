@@ -1,0 +1,332 @@
+#include "backend/transport/tcp/frame_stream.h"
+
+#include <errno.h>
+#include <fmt/format.h>
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "backend/transport/link_message.h"
+
+namespace shardwire::internal {
+namespace {
+
+constexpr std::size_t kStagingBytes = std::size_t{64} << 10;
+// The rest of a frame that is longer goes straight into its ring.
+constexpr std::size_t kDirectBytes = std::size_t{8} << 10;
+// A longer frame is sent in parts, so that an urgent one waits for no more than that.
+constexpr std::size_t kMaxUnitBytes = std::size_t{64} << 10;
+constexpr std::size_t kBatchBytes = std::size_t{128} << 10;
+// System calls of one receive() or flush(): others want to be served too.
+constexpr int kMaxCalls = 16;
+
+constexpr std::array<const char*, kNumLanes> kLaneNames = {"control", "bulk", "point"};
+
+Status garbled(std::string_view what) {
+  return {StatusCode::kMismatch, fmt::format("sent {}: a bug, or somebody else's bytes on the stream", what)};
+}
+
+void putLittleEndian(std::byte* at, std::uint32_t value) {
+  for (int i = 0; i < 4; ++i) {
+    at[i] = static_cast<std::byte>(value >> (8 * i));
+  }
+}
+
+std::uint32_t getLittleEndian(const std::byte* at) {
+  std::uint32_t value = 0;
+  for (int i = 0; i < 4; ++i) {
+    value |= static_cast<std::uint32_t>(at[i]) << (8 * i);
+  }
+  return value;
+}
+
+}  // namespace
+
+FrameStream::FrameStream(Fd socket, const std::array<std::uint64_t, kNumLanes>& capacities)
+    : socket_(std::move(socket)), staged_(kStagingBytes) {
+  for (std::size_t l = 0; l < lanes_.size(); ++l) {
+    LaneState& lane = lanes_[l];
+    lane.capacity = capacities[l];
+    // Not cleared: pages that no frame reaches cost nothing, and nothing is read that was not written.
+    lane.outBytes = std::make_unique_for_overwrite<std::byte[]>(lane.capacity);
+    lane.inBytes = std::make_unique_for_overwrite<std::byte[]>(lane.capacity);
+    lane.writer = RingWriter(&lane.out, lane.outBytes.get(), lane.capacity);
+    lane.reader = RingReader(&lane.in, lane.inBytes.get(), lane.capacity);
+  }
+}
+
+bool FrameStream::owesCredit() const {
+  // A sender needs at most half a lane to go on, so an eighth may be held back.
+  return std::any_of(lanes_.begin(), lanes_.end(), [](const LaneState& lane) {
+    return lane.in.released.load(std::memory_order_relaxed) - lane.credited >= lane.capacity / 8;
+  });
+}
+
+bool FrameStream::Batch::isFull() const {
+  return numUnits == kMaxUnits || bytes >= kBatchBytes;
+}
+
+void FrameStream::Batch::add(UnitType type, std::uint8_t tag, std::uint8_t flags, std::size_t unitBytes, const void* payload) {
+  auto& header = headers[numUnits++];
+  header = {static_cast<std::byte>(type), static_cast<std::byte>(tag), static_cast<std::byte>(flags), std::byte{0}};
+  putLittleEndian(header.data() + 4, static_cast<std::uint32_t>(unitBytes));
+  pieces[numPieces++] = {header.data(), header.size()};
+  bytes += header.size();
+  if (payload != nullptr && unitBytes > 0) {
+    pieces[numPieces++] = {const_cast<void*>(payload), unitBytes};
+    bytes += unitBytes;
+  }
+}
+
+void FrameStream::Batch::advance(std::size_t sentBytes) {
+  while (sentBytes > 0) {
+    iovec& piece = pieces[nextPiece];
+    const std::size_t some = std::min(sentBytes, piece.iov_len);
+    piece.iov_base = static_cast<std::byte*>(piece.iov_base) + some;
+    piece.iov_len -= some;
+    sentBytes -= some;
+    nextPiece += piece.iov_len == 0 ? 1 : 0;
+  }
+}
+
+void FrameStream::addCredit(Lane lane) {
+  LaneState& state = lanes_[static_cast<std::size_t>(lane)];
+  const std::uint64_t released = state.in.released.load(std::memory_order_relaxed);
+  if (released > state.credited) {
+    batch_.add(UnitType::kCredit, static_cast<std::uint8_t>(lane), 0, released - state.credited, nullptr);
+    state.credited = released;
+  }
+}
+
+std::size_t FrameStream::LaneState::unsentFrames() const {
+  const std::uint64_t written = out.written.load(std::memory_order_relaxed);
+  const std::size_t position = sent & (capacity - 1);
+  std::size_t bytes = 0;
+  while (sent + bytes < written && position + bytes < capacity && bytes < kMaxUnitBytes) {
+    FrameHeader header;
+    std::memcpy(&header, outBytes.get() + position + bytes, sizeof(header));
+    if (header.kind == kSkip) {
+      break;
+    }
+    bytes += sizeof(header) + ((std::size_t{header.bytes} + 7) & ~std::size_t{7});
+  }
+  return bytes;
+}
+
+// Frames that lie one behind the other travel as one unit; a long one in parts.
+void FrameStream::addFrames(Lane lane) {
+  LaneState& state = lanes_[static_cast<std::size_t>(lane)];
+  const auto tag = static_cast<std::uint8_t>(lane);
+  while (state.sent < state.out.written.load(std::memory_order_relaxed) && !batch_.isFull()) {
+    const std::size_t position = state.sent & (state.capacity - 1);
+    if (state.sent == state.frameEnd) {
+      state.frameEnd += state.unsentFrames();
+    }
+    if (state.sent == state.frameEnd) {  // a skip, which goes on to the end of the ring
+      const std::size_t bytes = state.capacity - position;
+      batch_.add(UnitType::kSkip, tag, 0, bytes, nullptr);
+      state.sent += bytes;
+      state.frameEnd = state.sent;
+      continue;
+    }
+    const std::size_t bytes = std::min<std::size_t>(state.frameEnd - state.sent, kMaxUnitBytes);
+    const bool more = state.sent + bytes < state.frameEnd;
+    batch_.add(UnitType::kFrames, tag, more ? kMore : 0, bytes, state.outBytes.get() + position);
+    state.sent += bytes;
+  }
+}
+
+void FrameStream::fillBatch() {
+  for (; batch_.numNotes > 0; --batch_.numNotes) {
+    notesOut_.pop_front();
+  }
+  batch_.numUnits = batch_.numPieces = batch_.nextPiece = batch_.bytes = 0;
+  for (const Lane lane : {Lane::kControl, Lane::kBulk, Lane::kPoint}) {
+    addCredit(lane);
+  }
+  addFrames(Lane::kControl);
+  while (batch_.numNotes < notesOut_.size() && !batch_.isFull()) {
+    const StreamNote& note = notesOut_[batch_.numNotes++];
+    batch_.add(UnitType::kNote, note.kind, 0, note.bytes.size(), note.bytes.data());
+  }
+  addFrames(Lane::kPoint);
+  addFrames(Lane::kBulk);
+}
+
+Status FrameStream::flush(bool* moved) {
+  isBlocked_ = false;
+  for (int call = 0; call < kMaxCalls; ++call) {
+    if (batch_.nextPiece == batch_.numPieces) {
+      fillBatch();
+      if (batch_.numPieces == 0) {
+        return Status::ok();
+      }
+    }
+    msghdr message{};
+    message.msg_iov = batch_.pieces.data() + batch_.nextPiece;
+    message.msg_iovlen = batch_.numPieces - batch_.nextPiece;
+    const ssize_t sent = ::sendmsg(socket_.get(), &message, MSG_NOSIGNAL | MSG_DONTWAIT);
+    if (sent >= 0) {
+      batch_.advance(static_cast<std::size_t>(sent));
+      *moved = true;
+    } else if (errno == EAGAIN) {
+      break;
+    } else if (errno != EINTR) {
+      return peerError("sending frames", errno);
+    }
+  }
+  isBlocked_ = true;  // or there is more to do than one call may: the socket is writable then, and poll() comes back at once
+  return Status::ok();
+}
+
+std::byte* FrameStream::placeInLane() {
+  LaneState& lane = lanes_[unit_.tag];
+  return lane.inBytes.get() + (lane.arrived & (lane.capacity - 1));
+}
+
+void FrameStream::take(std::size_t bytes) {
+  unit_.missing -= bytes;
+  if (unit_.type == UnitType::kFrames) {
+    lanes_[unit_.tag].arrived += bytes;
+  }
+}
+
+Status FrameStream::receive(bool* moved) {
+  for (int call = 0; call < kMaxCalls && !isEnded_; ++call) {
+    std::array<iovec, 2> places;
+    msghdr message{};
+    message.msg_iov = places.data();
+    std::size_t direct = 0;
+    if (inUnit_ && unit_.type == UnitType::kFrames && unit_.missing >= kDirectBytes) {  // nothing is staged then
+      direct = unit_.missing;
+      places[message.msg_iovlen++] = {placeInLane(), direct};
+    }
+    const std::size_t room = staged_.size() - stagedTo_;
+    places[message.msg_iovlen++] = {staged_.data() + stagedTo_, room};
+    const ssize_t size = ::recvmsg(socket_.get(), &message, MSG_DONTWAIT);
+    if (size < 0 && errno == EINTR) {
+      continue;
+    }
+    if (size < 0 && errno == EAGAIN) {
+      return Status::ok();
+    }
+    if (size < 0) {
+      return peerError("receiving frames", errno);
+    }
+    isEnded_ = size == 0;
+    *moved |= size > 0;
+    const std::size_t taken = std::min(static_cast<std::size_t>(size), direct);
+    if (taken > 0) {
+      take(taken);
+      if (unit_.missing == 0) {
+        endUnit();
+      }
+    }
+    stagedTo_ += static_cast<std::size_t>(size) - taken;
+    SW_RETURN_IF_ERROR(parse());
+    if (static_cast<std::size_t>(size) < direct + room) {
+      return Status::ok();  // the socket is empty: no call to be told so
+    }
+  }
+  return Status::ok();
+}
+
+Status FrameStream::parse() {
+  while (stagedFrom_ < stagedTo_) {
+    const std::size_t there = stagedTo_ - stagedFrom_;
+    const std::byte* bytes = staged_.data() + stagedFrom_;
+    if (!inUnit_) {
+      if (there < kUnitHeaderBytes) {
+        break;
+      }
+      SW_RETURN_IF_ERROR(beginUnit(bytes));
+      stagedFrom_ += kUnitHeaderBytes;
+    } else {
+      const std::size_t some = std::min(there, unit_.missing);
+      if (unit_.type == UnitType::kFrames) {
+        std::memcpy(placeInLane(), bytes, some);
+      } else {
+        noteIn_.bytes.append(reinterpret_cast<const char*>(bytes), some);
+      }
+      take(some);
+      stagedFrom_ += some;
+    }
+    if (inUnit_ && unit_.missing == 0) {
+      endUnit();
+    }
+  }
+  const std::size_t rest = stagedTo_ - stagedFrom_;
+  if (rest > 0 && stagedFrom_ > 0) {
+    std::memmove(staged_.data(), staged_.data() + stagedFrom_, rest);
+  }
+  stagedFrom_ = 0;
+  stagedTo_ = rest;
+  return Status::ok();
+}
+
+Status FrameStream::beginUnit(const std::byte* header) {
+  unit_ = {static_cast<UnitType>(header[0]), static_cast<std::uint8_t>(header[1]), static_cast<std::uint8_t>(header[2]), 0};
+  const std::size_t bytes = getLittleEndian(header + 4);
+  if (header[3] != std::byte{0} || (unit_.flags & ~kMore) != 0) {
+    return garbled("a unit that is none");
+  }
+  if (unit_.type == UnitType::kNote) {
+    if (bytes > kMaxNoteBytes) {
+      return garbled(fmt::format("a note of {} bytes", bytes));
+    }
+    noteIn_ = {unit_.tag, {}};
+    unit_.missing = bytes;
+    inUnit_ = true;
+    return Status::ok();
+  }
+  if (unit_.tag >= kNumLanes) {
+    return garbled(fmt::format("a unit of lane {}", static_cast<int>(unit_.tag)));
+  }
+  return beginLaneUnit(lanes_[unit_.tag], bytes);
+}
+
+Status FrameStream::beginLaneUnit(LaneState& lane, std::size_t bytes) {
+  const char* name = kLaneNames[unit_.tag];
+  if (unit_.type == UnitType::kCredit) {
+    const std::uint64_t released = lane.out.released.load(std::memory_order_relaxed) + bytes;
+    if (bytes == 0 || bytes % 8 != 0 || released > lane.sent) {
+      return garbled(fmt::format("credit for {} bytes of the {} lane that were never sent", bytes, name));
+    }
+    lane.out.released.store(released, std::memory_order_relaxed);
+    return Status::ok();
+  }
+  const std::size_t position = lane.arrived & (lane.capacity - 1);
+  const std::size_t room = lane.capacity - (lane.arrived - lane.in.released.load(std::memory_order_relaxed));
+  if (bytes == 0 || bytes % 8 != 0 || bytes > room || bytes > lane.capacity - position) {
+    return garbled(fmt::format("{} bytes for the {} lane, which has room for {}", bytes, name, room));
+  }
+  if (unit_.type == UnitType::kSkip) {
+    if (position + bytes != lane.capacity || lane.arrived != lane.in.written.load(std::memory_order_relaxed)) {
+      return garbled("a skip in the middle of a lane");
+    }
+    const FrameHeader header{static_cast<std::uint32_t>(bytes - sizeof(FrameHeader)), kSkip};
+    std::memcpy(lane.inBytes.get() + position, &header, sizeof(header));
+    lane.arrived += bytes;
+    lane.in.written.store(lane.arrived, std::memory_order_relaxed);
+    return Status::ok();
+  }
+  if (unit_.type != UnitType::kFrames) {
+    return garbled("a unit of a type that there is not");
+  }
+  unit_.missing = bytes;
+  inUnit_ = true;
+  return Status::ok();
+}
+
+void FrameStream::endUnit() {
+  inUnit_ = false;
+  if (unit_.type == UnitType::kNote) {
+    notesIn_.push_back(std::move(noteIn_));
+  } else if ((unit_.flags & kMore) == 0) {
+    LaneState& lane = lanes_[unit_.tag];
+    lane.in.written.store(lane.arrived, std::memory_order_relaxed);  // one thread: nobody pairs with it
+  }
+}
+
+}  // namespace shardwire::internal

@@ -1,0 +1,401 @@
+#include "backend/transport/tcp/tcp_connection.h"
+
+#include <errno.h>
+#include <fmt/format.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <poll.h>
+#include <sys/epoll.h>
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <limits>
+
+#include "backend/base/log.h"
+#include "backend/base/system_error.h"
+#include "backend/transport/net_socket.h"
+
+namespace shardwire::internal {
+namespace {
+
+enum NoteKind : std::uint8_t {
+  kRequest = 1,  // of a fetch
+  kRefusal = 2,  // of what the other end did, with the reason; the connection is over
+  kStopped = 3,  // the sender has closed its end of the fetches
+  kLeaving = 4,  // the sender goes in an orderly way; nothing follows
+};
+
+// Looks at the socket cost a system call each; wait loops ask for the health far more often.
+constexpr Duration kLookEvery = std::chrono::milliseconds(5);
+constexpr Duration kPathLookEvery = std::chrono::milliseconds(250);
+// A host that answers nothing for so long is gone, or the way to it is: while bytes wait to be acknowledged (looked up here), and while
+// nothing is under way (keepalive probes after kIdleSeconds, one a second, kNumProbes of them).
+// TCP_USER_TIMEOUT would do the first too, but it also ends the stream of a peer that lives and is too busy to read.
+constexpr Duration kSilentFor = std::chrono::seconds(8);
+constexpr int kIdleSeconds = 3;
+constexpr int kNumProbes = 5;
+// The peer may close its end of the fetches: it says so on the other stream, perhaps a little later.
+constexpr Duration kExplainWithin = std::chrono::seconds(2);
+// For the last frames of a rank that leaves, if the socket is full.
+constexpr Duration kLastWords = std::chrono::milliseconds(200);
+// Shorter edges and runs arrive sooner packed into frames: a fetch costs a round trip and an entry in a scatter list for each run. On
+// loopback (reshape_bench, SHARDWIRE_ORDINARY_PATH=staged against cross_memory) edges break even between 128 and 256 KiB, runs between 2
+// and 4 KiB.
+constexpr std::size_t kMinEdgeBytes = std::size_t{256} << 10;
+constexpr std::size_t kMinRunBytes = std::size_t{4} << 10;
+
+void keepAlive(const Fd& socket) {
+  const auto set = [&](int level, int option, int value) { ::setsockopt(socket.get(), level, option, &value, sizeof(value)); };
+  set(SOL_SOCKET, SO_KEEPALIVE, 1);
+  set(IPPROTO_TCP, TCP_KEEPIDLE, kIdleSeconds);
+  set(IPPROTO_TCP, TCP_KEEPINTVL, 1);
+  set(IPPROTO_TCP, TCP_KEEPCNT, kNumProbes);
+}
+
+}  // namespace
+
+TcpConnection::TcpConnection(TcpJoint joint)
+    : joint_(std::move(joint)), frames_(std::move(joint_.frames), joint_.capacities), fetches_(std::move(joint_.fetches)) {
+  frameWatch_ = {this, false, 0};
+  fetchWatch_ = {this, true, 0};
+}
+
+Result<std::unique_ptr<Connection>> TcpConnection::create(TcpJoint joint) {
+  std::unique_ptr<TcpConnection> made(new TcpConnection(std::move(joint)));
+  for (const Fd* socket : {&made->frames_.socket(), &made->fetches_.socket()}) {
+    sendAtOnce(*socket);
+    keepAlive(*socket);
+  }
+  made->updateWatches();
+  SW_RETURN_IF_ERROR(made->failure_);
+  return std::unique_ptr<Connection>(std::move(made));
+}
+
+TcpConnection::~TcpConnection() {
+  std::erase(joint_.poller->due, this);
+  closeFetches();
+  if (failure_.isOk()) {
+    // The leave comes behind all frames, which the peer may still want to look at.
+    const Deadline until = Clock::now() + kLastWords;
+    for (bool told = false; failure_.isOk() && Clock::now() < until;) {
+      flushFrames();
+      if (frames_.isBlocked()) {
+        if (!waitForSocket(frames_.socket(), POLLOUT, until, "leaving").isOk()) {
+          break;
+        }
+      } else if (told) {
+        break;
+      } else {
+        frames_.tell(kLeaving, {});
+        told = true;
+      }
+    }
+    ::shutdown(frames_.socket().get(), SHUT_WR);
+    bool moved = false;
+    // What lies unread when a socket is closed turns the close into a reset.
+    (void)frames_.receive(&moved).isOk();
+  }
+  setEvents(frameWatch_, frames_.socket(), 0);
+}
+
+void TcpConnection::setEvents(Watch& watch, const Fd& socket, std::uint32_t events) {
+  if (events == watch.events || !socket.isOpen()) {
+    return;
+  }
+  epoll_event event{};
+  event.events = events;
+  event.data.ptr = &watch;
+  const int operation = events == 0 ? EPOLL_CTL_DEL : watch.events == 0 ? EPOLL_CTL_ADD : EPOLL_CTL_MOD;
+  if (::epoll_ctl(joint_.poller->epoll.get(), operation, socket.get(), &event) == 0) {
+    watch.events = events;
+  } else if (events != 0) {
+    fail(systemError(fmt::format("watching the connection to {}", joint_.who), errno));
+  }
+}
+
+void TcpConnection::updateWatches() {
+  const std::uint32_t frames = failure_.isOk() ? EPOLLIN | EPOLLRDHUP | (frames_.isBlocked() ? EPOLLOUT : 0U) : 0U;
+  const std::uint32_t fetches = failure_.isOk() && !fetches_.isEnded() && fetchesBrokeAt_ == kNoDeadline
+                                    ? EPOLLIN | EPOLLRDHUP | (fetches_.isBlocked() ? EPOLLOUT : 0U)
+                                    : 0U;
+  setEvents(frameWatch_, frames_.socket(), frames);
+  setEvents(fetchWatch_, fetches_.socket(), fetches);
+}
+
+void TcpConnection::fail(Status why) {
+  if (failure_.isOk()) {
+    failure_ = std::move(why);
+    updateWatches();  // else epoll would tell of the end for ever
+  }
+}
+
+void TcpConnection::endOfFrames(const std::string& how) {
+  if (peerLeft_) {
+    fail({StatusCode::kPeerFailed, fmt::format("{} left the group", joint_.who)});
+  } else {
+    fail({StatusCode::kPeerFailed, fmt::format("{} died, or the network to it did: tcp {}: {}", joint_.who, joint_.remote, how)});
+  }
+}
+
+std::span<std::byte> TcpConnection::reserve(Lane lane, std::size_t minBytes, std::size_t maxBytes) {
+  return frames_.writer(lane).reserve(minBytes, maxBytes);
+}
+
+void TcpConnection::commit(Lane lane, std::size_t bytes) {
+  frames_.writer(lane).commit(bytes);
+  if (bytes > 0 && !frames_.isBlocked()) {
+    flushFrames();
+  }
+}
+
+void TcpConnection::release(Lane lane) {
+  frames_.reader(lane).release();
+  if (frames_.owesCredit() && !frames_.isBlocked()) {
+    flushFrames();
+  }
+}
+
+bool TcpConnection::flushFrames() {
+  bool moved = false;
+  if (!failure_.isOk()) {
+    return false;
+  }
+  const bool wasBlocked = frames_.isBlocked();
+  if (const Status sent = frames_.flush(&moved); !sent.isOk()) {
+    // What the peer said before it went, and whether it left, is still to be read.
+    bool received = true;
+    while (received && failure_.isOk()) {
+      received = receiveFrames();
+    }
+    endOfFrames(sent.message());
+  } else if (frames_.isBlocked() != wasBlocked) {
+    updateWatches();
+  }
+  return moved;
+}
+
+bool TcpConnection::receiveFrames() {
+  bool moved = false;
+  if (!failure_.isOk()) {
+    return false;
+  }
+  const Status received = frames_.receive(&moved);
+  while (!frames_.notesIn().empty()) {
+    const StreamNote note = std::move(frames_.notesIn().front());
+    frames_.notesIn().pop_front();
+    take(note);
+  }
+  if (received.code() == StatusCode::kMismatch) {
+    fail({StatusCode::kPeerFailed, fmt::format("{} {}", joint_.who, received.message())});
+  } else if (!received.isOk()) {
+    endOfFrames(received.message());
+  } else if (frames_.isEnded()) {
+    endOfFrames("it closed the connection");
+  }
+  for (const Lane lane : {Lane::kControl, Lane::kBulk, Lane::kPoint}) {
+    if (frames_.writer(lane).isBroken() || frames_.reader(lane).isBroken()) {
+      fail({StatusCode::kPeerFailed, fmt::format("{} sent a frame that is none: a bug, or somebody else's bytes", joint_.who)});
+    }
+  }
+  return moved;
+}
+
+void TcpConnection::take(const StreamNote& note) {
+  switch (note.kind) {
+    case kRequest:
+      if (stopped_) {
+        return;  // it will see that the bytes do not come
+      }
+      if (const Status served = fetches_.serve(note.bytes); !served.isOk()) {
+        frames_.tell(kRefusal, served.message());
+        flushFrames();
+        fail({StatusCode::kPeerFailed, fmt::format("{} sent {}", joint_.who, served.message())});
+        return;
+      }
+      sendFetched();
+      return;
+    case kRefusal:
+      fail({StatusCode::kPeerFailed, fmt::format("{} refused {}", joint_.who, note.bytes.substr(0, 512))});
+      return;
+    case kStopped:
+      peerStopped_ = true;
+      return;
+    case kLeaving:
+      peerLeft_ = true;
+      endOfFrames("");
+      return;
+    default:
+      fail({StatusCode::kPeerFailed, fmt::format("{} sent a note of a kind that there is not ({})", joint_.who, note.kind)});
+  }
+}
+
+Reach TcpConnection::expose(const void* bytes, std::size_t size, RemoteAddress* address) {
+  if (stopped_ || peerStopped_ || !fetches_.isOpen() || joint_.ordinaryPath == OrdinaryPath::kStaged) {
+    *address = {};
+    return Reach::kNone;
+  }
+  *address = fetches_.expose(bytes, size);
+  return Reach::kFetch;
+}
+
+void TcpConnection::conceal(const RemoteAddress& address) {
+  if (!fetches_.conceal(address.space)) {
+    stopFetches();
+    fail({StatusCode::kPeerFailed, fmt::format("memory was withdrawn while {} still fetched from it", joint_.who)});
+  }
+}
+
+ReadLimits TcpConnection::readLimits() const {
+  switch (joint_.ordinaryPath) {
+    case OrdinaryPath::kStaged:
+      return {.isWire = true, .minEdgeBytes = std::numeric_limits<std::size_t>::max(), .minRunBytes = 0};
+    case OrdinaryPath::kCrossMemory:
+      return {.isWire = true, .minEdgeBytes = 0, .minRunBytes = 0};
+    case OrdinaryPath::kAuto:
+      break;
+  }
+  return {.isWire = true, .minEdgeBytes = kMinEdgeBytes, .minRunBytes = kMinRunBytes};
+}
+
+Status TcpConnection::read(std::span<const MemoryRun>) {
+  return {StatusCode::kUnsupported, fmt::format("the memory of {} cannot be read at once over tcp", joint_.who)};
+}
+
+bool TcpConnection::fetch(std::uint32_t space, std::span<const MemoryRun> runs, FetchCount* count) {
+  if (stopped_ || peerStopped_ || !failure_.isOk() || !fetches_.isOpen()) {
+    return false;
+  }
+  requests_.clear();
+  if (!fetches_.ask(space, runs, count, &requests_)) {
+    return false;
+  }
+  for (std::string& request : requests_) {
+    frames_.tell(kRequest, std::move(request));
+  }
+  if (requests_.empty() && !isDue_) {  // no bytes, hence no event
+    isDue_ = true;
+    joint_.poller->due.push_back(this);
+  }
+  if (!frames_.isBlocked()) {
+    flushFrames();
+  }
+  return true;
+}
+
+bool TcpConnection::stopFetches() {
+  if (!stopped_) {
+    stopped_ = true;
+    frames_.tell(kStopped, {});
+    flushFrames();
+    closeFetches();
+  }
+  return true;
+}
+
+void TcpConnection::closeFetches() {
+  setEvents(fetchWatch_, fetches_.socket(), 0);
+  fetches_.close();
+}
+
+// No failure by itself: the peer may have stopped its fetches, and says so on the other stream.
+void TcpConnection::fetchesBroke(const Status& why) {
+  if (fetchesBrokeAt_ == kNoDeadline) {
+    fetchesBrokeAt_ = Clock::now();
+    howFetchesBroke_ = why.message();
+    updateWatches();
+  }
+}
+
+bool TcpConnection::sendFetched() {
+  bool moved = false;
+  const bool wasBlocked = fetches_.isBlocked();
+  if (fetchesBrokeAt_ != kNoDeadline) {
+    return false;
+  }
+  if (const Status sent = fetches_.send(&moved); !sent.isOk()) {
+    fetchesBroke(sent);
+  } else if (fetches_.isBlocked() != wasBlocked) {
+    updateWatches();
+  }
+  return moved;
+}
+
+bool TcpConnection::receiveFetched() {
+  bool moved = false;
+  if (!failure_.isOk()) {
+    return false;
+  }
+  const Status received = fetches_.receive(&moved);
+  if (received.code() == StatusCode::kMismatch) {
+    fail({StatusCode::kPeerFailed, fmt::format("{} {}", joint_.who, received.message())});
+  } else if (!received.isOk()) {
+    fetchesBroke(received);
+  } else if (fetches_.isEnded()) {
+    fetchesBroke({StatusCode::kPeerFailed, "the other end closed it"});
+  }
+  return moved;
+}
+
+bool TcpConnection::onReady(bool isFetches, std::uint32_t events) {
+  const bool isIn = (events & (EPOLLIN | EPOLLRDHUP | EPOLLHUP | EPOLLERR)) != 0;
+  bool moved = isIn && (isFetches ? receiveFetched() : receiveFrames());
+  if ((events & EPOLLOUT) != 0) {
+    moved |= isFetches ? sendFetched() : flushFrames();
+  }
+  return moved;
+}
+
+bool TcpConnection::onDue() {
+  isDue_ = false;
+  receiveFetched();
+  return true;
+}
+
+// For how long nothing came back, although something should have.
+Duration TcpConnection::silence() const {
+  tcp_info info{};
+  socklen_t size = sizeof(info);
+  if (::getsockopt(frames_.socket().get(), IPPROTO_TCP, TCP_INFO, &info, &size) != 0 ||
+      (info.tcpi_retransmits == 0 && info.tcpi_probes == 0)) {
+    return Duration::zero();
+  }
+  return std::chrono::milliseconds(info.tcpi_last_ack_recv);
+}
+
+void TcpConnection::look() {
+  const Deadline now = Clock::now();
+  if (now < nextLook_) {
+    return;
+  }
+  nextLook_ = now + kLookEvery;
+  pollfd entry{frames_.socket().get(), POLLRDHUP, 0};
+  if (::poll(&entry, 1, 0) > 0 && (entry.revents & (POLLRDHUP | POLLHUP | POLLERR)) != 0) {
+    while (failure_.isOk() && receiveFrames()) {  // what came before the end is still taken
+    }
+  }
+  if (fetchesBrokeAt_ != kNoDeadline && !peerStopped_ && !stopped_ && now - fetchesBrokeAt_ > kExplainWithin) {
+    fail({StatusCode::kPeerFailed,
+          fmt::format("the connection for fetches from {} (tcp {}) broke: {}", joint_.who, joint_.remote, howFetchesBroke_)});
+  }
+  if (now < nextPathLook_) {
+    return;
+  }
+  nextPathLook_ = now + kPathLookEvery;
+  if (const Duration silent = silence(); silent > kSilentFor) {
+    endOfFrames(fmt::format("it has acknowledged nothing for {:.0f} s; is its host down, or a link or firewall between?",
+                            std::chrono::duration<double>(silent).count()));
+  }
+}
+
+Status TcpConnection::health() {
+  if (failure_.isOk()) {
+    look();
+  }
+  return failure_;
+}
+
+std::string TcpConnection::describe() const {
+  return fmt::format("rank {}: tcp, {}", joint_.peer, joint_.remote);
+}
+
+}  // namespace shardwire::internal

@@ -1,0 +1,107 @@
+// Two ranks joined by TCP: frames over one stream, fetches over another. Made by the endpoint; moved on by the wire. Threads: see
+// Connection.
+#pragma once
+
+#include <array>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "backend/base/fd.h"
+#include "backend/transport/tcp/fetch_stream.h"
+#include "backend/transport/tcp/frame_stream.h"
+#include "backend/transport/transport.h"
+#include "shardwire/options.h"
+
+namespace shardwire::internal {
+
+class TcpConnection;
+
+// What the connections of a rank and their wire share.
+struct TcpPoller {
+  Fd epoll;
+  std::vector<TcpConnection*> due;  // that have something to do without an event
+};
+
+// What the endpoint set up.
+struct TcpJoint {
+  Rank self = 0;
+  Rank peer = 0;
+  std::string who;     // the peer for messages: "rank 1 (pid 7 on host a)"
+  std::string remote;  // "10.0.0.2:41234"
+  std::array<std::uint64_t, kNumLanes> capacities{};
+  OrdinaryPath ordinaryPath = OrdinaryPath::kAuto;  // kStaged: nothing is fetched; kCrossMemory: whatever may be is
+  Fd frames;
+  Fd fetches;
+  std::shared_ptr<TcpPoller> poller;
+};
+
+class TcpConnection final : public Connection {
+ public:
+  static Result<std::unique_ptr<Connection>> create(TcpJoint joint);
+  ~TcpConnection() override;
+
+  Rank peer() const override { return joint_.peer; }
+  const char* transportName() const override { return "tcp"; }
+  std::span<std::byte> reserve(Lane lane, std::size_t minBytes, std::size_t maxBytes) override;
+  void commit(Lane lane, std::size_t bytes) override;
+  std::size_t maxFrameBytes(Lane lane) const override { return maxLaneFrameBytes(joint_.capacities[static_cast<std::size_t>(lane)]); }
+  std::span<const std::byte> peek(Lane lane) override { return frames_.reader(lane).peek(); }
+  void release(Lane lane) override;
+  Reach expose(const void* bytes, std::size_t size, RemoteAddress* address) override;
+  void conceal(const RemoteAddress& address) override;
+  ReadLimits readLimits() const override;
+  const std::byte* map(const RemoteAddress&, std::size_t) override { return nullptr; }
+  Status read(std::span<const MemoryRun> runs) override;
+  bool fetch(std::uint32_t space, std::span<const MemoryRun> runs, FetchCount* count) override;
+  bool stopFetches() override;
+  double readGBps() const override { return 0; }
+  Status health() override;
+  std::string describe() const override;
+
+  // For the wire: what epoll said of one of the two sockets. True when something arrived or left.
+  bool onReady(bool isFetches, std::uint32_t events);
+  bool onDue();
+
+ private:
+  // What epoll hands back.
+  struct Watch {
+    TcpConnection* connection = nullptr;
+    bool isFetches = false;
+    std::uint32_t events = 0;  // that epoll waits for; 0: not in the set
+  };
+  friend class TcpWire;
+
+  explicit TcpConnection(TcpJoint joint);
+  bool receiveFrames();
+  bool flushFrames();
+  void take(const StreamNote& note);
+  bool sendFetched();
+  bool receiveFetched();
+  void setEvents(Watch& watch, const Fd& socket, std::uint32_t events);
+  void updateWatches();
+  void fail(Status why);
+  void endOfFrames(const std::string& how);
+  void fetchesBroke(const Status& why);
+  void closeFetches();
+  void look();
+  Duration silence() const;
+
+  TcpJoint joint_;
+  FrameStream frames_;
+  FetchStream fetches_;
+  Watch frameWatch_;
+  Watch fetchWatch_;
+  std::vector<std::string> requests_;  // scratch of fetch()
+  bool stopped_ = false;               // by stopFetches()
+  bool peerStopped_ = false;
+  bool peerLeft_ = false;
+  bool isDue_ = false;
+  Deadline nextLook_{};
+  Deadline nextPathLook_{};
+  Deadline fetchesBrokeAt_ = kNoDeadline;
+  std::string howFetchesBroke_;
+  Status failure_;  // the first one stays
+};
+
+}  // namespace shardwire::internal

@@ -1,0 +1,42 @@
+// MPI as a meeting place: who this process is in its MPI job, and bytes from rank 0 to all.
+#include "backend/c10d/status_error.h"
+#include "backend/transport/mpi/mpi_process.h"
+#include "python/csrc/bindings.h"
+
+namespace shardwire::python {
+namespace {
+
+internal::MpiProcess& readyMpi(double timeout) {
+  const auto process = internal::MpiProcess::instance();
+  internal::throwUnlessOk(process.status());
+  internal::throwUnlessOk((*process)->prepare(internal::MpiProcess::kWholeWorld, true, deadlineAfter(durationOf(timeout))));
+  return **process;
+}
+
+}  // namespace
+
+void bindMpi(py::module_& module) {
+  module.def(
+      "mpi_world",
+      [](double timeout) {
+        internal::MpiState state;
+        {
+          const py::gil_scoped_release unlocked;
+          state = readyMpi(timeout).state();
+        }
+        return py::make_tuple(state.rank, state.size);
+      },
+      py::arg("timeout"), "This process's rank in its MPI job, and the job's size. Initialises MPI where nobody did: collective then.");
+  module.def(
+      "mpi_broadcast",
+      [](std::string bytes, double timeout) {
+        {
+          const py::gil_scoped_release unlocked;
+          internal::throwUnlessOk(readyMpi(timeout).api().broadcast(&bytes));
+        }
+        return py::bytes(bytes);
+      },
+      py::arg("bytes"), py::arg("timeout"), "What rank 0 of the MPI job gave. Collective over the job.");
+}
+
+}  // namespace shardwire::python

@@ -1,0 +1,76 @@
+"""Groups that meet by MPI: ``init_method="mpi://"``, and groups over an mpi4py communicator. No address has to be given."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from typing import Any
+from urllib.parse import parse_qs, urlparse
+
+import torch.distributed as dist
+
+from . import _C
+from ._backend import as_timeout
+from ._groups import create_over_fresh_store
+
+
+def register_rendezvous() -> None:
+    """Registers ``mpi://`` with torch.distributed. Idempotent; ``import shardwire`` calls it."""
+    try:
+        dist.register_rendezvous_handler("mpi", _rendezvous)
+    except RuntimeError:  # it is registered: the package was imported anew
+        pass
+
+
+def create_process_group_from_mpi(comm: Any, timeout: timedelta | float | None = None, name: str | None = None) -> Any:
+    """Makes a group of the processes of ``comm``, an intracommunicator of mpi4py, with its ranks.
+
+    Collective: every process of ``comm`` calls it. The rest is as in :func:`create_process_group`.
+    """
+    missing = [method for method in ("Get_rank", "Get_size", "bcast") if not callable(getattr(comm, method, None))]
+    if missing:
+        raise TypeError(f"comm is a {type(comm).__name__}; give a communicator of mpi4py")
+    if getattr(comm, "is_inter", False):
+        raise ValueError("comm is an intercommunicator; give comm.Merge(), or a communicator of one group")
+    rank, size = comm.Get_rank(), comm.Get_size()
+    store = _meet(lambda told: comm.bcast(told, root=0), rank, size, as_timeout(timeout))
+    return create_over_fresh_store(store, rank, size, timeout, name)
+
+
+def _rendezvous(url: str, timeout: timedelta | None = None, **_more: Any) -> Iterator[tuple[Any, int, int]]:
+    """What torch calls for ``init_method="mpi://"``: rank and world size are those of the MPI job."""
+    period = as_timeout(timeout)
+    seconds = period.total_seconds()
+    rank, size = _C.mpi_world(seconds)
+    for what, here in (("rank", rank), ("world_size", size)):
+        for given in parse_qs(urlparse(url).query).get(what, []):
+            if int(given) != here:
+                raise ValueError(f"{what}={given} was given, but MPI says {here}; leave rank and world_size out with init_method='mpi://'")
+    yield _meet(lambda told: _C.mpi_broadcast(told, seconds), rank, size, period), rank, size
+    raise RuntimeError("mpi:// cannot replace lost ranks: start the MPI job anew")
+
+
+def _meet(broadcast: Callable[[bytes], bytes], rank: int, size: int, timeout: timedelta) -> Any:
+    """A TCPStore that rank 0 keeps on a free port, known to the others by ``broadcast``; what fails on rank 0 fails on all."""
+    host = socket.gethostname()
+    store, failure = None, ""
+    if rank == 0:
+        try:
+            store = _tcp_store("localhost", 0, size, True, timeout)
+        except Exception as error:  # the others wait for our broadcast
+            failure = str(error)
+    told = broadcast(f"{host}\n{0 if store is None else store.port}\n{failure}".encode()).decode()
+    there, port, failure = told.split("\n", 2)
+    if failure:
+        raise RuntimeError(f"rank 0 on host {there} could not open a store for the others: {failure}")
+    return store if store is not None else _tcp_store("localhost" if there == host else there, int(port), size, False, timeout)
+
+
+def _tcp_store(host: str, port: int, size: int, is_master: bool, timeout: timedelta) -> Any:
+    try:
+        return dist.TCPStore(host, port, size, is_master, timeout, wait_for_workers=False)
+    except Exception as error:
+        if "libuv" not in str(error):
+            raise
+    return dist.TCPStore(host, port, size, is_master, timeout, wait_for_workers=False, use_libuv=False)  # type: ignore[call-arg]

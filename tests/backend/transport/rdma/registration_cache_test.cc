@@ -1,0 +1,188 @@
+#include "backend/transport/rdma/registration_cache.h"
+
+#include <gtest/gtest.h>
+
+#include <set>
+
+#include "tests/backend/transport/rdma/fake_verbs.h"
+
+namespace shardwire::internal {
+namespace {
+
+using shardwire::testing::FakeVerbs;
+
+// Storages whose life the test decides.
+std::set<const void*> liveStorages;
+int numWeak = 0;
+const StorageWatch kWatch = {
+    .retainWeak =
+        [](const void* storage) {
+          ++numWeak;
+          return const_cast<void*>(storage);
+        },
+    .isExpired = [](void* weak) { return !liveStorages.contains(weak); },
+    .releaseWeak = [](void*) { --numWeak; },
+};
+
+class RegistrationCacheTest : public ::testing::Test {
+ protected:
+  RegistrationCacheTest() : fake_(FakeVerbs::reset()), api_(FakeVerbs::api()) {
+    for (const char* name : {"fake0", "fake1"}) {
+      fake_.addPort(name).gids.push_back(FakeVerbs::ipv4Gid(1));
+    }
+    ports_ = std::move(*openRdmaPorts(api_, Options{}));
+    liveStorages.clear();
+    numWeak = 0;
+  }
+  ~RegistrationCacheTest() override {
+    cache_.reset();
+    EXPECT_EQ(fake_.numRegistered, 0);
+    EXPECT_EQ(numWeak, 0);
+  }
+  RegistrationCache& cache(RegistrationLimits limits = {}) {
+    cache_ = std::make_unique<RegistrationCache>(api_, ports_.devices, &kWatch, limits);
+    return *cache_;
+  }
+  Registration* pin(RegistrationCache& cache, const void* bytes, std::size_t size, bool isWritten, const void* storage) {
+    auto pinned = cache.pin(bytes, size, isWritten, storage);
+    EXPECT_TRUE(pinned.isOk()) << pinned.status().message();
+    return pinned.isOk() ? *pinned : nullptr;
+  }
+
+  FakeVerbs& fake_;
+  VerbsApi api_;
+  RdmaPorts ports_;
+  std::unique_ptr<RegistrationCache> cache_;
+  std::vector<std::byte> memory_ = std::vector<std::byte>(1 << 20);
+  int storage_ = 0;
+  int otherStorage_ = 0;
+};
+
+TEST_F(RegistrationCacheTest, AnUnknownPieceOfMemoryIsRegisteredForItsPinOnly) {
+  RegistrationCache& kept = cache();
+  Registration* first = pin(kept, memory_.data(), 5000, false, nullptr);
+  EXPECT_EQ(fake_.numRegistered, 2);  // on both devices
+  EXPECT_EQ(fake_.lastAccess, 0);     // nobody else may touch what is only read
+  kept.unpin(first);
+  EXPECT_EQ(fake_.numRegistered, 0);
+  EXPECT_EQ(kept.numEntries(), 0U);
+}
+
+TEST_F(RegistrationCacheTest, AStorageIsRegisteredOnceWhileItLives) {
+  RegistrationCache& kept = cache();
+  liveStorages = {&storage_};
+  for (int i = 0; i < 100; ++i) {
+    kept.unpin(pin(kept, memory_.data() + 100, 5000, false, &storage_));
+  }
+  EXPECT_EQ(kept.numRegistered(), 1U);
+  EXPECT_EQ(fake_.numRegistered, 2);
+}
+
+TEST_F(RegistrationCacheTest, MemoryOfAnotherStorageAtTheSameAddressIsRegisteredAnew) {
+  RegistrationCache& kept = cache();
+  liveStorages = {&storage_};
+  kept.unpin(pin(kept, memory_.data(), 5000, false, &storage_));
+  liveStorages = {&otherStorage_};
+  kept.unpin(pin(kept, memory_.data(), 5000, false, &otherStorage_));
+  EXPECT_EQ(kept.numRegistered(), 2U);
+  EXPECT_EQ(fake_.numRegistered, 2);  // the first one's is gone
+  // The same identity, but it died in between.
+  liveStorages.clear();
+  kept.unpin(pin(kept, memory_.data(), 5000, false, &otherStorage_));
+  EXPECT_EQ(kept.numRegistered(), 3U);
+}
+
+TEST_F(RegistrationCacheTest, WithoutItsStorageMemoryIsServedOnlyWhileItIsPinned) {
+  RegistrationCache& kept = cache();
+  liveStorages = {&storage_};
+  Registration* pinned = pin(kept, memory_.data(), 8192, false, &storage_);
+  EXPECT_TRUE(kept.isReady(memory_.data() + 10, 100, false));
+  EXPECT_FALSE(kept.isReady(memory_.data() + 8100, 100, false));
+  kept.unpin(pin(kept, memory_.data() + 10, 100, false, nullptr));
+  EXPECT_EQ(kept.numRegistered(), 1U);
+  kept.unpin(pinned);
+  EXPECT_FALSE(kept.isReady(memory_.data() + 10, 100, false));
+}
+
+TEST_F(RegistrationCacheTest, ViewsOfOneStorageShareARegistrationThatGrowsAndMayBeWritten) {
+  RegistrationCache& kept = cache();
+  liveStorages = {&storage_};
+  Registration* first = pin(kept, memory_.data(), 8192, false, &storage_);
+  Registration* second = pin(kept, memory_.data() + 4096, 8192, true, &storage_);
+  EXPECT_NE(first, second);
+  EXPECT_TRUE(second->covers(memory_.data(), 12288));
+  EXPECT_EQ(fake_.lastAccess, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE);
+  EXPECT_EQ(fake_.numRegistered, 4);  // the first is still pinned
+  kept.unpin(first);
+  EXPECT_EQ(fake_.numRegistered, 2);
+  kept.unpin(second);
+  kept.unpin(pin(kept, memory_.data(), 12288, true, &storage_));
+  EXPECT_EQ(kept.numRegistered(), 2U);
+}
+
+TEST_F(RegistrationCacheTest, KeepsNoMoreThanItsLimitsAndDropsTheOldest) {
+  RegistrationLimits limits;
+  limits.bytes = 4 * 8192;
+  RegistrationCache& kept = cache(limits);
+  liveStorages = {memory_.data(), memory_.data() + 1, memory_.data() + 2, memory_.data() + 3, memory_.data() + 4, memory_.data() + 5};
+  for (std::size_t i = 0; i < 6; ++i) {
+    kept.unpin(pin(kept, memory_.data() + i * 16384, 8192, false, memory_.data() + i));
+  }
+  EXPECT_EQ(kept.keptBytes(), limits.bytes);
+  const auto before = kept.numRegistered();
+  kept.unpin(pin(kept, memory_.data() + 5 * 16384, 8192, false, memory_.data() + 5));
+  EXPECT_EQ(kept.numRegistered(), before);
+  kept.unpin(pin(kept, memory_.data(), 8192, false, memory_.data()));
+  EXPECT_EQ(kept.numRegistered(), before + 1);
+}
+
+TEST_F(RegistrationCacheTest, WhenLockedMemoryIsShortWhatIsNotInUseGoesFirst) {
+  RegistrationCache& kept = cache();
+  liveStorages = {&storage_};
+  kept.unpin(pin(kept, memory_.data(), 8192, false, &storage_));
+  fake_.failRegistrations = 1;
+  Registration* pinned = pin(kept, memory_.data() + 65536, 8192, false, nullptr);
+  ASSERT_NE(pinned, nullptr);
+  EXPECT_EQ(kept.numEntries(), 1U);
+  kept.unpin(pinned);
+}
+
+TEST_F(RegistrationCacheTest, ARefusalSaysWhatToDo) {
+  RegistrationCache& kept = cache();
+  fake_.failRegistrations = 2;
+  const auto refused = kept.pin(memory_.data(), 8192, false, nullptr);
+  ASSERT_FALSE(refused.isOk());
+  EXPECT_EQ(refused.status().code(), StatusCode::kSystem);
+  EXPECT_NE(refused.status().message().find("8192 bytes"), std::string::npos) << refused.status().message();
+  EXPECT_NE(refused.status().message().find("memlock limit"), std::string::npos) << refused.status().message();
+  EXPECT_NE(refused.status().message().find("ENOMEM"), std::string::npos) << refused.status().message();
+  fake_.failRegistrations = 1;
+  fake_.registrationError = EFAULT;
+  EXPECT_NE(kept.pin(memory_.data(), 8192, false, nullptr).status().message().find("EFAULT"), std::string::npos);
+  EXPECT_EQ(kept.numEntries(), 0U);
+}
+
+TEST_F(RegistrationCacheTest, HeapMemoryStaysRegisteredUntilSomeWentBackToTheSystem) {
+  RegistrationCache& kept = cache();
+  SharedHeap* heap = *SharedHeap::instance();
+  void* inUse = *heap->allocate(64);
+  auto* block = static_cast<std::byte*>(*heap->allocate(std::size_t{3} << 20));
+  for (int i = 0; i < 10; ++i) {
+    kept.unpin(pin(kept, block + i * 1000, 5000, i % 2 == 0, nullptr));
+  }
+  EXPECT_EQ(kept.numRegistered(), 1U);
+  EXPECT_EQ(fake_.lastSize % (std::size_t{2} << 20), 0U);
+  heap->free(block);
+  // More than can be had: the heap gives all free memory back before it says so.
+  const auto before = heap->numPurges();
+  EXPECT_FALSE(heap->allocate(heap->reservedBytes()).isOk());
+  ASSERT_GT(heap->numPurges(), before);
+  block = static_cast<std::byte*>(*heap->allocate(std::size_t{3} << 20));
+  kept.unpin(pin(kept, block, 5000, true, nullptr));
+  EXPECT_EQ(kept.numRegistered(), 2U);
+  heap->free(block);
+  heap->free(inUse);
+}
+
+}  // namespace
+}  // namespace shardwire::internal

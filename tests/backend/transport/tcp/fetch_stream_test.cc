@@ -1,0 +1,174 @@
+// Fetches: the bytes of a request, what an owner refuses, and very long ones.
+#include "backend/transport/tcp/fetch_stream.h"
+
+#include <gtest/gtest.h>
+#include <sys/mman.h>
+
+#include "backend/base/memfd.h"
+#include "backend/base/wire.h"
+#include "backend/transport/link_message.h"
+#include "tests/backend/transport/tcp/tcp_pair.h"
+#include "tests/support/hex.h"
+
+namespace shardwire::testing {
+namespace {
+
+using internal::FetchCount;
+using internal::FetchStream;
+using internal::MemoryRun;
+
+struct Streams {
+  Streams() : Streams(makeTcpPair()) {}
+  explicit Streams(std::pair<internal::Fd, internal::Fd> sockets) : owner(std::move(sockets.first)), fetcher(std::move(sockets.second)) {}
+
+  FetchStream owner;
+  FetchStream fetcher;
+};
+
+std::string request(std::uint32_t space, std::initializer_list<std::pair<std::uint64_t, std::uint64_t>> runs) {
+  internal::ByteWriter writer;
+  writer.u32(space);
+  writer.u32(static_cast<std::uint32_t>(runs.size()));
+  for (const auto& [address, bytes] : runs) {
+    writer.u64(address);
+    writer.u64(bytes);
+  }
+  return writer.bytes();
+}
+
+TEST(FetchStream, RequestBytesAreThese) {
+  Streams streams;
+  std::byte local[64];
+  FetchCount count;
+  std::vector<std::string> requests;
+  // The first two touch at the owner, the third's bytes are none.
+  const MemoryRun runs[] = {{local, 0x1000, 16}, {local + 32, 0x1010, 8}, {local + 40, 0x9000, 0}, {local + 48, 0x2000, 4}};
+  ASSERT_TRUE(streams.fetcher.ask(5, runs, &count, &requests));
+  ASSERT_EQ(requests.size(), 1U);
+  EXPECT_EQ(toHex(requests[0]),
+            "05000000"
+            "02000000"
+            "0010000000000000"
+            "1800000000000000"
+            "0020000000000000"
+            "0400000000000000");
+  EXPECT_EQ(count.pending, 1U);
+}
+
+TEST(FetchStream, AnOwnerGivesWhatItExposedAndNothingElse) {
+  Streams streams;
+  std::vector<std::byte> memory(4096);
+  const auto base = reinterpret_cast<std::uint64_t>(memory.data());
+  const auto address = streams.owner.expose(memory.data() + 100, 1000);
+  const std::uint64_t first = base + 100;
+  ASSERT_EQ(address.value, first);
+  const std::string good = request(address.space, {{first, 1000}, {first + 999, 1}});
+  EXPECT_TRUE(streams.owner.serve(good).isOk());
+  const std::string bad[] = {request(address.space, {{first - 1, 2}}),
+                             request(address.space, {{first, 1001}}),
+                             request(address.space, {{first + 1000, 1}}),
+                             request(address.space, {{first + 1, ~std::uint64_t{0}}}),
+                             request(address.space, {{~std::uint64_t{0}, 2}}),
+                             request(address.space, {{first, 0}}),
+                             request(address.space, {{first, 8}, {first - 8, 8}}),
+                             request(address.space + 1, {{first, 8}}),
+                             request(0, {{first, 8}}),
+                             good.substr(0, good.size() - 1),
+                             good + "x",
+                             good.substr(0, 8),
+                             ""};
+  for (const std::string& each : bad) {
+    EXPECT_EQ(streams.owner.serve(each).code(), StatusCode::kMismatch) << toHex(each);
+  }
+  EXPECT_FALSE(streams.owner.conceal(address.space));  // bytes of the good request were not sent yet
+  EXPECT_EQ(streams.owner.serve(good).code(), StatusCode::kMismatch);
+}
+
+TEST(FetchStream, BytesThatNobodyAskedForAreAnError) {
+  Streams streams;
+  ASSERT_EQ(*internal::sendSome(streams.owner.socket(), "x"), 1U);
+  ASSERT_TRUE(internal::waitForSocket(streams.fetcher.socket(), POLLIN, soon(), "waiting").isOk());
+  bool moved = false;
+  EXPECT_EQ(streams.fetcher.receive(&moved).code(), StatusCode::kMismatch);
+}
+
+TEST(FetchStream, AFetchOfManyRunsIsSeveralRequests) {
+  constexpr std::size_t kNumRuns = 70000;
+  Streams streams;
+  std::vector<std::byte> from(kNumRuns * 16);
+  std::vector<std::byte> to(kNumRuns);
+  for (std::size_t i = 0; i < kNumRuns; ++i) {
+    from[i * 16] = static_cast<std::byte>(i * 7);
+  }
+  const auto address = streams.owner.expose(from.data(), from.size());
+  std::vector<MemoryRun> runs;
+  for (std::size_t i = 0; i < kNumRuns; ++i) {
+    runs.push_back({to.data() + i, address.value + i * 16, 1});
+  }
+  FetchCount count;
+  std::vector<std::string> requests;
+  ASSERT_TRUE(streams.fetcher.ask(address.space, runs, &count, &requests));
+  ASSERT_EQ(requests.size(), 2U);
+  for (const std::string& each : requests) {
+    ASSERT_TRUE(streams.owner.serve(each).isOk());
+  }
+  bool moved = false;
+  for (const auto start = Clock::now(); count.pending > 0 && Clock::now() - start < std::chrono::seconds(20);) {
+    ASSERT_TRUE(streams.owner.send(&moved).isOk());
+    ASSERT_TRUE(streams.fetcher.receive(&moved).isOk());
+  }
+  ASSERT_EQ(count.pending, 0U);
+  for (std::size_t i = 0; i < kNumRuns; ++i) {
+    ASSERT_EQ(to[i], static_cast<std::byte>(i * 7)) << i;
+  }
+}
+
+// Address space of any length over a few pages, each seen again and again.
+class Endless {
+ public:
+  Endless(std::size_t size, std::size_t period) : size_(size) {
+    const auto file = internal::makeMemfd("shardwire-test", period);
+    EXPECT_TRUE(file.isOk());
+    void* whole = ::mmap(nullptr, size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    EXPECT_NE(whole, MAP_FAILED);
+    bytes_ = static_cast<std::byte*>(whole);
+    for (std::size_t at = 0; at < size; at += period) {
+      EXPECT_NE(::mmap(bytes_ + at, period, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, file->get(), 0), MAP_FAILED);
+    }
+  }
+  ~Endless() { ::munmap(bytes_, size_); }
+  Endless(const Endless&) = delete;
+  Endless& operator=(const Endless&) = delete;
+  std::byte* bytes() const { return bytes_; }
+
+ private:
+  std::size_t size_;
+  std::byte* bytes_;
+};
+
+TEST(FetchStream, ARunMayBeLongerThanTwoGigabytes) {
+  constexpr std::size_t kPeriod = std::size_t{16} << 20;
+  constexpr std::size_t kSize = (std::size_t{2} << 30) + kPeriod;
+  const Endless from(kSize, kPeriod);
+  const Endless to(kSize, kPeriod);
+  Streams streams;
+  from.bytes()[0] = std::byte{1};
+  from.bytes()[kPeriod - 1] = std::byte{2};
+  const auto address = streams.owner.expose(from.bytes(), kSize);
+  const MemoryRun all{to.bytes(), address.value, kSize};
+  FetchCount count;
+  std::vector<std::string> requests;
+  ASSERT_TRUE(streams.fetcher.ask(address.space, {&all, 1}, &count, &requests));
+  ASSERT_TRUE(streams.owner.serve(requests.at(0)).isOk());
+  bool moved = false;
+  for (const auto start = Clock::now(); count.pending > 0 && Clock::now() - start < std::chrono::seconds(50);) {
+    ASSERT_TRUE(streams.owner.send(&moved).isOk());
+    ASSERT_TRUE(streams.fetcher.receive(&moved).isOk());
+  }
+  EXPECT_EQ(count.pending, 0U);
+  EXPECT_EQ(to.bytes()[0], std::byte{1});
+  EXPECT_EQ(to.bytes()[kSize - 1], std::byte{2});
+}
+
+}  // namespace
+}  // namespace shardwire::testing

@@ -1,0 +1,364 @@
+// The contract over TCP, and what is special to it.
+#include <fcntl.h>
+#include <signal.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "backend/base/wire.h"
+#include "backend/transport/lanes.h"
+#include "backend/transport/link_message.h"
+#include "tests/backend/transport/contract.h"
+#include "tests/backend/transport/contract_fetch.h"
+#include "tests/backend/transport/tcp/tcp_pair.h"
+#include "tests/support/net_namespaces.h"
+
+namespace shardwire::testing {
+namespace {
+
+Options overTcp() {
+  Options options;
+  options.transports = "tcp";
+  options.socketIfname = "lo";
+  return options;
+}
+
+Options smallRings() {
+  Options options = overTcp();
+  options.ringBytes = std::size_t{16} << 10;
+  options.inlineBytes = 0;
+  return options;
+}
+
+// The kernel frees a dead process's memory before it closes its sockets: how long that takes grows with the memory.
+constexpr Duration kNoticeDeathWithin = std::chrono::seconds(1);
+
+// Two hosts for the whole suite, made when first needed; ranks are on them in turn.
+std::unique_ptr<NetNamespaces> twoHosts;
+
+const char* prepareTwoHosts() {
+  static std::string whyNot;
+  if (twoHosts == nullptr && whyNot.empty()) {
+    twoHosts = NetNamespaces::create(NetNamespaces::Addresses::kIpv6, &whyNot);
+  }
+  return twoHosts == nullptr ? whyNot.c_str() : nullptr;
+}
+
+void enterInTurn(Rank rank) {
+  twoHosts->enter(rank % 2);
+}
+
+TransportFixture acrossHosts() {
+  Options options;
+  options.transports = "tcp";
+  return {"TwoHosts", true, options, true, kNoticeDeathWithin, &prepareTwoHosts, &enterInTurn};
+}
+
+const auto kFixtures = ::testing::Values(TransportFixture{"Threads", false, overTcp(), true, kNoticeDeathWithin},
+                                         TransportFixture{"Processes", true, overTcp(), true, kNoticeDeathWithin},
+                                         TransportFixture{"SmallRings", true, smallRings(), true, kNoticeDeathWithin}, acrossHosts());
+std::string nameOf(const ::testing::TestParamInfo<TransportFixture>& info) {
+  return info.param.name;
+}
+INSTANTIATE_TEST_SUITE_P(Tcp, TransportContract, kFixtures, nameOf);
+INSTANTIATE_TEST_SUITE_P(Tcp, WireContract, kFixtures, nameOf);
+
+using internal::Fd;
+using internal::Link;
+
+// A peer made by hand: it speaks the endpoint's protocol as far as the test wants.
+class FakeDialer {
+ public:
+  FakeDialer() {
+    auto [near, far] = makeLinkPair();
+    link_ = std::make_unique<Link>(std::move(near));
+    thread_ = std::thread([this, link = std::move(far)]() mutable { real.join(std::move(link), 0, 1, false); });
+  }
+  ~FakeDialer() { finish(); }
+
+  // What the dialer says first; the port that the other end listens on.
+  std::uint16_t greet(const std::array<std::uint64_t, internal::kNumLanes>& capacities = internal::laneCapacities(Options{})) {
+    internal::ByteWriter writer;
+    writer.u32(0x50545753);
+    writer.u8(1);
+    for (const std::uint64_t capacity : capacities) {
+      writer.u64(capacity);
+    }
+    writer.u32(0);
+    writer.u8(0);
+    writer.text("");
+    EXPECT_TRUE(link_->send(writer.bytes(), soon()).isOk());
+    const auto answer = link_->receive(soon());
+    EXPECT_TRUE(answer.isOk()) << answer.status().message();
+    internal::ByteReader reader(*answer);
+    reader.u32();
+    reader.u8();
+    for (int lane = 0; lane < internal::kNumLanes; ++lane) {
+      reader.u64();
+    }
+    return static_cast<std::uint16_t>(reader.u32());
+  }
+  Fd call(std::uint16_t port) const {
+    auto socket = internal::startTcp(*internal::makeSocketAddress("127.0.0.1", 0, port));
+    EXPECT_TRUE(socket.isOk() && internal::waitForSocket(*socket, POLLOUT, soon(), "calling").isOk());
+    return std::move(*socket);
+  }
+  void prove(const Fd& socket) const {
+    const auto proof = internal::proveSocket(link_->secret(), "tcp fetches, dialer");
+    EXPECT_TRUE(internal::sendSome(socket, internal::framed(internal::asText(proof))).isOk());
+  }
+  // After the other end has proved itself on the second socket.
+  void agree(const Fd& socket) {
+    EXPECT_TRUE(internal::waitForSocket(socket, POLLIN, soon(), "waiting for the proof").isOk());
+    EXPECT_TRUE(link_->send(std::string(5, '\0'), soon()).isOk());
+  }
+  Link& link() { return *link_; }
+  void finish() {
+    if (thread_.joinable()) {
+      thread_.join();
+    }
+  }
+  // All of it: a joined pair, of which this end is raw.
+  Fd join() {
+    Fd socket = call(greet());
+    prove(socket);
+    agree(socket);
+    finish();
+    EXPECT_TRUE(real.status.isOk()) << real.status.message();
+    return socket;
+  }
+  Status awaitFailure() {
+    Status failure;
+    for (const auto start = Clock::now(); failure.isOk() && Clock::now() - start < std::chrono::seconds(10);) {
+      real.wire->poll();
+      failure = real.connection->health();
+    }
+    return failure;
+  }
+
+  TcpRank real;
+
+ private:
+  std::unique_ptr<Link> link_;
+  std::thread thread_;
+};
+
+void expectWords(const Status& status, StatusCode code, const std::string& words) {
+  EXPECT_EQ(status.code(), code) << status.message();
+  EXPECT_NE(status.message().find(words), std::string::npos) << status.message();
+}
+
+TEST(TcpEndpoint, JoinsTwoRanks) {
+  TcpRanks pair;
+  pair.join();
+  ASSERT_TRUE(pair.ranks[0].status.isOk() && pair.ranks[1].status.isOk()) << pair.ranks[0].status.message();
+  std::memcpy(pair.connection(0).reserve(Lane::kBulk, 8, 8).data(), "12345678", 8);
+  pair.connection(0).commit(Lane::kBulk, 8);
+  ASSERT_TRUE(pair.pollUntil([&] { return !pair.connection(1).peek(Lane::kBulk).empty(); }));
+  EXPECT_EQ(std::memcmp(pair.connection(1).peek(Lane::kBulk).data(), "12345678", 8), 0);
+  EXPECT_EQ(pair.connection(1).describe(), "rank 0: tcp, far end");
+}
+
+TEST(TcpEndpoint, TurnsStrangersAwayWhoFindItsPort) {
+  FakeDialer dialer;
+  const std::uint16_t port = dialer.greet();
+  const Fd silent = dialer.call(port);
+  const Fd garbage = dialer.call(port);
+  EXPECT_TRUE(internal::sendSome(garbage, "GET / HTTP/1.1\r\n\r\n").isOk());
+  const Fd forged = dialer.call(port);
+  EXPECT_TRUE(internal::sendSome(forged, internal::framed(std::string(32, 'x'))).isOk());
+  const Fd right = dialer.call(port);
+  dialer.prove(right);
+  dialer.agree(right);
+  dialer.finish();
+  EXPECT_TRUE(dialer.real.status.isOk()) << dialer.real.status.message();
+}
+
+TEST(TcpEndpoint, OtherLaneLengthsAreAnErrorOnBothSides) {
+  TcpRanks pair;
+  pair.ranks[1].options.ringBytes *= 2;
+  pair.join();
+  for (const TcpRank& rank : pair.ranks) {
+    expectWords(rank.status, StatusCode::kMismatch, "SHARDWIRE_RING_BYTES");
+  }
+}
+
+TEST(TcpEndpoint, APeerThatGivesUpIsNoticedBeforeTheDeadline) {
+  FakeDialer dialer;
+  dialer.greet();
+  ::shutdown(dialer.link().socket().get(), SHUT_RDWR);
+  dialer.finish();
+  EXPECT_EQ(dialer.real.status.code(), StatusCode::kPeerFailed) << dialer.real.status.message();
+}
+
+TEST(TcpEndpoint, ADialerThatCannotComeBackSaysWhy) {
+  FakeDialer dialer;
+  const Fd silent = dialer.call(dialer.greet());  // a stranger does not hide it
+  internal::ByteWriter verdict;
+  verdict.u8(static_cast<std::uint8_t>(StatusCode::kSystem));
+  verdict.text("a firewall");
+  ASSERT_TRUE(dialer.link().send(verdict.bytes(), soon()).isOk());
+  dialer.finish();
+  expectWords(dialer.real.status, StatusCode::kPeerFailed, "the peer has no second socket: a firewall");
+}
+
+TEST(TcpEndpoint, HoldsItsDeadline) {
+  auto [near, far] = makeLinkPair();
+  TcpRank rank;
+  const auto start = Clock::now();
+  rank.join(std::move(far), 0, 1, false, start + std::chrono::milliseconds(50));
+  EXPECT_EQ(rank.status.code(), StatusCode::kTimeout) << rank.status.message();
+  EXPECT_LT(Clock::now() - start, std::chrono::seconds(5));
+}
+
+TEST(TcpEndpoint, WantOfDescriptorsIsAnErrorThatSaysSo) {
+  runRanksAsProcesses(1, [](Rank) {
+    TcpRank rank;
+    auto [near, far] = makeLinkPair();
+    std::vector<Fd> all;
+    const rlimit few{64, 64};
+    ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &few), 0);
+    for (int fd = 0; (fd = ::open("/dev/null", O_RDONLY | O_CLOEXEC)) >= 0;) {
+      all.emplace_back(fd);
+    }
+    rank.join(std::move(far), 0, 1, false);
+    expectWords(rank.status, StatusCode::kSystem, "ulimit -n");
+  });
+}
+
+TEST(TcpConnection, AForgedFetchIsRefusedAndTold) {
+  TcpRanks pair;
+  pair.join();
+  std::vector<std::byte> memory(4096);
+  internal::RemoteAddress address;
+  ASSERT_EQ(pair.connection(0).expose(memory.data(), 100, &address), Reach::kFetch);
+  const MemoryRun beyond{memory.data() + 2048, address.value + 96, 8};
+  FetchCount count;
+  ASSERT_TRUE(pair.connection(1).fetch(address.space, {&beyond, 1}, &count));
+  ASSERT_TRUE(pair.pollUntil([&] { return !pair.connection(0).health().isOk() && !pair.connection(1).health().isOk(); }));
+  expectWords(pair.connection(0).health(), StatusCode::kPeerFailed, "rank 1 sent a request for 8 bytes");
+  expectWords(pair.connection(1).health(), StatusCode::kPeerFailed, "rank 0 refused a request for 8 bytes");
+  EXPECT_EQ(count.pending, 1U);
+}
+
+TEST(TcpConnection, ABrokenStreamOfFetchesIsAFailureUnlessThePeerStopped) {
+  FakeDialer dialer;
+  Fd socket = dialer.join();
+  socket.reset();
+  expectWords(dialer.awaitFailure(), StatusCode::kPeerFailed, "the connection for fetches from rank 1");
+
+  TcpRanks pair;
+  pair.join();
+  EXPECT_TRUE(pair.connection(0).stopFetches());
+  const auto start = Clock::now();
+  ASSERT_TRUE(pair.pollUntil([&] { return Clock::now() - start > std::chrono::milliseconds(2500); }));
+  EXPECT_TRUE(pair.connection(1).health().isOk()) << pair.connection(1).health().message();
+  internal::RemoteAddress address;
+  EXPECT_EQ(pair.connection(1).expose(&address, sizeof(address), &address), Reach::kNone);
+}
+
+TEST(TcpConnection, AFetchOfNothingEndsInThePollThatFollows) {
+  TcpRanks pair;
+  pair.join();
+  internal::RemoteAddress address;
+  std::byte byte{};
+  ASSERT_EQ(pair.connection(0).expose(&byte, 1, &address), Reach::kFetch);
+  FetchCount count;
+  const MemoryRun none{nullptr, address.value, 0};
+  ASSERT_TRUE(pair.connection(1).fetch(address.space, {&none, 1}, &count));
+  EXPECT_EQ(count.pending, 1U);
+  EXPECT_TRUE(pair.ranks[1].wire->poll());
+  EXPECT_EQ(count.pending, 0U);
+}
+
+TEST(TcpConnection, SomebodyElsesBytesAreAFailure) {
+  FakeDialer dialer;
+  const Fd fetches = dialer.join();
+  ASSERT_EQ(*internal::sendSome(dialer.link().socket(), "GET / HTTP/1.1\r\n\r\n"), 18U);
+  expectWords(dialer.awaitFailure(), StatusCode::kPeerFailed, "rank 1 sent");
+}
+
+TEST(TcpConnection, AnIdleWireIsNotReadable) {
+  TcpRanks pair;
+  pair.join();
+  pair.poll();
+  pollfd entry{pair.ranks[0].wire->readinessFd(), POLLIN, 0};
+  EXPECT_EQ(::poll(&entry, 1, 0), 0);
+  // A full lane that nobody empties is no reason to stay awake, either.
+  while (!pair.connection(1).reserve(Lane::kBulk, 100, 100).empty()) {
+    pair.connection(1).commit(Lane::kBulk, 100);
+    pair.poll();
+  }
+  for (const auto start = Clock::now(); Clock::now() - start < std::chrono::milliseconds(50);) {
+    pair.poll();
+  }
+  EXPECT_EQ(::poll(&entry, 1, 0), 0);
+  EXPECT_FALSE(pair.ranks[0].wire->poll());
+}
+
+// A rank that computes reads nothing for as long as it likes. Its host answers for it.
+TEST(TcpConnection, APeerThatIsBusyIsNoFailure) {
+  TcpRanks pair;
+  pair.join();
+  Connection& connection = pair.connection(0);
+  std::vector<std::byte> memory(std::size_t{64} << 20);
+  internal::RemoteAddress address;
+  ASSERT_EQ(connection.expose(memory.data(), memory.size(), &address), Reach::kFetch);
+  FetchCount count;
+  std::vector<std::byte> copy(memory.size());
+  const MemoryRun all{copy.data(), address.value, memory.size()};
+  ASSERT_TRUE(pair.connection(1).fetch(address.space, {&all, 1}, &count));
+  const std::size_t size = connection.maxFrameBytes(Lane::kBulk);
+  while (!connection.reserve(Lane::kBulk, size, size).empty()) {
+    connection.commit(Lane::kBulk, size);
+  }
+  for (const auto start = Clock::now(); Clock::now() - start < std::chrono::seconds(10);) {
+    pair.ranks[0].wire->poll();
+    ASSERT_TRUE(connection.health().isOk()) << connection.health().message();
+    pollfd entry{pair.ranks[0].wire->readinessFd(), POLLIN, 0};
+    ::poll(&entry, 1, 5);
+  }
+  EXPECT_TRUE(pair.pollUntil([&] { return count.pending == 0; }));
+}
+
+TEST(TcpConnection, APeerKilledInTheMiddleOfAFetchIsNamed) {
+  constexpr std::size_t kSize = std::size_t{256} << 20;
+  MemoryStore store;
+  runRanksAsProcesses(2,
+                      [&](Rank rank) {
+                        auto peers = internal::connectPeers(store, rank, 2, overTcp(), Clock::now() + std::chrono::seconds(20), "killed");
+                        ASSERT_TRUE(peers.isOk()) << peers.status().message();
+                        ownPeers = &*peers;
+                        Connection& connection = *peers->connections[static_cast<std::size_t>(1 - rank)];
+                        std::vector<std::byte> memory(kSize);
+                        if (rank == 1) {
+                          Exposed exposed{{}, Reach::kNone, kSize};
+                          exposed.reach = connection.expose(memory.data(), kSize, &exposed.address);
+                          sendFrame(connection, Lane::kControl, &exposed, sizeof(exposed));
+                          ASSERT_FALSE(awaitFrame(connection, Lane::kPoint).empty());  // the first bytes arrived
+                          ::kill(::getpid(), SIGKILL);
+                        }
+                        Exposed exposed;
+                        const auto frame = awaitFrame(connection, Lane::kControl);
+                        ASSERT_EQ(frame.size(), sizeof(exposed));
+                        std::memcpy(&exposed, frame.data(), sizeof(exposed));
+                        FetchCount count;
+                        const MemoryRun all{memory.data(), exposed.address.value, kSize};
+                        std::fill(memory.begin(), memory.begin() + 4096, std::byte{1});
+                        startFetch(connection, exposed, {&all, 1}, &count);
+                        while (memory[4095] != std::byte{0} && connection.health().isOk()) {
+                          pollWires();
+                        }
+                        sendFrame(connection, Lane::kPoint, "k", 1);
+                        Status failure;
+                        awaitFailure(connection, &failure);
+                        expectWords(failure, StatusCode::kPeerFailed, "rank 1 (pid");
+                        expectWords(failure, StatusCode::kPeerFailed, "died");
+                        EXPECT_EQ(count.pending, 1U);
+                        ownPeers = nullptr;
+                      },
+                      kRankTimeLimit, {1});
+}
+
+}  // namespace
+}  // namespace shardwire::testing

@@ -1,0 +1,183 @@
+// The hierarchical programs on random placements of ranks, run in memory: the right bytes everywhere, and each part crosses between two
+// hosts once.
+#include "ops/collectives/hierarchy.h"
+
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstring>
+#include <random>
+#include <set>
+
+#include "tests/support/run_plans.h"
+
+namespace shardwire::internal {
+namespace {
+
+using testing::Bytes;
+using testing::RankBytes;
+
+struct Placement {
+  Topology topology;
+  std::string text;
+};
+
+Placement randomPlacement(std::mt19937& random) {
+  Placement placement;
+  const int n = 1 + static_cast<int>(random() % 9);
+  const int most = 1 + static_cast<int>(random() % static_cast<unsigned>(n));
+  std::set<std::int32_t> hosts;
+  for (int rank = 0; rank < n; ++rank) {
+    placement.topology.hosts.push_back(static_cast<std::int32_t>(random() % static_cast<unsigned>(most)) * 7);
+    hosts.insert(placement.topology.hosts.back());
+    placement.text += fmt::format("{} ", placement.topology.hosts.back());
+  }
+  placement.topology.worldSize = n;
+  placement.topology.numHosts = static_cast<int>(hosts.size());
+  return placement;
+}
+
+// The memory of all ranks, and the programs of one collective over it.
+class Machine {
+ public:
+  Machine(const CollectiveCall& call, const Topology& topology) : elemBytes_(elementBytes(call.dtype)), topology_(topology) {
+    for (Rank rank = 0; rank < topology.worldSize; ++rank) {
+      programs_.push_back(programOf(call, Algorithm::kHierarchical, rank, topology));
+    }
+  }
+
+  void run() {
+    for (std::size_t stage = 0; stage < programs_[0].stages.size(); ++stage) {
+      std::vector<Plan> plans;
+      RankBytes in;
+      RankBytes out;
+      for (std::size_t rank = 0; rank < programs_.size(); ++rank) {
+        ASSERT_EQ(programs_[rank].stages.size(), programs_[0].stages.size());
+        const Stage& mine = programs_[rank].stages[stage];
+        ASSERT_EQ(validate(mine.plan).message(), "");
+        plans.push_back(mine.plan);
+        in.push_back(read(rank, mine.inputs));
+        out.push_back(read(rank, mine.outputs));
+        count(rank, mine.plan);
+      }
+      ASSERT_EQ(testing::findEdgeMismatch(plans), "");
+      testing::runPlans(plans, in, out);
+      for (std::size_t rank = 0; rank < programs_.size(); ++rank) {
+        write(rank, programs_[rank].stages[stage].outputs, out[rank]);
+      }
+    }
+  }
+
+  RankBytes inputs;   // by rank, by tensor
+  RankBytes outputs;  // likewise
+  std::uint64_t acrossBytes = 0;
+
+ private:
+  Bytes& whole(std::size_t rank, const StageTensor& part) {
+    return (part.from == StageTensor::From::kInput ? inputs : outputs)[rank][static_cast<std::size_t>(part.index)];
+  }
+  std::vector<Bytes> read(std::size_t rank, const std::vector<StageTensor>& parts) {
+    std::vector<Bytes> all;
+    for (const StageTensor& part : parts) {
+      const auto first = whole(rank, part).begin() + part.first * static_cast<std::int64_t>(elemBytes_);
+      all.emplace_back(first, first + part.numElems * static_cast<std::int64_t>(elemBytes_));
+    }
+    return all;
+  }
+  void write(std::size_t rank, const std::vector<StageTensor>& parts, const std::vector<Bytes>& values) {
+    for (std::size_t i = 0; i < parts.size(); ++i) {
+      std::copy(values[i].begin(), values[i].end(), whole(rank, parts[i]).begin() + parts[i].first * static_cast<std::int64_t>(elemBytes_));
+    }
+  }
+  void count(std::size_t rank, const Plan& plan) {
+    for (const PlanEdge& edge : plan.sends) {
+      if (topology_.hosts[rank] != topology_.hosts[static_cast<std::size_t>(edge.peer)]) {
+        acrossBytes += edge.bytes;
+      }
+    }
+  }
+
+  const std::size_t elemBytes_;
+  const Topology& topology_;
+  std::vector<Program> programs_;
+};
+
+Bytes patternOf(Rank rank, std::size_t bytes) {
+  Bytes pattern(bytes);
+  for (std::size_t i = 0; i < bytes; ++i) {
+    pattern[i] = static_cast<std::byte>(i * 7 + static_cast<std::size_t>(rank) * 131 + 1);
+  }
+  return pattern;
+}
+
+class Hierarchy : public ::testing::TestWithParam<unsigned> {};
+
+TEST_P(Hierarchy, AllGatherBringsEachTensorToEachOtherHostOnce) {
+  std::mt19937 random(GetParam());
+  const Placement placement = randomPlacement(random);
+  SCOPED_TRACE(fmt::format("seed {}, hosts {}", GetParam(), placement.text));
+  const auto n = static_cast<std::size_t>(placement.topology.worldSize);
+  const std::int64_t elems = static_cast<std::int64_t>(random() % 50);
+  Machine machine({.kind = Collective::kAllGather, .dtype = DType::kInt16, .numElems = elems}, placement.topology);
+  const std::size_t bytes = static_cast<std::size_t>(elems) * 2;
+  for (std::size_t rank = 0; rank < n; ++rank) {
+    machine.inputs.push_back({patternOf(static_cast<Rank>(rank), bytes)});
+    machine.outputs.emplace_back(n, Bytes(bytes));
+  }
+  machine.run();
+  for (std::size_t rank = 0; rank < n; ++rank) {
+    for (std::size_t from = 0; from < n; ++from) {
+      EXPECT_EQ(machine.outputs[rank][from], patternOf(static_cast<Rank>(from), bytes)) << rank << " from " << from;
+    }
+  }
+  EXPECT_EQ(machine.acrossBytes, bytes * n * static_cast<std::size_t>(placement.topology.numHosts - 1));
+}
+
+TEST_P(Hierarchy, BroadcastReachesAll) {
+  std::mt19937 random(GetParam());
+  const Placement placement = randomPlacement(random);
+  const Rank root = static_cast<Rank>(random() % static_cast<unsigned>(placement.topology.worldSize));
+  SCOPED_TRACE(fmt::format("seed {}, hosts {}, root {}", GetParam(), placement.text, root));
+  const std::int64_t elems = static_cast<std::int64_t>(random() % 500);
+  Machine machine({.kind = Collective::kBroadcast, .dtype = DType::kInt32, .root = root, .numElems = elems}, placement.topology);
+  const Bytes pattern = patternOf(root, static_cast<std::size_t>(elems) * 4);
+  for (Rank rank = 0; rank < placement.topology.worldSize; ++rank) {
+    machine.inputs.push_back({pattern});  // read on root only
+    machine.outputs.push_back({Bytes(pattern.size())});
+  }
+  machine.run();
+  for (Rank rank = 0; rank < placement.topology.worldSize; ++rank) {
+    EXPECT_EQ(machine.outputs[static_cast<std::size_t>(rank)][0] == pattern, rank != root || pattern.empty()) << rank;
+  }
+}
+
+TEST_P(Hierarchy, AllReduceGivesTheBitsOfChunks) {
+  std::mt19937 random(GetParam());
+  const Placement placement = randomPlacement(random);
+  SCOPED_TRACE(fmt::format("seed {}, hosts {}", GetParam(), placement.text));
+  const auto n = static_cast<std::size_t>(placement.topology.worldSize);
+  const std::int64_t elems = static_cast<std::int64_t>(random() % 500);
+  Machine machine({.kind = Collective::kAllReduce, .dtype = DType::kInt32, .op = ReduceOp::kSum, .numElems = elems}, placement.topology);
+  std::vector<std::int32_t> sum(static_cast<std::size_t>(elems));
+  for (std::size_t rank = 0; rank < n; ++rank) {
+    std::vector<std::int32_t> values(sum.size());
+    for (std::size_t i = 0; i < sum.size(); ++i) {
+      values[i] = static_cast<std::int32_t>(random() % 1000);
+      sum[i] += values[i];
+    }
+    Bytes bytes(sum.size() * 4);
+    std::memcpy(bytes.data(), values.data(), bytes.size());
+    machine.inputs.push_back({bytes});
+    machine.outputs.push_back({Bytes(bytes.size())});
+  }
+  machine.run();
+  for (std::size_t rank = 0; rank < n; ++rank) {
+    EXPECT_EQ(std::memcmp(machine.outputs[rank][0].data(), sum.data(), sum.size() * 4), 0) << rank;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Seeds, Hierarchy, ::testing::Range(1U, 61U));
+
+}  // namespace
+}  // namespace shardwire::internal

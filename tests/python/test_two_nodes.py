@@ -1,0 +1,77 @@
+"""torchrun with two nodes: two network namespaces of this machine, joined by a pair of interfaces, so that nothing but tcp reaches across."""
+
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+JOB = pathlib.Path(__file__).with_name("two_nodes_job.py")
+
+
+def _ip(*words):
+    done = subprocess.run(["ip", *words], capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise OSError(f"ip {' '.join(words)}: {done.stderr.strip()}")
+
+
+@pytest.fixture
+def nodes():
+    """The names of two namespaces, which reach each other as 10.83.0.1 and 10.83.0.2."""
+    if os.geteuid() != 0 or shutil.which("ip") is None:
+        pytest.skip("making network namespaces needs root and iproute2")
+    names = [f"shardwire{os.getpid()}{letter}" for letter in "ab"]
+    links = [f"sw{os.getpid()}{letter}"[-15:] for letter in "ab"]
+    try:
+        try:
+            for name in names:
+                _ip("netns", "add", name)
+            _ip("link", "add", links[0], "netns", names[0], "type", "veth", "peer", "name", links[1], "netns", names[1])
+            for number, (name, link) in enumerate(zip(names, links), 1):
+                _ip("-n", name, "addr", "add", f"10.83.0.{number}/24", "dev", link)
+                _ip("-n", name, "link", "set", link, "up")
+                _ip("-n", name, "link", "set", "lo", "up")
+        except OSError as error:
+            pytest.skip(f"no network namespaces here: {error}")
+        yield names
+    finally:
+        for name in names:
+            subprocess.run(["ip", "netns", "del", name], capture_output=True, check=False)
+
+
+def _torchrun(nodes, *words):
+    """The outputs of both nodes' torchrun, and their statuses."""
+    env = dict(os.environ, OMP_NUM_THREADS="1", PYTHONUNBUFFERED="1")
+    running = [
+        subprocess.Popen(
+            ["ip", "netns", "exec", node, sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc_per_node", "2"]
+            + ["--node_rank", str(number), "--master_addr", "10.83.0.1", "--master_port", "29561", str(JOB), *words],
+            env=env,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for number, node in enumerate(nodes)
+    ]
+    try:
+        said = [child.communicate(timeout=180)[0] for child in running]
+    finally:
+        for child in running:
+            child.kill()
+    return said, [child.returncode for child in running]
+
+
+def test_shared_memory_inside_and_tcp_between(nodes):
+    said, statuses = _torchrun(nodes)
+    assert statuses == [0, 0], "\n".join(said)
+    assert sorted(line for text in said for line in text.splitlines() if line.startswith("DONE")) == [f"DONE {rank}" for rank in range(4)]
+
+
+def test_a_rank_that_dies_is_named_on_both_nodes(nodes):
+    said, statuses = _torchrun(nodes, "--kill")
+    named = {line for text in said for line in text.splitlines() if line.startswith("NAMED")}
+    # torchrun of the node where it died may end its other rank before that one looks.
+    assert {"NAMED 0", "NAMED 1"} <= named, "\n".join(said)
+    assert statuses[1] != 0

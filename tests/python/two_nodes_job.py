@@ -1,0 +1,68 @@
+"""One rank of the job of test_two_nodes.py: two nodes of two ranks, shared memory inside, tcp between."""
+
+import os
+import sys
+import time
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+import shardwire
+
+
+def main() -> None:
+    dist.init_process_group("shardwire", timeout=timedelta(seconds=60))
+    rank, size, local = dist.get_rank(), dist.get_world_size(), int(os.environ["LOCAL_WORLD_SIZE"])
+    # Who reaches whom by what.
+    for peer, line in enumerate(shardwire.describe_transports().splitlines()):
+        if peer != rank:
+            wanted = "shm" if peer // local == rank // local else "tcp"
+            assert line.startswith(f"rank {peer}: {wanted}"), line
+
+    for elems in (1, 1000, 1 << 20):
+        values = torch.arange(elems, dtype=torch.float32) + rank
+        dist.all_reduce(values)
+        assert torch.equal(values, torch.arange(elems, dtype=torch.float32) * size + sum(range(size)))
+        gathered = [torch.empty(elems) for _ in range(size)]
+        dist.all_gather(gathered, torch.full((elems,), float(rank)))
+        assert all(torch.equal(part, torch.full((elems,), float(r))) for r, part in enumerate(gathered))
+        sent = torch.arange(elems, dtype=torch.int64) if rank == 1 else torch.empty(elems, dtype=torch.int64)
+        dist.broadcast(sent, src=1)
+        assert torch.equal(sent, torch.arange(elems, dtype=torch.int64))
+
+    # Rows to columns, across nodes and within.
+    n = 512
+    rows, columns = n // size, n // size
+    whole = torch.arange(n * n, dtype=torch.float32).reshape(n, n)
+    op = shardwire.compile_op(
+        None,
+        (n, n),
+        torch.float32,
+        [{"offset": (rank * rows, 0), "shape": (rows, n)}],
+        [{"offset": (0, rank * columns), "shape": (n, columns)}],
+    )
+    out = torch.empty(n, columns)
+    for _ in range(3):
+        op([whole[rank * rows : (rank + 1) * rows].clone()], [out.zero_()]).wait()
+        assert torch.equal(out, whole[:, rank * columns : (rank + 1) * columns])
+
+    if "--kill" in sys.argv:
+        # The last rank dies; the others, on both nodes, are told who it was, long before their timeout.
+        if rank == size - 1:
+            os.kill(os.getpid(), 9)
+        start = time.monotonic()
+        try:
+            dist.all_reduce(torch.ones(1 << 20))
+        except RuntimeError as error:
+            assert f"rank {size - 1}" in str(error), error
+            assert time.monotonic() - start < 30, "that was the timeout"
+            print(f"NAMED {rank}", flush=True)
+            os._exit(0)
+        raise AssertionError("a dead rank was not noticed")
+    print(f"DONE {rank}", flush=True)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

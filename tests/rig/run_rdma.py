@@ -1,0 +1,150 @@
+"""Runs the C++ tests that need an RDMA device in machines that have one: the contract, compile_op and collectives over rdma inside one
+machine and across two, and what happens when a machine goes.
+
+Usage: run_rdma.py --build FOLDER [--quick] [--only NAME,...] [--budget SECONDS]
+Prints one line per part, what failed, and "N passed, N failed, N skipped". Where no machine can be had (no QEMU, no kernel), it says why and
+counts every part as skipped. A part that finds no time left within the budget is skipped too, and says so.
+"""
+
+import argparse
+import collections
+import io
+import os
+import pathlib
+import shutil
+import signal
+import sys
+import tempfile
+import time
+import xml.etree.ElementTree as xml
+
+import kernel
+from machines import Machines
+
+Count = collections.namedtuple("Count", "passed failed skipped")
+# nodes: machines; ranks: 0 where the tests start their own; cases: of random tests; limit: seconds
+Part = collections.namedtuple("Part", "name nodes ranks program filter cases limit")
+
+PARTS = [
+    Part("contract", 1, 0, "tests_backend_transport_rdma", "*", 0, 420),
+    Part("compile_op", 1, 0, "tests_oracle", "Paths/OracleTest.*:-*copied", 2000, 240),
+    Part("collectives", 1, 0, "tests_oracle", "Paths/CollectivesOracleTest.*:-*copied*", 1000, 240),
+    Part("communicator", 1, 0, "tests_backend", "-Options*", 0, 240),
+    Part("failures", 1, 0, "tests_multiprocess", "*", 0, 300),
+    # Across two machines the ranks are processes that the rig starts, as mpirun does elsewhere (tests/support/launched_ranks.h). Deaths and
+    # sleepers need ranks that a test starts itself.
+    Part("contract-two", 2, 6, "tests_backend_transport_rdma", "Rdma/*/Processes:-*Killed*:*Sleep*:*Ring*:*WakeUp*:*EveryPair*", 0, 240),
+    Part("compile_op-two", 2, 6, "tests_oracle", "Paths/OracleTest.*:-*copied", 300, 240),
+    Part("collectives-two", 2, 6, "tests_oracle", "Paths/CollectivesOracleTest.*:-*copied*:*_processes", 300, 240),
+    Part("power-cut", 2, 2, "tests_backend_transport_rdma", "RdmaPowerCut.IsNoticedWhileFetching", 0, 90),
+    Part("power-cut-idle", 2, 2, "tests_backend_transport_rdma", "RdmaPowerCut.IsNoticedWhileIdle", 0, 90),
+]
+
+# Started on each machine: its share of the ranks, or the program as it is.
+SCRIPT = """
+export PATH=$PATH:/usr/sbin
+if [ "$RIG_RANKS" = 0 ]; then
+  GTEST_OUTPUT=xml:"$RIG_RESULTS"/all.xml timeout -k 5 "$RIG_LIMIT" "$RIG_PROGRAM"
+  exit
+fi
+export SHARDWIRE_TEST_FOLDER=$RIG_RESULTS OMPI_COMM_WORLD_SIZE=$RIG_RANKS
+status=0
+for ((rank = NODE_RANK; rank < RIG_RANKS; rank += NNODES)); do
+  OMPI_COMM_WORLD_RANK=$rank GTEST_OUTPUT=xml:"$RIG_RESULTS"/rank$rank.xml timeout -k 5 "$RIG_LIMIT" "$RIG_PROGRAM" >"$RIG_RESULTS"/rank$rank.log 2>&1 &
+  children="$children $!"
+done
+for child in $children; do wait "$child" || status=$?; done
+exit $status
+"""
+
+
+def counts_of(folder, ranks):
+    """Outcomes by test over the result files: (passed, failed, skipped, text of a failure); and the files that are missing."""
+    outcomes, missing = {}, []
+    for name in [f"rank{rank}" for rank in range(ranks)] or ["all"]:
+        path = folder / f"{name}.xml"
+        try:
+            cases = list(xml.parse(path).iter("testcase"))
+        except (OSError, xml.ParseError):
+            missing.append(name)
+            continue
+        for case in cases:
+            if case.get("status") != "run":
+                continue
+            test = f"{case.get('classname')}.{case.get('name')}"
+            before = outcomes.get(test, (0, 0, 0, ""))
+            failure, skipped = case.find("failure"), case.get("result") == "skipped"
+            text = before[3] or ((failure.get("message") or "")[:1500] if failure is not None else "")
+            good = failure is None and not skipped
+            outcomes[test] = (before[0] + good, before[1] + (failure is not None), before[2] + skipped, text)
+    return outcomes, missing
+
+
+def run_part(part, build, quick):
+    program = build / "tests" / part.program
+    if not program.exists():
+        print(f"rdma {part.name}: {program} is missing: was libibverbs-dev there when this was built?")
+        return Count(0, 1, 0)
+    # Where the machines see it: they have a /tmp of their own, so it is shared by name.
+    results = pathlib.Path(tempfile.mkdtemp(prefix="shardwire-rdma-"))
+    said, start = io.BytesIO(), time.monotonic()
+    cases = part.cases // 5 if quick else part.cases
+    environment = {"RIG_PROGRAM": program, "RIG_RESULTS": results, "RIG_RANKS": part.ranks, "RIG_LIMIT": part.limit - 30, "GTEST_FILTER": part.filter}
+    environment |= {"SHARDWIRE_TRANSPORTS": "rdma", "SHARDWIRE_ORACLE_CASES": max(cases, 50), "GTEST_COLOR": "no"}
+    os.environ.update({name: str(value) for name, value in environment.items()})
+    try:
+        show = [str(build)] if str(build).startswith(("/tmp/", "/run/", "/dev/shm/")) else []
+        with Machines(SCRIPT, nodes=part.nodes, timeout=part.limit, write=[str(results)], show=show, out=said) as machines:
+            status = machines.run()
+        outcomes, missing = counts_of(results, part.ranks)
+        if part.name.startswith("power-cut"):
+            missing = [name for name in missing if name != "rank1"]  # its machine is gone
+        failed = {test: outcome[3] for test, outcome in outcomes.items() if outcome[1]}
+        lost = bool(missing) or not outcomes or (status != 0 and not failed)
+        skipped = sum(1 for outcome in outcomes.values() if not outcome[0] and not outcome[1])
+        count = Count(len(outcomes) - len(failed) - skipped, len(failed) + lost, skipped)
+        print(f"rdma {part.name}: {count.passed} passed, {count.failed} failed, {count.skipped} skipped ({time.monotonic() - start:.0f} s)", flush=True)
+        for test, text in failed.items():
+            print(f"  failed: {test}\n" + "\n".join(f"    {line}" for line in text.splitlines()[:12]))
+        if lost:
+            print(f"  did not get to the end: {' '.join(missing) or 'a machine'} (status {status})")
+            logs = [said.getvalue().decode(errors="replace")] + [path.read_text(errors="replace") for path in sorted(results.glob("*.log"))]
+            for log in logs:
+                print("\n".join(f"    {line}" for line in log.splitlines()[-25:]))
+        return count
+    finally:
+        shutil.rmtree(results, ignore_errors=True)
+
+
+def main():
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, lambda received, _: sys.exit(128 + received))
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--build", required=True, type=pathlib.Path, help="a build folder with the C++ tests")
+    parser.add_argument("--quick", action="store_true", help="a fifth of the random cases")
+    parser.add_argument("--only", default="", help="names of parts: " + ", ".join(part.name for part in PARTS))
+    parser.add_argument("--budget", type=float, default=1200, metavar="S", help="seconds in all (default 1200)")
+    options = parser.parse_args()
+    wanted = [part for part in PARTS if not options.only or part.name in options.only.split(",")]
+    for name in [name for name in os.environ if name.startswith("SHARDWIRE_") and not name.startswith("SHARDWIRE_RIG_")]:
+        del os.environ[name]
+    total, begin = Count(0, 0, 0), time.monotonic()
+    try:
+        kernel.prepare()
+    except kernel.Unavailable as reason:
+        print(f"rdma: NOT RUN, no machine can be had: {reason}")
+        print(f"0 passed, 0 failed, {len(wanted)} skipped")
+        return 0
+    for part in wanted:
+        if time.monotonic() - begin > options.budget:
+            print(f"rdma {part.name}: NOT RUN, the {options.budget:g} s for this are over")
+            count = Count(0, 0, 1)
+        else:
+            count = run_part(part, options.build.resolve(), options.quick)
+        total = Count(*(a + b for a, b in zip(total, count)))
+    print(f"{total.passed} passed, {total.failed} failed, {total.skipped} skipped")
+    return 1 if total.failed or not total.passed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

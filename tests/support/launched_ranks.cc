@@ -1,0 +1,94 @@
+#include "tests/support/launched_ranks.h"
+
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <sys/prctl.h>
+
+#include <exception>
+#include <filesystem>
+#include <system_error>
+
+#include "backend/transport/mpi/mpi_process.h"
+#include "tests/support/file_store.h"
+#include "tests/support/memory_store.h"
+
+namespace shardwire::testing {
+namespace {
+
+const char* folder() {
+  return ::getenv("SHARDWIRE_TEST_FOLDER");
+}
+
+int number(const char* name) {
+  const char* text = ::getenv(name);
+  return text == nullptr ? 0 : ::atoi(text);
+}
+
+std::string freshFolder() {
+  static int count = 0;
+  const std::string fresh = std::string(folder()) + "/store" + std::to_string(count++);
+  // All ranks make it at once, and on a file system that several machines share each may be told that another did. What is missing shows in
+  // the store.
+  std::error_code ignored;
+  std::filesystem::create_directories(fresh, ignored);
+  return fresh;
+}
+
+// As a program that uses MPI itself does: groups of some ranks cannot initialise it.
+void initialiseMpi() {
+  static const Status status = [] {
+    const auto process = internal::MpiProcess::instance();
+    return process.isOk() ? (*process)->prepare(numLaunchedRanks(), true, Clock::now() + std::chrono::seconds(60)) : process.status();
+  }();
+  ASSERT_TRUE(status.isOk()) << status.message();
+}
+
+}  // namespace
+
+bool areRanksLaunched() {
+  return folder() != nullptr;
+}
+
+Rank launchedRank() {
+  return number("OMPI_COMM_WORLD_RANK");
+}
+
+int numLaunchedRanks() {
+  return number("OMPI_COMM_WORLD_SIZE");
+}
+
+std::unique_ptr<Store> makeStore() {
+  if (areRanksLaunched()) {
+    return std::make_unique<FileStore>(freshFolder());
+  }
+  return std::make_unique<MemoryStore>();
+}
+
+std::string testedTransports() {
+  const char* text = ::getenv("SHARDWIRE_TRANSPORTS");
+  return text == nullptr ? "" : text;
+}
+
+void runLaunchedRank(int numRanks, const RankFunction& function, Duration limit) {
+  ::prctl(PR_SET_PDEATHSIG, SIGKILL);  // no rank outlives its mpirun
+  ASSERT_LE(numRanks, numLaunchedRanks());
+  if (testedTransports() == "mpi") {
+    initialiseMpi();
+  }
+  FileStore meeting(freshFolder());
+  try {
+    if (launchedRank() < numRanks) {
+      function(launchedRank());
+    }
+  } catch (const std::exception& error) {  // the others wait for this rank all the same
+    ADD_FAILURE() << "rank " << launchedRank() << " threw: " << error.what();
+  }
+  ASSERT_TRUE(meeting.set(std::to_string(launchedRank()), "here").isOk());
+  const Deadline deadline = Clock::now() + limit;
+  for (Rank rank = 0; rank < numLaunchedRanks(); ++rank) {
+    ASSERT_TRUE(meeting.get(std::to_string(rank), deadline).isOk()) << "rank " << rank << " did not end this test";
+  }
+}
+
+}  // namespace shardwire::testing
