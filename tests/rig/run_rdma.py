@@ -22,15 +22,15 @@ import kernel
 from machines import Machines
 
 Count = collections.namedtuple("Count", "passed failed skipped")
-# nodes: machines; ranks: 0 where the tests start their own; cases: of random tests; limit: seconds
-Part = collections.namedtuple("Part", "name nodes ranks program filter cases limit")
+# nodes: machines; ranks: 0 where the tests start their own; cases: of random tests; limit: seconds; memory: MiB of each
+Part = collections.namedtuple("Part", "name nodes ranks program filter cases limit memory", defaults=[2048])
 
 PARTS = [
     Part("contract", 1, 0, "tests_backend_transport_rdma", "*", 0, 420),
     Part("compile_op", 1, 0, "tests_oracle", "Paths/OracleTest.*:-*copied", 2000, 240),
     Part("collectives", 1, 0, "tests_oracle", "Paths/CollectivesOracleTest.*:-*copied*", 1000, 240),
     Part("communicator", 1, 0, "tests_backend", "-Options*", 0, 240),
-    Part("failures", 1, 0, "tests_multiprocess", "*", 0, 300),
+    Part("failures", 1, 0, "tests_multiprocess", "*", 0, 300, 4096),  # one of its ranks dies with 2 GiB
     # Across two machines the ranks are processes that the rig starts, as mpirun does elsewhere (tests/support/launched_ranks.h). Deaths and
     # sleepers need ranks that a test starts itself.
     Part("contract-two", 2, 6, "tests_backend_transport_rdma", "Rdma/*/Processes:-*Killed*:*Sleep*:*Ring*:*WakeUp*:*EveryPair*", 0, 240),
@@ -94,7 +94,7 @@ def run_part(part, build, quick):
     os.environ.update({name: str(value) for name, value in environment.items()})
     try:
         show = [str(build)] if str(build).startswith(("/tmp/", "/run/", "/dev/shm/")) else []
-        with Machines(SCRIPT, nodes=part.nodes, timeout=part.limit, write=[str(results)], show=show, out=said) as machines:
+        with Machines(SCRIPT, nodes=part.nodes, memory=part.memory, timeout=part.limit, write=[str(results)], show=show, out=said) as machines:
             status = machines.run()
         outcomes, missing = counts_of(results, part.ranks)
         if part.name.startswith("power-cut"):
