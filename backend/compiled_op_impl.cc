@@ -19,6 +19,9 @@ class BoundOpImpl final : public BoundOp {
         outputs_(outputs.begin(), outputs.end()),
         keepAlive_(std::move(keepAlive)),
         timeout_(timeout) {}
+  ~BoundOpImpl() override {
+    op_->engine_->underLock([this] { pool_.forEach([](PlanRun& run) { run.keepPins(false); }); });
+  }
 
   Result<WorkPtr> run() override {
     bool isNew = false;
@@ -28,6 +31,7 @@ class BoundOpImpl final : public BoundOp {
     }();
     if (isNew) {
       run->prepare(inputs_, outputs_);
+      run->keepPins(true);
     } else {
       run->prepareAgain();
     }

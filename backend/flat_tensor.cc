@@ -23,7 +23,9 @@ bool isContiguous(const TensorView& tensor) {
 Result<TensorView> FlatTensors::flatten(const TensorView& tensor, bool pack, bool unpack) {
   const std::int64_t elems = numElements(tensor.shape);
   if (elems == 0 || isContiguous(tensor)) {
-    return TensorView::contiguous(tensor.bytes, tensor.dtype, {elems});
+    TensorView flat = TensorView::contiguous(tensor.bytes, tensor.dtype, {elems});
+    flat.storage = tensor.storage;
+    return flat;
   }
   const std::size_t bytes = static_cast<std::size_t>(elems) * elementBytes(tensor.dtype);
   Result<std::shared_ptr<void>> memory = allocateShared(bytes);

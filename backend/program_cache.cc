@@ -35,12 +35,14 @@ void bindViews(std::vector<TensorView>& views, std::span<const StageTensor> tens
   views.clear();
   for (const StageTensor& tensor : tensors) {
     const auto index = static_cast<std::size_t>(tensor.index);
-    std::byte* base = tensor.from == StageTensor::From::kInput    ? inputs[index].bytes
-                      : tensor.from == StageTensor::From::kOutput ? outputs[index].bytes
-                                                                  : scratch;
+    const TensorView* whole = tensor.from == StageTensor::From::kInput    ? &inputs[index]
+                              : tensor.from == StageTensor::From::kOutput ? &outputs[index]
+                                                                          : nullptr;
+    std::byte* base = whole != nullptr ? whole->bytes : scratch;
     const std::size_t offset = static_cast<std::size_t>(tensor.first) * elementBytes(dtype);
     // An empty tensor may have no address at all.
     views.push_back(TensorView::contiguous(tensor.numElems == 0 ? base : base + offset, dtype, {tensor.numElems}));
+    views.back().storage = whole != nullptr ? whole->storage : nullptr;
   }
 }
 

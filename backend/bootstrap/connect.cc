@@ -143,7 +143,7 @@ Status Bootstrap::prepareShm(bool isAllowed) {
 
 // A wire that cannot be used here is no error: the peers are told why, and other transports join them.
 Status Bootstrap::prepareWires(const AllowedTransports& allowed) {
-  const Self self{rank_, worldSize_, self_.host, peers_.options.get()};
+  const Self self{rank_, worldSize_, self_.host, peers_.options.get(), peers_.options->storages};
   bool anyWire = false;
   for (const auto& [kind, make] : {std::pair{TransportKind::kRdma, &makeRdmaEndpoint}, std::pair{TransportKind::kMpi, &makeMpiEndpoint},
                                    std::pair{TransportKind::kTcp, &makeTcpEndpoint}}) {

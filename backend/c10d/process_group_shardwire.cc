@@ -6,6 +6,7 @@
 #include "backend/c10d/heap_allocator.h"
 #include "backend/c10d/issue.h"
 #include "backend/c10d/observer.h"
+#include "backend/c10d/storage_watch.h"
 #include "backend/c10d/store_adapter.h"
 
 namespace shardwire {
@@ -23,6 +24,7 @@ c10::intrusive_ptr<ProcessGroupShardwire> ProcessGroupShardwire::create(const St
   if (timeout.count() > 0) {
     options.timeout = timeout;
   }
+  options.storages = &internal::torchStorageWatch();
   internal::C10dStore adapted(store);
   std::shared_ptr<Communicator> communicator = valueOrThrow(Communicator::create(adapted, rank, size, options, groupName));
   return c10::make_intrusive<ProcessGroupShardwire>(std::move(communicator), rank, size, options.stagingBytes);

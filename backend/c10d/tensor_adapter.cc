@@ -103,7 +103,8 @@ TensorView viewOf(const at::Tensor& tensor, std::string_view what) {
   if (!isPlain(tensor) || tensor.dim() > kMaxDims) {
     refuse(tensor, what);
   }
-  return {static_cast<std::byte*>(tensor.data_ptr()), dtypeOf(tensor.scalar_type()), dimsOf(tensor.sizes()), dimsOf(tensor.strides())};
+  return {static_cast<std::byte*>(tensor.data_ptr()), dtypeOf(tensor.scalar_type()), dimsOf(tensor.sizes()), dimsOf(tensor.strides()),
+          tensor.storage().unsafeGetStorageImpl()};
 }
 
 TensorView deviceViewOf(const at::Tensor& tensor) {
@@ -129,7 +130,9 @@ TensorView viewAs(const at::Tensor& tensor, const Dims& shape, std::string_view 
     return view;
   }
   if (tensor.is_contiguous() && tensor.numel() == numElements(shape)) {
-    return TensorView::contiguous(view.bytes, view.dtype, shape);
+    TensorView reshaped = TensorView::contiguous(view.bytes, view.dtype, shape);
+    reshaped.storage = view.storage;
+    return reshaped;
   }
   fail(StatusCode::kInvalidArgument, fmt::format("{} is {}, but shape {} is needed (or a contiguous tensor of as many elements)", what,
                                                  describe(tensor), toString(shape)));

@@ -62,6 +62,11 @@ class Engine : public std::enable_shared_from_this<Engine> {
   void setTimeout(Duration timeout);
   Connection* connection(Rank peer) { return peers_.connections[static_cast<std::size_t>(peer)].get(); }
   std::span<const std::int32_t> hosts() const { return peers_.hosts; }
+  // Runs `action` under the lock. It must not wait.
+  void underLock(const std::function<void()>& action) const {
+    std::lock_guard lock(mutex_);
+    action();
+  }
   std::string describeTransports();
 
   // Lets `staging` (null: nothing to do) wake this engine when bytes become ready.
@@ -80,6 +85,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   // The peer is doing something else as operation `seq`: learns what, then poisons both with the same text.
   void desync(Rank peer, std::uint64_t seq);
   PointToPoint& points() { return *points_; }
+  std::span<const std::unique_ptr<Wire>> wires() const { return peers_.wires; }
   // Completes an activity that is not in active_ (point to point). Called under the lock.
   void finish(Activity& activity, Status status);
 

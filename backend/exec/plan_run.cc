@@ -100,6 +100,9 @@ bool PlanRun::step(Engine& engine, std::vector<bool>& blockedBulk) {
   if (finished_ || mustWait(plan_->sends, blockedBulk)) {
     return false;
   }
+  if (!isPinned_ && !engine.wires().empty()) {
+    pinTensors(engine);
+  }
   bool moved = false;
   for (std::size_t edge = 0; edge < sends_.size(); ++edge) {
     moved |= stepSend(engine, edge, blockedBulk);
@@ -117,6 +120,10 @@ bool PlanRun::step(Engine& engine, std::vector<bool>& blockedBulk) {
   const auto isDone = [](const auto& state) { return state.done; };
   finished_ = ownCopy_ == plan_->numOwnCopies && plan_->firstCombine + combine_ == plan_->moves.size() &&
               std::all_of(sends_.begin(), sends_.end(), isDone) && std::all_of(receives_.begin(), receives_.end(), isDone);
+  if (finished_ && !keepsPins_) {
+    pins_.release();
+    isPinned_ = false;
+  }
   return moved || finished_;
 }
 

@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "backend/exec/pins.h"
 #include "backend/exec/run.h"
 #include "backend/transport/transport.h"
 #include "ops/plan/plan.h"
@@ -32,6 +33,9 @@ class PlanRun final : public Run {
   Duration worthSpinning() const override { return staging_ == nullptr ? worthSpinning_ : Duration::zero(); }
 
   const Plan& plan() const { return *plan_; }
+
+  // Tensors stay pinned from run to run (prepareAgain), until this is taken back. Under the engine's lock.
+  void keepPins(bool keeps);
 
  private:
   struct SendState {
@@ -91,6 +95,7 @@ class PlanRun final : public Run {
   };
   enum class Take : unsigned char { kDone, kNotReady, kFailed };
 
+  void pinTensors(Engine& engine);
   void choosePaths(Engine& engine, std::size_t edge);
   bool stepSend(Engine& engine, std::size_t edge, std::vector<bool>& blockedBulk);
   Reach chooseReach(Connection& connection, const PlanEdge& edge, std::size_t slot, RemoteAddress* address);
@@ -146,6 +151,9 @@ class PlanRun final : public Run {
   std::vector<TensorView> inputs_;
   std::vector<TensorView> outputs_;
   Duration worthSpinning_{0};
+  Pins pins_;
+  bool isPinned_ = false;
+  bool keepsPins_ = false;
   StoreHint hint_ = StoreHint::kAuto;  // for everything that this plan writes
 
   std::vector<SendState> sends_;         // by Plan::sends

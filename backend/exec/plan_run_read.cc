@@ -102,4 +102,43 @@ void PlanRun::makeRuns(const StridedBox& local, std::size_t localRun, std::uint6
   });
 }
 
+// What peers may fetch from, and what is fetched into; staged boxes need no pins.
+void PlanRun::pinTensors(Engine& engine) {
+  isPinned_ = true;
+  const auto isFetched = [&](const PlanEdge& edge) {
+    const ReadLimits limits = engine.connection(edge.peer)->readLimits();
+    return limits.isWire && edge.bytes > engine.options().inlineBytes && edge.bytes >= limits.minEdgeBytes;
+  };
+  std::vector<bool> isRead(inputs_.size());
+  for (const PlanEdge& edge : plan_->sends) {
+    for (std::uint32_t i = edge.first; i < edge.first + edge.numCopies && isFetched(edge); ++i) {
+      isRead[static_cast<std::size_t>(plan_->sendItems[i].input)] = true;
+    }
+  }
+  std::vector<bool> isWritten(outputs_.size());
+  for (const PlanEdge& edge : plan_->receives) {
+    for (std::uint32_t i = edge.first; i < edge.first + edge.count && isFetched(edge); ++i) {
+      isWritten[static_cast<std::size_t>(plan_->moves[i].output)] = true;
+    }
+  }
+  for (std::size_t i = 0; i < inputs_.size(); ++i) {
+    if (isRead[i]) {
+      pins_.add(engine.wires(), inputs_[i], false);
+    }
+  }
+  for (std::size_t i = 0; i < outputs_.size(); ++i) {
+    if (isWritten[i]) {
+      pins_.add(engine.wires(), outputs_[i], true);
+    }
+  }
+}
+
+void PlanRun::keepPins(bool keeps) {
+  keepsPins_ = keeps;
+  if (!keeps && isDone()) {
+    pins_.release();
+    isPinned_ = false;
+  }
+}
+
 }  // namespace shardwire::internal

@@ -101,6 +101,13 @@ class RunPool {
     return found != runs_.end() ? *found : runs_.emplace_back(make());
   }
 
+  template <typename Visit>
+  void forEach(Visit&& visit) const {
+    for (const auto& run : runs_) {
+      visit(*run);
+    }
+  }
+
  private:
   std::vector<std::shared_ptr<T>> runs_;
 };

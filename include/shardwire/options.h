@@ -6,6 +6,7 @@
 #include <string>
 
 #include "shardwire/status.h"
+#include "shardwire/storage_watch.h"
 #include "shardwire/types.h"
 
 namespace shardwire {
@@ -41,6 +42,8 @@ struct Options {
   std::string rdmaDevices;
   // GID of RoCE ports by index; negative: chosen (RoCE v2 over IPv4 first). SHARDWIRE_RDMA_GID_INDEX, else NCCL_IB_GID_INDEX
   int rdmaGidIndex = -1;
+  // Tells whether the storages that TensorView::storage names are alive; outlives the groups. Null: nobody knows. Not from the environment.
+  const StorageWatch* storages = nullptr;
   // Algorithms to use whatever the table says: "broadcast=tree,reduce=chunks". Equal on all ranks. SHARDWIRE_ALGORITHMS
   std::string algorithms;
   // Address space (not memory) that the shared heap reserves. SHARDWIRE_HEAP_BYTES; 0: twice the machine's memory.

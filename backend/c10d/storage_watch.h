@@ -1,0 +1,11 @@
+// Whether torch's storages are alive, for those who keep their memory registered. Any thread.
+#pragma once
+
+#include "shardwire/storage_watch.h"
+
+namespace shardwire::internal {
+
+// TensorView::storage is a c10::StorageImpl here.
+const StorageWatch& torchStorageWatch();
+
+}  // namespace shardwire::internal

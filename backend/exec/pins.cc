@@ -1,0 +1,27 @@
+#include "backend/exec/pins.h"
+
+#include "ops/plan/strided_runs.h"
+
+namespace shardwire::internal {
+
+void Pins::add(std::span<const std::unique_ptr<Wire>> wires, const TensorView& tensor, bool isWritten) {
+  const StridedBox box = boxOf(tensor, Dims::filled(tensor.shape.size(), 0));
+  const std::size_t bytes = extentBytes(box, tensor.shape, elementBytes(tensor.dtype));
+  if (bytes == 0) {
+    return;
+  }
+  for (const auto& wire : wires) {
+    if (const std::uint64_t id = wire->pin(tensor.bytes, bytes, isWritten, tensor.storage); id != 0) {
+      pins_.push_back({wire.get(), id});
+    }
+  }
+}
+
+void Pins::release() {
+  for (const Pin& pin : pins_) {
+    pin.wire->unpin(pin.id);
+  }
+  pins_.clear();
+}
+
+}  // namespace shardwire::internal
