@@ -411,7 +411,9 @@ def part_rdma(options):
     """Small machines with soft-RoCE devices, since the verbs need a kernel that has one."""
     budget = 600
     command = [ROOT / "tests" / "rig" / "run_rdma.py", "--build", ROOT / "build" / "cpp", "--budget", budget, *(["--quick"] if options.quick else [])]
-    return counting_script("rdma", command, budget + 600)
+    if (BUILD / "python").exists():  # built by an earlier part
+        command += ["--python", sys.executable, "--package", BUILD / "python"]
+    return counting_script("rdma", command, budget + 900)
 
 
 PARTS = {

@@ -1,4 +1,4 @@
-"""One rank of the job of test_two_nodes.py: two nodes of two ranks, shared memory inside, tcp between."""
+"""One rank of a job on two nodes: shared memory inside, a wire between (SHARDWIRE_JOB_WIRE: tcp, or rdma in the machines of tests/rig)."""
 
 import os
 import sys
@@ -17,7 +17,7 @@ def main() -> None:
     # Who reaches whom by what.
     for peer, line in enumerate(shardwire.describe_transports().splitlines()):
         if peer != rank:
-            wanted = "shm" if peer // local == rank // local else "tcp"
+            wanted = "shm" if peer // local == rank // local else os.environ.get("SHARDWIRE_JOB_WIRE", "tcp")
             assert line.startswith(f"rank {peer}: {wanted}"), line
 
     for elems in (1, 1000, 1 << 20):

@@ -13,6 +13,7 @@ import os
 import pathlib
 import shutil
 import signal
+import subprocess
 import sys
 import tempfile
 import time
@@ -39,6 +40,13 @@ PARTS = [
     Part("power-cut", 2, 2, "tests_backend_transport_rdma", "RdmaPowerCut.IsNoticedWhileFetching", 0, 90),
     Part("power-cut-idle", 2, 2, "tests_backend_transport_rdma", "RdmaPowerCut.IsNoticedWhileIdle", 0, 90),
 ]
+
+# A job of torch.distributed over two machines. Importing torch takes 40 s there, in torchrun and once more in its worker.
+TORCH_LIMIT = 480
+TORCH_SCRIPT = """
+"$RIG_PYTHON" -m torch.distributed.run --nnodes 2 --nproc_per_node 1 --node_rank "$NODE_RANK" --master_addr "$MASTER_ADDR" --master_port 29561 \\
+  $RIG_TORCHRUN "$RIG_ROOT"/tests/python/two_nodes_job.py
+"""
 
 # Started on each machine: its share of the ranks, or the program as it is.
 SCRIPT = """
@@ -116,16 +124,40 @@ def run_part(part, build, quick):
         shutil.rmtree(results, ignore_errors=True)
 
 
+def run_torch(python, package):
+    """One test: torchrun on two machines, over rdma."""
+    asked = "import importlib.metadata as m; print(m.version('torch'))"
+    version = subprocess.run([python, "-c", asked], capture_output=True, text=True, check=False).stdout.strip()
+    # Debian's 1.13 has no metadata, and on Python 3.11 it starts no workers without redirects.
+    redirects = "" if version and not version.startswith("1.13") else "-r 1 -t 1"
+    values = {"RIG_PYTHON": python, "RIG_ROOT": pathlib.Path(__file__).resolve().parents[2], "RIG_TORCHRUN": redirects, "PYTHONPATH": package}
+    values |= {"SHARDWIRE_JOB_WIRE": "rdma", "OMP_NUM_THREADS": 1, "PYTHONUNBUFFERED": 1}
+    os.environ.update({name: str(value) for name, value in values.items()})
+    os.environ.pop("SHARDWIRE_TRANSPORTS", None)
+    said, start = io.BytesIO(), time.monotonic()
+    with Machines(TORCH_SCRIPT, nodes=2, memory=3072, timeout=TORCH_LIMIT, out=said) as machines:
+        status = machines.run()
+    text = said.getvalue().decode(errors="replace")
+    good = status == 0 and "DONE 0" in text and "DONE 1" in text
+    print(f"rdma torch-two: {int(good)} passed, {int(not good)} failed, 0 skipped ({time.monotonic() - start:.0f} s)", flush=True)
+    if not good:
+        print(f"  torchrun over two machines: status {status}\n" + "\n".join(f"    {line}" for line in text.splitlines()[-40:]))
+    return Count(int(good), int(not good), 0)
+
+
 def main():
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, lambda received, _: sys.exit(128 + received))
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--build", required=True, type=pathlib.Path, help="a build folder with the C++ tests")
+    parser.add_argument("--python", help="an interpreter with torch, for the part torch-two")
+    parser.add_argument("--package", help="the folder that holds the shardwire package built for it")
     parser.add_argument("--quick", action="store_true", help="a fifth of the random cases")
     parser.add_argument("--only", default="", help="names of parts: " + ", ".join(part.name for part in PARTS))
     parser.add_argument("--budget", type=float, default=1200, metavar="S", help="seconds in all (default 1200)")
     options = parser.parse_args()
     wanted = [part for part in PARTS if not options.only or part.name in options.only.split(",")]
+    with_torch = options.python and options.package and (not options.only or "torch-two" in options.only.split(","))
     for name in [name for name in os.environ if name.startswith("SHARDWIRE_") and not name.startswith("SHARDWIRE_RIG_")]:
         del os.environ[name]
     total, begin = Count(0, 0, 0), time.monotonic()
@@ -141,6 +173,11 @@ def main():
             count = Count(0, 0, 1)
         else:
             count = run_part(part, options.build.resolve(), options.quick)
+        total = Count(*(a + b for a, b in zip(total, count)))
+    if with_torch:
+        over = time.monotonic() - begin > options.budget
+        count = Count(0, 0, 1) if over else run_torch(options.python, options.package)
+        print(f"rdma torch-two: NOT RUN, the {options.budget:g} s for this are over" if over else "", end="\n" if over else "")
         total = Count(*(a + b for a, b in zip(total, count)))
     print(f"{total.passed} passed, {total.failed} failed, {total.skipped} skipped")
     return 1 if total.failed or not total.passed else 0
