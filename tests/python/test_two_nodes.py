@@ -82,4 +82,4 @@ def test_a_rank_that_dies_is_named_on_both_nodes(nodes):
     named = {word for text in said for word in re.findall(r"NAMED \d", text)}
     # torchrun of the node where it died may end its other rank before that one looks.
     assert {"NAMED 0", "NAMED 1"} <= named, "\n".join(said)
-    assert statuses[1] != 0
+    assert all(statuses)

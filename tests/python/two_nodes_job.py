@@ -58,7 +58,9 @@ def main() -> None:
             assert f"rank {size - 1}" in str(error), error
             assert time.monotonic() - start < 30, "that was the timeout"
             print(f"NAMED {rank}", flush=True)
-            os._exit(0)
+            # A failure too, or torchrun would wait five minutes for the other node; late, so that it does not end a neighbour that has yet to look.
+            time.sleep(3)
+            os._exit(1)
         raise AssertionError("a dead rank was not noticed")
     print(f"DONE {rank}", flush=True)
     dist.destroy_process_group()
