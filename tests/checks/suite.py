@@ -191,7 +191,7 @@ def cpp(folder, env, options, *more):
     programs = reports / "ctest.xml"
     # The random specs: their number counts for the plain build; under a sanitizer each costs ten times as much.
     cases = options.oracle or (20000 if options.quick else 100000)
-    oracle = {"SHARDWIRE_ORACLE_CASES": cases if folder == "cpp" else min(cases, 10000)}
+    oracle = {"SHARDWIRE_ORACLE_CASES": cases if folder == "cpp" else min(cases, 5000)}
     status, log = run(
         f"ctest-{folder}",
         [*steady_addresses(folder), "ctest", "--test-dir", ROOT / "build" / folder, "--output-on-failure", "--no-tests=error", "--timeout", 900, "--output-junit", programs],
