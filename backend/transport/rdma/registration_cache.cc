@@ -70,13 +70,19 @@ bool RegistrationCache::isCurrent(const Registration& entry, const void* storage
 }
 
 Registration* RegistrationCache::find(const void* bytes, std::size_t size, bool isWritten, const void* storage) {
+  const auto fits = [&](const Registration& entry) { return entry.covers(bytes, size) && (entry.isWritable || !isWritten); };
   auto next = entries_.upper_bound(reinterpret_cast<std::uintptr_t>(bytes));
-  if (next == entries_.begin()) {
-    return nullptr;
+  if (next != entries_.begin()) {
+    Registration* entry = std::prev(next)->second.get();
+    if (fits(*entry) && isCurrent(*entry, storage)) {
+      return entry;
+    }
   }
-  Registration* entry = std::prev(next)->second.get();
-  const bool serves = entry->covers(bytes, size) && (entry->isWritable || !isWritten) && isCurrent(*entry, storage);
-  return serves ? entry : nullptr;
+  // What is registered for the time of its pins is the same memory as long as it has any: whoever pinned it keeps it. There are few.
+  const auto pinned = std::find_if(retired_.begin(), retired_.end(), [&](const auto& entry) {
+    return entry->kind == Registration::Kind::kOnce && entry->numPins > 0 && fits(*entry);
+  });
+  return pinned != retired_.end() ? pinned->get() : nullptr;
 }
 
 bool RegistrationCache::isReady(const void* bytes, std::size_t size, bool isWritten) const {

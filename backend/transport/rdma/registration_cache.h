@@ -91,7 +91,7 @@ class RegistrationCache {
   const StorageWatch* watch_;
   RegistrationLimits limits_;
   Entries entries_;                                     // those that may be served again; they do not overlap
-  std::vector<std::unique_ptr<Registration>> retired_;  // pinned, but not served again
+  std::vector<std::unique_ptr<Registration>> retired_;  // pinned; kOnce still serves whoever comes meanwhile
   std::uint64_t keptBytes_ = 0;                         // of entries_ and retired_
   std::uint64_t numRegistered_ = 0;
   std::uint64_t useClock_ = 0;

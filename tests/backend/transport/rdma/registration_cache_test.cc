@@ -68,6 +68,22 @@ TEST_F(RegistrationCacheTest, AnUnknownPieceOfMemoryIsRegisteredForItsPinOnly) {
   EXPECT_EQ(kept.numEntries(), 0U);
 }
 
+TEST_F(RegistrationCacheTest, WhatIsPinnedServesOthersMeanwhile) {
+  RegistrationCache& kept = cache();
+  Registration* bound = pin(kept, memory_.data(), 5000, false, nullptr);
+  for (int i = 0; i < 10; ++i) {
+    Registration* part = pin(kept, memory_.data() + 100, 1000, false, nullptr);
+    EXPECT_EQ(part, bound);
+    kept.unpin(part);
+  }
+  EXPECT_EQ(kept.numRegistered(), 1U);
+  Registration* written = pin(kept, memory_.data(), 5000, true, nullptr);  // other rights
+  EXPECT_NE(written, bound);
+  kept.unpin(written);
+  kept.unpin(bound);
+  EXPECT_EQ(fake_.numRegistered, 0);
+}
+
 TEST_F(RegistrationCacheTest, AStorageIsRegisteredOnceWhileItLives) {
   RegistrationCache& kept = cache();
   liveStorages = {&storage_};
