@@ -34,6 +34,9 @@ if(CLI11_FOUND AND nlohmann_json_FOUND)
                   bench/bench_store.cc bench/count_allocations.cc)
   target_link_libraries(reshape_bench PRIVATE shardwire_bench_support)
 
+  shardwire_bench(hierarchy_bench bench/hierarchy_bench.cc bench/bench_ranks.cc bench/bench_store.cc)
+  target_link_libraries(hierarchy_bench PRIVATE shardwire_bench_support)
+
   shardwire_bench(tcp_bench bench/tcp_bench.cc bench/bench_ranks.cc bench/bench_store.cc)
   target_link_libraries(tcp_bench PRIVATE shardwire_bench_support)
 
