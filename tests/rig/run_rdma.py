@@ -167,17 +167,14 @@ def main():
         print(f"rdma: NOT RUN, no machine can be had: {reason}")
         print(f"0 passed, 0 failed, {len(wanted)} skipped")
         return 0
+    if with_torch:
+        total = run_torch(options.python, options.package)
     for part in wanted:
         if time.monotonic() - begin > options.budget:
             print(f"rdma {part.name}: NOT RUN, the {options.budget:g} s for this are over")
             count = Count(0, 0, 1)
         else:
             count = run_part(part, options.build.resolve(), options.quick)
-        total = Count(*(a + b for a, b in zip(total, count)))
-    if with_torch:
-        over = time.monotonic() - begin > options.budget
-        count = Count(0, 0, 1) if over else run_torch(options.python, options.package)
-        print(f"rdma torch-two: NOT RUN, the {options.budget:g} s for this are over" if over else "", end="\n" if over else "")
         total = Count(*(a + b for a, b in zip(total, count)))
     print(f"{total.passed} passed, {total.failed} failed, {total.skipped} skipped")
     return 1 if total.failed or not total.passed else 0
