@@ -36,6 +36,7 @@ class TwoHosts : public ::testing::Test {
 
 Options testOptions() {
   Options options;
+  options.transports = "shm,tcp";  // a machine with an RDMA device would use that
   options.timeout = seconds(30);
   return options;
 }
