@@ -39,8 +39,8 @@ constexpr Duration kExplainWithin = std::chrono::seconds(2);
 // For the last frames of a rank that leaves, if the socket is full.
 constexpr Duration kLastWords = std::chrono::milliseconds(200);
 // Shorter edges and runs arrive sooner packed into frames: a fetch costs a round trip and an entry in a scatter list for each run. On
-// loopback (reshape_bench, SHARDWIRE_ORDINARY_PATH=staged against cross_memory) edges break even between 128 and 256 KiB, runs between 2
-// and 4 KiB.
+// loopback (reshape_bench, SHARDWIRE_ORDINARY_PATH=staged against cross_memory) edges break even between 128 and 256 KiB, runs
+// somewhere between 2 and 16 KiB.
 constexpr std::size_t kMinEdgeBytes = std::size_t{256} << 10;
 constexpr std::size_t kMinRunBytes = std::size_t{4} << 10;
 
