@@ -409,7 +409,7 @@ def part_mpi(options):
 
 def part_rdma(options):
     """Small machines with soft-RoCE devices, since the verbs need a kernel that has one."""
-    budget = 420  # of which the first parts take most; what finds no time left is skipped, and says so
+    budget = 360  # of which the first parts take most; what finds no time left is skipped, and says so
     command = [ROOT / "tests" / "rig" / "run_rdma.py", "--build", ROOT / "build" / "cpp", "--budget", budget]
     command += [] if options.oracle else ["--quick"]  # emulated processors: a fifth of the random cases unless somebody asks for many
     if (BUILD / "python").exists():  # built by an earlier part

@@ -28,16 +28,16 @@ Part = collections.namedtuple("Part", "name nodes ranks program filter cases lim
 
 PARTS = [
     Part("contract", 1, 0, "tests_backend_transport_rdma", "*", 0, 420),
-    Part("compile_op", 1, 0, "tests_oracle", "Paths/OracleTest.*:-*copied", 2000, 240),
-    Part("collectives", 1, 0, "tests_oracle", "Paths/CollectivesOracleTest.*:-*copied*", 1000, 240),
-    Part("failures", 1, 0, "tests_multiprocess", "-TwoHosts.*", 0, 300, 4096),  # one of its ranks dies with 2 GiB
+    Part("power-cut", 2, 2, "tests_backend_transport_rdma", "RdmaPowerCut.IsNoticedWhileFetching", 0, 90),
+    Part("power-cut-idle", 2, 2, "tests_backend_transport_rdma", "RdmaPowerCut.IsNoticedWhileIdle", 0, 90),
     # Across two machines the ranks are processes that the rig starts, as mpirun does elsewhere (tests/support/launched_ranks.h). Deaths and
     # sleepers need ranks that a test starts itself.
     Part("contract-two", 2, 6, "tests_backend_transport_rdma", "Rdma/*/Processes:-*Killed*:*Sleep*:*Ring*:*WakeUp*:*EveryPair*", 0, 240),
     Part("compile_op-two", 2, 6, "tests_oracle", "Paths/OracleTest.*:-*copied", 300, 240),
     Part("collectives-two", 2, 6, "tests_oracle", "Paths/CollectivesOracleTest.*:-*copied*:*_processes", 300, 240),
-    Part("power-cut", 2, 2, "tests_backend_transport_rdma", "RdmaPowerCut.IsNoticedWhileFetching", 0, 90),
-    Part("power-cut-idle", 2, 2, "tests_backend_transport_rdma", "RdmaPowerCut.IsNoticedWhileIdle", 0, 90),
+    Part("compile_op", 1, 0, "tests_oracle", "Paths/OracleTest.*:-*copied", 2000, 240),
+    Part("collectives", 1, 0, "tests_oracle", "Paths/CollectivesOracleTest.*:-*copied*", 1000, 240),
+    Part("failures", 1, 0, "tests_multiprocess", "-TwoHosts.*", 0, 300, 4096),  # one of its ranks dies with 2 GiB
     Part("communicator", 1, 0, "tests_backend", "-Options*", 0, 240),
 ]
 
