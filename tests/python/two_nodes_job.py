@@ -4,11 +4,19 @@ import os
 import sys
 import time
 from datetime import timedelta
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
 import shardwire
+
+
+def say(word: str) -> None:
+    """On standard output, and as a file where the caller wants one: torchrun may lose the last words of a rank."""
+    print(word, flush=True)
+    if "SHARDWIRE_JOB_FOLDER" in os.environ:
+        Path(os.environ["SHARDWIRE_JOB_FOLDER"], word).touch()
 
 
 def main() -> None:
@@ -57,12 +65,12 @@ def main() -> None:
         except RuntimeError as error:
             assert f"rank {size - 1}" in str(error), error
             assert time.monotonic() - start < 30, "that was the timeout"
-            print(f"NAMED {rank}", flush=True)
+            say(f"NAMED {rank}")
             # A failure too, or torchrun would wait five minutes for the other node; late, so that it does not end a neighbour that has yet to look.
             time.sleep(3)
             os._exit(1)
         raise AssertionError("a dead rank was not noticed")
-    print(f"DONE {rank}", flush=True)
+    say(f"DONE {rank}")
     dist.destroy_process_group()
 
 
