@@ -95,6 +95,8 @@ class PlanRun final : public Run {
   };
   enum class Take : unsigned char { kDone, kNotReady, kFailed };
 
+  // So little on this edge that all of it is staged and nothing is posted.
+  static bool isSilent(Engine& engine, const PlanEdge& edge);
   void pinTensors(Engine& engine);
   void choosePaths(Engine& engine, std::size_t edge);
   bool stepSend(Engine& engine, std::size_t edge, std::vector<bool>& blockedBulk);

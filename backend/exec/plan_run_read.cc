@@ -105,19 +105,18 @@ void PlanRun::makeRuns(const StridedBox& local, std::size_t localRun, std::uint6
 // What peers may fetch from, and what is fetched into; staged boxes need no pins.
 void PlanRun::pinTensors(Engine& engine) {
   isPinned_ = true;
-  const auto isFetched = [&](const PlanEdge& edge) {
-    const ReadLimits limits = engine.connection(edge.peer)->readLimits();
-    return limits.isWire && edge.bytes > engine.options().inlineBytes && edge.bytes >= limits.minEdgeBytes;
-  };
+  const auto isFetched = [&](const PlanEdge& edge) { return engine.connection(edge.peer)->readLimits().isWire && !isSilent(engine, edge); };
   std::vector<bool> isRead(inputs_.size());
   for (const PlanEdge& edge : plan_->sends) {
-    for (std::uint32_t i = edge.first; i < edge.first + edge.numCopies && isFetched(edge); ++i) {
+    const std::uint32_t end = isFetched(edge) ? edge.first + edge.numCopies : edge.first;
+    for (std::uint32_t i = edge.first; i < end; ++i) {
       isRead[static_cast<std::size_t>(plan_->sendItems[i].input)] = true;
     }
   }
   std::vector<bool> isWritten(outputs_.size());
   for (const PlanEdge& edge : plan_->receives) {
-    for (std::uint32_t i = edge.first; i < edge.first + edge.count && isFetched(edge); ++i) {
+    const std::uint32_t end = isFetched(edge) ? edge.first + edge.count : edge.first;
+    for (std::uint32_t i = edge.first; i < end; ++i) {
       isWritten[static_cast<std::size_t>(plan_->moves[i].output)] = true;
     }
   }

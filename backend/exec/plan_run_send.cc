@@ -51,13 +51,17 @@ Reach PlanRun::chooseReach(Connection& connection, const PlanEdge& edge, std::si
   return reach == Reach::kCopy && !isWorthReading(0, edge.count) ? Reach::kNone : reach;
 }
 
+bool PlanRun::isSilent(Engine& engine, const PlanEdge& edge) {
+  return edge.bytes <= engine.options().inlineBytes || edge.bytes < engine.connection(edge.peer)->readLimits().minEdgeBytes;
+}
+
 void PlanRun::choosePaths(Engine& engine, std::size_t index) {
   const PlanEdge& edge = plan_->sends[index];
   SendState& state = sends_[index];
   state.started = true;
   state.item = 0;
   Connection& connection = *engine.connection(edge.peer);
-  if (edge.bytes <= engine.options().inlineBytes || edge.bytes < connection.readLimits().minEdgeBytes) {
+  if (isSilent(engine, edge)) {
     state.silent = state.anyStaged = true;
     std::fill(state.reach.begin(), state.reach.end(), Reach::kNone);
     return;

@@ -30,18 +30,26 @@ Program direct(const CollectiveCall& call, Rank rank, int worldSize) {
   return program;
 }
 
+StageTensor chunkInOutput(const CollectiveCall& call, Rank rank, int worldSize) {
+  const auto [first, last] = chunkOf(call, rank, worldSize);
+  return {StageTensor::From::kOutput, 0, first, last - first};
+}
+
+// Each rank combines its own chunk.
+Stage combineStage(const CollectiveCall& call, Rank rank, int worldSize) {
+  Stage combine;
+  combine.plan = combineChunks(call, rank, worldSize);
+  combine.inputs = {inputOf(call.numElems)};
+  combine.outputs = {chunkInOutput(call, rank, worldSize)};
+  return combine;
+}
+
 // Peers only read, of my tensor, the chunks that I do not write in the first stage, and only my chunk in the second: so one buffer does.
 Program chunks(const CollectiveCall& call, Rank rank, int worldSize) {
   const std::int64_t n = call.numElems;
-  const auto [first, last] = chunkOf(call, rank, worldSize);
-  const StageTensor mine{StageTensor::From::kOutput, 0, first, last - first};
   Program program;
-  program.stages.resize(2);
-  Stage& combine = program.stages[0];
-  combine.plan = combineChunks(call, rank, worldSize);
-  combine.inputs = {inputOf(n)};
-  combine.outputs = {mine};
-  Stage& collect = program.stages[1];
+  program.stages.push_back(combineStage(call, rank, worldSize));
+  Stage& collect = program.stages.emplace_back();
   collect.plan = planStage(call, ReduceOp::kNone, n, rank, worldSize, [&](Rank r) {
     const auto chunk = chunkOf(call, r, worldSize);
     RankSpec spec;
@@ -49,7 +57,7 @@ Program chunks(const CollectiveCall& call, Rank rank, int worldSize) {
     spec.outputs.push_back(flatAllBut(chunk, n));
     return spec;
   });
-  collect.inputs = {mine};
+  collect.inputs = {chunkInOutput(call, rank, worldSize)};
   collect.outputs = {outputOf(n)};
   collect.afterPrevious = true;
   return program;
@@ -57,12 +65,10 @@ Program chunks(const CollectiveCall& call, Rank rank, int worldSize) {
 
 // The first half is that of chunks, so the bits are the same.
 Program hierarchical(const CollectiveCall& call, Rank rank, const Topology& topology) {
-  Program program = chunks(call, rank, topology.worldSize);
-  program.stages.pop_back();
+  Program program;
+  program.stages.push_back(combineStage(call, rank, topology.worldSize));
   const auto partOf = [&](Rank r) { return chunkOf(call, r, topology.worldSize); };
-  const auto placeOf = [&](Rank r) {
-    return StageTensor{StageTensor::From::kOutput, 0, partOf(r).first, partOf(r).second - partOf(r).first};
-  };
+  const auto placeOf = [&](Rank r) { return chunkInOutput(call, r, topology.worldSize); };
   addSpread(program, {.call = call, .globalElems = call.numElems, .partOf = partOf, .placeOf = placeOf}, rank, topology);
   return program;
 }

@@ -54,25 +54,37 @@ Program tree(const CollectiveCall& call, Rank rank, int worldSize) {
   return program;
 }
 
-Program chunks(const CollectiveCall& call, Rank rank, int worldSize) {
-  const std::int64_t n = call.numElems;
-  const bool isRoot = rank == call.root;
-  const auto [first, last] = chunkOf(call, rank, worldSize);
-  const StageTensor mine{isRoot ? StageTensor::From::kInput : StageTensor::From::kOutput, 0, first, last - first};
-  Program program;
-  program.stages.resize(2);
-  Stage& scatter = program.stages[0];
-  scatter.plan = planStage(call, ReduceOp::kNone, n, rank, worldSize, [&](Rank r) {
+StageTensor chunkPlace(const CollectiveCall& call, Rank owner, Rank rank, int worldSize) {
+  const auto [first, last] = chunkOf(call, owner, worldSize);
+  return {rank == call.root ? StageTensor::From::kInput : StageTensor::From::kOutput, 0, first, last - first};
+}
+
+// Root gives each rank its chunk.
+Stage scatterStage(const CollectiveCall& call, Rank rank, int worldSize) {
+  Stage scatter;
+  scatter.plan = planStage(call, ReduceOp::kNone, call.numElems, rank, worldSize, [&](Rank r) {
     RankSpec spec;
     if (r == call.root) {
-      spec.inputs.push_back(flatPart(0, n));
+      spec.inputs.push_back(flatPart(0, call.numElems));
     } else {
       const auto chunk = chunkOf(call, r, worldSize);
       spec.outputs.push_back(flatPart(chunk.first, chunk.second - chunk.first));
     }
     return spec;
   });
-  Stage& exchange = program.stages[1];
+  if (rank == call.root) {
+    scatter.inputs = {inputOf(call.numElems)};
+  } else {
+    scatter.outputs = {chunkPlace(call, rank, rank, worldSize)};
+  }
+  return scatter;
+}
+
+Program chunks(const CollectiveCall& call, Rank rank, int worldSize) {
+  const std::int64_t n = call.numElems;
+  Program program;
+  program.stages.push_back(scatterStage(call, rank, worldSize));
+  Stage& exchange = program.stages.emplace_back();
   exchange.plan = planStage(call, ReduceOp::kNone, n, rank, worldSize, [&](Rank r) {
     const auto chunk = chunkOf(call, r, worldSize);
     RankSpec spec;
@@ -82,24 +94,20 @@ Program chunks(const CollectiveCall& call, Rank rank, int worldSize) {
     }
     return spec;
   });
-  if (isRoot) {
-    scatter.inputs = {inputOf(n)};
-  } else {
-    scatter.outputs = {mine};
+  if (rank != call.root) {
     exchange.outputs = {outputOf(n)};
     exchange.afterPrevious = true;
   }
-  exchange.inputs = {mine};
+  exchange.inputs = {chunkPlace(call, rank, rank, worldSize)};
   return program;
 }
 
 // Root scatters chunks to all, which then are spread.
 Program hierarchical(const CollectiveCall& call, Rank rank, const Topology& topology) {
-  Program program = chunks(call, rank, topology.worldSize);
-  program.stages.pop_back();
-  const auto from = rank == call.root ? StageTensor::From::kInput : StageTensor::From::kOutput;
+  Program program;
+  program.stages.push_back(scatterStage(call, rank, topology.worldSize));
   const auto partOf = [&](Rank r) { return chunkOf(call, r, topology.worldSize); };
-  const auto placeOf = [&](Rank r) { return StageTensor{from, 0, partOf(r).first, partOf(r).second - partOf(r).first}; };
+  const auto placeOf = [&](Rank r) { return chunkPlace(call, r, rank, topology.worldSize); };
   addSpread(program, {.call = call, .globalElems = call.numElems, .partOf = partOf, .placeOf = placeOf, .hasAll = call.root}, rank,
             topology);
   return program;

@@ -55,29 +55,12 @@ TEST_P(WireContract, FetchedRunsArriveWhereTheyShall) {
           EXPECT_TRUE(isPattern(whole.data(), kSize));
 
           // Scattered on both sides, now and then empty, and more runs than one system call or work request takes.
-          std::minstd_rand random(5);
           std::vector<std::byte> copy(2 * kSize, std::byte{0xee});
-          std::vector<MemoryRun> runs;
-          std::size_t local = 0;
-          std::size_t remote = 0;
-          while (remote + 600 < kSize && local + 600 < copy.size()) {
-            const std::size_t bytes = random() % 5 == 0 ? 0 : 1 + random() % 500;
-            runs.push_back({copy.data() + local, exposed.address.value + remote, bytes});
-            local += bytes + (runs.size() % 3 == 0 ? 7 : 0);
-            remote += bytes + (runs.size() % 4 == 0 ? 11 : 0);
-          }
+          const std::vector<MemoryRun> runs = scatteredRuns(copy, exposed);
           ASSERT_GT(runs.size(), 3000U);
           startFetch(connection, exposed, runs, &count);
           awaitFetches(connection, count);
-          std::size_t end = 0;
-          for (const MemoryRun& run : runs) {
-            const std::size_t at = static_cast<std::size_t>(run.local - copy.data());
-            for (; end < at; ++end) {
-              ASSERT_EQ(copy[end], std::byte{0xee}) << "a byte between runs was written";
-            }
-            ASSERT_TRUE(isPattern(run.local, run.bytes, run.remote - exposed.address.value));
-            end += run.bytes;
-          }
+          expectScattered(copy, runs, exposed);
         });
   });
 }

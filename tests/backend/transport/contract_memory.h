@@ -37,6 +37,34 @@ inline bool isPattern(const std::byte* bytes, std::size_t size, std::size_t firs
   return true;
 }
 
+// Runs of all of `exposed` into `copy`, which is twice as long and all 0xee: now the local side is contiguous, now the remote one, now
+// neither; empty ones in between.
+inline std::vector<MemoryRun> scatteredRuns(std::vector<std::byte>& copy, const Exposed& exposed) {
+  std::minstd_rand random(5);
+  std::vector<MemoryRun> runs;
+  std::size_t local = 0;
+  std::size_t remote = 0;
+  while (remote + 600 < exposed.size && local + 600 < copy.size()) {
+    const std::size_t bytes = random() % 5 == 0 ? 0 : 1 + random() % 500;
+    runs.push_back({copy.data() + local, exposed.address.value + remote, bytes});
+    local += bytes + (runs.size() % 3 == 0 ? 7 : 0);
+    remote += bytes + (runs.size() % 4 == 0 ? 11 : 0);
+  }
+  return runs;
+}
+
+inline void expectScattered(const std::vector<std::byte>& copy, const std::vector<MemoryRun>& runs, const Exposed& exposed) {
+  std::size_t end = 0;
+  for (const MemoryRun& run : runs) {
+    const std::size_t at = static_cast<std::size_t>(run.local - copy.data());
+    for (; end < at; ++end) {
+      ASSERT_EQ(copy[end], std::byte{0xee}) << "a byte between runs was written";
+    }
+    ASSERT_TRUE(isPattern(run.local, run.bytes, run.remote - exposed.address.value));
+    end += run.bytes;
+  }
+}
+
 // Rank 0 exposes `bytes` and waits until rank 1's `function` is through with them.
 inline void withExposed(Rank rank, Peers& peers, const std::function<std::span<std::byte>()>& makeBuffer,
                         const std::function<void(Connection&, const Exposed&)>& function) {
@@ -149,29 +177,12 @@ TEST_P(TransportContract, ReadsScatteredRunsIntoScatteredPlaces) {
             return;  // there is no read() to look at
           }
           // More pieces than one call takes; now the local side is contiguous, now the remote one, now neither; empty ones in between.
-          std::minstd_rand random(5);
           std::vector<std::byte> copy(2 * kSize, std::byte{0xee});
-          std::vector<MemoryRun> runs;
-          std::size_t local = 0;
-          std::size_t remote = 0;
-          while (remote + 600 < kSize && local + 600 < copy.size()) {
-            const std::size_t bytes = random() % 5 == 0 ? 0 : 1 + random() % 500;
-            runs.push_back({copy.data() + local, exposed.address.value + remote, bytes});
-            local += bytes + (runs.size() % 3 == 0 ? 7 : 0);
-            remote += bytes + (runs.size() % 4 == 0 ? 11 : 0);
-          }
+          const std::vector<MemoryRun> runs = scatteredRuns(copy, exposed);
           ASSERT_GT(runs.size(), 3000U);
           const Status read = connection.read(runs);
           ASSERT_TRUE(read.isOk()) << read.message();
-          std::size_t end = 0;
-          for (const MemoryRun& run : runs) {
-            const std::size_t at = static_cast<std::size_t>(run.local - copy.data());
-            for (; end < at; ++end) {
-              ASSERT_EQ(copy[end], std::byte{0xee}) << "a byte between runs was written";
-            }
-            ASSERT_TRUE(isPattern(run.local, run.bytes, run.remote - exposed.address.value));
-            end += run.bytes;
-          }
+          expectScattered(copy, runs, exposed);
         });
   });
 }
