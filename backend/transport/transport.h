@@ -117,7 +117,7 @@ class Wire {
   // A descriptor that is readable while poll() has, or may have, something to do; -1: there is none (MPI), and sleepers take naps.
   virtual int readinessFd() const = 0;
   // A thread is about to sleep on readinessFd(): asks for notification where that costs something (RDMA completion events). What happened
-  // before is found by the poll() that follows.
+  // before is found by the poll() that follows, and what happens after that makes the descriptor readable whatever that poll() found.
   virtual void prepareToSleep() {}
   // Memory that this rank is about to expose or to fetch into, as often and to as many peers as it likes until unpin(): made ready once,
   // and kept ready for the next time where `storage` (TensorView::storage) tells whether it is still the same memory. `isWritten`: fetches
@@ -142,7 +142,7 @@ class Doorbell {
   virtual void disarm() = 0;
   // The count of rings so far, without arming: for sleepers that only ringSelf() shall wake.
   virtual std::uint32_t ticket() const = 0;
-  // Returns when rung since `ticket`, at `until`, after 100 ms, or spuriously.
+  // Returns when rung since `ticket`, at `until`, after longestSleep() (100 ms), or spuriously.
   virtual void sleep(std::uint32_t ticket, Deadline until) = 0;
   // Wakes sleepers of this process: used to hand over between threads of one rank.
   virtual void ringSelf() = 0;

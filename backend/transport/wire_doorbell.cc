@@ -9,13 +9,13 @@
 
 #include "backend/base/futex.h"
 #include "backend/base/system_error.h"
+#include "backend/transport/longest_sleep.h"
 
 namespace shardwire::internal {
 namespace {
 
 // How long a sleeper stays away from a wire that cannot wake it. Two looks of half a microsecond in it cost 1 % of a core.
 constexpr Duration kNap = std::chrono::microseconds(100);
-constexpr Duration kLongestWait = std::chrono::milliseconds(100);
 
 }  // namespace
 
@@ -84,7 +84,7 @@ void WireDoorbell::watch() {
   fds.push_back({stopFd_.get(), POLLIN, 0});
   while (!stop_.load(std::memory_order_seq_cst)) {
     if (armed_.load(std::memory_order_seq_cst) == 0) {
-      futexWait(armed_, 0, kLongestWait);
+      futexWait(armed_, 0, longestSleep());
       continue;
     }
     const int ready = ::poll(fds.data(), fds.size(), -1);

@@ -1,4 +1,4 @@
-// A Store in a folder: each key a file, written whole. For ranks that somebody else started, such as mpirun.
+// A Store of files: each key one, written whole. For ranks that somebody else started, such as mpirun.
 #pragma once
 
 #include <string>
@@ -9,15 +9,15 @@ namespace shardwire::testing {
 
 class FileStore final : public Store {
  public:
-  // The folder exists; the caller removes it.
-  explicit FileStore(std::string folder) : folder_(std::move(folder)) {}
+  // What all its files' paths begin with, such as "/tmp/job/first-". The folder exists; the caller removes it.
+  explicit FileStore(std::string prefix) : prefix_(std::move(prefix)) {}
 
   Status set(const std::string& key, std::string_view value) override;
   Result<std::string> get(const std::string& key, Deadline deadline) override;
 
  private:
   std::string pathOf(const std::string& key) const;
-  const std::string folder_;
+  const std::string prefix_;
 };
 
 }  // namespace shardwire::testing

@@ -6,8 +6,6 @@
 #include <sys/prctl.h>
 
 #include <exception>
-#include <filesystem>
-#include <system_error>
 
 #include "backend/transport/mpi/mpi_process.h"
 #include "tests/support/file_store.h"
@@ -25,14 +23,11 @@ int number(const char* name) {
   return text == nullptr ? 0 : ::atoi(text);
 }
 
-std::string freshFolder() {
+// A store of its own each time, the same on all ranks, without a folder of its own: ranks on several machines would have to agree who makes
+// it, and that is what a store is for.
+std::string freshPrefix() {
   static int count = 0;
-  const std::string fresh = std::string(folder()) + "/store" + std::to_string(count++);
-  // All ranks make it at once, and on a file system that several machines share each may be told that another did. What is missing shows in
-  // the store.
-  std::error_code ignored;
-  std::filesystem::create_directories(fresh, ignored);
-  return fresh;
+  return std::string(folder()) + "/store" + std::to_string(count++) + "-";
 }
 
 // As a program that uses MPI itself does: groups of some ranks cannot initialise it.
@@ -60,7 +55,7 @@ int numLaunchedRanks() {
 
 std::unique_ptr<Store> makeStore() {
   if (areRanksLaunched()) {
-    return std::make_unique<FileStore>(freshFolder());
+    return std::make_unique<FileStore>(freshPrefix());
   }
   return std::make_unique<MemoryStore>();
 }
@@ -76,7 +71,7 @@ void runLaunchedRank(int numRanks, const RankFunction& function, Duration limit)
   if (testedTransports() == "mpi") {
     initialiseMpi();
   }
-  FileStore meeting(freshFolder());
+  FileStore meeting(freshPrefix());
   try {
     if (launchedRank() < numRanks) {
       function(launchedRank());
@@ -84,7 +79,8 @@ void runLaunchedRank(int numRanks, const RankFunction& function, Duration limit)
   } catch (const std::exception& error) {  // the others wait for this rank all the same
     ADD_FAILURE() << "rank " << launchedRank() << " threw: " << error.what();
   }
-  ASSERT_TRUE(meeting.set(std::to_string(launchedRank()), "here").isOk());
+  const Status told = meeting.set(std::to_string(launchedRank()), "here");
+  ASSERT_TRUE(told.isOk()) << told.message();
   const Deadline deadline = Clock::now() + limit;
   for (Rank rank = 0; rank < numLaunchedRanks(); ++rank) {
     ASSERT_TRUE(meeting.get(std::to_string(rank), deadline).isOk()) << "rank " << rank << " did not end this test";

@@ -138,9 +138,8 @@ bool RdmaFabric::pollQueue(CompletionQueue* queue) {
       break;
     }
   }
-  if (taken > 0 && queue->isArmed) {
-    drainEvents(queue);
-  }
+  // The event of what was taken stays on the channel until the next prepareToSleep(): whoever polls after arming and finds nothing that he
+  // waits for sleeps then, and must be woken by the next one.
   return taken > 0;
 }
 

@@ -3,14 +3,9 @@
 #include <algorithm>
 
 #include "backend/base/futex.h"
+#include "backend/transport/longest_sleep.h"
 
 namespace shardwire::internal {
-namespace {
-
-// Bounds what is lost when a peer dies between taking the armed flag and ringing.
-constexpr Duration kLongestSleep = std::chrono::milliseconds(100);
-
-}  // namespace
 
 ShmDoorbell::ShmDoorbell(std::shared_ptr<Inbox> inbox) : inbox_(std::move(inbox)) {}
 
@@ -41,7 +36,7 @@ void ShmDoorbell::sleep(std::uint32_t ticket, Deadline until) {
   }
   // seq_cst with the load in ringSelf(): either it sees this sleeper, or the wait below sees its ring.
   numSleeping_.fetch_add(1, std::memory_order_seq_cst);
-  futexWait(inbox_->header().bell, ticket, std::min(until - now, kLongestSleep));
+  futexWait(inbox_->header().bell, ticket, std::min(until - now, longestSleep()));
   numSleeping_.fetch_sub(1, std::memory_order_relaxed);
 }
 

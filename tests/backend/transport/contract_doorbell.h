@@ -1,63 +1,31 @@
 // The part of the contract about sleeping and waking. Included by contract.h.
 #pragma once
 
-#include <sys/mman.h>
-
-#include <fstream>
-#include <new>
-
 namespace shardwire::testing {
 
-// When each rank was last rung at: noted by whoever rings, just before. In memory that forked ranks share.
-class RingTimes {
+// While it lives nobody wakes by himself for long: one wake-up that is lost costs seconds, which no busy machine does.
+class LongSleeps {
  public:
-  RingTimes() {
-    void* memory = ::mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-    SW_CHECK(memory != MAP_FAILED);
-    times_ = new (memory) std::atomic<Duration::rep>[16] {};
-  }
-  ~RingTimes() { ::munmap(static_cast<void*>(times_), 4096); }
-  RingTimes(const RingTimes&) = delete;
-  RingTimes& operator=(const RingTimes&) = delete;
-
-  void note(Rank rung) { times_[rung].store(Clock::now().time_since_epoch().count()); }
-  Deadline last(Rank rank) const { return Deadline(Duration(times_[rank].load())); }
+  LongSleeps() { internal::setLongestSleep(std::chrono::seconds(4)); }
+  ~LongSleeps() { internal::setLongestSleep(usual_); }
+  LongSleeps(const LongSleeps&) = delete;
+  LongSleeps& operator=(const LongSleeps&) = delete;
 
  private:
-  std::atomic<Duration::rep>* times_;
+  const Duration usual_ = internal::longestSleep();
 };
 
-// How long this thread was ready to run and had no core, so far.
-inline Duration waitedForCore() {
-  std::int64_t ran = 0;
-  std::int64_t waited = 0;
-  std::ifstream("/proc/thread-self/schedstat") >> ran >> waited;
-  return Duration(waited);
-}
-
-// Counts wake-ups that did not come: sleeps that went on to their 100 ms although somebody rang much earlier and there was a core to wake
-// on.
+// Counts wake-ups that did not come, where ranks ring each other all the time.
 class SleepWatch {
  public:
-  SleepWatch(const RingTimes& times, Rank rank) : times_(times), rank_(rank) {}
-
   void sleep(internal::Doorbell& doorbell, std::uint32_t ticket) {
     const auto start = Clock::now();
-    const Duration waitedBefore = waitedForCore();
     doorbell.sleep(ticket, start + std::chrono::seconds(10));
-    const auto end = Clock::now();
-    const bool toTheEnd = end - start > std::chrono::milliseconds(95);
-    const bool rungEarlier = times_.last(rank_) > start && end - times_.last(rank_) > std::chrono::milliseconds(60);
-    if (toTheEnd && rungEarlier && waitedForCore() - waitedBefore < std::chrono::milliseconds(30)) {
-      ++numLost_;
-    }
+    numLost_ += Clock::now() - start > std::chrono::seconds(2);
   }
-  // A ringer that lost its core between noting the time and ringing looks the same: allow that to happen twice.
-  bool lostNone() const { return numLost_ <= 2; }
+  bool lostNone() const { return numLost_ == 0; }
 
  private:
-  const RingTimes& times_;
-  Rank rank_;
   int numLost_ = 0;
 };
 
@@ -76,10 +44,10 @@ inline std::span<const std::byte> sleepForFrame(Connection& connection, internal
 
 TEST_P(TransportContract, NoWakeUpIsLostBetweenTwoSleepers) {
   constexpr int kNumRounds = 10000;
-  RingTimes times;
+  const LongSleeps longSleeps;
   run(2, [&](Rank rank, Peers& peers) {
     Connection& connection = *peers.connections[static_cast<std::size_t>(1 - rank)];
-    SleepWatch watch(times, rank);
+    SleepWatch watch;
     std::minstd_rand random(static_cast<unsigned>(rank) + 1);
     for (int round = 0; round < kNumRounds; ++round) {
       const auto send = [&] {
@@ -87,7 +55,6 @@ TEST_P(TransportContract, NoWakeUpIsLostBetweenTwoSleepers) {
         const auto until = Clock::now() + std::chrono::nanoseconds(random() % 8000);
         while (Clock::now() < until) {
         }
-        times.note(1 - rank);
         sendFrame(connection, Lane::kControl, &round, sizeof(round));
       };
       if (rank == 0) {
@@ -107,9 +74,9 @@ TEST_P(TransportContract, NoWakeUpIsLostBetweenTwoSleepers) {
 
 TEST_P(TransportContract, NoWakeUpIsLostWhenSeveralPeersRing) {
   constexpr int kNumRounds = 3000;
-  RingTimes times;
+  const LongSleeps longSleeps;
   run(3, [&](Rank rank, Peers& peers) {
-    SleepWatch watch(times, rank);
+    SleepWatch watch;
     if (rank == 0) {
       int taken[3] = {};
       while (taken[1] < kNumRounds || taken[2] < kNumRounds) {
@@ -121,7 +88,6 @@ TEST_P(TransportContract, NoWakeUpIsLostWhenSeveralPeersRing) {
           if (!connection.peek(Lane::kBulk).empty()) {
             connection.release(Lane::kBulk);
             ++taken[peer];
-            times.note(peer);
             sendFrame(connection, Lane::kControl, "a", 1);
             progress = true;
           }
@@ -134,7 +100,6 @@ TEST_P(TransportContract, NoWakeUpIsLostWhenSeveralPeersRing) {
     } else {
       Connection& connection = *peers.connections[0];
       for (int round = 0; round < kNumRounds; ++round) {
-        times.note(0);
         sendFrame(connection, Lane::kBulk, &round, sizeof(round));
         sleepForFrame(connection, *peers.doorbell, Lane::kControl, &watch);
         connection.release(Lane::kControl);
@@ -151,11 +116,11 @@ TEST_P(TransportContract, NoWakeUpIsLostWhenSeveralPeersRing) {
 
 TEST_P(TransportContract, ReleaseWakesASenderThatWaitsForRoom) {
   constexpr int kNumFrames = 400;
-  RingTimes times;
+  const LongSleeps longSleeps;
   run(2, [&](Rank rank, Peers& peers) {
     Connection& connection = *peers.connections[static_cast<std::size_t>(1 - rank)];
     const std::size_t size = connection.maxFrameBytes(Lane::kPoint);
-    SleepWatch watch(times, rank);
+    SleepWatch watch;
     for (int i = 0; i < kNumFrames; ++i) {
       if (rank == 0) {
         while (true) {
@@ -167,11 +132,9 @@ TEST_P(TransportContract, ReleaseWakesASenderThatWaitsForRoom) {
           }
           watch.sleep(*peers.doorbell, ticket);
         }
-        times.note(1);
         connection.commit(Lane::kPoint, size);
       } else {
         ASSERT_EQ(sleepForFrame(connection, *peers.doorbell, Lane::kPoint, &watch).size(), size);
-        times.note(0);
         connection.release(Lane::kPoint);
       }
     }
@@ -181,7 +144,7 @@ TEST_P(TransportContract, ReleaseWakesASenderThatWaitsForRoom) {
 }
 
 TEST_P(TransportContract, RingSelfWakesEveryThreadOfTheRank) {
-  RingTimes times;
+  const LongSleeps longSleeps;
   run(1, [&](Rank, Peers& peers) {
     constexpr int kNumRounds = 300;
     std::atomic<int> round{0};
@@ -190,7 +153,7 @@ TEST_P(TransportContract, RingSelfWakesEveryThreadOfTheRank) {
     std::vector<std::thread> threads;
     for (int t = 0; t < 3; ++t) {
       threads.emplace_back([&] {
-        SleepWatch watch(times, 0);
+        SleepWatch watch;
         for (int expected = 1; expected <= kNumRounds; ++expected) {
           while (true) {
             const std::uint32_t ticket = peers.doorbell->ticket();  // before the look: not armed, but ringSelf() counts
@@ -206,7 +169,6 @@ TEST_P(TransportContract, RingSelfWakesEveryThreadOfTheRank) {
     }
     for (int i = 1; i <= kNumRounds; ++i) {
       round.store(i);
-      times.note(0);
       peers.doorbell->ringSelf();
       while (numSeen.load() < 3 * i) {
         std::this_thread::yield();

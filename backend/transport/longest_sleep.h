@@ -1,0 +1,15 @@
+// How long a doorbell lets anybody sleep although nobody rang. It bounds what is lost when a peer dies between taking the armed flag and
+// ringing. Any thread.
+#pragma once
+
+#include "shardwire/types.h"
+
+namespace shardwire::internal {
+
+// 100 ms, unless set.
+Duration longestSleep();
+
+// For tests, before they make doorbells: a wake-up that is lost shall not look like one that is late on a busy machine.
+void setLongestSleep(Duration wanted);
+
+}  // namespace shardwire::internal
