@@ -44,7 +44,7 @@ bool PlanRun::startFetch(Engine& engine, const PlanEdge& edge, ReceiveState& sta
   const std::uint64_t remote = source.address + static_cast<std::uint64_t>(byteOffset(source.byteStrides, sourceOffset));
   const std::size_t bytes = static_cast<std::size_t>(numElements(shape)) * elemBytes;
   const std::size_t localRun = longestRun(dst, shape, elemBytes);
-  const bool isPacked = localRun < std::min(connection.readLimits().minRunBytes, bytes);
+  const bool isPacked = localRun < std::min(connection.readLimits().minLocalRunBytes, bytes);
   if (!isPacked && staging_ == nullptr) {
     makeRuns(dst, localRun, remote, source.byteStrides, shape, elemBytes);
     return connection.fetch(source.space, runs_, &state.fetches);

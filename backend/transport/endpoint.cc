@@ -27,7 +27,7 @@ ReadLimits wireReadLimits(OrdinaryPath path, std::size_t minEdgeBytes, std::size
     case OrdinaryPath::kAuto:
       break;
   }
-  return {.isWire = true, .minEdgeBytes = minEdgeBytes, .minRunBytes = minRunBytes};
+  return {.isWire = true, .minEdgeBytes = minEdgeBytes, .minRunBytes = minRunBytes, .minLocalRunBytes = minRunBytes};
 }
 
 }  // namespace shardwire::internal

@@ -58,6 +58,8 @@ struct ReadLimits {
   bool isWire = false;           // reads arrive later (kFetch), and exposing memory may cost something
   std::size_t minEdgeBytes = 0;  // an edge of a plan that moves less in all is staged
   std::size_t minRunBytes = 0;   // a tensor whose contiguous runs are shorter than this, on average, is staged
+  // kFetch: where the runs to be written are shorter than this, a box is fetched as one piece and then unpacked.
+  std::size_t minLocalRunBytes = 0;
 };
 
 class Connection {

@@ -68,6 +68,7 @@ MpiConnection::~MpiConnection() {
     std::for_each(readers_.begin(), readers_.end(), [](MpiLaneReader& reader) { reader.abandon(); });
     std::for_each(serviceOut_.begin(), serviceOut_.end(), [](auto& message) { static_cast<void>(message.release()); });
     static_cast<void>(serviceIn_.release());
+    fetches_.abandon();
   }
 }
 
@@ -234,7 +235,9 @@ void MpiConnection::onService(std::size_t bytes) {
 void MpiConnection::onDone(const MpiDone& done) {
   const std::uint16_t kind = done.cookie.kind;
   if (kind == MpiFetches::kSendKind) {
-    fetches_.sent(done);
+    if (const Status sent = fetches_.sent(done); !sent.isOk()) {
+      fail(sent);
+    }
   } else if (kind == MpiFetches::kReceiveKind) {
     if (const Status received = done.error.empty() ? fetches_.received(done) : Status::ok(); !received.isOk()) {
       fail(received);

@@ -3,12 +3,14 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cstring>
 
 namespace shardwire::internal {
 namespace {
 
 // The reader of an exposure acknowledged all of it, so its messages are over but for MPI noticing here.
 constexpr int kPollsToEnd = 1000;
+constexpr std::uint16_t kNotPacked = 0xffff;  // a cookie's lane: else the number of the packed message
 
 }  // namespace
 
@@ -57,18 +59,67 @@ Status MpiFetches::serve(std::string_view body) {
   for (const RemoteRun& run : request->runs) {
     runs_.push_back({reinterpret_cast<std::byte*>(run.address), run.bytes});
   }
-  return forEachMessage(runs_, kMpiLongestMessage, &message_, [&](std::span<const MpiRun> message) -> Status {
-    SW_RETURN_IF_ERROR(wire_->operations().send(*pair_, tag_, message, {owner_, kSendKind, 0, request->space}));
-    ++found->second.numSends;
-    ++numSends_;
+  SW_RETURN_IF_ERROR(forEachMessage(runs_, kMpiLongestMessage, &message_, [&](std::span<const MpiRun> message) {
+    outgoing_.push_back({request->space, {message.begin(), message.end()}});
     return Status::ok();
-  });
+  }));
+  return startSends();
 }
 
-void MpiFetches::sent(const MpiDone& done) {
+MpiFetches::Packed* MpiFetches::freePacked() {
+  const auto found = std::find_if(packed_.begin(), packed_.end(), [](const Packed& each) { return !each.isInFlight; });
+  if (found == packed_.end()) {
+    return nullptr;
+  }
+  if (found->bytes == nullptr) {
+    found->bytes = std::make_unique_for_overwrite<std::byte[]>(kMpiPackedBytes);
+  }
+  return &*found;
+}
+
+Status MpiFetches::startSends() {
+  for (; !outgoing_.empty(); outgoing_.pop_front()) {
+    const Outgoing& next = outgoing_.front();
+    const auto exposure = exposures_.find(next.space);
+    if (exposure == exposures_.end()) {
+      return {StatusCode::kPeerFailed, "acknowledged a tensor of which it had asked for more"};
+    }
+    MpiCookie cookie{owner_, kSendKind, kNotPacked, next.space};
+    MpiRun message = next.runs[0];
+    if (next.runs.size() > 1) {
+      Packed* const packed = freePacked();
+      if (packed == nullptr) {
+        return Status::ok();  // goes on when one was sent
+      }
+      message = {packed->bytes.get(), 0};
+      for (const MpiRun& run : next.runs) {
+        std::memcpy(message.bytes + message.size, run.bytes, run.size);
+        message.size += run.size;
+      }
+      packed->isInFlight = true;
+      cookie.lane = static_cast<std::uint16_t>(packed - packed_.data());
+    }
+    SW_RETURN_IF_ERROR(wire_->operations().send(*pair_, tag_, {&message, 1}, cookie));
+    ++exposure->second.numSends;
+    ++numSends_;
+  }
+  return Status::ok();
+}
+
+Status MpiFetches::sent(const MpiDone& done) {
   --numSends_;
   if (const auto found = exposures_.find(done.cookie.index); found != exposures_.end()) {
     --found->second.numSends;
+  }
+  if (done.cookie.lane != kNotPacked) {
+    packed_[done.cookie.lane].isInFlight = false;
+  }
+  return startSends();
+}
+
+void MpiFetches::abandon() {
+  for (Packed& packed : packed_) {
+    static_cast<void>(packed.isInFlight ? packed.bytes.release() : nullptr);
   }
 }
 
@@ -123,6 +174,7 @@ Status MpiFetches::received(const MpiDone& done) {
 
 bool MpiFetches::stop() {
   isStopped_ = true;
+  outgoing_.clear();
   exposures_.clear();
   if (numReceives_ > 0) {
     wire_->operations().cancelReceives(owner_, kReceiveKind);

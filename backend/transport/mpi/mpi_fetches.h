@@ -1,11 +1,13 @@
-// Both sides of the fetches of one connection: what this rank exposed and sends when asked, and what it asked for. Data goes from the
-// owner's tensor to the asker's tensor by one MPI message per request (more when it is longer than an int can say), described by MPI
-// datatypes on both sides. Messages of one direction share a tag: MPI keeps their order, and both ends start them in the order of the
-// requests. Threads: as Connection.
+// Both sides of the fetches of one connection: what this rank exposed and sends when asked, and what it asked for. Long runs go from the
+// owner's tensor to the asker's by a message each; short ones the owner packs, and they arrive in the asker's tensor without a further copy
+// where they lie one behind the other there. Messages of one direction share a tag: MPI keeps their order, and both ends start them in the
+// order of the requests. Threads: as Connection.
 #pragma once
 
 #include <array>
 #include <cstdint>
+#include <deque>
+#include <memory>
 #include <string>
 #include <string_view>
 #include <unordered_map>
@@ -30,7 +32,7 @@ class MpiFetches {
   void conceal(std::uint32_t space);
   // A request came. kPeerFailed: it is for what is not exposed.
   Status serve(std::string_view body);
-  void sent(const MpiDone& done);
+  Status sent(const MpiDone& done);
 
   // Asker's side.
   bool hasRoom() const { return numFetches_ < kMostFetches && !isStopped_; }
@@ -41,13 +43,25 @@ class MpiFetches {
   // No further message starts, and what no peer has answered is given up. Whether none is left in flight.
   bool stop();
   std::size_t numInFlight() const { return numSends_ + numReceives_; }
+  // Gives packed memory up for good: MPI may still read it.
+  void abandon();
 
  private:
   static constexpr std::size_t kMostFetches = 32;
+  static constexpr std::size_t kMostPacked = 4;
   struct Exposure {
     std::uint64_t base = 0;
     std::uint64_t size = 0;
     std::uint32_t numSends = 0;
+  };
+  // A message that was asked for and did not start yet.
+  struct Outgoing {
+    std::uint32_t space = 0;
+    std::vector<MpiRun> runs;
+  };
+  struct Packed {
+    std::unique_ptr<std::byte[]> bytes;
+    bool isInFlight = false;
   };
   struct Fetch {
     FetchCount* count = nullptr;  // null: the place is free
@@ -56,6 +70,9 @@ class MpiFetches {
   };
 
   Status checkExposed(const FetchRequest& request, const Exposure* exposure) const;
+  Status startSends();
+  // A place for a packed message; nothing when all are in flight.
+  Packed* freePacked();
 
   MpiWire* const wire_;
   MpiPair* const pair_;
@@ -64,6 +81,8 @@ class MpiFetches {
   bool isStopped_ = false;
   std::unordered_map<std::uint32_t, Exposure> exposures_;
   std::uint32_t nextSpace_ = kFirstExposure;
+  std::deque<Outgoing> outgoing_;
+  std::array<Packed, kMostPacked> packed_;
   std::array<Fetch, kMostFetches> fetches_;
   std::size_t numFetches_ = 0;
   std::size_t numSends_ = 0;

@@ -54,9 +54,10 @@ struct FetchRequest {
 std::optional<FetchRequest> decodeRequest(std::string_view body);
 
 // Both ends cut the runs of a request into the same messages, from the runs' lengths alone. A long run is a message of its own: MPI moves
-// contiguous memory in one copy (CMA, RDMA), and packs whatever a derived datatype describes. Short ones share messages. None is longer
-// than MPI's int counts allow, with a margin.
+// contiguous memory in one copy (CMA, RDMA). Short ones share messages, which their owner packs. None is longer than MPI's int counts
+// allow, with a margin.
 inline constexpr std::size_t kMpiLongRun = std::size_t{64} << 10;
+inline constexpr std::size_t kMpiPackedBytes = std::size_t{256} << 10;
 inline constexpr std::size_t kMpiLongestMessage = std::size_t{1} << 30;
 
 template <typename Visit>
@@ -71,17 +72,17 @@ Status forEachMessage(std::span<const MpiRun> runs, std::size_t longest, std::ve
   };
   for (MpiRun run : runs) {
     const bool isLong = run.size >= kMpiLongRun;
-    if (isLong || run.size > longest - bytes) {
+    if (isLong || bytes + run.size > kMpiPackedBytes) {
       SW_RETURN_IF_ERROR(finish());
     }
-    while (run.size > 0) {
-      const MpiRun part{run.bytes, std::min(run.size, longest)};
-      scratch->push_back(part);
-      bytes += part.size;
-      run = {run.bytes + part.size, run.size - part.size};
-      if (isLong || run.size > 0) {
-        SW_RETURN_IF_ERROR(finish());
-      }
+    while (isLong && run.size > 0) {
+      scratch->push_back({run.bytes, std::min(run.size, longest)});
+      run = {run.bytes + scratch->back().size, run.size - scratch->back().size};
+      SW_RETURN_IF_ERROR(finish());
+    }
+    if (!isLong) {
+      scratch->push_back(run);
+      bytes += run.size;
     }
   }
   return finish();

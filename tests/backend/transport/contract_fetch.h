@@ -116,6 +116,45 @@ TEST_P(WireContract, BothRanksFetchAtOnceWhileFramesTravel) {
   });
 }
 
+// More rows at once than an owner that packs them has room for, and a long run behind them.
+TEST_P(WireContract, FetchesOfRowsBesideLongRunsKeepTheirPlaces) {
+  constexpr std::size_t kRow = 2048, kStride = 4096, kRows = 512, kLong = 100003, kNumFetches = 8;
+  constexpr std::size_t kBlock = kRows * kStride, kTaken = kRows * kRow + kLong;
+  run(2, [](Rank rank, Peers& peers) {
+    std::vector<std::byte> memory;
+    withExposed(
+        rank, peers,
+        [&] {
+          memory.resize(kNumFetches * kBlock);
+          fillPattern(memory.data(), memory.size());
+          return std::span(memory);
+        },
+        [&](Connection& connection, const Exposed& exposed) {
+          ASSERT_TRUE(isFetched(exposed));
+          std::vector<std::byte> copy(kNumFetches * kTaken);
+          FetchCount count;
+          for (std::size_t fetch = 0; fetch < kNumFetches; ++fetch) {
+            std::byte* const to = copy.data() + fetch * kTaken;
+            const std::uint64_t from = exposed.address.value + fetch * kBlock;
+            std::vector<MemoryRun> runs;
+            for (std::size_t row = 0; row < kRows; ++row) {
+              runs.push_back({to + row * kRow, from + row * kStride, kRow});
+            }
+            runs.push_back({to + kRows * kRow, from + 5, kLong});
+            startFetch(connection, exposed, runs, &count);
+          }
+          awaitFetches(connection, count);
+          for (std::size_t fetch = 0; fetch < kNumFetches; ++fetch) {
+            const std::byte* const there = copy.data() + fetch * kTaken;
+            for (std::size_t row = 0; row < kRows; ++row) {
+              ASSERT_TRUE(isPattern(there + row * kRow, kRow, fetch * kBlock + row * kStride)) << "fetch " << fetch << ", row " << row;
+            }
+            ASSERT_TRUE(isPattern(there + kRows * kRow, kLong, fetch * kBlock + 5)) << "fetch " << fetch;
+          }
+        });
+  });
+}
+
 TEST_P(WireContract, OnlyWhatIsExposedIsFetched) {
   // Before the exposure, past its end, wrapping around, never exposed, no longer exposed.
   for (int attempt = 0; attempt < 5; ++attempt) {
