@@ -1,6 +1,7 @@
 """One rank of a job on two nodes: shared memory inside, a wire between (SHARDWIRE_JOB_WIRE: tcp, or rdma in the machines of tests/rig)."""
 
 import os
+import re
 import sys
 import time
 from datetime import timedelta
@@ -17,6 +18,13 @@ def say(word: str) -> None:
     print(word, flush=True)
     if "SHARDWIRE_JOB_FOLDER" in os.environ:
         Path(os.environ["SHARDWIRE_JOB_FOLDER"], word).touch()
+
+
+def registrations() -> int:
+    """How often this rank has registered memory with RDMA devices."""
+    counts = re.findall(r"(\d+) registrations so far", shardwire.describe_transports())
+    assert counts, shardwire.describe_transports()
+    return int(counts[-1])
 
 
 def main() -> None:
@@ -54,6 +62,17 @@ def main() -> None:
     for _ in range(3):
         op([whole[rank * rows : (rank + 1) * rows].clone()], [out.zero_()]).wait()
         assert torch.equal(out, whole[:, rank * columns : (rank + 1) * columns])
+
+    # A training loop's tensors: their memory is registered in the first rounds, and then no more. Nothing was bound.
+    if os.environ.get("SHARDWIRE_JOB_WIRE") == "rdma":
+        rows_of_mine, gradient = whole[rank * rows : (rank + 1) * rows].clone(), torch.ones(1 << 20)
+        counts = []
+        for _ in range(8):
+            op([rows_of_mine], [out]).wait()
+            dist.all_reduce(gradient)
+            counts.append(registrations())
+        assert counts[2] == counts[-1], counts
+        say(f"REGISTERED {counts}")
 
     if "--kill" in sys.argv:
         # The last rank dies; the others, on both nodes, are told who it was, long before their timeout.

@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cstring>
 
 #include "backend/base/memfd.h"
 #include "backend/base/system_error.h"
@@ -11,14 +12,18 @@
 namespace shardwire::internal {
 namespace {
 
-// Immediates: what they say, of which lane, how much.
+// Immediates: what they say, of which lane, whether a frame came bare and how much of it is padding, how much.
 enum class Said : std::uint32_t { kFrames = 0, kReleased = 1, kReturned = 2, kNote = 3 };
 constexpr int kSaidShift = 30;
 constexpr int kLaneShift = 28;
 constexpr std::uint32_t kLaneMask = 3;
-constexpr std::uint32_t kAmountMask = (std::uint32_t{1} << kLaneShift) - 1;
+constexpr std::uint32_t kBare = std::uint32_t{1} << 27;
+constexpr int kPaddingShift = 24;
+constexpr std::uint32_t kPaddingMask = 7;
+constexpr std::uint32_t kAmountMask = (std::uint32_t{1} << kPaddingShift) - 1;
 // Bytes are told in units of what frames are padded to.
 constexpr std::uint64_t kUnit = 8;
+static_assert(kUnit == kPaddingMask + 1 && sizeof(FrameHeader) == kUnit);
 static_assert(kNumWireLanes <= kLaneMask + 1);
 
 std::uint32_t encode(Said said, std::size_t lane, std::uint64_t amount) {
@@ -35,6 +40,14 @@ static_assert(kWindow + kPostEvery + kWindow / kReturnEvery + 5 * kNumWireLanes 
 // Control frames first: they are what others wait for.
 constexpr std::array<std::size_t, kNumWireLanes> kFlushOrder = {0, kRequestLane, 2, 1};
 constexpr std::array<const char*, kNumWireLanes> kLaneNames = {"control", "bulk", "point", "request"};
+
+// The payload bytes of the frame that lies there, if it and its padding are all of `size`; else 0.
+std::size_t soleFrameBytes(const std::byte* at, std::uint64_t size) {
+  FrameHeader header;
+  std::memcpy(&header, at, sizeof(header));
+  const std::uint64_t whole = (sizeof(header) + header.bytes + kUnit - 1) / kUnit * kUnit;
+  return header.kind == kFrame && whole == size ? header.bytes : 0;
+}
 
 }  // namespace
 
@@ -104,10 +117,16 @@ void FrameLanes::commit(std::size_t lane, std::size_t bytes) {
   flushLane(lane);
 }
 
-void FrameLanes::release(std::size_t lane) {
+bool FrameLanes::release(std::size_t lane) {
   In& in = in_[lane];
   in.reader.release();
-  tellCredits();
+  const std::uint64_t owed = in.words.released.load(std::memory_order_relaxed) - in.told;
+  const std::uint64_t capacity = memory_->laneBytes()[lane];
+  if (owed >= capacity / 2) {  // a lane of which less is owed takes the longest frame, wherever that starts
+    tellCredits();
+    return false;
+  }
+  return owed >= capacity / 4;
 }
 
 bool FrameLanes::flushLane(std::size_t lane) {
@@ -127,15 +146,22 @@ bool FrameLanes::flushLane(std::size_t lane) {
     if (!isWhole) {
       bytes = step = QueuePair::kMaxWriteBytes;  // the reader must not see half a frame: announced with the rest
     }
+    const std::byte* const local = memory_->bytes() + memory_->outOffset(lane) + position;
     RdmaWrite write;
-    write.local = memory_->bytes() + memory_->outOffset(lane) + position;
     write.localKey = memory_->localKey();
-    write.remote = remote_ + memory_->inOffset(lane) + position;
     write.remoteKey = remoteKey_;
-    write.bytes = bytes;
     if (isWhole) {
       write.immediate = encode(Said::kFrames, lane, (out.posted + step - out.announced) / kUnit);
     }
+    // A frame by itself goes without its header, which the peer makes from the immediate: what fills packets exactly takes no further one.
+    const std::size_t payload = isWhole && out.announced == out.posted ? soleFrameBytes(local, step) : 0;
+    const std::size_t skipped = payload > 0 ? sizeof(FrameHeader) : 0;
+    if (payload > 0) {
+      *write.immediate |= kBare | static_cast<std::uint32_t>(step - skipped - payload) << kPaddingShift;
+    }
+    write.local = local + skipped;
+    write.remote = remote_ + memory_->inOffset(lane) + position + skipped;
+    write.bytes = payload > 0 ? payload : bytes;
     if (!queue_->write(write)) {
       return false;
     }
@@ -204,6 +230,10 @@ Note FrameLanes::onImmediate(std::uint32_t immediate) {
   Note note = Note::kNone;
   switch (static_cast<Said>(immediate >> kSaidShift)) {
     case Said::kFrames:
+      if ((immediate & kBare) != 0 && !makeHeader(lane, amount * kUnit, immediate >> kPaddingShift & kPaddingMask)) {
+        isBroken_ = true;
+        return Note::kNone;
+      }
       // Relaxed: the device has written the bytes before it told, and the reader is this thread.
       in_[lane].words.written.fetch_add(amount * kUnit, std::memory_order_relaxed);
       ++toReturn_;
@@ -225,6 +255,17 @@ Note FrameLanes::onImmediate(std::uint32_t immediate) {
   return note;
 }
 
+bool FrameLanes::makeHeader(std::size_t lane, std::uint64_t size, std::uint64_t padding) {
+  const std::uint64_t capacity = memory_->laneBytes()[lane];
+  const std::uint64_t position = in_[lane].words.written.load(std::memory_order_relaxed) & (capacity - 1);
+  if (size <= sizeof(FrameHeader) + padding || size > capacity - position) {
+    return false;
+  }
+  const FrameHeader header{static_cast<std::uint32_t>(size - sizeof(FrameHeader) - padding), kFrame};
+  std::memcpy(memory_->bytes() + memory_->inOffset(lane) + position, &header, sizeof(header));
+  return true;
+}
+
 std::string FrameLanes::whatIsBroken() const {
   for (std::size_t lane = 0; lane < kNumWireLanes; ++lane) {
     if (out_[lane].writer.isBroken() || in_[lane].reader.isBroken()) {
@@ -232,7 +273,7 @@ std::string FrameLanes::whatIsBroken() const {
     }
   }
   if (isBroken_) {
-    return "it returned more receives than it was sent frames";
+    return "it returned more receives than it was sent frames, or announced a frame that cannot be";
   }
   return queue_->error() == 0
              ? std::string()

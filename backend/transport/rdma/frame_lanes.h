@@ -2,8 +2,10 @@
 // place there.
 //
 //   my out ring of a lane    == RDMA write with immediate ==>    the peer's in ring of that lane
-//   the immediate says how many bytes of which lane are new; one write carries all frames that lie there by then
-//   the peer tells when it has released a quarter of a ring, so that an empty lane is known to have room for the longest frame
+//   the immediate says how many bytes of which lane are new; one write carries all frames that lie there by then, or one frame bare of
+//   its header, which this end then writes into its ring
+//   the peer tells when it has released a quarter of a ring, at the latest half of it: a lane that is empty is known to have room for the
+//   longest frame
 //
 // Each immediate takes one receive that the peer has posted. Writes of frames stay within a window of receives whose return the peer has
 // told; what else is told (credits, returns, notes) is bounded by that and has the rest of the receives. So a peer that does not look
@@ -70,7 +72,8 @@ class FrameLanes {
   void commit(std::size_t lane, std::size_t bytes);
   std::size_t maxFrameBytes(std::size_t lane) const { return maxRingFrameBytes(memory_->laneBytes()[lane]); }
   std::span<const std::byte> peek(std::size_t lane) { return in_[lane].reader.peek(); }
-  void release(std::size_t lane);
+  // Whether the peer should be told soon, by flush(): not now, because an answer to the frame may follow, which is more urgent.
+  bool release(std::size_t lane);
 
   // Sends what waited for room. isFlushed(): nothing waits any more.
   void flush();
@@ -102,6 +105,8 @@ class FrameLanes {
   };
 
   bool flushLane(std::size_t lane);
+  // Where the next frame of the lane lies, `size` bytes with header and padding. False: it cannot lie there.
+  bool makeHeader(std::size_t lane, std::uint64_t size, std::uint64_t padding);
   void tellCredits();
   bool sendImmediate(std::uint32_t immediate, bool isSignalled);
 

@@ -116,7 +116,9 @@ std::span<const std::byte> RdmaConnection::peek(Lane lane) {
 }
 
 void RdmaConnection::release(Lane lane) {
-  join_.lanes->release(static_cast<std::size_t>(lane));
+  if (join_.lanes->release(static_cast<std::size_t>(lane))) {
+    fabric_->activate(slot_);
+  }
 }
 
 Reach RdmaConnection::expose(const void* bytes, std::size_t size, RemoteAddress* address) {
@@ -229,6 +231,7 @@ bool RdmaConnection::advance() {
   if (const std::string wrong = server_.advance(); !wrong.empty()) {
     fail(StatusCode::kPeerFailed, fmt::format("{}: {}", join_.who, wrong));
   }
+  join_.lanes->flush();  // what was released since
   return false;
 }
 

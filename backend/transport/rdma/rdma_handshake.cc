@@ -11,7 +11,7 @@
 namespace shardwire::internal {
 namespace {
 
-constexpr std::uint8_t kVersion = 1;
+constexpr std::uint8_t kVersion = 2;
 // What a message is: the queue pairs of its sender, that it is ready, or that it cannot go on.
 enum class Message : std::uint8_t { kQueuePairs = 1, kReady = 2, kFailure = 3 };
 constexpr std::size_t kMaxTextBytes = 4096;
