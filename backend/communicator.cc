@@ -50,7 +50,7 @@ CommunicatorImpl::CommunicatorImpl(std::shared_ptr<Engine> engine, std::vector<F
 
 Result<std::shared_ptr<CompiledOp>> CommunicatorImpl::compileOp(const LocalSpec& spec, std::optional<Duration> timeout) {
   const auto started = Clock::now();
-  auto exchange = std::make_shared<Exchange>(encodeSpec(spec), worldSize(), rank(), true);
+  auto exchange = std::make_shared<Exchange>(encodeSpec(spec), worldSize(), rank());
   exchange->description =
       std::make_shared<const std::string>(spec.name.empty() ? "compile_op" : fmt::format("compile_op \"{}\"", spec.name));
   Hasher hash;

@@ -13,9 +13,8 @@ namespace {
 constexpr std::uint64_t kMaxBlobBytes = std::uint64_t{1} << 31;
 }  // namespace
 
-Exchange::Exchange(std::string mine, int worldSize, Rank rank, bool cancellable)
+Exchange::Exchange(std::string mine, int worldSize, Rank rank)
     : rank_(rank),
-      cancellable_(cancellable),
       blobs_(static_cast<std::size_t>(worldSize)),
       sent_(blobs_.size()),
       sentAll_(blobs_.size()),

@@ -11,15 +11,15 @@ namespace shardwire::internal {
 
 class Exchange final : public Activity {
  public:
-  // `cancellable`: a timeout leaves the group usable, and ranks that come later learn that it was given up.
-  Exchange(std::string mine, int worldSize, Rank rank, bool cancellable);
+  Exchange(std::string mine, int worldSize, Rank rank);
 
   bool step(Engine& engine, std::vector<bool>& blockedBulk) override;
   Status onFrame(Engine& engine, Rank from, const FrameHeader& header, std::span<const std::byte> payload) override;
   bool finished() const override { return numSent_ == blobs_.size() && numReceived_ == blobs_.size(); }
   bool needs(Rank peer) const override;
   std::string waitingFor() const override;
-  bool cancellable() const override { return cancellable_; }
+  // A timeout leaves the group usable, and ranks that come later learn that it was given up.
+  bool cancellable() const override { return true; }
 
   // By rank, this rank's included. Valid once done without error.
   const std::vector<std::string>& blobs() const { return blobs_; }
@@ -28,7 +28,6 @@ class Exchange final : public Activity {
   bool sendTo(Engine& engine, Rank peer);
 
   const Rank rank_;
-  const bool cancellable_;
   std::vector<std::string> blobs_;
   std::vector<std::size_t> sent_;  // payload bytes sent, by peer
   std::vector<bool> sentAll_;

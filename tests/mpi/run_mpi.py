@@ -4,13 +4,16 @@ Usage: run_mpi.py BUILD [--quick]. Prints one line per program, what failed, and
 failed, or where there is no mpirun: a machine that cannot run these tests has not passed them.
 """
 
+import contextlib
 import os
 import pathlib
 import shutil
 import subprocess
 import sys
 import tempfile
-import xml.etree.ElementTree as xml
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "support"))
+import gtest_results  # noqa: E402
 
 # Rank 0 writes to the log; the others to files of their own. Each has its results in a file, since several would choose one name.
 WRAPPER = """
@@ -26,11 +29,49 @@ def mpirun(ranks, *more):
     return command + (["--allow-run-as-root"] if os.geteuid() == 0 else [])
 
 
-def run(title, program, ranks, limit, mpi_options=(), may_die=(), **environment):
-    """Outcomes by test: how often it passed, failed, was skipped on the ranks. Empty when the ranks did not get through."""
+AGENT = """#!/bin/sh
+# How mpirun starts its daemon on another host: "agent HOST COMMAND".
+host=$1
+shift
+exec ip netns exec "$host" unshare -u sh -c "hostname $host; $*"
+"""
+
+
+@contextlib.contextmanager
+def two_hosts(ranks):
+    """A command prefix and options of mpirun for a job on two hosts that see each other by a network only: two network namespaces of this
+    machine with host names of their own. None where they cannot be made."""
+    first, second = (f"sw{os.getpid()}{end}" for end in "ab")
+    with tempfile.TemporaryDirectory(prefix="shardwire-mpi-agent-") as folder:
+        agent = pathlib.Path(folder) / "agent"
+        agent.write_text(AGENT)
+        agent.chmod(0o755)
+        commands = [f"ip netns add {first}", f"ip netns add {second}", f"ip link add {first} netns {first} type veth peer name {second} netns {second}"]
+        for number, host in enumerate((first, second), 1):
+            commands += [f"ip -n {host} addr add 10.78.0.{number}/24 dev {host}", f"ip -n {host} link set lo up", f"ip -n {host} link set {host} up"]
+        try:
+            made = shutil.which("ip") and all(subprocess.run(command.split(), check=False, stderr=subprocess.DEVNULL).returncode == 0 for command in commands)
+            hosts = f"{first}:{ranks - ranks // 2},{second}:{ranks // 2}"
+            yield (["ip", "netns", "exec", first, "unshare", "-u", "sh", "-c", f'hostname {first}; exec "$@"', "sh"],
+                   ["--host", hosts, "--mca", "plm_rsh_agent", str(agent)]) if made else None
+        finally:
+            for host in (first, second):
+                subprocess.run(["ip", "netns", "del", host], check=False, stderr=subprocess.DEVNULL)
+
+
+def run_on_two_hosts(title, program, ranks, limit, **environment):
+    with two_hosts(ranks) as hosts:
+        if hosts is None:
+            print(f"{title}: NOT RUN: network namespaces cannot be made here (root, iproute2)", flush=True)
+            return 0, 0, 1
+        return run(title, program, ranks, limit, mpi_options=hosts[1], prefix=hosts[0], **environment)
+
+
+def run(title, program, ranks, limit, mpi_options=(), may_die=(), prefix=(), **environment):
+    """How many tests passed, failed and were skipped; says which failed."""
     with tempfile.TemporaryDirectory(prefix="shardwire-mpi-") as folder:
-        env = dict(os.environ, SHARDWIRE_TEST_FOLDER=folder, SHARDWIRE_TRANSPORTS="mpi", **environment)
-        child = subprocess.Popen([*mpirun(ranks, *mpi_options), "sh", "-c", WRAPPER, "sh", str(program)], env=env, stdout=subprocess.PIPE,
+        env = {**os.environ, "SHARDWIRE_TEST_FOLDER": folder, "SHARDWIRE_TRANSPORTS": "mpi", **environment}
+        child = subprocess.Popen([*prefix, *mpirun(ranks, *mpi_options), "sh", "-c", WRAPPER, "sh", str(program)], env=env, stdout=subprocess.PIPE,
                                  stderr=subprocess.STDOUT, start_new_session=True)
         try:
             output = child.communicate(timeout=limit)[0].decode(errors="replace")
@@ -38,32 +79,21 @@ def run(title, program, ranks, limit, mpi_options=(), may_die=(), **environment)
             os.killpg(child.pid, 9)
             output = child.communicate()[0].decode(errors="replace") + f"\n{title}: still running after {limit} s\n"
         logs = {f"rank{rank}": (pathlib.Path(folder) / f"rank{rank}.log") for rank in range(1, ranks)}
-        outcomes, complete = read(pathlib.Path(folder), [rank for rank in range(ranks) if rank not in may_die])
-        failed = [name for name, (_, bad, _) in outcomes.items() if bad]
-        if not complete or failed or (child.returncode and not may_die):
+        outcomes, missing = gtest_results.read([pathlib.Path(folder) / f"rank{rank}.xml" for rank in range(ranks) if rank not in may_die])
+        passed, failed, skipped = gtest_results.count(outcomes)
+        lost = bool(missing) or not outcomes or (child.returncode != 0 and not may_die and not failed)
+        if lost or failed:
             print(output)
             for name, log in logs.items():
                 if log.exists():
                     print(f"--- {name}\n" + log.read_text(errors="replace"))
-        if not complete or (child.returncode and not may_die and not failed):
-            outcomes[f"{title}: a rank did not get to the end (status {child.returncode})"] = (0, 1, 0)
-        return outcomes
-
-
-def read(folder, ranks):
-    outcomes, complete = {}, True
-    for rank in ranks:
-        path = folder / f"rank{rank}.xml"
-        if not path.exists():
-            complete = False
-            continue
-        for case in xml.parse(path).iter("testcase"):
-            if case.get("status") != "run":
-                continue
-            passed, failed, skipped = outcomes.get(f"{case.get('classname')}.{case.get('name')}", (0, 0, 0))
-            bad, skip = case.find("failure") is not None, case.get("result") == "skipped"
-            outcomes[f"{case.get('classname')}.{case.get('name')}"] = (passed + (not bad and not skip), failed + bad, skipped + skip)
-    return outcomes, complete and bool(outcomes)
+        print(f"{title}: {passed} passed, {failed + lost} failed, {skipped} skipped", flush=True)
+        for test, outcome in outcomes.items():
+            if outcome.failed:
+                print(f"  failed: {test}")
+        if lost:
+            print(f"  failed: {title}: a rank did not get to the end (status {child.returncode})")
+        return passed, failed + lost, skipped
 
 
 def main():
@@ -80,23 +110,23 @@ def main():
         ("compile_op", "tests_oracle", 6, 1800, {"GTEST_FILTER": "Paths/OracleTest.*:-*copied", **cases}),
         ("collectives", "tests_oracle", 5, 1800, {"GTEST_FILTER": "Paths/CollectivesOracleTest.*:-*copied*:*_processes", **cases}),
     ]
-    passed = failed = skipped = 0
+    counts = [0, 0, 0]
     for title, name, ranks, limit, environment in programs:
         program = build / "tests" / name
         if not program.exists():
             print(f"mpi: {program} is missing: was MPI (libopenmpi-dev) there when this was built?", file=sys.stderr)
-            failed += 1
+            counts[1] += 1
             continue
-        outcomes = run(title, program, ranks, limit, **environment)
-        counts = [sum(1 for good, bad, skip in outcomes.values() if test(good, bad, skip)) for test in
-                  (lambda good, bad, skip: not bad and good, lambda good, bad, skip: bad, lambda good, bad, skip: not bad and not good)]
-        print(f"{title}: {counts[0]} passed, {counts[1]} failed, {counts[2]} skipped", flush=True)
-        for test, (_, bad, _) in outcomes.items():
-            if bad:
-                print(f"  failed: {test}")
-        passed, failed, skipped = passed + counts[0], failed + counts[1], skipped + counts[2]
-    print(f"{passed} passed, {failed} failed, {skipped} skipped")
-    return 1 if failed else 0
+        counts = [sum(pair) for pair in zip(counts, run(title, program, ranks, limit, **environment))]
+    # The pairs' test knows of one host. Then shared memory on each host and MPI between them in one group.
+    for title, name, ranks, environment in [
+        ("contract, two hosts", "tests_mpi", 4, {"GTEST_FILTER": "-MpiDeath.*:*EveryPair*"}),
+        ("compile_op, two hosts", "tests_oracle", 6, {"GTEST_FILTER": "Paths/OracleTest.*:-*copied", "SHARDWIRE_TRANSPORTS": "shm,mpi", **cases}),
+    ]:
+        if (build / "tests" / name).exists():
+            counts = [sum(pair) for pair in zip(counts, run_on_two_hosts(title, build / "tests" / name, ranks, 600, **environment))]
+    print("{} passed, {} failed, {} skipped".format(*counts))
+    return 1 if counts[1] else 0
 
 
 if __name__ == "__main__":

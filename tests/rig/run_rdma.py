@@ -17,10 +17,12 @@ import subprocess
 import sys
 import tempfile
 import time
-import xml.etree.ElementTree as xml
 
 import kernel
 from machines import Machines
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "support"))
+import gtest_results  # noqa: E402
 
 Count = collections.namedtuple("Count", "passed failed skipped")
 # nodes: machines; ranks: 0 where the tests start their own; cases: of random tests; limit: seconds; memory: MiB of each
@@ -66,28 +68,6 @@ exit $status
 """
 
 
-def counts_of(folder, ranks):
-    """Outcomes by test over the result files: (passed, failed, skipped, text of a failure); and the files that are missing."""
-    outcomes, missing = {}, []
-    for name in [f"rank{rank}" for rank in range(ranks)] or ["all"]:
-        path = folder / f"{name}.xml"
-        try:
-            cases = list(xml.parse(path).iter("testcase"))
-        except (OSError, xml.ParseError):
-            missing.append(name)
-            continue
-        for case in cases:
-            if case.get("status") != "run":
-                continue
-            test = f"{case.get('classname')}.{case.get('name')}"
-            before = outcomes.get(test, (0, 0, 0, ""))
-            failure, skipped = case.find("failure"), case.get("result") == "skipped"
-            text = before[3] or ((failure.get("message") or "")[:1500] if failure is not None else "")
-            good = failure is None and not skipped
-            outcomes[test] = (before[0] + good, before[1] + (failure is not None), before[2] + skipped, text)
-    return outcomes, missing
-
-
 def run_part(part, build, quick):
     program = build / "tests" / part.program
     if not program.exists():
@@ -104,16 +84,17 @@ def run_part(part, build, quick):
         show = [str(build)] if str(build).startswith(("/tmp/", "/run/", "/dev/shm/")) else []
         with Machines(SCRIPT, nodes=part.nodes, memory=part.memory, timeout=part.limit, write=[str(results)], show=show, out=said) as machines:
             status = machines.run()
-        outcomes, missing = counts_of(results, part.ranks)
+        outcomes, unread = gtest_results.read([results / f"rank{rank}.xml" for rank in range(part.ranks)] or [results / "all.xml"])
+        missing = [path.stem for path in unread]
         if part.name.startswith("power-cut"):
             missing = [name for name in missing if name != "rank1"]  # its machine is gone
-        failed = {test: outcome[3] for test, outcome in outcomes.items() if outcome[1]}
-        lost = bool(missing) or not outcomes or (status != 0 and not failed)
-        skipped = sum(1 for outcome in outcomes.values() if not outcome[0] and not outcome[1])
-        count = Count(len(outcomes) - len(failed) - skipped, len(failed) + lost, skipped)
+        count = Count(*gtest_results.count(outcomes))
+        lost = bool(missing) or not outcomes or (status != 0 and not count.failed)
+        count = count._replace(failed=count.failed + lost)
         print(f"rdma {part.name}: {count.passed} passed, {count.failed} failed, {count.skipped} skipped ({time.monotonic() - start:.0f} s)", flush=True)
-        for test, text in failed.items():
-            print(f"  failed: {test}\n" + "\n".join(f"    {line}" for line in text.splitlines()[:12]))
+        for test, outcome in outcomes.items():
+            if outcome.failed:
+                print(f"  failed: {test}\n" + "\n".join(f"    {line}" for line in outcome.text[:1500].splitlines()[:12]))
         if lost:
             print(f"  did not get to the end: {' '.join(missing) or 'a machine'} (status {status})")
             logs = [said.getvalue().decode(errors="replace")] + [path.read_text(errors="replace") for path in sorted(results.glob("*.log"))]
