@@ -146,6 +146,7 @@ class Endless {
   std::byte* bytes_;
 };
 
+#if !defined(__SANITIZE_THREAD__)  // it takes 47 s to watch these bytes
 TEST(FetchStream, ARunMayBeLongerThanTwoGigabytes) {
   constexpr std::size_t kPeriod = std::size_t{16} << 20;
   constexpr std::size_t kSize = (std::size_t{2} << 30) + kPeriod;
@@ -169,6 +170,7 @@ TEST(FetchStream, ARunMayBeLongerThanTwoGigabytes) {
   EXPECT_EQ(to.bytes()[0], std::byte{1});
   EXPECT_EQ(to.bytes()[kSize - 1], std::byte{2});
 }
+#endif
 
 }  // namespace
 }  // namespace shardwire::testing
