@@ -85,71 +85,47 @@ Result<WorkPtr> CommunicatorImpl::reduce(TensorView tensor, Rank root, ReduceOp 
   return start(call, {Collective::kReduce, tensor.dtype, op, root, flat->shape[0]}, one(*flat), isRoot ? one(*flat) : kNone);
 }
 
-Result<WorkPtr> CommunicatorImpl::allGather(TensorView input, std::span<const TensorView> outputs, CallOptions options) {
-  SW_RETURN_IF_ERROR(checkList(outputs, input.dtype, numElements(input.shape), "all_gather", "outputs"));
+Result<WorkPtr> CommunicatorImpl::startGathering(CollectiveCall collective, TensorView input, std::span<const TensorView> outputs,
+                                                 CallOptions options) {
   Call call{std::move(options), {}};
   Result<TensorView> flat = call.flat.input(input);
-  if (!flat.isOk()) {
-    return flat.status();
-  }
+  SW_RETURN_IF_ERROR(flat.status());
   const Result<std::vector<TensorView>> flatOutputs = call.flat.outputs(outputs);
-  if (!flatOutputs.isOk()) {
-    return flatOutputs.status();
-  }
-  return start(call, {Collective::kAllGather, input.dtype, ReduceOp::kNone, 0, flat->shape[0]}, one(*flat), *flatOutputs);
+  SW_RETURN_IF_ERROR(flatOutputs.status());
+  collective.numElems = flat->shape[0];
+  return start(call, collective, one(*flat), *flatOutputs);
+}
+
+Result<WorkPtr> CommunicatorImpl::startScattering(CollectiveCall collective, TensorView output, std::span<const TensorView> inputs,
+                                                  CallOptions options) {
+  Call call{std::move(options), {}};
+  Result<TensorView> flat = call.flat.output(output);
+  SW_RETURN_IF_ERROR(flat.status());
+  const Result<std::vector<TensorView>> flatInputs = call.flat.inputs(inputs);
+  SW_RETURN_IF_ERROR(flatInputs.status());
+  collective.numElems = flat->shape[0];
+  return start(call, collective, *flatInputs, one(*flat));
+}
+
+Result<WorkPtr> CommunicatorImpl::allGather(TensorView input, std::span<const TensorView> outputs, CallOptions options) {
+  SW_RETURN_IF_ERROR(checkList(outputs, input.dtype, numElements(input.shape), "all_gather", "outputs"));
+  return startGathering({.kind = Collective::kAllGather, .dtype = input.dtype}, input, outputs, std::move(options));
 }
 
 Result<WorkPtr> CommunicatorImpl::gather(TensorView input, std::span<const TensorView> outputs, Rank root, CallOptions options) {
-  SW_RETURN_IF_ERROR(checkRoot(root, "gather"));
-  if (rank() == root) {
-    SW_RETURN_IF_ERROR(checkList(outputs, input.dtype, numElements(input.shape), "gather", "outputs"));
-  } else if (!outputs.empty()) {
-    return Status(StatusCode::kInvalidArgument, fmt::format("gather: rank {} is not the root ({}) and must give no outputs", rank(), root));
-  }
-  Call call{std::move(options), {}};
-  Result<TensorView> flat = call.flat.input(input);
-  if (!flat.isOk()) {
-    return flat.status();
-  }
-  const Result<std::vector<TensorView>> flatOutputs = call.flat.outputs(outputs);
-  if (!flatOutputs.isOk()) {
-    return flatOutputs.status();
-  }
-  return start(call, {Collective::kGather, input.dtype, ReduceOp::kNone, root, flat->shape[0]}, one(*flat), *flatOutputs);
+  SW_RETURN_IF_ERROR(checkRootList(outputs, input, root, "gather", "outputs"));
+  return startGathering({.kind = Collective::kGather, .dtype = input.dtype, .root = root}, input, outputs, std::move(options));
 }
 
 Result<WorkPtr> CommunicatorImpl::scatter(TensorView output, std::span<const TensorView> inputs, Rank root, CallOptions options) {
-  SW_RETURN_IF_ERROR(checkRoot(root, "scatter"));
-  if (rank() == root) {
-    SW_RETURN_IF_ERROR(checkList(inputs, output.dtype, numElements(output.shape), "scatter", "inputs"));
-  } else if (!inputs.empty()) {
-    return Status(StatusCode::kInvalidArgument, fmt::format("scatter: rank {} is not the root ({}) and must give no inputs", rank(), root));
-  }
-  Call call{std::move(options), {}};
-  Result<TensorView> flat = call.flat.output(output);
-  if (!flat.isOk()) {
-    return flat.status();
-  }
-  const Result<std::vector<TensorView>> flatInputs = call.flat.inputs(inputs);
-  if (!flatInputs.isOk()) {
-    return flatInputs.status();
-  }
-  return start(call, {Collective::kScatter, output.dtype, ReduceOp::kNone, root, flat->shape[0]}, *flatInputs, one(*flat));
+  SW_RETURN_IF_ERROR(checkRootList(inputs, output, root, "scatter", "inputs"));
+  return startScattering({.kind = Collective::kScatter, .dtype = output.dtype, .root = root}, output, inputs, std::move(options));
 }
 
 Result<WorkPtr> CommunicatorImpl::reduceScatter(TensorView output, std::span<const TensorView> inputs, ReduceOp op, CallOptions options) {
   SW_RETURN_IF_ERROR(checkReduction(output.dtype, op, "reduce_scatter"));
   SW_RETURN_IF_ERROR(checkList(inputs, output.dtype, numElements(output.shape), "reduce_scatter", "inputs"));
-  Call call{std::move(options), {}};
-  Result<TensorView> flat = call.flat.output(output);
-  if (!flat.isOk()) {
-    return flat.status();
-  }
-  const Result<std::vector<TensorView>> flatInputs = call.flat.inputs(inputs);
-  if (!flatInputs.isOk()) {
-    return flatInputs.status();
-  }
-  return start(call, {Collective::kReduceScatter, output.dtype, op, 0, flat->shape[0]}, *flatInputs, one(*flat));
+  return startScattering({.kind = Collective::kReduceScatter, .dtype = output.dtype, .op = op}, output, inputs, std::move(options));
 }
 
 Result<WorkPtr> CommunicatorImpl::allToAll(std::span<const TensorView> outputs, std::span<const TensorView> inputs, CallOptions options) {
@@ -198,6 +174,18 @@ Status CommunicatorImpl::checkPeer(Rank peer, const char* name) const {
 Status CommunicatorImpl::checkReduction(DType dtype, ReduceOp op, const char* name) const {
   if (op == ReduceOp::kNone || !supportsReduction(dtype, op)) {
     return {StatusCode::kTypeError, fmt::format("{}: {} is not defined on {}", name, reduceOpName(op), dtypeName(dtype))};
+  }
+  return Status::ok();
+}
+
+Status CommunicatorImpl::checkRootList(std::span<const TensorView> tensors, const TensorView& like, Rank root, const char* name,
+                                       const char* list) const {
+  SW_RETURN_IF_ERROR(checkRoot(root, name));
+  if (rank() == root) {
+    return checkList(tensors, like.dtype, numElements(like.shape), name, list);
+  }
+  if (!tensors.empty()) {
+    return {StatusCode::kInvalidArgument, fmt::format("{}: rank {} is not the root ({}) and must give no {}", name, rank(), root, list)};
   }
   return Status::ok();
 }

@@ -56,9 +56,14 @@ class CommunicatorImpl final : public Communicator {
   // `inputs` and `outputs` are flat, contiguous and as `collective` says.
   Result<WorkPtr> start(Call& call, const CollectiveCall& collective, std::span<const TensorView> inputs,
                         std::span<const TensorView> outputs);
+  // One tensor to many, and many to one; the tensors are checked.
+  Result<WorkPtr> startGathering(CollectiveCall collective, TensorView input, std::span<const TensorView> outputs, CallOptions options);
+  Result<WorkPtr> startScattering(CollectiveCall collective, TensorView output, std::span<const TensorView> inputs, CallOptions options);
   Status checkRoot(Rank root, const char* name) const;
   Status checkPeer(Rank peer, const char* name) const;
   Status checkReduction(DType dtype, ReduceOp op, const char* name) const;
+  // On the root one tensor like `like` per rank, on the others none.
+  Status checkRootList(std::span<const TensorView> tensors, const TensorView& like, Rank root, const char* name, const char* list) const;
   // One tensor per rank, all of `dtype`, each of `numElems` elements (any when negative).
   Status checkList(std::span<const TensorView> tensors, DType dtype, std::int64_t numElems, const char* name, const char* list) const;
 
