@@ -452,7 +452,8 @@ def test_a_dropped_future_prints_its_error_once_and_never_raises() -> None:
 
 
 INTERRUPTED = """
-import time
+import signal, time
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell that started the tests in the background has it ignored
 from shardwire._future import Future
 class Interrupted:
     def wait(self, timeout): raise KeyboardInterrupt

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -38,14 +39,18 @@ def measure(rank: int, settings: Settings, held: Source, wanted: Source, trainin
     trainers = dist.new_group(settings.training)
     receivers = dist.new_group([0] + settings.inference)
     total = sum(layout_bytes(layout) for layout in training.values())
+    # gloo's threads let go of tensors under a lock that the group's end takes while it holds the GIL: were theirs the last references, which
+    # need the GIL to go, both would wait for ever (seen on torch 2.6).
+    kept: deque[Any] = deque(maxlen=16)
     intervals = []
     for _ in range(num_runs(total)):
         meet()
         begin = time.perf_counter()
         for name, layout in training.items():
-            full = _gather(rank, settings, held.get(name), layout, trainers)
+            full = _gather(rank, settings, held.get(name), layout, trainers, kept)
             if rank == 0 or rank in settings.inference:
                 full = torch.empty(layout_bytes(layout), dtype=torch.uint8) if full is None else full
+                kept.append(full)
                 if full.numel():
                     dist.broadcast(full, src=0, group=receivers)
                 if rank in settings.inference:
@@ -67,7 +72,8 @@ def layout_bytes(layout: Layout) -> int:
     return count
 
 
-def _gather(rank: int, settings: Settings, local: torch.Tensor | None, layout: Layout, trainers: Any) -> torch.Tensor | None:
+def _gather(rank: int, settings: Settings, local: torch.Tensor | None, layout: Layout, trainers: Any,
+            kept: deque[Any]) -> torch.Tensor | None:
     """The bytes of the full tensor on rank 0, None elsewhere. gloo gathers equal sizes only, so short shards are padded."""
     if local is None:
         return None
@@ -81,10 +87,12 @@ def _gather(rank: int, settings: Settings, local: torch.Tensor | None, layout: L
         return mine if rank == 0 else None
     if len(mine) < max(sizes):
         mine = torch.cat([mine, torch.zeros(max(sizes) - len(mine), dtype=torch.uint8)])
+    kept.append(mine)
     if rank != 0:
         dist.gather(mine, None, dst=0, group=trainers)
         return None
     parts = [torch.empty(max(sizes), dtype=torch.uint8) for _ in sizes]
+    kept.append(parts)
     dist.gather(mine, parts, dst=0, group=trainers)
     return torch.cat([part[:size] for part, size in zip(parts, sizes)])
 

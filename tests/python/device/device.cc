@@ -249,8 +249,8 @@ TORCH_LIBRARY_IMPL(_, PrivateUse1, m) {
   m.fallback(torch::CppFunction::makeFromBoxedFunction<&onCpu>());
 }
 
-#if !SW_TORCH_AT_LEAST(2, 0)
-// torch 1.13 lacks it, so that operators without a kernel for gradients, such as c10d's, find none at all.
+#if !SW_TORCH_AT_LEAST(2, 7)
+// torch 1.13 and 2.6 lack it, so that operators without a kernel for gradients, such as c10d's, find none at all.
 TORCH_LIBRARY_IMPL(_, AutogradPrivateUse1, m) {
   m.fallback(torch::CppFunction::makeFallthrough());
 }
@@ -308,8 +308,9 @@ void useGates(const std::string& whose) {
 
 #ifdef TEST_DEVICE_HAS_HOOKS
 struct Hooks final : at::PrivateUse1HooksInterface {
-  bool isBuilt() const override { return true; }
-  bool isAvailable() const override { return true; }
+  // Virtual in some torches only.
+  bool isBuilt() const { return true; }      // NOLINT(modernize-use-override)
+  bool isAvailable() const { return true; }  // NOLINT(modernize-use-override)
   bool hasPrimaryContext(c10::DeviceIndex) const override { return true; }
   at::Allocator* getPinnedMemoryAllocator() const override {
     static auto* made = new PinnedAllocator;
