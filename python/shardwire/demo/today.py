@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import time
-from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -40,23 +39,26 @@ def measure(rank: int, settings: Settings, held: Source, wanted: Source, trainin
     receivers = dist.new_group([0] + settings.inference)
     total = sum(layout_bytes(layout) for layout in training.values())
     # gloo's threads let go of tensors under a lock that the group's end takes while it holds the GIL: were theirs the last references, which
-    # need the GIL to go, both would wait for ever (seen on torch 2.6).
-    kept: deque[Any] = deque(maxlen=16)
+    # need the GIL to go, both would wait for ever (seen on torch 2.6). So all that gloo was given stays, without its memory.
+    given: list[torch.Tensor] = []
+    husks: list[torch.Tensor] = []
     intervals = []
     for _ in range(num_runs(total)):
         meet()
         begin = time.perf_counter()
         for name, layout in training.items():
-            full = _gather(rank, settings, held.get(name), layout, trainers, kept)
+            full = _gather(rank, settings, held.get(name), layout, trainers, given)
             if rank == 0 or rank in settings.inference:
                 full = torch.empty(layout_bytes(layout), dtype=torch.uint8) if full is None else full
-                kept.append(full)
+                given.append(full)
                 if full.numel():
                     dist.broadcast(full, src=0, group=receivers)
                 if rank in settings.inference:
                     part = inference[name].take(full.view(layout.dtype).reshape(layout.shape), rank)
                     assert part is not None
                     wanted[name].copy_(part)
+            husks.extend(tensor.set_() for tensor in given)
+            given.clear()
         intervals.append((begin, time.perf_counter()))
         tell(sum(tensor.numel() * tensor.element_size() for tensor in wanted.values()), "today's way")
         meet()
@@ -73,7 +75,7 @@ def layout_bytes(layout: Layout) -> int:
 
 
 def _gather(rank: int, settings: Settings, local: torch.Tensor | None, layout: Layout, trainers: Any,
-            kept: deque[Any]) -> torch.Tensor | None:
+            given: list[torch.Tensor]) -> torch.Tensor | None:
     """The bytes of the full tensor on rank 0, None elsewhere. gloo gathers equal sizes only, so short shards are padded."""
     if local is None:
         return None
@@ -87,12 +89,12 @@ def _gather(rank: int, settings: Settings, local: torch.Tensor | None, layout: L
         return mine if rank == 0 else None
     if len(mine) < max(sizes):
         mine = torch.cat([mine, torch.zeros(max(sizes) - len(mine), dtype=torch.uint8)])
-    kept.append(mine)
+    given.append(mine)
     if rank != 0:
         dist.gather(mine, None, dst=0, group=trainers)
         return None
     parts = [torch.empty(max(sizes), dtype=torch.uint8) for _ in sizes]
-    kept.append(parts)
+    given.extend(parts)
     dist.gather(mine, parts, dst=0, group=trainers)
     return torch.cat([part[:size] for part, size in zip(parts, sizes)])
 
