@@ -155,7 +155,7 @@ std::unique_ptr<Communicator> makeGroup(int rank, int numRanks) {
     fail("cannot make a folder in /tmp");
   }
   MPI_Bcast(folder, sizeof(folder), MPI_CHAR, 0, MPI_COMM_WORLD);
-  testing::FileStore store(folder);
+  testing::FileStore store(std::string(folder) + "/");
   auto options = Options::fromEnvironment();
   if (!options.isOk()) {
     fail(options.status().message());

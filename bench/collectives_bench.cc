@@ -207,7 +207,7 @@ int runRank(int argc, char** argv) {
     MPI_Abort(MPI_COMM_WORLD, 1);
   }
   MPI_Bcast(folder, sizeof(folder), MPI_CHAR, 0, MPI_COMM_WORLD);
-  testing::FileStore store(folder);
+  testing::FileStore store(std::string(folder) + "/");
   const Result<Options> environment = Options::fromEnvironment();
   auto group = environment.isOk() ? Communicator::create(store, rank, numRanks, *environment, "bench") : environment.status();
   if (!group.isOk()) {

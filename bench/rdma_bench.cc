@@ -2,8 +2,8 @@
 // (tests/rig/compare_perftest.py does). Two ranks, forked; one number on standard output.
 //
 //   rdma_bench bandwidth BYTES COUNT   fetches of BYTES each, many under way: MB/s (2^20 bytes)
-//   rdma_bench latency BYTES COUNT     frames of BYTES there and back: microseconds one way, median; polls without a pause, as perftest
-//   does rdma_bench scatter COUNT           compile_op of 256 rows of 1 KiB, apart, and of 256 KiB in one piece: ratio of their medians
+//   rdma_bench latency BYTES COUNT     frames of BYTES there and back: microseconds one way, median (polls as perftest does)
+//   rdma_bench scatter COUNT           compile_op of 256 rows of 1 KiB, apart, and of 256 KiB in one piece: ratio of their medians
 // SHARDWIRE_RDMA_DEVICES chooses the devices.
 #include <fmt/format.h>
 #include <poll.h>

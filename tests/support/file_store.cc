@@ -43,7 +43,7 @@ std::string FileStore::pathOf(const std::string& key) const {
 Status FileStore::set(const std::string& key, std::string_view value) {
   const std::string path = pathOf(key), fresh = path + "." + std::to_string(::getpid());
   Status written;
-  // A folder that several machines share (9p) refuses once in some thousand times.
+  // A folder that several machines share over 9p was seen to refuse files now and then; why was not found out.
   for (int i = 0; i < 10; ++i) {
     written = writeWhole(fresh, path, value);
     if (written.isOk()) {

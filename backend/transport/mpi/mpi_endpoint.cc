@@ -18,8 +18,8 @@ constexpr std::uint8_t kAddressVersion = 1;
 constexpr std::uint8_t kJointVersion = 1;
 constexpr std::size_t kMaxJobBytes = 1024;
 // Below these, asking costs more than staging. An edge: a round trip. The owner's runs: it packs them either way. Runs to be written: MPI
-// scatters by a datatype at 1.5 GB/s here, we unpack at 10. Who sends nothing inside of frames (SHARDWIRE_INLINE_BYTES=0) has all of it
-// fetched.
+// scatters by a datatype at 1.5 GB/s here, and we unpack faster. Who sends nothing inside of frames (SHARDWIRE_INLINE_BYTES=0) has all of
+// it fetched.
 constexpr std::size_t kEdgeOverInline = 16;
 constexpr std::size_t kInlineOverRun = 8;
 constexpr std::size_t kLocalRunOverInline = 8;
