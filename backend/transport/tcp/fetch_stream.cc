@@ -20,9 +20,9 @@ constexpr std::size_t kMaxRequestRuns = std::size_t{1} << 16;
 // That a peer may have asked for and was not sent yet: a bound on this rank's memory, not on honest peers.
 constexpr std::size_t kMaxServedRuns = std::size_t{1} << 23;
 constexpr std::size_t kPieces = 64;
-// System calls and bytes of one send() or receive(): others want to be served too.
+// System calls of one send() or receive(). Each is given no more than the turn has left: on loopback a call goes on while the other end
+// keeps up, through hundreds of MiB if it may.
 constexpr int kMaxCalls = 8;
-constexpr std::size_t kMaxBytes = std::size_t{4} << 20;
 
 }  // namespace
 
@@ -139,14 +139,16 @@ bool FetchStream::ask(std::uint32_t space, std::span<const MemoryRun> runs, Fetc
   return true;
 }
 
-std::size_t FetchStream::gather(std::deque<Transfer>& transfers, std::span<iovec> pieces) const {
+std::size_t FetchStream::gather(std::deque<Transfer>& transfers, std::size_t maxBytes, std::span<iovec> pieces) const {
   std::size_t numPieces = 0;
   for (Transfer& transfer : transfers) {
     for (std::size_t i = transfer.next; i < transfer.runs.size(); ++i) {
-      if (numPieces == pieces.size()) {
+      if (numPieces == pieces.size() || maxBytes == 0) {
         return numPieces;
       }
-      pieces[numPieces++] = {transfer.runs[i].bytes, transfer.runs[i].size};
+      const std::size_t some = std::min(transfer.runs[i].size, maxBytes);
+      pieces[numPieces++] = {transfer.runs[i].bytes, some};
+      maxBytes -= some;
     }
   }
   return numPieces;
@@ -179,14 +181,14 @@ void FetchStream::advance(std::deque<Transfer>& transfers, std::size_t bytes) {
 Status FetchStream::send(bool* moved) {
   isBlocked_ = false;
   std::size_t total = 0;
-  for (int call = 0; call < kMaxCalls && total < kMaxBytes; ++call) {
+  for (int call = 0; call < kMaxCalls && total < kMaxTurnBytes; ++call) {
     if (serving_.empty() || !isOpen()) {
       return Status::ok();
     }
     std::array<iovec, kPieces> pieces;
     msghdr message{};
     message.msg_iov = pieces.data();
-    message.msg_iovlen = gather(serving_, pieces);
+    message.msg_iovlen = gather(serving_, kMaxTurnBytes - total, pieces);
     const ssize_t size = ::sendmsg(socket_.get(), &message, MSG_NOSIGNAL | MSG_DONTWAIT);
     if (size >= 0) {
       advance(serving_, static_cast<std::size_t>(size));
@@ -205,11 +207,11 @@ Status FetchStream::send(bool* moved) {
 Status FetchStream::receive(bool* moved) {
   std::size_t total = 0;
   advance(fetches_, 0);  // those that asked for nothing
-  for (int call = 0; call < kMaxCalls && total < kMaxBytes && isOpen() && !isEnded_; ++call) {
+  for (int call = 0; call < kMaxCalls && total < kMaxTurnBytes && isOpen() && !isEnded_; ++call) {
     std::array<iovec, kPieces> pieces;
     msghdr message{};
     message.msg_iov = pieces.data();
-    message.msg_iovlen = gather(fetches_, pieces);
+    message.msg_iovlen = gather(fetches_, kMaxTurnBytes - total, pieces);
     std::byte tooMuch{};
     if (message.msg_iovlen == 0) {  // nothing is due: only the end can come
       pieces[0] = {&tooMuch, 1};

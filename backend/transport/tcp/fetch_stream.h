@@ -22,6 +22,9 @@ namespace shardwire::internal {
 
 class FetchStream {
  public:
+  // Of one send() or receive(): others want to be served too, frames of the same peer among them.
+  static constexpr std::size_t kMaxTurnBytes = std::size_t{4} << 20;
+
   explicit FetchStream(Fd socket) : socket_(std::move(socket)) {}
 
   const Fd& socket() const { return socket_; }
@@ -66,8 +69,8 @@ class FetchStream {
 
   const Exposure* find(std::uint32_t space) const;
   Transfer takeSpare();
-  // Up to so many pieces, from the first transfer on.
-  std::size_t gather(std::deque<Transfer>& transfers, std::span<iovec> pieces) const;
+  // Up to so many bytes and pieces, from the first transfer on.
+  std::size_t gather(std::deque<Transfer>& transfers, std::size_t maxBytes, std::span<iovec> pieces) const;
   // Moves on by `bytes`; transfers that are over go.
   void advance(std::deque<Transfer>& transfers, std::size_t bytes);
 

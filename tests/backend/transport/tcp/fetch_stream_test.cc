@@ -146,6 +146,40 @@ class Endless {
   std::byte* bytes_;
 };
 
+// A single system call goes on for as long as the other end keeps up; frames of the same peer would wait all that time.
+TEST(FetchStream, ATurnIsBoundedHoweverFastTheOtherEndIs) {
+  constexpr std::size_t kSize = std::size_t{256} << 20;
+  for (const bool isSender : {true, false}) {
+    SCOPED_TRACE(isSender ? "send" : "receive");
+    Streams streams;
+    const std::vector<std::byte> from(kSize, std::byte{1});
+    std::vector<std::byte> to(kSize);
+    const auto address = streams.owner.expose(from.data(), kSize);
+    const MemoryRun all{to.data(), address.value, kSize};
+    FetchCount count;
+    std::vector<std::string> requests;
+    ASSERT_TRUE(streams.fetcher.ask(address.space, {&all, 1}, &count, &requests));
+    ASSERT_TRUE(streams.owner.serve(requests.at(0)).isOk());
+    FetchStream& fast = isSender ? streams.fetcher : streams.owner;
+    FetchStream& one = isSender ? streams.owner : streams.fetcher;
+    std::thread other([&] {
+      bool moved = false;
+      Status status;
+      do {
+        status = isSender ? fast.receive(&moved) : fast.send(&moved);
+      } while (status.isOk() && (isSender ? !fast.isEnded() : fast.isBlocked()));
+    });
+    ASSERT_TRUE(internal::waitForSocket(one.socket(), isSender ? POLLOUT : POLLIN, soon(), "waiting").isOk());
+    bool moved = false;
+    EXPECT_TRUE((isSender ? one.send(&moved) : one.receive(&moved)).isOk());
+    ::shutdown(one.socket().get(), SHUT_RDWR);
+    other.join();
+    EXPECT_TRUE(moved);
+    EXPECT_EQ(count.pending, 1U);
+    EXPECT_EQ(to[FetchStream::kMaxTurnBytes], std::byte{0});
+  }
+}
+
 #if !defined(__SANITIZE_THREAD__)  // it takes 47 s to watch these bytes
 TEST(FetchStream, ARunMayBeLongerThanTwoGigabytes) {
   constexpr std::size_t kPeriod = std::size_t{16} << 20;
