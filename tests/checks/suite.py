@@ -46,6 +46,14 @@ def tell(text):
     print(text, flush=True)
 
 
+complaints = []  # told once more at the end: who reads a long log reads there, and some show nothing else
+
+
+def complain(text):
+    complaints.append(text)
+    tell(text)
+
+
 def clean_environment(**more):
     """The caller's environment without what would change a test: launchers' and our own tunables."""
     kept = {
@@ -92,11 +100,13 @@ def end_session(child):
     child.wait()
 
 
+def end_of(log, lines):
+    return "\n".join("    " + line for line in log.read_text(errors="replace").splitlines()[-lines:])
+
+
 def show_end(log, lines=60):
-    text = log.read_text(errors="replace").splitlines()
     tell(f"    --- the end of {log}")
-    for line in text[-lines:]:
-        tell("    " + line)
+    tell(end_of(log, lines))
 
 
 def build(folder, target, title, *options):
@@ -105,7 +115,7 @@ def build(folder, target, title, *options):
         [str(ROOT / "run"), "_build", str(ROOT / "build" / folder), target, title, *options], stdin=subprocess.DEVNULL, check=False
     )
     if child.returncode != 0:
-        tell(f"  FAIL {title}: it does not build")
+        complain(f"  FAIL {title}: it does not build")
     return child.returncode == 0
 
 
@@ -131,7 +141,7 @@ def junit(path):
 
 def tell_outcome(counted, failed, skips):
     for name in failed[:20]:
-        tell(f"  FAIL {name}")
+        complain(f"  FAIL {name}")
     if len(failed) > 20:
         tell(f"  and {len(failed) - 20} more")
     for reason, times in skips.most_common():
@@ -166,6 +176,7 @@ def part_checks(options):
         word = {PASS: "ok", SKIP: "SKIPPED"}.get(outcome, "FAIL")
         tell(f"  {word} {name} ({time.monotonic() - start:.1f} s){': ' + said[-1] if outcome != FAIL and said[-1] else ''}")
         if outcome == FAIL:
+            complaints.append(f"  FAIL {name}\n" + end_of(log, 20))
             show_end(log)
     counts.append(pytest("checks-own-tests", CHECKS, options, sys.executable, clean_environment()))
     return add(counts)
@@ -241,6 +252,7 @@ def part_tidy(options):
         return FAIL
     status, log = run("tidy", [sys.executable, CHECKS / "tidy.py", commands], limit=3600)
     if status not in (0, SKIPPED):
+        complaints.append("  FAIL tidy\n" + end_of(log, 40))
         show_end(log, 200)
     return {0: PASS, SKIPPED: SKIP}.get(status, FAIL)
 
@@ -260,7 +272,7 @@ def pytest(name, where, options, python, env, *more):
     if status != 0:
         show_end(log, 80)
         if counted.failed == 0:
-            tell(f"  FAIL {name}: pytest ended with status {status}" + (" (it found no test)" if status == 5 else ""))
+            complain(f"  FAIL {name}: pytest ended with status {status}" + (" (it found no test)" if status == 5 else ""))
             counted = add([counted, FAIL])
     return counted
 
@@ -293,6 +305,8 @@ def part_torch_suite(options):
     counted = Count(**json.loads(report.read_text())) if report.exists() else FAIL
     for line in log.read_text(errors="replace").splitlines():
         tell(line)
+    if status != 0:
+        complaints.append("  FAIL torch-suite\n" + end_of(log, 40))
     return counted if status == 0 or counted.failed else add([counted, FAIL])
 
 
@@ -317,13 +331,13 @@ def part_example(options):
         for step, command in steps:
             status, log = run(f"example-{step}", command, limit=900)
             if status != 0:
-                tell(f"  FAIL docs/examples/cpp: {step}")
+                complain(f"  FAIL docs/examples/cpp: {step}")
                 show_end(log)
                 return FAIL
         both_ways = [run_example(out / name, pathlib.Path(scratch) / f"store-{name}") for name in ("transpose", "collectives")]
         status, log = run("example-forked", [out / "collectives", 3], limit=120)
         if status != 0:
-            tell(f"  FAIL docs/examples/cpp: collectives 3: status {status}")
+            complain(f"  FAIL docs/examples/cpp: collectives 3: status {status}")
             show_end(log)
         return add([*both_ways, PASS if status == 0 else FAIL])
 
@@ -346,7 +360,7 @@ def run_example(program, store):
     said = [child.communicate()[0].strip() for child in ranks]
     killer.cancel()
     if any(child.returncode != 0 for child in ranks):
-        tell(f"  FAIL docs/examples/cpp: {program.name}: status {[child.returncode for child in ranks]}")
+        complain(f"  FAIL docs/examples/cpp: {program.name}: status {[child.returncode for child in ranks]}")
         tell("\n".join(said))
         return FAIL
     return PASS
@@ -381,7 +395,7 @@ def part_pip_install(options):
             script = CHECKS / "installed_use.py"
             status, log = run("pip-install-use", [venv / "bin" / "python", script, venv], clean_environment(), cwd=scratch, limit=180)
         if status != 0:
-            tell("  FAIL pip install --no-build-isolation .")
+            complain("  FAIL pip install --no-build-isolation .")
             show_end(log)
             return FAIL
     return PASS
@@ -398,6 +412,7 @@ def counting_script(name, command, limit):
     for line in lines[:-1] if status == 0 else []:
         tell("  " + line)
     if status != 0:
+        complaints.append(f"  FAIL {name}\n" + end_of(log, 40))
         show_end(log, 120)
     return counted if status == 0 or counted.failed else add([counted, FAIL])
 
@@ -459,6 +474,9 @@ def main():
         total = add([total, counted])
         lines.append(f"{name:<12} {time.monotonic() - begun:7.1f} s   {counted.passed} passed, {counted.failed} failed, {counted.skipped} skipped")
         tell("   " + lines[-1])
+    if complaints:
+        tell("== what failed")
+        tell("\n".join(complaints))
     tell("== time and outcome of each part")
     for line in lines:
         tell("   " + line)

@@ -1,5 +1,6 @@
 """The checks check: each finds what it is there to find, and is silent about what is allowed."""
 
+import collections
 import pathlib
 import sys
 
@@ -112,3 +113,16 @@ def test_suite_ends_a_part_that_hangs(tmp_path, monkeypatch):
     monkeypatch.setattr(suite, "LOGS", tmp_path)
     status, log = suite.run("hang", [sys.executable, "-c", "import time; time.sleep(60)"], limit=0.5)
     assert status == 124 and "too long" in log.read_text()
+
+
+def test_suite_tells_what_failed_once_more_at_its_end(monkeypatch, capsys):
+    def failing(_):
+        suite.tell_outcome(None, ["a.c\n      the reason"], collections.Counter())
+        return suite.FAIL
+
+    monkeypatch.setattr(suite, "PARTS", {"bad": failing, "good": lambda _: suite.PASS})
+    monkeypatch.setattr(suite, "complaints", [])
+    monkeypatch.setattr(sys, "argv", ["suite.py"])
+    assert suite.main() == 1
+    end = capsys.readouterr().out.partition("== what failed")[2]
+    assert "FAIL a.c\n      the reason" in end and end.splitlines()[-1] == "1 passed, 1 failed, 0 skipped"
