@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import pathlib
 import subprocess
 import sys
 import threading
@@ -334,24 +335,23 @@ def test_several_runs_may_be_in_flight() -> None:
     run_ranks(2, several_in_flight)
 
 
-def late_rank(rank: int) -> None:
+def late_rank(rank: int, seen: pathlib.Path) -> None:
     op = all_gather(rank, 2)
     out = torch.zeros(8)
-    if rank == 1:
-        time.sleep(1.5)
-    began = time.monotonic()
-    future = op([torch.full((4,), float(rank))], [out])
+    while rank == 1 and not seen.exists():
+        time.sleep(0.01)
+    future = op([torch.full((4,), float(rank))], [out])  # which returns at once: rank 1 comes only after what follows
     if rank == 0:
-        assert time.monotonic() - began < 1.4, "the call returns at once"
         assert not future.done() and future.exception() is None
         with pytest.raises(TimeoutError):
             future.wait(timeout=0.1)
+        seen.touch()
     future.wait()  # a wait that timed out leaves the transfer running
     assert torch.equal(out, expected_gather(2))
 
 
-def test_wait_with_a_timeout_leaves_the_transfer_running() -> None:
-    run_ranks(2, late_rank)
+def test_wait_with_a_timeout_leaves_the_transfer_running(tmp_path: pathlib.Path) -> None:
+    run_ranks(2, late_rank, tmp_path / "seen")
 
 
 def wait_frees_the_gil(rank: int) -> None:
@@ -419,7 +419,7 @@ def compile_times_out(rank: int) -> tuple[str, float]:
 def test_compile_without_a_rank_times_out_naming_it() -> None:
     results = run_ranks(3, compile_times_out)
     for text, seconds in results[:2]:
-        assert "2" in text and 0.9 < seconds < 2.0, (text, seconds)
+        assert "2" in text and 0.9 < seconds < 10, (text, seconds)  # not the group's timeout
 
 
 LOST_FUTURE = """

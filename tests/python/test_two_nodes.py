@@ -1,13 +1,16 @@
 """torchrun with two nodes: two network namespaces of this machine, joined by a pair of interfaces, so that nothing but tcp reaches across."""
 
+import contextlib
 import os
 import pathlib
-import shutil
 import subprocess
 import sys
 
 import pytest
 import torch
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "support"))
+import network_namespaces  # noqa: E402
 
 # Debian's torch 1.13 on Python 3.11 starts no workers without them; 2.6 asks for a libuv that it was built without.
 TORCH = tuple(int(part) for part in torch.__version__.split(".")[:2])
@@ -17,34 +20,15 @@ pytestmark = pytest.mark.skipif(TORCH == (2, 6), reason="Debian 13's torchrun as
 JOB = pathlib.Path(__file__).with_name("two_nodes_job.py")
 
 
-def _ip(*words):
-    done = subprocess.run(["ip", *words], capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        raise OSError(f"ip {' '.join(words)}: {done.stderr.strip()}")
-
-
 @pytest.fixture
 def nodes():
     """The names of two namespaces, which reach each other as 10.83.0.1 and 10.83.0.2."""
-    if os.geteuid() != 0 or shutil.which("ip") is None:
-        pytest.skip("making network namespaces needs root and iproute2")
-    names = [f"shardwire{os.getpid()}{letter}" for letter in "ab"]
-    links = [f"sw{os.getpid()}{letter}"[-15:] for letter in "ab"]
-    try:
+    with contextlib.ExitStack() as stack:
         try:
-            for name in names:
-                _ip("netns", "add", name)
-            _ip("link", "add", links[0], "netns", names[0], "type", "veth", "peer", "name", links[1], "netns", names[1])
-            for number, (name, link) in enumerate(zip(names, links), 1):
-                _ip("-n", name, "addr", "add", f"10.83.0.{number}/24", "dev", link)
-                _ip("-n", name, "link", "set", link, "up")
-                _ip("-n", name, "link", "set", "lo", "up")
+            names = stack.enter_context(network_namespaces.two_namespaces("10.83.0"))
         except OSError as error:
             pytest.skip(f"no network namespaces here: {error}")
         yield names
-    finally:
-        for name in names:
-            subprocess.run(["ip", "netns", "del", name], capture_output=True, check=False)
 
 
 def _torchrun(nodes, folder, *words):

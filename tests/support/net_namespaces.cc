@@ -102,12 +102,12 @@ std::string NetNamespaces::setUp(Addresses addresses) {
       return why;
     }
   }
-  // The kernel gives an interface its link-local address some time after both ends are up.
-  const std::string await = fmt::format(
-      "for i in $(seq 500); do ip -6 addr show dev {} scope link -tentative | grep -q inet6 && exit 0; sleep 0.01; done; exit 1",
-      kInterface);
+  // Some time after both ends are up the kernel notices that the cable is whole, and gives each end a link-local address.
+  const std::string isRunning = fmt::format("ip link show dev {} | grep -q 'state UP'", kInterface);
+  const std::string hasLinkLocal = fmt::format("ip -6 addr show dev {} scope link -tentative | grep -q inet6", kInterface);
   for (const int host : {0, 1}) {
-    if (std::string why = addresses == Addresses::kLinkLocalOnly ? run(host, await) : ""; !why.empty()) {
+    const std::string all = addresses == Addresses::kLinkLocalOnly ? isRunning + " && " + hasLinkLocal : isRunning;
+    if (std::string why = run(host, "for i in $(seq 500); do " + all + " && exit 0; sleep 0.01; done; exit 1"); !why.empty()) {
       return why;
     }
   }

@@ -280,7 +280,7 @@ TEST(Link, SilentStrangersHoldUpNobody) {
   const auto start = Clock::now();
   const auto link = dialLink(listening.addresses(), kToken, kHello, onLoopback(), soon());
   ASSERT_TRUE(link.isOk()) << link.status().message();
-  EXPECT_LT(Clock::now() - start, std::chrono::seconds(2));
+  EXPECT_LT(Clock::now() - start, std::chrono::seconds(5));  // each of them may stay for 10 s
   EXPECT_EQ(listening.finish().size(), 1U);
 }
 

@@ -345,6 +345,12 @@ PYBIND11_MODULE(shardwire_test_device, m) {
   m.def("delay", [](int milliseconds) {
     current().queue([milliseconds] { std::this_thread::sleep_for(std::chrono::milliseconds(milliseconds)); });
   });
+  py::class_<Flag, std::shared_ptr<Flag>>(m, "Hold", py::module_local()).def("release", &Flag::set).def("is_released", &Flag::isSet);
+  m.def("hold", [] {
+    const auto released = std::make_shared<Flag>();
+    current().queue([released] { released->wait(); });
+    return released;
+  });
   m.def("set_copy_microseconds", [](int microseconds) { copyMicroseconds = microseconds; });
   m.def("set_capturing", [](bool value) { capturing = value; });
   m.def("set_stream", [](std::int64_t id) { return std::exchange(currentStream, id); });

@@ -13,6 +13,11 @@ for ((rail = 0; rail < RAILS; rail++)); do
 done >/run/neighbours
 ip -batch /run/neighbours
 for ((rail = 0; rail < RAILS; rail++)); do
+  # A cable's being there is noticed a little later; until then the interface does not count as running.
+  for ((i = 0; i < 100; i++)); do
+    [ "$(cat "/sys/class/net/eth$rail/operstate")" = up ] && break
+    sleep 0.05
+  done
   rdma link add "rxe$rail" type rxe netdev "eth$rail" || echo b >/proc/sysrq-trigger
 done
 cat >/usr/local/bin/node-die <<'DIE'

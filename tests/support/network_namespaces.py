@@ -1,0 +1,45 @@
+"""Two network namespaces of this machine, joined by a cable: two hosts as far as the network is concerned. Takes root and iproute2."""
+
+import contextlib
+import os
+import shutil
+import subprocess
+import time
+
+
+def _ip(*words):
+    done = subprocess.run(["ip", *words], capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise OSError(f"ip {' '.join(words)}: {done.stderr.strip()}")
+    return done.stdout
+
+
+def _await_running(name, link):
+    """The kernel notices at its leisure that a cable has both its ends; until then the interface does not count as running."""
+    for _ in range(500):
+        if " state UP " in _ip("-n", name, "link", "show", "dev", link):
+            return
+        time.sleep(0.01)
+    raise OSError(f"the interface {link} does not come up")
+
+
+@contextlib.contextmanager
+def two_namespaces(network):
+    """Their names; they reach each other as NETWORK.1 and NETWORK.2, where network is such as 10.83.0. OSError where they cannot be made."""
+    if os.geteuid() != 0 or shutil.which("ip") is None:
+        raise OSError("making network namespaces needs root and iproute2")
+    names = [f"sw{os.getpid()}{letter}" for letter in "ab"]  # of the interfaces as well, which takes at most 15 characters
+    try:
+        for name in names:
+            _ip("netns", "add", name)
+        _ip("link", "add", names[0], "netns", names[0], "type", "veth", "peer", "name", names[1], "netns", names[1])
+        for number, name in enumerate(names, 1):
+            _ip("-n", name, "addr", "add", f"{network}.{number}/24", "dev", name)
+            _ip("-n", name, "link", "set", name, "up")
+            _ip("-n", name, "link", "set", "lo", "up")
+        for name in names:
+            _await_running(name, name)
+        yield names
+    finally:
+        for name in names:
+            subprocess.run(["ip", "netns", "del", name], capture_output=True, check=False)
