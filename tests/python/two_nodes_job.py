@@ -76,10 +76,11 @@ def main() -> None:
 
     if "--kill" in sys.argv:
         # The last rank dies; the others, on both nodes, are told who it was, long before their timeout.
-        if rank == size - 1:
-            os.kill(os.getpid(), 9)
         start = time.monotonic()
         try:
+            dist.barrier()  # nobody is in an operation from before; some may be in this one
+            if rank == size - 1:
+                os.kill(os.getpid(), 9)
             dist.all_reduce(torch.ones(1 << 20))
         except RuntimeError as error:
             assert f"rank {size - 1}" in str(error), error
