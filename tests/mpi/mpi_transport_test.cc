@@ -59,6 +59,43 @@ TEST(MpiTransport, GroupsOfTheSameRanksAreIndependent) {
   });
 }
 
+// MPI may copy what is under way inside of one look at it, while whatever else this rank does waits.
+TEST(MpiTransport, AnyLookMovesAFewMessagesOnly) {
+  constexpr std::size_t kStep = std::size_t{1} << 20;
+  constexpr std::size_t kSize = 512 * kStep;
+  const auto store = makeStore();
+  runLaunchedRank(2, [&](Rank rank) {
+    auto peers = internal::connectPeers(*store, rank, 2, overMpi(), Clock::now() + std::chrono::seconds(20), "long");
+    ASSERT_TRUE(peers.isOk()) << peers.status().message();
+    ownPeers = &*peers;
+    std::vector<std::byte> memory;
+    withExposed(
+        rank, *peers,
+        [&] {
+          memory.assign(kSize, std::byte{7});
+          return std::span(memory);
+        },
+        [&](Connection& connection, const Exposed& exposed) {
+          ASSERT_TRUE(isFetched(exposed));
+          std::vector<std::byte> copy(kSize);
+          FetchCount count;
+          const MemoryRun all{copy.data(), exposed.address.value, kSize};
+          startFetch(connection, exposed, {&all, 1}, &count);
+          std::size_t most = 0;
+          for (std::size_t arrived = 0, before = 0; count.pending > 0 && connection.health().isOk(); before = arrived) {
+            pollWires();
+            while (arrived < kSize && copy[arrived + kStep - 1] == std::byte{7}) {
+              arrived += kStep;
+            }
+            most = std::max(most, arrived - before);
+          }
+          EXPECT_EQ(count.pending, 0U) << connection.health().message();
+          EXPECT_LE(most, kSize / 4);
+        });
+    ownPeers = nullptr;
+  });
+}
+
 // Run by itself, on two ranks, by an mpirun that lets the others live on when a rank dies. The group initialises MPI; the process ends
 // without finalising it.
 TEST(MpiDeath, IsNoticedWithinMillisecondsAndNobodyHangs) {

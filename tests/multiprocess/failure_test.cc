@@ -56,6 +56,14 @@ class SharedValue {
   T* value_;
 };
 
+// Until n ranks have come here, by no means of the group: one that dies after it can fail nothing that came before.
+void meetOutside(std::atomic<int>& arrived, int n) {
+  ++arrived;
+  while (arrived < n) {
+    std::this_thread::yield();
+  }
+}
+
 // Names in `folder` that could be ours. Other programs may use both folders meanwhile.
 std::set<std::string> namesIn(const char* folder, const std::string& like) {
   std::set<std::string> names;
@@ -71,6 +79,7 @@ TEST(KilledRank, IsNamedByEverySurvivorWithinMilliseconds) {
   constexpr int kRanks = 4;
   MemoryStore store;
   SharedValue<std::atomic<std::int64_t>> killedAt;
+  SharedValue<std::atomic<int>> arrived;
   runRanksAsProcesses(kRanks,
                       [&](Rank rank) {
                         auto group = join(store, rank, kRanks);
@@ -81,6 +90,7 @@ TEST(KilledRank, IsNamedByEverySurvivorWithinMilliseconds) {
                           auto work = group->allReduce(view, ReduceOp::kMax);
                           ASSERT_TRUE(work.isOk() && (*work)->wait().isOk());
                         }
+                        meetOutside(*arrived, kRanks);
                         if (rank == 2) {
                           *killedAt = Clock::now().time_since_epoch().count();
                           raise(SIGKILL);
@@ -100,12 +110,14 @@ TEST(KilledRank, IsNamedByEverySurvivorWithinMilliseconds) {
 
 TEST(KilledRank, IsNamedToThoseWhoLookAfterOthersHaveLeftBecauseOfIt) {
   MemoryStore store;
+  SharedValue<std::atomic<int>> arrived;
   SharedValue<std::atomic<bool>> left;
   runRanksAsProcesses(3,
                       [&](Rank rank) {
                         {
                           auto group = join(store, rank, 3);
                           ASSERT_NE(group, nullptr);
+                          meetOutside(*arrived, 3);
                           if (rank == 2) {
                             raise(SIGKILL);
                           }
@@ -126,10 +138,12 @@ TEST(KilledRank, IsNamedToThoseWhoLookAfterOthersHaveLeftBecauseOfIt) {
 
 TEST(KilledRank, EndsACompileOpThatWaitsForIt) {
   MemoryStore store;
+  SharedValue<std::atomic<int>> arrived;
   runRanksAsProcesses(3,
                       [&](Rank rank) {
                         auto group = join(store, rank, 3);
                         ASSERT_NE(group, nullptr);
+                        meetOutside(*arrived, 3);
                         if (rank == 1) {
                           std::this_thread::sleep_for(milliseconds(50));
                           raise(SIGKILL);
@@ -153,12 +167,14 @@ constexpr std::size_t kMuch = std::size_t{2} << 30;
 TEST(KilledRank, WithMuchMemoryIsNoticed) {
   MemoryStore store;
   SharedValue<std::atomic<std::int64_t>> killedAt;
+  SharedValue<std::atomic<int>> arrived;
   runRanksAsProcesses(2,
                       [&](Rank rank) {
                         auto group = join(store, rank, 2);
                         ASSERT_NE(group, nullptr);
                         auto first = group->barrier();
                         ASSERT_TRUE(first.isOk() && (*first)->wait().isOk());
+                        meetOutside(*arrived, 2);
                         if (rank == 1) {
                           // Tearing down 2 GB takes the kernel some hundred milliseconds; the mark in shared memory does not wait for that.
                           std::vector<char> large(kMuch, 1);

@@ -16,7 +16,7 @@
 
 namespace shardwire::internal {
 
-inline constexpr std::uint32_t kMpiApiVersion = 1;
+inline constexpr std::uint32_t kMpiApiVersion = 2;
 inline constexpr char kMpiModuleEntry[] = "shardwireMpiModule";
 
 // A communicator of this process and one other, on which nobody but this library sends.
@@ -40,7 +40,7 @@ struct MpiCookie {
 
 struct MpiDone {
   MpiCookie cookie;
-  std::size_t bytes = 0;  // that were received
+  std::size_t bytes = 0;  // that were received, or sent
   bool isCancelled = false;
   std::string error;  // MPI's text; empty: it went well
 };

@@ -84,12 +84,17 @@ Status MpiFetches::startSends() {
     if (exposure == exposures_.end()) {
       return {StatusCode::kPeerFailed, "acknowledged a tensor of which it had asked for more"};
     }
+    std::size_t bytes = 0;
+    std::for_each(next.runs.begin(), next.runs.end(), [&](const MpiRun& run) { bytes += run.size; });
+    if (numSends_ > 0 && bytesInFlight_ + bytes > kMostBytesInFlight) {
+      return Status::ok();  // goes on when one was sent
+    }
     MpiCookie cookie{owner_, kSendKind, kNotPacked, next.space};
     MpiRun message = next.runs[0];
     if (next.runs.size() > 1) {
       Packed* const packed = freePacked();
       if (packed == nullptr) {
-        return Status::ok();  // goes on when one was sent
+        return Status::ok();
       }
       message = {packed->bytes.get(), 0};
       for (const MpiRun& run : next.runs) {
@@ -102,12 +107,14 @@ Status MpiFetches::startSends() {
     SW_RETURN_IF_ERROR(wire_->operations().send(*pair_, tag_, {&message, 1}, cookie));
     ++exposure->second.numSends;
     ++numSends_;
+    bytesInFlight_ += bytes;
   }
   return Status::ok();
 }
 
 Status MpiFetches::sent(const MpiDone& done) {
   --numSends_;
+  bytesInFlight_ -= done.bytes;
   if (const auto found = exposures_.find(done.cookie.index); found != exposures_.end()) {
     --found->second.numSends;
   }

@@ -49,6 +49,8 @@ class MpiFetches {
  private:
   static constexpr std::size_t kMostFetches = 32;
   static constexpr std::size_t kMostPacked = 4;
+  // Sent and not taken yet. More would let MPI, which answers as it copies, go on and on inside of the asker's look at it.
+  static constexpr std::size_t kMostBytesInFlight = kMpiLongestMessage;
   struct Exposure {
     std::uint64_t base = 0;
     std::uint64_t size = 0;
@@ -86,6 +88,7 @@ class MpiFetches {
   std::array<Fetch, kMostFetches> fetches_;
   std::size_t numFetches_ = 0;
   std::size_t numSends_ = 0;
+  std::size_t bytesInFlight_ = 0;  // of these
   std::size_t numReceives_ = 0;
   // Kept for their memory.
   std::vector<MpiRun> runs_;

@@ -54,11 +54,11 @@ struct FetchRequest {
 std::optional<FetchRequest> decodeRequest(std::string_view body);
 
 // Both ends cut the runs of a request into the same messages, from the runs' lengths alone. A long run is a message of its own: MPI moves
-// contiguous memory in one copy (CMA, RDMA). Short ones share messages, which their owner packs. None is longer than MPI's int counts
-// allow, with a margin.
+// contiguous memory in one copy (CMA, RDMA). Short ones share messages, which their owner packs. A very long run is several messages:
+// MPI may copy all of one inside of a single look at it, while everything else of this rank waits.
 inline constexpr std::size_t kMpiLongRun = std::size_t{64} << 10;
 inline constexpr std::size_t kMpiPackedBytes = std::size_t{256} << 10;
-inline constexpr std::size_t kMpiLongestMessage = std::size_t{1} << 30;
+inline constexpr std::size_t kMpiLongestMessage = std::size_t{8} << 20;
 
 template <typename Visit>
 Status forEachMessage(std::span<const MpiRun> runs, std::size_t longest, std::vector<MpiRun>* scratch, Visit&& visit) {

@@ -90,6 +90,7 @@ class Operations final : public MpiOperations {
   struct Slot {
     MpiCookie cookie;
     bool isReceive;
+    std::size_t bytes;
   };
 
   Status checkNotEnding() const {
@@ -109,7 +110,9 @@ class Operations final : public MpiOperations {
     }
     SW_RETURN_IF_ERROR(mpiStatus(isSend ? "MPI_Isend" : "MPI_Irecv", code));
     requests_.push_back(request);
-    slots_.push_back({cookie, !isSend});
+    std::size_t bytes = 0;
+    std::for_each(runs.begin(), runs.end(), [&](const MpiRun& run) { bytes += run.size; });
+    slots_.push_back({cookie, !isSend, bytes});
     indices_.resize(requests_.size());
     statuses_.resize(requests_.size());
     return Status::ok();
@@ -147,7 +150,7 @@ class Operations final : public MpiOperations {
   }
 
   static MpiDone ended(const Slot& slot, const MPI_Status& status, bool hasErrors) {
-    MpiDone done{slot.cookie, 0, false, {}};
+    MpiDone done{slot.cookie, slot.bytes, false, {}};
     if (hasErrors && status.MPI_ERROR != MPI_SUCCESS) {
       done.error = mpiErrorText(status.MPI_ERROR);
       return done;
