@@ -1,53 +1,20 @@
 // Collectives, send/recv and compileOp between ranks that are threads, against plain loops.
 #include "shardwire/communicator.h"
 
-#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <atomic>
-#include <cstring>
-#include <future>
 #include <mutex>
 #include <numeric>
-#include <random>
 #include <thread>
 
-#include "tests/support/fork_ranks.h"
-#include "tests/support/memory_store.h"
+#include "tests/backend/thread_group.h"
 
 namespace shardwire::internal {
 namespace {
 
-using shardwire::testing::MemoryStore;
-using shardwire::testing::runRanksAsThreads;
 using std::chrono::milliseconds;
 using std::chrono::seconds;
-
-// As the environment says: SHARDWIRE_TRANSPORTS runs all of this over another transport (tests/CMakeLists.txt).
-Options testOptions() {
-  Options options = *Options::fromEnvironment();
-  options.timeout = seconds(20);
-  return options;
-}
-
-// Runs `body` on every rank of a fresh group of threads.
-void withGroup(int n, const std::function<void(Communicator&)>& body, const Options& options = testOptions()) {
-  MemoryStore store;
-  runRanksAsThreads(n, [&](Rank rank) {
-    auto group = Communicator::create(store, rank, n, options, "test");
-    ASSERT_TRUE(group.isOk()) << group.status().message();
-    body(**group);
-    // Nobody leaves while others still need it.
-    auto last = (*group)->barrier();
-    if (last.isOk()) {
-      (void)(*last)->wait();
-    }
-  });
-}
-
-TensorView viewOf(std::vector<std::int64_t>& values) {
-  return TensorView::contiguous(values.data(), DType::kInt64, {static_cast<std::int64_t>(values.size())});
-}
 
 std::vector<std::int64_t> patternOf(Rank rank, std::size_t size, std::int64_t salt = 0) {
   std::vector<std::int64_t> values(size);
@@ -55,12 +22,6 @@ std::vector<std::int64_t> patternOf(Rank rank, std::size_t size, std::int64_t sa
     values[i] = salt + static_cast<std::int64_t>(i) * 31 + rank * 1000003;
   }
   return values;
-}
-
-void expectOk(const Result<WorkPtr>& work) {
-  ASSERT_TRUE(work.isOk()) << work.status().message();
-  const Status status = (*work)->wait();
-  ASSERT_TRUE(status.isOk()) << status.message();
 }
 
 // Short (one frame), long (several segments), nothing at all.
@@ -359,12 +320,18 @@ TEST(CompileOp, ABadSpecOnOneRankFailsEveryRankWithTheSameText) {
 }
 
 TEST(CompileOp, ARankThatDoesNotCallIsNamedAndTheGroupStaysUsable) {
+  std::atomic<int> started{0};
+  std::atomic<int> gaveUp{0};
   withGroup(3, [&](Communicator& group) {
     if (group.rank() == 2) {
-      std::this_thread::sleep_for(milliseconds(600));
+      await(gaveUp, 2);
+    } else {
+      ++started;
+      await(started, 2);
     }
     const auto before = Clock::now();
     auto op = group.compileOp(rowsSpec(group.rank(), 3, 2, false), milliseconds(200));
+    ++gaveUp;
     ASSERT_FALSE(op.isOk());
     EXPECT_EQ(op.status().code(), StatusCode::kTimeout);
     if (group.rank() != 2) {
@@ -422,175 +389,6 @@ TEST(CompileOp, TwoRunsOfABoundOpMayBeInFlight) {
     EXPECT_EQ(output[0], 0);
     EXPECT_EQ(output[19999], 1);
     EXPECT_EQ((*op)->stats().numRuns, 100u);
-  });
-}
-
-// ---- callbacks
-
-// As a c10 future does: waits for a callback, and drives nothing.
-Status waitAsleep(Work& work) {
-  std::promise<Status> done;
-  work.onDone([&](const Status& status) { done.set_value(status); });
-  return done.get_future().get();
-}
-
-TEST(Callbacks, MayWaitForAnotherOperationWithoutDrivingIt) {
-  withGroup(3, [&](Communicator& group) {
-    for (int round = 0; round < 5; ++round) {
-      std::vector<std::int64_t> first(10, 1);
-      std::vector<std::int64_t> second(10, 2);
-      std::vector<std::int64_t> third(10, 3);
-      if (group.rank() != 0) {
-        // Late, so that rank 0's callbacks run on its progress thread and what they start is not over at once.
-        std::this_thread::sleep_for(milliseconds(5));
-      }
-      auto work = group.allReduce(viewOf(first), ReduceOp::kSum);
-      ASSERT_TRUE(work.isOk());
-      std::promise<Status> last;
-      (*work)->onDone([&](const Status&) {
-        if (group.rank() != 0) {
-          std::this_thread::sleep_for(milliseconds(5));
-        }
-        auto nested = group.allReduce(viewOf(second), ReduceOp::kSum);
-        nested.value()->onDone([&](const Status&) {
-          if (group.rank() != 0) {
-            std::this_thread::sleep_for(milliseconds(5));
-          }
-          auto deepest = group.allReduce(viewOf(third), ReduceOp::kSum);
-          last.set_value(waitAsleep(**deepest));
-        });
-        EXPECT_TRUE(waitAsleep(**nested).isOk());
-      });
-      auto done = last.get_future();
-      ASSERT_EQ(done.wait_for(seconds(10)), std::future_status::ready);
-      EXPECT_TRUE(done.get().isOk());
-      EXPECT_EQ(first[0] + second[0] + third[0], 3 * (1 + 2 + 3));
-    }
-  });
-}
-
-// The same on the thread of a caller who waits for something else.
-TEST(Callbacks, OfAWaiterMayWaitForAnotherOperation) {
-  withGroup(2, [&](Communicator& group) {
-    std::vector<std::int64_t> first(10, 1);
-    std::vector<std::int64_t> second(10, 2);
-    std::promise<Status> nestedDone;
-    if (group.rank() == 1) {
-      std::this_thread::sleep_for(milliseconds(5));
-    }
-    auto work = group.allReduce(viewOf(first), ReduceOp::kSum);
-    ASSERT_TRUE(work.isOk());
-    (*work)->onDone([&](const Status&) {
-      if (group.rank() == 1) {
-        std::this_thread::sleep_for(milliseconds(5));
-      }
-      auto nested = group.allReduce(viewOf(second), ReduceOp::kSum);
-      nestedDone.set_value(waitAsleep(**nested));
-    });
-    expectOk(work);
-    EXPECT_TRUE(nestedDone.get_future().get().isOk());
-    EXPECT_EQ(second[0], 4);
-  });
-}
-
-// ---- failure
-
-TEST(Failure, DifferentOperationsAreNamedOnBothRanks) {
-  std::mutex mutex;
-  std::vector<std::string> texts(2);
-  withGroup(2, [&](Communicator& group) {
-    std::vector<std::int64_t> values(100, 1);
-    const auto view = TensorView::contiguous(values.data(), DType::kInt64, {group.rank() == 0 ? 100 : 50});
-    auto work = group.allReduce(view, ReduceOp::kSum);
-    ASSERT_TRUE(work.isOk());
-    const Status status = (*work)->wait();
-    EXPECT_EQ(status.code(), StatusCode::kMismatch) << status.message();
-    EXPECT_NE(status.message().find("rank 0 called all_reduce(int64[100], sum), but rank 1 called all_reduce(int64[50], sum)"),
-              std::string::npos)
-        << status.message();
-    EXPECT_FALSE(group.barrier().isOk());  // poisoned
-    std::lock_guard lock(mutex);
-    texts[static_cast<std::size_t>(group.rank())] = status.message();
-  });
-}
-
-// Each of three disagrees with each: whoever asks last must not wait for ranks that gave up already.
-TEST(Failure, ThreeDifferentOperationsEndOnAllRanks) {
-  for (int round = 0; round < 10; ++round) {
-    std::atomic<int> ended{0};
-    withGroup(3, [&](Communicator& group) {
-      std::vector<std::int64_t> values(30, 1);
-      const auto view = TensorView::contiguous(values.data(), DType::kInt64, {10 * (group.rank() + 1)});
-      EXPECT_TRUE(group.status().isOk());
-      std::this_thread::sleep_for(milliseconds(round % 3 == group.rank() ? 3 : 0));
-      auto work = group.allReduce(view, ReduceOp::kSum);
-      const Status status = work.isOk() ? (*work)->wait() : work.status();
-      EXPECT_EQ(status.code(), StatusCode::kMismatch) << status.message();
-      EXPECT_EQ(group.status().code(), StatusCode::kMismatch);
-      ++ended;
-      while (ended < 3) {
-        std::this_thread::yield();  // nobody leaves: only what the others say ends the wait
-      }
-    });
-  }
-}
-
-TEST(Failure, ATimeoutNamesTheAbsentRankAndPoisonsTheGroup) {
-  withGroup(3, [&](Communicator& group) {
-    if (group.rank() == 1) {
-      std::this_thread::sleep_for(milliseconds(500));
-      std::vector<std::int64_t> values(10);
-      auto work = group.allReduce(viewOf(values), ReduceOp::kSum);
-      EXPECT_FALSE(work.isOk() && (*work)->wait().isOk());
-      return;
-    }
-    std::vector<std::int64_t> values(10);
-    const auto before = Clock::now();
-    auto work = group.allReduce(viewOf(values), ReduceOp::kSum, {.timeout = milliseconds(200)});
-    ASSERT_TRUE(work.isOk());
-    const Status status = (*work)->wait();
-    EXPECT_EQ(status.code(), StatusCode::kTimeout);
-    EXPECT_NE(status.message().find("rank(s) 1 did not arrive"), std::string::npos) << status.message();
-    EXPECT_LE(Clock::now() - before, seconds(10));  // not the group's 20 s
-  });
-}
-
-TEST(Failure, AbortUnblocksWaitersAndReachesPeers) {
-  withGroup(2, [&](Communicator& group) {
-    std::vector<std::int64_t> values(10);
-    if (group.rank() == 0) {
-      std::thread aborter([&] {
-        std::this_thread::sleep_for(milliseconds(100));
-        group.abort("enough");
-        group.abort("again");
-      });
-      auto work = group.recv(viewOf(values), 1, 0);
-      const Status status = (*work)->wait();
-      aborter.join();
-      EXPECT_EQ(status.code(), StatusCode::kAborted);
-      EXPECT_NE(status.message().find("enough"), std::string::npos) << status.message();
-    } else {
-      auto work = group.recv(viewOf(values), 0, 0);
-      const Status status = (*work)->wait();
-      EXPECT_EQ(status.code(), StatusCode::kAborted);
-      EXPECT_NE(status.message().find("rank 0 gave up"), std::string::npos) << status.message();
-    }
-  });
-}
-
-TEST(Failure, AWaitThatEndsFirstLeavesTheOperationGoing) {
-  withGroup(2, [&](Communicator& group) {
-    std::vector<std::int64_t> values(10);
-    if (group.rank() == 1) {
-      std::this_thread::sleep_for(milliseconds(200));
-    }
-    auto work = group.allReduce(viewOf(values), ReduceOp::kSum);
-    ASSERT_TRUE(work.isOk());
-    if (group.rank() == 0) {
-      EXPECT_EQ((*work)->wait(Clock::now() + milliseconds(20)).code(), StatusCode::kTimeout);
-      EXPECT_FALSE((*work)->isDone());
-    }
-    EXPECT_TRUE((*work)->wait().isOk());
   });
 }
 

@@ -274,7 +274,7 @@ def test_timing(run_ranks):
         raises(ValueError, work._get_duration, contains="timing")
         group._enable_collectives_timing()
         if rank == 1:
-            time.sleep(0.2)
+            time.sleep(0.5)
         work = dist.all_reduce(torch.ones(3), group=group, async_op=True)
         work.wait()
         wait_until(lambda: duration(work) is not None)

@@ -391,18 +391,20 @@ def test_tensors_stay_alive_until_the_transfer_ends() -> None:
     run_ranks(2, tensors_live)
 
 
-def run_times_out(rank: int) -> str:
+def run_times_out(rank: int, missed: pathlib.Path) -> str:
     op = all_gather(rank, 2)
     if rank == 1:
-        time.sleep(1.5)
+        while not missed.exists():
+            time.sleep(0.01)
         return ""
     with pytest.raises(Exception) as caught:
         op([torch.zeros(4)], [torch.zeros(8)], timeout=0.5).wait()
+    missed.touch()
     return f"{isinstance(caught.value, TimeoutError)} {caught.value}"
 
 
-def test_a_run_that_a_peer_never_joins_times_out() -> None:
-    text = run_ranks(2, run_times_out)[0]
+def test_a_run_that_a_peer_never_joins_times_out(tmp_path: pathlib.Path) -> None:
+    text = run_ranks(2, run_times_out, tmp_path / "missed")[0]
     assert text.startswith("True") and "1" in text
 
 
