@@ -104,6 +104,11 @@ def end_of(log, lines):
     return "\n".join("    " + line for line in log.read_text(errors="replace").splitlines()[-lines:])
 
 
+def remember(name, log, lines):
+    """A complaint for the end only: the log's end is shown at length where it happens."""
+    complaints.append(f"  FAIL {name}\n{end_of(log, lines)}")
+
+
 def show_end(log, lines=60):
     tell(f"    --- the end of {log}")
     tell(end_of(log, lines))
@@ -176,7 +181,7 @@ def part_checks(options):
         word = {PASS: "ok", SKIP: "SKIPPED"}.get(outcome, "FAIL")
         tell(f"  {word} {name} ({time.monotonic() - start:.1f} s){': ' + said[-1] if outcome != FAIL and said[-1] else ''}")
         if outcome == FAIL:
-            complaints.append(f"  FAIL {name}\n" + end_of(log, 20))
+            remember(name, log, 20)
             show_end(log)
     counts.append(pytest("checks-own-tests", CHECKS, options, sys.executable, clean_environment()))
     return add(counts)
@@ -252,7 +257,7 @@ def part_tidy(options):
         return FAIL
     status, log = run("tidy", [sys.executable, CHECKS / "tidy.py", commands], limit=3600)
     if status not in (0, SKIPPED):
-        complaints.append("  FAIL tidy\n" + end_of(log, 40))
+        remember("tidy", log, 40)
         show_end(log, 200)
     return {0: PASS, SKIPPED: SKIP}.get(status, FAIL)
 
@@ -306,7 +311,7 @@ def part_torch_suite(options):
     for line in log.read_text(errors="replace").splitlines():
         tell(line)
     if status != 0:
-        complaints.append("  FAIL torch-suite\n" + end_of(log, 40))
+        remember("torch-suite", log, 40)
     return counted if status == 0 or counted.failed else add([counted, FAIL])
 
 
@@ -412,7 +417,7 @@ def counting_script(name, command, limit):
     for line in lines[:-1] if status == 0 else []:
         tell("  " + line)
     if status != 0:
-        complaints.append(f"  FAIL {name}\n" + end_of(log, 40))
+        remember(name, log, 40)
         show_end(log, 120)
     return counted if status == 0 or counted.failed else add([counted, FAIL])
 
