@@ -10,19 +10,18 @@ if(TARGET shardwire_mpi)
   install(TARGETS shardwire_mpi LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR} COMPONENT core)
 endif()
 install(EXPORT shardwireCoreTargets NAMESPACE shardwire:: DESTINATION ${SHARDWIRE_CMAKE_DIR} COMPONENT core)
-install(DIRECTORY include/shardwire DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} COMPONENT core FILES_MATCHING PATTERN "*.h" PATTERN "c10d.h" EXCLUDE)
+# Those of the c10d library, which need a torch; all others are the core's.
+set(SHARDWIRE_TORCH_HEADERS c10d.h stream_gate.h tensor_fft.h tensor_op.h torch_backend.h)
+list(JOIN SHARDWIRE_TORCH_HEADERS "|" torch_headers)
+install(DIRECTORY include/shardwire DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} COMPONENT core
+        FILES_MATCHING PATTERN "*.h" REGEX "/(${torch_headers})$" EXCLUDE)
 
 if(TARGET shardwire_c10d)
-  set_target_properties(shardwire_c10d PROPERTIES INSTALL_RPATH "$ORIGIN" EXPORT_NAME c10d)
-  # c10d.h shows the group's class, so the headers that this one includes come along, under a folder of their own.
-  set(SHARDWIRE_IMPL_INCLUDE_DIR ${CMAKE_INSTALL_INCLUDEDIR}/shardwire/impl)
-  target_include_directories(shardwire_c10d INTERFACE $<INSTALL_INTERFACE:${SHARDWIRE_IMPL_INCLUDE_DIR}>)
+  set_target_properties(shardwire_c10d PROPERTIES INSTALL_RPATH "$ORIGIN;$ORIGIN/.." EXPORT_NAME c10d)
   install(TARGETS shardwire_c10d EXPORT shardwireC10dTargets LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR} COMPONENT c10d)
   install(EXPORT shardwireC10dTargets NAMESPACE shardwire:: DESTINATION ${SHARDWIRE_CMAKE_DIR} COMPONENT c10d)
-  install(FILES include/shardwire/c10d.h DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/shardwire COMPONENT c10d)
-  install(FILES backend/c10d/process_group_shardwire.h backend/c10d/observer.h backend/c10d/status_error.h backend/c10d/tensor_adapter.h backend/c10d/tensor_op.h
-                backend/c10d/staged_work.h backend/c10d/stream_gate.h backend/c10d/torch_compat.h backend/c10d/work_adapter.h
-          DESTINATION ${SHARDWIRE_IMPL_INCLUDE_DIR}/backend/c10d COMPONENT c10d)
+  list(TRANSFORM SHARDWIRE_TORCH_HEADERS PREPEND include/shardwire/)
+  install(FILES ${SHARDWIRE_TORCH_HEADERS} DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/shardwire COMPONENT c10d)
 endif()
 
 configure_package_config_file(${CMAKE_CURRENT_LIST_DIR}/backend/c10d/shardwireConfig.cmake.in ${PROJECT_BINARY_DIR}/shardwireConfig.cmake
@@ -43,3 +42,26 @@ if(TARGET shardwire_python)
   install(FILES python/shardwire_autoload.py DESTINATION ${SHARDWIRE_PYTHON_INSTALL_DIR} COMPONENT python)
   install(FILES ${SHARDWIRE_PACKAGE_DIR}/_build_info.py DESTINATION ${SHARDWIRE_PYTHON_INSTALL_DIR}/shardwire COMPONENT python)
 endif()
+
+# Debian packages of the C++ side, for `cpack -G DEB`: the core, and what is linked to the torch of this build. Python's package is a wheel (./run wheel).
+set(CPACK_PACKAGE_NAME shardwire)
+set(CPACK_PACKAGE_VENDOR shardwire)
+set(CPACK_PACKAGE_CONTACT "shardwire <shardwire@localhost>")
+set(CPACK_PACKAGE_DESCRIPTION_SUMMARY "A torch.distributed backend and a compiler of data movement between ranks")
+set(CPACK_PACKAGING_INSTALL_PREFIX /usr)
+set(CPACK_COMPONENTS_ALL core)
+if(TARGET shardwire_c10d)
+  list(APPEND CPACK_COMPONENTS_ALL c10d)
+endif()
+set(CPACK_STRIP_FILES ON)
+set(CPACK_DEB_COMPONENT_INSTALL ON)
+set(CPACK_DEBIAN_FILE_NAME DEB-DEFAULT)
+set(CPACK_DEBIAN_PACKAGE_SECTION libdevel)
+set(CPACK_DEBIAN_CORE_PACKAGE_NAME libshardwire-dev)
+set(CPACK_DEBIAN_CORE_PACKAGE_SHLIBDEPS ON)
+set(CPACK_DEBIAN_C10D_PACKAGE_NAME libshardwire-torch-dev)
+set(CPACK_DEBIAN_C10D_PACKAGE_DEPENDS "libshardwire-dev (= ${PROJECT_VERSION})")
+if(SHARDWIRE_TORCH_INCLUDE_DIRS MATCHES "/usr/")  # Debian's torch; another is the user's own affair
+  string(APPEND CPACK_DEBIAN_C10D_PACKAGE_DEPENDS ", libtorch-dev")
+endif()
+include(CPack)

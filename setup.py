@@ -18,13 +18,27 @@ class CMakeBuild(build_ext):
     def build_extension(self, extension):
         build = Path(self.build_temp).resolve()
         target = Path(self.get_ext_fullpath(extension.name)).resolve().parent.parent
-        configure = ["cmake", "-S", str(ROOT), "-B", str(build), "-G", "Ninja", f"-DSHARDWIRE_PYTHON_EXECUTABLE={sys.executable}",
-                     f"-DSHARDWIRE_PYTHON_INSTALL_DIR={target}", "-DSHARDWIRE_TESTS=OFF", "-DSHARDWIRE_BENCH=OFF", "-DSHARDWIRE_WERROR=OFF",
+        # --fresh: what an earlier configuration of this folder found may be gone, and what it missed may be here.
+        configure = ["cmake", "--fresh", "-S", str(ROOT), "-B", str(build), "-G", "Ninja", f"-DSHARDWIRE_PYTHON_EXECUTABLE={sys.executable}",
+                     f"-DSHARDWIRE_PYTHON_INSTALL_DIR={target}", "-DSHARDWIRE_TESTS=OFF", "-DSHARDWIRE_BENCH=OFF",
                      *os.environ.get("SHARDWIRE_CMAKE_ARGS", "").split()]
         jobs = os.environ.get("MAX_JOBS", str(min(os.cpu_count() or 1, 8)))
-        subprocess.run(configure, check=True)
+        said = subprocess.run(configure, check=True, stdout=subprocess.PIPE, text=True).stdout
+        print(said, end="", flush=True)
+        # pip shows what a build prints only with -v, and what it says to the terminal always.
+        for line in re.findall(r"^-- (without the .*)$", said, re.M):
+            _tell(f"shardwire: this installation will be {line}; install that and run pip again to have it")
         subprocess.run(["cmake", "--build", str(build), "--target", "shardwire_python", "-j", jobs], check=True)
         subprocess.run(["cmake", "--install", str(build), "--component", "python"], check=True)
+
+
+def _tell(line):
+    print(line, file=sys.stderr, flush=True)
+    try:
+        with open("/dev/tty", "w") as terminal:
+            print(line, file=terminal)
+    except OSError:  # nobody watches
+        pass
 
 
 version = re.search(r"project\(shardwire VERSION ([0-9.]+)", (ROOT / "CMakeLists.txt").read_text()).group(1)

@@ -17,7 +17,28 @@ use_ccache() {
   mkdir -p "$home/ccache" 2>/dev/null && [ -w "$home/ccache" ] || export CCACHE_DIR=$root/build/ccache
 }
 
-# Configures when the options changed, then builds: nothing out of date costs a fraction of a second. One build of a folder at a time.
+# What configuring looks for on the machine besides the options: compilers, and what is built only where it is found. A build made before one of them came, went or
+# was upgraded is configured again. By packages where there is dpkg, else by the files and programs that cmake would find.
+found_parts() {
+  local compiler=${CXX:-c++} name path
+  for name in CXX CXXFLAGS LDFLAGS CMAKE_PREFIX_PATH MPI_HOME CPATH; do
+    [ -z "${!name:-}" ] || printf '%s=%s\n' "$name" "${!name}"
+  done
+  # shellcheck disable=SC2086
+  printf 'compiler %s\n' "$($compiler --version 2>/dev/null | head -n 1)"
+  for name in ccache mpicxx mpic++; do
+    path=$(command -v "$name" || true)
+    printf '%s %s\n' "$name" "${path:+$(readlink -f "$path")}"
+  done
+  for path in {,/usr,/usr/local}/include/infiniband/verbs.h; do
+    [ ! -e "$path" ] || printf '%s\n' "$path"
+  done
+  # It fails when it knows one of them not at all.
+  dpkg-query -W -f '${Package} ${Version} ${db:Status-Status}\n' \
+    libopenmpi-dev libmpich-dev libibverbs-dev libfmt-dev libgtest-dev libbenchmark-dev libcli11-dev nlohmann-json3-dev 2>/dev/null | sed -n 's/ installed$//p' | sort || true
+}
+
+# Configures when the options or the machine changed, then builds: nothing out of date costs a fraction of a second. One build of a folder at a time.
 build_dir() {  # build_dir DIR TARGET TITLE CMAKE_OPTIONS...
   local dir=$1 target=$2 title=$3 name wanted
   shift 3
@@ -25,11 +46,16 @@ build_dir() {  # build_dir DIR TARGET TITLE CMAKE_OPTIONS...
   mkdir -p "$dir" 2>/dev/null && [ -w "$dir" ] || die "cannot write $dir: is this folder yours? (a build made by root is removed by root: ./run clean)"
   exec 9>"$dir/.lock"
   flock 9
-  wanted="$root $*"
+  # CI and developers set it. The same in every folder, so that ccache shares the objects.
+  set -- "$@" "-DSHARDWIRE_WERROR=${SHARDWIRE_WERROR:-OFF}"
+  wanted="$root $*
+$(found_parts)"
   if [ ! -e "$dir/build.ninja" ] || [ "$(cat "$dir/.configured" 2>/dev/null)" != "$wanted" ]; then
     rm -f "$dir/.configured"
     quietly "$name-configure" "configuring build/$name" cmake --fresh -S "$root" -B "$dir" -G Ninja "$@"
     printf '%s\n' "$wanted" >"$dir/.configured"
+    # What cmake left out, each with the package that brings it.
+    sed -n 's/^-- \(without the .*\)/\1/p' "$logs/$name-configure.log" | while read -r line; do say "build/$name: $line"; done
   fi
   use_ccache
   quietly "$name-build" "$title" ninja -C "$dir" -j "$(compile_jobs)" "$target"
@@ -46,15 +72,15 @@ suite_needs() {  # suite_needs ARGS OF ./run test
   done
   if [ -z "$only" ]; then
     only=checks,cpp,python
-    [ "$quick" = yes ] || only=$only,mpi,rdma,torch-suite,example,pip-install
+    [ "$quick" = yes ] || only=$only,docs,debug,mpi,rdma,torch-suite,example,pip-install
   fi
   suite_groups='' suite_torch=no
   for part in ${only//,/ }; do
     case "$part" in
       checks|cpp|mpi|rdma|tidy) suite_groups+=" $part" ;;
-      asan|tsan) suite_groups+=" cpp" ;;
-      python|torch-suite|example|pip-install) suite_groups+=" $part"; suite_torch=yes ;;
-      *) die "./run test --only $part: the parts are checks, cpp, asan, tsan, mpi, rdma, python, torch-suite, example, pip-install, tidy" ;;
+      debug|asan|tsan) suite_groups+=" cpp" ;;
+      python|docs|torch-suite|example|pip-install) suite_groups+=" $part"; suite_torch=yes ;;
+      *) die "./run test --only $part: the parts are checks, cpp, debug, asan, tsan, mpi, rdma, python, docs, torch-suite, example, pip-install, tidy" ;;
     esac
   done
 }

@@ -1,3 +1,6 @@
+// create() meets the other ranks (bootstrap) and starts the engine over the connections. Compiled ops are in communicator_compile.cc, the
+// collectives in communicator_collectives.cc. send() and recv() are flattened and given to the engine
+// as messages. What fails half-way on one rank only, such as an interrupted wait, aborts the group, since the others may be further.
 #include "shardwire/communicator.h"
 
 #include <fmt/format.h>
@@ -6,18 +9,20 @@
 #include <set>
 
 #include "backend/communicator_impl.h"
-#include "backend/exec/exchange.h"
 #include "backend/exec/point_to_point.h"
 #include "backend/flat_tensor.h"
-#include "ops/plan/global_spec.h"
-#include "ops/plan/hash.h"
+#include "backend/sight/status_server.h"
+#include "backend/sight/trace.h"
+#include "backend/symm/graveyard.h"
 
 namespace shardwire {
 
 Result<std::unique_ptr<Communicator>> Communicator::create(Store& store, Rank rank, int worldSize, const Options& options,
                                                            std::string groupName) {
   if (worldSize < 1 || rank < 0 || rank >= worldSize) {
-    return Status(StatusCode::kInvalidArgument, fmt::format("rank {} of {} ranks cannot be: ranks count from 0", rank, worldSize));
+    return Status(StatusCode::kInvalidArgument,
+                  worldSize < 1 ? fmt::format("a group needs at least one rank, but its size is {}", worldSize)
+                                : fmt::format("rank {} is out of range: the group has {} ranks, 0 to {}", rank, worldSize, worldSize - 1));
   }
   Result<std::vector<internal::ForcedAlgorithm>> forced = internal::parseAlgorithms(options.algorithms);
   if (!forced.isOk()) {
@@ -27,7 +32,15 @@ Result<std::unique_ptr<Communicator>> Communicator::create(Store& store, Rank ra
   if (!peers.isOk()) {
     return peers.status();
   }
-  auto engine = internal::Engine::create(std::move(*peers), rank, worldSize, options, std::move(groupName));
+  Options chosen = options;
+  if (chosen.recordedOps < 0) {
+    chosen.recordedOps = options.serveStatus || !options.recordFile.empty() ? internal::kRecordedOps : 0;
+  }
+  auto engine = internal::Engine::create(std::move(*peers), rank, worldSize, chosen, std::move(groupName));
+  internal::watch(engine);
+  if (options.serveStatus) {
+    SW_RETURN_IF_ERROR(internal::serveStatus().status());
+  }
   return std::unique_ptr<Communicator>(std::make_unique<internal::CommunicatorImpl>(std::move(engine), std::move(*forced)));
 }
 
@@ -43,72 +56,78 @@ Selection selectionOf(const Engine& engine, std::vector<ForcedAlgorithm> forced)
           std::move(forced)};
 }
 
+// What the two ends of a message compare with Options::checkAll.
+std::string pointArguments(const Engine& engine, const TensorView& tensor) {
+  return engine.options().checkAll ? fmt::format("{}{}", dtypeName(tensor.dtype), toString(tensor.shape)) : std::string();
+}
+
 }  // namespace
 
 CommunicatorImpl::CommunicatorImpl(std::shared_ptr<Engine> engine, std::vector<ForcedAlgorithm> forced)
     : engine_(std::move(engine)), programs_(engine_->rank(), selectionOf(*engine_, std::move(forced))) {}
 
-Result<std::shared_ptr<CompiledOp>> CommunicatorImpl::compileOp(const LocalSpec& spec, std::optional<Duration> timeout) {
-  const auto started = Clock::now();
-  auto exchange = std::make_shared<Exchange>(encodeSpec(spec), worldSize(), rank());
-  exchange->description =
-      std::make_shared<const std::string>(spec.name.empty() ? "compile_op" : fmt::format("compile_op \"{}\"", spec.name));
-  Hasher hash;
-  hash.add(std::string_view("compile_op"));
-  exchange->fingerprint = hash.value();
-  exchange->timeout = timeout.value_or(Duration{0});
-  const std::shared_ptr<Activity> activity = exchange;
-  SW_RETURN_IF_ERROR(engine_->submit(std::span(&activity, 1), Duration::zero()));
-  SW_RETURN_IF_ERROR(exchange->wait(kNoDeadline));
+CommunicatorImpl::~CommunicatorImpl() {
+  if (!owner().isHere()) {
+    return;
+  }
+  std::optional<std::string> interrupted;
+  engine_->underLock([&] { interrupted = engine_->interruptedWaits().pending(); });
+  if (interrupted.has_value()) {
+    abort(*interrupted + " was interrupted by a signal (Ctrl-C?), and then the group was ended");
+  }
+  engine_->shutdown();
+  clearBuried();
+}
 
-  std::vector<LocalSpec> specs;
-  specs.reserve(exchange->blobs().size());
-  for (std::size_t r = 0; r < exchange->blobs().size(); ++r) {
-    Result<LocalSpec> decoded = decodeSpec(exchange->blobs()[r]);
-    if (!decoded.isOk()) {
-      return Status(decoded.status().code(), fmt::format("the spec of rank {} cannot be read: {}", r, decoded.status().message()));
-    }
-    specs.push_back(std::move(*decoded));
+void CommunicatorImpl::setTimeout(Duration timeout) {
+  if (owner().isHere()) {
+    engine_->setTimeout(timeout);
   }
-  Result<GlobalSpec> global = mergeSpecs(specs);
-  if (!global.isOk()) {
-    return global.status();
-  }
-  Result<Plan> plan = redistribute(*global, rank(), engine_->hosts());
-  if (!plan.isOk()) {
-    return plan.status();
-  }
-  const double seconds = std::chrono::duration<double>(Clock::now() - started).count();
-  return std::shared_ptr<CompiledOp>(
-      std::make_shared<CompiledOpImpl>(engine_, std::make_shared<const GlobalSpec>(std::move(*global)), std::move(*plan), seconds));
+}
+
+Status CommunicatorImpl::status() const {
+  SW_RETURN_IF_ERROR(checkOwner());
+  return engine_->status();
 }
 
 // ---- point to point
 
 Result<WorkPtr> CommunicatorImpl::send(TensorView tensor, Rank peer, int tag, CallOptions options) {
+  SW_RETURN_IF_ERROR(checkOwner());
   SW_RETURN_IF_ERROR(checkPeer(peer, "send"));
-  Call call{std::move(options), {}};
+  Call call{.options = std::move(options)};
   Result<TensorView> flat = call.flat.input(tensor);
   if (!flat.isOk()) {
     return flat.status();
   }
   const std::size_t bytes = static_cast<std::size_t>(flat->shape[0]) * elementBytes(tensor.dtype);
+  call.flat.pack();
   auto work = std::make_shared<PointSend>(peer, tag, std::span<const std::byte>(flat->bytes, bytes));
   work->description = std::make_shared<const std::string>(
       fmt::format("send({}[{}], to rank {}, tag {})", dtypeName(tensor.dtype), flat->shape[0], peer, tag));
   work->timeout = call.options.timeout.value_or(Duration{0});
   work->keepAlive = call.keepAlive();
   work->staging = call.options.staging;
+  work->arguments = pointArguments(*engine_, tensor);
   engine_->attach(call.options.staging);
-  SW_RETURN_IF_ERROR(engine_->submitPoint(work, [&](PointToPoint& points) { points.start(work); }));
+  const CallRecord record{.name = "send",
+                          .inputs = std::span(&tensor, 1),
+                          .lists = CallRecord::Lists::kJoined,
+                          .isMessage = true,
+                          .source = rank(),
+                          .destination = peer,
+                          .tag = tag};
+  SW_RETURN_IF_ERROR(engine_->submitPoint(
+      work, [&](PointToPoint& points) { points.start(work); }, record));
   return WorkPtr(std::move(work));
 }
 
 Result<WorkPtr> CommunicatorImpl::recv(TensorView tensor, Rank peer, int tag, CallOptions options) {
+  SW_RETURN_IF_ERROR(checkOwner());
   if (peer != kAnySource) {
     SW_RETURN_IF_ERROR(checkPeer(peer, "recv"));
   }
-  Call call{std::move(options), {}};
+  Call call{.options = std::move(options)};
   Result<TensorView> flat = call.flat.output(tensor);
   if (!flat.isOk()) {
     return flat.status();
@@ -120,15 +139,33 @@ Result<WorkPtr> CommunicatorImpl::recv(TensorView tensor, Rank peer, int tag, Ca
   work->timeout = call.options.timeout.value_or(Duration{0});
   work->keepAlive = call.keepAlive();
   work->epilogue = call.flat.finish();
+  work->arguments = pointArguments(*engine_, tensor);
   if (Staging* staging = call.options.staging; staging != nullptr) {
     engine_->attach(staging);
     staging->willWrite(flat->bytes, bytes, bytes);
   }
-  SW_RETURN_IF_ERROR(engine_->submitPoint(work, [&](PointToPoint& points) { points.start(work); }));
+  const CallRecord record{.name = "recv",
+                          .outputs = std::span(&tensor, 1),
+                          .lists = CallRecord::Lists::kJoined,
+                          .isMessage = true,
+                          .source = peer,
+                          .destination = rank(),
+                          .tag = tag};
+  SW_RETURN_IF_ERROR(engine_->submitPoint(
+      work, [&](PointToPoint& points) { points.start(work); }, record));
   return WorkPtr(std::move(work));
 }
 
+void CommunicatorImpl::setGlobalRanks(std::vector<std::int64_t> ranks) {
+  if (owner().isHere()) {
+    engine_->setGlobalRanks(std::move(ranks));
+  }
+}
+
 void CommunicatorImpl::abort(const std::string& reason) {
+  if (!owner().isHere()) {
+    return;
+  }
   engine_->abort({StatusCode::kAborted, fmt::format("aborted on {}{}{}", engine_->groupLabel(), reason.empty() ? "" : ": ", reason)});
 }
 

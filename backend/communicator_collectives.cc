@@ -1,9 +1,13 @@
-// The collectives of a communicator: check the tensors, flatten them, hand the stages to the engine.
+// Each collective checks its tensors, makes flat views of them (copies of those that are not contiguous), and describes itself as a
+// CollectiveCall. start() does the rest, alike for all: find the earlier operations over the same memory, take the runs of the call's
+// stages from the program cache, hold them back until the earlier operations are over, and hand them to the engine.
 #include <fmt/format.h>
 
 #include "backend/communicator_impl.h"
+#include "backend/exec/argument_check.h"
 #include "backend/exec/run.h"
 #include "backend/flat_tensor.h"
+#include "backend/list_memory.h"
 
 namespace shardwire::internal {
 
@@ -15,6 +19,21 @@ std::span<const TensorView> one(const TensorView& view) {
 
 constexpr std::span<const TensorView> kNone{};
 
+// As torch writes such calls down in its own flight recorder, whose tools compare the sizes.
+CallRecord::Lists listsOf(Collective kind) {
+  switch (kind) {
+    case Collective::kAllToAll:
+      return CallRecord::Lists::kJoined;
+    case Collective::kAllGather:
+    case Collective::kGather:
+    case Collective::kScatter:
+    case Collective::kReduceScatter:
+      return CallRecord::Lists::kStacked;
+    default:
+      return CallRecord::Lists::kEach;
+  }
+}
+
 }  // namespace
 
 std::shared_ptr<void> CommunicatorImpl::Call::keepAlive(std::shared_ptr<void> scratch) const {
@@ -24,17 +43,76 @@ std::shared_ptr<void> CommunicatorImpl::Call::keepAlive(std::shared_ptr<void> sc
   return std::make_shared<std::array<std::shared_ptr<void>, 3>>(std::array{options.keepAlive, flat.memory(), std::move(scratch)});
 }
 
+// What the operation touches until it is done. Tensors that have copies are read when it starts, and written at its end if at all.
+MemoryUse& CommunicatorImpl::Call::fill(MemoryUse& use, std::span<const TensorView> inputs, std::span<const TensorView> outputs) const {
+  use.reads(inputs);
+  use.writes(outputs);
+  flat.forEachCopied([&](const TensorView& user, bool isWritten) {
+    use.reads(user);
+    if (isWritten) {
+      use.writes(user);
+    }
+  });
+  use.sort();
+  return use;
+}
+
+std::shared_ptr<Activity> CommunicatorImpl::argumentCheck(const Call& call, const CollectiveCall& collective) const {
+  CallArguments arguments;
+  if (collective.kind == Collective::kAllToAll) {
+    arguments.call = fmt::format("all_to_all({})", dtypeName(collective.dtype));
+    const auto shapesOf = [](std::span<const TensorView> tensors) {
+      std::vector<std::string> shapes;
+      for (const TensorView& tensor : tensors) {
+        shapes.push_back(numElements(tensor.shape) == 0 ? "nothing" : fmt::format("{}{}", dtypeName(tensor.dtype), toString(tensor.shape)));
+      }
+      return shapes;
+    };
+    arguments.sends = shapesOf(call.sends);
+    arguments.receives = shapesOf(call.receives);
+  } else {
+    arguments.call = call.like == nullptr ? describe(collective) : describe(collective, call.like->shape);
+  }
+  auto check = std::make_shared<ArgumentCheck>(arguments, worldSize(), rank());
+  check->timeout = call.options.timeout.value_or(Duration{0});
+  return check;
+}
+
 Result<WorkPtr> CommunicatorImpl::start(Call& call, const CollectiveCall& collective, std::span<const TensorView> inputs,
                                         std::span<const TensorView> outputs) {
+  SW_RETURN_IF_ERROR(checkOwner());
+  std::unique_ptr<MemoryUse> use;
+  std::vector<std::shared_ptr<Activity>> earlier;
+  if (!inFlight_->isEmpty()) {
+    use = inFlight_->newUse();
+    earlier = inFlight_->before(call.fill(*use, inputs, outputs));
+  }
   Result<Runs> prepared = programs_.prepare(collective, inputs, outputs);
   if (!prepared.isOk()) {
     return prepared.status();
   }
   Runs& runs = *prepared;
+  std::vector<std::shared_ptr<Activity>> checked;  // with the check before them; mostly empty
+  if (engine_->options().checkAll) {
+    checked.push_back(argumentCheck(call, collective));
+    checked.insert(checked.end(), runs.span().begin(), runs.span().end());
+    earlier.push_back(checked.front());
+  }
+  std::shared_ptr<StartGate> gate;
+  if (earlier.empty()) {
+    call.flat.pack();
+  } else {
+    gate = std::make_shared<StartGate>(std::move(earlier), call.flat.packLater());
+    runs.spin = Duration::zero();
+  }
   for (const auto& activity : runs.span()) {
-    activity->timeout = call.options.timeout.value_or(Duration{0});
+    auto& run = static_cast<Run&>(*activity);
+    run.timeout = call.options.timeout.value_or(Duration{0});
+    if (gate != nullptr) {
+      run.startAfter(gate);
+    }
     if (call.options.staging != nullptr) {
-      static_cast<Run&>(*activity).stage(call.options.staging);
+      run.stage(call.options.staging);
       runs.spin = Duration::zero();  // the inputs are still to come
     }
   }
@@ -42,18 +120,34 @@ Result<WorkPtr> CommunicatorImpl::start(Call& call, const CollectiveCall& collec
   const std::shared_ptr<Activity>& last = runs.activities[runs.count - 1];
   last->keepAlive = call.keepAlive(std::move(runs.scratch));
   last->epilogue = call.flat.finish();
-  SW_RETURN_IF_ERROR(engine_->submit(runs.span(), runs.spin));
+  const CallRecord record{.name = collectiveName(collective.kind).data(),
+                          .inputs = call.givenInputs,
+                          .outputs = call.givenOutputs,
+                          .lists = listsOf(collective.kind),
+                          .isHeldBack = gate != nullptr};
+  SW_RETURN_IF_ERROR(
+      engine_->submit(checked.empty() ? runs.span() : std::span<const std::shared_ptr<Activity>>(checked), runs.spin, record));
+  if (!last->isDone()) {
+    if (use == nullptr) {
+      use = inFlight_->newUse();
+      call.fill(*use, inputs, outputs);
+    }
+    if (!use->isEmpty()) {
+      inFlight_->add(last, std::move(use));
+    }
+  }
+  inFlight_->giveBack(std::move(use));
   return WorkPtr(last);
 }
 
 Result<WorkPtr> CommunicatorImpl::barrier(CallOptions options) {
-  Call call{std::move(options), {}};
+  Call call{.options = std::move(options)};
   return start(call, {.kind = Collective::kBarrier, .dtype = DType::kUInt8}, kNone, kNone);
 }
 
 Result<WorkPtr> CommunicatorImpl::broadcast(TensorView tensor, Rank root, CallOptions options) {
   SW_RETURN_IF_ERROR(checkRoot(root, "broadcast"));
-  Call call{std::move(options), {}};
+  Call call{.options = std::move(options), .like = &tensor, .givenInputs = one(tensor), .givenOutputs = one(tensor)};
   const bool isRoot = rank() == root;
   Result<TensorView> flat = isRoot ? call.flat.input(tensor) : call.flat.output(tensor);
   if (!flat.isOk()) {
@@ -65,7 +159,7 @@ Result<WorkPtr> CommunicatorImpl::broadcast(TensorView tensor, Rank root, CallOp
 
 Result<WorkPtr> CommunicatorImpl::allReduce(TensorView tensor, ReduceOp op, CallOptions options) {
   SW_RETURN_IF_ERROR(checkReduction(tensor.dtype, op, "all_reduce"));
-  Call call{std::move(options), {}};
+  Call call{.options = std::move(options), .like = &tensor, .givenInputs = one(tensor), .givenOutputs = one(tensor)};
   Result<TensorView> flat = call.flat.inOut(tensor);
   if (!flat.isOk()) {
     return flat.status();
@@ -76,7 +170,7 @@ Result<WorkPtr> CommunicatorImpl::allReduce(TensorView tensor, ReduceOp op, Call
 Result<WorkPtr> CommunicatorImpl::reduce(TensorView tensor, Rank root, ReduceOp op, CallOptions options) {
   SW_RETURN_IF_ERROR(checkRoot(root, "reduce"));
   SW_RETURN_IF_ERROR(checkReduction(tensor.dtype, op, "reduce"));
-  Call call{std::move(options), {}};
+  Call call{.options = std::move(options), .like = &tensor, .givenInputs = one(tensor), .givenOutputs = one(tensor)};
   const bool isRoot = rank() == root;
   Result<TensorView> flat = isRoot ? call.flat.inOut(tensor) : call.flat.input(tensor);
   if (!flat.isOk()) {
@@ -87,7 +181,7 @@ Result<WorkPtr> CommunicatorImpl::reduce(TensorView tensor, Rank root, ReduceOp 
 
 Result<WorkPtr> CommunicatorImpl::startGathering(CollectiveCall collective, TensorView input, std::span<const TensorView> outputs,
                                                  CallOptions options) {
-  Call call{std::move(options), {}};
+  Call call{.options = std::move(options), .like = &input, .givenInputs = one(input), .givenOutputs = outputs};
   Result<TensorView> flat = call.flat.input(input);
   SW_RETURN_IF_ERROR(flat.status());
   const Result<std::vector<TensorView>> flatOutputs = call.flat.outputs(outputs);
@@ -98,7 +192,7 @@ Result<WorkPtr> CommunicatorImpl::startGathering(CollectiveCall collective, Tens
 
 Result<WorkPtr> CommunicatorImpl::startScattering(CollectiveCall collective, TensorView output, std::span<const TensorView> inputs,
                                                   CallOptions options) {
-  Call call{std::move(options), {}};
+  Call call{.options = std::move(options), .like = &output, .givenInputs = inputs, .givenOutputs = one(output)};
   Result<TensorView> flat = call.flat.output(output);
   SW_RETURN_IF_ERROR(flat.status());
   const Result<std::vector<TensorView>> flatInputs = call.flat.inputs(inputs);
@@ -109,22 +203,26 @@ Result<WorkPtr> CommunicatorImpl::startScattering(CollectiveCall collective, Ten
 
 Result<WorkPtr> CommunicatorImpl::allGather(TensorView input, std::span<const TensorView> outputs, CallOptions options) {
   SW_RETURN_IF_ERROR(checkList(outputs, input.dtype, numElements(input.shape), "all_gather", "outputs"));
+  SW_RETURN_IF_ERROR(checkListMemory({"all_gather", "input", "output"}, rank(), one(input), outputs));
   return startGathering({.kind = Collective::kAllGather, .dtype = input.dtype}, input, outputs, std::move(options));
 }
 
 Result<WorkPtr> CommunicatorImpl::gather(TensorView input, std::span<const TensorView> outputs, Rank root, CallOptions options) {
   SW_RETURN_IF_ERROR(checkRootList(outputs, input, root, "gather", "outputs"));
+  SW_RETURN_IF_ERROR(checkListMemory({"gather", "input", "output"}, rank(), one(input), outputs));
   return startGathering({.kind = Collective::kGather, .dtype = input.dtype, .root = root}, input, outputs, std::move(options));
 }
 
 Result<WorkPtr> CommunicatorImpl::scatter(TensorView output, std::span<const TensorView> inputs, Rank root, CallOptions options) {
   SW_RETURN_IF_ERROR(checkRootList(inputs, output, root, "scatter", "inputs"));
+  SW_RETURN_IF_ERROR(checkListMemory({"scatter", "input", "output"}, rank(), inputs, one(output)));
   return startScattering({.kind = Collective::kScatter, .dtype = output.dtype, .root = root}, output, inputs, std::move(options));
 }
 
 Result<WorkPtr> CommunicatorImpl::reduceScatter(TensorView output, std::span<const TensorView> inputs, ReduceOp op, CallOptions options) {
   SW_RETURN_IF_ERROR(checkReduction(output.dtype, op, "reduce_scatter"));
   SW_RETURN_IF_ERROR(checkList(inputs, output.dtype, numElements(output.shape), "reduce_scatter", "inputs"));
+  SW_RETURN_IF_ERROR(checkListMemory({"reduce_scatter", "input", "output"}, rank(), inputs, one(output)));
   return startScattering({.kind = Collective::kReduceScatter, .dtype = output.dtype, .op = op}, output, inputs, std::move(options));
 }
 
@@ -132,7 +230,8 @@ Result<WorkPtr> CommunicatorImpl::allToAll(std::span<const TensorView> outputs, 
   const DType dtype = inputs.empty() ? DType::kFloat32 : inputs[0].dtype;
   SW_RETURN_IF_ERROR(checkList(inputs, dtype, -1, "all_to_all", "inputs"));
   SW_RETURN_IF_ERROR(checkList(outputs, dtype, -1, "all_to_all", "outputs"));
-  Call call{std::move(options), {}};
+  SW_RETURN_IF_ERROR(checkListMemory({"all_to_all", "input", "output"}, rank(), inputs, outputs));
+  Call call{.options = std::move(options), .sends = inputs, .receives = outputs, .givenInputs = inputs, .givenOutputs = outputs};
   const Result<std::vector<TensorView>> flatInputs = call.flat.inputs(inputs);
   const Result<std::vector<TensorView>> flatOutputs = call.flat.outputs(outputs);
   if (!flatInputs.isOk() || !flatOutputs.isOk()) {
@@ -156,14 +255,16 @@ Result<WorkPtr> CommunicatorImpl::allToAll(std::span<const TensorView> outputs, 
 
 Status CommunicatorImpl::checkRoot(Rank root, const char* name) const {
   if (root < 0 || root >= worldSize()) {
-    return {StatusCode::kInvalidArgument, fmt::format("{}: root {} is not a rank of this group of {}", name, root, worldSize())};
+    return {StatusCode::kInvalidArgument,
+            fmt::format("{}: root {} is out of range: the group has {} ranks, 0 to {}", name, root, worldSize(), worldSize() - 1)};
   }
   return Status::ok();
 }
 
 Status CommunicatorImpl::checkPeer(Rank peer, const char* name) const {
   if (peer < 0 || peer >= worldSize()) {
-    return {StatusCode::kInvalidArgument, fmt::format("{}: {} is not a rank of this group of {}", name, peer, worldSize())};
+    return {StatusCode::kInvalidArgument,
+            fmt::format("{}: rank {} is out of range: the group has {} ranks, 0 to {}", name, peer, worldSize(), worldSize() - 1)};
   }
   if (peer == rank()) {
     return {StatusCode::kInvalidArgument, fmt::format("{}: rank {} cannot exchange a message with itself", name, peer)};

@@ -6,9 +6,12 @@
 #include <string>
 #include <vector>
 
+#include "backend/base/mutex.h"
 #include "backend/compiled_op_impl.h"
 #include "backend/exec/engine.h"
 #include "backend/flat_tensor.h"
+#include "backend/in_flight.h"
+#include "backend/plan_cache.h"
 #include "backend/program_cache.h"
 #include "shardwire/communicator.h"
 
@@ -17,19 +20,20 @@ namespace shardwire::internal {
 class CommunicatorImpl final : public Communicator {
  public:
   CommunicatorImpl(std::shared_ptr<Engine> engine, std::vector<ForcedAlgorithm> forced);
-  ~CommunicatorImpl() override { engine_->shutdown(); }
+  ~CommunicatorImpl() override;
 
   Rank rank() const override { return engine_->rank(); }
   int worldSize() const override { return engine_->worldSize(); }
   const std::string& groupName() const override { return engine_->groupName(); }
-  Duration timeout() const override { return engine_->timeout(); }
-  void setTimeout(Duration timeout) override { engine_->setTimeout(timeout); }
-  std::uint64_t sequenceNumber() const override { return engine_->sequenceNumber(); }
-  Status status() const override { return engine_->status(); }
+  Duration timeout() const override { return owner().isHere() ? engine_->timeout() : engine_->options().timeout; }
+  void setTimeout(Duration timeout) override;
+  std::uint64_t sequenceNumber() const override { return owner().isHere() ? engine_->sequenceNumber() : 0; }
+  Status status() const override;
   std::string describeTransports() const override { return engine_->describeTransports(); }
   std::string describeCollectives() const override;
 
   Result<std::shared_ptr<CompiledOp>> compileOp(const LocalSpec& spec, std::optional<Duration> timeout) override;
+  Result<std::shared_ptr<CompiledOp>> attach(const CompiledOp& planned, std::optional<Duration> timeout) override;
 
   Result<WorkPtr> barrier(CallOptions call) override;
   Result<WorkPtr> broadcast(TensorView tensor, Rank root, CallOptions call) override;
@@ -43,22 +47,39 @@ class CommunicatorImpl final : public Communicator {
   Result<WorkPtr> send(TensorView tensor, Rank peer, int tag, CallOptions call) override;
   Result<WorkPtr> recv(TensorView tensor, Rank peer, int tag, CallOptions call) override;
 
+  Result<std::shared_ptr<SymmetricMemory>> makeSymmetric(const SymmetricRequest& request, std::optional<Duration> timeout) override;
+  Status symmetricBarrier(std::optional<Duration> timeout) override;
+  Status agree(const std::string& what, const std::string& text, const std::string& error, std::optional<Duration> timeout) override;
+
   void abort(const std::string& reason) override;
+  void setGlobalRanks(std::vector<std::int64_t> ranks) override;
 
  private:
   // One call: its flat tensors and what must live as long as it.
   struct Call {
     CallOptions options;
     FlatTensors flat;
+    // For Options::checkAll, as the caller gave them: the tensor whose shape all ranks have, or the lists of all_to_all.
+    const TensorView* like = nullptr;
+    std::span<const TensorView> sends = {};
+    std::span<const TensorView> receives = {};
+    // For the flight recorder, as the caller gave them.
+    std::span<const TensorView> givenInputs = {};
+    std::span<const TensorView> givenOutputs = {};
     std::shared_ptr<void> keepAlive(std::shared_ptr<void> scratch = nullptr) const;
+    MemoryUse& fill(MemoryUse& use, std::span<const TensorView> inputs, std::span<const TensorView> outputs) const;
   };
 
   // `inputs` and `outputs` are flat, contiguous and as `collective` says.
+  std::shared_ptr<Activity> argumentCheck(const Call& call, const CollectiveCall& collective) const;
   Result<WorkPtr> start(Call& call, const CollectiveCall& collective, std::span<const TensorView> inputs,
                         std::span<const TensorView> outputs);
   // One tensor to many, and many to one; the tensors are checked.
   Result<WorkPtr> startGathering(CollectiveCall collective, TensorView input, std::span<const TensorView> outputs, CallOptions options);
   Result<WorkPtr> startScattering(CollectiveCall collective, TensorView output, std::span<const TensorView> inputs, CallOptions options);
+  // Every call comes by here first, before any lock: threads that the child of a fork lacks may have held it.
+  const OwnerProcess& owner() const { return engine_->owner(); }
+  Status checkOwner() const { return owner().isHere() ? Status::ok() : owner().check(engine_->groupLabel()); }
   Status checkRoot(Rank root, const char* name) const;
   Status checkPeer(Rank peer, const char* name) const;
   Status checkReduction(DType dtype, ReduceOp op, const char* name) const;
@@ -68,7 +89,11 @@ class CommunicatorImpl final : public Communicator {
   Status checkList(std::span<const TensorView> tensors, DType dtype, std::int64_t numElems, const char* name, const char* list) const;
 
   const std::shared_ptr<Engine> engine_;
+  const std::shared_ptr<InFlight> inFlight_ = std::make_shared<InFlight>();
   ProgramCache programs_;
+  PlanCache plans_;
+  Mutex symmetricMutex_;
+  std::shared_ptr<SymmetricMemory> barrierWords_ SW_GUARDED_BY(symmetricMutex_);  // made by the first symmetricBarrier()
 };
 
 }  // namespace shardwire::internal

@@ -2,20 +2,23 @@
 #pragma once
 
 #include <memory>
-#include <mutex>
 #include <string>
 #include <vector>
 
+#include "backend/base/mutex.h"
 #include "backend/exec/engine.h"
 #include "backend/exec/plan_run.h"
-#include "ops/plan/redistribute.h"
+#include "backend/in_flight.h"
+#include "backend/op_facts.h"
 #include "shardwire/compiled_op.h"
 
 namespace shardwire::internal {
 
 class CompiledOpImpl final : public CompiledOp, public std::enable_shared_from_this<CompiledOpImpl> {
  public:
-  CompiledOpImpl(std::shared_ptr<Engine> engine, std::shared_ptr<const GlobalSpec> spec, Plan plan, double compileSeconds);
+  // `inFlight`: the communicator's.
+  CompiledOpImpl(std::shared_ptr<Engine> engine, std::shared_ptr<InFlight> inFlight, OpFacts facts, PlanProvenance provenance,
+                 double compileSeconds);
 
   Status check(std::span<const TensorView> inputs, std::span<const TensorView> outputs) const override;
   Result<WorkPtr> run(std::span<const TensorView> inputs, std::span<const TensorView> outputs, std::shared_ptr<void> keepAlive,
@@ -24,28 +27,38 @@ class CompiledOpImpl final : public CompiledOp, public std::enable_shared_from_t
                                         std::shared_ptr<void> keepAlive, std::optional<Duration> timeout) override;
   OpStats stats() const override;
   std::string explain() const override;
-  std::string explainJson() const override;
-  const std::vector<LocalTensor>& inputs() const override { return mine().inputs; }
-  const std::vector<LocalTensor>& outputs() const override { return mine().outputs; }
-  const std::vector<TensorDecl>& tensors() const override { return tensors_; }
+  std::string explainJson() const override { return facts_.explainJson(); }
+  std::string planBytes() const override { return encodeRow(facts_.row()); }
+  const PlanProvenance& planProvenance() const override { return provenance_; }
+  const std::vector<LocalTensor>& inputs() const override { return facts_.agreed().inputs; }
+  const std::vector<LocalTensor>& outputs() const override { return facts_.agreed().outputs; }
+  const std::vector<TensorDecl>& tensors() const override { return facts_.agreed().tensors; }
 
  private:
   friend class BoundOpImpl;
-  const RankSpec& mine() const { return spec_->ranks[static_cast<std::size_t>(engine_->rank())]; }
-  Result<WorkPtr> start(std::shared_ptr<PlanRun> run, std::shared_ptr<void> keepAlive, std::optional<Duration> timeout);
+  // Before any lock: threads that the child of a fork lacks may have held it.
+  Status checkOwner() const { return engine_->owner().isHere() ? Status::ok() : engine_->owner().check(facts_.label()); }
+  // `makeUse` gives what the run touches, and is called only when somebody must know it.
+  struct Views {
+    std::span<const TensorView> inputs;
+    std::span<const TensorView> outputs;
+  };
+  template <typename MakeUse>
+  Result<WorkPtr> start(std::shared_ptr<PlanRun> run, Views views, std::shared_ptr<void> keepAlive, std::optional<Duration> timeout,
+                        MakeUse&& makeUse);
 
   const std::shared_ptr<Engine> engine_;
-  const std::shared_ptr<const GlobalSpec> spec_;
+  const std::shared_ptr<InFlight> inFlight_;
+  const OpFacts facts_;
+  const PlanProvenance provenance_;
   const std::shared_ptr<const Plan> plan_;
-  const std::string label_;  // "compile_op" or "compile_op \"name\"", for messages
   const Description description_;
   const double compileSeconds_;
-  std::vector<TensorDecl> tensors_;
 
-  mutable std::mutex mutex_;  // guards what follows
-  RunPool<PlanRun> pool_;
-  std::uint64_t numRuns_ = 0;
-  std::weak_ptr<PlanRun> lastRun_;
+  mutable Mutex mutex_;
+  RunPool<PlanRun> pool_ SW_GUARDED_BY(mutex_);
+  std::uint64_t numRuns_ SW_GUARDED_BY(mutex_) = 0;
+  std::weak_ptr<PlanRun> lastRun_ SW_GUARDED_BY(mutex_);
 };
 
 }  // namespace shardwire::internal

@@ -1,7 +1,7 @@
 #include "backend/flat_tensor.h"
 
 #include "backend/memory/shared_heap.h"
-#include "ops/plan/strided_runs.h"
+#include "ops/boxes/copy_box.h"
 
 namespace shardwire::internal {
 
@@ -33,13 +33,10 @@ Result<TensorView> FlatTensors::flatten(const TensorView& tensor, bool pack, boo
     return memory.status();
   }
   auto* packed = static_cast<std::byte*>(memory->get());
-  if (pack) {
-    packBox(packed, boxOf(tensor, Dims::filled(tensor.shape.size(), 0)), tensor.shape, elementBytes(tensor.dtype));
-  }
   if (copies_ == nullptr) {
     copies_ = std::make_shared<std::vector<Copy>>();
   }
-  copies_->push_back({tensor, packed, std::move(*memory), unpack});
+  copies_->push_back({tensor, packed, std::move(*memory), pack, unpack});
   return TensorView::contiguous(packed, tensor.dtype, {elems});
 }
 
@@ -54,6 +51,14 @@ Result<std::vector<TensorView>> FlatTensors::flattenAll(std::span<const TensorVi
     flat.push_back(*view);
   }
   return flat;
+}
+
+void FlatTensors::pack(const std::vector<Copy>* copies) {
+  for (std::size_t i = 0; copies != nullptr && i < copies->size(); ++i) {
+    if (const Copy& copy = (*copies)[i]; copy.pack) {
+      packBox(copy.packed, boxOf(copy.user, Dims::filled(copy.user.shape.size(), 0)), copy.user.shape, elementBytes(copy.user.dtype));
+    }
+  }
 }
 
 std::function<void()> FlatTensors::finish() const {

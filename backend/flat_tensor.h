@@ -1,4 +1,5 @@
-// Collectives plan over flat, contiguous tensors. A tensor that is not contiguous is packed into a copy first, and unpacked at the end.
+// Collectives plan over flat, contiguous tensors. A tensor that is not contiguous is packed into a copy when the operation starts, and
+// unpacked at its end.
 #pragma once
 
 #include <functional>
@@ -24,6 +25,19 @@ class FlatTensors {
   Result<std::vector<TensorView>> inputs(std::span<const TensorView> tensors) { return flattenAll(tensors, true, false); }
   Result<std::vector<TensorView>> outputs(std::span<const TensorView> tensors) { return flattenAll(tensors, false, true); }
 
+  // Packs the copies of inputs: to be called once, before anything reads the flat views. No effect when no copy was needed.
+  void pack() const { pack(copies_.get()); }
+  // The same as a function that holds the copies.
+  std::function<void()> packLater() const {
+    return copies_ == nullptr ? std::function<void()>() : [copies = copies_] { pack(copies.get()); };
+  }
+  // The tensors that copies stand for.
+  template <typename Visit>
+  void forEachCopied(Visit&& visit) const {
+    for (std::size_t i = 0; copies_ != nullptr && i < copies_->size(); ++i) {
+      visit((*copies_)[i].user, (*copies_)[i].unpack);
+    }
+  }
   // Unpacks the copies of outputs; empty when there are none. Holds the copies.
   std::function<void()> finish() const;
   // Holds the copies (null when none was needed).
@@ -34,8 +48,10 @@ class FlatTensors {
     TensorView user;
     std::byte* packed;
     std::shared_ptr<void> memory;
+    bool pack;
     bool unpack;
   };
+  static void pack(const std::vector<Copy>* copies);
   Result<TensorView> flatten(const TensorView& tensor, bool pack, bool unpack);
   Result<std::vector<TensorView>> flattenAll(std::span<const TensorView> tensors, bool pack, bool unpack);
   std::shared_ptr<std::vector<Copy>> copies_;

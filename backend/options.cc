@@ -3,11 +3,13 @@
 #include <fmt/format.h>
 #include <stdlib.h>
 
+#include <array>
 #include <charconv>
 #include <cmath>
 #include <limits>
 #include <optional>
 #include <string_view>
+#include <utility>
 
 namespace shardwire {
 namespace {
@@ -87,33 +89,44 @@ Status readDuration(const char* name, Duration unit, bool negativeIsLegal, Durat
   return Status::ok();
 }
 
-constexpr const char* kOrdinaryPathName = "SHARDWIRE_ORDINARY_PATH";
+// A setting with named values; the first is the one without the variable.
+template <typename T>
+using Choices = std::array<std::pair<std::string_view, T>, 3>;
 
-Status readOrdinaryPath(OrdinaryPath* path) {
-  const auto text = variable(kOrdinaryPathName);
-  if (!text || *text == "auto") {
-    return Status::ok();
+constexpr Choices<OrdinaryPath> kOrdinaryPaths = {
+    {{"auto", OrdinaryPath::kAuto}, {"cross_memory", OrdinaryPath::kCrossMemory}, {"staged", OrdinaryPath::kStaged}}};
+constexpr Choices<LinksWhen> kLinks = {{{"auto", LinksWhen::kAuto}, {"eager", LinksWhen::kEager}, {"lazy", LinksWhen::kLazy}}};
+
+template <typename T>
+Status readChoice(const char* name, const Choices<T>& choices, T* value) {
+  const auto text = variable(name);
+  for (const auto& [choice, meaning] : choices) {
+    if (text.value_or(choices[0].first) == choice) {
+      *value = meaning;
+      return Status::ok();
+    }
   }
-  if (*text == "cross_memory") {
-    *path = OrdinaryPath::kCrossMemory;
-  } else if (*text == "staged") {
-    *path = OrdinaryPath::kStaged;
-  } else {
-    return invalid(kOrdinaryPathName, *text, "one of auto, cross_memory, staged");
-  }
-  return Status::ok();
+  return invalid(name, *text, fmt::format("one of {}, {}, {}", choices[0].first, choices[1].first, choices[2].first));
 }
 
-std::string_view ordinaryPathName(OrdinaryPath path) {
-  switch (path) {
-    case OrdinaryPath::kAuto:
-      return "auto";
-    case OrdinaryPath::kCrossMemory:
-      return "cross_memory";
-    case OrdinaryPath::kStaged:
-      return "staged";
+template <typename T>
+std::string_view choiceName(const Choices<T>& choices, T value) {
+  for (const auto& [choice, meaning] : choices) {
+    if (meaning == value) {
+      return choice;
+    }
   }
   return "?";
+}
+
+Status readCheck(bool* checkAll) {
+  constexpr const char* kName = "SHARDWIRE_CHECK";
+  const auto text = variable(kName);
+  if (text && *text != "full" && *text != "default") {
+    return invalid(kName, *text, "one of full, default");
+  }
+  *checkAll = text && *text == "full";
+  return Status::ok();
 }
 
 // The first of these that is set: our own name, then those that users of NCCL and gloo know.
@@ -124,6 +137,33 @@ std::string firstOf(std::initializer_list<const char*> names) {
     }
   }
   return {};
+}
+
+constexpr int kMaxRecordedOps = 1 << 20;
+
+Status readRecordedOps(int* numOps) {
+  for (const char* const name : {"SHARDWIRE_RECORDED_OPS", "TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE"}) {
+    const auto text = variable(name);
+    if (!text) {
+      continue;
+    }
+    const auto [end, error] = std::from_chars(text->data(), text->data() + text->size(), *numOps);
+    if (error != std::errc() || end != text->data() + text->size() || *numOps < 0 || *numOps > kMaxRecordedOps) {
+      return invalid(name, *text, fmt::format("a number between 0 and {}", kMaxRecordedOps));
+    }
+    return Status::ok();  // the first that is set
+  }
+  return Status::ok();
+}
+
+Status readStatus(bool* serves) {
+  constexpr const char* kName = "SHARDWIRE_STATUS";
+  const auto text = variable(kName);
+  if (text && *text != "0" && *text != "1") {
+    return invalid(kName, *text, "one of 0, 1");
+  }
+  *serves = text && *text == "1";
+  return Status::ok();
 }
 
 Status readGidIndex(int* index) {
@@ -143,17 +183,23 @@ Status readGidIndex(int* index) {
 Result<Options> Options::fromEnvironment() {
   Options options;
   SW_RETURN_IF_ERROR(readDuration("SHARDWIRE_TIMEOUT_S", std::chrono::seconds(1), false, &options.timeout));
+  SW_RETURN_IF_ERROR(readDuration("SHARDWIRE_GRACE_S", std::chrono::seconds(1), true, &options.grace));
   SW_RETURN_IF_ERROR(readDuration("SHARDWIRE_SPIN_US", std::chrono::microseconds(1), true, &options.spin));
   SW_RETURN_IF_ERROR(readBytes("SHARDWIRE_RING_BYTES", kMinRingBytes, kMaxRingBytes, false, &options.ringBytes));
   SW_RETURN_IF_ERROR(readBytes("SHARDWIRE_INLINE_BYTES", 0, kMaxInlineBytes, true, &options.inlineBytes));
-  SW_RETURN_IF_ERROR(readOrdinaryPath(&options.ordinaryPath));
+  SW_RETURN_IF_ERROR(readChoice("SHARDWIRE_ORDINARY_PATH", kOrdinaryPaths, &options.ordinaryPath));
   options.transports = firstOf({"SHARDWIRE_TRANSPORTS"});
+  SW_RETURN_IF_ERROR(readChoice("SHARDWIRE_LINKS", kLinks, &options.links));
   options.hostId = firstOf({"SHARDWIRE_HOST_ID", "NCCL_HOSTID"});
   options.socketIfname = firstOf({"SHARDWIRE_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"});
   options.jobToken = firstOf({"SHARDWIRE_JOB_TOKEN"});
   options.rdmaDevices = firstOf({"SHARDWIRE_RDMA_DEVICES", "NCCL_IB_HCA"});
   SW_RETURN_IF_ERROR(readGidIndex(&options.rdmaGidIndex));
+  SW_RETURN_IF_ERROR(readCheck(&options.checkAll));
   options.algorithms = variable("SHARDWIRE_ALGORITHMS").value_or("");
+  SW_RETURN_IF_ERROR(readRecordedOps(&options.recordedOps));
+  options.recordFile = firstOf({"SHARDWIRE_RECORD_FILE", "TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"});
+  SW_RETURN_IF_ERROR(readStatus(&options.serveStatus));
   SW_RETURN_IF_ERROR(readBytes("SHARDWIRE_HEAP_BYTES", kMinHeapBytes, kMaxHeapBytes, true, &options.heapBytes));
   SW_RETURN_IF_ERROR(readBytes("SHARDWIRE_STAGING_BYTES", kMinStagingBytes, kMaxHeapBytes, false, &options.stagingBytes));
   return options;
@@ -166,12 +212,17 @@ std::string toString(const Options& options) {
       options.spin < Duration::zero() ? "auto" : fmt::format("{}", std::chrono::duration<double, std::micro>(options.spin).count());
   const std::string heap = options.heapBytes == 0 ? "auto" : fmt::format("{}", options.heapBytes);
   return fmt::format(
-      "timeout_s={} spin_us={} ring_bytes={} inline_bytes={} ordinary_path={} heap_bytes={} transports={} host_id={} socket_ifname={} "
+      "timeout_s={} grace_s={} spin_us={} ring_bytes={} inline_bytes={} ordinary_path={} heap_bytes={} transports={} links={} host_id={} "
+      "socket_ifname={} "
       "rdma_devices={} "
-      "rdma_gid_index={} job_token={} algorithms={} staging_bytes={}",
-      timeout.count(), spin, options.ringBytes, options.inlineBytes, ordinaryPathName(options.ordinaryPath), heap,
-      orAuto(options.transports), orAuto(options.hostId), orAuto(options.socketIfname), orAuto(options.rdmaDevices), options.rdmaGidIndex,
-      options.jobToken.empty() ? "none" : "set", orAuto(options.algorithms), options.stagingBytes);
+      "rdma_gid_index={} job_token={} algorithms={} check={} staging_bytes={} "
+      "recorded_ops={} record_file={} status={}",
+      timeout.count(), std::chrono::duration<double>(options.grace).count(), spin, options.ringBytes, options.inlineBytes,
+      choiceName(kOrdinaryPaths, options.ordinaryPath), heap, orAuto(options.transports), choiceName(kLinks, options.links),
+      orAuto(options.hostId), orAuto(options.socketIfname), orAuto(options.rdmaDevices), options.rdmaGidIndex,
+      options.jobToken.empty() ? "none" : "set", orAuto(options.algorithms), options.checkAll ? "full" : "default", options.stagingBytes,
+      options.recordedOps < 0 ? "auto" : fmt::format("{}", options.recordedOps), options.recordFile.empty() ? "none" : options.recordFile,
+      options.serveStatus ? 1 : 0);
 }
 
 }  // namespace shardwire

@@ -1,3 +1,6 @@
+// A call is found by its arguments: first the last one, then by hash. A new one is planned: the algorithm is selected, each stage gets its
+// plan and a pool of runs. prepare() then takes a run for each stage, points it at the call's tensors and lets it follow the run of the
+// stage before. The cache is emptied when it holds too many programs; runs in flight hold their own plan.
 #include "backend/program_cache.h"
 
 #include <algorithm>
@@ -91,7 +94,7 @@ ProgramCache::Kept& ProgramCache::keptFor(const CollectiveCall& call) {
 }
 
 Result<Runs> ProgramCache::prepare(const CollectiveCall& call, std::span<const TensorView> inputs, std::span<const TensorView> outputs) {
-  std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   Kept& kept = keptFor(call);
   Runs runs;
   if (kept.scratchElems > 0) {

@@ -5,11 +5,11 @@
 #include <array>
 #include <cstdint>
 #include <memory>
-#include <mutex>
 #include <span>
 #include <unordered_map>
 #include <vector>
 
+#include "backend/base/mutex.h"
 #include "backend/exec/run.h"
 #include "ops/collectives/collective.h"
 #include "ops/collectives/select.h"
@@ -54,16 +54,16 @@ class ProgramCache {
     std::int64_t scratchElems = 0;
   };
 
-  Kept& keptFor(const CollectiveCall& call);
+  Kept& keptFor(const CollectiveCall& call) SW_REQUIRES(mutex_);
   std::unique_ptr<Kept> make(const CollectiveCall& call) const;
 
   const Rank rank_;
   const Selection selection_;
-  std::mutex mutex_;  // guards what follows
-  std::unordered_multimap<std::uint64_t, std::unique_ptr<Kept>> kept_;
-  Kept* last_ = nullptr;  // most calls repeat the one before
-  std::vector<TensorView> inputs_;
-  std::vector<TensorView> outputs_;
+  Mutex mutex_;
+  std::unordered_multimap<std::uint64_t, std::unique_ptr<Kept>> kept_ SW_GUARDED_BY(mutex_);
+  Kept* last_ SW_GUARDED_BY(mutex_) = nullptr;  // most calls repeat the one before
+  std::vector<TensorView> inputs_ SW_GUARDED_BY(mutex_);
+  std::vector<TensorView> outputs_ SW_GUARDED_BY(mutex_);
 };
 
 }  // namespace shardwire::internal

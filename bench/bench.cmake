@@ -13,6 +13,8 @@ endfunction()
 
 shardwire_bench(rdma_bench bench/rdma_bench.cc bench/bench_ranks.cc bench/bench_store.cc)
 
+shardwire_bench(symm_bench bench/symm_bench.cc bench/bench_ranks.cc bench/bench_store.cc)
+
 if(benchmark_FOUND)
   shardwire_bench(kernels_bench bench/kernels_bench.cc)
   target_link_libraries(kernels_bench PRIVATE benchmark::benchmark benchmark::benchmark_main)

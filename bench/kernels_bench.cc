@@ -6,9 +6,9 @@
 #include <cstring>
 #include <string>
 
-#include "ops/plan/strided_runs.h"
+#include "ops/boxes/copy_box.h"
+#include "ops/boxes/reduce_box.h"
 #include "ops/reduce/isa_kernels.h"
-#include "ops/reduce/reduce_box.h"
 
 namespace shardwire::internal {
 namespace {

@@ -1,6 +1,7 @@
 // What a rank pays to compile: encode, decode, merge and plan. Rows in, columns out, so that every rank talks to many.
 #include <benchmark/benchmark.h>
 
+#include "ops/plan/plan_row.h"
 #include "ops/plan/redistribute.h"
 
 namespace shardwire::internal {
@@ -107,7 +108,40 @@ void compileOneRank(benchmark::State& state) {
     benchmark::DoNotOptimize(redistribute(spec.value(), 0));
   }
 }
-BENCHMARK(compileOneRank)->Args({8, 16})->Args({1024, 64})->Args({16384, 1})->Unit(benchmark::kMicrosecond);
+BENCHMARK(compileOneRank)
+    ->Args({8, 16})
+    ->Args({64, 16})
+    ->Args({1024, 1})
+    ->Args({1024, 16})
+    ->Args({1024, 64})
+    ->Args({16384, 1})
+    ->Unit(benchmark::kMicrosecond);
+
+// What rank 0 pays where it plans for all (WhoPlans::kRank0), beside compileOneRank: decode all, merge, and every rank's row as bytes.
+void compileAllRanks(benchmark::State& state) {
+  std::vector<std::string> encoded;
+  for (const LocalSpec& spec : tileSpecs(state.range(0), state.range(1))) {
+    encoded.push_back(encodeSpec(spec));
+  }
+  for (auto _ : state) {
+    std::vector<LocalSpec> decoded;
+    for (const std::string& bytes : encoded) {
+      decoded.push_back(decodeSpec(bytes).value());
+    }
+    const GlobalSpec spec = mergeSpecs(decoded).value();
+    const auto planner = Planner::create(spec).value();
+    for (Rank rank = 0; rank < static_cast<Rank>(state.range(0)); ++rank) {
+      benchmark::DoNotOptimize(encodeRow({specOf(spec, rank), 0, planner->planOf(rank)}));
+    }
+  }
+}
+BENCHMARK(compileAllRanks)
+    ->Args({8, 16})
+    ->Args({64, 16})
+    ->Args({1024, 1})
+    ->Args({1024, 16})
+    ->Args({1024, 64})
+    ->Unit(benchmark::kMicrosecond);
 
 void traffic(benchmark::State& state) {
   const GlobalSpec spec = mergeSpecs(tileSpecs(state.range(0), state.range(1))).value();

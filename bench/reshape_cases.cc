@@ -9,7 +9,7 @@
 #include <string_view>
 
 #include "backend/memory/shared_heap.h"
-#include "ops/plan/strided_runs.h"
+#include "ops/boxes/copy_box.h"
 
 namespace shardwire::bench {
 

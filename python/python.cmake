@@ -3,13 +3,24 @@ set(SHARDWIRE_PACKAGE_DIR ${PROJECT_BINARY_DIR}/python/shardwire)
 
 file(GLOB BINDING_SOURCES CONFIGURE_DEPENDS python/csrc/*.cc)
 add_library(shardwire_python MODULE ${BINDING_SOURCES})
+shardwire_merge(shardwire_python)
 target_include_directories(shardwire_python SYSTEM PRIVATE ${SHARDWIRE_PYTHON_INCLUDE_DIR})
 target_compile_definitions(shardwire_python PRIVATE TORCH_EXTENSION_NAME=_C SHARDWIRE_VERSION="${PROJECT_VERSION}"
                                                     ${SHARDWIRE_TORCH_PYBIND11_DEFINES})
 target_link_libraries(shardwire_python PRIVATE shardwire_c10d shardwire_warnings ${SHARDWIRE_TORCH_LIB_DIR}/libtorch_python.so)
 # torch is imported before the extension and is found by name then; only our own libraries are looked for, beside it.
 set_target_properties(shardwire_python PROPERTIES PREFIX "" OUTPUT_NAME _C SUFFIX "${SHARDWIRE_PYTHON_EXT_SUFFIX}"
-                      LIBRARY_OUTPUT_DIRECTORY ${SHARDWIRE_PACKAGE_DIR} BUILD_RPATH "$ORIGIN" INSTALL_RPATH "$ORIGIN")
+                      LIBRARY_OUTPUT_DIRECTORY ${SHARDWIRE_PACKAGE_DIR} BUILD_RPATH "$ORIGIN" INSTALL_RPATH "$ORIGIN;$ORIGIN/..")  # the core lies above in a wheel for several torches
+
+# What this build can speak, in the order of preference: the module says it, and the doctor compares it with the machine.
+set(built_transports shm)
+if(VERBS_INCLUDE_DIR)
+  string(APPEND built_transports " rdma")
+endif()
+if(TARGET shardwire_mpi)
+  string(APPEND built_transports " mpi")
+endif()
+target_compile_definitions(shardwire_python PRIVATE SHARDWIRE_TRANSPORTS="${built_transports} tcp")
 
 # What the package checks before it loads the extension.
 file(WRITE ${PROJECT_BINARY_DIR}/_build_info.py.in

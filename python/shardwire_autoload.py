@@ -1,16 +1,27 @@
-"""Makes ``init_process_group("shardwire")`` work without ``import shardwire``.
+"""Makes ``init_process_group("shardwire")`` work without ``import shardwire``, also by ``init_method="mpi://"`` and under srun and mpirun.
 
 torch calls :func:`register` through the entry points ``torch.backends`` (at the end of ``import torch``, from 2.5 on) and
-``torch.distributed.backends`` (when the name is first used, from 2.14 on); ``import shardwire`` calls it as well. It only registers a function:
+``torch.distributed.backends`` (when the name is first used, from 2.14 on); ``import shardwire`` calls it as well. It only registers functions:
 the package itself is imported when the first group is made. Set ``TORCH_DEVICE_BACKEND_AUTOLOAD=0`` to keep torch from calling it.
+Older torches call nothing: a program for them imports shardwire.
+
+``env://``, torch's default, is led through a function of ours: where RANK, WORLD_SIZE, MASTER_ADDR or MASTER_PORT is missing and the group is to be
+ours, ``shardwire._env`` takes the launcher's variables instead. All else goes on to torch's handler as it came.
+
+``SHARDWIRE_AS=gloo`` makes whoever asks torch for gloo get shardwire: :func:`stand_in_for`. docs/drop-in.md.
 
 Registering any third-party backend has one effect on others: on torch 2.6 to 2.13 groups made with a "device:backend" string such as
 ``cpu:gloo`` then report ``undefined`` as their name. Their collectives are not affected.
 """
 
+import os
+import sys
 import warnings
+from typing import Any
 
 NAME = "shardwire"
+OF_TORCH = "torch_gloo"  # torch's own gloo, by name, where ours stands in for it
+_torchs_gloo: Any = None  # its class, then
 
 
 def devices():
@@ -42,8 +53,80 @@ def register(*_ignored):
             _register(dist)
         if hasattr(dist.Backend, "backend_capability"):
             dist.Backend.backend_capability[NAME] = devices()
+        _register_rendezvous()
+        if os.environ.get("SHARDWIRE_AS"):
+            stand_in_for(os.environ["SHARDWIRE_AS"])
     except Exception as error:
         warnings.warn(f"shardwire could not register its torch.distributed backend: {error}")
+
+
+def stand_in_for(name):
+    """From now on groups that are made by the name ``name`` are shardwire's: "gloo", alone, as the default, or in strings such as "cpu:gloo,cuda:nccl".
+
+    To torch, and to who asks ``get_backend``, they are gloo's: what goes by that name works. torch's own gloo is "torch_gloo" then. Groups that are there stay what
+    they are. In this process only: SHARDWIRE_AS=gloo in the environment holds for children as well. ValueError for another name.
+    """
+    global _torchs_gloo
+    if name != "gloo":
+        raise ValueError(f"shardwire stands in for gloo, not for {name!r}: set SHARDWIRE_AS=gloo, or leave it out")
+    import torch.distributed as dist
+    from torch.distributed import distributed_c10d as c10d
+
+    if _torchs_gloo is not None:
+        return
+    if not dist.is_available() or not hasattr(c10d, "ProcessGroupGloo"):
+        raise RuntimeError("this torch was built without gloo: there is nothing to stand in for; use the name shardwire")
+    torchs = c10d.ProcessGroupGloo
+
+    def create(store, rank, size, timeout):
+        return torchs(store, rank, size, timeout=timeout)
+
+    try:
+        dist.Backend.register_backend(OF_TORCH, create, devices=["cpu"])
+    except TypeError:  # torch 1.13 knows no devices
+        dist.Backend.register_backend(OF_TORCH, create)
+    _torchs_gloo = torchs
+    c10d.ProcessGroupGloo = _StandIn
+
+
+class _StandInType(type):
+    """torch makes a group's gloo by calling the name in its own module, and asks there whether a backend is one: both come here."""
+
+    def __call__(cls, store, rank, size, *more, **named):
+        frame = sys._getframe(1)
+        if frame.f_code.co_name != "_new_process_group_helper":  # the helper of TORCH_DISTRIBUTED_DEBUG=DETAIL, for one: by class gloo is gloo
+            return _torchs_gloo(store, rank, size, *more, **named)
+        from shardwire._backend import create_in_place_of_gloo
+
+        known = frame.f_locals
+        return create_in_place_of_gloo(store, rank, size, named.get("timeout", more[0] if more else None), known["group_name"],
+                                       list(known["global_ranks_in_group"]))
+
+    def __instancecheck__(cls, thing):
+        if isinstance(thing, _torchs_gloo):
+            return True
+        ours = sys.modules.get("shardwire._C")
+        return ours is not None and ours.is_backend(thing)
+
+    def __getattr__(cls, name):
+        return getattr(_torchs_gloo, name)
+
+
+class _StandIn(metaclass=_StandInType):
+    """In the place of torch's ProcessGroupGloo."""
+
+
+def register_in_vllm():
+    """Enters ``shardwire.adapters.vllm`` in vLLM's factories of weight transfers as "shardwire". vLLM calls it in all its processes (``vllm.general_plugins``)."""
+    try:
+        from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory, WeightTransferTrainerFactory
+    except ImportError:  # an older vLLM, without trainer engines
+        return
+    for factory, name in ((WeightTransferEngineFactory, "ShardwireWeightTransferEngine"), (WeightTransferTrainerFactory, "ShardwireTrainerWeightTransferEngine")):
+        try:
+            factory.register_engine(NAME, "shardwire.adapters.vllm", name)
+        except ValueError:  # it is there
+            pass
 
 
 def _register(dist):
@@ -59,3 +142,46 @@ def _create(options, backend_options):
     from shardwire._backend import create_from_options
 
     return create_from_options(options, backend_options)
+
+
+def _register_rendezvous():
+    # Not dist.rendezvous, which is a function of that module.
+    module = sys.modules["torch.distributed.rendezvous"]
+    handlers = getattr(module, "_rendezvous_handlers", None)
+    if handlers is None:  # a torch to come: its own error names the missing variable then
+        return
+    if "mpi" not in handlers:
+        module.register_rendezvous_handler("mpi", _meet_by_mpi)
+    elif getattr(handlers["mpi"], "__module__", None) != __name__:
+        warnings.warn(f"another package ({getattr(handlers['mpi'], '__module__', '?')}) has taken mpi:// in torch: shardwire's init_method='mpi://' is not there")
+    original = handlers.get("env")
+    if original is not None and getattr(original, "__module__", None) != __name__:
+        handlers["env"] = lambda url, **options: _meet_by_environment(original, url, **options)
+
+
+def _meet_by_mpi(url, **options):
+    from shardwire._mpi import rendezvous
+
+    return rendezvous(url, **options)
+
+
+def _meet_by_environment(original, url, **options):
+    if _is_for_us(sys._getframe(1)):
+        from shardwire._env import missing_from, rendezvous
+
+        if missing_from(url, os.environ):
+            return rendezvous(url, **options)
+    return original(url, **options)
+
+
+def _is_for_us(frame):
+    """Whether a call of init_process_group for a backend of ours stands behind this frame: torch does not tell a rendezvous whom it serves."""
+    for _ in range(6):
+        if frame is None:
+            return False
+        if frame.f_code.co_name == "init_process_group":
+            asked = str(frame.f_locals.get("backend")).lower()
+            # Without a name torch takes gloo for the CPU.
+            return NAME in asked or (_torchs_gloo is not None and (asked in ("none", "undefined") or "gloo" in asked.replace(OF_TORCH, "")))
+        frame = frame.f_back
+    return False

@@ -1,12 +1,80 @@
 #include "backend/base/fd.h"
 
+#include <pthread.h>
 #include <unistd.h>
 
+#include <unordered_set>
+
+#include "backend/base/mutex.h"
+#include "shardwire/status.h"
+
 namespace shardwire::internal {
+namespace {
+
+// What a child closes. Process-wide by nature.
+struct NotForChildren {
+  Mutex mutex;
+  std::unordered_set<int> fds SW_GUARDED_BY(mutex);
+  std::uint32_t numForks SW_GUARDED_BY(mutex) = 0;  // that led to this process
+};
+NotForChildren& notForChildren() {
+  static auto* made = new NotForChildren;  // never destroyed: descriptors may outlive static destructors
+  return *made;
+}
+
+// Held over the fork, so that no descriptor is between the list and its end.
+void beforeFork() SW_NO_THREAD_SAFETY_ANALYSIS {
+  notForChildren().mutex.lock();
+}
+void afterForkInParent() SW_NO_THREAD_SAFETY_ANALYSIS {
+  notForChildren().mutex.unlock();
+}
+void afterForkInChild() SW_NO_THREAD_SAFETY_ANALYSIS {
+  NotForChildren& list = notForChildren();
+  for (const int fd : list.fds) {
+    ::close(fd);
+  }
+  list.fds.clear();
+  ++list.numForks;
+  list.mutex.unlock();
+}
+
+}  // namespace
+
+void Fd::closeInChildren() {
+  static const int registered = ::pthread_atfork(beforeFork, afterForkInParent, afterForkInChild);
+  SW_CHECK(registered == 0);  // ENOMEM
+  if (fd_ < 0) {
+    return;
+  }
+  NotForChildren& list = notForChildren();
+  const MutexLock lock(list.mutex);
+  list.fds.insert(fd_);
+  forks_ = list.numForks;
+}
+
+int Fd::release() {
+  if (forks_ != kInherited) {
+    NotForChildren& list = notForChildren();
+    const MutexLock lock(list.mutex);
+    if (std::exchange(forks_, kInherited) != list.numForks) {
+      fd_ = -1;
+    }
+    list.fds.erase(fd_);
+  }
+  return std::exchange(fd_, -1);
+}
 
 void Fd::reset(int fd) {
-  if (fd_ >= 0) {
-    ::close(fd_);  // an error here cannot be mended, and Linux closes the descriptor all the same
+  if (fd_ >= 0 && forks_ == kInherited) {
+    ::close(fd_);  // nothing can be done about an error, and Linux closes the descriptor in any case
+  } else if (fd_ >= 0) {
+    NotForChildren& list = notForChildren();
+    const MutexLock lock(list.mutex);
+    if (std::exchange(forks_, kInherited) == list.numForks) {  // else this process closed it when it was forked
+      list.fds.erase(fd_);
+      ::close(fd_);
+    }
   }
   fd_ = fd;
 }

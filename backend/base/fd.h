@@ -1,6 +1,7 @@
 // A file descriptor with one owner, closed when it goes. Any thread; not shared.
 #pragma once
 
+#include <cstdint>
 #include <utility>
 
 namespace shardwire::internal {
@@ -9,10 +10,11 @@ class Fd {
  public:
   Fd() = default;
   explicit Fd(int fd) : fd_(fd) {}
-  Fd(Fd&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
+  Fd(Fd&& other) noexcept : fd_(std::exchange(other.fd_, -1)), forks_(std::exchange(other.forks_, kInherited)) {}
   Fd& operator=(Fd&& other) noexcept {
     if (this != &other) {
       reset(std::exchange(other.fd_, -1));
+      forks_ = std::exchange(other.forks_, kInherited);
     }
     return *this;
   }
@@ -22,13 +24,18 @@ class Fd {
 
   bool isOpen() const { return fd_ >= 0; }
   int get() const { return fd_; }
+  // From here on a child of fork() closes it at once, however long it lives: for a socket whose end tells the peer that this process died.
+  void closeInChildren();
   // Gives the descriptor away without closing it.
-  [[nodiscard]] int release() { return std::exchange(fd_, -1); }
+  [[nodiscard]] int release();
   // Closes the descriptor and takes over `fd`.
   void reset(int fd = -1);
 
  private:
+  static constexpr std::uint32_t kInherited = ~std::uint32_t{0};
+
   int fd_ = -1;
+  std::uint32_t forks_ = kInherited;  // else it is open only in the process that so many forks led to
 };
 
 }  // namespace shardwire::internal

@@ -56,7 +56,7 @@ void writeLogLine(LogLevel level, std::string_view text) {
   std::string line = fmt::format("shardwire {} [{}]: {}", kLevelNames[static_cast<std::size_t>(level)], ::getpid(), text);
   std::replace(line.begin(), line.end(), '\n', ' ');
   line += '\n';
-  // Nowhere to complain to when stderr is gone.
+  // If stderr is gone, there is nowhere to report it.
   [[maybe_unused]] const ssize_t written = ::write(STDERR_FILENO, line.data(), line.size());
 }
 

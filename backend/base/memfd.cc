@@ -44,7 +44,7 @@ Status checkMemfd(int fd, std::uint64_t bytes) {
     return {StatusCode::kMismatch, "a peer's memory is not a sealed memfd"};
   }
   if (static_cast<std::uint64_t>(status.st_size) != bytes) {
-    return {StatusCode::kMismatch, fmt::format("a peer's memory has {} bytes where {} are due", status.st_size, bytes)};
+    return {StatusCode::kMismatch, fmt::format("a peer's memory has {} bytes, {} are expected", status.st_size, bytes)};
   }
   return Status::ok();
 }

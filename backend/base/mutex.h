@@ -20,6 +20,7 @@
 #define SW_ACQUIRE(...) SW_THREAD_ANNOTATION(acquire_capability(__VA_ARGS__))
 #define SW_TRY_ACQUIRE(...) SW_THREAD_ANNOTATION(try_acquire_capability(__VA_ARGS__))
 #define SW_RELEASE(...) SW_THREAD_ANNOTATION(release_capability(__VA_ARGS__))
+#define SW_ASSERT_CAPABILITY(x) SW_THREAD_ANNOTATION(assert_capability(x))
 #define SW_RETURN_CAPABILITY(x) SW_THREAD_ANNOTATION(lock_returned(x))
 #define SW_NO_THREAD_SAFETY_ANALYSIS SW_THREAD_ANNOTATION(no_thread_safety_analysis)
 
@@ -34,6 +35,8 @@ class SW_CAPABILITY("mutex") Mutex {
   void lock() SW_ACQUIRE() { mutex_.lock(); }
   void unlock() SW_RELEASE() { mutex_.unlock(); }
   bool tryLock() SW_TRY_ACQUIRE(true) { return mutex_.try_lock(); }
+  // Tells the analysis what it cannot see: whoever calls this function holds the mutex. Does nothing.
+  void assertHeld() const SW_ASSERT_CAPABILITY(this) {}
 
  private:
   friend class ConditionVariable;
@@ -43,6 +46,8 @@ class SW_CAPABILITY("mutex") Mutex {
 class SW_SCOPED_CAPABILITY MutexLock {
  public:
   explicit MutexLock(Mutex& mutex) SW_ACQUIRE(mutex) : mutex_(mutex) { mutex_.lock(); }
+  // The caller holds it already, by tryLock().
+  MutexLock(Mutex& mutex, std::adopt_lock_t) SW_REQUIRES(mutex) : mutex_(mutex) {}
   MutexLock(const MutexLock&) = delete;
   MutexLock& operator=(const MutexLock&) = delete;
   ~MutexLock() SW_RELEASE() { mutex_.unlock(); }

@@ -3,9 +3,8 @@
 #include <errno.h>
 #include <fmt/format.h>
 #include <sys/random.h>
-#include <unistd.h>
 
-#include "backend/base/mutex.h"
+#include "backend/base/per_process.h"
 #include "backend/base/system_error.h"
 
 namespace shardwire::internal {
@@ -25,19 +24,11 @@ std::string toString(const RandomId& id) {
 }
 
 Result<RandomId> processId() {
-  static Mutex mutex;
-  static pid_t owner = 0;
-  static RandomId id;
-  const MutexLock lock(mutex);
-  if (owner != ::getpid()) {  // first use, or a child that inherited its parent's
-    Result<RandomId> made = makeRandomId();
-    if (!made.isOk()) {
-      return made;
-    }
-    id = *made;
-    owner = ::getpid();
-  }
-  return id;
+  struct Made {
+    const Result<RandomId> id = makeRandomId();
+  };
+  static PerProcess<Made> made;
+  return made.get().id;
 }
 
 }  // namespace shardwire::internal

@@ -12,13 +12,15 @@
 #include "backend/base/fd.h"
 #include "backend/base/system_error.h"
 #include "backend/base/wire.h"
+#include "backend/transport/interfaces.h"
+#include "backend/transport/shm/unix_socket.h"
 
 namespace shardwire::internal {
 namespace {
 
 constexpr std::uint32_t kMagic = 0x44415753;  // "SWAD"
 constexpr std::size_t kMaxTextBytes = 4096;
-constexpr std::size_t kMaxNameBytes = 100;
+constexpr std::size_t kMaxNameBytes = kMaxUnixNameBytes;
 constexpr std::uint32_t kMaxLinks = 256;
 
 Result<std::string> readBootId() {
@@ -37,9 +39,9 @@ Result<std::string> readBootId() {
 }
 
 // 0 where the kernel does not tell: then the handshake finds out.
-std::uint64_t networkNamespace() {
+std::uint64_t userNamespace() {
   struct stat status {};
-  return ::stat("/proc/self/ns/net", &status) == 0 ? status.st_ino : 0;
+  return ::stat("/proc/thread-self/ns/user", &status) == 0 ? status.st_ino : 0;
 }
 
 void writeLinks(ByteWriter& writer, const std::vector<NetAddress>& links) {
@@ -72,19 +74,31 @@ bool readLinks(ByteReader& reader, std::vector<NetAddress>& links) {
 
 }  // namespace
 
+Place placeOf(const RankAddress& address) {
+  return {address.host, address.bootId, address.networkNamespace, address.uid, address.kernel};
+}
+
 std::string encodeAddress(const RankAddress& address) {
   ByteWriter writer;
   writer.u32(kMagic);
   writer.u32(kAddressVersion);
   writer.u8(static_cast<std::uint8_t>(address.failure.code()));
   writer.text(std::string_view(address.failure.message()).substr(0, kMaxTextBytes));
+  writer.u32(address.worldSize);
   writer.text(address.bootId);
   writer.u64(address.networkNamespace);
+  writer.text(address.kernel);
+  writer.u64(address.userNamespace);
   writer.text(address.host);
   writer.u32(address.pid);
   writer.u32(address.uid);
+  writer.u8(address.hasJobToken ? 1 : 0);
+  writer.u8(address.joinsLate ? 1 : 0);
   writer.text(address.socketName);
-  writer.id(address.token);
+  writeId(writer, address.doorToken);
+  writer.text(address.lifeName);
+  writeLinks(writer, address.lifeLinks);
+  writeId(writer, address.token);
   writeLinks(writer, address.links);
   for (const TransportAddress& transport : address.transports) {
     writer.text(transport.bytes);
@@ -108,19 +122,29 @@ Result<RankAddress> decodeAddress(std::string_view bytes) {
   RankAddress address;
   const auto code = static_cast<StatusCode>(reader.u8());
   std::string failure = reader.text(kMaxTextBytes);
+  address.worldSize = reader.u32();
   address.bootId = reader.text(kMaxTextBytes);
   address.networkNamespace = reader.u64();
+  address.kernel = reader.text(kMaxTextBytes);
+  address.userNamespace = reader.u64();
   address.host = reader.text(kMaxTextBytes);
   address.pid = reader.u32();
   address.uid = reader.u32();
-  address.socketName = reader.text(kMaxNameBytes);
-  address.token = reader.id();
-  const bool linksRead = readLinks(reader, address.links);
+  const std::uint8_t hasJobToken = reader.u8();
+  address.hasJobToken = hasJobToken == 1;
+  const std::uint8_t joinsLate = reader.u8();
+  address.joinsLate = joinsLate == 1;
+  address.socketName = reader.text(kMaxUnixNameBytes);
+  address.doorToken = readId(reader);
+  address.lifeName = reader.text(kMaxNameBytes);
+  bool linksRead = readLinks(reader, address.lifeLinks);
+  address.token = readId(reader);
+  linksRead = readLinks(reader, address.links) && linksRead;
   for (TransportAddress& transport : address.transports) {
     transport.bytes = reader.text(kMaxTextBytes);
     transport.whyNot = reader.text(kMaxTextBytes);
   }
-  if (!linksRead || !reader.isDone() || code > StatusCode::kInternal) {
+  if (!linksRead || hasJobToken > 1 || joinsLate > 1 || !reader.isDone() || code > StatusCode::kInternal) {
     return Status{StatusCode::kMismatch, "its address in the store is garbled"};
   }
   if (code != StatusCode::kOk) {
@@ -135,6 +159,10 @@ Result<RankAddress> makeAddress() {
   SW_RETURN_IF_ERROR(bootId.status());
   address.bootId = std::move(*bootId);
   address.networkNamespace = networkNamespace();
+  address.userNamespace = userNamespace();
+  if (address.networkNamespace != 0) {
+    address.kernel = fmt::format("{} {}", address.bootId, address.networkNamespace);
+  }
   std::array<char, 256> host{};
   ::gethostname(host.data(), host.size() - 1);  // for messages only: an empty name does no harm
   address.host = host.data();
@@ -142,7 +170,7 @@ Result<RankAddress> makeAddress() {
   address.uid = ::geteuid();
   const auto name = makeRandomId();
   SW_RETURN_IF_ERROR(name.status());
-  address.socketName = "shardwire-" + toString(*name);
+  address.lifeName = "shardwire-life-" + toString(*name);
   const auto token = makeRandomId();
   SW_RETURN_IF_ERROR(token.status());
   address.token = *token;

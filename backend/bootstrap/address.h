@@ -14,22 +14,30 @@
 
 namespace shardwire::internal {
 
-inline constexpr std::uint32_t kAddressVersion = 2;
+inline constexpr std::uint32_t kAddressVersion = 5;
 
 // What a rank says of one transport: how peers reach it by that, or why they cannot.
 struct TransportAddress {
-  std::string bytes;   // Endpoint::address(); of shm nothing, since the fields of RankAddress say it
+  std::string bytes;   // Endpoint::address()
   std::string whyNot;  // empty: it may be used
   friend bool operator==(const TransportAddress&, const TransportAddress&) = default;
 };
 
 struct RankAddress {
+  std::uint32_t worldSize = 0;         // as this rank was told
   std::string bootId;                  // of the running kernel: equal on all processes of one host, containers included
   std::uint64_t networkNamespace = 0;  // inode; abstract Unix sockets reach no further
+  std::string kernel;                  // "<boot id> <network namespace>" as they are, whatever SHARDWIRE_HOST_ID says; empty: not known
+  std::uint64_t userNamespace = 0;     // inode; numbers of users mean the same within one; 0: not known
   std::string host;                    // for messages
   std::uint32_t pid = 0;
   std::uint32_t uid = 0;
-  std::string socketName;                                       // abstract Unix socket
+  bool hasJobToken = false;                                     // SHARDWIRE_JOB_TOKEN is set there
+  bool joinsLate = false;                                       // it joins peers of its host when they are needed (Options::links)
+  std::string socketName;                                       // abstract Unix socket of its process (ShmDoor)
+  RandomId doorToken;                                           // and the token of that
+  std::string lifeName;                                         // of another that nobody answers: who lives has it (LifeSign)
+  std::vector<NetAddress> lifeLinks;                            // the same for other hosts; empty when no wire may be used
   RandomId token;                                               // a secret; rank 0's is the group's
   std::vector<NetAddress> links;                                // where this rank listens for links; empty when no wire may be used
   std::array<TransportAddress, kNumTransportKinds> transports;  // by TransportKind
@@ -38,11 +46,14 @@ struct RankAddress {
   friend bool operator==(const RankAddress&, const RankAddress&) = default;
 };
 
+Place placeOf(const RankAddress& address);
+
 std::string encodeAddress(const RankAddress& address);
 // kMismatch for bytes that are no address, kUnsupported for another version's.
 Result<RankAddress> decodeAddress(std::string_view bytes);
 
-// This process's, with a new socket name and token. `links` and `transports` are left to the caller.
+// This process's, with a new name of its sign of life and a new token. The world size, the job token's flag, the door, links and transports
+// are left to the caller.
 Result<RankAddress> makeAddress();
 
 std::string addressKey(Rank rank);  // "shardwire/3"

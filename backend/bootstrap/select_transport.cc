@@ -26,19 +26,6 @@ std::optional<TransportKind> findKind(std::string_view name) {
   return std::nullopt;
 }
 
-std::string whyNotShm(const RankAddress& a, const RankAddress& b) {
-  if (a.bootId != b.bootId) {
-    return fmt::format("they run on different hosts ({} and {}; boot ids {} and {})", a.host, b.host, a.bootId, b.bootId);
-  }
-  if (a.uid != b.uid) {
-    return fmt::format("it joins processes of one user, and they run as users {} and {}", a.uid, b.uid);
-  }
-  if (a.networkNamespace != b.networkNamespace) {
-    return "they run in different network namespaces (containers of one host must share one: --network=host or one pod)";
-  }
-  return {};
-}
-
 }  // namespace
 
 Result<AllowedTransports> parseTransports(std::string_view text) {
@@ -77,7 +64,7 @@ Result<AllowedTransports> parseTransports(std::string_view text) {
   return allowed;
 }
 
-TransportChoice chooseTransports(Rank rank, const RankAddress& mine, Rank peer, const RankAddress& theirs, const WireWhyNot& wireWhyNot) {
+TransportChoice chooseTransports(Rank rank, const RankAddress& mine, Rank peer, const RankAddress& theirs, const WhyNot& whyNot) {
   TransportChoice choice;
   for (const TransportKind kind : kByPreference) {
     std::string& why = choice.whyNot[index(kind)];
@@ -88,10 +75,9 @@ TransportChoice chooseTransports(Rank rank, const RankAddress& mine, Rank peer, 
       why = fmt::format("rank {}: {}", std::min(rank, peer), own);
     } else if (const std::string& other = higher.transports[index(kind)].whyNot; !other.empty()) {
       why = fmt::format("rank {}: {}", std::max(rank, peer), other);
-    } else if (kind == TransportKind::kShm) {
-      why = whyNotShm(lower, higher);
     } else {
-      why = wireWhyNot(kind);
+      why = whyOutOfReach(kind, placeOf(lower), placeOf(higher));
+      why = why.empty() ? whyNot(kind) : why;
     }
     if (why.empty()) {
       choice.candidates.push_back(kind);

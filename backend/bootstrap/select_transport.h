@@ -22,10 +22,10 @@ struct TransportChoice {
   std::array<std::string, kNumTransportKinds> whyNot;  // by TransportKind; empty for candidates
 };
 
-// Endpoint::whyNot of a wire between the two ranks.
-using WireWhyNot = std::function<std::string(TransportKind)>;
+// Endpoint::whyNot of a transport that both ranks have, and that reaches from one to the other.
+using WhyNot = std::function<std::string(TransportKind)>;
 
-TransportChoice chooseTransports(Rank rank, const RankAddress& mine, Rank peer, const RankAddress& theirs, const WireWhyNot& wireWhyNot);
+TransportChoice chooseTransports(Rank rank, const RankAddress& mine, Rank peer, const RankAddress& theirs, const WhyNot& whyNot);
 
 // "shm: they run on different hosts (a and b); rdma: ...": the reasons against all kinds before `end` in the order of preference.
 std::string reasons(const TransportChoice& choice, int end = kNumTransportKinds);

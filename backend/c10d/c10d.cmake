@@ -27,6 +27,7 @@ target_link_libraries(shardwire_torch INTERFACE ${SHARDWIRE_TORCH_LIB_DIR}/libto
 
 file(GLOB C10D_SOURCES CONFIGURE_DEPENDS backend/c10d/*.cc)
 add_library(shardwire_c10d SHARED ${C10D_SOURCES})
+shardwire_merge(shardwire_c10d AT_MOST 12)
 target_include_directories(shardwire_c10d PUBLIC $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}>)
 # Header-only: torch wheels bring a newer fmt of their own, whose headers come first and do not fit the system's library.
 target_link_libraries(shardwire_c10d PUBLIC shardwire_core PRIVATE fmt::fmt-header-only PUBLIC $<BUILD_INTERFACE:shardwire_torch>

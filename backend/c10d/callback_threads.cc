@@ -5,41 +5,43 @@
 namespace shardwire::internal {
 
 CallbackThreads::~CallbackThreads() {
-  const std::lock_guard lock(state_->mutex);
+  const MutexLock lock(state_->mutex);
   state_->stopping = true;
-  state_->changed.notify_all();
+  state_->changed.notifyAll();
 }
 
 void CallbackThreads::post(std::function<void()> callback) {
   bool start = false;
   {
-    const std::lock_guard lock(state_->mutex);
+    const MutexLock lock(state_->mutex);
     state_->posted.push_back(std::move(callback));
     start = state_->idle < static_cast<int>(state_->posted.size());
   }
   if (start) {
     std::thread([state = state_] { run(state); }).detach();
   } else {
-    state_->changed.notify_one();
+    state_->changed.notifyOne();
   }
 }
 
+std::function<void()> CallbackThreads::next(State& state) {
+  const MutexLock lock(state.mutex);
+  ++state.idle;
+  while (!state.stopping && state.posted.empty()) {
+    state.changed.wait(state.mutex);
+  }
+  --state.idle;
+  if (state.posted.empty()) {
+    return nullptr;
+  }
+  std::function<void()> callback = std::move(state.posted.front());
+  state.posted.pop_front();
+  return callback;
+}
+
 void CallbackThreads::run(const std::shared_ptr<State>& state) {
-  std::unique_lock lock(state->mutex);
-  for (;;) {
-    ++state->idle;
-    state->changed.wait(lock, [&] { return state->stopping || !state->posted.empty(); });
-    --state->idle;
-    if (state->posted.empty()) {
-      return;
-    }
-    {
-      const std::function<void()> callback = std::move(state->posted.front());
-      state->posted.pop_front();
-      lock.unlock();
-      callback();
-    }
-    lock.lock();
+  while (const std::function<void()> callback = next(*state)) {
+    callback();
   }
 }
 

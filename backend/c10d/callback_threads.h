@@ -2,11 +2,11 @@
 // must run meanwhile. Threads start when they are first needed. Any thread.
 #pragma once
 
-#include <condition_variable>
 #include <deque>
 #include <functional>
 #include <memory>
-#include <mutex>
+
+#include "backend/base/mutex.h"
 
 namespace shardwire::internal {
 
@@ -22,12 +22,14 @@ class CallbackThreads {
 
  private:
   struct State {
-    std::mutex mutex;
-    std::condition_variable changed;
-    std::deque<std::function<void()>> posted;  // guarded by mutex, like the rest
-    int idle = 0;
-    bool stopping = false;
+    Mutex mutex;
+    ConditionVariable changed;
+    std::deque<std::function<void()>> posted SW_GUARDED_BY(mutex);
+    int idle SW_GUARDED_BY(mutex) = 0;
+    bool stopping SW_GUARDED_BY(mutex) = false;
   };
+  // Waits for a callback; empty when the thread must end.
+  static std::function<void()> next(State& state);
   static void run(const std::shared_ptr<State>& state);
 
   const std::shared_ptr<State> state_;  // shared with the threads, which nobody joins: a callback may drop the group

@@ -1,7 +1,11 @@
-// ProcessGroupShardwire's collectives that move without computing.
+// ProcessGroupShardwire's collectives that move without computing. All are written alike: take the tensors of the call out of c10d's lists,
+// let HostTensors give the host's view of each, check shapes and dtypes, and start() one operation of the communicator.
 #include <c10/core/GradMode.h>
 
+#include <sstream>
+
 #include "backend/c10d/issue.h"
+#include "backend/c10d/list_memory.h"
 
 namespace shardwire {
 
@@ -13,6 +17,7 @@ using internal::onlyList;
 using internal::onlyTensor;
 using internal::OperationTensors;
 using internal::refuseCall;
+using internal::tensorsOf;
 using internal::viewAs;
 using internal::viewOf;
 using internal::viewsOf;
@@ -20,14 +25,7 @@ using TorchWork = ProcessGroupShardwire::TorchWork;
 
 namespace {
 
-OperationTensors tensorsOf(const std::vector<at::Tensor>& outputs, const std::vector<at::Tensor>& inputs) {
-  OperationTensors tensors;
-  tensors.outputs.append(outputs.begin(), outputs.end());
-  tensors.inputs.append(inputs.begin(), inputs.end());
-  return tensors;
-}
-
-Rank rootOf(std::int64_t rank, std::int64_t rootTensor, int size, const char* name) {
+Rank groupRootOf(std::int64_t rank, std::int64_t rootTensor, int size, const char* name) {
   if (rank < 0 || rank >= size) {
     refuseCall(StatusCode::kInvalidArgument, "{}: root rank {} is not in the group of {} ranks", name, rank, size);
   }
@@ -48,6 +46,25 @@ std::vector<TensorView> viewsLike(const std::vector<at::Tensor>& tensors, const 
   return views;
 }
 
+// What one rank gives has one size, and then one shape: gloo refuses anything else.
+void checkOneShape(const std::vector<at::Tensor>& list, const char* name) {
+  for (std::size_t i = 1; i < list.size(); ++i) {
+    if (list[i].sizes() != list[0].sizes()) {
+      std::ostringstream shapes;
+      shapes << "output[0] has shape " << list[0].sizes() << " but output[" << i << "] " << list[i].sizes();
+      refuseCall(StatusCode::kInvalidArgument, "{}: {}, which are as many elements; outputs of one size must have one shape", name,
+                 shapes.str());
+    }
+  }
+}
+
+// The communicator sees copies of them, which never share.
+void refuseSharedOnDevices(const HostTensors& host, const std::vector<at::Tensor>& outputs, const char* name) {
+  if (host.staged() != nullptr) {
+    internal::refuseSharedOutputs(name, outputs);
+  }
+}
+
 void checkPairs(std::size_t outputs, std::size_t inputs, const char* name) {
   if (outputs != inputs) {
     refuseCall(StatusCode::kInvalidArgument, "{}: {} output tensors for {} input tensors", name, outputs, inputs);
@@ -59,7 +76,7 @@ void checkPairs(std::size_t outputs, std::size_t inputs, const char* name) {
 TorchWork ProcessGroupShardwire::broadcast(Tensors& tensors, const ::c10d::BroadcastOptions& options) {
   const Call call{OpType::BROADCAST, "broadcast", "shardwire:broadcast"};
   const at::Tensor& tensor = onlyTensor(tensors, call.name);
-  const Rank root = rootOf(options.rootRank, options.rootTensor, getSize(), call.name);
+  const Rank root = groupRootOf(options.rootRank, options.rootTensor, getSize(), call.name);
   HostTensors host(stager_);
   const TensorView view =
       viewOf(root == getRank() ? host.in(tensor, "broadcast: tensor") : host.out(tensor, "broadcast: tensor"), "broadcast: tensor");
@@ -75,9 +92,11 @@ TorchWork ProcessGroupShardwire::allgather(TensorLists& outputs, Tensors& inputs
   if (internal::areUneven(list)) {
     return allgatherUneven(call, list, inputs.front(), options.timeout);
   }
+  checkOneShape(list, call.name);
   HostTensors host(stager_);
   const TensorView input = viewOf(host.in(inputs.front(), "all_gather: input"), "all_gather: input");
   const auto views = viewsLike(host.out(list, "all_gather: output"), input, call.name, "output");
+  refuseSharedOnDevices(host, list, call.name);
   return start(call, tensorsOf(list, inputs), host, options.timeout, [&](Communicator& communicator, CallOptions callOptions) {
     return communicator.allGather(input, views, std::move(callOptions));
   });
@@ -99,6 +118,12 @@ TorchWork ProcessGroupShardwire::allgatherUneven(Call call, const Tensors& list,
     checkSameDType(view, inputView, call.name);
   }
   viewAs(seen[own], inputView.shape, fmt::format("all_gather: output[{}], this rank's own,", own));
+  internal::ListMemory memory(call.name);
+  memory.reads(input, own, "input");
+  for (std::size_t i = 0; i < list.size(); ++i) {
+    memory.writes(list[i], i, "output", i);
+  }
+  memory.refuse();
   {
     const c10::AutoGradMode noGradients(false);
     list[own].view_as(input).copy_(input);
@@ -128,15 +153,26 @@ TorchWork ProcessGroupShardwire::allgather_coalesced(TensorLists& outputs, Tenso
   std::vector<TensorView> inputViews = viewsOf(host.in(inputs, "all_gather_coalesced: input"), "all_gather_coalesced: input");
   std::vector<std::vector<TensorView>> outputViews(inputs.size());
   OperationTensors tensors = tensorsOf({}, inputs);
-  for (const Tensors& ofRank : outputs) {
+  internal::ListMemory memory(call.name);
+  for (std::size_t i = 0; i < inputs.size(); ++i) {
+    memory.reads(inputs[i], i, "input", i);
+    if (inputViews[i].dtype != inputViews[0].dtype) {
+      refuseCall(StatusCode::kTypeError, "{}: input[0] is {} but input[{}] is {}; one call takes tensors of one dtype", call.name,
+                 dtypeName(inputViews[0].dtype), i, dtypeName(inputViews[i].dtype));
+    }
+  }
+  for (std::size_t r = 0; r < outputs.size(); ++r) {
+    const Tensors& ofRank = outputs[r];
     checkPairs(ofRank.size(), inputs.size(), call.name);
     for (std::size_t i = 0; i < inputs.size(); ++i) {
       outputViews[i].push_back(
           viewAs(host.out(ofRank[i], "all_gather_coalesced: output"), inputViews[i].shape, "all_gather_coalesced: output"));
       checkSameDType(outputViews[i].back(), inputViews[i], call.name);
       tensors.outputs.push_back(ofRank[i]);
+      memory.writes(ofRank[i], i, "output", r, i);
     }
   }
+  memory.refuse();
   return start(call, std::move(tensors), host, options.timeout, [&](Communicator& communicator, CallOptions callOptions) {
     return internal::issueEach(inputs.size(),
                                [&](std::size_t i) { return communicator.allGather(inputViews[i], outputViews[i], callOptions); });
@@ -152,10 +188,14 @@ TorchWork ProcessGroupShardwire::allgather_into_tensor_coalesced(Tensors& output
   const std::vector<TensorView> inputViews =
       viewsOf(host.in(inputs, "all_gather_into_tensor_coalesced: input"), "all_gather_into_tensor_coalesced: input");
   std::vector<std::vector<TensorView>> outputViews;
+  internal::ListMemory memory(call.name);
   for (std::size_t i = 0; i < inputs.size(); ++i) {
     outputViews.push_back(equalPieces(wholes[i], getSize(), inputViews[i].shape, "all_gather_into_tensor_coalesced: output"));
     checkSameDType(outputViews[i].front(), inputViews[i], call.name);
+    memory.reads(inputs[i], i, "input", i);
+    memory.writes(outputs[i], i, "output", i);
   }
+  memory.refuse();
   return start(call, tensorsOf(outputs, inputs), host, options.timeout, [&](Communicator& communicator, CallOptions callOptions) {
     return internal::issueEach(inputs.size(),
                                [&](std::size_t i) { return communicator.allGather(inputViews[i], outputViews[i], callOptions); });
@@ -165,7 +205,7 @@ TorchWork ProcessGroupShardwire::allgather_into_tensor_coalesced(Tensors& output
 TorchWork ProcessGroupShardwire::gather(TensorLists& outputs, Tensors& inputs, const ::c10d::GatherOptions& options) {
   const Call call{OpType::GATHER, "gather", "shardwire:gather"};
   onlyTensor(inputs, call.name);
-  const Rank root = rootOf(options.rootRank, 0, getSize(), call.name);
+  const Rank root = groupRootOf(options.rootRank, 0, getSize(), call.name);
   if (root != getRank() && !outputs.empty() && !outputs.front().empty()) {
     refuseCall(StatusCode::kInvalidArgument, "gather: only the root, rank {}, gives output tensors", root);
   }
@@ -173,6 +213,7 @@ TorchWork ProcessGroupShardwire::gather(TensorLists& outputs, Tensors& inputs, c
   HostTensors host(stager_);
   const TensorView input = viewOf(host.in(inputs.front(), "gather: input"), "gather: input");
   const auto views = viewsLike(host.out(list, "gather: output"), input, call.name, "output");
+  refuseSharedOnDevices(host, list, call.name);
   return start(call, tensorsOf(list, inputs), host, options.timeout, [&](Communicator& communicator, CallOptions callOptions) {
     return communicator.gather(input, views, root, std::move(callOptions));
   });
@@ -181,7 +222,7 @@ TorchWork ProcessGroupShardwire::gather(TensorLists& outputs, Tensors& inputs, c
 TorchWork ProcessGroupShardwire::scatter(Tensors& outputs, TensorLists& inputs, const ::c10d::ScatterOptions& options) {
   const Call call{OpType::SCATTER, "scatter", "shardwire:scatter"};
   onlyTensor(outputs, call.name);
-  const Rank root = rootOf(options.rootRank, 0, getSize(), call.name);
+  const Rank root = groupRootOf(options.rootRank, 0, getSize(), call.name);
   if (root != getRank() && !inputs.empty() && !inputs.front().empty()) {
     refuseCall(StatusCode::kInvalidArgument, "scatter: only the root, rank {}, gives input tensors", root);
   }
@@ -204,6 +245,7 @@ TorchWork ProcessGroupShardwire::alltoall(Tensors& outputs, Tensors& inputs, con
   for (std::size_t i = 0; i < outputViews.size(); ++i) {
     checkSameDType(outputViews[i], inputViews[i], call.name);
   }
+  refuseSharedOnDevices(host, outputs, call.name);
   return start(call, tensorsOf(outputs, inputs), host, options.timeout, [&](Communicator& communicator, CallOptions callOptions) {
     return communicator.allToAll(outputViews, inputViews, std::move(callOptions));
   });

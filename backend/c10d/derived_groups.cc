@@ -17,7 +17,8 @@ using Milliseconds = ProcessGroupShardwire::Milliseconds;
 
 // Torch's options grew members over time; a version gets those that it has.
 template <typename BaseOptions>
-void describe(BaseOptions& options, const std::string& name, const std::string& description, const std::vector<std::int64_t>& ranks) {
+void describeOptions(BaseOptions& options, const std::string& name, const std::string& description,
+                     const std::vector<std::int64_t>& ranks) {
   if constexpr (requires { options.group_name; }) {
     options.group_name = name;
   }
@@ -52,7 +53,7 @@ std::string descriptionOf(const Group& group) {
 c10::intrusive_ptr<Base::Options> ProcessGroupShardwire::getBackendOptions() {
   const std::shared_ptr<Communicator> communicator = this->communicator();
   auto options = c10::make_intrusive<Options>(std::chrono::duration_cast<Milliseconds>(communicator->timeout()));
-  describe(*options, communicator->groupName(), descriptionOf(*this), globalRanks());
+  describeOptions(*options, communicator->groupName(), descriptionOf(*this), globalRanks());
   return options;
 }
 
@@ -64,7 +65,7 @@ c10::intrusive_ptr<ProcessGroupShardwire> ProcessGroupShardwire::groupOfRanks(co
   }
   std::vector<std::int64_t> global;
   {
-    const std::lock_guard lock(mutex_);
+    const internal::MutexLock lock(mutex_);
     for (const int rank : ranks) {
       global.push_back(globalRanks_[static_cast<std::size_t>(rank)]);
     }
@@ -74,7 +75,7 @@ c10::intrusive_ptr<ProcessGroupShardwire> ProcessGroupShardwire::groupOfRanks(co
   const std::string key = fmt::format("{}:{}", name, fmt::join(global, ","));
   int number = 0;
   {
-    const std::lock_guard lock(mutex_);
+    const internal::MutexLock lock(mutex_);
     number = groupsMade_[key]++;
   }
   const StorePtr prefixed = c10::make_intrusive<::c10d::PrefixStore>(fmt::format("shardwire/{}/{}", key, number), store);
@@ -88,7 +89,7 @@ c10::intrusive_ptr<Base> ProcessGroupShardwire::split(const StorePtr& store, con
   std::vector<int> sorted = ranks;
   std::ranges::sort(sorted);
   if (sorted.empty() || sorted.front() < 0 || sorted.back() >= getSize() || std::ranges::adjacent_find(sorted) != sorted.end()) {
-    refuseCall(StatusCode::kInvalidArgument, "split: ranks {} are not different ranks of this group of {}", fmt::join(ranks, ", "),
+    refuseCall(StatusCode::kInvalidArgument, "split: ranks {} must be different ranks of this group, which has {}", fmt::join(ranks, ", "),
                getSize());
   }
   const c10::intrusive_ptr<Base::Options> chosen = options ? options : getBackendOptions();

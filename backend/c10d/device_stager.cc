@@ -1,3 +1,8 @@
+// An operation goes through here in this order. begin() records an event on the caller's streams and hands the operation to the thread. The
+// thread asks the event until it is over, waits for earlier operations over the same memory, then queues copies to the host, a few at a
+// time and segment by segment; each copy that is over is announced to the run. The run announces segments that it has written for the last
+// time, and these are copied back. When the last byte is on the device, the work is completed and its gates open. The thread never waits
+// for a device: it asks events, and naps between two rounds.
 #include "backend/c10d/device_stager.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
@@ -41,12 +46,21 @@ bool isCapturing(const Guard& guard, const c10::Stream& stream) {
 DeviceStager::DeviceStager(std::size_t stagingBytes, std::function<void(const std::string&)> fail)
     : pool_(std::make_shared<PinnedPool>(stagingBytes)), fail_(std::move(fail)) {}
 
+std::shared_ptr<DeviceStager> DeviceStager::create(std::size_t stagingBytes, std::function<void(const std::string&)> fail) {
+  // In a child of fork() it stays for ever: its thread is the parent's.
+  return {new DeviceStager(stagingBytes, std::move(fail)), [](DeviceStager* ended) {
+            if (ended->owner_.isHere()) {
+              delete ended;
+            }
+          }};
+}
+
 DeviceStager::~DeviceStager() {
   stop();
 }
 
 DeviceStager::Streams DeviceStager::streamsOf(const c10::Device& device) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   const std::pair key(device.type(), device.index());
   auto found = streams_.find(key);
   if (found == streams_.end()) {
@@ -112,7 +126,7 @@ std::shared_ptr<StagedWork> DeviceStager::begin(std::shared_ptr<StagedTensors> t
   };
   tensors->begin(wake);
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     refused = stopping_;
     if (!refused) {
       if (!thread_.joinable()) {
@@ -136,9 +150,9 @@ std::shared_ptr<StagedWork> DeviceStager::begin(std::shared_ptr<StagedTensors> t
 }
 
 void DeviceStager::kick() {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   kicked_ = true;
-  changed_.notify_all();
+  changed_.notifyAll();
 }
 
 void DeviceStager::run() {
@@ -146,17 +160,10 @@ void DeviceStager::run() {
   int naps = 0;
   for (;;) {
     {
-      std::unique_lock lock(mutex_);
-      if (!kicked_ && !stopping_) {
-        const auto isCalled = [this] { return kicked_ || stopping_; };
-        if (operations_.empty()) {
-          changed_.wait(lock, isCalled);
-        } else {
-          changed_.wait_for(lock, naps < kShortNaps ? kShortNap : kLongNap, isCalled);
-        }
-      }
+      const MutexLock lock(mutex_);
+      waitForNews(naps);
       kicked_ = false;
-      operations_.splice(operations_.end(), arrived_);
+      takeArrived();
       std::erase_if(recent_, [](const auto& recent) {
         const auto work = recent.lock();
         return work == nullptr || work->isDone();
@@ -168,9 +175,30 @@ void DeviceStager::run() {
     naps = stepAll() ? 0 : naps + 1;
   }
   slots_.clear();
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   running_ = false;
-  changed_.notify_all();
+  changed_.notifyAll();
+}
+
+// With operations under way it is a nap: their events must be asked again.
+void DeviceStager::waitForNews(int naps) {
+  const Duration nap = naps < kShortNaps ? kShortNap : kLongNap;
+  const Deadline until = operations_.empty() ? kNoDeadline : Clock::now() + nap;
+  while (!kicked_ && !stopping_ && Clock::now() < until) {
+    changed_.waitUntil(mutex_, until);
+  }
+}
+
+void DeviceStager::takeArrived() {
+  while (!arrived_.empty()) {
+    Operation& arrived = arrived_.front();
+    for (const Operation& operation : operations_) {
+      if (!operation.completed && operation.work->tensors().conflictsWith(arrived.work->tensors())) {
+        arrived.earlier.push_back(operation.work);
+      }
+    }
+    operations_.splice(operations_.end(), arrived_, arrived_.begin());
+  }
 }
 
 bool DeviceStager::stepAll() {
@@ -216,6 +244,15 @@ bool DeviceStager::step(Operation& operation) {
       return false;
     }
     operation.before.clear();
+  }
+  if (!operation.completed && !operation.earlier.empty()) {
+    std::erase_if(operation.earlier, [](const auto& earlier) {
+      const auto work = earlier.lock();
+      return work == nullptr || work->isDone();
+    });
+    if (!operation.earlier.empty()) {
+      return false;
+    }
   }
   bool moved = stepLoads(operation);
   moved |= stepDrains(operation, isOver);
@@ -370,10 +407,10 @@ void DeviceStager::complete(Operation& operation, Status status) {
   }
 }
 
-void DeviceStager::finishAwaited(Deadline deadline) {
+Status DeviceStager::finishAwaited(Deadline deadline) {
   std::vector<std::shared_ptr<StagedWork>> awaited;
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     for (const auto& recent : recent_) {
       if (auto work = recent.lock(); work != nullptr && work->isAwaited()) {
         awaited.push_back(std::move(work));
@@ -381,21 +418,31 @@ void DeviceStager::finishAwaited(Deadline deadline) {
     }
   }
   for (const auto& work : awaited) {
-    static_cast<void>(work->wait(deadline));  // whatever becomes of it
+    if (Status status = work->wait(deadline); status.code() == StatusCode::kInterrupted) {
+      return status;
+    }
   }
+  return Status::ok();
 }
 
 void DeviceStager::stop() {
-  std::unique_lock lock(mutex_);
-  stopping_ = true;
-  changed_.notify_all();
-  if (!thread_.joinable()) {
-    return;
+  std::thread thread;
+  bool ended = false;
+  {
+    const MutexLock lock(mutex_);
+    stopping_ = true;
+    changed_.notifyAll();
+    if (!thread_.joinable()) {
+      return;
+    }
+    thread = std::move(thread_);
+    // It may be this very thread, when the last tensor that it let go held the group.
+    const bool isOther = thread.get_id() != std::this_thread::get_id();
+    for (const Deadline until = Clock::now() + kLongestStop; isOther && running_ && Clock::now() < until;) {
+      changed_.waitUntil(mutex_, until);
+    }
+    ended = isOther && !running_;
   }
-  std::thread thread = std::move(thread_);
-  // It may be this very thread, when the last tensor that it let go held the group.
-  const bool ended = thread.get_id() != std::this_thread::get_id() && changed_.wait_for(lock, kLongestStop, [this] { return !running_; });
-  lock.unlock();
   if (ended) {
     thread.join();
   } else {
@@ -404,15 +451,16 @@ void DeviceStager::stop() {
 }
 
 std::string DeviceStager::describe() const {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   if (streams_.empty()) {
     return "";
   }
   std::string text =
       fmt::format("tensors on devices are staged through {}, in segments of {} KiB\n", pool_->describe(), kDeviceSegment >> 10);
   for (const auto& [key, streams] : streams_) {
-    text += fmt::format("{}: wait() {}\n", streams.load.device().str(),
-                        hasStreamGates(key.first) ? "queues a gate in the current stream" : "blocks the CPU, for want of stream gates");
+    text += fmt::format(
+        "{}: wait() {}\n", streams.load.device().str(),
+        hasStreamGates(key.first) ? "queues a gate in the current stream" : "blocks the CPU, because this device has no stream gates");
   }
   return text;
 }

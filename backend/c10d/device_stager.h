@@ -7,16 +7,16 @@
 
 #include <c10/core/Event.h>
 
-#include <condition_variable>
 #include <deque>
 #include <functional>
 #include <list>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <thread>
 
+#include "backend/base/mutex.h"
+#include "backend/base/owner_process.h"
 #include "backend/c10d/callback_threads.h"
 #include "backend/c10d/pinned_pool.h"
 #include "backend/c10d/staged_tensors.h"
@@ -27,7 +27,7 @@ namespace shardwire::internal {
 class DeviceStager : public std::enable_shared_from_this<DeviceStager> {
  public:
   // `fail` poisons the group: called when a device refuses a copy.
-  DeviceStager(std::size_t stagingBytes, std::function<void(const std::string&)> fail);
+  static std::shared_ptr<DeviceStager> create(std::size_t stagingBytes, std::function<void(const std::string&)> fail);
   ~DeviceStager();
 
   // Host memory for a copy of `bytes`; `direct`: the device reads and writes it by itself. Throws when there is none.
@@ -37,8 +37,9 @@ class DeviceStager : public std::enable_shared_from_this<DeviceStager> {
   // Starts moving the tensors of an operation that was issued on this thread.
   std::shared_ptr<StagedWork> begin(std::shared_ptr<StagedTensors> tensors, WorkPtr transport, bool hasHostTensors,
                                     std::shared_ptr<void> keepAlive);
-  // Waits for the operations that streams wait for already: whoever queued that takes them for done.
-  void finishAwaited(Deadline deadline);
+  // Waits for the operations that streams wait for already: whoever queued that relies on their end. Ok also when they fail, or
+  // kInterrupted.
+  Status finishAwaited(Deadline deadline);
   // Ends the thread, once the operations in flight are over: they end with the communicator. Waits some seconds at most. Idempotent.
   void stop();
   // For people: what memory is used, and of the devices seen so far whether their streams can wait. Empty when none was seen.
@@ -59,7 +60,9 @@ class DeviceStager : public std::enable_shared_from_this<DeviceStager> {
   struct Operation {
     std::shared_ptr<StagedWork> work;
     std::vector<c10::Event> before;  // what the caller's streams had to do
-    std::deque<Copy> loading;        // in order
+    // Operations called earlier over the same memory: nothing is taken from the device or brought back before they are over.
+    std::vector<std::weak_ptr<StagedWork>> earlier;
+    std::deque<Copy> loading;  // in order
     std::deque<Copy> draining;
     std::size_t loadTwin = 0;  // next segment to load
     std::size_t loadSegment = 0;
@@ -69,7 +72,10 @@ class DeviceStager : public std::enable_shared_from_this<DeviceStager> {
     bool isIdle() const { return loading.empty() && draining.empty(); }
   };
 
+  DeviceStager(std::size_t stagingBytes, std::function<void(const std::string&)> fail);
   void kick();
+  void waitForNews(int naps) SW_REQUIRES(mutex_);
+  void takeArrived() SW_REQUIRES(mutex_);
   void run();
   bool stepAll();
   bool step(Operation& operation);
@@ -85,16 +91,17 @@ class DeviceStager : public std::enable_shared_from_this<DeviceStager> {
   const std::function<void(const std::string&)> fail_;
   CallbackThreads callbacks_;
 
-  mutable std::mutex mutex_;
-  std::condition_variable changed_;
-  std::map<std::pair<c10::DeviceType, c10::DeviceIndex>, Streams> streams_;  // guarded by mutex_, like all that follows
-  std::list<Operation> arrived_;
-  std::vector<std::weak_ptr<StagedWork>> recent_;  // those in flight, and maybe some that are over
-  bool kicked_ = false;
-  bool stopping_ = false;
-  bool running_ = false;
-  std::thread thread_;
+  mutable Mutex mutex_;
+  ConditionVariable changed_;
+  std::map<std::pair<c10::DeviceType, c10::DeviceIndex>, Streams> streams_ SW_GUARDED_BY(mutex_);
+  std::list<Operation> arrived_ SW_GUARDED_BY(mutex_);
+  std::vector<std::weak_ptr<StagedWork>> recent_ SW_GUARDED_BY(mutex_);  // those in flight, and maybe some that are over
+  bool kicked_ SW_GUARDED_BY(mutex_) = false;
+  bool stopping_ SW_GUARDED_BY(mutex_) = false;
+  bool running_ SW_GUARDED_BY(mutex_) = false;
+  std::thread thread_ SW_GUARDED_BY(mutex_);
 
+  const OwnerProcess owner_;
   std::list<Operation> operations_;  // the thread's own, like the rest
   std::vector<std::shared_ptr<std::byte>> slots_;
 };

@@ -12,31 +12,23 @@
 namespace shardwire::internal {
 namespace {
 
-SharedHeap& sharedHeap() {
-  return *valueOrThrow(SharedHeap::instance());
-}
-
+// Also in a child of fork(), which frees what its parent allocated.
 void freeInHeap(void* bytes) {
   if (bytes != nullptr) {
-    SharedHeap::instanceIfMade()->free(bytes);
+    SharedHeap::freeBlock(bytes);
   }
 }
 
 SW_TORCH_VIRTUALS_BEGIN
 class HeapAllocator final : public c10::Allocator {
  public:
-  explicit HeapAllocator(SharedHeap& heap) : heap_(heap) {}
-
   c10::DataPtr allocate(std::size_t bytes) SW_TORCH_ALLOCATE_CONST override {
     // torch expects null for nothing, as its own allocators give.
-    void* memory = bytes == 0 ? nullptr : valueOrThrow(heap_.allocate(bytes));
+    void* memory = bytes == 0 ? nullptr : valueOrThrow(valueOrThrow(SharedHeap::instanceOrInherited())->allocate(bytes));
     return {memory, memory, &freeInHeap, c10::Device(c10::DeviceType::CPU)};
   }
   c10::DeleterFnPtr raw_deleter() const override { return &freeInHeap; }
   void copy_data(void* destination, const void* source, std::size_t bytes) const { std::memcpy(destination, source, bytes); }
-
- private:
-  SharedHeap& heap_;
 };
 SW_TORCH_VIRTUALS_END
 
@@ -46,7 +38,10 @@ constexpr std::uint8_t kPriority = 100;
 }  // namespace
 
 c10::Allocator& heapAllocator() {
-  static auto* allocator = new HeapAllocator(sharedHeap());  // never destroyed, like the heap
+  static auto* allocator = [] {
+    static_cast<void>(valueOrThrow(SharedHeap::instanceOrInherited()));  // a heap that cannot be made shows here
+    return new HeapAllocator;                                            // never destroyed, like the heap
+  }();
   return *allocator;
 }
 
@@ -55,6 +50,7 @@ at::Tensor heapEmpty(c10::IntArrayRef shape, c10::ScalarType type) {
 }
 
 void enableCpuAllocator() {
+  static_cast<void>(valueOrThrow(SharedHeap::instance()));  // in a child of fork(): one of its own
   c10::SetCPUAllocator(&heapAllocator(), kPriority);
 }
 

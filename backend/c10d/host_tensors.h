@@ -19,7 +19,7 @@ class HostTensors {
   explicit HostTensors(std::shared_ptr<DeviceStager> stager) : stager_(std::move(stager)) {}
 
   // The tensor itself, or a copy to be filled from it (in, inOut) before the operation and to be brought back (out, inOut) by it. Throws
-  // StatusError, in which `what` names the tensor. What is no plain tensor comes back as it is, for others to refuse.
+  // StatusError, in which `what` names the tensor. Anything but a plain tensor is returned as it is; later checks refuse it.
   at::Tensor in(const at::Tensor& tensor, std::string_view what) { return see(tensor, StagedTensors::Role::kIn, what); }
   at::Tensor out(const at::Tensor& tensor, std::string_view what) { return see(tensor, StagedTensors::Role::kOut, what); }
   at::Tensor inOut(const at::Tensor& tensor, std::string_view what) { return see(tensor, StagedTensors::Role::kInOut, what); }

@@ -23,6 +23,7 @@ ProcessGroupShardwire::TorchWork ProcessGroupShardwire::start(Call call, interna
                                                               Milliseconds timeout, Issue&& issue) {
   const std::shared_ptr<Communicator> communicator = this->communicator();
   auto kept = std::make_shared<internal::OperationTensors>(std::move(tensors));
+  std::shared_ptr<internal::ProfilerRange> range = internal::ProfilerRange::open(call.title, *kept);
   CallOptions options;
   options.keepAlive = kept;
   if (host.staged() != nullptr) {
@@ -36,12 +37,12 @@ ProcessGroupShardwire::TorchWork ProcessGroupShardwire::start(Call call, interna
   WorkPtr work = host.begin(issued.isOk() ? std::move(issued).value() : nullptr, kept);
   internal::throwUnlessOk(issued.status());
   if (coalescing_.load(std::memory_order_relaxed)) {
-    const std::lock_guard lock(mutex_);
+    const internal::MutexLock lock(mutex_);
     coalesced_.push_back(work);
     coalescedTensors_.outputs.append(kept->outputs.begin(), kept->outputs.end());
   }
   return internal::WorkShardwire::create(std::move(work), std::move(kept),
-                                         {getRank(), call.type, communicator->sequenceNumber(), call.title}, observer_);
+                                         {getRank(), call.type, communicator->sequenceNumber(), std::move(range)}, observer_);
 }
 
 namespace internal {
@@ -51,7 +52,7 @@ template <typename... Args>
   throw StatusError(Status(code, fmt::format(text, std::forward<Args>(args)...)));
 }
 
-// c10d hands over lists for the days of several GPUs per process; each holds one tensor now.
+// c10d's lists are from the time of several GPUs per process; today each holds one tensor.
 inline at::Tensor& onlyTensor(std::vector<at::Tensor>& tensors, const char* name) {
   if (tensors.size() != 1) {
     refuseCall(StatusCode::kInvalidArgument, "{}: one tensor per rank is needed, {} were given", name, tensors.size());

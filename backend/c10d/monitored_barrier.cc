@@ -70,14 +70,14 @@ void ProcessGroupShardwire::monitoredBarrier(const ::c10d::BarrierOptions& optio
     const WorkPtr answer = valueOrThrow(communicator->recv(verdict, 0, tag, call));
     // Rank 0 may have come later than this one by as much as the timeout, and then waits for that long itself.
     const Status status = answer->wait(deadlineAfter(2 * timeout));
-    if (answer->isDone()) {
+    if (answer->isDone() || status.code() == StatusCode::kInterrupted) {
       throwUnlessOk(status);
       const std::vector<Rank> late = lateRanks(*messages);
       if (late.empty()) {
         return;
       }
       if (messages->verdict[static_cast<std::size_t>(getRank())] != 0) {
-        timedOut(failedToPass({getRank()}, true, milliseconds) + ": it came when rank 0 had given up");
+        timedOut(failedToPass({getRank()}, true, milliseconds) + ": it arrived after rank 0 had given up");
       }
       timedOut(fmt::format("Rank {} successfully reached monitoredBarrier, but received errors while waiting for send/recv from rank 0: {}",
                            getRank(), failedToPass(late, waitAllRanks, milliseconds)));
@@ -94,7 +94,10 @@ void ProcessGroupShardwire::monitoredBarrier(const ::c10d::BarrierOptions& optio
   }
   for (std::size_t rank = 1; rank < size; ++rank) {
     const Status status = reports[rank]->wait(deadline);
-    if (reports[rank]->isDone()) {
+    if (status.code() == StatusCode::kInterrupted) {
+      communicator->abort("monitored_barrier was interrupted by a signal (Ctrl-C?)");  // the others wait for the answer
+    }
+    if (reports[rank]->isDone() || status.code() == StatusCode::kInterrupted) {
       throwUnlessOk(status);
     } else {
       messages->verdict[rank] = 1;

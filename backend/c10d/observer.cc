@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include "backend/base/interrupt.h"
+
 namespace shardwire::internal {
 
 void Observer::enableTiming() {
@@ -10,37 +12,51 @@ void Observer::enableTiming() {
 }
 
 void Observer::setHook(Hook hook) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   hook_ = std::make_shared<const Hook>(std::move(hook));
   active_.store(true, std::memory_order_relaxed);
 }
 
 void Observer::began() {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   ++pending_;
 }
 
 void Observer::ended(const FinishedOperation& operation) {
   std::shared_ptr<const Hook> hook;
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     hook = hook_;
   }
   if (hook != nullptr) {
     (*hook)(operation);
   }
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   if (--pending_ == 0) {
-    allEnded_.notify_all();
+    allEnded_.notifyAll();
   }
 }
 
 Status Observer::waitForAll(Duration timeout) {
-  std::unique_lock lock(mutex_);
-  if (allEnded_.wait_for(lock, timeout, [this] { return pending_ == 0; })) {
-    return Status::ok();
+  const Deadline deadline = deadlineAfter(timeout);
+  InterruptibleWait slices(deadline);
+  while (true) {
+    {
+      const MutexLock lock(mutex_);
+      for (const Deadline until = slices.sliceEnd(); pending_ != 0 && Clock::now() < until;) {
+        allEnded_.waitUntil(mutex_, until);
+      }
+      if (pending_ == 0) {
+        return Status::ok();
+      }
+      if (Clock::now() >= deadline) {
+        return Status(StatusCode::kTimeout, fmt::format("{} operations were still pending", pending_));
+      }
+    }
+    if (slices.isInterrupted()) {
+      return interruptedStatus("waiting for pending operations");
+    }
   }
-  return Status(StatusCode::kTimeout, fmt::format("{} operations were still pending", pending_));
 }
 
 }  // namespace shardwire::internal

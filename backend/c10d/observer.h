@@ -4,12 +4,11 @@
 
 #include <atomic>
 #include <chrono>
-#include <condition_variable>
 #include <cstdint>
 #include <functional>
-#include <mutex>
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
+#include "backend/base/mutex.h"
 #include "shardwire/status.h"
 #include "shardwire/types.h"
 
@@ -35,16 +34,16 @@ class Observer {
   void began();
   // After began(): runs the hook, then counts the operation as over.
   void ended(const FinishedOperation& operation);
-  // Blocks until all operations that began were told of. kTimeout when they take longer than `timeout`.
+  // Blocks until all operations that began were reported. kTimeout when they take longer than `timeout`.
   Status waitForAll(Duration timeout);
 
  private:
   std::atomic<bool> active_ = false;  // relaxed, like timing_: no data is read because of them that the mutex does not guard
   std::atomic<bool> timing_ = false;
-  std::mutex mutex_;
-  std::condition_variable allEnded_;
-  std::shared_ptr<const Hook> hook_;  // guarded by mutex_
-  std::uint64_t pending_ = 0;         // guarded by mutex_
+  Mutex mutex_;
+  ConditionVariable allEnded_;
+  std::shared_ptr<const Hook> hook_ SW_GUARDED_BY(mutex_);
+  std::uint64_t pending_ SW_GUARDED_BY(mutex_) = 0;
 };
 
 }  // namespace shardwire::internal

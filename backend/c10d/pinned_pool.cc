@@ -30,7 +30,7 @@ std::shared_ptr<std::byte> PinnedPool::take(std::size_t bytes) {
   const std::size_t size = std::max(kMinBlock, std::bit_ceil(bytes));
   at::Tensor block;
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     if (auto& kept = free_[size]; !kept.empty()) {
       block = std::move(kept.back());
       kept.pop_back();
@@ -54,18 +54,18 @@ std::shared_ptr<std::byte> PinnedPool::take(std::size_t bytes) {
 }
 
 void PinnedPool::give(at::Tensor block) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   free_[static_cast<std::size_t>(block.numel())].push_back(std::move(block));
 }
 
 std::string PinnedPool::describe() const {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   const std::string size = fmt::format("up to {} MiB of ", maxBytes_ >> 20);
   return whyOrdinary_.empty() ? size + "pinned memory" : size + "ordinary memory (no pinned memory here: " + whyOrdinary_ + ")";
 }
 
 std::size_t PinnedPool::usedBytes() const {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   return total_;
 }
 

@@ -7,9 +7,10 @@
 #include <cstddef>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <vector>
+
+#include "backend/base/mutex.h"
 
 namespace shardwire::internal {
 
@@ -24,14 +25,14 @@ class PinnedPool : public std::enable_shared_from_this<PinnedPool> {
   std::size_t usedBytes() const;  // by blocks in use and blocks kept
 
  private:
-  at::Tensor allocate(std::size_t bytes);
+  at::Tensor allocate(std::size_t bytes) SW_REQUIRES(mutex_);
   void give(at::Tensor block);
 
   const std::size_t maxBytes_;
-  mutable std::mutex mutex_;                             // guards what follows
-  std::map<std::size_t, std::vector<at::Tensor>> free_;  // by size
-  std::size_t total_ = 0;                                // bytes of all blocks
-  std::string whyOrdinary_;                              // not empty: there is no pinned memory here
+  mutable Mutex mutex_;
+  std::map<std::size_t, std::vector<at::Tensor>> free_ SW_GUARDED_BY(mutex_);  // by size
+  std::size_t total_ SW_GUARDED_BY(mutex_) = 0;                                // bytes of all blocks
+  std::string whyOrdinary_ SW_GUARDED_BY(mutex_);                              // not empty: there is no pinned memory here
 };
 
 }  // namespace shardwire::internal

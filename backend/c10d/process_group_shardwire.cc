@@ -1,13 +1,18 @@
-// Life of the group, point to point, barriers, compileOp. The collectives on tensors are in collectives.cc and reductions.cc.
+// Life of the group, point to point, barriers, compileOp. The collectives on tensors are in collectives.cc and reductions.cc. Every call
+// takes a reference to the communicator under the lock and works without it; shutdown() takes the communicator away, and the last reference
+// ends the group. A call that still runs in another thread is woken by an abort first.
 #include "backend/c10d/process_group_shardwire.h"
 
 #include <numeric>
 
+#include "backend/base/interrupt.h"
 #include "backend/c10d/heap_allocator.h"
 #include "backend/c10d/issue.h"
 #include "backend/c10d/observer.h"
 #include "backend/c10d/storage_watch.h"
 #include "backend/c10d/store_adapter.h"
+#include "backend/exec/op_recorder.h"
+#include "backend/op_facts.h"
 
 namespace shardwire {
 
@@ -25,6 +30,9 @@ c10::intrusive_ptr<ProcessGroupShardwire> ProcessGroupShardwire::create(const St
     options.timeout = timeout;
   }
   options.storages = &internal::torchStorageWatch();
+  if (options.recordedOps < 0) {
+    options.recordedOps = internal::kRecordedOps;  // costs little beside what torch does in a call
+  }
   internal::C10dStore adapted(store);
   std::shared_ptr<Communicator> communicator = valueOrThrow(Communicator::create(adapted, rank, size, options, groupName));
   return c10::make_intrusive<ProcessGroupShardwire>(std::move(communicator), rank, size, options.stagingBytes);
@@ -44,20 +52,28 @@ std::function<void(const std::string&)> failureOf(const std::shared_ptr<Communic
 }  // namespace
 
 ProcessGroupShardwire::ProcessGroupShardwire(std::shared_ptr<Communicator> communicator, int rank, int size, std::size_t stagingBytes)
-    : SW_TORCH_GROUP_BASE(rank, size),
+    : TorchBackend(rank, size),
       observer_(std::make_shared<internal::Observer>()),
-      stager_(std::make_shared<internal::DeviceStager>(stagingBytes, failureOf(communicator))),
+      stager_(internal::DeviceStager::create(stagingBytes, failureOf(communicator))),
       communicator_(std::move(communicator)),
       globalRanks_(sizeAsCount()) {
   std::iota(globalRanks_.begin(), globalRanks_.end(), 0);
 }
 
 ProcessGroupShardwire::~ProcessGroupShardwire() {
-  shutdown();
+  release_resources();
+}
+
+void ProcessGroupShardwire::release_resources() {
+  const internal::NoInterrupts whole;  // it could not say so
+  static_cast<void>(end());
 }
 
 std::shared_ptr<Communicator> ProcessGroupShardwire::communicator() const {
-  const std::lock_guard lock(mutex_);
+  if (!owner_.isHere()) {
+    throwUnlessOk(owner_.check("this process group"));
+  }
+  const internal::MutexLock lock(mutex_);
   if (communicator_ == nullptr) {
     throw StatusError(Status(StatusCode::kAborted, "this process group was shut down; make a new one"));
   }
@@ -65,7 +81,7 @@ std::shared_ptr<Communicator> ProcessGroupShardwire::communicator() const {
 }
 
 std::vector<std::int64_t> ProcessGroupShardwire::globalRanks() const {
-  const std::lock_guard lock(mutex_);
+  const internal::MutexLock lock(mutex_);
   return globalRanks_;
 }
 
@@ -73,14 +89,26 @@ void ProcessGroupShardwire::setGlobalRanks(std::vector<std::int64_t> ranks) {
   if (ranks.size() != sizeAsCount()) {
     internal::refuseCall(StatusCode::kInvalidArgument, "{} global ranks were given for a group of {} ranks", ranks.size(), getSize());
   }
-  const std::lock_guard lock(mutex_);
+  communicator()->setGlobalRanks(ranks);
+  const internal::MutexLock lock(mutex_);
   globalRanks_ = std::move(ranks);
 }
 
-std::unique_ptr<TensorOp> ProcessGroupShardwire::compileOp(const LocalSpec& spec, std::optional<Duration> timeout) {
+std::unique_ptr<internal::TensorOpShardwire> ProcessGroupShardwire::compileOp(const LocalSpec& spec, std::optional<Duration> timeout) {
   std::shared_ptr<Communicator> communicator = this->communicator();
+  const std::shared_ptr<internal::ProfilerRange> range = internal::ProfilerRange::open("shardwire:compile_op", {}, spec.name);
   std::shared_ptr<CompiledOp> op = valueOrThrow(communicator->compileOp(spec, timeout));
-  return std::make_unique<TensorOp>(std::move(op), getRank(), stager_);
+  if (range != nullptr) {
+    range->end();
+  }
+  return std::make_unique<internal::TensorOpShardwire>(std::move(op), getRank(), stager_, spec.name);
+}
+
+std::unique_ptr<internal::TensorOpShardwire> ProcessGroupShardwire::attach(const CompiledOp& planned, std::optional<Duration> timeout) {
+  std::shared_ptr<Communicator> communicator = this->communicator();
+  std::shared_ptr<CompiledOp> op = valueOrThrow(communicator->attach(planned, timeout));
+  const internal::OpFacts* facts = internal::offlineFactsOf(planned);
+  return std::make_unique<internal::TensorOpShardwire>(std::move(op), getRank(), stager_, facts != nullptr ? facts->agreed().name : "");
 }
 
 ProcessGroupShardwire::TorchWork ProcessGroupShardwire::send(Tensors& tensors, int peer, int tag) {
@@ -120,7 +148,7 @@ ProcessGroupShardwire::TorchWork ProcessGroupShardwire::barrier(const ::c10d::Ba
 
 void ProcessGroupShardwire::startCoalescing() {
   if constexpr (internal::kTorchCoalesces) {
-    const std::lock_guard lock(mutex_);
+    const internal::MutexLock lock(mutex_);
     coalesced_.clear();
     coalescedTensors_ = {};
     coalescing_.store(true, std::memory_order_relaxed);
@@ -128,13 +156,14 @@ void ProcessGroupShardwire::startCoalescing() {
 }
 
 ProcessGroupShardwire::TorchWork ProcessGroupShardwire::endCoalescing() {
-  const std::lock_guard lock(mutex_);
+  const internal::MutexLock lock(mutex_);
   coalescing_.store(false, std::memory_order_relaxed);
   auto tensors = std::make_shared<OperationTensors>(std::move(coalescedTensors_));
   coalescedTensors_ = {};
+  // Its operations have ranges of their own in the profiler, which end when they do.
   const std::uint64_t sequence = communicator_ == nullptr ? 0 : communicator_->sequenceNumber();
   return internal::WorkShardwire::create(internal::bundleWorks(std::exchange(coalesced_, {})), std::move(tensors),
-                                         {getRank(), OpType::UNKNOWN, sequence, "shardwire:coalesced"}, observer_);
+                                         {getRank(), OpType::UNKNOWN, sequence}, observer_);
 }
 
 std::uint64_t ProcessGroupShardwire::getSequenceNumberForGroup() {
@@ -172,9 +201,10 @@ void ProcessGroupShardwire::waitForPendingWorks() {
 
 #if SW_TORCH_HAS_ERROR_TYPE
 ::c10d::ErrorType ProcessGroupShardwire::getError() {
+  throwUnlessOk(owner_.check("this process group"));
   std::shared_ptr<Communicator> communicator;
   {
-    const std::lock_guard lock(mutex_);
+    const internal::MutexLock lock(mutex_);
     communicator = communicator_;
   }
   // An orderly end is no error.
@@ -207,10 +237,21 @@ void ProcessGroupShardwire::setTimeout(Milliseconds timeout) {
   communicator()->setTimeout(timeout);
 }
 
+void ProcessGroupShardwire::waitInside(::c10d::Work& work, const char* name) {
+  Status status = static_cast<internal::WorkShardwire&>(work).waitUntil(kNoDeadline);
+  if (status.code() == StatusCode::kInterrupted) {
+    communicator()->abort(std::string(name) + " was interrupted by a signal (Ctrl-C?)");
+  }
+  throwUnlessOk(std::move(status));
+}
+
 void ProcessGroupShardwire::abort() {
+  if (!owner_.isHere()) {
+    return;
+  }
   std::shared_ptr<Communicator> communicator;
   {
-    const std::lock_guard lock(mutex_);
+    const internal::MutexLock lock(mutex_);
     communicator = communicator_;
   }
   if (communicator != nullptr) {
@@ -219,22 +260,31 @@ void ProcessGroupShardwire::abort() {
 }
 
 void ProcessGroupShardwire::shutdown() {
+  throwUnlessOk(end());
+}
+
+Status ProcessGroupShardwire::end() {
+  if (!owner_.isHere()) {
+    return Status::ok();  // the communicator and the stager see for themselves that they are the parent's
+  }
   std::shared_ptr<Communicator> communicator;
   {
-    const std::lock_guard lock(mutex_);
+    const internal::MutexLock lock(mutex_);
     communicator = std::exchange(communicator_, nullptr);
     coalesced_.clear();
   }
+  Status waited;
   if (communicator != nullptr) {
-    stager_->finishAwaited(deadlineAfter(communicator->timeout()));
+    waited = stager_->finishAwaited(deadlineAfter(communicator->timeout()));
   }
-  // Its destructor ends the group without a word to the others, who may still be at work among themselves. Another thread inside a call
-  // must be woken first.
+  // Its destructor ends the group here and tells the others nothing: they may still work with each other. A thread that is inside a call is
+  // woken first.
   if (communicator.use_count() > 1) {
     communicator->abort("the process group was shut down on this rank");
   }
   communicator.reset();
   stager_->stop();
+  return waited;
 }
 
 }  // namespace shardwire

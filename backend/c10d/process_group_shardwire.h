@@ -5,18 +5,18 @@
 #include <atomic>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 #include <torch/csrc/distributed/c10d/Work.hpp>
 #include <vector>
 
+#include "backend/base/mutex.h"
+#include "backend/base/owner_process.h"
 #include "backend/c10d/status_error.h"
 #include "backend/c10d/tensor_op.h"
 #include "backend/c10d/torch_compat.h"
 #include "shardwire/communicator.h"
-
-#include SW_TORCH_GROUP_HEADER
+#include "shardwire/torch_backend.h"
 
 namespace shardwire {
 namespace internal {
@@ -27,14 +27,14 @@ class Observer;
 
 SW_TORCH_VIRTUALS_BEGIN
 
-class __attribute__((visibility("default"))) ProcessGroupShardwire final : public SW_TORCH_GROUP_BASE {
+class __attribute__((visibility("default"))) ProcessGroupShardwire final : public TorchBackend {
  public:
   using Tensors = std::vector<at::Tensor>;
   using TensorLists = std::vector<std::vector<at::Tensor>>;
   using TorchWork = c10::intrusive_ptr<::c10d::Work>;
   using Milliseconds = std::chrono::milliseconds;
   using StorePtr = c10::intrusive_ptr<::c10d::Store>;
-  using Base = SW_TORCH_GROUP_BASE;
+  using Base = TorchBackend;
   // torch's options of a backend under our name. A group tells its own by getBackendOptions(); split() and merge() take some.
   struct Options final : Base::Options {
     explicit Options(Milliseconds timeout) : Base::Options("shardwire", timeout) {}
@@ -54,7 +54,8 @@ class __attribute__((visibility("default"))) ProcessGroupShardwire final : publi
   std::vector<std::int64_t> globalRanks() const;
   void setGlobalRanks(std::vector<std::int64_t> ranks);
   // Collective, blocking.
-  std::unique_ptr<TensorOp> compileOp(const LocalSpec& spec, std::optional<Duration> timeout = std::nullopt);
+  std::unique_ptr<internal::TensorOpShardwire> compileOp(const LocalSpec& spec, std::optional<Duration> timeout = std::nullopt);
+  std::unique_ptr<internal::TensorOpShardwire> attach(const CompiledOp& planned, std::optional<Duration> timeout = std::nullopt);
 
   TorchWork broadcast(Tensors& tensors, const ::c10d::BroadcastOptions& options = {}) override;
   TorchWork allreduce(Tensors& tensors, const ::c10d::AllreduceOptions& options = {}) override;
@@ -119,10 +120,18 @@ class __attribute__((visibility("default"))) ProcessGroupShardwire final : publi
   // Fails every pending and later operation on this rank. Idempotent.
   void abort();
   // For a group that is finished: pending and later operations fail on this rank. Others notice only when they need this rank. Idempotent.
+  // In a child of fork(), whose parent's the group is, it does nothing, like abort().
   void shutdown();
+  // torch calls it when the last reference goes. Torch 1.13 ends a group in no other way, and where somebody holds a weak reference the
+  // destructor comes much later.
+  void release_resources() override;
 
  private:
   struct Call;
+  // kInterrupted when a signal ended the wait for devices; the group is ended all the same.
+  Status end();
+  // A wait in the middle of a call: interrupted there, the call is half done, and the group with it.
+  void waitInside(::c10d::Work& work, const char* name);
   template <typename Issue>
   TorchWork start(Call call, internal::OperationTensors tensors, internal::HostTensors& host, Milliseconds timeout, Issue&& issue);
   TorchWork allgatherUneven(Call call, const Tensors& list, const at::Tensor& input, Milliseconds timeout);
@@ -134,16 +143,17 @@ class __attribute__((visibility("default"))) ProcessGroupShardwire final : publi
     return static_cast<std::size_t>(getSize());
   }
 
+  const internal::OwnerProcess owner_;
   const std::shared_ptr<internal::Observer> observer_;
   const std::shared_ptr<internal::DeviceStager> stager_;
   std::atomic<std::uint32_t> monitoredBarriers_ = 0;  // relaxed: a count alone
-  mutable std::mutex mutex_;
-  std::shared_ptr<Communicator> communicator_;   // guarded by mutex_; null after shutdown
-  std::map<std::string, int> groupsMade_;        // guarded by mutex_; how many groups of these ranks and this name came from this one
-  std::vector<std::int64_t> globalRanks_;        // guarded by mutex_
-  std::atomic<bool> coalescing_ = false;         // relaxed: set and read by the thread that issues operations
-  std::vector<WorkPtr> coalesced_;               // guarded by mutex_
-  internal::OperationTensors coalescedTensors_;  // guarded by mutex_
+  mutable internal::Mutex mutex_;
+  std::shared_ptr<Communicator> communicator_ SW_GUARDED_BY(mutex_);  // null after shutdown
+  std::map<std::string, int> groupsMade_ SW_GUARDED_BY(mutex_);       // how many groups of these ranks and this name came from this one
+  std::vector<std::int64_t> globalRanks_ SW_GUARDED_BY(mutex_);
+  std::atomic<bool> coalescing_ = false;  // relaxed: set and read by the thread that issues operations
+  std::vector<WorkPtr> coalesced_ SW_GUARDED_BY(mutex_);
+  internal::OperationTensors coalescedTensors_ SW_GUARDED_BY(mutex_);
 };
 SW_TORCH_VIRTUALS_END
 

@@ -1,7 +1,9 @@
-// ProcessGroupShardwire's collectives that compute.
+// ProcessGroupShardwire's collectives that compute, written like those of collectives.cc. PREMUL_SUM multiplies first, into a tensor of the
+// call's own unless the call owns its tensor anyway.
 #include <c10/core/GradMode.h>
 
 #include "backend/c10d/issue.h"
+#include "backend/c10d/list_memory.h"
 
 namespace shardwire {
 
@@ -13,6 +15,7 @@ using internal::onlyList;
 using internal::onlyTensor;
 using internal::OperationTensors;
 using internal::refuseCall;
+using internal::tensorsOf;
 using internal::viewOf;
 using internal::viewsOf;
 using TorchWork = ProcessGroupShardwire::TorchWork;
@@ -83,21 +86,13 @@ void checkComputable(DType dtype, const Reduction& reduction, const char* name) 
   }
 }
 
-Rank rootOf(const ::c10d::ReduceOptions& options, int size) {
+Rank reduceRootOf(const ::c10d::ReduceOptions& options, int size) {
   if (options.rootRank < 0 || options.rootRank >= size || options.rootTensor != 0) {
     refuseCall(StatusCode::kInvalidArgument, "reduce: root rank {} (tensor {}) is not in the group of {} ranks", options.rootRank,
                options.rootTensor, size);
   }
   return static_cast<Rank>(options.rootRank);
 }
-
-OperationTensors tensorsOf(const std::vector<at::Tensor>& outputs, const std::vector<at::Tensor>& inputs) {
-  OperationTensors tensors;
-  tensors.outputs.append(outputs.begin(), outputs.end());
-  tensors.inputs.append(inputs.begin(), inputs.end());
-  return tensors;
-}
-
 }  // namespace
 
 TorchWork ProcessGroupShardwire::allreduce(Tensors& tensors, const ::c10d::AllreduceOptions& options) {
@@ -119,15 +114,31 @@ TorchWork ProcessGroupShardwire::allreduce(Tensors& tensors, const ::c10d::Allre
 TorchWork ProcessGroupShardwire::allreduce_coalesced(Tensors& tensors, const ::c10d::AllreduceCoalescedOptions& options) {
   const Call call{OpType::ALLREDUCE_COALESCED, "all_reduce_coalesced", "shardwire:all_reduce"};
   HostTensors host(stager_);
-  const std::vector<TensorView> views = viewsOf(host.inOut(tensors, "all_reduce_coalesced: tensors"), "all_reduce_coalesced: tensors");
+  Tensors seen = host.inOut(tensors, "all_reduce_coalesced: tensors");
+  std::vector<TensorView> views = viewsOf(seen, "all_reduce_coalesced: tensors");
   const Reduction reduction = reductionOf(options.reduceOp, call.name);
-  for (const TensorView& view : views) {
-    checkComputable(view.dtype, reduction, call.name);
+  for (std::size_t i = 0; i < views.size(); ++i) {
+    checkComputable(views[i].dtype, reduction, call.name);
+    if (views[i].dtype != views[0].dtype) {
+      refuseCall(StatusCode::kTypeError, "{}: tensors[0] is {} but tensors[{}] is {}; one call takes tensors of one dtype", call.name,
+                 dtypeName(views[0].dtype), i, dtypeName(views[i].dtype));
+    }
   }
-  for (at::Tensor& tensor : tensors) {
-    reduction.scaleInPlace(tensor);
+  const std::vector<std::size_t> first = internal::findRepeated(call.name, tensors);
+  OperationTensors kept = tensorsOf(tensors, {});
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
+    if (first[i] == i) {
+      reduction.scaleInPlace(tensors[i]);
+    } else if (tensors[i].device().is_cpu()) {
+      // The tensor itself is reduced once. The other ranks count this one as well, so a copy takes part, and goes. (Tensors on devices all
+      // have copies, which come back at the end.)
+      const c10::AutoGradMode noGradients(false);
+      seen[i] = tensors[i].clone();
+      views[i] = viewOf(seen[i], "all_reduce_coalesced: tensors");
+      kept.inputs.push_back(seen[i]);
+    }
   }
-  return start(call, tensorsOf(tensors, {}), host, options.timeout, [&](Communicator& communicator, CallOptions callOptions) {
+  return start(call, std::move(kept), host, options.timeout, [&](Communicator& communicator, CallOptions callOptions) {
     return internal::issueEach(views.size(), [&](std::size_t i) { return communicator.allReduce(views[i], reduction.op, callOptions); });
   });
 }
@@ -135,7 +146,7 @@ TorchWork ProcessGroupShardwire::allreduce_coalesced(Tensors& tensors, const ::c
 TorchWork ProcessGroupShardwire::reduce(Tensors& tensors, const ::c10d::ReduceOptions& options) {
   const Call call{OpType::REDUCE, "reduce", "shardwire:reduce"};
   at::Tensor tensor = onlyTensor(tensors, call.name);
-  const Rank root = rootOf(options, getSize());
+  const Rank root = reduceRootOf(options, getSize());
   const Reduction reduction = reductionOf(options.reduceOp, call.name);
   checkComputable(internal::dtypeOf(tensor.scalar_type()), reduction, call.name);
   if (reduction.scales() && root != getRank()) {
@@ -188,6 +199,12 @@ TorchWork ProcessGroupShardwire::reduceScatterUneven(Call call, const at::Tensor
   for (const TensorView& view : views) {
     checkSameDType(outputView, view, call.name);
   }
+  internal::ListMemory memory(call.name);
+  for (std::size_t i = 0; i < list.size(); ++i) {
+    memory.reads(list[i], i, "input", i);
+  }
+  memory.writes(output, own, "output");
+  memory.refuse();
   {
     const c10::AutoGradMode noGradients(false);
     output.view_as(list[own]).copy_(list[own]);
@@ -226,6 +243,7 @@ TorchWork ProcessGroupShardwire::reduce_scatter_tensor_coalesced(Tensors& output
       viewsOf(host.out(outputs, "reduce_scatter_tensor_coalesced: output"), "reduce_scatter_tensor_coalesced: output");
   Tensors sources = inputs;
   std::vector<std::vector<TensorView>> inputViews;
+  internal::ListMemory memory(call.name);
   for (std::size_t i = 0; i < outputs.size(); ++i) {
     checkComputable(outputViews[i].dtype, reduction, call.name);
     if (reduction.scales()) {
@@ -234,7 +252,10 @@ TorchWork ProcessGroupShardwire::reduce_scatter_tensor_coalesced(Tensors& output
     const at::Tensor whole = host.in(sources[i], "reduce_scatter_tensor_coalesced: input");
     inputViews.push_back(equalPieces(whole, getSize(), outputViews[i].shape, "reduce_scatter_tensor_coalesced: input"));
     checkSameDType(outputViews[i], inputViews[i].front(), call.name);
+    memory.reads(sources[i], i, "input", i);
+    memory.writes(outputs[i], i, "output", i);
   }
+  memory.refuse();
   return start(call, tensorsOf(outputs, sources), host, options.timeout, [&](Communicator& communicator, CallOptions callOptions) {
     return internal::issueEach(outputs.size(), [&](std::size_t i) {
       return communicator.reduceScatter(outputViews[i], inputViews[i], reduction.op, callOptions);

@@ -36,7 +36,7 @@ at::Tensor metadataOf(const at::Tensor& tensor, const ::c10d::ReduceOp& op) {
   return metadata;
 }
 
-std::string describe(const std::int64_t* fields) {
+std::string describeFields(const std::int64_t* fields) {
   const std::int64_t dims = std::min<std::int64_t>(fields[kSparseDims] + fields[kDenseDims], kMaxDims);
   return fmt::format("{} of shape [{}], {} of its dimensions sparse, reduction {}",
                      c10::toString(static_cast<c10::ScalarType>(fields[kDType])), fmt::join(fields + kSizes, fields + kSizes + dims, ", "),
@@ -55,7 +55,7 @@ class ComputedWork final : public Work, public std::enable_shared_from_this<Comp
   bool isDone() const override { return done_.load(std::memory_order_acquire); }
   Status wait(Deadline deadline) override {
     Status status = moved_->wait(deadline);
-    if (!moved_->isDone()) {
+    if (endedEarly(status, *moved_)) {
       return status;
     }
     finish();
@@ -112,15 +112,15 @@ TorchWork ProcessGroupShardwire::allreduce_sparse(Tensors& tensors, const ::c10d
   at::Tensor ownMetadata = metadataOf(own, options.reduceOp);
   ::c10d::AllgatherOptions gatherOptions;
   gatherOptions.timeout = options.timeout;
-  _allgather_base(metadata, ownMetadata, gatherOptions)->wait(kNoTimeout);
+  waitInside(*_allgather_base(metadata, ownMetadata, gatherOptions), "all_reduce of a sparse tensor");
   const auto* first = metadata.data_ptr<std::int64_t>();
   Tensors indices;
   Tensors values;
   for (int rank = 0; rank < getSize(); ++rank) {
     const auto* fields = first + rank * kNumFields;
     if (!std::equal(first, first + kNumEntries, fields)) {
-      refuseCall(StatusCode::kMismatch, "all_reduce of sparse tensors: rank 0 gave {}, but rank {} {}", describe(first), rank,
-                 describe(fields));
+      refuseCall(StatusCode::kMismatch, "all_reduce of sparse tensors: rank 0 gave {}, but rank {} {}", describeFields(first), rank,
+                 describeFields(fields));
     }
     indices.push_back(at::empty({own.sparse_dim(), fields[kNumEntries]}, at::kLong));
     auto shape = own._values().sizes().vec();

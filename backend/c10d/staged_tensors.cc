@@ -1,8 +1,14 @@
+// Each device tensor has a twin on the host, cut into segments of about 1 MiB. Towards the host, bytes become ready in order, so one number
+// says how far. Back to the device, runs announce first how many bytes of each segment they will write (willWrite) and count them as they
+// are written (wrote); a segment whose count is full is final and may go back before the operation is over.
 #include "backend/c10d/staged_tensors.h"
 
 #include <ATen/ops/from_blob.h>
 
 #include <algorithm>
+
+#include "backend/c10d/tensor_adapter.h"
+#include "ops/boxes/view_overlap.h"
 
 namespace shardwire::internal {
 
@@ -71,6 +77,15 @@ bool StagedTensors::mayDrainEarly() const {
     }
   }
   return true;
+}
+
+bool StagedTensors::conflictsWith(const StagedTensors& other) const {
+  return std::any_of(twins_.begin(), twins_.end(), [&](const Twin& mine) {
+    return std::any_of(other.twins_.begin(), other.twins_.end(), [&](const Twin& theirs) {
+      return (mine.drain || theirs.drain) && mine.device.device() == theirs.device.device() &&
+             shareMemory(deviceViewOf(mine.device), deviceViewOf(theirs.device));
+    });
+  });
 }
 
 void StagedTensors::begin(std::function<void()> onFinal) {

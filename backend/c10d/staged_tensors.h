@@ -65,6 +65,8 @@ class StagedTensors final : public Staging {
   // Devices of the tensors, each once.
   const std::vector<c10::Device>& devices() const { return devices_; }
   bool isFinal(const Twin& twin, std::size_t segment) const;
+  // Whether one brings back what the other takes or brings back: memory of one device. Only before release() of both.
+  bool conflictsWith(const StagedTensors& other) const;
   void markReady(Twin& twin, std::size_t bytes);
 
  private:

@@ -1,8 +1,12 @@
+// Two things can wait for such an operation: a thread (wait) and a stream (waitOnStreams). A thread first drives the transport, then sleeps
+// until the stager completes the work. A stream gets a closed gate, which the stager opens when the last byte is on the device. A gate
+// opens in any case, with an error or in the destructor: a stream must not stay blocked.
 #include "backend/c10d/staged_work.h"
 
 #include <c10/core/StreamGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
+#include "backend/base/interrupt.h"
 #include "backend/c10d/staged_tensors.h"
 
 namespace shardwire::internal {
@@ -27,7 +31,7 @@ std::vector<c10::Device> StagedWork::devices() const {
 }
 
 bool StagedWork::isAwaited() const {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   return !gates_.empty();
 }
 
@@ -38,7 +42,7 @@ Status StagedWork::status() const {
 Status StagedWork::wait(Deadline deadline) {
   if (!isDone() && transport_ != nullptr) {
     Status status = transport_->wait(deadline);  // drives it
-    if (!transport_->isDone()) {
+    if (endedEarly(status, *transport_)) {
       return status;
     }
   }
@@ -46,20 +50,33 @@ Status StagedWork::wait(Deadline deadline) {
 }
 
 Status StagedWork::waitHere(Deadline deadline) {
-  std::unique_lock lock(mutex_);
-  const auto isOver = [this] { return isDone(); };
-  if (deadline == kNoDeadline) {
-    changed_.wait(lock, isOver);
-  } else if (!changed_.wait_until(lock, deadline, isOver)) {
-    return {StatusCode::kTimeout,
-            "the operation is still in flight between the host and a device: the wait ended first, the operation goes on"};
+  constexpr const char* kWhat = "the operation that is in flight between the host and a device";
+  InterruptibleWait slices(deadline);
+  while (!waitSlice(slices.sliceEnd())) {
+    SW_RETURN_IF_ERROR(owner_.check(kWhat));
+    if (slices.isInterrupted()) {
+      return interruptedStatus(kWhat);
+    }
+    if (Clock::now() >= deadline) {
+      return {StatusCode::kTimeout,
+              "the operation is still in flight between the host and a device: the wait ended first, the operation goes on"};
+    }
   }
   return status_;
 }
 
+bool StagedWork::waitSlice(Deadline until) {
+  const MutexLock lock(mutex_);
+  // In a child of fork() nobody completes it.
+  while (!isDone() && owner_.isHere() && Clock::now() < until) {
+    changed_.waitUntil(mutex_, until);
+  }
+  return isDone();
+}
+
 void StagedWork::onDone(std::function<void(const Status&)> callback) {
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     if (!isDone()) {
       callbacks_.push_back(std::move(callback));
       return;
@@ -82,7 +99,7 @@ Status StagedWork::waitOnStreams() {
     if (gate == nullptr) {
       return wait(kNoDeadline);
     }
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     if (isDone()) {
       gate->open();
     } else {
@@ -93,21 +110,21 @@ Status StagedWork::waitOnStreams() {
 }
 
 std::vector<std::function<void(const Status&)>> StagedWork::complete(Status status) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   status_ = std::move(status);
   done_.store(true, std::memory_order_release);
   for (const auto& gate : gates_) {
     gate->open();
   }
   gates_.clear();
-  changed_.notify_all();
+  changed_.notifyAll();
   return std::move(callbacks_);
 }
 
 void StagedWork::release() {
   std::shared_ptr<void> keepAlive;
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     keepAlive.swap(keepAlive_);
   }
   if (transport_ != nullptr) {

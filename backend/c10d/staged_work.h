@@ -5,11 +5,11 @@
 #include <ATen/core/Tensor.h>
 
 #include <atomic>
-#include <condition_variable>
 #include <memory>
-#include <mutex>
 #include <vector>
 
+#include "backend/base/mutex.h"
+#include "backend/base/owner_process.h"
 #include "backend/c10d/stream_gate.h"
 #include "shardwire/work.h"
 
@@ -58,19 +58,22 @@ class StagedWork final : public DeviceWork, public std::enable_shared_from_this<
 
  private:
   Status waitHere(Deadline deadline);
+  // False: `until` came first.
+  bool waitSlice(Deadline until);
 
   const std::shared_ptr<StagedTensors> tensors_;
   const WorkPtr transport_;
   const bool hasHostTensors_;
   const std::vector<c10::Stream> streams_;
+  const OwnerProcess owner_;
 
-  mutable std::mutex mutex_;
-  std::condition_variable changed_;
-  std::shared_ptr<void> keepAlive_;                            // guarded by mutex_
-  std::vector<std::unique_ptr<StreamGate>> gates_;             // guarded by mutex_; closed ones
-  std::vector<std::function<void(const Status&)>> callbacks_;  // guarded by mutex_
-  Status status_;                                              // written once, before done_
-  std::atomic<bool> done_ = false;                             // release pairs with isDone's acquire: status_ is there
+  mutable Mutex mutex_;
+  ConditionVariable changed_;
+  std::shared_ptr<void> keepAlive_ SW_GUARDED_BY(mutex_);
+  std::vector<std::unique_ptr<StreamGate>> gates_ SW_GUARDED_BY(mutex_);  // closed ones
+  std::vector<std::function<void(const Status&)>> callbacks_ SW_GUARDED_BY(mutex_);
+  Status status_;                   // written once, before done_
+  std::atomic<bool> done_ = false;  // release pairs with isDone's acquire: status_ is there
 };
 
 }  // namespace shardwire::internal

@@ -1,29 +1,23 @@
-// The exception that carries a Status through torch's C++ code, which reports errors by throwing. Python turns it into the class of its
-// code (python/csrc/errors.cc); code that knows nothing of shardwire sees a std::runtime_error with the same text.
+// How our torch code throws: a StatusError, or for an interrupted wait what Python's signal check found. Python turns a StatusError into
+// the class of its code (python/csrc/errors.cc). Any thread.
 #pragma once
 
-#include <stdexcept>
 #include <utility>
 
-#include "shardwire/status.h"
+#include "shardwire/status_error.h"
 
-namespace shardwire {
+namespace shardwire::internal {
 
-class __attribute__((visibility("default"))) StatusError : public std::runtime_error {
- public:
-  explicit StatusError(Status status) : std::runtime_error(status.message()), status_(std::move(status)) {}
-  ~StatusError() override;
-  const Status& status() const { return status_; }
+// Throws for kInterrupted what `thrower` throws (Python: the KeyboardInterrupt that its check found), if that is anything; null: nothing.
+using InterruptThrower = void (*)();
+void setInterruptThrower(InterruptThrower thrower);
 
- private:
-  Status status_;
-};
-
-namespace internal {
+// A StatusError, or in place of an interrupted one what the thrower throws.
+[[noreturn]] void throwStatus(Status status);
 
 inline void throwUnlessOk(Status status) {
   if (!status.isOk()) {
-    throw StatusError(std::move(status));
+    throwStatus(std::move(status));
   }
 }
 
@@ -33,5 +27,4 @@ T valueOrThrow(Result<T> result) {
   return std::move(result).value();
 }
 
-}  // namespace internal
-}  // namespace shardwire
+}  // namespace shardwire::internal

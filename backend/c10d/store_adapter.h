@@ -14,10 +14,8 @@ class C10dStore final : public Store {
   Result<std::string> get(const std::string& key, Deadline deadline) override;
 
  private:
-  // Until the key is there, the time is up, or the store fails.
-  void waitQuietly(const std::string& key, std::chrono::milliseconds timeout);
-
   c10::intrusive_ptr<::c10d::Store> store_;
+  const Deadline made_ = Clock::now();
 };
 
 }  // namespace shardwire::internal

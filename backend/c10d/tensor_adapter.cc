@@ -1,7 +1,9 @@
+// What the core gets of a tensor is a TensorView. Each function refuses what a view cannot express, and says what to call instead.
 #include "backend/c10d/tensor_adapter.h"
 
 #include <fmt/format.h>
 
+#include <atomic>
 #include <numeric>
 
 #include "backend/c10d/status_error.h"
@@ -9,8 +11,24 @@
 
 namespace shardwire {
 
-// Anchors the exception's type information in this library, so that every catch clause sees one type.
-StatusError::~StatusError() = default;
+namespace internal {
+namespace {
+std::atomic<InterruptThrower> interruptThrower{nullptr};  // acquire, release: what the thrower reads was set up before
+}  // namespace
+
+void setInterruptThrower(InterruptThrower thrower) {
+  interruptThrower.store(thrower, std::memory_order_release);
+}
+
+void throwStatus(Status status) {
+  const InterruptThrower thrower = interruptThrower.load(std::memory_order_acquire);
+  if (status.code() == StatusCode::kInterrupted && thrower != nullptr) {
+    thrower();
+  }
+  throw StatusError(std::move(status));
+}
+
+}  // namespace internal
 
 namespace internal {
 namespace {
@@ -19,7 +37,7 @@ namespace {
   throw StatusError(Status(code, std::move(message)));
 }
 
-std::string describe(const at::Tensor& tensor) {
+std::string describeTensor(const at::Tensor& tensor) {
   return fmt::format("{} of shape {}", c10::toString(tensor.scalar_type()),
                      toString(Dims(std::span<const std::int64_t>(tensor.sizes().data(), std::min<std::size_t>(tensor.dim(), kMaxDims)))));
 }
@@ -78,6 +96,13 @@ DType opaqueOf(std::size_t bytes) {
 
 }  // namespace
 
+OperationTensors tensorsOf(const std::vector<at::Tensor>& outputs, const std::vector<at::Tensor>& inputs) {
+  OperationTensors tensors;
+  tensors.outputs.append(outputs.begin(), outputs.end());
+  tensors.inputs.append(inputs.begin(), inputs.end());
+  return tensors;
+}
+
 DType dtypeOf(c10::ScalarType type) {
   for (const auto& [scalarType, dtype] : kScalarTypes) {
     if (scalarType == type) {
@@ -135,7 +160,7 @@ TensorView viewAs(const at::Tensor& tensor, const Dims& shape, std::string_view 
     return reshaped;
   }
   fail(StatusCode::kInvalidArgument, fmt::format("{} is {}, but shape {} is needed (or a contiguous tensor of as many elements)", what,
-                                                 describe(tensor), toString(shape)));
+                                                 describeTensor(tensor), toString(shape)));
 }
 
 std::vector<TensorView> equalPieces(const at::Tensor& tensor, int count, const Dims& piece, std::string_view what) {
@@ -157,7 +182,7 @@ std::vector<TensorView> equalPieces(const at::Tensor& tensor, int count, const D
     step = numElements(piece);
   } else {
     fail(StatusCode::kInvalidArgument, fmt::format("{} is {}, which is not {} pieces of shape {}: concatenate or stack them along dim 0",
-                                                   what, describe(tensor), count, toString(piece)));
+                                                   what, describeTensor(tensor), count, toString(piece)));
   }
   for (int i = 0; i < count; ++i) {
     pieces[static_cast<std::size_t>(i)] = first;

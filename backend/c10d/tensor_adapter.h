@@ -19,6 +19,7 @@ struct OperationTensors {
   c10::SmallVector<at::Tensor, 1> outputs;
   c10::SmallVector<at::Tensor, 1> inputs;
 };
+OperationTensors tensorsOf(const std::vector<at::Tensor>& outputs, const std::vector<at::Tensor>& inputs);
 
 // ValueError-like for quantised types, which are not plain elements.
 DType dtypeOf(c10::ScalarType type);

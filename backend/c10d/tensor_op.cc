@@ -1,3 +1,5 @@
+// CPU tensors go to the compiled op as they are. As soon as one tensor lies on a device, the op runs over host copies of the device
+// tensors, while the checks look at the tensors themselves: a copy would always pass.
 #include "backend/c10d/tensor_op.h"
 
 #include <algorithm>
@@ -5,11 +7,7 @@
 #include "backend/c10d/host_tensors.h"
 #include "backend/c10d/status_error.h"
 
-namespace shardwire {
-
-using internal::HostTensors;
-using internal::OperationTensors;
-using internal::WorkShardwire;
+namespace shardwire::internal {
 
 namespace {
 
@@ -23,9 +21,10 @@ std::shared_ptr<const OperationTensors> kept(Tensors inputs, Tensors outputs) {
   return tensors;
 }
 
-c10::intrusive_ptr<WorkShardwire> adapt(int rank, WorkPtr work, std::shared_ptr<const OperationTensors> tensors) {
+c10::intrusive_ptr<WorkShardwire> adapt(int rank, WorkPtr work, std::shared_ptr<const OperationTensors> tensors,
+                                        std::shared_ptr<ProfilerRange> range) {
   constexpr std::uint64_t kNoSequence = 0;  // asking the group for it would take a lock in every run
-  return WorkShardwire::create(std::move(work), std::move(tensors), {rank, ::c10d::OpType::UNKNOWN, kNoSequence, kTitle});
+  return WorkShardwire::create(std::move(work), std::move(tensors), {rank, ::c10d::OpType::UNKNOWN, kNoSequence, std::move(range)});
 }
 
 // The core holds it as void; nothing there writes through it.
@@ -44,79 +43,92 @@ struct Views {
   std::vector<TensorView> checked;
 };
 
-Views viewsOf(HostTensors& host, Tensors tensors, bool areInputs, const char* which) {
+Views bothViewsOf(HostTensors& host, Tensors tensors, bool areInputs, const char* which) {
   const HostTensors::List list(tensors.begin(), tensors.end());
   const HostTensors::List seen = areInputs ? host.in(list, which) : host.out(list, which);
-  Views views{internal::viewsOf(seen, which), {}};
+  Views views{viewsOf(seen, which), {}};
   for (const at::Tensor& tensor : list) {
-    views.checked.push_back(internal::deviceViewOf(tensor));
+    views.checked.push_back(deviceViewOf(tensor));
   }
   return views;
 }
 
 }  // namespace
 
-BoundTensorOp::BoundTensorOp(std::shared_ptr<CompiledOp> op, std::unique_ptr<BoundOp> bound,
-                             std::shared_ptr<const OperationTensors> tensors, int rank)
-    : op_(std::move(op)), bound_(std::move(bound)), tensors_(std::move(tensors)), rank_(rank) {}
+BoundTensorOpShardwire::BoundTensorOpShardwire(std::shared_ptr<CompiledOp> op, std::unique_ptr<BoundOp> bound,
+                                               std::shared_ptr<const OperationTensors> tensors, int rank, std::string name)
+    : op_(std::move(op)), bound_(std::move(bound)), tensors_(std::move(tensors)), rank_(rank), name_(std::move(name)) {}
 
-BoundTensorOp::BoundTensorOp(std::shared_ptr<TensorOp> op, std::shared_ptr<const OperationTensors> tensors, std::optional<Duration> timeout)
+BoundTensorOpShardwire::BoundTensorOpShardwire(std::shared_ptr<TensorOpShardwire> op, std::shared_ptr<const OperationTensors> tensors,
+                                               std::optional<Duration> timeout)
     : unbound_(std::move(op)), tensors_(std::move(tensors)), timeout_(timeout), rank_(0) {}
 
-c10::intrusive_ptr<WorkShardwire> BoundTensorOp::run() {
+c10::intrusive_ptr<WorkShardwire> BoundTensorOpShardwire::start() {
   if (unbound_ != nullptr) {
     const auto& inputs = tensors_->inputs;
     const auto& outputs = tensors_->outputs;
-    return unbound_->run({inputs.data(), inputs.size()}, {outputs.data(), outputs.size()}, timeout_);
+    return unbound_->start({inputs.data(), inputs.size()}, {outputs.data(), outputs.size()}, timeout_);
   }
-  return adapt(rank_, internal::valueOrThrow(bound_->run()), tensors_);
+  std::shared_ptr<ProfilerRange> range = ProfilerRange::open(kTitle, *tensors_, name_);
+  return adapt(rank_, valueOrThrow(bound_->run()), tensors_, std::move(range));
 }
 
-TensorOp::TensorOp(std::shared_ptr<CompiledOp> op, int rank, std::shared_ptr<internal::DeviceStager> stager)
-    : op_(std::move(op)), rank_(rank), stager_(std::move(stager)) {}
+TensorOpShardwire::TensorOpShardwire(std::shared_ptr<CompiledOp> op, int rank, std::shared_ptr<DeviceStager> stager, std::string name)
+    : op_(std::move(op)), rank_(rank), stager_(std::move(stager)), name_(std::move(name)) {}
 
-c10::intrusive_ptr<WorkShardwire> TensorOp::run(Tensors inputs, Tensors outputs, std::optional<Duration> timeout) {
+void TensorOpShardwire::checkGroup() const {
+  if (stager_ == nullptr) {
+    throwUnlessOk(op_->check({}, {}));
+  }
+}
+
+c10::intrusive_ptr<WorkShardwire> TensorOpShardwire::start(Tensors inputs, Tensors outputs, std::optional<Duration> timeout) {
+  checkGroup();
   if (hasDeviceTensors(inputs) || hasDeviceTensors(outputs)) {
-    return runStaged(inputs, outputs, timeout);
+    return startStaged(inputs, outputs, timeout);
   }
-  const auto inputViews = internal::viewsOf(inputs, "inputs");
-  const auto outputViews = internal::viewsOf(outputs, "outputs");
+  const auto inputViews = viewsOf(inputs, "inputs");
+  const auto outputViews = viewsOf(outputs, "outputs");
   auto tensors = kept(inputs, outputs);
-  WorkPtr work = internal::valueOrThrow(op_->run(inputViews, outputViews, opaque(tensors), timeout));
-  return adapt(rank_, std::move(work), std::move(tensors));
+  std::shared_ptr<ProfilerRange> range = ProfilerRange::open(kTitle, *tensors, name_);
+  WorkPtr work = valueOrThrow(op_->run(inputViews, outputViews, opaque(tensors), timeout));
+  return adapt(rank_, std::move(work), std::move(tensors), std::move(range));
 }
 
-c10::intrusive_ptr<WorkShardwire> TensorOp::runStaged(Tensors inputs, Tensors outputs, std::optional<Duration> timeout) {
+c10::intrusive_ptr<WorkShardwire> TensorOpShardwire::startStaged(Tensors inputs, Tensors outputs, std::optional<Duration> timeout) {
   HostTensors host(stager_);
-  const Views inputViews = viewsOf(host, inputs, true, "inputs");
-  const Views outputViews = viewsOf(host, outputs, false, "outputs");
-  internal::throwUnlessOk(op_->check(inputViews.checked, outputViews.checked));
+  const Views inputViews = bothViewsOf(host, inputs, true, "inputs");
+  const Views outputViews = bothViewsOf(host, outputs, false, "outputs");
+  throwUnlessOk(op_->check(inputViews.checked, outputViews.checked));
   auto tensors = kept(inputs, outputs);
+  std::shared_ptr<ProfilerRange> range = ProfilerRange::open(kTitle, *tensors, name_);
   auto alive = std::make_shared<std::pair<std::shared_ptr<void>, std::shared_ptr<void>>>(opaque(tensors), host.staged());
   Result<WorkPtr> issued = op_->run(inputViews.seen, outputViews.seen, std::move(alive), timeout, host.staged().get());
   WorkPtr work = host.begin(issued.isOk() ? std::move(issued).value() : nullptr, opaque(tensors));
-  internal::throwUnlessOk(issued.status());
-  return adapt(rank_, std::move(work), std::move(tensors));
+  throwUnlessOk(issued.status());
+  return adapt(rank_, std::move(work), std::move(tensors), std::move(range));
 }
 
-std::string TensorOp::explain() const {
-  return op_->explain() + stager_->describe();
+std::string TensorOpShardwire::explain() const {
+  return op_->explain() + (stager_ == nullptr ? std::string() : stager_->describe());
 }
 
-std::unique_ptr<BoundTensorOp> TensorOp::bind(Tensors inputs, Tensors outputs, std::optional<Duration> timeout) {
+std::unique_ptr<BoundTensorOpShardwire> TensorOpShardwire::bound(Tensors inputs, Tensors outputs, std::optional<Duration> timeout) {
+  checkGroup();
   auto tensors = kept(inputs, outputs);
   if (hasDeviceTensors(inputs) || hasDeviceTensors(outputs)) {
     // Each run has host copies of its own. What a run would refuse is refused now.
     HostTensors host(stager_);
-    const Views inputViews = viewsOf(host, inputs, true, "inputs");
-    const Views outputViews = viewsOf(host, outputs, false, "outputs");
-    internal::throwUnlessOk(op_->check(inputViews.checked, outputViews.checked));
-    return std::make_unique<BoundTensorOp>(std::make_shared<TensorOp>(op_, rank_, stager_), std::move(tensors), timeout);
+    const Views inputViews = bothViewsOf(host, inputs, true, "inputs");
+    const Views outputViews = bothViewsOf(host, outputs, false, "outputs");
+    throwUnlessOk(op_->check(inputViews.checked, outputViews.checked));
+    return std::make_unique<BoundTensorOpShardwire>(std::make_shared<TensorOpShardwire>(op_, rank_, stager_, name_), std::move(tensors),
+                                                    timeout);
   }
-  const auto inputViews = internal::viewsOf(inputs, "inputs");
-  const auto outputViews = internal::viewsOf(outputs, "outputs");
-  auto bound = internal::valueOrThrow(op_->bind(inputViews, outputViews, opaque(tensors), timeout));
-  return std::make_unique<BoundTensorOp>(op_, std::move(bound), std::move(tensors), rank_);
+  const auto inputViews = viewsOf(inputs, "inputs");
+  const auto outputViews = viewsOf(outputs, "outputs");
+  auto boundOp = valueOrThrow(op_->bind(inputViews, outputViews, opaque(tensors), timeout));
+  return std::make_unique<BoundTensorOpShardwire>(op_, std::move(boundOp), std::move(tensors), rank_, name_);
 }
 
-}  // namespace shardwire
+}  // namespace shardwire::internal

@@ -1,5 +1,4 @@
-// A CompiledOp that takes at::Tensors and gives c10d Works. All methods from any thread; they throw StatusError (kAborted once the group
-// was shut down).
+// shardwire/tensor_op.h over a CompiledOp: checks tensors, copies those of devices to the host and back, and adapts the Works.
 #pragma once
 
 #include <memory>
@@ -8,51 +7,65 @@
 #include <string>
 
 #include "backend/c10d/work_adapter.h"
-#include "shardwire/compiled_op.h"
+#include "shardwire/tensor_op.h"
 
-namespace shardwire {
-namespace internal {
+namespace shardwire::internal {
+
 class DeviceStager;
-}
-class TensorOp;
+class TensorOpShardwire;
 
-// The tensors of one call, checked once: each run() moves their contents of that moment.
-class __attribute__((visibility("default"))) BoundTensorOp {
+class BoundTensorOpShardwire final : public BoundTensorOp {
  public:
-  BoundTensorOp(std::shared_ptr<CompiledOp> op, std::unique_ptr<BoundOp> bound, std::shared_ptr<const internal::OperationTensors> tensors,
-                int rank);
-  // For tensors of devices, which are bound by name only.
-  BoundTensorOp(std::shared_ptr<TensorOp> op, std::shared_ptr<const internal::OperationTensors> tensors, std::optional<Duration> timeout);
-  c10::intrusive_ptr<internal::WorkShardwire> run();
+  BoundTensorOpShardwire(std::shared_ptr<CompiledOp> op, std::unique_ptr<BoundOp> bound, std::shared_ptr<const OperationTensors> tensors,
+                         int rank, std::string name);
+  // For tensors of devices: the tensors are kept, and each run copies them anew.
+  BoundTensorOpShardwire(std::shared_ptr<TensorOpShardwire> op, std::shared_ptr<const OperationTensors> tensors,
+                         std::optional<Duration> timeout);
+  c10::intrusive_ptr<::c10d::Work> run() override { return start(); }
+  // run(), and the work by its own class.
+  c10::intrusive_ptr<WorkShardwire> start();
 
  private:
   std::shared_ptr<CompiledOp> op_;  // declared first: outlives what it made
   std::unique_ptr<BoundOp> bound_;
-  std::shared_ptr<TensorOp> unbound_;
-  std::shared_ptr<const internal::OperationTensors> tensors_;
+  std::shared_ptr<TensorOpShardwire> unbound_;
+  std::shared_ptr<const OperationTensors> tensors_;
   std::optional<Duration> timeout_;
   int rank_;
+  std::string name_;
 };
 
-class __attribute__((visibility("default"))) TensorOp {
+class TensorOpShardwire final : public TensorOp {
  public:
-  TensorOp(std::shared_ptr<CompiledOp> op, int rank, std::shared_ptr<internal::DeviceStager> stager);
-  c10::intrusive_ptr<internal::WorkShardwire> run(std::span<const at::Tensor> inputs, std::span<const at::Tensor> outputs,
-                                                  std::optional<Duration> timeout = std::nullopt);
+  // `name`: the user's, for the profiler; may be empty. No stager: of an op without a group, which only describes itself.
+  TensorOpShardwire(std::shared_ptr<CompiledOp> op, int rank, std::shared_ptr<DeviceStager> stager, std::string name);
+  c10::intrusive_ptr<::c10d::Work> run(std::span<const at::Tensor> inputs, std::span<const at::Tensor> outputs,
+                                       std::optional<Duration> timeout) override {
+    return start(inputs, outputs, timeout);
+  }
   std::unique_ptr<BoundTensorOp> bind(std::span<const at::Tensor> inputs, std::span<const at::Tensor> outputs,
-                                      std::optional<Duration> timeout = std::nullopt);
+                                      std::optional<Duration> timeout) override {
+    return bound(inputs, outputs, timeout);
+  }
+  // run() and bind(), and what they give by its own class.
+  c10::intrusive_ptr<WorkShardwire> start(std::span<const at::Tensor> inputs, std::span<const at::Tensor> outputs,
+                                          std::optional<Duration> timeout);
+  std::unique_ptr<BoundTensorOpShardwire> bound(std::span<const at::Tensor> inputs, std::span<const at::Tensor> outputs,
+                                                std::optional<Duration> timeout);
   // The compiled op's, and how tensors on devices are moved once some were.
-  std::string explain() const;
-  // Stats and specs.
-  const CompiledOp& compiled() const { return *op_; }
+  std::string explain() const override;
+  const CompiledOp& compiled() const override { return *op_; }
 
  private:
-  c10::intrusive_ptr<internal::WorkShardwire> runStaged(std::span<const at::Tensor> inputs, std::span<const at::Tensor> outputs,
-                                                        std::optional<Duration> timeout);
+  // Throws what an op says that has no group.
+  void checkGroup() const;
+  c10::intrusive_ptr<WorkShardwire> startStaged(std::span<const at::Tensor> inputs, std::span<const at::Tensor> outputs,
+                                                std::optional<Duration> timeout);
 
   std::shared_ptr<CompiledOp> op_;
   int rank_;
-  std::shared_ptr<internal::DeviceStager> stager_;
+  std::shared_ptr<DeviceStager> stager_;
+  std::string name_;
 };
 
-}  // namespace shardwire
+}  // namespace shardwire::internal

@@ -1,4 +1,5 @@
-// The only place that looks at the torch version: what 1.13, 2.6 and 2.13 spell differently, under one name each. Header only; any thread.
+// What torch 1.13, 2.6 and 2.13 spell differently, under one name each. Besides shardwire/torch_backend.h the only place that looks at the
+// torch version. Header only; any thread.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -15,16 +16,10 @@
 #define SW_TORCH_AT_LEAST(major, minor) \
   (TORCH_VERSION_MAJOR > (major) || (TORCH_VERSION_MAJOR == (major) && TORCH_VERSION_MINOR >= (minor)))
 
-// What a backend derives from, and the header that declares it (`#include SW_TORCH_GROUP_HEADER`). Before 2.0 torch routes operations to
-// c10d::ProcessGroup itself; since then a c10d::Backend sits behind it.
 #if SW_TORCH_AT_LEAST(2, 0)
-#define SW_TORCH_GROUP_HEADER <torch/csrc/distributed/c10d/Backend.hpp>
-#define SW_TORCH_GROUP_BASE ::c10d::Backend
 #define SW_TORCH_SUPPLEMENT_FACTOR(supplement) (supplement).tensor_factor
 #define SW_TORCH_OPTIONAL std::optional
 #else
-#define SW_TORCH_GROUP_HEADER <torch/csrc/distributed/c10d/ProcessGroup.hpp>
-#define SW_TORCH_GROUP_BASE ::c10d::ProcessGroup
 #define SW_TORCH_OPTIONAL c10::optional
 #define SW_TORCH_SUPPLEMENT_FACTOR(supplement) ((supplement).tensor_factors.empty() ? ::at::Tensor() : (supplement).tensor_factors.front())
 #endif
@@ -62,6 +57,9 @@ inline constexpr bool kTorchCoalesces = SW_TORCH_AT_LEAST(2, 0);
 #define SW_TORCH_HAS_ERROR_TYPE SW_TORCH_AT_LEAST(2, 8)
 // c10d::cuda::StreamBlock, a wait in a stream that the host ends, and the registry that makes them without CUDA's headers.
 #define SW_TORCH_HAS_STREAM_BLOCK SW_TORCH_AT_LEAST(2, 8)
+// torch's symmetric memory API as it is written against here: its handle and its allocator are classes to be derived from, and both have
+// changed from version to version.
+#define SW_TORCH_HAS_SYMMETRIC_MEMORY SW_TORCH_AT_LEAST(2, 13)
 // Completion hooks and the WorkInfo that they are given.
 #define SW_TORCH_HAS_WORK_INFO SW_TORCH_AT_LEAST(2, 1)
 

@@ -1,6 +1,8 @@
+// Torch sees one class, WorkShardwire. It forwards to our Work: an operation in flight, one whose tensors lie on devices (DeviceWork), or a
+// bundle of several. wait() without a timeout means what torch means by it: the CPU waits for CPU tensors, the current streams for those of
+// devices. Futures are made only when somebody asks for one; they are completed by whoever ends the operation.
 #include "backend/c10d/work_adapter.h"
 
-#include <ATen/record_function.h>
 #include <c10/core/StreamGuard.h>
 
 #include <algorithm>
@@ -35,7 +37,11 @@ class WorkBundle final : public DeviceWork {
     Status first;
     for (const WorkPtr& work : works_) {
       DeviceWork* device = deviceWorkOf(*work);
-      if (Status status = device != nullptr ? device->waitOnStreams() : work->wait(kNoDeadline); first.isOk()) {
+      Status status = device != nullptr ? device->waitOnStreams() : work->wait(kNoDeadline);
+      if (status.code() == StatusCode::kInterrupted) {
+        return status;
+      }
+      if (first.isOk()) {
         first = std::move(status);
       }
     }
@@ -55,8 +61,8 @@ class WorkBundle final : public DeviceWork {
     Status first;
     for (const WorkPtr& work : works_) {
       Status status = work->wait(deadline);
-      if (!status.isOk() && !work->isDone()) {
-        return status;  // the deadline; the rest may be pending too
+      if (endedEarly(status, *work)) {
+        return status;  // the rest may be pending too
       }
       if (first.isOk()) {
         first = std::move(status);
@@ -158,19 +164,11 @@ WorkPtr bundleWorks(std::vector<WorkPtr> works) {
   return works.size() == 1 ? std::move(works.front()) : std::make_shared<WorkBundle>(std::move(works));
 }
 
-c10::intrusive_ptr<WorkShardwire> WorkShardwire::create(WorkPtr work, std::shared_ptr<const OperationTensors> tensors, const Origin& origin,
+c10::intrusive_ptr<WorkShardwire> WorkShardwire::create(WorkPtr work, std::shared_ptr<const OperationTensors> tensors, Origin origin,
                                                         std::shared_ptr<Observer> observer) {
-  // A title makes the base open a profiler range, which costs even when nobody profiles.
-  const bool profiling = at::hasCallbacks();
-  SW_TORCH_OPTIONAL<std::vector<at::Tensor>> inputs;
-  if (profiling) {
-    const auto& shown = tensors->inputs.empty() ? tensors->outputs : tensors->inputs;
-    inputs.emplace(shown.begin(), shown.end());
-  }
-  const Origin named{origin.rank, origin.type, origin.sequence, profiling ? origin.title : nullptr};
-  auto self = c10::make_intrusive<WorkShardwire>(std::move(work), std::move(tensors), named, std::move(observer), inputs);
-  if (self->profiled_) {
-    self->work_->onDone([self](const Status&) { self->endRange(); });
+  auto self = c10::make_intrusive<WorkShardwire>(std::move(work), std::move(tensors), std::move(origin), std::move(observer));
+  if (self->range_ != nullptr) {
+    self->work_->onDone([range = self->range_](const Status&) { range->end(); });
   }
   if (self->observer_ != nullptr && self->observer_->isActive()) {
     self->observe();
@@ -178,15 +176,16 @@ c10::intrusive_ptr<WorkShardwire> WorkShardwire::create(WorkPtr work, std::share
   return self;
 }
 
-WorkShardwire::WorkShardwire(WorkPtr work, std::shared_ptr<const OperationTensors> tensors, const Origin& origin,
-                             std::shared_ptr<Observer> observer, const SW_TORCH_OPTIONAL<std::vector<at::Tensor>>& inputs)
-    : ::c10d::Work(origin.rank, origin.type, origin.title, inputs),
+// The base gets no title: it would open its range now, when the operation is issued, and may be over.
+WorkShardwire::WorkShardwire(WorkPtr work, std::shared_ptr<const OperationTensors> tensors, Origin origin,
+                             std::shared_ptr<Observer> observer)
+    : ::c10d::Work(origin.rank, origin.type),
       work_(std::move(work)),
       device_(deviceWorkOf(*work_)),
       tensors_(std::move(tensors)),
       sequence_(origin.sequence),
       observer_(std::move(observer)),
-      profiled_(recordFunctionEndCallback_ != nullptr) {}
+      range_(std::move(origin.range)) {}
 
 void WorkShardwire::observe() {
   started_ = Clock::now();
@@ -199,17 +198,6 @@ void WorkShardwire::observe() {
     }
     self->observer_->ended({self->opType_, self->sequence_, self->started_, ended});
   });
-}
-
-void WorkShardwire::endRange() {
-  std::function<void()> end;
-  {
-    const std::lock_guard lock(mutex_);
-    end = std::exchange(recordFunctionEndCallback_, nullptr);
-  }
-  if (end) {
-    end();
-  }
 }
 
 WorkShardwire::~WorkShardwire() = default;
@@ -244,11 +232,9 @@ void WorkShardwire::synchronize() {
 bool WorkShardwire::wait(std::chrono::milliseconds timeout) {
   const bool onStreams = device_ != nullptr && timeout == kNoTimeout;
   Status status = onStreams ? device_->waitOnStreams() : work_->wait(timeout == kNoTimeout ? kNoDeadline : deadlineAfter(timeout));
-  if (!status.isOk()) {
-    throw StatusError(std::move(status));
-  }
-  if (profiled_) {
-    endRange();  // before the caller goes on, who may end the profile; the thread that noticed the end may not have come to it yet
+  throwUnlessOk(std::move(status));
+  if (range_ != nullptr) {
+    range_->end();  // before the caller goes on, who may end the profile; the thread that noticed the end may not have come to it yet
   }
   return true;
 }

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "backend/c10d/observer.h"
+#include "backend/c10d/profiler_range.h"
 #include "backend/c10d/staged_work.h"
 #include "backend/c10d/tensor_adapter.h"
 #include "backend/c10d/torch_compat.h"
@@ -20,19 +21,18 @@ namespace shardwire::internal {
 SW_TORCH_VIRTUALS_BEGIN
 class __attribute__((visibility("default"))) WorkShardwire final : public ::c10d::Work {
  public:
-  // What torch shows of an operation. `title` is the profiler's name of its range.
+  // What torch shows of an operation. `range`: null while nobody profiles.
   struct Origin {
     int rank;
     ::c10d::OpType type;
     std::uint64_t sequence;
-    const char* title;
+    std::shared_ptr<ProfilerRange> range = nullptr;
   };
   // `observer` may be null.
-  static c10::intrusive_ptr<WorkShardwire> create(WorkPtr work, std::shared_ptr<const OperationTensors> tensors, const Origin& origin,
+  static c10::intrusive_ptr<WorkShardwire> create(WorkPtr work, std::shared_ptr<const OperationTensors> tensors, Origin origin,
                                                   std::shared_ptr<Observer> observer = nullptr);
-  // Use create(). `inputs`: what the profiler shows; given when it is running.
-  WorkShardwire(WorkPtr work, std::shared_ptr<const OperationTensors> tensors, const Origin& origin, std::shared_ptr<Observer> observer,
-                const SW_TORCH_OPTIONAL<std::vector<at::Tensor>>& inputs);
+  // Use create().
+  WorkShardwire(WorkPtr work, std::shared_ptr<const OperationTensors> tensors, Origin origin, std::shared_ptr<Observer> observer);
   ~WorkShardwire() override;
 
   bool isCompleted() override;
@@ -61,15 +61,13 @@ class __attribute__((visibility("default"))) WorkShardwire final : public ::c10d
 
  private:
   void observe();
-  // Closes the profiler's range. Idempotent.
-  void endRange();
 
   WorkPtr work_;
   DeviceWork* device_;  // work_, when some of its tensors lie on devices
   std::shared_ptr<const OperationTensors> tensors_;
   std::uint64_t sequence_;
   std::shared_ptr<Observer> observer_;
-  bool profiled_;                                   // whether the profiler has a range open for this operation, at first
+  std::shared_ptr<ProfilerRange> range_;            // mostly null
   Clock::time_point started_{};                     // set when it is observed
   std::atomic<std::int64_t> durationNs_ = -1;       // relaxed: a value alone. Negative: not timed, or not over
   c10::intrusive_ptr<c10::ivalue::Future> future_;  // guarded by mutex_ of the base; made when first asked for

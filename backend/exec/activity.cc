@@ -1,10 +1,10 @@
 #include "backend/exec/activity.h"
 
+#include <fmt/format.h>
+
 #include <cstdint>
 #include <memory>
 #include <utility>
-
-#include "backend/exec/engine.h"
 
 namespace shardwire::internal {
 
@@ -17,11 +17,9 @@ Activity::~Activity() {
   }
 }
 
-void Activity::setEngine(Engine& engine) {
-  if (engine_ != &engine) {
-    engine_ = &engine;
-    weakEngine_ = engine.weak_from_this();
-  }
+void Activity::enter(RunContext& context, const std::weak_ptr<Driver>& driver) {
+  context_ = &context;
+  driver_ = driver;
 }
 
 Status Activity::wait(Deadline until) {
@@ -29,12 +27,8 @@ Status Activity::wait(Deadline until) {
     return status_;
   }
   // An engine ends only after it has completed all that it took.
-  const std::shared_ptr<Engine> driver = weakEngine_.lock();
-  if (driver != nullptr && !driver->drive(*this, until)) {
-    return {StatusCode::kTimeout,
-            *description + " is still in flight: the wait ended first, the operation goes on (" + driver->groupLabel() + ")"};
-  }
-  return status();
+  const std::shared_ptr<Driver> driver = driver_.lock();
+  return driver == nullptr ? status() : driver->waitFor(*this, until);
 }
 
 Status Activity::status() const {
@@ -52,6 +46,24 @@ void Activity::onDone(std::function<void(const Status&)> callback) {
   }
   const std::unique_ptr<Callback> mine(added);
   mine->call(status_);
+}
+
+Status Activity::onPost(Rank from, const Received<PostFrame>&) {
+  return misfit(from, FrameKind::kPost);
+}
+Status Activity::onAck(Rank from, const Received<AckFrame>&) {
+  return misfit(from, FrameKind::kAck);
+}
+Status Activity::onBlob(Rank from, const Received<BlobFrame>&) {
+  return misfit(from, FrameKind::kBlob);
+}
+Status Activity::onCancel(Rank from, const Received<CancelFrame>&) {
+  return misfit(from, FrameKind::kCancel);
+}
+
+Status Activity::misfit(Rank from, FrameKind kind) const {
+  return {StatusCode::kInternal, fmt::format("rank {} sent a frame (kind {}: {}) that does not fit {}", from, static_cast<int>(kind),
+                                             frameKindName(kind), *description)};
 }
 
 Activity::Completion Activity::complete(Status status) {

@@ -9,14 +9,29 @@
 #include <vector>
 
 #include "backend/exec/frame.h"
+#include "backend/exec/run_context.h"
 #include "shardwire/work.h"
 
 namespace shardwire::internal {
 
-class Engine;
+// Who moves operations along for callers who wait for them: the engine. Any thread.
+class Driver {
+ public:
+  // Work::wait of an operation in flight.
+  virtual Status waitFor(Activity& activity, Deadline until) = 0;
+
+ protected:
+  ~Driver() = default;
+};
 
 // What operation this is, for messages: "all_reduce(float32[1024], sum)". Shared, so that a run copies no text.
 using Description = std::shared_ptr<const std::string>;
+
+// What one operation moves between this rank and a peer.
+struct EdgeBytes {
+  std::uint64_t sends = 0;
+  std::uint64_t receives = 0;
+};
 
 class Activity : public Work, public std::enable_shared_from_this<Activity> {
  public:
@@ -34,19 +49,34 @@ class Activity : public Work, public std::enable_shared_from_this<Activity> {
 
   // Moves on as far as possible without waiting; true when anything moved. `blockedBulk[peer]` is set while an earlier operation still has
   // staged bytes to send to that peer; an operation that will have some left sets it.
-  virtual bool step(Engine& engine, std::vector<bool>& blockedBulk) = 0;
-  // A control frame of this operation (not of point-to-point).
-  virtual Status onFrame(Engine& engine, Rank from, const FrameHeader& header, std::span<const std::byte> payload) = 0;
+  virtual bool step(std::vector<bool>& blockedBulk) = 0;
+  // Control frames of this operation. Not ok: it has no use for such a frame, and the peer is broken.
+  virtual Status onPost(Rank from, const Received<PostFrame>& frame);
+  virtual Status onAck(Rank from, const Received<AckFrame>& frame);
+  virtual Status onBlob(Rank from, const Received<BlobFrame>& frame);
+  virtual Status onCancel(Rank from, const Received<CancelFrame>& frame);
   // Nothing is left to do.
   virtual bool finished() const = 0;
   // Whether the operation cannot end without more from this peer.
   virtual bool needs(Rank peer) const = 0;
-  // For messages: "rank(s) 2 did not arrive".
+  // For messages: "rank 2 did not arrive".
   virtual std::string waitingFor() const = 0;
   // True: a timeout of this operation leaves the group usable (compileOp), because no tensor was touched.
   virtual bool cancellable() const { return false; }
+  // What it moves between this rank and the peer. Zeroes where that is not known before it was moved.
+  virtual EdgeBytes edgeBytes(Rank) const { return {}; }
+  // The same for all peers at once: added to `byPeer`, when it is over.
+  virtual void addTraffic(std::span<EdgeBytes> byPeer) const { static_cast<void>(byPeer); }
+  // As sourceRank(), under the lock, also while it is not done.
+  virtual Rank matchedRank() const { return -1; }
+  // For a frame that makes no sense in this operation.
+  virtual Status misfit(Rank from, FrameKind kind) const;
   // Ordered operations carry a sequence number and a fingerprint in every frame.
   virtual bool ordered() const { return true; }
+
+  // What it runs over. Valid while it is in flight.
+  RunContext& context() const { return *context_; }
+  OperationTag tag() const { return {seq, fingerprint}; }
 
   // Set by the engine when it takes the activity; reset by reuse().
   std::uint64_t seq = 0;
@@ -56,8 +86,12 @@ class Activity : public Work, public std::enable_shared_from_this<Activity> {
   Clock::time_point started{};  // zero when it was over before anybody looked at the clock, unless `timed`
   Description description;
   std::shared_ptr<void> keepAlive;
-  bool timed = false;         // wants `started` and `ended` in any case: reading the clock costs as much as a small operation's copy
-  Clock::time_point ended{};  // only when timed
+  bool hasAskedPeers = false;  // about to expire: those it waits for were asked what they do
+  bool mayLackLinks = false;   // a peer that it needs was not joined when it was taken
+  bool timed = false;          // wants `started` and `ended` in any case: reading the clock costs as much as a small operation's copy
+  Clock::time_point ended{};   // only when timed
+  std::uint64_t record =
+      0;  // its number in the flight recorder (OpRecorder); 0: it is not recorded, or by another activity of its operation
   // Run under the lock after success, before anybody sees it done: unpacks into tensors that are not contiguous. Mostly empty.
   std::function<void()> epilogue;
 
@@ -77,14 +111,13 @@ class Activity : public Work, public std::enable_shared_from_this<Activity> {
   void runCallbacks(const Status& status);
   // It was never taken: nobody waits for it, and its pool may have it back.
   void abandon() { done_.store(true, std::memory_order_release); }
-  // The engine that steps it; called when it is taken.
-  void setEngine(Engine& engine);
+  // It is taken: whose links it runs over, and who moves it along. Both stay the same for all runs of one activity.
+  bool isIn(const RunContext& context) const { return context_ == &context; }
+  void enter(RunContext& context, const std::weak_ptr<Driver>& driver);
 
  protected:
   // Makes a finished activity ready for another run (pooled runs).
   void reuse();
-  // Valid while the activity is in flight.
-  Engine& engine() const { return *engine_; }
 
  private:
   struct Callback {
@@ -95,8 +128,8 @@ class Activity : public Work, public std::enable_shared_from_this<Activity> {
 
   std::atomic<bool> done_{false};              // release pairs with isDone's acquire: status_ and outputs are visible to whoever sees true
   std::atomic<Callback*> callbacks_{nullptr};  // newest first; kCalled once they were run. acq_rel: whoever takes them sees their captures
-  Engine* engine_ = nullptr;
-  std::weak_ptr<Engine> weakEngine_;  // of a waiter who must outlive the group's end; set before the Work is handed out
+  RunContext* context_ = nullptr;
+  std::weak_ptr<Driver> driver_;  // of a waiter who must outlive the group's end; set before the Work is handed out
   Status status_;
 };
 

@@ -6,6 +6,8 @@
 #include <array>
 #include <vector>
 
+#include "ops/boxes/view_overlap.h"
+
 namespace shardwire::internal {
 
 namespace {
@@ -115,7 +117,7 @@ bool mayRun(const Plan& plan, std::span<const TensorView> inputs, std::span<cons
         }
         const Range read = rangeOf(in, &source.offset, reader.shape);
         // An element read and written by the same move at the same place is safe: it is read first.
-        const bool samePlace = &reader == &write && read.first == written.first && in.strides == out.strides;
+        const bool samePlace = &reader == &write && read.first == written.first && in.strides == out.strides && in.dtype == out.dtype;
         if (written.meets(read) && !samePlace) {
           return false;
         }
@@ -130,29 +132,16 @@ bool mayRun(const Plan& plan, std::span<const TensorView> inputs, std::span<cons
 Status checkViews(const Plan& plan, std::span<const TensorView> inputs, std::span<const TensorView> outputs, const std::string& opName) {
   SW_RETURN_IF_ERROR(checkList(plan.inputs, inputs, "input", opName, plan.rank));
   SW_RETURN_IF_ERROR(checkList(plan.outputs, outputs, "output", opName, plan.rank));
-  std::vector<std::pair<Range, std::size_t>> ranges;
   for (std::size_t i = 0; i < outputs.size(); ++i) {
     if (overlapsItself(outputs[i])) {
       return {StatusCode::kInvalidArgument,
               fmt::format("{}: outputs[{}] of rank {} has elements that share memory (strides {}); pass a tensor of its own", opName, i,
                           plan.rank, toString(outputs[i].strides))};
     }
-    if (const Range range = rangeOf(outputs[i]); range.first < range.last) {
-      ranges.emplace_back(range, i);
-    }
   }
-  std::sort(ranges.begin(), ranges.end(), [](const auto& a, const auto& b) { return a.first.first < b.first.first; });
-  for (std::size_t i = 1; i < ranges.size(); ++i) {
-    if (!ranges[i - 1].first.meets(ranges[i].first)) {
-      continue;
-    }
-    // Views of one buffer that interleave (columns, say) have ranges that meet and elements that do not; only equal bases are surely wrong.
-    const std::size_t a = std::min(ranges[i - 1].second, ranges[i].second);
-    const std::size_t b = std::max(ranges[i - 1].second, ranges[i].second);
-    if (outputs[a].bytes == outputs[b].bytes) {
-      return {StatusCode::kInvalidArgument,
-              fmt::format("{}: outputs[{}] and outputs[{}] of rank {} are the same memory", opName, a, b, plan.rank)};
-    }
+  if (const auto pair = findShared(outputs)) {
+    return {StatusCode::kInvalidArgument, fmt::format("{}: outputs[{}] and outputs[{}] of rank {} share memory; give each its own", opName,
+                                                      pair->first, pair->second, plan.rank)};
   }
   return Status::ok();
 }

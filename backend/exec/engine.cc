@@ -1,12 +1,21 @@
+// Operations are taken in the order of the calls, and each gets the next number: frames carry it, so that ranks find the same operation by
+// it. All that are in flight are stepped in that order by whoever polls (pollLocked): wires first, since only there do frames arrive; then
+// all control frames; then each operation, oldest first, which notes to whom later ones may not send yet. Those that finished are retired
+// at once, in any order. A call polls a few times itself before it returns, without a look at the clock: a short operation is mostly over
+// by then. When the group is poisoned, everything in flight is retired with that reason, and nothing is taken any more.
 #include "backend/exec/engine.h"
 
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <numeric>
 
 #include "backend/base/log.h"
 #include "backend/base/relax.h"
+#include "backend/exec/one_sided.h"
 #include "backend/exec/point_to_point.h"
+#include "backend/exec/process_engines.h"
+#include "backend/exec/process_failures.h"
 
 namespace shardwire::internal {
 
@@ -25,18 +34,33 @@ Engine::Engine(Peers peers, Rank rank, int worldSize, const Options& options, st
       options_(options),
       groupName_(std::move(groupName)),
       peers_(std::move(peers)),
-      timeout_(options.timeout) {
+      context_{.host = *this,
+               .rank = rank,
+               .worldSize = worldSize,
+               .label = groupName_.empty() ? fmt::format("rank {} of {}", rank, worldSize)
+                                           : fmt::format("rank {} of {}, group \"{}\"", rank, worldSize, groupName_),
+               .inlineBytes = options.inlineBytes,
+               .segmentBytes = options.ringBytes,
+               .connections = peers_.connections,
+               .wires = peers_.wires},
+      timeout_(options.timeout),
+      recorder_(static_cast<std::size_t>(std::max(options.recordedOps, 0))),
+      progress_(ProgressThread::of(peers_.doorbell->progressBell())) {
   const auto n = static_cast<std::size_t>(worldSize);
-  segmentBytes_ = options.ringBytes;
   int local = 1;
+  isJoined_.resize(n);
   for (const auto& connection : peers_.connections) {
     if (connection != nullptr) {
-      segmentBytes_ = std::min(segmentBytes_, connection->maxFrameBytes(Lane::kBulk) - sizeof(FrameHeader));
+      if (peers_.late == nullptr || !peers_.late->isLate(connection->peer())) {
+        isJoined_[static_cast<std::size_t>(connection->peer())] = true;
+        joined_.push_back(connection->peer());
+      }
+      context_.segmentBytes = std::min(context_.segmentBytes, connection->maxFrameBytes(Lane::kBulk) - kHeadBytes<StagedFrame>);
       const auto peer = static_cast<std::size_t>(connection->peer());
       local += peers_.hosts[peer] == peers_.hosts[static_cast<std::size_t>(rank)] ? 1 : 0;
     }
   }
-  segmentBytes_ &= ~std::size_t{63};
+  context_.segmentBytes &= ~std::size_t{63};
   // With a core for every rank a hand-off is 0.2 us when both spin and 5 us when one sleeps. Without, a spinner that offers its core after
   // every few looks hands over in 1 us, which is still less than sleeping.
   const bool crowded = local > static_cast<int>(std::thread::hardware_concurrency());
@@ -48,45 +72,58 @@ Engine::Engine(Peers peers, Rank rank, int worldSize, const Options& options, st
   desyncSeq_.resize(n);
   peerDown_.resize(n);
   history_.resize(kHistory);
-  points_ = std::make_unique<PointToPoint>(*this);
+  waiting_.resize(n);
+  traffic_.resize(n);
+  globalRanks_.resize(n);
+  std::iota(globalRanks_.begin(), globalRanks_.end(), 0);
+  points_ = std::make_unique<PointToPoint>(context_);
+  oneSided_ = std::make_unique<OneSided>(context_);
 }
 
-Engine::~Engine() {
-  SW_CHECK(!thread_.joinable());
-}
+Engine::~Engine() = default;
 
 std::shared_ptr<Engine> Engine::create(Peers peers, Rank rank, int worldSize, const Options& options, std::string groupName) {
-  std::shared_ptr<Engine> engine(new Engine(std::move(peers), rank, worldSize, options, std::move(groupName)));
-  engine->thread_ = std::thread([engine] { engine->progressThread(); });
+  // In a child of fork() it stays for ever: its end would tell the peers, and join threads that are the parent's.
+  std::shared_ptr<Engine> engine(new Engine(std::move(peers), rank, worldSize, options, std::move(groupName)), [](Engine* ended) {
+    if (ended->owner().isHere()) {
+      delete ended;
+    }
+  });
+  addProcessGroup(engine.get(), [weak = std::weak_ptr(engine)] {
+    if (const std::shared_ptr<Engine> live = weak.lock()) {
+      live->hearOfFailure();
+    }
+  });
+  engine->progress_->add(engine);
+  addProcessEngine(engine);
   return engine;
 }
 
-std::string Engine::groupLabel() const {
-  return groupName_.empty() ? fmt::format("rank {} of {}", rank_, worldSize_)
-                            : fmt::format("rank {} of {}, group \"{}\"", rank_, worldSize_, groupName_);
-}
-
 std::uint64_t Engine::sequenceNumber() const {
-  std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   return nextSeq_ - 1;
 }
 
 Status Engine::status() const {
-  std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   return poison_.value_or(Status::ok());
 }
 
 Duration Engine::timeout() const {
-  std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   return timeout_;
 }
 
 void Engine::setTimeout(Duration timeout) {
-  std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   timeout_ = timeout;
 }
 
 std::string Engine::describeTransports() {
+  const MutexLock lock(mutex_);
+  if (isClosed_) {
+    return "the group was shut down\n";
+  }
   std::string text;
   for (const auto& connection : peers_.connections) {
     if (connection == nullptr) {
@@ -99,18 +136,12 @@ std::string Engine::describeTransports() {
   return text;
 }
 
-std::span<std::byte> Engine::scratch(std::size_t bytes) {
-  if (scratch_.size() < bytes) {
-    scratch_.resize(bytes);
-  }
-  return std::span(scratch_).first(bytes);
-}
-
 void Engine::attach(Staging* staging) {
   if (staging != nullptr) {
     staging->attach([weak = weak_from_this()] {
       if (const std::shared_ptr<Engine> engine = weak.lock()) {
         engine->peers_.doorbell->ringSelf();
+        engine->wakeProgress();
       }
     });
   }
@@ -121,11 +152,18 @@ void Engine::attach(Staging* staging) {
 void Engine::take(const std::shared_ptr<Activity>& activity) {
   activity->started = activity->timed ? Clock::now() : Clock::time_point{};
   activity->deadline = kNoDeadline;
+  activity->hasAskedPeers = false;
   if (activity->timeout.count() == 0) {
     activity->timeout = timeout_;
   }
-  activity->setEngine(*this);
+  if (!activity->isIn(context_)) {
+    activity->enter(context_, weak_from_this());
+  }
   active_.push_back(activity);
+  if (peers_.late != nullptr) {
+    wantLinks(*activity);
+  }
+  hasWork_.store(true, std::memory_order_seq_cst);
 }
 
 // Sets the deadlines of what was taken since the last call. Operations that are over within the first polls never look at the clock.
@@ -141,103 +179,128 @@ Clock::time_point Engine::startClocks() {
   return now;
 }
 
-// Ends a caller's turn at driving. Nobody may ever wait for what is still in flight: from here on a peer's frame wakes the progress thread,
-// or another caller that is asleep. What came before arming is seen by the poll.
+// Ends a caller's turn at driving. If operations are in flight and nobody waits for them, from here on a peer's frame wakes the progress
+// thread, or another caller that is asleep. What came before arming is seen by the poll.
 void Engine::stopDriving() {
   drivers_.fetch_sub(1, std::memory_order_seq_cst);
-  if (!active_.empty()) {
-    peers_.doorbell->arm();
-    pollLocked();
+  if (!active_.empty() || oneSided_->isServing()) {
+    peers_.doorbell->arm(Wakes::kAll);
+    if (pollLocked() && !active_.empty()) {
+      wakeProgress();  // there may be more to do that waits for no peer, such as the rest of a long read: nobody rings for that
+    }
   }
 }
 
-Status Engine::submit(std::span<const std::shared_ptr<Activity>> activities, Duration spinInline) {
-  std::unique_lock lock(mutex_);
-  if (poison_.has_value()) {
-    for (const auto& activity : activities) {
-      activity->abandon();
+Status Engine::submit(std::span<const std::shared_ptr<Activity>> activities, Duration spinInline, const CallRecord& record) {
+  Completions done;
+  {
+    const MutexLock lock(mutex_);
+    if (poison_.has_value()) {
+      for (const auto& activity : activities) {
+        activity->abandon();
+      }
+      return *poison_;
     }
-    return *poison_;
+    // A driver from here on: the progress thread must not arm the bell for what is over in a moment, or every frame costs the peer a
+    // wake-up.
+    drivers_.fetch_add(1, std::memory_order_seq_cst);
+    startAll(activities, record);
+    spinFor(*activities.back(), std::min(spinInline, maxInlineSpin_));
+    stopDriving();
+    takeCompletions(&done);
   }
-  // A driver from here on: the progress thread must not arm the bell for what is over in a moment, or every frame costs the peer a wake-up.
-  drivers_.fetch_add(1, std::memory_order_seq_cst);
+  flush(&done);
+  return Status::ok();
+}
+
+void Engine::startAll(std::span<const std::shared_ptr<Activity>> activities, const CallRecord& record) {
+  const std::uint64_t seq = nextSeq_;
   for (const auto& activity : activities) {
     activity->seq = nextSeq_++;
+    activity->record = 0;
     take(activity);
-    history_[activity->seq % kHistory] = {activity->seq, activity->description};
-    deliverEarly(*activity);
+    if (recorder_.isOn() && &activity == &activities.back()) {
+      activity->record = recorder_.call(record, *activity, seq);
+    }
+    history_[activity->seq % kHistory] = {activity->seq, activity->fingerprint, activity->description, -1, {}};
+    if (!early_.empty()) {
+      deliverEarly(*activity);
+    }
   }
   pollLocked();
-  const Activity& last = *activities.back();
-  spinInline = std::min(spinInline, maxInlineSpin_);
+}
+
+void Engine::spinFor(const Activity& last, Duration spinInline) {
   const bool spins = spinInline > Duration::zero();
   for (int i = 0; spins && i < kPollsWithoutClock && !last.isDone(); ++i) {
     if (!pollLocked()) {
       relax();
     }
   }
-  if (!active_.empty()) {
-    const auto started = startClocks();
-    const auto until = started + spinInline;
-    for (auto now = started; spins && !last.isDone() && now < until; now = Clock::now()) {
-      if (now - started >= yieldAfter_) {
-        std::this_thread::yield();
-      }
-      for (int i = 0; i < kPollsWithoutClock && !last.isDone(); ++i) {
-        if (!pollLocked()) {
-          relax();
-        }
+  if (active_.empty()) {
+    return;
+  }
+  const auto started = startClocks();
+  const auto until = started + spinInline;
+  for (auto now = started; spins && !last.isDone() && now < until; now = Clock::now()) {
+    if (now - started >= yieldAfter_) {
+      std::this_thread::yield();
+    }
+    for (int i = 0; i < kPollsWithoutClock && !last.isDone(); ++i) {
+      if (!pollLocked()) {
+        relax();
       }
     }
   }
-  stopDriving();
-  unlockAndFlush(lock);
-  return Status::ok();
 }
 
-Status Engine::submitPoint(const std::shared_ptr<Activity>& activity, const std::function<void(PointToPoint&)>& start) {
-  std::unique_lock lock(mutex_);
-  if (poison_.has_value()) {
-    return *poison_;
-  }
-  drivers_.fetch_add(1, std::memory_order_seq_cst);
-  take(activity);
-  startClocks();
-  start(*points_);
-  pollLocked();
-  stopDriving();
-  unlockAndFlush(lock);
-  return Status::ok();
-}
-
-void Engine::deliverEarly(Activity& activity) {
-  for (std::size_t i = 0; i < early_.size();) {
-    if (early_[i].header.seq != activity.seq) {
-      ++i;
-      continue;
+Status Engine::submitPoint(const std::shared_ptr<Activity>& activity, const std::function<void(PointToPoint&)>& start,
+                           const CallRecord& record) {
+  Completions done;
+  {
+    const MutexLock lock(mutex_);
+    if (poison_.has_value()) {
+      return *poison_;
     }
-    EarlyFrame frame = std::move(early_[i]);
-    early_.erase(early_.begin() + static_cast<std::ptrdiff_t>(i));
-    handleControl(frame.from, frame.header, frame.payload);
-    frame.payload.clear();
-    spareBuffers_.push_back(std::move(frame.payload));
+    drivers_.fetch_add(1, std::memory_order_seq_cst);
+    take(activity);
+    if (recorder_.isOn()) {
+      activity->record = recorder_.call(record, *activity, 0);
+    }
+    startClocks();
+    start(*points_);
+    pollLocked();
+    stopDriving();
+    takeCompletions(&done);
   }
+  flush(&done);
+  return Status::ok();
 }
 
 // ---- progress
 
 bool Engine::pollLocked() {
+  if (isClosed_) {
+    return false;
+  }
   bool progress = false;
   for (const auto& wire : peers_.wires) {
     progress |= wire->poll();
   }
-  for (Rank peer = 0; peer < worldSize_; ++peer) {
-    if (peer != rank_) {
-      progress |= drainControl(peer);
+  if (peers_.late != nullptr) {
+    progress |= takeLateLinks();
+  }
+  for (const Rank peer : joined_) {
+    if (!connection(peer).peek(Lane::kControl).empty()) {
+      drainControl(peer);
+      progress = true;
     }
   }
-  if (failNotice_.size() > 0) {
+  if (hasNotices_) {
     flushFailNotices();
+  }
+  if (oneSided_->isOwing()) {
+    progress |= oneSided_->pay();
   }
   if (poison_.has_value()) {
     while (!active_.empty()) {
@@ -248,7 +311,7 @@ bool Engine::pollLocked() {
   }
   std::fill(blockedBulk_.begin(), blockedBulk_.end(), false);
   for (std::size_t i = 0; i < active_.size() && !poison_.has_value(); ++i) {
-    progress |= active_[i]->step(*this, blockedBulk_);
+    progress |= active_[i]->step(blockedBulk_);
   }
   for (std::size_t i = 0; i < active_.size();) {
     if (active_[i]->finished()) {
@@ -268,111 +331,35 @@ void Engine::retire(std::size_t index, Status status) {
     // Lost for good, and its tensors with it: the wire may write to them as long as the process lives.
     new std::pair(activity, activity->keepAlive);
   }
+  if (recorder_.isOn()) {
+    noteEnd(*activity, status);
+  }
   completions_.push_back(activity->complete(std::move(status)));
 }
 
+void Engine::noteEnd(const Activity& activity, const Status& status) {
+  if (status.isOk()) {
+    activity.addTraffic(traffic_);
+  }
+  if (activity.record != 0) {
+    recorder_.end(activity.record, status.code(), activity.matchedRank());
+  }
+}
+
+void Engine::begin(Activity& activity) {
+  if (activity.record != 0) {
+    recorder_.start(activity.record);
+  }
+}
+
 void Engine::finish(Activity& activity, Status status) {
+  mutex_.assertHeld();
   for (std::size_t i = 0; i < active_.size(); ++i) {
     if (active_[i].get() == &activity) {
       retire(i, std::move(status));
       return;
     }
   }
-}
-
-bool Engine::drainControl(Rank peer) {
-  Connection* connection = this->connection(peer);
-  bool progress = false;
-  for (auto frame = connection->peek(Lane::kControl); !frame.empty(); frame = connection->peek(Lane::kControl)) {
-    progress = true;
-    if (frame.size() < sizeof(FrameHeader)) {
-      poison({StatusCode::kInternal, fmt::format("rank {} sent a control frame of {} bytes", peer, frame.size())}, true);
-      connection->release(Lane::kControl);
-      break;
-    }
-    const FrameHeader header = readHeader(frame);
-    const auto payload = frame.subspan(sizeof(FrameHeader));
-    if (header.version != kFrameVersion || header.payloadBytes != payload.size()) {
-      poison({StatusCode::kInternal, fmt::format("rank {} sent a control frame that cannot be read (version {}, {} of {} bytes)", peer,
-                                                 header.version, payload.size(), header.payloadBytes)},
-             true);
-    } else {
-      handleControl(peer, header, payload);
-    }
-    connection->release(Lane::kControl);
-  }
-  return progress;
-}
-
-bool Engine::handleControl(Rank from, const FrameHeader& header, std::span<const std::byte> payload) {
-  const auto peer = static_cast<std::size_t>(from);
-  switch (header.kind) {
-    case FrameKind::kFail:
-      poison({static_cast<StatusCode>(header.a), std::string(textOf(payload))}, false);
-      return true;
-    case FrameKind::kDesync: {
-      const std::string theirs(textOf(payload));
-      const std::string mine = describeSeq(header.seq);
-      if (header.a == 1) {
-        sendControl(from, {.kind = FrameKind::kDesync, .seq = header.seq, .a = 0}, bytesOf(mine));
-      }
-      desyncSeq_[peer] = 0;
-      const bool mineFirst = rank_ < from;
-      poison({StatusCode::kMismatch,
-              fmt::format(
-                  "the ranks disagree about operation #{}: rank {} called {}, but rank {} called {}. All ranks of a group must call the "
-                  "same operations in the same order with the same shapes and dtypes",
-                  header.seq, std::min(rank_, from), mineFirst ? mine : theirs, std::max(rank_, from), mineFirst ? theirs : mine)},
-             true);  // a third rank may be waiting for either of the two
-      return true;
-    }
-    case FrameKind::kSendEager:
-    case FrameKind::kSendOffer:
-    case FrameKind::kSendGrant:
-    case FrameKind::kSendDone:
-      if (Status status = points_->onFrame(from, header, payload); !status.isOk()) {
-        poison(std::move(status), true);
-      }
-      return true;
-    default:
-      break;
-  }
-  for (const auto& activity : active_) {
-    if (!activity->ordered() || activity->seq != header.seq) {
-      continue;
-    }
-    if (header.kind != FrameKind::kCancel && header.fingerprint != activity->fingerprint) {
-      desync(from, header.seq);
-    } else if (Status status = activity->onFrame(*this, from, header, payload); !status.isOk()) {
-      poison(std::move(status), true);
-    }
-    return true;
-  }
-  if (header.seq >= nextSeq_) {
-    EarlyFrame frame{from, header, {}};
-    if (!spareBuffers_.empty()) {
-      frame.payload = std::move(spareBuffers_.back());
-      spareBuffers_.pop_back();
-    }
-    frame.payload.assign(payload.begin(), payload.end());
-    early_.push_back(std::move(frame));
-  }
-  // A frame of an operation that is over here (it was cancelled): nobody wants it any more.
-  return true;
-}
-
-bool Engine::sendControl(Rank peer, FrameHeader header, std::span<const std::byte> payload) {
-  Connection* connection = this->connection(peer);
-  header.payloadBytes = static_cast<std::uint32_t>(payload.size());
-  const std::size_t bytes = sizeof header + payload.size();
-  const auto frame = connection->reserve(Lane::kControl, bytes, bytes);
-  if (frame.empty()) {
-    return false;
-  }
-  writeHeader(frame, header);
-  std::copy(payload.begin(), payload.end(), frame.begin() + sizeof header);
-  connection->commit(Lane::kControl, bytes);
-  return true;
 }
 
 }  // namespace shardwire::internal

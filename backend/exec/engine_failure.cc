@@ -1,4 +1,8 @@
-// What the engine does when something goes wrong: deaths, timeouts, ranks that disagree; and how the others learn of it.
+// What the engine does when something goes wrong. The first reason poisons the group on this rank, and stays: a peer that died or left, a
+// timeout, ranks that disagree, a malformed frame. The peers are told why (fail frames), as soon as their lanes have room; who hears
+// of a failure tells it on, since the first teller may be gone before it has told everybody. Before callers get their tensors back, nothing
+// on the wires may touch them any more (stopFetches). Deaths and deadlines are looked at while nothing moves, once in a millisecond; only
+// the timeout of an operation that has touched no tensor leaves the group usable.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -6,6 +10,8 @@
 
 #include "backend/base/log.h"
 #include "backend/exec/engine.h"
+#include "backend/exec/one_sided.h"
+#include "backend/exec/process_failures.h"
 
 namespace shardwire::internal {
 
@@ -22,9 +28,17 @@ std::string seconds(Duration duration) {
 
 }  // namespace
 
+std::string Engine::labelOf(const Activity& activity) {
+  return activity.ordered() ? fmt::format("{} (operation #{})", *activity.description, activity.seq) : *activity.description;
+}
+
 Status Engine::failureOf(const Activity& activity, const Status& cause) const {
-  const std::string number = activity.ordered() ? fmt::format(" (operation #{})", activity.seq) : std::string();
-  return {cause.code(), fmt::format("{}{} failed on {}: {}", *activity.description, number, groupLabel(), cause.message())};
+  return {cause.code(), fmt::format("{} failed on {}: {}", labelOf(activity), groupLabel(), cause.message())};
+}
+
+void Engine::fail(Status why) {
+  mutex_.assertHeld();
+  poison(std::move(why), true);
 }
 
 void Engine::poison(Status status, bool tellPeers) {
@@ -33,13 +47,43 @@ void Engine::poison(Status status, bool tellPeers) {
   }
   logInfo("{}: {}", groupLabel(), status.message());
   if (tellPeers) {
-    failNotice_ = fmt::format("rank {} gave up: {}", rank_, status.message()).substr(0, kMaxNotice);
-    failNoticeDue_.assign(failNoticeDue_.size(), true);
-    failNoticeDue_[static_cast<std::size_t>(rank_)] = false;
+    tellFailure(fmt::format("rank {} gave up: {}", rank_, status.message()));
   }
+  if (status.code() == StatusCode::kPeerFailed) {
+    addProcessFailure(this, fmt::format("{}: {}", groupLabel(), status.message()).substr(0, kMaxNotice));
+  }
+  noteFailure(status.code());
   poison_ = std::move(status);
+  oneSided_->end();
   stopFetches();
   flushFailNotices();
+}
+
+void Engine::noteFailure(StatusCode code) {
+  if (code != StatusCode::kAborted && tellsFailures_.load(std::memory_order_acquire)) {
+    failures_.fetch_add(1, std::memory_order_acq_rel);
+    failureDue_ = true;
+  }
+}
+
+void Engine::tellFailure(std::string notice) {
+  failNotice_ = std::move(notice);
+  hasNotices_ = true;
+  hasWork_.store(true, std::memory_order_seq_cst);
+  failNotice_.resize(std::min(failNotice_.size(), kMaxNotice));
+  failNoticeDue_.assign(failNoticeDue_.size(), true);
+  failNoticeDue_[static_cast<std::size_t>(rank_)] = false;
+}
+
+// A peer failed. Its words go on to all others: it may end before it has told everybody, and who then waits for this rank must know why it
+// does not come.
+void Engine::onFail(const Received<FailFrame>& frame) {
+  if (poison_.has_value()) {
+    return;
+  }
+  Status status(static_cast<StatusCode>(frame.code), std::string(textOf(frame.payload)));
+  tellFailure(status.message());
+  poison(std::move(status), false);
 }
 
 void Engine::stopFetches() {
@@ -55,17 +99,15 @@ void Engine::stopFetches() {
 
 void Engine::flushFailNotices() {
   bool due = false;
-  for (Rank peer = 0; peer < worldSize_; ++peer) {
+  for (const Rank peer : joined_) {
     const auto p = static_cast<std::size_t>(peer);
     if (failNoticeDue_[p]) {
       const auto code = static_cast<std::uint32_t>(poison_.has_value() ? poison_->code() : StatusCode::kAborted);
-      failNoticeDue_[p] = !sendControl(peer, {.kind = FrameKind::kFail, .a = code}, bytesOf(failNotice_));
+      failNoticeDue_[p] = !context_.sendText(peer, FailFrame{.code = code}, failNotice_);
       due |= failNoticeDue_[p];
     }
   }
-  if (!due) {
-    failNotice_.clear();
-  }
+  hasNotices_ = due;
 }
 
 std::string Engine::describeSeq(std::uint64_t seq) const {
@@ -77,72 +119,97 @@ std::string Engine::describeSeq(std::uint64_t seq) const {
 }
 
 void Engine::desync(Rank peer, std::uint64_t seq) {
+  mutex_.assertHeld();
   std::uint64_t& asked = desyncSeq_[static_cast<std::size_t>(peer)];
-  if (asked == 0 && sendControl(peer, {.kind = FrameKind::kDesync, .seq = seq, .a = 1}, bytesOf(describeSeq(seq)))) {
+  if (asked == 0 && !poison_.has_value() && context_.sendText(peer, DesyncFrame{.seq = seq, .wantsAnswer = 1}, describeSeq(seq))) {
     asked = seq;
   }
 }
 
 void Engine::abort(Status reason) {
-  std::unique_lock lock(mutex_);
-  poison(std::move(reason), true);
-  pollLocked();
-  unlockAndFlush(lock);
+  Completions done;
+  {
+    const MutexLock lock(mutex_);
+    poison(std::move(reason), true);
+    pollLocked();
+    takeCompletions(&done);
+  }
+  flush(&done);
 }
 
 void Engine::checkSlow(bool quiet) {
   const auto now = Clock::now();
-  if (now - lastSlowCheck_ < kSlowCheckEvery) {
+  if (isClosed_ || now - lastSlowCheck_ < kSlowCheckEvery) {
     return;
   }
   lastSlowCheck_ = now;
-  const Status* needed = nullptr;
+  std::vector<Rank> gone;
   for (Rank peer = 0; peer < worldSize_ && !poison_.has_value(); ++peer) {
     const auto p = static_cast<std::size_t>(peer);
     if (peer == rank_) {
       continue;
     }
     if (peerDown_[p].isOk()) {
-      peerDown_[p] = connection(peer)->health();
+      peerDown_[p] = connection(peer).health();
       if (!peerDown_[p].isOk()) {
+        oneSided_->gone(peer);
         return;  // what the peer sent before it went, perhaps why it went, is taken by one more poll
       }
-    } else if (quiet && needed == nullptr && std::any_of(active_.begin(), active_.end(), [&](const auto& a) { return a->needs(peer); })) {
-      needed = &peerDown_[p];
+    } else if (quiet && oldestThatNeeds(peer) != nullptr) {
+      gone.push_back(peer);
     }
   }
-  if (needed != nullptr) {
+  if (!gone.empty() && !mayHearMore(now)) {
     // The others learn the cause: this rank may soon leave because of it, and then it is that rank, not this one, that is to be named.
-    poison(Status(*needed), true);
+    poison(goneError(gone), true);
+  }
+  if (!poison_.has_value() && quiet) {
+    askAndAnswer(now);
   }
   for (std::size_t i = 0; i < active_.size() && !poison_.has_value(); ++i) {
+    askBeforeExpiry(*active_[i], now);
     if (now >= active_[i]->deadline) {
       expire(active_[i]);
       return;
     }
     if (now - active_[i]->started >= kStillWaitingAfter && now - active_[i]->started < kStillWaitingAfter + 2 * kMaxSleep) {
-      logInfo("{}: {} still waiting for {}", groupLabel(), *active_[i]->description, active_[i]->waitingFor());
+      logInfo("{}: {} has waited for 2 s: {}", groupLabel(), labelOf(*active_[i]), active_[i]->waitingFor());
     }
   }
 }
 
+// With their reasons, as far as they are different: of several that are gone, some went because of the others.
+Status Engine::goneError(const std::vector<Rank>& gone) const {
+  std::string text;
+  for (const Rank peer : gone) {
+    const auto p = static_cast<std::size_t>(peer);
+    const std::string& why = peerDown_[p].message();
+    if (text.find(why) == std::string::npos) {
+      const std::string& advice = waiting_[p].advice;
+      text += fmt::format("{}{}{}", text.empty() ? "" : "; ", why,
+                          advice.empty() ? "" : fmt::format(", after another group of its process had failed ({})", advice));
+    }
+  }
+  return {peerDown_[static_cast<std::size_t>(gone.front())].code(), std::move(text)};
+}
+
 void Engine::expire(const std::shared_ptr<Activity>& activity) {
-  const Status cause(StatusCode::kTimeout,
-                     fmt::format("reached its timeout of {}: {}", seconds(activity->timeout), activity->waitingFor()));
+  const Status cause(StatusCode::kTimeout, fmt::format("reached its timeout of {}: {}{}", seconds(activity->timeout),
+                                                       activity->waitingFor(), missingLinks(*activity) + answersAbout(*activity)));
   if (!activity->cancellable()) {
     const Status failure = failureOf(*activity, cause);
-    Status others(StatusCode::kTimeout, fmt::format("{} (operation #{}) {}", *activity->description, activity->seq, cause.message()));
+    Status others(StatusCode::kTimeout, fmt::format("{} {}", labelOf(*activity), cause.message()));
     stopFetches();
     finish(*activity, failure);
     poison(std::move(others), true);
     return;
   }
-  for (Rank peer = 0; peer < worldSize_; ++peer) {
-    if (peer != rank_) {
-      // A full control lane would mean that the peer reads nothing at all; then it learns of this by its own timeout.
-      (void)sendControl(peer, {.kind = FrameKind::kCancel, .seq = activity->seq}, bytesOf(cause.message()));
-    }
+  noteGivenUp(activity->tag(), rank_, cause.message());
+  for (const Rank peer : joined_) {
+    // A full control lane would mean that the peer reads nothing at all; then it learns of this by its own timeout.
+    (void)context_.sendText(peer, CancelFrame{{activity->seq, activity->fingerprint}}, cause.message());
   }
+  noteFailure(StatusCode::kTimeout);
   finish(*activity, {StatusCode::kTimeout, fmt::format("{} {}", *activity->description, cause.message())});
 }
 

@@ -1,9 +1,16 @@
-// Who moves things along: callers who wait, the progress thread, and the hand-over between them around callbacks.
+// Who moves things along. A caller that waits drives: it takes the lock, polls once, lets go, and spins for a while before it sleeps on the
+// doorbell. Where nobody waits the progress thread does the same, without spinning. What completes under the lock is carried out of it
+// (takeCompletions) and then told (flush), since callbacks and destructors of tensors may come back here. A callback may also wait for
+// another operation without driving; so who drives hands that over before it runs callbacks: a caller to the progress thread, the progress
+// thread to a follower (ProgressThread).
 #include <algorithm>
 #include <thread>
 
+#include "backend/base/interrupt.h"
 #include "backend/base/relax.h"
 #include "backend/exec/engine.h"
+#include "backend/exec/one_sided.h"
+#include "backend/exec/process_failures.h"
 
 namespace shardwire::internal {
 
@@ -14,33 +21,80 @@ constexpr Duration kIdleSleep = std::chrono::milliseconds(100);
 
 }  // namespace
 
-bool Engine::unlockAndFlush(std::unique_lock<std::mutex>& lock, Driving driving) {
-  if (completions_.empty()) {
-    lock.unlock();
-    return true;
+namespace {
+
+// A buffer per thread, so that completing allocates nothing; taken away while in use, since callbacks may come back here.
+thread_local std::vector<Activity::Completion> spareCompletions;
+
+}  // namespace
+
+void Engine::takeThem(Completions* done) {
+  done->hasFailure = std::exchange(failureDue_, false);
+  done->spare = &spareCompletions;
+  done->list = std::exchange(spareCompletions, {});
+  done->list.swap(completions_);
+}
+
+bool Engine::flushThem(Completions* done, Driving driving) {
+  if (done->hasFailure) {
+    tellOfFailures();
   }
-  // A buffer per thread, so that completing allocates nothing; taken away while in use, since callbacks may come back here.
-  thread_local std::vector<Activity::Completion> buffer;
-  std::vector<Activity::Completion> done = std::move(buffer);
-  buffer = {};
-  done.swap(completions_);
-  lock.unlock();
   if (sleepers_.load(std::memory_order_seq_cst) > 0) {
     peers_.doorbell->ringSelf();
   }
   // A callback may wait for another operation in a way that drives nothing: whoever drives hands that over first.
-  const bool handOver = driving != Driving::kNo &&
-                        std::any_of(done.begin(), done.end(), [](const auto& completion) { return completion.activity->hasCallbacks(); });
+  const bool handOver = driving != Driving::kNo && std::any_of(done->list.begin(), done->list.end(),
+                                                               [](const auto& completion) { return completion.activity->hasCallbacks(); });
   std::uint64_t turn = 0;
   if (handOver) {
     stepAside(driving, &turn);
   }
-  for (auto& completion : done) {
+  for (auto& completion : done->list) {
     completion.activity->runCallbacks(completion.status);
   }
-  done.clear();
-  buffer = std::move(done);
+  done->list.clear();
+  *done->spare = std::exchange(done->list, {});
   return !handOver || stepBack(driving, turn);
+}
+
+Status Engine::waitFor(Activity& activity, Deadline until) {
+  if (!owner_.isHere()) {
+    return owner_.check(groupLabel());
+  }
+  InterruptibleWait slices(until);
+  while (!drive(activity, slices.sliceEnd())) {
+    if (slices.isInterrupted()) {
+      interruptedWaits_.add(activity.shared_from_this());
+      return interruptedStatus(*activity.description + " (" + groupLabel() + ")");
+    }
+    if (Clock::now() >= until) {
+      return {StatusCode::kTimeout,
+              *activity.description + " is still in flight: the wait ended first, the operation goes on (" + groupLabel() + ")"};
+    }
+  }
+  Status status = activity.status();
+  if (!status.isOk()) {
+    tellOfFailures();  // another thread may have noticed it, and be on its way to do so
+  }
+  return status;
+}
+
+void Engine::onFailure(std::function<void()> call) {
+  const MutexLock lock(failureMutex_);
+  onFailure_ = std::move(call);
+  tellsFailures_.store(true, std::memory_order_release);
+}
+
+// What was recorded is written before callers hear of a failure, since they may end the process.
+void Engine::tellOfFailures() {
+  if (!tellsFailures_.load(std::memory_order_acquire)) {
+    return;
+  }
+  const MutexLock lock(failureMutex_);
+  if (const std::uint64_t failures = failures_.load(std::memory_order_acquire); failures != failuresTold_) {
+    failuresTold_ = failures;
+    onFailure_();
+  }
 }
 
 bool Engine::drive(Activity& activity, Deadline until) {
@@ -49,14 +103,9 @@ bool Engine::drive(Activity& activity, Deadline until) {
   auto spinUntil = Clock::now() + spin_;
   int idle = 0;
   while (!activity.isDone()) {
-    bool progress = false;
-    if (std::unique_lock lock(mutex_, std::try_to_lock); lock.owns_lock()) {
-      progress = pollLocked();
-      if (!progress && (idle & 63) == 63) {
-        checkSlow(true);
-      }
-      unlockAndFlush(lock, Driving::kCaller);
-    }
+    Completions done;
+    bool progress = pollOrNot((idle & 63) == 63, &done);
+    flush(&done, Driving::kCaller);
     if (progress) {
       idle = 0;
       continue;
@@ -83,34 +132,56 @@ bool Engine::drive(Activity& activity, Deadline until) {
     }
     // Spun enough: arm, look once more, sleep.
     sleepers_.fetch_add(1, std::memory_order_seq_cst);
-    std::unique_lock lock(mutex_);
-    const std::uint32_t ticket = peers_.doorbell->arm();
-    progress = pollLocked();
-    checkSlow(!progress);
-    const Deadline soonest = std::min({until, activity.deadline, now + kMaxSleep});
-    const bool sleep = !progress && completions_.empty() && !activity.isDone() && !poison_.has_value();
-    unlockAndFlush(lock, Driving::kCaller);
+    std::uint32_t ticket = 0;
+    bool sleep = false;
+    Deadline soonest = until;
+    {
+      const MutexLock lock(mutex_);
+      ticket = peers_.doorbell->arm(Wakes::kSleepers);
+      progress = pollLocked();
+      checkSlow(!progress);
+      sleep = !progress && completions_.empty() && !activity.isDone() && !poison_.has_value();
+      soonest = std::min({until, activity.deadline, now + kMaxSleep});
+      takeCompletions(&done);
+    }
+    flush(&done, Driving::kCaller);
     if (sleep) {
       peers_.doorbell->sleep(ticket, soonest);
     }
     sleepers_.fetch_sub(1, std::memory_order_seq_cst);
     idle = sleep ? 31 : 0;  // after a sleep that brought nothing: sleep again, without spinning first
   }
-  std::unique_lock lock(mutex_);
-  stopDriving();
-  unlockAndFlush(lock);
+  Completions done;
+  {
+    const MutexLock lock(mutex_);
+    stopDriving();
+    takeCompletions(&done);
+  }
+  flush(&done);
   return activity.isDone();
+}
+
+// Polls unless another thread does.
+bool Engine::pollOrNot(bool looksSlow, Completions* done) {
+  if (!mutex_.tryLock()) {
+    return false;
+  }
+  const MutexLock lock(mutex_, std::adopt_lock);
+  const bool progress = pollLocked();
+  if (!progress && looksSlow) {
+    checkSlow(true);
+  }
+  takeCompletions(done);
+  return progress;
 }
 
 void Engine::stepAside(Driving driving, std::uint64_t* turn) {
   if (driving == Driving::kCaller) {
     drivers_.fetch_sub(1, std::memory_order_seq_cst);
-    peers_.doorbell->ringSelf();
+    progress_->ring();
     return;
   }
-  if (role_.enterCallbacks(turn)) {
-    startFollower();
-  }
+  progress_->enterCallbacks(turn);
 }
 
 bool Engine::stepBack(Driving driving, std::uint64_t turn) {
@@ -118,84 +189,93 @@ bool Engine::stepBack(Driving driving, std::uint64_t turn) {
     drivers_.fetch_add(1, std::memory_order_seq_cst);
     return true;
   }
-  return role_.leaveCallbacks(turn);
+  return progress_->leaveCallbacks(turn);
 }
 
-void Engine::startFollower() {
-  std::lock_guard lock(followersMutex_);
-  if (!stop_.load(std::memory_order_acquire)) {
-    followers_.emplace_back([self = shared_from_this()] {
-      while (self->role_.follow()) {
-        self->lead();
-      }
-    });
+Progressed::Look Engine::lookAsLeader() {
+  const auto now = Clock::now();
+  const Duration idleSleep = std::min<Duration>(kIdleSleep, peers_.doorbell->longestNap());
+  if (drivers_.load(std::memory_order_seq_cst) > 0) {
+    return {.nextLook = now + idleSleep};
   }
-}
-
-void Engine::progressThread() {
-  // The mark belongs to this thread, which stays to the end, whoever leads.
-  peers_.doorbell->holdLiveness();
-  do {
-    lead();
-  } while (role_.follow());
-  peers_.doorbell->leave();
-}
-
-// Until the end, or until another thread took the lead.
-void Engine::lead() {
-  while (!stop_.load(std::memory_order_acquire)) {
-    bool progress = false;
-    bool idle = true;
-    std::uint32_t ticket = peers_.doorbell->ticket();
-    if (drivers_.load(std::memory_order_seq_cst) == 0) {
-      std::unique_lock lock(mutex_);
-      idle = active_.empty() && failNotice_.empty();
-      if (!idle) {
-        ticket = peers_.doorbell->arm();
-        progress = pollLocked();
-        checkSlow(!progress);
-        idle = active_.empty();
-      }
-      if (!unlockAndFlush(lock, Driving::kProgressThread)) {
-        return;
-      }
-    }
-    if (!progress && !stop_.load(std::memory_order_acquire)) {
-      peers_.doorbell->sleep(ticket, Clock::now() + (idle ? kIdleSleep : kMaxSleep));
-    }
+  if (const auto next = nextIdleLook_.load(std::memory_order_relaxed);
+      now < next && !hasWork_.load(std::memory_order_seq_cst) && (peers_.late == nullptr || !peers_.late->hasNews())) {
+    return {.nextLook = next};
   }
+  Completions done;
+  bool progress = false;
+  bool idle = false;
+  {
+    const MutexLock lock(mutex_);
+    if (!active_.empty() || hasNotices_ || oneSided_->isServing()) {
+      peers_.doorbell->arm(Wakes::kProgress);
+    }
+    // A group with nothing in flight is looked at now and then: peers may ask what this rank does, or tell that they failed.
+    progress = pollLocked();
+    checkSlow(!progress);
+    // Who serves its memory is asked by peers at any time.
+    idle = active_.empty() && !hasNotices_ && !oneSided_->isServing();
+    progress = progress && !idle && !poison_.has_value();  // a failed group sleeps
+    hasWork_.store(!idle, std::memory_order_seq_cst);
+    nextIdleLook_.store(now + idleSleep, std::memory_order_relaxed);
+    takeCompletions(&done);
+  }
+  if (!flush(&done, Driving::kProgressThread)) {
+    return {.lostLead = true};
+  }
+  idle = idle && !hasWork_.load(std::memory_order_seq_cst);  // a callback may have called an operation
+  return {.moved = progress, .nextLook = Clock::now() + (idle ? idleSleep : std::min<Duration>(kMaxSleep, idleSleep))};
+}
+
+// The progress thread looks at this group at once, idle or not.
+void Engine::wakeProgress() {
+  hasWork_.store(true, std::memory_order_seq_cst);
+  progress_->ring();
 }
 
 void Engine::shutdown() {
-  std::lock_guard guard(shutdownMutex_);
+  const MutexLock guard(shutdownMutex_);
   if (stopped_) {
     return;
   }
   stopped_ = true;
+  tellOfFailures();
   {
-    std::unique_lock lock(mutex_);
+    const MutexLock lock(mutex_);
+    tellAdvice(true);
+    removeProcessGroup(this);  // now: from here on it keeps no other group waiting, however long it stays for who comes late
+  }
+  tellLateComers();
+  Completions done;
+  {
+    const MutexLock lock(mutex_);
+    removeProcessGroup(this);  // it may have failed meanwhile
+    if (poison_.has_value() && !failNotice_.empty()) {
+      peers_.doorbell->leaveWord({poison_->code(), failNotice_});
+    }
     poison({StatusCode::kAborted, "the group was shut down on " + groupLabel()}, false);
     pollLocked();
-    unlockAndFlush(lock);
+    takeCompletions(&done);
   }
-  stop_.store(true, std::memory_order_release);
-  peers_.doorbell->ringSelf();
-  role_.stop();
-  // A callback may have dropped the group: its thread ends by itself and holds the engine until then.
-  const auto end = [](std::thread& thread) {
-    if (std::this_thread::get_id() == thread.get_id()) {
-      thread.detach();
-    } else {
-      thread.join();
-    }
-  };
-  end(thread_);
-  std::vector<std::thread> followers;
+  flush(&done);
+  progress_->remove(this);
+  peers_.doorbell->leave();
+  closeConnections();
+}
+
+// Who still holds the engine, a compiled op in Python's hands say, must not keep the links open: over a wire their end is what tells the
+// peers that this rank left. Not under the lock, since a farewell may take a moment.
+void Engine::closeConnections() {
+  std::vector<std::unique_ptr<Connection>> closing;
+  std::unique_ptr<LateLinks> late;
   {
-    std::lock_guard lock(followersMutex_);
-    followers.swap(followers_);
+    const MutexLock lock(mutex_);
+    isClosed_ = true;
+    for (auto& connection : peers_.connections) {
+      closing.push_back(std::move(connection));
+    }
+    late = std::move(peers_.late);  // and nobody is let in any more
   }
-  std::for_each(followers.begin(), followers.end(), end);
 }
 
 }  // namespace shardwire::internal

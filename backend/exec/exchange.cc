@@ -1,111 +1,319 @@
+// How blobs get to all ranks. A blob, and whatever else goes to a peer, goes in parts, as large as a control frame may be, each with its
+// offset; parts from one peer come in order, and the first says how long the whole is.
+//
+// Few ranks (kFewRanks): each sends its blob to each. It is over when this rank has sent all and heard all.
+//
+// More ranks: each sends its blob to rank 0 only. When rank 0 has all of them it sends them on as one table, down the tree (RankTree); a
+// rank sends parts on as they come. Who has the table, and whose children all said so, says so to its parent, and is done. So a rank needs
+// links to rank 0, to its parent and to its children, and rank 0 alone to all; and nobody is done, and silent, while another still waits
+// for what must come by it. All blobs go to rank 0 directly, not up the tree, so that it knows exactly who did not come: a rank on the way
+// that did not call would hide those below it.
+//
+// Rank 0 may keep the blobs to itself: then what it says in their place goes down the tree.
+//
+// No tensor is touched before the end, so a rank that waits too long may give the exchange up (cancel) and the group stays usable: who
+// comes later hears of it. Its engine tells its peers; in a large group it has frames to exchange with few of them, and each that hears of
+// it passes it on: rank 0 to all, the others to their neighbours in the tree, in case rank 0 did not come.
 #include "backend/exec/exchange.h"
 
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <set>
 
-#include "backend/exec/engine.h"
+#include "backend/bootstrap/summary.h"
+#include "ops/wire/byte_codec.h"
 
 namespace shardwire::internal {
 
 namespace {
-// A peer that announces more than this is broken: no spec comes near it.
-constexpr std::uint64_t kMaxBlobBytes = std::uint64_t{1} << 31;
+
+// Narrow: tables may be long, and a rank sends one for each of its children.
+constexpr int kTreeWidth = 8;
+
+// Where rank 0 may keep the blobs, the table's first byte says what follows.
+enum class TableOf : std::uint8_t { kBlobs = 0, kAnswer = 1 };
+
 }  // namespace
 
-Exchange::Exchange(std::string mine, int worldSize, Rank rank)
-    : rank_(rank),
-      blobs_(static_cast<std::size_t>(worldSize)),
-      sent_(blobs_.size()),
-      sentAll_(blobs_.size()),
-      received_(blobs_.size()),
-      receivedAll_(blobs_.size()),
-      numSent_(1),
-      numReceived_(1) {
-  const auto self = static_cast<std::size_t>(rank);
-  blobs_[self] = std::move(mine);
-  sentAll_[self] = true;
-  receivedAll_[self] = true;
+Exchange::Exchange(std::optional<std::string> mine, int worldSize, Rank rank)
+    : rank_(rank), blobs_(static_cast<std::size_t>(worldSize)), isGiven_(mine.has_value()) {
+  blobs_[static_cast<std::size_t>(rank)] = std::move(mine).value_or(std::string());
+  if (worldSize > kFewRanks) {
+    tree_.emplace(worldSize, kTreeWidth);
+    parent_ = tree_->parentOf(rank);
+    hasAcked_ = rank == 0;
+  }
+  for (Rank peer = 0; peer < worldSize; ++peer) {
+    if (peer == rank) {
+      continue;
+    }
+    if (!isByTree() || rank == 0) {
+      ins_.push_back({.peer = peer, .bytes = &blobs_[static_cast<std::size_t>(peer)]});
+    }
+    if (!isByTree() || peer == 0) {
+      outs_.push_back({.peer = peer, .bytes = &blobs_[static_cast<std::size_t>(rank)]});
+    }
+  }
+  if (isByTree()) {
+    if (rank != 0) {
+      ins_.push_back({.peer = parent_, .bytes = &table_});
+    }
+    for (const Rank child : tree_->childrenOf(rank)) {
+      outs_.push_back({.peer = child, .bytes = &table_});
+    }
+  }
+  numOpenIns_ = ins_.size();
+  numOpenOuts_ = outs_.size();
 }
 
-bool Exchange::sendTo(Engine& engine, Rank peer) {
-  const auto p = static_cast<std::size_t>(peer);
-  const std::string& mine = blobs_[static_cast<std::size_t>(rank_)];
-  const std::size_t room = engine.connection(peer)->maxFrameBytes(Lane::kControl) - sizeof(FrameHeader);
+void Exchange::give(std::string mine) {
+  if (isDone()) {
+    return;
+  }
+  blobs_[static_cast<std::size_t>(rank_)] = std::move(mine);
+  isGiven_ = true;
+  writeTableIfComplete();
+}
+
+std::size_t Exchange::inOf(Rank peer) const {
+  const auto found = std::lower_bound(ins_.begin(), ins_.end(), peer, [](const In& in, Rank wanted) { return in.peer < wanted; });
+  return found == ins_.end() || found->peer != peer ? ins_.size() : static_cast<std::size_t>(found - ins_.begin());
+}
+
+std::size_t Exchange::outOf(Rank peer) const {
+  const auto found = std::find_if(outs_.begin(), outs_.end(), [&](const Out& out) { return out.peer == peer; });
+  return static_cast<std::size_t>(found - outs_.begin());
+}
+
+// ---- sending
+
+bool Exchange::step(std::vector<bool>&) {
+  hasStepped_ = true;
+  RunContext& context = this->context();
   bool moved = false;
-  while (!sentAll_[p]) {
-    const std::size_t part = std::min(room, mine.size() - sent_[p]);
-    const FrameHeader header{.kind = FrameKind::kBlob,
-                             .seq = seq,
-                             .fingerprint = fingerprint,
-                             .a = static_cast<std::uint32_t>(sent_[p]),
-                             .b = static_cast<std::uint32_t>(mine.size())};
-    if (!engine.sendControl(peer, header, std::as_bytes(std::span(mine.data() + sent_[p], part)))) {
+  for (Out& out : outs_) {
+    if (!out.isSent && (isTable(out) ? isTableKnown_ : isGiven_)) {
+      moved |= sendTo(context, out);
+    }
+  }
+  return acknowledge(context) || moved;
+}
+
+bool Exchange::sendTo(RunContext& context, Out& out) {
+  const std::size_t room = context.connection(out.peer).maxFrameBytes(Lane::kControl) - kHeadBytes<BlobFrame>;
+  const std::uint64_t totalBytes = isTable(out) ? tableBytes_ : out.bytes->size();
+  bool moved = false;
+  while (!out.isSent && (out.numSent < out.bytes->size() || totalBytes == 0)) {
+    const std::string_view part = std::string_view(*out.bytes).substr(out.numSent, room);
+    const BlobFrame frame{.operation = tag(), .offset = out.numSent, .totalBytes = totalBytes};
+    if (!context.sendControl(out.peer, frame, bytesOf(part))) {
       break;
     }
     moved = true;
-    sent_[p] += part;
-    if (sent_[p] == mine.size()) {
-      sentAll_[p] = true;
-      ++numSent_;
-    }
+    out.numSent += part.size();
+    out.isSent = out.numSent == totalBytes;
+  }
+  if (out.isSent && !isTable(out)) {
+    out.isOpen = false;
+    --numOpenOuts_;
   }
   return moved;
 }
 
-bool Exchange::step(Engine& engine, std::vector<bool>&) {
-  bool moved = false;
-  for (Rank peer = 0; peer < static_cast<Rank>(blobs_.size()); ++peer) {
-    if (!sentAll_[static_cast<std::size_t>(peer)]) {
-      moved |= sendTo(engine, peer);
-    }
+bool Exchange::acknowledge(RunContext& context) {
+  if (hasAcked_ || numOpenIns_ > 0 || numOpenOuts_ > 0) {
+    return false;
   }
-  return moved;
+  hasAcked_ = context.sendControl(parent_, AckFrame{.operation = tag()});
+  return hasAcked_;
 }
 
-Status Exchange::onFrame(Engine& engine, Rank from, const FrameHeader& header, std::span<const std::byte> payload) {
-  const auto p = static_cast<std::size_t>(from);
-  if (header.kind == FrameKind::kCancel) {
-    if (finished()) {
-      return Status::ok();
-    }
-    const std::string text(reinterpret_cast<const char*>(payload.data()), payload.size());
-    engine.finish(*this, {StatusCode::kTimeout,
-                          fmt::format("{} was given up by rank {} before {} came: it {}", *description, from, engine.groupLabel(), text)});
+// ---- what comes
+
+Status Exchange::misplaced(Rank from, const BlobFrame& frame, std::uint64_t expected) const {
+  return {StatusCode::kInternal, fmt::format("rank {} sent a part of a message that does not fit {} (offset {} of {}, expected {})", from,
+                                             *description, frame.offset, frame.totalBytes, expected)};
+}
+
+Status Exchange::onBlob(Rank from, const Received<BlobFrame>& frame) {
+  const std::size_t index = inOf(from);
+  if (index == ins_.size()) {
+    return misplaced(from, frame, 0);  // nothing comes from there
+  }
+  In& in = ins_[index];
+  if (in.isWhole || frame.offset != in.bytes->size() || (in.hasBegun && frame.totalBytes != in.totalBytes) ||
+      (frame.payload.empty() && frame.totalBytes > 0)) {
+    return misplaced(from, frame, in.bytes->size());
+  }
+  in.hasBegun = true;
+  in.totalBytes = frame.totalBytes;
+  in.bytes->append(textOf(frame.payload));
+  if (isTable(in)) {
+    isTableKnown_ = true;
+    tableBytes_ = frame.totalBytes;
+  }
+  if (in.bytes->size() < in.totalBytes) {
     return Status::ok();
   }
-  if (header.kind != FrameKind::kBlob || receivedAll_[p] || header.a != received_[p] || header.b > kMaxBlobBytes ||
-      received_[p] + payload.size() > header.b) {
-    return {StatusCode::kInternal, fmt::format("rank {} sent a part of a message that does not fit (offset {} of {}, expected {})", from,
-                                               header.a, header.b, received_[p])};
+  in.isWhole = true;
+  --numOpenIns_;
+  if (isTable(in)) {
+    return readTable(from);
   }
-  blobs_[p].append(reinterpret_cast<const char*>(payload.data()), payload.size());
-  received_[p] += payload.size();
-  if (received_[p] == header.b) {
-    receivedAll_[p] = true;
-    ++numReceived_;
+  writeTableIfComplete();
+  return Status::ok();
+}
+
+void Exchange::writeTableIfComplete() {
+  if (!isByTree() || rank_ != 0 || numOpenIns_ > 0 || !isGiven_) {
+    return;
+  }
+  ByteWriter writer;
+  if (keepsForItself) {
+    answer_ = keepsForItself(blobs_);
+    writer.fixed(static_cast<std::uint8_t>(answer_.has_value() ? TableOf::kAnswer : TableOf::kBlobs));
+  }
+  if (answer_.has_value()) {
+    writer.varintText(*answer_);
+  }
+  for (std::size_t rank = 0; rank < blobs_.size() && !answer_.has_value(); ++rank) {
+    writer.varintText(blobs_[rank]);
+  }
+  table_ = writer.take();
+  tableBytes_ = table_.size();
+  isTableKnown_ = true;
+}
+
+Status Exchange::readTable(Rank from) {
+  ByteReader reader(table_);
+  const TableOf holds = keepsForItself ? reader.enumerator<TableOf>(2) : TableOf::kBlobs;
+  bool hasMine = false;
+  if (holds == TableOf::kAnswer) {
+    answer_ = reader.varintText();
+    hasMine = true;
+  }
+  for (std::size_t rank = 0; rank < blobs_.size() && holds == TableOf::kBlobs; ++rank) {
+    std::string blob = reader.varintText();
+    if (static_cast<Rank>(rank) == rank_) {
+      hasMine = blob == blobs_[rank];
+    } else {
+      blobs_[rank] = std::move(blob);
+    }
+  }
+  if (!reader.isDone() || !hasMine) {
+    return {StatusCode::kInternal, fmt::format("rank {} sent what all ranks gave for {} in a form that cannot be read ({} bytes)", from,
+                                               *description, table_.size())};
   }
   return Status::ok();
 }
 
-bool Exchange::needs(Rank peer) const {
-  const auto p = static_cast<std::size_t>(peer);
-  return !receivedAll_[p] || !sentAll_[p];
+Status Exchange::onAck(Rank from, const Received<AckFrame>&) {
+  const std::size_t index = outOf(from);
+  if (index == outs_.size() || !isTable(outs_[index]) || !outs_[index].isSent || !outs_[index].isOpen) {
+    return misfit(from, FrameKind::kAck);
+  }
+  outs_[index].isOpen = false;
+  --numOpenOuts_;
+  return Status::ok();
 }
 
-std::string Exchange::waitingFor() const {
-  std::string missing;
+// ---- giving up
+
+Status Exchange::onCancel(Rank from, const Received<CancelFrame>& frame) {
+  RunContext& context = this->context();
+  const bool isPassedOn = frame.origin != CancelFrame::kSender;
+  if (isPassedOn && frame.origin >= blobs_.size()) {
+    return misfit(from, FrameKind::kCancel);
+  }
+  if (finished()) {
+    return Status::ok();
+  }
+  const Rank origin = isPassedOn ? static_cast<Rank>(frame.origin) : from;
+  std::string why(textOf(frame.payload));
+  if (isByTree()) {
+    // Who gave up may not have known for whom it waited. A rank 0 that comes only now has not read what the others sent meanwhile.
+    if (const std::string absent = missing(); rank_ == 0 && hasStepped_ && !absent.empty() && why.find(absent) == std::string::npos) {
+      why += "; rank 0 knows that " + absent;
+    }
+    passOn(context, from, origin, why);
+  }
+  const std::string when = hasStepped_ ? fmt::format("while {} waited, too", context.label) : fmt::format("before {} came", context.label);
+  context.finish(*this, {StatusCode::kTimeout, fmt::format("{} was given up by rank {} {}: it {}", *description, origin, when, why)});
+  return Status::ok();
+}
+
+void Exchange::passOn(RunContext& context, Rank from, Rank origin, const std::string& why) const {
+  std::set<Rank> to;
+  if (rank_ == 0) {
+    std::for_each(ins_.begin(), ins_.end(), [&](const In& in) { to.insert(in.peer); });
+  } else if (from != 0) {  // rank 0 tells all by itself
+    std::for_each(outs_.begin(), outs_.end(), [&](const Out& out) { to.insert(out.peer); });
+    to.insert(parent_);
+  }
+  to.erase(from);
+  to.erase(origin);
+  for (const Rank peer : to) {
+    // A peer without a link waits for nothing that comes by this rank. A full lane: it reads nothing, and learns of this by its own
+    // timeout.
+    if (context.connections[static_cast<std::size_t>(peer)] != nullptr) {
+      const CancelFrame frame{.operation = tag(), .origin = static_cast<std::uint32_t>(origin)};
+      (void)context.sendText(peer, frame, why);
+    }
+  }
+}
+
+// ---- waiting
+
+// In a large group: rank 0 needs whose blobs are missing, then its children. The others need rank 0 as long as they have not the table,
+// also where it comes by another: it alone knows whom all wait for, and is asked before this expires.
+bool Exchange::needs(Rank peer) const {
+  const std::size_t in = inOf(peer);
+  const std::size_t out = outOf(peer);
+  const bool hasOut = out < outs_.size() && outs_[out].isOpen && (!isTable(outs_[out]) || isTableKnown_);
+  const bool hasIn = in < ins_.size() && !ins_[in].isWhole;
+  return hasIn || hasOut || (isByTree() && rank_ != 0 && peer == 0 && numOpenIns_ > 0);
+}
+
+// "rank 2 did not arrive"; empty: nobody's blob is missing, or this rank cannot know.
+std::string Exchange::missing() const {
+  std::string list;
   int count = 0;
-  for (std::size_t p = 0; p < blobs_.size(); ++p) {
-    if (!receivedAll_[p]) {
-      missing += fmt::format("{}{}", missing.empty() ? "" : ", ", p);
+  for (std::size_t i = 0; i < ins_.size(); ++i) {
+    if (ins_[i].isWhole || isTable(ins_[i])) {
+      continue;
+    }
+    // Of many, neighbours in one: "1, 5 to 40".
+    std::size_t last = i;
+    while (isByTree() && last + 1 < ins_.size() && !ins_[last + 1].isWhole) {
+      ++last;
+    }
+    list += fmt::format("{}{}", list.empty() ? "" : ", ", ins_[i].peer);
+    ++count;
+    if (last > i + 1) {
+      list += fmt::format(" to {}", ins_[last].peer);
+      i = last;
       ++count;
     }
   }
-  if (count > 0) {
-    return fmt::format("rank{} {} did not arrive", count > 1 ? "s" : "", missing);
+  return count == 0 ? "" : fmt::format("rank{} {} did not arrive", count > 1 ? "s" : "", list);
+}
+
+std::string Exchange::waitingFor() const {
+  if (std::string absent = missing(); !absent.empty()) {
+    return absent;
   }
-  return "peers read nothing";
+  if (numOpenIns_ > 0) {
+    return fmt::format("what rank 0 collects from all ranks did not come{}",
+                       parent_ == 0 ? "" : fmt::format(" by way of rank {}", parent_));
+  }
+  std::vector<Rank> silent;
+  for (const Out& out : outs_) {
+    if (out.isOpen) {
+      silent.push_back(out.peer);
+    }
+  }
+  return isByTree() ? fmt::format("{} did not confirm what all ranks gave", rankList(silent)) : "peers read nothing";
 }
 
 }  // namespace shardwire::internal

@@ -1,21 +1,30 @@
-// Every rank gives one blob of bytes and gets all ranks' blobs: how specs are exchanged.
+// Every rank gives one blob of bytes and gets all ranks' blobs: how specs are exchanged, and errors that one rank alone finds.
 // Owned through shared_ptr by caller and engine; stepped under the engine's lock.
 #pragma once
 
+#include <functional>
+#include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
 #include "backend/exec/activity.h"
+#include "ops/collectives/rank_tree.h"
 
 namespace shardwire::internal {
 
-class Exchange final : public Activity {
+class Exchange : public Activity {
  public:
-  Exchange(std::string mine, int worldSize, Rank rank);
+  // No `mine`: this rank takes part from now on, and gives its blob later.
+  Exchange(std::optional<std::string> mine, int worldSize, Rank rank);
+  // Once, and under the engine's lock. An exchange that is over takes it and does nothing.
+  void give(std::string mine);
 
-  bool step(Engine& engine, std::vector<bool>& blockedBulk) override;
-  Status onFrame(Engine& engine, Rank from, const FrameHeader& header, std::span<const std::byte> payload) override;
-  bool finished() const override { return numSent_ == blobs_.size() && numReceived_ == blobs_.size(); }
+  bool step(std::vector<bool>& blockedBulk) override;
+  Status onBlob(Rank from, const Received<BlobFrame>& frame) override;
+  Status onAck(Rank from, const Received<AckFrame>& frame) override;
+  Status onCancel(Rank from, const Received<CancelFrame>& frame) override;
+  bool finished() const override { return isGiven_ && numOpenIns_ == 0 && numOpenOuts_ == 0 && hasAcked_; }
   bool needs(Rank peer) const override;
   std::string waitingFor() const override;
   // A timeout leaves the group usable, and ranks that come later learn that it was given up.
@@ -23,18 +32,61 @@ class Exchange final : public Activity {
 
   // By rank, this rank's included. Valid once done without error.
   const std::vector<std::string>& blobs() const { return blobs_; }
+  // The same, given away.
+  std::vector<std::string> takeBlobs() { return std::move(blobs_); }
+  // In a large group rank 0 may keep all blobs to itself: it asks this when it has them, and where there is an answer sends that to all in
+  // their place. Absent: every rank gets them. There or absent on all ranks.
+  std::function<std::optional<std::string>(std::span<const std::string> blobs)> keepsForItself;
+  // Valid once done without error. Not absent: rank 0 did, and blobs() has this rank's own only, except on rank 0.
+  const std::optional<std::string>& answer() const { return answer_; }
 
  private:
-  bool sendTo(Engine& engine, Rank peer);
+  // What comes from a peer in parts: its blob, or (from the parent) the table.
+  struct In {
+    Rank peer = 0;
+    std::string* bytes = nullptr;
+    std::uint64_t totalBytes = 0;  // as its first part says
+    bool hasBegun = false;
+    bool isWhole = false;
+  };
+  // What goes to a peer in parts: this rank's blob, or (to a child) as much of the table as is here.
+  struct Out {
+    Rank peer = 0;
+    const std::string* bytes = nullptr;
+    std::uint64_t numSent = 0;
+    bool isSent = false;
+    bool isOpen = true;  // not sent, or not acknowledged where that is due
+  };
+
+  bool isByTree() const { return tree_.has_value(); }
+  bool isTable(const In& in) const { return in.bytes == &table_; }
+  bool isTable(const Out& out) const { return out.bytes == &table_; }
+  // Its place in the list; the list's length when there is none.
+  std::size_t inOf(Rank peer) const;
+  std::size_t outOf(Rank peer) const;
+  bool sendTo(RunContext& context, Out& out);
+  bool acknowledge(RunContext& context);
+  void writeTableIfComplete();
+  Status readTable(Rank from);
+  void passOn(RunContext& context, Rank from, Rank origin, const std::string& why) const;
+  Status misplaced(Rank from, const BlobFrame& frame, std::uint64_t expected) const;
+  std::string missing() const;
 
   const Rank rank_;
+  std::optional<RankTree> tree_;  // in large groups
+  Rank parent_ = -1;              // in the tree; -1: none
   std::vector<std::string> blobs_;
-  std::vector<std::size_t> sent_;  // payload bytes sent, by peer
-  std::vector<bool> sentAll_;
-  std::vector<std::size_t> received_;  // payload bytes received, by peer
-  std::vector<bool> receivedAll_;
-  std::size_t numSent_ = 0;
-  std::size_t numReceived_ = 0;
+  std::string table_;             // all blobs as they go down the tree: of each its length as a varint, then its bytes; see TableOf
+  std::uint64_t tableBytes_ = 0;  // of all of it, once that is known
+  bool isTableKnown_ = false;
+  std::optional<std::string> answer_;
+  bool isGiven_ = false;   // this rank's own blob is here
+  std::vector<In> ins_;    // by peer
+  std::vector<Out> outs_;  // by peer
+  std::size_t numOpenIns_ = 0;
+  std::size_t numOpenOuts_ = 0;
+  bool hasAcked_ = true;  // the parent knows that this rank, and all below it, have the table
+  bool hasStepped_ = false;
 };
 
 }  // namespace shardwire::internal

@@ -1,6 +1,6 @@
 #include "backend/exec/pins.h"
 
-#include "ops/plan/strided_runs.h"
+#include "ops/boxes/strided_runs.h"
 
 namespace shardwire::internal {
 

@@ -1,11 +1,15 @@
+// Messages between two ranks are matched by tag, in the order in which they were issued; so a sender announces them in that order, and a
+// receiver takes the oldest announced one that fits (unexpected ones wait here). A short message is its own announcement. A longer one is
+// offered: the receiver reads it where it lies and says so (taken), or, where it cannot, asks for it (grant) and gets it in parts on the
+// point lane, one message after the other in the order of the grants. Nothing is sent there that was not asked for, so a message that
+// nobody receives never blocks the lane.
 #include "backend/exec/point_to_point.h"
 
 #include <fmt/format.h>
 
 #include <algorithm>
 
-#include "backend/exec/engine.h"
-#include "ops/plan/strided_runs.h"
+#include "ops/boxes/copy_box.h"
 
 namespace shardwire::internal {
 
@@ -14,37 +18,38 @@ namespace {
 // One step reads at most this much, so that other operations are looked at in between.
 constexpr std::size_t kReadPiece = std::size_t{4} << 20;
 
-constexpr std::uint32_t wireTag(int tag) {
-  return static_cast<std::uint32_t>(tag);
-}
+// Of a frame on the point lane, before the bytes.
+constexpr std::size_t kPartHead = kHeadBytes<MessagePartFrame>;
 
-bool isEager(const Engine& engine, Connection& connection, std::size_t bytes) {
-  return bytes <= engine.options().inlineBytes && bytes + sizeof(FrameHeader) <= connection.maxFrameBytes(Lane::kControl);
+bool isEager(const RunContext& context, const PeerFrames& peer, std::size_t bytes) {
+  return bytes <= context.inlineBytes && bytes + kHeadBytes<EagerFrame> <= peer.maxFrameBytes(Lane::kControl);
 }
 
 }  // namespace
 
-PointToPoint::PointToPoint(Engine& engine) : engine_(engine), peers_(static_cast<std::size_t>(engine.worldSize())) {}
+PointToPoint::PointToPoint(RunContext& context) : context_(context), peers_(static_cast<std::size_t>(context.worldSize)) {}
 
 void PointToPoint::start(const std::shared_ptr<PointSend>& send) {
   Peer& peer = peers_[static_cast<std::size_t>(send->peer)];
+  send->points_ = this;
   send->message = peer.nextMessage++;
   peer.sends.push_back(send);
 }
 
 void PointToPoint::start(const std::shared_ptr<PointRecv>& recv) {
+  recv->points_ = this;
   // The oldest message that is here already and fits.
-  for (Rank from = 0; from < engine_.worldSize(); ++from) {
+  for (Rank from = 0; from < context_.worldSize; ++from) {
     if (recv->peer >= 0 && recv->peer != from) {
       continue;
     }
     auto& waiting = peers_[static_cast<std::size_t>(from)].unexpected;
     for (auto it = waiting.begin(); it != waiting.end(); ++it) {
-      if (it->header.a == wireTag(recv->tag)) {
+      if (it->tag == recv->tag) {
         const Unexpected message = std::move(*it);
         waiting.erase(it);
-        if (Status status = match(*recv, from, message.header, message.payload); !status.isOk()) {
-          engine_.poison(std::move(status), true);
+        if (Status status = deliverKept(*recv, from, message.frame); !status.isOk()) {
+          context_.fail(std::move(status));
         }
         return;
       }
@@ -53,64 +58,93 @@ void PointToPoint::start(const std::shared_ptr<PointRecv>& recv) {
   receives_.push_back(recv);
 }
 
-Status PointToPoint::onFrame(Rank from, const FrameHeader& header, std::span<const std::byte> payload) {
-  Peer& peer = peers_[static_cast<std::size_t>(from)];
-  if (header.kind == FrameKind::kSendGrant || header.kind == FrameKind::kSendDone) {
-    PointSend* send = find(from, header.seq);
-    if (send == nullptr) {
-      return Status::ok();  // it failed here meanwhile
+std::shared_ptr<PointRecv> PointToPoint::recvFor(Rank from, const MessageTag& about, std::span<const std::byte> bytes) {
+  for (auto it = receives_.begin(); it != receives_.end(); ++it) {
+    if (((*it)->peer < 0 || (*it)->peer == from) && (*it)->tag == about.tag) {
+      std::shared_ptr<PointRecv> recv = *it;
+      receives_.erase(it);
+      return recv;
     }
-    if (header.kind == FrameKind::kSendDone) {
-      if (send->reach_ == Reach::kFetch) {
-        engine_.connection(from)->conceal(send->address_);
-      }
-      send->finished_ = true;
-    } else {
-      send->granted_ = true;
-      peer.toStage.push_back(std::static_pointer_cast<PointSend>(send->shared_from_this()));
-    }
+  }
+  peers_[static_cast<std::size_t>(from)].unexpected.push_back({about.tag, {bytes.begin(), bytes.end()}});
+  return nullptr;
+}
+
+Status PointToPoint::onEager(Rank from, const Received<EagerFrame>& frame, std::span<const std::byte> bytes) {
+  const std::shared_ptr<PointRecv> recv = recvFor(from, frame.about, bytes);
+  return recv == nullptr ? Status::ok() : deliver(*recv, from, frame);
+}
+
+Status PointToPoint::onOffer(Rank from, const Received<OfferFrame>& frame, std::span<const std::byte> bytes) {
+  const std::shared_ptr<PointRecv> recv = recvFor(from, frame.about, bytes);
+  return recv == nullptr ? Status::ok() : deliver(*recv, from, frame);
+}
+
+Status PointToPoint::deliverKept(PointRecv& recv, Rank from, std::span<const std::byte> frame) {
+  if (const auto eager = readFrame<EagerFrame>(frame)) {
+    return deliver(recv, from, *eager);
+  }
+  return deliver(recv, from, *readFrame<OfferFrame>(frame));
+}
+
+// A message of this peer that is no longer here failed meanwhile; one that was never offered, or is over, cannot be asked for.
+Status PointToPoint::onGrant(Rank from, const Received<GrantFrame>& frame) {
+  PointSend* const send = find(from, frame.message);
+  if (send == nullptr) {
     return Status::ok();
   }
-  for (auto it = receives_.begin(); it != receives_.end(); ++it) {
-    PointRecv& recv = **it;
-    if ((recv.peer < 0 || recv.peer == from) && wireTag(recv.tag) == header.a) {
-      const auto keep = *it;
-      receives_.erase(it);
-      return match(*keep, from, header, payload);
-    }
+  if (!send->offered_ || send->granted_ || send->finished_) {
+    return {StatusCode::kInternal, fmt::format("rank {} asked for message {}, which is not to be had", from, frame.message)};
   }
-  peer.unexpected.push_back({header, {payload.begin(), payload.end()}});
+  send->granted_ = true;
+  peers_[static_cast<std::size_t>(from)].toStage.push_back(std::static_pointer_cast<PointSend>(send->shared_from_this()));
   return Status::ok();
 }
 
-Status PointToPoint::match(PointRecv& recv, Rank from, const FrameHeader& header, std::span<const std::byte> payload) {
+Status PointToPoint::onTaken(Rank from, const Received<TakenFrame>& frame) {
+  PointSend* const send = find(from, frame.message);
+  if (send == nullptr) {
+    return Status::ok();
+  }
+  if (!send->offered_ || send->granted_ || send->reach_ == Reach::kNone) {
+    return {StatusCode::kInternal, fmt::format("rank {} says it has read message {}, which it cannot have", from, frame.message)};
+  }
+  if (send->reach_ == Reach::kFetch) {
+    context_.connection(from).conceal(send->address_);
+  }
+  send->finished_ = true;
+  return Status::ok();
+}
+
+Status PointToPoint::match(PointRecv& recv, Rank from, const MessageTag& about, std::string_view sent) {
   recv.source_ = from;
-  recv.message_ = header.seq;
-  if (header.fingerprint != recv.bytes.size()) {
+  recv.message_ = about.message;
+  if (!sent.empty() && !recv.arguments.empty() && sent != recv.arguments) {
+    return {StatusCode::kMismatch,
+            fmt::format("rank {} sent {} with tag {}, but rank {} receives {}: send and recv must have tensors of the "
+                        "same dtype and shape (compared by SHARDWIRE_CHECK=full)",
+                        from, sent, recv.tag, context_.rank, recv.arguments)};
+  }
+  if (about.messageBytes != recv.bytes.size()) {
     return {StatusCode::kMismatch,
             fmt::format("rank {} sent {} bytes with tag {}, but rank {} receives {} bytes: send and recv must have tensors "
                         "of the same size",
-                        from, header.fingerprint, recv.tag, engine_.rank(), recv.bytes.size())};
+                        from, about.messageBytes, recv.tag, context_.rank, recv.bytes.size())};
   }
-  if (header.kind == FrameKind::kSendEager) {
-    if (payload.size() != recv.bytes.size()) {
-      return {StatusCode::kInternal,
-              fmt::format("rank {} sent a message of {} bytes that says {}", from, payload.size(), header.fingerprint)};
-    }
-    std::copy(payload.begin(), payload.end(), recv.bytes.begin());
-    recv.finished_ = true;
-    return Status::ok();
-  }
-  PostEntry entry;
-  if (payload.size() != sizeof entry) {
-    return {StatusCode::kInternal, fmt::format("rank {} sent an offer of {} bytes that cannot be read", from, payload.size())};
-  }
-  std::memcpy(&entry, payload.data(), sizeof entry);
-  if (entry.reach > static_cast<std::uint8_t>(Reach::kFetch)) {
-    return {StatusCode::kInternal, fmt::format("rank {} sent an offer of unknown reach {}", from, entry.reach)};
-  }
-  recv.reach_ = static_cast<Reach>(entry.reach);
-  recv.address_ = {entry.space, entry.address};
+  return Status::ok();
+}
+
+Status PointToPoint::deliver(PointRecv& recv, Rank from, const Received<EagerFrame>& frame) {
+  SW_RETURN_IF_ERROR(match(recv, from, frame.about, textOf(frame.payload.last(frame.about.textBytes))));
+  std::copy_n(frame.payload.begin(), recv.bytes.size(), recv.bytes.begin());
+  recv.finished_ = true;
+  return Status::ok();
+}
+
+Status PointToPoint::deliver(PointRecv& recv, Rank from, const Received<OfferFrame>& frame) {
+  SW_RETURN_IF_ERROR(match(recv, from, frame.about, textOf(frame.payload)));
+  recv.reach_ = static_cast<Reach>(frame.reach);
+  recv.address_ = {frame.space, frame.address};
   recv.matched_ = true;
   return Status::ok();
 }
@@ -164,54 +198,58 @@ void PointToPoint::forget(const Activity* activity) {
 
 // ---- sending
 
-bool PointSend::offer(Engine& engine) {
-  Connection& connection = *engine.connection(peer);
-  FrameHeader header{.kind = FrameKind::kSendEager, .seq = message, .fingerprint = bytes.size(), .a = wireTag(tag)};
-  if (isEager(engine, connection, bytes.size())) {
-    offered_ = engine.sendControl(peer, header, bytes);
+bool PointSend::offer(RunContext& context) {
+  Connection& connection = context.connection(peer);
+  const MessageTag about{
+      .message = message, .messageBytes = bytes.size(), .tag = tag, .textBytes = static_cast<std::uint32_t>(arguments.size())};
+  if (isEager(context, connection, bytes.size() + arguments.size())) {
+    if (arguments.empty()) {
+      offered_ = context.sendControl(peer, EagerFrame{about}, bytes);
+    } else {
+      std::vector<std::byte> both(bytes.begin(), bytes.end());
+      both.insert(both.end(), bytesOf(arguments).begin(), bytesOf(arguments).end());
+      offered_ = context.sendControl(peer, EagerFrame{about}, both);
+    }
     finished_ = offered_;
     return offered_;
   }
   if (reach_ == Reach::kNone && bytes.size() >= connection.readLimits().minEdgeBytes) {
     reach_ = connection.expose(bytes.data(), bytes.size(), &address_);
   }
-  PostEntry entry;
-  entry.reach = static_cast<std::uint8_t>(reach_);
-  entry.space = address_.space;
-  entry.address = address_.value;
-  header.kind = FrameKind::kSendOffer;
-  offered_ = engine.sendControl(peer, header, std::as_bytes(std::span(&entry, 1)));
+  const OfferFrame frame{.about = about, .reach = static_cast<std::uint32_t>(reach_), .space = address_.space, .address = address_.value};
+  offered_ = context.sendControl(peer, frame, bytesOf(arguments));
   return offered_;
 }
 
-bool PointSend::step(Engine& engine, std::vector<bool>&) {
+bool PointSend::step(std::vector<bool>&) {
+  RunContext& context = this->context();
   bool moved = false;
-  if (!offered_ && (staging == nullptr || staging->allReady()) && engine.points().mayOffer(*this)) {
-    moved = offer(engine);
+  if (!offered_ && context.connection(peer).isJoined() && (staging == nullptr || staging->allReady()) && points_->mayOffer(*this)) {
+    moved = offer(context);
   }
-  if (granted_ && !finished_ && engine.points().isNextToStage(peer, this)) {
-    Connection& connection = *engine.connection(peer);
+  if (granted_ && !finished_ && points_->isNextToStage(peer, this)) {
+    Connection& connection = context.connection(peer);
     while (staged_ < bytes.size()) {
       const std::size_t left = bytes.size() - staged_;
-      const auto frame = connection.reserve(Lane::kPoint, sizeof(FrameHeader) + 1,
-                                            std::min(connection.maxFrameBytes(Lane::kPoint), sizeof(FrameHeader) + left));
+      const auto frame =
+          connection.reserve(Lane::kPoint, kPartHead + 1, std::min(connection.maxFrameBytes(Lane::kPoint), kPartHead + left));
       if (frame.empty()) {
         return moved;
       }
-      const std::size_t part = std::min(left, frame.size() - sizeof(FrameHeader));
-      writeHeader(frame, {.kind = FrameKind::kBytes, .payloadBytes = static_cast<std::uint32_t>(part), .seq = message});
+      const std::size_t part = std::min(left, frame.size() - kPartHead);
+      writeFrame(frame, MessagePartFrame{message}, part);
       // Past the cache: see kStreamFrom in plan_run_send.cc. A box of bytes is as good as any.
       const StridedBox source{const_cast<std::byte*>(bytes.data()) + staged_, {1}};
-      packBox(frame.data() + sizeof(FrameHeader), source, {static_cast<std::int64_t>(part)}, 1, StoreHint::kStream);
-      connection.commit(Lane::kPoint, sizeof(FrameHeader) + part);
+      packBox(frame.data() + kPartHead, source, {static_cast<std::int64_t>(part)}, 1, StoreHint::kStream);
+      connection.commit(Lane::kPoint, kPartHead + part);
       staged_ += part;
       moved = true;
     }
-    engine.points().popToStage(peer);
+    points_->popToStage(peer);
     finished_ = true;
   }
   if (finished_) {
-    engine.points().forget(this);
+    points_->forget(this);
   }
   return moved;
 }
@@ -222,38 +260,42 @@ std::string PointSend::waitingFor() const {
 
 // ---- receiving
 
-bool PointRecv::step(Engine& engine, std::vector<bool>&) {
+bool PointRecv::step(std::vector<bool>&) {
+  RunContext& context = this->context();
   if (!matched_ || finished_) {
     return false;
   }
-  Connection& connection = *engine.connection(source_);
+  Connection& connection = context.connection(source_);
   if (reach_ == Reach::kNone) {
     if (!grantSent_) {
-      grantSent_ = engine.sendControl(source_, {.kind = FrameKind::kSendGrant, .seq = message_});
+      grantSent_ = context.sendControl(source_, GrantFrame{message_});
       if (grantSent_) {
-        engine.points().grantedTo(source_, std::static_pointer_cast<PointRecv>(shared_from_this()));
+        points_->grantedTo(source_, std::static_pointer_cast<PointRecv>(shared_from_this()));
       }
       return grantSent_;
     }
     bool moved = false;
-    while (engine.points().isNextGranted(source_, this)) {
+    while (points_->isNextGranted(source_, this)) {
       const auto frame = connection.peek(Lane::kPoint);
       if (frame.empty()) {
         return moved;
       }
-      const std::size_t part = frame.size() - sizeof(FrameHeader);
-      if (readHeader(frame).seq != message_ || part > bytes.size() - received_) {
-        engine.poison(
-            {StatusCode::kInternal, fmt::format("rank {} sent bytes of another message than rank {} asked for", source_, engine.rank())},
-            true);
+      const auto part = readFrame<MessagePartFrame>(frame);
+      if (!part.has_value()) {
+        context.fail(unreadableFrame(source_, Lane::kPoint, frame));
         return true;
       }
-      std::copy_n(frame.data() + sizeof(FrameHeader), part, bytes.data() + received_);
+      if (part->message != message_ || part->payload.size() > bytes.size() - received_) {
+        context.fail(
+            {StatusCode::kInternal, fmt::format("rank {} sent bytes of another message than rank {} asked for", source_, context.rank)});
+        return true;
+      }
+      std::copy(part->payload.begin(), part->payload.end(), bytes.begin() + static_cast<std::ptrdiff_t>(received_));
+      received_ += part->payload.size();
       connection.release(Lane::kPoint);
-      received_ += part;
       moved = true;
       if (received_ == bytes.size()) {
-        engine.points().popGranted(source_);
+        points_->popGranted(source_);
         finished_ = true;
       }
     }
@@ -264,9 +306,12 @@ bool PointRecv::step(Engine& engine, std::vector<bool>&) {
     if (reach_ == Reach::kDirect) {
       const std::byte* source = connection.map({address_.space, address_.value + received_}, part);
       if (source == nullptr) {
-        engine.poison({StatusCode::kInternal, fmt::format("rank {} offered memory that is not mapped on rank {}", source_, engine.rank())},
-                      true);
+        context.fail({StatusCode::kInternal, fmt::format("rank {} offered memory that is not mapped on rank {}", source_, context.rank)});
         return true;
+      }
+      const DirectRead reading(connection);
+      if (!reading.isAllowed()) {
+        return false;
       }
       std::copy_n(source, part, bytes.data() + received_);
     } else if (reach_ == Reach::kFetch) {
@@ -277,18 +322,21 @@ bool PointRecv::step(Engine& engine, std::vector<bool>&) {
     } else {
       const MemoryRun run{bytes.data() + received_, address_.value + received_, part};
       if (Status status = connection.read(std::span(&run, 1)); !status.isOk()) {
-        engine.poison(std::move(status), true);
+        if (connection.hasWithdrawn()) {
+          return false;  // the sender failed and has its tensor back: its reason is on the way
+        }
+        context.fail(std::move(status));
         return true;
       }
     }
     received_ += part;
     return true;
   }
-  if (fetches_.pending > 0) {
-    return false;
+  if (fetches_.pending > 0 || (reach_ != Reach::kFetch && connection.hasWithdrawn())) {
+    return false;  // still under way; or read from a sender that failed meanwhile, so that it may be anything
   }
-  // A full control lane delays the word of thanks, nothing else.
-  finished_ = engine.sendControl(source_, {.kind = FrameKind::kSendDone, .seq = message_});
+  // A full control lane delays the acknowledgement, nothing else.
+  finished_ = context.sendControl(source_, TakenFrame{message_});
   return finished_;
 }
 

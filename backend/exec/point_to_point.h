@@ -9,6 +9,7 @@
 
 #include <deque>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "backend/exec/activity.h"
@@ -23,12 +24,16 @@ class PointRecv;
 
 class PointToPoint {
  public:
-  explicit PointToPoint(Engine& engine);
+  explicit PointToPoint(RunContext& context);
 
   // Called under the engine's lock, after the engine took the activity.
   void start(const std::shared_ptr<PointSend>& send);
   void start(const std::shared_ptr<PointRecv>& recv);
-  Status onFrame(Rank from, const FrameHeader& header, std::span<const std::byte> payload);
+  // `bytes`: the whole frame, kept until a recv matches it.
+  Status onEager(Rank from, const Received<EagerFrame>& frame, std::span<const std::byte> bytes);
+  Status onOffer(Rank from, const Received<OfferFrame>& frame, std::span<const std::byte> bytes);
+  Status onGrant(Rank from, const Received<GrantFrame>& frame);
+  Status onTaken(Rank from, const Received<TakenFrame>& frame);
 
   // Staged messages from `peer` come in the order of their grants.
   // Messages to one peer are announced in the order in which they were issued.
@@ -42,9 +47,10 @@ class PointToPoint {
   void forget(const Activity* activity);
 
  private:
+  // A message that came before its recv: its EagerFrame or OfferFrame.
   struct Unexpected {
-    FrameHeader header;
-    std::vector<std::byte> payload;
+    std::int32_t tag = 0;
+    std::vector<std::byte> frame;
   };
   struct Peer {
     std::uint64_t nextMessage = 1;
@@ -54,10 +60,15 @@ class PointToPoint {
     std::deque<Unexpected> unexpected;               // no recv yet
   };
 
-  Status match(PointRecv& recv, Rank from, const FrameHeader& header, std::span<const std::byte> payload);
+  // The recv that takes it now, if one waits; else the frame is kept.
+  std::shared_ptr<PointRecv> recvFor(Rank from, const MessageTag& about, std::span<const std::byte> bytes);
+  Status match(PointRecv& recv, Rank from, const MessageTag& about, std::string_view sent);
+  Status deliver(PointRecv& recv, Rank from, const Received<EagerFrame>& frame);
+  Status deliver(PointRecv& recv, Rank from, const Received<OfferFrame>& frame);
+  Status deliverKept(PointRecv& recv, Rank from, std::span<const std::byte> frame);
   PointSend* find(Rank peer, std::uint64_t message);
 
-  Engine& engine_;
+  RunContext& context_;
   std::vector<Peer> peers_;
   std::vector<std::shared_ptr<PointRecv>> receives_;  // not yet matched, in order
 };
@@ -65,10 +76,10 @@ class PointToPoint {
 class PointSend final : public Activity {
  public:
   PointSend(Rank peer, int tag, std::span<const std::byte> bytes) : peer(peer), tag(tag), bytes(bytes) {}
-  bool step(Engine& engine, std::vector<bool>& blockedBulk) override;
-  Status onFrame(Engine&, Rank, const FrameHeader&, std::span<const std::byte>) override { return Status::ok(); }
+  bool step(std::vector<bool>& blockedBulk) override;
   bool finished() const override { return finished_; }
   bool needs(Rank rank) const override { return rank == peer && !finished_; }
+  void addTraffic(std::span<EdgeBytes> byPeer) const override { byPeer[static_cast<std::size_t>(peer)].sends += bytes.size(); }
   std::string waitingFor() const override;
   bool ordered() const override { return false; }
 
@@ -77,11 +88,13 @@ class PointSend final : public Activity {
   const std::span<const std::byte> bytes;
   std::uint64_t message = 0;   // numbered per peer
   Staging* staging = nullptr;  // of `bytes`, when these come from a device
+  std::string arguments;       // with Options::checkAll: "float32[2, 3]"
 
  private:
   friend class PointToPoint;
-  bool offer(Engine& engine);
+  bool offer(RunContext& context);
 
+  PointToPoint* points_ = nullptr;  // set by its start()
   Reach reach_ = Reach::kNone;
   RemoteAddress address_;
   bool offered_ = false;
@@ -94,21 +107,28 @@ class PointRecv final : public Activity {
  public:
   // peer may be kAnySource (-1).
   PointRecv(Rank peer, int tag, std::span<std::byte> bytes) : peer(peer), tag(tag), bytes(bytes) {}
-  bool step(Engine& engine, std::vector<bool>& blockedBulk) override;
-  Status onFrame(Engine&, Rank, const FrameHeader&, std::span<const std::byte>) override { return Status::ok(); }
+  bool step(std::vector<bool>& blockedBulk) override;
   bool finished() const override { return finished_; }
   bool needs(Rank rank) const override { return !finished_ && (rank == peer || rank == source_); }
   std::string waitingFor() const override;
   bool ordered() const override { return false; }
   Rank sourceRank() const override { return isDone() ? source_ : -1; }
+  Rank matchedRank() const override { return source_; }
+  void addTraffic(std::span<EdgeBytes> byPeer) const override {
+    if (source_ >= 0) {
+      byPeer[static_cast<std::size_t>(source_)].receives += bytes.size();
+    }
+  }
 
   const Rank peer;
   const int tag;
   const std::span<std::byte> bytes;
+  std::string arguments;  // as PointSend's
 
  private:
   friend class PointToPoint;
 
+  PointToPoint* points_ = nullptr;  // set by its start()
   Rank source_ = -1;
   std::uint64_t message_ = 0;
   Reach reach_ = Reach::kNone;

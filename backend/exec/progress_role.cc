@@ -3,16 +3,16 @@
 namespace shardwire::internal {
 
 bool ProgressRole::enterCallbacks(std::uint64_t* turn) {
-  std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   inCallbacks_ = true;
   since_ = Clock::now();
   *turn = ++turn_;
-  changed_.notify_one();
+  changed_.notifyOne();
   return numFollowers_ == 0;
 }
 
 bool ProgressRole::leaveCallbacks(std::uint64_t turn) {
-  std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   if (turn_ != turn) {
     return false;
   }
@@ -21,27 +21,38 @@ bool ProgressRole::leaveCallbacks(std::uint64_t turn) {
 }
 
 bool ProgressRole::follow() {
-  std::unique_lock lock(mutex_);
+  const MutexLock lock(mutex_);
   ++numFollowers_;
+  const bool leads = takeOver();
+  --numFollowers_;
+  return leads;
+}
+
+// Waits until one call of callbacks has kept the leader for too long (true), or for the end.
+bool ProgressRole::takeOver() {
   while (!stopped_) {
-    changed_.wait(lock, [&] { return stopped_ || inCallbacks_; });
+    if (!inCallbacks_) {
+      changed_.wait(mutex_);
+      continue;
+    }
     const std::uint64_t seen = turn_;
-    changed_.wait_until(lock, since_ + kCallbackPatience, [&] { return stopped_ || !inCallbacks_ || turn_ != seen; });
-    if (!stopped_ && inCallbacks_ && turn_ == seen) {
-      ++turn_;
-      inCallbacks_ = false;
-      --numFollowers_;
-      return true;
+    const Clock::time_point patience = since_ + kCallbackPatience;
+    while (!stopped_ && inCallbacks_ && turn_ == seen) {
+      if (Clock::now() >= patience) {
+        ++turn_;
+        inCallbacks_ = false;
+        return true;
+      }
+      changed_.waitUntil(mutex_, patience);
     }
   }
-  --numFollowers_;
   return false;
 }
 
 void ProgressRole::stop() {
-  std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   stopped_ = true;
-  changed_.notify_all();
+  changed_.notifyAll();
 }
 
 }  // namespace shardwire::internal

@@ -3,10 +3,9 @@
 // follower takes the lead, and the old leader follows from then on. Any thread.
 #pragma once
 
-#include <condition_variable>
 #include <cstdint>
-#include <mutex>
 
+#include "backend/base/mutex.h"
 #include "shardwire/types.h"
 
 namespace shardwire::internal {
@@ -26,14 +25,15 @@ class ProgressRole {
   void stop();
 
  private:
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  // Guarded by mutex_.
-  std::uint64_t turn_ = 0;  // counts what happens to the lead
-  bool inCallbacks_ = false;
-  Clock::time_point since_{};
-  int numFollowers_ = 0;
-  bool stopped_ = false;
+  bool takeOver() SW_REQUIRES(mutex_);
+
+  Mutex mutex_;
+  ConditionVariable changed_;
+  std::uint64_t turn_ SW_GUARDED_BY(mutex_) = 0;  // counts what happens to the lead
+  bool inCallbacks_ SW_GUARDED_BY(mutex_) = false;
+  Clock::time_point since_ SW_GUARDED_BY(mutex_){};
+  int numFollowers_ SW_GUARDED_BY(mutex_) = 0;
+  bool stopped_ SW_GUARDED_BY(mutex_) = false;
 };
 
 }  // namespace shardwire::internal

@@ -2,43 +2,68 @@
 
 #include <fmt/format.h>
 
-#include "backend/exec/engine.h"
+#include <algorithm>
+
+#include "backend/bootstrap/summary.h"
 
 namespace shardwire::internal {
 
 bool Run::hasSentItsPart(Rank peer) const {
-  const auto frame = engine().connection(peer)->peek(Lane::kBulk);
-  return !frame.empty() && readHeader(frame).seq <= seq;
+  const auto staged = readFrame<StagedFrame>(context().connection(peer).peek(Lane::kBulk));
+  return staged.has_value() && staged->operation.seq <= seq;
 }
 
 bool Run::heardFrom(Rank peer) const {
-  const auto frame = engine().connection(peer)->peek(Lane::kBulk);
-  return !frame.empty() && readHeader(frame).seq >= seq;
+  const auto staged = readFrame<StagedFrame>(context().connection(peer).peek(Lane::kBulk));
+  return staged.has_value() && staged->operation.seq >= seq;
 }
 
-Status Run::unreadable(const Engine& engine, Rank peer, const FrameHeader& header) const {
-  return {StatusCode::kInternal, fmt::format("rank {} sent a staged frame that cannot be read: segments of {} bytes there, {} here. "
-                                             "SHARDWIRE_RING_BYTES must be the same on all ranks",
-                                             peer, header.a, engine.segmentBytes())};
+EdgeBytes Run::edgeBytesOf(const Plan& plan, Rank peer) {
+  const auto bytesOf = [&](const std::vector<PlanEdge>& edges) {
+    const auto found = std::find_if(edges.begin(), edges.end(), [&](const PlanEdge& edge) { return edge.peer == peer; });
+    return found == edges.end() ? std::uint64_t{0} : found->bytes;
+  };
+  return {bytesOf(plan.sends), bytesOf(plan.receives)};
+}
+
+void Run::addTrafficOf(const Plan& plan, std::span<EdgeBytes> byPeer) {
+  for (const PlanEdge& edge : plan.sends) {
+    byPeer[static_cast<std::size_t>(edge.peer)].sends += edge.bytes;
+  }
+  for (const PlanEdge& edge : plan.receives) {
+    byPeer[static_cast<std::size_t>(edge.peer)].receives += edge.bytes;
+  }
 }
 
 std::string Run::waitingFor() const {
-  std::string absent;
-  std::string slow;
+  if (gate_ != nullptr) {
+    return gate_->waitingFor();
+  }
+  std::vector<Rank> absent;
+  std::vector<Rank> slow;
+  std::vector<Rank> readers;
   for (Rank peer = 0; peer < worldSize_; ++peer) {
-    if (peer != engine().rank() && isOpen(peer)) {
-      std::string& list = heardFrom(peer) ? slow : absent;
-      list += fmt::format("{}{}", list.empty() ? "" : ", ", peer);
+    if (peer != context().rank && isOpen(peer)) {
+      (heardFrom(peer) ? slow : edgeBytes(peer).receives == 0 ? readers : absent).push_back(peer);
     }
   }
   std::string text;
   if (!absent.empty()) {
-    text = "rank(s) " + absent + " did not arrive";
+    text = rankList(absent) + " did not arrive";
+  }
+  if (!readers.empty()) {
+    text += (text.empty() ? "" : "; ") + (rankList(readers) + " did not arrive, or did not take what is theirs");
   }
   if (!slow.empty()) {
-    text += (text.empty() ? "" : "; ") + ("rank(s) " + slow + " arrived but did not finish");
+    text += (text.empty() ? "" : "; ") + (rankList(slow) + " arrived but did not finish");
   }
-  return text.empty() ? "an earlier operation" : text;
+  if (!text.empty()) {
+    return text;
+  }
+  if (previous_ != nullptr && !previous_->isDone()) {
+    return previous_->waitingFor();
+  }
+  return "what its own tensors wait for (work queued on their device) is not done";
 }
 
 }  // namespace shardwire::internal

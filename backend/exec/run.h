@@ -8,6 +8,8 @@
 #include <vector>
 
 #include "backend/exec/activity.h"
+#include "backend/exec/start_gate.h"
+#include "ops/plan/plan.h"
 #include "shardwire/staging.h"
 #include "shardwire/tensor_view.h"
 
@@ -26,7 +28,10 @@ class Run : public Activity {
   void follow(std::shared_ptr<Activity> previous, bool startsAfter) {
     previous_ = std::move(previous);
     startsAfter_ = startsAfter;
+    gate_ = nullptr;
   }
+  // After prepare() and follow(): moves nothing before the gate opens.
+  void startAfter(std::shared_ptr<StartGate> gate) { gate_ = std::move(gate); }
   // After prepare(): tensors among the views are host copies, touched as far as they are ready. null: none are.
   void stage(Staging* staging) {
     staging_ = staging;
@@ -45,7 +50,7 @@ class Run : public Activity {
   // A caller who goes at once arms the doorbell, and ringing it costs the peer 5 us.
   virtual Duration worthSpinning() const = 0;
 
-  // By what each peer still owes and what it sent: "rank(s) 2 did not arrive; rank(s) 1 arrived but did not finish".
+  // By what each peer still owes and what it sent: "ranks 2, 3 did not arrive; rank 1 arrived but did not finish".
   std::string waitingFor() const override;
 
  protected:
@@ -55,13 +60,27 @@ class Run : public Activity {
   virtual bool isOpen(Rank peer) const { return needs(peer); }
   // What the peer sent and we did not take yet, because another rank's part comes first, may be all that is missing.
   bool hasSentItsPart(Rank peer) const;
-  // What a staged frame of other segments than ours means.
-  Status unreadable(const Engine& engine, Rank peer, const FrameHeader& header) const;
-  // True while the run before is in flight. Later operations must not pass: their frames would lie before ours in the peers' rings, where
-  // a peer that first waits for this operation never comes to ours.
+  static EdgeBytes edgeBytesOf(const Plan& plan, Rank peer);
+  static void addTrafficOf(const Plan& plan, std::span<EdgeBytes> byPeer);
+  // For a run that only sends, and would be over without hearing from anybody: whether a peer sent what no operation here takes. The run
+  // waits then, since the ranks disagree and will be told so.
+  template <typename Edges>
+  bool isOutOfStep(const Edges& sends) const {
+    bool isOut = false;
+    for (const auto& edge : sends) {
+      isOut |= context().refuseStale(edge.peer);
+    }
+    return isOut;
+  }
+  // True while the run before is in flight, or what the gate waits for. Later operations must not pass: their frames would lie before ours
+  // in the peers' rings, where a peer that first waits for this operation never comes to ours.
   template <typename Edges>
   bool mustWait(const Edges& sends, std::vector<bool>& blockedBulk) {
-    if (!startsAfter_ || previous_ == nullptr || previous_->isDone()) {
+    if (gate_ != nullptr && gate_->isOpen()) {
+      gate_ = nullptr;
+      context().begin(*this);
+    }
+    if (gate_ == nullptr && (!startsAfter_ || previous_ == nullptr || previous_->isDone())) {
       return false;
     }
     holdBack(sends, blockedBulk);
@@ -85,6 +104,7 @@ class Run : public Activity {
  private:
   mutable std::shared_ptr<Activity> previous_;
   bool startsAfter_ = false;
+  std::shared_ptr<StartGate> gate_;  // mostly null
 };
 
 // Finished runs wait here for the next one, so that a re-run allocates nothing. Make(): a new run. Thread-safe through its owner.

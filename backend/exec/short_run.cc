@@ -1,3 +1,7 @@
+// A short operation is one frame to each peer and one from each. All frames are sent first, before anything is written, so that outputs may
+// be inputs; then each peer's frame is noted where it lies in the lane, and when the last is there all moves run at once, over flat memory,
+// straight out of the frames, which are then given back. Nothing is posted, cut or acknowledged: the constructor works out every offset.
+// The frames are those that a PlanRun sends for such an edge, so that the two ends may differ in which of the two they run.
 #include "backend/exec/short_run.h"
 
 #include <fmt/format.h>
@@ -5,15 +9,20 @@
 #include <algorithm>
 #include <cstring>
 
-#include "backend/exec/engine.h"
-#include "ops/reduce/reduce_box.h"
+#include "ops/boxes/reduce_box.h"
 
 namespace shardwire::internal {
 
 bool ShortRun::fits(const Plan& plan, std::size_t shortBytes) {
   const auto isShort = [&](const PlanEdge& edge) { return edge.bytes <= shortBytes; };
   const auto isFlat = [](const PlanTensor& tensor) { return tensor.shape.size() == 1; };
-  return std::all_of(plan.sends.begin(), plan.sends.end(), isShort) && std::all_of(plan.receives.begin(), plan.receives.end(), isShort) &&
+  const auto isCast = [&](const PlanMove& move) { return move.sourceDtype != outputDtypeOf(plan, move); };
+  const auto isNarrowed = [&](const PlanSendItem& item) {
+    return item.stagedDtype != plan.inputs[static_cast<std::size_t>(item.input)].dtype;
+  };
+  return std::none_of(plan.moves.begin(), plan.moves.end(), isCast) &&
+         std::none_of(plan.sendItems.begin(), plan.sendItems.end(), isNarrowed) &&
+         std::all_of(plan.sends.begin(), plan.sends.end(), isShort) && std::all_of(plan.receives.begin(), plan.receives.end(), isShort) &&
          std::all_of(plan.inputs.begin(), plan.inputs.end(), isFlat) && std::all_of(plan.outputs.begin(), plan.outputs.end(), isFlat);
 }
 
@@ -86,7 +95,8 @@ void ShortRun::prepare(std::span<const TensorView> inputs, std::span<const Tenso
   finished_ = false;
 }
 
-bool ShortRun::step(Engine& engine, std::vector<bool>& blockedBulk) {
+bool ShortRun::step(std::vector<bool>& blockedBulk) {
+  RunContext& context = this->context();
   if (finished_ || mustWait(sends_, blockedBulk)) {
     return false;
   }
@@ -95,12 +105,15 @@ bool ShortRun::step(Engine& engine, std::vector<bool>& blockedBulk) {
     return false;
   }
   bool moved = false;
+  if (receives_.empty() && numSent_ == 0 && isOutOfStep(sends_)) {
+    return false;
+  }
   for (std::size_t i = 0; i < sends_.size() && numSent_ < sends_.size(); ++i) {
     std::vector<bool>::reference blocked = blockedBulk[static_cast<std::size_t>(sends_[i].peer)];
     if (sends_[i].done) {
       continue;
     }
-    if (blocked || !send(engine, sends_[i])) {
+    if (blocked || !send(context, sends_[i])) {
       blocked = true;
     } else {
       moved = true;
@@ -110,33 +123,29 @@ bool ShortRun::step(Engine& engine, std::vector<bool>& blockedBulk) {
     return moved;
   }
   for (Receive& edge : receives_) {
-    moved |= !edge.here && receive(engine, edge);
+    moved |= !edge.here && receive(context, edge);
   }
   if (numHere_ < receives_.size()) {
     return moved;
   }
   move();
   for (Receive& edge : receives_) {
-    engine.connection(edge.peer)->release(Lane::kBulk);
+    context.connection(edge.peer).release(Lane::kBulk);
   }
   finished_ = true;
   return true;
 }
 
-bool ShortRun::send(Engine& engine, Send& edge) {
-  Connection& connection = *engine.connection(edge.peer);
-  const std::size_t frameBytes = sizeof(FrameHeader) + edge.bytes;
+bool ShortRun::send(RunContext& context, Send& edge) {
+  Connection& connection = context.connection(edge.peer);
+  const std::size_t frameBytes = kHeadBytes<StagedFrame> + edge.bytes;
   const auto frame = connection.reserve(Lane::kBulk, frameBytes, frameBytes);
   if (frame.empty()) {
     return false;
   }
-  writeHeader(frame, {.kind = FrameKind::kBytes,
-                      .flags = kNoPost,
-                      .payloadBytes = static_cast<std::uint32_t>(edge.bytes),
-                      .seq = seq,
-                      .fingerprint = fingerprint,
-                      .a = static_cast<std::uint32_t>(engine.segmentBytes())});
-  std::byte* out = frame.data() + sizeof(FrameHeader);
+  writeFrame(frame, StagedFrame{.operation = tag(), .segmentBytes = static_cast<std::uint32_t>(context.segmentBytes), .isAll = 1},
+             edge.bytes);
+  std::byte* out = frame.data() + kHeadBytes<StagedFrame>;
   for (std::uint32_t i = 0; i < edge.numPieces; ++i) {
     const Piece& piece = pieces_[edge.firstPiece + i];
     std::memcpy(out, inputs_[static_cast<std::size_t>(piece.input)] + piece.offset, piece.bytes);
@@ -148,26 +157,16 @@ bool ShortRun::send(Engine& engine, Send& edge) {
   return true;
 }
 
-bool ShortRun::receive(Engine& engine, Receive& edge) {
-  const auto frame = engine.connection(edge.peer)->peek(Lane::kBulk);
-  if (frame.empty()) {
+bool ShortRun::receive(RunContext& context, Receive& edge) {
+  const auto staged = context.nextStaged(edge.peer, tag());
+  if (!staged.has_value()) {
     return false;
   }
-  const FrameHeader header = readHeader(frame);
-  if (header.seq != seq) {
-    return false;  // of another operation in flight, whose turn comes first or later
-  }
-  const auto payload = frame.subspan(sizeof header);
-  // A sender with other options cuts otherwise; one that does something else, or gives another size, is named by desync().
-  if (header.kind != FrameKind::kBytes || header.payloadBytes != payload.size() || header.a != engine.segmentBytes()) {
-    engine.poison(unreadable(engine, edge.peer, header), true);
+  if (staged->isAll == 0 || staged->payload.size() != edge.bytes) {
+    context.desync(edge.peer, seq);  // the same call with another size
     return false;
   }
-  if (header.fingerprint != fingerprint || (header.flags & kNoPost) == 0 || payload.size() != edge.bytes) {
-    engine.desync(edge.peer, seq);
-    return false;
-  }
-  edge.payload = payload;
+  edge.payload = staged->payload;
   edge.here = true;
   ++numHere_;
   return true;
@@ -207,10 +206,13 @@ void ShortRun::announceWrites(Staging& staging) const {
   }
 }
 
-Status ShortRun::onFrame(Engine&, Rank from, const FrameHeader& header, std::span<const std::byte>) {
-  return {StatusCode::kInternal, fmt::format("rank {} sent a frame (kind {}) that does not fit {}: short operations need none. "
-                                             "SHARDWIRE_INLINE_BYTES must be the same on all ranks",
-                                             from, static_cast<int>(header.kind), *description)};
+Status ShortRun::misfit(Rank from, FrameKind kind) const {
+  return {StatusCode::kInternal,
+          Activity::misfit(from, kind).message() + ": short operations need none. SHARDWIRE_INLINE_BYTES must be the same on all ranks"};
+}
+
+EdgeBytes ShortRun::edgeBytes(Rank peer) const {
+  return edgeBytesOf(*plan_, peer);
 }
 
 bool ShortRun::needs(Rank peer) const {

@@ -16,16 +16,18 @@ namespace shardwire::internal {
 
 class ShortRun final : public Run {
  public:
-  // Every edge has at most `shortBytes`, every tensor one dimension. Both ends of an edge may differ in this: their frames are alike.
+  // Every edge has at most `shortBytes`, every tensor one dimension, and nothing is cast. Both ends of an edge may differ in this: their
+  // frames are alike.
   static bool fits(const Plan& plan, std::size_t shortBytes);
 
   // Precondition: fits(*plan, the group's short bytes).
   explicit ShortRun(std::shared_ptr<const Plan> plan);
 
   void prepare(std::span<const TensorView> inputs, std::span<const TensorView> outputs) override;
-  bool step(Engine& engine, std::vector<bool>& blockedBulk) override;
-  Status onFrame(Engine& engine, Rank from, const FrameHeader& header, std::span<const std::byte> payload) override;
+  bool step(std::vector<bool>& blockedBulk) override;
   bool needs(Rank peer) const override;
+  EdgeBytes edgeBytes(Rank peer) const override;
+  void addTraffic(std::span<EdgeBytes> byPeer) const override { addTrafficOf(*plan_, byPeer); }
   Duration worthSpinning() const override { return kShortSpin; }
 
  private:
@@ -64,10 +66,11 @@ class ShortRun final : public Run {
     std::uint32_t numSources = 1;
   };
 
+  Status misfit(Rank from, FrameKind kind) const override;
   void announceWrites(Staging& staging) const override;
   void addMove(const PlanMove& move, std::vector<std::size_t>& taken);
-  bool send(Engine& engine, Send& edge);
-  bool receive(Engine& engine, Receive& edge);
+  bool send(RunContext& context, Send& edge);
+  bool receive(RunContext& context, Receive& edge);
   const std::byte* addressOf(const Source& source) const;
   void move();
 

@@ -1,3 +1,5 @@
+// Free extents stand in four orders at once: by offset, to join neighbours; by size, clean and dirty apart, to find the best fit; and dirty
+// ones by age, to give the oldest pages back first. insert() and remove() keep all of them in step.
 #include "backend/memory/extent_map.h"
 
 #include <algorithm>

@@ -16,7 +16,7 @@
 namespace shardwire::internal {
 namespace {
 
-constexpr std::size_t kHugePage = std::size_t{2} << 20;
+constexpr std::size_t kHugePageBytes = std::size_t{2} << 20;
 
 }  // namespace
 
@@ -34,7 +34,7 @@ void HugePages::back(std::byte* start, std::size_t size) {
   }
   // The kernel collapses only where there is a page already. One call for all: each drains queues of every core first, which takes
   // milliseconds on a busy machine.
-  for (std::size_t at = 0; at < size; at += kHugePage) {
+  for (std::size_t at = 0; at < size; at += kHugePageBytes) {
     *static_cast<volatile std::byte*>(start + at) = std::byte{0};
   }
   if (::madvise(start, size, MADV_COLLAPSE) != 0 && errno == EINVAL) {

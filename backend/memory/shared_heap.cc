@@ -1,3 +1,8 @@
+// The heap is one memfd, as large as the address space allows, mapped once; pages come when they are touched. Blocks up to 64 KiB come from
+// slabs (SmallBlocks), larger ones are extents of their own (ExtentMap). The tables lie in ordinary memory, where a peer cannot write.
+// Freed extents keep their pages for the next block, up to a limit; then the oldest are given back to the system outside of the lock.
+// fork() makes the heap the parent's: the child maps it copy-on-write, frees nothing of it, and gets a heap of its own when it asks for
+// one.
 #include "backend/memory/shared_heap.h"
 
 #include <errno.h>
@@ -6,6 +11,7 @@
 #include <pthread.h>
 #include <stdlib.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -33,6 +39,8 @@ constexpr std::uint64_t kPage = 4096;
 constexpr std::uint64_t kHugePage = std::uint64_t{2} << 20;
 constexpr std::uint64_t kLeastAutoBytes = std::uint64_t{64} << 20;
 constexpr std::size_t kBlockAlignment = 64;
+// Of a limited address space: this heap, those of a few peers, and everything else must find room.
+constexpr std::uint64_t kShareOfLimited = 8;
 
 std::uint64_t roundUp(std::uint64_t bytes, std::uint64_t unit) {
   return (bytes + unit - 1) & ~(unit - 1);
@@ -40,6 +48,21 @@ std::uint64_t roundUp(std::uint64_t bytes, std::uint64_t unit) {
 
 std::uint64_t machineBytes() {
   return static_cast<std::uint64_t>(::sysconf(_SC_PHYS_PAGES)) * static_cast<std::uint64_t>(::sysconf(_SC_PAGESIZE));
+}
+
+// What `ulimit -v` leaves of the address space; nothing when it sets no limit.
+std::optional<std::uint64_t> addressSpaceLeft() {
+  rlimit limit{};
+  if (::getrlimit(RLIMIT_AS, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) {
+    return std::nullopt;
+  }
+  const Fd file(::open("/proc/self/statm", O_RDONLY | O_CLOEXEC));
+  char text[64] = {};
+  if (!file.isOpen() || ::read(file.get(), text, sizeof(text) - 1) <= 0) {
+    return limit.rlim_cur;
+  }
+  const std::uint64_t used = ::strtoull(text, nullptr, 10) * static_cast<std::uint64_t>(::sysconf(_SC_PAGESIZE));
+  return limit.rlim_cur - std::min<std::uint64_t>(used, limit.rlim_cur);
 }
 
 // Freed bytes that keep their pages: touching new shared pages costs several times what copying into old ones does.
@@ -91,6 +114,13 @@ class MemfdHeap final : public SharedHeap {
     return std::unique_ptr<MemfdHeap>(new MemfdHeap(std::move(*fd), std::move(*mapping), inherited));
   }
 
+  // Where nothing can be reserved: all blocks are ordinary memory, which peers do not map.
+  static std::unique_ptr<MemfdHeap> createWithoutReservation(const MemfdHeap* inherited) {
+    auto heap = std::unique_ptr<MemfdHeap>(new MemfdHeap(Fd(), Mapping(), inherited));
+    heap->disown();
+    return heap;
+  }
+
   Result<void*> allocate(std::size_t bytes) override;
   void free(void* bytes) override;
   std::optional<std::uint64_t> offsetOf(const void* bytes, std::size_t size) const override;
@@ -99,8 +129,16 @@ class MemfdHeap final : public SharedHeap {
   std::uint64_t usedBytes() const override { return usedBytes_.load(std::memory_order_relaxed); }
   std::uint64_t numPurges() const override { return numPurges_.load(std::memory_order_acquire); }
 
-  // In the child of a fork: from now on the heap is the parent's.
-  void disown() { isInherited_.store(true, std::memory_order_relaxed); }
+  // In the child of a fork: from now on the heap is the parent's. Only system calls that are safe there.
+  void disown() {
+    isInherited_.store(true, std::memory_order_relaxed);
+    // As ordinary memory after a fork, what the child writes must not show in the parent. Pages that it does not write stay the parent's.
+    // A kernel that counts all private memory (vm.overcommit_memory=2) may refuse, and has unmapped the range by then.
+    constexpr int kFlags = MAP_FIXED | MAP_NORESERVE;
+    if (::mmap(mapping_.bytes(), mapping_.size(), PROT_READ | PROT_WRITE, MAP_PRIVATE | kFlags, fd_.get(), 0) == MAP_FAILED) {
+      ::mmap(mapping_.bytes(), mapping_.size(), PROT_READ | PROT_WRITE, MAP_SHARED | kFlags, fd_.get(), 0);
+    }
+  }
 
  private:
   MemfdHeap(Fd fd, Mapping mapping, const MemfdHeap* inherited)
@@ -272,37 +310,51 @@ std::optional<std::uint64_t> MemfdHeap::offsetOf(const void* bytes, std::size_t 
 // The process's heap. Never destroyed: tensors may be freed by static destructors.
 Mutex instanceMutex;
 std::atomic<MemfdHeap*> current{nullptr};
-MemfdHeap* inherited = nullptr;  // guarded by instanceMutex; apart from the fork handlers, which clang cannot follow
+// Changed only in a child of fork() that has one thread; release and acquire for its sake cost nothing.
+std::atomic<MemfdHeap*> inherited{nullptr};
 
 void beforeFork() SW_NO_THREAD_SAFETY_ANALYSIS {
   instanceMutex.lock();
+  ordinaryBlocks().mutex.lock();
 }
 void afterForkInParent() SW_NO_THREAD_SAFETY_ANALYSIS {
+  ordinaryBlocks().mutex.unlock();
   instanceMutex.unlock();
 }
 void afterForkInChild() SW_NO_THREAD_SAFETY_ANALYSIS {
   if (MemfdHeap* heap = current.load(std::memory_order_relaxed)) {
     heap->disown();
-    inherited = heap;
+    inherited.store(heap, std::memory_order_release);
     current.store(nullptr, std::memory_order_relaxed);
   }
+  ordinaryBlocks().mutex.unlock();
   instanceMutex.unlock();
 }
 
 Result<std::unique_ptr<MemfdHeap>> makeHeap(const MemfdHeap* parentHeap) {
   const auto options = Options::fromEnvironment();
   SW_RETURN_IF_ERROR(options.status());
-  if (options->heapBytes != 0) {
-    return MemfdHeap::create(roundUp(options->heapBytes, kHugePage), parentHeap);
+  const std::uint64_t wanted = roundUp(options->heapBytes != 0 ? options->heapBytes : 2 * machineBytes(), kHugePage);
+  std::uint64_t bytes = wanted;
+  if (const auto left = addressSpaceLeft(); left && options->heapBytes == 0) {
+    bytes = std::min(bytes, std::max(kLeastAutoBytes, *left / kShareOfLimited & ~(kHugePage - 1)));
   }
-  std::uint64_t bytes = roundUp(2 * machineBytes(), kHugePage);
-  while (true) {
+  Status failure;
+  for (bool isLast = false; !isLast; bytes = roundUp(bytes / 2, kHugePage)) {
     auto heap = MemfdHeap::create(bytes, parentHeap);
-    if (heap.isOk() || bytes / 2 < kLeastAutoBytes) {
+    if (heap.isOk()) {
+      if (bytes < wanted) {
+        logWarn("the shared heap reserves only {} MiB of address space instead of {} MiB ({}): {}", bytes >> 20, wanted >> 20,
+                options->heapBytes != 0 ? "SHARDWIRE_HEAP_BYTES" : "twice the machine's memory",
+                failure.isOk() ? "ulimit -v leaves no more for it; SHARDWIRE_HEAP_BYTES sets another size" : failure.message());
+      }
       return heap;
     }
-    bytes = roundUp(bytes / 2, kHugePage);  // address space or file size is limited: take what is allowed
+    failure = heap.status();  // address space or file size is limited: take what is allowed
+    isLast = bytes / 2 < std::min(kLeastAutoBytes, wanted);
   }
+  logWarn("there is no shared heap, so tensors lie in ordinary memory, which other ranks cannot map: {}", failure.message());
+  return MemfdHeap::createWithoutReservation(parentHeap);
 }
 
 }  // namespace
@@ -319,7 +371,7 @@ Result<SharedHeap*> SharedHeap::instance() {
   if (atfork != 0) {
     return systemError("pthread_atfork", atfork);
   }
-  auto heap = makeHeap(inherited);
+  auto heap = makeHeap(inherited.load(std::memory_order_acquire));
   SW_RETURN_IF_ERROR(heap.status());
   MemfdHeap* made = heap->release();
   current.store(made, std::memory_order_release);  // pairs with the load above
@@ -328,6 +380,25 @@ Result<SharedHeap*> SharedHeap::instance() {
 
 SharedHeap* SharedHeap::instanceIfMade() {
   return current.load(std::memory_order_acquire);
+}
+
+Result<SharedHeap*> SharedHeap::instanceOrInherited() {
+  if (MemfdHeap* heap = current.load(std::memory_order_acquire)) {
+    return heap;
+  }
+  if (MemfdHeap* heap = inherited.load(std::memory_order_acquire)) {
+    return heap;
+  }
+  return instance();
+}
+
+void SharedHeap::freeBlock(void* bytes) {
+  MemfdHeap* heap = current.load(std::memory_order_acquire);
+  if (heap == nullptr) {
+    heap = inherited.load(std::memory_order_acquire);
+  }
+  SW_CHECK(heap != nullptr);  // else no heap ever gave it
+  heap->free(bytes);
 }
 
 Result<std::shared_ptr<void>> allocateShared(std::size_t bytes) {
@@ -339,7 +410,7 @@ Result<std::shared_ptr<void>> allocateShared(std::size_t bytes) {
   if (!memory.isOk()) {
     return memory.status();
   }
-  return std::shared_ptr<void>(*memory, [heap = *heap](void* block) { heap->free(block); });
+  return std::shared_ptr<void>(*memory, &SharedHeap::freeBlock);
 }
 
 }  // namespace shardwire::internal

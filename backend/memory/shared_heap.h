@@ -1,7 +1,8 @@
 // The process's heap that peers on the same host can address: one memfd, reserved large, mapped once here and once in every peer.
 // Tensors allocated here move in one copy. Process-wide by nature (tensors outlive groups): made on first use through instance().
 // Thread-safe. After fork() the heap belongs to the parent: on the inherited object allocate() falls back to ordinary memory and free() of
-// inherited blocks does nothing (see docs/limits.md); instance() makes the child a heap of its own.
+// inherited blocks does nothing; instance() makes the child a heap of its own. What the child writes into inherited blocks is its own:
+// there they are mapped copy-on-write (see docs/limits.md).
 #pragma once
 
 #include <cstddef>
@@ -19,6 +20,11 @@ class SharedHeap {
   static Result<SharedHeap*> instance();
   // The same, but null when nobody has made it yet.
   static SharedHeap* instanceIfMade();
+  // For whoever takes ordinary memory as well: the process's heap, but in a child of fork() that made none of its own, the inherited
+  // object.
+  static Result<SharedHeap*> instanceOrInherited();
+  // Frees what any heap of this process gave: its own, or one inherited by fork(), whose blocks are left to the parent.
+  static void freeBlock(void* bytes);
 
   virtual ~SharedHeap() = default;
   // 64-byte aligned (2 MiB aligned from 2 MiB on, and then backed by memory at once where the kernel has huge pages to give); kSystem when

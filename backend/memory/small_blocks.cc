@@ -1,3 +1,5 @@
+// A slab of 2 MiB holds blocks of one size class and a bit for each of them. A class takes from its slab with the lowest number that has
+// room, so that slabs with higher numbers empty and can be given back.
 #include "backend/memory/small_blocks.h"
 
 #include <algorithm>

@@ -7,6 +7,7 @@
 #include <net/if.h>
 #include <netinet/in.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 
 #include <algorithm>
 #include <array>
@@ -153,6 +154,11 @@ Result<std::vector<InterfaceAddress>> listInterfaces() {
     }
   }
   return all;
+}
+
+std::uint64_t networkNamespace() {
+  struct stat status {};
+  return ::stat("/proc/thread-self/ns/net", &status) == 0 ? status.st_ino : 0;
 }
 
 std::vector<InterfaceAddress> chooseInterfaces(const std::vector<InterfaceAddress>& all, std::string_view choice) {

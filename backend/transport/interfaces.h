@@ -23,6 +23,9 @@ struct InterfaceAddress {
 
 Result<std::vector<InterfaceAddress>> listInterfaces();
 
+// Inode of the calling thread's; abstract Unix sockets reach no further, and interfaces are its own. 0: the kernel does not tell.
+std::uint64_t networkNamespace();
+
 // "eth,ib0": by prefix; "=eth0": exactly; "^docker,lo", "^=eth0": all but those; empty: all, but for docker's bridges when there is
 // another. Loopback only when it is named, or nothing else is left. Best first: IPv4 before IPv6, link-local ones after those, loopback
 // last. Empty when none fits.

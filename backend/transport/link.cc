@@ -8,7 +8,7 @@
 
 namespace shardwire::internal {
 
-Status Link::send(std::string_view message, Deadline deadline) {
+Status Link::send(std::string_view message, const WaitLimit& limit) {
   if (message.size() > kMaxMessageBytes) {
     return {StatusCode::kInvalidArgument, fmt::format("a link takes messages of {} bytes, not of {}", kMaxMessageBytes, message.size())};
   }
@@ -18,13 +18,13 @@ Status Link::send(std::string_view message, Deadline deadline) {
     SW_RETURN_IF_ERROR(some.status());
     sent += *some;
     if (sent < bytes.size()) {
-      SW_RETURN_IF_ERROR(waitForSocket(socket_, POLLOUT, deadline, "sending to a peer"));
+      SW_RETURN_IF_ERROR(waitForSocket(socket_, POLLOUT, limit, "sending to a peer"));
     }
   }
   return Status::ok();
 }
 
-Result<std::string> Link::receive(Deadline deadline) {
+Result<std::string> Link::receive(const WaitLimit& limit) {
   MessageReader reader(kMaxMessageBytes);
   while (true) {
     const auto whole = reader.readOn(socket_);
@@ -32,7 +32,7 @@ Result<std::string> Link::receive(Deadline deadline) {
     if (*whole) {
       return reader.take();
     }
-    SW_RETURN_IF_ERROR(waitForSocket(socket_, POLLIN, deadline, "receiving from a peer"));
+    SW_RETURN_IF_ERROR(waitForSocket(socket_, POLLIN, limit, "receiving from a peer"));
   }
 }
 

@@ -4,11 +4,12 @@
 // Proof (backend/transport/proof.h; link_message.h has the bytes): each side sends a random challenge, each answers with HMAC-SHA256(token,
 // version, role, ranks, both challenges), compared in constant time. Neither the token nor anything that could be replayed on another link
 // goes over the wire. The dialer proves itself first, so that a stranger who dials learns nothing.
-// Threads: one at a time. Everything that waits takes a deadline.
+// Threads: one at a time. Everything that waits takes a limit.
 #pragma once
 
-#include <cstdint>
-#include <memory>
+#include <poll.h>
+
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -16,12 +17,17 @@
 
 #include "backend/base/fd.h"
 #include "backend/base/random_id.h"
+#include "backend/base/wait_limit.h"
+#include "backend/transport/interfaces.h"
+#include "backend/transport/listening_ports.h"
 #include "backend/transport/proof.h"
 #include "shardwire/options.h"
 #include "shardwire/status.h"
 #include "shardwire/types.h"
 
 namespace shardwire::internal {
+
+struct LinkMessage;
 
 class Link {
  public:
@@ -32,8 +38,8 @@ class Link {
 
   // One message, framed by its length. kPeerFailed when the peer hung up, kTimeout (the link is of no use after it), kMismatch for a length
   // above kMaxMessageBytes.
-  Status send(std::string_view message, Deadline deadline);
-  Result<std::string> receive(Deadline deadline);
+  Status send(std::string_view message, const WaitLimit& limit);
+  Result<std::string> receive(const WaitLimit& limit);
 
   const Fd& socket() const { return socket_; }
   Fd takeSocket() { return std::move(socket_); }
@@ -48,66 +54,51 @@ class Link {
   Digest secret_;
 };
 
-// An address of one of this rank's interfaces, and the port where it listens.
-struct NetAddress {
-  std::string ip;           // "10.0.0.1", "fe80::1"
-  std::uint32_t scope = 0;  // of a link-local IPv6 address, on the host that owns it
-  std::uint16_t port = 0;
-  std::string interface;  // "eth0"
-  friend bool operator==(const NetAddress&, const NetAddress&) = default;
-};
+// A peer's addresses as a host with these interfaces reaches them: those in a subnet of its own first, a link-local one through each
+// interface that may lead there.
+std::vector<NetAddress> orderByReach(std::span<const NetAddress> addresses, const std::vector<InterfaceAddress>& mine);
 
-class LinkListener {
+// A link on its way to a peer, for those who must not wait. Tries the addresses in turn, proves the key, says hello.
+class LinkDial {
  public:
-  // Listens on one port of each chosen interface (options.socketIfname; loopback only when nothing else is up, or asked for by name), and
-  // on those only. kUnsupported, listing the interfaces there are, when none is left.
-  static Result<LinkListener> create(const Options& options, int backlog);
-  // Best first: IPv4 before IPv6, non-loopback before loopback.
-  const std::vector<NetAddress>& addresses() const { return addresses_; }
-  // For poll(2) beside the Unix listener: readable when accept() has something to do.
-  std::span<const Fd> sockets() const { return {&ready_, 1}; }
-  // Goes on with all who dialed, without waiting, and hands out those who have proved the token. Empty: nobody has, for now; or whoever
-  // dialed is no rank of this group (it was turned away and logged). Strangers hold up nobody: each has a few seconds, beside the others,
-  // and `deadline` at most.
-  struct Accepted;
-  Result<std::vector<Accepted>> accept(const RandomId& token, Rank self, int worldSize, Deadline deadline);
+  struct Attempt;
+  // `addresses`: as this host reaches them (orderByReach).
+  LinkDial(std::span<const NetAddress> addresses, const LinkKey& key, const LinkHello& hello);
+  LinkDial(LinkDial&&) noexcept;
+  ~LinkDial();
 
-  LinkListener(LinkListener&&) noexcept;
-  LinkListener& operator=(LinkListener&&) noexcept;
-  ~LinkListener();
+  // Goes on without waiting. Nothing: it is under way. kUnsupported when no address answers, listing what each said; kMismatch when the
+  // other side is no rank of this group.
+  std::optional<Result<Link>> step();
+  // What is to be looked at before the next step; or, at the time returned, nothing.
+  Deadline appendSockets(std::vector<pollfd>* entries) const;
+  // What step() would say if nothing came any more: kTimeout where an address has not answered yet.
+  Status whyNot() const;
+  // Whether somebody answered and hung up, or had no room for this rank; and whether at some address nobody listens, or not for this group.
+  bool wasHungUp() const;
+  bool wasRefused() const;
+  // Whether there was no room: it may dial again.
+  bool wasCrowdedOut() const;
 
  private:
-  struct Caller;  // somebody who dialed and is not through with the handshake
-  struct Gate {
-    const RandomId& token;
-    Rank self;
-    int worldSize;
-    Deadline deadline;
-  };
+  void startNext();
+  void advance(Attempt& attempt);
+  Status greet(Attempt& attempt);
+  Status say(Attempt& attempt, const LinkMessage& message);
+  Status answer(Attempt& attempt, const LinkMessage& message);
+  bool isAnyProving() const;
 
-  LinkListener();
-  Status letIn(const Gate& gate);
-  // One, once the caller has proved itself.
-  std::vector<Accepted> advance(Caller& caller, const Gate& gate);
-  std::vector<Accepted> welcome(Caller& caller, const Digest& proof, const Gate& gate);
-  void forget(const Caller& caller);
-  void turnAway(Caller& caller, const Status& why, bool tell);
-
-  std::string jobToken_;
-  Fd ready_;  // epoll set of what follows
-  std::vector<Fd> listeners_;
-  std::vector<NetAddress> addresses_;
-  std::vector<std::unique_ptr<Caller>> callers_;  // oldest first
+  std::vector<Attempt> attempts_;
+  LinkKey key_;
+  LinkHello hello_;
+  Deadline nextStart_{};
 };
 
-struct LinkListener::Accepted {
-  Link link;
-  LinkHello hello;
-};
-
-// Tries the peer's addresses in turn (those in a subnet of ours first), proves the token, says hello. kUnsupported when no address answers,
-// listing what each said; kMismatch when the other side is no rank of this group.
+// LinkDial to its end, or the limit. Errors of step(); kTimeout at the limit.
+Result<Link> dialLink(std::span<const NetAddress> addresses, const LinkKey& key, const LinkHello& hello, const Options& options,
+                      const WaitLimit& limit);
+// The key is made of the group's token and SHARDWIRE_JOB_TOKEN.
 Result<Link> dialLink(std::span<const NetAddress> addresses, const RandomId& token, const LinkHello& hello, const Options& options,
-                      Deadline deadline);
+                      const WaitLimit& limit);
 
 }  // namespace shardwire::internal

@@ -19,20 +19,28 @@ namespace {
 constexpr Duration kNextAddressAfter = std::chrono::milliseconds(250);
 // A connection that is not made by then will not be. Between hosts it takes a round trip, plus seconds where packets are lost.
 constexpr Duration kConnectWithin = std::chrono::seconds(15);
+// Nor one to a neighbour on the same cable, where two lost packets cost 3 s: a link-local address is tried through each interface, and
+// most of them lead nowhere.
+constexpr Duration kConnectToNeighbourWithin = std::chrono::seconds(4);
 
-enum class Stage { kWaiting, kConnecting, kHello, kProof, kWelcome, kFailed };
+}  // namespace
 
 // One address on its way to a link.
-struct Attempt {
+struct LinkDial::Attempt {
+  enum class Stage { kWaiting, kConnecting, kHello, kProof, kWelcome, kFailed };
+
   SocketAddress address;
   std::string name;
   Fd socket;
   Stage stage = Stage::kWaiting;
-  Deadline until = kNoDeadline;  // of the connecting
+  Duration patience{};           // with the connecting
+  Deadline until = kNoDeadline;  // of it
   MessageReader reader{kMaxHandshakeBytes};
   Challenge mine;
   Challenge theirs;
   Status failure;
+  bool isRefused = false;     // nobody listens there, or not for this group
+  bool isCrowdedOut = false;  // too many dialed there
 
   bool isUnderWay() const { return stage != Stage::kWaiting && stage != Stage::kFailed && stage != Stage::kWelcome; }
   void fail(const Status& why) {
@@ -41,64 +49,30 @@ struct Attempt {
     socket.reset();
   }
 };
+using Stage = LinkDial::Attempt::Stage;
 
-class Dialer {
- public:
-  Dialer(std::vector<Attempt> attempts, const LinkKey& key, const LinkHello& hello)
-      : attempts_(std::move(attempts)), key_(key), hello_(hello) {}
-
-  Result<Link> run(Deadline deadline);
-
- private:
-  void startNext();
-  void wait(Deadline deadline);
-  void advance(Attempt& attempt);
-  Status greet(Attempt& attempt);
-  Status say(Attempt& attempt, const LinkMessage& message);
-  Status answer(Attempt& attempt, const LinkMessage& message);
-  Status failure(Deadline deadline) const;
-  bool isAnyProving() const {
-    return std::any_of(attempts_.begin(), attempts_.end(), [](const Attempt& each) { return each.stage == Stage::kProof; });
-  }
-
-  std::vector<Attempt> attempts_;
-  const LinkKey key_;
-  const LinkHello hello_;
-  Deadline nextStart_{};
-};
-
-// The peer's addresses as this host reaches them: those in a subnet of ours first, a link-local one through each interface that may lead
-// there.
-std::vector<Attempt> planAttempts(std::span<const NetAddress> addresses, const std::vector<InterfaceAddress>& mine) {
-  std::vector<Attempt> near;
-  std::vector<Attempt> far;
-  const auto add = [&](std::vector<Attempt>& list, const NetAddress& to, std::uint32_t scope) {
-    Attempt attempt;
-    const auto address = makeSocketAddress(to.ip, scope, to.port);
+LinkDial::LinkDial(std::span<const NetAddress> addresses, const LinkKey& key, const LinkHello& hello) : key_(key), hello_(hello) {
+  for (const NetAddress& to : addresses) {
+    Attempt& attempt = attempts_.emplace_back();
+    attempt.patience = isLinkLocal(to.ip) ? kConnectToNeighbourWithin : kConnectWithin;
+    const auto address = makeSocketAddress(to.ip, to.scope, to.port);
     attempt.name = address.isOk() ? toString(*address) : to.ip;
     if (address.isOk()) {
       attempt.address = *address;
     } else {
       attempt.fail(address.status());
     }
-    list.push_back(std::move(attempt));
-  };
-  for (const NetAddress& to : addresses) {
-    if (!isLinkLocal(to.ip)) {
-      add(isInSubnet(mine, to.ip) ? near : far, to, 0);
-      continue;
-    }
-    for (const InterfaceAddress& each : mine) {
-      if (each.scope != 0) {
-        add(far, to, each.scope);
-      }
-    }
   }
-  std::move(far.begin(), far.end(), std::back_inserter(near));
-  return near;
 }
 
-void Dialer::startNext() {
+LinkDial::LinkDial(LinkDial&&) noexcept = default;
+LinkDial::~LinkDial() = default;
+
+bool LinkDial::isAnyProving() const {
+  return std::any_of(attempts_.begin(), attempts_.end(), [](const Attempt& each) { return each.stage == Stage::kProof; });
+}
+
+void LinkDial::startNext() {
   const auto next = std::find_if(attempts_.begin(), attempts_.end(), [](const Attempt& each) { return each.stage == Stage::kWaiting; });
   const bool anyUnderWay = std::any_of(attempts_.begin(), attempts_.end(), [](const Attempt& each) { return each.isUnderWay(); });
   const Deadline now = Clock::now();
@@ -106,40 +80,40 @@ void Dialer::startNext() {
     return;
   }
   nextStart_ = now + kNextAddressAfter;
-  auto socket = startTcp(next->address);
+  int error = 0;
+  auto socket = startTcp(next->address, &error);
   if (!socket.isOk()) {
+    next->isRefused = error == ECONNREFUSED;
     next->fail(socket.status());
     return;
   }
   next->socket = std::move(*socket);
   next->stage = Stage::kConnecting;
-  next->until = now + kConnectWithin;
+  next->until = now + next->patience;
 }
 
-// Until a socket is ready, the next address is due, or the deadline.
-void Dialer::wait(Deadline deadline) {
-  std::vector<pollfd> entries;
-  Deadline until = deadline;
+Deadline LinkDial::appendSockets(std::vector<pollfd>* entries) const {
+  Deadline until = kNoDeadline;
   const bool anyProving = isAnyProving();
   for (const Attempt& each : attempts_) {
     if (each.stage == Stage::kWaiting) {
       until = std::min(until, nextStart_);
     } else if (each.isUnderWay() && !(each.stage == Stage::kHello && anyProving)) {
-      entries.push_back({each.socket.get(), static_cast<short>(each.stage == Stage::kConnecting ? POLLOUT : POLLIN), 0});
+      entries->push_back({each.socket.get(), static_cast<short>(each.stage == Stage::kConnecting ? POLLOUT : POLLIN), 0});
       until = each.stage == Stage::kConnecting ? std::min(until, each.until) : until;
     }
   }
-  ::poll(entries.data(), entries.size(), pollTimeout(until));  // interrupted or failed: the looks that follow tell
+  return until;
 }
 
-Status Dialer::say(Attempt& attempt, const LinkMessage& message) {
+Status LinkDial::say(Attempt& attempt, const LinkMessage& message) {
   const std::string bytes = framed(encodeLinkMessage(message));
   const auto sent = sendSome(attempt.socket, bytes);
   SW_RETURN_IF_ERROR(sent.status());
   return *sent == bytes.size() ? Status::ok() : Status{StatusCode::kPeerFailed, "it takes no bytes"};
 }
 
-Status Dialer::greet(Attempt& attempt) {
+Status LinkDial::greet(Attempt& attempt) {
   const auto challenge = makeChallenge();
   SW_RETURN_IF_ERROR(challenge.status());
   attempt.mine = *challenge;
@@ -151,9 +125,15 @@ Status Dialer::greet(Attempt& attempt) {
   return say(attempt, hello);
 }
 
-Status Dialer::answer(Attempt& attempt, const LinkMessage& message) {
+Status LinkDial::answer(Attempt& attempt, const LinkMessage& message) {
   if (message.type == LinkMessageType::kRefusal) {
-    return {StatusCode::kMismatch, fmt::format("refused, because this rank {}", message.refusal.message())};
+    const StatusCode code = message.refusal.code();
+    attempt.isCrowdedOut = code == StatusCode::kTimeout;  // too slow for it, among many: the next time it may not be
+    attempt.isRefused = code == StatusCode::kPeerFailed;  // no such door
+    return {attempt.isCrowdedOut ? StatusCode::kPeerFailed
+            : attempt.isRefused  ? StatusCode::kUnsupported
+                                 : StatusCode::kMismatch,
+            fmt::format("refused, because this rank {}", message.refusal.message())};
   }
   if (attempt.stage == Stage::kHello && message.type == LinkMessageType::kChallenge) {
     // A proof is given to one at a time, so that no other is left hanging with it.
@@ -174,7 +154,7 @@ Status Dialer::answer(Attempt& attempt, const LinkMessage& message) {
   return {StatusCode::kMismatch, "it sent the handshake's messages in another order"};
 }
 
-void Dialer::advance(Attempt& attempt) {
+void LinkDial::advance(Attempt& attempt) {
   if (attempt.stage == Stage::kConnecting) {
     pollfd entry{attempt.socket.get(), POLLOUT, 0};
     if (::poll(&entry, 1, 0) <= 0) {
@@ -184,6 +164,7 @@ void Dialer::advance(Attempt& attempt) {
       return;
     }
     const int error = socketError(attempt.socket);
+    attempt.isRefused = error == ECONNREFUSED;
     const Status greeted = error != 0 ? systemError("connecting", error) : greet(attempt);
     if (!greeted.isOk()) {
       attempt.fail(greeted);
@@ -208,7 +189,7 @@ void Dialer::advance(Attempt& attempt) {
   }
 }
 
-Status Dialer::failure(Deadline deadline) const {
+Status LinkDial::whyNot() const {
   std::string reasons;
   bool anyMismatch = false;
   bool anyPending = false;
@@ -220,41 +201,82 @@ Status Dialer::failure(Deadline deadline) const {
   }
   const std::string text =
       fmt::format("no link to rank {} ({})", hello_.to, reasons.empty() ? "it has no address that leads there from here" : reasons);
-  if (anyPending && Clock::now() >= deadline) {
+  if (anyPending) {
     return {StatusCode::kTimeout, text};
   }
   return {anyMismatch ? StatusCode::kMismatch : StatusCode::kUnsupported,
           anyMismatch ? text : text + "; is a firewall between the hosts? SHARDWIRE_SOCKET_IFNAME chooses the interface"};
 }
 
-Result<Link> Dialer::run(Deadline deadline) {
+bool LinkDial::wasHungUp() const {
+  return std::any_of(attempts_.begin(), attempts_.end(),
+                     [](const Attempt& each) { return each.failure.code() == StatusCode::kPeerFailed; });
+}
+
+bool LinkDial::wasRefused() const {
+  return std::any_of(attempts_.begin(), attempts_.end(), [](const Attempt& each) { return each.isRefused; });
+}
+
+bool LinkDial::wasCrowdedOut() const {
+  return std::any_of(attempts_.begin(), attempts_.end(), [](const Attempt& each) { return each.isCrowdedOut; });
+}
+
+std::optional<Result<Link>> LinkDial::step() {
+  startNext();
+  bool anyLeft = false;
+  for (Attempt& each : attempts_) {
+    if (each.isUnderWay()) {
+      advance(each);
+    }
+    if (each.stage == Stage::kWelcome) {
+      return Link(std::move(each.socket), each.name, linkSecret(key_, hello_, each.mine, each.theirs));
+    }
+    anyLeft |= each.stage != Stage::kFailed;
+  }
+  return anyLeft ? std::nullopt : std::optional<Result<Link>>(whyNot());
+}
+
+std::vector<NetAddress> orderByReach(std::span<const NetAddress> addresses, const std::vector<InterfaceAddress>& mine) {
+  std::vector<NetAddress> near;
+  std::vector<NetAddress> far;
+  for (NetAddress to : addresses) {
+    if (!isLinkLocal(to.ip)) {
+      to.scope = 0;
+      (isInSubnet(mine, to.ip) ? near : far).push_back(std::move(to));
+      continue;
+    }
+    for (const InterfaceAddress& each : mine) {
+      if (each.scope != 0) {
+        to.scope = each.scope;
+        far.push_back(to);
+      }
+    }
+  }
+  std::move(far.begin(), far.end(), std::back_inserter(near));
+  return near;
+}
+
+Result<Link> dialLink(std::span<const NetAddress> addresses, const LinkKey& key, const LinkHello& hello, const Options& options,
+                      const WaitLimit& limit) {
+  const auto interfaces = listInterfaces();
+  SW_RETURN_IF_ERROR(interfaces.status());
+  LinkDial dial(orderByReach(addresses, chooseInterfaces(*interfaces, options.socketIfname)), key, hello);
   while (true) {
-    startNext();
-    bool anyLeft = false;
-    for (Attempt& each : attempts_) {
-      if (each.isUnderWay()) {
-        advance(each);
-      }
-      if (each.stage == Stage::kWelcome) {
-        return Link(std::move(each.socket), each.name, linkSecret(key_, hello_, each.mine, each.theirs));
-      }
-      anyLeft |= each.stage != Stage::kFailed;
+    if (auto link = dial.step(); link.has_value()) {
+      return std::move(*link);
     }
-    if (!anyLeft || Clock::now() >= deadline) {
-      return failure(deadline);
+    if (limit.isOver()) {
+      return dial.whyNot();
     }
-    wait(deadline);
+    std::vector<pollfd> entries;
+    const Deadline next = dial.appendSockets(&entries);
+    SW_RETURN_IF_ERROR(limit.sooner(next).poll(entries).status());
   }
 }
 
-}  // namespace
-
 Result<Link> dialLink(std::span<const NetAddress> addresses, const RandomId& token, const LinkHello& hello, const Options& options,
-                      Deadline deadline) {
-  const auto interfaces = listInterfaces();
-  SW_RETURN_IF_ERROR(interfaces.status());
-  Dialer dialer(planAttempts(addresses, chooseInterfaces(*interfaces, options.socketIfname)), makeLinkKey(token, options.jobToken), hello);
-  return dialer.run(deadline);
+                      const WaitLimit& limit) {
+  return dialLink(addresses, makeLinkKey(token, options.jobToken), hello, options, limit);
 }
 
 }  // namespace shardwire::internal

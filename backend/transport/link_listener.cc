@@ -1,28 +1,27 @@
+#include "backend/transport/link_listener.h"
+
 #include <errno.h>
 #include <fmt/format.h>
 #include <sys/epoll.h>
 
 #include <algorithm>
 #include <array>
+#include <utility>
 
 #include "backend/base/log.h"
 #include "backend/base/system_error.h"
-#include "backend/transport/interfaces.h"
-#include "backend/transport/link.h"
 #include "backend/transport/link_message.h"
 #include "backend/transport/net_socket.h"
 
 namespace shardwire::internal {
 namespace {
 
-// How long somebody who dialed may take to prove itself. Ranks need a round trip; the rest is for hosts with more to do than cores.
-constexpr Duration kProveWithin = std::chrono::seconds(10);
-// Addresses of a host beyond these are not offered: hosts of containers have hundreds.
-constexpr std::size_t kMaxAddresses = 16;
-// Dialers that wait in the kernel for this rank to look: many may come at once, wanted or not.
-constexpr int kMinBacklog = 1024;
-// Callers beyond the ranks of the group; the oldest is turned away for the next.
+// Callers that have not said at which door they knock. A rank says so as soon as it is connected.
+constexpr std::size_t kMaxSilent = 128;
+// Callers at one door, beyond the ranks of its group.
 constexpr std::size_t kMaxStrangers = 64;
+// When more come than may, those go who had the time in which a rank would have proved itself.
+constexpr Duration kLeastStay = std::chrono::milliseconds(500);
 
 Status watch(const Fd& ready, const Fd& socket, void* tag) {
   epoll_event event{};
@@ -47,20 +46,40 @@ Status checkHello(const LinkHello& hello, Rank self, int worldSize) {
 
 }  // namespace
 
-struct LinkListener::Caller {
-  Caller(Fd fd, std::string name, Deadline until) : socket(std::move(fd)), remote(std::move(name)), deadline(until) {}
+const LinkKey& LinkGuests::keyOf(Rank from) const {
+  const auto place = static_cast<std::size_t>(from);
+  return from >= 0 && place < sharesSecret.size() && from != self && sharesSecret[place] ? keyOfUser : key;
+}
 
-  Fd socket;
+struct LinkListener::Door {
+  std::size_t mostCallers = 0;
+  std::function<void()> onCall;
+  std::optional<LinkGuests> guests;  // none: not open yet
+  std::vector<AcceptedLink> accepted;
+  Status failure;
+};
+
+struct LinkListener::Caller {
+  enum class Stage : unsigned char { kSilent, kKnown, kProved };
+
+  Caller(Fd fd, std::string name, Deadline until) : socket(std::move(fd)), remote(std::move(name)), since(Clock::now()), deadline(until) {}
+
+  Fd socket;  // not open: it is through with, one way or the other
   std::string remote;
-  Deadline deadline;
+  Deadline since;     // it dialed, or said at which door it knocks
+  Deadline deadline;  // of all but those who wait for their door to open
+  Stage stage = Stage::kSilent;
+  Door* door = nullptr;
   MessageReader reader{kMaxHandshakeBytes};
-  bool saidHello = false;
   LinkHello hello;
   Challenge theirs;
   Challenge mine;
+  Digest proof{};
+
+  bool waitsForDoor() const { return stage == Stage::kProved; }
 
   // A handshake's messages fit an empty socket's buffer: what does not go at once never will.
-  Status say(const LinkMessage& message) {
+  Status say(const LinkMessage& message) const {
     const std::string bytes = framed(encodeLinkMessage(message));
     const auto sent = sendSome(socket, bytes);
     SW_RETURN_IF_ERROR(sent.status());
@@ -68,104 +87,128 @@ struct LinkListener::Caller {
   }
 };
 
-LinkListener::LinkListener() = default;
-LinkListener::LinkListener(LinkListener&&) noexcept = default;
-LinkListener& LinkListener::operator=(LinkListener&&) noexcept = default;
+LinkListener::LinkListener(ListeningPorts ports, Fd ready, Duration proveWithin)
+    : ports_(std::move(ports)), ready_(std::move(ready)), proveWithin_(proveWithin) {}
+
 LinkListener::~LinkListener() = default;
 
-Result<LinkListener> LinkListener::create(const Options& options, int backlog) {
-  const auto interfaces = listInterfaces();
-  SW_RETURN_IF_ERROR(interfaces.status());
-  LinkListener made;
-  made.jobToken_ = options.jobToken;
-  made.ready_.reset(::epoll_create1(EPOLL_CLOEXEC));
-  if (!made.ready_.isOpen()) {
-    return systemError("making an epoll set", errno);
+Result<std::shared_ptr<LinkListener>> LinkListener::create(ListeningPorts ports, std::shared_ptr<FdWatches> watches, Duration proveWithin) {
+  Fd ready(::epoll_create1(EPOLL_CLOEXEC));
+  if (!ready.isOpen()) {
+    return systemError(errno == EMFILE ? "making an epoll set (raise ulimit -n)" : "making an epoll set", errno);
   }
-  std::string whyNot;
-  for (const InterfaceAddress& each : chooseInterfaces(*interfaces, options.socketIfname)) {
-    if (made.listeners_.size() == kMaxAddresses) {
-      logInfo("this host has more addresses than {}: {} ({}) and what follows are not offered", kMaxAddresses, each.interface, each.ip);
-      break;
-    }
-    const auto address = makeSocketAddress(each.ip, each.scope, 0);
-    SW_RETURN_IF_ERROR(address.status());
-    auto socket = listenTcp(*address, std::max(backlog, kMinBacklog));
-    if (!socket.isOk()) {  // an address may be on its way in or out
-      whyNot += fmt::format("; {}: {}", each.interface, socket.status().message());
-      continue;
-    }
-    const auto bound = localAddress(*socket);
-    SW_RETURN_IF_ERROR(bound.status());
-    SW_RETURN_IF_ERROR(watch(made.ready_, *socket, nullptr));
-    made.addresses_.push_back({each.ip, each.scope, bound->port(), each.interface});
-    made.listeners_.push_back(std::move(*socket));
+  ready.closeInChildren();
+  for (const Fd& port : ports.sockets) {
+    SW_RETURN_IF_ERROR(watch(ready, port, nullptr));
   }
-  if (made.listeners_.empty()) {
-    return Status{StatusCode::kUnsupported,
-                  fmt::format("no network interface to listen on{}{}; this host has {}",
-                              options.socketIfname.empty() ? "" : fmt::format(" fits SHARDWIRE_SOCKET_IFNAME={}", options.socketIfname),
-                              whyNot, toString(*interfaces))};
-  }
+  std::shared_ptr<LinkListener> made(new LinkListener(std::move(ports), std::move(ready), proveWithin));
+  auto watched = FdWatch::create(std::move(watches), made->ready_.get(), EPOLLIN, [raw = made.get()] {
+    raw->serve();
+    return true;
+  });
+  SW_RETURN_IF_ERROR(watched.status());
+  made->watch_ = std::move(*watched);
   return made;
 }
 
-Result<std::vector<LinkListener::Accepted>> LinkListener::accept(const RandomId& token, Rank self, int worldSize, Deadline deadline) {
-  const Gate gate{token, self, worldSize, deadline};
-  SW_RETURN_IF_ERROR(letIn(gate));
+// ---- who dialed
+
+void LinkListener::serve() {
+  const MutexLock lock(mutex_);
+  if (const Status let = letIn(); !let.isOk()) {
+    for (const auto& [id, door] : doors_) {
+      door->failure = let;
+      door->onCall();
+    }
+    static_cast<void>(setListening(false));  // until the next call, or the thread would be woken for nothing
+  }
   std::array<epoll_event, 64> events;
   const int numEvents = ::epoll_wait(ready_.get(), events.data(), static_cast<int>(events.size()), 0);
-  std::vector<Accepted> accepted;
   for (int i = 0; i < numEvents; ++i) {
-    if (auto* caller = static_cast<Caller*>(events[static_cast<std::size_t>(i)].data.ptr); caller != nullptr) {
-      for (Accepted& each : advance(*caller, gate)) {
-        accepted.push_back(std::move(each));
-      }
+    auto* caller = static_cast<Caller*>(events[static_cast<std::size_t>(i)].data.ptr);
+    if (caller != nullptr && caller->socket.isOpen()) {
+      advance(*caller);
     }
   }
   const Deadline now = Clock::now();
-  for (std::size_t i = 0; i < callers_.size();) {
-    if (!callers_[i]->socket.isOpen()) {
-      callers_.erase(callers_.begin() + static_cast<std::ptrdiff_t>(i));
-    } else if (now >= callers_[i]->deadline) {
-      turnAway(*callers_[i], {StatusCode::kTimeout, "said too little in the time it had"}, true);
-    } else {
-      ++i;
+  for (const auto& caller : callers_) {
+    if (caller->socket.isOpen() && !caller->waitsForDoor() && now >= caller->deadline) {
+      turnAway(*caller, {StatusCode::kTimeout, "said too little in the time it had"}, true);
     }
   }
-  return accepted;
+  clearGone();
 }
 
-Status LinkListener::letIn(const Gate& gate) {
-  for (const Fd& listener : listeners_) {
-    while (true) {
-      auto socket = acceptTcp(listener);
+bool LinkListener::isPressed() {
+  const MutexLock lock(mutex_);
+  return !isListening_ || std::any_of(callers_.begin(), callers_.end(), [](const auto& each) { return !each->waitsForDoor(); });
+}
+
+std::size_t LinkListener::numSilent() const {
+  return static_cast<std::size_t>(
+      std::count_if(callers_.begin(), callers_.end(), [](const auto& each) { return each->stage == Caller::Stage::kSilent; }));
+}
+
+void LinkListener::clearGone() {
+  std::erase_if(callers_, [](const auto& caller) { return !caller->socket.isOpen(); });
+}
+
+// While the ports are not looked at, they would wake whoever waits for nothing.
+Status LinkListener::setListening(bool on) {
+  if (on == isListening_) {
+    return Status::ok();
+  }
+  isListening_ = on;
+  for (const Fd& port : ports_.sockets) {
+    epoll_event event{};
+    event.events = on ? static_cast<std::uint32_t>(EPOLLIN) : 0U;
+    if (::epoll_ctl(ready_.get(), EPOLL_CTL_MOD, port.get(), &event) != 0) {
+      return systemError("watching a socket", errno);
+    }
+  }
+  return Status::ok();
+}
+
+Status LinkListener::letIn() {
+  std::size_t silent = numSilent();
+  if (silent >= kMaxSilent) {
+    const Deadline now = Clock::now();
+    for (const auto& caller : callers_) {
+      if (caller->stage == Caller::Stage::kSilent && now >= caller->since + kLeastStay) {
+        turnAway(*caller, {StatusCode::kTimeout, "said nothing while too many dialed"}, true);
+      }
+    }
+    clearGone();
+    silent = numSilent();
+  }
+  for (const Fd& port : ports_.sockets) {
+    while (silent < kMaxSilent) {
+      auto socket = acceptTcp(port);
       SW_RETURN_IF_ERROR(socket.status());
       if (!socket->isOpen()) {
         break;
       }
       const auto remote = remoteAddress(*socket);
       auto caller = std::make_unique<Caller>(std::move(*socket), remote.isOk() ? toString(*remote) : "a peer that is gone",
-                                             std::min(gate.deadline, Clock::now() + kProveWithin));
-      if (callers_.size() >= static_cast<std::size_t>(gate.worldSize) + kMaxStrangers) {
-        turnAway(*callers_.front(), {StatusCode::kTimeout, "waited longest of too many that dialed at once"}, true);
-        callers_.erase(callers_.begin());
-      }
+                                             Clock::now() + proveWithin_);
       SW_RETURN_IF_ERROR(watch(ready_, caller->socket, caller.get()));
       callers_.push_back(std::move(caller));
+      ++silent;
     }
   }
-  return Status::ok();
+  return setListening(silent < kMaxSilent);
 }
 
 // Closing would not do: a child forked just now may hold the socket, and with it the entry that points to the caller.
-void LinkListener::forget(const Caller& caller) {
+void LinkListener::forget(Caller& caller) {
   ::epoll_ctl(ready_.get(), EPOLL_CTL_DEL, caller.socket.get(), nullptr);
+  caller.socket.reset();
 }
 
 void LinkListener::turnAway(Caller& caller, const Status& why, bool tell) {
-  // A dialer tries several addresses and drops those that it does not need.
-  const LogLevel level = why.code() == StatusCode::kPeerFailed ? LogLevel::kDebug : LogLevel::kWarn;
+  // A dialer tries several addresses and drops those that it does not need; a rank may look for one that has just left.
+  const bool isOrdinary = why.code() == StatusCode::kPeerFailed;
+  const LogLevel level = !isOrdinary ? LogLevel::kWarn : tell ? LogLevel::kInfo : LogLevel::kDebug;
   logAt(level, "turned away {}: it {}", caller.remote, why.message());
   if (tell) {
     LinkMessage refusal;
@@ -176,78 +219,159 @@ void LinkListener::turnAway(Caller& caller, const Status& why, bool tell) {
     }
   }
   forget(caller);
-  caller.socket.reset();
 }
 
-std::vector<LinkListener::Accepted> LinkListener::advance(Caller& caller, const Gate& gate) {
+// ---- its handshake
+
+void LinkListener::advance(Caller& caller) {
   const auto whole = caller.reader.readOn(caller.socket);
   if (!whole.isOk()) {
     const bool isGone = whole.status().code() == StatusCode::kPeerFailed;
-    turnAway(caller,
-             isGone ? Status{StatusCode::kPeerFailed, "hung up before it had proved anything"}
-                    : Status{StatusCode::kMismatch, "does not speak shardwire's link protocol"},
-             !isGone);
-    return {};
+    return turnAway(caller,
+                    isGone ? Status{StatusCode::kPeerFailed, "hung up before it was let in"}
+                           : Status{StatusCode::kMismatch, "does not speak shardwire's link protocol"},
+                    !isGone);
   }
   if (!*whole) {
-    return {};
+    return;
   }
   const auto message = decodeLinkMessage(caller.reader.take());
   if (!message.isOk()) {
-    turnAway(caller, message.status(), true);
-    return {};
+    return turnAway(caller, message.status(), true);
   }
-  const LinkMessageType expected = caller.saidHello ? LinkMessageType::kProof : LinkMessageType::kHello;
-  if (message->type != expected) {
-    turnAway(caller, {StatusCode::kMismatch, "sent the handshake's messages in another order"}, true);
-    return {};
+  const bool isHello = message->type == LinkMessageType::kHello && caller.stage == Caller::Stage::kSilent;
+  const bool isProof = message->type == LinkMessageType::kProof && caller.stage == Caller::Stage::kKnown;
+  if (!isHello && !isProof) {  // who waits for its door has nothing to say
+    return turnAway(caller, {StatusCode::kMismatch, "sent the handshake's messages in another order"}, true);
   }
-  if (!caller.saidHello) {
-    const auto challenge = makeChallenge();
-    caller.saidHello = true;
-    caller.hello = message->hello;
-    caller.theirs = message->challenge;
-    Status said = challenge.status();
-    if (said.isOk()) {
-      caller.mine = *challenge;
-      LinkMessage answer;
-      answer.type = LinkMessageType::kChallenge;
-      answer.challenge = *challenge;
-      said = caller.say(answer);
-    }
-    if (!said.isOk()) {
-      turnAway(caller, said, false);
-    }
-    return {};
+  if (isHello) {
+    return takeHello(caller, *message);
   }
-  return welcome(caller, message->proof, gate);
+  caller.proof = message->proof;
+  caller.stage = Caller::Stage::kProved;
+  if (caller.door->guests.has_value()) {
+    welcome(caller);
+  }
 }
 
-std::vector<LinkListener::Accepted> LinkListener::welcome(Caller& caller, const Digest& proof, const Gate& gate) {
-  const LinkKey key = makeLinkKey(gate.token, jobToken_);
-  if (!sameDigest(asText(proof), proveLink(key, LinkRole::kDialer, caller.hello, caller.theirs, caller.mine))) {
-    turnAway(caller,
-             {StatusCode::kMismatch, "does not know the group's token (another job, a stale store, or another SHARDWIRE_JOB_TOKEN)"}, true);
-    return {};
+void LinkListener::takeHello(Caller& caller, const LinkMessage& message) {
+  const auto door = doors_.find(message.hello.door);
+  if (door == doors_.end()) {
+    return turnAway(caller, {StatusCode::kPeerFailed, "asks for a group that is not here: its rank has left, or the store is stale"}, true);
   }
-  const Status fits = checkHello(caller.hello, gate.self, gate.worldSize);
-  if (!fits.isOk()) {
-    turnAway(caller, fits, true);
-    return {};
+  if (!makeRoomAt(*door->second)) {
+    return turnAway(caller, {StatusCode::kTimeout, "came while too many dialed"}, true);
+  }
+  const auto challenge = makeChallenge();
+  if (!challenge.isOk()) {
+    return turnAway(caller, challenge.status(), false);
+  }
+  caller.stage = Caller::Stage::kKnown;
+  caller.since = Clock::now();
+  caller.door = door->second.get();
+  caller.hello = message.hello;
+  caller.theirs = message.challenge;
+  caller.mine = *challenge;
+  LinkMessage answer;
+  answer.type = LinkMessageType::kChallenge;
+  answer.challenge = *challenge;
+  if (const Status said = caller.say(answer); !said.isOk()) {
+    turnAway(caller, said, false);
+  }
+}
+
+// Whoever is sent away in this way dials again, if it is a rank.
+bool LinkListener::makeRoomAt(const Door& door) {
+  std::size_t numCallers = 0;
+  const auto isThere = [&](const Caller& each) { return each.door == &door && each.socket.isOpen(); };
+  for (const auto& each : callers_) {
+    numCallers += isThere(*each) ? 1 : 0;
+  }
+  const Deadline now = Clock::now();
+  for (auto each = callers_.begin(); numCallers >= door.mostCallers && each != callers_.end(); ++each) {
+    if (isThere(**each) && now >= (*each)->since + kLeastStay) {
+      turnAway(**each, {StatusCode::kTimeout, "was not let in while too many dialed"}, true);
+      --numCallers;
+    }
+  }
+  return numCallers < door.mostCallers;
+}
+
+void LinkListener::welcome(Caller& caller) {
+  const LinkGuests& guests = *caller.door->guests;
+  const LinkKey& key = guests.keyOf(caller.hello.from);
+  if (!sameDigest(asText(caller.proof), proveLink(key, LinkRole::kDialer, caller.hello, caller.theirs, caller.mine))) {
+    return turnAway(caller,
+                    {StatusCode::kMismatch, "does not know the group's token (another job, a stale store, or another SHARDWIRE_JOB_TOKEN)"},
+                    true);
+  }
+  if (const Status fits = checkHello(caller.hello, guests.self, guests.worldSize); !fits.isOk()) {
+    return turnAway(caller, fits, true);
   }
   LinkMessage answer;
   answer.type = LinkMessageType::kWelcome;
   answer.proof = proveLink(key, LinkRole::kListener, caller.hello, caller.theirs, caller.mine);
-  const Status said = caller.say(answer);
-  if (!said.isOk()) {
-    turnAway(caller, said, false);
-    return {};
+  if (const Status said = caller.say(answer); !said.isOk()) {
+    return turnAway(caller, said, false);
   }
-  forget(caller);
-  std::vector<Accepted> accepted;
-  accepted.push_back(
+  ::epoll_ctl(ready_.get(), EPOLL_CTL_DEL, caller.socket.get(), nullptr);
+  caller.door->accepted.push_back(
       {Link(std::move(caller.socket), caller.remote, linkSecret(key, caller.hello, caller.theirs, caller.mine)), caller.hello});
-  return accepted;
+  caller.door->onCall();
+}
+
+// ---- doors
+
+Result<std::unique_ptr<LinkDoor>> LinkListener::addDoor(const RandomId& id, int worldSize, std::function<void()> onCall) {
+  auto door = std::make_unique<Door>();
+  door->mostCallers = static_cast<std::size_t>(worldSize) + kMaxStrangers;
+  door->onCall = std::move(onCall);
+  const MutexLock lock(mutex_);
+  if (!doors_.try_emplace(id, std::move(door)).second) {
+    return Status{StatusCode::kInternal, "two ranks of this process have one token"};
+  }
+  return std::unique_ptr<LinkDoor>(new LinkDoor(shared_from_this(), id));
+}
+
+void LinkListener::open(const RandomId& id, LinkGuests guests) {
+  const MutexLock lock(mutex_);
+  Door& door = *doors_.at(id);
+  door.guests = std::move(guests);
+  for (const auto& caller : callers_) {
+    if (caller->door == &door && caller->socket.isOpen() && caller->waitsForDoor()) {
+      welcome(*caller);
+    }
+  }
+  clearGone();
+}
+
+Result<std::vector<AcceptedLink>> LinkListener::take(const RandomId& id) {
+  const MutexLock lock(mutex_);
+  Door& door = *doors_.at(id);
+  if (Status failure = std::exchange(door.failure, Status::ok()); !failure.isOk()) {
+    return failure;
+  }
+  return std::exchange(door.accepted, {});
+}
+
+// A child of fork() lacks the thread that may have held the lock.
+void LinkListener::remove(const RandomId& id) {
+  if (!owner_.isHere()) {
+    return;
+  }
+  const MutexLock lock(mutex_);
+  const Door* const door = doors_.at(id).get();
+  for (const auto& caller : callers_) {
+    if (caller->door == door && caller->socket.isOpen()) {
+      turnAway(*caller, {StatusCode::kPeerFailed, "asks for a group that its rank has just left"}, true);
+    }
+  }
+  clearGone();
+  doors_.erase(id);
+}
+
+LinkDoor::~LinkDoor() {
+  listener_->remove(id_);
 }
 
 }  // namespace shardwire::internal

@@ -6,7 +6,7 @@
 //
 //   dialer                                   listener
 //   hello      ranks, world size, kind,
-//              its challenge        ------->
+//              door, its challenge  ------->  turns away who knocks where no door is
 //                                   <-------  challenge
 //   proof                           ------->  turns away who cannot prove the token
 //                                   <-------  welcome with its own proof, or a refusal with its reason

@@ -9,7 +9,7 @@ namespace shardwire::internal {
 // 100 ms, unless set.
 Duration longestSleep();
 
-// For tests, before they make doorbells: a wake-up that is lost shall not look like one that is late on a busy machine.
+// For tests, before they make doorbells: a lost wake-up must not look like one that is late on a busy machine.
 void setLongestSleep(Duration wanted);
 
 }  // namespace shardwire::internal

@@ -21,6 +21,7 @@ Result<Fd> makeTcp(int family) {
   if (!socket.isOpen()) {
     return systemError(errno == EMFILE ? "making a TCP socket (raise ulimit -n)" : "making a TCP socket", errno);
   }
+  socket.closeInChildren();
   return socket;
 }
 
@@ -102,12 +103,16 @@ Result<Fd> listenTcp(const SocketAddress& address, int backlog) {
   return socket;
 }
 
-Result<Fd> startTcp(const SocketAddress& address) {
+Result<Fd> startTcp(const SocketAddress& address, int* error) {
   auto socket = makeTcp(address.storage.ss_family);
   SW_RETURN_IF_ERROR(socket.status());
   sendAtOnce(*socket);
   if (::connect(socket->get(), address.get(), address.size) != 0 && errno != EINPROGRESS && errno != EINTR) {
-    return systemError("connecting", errno);
+    const int why = errno;
+    if (error != nullptr) {
+      *error = why;
+    }
+    return systemError("connecting", why);
   }
   return socket;
 }
@@ -115,6 +120,7 @@ Result<Fd> startTcp(const SocketAddress& address) {
 Result<Fd> acceptTcp(const Fd& listener) {
   Fd socket(::accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
   if (socket.isOpen()) {
+    socket.closeInChildren();
     sendAtOnce(socket);
     return socket;
   }
@@ -139,33 +145,18 @@ int socketError(const Fd& socket) {
   return ::getsockopt(socket.get(), SOL_SOCKET, SO_ERROR, &error, &size) == 0 ? error : errno;
 }
 
+bool isHungUp(const Fd& socket) {
+  pollfd entry{socket.get(), POLLRDHUP, 0};
+  return ::poll(&entry, 1, 0) > 0 && (entry.revents & (POLLHUP | POLLRDHUP | POLLERR)) != 0;
+}
+
 void sendAtOnce(const Fd& socket) {
   const int on = 1;
   ::setsockopt(socket.get(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));  // only slower without
 }
 
-int pollTimeout(Deadline deadline) {
-  if (deadline == kNoDeadline) {
-    return -1;
-  }
-  const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - Clock::now()).count();
-  return static_cast<int>(std::clamp<std::int64_t>(left, 0, 1 << 30));
-}
-
-Status waitForSocket(const Fd& socket, short events, Deadline deadline, std::string_view what) {
-  while (true) {
-    pollfd entry{socket.get(), events, 0};
-    const int ready = ::poll(&entry, 1, pollTimeout(deadline));
-    if (ready > 0) {
-      return Status::ok();
-    }
-    if (ready == 0 && Clock::now() >= deadline) {
-      return {StatusCode::kTimeout, fmt::format("{}: no answer in time", what)};
-    }
-    if (ready < 0 && errno != EINTR) {
-      return systemError(what, errno);
-    }
-  }
+Status waitForSocket(const Fd& socket, short events, const WaitLimit& limit, std::string_view what) {
+  return limit.waitFor(socket, events, what);
 }
 
 }  // namespace shardwire::internal

@@ -8,6 +8,7 @@
 #include <string_view>
 
 #include "backend/base/fd.h"
+#include "backend/base/wait_limit.h"
 #include "shardwire/status.h"
 #include "shardwire/types.h"
 
@@ -33,15 +34,16 @@ Result<SocketAddress> remoteAddress(const Fd& socket);
 // Non-blocking, closed on exec; listens on this address only.
 Result<Fd> listenTcp(const SocketAddress& address, int backlog);
 // A connection that may still be on its way: writable once it is decided, and then socketError() tells how.
-Result<Fd> startTcp(const SocketAddress& address);
+// `error`: errno where the connecting failed at once.
+Result<Fd> startTcp(const SocketAddress& address, int* error = nullptr);
 Result<Fd> acceptTcp(const Fd& listener);  // not open: nobody waits
 // errno of what happened to the socket meanwhile; 0: nothing.
 int socketError(const Fd& socket);
+// Whether the other end of a TCP or Unix socket closed its side, without blocking.
+bool isHungUp(const Fd& socket);
 void sendAtOnce(const Fd& socket);  // no Nagle: frames are small, and somebody waits for them
 
 // Ok when the socket is ready for `events` of poll(2), or broken: the call that follows tells. kTimeout at the deadline.
-Status waitForSocket(const Fd& socket, short events, Deadline deadline, std::string_view what);
-// Milliseconds for poll(2).
-int pollTimeout(Deadline deadline);
+Status waitForSocket(const Fd& socket, short events, const WaitLimit& limit, std::string_view what);
 
 }  // namespace shardwire::internal

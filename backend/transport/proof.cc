@@ -17,7 +17,7 @@ Digest hmac(std::string_view key, std::string_view message) {
   unsigned int size = 0;
   const auto* made = ::HMAC(::EVP_sha256(), key.data(), static_cast<int>(key.size()),
                             reinterpret_cast<const unsigned char*>(message.data()), message.size(), digest.data(), &size);
-  SW_CHECK(made != nullptr && size == digest.size());  // fails for want of memory or of SHA-256 only
+  SW_CHECK(made != nullptr && size == digest.size());  // fails only without memory or without SHA-256
   return digest;
 }
 
@@ -33,6 +33,7 @@ std::string transcript(Use use, const LinkHello& hello, const Challenge& dialer,
   writer.u32(static_cast<std::uint32_t>(hello.to));
   writer.u32(hello.worldSize);
   writer.u8(hello.kind);
+  writeId(writer, hello.door);
   writer.text(asText(dialer));
   writer.text(asText(listener));
   return writer.bytes();
@@ -42,11 +43,25 @@ std::string transcript(Use use, const LinkHello& hello, const Challenge& dialer,
 
 LinkKey makeLinkKey(const RandomId& token, std::string_view jobToken) {
   ByteWriter writer;
-  writer.id(token);
+  writeId(writer, token);
   ByteWriter message;
   message.text("shardwire job");
   message.text(jobToken);
   return hmac(writer.bytes(), message.bytes());
+}
+
+RandomId makeHostToken(const RandomId& token, std::string_view jobToken) {
+  const Digest digest = hmac(asText(makeLinkKey(token, jobToken)), "shardwire host");
+  ByteReader reader(asText(digest));
+  return readId(reader);
+}
+
+RandomId makeDoorId(const RandomId& token) {
+  ByteWriter writer;
+  writeId(writer, token);
+  const Digest digest = hmac(writer.bytes(), "shardwire door");
+  ByteReader reader(asText(digest));
+  return readId(reader);
 }
 
 Result<Challenge> makeChallenge() {
@@ -54,7 +69,7 @@ Result<Challenge> makeChallenge() {
   for (int i = 0; i < 2; ++i) {
     const auto half = makeRandomId();
     SW_RETURN_IF_ERROR(half.status());
-    writer.id(*half);
+    writeId(writer, *half);
   }
   Challenge challenge;
   std::copy(writer.bytes().begin(), writer.bytes().end(), challenge.begin());

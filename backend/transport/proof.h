@@ -7,13 +7,14 @@
 #include <cstdint>
 #include <string_view>
 
+#include "backend/base/digest.h"
 #include "backend/base/random_id.h"
 #include "shardwire/status.h"
 #include "shardwire/types.h"
 
 namespace shardwire::internal {
 
-inline constexpr std::uint8_t kLinkVersion = 1;
+inline constexpr std::uint8_t kLinkVersion = 2;
 
 // What both ends must agree on before anything else is said.
 struct LinkHello {
@@ -21,16 +22,20 @@ struct LinkHello {
   Rank to = 0;
   std::uint32_t worldSize = 0;
   std::uint8_t kind = 0;  // TransportKind that the dialer wants
+  RandomId door{};        // of `to`, at the listener of its process: makeDoorId()
   friend bool operator==(const LinkHello&, const LinkHello&) = default;
 };
 
-using Digest = std::array<std::uint8_t, 32>;
 using LinkKey = Digest;
 using Challenge = std::array<std::uint8_t, 32>;
 
 enum class LinkRole : std::uint8_t { kDialer = 1, kListener = 2 };
 
 LinkKey makeLinkKey(const RandomId& token, std::string_view jobToken);
+// What ranks of one host show each other over a Unix socket: the store's token, with the job's mixed in. Says neither of the two.
+RandomId makeHostToken(const RandomId& token, std::string_view jobToken);
+// Names the door of the rank that published this token among all doors of its process. Says nothing of the token.
+RandomId makeDoorId(const RandomId& token);
 Result<Challenge> makeChallenge();
 
 // What `role` sends to prove itself.
@@ -42,9 +47,5 @@ Digest proveSocket(const Digest& secret, std::string_view purpose);
 
 // In constant time.
 bool sameDigest(std::string_view theirs, const Digest& ours);
-
-inline std::string_view asText(const std::array<std::uint8_t, 32>& bytes) {
-  return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
-}
 
 }  // namespace shardwire::internal

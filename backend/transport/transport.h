@@ -1,5 +1,6 @@
 // The waist between execution and the wire. A Connection joins this rank to one peer: ordered lanes of frames both ways, and, where the
-// transport can, direct reads of the peer's memory. Whatever carries bytes between ranks implements this and passes one contract suite.
+// transport can, reads of the peer's memory, at once or by fetches that arrive later. Whatever carries bytes between ranks implements this
+// and passes one contract suite.
 //
 // Threads: all calls on one Connection come from one thread at a time (the engine holds its lock). Nothing here blocks.
 // Ordering: frames of one lane arrive once and in order; lanes are independent of each other. A frame is seen whole or not at all, and
@@ -8,6 +9,10 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <shared_mutex>
 #include <span>
 #include <string>
 
@@ -53,6 +58,26 @@ struct FetchCount {
   std::uint32_t pending = 0;
 };
 
+// Where memory of its owner lies for those who hold it: in its address space, for ranks of its own process, and in its shared heap.
+struct HeapPlace {
+  std::uint64_t address = 0;
+  std::uint64_t offset = 0;
+  bool isInHeap = false;
+};
+
+// Memory of a peer that stays mapped here, to be read and written, until release(), also when the connection is gone. Any thread.
+class HeldMemory {
+ public:
+  virtual ~HeldMemory() = default;
+  virtual std::byte* bytes() const = 0;
+  // The owner may have it back: calls `tell` while the memory can still be written, then it can not. Once.
+  virtual void release(const std::function<void()>& tell) = 0;
+  // The owner's process is gone, or has no groups any more. Also after release().
+  virtual bool isOwnerGone() const = 0;
+  // "stopped" where the kernel says so of the owner's process; else empty.
+  virtual std::string ownersState() const = 0;
+};
+
 // Whether it pays to read from the peer rather than to have it packed and sent.
 struct ReadLimits {
   bool isWire = false;           // reads arrive later (kFetch), and exposing memory may cost something
@@ -62,31 +87,63 @@ struct ReadLimits {
   std::size_t minLocalRunBytes = 0;
 };
 
-class Connection {
- public:
-  virtual ~Connection() = default;
-  virtual Rank peer() const = 0;
-  virtual const char* transportName() const = 0;
+// The four faces of a connection. Whoever needs one of them takes that, and can do nothing else with the peer. Faces of one object: a call
+// is one virtual call, whichever face it goes through.
 
-  // Frames out. Room for one frame of at least minBytes and at most maxBytes, contiguous; empty when there is none now. Nothing is sent
-  // until commit(lane, bytes), bytes <= what was reserved. At most one reservation per lane. Precondition: minBytes <= maxFrameBytes(lane).
+// Ordered lanes of frames, to the peer and from it.
+class PeerFrames {
+ public:
+  // Out. Room for one frame of at least minBytes and at most maxBytes, contiguous; empty when there is none now. Nothing is sent until
+  // commit(lane, bytes), bytes <= what was reserved. At most one reservation per lane. Precondition: minBytes <= maxFrameBytes(lane).
   virtual std::span<std::byte> reserve(Lane lane, std::size_t minBytes, std::size_t maxBytes) = 0;
   virtual void commit(Lane lane, std::size_t bytes) = 0;
   virtual std::size_t maxFrameBytes(Lane lane) const = 0;
 
-  // Frames in. The oldest frame not yet released, or empty; stays valid until release(lane).
+  // In. The oldest frame not yet released, or empty; stays valid until release(lane).
   virtual std::span<const std::byte> peek(Lane lane) = 0;
   virtual void release(Lane lane) = 0;
 
+ protected:
+  ~PeerFrames() = default;
+};
+
+// What the peer may read of this rank's memory.
+class PeerExposure {
+ public:
   // How I can publish my own memory [bytes, bytes + size) so that this peer reads it, best way first; kNone when it cannot.
   // `address` is what to tell the peer. Where that is kFetch, the peer may ask for these bytes, and no others, until conceal(address).
   virtual Reach expose(const void* bytes, std::size_t size, RemoteAddress* address) = 0;
   virtual void conceal(const RemoteAddress& address) { static_cast<void>(address); }
   virtual ReadLimits readLimits() const = 0;
+
+ protected:
+  ~PeerExposure() = default;
+};
+
+// Reads of the peer's memory that are over when the call returns.
+class PeerReads {
+ public:
   // A pointer to the peer's memory, valid as long as the connection; null when it is not mapped here (a peer's lie or a bug: an error).
   virtual const std::byte* map(const RemoteAddress& address, std::size_t size) = 0;
   // Copies runs from the peer's virtual address space into local memory.
   virtual Status read(std::span<const MemoryRun> runs) = 0;
+  // GB/s of read() as measured when the connection was made; 0 when it cannot read.
+  virtual double readGBps() const = 0;
+  // Whether the peer has stopped (PeerFetches::stopFetches()). Whatever was read at once (map(), read()) before this was seen false is what
+  // the peer exposed; what was read before it was seen true may be anything, since the peer's callers have their tensors back. Why, its
+  // engine says in a control frame.
+  virtual bool hasWithdrawn() const { return false; }
+  // Where the peer is a rank of this process: what is held, shared, while memory is read that map() gave, so that its owner can wait for
+  // that before its callers free it. Null: another process's memory stays readable as long as it is mapped here. See DirectRead.
+  virtual std::shared_mutex* readersLock() { return nullptr; }
+
+ protected:
+  ~PeerReads() = default;
+};
+
+// Reads of the peer's memory that arrive later, over a wire.
+class PeerFetches {
+ public:
   // kFetch: asks for runs of the peer's exposure `space`, each into its local memory, without a further copy where the transport can.
   // False: no room now, nothing was asked. Otherwise ++count->pending, and --count->pending in a later poll(), when all runs lie there.
   // Fetches may end in any order. A fetch that the peer refuses (it exposed no such bytes) or that fails shows in health(), and stays
@@ -96,16 +153,50 @@ class Connection {
     return false;
   }
   // The group failed, and callers' tensors are about to go: from here on nothing is read from or written to memory that callers own, no
-  // fetch ends any more, no new one starts; frames still travel. False: the transport cannot stop, and such memory must stay until the
-  // process ends.
+  // fetch ends any more, no new one starts; frames still travel. False: what is under way cannot be stopped, and such memory must stay
+  // until the process ends. Even then no fetch of the peer's ends with bytes that were read from this rank's memory afterwards. May be
+  // asked again.
   virtual bool stopFetches() { return true; }
-  // GB/s of read() as measured when the connection was made; 0 when it cannot read.
-  virtual double readGBps() const = 0;
+
+ protected:
+  ~PeerFetches() = default;
+};
+
+// One peer: its faces, and whether it lives.
+class Connection : public PeerFrames, public PeerExposure, public PeerReads, public PeerFetches {
+ public:
+  virtual ~Connection() = default;
+  virtual Rank peer() const = 0;
+  virtual const char* transportName() const = 0;
+  // False: it stands for one to come (UnjoinedConnection): there is no room and no frame, and how memory can be exposed is not known yet.
+  virtual bool isJoined() const { return true; }
+
+  // Symmetric memory: a range of whole pages of the peer that it made for its peers to write. kUnsupported, and why, where the peer's
+  // memory is not mapped here.
+  virtual Result<std::shared_ptr<HeldMemory>> hold(const HeapPlace& place, std::size_t size);
 
   // Ok while the peer lives and listens; kPeerFailed naming the rank, with the reason, once it died or left. Cheap: called in wait loops.
   virtual Status health() = 0;
   // "rank 1: shm, cross-memory reads 7.2 GB/s"
   virtual std::string describe() const = 0;
+};
+
+// For as long as memory is read that map() gave. Nothing else is waited for meanwhile; who holds several takes them in the order of
+// readersLock().
+class DirectRead {
+ public:
+  explicit DirectRead(PeerReads& owner) {
+    if (std::shared_mutex* const lock = owner.readersLock(); lock != nullptr) {
+      held_ = std::shared_lock(*lock);
+      isAllowed_ = !owner.hasWithdrawn();
+    }
+  }
+  // False: the owner's callers may have freed it. Its reason is on the way.
+  bool isAllowed() const { return isAllowed_; }
+
+ private:
+  std::shared_lock<std::shared_mutex> held_;
+  bool isAllowed_ = true;
 };
 
 // What the connections over one wire share on a rank: a completion queue, an epoll set. Outlives them. Threads: as Connection, but for
@@ -131,6 +222,20 @@ class Wire {
   virtual void unpin(std::uint64_t pin) { static_cast<void>(pin); }
 };
 
+// On which the progress thread of a process sleeps, for all its groups. Any thread.
+class ProgressBell {
+ public:
+  virtual ~ProgressBell() = default;
+  // The count of rings so far.
+  virtual std::uint32_t ticket() const = 0;
+  // Returns when rung since `ticket`, at `until`, after longestSleep() (100 ms), or spuriously.
+  virtual void sleep(std::uint32_t ticket, Deadline until) = 0;
+  virtual void ring() = 0;
+};
+
+// Whom an armed doorbell wakes: threads that sleep on it, the process's progress thread, or both.
+enum class Wakes : std::uint32_t { kSleepers = 1, kProgress = 2, kAll = 3 };
+
 // This rank's bell: peers ring it when they commit or release a frame while it is armed. Shared by all connections and threads of a group.
 //
 // To sleep without losing a wake-up: ticket = arm(), look once more for work, sleep(ticket, until). Any thread may disarm() while others
@@ -138,21 +243,25 @@ class Wire {
 class Doorbell {
  public:
   virtual ~Doorbell() = default;
-  // From here on every commit or release by a peer rings, once; then the bell is disarmed. Returns the count of rings so far.
-  virtual std::uint32_t arm() = 0;
+  // From here on the next commit or release by a peer rings, once, for these as well as for those it was armed for before; then the bell
+  // is disarmed. Returns the count of rings so far.
+  virtual std::uint32_t arm(Wakes whom) = 0;
   // Peers need not ring: somebody is looking anyway. A ring may still come.
   virtual void disarm() = 0;
-  // The count of rings so far, without arming: for sleepers that only ringSelf() shall wake.
+  // The count of rings so far, without arming: for sleepers whom only ringSelf() wakes.
   virtual std::uint32_t ticket() const = 0;
   // Returns when rung since `ticket`, at `until`, after longestSleep() (100 ms), or spuriously.
   virtual void sleep(std::uint32_t ticket, Deadline until) = 0;
-  // Wakes sleepers of this process: used to hand over between threads of one rank.
+  // Wakes those who sleep here: used to hand over between threads of one rank.
   virtual void ringSelf() = 0;
+  // Of this process: one for all its groups.
+  virtual std::shared_ptr<ProgressBell> progressBell() = 0;
+  // No sleep may be longer, since something that cannot ring is to be looked at.
+  virtual Duration longestNap() const { return Duration::max(); }
 
-  // The mark by which peers notice this rank's death at once, even when freeing its memory takes the kernel long: called once, on a thread
-  // that lives as long as the group.
-  virtual void holdLiveness() = 0;
-  // Tells the peers that this rank goes in an orderly way. Called on the thread that called holdLiveness(), or on any if none did.
+  // Why this rank gave up, for peers that come to it only when it has left. Before leave(), once; the first kTextBytes of it.
+  virtual void leaveWord(const Status& why) { static_cast<void>(why); }
+  // Tells the peers that this rank goes in an orderly way.
   virtual void leave() = 0;
 };
 

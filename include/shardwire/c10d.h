@@ -1,28 +1,42 @@
 // shardwire for C++ programs on libtorch: make a group from a c10d store, use it as any c10d backend, compile operations on at::Tensors.
-// Link shardwire::c10d. Built for one torch version. Errors are thrown as shardwire::StatusError (a std::runtime_error).
+// Link shardwire::c10d. Built for one torch version. Any thread. Errors are thrown as shardwire::StatusError (a std::runtime_error).
 //
 //   auto group = shardwire::create(store, rank, worldSize);
 //   auto op = shardwire::compileOp(*group, spec);
 //   op->run(inputs, outputs)->wait();
 #pragma once
 
-#include "backend/c10d/process_group_shardwire.h"
-#include "backend/c10d/stream_gate.h"  // setStreamGates(), for who brings a kind of device
+#include <chrono>
+#include <memory>
+#include <optional>
+#include <string>
+#include <torch/csrc/distributed/c10d/Store.hpp>
+
+#include "shardwire/communicator.h"
+#include "shardwire/offline.h"
+#include "shardwire/stream_gate.h"  // setStreamGates(), for who brings a kind of device
+#include "shardwire/tensor_op.h"
+#include "shardwire/torch_backend.h"
 
 namespace shardwire {
 
 // Collective over the ranks that share `store`: blocks until all have met, up to `timeout`, which is also the operations' default.
-inline c10::intrusive_ptr<ProcessGroupShardwire> create(const c10::intrusive_ptr<::c10d::Store>& store, int rank, int worldSize,
-                                                        std::chrono::milliseconds timeout = std::chrono::minutes(30),
-                                                        const std::string& groupName = "") {
-  return ProcessGroupShardwire::create(store, rank, worldSize, timeout, groupName);
-}
+c10::intrusive_ptr<TorchBackend> create(const c10::intrusive_ptr<::c10d::Store>& store, int rank, int worldSize,
+                                        std::chrono::milliseconds timeout = std::chrono::minutes(30), const std::string& groupName = "");
+
+// The functions below that take a group take one that create() or torch.distributed made with shardwire; another backend is a kTypeError.
 
 // Collective and blocking: every rank of the group gives its own spec, and all get the same error when these do not fit together.
-inline std::unique_ptr<TensorOp> compileOp(ProcessGroupShardwire& group, const LocalSpec& spec,
-                                           std::optional<Duration> timeout = std::nullopt) {
-  return group.compileOp(spec, timeout);
-}
+std::unique_ptr<TensorOp> compileOp(TorchBackend& group, const LocalSpec& spec, std::optional<Duration> timeout = std::nullopt);
+// Collective and blocking: the op of planOffline() or readPlan() (shardwire/offline.h) gets this group to run in. Each rank gives its own
+// rank's.
+std::unique_ptr<TensorOp> attach(TorchBackend& group, const CompiledOp& planned, std::optional<Duration> timeout = std::nullopt);
+// The same group without torch: collectives on TensorViews. Throws kAborted after shutdown().
+std::shared_ptr<Communicator> communicatorOf(TorchBackend& group);
+// Ends the group on this rank; its pending and later operations fail here. Others notice only when they need this rank. Idempotent.
+void shutdown(TorchBackend& group);
+// Fails every pending and later operation of the group on this rank at once. Idempotent.
+void abort(TorchBackend& group);
 
 // The element type of a tensor, for TensorDecl::dtype.
 DType dtypeOf(const at::Tensor& tensor);

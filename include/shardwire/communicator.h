@@ -13,6 +13,7 @@
 #include "shardwire/options.h"
 #include "shardwire/staging.h"
 #include "shardwire/store.h"
+#include "shardwire/symmetric_memory.h"
 #include "shardwire/tensor_view.h"
 #include "shardwire/work.h"
 
@@ -41,6 +42,8 @@ class Communicator {
   virtual const std::string& groupName() const = 0;
   virtual Duration timeout() const = 0;
   virtual void setTimeout(Duration timeout) = 0;
+  // The job's rank of each member, one per rank, for what is told of this group (status, flight recorder); 0, 1, 2... until then.
+  virtual void setGlobalRanks(std::vector<std::int64_t> ranks) = 0;
   // Operations issued so far on this rank.
   virtual std::uint64_t sequenceNumber() const = 0;
   // Ok while the group can be used; else why it cannot any more, as every later operation says: a peer that failed, a timeout, a
@@ -51,8 +54,12 @@ class Communicator {
   // The table by which collectives choose their algorithm here: bytes, algorithm, reason.
   virtual std::string describeCollectives() const = 0;
 
-  // Collective, blocking. Every rank gets the same error when the ranks' specs do not fit together.
+  // Collective, blocking. Every rank gets the same error when the ranks' specs do not fit together, and, with WhoPlans::kRank0, whatever
+  // rank 0 cannot do.
   virtual Result<std::shared_ptr<CompiledOp>> compileOp(const LocalSpec& spec, std::optional<Duration> timeout = std::nullopt) = 0;
+  // Collective, blocking: an op that was planned without a group (shardwire/offline.h) gets this one to run in. Each rank gives the plan of
+  // its own rank, all of one operation; else every rank gets the same error.
+  virtual Result<std::shared_ptr<CompiledOp>> attach(const CompiledOp& planned, std::optional<Duration> timeout = std::nullopt) = 0;
 
   // Collectives. Shapes, dtypes and options must be equal on all ranks; results are the same bits on every rank and in every run.
   virtual Result<WorkPtr> barrier(CallOptions call = {}) = 0;
@@ -73,6 +80,16 @@ class Communicator {
   // Point to point. Matched by (peer, tag) in order; not ordered with the collectives.
   virtual Result<WorkPtr> send(TensorView tensor, Rank peer, int tag, CallOptions call = {}) = 0;
   virtual Result<WorkPtr> recv(TensorView tensor, Rank peer, int tag, CallOptions call = {}) = 0;  // peer may be kAnySource
+
+  // Collective, blocking: a block of symmetric memory. Every rank gets the same error: kMismatch where they ask for different blocks.
+  virtual Result<std::shared_ptr<SymmetricMemory>> makeSymmetric(const SymmetricRequest& request,
+                                                                 std::optional<Duration> timeout = std::nullopt) = 0;
+  // Collective, blocking: a barrier over words of symmetric memory, where all ranks reach each other's; else the ordinary one. What a rank
+  // stored before to a peer's memory, or requested of a peer in any group of its process, is visible there after it.
+  virtual Status symmetricBarrier(std::optional<Duration> timeout = std::nullopt) = 0;
+  // Collective, blocking: all ranks are about to do the same (`text`), or one cannot (`error`): then every rank gets the same Status.
+  virtual Status agree(const std::string& what, const std::string& text, const std::string& error,
+                       std::optional<Duration> timeout = std::nullopt) = 0;
 
   // Fails every pending and later operation of this group on this rank at once with `reason`. Idempotent.
   virtual void abort(const std::string& reason) = 0;

@@ -16,6 +16,7 @@
 namespace shardwire {
 
 struct OpStats {
+  // Elements that are cast count as they are when staged: in the narrower type.
   std::uint64_t bytesSent = 0;      // to other ranks, by one run of this rank
   std::uint64_t bytesReceived = 0;  // from other ranks, by one run
   std::uint64_t bytesLocal = 0;     // from this rank to itself
@@ -26,6 +27,14 @@ struct OpStats {
   std::uint64_t numRuns = 0;       // so far
   double compileSeconds = 0;       // exchange, check and plan
   double lastRunSeconds = 0;       // 0 before the first run ended
+};
+
+// Where an op's plan comes from, and where it is kept on disk (LocalSpec::buildDir).
+struct PlanProvenance {
+  enum class From : std::uint8_t { kPlanned = 0, kReceived = 1, kMemory = 2, kDisk = 3 };  // here, by rank 0, or before
+  From from = From::kPlanned;
+  std::string path;       // of this rank's file; empty without a buildDir
+  std::string whyNoFile;  // not empty: it could not be written, and the next process plans again
 };
 
 class BoundOp {
@@ -56,8 +65,12 @@ class CompiledOp {
   // A table for people: who sends what to whom, bytes, contiguous runs, data path, and the lower bound on bytes.
   virtual std::string explain() const = 0;
   // The same facts for programs: JSON with keys name, rank, world_size, tensors, edges[{src,dst,bytes,pieces}], lower_bound_bytes. All
-  // edges of the group, not only this rank's.
+  // edges of the group, not only this rank's; but where another rank planned (WhoPlans::kRank0) this rank's, and lower_bound_bytes is null.
   virtual std::string explainJson() const = 0;
+  // This rank's plan, with its lists and what all ranks agreed on, as bytes that readPlan() takes. Equal for equal specs of all ranks and
+  // the same hosts, whoever planned.
+  virtual std::string planBytes() const = 0;
+  virtual const PlanProvenance& planProvenance() const = 0;
   // What each local tensor given to run must look like.
   virtual const std::vector<LocalTensor>& inputs() const = 0;
   virtual const std::vector<LocalTensor>& outputs() const = 0;

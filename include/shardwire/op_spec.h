@@ -22,8 +22,12 @@ struct Slice {
 struct TensorDecl {
   std::string name;           // "" when the op has one tensor only
   std::optional<Dims> shape;  // absent: the bounding box of all ranks' regions
-  DType dtype = DType::kFloat32;
+  // Of the inputs. Absent: as other ranks say; where none does, as the outputs'. Each rank gives this or outputDtype, or both.
+  std::optional<DType> dtype = DType::kFloat32;
   ReduceOp reduction = ReduceOp::kNone;
+  // Of the outputs. Absent: as other ranks say; where none does, as the inputs'. Where the two differ, elements are cast on their way, once
+  // (see supportsCast), after the reduction if there is one.
+  std::optional<DType> outputDtype = std::nullopt;
   friend bool operator==(const TensorDecl&, const TensorDecl&) = default;
 };
 
@@ -46,14 +50,36 @@ struct LocalTensor {
   friend bool operator==(const LocalTensor&, const LocalTensor&) = default;
 };
 
+// What inputs of several contributions are where they overlap, in tensors without a reduction.
+enum class Overlap : std::uint8_t {
+  kLast = 0,   // the last one wins: higher rank, then higher index
+  kAny = 1,    // equal, says the caller: whoever is nearest may supply them
+  kError = 2,  // a mistake
+};
+
+// Where the ranks' plans are made. They are the same, byte for byte.
+enum class WhoPlans : std::uint8_t {
+  kChosen = 0,    // as kRank0 where that is over sooner, as kEachRank elsewhere; all ranks find the same (docs/compile.md)
+  kRank0 = 1,     // rank 0 makes them all and sends each rank its own: less work in all, but longer to wait for where ranks have cores of
+                  // their own
+  kEachRank = 2,  // each rank makes its own from all ranks' specs
+};
+
 struct LocalSpec {
   std::vector<TensorDecl> tensors;
   std::vector<LocalTensor> inputs;
   std::vector<LocalTensor> outputs;
-  bool allowGaps = false;  // all ranks must agree
-  std::string name;        // for messages; rank 0's is used
+  bool allowGaps = false;                 // all ranks must agree
+  Overlap overlap = Overlap::kLast;       // likewise
+  WhoPlans whoPlans = WhoPlans::kChosen;  // likewise
+  std::string name;                       // for messages; rank 0's is used
   // Not ok: this rank could not even form its spec. It still takes part in the exchange, so that every rank raises this same error.
   Status localError;
+  // This rank's own, and told to nobody. A plan that was made before, in this group or by a process that kept it in `buildDir`, is taken
+  // instead of a new one; false: it is made anew, and replaces what was kept.
+  bool useCached = true;
+  // The folder where plans outlive the process, in spmd/, rank_R/ or local/; empty: none is kept there.
+  std::string buildDir;
 };
 
 }  // namespace shardwire

@@ -12,10 +12,15 @@
 namespace shardwire {
 
 enum class OrdinaryPath : unsigned char { kAuto = 0, kCrossMemory = 1, kStaged = 2 };
+enum class LinksWhen : unsigned char { kAuto = 0, kEager = 1, kLazy = 2 };
 
 struct Options {
   // How long an operation waits for its peers. The group's own timeout (c10d) replaces it. SHARDWIRE_TIMEOUT_S
   Duration timeout = std::chrono::minutes(30);
+  // How long a rank whose process failed in another group, because a rank died there, may keep this group waiting with nothing in flight in
+  // it. Then this group fails, too, and names the cause. Negative: to the timeout. Shutting the failed group down ends this.
+  // SHARDWIRE_GRACE_S
+  Duration grace = std::chrono::seconds(5);
   // How long a waiter spins before it sleeps; negative: chosen by cores and local ranks. SHARDWIRE_SPIN_US
   Duration spin = std::chrono::nanoseconds(-1);
   // Bytes of the ring for staged payloads, per directed pair of ranks. SHARDWIRE_RING_BYTES
@@ -28,6 +33,10 @@ struct Options {
   // Which transports may join ranks: "rdma,tcp" these and no others, "^tcp" all but those; empty: all, the fastest that reaches a peer.
   // SHARDWIRE_TRANSPORTS
   std::string transports;
+  // When ranks are joined: all when the group is made (eager), so that what is in the way shows there. Or each two when an operation of
+  // theirs first needs it (lazy), so that making a group of many costs little. auto: eager up to 16 ranks. Ranks that mpi joins are joined
+  // at once in any case. SHARDWIRE_LINKS=auto|eager|lazy
+  LinksWhen links = LinksWhen::kAuto;
   // The name of this process's host; empty: the running kernel's and the network namespace's. Ranks whose hosts have different names do not
   // use shared memory with each other. For schedulers that know better, and for trying several hosts on one. SHARDWIRE_HOST_ID, else
   // NCCL_HOSTID
@@ -42,6 +51,19 @@ struct Options {
   std::string rdmaDevices;
   // GID of RoCE ports by index; negative: chosen (RoCE v2 over IPv4 first). SHARDWIRE_RDMA_GID_INDEX, else NCCL_IB_GID_INDEX
   int rdmaGidIndex = -1;
+  // Before each operation all ranks compare its whole call (dtype, shapes, root, reduction, splits; of send and recv dtype and shape), not
+  // only what must be equal for the bytes to fit. A difference fails that operation on every rank with both calls shown
+  // (docs/errors.md). For finding a bug: it costs one exchange of messages per operation. Equal on all ranks. SHARDWIRE_CHECK=full|default
+  bool checkAll = false;
+  // How many operations each group remembers for its flight recorder, which tells what this rank did last (docs/sight.md); 0: none.
+  // Not set: 256 in torch's groups, and in others where something asks for them. SHARDWIRE_RECORDED_OPS, else TORCH_FR_BUFFER_SIZE, else
+  // TORCH_NCCL_TRACE_BUFFER_SIZE
+  int recordedOps = -1;
+  // Where the flight recorder is written when a group fails (a timeout, a rank that is gone, ranks that disagree): this with the job's rank
+  // behind it, for torchfrtrace. Empty: nowhere. SHARDWIRE_RECORD_FILE, else TORCH_FR_DUMP_TEMP_FILE, else TORCH_NCCL_DEBUG_INFO_TEMP_FILE
+  std::string recordFile;
+  // Whether this process tells `python -m shardwire.status` what it does, over a socket that only its user can open. SHARDWIRE_STATUS=0|1
+  bool serveStatus = false;
   // Tells whether the storages that TensorView::storage names are alive; outlives the groups. Null: nobody knows. Not from the environment.
   const StorageWatch* storages = nullptr;
   // Algorithms to use whatever the table says: "broadcast=tree,reduce=chunks". Equal on all ranks. SHARDWIRE_ALGORITHMS

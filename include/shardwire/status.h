@@ -20,6 +20,8 @@ enum class StatusCode : unsigned char {
   kSystem = 7,           // the operating system refused (errno in the text)
   kUnsupported = 8,      // asked for something that cannot be done here
   kInternal = 9,         // a bug of ours
+  kInterrupted = 10,     // a signal ended the wait (shardwire/interrupt.h): Python KeyboardInterrupt. Never sent to peers
+  kGap = 11,             // no input covers part of an output: Python GapError. Every rank finds it alone; never sent to peers
 };
 std::string_view statusCodeName(StatusCode code);
 

@@ -8,6 +8,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <initializer_list>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -59,8 +60,13 @@ std::string_view dtypeName(DType dtype);
 enum class ReduceOp : std::uint8_t { kNone = 0, kSum = 1, kProd = 2, kMin = 3, kMax = 4, kMean = 5, kBand = 6, kBor = 7, kBxor = 8 };
 inline constexpr int kNumReduceOps = 9;
 std::string_view reduceOpName(ReduceOp op);
+// The reduction of that name, or "avg" for mean; nullopt for any other, "none" too.
+std::optional<ReduceOp> reduceOpNamed(std::string_view name);
 // Whether `op` is defined on `dtype`: kNone always; kBand.. on integers and bool; kMin/kMax not on complex; nothing else on opaque types.
 bool supportsReduction(DType dtype, ReduceOp op);
+// Whether elements can be cast on their way: equal types, or both floating point (8 bits to 64), or both complex. As torch's `.to`: to the
+// nearest value, ties to even; float64 goes to 8 and 16 bits by way of float32.
+bool supportsCast(DType from, DType to);
 
 // Up to kMaxDims 64-bit extents, offsets or strides, stored in place: no allocation, cheap to copy when short.
 class Dims {

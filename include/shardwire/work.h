@@ -15,7 +15,8 @@ class Work {
 
   virtual bool isDone() const = 0;
   // Blocks until done or the deadline; drives progress itself meanwhile. Ok or the operation's error when done; kTimeout (and the operation
-  // goes on) when the deadline comes first. The operation's own timeout is apart: when that passes, the operation fails.
+  // goes on) when the deadline comes first; kInterrupted (and it goes on) when an interrupt does (shardwire/interrupt.h). The operation's
+  // own timeout is apart: when that passes, the operation fails.
   virtual Status wait(Deadline deadline = kNoDeadline) = 0;
   // Ok while pending and after success.
   virtual Status status() const = 0;
@@ -26,5 +27,10 @@ class Work {
 };
 
 using WorkPtr = std::shared_ptr<Work>;
+
+// Whether wait() gave `status` because of its caller rather than of the operation: the deadline came, or an interrupt.
+inline bool endedEarly(const Status& status, const Work& work) {
+  return status.code() == StatusCode::kInterrupted || (!status.isOk() && !work.isDone());
+}
 
 }  // namespace shardwire

@@ -28,7 +28,11 @@ Plan plan(const CollectiveCall& call, Rank rank) {
     }
     // What comes from `from` is its input number `rank`.
     const auto first = static_cast<std::uint32_t>(plan.moves.size());
-    plan.moves.push_back({.output = from, .offset = {0}, .shape = {elems}, .firstSource = static_cast<std::uint32_t>(plan.sources.size())});
+    plan.moves.push_back({.output = from,
+                          .offset = {0},
+                          .shape = {elems},
+                          .firstSource = static_cast<std::uint32_t>(plan.sources.size()),
+                          .sourceDtype = dtype});
     plan.sources.push_back({.rank = from, .input = rank, .slot = from == rank ? rank : 0, .offset = {0}});
     if (from == rank) {
       plan.numOwnCopies = 1;
@@ -49,7 +53,7 @@ Plan plan(const CollectiveCall& call, Rank rank) {
       continue;
     }
     const auto first = static_cast<std::uint32_t>(plan.sendItems.size());
-    plan.sendItems.push_back({.input = to, .slot = 0, .offset = {0}, .shape = {elems}});
+    plan.sendItems.push_back({.input = to, .slot = 0, .offset = {0}, .shape = {elems}, .stagedDtype = dtype});
     plan.sends.push_back(
         {.peer = to, .first = first, .count = 1, .bytes = static_cast<std::uint64_t>(elems) * elemBytes, .numItems = 1, .inputs = {to}});
   }

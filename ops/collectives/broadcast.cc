@@ -1,6 +1,6 @@
 // Broadcast: root's input -> everybody else's output.
 //
-//   direct        (n - 1) B out of root, one stage. Best on one host: all readers draw on the same memory, and a short message is one store
+//   direct        (n - 1) B out of root, one stage. Best on one host: all readers read the same memory, and a short message is one store
 //                 each.
 //   tree          B out of each inner rank up to log2 n times, ceil(log2 n) stages: for short messages to many ranks.
 //   chunks        root scatters n chunks, then all exchange them: 2 B out of root and B out of the others, two stages. For long messages
@@ -14,7 +14,7 @@ namespace shardwire::internal {
 
 namespace {
 
-Stage direct(const CollectiveCall& call, Rank rank, int worldSize) {
+Stage directBroadcast(const CollectiveCall& call, Rank rank, int worldSize) {
   const std::int64_t n = call.numElems;
   Stage stage;
   stage.plan = planStage(call, ReduceOp::kNone, n, rank, worldSize, [&](Rank r) {
@@ -31,7 +31,7 @@ Stage direct(const CollectiveCall& call, Rank rank, int worldSize) {
 }
 
 // In stage t the first 2^t ranks, counted from root, have the tensor, and each gives it to the rank 2^t further on.
-Program tree(const CollectiveCall& call, Rank rank, int worldSize) {
+Program treeBroadcast(const CollectiveCall& call, Rank rank, int worldSize) {
   const std::int64_t n = call.numElems;
   const Rank fromRoot = (rank - call.root + worldSize) % worldSize;
   Program program;
@@ -80,7 +80,7 @@ Stage scatterStage(const CollectiveCall& call, Rank rank, int worldSize) {
   return scatter;
 }
 
-Program chunks(const CollectiveCall& call, Rank rank, int worldSize) {
+Program chunkedBroadcast(const CollectiveCall& call, Rank rank, int worldSize) {
   const std::int64_t n = call.numElems;
   Program program;
   program.stages.push_back(scatterStage(call, rank, worldSize));
@@ -103,7 +103,7 @@ Program chunks(const CollectiveCall& call, Rank rank, int worldSize) {
 }
 
 // Root scatters chunks to all, which then are spread.
-Program hierarchical(const CollectiveCall& call, Rank rank, const Topology& topology) {
+Program hierarchicalBroadcast(const CollectiveCall& call, Rank rank, const Topology& topology) {
   Program program;
   program.stages.push_back(scatterStage(call, rank, topology.worldSize));
   const auto partOf = [&](Rank r) { return chunkOf(call, r, topology.worldSize); };
@@ -118,14 +118,14 @@ Program hierarchical(const CollectiveCall& call, Rank rank, const Topology& topo
 Program broadcastProgram(const CollectiveCall& call, Algorithm algorithm, Rank rank, const Topology& topology) {
   switch (algorithm) {
     case Algorithm::kTree:
-      return tree(call, rank, topology.worldSize);
+      return treeBroadcast(call, rank, topology.worldSize);
     case Algorithm::kChunks:
-      return chunks(call, rank, topology.worldSize);
+      return chunkedBroadcast(call, rank, topology.worldSize);
     case Algorithm::kHierarchical:
-      return hierarchical(call, rank, topology);
+      return hierarchicalBroadcast(call, rank, topology);
     default:
       Program program;
-      program.stages.push_back(direct(call, rank, topology.worldSize));
+      program.stages.push_back(directBroadcast(call, rank, topology.worldSize));
       return program;
   }
 }

@@ -1,3 +1,5 @@
+// A call becomes a program here: the family of the collective writes its stages, each a plan over views of the call's tensors or of
+// scratch.
 #include "ops/collectives/collective.h"
 
 #include <fmt/format.h>
@@ -66,7 +68,11 @@ std::string describe(const CollectiveCall& call) {
     return fmt::format("all_to_all({}, sends [{}], receives [{}])", dtypeName(call.dtype), fmt::join(call.inputElems, ", "),
                        fmt::join(call.outputElems, ", "));
   }
-  std::string text = fmt::format("{}({}[{}]", collectiveName(call.kind), dtypeName(call.dtype), call.numElems);
+  return describe(call, {call.numElems});
+}
+
+std::string describe(const CollectiveCall& call, const Dims& shape) {
+  std::string text = fmt::format("{}({}{}", collectiveName(call.kind), dtypeName(call.dtype), toString(shape));
   if (call.op != ReduceOp::kNone) {
     text += fmt::format(", {}", reduceOpName(call.op));
   }

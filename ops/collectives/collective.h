@@ -36,7 +36,7 @@ std::string_view collectiveName(Collective kind);
 enum class Algorithm : std::uint8_t {
   kDirect = 1,         // everybody reads what he wants from whoever has it, in one stage
   kChunks = 2,         // cut into n chunks: each rank makes its own, then the chunks are put together
-  kTree = 3,           // binomial tree: ceil(log2 n) stages
+  kTree = 3,           // of a broadcast: binomial, ceil(log2 n) stages; of an all_reduce: see rank_tree.h
   kDissemination = 4,  // barrier in ceil(log2 n) stages, two messages each
   kHierarchical = 5,   // as kChunks, but what is put together crosses between two hosts once: see hierarchy.h
 };
@@ -85,8 +85,9 @@ struct Program {
 
 // Equal exactly for calls that fit together; all-to-all's splits are left out, since each rank knows its own only.
 std::uint64_t fingerprintOf(const CollectiveCall& call);
-// "all_reduce(float32[1024], sum)"
+// "all_reduce(float32[1024], sum)"; with the shape of one rank's tensor, "all_reduce(float32[32, 32], sum)".
 std::string describe(const CollectiveCall& call);
+std::string describe(const CollectiveCall& call, const Dims& shape);
 // Precondition: `algorithm` is one of algorithmsOf(call.kind).
 Program programOf(const CollectiveCall& call, Algorithm algorithm, Rank rank, const Topology& topology);
 

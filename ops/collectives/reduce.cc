@@ -10,7 +10,7 @@ namespace shardwire::internal {
 
 namespace {
 
-Program direct(const CollectiveCall& call, Rank rank, int worldSize) {
+Program directReduce(const CollectiveCall& call, Rank rank, int worldSize) {
   const std::int64_t n = call.numElems;
   Program program;
   Stage& stage = program.stages.emplace_back();
@@ -29,7 +29,7 @@ Program direct(const CollectiveCall& call, Rank rank, int worldSize) {
   return program;
 }
 
-Program chunks(const CollectiveCall& call, Rank rank, int worldSize) {
+Program chunkedReduce(const CollectiveCall& call, Rank rank, int worldSize) {
   const std::int64_t n = call.numElems;
   const bool isRoot = rank == call.root;
   const auto [first, last] = chunkOf(call, rank, worldSize);
@@ -67,7 +67,7 @@ Program chunks(const CollectiveCall& call, Rank rank, int worldSize) {
 }  // namespace
 
 Program reduceProgram(const CollectiveCall& call, Algorithm algorithm, Rank rank, const Topology& topology) {
-  return algorithm == Algorithm::kChunks ? chunks(call, rank, topology.worldSize) : direct(call, rank, topology.worldSize);
+  return algorithm == Algorithm::kChunks ? chunkedReduce(call, rank, topology.worldSize) : directReduce(call, rank, topology.worldSize);
 }
 
 }  // namespace shardwire::internal

@@ -1,3 +1,6 @@
+// One table decides: rows are read from the top, and the first row of the collective whose limits hold gives the algorithm.
+// SHARDWIRE_ALGORITHMS replaces the table for the collectives that it names. Ranks must choose alike, so only what all ranks know decides:
+// the collective, the bytes, the number of ranks and how they lie on hosts.
 #include "ops/collectives/select.h"
 
 #include <fmt/format.h>
@@ -7,6 +10,8 @@
 #include <array>
 #include <limits>
 #include <optional>
+
+#include "ops/collectives/rank_tree.h"
 
 namespace shardwire::internal {
 
@@ -36,7 +41,8 @@ struct Row {
 };
 
 constexpr Row kTable[] = {
-    {Collective::kBroadcast, kFrame, 16, Hosts::kAny, Algorithm::kDirect, "a store for each rank costs less than the hops of a tree"},
+    {Collective::kBroadcast, kFrame, kFewRanks, Hosts::kAny, Algorithm::kDirect,
+     "a store for each rank costs less than the hops of a tree"},
     {Collective::kBroadcast, kFrame, kManyRanks, Hosts::kAny, Algorithm::kTree, "log2 n stores in a row instead of n - 1"},
     {Collective::kBroadcast, kAny, kManyRanks, Hosts::kOne, Algorithm::kDirect, "all read the same memory at once"},
     {Collective::kBroadcast, std::size_t{256} << 10, 3, Hosts::kAny, Algorithm::kDirect, "short enough for root's link"},
@@ -46,11 +52,12 @@ constexpr Row kTable[] = {
     {Collective::kReduce, kFrame, kManyRanks, Hosts::kAny, Algorithm::kDirect, "one message each"},
     {Collective::kReduce, kAny, 2, Hosts::kAny, Algorithm::kDirect, "there is one addend to fetch"},
     {Collective::kReduce, kAny, kManyRanks, Hosts::kAny, Algorithm::kChunks, "all ranks do the arithmetic"},
-    {Collective::kAllReduce, kFrame, kManyRanks, Hosts::kAny, Algorithm::kDirect, "one message each"},
+    {Collective::kAllReduce, kFrame, kFewRanks, Hosts::kAny, Algorithm::kDirect, "one message each"},
+    {Collective::kAllReduce, kFrame, kManyRanks, Hosts::kAny, Algorithm::kTree, "2 (n - 1) messages and n - 1 links, not n (n - 1)"},
     {Collective::kAllReduce, kShortAcross, kManyRanks, Hosts::kAny, Algorithm::kChunks, "the least traffic there can be; two stages"},
     {Collective::kAllReduce, kAny, kManyRanks, Hosts::kShared, Algorithm::kHierarchical, "combined chunks cross between two hosts once"},
     {Collective::kAllReduce, kAny, kManyRanks, Hosts::kAny, Algorithm::kChunks, "the least traffic there can be"},
-    {Collective::kBarrier, kAny, 16, Hosts::kAny, Algorithm::kDirect, "a store for each rank costs less than further hops"},
+    {Collective::kBarrier, kAny, kFewRanks, Hosts::kAny, Algorithm::kDirect, "a store for each rank costs less than further hops"},
     {Collective::kBarrier, kAny, kManyRanks, Hosts::kAny, Algorithm::kDissemination, "log2 n messages instead of n - 1"},
     {Collective::kAllGather, kShortAcross, kManyRanks, Hosts::kAny, Algorithm::kDirect, "one stage"},
     {Collective::kAllGather, kAny, kManyRanks, Hosts::kShared, Algorithm::kHierarchical, "each tensor crosses between two hosts once"},
@@ -74,7 +81,7 @@ bool fits(const Row& row, const Selection& selection) {
 
 constexpr std::array kBroadcasts{Algorithm::kDirect, Algorithm::kTree, Algorithm::kChunks, Algorithm::kHierarchical};
 constexpr std::array kReductions{Algorithm::kDirect, Algorithm::kChunks};
-constexpr std::array kAllReductions{Algorithm::kDirect, Algorithm::kChunks, Algorithm::kHierarchical};
+constexpr std::array kAllReductions{Algorithm::kDirect, Algorithm::kTree, Algorithm::kChunks, Algorithm::kHierarchical};
 constexpr std::array kAllGathers{Algorithm::kDirect, Algorithm::kHierarchical};
 constexpr std::array kBarriers{Algorithm::kDirect, Algorithm::kDissemination};
 

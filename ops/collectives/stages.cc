@@ -1,3 +1,5 @@
+// Most stages are written as a global spec, which redistribute() plans like any compiled op. Those of trees and barriers are written as
+// plans by hand: there the algorithm names the partner, whatever the ranks hold.
 #include "ops/collectives/stages.h"
 
 #include <algorithm>
@@ -71,14 +73,14 @@ Plan pairStage(const CollectiveCall& call, std::int64_t numElems, std::span<cons
   for (const Rank peer : to) {
     const auto first = static_cast<std::uint32_t>(plan.sendItems.size());
     if (!isEmpty) {
-      plan.sendItems.push_back({.input = 0, .slot = 0, .offset = {0}, .shape = {numElems}});
+      plan.sendItems.push_back({.input = 0, .slot = 0, .offset = {0}, .shape = {numElems}, .stagedDtype = call.dtype});
       plan.sends.push_back({.peer = peer, .first = first, .count = 1, .bytes = bytes, .numItems = 1, .inputs = {0}});
     }
   }
   if (from != kNobody) {
     plan.outputs.push_back({call.dtype, {numElems}});
     if (!isEmpty) {
-      plan.moves.push_back({.output = 0, .offset = {0}, .shape = {numElems}});
+      plan.moves.push_back({.output = 0, .offset = {0}, .shape = {numElems}, .sourceDtype = call.dtype});
       plan.sources.push_back({.rank = from, .input = 0, .slot = 0, .offset = {0}});
       plan.receives.push_back({.peer = from, .first = 0, .count = 1, .bytes = bytes, .numItems = 1, .inputs = {0}});
     }

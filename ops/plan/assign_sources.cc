@@ -1,4 +1,4 @@
-// Steps of one assignment: the wanted box is decomposed into CELLS that have the same groups everywhere; each cell's contributions get
+// Steps of one assignment: the wanted box is decomposed into CELLS that have the same stocks everywhere; each cell's contributions get
 // their TIER, the holders that may supply it; cells with equal tiers that touch are merged; each cell is then cut into PIECES and each
 // piece gets one holder per contribution.
 #include "ops/plan/assign_sources.h"
@@ -63,13 +63,13 @@ void Assigner::setSupplier(Rank supplier) {
   for (std::size_t t = 0; t < index_.numTensors(); ++t) {
     const TensorSources& sources = index_[static_cast<std::int32_t>(t)];
     std::vector<std::uint32_t> held;
-    for (std::uint32_t group = 0; group < sources.groups.size(); ++group) {
-      const auto holders = sources.holdersOf(group);
+    for (std::uint32_t stock = 0; stock < sources.stocks.size(); ++stock) {
+      const auto holders = sources.holdersOf(stock);
       if (std::any_of(holders.begin(), holders.end(), [supplier](const Holder& holder) { return holder.rank == supplier; })) {
-        held.push_back(group);
+        held.push_back(stock);
       }
     }
-    supplierSearch_[t].build(sources.groups, held, sources.grid.busiestDim());
+    supplierSearch_[t].build(sources.stocks, held, sources.grid.busiestDim());
   }
 }
 
@@ -92,11 +92,11 @@ bool Assigner::coversOnce(const TensorSources& sources, const std::int64_t* row)
 const Pieces& Assigner::assign(const WantedBox& wanted) {
   const TensorSources& sources = index_[wanted.tensor];
   reset(sources);
-  sources.search.forEachOverlap(wanted.row, [this](std::uint32_t group) { candidates_.push_back(group); });
+  sources.search.forEachOverlap(wanted.row, [this](std::uint32_t stock) { candidates_.push_back(stock); });
   const bool isSimple = candidates_.size() <= 1 || coversOnce(sources, wanted.row);
   if (isSimple) {
-    for (const std::uint32_t group : candidates_) {
-      addCellOf(sources, group, wanted.row);
+    for (const std::uint32_t stock : candidates_) {
+      addCellOf(sources, stock, wanted.row);
     }
   } else {
     std::sort(candidates_.begin(), candidates_.end(), [&sources](std::uint32_t a, std::uint32_t b) {
@@ -115,56 +115,56 @@ const Pieces& Assigner::assignFromSupplier(const WantedBox& wanted) {
   const TensorSources& sources = index_[wanted.tensor];
   reset(sources);
   supplierSearch_[static_cast<std::size_t>(wanted.tensor)].forEachOverlap(wanted.row,
-                                                                          [this](std::uint32_t group) { candidates_.push_back(group); });
+                                                                          [this](std::uint32_t stock) { candidates_.push_back(stock); });
   if (candidates_.empty()) {
     return pieces_;
   }
   if (!coversOnce(sources, wanted.row)) {
     return assign(wanted);
   }
-  for (const std::uint32_t group : candidates_) {
-    addCellOf(sources, group, wanted.row);
+  for (const std::uint32_t stock : candidates_) {
+    addCellOf(sources, stock, wanted.row);
   }
   return finish(sources, wanted, false);
 }
 
-void Assigner::addCellOf(const TensorSources& sources, std::uint32_t group, const std::int64_t* row) {
+void Assigner::addCellOf(const TensorSources& sources, std::uint32_t stock, const std::int64_t* row) {
   BoxRow common;
-  intersectRows(sources.numDims, sources.groups[group], row, common.data());
-  cells_.push_back({static_cast<std::uint32_t>(cellBoxes_.size()), {group}});
+  intersectRows(sources.numDims, sources.stocks[stock], row, common.data());
+  cells_.push_back({static_cast<std::uint32_t>(cellBoxes_.size()), {stock}});
   cellBoxes_.add(common.data());
 }
 
-// Cuts every cell at the border of the group; the inner part gets the group.
-void Assigner::splitCells(const TensorSources& sources, std::uint32_t group, std::vector<Cell>& cells) {
+// Cuts every cell at the border of the stock; the inner part gets the stock.
+void Assigner::splitCells(const TensorSources& sources, std::uint32_t stock, std::vector<Cell>& cells) {
   const int numDims = sources.numDims;
   const std::size_t numCells = cells.size();
   for (std::size_t i = 0; i < numCells; ++i) {
-    if (!rowsOverlap(numDims, cellBoxes_[cells[i].box], sources.groups[group])) {
+    if (!rowsOverlap(numDims, cellBoxes_[cells[i].box], sources.stocks[stock])) {
       continue;
     }
-    if (!rowContains(numDims, sources.groups[group], cellBoxes_[cells[i].box])) {
+    if (!rowContains(numDims, sources.stocks[stock], cellBoxes_[cells[i].box])) {
       BoxRow whole;
       BoxRow inner;
       std::copy_n(cellBoxes_[cells[i].box], 2 * numDims, whole.begin());
-      intersectRows(numDims, whole.data(), sources.groups[group], inner.data());
+      intersectRows(numDims, whole.data(), sources.stocks[stock], inner.data());
       subtractRows(numDims, whole.data(), inner.data(), [&](const std::int64_t* rest) {
-        cells.push_back({static_cast<std::uint32_t>(cellBoxes_.size()), cells[i].groups});
+        cells.push_back({static_cast<std::uint32_t>(cellBoxes_.size()), cells[i].stocks});
         cellBoxes_.add(rest);
       });
       std::copy_n(inner.begin(), 2 * numDims, cellBoxes_[cells[i].box]);
     }
-    cells[i].groups.push_back(group);
+    cells[i].stocks.push_back(stock);
   }
 }
 
 void Assigner::decompose(const TensorSources& sources, const WantedBox& wanted) {
   cells_.push_back({0, {}});
   cellBoxes_.add(wanted.row);
-  for (const std::uint32_t group : candidates_) {
-    splitCells(sources, group, cells_);
+  for (const std::uint32_t stock : candidates_) {
+    splitCells(sources, stock, cells_);
   }
-  std::erase_if(cells_, [](const Cell& cell) { return cell.groups.empty(); });
+  std::erase_if(cells_, [](const Cell& cell) { return cell.stocks.empty(); });
 }
 
 void Assigner::decomposeLastWriter(const TensorSources& sources, const WantedBox& wanted) {
@@ -182,7 +182,7 @@ void Assigner::decomposeLastWriter(const TensorSources& sources, const WantedBox
     }
     std::size_t numLeft = 0;
     for (Cell& cell : splitScratch_) {
-      if (!cell.groups.empty()) {
+      if (!cell.stocks.empty()) {
         cells_.push_back(std::move(cell));
       } else if (&splitScratch_[numLeft++] != &cell) {
         splitScratch_[numLeft - 1] = std::move(cell);
@@ -217,10 +217,10 @@ Assigner::Tier Assigner::tierOf(std::span<const Holder> holders, const WantedBox
 }
 
 // One holder per rank, by place.
-std::span<const Holder> Assigner::unionOfHolders(const TensorSources& sources, std::span<const std::uint32_t> groups) {
+std::span<const Holder> Assigner::unionOfHolders(const TensorSources& sources, std::span<const std::uint32_t> stocks) {
   std::vector<Holder>& all = unions_.emplace_back();
-  for (const std::uint32_t group : groups) {
-    const auto holders = sources.holdersOf(group);
+  for (const std::uint32_t stock : stocks) {
+    const auto holders = sources.holdersOf(stock);
     all.insert(all.end(), holders.begin(), holders.end());
   }
   std::stable_sort(all.begin(), all.end(), [](const Holder& a, const Holder& b) { return a.place < b.place; });
@@ -231,17 +231,17 @@ std::span<const Holder> Assigner::unionOfHolders(const TensorSources& sources, s
 void Assigner::chooseTiers(const TensorSources& sources, const WantedBox& wanted) {
   for (const Cell& cell : cells_) {
     TieredCell tiered{cell.box, static_cast<std::uint32_t>(tiers_.size()), 0, 0};
-    const std::span<const std::uint32_t> groups(cell.groups);
-    for (std::size_t begin = 0; begin < groups.size();) {
+    const std::span<const std::uint32_t> stocks(cell.stocks);
+    for (std::size_t begin = 0; begin < stocks.size();) {
       std::size_t end = begin + 1;
-      while (end < groups.size() && sources.contribution[groups[end]] == sources.contribution[groups[begin]]) {
+      while (end < stocks.size() && sources.contribution[stocks[end]] == sources.contribution[stocks[begin]]) {
         ++end;
       }
       if (end - begin == 1) {
-        tiers_.push_back(tierOf(sources.holdersOf(groups[begin]), wanted));
-        tiers_.back().holderSet = sources.holderSet[groups[begin]];
+        tiers_.push_back(tierOf(sources.holdersOf(stocks[begin]), wanted));
+        tiers_.back().holderSet = sources.holderSet[stocks[begin]];
       } else {
-        tiers_.push_back(tierOf(unionOfHolders(sources, groups.subspan(begin, end - begin)), wanted));
+        tiers_.push_back(tierOf(unionOfHolders(sources, stocks.subspan(begin, end - begin)), wanted));
       }
       begin = end;
     }
@@ -366,7 +366,7 @@ void Assigner::emit(const TensorSources& sources, const WantedBox& wanted) {
     }
     Cut cut;
     if (maxHolders > 1) {
-      const std::uint64_t bytes = rowElements(sources.numDims, row) * sources.elemBytes;
+      const std::uint64_t bytes = rowElements(sources.numDims, row) * sources.elemBytes(cell.numTiers);
       if (bytes >= kCutBytes) {
         cut = chooseCut(sources.numDims, row, static_cast<std::uint32_t>(std::min<std::uint64_t>(maxHolders, bytes / kMinPartBytes)));
       }

@@ -1,4 +1,5 @@
-// Who supplies each element of an output box: the one function that senders and receivers both call, so that they agree without a word.
+// Who supplies each element of an output box: the one function that senders and receivers both call, so that they agree without asking each
+// other.
 //
 // Without a reduction the last contribution that covers an element supplies it. With one, every contribution that covers an element takes
 // part, in order; an element that only one covers is a plain copy. Within a contribution the holder is: the wanting rank itself; else the
@@ -66,10 +67,10 @@ class Assigner {
   const Pieces& assignFromSupplier(const WantedBox& wanted);
 
  private:
-  // Part of the wanted box that has the same groups everywhere; for a copy, the groups of the contribution that wins.
+  // Part of the wanted box that has the same stocks everywhere; for a copy, the stocks of the contribution that wins.
   struct Cell {
     std::uint32_t box = 0;              // of cellBoxes_
-    std::vector<std::uint32_t> groups;  // by contribution
+    std::vector<std::uint32_t> stocks;  // by contribution
   };
   // The holders of one contribution that may supply a cell, and whose turn it is.
   struct Tier {
@@ -88,13 +89,13 @@ class Assigner {
   void reset(const TensorSources& sources);
   const Pieces& finish(const TensorSources& sources, const WantedBox& wanted, bool mayMerge);
   bool coversOnce(const TensorSources& sources, const std::int64_t* row) const;
-  void addCellOf(const TensorSources& sources, std::uint32_t group, const std::int64_t* row);
+  void addCellOf(const TensorSources& sources, std::uint32_t stock, const std::int64_t* row);
   void decompose(const TensorSources& sources, const WantedBox& wanted);
   void decomposeLastWriter(const TensorSources& sources, const WantedBox& wanted);
-  void splitCells(const TensorSources& sources, std::uint32_t group, std::vector<Cell>& cells);
+  void splitCells(const TensorSources& sources, std::uint32_t stock, std::vector<Cell>& cells);
   void chooseTiers(const TensorSources& sources, const WantedBox& wanted);
   Tier tierOf(std::span<const Holder> holders, const WantedBox& wanted) const;
-  std::span<const Holder> unionOfHolders(const TensorSources& sources, std::span<const std::uint32_t> groups);
+  std::span<const Holder> unionOfHolders(const TensorSources& sources, std::span<const std::uint32_t> stocks);
   void nameKinds();
   void mergeCells(int numDims);
   bool sameTiers(const TieredCell& a, const TieredCell& b) const;
@@ -103,7 +104,7 @@ class Assigner {
 
   const SourceIndex& index_;
   Rank supplier_ = -1;
-  std::vector<BoxSearch> supplierSearch_;  // by tensor: the groups that supplier_ holds
+  std::vector<BoxSearch> supplierSearch_;  // by tensor: the stocks that supplier_ holds
   // Of the rank in hand: how many of its boxes went to each holder set so far, and which sets have any.
   std::vector<std::uint32_t> boxesOfSet_;
   std::vector<std::uint32_t> touchedSets_;

@@ -1,3 +1,6 @@
+// Two passes over the boxes: the first gathers the begins and ends of each dimension, which cut it into intervals; the second raises the
+// count of every cell that a box covers. Counts stop at 2, which means "more than one". Where this would take much more memory or time than
+// the list of boxes, there is no grid, and callers search the boxes themselves.
 #include "ops/plan/cover_grid.h"
 
 namespace shardwire::internal {

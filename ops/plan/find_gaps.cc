@@ -1,3 +1,6 @@
+// A tensor whose inputs cover all of it has no gaps: one look at its grid of covers says so. Otherwise each output box is looked up in the
+// grid, and only where that shows a gap the stocks that meet the box are cut out of it one by one. What remains is listed, rank by rank, so
+// that every rank writes the same text.
 #include "ops/plan/find_gaps.h"
 
 #include <fmt/format.h>
@@ -10,26 +13,26 @@ namespace {
 
 constexpr std::size_t kMaxListed = 8;
 
-// Leaves in `rest` what no group covers of the box. Boxes of `rest` are disjoint.
+// Leaves in `rest` what no stock covers of the box. Boxes of `rest` are disjoint.
 void uncoveredParts(const TensorSources& sources, const std::int64_t* row, BoxList& rest, BoxList& scratch) {
   const int numDims = sources.numDims;
   rest.reset(numDims);
   rest.add(row);
-  std::vector<std::uint32_t> groups;
-  sources.search.forEachOverlap(row, [&groups](std::uint32_t group) { groups.push_back(group); });
-  std::sort(groups.begin(), groups.end());  // so that the text does not depend on the search
-  for (const std::uint32_t group : groups) {
+  std::vector<std::uint32_t> stocks;
+  sources.search.forEachOverlap(row, [&stocks](std::uint32_t stock) { stocks.push_back(stock); });
+  std::sort(stocks.begin(), stocks.end());  // so that the text does not depend on the search
+  for (const std::uint32_t stock : stocks) {
     if (rest.empty()) {
       return;
     }
     scratch.reset(numDims);
     for (std::size_t i = 0; i < rest.size(); ++i) {
-      if (!rowsOverlap(numDims, rest[i], sources.groups[group])) {
+      if (!rowsOverlap(numDims, rest[i], sources.stocks[stock])) {
         scratch.add(rest[i]);
         continue;
       }
       BoxRow hole;
-      intersectRows(numDims, rest[i], sources.groups[group], hole.data());
+      intersectRows(numDims, rest[i], sources.stocks[stock], hole.data());
       subtractRows(numDims, rest[i], hole.data(), [&scratch](const std::int64_t* part) { scratch.add(part); });
     }
     std::swap(rest, scratch);
@@ -80,7 +83,7 @@ Status checkGaps(const GlobalSpec& spec, const SourceIndex& index) {
   }
   const std::string more = numRegions > kMaxListed ? fmt::format("; and {} more", numRegions - kMaxListed) : "";
   return Status(
-      StatusCode::kInvalidArgument,
+      StatusCode::kGap,
       fmt::format(
           "compile_op{}: no input covers {} region{} of the outputs: {}{}. Give inputs that cover them, shrink the outputs, or pass "
           "allow_gaps=True to leave these elements as they are",

@@ -5,7 +5,7 @@
 
 namespace shardwire::internal {
 
-// Ok, or kInvalidArgument listing the first uncovered regions of all ranks' outputs.
+// Ok, or kGap listing the first uncovered regions of all ranks' outputs.
 Status checkGaps(const GlobalSpec& spec, const SourceIndex& index);
 
 }  // namespace shardwire::internal

@@ -1,3 +1,7 @@
+// Every rank merges the same specs and must come to the same result or the same error text. So the order of all checks is fixed: errors
+// that ranks report themselves, allow_gaps, declarations by rank, then inputs and outputs by rank. A tensor has one number for all ranks,
+// given by its first mention; what several ranks say of it (shape, dtype, reduction) must be equal. The first rule that is broken ends the
+// merge. Boxes that must not overlap are compared in a sweep along one dimension, so that many boxes cost n log n and not n^2.
 #include "ops/plan/global_spec.h"
 
 #include <fmt/format.h>
@@ -14,9 +18,11 @@ namespace {
 
 // A tensor while declarations and regions are gathered.
 struct TensorFacts {
-  Rank firstRank = 0;       // who declared it first
-  Rank lastRank = -1;       // who declared it last, so far
-  Rank shapeRank = -1;      // who gave its shape first; -1: nobody
+  Rank firstRank = 0;   // who declared it first
+  Rank lastRank = -1;   // who declared it last, so far
+  Rank shapeRank = -1;  // who gave its shape first; -1: nobody
+  Rank dtypeRank = -1;  // likewise
+  Rank outputDtypeRank = -1;
   int numDims = -1;         // -1: not known yet
   std::string numDimsFrom;  // "rank 0's inputs[2]"
 };
@@ -53,6 +59,9 @@ class Merger {
 
   Status invalid(const std::string& message) const { return Status(StatusCode::kInvalidArgument, prefix() + message); }
   std::string prefix() const { return result_.name.empty() ? "compile_op: " : fmt::format("compile_op '{}': ", result_.name); }
+  static std::string nameOf(Overlap overlap) {
+    return overlap == Overlap::kLast ? "'last'" : overlap == Overlap::kAny ? "'any'" : "'error'";
+  }
   static std::string nameOf(const GlobalTensor& tensor) {
     return tensor.name.empty() ? "the tensor" : fmt::format("tensor '{}'", tensor.name);
   }
@@ -82,10 +91,30 @@ class Merger {
 
   Status mergeAllowGaps() {
     result_.allowGaps = specs_[0].allowGaps;
+    result_.overlap = specs_[0].overlap;
     for (std::size_t rank = 1; rank < specs_.size(); ++rank) {
       if (specs_[rank].allowGaps != result_.allowGaps) {
         return invalid(fmt::format("rank 0 gives allow_gaps={}, rank {} gives allow_gaps={}: give the same value on all ranks",
                                    result_.allowGaps, rank, specs_[rank].allowGaps));
+      }
+      if (specs_[rank].overlap != result_.overlap) {
+        return invalid(fmt::format("rank 0 gives overlap={}, rank {} gives overlap={}: give the same value on all ranks",
+                                   nameOf(result_.overlap), rank, nameOf(specs_[rank].overlap)));
+      }
+      if (specs_[rank].whoPlans != specs_[0].whoPlans) {
+        const auto nameOfPlanner = [&](std::size_t of) {
+          switch (specs_[of].whoPlans) {
+            case WhoPlans::kRank0:
+              return "is_spmd=True (rank 0 plans for all)";
+            case WhoPlans::kEachRank:
+              return "is_spmd=False (each rank plans)";
+            case WhoPlans::kChosen:
+              break;
+          }
+          return "is_spmd=None (shardwire chooses)";
+        };
+        return invalid(fmt::format("rank 0 gives {}, rank {} gives {}: give the same value on all ranks", nameOfPlanner(0), rank,
+                                   nameOfPlanner(rank)));
       }
     }
     return Status::ok();
@@ -110,13 +139,42 @@ class Merger {
         globalOf.push_back(found->second);
       }
     }
+    for (std::size_t t = 0; t < facts_.size(); ++t) {
+      SW_RETURN_IF_ERROR(settleDtypes(result_.tensors[t], facts_[t]));
+    }
+    return Status::ok();
+  }
+
+  // What only one side was given is the other side's too.
+  Status settleDtypes(GlobalTensor& tensor, const TensorFacts& facts) const {
+    if (facts.dtypeRank < 0) {
+      tensor.dtype = *tensor.outputDtype;  // every declaration gives one of them
+    }
+    if (tensor.outputDtype == tensor.dtype) {
+      tensor.outputDtype.reset();
+    }
+    if (!supportsReduction(tensor.dtype, tensor.reduction)) {
+      return invalid(fmt::format("rank {} asks for reduction {} of {}, but it is not defined on {}: use another reduction or dtype",
+                                 facts.firstRank, reduceOpName(tensor.reduction), nameOf(tensor), dtypeName(tensor.dtype)));
+    }
+    if (!supportsCast(tensor.dtype, tensor.dtypeOfOutputs())) {
+      return Status(StatusCode::kUnsupported,
+                    fmt::format("{}rank {} gives {} dtype {} for inputs, rank {} gives it {} for outputs: elements are cast between "
+                                "floating types, or between complex ones; for others give both sides the same dtype, and convert the "
+                                "tensors with .to() before or after",
+                                prefix(), facts.dtypeRank, nameOf(tensor), dtypeName(tensor.dtype), facts.outputDtypeRank,
+                                dtypeName(tensor.dtypeOfOutputs())));
+    }
     return Status::ok();
   }
 
   void addTensor(Rank rank, const TensorDecl& decl) {
-    result_.tensors.push_back({decl.name, decl.shape.value_or(Dims{}), decl.dtype, decl.reduction});
+    result_.tensors.push_back(
+        {decl.name, decl.shape.value_or(Dims{}), decl.dtype.value_or(DType::kFloat32), decl.reduction, decl.outputDtype});
     facts_.emplace_back();
     facts_.back().firstRank = rank;
+    facts_.back().dtypeRank = decl.dtype ? rank : -1;
+    facts_.back().outputDtypeRank = decl.outputDtype ? rank : -1;
     if (decl.shape) {
       setShape(rank, *decl.shape, facts_.size() - 1);
     }
@@ -131,13 +189,18 @@ class Merger {
 
   Status checkDeclaration(Rank rank, const TensorDecl& decl) const {
     const std::string name = decl.name.empty() ? "the tensor" : fmt::format("tensor '{}'", decl.name);
-    if (static_cast<int>(decl.dtype) >= kNumDTypes || static_cast<int>(decl.reduction) >= kNumReduceOps) {
-      return invalid(fmt::format("rank {} declares {} with dtype number {} and reduction number {}, which do not exist", rank, name,
-                                 static_cast<int>(decl.dtype), static_cast<int>(decl.reduction)));
+    if (!decl.dtype && !decl.outputDtype) {
+      return invalid(fmt::format("rank {} declares {} without a dtype: give that of the inputs, that of the outputs, or both", rank, name));
     }
-    if (!supportsReduction(decl.dtype, decl.reduction)) {
+    const auto numberOf = [](std::optional<DType> dtype) { return static_cast<int>(dtype.value_or(DType::kFloat32)); };
+    const int dtype = std::max(numberOf(decl.dtype), numberOf(decl.outputDtype));
+    if (dtype >= kNumDTypes || static_cast<int>(decl.reduction) >= kNumReduceOps) {
+      return invalid(fmt::format("rank {} declares {} with dtype number {} and reduction number {}, which do not exist", rank, name, dtype,
+                                 static_cast<int>(decl.reduction)));
+    }
+    if (decl.dtype && !supportsReduction(*decl.dtype, decl.reduction)) {
       return invalid(fmt::format("rank {} asks for reduction {} of {}, but it is not defined on {}: use another reduction or dtype", rank,
-                                 reduceOpName(decl.reduction), name, dtypeName(decl.dtype)));
+                                 reduceOpName(decl.reduction), name, dtypeName(*decl.dtype)));
     }
     if (decl.shape) {
       for (int d = 0; d < decl.shape->size(); ++d) {
@@ -151,11 +214,25 @@ class Merger {
   }
 
   Status agree(Rank rank, const TensorDecl& decl, std::size_t tensor) {
-    const GlobalTensor& merged = result_.tensors[tensor];
-    const Rank first = facts_[tensor].firstRank;
-    if (decl.dtype != merged.dtype) {
-      return invalid(fmt::format("rank {} gives {} dtype {}, rank {} gives it {}: give the same dtype on all ranks", first, nameOf(merged),
-                                 dtypeName(merged.dtype), rank, dtypeName(decl.dtype)));
+    GlobalTensor& merged = result_.tensors[tensor];
+    TensorFacts& facts = facts_[tensor];
+    const Rank first = facts.firstRank;
+    if (decl.dtype && facts.dtypeRank < 0) {
+      merged.dtype = *decl.dtype;
+      facts.dtypeRank = rank;
+    } else if (decl.dtype && *decl.dtype != merged.dtype) {
+      return invalid(
+          fmt::format("rank {} gives {} dtype {}, rank {} gives it {}: give the same dtype on all ranks, and output_dtype where the "
+                      "outputs have another",
+                      facts.dtypeRank, nameOf(merged), dtypeName(merged.dtype), rank, dtypeName(*decl.dtype)));
+    }
+    if (decl.outputDtype && facts.outputDtypeRank < 0) {
+      merged.outputDtype = decl.outputDtype;
+      facts.outputDtypeRank = rank;
+    } else if (decl.outputDtype && decl.outputDtype != merged.outputDtype) {
+      return invalid(fmt::format("rank {} gives {} dtype {} for outputs, rank {} gives it {}: give the same output_dtype on all ranks",
+                                 facts.outputDtypeRank, nameOf(merged), dtypeName(*merged.outputDtype), rank,
+                                 dtypeName(*decl.outputDtype)));
     }
     if (decl.reduction != merged.reduction) {
       return invalid(fmt::format("rank {} gives {} reduction {}, rank {} gives it {}: give the same reduction on all ranks", first,
@@ -214,7 +291,8 @@ class Merger {
 
   Status checkLocalShape(const Place& place, const LocalTensor& local) {
     SW_RETURN_IF_ERROR(checkNumDims(place, "local shape", local.localShape, local.tensor));
-    auto bytes = static_cast<std::int64_t>(elementBytes(result_.tensors[static_cast<std::size_t>(local.tensor)].dtype));
+    const GlobalTensor& tensor = result_.tensors[static_cast<std::size_t>(local.tensor)];
+    auto bytes = static_cast<std::int64_t>(elementBytes(place.list[0] == 'o' ? tensor.dtypeOfOutputs() : tensor.dtype));
     bool overflows = false;
     bool isEmptyTensor = false;
     for (int d = 0; d < local.localShape.size(); ++d) {
@@ -405,16 +483,38 @@ Result<GlobalSpec> mergeSpecs(std::span<const LocalSpec> specs) {
   return Merger(specs).merge();
 }
 
+LocalSpec specOf(const GlobalSpec& spec, Rank rank) {
+  return specOf(spec, RankSpec(spec.ranks[static_cast<std::size_t>(rank)]));
+}
+
+LocalSpec specOf(const GlobalSpec& spec, RankSpec&& own) {
+  LocalSpec agreed{.inputs = std::move(own.inputs),
+                   .outputs = std::move(own.outputs),
+                   .allowGaps = spec.allowGaps,
+                   .overlap = spec.overlap,
+                   .name = spec.name};
+  agreed.tensors.reserve(spec.tensors.size());
+  for (const GlobalTensor& tensor : spec.tensors) {
+    agreed.tensors.push_back({.name = tensor.name,
+                              .shape = tensor.shape,
+                              .dtype = tensor.dtype,
+                              .reduction = tensor.reduction,
+                              .outputDtype = tensor.dtypeOfOutputs()});
+  }
+  return agreed;
+}
+
 std::uint64_t fingerprint(const GlobalSpec& spec) {
   Hasher hasher;
   hasher.add(spec.name);
-  hasher.add(static_cast<std::uint64_t>(spec.allowGaps));
+  hasher.add(static_cast<std::uint64_t>(spec.allowGaps) | static_cast<std::uint64_t>(spec.overlap) << 1);
   hasher.add(spec.tensors.size());
   for (const GlobalTensor& tensor : spec.tensors) {
     hasher.add(tensor.name);
     hasher.add(tensor.shape);
     hasher.add(static_cast<std::uint64_t>(tensor.dtype));
     hasher.add(static_cast<std::uint64_t>(tensor.reduction));
+    hasher.add(static_cast<std::uint64_t>(tensor.dtypeOfOutputs()));
   }
   hasher.add(spec.ranks.size());
   for (const RankSpec& rank : spec.ranks) {

@@ -2,6 +2,7 @@
 // errors.
 #pragma once
 
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -21,14 +22,18 @@ struct RankSpec {
 struct GlobalTensor {
   std::string name;
   Dims shape;
-  DType dtype = DType::kFloat32;
+  DType dtype = DType::kFloat32;  // of inputs
   ReduceOp reduction = ReduceOp::kNone;
+  std::optional<DType> outputDtype = std::nullopt;  // absent: dtype; never equal to it
+
+  DType dtypeOfOutputs() const { return outputDtype.value_or(dtype); }
   friend bool operator==(const GlobalTensor&, const GlobalTensor&) = default;
 };
 
 struct GlobalSpec {
   std::string name;
   bool allowGaps = false;
+  Overlap overlap = Overlap::kLast;
   std::vector<GlobalTensor> tensors;  // in order of first mention: by rank, then by index in that rank's declaration
   std::vector<RankSpec> ranks;
   friend bool operator==(const GlobalSpec&, const GlobalSpec&) = default;
@@ -39,11 +44,22 @@ std::string encodeSpec(const LocalSpec& spec);
 // Bounds-checked; kInvalidArgument on anything malformed (overflowing extents, counts larger than the bytes left, unknown enumerators).
 Result<LocalSpec> decodeSpec(std::string_view bytes);
 
+// What an encoded spec says of LocalSpec::whoPlans, without decoding the rest. Nothing for what is none.
+std::optional<WhoPlans> whoPlansOf(std::string_view encodedSpec);
+
 // Merges and checks: localErrors (the lowest rank's wins, the others are counted), declarations that disagree, wrong number of dimensions,
 // negative or overflowing extents, boxes outside their tensor or their local tensor, reductions the dtype does not have, outputs whose own
-// boxes overlap in one local tensor. Every message names rank, list, index, what is wrong and how to mend it. Same text on all ranks.
+// boxes overlap in one local tensor. Every message names rank, list, index, what is wrong and how to fix it. Same text on all ranks.
 // Shapes that nobody gave become the bounding box of all regions.
 Result<GlobalSpec> mergeSpecs(std::span<const LocalSpec> specs);
+// The same of encoded ones, by rank. kInvalidArgument for one that cannot be read.
+Result<GlobalSpec> mergeEncoded(std::span<const std::string> encoded);
+
+// Rank `rank`'s part of it, written as one rank's spec: what all ranks agreed on, and that rank's own lists. Every tensor has its shape and
+// both of its dtypes.
+LocalSpec specOf(const GlobalSpec& spec, Rank rank);
+// The same of a rank's own lists, where they are not needed any more.
+LocalSpec specOf(const GlobalSpec& spec, RankSpec&& own);
 
 // Hash of everything above; equal on all ranks.
 std::uint64_t fingerprint(const GlobalSpec& spec);

@@ -1,3 +1,5 @@
+// The rules of a plan, as one pass that checks them (validate), and a plan as text (dump). Plans also come from decoders and fuzzers, so
+// every index is checked before it is used.
 #include "ops/plan/plan.h"
 
 #include <fmt/format.h>
@@ -138,6 +140,9 @@ class Validator {
     const PlanMove& move = plan_.moves[m];
     const bool isCopy = supplier >= 0;
     const PlanTensor& output = plan_.outputs[static_cast<std::size_t>(move.output)];
+    if (static_cast<int>(move.sourceDtype) >= kNumDTypes) {
+      return broken(fmt::format("moves[{}] reads unknown dtype {}", m, static_cast<int>(move.sourceDtype)));
+    }
     if (isCopy ? move.numSources != 1 : move.numSources < 2) {
       return broken(fmt::format("moves[{}] is a {} of {} sources", m, isCopy ? "copy" : "combine", move.numSources));
     }
@@ -146,9 +151,12 @@ class Validator {
           fmt::format("moves[{}] has {} sources from {}, there are {}", m, move.numSources, move.firstSource, plan_.sources.size()));
     }
     if (static_cast<int>(move.reduction) >= kNumReduceOps || (move.reduction == ReduceOp::kNone) != isCopy ||
-        !supportsReduction(output.dtype, move.reduction)) {
-      return broken(fmt::format("moves[{}] with {} sources of {} has reduction {}", m, move.numSources, dtypeName(output.dtype),
+        !supportsReduction(move.sourceDtype, move.reduction)) {
+      return broken(fmt::format("moves[{}] with {} sources of {} has reduction {}", m, move.numSources, dtypeName(move.sourceDtype),
                                 static_cast<int>(move.reduction)));
+    }
+    if (!supportsCast(move.sourceDtype, output.dtype)) {
+      return broken(fmt::format("moves[{}] casts {} to {}", m, dtypeName(move.sourceDtype), dtypeName(output.dtype)));
     }
     for (std::uint32_t s = move.firstSource; s < move.firstSource + move.numSources; ++s) {
       const PlanSource& source = plan_.sources[s];
@@ -167,7 +175,7 @@ class Validator {
       return broken(fmt::format("sources[{}] is own input {} in slot {} of {}", s, source.input, source.slot, plan_.inputs.size()));
     }
     const PlanTensor& input = plan_.inputs[static_cast<std::size_t>(source.input)];
-    if (!isInside(source.offset, move.shape, input.shape) || input.dtype != plan_.outputs[static_cast<std::size_t>(move.output)].dtype) {
+    if (!isInside(source.offset, move.shape, input.shape) || input.dtype != move.sourceDtype) {
       return broken(fmt::format("sources[{}] reads {} at {} of inputs[{}], {} of shape {}", s, toString(move.shape),
                                 toString(source.offset), source.input, dtypeName(input.dtype), toString(input.shape)));
     }
@@ -195,7 +203,7 @@ class Validator {
     }
     Received& received = received_[edge];
     received.isUsed[static_cast<std::size_t>(source.slot)] = true;
-    received.bytes += moveBytes(plan_, move);
+    received.bytes += static_cast<std::uint64_t>(numElements(move.shape)) * elementBytes(stagedDtypeOf(plan_, move));
     ++received.numItems;
     return Status::ok();
   }
@@ -243,8 +251,12 @@ class Validator {
         if (item.withPrevious && (i == edge.first || plan_.sendItems[i - 1].shape != item.shape)) {
           return broken(fmt::format("sendItems[{}] goes with the item before it, which is of another shape or edge", i));
         }
+        if (static_cast<int>(item.stagedDtype) >= kNumDTypes || !supportsCast(input.dtype, item.stagedDtype) ||
+            elementBytes(item.stagedDtype) > elementBytes(input.dtype)) {
+          return broken(fmt::format("sendItems[{}] sends {} as dtype {}", i, dtypeName(input.dtype), static_cast<int>(item.stagedDtype)));
+        }
         isUsed[static_cast<std::size_t>(item.slot)] = true;
-        bytes += static_cast<std::uint64_t>(numElements(item.shape)) * elementBytes(input.dtype);
+        bytes += static_cast<std::uint64_t>(numElements(item.shape)) * elementBytes(item.stagedDtype);
       }
       if (bytes != edge.bytes || edge.count != edge.numItems) {
         return broken(
@@ -287,6 +299,9 @@ void dumpMoves(const Plan& plan, std::uint32_t first, std::uint32_t end, std::st
     }
     for (std::uint32_t s = 0; s < move.numSources; ++s) {
       text += (s == 0 ? "" : ", ") + describe(plan.sources[move.firstSource + s]);
+    }
+    if (move.sourceDtype != outputDtypeOf(plan, move)) {
+      text += fmt::format(", cast from {}", dtypeName(move.sourceDtype));
     }
     text += "\n";
   }

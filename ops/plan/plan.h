@@ -43,6 +43,7 @@ struct PlanMove {
   std::uint32_t firstSource = 0;
   std::uint32_t numSources = 1;
   ReduceOp reduction = ReduceOp::kNone;  // kNone exactly when numSources == 1
+  DType sourceDtype = DType::kFloat32;   // of all its sources; where the output's is another, elements are cast
   friend bool operator==(const PlanMove&, const PlanMove&) = default;
 };
 
@@ -55,6 +56,7 @@ struct PlanSendItem {
   // The peer combines this box with the box of the item before it (two inputs of mine overlap there): staged, the two travel segment by
   // segment in turn, so that the peer never has to hold one while the other is still to come.
   bool withPrevious = false;
+  DType stagedDtype = DType::kFloat32;  // what its elements are in frames (see stagedDtype below)
   friend bool operator==(const PlanSendItem&, const PlanSendItem&) = default;
 };
 
@@ -65,7 +67,7 @@ struct PlanEdge {
   std::uint32_t first = 0;
   std::uint32_t count = 0;
   std::uint32_t numCopies = 0;       // the first items: the receiving end copies them, and combines the rest (receives: all, see above)
-  std::uint64_t bytes = 0;           // of all items of the edge, combines' sources included
+  std::uint64_t bytes = 0;           // of all items of the edge, combines' sources included, as they are when staged
   std::uint64_t numItems = 0;        // boxes on the edge, combines' sources included
   std::vector<std::int32_t> inputs;  // the supplier's inputs used on this edge, ascending
   friend bool operator==(const PlanEdge&, const PlanEdge&) = default;
@@ -99,9 +101,21 @@ Result<Plan> deserialise(std::string_view bytes);
 
 // Bytes of a plan in memory, for stats.
 std::uint64_t memoryBytes(const Plan& plan);
-// Bytes of one move's box.
+
+// What boxes are in frames: the narrower of the two types, so that few bytes travel and each element is cast once, at either end. What is
+// combined travels as it is, because it is rounded after.
+inline DType stagedDtype(DType source, DType target, bool isCombined) {
+  return !isCombined && elementBytes(target) < elementBytes(source) ? target : source;
+}
+inline DType outputDtypeOf(const Plan& plan, const PlanMove& move) {
+  return plan.outputs[static_cast<std::size_t>(move.output)].dtype;
+}
+inline DType stagedDtypeOf(const Plan& plan, const PlanMove& move) {
+  return stagedDtype(move.sourceDtype, outputDtypeOf(plan, move), move.numSources > 1);
+}
+// Bytes of one move's box of the output.
 inline std::uint64_t moveBytes(const Plan& plan, const PlanMove& move) {
-  return static_cast<std::uint64_t>(numElements(move.shape)) * elementBytes(plan.outputs[static_cast<std::size_t>(move.output)].dtype);
+  return static_cast<std::uint64_t>(numElements(move.shape)) * elementBytes(outputDtypeOf(plan, move));
 }
 
 }  // namespace shardwire::internal

@@ -1,18 +1,18 @@
-// Plans as bytes. Layout, version 2, all fields fixed-width little-endian (dims = u8 count + i64 each; a list = u32 count + records):
+// Plans as bytes. Layout, version 3, all fields fixed-width little-endian (dims = u8 count + i64 each; a list = u32 count + records):
 //   u32 magic "SWPL", u8 version, i32 rank, i32 worldSize, u64 fingerprint, u32 numOwnCopies, u32 firstCombine,
 //   inputs, outputs: { u8 dtype, dims shape }; sources: { i32 rank, i32 input, i32 slot, dims offset },
-//   moves: { i32 output, dims offset, dims shape, u32 firstSource, u32 numSources, u8 reduction },
-//   receives: edges; sendItems: { i32 input, i32 slot, dims offset, dims shape, u8 withPrevious }; sends: edges
+//   moves: { i32 output, dims offset, dims shape, u32 firstSource, u32 numSources, u8 reduction, u8 sourceDtype },
+//   receives: edges; sendItems: { i32 input, i32 slot, dims offset, dims shape, u8 withPrevious, u8 stagedDtype }; sends: edges
 //   edge: i32 peer, u32 first, u32 count, u32 numCopies, u64 bytes, u64 numItems, list of i32 inputs
-#include "ops/plan/byte_codec.h"
 #include "ops/plan/plan.h"
+#include "ops/wire/byte_codec.h"
 
 namespace shardwire::internal {
 
 namespace {
 
 constexpr std::uint32_t kPlanMagic = 0x4c505753;  // "SWPL"
-constexpr std::uint8_t kPlanVersion = 2;
+constexpr std::uint8_t kPlanVersion = 3;
 
 template <typename T, typename Write>
 void writeList(ByteWriter& out, const std::vector<T>& items, Write write) {
@@ -27,7 +27,7 @@ template <typename T, typename Read>
 void readList(ByteReader& in, std::vector<T>& items, std::size_t minBytes, Read read) {
   const std::size_t count = in.count(in.fixed<std::uint32_t>(), minBytes);
   items.resize(count);
-  for (std::size_t i = 0; i < count && !in.failed(); ++i) {
+  for (std::size_t i = 0; i < count && in.ok(); ++i) {
     read(items[i]);
   }
 }
@@ -82,6 +82,7 @@ void writeSteps(ByteWriter& out, const Plan& plan) {
     out.fixed(move.firstSource);
     out.fixed(move.numSources);
     out.fixed(static_cast<std::uint8_t>(move.reduction));
+    out.fixed(static_cast<std::uint8_t>(move.sourceDtype));
   });
   writeEdges(out, plan.receives);
   writeList(out, plan.sendItems, [&out](const PlanSendItem& item) {
@@ -90,6 +91,7 @@ void writeSteps(ByteWriter& out, const Plan& plan) {
     out.fixedDims(item.offset);
     out.fixedDims(item.shape);
     out.fixed(static_cast<std::uint8_t>(item.withPrevious));
+    out.fixed(static_cast<std::uint8_t>(item.stagedDtype));
   });
   writeEdges(out, plan.sends);
 }
@@ -101,21 +103,23 @@ void readSteps(ByteReader& in, Plan& plan) {
     source.slot = in.fixed<std::int32_t>();
     source.offset = in.fixedDims();
   });
-  readList(in, plan.moves, 15, [&in](PlanMove& move) {
+  readList(in, plan.moves, 16, [&in](PlanMove& move) {
     move.output = in.fixed<std::int32_t>();
     move.offset = in.fixedDims();
     move.shape = in.fixedDims();
     move.firstSource = in.fixed<std::uint32_t>();
     move.numSources = in.fixed<std::uint32_t>();
     move.reduction = in.enumerator<ReduceOp>(kNumReduceOps);
+    move.sourceDtype = in.enumerator<DType>(kNumDTypes);
   });
   readEdges(in, plan.receives);
-  readList(in, plan.sendItems, 11, [&in](PlanSendItem& item) {
+  readList(in, plan.sendItems, 12, [&in](PlanSendItem& item) {
     item.input = in.fixed<std::int32_t>();
     item.slot = in.fixed<std::int32_t>();
     item.offset = in.fixedDims();
     item.shape = in.fixedDims();
     item.withPrevious = in.boolean();
+    item.stagedDtype = in.enumerator<DType>(kNumDTypes);
   });
   readEdges(in, plan.sends);
 }
@@ -141,7 +145,7 @@ Result<Plan> deserialise(std::string_view bytes) {
   ByteReader in(bytes);
   const auto magic = in.fixed<std::uint32_t>();
   const auto version = in.fixed<std::uint8_t>();
-  if (in.failed() || magic != kPlanMagic) {
+  if (!in.ok() || magic != kPlanMagic) {
     return Status(StatusCode::kInvalidArgument, "these bytes are not a shardwire plan: they do not begin with its mark");
   }
   if (version != kPlanVersion) {
@@ -157,7 +161,7 @@ Result<Plan> deserialise(std::string_view bytes) {
   readTensors(in, plan.inputs);
   readTensors(in, plan.outputs);
   readSteps(in, plan);
-  if (in.failed() || !in.atEnd()) {
+  if (!in.isDone()) {
     return Status(StatusCode::kInvalidArgument,
                   "a plan of " + std::to_string(bytes.size()) + " bytes is malformed: it was cut short or damaged, compile it again");
   }

@@ -10,6 +10,7 @@
 
 #include "ops/plan/assign_sources.h"
 #include "ops/plan/find_gaps.h"
+#include "ops/plan/find_overlaps.h"
 #include "ops/plan/hash.h"
 
 namespace shardwire::internal {
@@ -42,11 +43,12 @@ bool isEmptyRow(int numDims, const std::int64_t* row) {
   return false;
 }
 
-std::vector<PlanTensor> planTensors(const GlobalSpec& spec, const std::vector<LocalTensor>& locals) {
+std::vector<PlanTensor> planTensors(const GlobalSpec& spec, const std::vector<LocalTensor>& locals, bool areOutputs) {
   std::vector<PlanTensor> tensors;
   tensors.reserve(locals.size());
   for (const LocalTensor& local : locals) {
-    tensors.push_back({spec.tensors[static_cast<std::size_t>(local.tensor)].dtype, local.localShape});
+    const GlobalTensor& tensor = spec.tensors[static_cast<std::size_t>(local.tensor)];
+    tensors.push_back({areOutputs ? tensor.dtypeOfOutputs() : tensor.dtype, local.localShape});
   }
   return tensors;
 }
@@ -69,8 +71,8 @@ class PlanBuilder {
     plan_.rank = rank_;
     plan_.worldSize = worldSize_;
     const RankSpec& own = spec_.ranks[static_cast<std::size_t>(rank_)];
-    plan_.inputs = planTensors(spec_, own.inputs);
-    plan_.outputs = planTensors(spec_, own.outputs);
+    plan_.inputs = planTensors(spec_, own.inputs, false);
+    plan_.outputs = planTensors(spec_, own.outputs, true);
     buildReceives();
     if (!own.inputs.empty()) {
       buildSends();
@@ -188,7 +190,8 @@ class PlanBuilder {
   void account(const Draft& draft) {
     const std::int32_t tensor = tensorOf(draft);
     const TensorSources& sources = index_[tensor];
-    const std::uint64_t bytes = rowElements(sources.numDims, draftBoxes_[static_cast<std::size_t>(tensor)][draft.box]) * sources.elemBytes;
+    const std::uint64_t bytes =
+        rowElements(sources.numDims, draftBoxes_[static_cast<std::size_t>(tensor)][draft.box]) * sources.elemBytes(draft.numSources);
     for (std::uint32_t s = draft.firstSource; s < draft.firstSource + draft.numSources; ++s) {
       const std::int32_t edgeIndex = edgeAt_[static_cast<std::size_t>(distanceTo(draftSources_[s].rank))];
       if (edgeIndex < 0) {
@@ -210,10 +213,11 @@ class PlanBuilder {
   void addMove(const Draft& draft) {
     const LocalTensor& output = spec_.ranks[static_cast<std::size_t>(rank_)].outputs[static_cast<std::size_t>(draft.output)];
     const TensorSources& sources = index_[output.tensor];
+    const GlobalTensor& tensor = spec_.tensors[static_cast<std::size_t>(output.tensor)];
     const std::int64_t* row = draftBoxes_[static_cast<std::size_t>(output.tensor)][draft.box];
     plan_.moves.push_back({draft.output, localOffsetOf(output.slices[static_cast<std::size_t>(draft.slice)], sources.numDims, row),
                            shapeOf(sources.numDims, row), static_cast<std::uint32_t>(plan_.sources.size()), draft.numSources,
-                           draft.numSources == 1 ? ReduceOp::kNone : sources.reduction});
+                           draft.numSources == 1 ? ReduceOp::kNone : sources.reduction, tensor.dtype});
     for (std::uint32_t s = draft.firstSource; s < draft.firstSource + draft.numSources; ++s) {
       const PieceSource& source = draftSources_[s];
       const LocalTensor& input = spec_.ranks[static_cast<std::size_t>(source.rank)].inputs[static_cast<std::size_t>(source.input)];
@@ -245,6 +249,7 @@ class PlanBuilder {
   // Copies go at once, what the peer combines comes after all of them.
   void sendPieces(const Pieces& pieces, std::int32_t tensor, PlanEdge& edge) {
     const TensorSources& sources = index_[tensor];
+    const GlobalTensor& sent = spec_.tensors[static_cast<std::size_t>(tensor)];
     for (const Piece& piece : pieces.pieces) {
       bool isFirstOfPiece = true;
       for (std::uint32_t s = piece.firstSource; s < piece.firstSource + piece.numSources; ++s) {
@@ -256,9 +261,10 @@ class PlanBuilder {
         const LocalTensor& input = spec_.ranks[static_cast<std::size_t>(rank_)].inputs[static_cast<std::size_t>(source.input)];
         std::vector<PlanSendItem>& items = piece.numSources == 1 ? plan_.sendItems : lateItems_;
         items.push_back({source.input, 0, localOffsetOf(input.slices[static_cast<std::size_t>(source.slice)], sources.numDims, row),
-                         shapeOf(sources.numDims, row), !isFirstOfPiece});
+                         shapeOf(sources.numDims, row), !isFirstOfPiece,
+                         stagedDtype(sent.dtype, sent.dtypeOfOutputs(), piece.numSources > 1)});
         isFirstOfPiece = false;
-        edge.bytes += rowElements(sources.numDims, row) * sources.elemBytes;
+        edge.bytes += rowElements(sources.numDims, row) * sources.elemBytes(piece.numSources);
         edge.inputs.push_back(source.input);
       }
     }
@@ -300,30 +306,59 @@ Status checkHosts(const GlobalSpec& spec, HostMap hosts) {
   return Status::ok();
 }
 
+// What all ranks' inputs cover, and how often.
+Status checkCover(const GlobalSpec& spec, const SourceIndex& index) {
+  if (spec.overlap == Overlap::kError) {
+    SW_RETURN_IF_ERROR(checkOverlaps(spec, index));
+  }
+  return spec.allowGaps ? Status::ok() : checkGaps(spec, index);
+}
+
 }  // namespace
+
+struct Planner::Common {
+  Common(const GlobalSpec& ofAll, HostMap hosts) : spec(ofAll), index(ofAll, hosts) {}
+
+  const GlobalSpec& spec;
+  const SourceIndex index;
+  std::uint64_t fingerprint = 0;
+};
+
+Planner::Planner(std::unique_ptr<const Common> common) : common_(std::move(common)) {}
+
+Planner::~Planner() = default;
+
+Result<std::unique_ptr<Planner>> Planner::create(const GlobalSpec& spec, HostMap hosts) {
+  SW_RETURN_IF_ERROR(checkHosts(spec, hosts));
+  auto common = std::make_unique<Common>(spec, hosts);
+  SW_RETURN_IF_ERROR(checkCover(spec, common->index));
+  Hasher hasher;
+  hasher.add(fingerprint(spec));
+  common->fingerprint = hasher.value();
+  return std::unique_ptr<Planner>(new Planner(std::move(common)));
+}
+
+Plan Planner::planOf(Rank rank) const {
+  SW_CHECK(rank >= 0 && static_cast<std::size_t>(rank) < common_->spec.ranks.size());
+  Plan plan = PlanBuilder(common_->spec, rank, common_->index).build();
+  plan.fingerprint = common_->fingerprint;
+  return plan;
+}
 
 Result<Plan> redistribute(const GlobalSpec& spec, Rank rank, HostMap hosts) {
   SW_RETURN_IF_ERROR(checkHosts(spec, hosts));
   if (rank < 0 || static_cast<std::size_t>(rank) >= spec.ranks.size()) {
-    return Status(StatusCode::kInvalidArgument, fmt::format("there is no rank {} in a group of {} ranks", rank, spec.ranks.size()));
+    return Status(StatusCode::kInvalidArgument,
+                  fmt::format("rank {} is out of range: the group has {} ranks, counted from 0", rank, spec.ranks.size()));
   }
-  const SourceIndex index(spec, hosts);
-  if (!spec.allowGaps) {
-    SW_RETURN_IF_ERROR(checkGaps(spec, index));
-  }
-  Plan plan = PlanBuilder(spec, rank, index).build();
-  Hasher hasher;
-  hasher.add(fingerprint(spec));
-  plan.fingerprint = hasher.value();
-  return plan;
+  const Result<std::unique_ptr<Planner>> planner = Planner::create(spec, hosts);
+  return planner.isOk() ? Result<Plan>((*planner)->planOf(rank)) : Result<Plan>(planner.status());
 }
 
 Result<Traffic> trafficOf(const GlobalSpec& spec, HostMap hosts) {
   SW_RETURN_IF_ERROR(checkHosts(spec, hosts));
   const SourceIndex index(spec, hosts);
-  if (!spec.allowGaps) {
-    SW_RETURN_IF_ERROR(checkGaps(spec, index));
-  }
+  SW_RETURN_IF_ERROR(checkCover(spec, index));
   Traffic traffic;
   Assigner assigner(index);
   for (std::size_t rank = 0; rank < spec.ranks.size(); ++rank) {
@@ -340,7 +375,7 @@ Result<Traffic> trafficOf(const GlobalSpec& spec, HostMap hosts) {
         }
         const Pieces& pieces = assigner.assign({static_cast<Rank>(rank), outputs[o].tensor, static_cast<std::int32_t>(o), row.data()});
         for (const Piece& piece : pieces.pieces) {
-          const std::uint64_t bytes = rowElements(sources.numDims, pieces.boxes[piece.box]) * sources.elemBytes;
+          const std::uint64_t bytes = rowElements(sources.numDims, pieces.boxes[piece.box]) * sources.elemBytes(piece.numSources);
           for (std::uint32_t s = piece.firstSource; s < piece.firstSource + piece.numSources; ++s) {
             const Rank source = pieces.sources[s].rank;
             Traffic::Edge& edge = edges.try_emplace(source, Traffic::Edge{source, static_cast<Rank>(rank), 0, 0}).first->second;

@@ -1,6 +1,7 @@
 // GlobalSpec x rank -> Plan: the compiler behind compileOp. Pure, deterministic; every rank calls it with the same spec.
 #pragma once
 
+#include <memory>
 #include <span>
 #include <string>
 #include <vector>
@@ -13,9 +14,24 @@ namespace shardwire::internal {
 // Which ranks share a host: hosts[r] == hosts[q] when r reaches q by shared memory. Empty: all on one host.
 using HostMap = std::span<const std::int32_t>;
 
-// The plan of `rank`. kInvalidArgument listing the first uncovered regions and the ranks that want them unless spec.allowGaps: the same
+// The plan of `rank`. kGap listing the first uncovered regions and the ranks that want them unless spec.allowGaps: the same
 // text whatever `rank` is, so every output of every rank is looked at for gaps (cheaply).
 Result<Plan> redistribute(const GlobalSpec& spec, Rank rank, HostMap hosts = {});
+
+// The plans of several ranks of one spec: what they have in common is made once. Any thread, one at a time.
+class Planner {
+ public:
+  // Errors: those of redistribute. `spec` must outlive the planner.
+  static Result<std::unique_ptr<Planner>> create(const GlobalSpec& spec, HostMap hosts = {});
+  ~Planner();
+  // As redistribute gives it, byte for byte. 0 <= rank < ranks of the spec.
+  Plan planOf(Rank rank) const;
+
+ private:
+  struct Common;
+  explicit Planner(std::unique_ptr<const Common> common);
+  const std::unique_ptr<const Common> common_;
+};
 
 // Bytes per directed pair of ranks, for explain and plots, and the least bytes any plan must move between ranks.
 struct Traffic {

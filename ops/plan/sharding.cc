@@ -1,7 +1,7 @@
-// How a dimension is cut, in these words: a rank's share of one tensor dimension is an ordered list of RUNS, each a range of global
-// indices; its local index space is their concatenation. It starts as one run, the whole extent. Each placement, left to right over the
+// How a dimension is cut, in these words: a rank's share of one tensor dimension is an ordered list of SPANS, each a range of global
+// indices; its local index space is their concatenation. It starts as one span, the whole extent. Each placement, left to right over the
 // mesh dimensions, cuts the local index space of the list it finds: Shard keeps one CHUNK of it, _StridedShard keeps one chunk of each of
-// splitFactor chunks. A share is then the cross product of the runs of its dimensions.
+// splitFactor chunks. A share is then the cross product of the spans of its dimensions.
 //
 // A _StridedShard whose splitFactor is the number of shards that the mesh dimensions to its right make of the same tensor dimension stands
 // for another order: FSDP2 over tensor parallelism, where the right dimensions cut first. On even extents both readings give the same
@@ -20,11 +20,11 @@ namespace shardwire::internal {
 
 namespace {
 
-struct Run {
+struct Span {
   std::int64_t start;
   std::int64_t length;
 };
-using Runs = std::vector<Run>;
+using Spans = std::vector<Span>;
 
 struct Range {
   std::int64_t begin;
@@ -40,45 +40,45 @@ Range chunkOf(std::int64_t extent, std::int64_t k, std::int64_t index) {
   return {begin, begin + std::min(chunk, extent - begin)};
 }
 
-std::int64_t totalLength(const Runs& runs) {
+std::int64_t totalLength(const Spans& spans) {
   std::int64_t total = 0;
-  for (const Run& run : runs) {
-    total += run.length;
+  for (const Span& span : spans) {
+    total += span.length;
   }
   return total;
 }
 
-// Appends the runs of local range [range.begin, range.end) of `runs`; touching runs become one.
-void appendRange(const Runs& runs, Range range, Runs& out) {
+// Appends the spans of local range [range.begin, range.end) of `spans`; touching spans become one.
+void appendRange(const Spans& spans, Range range, Spans& out) {
   std::int64_t position = 0;
-  for (const Run& run : runs) {
+  for (const Span& span : spans) {
     const std::int64_t begin = std::max(range.begin, position);
-    const std::int64_t end = std::min(range.end, position + run.length);
+    const std::int64_t end = std::min(range.end, position + span.length);
     if (begin < end) {
-      const Run piece{run.start + (begin - position), end - begin};
+      const Span piece{span.start + (begin - position), end - begin};
       if (!out.empty() && out.back().start + out.back().length == piece.start) {
         out.back().length += piece.length;
       } else {
         out.push_back(piece);
       }
     }
-    position += run.length;
+    position += span.length;
   }
 }
 
-Runs shard(const Runs& runs, std::int64_t k, std::int64_t index) {
-  Runs out;
-  appendRange(runs, chunkOf(totalLength(runs), k, index), out);
+Spans shard(const Spans& spans, std::int64_t k, std::int64_t index) {
+  Spans out;
+  appendRange(spans, chunkOf(totalLength(spans), k, index), out);
   return out;
 }
 
-Runs stridedShard(const Runs& runs, std::int64_t splitFactor, std::int64_t k, std::int64_t index) {
-  Runs out;
-  const std::int64_t total = totalLength(runs);
+Spans stridedShard(const Spans& spans, std::int64_t splitFactor, std::int64_t k, std::int64_t index) {
+  Spans out;
+  const std::int64_t total = totalLength(spans);
   for (std::int64_t piece = 0; piece < std::min(splitFactor, total); ++piece) {
     const Range outer = chunkOf(total, splitFactor, piece);
     const Range inner = chunkOf(outer.end - outer.begin, k, index);
-    appendRange(runs, {outer.begin + inner.begin, outer.begin + inner.end}, out);
+    appendRange(spans, {outer.begin + inner.begin, outer.begin + inner.end}, out);
   }
   return out;
 }
@@ -87,8 +87,8 @@ bool isShard(const Placement& placement) {
   return placement.kind == PlacementKind::kShard || placement.kind == PlacementKind::kStridedShard;
 }
 
-Runs cut(const Runs& runs, const Placement& placement, std::int64_t k, std::int64_t index) {
-  return placement.kind == PlacementKind::kShard ? shard(runs, k, index) : stridedShard(runs, placement.splitFactor, k, index);
+Spans cut(const Spans& spans, const Placement& placement, std::int64_t k, std::int64_t index) {
+  return placement.kind == PlacementKind::kShard ? shard(spans, k, index) : stridedShard(spans, placement.splitFactor, k, index);
 }
 
 // Coordinates of position `index` in the row-major mesh.
@@ -123,29 +123,29 @@ std::uint64_t replicaClassOf(const Layout& layout, const Dims& coordinates) {
   return value == 0 ? 1 : value;
 }
 
-// Every combination of one run per dimension, last dimension fastest.
-void crossProduct(const std::vector<Runs>& runsOfDim, LocalShare& share) {
-  const int numDims = static_cast<int>(runsOfDim.size());
-  std::vector<std::size_t> chosen(runsOfDim.size(), 0);
+// Every combination of one span per dimension, last dimension fastest.
+void crossProduct(const std::vector<Spans>& spansOfDim, LocalShare& share) {
+  const int numDims = static_cast<int>(spansOfDim.size());
+  std::vector<std::size_t> chosen(spansOfDim.size(), 0);
   PlacedSlice placed{{Dims::filled(numDims, 0), Dims::filled(numDims, 0)}, Dims::filled(numDims, 0)};
   for (int d = 0; d < numDims; ++d) {
-    if (runsOfDim[static_cast<std::size_t>(d)].empty()) {
+    if (spansOfDim[static_cast<std::size_t>(d)].empty()) {
       return;
     }
   }
   while (true) {
     for (int d = 0; d < numDims; ++d) {
-      const Run& run = runsOfDim[static_cast<std::size_t>(d)][chosen[static_cast<std::size_t>(d)]];
-      placed.slice.offset[d] = run.start;
-      placed.slice.shape[d] = run.length;
+      const Span& span = spansOfDim[static_cast<std::size_t>(d)][chosen[static_cast<std::size_t>(d)]];
+      placed.slice.offset[d] = span.start;
+      placed.slice.shape[d] = span.length;
     }
     share.slices.push_back(placed);
     int d = numDims - 1;
     for (; d >= 0; --d) {
-      const Runs& runs = runsOfDim[static_cast<std::size_t>(d)];
+      const Spans& spans = spansOfDim[static_cast<std::size_t>(d)];
       std::size_t& at = chosen[static_cast<std::size_t>(d)];
-      placed.localOffset[d] += runs[at].length;
-      if (++at < runs.size()) {
+      placed.localOffset[d] += spans[at].length;
+      if (++at < spans.size()) {
         break;
       }
       at = 0;
@@ -239,12 +239,12 @@ std::vector<int> rightFirstOrder(const Layout& layout, int dim) {
   return isUsual ? std::vector<int>{} : order;
 }
 
-bool sameRuns(const Runs& a, const Runs& b) {
+bool sameSpans(const Spans& a, const Spans& b) {
   return std::equal(a.begin(), a.end(), b.begin(), b.end(),
-                    [](const Run& x, const Run& y) { return x.start == y.start && x.length == y.length; });
+                    [](const Span& x, const Span& y) { return x.start == y.start && x.length == y.length; });
 }
 
-// Whether both readings of the placements give every rank the same runs of tensor dimension `dim`.
+// Whether both readings of the placements give every rank the same spans of tensor dimension `dim`.
 bool readingsAgree(const Layout& layout, int dim) {
   const std::vector<int> order = rightFirstOrder(layout, dim);
   std::int64_t numShards = 1;
@@ -259,20 +259,20 @@ bool readingsAgree(const Layout& layout, int dim) {
   std::vector<std::int64_t> coordinates(static_cast<std::size_t>(layout.meshShape.size()), 0);
   for (std::int64_t tuple = 0; tuple < numShards; ++tuple) {
     std::int64_t rest = tuple;
-    Runs rightFirst{{0, extent}};
+    Spans rightFirst{{0, extent}};
     for (const int m : order) {
       coordinates[static_cast<std::size_t>(m)] = rest % layout.meshShape[m];
       rest /= layout.meshShape[m];
       rightFirst = shard(rightFirst, layout.meshShape[m], coordinates[static_cast<std::size_t>(m)]);
     }
-    Runs leftFirst{{0, extent}};
+    Spans leftFirst{{0, extent}};
     for (int m = 0; m < layout.meshShape.size(); ++m) {
       const Placement& placement = layout.placements[static_cast<std::size_t>(m)];
       if (isShard(placement) && placement.dim == dim) {
         leftFirst = cut(leftFirst, placement, layout.meshShape[m], coordinates[static_cast<std::size_t>(m)]);
       }
     }
-    if (!sameRuns(leftFirst, rightFirst)) {
+    if (!sameSpans(leftFirst, rightFirst)) {
       return false;
     }
   }
@@ -332,22 +332,22 @@ std::optional<LocalShare> shareOf(const Layout& layout, Rank rank) {
     return std::nullopt;
   }
   const Dims coordinates = coordinatesOf(layout.meshShape, position - layout.mesh.begin());
-  std::vector<Runs> runsOfDim;
+  std::vector<Spans> spansOfDim;
   for (const std::int64_t extent : layout.shape) {
-    runsOfDim.push_back(extent > 0 ? Runs{{0, extent}} : Runs{});
+    spansOfDim.push_back(extent > 0 ? Spans{{0, extent}} : Spans{});
   }
   for (int m = 0; m < coordinates.size(); ++m) {
     const Placement& placement = layout.placements[static_cast<std::size_t>(m)];
     if (isShard(placement)) {
-      Runs& runs = runsOfDim[static_cast<std::size_t>(placement.dim)];
-      runs = cut(runs, placement, layout.meshShape[m], coordinates[m]);
+      Spans& spans = spansOfDim[static_cast<std::size_t>(placement.dim)];
+      spans = cut(spans, placement, layout.meshShape[m], coordinates[m]);
     }
   }
   LocalShare share;
-  for (const Runs& runs : runsOfDim) {
-    share.localShape.push_back(totalLength(runs));
+  for (const Spans& spans : spansOfDim) {
+    share.localShape.push_back(totalLength(spans));
   }
-  crossProduct(runsOfDim, share);
+  crossProduct(spansOfDim, share);
   share.replicaClass = replicaClassOf(layout, coordinates);
   return share;
 }

@@ -36,7 +36,7 @@ struct LocalShare {
   std::uint64_t replicaClass = 0;
 };
 
-// kInvalidArgument for a layout that cannot be: dims out of range, mesh size, repeated ranks, two reductions, a split factor < 1; or that
+// kInvalidArgument for an impossible layout: dims out of range, mesh size, repeated ranks, two reductions, a split factor < 1; or that
 // cannot be placed exactly: [_StridedShard, Shard] of one uneven dimension where torch's reading and FSDP2's own shards differ.
 Status checkLayout(const Layout& layout);
 // The reduction pending on the layout (of its kPartial placements), kNone when there is none.

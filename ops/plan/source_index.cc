@@ -1,3 +1,7 @@
+// One pass over all ranks' inputs gathers, for each tensor, the contributions and their stocks in the order of (rank, input); a second one
+// packs the holders of each stock next to each other, ordered by host. Stocks and sets of holders are found by hash: with replicas,
+// thousands of ranks hold equal boxes. At the end each tensor gets its two searches: the grid of covers for regular layouts, the sorted
+// boxes for all.
 #include "ops/plan/source_index.h"
 
 #include <algorithm>
@@ -5,6 +9,7 @@
 #include <unordered_map>
 
 #include "ops/plan/hash.h"
+#include "ops/plan/plan.h"
 
 namespace shardwire::internal {
 
@@ -41,37 +46,39 @@ class HolderSets {
   std::vector<std::vector<Rank>> sets_;
 };
 
-// Gathers one tensor's inputs in order of (rank, input), then packs the holders of each group.
+// Gathers one tensor's inputs in order of (rank, input), then packs the holders of each stock.
 class TensorGatherer {
  public:
-  explicit TensorGatherer(TensorSources& out) : out_(out) {}
+  // `areEqual`: inputs hold equal elements wherever they overlap, whatever their class.
+  TensorGatherer(TensorSources& out, bool areEqual) : out_(out), areEqual_(areEqual) {}
 
   void addInput(const LocalTensor& local, std::int32_t input, Rank rank, std::int32_t place) {
-    const std::uint32_t contribution = contributionOf(local.replicaClass);
+    const std::uint64_t replicaClass = areEqual_ ? kClassOfAll : local.replicaClass;
+    const std::uint32_t contribution = contributionOf(replicaClass);
     for (std::size_t s = 0; s < local.slices.size(); ++s) {
       const Slice& slice = local.slices[s].slice;
       rowOf(slice, row_.data());
       if (isEmptyRow()) {
         continue;
       }
-      const std::uint32_t group = groupOf(contribution, local.replicaClass != 0);
+      const std::uint32_t stock = stockOf(contribution, replicaClass != 0);
       holders_.push_back({place, rank, input, static_cast<std::int32_t>(s)});
-      groupOfHolder_.push_back(group);
+      stockOfHolder_.push_back(stock);
     }
   }
 
   void finish(HolderSets& sets) {
     packHolders();
-    out_.holderSet.assign(out_.groups.size(), kNoHolderSet);
-    for (std::size_t group = 0; group < out_.groups.size(); ++group) {
-      if (out_.holdersOf(group).size() > 1) {
-        out_.holderSet[group] = sets.numberOf(out_.holdersOf(group));
+    out_.holderSet.assign(out_.stocks.size(), kNoHolderSet);
+    for (std::size_t stock = 0; stock < out_.stocks.size(); ++stock) {
+      if (out_.holdersOf(stock).size() > 1) {
+        out_.holderSet[stock] = sets.numberOf(out_.holdersOf(stock));
       }
     }
-    out_.grid.build(out_.groups);
-    std::vector<std::uint32_t> all(out_.groups.size());
+    out_.grid.build(out_.stocks);
+    std::vector<std::uint32_t> all(out_.stocks.size());
     std::iota(all.begin(), all.end(), 0U);
-    out_.search.build(out_.groups, all, out_.grid.busiestDim());
+    out_.search.build(out_.stocks, all, out_.grid.busiestDim());
   }
 
  private:
@@ -93,33 +100,33 @@ class TensorGatherer {
     return found->second;
   }
 
-  // The group of row_, made when it is new. Boxes of class 0 are groups of their own: the boxes of one local tensor are disjoint.
-  std::uint32_t groupOf(std::uint32_t contribution, bool mayBeShared) {
-    const auto fresh = static_cast<std::uint32_t>(out_.groups.size());
+  // The stock of row_, made when it is new. Boxes of class 0 are stocks of their own: the boxes of one local tensor are disjoint.
+  std::uint32_t stockOf(std::uint32_t contribution, bool mayBeShared) {
+    const auto fresh = static_cast<std::uint32_t>(out_.stocks.size());
     if (mayBeShared) {
       Hasher hasher;
       hasher.add(static_cast<std::uint64_t>(contribution));
       for (int i = 0; i < 2 * out_.numDims; ++i) {
         hasher.add(static_cast<std::uint64_t>(row_[static_cast<std::size_t>(i)]));
       }
-      const auto [begin, end] = groupsOfHash_.equal_range(hasher.value());
+      const auto [begin, end] = stocksOfHash_.equal_range(hasher.value());
       for (auto at = begin; at != end; ++at) {
-        const std::int64_t* other = out_.groups[at->second];
+        const std::int64_t* other = out_.stocks[at->second];
         if (out_.contribution[at->second] == contribution && std::equal(other, other + 2 * out_.numDims, row_.begin())) {
           return at->second;
         }
       }
-      groupsOfHash_.emplace(hasher.value(), fresh);
+      stocksOfHash_.emplace(hasher.value(), fresh);
     }
-    out_.groups.add(row_.data());
+    out_.stocks.add(row_.data());
     out_.contribution.push_back(contribution);
     return fresh;
   }
 
   void packHolders() {
-    const std::size_t numGroups = out_.groups.size();
-    out_.firstHolder.assign(numGroups + 1, 0);
-    if (holders_.size() == numGroups) {  // one each, in order
+    const std::size_t numStocks = out_.stocks.size();
+    out_.firstHolder.assign(numStocks + 1, 0);
+    if (holders_.size() == numStocks) {  // one each, in order
       std::iota(out_.firstHolder.begin(), out_.firstHolder.end(), 0U);
       out_.holders = std::move(holders_);
       return;
@@ -127,29 +134,32 @@ class TensorGatherer {
     std::vector<std::uint32_t> order(holders_.size());
     std::iota(order.begin(), order.end(), 0U);
     std::stable_sort(order.begin(), order.end(), [this](std::uint32_t a, std::uint32_t b) {
-      return groupOfHolder_[a] != groupOfHolder_[b] ? groupOfHolder_[a] < groupOfHolder_[b] : holders_[a].place < holders_[b].place;
+      return stockOfHolder_[a] != stockOfHolder_[b] ? stockOfHolder_[a] < stockOfHolder_[b] : holders_[a].place < holders_[b].place;
     });
     std::size_t previous = order.size();
     for (const std::uint32_t at : order) {
       // A rank that holds the box twice supplies it from the first.
       const bool isRepeat =
-          previous < order.size() && groupOfHolder_[previous] == groupOfHolder_[at] && holders_[previous].rank == holders_[at].rank;
+          previous < order.size() && stockOfHolder_[previous] == stockOfHolder_[at] && holders_[previous].rank == holders_[at].rank;
       previous = at;
       if (!isRepeat) {
         out_.holders.push_back(holders_[at]);
-        ++out_.firstHolder[groupOfHolder_[at] + 1];
+        ++out_.firstHolder[stockOfHolder_[at] + 1];
       }
     }
     std::partial_sum(out_.firstHolder.begin(), out_.firstHolder.end(), out_.firstHolder.begin());
   }
 
+  static constexpr std::uint64_t kClassOfAll = 1;
+
   TensorSources& out_;
+  const bool areEqual_;
   BoxRow row_{};
   std::uint32_t numContributions_ = 0;
   std::unordered_map<std::uint64_t, std::uint32_t> contributionOfClass_;
-  std::unordered_multimap<std::uint64_t, std::uint32_t> groupsOfHash_;
+  std::unordered_multimap<std::uint64_t, std::uint32_t> stocksOfHash_;
   std::vector<Holder> holders_;
-  std::vector<std::uint32_t> groupOfHolder_;
+  std::vector<std::uint32_t> stockOfHolder_;
 };
 
 }  // namespace
@@ -181,10 +191,12 @@ SourceIndex::SourceIndex(const GlobalSpec& spec, std::span<const std::int32_t> h
   for (std::size_t t = 0; t < tensors_.size(); ++t) {
     TensorSources& sources = tensors_[t];
     sources.numDims = spec.tensors[t].shape.size();
-    sources.elemBytes = elementBytes(spec.tensors[t].dtype);
+    const DType outputDtype = spec.tensors[t].dtypeOfOutputs();
+    sources.copiedBytes = elementBytes(stagedDtype(spec.tensors[t].dtype, outputDtype, false));
+    sources.combinedBytes = elementBytes(stagedDtype(spec.tensors[t].dtype, outputDtype, true));
     sources.reduction = spec.tensors[t].reduction;
-    sources.groups.reset(sources.numDims);
-    gatherers.emplace_back(sources);
+    sources.stocks.reset(sources.numDims);
+    gatherers.emplace_back(sources, spec.overlap == Overlap::kAny && sources.reduction == ReduceOp::kNone);
   }
   for (std::size_t rank = 0; rank < spec.ranks.size(); ++rank) {
     const auto place = places_.placeOf(static_cast<Rank>(rank));

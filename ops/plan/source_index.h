@@ -1,7 +1,7 @@
 // All ranks' inputs, ordered for the question "who supplies this box?". In these words: a CONTRIBUTION is what counts once: an input of its
-// own (replica class 0), or all inputs of one replica class. A HOLDER is a rank's box of a contribution. A GROUP is the holders of one
-// contribution that hold exactly the same box. Contributions are numbered per tensor by their lowest (rank, input), and so are ordered as
-// writers. Built once per GlobalSpec, which it does not refer to; immutable; any thread.
+// own (replica class 0), or all inputs of one replica class. A HOLDER is a rank's box of a contribution. A STOCK is one box of a
+// contribution with all holders of exactly this box. Contributions are numbered per tensor by their lowest (rank, input), and so are
+// ordered as writers. Built once per GlobalSpec, which it does not refer to; immutable; any thread.
 #pragma once
 
 #include <cstdint>
@@ -42,18 +42,21 @@ inline constexpr std::uint32_t kNoHolderSet = UINT32_MAX;
 
 struct TensorSources {
   int numDims = 0;
-  std::size_t elemBytes = 1;
+  // Of an element as it is when staged: copied, and combined with others.
+  std::size_t copiedBytes = 1;
+  std::size_t combinedBytes = 1;
   ReduceOp reduction = ReduceOp::kNone;
-  BoxList groups;
-  std::vector<std::uint32_t> contribution;  // by group
-  std::vector<std::uint32_t> firstHolder;   // by group, and one past the last
-  std::vector<Holder> holders;              // of each group: one per rank, by place
-  std::vector<std::uint32_t> holderSet;     // by group: equal when the same two or more ranks hold it, in any tensor; kNoHolderSet for one
-  BoxSearch search;                         // all groups
+  BoxList stocks;
+  std::vector<std::uint32_t> contribution;  // by stock
+  std::vector<std::uint32_t> firstHolder;   // by stock, and one past the last
+  std::vector<Holder> holders;              // of each stock: one per rank, by place
+  std::vector<std::uint32_t> holderSet;     // by stock: equal when the same two or more ranks hold it, in any tensor; kNoHolderSet for one
+  BoxSearch search;                         // all stocks
   CoverGrid grid;
 
-  std::span<const Holder> holdersOf(std::size_t group) const {
-    return {holders.data() + firstHolder[group], firstHolder[group + 1] - firstHolder[group]};
+  std::size_t elemBytes(std::uint32_t numSources) const { return numSources == 1 ? copiedBytes : combinedBytes; }
+  std::span<const Holder> holdersOf(std::size_t stock) const {
+    return {holders.data() + firstHolder[stock], firstHolder[stock + 1] - firstHolder[stock]};
   }
 };
 

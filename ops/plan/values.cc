@@ -4,6 +4,7 @@
 #include <stdexcept>
 
 #include "shardwire/status.h"
+#include "shardwire/status_error.h"
 #include "shardwire/types.h"
 
 namespace shardwire {
@@ -49,6 +50,19 @@ std::string_view reduceOpName(ReduceOp op) {
   return kReduceOpNames[index];
 }
 
+std::optional<ReduceOp> reduceOpNamed(std::string_view name) {
+  if (name == "avg") {
+    return ReduceOp::kMean;
+  }
+  for (int i = 1; i < kNumReduceOps; ++i) {
+    const auto op = static_cast<ReduceOp>(i);
+    if (reduceOpName(op) == name) {
+      return op;
+    }
+  }
+  return std::nullopt;
+}
+
 bool supportsReduction(DType dtype, ReduceOp op) {
   const bool isOpaque = dtype >= DType::kOpaque1;
   const bool isComplex = dtype == DType::kComplex32 || dtype == DType::kComplex64 || dtype == DType::kComplex128;
@@ -69,6 +83,12 @@ bool supportsReduction(DType dtype, ReduceOp op) {
       return isInteger;
   }
   return false;
+}
+
+bool supportsCast(DType from, DType to) {
+  const auto isComplex = [](DType dtype) { return dtype >= DType::kComplex32 && dtype <= DType::kComplex128; };
+  const auto isReal = [&](DType dtype) { return dtype >= DType::kFloat16 && dtype <= DType::kFloat8E8M0FNU && !isComplex(dtype); };
+  return from == to || (isReal(from) && isReal(to)) || (isComplex(from) && isComplex(to));
 }
 
 std::string toString(const Dims& dims) {
@@ -121,11 +141,18 @@ std::string_view statusCodeName(StatusCode code) {
       return "system error";
     case StatusCode::kUnsupported:
       return "unsupported";
+    case StatusCode::kInterrupted:
+      return "interrupted";
     case StatusCode::kInternal:
       return "internal error";
+    case StatusCode::kGap:
+      return "gap";
   }
   return "unknown status";
 }
+
+// Anchors the exception's type information in this library, so that every catch clause sees one type.
+StatusError::~StatusError() = default;
 
 void checkFailed(const char* condition, const char* file, int line) {
   throw std::logic_error(fmt::format("shardwire bug: {} does not hold at {}:{}", condition, file, line));

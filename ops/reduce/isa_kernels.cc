@@ -1,3 +1,5 @@
+// kernels.cc is compiled once for each instruction set (isa.cmake), each copy in a namespace of its own that gives one table. Here the best
+// table that this CPU can run is chosen at the first call.
 #include "ops/reduce/isa_kernels.h"
 
 #include <atomic>

@@ -38,6 +38,9 @@ struct ReduceKernel {
   std::uint8_t accBytes = 0;     // of one lane
 };
 
+// dst = the n lanes of src as lanes of another type. No overlap; may be unaligned.
+using CastLanes = void (*)(std::byte* dst, const std::byte* src, std::size_t numLanes);
+
 struct KernelTable {
   const char* name;
   // Copies numRows rows of rowBytes; strides in bytes.
@@ -49,6 +52,11 @@ struct KernelTable {
   void (*fence)();
   // encode is null where supportsReduction() says no.
   ReduceKernel reduce[kNumDTypes][kNumReduceOps];
+  // [from][to]: null where the two are equal, or supportsCast() says no. Complex elements are two lanes.
+  CastLanes castLanes[kNumDTypes][kNumDTypes];
+  // Casts numRows rows of rowLanes lanes; strides and sizes of lanes in bytes. `cast` is one of the above.
+  void (*castRows)(CastLanes cast, std::byte* dst, std::int64_t dstStride, std::size_t dstLaneBytes, const std::byte* src,
+                   std::int64_t srcStride, std::size_t srcLaneBytes, std::size_t rowLanes, std::size_t numRows, RowStore store);
 };
 
 enum class Isa : unsigned char { kBaseline = 0, kAvx2 = 1, kAvx512 = 2 };

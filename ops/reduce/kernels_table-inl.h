@@ -109,8 +109,36 @@ constexpr void setBool(ReduceKernel* row) {
   setOp<std::uint8_t, OddTrue>(row, ReduceOp::kBxor, common);
 }
 
+template <typename From, typename To>
+constexpr void setCast(KernelTable& table) {
+  if constexpr (From::kDType != To::kDType) {
+    table.castLanes[static_cast<int>(From::kDType)][static_cast<int>(To::kDType)] = castLanes<From, To>;
+  }
+}
+template <typename From, typename... To>
+constexpr void setCastsFrom(KernelTable& table) {
+  (setCast<From, To>(table), ...);
+}
+template <typename... Type>
+constexpr void setAllCasts(KernelTable& table) {
+  (setCastsFrom<Type, Type...>(table), ...);
+}
+
+constexpr void setCasts(KernelTable& table) {
+  setAllCasts<CastFloat16, CastBFloat16, CastFloat32, CastFloat64, CastFloat8E4M3FN, CastFloat8E5M2, CastFloat8E4M3FNUZ, CastFloat8E5M2FNUZ,
+              CastFloat8E8M0>(table);
+  constexpr DType kParts[] = {DType::kFloat16, DType::kFloat32, DType::kFloat64};
+  constexpr DType kComplex[] = {DType::kComplex32, DType::kComplex64, DType::kComplex128};
+  for (int from = 0; from < 3; ++from) {
+    for (int to = 0; to < 3; ++to) {
+      table.castLanes[static_cast<int>(kComplex[from])][static_cast<int>(kComplex[to])] =
+          table.castLanes[static_cast<int>(kParts[from])][static_cast<int>(kParts[to])];
+    }
+  }
+}
+
 constexpr KernelTable makeTable(const char* name) {
-  KernelTable table{name, copyRows, streamOut, fence, {}};
+  KernelTable table{name, copyRows, streamOut, fence, {}, {}, castRows};
   const auto row = [&table](DType dtype) { return table.reduce[static_cast<int>(dtype)]; };
   setBool(row(DType::kBool));
   setInteger<std::uint8_t, std::uint8_t>(row(DType::kUInt8));
@@ -138,6 +166,7 @@ constexpr KernelTable makeTable(const char* name) {
   setFloating<float>(row(DType::kFloat8E4M3FNUZ), floatKernel<Float8<Float8E4M3FNUZLayout>>());
   setFloating<float>(row(DType::kFloat8E5M2FNUZ), floatKernel<Float8<Float8E5M2FNUZLayout>>());
   setFloating<float>(row(DType::kFloat8E8M0FNU), floatKernel<Float8E8M0>());
+  setCasts(table);
   return table;
 }
 

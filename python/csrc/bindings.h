@@ -7,33 +7,86 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <tuple>
+#include <utility>
 #include <vector>
 
 #include "backend/c10d/process_group_shardwire.h"
+
+namespace pybind11::detail {
+
+// Dims are tuples of int in Python; a list will do. ValueError for more than kMaxDims entries.
+template <>
+struct type_caster<shardwire::Dims> {
+  PYBIND11_TYPE_CASTER(shardwire::Dims, const_name("tuple[int, ...]"));
+
+  bool load(handle source, bool convert) {
+    if (!PyTuple_Check(source.ptr()) && !PyList_Check(source.ptr())) {
+      return false;
+    }
+    const auto items = reinterpret_borrow<sequence>(source);
+    if (items.size() > static_cast<std::size_t>(shardwire::kMaxDims)) {
+      throw value_error(std::to_string(items.size()) + " dimensions; at most " + std::to_string(shardwire::kMaxDims) + " are supported");
+    }
+    value = {};
+    for (const handle item : items) {
+      make_caster<std::int64_t> number;
+      if (!number.load(item, convert)) {
+        return false;
+      }
+      value.push_back(cast_op<std::int64_t>(number));
+    }
+    return true;
+  }
+  static handle cast(const shardwire::Dims& dims, return_value_policy, handle) {
+    tuple items(static_cast<std::size_t>(dims.size()));
+    for (int i = 0; i < dims.size(); ++i) {
+      items[static_cast<std::size_t>(i)] = dims[i];
+    }
+    return items.release();
+  }
+};
+
+}  // namespace pybind11::detail
 
 namespace shardwire::python {
 
 namespace py = pybind11;
 
 void bindErrors(py::module_& module);
+void bindInterrupts(py::module_& module);
 void bindGroups(py::module_& module);
+void bindSpecTypes(py::module_& module);
 void bindCompiledOps(py::module_& module);
 void bindLayouts(py::module_& module);
 void bindHeap(py::module_& module);
+void bindSymmetricMemory(py::module_& module);
 void bindMpi(py::module_& module);
+void bindOffline(py::module_& module);
+void bindSight(py::module_& module);
 
 // The Python exception (not raised) that stands for a Status which is not ok.
 py::object exceptionOf(const Status& status);
 // The shardwire group behind a c10d backend object. TypeError for anything else.
 ProcessGroupShardwire& groupOf(const py::handle& object);
 
-// ValueError for more than kMaxDims entries; `what` names the value.
-Dims dimsOf(const std::vector<std::int64_t>& values, const char* what);
-py::tuple tupleOf(const Dims& dims);
-// List of (offset, shape, local_offset).
-py::list slicesOf(const std::vector<PlacedSlice>& slices);
-// "sum" -> kSum, "mean" and "avg" -> kMean, ...; nullopt for a name that is none.
-std::optional<ReduceOp> reductionOf(const std::string& name);
+// A TensorDecl with torch's own dtype: the core keeps only the width of those that it does not know. No type: this torch has none for it.
+struct DeclaredTensor {
+  TensorDecl decl;
+  std::optional<c10::ScalarType> type;        // of the inputs
+  std::optional<c10::ScalarType> outputType;  // of the outputs
+};
+
+// "sum" -> kSum, "mean" and "avg" -> kMean, ...; ValueError for any other name.
+ReduceOp reductionOf(const std::string& name);
+// What a rank got wrong before anything native saw it: "value", "type", "runtime" or "unsupported", and a text.
+using LocalError = std::pair<std::string, std::string>;
+Status localErrorOf(const LocalError& error);
+// "last", "any", "error"; Python has refused other names.
+Overlap overlapOf(const std::string& name);
+// All ranks' lists, as Python made them: of each its tensors, inputs, outputs and error.
+using RankLists = std::tuple<std::vector<DeclaredTensor>, std::vector<LocalTensor>, std::vector<LocalTensor>, std::optional<LocalError>>;
+std::vector<LocalSpec> specsOf(std::vector<RankLists>& ranks, bool allowGaps, const std::string& overlap, const std::string& name);
 // None for kNone.
 py::object nameOf(ReduceOp op);
 c10::ScalarType scalarTypeOf(const py::handle& dtype);  // TypeError when it is no torch.dtype

@@ -1,19 +1,21 @@
 // compile_op and what it returns.
 #include <torch/csrc/autograd/python_variable.h>
 
+#include <algorithm>
+#include <array>
+#include <tuple>
+
+#include "backend/base/kept_file.h"
 #include "backend/c10d/status_error.h"
 #include "backend/c10d/tensor_op.h"
 #include "python/csrc/bindings.h"
+#include "shardwire/offline.h"
 
 namespace shardwire::python {
 namespace {
 
 using internal::WorkShardwire;
-using Ints = std::vector<std::int64_t>;
 using Tensors = c10::SmallVector<at::Tensor, 8>;
-
-// How long a wait may keep the interpreter from seeing Ctrl-C.
-constexpr std::chrono::milliseconds kSignalInterval(100);
 
 Tensors tensorsOf(const py::list& list, const char* which) {
   Tensors tensors;
@@ -53,24 +55,12 @@ class PyWork {
   // Blocks the CPU until the operation is over.
   void synchronize(std::optional<double> seconds) const {
     const Deadline deadline = seconds.has_value() ? deadlineAfter(durationOf(*seconds)) : kNoDeadline;
-    while (!work_->isCompleted()) {
-      const Deadline slice = std::min<Deadline>(deadline, Clock::now() + kSignalInterval);
-      Status status;
-      {
-        const py::gil_scoped_release release;
-        status = work_->waitUntil(slice);
-      }
-      if (work_->isCompleted()) {
-        break;
-      }
-      if (PyErr_CheckSignals() != 0) {
-        throw py::error_already_set();
-      }
-      if (slice == deadline) {
-        throw StatusError(std::move(status));
-      }
+    if (work_->isCompleted()) {
+      internal::throwUnlessOk(work_->status());
+      return;
     }
-    internal::throwUnlessOk(work_->status());
+    const py::gil_scoped_release release;
+    internal::throwUnlessOk(work_->waitUntil(deadline));
   }
 
   py::object exception() const {
@@ -94,7 +84,7 @@ void endWithoutGil(std::unique_ptr<T>& owner) {
 
 class PyBoundOp {
  public:
-  explicit PyBoundOp(std::unique_ptr<BoundTensorOp> op) : op_(std::move(op)) {}
+  explicit PyBoundOp(std::unique_ptr<internal::BoundTensorOpShardwire> op) : op_(std::move(op)) {}
   PyBoundOp(PyBoundOp&&) = default;
   ~PyBoundOp() {
     if (op_ != nullptr) {
@@ -104,17 +94,17 @@ class PyBoundOp {
 
   PyWork call() {
     const py::gil_scoped_release release;
-    return PyWork(op_->run());
+    return PyWork(op_->start());
   }
 
  private:
-  std::unique_ptr<BoundTensorOp> op_;
+  std::unique_ptr<internal::BoundTensorOpShardwire> op_;
 };
 
 class PyCompiledOp {
  public:
-  PyCompiledOp(std::unique_ptr<TensorOp> op, std::vector<std::pair<std::string, c10::ScalarType>> types)
-      : op_(std::move(op)), types_(std::move(types)) {}
+  PyCompiledOp(std::unique_ptr<internal::TensorOpShardwire> op, std::vector<DeclaredTensor> declared)
+      : op_(std::move(op)), declared_(std::move(declared)) {}
   PyCompiledOp(PyCompiledOp&&) = default;
   ~PyCompiledOp() {
     if (op_ != nullptr) {
@@ -126,28 +116,29 @@ class PyCompiledOp {
     const Tensors inputTensors = tensorsOf(inputs, "inputs");
     const Tensors outputTensors = tensorsOf(outputs, "outputs");
     const py::gil_scoped_release release;
-    return PyWork(op_->run(spanOf(inputTensors), spanOf(outputTensors), durationOf(seconds)));
+    return PyWork(op_->start(spanOf(inputTensors), spanOf(outputTensors), durationOf(seconds)));
   }
   PyBoundOp bind(const py::list& inputs, const py::list& outputs, std::optional<double> seconds) {
     const Tensors inputTensors = tensorsOf(inputs, "inputs");
     const Tensors outputTensors = tensorsOf(outputs, "outputs");
     const py::gil_scoped_release release;
-    return PyBoundOp(op_->bind(spanOf(inputTensors), spanOf(outputTensors), durationOf(seconds)));
+    return PyBoundOp(op_->bound(spanOf(inputTensors), spanOf(outputTensors), durationOf(seconds)));
   }
   std::string explain() const { return op_->explain(); }
   std::string explainJson() const { return op_->compiled().explainJson(); }
   py::dict stats() const;
-  py::list inputs() const { return localTensors(op_->compiled().inputs()); }
-  py::list outputs() const { return localTensors(op_->compiled().outputs()); }
-  py::list tensors() const;
+  const std::vector<LocalTensor>& inputs() const { return op_->compiled().inputs(); }
+  const std::vector<LocalTensor>& outputs() const { return op_->compiled().outputs(); }
+  std::vector<DeclaredTensor> tensors() const;
+  py::bytes planBytes() const { return py::bytes(op_->compiled().planBytes()); }
+  // "planned", "received", "memory" or "disk"; the path of the plan's file; why it could not be written.
+  std::tuple<std::string, std::string, std::string> planProvenance() const;
+  const CompiledOp& compiled() const { return op_->compiled(); }
+  const std::vector<DeclaredTensor>& declared() const { return declared_; }
 
  private:
-  static py::list localTensors(const std::vector<LocalTensor>& tensors);
-  py::object dtypeOf(const TensorDecl& tensor) const;
-
-  std::unique_ptr<TensorOp> op_;
-  // torch's types by tensor name: the core keeps only the width of those that it does not know.
-  std::vector<std::pair<std::string, c10::ScalarType>> types_;
+  std::unique_ptr<internal::TensorOpShardwire> op_;
+  std::vector<DeclaredTensor> declared_;  // by this rank; others may have declared more
 };
 
 py::dict PyCompiledOp::stats() const {
@@ -166,130 +157,100 @@ py::dict PyCompiledOp::stats() const {
   return dict;
 }
 
-py::list PyCompiledOp::localTensors(const std::vector<LocalTensor>& tensors) {
-  py::list list;
-  for (const LocalTensor& tensor : tensors) {
-    list.append(py::make_tuple(tensor.tensor, tupleOf(tensor.localShape), slicesOf(tensor.slices), tensor.replicaClass));
-  }
-  return list;
+std::tuple<std::string, std::string, std::string> PyCompiledOp::planProvenance() const {
+  constexpr std::array kNames = {"planned", "received", "memory", "disk"};
+  const PlanProvenance& found = op_->compiled().planProvenance();
+  return {kNames[static_cast<std::size_t>(found.from)], found.path, found.whyNoFile};
 }
 
-py::object PyCompiledOp::dtypeOf(const TensorDecl& tensor) const {
-  for (const auto& [name, type] : types_) {
-    if (name == tensor.name) {
-      return torchDType(type);
-    }
+std::vector<DeclaredTensor> PyCompiledOp::tensors() const {
+  std::vector<DeclaredTensor> tensors;
+  for (const TensorDecl& decl : op_->compiled().tensors()) {
+    const auto own = std::ranges::find(declared_, decl.name, [](const DeclaredTensor& declared) { return declared.decl.name; });
+    const bool isOwn = own != declared_.end();
+    const bool isCast = decl.dtype != decl.outputDtype;
+    // What this rank said of one side is true of the other, unless there is a cast.
+    const auto typeOf = [&](auto side, auto other, DType dtype) {
+      if (isOwn && ((*own).*side).has_value()) {
+        return (*own).*side;
+      }
+      return isOwn && !isCast && ((*own).*other).has_value() ? (*own).*other : internal::scalarTypeOf(dtype);
+    };
+    tensors.push_back({decl, typeOf(&DeclaredTensor::type, &DeclaredTensor::outputType, *decl.dtype),
+                       typeOf(&DeclaredTensor::outputType, &DeclaredTensor::type, *decl.outputDtype)});
   }
-  const auto type = internal::scalarTypeOf(tensor.dtype);
-  return type.has_value() ? torchDType(*type) : py::object(py::none());
+  return tensors;
 }
 
-py::list PyCompiledOp::tensors() const {
-  py::list list;
-  for (const TensorDecl& tensor : op_->compiled().tensors()) {
-    const py::object shape = tensor.shape.has_value() ? py::object(tupleOf(*tensor.shape)) : py::object(py::none());
-    list.append(py::make_tuple(tensor.name, shape, dtypeOf(tensor), nameOf(tensor.reduction)));
-  }
-  return list;
+WhoPlans whoPlansOf(std::optional<bool> rank0Plans) {
+  return !rank0Plans.has_value() ? WhoPlans::kChosen : *rank0Plans ? WhoPlans::kRank0 : WhoPlans::kEachRank;
 }
 
-TensorDecl declOf(const py::handle& item) {
-  const auto [name, shape, dtype, reduction] =
-      item.cast<std::tuple<std::string, std::optional<Ints>, py::object, std::optional<std::string>>>();
-  TensorDecl tensor;
-  tensor.name = name;
-  if (shape.has_value()) {
-    tensor.shape = dimsOf(*shape, "shape");
-  }
-  tensor.dtype = internal::dtypeOf(scalarTypeOf(dtype));
-  if (reduction.has_value()) {
-    const auto op = reductionOf(*reduction);
-    if (!op.has_value()) {
-      throw py::value_error("'" + *reduction + "' is no reduction; use sum, prod, min, max, avg, mean, band, bor or bxor");
-    }
-    tensor.reduction = *op;
-  }
-  return tensor;
-}
-
-LocalTensor localTensorOf(const py::handle& item) {
-  const auto [index, localShape, slices, replicaClass] =
-      item.cast<std::tuple<std::int32_t, Ints, std::vector<std::tuple<Ints, Ints, Ints>>, std::uint64_t>>();
-  LocalTensor tensor;
-  tensor.tensor = index;
-  tensor.localShape = dimsOf(localShape, "local shape");
-  tensor.replicaClass = replicaClass;
-  for (const auto& [offset, shape, localOffset] : slices) {
-    tensor.slices.push_back({{dimsOf(offset, "offset"), dimsOf(shape, "shape")}, dimsOf(localOffset, "local offset")});
-  }
-  return tensor;
-}
-
-StatusCode codeOf(const std::string& kind) {
-  if (kind == "value") {
-    return StatusCode::kInvalidArgument;
-  }
-  if (kind == "type") {
-    return StatusCode::kTypeError;
-  }
-  return kind == "unsupported" ? StatusCode::kUnsupported : StatusCode::kInternal;
-}
-
-void readSpec(LocalSpec& spec, const py::list& tensors, const py::list& inputs, const py::list& outputs) {
-  for (const py::handle item : tensors) {
-    spec.tensors.push_back(declOf(item));
-  }
-  for (const py::handle item : inputs) {
-    spec.inputs.push_back(localTensorOf(item));
-  }
-  for (const py::handle item : outputs) {
-    spec.outputs.push_back(localTensorOf(item));
-  }
-}
-
-// What this rank got wrong becomes its part of the exchange: the others wait there, and must hear of it.
-LocalSpec specOf(const py::list& tensors, const py::list& inputs, const py::list& outputs,
-                 const std::optional<std::pair<std::string, std::string>>& localError) {
-  LocalSpec spec;
-  if (localError.has_value()) {
-    spec.localError = Status(codeOf(localError->first), localError->second);
-    return spec;
-  }
-  try {
-    readSpec(spec, tensors, inputs, outputs);
-  } catch (const StatusError& error) {
-    spec.localError = error.status();
-  } catch (const py::value_error& error) {
-    spec.localError = Status(StatusCode::kInvalidArgument, error.what());
-  } catch (const py::type_error& error) {
-    spec.localError = Status(StatusCode::kTypeError, error.what());
-  } catch (const py::cast_error& error) {
-    spec.localError =
-        Status(StatusCode::kTypeError, std::string("the specification does not have the form that _C.compile_op takes: ") + error.what());
-  }
-  if (!spec.localError.isOk()) {
-    spec.tensors.clear();
-    spec.inputs.clear();
-    spec.outputs.clear();
-  }
-  return spec;
-}
-
-PyCompiledOp compileOp(const py::object& backend, const py::list& tensors, const py::list& inputs, const py::list& outputs, bool allowGaps,
-                       const std::string& name, const std::optional<std::pair<std::string, std::string>>& localError,
-                       std::optional<double> seconds) {
+// `localError`: what this rank got wrong is its part of the exchange, since the others wait there and must hear of it.
+PyCompiledOp compileOp(const py::object& backend, std::vector<DeclaredTensor> tensors, std::vector<LocalTensor> inputs,
+                       std::vector<LocalTensor> outputs, bool allowGaps, const std::string& name,
+                       const std::optional<LocalError>& localError, std::optional<double> seconds, const std::string& overlap,
+                       std::optional<bool> rank0Plans, bool useCached, const std::string& buildDir) {
   ProcessGroupShardwire& group = groupOf(backend);
-  LocalSpec spec = specOf(tensors, inputs, outputs, localError);
-  spec.allowGaps = allowGaps;
-  spec.name = name;
-  std::vector<std::pair<std::string, c10::ScalarType>> types;
-  if (spec.localError.isOk()) {
-    for (std::size_t i = 0; i < spec.tensors.size(); ++i) {
-      types.emplace_back(spec.tensors[i].name, scalarTypeOf(tensors[i].cast<py::sequence>()[2]));
-    }
+  LocalSpec spec{.inputs = std::move(inputs),
+                 .outputs = std::move(outputs),
+                 .allowGaps = allowGaps,
+                 .overlap = overlapOf(overlap),
+                 .whoPlans = whoPlansOf(rank0Plans),
+                 .name = name,
+                 .useCached = useCached,
+                 .buildDir = buildDir};
+  for (const DeclaredTensor& tensor : tensors) {
+    spec.tensors.push_back(tensor.decl);
+  }
+  if (localError.has_value()) {
+    spec.localError = localErrorOf(*localError);
   }
   const py::gil_scoped_release release;
-  return PyCompiledOp(group.compileOp(spec, durationOf(seconds)), std::move(types));
+  return PyCompiledOp(group.compileOp(spec, durationOf(seconds)), std::move(tensors));
+}
+
+PyCompiledOp planOffline(std::vector<RankLists> ranks, Rank rank, bool allowGaps, const std::string& overlap, const std::string& name,
+                         const std::vector<std::int32_t>& hosts, std::optional<bool> rank0Plans, bool useCached,
+                         const std::string& buildDir) {
+  std::vector<DeclaredTensor> declared = std::get<0>(ranks.at(static_cast<std::size_t>(rank)));
+  const py::gil_scoped_release release;
+  std::vector<LocalSpec> specs = specsOf(ranks, allowGaps, overlap, name);
+  LocalSpec& own = specs[static_cast<std::size_t>(rank)];
+  own.useCached = useCached;
+  own.buildDir = buildDir;
+  for (LocalSpec& spec : specs) {
+    spec.whoPlans = rank0Plans == false ? WhoPlans::kEachRank : WhoPlans::kChosen;  // names the folder
+  }
+  std::shared_ptr<CompiledOp> op = internal::valueOrThrow(shardwire::planOffline(specs, rank, hosts));
+  return PyCompiledOp(std::make_unique<internal::TensorOpShardwire>(std::move(op), rank, nullptr, name), std::move(declared));
+}
+
+PyCompiledOp readPlan(const std::string& bytes) {
+  std::shared_ptr<CompiledOp> op = internal::valueOrThrow(shardwire::readPlan(bytes));
+  return PyCompiledOp(std::make_unique<internal::TensorOpShardwire>(std::move(op), 0, nullptr, ""), {});
+}
+
+std::optional<py::bytes> readKept(const std::string& path) {
+  std::optional<std::string> bytes;
+  {
+    const py::gil_scoped_release release;
+    bytes = internal::readKept(path);
+  }
+  return bytes.has_value() ? std::optional(py::bytes(*bytes)) : std::nullopt;
+}
+
+std::string writeKept(const std::string& folder, const std::string& name, const py::bytes& bytes) {
+  const std::string_view view(bytes);
+  const py::gil_scoped_release release;
+  return internal::writeKept(folder, name, view).message();
+}
+
+PyCompiledOp attach(const py::object& backend, const PyCompiledOp& planned, std::optional<double> seconds) {
+  ProcessGroupShardwire& group = groupOf(backend);
+  std::vector<DeclaredTensor> declared = planned.declared();
+  const py::gil_scoped_release release;
+  return PyCompiledOp(group.attach(planned.compiled(), durationOf(seconds)), std::move(declared));
 }
 
 }  // namespace
@@ -312,12 +273,25 @@ void bindCompiledOps(py::module_& module) {
       .def("explain", &PyCompiledOp::explain, "A table for people.")
       .def("explain_json", &PyCompiledOp::explainJson, "The same facts as JSON.")
       .def("stats", &PyCompiledOp::stats, "Counters of this rank.")
+      .def("plan_bytes", &PyCompiledOp::planBytes, "This rank's plan for read_plan.")
+      .def("plan_provenance", &PyCompiledOp::planProvenance, "How the plan was come by, its file, and why that could not be written.")
       .def_property_readonly("inputs", &PyCompiledOp::inputs)
       .def_property_readonly("outputs", &PyCompiledOp::outputs)
       .def_property_readonly("tensors", &PyCompiledOp::tensors);
   module.def("compile_op", &compileOp, py::arg("backend"), py::arg("tensors"), py::arg("inputs"), py::arg("outputs"), py::arg("allow_gaps"),
-             py::arg("name"), py::arg("local_error") = py::none(), py::arg("timeout_s") = py::none(),
+             py::arg("name"), py::arg("local_error") = py::none(), py::arg("timeout_s") = py::none(), py::arg("overlap") = "last",
+             py::arg("rank0_plans") = py::none(), py::arg("use_cached") = true, py::arg("build_dir") = "",
              "Collective: every rank gives its spec; all raise the same error when these do not fit together.");
+  module.def("plan_offline", &planOffline, py::arg("ranks"), py::arg("rank"), py::arg("allow_gaps"), py::arg("overlap"), py::arg("name"),
+             py::arg("hosts"), py::arg("rank0_plans") = py::none(), py::arg("use_cached") = true, py::arg("build_dir") = "",
+             "One rank's op of all ranks' lists, without a group: it describes itself.");
+  module.def("read_kept", &readKept, py::arg("path"),
+             "What a kept file holds; None where nobody but this user can have written it, or there is none.");
+  module.def("write_kept", &writeKept, py::arg("folder"), py::arg("name"), py::arg("bytes"),
+             "Writes a file whole or not at all. The text of what failed, or none.");
+  module.def("read_plan", &readPlan, py::arg("bytes"), "The op whose plan_bytes these are, without a group.");
+  module.def("attach", &attach, py::arg("backend"), py::arg("planned"), py::arg("timeout_s") = py::none(),
+             "Collective: gives an op without a group one to run in; each rank gives its own rank's.");
 }
 
 }  // namespace shardwire::python

@@ -8,7 +8,7 @@ namespace shardwire::python {
 namespace {
 
 // Classes by StatusCode. Never released: exceptions may still fly while the interpreter ends.
-std::array<PyObject*, 10> classes{};
+std::array<PyObject*, 12> classes{};
 
 PyObject* classOf(StatusCode code) {
   const auto index = static_cast<std::size_t>(code);
@@ -33,8 +33,10 @@ void bindErrors(py::module_&) {
   use(StatusCode::kSystem, "SystemFailure");
   use(StatusCode::kUnsupported, "UnsupportedError");
   use(StatusCode::kInternal, "InternalError");
+  use(StatusCode::kGap, "GapError");
   classes[static_cast<std::size_t>(StatusCode::kInvalidArgument)] = PyExc_ValueError;
   classes[static_cast<std::size_t>(StatusCode::kTypeError)] = PyExc_TypeError;
+  classes[static_cast<std::size_t>(StatusCode::kInterrupted)] = PyExc_KeyboardInterrupt;
   py::register_exception_translator([](std::exception_ptr thrown) {
     try {
       if (thrown) {

@@ -1,49 +1,91 @@
 // Making, finding and ending groups.
 #include <pybind11/chrono.h>
 
-#include <mutex>
-
+#include "backend/base/mutex.h"
+#include "backend/base/per_process.h"
+#include "backend/sight/status_server.h"
 #include "python/csrc/bindings.h"
 
 namespace shardwire::python {
+
+// How Python holds a group. The last reference ends it, which joins threads that may be waiting for the GIL in a callback; so it goes
+// without the GIL. Laid out as the intrusive_ptr that torch's signatures name: pybind11 takes one for the other in its casts, as with
+// torch's own.
+template <typename T>
+class HeldWithoutGil {
+ public:
+  HeldWithoutGil() = default;
+  explicit HeldWithoutGil(T* group) : group_(c10::intrusive_ptr<T>::unsafe_steal_from_new(group)) {}
+  HeldWithoutGil(c10::intrusive_ptr<T> group) : group_(std::move(group)) {}  // NOLINT: pybind11 converts
+  HeldWithoutGil(const HeldWithoutGil&) = default;
+  HeldWithoutGil(HeldWithoutGil&&) noexcept = default;
+  HeldWithoutGil& operator=(const HeldWithoutGil&) = default;
+  HeldWithoutGil& operator=(HeldWithoutGil&&) noexcept = default;
+  ~HeldWithoutGil() {
+    if (PyGILState_Check() != 0) {
+      const py::gil_scoped_release release;
+      group_.reset();
+    }
+  }
+  T* get() const { return group_.get(); }
+
+ private:
+  c10::intrusive_ptr<T> group_;
+};
+
+}  // namespace shardwire::python
+
+PYBIND11_DECLARE_HOLDER_TYPE(T, shardwire::python::HeldWithoutGil<T>, true);
+
+namespace shardwire::python {
 namespace {
+
+static_assert(sizeof(HeldWithoutGil<ProcessGroupShardwire>) == sizeof(c10::intrusive_ptr<ProcessGroupShardwire>));
 
 // The groups made from Python, for the shutdown at interpreter exit: a Python callback on a future must not run after that.
 class LiveGroups {
  public:
   void add(const c10::intrusive_ptr<ProcessGroupShardwire>& group) {
-    const std::lock_guard lock(mutex_);
+    const internal::MutexLock lock(mutex_);
     std::erase_if(groups_, [](const auto& weak) { return weak.expired(); });
     groups_.emplace_back(group);
   }
   void shutdownAll() {
     std::vector<c10::weak_intrusive_ptr<ProcessGroupShardwire>> groups;
     {
-      const std::lock_guard lock(mutex_);
+      const internal::MutexLock lock(mutex_);
       groups.swap(groups_);
     }
+    std::exception_ptr first;  // Ctrl-C: the other groups end all the same
     for (const auto& weak : groups) {
       if (const auto group = weak.lock()) {
-        group->shutdown();
+        try {
+          group->shutdown();
+        } catch (...) {
+          first = first ? first : std::current_exception();
+        }
       }
+    }
+    if (first) {
+      std::rethrow_exception(first);
     }
   }
 
  private:
-  std::mutex mutex_;
-  std::vector<c10::weak_intrusive_ptr<ProcessGroupShardwire>> groups_;
+  internal::Mutex mutex_;
+  std::vector<c10::weak_intrusive_ptr<ProcessGroupShardwire>> groups_ SW_GUARDED_BY(mutex_);
 };
 
 LiveGroups& liveGroups() {
-  static auto* groups = new LiveGroups;  // the last users run while statics are being destroyed
-  return *groups;
+  static internal::PerProcess<LiveGroups> groups;
+  return groups.get();
 }
 
 ProcessGroupShardwire* findGroup(const py::handle& object) {
-  if (!py::isinstance<SW_TORCH_GROUP_BASE>(object)) {
+  if (!py::isinstance<TorchBackend>(object)) {
     return nullptr;
   }
-  return dynamic_cast<ProcessGroupShardwire*>(object.cast<SW_TORCH_GROUP_BASE*>());
+  return dynamic_cast<ProcessGroupShardwire*>(object.cast<TorchBackend*>());
 }
 
 using Milliseconds = std::chrono::milliseconds;
@@ -86,11 +128,12 @@ void bindBackend(py::module_& module) {
       .def("__copy__", &copyOf)
       .def("__deepcopy__", [](const Options& options, const py::dict&) { return copyOf(options); });
   const py::call_guard<py::gil_scoped_release> released;
-  py::class_<ProcessGroupShardwire, c10::intrusive_ptr<ProcessGroupShardwire>, Base>(module, "ProcessGroupShardwire")
+  py::class_<ProcessGroupShardwire, HeldWithoutGil<ProcessGroupShardwire>, Base>(module, "ProcessGroupShardwire")
       .def_property_readonly("options", &ProcessGroupShardwire::getBackendOptions)
       .def("abort", &ProcessGroupShardwire::abort, released)
       .def("shutdown", &ProcessGroupShardwire::shutdown, released)
       .def("set_timeout", &ProcessGroupShardwire::setTimeout, py::arg("timeout"), released)
+      .def("_set_default_timeout", &ProcessGroupShardwire::setTimeout, py::arg("timeout"), released)  // what torch calls for gloo
 #if SW_TORCH_HAS_ERROR_TYPE
       .def("get_error", &ProcessGroupShardwire::getError)
 #endif
@@ -107,7 +150,8 @@ void bindBackend(py::module_& module) {
           },
           py::arg("store"), py::arg("rank"), py::arg("size"), py::arg("options") = OptionsPtr(), released)
       // Torch calls it on ranks that a split leaves out, where splitting is supported. Nothing is to be done there.
-      .def("perform_nocolor_split", [](ProcessGroupShardwire&, const py::object&) {});
+      .def(
+          "perform_nocolor_split", [](ProcessGroupShardwire&, const py::object&) {}, py::arg("device"));
 }
 
 }  // namespace
@@ -127,8 +171,16 @@ void bindGroups(py::module_& module) {
              py::arg("group_name"), py::arg("global_ranks") = std::vector<std::int64_t>(), py::call_guard<py::gil_scoped_release>(),
              "Meets the other ranks through the store; returns the c10d backend object.");
   module.def(
-      "shutdown_all", [] { liveGroups().shutdownAll(); }, py::call_guard<py::gil_scoped_release>(),
-      "Shuts down every group of this process. For interpreter exit.");
+      "store_has", [](const c10::intrusive_ptr<::c10d::Store>& store, const std::string& key) { return store->check({key}); },
+      py::arg("store"), py::arg("key"), py::call_guard<py::gil_scoped_release>(),
+      "Whether the key is set. Torch shows its stores' check() to Python in later versions only, and their wait() keeps the store busy.");
+  module.def(
+      "shutdown_all",
+      [] {
+        liveGroups().shutdownAll();
+        internal::stopServingStatus();
+      },
+      py::call_guard<py::gil_scoped_release>(), "Shuts down every group of this process, and the status socket. For interpreter exit.");
   module.def(
       "is_backend", [](const py::object& object) { return findGroup(object) != nullptr; }, py::arg("object"),
       "Whether the object is the c10d backend object of a shardwire group.");

@@ -8,10 +8,16 @@ PYBIND11_MODULE(_C, module) {
   module.doc() = "The native side of shardwire.";
   module.attr("version") = SHARDWIRE_VERSION;
   module.attr("torch_version") = shardwire::internal::torchVersion();
+  module.attr("transports") = pybind11::tuple(pybind11::str(SHARDWIRE_TRANSPORTS).attr("split")());  // that are part of this build
   shardwire::python::bindErrors(module);
+  shardwire::python::bindInterrupts(module);
   shardwire::python::bindGroups(module);
-  shardwire::python::bindCompiledOps(module);
+  shardwire::python::bindSpecTypes(module);
   shardwire::python::bindLayouts(module);
+  shardwire::python::bindCompiledOps(module);
   shardwire::python::bindHeap(module);
+  shardwire::python::bindSymmetricMemory(module);
   shardwire::python::bindMpi(module);
+  shardwire::python::bindOffline(module);
+  shardwire::python::bindSight(module);
 }

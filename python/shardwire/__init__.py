@@ -13,12 +13,18 @@ The native part is built for one torch (major.minor) and one Python; importing i
 
 from __future__ import annotations
 
+import importlib
 import sys
+from typing import Any
 
 # First, always: our libraries are linked to torch's, and must find those of this interpreter.
 import torch
 
-from . import _build_info
+from ._glue import choose_glue
+
+choose_glue(__path__, torch.__version__)
+
+from . import _build_info  # noqa: E402: of the chosen one
 
 
 def _check_build() -> None:
@@ -35,28 +41,49 @@ _check_build()
 
 from . import _backend, errors  # noqa: E402: after the check
 from ._C import Options  # noqa: E402
-from ._backend import cpu_allocator_enabled, empty, enable_cpu_allocator, in_shared_heap, register  # noqa: E402
+from ._backend import (cpu_allocator_enabled, cpu_allocator_owns, empty, enable_cpu_allocator, in_shared_heap, register,  # noqa: E402
+                       stand_in_for)
+from ._cat import cat  # noqa: E402
 from ._compile import BoundOp, CustomOp, compile_op  # noqa: E402
+from ._fused import FusedLayout, fused, unfused  # noqa: E402
 from ._future import Future  # noqa: E402
-from ._groups import (create_process_group, describe_collectives, describe_transports, find_process_group, global_ranks,  # noqa: E402
-                      name_process_group, resolve_backend)
+from ._groups import (create_process_group, describe_collectives, describe_transports, end_process_group, find_process_group,  # noqa: E402
+                      global_ranks, name_process_group, resolve_backend)
 from ._layout import Layout, Partial, Replicate, Shard, StridedShard  # noqa: E402
-from ._mpi import create_process_group_from_mpi, register_rendezvous  # noqa: E402
+from ._mpi import create_process_group_from_mpi  # noqa: E402
 from ._redistribute import clear_redistribute_cache, redistribute  # noqa: E402
+from ._serialize import deserialize, serialize  # noqa: E402
+from ._shards import ShardInfo, apply_local_reshard, compute_local_reshard, compute_shards, dtensor_shards, specs_from_dtensor  # noqa: E402
 from ._spec import TensorRegion  # noqa: E402
-from .errors import (AbortedError, InternalError, MismatchError, PeerFailedError, ShardwireError, SystemFailure,  # noqa: E402
-                     TimeoutError, UnsupportedError)
+from ._trace import trace  # noqa: E402
+from .errors import (AbortedError, CheckpointError, ClosedError, GapError, InternalError, KernelError, MismatchError, PeerFailedError,  # noqa: E402
+                     ShardwireError, SystemFailure, TimeoutError, UnsupportedError)
+from .kernels import DeviceKernel, KernelTimes, clear_kernel_cache  # noqa: E402
+from .offline import OfflinePlan, Topology, plan  # noqa: E402
+from .queues import Queue, QueueWork, Transaction  # noqa: E402
+from . import symm, weights  # noqa: E402
+from .weights import (NameMap, Part, Publication, Subscription, WeightSync, load, publish, save,  # noqa: E402
+                      subscribe, sync)  # noqa: E402
 
 __version__ = _build_info.VERSION
 
 __all__ = [
-    "AbortedError", "BoundOp", "CustomOp", "Future", "InternalError", "Layout", "MismatchError", "Options", "Partial", "PeerFailedError", "Replicate",
-    "Shard", "ShardwireError", "StridedShard", "SystemFailure", "TensorRegion", "TimeoutError", "UnsupportedError",
-    "clear_redistribute_cache", "compile_op", "cpu_allocator_enabled", "create_process_group", "create_process_group_from_mpi",
-    "describe_collectives", "describe_transports", "empty",
-    "enable_cpu_allocator", "errors", "find_process_group", "global_ranks", "in_shared_heap", "name_process_group", "redistribute", "register",
-    "resolve_backend",
+    "AbortedError", "BoundOp", "CheckpointError", "ClosedError", "CustomOp", "DeviceKernel", "FusedLayout", "Future", "GapError", "InternalError",
+    "KernelError", "KernelTimes", "Layout", "MismatchError", "NameMap", "OfflinePlan", "Options", "Part", "Partial", "PeerFailedError", "Publication", "Queue", "QueueWork", "Replicate",
+    "Shard", "ShardInfo", "ShardwireError", "StridedShard", "Subscription", "SystemFailure", "TensorRegion", "TimeoutError", "Topology", "Transaction",
+    "UnsupportedError", "WeightSync", "apply_local_reshard", "cat", "clear_kernel_cache", "clear_redistribute_cache", "compile_op", "compute_local_reshard",
+    "compute_shards", "cpu_allocator_enabled", "cpu_allocator_owns", "create_process_group", "create_process_group_from_mpi",
+    "describe_collectives", "describe_transports", "deserialize", "distributed", "dtensor_shards", "empty", "enable_cpu_allocator", "end_process_group",
+    "errors", "find_process_group", "fused", "global_ranks", "in_shared_heap", "load", "name_process_group", "plan", "publish", "redistribute",
+    "register", "resolve_backend", "save", "serialize", "specs_from_dtensor", "stand_in_for", "status", "subscribe", "symm", "sync", "trace", "unfused", "weights",
 ]
 
+
+def __getattr__(name: str) -> Any:
+    """``shardwire.distributed`` and ``shardwire.status`` without an import of their own; who does not use them does not pay for it."""
+    if name in ("distributed", "status"):
+        return importlib.import_module(f"{__name__}.{name}")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
 register()
-register_rendezvous()

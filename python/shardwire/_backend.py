@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 import shardwire_autoload
 
-from . import _C
+from . import _C, _trace
 
 _DEFAULT_TIMEOUT = timedelta(minutes=30)  # torch's
 
@@ -23,6 +23,7 @@ def register() -> None:
     if not dist.is_available():
         raise ImportError("this torch was built without torch.distributed, which shardwire extends")
     shardwire_autoload.register()
+    _trace.extend_torchs_dump()
 
 
 def create_from_options(options: Any, backend_options: Any) -> Any:
@@ -35,6 +36,19 @@ def create_from_options(options: Any, backend_options: Any) -> Any:
         timeout = as_timeout(backend_options._timeout)
     ranks = list(options.global_ranks_in_group)
     return _C.create_backend(options.store, options.group_rank, options.group_size, timeout, options.group_id, ranks)
+
+
+def stand_in_for(name: str) -> None:
+    """Makes groups that are asked for by the name ``name`` ("gloo") shardwire's from now on, in this process; torch's gloo is "torch_gloo" then.
+
+    Call it before ``init_process_group``, or set SHARDWIRE_AS=gloo in the environment, for which no line changes. ValueError for another name. See docs/drop-in.md.
+    """
+    shardwire_autoload.stand_in_for(name)
+
+
+def create_in_place_of_gloo(store: Any, rank: int, size: int, timeout: timedelta | None, name: str, ranks: list[int]) -> Any:
+    """What torch calls in place of gloo's class, where ours stands in."""
+    return _C.create_backend(store, rank, size, as_timeout(timeout), name, ranks)
 
 
 def as_timeout(timeout: timedelta | float | None) -> timedelta:
@@ -63,8 +77,8 @@ def empty(*size: int | Sequence[int], dtype: torch.dtype | None = None) -> torch
 def enable_cpu_allocator() -> None:
     """Puts every CPU tensor that this process makes from now on into the shared heap: models, gradients and buffers move in one copy.
 
-    Earlier tensors stay where they are. It cannot be undone, and must not be called before a fork whose child goes on allocating much:
-    there the heap falls back to ordinary memory.
+    Earlier tensors stay where they are. It cannot be undone. The tensors of a forked child, such as a DataLoader worker, lie in ordinary memory
+    until it calls this itself.
     """
     _C.enable_cpu_allocator()
 
@@ -76,6 +90,11 @@ def cpu_allocator_enabled() -> bool:
 
 def in_shared_heap(tensor: torch.Tensor) -> bool:
     """Whether the tensor's memory lies in the shared heap."""
+    return _C.in_shared_heap(tensor)
+
+
+def cpu_allocator_owns(tensor: torch.Tensor) -> bool:
+    """Whether the tensor's memory was given by :func:`enable_cpu_allocator`'s allocator or :func:`empty`: the same as :func:`in_shared_heap`."""
     return _C.in_shared_heap(tensor)
 
 

@@ -4,82 +4,172 @@ from __future__ import annotations
 
 import json
 import os
+import warnings
+import weakref
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, Union
+from typing import Any, Union
 
 import torch
 
 from . import _C
+from ._all_ranks import ARGUMENTS, EachRank, ErrorKind, check_overlap, error_kind, lists_of_all, spec_of_rank
 from ._future import Future, Seconds, as_seconds
 from ._groups import global_ranks, resolve_backend
+from ._fused import FusedLayout
 from ._layout import Layout, _kind, is_dtensor, local_tensor
+from ._pattern import check_keeping, check_kinds, check_place, group_of, place_without_group
 from ._spec import Side, Spec, TensorRegion, build_spec
 
 _Tensor = torch.Tensor
-_ErrorKind = Literal["value", "type", "runtime", "unsupported"]
 Dims = Sequence[int]
-Item = Union[Mapping[str, Any], TensorRegion, Layout, torch.Tensor]
+Item = Union[Mapping[str, Any], TensorRegion, Layout, FusedLayout, torch.Tensor]
 Items = Union[Sequence[Item], Mapping[str, Union[Item, Sequence[Item]]]]
 Tensors = Union[torch.Tensor, Sequence["torch.Tensor | None"], Mapping[str, "torch.Tensor | Sequence[torch.Tensor | None]"]]
 
 
 def compile_op(group: Any, shape: Dims | Mapping[str, Dims] | None = None, dtype: torch.dtype | Mapping[str, torch.dtype] | None = None,
                inputs: Items | None = None, outputs: Items | None = None, reduction: str | Mapping[str, str | None] | None = None, *,
-               allow_gaps: bool = False, timeout: Seconds = None, name: str | None = None) -> CustomOp:
+               output_dtype: torch.dtype | Mapping[str, torch.dtype] | None = None, allow_gaps: bool = False, timeout: Seconds = None,
+               name: str | None = None, overlap: str | None = None, is_spmd: bool | None = None, cc_enabled: bool | None = None,
+               rank_id: int | None = None, world_size: int | None = None, use_cached_if_exists: bool = True, build_dir: str | os.PathLike[str] | None = None) -> CustomOp:
     """Compiles a movement of data: each rank says which boxes of which global tensors it has (``inputs``) and wants (``outputs``).
 
     Collective: every rank of ``group`` calls it, each with its own lists. Returns a :class:`CustomOp` to be called with local tensors.
 
     group: a shardwire process group, a torch.distributed group whose backend is shardwire, a group's name, or None for the default group.
     shape: the global shape (int each, up to 16 dimensions); absent: a DTensor's or Layout's, else the smallest box around all ranks' regions.
-    dtype: a torch.dtype; absent: a DTensor's or Layout's.
+    dtype: a torch.dtype, of the inputs; absent: that of the DTensors or Layouts among them, else of the outputs.
     inputs, outputs: None, or a list whose entries are
         dicts ``{'offset': [...], 'shape': [...]}`` (also ``'device'``, ``'tensor_id'``), :class:`TensorRegion`, :class:`Layout`, or DTensors
-        (meta ones too; only their layout is read). Lists of several tensors: dicts of such lists keyed by tensor name, with ``shape`` and
-        ``dtype`` keyed likewise where no DTensor says them; or flat lists with ``tensor_id``. DTensors in a flat list are all of one tensor.
+        (meta ones too; only their layout is read); :func:`fused` and :func:`unfused` make those of tensors that are slices of one.
+        Lists of several tensors: dicts of such lists keyed by tensor name, with ``shape`` and ``dtype`` keyed likewise where no DTensor says
+        them; or flat lists with ``tensor_id``. DTensors in a flat list are all of one tensor.
         A rank outside of a DTensor's or Layout's mesh holds nothing there.
     reduction: how inputs that overlap combine, in rank order: "sum", "prod", "min", "max", "avg"/"mean", "band", "bor", "bxor"; a dict gives it
         per tensor. None: the last one wins (higher rank, then higher index). The pending reduction of a Partial input becomes its tensor's.
+    output_dtype: a torch.dtype, of the outputs; absent: that of the DTensors or Layouts among them, else of the inputs. Where it differs, every
+        element is cast on its way, once, exactly as torch's ``.to`` does it, and the narrower type travels; a reduction is computed first and
+        rounded once, at its end. Between floating types (8 to 64 bits) and between complex types; others are refused.
+    overlap: what it is where inputs overlap without a reduction: "last" (or None): the last one wins, as above; "any": they are equal there, says the caller, and
+        whoever is nearest supplies them; "error": a mistake, raised on all ranks with both regions and their ranks. Replicas of a DTensor are equal
+        always. Equal on all ranks.
     allow_gaps: leave output elements that no input covers as they are, instead of refusing them.
     timeout: seconds (or a timedelta) to wait for ranks that do not call; None: the group's.
     name: for messages and pictures; rank 0's counts.
+    is_spmd: True: rank 0 plans for all and sends every rank its plan; False: each rank plans its own from what all gave; None: the first in groups of more than
+        16 ranks where it is over sooner (docs/compile.md says when), else the second. The plans are the same. Equal on all ranks.
+    cc_enabled: False: nobody is asked, and one rank's plan is made here, as if every rank had given these arguments (a :class:`Layout` says what each has). Such an op
+        describes itself, and :meth:`CustomOp.attach` gives it a group to run in. None: so where there is no group, and rank_id and world_size are given.
+    rank_id, world_size: whose plan that is, in a group of how many; with a group they must be the group's.
+    use_cached_if_exists: False: plans anew, and replaces what was kept of an equal call, in memory and in build_dir.
+    build_dir: a folder where plans outlive the process, in ``spmd``, ``rank_R`` or ``local``; None: equal calls are remembered in memory only. One that cannot be
+        written is a RuntimeWarning. Each rank's own: ranks may differ in both.
 
     Raises on every rank the same type and text when any rank's specification is wrong or they do not fit together (ValueError, TypeError,
-    NotImplementedError), naming rank, list and index; the group stays usable. TimeoutError names the ranks that never called.
+    NotImplementedError; :class:`GapError`, a ValueError, where no input covers an output), naming rank, list and index; the group stays usable. TimeoutError names the ranks that never called.
     """
-    backend = resolve_backend(group)
+    # Most calls say nothing of this, and pay nothing for it.
+    is_plain = is_spmd is None and cc_enabled is None and rank_id is None and world_size is None and build_dir is None and use_cached_if_exists is True
+    backend = resolve_backend(group) if is_plain else group_of(group, cc_enabled)
+    if backend is None:
+        given = dict(zip(ARGUMENTS, (shape, dtype, inputs, outputs, reduction, output_dtype)))
+        _check_flags(allow_gaps, overlap, name)
+        as_seconds(timeout)
+        check_kinds(is_spmd, cc_enabled, rank_id, world_size)
+        kept_in = check_keeping(use_cached_if_exists, build_dir)
+        return plan_one_rank(*place_without_group(group, is_spmd, cc_enabled, rank_id, world_size), given, None, allow_gaps, overlap, name, (), is_spmd, use_cached_if_exists, kept_in)
     seconds: float | None = None
     spec: Spec | None = None
-    error: tuple[_ErrorKind, str] | None = None
+    error: tuple[ErrorKind, str] | None = None
+    kept_in = ""
     try:
         seconds = as_seconds(timeout)
-        if not isinstance(allow_gaps, bool):
-            raise TypeError(f"allow_gaps is {_kind(allow_gaps)}; give True or False")
-        if name is not None and not isinstance(name, str):
-            raise TypeError(f"name is {_kind(name)}; give a str or None")
-        spec = build_spec(shape, dtype, inputs, outputs, reduction, _C.rank(backend), global_ranks(backend))
+        _check_flags(allow_gaps, overlap, name)
+        if not is_plain:
+            check_kinds(is_spmd, cc_enabled, rank_id, world_size)
+            check_place(rank_id, world_size, backend)
+            kept_in = check_keeping(use_cached_if_exists, build_dir)
+        spec = build_spec(shape, dtype, inputs, outputs, reduction, output_dtype, _C.rank(backend), global_ranks(backend))
     except Exception as failure:  # whatever it was: the other ranks wait for us in the exchange and must hear of it
-        error = (_error_kind(failure), str(failure) or type(failure).__name__)
+        error = (error_kind(failure), str(failure) or type(failure).__name__)
     if spec is None:
         spec = Spec([], Side("inputs"), Side("outputs"))
-    native = _C.compile_op(backend, spec.tensors, spec.inputs.native, spec.outputs.native, allow_gaps is True,
-                           name if isinstance(name, str) else "", error, seconds)
-    return CustomOp(native, spec.inputs, spec.outputs)
+    given_name = name if isinstance(name, str) else ""
+    if is_plain and error is None:
+        native = _C.compile_op(backend, spec.tensors, spec.inputs.native, spec.outputs.native, allow_gaps, given_name, None, seconds, overlap or "last")
+    else:
+        native = _C.compile_op(backend, spec.tensors, spec.inputs.native, spec.outputs.native, allow_gaps is True, given_name, error, seconds,
+                               overlap if error is None and overlap else "last", is_spmd if isinstance(is_spmd, bool) else None, use_cached_if_exists is True, kept_in)
+        _tell_what_was_not_kept(native, given_name)
+    return _numbered(CustomOp(native, spec.inputs, spec.outputs), backend)
 
 
-def _error_kind(failure: Exception) -> _ErrorKind:
-    if isinstance(failure, TypeError):
-        return "type"
-    if isinstance(failure, ValueError):
-        return "value"
-    return "unsupported" if isinstance(failure, NotImplementedError) else "runtime"
+def _tell_what_was_not_kept(native: Any, name: str) -> None:
+    _, path, why = native.plan_provenance()
+    if why:
+        warnings.warn(f"shardwire: the plan of compile_op{f' {name!r}' if name else ''} was made but could not be kept in {os.path.dirname(path)}: {why}; the next process plans "
+                      "again. Give a build_dir that can be written", RuntimeWarning, stacklevel=3)
+
+
+def _check_flags(allow_gaps: Any, overlap: Any, name: Any) -> None:
+    if not isinstance(allow_gaps, bool):
+        raise TypeError(f"allow_gaps is {_kind(allow_gaps)}; give True or False")
+    check_overlap(overlap)
+    if name is not None and not isinstance(name, str):
+        raise TypeError(f"name is {_kind(name)}; give a str or None")
+
+
+def plan_one_rank(rank: int, world_size: int, given: Mapping[str, Any], each_rank: EachRank | None, allow_gaps: bool, overlap: str | None, name: str | None,
+                  hosts: Sequence[int], is_spmd: bool | None = None, use_cached: bool = True, build_dir: str = "") -> CustomOp:
+    """One rank's op without a group. given, each_rank: as for ``lists_of_all``. hosts: of each rank the number of its host; empty: all on one."""
+    native = _C.plan_offline(lists_of_all(world_size, given, each_rank), rank, allow_gaps, overlap or "last", name or "", hosts, is_spmd, use_cached, build_dir)
+    _tell_what_was_not_kept(native, name or "")
+    spec = spec_of_rank(rank, world_size, given, each_rank)
+    return CustomOp(native, spec.inputs, spec.outputs, has_group=False)
+
+
+def _numbered(op: CustomOp, backend: Any) -> CustomOp:
+    group = _C.group_name(backend)
+    number = _numbers[group] = _numbers.get(group, 0) + 1
+    _by_name[f"{group}/{number}"] = weakref.ref(op)
+    if len(_by_name) >= _look_at[0]:
+        _forget_the_dead()
+    return op
+
+
+def _forget_the_dead() -> None:
+    for name, known in list(_by_name.items()):
+        if known() is None:
+            _by_name.pop(name, None)
+    _look_at[0] = 2 * len(_by_name) + 1000
+
+
+# Ops by their group and their number in it, which are the same on all ranks of a group, since every rank compiles the same ones: for kernels.
+_numbers: dict[str, int] = {}
+# Plain references: a WeakValueDictionary takes twice as long, in every compile_op.
+_by_name: dict[str, weakref.ref[CustomOp]] = {}
+_look_at = [1000]  # at so many entries those of dead ops go
+
+
+def op_named(name: str) -> CustomOp | None:
+    """The op of that name, while somebody holds it."""
+    known = _by_name.get(name)
+    return None if known is None else known()
+
+
+def name_of_op(op: CustomOp) -> str:
+    """The name under which other ranks know the op. ValueError for one that ``compile_op`` did not make."""
+    for name, known in list(_by_name.items()):
+        if known() is op:
+            return name
+    raise ValueError("this op was not made by compile_op")
 
 
 class CustomOp:
     """A compiled movement of data; call it with this rank's local tensors.
 
     ``op(input_tensors, output_tensors)`` starts one run and returns a :class:`Future`. Both are lists in the order of the lists given to
-    ``compile_op``, or dicts of lists when those were dicts. Tensors have the compiled shape and dtype and any strides (none negative). A single
+    ``compile_op``, or dicts of lists when those were dicts. Tensors have the compiled shape and their side's dtype and any strides (none negative). A single
     tensor may stand for a list of one. A DTensor stands for its local tensor (the same memory). Where this rank holds nothing (it is outside of
     the mesh), leave the tensor out, or give None or an empty one. Inputs may be read and outputs written until the Future is done.
 
@@ -87,12 +177,13 @@ class CustomOp:
     TypeError or ValueError on the caller before anything moves; the op stays usable.
     """
 
-    __slots__ = ("_op", "_inputs", "_outputs", "__weakref__")
+    __slots__ = ("_op", "_inputs", "_outputs", "_has_group", "__weakref__")
 
-    def __init__(self, native: Any, inputs: Side, outputs: Side) -> None:
+    def __init__(self, native: Any, inputs: Side, outputs: Side, *, has_group: bool = True) -> None:
         self._op = native
         self._inputs = inputs
         self._outputs = outputs
+        self._has_group = has_group
 
     def __call__(self, input_tensors: Tensors | None = None, output_tensors: Tensors | None = None, *, timeout: Seconds = None) -> Future:
         """Starts one run. timeout: seconds until the run fails when peers do not take part; None: the group's."""
@@ -104,12 +195,56 @@ class CustomOp:
         seconds = None if timeout is None else as_seconds(timeout)
         return BoundOp(self._op.bind(_flatten(self._inputs, input_tensors), _flatten(self._outputs, output_tensors), seconds))
 
+    @property
+    def has_group(self) -> bool:
+        """False for an op that was planned without a group: it describes itself, and calls raise :class:`UnsupportedError`."""
+        return self._has_group
+
+    def attach(self, group: Any = None, *, timeout: Seconds = None) -> CustomOp:
+        """An op that was planned without a group gets one to run in: the result is as compiled there, and this one stays as it is.
+
+        Collective: every rank of ``group`` gives the plan of its own rank, all of one operation, planned for the same hosts. ValueError or :class:`MismatchError` on all ranks
+        alike where they do not; TimeoutError names the ranks that did not come. group, timeout: as for ``compile_op``. Nothing is planned, and no specs are sent.
+        """
+        backend = resolve_backend(group)
+        try:
+            seconds = as_seconds(timeout)
+        except (TypeError, ValueError) as failure:
+            _C.symm_agree(backend, "attach", "", str(failure))  # in its place: the other ranks wait there, and raise the same
+            raise
+        return _numbered(CustomOp(_C.attach(backend, self._op, seconds), self._inputs, self._outputs), backend)
+
+    @property
+    def origin(self) -> str:
+        """How this rank came by its plan: "planned" here, "received" from rank 0, or made before and found in "memory" or on "disk"."""
+        return self._op.plan_provenance()[0]
+
+    @property
+    def plan_path(self) -> str | None:
+        """Where this rank's plan is kept on disk; None where no ``build_dir`` was given."""
+        return self._op.plan_provenance()[1] or None
+
+    def plan_bytes(self) -> bytes:
+        """This rank's plan as bytes, for :meth:`from_plan_bytes`: the same whoever planned, for equal arguments of all ranks and the same hosts."""
+        return self._op.plan_bytes()
+
+    @staticmethod
+    def from_plan_bytes(data: bytes) -> CustomOp:
+        """The op whose plan these bytes are, without a group (:meth:`attach`). It takes flat lists of tensors, and knows of this rank's own traffic only.
+        ValueError for bytes that are no whole plan of this version."""
+        if not isinstance(data, (bytes, bytearray)):
+            raise TypeError(f"data is {_kind(data)}; give what plan_bytes() gave")
+        native = _C.read_plan(bytes(data))
+        sides = [Side(label, held=[True] * len(lists), native=lists, count=len(lists)) for label, lists in (("inputs", native.inputs), ("outputs", native.outputs))]
+        return CustomOp(native, *sides, has_group=False)
+
     def explain(self) -> str:
         """A table for people: who sends what to whom, bytes, contiguous runs, data path, and the least bytes any plan must move."""
         return self._op.explain()
 
     def traffic(self) -> dict[str, Any]:
-        """The same for programs: name, rank, world_size, tensors, edges (list of {src, dst, bytes, pieces}, group ranks), lower_bound_bytes."""
+        """The same for programs: name, rank, world_size, tensors, edges (list of {src, dst, bytes, pieces}, group ranks), lower_bound_bytes.
+        Where another rank planned (``is_spmd=True``) edges are this rank's own, and lower_bound_bytes is None."""
         return json.loads(self._op.explain_json())
 
     def stats(self) -> dict[str, Any]:

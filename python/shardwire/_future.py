@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import _thread
 import asyncio
+import os
 import sys
 import threading
 import traceback
@@ -15,6 +16,17 @@ if TYPE_CHECKING:
     import torch
 
 Seconds = Union[float, int, timedelta, None]
+
+# Counts the forks that led to this process: transfers are under way in the process that started them, not in its children.
+_forks = 0
+
+
+def _count_fork() -> None:
+    global _forks
+    _forks += 1
+
+
+os.register_at_fork(after_in_child=_count_fork)
 
 
 def as_seconds(timeout: Seconds, what: str = "timeout") -> float | None:
@@ -40,12 +52,13 @@ class Future:
     Usable from any thread. Tensors given to the call stay alive until the transfer ends.
     """
 
-    __slots__ = ("_work", "_seen", "_waited", "__weakref__")
+    __slots__ = ("_work", "_seen", "_waited", "_forks", "__weakref__")
 
     def __init__(self, work: Any) -> None:
         self._work = work
         self._seen = False  # the outcome reached somebody: there is nothing left to wait for or to print
         self._waited = False  # streams wait for it, so nobody need wait again
+        self._forks = _forks
 
     def wait(self, timeout: Seconds = None) -> None:
         """Blocks until the transfer is over (the GIL is free meanwhile).
@@ -80,6 +93,11 @@ class Future:
             self._seen = True
         return error
 
+    def result(self, timeout: Seconds = None) -> list[torch.Tensor]:
+        """The output tensors, after :meth:`wait`."""
+        self.wait(timeout)
+        return list(self._work.get_future().wait())
+
     def get_future(self) -> torch.futures.Future:
         """The same as a c10 future, for ``then``, ``torch.futures.collect_all`` and the like: what ``get_future`` of torch.distributed's works
         gives (``torch._C.Future``, the class behind ``torch.futures.Future``). Its value is the list of output tensors.
@@ -101,7 +119,7 @@ class Future:
 
     def __del__(self) -> None:
         try:
-            if self._seen:
+            if self._seen or self._forks != _forks:
                 return
             if not self._waited:
                 self._work.wait(None)

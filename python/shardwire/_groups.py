@@ -17,12 +17,15 @@ from ._backend import as_timeout
 
 # Names given by name_process_group and create_process_group. Weak: naming a group does not keep it alive.
 _named: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
+# What the groups made here met through: standalone ones are not in torch's table of stores.
+_stores: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
 _counter = itertools.count()
 # Before 2.0 a backend is itself torch's ProcessGroup; since then one wraps it.
 _WRAPPED = hasattr(dist.ProcessGroup, "_register_backend")
 
 
-def create_process_group(store: Any, rank: int, size: int, timeout: timedelta | float | None = None, name: str | None = None) -> Any:
+def create_process_group(store: Any, rank: int, size: int, timeout: timedelta | float | None = None, name: str | None = None,
+                         standalone: bool = False) -> Any:
     """Makes a group of the processes that share ``store``, beside the default group or without one.
 
     Collective: every rank of 0..size-1 calls it, with the same ``name`` (or each without). Blocks until all have met.
@@ -30,6 +33,8 @@ def create_process_group(store: Any, rank: int, size: int, timeout: timedelta | 
     store: any torch.distributed store (TCPStore, FileStore, HashStore for threads). One store may serve several groups made in the same order.
     timeout: seconds or a timedelta for meeting, and for the group's operations; None: 30 minutes.
     name: for messages and :func:`find_process_group`.
+    standalone: leaves the group out of torch's tables. ``destroy_process_group()`` does not end it then: :func:`end_process_group` does, or the last
+        reference to it. ``compile_op``, :class:`Queue`, sync and the group's own methods take it; functions of torch.distributed that look a group up do not.
 
     Returns a ``torch.distributed.ProcessGroup`` that is known to torch: use it as ``group=`` in torch.distributed functions, in ``compile_op``,
     and end it with ``torch.distributed.destroy_process_group(group)``. Its ranks are its own: functions that take global ranks (``src``, ``dst``)
@@ -42,18 +47,35 @@ def create_process_group(store: Any, rank: int, size: int, timeout: timedelta | 
     if name is not None and not isinstance(name, str):
         raise TypeError(f"name is a {type(name).__name__}; give a str or None")
     unique = f"shardwire:{next(_counter)}"
-    return _create(dist.PrefixStore(f"{unique}/{name or ''}/", store), rank, size, as_timeout(timeout), unique, name)
+    return _create(dist.PrefixStore(f"{unique}/{name or ''}/", store), rank, size, as_timeout(timeout), unique, name, standalone)
 
 
-def create_over_fresh_store(store: Any, rank: int, size: int, timeout: timedelta | float | None, name: str | None) -> Any:
+def create_over_fresh_store(store: Any, rank: int, size: int, timeout: timedelta | float | None, name: str | None, standalone: bool = False) -> Any:
     """As create_process_group, for a store that serves this group alone: its ranks need not have made equally many groups before."""
-    return _create(store, rank, size, as_timeout(timeout), f"shardwire:{next(_counter)}", name)
+    return _create(store, rank, size, as_timeout(timeout), f"shardwire:{next(_counter)}", name, standalone)
 
 
-def _create(prefixed: Any, rank: int, size: int, period: timedelta, unique: str, name: str | None) -> Any:
+def end_process_group(group: Any) -> None:
+    """Ends a group on this rank, standalone or not: pending and later operations fail here with AbortedError, and peers that wait for this rank are told."""
+    backend = resolve_backend(group)
+    world: Any = getattr(c10d, "_world", None)
+    known = world.pg_map if hasattr(world, "pg_map") else c10d._pg_map
+    group = c10d._get_default_group() if group is None else find_process_group(group) if isinstance(group, str) else group
+    if group in known:
+        dist.destroy_process_group(group)
+        return
+    _C.shutdown(backend)
+
+
+def _create(prefixed: Any, rank: int, size: int, period: timedelta, unique: str, name: str | None, standalone: bool = False) -> Any:
     backend = _C.create_backend(prefixed, rank, size, period, name or unique)
     group = _wrap(backend, prefixed, rank, size) if _WRAPPED else backend
-    _make_known(group, prefixed, unique, size, name)
+    _stores[group] = prefixed
+    if standalone:
+        if hasattr(group, "_set_group_name"):
+            group._set_group_name(unique)
+    else:
+        _make_known(group, prefixed, unique, size, name)
     if name is not None:
         name_process_group(group, name)
     return group
@@ -127,6 +149,30 @@ def find_process_group(name: str) -> Any:
         return known[name]
     raise ValueError(f"no shardwire process group is named {name!r}; known: {', '.join(sorted(map(repr, known))) or 'none'}. "
                      "Name one with shardwire.name_process_group(group, name)")
+
+
+def name_of_group(group: Any) -> str:
+    """A name by which :func:`find_process_group` finds the group, on other ranks too where they gave it the same."""
+    if group is None:
+        return "WORLD"
+    for name, named in list(_named.items()):
+        if named is group:
+            return name
+    for known, names in _torch_groups():
+        if known is group and names:
+            return names[0]
+    raise ValueError("this group has no name by which other ranks could find it; give it one with shardwire.name_process_group on all ranks")
+
+
+def store_of(group: Any) -> Any:
+    """The store that the group's ranks met through, under the group's own prefix."""
+    world: Any = getattr(c10d, "_world", None)
+    entry = (world.pg_map if hasattr(world, "pg_map") else c10d._pg_map).get(group)
+    if entry is None and group in _stores:
+        return _stores[group]
+    if entry is None or entry[1] is None:
+        raise ValueError("this group is not known to torch any more (was it destroyed?), or was made in C++: it has no store to meet ranks through")
+    return entry[1]
 
 
 def _torch_groups() -> Iterator[tuple[Any, list[str]]]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Union
+from typing import Any, Union
 
 import torch
 
@@ -56,8 +56,6 @@ class StridedShard:
 
 
 Placement = Union[Shard, Replicate, Partial, StridedShard]
-# kind, dim, split factor, reduction: what the native side reads.
-NativePlacement = tuple[Literal["replicate", "shard", "strided_shard", "partial"], int, int, "str | None"]
 
 
 def as_dims(value: Any, what: str) -> tuple[int, ...]:
@@ -93,19 +91,6 @@ def _kind(value: Any) -> str:
     return f"a {type(value).__name__}"
 
 
-@dataclass(frozen=True, slots=True)
-class LocalShare:
-    """What one rank holds of a tensor: the shape of its local tensor, and where the boxes in it lie globally.
-
-    boxes: ``(offset, shape, local_offset)`` each, in elements: offset in the global tensor, local_offset in the local one. An ordinary shard
-    is one box, an empty one none, a strided one may be many.
-    """
-
-    local_shape: tuple[int, ...]
-    boxes: tuple[tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]], ...]
-    replica_class: int
-
-
 class Layout:
     """A global tensor of ``shape`` and ``dtype`` laid out over ``mesh`` by ``placements``.
 
@@ -126,7 +111,7 @@ class Layout:
     placements: tuple[Placement, ...]
     shape: tuple[int, ...]
     dtype: torch.dtype
-    _native: list[NativePlacement]
+    _native: _C.Layout
 
     def __init__(self, mesh: Any, placements: Sequence[Any], shape: Sequence[int], dtype: torch.dtype) -> None:
         mesh_shape, ranks = _read_mesh(mesh)
@@ -136,10 +121,7 @@ class Layout:
         if isinstance(placements, (str, bytes, dict)) or not isinstance(placements, Iterable):
             raise TypeError(f"placements is {_kind(placements)}; give a list with one placement per mesh dimension")
         read = tuple(_read_placement(item, index, len(dims)) for index, item in enumerate(placements))
-        if len(read) != len(mesh_shape):
-            raise ValueError(f"{len(read)} placements for a mesh of {len(mesh_shape)} dimensions; give one per mesh dimension")
-        native = [_native_placement(item) for item in read]
-        _C.check_layout(list(mesh_shape), list(ranks), native, list(dims))
+        native = _C.Layout(mesh_shape, ranks, [_native_placement(item) for item in read], dims)
         set_field = object.__setattr__
         set_field(self, "mesh_shape", mesh_shape)
         set_field(self, "ranks", ranks)
@@ -158,23 +140,11 @@ class Layout:
     @property
     def pending_reduction(self) -> str | None:
         """The reduction its Partial placements wait for ("sum", "mean", "min", "max", "prod"), or None."""
-        for item in self.placements:
-            if isinstance(item, Partial):
-                return _PENDING[item.reduce_op]
-        return None
+        return self._native.pending_reduction
 
-    def share(self, rank: int) -> LocalShare | None:
-        """What global rank ``rank`` holds; None when it is outside of the mesh."""
-        return self.share_in(self.ranks, rank)
-
-    def share_in(self, ranks: Sequence[int], rank: int) -> LocalShare | None:
-        """Like :meth:`share`, with the mesh's ranks renamed to ``ranks`` (the same length): a group's own numbers, say."""
-        share = _C.share_of(list(self.mesh_shape), list(ranks), self._native, list(self.shape), rank)
-        if share is None:
-            return None
-        local_shape, slices, replica_class = share
-        boxes = tuple((tuple(offset), tuple(shape), tuple(local)) for offset, shape, local in slices)
-        return LocalShare(tuple(local_shape), boxes, replica_class)
+    def share(self, rank: int) -> _C.LocalShare | None:
+        """What global rank ``rank`` holds: ``local_shape``, and ``boxes`` with ``offset``, ``shape`` and ``local_offset``; None outside of the mesh."""
+        return self._native.share_of(rank)
 
     def local_shape(self, rank: int) -> tuple[int, ...] | None:
         """The shape of the local tensor on global rank ``rank``; None outside of the mesh."""
@@ -189,12 +159,12 @@ class Layout:
         if share is None:
             return None
         if len(share.boxes) == 1:
-            offset, shape, _ = share.boxes[0]
-            if shape == share.local_shape:
-                return box_of(tensor, offset, shape)
+            box = share.boxes[0]
+            if box.shape == share.local_shape:
+                return box_of(tensor, box.offset, box.shape)
         local = torch.empty(share.local_shape, dtype=tensor.dtype, device=tensor.device)
-        for offset, shape, local_offset in share.boxes:
-            box_of(local, local_offset, shape).copy_(box_of(tensor, offset, shape))
+        for box in share.boxes:
+            box_of(local, box.local_offset, box.shape).copy_(box_of(tensor, box.offset, box.shape))
         return local
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -281,7 +251,7 @@ def _walk_mesh(level: Any, depth: int, shape: list[int], ranks: list[int]) -> No
             raise TypeError(f"mesh holds {_kind(item)}; give global ranks (int)")
         rank = operator.index(item)
         if not 0 <= rank < 2**31:
-            raise ValueError(f"mesh holds {rank}, which is no rank")
+            raise ValueError(f"mesh holds {rank}, which is not a rank")
         ranks.append(rank)
 
 
@@ -293,8 +263,6 @@ def _read_placement(item: Any, index: int, num_dims: int) -> Placement:
         factor = item.split_factor
         if isinstance(factor, bool) or not isinstance(factor, int):
             raise TypeError(f"placements[{index}]: split_factor is {_kind(factor)}; give an int")
-        if factor < 1:
-            raise ValueError(f"placements[{index}]: split_factor is {factor}; it must be at least 1")
         return StridedShard(dim, factor)
     if name == "Shard":
         return Shard(_placement_dim(item.dim, index, num_dims))
@@ -320,11 +288,11 @@ def _placement_dim(dim: Any, index: int, num_dims: int) -> int:
     return dim + num_dims if dim < 0 else dim
 
 
-def _native_placement(item: Placement) -> NativePlacement:
+def _native_placement(item: Placement) -> _C.Placement:
     if isinstance(item, Shard):
-        return ("shard", item.dim, 1, None)
+        return _C.Placement.shard(item.dim)
     if isinstance(item, StridedShard):
-        return ("strided_shard", item.dim, item.split_factor, None)
+        return _C.Placement.strided_shard(item.dim, item.split_factor)
     if isinstance(item, Partial):
-        return ("partial", 0, 1, _PENDING[item.reduce_op])
-    return ("replicate", 0, 1, None)
+        return _C.Placement.partial(_PENDING[item.reduce_op])
+    return _C.Placement.replicate()

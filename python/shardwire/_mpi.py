@@ -1,7 +1,11 @@
-"""Groups that meet by MPI: ``init_method="mpi://"``, and groups over an mpi4py communicator. No address has to be given."""
+"""Groups that meet by MPI: ``init_method="mpi://"``, and groups over an mpi4py communicator. No address has to be given.
+
+``shardwire_autoload`` registers the URL with torch.
+"""
 
 from __future__ import annotations
 
+import os
 import socket
 from collections.abc import Callable, Iterator
 from datetime import timedelta
@@ -13,14 +17,8 @@ import torch.distributed as dist
 from . import _C
 from ._backend import as_timeout
 from ._groups import create_over_fresh_store
-
-
-def register_rendezvous() -> None:
-    """Registers ``mpi://`` with torch.distributed. Idempotent; ``import shardwire`` calls it."""
-    try:
-        dist.register_rendezvous_handler("mpi", _rendezvous)
-    except RuntimeError:  # it is registered: the package was imported anew
-        pass
+from ._launchers import recognise, why_none
+from .errors import UnsupportedError
 
 
 def create_process_group_from_mpi(comm: Any, timeout: timedelta | float | None = None, name: str | None = None) -> Any:
@@ -38,11 +36,14 @@ def create_process_group_from_mpi(comm: Any, timeout: timedelta | float | None =
     return create_over_fresh_store(store, rank, size, timeout, name)
 
 
-def _rendezvous(url: str, timeout: timedelta | None = None, **_more: Any) -> Iterator[tuple[Any, int, int]]:
+def rendezvous(url: str, timeout: timedelta | None = None, **_more: Any) -> Iterator[tuple[Any, int, int]]:
     """What torch calls for ``init_method="mpi://"``: rank and world size are those of the MPI job."""
     period = as_timeout(timeout)
     seconds = period.total_seconds()
-    rank, size = _C.mpi_world(seconds)
+    try:
+        rank, size = _C.mpi_world(seconds)
+    except UnsupportedError as error:
+        raise UnsupportedError(f"{error}. {_instead_of_mpi()}") from None
     for what, here in (("rank", rank), ("world_size", size)):
         for given in parse_qs(urlparse(url).query).get(what, []):
             if int(given) != here:
@@ -51,23 +52,32 @@ def _rendezvous(url: str, timeout: timedelta | None = None, **_more: Any) -> Ite
     raise RuntimeError("mpi:// cannot replace lost ranks: start the MPI job anew")
 
 
+def _instead_of_mpi() -> str:
+    """Which launcher started this process, and what to call where it brings no MPI that we can use."""
+    place = recognise(os.environ)
+    if place is None:
+        return f"init_method='mpi://' is for ranks that one of the two started; {why_none(os.environ)}"
+    return f"{place.describe()}: init_process_group('shardwire') without init_method goes by that and needs no MPI"
+
+
 def _meet(broadcast: Callable[[bytes], bytes], rank: int, size: int, timeout: timedelta) -> Any:
     """A TCPStore that rank 0 keeps on a free port, known to the others by ``broadcast``; what fails on rank 0 fails on all."""
     host = socket.gethostname()
     store, failure = None, ""
     if rank == 0:
         try:
-            store = _tcp_store("localhost", 0, size, True, timeout)
+            store = tcp_store("localhost", 0, size, True, timeout)
         except Exception as error:  # the others wait for our broadcast
             failure = str(error)
     told = broadcast(f"{host}\n{0 if store is None else store.port}\n{failure}".encode()).decode()
     there, port, failure = told.split("\n", 2)
     if failure:
         raise RuntimeError(f"rank 0 on host {there} could not open a store for the others: {failure}")
-    return store if store is not None else _tcp_store("localhost" if there == host else there, int(port), size, False, timeout)
+    return store if store is not None else tcp_store("localhost" if there == host else there, int(port), size, False, timeout)
 
 
-def _tcp_store(host: str, port: int, size: int, is_master: bool, timeout: timedelta) -> Any:
+def tcp_store(host: str, port: int, size: int | None, is_master: bool, timeout: timedelta) -> Any:
+    """A TCPStore, also where torch was built without the libuv that it asks for."""
     try:
         return dist.TCPStore(host, port, size, is_master, timeout, wait_for_workers=False)
     except Exception as error:

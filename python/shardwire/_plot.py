@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import unicodedata
 from collections.abc import Mapping
 from html import escape
 from typing import Any
@@ -11,10 +12,11 @@ from typing import Any
 # One hue per sending rank, told apart by colour-blind eyes too; repeated past twelve.
 _COLOURS = ("#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377", "#994455", "#004488", "#997700", "#44aa99", "#882255", "#6699cc")
 _INK, _FAINT, _PAPER = "#222222", "#888888", "#ffffff"
+_TITLE_SIZE, _TITLE_LINES = 19.0, 3
 
 
 def save_picture(traffic: Mapping[str, Any], path: str | os.PathLike[str], title: str | None = None) -> None:
-    """Draws ``traffic`` (keys name, world_size, edges of {src, dst, bytes, pieces}, lower_bound_bytes) into ``path``.
+    """Draws ``traffic`` (keys name, world_size, edges of {src, dst, bytes, pieces}, lower_bound_bytes or None; unit: what is drawn in place of ranks) into ``path``.
 
     .svg is written by hand; .png needs matplotlib (ImportError names it). ValueError for other endings, OSError when the file cannot be written.
     """
@@ -55,26 +57,83 @@ def svg_picture(traffic: Mapping[str, Any], title: str | None = None) -> str:
     """The whole SVG document."""
     matrix = byte_matrix(traffic)
     size = len(matrix)
+    what = escape(str(traffic.get("unit", "rank")))
     cell = 64 if size <= 8 else 46
-    height = max(420, 170 + cell * (size + 1))
     flow_width = 460
     width = flow_width + 130 + cell * (size + 1) + 30
     between = sum(matrix[s][d] for s in range(size) for d in range(size) if s != d)
     own = sum(matrix[r][r] for r in range(size))
-    heading = title or traffic.get("name") or "compiled op"
-    least = human_bytes(int(traffic.get("lower_bound_bytes", 0)))
-    facts = f"{human_bytes(between)} between ranks, {human_bytes(own)} within, least possible between ranks {least}"
+    heading = _drawable(title or traffic.get("name") or "compiled op")
+    lines = heading_lines(heading, _TITLE_SIZE, width - 48)
+    least = traffic.get("lower_bound_bytes", 0)
+    known = f"least possible between ranks {human_bytes(int(least))}" if least is not None else f"of rank {traffic.get('rank')} only, another rank planned"
+    facts = f"{human_bytes(between)} between ranks, {human_bytes(own)} within, {known}"
+    line = 1.3 * _TITLE_SIZE
+    below = line * (len(lines) - 1)  # everything under the title makes room for its further lines
+    height = math.ceil(max(420, 170 + cell * (size + 1)) + below)
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" viewBox="0 0 {width} {height}" font-family="sans-serif">',
-        f"<title>{escape(str(heading))}</title>",
+        f"<title>{escape(heading)}</title>",
         f'<rect width="{width}" height="{height}" fill="{_PAPER}"/>',
-        _text(24, 34, str(heading), 19, anchor="start", weight="bold"),
-        _text(24, 56, facts, 13, anchor="start", fill=_FAINT),
-        *_flow(matrix, 24, 100, flow_width - 48, height - 130),
-        *_matrix(matrix, flow_width + 90, 118, cell),
+        *(_text(24, 34 + line * number, text, _TITLE_SIZE, anchor="start", weight="bold") for number, text in enumerate(lines)),
+        _text(24, 56 + below, facts, 13, anchor="start", fill=_FAINT),
+        *_flow(matrix, 24, 100 + below, flow_width - 48, height - below - 130, what),
+        *_matrix(matrix, flow_width + 90, 118 + below, cell, what),
         "</svg>",
     ]
     return "\n".join(parts) + "\n"
+
+
+def text_width(text: str, size: float) -> float:
+    """About how wide `text` is in a bold sans-serif of that size, never less than in DejaVu Sans Bold, the widest of the usual ones."""
+    return size * sum(_char_width(char) for char in text)
+
+
+def _char_width(char: str) -> float:
+    if not char.isascii():
+        return 0.0 if unicodedata.combining(char) else 1.3
+    if char in "ijlIJ',.:;/\\| -":
+        return 0.42
+    if char in "frt()[]!_`\"*csz?":
+        return 0.6
+    return 1.11 if char in "mwMW%@" else 0.88 if char.isupper() or char in "#+<=>^~&" else 0.72
+
+
+def heading_lines(text: str, size: float, room: float, most: int = _TITLE_LINES) -> list[str]:
+    """`text` in at most `most` lines that are no wider than `room`. A word that is wider, such as a path, loses its beginning; what is too long
+    in all loses its end."""
+    lines: list[str] = []
+    for paragraph in text.split("\n"):
+        line = ""
+        for word in paragraph.split():
+            word = _end_of(word, size, room)
+            longer = f"{line} {word}" if line else word
+            if text_width(longer, size) <= room:
+                line = longer
+            else:
+                lines.append(line)
+                line = word
+        lines.append(line)
+    if len(lines) > most:
+        last = lines[most - 1] + "…"
+        while text_width(last, size) > room:
+            last = last[:-2].rstrip() + "…"
+        lines[most - 1 :] = [last]
+    return lines
+
+
+def _end_of(word: str, size: float, room: float) -> str:
+    """The end of a word that fits, after a "…"; of a path whole names as long as the last one fits."""
+    if text_width(word, size) <= room:
+        return word
+    start = next(start for start in range(1, len(word) + 1) if text_width("…" + word[start:], size) <= room or start == len(word))
+    folder = word.find("/", start)
+    return "…" + word[folder if 0 <= folder < len(word) - 1 else start :]
+
+
+def _drawable(text: Any) -> str:
+    """Without what no XML and no UTF-8 may hold: a path may have any bytes."""
+    return "".join(char if char.isprintable() or char == "\n" else "\N{REPLACEMENT CHARACTER}" for char in str(text))
 
 
 def _text(x: float, y: float, text: str, size: float, anchor: str = "middle", fill: str = _INK, weight: str = "normal") -> str:
@@ -82,7 +141,7 @@ def _text(x: float, y: float, text: str, size: float, anchor: str = "middle", fi
             f"{escape(text)}</text>")
 
 
-def _flow(matrix: list[list[int]], x: float, y: float, width: float, height: float) -> list[str]:
+def _flow(matrix: list[list[int]], x: float, y: float, width: float, height: float, what: str) -> list[str]:
     """Bars of senders at the left, of receivers at the right, both as high as their bytes; a ribbon per edge. Idle ranks keep a thin bar."""
     size = len(matrix)
     sent = [sum(row) for row in matrix]
@@ -116,7 +175,7 @@ def _flow(matrix: list[list[int]], x: float, y: float, width: float, height: flo
             shape = (f"M{x0:.1f},{a:.2f} C{middle:.1f},{a:.2f} {middle:.1f},{b:.2f} {x1:.1f},{b:.2f} L{x1:.1f},{b + max(thick, 0.6):.2f} "
                      f"C{middle:.1f},{b + max(thick, 0.6):.2f} {middle:.1f},{a + max(thick, 0.6):.2f} {x0:.1f},{a + max(thick, 0.6):.2f} Z")
             parts.append(f'<path d="{shape}" fill="{_COLOURS[source % len(_COLOURS)]}" fill-opacity="0.5">'
-                         f"<title>rank {source} to rank {target}: {human_bytes(amount)}</title></path>")
+                         f"<title>{what} {source} to {what} {target}: {human_bytes(amount)}</title></path>")
     for side_x, tops, totals, anchor, text_x in ((left, from_top, sent, "end", left - 8), (right - bar, to_top, received, "start", right + 8)):
         for rank in range(size):
             tall = max(totals[rank] * unit, 3.0)
@@ -124,20 +183,20 @@ def _flow(matrix: list[list[int]], x: float, y: float, width: float, height: flo
             parts.append(f'<rect x="{side_x:.1f}" y="{tops[rank]:.2f}" width="{bar:g}" height="{tall:.2f}" rx="2" fill="{colour}"/>')
             middle = tops[rank] + tall / 2
             room = tall + gap >= 26
-            parts.append(_text(text_x, middle + (-2 if room and totals[rank] else 4), f"rank {rank}", 12 if size <= 8 else 10, anchor=anchor,
+            parts.append(_text(text_x, middle + (-2 if room and totals[rank] else 4), f"{what} {rank}", 12 if size <= 8 else 10, anchor=anchor,
                                fill=_INK if totals[rank] else _FAINT))
             if room and totals[rank]:
                 parts.append(_text(text_x, middle + 12, human_bytes(totals[rank]), 10.5, anchor=anchor, fill=_FAINT))
     return parts
 
 
-def _matrix(matrix: list[list[int]], x: float, y: float, cell: float) -> list[str]:
+def _matrix(matrix: list[list[int]], x: float, y: float, cell: float, what: str) -> list[str]:
     """Rows send, columns receive; the darker the more bytes; the last row and column are sums."""
     size = len(matrix)
     most = max((amount for row in matrix for amount in row), default=0)
     font = 12 if cell >= 60 else 9
-    parts = [_text(x + size * cell / 2, y - 30, "to rank", 13, fill=_FAINT)]
-    parts.append(f'<g transform="translate({x - 40:.1f},{y + size * cell / 2:.1f}) rotate(-90)">{_text(0, 0, "from rank", 13, fill=_FAINT)}</g>')
+    parts = [_text(x + size * cell / 2, y - 30, f"to {what}", 13, fill=_FAINT)]
+    parts.append(f'<g transform="translate({x - 40:.1f},{y + size * cell / 2:.1f}) rotate(-90)">{_text(0, 0, f"from {what}", 13, fill=_FAINT)}</g>')
     for rank in range(size):
         parts.append(_text(x + (rank + 0.5) * cell, y - 10, str(rank), 13, weight="bold"))
         parts.append(_text(x - 18, y + (rank + 0.5) * cell + 5, str(rank), 13, weight="bold"))
@@ -167,6 +226,7 @@ def _save_png(traffic: Mapping[str, Any], path: str, title: str | None) -> None:
         raise ImportError("a PNG needs matplotlib, which is not installed; give a name that ends in .svg, which needs nothing") from None
     matrix = byte_matrix(traffic)
     size = len(matrix)
+    what = str(traffic.get("unit", "rank"))
     most = max((amount for row in matrix for amount in row), default=0)
     figure = Figure(figsize=(2.5 + 0.8 * size, 2.2 + 0.8 * size), dpi=120)
     FigureCanvasAgg(figure)
@@ -178,8 +238,12 @@ def _save_png(traffic: Mapping[str, Any], path: str, title: str | None) -> None:
                 axes.text(target, source, human_bytes(matrix[source][target]), ha="center", va="center", fontsize=9)
     axes.set_xticks(range(size))
     axes.set_yticks(range(size))
-    axes.set_xlabel("to rank")
-    axes.set_ylabel("from rank")
-    axes.set_title(title or str(traffic.get("name") or "compiled op"))
+    axes.set_xlabel(f"to {what}")
+    axes.set_ylabel(f"from {what}")
+    points = 12.0
+    heading = _drawable(title or traffic.get("name") or "compiled op").replace("$", r"\$")  # a pair of them would be read as mathematics
+    lines = heading_lines(heading, points, 72 * figure.get_figwidth() - 2 * points)
+    # Over the whole figure: the axes are narrower, and a title over them would be cut.
+    figure.suptitle("\n".join(lines), fontsize=points, weight="bold")
     figure.tight_layout()
     figure.savefig(path)

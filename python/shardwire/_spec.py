@@ -1,4 +1,4 @@
-"""From what a caller gives ``compile_op`` to the plain boxes that the native side takes.
+"""From what a caller gives ``compile_op`` to the values of the native side.
 
 Everything here is local to one rank and raises ordinary exceptions; ``compile_op`` carries them to all ranks. Checks that need numbers only
 (boxes inside their tensor, ranks that agree, gaps) are the native side's, which makes them for all ranks at once.
@@ -14,13 +14,15 @@ from typing import Any
 import shardwire_autoload
 import torch
 
+from . import _C
+from ._fused import FusedLayout
 from ._layout import Layout, Partial, _kind, as_dims, is_dtensor, local_tensor
 from .errors import UnsupportedError
 
 _REDUCTIONS = {"sum": "sum", "prod": "prod", "min": "min", "max": "max", "avg": "mean", "mean": "mean",
                "band": "band", "bor": "bor", "bxor": "bxor"}
 _REGION_KEYS = ("offset", "shape", "device", "tensor_id")
-_ITEM_KINDS = "a dict {'offset', 'shape'}, a TensorRegion, a Layout or a DTensor"
+_ITEM_KINDS = "a dict {'offset', 'shape'}, a TensorRegion, a Layout, a DTensor or what fused() gives"
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,20 +30,22 @@ class TensorRegion:
     """A box of a global tensor: the same as the dict ``{'offset': ..., 'shape': ...}``.
 
     offset, shape: one int per dimension of the global tensor, in elements. device: for readers, as each call takes tensors where they
-    lie. tensor_id: the name of the global tensor; None when the op has one tensor. Checked by ``compile_op``, not here, so that a
+    lie. tensor_id: the name of the global tensor, or a number, which stands for its digits; None when the op has one tensor. Checked by ``compile_op``, not here, so that a
     wrong one raises on every rank.
     """
 
     offset: Sequence[int]
     shape: Sequence[int]
     device: torch.device | str | None = None
-    tensor_id: str | None = None
+    tensor_id: str | int | None = None
 
 
-# name, shape, dtype, reduction | tensor index, local shape, [(offset, shape, local offset)], replica class.
-NativeTensor = tuple[str, "Sequence[int] | None", torch.dtype, "str | None"]
-NativeBox = tuple[Sequence[int], Sequence[int], Sequence[int]]
-NativeLocal = tuple[int, Sequence[int], Sequence[NativeBox], int]
+@dataclass(frozen=True, slots=True)
+class Pieces:
+    """A local tensor that is several boxes of the global one: for each (offset, shape, local offset). Made by this package only."""
+
+    local_shape: tuple[int, ...]
+    boxes: Sequence[tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]]
 
 
 @dataclass(slots=True)
@@ -55,7 +59,7 @@ class Side:
     label: str
     held: list[bool] = field(default_factory=list)
     keys: dict[str, tuple[int, int]] | None = None
-    native: list[NativeLocal] = field(default_factory=list)
+    native: list[_C.LocalTensor] = field(default_factory=list)
     count: int = 0  # held positions
 
     @property
@@ -65,9 +69,9 @@ class Side:
 
 @dataclass(slots=True)
 class Spec:
-    """This rank's whole specification, as the native side takes it."""
+    """This rank's whole specification, in the native side's types."""
 
-    tensors: list[NativeTensor]
+    tensors: list[_C.TensorDecl]
     inputs: Side
     outputs: Side
 
@@ -79,24 +83,29 @@ class _Decl:
     name: str
     shape: tuple[int, ...] | None = None
     shape_from: str = ""
-    dtype: torch.dtype | None = None
+    dtype: torch.dtype | None = None  # of the inputs
     dtype_from: str = ""
+    output_dtype: torch.dtype | None = None
+    output_dtype_from: str = ""
     reduction: str | None = None
     reduction_from: str = ""
     from_layout: str = ""  # the first DTensor or Layout that mentioned it
+    parts: tuple[tuple[str, int], ...] = ()  # of a fused tensor: names, and where they begin
+    parts_from: str = ""
 
 
-def build_spec(shape: Any, dtype: Any, inputs: Any, outputs: Any, reduction: Any, rank: int, group_ranks: Sequence[int]) -> Spec:
+def build_spec(shape: Any, dtype: Any, inputs: Any, outputs: Any, reduction: Any, output_dtype: Any, rank: int,
+               group_ranks: Sequence[int]) -> Spec:
     """Reads ``compile_op``'s arguments for group rank ``rank``; ``group_ranks[i]`` is the global rank of group rank i.
 
     Raises TypeError, ValueError or NotImplementedError; the text names list, index and what to do.
     """
-    return _Builder(shape, dtype, reduction, rank, group_ranks).build(inputs, outputs)
+    return _Builder(shape, dtype, reduction, output_dtype, rank, group_ranks).build(inputs, outputs)
 
 
 class _Builder:
-    def __init__(self, shape: Any, dtype: Any, reduction: Any, rank: int, group_ranks: Sequence[int]) -> None:
-        self.rank = rank
+    def __init__(self, shape: Any, dtype: Any, reduction: Any, output_dtype: Any, rank: int, group_ranks: Sequence[int]) -> None:
+        self.global_rank = group_ranks[rank]
         self.group_rank_of = {global_rank: index for index, global_rank in enumerate(group_ranks)}
         self.decls: dict[str, _Decl] = {}
         self.index_of: dict[str, int] = {}
@@ -104,11 +113,12 @@ class _Builder:
         self.renamed: dict[tuple[int, ...], list[int]] = {}
         self.shapes = _read_argument(shape, "shape", lambda value, what: as_dims(value, what))
         self.dtypes = _read_argument(dtype, "dtype", _read_dtype)
+        self.output_dtypes = _read_argument(output_dtype, "output_dtype", _read_dtype)
         self.reductions = _read_argument(reduction, "reduction", _read_reduction)
         self.shape_is_keyed = isinstance(shape, Mapping)
 
     def build(self, inputs: Any, outputs: Any) -> Spec:
-        for table in (self.shapes, self.dtypes):
+        for table in (self.shapes, self.dtypes, self.output_dtypes):
             for name in table:
                 if name is not None:
                     self.declare(name)
@@ -128,7 +138,8 @@ class _Builder:
         if decl is not None:
             return decl
         decl = _Decl(name)
-        for table, attribute in ((self.shapes, "shape"), (self.dtypes, "dtype"), (self.reductions, "reduction")):
+        for table, attribute in ((self.shapes, "shape"), (self.dtypes, "dtype"), (self.output_dtypes, "output_dtype"),
+                                 (self.reductions, "reduction")):
             key = name if name in table else None
             if key in table:
                 setattr(decl, attribute, table[key])
@@ -137,10 +148,16 @@ class _Builder:
         self.decls[name] = decl
         return decl
 
-    def finish(self, decl: _Decl) -> NativeTensor:
-        if decl.dtype is None:
+    def finish(self, decl: _Decl) -> _C.TensorDecl:
+        source, target = decl.dtype, decl.output_dtype
+        if source is None and target is None:
             raise TypeError(f"{_tensor(decl.name)} has no dtype; give compile_op dtype=, such as torch.float32")
-        return (decl.name, decl.shape, decl.dtype, decl.reduction)
+        if source is not None and target is not None and source != target and not (
+                (source.is_floating_point and target.is_floating_point) or (source.is_complex and target.is_complex)):
+            raise UnsupportedError(f"{_tensor(decl.name)} goes from {source} ({decl.dtype_from}) to {target} ({decl.output_dtype_from}); elements are "
+                                   "cast between floating types, or between complex ones; for others give both sides the same dtype, and convert "
+                                   "the tensors with .to() before or after")
+        return _C.TensorDecl(decl.name, decl.shape, source, decl.reduction, target)
 
     # Lists.
 
@@ -176,7 +193,7 @@ class _Builder:
 
     def read_item(self, side: Side, item: Any, key: str | None, where: str, ordinals: dict[str, int]) -> None:
         """One entry of a list; ``key`` is the tensor's name in a dict of lists, None in a flat list."""
-        local: NativeLocal | None
+        local: _C.LocalTensor | None
         if isinstance(item, TensorRegion):
             local = self.read_region(item.offset, item.shape, item.device, item.tensor_id, key, where)
         elif isinstance(item, Mapping):
@@ -189,6 +206,12 @@ class _Builder:
             local = self.read_region(item["offset"], item["shape"], item.get("device"), item.get("tensor_id"), key, where)
         elif isinstance(item, Layout) or is_dtensor(item):
             local = self.read_layout(item, side.label, key, where, ordinals)
+        elif isinstance(item, Pieces):
+            name = self.name_of(key, None, where)
+            self.declare(name)
+            local = _C.LocalTensor(self.index_of[name], item.local_shape, [_C.Box(*box) for box in item.boxes])
+        elif isinstance(item, FusedLayout):
+            local = self.read_fused(item, side.label, key, where, ordinals)
         elif isinstance(item, torch.Tensor):
             raise TypeError(f"{where} is a plain tensor, which does not say where it lies globally; give {_ITEM_KINDS}")
         else:
@@ -199,8 +222,10 @@ class _Builder:
             side.count += 1
 
     def name_of(self, key: str | None, tensor_id: Any, where: str) -> str:
+        if isinstance(tensor_id, int) and not isinstance(tensor_id, bool):
+            tensor_id = str(tensor_id)
         if tensor_id is not None and not isinstance(tensor_id, str):
-            raise TypeError(f"{where}: tensor_id is {_kind(tensor_id)}; give the tensor's name (str)")
+            raise TypeError(f"{where}: tensor_id is {_kind(tensor_id)}; give the tensor's name (str), or a number")
         if key is not None and tensor_id is not None and tensor_id != key:
             raise ValueError(f"{where}: tensor_id {tensor_id!r} contradicts the key {key!r}; leave it out")
         name = key if key is not None else tensor_id
@@ -208,7 +233,7 @@ class _Builder:
             raise ValueError(f"{where} names no tensor, but shape is keyed by name; give tensor_id, one of {_names(self.shapes)}")
         return "" if name is None else name
 
-    def read_region(self, offset: Any, shape: Any, device: Any, tensor_id: Any, key: str | None, where: str) -> NativeLocal:
+    def read_region(self, offset: Any, shape: Any, device: Any, tensor_id: Any, key: str | None, where: str) -> _C.LocalTensor:
         name = self.name_of(key, tensor_id, where)
         offset = as_dims(offset, f"{where}: offset")
         extent = as_dims(shape, f"{where}: shape")
@@ -218,9 +243,9 @@ class _Builder:
         decl = self.declare(name)
         if decl.shape is not None and len(decl.shape) != len(extent):
             raise ValueError(f"{where} has {len(extent)} dimensions, {_tensor(name)} has {len(decl.shape)} ({decl.shape_from}={list(decl.shape)})")
-        return (self.index_of[name], extent, [(offset, extent, (0,) * len(extent))], 0)
+        return _C.LocalTensor(self.index_of[name], extent, [_C.Box(offset, extent, (0,) * len(extent))])
 
-    def read_layout(self, item: Any, label: str, key: str | None, where: str, ordinals: dict[str, int]) -> NativeLocal | None:
+    def read_layout(self, item: Any, label: str, key: str | None, where: str, ordinals: dict[str, int]) -> _C.LocalTensor | None:
         try:
             layout = item if isinstance(item, Layout) else Layout.of(item)
         except (TypeError, ValueError, NotImplementedError) as error:
@@ -230,28 +255,64 @@ class _Builder:
         ordinal = ordinals.get(name, 0)
         ordinals[name] = ordinal + 1
         ranks = self.group_mesh(layout, where)
-        share = layout.share_in(ranks, self.rank)
+        share = layout.share(self.global_rank)
         if is_dtensor(item):
             _check_local(item, share, where)
         if share is None:
             return None
+        # Equal only where every rank means the same entry of the same list: the layout and the place in the list are part of it.
+        replica_class = 0 if label == "outputs" else _replica_class(name, ordinal, layout.mesh_shape, ranks, layout.placements, share.replica_class)
+        return _C.LocalTensor(self.index_of[name], share.local_shape, share.boxes, replica_class)
+
+    def read_fused(self, item: FusedLayout, label: str, key: str | None, where: str, ordinals: dict[str, int]) -> _C.LocalTensor | None:
+        name = self.name_of(key, None, where)
+        decl = self.declare(name)
+        if not decl.parts:
+            decl.parts, decl.parts_from = item.offsets, where
+        elif decl.parts != item.offsets:
+            raise ValueError(f"{where} is made of {_parts(item.offsets)}, but {decl.parts_from} of {_parts(decl.parts)}; "
+                             "give the same names and sizes, in the same order")
+        self.merge_layout(decl, item, label, where)
+        ordinal = ordinals.get(name, 0)
+        ordinals[name] = ordinal + 1
+        layouts = [item.layout(part) for part in item.held]
+        meshes = [self.group_mesh(layout, where) for layout in layouts]
+        try:
+            pieces = item.pieces(self.global_rank)
+        except ValueError as error:
+            raise ValueError(f"{where}: {error}") from None
+        for part, dtensor in item.dtensors.items():
+            if item.held == (part,):  # else the DTensor only says the layout
+                _check_local(dtensor, pieces[0][1] if pieces else None, where)
+        if not pieces:
+            return None
+        whole = item.share(self.global_rank)
+        assert whole is not None
         replica_class = 0
         if label == "inputs":
-            # Equal only where every rank means the same entry of the same list: the layout and the place in the list are part of it.
-            text = repr((name, ordinal, layout.mesh_shape, ranks, layout.placements, share.replica_class))
-            replica_class = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little") >> 1 | 1
-        return (self.index_of[name], share.local_shape, list(share.boxes), replica_class)
+            addend = 0 if item.pending_reduction is None else whole.replica_class
+            ways = [(layout.mesh_shape, ranks, layout.placements) for layout, ranks in zip(layouts, meshes)]
+            replica_class = _replica_class(name, ordinal, item.held, ways, addend)
+        return _C.LocalTensor(self.index_of[name], whole.local_shape, whole.boxes, replica_class)
 
-    def merge_layout(self, decl: _Decl, layout: Layout, label: str, where: str) -> None:
+    @staticmethod
+    def merge_dtype(decl: _Decl, dtype: torch.dtype, label: str, where: str, hint: str) -> None:
+        """Inputs and outputs have a dtype each."""
+        attribute = "dtype" if label == "inputs" else "output_dtype"
+        said = getattr(decl, attribute)
+        if said is None:
+            setattr(decl, attribute, dtype)
+            setattr(decl, attribute + "_from", where)
+        elif said != dtype:
+            raise ValueError(f"{where} has dtype {dtype}, but {getattr(decl, attribute + '_from')} says {said}{hint}")
+
+    def merge_layout(self, decl: _Decl, layout: Layout | FusedLayout, label: str, where: str) -> None:
         hint = "" if decl.name else "; name the tensors when there are several: inputs={'a': [...], 'b': [...]}"
         if decl.shape is None:
             decl.shape, decl.shape_from = layout.shape, where
         elif decl.shape != layout.shape:
             raise ValueError(f"{where} has the global shape {list(layout.shape)}, but {decl.shape_from} says {list(decl.shape)}{hint}")
-        if decl.dtype is None:
-            decl.dtype, decl.dtype_from = layout.dtype, where
-        elif decl.dtype != layout.dtype:
-            raise ValueError(f"{where} has dtype {layout.dtype}, but {decl.dtype_from} says {decl.dtype}{hint}")
+        self.merge_dtype(decl, layout.dtype, label, where, hint)
         pending = layout.pending_reduction
         if pending is None:
             return
@@ -338,9 +399,18 @@ def _check_local(dtensor: Any, share: Any, where: str) -> None:
 
 def _is_item(value: Any) -> bool:
     """Whether ``value`` is one entry of a list rather than the list."""
-    if isinstance(value, (TensorRegion, Layout, torch.Tensor)):
+    if isinstance(value, (TensorRegion, Layout, FusedLayout, torch.Tensor)):
         return True
     return isinstance(value, Mapping) and "offset" in value and "shape" in value
+
+
+def _replica_class(*what: Any) -> int:
+    """Not 0, and equal on ranks where ``what`` is."""
+    return int.from_bytes(hashlib.blake2b(repr(what).encode(), digest_size=8).digest(), "little") >> 1 | 1
+
+
+def _parts(parts: tuple[tuple[str, int], ...]) -> str:
+    return ", ".join(f"{name!r} from {begin}" for name, begin in parts)
 
 
 def _tensor(name: str) -> str:

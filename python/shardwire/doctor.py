@@ -1,4 +1,4 @@
-"""python -m shardwire.doctor [--json]: looks at this machine and says what is missing or slow for shardwire, and how to mend it.
+"""python -m shardwire.doctor [--json]: looks at this machine and says what is missing or slow for shardwire, and how to fix it.
 
 It changes nothing and needs only the standard library, so it also runs (by path, or as ./run doctor) where nothing is built.
 Each line is OK, WARN or FAIL; the exit status is 1 when a line is FAIL. --json prints the same as {"ok": ..., "checks": [...]}.
@@ -28,7 +28,7 @@ MIB = 1 << 20
 
 @dataclasses.dataclass(frozen=True)
 class Check:
-    """One thing that was looked at: level is OK, WARN or FAIL; fix says how to mend it, or is empty."""
+    """One thing that was looked at: level is OK, WARN or FAIL; fix says how to fix it, or is empty."""
 
     level: str
     name: str
@@ -68,8 +68,14 @@ print(json.dumps({"version": torch.__version__, "folder": os.path.dirname(torch.
                   "cuda": torch.version.cuda}))
 """
 _MODULE = """
-import json, torch, shardwire
-print(json.dumps({"version": shardwire.__version__, "file": shardwire.__file__, "torch": torch.__version__}))
+import ctypes, json, os, torch, shardwire
+transports, problem = getattr(shardwire._C, "transports", None), ""
+if "mpi" in (transports or ()):
+    try:
+        ctypes.CDLL(os.path.join(os.path.dirname(shardwire._C.__file__), "libshardwire_mpi.so"))
+    except OSError as error:
+        problem = str(error)
+print(json.dumps({"version": shardwire.__version__, "file": shardwire.__file__, "torch": torch.__version__, "transports": transports, "mpi": problem}))
 """
 _RENDEZVOUS = """
 import torch.distributed as d
@@ -146,6 +152,39 @@ def _module() -> Iterator[Check]:
         yield Check("FAIL", "module", f"import shardwire fails{_built_for(place)}: {reason}", "build it for this torch: ./run setup (./run clean first if it was built for another)")
     else:
         yield Check("OK", "module", f"shardwire {facts['version']} at {facts['file']} loads with torch {facts['torch']}{_built_for(place)}")
+        yield from _built_transports(facts)
+
+
+def _signs_of_mpi() -> str:
+    """What says that this machine has MPI; empty when nothing does."""
+    launched = next((name for name in ("OMPI_COMM_WORLD_SIZE", "PMIX_RANK", "PMI_RANK") if name in os.environ), "")
+    return shutil.which("mpicxx") or shutil.which("mpirun") or (f"{launched} is set" if launched else "")
+
+
+def _signs_of_rdma() -> str:
+    for path in ("/sys/class/infiniband", "/usr/include/infiniband/verbs.h"):
+        if os.path.isfile(path) or (os.path.isdir(path) and os.listdir(path)):
+            return path
+    return ""
+
+
+def _built_transports(facts: Dict[str, object]) -> Iterator[Check]:
+    """The transports in the built module, which need not be those that this machine could have: it may have been built before they came."""
+    built = facts.get("transports")
+    again = "./run setup, or pip install --force-reinstall --no-deps --no-build-isolation ."
+    if not isinstance(built, list):
+        yield Check("WARN", "transports", "the module is older than this doctor and does not say which transports it has", f"build it again: {again}")
+        return
+    yield Check("OK", "transports", f"built with {', '.join(built)}")
+    if facts.get("mpi"):
+        yield Check("WARN", "mpi transport", f"it was built, but does not load: {facts['mpi']}", f"as root: apt-get install libopenmpi-dev, or the MPI it was built with; else build it again: {again}")
+    for name, package, sign in (("mpi", "libopenmpi-dev", _signs_of_mpi()), ("rdma", "libibverbs-dev", _signs_of_rdma())):
+        if name in built:
+            continue
+        if sign:
+            yield Check("WARN", f"{name} transport", f"missing from the built module, though this machine has it ({sign})", f"as root: apt-get install {package}; then {again}")
+        else:
+            yield Check("OK", f"{name} transport", f"not in the built module, nor is there anything of it on this machine (to have it: apt-get install {package}, then {again})")
 
 
 def _number(text: str) -> Tuple[int, ...]:
@@ -420,7 +459,7 @@ def main(arguments: Optional[List[str]] = None) -> int:
         if check.fix:
             print(f"     -> {check.fix}")
     warned = sum(check.level == "WARN" for check in checks)
-    print(f"{failed} to mend, {warned} to look at" if failed or warned else "all well")
+    print(f"{failed} to fix, {warned} to look at" if failed or warned else "all well")
     return 1 if failed else 0
 
 

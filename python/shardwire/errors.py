@@ -38,9 +38,25 @@ class UnsupportedError(ShardwireError, NotImplementedError):
     """Asked for something that cannot be done here, such as moving a sparse tensor."""
 
 
+class CheckpointError(ShardwireError, ValueError):
+    """A file of weights is missing, broken, or not what its index says; the text names file, tensor and numbers."""
+
+
+class GapError(ShardwireError, ValueError):
+    """No input of any rank covers part of an output; the text has the regions and the ranks that want them. Raised by ``compile_op`` on all ranks."""
+
+
+class ClosedError(ShardwireError):
+    """A :class:`Queue` was closed: nothing can be put into it, or everything was taken from it."""
+
+
+class KernelError(ShardwireError):
+    """A kernel could not be traced, compiled or loaded; the text has the compiler's words. Raised by ``DeviceKernel.compile_and_load``, on all ranks alike where rank 0 compiles."""
+
+
 class InternalError(ShardwireError):
     """An invariant of shardwire itself does not hold: please report it, with the text."""
 
 
-__all__ = ["AbortedError", "InternalError", "MismatchError", "PeerFailedError", "ShardwireError", "SystemFailure", "TimeoutError",
+__all__ = ["AbortedError", "CheckpointError", "ClosedError", "GapError", "InternalError", "KernelError", "MismatchError", "PeerFailedError", "ShardwireError", "SystemFailure", "TimeoutError",
            "UnsupportedError"]

@@ -1,10 +1,29 @@
-"""Starts N local ranks of a script: ``python -m shardwire.launch -n 4 train.py --epochs 3``.
+"""Starts the ranks of a script, on this host or under srun and mpirun, and tells each what ``init_process_group("shardwire")`` reads.
+
+N ranks on this host::
+
+    python -m shardwire.launch -n 4 train.py --epochs 3
+
+The ranks of a Slurm or MPI job, on any number of hosts: the launcher's process becomes the rank::
+
+    srun -N 2 --ntasks-per-node=4 python -m shardwire.launch train.py
+    mpirun -n 8 python -m shardwire.launch train.py
+
+One task for each host that starts N ranks there, as with torchrun::
+
+    srun -N 2 --ntasks-per-node=1 python -m shardwire.launch -n 4 train.py
+
+Two hosts by hand, or in two pods: this on each, with ``--node-rank 1`` on the other::
+
+    python -m shardwire.launch --nnodes 2 --node-rank 0 -n 4 --master-addr HOST0 --master-port 29500 train.py
 
 Works alike with all torch versions that shardwire supports, also where torchrun does not. Each rank gets RANK, LOCAL_RANK, WORLD_SIZE,
-LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT, so ``init_process_group("shardwire")`` needs no further arguments. When a rank fails, the others are
-stopped, the rank is named, and its exit code is this program's (128 + N for one that signal N killed). Signals to this program go to all ranks.
+LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT, and where this program starts all of them a random SHARDWIRE_JOB_TOKEN, unless it is set, so that
+nobody else can join. Of the ranks that this program starts: when one fails, the others are stopped, the rank is named, and its
+exit code is this program's (128 + N for one that signal N killed); signals to this program go to all of them. A rank that this program became is srun's
+or mpirun's, which tell and end as they do.
 
-This file imports the standard library only.
+This file imports the standard library only, and runs as a file too.
 """
 
 from __future__ import annotations
@@ -13,14 +32,21 @@ import argparse
 import ctypes
 import os
 import queue
+import secrets
 import signal
 import socket
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import BinaryIO
+
+try:
+    from ._launchers import Place, address_of, recognise, why_none, without_mpi
+except ImportError:  # run as a file, whose folder Python looks into first
+    from _launchers import Place, address_of, recognise, why_none, without_mpi  # type: ignore[import-not-found,no-redef]
 
 _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _PR_SET_PDEATHSIG = 1
@@ -33,26 +59,90 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def rank_environment(rank: int, size: int, address: str, port: int) -> dict[str, str]:
-    """This process's environment with what ``init_method="env://"`` reads on rank ``rank``."""
-    environment = dict(os.environ)
-    environment.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(size), LOCAL_WORLD_SIZE=str(size), MASTER_ADDR=address,
-                       MASTER_PORT=str(port))
-    environment.setdefault("OMP_NUM_THREADS", "1")
-    # Debian's torch 2.6 was built without libuv and yet asks for it; the plain TCPStore exists everywhere.
-    environment.setdefault("USE_LIBUV", "0")
-    return environment
+@dataclass(frozen=True)
+class Job:
+    """The ranks that this program starts, and the job that they are part of."""
+
+    count: int                       # ranks of this program
+    first: int = 0                   # the first one's RANK
+    size: int = 0                    # of the job; 0: these ranks are all
+    first_local: int | None = 0      # the first one's LOCAL_RANK; None: the launcher does not tell, and it is left out
+    local_size: int | None = 0       # 0: these ranks are all of this host
+    address: str = "127.0.0.1"
+    port: int = 0                    # 0: a free one is chosen
+    threads: int = 1                 # OMP_NUM_THREADS of a rank, where the environment has none
+
+    def environment(self, index: int, base: Mapping[str, str]) -> dict[str, str]:
+        """``base`` with what ``init_method="env://"`` reads on the rank of this number."""
+        environment = dict(base)
+        environment.update(RANK=str(self.first + index), WORLD_SIZE=str(self.size or self.count), MASTER_ADDR=self.address, MASTER_PORT=str(self.port))
+        for name, value in (("LOCAL_RANK", None if self.first_local is None else self.first_local + index),
+                            ("LOCAL_WORLD_SIZE", self.count if self.local_size == 0 else self.local_size)):
+            environment.pop(name, None)
+            if value is not None:
+                environment[name] = str(value)
+        environment.setdefault("OMP_NUM_THREADS", str(self.threads))
+        # Debian's torch 2.6 was built without libuv and yet asks for it; the plain TCPStore exists everywhere.
+        environment.setdefault("USE_LIBUV", "0")
+        return environment
+
+
+def job_of(place: Place, count: int, address: str | None, port: int, environment: Mapping[str, str]) -> Job:
+    """The job where each of the launcher's processes stands for ``count`` ranks. ValueError where it does not tell enough."""
+    told_address, told_port = address_of(place)
+    host = address or environment.get("MASTER_ADDR") or told_address
+    chosen = port or _port(environment) or told_port
+    lacking = []
+    if place.size is None:
+        lacking.append("how many ranks there are (start the ranks by srun or mpirun)")
+    if not host:
+        lacking.append("where rank 0 runs (give --master-addr HOST, or set MASTER_ADDR; init_method='mpi://' in the script needs neither this program nor that)")
+    if not chosen:
+        lacking.append("which port rank 0's store can have (give --master-port PORT, or set MASTER_PORT)")
+    if place.local_rank is None and count > 1:
+        lacking.append("which of this host's processes this one is (start one rank for each process: leave out -n)")
+    if lacking:
+        raise ValueError(f"{place.describe()}, but not {'; nor '.join(lacking)}")
+    assert place.size is not None and host is not None and chosen is not None
+    return Job(count, place.rank * count, place.size * count, None if place.local_rank is None else place.local_rank * count,
+               None if place.local_size is None else place.local_size * count, host, chosen, max(1, (place.cpus or 1) // count))
+
+
+def job_of_nodes(nodes: int, node: int | None, count: int, address: str | None, port: int, environment: Mapping[str, str]) -> Job:
+    """The job of ``count`` ranks on each of ``nodes`` hosts, of which this is number ``node``. ValueError where something is not told."""
+    if nodes < 1:
+        raise ValueError(f"--nnodes is {nodes}; give at least 1")
+    node = 0 if node is None and nodes == 1 else node
+    if node is None or not 0 <= node < nodes:
+        given = "is not given" if node is None else f"is {node}"
+        raise ValueError(f"--node-rank {given}; with --nnodes {nodes} each host has a number of its own, from 0 to {nodes - 1}, and rank 0 is on host 0")
+    host = address or environment.get("MASTER_ADDR") or ("127.0.0.1" if nodes == 1 else None)
+    chosen = port or _port(environment)
+    lacking = [what for what, known in (("where rank 0 runs (give --master-addr HOST, or set MASTER_ADDR)", host),
+                                        ("which port its store can have (give --master-port PORT, or set MASTER_PORT)", chosen or nodes == 1)) if not known]
+    if lacking:
+        raise ValueError(f"--nnodes {nodes} does not tell {', nor '.join(lacking)}; the same on all hosts")
+    assert host is not None
+    return Job(count, node * count, 0 if nodes == 1 else nodes * count, address=host, port=chosen)
+
+
+def _port(environment: Mapping[str, str]) -> int:
+    text = environment.get("MASTER_PORT", "0")
+    if not text.isdecimal() or int(text) > 65535:
+        raise ValueError(f"MASTER_PORT is {text!r}; a port is a number from 1 to 65535")
+    return int(text)
 
 
 class Launcher:
     """The ranks of one job on this host. Used by one thread; signal handlers run on it too."""
 
-    def __init__(self, command: Sequence[str], size: int, address: str = "127.0.0.1", port: int = 0, prefix: bool = False,
-                 grace: float = 5.0) -> None:
+    def __init__(self, command: Sequence[str], job: Job, environment: Mapping[str, str], prefix: bool = False, grace: float = 5.0) -> None:
         self._command = list(command)
-        self._size = size
-        self._address = address
-        self._port = port or free_port()
+        self._job = job if job.port else replace(job, port=free_port())
+        self._environment = dict(environment)
+        # Only processes of this user can read it there, while the store is open to everybody on this host. Ranks of other launchers would have another.
+        if job.size in (0, job.count) and not environment.get("SHARDWIRE_JOB_TOKEN"):
+            self._environment["SHARDWIRE_JOB_TOKEN"] = secrets.token_hex(16)
         self._prefix = prefix
         self._grace = grace
         self._ranks: list[subprocess.Popen[bytes]] = []
@@ -66,8 +156,8 @@ class Launcher:
         """Starts all ranks, waits for all, and returns the exit code for this program."""
         previous = {number: signal.signal(number, self._forward) for number in _FORWARDED}
         try:
-            for rank in range(self._size):
-                self._start(rank)
+            for index in range(self._job.count):
+                self._start(index)
             return self._wait()
         finally:
             self._kill_all(signal.SIGKILL)
@@ -76,21 +166,21 @@ class Launcher:
             for number, handler in previous.items():
                 signal.signal(number, handler)
 
-    def _start(self, rank: int) -> None:
+    def _start(self, index: int) -> None:
         pipe = subprocess.PIPE if self._prefix else None
-        process = subprocess.Popen(self._command, env=rank_environment(rank, self._size, self._address, self._port), stdout=pipe, stderr=pipe,
+        process = subprocess.Popen(self._command, env=self._job.environment(index, self._environment), stdout=pipe, stderr=pipe,
                                    stdin=subprocess.DEVNULL, start_new_session=True, preexec_fn=_die_with_parent)
         self._ranks.append(process)
         if process.stdout is not None and process.stderr is not None:
             for source, target in ((process.stdout, sys.stdout.buffer), (process.stderr, sys.stderr.buffer)):
-                printer = threading.Thread(target=self._print_lines, args=(rank, source, target), daemon=True)
+                printer = threading.Thread(target=self._print_lines, args=(self._job.first + index, source, target), daemon=True)
                 printer.start()
                 self._printers.append(printer)
-        threading.Thread(target=self._watch, args=(rank, process), daemon=True).start()
+        threading.Thread(target=self._watch, args=(index, process), daemon=True).start()
 
-    def _watch(self, rank: int, process: subprocess.Popen[bytes]) -> None:
+    def _watch(self, index: int, process: subprocess.Popen[bytes]) -> None:
         process.wait()
-        self._ended.put(rank)
+        self._ended.put(index)
 
     def _print_lines(self, rank: int, source: BinaryIO, target: BinaryIO) -> None:
         for line in iter(source.readline, b""):
@@ -100,19 +190,19 @@ class Launcher:
 
     def _wait(self) -> int:
         code = 0
-        left = self._size
+        left = self._job.count
         deadline: float | None = None
         while left:
             try:
-                rank = self._ended.get(timeout=None if deadline is None else max(0.0, deadline - time.monotonic()))
+                index = self._ended.get(timeout=None if deadline is None else max(0.0, deadline - time.monotonic()))
             except queue.Empty:
                 self._kill_all(signal.SIGKILL)
                 deadline = None
                 continue
-            if rank is not None:
+            if index is not None:
                 left -= 1
-                if self._ranks[rank].returncode != 0 and code == 0 and not self._signal:
-                    code = self._report(rank, left)
+                if self._ranks[index].returncode != 0 and code == 0 and not self._signal:
+                    code = self._report(index, left)
             if (code or self._signal) and not self._stopping:
                 self._stopping = True
                 deadline = time.monotonic() + self._grace
@@ -120,14 +210,15 @@ class Launcher:
                     self._kill_all(signal.SIGTERM)
         return 128 + self._signal if self._signal else code
 
-    def _report(self, rank: int, others: int) -> int:
+    def _report(self, index: int, others: int) -> int:
         """Says which rank failed and how; returns the code to exit with."""
-        process = self._ranks[rank]
+        process = self._ranks[index]
         returned = process.returncode
         how = f"exited with code {returned}" if returned > 0 else f"was killed by {_signal_name(-returned)}"
-        rest = f"; stopping the other {others}" if others else ""
+        here = " of this host's" if self._job.count < self._job.size else ""
+        rest = f"; stopping the other {others}{here}" if others else ""
         with self._output_lock:
-            sys.stderr.write(f"shardwire.launch: rank {rank} (pid {process.pid}) {how}{rest}\n")
+            sys.stderr.write(f"shardwire.launch: rank {self._job.first + index} (pid {process.pid}) {how}{rest}\n")
             sys.stderr.flush()
         return returned if returned > 0 else 128 - returned
 
@@ -158,29 +249,90 @@ def _signal_name(number: int) -> str:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m shardwire.launch", description="Starts N local ranks of a script.")
-    parser.add_argument("-n", "--nproc", type=int, required=True, metavar="N", help="how many ranks to start")
+    parser = argparse.ArgumentParser(
+        prog="python -m shardwire.launch", formatter_class=argparse.RawDescriptionHelpFormatter,
+        description="Starts the ranks of a script: N on this host, or, under srun and mpirun, those of the job.",
+        epilog="""under srun, mpirun (Open MPI) and mpiexec (MPICH, Intel):
+  srun -N 2 --ntasks-per-node=4 python -m shardwire.launch train.py        each task becomes a rank
+  srun -N 2 --ntasks-per-node=1 python -m shardwire.launch -n 4 train.py   each task starts 4 ranks of one job of 8
+  RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE come from the launcher's variables. MASTER_ADDR and MASTER_PORT: the option, else
+  the environment's, else 127.0.0.1 on one host or the first host of Slurm's list, and a port made of the job's name.""")
+    parser.add_argument("-n", "--nproc", "--nproc-per-node", type=int, default=None, metavar="N",
+                        help="how many ranks to start here; under srun and mpirun: for each task (default there: the task becomes the rank)")
     parser.add_argument("-m", "--module", action="store_true", help="the script is a module's name, as in python -m")
     parser.add_argument("--prefix", action="store_true", help="put [rank k] before each line of output")
-    parser.add_argument("--master-addr", default="127.0.0.1", help="address of rank 0's store (default: %(default)s)")
-    parser.add_argument("--master-port", type=int, default=0, help="its port (default: a free one)")
+    parser.add_argument("--standalone", action="store_true", help="take no notice of srun and mpirun: N ranks on this host are the whole job")
+    parser.add_argument("--nnodes", type=int, default=None, metavar="N", help="so many hosts, on each of which this program is started with its --node-rank and "
+                        "the same -n, --master-addr and --master-port; takes no notice of srun and mpirun")
+    parser.add_argument("--node-rank", type=int, default=None, metavar="K", help="this host's number, from 0 to nnodes - 1")
+    parser.add_argument("--master-addr", default=None, help="host of rank 0's store (default: see below; 127.0.0.1 on one host)")
+    parser.add_argument("--master-port", type=int, default=0, help="its port (default: see below; a free one on one host)")
     parser.add_argument("--grace", type=float, default=5.0, help="seconds between asking ranks to stop and killing them (default: %(default)s)")
     parser.add_argument("script", help="the Python file (or module, with -m) to run")
     parser.add_argument("args", nargs=argparse.REMAINDER, help="its arguments")
     return parser
 
 
+def _become(command: Sequence[str], environment: Mapping[str, str]) -> int:
+    """This process goes on as the rank, with its pid and the descriptors that srun and mpirun gave it. Returns only where that fails."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    try:
+        os.execve(command[0], list(command), dict(environment))
+    except OSError as error:
+        sys.stderr.write(f"shardwire.launch: cannot run {command[0]}: {error}\n")
+    return 1
+
+
+def _port_trouble(job: Job) -> str | None:
+    """Why rank 0, which is to start here, could not have its store on the job's port; the others would wait for it."""
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("", job.port))
+        except OSError as error:
+            return f"rank 0's store cannot have port {job.port} of this host: {error.strerror}. Give --master-port, or set MASTER_PORT, for all ranks"
+    return None
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command line; returns the exit code."""
     parser = _parser()
     options = parser.parse_args(arguments)
-    if options.nproc < 1:
+    if options.nproc is not None and options.nproc < 1:
         parser.error(f"-n is {options.nproc}; give at least 1")
+    if not 0 <= options.master_port <= 65535:
+        parser.error(f"--master-port is {options.master_port}; a port is a number from 1 to 65535")
     if not options.module and not os.path.isfile(options.script):
         parser.error(f"there is no file {options.script!r}")
     script = ["-m", options.script] if options.module else [options.script]
     command = [sys.executable, "-u", *script, *options.args]
-    return Launcher(command, options.nproc, options.master_addr, options.master_port, options.prefix, options.grace).run()
+    environment: Mapping[str, str] = os.environ
+    try:
+        place = None if options.standalone or options.nnodes is not None else recognise(environment)
+        if options.nnodes is None and options.node_rank is not None:
+            parser.error("--node-rank goes with --nnodes")
+        if options.nnodes is not None and options.standalone:
+            parser.error("--standalone is this host alone, --nnodes several: leave one of them out")
+        if options.nnodes is not None and options.nproc is not None:
+            job = job_of_nodes(options.nnodes, options.node_rank, options.nproc, options.master_addr, options.master_port, environment)
+        elif place is not None:
+            job = job_of(place, options.nproc or 1, options.master_addr, options.master_port, environment)
+        elif options.nproc is None:
+            parser.error("give -n N, how many ranks to start on this host" + ("" if options.standalone or options.nnodes else f"; {why_none(environment)}"))
+        else:
+            job = Job(options.nproc, address=options.master_addr or "127.0.0.1", port=options.master_port)
+    except ValueError as error:
+        parser.error(str(error))
+    if job.size and job.first == 0:
+        trouble = _port_trouble(job)
+        if trouble:
+            parser.error(trouble)
+    if place is not None and options.nproc is None and not options.prefix:
+        return _become(command, job.environment(0, environment))
+    if job.count > 1 or options.standalone or options.nnodes:
+        environment = without_mpi(environment)  # MPI knows this process only
+    return Launcher(command, job, environment, options.prefix, options.grace).run()
 
 
 if __name__ == "__main__":

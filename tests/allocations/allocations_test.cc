@@ -86,9 +86,10 @@ TEST(Allocations, NoneInABoundRunNorInARepeatedCollective) {
       const std::uint64_t before = numAllocations;
       repeat(200);
       const std::uint64_t made = numAllocations - before;
-      // A bound run makes none. A long all_reduce passes its views in a vector-free way too; what is tolerated is a rare growth of a buffer
-      // when a peer runs ahead farther than ever before.
-      EXPECT_LE(made, 4u) << rows << " rows";
+      // A bound run makes none. A long all_reduce passes its views in a vector-free way too. What is tolerated is the rare growth of a
+      // buffer: when a peer runs ahead farther than ever before, or when the progress thread completes something for the first time. One
+      // allocation in each of these 400 operations, or in each second one, is far beyond it.
+      EXPECT_LE(made, 20u) << rows << " rows";
     }
   });
 }

@@ -7,6 +7,7 @@
 
 #include "ops/collectives/select.h"
 #include "shardwire/communicator.h"
+#include "tests/backend/thread_group.h"
 #include "tests/support/fork_ranks.h"
 #include "tests/support/memory_store.h"
 
@@ -18,18 +19,6 @@ using shardwire::testing::runRanksAsThreads;
 
 using Values = std::vector<std::int64_t>;
 
-TensorView viewOf(Values& values) {
-  return TensorView::contiguous(values.data(), DType::kInt64, {static_cast<std::int64_t>(values.size())});
-}
-
-Values patternOf(Rank rank, std::size_t size) {
-  Values values(size);
-  for (std::size_t i = 0; i < size; ++i) {
-    values[i] = static_cast<std::int64_t>(i) * 31 + rank * 1000003;
-  }
-  return values;
-}
-
 Values sumOf(int n, std::size_t size) {
   Values sum(size);
   for (Rank rank = 0; rank < n; ++rank) {
@@ -39,14 +28,8 @@ Values sumOf(int n, std::size_t size) {
   return sum;
 }
 
-void expectOk(const Result<WorkPtr>& work) {
-  ASSERT_TRUE(work.isOk()) << work.status().message();
-  const Status status = (*work)->wait();
-  ASSERT_TRUE(status.isOk()) << status.message();
-}
-
-void withGroup(int n, const std::string& algorithms, const std::function<void(Communicator&)>& body,
-               OrdinaryPath path = OrdinaryPath::kAuto, std::size_t ringBytes = Options{}.ringBytes) {
+void withAlgorithm(int n, const std::string& algorithms, const std::function<void(Communicator&)>& body,
+                   OrdinaryPath path = OrdinaryPath::kAuto, std::size_t ringBytes = Options{}.ringBytes) {
   Options options = *Options::fromEnvironment();
   options.timeout = std::chrono::seconds(20);
   options.algorithms = algorithms;
@@ -62,7 +45,7 @@ void withGroup(int n, const std::string& algorithms, const std::function<void(Co
 }
 
 // Nothing, one element, fewer than ranks, a frame, several segments; chunks that are uneven and empty.
-const std::vector<std::size_t> kSizes = {0, 1, 7, 9, 100, 1025, 40001};
+const std::vector<std::size_t> kCutSizes = {0, 1, 7, 9, 100, 1025, 40001};
 
 struct Forced {
   Collective kind;
@@ -82,7 +65,7 @@ class Algorithms : public ::testing::TestWithParam<std::tuple<Forced, int>> {
 TEST_P(Algorithms, GiveTheSameResult) {
   const int n = numRanks();
   const auto body = [&](Communicator& group) {
-    for (const std::size_t size : kSizes) {
+    for (const std::size_t size : kCutSizes) {
       const bool hasRoot = kind() == Collective::kBroadcast || kind() == Collective::kReduce;
       for (Rank root = 0; root < (hasRoot ? n : 1); ++root) {
         SCOPED_TRACE(fmt::format("{} ranks, {} elements, root {}", n, size, root));
@@ -116,9 +99,9 @@ TEST_P(Algorithms, GiveTheSameResult) {
       }
     }
   };
-  withGroup(n, text(), body);
+  withAlgorithm(n, text(), body);
   // Every tensor that does not fit a frame is longer than the ring, in place or not.
-  withGroup(n, text(), body, OrdinaryPath::kStaged, 4096);
+  withAlgorithm(n, text(), body, OrdinaryPath::kStaged, 4096);
 }
 
 std::vector<Forced> allForced() {
@@ -139,12 +122,31 @@ INSTANTIATE_TEST_SUITE_P(All, Algorithms, ::testing::Combine(::testing::ValuesIn
                                               std::get<1>(test.param));
                          });
 
+// Its levels are complete, cut short, and three; parts above a frame are read from memory or cut into segments.
+TEST(Algorithms, TreeGivesTheSameResultOfManyRanks) {
+  for (const int n : {17, 33, 66}) {
+    for (const OrdinaryPath path : {OrdinaryPath::kAuto, OrdinaryPath::kStaged}) {
+      withAlgorithm(
+          n, "all_reduce=tree",
+          [&](Communicator& group) {
+            for (const std::size_t size : {1, 100, 1025}) {
+              SCOPED_TRACE(fmt::format("{} ranks, {} elements", n, size));
+              Values mine = patternOf(group.rank(), size);
+              expectOk(group.allReduce(viewOf(mine), ReduceOp::kSum));
+              EXPECT_EQ(mine, sumOf(n, size));
+            }
+          },
+          path, path == OrdinaryPath::kStaged ? 4096 : Options{}.ringBytes);
+    }
+  }
+}
+
 // No rank leaves any barrier before the last one came, whatever the algorithm.
 TEST(Barrier, HoldsEverybodyUntilTheLastComes) {
   for (const char* algorithm : {"barrier=direct", "barrier=dissemination"}) {
     for (const int n : {2, 3, 6}) {
       std::vector<std::atomic<int>> rounds(static_cast<std::size_t>(n));
-      withGroup(n, algorithm, [&](Communicator& group) {
+      withAlgorithm(n, algorithm, [&](Communicator& group) {
         for (int round = 1; round <= 100; ++round) {
           rounds[static_cast<std::size_t>(group.rank())] = round;
           expectOk(group.barrier());
@@ -161,7 +163,7 @@ TEST(Barrier, HoldsEverybodyUntilTheLastComes) {
 // earlier one first, and then nobody would ever take them.
 TEST(Order, ALaterShortOperationDoesNotOvertakeTheSecondStageOfALongOne) {
   for (const OrdinaryPath path : {OrdinaryPath::kStaged, OrdinaryPath::kAuto}) {
-    withGroup(
+    withAlgorithm(
         3, "broadcast=chunks",
         [&](Communicator& group) {
           for (int round = 0; round < 20; ++round) {

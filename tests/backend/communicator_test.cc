@@ -1,8 +1,10 @@
 // Collectives, send/recv and compileOp between ranks that are threads, against plain loops.
 #include "shardwire/communicator.h"
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <atomic>
 #include <mutex>
 #include <numeric>
@@ -15,14 +17,6 @@ namespace {
 
 using std::chrono::milliseconds;
 using std::chrono::seconds;
-
-std::vector<std::int64_t> patternOf(Rank rank, std::size_t size, std::int64_t salt = 0) {
-  std::vector<std::int64_t> values(size);
-  for (std::size_t i = 0; i < size; ++i) {
-    values[i] = salt + static_cast<std::int64_t>(i) * 31 + rank * 1000003;
-  }
-  return values;
-}
 
 // Short (one frame), long (several segments), nothing at all.
 const std::vector<std::size_t> kSizes = {0, 1, 7, 1000, 1025, 40000, 300000};
@@ -178,6 +172,33 @@ TEST_P(Collectives, FinishWithoutAnyoneWaiting) {
 
 INSTANTIATE_TEST_SUITE_P(Ranks, Collectives, ::testing::Values(1, 2, 3, 5));
 
+// By the tree of rank_tree.h up to a frame; in place, so that nobody may read what its owner wrote.
+TEST(ManyRanks, AllReduceIsTheSumInRankOrderOnEveryRank) {
+  constexpr int kRanks = 33;
+  const auto valueOf = [](Rank rank, std::size_t i) { return 1.0F / static_cast<float>(3 + rank * 7 + static_cast<Rank>(i)); };
+  withGroup(kRanks, [&](Communicator& group) {
+    for (const std::size_t size : {std::size_t{1}, std::size_t{0}, std::size_t{33}, std::size_t{2048}}) {
+      std::vector<float> expected(size);
+      std::vector<float> mine(size);
+      for (std::size_t i = 0; i < size; ++i) {
+        float sum = valueOf(0, i);
+        for (Rank rank = 1; rank < kRanks; ++rank) {
+          sum += valueOf(rank, i);
+        }
+        expected[i] = sum;
+      }
+      for (int repeat = 0; repeat < 3; ++repeat) {
+        for (std::size_t i = 0; i < size; ++i) {
+          mine[i] = valueOf(group.rank(), i);
+        }
+        const auto view = TensorView::contiguous(mine.data(), DType::kFloat32, {static_cast<std::int64_t>(size)});
+        expectOk(group.allReduce(view, ReduceOp::kSum));
+        ASSERT_EQ(mine, expected) << size << " elements";
+      }
+    }
+  });
+}
+
 TEST(PointToPoint, MatchesByTagAndInOrder) {
   withGroup(2, [&](Communicator& group) {
     for (const std::size_t size : {std::size_t{1}, std::size_t{3000}, std::size_t{400000}}) {
@@ -321,17 +342,21 @@ TEST(CompileOp, ABadSpecOnOneRankFailsEveryRankWithTheSameText) {
 
 TEST(CompileOp, ARankThatDoesNotCallIsNamedAndTheGroupStaysUsable) {
   std::atomic<int> started{0};
-  std::atomic<int> gaveUp{0};
   withGroup(3, [&](Communicator& group) {
+    std::vector<std::int64_t> word = {7};
     if (group.rank() == 2) {
-      await(gaveUp, 2);
+      // Their messages come behind what told this rank that they gave up; by a counter alone it might be still on its way.
+      expectOk(group.recv(viewOf(word), 0, 0));
+      expectOk(group.recv(viewOf(word), 1, 0));
     } else {
       ++started;
       await(started, 2);
     }
     const auto before = Clock::now();
     auto op = group.compileOp(rowsSpec(group.rank(), 3, 2, false), milliseconds(200));
-    ++gaveUp;
+    if (group.rank() != 2) {
+      expectOk(group.send(viewOf(word), 2, 0));
+    }
     ASSERT_FALSE(op.isOk());
     EXPECT_EQ(op.status().code(), StatusCode::kTimeout);
     if (group.rank() != 2) {
@@ -344,6 +369,110 @@ TEST(CompileOp, ARankThatDoesNotCallIsNamedAndTheGroupStaysUsable) {
     }
     runReshape(group, 2);
   });
+}
+
+// More ranks than exchange specs with everybody: by rank 0 and down a tree (backend/exec/exchange.cc).
+
+TEST(CompileOp, ReshapesAmongManyRanks) {
+  for (const int n : {17, 33}) {
+    withGroup(n, [](Communicator& group) {
+      runReshape(group, 1);
+      runReshape(group, 3);
+    });
+  }
+}
+
+// Each spec is longer than a frame of 16 KiB, and all together are longer than a lane.
+TEST(CompileOp, SpecsOfManyRanksMayBeLongerThanAFrame) {
+  constexpr int kRanks = 17;
+  constexpr std::int64_t kPieces = 50;
+  withGroup(kRanks, [](Communicator& group) {
+    const auto spreadOver = [](Rank rank) {  // piece p of rank r is element p * kRanks + r
+      LocalTensor tensor{.localShape = {kPieces}};
+      for (std::int64_t p = 0; p < kPieces; ++p) {
+        tensor.slices.push_back({.slice = {{p * kRanks + rank}, {1}}, .localOffset = {p}});
+      }
+      return tensor;
+    };
+    const Rank next = (group.rank() + 1) % kRanks;
+    LocalSpec spec;
+    spec.tensors.push_back({.name = std::string(20000, 'w'), .shape = Dims{kPieces * kRanks}, .dtype = DType::kInt64});
+    spec.inputs.push_back(spreadOver(group.rank()));
+    spec.outputs.push_back(spreadOver(next));
+    auto op = group.compileOp(spec);
+    ASSERT_TRUE(op.isOk()) << op.status().message();
+    auto input = patternOf(group.rank(), kPieces);
+    std::vector<std::int64_t> output(kPieces);
+    const TensorView in = viewOf(input);
+    const TensorView out = viewOf(output);
+    expectOk((*op)->run({&in, 1}, {&out, 1}));
+    EXPECT_EQ(output, patternOf(next, kPieces));
+  });
+}
+
+TEST(CompileOp, ABadSpecAmongManyRanksFailsEveryRankWithTheSameText) {
+  std::mutex mutex;
+  std::vector<std::string> texts;
+  withGroup(33, [&](Communicator& group) {
+    LocalSpec spec = rowsSpec(group.rank(), 33, 1, false);
+    if (group.rank() == 20) {
+      spec.inputs[0].slices[0].slice.offset = {100, 0};
+    }
+    auto op = group.compileOp(spec);
+    ASSERT_FALSE(op.isOk());
+    {
+      std::lock_guard lock(mutex);
+      texts.push_back(op.status().message());
+    }
+    runReshape(group, 1);  // the group is usable afterwards
+  });
+  ASSERT_EQ(texts.size(), 33u);
+  EXPECT_EQ(std::count(texts.begin(), texts.end(), texts[0]), 33);
+  EXPECT_NE(texts[0].find("rank 20"), std::string::npos) << texts[0];
+}
+
+// One that all blobs come to, one on the way of others, one that only gets.
+TEST(CompileOp, ARankOfManyThatDoesNotCallIsNamedAndTheGroupStaysUsable) {
+  for (const auto& [n, absent] : {std::pair{17, 2}, std::pair{33, 8}, std::pair{17, 0}}) {
+    SCOPED_TRACE(absent);
+    std::atomic<int> started{0};
+    const int others = n - 1;
+    // Who waits hears of the absent rank from rank 0, which it asks a second before the end: a fifth of this, on a busy machine.
+    const auto timeout = absent == 0 ? milliseconds(1000) : milliseconds(5000);
+    withGroup(n, [&, absent = absent](Communicator& group) {
+      std::vector<std::int64_t> word = {7};
+      const bool isAbsent = group.rank() == absent;
+      if (isAbsent) {
+        // Their messages come behind what told this rank that they gave up.
+        for (Rank peer = 0; peer < group.worldSize(); ++peer) {
+          if (peer != absent) {
+            expectOk(group.recv(viewOf(word), peer, 0));
+          }
+        }
+      } else {
+        ++started;
+        await(started, others);
+      }
+      const auto before = Clock::now();
+      auto op = group.compileOp(rowsSpec(group.rank(), group.worldSize(), 1, false), timeout);
+      if (!isAbsent) {
+        expectOk(group.send(viewOf(word), absent, 0));
+      }
+      ASSERT_FALSE(op.isOk());
+      EXPECT_EQ(op.status().code(), StatusCode::kTimeout);
+      const std::string text = op.status().message();
+      if (isAbsent) {
+        EXPECT_NE(text.find("was given up by rank"), std::string::npos) << text;
+        EXPECT_LT(Clock::now() - before, timeout) << "it heard of it at once";
+      } else if (absent == 0) {
+        EXPECT_NE(text.find("what rank 0 collects from all ranks did not come"), std::string::npos) << text;
+      } else {
+        EXPECT_NE(text.find(fmt::format("rank {} did not arrive", absent)), std::string::npos) << text;  // it alone
+        EXPECT_LE(Clock::now() - before, seconds(15));                                                   // not the group's 20 s
+      }
+      runReshape(group, 1);
+    });
+  }
 }
 
 TEST(CompileOp, RefusesWrongTensorsBeforeAnythingMoves) {

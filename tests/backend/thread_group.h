@@ -5,8 +5,11 @@
 
 #include <atomic>
 #include <chrono>
+#include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <mutex>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -42,6 +45,15 @@ inline TensorView viewOf(std::vector<std::int64_t>& values) {
   return TensorView::contiguous(values.data(), DType::kInt64, {static_cast<std::int64_t>(values.size())});
 }
 
+// Values that differ by rank, place and salt.
+inline std::vector<std::int64_t> patternOf(Rank rank, std::size_t size, std::int64_t salt = 0) {
+  std::vector<std::int64_t> values(size);
+  for (std::size_t i = 0; i < size; ++i) {
+    values[i] = salt + static_cast<std::int64_t>(i) * 31 + rank * 1000003;
+  }
+  return values;
+}
+
 inline void expectOk(const Result<WorkPtr>& work) {
   ASSERT_TRUE(work.isOk()) << work.status().message();
   const Status status = (*work)->wait();
@@ -53,6 +65,31 @@ inline void await(const std::atomic<int>& arrived, int many) {
   while (arrived < many) {
     std::this_thread::yield();
   }
+}
+
+// What the ranks of one group are told: one and the same.
+class Sayings {
+ public:
+  void add(const Status& status) {
+    const std::lock_guard lock(mutex_);
+    all_.push_back(status);
+  }
+  Status only(std::size_t count) const {
+    EXPECT_EQ(all_.size(), count);
+    for (const Status& each : all_) {
+      EXPECT_EQ(each, all_[0]);
+    }
+    return all_.empty() ? Status::ok() : all_[0];
+  }
+
+ private:
+  std::mutex mutex_;
+  std::vector<Status> all_;
+};
+
+inline void expectSays(const Status& status, StatusCode code, const std::string& text) {
+  EXPECT_EQ(status.code(), code) << status.message();
+  EXPECT_NE(status.message().find(text), std::string::npos) << status.message() << "\nwanted: " << text;
 }
 
 }  // namespace shardwire::internal

@@ -1,4 +1,4 @@
-"""For the clang checks: the core's sources with their compile commands, and a loop over them on all cores."""
+"""For the clang checks: the core's sources and the units that they are compiled in, with their compile commands, and a loop over them on all cores."""
 
 import concurrent.futures
 import json
@@ -21,18 +21,33 @@ def find_clang(program):
     return None
 
 
-def core_commands(path):
-    """(source, its -I, -D, -std and other front-end words) for each source of ops/ and backend/ in a compile_commands.json."""
+def sources_of(file):
+    """The sources that a unit which CMake wrote includes (merged.cmake), or the file itself."""
+    if file.parent.name != "Unity":
+        return [file]
+    return [pathlib.Path(name).resolve() for name in re.findall(r'^#include "(.*)"$', file.read_text(), re.M)]
+
+
+def core_units(path):
+    """(file that is compiled, its sources, its -I, -D, -std and other front-end words) for what is of ops/ and backend/ in a compile_commands.json."""
     for entry in json.loads(pathlib.Path(path).read_text()):
-        source = pathlib.Path(entry["file"]).resolve()
-        if re.match(r"(ops|backend)/", os.path.relpath(source, ROOT)):
+        file = pathlib.Path(entry["directory"], entry["file"]).resolve()
+        sources = sources_of(file)
+        if all(re.match(r"(ops|backend)/", os.path.relpath(source, ROOT)) for source in sources):
             words = shlex.split(entry["command"])
             kept, follows = [], False
             for word in words:
                 if follows or word.startswith(("-I", "-D", "-std", "-m", "-isystem")):
                     kept.append(word)
                 follows = not follows and word in ("-isystem", "-I", "-D")
-            yield source, kept
+            yield file, sources, kept
+
+
+def core_commands(path):
+    """(source, its words) for each source of ops/ and backend/, alone, however it is compiled."""
+    for _, sources, words in core_units(path):
+        for source in sources:
+            yield source, words
 
 
 def on_each(commands, command_of):

@@ -57,7 +57,7 @@ def main():
         print(f"{os.path.relpath(name, ROOT)}:{line}: not as clang-format 14 writes it")
     if said.returncode and not first:
         print(said.stderr)
-    print(f"{len(files)} files, {len(first)} to mend" + ("" if said.returncode == 0 else "; mend them: python3 tests/checks/format.py --fix"))
+    print(f"{len(files)} files, {len(first)} to format" + ("" if said.returncode == 0 else "; do it: python3 tests/checks/format.py --fix"))
     return 1 if said.returncode else 0
 
 

@@ -10,43 +10,53 @@ import sys
 
 # Each room and the rooms of ours that it may include; its own is always allowed. The longest matching prefix decides.
 CORE = ["include/shardwire"]
-OPS = ["ops/plan", "ops/reduce", "ops/collectives"]
+# The bytes of our wire formats: pure, and below everything that writes one.
+WIRE = ["ops/wire"]
+OPS = ["ops/reduce", "ops/boxes", "ops/plan", "ops/collectives"]
 # From the bottom: memory knows no peers, a transport hands the heap's descriptor to a peer, bootstrap makes connections.
 HOW = ["backend/base", "backend/memory", "backend/transport", "backend/bootstrap", "backend/exec"]
 ROOMS = {
     "include/shardwire": [],
-    # Boxes in memory (plan/strided_runs) and the kernels that copy and reduce them (reduce) use each other's headers.
-    "ops/plan": CORE + ["ops/reduce"],
-    "ops/reduce": CORE + ["ops/plan"],
-    "ops/collectives": CORE + ["ops/plan", "ops/reduce"],
-    "backend/base": CORE,
-    "backend/memory": CORE + HOW[:1],
-    "backend/transport": CORE + HOW[:2],
-    "backend/bootstrap": CORE + HOW[:3],
-    "backend/exec": CORE + OPS + HOW[:4],
+    "ops/wire": CORE,
+    # Two branches that do not know each other: how bytes are moved (kernels, then boxes), and which bytes (plans, then collectives).
+    "ops/reduce": CORE,
+    "ops/boxes": CORE + ["ops/reduce"],
+    "ops/plan": CORE + WIRE,
+    "ops/collectives": CORE + ["ops/plan"],
+    "backend/base": CORE + WIRE,
+    "backend/memory": CORE + WIRE + HOW[:1],
+    "backend/transport": CORE + WIRE + HOW[:2],
+    "backend/bootstrap": CORE + WIRE + HOW[:3],
+    "backend/exec": CORE + WIRE + OPS + HOW[:4],
+    # Symmetric memory: on the heap, over the engine's links.
+    "backend/symm": CORE + WIRE + OPS + HOW,
+    # What people see of a running job: reads the engines, and writes to nobody's memory.
+    "backend/sight": CORE + WIRE + HOW,
     # communicator.cc and the files that wire it.
-    "backend": CORE + OPS + HOW,
+    "backend": CORE + WIRE + OPS + HOW + ["backend/symm", "backend/sight"],
 }
 ALL_BELOW_TORCH = sorted(ROOMS)
-ROOMS["backend/c10d"] = ALL_BELOW_TORCH + ["include/shardwire/c10d.h"]
-# The one public header that shows torch: what a C++ program on libtorch includes.
-ROOMS["include/shardwire/c10d.h"] = ["backend/c10d"] + CORE
-ROOMS["python/csrc"] = ALL_BELOW_TORCH + ["backend/c10d", "include/shardwire/c10d.h"]
+# The public headers that show torch: what a C++ program on libtorch includes. Nothing of ours is installed but public headers.
+PUBLIC_TORCH = [f"include/shardwire/{name}.h" for name in ("c10d", "stream_gate", "tensor_fft", "tensor_op", "torch_backend")]
+ROOMS.update({header: CORE + PUBLIC_TORCH for header in PUBLIC_TORCH})
+ROOMS["backend/c10d"] = ALL_BELOW_TORCH + PUBLIC_TORCH
+ROOMS["python/csrc"] = ALL_BELOW_TORCH + ["backend/c10d"]
 # Programs that look into every room.
 ROOMS["tests"] = ALL_BELOW_TORCH
 # A device of the tests' own, for torch.
-ROOMS["tests/python/device"] = ALL_BELOW_TORCH + ["backend/c10d"]
+ROOMS["tests/python/device"] = ALL_BELOW_TORCH + PUBLIC_TORCH + ["backend/c10d"]
 ROOMS["bench"] = ALL_BELOW_TORCH + ["tests"]  # its ranks in one process are those of tests/support
 # What a user of the installed library may see.
-ROOMS["docs/examples"] = CORE + ["include/shardwire/c10d.h"]
+ROOMS["docs/examples"] = CORE + PUBLIC_TORCH
 
-SEES_TORCH = ("backend/c10d", "include/shardwire/c10d.h", "python/csrc", "docs/examples", "tests/python/device")
+LOOKS_AT_VERSION = ("backend/c10d/torch_compat.h", "include/shardwire/torch_backend.h")
+SEES_TORCH = ("backend/c10d", *PUBLIC_TORCH, "python/csrc", "docs/examples", "tests/python/device")
 
 # (what the include line matches, what it is called, in which files it is allowed)
 OUTSIDE = [
     (re.compile(r"(torch|c10|ATen|caffe2|pybind11)/|Python\.h$"), "torch, pybind11 or Python", lambda path, room: room in SEES_TORCH),
     (re.compile(r"(infiniband|rdma)/"), "an RDMA header", lambda path, room: path.startswith("backend/transport/rdma/")),
-    (re.compile(r"openssl/"), "OpenSSL", lambda path, room: path == "backend/transport/proof.cc"),
+    (re.compile(r"openssl/"), "OpenSSL", lambda path, room: path in ("backend/base/digest.cc", "backend/transport/proof.cc")),
     (re.compile(r"mpi\.h$"), "mpi.h", lambda path, room: path.startswith("backend/transport/mpi/") or room == "bench"),
     (
         re.compile(r"(cuda|cuda_runtime|cuda_runtime_api|cuda_fp16|cuda_bf16|nvml|nccl)\.h$|(c10|ATen)/cuda/"),
@@ -91,8 +101,8 @@ def findings_of(path, text):
         include = INCLUDE.match(line)
         if include:
             found += [f"{path}:{number}: {words}" for words in findings_of_include(path, room, *include.groups())]
-        if re.search(r"\bTORCH_VERSION", line) and pathlib.PurePath(path).name != "torch_compat.h":
-            found.append(f"{path}:{number}: only backend/c10d/torch_compat.h looks at TORCH_VERSION")
+        if re.search(r"\bTORCH_VERSION", line) and path not in LOOKS_AT_VERSION:
+            found.append(f"{path}:{number}: only {' and '.join(LOOKS_AT_VERSION)} look at TORCH_VERSION")
     return found
 
 
@@ -118,10 +128,18 @@ def sources(root):
                 yield path
 
 
+def not_installed_with_torch(rules):
+    """install.cmake installs the public headers that show torch with the c10d library, by a list of its own."""
+    listed = re.search(r"set\(SHARDWIRE_TORCH_HEADERS ([^)]*)\)", rules)
+    if listed is None or sorted(listed[1].split()) != sorted(pathlib.PurePath(header).name for header in PUBLIC_TORCH):
+        yield "install.cmake:1: SHARDWIRE_TORCH_HEADERS and PUBLIC_TORCH of tests/checks/layers.py must name the same headers"
+
+
 def main():
     root = pathlib.Path(sys.argv[1] if len(sys.argv) > 1 else pathlib.Path(__file__).resolve().parents[2])
     files = list(sources(root))
     found = [words for path in files for words in findings_of(path.relative_to(root).as_posix(), path.read_text())]
+    found += not_installed_with_torch((root / "install.cmake").read_text())
     for words in found:
         print(words)
     if not files:

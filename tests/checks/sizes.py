@@ -1,6 +1,7 @@
 """The size check: files of at most 600 lines, functions of at most 100; says how many pass the aims of 300 and 40.
 
 C++ functions are found by the shape that clang-format gives them: an opening line that ends in '{', closed by '}' at the same indent.
+clang-tidy counts them too (names.py), but only in the core and only what this machine's preprocessor keeps: code for another torch, another processor or CUDA is read here alone.
 Test files may hold longer functions, and files up to 1000 lines.
 Usage: sizes.py [ROOT].
 """

@@ -2,14 +2,21 @@
 
 import collections
 import pathlib
+import shutil
+import subprocess
 import sys
 
 import pytest
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
+import docs
 import layers
+import names
+import one_definition
 import sizes
 import suite
+import thread_safety
+import variables
 
 ALLOWED = [
     ("ops/plan/plan.cc", '#include "ops/plan/plan.h"\n#include <vector>\n#include "shardwire/types.h"\n#include <fmt/format.h>\n'),
@@ -23,16 +30,20 @@ ALLOWED = [
     ("backend/transport/proof.cc", "#include <openssl/hmac.h>\n"),
     ("backend/exec/stream_cuda.cc", "#include <cuda_runtime.h>\n"),
     ("ops/plan/plan.cc", "// #include <thread>\n/* #include <torch/torch.h>\n*/\n"),
-    ("include/shardwire/c10d.h", '#include "backend/c10d/process_group_shardwire.h"\n'),
+    ("include/shardwire/c10d.h", '#include "shardwire/tensor_op.h"\n#include <torch/csrc/distributed/c10d/Store.hpp>\n'),
     ("docs/examples/cpp/a.cc", "#include <shardwire/c10d.h>\n#include <torch/torch.h>\n"),
-    ("backend/transport/shm/ring.cc", '#include "backend/memory/shared_heap.h"\n'),
+    ("backend/transport/shm/ring.cc", '#include "backend/memory/shared_heap.h"\n#include "ops/wire/byte_codec.h"\n'),
     ("python/csrc/bind_op.cc", '#include <pybind11/pybind11.h>\n#include "backend/c10d/process_group.h"\n'),
 ]
 REFUSED = [
     ("include/shardwire/types.h", '#include "ops/plan/plan.h"\n', "not below it"),
     ("include/shardwire/types.h", "#include <fmt/format.h>\n", "public headers"),
+    ("include/shardwire/c10d.h", '#include "backend/c10d/process_group_shardwire.h"\n', "not below it"),
     ("ops/plan/plan.cc", '#include "backend/base/fd.h"\n', "not below it"),
     ("ops/reduce/kernel.cc", '#include "ops/collectives/builders.h"\n', "not below it"),
+    ("ops/wire/byte_codec.h", '#include "ops/plan/plan.h"\n', "not below it"),
+    ("ops/plan/plan.cc", '#include "ops/boxes/copy_box.h"\n', "not below it"),
+    ("ops/boxes/copy_box.cc", '#include "ops/plan/plan.h"\n', "not below it"),
     ("backend/memory/shared_heap.cc", '#include "backend/transport/transport.h"\n', "not below it"),
     ("include/shardwire/communicator.h", '#include "shardwire/c10d.h"\n', "sees torch"),
     ("backend/communicator.cc", '#include "shardwire/c10d.h"\n', "sees torch"),
@@ -70,6 +81,13 @@ def test_layers_names_the_line_behind_a_comment():
     assert layers.findings_of("ops/plan/plan.cc", "/* a\n b */\n\n#include <thread>\n")[0].startswith("ops/plan/plan.cc:4: ")
 
 
+def test_layers_compares_the_list_of_installed_torch_headers():
+    names = [path.split("/")[-1] for path in layers.PUBLIC_TORCH]
+    assert list(layers.not_installed_with_torch(f"set(SHARDWIRE_TORCH_HEADERS {' '.join(names)})\n")) == []
+    assert len(list(layers.not_installed_with_torch(f"set(SHARDWIRE_TORCH_HEADERS {' '.join(names[1:])})\n"))) == 1
+    assert len(list(layers.not_installed_with_torch(""))) == 1
+
+
 def function(lines, head="void f(int a) {"):
     return "\n".join([head] + ["  a = 1;"] * (lines - 2) + ["}"]) + "\n"
 
@@ -91,6 +109,95 @@ def test_sizes_measures_a_constructor_with_initialisers():
 def test_sizes_measures_python_functions():
     text = "def f():\n" + "    pass\n" * 100
     assert "a function of 101 lines" in sizes.measure("python/x.py", text)[0][0]
+
+
+INSIDE = "namespace shardwire::internal {\n%s\n}\n"
+ONE_NAME = [
+    # a pair of files, what each says, what is found in them
+    ("ops/a.h", "backend/b.h", "class X {\n int a;\n};", "type shardwire::internal::X"),
+    ("ops/a.h", "backend/b.cc", "template <typename T>\nstruct [[nodiscard]] X final : Y<T> {};", "type shardwire::internal::X"),
+    ("ops/a.h", "python/csrc/b.h", "SW_BEGIN\nclass __attribute__((visibility(\"default\"))) X final : public ::c10::Y {};", "type shardwire::internal::X"),
+    ("ops/a.h", "tests/support/b.h", "enum class X : std::uint8_t { kA = 1 };", "type shardwire::internal::X"),
+    ("ops/a.h", "tests/x/b_test.cc", "inline constexpr int kX = int{1} << 3;", "variable shardwire::internal::kX"),
+    ("tests/x/a_test.cc", "tests/x/b_test.cc", "std::string f(const Dims& a, int b = 2) { return {}; }", "function shardwire::internal::f(const Dims&, int)"),
+    ("tests/x/a_test.cc", "tests/x/b_test.cc", "X::X(int a) : a_{a} {\n}", "function shardwire::internal::X::X(int)"),
+    ("bench/a.h", "bench/b.h", "struct X {\n};", "type shardwire::internal::X"),
+    ("ops/a.h", "backend/b.cc", "class X;\nX* f(Y y = {});\nusing Z = X;\nextern int i;", None),
+    ("ops/a.h", "backend/b.cc", "namespace {\nclass X {};\nint f() { return 1; }\n}", None),
+    ("ops/a.h", "backend/b.cc", "static int f(int a) { return a; }\nconstexpr int kA = 3;\nconst int kB[] = {1, 2};", None),
+    ("ops/a.h", "backend/b.cc", "// class X {};\n#define Y class X {};\nconst char* const kText = \"class X {};\";", None),
+    ("tests/x/a_test.cc", "tests/y/b_test.cc", "class X {};", None),
+    ("bench/a.h", "tests/x/b_test.cc", "class X {};", None),
+    ("backend/transport/rdma/no_verbs.cc", "backend/transport/rdma/a.cc", "int f() { return 1; }", None),
+]
+
+
+@pytest.mark.parametrize("one, other, text, name", ONE_NAME)
+def test_one_definition_reads_sources(one, other, text, name):
+    found = list(one_definition.source_findings([(one, INSIDE % text), (other, "// other\n" + INSIDE % text)]))
+    assert [line.partition(" is defined")[0] for line in found] == ([name] if name else []), found
+    assert name is None or f"{one}:" in found[0] and f"{other}:" in found[0]
+
+
+def test_one_definition_tells_overloads_apart():
+    texts = ["std::string f(const Dims& a) { return {}; }", "std::string f(const Rank& a) { return {}; }"]
+    assert list(one_definition.source_findings([("ops/a.h", INSIDE % texts[0]), ("ops/b.h", INSIDE % texts[1])])) == []
+
+
+def compiled(folder, name, text, *options):
+    """The object of one unit, -O0."""
+    (folder / f"{name}.cc").write_text(INSIDE % text)
+    subprocess.run([shutil.which("g++") or shutil.which("c++"), "-O0", "-c", *options, folder / f"{name}.cc", "-o", folder / f"{name}.o"], check=True)
+    return (folder / f"{name}.o").read_bytes()
+
+
+def test_one_definition_looks_past_the_brackets_of_a_return_type():
+    texts = ["std::function<void()> A::f() { return {}; }", "std::function<void()> B::f() { return {}; }"]
+    assert list(one_definition.source_findings([("ops/a.cc", INSIDE % texts[0]), ("ops/b.cc", INSIDE % texts[1])])) == []
+    assert len(list(one_definition.source_findings([("ops/a.cc", INSIDE % texts[0]), ("ops/b.cc", "// other\n" + INSIDE % texts[0])]))) == 1
+
+
+def test_one_definition_reads_objects(tmp_path):
+    text = "int g(); int h();\nstruct X { int f(int a) { return %s() + a; } };\nint %s(int a) { return X().f(a); }"
+    objects = {name: compiled(tmp_path, name, text % (called, name)) for name, called in (("one", "g"), ("same", "g"), ("other", "h"))}
+    named = [("ops/one.cc", "one.o", objects["one"]), ("ops/same.cc", "same.o", objects["same"])]
+    assert list(one_definition.object_findings(named)) == []
+    found = list(one_definition.object_findings([*named, ("backend/other.cc", "other.o", objects["other"])]))
+    assert len(found) == 1 and "_ZN9shardwire8internal1X1fEi" in found[0] and "backend/other.cc" in found[0], found
+    # In two test programs each has its own.
+    assert list(one_definition.object_findings([("tests/x/one.cc", "one.o", objects["one"]), ("tests/y/other.cc", "other.o", objects["other"])])) == []
+
+
+def test_one_definition_compares_variables_and_virtual_functions(tmp_path):
+    for text in ("inline int kX = %d;\nconst int* %s() { return &kX; }", "struct X { %s };\nX* %s() { return new X; }"):
+        bodies = (1, 2) if "%d" in text else ("virtual int f() { return 1; }", "virtual int f() { return 1; } virtual int g() { return 1; }")
+        objects = [(f"ops/{name}.cc", f"{name}.o", compiled(tmp_path, name, text % (body, name))) for name, body in zip(("one", "other"), bodies)]
+        assert len(list(one_definition.object_findings(objects))) == 1, text
+
+
+def test_one_definition_does_not_mind_what_a_unit_knows_of_exceptions(tmp_path):
+    text = "struct Y { ~Y(); };\nvoid g();\n%s\nstruct X { Y a; void f() { Y b; g(); } };\nvoid %s() { X().f(); }"
+    seen = (("one", ""), ("other", "inline Y::~Y() {}\ninline void g() {}"))
+    objects = [(f"ops/{name}.cc", f"{name}.o", compiled(tmp_path, name, text % (more, name))) for name, more in seen]
+    assert list(one_definition.object_findings(objects)) == []
+
+
+def test_one_definition_knows_a_function_of_the_unit_itself(tmp_path):
+    """-fno-semantic-interposition calls it by its place, not by its name."""
+    text = "int g(); int h();\nstruct X { int f(int a) { return g() + a; } };\n%s\nint %s(int a) { return X().f(a); }"
+    options = ["-fPIC", "-fno-semantic-interposition"]
+    objects = [(f"ops/{name}.cc", f"{name}.o", compiled(tmp_path, name, text % (own, name), *options)) for name, own in (("one", ""), ("other", "int g() { return 1; }"))]
+    assert list(one_definition.object_findings(objects)) == []
+    # Another one of its own is another.
+    text = text.replace("return g()", "return h()")
+    objects.append(("ops/third.cc", "third.o", compiled(tmp_path, "third", text % ("int h() { return 1; }\nint g() { return 1; }", "third"), *options)))
+    assert len(list(one_definition.object_findings(objects))) == 1
+
+
+def test_one_definition_refuses_weak_symbols_for_some_processors(tmp_path):
+    data = compiled(tmp_path, "kernels", "inline int f(int a) { return a; }\nint g() { return f(1); }")
+    found = list(one_definition.object_findings([("ops/reduce/kernels.cc", "CMakeFiles/shardwire_kernels_avx2.dir/kernels_avx2.cc.o", data)]))
+    assert len(found) == 1 and "_ZN9shardwire8internal1fEi may be kept" in found[0]
 
 
 def test_suite_counts_reports(tmp_path):
@@ -126,3 +233,127 @@ def test_suite_tells_what_failed_once_more_at_its_end(monkeypatch, capsys):
     assert suite.main() == 1
     end = capsys.readouterr().out.partition("== what failed")[2]
     assert "FAIL a.c\n      the reason" in end and end.splitlines()[-1] == "1 passed, 1 failed, 0 skipped"
+
+
+def test_thread_safety_reads_every_c10d_source_whose_class_guards_something():
+    read = {path.stem for path in thread_safety.locking_sources()}
+    guarding = {path.stem for path in (thread_safety.ROOT / "backend/c10d").glob("*.h") if "SW_GUARDED_BY" in path.read_text()}
+    assert guarding and guarding <= read, guarding - read
+
+
+NAMED_WRONGLY = ("int Count();", "struct small {};", "enum class E { none };", "class C {\n  int member = 0;\n};", "constexpr int limit = 3;", "void call(int A_b);")
+
+
+@pytest.mark.skipif(shutil.which(names.TIDY) is None, reason="needs clang-tidy 14")
+@pytest.mark.parametrize("text, found", [("enum class Kind { kNone };\nclass C {\n  int member_ = 0;\n};\nconstexpr int kLimit = 3;\n", 0), ("\n".join(NAMED_WRONGLY) + "\n", 6),
+                                         ("void call() {\n" + "  ;\n" * 101 + "}\n", 1)])
+def test_names_finds_names_and_long_functions(tmp_path, text, found):
+    source = tmp_path / "x.cc"
+    source.write_text(text)
+    done = subprocess.run(names.command(source, ["-std=c++20"]), capture_output=True, text=True, check=False)
+    lines = [line for line in done.stdout.splitlines() if "[readability-" in line]
+    assert len(lines) == found and (done.returncode != 0) == bool(found), done.stdout
+
+
+@pytest.mark.skipif(thread_safety.find_clang("clang++") is None, reason="needs clang++")
+@pytest.mark.parametrize("lock, status", [("const MutexLock lock(mutex_);", 0), ("", 1)])
+def test_thread_safety_finds_what_is_read_without_its_lock(tmp_path, lock, status):
+    source = tmp_path / "counter.cc"
+    source.write_text(
+        '#include "backend/base/mutex.h"\nnamespace shardwire::internal {\nclass Counter {\n public:\n'
+        f"  int count() {{ {lock} return count_; }}\n"
+        " private:\n  Mutex mutex_;\n  int count_ SW_GUARDED_BY(mutex_) = 0;\n};\n}\n"
+    )
+    words = ["-std=c++20", "-I", str(thread_safety.ROOT), "-I", str(thread_safety.ROOT / "include")]
+    command = [thread_safety.find_clang("clang++"), "-fsyntax-only", *thread_safety.WARNINGS, "-Werror=thread-safety", *words, str(source)]
+    assert subprocess.run(command, capture_output=True, check=False).returncode == status
+
+
+HEADER = """struct Options {
+  // How long it waits. SHARDWIRE_WAIT_S
+  Duration wait = std::chrono::seconds(5);
+  // Which way. SHARDWIRE_WAY=auto|far, else NCCL_WAY
+  Way way = Way::kAuto;
+  // Not from the environment.
+  int other = 0;
+};
+"""
+
+
+def library(root, page, source):
+    for name, text in (("include/shardwire/options.h", HEADER), ("docs/variables.md", page), ("backend/options.cc", source)):
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return list(variables.findings(root))
+
+
+def test_variables_are_those_of_the_header_and_those_that_are_read(tmp_path):
+    page = f"{variables.BEGIN}\n{variables.table(HEADER)}\n{variables.END}\n| `SHARDWIRE_LOG` | x |\n"
+    source = 'read("SHARDWIRE_WAIT_S"); read("SHARDWIRE_WAY"); ::getenv("SHARDWIRE_LOG");'
+    assert "| `SHARDWIRE_WAY` | `auto`, `far` | auto | NCCL_WAY | Which way. |" in page
+    assert "| `SHARDWIRE_WAIT_S` |  | 5 s |  | How long it waits. |" in page
+    assert library(tmp_path, page, source) == []
+
+
+@pytest.mark.parametrize("page, source, words", [
+    (lambda page: page.replace("5 s", "6 s"), "", "is not what include/shardwire/options.h says"),
+    (lambda page: page, 'getenv("SHARDWIRE_NEW");', "reads SHARDWIRE_NEW"),
+    (lambda page: page + "| `SHARDWIRE_GONE` | x |\n", "", "SHARDWIRE_GONE, which nothing in the library reads"),
+])
+def test_variables_finds_what_is_missing(tmp_path, page, source, words):
+    whole = f"{variables.BEGIN}\n{variables.table(HEADER)}\n{variables.END}\n"
+    found = library(tmp_path, page(whole), 'read("SHARDWIRE_WAIT_S"); read("SHARDWIRE_WAY");' + source)
+    assert len(found) == 1 and words in found[0]
+
+
+A_TREE = {
+    "README.md": "# A\n\n[page](docs/page.md#a-part-2)\n",
+    "docs/index.md": "# I\n\n* [page](page.md)\n* [api](api.md)\n* [errors](errors.md)\n",
+    "docs/page.md": "# P\n\n## A `part` 2\n\n<!-- run: 1 and 3 ranks, torch 2.6; before:\nimport a\n-->\n```python\na()\n```\n",
+    "docs/api.md": "# API\n\n* `one`: x.\n* `symm.two`: x.\n",
+    "docs/errors.md": "# E\n\n| `is wrong` | x |\n\n## The types\n",
+    "backend/a.cc": 'f("it is "\n  "wrong");',
+    "python/shardwire/__init__.py": '__all__ = ["one"]',
+    "python/shardwire/symm/__init__.py": '__all__ = ["two"]',
+    "python/shardwire/distributed/__init__.py": "__all__ = []",
+    "python/shardwire/distributed/fft.py": "__all__ = []",
+    "python/shardwire/distributed/reshape.py": "__all__ = []",
+}
+
+
+def docs_findings(root, **changed):
+    for name, text in {**A_TREE, **changed}.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+    return [*docs.link_findings(root), *docs.api_findings(root), *docs.error_findings(root), *docs.example_findings(root), *docs.sentence_findings(root)]
+
+
+def test_docs_takes_what_is_whole(tmp_path):
+    assert docs_findings(tmp_path) == []
+    (example, name, line), = docs.examples(tmp_path)
+    assert (example.sizes, example.torch, example.code, name, line) == ((1, 3), "2.6", "import a\na()\n", "docs/page.md", 8)
+
+
+@pytest.mark.parametrize("name, text, words", [
+    ("README.md", "[page](docs/gone.md)", "docs/gone.md leads nowhere"),
+    ("README.md", "[page](docs/page.md#part)", "no heading there has this name"),
+    ("docs/more.md", "# M\n", "does not lead to more.md"),
+    ("docs/api.md", "* `one`: x.\n", "does not have shardwire.symm.two"),
+    ("docs/api.md", "* `one`: x.\n* `one`: x.\n* `symm.two`: x.\n", "has shardwire.one twice"),
+    ("docs/errors.md", "| `is right` | x |\n", "which no source does"),
+    ("docs/page.md", "# P\n\n## A part 2\n\n```python\na()\n```\n", "docs/page.md:5: a Python block without a line above it"),
+    ("docs/page.md", "# P\n\n## A part 2\n\n<!-- run by tests/gone.py -->\n```python\na()\n```\n", "there is no tests/gone.py"),
+    ("docs/page.md", "# P\n\n## A part 2\n\n<!-- run by backend/a.cc -->\n```python\na()\n```\n", "without a line above it"),
+    ("docs/page.md", "# P\n\n## A part 2\n\n<!-- run: 1 rank -->\n```python\na(\n```\n", "docs/page.md:7: "),
+    ("docs/page.md", "# P\n\n## A part 2\n\n* A point.\n* " + "`a b` word " * 20 + "\n  and one more. Short.\n", "docs/page.md:6: a sentence of 43 words"),
+])
+def test_docs_finds_what_is_not(tmp_path, name, text, words):
+    found = docs_findings(tmp_path, **{name: text})
+    assert len(found) == 1 and words in found[0], found
+
+
+def test_docs_counts_no_words_of_code_and_ends_sentences_where_they_end(tmp_path):
+    words = "word " * 25
+    text = f"# P\n\n## A part 2\n\n{words} `a. b`. {words}\n\n{words}\n\n* {words}\n* {words}\n\n| {words} | {words} |\n|---|---|\n| {words} |\n\n```\n{words}{words}\n```\n"
+    assert docs_findings(tmp_path, **{"docs/page.md": text}) == []

@@ -63,11 +63,58 @@ def test_a_python_without_torch_is_a_failure_that_says_what_to_install(tmp_path)
 
 
 def test_a_module_that_does_not_load_is_a_failure(tmp_path):
+    (tmp_path / "torch.py").write_text("__version__ = '9.9'\n")  # the checks run where no torch is, too
     (tmp_path / "shardwire").mkdir()
     (tmp_path / "shardwire" / "__init__.py").write_text("raise ImportError('built for torch 9.9')\n")
     status, text = doctor("--json", env={"PATH": "/usr/bin:/bin", "PYTHONPATH": str(tmp_path)})
     module = levels(text)[1]["module"]
     assert module["level"] == "FAIL" and "built for torch 9.9" in module["text"] and status == 1
+
+
+def with_module(tmp_path, transports, programs=(), broken=False, **env):
+    """The doctor's checks with a module of the test's own that was built with these transports, on a machine with these programs."""
+    package, programs_folder = tmp_path / "path" / "shardwire", tmp_path / "bin"
+    package.mkdir(parents=True)
+    programs_folder.mkdir()
+    (tmp_path / "path" / "torch.py").write_text("__version__ = '9.9'\n")
+    (package / "__init__.py").write_text("from . import _C\n__version__ = '0'\n")
+    (package / "_C.py").write_text("" if transports is None else f"transports = {transports!r}\n")
+    if "mpi" in (transports or ()):
+        library = next(line.split()[-1] for line in pathlib.Path("/proc/self/maps").read_text().splitlines() if "libc.so" in line)
+        (package / "libshardwire_mpi.so").symlink_to(tmp_path / "nothing" if broken else library)
+    for name in programs:
+        (programs_folder / name).write_text("#!/bin/sh\necho it\n")
+        (programs_folder / name).chmod(0o755)
+    return levels(doctor("--json", env={"PATH": str(programs_folder), "PYTHONPATH": str(tmp_path / "path"), **env})[1])[1]
+
+
+def test_a_module_without_mpi_on_a_machine_that_has_it_is_told_with_the_mend(tmp_path):
+    checks = with_module(tmp_path, ("shm", "rdma", "tcp"), ["mpicxx"])
+    mpi = checks["mpi transport"]
+    assert checks["module"]["level"] == "OK" and checks["transports"]["text"] == "built with shm, rdma, tcp"
+    assert mpi["level"] == "WARN" and "mpicxx" in mpi["text"] and "libopenmpi-dev" in mpi["fix"] and "./run setup" in mpi["fix"]
+    assert "rdma transport" not in checks
+
+
+def test_a_module_without_mpi_in_a_job_of_mpi_is_told(tmp_path):
+    assert with_module(tmp_path, ("shm", "tcp"), OMPI_COMM_WORLD_SIZE="2")["mpi transport"]["level"] == "WARN"
+
+
+def test_a_module_without_mpi_where_there_is_none_is_well(tmp_path):
+    mpi = with_module(tmp_path, ("shm", "tcp"))["mpi transport"]
+    assert mpi["level"] == "OK" and "libopenmpi-dev" in mpi["text"]
+
+
+@pytest.mark.parametrize("broken", [False, True])
+def test_a_module_whose_mpi_does_not_load_is_told(tmp_path, broken):
+    checks = with_module(tmp_path, ("shm", "rdma", "mpi", "tcp"), ["mpirun"], broken)
+    assert checks["transports"]["text"] == "built with shm, rdma, mpi, tcp"
+    assert ("mpi transport" in checks) == broken and (not broken or checks["mpi transport"]["level"] == "WARN"), checks
+
+
+def test_a_module_that_does_not_say_its_transports_is_older(tmp_path):
+    transports = with_module(tmp_path, None)["transports"]
+    assert transports["level"] == "WARN" and "./run setup" in transports["fix"]
 
 
 def test_interfaces_that_do_not_exist_are_a_failure_that_lists_those_that_do():

@@ -2,6 +2,10 @@
 #include <signal.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <fstream>
+#include <string>
+
 #include "backend/transport/endpoint.h"
 #include "backend/transport/mpi/mpi_process.h"
 #include "tests/backend/transport/contract.h"
@@ -21,6 +25,15 @@ Options smallLanes() {
   options.ringBytes = std::size_t{16} << 10;
   options.inlineBytes = 0;
   return options;
+}
+
+void awaitStopped(pid_t process) {
+  std::string stat;
+  for (const auto start = Clock::now(); stat.find(") T") == std::string::npos; std::this_thread::yield()) {
+    ASSERT_LT(Clock::now() - start, std::chrono::seconds(20)) << "process " << process << " does not stop";
+    std::ifstream file("/proc/" + std::to_string(process) + "/stat");
+    std::getline(file, stat);
+  }
 }
 
 const auto kFixtures =
@@ -94,6 +107,71 @@ TEST(MpiTransport, AnyLookMovesAFewMessagesOnly) {
         });
     ownPeers = nullptr;
   });
+}
+
+// The owner gives up while a message from its tensor is under way to a reader that the machine paused, and its caller writes to the tensor.
+// MPI copies the bytes when the reader goes on: whatever they are then, they must not pass for what was fetched.
+TEST(MpiTransport, AFetchDoesNotEndWithWhatTheOwnerWroteAfterItStopped) {
+  // One message; so many that some have not started when the owner gives up.
+  for (const std::size_t size : {std::size_t{1} << 20, std::size_t{64} << 20}) {
+    const auto store = makeStore();
+    runLaunchedRank(2, [&](Rank rank) {
+      auto peers = internal::connectPeers(*store, rank, 2, overMpi(), Clock::now() + std::chrono::seconds(20), "paused");
+      ASSERT_TRUE(peers.isOk()) << peers.status().message();
+      ownPeers = &*peers;
+      Connection& connection = *peers->connections[static_cast<std::size_t>(1 - rank)];
+      std::vector<std::byte> memory(size, std::byte{static_cast<unsigned char>(rank == 0 ? 1 : 0)});
+      const auto pollFor = [](Duration duration) {
+        for (const auto until = Clock::now() + duration; Clock::now() < until;) {
+          pollWires();
+        }
+      };
+      if (rank == 0) {
+        Exposed exposed{{}, Reach::kNone, size};
+        exposed.reach = connection.expose(memory.data(), size, &exposed.address);
+        sendFrame(connection, Lane::kControl, &exposed, sizeof(exposed));
+        const auto frame = awaitFrame(connection, Lane::kControl);
+        pid_t reader = 0;
+        ASSERT_EQ(frame.size(), sizeof(reader));
+        std::memcpy(&reader, frame.data(), sizeof(reader));
+        connection.release(Lane::kControl);
+        awaitStopped(reader);
+        pollFor(std::chrono::milliseconds(50));  // takes the request, and starts to answer it
+        static_cast<void>(connection.stopFetches());
+        std::fill(memory.begin(), memory.end(), std::byte{2});
+        ASSERT_EQ(::kill(reader, SIGCONT), 0);
+      } else {
+        const auto frame = awaitFrame(connection, Lane::kControl);
+        Exposed exposed;
+        ASSERT_EQ(frame.size(), sizeof(exposed));
+        std::memcpy(&exposed, frame.data(), sizeof(exposed));
+        connection.release(Lane::kControl);
+        ASSERT_TRUE(isFetched(exposed));
+        FetchCount count;
+        const MemoryRun all{memory.data(), exposed.address.value, size};
+        startFetch(connection, exposed, {&all, 1}, &count);
+        const pid_t self = ::getpid();
+        sendFrame(connection, Lane::kControl, &self, sizeof(self));
+        ::kill(self, SIGSTOP);
+        for (const auto until = Clock::now() + std::chrono::seconds(1); count.pending > 0 && Clock::now() < until;) {
+          pollWires();
+        }
+        EXPECT_TRUE(connection.health().isOk()) << connection.health().message();
+        if (count.pending == 0) {
+          EXPECT_EQ(std::count(memory.begin(), memory.end(), std::byte{1}), static_cast<std::ptrdiff_t>(size))
+              << "the fetch ended with bytes that the owner never exposed";
+        }
+        for (const auto start = Clock::now(); !connection.stopFetches(); pollWires()) {
+          ASSERT_LT(Clock::now() - start, std::chrono::seconds(20)) << "MPI does not end what is under way";
+        }
+      }
+      meet(connection);
+      if (rank == 0) {
+        new std::vector<std::byte>(std::move(memory));  // MPI may read it as long as the process lives
+      }
+      ownPeers = nullptr;
+    });
+  }
 }
 
 // Run by itself, on two ranks, by an mpirun that lets the others live on when a rank dies. The group initialises MPI; the process ends

@@ -1,9 +1,9 @@
 // What happens to the others when a rank is killed, stopped, or leaves; and what is left behind. Ranks are forked processes.
 #include <fcntl.h>
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 #include <malloc.h>
 #include <signal.h>
-#include <sys/mman.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -14,16 +14,20 @@
 #include <set>
 #include <string>
 #include <thread>
+#include <utility>
 
 #include "shardwire/communicator.h"
 #include "tests/support/fork_ranks.h"
 #include "tests/support/memory_store.h"
+#include "tests/support/shared_value.h"
 
 namespace shardwire::internal {
 namespace {
 
+using shardwire::testing::meetOutside;
 using shardwire::testing::MemoryStore;
 using shardwire::testing::runRanksAsProcesses;
+using shardwire::testing::SharedValue;
 using std::chrono::milliseconds;
 using std::chrono::seconds;
 
@@ -38,30 +42,10 @@ Options testOptions() {
   return options;
 }
 
-std::unique_ptr<Communicator> join(MemoryStore& store, Rank rank, int n) {
-  auto group = Communicator::create(store, rank, n, testOptions(), "job");
+std::unique_ptr<Communicator> join(MemoryStore& store, Rank rank, int n, const Options& options = testOptions()) {
+  auto group = Communicator::create(store, rank, n, options, "job");
   EXPECT_TRUE(group.isOk()) << group.status().message();
   return group.isOk() ? std::move(*group) : nullptr;
-}
-
-// Memory that all ranks see: made before the fork.
-template <typename T>
-class SharedValue {
- public:
-  SharedValue() : value_(new (mmap(nullptr, sizeof(T), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0)) T()) {}
-  ~SharedValue() { munmap(value_, sizeof(T)); }
-  T& operator*() { return *value_; }
-
- private:
-  T* value_;
-};
-
-// Until n ranks have come here, by no means of the group: one that dies after it can fail nothing that came before.
-void meetOutside(std::atomic<int>& arrived, int n) {
-  ++arrived;
-  while (arrived < n) {
-    std::this_thread::yield();
-  }
 }
 
 // Names in `folder` that could be ours. Other programs may use both folders meanwhile.
@@ -136,25 +120,58 @@ TEST(KilledRank, IsNamedToThoseWhoLookAfterOthersHaveLeftBecauseOfIt) {
                       seconds(60), {2});
 }
 
+// In a large group specs go by rank 0 and a tree: its root, one on the way of others, one at the end of it.
 TEST(KilledRank, EndsACompileOpThatWaitsForIt) {
-  MemoryStore store;
-  SharedValue<std::atomic<int>> arrived;
-  runRanksAsProcesses(3,
-                      [&](Rank rank) {
-                        auto group = join(store, rank, 3);
-                        ASSERT_NE(group, nullptr);
-                        meetOutside(*arrived, 3);
-                        if (rank == 1) {
-                          std::this_thread::sleep_for(milliseconds(50));
-                          raise(SIGKILL);
-                        }
-                        const auto before = Clock::now();
-                        auto op = group->compileOp(LocalSpec{});
-                        ASSERT_FALSE(op.isOk());
-                        EXPECT_LT(Clock::now() - before, kNotTheTimeout);
-                        EXPECT_NE(op.status().message().find("rank 1"), std::string::npos) << op.status().message();
-                      },
-                      seconds(60), {1});
+  for (const auto& [numRanks, killed] : {std::pair{3, 1}, std::pair{17, 0}, std::pair{17, 8}, std::pair{17, 12}}) {
+    MemoryStore store;
+    SharedValue<std::atomic<int>> arrived;
+    runRanksAsProcesses(numRanks,
+                        [&, n = numRanks, killed = killed](Rank rank) {
+                          auto group = join(store, rank, n);
+                          ASSERT_NE(group, nullptr);
+                          meetOutside(*arrived, n);
+                          if (rank == killed) {
+                            std::this_thread::sleep_for(milliseconds(50));
+                            raise(SIGKILL);
+                          }
+                          const auto before = Clock::now();
+                          auto op = group->compileOp(LocalSpec{});
+                          ASSERT_FALSE(op.isOk());
+                          EXPECT_LT(Clock::now() - before, kNotTheTimeout);
+                          const std::string text = op.status().message();
+                          EXPECT_NE(text.find(fmt::format("rank {} (pid", killed)), std::string::npos) << text;
+                        },
+                        seconds(60), {killed});
+  }
+}
+
+// A short all_reduce of many ranks as well.
+TEST(KilledRank, EndsAnAllReduceByATreeThatWaitsForIt) {
+  for (const Rank killed : {0, 32, 34}) {
+    constexpr int kRanks = 35;
+    Options options = testOptions();
+    options.ringBytes = std::size_t{64} << 10;  // a device takes memory for each of the 1,190 directed pairs, and keeps it
+    MemoryStore store;
+    SharedValue<std::atomic<int>> arrived;
+    runRanksAsProcesses(kRanks,
+                        [&](Rank rank) {
+                          auto group = join(store, rank, kRanks, options);
+                          ASSERT_NE(group, nullptr);
+                          meetOutside(*arrived, kRanks);
+                          if (rank == killed) {
+                            std::this_thread::sleep_for(milliseconds(50));
+                            raise(SIGKILL);
+                          }
+                          const auto before = Clock::now();
+                          std::vector<float> values(10, 1.0f);
+                          auto work = group->allReduce(TensorView::contiguous(values.data(), DType::kFloat32, {10}), ReduceOp::kSum);
+                          const Status status = work.isOk() ? (*work)->wait() : work.status();
+                          EXPECT_EQ(status.code(), StatusCode::kPeerFailed);
+                          EXPECT_LT(Clock::now() - before, kNotTheTimeout);
+                          EXPECT_NE(status.message().find(fmt::format("rank {} (pid", killed)), std::string::npos) << status.message();
+                        },
+                        seconds(60), {killed});
+  }
 }
 
 // ThreadSanitizer takes long to watch as much.
@@ -216,7 +233,7 @@ TEST(StoppedRank, MakesTheTimeoutHoldAndIsNamed) {
                         EXPECT_EQ(status.code(), StatusCode::kTimeout) << status.message();
                         EXPECT_GE(took, milliseconds(1000));
                         EXPECT_LT(took, kNotTheTimeout);
-                        for (const char* word : {"all_reduce", "float32[10]", "#1", "rank(s) 1 did not arrive"}) {
+                        for (const char* word : {"all_reduce", "float32[10]", "#1", "rank 1 did not arrive"}) {
                           EXPECT_NE(status.message().find(word), std::string::npos) << status.message();
                         }
                       },
@@ -270,11 +287,14 @@ TEST(LeavingRank, HasDoneItsPartOnceItsFramesAreSent) {
 
 TEST(KilledJob, LeavesNothingBehind) {
   const auto shm = namesIn("/dev/shm", "shardwire");
-  const auto tmp = namesIn("/tmp", "shardwire");
+  // A folder of the ranks' own: beside this test others come and go in /tmp.
+  std::string folder = std::filesystem::temp_directory_path() / "killed-job-XXXXXX";
+  ASSERT_NE(::mkdtemp(folder.data()), nullptr);
   for (int round = 0; round < 20; ++round) {
     MemoryStore store;
     runRanksAsProcesses(3,
                         [&](Rank rank) {
+                          ::setenv("TMPDIR", folder.c_str(), 1);
                           auto group = join(store, rank, 3);
                           ASSERT_NE(group, nullptr);
                           std::vector<float> values(50000, 1.0f);
@@ -292,7 +312,8 @@ TEST(KilledJob, LeavesNothingBehind) {
                         seconds(60), {0, 1, 2});
   }
   EXPECT_EQ(namesIn("/dev/shm", "shardwire"), shm);
-  EXPECT_EQ(namesIn("/tmp", "shardwire"), tmp);
+  EXPECT_EQ(namesIn(folder.c_str(), ""), std::set<std::string>());
+  std::filesystem::remove_all(folder);
 }
 
 std::size_t countFds() {
@@ -375,6 +396,8 @@ TEST(Leaks, TenThousandOperationsAndHundredGroupsGrowNothing) {
         EXPECT_EQ(countThreads(), threads);
         EXPECT_LE(allocatedBytes(), allocated + kMayGrow) << "by groups";
         EXPECT_LE(countMappings(), mappings + 4) << "by groups";
+        auto last = group->barrier();  // who goes takes its links along
+        ASSERT_TRUE(last.isOk() && (*last)->wait().isOk());
       },
       seconds(120));
 }

@@ -16,7 +16,7 @@
 namespace shardwire::testing {
 namespace {
 
-constexpr Rank kRanks = 3;
+constexpr Rank kGrowthRanks = 3;
 
 // Of this process. The memory is what malloc has handed out; a sanitizer's malloc does not tell, and maps what it likes.
 struct Belongings {
@@ -56,15 +56,15 @@ constexpr int numOps() {
 
 class Operations {
  public:
-  explicit Operations(Communicator& group) : group_(group), memory_(4 * kRanks * kMostElems) {}
+  explicit Operations(Communicator& group) : group_(group), memory_(4 * kGrowthRanks * kMostElems) {}
 
   // Number i of an endless row: all kinds, short and long, and tensors that have to be packed.
   std::vector<Result<WorkPtr>> start(int i) {
     constexpr std::int64_t kElems[] = {1, 40, 3000, 0, kMostElems};
     const std::int64_t elems = kElems[i % 97 == 0 ? 4 : i % 4];
     const bool isStrided = i % 5 == 0;
-    const Rank root = i % kRanks;
-    const Rank next = (group_.rank() + 1) % kRanks;
+    const Rank root = i % kGrowthRanks;
+    const Rank next = (group_.rank() + 1) % kGrowthRanks;
     const auto view = [&](int number) {
       float* at = memory_.data() + number * kMostElems;
       return isStrided && elems > 0 ? TensorView{reinterpret_cast<std::byte*>(at), DType::kFloat32, {(elems + 1) / 2}, {2}}
@@ -72,9 +72,9 @@ class Operations {
     };
     std::vector<TensorView> parts;
     std::vector<TensorView> others;
-    for (int r = 0; r < kRanks; ++r) {
+    for (int r = 0; r < kGrowthRanks; ++r) {
       parts.push_back(view(r));
-      others.push_back(view(kRanks + r));
+      others.push_back(view(kGrowthRanks + r));
     }
     const std::vector<TensorView> none;
     const bool isRoot = group_.rank() == root;
@@ -88,20 +88,20 @@ class Operations {
       case 3:
         return {group_.reduce(view(0), root, ReduceOp::kMax)};
       case 4:
-        return {group_.allGather(view(2 * kRanks), parts)};
+        return {group_.allGather(view(2 * kGrowthRanks), parts)};
       case 5:
-        return {group_.gather(view(2 * kRanks), isRoot ? parts : none, root)};
+        return {group_.gather(view(2 * kGrowthRanks), isRoot ? parts : none, root)};
       case 6:
-        return {group_.scatter(view(2 * kRanks), isRoot ? parts : none, root)};
+        return {group_.scatter(view(2 * kGrowthRanks), isRoot ? parts : none, root)};
       case 7:
-        return {group_.reduceScatter(view(2 * kRanks), parts, ReduceOp::kMax)};
+        return {group_.reduceScatter(view(2 * kGrowthRanks), parts, ReduceOp::kMax)};
       case 8:
         return {group_.allToAll(parts, others)};
       case 9:
         return {group_.allReduce(view(0), ReduceOp::kMax), group_.allReduce(view(1), ReduceOp::kSum)};
       default:
         return {group_.send(view(0), next, i % 3),
-                group_.recv(view(1), i % 2 == 0 ? kAnySource : (group_.rank() + kRanks - 1) % kRanks, i % 3)};
+                group_.recv(view(1), i % 2 == 0 ? kAnySource : (group_.rank() + kGrowthRanks - 1) % kGrowthRanks, i % 3)};
     }
   }
 
@@ -116,12 +116,12 @@ class GrowthTest : public ::testing::TestWithParam<OrdinaryPath> {};
 TEST_P(GrowthTest, NoneByManyOperationsOfEveryKind) {
   MemoryStore store;
   runRanksAsProcesses(
-      kRanks,
+      kGrowthRanks,
       [&](Rank rank) {
         Options options;
         options.timeout = std::chrono::seconds(60);
         options.ordinaryPath = GetParam();
-        auto group = Communicator::create(store, rank, kRanks, options, "growth");
+        auto group = Communicator::create(store, rank, kGrowthRanks, options, "growth");
         ASSERT_TRUE(group.isOk()) << group.status().message();
         Operations operations(**group);
         Belongings before;

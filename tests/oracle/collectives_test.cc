@@ -19,6 +19,7 @@
 #include "tests/support/collective_run.h"
 #include "tests/support/fork_ranks.h"
 #include "tests/support/launched_ranks.h"
+#include "tests/support/random.h"
 
 namespace shardwire::testing {
 namespace {
@@ -28,12 +29,7 @@ constexpr int kLanes = 2;  // threads of each rank, each with groups of its own
 // Who is in each group of a lane, in the group's own order of ranks.
 const std::vector<std::vector<Rank>> kMembers = {{0, 1, 2, 3, 4}, {3, 0, 4, 1}, {1, 2, 3}, {4, 2, 0}, {3, 4}, {1, 0}, {2}};
 
-std::uint64_t fromEnvironment(const char* name, std::uint64_t otherwise) {
-  const char* text = std::getenv(name);
-  return text == nullptr ? otherwise : std::strtoull(text, nullptr, 10);
-}
-
-struct Path {
+struct CollectivesPath {
   const char* name;
   bool areProcesses;
   OrdinaryPath ordinary;
@@ -53,7 +49,7 @@ struct Member {
 
 class CollectiveOracle {
  public:
-  CollectiveOracle(const Path& path, std::uint64_t firstSeed, std::uint64_t numCases)
+  CollectiveOracle(const CollectivesPath& path, std::uint64_t firstSeed, std::uint64_t numCases)
       : path_(path), firstSeed_(firstSeed), numCases_(numCases) {
     void* memory = ::mmap(nullptr, sizeof(std::atomic<bool>), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     SW_CHECK(memory != MAP_FAILED);
@@ -273,7 +269,7 @@ class CollectiveOracle {
                   << text;
   }
 
-  const Path path_;
+  const CollectivesPath path_;
   const std::uint64_t firstSeed_;
   const std::uint64_t numCases_;
   Options options_;
@@ -282,34 +278,35 @@ class CollectiveOracle {
   std::atomic<bool>* failed_;  // seen by forked ranks
 };
 
-class CollectivesOracleTest : public ::testing::TestWithParam<Path> {};
+class CollectivesOracleTest : public ::testing::TestWithParam<CollectivesPath> {};
 
 TEST_P(CollectivesOracleTest, AgreesWithTheDefinitions) {
-  const Path& path = GetParam();
-  const std::uint64_t cases = std::max<std::uint64_t>(1, fromEnvironment("SHARDWIRE_ORACLE_CASES", 20000) * path.share / 100);
-  const std::uint64_t seed = fromEnvironment("SHARDWIRE_ORACLE_SEED", path.firstSeed);
+  const CollectivesPath& path = GetParam();
+  const std::uint64_t cases = std::max<std::uint64_t>(1, numberFromEnvironment("SHARDWIRE_ORACLE_CASES", 20000) * path.share / 100);
+  const std::uint64_t seed = numberFromEnvironment("SHARDWIRE_ORACLE_SEED", path.firstSeed);
   fmt::print("{} cases from seed {}\n", cases, seed);
   CollectiveOracle(path, seed, cases).run();
 }
 
 // Rings of 4 KiB: most tensors travel in many segments, even those that are short enough for one frame elsewhere.
-INSTANTIATE_TEST_SUITE_P(Paths, CollectivesOracleTest,
-                         ::testing::Values(Path{"as_is", false, OrdinaryPath::kAuto, 8 << 10, 1 << 20, 30, 1000000},
-                                           Path{"direct", false, OrdinaryPath::kAuto, 0, 1 << 20, 15, 2000000},
-                                           Path{"copied", false, OrdinaryPath::kCrossMemory, 0, 1 << 20, 15, 3000000},
-                                           Path{"staged", false, OrdinaryPath::kStaged, 0, 4 << 10, 14, 4000000},
-                                           Path{"staged_whole", false, OrdinaryPath::kStaged, 8 << 10, 4 << 10, 6, 9000000},
-                                           Path{"as_is_processes", true, OrdinaryPath::kAuto, 8 << 10, 1 << 20, 5, 5000000},
-                                           Path{"direct_processes", true, OrdinaryPath::kAuto, 0, 1 << 20, 5, 6000000},
-                                           Path{"copied_processes", true, OrdinaryPath::kCrossMemory, 0, 1 << 20, 5, 7000000},
-                                           Path{"staged_processes", true, OrdinaryPath::kStaged, 0, 4 << 10, 5, 8000000},
-                                           Path{"tcp_fetched", false, OrdinaryPath::kCrossMemory, 0, 1 << 20, 4, 10000000, "tcp"},
-                                           Path{"tcp_staged", false, OrdinaryPath::kStaged, 8 << 10, 4 << 10, 4, 11000000, "tcp"},
-                                           Path{"tcp_processes", true, OrdinaryPath::kAuto, 8 << 10, 1 << 20, 4, 12000000, "tcp"},
-                                           // Two hosts: shared memory inside, tcp between.
-                                           Path{"mixed_fetched", false, OrdinaryPath::kCrossMemory, 0, 1 << 20, 4, 13000000, "shm,tcp", 2},
-                                           Path{"mixed_staged", true, OrdinaryPath::kStaged, 8 << 10, 4 << 10, 4, 14000000, "shm,tcp", 2}),
-                         [](const auto& info) { return std::string(info.param.name); });
+INSTANTIATE_TEST_SUITE_P(
+    Paths, CollectivesOracleTest,
+    ::testing::Values(CollectivesPath{"as_is", false, OrdinaryPath::kAuto, 8 << 10, 1 << 20, 30, 1000000},
+                      CollectivesPath{"direct", false, OrdinaryPath::kAuto, 0, 1 << 20, 15, 2000000},
+                      CollectivesPath{"copied", false, OrdinaryPath::kCrossMemory, 0, 1 << 20, 15, 3000000},
+                      CollectivesPath{"staged", false, OrdinaryPath::kStaged, 0, 4 << 10, 14, 4000000},
+                      CollectivesPath{"staged_whole", false, OrdinaryPath::kStaged, 8 << 10, 4 << 10, 6, 9000000},
+                      CollectivesPath{"as_is_processes", true, OrdinaryPath::kAuto, 8 << 10, 1 << 20, 5, 5000000},
+                      CollectivesPath{"direct_processes", true, OrdinaryPath::kAuto, 0, 1 << 20, 5, 6000000},
+                      CollectivesPath{"copied_processes", true, OrdinaryPath::kCrossMemory, 0, 1 << 20, 5, 7000000},
+                      CollectivesPath{"staged_processes", true, OrdinaryPath::kStaged, 0, 4 << 10, 5, 8000000},
+                      CollectivesPath{"tcp_fetched", false, OrdinaryPath::kCrossMemory, 0, 1 << 20, 4, 10000000, "tcp"},
+                      CollectivesPath{"tcp_staged", false, OrdinaryPath::kStaged, 8 << 10, 4 << 10, 4, 11000000, "tcp"},
+                      CollectivesPath{"tcp_processes", true, OrdinaryPath::kAuto, 8 << 10, 1 << 20, 4, 12000000, "tcp"},
+                      // Two hosts: shared memory inside, tcp between.
+                      CollectivesPath{"mixed_fetched", false, OrdinaryPath::kCrossMemory, 0, 1 << 20, 4, 13000000, "shm,tcp", 2},
+                      CollectivesPath{"mixed_staged", true, OrdinaryPath::kStaged, 8 << 10, 4 << 10, 4, 14000000, "shm,tcp", 2}),
+    [](const auto& info) { return std::string(info.param.name); });
 
 }  // namespace
 }  // namespace shardwire::testing

@@ -14,17 +14,13 @@
 #include "tests/support/fork_ranks.h"
 #include "tests/support/launched_ranks.h"
 #include "tests/support/naive_model.h"
+#include "tests/support/random.h"
 #include "tests/support/random_spec.h"
 
 namespace shardwire::testing {
 namespace {
 
 constexpr int kMaxRanks = 6;
-
-std::uint64_t fromEnvironment(const char* name, std::uint64_t otherwise) {
-  const char* text = std::getenv(name);
-  return text == nullptr ? otherwise : std::strtoull(text, nullptr, 10);
-}
 
 // A local tensor in memory of its own: contiguous, or with permuted dimensions and gaps, in the shared heap or not.
 class LocalBuffer {
@@ -94,15 +90,16 @@ struct Tensors {
 
   Tensors(const CompiledOp& op, const std::vector<Bytes>& in, const std::vector<Bytes>& out, std::uint64_t seed) {
     const auto fill = [&](const std::vector<LocalTensor>& locals, const std::vector<Bytes>& packed, std::vector<LocalBuffer>& buffers,
-                          std::vector<TensorView>& views) {
+                          std::vector<TensorView>& views, bool areOutputs) {
       for (std::size_t i = 0; i < locals.size(); ++i) {
-        buffers.emplace_back(locals[i].localShape, op.tensors()[static_cast<std::size_t>(locals[i].tensor)].dtype, seed++);
+        const TensorDecl& tensor = op.tensors()[static_cast<std::size_t>(locals[i].tensor)];
+        buffers.emplace_back(locals[i].localShape, *(areOutputs ? tensor.outputDtype : tensor.dtype), seed++);
         buffers.back().load(packed[i]);
         views.push_back(buffers.back().view());
       }
     };
-    fill(op.inputs(), in, inputs, inputViews);
-    fill(op.outputs(), out, outputs, outputViews);
+    fill(op.inputs(), in, inputs, inputViews, false);
+    fill(op.outputs(), out, outputs, outputViews, true);
   }
   std::vector<Bytes> result() const {
     std::vector<Bytes> all;
@@ -181,9 +178,21 @@ class Oracle {
   void check(Communicator& group, Rank rank) {
     const auto r = static_cast<std::size_t>(rank);
     const std::uint64_t seed = current_.randomCase.seed;
-    auto op = group.compileOp(current_.randomCase.specs[r]);
+    LocalSpec spec = current_.randomCase.specs[r];
+    auto op = group.compileOp(spec);
     if (!op.isOk()) {
       return fail(rank, "compileOp: " + op.status().message());
+    }
+    if (seed % 4 == 1) {  // the same, planned by rank 0, runs in its place
+      spec.whoPlans = WhoPlans::kRank0;
+      auto shipped = group.compileOp(spec);
+      if (!shipped.isOk()) {
+        return fail(rank, "compileOp, planned by rank 0: " + shipped.status().message());
+      }
+      if ((*shipped)->planBytes() != (*op)->planBytes()) {
+        return fail(rank, "the plan that rank 0 made differs from this rank's own");
+      }
+      op = std::move(shipped);
     }
     Tensors first(**op, current_.inputs[r], current_.blank[r], seed * 7 + r);
     Tensors second(**op, current_.inputs[r], current_.blank[r], seed * 13 + r);
@@ -227,7 +236,7 @@ class Oracle {
   std::mutex mutex_;
 };
 
-struct Path {
+struct SpecPath {
   const char* name;
   OrdinaryPath ordinary;
   std::size_t inlineBytes;
@@ -237,11 +246,11 @@ struct Path {
   int numHosts = 0;  // as many hosts as SHARDWIRE_HOST_ID makes; 0: this one
 };
 
-class OracleTest : public ::testing::TestWithParam<Path> {};
+class OracleTest : public ::testing::TestWithParam<SpecPath> {};
 
 TEST_P(OracleTest, AgreesWithTheNaiveModel) {
-  const std::uint64_t cases = fromEnvironment("SHARDWIRE_ORACLE_CASES", 20000) * GetParam().share / 10;
-  const std::uint64_t seed = fromEnvironment("SHARDWIRE_ORACLE_SEED", 1) + GetParam().share * 100000000;
+  const std::uint64_t cases = numberFromEnvironment("SHARDWIRE_ORACLE_CASES", 20000) * GetParam().share / 10;
+  const std::uint64_t seed = numberFromEnvironment("SHARDWIRE_ORACLE_SEED", 1) + GetParam().share * 100000000;
   Options options;
   options.timeout = std::chrono::seconds(60);
   options.ordinaryPath = GetParam().ordinary;
@@ -253,16 +262,16 @@ TEST_P(OracleTest, AgreesWithTheNaiveModel) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Paths, OracleTest,
-                         ::testing::Values(Path{"as_is", OrdinaryPath::kAuto, 8 << 10, 1 << 20, 4},
-                                           Path{"direct", OrdinaryPath::kAuto, 0, 1 << 20, 2},
-                                           Path{"copied", OrdinaryPath::kCrossMemory, 0, 1 << 20, 1},
+                         ::testing::Values(SpecPath{"as_is", OrdinaryPath::kAuto, 8 << 10, 1 << 20, 4},
+                                           SpecPath{"direct", OrdinaryPath::kAuto, 0, 1 << 20, 2},
+                                           SpecPath{"copied", OrdinaryPath::kCrossMemory, 0, 1 << 20, 1},
                                            // Rings so small that boxes travel in many segments.
-                                           Path{"staged", OrdinaryPath::kStaged, 0, 4 << 10, 3},
-                                           Path{"tcp_fetched", OrdinaryPath::kCrossMemory, 0, 1 << 20, 1, "tcp"},
-                                           Path{"tcp_staged", OrdinaryPath::kStaged, 0, 4 << 10, 1, "tcp"},
+                                           SpecPath{"staged", OrdinaryPath::kStaged, 0, 4 << 10, 3},
+                                           SpecPath{"tcp_fetched", OrdinaryPath::kCrossMemory, 0, 1 << 20, 1, "tcp"},
+                                           SpecPath{"tcp_staged", OrdinaryPath::kStaged, 0, 4 << 10, 1, "tcp"},
                                            // Two hosts: shared memory inside, tcp between.
-                                           Path{"mixed_fetched", OrdinaryPath::kCrossMemory, 0, 1 << 20, 1, "shm,tcp", 2},
-                                           Path{"mixed", OrdinaryPath::kAuto, 8 << 10, 1 << 20, 1, "shm,tcp", 2}),
+                                           SpecPath{"mixed_fetched", OrdinaryPath::kCrossMemory, 0, 1 << 20, 1, "shm,tcp", 2},
+                                           SpecPath{"mixed", OrdinaryPath::kAuto, 8 << 10, 1 << 20, 1, "shm,tcp", 2}),
                          [](const auto& info) { return std::string(info.param.name); });
 
 }  // namespace

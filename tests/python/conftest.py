@@ -10,6 +10,7 @@ import os
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # threads of a pool do not survive a fork
 
 import pickle
+import re
 import select
 import signal
 import sys
@@ -23,6 +24,12 @@ import torch
 import torch.distributed as dist
 
 import shardwire
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
+from entry_points import write_entry_points  # noqa: E402, F401  for the tests
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell has it for what it starts in the background: tests of Ctrl-C, and the ranks that they fork, need Python's
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 TORCH = tuple(int(part) for part in torch.__version__.split(".")[:2])
 

@@ -133,3 +133,21 @@ def _join(store_path: str, rank: int, n: int, timeout: float, default_group: boo
     else:
         _group = shardwire.create_process_group(dist.FileStore(store_path, n), rank, n, limit)
     shardwire.name_process_group(_group, "my_group")
+
+
+def raised(call: Callable[..., Any], *args: Any, **options: Any) -> tuple[type[Exception], str]:
+    """Kind and text of the error that a call must raise."""
+    try:
+        call(*args, **options)
+    except Exception as error:
+        return type(error), str(error)
+    raise AssertionError("nothing was raised")
+
+
+def outcome(call: Callable[..., Any], *args: Any, **options: Any) -> tuple[str, str] | None:
+    """Name of the kind, and text, of the error that a call raises; None when it raises none."""
+    try:
+        call(*args, **options)
+    except Exception as error:
+        return type(error).__name__, str(error)
+    return None

@@ -112,7 +112,7 @@ def flat_with_ids(rank: int) -> None:
     a, b = torch.zeros(2), torch.zeros(2, 2)
     op([torch.full((1,), rank + 1.0), torch.full((1, 2), rank + 3.0)], [b, a]).wait()
     assert a.tolist() == [1, 2] and b.tolist() == [[3, 3], [4, 4]]
-    shapes = {entry[0]: tuple(entry[1]) for entry in op.tensors}
+    shapes = {tensor.name: tensor.shape for tensor in op.tensors}
     assert shapes == {"a": (2,), "b": (2, 3)}
 
 
@@ -503,7 +503,7 @@ def inspected(rank: int) -> dict[str, Any]:
     assert "gather it" in op.explain()
     stats = op.stats()
     assert stats["num_runs"] == 1 and stats["bytes_sent"] == 1024 and stats["bytes_received"] == 1024 and stats["bytes_local"] == 1024
-    assert [tuple(entry[1]) for entry in op.inputs] == [(256,)] and [tuple(entry[1]) for entry in op.outputs] == [(512,)]
+    assert [local.local_shape for local in op.inputs] == [(256,)] and [local.local_shape for local in op.outputs] == [(512,)]
     assert "1 inputs and 1 outputs" in repr(op)
     return traffic
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+import warnings
 from typing import Any
 
 import accelerator
@@ -326,6 +327,43 @@ def gaps(rank: int, module: Any) -> None:
 
 def test_gaps_and_aliases(device: Any) -> None:
     run(device, 2, gaps)
+
+
+def in_order(rank: int, module: Any) -> None:
+    for count in (5, 600_000):  # one segment; several
+        tensor = on_device(torch.full((count,), 1, dtype=torch.int64))
+        works = [dist.all_reduce(tensor, async_op=True) for _ in range(5)]
+        half = dist.broadcast(tensor[count // 2:], 1, async_op=True)
+        for work in [*works, half]:
+            work.wait()
+        assert torch.equal(tensor.cpu(), torch.full((count,), 3**5))
+        first, second = torch.full((count,), float(rank)), torch.zeros(count)
+        first, second = on_device(first), on_device(second)
+        works = [dist.broadcast(first, 2, async_op=True), dist.all_gather([second, *(on_device(torch.zeros(count)) for _ in range(2))], first, async_op=True),
+                 dist.all_reduce(second, async_op=True)]
+        for work in reversed(works):
+            work.wait()
+        assert torch.equal(second.cpu(), torch.full((count,), 6.0))
+
+
+def test_operations_on_one_tensor_run_in_the_order_of_their_calls(device: Any) -> None:
+    run(device, 3, in_order)
+
+
+def shared_lists(rank: int, module: Any) -> None:
+    tensor = on_device(torch.ones(6))
+    for lists in ([tensor[:2], tensor[1:3]], [tensor[:2], tensor[:2]]):
+        with pytest.raises(ValueError, match=r"output\[0\] and output\[1\] share memory"):
+            dist.all_gather(lists, on_device(torch.ones(2)))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        dist.all_reduce_coalesced([tensor, tensor])
+    assert tensor.cpu().tolist() == [2.0] * 6
+    dist.all_gather(list(tensor.chunk(2)), tensor[3 * rank:3 * rank + 3].clone())
+
+
+def test_lists_that_share_memory(device: Any) -> None:
+    run(device, 2, shared_lists)
 
 
 def capture(rank: int, module: Any) -> None:

@@ -115,7 +115,7 @@ SPECS: dict[str, tuple[Callable[[int], Spec], type[Exception], str]] = {
     "device is unknown": (only(1, inputs=[box([1, 0], [1, 4], device="abacus")]), ValueError, r"rank 1: inputs\[0\]: device 'abacus'"),
     "device is a number": (only(1, inputs=[box([1, 0], [1, 4], device=0)]), TypeError, r"rank 1: inputs\[0\]: device is 0"),
     "device is not the CPU": (only(1, inputs=[box([1, 0], [1, 4], device="cuda")]), NotImplementedError, r"rank 1: inputs\[0\]: device 'cuda'"),
-    "tensor_id is a number": (only(1, inputs=[box([1, 0], [1, 4], tensor_id=7)]), TypeError, r"rank 1: inputs\[0\]: tensor_id is 7"),
+    "tensor_id is a fraction": (only(1, inputs=[box([1, 0], [1, 4], tensor_id=7.5)]), TypeError, r"rank 1: inputs\[0\]: tensor_id is 7.5"),
     # Several tensors.
     "keys are numbers": (only(1, inputs={0: [box([1, 0], [1, 4])]}), TypeError, r"rank 1: inputs has the key 0"),
     "a keyed list is a number": (only(1, inputs={"w": 3}), TypeError, r"rank 1: inputs\['w'\] is 3"),
@@ -132,7 +132,10 @@ SPECS: dict[str, tuple[Callable[[int], Spec], type[Exception], str]] = {
     "layouts of two shapes in a flat list": (
         layouts(lambda: [rows()], lambda: [rows(shape=(6, 5))]), ValueError, r"rank 0: outputs\[0\] has the global shape \[6, 5\].*name the tensors"),
     "layouts of two dtypes in a flat list": (
-        layouts(lambda: [rows()], lambda: [rows(torch.float16)]), ValueError, r"rank 0: outputs\[0\] has dtype torch\.float16.*name the tensors"),
+        layouts(lambda: [rows(), rows(torch.float16)], lambda: []), ValueError, r"rank 0: inputs\[1\] has dtype torch\.float16.*name the tensors"),
+    "layouts of types that are not cast": (
+        layouts(lambda: [rows()], lambda: [rows(torch.int8)]), NotImplementedError,
+        r"rank 0: the tensor goes from torch\.float32 \(inputs\[0\]\) to torch\.int8 \(outputs\[0\]\)"),
     "layout contradicts shape": (
         lambda rank: {"shape": [6, 5], "inputs": [rows()]}, ValueError,
         r"rank 0: inputs\[0\] has the global shape \[6, 4\], but shape says \[6, 5\]"),
@@ -310,18 +313,18 @@ class Blocked:
     (([0, 1], [Shard(2)], (4, 4), F32), ValueError, r"dim 2 does not exist in a tensor of 2 dimensions"),
     (([0, 1], [Shard(-3)], (4, 4), F32), ValueError, r"dim -3 does not exist"),
     (([0, 1], [Shard("0")], (4, 4), F32), TypeError, r"dim is '0'"),
-    (([0, 1], [Shard(0), Shard(1)], (4, 4), F32), ValueError, r"2 placements for a mesh of 1 dimensions"),
+    (([0, 1], [Shard(0), Shard(1)], (4, 4), F32), ValueError, r"2 placements for a mesh of shape \[2\]"),
     (([0, 1], Shard(0), (4, 4), F32), TypeError, r"placements is a Shard; give a list"),
     (([0, 1], ["shard"], (4, 4), F32), TypeError, r"placements\[0\] is 'shard'"),
     (([0, 1], [Blocked()], (4, 4), F32), NotImplementedError, r"placements\[0\]: Blocked is not supported"),
     (([0, 1], [Partial("median")], (4, 4), F32), NotImplementedError, r"Partial\('median'\) is not supported"),
-    (([0, 1], [StridedShard(0, 0)], (4, 4), F32), ValueError, r"split_factor is 0"),
+    (([0, 1], [StridedShard(0, 0)], (4, 4), F32), ValueError, r"split factor 0: it must be at least 1"),
     (([[0, 1], [2, 3]], [Partial("sum"), Partial("max")], (4, 4), F32), ValueError, r"reduction"),
     (([0, 0], [Shard(0)], (4, 4), F32), ValueError, r"0"),
     (([], [Shard(0)], (4, 4), F32), ValueError, r"mesh has no ranks"),
     (([[0, 1], [2]], [Shard(0), Shard(0)], (4, 4), F32), ValueError, r"ragged"),
     (([0, [1]], [Shard(0)], (4, 4), F32), ValueError, r"mixes ranks and lists"),
-    (([0, -1], [Shard(0)], (4, 4), F32), ValueError, r"-1, which is no rank"),
+    (([0, -1], [Shard(0)], (4, 4), F32), ValueError, r"-1, which is not a rank"),
     (([0.0, 1.0], [Shard(0)], (4, 4), F32), TypeError, r"mesh holds 0\.0"),
     ((4, [Shard(0)], (4, 4), F32), TypeError, r"mesh is 4"),
     (([0, 1], [Shard(0)], 4, F32), TypeError, r"shape is 4"),

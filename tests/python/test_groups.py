@@ -1,5 +1,9 @@
 """Groups beside and without the default one, names, and from any kind of group to its backend."""
 
+import gc
+import os
+import threading
+import time
 from datetime import timedelta
 
 import pytest
@@ -169,3 +173,70 @@ def test_debug_wrapper_is_seen_through(run_ranks, monkeypatch):
     with tempfile.TemporaryDirectory() as folder:
         store = folder + "/store"
         run_ranks(2, body, init=False)
+
+
+def test_ended_groups_leave_nothing_behind(run_ranks):
+    def body(rank, size):
+        def threads_and_descriptors():
+            gc.collect()
+            return len(os.listdir("/proc/self/task")), len(os.listdir("/proc/self/fd"))
+
+        def make_and_end():
+            group = dist.new_group([0, 1])
+            tensor = torch.ones(1)
+            dist.all_reduce(tensor, group=group)
+            assert tensor.item() == 2
+            op = shardwire.compile_op(group, (2,), torch.float32, [{"offset": [rank], "shape": [1]}], [{"offset": [0], "shape": [2]}])
+            op([tensor], [torch.zeros(2)]).wait()
+            dist.destroy_process_group(group)
+
+        dist.barrier()  # joins the group of all, where links are late
+        make_and_end()
+        before = threads_and_descriptors()
+        for _ in range(100):
+            make_and_end()
+        after = threads_and_descriptors()
+        assert after == before, f"threads and descriptors: {before} before, {after} after 100 groups"
+
+    run_ranks(2, body, timeout=120)
+
+
+def test_peers_learn_of_a_groups_end_at_once(run_ranks):
+    def body(rank, size):
+        group = dist.new_group([0, 1])
+        if rank == 0:
+            dist.destroy_process_group(group)
+            del group
+        else:
+            start = time.monotonic()
+            raises(shardwire.PeerFailedError, lambda: dist.recv(torch.ones(1), 0, group=group), contains="rank 0")
+            assert time.monotonic() - start < 40, "the end was noticed by the timeout"
+        dist.barrier()
+
+    run_ranks(2, body, group_timeout=60, timeout=90)
+
+
+def test_a_group_that_is_dropped_while_callbacks_run_ends(run_ranks):
+    """Its end joins the threads that run them, which need the GIL."""
+    def body(rank, size):
+        for _ in range(5):
+            group = dist.new_group([0, 1])
+            begun, ended = threading.Event(), threading.Event()
+
+            def callback(future):
+                begun.set()
+                for _ in range(20):
+                    time.sleep(0.005)  # lets the GIL go, and needs it again
+                ended.set()
+                return future.value()
+
+            tensor = torch.ones(1)
+            work = dist.all_reduce(tensor, group=group, async_op=True)
+            future = work.get_future().then(callback)
+            begun.wait()
+            dist.destroy_process_group(group)
+            del group, work
+            assert ended.wait(20)
+            future.wait()
+
+    run_ranks(2, body)

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -35,6 +36,23 @@ def test_collectives_over_env(launcher, script):
                   "dist.all_reduce(t)\nsys.stdout.write(f'sum {t.item()}\\n')\ndist.barrier()\ndist.destroy_process_group()")
     done = launch(launcher, "-n", "2", path)
     assert done.returncode == 0 and done.stdout.count("sum 1.0") == 2, done.stderr
+
+
+def test_ranks_share_a_secret_that_no_other_job_has(launcher, script):
+    path = script("os.write(1, (os.environ['SHARDWIRE_JOB_TOKEN'] + '\\n').encode())")  # one write: lines of ranks do not mix
+    environment = {k: v for k, v in os.environ.items() if k != "SHARDWIRE_JOB_TOKEN"}
+    tokens = []
+    for _ in range(2):
+        done = launch(launcher, "-n", "3", path, env=environment)
+        assert done.returncode == 0, done.stderr
+        seen = set(done.stdout.split())
+        assert len(seen) == 1
+        tokens += seen
+    assert tokens[0] != tokens[1] and all(len(token) == 32 for token in tokens)
+    environment["SHARDWIRE_JOB_TOKEN"] = ""  # as if it were not set
+    assert len(launch(launcher, "-n", "1", path, env=environment).stdout.strip()) == 32
+    environment["SHARDWIRE_JOB_TOKEN"] = "the user's own"
+    assert launch(launcher, "-n", "1", path, env=environment).stdout == "the user's own\n"
 
 
 def test_failed_rank_stops_the_others_and_gives_its_code(launcher, script):
@@ -99,3 +117,112 @@ def test_module_and_wrong_arguments(launcher):
 def test_as_a_module():
     done = subprocess.run([sys.executable, "-m", "shardwire.launch", "-n", "2", "-m", "platform"], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0 and done.stdout.count("Linux") == 2, done.stderr
+
+
+SHOW = ("sys.stdout.write(' '.join(str(os.environ.get(k)) for k in 'RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE MASTER_ADDR MASTER_PORT OMP_NUM_THREADS "
+        "PMI_RANK'.split()) + f' {os.getppid()}\\n')")
+SRUN = {"SLURM_JOB_ID": "1234", "SLURM_STEP_ID": "2", "SLURM_PROCID": "5", "SLURM_LOCALID": "1", "SLURM_NODEID": "1", "SLURM_STEP_NUM_TASKS": "7",
+        "SLURM_STEP_TASKS_PER_NODE": "4,2,1", "SLURM_STEP_NODELIST": "gpu[07-09]", "SLURM_CPUS_PER_TASK": "6", "PMI_RANK": "5"}
+
+
+def under(more):
+    """The environment of a process that a launcher gave the variables ``more``; nothing else names a rank in it."""
+    prefixes = ("RANK", "WORLD_SIZE", "LOCAL_", "MASTER_", "OMP_NUM", "SLURM_", "OMPI_", "PMI_", "PMIX_", "MPI_LOCAL")
+    return {**{name: value for name, value in os.environ.items() if not name.startswith(prefixes)}, **more}
+
+
+def test_a_task_of_srun_becomes_the_rank(launcher, script):
+    process = subprocess.Popen([sys.executable, launcher, script(SHOW + "\nsys.exit(9)")], env=under(SRUN), stdout=subprocess.PIPE, text=True)
+    output = process.communicate(timeout=60)[0].split()
+    assert process.returncode == 9
+    assert output == ["5", "7", "1", "2", "gpu07", str(10000 + 1234 + 2 * 997), "6", "5", str(os.getpid())]  # no process between us and the rank
+
+
+def test_a_task_of_srun_starts_ranks_of_the_job(launcher, script):
+    done = launch(launcher, "-n", "3", "--prefix", "--master-addr", "head", "--master-port", "2", script(SHOW), env=under(SRUN))
+    assert done.returncode == 0, done.stderr
+    lines = sorted(line.rsplit(" ", 1)[0] for line in done.stdout.splitlines())
+    assert lines == [f"[rank {15 + k}] {15 + k} 21 {3 + k} 6 head 2 2 None" for k in range(3)]
+    done = launch(launcher, "-n", "2", script("sys.exit(4 if rank == 11 else 0)"), env=under(SRUN))
+    assert done.returncode == 4 and "shardwire.launch: rank 11 (pid" in done.stderr, done.stderr
+
+
+def test_standalone_takes_no_notice_of_srun(launcher, script):
+    done = launch(launcher, "--standalone", "-n", "1", "--master-port", "7", script(SHOW), env=under(SRUN))
+    assert done.stdout.rsplit(" ", 1)[0] == "0 1 0 1 127.0.0.1 7 1 None", done.stderr
+
+
+@pytest.mark.parametrize(("environment", "arguments", "says"), [
+    ({}, [], "give -n N, how many ranks to start on this host; srun, mpirun and mpiexec would set SLURM_PROCID"),
+    ({"SLURM_JOB_ID": "17"}, [], "batch script or the shell of Slurm job 17"),
+    (SRUN, ["--standalone"], "give -n N"),
+    ({**SRUN, "SLURM_PROCID": "x"}, [], "SLURM_PROCID is 'x', not a number"),
+    ({**SRUN, "MASTER_PORT": "x"}, [], "MASTER_PORT is 'x'"),
+    ({**SRUN, "SLURM_DISTRIBUTION": "arbitrary"}, [], "srun says rank 5 of 7 (SLURM_JOB_ID=1234"),
+    ({"OMPI_COMM_WORLD_RANK": "3", "OMPI_COMM_WORLD_SIZE": "8", "OMPI_COMM_WORLD_LOCAL_SIZE": "2"}, [], "but not where rank 0 runs (give --master-addr HOST"),
+    ({"PMI_RANK": "1", "PMI_SIZE": "2", "MPI_LOCALNRANKS": "2"}, [], "but not which port rank 0's store can have (give --master-port PORT"),
+    ({"PMIX_RANK": "1"}, [], "but not how many ranks there are"),
+    ({"PMI_RANK": "1", "PMI_SIZE": "2"}, ["-n", "2", "--master-addr", "h", "--master-port", "5"], "leave out -n"),
+])
+def test_what_a_launcher_does_not_tell_is_asked_for(launcher, script, environment, arguments, says):
+    done = launch(launcher, *arguments, script("print('ran')"), env=under(environment))
+    assert done.returncode == 2 and says in done.stderr and "ran" not in done.stdout, done.stdout + done.stderr
+
+
+def test_hosts_by_hand_make_one_job(launcher, script):
+    shown = []
+    for node in ("0", "1"):
+        done = launch(launcher, "--nnodes", "2", "--node-rank", node, "-n", "3", "--master-addr", "head", "--master-port", "29499", script(SHOW), env=under(SRUN))
+        assert done.returncode == 0, done.stderr
+        shown += sorted(line.rsplit(" ", 1)[0] for line in done.stdout.splitlines())
+    assert shown == [f"{rank} 6 {rank % 3} 3 head 29499 1 None" for rank in range(6)]  # srun's variables count for nothing, and MPI's are hidden
+    pods = under({"MASTER_ADDR": "trainer-master-0", "MASTER_PORT": "23456"})
+    done = launch(launcher, "--nnodes", "3", "--node-rank", "2", "-n", "1", script(SHOW), env=pods)
+    assert done.stdout.rsplit(" ", 1)[0] == "2 3 0 1 trainer-master-0 23456 1 None", done.stderr
+    done = launch(launcher, "--nnodes", "1", "-n", "1", "--master-port", "7", script(SHOW), env=under({}))
+    assert done.stdout.rsplit(" ", 1)[0] == "0 1 0 1 127.0.0.1 7 1 None", done.stderr
+
+
+def test_a_job_of_two_launchers(launcher, script):
+    path = script("import torch, torch.distributed as dist, shardwire\ndist.init_process_group('shardwire')\nt = torch.ones(1) * rank\n"
+                  "dist.all_reduce(t)\nsys.stdout.write(f'sum {t.item()}\\n')\ndist.barrier()\ndist.destroy_process_group()")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = str(probe.getsockname()[1])
+    command = [sys.executable, launcher, "--nnodes", "2", "-n", "2", "--master-addr", "127.0.0.1", "--master-port", port, "--node-rank"]
+    hosts = [subprocess.Popen([*command, node, path], env=under({}), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for node in ("1", "0")]
+    for host in hosts:
+        output, errors = host.communicate(timeout=60)
+        assert host.returncode == 0 and output.count("sum 6.0") == 2, errors
+
+
+@pytest.mark.parametrize(("arguments", "says"), [
+    (["--nnodes", "2", "-n", "1"], "--node-rank is not given; with --nnodes 2 each host has a number of its own, from 0 to 1"),
+    (["--nnodes", "2", "--node-rank", "2", "-n", "1"], "--node-rank is 2; with --nnodes 2"),
+    (["--nnodes", "0", "-n", "1"], "--nnodes is 0; give at least 1"),
+    (["--nnodes", "2", "--node-rank", "1", "-n", "1"], "does not tell where rank 0 runs (give --master-addr HOST, or set MASTER_ADDR), nor which port"),
+    (["--nnodes", "2", "--node-rank", "1", "-n", "1", "--master-addr", "h"], "does not tell which port its store can have (give --master-port PORT"),
+    (["--nnodes", "2", "--node-rank", "1", "--master-addr", "h"], "give -n N"),
+    (["--node-rank", "1", "-n", "1"], "--node-rank goes with --nnodes"),
+    (["--nnodes", "2", "--standalone", "-n", "1"], "leave one of them out"),
+])
+def test_hosts_by_hand_say_what_is_missing(launcher, script, arguments, says):
+    done = launch(launcher, *arguments, script("print('ran')"), env=under({}))
+    assert done.returncode == 2 and says in " ".join(done.stderr.split()) and "ran" not in done.stdout, done.stdout + done.stderr
+
+
+def test_a_busy_port_is_told_by_rank_0(launcher, script):
+    with socket.socket() as taken:
+        taken.bind(("", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        done = launch(launcher, "--master-port", str(port), script("print('ran')"), env=under({**SRUN, "SLURM_PROCID": "0"}))
+        node = launch(launcher, "--nnodes", "2", "--node-rank", "0", "-n", "1", "--master-addr", "h", "--master-port", str(port), script("print('ran')"), env=under({}))
+    for each in (done, node):
+        assert each.returncode == 2 and f"cannot have port {port}" in each.stderr and "Give --master-port" in each.stderr, each.stderr
+
+
+def test_no_module_beside_it_hides_one_of_python(launcher):
+    """Run by its path, the launcher has its own folder first in sys.path."""
+    folder = os.path.dirname(os.path.realpath(launcher))
+    assert not {name.removesuffix(".py") for name in os.listdir(folder)} & set(sys.stdlib_module_names)

@@ -13,7 +13,7 @@ import torch
 from ranks import group, run_ranks
 
 import shardwire
-from shardwire import Layout, Partial, Replicate, Shard, StridedShard
+from shardwire import _C, Layout, Partial, Replicate, Shard, StridedShard
 
 F32 = torch.float32
 
@@ -98,7 +98,7 @@ def test_a_layout_is_a_value() -> None:
 
 def test_scalars_have_a_layout() -> None:
     share = Layout([0, 1], [Replicate()], (), F32).share(1)
-    assert share is not None and share.local_shape == () and share.boxes == (((), (), ()),)
+    assert share is not None and share.local_shape == () and share.boxes == [_C.Box((), (), ())]
 
 
 def test_torch_placements_are_read_by_class() -> None:
@@ -134,7 +134,7 @@ def test_shares_equal_torchs_own_arithmetic() -> None:
             share = layout.share(rank)
             assert share is not None and tuple(local_shape) == share.local_shape, f"seed {seed}"
             if share.boxes:
-                assert share.boxes == ((tuple(offset), share.local_shape, (0,) * len(shape)),), f"seed {seed}"
+                assert share.boxes == [_C.Box(tuple(offset), share.local_shape, (0,) * len(shape))], f"seed {seed}"
 
 
 # Layouts and DTensors in an op.

@@ -130,3 +130,22 @@ def test_what_is_no_communicator_is_a_type_error() -> None:
 def test_without_an_mpi_job_the_error_says_so() -> None:
     with pytest.raises(shardwire.UnsupportedError, match="neither by mpirun nor"):
         torch.distributed.init_process_group("shardwire", init_method="mpi://")
+
+
+NVSHMEM = """
+import torch, shardwire.nvshmem.core as core
+core.init(initializer_method="mpi")
+t = core.tensor((4,), dtype=torch.int32)
+t.zero_()
+core.barrier_all()
+core.atomic_inc(t, 0, offset=core.my_pe())
+core.barrier_all()
+assert core.get_peer_tensor(t, 0).tolist() == [1] * core.n_pes() + [0], t
+core.finalize()
+print("met", flush=True)
+"""
+
+
+@_marked
+def test_nvshmems_names_begin_by_mpi(tmp_path: Path) -> None:
+    _expect_met(_run(NVSHMEM, tmp_path))

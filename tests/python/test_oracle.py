@@ -35,6 +35,7 @@ class Tensor:
     shape: tuple[int, ...]
     dtype: torch.dtype
     reduction: str | None
+    output_dtype: torch.dtype
     inputs: list[list[Box]] = field(default_factory=list)
     outputs: list[list[Box]] = field(default_factory=list)
 
@@ -58,6 +59,7 @@ def tiles(rng: random.Random, shape: tuple[int, ...], pieces: int) -> list[Box]:
 
 def random_case(seed: int, world: int) -> tuple[list[Tensor], bool]:
     rng = random.Random(seed)
+    cast_rng = random.Random(~seed)
     tensors = []
     for index in range(rng.choice((1, 1, 1, 2, 3))):
         shape = tuple(rng.randint(1, 12) for _ in range(rng.choice((0, 1, 2, 2, 3, 4))))
@@ -69,7 +71,9 @@ def random_case(seed: int, world: int) -> tuple[list[Tensor], bool]:
             reduction = rng.choice((None, "sum"))
         elif not dtype.is_floating_point:
             reduction = rng.choice((None, "sum", "min", "max", "band", "bor", "bxor"))
-        tensor = Tensor(f"t{index}", shape, dtype, reduction, [[] for _ in range(world)], [[] for _ in range(world)])
+        floating = [other for other in DTYPES if other.is_floating_point] if dtype.is_floating_point else [dtype]
+        output_dtype = cast_rng.choice(floating) if cast_rng.random() < 0.5 else dtype
+        tensor = Tensor(f"t{index}", shape, dtype, reduction, output_dtype, [[] for _ in range(world)], [[] for _ in range(world)])
         if rng.random() < 0.7:
             for box in tiles(rng, shape, rng.randint(1, 2 * world)):
                 tensor.inputs[rng.randrange(world)].append(box)
@@ -134,7 +138,7 @@ def model(tensor: Tensor, values: list[list[torch.Tensor]]) -> tuple[torch.Tenso
             covered[at] += 1
     if tensor.reduction == "mean":
         whole = whole / covered.clamp(min=1).to(wide)
-    return whole.to(tensor.dtype), covered
+    return whole.to(tensor.output_dtype), covered
 
 
 def run_case(rank: int, world: int, seed: int) -> str:
@@ -150,6 +154,7 @@ def run_case(rank: int, world: int, seed: int) -> str:
         return {tensor.name: [{"offset": offset, "shape": shape} for offset, shape in boxes[rank]] for tensor, boxes in zip(tensors, side)}
 
     arguments = {"shape": {tensor.name: tensor.shape for tensor in tensors}, "dtype": {tensor.name: tensor.dtype for tensor in tensors},
+                 "output_dtype": {tensor.name: tensor.output_dtype for tensor in tensors if tensor.output_dtype != tensor.dtype or rank % 2},
                  "reduction": {tensor.name: tensor.reduction for tensor in tensors}, "inputs": regions([tensor.inputs for tensor in tensors]),
                  "outputs": regions([tensor.outputs for tensor in tensors]), "allow_gaps": allow_gaps}
     if has_gap and not allow_gaps:
@@ -162,13 +167,13 @@ def run_case(rank: int, world: int, seed: int) -> str:
     for _ in range(2):
         inputs = {tensor.name: [in_memory(rng, value, rng.random() < 0.5) for value in held[rank]] for tensor, held in zip(tensors, values)}
         # What no input covers must stay as it was: ones.
-        outputs = {tensor.name: [in_memory(rng, torch.ones(box[1], dtype=tensor.dtype), rng.random() < 0.5) for box in tensor.outputs[rank]]
+        outputs = {tensor.name: [in_memory(rng, torch.ones(box[1], dtype=tensor.output_dtype), rng.random() < 0.5) for box in tensor.outputs[rank]]
                    for tensor in tensors}
         op(inputs, outputs).wait()
         for tensor, (whole, covered) in zip(tensors, wholes):
             for index, (box, out) in enumerate(zip(tensor.outputs[rank], outputs[tensor.name])):
                 at = view(whole, box)
-                expected = torch.where(covered[at] > 0, whole[at], torch.ones((), dtype=tensor.dtype))
+                expected = torch.where(covered[at] > 0, whole[at], torch.ones((), dtype=tensor.output_dtype))
                 assert torch.equal(out.cpu(), expected), f"seed {seed}, rank {rank}, {tensor}: output {index} is\n{out}\nexpected\n{expected}"
     return "moved"
 

@@ -40,7 +40,8 @@ PARTS = [
     Part("compile_op", 1, 0, "tests_oracle", "Paths/OracleTest.*:-*copied", 2000, 240),
     Part("collectives", 1, 0, "tests_oracle", "Paths/CollectivesOracleTest.*:-*copied*", 1000, 240),
     Part("failures", 1, 0, "tests_multiprocess", "-TwoHosts.*", 0, 300, 4096),  # one of its ranks dies with 2 GiB
-    Part("communicator", 1, 0, "tests_backend", "-Options*", 0, 240),
+    # Without those of so many ranks that their rings are more than the machine's memory.
+    Part("communicator", 1, 0, "tests_backend", "-Options*:*Many*:*AreMadeByThe*/rdma:*AreAllMade*/rdma:*ACompiledOpMakes*/rdma:*RandomOperations*Peers*/rdma", 0, 420, 4096),
 ]
 
 # A job of torch.distributed over two machines. Importing torch takes 40 s there, in torchrun and once more in its worker.
@@ -109,6 +110,9 @@ def run_torch(python, package):
     """One test: torchrun on two machines, over rdma."""
     asked = "import importlib.metadata as m; print(m.version('torch'))"
     version = subprocess.run([python, "-c", asked], capture_output=True, text=True, check=False).stdout.strip()
+    if version.startswith("2.6"):
+        print("rdma torch-two: NOT RUN, Debian 13's torchrun asks for libuv, which its torch was built without")
+        return Count(0, 0, 1)
     # Debian's 1.13 has no metadata, and on Python 3.11 it starts no workers without redirects.
     redirects = "" if version and not version.startswith("1.13") else "-r 1 -t 1"
     values = {"RIG_PYTHON": python, "RIG_ROOT": pathlib.Path(__file__).resolve().parents[2], "RIG_TORCHRUN": redirects, "PYTHONPATH": package}

@@ -1,9 +1,13 @@
 #include "tests/support/naive_model.h"
 
+#include <algorithm>
+#include <array>
 #include <cstring>
 #include <map>
+#include <optional>
 #include <string>
 
+#include "tests/support/naive_cast.h"
 #include "tests/support/random.h"
 
 namespace shardwire::testing {
@@ -59,9 +63,18 @@ struct Writer {
 };
 
 struct NamedTensor {
-  DType dtype = DType::kFloat32;
+  std::optional<DType> inputDtype;
+  std::optional<DType> outputDtype;
   ReduceOp reduction = ReduceOp::kNone;
   std::vector<Writer> writers;
+
+  DType dtype() const { return inputDtype.value_or(outputDtype.value_or(DType::kFloat32)); }
+  DType dtypeOfOutputs() const { return outputDtype.value_or(dtype()); }
+  // What is combined is computed in this, and then rounded once.
+  DType accumulator() const {
+    const bool isSmall = internal::naiveIsFloat(dtype()) && internal::naiveLaneBytes(dtype()) < 4;
+    return !isSmall ? dtype() : (internal::naiveIsComplex(dtype()) ? DType::kComplex64 : DType::kFloat32);
+  }
 };
 
 const TensorDecl& declOf(const LocalSpec& spec, const LocalTensor& local) {
@@ -74,7 +87,9 @@ std::map<std::string, NamedTensor> gatherWriters(const std::vector<LocalSpec>& s
   std::map<std::string, std::size_t> numContributions;
   for (std::size_t rank = 0; rank < specs.size(); ++rank) {
     for (const TensorDecl& decl : specs[rank].tensors) {
-      tensors[decl.name].dtype = decl.dtype;
+      NamedTensor& tensor = tensors[decl.name];
+      tensor.inputDtype = decl.dtype ? decl.dtype : tensor.inputDtype;
+      tensor.outputDtype = decl.outputDtype ? decl.outputDtype : tensor.outputDtype;
       tensors[decl.name].reduction = decl.reduction;
     }
     for (std::size_t i = 0; i < specs[rank].inputs.size(); ++i) {
@@ -195,9 +210,11 @@ int smallValue(ReduceOp reduction, std::uint64_t bits) {
 
 RankBytes blankOutputs(const std::vector<LocalSpec>& specs) {
   RankBytes outputs(specs.size());
+  const std::map<std::string, NamedTensor> tensors = gatherWriters(specs);
   for (std::size_t rank = 0; rank < specs.size(); ++rank) {
     for (const LocalTensor& output : specs[rank].outputs) {
-      outputs[rank].emplace_back(localElements(output) * elementBytes(declOf(specs[rank], output).dtype), kUntouched);
+      outputs[rank].emplace_back(localElements(output) * elementBytes(tensors.at(declOf(specs[rank], output).name).dtypeOfOutputs()),
+                                 kUntouched);
     }
   }
   return outputs;
@@ -205,11 +222,13 @@ RankBytes blankOutputs(const std::vector<LocalSpec>& specs) {
 
 RankBytes fillInputs(std::uint64_t seed, const std::vector<LocalSpec>& specs) {
   RankBytes inputs(specs.size());
+  const std::map<std::string, NamedTensor> tensors = gatherWriters(specs);
   for (std::size_t rank = 0; rank < specs.size(); ++rank) {
     for (std::size_t i = 0; i < specs[rank].inputs.size(); ++i) {
       const LocalTensor& local = specs[rank].inputs[i];
       const TensorDecl& decl = declOf(specs[rank], local);
-      const std::size_t elemBytes = elementBytes(decl.dtype);
+      const DType dtype = tensors.at(decl.name).dtype();
+      const std::size_t elemBytes = elementBytes(dtype);
       Bytes& bytes = inputs[rank].emplace_back(localElements(local) * elemBytes);
       Random noise(mix64(seed) + rank * 1000 + i);
       for (std::byte& byte : bytes) {  // elements in none of the boxes: nobody may read them
@@ -231,7 +250,7 @@ RankBytes fillInputs(std::uint64_t seed, const std::vector<LocalSpec>& specs) {
             const std::uint64_t words[2] = {bits, mix64(bits)};
             std::memcpy(element, words, elemBytes);
           } else {
-            encodeSmall(decl.dtype, smallValue(decl.reduction, bits), element);
+            encodeSmall(dtype, smallValue(decl.reduction, bits), element);
           }
         });
       }
@@ -240,22 +259,38 @@ RankBytes fillInputs(std::uint64_t seed, const std::vector<LocalSpec>& specs) {
   return inputs;
 }
 
+void reduceAndCast(DType from, DType accumulator, DType to, ReduceOp op, std::span<const std::byte* const> sources, std::byte* out) {
+  if (from == to) {
+    reduceElement(from, op, sources, out);
+    return;
+  }
+  std::vector<std::array<std::byte, 16>> wide(sources.size());
+  std::vector<const std::byte*> addends;
+  for (std::size_t i = 0; i < sources.size(); ++i) {
+    internal::naiveCast(from, sources[i], accumulator, wide[i].data());
+    addends.push_back(wide[i].data());
+  }
+  std::array<std::byte, 16> value;
+  reduceElement(accumulator, op, addends, value.data());
+  internal::naiveCast(accumulator, value.data(), to, out);
+}
+
 RankBytes expectedOutputs(const std::vector<LocalSpec>& specs, const RankBytes& inputs) {
   RankBytes outputs = blankOutputs(specs);
   std::vector<const std::byte*> sources;
   forEachOutputElement(specs, [&](std::size_t rank, std::size_t output, std::size_t element, const NamedTensor& tensor,
                                   const std::vector<Contribution>& found) {
-    const std::size_t elemBytes = elementBytes(tensor.dtype);
-    std::byte* out = outputs[rank][output].data() + element * elemBytes;
+    const std::size_t elemBytes = elementBytes(tensor.dtype());
+    std::byte* out = outputs[rank][output].data() + element * elementBytes(tensor.dtypeOfOutputs());
     sources.clear();
     for (const Contribution& contribution : found) {
       const Writer& writer = *contribution.writer;
       sources.push_back(inputs[static_cast<std::size_t>(writer.rank)][writer.input].data() + contribution.element * elemBytes);
     }
     if (sources.size() == 1) {
-      std::memcpy(out, sources[0], elemBytes);
+      internal::naiveCast(tensor.dtype(), sources[0], tensor.dtypeOfOutputs(), out);
     } else if (sources.size() > 1) {
-      reduceElement(tensor.dtype, tensor.reduction, sources, out);
+      reduceAndCast(tensor.dtype(), tensor.accumulator(), tensor.dtypeOfOutputs(), tensor.reduction, sources, out);
     }
   });
   return outputs;
@@ -281,11 +316,14 @@ bool hasGap(const std::vector<LocalSpec>& specs) {
 }
 
 std::uint64_t leastRemoteBytes(const std::vector<LocalSpec>& specs) {
+  // As the bytes are when they are staged: the narrower type, but for addends.
   std::uint64_t bytes = 0;
   forEachOutputElement(specs,
                        [&bytes](std::size_t, std::size_t, std::size_t, const NamedTensor& tensor, const std::vector<Contribution>& found) {
                          for (const Contribution& contribution : found) {
-                           bytes += contribution.isOwn ? 0 : elementBytes(tensor.dtype);
+                           const std::size_t whole = elementBytes(tensor.dtype());
+                           const std::size_t narrow = std::min(whole, elementBytes(tensor.dtypeOfOutputs()));
+                           bytes += contribution.isOwn ? 0 : (found.size() > 1 ? whole : narrow);
                          }
                        });
   return bytes;

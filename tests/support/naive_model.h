@@ -28,6 +28,9 @@ RankBytes fillInputs(std::uint64_t seed, const std::vector<LocalSpec>& specs);
 // Outputs of every rank after a run over `inputs`; elements that no input covers hold kUntouched.
 RankBytes expectedOutputs(const std::vector<LocalSpec>& specs, const RankBytes& inputs);
 
+// One element of a reduction: in the accumulator's type, then rounded once into `to`.
+void reduceAndCast(DType from, DType accumulator, DType to, ReduceOp op, std::span<const std::byte* const> sources, std::byte* out);
+
 // Per output element: whether any input covers it. [rank][output][element], true where covered or held by none of the output's boxes.
 std::vector<std::vector<std::vector<bool>>> coveredElements(const std::vector<LocalSpec>& specs);
 bool hasGap(const std::vector<LocalSpec>& specs);

@@ -3,10 +3,17 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <cstdlib>
 #include <utility>
 #include <vector>
 
 namespace shardwire::testing {
+
+// How many, from which seed: what the environment says of a random test.
+inline std::uint64_t numberFromEnvironment(const char* name, std::uint64_t otherwise) {
+  const char* text = std::getenv(name);
+  return text == nullptr ? otherwise : std::strtoull(text, nullptr, 10);
+}
 
 inline std::uint64_t mix64(std::uint64_t value) {
   value += 0x9e3779b97f4a7c15ULL;

@@ -7,7 +7,7 @@
 #include <random>
 #include <vector>
 
-#include "ops/plan/strided_runs.h"
+#include "ops/boxes/strided_runs.h"
 #include "ops/reduce/isa_kernels.h"
 
 namespace shardwire::internal {

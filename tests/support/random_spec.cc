@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <numeric>
+#include <set>
 
 #include "ops/plan/sharding.h"
 #include "ops/plan/slice_math.h"
@@ -21,7 +22,7 @@ using internal::PlacementKind;
 
 class CaseMaker {
  public:
-  CaseMaker(std::uint64_t seed, const RandomOptions& options) : random_(seed), options_(options) {}
+  CaseMaker(std::uint64_t seed, const RandomOptions& options) : random_(seed), castRandom_(~seed), options_(options) {}
 
   std::vector<LocalSpec> make() {
     specs_.resize(static_cast<std::size_t>(random_.between(options_.minRanks, options_.maxRanks)));
@@ -42,6 +43,7 @@ class CaseMaker {
       spec.allowGaps = allowsGaps || mustAllow;
       spec.name = name;
     }
+    dropDtypes();
     return std::move(specs_);
   }
 
@@ -50,6 +52,7 @@ class CaseMaker {
     shape_ = randomShape();
     decl_ = TensorDecl{name, shape_, DType::kFloat32, ReduceOp::kNone};
     chooseArithmetic();
+    chooseCast();
     for (LocalSpec& spec : specs_) {
       spec.tensors.push_back(decl_);
       if (random_.chance(40)) {
@@ -105,8 +108,34 @@ class CaseMaker {
     const auto op = static_cast<ReduceOp>(random_.between(1, kNumReduceOps - 1));
     // Sums of powers of two are not powers of two: how they round is the reductions' own test.
     const bool isExact = decl_.dtype != DType::kFloat8E8M0FNU || op == ReduceOp::kMin || op == ReduceOp::kMax;
-    if (supportsReduction(decl_.dtype, op) && isExact) {
+    if (supportsReduction(*decl_.dtype, op) && isExact) {
       decl_.reduction = op;
+    }
+  }
+
+  void chooseCast() {
+    std::vector<DType> targets;
+    for (int dtype = 0; dtype < kNumDTypes; ++dtype) {
+      if (supportsCast(*decl_.dtype, static_cast<DType>(dtype)) && *decl_.dtype != static_cast<DType>(dtype)) {
+        targets.push_back(static_cast<DType>(dtype));
+      }
+    }
+    if (options_.hasCasts && !targets.empty() && castRandom_.chance(40)) {
+      decl_.outputDtype = targets[static_cast<std::size_t>(castRandom_.between(0, std::ssize(targets) - 1))];
+    }
+  }
+
+  // Of a tensor that is cast, a rank may know one side only; the first that declares it knows both.
+  void dropDtypes() {
+    std::set<std::string> seen;
+    for (LocalSpec& spec : specs_) {
+      for (TensorDecl& decl : spec.tensors) {
+        if (!decl.outputDtype || seen.insert(decl.name).second) {
+          continue;
+        }
+        const auto choice = castRandom_.between(0, 2);
+        (choice == 0 ? decl.dtype : decl.outputDtype) = choice == 2 ? decl.outputDtype : std::nullopt;
+      }
     }
   }
 
@@ -266,6 +295,7 @@ class CaseMaker {
   }
 
   Random random_;
+  Random castRandom_;  // of its own, so that cases with and without casts have one geometry
   const RandomOptions options_;
   std::vector<LocalSpec> specs_;
   // Of the tensor in hand:
@@ -295,8 +325,9 @@ std::string describe(const RandomCase& randomCase) {
     const LocalSpec& spec = randomCase.specs[rank];
     text += fmt::format(" rank {}{}\n", rank, spec.allowGaps ? " allows gaps" : "");
     for (const TensorDecl& decl : spec.tensors) {
-      text += fmt::format("  declares '{}' {} {} {}\n", decl.name, decl.shape ? toString(*decl.shape) : "?", dtypeName(decl.dtype),
-                          reduceOpName(decl.reduction));
+      const auto nameOf = [](std::optional<DType> dtype) { return dtype ? dtypeName(*dtype) : "?"; };
+      text += fmt::format("  declares '{}' {} {} to {} {}\n", decl.name, decl.shape ? toString(*decl.shape) : "?", nameOf(decl.dtype),
+                          nameOf(decl.outputDtype), reduceOpName(decl.reduction));
     }
     for (std::size_t i = 0; i < spec.inputs.size(); ++i) {
       text += fmt::format("  inputs[{}] {}\n", i, describe(spec, spec.inputs[i]));

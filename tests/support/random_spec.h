@@ -18,6 +18,7 @@ struct RandomOptions {
   std::int64_t maxElements = 48;  // of one global tensor
   bool hasReductions = true;
   bool hasLayouts = true;
+  bool hasCasts = true;  // outputs of another floating type than the inputs
   // Uncovered outputs: false: specs with gaps allow them; true: some such specs do not, and compileOp must refuse them.
   bool hasForbiddenGaps = false;
 };

@@ -3,7 +3,8 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cstring>
+
+#include "tests/support/naive_cast.h"
 
 namespace shardwire::testing {
 
@@ -25,7 +26,9 @@ std::size_t flatIndex(const Dims& shape, const Dims& offset, const Dims& within)
 
 void runMove(const std::vector<Plan>& plans, const Plan& plan, const PlanMove& move, const RankBytes& inputs, Bytes& output) {
   const auto& target = plan.outputs[static_cast<std::size_t>(move.output)];
-  const std::size_t elemBytes = elementBytes(target.dtype);
+  const std::size_t elemBytes = elementBytes(move.sourceDtype);
+  const bool isSmall = internal::naiveIsFloat(move.sourceDtype) && internal::naiveLaneBytes(move.sourceDtype) < 4;
+  const DType wide = internal::naiveIsComplex(move.sourceDtype) ? DType::kComplex64 : DType::kFloat32;
   std::vector<const std::byte*> sources(move.numSources);
   Dims within = Dims::filled(move.shape.size(), 0);
   for (int d = 0; d >= 0;) {
@@ -35,11 +38,11 @@ void runMove(const std::vector<Plan>& plans, const Plan& plan, const PlanMove& m
       const auto input = static_cast<std::size_t>(source.input);
       sources[s] = inputs[rank][input].data() + flatIndex(plans[rank].inputs[input].shape, source.offset, within) * elemBytes;
     }
-    std::byte* out = output.data() + flatIndex(target.shape, move.offset, within) * elemBytes;
+    std::byte* out = output.data() + flatIndex(target.shape, move.offset, within) * elementBytes(target.dtype);
     if (move.numSources == 1) {
-      std::memcpy(out, sources[0], elemBytes);
+      internal::naiveCast(move.sourceDtype, sources[0], target.dtype, out);
     } else {
-      reduceElement(target.dtype, move.reduction, sources, out);
+      reduceAndCast(move.sourceDtype, isSmall ? wide : move.sourceDtype, target.dtype, move.reduction, sources, out);
     }
     for (d = move.shape.size() - 1; d >= 0 && ++within[d] == move.shape[d]; --d) {
       within[d] = 0;
@@ -55,7 +58,7 @@ std::vector<PlanSendItem> consumedFrom(const Plan& plan, Rank peer) {
     for (std::uint32_t s = 0; s < plan.moves[m].numSources; ++s) {
       const PlanSource& source = plan.sources[plan.moves[m].firstSource + s];
       if (source.rank == peer) {
-        items.push_back({source.input, source.slot, source.offset, plan.moves[m].shape, !isFirst});
+        items.push_back({source.input, source.slot, source.offset, plan.moves[m].shape, !isFirst, stagedDtypeOf(plan, plan.moves[m])});
         isFirst = false;
       }
     }

@@ -55,7 +55,8 @@ def torch_version():
     return re.search(r"__version__\s*=\s*['\"](\d+\.\d+)", text).group(1)
 
 
-def read_rules(version):
+def read_rules(version, python="%d.%d" % sys.version_info[:2]):
+    """{test: Rule} of this torch with this Python, as in "2.6 python3.13"."""
     rules = {}
     for number, line in enumerate((HERE / "exceptions.txt").read_text().splitlines(), 1):
         if not line.strip() or line.startswith("#"):
@@ -64,7 +65,7 @@ def read_rules(version):
         if len(parts) != 4 or not all(parts):
             sys.exit(f"exceptions.txt, line {number}: test | torch | pattern | reason are needed")
         rule = Rule(*parts)
-        if re.fullmatch(rule.torch, version):
+        if re.fullmatch(rule.torch, f"{version} python{python}"):
             rules[rule.test] = rule
     return rules
 

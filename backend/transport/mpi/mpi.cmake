@@ -4,6 +4,7 @@ find_package(MPI QUIET COMPONENTS CXX)
 if(MPI_CXX_FOUND)
   file(GLOB MPI_MODULE_SOURCES CONFIGURE_DEPENDS backend/transport/mpi/module/*.cc)
   add_library(shardwire_mpi MODULE ${MPI_MODULE_SOURCES})
+  shardwire_merge(shardwire_mpi)
   target_include_directories(shardwire_mpi PRIVATE ${PROJECT_SOURCE_DIR})
   # Not the deprecated C++ interface of Open MPI.
   target_compile_definitions(shardwire_mpi PRIVATE OMPI_SKIP_MPICXX MPICH_SKIP_MPICXX)
@@ -12,5 +13,7 @@ if(MPI_CXX_FOUND)
   set_target_properties(shardwire_mpi PROPERTIES OUTPUT_NAME shardwire_mpi SUFFIX ".so" BUILD_RPATH "$ORIGIN" INSTALL_RPATH "$ORIGIN"
                         LIBRARY_OUTPUT_DIRECTORY $<TARGET_FILE_DIR:shardwire_core>)
 else()
-  message(STATUS "shardwire: no MPI here, so the mpi transport is left out (Debian: libopenmpi-dev)")
+  message(STATUS "without the mpi transport: no MPI was found (Debian: libopenmpi-dev)")
+  # Of a configuration before this one: it would be loaded all the same.
+  file(REMOVE ${PROJECT_BINARY_DIR}/libshardwire_mpi.so ${PROJECT_BINARY_DIR}/python/shardwire/libshardwire_mpi.so)
 endif()

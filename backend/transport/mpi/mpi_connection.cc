@@ -97,11 +97,13 @@ void MpiConnection::flush() {
 
 // ---- frames out
 
-MpiHead MpiConnection::head(MpiKind kind) {
-  MpiHead head{{}, kind};
+MpiHead MpiConnection::head(MpiKind kind, bool isReceived) {
+  MpiHead head{{}, kind, static_cast<std::uint32_t>(fetches_.numConfirmed() % MpiHead::kConfirmedModulo)};
+  toldConfirmed_ = isReceived ? fetches_.numConfirmed() : toldConfirmed_;
   for (std::size_t lane = 0; lane < kNumLanes; ++lane) {
-    toldReleased_[lane] = readers_[lane].releasedBytes();
-    head.released[lane] = static_cast<std::uint32_t>(toldReleased_[lane]);
+    const std::uint64_t released = readers_[lane].releasedBytes();
+    toldReleased_[lane] = isReceived ? released : toldReleased_[lane];
+    head.released[lane] = static_cast<std::uint32_t>(released);
   }
   return head;
 }
@@ -115,8 +117,9 @@ void MpiConnection::commit(Lane lane, std::size_t bytes) {
     return;  // given back; or nobody receives it
   }
   std::uint32_t number = 0;
+  const bool isReceived = writers_[index(lane)].isNextReceived();
   const std::span<std::byte> message = writers_[index(lane)].commit(bytes, &number);
-  encodeHead(head(MpiKind::kFrame), message.data());
+  encodeHead(head(MpiKind::kFrame, isReceived), message.data());
   const MpiRun run{message.data(), message.size()};
   const Status sent = wire_->operations().send(*joint_.pair, joint_.firstTag + static_cast<int>(lane), {&run, 1},
                                                {static_cast<MpiReceiver*>(this), kFrameSend, static_cast<std::uint16_t>(lane), number});
@@ -135,7 +138,7 @@ void MpiConnection::sendService(MpiKind kind, std::string_view body) {
   }
   ServiceMessage& message = **place;
   message.bytes.resize(kMpiHeadBytes);
-  encodeHead(head(kind), reinterpret_cast<std::byte*>(message.bytes.data()));
+  encodeHead(head(kind, true), reinterpret_cast<std::byte*>(message.bytes.data()));
   message.bytes += body;
   const MpiRun run{reinterpret_cast<std::byte*>(message.bytes.data()), message.bytes.size()};
   const Status sent = wire_->operations().send(*joint_.pair, joint_.firstTag + kServiceTag, {&run, 1},
@@ -145,18 +148,21 @@ void MpiConnection::sendService(MpiKind kind, std::string_view body) {
     return fail(sent);
   }
   message.isInFlight = true;
-  isCreditInFlight_ |= kind == MpiKind::kCredit;
+  isNoticeInFlight_ |= kind == MpiKind::kNotice;
   ++numSends_;
 }
 
-// Frames of ours carry credit along; only where none goes, and much was released, a message of its own does.
-void MpiConnection::sendCreditIfDue() {
-  if (isCreditInFlight_ || isPeerGone_) {
+// At once where a fetch of the peer's ends by it; else only when much was released.
+void MpiConnection::sendNoticeIfDue() {
+  if (isNoticeInFlight_ || isPeerGone_) {
     return;
+  }
+  if (toldConfirmed_ != fetches_.numConfirmed()) {
+    return sendService(MpiKind::kNotice, {});
   }
   for (std::size_t lane = 0; lane < kNumLanes; ++lane) {
     if (readers_[lane].releasedBytes() - toldReleased_[lane] >= readers_[lane].capacity() / 8) {
-      return sendService(MpiKind::kCredit, {});
+      return sendService(MpiKind::kNotice, {});
     }
   }
 }
@@ -170,7 +176,7 @@ std::span<const std::byte> MpiConnection::peek(Lane lane) {
 void MpiConnection::release(Lane lane) {
   readers_[index(lane)].release();
   post(index(lane));
-  sendCreditIfDue();
+  sendNoticeIfDue();
 }
 
 void MpiConnection::post(std::size_t lane) {
@@ -200,6 +206,9 @@ void MpiConnection::takeHead(const MpiHead& head) {
     if (!writers_[lane].releasedByPeer(head.released[lane])) {
       return fail({StatusCode::kPeerFailed, "released more than was sent to it"});
     }
+  }
+  if (!fetches_.confirmedByPeer(head.confirmed)) {
+    fail({StatusCode::kPeerFailed, "confirmed more fetches than it was asked for"});
   }
 }
 
@@ -238,6 +247,7 @@ void MpiConnection::onDone(const MpiDone& done) {
     if (const Status sent = fetches_.sent(done); !sent.isOk()) {
       fail(sent);
     }
+    sendNoticeIfDue();
   } else if (kind == MpiFetches::kReceiveKind) {
     if (const Status received = done.error.empty() ? fetches_.received(done) : Status::ok(); !received.isOk()) {
       fail(received);
@@ -254,9 +264,9 @@ void MpiConnection::onDone(const MpiDone& done) {
       writers_[done.cookie.lane].sent(done.cookie.index);
     } else if (kind == kServiceSend) {
       serviceOut_[done.cookie.index]->isInFlight = false;
-      if (done.cookie.lane == static_cast<std::uint16_t>(MpiKind::kCredit)) {
-        isCreditInFlight_ = false;
-        sendCreditIfDue();
+      if (done.cookie.lane == static_cast<std::uint16_t>(MpiKind::kNotice)) {
+        isNoticeInFlight_ = false;
+        sendNoticeIfDue();
       }
     }
   }

@@ -74,8 +74,11 @@ class MpiConnection final : public Connection, private MpiReceiver {
   void postService();
   // One message beside the lanes; `body` follows the head.
   void sendService(MpiKind kind, std::string_view body);
-  void sendCreditIfDue();
-  MpiHead head(MpiKind kind);
+  // Frames take this rank's counts along; where none goes that the peer is sure to receive, and it may be waiting for them, a message of
+  // their own does.
+  void sendNoticeIfDue();
+  // `isReceived`: the peer will learn these counts from this very message, whatever else it does.
+  MpiHead head(MpiKind kind, bool isReceived);
   void fail(const Status& failure);
   Status named(const Status& failure) const;
   Status lookAtLink();
@@ -89,10 +92,11 @@ class MpiConnection final : public Connection, private MpiReceiver {
   std::array<MpiLaneWriter, kNumLanes> writers_;
   std::array<MpiLaneReader, kNumLanes> readers_;
   std::array<std::uint64_t, kNumLanes> toldReleased_{};  // to the peer
+  std::uint64_t toldConfirmed_ = 0;                      // likewise
   MpiFetches fetches_;
   std::unique_ptr<std::byte[]> serviceIn_;
   std::vector<std::unique_ptr<ServiceMessage>> serviceOut_;  // reused
-  bool isCreditInFlight_ = false;
+  bool isNoticeInFlight_ = false;
   std::size_t numSends_ = 0;  // without those of fetches_
   std::size_t numReceives_ = 0;
   Deadline nextLinkLook_{};

@@ -15,7 +15,7 @@ namespace shardwire::internal {
 namespace {
 
 constexpr std::uint8_t kAddressVersion = 1;
-constexpr std::uint8_t kJointVersion = 1;
+constexpr std::uint8_t kJointVersion = 2;
 constexpr std::size_t kMaxJobBytes = 1024;
 // Below these, asking costs more than staging. An edge: a round trip. The owner's runs: it packs them either way. Runs to be written: MPI
 // scatters by a datatype at 1.5 GB/s here, and we unpack faster. Who sends nothing inside of frames (SHARDWIRE_INLINE_BYTES=0) has all of
@@ -99,12 +99,12 @@ class MpiEndpoint final : public Endpoint {
   std::string address() const override { return encodeAddress(mine_); }
   std::string whyNot(std::string_view peerAddress) const override;
   Result<std::unique_ptr<Connection>> connect(Link link, Rank peer, bool isDialer, std::string_view peerAddress, const std::string& who,
-                                              Deadline deadline) override;
+                                              const WaitLimit& limit) override;
   std::unique_ptr<Wire> takeWire() override { return std::move(wire_); }
 
  private:
   Joint propose(int worldRank);
-  Status agree(Link& link, int worldRank, const std::string& who, Deadline deadline, int* firstTag);
+  Status agree(Link& link, int worldRank, const std::string& who, const WaitLimit& limit, int* firstTag);
 
   const Self self_;
   MpiProcess* const process_;
@@ -140,10 +140,10 @@ Joint MpiEndpoint::propose(int worldRank) {
 }
 
 // Both are here, are willing, and mean the same, before either waits inside of MPI.
-Status MpiEndpoint::agree(Link& link, int worldRank, const std::string& who, Deadline deadline, int* firstTag) {
+Status MpiEndpoint::agree(Link& link, int worldRank, const std::string& who, const WaitLimit& limit, int* firstTag) {
   const Joint mine = propose(worldRank);
-  SW_RETURN_IF_ERROR(link.send(encodeJoint(mine), deadline));
-  const auto answer = link.receive(deadline);
+  SW_RETURN_IF_ERROR(link.send(encodeJoint(mine), limit));
+  const auto answer = link.receive(limit);
   SW_RETURN_IF_ERROR(answer.status());
   Joint theirs;
   if (!decodeJoint(*answer, &theirs)) {
@@ -162,20 +162,26 @@ Status MpiEndpoint::agree(Link& link, int worldRank, const std::string& who, Dea
 }
 
 Result<std::unique_ptr<Connection>> MpiEndpoint::connect(Link link, Rank peer, bool, std::string_view peerAddress, const std::string& who,
-                                                         Deadline deadline) {
+                                                         const WaitLimit& limit) {
   MpiAddress theirs;
   if (!decodeAddress(peerAddress, &theirs)) {
     return Status{StatusCode::kMismatch, fmt::format("the address of {} cannot be read", who)};
   }
   const int worldRank = static_cast<int>(theirs.rank);
   int firstTag = 0;
-  SW_RETURN_IF_ERROR(agree(link, worldRank, who, deadline, &firstTag));
+  SW_RETURN_IF_ERROR(agree(link, worldRank, who, limit, &firstTag));
+  Status ended;
   const auto isConnected = [&] {
+    ended = limit.look();
+    if (!ended.isOk()) {
+      return false;
+    }
     char byte = 0;
     const ssize_t size = ::recv(link.socket().get(), &byte, 1, MSG_DONTWAIT | MSG_PEEK);
     return size > 0 || (size < 0 && (errno == EAGAIN || errno == EINTR));
   };
-  const auto pair = process_->pairWith(worldRank, isConnected, deadline);
+  const auto pair = process_->pairWith(worldRank, isConnected, limit.deadline());
+  SW_RETURN_IF_ERROR(ended);
   if (!pair.isOk()) {
     return Status{pair.status().code(), fmt::format("no MPI communicator with {}: {}", who, pair.status().message())};
   }

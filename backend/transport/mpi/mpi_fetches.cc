@@ -4,46 +4,23 @@
 
 #include <algorithm>
 #include <cstring>
+#include <utility>
 
 namespace shardwire::internal {
 namespace {
 
-// The reader of an exposure acknowledged all of it, so its messages are over but for MPI noticing here.
-constexpr int kPollsToEnd = 1000;
 constexpr std::uint16_t kNotPacked = 0xffff;  // a cookie's lane: else the number of the packed message
 
+template <typename Run>
+bool hasLongRun(std::span<const Run> runs) {
+  return std::any_of(runs.begin(), runs.end(), [](const Run& run) { return run.bytes >= kMpiLongRun; });
+}
+
+Status askedFor(const Status& what) {
+  return {what.code(), fmt::format("asked for {}", what.message())};
+}
+
 }  // namespace
-
-RemoteAddress MpiFetches::expose(const void* bytes, std::size_t size) {
-  while (nextSpace_ < kFirstExposure || exposures_.contains(nextSpace_)) {
-    ++nextSpace_;  // after 2^32 exposures
-  }
-  const RemoteAddress address{nextSpace_++, reinterpret_cast<std::uint64_t>(bytes)};
-  exposures_[address.space] = {address.value, size, 0};
-  return address;
-}
-
-void MpiFetches::conceal(std::uint32_t space) {
-  const auto found = exposures_.find(space);
-  if (found == exposures_.end()) {
-    return;
-  }
-  for (int polls = 0; found->second.numSends > 0 && polls < kPollsToEnd && wire_->failure().isOk(); ++polls) {
-    wire_->poll();
-  }
-  exposures_.erase(space);
-}
-
-Status MpiFetches::checkExposed(const FetchRequest& request, const Exposure* exposure) const {
-  for (const RemoteRun& run : request.runs) {
-    if (exposure == nullptr || run.bytes > exposure->size || run.address < exposure->base ||
-        run.address - exposure->base > exposure->size - run.bytes) {
-      return {StatusCode::kPeerFailed, fmt::format("asked for {} bytes at {:#x} of exposure {}, which were not exposed to it", run.bytes,
-                                                   run.address, request.space)};
-    }
-  }
-  return Status::ok();
-}
 
 Status MpiFetches::serve(std::string_view body) {
   const auto request = decodeRequest(body);
@@ -53,16 +30,27 @@ Status MpiFetches::serve(std::string_view body) {
   if (isStopped_) {
     return Status::ok();  // nothing is read from callers' memory any more, and nobody waits for it
   }
-  const auto found = exposures_.find(request->space);
-  SW_RETURN_IF_ERROR(checkExposed(*request, found == exposures_.end() ? nullptr : &found->second));
+  const auto exposure = exposed_.find(request->space);
+  if (!exposure.isOk()) {
+    return askedFor(exposure.status());
+  }
   runs_.clear();
   for (const RemoteRun& run : request->runs) {
+    if (const Status inside = exposure->check(run.address, run.bytes); !inside.isOk()) {
+      return askedFor(inside);
+    }
     runs_.push_back({reinterpret_cast<std::byte*>(run.address), run.bytes});
   }
+  const std::uint64_t number = numConfirmed_ + unconfirmed_.size();
+  std::uint32_t numFromTensor = 0;
   SW_RETURN_IF_ERROR(forEachMessage(runs_, kMpiLongestMessage, &message_, [&](std::span<const MpiRun> message) {
-    outgoing_.push_back({request->space, {message.begin(), message.end()}});
+    outgoing_.push_back({request->space, number, {message.begin(), message.end()}});
+    numFromTensor += isSentFromTensor(message) ? 1 : 0;
     return Status::ok();
   }));
+  if (hasLongRun(std::span<const RemoteRun>(request->runs))) {
+    unconfirmed_.push_back(numFromTensor);
+  }
   return startSends();
 }
 
@@ -80,8 +68,7 @@ MpiFetches::Packed* MpiFetches::freePacked() {
 Status MpiFetches::startSends() {
   for (; !outgoing_.empty(); outgoing_.pop_front()) {
     const Outgoing& next = outgoing_.front();
-    const auto exposure = exposures_.find(next.space);
-    if (exposure == exposures_.end()) {
+    if (!exposed_.find(next.space).isOk()) {
       return {StatusCode::kPeerFailed, "acknowledged a tensor of which it had asked for more"};
     }
     std::size_t bytes = 0;
@@ -89,9 +76,9 @@ Status MpiFetches::startSends() {
     if (numSends_ > 0 && bytesInFlight_ + bytes > kMostBytesInFlight) {
       return Status::ok();  // goes on when one was sent
     }
-    MpiCookie cookie{owner_, kSendKind, kNotPacked, next.space};
+    MpiCookie cookie{owner_, kSendKind, kNotPacked, static_cast<std::uint32_t>(next.request)};
     MpiRun message = next.runs[0];
-    if (next.runs.size() > 1) {
+    if (!isSentFromTensor(next.runs)) {
       Packed* const packed = freePacked();
       if (packed == nullptr) {
         return Status::ok();
@@ -105,7 +92,6 @@ Status MpiFetches::startSends() {
       cookie.lane = static_cast<std::uint16_t>(packed - packed_.data());
     }
     SW_RETURN_IF_ERROR(wire_->operations().send(*pair_, tag_, {&message, 1}, cookie));
-    ++exposure->second.numSends;
     ++numSends_;
     bytesInFlight_ += bytes;
   }
@@ -115,11 +101,13 @@ Status MpiFetches::startSends() {
 Status MpiFetches::sent(const MpiDone& done) {
   --numSends_;
   bytesInFlight_ -= done.bytes;
-  if (const auto found = exposures_.find(done.cookie.index); found != exposures_.end()) {
-    --found->second.numSends;
-  }
   if (done.cookie.lane != kNotPacked) {
     packed_[done.cookie.lane].isInFlight = false;
+  } else if (!isStopped_ && done.error.empty()) {
+    --unconfirmed_[done.cookie.index - static_cast<std::uint32_t>(numConfirmed_)];
+    for (; !unconfirmed_.empty() && unconfirmed_.front() == 0; unconfirmed_.pop_front()) {
+      ++numConfirmed_;
+    }
   }
   return startSends();
 }
@@ -138,12 +126,15 @@ Status MpiFetches::fetch(std::uint32_t space, std::span<const MemoryRun> runs, F
     return Status::ok();
   }
   const auto place = std::find_if(fetches_.begin(), fetches_.end(), [](const Fetch& each) { return each.count == nullptr; });
-  *place = {count, 0, 0};
+  *place = {count, 0, 0, 0};
   ++numFetches_;
   ++count->pending;
   const MpiCookie cookie{owner_, kReceiveKind, 0, static_cast<std::uint32_t>(place - fetches_.begin())};
   for (std::span<const MemoryRun> left = wanted; !left.empty();) {
     const std::size_t asked = encodeRequest(space, left, &requests->emplace_back());
+    if (hasLongRun(left.first(asked))) {
+      place->confirmedAt = ++numLongAsked_;
+    }
     runs_.clear();
     for (const MemoryRun& run : left.first(asked)) {
       runs_.push_back({run.local, run.bytes});
@@ -171,19 +162,40 @@ Status MpiFetches::received(const MpiDone& done) {
     return {StatusCode::kPeerFailed, "sent fewer bytes than were fetched"};
   }
   fetch.bytes -= done.bytes;
-  if (fetch.numMessages == 0) {
+  endIfOver(fetch);
+  return Status::ok();
+}
+
+void MpiFetches::endIfOver(Fetch& fetch) {
+  if (fetch.numMessages == 0 && numConfirmedByPeer_ >= fetch.confirmedAt && !isStopped_) {
     --fetch.count->pending;
     fetch = {};
     --numFetches_;
   }
-  return Status::ok();
+}
+
+bool MpiFetches::confirmedByPeer(std::uint32_t total) {
+  const std::uint32_t more = (total - static_cast<std::uint32_t>(numConfirmedByPeer_)) % MpiHead::kConfirmedModulo;
+  if (more == 0) {
+    return true;
+  }
+  if (more > numLongAsked_ - numConfirmedByPeer_) {
+    // An older count tells nothing new: messages of two tags overtake each other. Far fewer than half of the modulo are ever under way.
+    return more > MpiHead::kConfirmedModulo / 2 && MpiHead::kConfirmedModulo - more <= numConfirmedByPeer_;
+  }
+  numConfirmedByPeer_ += more;
+  for (Fetch& fetch : fetches_) {
+    if (fetch.count != nullptr) {
+      endIfOver(fetch);
+    }
+  }
+  return true;
 }
 
 bool MpiFetches::stop() {
-  isStopped_ = true;
   outgoing_.clear();
-  exposures_.clear();
-  if (numReceives_ > 0) {
+  exposed_.concealAll();
+  if (!std::exchange(isStopped_, true) && numReceives_ > 0) {
     wire_->operations().cancelReceives(owner_, kReceiveKind);
   }
   // A few looks: what MPI gave up ends in the next one.

@@ -39,7 +39,7 @@ void MpiLaneWriter::sent(std::uint32_t number) {
 bool MpiLaneWriter::releasedByPeer(std::uint32_t total) {
   const std::uint32_t more = total - static_cast<std::uint32_t>(released_);
   if (more > committed_ - released_) {
-    // Messages of one lane keep their order, those of two do not: an older total is no news.
+    // Messages of one lane keep their order, those of two do not: an older total tells nothing new.
     return static_cast<std::uint32_t>(released_) - total <= memory_.capacity;
   }
   released_ += more;

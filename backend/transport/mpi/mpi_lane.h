@@ -35,6 +35,9 @@ class MpiLaneWriter {
   std::span<std::byte> reserve(std::size_t minBytes, std::size_t maxBytes);
   // The whole message that was reserved, cut to a frame of this many bytes: to be sent as number *number.
   std::span<std::byte> commit(std::size_t frameBytes, std::uint32_t* number);
+  // Whether the peer receives the next message whatever it does: it posts no receive while a longest message finds no room there
+  // (MpiLaneReader::post()).
+  bool isNextReceived() const { return memory_.maxMessage <= memory_.capacity - static_cast<std::size_t>(committed_ - released_); }
   void sent(std::uint32_t number);
   // The peer released this many bytes of the lane in all, modulo 2^32. False: it cannot have.
   bool releasedByPeer(std::uint32_t total);

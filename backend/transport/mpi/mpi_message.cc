@@ -50,7 +50,7 @@ void encodeHead(const MpiHead& head, std::byte* to) {
   for (std::size_t lane = 0; lane < kNumLanes; ++lane) {
     put32(head.released[lane], to + 4 * lane);
   }
-  put32(static_cast<std::uint32_t>(head.kind), to + 12);
+  put32(static_cast<std::uint32_t>(head.kind) | (head.confirmed % MpiHead::kConfirmedModulo) << 8, to + 12);
 }
 
 std::optional<MpiHead> decodeHead(std::span<const std::byte> message) {
@@ -61,11 +61,13 @@ std::optional<MpiHead> decodeHead(std::span<const std::byte> message) {
   for (std::size_t lane = 0; lane < kNumLanes; ++lane) {
     head.released[lane] = get32(message.data() + 4 * lane);
   }
-  const std::uint32_t kind = get32(message.data() + 12);
+  const std::uint32_t kindAndConfirmed = get32(message.data() + 12);
+  const std::uint32_t kind = kindAndConfirmed & 0xff;
   if (kind > static_cast<std::uint32_t>(MpiKind::kRefusal)) {
     return std::nullopt;
   }
   head.kind = static_cast<MpiKind>(kind);
+  head.confirmed = kindAndConfirmed >> 8;
   return head;
 }
 

@@ -1,8 +1,9 @@
 // What travels between two MpiConnections, as bytes: the head of every message, and requests for runs of exposed memory. Pure functions;
 // the decoders take bytes from the peer and check all of them. Fixed width, little-endian.
 //
-//   head      u32 released[3]: bytes that the sender of this message has released of each lane that it receives, modulo 2^32; u8 kind; 3
-//   zero request   head, u32 space, u32 form, u64 count, then
+//   head      u32 released[3]: bytes that the sender of this message has released of each lane that it receives, modulo 2^32; u8 kind;
+//             u24 confirmed: MpiFetches::numConfirmed(), modulo 2^24
+//   request   head, u32 space, u32 form, u64 count, then
 //             form 0: count times u64 address, u64 bytes
 //             form 1: u64 address, u64 bytes, u64 stride: count runs of equal length, stride apart (modulo 2^64)
 //   refusal   head, text
@@ -23,11 +24,15 @@
 
 namespace shardwire::internal {
 
-enum class MpiKind : std::uint8_t { kFrame = 0, kCredit = 1, kRequest = 2, kRefusal = 3 };
+// A notice is a head and nothing else: where no frame takes the counts along.
+enum class MpiKind : std::uint8_t { kFrame = 0, kNotice = 1, kRequest = 2, kRefusal = 3 };
 
 struct MpiHead {
+  static constexpr std::uint32_t kConfirmedModulo = 1U << 24;
+
   std::array<std::uint32_t, kNumLanes> released{};
   MpiKind kind = MpiKind::kFrame;
+  std::uint32_t confirmed = 0;  // below kConfirmedModulo
   friend bool operator==(const MpiHead&, const MpiHead&) = default;
 };
 
@@ -59,6 +64,12 @@ std::optional<FetchRequest> decodeRequest(std::string_view body);
 inline constexpr std::size_t kMpiLongRun = std::size_t{64} << 10;
 inline constexpr std::size_t kMpiPackedBytes = std::size_t{256} << 10;
 inline constexpr std::size_t kMpiLongestMessage = std::size_t{8} << 20;
+
+// Whether MPI reads this message from the owner's tensor while it is under way. If not, its owner packs it: nothing that is done to the
+// tensor later changes the bytes.
+inline bool isSentFromTensor(std::span<const MpiRun> message) {
+  return message.size() == 1 && message[0].size >= kMpiLongRun;
+}
 
 template <typename Visit>
 Status forEachMessage(std::span<const MpiRun> runs, std::size_t longest, std::vector<MpiRun>* scratch, Visit&& visit) {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "backend/transport/mpi/mpi_process.h"
@@ -18,7 +19,8 @@ class MpiReceiver {
 
 class MpiWire final : public Wire {
  public:
-  explicit MpiWire(MpiProcess* process) : process_(process), operations_(process->api().makeOperations()) {}
+  explicit MpiWire(MpiProcess* process) : MpiWire(process, process->api().makeOperations()) {}
+  MpiWire(MpiProcess* process, std::unique_ptr<MpiOperations> operations) : process_(process), operations_(std::move(operations)) {}
 
   bool poll() override;
   int readinessFd() const override { return -1; }  // MPI has none

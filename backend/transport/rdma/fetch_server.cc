@@ -15,16 +15,14 @@ constexpr std::size_t kMostRefusalBytes = 512;
 Result<std::uint32_t> FetchServer::expose(const void* bytes, std::size_t size) {
   auto memory = fabric_.registrations().pin(bytes, std::max<std::size_t>(size, 1), false, nullptr);
   SW_RETURN_IF_ERROR(memory.status());
-  const std::uint32_t space = nextSpace_;
-  // Around 2^32 the first spaces are long concealed.
-  nextSpace_ = nextSpace_ == ~std::uint32_t{0} ? kFirstExposure : nextSpace_ + 1;
-  exposures_[space] = {reinterpret_cast<std::uintptr_t>(bytes), size, *memory};
+  const std::uint32_t space = exposed_.expose(bytes, size).space;
+  registrations_[space] = *memory;
   return space;
 }
 
 void FetchServer::conceal(std::uint32_t space) {
-  const auto found = exposures_.find(space);
-  if (found == exposures_.end()) {
+  const auto found = registrations_.find(space);
+  if (found == registrations_.end()) {
     return;  // stopped since
   }
   if (isServing_ && header_.space == space) {
@@ -34,11 +32,12 @@ void FetchServer::conceal(std::uint32_t space) {
     lanes_.release(kRequestLane);
   }
   Retired retired;
-  retired.memory = found->second.memory;
+  retired.memory = found->second;
   for (std::size_t i = 0; i < queues_.size(); ++i) {
     retired.posted[i] = queues_[i]->posted();
   }
-  exposures_.erase(found);
+  registrations_.erase(found);
+  exposed_.conceal(space);
   retired_.push_back(retired);
   giveBackRetired();
 }
@@ -68,22 +67,20 @@ std::string FetchServer::begin(std::span<const std::byte> frame) {
       header_.numQueues > numQueues || header_.firstQueue >= numQueues) {
     return "a request that makes no sense";
   }
-  const auto found = exposures_.find(header_.space);
-  if (found == exposures_.end()) {
-    return fmt::format("nothing is exposed as {}", header_.space);
+  const auto exposure = exposed_.find(header_.space);
+  if (!exposure.isOk()) {
+    return "asked for " + exposure.status().message();
   }
-  const Exposure& exposure = found->second;
   runs_ = frame.data() + sizeof(header_);
   std::uint64_t total = 0;
   for (std::uint32_t i = 0; i < header_.numRuns; ++i) {
     const RunRecord record = run(i);
-    if (record.bytes > exposure.size || record.remote < exposure.base || record.remote - exposure.base > exposure.size - record.bytes) {
-      return fmt::format("{} bytes at {:#x} are not in exposure {} ({} bytes at {:#x})", record.bytes, record.remote, header_.space,
-                         exposure.size, exposure.base);
+    if (const Status inside = exposure->check(record.remote, record.bytes); !inside.isOk()) {
+      return "asked for " + inside.message();
     }
     total += record.bytes;
   }
-  memory_ = exposure.memory;
+  memory_ = registrations_.at(header_.space);
   std::uint32_t at = 0;
   std::uint64_t before = 0;  // bytes of the runs before `at`
   for (std::uint32_t part = 0; part < header_.numQueues; ++part) {
@@ -191,13 +188,14 @@ void FetchServer::refuse(std::uint32_t id, const std::string& why) {
 }
 
 void FetchServer::stop() {
-  for (const auto& [space, exposure] : exposures_) {
-    fabric_.registrations().unpin(exposure.memory);
+  for (const auto& [space, memory] : registrations_) {
+    fabric_.registrations().unpin(memory);
   }
   for (const Retired& retired : retired_) {
     fabric_.registrations().unpin(retired.memory);
   }
-  exposures_.clear();
+  exposed_.concealAll();
+  registrations_.clear();
   retired_.clear();
   if (isServing_) {
     isServing_ = false;

@@ -10,6 +10,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "backend/transport/exposed_memory.h"
 #include "backend/transport/rdma/fetch_wire.h"
 #include "backend/transport/rdma/frame_lanes.h"
 #include "backend/transport/rdma/queue_pair.h"
@@ -35,11 +36,6 @@ class FetchServer {
   void stop();
 
  private:
-  struct Exposure {
-    std::uintptr_t base = 0;
-    std::size_t size = 0;
-    Registration* memory = nullptr;
-  };
   struct Cursor {
     std::uint32_t run = 0;
     std::uint64_t offset = 0;  // in the run
@@ -61,8 +57,8 @@ class FetchServer {
   RdmaFabric& fabric_;
   FrameLanes& lanes_;
   std::vector<std::unique_ptr<QueuePair>>& queues_;
-  std::unordered_map<std::uint32_t, Exposure> exposures_;
-  std::uint32_t nextSpace_ = kFirstExposure;
+  ExposedMemory exposed_;
+  std::unordered_map<std::uint32_t, Registration*> registrations_;  // of what is exposed, by its number
   std::vector<Retired> retired_;
   // The request being served; its frame stays in the ring until then.
   bool isServing_ = false;

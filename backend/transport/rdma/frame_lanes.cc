@@ -23,7 +23,7 @@ constexpr std::uint32_t kPaddingMask = 7;
 constexpr std::uint32_t kAmountMask = (std::uint32_t{1} << kPaddingShift) - 1;
 // Bytes are told in units of what frames are padded to.
 constexpr std::uint64_t kUnit = 8;
-static_assert(kUnit == kPaddingMask + 1 && sizeof(FrameHeader) == kUnit);
+static_assert(kUnit == kPaddingMask + 1 && sizeof(RingHeader) == kUnit);
 static_assert(kNumWireLanes <= kLaneMask + 1);
 
 std::uint32_t encode(Said said, std::size_t lane, std::uint64_t amount) {
@@ -43,7 +43,7 @@ constexpr std::array<const char*, kNumWireLanes> kLaneNames = {"control", "bulk"
 
 // The payload bytes of the frame that lies there, if it and its padding are all of `size`; else 0.
 std::size_t soleFrameBytes(const std::byte* at, std::uint64_t size) {
-  FrameHeader header;
+  RingHeader header;
   std::memcpy(&header, at, sizeof(header));
   const std::uint64_t whole = (sizeof(header) + header.bytes + kUnit - 1) / kUnit * kUnit;
   return header.kind == kFrame && whole == size ? header.bytes : 0;
@@ -140,7 +140,7 @@ bool FrameLanes::flushLane(std::size_t lane) {
     std::uint64_t step = std::min(out.committed - out.posted, capacity - position);
     std::uint64_t bytes = step;
     if (out.skipAt >= out.posted && out.skipAt < out.posted + step) {
-      bytes = out.skipAt + sizeof(FrameHeader) - out.posted;  // of a skip, its marker is all that is read
+      bytes = out.skipAt + sizeof(RingHeader) - out.posted;  // of a skip, its marker is all that is read
     }
     const bool isWhole = bytes <= QueuePair::kMaxWriteBytes;
     if (!isWhole) {
@@ -153,9 +153,10 @@ bool FrameLanes::flushLane(std::size_t lane) {
     if (isWhole) {
       write.immediate = encode(Said::kFrames, lane, (out.posted + step - out.announced) / kUnit);
     }
-    // A frame by itself goes without its header, which the peer makes from the immediate: what fills packets exactly takes no further one.
+    // A frame by itself goes without its header, which the peer makes from the immediate: so a frame that fills its packets exactly needs
+    // no packet more.
     const std::size_t payload = isWhole && out.announced == out.posted ? soleFrameBytes(local, step) : 0;
-    const std::size_t skipped = payload > 0 ? sizeof(FrameHeader) : 0;
+    const std::size_t skipped = payload > 0 ? sizeof(RingHeader) : 0;
     if (payload > 0) {
       *write.immediate |= kBare | static_cast<std::uint32_t>(step - skipped - payload) << kPaddingShift;
     }
@@ -258,10 +259,10 @@ Note FrameLanes::onImmediate(std::uint32_t immediate) {
 bool FrameLanes::makeHeader(std::size_t lane, std::uint64_t size, std::uint64_t padding) {
   const std::uint64_t capacity = memory_->laneBytes()[lane];
   const std::uint64_t position = in_[lane].words.written.load(std::memory_order_relaxed) & (capacity - 1);
-  if (size <= sizeof(FrameHeader) + padding || size > capacity - position) {
+  if (size <= sizeof(RingHeader) + padding || size > capacity - position) {
     return false;
   }
-  const FrameHeader header{static_cast<std::uint32_t>(size - sizeof(FrameHeader) - padding), kFrame};
+  const RingHeader header{static_cast<std::uint32_t>(size - sizeof(RingHeader) - padding), kFrame};
   std::memcpy(memory_->bytes() + memory_->inOffset(lane) + position, &header, sizeof(header));
   return true;
 }

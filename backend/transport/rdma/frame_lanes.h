@@ -11,7 +11,7 @@
 // told; what else is told (credits, returns, notes) is bounded by that and has the rest of the receives. So a peer that does not look
 // holds back frames, and no queue pair ever finds a peer without receives.
 //
-// The rings are shared memory's (frame_ring.h), with counters that only this end uses. Threads: see Connection.
+// The rings are those of frame_ring.h, with counters that only this end uses. Threads: see Connection.
 #pragma once
 
 #include <array>
@@ -21,8 +21,8 @@
 #include <string>
 
 #include "backend/base/mapping.h"
+#include "backend/transport/frame_ring.h"
 #include "backend/transport/rdma/queue_pair.h"
-#include "backend/transport/shm/frame_ring.h"
 #include "backend/transport/transport.h"
 
 namespace shardwire::internal {

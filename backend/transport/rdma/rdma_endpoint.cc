@@ -1,6 +1,7 @@
 #include "backend/transport/rdma/rdma_endpoint.h"
 
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include "backend/transport/rdma/rdma_address.h"
 #include "backend/transport/rdma/rdma_handshake.h"
@@ -23,14 +24,9 @@ class RdmaEndpoint final : public Endpoint {
     return theirs.isOk() ? whyNoPair(own_, *theirs) : "one of them " + theirs.status().message();
   }
 
-  Result<std::unique_ptr<Connection>> connect(Link link, Rank peer, bool isDialer, std::string_view peerAddress, const std::string& who,
-                                              Deadline deadline) override {
-    const auto theirs = decodeRailAddresses(peerAddress);
-    if (!theirs.isOk()) {
-      return Status{theirs.status().code(), fmt::format("{} {}", who, theirs.status().message())};
-    }
-    const RdmaHandshake handshake{fabric_, *self_.options, self_.rank, peer, isDialer, who, own_, *theirs};
-    return joinByRdma(handshake, std::move(link), deadline);
+  bool mayJoinLate() const override { return true; }
+  std::unique_ptr<Joining> begin(Link link, Rank peer, bool isDialer, std::string_view peerAddress, const std::string& who) override {
+    return joinByRdma({fabric_, self_.options, self_.rank, peer, isDialer, who, own_, std::string(peerAddress)}, std::move(link));
   }
 
   std::unique_ptr<Wire> takeWire() override { return std::make_unique<RdmaWire>(fabric_); }
@@ -50,6 +46,11 @@ Result<std::unique_ptr<Endpoint>> makeRdmaEndpoint(const Self& self, const Verbs
 }
 
 Result<std::unique_ptr<Endpoint>> makeRdmaEndpoint(const Self& self) {
+  // Loading libibverbs takes a process 2 ms, and most machines have no device for it. Without /sys it alone knows.
+  const auto exists = [](const char* path) { return ::access(path, F_OK) == 0; };
+  if (exists("/sys/class") && !exists("/sys/class/infiniband") && !exists("/sys/class/infiniband_verbs")) {
+    return Status{StatusCode::kUnsupported, "this machine has no RDMA device (there is no /sys/class/infiniband)"};
+  }
   const auto api = VerbsApi::load();
   SW_RETURN_IF_ERROR(api.status());
   return makeRdmaEndpoint(self, **api);

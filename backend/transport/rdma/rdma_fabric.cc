@@ -95,12 +95,15 @@ RdmaFabric::~RdmaFabric() {
 }
 
 std::uint32_t RdmaFabric::reserveSlot() {
-  members_.emplace_back();
+  members_.emplace_back().isReserved = true;
   return static_cast<std::uint32_t>(members_.size() - 1);
 }
 
 void RdmaFabric::take(std::uint32_t slot, FabricMember* member, int linkSocket) {
   members_[slot].member = member;
+  if (!members_[slot].early.empty()) {
+    withEarly_.push_back(slot);
+  }
   if (const Status watched = watchFd(linkSocket, tagOf(Ready::kLink, slot), EPOLLIN | EPOLLRDHUP | EPOLLET); !watched.isOk()) {
     logWarn("a peer's hang-up will be noticed late: {}", watched.message());
   }
@@ -129,8 +132,13 @@ bool RdmaFabric::pollQueue(CompletionQueue* queue) {
     for (int i = 0; i < number; ++i) {
       const ibv_wc& completion = completions[static_cast<std::size_t>(i)];
       const WorkId id = WorkId::decode(completion.wr_id);
-      if (id.slot < members_.size() && members_[id.slot].member != nullptr) {
-        members_[id.slot].member->onCompletion(id, completion);
+      if (id.slot >= members_.size()) {
+        continue;
+      }
+      if (Member& member = members_[id.slot]; member.member != nullptr) {
+        member.member->onCompletion(id, completion);
+      } else if (member.isReserved) {
+        member.early.push_back(completion);
       }
     }
     taken += number;
@@ -157,8 +165,21 @@ bool RdmaFabric::advanceActive() {
   return moved;
 }
 
+// Before whatever completed later.
+bool RdmaFabric::deliverEarly() {
+  const std::vector<std::uint32_t> slots = std::exchange(withEarly_, {});
+  for (const std::uint32_t slot : slots) {
+    for (const ibv_wc& completion : std::exchange(members_[slot].early, {})) {
+      if (members_[slot].member != nullptr) {
+        members_[slot].member->onCompletion(WorkId::decode(completion.wr_id), completion);
+      }
+    }
+  }
+  return !slots.empty();
+}
+
 bool RdmaFabric::poll() {
-  bool arrived = false;
+  bool arrived = !withEarly_.empty() && deliverEarly();
   for (CompletionQueue& queue : queues_) {
     arrived = pollQueue(&queue) || arrived;
   }

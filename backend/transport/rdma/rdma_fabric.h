@@ -59,8 +59,10 @@ class RdmaFabric {
   ibv_cq* completionQueue(std::size_t device) const { return queues_[device].cq; }
   RegistrationCache& registrations() { return *registrations_; }
 
-  // A slot that names a connection's work requests; what completes before take() is lost.
+  // A slot that names a connection's work requests; what completes before take() is kept for it: the peer may be through sooner.
   std::uint32_t reserveSlot();
+  // Of a connection that came to nothing.
+  void giveBackSlot(std::uint32_t slot) { members_[slot] = {}; }
   // From here on `member` gets the completions of the slot, and is told of its link's socket; until leave().
   void take(std::uint32_t slot, FabricMember* member, int linkSocket);
   void leave(std::uint32_t slot, int linkSocket);
@@ -82,6 +84,8 @@ class RdmaFabric {
   struct Member {
     FabricMember* member = nullptr;
     bool isActive = false;
+    bool isReserved = false;
+    std::vector<ibv_wc> early;  // that completed before take()
   };
 
   explicit RdmaFabric(const VerbsApi& api) : api_(api) {}
@@ -91,13 +95,15 @@ class RdmaFabric {
   void drainEvents(CompletionQueue* queue);
   void readAsyncEvents(std::size_t device);
   bool advanceActive();
+  bool deliverEarly();
 
   const VerbsApi& api_;
   RdmaPorts ports_;
   std::vector<CompletionQueue> queues_;  // by device
   std::unique_ptr<RegistrationCache> registrations_;
   Fd epoll_;
-  std::vector<Member> members_;  // by slot; slots are not used again, so that late completions find nobody
+  std::vector<Member> members_;           // by slot; slots are not used again, so that late completions find nobody
+  std::vector<std::uint32_t> withEarly_;  // members that were taken with something early
   std::vector<std::uint32_t> active_;
   std::vector<std::uint32_t> advancing_;  // active_ while it is walked
   Deadline nextLook_{};

@@ -3,9 +3,12 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <optional>
+#include <utility>
 
 #include "backend/base/wire.h"
 #include "backend/transport/lanes.h"
+#include "backend/transport/link_message.h"
 #include "backend/transport/rdma/rdma_address.h"
 
 namespace shardwire::internal {
@@ -59,56 +62,136 @@ std::string encodeFailure(const Status& failure) {
   return writer.bytes();
 }
 
-class Joining {
+class RdmaJoining final : public Joining {
  public:
-  Joining(const RdmaHandshake& handshake, Link link, Deadline deadline) : h_(handshake), link_(std::move(link)), deadline_(deadline) {}
-
-  Result<std::unique_ptr<Connection>> run();
-  // The peer need not wait for what will not come, and says why. Its own message is taken first: a socket that is closed with something
-  // unread takes what was sent with it.
-  void tell(const Status& failure) {
-    const Deadline deadline = std::min(deadline_, Clock::now() + kTellWithin);
-    if (link_.send(encodeFailure(failure), deadline).isOk()) {
-      static_cast<void>(link_.receive(deadline));
+  RdmaJoining(RdmaHandshake handshake, Link link) : h_(std::move(handshake)), link_(std::move(link)), fromLink_(Link::kMaxMessageBytes) {
+    if (const Status begun = begin(); !begun.isOk()) {
+      giveUp(begun);
+    }
+  }
+  ~RdmaJoining() override {
+    if (slot_.has_value()) {
+      h_.fabric->giveBackSlot(*slot_);
     }
   }
 
- private:
-  Status makeQueues();
-  Status exchangeOffers();
-  Status connectQueues();
-  Status exchangeReady();
-  // The body of the peer's next message, which must be of this kind.
-  Result<std::string> receive(Message kind);
+  std::optional<Outcome> step() override;
+  void appendSockets(std::vector<pollfd>* entries) const override { entries->push_back({link_.socket().get(), POLLIN, 0}); }
+  std::string awaited() const override { return "waiting for the peer's part of the RDMA set-up"; }
+  void giveUp(const Status& why) override;
 
-  const RdmaHandshake& h_;
+ private:
+  enum class Stage : unsigned char { kOffer, kReady, kTold, kOver };
+
+  Status begin();
+  Status makeQueues();
+  Status advance();
+  Status takeOffer(std::string_view body);
+  Status connectQueues();
+  Status sayReady();
+  void finish();
+  Status say(std::string_view message);
+  // The body of the peer's message, which must be of this kind.
+  Result<std::string_view> bodyOf(std::string_view message, Message kind) const;
+
+  const RdmaHandshake h_;
+  std::vector<RailAddress> theirRails_;
   Link link_;
-  const Deadline deadline_;
-  std::uint32_t slot_ = 0;
+  MessageReader fromLink_;
+  Stage stage_ = Stage::kOffer;
+  Deadline toldUntil_ = kNoDeadline;
+  std::optional<std::uint32_t> slot_;
   std::vector<std::pair<std::size_t, std::size_t>> pairs_;  // (own rail, the peer's)
   std::unique_ptr<FrameMemory> memory_;
   std::unique_ptr<QueuePair> frames_;
   std::vector<std::unique_ptr<QueuePair>> payload_;
   Offer offer_;
   Offer theirs_;
+  std::optional<Outcome> outcome_;
 };
 
-Status Joining::makeQueues() {
-  pairs_ = h_.isDialer ? pairRails(h_.own, h_.theirs) : pairRails(h_.theirs, h_.own);
+Status RdmaJoining::begin() {
+  auto theirs = decodeRailAddresses(h_.theirs);
+  if (!theirs.isOk()) {
+    return {theirs.status().code(), fmt::format("{} {}", h_.who, theirs.status().message())};
+  }
+  theirRails_ = std::move(*theirs);
+  SW_RETURN_IF_ERROR(makeQueues());
+  // Not when that cannot be sent: the peer may have said why it closed the link.
+  static_cast<void>(say(encodeOffer(offer_)));
+  return Status::ok();
+}
+
+// Short, into an empty socket: what does not go at once never will.
+Status RdmaJoining::say(std::string_view message) {
+  const std::string bytes = framed(message);
+  const auto sent = sendSome(link_.socket(), bytes);
+  SW_RETURN_IF_ERROR(sent.status());
+  return *sent == bytes.size() ? Status::ok() : Status{StatusCode::kPeerFailed, "the other end takes no bytes"};
+}
+
+std::optional<Joining::Outcome> RdmaJoining::step() {
+  while (stage_ != Stage::kOver) {
+    const auto whole = fromLink_.readOn(link_.socket());
+    if (stage_ == Stage::kTold) {
+      if (whole.isOk() && !*whole && Clock::now() < toldUntil_) {
+        return std::nullopt;
+      }
+      stage_ = Stage::kOver;
+    } else if (!whole.isOk()) {
+      giveUp(whole.status());
+    } else if (!*whole) {
+      return std::nullopt;
+    } else if (const Status taken = advance(); !taken.isOk()) {
+      giveUp(taken);
+    }
+  }
+  return std::exchange(outcome_, std::nullopt);
+}
+
+// The peer's next message is there.
+Status RdmaJoining::advance() {
+  const std::string message = fromLink_.take();
+  const auto body = bodyOf(message, stage_ == Stage::kOffer ? Message::kQueuePairs : Message::kReady);
+  SW_RETURN_IF_ERROR(body.status());
+  if (stage_ == Stage::kReady) {
+    finish();
+    return Status::ok();
+  }
+  SW_RETURN_IF_ERROR(takeOffer(*body));
+  SW_RETURN_IF_ERROR(connectQueues());
+  stage_ = Stage::kReady;
+  return sayReady();
+}
+
+// The peer need not wait for what will not come, and hears why. Its own message is taken first: a socket that is closed with something
+// unread takes what was sent with it.
+void RdmaJoining::giveUp(const Status& why) {
+  if (stage_ == Stage::kTold) {
+    stage_ = Stage::kOver;
+    return;
+  }
+  outcome_ = why;
+  toldUntil_ = Clock::now() + kTellWithin;
+  stage_ = say(encodeFailure(why)).isOk() ? Stage::kTold : Stage::kOver;
+}
+
+Status RdmaJoining::makeQueues() {
+  pairs_ = h_.isDialer ? pairRails(h_.own, theirRails_) : pairRails(theirRails_, h_.own);
   if (!h_.isDialer) {
     for (auto& [own, other] : pairs_) {
       std::swap(own, other);
     }
   }
   if (pairs_.empty()) {
-    return {StatusCode::kUnsupported, whyNoPair(h_.own, h_.theirs)};
+    return {StatusCode::kUnsupported, whyNoPair(h_.own, theirRails_)};
   }
   slot_ = h_.fabric->reserveSlot();
   const std::vector<Rail>& rails = h_.fabric->rails();
-  auto memory = FrameMemory::create(*h_.fabric, rails[pairs_[0].first], wireLaneBytes(h_.options));
+  auto memory = FrameMemory::create(*h_.fabric, rails[pairs_[0].first], wireLaneBytes(*h_.options));
   SW_RETURN_IF_ERROR(memory.status());
   memory_ = std::move(*memory);
-  WorkId id{.slot = slot_};
+  WorkId id{.slot = *slot_};
   auto frames = QueuePair::create(*h_.fabric, rails[pairs_[0].first], FrameLanes::kDepth, id);
   SW_RETURN_IF_ERROR(frames.status());
   frames_ = std::move(*frames);
@@ -123,10 +206,8 @@ Status Joining::makeQueues() {
   return Status::ok();
 }
 
-Result<std::string> Joining::receive(Message kind) {
-  auto message = link_.receive(deadline_);
-  SW_RETURN_IF_ERROR(message.status());
-  ByteReader reader(*message);
+Result<std::string_view> RdmaJoining::bodyOf(std::string_view message, Message kind) const {
+  ByteReader reader(message);
   const std::uint8_t version = reader.u8();
   const auto said = static_cast<Message>(reader.u8());
   if (version != kVersion) {
@@ -139,15 +220,11 @@ Result<std::string> Joining::receive(Message kind) {
     return Status{StatusCode::kMismatch, fmt::format("{} sent a message {} of the RDMA set-up where {} was due", h_.who,
                                                      static_cast<int>(said), static_cast<int>(kind))};
   }
-  return message->substr(2);
+  return message.substr(2);
 }
 
-Status Joining::exchangeOffers() {
-  const Status sent = link_.send(encodeOffer(offer_), deadline_);
-  const auto body = receive(Message::kQueuePairs);  // also when it could not be sent: the peer may have said why it closed the link
-  SW_RETURN_IF_ERROR(body.status());
-  SW_RETURN_IF_ERROR(sent);
-  ByteReader reader(*body);
+Status RdmaJoining::takeOffer(std::string_view body) {
+  ByteReader reader(body);
   for (std::uint64_t& bytes : theirs_.laneBytes) {
     bytes = reader.u64();
   }
@@ -168,50 +245,41 @@ Status Joining::exchangeOffers() {
   return Status::ok();
 }
 
-Status Joining::connectQueues() {
-  SW_RETURN_IF_ERROR(frames_->connect(h_.theirs[pairs_[0].second], theirs_.queues[0]));
+Status RdmaJoining::connectQueues() {
+  SW_RETURN_IF_ERROR(frames_->connect(theirRails_[pairs_[0].second], theirs_.queues[0]));
   for (std::size_t i = 0; i < payload_.size(); ++i) {
-    SW_RETURN_IF_ERROR(payload_[i]->connect(h_.theirs[pairs_[i].second], theirs_.queues[i + 1]));
+    SW_RETURN_IF_ERROR(payload_[i]->connect(theirRails_[pairs_[i].second], theirs_.queues[i + 1]));
   }
   return Status::ok();
 }
 
-Status Joining::exchangeReady() {
+Status RdmaJoining::sayReady() {
   ByteWriter writer;
   writer.u8(kVersion);
   writer.u8(static_cast<std::uint8_t>(Message::kReady));
-  SW_RETURN_IF_ERROR(link_.send(writer.bytes(), deadline_));
-  return receive(Message::kReady).status();
+  return say(writer.bytes());
 }
 
-Result<std::unique_ptr<Connection>> Joining::run() {
-  SW_RETURN_IF_ERROR(makeQueues());
-  SW_RETURN_IF_ERROR(exchangeOffers());
-  SW_RETURN_IF_ERROR(connectQueues());
-  SW_RETURN_IF_ERROR(exchangeReady());
+void RdmaJoining::finish() {
   RdmaJoin join;
   join.self = h_.self;
   join.peer = h_.peer;
   join.who = h_.who;
-  join.ordinaryPath = h_.options.ordinaryPath;
+  join.ordinaryPath = h_.options->ordinaryPath;
   join.link = link_.takeSocket();
   join.lanes = std::make_unique<FrameLanes>(std::move(memory_), std::move(frames_), theirs_.memory, theirs_.memoryKey);
   join.payload = std::move(payload_);
   for (const auto& [own, other] : pairs_) {
-    join.peerPorts.push_back(toString(h_.theirs[other]));
+    join.peerPorts.push_back(toString(theirRails_[other]));
   }
-  return std::unique_ptr<Connection>(std::make_unique<RdmaConnection>(h_.fabric, slot_, std::move(join)));
+  outcome_ = std::unique_ptr<Connection>(std::make_unique<RdmaConnection>(h_.fabric, *std::exchange(slot_, std::nullopt), std::move(join)));
+  stage_ = Stage::kOver;
 }
 
 }  // namespace
 
-Result<std::unique_ptr<Connection>> joinByRdma(const RdmaHandshake& handshake, Link link, Deadline deadline) {
-  Joining joining(handshake, std::move(link), deadline);
-  auto connection = joining.run();
-  if (!connection.isOk()) {
-    joining.tell(connection.status());
-  }
-  return connection;
+std::unique_ptr<Joining> joinByRdma(RdmaHandshake handshake, Link link) {
+  return std::make_unique<RdmaJoining>(std::move(handshake), std::move(link));
 }
 
 }  // namespace shardwire::internal

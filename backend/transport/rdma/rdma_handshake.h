@@ -1,5 +1,5 @@
 // The set-up of one RDMA connection over its link: both sides make their queue pairs, tell each other their numbers, connect them, and say
-// that they are ready. Bytes in docs/rdma.md.
+// that they are ready. Goes on step by step and waits for nothing. Bytes in docs/rdma.md.
 #pragma once
 
 #include <memory>
@@ -7,6 +7,7 @@
 #include <string_view>
 #include <vector>
 
+#include "backend/transport/endpoint.h"
 #include "backend/transport/rdma/rdma_connection.h"
 #include "shardwire/options.h"
 
@@ -14,15 +15,15 @@ namespace shardwire::internal {
 
 struct RdmaHandshake {
   std::shared_ptr<RdmaFabric> fabric;
-  const Options& options;
+  const Options* options = nullptr;  // outlives it
   Rank self = 0;
   Rank peer = 0;
   bool isDialer = false;
   std::string who;
-  const std::vector<RailAddress>& own;
-  const std::vector<RailAddress>& theirs;
+  std::vector<RailAddress> own;
+  std::string theirs;  // Endpoint::address() of the peer
 };
 
-Result<std::unique_ptr<Connection>> joinByRdma(const RdmaHandshake& handshake, Link link, Deadline deadline);
+std::unique_ptr<Joining> joinByRdma(RdmaHandshake handshake, Link link);
 
 }  // namespace shardwire::internal

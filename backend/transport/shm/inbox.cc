@@ -1,9 +1,6 @@
 #include "backend/transport/shm/inbox.h"
 
-#include <errno.h>
 #include <fmt/format.h>
-#include <linux/futex.h>
-#include <sys/stat.h>
 
 #include <algorithm>
 #include <bit>
@@ -12,9 +9,10 @@
 
 #include "backend/base/futex.h"
 #include "backend/base/log.h"
-#include "backend/base/memfd.h"
 #include "backend/base/mutex.h"
+#include "backend/base/per_process.h"
 #include "backend/base/system_error.h"
+#include "backend/transport/shm/shm_fabric.h"
 
 namespace shardwire::internal {
 namespace {
@@ -28,11 +26,15 @@ struct InProcess {
   std::map<RandomId, std::weak_ptr<Inbox>> inboxes SW_GUARDED_BY(mutex);
 };
 InProcess& inProcess() {
-  static auto* registry = new InProcess;  // never destroyed: inboxes may outlive static destructors
-  return *registry;
+  static PerProcess<InProcess> registry;
+  return registry.get();
 }
 
-Status checkHeader(const InboxHeader& header, const std::array<std::uint64_t, kNumLanes>& laneBytes, Rank owner, int worldSize) {
+Status checkHeader(const InboxHeader& header, const std::array<std::uint64_t, kNumLanes>& laneBytes, const RandomId& id, Rank owner,
+                   int worldSize) {
+  if (header.magic == 0) {
+    return {StatusCode::kPeerFailed, fmt::format("rank {} has left", owner)};
+  }
   if (header.magic != kInboxMagic || header.version != kInboxVersion) {
     return {StatusCode::kUnsupported,
             fmt::format("rank {} runs another build of shardwire: its inbox has magic {:x} version {}, this rank's {:x} version {}", owner,
@@ -40,6 +42,9 @@ Status checkHeader(const InboxHeader& header, const std::array<std::uint64_t, kN
   }
   if (header.worldSize != static_cast<std::uint32_t>(worldSize)) {
     return {StatusCode::kMismatch, fmt::format("rank {} counts {} ranks, this rank {}", owner, header.worldSize, worldSize)};
+  }
+  if (header.id != id) {
+    return {StatusCode::kMismatch, fmt::format("where rank {} says that its inbox lies, another one does (a stale store?)", owner)};
   }
   for (const std::uint64_t bytes : laneBytes) {
     if (!std::has_single_bit(bytes) || bytes < kMinLaneBytes || bytes > kMaxLaneBytes) {
@@ -49,23 +54,12 @@ Status checkHeader(const InboxHeader& header, const std::array<std::uint64_t, kN
   return Status::ok();
 }
 
-Status initLiveness(pthread_mutex_t* mutex) {
-  pthread_mutexattr_t attributes;
-  int error = ::pthread_mutexattr_init(&attributes);
-  if (error == 0) {
-    error = ::pthread_mutexattr_setpshared(&attributes, PTHREAD_PROCESS_SHARED);
-  }
-  if (error == 0) {
-    error = ::pthread_mutexattr_setrobust(&attributes, PTHREAD_MUTEX_ROBUST);
-  }
-  if (error == 0) {
-    error = ::pthread_mutex_init(mutex, &attributes);
-  }
-  ::pthread_mutexattr_destroy(&attributes);
-  return error == 0 ? Status::ok() : systemError("cannot make the liveness mutex", error);
-}
-
 }  // namespace
+
+std::size_t inboxHeaderBytes(int worldSize) {
+  const std::size_t words = (static_cast<std::size_t>(worldSize) + 63) / 64;
+  return (InboxHeader::kAnnouncedOffset + words * sizeof(std::uint64_t) + kInboxPage - 1) / kInboxPage * kInboxPage;
+}
 
 std::size_t slotBytes(const std::array<std::uint64_t, kNumLanes>& laneBytes) {
   std::size_t bytes = kInboxPage;
@@ -83,29 +77,36 @@ std::byte* InboxSlot::laneData(Lane lane) const {
   return at;
 }
 
-Result<std::shared_ptr<Inbox>> Inbox::create(int worldSize, const Options& options) {
+Result<std::shared_ptr<Inbox>> Inbox::create(int worldSize, const Options& options, std::shared_ptr<ShmFabric> fabric) {
   std::shared_ptr<Inbox> inbox(new Inbox);
   const auto lanes = laneCapacities(options);
   const std::size_t allSlots = slotBytes(lanes) * static_cast<std::size_t>(worldSize);
-  auto fd = makeMemfd("shardwire-inbox", kInboxPage + allSlots);
-  SW_RETURN_IF_ERROR(fd.status());
-  inbox->fd_ = std::move(*fd);
-  auto header = Mapping::shared(inbox->fd(), 0, kInboxPage, Access::kReadWrite, "the inbox header");
+  const std::size_t headerBytes = inboxHeaderBytes(worldSize);
+  fabric->clearRemains();
+  const auto offset = fabric->arena().take(headerBytes + allSlots);
+  SW_RETURN_IF_ERROR(offset.status());
+  const int fd = fabric->arena().fd();
+  auto header = Mapping::shared(fd, *offset, headerBytes, Access::kReadWrite, "the inbox header");
   SW_RETURN_IF_ERROR(header.status());
   inbox->header_ = std::move(*header);
-  auto slots = Mapping::shared(inbox->fd(), kInboxPage, allSlots, Access::kReadWrite, "the inbox (see SHARDWIRE_RING_BYTES)");
+  auto slots = Mapping::shared(fd, *offset + headerBytes, allSlots, Access::kReadWrite, "the inbox (see SHARDWIRE_RING_BYTES)");
   SW_RETURN_IF_ERROR(slots.status());
   inbox->slots_ = std::move(*slots);
+  const auto id = makeRandomId();
+  SW_RETURN_IF_ERROR(id.status());
   InboxHeader* made = new (inbox->header_.bytes()) InboxHeader{};
   made->magic = kInboxMagic;
   made->version = kInboxVersion;
   made->worldSize = static_cast<std::uint32_t>(worldSize);
+  made->id = *id;
   made->laneBytes = lanes;
   inbox->laneBytes_ = lanes;
-  SW_RETURN_IF_ERROR(initLiveness(&made->liveness));
-  const auto id = makeRandomId();
-  SW_RETURN_IF_ERROR(id.status());
   inbox->id_ = *id;
+  inbox->offset_ = *offset;
+  inbox->jobToken_ = options.jobToken;
+  inbox->worldSize_ = worldSize;
+  inbox->page_ = &fabric->page();
+  inbox->fabric_ = std::move(fabric);
   InProcess& registry = inProcess();
   const MutexLock lock(registry.mutex);
   registry.inboxes[inbox->id_] = inbox;
@@ -119,32 +120,31 @@ std::shared_ptr<Inbox> Inbox::findInProcess(const RandomId& id) {
   return found == registry.inboxes.end() ? nullptr : found->second.lock();
 }
 
-Result<std::shared_ptr<Inbox>> Inbox::map(int fd, Rank owner, int worldSize, Rank slot) {
+Result<std::shared_ptr<Inbox>> Inbox::map(const At& at, Rank owner, int worldSize, Rank slot) {
+  const std::size_t headerBytes = inboxHeaderBytes(worldSize);
+  const auto outside = [&] {
+    return Status{StatusCode::kMismatch, fmt::format("rank {} says that its inbox lies at byte {} of {}", owner, at.offset, at.arenaBytes)};
+  };
+  if (at.offset % kInboxPage != 0 || at.offset > at.arenaBytes || at.arenaBytes - at.offset < headerBytes) {
+    return outside();
+  }
   std::shared_ptr<Inbox> inbox(new Inbox);
-  struct stat status {};
-  if (::fstat(fd, &status) != 0) {
-    return systemError(fmt::format("fstat of rank {}'s inbox", owner), errno);
-  }
-  SW_RETURN_IF_ERROR(checkMemfd(fd, static_cast<std::uint64_t>(status.st_size)));  // the size itself is checked below
-  if (status.st_size < static_cast<off_t>(kInboxPage)) {
-    return Status{StatusCode::kMismatch, fmt::format("rank {} handed over an inbox of {} bytes", owner, status.st_size)};
-  }
-  auto header = Mapping::shared(fd, 0, kInboxPage, Access::kReadWrite, "a peer's inbox header");
+  auto header = Mapping::shared(at.arenaFd, at.offset, headerBytes, Access::kReadWrite, "a peer's inbox header");
   SW_RETURN_IF_ERROR(header.status());
   inbox->header_ = std::move(*header);
   inbox->laneBytes_ = inbox->header().laneBytes;
-  SW_RETURN_IF_ERROR(checkHeader(inbox->header(), inbox->laneBytes_, owner, worldSize));
+  SW_RETURN_IF_ERROR(checkHeader(inbox->header(), inbox->laneBytes_, at.id, owner, worldSize));
   const std::size_t oneSlot = slotBytes(inbox->laneBytes_);
-  const std::size_t expected = kInboxPage + oneSlot * static_cast<std::size_t>(worldSize);
-  if (static_cast<std::size_t>(status.st_size) != expected) {
-    return Status{StatusCode::kMismatch,
-                  fmt::format("rank {} handed over an inbox of {} bytes where {} are due", owner, status.st_size, expected)};
+  const std::uint64_t slots = oneSlot * static_cast<std::uint64_t>(worldSize);
+  if (slots > at.arenaBytes - at.offset - headerBytes) {
+    return outside();
   }
-  auto slots =
-      Mapping::shared(fd, kInboxPage + oneSlot * static_cast<std::size_t>(slot), oneSlot, Access::kReadWrite, "a slot of a peer's inbox");
-  SW_RETURN_IF_ERROR(slots.status());
-  inbox->slots_ = std::move(*slots);
+  auto mapped = Mapping::shared(at.arenaFd, at.offset + headerBytes + oneSlot * static_cast<std::uint64_t>(slot), oneSlot,
+                                Access::kReadWrite, "a slot of a peer's inbox");
+  SW_RETURN_IF_ERROR(mapped.status());
+  inbox->slots_ = std::move(*mapped);
   inbox->onlySlot_ = slot;
+  inbox->page_ = at.page;
   return inbox;
 }
 
@@ -154,11 +154,36 @@ Inbox::~Inbox() {
     const MutexLock lock(registry.mutex);
     registry.inboxes.erase(id_);
   }
-  if (held_.load(std::memory_order_acquire)) {
-    // The C library keeps the address of a held robust mutex in a list of the thread: the page must stay.
-    logError("an inbox was dropped while its liveness mark is held; its header stays mapped");
-    header_.leak();
+  if (fabric_ != nullptr) {
+    bury();
   }
+}
+
+// Peers may write to it until each of them has closed it, or its process has ended.
+void Inbox::bury() {
+  ShmFabric::Remains remains;
+  remains.offset = offset_;
+  remains.bytes = header_.size() + slots_.size();
+  // Only of those who were there: looking at a slot that nobody ever had would give it memory.
+  std::vector<int> announced;
+  for (int peer = 0; peer < worldSize_; ++peer) {
+    if ((announcedWord(static_cast<std::size_t>(peer) / 64) >> (peer % 64) & 1) != 0) {
+      announced.push_back(peer);
+    }
+  }
+  remains.isFree = [laneBytes = laneBytes_, announced = std::move(announced), at = slots_.bytes()](ShmFabric& fabric) {
+    for (const int peer : announced) {
+      const SlotReader& reader = *InboxSlot{at + slotBytes(laneBytes) * static_cast<std::size_t>(peer), laneBytes}.reader();
+      const auto state = static_cast<ReaderState>(reader.state.load(std::memory_order_seq_cst));
+      if (state == ReaderState::kHere && (reader.process == fabric.door().process || fabric.isLinkedHere(reader.process))) {
+        return false;
+      }
+    }
+    return true;
+  };
+  remains.mappings.push_back(std::move(header_));
+  remains.mappings.push_back(std::move(slots_));
+  fabric_->bury(std::move(remains));
 }
 
 InboxSlot Inbox::slot(Rank peer) const {
@@ -180,19 +205,31 @@ void Inbox::ringIfArmed() const {
 void Inbox::ring() const {
   InboxHeader& to = header();
   // One of several peers that see the armed bell rings it; the others' changes are before its ring or seen by the woken owner's look.
-  if (to.armed.exchange(0, std::memory_order_seq_cst) != 0) {
+  const std::uint32_t armed = to.armed.exchange(0, std::memory_order_seq_cst);
+  if ((armed & static_cast<std::uint32_t>(Wakes::kSleepers)) != 0) {
     to.bell.fetch_add(1, std::memory_order_seq_cst);
     futexWakeAll(to.bell);
+  }
+  if ((armed & static_cast<std::uint32_t>(Wakes::kProgress)) != 0) {
+    page_->bell.fetch_add(1, std::memory_order_seq_cst);
+    futexWakeAll(page_->bell);
+  }
+}
+
+// seq_cst throughout: either the owner, who asks for being woken before it looks, sees the bit, or its wish is seen here.
+void Inbox::announce(Rank self) const {
+  const auto at = static_cast<std::size_t>(self);
+  announcedWords()[at / 64].fetch_or(std::uint64_t{1} << (at % 64), std::memory_order_seq_cst);
+  header().numAnnounced.fetch_add(1, std::memory_order_seq_cst);
+  ringIfArmed();
+  if (header().awaitsAnnouncements.load(std::memory_order_seq_cst) != 0) {
+    page_->bell.fetch_add(1, std::memory_order_seq_cst);
+    futexWakeAll(page_->bell);
   }
 }
 
 bool Inbox::ownerDied() const {
-  // The C library's lock word of a robust mutex is the futex the kernel knows: the owner's thread id, or FUTEX_OWNER_DIED once that thread
-  // ended without unlocking. Reading it blocks nobody and takes nothing over, unlike a trylock.
-  static_assert(sizeof(InboxHeader::liveness.__data.__lock) == sizeof(std::uint32_t));
-  // Relaxed: nothing is published by it.
-  const int word = __atomic_load_n(&header().liveness.__data.__lock, __ATOMIC_RELAXED);
-  return (static_cast<std::uint32_t>(word) & FUTEX_OWNER_DIED) != 0;
+  return page_->isOwnerDead();
 }
 
 bool Inbox::ownerLeft() const {
@@ -202,24 +239,39 @@ bool Inbox::ownerLeft() const {
   return state.load(std::memory_order_relaxed) == kLeft && state.load(std::memory_order_acquire) == kLeft;
 }
 
-void Inbox::holdLiveness() {
-  SW_CHECK(!held_.load(std::memory_order_acquire));
-  const int error = ::pthread_mutex_lock(&header().liveness);
-  SW_CHECK(error == 0);
-  held_.store(true, std::memory_order_release);
+// A reader copies, then looks; an owner marks, then lets go. The exchange is a full barrier, so that stores past the cache that the owner's
+// caller makes afterwards cannot pass it; the fence keeps the reader's copies before its look.
+bool Inbox::ownerWithdrew() const {
+#if !defined(__SANITIZE_THREAD__)  // which knows no fences
+  std::atomic_thread_fence(std::memory_order_seq_cst);
+#endif
+  return header().withdrawn.load(std::memory_order_seq_cst) != 0;
+}
+
+void Inbox::markWithdrawn() {
+  header().withdrawn.exchange(1, std::memory_order_seq_cst);
+  const std::lock_guard noMoreReaders(readers_);  // whoever comes later sees the mark
+}
+
+void Inbox::leaveWord(const Status& why) {
+  InboxHeader& to = header();
+  const std::string_view text = std::string_view(why.message()).substr(0, to.word.size() - 1);
+  std::copy(text.begin(), text.end(), to.word.begin());
+  to.word[text.size()] = 0;
+  to.wordCode = static_cast<std::uint32_t>(why.code());
+}
+
+std::optional<Status> Inbox::lastWord() const {
+  const auto code = static_cast<StatusCode>(header().wordCode);
+  if (!ownerLeft() || code == StatusCode::kOk) {
+    return std::nullopt;
+  }
+  const auto& word = header().word;
+  return Status(code, std::string(word.begin(), std::find(word.begin(), word.end(), '\0')));
 }
 
 void Inbox::markLeft() {
   header().state.store(static_cast<std::uint32_t>(RankState::kLeft), std::memory_order_release);
-}
-
-void Inbox::leave() {
-  markLeft();
-  if (held_.load(std::memory_order_acquire)) {
-    const int error = ::pthread_mutex_unlock(&header().liveness);
-    SW_CHECK(error == 0);  // EPERM: not the thread that called holdLiveness()
-    held_.store(false, std::memory_order_release);
-  }
 }
 
 }  // namespace shardwire::internal

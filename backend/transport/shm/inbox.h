@@ -1,26 +1,29 @@
-// The segment of shared memory into which the peers of one rank write: a header (doorbell, liveness) and, for each peer, one ring per lane.
-// Made by its rank as an anonymous, sealed memfd and handed to each peer over a socket; it needs no name and outlives nobody.
+// The segment of shared memory into which the peers of one rank of one group write: a header (doorbell, state) and, for each peer, what
+// it could read of the owner's memory, and one ring per lane. It lies in the arena of its rank's process, which the peers' processes have.
 #pragma once
-
-#include <pthread.h>
 
 #include <array>
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <optional>
+#include <shared_mutex>
+#include <string>
 
-#include "backend/base/fd.h"
 #include "backend/base/mapping.h"
 #include "backend/base/random_id.h"
+#include "backend/transport/frame_ring.h"
 #include "backend/transport/lanes.h"
-#include "backend/transport/shm/frame_ring.h"
 #include "backend/transport/transport.h"
 #include "shardwire/options.h"
 
 namespace shardwire::internal {
 
+class ShmFabric;
+struct ShmProcessPage;
+
 inline constexpr std::uint64_t kInboxMagic = 0x584f424e49575348;  // "HSWINBOX" as bytes
-inline constexpr std::uint32_t kInboxVersion = 1;
+inline constexpr std::uint32_t kInboxVersion = 5;
 inline constexpr std::size_t kInboxPage = 4096;
 
 enum class RankState : std::uint32_t { kAlive = 0, kLeft = 1 };
@@ -29,22 +32,49 @@ struct InboxHeader {
   std::uint64_t magic;
   std::uint32_t version;
   std::uint32_t worldSize;
+  RandomId id;
   std::array<std::uint64_t, kNumLanes> laneBytes;  // capacities; powers of two
   // Doorbell: see ShmDoorbell.
-  alignas(64) std::atomic<std::uint32_t> bell;  // counts rings; sleepers wait on it
-  std::atomic<std::uint32_t> armed;             // 1: whoever changes a ring must ring the bell
-  // Liveness: the owner's thread holds the robust mutex as long as the group lives; the kernel marks it when that thread dies.
+  alignas(64) std::atomic<std::uint32_t> bell;   // counts rings; sleepers wait on it
+  std::atomic<std::uint32_t> armed;              // Wakes: whoever changes a ring must ring for these
   alignas(64) std::atomic<std::uint32_t> state;  // RankState
-  pthread_mutex_t liveness;
-};
-static_assert(sizeof(InboxHeader) <= kInboxPage);
+  std::atomic<std::uint32_t> withdrawn;          // 1: the owner's callers have their tensors back, whoever still reads them
+  // Peers that said in their slots that they are there: a bit for each behind the header (Inbox::announcedWords), and how many did.
+  alignas(64) std::atomic<std::uint32_t> numAnnounced;
+  std::atomic<std::uint32_t> awaitsAnnouncements;  // 1: each is to wake the owner's process, whatever it does
 
-// Bytes of one peer's part: a page of ring words, then the lanes' data.
+  // Why the owner gave up, before it left; written before kLeft. Text up to a zero byte; nobody trusts its length.
+  alignas(64) std::uint32_t wordCode;  // StatusCode; 0: there is no word
+  std::array<char, 1024> word;
+
+  static constexpr std::size_t kAnnouncedOffset = 1536;
+};
+static_assert(sizeof(InboxHeader) <= InboxHeader::kAnnouncedOffset);
+
+enum class ReaderState : std::uint32_t { kNone = 0, kHere = 1, kGone = 2 };
+
+// What the peer of a slot tells the owner. Written by the peer before it stores kHere; the owner trusts no length in it.
+struct SlotReader {
+  static constexpr std::size_t kTextBytes = 1024;
+  std::atomic<std::uint32_t> state;  // ReaderState; seq_cst
+  RandomId process;
+  double readGBps;  // of the owner's ordinary memory; 0: it does not read that, for the reason
+  std::array<char, kTextBytes> reason;
+  std::array<char, kTextBytes> whyNoHeap;  // why the owner's heap is not mapped there; empty: it is
+};
+
+// Of the header with the bits behind it, in whole pages.
+std::size_t inboxHeaderBytes(int worldSize);
+// Bytes of one peer's part: a page of ring words and of what the peer tells, then the lanes' data.
 std::size_t slotBytes(const std::array<std::uint64_t, kNumLanes>& laneBytes);
 
 struct InboxSlot {
   RingWords* words(Lane lane) const { return reinterpret_cast<RingWords*>(bytes) + static_cast<int>(lane); }
+  SlotReader* reader() const { return reinterpret_cast<SlotReader*>(bytes + kReaderOffset); }
   std::byte* laneData(Lane lane) const;
+
+  static constexpr std::size_t kReaderOffset = 1024;
+  static_assert(kNumLanes * sizeof(RingWords) <= kReaderOffset && kReaderOffset + sizeof(SlotReader) <= kInboxPage);
 
   std::byte* bytes = nullptr;
   std::array<std::uint64_t, kNumLanes> laneBytes{};
@@ -53,12 +83,21 @@ struct InboxSlot {
 // An inbox as mapped here: one's own whole, or of a peer's the header and the slot that is ours.
 class Inbox {
  public:
-  // Makes the inbox of rank `rank`, which all of this process can find by its id.
-  static Result<std::shared_ptr<Inbox>> create(int worldSize, const Options& options);
+  // Makes an inbox in this process's arena, which all of this process can find by its id.
+  static Result<std::shared_ptr<Inbox>> create(int worldSize, const Options& options, std::shared_ptr<ShmFabric> fabric);
   // The inbox of another rank of this process, so that both ends use the same addresses; null when there is none.
   static std::shared_ptr<Inbox> findInProcess(const RandomId& id);
-  // Maps a peer's inbox after checking its size, its seals and its header; `slot` is the rank that will write into it.
-  static Result<std::shared_ptr<Inbox>> map(int fd, Rank owner, int worldSize, Rank slot);
+  // Where a peer's inbox lies: in an arena of `arenaBytes` (checked), as its rank says.
+  struct At {
+    int arenaFd = -1;
+    std::uint64_t arenaBytes = 0;
+    std::uint64_t offset = 0;
+    RandomId id;
+    ShmProcessPage* page = nullptr;  // of its process; outlives the inbox
+  };
+  // Maps a peer's inbox after checking its place and its header; `slot` is the rank that will write into it. kPeerFailed: it is there no
+  // more.
+  static Result<std::shared_ptr<Inbox>> map(const At& at, Rank owner, int worldSize, Rank slot);
 
   Inbox(const Inbox&) = delete;
   Inbox& operator=(const Inbox&) = delete;
@@ -67,32 +106,57 @@ class Inbox {
   InboxHeader& header() const { return *reinterpret_cast<InboxHeader*>(header_.bytes()); }
   InboxSlot slot(Rank peer) const;
   const RandomId& id() const { return id_; }
-  int fd() const { return fd_.get(); }
-  // Once all peers have it.
-  void closeFd() { fd_.reset(); }
+  std::uint64_t offset() const { return offset_; }
+  // Of its group; for ranks of this process, which need no link to find it.
+  const std::string& jobToken() const { return jobToken_; }
+  const std::shared_ptr<ShmFabric>& fabric() const { return fabric_; }
 
   // Rings the owner's bell if it is armed. After a change of a ring that was stored seq_cst.
   void ringIfArmed() const;
   void ring() const;
 
+  // What rank `self` says in its slot is said: the owner finds it among the announced.
+  void announce(Rank self) const;
+  // Of the owner: a change since `seen`, which counts them, and the ranks announced so far, by bit.
+  std::uint32_t numAnnounced() const { return header().numAnnounced.load(std::memory_order_seq_cst); }
+  std::uint64_t announcedWord(std::size_t index) const { return announcedWords()[index].load(std::memory_order_seq_cst); }
+  void awaitAnnouncements() { header().awaitsAnnouncements.store(1, std::memory_order_seq_cst); }
+
   // The owner's liveness, from any process.
   bool ownerDied() const;
   bool ownerLeft() const;
-  void holdLiveness();
-  // Sets the state only; leave() also gives up the liveness mark, on the thread that holds it.
+  // The owner gave its memory back, which it does when nobody had it: what this rank wrote into it since is lost.
+  bool isGivenBack() const { return header().magic == 0; }
+  // Whether what was read of the owner's memory so far may have been changed while it was read: see Connection::hasWithdrawn().
+  bool ownerWithdrew() const;
+  void leaveWord(const Status& why);
+  // Of an owner that left: what it said, if anything.
+  std::optional<Status> lastWord() const;
   void markLeft();
-  void leave();
+  // Before the owner's callers may touch what peers may still be reading. Waits for reads by ranks of this process, which end by
+  // themselves.
+  void markWithdrawn();
+  // Held, shared, by ranks of this process that read the owner's memory.
+  std::shared_mutex& readers() { return readers_; }
 
  private:
   Inbox() = default;
+  void bury();
+  std::atomic<std::uint64_t>* announcedWords() const {
+    return reinterpret_cast<std::atomic<std::uint64_t>*>(header_.bytes() + InboxHeader::kAnnouncedOffset);
+  }
 
-  Fd fd_;
+  std::shared_ptr<ShmFabric> fabric_;  // null: a peer's
+  std::uint64_t offset_ = 0;
+  std::string jobToken_;
+  int worldSize_ = 0;
+  ShmProcessPage* page_ = nullptr;
   Mapping header_;
   Mapping slots_;
   std::array<std::uint64_t, kNumLanes> laneBytes_{};  // as checked once: the shared words are not trusted again
   Rank onlySlot_ = -1;                                // a peer's inbox: the one slot that slots_ holds; -1: all
   RandomId id_;                                       // zero: a peer's
-  std::atomic<bool> held_{false};
+  std::shared_mutex readers_;
 };
 
 }  // namespace shardwire::internal

@@ -7,6 +7,7 @@
 
 #include "backend/base/memfd.h"
 #include "backend/base/mutex.h"
+#include "backend/base/per_process.h"
 
 namespace shardwire::internal {
 namespace {
@@ -19,13 +20,13 @@ struct Registry {
   std::map<RandomId, std::weak_ptr<const Mapping>> heaps SW_GUARDED_BY(mutex);
 };
 Registry& registry() {
-  static auto* made = new Registry;  // never destroyed: connections may outlive static destructors
-  return *made;
+  static PerProcess<Registry> heaps;
+  return heaps.get();
 }
 
-Result<Mapping> mapChecked(int fd, std::uint64_t bytes, Rank owner) {
+Result<Mapping> mapChecked(int fd, std::uint64_t bytes, pid_t owner) {
   if (Status checked = checkMemfd(fd, bytes); !checked.isOk()) {
-    return Status{checked.code(), fmt::format("the shared heap of rank {}: {}", owner, checked.message())};
+    return Status{checked.code(), fmt::format("the shared heap of pid {}: {}", owner, checked.message())};
   }
   auto mapping = Mapping::shared(fd, 0, bytes, Access::kRead, "a peer's shared heap", kHugePage);
   if (mapping.isOk()) {
@@ -37,7 +38,7 @@ Result<Mapping> mapChecked(int fd, std::uint64_t bytes, Rank owner) {
 
 }  // namespace
 
-Result<std::shared_ptr<const Mapping>> mapPeerHeap(const RandomId& process, int fd, std::uint64_t bytes, Rank owner) {
+Result<std::shared_ptr<const Mapping>> mapPeerHeap(const RandomId& process, int fd, std::uint64_t bytes, pid_t owner) {
   Registry& heaps = registry();
   const MutexLock lock(heaps.mutex);
   std::erase_if(heaps.heaps, [](const auto& entry) { return entry.second.expired(); });

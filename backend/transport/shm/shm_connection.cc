@@ -6,7 +6,8 @@
 #include <cstring>
 
 #include "backend/transport/shm/cross_memory.h"
-#include "backend/transport/shm/unix_socket.h"
+#include "backend/transport/shm/held_memory.h"
+#include "backend/transport/shm/shm_fabric.h"
 
 namespace shardwire::internal {
 namespace {
@@ -20,22 +21,53 @@ std::size_t index(Lane lane) {
   return static_cast<std::size_t>(lane);
 }
 
+// As much as fits, and a zero byte.
+void write(std::array<char, SlotReader::kTextBytes>& to, std::string_view text) {
+  const std::size_t size = std::min(text.size(), to.size() - 1);
+  std::copy_n(text.begin(), size, to.begin());
+  to[size] = 0;
+}
+
+std::string textOf(const std::array<char, SlotReader::kTextBytes>& from) {
+  return {from.begin(), std::find(from.begin(), from.end(), '\0')};
+}
+
 constexpr std::array<const char*, kNumLanes> kLaneNames = {"control", "bulk", "point"};
 
 }  // namespace
 
-ShmConnection::ShmConnection(ShmLink link) : link_(std::move(link)) {
-  const InboxSlot out = link_.theirs->slot(link_.self);
-  const InboxSlot in = link_.mine->slot(link_.peer);
+ShmConnection::ShmConnection(ShmJoint joint) : joint_(std::move(joint)) {
+  const InboxSlot out = joint_.theirs->slot(joint_.self);
+  const InboxSlot in = joint_.mine->slot(joint_.peer);
   for (const Lane lane : {Lane::kControl, Lane::kBulk, Lane::kPoint}) {
     writers_[index(lane)] = RingWriter(out.words(lane), out.laneData(lane), out.laneBytes[index(lane)]);
     readers_[index(lane)] = RingReader(in.words(lane), in.laneData(lane), in.laneBytes[index(lane)]);
     maxFrameBytes_[index(lane)] = maxRingFrameBytes(out.laneBytes[index(lane)]);
   }
+  SlotReader& sign = mySign();
+  sign.process = joint_.mine->fabric()->door().process;
+  sign.readGBps = joint_.readGBps;
+  write(sign.reason, joint_.whyNoReads);
+  write(sign.whyNoHeap, joint_.isSameProcess() ? "" : joint_.link->whyNoHeap());
+  sign.state.store(static_cast<std::uint32_t>(ReaderState::kHere), std::memory_order_seq_cst);
+  joint_.theirs->announce(joint_.self);
 }
 
 ShmConnection::~ShmConnection() {
-  link_.mine->markLeft();  // before the socket hangs up, so that the peer does not take it for death
+  joint_.mine->markLeft();  // before the link's socket hangs up, so that the peer does not take it for death
+  mySign().state.store(static_cast<std::uint32_t>(ReaderState::kGone), std::memory_order_seq_cst);
+}
+
+bool ShmConnection::hearPeer() {
+  const SlotReader& sign = *joint_.mine->slot(joint_.peer).reader();
+  if (isHeard_ || sign.state.load(std::memory_order_seq_cst) == static_cast<std::uint32_t>(ReaderState::kNone)) {
+    return isHeard_;
+  }
+  isHeard_ = true;
+  peersReads_ = {sign.readGBps > 0 ? sign.readGBps : 0, textOf(sign.reason)};
+  joint_.peerReadsMe = peersReads_.gbps > 0;
+  joint_.whyPeerHasNoHeap = textOf(sign.whyNoHeap);
+  return true;
 }
 
 std::span<std::byte> ShmConnection::reserve(Lane lane, std::size_t minBytes, std::size_t maxBytes) {
@@ -44,7 +76,7 @@ std::span<std::byte> ShmConnection::reserve(Lane lane, std::size_t minBytes, std
 
 void ShmConnection::commit(Lane lane, std::size_t bytes) {
   writers_[index(lane)].commit(bytes);
-  link_.theirs->ringIfArmed();
+  joint_.theirs->ringIfArmed();
 }
 
 std::size_t ShmConnection::maxFrameBytes(Lane lane) const {
@@ -57,7 +89,7 @@ std::span<const std::byte> ShmConnection::peek(Lane lane) {
 
 void ShmConnection::release(Lane lane) {
   readers_[index(lane)].release();
-  link_.theirs->ringIfArmed();
+  joint_.theirs->ringIfArmed();
 }
 
 ReadLimits ShmConnection::readLimits() const {
@@ -66,58 +98,87 @@ ReadLimits ShmConnection::readLimits() const {
 
 Reach ShmConnection::expose(const void* bytes, std::size_t size, RemoteAddress* address) {
   *address = {kVirtualSpace, reinterpret_cast<std::uint64_t>(bytes)};
-  if (link_.sameProcess) {
-    return link_.myHeap != nullptr && link_.myHeap->offsetOf(bytes, size) ? Reach::kDirect : link_.sameProcessReach;
+  if (joint_.isSameProcess()) {
+    return joint_.myHeap != nullptr && joint_.myHeap->offsetOf(bytes, size) ? Reach::kDirect : joint_.sameProcessReach;
   }
-  if (link_.myHeap != nullptr) {
-    if (const auto offset = link_.myHeap->offsetOf(bytes, size)) {
+  if (joint_.myHeap != nullptr && joint_.whyPeerHasNoHeap.empty()) {
+    if (const auto offset = joint_.myHeap->offsetOf(bytes, size)) {
       *address = {kHeapSpace, *offset};
       return Reach::kDirect;
     }
   }
-  return link_.peerReadsMe ? Reach::kCopy : Reach::kNone;
+  return joint_.peerReadsMe ? Reach::kCopy : Reach::kNone;
 }
 
 const std::byte* ShmConnection::map(const RemoteAddress& address, std::size_t size) {
-  if (link_.sameProcess) {
+  if (joint_.isSameProcess()) {
     return address.space == kVirtualSpace ? reinterpret_cast<const std::byte*>(address.value) : nullptr;
   }
-  if (address.space != kHeapSpace || link_.peerHeap == nullptr) {
+  const Mapping* const heap = joint_.link == nullptr ? nullptr : joint_.link->heap().get();
+  if (address.space != kHeapSpace || heap == nullptr) {
     return nullptr;
   }
-  const std::size_t heapBytes = link_.peerHeap->size();
+  const std::size_t heapBytes = heap->size();
   if (address.value > heapBytes || size > heapBytes - address.value) {
     return nullptr;
   }
-  return link_.peerHeap->bytes() + address.value;
+  return heap->bytes() + address.value;
+}
+
+Result<std::shared_ptr<HeldMemory>> ShmConnection::hold(const HeapPlace& place, std::size_t size) {
+  if (joint_.isSameProcess()) {
+    return holdOwnProcess(place);
+  }
+  const bool isMapped = joint_.link->heap() != nullptr;
+  if (!isMapped || !place.isInHeap) {
+    const std::string why = isMapped ? "the memory lies outside of its shared heap" : joint_.link->whyNoHeap();
+    return Status{StatusCode::kUnsupported,
+                  fmt::format("the shared heap of {} is not mapped here{}{}", joint_.who, why.empty() ? "" : ": ", why)};
+  }
+  return holdPeerHeap(joint_.link, joint_.mine->fabric(), place.offset, size, joint_.who);
 }
 
 Status ShmConnection::read(std::span<const MemoryRun> runs) {
-  if (link_.sameProcess) {
+  if (joint_.isSameProcess()) {
+    const DirectRead reading(*this);
+    if (!reading.isAllowed()) {
+      return {StatusCode::kPeerFailed, fmt::format("{} failed and has its tensors back", joint_.who)};
+    }
     for (const MemoryRun& run : runs) {
       std::memcpy(run.local, reinterpret_cast<const std::byte*>(run.remote), run.bytes);
     }
     return Status::ok();
   }
-  if (link_.readGBps == 0) {
-    return {StatusCode::kUnsupported, fmt::format("the memory of {} cannot be read: {}", link_.who, link_.whyNoReads)};
+  if (joint_.readGBps == 0) {
+    return {StatusCode::kUnsupported, fmt::format("the memory of {} cannot be read: {}", joint_.who, joint_.whyNoReads)};
   }
-  SW_RETURN_IF_ERROR(readCrossMemory(link_.pid, runs, link_.who.c_str()));
-  // Its pid may have been another process's by now: what was read counts only if the peer still lived afterwards.
-  return link_.theirs->ownerDied() ? lookAtPeer() : Status::ok();
+  const Status status = readCrossMemory(joint_.link->pid(), runs, joint_.who.c_str());
+  // Its pid may have been another process's by now: what was read counts only if the peer still lived afterwards. And memory that cannot be
+  // read is mostly that of a peer that ends.
+  return joint_.theirs->ownerDied() ? lookAtPeer() : status;
+}
+
+bool ShmConnection::stopFetches() {
+  joint_.mine->markWithdrawn();
+  return true;
+}
+
+// Its memory stays as long as the peer knows that this rank is there.
+bool ShmConnection::hasLeft() const {
+  return joint_.theirs->ownerLeft() || (!isHeard_ && joint_.theirs->isGivenBack());
 }
 
 Status ShmConnection::lookAtPeer() {
-  if (link_.theirs->ownerLeft()) {
-    return {StatusCode::kPeerFailed, fmt::format("{} left the group", link_.who)};
+  if (hasLeft()) {
+    return {StatusCode::kPeerFailed, fmt::format("{} left the group", joint_.who)};
   }
-  if (link_.theirs->ownerDied()) {
-    return {StatusCode::kPeerFailed, fmt::format("{} died", link_.who)};
+  if (joint_.theirs->ownerDied()) {
+    return {StatusCode::kPeerFailed, fmt::format("{} died", joint_.who)};
   }
   for (const Lane lane : {Lane::kControl, Lane::kBulk, Lane::kPoint}) {
     if (writers_[index(lane)].isBroken() || readers_[index(lane)].isBroken()) {
       return {StatusCode::kPeerFailed, fmt::format("the {} ring shared with {} is corrupt: a stray write on one of the two sides",
-                                                   kLaneNames[index(lane)], link_.who)};
+                                                   kLaneNames[index(lane)], joint_.who)};
     }
   }
   const Deadline now = Clock::now();
@@ -125,11 +186,11 @@ Status ShmConnection::lookAtPeer() {
     return Status::ok();
   }
   nextSocketLook_ = now + kSocketLookEvery;
-  if (!isHungUp(link_.socket)) {
+  if (joint_.isSameProcess() || !joint_.link->isHungUp()) {
     return Status::ok();
   }
   // An orderly peer says that it leaves before it hangs up, perhaps between our two looks.
-  return {StatusCode::kPeerFailed, fmt::format("{} {}", link_.who, link_.theirs->ownerLeft() ? "left the group" : "died")};
+  return {StatusCode::kPeerFailed, fmt::format("{} {}", joint_.who, hasLeft() ? "left the group" : "died")};
 }
 
 Status ShmConnection::health() {
@@ -140,14 +201,20 @@ Status ShmConnection::health() {
 }
 
 std::string ShmConnection::describe() const {
-  if (link_.sameProcess) {
-    return fmt::format("rank {}: shm, same process", link_.peer);
+  if (joint_.isSameProcess()) {
+    return fmt::format("rank {}: shm, same process", joint_.peer);
   }
-  const char* heap = link_.peerHeap != nullptr ? "" : ", no shared heap";
-  if (link_.readGBps == 0) {
-    return fmt::format("rank {}: shm{}, ordinary memory staged ({})", link_.peer, heap, link_.whyNoReads);
+  std::string heap = joint_.link->heap() != nullptr ? ""
+                     : joint_.link->whyNoHeap().empty()
+                         ? ", no shared heap"
+                         : fmt::format(", its shared heap is not mapped here ({})", joint_.link->whyNoHeap());
+  if (!joint_.whyPeerHasNoHeap.empty()) {
+    heap += fmt::format(", this rank's shared heap is not mapped there ({})", joint_.whyPeerHasNoHeap);
   }
-  return fmt::format("rank {}: shm{}, cross-memory reads {:.1f} GB/s", link_.peer, heap, link_.readGBps);
+  if (joint_.readGBps == 0) {
+    return fmt::format("rank {}: shm{}, ordinary memory staged ({})", joint_.peer, heap, joint_.whyNoReads);
+  }
+  return fmt::format("rank {}: shm{}, cross-memory reads {:.1f} GB/s", joint_.peer, heap, joint_.readGBps);
 }
 
 }  // namespace shardwire::internal

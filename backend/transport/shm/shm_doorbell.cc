@@ -4,6 +4,7 @@
 
 #include "backend/base/futex.h"
 #include "backend/transport/longest_sleep.h"
+#include "backend/transport/shm/shm_fabric.h"
 
 namespace shardwire::internal {
 
@@ -13,11 +14,11 @@ ShmDoorbell::~ShmDoorbell() {
   inbox_->markLeft();
 }
 
-std::uint32_t ShmDoorbell::arm() {
+std::uint32_t ShmDoorbell::arm(Wakes whom) {
   InboxHeader& header = inbox_->header();
   const std::uint32_t ticket = header.bell.load(std::memory_order_seq_cst);
   // seq_cst: the caller's look at the rings comes after. See Inbox::ringIfArmed().
-  header.armed.store(1, std::memory_order_seq_cst);
+  header.armed.fetch_or(static_cast<std::uint32_t>(whom), std::memory_order_seq_cst);
   return ticket;
 }
 
@@ -48,12 +49,16 @@ void ShmDoorbell::ringSelf() {
   }
 }
 
-void ShmDoorbell::holdLiveness() {
-  inbox_->holdLiveness();
+std::shared_ptr<ProgressBell> ShmDoorbell::progressBell() {
+  return {inbox_->fabric(), &inbox_->fabric()->progressBell()};
+}
+
+void ShmDoorbell::leaveWord(const Status& why) {
+  inbox_->leaveWord(why);
 }
 
 void ShmDoorbell::leave() {
-  inbox_->leave();
+  inbox_->markLeft();
 }
 
 }  // namespace shardwire::internal

@@ -14,12 +14,13 @@ class ShmDoorbell final : public Doorbell {
   explicit ShmDoorbell(std::shared_ptr<Inbox> inbox);
   ~ShmDoorbell() override;
 
-  std::uint32_t arm() override;
+  std::uint32_t arm(Wakes whom) override;
   void disarm() override;
   std::uint32_t ticket() const override;
   void sleep(std::uint32_t ticket, Deadline until) override;
   void ringSelf() override;
-  void holdLiveness() override;
+  std::shared_ptr<ProgressBell> progressBell() override;
+  void leaveWord(const Status& why) override;
   void leave() override;
 
  private:

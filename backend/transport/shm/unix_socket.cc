@@ -37,29 +37,8 @@ Result<Fd> makeSocket() {
   if (!socket.isOpen()) {
     return systemError(errno == EMFILE ? "a Unix socket (raise ulimit -n)" : "a Unix socket", errno);
   }
+  socket.closeInChildren();
   return socket;
-}
-
-// Ok when the socket is ready for `events` (or broken: the call that follows tells).
-Status waitFor(const Fd& socket, short events, Deadline deadline, const char* what) {
-  while (true) {
-    int wait = -1;
-    if (deadline != kNoDeadline) {
-      const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - Clock::now()).count();
-      wait = static_cast<int>(std::clamp<std::int64_t>(left, 0, 1 << 30));
-    }
-    pollfd entry{socket.get(), events, 0};
-    const int ready = ::poll(&entry, 1, wait);
-    if (ready > 0) {
-      return Status::ok();
-    }
-    if (ready == 0 && Clock::now() >= deadline) {
-      return {StatusCode::kTimeout, fmt::format("{}: no answer in time", what)};
-    }
-    if (ready < 0 && errno != EINTR) {
-      return systemError(what, errno);
-    }
-  }
 }
 
 Status socketError(const char* what, int error) {
@@ -81,11 +60,12 @@ Result<Fd> listenUnix(const std::string& name, int backlog) {
   return socket;
 }
 
-Result<Fd> acceptUnix(const Fd& listener, Deadline deadline) {
+Result<Fd> acceptUnix(const Fd& listener, const WaitLimit& limit) {
   while (true) {
-    SW_RETURN_IF_ERROR(waitFor(listener, POLLIN, deadline, "accepting a peer"));
+    SW_RETURN_IF_ERROR(limit.waitFor(listener, POLLIN, "accepting a peer"));
     Fd socket(::accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
     if (socket.isOpen()) {
+      socket.closeInChildren();
       return socket;
     }
     if (errno != EAGAIN && errno != EINTR && errno != ECONNABORTED) {
@@ -94,19 +74,22 @@ Result<Fd> acceptUnix(const Fd& listener, Deadline deadline) {
   }
 }
 
-Result<Fd> dialUnix(const std::string& name, Deadline deadline) {
+Result<Fd> tryDialUnix(const std::string& name) {
   auto socket = makeSocket();
   SW_RETURN_IF_ERROR(socket.status());
   const Address address = abstractAddress(name);
   while (::connect(socket->get(), reinterpret_cast<const sockaddr*>(&address.text), address.size) != 0) {
-    // A Unix socket connects at once or not at all; EAGAIN says that the listener's queue is full just now.
-    if (errno != EAGAIN && errno != EINTR) {
-      return systemError("connecting to a Unix socket", errno);
+    switch (errno) {
+      case EINTR:
+        continue;
+      case ECONNREFUSED:
+        return Fd();
+      case EAGAIN:
+        // A Unix socket connects at once or not at all; this says that the listener's queue is full just now.
+        return Status{StatusCode::kTimeout, "connecting to a Unix socket: the listener's queue stayed full"};
+      default:
+        return systemError("connecting to a Unix socket", errno);
     }
-    if (Clock::now() >= deadline) {
-      return Status{StatusCode::kTimeout, "connecting to a Unix socket: the listener's queue stayed full"};
-    }
-    ::poll(nullptr, 0, 1);
   }
   return socket;
 }
@@ -120,7 +103,7 @@ Result<UnixPeer> unixPeer(const Fd& socket) {
   return UnixPeer{credentials.pid, credentials.uid};
 }
 
-Status sendUnix(const Fd& socket, std::string_view bytes, std::span<const int> fds, Deadline deadline) {
+Status sendUnix(const Fd& socket, std::string_view bytes, std::span<const int> fds, const WaitLimit& limit) {
   SW_CHECK(!bytes.empty() && bytes.size() <= kMaxMessageBytes && fds.size() <= kMaxFds);
   iovec piece{const_cast<char*>(bytes.data()), bytes.size()};
   alignas(cmsghdr) std::array<char, CMSG_SPACE(kMaxFds * sizeof(int))> control{};
@@ -138,7 +121,7 @@ Status sendUnix(const Fd& socket, std::string_view bytes, std::span<const int> f
   }
   while (::sendmsg(socket.get(), &message, MSG_NOSIGNAL) < 0) {
     if (errno == EAGAIN) {
-      SW_RETURN_IF_ERROR(waitFor(socket, POLLOUT, deadline, "sending to a peer"));
+      SW_RETURN_IF_ERROR(limit.waitFor(socket, POLLOUT, "sending to a peer"));
     } else if (errno != EINTR) {
       return socketError("sending to a peer", errno);
     }
@@ -146,24 +129,36 @@ Status sendUnix(const Fd& socket, std::string_view bytes, std::span<const int> f
   return Status::ok();
 }
 
-Result<UnixMessage> receiveUnix(const Fd& socket, Deadline deadline) {
+Result<UnixMessage> receiveUnix(const Fd& socket, const WaitLimit& limit) {
   constexpr const char* kWhat = "receiving from a peer";
   UnixMessage received;
   received.bytes.resize(kMaxMessageBytes);
   iovec piece{received.bytes.data(), received.bytes.size()};
   alignas(cmsghdr) std::array<char, CMSG_SPACE(kMaxFds * sizeof(int))> control{};
   msghdr message{};
-  message.msg_iov = &piece;
-  message.msg_iovlen = 1;
-  message.msg_control = control.data();
-  message.msg_controllen = control.size();
   ssize_t size = 0;
-  while ((size = ::recvmsg(socket.get(), &message, MSG_CMSG_CLOEXEC)) < 0) {
-    if (errno == EAGAIN) {
-      SW_RETURN_IF_ERROR(waitFor(socket, POLLIN, deadline, kWhat));
+  // The end is believed when it is seen twice. Linux looks for a message first and for the end after that: what a peer sends between the
+  // two looks, before it closes, lies in the queue behind an end (and a reset is told before what came ahead of it).
+  for (int numEnds = 0; numEnds < 2;) {
+    message = {};
+    message.msg_iov = &piece;
+    message.msg_iovlen = 1;
+    message.msg_control = control.data();
+    message.msg_controllen = control.size();
+    size = ::recvmsg(socket.get(), &message, MSG_CMSG_CLOEXEC);
+    if (size > 0) {
+      break;
+    }
+    if (size == 0 || errno == ECONNRESET) {
+      ++numEnds;
+    } else if (errno == EAGAIN) {
+      SW_RETURN_IF_ERROR(limit.waitFor(socket, POLLIN, kWhat));
     } else if (errno != EINTR) {
       return socketError(kWhat, errno);
     }
+  }
+  if (size <= 0) {
+    return socketError(kWhat, ECONNRESET);
   }
   for (cmsghdr* header = CMSG_FIRSTHDR(&message); header != nullptr; header = CMSG_NXTHDR(&message, header)) {
     if (header->cmsg_level != SOL_SOCKET || header->cmsg_type != SCM_RIGHTS) {
@@ -175,9 +170,6 @@ Result<UnixMessage> receiveUnix(const Fd& socket, Deadline deadline) {
       received.fds.emplace_back(fd);
     }
   }
-  if (size == 0) {
-    return Status{StatusCode::kPeerFailed, fmt::format("{}: the other end closed the connection", kWhat)};
-  }
   if ((message.msg_flags & MSG_CTRUNC) != 0) {
     return Status{StatusCode::kSystem, fmt::format("{}: its file descriptors did not all arrive (raise ulimit -n)", kWhat)};
   }
@@ -186,11 +178,6 @@ Result<UnixMessage> receiveUnix(const Fd& socket, Deadline deadline) {
   }
   received.bytes.resize(static_cast<std::size_t>(size));
   return received;
-}
-
-bool isHungUp(const Fd& socket) {
-  pollfd entry{socket.get(), POLLRDHUP, 0};
-  return ::poll(&entry, 1, 0) > 0 && (entry.revents & (POLLHUP | POLLRDHUP | POLLERR)) != 0;
 }
 
 }  // namespace shardwire::internal

@@ -1,5 +1,5 @@
 // Unix sockets with abstract names (no file ever): datagrams in order, with file descriptors, and the kernel's word on who is at the other
-// end. Every call takes a deadline. A socket is used by one thread at a time.
+// end. Every call that waits takes a limit. A socket is used by one thread at a time.
 #pragma once
 
 #include <sys/types.h>
@@ -9,12 +9,14 @@
 #include <vector>
 
 #include "backend/base/fd.h"
+#include "backend/base/wait_limit.h"
 #include "shardwire/status.h"
 #include "shardwire/types.h"
 
 namespace shardwire::internal {
 
 inline constexpr std::size_t kMaxMessageBytes = 8192;
+inline constexpr std::size_t kMaxUnixNameBytes = 100;
 
 struct UnixMessage {
   std::string bytes;
@@ -29,14 +31,13 @@ struct UnixPeer {
 
 // `name` without the leading zero byte.
 Result<Fd> listenUnix(const std::string& name, int backlog);
-Result<Fd> acceptUnix(const Fd& listener, Deadline deadline);
-Result<Fd> dialUnix(const std::string& name, Deadline deadline);
+Result<Fd> acceptUnix(const Fd& listener, const WaitLimit& limit);
+// Without waiting. Not open: nobody listens there. kTimeout: somebody does, and too many wait there already.
+Result<Fd> tryDialUnix(const std::string& name);
 Result<UnixPeer> unixPeer(const Fd& socket);
 
-Status sendUnix(const Fd& socket, std::string_view bytes, std::span<const int> fds, Deadline deadline);
+Status sendUnix(const Fd& socket, std::string_view bytes, std::span<const int> fds, const WaitLimit& limit);
 // kPeerFailed when the other end closed; kTimeout at the deadline; kMismatch for a message that is too long or has too many descriptors.
-Result<UnixMessage> receiveUnix(const Fd& socket, Deadline deadline);
-// Whether the other end closed its side, without blocking.
-bool isHungUp(const Fd& socket);
+Result<UnixMessage> receiveUnix(const Fd& socket, const WaitLimit& limit);
 
 }  // namespace shardwire::internal

@@ -22,35 +22,22 @@ constexpr std::size_t kMaxServedRuns = std::size_t{1} << 23;
 constexpr std::size_t kPieces = 64;
 // System calls of one send() or receive(). Each is given no more than the turn has left: on loopback a call goes on while the other end
 // keeps up, through hundreds of MiB if it may.
-constexpr int kMaxCalls = 8;
+constexpr int kMaxFetchCalls = 8;
 
 }  // namespace
 
 void FetchStream::close() {
   socket_.reset();
-  exposures_.clear();
+  exposed_.concealAll();
   serving_.clear();
   fetches_.clear();
   numServedRuns_ = 0;
   isBlocked_ = false;
 }
 
-RemoteAddress FetchStream::expose(const void* bytes, std::size_t size) {
-  const std::uint32_t space = nextSpace_++;
-  nextSpace_ = std::max(nextSpace_, kFirstExposure);  // after 2^32 exposures; those of long ago are concealed
-  const auto first = reinterpret_cast<std::uint64_t>(bytes);
-  exposures_.push_back({space, first, size});
-  return {space, first};
-}
-
 bool FetchStream::conceal(std::uint32_t space) {
-  std::erase_if(exposures_, [&](const Exposure& each) { return each.space == space; });
+  exposed_.conceal(space);
   return std::none_of(serving_.begin(), serving_.end(), [&](const Transfer& each) { return each.space == space; });
-}
-
-const FetchStream::Exposure* FetchStream::find(std::uint32_t space) const {
-  const auto found = std::find_if(exposures_.begin(), exposures_.end(), [&](const Exposure& each) { return each.space == space; });
-  return found == exposures_.end() ? nullptr : &*found;
 }
 
 FetchStream::Transfer FetchStream::takeSpare() {
@@ -71,9 +58,9 @@ Status FetchStream::serve(std::string_view request) {
   if (!reader.ok() || request.size() != 8 + std::size_t{numRuns} * 16 || numServedRuns_ + numRuns > kMaxServedRuns) {
     return {StatusCode::kMismatch, "a garbled request"};
   }
-  const Exposure* exposure = find(space);
-  if (exposure == nullptr) {
-    return {StatusCode::kMismatch, fmt::format("a request for exposure {}, which there is not or no longer", space)};
+  const auto exposure = exposed_.find(space);
+  if (!exposure.isOk()) {
+    return {StatusCode::kMismatch, fmt::format("a request for {}", exposure.status().message())};
   }
   Transfer transfer = takeSpare();
   transfer.space = space;
@@ -81,10 +68,8 @@ Status FetchStream::serve(std::string_view request) {
   for (std::uint32_t i = 0; i < numRuns; ++i) {
     const std::uint64_t address = reader.u64();
     const std::uint64_t bytes = reader.u64();
-    const std::uint64_t offset = address - exposure->first;
-    if (address < exposure->first || offset > exposure->size || bytes > exposure->size - offset || bytes == 0) {
-      return {StatusCode::kMismatch, fmt::format("a request for {} bytes at {:#x}, where {} bytes at {:#x} are exposed", bytes, address,
-                                                 exposure->size, exposure->first)};
+    if (const Status inside = exposure->check(address, bytes); !inside.isOk() || bytes == 0) {
+      return {StatusCode::kMismatch, bytes == 0 ? "a garbled request" : fmt::format("a request for {}", inside.message())};
     }
     transfer.runs.push_back({reinterpret_cast<std::byte*>(address), bytes});
   }
@@ -181,7 +166,7 @@ void FetchStream::advance(std::deque<Transfer>& transfers, std::size_t bytes) {
 Status FetchStream::send(bool* moved) {
   isBlocked_ = false;
   std::size_t total = 0;
-  for (int call = 0; call < kMaxCalls && total < kMaxTurnBytes; ++call) {
+  for (int call = 0; call < kMaxFetchCalls && total < kMaxTurnBytes; ++call) {
     if (serving_.empty() || !isOpen()) {
       return Status::ok();
     }
@@ -207,7 +192,7 @@ Status FetchStream::send(bool* moved) {
 Status FetchStream::receive(bool* moved) {
   std::size_t total = 0;
   advance(fetches_, 0);  // those that asked for nothing
-  for (int call = 0; call < kMaxCalls && total < kMaxTurnBytes && isOpen() && !isEnded_; ++call) {
+  for (int call = 0; call < kMaxFetchCalls && total < kMaxTurnBytes && isOpen() && !isEnded_; ++call) {
     std::array<iovec, kPieces> pieces;
     msghdr message{};
     message.msg_iov = pieces.data();

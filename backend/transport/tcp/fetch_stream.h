@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "backend/base/fd.h"
+#include "backend/transport/exposed_memory.h"
 #include "backend/transport/transport.h"
 
 namespace shardwire::internal {
@@ -33,7 +34,7 @@ class FetchStream {
   void close();
 
   // Owner: what the peer may ask for, from here until conceal().
-  RemoteAddress expose(const void* bytes, std::size_t size);
+  RemoteAddress expose(const void* bytes, std::size_t size) { return exposed_.expose(bytes, size); }
   // False: the peer is still being sent bytes of it.
   bool conceal(std::uint32_t space);
   // Takes a request. kMismatch for one that is garbled or asks for what is not exposed to it.
@@ -54,11 +55,6 @@ class FetchStream {
     std::byte* bytes;
     std::size_t size;
   };
-  struct Exposure {
-    std::uint32_t space;
-    std::uint64_t first;
-    std::uint64_t size;
-  };
   // Runs that are sent or received one after the other.
   struct Transfer {
     std::uint32_t space = 0;
@@ -67,7 +63,6 @@ class FetchStream {
     std::size_t next = 0;  // run; its bytes and size move on as they are transferred
   };
 
-  const Exposure* find(std::uint32_t space) const;
   Transfer takeSpare();
   // Up to so many bytes and pieces, from the first transfer on.
   std::size_t gather(std::deque<Transfer>& transfers, std::size_t maxBytes, std::span<iovec> pieces) const;
@@ -75,8 +70,7 @@ class FetchStream {
   void advance(std::deque<Transfer>& transfers, std::size_t bytes);
 
   Fd socket_;
-  std::vector<Exposure> exposures_;
-  std::uint32_t nextSpace_ = kFirstExposure;
+  ExposedMemory exposed_;
   std::deque<Transfer> serving_;
   std::size_t numServedRuns_ = 0;
   std::deque<Transfer> fetches_;

@@ -104,7 +104,7 @@ std::size_t FrameStream::LaneState::unsentFrames() const {
   const std::size_t position = sent & (capacity - 1);
   std::size_t bytes = 0;
   while (sent + bytes < written && position + bytes < capacity && bytes < kMaxUnitBytes) {
-    FrameHeader header;
+    RingHeader header;
     std::memcpy(&header, outBytes.get() + position + bytes, sizeof(header));
     if (header.kind == kSkip) {
       break;
@@ -305,7 +305,7 @@ Status FrameStream::beginLaneUnit(LaneState& lane, std::size_t bytes) {
     if (position + bytes != lane.capacity || lane.arrived != lane.in.written.load(std::memory_order_relaxed)) {
       return garbled("a skip in the middle of a lane");
     }
-    const FrameHeader header{static_cast<std::uint32_t>(bytes - sizeof(FrameHeader)), kSkip};
+    const RingHeader header{static_cast<std::uint32_t>(bytes - sizeof(RingHeader)), kSkip};
     std::memcpy(lane.inBytes.get() + position, &header, sizeof(header));
     lane.arrived += bytes;
     lane.in.written.store(lane.arrived, std::memory_order_relaxed);

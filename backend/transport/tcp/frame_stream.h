@@ -1,4 +1,4 @@
-// The lanes of a connection over one TCP stream, both ways. Each lane is a ring of frames (shm/frame_ring.h) at the sender and one of the
+// The lanes of a connection over one TCP stream, both ways. Each lane is a ring of frames (frame_ring.h) at the sender and one of the
 // same length at the receiver; the stream makes the second a copy of the first, byte for byte and place for place. The sender reuses its
 // ring's bytes when the receiver says that it released them (credit), so what is under way always fits, the receiver never stops reading,
 // and a full lane holds up no other.
@@ -21,7 +21,7 @@
 #include <vector>
 
 #include "backend/base/fd.h"
-#include "backend/transport/shm/frame_ring.h"
+#include "backend/transport/frame_ring.h"
 #include "backend/transport/transport.h"
 
 namespace shardwire::internal {

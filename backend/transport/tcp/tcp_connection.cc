@@ -10,6 +10,7 @@
 
 #include <algorithm>
 
+#include "backend/base/interrupt.h"
 #include "backend/base/log.h"
 #include "backend/base/system_error.h"
 #include "backend/transport/endpoint.h"
@@ -76,6 +77,7 @@ TcpConnection::~TcpConnection() {
   closeFetches();
   if (failure_.isOk()) {
     // The leave comes behind all frames, which the peer may still want to look at.
+    const NoInterrupts whole;  // a destructor could not say so
     const Deadline until = Clock::now() + kLastWords;
     for (bool told = false; failure_.isOk() && Clock::now() < until;) {
       flushFrames();
@@ -107,6 +109,7 @@ void TcpConnection::setEvents(Watch& watch, const Fd& socket, std::uint32_t even
   event.data.ptr = &watch;
   const int operation = events == 0 ? EPOLL_CTL_DEL : watch.events == 0 ? EPOLL_CTL_ADD : EPOLL_CTL_MOD;
   if (::epoll_ctl(joint_.poller->epoll.get(), operation, socket.get(), &event) == 0) {
+    joint_.poller->numWatched += operation == EPOLL_CTL_ADD ? 1 : operation == EPOLL_CTL_DEL ? -1 : 0;
     watch.events = events;
   } else if (events != 0) {
     fail(systemError(fmt::format("watching the connection to {}", joint_.who), errno));

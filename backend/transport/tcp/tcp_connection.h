@@ -20,6 +20,7 @@ class TcpConnection;
 // What the connections of a rank and their wire share.
 struct TcpPoller {
   Fd epoll;
+  int numWatched = 0;               // sockets in it
   std::vector<TcpConnection*> due;  // that have something to do without an event
 };
 

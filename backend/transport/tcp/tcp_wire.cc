@@ -7,6 +7,9 @@
 namespace shardwire::internal {
 
 bool TcpWire::poll() {
+  if (poller_->numWatched == 0 && poller_->due.empty()) {
+    return false;  // nobody is joined yet: no system call for that
+  }
   std::array<epoll_event, 32> events;
   const int numEvents = ::epoll_wait(poller_->epoll.get(), events.data(), static_cast<int>(events.size()), 0);
   bool moved = false;

@@ -29,6 +29,7 @@ from .job import RankReport, Settings, Source, layouts_of, run_rank
 from .progress import Progress
 
 _PR_SET_PDEATHSIG = 1
+_CASTS = {"bf16": torch.bfloat16, "f16": torch.float16, "f32": torch.float32, "f64": torch.float64}
 
 
 class RankFailed(RuntimeError):
@@ -38,16 +39,25 @@ class RankFailed(RuntimeError):
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the demo; returns the exit status."""
     arguments = _parse(argv)
+    if arguments.jobs == 2:
+        from . import two_jobs
+        try:
+            if arguments.checkpoint:
+                load_checkpoint(arguments.checkpoint)  # each rank does so for itself; here to tell early what is wrong with it
+        except CheckpointError as error:
+            return _fail(str(error), 2)
+        return two_jobs.start(arguments.ranks, arguments.runs, arguments.checkpoint, arguments.timeout)
     torch.set_num_threads(1)  # the ranks are forked: torch's thread pool must not exist before
     try:
         source, what = _source(arguments.checkpoint)
+        what += f", cast to {arguments.cast}" if arguments.cast else ""
         _check_writable(arguments.json, "--json")
         _check_writable(arguments.picture, "--picture")
     except CheckpointError as error:
         return _fail(str(error), 2)
     with _nameless_file("group") as meeting, _nameless_file("gloo") as gloo_meeting:
         settings = Settings(arguments.ranks, arguments.runs, arguments.ordinary, not arguments.skip_today,
-                            timedelta(seconds=arguments.timeout), meeting, gloo_meeting)
+                            timedelta(seconds=arguments.timeout), meeting, gloo_meeting, _CASTS.get(arguments.cast))
         try:
             reports = _run(settings, source)
         except RankFailed as error:
@@ -64,7 +74,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             file.write(result.to_json())
     if arguments.picture and traffic is not None:
         from shardwire._plot import save_picture
-        save_picture(traffic, arguments.picture, f"{what}: training mesh to inference mesh")
+        save_picture(traffic, arguments.picture, f"Training mesh to inference mesh:\n{what}")
         print(f"picture: {arguments.picture}")
     return 1 if result.mismatched_bytes else 0
 
@@ -84,10 +94,14 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
                                      description="Moves a model's weights from a training mesh (the first half of the ranks, every parameter cut "
                                      "along dimension 0) to an inference mesh (the rest, tensor parallel) by one compiled op, checks every byte, and "
                                      "measures.")
-    parser.add_argument("--checkpoint", metavar="PATH", help="a .safetensors file, a torch file, or a folder of shards; default: "
+    parser.add_argument("--checkpoint", metavar="PATH", help="a .safetensors file, a torch file (.pt, .pth, .bin, .ckpt, .pth.tar), a folder of "
+                        "shards such as Hugging Face's, or one of torch.distributed.checkpoint; default: "
                         "GPT-2 small's names and shapes (124M parameters) with made-up values")
     parser.add_argument("--ranks", type=int, default=4, help="processes, at least 2 (default: 4)")
     parser.add_argument("--runs", type=int, default=7, help="timed runs; the median counts (default: 7)")
+    parser.add_argument("--jobs", type=int, choices=(1, 2), default=1, help="2: a training job and a serving job, started apart, that meet by a URL: "
+                        "publish and subscribe instead of one compiled op (default: 1)")
+    parser.add_argument("--cast", choices=sorted(_CASTS), help="the inference mesh has its floating tensors in this type: cast on the way, rounded once")
     parser.add_argument("--ordinary", action="store_true", help="tensors in ordinary memory instead of the shared heap")
     parser.add_argument("--skip-today", action="store_true", help="do not measure today's way (gloo)")
     parser.add_argument("--timeout", type=float, default=300, metavar="SECONDS", help="give up when ranks do not meet for so long (default: 300)")
@@ -102,6 +116,8 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         parser.error(f"--runs {arguments.runs}: at least 1")
     if not arguments.timeout > 0:
         parser.error(f"--timeout {arguments.timeout}: give seconds above 0")
+    if arguments.jobs == 2 and (arguments.json or arguments.picture or arguments.ordinary or arguments.cast):
+        parser.error("--jobs 2 goes with --checkpoint, --ranks, --runs and --timeout only")
     if arguments.picture and os.path.splitext(arguments.picture)[1].lower() not in (".svg", ".png"):
         parser.error(f"--picture {arguments.picture}: give a name that ends in .svg or .png")
     return arguments

@@ -1,43 +1,39 @@
-"""Checkpoints as name -> tensor: safetensors (parsed here, memory-mapped), torch files, and folders of shards of either.
+"""Checkpoints as name -> tensor: safetensors (memory-mapped), torch files, folders of shards of either, and folders of torch.distributed.checkpoint.
 
-Nothing is executed from a file: safetensors is plain data, and torch files are read with ``weights_only=True``.
+Nothing is executed from a file: safetensors is plain data, torch files are read with ``weights_only=True``, and the rest as inert records.
 """
 
 from __future__ import annotations
 
-import json
-import math
-import mmap
 import os
 import re
-import struct
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 
-# safetensors' names -> torch's; the second is for a torch that lacks the first: moving bits needs only the width.
-_DTYPES = {
-    "BOOL": ("bool",), "U8": ("uint8",), "I8": ("int8",), "I16": ("int16",), "I32": ("int32",), "I64": ("int64",),
-    "U16": ("uint16", "int16"), "U32": ("uint32", "int32"), "U64": ("uint64", "int64"),
-    "F16": ("float16",), "BF16": ("bfloat16",), "F32": ("float32",), "F64": ("float64",), "C64": ("complex64",),
-    "F8_E4M3": ("float8_e4m3fn", "uint8"), "F8_E5M2": ("float8_e5m2", "uint8"), "F8_E8M0": ("float8_e8m0fnu", "uint8"),
-}
-# The format's own limit: a header larger than this is taken for a broken file.
-_MAX_HEADER = 100_000_000
-_TORCH_ENDINGS = (".pt", ".pth", ".bin", ".ckpt")
-_WRAPPERS = ("state_dict", "model_state_dict", "model")
+from ..errors import CheckpointError, UnsupportedError
+from ..weights.checkpoint_folder import read_index
+from ..weights.dcp_folder import METADATA, DcpFolder
+from ..weights.safetensors_file import DTYPES, OpenFile
 
-
-class CheckpointError(ValueError):
-    """The file is not a checkpoint that can be read. One line, naming the file and what is wrong with it."""
+# For a torch that lacks a file's dtype: moving bits needs only the width.
+_SAME_WIDTH = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+_TORCH_ENDINGS = (".pt", ".pth", ".bin", ".ckpt", ".pth.tar", ".pt.tar")
+# Where training programs put the model's weights, in the order of preference; one may lie in another.
+_WRAPPERS = ("state_dict", "model_state_dict", "model", "module", "net", "network", "params")
+_NOT_WEIGHTS = re.compile("optim|sched|(^|_)scaler|(^|_)rng", re.IGNORECASE)
+_MOST_LEVELS = 8
+# A folder of one model, among whose files others may lie (training_args.bin, the same weights in another form): first what transformers looks for first.
+_MAIN_FILES = ("model.safetensors", "pytorch_model.bin")
 
 
 def load_checkpoint(path: str | os.PathLike[str]) -> dict[str, torch.Tensor]:
-    """All tensors of a .safetensors file, a torch file, or a folder of shards, in the file's order, on the CPU.
+    """All tensors of a .safetensors file, a torch file, a folder of shards, or one of torch.distributed.checkpoint, in the file's order, on the CPU.
 
+    Of a torch file's nested dicts the model's state dict is taken, by the usual names, else all tensors but an optimizer's, by their path ("generator.conv.weight").
     safetensors data stay in the page cache until they are read; tensors that share storage in a torch file (tied weights) still do. The tensors
     must not be written. Raises CheckpointError.
     """
@@ -58,8 +54,8 @@ def _load_file(path: Path) -> dict[str, torch.Tensor]:
     if size == 0:
         raise CheckpointError(f"{path}: the file is empty")
     if path.suffix == ".safetensors":
-        return _load_safetensors(path, size)
-    if path.suffix in _TORCH_ENDINGS:
+        return _load_safetensors(path)
+    if path.name.endswith(_TORCH_ENDINGS):
         return _load_torch(path)
     raise CheckpointError(f"{path}: the name ends in none of .safetensors, {', '.join(_TORCH_ENDINGS)}, and it is no folder")
 
@@ -67,28 +63,41 @@ def _load_file(path: Path) -> dict[str, torch.Tensor]:
 # Folders.
 
 def _load_folder(path: Path) -> dict[str, torch.Tensor]:
-    for index in ("model.safetensors.index.json", "pytorch_model.bin.index.json"):
-        if (path / index).is_file():
-            return _load_indexed(path, path / index)
+    if (path / METADATA).is_file():
+        return _load_dcp(path)
+    main = [path / file for file in _MAIN_FILES if (path / file).is_file()]
+    if main:
+        return _load_file(main[0])
+    files = sorted(file for file in path.iterdir() if file.is_file() and not file.name.startswith("."))
+    for ending in (".safetensors.index.json", ".bin.index.json"):
+        indices = [file for file in files if file.name.endswith(ending)]
+        if len(indices) > 1:
+            raise CheckpointError(f"{path}: has several indices, {', '.join(file.name for file in indices)}; a folder of one model has one")
+        if indices:
+            return _load_indexed(path, indices[0])
     for endings in ((".safetensors",), _TORCH_ENDINGS):
-        files = sorted(file for file in path.iterdir() if file.is_file() and file.suffix in endings)
-        if files:
-            return _join_shards(files)
-    raise CheckpointError(f"{path}: the folder has no *.safetensors and none of {', '.join('*' + ending for ending in _TORCH_ENDINGS)}")
+        shards = [file for file in files if file.name.endswith(endings)]
+        if shards:
+            return _join_shards(shards)
+    raise CheckpointError(f"{path}: the folder has no *.safetensors, none of {', '.join('*' + ending for ending in _TORCH_ENDINGS)}, and no {METADATA}")
+
+
+def _load_dcp(path: Path) -> dict[str, torch.Tensor]:
+    """Each tensor whole, in memory. torch names them by their path in what was saved: "model.layer.weight", "optimizer.state...."."""
+    try:
+        folder = DcpFolder(path)
+        names = [name for name in folder.tensors if not _NOT_WEIGHTS.search(name.partition(".")[0])]
+        # "model" may be a part of the names themselves, as in Llama's beside lm_head: it is a wrapper where it is before all of them.
+        is_wrapped = {name.partition(".")[0] for name in names} in [{wrapper} for wrapper in _WRAPPERS]
+        return {name.partition(".")[2] if is_wrapped else name: folder.whole(name) for name in names}
+    except UnsupportedError as error:
+        raise CheckpointError(str(error)) from None
 
 
 def _load_indexed(path: Path, index: Path) -> dict[str, torch.Tensor]:
-    try:
-        weight_map = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
-        wanted = {str(name): str(file) for name, file in weight_map.items()}
-    except (ValueError, KeyError, TypeError, AttributeError):
-        raise CheckpointError(f"{index}: is not an index: JSON with a weight_map of names to files is expected") from None
+    wanted = read_index(index)
     shards: dict[str, dict[str, torch.Tensor]] = {}
     for file in dict.fromkeys(wanted.values()):
-        if file != os.path.basename(file):
-            raise CheckpointError(f"{index}: names the shard {file!r}, which is not in its folder")
-        if not (path / file).is_file():
-            raise CheckpointError(f"{index}: the shard {file} is missing")
         shards[file] = _load_file(path / file)
     for name, file in wanted.items():
         if name not in shards[file]:
@@ -108,83 +117,11 @@ def _join_shards(files: Iterable[Path]) -> dict[str, torch.Tensor]:
     return joined
 
 
-# safetensors: 8 bytes of little-endian header length, a JSON header, then the bytes of all tensors without holes.
-
-def _load_safetensors(path: Path, size: int) -> dict[str, torch.Tensor]:
-    with open(path, "rb") as file:
-        # A private mapping is writable as far as torch can see, costs no memory until written, and outlives the descriptor.
-        mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
-    if size < 8:
-        raise CheckpointError(f"{path}: {size} bytes are too few for a safetensors file")
-    (length,) = struct.unpack("<Q", mapped[:8])
-    if length > _MAX_HEADER or length < 2:
-        raise CheckpointError(f"{path}: is no safetensors file: it would have a header of {length} bytes")
-    if 8 + length > size:
-        raise CheckpointError(f"{path}: truncated: the header takes {length} bytes, the file has {size - 8} after its length")
-    start = 8 + length
-    header = _parse_header(path, bytes(mapped[8:start]))
-    entries = [_check_entry(path, name, entry) for name, entry in header.items() if name != "__metadata__"]
-    end = 0
-    for begin, stop, name, _, _ in sorted(entries, key=lambda entry: (entry[0], entry[1])):
-        if begin != end:
-            raise CheckpointError(f"{path}: the data of {name!r} begin at {begin}, but the tensors before it end at {end}")
-        end = stop
-    if start + end > size:
-        raise CheckpointError(f"{path}: truncated: the tensors take {end} bytes, the file has {size - start} after its header")
-    if start + end < size:
-        raise CheckpointError(f"{path}: {size - start - end} bytes follow the last tensor, which no tensor owns")
-    return {name: _view(mapped, start + begin, stop - begin, dtype, shape) for begin, stop, name, dtype, shape in entries}
-
-
-def _parse_header(path: Path, text: bytes) -> dict[str, Any]:
-    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        table = dict(pairs)
-        if len(table) != len(pairs):
-            raise ValueError("a name twice")
-        return table
-
-    try:
-        header = json.loads(text.decode("utf-8"), object_pairs_hook=unique)
-    except (ValueError, RecursionError):
-        raise CheckpointError(f"{path}: is no safetensors file: its header is not JSON with unique names") from None
-    if not isinstance(header, dict):
-        raise CheckpointError(f"{path}: is no safetensors file: its header is not a JSON object")
-    return header
-
-
-def _check_entry(path: Path, name: str, entry: Any) -> tuple[int, int, str, torch.dtype, list[int]]:
-    def natural(value: Any) -> bool:
-        return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63
-
-    if not name:
-        raise CheckpointError(f"{path}: holds a tensor without a name")
-    if not isinstance(entry, dict) or not {"dtype", "shape", "data_offsets"} <= set(entry):
-        raise CheckpointError(f"{path}: the entry of {name!r} lacks dtype, shape or data_offsets")
-    if not isinstance(entry["dtype"], str) or entry["dtype"] not in _DTYPES:
-        raise CheckpointError(f"{path}: {name!r} has the dtype {entry['dtype']!r}, which is not known")
-    shape, offsets = entry["shape"], entry["data_offsets"]
-    if not isinstance(shape, list) or not all(map(natural, shape)) or len(shape) > 16:
-        raise CheckpointError(f"{path}: {name!r} has the shape {shape!r}, which is no list of up to 16 natural numbers")
-    if not isinstance(offsets, list) or len(offsets) != 2 or not all(map(natural, offsets)) or offsets[0] > offsets[1]:
-        raise CheckpointError(f"{path}: {name!r} has the data_offsets {offsets!r}, which are no range")
-    dtype = next(getattr(torch, known) for known in _DTYPES[entry["dtype"]] if hasattr(torch, known))
-    expected = math.prod(shape) * torch.empty((), dtype=dtype).element_size()
-    if offsets[1] - offsets[0] != expected:
-        raise CheckpointError(f"{path}: {name!r} of shape {shape} and dtype {entry['dtype']} needs {expected} bytes, "
-                              f"its data_offsets give {offsets[1] - offsets[0]}")
-    return offsets[0], offsets[1], name, dtype, shape
-
-
-def _view(mapped: mmap.mmap, offset: int, count: int, dtype: torch.dtype, shape: list[int]) -> torch.Tensor:
-    if count == 0:
-        return torch.empty(shape, dtype=dtype)
-    return torch.frombuffer(mapped, dtype=torch.uint8, count=count, offset=offset).view(dtype).reshape(shape) \
-        if offset % torch.empty((), dtype=dtype).element_size() == 0 else _copy_unaligned(mapped, offset, count, dtype, shape)
-
-
-def _copy_unaligned(mapped: mmap.mmap, offset: int, count: int, dtype: torch.dtype, shape: list[int]) -> torch.Tensor:
-    """A header of odd length leaves the data unaligned: the format allows it, torch's views do not."""
-    return torch.frombuffer(bytearray(mapped[offset:offset + count]), dtype=dtype).reshape(shape)
+def _load_safetensors(path: Path) -> dict[str, torch.Tensor]:
+    file = OpenFile(path)
+    tensors = {name: file.tensor(stored, stored.dtype or _SAME_WIDTH[DTYPES[stored.dtype_name][0]]) for name, stored in file.tensors.items()}
+    file.close()
+    return tensors
 
 
 # torch files.
@@ -195,19 +132,45 @@ def _load_torch(path: Path) -> dict[str, torch.Tensor]:
         loaded = {"tensor": loaded}
     if not isinstance(loaded, dict):
         raise CheckpointError(f"{path}: holds a {type(loaded).__name__}; a dict of tensors is expected")
-    for wrapper in _WRAPPERS:
-        inner = loaded.get(wrapper)
-        if isinstance(inner, dict) and any(isinstance(value, torch.Tensor) for value in inner.values()):
-            loaded = inner
-            break
+    found = _model_in(loaded, _MOST_LEVELS)
     tensors: dict[str, torch.Tensor] = {}
-    for name, value in loaded.items():
-        if not isinstance(value, torch.Tensor):
-            continue  # epochs, versions, optimizer state
+    for name, value in _tensors_in(loaded if found is None else found, "", _MOST_LEVELS):
         if value.layout != torch.strided or value.is_quantized:
             raise CheckpointError(f"{path}: {name!r} is sparse or quantized; only dense tensors can be moved")
-        tensors[str(name)] = value.detach()
+        tensors[name] = value.detach()
+    if not tensors:
+        raise CheckpointError(f"{path}: holds no tensors; {_describe_keys(loaded)}")
     return tensors
+
+
+def _model_in(loaded: dict[Any, Any], levels: int) -> dict[Any, Any] | None:
+    """The innermost dict under the usual names that has tensors: ["state_dict"], ["model"]["state_dict"]. None where there is none."""
+    for wrapper in _WRAPPERS:
+        inner = loaded.get(wrapper)
+        if levels and isinstance(inner, dict):
+            deeper = _model_in(inner, levels - 1)
+            if deeper is not None:
+                return deeper
+            if any(_tensors_in(inner, "", levels - 1)):
+                return inner
+    return None
+
+
+def _tensors_in(loaded: dict[Any, Any], path: str, levels: int) -> Iterator[tuple[str, torch.Tensor]]:
+    for key, value in loaded.items():
+        if isinstance(value, torch.Tensor):
+            yield f"{path}{key}", value
+        elif isinstance(value, dict) and levels and not _NOT_WEIGHTS.search(str(key)):
+            yield from _tensors_in(value, f"{path}{key}.", levels - 1)
+
+
+def _describe_keys(loaded: dict[Any, Any]) -> str:
+    """What lies at the top, for whoever has to find the weights himself."""
+    if not loaded:
+        return "the dict is empty"
+    keys = [f"{str(key)[:40]!r} ({type(value).__name__})" for key, value in list(loaded.items())[:8]]
+    more = f" and {len(loaded) - 8} more" if len(loaded) > 8 else ""
+    return f"its top-level keys are {', '.join(keys)}{more}"
 
 
 def _torch_load(path: Path) -> Any:

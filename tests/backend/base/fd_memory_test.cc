@@ -2,14 +2,19 @@
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <sys/mman.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
+#include <array>
 #include <cstring>
+#include <functional>
+#include <string>
 #include <utility>
 
 #include "backend/base/fd.h"
 #include "backend/base/mapping.h"
 #include "backend/base/memfd.h"
+#include "backend/base/owner_process.h"
 
 namespace shardwire::internal {
 namespace {
@@ -41,6 +46,57 @@ TEST(Fd, ReleaseGivesItAway) {
   fd.reset();
   EXPECT_TRUE(isOpen(number));
   ::close(number);
+}
+
+// In a forked child: what `look` returns, 0..255.
+int inChild(const std::function<int()>& look) {
+  const pid_t child = ::fork();
+  if (child == 0) {
+    ::_exit(look());
+  }
+  int status = 0;
+  EXPECT_EQ(::waitpid(child, &status, 0), child);
+  return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+}
+
+TEST(Fd, ThatIsClosedInChildrenIsNotTheirs) {
+  std::array<int, 2> ends{};
+  ASSERT_EQ(::pipe(ends.data()), 0);
+  const Fd read(ends[0]);
+  Fd write(ends[1]);
+  write.closeInChildren();
+  Fd moved(std::move(write));
+  const int number = moved.get();
+  EXPECT_EQ(inChild([&] {
+              const bool isClosed = ::fcntl(number, F_GETFD) == -1;
+              const int other = ::fcntl(read.get(), F_DUPFD, number);  // takes the number
+              moved.reset();
+              return isClosed && other == number && ::fcntl(number, F_GETFD) >= 0 ? 7 : 8;
+            }),
+            7);
+  EXPECT_GE(::fcntl(number, F_GETFD), 0);
+  // One that was closed or given away is no concern of a child.
+  moved.reset();
+  EXPECT_EQ(::fcntl(number, F_GETFD), -1);
+  Fd second(::dup(read.get()));
+  second.closeInChildren();
+  const Fd given(second.release());
+  EXPECT_EQ(inChild([&] { return ::fcntl(given.get(), F_GETFD) >= 0 ? 7 : 8; }), 7);
+}
+
+TEST(OwnerProcess, KnowsChildrenAndNamesBoth) {
+  const OwnerProcess owner;
+  EXPECT_TRUE(owner.isHere());
+  EXPECT_TRUE(owner.check("it").isOk());
+  EXPECT_EQ(inChild([&] {
+              const OwnerProcess own;
+              const Status status = owner.check("it");
+              const auto has = [&](pid_t pid) { return status.message().find("process " + std::to_string(pid)) != std::string::npos; };
+              const bool isRight =
+                  !owner.isHere() && own.isHere() && status.code() == StatusCode::kUnsupported && has(::getppid()) && has(::getpid());
+              return isRight && inChild([&] { return owner.isHere() || own.isHere() ? 8 : 7; }) == 7 ? 7 : 8;
+            }),
+            7);
 }
 
 TEST(Memfd, HasASealedSize) {

@@ -56,6 +56,20 @@ TEST(ChooseTransports, SaysWhyTheFasterOnesDoNot) {
             "shm: they run on different hosts (a and b; boot ids boot of a and boot of b)");
 }
 
+// A Unix socket does not reach from one to the other, whatever the user calls their host.
+TEST(ChooseTransports, ANamedHostOfSeveralKernelsHasNoSharedMemory) {
+  RankAddress here = rankOn("named");
+  RankAddress there = here;
+  here.kernel = "boot 1";
+  there.kernel = "boot 2";
+  const auto choice = chooseTransports(0, here, 1, there, allReach);
+  EXPECT_EQ(choice.candidates, (std::vector{TransportKind::kRdma, TransportKind::kMpi, TransportKind::kTcp}));
+  EXPECT_NE(reasons(choice).find("SHARDWIRE_HOST_ID calls their hosts one"), std::string::npos) << reasons(choice);
+  EXPECT_TRUE(chooseTransports(0, here, 1, here, allReach).candidates.front() == TransportKind::kShm);
+  there.kernel = "";  // nobody can tell
+  EXPECT_TRUE(chooseTransports(0, here, 1, there, allReach).candidates.front() == TransportKind::kShm);
+}
+
 TEST(ChooseTransports, BothRanksSayTheSame) {
   RankAddress a = rankOn("a");
   RankAddress b = rankOn("a");

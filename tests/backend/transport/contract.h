@@ -223,6 +223,51 @@ TEST_P(TransportContract, AFullLaneHoldsBackItsSenderAndNoOtherLane) {
   });
 }
 
+// One rank releases frames while its own lie in a lane that is nearly full. Where frames take the news of what was released along, the
+// last ones must not keep it: nobody may have taken them yet.
+TEST_P(TransportContract, AFullLaneHoldsBackNoRoomOfAnother) {
+  run(2, [](Rank rank, Peers& peers) {
+    Connection& connection = *peers.connections[static_cast<std::size_t>(1 - rank)];
+    constexpr std::size_t kPointBytes = 4000;
+    int count = 0;
+    if (rank == 0) {
+      const auto frame = awaitFrame(connection, Lane::kControl);
+      ASSERT_EQ(frame.size(), sizeof(count));
+      std::memcpy(&count, frame.data(), sizeof(count));
+      connection.release(Lane::kControl);
+      const std::vector<std::byte> most(connection.maxFrameBytes(Lane::kBulk) - 100);
+      for (int i = 0; i < 3; ++i) {
+        sendFrame(connection, Lane::kBulk, most.data(), most.size());
+      }
+      for (int i = 0; i < count; ++i) {
+        ASSERT_FALSE(awaitFrame(connection, Lane::kPoint).empty());
+        connection.release(Lane::kPoint);
+        if (!connection.reserve(Lane::kBulk, 1, 1).empty()) {
+          connection.commit(Lane::kBulk, 1);
+        }
+      }
+      ASSERT_FALSE(awaitFrame(connection, Lane::kControl).empty());  // before this rank sends anything else
+      connection.release(Lane::kControl);
+    } else {
+      for (std::span<std::byte> room; !(room = connection.reserve(Lane::kPoint, kPointBytes, kPointBytes)).empty(); ++count) {
+        std::memset(room.data(), count, kPointBytes);
+        connection.commit(Lane::kPoint, kPointBytes);
+      }
+      sendFrame(connection, Lane::kControl, &count, sizeof(count));
+      int idle = 0;
+      for (int sent = 0; sent < count / 2; ++sent) {  // of the room for all of them
+        const auto start = Clock::now();
+        for (; connection.reserve(Lane::kPoint, kPointBytes, kPointBytes).empty(); pause(&idle)) {
+          ASSERT_LT(Clock::now() - start, std::chrono::seconds(10)) << "the room does not come";
+        }
+        connection.commit(Lane::kPoint, kPointBytes);
+      }
+      sendFrame(connection, Lane::kControl, &count, sizeof(count));
+    }
+    meet(connection);
+  });
+}
+
 TEST_P(TransportContract, AReservationThatIsGivenBackSendsNothing) {
   run(2, [](Rank rank, Peers& peers) {
     Connection& connection = *peers.connections[static_cast<std::size_t>(1 - rank)];

@@ -46,11 +46,8 @@ class SharedDuration {
 };
 
 // Tells the time and dies by SIGKILL, with memory that the kernel must free before it closes the socket.
-[[noreturn]] inline void die(Connection& connection, Peers& peers, bool holds) {
-  if (holds) {
-    peers.doorbell->holdLiveness();
-  }
-  std::vector<char> memory(holds ? std::size_t{256} << 20 : 1, 1);
+[[noreturn]] inline void die(Connection& connection, bool isLarge) {
+  std::vector<char> memory(isLarge ? std::size_t{256} << 20 : 1, 1);
   const auto now = Clock::now();
   sendFrame(connection, Lane::kControl, &now, sizeof(now));
   while (true) {
@@ -82,7 +79,7 @@ TEST_P(TransportContract, KilledPeerIsNoticedWithinMilliseconds) {
   if (!GetParam().forked) {
     GTEST_SKIP() << "a thread cannot be killed";
   }
-  for (const bool holds : {true, false}) {
+  for (const bool isLarge : {true, false}) {
     // On a machine with more to do than cores the dying process or this one may have to wait for a core: the best of a few tries counts.
     SharedDuration best(Duration(std::chrono::hours(1)).count());
     for (int attempt = 0; attempt < 5 && best.get() >= GetParam().noticeDeathWithin; ++attempt) {
@@ -90,43 +87,20 @@ TEST_P(TransportContract, KilledPeerIsNoticedWithinMilliseconds) {
           [&](Rank rank, Peers& peers) {
             Connection& connection = *peers.connections[static_cast<std::size_t>(1 - rank)];
             if (rank == 1) {
-              die(connection, peers, holds);
+              die(connection, isLarge);
             }
             best.keepLeast(timeToNotice(connection));
           },
           {1});
     }
-    EXPECT_LT(best.get(), GetParam().noticeDeathWithin) << (holds ? "with" : "without") << " liveness mark";
+    EXPECT_LT(best.get(), GetParam().noticeDeathWithin) << (isLarge ? "with much" : "with little") << " memory to free";
   }
-}
-
-TEST_P(TransportContract, AnEndedThreadThatHeldTheLivenessMarkIsADeadPeer) {
-  if (GetParam().isWire) {
-    GTEST_SKIP() << "a wire tells of processes only";
-  }
-  run(2, [](Rank rank, Peers& peers) {
-    Connection& connection = *peers.connections[static_cast<std::size_t>(1 - rank)];
-    if (rank == 1) {
-      meet(connection);
-      std::thread([&] { peers.doorbell->holdLiveness(); }).join();  // without leave(): as if it had crashed
-      ASSERT_FALSE(awaitFrame(connection, Lane::kPoint).empty());
-      connection.release(Lane::kPoint);
-    } else {
-      EXPECT_TRUE(connection.health().isOk());
-      meet(connection);
-      Status failure;
-      EXPECT_LT(awaitFailure(connection, &failure), std::chrono::seconds(5));
-      expectFailure(failure, 1, "died");
-      sendFrame(connection, Lane::kPoint, "x", 1);
-    }
-  });
 }
 
 TEST_P(TransportContract, OrderlyLeaveIsTold) {
   run(3, [](Rank rank, Peers& peers) {
     if (rank == 1) {
       std::thread engine([&] {
-        peers.doorbell->holdLiveness();
         for (const std::size_t peer : {0, 2}) {
           sendFrame(*peers.connections[peer], Lane::kBulk, "last", 4);
         }

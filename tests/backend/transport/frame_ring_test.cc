@@ -1,4 +1,4 @@
-#include "backend/transport/shm/frame_ring.h"
+#include "backend/transport/frame_ring.h"
 
 #include <gtest/gtest.h>
 
@@ -138,8 +138,8 @@ TEST(FrameRing, NoticesWordsThatCannotBe) {
 }
 
 TEST(FrameRing, NoticesHeadersThatCannotBe) {
-  const FrameHeader bad[] = {{2000, kFrame}, {16, 0}, {16, 12345}, {0xffffffff, kFrame}, {0xfffffff8, kSkip}, {0, kFrame}, {64, kFrame}};
-  for (const FrameHeader& header : bad) {
+  const RingHeader bad[] = {{2000, kFrame}, {16, 0}, {16, 12345}, {0xffffffff, kFrame}, {0xfffffff8, kSkip}, {0, kFrame}, {64, kFrame}};
+  for (const RingHeader& header : bad) {
     Ring ring(1024);
     ring.send(16, 1);
     std::memcpy(ring.bytes(), &header, sizeof(header));

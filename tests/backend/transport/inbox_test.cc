@@ -1,9 +1,8 @@
 #include "backend/transport/shm/inbox.h"
 
 #include <gtest/gtest.h>
-#include <unistd.h>
 
-#include "backend/base/memfd.h"
+#include "backend/transport/shm/shm_fabric.h"
 
 namespace shardwire::internal {
 namespace {
@@ -26,10 +25,22 @@ TEST(Inbox, LanesFollowTheOptions) {
   }
 }
 
+Result<std::shared_ptr<Inbox>> makeInbox(int worldSize) {
+  auto fabric = ShmFabric::instance();
+  SW_RETURN_IF_ERROR(fabric.status());
+  return Inbox::create(worldSize, Options{}, *fabric);
+}
+
+// As a peer finds it.
+Inbox::At placeOf(const Inbox& inbox) {
+  ShmFabric& fabric = *inbox.fabric();
+  return {fabric.arena().fd(), fabric.arena().bytes(), inbox.offset(), inbox.id(), &fabric.page()};
+}
+
 TEST(Inbox, SlotsOfPeersAreApart) {
-  const auto inbox = Inbox::create(4, Options{});
+  const auto inbox = makeInbox(4);
   ASSERT_TRUE(inbox.isOk()) << inbox.status().message();
-  const auto mapped = Inbox::map((*inbox)->fd(), 0, 4, 2);
+  const auto mapped = Inbox::map(placeOf(**inbox), 0, 4, 2);
   ASSERT_TRUE(mapped.isOk()) << mapped.status().message();
   for (const Lane lane : {Lane::kControl, Lane::kBulk, Lane::kPoint}) {
     InboxSlot theirs = (*mapped)->slot(2);
@@ -46,7 +57,7 @@ TEST(Inbox, SlotsOfPeersAreApart) {
 }
 
 TEST(Inbox, IsFoundInItsProcessAsLongAsItLives) {
-  auto inbox = Inbox::create(2, Options{});
+  auto inbox = makeInbox(2);
   ASSERT_TRUE(inbox.isOk());
   const RandomId id = (*inbox)->id();
   EXPECT_EQ(Inbox::findInProcess(id), *inbox);
@@ -55,19 +66,86 @@ TEST(Inbox, IsFoundInItsProcessAsLongAsItLives) {
 }
 
 TEST(Inbox, RefusesToMapWhatIsNone) {
-  const auto inbox = Inbox::create(2, Options{});
+  const auto inbox = makeInbox(2);
   ASSERT_TRUE(inbox.isOk());
-  EXPECT_EQ(Inbox::map((*inbox)->fd(), 0, 3, 1).status().code(), StatusCode::kMismatch);
-  const auto empty = makeMemfd("shardwire-test", 8192);
-  EXPECT_EQ(Inbox::map(empty->get(), 0, 2, 1).status().code(), StatusCode::kUnsupported);
-  const auto tiny = makeMemfd("shardwire-test", 100);
-  EXPECT_EQ(Inbox::map(tiny->get(), 0, 2, 1).status().code(), StatusCode::kMismatch);
-  // Lanes larger than the segment.
+  const Inbox::At right = placeOf(**inbox);
+  EXPECT_EQ(Inbox::map(right, 0, 3, 1).status().code(), StatusCode::kMismatch);
+  for (const std::uint64_t offset : {right.offset + 1, right.arenaBytes, right.arenaBytes + 4096, ~std::uint64_t{4095}}) {
+    Inbox::At at = right;
+    at.offset = offset;
+    EXPECT_EQ(Inbox::map(at, 0, 2, 1).status().code(), StatusCode::kMismatch) << offset;
+  }
+  Inbox::At at = right;
+  at.offset = right.offset + inboxHeaderBytes(2);  // a slot
+  EXPECT_FALSE(Inbox::map(at, 0, 2, 1).isOk());
+  at = right;
+  at.id = RandomId{{1, 2}};
+  EXPECT_EQ(Inbox::map(at, 0, 2, 1).status().code(), StatusCode::kMismatch);
+  at = right;
+  at.arenaBytes = right.offset + inboxHeaderBytes(2);  // the header is all that fits
+  EXPECT_EQ(Inbox::map(at, 0, 2, 1).status().code(), StatusCode::kMismatch);
   auto& header = (*inbox)->header();
-  header.laneBytes[1] *= 2;
-  EXPECT_EQ(Inbox::map((*inbox)->fd(), 0, 2, 1).status().code(), StatusCode::kMismatch);
   header.laneBytes[1] = 12345;
-  EXPECT_FALSE(Inbox::map((*inbox)->fd(), 0, 2, 1).isOk());
+  EXPECT_FALSE(Inbox::map(right, 0, 2, 1).isOk());
+}
+
+// Memory of an inbox that peers may still write to stays until each has closed it.
+TEST(Inbox, StaysAsLongAsAPeerMayWriteToIt) {
+  auto inbox = makeInbox(3);
+  ASSERT_TRUE(inbox.isOk());
+  const std::shared_ptr<ShmFabric> fabric = (*inbox)->fabric();
+  const Inbox::At at = placeOf(**inbox);
+  const std::size_t before = fabric->numRemains();
+  const auto mapped = Inbox::map(at, 0, 3, 1);
+  ASSERT_TRUE(mapped.isOk());
+  SlotReader& reader = *(*mapped)->slot(1).reader();
+  reader.process = fabric->door().process;
+  reader.state = static_cast<std::uint32_t>(ReaderState::kHere);
+  (*mapped)->announce(1);
+  inbox->reset();
+  EXPECT_EQ(fabric->numRemains(), before + 1);
+  EXPECT_EQ((*mapped)->header().magic, kInboxMagic);
+  reader.state = static_cast<std::uint32_t>(ReaderState::kGone);
+  fabric->clearRemains();
+  EXPECT_EQ(fabric->numRemains(), before);
+  EXPECT_EQ((*mapped)->header().magic, 0U);  // the memory is gone, and the place is never another's
+  EXPECT_EQ(Inbox::map(at, 0, 3, 2).status().code(), StatusCode::kPeerFailed);
+  const auto next = makeInbox(3);
+  ASSERT_TRUE(next.isOk());
+  EXPECT_GT((*next)->offset(), at.offset);
+}
+
+// Who joins late does not look at what it is not told of.
+TEST(Inbox, WakesAnOwnerThatAwaitsAnnouncements) {
+  const auto inbox = makeInbox(130);
+  ASSERT_TRUE(inbox.isOk());
+  const std::shared_ptr<ShmFabric> fabric = (*inbox)->fabric();
+  const auto mapped = Inbox::map(placeOf(**inbox), 0, 130, 129);
+  ASSERT_TRUE(mapped.isOk());
+  const std::uint32_t before = fabric->page().bell.load();
+  (*mapped)->announce(129);
+  EXPECT_EQ((*inbox)->numAnnounced(), 1u);
+  EXPECT_EQ((*inbox)->announcedWord(2), std::uint64_t{1} << 1);
+  EXPECT_EQ((*inbox)->announcedWord(0) | (*inbox)->announcedWord(1), 0u);
+  EXPECT_EQ(fabric->page().bell.load(), before);
+  (*inbox)->awaitAnnouncements();
+  (*mapped)->announce(3);
+  EXPECT_EQ((*inbox)->numAnnounced(), 2u);
+  EXPECT_EQ(fabric->page().bell.load(), before + 1);
+}
+
+// A process that has no link to this one (any more) writes to nothing of it.
+TEST(Inbox, DoesNotStayForAProcessThatIsGone) {
+  auto inbox = makeInbox(2);
+  ASSERT_TRUE(inbox.isOk());
+  const std::shared_ptr<ShmFabric> fabric = (*inbox)->fabric();
+  const std::size_t before = fabric->numRemains();
+  SlotReader& reader = *(*inbox)->slot(1).reader();
+  reader.process = RandomId{{7, 7}};
+  reader.state = static_cast<std::uint32_t>(ReaderState::kHere);
+  (*inbox)->announce(1);
+  inbox->reset();
+  EXPECT_EQ(fabric->numRemains(), before);
 }
 
 }  // namespace

@@ -9,7 +9,9 @@
 #include <atomic>
 #include <thread>
 
+#include "backend/base/wire.h"
 #include "backend/transport/interfaces.h"
+#include "backend/transport/link_listener.h"
 #include "backend/transport/link_message.h"
 #include "backend/transport/net_socket.h"
 #include "tests/support/hex.h"
@@ -22,7 +24,7 @@ using testing::toHex;
 constexpr RandomId kToken{{0x1111, 0x2222}};
 constexpr int kWorldSize = 4;
 constexpr Rank kListener = 1;
-const LinkHello kHello{3, kListener, kWorldSize, 3};
+const LinkHello kHello{3, kListener, kWorldSize, 3, makeDoorId(kToken)};
 
 Deadline soon() {
   return Clock::now() + std::chrono::seconds(10);
@@ -34,57 +36,69 @@ Options onLoopback() {
   return options;
 }
 
-// A listener of rank 1 that answers on a thread of its own until it goes.
+// A listener with a door of rank 1, and a thread that serves it, as the fabric's does, until it goes.
 class Listening {
  public:
-  explicit Listening(const Options& options = onLoopback(), Deadline deadline = soon()) : deadline_(deadline) {
-    auto made = LinkListener::create(options, 4);
+  explicit Listening(const Options& options = onLoopback(), Duration proveWithin = LinkListener::kProveWithin, bool isOpen = true) {
+    watches_ = *FdWatches::create();
+    auto ports = listenOnInterfaces(*listInterfaces(), options);
+    EXPECT_TRUE(ports.isOk()) << ports.status().message();
+    auto made = LinkListener::create(std::move(*ports), watches_, proveWithin);
     EXPECT_TRUE(made.isOk()) << made.status().message();
-    listener_.emplace(std::move(*made));
-    addresses_ = listener_->addresses();
-    thread_ = std::thread([this] { answer(); });
+    listener_ = *made;
+    door_ = std::move(*listener_->addDoor(kHello.door, kWorldSize, [this] { ++numCalls_; }));
+    if (isOpen) {
+      open(makeLinkKey(kToken, options.jobToken));
+    }
+    thread_ = std::thread([this] { serve(); });
   }
   ~Listening() { finish(); }
 
-  const std::vector<NetAddress>& addresses() const { return addresses_; }
+  void open(const LinkKey& key) { door_->open({kListener, kWorldSize, key, {}, {}}); }
+  void leave() { door_.reset(); }
+  LinkListener& listener() { return *listener_; }
+  const std::vector<NetAddress>& addresses() const { return listener_->addresses(); }
   std::vector<NetAddress> only(bool ipv6) const {
     std::vector<NetAddress> found;
-    for (const NetAddress& each : addresses_) {
+    for (const NetAddress& each : addresses()) {
       if ((each.ip.find(':') != std::string::npos) == ipv6) {
         found.push_back(each);
       }
     }
     return found;
   }
-  // Ends the thread; the links that it accepted.
-  std::vector<LinkListener::Accepted>& finish() {
+  // Ends the thread; the links that came through the door.
+  std::vector<AcceptedLink>& finish() {
     stop_ = true;
     if (thread_.joinable()) {
       thread_.join();
     }
+    if (door_ != nullptr) {
+      auto accepted = door_->take();
+      EXPECT_TRUE(accepted.isOk()) << accepted.status().message();
+      EXPECT_GE(numCalls_, static_cast<int>(accepted->size()));
+      std::move(accepted->begin(), accepted->end(), std::back_inserter(accepted_));
+    }
     return accepted_;
   }
-  int numAccepted() const { return numAccepted_; }
 
  private:
-  void answer() {
+  void serve() {
     while (!stop_) {
-      pollfd entry{listener_->sockets()[0].get(), POLLIN, 0};
+      pollfd entry{watches_->socket().get(), POLLIN, 0};
       ::poll(&entry, 1, 10);
-      auto accepted = listener_->accept(kToken, kListener, kWorldSize, deadline_);
-      EXPECT_TRUE(accepted.isOk()) << accepted.status().message();
-      for (LinkListener::Accepted& each : *accepted) {
-        accepted_.push_back(std::move(each));
-        ++numAccepted_;
+      watches_->serve();
+      if (listener_->isPressed()) {
+        listener_->serve();
       }
     }
   }
 
-  const Deadline deadline_;
-  std::optional<LinkListener> listener_;
-  std::vector<NetAddress> addresses_;
-  std::vector<LinkListener::Accepted> accepted_;
-  std::atomic<int> numAccepted_{0};
+  std::shared_ptr<FdWatches> watches_;
+  std::shared_ptr<LinkListener> listener_;
+  std::unique_ptr<LinkDoor> door_;
+  std::vector<AcceptedLink> accepted_;
+  std::atomic<int> numCalls_{0};
   std::atomic<bool> stop_{false};
   std::thread thread_;
 };
@@ -187,11 +201,11 @@ TEST(Link, EqualJobTokensJoin) {
 
 TEST(Link, RanksThatDoNotFitAreTurnedAwayWithTheReason) {
   Listening listening;
-  const std::pair<LinkHello, const char*> cases[] = {{{3, 2, kWorldSize, 3}, "found rank 1"},
-                                                     {{3, 1, 8, 3}, "rank 3 of 8"},
-                                                     {{4, 1, kWorldSize, 3}, "calls itself rank 4 of 4"},
-                                                     {{-1, 1, kWorldSize, 3}, "calls itself rank -1"},
-                                                     {{1, 1, kWorldSize, 3}, "calls itself rank 1"}};
+  const std::pair<LinkHello, const char*> cases[] = {{{3, 2, kWorldSize, 3, kHello.door}, "found rank 1"},
+                                                     {{3, 1, 8, 3, kHello.door}, "rank 3 of 8"},
+                                                     {{4, 1, kWorldSize, 3, kHello.door}, "calls itself rank 4 of 4"},
+                                                     {{-1, 1, kWorldSize, 3, kHello.door}, "calls itself rank -1"},
+                                                     {{1, 1, kWorldSize, 3, kHello.door}, "calls itself rank 1"}};
   for (const auto& [ranks, words] : cases) {
     const auto link = dialLink(listening.addresses(), kToken, ranks, onLoopback(), soon());
     EXPECT_EQ(link.status().code(), StatusCode::kMismatch);
@@ -238,7 +252,7 @@ TEST(Link, AProofHoldsForItsRanksOnly) {
   const LinkKey key = makeLinkKey(kToken, "");
   Listening listening;
   Link link(callFrom(listening.addresses()), "listener");
-  ASSERT_TRUE(send(link, hello({2, kListener, kWorldSize, 3}, {})).isOk());
+  ASSERT_TRUE(send(link, hello({2, kListener, kWorldSize, 3, kHello.door}, {})).isOk());
   LinkMessage proof = say(LinkMessageType::kProof);
   proof.proof = proveLink(key, LinkRole::kDialer, kHello, {}, receive(link).challenge);
   ASSERT_TRUE(send(link, proof).isOk());
@@ -285,7 +299,7 @@ TEST(Link, SilentStrangersHoldUpNobody) {
 }
 
 TEST(Link, ASilentStrangerIsTurnedAwayInTheEnd) {
-  Listening listening(onLoopback(), Clock::now() + std::chrono::milliseconds(100));
+  Listening listening(onLoopback(), std::chrono::milliseconds(100));
   Link stranger(callFrom(listening.addresses()), "listener");
   expectRefusal(stranger, "said too little");
 }
@@ -333,6 +347,119 @@ TEST(Link, AWelcomeComesLastOrNotAtAll) {
     ASSERT_TRUE(send(link, say(first)).isOk());
     expectRefusal(link, "in another order");
   }
+}
+
+// Whoever comes before its rank is ready waits for it, without a limit of its own, and is let in as soon as the rank is.
+TEST(LinkDoor, ThatIsNotOpenYetHoldsItsCallers) {
+  Listening listening(onLoopback(), std::chrono::seconds(1), false);
+  Link early(callFrom(listening.addresses()), "listener");
+  ASSERT_TRUE(send(early, hello(kHello, {})).isOk());
+  LinkMessage proof = say(LinkMessageType::kProof);
+  proof.proof = proveLink(makeLinkKey(kToken, ""), LinkRole::kDialer, kHello, {}, receive(early).challenge);
+  ASSERT_TRUE(send(early, proof).isOk());
+  // Who proves nothing has no longer than before.
+  Link silent(callFrom(listening.addresses()), "listener");
+  ASSERT_TRUE(send(silent, hello(kHello, {})).isOk());
+  EXPECT_EQ(receive(silent).type, LinkMessageType::kChallenge);
+  expectRefusal(silent, "said too little");
+  // Who knows no token is held, too, and finds out then.
+  Link stranger(callFrom(listening.addresses()), "listener");
+  ASSERT_TRUE(send(stranger, hello(kHello, {})).isOk());
+  EXPECT_EQ(receive(stranger).type, LinkMessageType::kChallenge);
+  ASSERT_TRUE(send(stranger, say(LinkMessageType::kProof)).isOk());
+  // Who goes on talking meanwhile is no rank.
+  Link talker(callFrom(listening.addresses()), "listener");
+  ASSERT_TRUE(send(talker, hello(kHello, {})).isOk());
+  EXPECT_EQ(receive(talker).type, LinkMessageType::kChallenge);
+  ASSERT_TRUE(send(talker, say(LinkMessageType::kProof)).isOk());
+  ASSERT_TRUE(send(talker, say(LinkMessageType::kProof)).isOk());
+  expectRefusal(talker, "in another order");
+  EXPECT_EQ(early.receive(Clock::now()).status().code(), StatusCode::kTimeout);
+  listening.open(makeLinkKey(kToken, ""));
+  EXPECT_EQ(receive(early).type, LinkMessageType::kWelcome);
+  expectRefusal(stranger, "does not know the group's token");
+  EXPECT_EQ(listening.finish().size(), 1U);
+}
+
+TEST(LinkDoor, OfNoGroupIsRefusedAtOnce) {
+  Listening listening;
+  LinkHello elsewhere = kHello;
+  elsewhere.door = RandomId{{1, 2}};
+  const auto hello = [&](const LinkHello& ranks) {
+    LinkDial dial(listening.addresses(), makeLinkKey(kToken, ""), ranks);
+    std::optional<Result<Link>> link;
+    while (!(link = dial.step()).has_value()) {
+      std::vector<pollfd> entries;
+      const Deadline next = dial.appendSockets(&entries);
+      EXPECT_TRUE(WaitLimit(soon()).sooner(next).poll(entries).isOk());
+    }
+    EXPECT_EQ(link->isOk(), !dial.wasRefused());
+    return link->status();
+  };
+  const Status refused = hello(elsewhere);
+  EXPECT_EQ(refused.code(), StatusCode::kUnsupported);  // as where nobody listens
+  EXPECT_NE(refused.message().find("asks for a group that is not here"), std::string::npos) << refused.message();
+  EXPECT_TRUE(hello(kHello).isOk());
+  listening.leave();
+  EXPECT_NE(hello(kHello).message().find("asks for a group that is not here"), std::string::npos);
+}
+
+// Two groups of one process: each lets in its own, by its own token, and one that goes hangs up on nobody else's.
+TEST(LinkDoor, IsOneOfManyAtAListener) {
+  constexpr RandomId kOther{{0x3333, 0x4444}};
+  Listening listening;
+  int numCalls = 0;
+  auto other = listening.listener().addDoor(makeDoorId(kOther), 2, [&] { ++numCalls; });
+  ASSERT_TRUE(other.isOk());
+  EXPECT_FALSE(listening.listener().addDoor(makeDoorId(kOther), 2, [] {}).isOk());
+  (*other)->open({0, 2, makeLinkKey(kOther, ""), {}, {}});
+  const LinkHello toOther{1, 0, 2, 3, makeDoorId(kOther)};
+  EXPECT_TRUE(dialLink(listening.addresses(), kOther, toOther, onLoopback(), soon()).isOk());
+  EXPECT_TRUE(dialLink(listening.addresses(), kToken, kHello, onLoopback(), soon()).isOk());
+  // The token of one does not open the other.
+  EXPECT_EQ(dialLink(listening.addresses(), kToken, toOther, onLoopback(), soon()).status().code(), StatusCode::kMismatch);
+  LinkHello wrongDoor = toOther;
+  wrongDoor.door = kHello.door;
+  EXPECT_EQ(dialLink(listening.addresses(), kOther, wrongDoor, onLoopback(), soon()).status().code(), StatusCode::kMismatch);
+  const auto ofOther = (*other)->take();
+  ASSERT_TRUE(ofOther.isOk());
+  ASSERT_EQ(ofOther->size(), 1U);
+  EXPECT_EQ(ofOther->at(0).hello, toOther);
+  EXPECT_EQ(numCalls, 1);
+  other->reset();
+  EXPECT_TRUE(dialLink(listening.addresses(), kToken, kHello, onLoopback(), soon()).isOk());
+  EXPECT_EQ(listening.finish().size(), 2U);
+}
+
+TEST(LinkDoor, ThatGoesHangsUpOnWhoWaits) {
+  Listening listening(onLoopback(), LinkListener::kProveWithin, false);
+  Link early(callFrom(listening.addresses()), "listener");
+  ASSERT_TRUE(send(early, hello(kHello, {})).isOk());
+  EXPECT_EQ(receive(early).type, LinkMessageType::kChallenge);
+  listening.leave();
+  expectRefusal(early, "its rank has just left");
+}
+
+// More at one door than may be there: whoever had its time makes room, and a rank gets in; other doors do not notice.
+TEST(LinkDoor, ManyStrangersAtItDoNotUseItUp) {
+  Listening listening;
+  auto other = listening.listener().addDoor(makeDoorId({{5, 6}}), 2, [] {});
+  ASSERT_TRUE(other.isOk());
+  LinkHello toOther = kHello;
+  toOther.door = makeDoorId({{5, 6}});
+  std::vector<Link> strangers;
+  for (int i = 0; i < 66; ++i) {
+    strangers.emplace_back(callFrom(listening.addresses()), "listener");
+    ASSERT_TRUE(send(strangers.back(), hello(toOther, {})).isOk());
+    EXPECT_EQ(receive(strangers.back()).type, LinkMessageType::kChallenge);
+  }
+  EXPECT_TRUE(dialLink(listening.addresses(), kToken, kHello, onLoopback(), soon()).isOk());
+  (*other)->open({kListener, kWorldSize, makeLinkKey({{5, 6}}, ""), {}, {}});
+  Status joined;
+  do {  // too many dialed there: again, as Doors::dial() does
+    joined = dialLink(listening.addresses(), RandomId{{5, 6}}, toOther, onLoopback(), soon()).status();
+  } while (!joined.isOk() && joined.message().find("while too many dialed") != std::string::npos);
+  EXPECT_TRUE(joined.isOk()) << joined.message();
 }
 
 TEST(Link, DialersTryTheNextAddress) {
@@ -426,15 +553,16 @@ TEST(Link, WorksOverLinkLocalAddresses) {
 }
 
 TEST(Link, ListensOnTheChosenInterfacesOnly) {
-  const auto listener = LinkListener::create(onLoopback(), 4);
-  ASSERT_TRUE(listener.isOk()) << listener.status().message();
-  for (const NetAddress& each : listener->addresses()) {
+  const auto ports = listenOnInterfaces(*listInterfaces(), onLoopback());
+  ASSERT_TRUE(ports.isOk()) << ports.status().message();
+  for (const NetAddress& each : ports->addresses) {
     EXPECT_EQ(each.interface, "lo");
     EXPECT_NE(each.port, 0);
   }
-  EXPECT_EQ(listener->addresses().at(0).ip, "127.0.0.1");
+  EXPECT_EQ(ports->sockets.size(), ports->addresses.size());
+  EXPECT_EQ(ports->addresses.at(0).ip, "127.0.0.1");
   // The port is open there and on no other address of this host.
-  const auto elsewhere = startTcp(*makeSocketAddress("127.0.0.2", 0, listener->addresses()[0].port));
+  const auto elsewhere = startTcp(*makeSocketAddress("127.0.0.2", 0, ports->addresses[0].port));
   if (elsewhere.isOk()) {
     ASSERT_TRUE(waitForSocket(*elsewhere, POLLOUT, soon(), "connecting").isOk());
     EXPECT_EQ(socketError(*elsewhere), ECONNREFUSED);
@@ -444,10 +572,10 @@ TEST(Link, ListensOnTheChosenInterfacesOnly) {
 TEST(Link, AnUnknownInterfaceIsAnErrorThatListsThoseThatAre) {
   Options options;
   options.socketIfname = "=nosuch0";
-  const auto listener = LinkListener::create(options, 4);
-  EXPECT_EQ(listener.status().code(), StatusCode::kUnsupported);
-  EXPECT_NE(listener.status().message().find("nosuch0"), std::string::npos) << listener.status().message();
-  EXPECT_NE(listener.status().message().find("lo (127.0.0.1)"), std::string::npos) << listener.status().message();
+  const auto ports = listenOnInterfaces(*listInterfaces(), options);
+  EXPECT_EQ(ports.status().code(), StatusCode::kUnsupported);
+  EXPECT_NE(ports.status().message().find("nosuch0"), std::string::npos) << ports.status().message();
+  EXPECT_NE(ports.status().message().find("lo (127.0.0.1)"), std::string::npos) << ports.status().message();
 }
 
 // Written out by hand from the table in link_message.h; proofs computed with Python's hmac.
@@ -461,44 +589,49 @@ TEST(Link, WireBytesAreThese) {
     ascending += static_cast<char>(i);
   }
   EXPECT_EQ(toHex(framed("ab")), "020000006162");
-  const LinkHello ranks{3, 1, 4, 3};
+  const LinkHello ranks{3, 1, 4, 3, RandomId{{0x0706050403020100, 0x0f0e0d0c0b0a0908}}};
   EXPECT_EQ(toHex(encodeLinkMessage(hello(ranks, dialer))),
-            "53574c4b0101"
+            "53574c4b0201"
             "030000000100000004000000"
             "03"
+            "000102030405060708090a0b0c0d0e0f"
             "20000000" +
                 toHex(ascending));
   LinkMessage message = say(LinkMessageType::kChallenge);
   message.challenge = dialer;
   EXPECT_EQ(toHex(encodeLinkMessage(message)),
-            "53574c4b0102"
+            "53574c4b0202"
             "20000000" +
                 toHex(ascending));
   message = say(LinkMessageType::kProof);
   message.proof = dialer;
   EXPECT_EQ(toHex(encodeLinkMessage(message)),
-            "53574c4b0103"
+            "53574c4b0203"
             "20000000" +
                 toHex(ascending));
   message.type = LinkMessageType::kWelcome;
   EXPECT_EQ(toHex(encodeLinkMessage(message)),
-            "53574c4b0104"
+            "53574c4b0204"
             "20000000" +
                 toHex(ascending));
   message = say(LinkMessageType::kRefusal);
   message.refusal = {StatusCode::kMismatch, "no"};
   EXPECT_EQ(toHex(encodeLinkMessage(message)),
-            "53574c4b0105"
+            "53574c4b0205"
             "05"
             "020000006e6f");
   const LinkKey key = makeLinkKey(kToken, "job");
   const Digest secret = linkSecret(key, ranks, dialer, listener);
   EXPECT_EQ(toHex(asText(proveLink(key, LinkRole::kDialer, ranks, dialer, listener))),
-            "676cf2db90df676de3e26cd16b1c1e93638db3250e6bed9deb96593e18c2a28f");
+            "24ab9dd816f2487c1ee9278658b439d63b7accb259105c8d3fd2a455f4adfd5d");
   EXPECT_EQ(toHex(asText(proveLink(key, LinkRole::kListener, ranks, dialer, listener))),
-            "4eb356867d70c1ce0ab27325288fdd29d3261fb5727ebee84e512d679401c338");
-  EXPECT_EQ(toHex(asText(secret)), "598b05c6882fa95e381616049467d87e5ee3856209d57f2d34a0cb521492427d");
-  EXPECT_EQ(toHex(asText(proveSocket(secret, "data 0"))), "0b975941025ce3b8a3b0449db5c499c4ed4ec665a91847969b0be50db478f2d7");
+            "e4ac66b4dd8842dc9f8bdf5dc85591c81a935861a40a6e18aaf22018e089d242");
+  EXPECT_EQ(toHex(asText(secret)), "ce8f949ed72e407ecc9ec5a756ca7176e35bdbee8fdd0b499b415ff00b8a803d");
+  EXPECT_EQ(toHex(asText(proveSocket(secret, "data 0"))), "6a0b64d0671c1185ca6237298572e2263e2293ea28b37282b1168631ef46c96a");
+  const RandomId door = makeDoorId(kToken);
+  ByteWriter writer;
+  writeId(writer, door);
+  EXPECT_EQ(toHex(writer.bytes()), "f890a126721206bedb0a9ef77095a3de");
 }
 
 TEST(Link, MessagesAreReadAsWritten) {

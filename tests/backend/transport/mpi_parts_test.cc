@@ -118,10 +118,10 @@ TEST(MpiLane, CarriesFramesInOrderAndNeverOverwritesOne) {
 }
 
 TEST(MpiMessage, HeadsAreAsDocumented) {
-  const MpiHead head{{1, 0x01020304, 0xFFFFFFFF}, MpiKind::kRequest};
+  const MpiHead head{{1, 0x01020304, 0xFFFFFFFF}, MpiKind::kRequest, 0xABCDEF};
   std::array<std::byte, kMpiHeadBytes> bytes;
   encodeHead(head, bytes.data());
-  EXPECT_EQ(toHex({reinterpret_cast<const char*>(bytes.data()), bytes.size()}), "0100000004030201ffffffff02000000");
+  EXPECT_EQ(toHex({reinterpret_cast<const char*>(bytes.data()), bytes.size()}), "0100000004030201ffffffff02efcdab");
   EXPECT_EQ(decodeHead(bytes), head);
   EXPECT_FALSE(decodeHead(std::span(bytes).first(15)).has_value());
   bytes[12] = std::byte{9};

@@ -1,12 +1,16 @@
 // The contract over shared memory, and what is special to it.
 #include <dirent.h>
+#include <sys/stat.h>
 
 #include <algorithm>
+#include <array>
+#include <deque>
 #include <filesystem>
 #include <fstream>
 #include <set>
 #include <string>
 
+#include "backend/transport/shm/shm_fabric.h"
 #include "tests/backend/transport/contract.h"
 
 namespace shardwire::testing {
@@ -79,7 +83,8 @@ TEST(ShmTransport, UsesNoNamedFile) {
       const bool isMemfd = file.starts_with("/memfd:shardwire-");
       numMemfds += isMemfd ? 1 : 0;
       EXPECT_TRUE(before.contains(file) || isMemfd || file.starts_with("socket:") || file.starts_with("pipe:") ||
-                  file.starts_with("/proc/") || file.starts_with("/usr/lib") || file.starts_with("/dev/zero"))
+                  file.starts_with("/proc/") || file.starts_with("/usr/lib") || file.starts_with("/dev/zero") ||
+                  file.starts_with("anon_inode:"))
           << file;
     }
     EXPECT_GE(numMemfds, 2);  // the inbox and the heap are there to be seen
@@ -102,21 +107,67 @@ TEST(ShmTransport, LeavesNoDescriptor) {
   });
 }
 
-TEST(ShmTransport, ProcessesKeepOneDescriptorPerPeer) {
-  MemoryStore store;
+// The fabric has four of its own (arena, listener, what waits for it, what ends its thread), and for each peer process the link there, with
+// its arena, and the link from there.
+TEST(ShmTransport, GroupsShareTheLinksOfTheirProcesses) {
+  constexpr int kGroups = 5;
+  std::array<MemoryStore, kGroups> stores;
   runRanksAsProcesses(3, [&](Rank rank) {
     ASSERT_TRUE(internal::SharedHeap::instance().isOk());
     const std::size_t before = listFolder("/proc/self/fd", "").size();
-    auto peers = connect(store, rank, 3);
-    ASSERT_TRUE(peers.isOk()) << peers.status().message();
-    for (Rank peer = 0; peer < 3; ++peer) {
-      if (peer != rank) {
-        meet(*peers->connections[static_cast<std::size_t>(peer)]);
+    std::vector<Peers> groups;
+    std::vector<std::size_t> threads;
+    for (MemoryStore& store : stores) {
+      auto peers = connect(store, rank, 3);
+      ASSERT_TRUE(peers.isOk()) << peers.status().message();
+      groups.push_back(std::move(*peers));
+      const auto meetAll = [&] {
+        for (Rank peer = 0; peer < 3; ++peer) {
+          if (peer != rank) {
+            meet(*groups.back().connections[static_cast<std::size_t>(peer)]);
+          }
+        }
+      };
+      meetAll();
+      // Of the fabric: its arena, its socket, and three that its thread waits on. Of each peer: its arena, and a socket each way.
+      EXPECT_EQ(listFolder("/proc/self/fd", "").size(), before + 5 + 2 * 3);
+      threads.push_back(listFolder("/proc/self/task", "").size());
+      EXPECT_EQ(threads.back(), threads.front());  // the fabric's has come with the first group
+      meetAll();                                   // nobody leaves before all have counted
+    }
+    groups.clear();
+    EXPECT_EQ(listFolder("/proc/self/fd", "").size(), before);
+    EXPECT_EQ(listFolder("/proc/self/task", "").size(), threads.front() - 1);
+  });
+}
+
+// What groups leave behind goes as soon as their peers are through with it, while others stay.
+TEST(ShmTransport, ManyGroupsLeaveNothing) {
+  constexpr int kRounds = 300;
+  MemoryStore first;
+  std::deque<MemoryStore> stores(kRounds);
+  runRanksAsProcesses(2, [&](Rank rank) {
+    auto stays = connect(first, rank, 2);
+    ASSERT_TRUE(stays.isOk()) << stays.status().message();
+    Connection& link = *stays->connections[static_cast<std::size_t>(1 - rank)];
+    const auto fabric = *internal::ShmFabric::instance();
+    std::size_t fds = 0;
+    for (int round = 0; round < kRounds; ++round) {
+      auto peers = connect(stores[static_cast<std::size_t>(round)], rank, 2);
+      ASSERT_TRUE(peers.isOk()) << peers.status().message();
+      meet(*peers->connections[static_cast<std::size_t>(1 - rank)]);
+      if (round == 0) {
+        fds = listFolder("/proc/self/fd", "").size();
       }
     }
-    EXPECT_EQ(listFolder("/proc/self/fd", "").size(), before + 2);
-    *peers = Peers{};
-    EXPECT_EQ(listFolder("/proc/self/fd", "").size(), before);
+    meet(link);
+    fabric->clearRemains();
+    EXPECT_EQ(fabric->numRemains(), 0U);
+    EXPECT_EQ(listFolder("/proc/self/fd", "").size(), fds);
+    struct stat arena {};
+    ASSERT_EQ(::fstat(fabric->arena().fd(), &arena), 0);
+    EXPECT_LT(arena.st_blocks * 512, 1 << 20);  // one group's
+    meet(link);
   });
 }
 
@@ -141,6 +192,24 @@ TEST(ShmTransport, CrossMemoryCanBeRequired) {
     ASSERT_EQ(peers.status().code(), StatusCode::kUnsupported);
     EXPECT_NE(peers.status().message().find("rank 0 cannot read the memory of rank 1"), std::string::npos) << peers.status().message();
     EXPECT_NE(peers.status().message().find("staged on rank 1"), std::string::npos) << peers.status().message();
+  });
+}
+
+// Readers that were about to use it learn that it may be anything by now.
+TEST(ShmTransport, MemoryThatTheOwnerTookBackIsKnownAsWithdrawn) {
+  MemoryStore store;
+  runRanksAsProcesses(2, [&](Rank rank) {
+    auto peers = connect(store, rank, 2);
+    ASSERT_TRUE(peers.isOk()) << peers.status().message();
+    Connection& connection = *peers->connections[static_cast<std::size_t>(1 - rank)];
+    EXPECT_FALSE(connection.hasWithdrawn());
+    meet(connection);
+    if (rank == 0) {
+      EXPECT_TRUE(connection.stopFetches());
+    }
+    meet(connection);
+    EXPECT_EQ(connection.hasWithdrawn(), rank == 1);
+    meet(connection);  // frames still travel
   });
 }
 

@@ -10,13 +10,13 @@
 #include <random>
 #include <set>
 
-#include "tests/support/run_plans.h"
+#include "tests/support/run_programs.h"
 
 namespace shardwire::internal {
 namespace {
 
 using testing::Bytes;
-using testing::RankBytes;
+using testing::RanksInMemory;
 
 struct Placement {
   Topology topology;
@@ -38,71 +38,6 @@ Placement randomPlacement(std::mt19937& random) {
   return placement;
 }
 
-// The memory of all ranks, and the programs of one collective over it.
-class Machine {
- public:
-  Machine(const CollectiveCall& call, const Topology& topology) : elemBytes_(elementBytes(call.dtype)), topology_(topology) {
-    for (Rank rank = 0; rank < topology.worldSize; ++rank) {
-      programs_.push_back(programOf(call, Algorithm::kHierarchical, rank, topology));
-    }
-  }
-
-  void run() {
-    for (std::size_t stage = 0; stage < programs_[0].stages.size(); ++stage) {
-      std::vector<Plan> plans;
-      RankBytes in;
-      RankBytes out;
-      for (std::size_t rank = 0; rank < programs_.size(); ++rank) {
-        ASSERT_EQ(programs_[rank].stages.size(), programs_[0].stages.size());
-        const Stage& mine = programs_[rank].stages[stage];
-        ASSERT_EQ(validate(mine.plan).message(), "");
-        plans.push_back(mine.plan);
-        in.push_back(read(rank, mine.inputs));
-        out.push_back(read(rank, mine.outputs));
-        count(rank, mine.plan);
-      }
-      ASSERT_EQ(testing::findEdgeMismatch(plans), "");
-      testing::runPlans(plans, in, out);
-      for (std::size_t rank = 0; rank < programs_.size(); ++rank) {
-        write(rank, programs_[rank].stages[stage].outputs, out[rank]);
-      }
-    }
-  }
-
-  RankBytes inputs;   // by rank, by tensor
-  RankBytes outputs;  // likewise
-  std::uint64_t acrossBytes = 0;
-
- private:
-  Bytes& whole(std::size_t rank, const StageTensor& part) {
-    return (part.from == StageTensor::From::kInput ? inputs : outputs)[rank][static_cast<std::size_t>(part.index)];
-  }
-  std::vector<Bytes> read(std::size_t rank, const std::vector<StageTensor>& parts) {
-    std::vector<Bytes> all;
-    for (const StageTensor& part : parts) {
-      const auto first = whole(rank, part).begin() + part.first * static_cast<std::int64_t>(elemBytes_);
-      all.emplace_back(first, first + part.numElems * static_cast<std::int64_t>(elemBytes_));
-    }
-    return all;
-  }
-  void write(std::size_t rank, const std::vector<StageTensor>& parts, const std::vector<Bytes>& values) {
-    for (std::size_t i = 0; i < parts.size(); ++i) {
-      std::copy(values[i].begin(), values[i].end(), whole(rank, parts[i]).begin() + parts[i].first * static_cast<std::int64_t>(elemBytes_));
-    }
-  }
-  void count(std::size_t rank, const Plan& plan) {
-    for (const PlanEdge& edge : plan.sends) {
-      if (topology_.hosts[rank] != topology_.hosts[static_cast<std::size_t>(edge.peer)]) {
-        acrossBytes += edge.bytes;
-      }
-    }
-  }
-
-  const std::size_t elemBytes_;
-  const Topology& topology_;
-  std::vector<Program> programs_;
-};
-
 Bytes patternOf(Rank rank, std::size_t bytes) {
   Bytes pattern(bytes);
   for (std::size_t i = 0; i < bytes; ++i) {
@@ -119,7 +54,8 @@ TEST_P(Hierarchy, AllGatherBringsEachTensorToEachOtherHostOnce) {
   SCOPED_TRACE(fmt::format("seed {}, hosts {}", GetParam(), placement.text));
   const auto n = static_cast<std::size_t>(placement.topology.worldSize);
   const std::int64_t elems = static_cast<std::int64_t>(random() % 50);
-  Machine machine({.kind = Collective::kAllGather, .dtype = DType::kInt16, .numElems = elems}, placement.topology);
+  RanksInMemory machine({.kind = Collective::kAllGather, .dtype = DType::kInt16, .numElems = elems}, Algorithm::kHierarchical,
+                        placement.topology);
   const std::size_t bytes = static_cast<std::size_t>(elems) * 2;
   for (std::size_t rank = 0; rank < n; ++rank) {
     machine.inputs.push_back({patternOf(static_cast<Rank>(rank), bytes)});
@@ -140,7 +76,8 @@ TEST_P(Hierarchy, BroadcastReachesAll) {
   const Rank root = static_cast<Rank>(random() % static_cast<unsigned>(placement.topology.worldSize));
   SCOPED_TRACE(fmt::format("seed {}, hosts {}, root {}", GetParam(), placement.text, root));
   const std::int64_t elems = static_cast<std::int64_t>(random() % 500);
-  Machine machine({.kind = Collective::kBroadcast, .dtype = DType::kInt32, .root = root, .numElems = elems}, placement.topology);
+  RanksInMemory machine({.kind = Collective::kBroadcast, .dtype = DType::kInt32, .root = root, .numElems = elems}, Algorithm::kHierarchical,
+                        placement.topology);
   const Bytes pattern = patternOf(root, static_cast<std::size_t>(elems) * 4);
   for (Rank rank = 0; rank < placement.topology.worldSize; ++rank) {
     machine.inputs.push_back({pattern});  // read on root only
@@ -158,7 +95,8 @@ TEST_P(Hierarchy, AllReduceGivesTheBitsOfChunks) {
   SCOPED_TRACE(fmt::format("seed {}, hosts {}", GetParam(), placement.text));
   const auto n = static_cast<std::size_t>(placement.topology.worldSize);
   const std::int64_t elems = static_cast<std::int64_t>(random() % 500);
-  Machine machine({.kind = Collective::kAllReduce, .dtype = DType::kInt32, .op = ReduceOp::kSum, .numElems = elems}, placement.topology);
+  RanksInMemory machine({.kind = Collective::kAllReduce, .dtype = DType::kInt32, .op = ReduceOp::kSum, .numElems = elems},
+                        Algorithm::kHierarchical, placement.topology);
   std::vector<std::int32_t> sum(static_cast<std::size_t>(elems));
   for (std::size_t rank = 0; rank < n; ++rank) {
     std::vector<std::int32_t> values(sum.size());

@@ -16,6 +16,10 @@ Selection on(int ranks, int hosts) {
 TEST(Select, TakesOneStageForWhatFitsAFrameAndChunksBeyond) {
   EXPECT_EQ(select(callOf(Collective::kAllReduce, 8192), on(4, 1)), Algorithm::kDirect);
   EXPECT_EQ(select(callOf(Collective::kAllReduce, 8193), on(4, 1)), Algorithm::kChunks);
+  EXPECT_EQ(select(callOf(Collective::kAllReduce, 8192), on(16, 1)), Algorithm::kDirect);
+  EXPECT_EQ(select(callOf(Collective::kAllReduce, 8192), on(17, 1)), Algorithm::kTree);
+  EXPECT_EQ(select(callOf(Collective::kAllReduce, 4), on(1024, 128)), Algorithm::kTree);
+  EXPECT_EQ(select(callOf(Collective::kAllReduce, 8193), on(17, 1)), Algorithm::kChunks);
   EXPECT_EQ(select(callOf(Collective::kReduce, 1 << 20), on(2, 1)), Algorithm::kDirect);
   EXPECT_EQ(select(callOf(Collective::kReduce, 1 << 20), on(4, 1)), Algorithm::kChunks);
 }

@@ -10,7 +10,7 @@
 namespace shardwire::internal {
 namespace {
 
-LocalTensor boxTensor(const Dims& offset, const Dims& shape) {
+LocalTensor plainBox(const Dims& offset, const Dims& shape) {
   return {0, shape, {{{offset, shape}, Dims::filled(shape.size(), 0)}}, 0};
 }
 
@@ -21,8 +21,8 @@ std::vector<LocalSpec> goodSpecs() {
     LocalSpec& spec = specs[static_cast<std::size_t>(rank)];
     spec.name = "step";
     spec.tensors.push_back({"w", Dims{8, 8}, DType::kFloat32, ReduceOp::kNone});
-    spec.inputs = {boxTensor({4 * rank, 0}, {4, 4}), boxTensor({4 * rank, 4}, {4, 4})};
-    spec.outputs = {boxTensor({0, 4 * rank}, {8, 4})};
+    spec.inputs = {plainBox({4 * rank, 0}, {4, 4}), plainBox({4 * rank, 4}, {4, 4})};
+    spec.outputs = {plainBox({0, 4 * rank}, {8, 4})};
   }
   return specs;
 }
@@ -35,13 +35,48 @@ TEST(MergeSpecs, AcceptsWhatFits) {
   EXPECT_EQ(merged->ranks[1].inputs, goodSpecs()[1].inputs);
 }
 
+TEST(MergeSpecs, LetsEachSideHaveItsDtype) {
+  const auto merge = [](std::optional<DType> from0, std::optional<DType> to0, std::optional<DType> from1, std::optional<DType> to1) {
+    std::vector<LocalSpec> specs = goodSpecs();
+    specs[0].tensors[0].dtype = from0;
+    specs[0].tensors[0].outputDtype = to0;
+    specs[1].tensors[0].dtype = from1;
+    specs[1].tensors[0].outputDtype = to1;
+    return mergeSpecs(specs);
+  };
+  constexpr DType kWide = DType::kFloat32;
+  constexpr DType kNarrow = DType::kBFloat16;
+  const auto cast = merge(kWide, std::nullopt, std::nullopt, kNarrow);
+  ASSERT_TRUE(cast.isOk()) << cast.status().message();
+  EXPECT_EQ(cast->tensors[0].dtype, kWide);
+  EXPECT_EQ(cast->tensors[0].outputDtype, kNarrow);
+  EXPECT_EQ(merge(std::nullopt, kNarrow, kWide, std::nullopt).value(), cast.value());
+  EXPECT_EQ(merge(kWide, kNarrow, kWide, kNarrow).value(), cast.value());
+  EXPECT_NE(fingerprint(cast.value()), fingerprint(mergeSpecs(goodSpecs()).value()));
+  // Both sides alike, however that is said.
+  EXPECT_EQ(merge(kWide, kWide, std::nullopt, kWide).value(), mergeSpecs(goodSpecs()).value());
+  EXPECT_EQ(merge(std::nullopt, kWide, std::nullopt, kWide).value(), mergeSpecs(goodSpecs()).value());
+
+  EXPECT_EQ(merge(kWide, kNarrow, kWide, kWide).status().message(),
+            "compile_op 'step': rank 0 gives tensor 'w' dtype bfloat16 for outputs, rank 1 gives it float32: give the same output_dtype on "
+            "all ranks");
+  EXPECT_EQ(merge(kWide, kNarrow, std::nullopt, std::nullopt).status().message(),
+            "compile_op 'step': rank 1 declares tensor 'w' without a dtype: give that of the inputs, that of the outputs, or both");
+  const Status refused = merge(DType::kInt64, std::nullopt, std::nullopt, kNarrow).status();
+  EXPECT_EQ(refused.code(), StatusCode::kUnsupported);
+  EXPECT_EQ(refused.message(),
+            "compile_op 'step': rank 0 gives tensor 'w' dtype int64 for inputs, rank 1 gives it bfloat16 for outputs: elements are cast "
+            "between floating types, or between complex ones; for others give both sides the same dtype, and convert the tensors with "
+            ".to() before or after");
+}
+
 TEST(MergeSpecs, NumbersTensorsByFirstMention) {
   std::vector<LocalSpec> specs(2);
   specs[0].tensors = {{"b", Dims{4}}, {"a", std::nullopt}};
   specs[1].tensors = {{"c", Dims{}}, {"a", Dims{2, 2}}, {"b", std::nullopt}};
-  specs[1].inputs = {boxTensor({1, 1}, {1, 1})};
+  specs[1].inputs = {plainBox({1, 1}, {1, 1})};
   specs[1].inputs[0].tensor = 1;
-  specs[1].outputs = {boxTensor({0}, {4})};
+  specs[1].outputs = {plainBox({0}, {4})};
   specs[1].outputs[0].tensor = 2;
   const Result<GlobalSpec> merged = mergeSpecs(specs);
   ASSERT_TRUE(merged.isOk()) << merged.status().message();
@@ -57,7 +92,7 @@ TEST(MergeSpecs, DerivesAShapeThatNobodyGives) {
   specs[0].tensors[0].shape.reset();
   specs[1].tensors[0].shape.reset();
   specs[1].inputs.push_back({0, {0, 5}, {{{{100, 3}, {0, 5}}, {0, 0}}}, 0});  // empty: reaches nowhere
-  specs[0].outputs.push_back(boxTensor({2, 6}, {1, 5}));
+  specs[0].outputs.push_back(plainBox({2, 6}, {1, 5}));
   EXPECT_EQ(mergeSpecs(specs)->tensors[0].shape, (Dims{8, 11}));
 }
 
@@ -84,9 +119,12 @@ const std::vector<Wrong>& wrongSpecs() {
        }},
       {"rank 0 gives allow_gaps=false, rank 1 gives allow_gaps=true: give the same value on all ranks",
        [](Specs& s) { s[1].allowGaps = true; }},
+      {"rank 0 gives overlap='last', rank 1 gives overlap='error': give the same value on all ranks",
+       [](Specs& s) { s[1].overlap = Overlap::kError; }},
       {"rank 1 declares tensor 'w' twice: give every tensor of an op its own name",
        [](Specs& s) { s[1].tensors.push_back(s[1].tensors[0]); }},
-      {"rank 0 gives tensor 'w' dtype float32, rank 1 gives it int64: give the same dtype on all ranks",
+      {"rank 0 gives tensor 'w' dtype float32, rank 1 gives it int64: give the same dtype on all ranks, and output_dtype where the outputs "
+       "have another",
        [](Specs& s) { s[1].tensors[0].dtype = DType::kInt64; }},
       {"rank 0 gives tensor 'w' reduction none, rank 1 gives it sum: give the same reduction on all ranks",
        [](Specs& s) { s[1].tensors[0].reduction = ReduceOp::kSum; }},
@@ -133,7 +171,7 @@ const std::vector<Wrong>& wrongSpecs() {
        [](Specs& s) {
          s[0].tensors[0].shape.reset();
          s[1].tensors[0].shape.reset();
-         s[1].outputs[0] = boxTensor({0}, {8});
+         s[1].outputs[0] = plainBox({0}, {8});
        }},
       {"rank 1, inputs[1]: local shape [4, -4] has a negative extent in dimension 1",
        [](Specs& s) {
@@ -150,7 +188,7 @@ const std::vector<Wrong>& wrongSpecs() {
        }},
       {"rank 1, inputs[1]: offset 9223372036854775800 plus extent 100 in dimension 0 is larger than 2^63: coordinates have 64 bits",
        [](Specs& s) {
-         s[1].inputs[1] = boxTensor({INT64_MAX - 7, 0}, {100, 1});
+         s[1].inputs[1] = plainBox({INT64_MAX - 7, 0}, {100, 1});
        }},
       {"rank 1, inputs[1]: offset [-1, 4] is negative in dimension 0: boxes start at 0 or later",
        [](Specs& s) {
@@ -246,7 +284,8 @@ TEST(MergeSpecs, RefusesAnEmptyGroupAndNamesNoTensorWithoutAName) {
   }
   specs[1].tensors[0].dtype = DType::kBool;
   EXPECT_EQ(mergeSpecs(specs).status().message(),
-            "compile_op: rank 0 gives the tensor dtype float32, rank 1 gives it bool: give the same dtype on all ranks");
+            "compile_op: rank 0 gives the tensor dtype float32, rank 1 gives it bool: give the same dtype on all ranks, and output_dtype "
+            "where the outputs have another");
 }
 
 TEST(MergeSpecs, FindsOverlapsAmongManyBoxes) {
@@ -265,7 +304,7 @@ TEST(MergeSpecs, FindsOverlapsAmongManyBoxes) {
 
 TEST(Fingerprint, DependsOnEveryField) {
   const GlobalSpec base = mergeSpecs(goodSpecs()).value();
-  std::vector<GlobalSpec> others(12, base);
+  std::vector<GlobalSpec> others(13, base);
   others[0].name = "other";
   others[1].allowGaps = true;
   others[2].tensors[0].name = "v";
@@ -278,6 +317,7 @@ TEST(Fingerprint, DependsOnEveryField) {
   others[9].ranks[1].inputs[0].slices[0].slice.shape[0] = 3;
   others[10].ranks[1].outputs[0].slices[0].localOffset[1] = 1;
   others[11].ranks[1].outputs.swap(others[11].ranks[1].inputs);
+  others[12].overlap = Overlap::kAny;
   std::set<std::uint64_t> seen{fingerprint(base)};
   for (const GlobalSpec& other : others) {
     EXPECT_TRUE(seen.insert(fingerprint(other)).second);

@@ -101,6 +101,13 @@ TEST(Plan, NamesTheFirstBrokenInvariant) {
        }},
       {"moves[1] is a copy of 2 sources", [](Plan& p) { p.moves[1].numSources = 2; }},
       {"moves[2] is a combine of 1 sources", [](Plan& p) { p.moves[2].numSources = 1; }},
+      {"moves[0] casts float32 to int64", [](Plan& p) { p.outputs[0].dtype = DType::kInt64; }},
+      {"moves[0] reads unknown dtype 90", [](Plan& p) { p.moves[0].sourceDtype = static_cast<DType>(90); }},
+      {"sources[0] reads [4, 4] at [0, 0] of inputs[0], float32", [](Plan& p) { p.moves[0].sourceDtype = DType::kFloat64; }},
+      {"receives[0] says 40 bytes in 2 items, its moves need 24 in 2", [](Plan& p) { p.outputs[0].dtype = DType::kBFloat16; }},
+      {"sendItems[0] sends float32 as dtype 2", [](Plan& p) { p.sendItems[0].stagedDtype = DType::kInt8; }},
+      {"sendItems[1] sends float32 as dtype 12", [](Plan& p) { p.sendItems[1].stagedDtype = DType::kFloat64; }},
+      {"sends[0] says 16 bytes in 2 items, its items have 12 in 2", [](Plan& p) { p.sendItems[1].stagedDtype = DType::kFloat16; }},
       {"moves[2] has 3 sources from 3, there are 5", [](Plan& p) { p.moves[2].firstSource = 3; }},
       {"moves[2] has 3 sources from 4294967295", [](Plan& p) { p.moves[2].firstSource = UINT32_MAX; }},
       {"moves[2] with 3 sources of float32 has reduction 0", [](Plan& p) { p.moves[2].reduction = ReduceOp::kNone; }},
@@ -171,6 +178,15 @@ TEST(Plan, DumpsForPeople) {
             "    inputs[0] [1, 2] at [3, 1] with the one before\n");
 }
 
+TEST(Plan, DumpsCasts) {
+  Plan plan = samplePlan();
+  plan.outputs[0].dtype = DType::kBFloat16;
+  plan.receives[0].bytes = 24;  // one box of eight in the narrower type, and one of two that is combined
+  EXPECT_EQ(validate(plan).message(), "");
+  EXPECT_NE(dump(plan).find("outputs[0] [2, 4] at [4, 0] = rank 2 inputs[3] at [5, 0], cast from float32\n"), std::string::npos);
+  EXPECT_EQ(deserialise(serialise(plan)).value(), plan);
+}
+
 TEST(Plan, CountsItsMemory) {
   EXPECT_GT(memoryBytes(samplePlan()), 5 * sizeof(PlanSource) + 3 * sizeof(PlanMove));
   Plan larger = samplePlan();
@@ -197,15 +213,15 @@ TEST(PlanCodec, KeepsItsBytes) {
   plan.inputs = {{DType::kInt16, {3}}};
   plan.outputs = {{DType::kInt16, {2}}};
   plan.sources = {{0, 5, 0, {7}}};
-  plan.moves = {{0, {0}, {2}, 0, 1, ReduceOp::kNone}};
+  plan.moves = {{0, {0}, {2}, 0, 1, ReduceOp::kNone, DType::kInt16}};
   plan.firstCombine = 1;
   plan.receives = {{0, 0, 1, 1, 4, 1, {5}}};
-  plan.sendItems = {{0, 0, {1}, {2}, false}};
+  plan.sendItems = {{0, 0, {1}, {2}, false, DType::kInt16}};
   plan.sends = {{0, 0, 1, 1, 4, 1, {0}}};
   EXPECT_EQ(validate(plan).message(), "");
   EXPECT_EQ(toHex(serialise(plan)),
             "5357504c"
-            "02"
+            "03"
             "01000000"
             "02000000"
             "0807060504030201"
@@ -229,6 +245,7 @@ TEST(PlanCodec, KeepsItsBytes) {
             "00000000"
             "01000000"
             "00"
+            "03"
             "01000000"
             "00000000"
             "00000000"
@@ -244,6 +261,7 @@ TEST(PlanCodec, KeepsItsBytes) {
             "010100000000000000"
             "010200000000000000"
             "00"
+            "03"
             "01000000"
             "00000000"
             "00000000"
@@ -259,8 +277,8 @@ TEST(PlanCodec, RefusesOtherBytesAndVersions) {
   EXPECT_NE(deserialise("hello, world").status().message().find("not a shardwire plan"), std::string::npos);
   EXPECT_FALSE(deserialise("").isOk());
   std::string bytes = serialise(samplePlan());
-  bytes[4] = 3;
-  EXPECT_NE(deserialise(bytes).status().message().find("format version 3"), std::string::npos);
+  bytes[4] = 2;
+  EXPECT_NE(deserialise(bytes).status().message().find("format version 2"), std::string::npos);
 }
 
 TEST(PlanCodec, RefusesEveryTruncationAndTrailingBytes) {

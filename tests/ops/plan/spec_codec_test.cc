@@ -1,7 +1,7 @@
 #include <gtest/gtest.h>
 
-#include "ops/plan/byte_codec.h"
 #include "ops/plan/global_spec.h"
+#include "ops/wire/byte_codec.h"
 #include "tests/support/hex.h"
 #include "tests/support/random.h"
 #include "tests/support/random_spec.h"
@@ -16,6 +16,8 @@ void expectEqual(const LocalSpec& a, const LocalSpec& b) {
   EXPECT_EQ(a.inputs, b.inputs);
   EXPECT_EQ(a.outputs, b.outputs);
   EXPECT_EQ(a.allowGaps, b.allowGaps);
+  EXPECT_EQ(a.overlap, b.overlap);
+  EXPECT_EQ(a.whoPlans, b.whoPlans);
   EXPECT_EQ(a.name, b.name);
   EXPECT_EQ(a.localError, b.localError);
 }
@@ -26,6 +28,8 @@ TEST(SpecCodec, ReturnsWhatWasEncoded) {
       if (seed % 5 == 0) {
         spec.localError = Status(StatusCode::kTypeError, "rank-local trouble");
       }
+      spec.overlap = static_cast<Overlap>(seed % 3);
+      spec.whoPlans = static_cast<WhoPlans>(seed % 3);
       const Result<LocalSpec> decoded = decodeSpec(encodeSpec(spec));
       ASSERT_TRUE(decoded.isOk()) << seed;
       expectEqual(decoded.value(), spec);
@@ -46,24 +50,36 @@ TEST(SpecCodec, KeepsItsBytes) {
   LocalSpec spec;
   spec.allowGaps = true;
   spec.name = "op";
-  spec.tensors = {{"w", Dims{300, 4}, DType::kBFloat16, ReduceOp::kSum}, {"b", std::nullopt}};
+  spec.tensors = {{"w", Dims{300, 4}, DType::kBFloat16, ReduceOp::kSum},
+                  {"b", std::nullopt},
+                  {"c", std::nullopt, DType::kFloat32, ReduceOp::kNone, DType::kBFloat16},
+                  {"d", std::nullopt, std::nullopt, ReduceOp::kNone, DType::kBFloat16}};
   spec.inputs = {{1, {2, 4}, {{{{10, 0}, {2, 4}}, {0, 0}}}, 0x0123456789abcdef}};
   spec.outputs = {{0, {5, 4}, {{{{0, 0}, {2, 4}}, {3, 0}}}, 0}};
   EXPECT_EQ(toHex(encodeSpec(spec)),
-            "01"      // version
+            "04"      // version
             "01"      // allowGaps
             "00"      // no error
             "026f70"  // "op"
-            "02"      // tensors
+            "04"      // tensors
             "0177"
+            "03"
             "0a"
             "01"
-            "01"
-            "02d80408"  // "w", bfloat16, sum, shape [300, 4]
+            "02d80408"  // "w", with shape and dtype: bfloat16, sum, [300, 4]
             "0162"
+            "02"
             "0b"
-            "00"
-            "00"  // "b", float32, none, no shape
+            "00"  // "b", with dtype: float32, none
+            "0163"
+            "06"
+            "0b"
+            "0a"
+            "00"  // "c", with both dtypes: float32 to bfloat16, none
+            "0164"
+            "04"
+            "0a"
+            "00"  // "d", with the outputs' dtype
             "01"  // inputs
             "01"
             "01"
@@ -81,6 +97,32 @@ TEST(SpecCodec, KeepsItsBytes) {
             "020000"
             "020408"
             "020600");
+}
+
+TEST(SpecCodec, SaysWhoPlansInItsBeginning) {
+  LocalSpec spec;
+  spec.allowGaps = true;
+  spec.overlap = Overlap::kError;
+  EXPECT_EQ(toHex(encodeSpec(spec)).substr(0, 4), "0405");
+  EXPECT_EQ(whoPlansOf(encodeSpec(spec)), WhoPlans::kChosen);
+  spec.whoPlans = WhoPlans::kEachRank;
+  EXPECT_EQ(toHex(encodeSpec(spec)).substr(0, 4), "0415");
+  EXPECT_EQ(whoPlansOf(encodeSpec(spec)), WhoPlans::kEachRank);
+  spec.whoPlans = WhoPlans::kRank0;
+  EXPECT_EQ(toHex(encodeSpec(spec)).substr(0, 4), "040d");
+  EXPECT_EQ(whoPlansOf(encodeSpec(spec)), WhoPlans::kRank0);
+  EXPECT_EQ(whoPlansOf(""), std::nullopt);
+  EXPECT_EQ(whoPlansOf("\x04"), std::nullopt);
+  EXPECT_EQ(whoPlansOf("\x03\x08"), std::nullopt);
+  for (const char flags : {'\x06', '\x0e', '\x18', '\xff'}) {
+    std::string bytes = encodeSpec(spec);
+    bytes[1] = flags;
+    EXPECT_FALSE(decodeSpec(bytes).isOk()) << static_cast<int>(flags);
+    EXPECT_EQ(whoPlansOf(bytes), flags == '\x06'   ? std::optional(WhoPlans::kChosen)
+                                 : flags == '\x0e' ? std::optional(WhoPlans::kRank0)
+                                                   : std::nullopt)
+        << static_cast<int>(flags);
+  }
 }
 
 TEST(SpecCodec, TakesFewBytesPerSlice) {
@@ -104,7 +146,7 @@ TEST(SpecCodec, RefusesAnotherVersionByName) {
   bytes[0] = 9;
   const Status status = decodeSpec(bytes).status();
   EXPECT_EQ(status.code(), StatusCode::kInvalidArgument);
-  EXPECT_NE(status.message().find("format version 9, this build reads version 1"), std::string::npos) << status.message();
+  EXPECT_NE(status.message().find("format version 9, this build reads version 4"), std::string::npos) << status.message();
 }
 
 TEST(SpecCodec, RefusesEveryTruncationAndTrailingBytes) {
@@ -122,7 +164,7 @@ TEST(SpecCodec, RefusesEveryTruncationAndTrailingBytes) {
 TEST(SpecCodec, RefusesCountsThatTheBytesCannotHold) {
   // version, flags, no error, no name, then 2^60 tensors.
   ByteWriter out;
-  out.fixed<std::uint32_t>(1);
+  out.fixed<std::uint32_t>(2);
   out.fixed<std::uint8_t>(0);
   out.varint(std::uint64_t{1} << 60);
   EXPECT_FALSE(decodeSpec(out.take()).isOk());
@@ -152,26 +194,6 @@ TEST(SpecCodec, SurvivesDamage) {
     }
   }
   EXPECT_GT(numAccepted, 100U);
-}
-
-TEST(ByteCodec, RoundTripsVarints) {
-  const std::uint64_t values[] = {0, 1, 127, 128, 300, UINT32_MAX, std::uint64_t{1} << 63, UINT64_MAX};
-  for (const std::uint64_t value : values) {
-    ByteWriter out;
-    out.varint(value);
-    out.signedVarint(static_cast<std::int64_t>(value));
-    const std::string bytes = out.take();
-    ByteReader in(bytes);
-    EXPECT_EQ(in.varint(), value);
-    EXPECT_EQ(in.signedVarint(), static_cast<std::int64_t>(value));
-    EXPECT_TRUE(in.atEnd() && !in.failed());
-  }
-  ByteReader tooLong("\xff\xff\xff\xff\xff\xff\xff\xff\xff\x02");
-  tooLong.varint();
-  EXPECT_TRUE(tooLong.failed());
-  ByteReader endless("\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01");
-  endless.varint();
-  EXPECT_TRUE(endless.failed());
 }
 
 }  // namespace

@@ -14,8 +14,8 @@
 #include <atomic>
 #include <cstring>
 
-#include "backend/c10d/stream_gate.h"
 #include "backend/c10d/torch_compat.h"
+#include "shardwire/stream_gate.h"
 #include "tests/python/device/streams.h"
 
 #if SW_TORCH_AT_LEAST(2, 6)

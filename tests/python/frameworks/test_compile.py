@@ -27,11 +27,10 @@ def quick_inductor(tmp_path_factory):
     """Imported before the ranks are forked; no pool of compilers, no compiled headers; what one rank compiled, the others find."""
     import torch._inductor.compile_fx
     import torch._inductor.config as config
-    with pytest.MonkeyPatch.context() as patch:
+    settings = {"compile_threads": 1, "cpp_cache_precompile_headers": False}
+    # Not by MonkeyPatch: it would take the settings out of torch's configuration at the end, and later tests compile too.
+    with pytest.MonkeyPatch.context() as patch, config.patch({name: value for name, value in settings.items() if hasattr(config, name)}):
         patch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path_factory.mktemp("inductor")))
-        patch.setattr(config, "compile_threads", 1)
-        if hasattr(config, "cpp_cache_precompile_headers"):
-            patch.setattr(config, "cpp_cache_precompile_headers", False)
         yield
 
 

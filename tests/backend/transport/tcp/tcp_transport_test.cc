@@ -191,6 +191,30 @@ TEST(TcpEndpoint, APeerThatGivesUpIsNoticedBeforeTheDeadline) {
   EXPECT_EQ(dialer.real.status.code(), StatusCode::kPeerFailed) << dialer.real.status.message();
 }
 
+// It has taken the dialer's set-up, and nobody listens where it said: that is no reason to take another transport, or to speak of
+// firewalls.
+TEST(TcpEndpoint, APeerThatDiesBeforeTheSecondSocketIsGone) {
+  auto [near, far] = makeLinkPair();
+  const Options options;
+  auto listening = internal::makeTcpEndpoint({0, 2, "host", &options});
+  auto dialing = internal::makeTcpEndpoint({1, 2, "host", &options});
+  ASSERT_TRUE(listening.isOk() && dialing.isOk());
+  auto listener = (*listening)->begin(std::move(far), 1, false, (*dialing)->address(), "rank 1");
+  const auto dialer = (*dialing)->begin(std::move(near), 0, true, (*listening)->address(), "rank 0");
+  std::vector<pollfd> entries;
+  listener->appendSockets(&entries);
+  ASSERT_GT(internal::WaitLimit(soon()).poll(entries).value(), 0);
+  EXPECT_FALSE(listener->step().has_value());
+  listener.reset();
+  std::optional<internal::Joining::Outcome> outcome;
+  while (!(outcome = dialer->step()).has_value()) {
+    entries.clear();
+    dialer->appendSockets(&entries);
+    ASSERT_GT(internal::WaitLimit(soon()).poll(entries).value(), 0);
+  }
+  EXPECT_EQ(outcome->status().code(), StatusCode::kPeerFailed) << outcome->status().message();
+}
+
 TEST(TcpEndpoint, ADialerThatCannotComeBackSaysWhy) {
   FakeDialer dialer;
   const Fd silent = dialer.call(dialer.greet());  // a stranger does not hide it

@@ -1,0 +1,184 @@
+#include "backend/bootstrap/doors.h"
+
+#include <fmt/format.h>
+#include <poll.h>
+
+#include <utility>
+
+#include "backend/bootstrap/check_addresses.h"
+#include "backend/transport/proof.h"
+#include "backend/transport/shm/shm_fabric.h"
+#include "backend/transport/shm/shm_listener.h"
+#include "backend/transport/shm/unix_socket.h"
+
+namespace shardwire::internal {
+namespace {
+
+// Until a process is asked again at whose door too many wait.
+constexpr Duration kFullDoor = std::chrono::milliseconds(2);
+
+}  // namespace
+
+Result<std::vector<NetAddress>> Doors::openLinks(const Options& options, const RandomId& token, int worldSize,
+                                                 std::shared_ptr<Inbox> inbox) {
+  const auto listener = inbox->fabric()->linkListener(options);
+  SW_RETURN_IF_ERROR(listener.status());
+  const auto interfaces = inbox->fabric()->interfaces();
+  SW_RETURN_IF_ERROR(interfaces.status());
+  auto wakeup = std::make_shared<LateWakeup>(inbox.get());
+  auto door = (*listener)->addDoor(makeDoorId(token), worldSize, [wakeup] { wakeup->ring(); });
+  SW_RETURN_IF_ERROR(door.status());
+  open_ = std::make_unique<Open>();
+  open_->interfaces = chooseInterfaces(*interfaces, options.socketIfname);
+  open_->inbox = std::move(inbox);
+  open_->wakeup = std::move(wakeup);
+  open_->door = std::move(*door);
+  return open_->door->addresses();
+}
+
+void Doors::know(Rank self, const Options* options, const std::vector<RankAddress>* addresses, std::string secret) {
+  self_ = self;
+  secret_ = std::move(secret);
+  options_ = options;
+  addresses_ = addresses;
+  if (open_ == nullptr) {
+    return;
+  }
+  LinkGuests guests;
+  guests.self = self;
+  guests.worldSize = worldSize();
+  guests.key = makeLinkKey(addressOf(0).token, options->jobToken);
+  guests.keyOfUser = makeLinkKey(addressOf(0).token, secret_);
+  for (Rank rank = 0; rank < worldSize(); ++rank) {
+    guests.sharesSecret.push_back(sharesSecret(rank));
+  }
+  open_->door->open(std::move(guests));
+}
+
+// ---- dialing
+
+PeerDial::PeerDial(const RankAddress& address, const RandomId& token, bool sharesSecret, const LinkHello& hello,
+                   std::vector<NetAddress> reach, const Options& options)
+    : address_(address), token_(token), sharesSecret_(sharesSecret), hello_(hello), reach_(std::move(reach)), options_(options) {}
+
+std::optional<Result<Link>> PeerDial::step() {
+  if (!link_.has_value()) {
+    auto known = sharesSecret_ ? secret() : std::optional(Result<std::string>(options_.jobToken));
+    if (!known.has_value()) {
+      return std::nullopt;
+    }
+    if (!known->isOk()) {
+      return Result<Link>(noSecret(known->status()));
+    }
+    beginLink(**known);
+  }
+  return link_->step();
+}
+
+std::optional<Result<std::string>> PeerDial::secret() {
+  if (!question_.isOpen()) {
+    if (Clock::now() < askAgain_) {
+      return std::nullopt;
+    }
+    auto socket = dialProcess(address_.socketName, Clock::now());
+    if (socket.status().code() == StatusCode::kTimeout) {
+      askAgain_ = Clock::now() + kFullDoor;
+      return std::nullopt;
+    }
+    if (!socket.isOk()) {
+      const auto again = tryDialUnix(address_.socketName);
+      isRefused_ = again.isOk() && !again->isOpen();
+    }
+    const Status asked = socket.isOk() ? askForSecret(*socket, makeHostToken(address_.doorToken, ""), Clock::now()) : socket.status();
+    if (!asked.isOk()) {
+      return Result<std::string>(asked);
+    }
+    question_ = std::move(*socket);
+  }
+  pollfd entry{question_.get(), POLLIN, 0};
+  if (::poll(&entry, 1, 0) <= 0) {
+    return std::nullopt;
+  }
+  auto answer = receiveSecret(question_, Clock::now());
+  question_.reset();
+  return answer;
+}
+
+void PeerDial::beginLink(const std::string& secret) {
+  link_.emplace(LinkDial(reach_, makeLinkKey(token_, secret), hello_));
+}
+
+Status PeerDial::noSecret(const Status& why) const {
+  return {why.code(), fmt::format("rank {} gave no secret over its Unix socket, as ranks of one user on one host do ({}); "
+                                  "where that cannot work, set SHARDWIRE_JOB_TOKEN to one secret for all ranks",
+                                  hello_.to, why.message())};
+}
+
+Deadline PeerDial::appendSockets(std::vector<pollfd>* entries) const {
+  if (link_.has_value()) {
+    return link_->appendSockets(entries);
+  }
+  if (!question_.isOpen()) {
+    return askAgain_;
+  }
+  entries->push_back({question_.get(), POLLIN, 0});
+  return kNoDeadline;
+}
+
+Status PeerDial::whyNot() const {
+  return link_.has_value() ? link_->whyNot() : noSecret({StatusCode::kTimeout, "it did not answer in time"});
+}
+
+// ---- the doors
+
+// Ranks of one user on one host have a secret that is not in the store; which ranks those are is told by addresses that this rank has
+// read, not by who dials.
+bool Doors::sharesSecret(Rank peer) const {
+  return !addressOf(self_).hasJobToken && isOneUserOnOneHost(addressOf(self_), addressOf(peer));
+}
+
+// A link-local address of this very host is its own on one interface. Through another it leads nowhere, which only time tells: that a rank
+// of this host died would be known so much later.
+std::vector<NetAddress> Doors::reachOf(Rank peer) const {
+  const RankAddress& to = addressOf(peer);
+  const bool isHere = !to.kernel.empty() && to.kernel == addressOf(self_).kernel;
+  return isHere ? to.links : orderByReach(to.links, open_->interfaces);
+}
+
+PeerDial Doors::begin(Rank peer, TransportKind kind) const {
+  const LinkHello hello{self_, peer, static_cast<std::uint32_t>(worldSize()), static_cast<std::uint8_t>(kind),
+                        makeDoorId(addressOf(peer).token)};
+  return {addressOf(peer), addressOf(0).token, sharesSecret(peer), hello, reachOf(peer), *options_};
+}
+
+Result<Link> Doors::dial(Rank peer, TransportKind kind, const WaitLimit& limit) const {
+  std::optional<PeerDial> dial(begin(peer, kind));
+  while (true) {
+    if (auto link = dial->step(); link.has_value()) {
+      if (link->isOk() || !dial->wasCrowdedOut() || limit.isOver()) {
+        return std::move(*link);
+      }
+      SW_RETURN_IF_ERROR(limit.sooner(Clock::now() + kFullDoor).poll({}).status());
+      dial.emplace(begin(peer, kind));
+      continue;
+    }
+    if (limit.isOver()) {
+      return dial->whyNot();
+    }
+    std::vector<pollfd> entries;
+    const Deadline next = dial->appendSockets(&entries);
+    SW_RETURN_IF_ERROR(limit.sooner(next).poll(entries).status());
+  }
+}
+
+Result<std::vector<Caller>> Doors::callers() {
+  std::vector<Caller> callers;
+  auto overLinks = open_->door->take();
+  SW_RETURN_IF_ERROR(overLinks.status());
+  for (AcceptedLink& each : *overLinks) {
+    callers.push_back({each.hello.from, static_cast<TransportKind>(each.hello.kind), std::move(each.link)});
+  }
+  return callers;
+}
+
+}  // namespace shardwire::internal

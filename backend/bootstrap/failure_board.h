@@ -1,0 +1,28 @@
+// The first failure of any rank while a group is made, written to the store, so that all ranks end at once and with the same words. One
+// thread.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "shardwire/status.h"
+#include "shardwire/store.h"
+
+namespace shardwire::internal {
+
+class FailureBoard {
+ public:
+  explicit FailureBoard(Store& store) : store_(store) {}
+  // What is written there now, without waiting; nothing also when the store does not answer.
+  std::optional<Status> read();
+  void write(const Status& failure);
+
+ private:
+  Store& store_;
+};
+
+std::string encodeFailure(const Status& failure);
+std::optional<Status> decodeFailure(std::string_view bytes);
+
+}  // namespace shardwire::internal

@@ -1,0 +1,139 @@
+#include "backend/bootstrap/liveness.h"
+
+#include <errno.h>
+#include <poll.h>
+
+#include <algorithm>
+
+#include "backend/base/log.h"
+#include "backend/transport/shm/unix_socket.h"
+
+namespace shardwire::internal {
+namespace {
+
+// Every rank of the host may wait in the queue; strangers may, too.
+constexpr int kMinBacklog = 1024;
+constexpr Duration kConnectWithin = std::chrono::seconds(2);
+
+// Whether what the kernel knows of the socket is decided: connected, refused, or hung up.
+short stateOf(const Fd& socket, short events) {
+  pollfd entry{socket.get(), events, 0};
+  return ::poll(&entry, 1, 0) > 0 ? entry.revents : static_cast<short>(0);
+}
+
+}  // namespace
+
+Result<LifeSign> LifeSign::create(const Options& options, const std::vector<InterfaceAddress>* interfaces, int worldSize,
+                                  RankAddress* address) {
+  LifeSign sign;
+  auto local = listenUnix(address->lifeName, std::max(worldSize, kMinBacklog));
+  SW_RETURN_IF_ERROR(local.status());
+  sign.local_ = std::move(*local);
+  if (interfaces != nullptr) {
+    auto remote = listenOnInterfaces(*interfaces, options);
+    SW_RETURN_IF_ERROR(remote.status());
+    address->lifeLinks = remote->addresses;
+    sign.remote_ = std::move(*remote);
+  }
+  return sign;
+}
+
+LifeWatch::LifeWatch(const RankAddress& self, std::vector<InterfaceAddress> interfaces)
+    : kernel_(self.kernel), interfaces_(std::move(interfaces)) {}
+
+bool LifeWatch::isDead(Rank rank, const RankAddress& address) {
+  const auto [entry, isNew] = watched_.try_emplace(rank);
+  Watched& watched = entry->second;
+  if (watched.isDead) {
+    return true;
+  }
+  if (!kernel_.empty() && address.kernel == kernel_) {
+    lookLocally(watched, address);
+    return watched.isDead;
+  }
+  if (isNew) {
+    waysTo(address, &watched);
+    dialOn(watched);
+  }
+  lookRemotely(watched);
+  return watched.isDead;
+}
+
+bool LifeWatch::refuses(Rank rank) const {
+  const auto found = watched_.find(rank);
+  return found != watched_.end() && (found->second.isDead || (!found->second.ways.empty() && found->second.numRefusals > 0 &&
+                                                              found->second.way == found->second.ways.size()));
+}
+
+// The name is known to the kernel that both run on: nobody there means that its owner is gone.
+void LifeWatch::lookLocally(Watched& watched, const RankAddress& address) {
+  if (watched.socket.isOpen() && !isHungUp(watched.socket)) {
+    return;
+  }
+  watched.socket.reset();
+  auto socket = tryDialUnix(address.lifeName);
+  if (!socket.isOk()) {
+    return logDebug("no look at the sign of life of pid {}: {}", address.pid, socket.status().message());
+  }
+  watched.isDead = !socket->isOpen();
+  watched.socket = std::move(*socket);
+}
+
+void LifeWatch::waysTo(const RankAddress& address, Watched* watched) const {
+  for (const NetAddress& to : orderByReach(address.lifeLinks, interfaces_)) {
+    // Hosts may share an address (docker0): behind one that is ours too, this host would answer.
+    const bool isOurs = std::any_of(interfaces_.begin(), interfaces_.end(), [&](const InterfaceAddress& each) { return each.ip == to.ip; });
+    if (const auto way = makeSocketAddress(to.ip, to.scope, to.port); way.isOk() && !isOurs) {
+      watched->ways.push_back(*way);
+    }
+  }
+}
+
+// Starts to connect by the first way, from watched.way on, that can be tried at all.
+void LifeWatch::dialOn(Watched& watched) {
+  watched.isConnected = false;
+  watched.socket.reset();
+  for (; watched.way < watched.ways.size(); ++watched.way) {
+    if (auto socket = startTcp(watched.ways[watched.way]); socket.isOk()) {
+      watched.socket = std::move(*socket);
+      watched.until = Clock::now() + kConnectWithin;
+      return;
+    }
+  }
+}
+
+void LifeWatch::lookRemotely(Watched& watched) {
+  if (!watched.socket.isOpen()) {
+    return;
+  }
+  if (watched.isConnected) {
+    if ((stateOf(watched.socket, POLLIN | POLLRDHUP) & (POLLIN | POLLHUP | POLLRDHUP | POLLERR)) != 0) {
+      dialOn(watched);  // something on the way may have ended the connection: the host itself is asked
+    }
+    return;
+  }
+  const bool isDecided = stateOf(watched.socket, POLLOUT) != 0;
+  if (!isDecided && Clock::now() < watched.until) {
+    return;
+  }
+  const int error = isDecided ? socketError(watched.socket) : ETIMEDOUT;
+  // A reset comes from a connection that was made: it has answered, and ended since. Who refuses to make one says ECONNREFUSED.
+  watched.hasAnswered |= error == 0 || error == ECONNRESET;
+  if (error == 0) {
+    watched.isConnected = true;
+    return;
+  }
+  if (error == ECONNRESET) {
+    return dialOn(watched);
+  }
+  watched.numRefusals += error == ECONNREFUSED ? 1 : 0;
+  if (watched.hasAnswered) {
+    watched.isDead = error == ECONNREFUSED;
+    watched.socket.reset();  // else out of reach now: nobody can tell
+    return;
+  }
+  ++watched.way;
+  dialOn(watched);
+}
+
+}  // namespace shardwire::internal

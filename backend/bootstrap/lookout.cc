@@ -1,0 +1,115 @@
+#include "backend/bootstrap/lookout.h"
+
+#include <fmt/format.h>
+
+#include "backend/bootstrap/read_addresses.h"
+#include "backend/transport/shm/shm_fabric.h"
+
+namespace shardwire::internal {
+namespace {
+
+// A peer that hung up knows the reason better, and is about to tell. It may also be dead, which shows a little later than its sockets do.
+constexpr Duration kReasonWithin = std::chrono::seconds(1);
+// For what a rank wrote to the store just before it left to get there.
+constexpr Duration kToldWithin = std::chrono::milliseconds(200);
+constexpr Duration kPause = std::chrono::milliseconds(20);
+
+}  // namespace
+
+// Called again and again while this rank waits, whatever for.
+Status Lookout::look() {
+  if (ended_.isOk() && (interruptible_.isInterrupted() || isInterrupted())) {
+    ended_ = interruptedStatus("making the group");
+  }
+  if (!ended_.isOk() || Clock::now() < nextLook_) {
+    return ended_;
+  }
+  nextLook_ = Clock::now() + kLookEvery;
+  if (const auto failure = board_.read()) {
+    ended_ = *failure;
+  } else if (const auto dead = deadRank()) {
+    ended_ = diedError(*dead);
+  }
+  return ended_;
+}
+
+// Not among those who are joined to this rank: they may be through, and gone in good order. Rank 0 first: where the store goes with it, the
+// others go too, and cannot say why.
+std::optional<Rank> Lookout::deadRank() {
+  if (!lifeWatch_) {
+    const auto all = group_.own.inbox == nullptr ? Result<std::vector<InterfaceAddress>>(std::vector<InterfaceAddress>())
+                                                 : group_.own.inbox->fabric()->interfaces();
+    lifeWatch_.emplace(group_.own.address,
+                       all.isOk() ? chooseInterfaces(*all, group_.peers.options->socketIfname) : std::vector<InterfaceAddress>());
+  }
+  int numWatched = 0;
+  for (Rank i = 0; i < group_.worldSize && numWatched < kMostWatched; ++i) {
+    const Rank rank = i == 0 ? 0 : (group_.rank + i) % group_.worldSize;
+    if (rank == group_.rank || rank == group_.busyWith || (rank == 0 && i != 0) || !group_.isRead[Gathering::index(rank)] ||
+        group_.isJoined(rank)) {
+      continue;
+    }
+    ++numWatched;
+    // Who has done all of its part may have gone in good order; it has done it first. A rank that joins its peers later has only to read
+    // where they are; what it has yet to do with this one, this one knows from all addresses.
+    const auto isThrough = [&] {
+      const auto met = group_.isMet(rank);
+      if (!met.isOk() || *met) {
+        return true;
+      }
+      return group_.addressOf(rank).joinsLate && !group_.knowsAll && isAllPublished(group_);
+    };
+    if (lifeWatch_->isDead(rank, group_.addressOf(rank)) && !isThrough()) {
+      return rank;
+    }
+  }
+  return std::nullopt;
+}
+
+Status Lookout::diedError(Rank rank) const {
+  return {StatusCode::kPeerFailed,
+          fmt::format("{} died while the group was being made (or an earlier job left its address in the store)", group_.nameOf(rank))};
+}
+
+void Lookout::joined(Rank peer) {
+  if (lifeWatch_) {
+    lifeWatch_->forget(peer);
+  }
+}
+
+Status Lookout::agreeOnFailure(const Status& mine) {
+  if (group_.worldSize == 1) {
+    return mine;
+  }
+  if (isInterrupted()) {
+    // Its own, whatever others have failed with: the caller was interrupted and must hear of it. The others hear that this rank gave up.
+    const NoInterrupts telling;
+    board_.write({StatusCode::kAborted, fmt::format("rank {} gave up: {}", group_.rank, mine.message())});
+    return mine.code() == StatusCode::kInterrupted ? mine : Status{StatusCode::kInterrupted, mine.message()};
+  }
+  // What a rank sees of another's end is often its consequence only: a socket that closed, a store that went with its owner.
+  const bool isEnd = mine.code() == StatusCode::kPeerFailed || group_.storeFailed;
+  const bool isMaybeEnd = group_.busyWith >= 0 && (mine.code() == StatusCode::kUnsupported || mine.code() == StatusCode::kSystem);
+  const Deadline start = Clock::now();
+  const Duration patience = isEnd ? kReasonWithin : isMaybeEnd ? kToldWithin : Duration::zero();
+  group_.busyWith = -1;  // it is through with that hand-shake, one way or the other
+  while (true) {
+    if (const auto failure = board_.read()) {
+      return *failure;
+    }
+    const std::optional<Rank> dead = isEnd || isMaybeEnd ? deadRank() : std::nullopt;
+    const Duration waited = Clock::now() - start;
+    if (waited >= patience || (dead && waited >= kToldWithin)) {
+      // Once more: who seems dead may have told the others why, and left, since this rank read what they told.
+      if (const auto failure = board_.read()) {
+        return *failure;
+      }
+      const Status verdict = dead ? diedError(*dead) : mine;
+      board_.write(verdict);
+      return verdict;
+    }
+    static_cast<void>(WaitLimit(Clock::now() + kPause).poll({}).status());
+  }
+}
+
+}  // namespace shardwire::internal

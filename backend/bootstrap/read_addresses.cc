@@ -1,0 +1,243 @@
+// How ranks learn each other's addresses from the store. Few read all of them, each for itself. Many would ask the store n^2 times; there
+// rank 0 reads them and writes all into one entry, the roster, which the others take. These read rank 0's address first, so that they
+// notice its death and disagree at once where it counts other ranks than they; whoever else fails or dies meanwhile, rank 0 sees it and
+// tells all (Lookout). A roster in which a rank does not find itself is an earlier job's, or another process took its place: it waits for a
+// better one.
+#include "backend/bootstrap/read_addresses.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <optional>
+#include <utility>
+
+#include "backend/base/wire.h"
+
+namespace shardwire::internal {
+namespace {
+
+// Between two questions to the store for an address that is not there yet: a part of the time that it was waited for, so that what comes is
+// late by such a part at most.
+constexpr int kPausesPerWait = 8;
+constexpr Duration kShortestPause = std::chrono::microseconds(500);
+constexpr Duration kLongestPauseAtFirst = std::chrono::milliseconds(20);
+constexpr Duration kLongestPause = std::chrono::milliseconds(100);
+constexpr Duration kAtFirst = std::chrono::seconds(1);
+
+// Up to here every rank asks for every address.
+constexpr int kFewRanks = 4;
+constexpr const char* kRosterKey = "shardwire/roster";
+constexpr std::size_t kMaxAddressBytes = std::size_t{64} << 10;
+
+// What the store has at a key now, if anything.
+Result<std::optional<std::string>> ask(Gathering& group, const std::string& key) {
+  auto bytes = group.store.get(key, Clock::now());  // a deadline that has passed means to look once
+  if (bytes.isOk()) {
+    return std::optional(std::move(*bytes));
+  }
+  if (bytes.status().code() == StatusCode::kTimeout) {
+    return std::optional<std::string>();
+  }
+  group.storeFailed = true;
+  return bytes.status();
+}
+
+// What the store, or the roster, says of a rank.
+Status takeAddress(Gathering& group, Rank rank, const std::string& bytes) {
+  auto address = decodeAddress(bytes);
+  if (!address.isOk()) {
+    return Status{address.status().code(), fmt::format("rank {}: {}", rank, address.status().message())};
+  }
+  SW_RETURN_IF_ERROR(address->failure);
+  if (rank == group.rank) {
+    SW_RETURN_IF_ERROR(checkOwnAddress(rank, group.own.address, group.published, bytes));
+  }
+  SW_RETURN_IF_ERROR(checkWorldSize(group.rank, group.own.address, rank, *address));
+  group.addresses[Gathering::index(rank)] = std::move(*address);
+  group.isRead[Gathering::index(rank)] = true;
+  return Status::ok();
+}
+
+// False: it is not there yet.
+Result<bool> readAddress(Gathering& group, Rank rank) {
+  const auto bytes = ask(group, addressKey(rank));
+  SW_RETURN_IF_ERROR(bytes.status());
+  if (!bytes->has_value()) {
+    return false;
+  }
+  SW_RETURN_IF_ERROR(takeAddress(group, rank, **bytes));
+  return true;
+}
+
+// In the order after this rank, so that not all ask for the same at once.
+std::vector<Rank> unread(const Gathering& group) {
+  std::vector<Rank> ranks;
+  for (Rank i = 0; i < group.worldSize; ++i) {
+    const Rank rank = (group.rank + i) % group.worldSize;
+    if (!group.isRead[Gathering::index(rank)]) {
+      ranks.push_back(rank);
+    }
+  }
+  return ranks;
+}
+
+Status readUnread(Gathering& group, int most) {
+  for (const Rank rank : unread(group)) {
+    if (most-- == 0) {
+      break;
+    }
+    SW_RETURN_IF_ERROR(readAddress(group, rank).status());
+  }
+  return Status::ok();
+}
+
+Status absentError(Gathering& group, Rank awaited) {
+  SW_RETURN_IF_ERROR(readUnread(group, group.worldSize));
+  std::vector<Rank> absent = unread(group);
+  std::sort(absent.begin(), absent.end());
+  return lateError(group, "did not arrive", absent.empty() ? std::vector<Rank>{awaited} : absent);
+}
+
+class Pause {
+ public:
+  explicit Pause(const Gathering& group) : group_(group) {}
+  void reset() { since_ = Clock::now(); }
+  Status wait(Lookout& lookout) {
+    const Deadline now = Clock::now();
+    const Duration longest = now - group_.start < kAtFirst ? kLongestPauseAtFirst : kLongestPause;
+    return lookout.limit().sooner(now + std::clamp((now - since_) / kPausesPerWait, kShortestPause, longest)).poll({}).status();
+  }
+
+ private:
+  const Gathering& group_;
+  Deadline since_ = Clock::now();
+};
+
+// Waits for one after the other, and now and then looks for the rest: who came and died meanwhile is to be noticed.
+Status readEach(Gathering& group, Lookout& lookout, int most) {
+  Pause pause(group);
+  Deadline nextRound{};
+  for (Rank i = 0; i < most;) {
+    const Rank rank = most < group.worldSize ? i : (group.rank + i) % group.worldSize;
+    const auto isThere = group.isRead[Gathering::index(rank)] ? Result<bool>(true) : readAddress(group, rank);
+    SW_RETURN_IF_ERROR(isThere.status());
+    if (*isThere) {
+      pause.reset();
+      if (++i < most) {  // with the last one others may be through, and gone
+        SW_RETURN_IF_ERROR(lookout.look());
+      }
+      continue;
+    }
+    if (const Deadline now = Clock::now(); now >= group.deadline) {
+      return absentError(group, rank);
+    } else if (now >= nextRound && most == group.worldSize) {
+      nextRound = now + Lookout::kLookEvery;
+      SW_RETURN_IF_ERROR(readUnread(group, Lookout::kMostWatched));
+    }
+    SW_RETURN_IF_ERROR(pause.wait(lookout));
+  }
+  return Status::ok();
+}
+
+// ---- the roster
+
+Status writeRoster(Gathering& group) {
+  ByteWriter writer;
+  writer.u32(static_cast<std::uint32_t>(group.worldSize));
+  for (const RankAddress& address : group.addresses) {
+    writer.text(encodeAddress(address));
+  }
+  return group.store.set(kRosterKey, writer.bytes());
+}
+
+// By rank; nothing when this rank, as it is now, is not in it.
+std::optional<std::vector<std::string>> rosterWith(const Gathering& group, const std::string& bytes) {
+  ByteReader reader(bytes);
+  const std::uint32_t size = reader.u32();
+  std::vector<std::string> addresses;
+  for (std::uint32_t i = 0; i < size && size == static_cast<std::uint32_t>(group.worldSize); ++i) {
+    addresses.push_back(reader.text(kMaxAddressBytes));
+  }
+  if (addresses.empty() || !reader.isDone() || addresses[Gathering::index(group.rank)] != group.published) {
+    return std::nullopt;
+  }
+  return addresses;
+}
+
+// False: this rank is not in it.
+Result<bool> takeRoster(Gathering& group, const std::string& bytes) {
+  const auto addresses = rosterWith(group, bytes);
+  for (Rank rank = 0; addresses.has_value() && rank < group.worldSize; ++rank) {
+    SW_RETURN_IF_ERROR(takeAddress(group, rank, (*addresses)[Gathering::index(rank)]));
+  }
+  return addresses.has_value();
+}
+
+// After rank 0's address.
+Status awaitRoster(Gathering& group, Lookout& lookout) {
+  Pause pause(group);
+  while (true) {
+    const auto bytes = ask(group, kRosterKey);
+    SW_RETURN_IF_ERROR(bytes.status());
+    const auto isTaken = bytes->has_value() ? takeRoster(group, **bytes) : Result<bool>(false);
+    SW_RETURN_IF_ERROR(isTaken.status());
+    if (*isTaken) {
+      return Status::ok();
+    }
+    if (bytes->has_value()) {
+      SW_RETURN_IF_ERROR(checkStillOwn(group));
+    }
+    if (Clock::now() >= group.deadline) {
+      return absentError(group, 0);
+    }
+    SW_RETURN_IF_ERROR(pause.wait(lookout));
+  }
+}
+
+}  // namespace
+
+Status publishAddress(Gathering& group) {
+  const Status prepared = group.own.prepare(group.rank, group.worldSize, *group.peers.options);
+  if (group.worldSize > 1) {
+    group.published = encodeAddress(group.own.address);  // with what went wrong, for the others
+    SW_RETURN_IF_ERROR(group.store.set(addressKey(group.rank), group.published));
+  }
+  return prepared;
+}
+
+bool usesRoster(const Gathering& group) {
+  return group.worldSize > kFewRanks;
+}
+
+bool isAllPublished(Gathering& group) {
+  if (usesRoster(group) && group.rank != 0) {
+    const auto bytes = ask(group, kRosterKey);
+    return bytes.isOk() && bytes->has_value() && rosterWith(group, **bytes).has_value();
+  }
+  for (Rank rank = 0; rank < group.worldSize; ++rank) {
+    const auto bytes = ask(group, addressKey(rank));
+    if (!bytes.isOk() || !bytes->has_value()) {
+      return false;
+    }
+  }
+  return true;
+}
+
+Status readAddresses(Gathering& group, Lookout& lookout) {
+  if (!usesRoster(group)) {
+    return readEach(group, lookout, group.worldSize);
+  }
+  if (group.rank == 0) {
+    SW_RETURN_IF_ERROR(readEach(group, lookout, group.worldSize));
+    return writeRoster(group);
+  }
+  SW_RETURN_IF_ERROR(readEach(group, lookout, 1));
+  return awaitRoster(group, lookout);
+}
+
+Status checkStillOwn(Gathering& group) {
+  const auto stored = ask(group, addressKey(group.rank));
+  return stored.isOk() && stored->has_value() ? checkOwnAddress(group.rank, group.own.address, group.published, **stored) : Status::ok();
+}
+
+}  // namespace shardwire::internal

@@ -1,0 +1,18 @@
+// What a group that was made looks like from one rank, in words. Pure. Any thread.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "backend/bootstrap/connect.h"
+#include "shardwire/types.h"
+
+namespace shardwire::internal {
+
+// "rank 1", "ranks 2, 3"
+std::string rankList(const std::vector<Rank>& ranks);
+
+// "shm to ranks 1; tcp to ranks 2, 3 (shm: they run on different hosts (a and b); rdma: rank 0: no device)"
+std::string summary(const Peers& peers);
+
+}  // namespace shardwire::internal

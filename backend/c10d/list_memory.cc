@@ -1,0 +1,107 @@
+// The tensors of a call are sorted by address, and each is compared with those that still go on where it begins. Two that share memory are
+// refused when that would give wrong values. A tensor that stands twice in a list of tensors to change in place is one tensor:
+// findRepeated() tells where it stands first.
+#include "backend/c10d/list_memory.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <numeric>
+
+#include "backend/c10d/status_error.h"
+#include "backend/c10d/tensor_adapter.h"
+#include "ops/boxes/view_overlap.h"
+
+namespace shardwire::internal {
+
+namespace {
+
+// Calls visit(i, j), i < j, for tensors of one device whose views share memory.
+template <typename Visit>
+void forEachPair(std::span<const at::Tensor* const> tensors, Visit&& visit) {
+  struct Entry {
+    AddressRange range;
+    std::size_t index;
+  };
+  std::vector<TensorView> views;
+  std::vector<Entry> entries;
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
+    views.push_back(deviceViewOf(*tensors[i]));
+    if (const AddressRange range = addressRange(views.back()); range.first < range.last) {
+      entries.push_back({range, i});
+    }
+  }
+  std::sort(entries.begin(), entries.end(), [](const Entry& a, const Entry& b) { return a.range.first < b.range.first; });
+  std::vector<Entry> open;  // ranges that go on at the current address
+  for (const Entry& entry : entries) {
+    std::erase_if(open, [&](const Entry& other) { return other.range.last <= entry.range.first; });
+    for (const Entry& other : open) {
+      // Addresses of two devices, or of one and the host, have nothing to do with each other.
+      if (tensors[other.index]->device() == tensors[entry.index]->device() && shareMemory(views[other.index], views[entry.index])) {
+        visit(std::min(other.index, entry.index), std::max(other.index, entry.index));
+      }
+    }
+    open.push_back(entry);
+  }
+}
+
+[[noreturn]] void refuseWith(std::string text) {
+  throw StatusError(Status(StatusCode::kInvalidArgument, std::move(text)));
+}
+
+}  // namespace
+
+std::string ListMemory::nameOf(const Use& use) {
+  const auto bracket = [](std::size_t index) { return index == kNone ? std::string() : fmt::format("[{}]", index); };
+  return use.list + bracket(use.index) + bracket(use.inner);
+}
+
+void ListMemory::refuse() {
+  std::vector<const at::Tensor*> tensors;
+  for (const Use& use : uses_) {
+    tensors.push_back(use.tensor);
+  }
+  forEachPair(tensors, [&](std::size_t i, std::size_t j) {
+    const Use& a = uses_[i];
+    const Use& b = uses_[j];
+    if (a.written && b.written) {
+      refuseWith(fmt::format("{}: {} and {} share memory, and the operation writes both; give each output memory of its own", call_,
+                             nameOf(a), nameOf(b)));
+    }
+    if (a.written != b.written && a.operation != b.operation) {
+      refuseWith(
+          fmt::format("{}: {} and {} share memory, and the operation would write there before it has read everything; give the output "
+                      "memory of its own, or pass a clone of the input",
+                      call_, nameOf(a), nameOf(b)));
+    }
+  });
+}
+
+void refuseSharedOutputs(const char* call, std::span<const at::Tensor> outputs) {
+  ListMemory memory(call);
+  for (std::size_t i = 0; i < outputs.size(); ++i) {
+    memory.writes(outputs[i], 0, "output", i);
+  }
+  memory.refuse();
+}
+
+std::vector<std::size_t> findRepeated(const char* call, std::span<const at::Tensor> tensors) {
+  std::vector<std::size_t> first(tensors.size());
+  std::iota(first.begin(), first.end(), 0);
+  std::vector<const at::Tensor*> pointers;
+  for (const at::Tensor& tensor : tensors) {
+    pointers.push_back(&tensor);
+  }
+  forEachPair(pointers, [&](std::size_t i, std::size_t j) {
+    if (!areOneTensor(deviceViewOf(tensors[i]), deviceViewOf(tensors[j]))) {
+      refuseWith(
+          fmt::format("{}: tensors[{}] and tensors[{}] share part of their memory; pass tensors that lie apart, or one that covers "
+                      "both",
+                      call, i, j));
+    }
+    first[j] = std::min(first[j], i);
+  });
+  return first;
+}
+
+}  // namespace shardwire::internal

@@ -1,0 +1,49 @@
+// Tensors over symmetric memory: ordinary CPU tensors whose storage is one rank's part of a block, this rank's own or a peer's. Any view of
+// one is known by its storage, wherever it begins and whatever its strides are. The block lives as long as a storage over it.
+// Any thread; every function throws StatusError.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <memory>
+#include <optional>
+#include <span>
+#include <string_view>
+#include <vector>
+
+#include "backend/symm/word_ops.h"
+#include "shardwire/symmetric_memory.h"
+
+namespace shardwire::internal {
+
+struct SymmetricPlace {
+  std::shared_ptr<SymmetricMemory> block;
+  Rank rank = 0;  // whose part it is
+};
+
+// The part of `rank` as a contiguous tensor.
+at::Tensor symmetricTensor(std::shared_ptr<SymmetricMemory> block, Rank rank, c10::IntArrayRef shape, c10::ScalarType type);
+// Nothing: the tensor lies elsewhere.
+std::optional<SymmetricPlace> symmetricPlaceOf(const at::Tensor& tensor);
+// The same elements of the part of `rank`, with the same strides. kUnsupported when that part cannot be addressed here.
+at::Tensor peerTensor(const at::Tensor& tensor, Rank rank);
+
+// `to` and `from` have one shape and dtype. put: `to` is symmetric, and the part of `rank` is written; get: `from` is, and read.
+void putTo(const at::Tensor& to, const at::Tensor& from, Rank rank, bool isNonBlocking);
+void getFrom(const at::Tensor& to, const at::Tensor& from, Rank rank, bool isNonBlocking);
+
+// One element of the part of `rank`; whoever sleeps for it is woken. What was there before where it `fetches`, else anything.
+std::uint64_t atomicOn(const at::Tensor& word, WordOp op, Rank rank, std::uint64_t operand, std::uint64_t expected, bool fetches);
+// Whether such a call on the part of `rank` waits for nobody: it is addressed here, or refused.
+bool isDirect(const at::Tensor& tensor, Rank rank);
+// Waits for this rank's own part.
+std::uint64_t waitOn(const at::Tensor& word, Comparison comparison, std::uint64_t value, std::optional<Duration> timeout,
+                     std::span<const Rank> sources);
+
+// Over the same elements of the parts of `ranks`, in their order. The reduction is rounded once into `out`.
+void reduceParts(const at::Tensor& tensor, std::span<const Rank> ranks, ReduceOp op, const at::Tensor& out);
+void storeToParts(const at::Tensor& tensor, std::span<const Rank> ranks, const at::Tensor& values);
+// Each element atomically; the elements of all calls come in one order in all parts, so these stay equal.
+void reduceIntoParts(const at::Tensor& tensor, std::span<const Rank> ranks, WordOp op, const at::Tensor& values);
+
+}  // namespace shardwire::internal

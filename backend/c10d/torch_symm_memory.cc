@@ -1,0 +1,295 @@
+#include "backend/c10d/torch_symm_memory.h"
+
+#include "backend/c10d/torch_symm.h"
+
+#if SW_TORCH_HAS_SYMMETRIC_MEMORY
+
+#include <fmt/format.h>
+
+#include <atomic>
+#include <torch/csrc/distributed/c10d/GroupRegistry.hpp>
+
+#include "backend/c10d/status_error.h"
+#include "backend/symm/heap_pages.h"
+
+namespace shardwire::internal {
+namespace {
+
+namespace torch_symm = ::c10d::symmetric_memory;
+
+constexpr std::size_t kTicketLine = 64;
+
+[[noreturn]] void refuseSymm(StatusCode code, std::string text) {
+  throwStatus({code, std::move(text)});
+}
+
+std::optional<Duration> timeoutOf(std::size_t milliseconds) {
+  constexpr std::size_t kLongest = std::size_t{1000} * 3600 * 24 * 365 * 30;
+  return milliseconds == 0 ? std::nullopt : std::optional<Duration>(std::chrono::milliseconds(std::min(milliseconds, kLongest)));
+}
+
+std::size_t ticketsAt(std::size_t padBytes) {
+  return (padBytes + kTicketLine - 1) / kTicketLine * kTicketLine;
+}
+
+}  // namespace
+
+// ---- the handle
+
+int TorchSymmetricMemory::channelsOf(std::size_t padBytes, int worldSize) {
+  return static_cast<int>(padBytes / sizeof(std::uint32_t) / static_cast<std::size_t>(worldSize));
+}
+
+std::size_t TorchSymmetricMemory::blockBytes(std::size_t padBytes, int worldSize) {
+  return ticketsAt(padBytes) + 2 * static_cast<std::size_t>(worldSize) * sizeof(std::uint64_t);
+}
+
+TorchSymmetricMemory::TorchSymmetricMemory(std::shared_ptr<shardwire::SymmetricMemory> block,
+                                           const std::shared_ptr<Communicator>& communicator, std::size_t bytes, std::size_t padBytes)
+    : block_(std::move(block)), communicator_(communicator), bytes_(bytes), padBytes_(padBytes) {
+  for (Rank rank = 0; rank < block_->worldSize(); ++rank) {
+    buffers_.push_back(block_->attached(rank));
+    pads_.push_back(block_->address(rank));
+    globalRanks_.push_back(static_cast<int>(block_->jobRanks()[static_cast<std::size_t>(rank)]));
+  }
+}
+
+std::size_t TorchSymmetricMemory::padWord(int channel, Rank from, const char* what) const {
+  const int numChannels = opsChannel();
+  if (channel < 0 || channel >= numChannels) {
+    refuseSymm(StatusCode::kInvalidArgument,
+               fmt::format("{}: channel {} is out of range: a signal pad of {} bytes has channels 0 to {} for {} ranks", what, channel,
+                           padBytes_, numChannels - 1, block_->worldSize()));
+  }
+  return static_cast<std::size_t>(channel * block_->worldSize() + from) * sizeof(std::uint32_t);
+}
+
+void TorchSymmetricMemory::barrier(int channel, std::size_t timeoutMs) {
+  (void)padWord(channel, 0, "barrier");
+  const WithoutPython released;
+  throwUnlessOk(block_->barrier(channel, timeoutOf(timeoutMs)));
+}
+
+void TorchSymmetricMemory::put_signal(int dstRank, int channel, std::size_t timeoutMs) {
+  const std::size_t word = padWord(channel, block_->rank(), "put_signal");
+  const WithoutPython released;
+  throwUnlessOk(block_->stepWord("put_signal", dstRank, word, 0, 1, dstRank, timeoutOf(timeoutMs)));
+}
+
+void TorchSymmetricMemory::wait_signal(int srcRank, int channel, std::size_t timeoutMs) {
+  if (srcRank < 0 || srcRank >= block_->worldSize()) {  // before it becomes a place in the pad
+    refuseSymm(StatusCode::kInvalidArgument, fmt::format("wait_signal: rank {} is out of range: the group has {} ranks, 0 to {}", srcRank,
+                                                         block_->worldSize(), block_->worldSize() - 1));
+  }
+  const std::size_t word = padWord(channel, srcRank, "wait_signal");
+  const WithoutPython released;
+  throwUnlessOk(block_->stepWord("wait_signal", block_->rank(), word, 1, 0, srcRank, timeoutOf(timeoutMs)));
+}
+
+std::uint64_t* TorchSymmetricMemory::ticket(Rank at, std::uint32_t round, Rank from) const {
+  auto* const tickets = reinterpret_cast<std::uint64_t*>(block_->address(at) + ticketsAt(padBytes_));
+  return tickets + (round & 1) * static_cast<std::uint32_t>(block_->worldSize()) + from;
+}
+
+// Each rank leaves a ticket with every other before the barrier, and compares all of them after it: everybody sees the same, so that all
+// agree whether they agree. A rank is at most one barrier ahead, so two sets of tickets are enough. Relaxed: the barrier orders them.
+void TorchSymmetricMemory::meet(const Call& call) {
+  const WithoutPython released;
+  const std::uint32_t round = meetings_.fetch_add(1, std::memory_order_relaxed);
+  const std::uint64_t mine = call.error.empty() ? call.fingerprint | 1 : 0;
+  const Rank self = block_->rank();
+  for (Rank rank = 0; rank < block_->worldSize(); ++rank) {
+    std::atomic_ref(*ticket(rank, round, self)).store(mine, std::memory_order_relaxed);
+  }
+  meetOnOpsChannel(call.name);
+  bool areAlike = mine != 0;
+  for (Rank rank = 0; rank < block_->worldSize() && areAlike; ++rank) {
+    areAlike = std::atomic_ref(*ticket(self, round, rank)).load(std::memory_order_relaxed) == mine;
+  }
+  if (areAlike) {
+    return;
+  }
+  const std::shared_ptr<Communicator> communicator = communicator_.lock();
+  if (communicator == nullptr) {
+    refuseSymm(StatusCode::kAborted, fmt::format("{}: the group was ended", call.name));
+  }
+  const bool isFine = call.error.empty();  // the ranks may even have called different ops
+  throwUnlessOk(communicator->agree("symm_mem op", isFine ? call.text() : "", isFine ? "" : fmt::format("{}: {}", call.name, call.error)));
+  refuseSymm(StatusCode::kInternal, fmt::format("{}: the ranks' tickets differ, and what they say does not", call.name));
+}
+
+void TorchSymmetricMemory::leave(const char* name) {
+  const WithoutPython released;
+  meetOnOpsChannel(name);
+}
+
+void TorchSymmetricMemory::meetOnOpsChannel(const char* name) {
+  Status met = block_->barrier(opsChannel(), std::nullopt, true);
+  if (met.code() == StatusCode::kMismatch) {
+    // A rank cannot come, and says why where symmetric memory is made: all hear it there, and the op is over.
+    if (const std::shared_ptr<Communicator> communicator = communicator_.lock(); communicator != nullptr) {
+      const Status told = communicator->makeSymmetric({.bytes = 0, .text = name}).status();
+      TorchSymmetricAllocator::instance()->spoil(*communicator);
+      throwUnlessOk(told);
+    }
+  }
+  if (met.code() == StatusCode::kInterrupted) {
+    if (const std::shared_ptr<Communicator> communicator = communicator_.lock(); communicator != nullptr) {
+      communicator->abort(fmt::format("{} was interrupted by a signal (Ctrl-C?)", name));
+    }
+  }
+  throwUnlessOk(std::move(met));
+}
+
+// ---- the allocator
+
+const c10::intrusive_ptr<TorchSymmetricAllocator>& TorchSymmetricAllocator::instance() {
+  // For ever: torch's table lets its own go at exit.
+  static const auto* const kept = new c10::intrusive_ptr<TorchSymmetricAllocator>(c10::make_intrusive<TorchSymmetricAllocator>());
+  return *kept;
+}
+
+void* TorchSymmetricAllocator::alloc(std::size_t bytes, int, const std::optional<std::string>& groupName) {
+  // Also for no bytes: an allocation is known by its address.
+  Allocation made{valueOrThrow(allocatePages(std::max<std::size_t>(bytes, 1))), bytes, groupName, {}};
+  void* const memory = made.pages.get();
+  const MutexLock lock(mutex_);
+  allocations_.insert_or_assign(memory, std::move(made));
+  return memory;
+}
+
+void TorchSymmetricAllocator::free(void* memory) {
+  Allocation gone;  // goes outside of the lock
+  const MutexLock lock(mutex_);
+  if (const auto found = allocations_.find(memory); found != allocations_.end()) {
+    gone = std::move(found->second);
+    allocations_.erase(found);
+  }
+}
+
+std::size_t TorchSymmetricAllocator::get_alloc_size(void* memory) {
+  const MutexLock lock(mutex_);
+  const auto found = allocations_.find(memory);
+  if (found == allocations_.end()) {
+    refuseSymm(StatusCode::kInvalidArgument, "get_alloc_size: the memory is not symmetric memory of shardwire's");
+  }
+  return found->second.bytes;
+}
+
+bool TorchSymmetricAllocator::has_allocation(void* memory) {
+  const MutexLock lock(mutex_);
+  return allocations_.contains(memory);
+}
+
+c10::intrusive_ptr<torch_symm::SymmetricMemory> TorchSymmetricAllocator::rendezvous(void* memory,
+                                                                                    const std::optional<std::string>& groupName) {
+  return handleOf(memory, groupName);
+}
+
+SymmetricHandle TorchSymmetricAllocator::handleOf(void* memory, const std::optional<std::string>& groupName) {
+  std::shared_ptr<void> pages;
+  std::size_t bytes = 0;
+  std::string name;
+  {
+    const MutexLock lock(mutex_);
+    const auto found = allocations_.find(memory);
+    if (found == allocations_.end()) {
+      return {};
+    }
+    Allocation& allocation = found->second;
+    if (!groupName.has_value() && !allocation.groupName.has_value()) {
+      refuseSymm(StatusCode::kInvalidArgument, "rendezvous: give the group: the tensor was made without one");
+    }
+    const std::string& wanted = groupName.has_value() ? *groupName : *allocation.groupName;
+    if (const auto known = allocation.handles.find(wanted); known != allocation.handles.end() && !known->second->isEnded()) {
+      return known->second;
+    }
+    pages = allocation.pages;
+    bytes = allocation.bytes;
+    name = wanted;
+  }
+  const auto group = groupNamed(name, "rendezvous");
+  const auto communicator = group->communicator();
+  const std::size_t padBytes = torch_symm::get_signal_pad_size();
+  const int numChannels = TorchSymmetricMemory::channelsOf(padBytes, communicator->worldSize());
+  SymmetricRequest request{.bytes = TorchSymmetricMemory::blockBytes(padBytes, communicator->worldSize()),
+                           .text = fmt::format("{} bytes and a signal pad of {}", bytes, padBytes),
+                           .isZeroed = true,
+                           .jobRanks = group->globalRanks(),
+                           .numChannels = numChannels + 1,  // the last is the ops'
+                           .needsAll = true,
+                           .attached = pages,
+                           .attachedBytes = wholePages(std::max<std::size_t>(bytes, 1))};
+  if (numChannels < 1) {
+    request.localError = fmt::format("a signal pad of {} bytes has no word for each of {} ranks: call set_signal_pad_size()", padBytes,
+                                     communicator->worldSize());
+    request.numChannels = 1;
+  }
+  SymmetricHandle handle;
+  {
+    const WithoutPython released;
+    auto made = communicator->makeSymmetric(request);
+    if (!made.isOk()) {
+      spoil(*communicator);
+    }
+    handle = c10::make_intrusive<TorchSymmetricMemory>(valueOrThrow(std::move(made)), communicator, bytes, padBytes);
+  }
+  SymmetricHandle old;  // goes outside of the lock
+  const MutexLock lock(mutex_);
+  if (const auto found = allocations_.find(memory); found != allocations_.end()) {
+    old = std::exchange(found->second.handles[name], handle);
+  }
+  return handle;
+}
+
+void TorchSymmetricAllocator::spoil(const Communicator& communicator) {
+  const MutexLock lock(mutex_);
+  for (auto& [memory, allocation] : allocations_) {
+    for (auto& [name, handle] : allocation.handles) {
+      if (handle->isIn(communicator)) {
+        handle->spoil();
+      }
+    }
+  }
+}
+
+// ---- from torch's names
+
+c10::intrusive_ptr<ProcessGroupShardwire> groupNamed(const std::string& name, const char* what) {
+  const auto backend = ::c10d::resolve_process_group(name)->getBackend(c10::DeviceType::CPU);
+  auto* const ours = dynamic_cast<ProcessGroupShardwire*>(backend.get());
+  if (ours == nullptr) {
+    refuseSymm(StatusCode::kTypeError,
+               fmt::format("{}: the backend of group '{}' for CPU tensors is '{}'; symmetric memory on the CPU needs a "
+                           "group of backend 'shardwire'",
+                           what, name, backend->getBackendName()));
+  }
+  return c10::intrusive_ptr<ProcessGroupShardwire>::reclaim_copy(ours);
+}
+
+SymmetricHandle handleFor(const at::Tensor& tensor, const std::string& groupName, const char* op, bool isCollective) {
+  SymmetricHandle handle;
+  if (tensor.defined() && tensor.device().is_cpu() && tensor.has_storage()) {
+    handle = TorchSymmetricAllocator::instance()->handleOf(tensor.storage().data_ptr().get(), groupName);
+  }
+  if (handle) {
+    return handle;
+  }
+  const std::string error = fmt::format(
+      "{}: the tensor does not lie in torch's symmetric memory: make it by "
+      "torch.distributed._symmetric_memory.empty(..., device=\"cpu\") on all ranks",
+      op);
+  if (isCollective) {
+    // The others are in the op, or let their tensor meet first: either way they hear what is said here.
+    const auto communicator = groupNamed(groupName, op)->communicator();
+    const WithoutPython released;
+    const Status told = communicator->makeSymmetric({.text = op, .localError = error}).status();
+    TorchSymmetricAllocator::instance()->spoil(*communicator);
+    throwUnlessOk(told);
+  }
+  refuseSymm(StatusCode::kInvalidArgument, error);
+}
+
+}  // namespace shardwire::internal
+
+#endif  // SW_TORCH_HAS_SYMMETRIC_MEMORY

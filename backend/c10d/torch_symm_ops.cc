@@ -1,0 +1,383 @@
+#include "backend/c10d/torch_symm_ops.h"
+
+#if SW_TORCH_HAS_SYMMETRIC_MEMORY
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <atomic>
+#include <vector>
+
+#include "backend/c10d/status_error.h"
+#include "backend/c10d/torch_symm_meeting.h"
+#include "ops/boxes/reduce_box.h"
+// After shardwire/torch_backend.h.
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/from_blob.h>
+#include <torch/library.h>
+
+namespace shardwire::internal {
+namespace {
+
+// A chunk of a long tensor that is reduced and sent on while it is in the cache.
+constexpr std::int64_t kPieceBytes = 128 << 10;
+
+[[noreturn]] void refuseOp(StatusCode code, std::string text) {
+  throw StatusError(Status(code, std::move(text)));
+}
+
+ReduceOp reductionFor(const std::string& name, DType dtype) {
+  const auto op = reduceOpNamed(name == "product" ? "prod" : name);
+  if (!op.has_value()) {
+    refuseOp(StatusCode::kInvalidArgument, fmt::format("'{}' is not a reduction; use sum, prod, min, max, avg, band, bor or bxor", name));
+  }
+  if (!supportsReduction(dtype, *op)) {
+    refuseOp(StatusCode::kInvalidArgument, fmt::format("{} is not defined on {}", reduceOpName(*op), dtypeName(dtype)));
+  }
+  return *op;
+}
+
+void requireLike(const TensorView& out, const TensorView& input) {
+  if (out.dtype != input.dtype || !(out.shape == input.shape)) {
+    refuseOp(StatusCode::kInvalidArgument, fmt::format("out is {}{}, and {}{} is needed", dtypeName(out.dtype), toString(out.shape),
+                                                       dtypeName(input.dtype), toString(input.shape)));
+  }
+}
+
+// dst = the same box of all parts, `more` bytes into them, reduced in rank order.
+void reduceAll(const StridedBox& dst, const SymmetricOperand& from, std::int64_t more, const Dims& shape, ReduceOp op) {
+  if (numElements(shape) == 0) {
+    return;
+  }
+  std::vector<StridedBox> sources;
+  for (Rank rank = 0; rank < from.memory->get_world_size(); ++rank) {
+    sources.push_back(from.box(rank, more));
+  }
+  reduceBox(dst, sources, shape, from.view.dtype, op);
+}
+
+// ---- one shot: each rank reduces all of it
+
+at::Tensor oneShot(const char* name, const at::Tensor& input, const std::string& reduceOp, const std::string& group, at::Tensor out,
+                   Rank root = -1) {
+  Meeting meeting(handleFor(input, group, name), name, reduceOp);
+  SymmetricOperand from;
+  TensorView to;
+  ReduceOp op = ReduceOp::kSum;
+  const bool isMine = root < 0 || root == meeting.rank();
+  meeting.check([&] {
+    from = operandOf(meeting.memory(), input, "input");
+    op = reductionFor(reduceOp, from.view.dtype);
+    if (root >= meeting.worldSize()) {
+      refuseOp(StatusCode::kInvalidArgument, fmt::format("root {} is out of range: the group has {} ranks", root, meeting.worldSize()));
+    }
+    if (isMine) {
+      to = viewOf(out, "out");
+      requireLike(to, from.view);
+      requireApart(to, from, "out");
+    }
+  });
+  meeting.add("input", from);
+  meeting.add("root", root);
+  meeting.meet();
+  if (isMine) {
+    reduceAll(boxOfView(to), from, 0, to.shape, op);
+  }
+  meeting.leave();
+  return out;
+}
+
+at::Tensor oneShotAllReduceOut(const at::Tensor& input, std::string reduceOp, std::string group, at::Tensor out) {
+  return oneShot("one_shot_all_reduce", input, reduceOp, group, std::move(out));
+}
+
+at::Tensor oneShotAllReduce(const at::Tensor& input, std::string reduceOp, std::string group) {
+  return oneShot("one_shot_all_reduce", input, reduceOp, group, at::empty_like(input));
+}
+
+at::Tensor multimemOneShotAllReduceOut(const at::Tensor& input, std::string reduceOp, std::string group, at::Tensor out) {
+  return oneShot("multimem_one_shot_all_reduce", input, reduceOp, group, std::move(out));
+}
+
+at::Tensor multimemOneShotAllReduce(const at::Tensor& input, std::string reduceOp, std::string group) {
+  return oneShot("multimem_one_shot_all_reduce", input, reduceOp, group, at::empty_like(input));
+}
+
+at::Tensor multimemOneShotReduceOut(const at::Tensor& input, std::string reduceOp, std::int64_t root, std::string group, at::Tensor out) {
+  constexpr std::int64_t kNoRank = 1 << 30;  // refused with the others, whatever a rank was given
+  const auto rank = static_cast<Rank>(root < 0 ? kNoRank : std::min(root, kNoRank));
+  return oneShot("multimem_one_shot_reduce", input, reduceOp, group, std::move(out), rank);
+}
+
+// The first elements of `buffer` become those of `local`; then as one shot of these.
+at::Tensor oneShotAllReduceCopyOut(const at::Tensor& buffer, const at::Tensor& local, std::string reduceOp, std::string group,
+                                   at::Tensor out) {
+  constexpr const char* kName = "one_shot_all_reduce_copy";
+  Meeting meeting(handleFor(buffer, group, kName), kName, reduceOp);
+  SymmetricOperand from;
+  TensorView to;
+  ReduceOp op = ReduceOp::kSum;
+  meeting.check([&] {
+    from = operandOf(meeting.memory(), buffer, "symm_buffer");
+    requireContiguous(buffer, "symm_buffer");
+    const TensorView own = viewOf(local, "local_input");
+    if (own.dtype != from.view.dtype || numElements(own.shape) > numElements(from.view.shape)) {
+      refuseOp(StatusCode::kInvalidArgument,
+               fmt::format("local_input is {}{}, and symm_buffer {}{}: it must hold as many elements of the same dtype",
+                           dtypeName(own.dtype), toString(own.shape), dtypeName(from.view.dtype), toString(from.view.shape)));
+    }
+    op = reductionFor(reduceOp, own.dtype);
+    to = viewOf(out, "out");
+    requireLike(to, own);
+    requireApart(to, from, "out");
+    from.view.shape = own.shape;
+    from.view.strides = contiguousStrides(own.shape);
+    if (numElements(own.shape) > 0) {  // nobody reads the buffer: the op before it ended with a barrier
+      copyBox(from.box(meeting.rank()), boxOfView(own), own.shape, elementBytes(own.dtype));
+    }
+  });
+  meeting.add("local_input in symm_buffer", from);
+  meeting.meet();
+  reduceAll(boxOfView(to), from, 0, to.shape, op);
+  meeting.leave();
+  return out;
+}
+
+at::Tensor oneShotAllReduceCopy(const at::Tensor& buffer, const at::Tensor& local, std::string reduceOp, std::string group) {
+  return oneShotAllReduceCopyOut(buffer, local, std::move(reduceOp), std::move(group), at::empty_like(local));
+}
+
+// ---- two shots: each rank reduces a chunk, and all get it
+
+struct Chunk {
+  std::int64_t begin;  // elements
+  std::int64_t end;
+};
+
+// No two chunks share a cache line.
+Chunk chunkOf(std::int64_t numElems, std::size_t elemBytes, Rank rank, int worldSize) {
+  const std::int64_t line = std::max<std::int64_t>(1, 64 / static_cast<std::int64_t>(elemBytes));
+  const std::int64_t each = ((numElems + worldSize - 1) / worldSize + line - 1) / line * line;
+  return {std::min(numElems, each * rank), std::min(numElems, each * (rank + 1))};
+}
+
+// This rank's chunk of its own part becomes the reduction of all, and with `toAll` that of every part. No other rank touches this chunk.
+void reduceChunk(const SymmetricOperand& operand, ReduceOp op, bool toAll) {
+  const TorchSymmetricMemory& memory = *operand.memory;
+  const Rank self = operand.memory->get_rank();
+  const int worldSize = operand.memory->get_world_size();
+  const auto elemBytes = static_cast<std::int64_t>(elementBytes(operand.view.dtype));
+  const Chunk chunk = chunkOf(numElements(operand.view.shape), static_cast<std::size_t>(elemBytes), self, worldSize);
+  const std::int64_t piece = std::max<std::int64_t>(1, kPieceBytes / elemBytes);
+  std::vector<const std::byte*> sources(static_cast<std::size_t>(worldSize));
+  for (std::int64_t at = chunk.begin; at < chunk.end; at += piece) {
+    const std::int64_t count = std::min(piece, chunk.end - at);
+    const std::int64_t byte = operand.byteOffset + at * elemBytes;
+    for (Rank rank = 0; rank < worldSize; ++rank) {
+      sources[static_cast<std::size_t>(rank)] = memory.part(rank) + byte;
+    }
+    std::byte* const mine = memory.part(self) + byte;
+    reduceContiguous(mine, sources, static_cast<std::size_t>(count), operand.view.dtype, op);
+    for (Rank rank = 0; toAll && rank < worldSize; ++rank) {
+      if (rank != self) {
+        copyBox({memory.part(rank) + byte, {elemBytes}}, {mine, {elemBytes}}, {count}, static_cast<std::size_t>(elemBytes));
+      }
+    }
+  }
+}
+
+// `out` null: in place.
+void twoShot(const char* name, const at::Tensor& input, const std::string& reduceOp, const std::string& group, const at::Tensor* out) {
+  Meeting meeting(handleFor(input, group, name), name, reduceOp);
+  SymmetricOperand operand;
+  TensorView to;
+  ReduceOp op = ReduceOp::kSum;
+  meeting.check([&] {
+    operand = operandOf(meeting.memory(), input, "input");
+    requireContiguous(input, "input");
+    op = reductionFor(reduceOp, operand.view.dtype);
+    if (out != nullptr) {
+      to = viewOf(*out, "output");
+      requireContiguous(*out, "output");
+      requireLike(to, operand.view);
+      requireApart(to, operand, "output");
+    }
+  });
+  meeting.add("input", operand);
+  meeting.meet();
+  reduceChunk(operand, op, out == nullptr);
+  meeting.leave();
+  if (out == nullptr) {
+    return;
+  }
+  const auto elemBytes = static_cast<std::int64_t>(elementBytes(operand.view.dtype));
+  for (int step = 0; step < meeting.worldSize(); ++step) {
+    const Rank rank = (meeting.rank() + step) % meeting.worldSize();  // not all from one at once
+    const Chunk chunk = chunkOf(numElements(operand.view.shape), static_cast<std::size_t>(elemBytes), rank, meeting.worldSize());
+    if (chunk.begin < chunk.end) {
+      copyBox({to.bytes + chunk.begin * elemBytes, {elemBytes}}, {operand.bytes(rank) + chunk.begin * elemBytes, {elemBytes}},
+              {chunk.end - chunk.begin}, static_cast<std::size_t>(elemBytes));
+    }
+  }
+  meeting.leave();
+}
+
+at::Tensor twoShotAllReduce(at::Tensor input, std::string reduceOp, std::string group) {
+  twoShot("two_shot_all_reduce_", input, reduceOp, group, nullptr);
+  return input;
+}
+
+at::Tensor twoShotAllReduceOut(at::Tensor input, std::string reduceOp, std::string group, at::Tensor output) {
+  const bool isInPlace = output.defined() && output.is_same(input);
+  twoShot("two_shot_all_reduce_out", input, reduceOp, group, isInPlace ? nullptr : &output);
+  return output;
+}
+
+at::Tensor multimemAllReduce(const at::Tensor& input, std::string reduceOp, std::string group) {
+  twoShot("multimem_all_reduce_", input, reduceOp, group, nullptr);
+  return input;
+}
+
+// ---- scatter and gather
+
+// Of a sum, as torch has it. This rank's share is its columns, or its run of all elements.
+at::Tensor reduceScatterOut(at::Tensor input, std::string group, bool splitLastDim, at::Tensor output) {
+  constexpr const char* kName = "reduce_scatter";
+  Meeting meeting(handleFor(input, group, kName), kName);
+  SymmetricOperand from;
+  TensorView to;
+  std::int64_t more = 0;
+  meeting.check([&] {
+    from = operandOf(meeting.memory(), input, "input");
+    requireContiguous(input, "input");
+    requireContiguous(output, "output");
+    to = viewOf(output, "output");
+    (void)reductionFor("sum", from.view.dtype);
+    const std::int64_t size = meeting.worldSize();
+    Dims share = from.view.shape;
+    if (splitLastDim) {
+      if (share.empty() || share[share.size() - 1] % size != 0) {
+        refuseOp(StatusCode::kInvalidArgument,
+                 fmt::format("the last dimension of input, {}, does not divide by {} ranks", toString(share), size));
+      }
+      share[share.size() - 1] /= size;
+      more = share[share.size() - 1] * meeting.rank();
+    } else {
+      if (share.size() != 1 || share[0] % size != 0) {
+        refuseOp(StatusCode::kInvalidArgument,
+                 fmt::format("input is of shape {}: without split_last_dim it must have one dimension that divides by {} ranks",
+                             toString(share), size));
+      }
+      share[0] /= size;
+      more = share[0] * meeting.rank();
+    }
+    if (to.dtype != from.view.dtype || !(to.shape == share)) {
+      refuseOp(StatusCode::kInvalidArgument, fmt::format("output is {}{}, and {}{} is needed", dtypeName(to.dtype), toString(to.shape),
+                                                         dtypeName(from.view.dtype), toString(share)));
+    }
+    requireApart(to, from, "output");
+  });
+  meeting.add("input", from);
+  meeting.add("split_last_dim", splitLastDim ? 1 : 0);
+  meeting.meet();
+  reduceAll(boxOfView(to), from, more * static_cast<std::int64_t>(elementBytes(to.dtype)), to.shape, ReduceOp::kSum);
+  meeting.leave();
+  return output;
+}
+
+at::Tensor multimemAllGatherOut(const at::Tensor& input, std::string group, at::Tensor out) {
+  constexpr const char* kName = "multimem_all_gather";
+  Meeting meeting(handleFor(out, group, kName), kName);
+  SymmetricOperand to;
+  TensorView from;
+  meeting.check([&] {
+    to = operandOf(meeting.memory(), out, "out");
+    from = viewOf(input, "input");
+    Dims whole = from.shape;
+    if (whole.empty()) {
+      refuseOp(StatusCode::kInvalidArgument, "input has no dimensions: give at least one, along which the ranks' inputs are put together");
+    }
+    whole[0] *= meeting.worldSize();
+    if (to.view.dtype != from.dtype || !(to.view.shape == whole)) {
+      refuseOp(StatusCode::kInvalidArgument, fmt::format("out is {}{}, and {}{} is needed", dtypeName(to.view.dtype),
+                                                         toString(to.view.shape), dtypeName(from.dtype), toString(whole)));
+    }
+    requireContiguous(out, "out");
+    const std::byte* const own = to.bytes(meeting.rank()) + meeting.rank() * static_cast<std::int64_t>(input.nbytes());
+    if (from.bytes != own || !input.is_contiguous()) {  // it may be this rank's piece of out
+      requireApart(from, to, "input");
+    }
+  });
+  meeting.add("out", to);
+  meeting.meet();
+  for (int step = 0; step < meeting.worldSize() && input.numel() > 0; ++step) {
+    const Rank rank = (meeting.rank() + step) % meeting.worldSize();
+    copyBox(to.box(rank, meeting.rank() * static_cast<std::int64_t>(input.nbytes())), boxOfView(from), from.shape,
+            elementBytes(from.dtype));
+  }
+  meeting.leave();
+  return out;
+}
+
+// ---- peers
+
+// Each keeps all parts alive.
+std::vector<at::Tensor> remoteTensors(const at::Tensor& x, std::string group) {
+  const SymmetricHandle memory = handleFor(x, group, "get_remote_tensors", false);
+  std::vector<at::Tensor> tensors;
+  for (Rank rank = 0; rank < memory->get_world_size(); ++rank) {
+    std::byte* const bytes = memory->part(rank) + x.storage_offset() * static_cast<std::int64_t>(x.element_size());
+    tensors.push_back(at::from_blob(
+        bytes, x.sizes(), x.strides(), [memory](void*) {}, x.options()));
+  }
+  return tensors;
+}
+
+// ---- 32-bit words of any tensor
+
+std::uint32_t* wordsFor(const char* name, const at::Tensor& input, std::int64_t offset, std::int64_t value, std::int64_t count) {
+  // RuntimeErrors, as programs expect them of these two.
+  TORCH_CHECK(input.dim() == 1 && input.is_contiguous() && input.scalar_type() == c10::ScalarType::UInt32, name,
+              ": input must be a flat, contiguous uint32 tensor");
+  TORCH_CHECK(offset >= 0, name, ": offset must be greater than or equal to 0, not ", offset);
+  TORCH_CHECK(count > 0, name, ": count must be a positive integer, not ", count);
+  TORCH_CHECK(value >= 0 && value <= std::int64_t{0xffffffff}, name, ": val must be in the range of [0, 4294967295] (uint32_t), not ",
+              value);
+  TORCH_CHECK(offset <= input.numel() && count <= input.numel() - offset, name, ": offset + count (", offset, " + ", count,
+              ") exceeded the numel of the input (", input.numel(), ")");
+  return static_cast<std::uint32_t*>(input.data_ptr()) + offset;
+}
+
+at::Tensor streamWriteValue32(at::Tensor& input, std::int64_t offset, std::int64_t value) {
+  std::atomic_ref(*wordsFor("stream_write_value32_", input, offset, value, 1)).store(static_cast<std::uint32_t>(value));
+  return input;
+}
+
+at::Tensor memset32(at::Tensor& input, std::int64_t offset, std::int64_t value, std::int64_t count) {
+  std::fill_n(wordsFor("memset32_", input, offset, value, count), count, static_cast<std::uint32_t>(value));
+  return input;
+}
+
+}  // namespace
+
+void implementSymmOps(torch::Library& library) {
+  library.impl("one_shot_all_reduce", &oneShotAllReduce);
+  library.impl("one_shot_all_reduce_out", &oneShotAllReduceOut);
+  library.impl("one_shot_all_reduce_copy", &oneShotAllReduceCopy);
+  library.impl("one_shot_all_reduce_copy_out", &oneShotAllReduceCopyOut);
+  library.impl("two_shot_all_reduce_", &twoShotAllReduce);
+  library.impl("two_shot_all_reduce_out", &twoShotAllReduceOut);
+  library.impl("multimem_all_reduce_", &multimemAllReduce);
+  library.impl("multimem_one_shot_all_reduce", &multimemOneShotAllReduce);
+  library.impl("multimem_one_shot_all_reduce_out", &multimemOneShotAllReduceOut);
+  library.impl("multimem_one_shot_reduce_out", &multimemOneShotReduceOut);
+  library.impl("reduce_scatter_out", &reduceScatterOut);
+  library.impl("multimem_all_gather_out", &multimemAllGatherOut);
+  library.impl("get_remote_tensors", &remoteTensors);
+  library.impl("stream_write_value32_", &streamWriteValue32);
+  library.impl("memset32_", &memset32);
+}
+
+}  // namespace shardwire::internal
+
+#endif  // SW_TORCH_HAS_SYMMETRIC_MEMORY

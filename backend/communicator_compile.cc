@@ -1,0 +1,290 @@
+// compileOp() exchanges the encoded specs. Then each rank merges them and plans: from the exchange on it computes alone, from equal inputs.
+// Or rank 0 does so for all (WhoPlans::kRank0), and ships every rank its row; in large groups it alone has got the specs. Whether all want
+// the same of the two is told in the specs, so ranks that disagree find one and the same error. A plan that was made before is found by
+// all ranks' specs: who plans alone just takes it; where rank 0 would plan for all the ranks vote first.
+#include <fmt/format.h>
+#include <sched.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <map>
+#include <numeric>
+
+#include "backend/communicator_impl.h"
+#include "backend/exec/exchange.h"
+#include "backend/exec/ship_rows.h"
+#include "backend/plan_file.h"
+#include "backend/symm/agree.h"
+#include "ops/plan/global_spec.h"
+#include "ops/plan/hash.h"
+#include "ops/plan/who_plans.h"
+
+namespace shardwire::internal {
+
+namespace {
+
+double secondsSince(Clock::time_point started) {
+  return std::chrono::duration<double>(Clock::now() - started).count();
+}
+
+bool areAll(std::span<const std::string> specs, WhoPlans who) {
+  return std::all_of(specs.begin(), specs.end(), [&](const std::string& spec) { return whoPlansOf(spec) == who; });
+}
+
+// Of the host with the most ranks, if all have as many cores as this one.
+double ranksPerCore(const Engine& engine) {
+  std::map<std::int32_t, int> ranks;
+  int most = engine.hosts().empty() ? engine.worldSize() : 0;
+  for (const std::int32_t host : engine.hosts()) {
+    most = std::max(most, ++ranks[host]);
+  }
+  cpu_set_t allowed;
+  // Of the main thread: this one may be a group's.
+  const int cores = ::sched_getaffinity(::getpid(), sizeof(allowed), &allowed) == 0 ? CPU_COUNT(&allowed) : 1;
+  return static_cast<double>(most) / std::max(cores, 1);
+}
+
+// Of many ranks, on rank 0: what it tells the others in place of all specs, if it plans for all; a digest of those.
+std::optional<std::string> keepSpecs(std::span<const std::string> specs, const Engine& engine) {
+  const auto numBytes = [&] {
+    return std::accumulate(specs.begin(), specs.end(), std::size_t{0},
+                           [](std::size_t sum, const std::string& spec) { return sum + spec.size(); });
+  };
+  const bool plansForAll = areAll(specs, WhoPlans::kRank0) ||
+                           (areAll(specs, WhoPlans::kChosen) && isShippingSooner(engine.worldSize(), numBytes(), ranksPerCore(engine)));
+  return plansForAll ? std::optional(std::string(asText(digestOf(specs)))) : std::nullopt;
+}
+
+// What is known of an op, and whence.
+struct Made {
+  OpFacts facts;
+  PlanProvenance provenance;
+};
+
+// One call of compileOp, from the exchange on.
+class Compilation {
+ public:
+  // `exchange` is done, and its blobs are taken.
+  Compilation(Exchange& exchange, Engine& engine, PlanCache& cache, const LocalSpec& asked, std::optional<Duration> timeout)
+      : exchange_(exchange),
+        specs_(std::make_shared<const std::vector<std::string>>(exchange.takeBlobs())),
+        engine_(engine),
+        cache_(cache),
+        asked_(asked),
+        timeout_(timeout),
+        isByRank0_(exchange.answer().has_value() || areAll(*specs_, WhoPlans::kRank0)) {}
+
+  Result<Made> make() { return isByRank0_ ? planOnRank0() : planAlone(); }
+
+ private:
+  Result<Made> planAlone();
+  Result<Made> planOnRank0();
+  std::optional<Made> find(const PlanOrigin& origin) const;
+  void keep(const PlanOrigin& origin, Made& made) const;
+  // Where this rank wants its plans kept: file_ is there from now on.
+  void useFile(std::string mode, const Digest& specs);
+
+  OpFacts factsOf(PlanRow row) const {
+    return std::move(
+        OpFacts(std::move(row), nullptr, {engine_.hosts().begin(), engine_.hosts().end()}, exchange_.seq).knowsAllBy(allSpecs()));
+  }
+  // Where rank 0 plans the others know of their own part only: of many ranks they have not got the specs, and of few they need not keep
+  // them.
+  std::shared_ptr<const std::vector<std::string>> allSpecs() const { return isByRank0_ && engine_.rank() != 0 ? nullptr : specs_; }
+
+  const Exchange& exchange_;
+  const std::shared_ptr<const std::vector<std::string>> specs_;  // encoded, by rank
+  Engine& engine_;
+  PlanCache& cache_;
+  const LocalSpec& asked_;
+  const std::optional<Duration> timeout_;
+  const bool isByRank0_;
+  std::optional<PlanFile> file_;  // with a buildDir
+};
+
+void Compilation::useFile(std::string mode, const Digest& specs) {
+  file_.emplace(asked_.buildDir, PlanPlace{.mode = std::move(mode),
+                                           .rank = engine_.rank(),
+                                           .worldSize = engine_.worldSize(),
+                                           .specs = specs,
+                                           .hosts = engine_.hosts(),
+                                           .members = engine_.globalRanks(),
+                                           .transports = engine_.options().transports});
+}
+
+std::optional<Made> Compilation::find(const PlanOrigin& origin) const {
+  if (!asked_.useCached) {
+    return std::nullopt;
+  }
+  const std::string path = file_.has_value() ? file_->path() : std::string();
+  if (const std::optional<OpFacts> kept = cache_.find(origin)) {
+    Made made{kept->numbered(exchange_.seq), {PlanProvenance::From::kMemory, path, {}}};
+    if (file_.has_value() && !file_->isThere()) {
+      made.provenance.whyNoFile = file_->write(made.facts.row()).message();
+    }
+    return made;
+  }
+  std::optional<PlanRow> row = file_.has_value() ? file_->read(asked_) : std::nullopt;
+  if (!row.has_value()) {
+    return std::nullopt;
+  }
+  Made made{factsOf(std::move(*row)), {PlanProvenance::From::kDisk, path, {}}};
+  cache_.remember(origin, made.facts, true);
+  return made;
+}
+
+void Compilation::keep(const PlanOrigin& origin, Made& made) const {
+  cache_.remember(origin, made.facts, file_.has_value());
+  if (file_.has_value()) {
+    made.provenance.path = file_->path();
+    made.provenance.whyNoFile = file_->write(made.facts.row()).message();
+  }
+}
+
+Result<Made> Compilation::planAlone() {
+  if (!asked_.buildDir.empty()) {
+    useFile(fmt::format("rank_{}", engine_.rank()), digestOf(std::span(*specs_)));
+  }
+  const PlanOrigin origin(*specs_);
+  if (std::optional<Made> found = find(origin)) {
+    return std::move(*found);
+  }
+  Result<GlobalSpec> global = mergeEncoded(*specs_);
+  if (!global.isOk()) {
+    return global.status();
+  }
+  Result<Plan> plan = redistribute(*global, engine_.rank(), engine_.hosts());
+  if (!plan.isOk()) {
+    return plan.status();
+  }
+  RankSpec& own = global->ranks[static_cast<std::size_t>(engine_.rank())];
+  Made made{factsOf({specOf(*global, std::move(own)), hashOf(engine_.hosts(), specs_->size()), std::move(*plan)}), {}};
+  keep(origin, made);
+  return made;
+}
+
+// Rank 0's part: made when the first row is asked for, so that what goes wrong is told to all.
+class RowMaker {
+ public:
+  RowMaker(const std::vector<std::string>& specs, const Engine& engine) : specs_(specs), engine_(engine) {}
+
+  Result<std::string> operator()(Rank rank) {
+    if (spec_ == nullptr) {
+      Result<GlobalSpec> merged = mergeEncoded(specs_);
+      if (!merged.isOk()) {
+        return merged.status();
+      }
+      auto spec = std::make_unique<const GlobalSpec>(std::move(*merged));
+      Result<std::unique_ptr<Planner>> planner = Planner::create(*spec, engine_.hosts());
+      if (!planner.isOk()) {
+        return planner.status();
+      }
+      spec_ = std::move(spec);
+      planner_ = std::move(*planner);
+    }
+    return encodeRow({specOf(*spec_, rank), hashOf(engine_.hosts(), spec_->ranks.size()), planner_->planOf(rank)});
+  }
+
+ private:
+  const std::vector<std::string>& specs_;
+  const Engine& engine_;
+  std::unique_ptr<const GlobalSpec> spec_;
+  std::unique_ptr<Planner> planner_;
+};
+
+// Ranks vote before anything is skipped: where all have their plans nothing is made nor sent; else rank 0 makes those that are missing.
+Result<Made> Compilation::planOnRank0() {
+  // A digest, which all ranks have: of many ranks rank 0 alone has the specs.
+  const std::string digest = exchange_.answer().value_or(std::string(asText(digestOf(std::span(*specs_)))));
+  Digest specs{};
+  if (digest.size() != specs.size()) {
+    return Status(StatusCode::kInternal, fmt::format("{}: what rank 0 says of all ranks' specs cannot be read", *exchange_.description));
+  }
+  std::copy(digest.begin(), digest.end(), specs.begin());
+  if (!asked_.buildDir.empty()) {
+    useFile("spmd", specs);
+  }
+  const PlanOrigin origin(std::span(&digest, 1));
+  std::optional<Made> found = find(origin);
+  const auto votes = exchangeAll(engine_, "compile_op: who has its plan", found.has_value() ? "1" : "0", timeout_);
+  SW_RETURN_IF_ERROR(votes.status());
+  const auto hasVoted = [&](Rank rank) { return (*votes)[static_cast<std::size_t>(rank)] == "1"; };
+  if (std::all_of(votes->begin(), votes->end(), [](const std::string& vote) { return vote == "1"; }) && found.has_value()) {
+    return std::move(*found);
+  }
+  RowMaker rows(*specs_, engine_);
+  const auto make = [&](Rank rank) { return hasVoted(rank) ? Result<std::string>(std::string()) : rows(rank); };
+  std::optional<PlanRow> row;
+  const auto take = [&](std::string_view bytes) -> Status {
+    if (found.has_value()) {
+      return Status::ok();
+    }
+    Result<PlanRow> read = decodeRow(bytes);
+    SW_RETURN_IF_ERROR(read.status());
+    SW_RETURN_IF_ERROR(checkRow(*read, engine_.rank(), engine_.worldSize(), asked_));
+    row = std::move(*read);
+    return Status::ok();
+  };
+  SW_RETURN_IF_ERROR(shipRows(engine_, *exchange_.description, timeout_, make, take));
+  if (found.has_value()) {
+    return std::move(*found);
+  }
+  SW_CHECK(row.has_value());
+  const auto from = engine_.rank() == 0 ? PlanProvenance::From::kPlanned : PlanProvenance::From::kReceived;
+  Made made{factsOf(std::move(*row)), {from, {}, {}}};
+  keep(origin, made);
+  return made;
+}
+
+}  // namespace
+
+Result<std::shared_ptr<CompiledOp>> CommunicatorImpl::compileOp(const LocalSpec& spec, std::optional<Duration> timeout) {
+  SW_RETURN_IF_ERROR(checkOwner());
+  const auto started = Clock::now();
+  auto exchange = std::make_shared<Exchange>(encodeSpec(spec), worldSize(), rank());
+  exchange->keepsForItself = [engine = engine_.get()](std::span<const std::string> specs) { return keepSpecs(specs, *engine); };
+  exchange->description = std::make_shared<const std::string>(labelOf(spec.name));
+  Hasher hash;
+  hash.add(std::string_view("compile_op"));
+  exchange->fingerprint = hash.value();
+  exchange->timeout = timeout.value_or(Duration{0});
+  const std::shared_ptr<Activity> activity = exchange;
+  SW_RETURN_IF_ERROR(engine_->submit(std::span(&activity, 1), Duration::zero(), {.name = "compile_op"}));
+  if (Status met = exchange->wait(kNoDeadline); !met.isOk()) {
+    if (met.code() == StatusCode::kInterrupted) {
+      // Some may have heard all of it and go on to run what this rank does not have.
+      abort(*exchange->description + " was interrupted by a signal (Ctrl-C?)");
+    }
+    return met;
+  }
+  Result<Made> made = Compilation(*exchange, *engine_, plans_, spec, timeout).make();
+  if (!made.isOk()) {
+    return made.status();
+  }
+  return std::shared_ptr<CompiledOp>(
+      std::make_shared<CompiledOpImpl>(engine_, inFlight_, std::move(made->facts), std::move(made->provenance), secondsSince(started)));
+}
+
+Result<std::shared_ptr<CompiledOp>> CommunicatorImpl::attach(const CompiledOp& planned, std::optional<Duration> timeout) {
+  SW_RETURN_IF_ERROR(checkOwner());
+  const auto started = Clock::now();
+  const OpFacts* facts = offlineFactsOf(planned);
+  std::string error;
+  std::string text;
+  if (facts == nullptr) {
+    error = "this op has a group already; attach one that was planned without a group";
+  } else if (const Plan& plan = *facts->plan(); plan.rank != rank() || plan.worldSize != worldSize()) {
+    error = fmt::format("{} was planned for rank {} of {}, and this is rank {} of {}: plan it for this rank and size", facts->label(),
+                        plan.rank, plan.worldSize, rank(), worldSize());
+  } else {
+    const PlanRow row = facts->row();
+    text = fmt::format("{}, plan {:016x} for hosts {:016x}", facts->label(), row.plan.fingerprint, row.hosts);
+  }
+  std::uint64_t seq = 0;
+  SW_RETURN_IF_ERROR(internal::agree(*engine_, "attach", text, error, timeout, &seq));
+  SW_CHECK(facts != nullptr);
+  return std::shared_ptr<CompiledOp>(
+      std::make_shared<CompiledOpImpl>(engine_, inFlight_, facts->numbered(seq), planned.planProvenance(), secondsSince(started)));
+}
+
+}  // namespace shardwire::internal

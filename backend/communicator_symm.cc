@@ -1,0 +1,61 @@
+// Symmetric memory of a group, and the barrier over it.
+#include "backend/communicator_impl.h"
+#include "backend/symm/agree.h"
+#include "backend/symm/make_symmetric.h"
+#include "backend/symm/quiet.h"
+
+namespace shardwire::internal {
+
+Result<std::shared_ptr<SymmetricMemory>> CommunicatorImpl::makeSymmetric(const SymmetricRequest& request, std::optional<Duration> timeout) {
+  SW_RETURN_IF_ERROR(checkOwner());
+  // A byte from each to each: an operation that needs all links.
+  const auto joinAll = [&]() -> Status {
+    const auto size = static_cast<std::size_t>(worldSize());
+    std::vector<std::byte> bytes(2 * size);
+    std::vector<TensorView> sends;
+    std::vector<TensorView> receives;
+    for (std::size_t peer = 0; peer < size; ++peer) {
+      sends.push_back(TensorView::contiguous(&bytes[peer], DType::kUInt8, {1}));
+      receives.push_back(TensorView::contiguous(&bytes[size + peer], DType::kUInt8, {1}));
+    }
+    const auto work = allToAll(receives, sends, {.timeout = timeout});
+    SW_RETURN_IF_ERROR(work.status());
+    const Status joined = (*work)->wait();
+    if (joined.code() == StatusCode::kInterrupted) {
+      abort("symmetric memory was interrupted by a signal (Ctrl-C?)");
+      (void)(*work)->wait(Clock::now());  // failed by now: nothing writes to `bytes` any more
+    }
+    return joined;
+  };
+  return internal::makeSymmetric(engine_, request, timeout, joinAll);
+}
+
+Status CommunicatorImpl::symmetricBarrier(std::optional<Duration> timeout) {
+  SW_RETURN_IF_ERROR(checkOwner());
+  std::shared_ptr<SymmetricMemory> words;
+  {
+    const MutexLock lock(symmetricMutex_);
+    words = barrierWords_;
+  }
+  if (words == nullptr) {
+    auto made = makeSymmetric({.bytes = 0, .text = "a barrier"}, timeout);
+    SW_RETURN_IF_ERROR(made.status());
+    const MutexLock lock(symmetricMutex_);
+    words = barrierWords_ = std::move(*made);
+  }
+  SW_RETURN_IF_ERROR(quietAll());
+  if (words->reachesAll()) {
+    return words->barrier(0, timeout);
+  }
+  const auto work = barrier({.timeout = timeout});
+  SW_RETURN_IF_ERROR(work.status());
+  return (*work)->wait();
+}
+
+Status CommunicatorImpl::agree(const std::string& what, const std::string& text, const std::string& error,
+                               std::optional<Duration> timeout) {
+  SW_RETURN_IF_ERROR(checkOwner());
+  return internal::agree(*engine_, what, text, error, timeout);
+}
+
+}  // namespace shardwire::internal

@@ -1,0 +1,56 @@
+// The moves of one run that reduce boxes of several ranks. Under the group's lock.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "backend/exec/receive_edge.h"
+#include "backend/exec/remote_reads.h"
+#include "backend/exec/run_scope.h"
+
+namespace shardwire::internal {
+
+class Combiner {
+ public:
+  // All outlive it. receiveOf, by rank: index into `receives`, or -1.
+  Combiner(const RunScope& run, RemoteReads& reads, std::vector<ReceiveEdge>& receives, const std::vector<std::int32_t>& receiveOf);
+
+  void reset();
+  bool isDone() const { return run_.plan.firstCombine + next_ == run_.plan.moves.size(); }
+  // Reduces what is here, some megabytes at most.
+  bool step();
+
+ private:
+  void open(const PlanMove& move);
+  bool reduce(const PlanMove& move, const StridedBox& to);
+  bool gather(const PlanMove& move);
+  bool gatherOne(const PlanMove& move, std::uint32_t index);
+  bool readCopied(const PlanMove& move);
+  void consume(const PlanMove& move);
+  bool appearsLater(const PlanMove& move, std::uint32_t index) const;
+  const PlanSource& source(const PlanMove& move, std::uint32_t index) const { return run_.plan.sources[move.firstSource + index]; }
+  bool isOwn(const PlanSource& source) const { return source.rank == run_.plan.rank; }
+  ReceiveEdge& edgeOf(const PlanSource& source) {
+    return receives_[static_cast<std::size_t>(receiveOf_[static_cast<std::size_t>(source.rank)])];
+  }
+  bool isReached(const PlanSource& source, Reach reach) { return !isOwn(source) && edgeOf(source).reachOf(source.slot) == reach; }
+
+  const RunScope& run_;
+  RemoteReads& reads_;
+  std::vector<ReceiveEdge>& receives_;
+  const std::vector<std::int32_t>& receiveOf_;
+
+  std::uint32_t next_ = 0;  // the combine in hand, counted from Plan::firstCombine
+  SegmentCursor cursor_;    // of it
+  bool cursorOpen_ = false;
+  std::vector<StridedBox> boxes_;  // the sources of the current segment
+  std::uint32_t ready_ = 0;        // how many of them are there
+  std::vector<std::byte> held_;    // staged segments of a peer that has another one for the same combine
+  std::size_t heldBytes_ = 0;
+  std::vector<PeerReads*> owners_;    // scratch of reduce(): ranks of this process whose memory is read
+  std::vector<DirectRead> readings_;  // while one segment is reduced
+};
+
+}  // namespace shardwire::internal

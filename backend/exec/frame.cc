@@ -1,0 +1,194 @@
+// What can be wrong with the fields of a frame, looked at once, where it is read: every length against the bytes that are there, every
+// enumerator against its range. Sums are formed so that fields of a broken peer cannot overflow them.
+#include "backend/exec/frame.h"
+
+#include <fmt/format.h>
+
+#include <bit>
+
+namespace shardwire::internal {
+
+namespace {
+
+// A peer that announces a longer blob is broken: the specs of all ranks of the largest groups do not come near it.
+constexpr std::uint64_t kMaxBlobBytes = std::uint64_t{1} << 36;
+
+constexpr bool isReach(std::uint32_t reach) {
+  return reach <= static_cast<std::uint32_t>(Reach::kFetch);
+}
+
+// A PostedSlot on the wire, before its strides.
+struct SlotFields {
+  std::uint8_t reach = 0;
+  std::uint8_t numDims = 0;
+  std::uint16_t reserved = 0;
+  std::uint32_t space = 0;
+  std::uint64_t address = 0;
+};
+static_assert(sizeof(SlotFields) == 16);
+
+}  // namespace
+
+std::string_view frameKindName(FrameKind kind) {
+  switch (kind) {
+    case FrameKind::kPost:
+      return "post";
+    case FrameKind::kAck:
+      return "ack";
+    case FrameKind::kBlob:
+      return "blob";
+    case FrameKind::kCancel:
+      return "cancel";
+    case FrameKind::kFail:
+      return "fail";
+    case FrameKind::kDesync:
+      return "desync";
+    case FrameKind::kEager:
+      return "eager message";
+    case FrameKind::kOffer:
+      return "offer";
+    case FrameKind::kGrant:
+      return "grant";
+    case FrameKind::kTaken:
+      return "taken";
+    case FrameKind::kStaged:
+      return "staged bytes";
+    case FrameKind::kAsk:
+      return "ask";
+    case FrameKind::kAnswer:
+      return "answer";
+    case FrameKind::kAdvice:
+      return "advice";
+    case FrameKind::kMessagePart:
+      return "message part";
+    case FrameKind::kPut:
+      return "put";
+    case FrameKind::kGet:
+      return "get";
+    case FrameKind::kWord:
+      return "atomic";
+    case FrameKind::kFlush:
+      return "flush";
+    case FrameKind::kReply:
+      return "reply";
+    case FrameKind::kDrop:
+      return "drop";
+  }
+  return "unknown";
+}
+
+bool PostFrame::isSound(Payload payload) const {
+  for (std::uint32_t i = 0; i < numSlots; ++i) {
+    SlotFields slot;
+    if (payload.size() < sizeof slot) {
+      return false;
+    }
+    std::memcpy(&slot, payload.data(), sizeof slot);
+    if (!isReach(slot.reach) || slot.numDims > kMaxDims || payload.size() < postedSlotBytes(slot.numDims)) {
+      return false;
+    }
+    payload = payload.subspan(postedSlotBytes(slot.numDims));
+  }
+  return numSlots > 0 && payload.empty();
+}
+
+bool BlobFrame::isSound(Payload payload) const {
+  return totalBytes <= kMaxBlobBytes && offset <= totalBytes && payload.size() <= totalBytes - offset;
+}
+
+bool FailFrame::isSound(Payload) const {
+  return code > static_cast<std::uint32_t>(StatusCode::kOk) && code <= static_cast<std::uint32_t>(StatusCode::kInterrupted);
+}
+
+bool EagerFrame::isSound(Payload payload) const {
+  return about.textBytes <= payload.size() && about.messageBytes == payload.size() - about.textBytes;
+}
+
+bool OfferFrame::isSound(Payload payload) const {
+  return isReach(reach) && about.textBytes == payload.size();
+}
+
+std::optional<std::size_t> PartTag::elementBytesIn(Payload payload) const {
+  // As much as an address can be, and no sum of two of them overflows.
+  constexpr std::uint64_t kMost = std::uint64_t{1} << 60;
+  if (numDims > static_cast<std::uint32_t>(kMaxDims) || !std::has_single_bit(elemBytes) || elemBytes > 16 || payload.size() < boxBytes() ||
+      offset > kMost) {
+    return std::nullopt;
+  }
+  std::uint64_t count = 1;
+  std::uint64_t last = 0;  // where the last element begins, from the first
+  for (std::size_t dim = 0; dim < numDims; ++dim) {
+    std::int64_t extent = 0;
+    std::int64_t stride = 0;
+    std::memcpy(&extent, payload.data() + dim * sizeof extent, sizeof extent);
+    std::memcpy(&stride, payload.data() + (numDims + dim) * sizeof stride, sizeof stride);
+    if (extent < 1 || stride < 0 || static_cast<std::uint64_t>(extent) > kMost / count ||
+        (extent > 1 && static_cast<std::uint64_t>(stride) > kMost / static_cast<std::uint64_t>(extent))) {
+      return std::nullopt;
+    }
+    count *= static_cast<std::uint64_t>(extent);
+    last += static_cast<std::uint64_t>(extent - 1) * static_cast<std::uint64_t>(stride);
+    if (last > kMost) {
+      return std::nullopt;
+    }
+  }
+  return count > kMost / elemBytes ? std::nullopt : std::optional<std::size_t>(count * elemBytes);
+}
+
+bool PutFrame::isSound(Payload payload) const {
+  const auto bytes = part.elementBytesIn(payload);
+  return bytes.has_value() && payload.size() - part.boxBytes() == *bytes;
+}
+
+bool GetFrame::isSound(Payload payload) const {
+  return request != 0 && part.elementBytesIn(payload).has_value() && payload.size() == part.boxBytes();
+}
+
+std::optional<FrameKind> kindOf(std::span<const std::byte> frame) {
+  FrameStart start;
+  if (frame.size() < sizeof start) {
+    return std::nullopt;
+  }
+  std::memcpy(&start, frame.data(), sizeof start);
+  return start.version == kFrameVersion ? std::optional(start.kind) : std::nullopt;
+}
+
+Status unreadableFrame(Rank peer, Lane lane, std::span<const std::byte> frame) {
+  const char* const lanes[] = {"control", "bulk", "point"};
+  std::string what;
+  if (frame.size() >= sizeof(FrameStart)) {
+    FrameStart start;
+    std::memcpy(&start, frame.data(), sizeof start);
+    what = start.version == kFrameVersion ? fmt::format(" (kind {}: {})", static_cast<int>(start.kind), frameKindName(start.kind))
+                                          : fmt::format(" (version {}, here {})", start.version, kFrameVersion);
+  }
+  return {StatusCode::kInternal,
+          fmt::format("rank {} sent a frame of {} bytes on the {} lane that cannot be read{}: a bug, or a stray write", peer, frame.size(),
+                      lanes[static_cast<int>(lane)], what)};
+}
+
+std::size_t postedSlotBytes(int numDims) {
+  return sizeof(SlotFields) + static_cast<std::size_t>(numDims) * sizeof(std::int64_t);
+}
+
+std::byte* writePostedSlot(std::byte* out, const PostedSlot& slot) {
+  const SlotFields fields{.reach = static_cast<std::uint8_t>(slot.reach),
+                          .numDims = static_cast<std::uint8_t>(slot.byteStrides.size()),
+                          .space = slot.address.space,
+                          .address = slot.address.value};
+  std::memcpy(out, &fields, sizeof fields);
+  const std::span<const std::int64_t> strides = slot.byteStrides.span();
+  std::memcpy(out + sizeof fields, strides.data(), strides.size_bytes());
+  return out + sizeof fields + strides.size_bytes();
+}
+
+PostedSlot takePostedSlot(Payload& payload) {
+  SlotFields fields;
+  std::memcpy(&fields, payload.data(), sizeof fields);
+  PostedSlot slot{static_cast<Reach>(fields.reach), {fields.space, fields.address}, Dims::filled(fields.numDims, 0)};
+  std::memcpy(slot.byteStrides.begin(), payload.data() + sizeof fields, fields.numDims * sizeof(std::int64_t));
+  payload = payload.subspan(postedSlotBytes(fields.numDims));
+  return slot;
+}
+
+}  // namespace shardwire::internal

@@ -1,0 +1,295 @@
+#include "backend/exec/one_sided.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+#include <utility>
+
+namespace shardwire::internal {
+namespace {
+
+// Answers that a caller waits for at a time, of one peer.
+constexpr std::size_t kMaxAsked = 64;
+
+// Peers, in all groups, of whom it is not known that all is done. seq_cst: only so that whoever sent something finds its own count.
+std::atomic<int> numUnquietPeers{0};
+
+PartBox boxIn(const PartTag& tag, Payload payload) {
+  const auto numDims = static_cast<int>(tag.numDims);
+  PartBox box{tag.block, tag.offset, tag.elemBytes, Dims::filled(numDims, 0), Dims::filled(numDims, 0)};
+  const std::size_t bytes = tag.numDims * sizeof(std::int64_t);
+  std::memcpy(box.shape.begin(), payload.data(), bytes);
+  std::memcpy(box.byteStrides.begin(), payload.data() + bytes, bytes);
+  return box;
+}
+
+}  // namespace
+
+bool OneSidedRequest::step(std::vector<bool>&) {
+  return all_->step(*this);
+}
+
+OneSided::~OneSided() {
+  forget();
+}
+
+// ---- the caller's side
+
+void OneSided::start(const std::shared_ptr<OneSidedRequest>& request, std::span<const Rank> peers) {
+  request->all_ = this;
+  for (const Rank rank : peers) {
+    peer(rank).toSend.push_back(request);
+    count(peer(rank));
+  }
+}
+
+// Only the oldest of each peer's sends.
+bool OneSided::step(OneSidedRequest& request) {
+  bool moved = false;
+  for (Rank rank = 0; rank < context_.worldSize; ++rank) {
+    auto& toSend = peer(rank).toSend;
+    if (!toSend.empty() && toSend.front().get() == &request && context_.connection(rank).isJoined() && request.send(*this, rank)) {
+      toSend.pop_front();
+      count(peer(rank));
+      moved = true;
+    }
+  }
+  return moved;
+}
+
+Status OneSided::onReply(Rank from, const Received<ReplyFrame>& frame) {
+  if (hasEnded_) {
+    return Status::ok();
+  }
+  Peer& peer = this->peer(from);
+  if (peer.awaited.empty() || frame.request != peer.lastRequest - peer.awaited.size() + 1) {
+    return {StatusCode::kInternal, fmt::format("rank {} answers request {}, which nobody made", from, frame.request)};
+  }
+  const PendingReply reply = std::move(peer.awaited.front());
+  peer.awaited.pop_front();
+  count(peer);
+  if (!reply.request->take(frame.payload, reply.part)) {
+    return {StatusCode::kInternal,
+            fmt::format("rank {} answered {} with {} bytes", from, *reply.request->description, frame.payload.size())};
+  }
+  return Status::ok();
+}
+
+std::vector<Rank> OneSided::unquiet() const {
+  std::vector<Rank> ranks;
+  for (std::size_t rank = 0; rank < peers_.size(); ++rank) {
+    if (peers_[rank].isUnquiet) {
+      ranks.push_back(static_cast<Rank>(rank));
+    }
+  }
+  return ranks;
+}
+
+void OneSided::count(Peer& peer) {
+  const bool isUnquiet = !isForgotten_ && (peer.isDirty || !peer.toSend.empty() || !peer.awaited.empty());
+  if (peer.isUnquiet != isUnquiet) {
+    peer.isUnquiet = isUnquiet;
+    numUnquietPeers.fetch_add(isUnquiet ? 1 : -1);
+  }
+}
+
+std::uint64_t OneSided::nextRequest(Rank rank) const {
+  const Peer& peer = peers_[static_cast<std::size_t>(rank)];
+  return peer.awaited.size() < kMaxAsked ? peer.lastRequest + 1 : 0;
+}
+
+void OneSided::expect(Rank rank, std::shared_ptr<OneSidedRequest> request, std::uint32_t part) {
+  Peer& peer = this->peer(rank);
+  ++peer.lastRequest;
+  peer.awaited.push_back({std::move(request), part});
+}
+
+bool OneSided::isAllQuiet() {
+  return numUnquietPeers.load() == 0;
+}
+
+void OneSided::forget() {
+  isForgotten_ = true;
+  for (Peer& each : peers_) {
+    count(each);
+  }
+}
+
+// ---- the owner's side
+
+void OneSided::serve(std::uint64_t block, std::shared_ptr<ServedPart> part) {
+  served_.insert_or_assign(block, Served{std::move(part), {}});
+}
+
+void OneSided::expectRequests(std::uint64_t block, std::vector<Rank> askers) {
+  Served& served = served_.at(block);
+  served.askers = std::move(askers);
+  ++numAsked_;
+  for (const Rank peer : served.askers) {
+    if (hasEnded_ || this->peer(peer).isGone) {
+      served.part->dropped(peer);
+    }
+  }
+}
+
+void OneSided::withdraw(std::uint64_t block) {
+  if (const auto found = served_.find(block); found != served_.end()) {
+    numAsked_ -= found->second.askers.empty() ? 0 : 1;
+    served_.erase(found);
+  }
+}
+
+Status OneSided::find(Rank from, std::uint64_t block, ServedPart** part) const {
+  const auto found = served_.find(block);
+  *part = nullptr;
+  if (hasEnded_ || (found == served_.end() && peers_[static_cast<std::size_t>(from)].isGone)) {
+    return Status::ok();
+  }
+  if (found == served_.end()) {
+    return {StatusCode::kInternal,
+            fmt::format("rank {} asked for symmetric memory #{}, which rank {} does not have", from, block, context_.rank)};
+  }
+  *part = found->second.part.get();
+  return Status::ok();
+}
+
+Status OneSided::onPut(Rank from, const Received<PutFrame>& frame) {
+  ServedPart* part = nullptr;
+  SW_RETURN_IF_ERROR(find(from, frame.part.block, &part));
+  return part == nullptr ? Status::ok() : part->put(boxIn(frame.part, frame.payload), frame.payload.subspan(frame.part.boxBytes()));
+}
+
+Status OneSided::onGet(Rank from, const Received<GetFrame>& frame) {
+  ServedPart* part = nullptr;
+  SW_RETURN_IF_ERROR(find(from, frame.part.block, &part));
+  if (part == nullptr) {
+    return Status::ok();
+  }
+  const PartBox box = boxIn(frame.part, frame.payload);
+  if (kHeadBytes<ReplyFrame> + boxBytes(box.shape, box.elemBytes) > context_.connection(from).maxFrameBytes(Lane::kControl)) {
+    return {StatusCode::kInternal, fmt::format("rank {} asked for more than one frame of symmetric memory #{}", from, box.block)};
+  }
+  return owe(from, {.request = frame.request, .isBox = true, .box = box});
+}
+
+Status OneSided::onWord(Rank from, const Received<WordFrame>& frame) {
+  ServedPart* part = nullptr;
+  SW_RETURN_IF_ERROR(find(from, frame.block, &part));
+  if (part == nullptr) {
+    return Status::ok();
+  }
+  const auto before = part->apply(frame);
+  SW_RETURN_IF_ERROR(before.status());
+  return frame.request == 0 ? Status::ok() : owe(from, {.request = frame.request, .word = *before, .isWord = true, .box = {}});
+}
+
+Status OneSided::onFlush(Rank from, const Received<FlushFrame>& frame) {
+  return owe(from, {.request = frame.request, .box = {}});
+}
+
+Status OneSided::onDrop(Rank from, const Received<DropFrame>& frame) {
+  if (const auto found = served_.find(frame.block); found != served_.end()) {
+    found->second.part->dropped(from);
+  }
+  return Status::ok();
+}
+
+void OneSided::drop(Rank peer, std::uint64_t block) {
+  if (!hasEnded_) {
+    (void)owe(peer, {.word = block, .box = {}});
+  }
+}
+
+Status OneSided::owe(Rank to, Owed owed) {
+  if (hasEnded_) {
+    return Status::ok();
+  }
+  auto& all = peer(to).owed;
+  if (all.empty()) {
+    const auto isSent = sendOwed(to, owed);
+    SW_RETURN_IF_ERROR(isSent.status());
+    if (*isSent) {
+      return Status::ok();
+    }
+  }
+  all.push_back(std::move(owed));
+  ++numOwed_;
+  return Status::ok();
+}
+
+// False: there is no room now.
+Result<bool> OneSided::sendOwed(Rank to, const Owed& owed) {
+  if (owed.request == 0) {
+    return context_.sendControl(to, DropFrame{owed.word});
+  }
+  if (!owed.isBox) {
+    const auto word = std::as_bytes(std::span(&owed.word, 1));
+    return context_.sendControl(to, ReplyFrame{owed.request}, owed.isWord ? word : Payload());
+  }
+  ServedPart* part = nullptr;
+  SW_RETURN_IF_ERROR(find(to, owed.box.block, &part));
+  if (part == nullptr) {
+    return true;
+  }
+  Connection& connection = context_.connection(to);
+  const std::size_t bytes = boxBytes(owed.box.shape, owed.box.elemBytes);
+  const std::size_t frameBytes = kHeadBytes<ReplyFrame> + bytes;
+  const auto room = connection.reserve(Lane::kControl, frameBytes, frameBytes);
+  if (room.empty()) {
+    return false;
+  }
+  writeFrame(room, ReplyFrame{owed.request}, bytes);
+  SW_RETURN_IF_ERROR(part->get(owed.box, room.data() + kHeadBytes<ReplyFrame>));
+  connection.commit(Lane::kControl, frameBytes);
+  return true;
+}
+
+bool OneSided::pay() {
+  bool moved = false;
+  for (Rank rank = 0; rank < context_.worldSize && !hasEnded_; ++rank) {
+    auto& all = peer(rank).owed;
+    while (!all.empty()) {
+      const auto isSent = sendOwed(rank, all.front());
+      if (!isSent.isOk()) {
+        context_.fail(isSent.status());
+        return true;
+      }
+      if (!*isSent) {
+        break;
+      }
+      all.pop_front();
+      --numOwed_;
+      moved = true;
+    }
+  }
+  return moved;
+}
+
+void OneSided::gone(Rank peer) {
+  this->peer(peer).isGone = true;
+  // Who has the part mapped tells by himself, also when the group has ended.
+  for (const auto& [block, served] : served_) {
+    if (std::ranges::find(served.askers, peer) != served.askers.end()) {
+      served.part->dropped(peer);
+    }
+  }
+}
+
+void OneSided::end() {
+  if (std::exchange(hasEnded_, true)) {
+    return;
+  }
+  for (Peer& each : peers_) {
+    each.owed.clear();
+  }
+  numOwed_ = 0;
+  for (Rank rank = 0; rank < context_.worldSize; ++rank) {
+    if (rank != context_.rank) {
+      gone(rank);
+    }
+  }
+}
+
+}  // namespace shardwire::internal

@@ -1,0 +1,113 @@
+#include "backend/exec/op_recorder.h"
+
+#include <algorithm>
+#include <atomic>
+
+namespace shardwire::internal {
+
+namespace {
+
+std::atomic<std::uint64_t> nextRecordId{0};  // relaxed: a count alone
+// Of the tensors of one call. A compiled op may have ten thousand, and they would be kept for each of its runs.
+constexpr std::size_t kMostTensors = 16;
+
+// Into entries of the ring's, whose memory is there after the first lap.
+void writeDown(std::span<const TensorView> views, CallRecord::Lists lists, std::vector<RecordedTensor>& tensors) {
+  const bool asOne = lists != CallRecord::Lists::kEach && !views.empty();
+  tensors.resize(asOne ? 1 : std::min(views.size(), kMostTensors));
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
+    tensors[i].dtype = views[i].dtype;
+    std::vector<std::int64_t>& shape = tensors[i].shape;
+    shape.clear();
+    if (lists == CallRecord::Lists::kJoined) {
+      std::int64_t numElems = 0;
+      for (const TensorView& view : views) {
+        numElems += numElements(view.shape);
+      }
+      shape.push_back(numElems);
+      continue;
+    }
+    if (asOne && views.size() > 1) {
+      shape.push_back(static_cast<std::int64_t>(views.size()));
+    }
+    shape.insert(shape.end(), views[i].shape.begin(), views[i].shape.end());
+  }
+}
+
+}  // namespace
+
+std::uint64_t OpRecorder::call(const CallRecord& call, const Activity& activity, std::uint64_t seq) {
+  const auto now = Clock::now();
+  const MutexLock lock(mutex_);
+  const std::uint64_t number = ++count_;
+  if (ring_.size() < capacity_) {
+    ring_.emplace_back();
+  }
+  RecordedOp& op = ring_[(number - 1) % capacity_];
+  op.number = number;
+  op.recordId = nextRecordId.fetch_add(1, std::memory_order_relaxed);
+  op.seq = seq;
+  op.name = call.name;
+  op.description = activity.description;
+  writeDown(call.inputs, call.lists, op.inputs);
+  writeDown(call.outputs, call.lists, op.outputs);
+  op.isMessage = call.isMessage;
+  op.source = call.source;
+  op.destination = call.destination;
+  op.tag = call.tag;
+  op.messageNumber = call.isMessage && call.source >= 0 ? nextMessage(call.source, call.destination, call.tag) : 0;
+  op.timeout = activity.timeout;
+  op.called = now;
+  op.started = call.isHeldBack ? Clock::time_point{} : now;
+  op.ended = {};
+  op.code = StatusCode::kOk;
+  return number;
+}
+
+void OpRecorder::start(std::uint64_t number) {
+  const auto now = Clock::now();
+  const MutexLock lock(mutex_);
+  if (RecordedOp* const op = find(number); op != nullptr) {
+    op->started = now;
+  }
+}
+
+void OpRecorder::end(std::uint64_t number, StatusCode code, Rank source) {
+  const auto now = Clock::now();
+  const MutexLock lock(mutex_);
+  RecordedOp* const op = find(number);
+  if (op == nullptr) {
+    return;  // the ring has come round meanwhile
+  }
+  op->ended = now;
+  op->code = code;
+  if (op->started == Clock::time_point{}) {
+    op->started = now;
+  }
+  if (op->isMessage && op->source < 0 && source >= 0) {
+    op->source = source;
+    op->messageNumber = nextMessage(source, op->destination, op->tag);
+  }
+}
+
+std::vector<RecordedOp> OpRecorder::latest(std::size_t most) const {
+  std::vector<RecordedOp> ops;
+  const MutexLock lock(mutex_);
+  const std::size_t wanted = std::min(most, ring_.size());
+  ops.reserve(wanted);
+  for (std::uint64_t number = count_ - wanted + 1; number <= count_; ++number) {
+    ops.push_back(ring_[(number - 1) % capacity_]);
+  }
+  return ops;
+}
+
+RecordedOp* OpRecorder::find(std::uint64_t number) {
+  RecordedOp& op = ring_[(number - 1) % capacity_];
+  return op.number == number ? &op : nullptr;
+}
+
+std::uint64_t OpRecorder::nextMessage(Rank source, Rank destination, int tag) {
+  return ++messages_[{source, destination, tag}];
+}
+
+}  // namespace shardwire::internal

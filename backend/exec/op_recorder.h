@@ -1,0 +1,90 @@
+// The flight recorder of one rank in one group: the last operations, with sizes, times and how they ended. The engine writes it, under its
+// own lock; who wants to know reads it without that lock, so that a busy engine can be looked at, too. Off (capacity 0) it is never
+// touched.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <span>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "backend/base/mutex.h"
+#include "backend/exec/activity.h"
+#include "shardwire/tensor_view.h"
+
+namespace shardwire::internal {
+
+// How many operations are remembered where nobody said.
+inline constexpr int kRecordedOps = 256;
+
+// What a caller says of its call. All of it is read before the call returns.
+struct CallRecord {
+  const char* name = "agree";  // of static life: "all_reduce"
+  std::span<const TensorView> inputs{};
+  std::span<const TensorView> outputs{};
+  // How several tensors are written down: each by itself, n of one shape as one of [n, shape...], or as one of all their elements.
+  enum class Lists : std::uint8_t { kEach, kStacked, kJoined };
+  Lists lists = Lists::kEach;
+  bool isHeldBack = false;  // it starts when earlier operations over the same memory are over
+  // Of messages: who sends to whom (kNobody: from any rank, not matched yet), and their tag.
+  bool isMessage = false;
+  Rank source = -1;
+  Rank destination = -1;
+  int tag = 0;
+};
+
+struct RecordedTensor {
+  DType dtype = DType::kFloat32;
+  std::vector<std::int64_t> shape;
+};
+
+struct RecordedOp {
+  std::uint64_t number = 0;         // in this group, from 1
+  std::uint64_t recordId = 0;       // in the order of all operations of the process, from 0
+  std::uint64_t seq = 0;            // the operation's number, equal on all ranks; 0 for messages
+  std::uint64_t messageNumber = 0;  // of messages: in the order of those from source to destination with this tag
+  const char* name = "";
+  Description description;
+  std::vector<RecordedTensor> inputs;
+  std::vector<RecordedTensor> outputs;
+  bool isMessage = false;
+  Rank source = -1;
+  Rank destination = -1;
+  int tag = 0;
+  Duration timeout{0};
+  Clock::time_point called{};
+  Clock::time_point started{};  // zero: it waits for earlier operations
+  Clock::time_point ended{};    // zero: in flight
+  StatusCode code = StatusCode::kOk;
+
+  bool isOver() const { return ended != Clock::time_point{}; }
+};
+
+class OpRecorder {
+ public:
+  explicit OpRecorder(std::size_t capacity) : capacity_(capacity) {}
+  OpRecorder(const OpRecorder&) = delete;
+  OpRecorder& operator=(const OpRecorder&) = delete;
+
+  bool isOn() const { return capacity_ != 0; }
+  // Gives the number by which the operation is known to the next two.
+  std::uint64_t call(const CallRecord& call, const Activity& activity, std::uint64_t seq);
+  void start(std::uint64_t number);
+  void end(std::uint64_t number, StatusCode code, Rank source);
+  // Oldest first; at most `most` of the latest.
+  std::vector<RecordedOp> latest(std::size_t most = static_cast<std::size_t>(-1)) const;
+
+ private:
+  RecordedOp* find(std::uint64_t number) SW_REQUIRES(mutex_);
+  std::uint64_t nextMessage(Rank source, Rank destination, int tag) SW_REQUIRES(mutex_);
+
+  const std::size_t capacity_;
+  mutable Mutex mutex_;  // taken under the engine's lock; nothing is taken under it
+  std::uint64_t count_ SW_GUARDED_BY(mutex_) = 0;
+  std::vector<RecordedOp> ring_ SW_GUARDED_BY(mutex_);  // grows to capacity_; an entry's vectors are used again
+  std::map<std::tuple<Rank, Rank, int>, std::uint64_t> messages_ SW_GUARDED_BY(mutex_);
+};
+
+}  // namespace shardwire::internal

@@ -1,0 +1,14 @@
+// The engines of this process that are alive, oldest first: for those who look into all of its groups. Any thread.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+namespace shardwire::internal {
+
+class Engine;
+
+void addProcessEngine(const std::shared_ptr<Engine>& engine);
+std::vector<std::shared_ptr<Engine>> processEngines();
+
+}  // namespace shardwire::internal

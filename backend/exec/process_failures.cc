@@ -1,0 +1,89 @@
+#include "backend/exec/process_failures.h"
+
+#include <algorithm>
+#include <atomic>
+#include <map>
+#include <vector>
+
+#include "backend/base/mutex.h"
+#include "backend/base/per_process.h"
+#include "shardwire/types.h"
+
+namespace shardwire::internal {
+namespace {
+
+constexpr Duration kEndsBecauseOfIt = std::chrono::seconds(10);
+
+struct Failure {
+  const void* group = nullptr;
+  std::string text;
+  Clock::time_point overAt = Clock::time_point::max();  // when the group was shut down
+};
+
+struct Process {
+  Mutex mutex;
+  std::map<const void*, std::function<void()>> groups SW_GUARDED_BY(mutex);
+  std::vector<Failure> failures SW_GUARDED_BY(mutex);  // oldest first
+  std::atomic<std::uint64_t> version{0};
+};
+Process& process() {
+  static PerProcess<Process> current;
+  return current.get();
+}
+
+}  // namespace
+
+void addProcessGroup(const void* group, std::function<void()> changed) {
+  Process& all = process();
+  const MutexLock lock(all.mutex);
+  all.groups[group] = std::move(changed);
+}
+
+void removeProcessGroup(const void* group) {
+  Process& all = process();
+  const MutexLock lock(all.mutex);
+  all.groups.erase(group);
+  const auto now = Clock::now();
+  std::erase_if(all.failures,
+                [&](const Failure& each) { return each.overAt != Clock::time_point::max() && now - each.overAt > kEndsBecauseOfIt; });
+  for (Failure& each : all.failures) {
+    if (each.group == group && each.overAt == Clock::time_point::max()) {
+      each.overAt = now;
+      each.group = nullptr;  // another group may have this address soon
+      all.version.fetch_add(1, std::memory_order_release);
+    }
+  }
+}
+
+void addProcessFailure(const void* group, std::string text) {
+  Process& all = process();
+  std::vector<std::function<void()>> others;
+  {
+    const MutexLock lock(all.mutex);
+    all.failures.push_back({group, std::move(text)});
+    all.version.fetch_add(1, std::memory_order_release);
+    for (const auto& [other, changed] : all.groups) {
+      if (other != group) {
+        others.push_back(changed);
+      }
+    }
+  }
+  std::for_each(others.begin(), others.end(), [](const auto& changed) { changed(); });
+}
+
+std::uint64_t processFailuresVersion() {
+  return process().version.load(std::memory_order_acquire);
+}
+
+std::string processFailureBeside(const void* group, bool evenOver) {
+  Process& all = process();
+  const MutexLock lock(all.mutex);
+  const auto now = Clock::now();
+  const auto found = std::find_if(all.failures.begin(), all.failures.end(), [&](const Failure& each) {
+    const bool isOver = each.overAt != Clock::time_point::max();
+    return each.group != group && (!isOver || (evenOver && now - each.overAt <= kEndsBecauseOfIt));
+  });
+  return found == all.failures.end() ? std::string() : found->text;
+}
+
+}  // namespace shardwire::internal

@@ -1,0 +1,86 @@
+// What one run takes from one peer: learns how its inputs are reached, walks its own copies, and hands the rest to the Combiner. Under the
+// group's lock.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "backend/exec/remote_reads.h"
+#include "backend/exec/run_scope.h"
+#include "backend/transport/transport.h"
+
+namespace shardwire::internal {
+
+class ReceiveEdge {
+ public:
+  // All outlive the edge.
+  ReceiveEdge(const RunScope& run, RemoteReads& reads, const PlanEdge& edge);
+  // Before the first run: this source, of a move of `shape`, lies on this edge.
+  void noteSource(const PlanSource& source, const Dims& shape, std::size_t elemBytes);
+
+  Rank peer() const { return edge_.peer; }
+  bool isDone() const { return done_; }
+  // Some frame of this run came.
+  bool isSeen() const { return seen_; }
+  void reset();
+  // Copies what is here, some megabytes at most.
+  bool step();
+  // Ends the edge when all of it was read; acknowledges where that is due. `areCombinesDone`: the Combiner wants no more of anybody.
+  bool finish(bool areCombinesDone);
+  Status onPost(const Received<PostFrame>& frame);
+
+  // For the Combiner.
+
+  // Whether it is known how the inputs are reached.
+  bool isReadable();
+  // Precondition: isReadable().
+  Reach reachOf(std::int32_t slot) const { return silent_ ? Reach::kNone : slots_[static_cast<std::size_t>(slot)].reach; }
+  const RemoteInput& input(std::int32_t slot) const { return slots_[static_cast<std::size_t>(slot)]; }
+  // kDirect: the peer's box where it lies.
+  StridedBox directBox(std::int32_t slot, const Dims& offset) const;
+  // The edge's copies come first on the wire.
+  bool areCopiesDone() const { return move_ == edge_.count; }
+  // The next staged bytes, so many; null when they are not here. Valid until consume().
+  const std::byte* staged(std::size_t bytes);
+  void consume(std::size_t bytes);
+  // The peer's memory could not be read. Where that is because the peer failed and withdrew it, its reason is on the way and is to be
+  // named.
+  void refuseRead(Status status);
+
+ private:
+  // Of what this rank reads of one slot: one past the highest index in each dimension.
+  struct SlotBounds {
+    Dims end;
+    std::size_t elemBytes = 0;
+  };
+
+  Connection& connection() const { return run_.context().connection(edge_.peer); }
+  bool takeSlot(const PostedSlot& posted);
+  bool openFrame();
+  void openCursor(const PlanMove& move, Reach reach);
+  bool copySegment(const PlanMove& move, const PlanSource& source);
+  bool read(const PlanMove& move, const PlanSource& source, const StridedBox& dst);
+
+  const RunScope& run_;
+  RemoteReads& reads_;
+  const PlanEdge& edge_;
+  std::vector<SlotBounds> bounds_;  // by slot
+  const bool hasCombines_;
+
+  bool silent_ = false;  // the peer posts nothing: all of the edge is staged
+  bool seen_ = false;
+  bool anyExposed_ = false;
+  bool done_ = false;  // everything read, and acknowledged where that is due
+  std::uint32_t slotsKnown_ = 0;
+  std::vector<RemoteInput> slots_;
+  std::uint32_t move_ = 0;  // next copy of this edge
+  SegmentCursor cursor_;
+  bool cursorOpen_ = false;
+  std::span<const std::byte> frame_;  // staged bytes being read; empty: none
+  std::size_t read_ = 0;
+  Landings landings_;
+};
+
+}  // namespace shardwire::internal

@@ -1,0 +1,169 @@
+// Two operations, submitted at once on every rank, so that whatever goes wrong in the first the ranks go on with the same numbers:
+//
+//   handout    rank 0 sends each rank a status word and its row, or why there is none, as it gets them ready
+//   verdicts   each rank tells all whether it can use what it got
+//
+// Nobody returns before the verdicts are known. A rank that dies or does not read ends both, by the group's failure or by the timeout,
+// which counts from the begin and covers the time that rank 0 plans.
+#include "backend/exec/ship_rows.h"
+
+#include <fmt/format.h>
+
+#include <array>
+#include <exception>
+
+#include "backend/exec/exchange.h"
+#include "backend/exec/handout.h"
+#include "ops/plan/hash.h"
+#include "ops/wire/byte_codec.h"
+
+namespace shardwire::internal {
+
+namespace {
+
+// The status word, then the row or the text.
+constexpr std::size_t kStatusBytes = 1;
+
+std::string encodeVerdict(const Status& status) {
+  ByteWriter out;
+  out.u8(static_cast<std::uint8_t>(status.code()));
+  return out.take() + status.message();
+}
+
+std::string encodeAnswer(const Result<std::string>& row) {
+  return row.isOk() ? encodeVerdict(Status::ok()) + *row : encodeVerdict(row.status());
+}
+
+bool isStatusWord(std::string_view bytes) {
+  return bytes.size() >= kStatusBytes && static_cast<std::uint8_t>(bytes[0]) <= static_cast<std::uint8_t>(StatusCode::kGap);
+}
+
+StatusCode statusWordOf(std::string_view bytes) {
+  return static_cast<StatusCode>(static_cast<std::uint8_t>(bytes[0]));
+}
+
+// What `make` gives; an exception, such as memory that is not there, is an error that all ranks hear of.
+template <typename Make>
+auto guarded(const std::string& doing, Make&& make) -> decltype(make()) {
+  try {
+    return make();
+  } catch (const std::bad_alloc&) {
+    return Status(StatusCode::kSystem, doing + ": there is not enough memory");
+  } catch (const std::exception& error) {
+    return Status(StatusCode::kInternal, fmt::format("{}: {}", doing, error.what()));
+  }
+}
+
+class Shipping {
+ public:
+  Shipping(Engine& engine, const std::string& what, std::optional<Duration> timeout)
+      : engine_(engine),
+        what_(what),
+        handout_(std::make_shared<Handout>(engine.worldSize(), engine.rank())),
+        verdicts_(std::make_shared<Exchange>(std::nullopt, engine.worldSize(), engine.rank())) {
+    name(*handout_, what + ": rank 0 plans for all and sends each rank its plan", "compile_op: plans", timeout);
+    name(*verdicts_, what + ": all ranks have their plans", "compile_op: verdicts", timeout);
+  }
+
+  Status start() {
+    const std::array<std::shared_ptr<Activity>, 2> activities = {handout_, verdicts_};
+    return engine_.submit(activities, Duration::zero(), {.name = "compile_op"});
+  }
+
+  // Rank 0: this rank's own row, or what went wrong. The others have been given theirs.
+  Result<std::string> makeAll(const std::function<Result<std::string>(Rank)>& makeRow) {
+    const std::string doing = what_ + ": rank 0 could not plan for all ranks";
+    Status failed;
+    for (Rank to = 1; to < engine_.worldSize() && !handout_->isDone(); ++to) {
+      Result<std::string> row = failed.isOk() ? guarded(doing, [&] { return makeRow(to); }) : Result<std::string>(failed);
+      failed = row.status();
+      std::string answer = encodeAnswer(row);
+      engine_.underLock([&] { handout_->give(to, std::move(answer)); });
+    }
+    return failed.isOk() ? guarded(doing, [&] { return makeRow(0); }) : Result<std::string>(failed);
+  }
+
+  // The others: what came. Not ok: there is no row, because of this very rank. A row that rank 0 could not make is std::nullopt, since rank
+  // 0 tells of that.
+  Result<std::optional<std::string_view>> awaitRow() {
+    const Status came = await(*handout_);
+    if (!came.isOk()) {
+      return came;
+    }
+    const std::string_view answer = handout_->received();
+    if (!isStatusWord(answer)) {
+      return Status(StatusCode::kInternal, "what rank 0 sent in place of this rank's plan cannot be read");
+    }
+    return statusWordOf(answer) == StatusCode::kOk ? std::optional(answer.substr(kStatusBytes)) : std::nullopt;
+  }
+
+  // Tells all ranks this one's verdict; the first that is not ok is everybody's.
+  Status settle(const Status& own) {
+    engine_.underLock([&] { verdicts_->give(encodeVerdict(own)); });
+    const Status met = await(*verdicts_);
+    if (!met.isOk()) {
+      // A timeout of the handout is one of the verdicts, too, and the former says more.
+      return own.isOk() || met.code() == StatusCode::kInterrupted ? met : own;
+    }
+    for (std::size_t rank = 0; rank < verdicts_->blobs().size(); ++rank) {
+      const std::string& verdict = verdicts_->blobs()[rank];
+      if (!isStatusWord(verdict)) {
+        return {StatusCode::kInternal, fmt::format("{}: what rank {} says of its plan cannot be read", what_, rank)};
+      }
+      if (statusWordOf(verdict) != StatusCode::kOk) {
+        return {statusWordOf(verdict), verdict.substr(kStatusBytes)};
+      }
+    }
+    return Status::ok();
+  }
+
+ private:
+  static void name(Activity& activity, std::string description, std::string_view kind, std::optional<Duration> timeout) {
+    activity.description = std::make_shared<const std::string>(std::move(description));
+    Hasher hash;
+    hash.add(kind);
+    activity.fingerprint = hash.value();
+    activity.timeout = timeout.value_or(Duration{0});
+  }
+
+  Status await(Activity& activity) {
+    Status met = activity.wait(kNoDeadline);
+    if (met.code() == StatusCode::kInterrupted) {
+      // Some may have heard all of it and go on with what this rank does not have.
+      engine_.abort(
+          {StatusCode::kAborted, fmt::format("aborted on {}: {} was interrupted by a signal (Ctrl-C?)", engine_.groupLabel(), what_)});
+    }
+    return met;
+  }
+
+  Engine& engine_;
+  const std::string what_;
+  const std::shared_ptr<Handout> handout_;
+  const std::shared_ptr<Exchange> verdicts_;
+};
+
+}  // namespace
+
+Status shipRows(Engine& engine, const std::string& what, std::optional<Duration> timeout,
+                const std::function<Result<std::string>(Rank)>& makeRow, const std::function<Status(std::string_view)>& takeRow) {
+  Shipping shipping(engine, what, timeout);
+  SW_RETURN_IF_ERROR(shipping.start());
+  const auto take = [&](std::string_view bytes) -> Status {
+    const Status taken = guarded("it could not be read", [&] { return takeRow(bytes); });
+    return taken.isOk()
+               ? taken
+               : Status(taken.code() == StatusCode::kInvalidArgument ? StatusCode::kInternal : taken.code(),
+                        fmt::format("{}: rank {} cannot use the plan that rank 0 made for it: {}", what, engine.rank(), taken.message()));
+  };
+  if (engine.rank() == 0) {
+    const Result<std::string> own = shipping.makeAll(makeRow);
+    return shipping.settle(own.isOk() ? take(*own) : own.status());
+  }
+  const auto row = shipping.awaitRow();
+  if (row.status().code() == StatusCode::kInterrupted) {
+    return row.status();
+  }
+  return shipping.settle(row.isOk() && row->has_value() ? take(**row) : row.status());
+}
+
+}  // namespace shardwire::internal

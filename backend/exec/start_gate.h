@@ -1,0 +1,43 @@
+// What must be over before an operation may touch its tensors: earlier operations of this rank over the same memory, or the ranks'
+// agreement on its arguments. Shared by the operation's stages; everything under the engine's lock, but for the making.
+#pragma once
+
+#include <algorithm>
+#include <functional>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "backend/exec/activity.h"
+
+namespace shardwire::internal {
+
+class StartGate {
+ public:
+  // `prepare` (may be empty) is called once, when all of `earlier` are done: what reads tensors before the first stage.
+  StartGate(std::vector<std::shared_ptr<Activity>> earlier, std::function<void()> prepare)
+      : earlier_(std::move(earlier)), prepare_(std::move(prepare)) {}
+
+  bool isOpen() {
+    while (!earlier_.empty() && earlier_.back()->isDone()) {
+      earlier_.pop_back();
+    }
+    if (earlier_.empty() && prepare_ != nullptr) {
+      std::exchange(prepare_, nullptr)();
+    }
+    return earlier_.empty();
+  }
+
+  // For messages, while it is closed.
+  std::string waitingFor() const {
+    const auto open = std::find_if(earlier_.begin(), earlier_.end(), [](const auto& activity) { return !activity->isDone(); });
+    return open == earlier_.end() ? "an earlier operation" : *(*open)->description + " must be over first: " + (*open)->waitingFor();
+  }
+
+ private:
+  std::vector<std::shared_ptr<Activity>> earlier_;
+  std::function<void()> prepare_;
+};
+
+}  // namespace shardwire::internal

@@ -1,0 +1,44 @@
+// One rank's plan on disk: where it lies, and what it must hold to be taken. Whatever is wrong with a file makes it a miss. Any thread.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "backend/base/digest.h"
+#include "ops/plan/plan_row.h"
+
+namespace shardwire::internal {
+
+// What a plan was made for. Two plans of equal places are the same bytes.
+struct PlanPlace {
+  std::string mode;  // "spmd", "rank_3" or "local": the folder under buildDir
+  Rank rank = 0;
+  int worldSize = 1;
+  Digest specs{};                     // of all ranks' encoded specs
+  HostMap hosts;                      // empty: all on one
+  std::vector<std::int64_t> members;  // the job's rank of each; empty: without a group
+  std::string transports;             // Options::transports
+};
+
+class PlanFile {
+ public:
+  PlanFile(const std::string& buildDir, const PlanPlace& place);
+
+  std::string path() const;
+  // The plan for what this rank asks for; nothing where there is none, or what lies there is damaged, foreign or of another key.
+  std::optional<PlanRow> read(const LocalSpec& asked) const;
+  Status write(const PlanRow& row) const;
+  bool isThere() const;
+
+ private:
+  const std::string folder_;
+  const std::string key_;
+  const Rank rank_;
+  const int worldSize_;
+  const std::uint64_t hostsHash_;
+};
+
+}  // namespace shardwire::internal

@@ -1,0 +1,37 @@
+// What is done by all ranks at once is agreed on: each says what it is about to do, or why it cannot, and all find the same answer.
+// Blocking, collective; any thread.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "backend/exec/engine.h"
+
+namespace shardwire::internal {
+
+// All ranks' blobs, by rank. `what` names the operation in errors, and ranks that come with another one find a mismatch. seq: when not
+// null, gets the operation's number in the group, which is the same on all ranks.
+Result<std::vector<std::string>> exchangeAll(Engine& engine, const std::string& what, std::string blob, std::optional<Duration> timeout,
+                                             std::uint64_t* seq = nullptr);
+
+// By which the ranks know that they mean the same exchange.
+std::uint64_t exchangeFingerprint(const std::string& what);
+// What makeSymmetric() exchanges.
+inline constexpr const char* kMakesSymmetric = "symmetric memory";
+
+// What one rank says; its place in the blob is first.
+struct Saying {
+  std::string text;
+  std::string error;
+};
+// Ok when no rank has an error and all texts are equal; else one Status, the same on all ranks: kInvalidArgument with the first rank's
+// error, kMismatch with who said what.
+Status judge(const std::string& what, const std::vector<Saying>& sayings);
+
+// Both in one, where there is nothing else to tell.
+Status agree(Engine& engine, const std::string& what, const std::string& text, const std::string& error, std::optional<Duration> timeout,
+             std::uint64_t* seq = nullptr);
+
+}  // namespace shardwire::internal

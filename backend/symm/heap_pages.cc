@@ -1,0 +1,26 @@
+#include "backend/symm/heap_pages.h"
+
+#include <algorithm>
+#include <bit>
+
+#include "backend/memory/shared_heap.h"
+
+namespace shardwire::internal {
+namespace {
+
+constexpr std::size_t kHeapPage = 4096;
+// The heap gives these sizes from slabs, whose blocks begin at multiples of their size where that is a power of two; longer ones lie in
+// pages of their own in any case.
+constexpr std::size_t kSlabLimit = std::size_t{64} << 10;
+
+}  // namespace
+
+std::size_t wholePages(std::size_t bytes) {
+  return bytes <= kSlabLimit ? std::bit_ceil(std::max(bytes, kHeapPage)) : (bytes + kHeapPage - 1) / kHeapPage * kHeapPage;
+}
+
+Result<std::shared_ptr<void>> allocatePages(std::size_t bytes) {
+  return allocateShared(wholePages(bytes));
+}
+
+}  // namespace shardwire::internal

@@ -1,0 +1,246 @@
+// Two exchanges. In the first each rank says what it wants and where its own part lies; what they want must be equal. Then each makes its
+// peers' parts addressable. In the second each says how that went: so all have the block or none, and each knows who holds its own part.
+#include "backend/symm/make_symmetric.h"
+
+#include <fmt/format.h>
+
+#include <cstring>
+#include <memory>
+
+#include "backend/memory/shared_heap.h"
+#include "backend/symm/agree.h"
+#include "backend/symm/graveyard.h"
+#include "backend/symm/served_block.h"
+#include "ops/wire/byte_codec.h"
+
+namespace shardwire::internal {
+namespace {
+
+constexpr const char* kWhat = kMakesSymmetric;
+
+struct FreeInHeap {
+  void operator()(std::byte* bytes) const { SharedHeap::freeBlock(bytes); }
+};
+using OwnPart = std::unique_ptr<std::byte, FreeInHeap>;
+
+struct Offer {
+  Saying saying;
+  bool isAllJoined = false;
+  HeapPlace place;
+  HeapPlace attached;  // unused when the request attaches nothing
+};
+
+void encodePlace(ByteWriter* writer, const HeapPlace& place) {
+  writer->u8(place.isInHeap ? 1 : 0);
+  writer->u64(place.address);
+  writer->u64(place.offset);
+}
+
+void decodePlace(ByteReader* reader, HeapPlace* place) {
+  place->isInHeap = reader->u8() != 0;
+  place->address = reader->u64();
+  place->offset = reader->u64();
+}
+
+std::string encodeOffer(const Offer& offer) {
+  ByteWriter writer;
+  writer.varintText(offer.saying.text);
+  writer.varintText(offer.saying.error);
+  writer.u8(offer.isAllJoined ? 1 : 0);
+  encodePlace(&writer, offer.place);
+  encodePlace(&writer, offer.attached);
+  return writer.take();
+}
+
+Result<std::vector<Offer>> decodeOffers(const std::vector<std::string>& blobs) {
+  std::vector<Offer> offers;
+  for (const std::string& blob : blobs) {
+    ByteReader reader(blob);
+    Offer offer;
+    offer.saying.text = reader.varintText();
+    offer.saying.error = reader.varintText();
+    offer.isAllJoined = reader.u8() != 0;
+    decodePlace(&reader, &offer.place);
+    decodePlace(&reader, &offer.attached);
+    if (!reader.isDone()) {
+      return Status{StatusCode::kInternal, fmt::format("{}: what rank {} says cannot be read", kWhat, offers.size())};
+    }
+    offers.push_back(std::move(offer));
+  }
+  return offers;
+}
+
+// How a rank reaches another's part.
+enum class Holding : std::uint8_t { kNot = 0, kMapped = 1, kByRequests = 2 };
+
+// How the ranks fared: an error, or which of their peers' parts they hold.
+std::string encodeOutcome(const Status& failure, const std::vector<BlockPart>& parts) {
+  ByteWriter writer;
+  writer.varintText(failure.message());
+  writer.u8(failure.code() == StatusCode::kUnsupported ? 1 : 0);
+  for (const BlockPart& part : parts) {
+    writer.u8(static_cast<std::uint8_t>(part.held != nullptr   ? Holding::kMapped
+                                        : !part.whyNot.empty() ? Holding::kByRequests
+                                                               : Holding::kNot));
+  }
+  return writer.take();
+}
+
+// askers: who reaches this rank's part by requests alone.
+Status readOutcomes(const std::vector<std::string>& blobs, Rank self, std::vector<BlockPart>* parts, std::vector<Rank>* askers) {
+  for (std::size_t rank = 0; rank < blobs.size(); ++rank) {
+    ByteReader reader(blobs[rank]);
+    const std::string failure = reader.varintText();
+    const StatusCode code = reader.u8() != 0 ? StatusCode::kUnsupported : StatusCode::kSystem;
+    if (!failure.empty()) {
+      return {code, fmt::format("{}: rank {}: {}", kWhat, rank, failure)};
+    }
+    for (std::size_t owner = 0; owner < blobs.size(); ++owner) {
+      const auto how = static_cast<Holding>(reader.u8());
+      if (owner == static_cast<std::size_t>(self)) {
+        (*parts)[rank].holdsMine = how != Holding::kNot;
+        (*parts)[rank].asksMine = how == Holding::kByRequests;
+        if (how == Holding::kByRequests) {
+          askers->push_back(static_cast<Rank>(rank));
+        }
+      }
+    }
+    if (!reader.isDone()) {
+      return {StatusCode::kInternal, fmt::format("{}: what rank {} says cannot be read", kWhat, rank)};
+    }
+  }
+  return Status::ok();
+}
+
+HeapPlace placeOf(const SharedHeap& heap, const void* bytes, std::size_t size) {
+  const auto offset = heap.offsetOf(bytes, size);
+  return {reinterpret_cast<std::uint64_t>(bytes), offset.value_or(0), offset.has_value()};
+}
+
+Result<OwnPart> makeOwnPart(const SymmetricRequest& request, std::size_t size, HeapPlace* place) {
+  if (request.bytes > (std::size_t{1} << 60)) {
+    return Status{StatusCode::kInvalidArgument, fmt::format("{} bytes are more than any memory", request.bytes)};
+  }
+  if (request.numChannels < 1) {
+    return Status{StatusCode::kInvalidArgument, fmt::format("{} channels; at least one is needed", request.numChannels)};
+  }
+  const auto heap = SharedHeap::instance();
+  SW_RETURN_IF_ERROR(heap.status());
+  auto memory = (*heap)->allocate(size);
+  SW_RETURN_IF_ERROR(memory.status());
+  OwnPart part(static_cast<std::byte*>(*memory));
+  std::memset(part.get() + (request.isZeroed ? 0 : request.bytes), 0, (request.isZeroed ? size : size - request.bytes));
+  *place = placeOf(**heap, part.get(), size);
+  return part;
+}
+
+// kUnsupported is no failure unless the request says so: that peer is on another host, say, and is asked by requests.
+Status holdAll(Engine& engine, const SymmetricRequest& request, const std::vector<Offer>& offers, std::size_t size, std::byte* own,
+               std::vector<BlockPart>* parts) {
+  for (std::size_t rank = 0; rank < offers.size(); ++rank) {
+    BlockPart& part = (*parts)[rank];
+    if (static_cast<Rank>(rank) == engine.rank()) {
+      part.bytes = own;
+      part.attached = static_cast<std::byte*>(request.attached.get());
+      continue;
+    }
+    auto held = engine.hold(static_cast<Rank>(rank), offers[rank].place, size);
+    if (held.isOk()) {
+      part.held = std::move(*held);
+      part.bytes = part.held->bytes();
+    } else if (held.status().code() == StatusCode::kUnsupported && !request.needsAll) {
+      part.whyNot = held.status().message();
+      continue;
+    } else {
+      return held.status();
+    }
+    if (request.attached != nullptr) {
+      auto attached = engine.hold(static_cast<Rank>(rank), offers[rank].attached, request.attachedBytes);
+      SW_RETURN_IF_ERROR(attached.status());
+      part.attachedHeld = std::move(*attached);
+      part.attached = part.attachedHeld->bytes();
+    }
+  }
+  return Status::ok();
+}
+
+// From before anybody has the block; ends when it is not made after all, or nobody asks.
+class Serving {
+ public:
+  Serving(const std::shared_ptr<Engine>& engine, std::uint64_t number) : engine_(*engine), number_(number) {}
+  Serving(const Serving&) = delete;
+  Serving& operator=(const Serving&) = delete;
+  ~Serving() {
+    if (isOpen_) {
+      engine_.withdraw(number_);
+    }
+  }
+  void begin(std::shared_ptr<ServedPart> part) {
+    engine_.serve(number_, std::move(part));
+    isOpen_ = true;
+  }
+  void keep(std::vector<Rank> askers) {
+    if (!askers.empty()) {
+      engine_.expectRequests(number_, std::move(askers));
+      isOpen_ = false;
+    }
+  }
+
+ private:
+  Engine& engine_;
+  const std::uint64_t number_;
+  bool isOpen_ = false;
+};
+
+}  // namespace
+
+Result<std::shared_ptr<SymmetricMemory>> makeSymmetric(const std::shared_ptr<Engine>& engine, const SymmetricRequest& request,
+                                                       std::optional<Duration> timeout, const std::function<Status()>& joinAll) {
+  clearBuried();
+  const int worldSize = engine->worldSize();
+  const std::size_t size = SymmetricBlock::partBytes(request.bytes, worldSize, request.numChannels);
+  Offer mine{{request.text, request.localError}, engine->areAllJoined(), {}, {}};
+  OwnPart own;
+  if (mine.saying.error.empty()) {
+    auto made = makeOwnPart(request, size, &mine.place);
+    if (made.isOk()) {
+      own = std::move(*made);
+      if (request.attached != nullptr) {
+        mine.attached = placeOf(**SharedHeap::instance(), request.attached.get(), request.attachedBytes);
+      }
+    } else {
+      mine.saying.error = made.status().message();
+    }
+  }
+  std::uint64_t number = 0;
+  const auto blobs = exchangeAll(*engine, kWhat, encodeOffer(mine), timeout, &number);
+  SW_RETURN_IF_ERROR(blobs.status());
+  const auto offers = decodeOffers(*blobs);
+  SW_RETURN_IF_ERROR(offers.status());
+  std::vector<Saying> sayings;
+  bool isAllJoined = true;
+  for (const Offer& offer : *offers) {
+    sayings.push_back(offer.saying);
+    isAllJoined = isAllJoined && offer.isAllJoined;
+  }
+  SW_RETURN_IF_ERROR(judge(kWhat, sayings));
+  if (!isAllJoined) {
+    SW_RETURN_IF_ERROR(joinAll());
+  }
+  std::vector<BlockPart> parts(static_cast<std::size_t>(worldSize));
+  const Status held = holdAll(*engine, request, *offers, size, own.get(), &parts);
+  // Before anybody has the block: who has it may ask at once.
+  Serving serving(engine, number);
+  if (held.isOk()) {
+    serving.begin(std::make_shared<ServedBlock>(own.get(), request.bytes, SymmetricBlock::wordsOf(own.get(), request.bytes, worldSize)));
+  }
+  const auto outcomes = exchangeAll(*engine, kWhat, encodeOutcome(held, parts), timeout);
+  SW_RETURN_IF_ERROR(outcomes.status());
+  std::vector<Rank> askers;
+  SW_RETURN_IF_ERROR(readOutcomes(*outcomes, engine->rank(), &parts, &askers));
+  own.release();  // the block has it now
+  serving.keep(std::move(askers));
+  return std::shared_ptr<SymmetricMemory>(std::make_shared<SymmetricBlock>(engine, request, number, std::move(parts)));
+}
+
+}  // namespace shardwire::internal

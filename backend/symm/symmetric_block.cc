@@ -1,0 +1,391 @@
+// Waiting: a word in shared memory is looked at until it is as wanted. Who waits spins first, then offers its core, then sleeps on the bell
+// of its own part, for a millisecond at most, since stores by ordinary tensor code ring no bell. After the first 0.2 ms it also looks now
+// and then at what the group knows: a rank that died ends the wait.
+#include "backend/symm/symmetric_block.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <iterator>
+#include <thread>
+
+#include "backend/base/futex.h"
+#include "backend/base/interrupt.h"
+#include "backend/base/relax.h"
+#include "backend/symm/agree.h"
+#include "backend/symm/graveyard.h"
+#include "backend/symm/heap_pages.h"
+#include "backend/symm/word_ops.h"
+
+namespace shardwire::internal {
+namespace {
+
+constexpr std::size_t kLine = 64;
+constexpr Duration kYieldAfter = std::chrono::microseconds(3);
+constexpr Duration kSpin = std::chrono::microseconds(200);
+constexpr Duration kLookEvery = std::chrono::milliseconds(2);
+constexpr Duration kLongestNap = std::chrono::milliseconds(1);
+
+std::size_t roundUp(std::size_t bytes, std::size_t unit) {
+  return (bytes + unit - 1) / unit * unit;
+}
+
+const char* symbolOf(Comparison comparison) {
+  constexpr const char* kSymbols[kNumComparisons] = {"==", "!=", ">", ">=", "<", "<="};
+  return kSymbols[static_cast<int>(comparison)];
+}
+
+std::vector<Rank> allBut(Rank rank, int worldSize) {
+  std::vector<Rank> others;
+  for (Rank other = 0; other < worldSize; ++other) {
+    if (other != rank) {
+      others.push_back(other);
+    }
+  }
+  return others;
+}
+
+std::string named(std::span<const Rank> ranks) {
+  std::string list;
+  for (const Rank rank : ranks) {
+    list += fmt::format("{}{}", list.empty() ? "" : ", ", rank);
+  }
+  return fmt::format("rank{} {}", ranks.size() > 1 ? "s" : "", list);
+}
+
+}  // namespace
+
+std::size_t SymmetricBlock::partBytes(std::size_t bytes, int worldSize, int numChannels) {
+  return wholePages(roundUp(std::max<std::size_t>(bytes, 1), kLine) + BlockWords::sizeFor(worldSize, numChannels));
+}
+
+BlockWords SymmetricBlock::wordsOf(std::byte* part, std::size_t bytes, int worldSize) {
+  return {part + roundUp(std::max<std::size_t>(bytes, 1), kLine), worldSize};
+}
+
+SymmetricBlock::SymmetricBlock(const std::shared_ptr<Engine>& engine, const SymmetricRequest& request, std::uint64_t number,
+                               std::vector<BlockPart> parts)
+    : engine_(engine),
+      rank_(engine->rank()),
+      worldSize_(engine->worldSize()),
+      groupLabel_(engine->groupLabel()),
+      bytes_(request.bytes),
+      jobRanks_(request.jobRanks),
+      number_(number),
+      parts_(std::move(parts)),
+      attached_(request.attached),
+      isAsked_(std::ranges::any_of(parts_, [](const BlockPart& part) { return part.asksMine; })),
+      others_(allBut(rank_, worldSize_)),
+      name_(fmt::format("symmetric memory #{}", number)),
+      barriers_(static_cast<std::size_t>(request.numChannels)) {
+  reachesAll_ = std::ranges::all_of(parts_, [](const BlockPart& part) { return part.bytes != nullptr; });
+}
+
+SymmetricBlock::~SymmetricBlock() {
+  if (!owner_.isHere()) {
+    return;  // a child of fork(): all of it is the parent's
+  }
+  const std::shared_ptr<Engine> engine = engine_.lock();
+  BuriedBlock mine{partOf(rank()).bytes, words(rank()), attached_, {}};
+  if (isAsked_) {
+    mine.withdraw = [weak = engine_, number = number_] {
+      if (const std::shared_ptr<Engine> live = weak.lock()) {
+        live->withdraw(number);
+      }
+    };
+  }
+  for (const Rank peer : others_) {
+    const BlockPart& part = partOf(peer);
+    if (part.attachedHeld != nullptr) {
+      part.attachedHeld->release([] {});  // before the owner is told, below
+    }
+    if (part.bytes == nullptr && engine != nullptr) {
+      engine->drop(peer, number_);
+    }
+    if (part.held != nullptr) {
+      part.held->release([&] { words(peer).dropped(rank()).store(1, std::memory_order_seq_cst); });
+    }
+    if (part.holdsMine) {
+      mine.holders.emplace_back(peer, part.held);
+    }
+  }
+  bury(std::move(mine));
+}
+
+void SymmetricBlock::wake(Rank peer) {
+  words(peer).wakeSleepers();
+}
+
+template <typename IsOver>
+void SymmetricBlock::sleep(IsOver isOver, Deadline until) {
+  const BlockWords mine = words(rank());
+  mine.sleepers().fetch_add(1, std::memory_order_seq_cst);
+  const std::uint32_t rings = mine.bell().load(std::memory_order_seq_cst);
+  if (!isOver()) {
+    futexWait(mine.bell(), rings, std::min<Duration>(kLongestNap, until - Clock::now()));
+  }
+  mine.sleepers().fetch_sub(1, std::memory_order_seq_cst);
+}
+
+// Most waits are over at once: only for others it is said what they are.
+template <typename IsOver, typename Describe>
+Status SymmetricBlock::waitFor(IsOver isOver, const Describe& describe) {
+  for (int i = 0; i < 64; ++i) {
+    if (isOver()) {
+      return Status::ok();
+    }
+    relax();
+  }
+  const std::shared_ptr<Engine> engine = engine_.lock();
+  return engine == nullptr ? ended() : waitLong(*engine, describe(), isOver);
+}
+
+template <typename IsOver>
+Status SymmetricBlock::waitLong(Engine& engine, const Wait& wait, IsOver isOver) {
+  const auto started = Clock::now();
+  const Duration timeout = wait.timeout.value_or(engine.timeout());
+  const Deadline deadline = deadlineAfter(timeout);
+  InterruptibleWait slices(deadline);
+  Deadline nextLook = started + kSpin;
+  while (true) {
+    for (int i = 0; i < 16; ++i) {
+      if (isOver()) {
+        return Status::ok();
+      }
+      relax();
+    }
+    if (isAsked_) {
+      engine.help();  // what peers of other hosts store is stored by this process
+    }
+    const auto now = Clock::now();
+    if (now >= deadline) {
+      return isOver() ? Status::ok() : late(engine, wait, timeout);
+    }
+    if (now < started + kSpin) {
+      if (now >= started + kYieldAfter) {
+        std::this_thread::yield();  // the rank that we wait for may be waiting for this very core
+      }
+      continue;
+    }
+    if (now >= nextLook) {
+      const std::vector<Rank> needed =
+          wait.stillNeeded != nullptr ? wait.stillNeeded() : std::vector<Rank>(wait.needed.begin(), wait.needed.end());
+      if (const Status seen = engine.lookFor(needed); !seen.isOk()) {
+        return isOver() ? Status::ok() : inVain(engine, wait, seen);
+      }
+      if (wait.whyLeave != nullptr) {
+        SW_RETURN_IF_ERROR(wait.whyLeave());
+      }
+      if (slices.isInterrupted()) {
+        return interruptedStatus(fmt::format("{} ({})", wait.what, groupLabel_));
+      }
+      nextLook = now + kLookEvery;
+    }
+    sleep(isOver, std::min(deadline, slices.sliceEnd()));
+  }
+}
+
+// The group failed, or a rank is gone: then it fails now, and the others learn the cause.
+Status SymmetricBlock::inVain(Engine& engine, const Wait& wait, const Status& why) {
+  Status status(why.code(), fmt::format("{} failed on {}: {}", wait.what, groupLabel_, why.message()));
+  if (why.code() == StatusCode::kPeerFailed) {
+    engine.abort(why);
+  }
+  return status;
+}
+
+Status SymmetricBlock::late(Engine& engine, const Wait& wait, Duration timeout) {
+  Status status(StatusCode::kTimeout,
+                fmt::format("{} on {} reached its timeout of {:.3g} s: {}{}", wait.what, groupLabel_,
+                            std::chrono::duration<double>(timeout).count(), wait.whoIsMissing(), stateOf(wait.needed)));
+  if (wait.isCollective) {
+    engine.abort(status);
+  }
+  return status;
+}
+
+std::string SymmetricBlock::stateOf(std::span<const Rank> ranks) const {
+  std::string text;
+  for (const Rank rank : ranks) {
+    const std::string state = partOf(rank).held == nullptr ? "" : partOf(rank).held->ownersState();
+    if (!state.empty()) {
+      text += fmt::format("; the process of rank {} is {}", rank, state);
+    }
+  }
+  return text;
+}
+
+Status SymmetricBlock::ended() const {
+  return {StatusCode::kAborted, fmt::format("the group of {} was ended on {}", name_, groupLabel_)};
+}
+
+Status SymmetricBlock::usable() const {
+  SW_RETURN_IF_ERROR(owner_.check(groupLabel_));
+  return isFreed() ? Status{StatusCode::kInvalidArgument, fmt::format("{} of {} was freed", name_, groupLabel_)} : Status::ok();
+}
+
+Result<std::uint64_t> SymmetricBlock::waitUntil(std::size_t offset, DType dtype, Comparison comparison, std::uint64_t value,
+                                                std::optional<Duration> timeout, std::span<const Rank> sources) {
+  SW_RETURN_IF_ERROR(usable());
+  if (!isInteger(dtype) || offset % elementBytes(dtype) != 0 || offset + elementBytes(dtype) > bytes_) {
+    return Status{StatusCode::kTypeError,
+                  fmt::format("a signal is one integer of symmetric memory, not {} at byte {} of {}", dtypeName(dtype), offset, bytes_)};
+  }
+  if (sources.empty()) {
+    sources = others_;
+  }
+  for (const Rank source : sources) {
+    if (source < 0 || source >= worldSize()) {
+      return Status{StatusCode::kInvalidArgument,
+                    fmt::format("source {} is out of range: the group has {} ranks, 0 to {}", source, worldSize(), worldSize() - 1)};
+    }
+  }
+  std::byte* const at = partOf(rank()).bytes + offset;
+  std::uint64_t seen = 0;
+  const auto isOver = [&] {
+    seen = loadInteger(at, dtype);
+    return compareIntegers(dtype, seen, comparison, value);
+  };
+  SW_RETURN_IF_ERROR(waitFor(isOver, [&] {
+    return Wait{.what = fmt::format("signal_wait({} {}, {} at byte {} of {})", symbolOf(comparison), integerText(dtype, value),
+                                    dtypeName(dtype), offset, name_),
+                .needed = sources,
+                .timeout = timeout,
+                .isCollective = false,
+                .whoIsMissing = [&] {
+                  return fmt::format("it is {}, and nothing else came from {}", integerText(dtype, loadInteger(at, dtype)), named(sources));
+                }};
+  }));
+  return seen;
+}
+
+Status SymmetricBlock::stepWord(std::string_view what, Rank owner, std::size_t offset, std::uint32_t from, std::uint32_t to, Rank other,
+                                std::optional<Duration> timeout) {
+  SW_RETURN_IF_ERROR(usable());
+  for (const Rank peer : {owner, other}) {
+    if (peer < 0 || peer >= worldSize()) {
+      return {StatusCode::kInvalidArgument,
+              fmt::format("{}: rank {} is out of range: the group has {} ranks, 0 to {}", what, peer, worldSize(), worldSize() - 1)};
+    }
+    if (partOf(peer).bytes == nullptr) {
+      return {StatusCode::kUnsupported, fmt::format("{}: {}", what, partOf(peer).whyNot)};
+    }
+  }
+  if (offset % sizeof(std::uint32_t) != 0 || offset + sizeof(std::uint32_t) > bytes_) {
+    return {StatusCode::kInvalidArgument, fmt::format("{}: there is no word at byte {} of {}", what, offset, bytes_)};
+  }
+  const std::atomic_ref<std::uint32_t> word(*reinterpret_cast<std::uint32_t*>(partOf(owner).bytes + offset));
+  bool isDone = false;  // who waits asks again after it was told yes
+  const auto step = [&] {
+    std::uint32_t expected = from;
+    // seq_cst: what the other rank stored before its step is seen, and its sleeper's count is in one order with this, as wake() needs.
+    isDone = isDone || word.compare_exchange_strong(expected, to);
+    return isDone;
+  };
+  const std::array<Rank, 1> needed = {other};
+  SW_RETURN_IF_ERROR(waitFor(step, [&] {
+    return Wait{.what = fmt::format("{} of {}", what, name_),
+                .needed = other == rank() ? std::span<const Rank>() : std::span<const Rank>(needed),
+                .timeout = timeout,
+                .isCollective = false,
+                .whoIsMissing = [&] { return fmt::format("rank {} did not come with its part of it", other); }};
+  }));
+  wake(other);
+  return Status::ok();
+}
+
+Status SymmetricBlock::barrier(int channel, std::optional<Duration> timeout, bool givesWay) {
+  SW_RETURN_IF_ERROR(usable());
+  if (channel < 0 || channel >= numChannels()) {
+    return {StatusCode::kInvalidArgument, fmt::format("channel {} is out of range: 0 to {}", channel, numChannels() - 1)};
+  }
+  if (!reachesAll_) {
+    const auto missing = std::ranges::find_if(parts_, [](const BlockPart& part) { return part.bytes == nullptr; });
+    return {StatusCode::kUnsupported, missing->whyNot};
+  }
+  const std::uint32_t number = 1 + barriers_[static_cast<std::size_t>(channel)].fetch_add(1, std::memory_order_relaxed);
+  // seq_cst: with wake(). Release is in it: what this rank stored before is seen by who reads the number.
+  for (const Rank peer : others_) {
+    words(peer).arrived(channel, rank()).store(number, std::memory_order_seq_cst);
+    wake(peer);
+  }
+  const BlockWords mine = words(rank());
+  // A rank may be one barrier ahead. Numbers wrap. Acquire would do but for sleep().
+  const auto hasCome = [&](Rank peer) {
+    return static_cast<std::int32_t>(mine.arrived(channel, peer).load(std::memory_order_seq_cst) - number) >= 0;
+  };
+  const auto waiting = [&] {
+    std::vector<Rank> missing;
+    std::ranges::copy_if(others_, std::back_inserter(missing), [&](Rank peer) { return !hasCome(peer); });
+    return missing;
+  };
+  std::size_t first = 0;  // those before it have come
+  const auto isOver = [&] {
+    while (first < others_.size() && hasCome(others_[first])) {
+      ++first;
+    }
+    return first == others_.size();
+  };
+  // Who has come and goes on may make memory before this rank has seen the others come: only the missing count. Asked after its frame was
+  // seen, before which it would have come.
+  const auto whyLeave = [&] {
+    const std::shared_ptr<Engine> engine = engine_.lock();
+    const Rank elsewhere = engine == nullptr ? -1 : engine->firstAhead(waiting(), exchangeFingerprint(kMakesSymmetric));
+    return elsewhere < 0 || hasCome(elsewhere)
+               ? Status::ok()
+               : Status(StatusCode::kMismatch,
+                        fmt::format("rank {} makes symmetric memory, and does not come to channel {} of {}", elsewhere, channel, name_));
+  };
+  return waitFor(isOver, [&] {
+    return Wait{.what = fmt::format("barrier of channel {} of {}", channel, name_),
+                .needed = others_,
+                .stillNeeded = waiting,  // who came may be through, and gone, while another has told that one and not yet this
+                .timeout = timeout,
+                .isCollective = true,
+                .whoIsMissing = [&] { return named(waiting()) + " did not arrive"; },
+                .whyLeave = givesWay ? std::function<Status()>(whyLeave) : nullptr};
+  });
+}
+
+Status SymmetricBlock::enterOrder(std::span<const Rank> ranks) {
+  SW_RETURN_IF_ERROR(usable());
+  auto& holder = words(ranks.front()).orderedBy();
+  bool isMine = false;  // who waits asks again after it was told yes
+  const auto take = [&] {
+    std::uint32_t nobody = 0;
+    // Acquire: the stores of who had it are seen; they come first everywhere.
+    isMine = isMine || holder.compare_exchange_strong(nobody, static_cast<std::uint32_t>(rank()) + 1, std::memory_order_acquire,
+                                                      std::memory_order_relaxed);
+    return isMine;
+  };
+  return waitFor(take, [&] {
+    return Wait{.what = fmt::format("red of {}", name_),
+                .needed = others_,  // whoever has its turn
+                .isCollective = true,
+                .whoIsMissing = [&] {
+                  const std::uint32_t by = holder.load(std::memory_order_relaxed);
+                  return by == 0 ? std::string("others came first again and again")
+                                 : fmt::format("rank {} is in the middle of its own", by - 1);
+                }};
+  });
+}
+
+void SymmetricBlock::leaveOrder(std::span<const Rank> ranks) {
+  words(ranks.front()).orderedBy().store(0, std::memory_order_release);
+}
+
+Status SymmetricBlock::free(std::optional<Duration> timeout) {
+  SW_RETURN_IF_ERROR(owner_.check(groupLabel_));
+  const std::string error = isFreed() ? fmt::format("{} was freed before", name_) : "";
+  const std::shared_ptr<Engine> engine = engine_.lock();
+  if (engine == nullptr) {
+    return ended();
+  }
+  SW_RETURN_IF_ERROR(agree(*engine, "symmetric free", name_, error, timeout));
+  isFreed_.store(true, std::memory_order_relaxed);
+  clearBuried();
+  return Status::ok();
+}
+
+}  // namespace shardwire::internal

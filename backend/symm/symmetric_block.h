@@ -1,0 +1,118 @@
+// One rank's end of a symmetric block: its own part in its heap, and what it holds of its peers' parts. Made by makeSymmetric(), dropped
+// with the last owner: it tells each peer that it holds that one's part no longer, and buries its own until all have said so.
+#pragma once
+
+#include <atomic>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "backend/base/owner_process.h"
+#include "backend/exec/engine.h"
+#include "backend/symm/block_words.h"
+#include "ops/boxes/strided_runs.h"
+#include "shardwire/symmetric_memory.h"
+
+namespace shardwire::internal {
+
+// What a rank knows of a part of the block.
+struct BlockPart {
+  std::byte* bytes = nullptr;        // null: it cannot be addressed, for the reason, and is asked by requests
+  std::shared_ptr<HeldMemory> held;  // null: this rank's own
+  std::byte* attached = nullptr;     // null: nothing was, or it cannot be addressed
+  std::shared_ptr<HeldMemory> attachedHeld;
+  std::string whyNot;
+  bool holdsMine = false;  // that rank holds this one's part
+  bool asksMine = false;   // by requests
+};
+
+class SymmetricBlock final : public SymmetricMemory, public std::enable_shared_from_this<SymmetricBlock> {
+ public:
+  // `parts` by rank. Takes over the memory of its own part.
+  SymmetricBlock(const std::shared_ptr<Engine>& engine, const SymmetricRequest& request, std::uint64_t number,
+                 std::vector<BlockPart> parts);
+  ~SymmetricBlock() override;
+  SymmetricBlock(const SymmetricBlock&) = delete;
+  SymmetricBlock& operator=(const SymmetricBlock&) = delete;
+
+  // Of a part for so many bytes: a size that the heap gives in pages of its own.
+  static std::size_t partBytes(std::size_t bytes, int worldSize, int numChannels);
+  static BlockWords wordsOf(std::byte* part, std::size_t bytes, int worldSize);
+
+  Rank rank() const override { return rank_; }
+  int worldSize() const override { return worldSize_; }
+  std::size_t bytes() const override { return bytes_; }
+  std::uint64_t number() const override { return number_; }
+  std::byte* address(Rank peer) const override { return partOf(peer).bytes; }
+  const std::string& whyNot(Rank peer) const override { return partOf(peer).whyNot; }
+  std::byte* attached(Rank peer) const override { return partOf(peer).attached; }
+  const std::vector<std::int64_t>& jobRanks() const override { return jobRanks_; }
+  Status put(Rank peer, const PartView& to, const TensorView& from, const OneSidedCall& call) override;
+  Status get(Rank peer, const PartView& from, const TensorView& to, const OneSidedCall& call) override;
+  Result<std::uint64_t> atomic(Rank peer, std::size_t offset, DType dtype, WordOp op, std::uint64_t operand, std::uint64_t expected,
+                               bool fetches) override;
+  Status quiet(std::optional<Duration> timeout) override;
+  int numChannels() const override { return static_cast<int>(barriers_.size()); }
+  void wake(Rank peer) override;
+  Result<std::uint64_t> waitUntil(std::size_t offset, DType dtype, Comparison comparison, std::uint64_t value,
+                                  std::optional<Duration> timeout, std::span<const Rank> sources) override;
+  Status stepWord(std::string_view what, Rank owner, std::size_t offset, std::uint32_t from, std::uint32_t to, Rank other,
+                  std::optional<Duration> timeout) override;
+  Status barrier(int channel, std::optional<Duration> timeout, bool givesWay) override;
+  Status enterOrder(std::span<const Rank> ranks) override;
+  void leaveOrder(std::span<const Rank> ranks) override;
+  Status free(std::optional<Duration> timeout) override;
+  bool isFreed() const override { return isFreed_.load(std::memory_order_relaxed); }
+
+ private:
+  // A wait for something that peers store.
+  struct Wait {
+    std::string what;                                          // "barrier of channel 0", for errors
+    std::span<const Rank> needed;                              // it ends when one of them is gone
+    std::function<std::vector<Rank>()> stillNeeded = nullptr;  // of those, now; null: all
+    std::optional<Duration> timeout;
+    bool isCollective = false;                   // a timeout fails the group
+    std::function<std::string()> whoIsMissing;   // of a timeout
+    std::function<Status()> whyLeave = nullptr;  // not ok: the wait ends with it; null: it stays
+  };
+  // isOver: stays true once it was. describe: gives the Wait.
+  template <typename IsOver, typename Describe>
+  Status waitFor(IsOver isOver, const Describe& describe);
+  template <typename IsOver>
+  Status waitLong(Engine& engine, const Wait& wait, IsOver isOver);
+  template <typename IsOver>
+  void sleep(IsOver isOver, Deadline until);
+  Status inVain(Engine& engine, const Wait& wait, const Status& why);
+  Status late(Engine& engine, const Wait& wait, Duration timeout);
+  // one-sided: symmetric_requests.cc
+  Status checkBox(std::string_view what, Rank peer, const PartView& box, const TensorView& other) const;
+  StridedBox boxIn(Rank peer, const PartView& box) const;
+  template <typename Request, typename... Arguments>
+  Status request(std::string_view what, Rank peer, const OneSidedCall& call, Arguments&&... arguments);
+  Status ended() const;
+  Status usable() const;
+  std::string stateOf(std::span<const Rank> ranks) const;
+  const BlockPart& partOf(Rank rank) const { return parts_[static_cast<std::size_t>(rank)]; }
+  BlockWords words(Rank rank) const { return wordsOf(partOf(rank).bytes, bytes_, worldSize()); }
+
+  const OwnerProcess owner_;
+  const std::weak_ptr<Engine> engine_;  // the block may be dropped where ending a group would wait for who drops it
+  const Rank rank_;
+  const int worldSize_;
+  const std::string groupLabel_;
+  const std::size_t bytes_;
+  const std::vector<std::int64_t> jobRanks_;
+  const std::uint64_t number_;
+  const std::vector<BlockPart> parts_;    // by rank
+  const std::shared_ptr<void> attached_;  // of this rank
+  const bool isAsked_;                    // this rank's part is, by requests
+  std::vector<Rank> others_;
+  const std::string name_;                            // "symmetric memory #3"
+  std::vector<std::atomic<std::uint32_t>> barriers_;  // by channel: how many this rank came to; relaxed: a number alone
+  std::atomic<bool> isFreed_{false};                  // relaxed: says only that calls are refused
+};
+
+}  // namespace shardwire::internal

@@ -1,0 +1,37 @@
+// Atomic operations on one element of memory that several processes write: lock-free, by std::atomic_ref on the unsigned integer of its
+// size. Integers use the machine's own; everything else a compare-and-swap with the arithmetic of reductions (ops/boxes/reduce_box.h), so
+// an atomic add gives the bits that a sum of two gives. Any thread, any process. Values travel as the element's bytes in the low end of 64
+// bits.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+
+#include "ops/boxes/strided_runs.h"
+#include "shardwire/symmetric_memory.h"
+#include "shardwire/types.h"
+
+namespace shardwire::internal {
+
+const char* wordOpName(WordOp op);
+
+// Elements of up to 8 bytes; arithmetic where supportsReduction() has it.
+bool supportsWordOp(DType dtype, WordOp op);
+// Whether it gives the same whatever order several come in: on integers, all but stores.
+bool commutes(DType dtype, WordOp op);
+// Gives what was there before. Sequentially consistent. kCompareSwap stores `operand` where the bytes are those of `expected`.
+// Precondition: supportsWordOp(); `at` is a multiple of the element's size.
+std::uint64_t applyWord(std::byte* at, DType dtype, WordOp op, std::uint64_t operand, std::uint64_t expected = 0);
+// The same for each element of a box, with the elements of `operands`, row by row; each element is atomic, the box is not.
+void applyWords(const StridedBox& to, const StridedBox& operands, const Dims& shape, DType dtype, WordOp op);
+
+// Integers, bool not among them.
+bool isInteger(DType dtype);
+// Acquire; widened to 64 bits as its sign says.
+std::uint64_t loadInteger(const std::byte* at, DType dtype);
+bool compareIntegers(DType dtype, std::uint64_t left, Comparison comparison, std::uint64_t right);
+std::string integerText(DType dtype, std::uint64_t value);
+
+}  // namespace shardwire::internal

@@ -1,0 +1,115 @@
+#include "backend/transport/frame_ring.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "shardwire/status.h"
+
+namespace shardwire::internal {
+namespace {
+
+constexpr std::size_t kHeaderBytes = sizeof(RingHeader);
+
+// Payloads start 8-byte aligned.
+std::size_t padded(std::size_t bytes) {
+  return (bytes + 7) & ~std::size_t{7};
+}
+
+void putHeader(std::byte* at, std::size_t bytes, std::uint32_t kind) {
+  const RingHeader header{static_cast<std::uint32_t>(bytes), kind};
+  std::memcpy(at, &header, kHeaderBytes);
+}
+
+}  // namespace
+
+bool RingWriter::readReleased() {
+  // Pairs with the store in RingReader::release(): the reader is done with what lies before.
+  // seq_cst, because a writer that found no room arms its bell and then looks here once more.
+  const std::uint64_t released = words_->released.load(std::memory_order_seq_cst);
+  if (released < released_ || released > written_ || released % 8 != 0) {
+    broken_ = true;
+  } else {
+    released_ = released;
+  }
+  return !broken_;
+}
+
+std::span<std::byte> RingWriter::reserve(std::size_t minBytes, std::size_t maxBytes) {
+  const std::size_t largest = maxRingFrameBytes(capacity_);
+  SW_CHECK(minBytes >= 1 && minBytes <= largest && minBytes <= maxBytes);
+  const std::size_t wanted = std::min(maxBytes, largest);
+  const std::size_t position = written_ & (capacity_ - 1);
+  const std::size_t toEnd = capacity_ - position;
+  skip_ = toEnd < kHeaderBytes + padded(minBytes) ? toEnd : 0;
+  const std::size_t needed = skip_ + kHeaderBytes + padded(minBytes);
+  const std::size_t hoped = skip_ + kHeaderBytes + padded(wanted);
+  // The reader's cache line is fetched only when its last known count does not do.
+  if (broken_ || (room() < hoped && (!readReleased() || room() < needed))) {
+    return {};
+  }
+  const std::size_t contiguous = skip_ > 0 ? capacity_ : toEnd;
+  const std::size_t available = std::min(room() - skip_, contiguous) - kHeaderBytes;
+  reserved_ = std::min(wanted, available);
+  const std::size_t start = (position + skip_) & (capacity_ - 1);
+  return {data_ + start + kHeaderBytes, reserved_};
+}
+
+void RingWriter::commit(std::size_t bytes) {
+  SW_CHECK(reserved_ > 0 && bytes <= reserved_);
+  reserved_ = 0;
+  if (bytes == 0) {
+    return;
+  }
+  const std::size_t position = written_ & (capacity_ - 1);
+  if (skip_ > 0) {
+    putHeader(data_ + position, skip_ - kHeaderBytes, kSkip);
+  }
+  putHeader(data_ + ((position + skip_) & (capacity_ - 1)), bytes, kFrame);
+  written_ += skip_ + kHeaderBytes + padded(bytes);
+  // Release: pairs with RingReader::readWritten(). seq_cst: the load of the armed flag that follows must not go before it.
+  words_->written.store(written_, std::memory_order_seq_cst);
+}
+
+bool RingReader::readWritten() {
+  // Pairs with the store in RingWriter::commit(). seq_cst, because a reader arms its bell and then looks here once more.
+  const std::uint64_t written = words_->written.load(std::memory_order_seq_cst);
+  if (written < written_ || written - released_ > capacity_ || written % 8 != 0) {
+    broken_ = true;
+  } else {
+    written_ = written;
+  }
+  return !broken_;
+}
+
+std::span<const std::byte> RingReader::peek() {
+  while (!broken_) {
+    if (written_ == released_ && (!readWritten() || written_ == released_)) {
+      return {};
+    }
+    const std::size_t position = released_ & (capacity_ - 1);
+    RingHeader header;
+    std::memcpy(&header, data_ + position, kHeaderBytes);
+    const std::size_t total = kHeaderBytes + padded(header.bytes);
+    const bool fits = total <= capacity_ - position && total <= written_ - released_;
+    if (!fits || (header.kind != kFrame && header.kind != kSkip) || (header.kind == kFrame && header.bytes == 0)) {
+      broken_ = true;
+      break;
+    }
+    if (header.kind == kFrame) {
+      frameBytes_ = total;
+      return {data_ + position + kHeaderBytes, header.bytes};
+    }
+    released_ += total;
+  }
+  return {};
+}
+
+void RingReader::release() {
+  SW_CHECK(frameBytes_ > 0);
+  released_ += frameBytes_;
+  frameBytes_ = 0;
+  // Release: pairs with RingWriter::readReleased(), which may then overwrite. seq_cst: as in commit().
+  words_->released.store(released_, std::memory_order_seq_cst);
+}
+
+}  // namespace shardwire::internal

@@ -1,0 +1,91 @@
+// A ring of frames in memory with one writer and one reader: in one process or two, or on two hosts, where a wire keeps a copy of the ring
+// at either end (tcp, rdma). Frames lie contiguous: the writer packs straight into the ring and the reader uses the frame where it lies.
+//
+//   written                          the words below count bytes since the beginning; position = count modulo capacity
+//   released                         released <= written <= released + capacity
+//   [length, kind | payload, padded to 8 bytes] ...   a frame that would not fit before the end is preceded by a skip marker
+//
+// Each end trusts the other's words only as far as a bug goes: what it reads is checked before it is used.
+// RingWriter and RingReader are used by one thread at a time each.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+#include "backend/transport/lanes.h"
+
+namespace shardwire::internal {
+
+// The words that both ends share, each on a cache line of its own: the writer stores one, the reader the other.
+struct RingWords {
+  alignas(64) std::atomic<std::uint64_t> written;
+  alignas(64) std::atomic<std::uint64_t> released;
+};
+
+struct RingHeader {
+  std::uint32_t bytes;  // of the payload
+  std::uint32_t kind;   // kFrame or kSkip
+};
+inline constexpr std::uint32_t kFrame = 0x4d415246;  // "FRAM": a wrong word is hardly ever taken for a header
+inline constexpr std::uint32_t kSkip = 0x50494b53;   // "SKIP"
+
+// See maxLaneFrameBytes().
+constexpr std::size_t maxRingFrameBytes(std::size_t capacity) {
+  return maxLaneFrameBytes(capacity);
+}
+static_assert(maxRingFrameBytes(1024) == 1024 / 4 - sizeof(RingHeader));
+
+class RingWriter {
+ public:
+  RingWriter() = default;
+  // `capacity` is a power of two, at least 64; `data` is 8-byte aligned. The ring is new: nothing written yet.
+  RingWriter(RingWords* words, std::byte* data, std::size_t capacity) : words_(words), data_(data), capacity_(capacity) {}
+
+  // See Connection. Empty: no room now.
+  std::span<std::byte> reserve(std::size_t minBytes, std::size_t maxBytes);
+  // Publishes the frame; 0 gives the reservation back. Sequentially consistent with the reader's look: see ShmDoorbell.
+  void commit(std::size_t bytes);
+  // The reader stored an impossible count.
+  bool isBroken() const { return broken_; }
+
+ private:
+  bool readReleased();
+  std::size_t room() const { return capacity_ - (written_ - released_); }
+
+  RingWords* words_ = nullptr;
+  std::byte* data_ = nullptr;
+  std::size_t capacity_ = 0;
+  std::uint64_t written_ = 0;   // as published
+  std::uint64_t released_ = 0;  // the reader's count as last read
+  std::size_t skip_ = 0;        // bytes before the reservation that the skip marker covers
+  std::size_t reserved_ = 0;    // payload bytes of the reservation; 0: none
+  bool broken_ = false;
+};
+
+class RingReader {
+ public:
+  RingReader() = default;
+  RingReader(RingWords* words, const std::byte* data, std::size_t capacity) : words_(words), data_(data), capacity_(capacity) {}
+
+  // The oldest frame, or empty.
+  std::span<const std::byte> peek();
+  // Gives the frame that peek() returned back to the writer.
+  void release();
+  // The writer stored an impossible count or length.
+  bool isBroken() const { return broken_; }
+
+ private:
+  bool readWritten();
+
+  RingWords* words_ = nullptr;
+  const std::byte* data_ = nullptr;
+  std::size_t capacity_ = 0;
+  std::uint64_t released_ = 0;  // counts skipped bytes as soon as they are seen; published by release()
+  std::uint64_t written_ = 0;   // the writer's count as last read
+  std::size_t frameBytes_ = 0;  // of the peeked frame with header and padding; 0: none peeked
+  bool broken_ = false;
+};
+
+}  // namespace shardwire::internal

@@ -1,0 +1,127 @@
+#include "backend/transport/shm/held_memory.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <map>
+#include <string_view>
+#include <utility>
+
+#include "backend/base/fd.h"
+#include "backend/base/mutex.h"
+#include "backend/base/per_process.h"
+#include "backend/base/system_error.h"
+#include "backend/transport/shm/shm_fabric.h"
+
+namespace shardwire::internal {
+namespace {
+
+constexpr std::uint64_t kHeldPage = 4096;
+
+// Once the owner was told, it may give the same pages to a new block, which another thread of this process then holds: it must not make
+// them writable before this one has made them read-only. Groups may hold the same pages, each for itself: the last one closes them.
+struct Protection {
+  Mutex mutex;
+  std::map<const std::byte*, int> holders SW_GUARDED_BY(mutex);  // of the pages that begin there: who holds the same holds as many
+};
+
+Protection& protection() {
+  static PerProcess<Protection> made;
+  return made.get();
+}
+
+// The letter of the process's state: the word behind the name, which is in brackets and may hold anything.
+bool isStopped(pid_t pid) {
+  const Fd file(::open(fmt::format("/proc/{}/stat", pid).c_str(), O_RDONLY | O_CLOEXEC));
+  char bytes[512];
+  const ssize_t size = file.isOpen() ? ::read(file.get(), bytes, sizeof bytes) : 0;
+  const std::string_view text(bytes, size > 0 ? static_cast<std::size_t>(size) : 0);
+  const std::size_t end = text.rfind(')');
+  if (end == std::string_view::npos || end + 2 >= text.size()) {
+    return false;
+  }
+  return text[end + 2] == 'T' || text[end + 2] == 't';
+}
+
+class OwnProcessMemory final : public HeldMemory {
+ public:
+  explicit OwnProcessMemory(std::byte* bytes) : bytes_(bytes) {}
+  std::byte* bytes() const override { return bytes_; }
+  void release(const std::function<void()>& tell) override { tell(); }
+  bool isOwnerGone() const override { return false; }  // then this one is, too
+  std::string ownersState() const override { return ""; }
+
+ private:
+  std::byte* const bytes_;
+};
+
+class PeerHeapMemory final : public HeldMemory {
+ public:
+  PeerHeapMemory(std::shared_ptr<const ShmLink> link, std::shared_ptr<ShmFabric> fabric, std::byte* bytes, std::size_t size)
+      : link_(std::move(link)), fabric_(std::move(fabric)), bytes_(bytes), size_(size) {}
+  ~PeerHeapMemory() override {
+    if (fabric_ != nullptr) {
+      release([] {});
+    }
+  }
+
+  Status makeWritable() const {
+    Protection& all = protection();
+    const MutexLock lock(all.mutex);
+    ++all.holders[bytes_];  // also when it fails: release() follows
+    return ::mprotect(bytes_, size_, PROT_READ | PROT_WRITE) == 0
+               ? Status::ok()
+               : systemError(fmt::format("cannot make {} bytes of a peer's heap writable (see vm.max_map_count)", size_), errno);
+  }
+
+  std::byte* bytes() const override { return bytes_; }
+  void release(const std::function<void()>& tell) override {
+    {
+      Protection& all = protection();
+      const MutexLock lock(all.mutex);
+      tell();
+      const auto mine = all.holders.find(bytes_);
+      if (mine == all.holders.end() || --mine->second == 0) {  // a child of fork() finds none: its own table is empty
+        // It may stay writable when the kernel has no room for one more boundary: nothing is wrong then but that a stray write is not
+        // caught.
+        (void)::mprotect(bytes_, size_, PROT_READ);
+        if (mine != all.holders.end()) {
+          all.holders.erase(mine);
+        }
+      }
+    }
+    fabric_.reset();
+  }
+  bool isOwnerGone() const override { return link_->isHungUp(); }
+  std::string ownersState() const override { return link_->pid() != 0 && isStopped(link_->pid()) ? "stopped" : ""; }
+
+ private:
+  const std::shared_ptr<const ShmLink> link_;  // holds the mapping
+  std::shared_ptr<ShmFabric> fabric_;          // null: released
+  std::byte* const bytes_;
+  const std::size_t size_;
+};
+
+}  // namespace
+
+std::shared_ptr<HeldMemory> holdOwnProcess(const HeapPlace& place) {
+  return std::make_shared<OwnProcessMemory>(reinterpret_cast<std::byte*>(place.address));
+}
+
+Result<std::shared_ptr<HeldMemory>> holdPeerHeap(std::shared_ptr<const ShmLink> link, std::shared_ptr<ShmFabric> fabric,
+                                                 std::uint64_t offset, std::size_t size, const std::string& who) {
+  const std::uint64_t heapBytes = link->heap()->size();
+  if (offset % kHeldPage != 0 || size % kHeldPage != 0 || size == 0 || offset > heapBytes || size > heapBytes - offset) {
+    return Status{StatusCode::kMismatch,
+                  fmt::format("{} says that {} bytes of symmetric memory lie at {} of its heap of {} bytes", who, size, offset, heapBytes)};
+  }
+  std::byte* const bytes = link->heap()->bytes() + offset;
+  auto held = std::make_shared<PeerHeapMemory>(std::move(link), std::move(fabric), bytes, size);
+  SW_RETURN_IF_ERROR(held->makeWritable());
+  return std::shared_ptr<HeldMemory>(std::move(held));
+}
+
+}  // namespace shardwire::internal

@@ -1,0 +1,102 @@
+#include "backend/transport/shm/shm_dialer.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "backend/transport/shm/unix_socket.h"
+
+namespace shardwire::internal {
+
+ShmLinkRequest::ShmLinkRequest(ShmDoor door, std::string jobToken, std::function<void()> onDone)
+    : door_(std::move(door)), jobToken_(std::move(jobToken)), onDone_(std::move(onDone)) {}
+
+std::optional<ShmLinkRequest::Outcome> ShmLinkRequest::outcome() const {
+  const MutexLock lock(mutex_);
+  return outcome_;
+}
+
+void ShmLinkRequest::settle(Outcome outcome) {
+  const MutexLock lock(mutex_);
+  outcome_ = std::move(outcome);
+}
+
+void ShmDialer::add(const std::shared_ptr<ShmLinkRequest>& request) {
+  const MutexLock lock(mutex_);
+  added_.push_back(request);
+}
+
+void ShmDialer::appendSockets(std::vector<pollfd>& fds) const {
+  for (const Dial& dial : dials_) {
+    if (dial.question.has_value()) {
+      fds.push_back({dial.question->socket.get(), POLLIN, 0});
+    }
+  }
+}
+
+bool ShmDialer::isPressed() const {
+  return std::any_of(dials_.begin(), dials_.end(), [](const Dial& dial) { return !dial.question.has_value(); });
+}
+
+// Nothing: it goes on.
+std::optional<ShmLinkRequest::Outcome> ShmDialer::advance(Dial& dial, const ShmLinkRequest& request) const {
+  if (!dial.question.has_value()) {
+    auto socket = tryDialUnix(request.door_.socketName);
+    if (socket.status().code() == StatusCode::kTimeout) {
+      return std::nullopt;
+    }
+    if (!socket.isOk()) {
+      return socket.status();
+    }
+    if (!socket->isOpen()) {
+      return Status{StatusCode::kPeerFailed, "nobody answers at its door any more: the process ended"};
+    }
+    auto question = ShmLink::ask(std::move(*socket), request.door_, request.jobToken_, process_, Clock::now());
+    if (!question.isOk()) {
+      return question.status();
+    }
+    dial.question = std::move(*question);
+  }
+  pollfd entry{dial.question->socket.get(), POLLIN, 0};
+  if (::poll(&entry, 1, 0) <= 0) {
+    return std::nullopt;
+  }
+  auto link = ShmLink::answered(std::move(*dial.question), request.door_, Clock::now());
+  dial.question.reset();
+  if (link.status().code() == StatusCode::kTimeout) {
+    return std::nullopt;  // it took this process for one of too many strangers, since it was slow to speak: asked again
+  }
+  if (link.isOk()) {
+    static_cast<void>((*link)->readGBps());  // measured here, so that nobody waits for it later
+  }
+  return link;
+}
+
+void ShmDialer::serve(const std::function<void(const ShmDoor& door, const std::shared_ptr<const ShmLink>& link)>& made) {
+  {
+    const MutexLock lock(mutex_);
+    for (auto& request : added_) {
+      dials_.push_back({std::move(request), std::nullopt});
+    }
+    added_.clear();
+  }
+  std::vector<Dial> left;
+  for (Dial& dial : dials_) {
+    const std::shared_ptr<ShmLinkRequest> request = dial.request.lock();
+    if (request == nullptr) {
+      continue;  // given up
+    }
+    auto outcome = advance(dial, *request);
+    if (!outcome.has_value()) {
+      left.push_back(std::move(dial));
+      continue;
+    }
+    if (outcome->isOk()) {
+      made(request->door_, **outcome);
+    }
+    request->settle(std::move(*outcome));
+    request->onDone_();
+  }
+  dials_ = std::move(left);
+}
+
+}  // namespace shardwire::internal

@@ -1,0 +1,148 @@
+#include "backend/transport/shm/shm_endpoint.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <string>
+#include <utility>
+
+#include "backend/memory/shared_heap.h"
+#include "backend/transport/shm/cross_memory.h"
+#include "backend/transport/shm/shm_connection.h"
+#include "backend/transport/shm/shm_fabric.h"
+#include "backend/transport/shm/shm_message.h"
+
+namespace shardwire::internal {
+namespace {
+
+// Cross-memory reads are used from this share of memcpy's rate on. Staging copies twice, but with both ranks at work and past the cache; on
+// the machine this was measured on, reads at 0.33 of memcpy took 1.3 times as long as staging (docs/benchmarks.md).
+constexpr double kReadsPayFrom = 0.45;
+
+class ShmEndpoint final : public Endpoint {
+ public:
+  ShmEndpoint(const Self& self, std::shared_ptr<Inbox> inbox, const SharedHeap* heap)
+      : self_(self), path_(self.options->ordinaryPath), inbox_(std::move(inbox)), heap_(heap) {}
+
+  std::string address() const override { return encodeShmAddress({inbox_->fabric()->door(), inbox_->offset(), inbox_->id(), path_}); }
+  std::string whyNot(std::string_view peerAddress) const override {
+    const auto theirs = decodeShmAddress(peerAddress);
+    return theirs.isOk() ? "" : theirs.status().message();
+  }
+  bool needsLine() const override { return false; }
+  Result<std::unique_ptr<Connection>> attach(Rank peer, std::string_view peerAddress, const std::string& who,
+                                             const WaitLimit& limit) override;
+  Result<bool> isMet(Connection& connection) override;
+  std::unique_ptr<Wire> takeWire() override { return nullptr; }
+
+ private:
+  Status joinProcess(const ShmAddress& theirs, const WaitLimit& limit, ShmJoint* joint) const;
+  void decideOnReads(const ShmAddress& theirs, ShmJoint* joint) const;
+  Status checkForcedPath(Rank peer, const ShmConnection::Reads& mine, const ShmConnection::Reads& theirs) const;
+
+  const Self self_;
+  const OrdinaryPath path_;
+  const std::shared_ptr<Inbox> inbox_;
+  const SharedHeap* const heap_;
+  std::vector<bool> isForced_;  // by rank: whether either side must read the other's ordinary memory
+};
+
+// The peer's inbox, by the link of the two processes; within one process as it lies there.
+Status ShmEndpoint::joinProcess(const ShmAddress& theirs, const WaitLimit& limit, ShmJoint* joint) const {
+  ShmFabric& fabric = *inbox_->fabric();
+  if (theirs.door.process == fabric.door().process) {
+    joint->theirs = Inbox::findInProcess(theirs.inboxId);
+    if (joint->theirs == nullptr) {
+      return {StatusCode::kPeerFailed, fmt::format("rank {} has left", joint->peer)};
+    }
+    return joint->theirs->jobToken() == self_.options->jobToken ? Status::ok()
+                                                                : Status{StatusCode::kMismatch, "it has another SHARDWIRE_JOB_TOKEN"};
+  }
+  auto link = fabric.linkTo(theirs.door, self_.options->jobToken, limit);
+  SW_RETURN_IF_ERROR(link.status());
+  joint->link = std::move(*link);
+  auto inbox = Inbox::map({joint->link->arenaFd(), joint->link->arenaBytes(), theirs.inboxOffset, theirs.inboxId, &joint->link->page()},
+                          joint->peer, self_.worldSize, self_.rank);
+  SW_RETURN_IF_ERROR(inbox.status());
+  joint->theirs = std::move(*inbox);
+  return Status::ok();
+}
+
+void ShmEndpoint::decideOnReads(const ShmAddress& theirs, ShmJoint* joint) const {
+  const bool selfStages = path_ == OrdinaryPath::kStaged;
+  if (selfStages || theirs.ordinaryPath == OrdinaryPath::kStaged) {
+    joint->whyNoReads = fmt::format("SHARDWIRE_ORDINARY_PATH=staged on rank {}", selfStages ? self_.rank : joint->peer);
+    return;
+  }
+  const auto speed = joint->link->readGBps();
+  if (!speed.isOk()) {
+    joint->whyNoReads = speed.status().message();
+    return;
+  }
+  const bool isForced = path_ == OrdinaryPath::kCrossMemory || theirs.ordinaryPath == OrdinaryPath::kCrossMemory;
+  if (const double copy = probeCopyGBps(); !isForced && *speed < kReadsPayFrom * copy) {
+    joint->whyNoReads = fmt::format("reads of its memory run at {:.1f} GB/s where memcpy runs at {:.1f}: staging is faster", *speed, copy);
+    return;
+  }
+  joint->readGBps = *speed;
+}
+
+Result<std::unique_ptr<Connection>> ShmEndpoint::attach(Rank peer, std::string_view peerAddress, const std::string& who,
+                                                        const WaitLimit& limit) {
+  const auto theirs = decodeShmAddress(peerAddress);
+  SW_RETURN_IF_ERROR(theirs.status());
+  ShmJoint joint;
+  joint.self = self_.rank;
+  joint.peer = peer;
+  joint.who = who;
+  joint.mine = inbox_;
+  joint.myHeap = heap_;
+  SW_RETURN_IF_ERROR(joinProcess(*theirs, limit, &joint));
+  isForced_.resize(static_cast<std::size_t>(self_.worldSize));
+  if (joint.isSameProcess()) {
+    joint.sameProcessReach = path_ == OrdinaryPath::kStaged        ? Reach::kNone
+                             : path_ == OrdinaryPath::kCrossMemory ? Reach::kCopy
+                                                                   : Reach::kDirect;
+  } else {
+    decideOnReads(*theirs, &joint);
+    isForced_[static_cast<std::size_t>(peer)] = path_ == OrdinaryPath::kCrossMemory || theirs->ordinaryPath == OrdinaryPath::kCrossMemory;
+  }
+  return std::unique_ptr<Connection>(std::make_unique<ShmConnection>(std::move(joint)));
+}
+
+Result<bool> ShmEndpoint::isMet(Connection& connection) {
+  auto& shm = static_cast<ShmConnection&>(connection);
+  if (!shm.hearPeer()) {
+    return false;
+  }
+  SW_RETURN_IF_ERROR(checkForcedPath(shm.peer(), shm.myReads(), shm.peersReads()));
+  return true;
+}
+
+// The same text on both sides.
+Status ShmEndpoint::checkForcedPath(Rank peer, const ShmConnection::Reads& mine, const ShmConnection::Reads& theirs) const {
+  if (!isForced_[static_cast<std::size_t>(peer)] || (mine.gbps > 0 && theirs.gbps > 0)) {
+    return Status::ok();
+  }
+  const bool selfIsLower = self_.rank < peer;
+  const ShmConnection::Reads& lower = selfIsLower ? mine : theirs;
+  const ShmConnection::Reads& higher = selfIsLower ? theirs : mine;
+  const bool lowerFails = lower.gbps == 0;
+  return {StatusCode::kInvalidArgument,
+          fmt::format("SHARDWIRE_ORDINARY_PATH=cross_memory, but rank {} cannot read the memory of rank {}: {}",
+                      lowerFails ? std::min(self_.rank, peer) : std::max(self_.rank, peer),
+                      lowerFails ? std::max(self_.rank, peer) : std::min(self_.rank, peer), (lowerFails ? lower : higher).whyNot)};
+}
+
+}  // namespace
+
+Result<std::unique_ptr<Endpoint>> makeShmEndpoint(const Self& self, std::shared_ptr<Inbox> inbox) {
+  const Result<SharedHeap*>& heap = inbox->fabric()->heap();
+  SW_RETURN_IF_ERROR(heap.status());
+  if (self.options->ordinaryPath != OrdinaryPath::kStaged) {
+    allowCrossMemoryReads();
+  }
+  return std::unique_ptr<Endpoint>(std::make_unique<ShmEndpoint>(self, std::move(inbox), *heap));
+}
+
+}  // namespace shardwire::internal

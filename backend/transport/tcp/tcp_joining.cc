@@ -1,0 +1,324 @@
+// Joins two ranks by tcp over a link that they have: it becomes the stream of frames, and a second socket between the same two addresses
+// that of fetches. Goes on step by step and waits for nothing, so that many may be under way at once.
+//
+//   listener                                       dialer
+//   setup, with the port it listens on  <------->  setup                  (over the link)
+//                                       <-------   proof of the link's secret       (over the new socket)
+//   proof of it                         ------->
+//   verdict                             <------->  verdict                (over the link: both come to the same end)
+#include "backend/transport/tcp/tcp_joining.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "backend/base/interrupt.h"
+#include "backend/base/log.h"
+#include "backend/base/system_error.h"
+#include "backend/base/wire.h"
+#include "backend/transport/lanes.h"
+
+namespace shardwire::internal {
+namespace {
+
+constexpr std::uint32_t kMagic = 0x50545753;  // "SWTP"
+constexpr std::size_t kMaxTextBytes = 1024;
+constexpr std::size_t kMaxStrangers = 32;
+constexpr std::string_view kDialerProof = "tcp fetches, dialer";
+constexpr std::string_view kListenerProof = "tcp fetches, listener";
+
+struct Setup {
+  std::array<std::uint64_t, kNumLanes> capacities{};
+  std::uint16_t port = 0;  // of the listener
+  Status status;           // why there is nothing to set up
+};
+
+std::string encodeStatus(ByteWriter writer, const Status& status) {
+  writer.u8(static_cast<std::uint8_t>(codeForPeers(status.code())));
+  writer.text(std::string_view(status.message()).substr(0, kMaxTextBytes));
+  return writer.bytes();
+}
+
+Status readStatus(ByteReader& reader) {
+  const auto code = static_cast<StatusCode>(reader.u8());
+  std::string text = reader.text(kMaxTextBytes);
+  if (code > StatusCode::kInternal) {
+    reader.fail();
+  }
+  return code == StatusCode::kOk ? Status::ok() : Status{code, std::move(text)};
+}
+
+std::string encodeSetup(const Setup& setup) {
+  ByteWriter writer;
+  writer.u32(kMagic);
+  writer.u8(kTcpVersion);
+  for (const std::uint64_t capacity : setup.capacities) {
+    writer.u64(capacity);
+  }
+  writer.u32(setup.port);
+  return encodeStatus(std::move(writer), setup.status);
+}
+
+Result<Setup> decodeSetup(std::string_view bytes) {
+  ByteReader reader(bytes);
+  if (reader.u32() != kMagic) {
+    return Status{StatusCode::kMismatch, "it does not speak shardwire's tcp protocol"};
+  }
+  if (const int version = reader.u8(); version != kTcpVersion) {
+    return Status{StatusCode::kMismatch, fmt::format("it speaks version {} of the tcp protocol, this build version {}: use one release on "
+                                                     "all hosts",
+                                                     version, static_cast<int>(kTcpVersion))};
+  }
+  Setup setup;
+  for (std::uint64_t& capacity : setup.capacities) {
+    capacity = reader.u64();
+  }
+  const std::uint32_t port = reader.u32();
+  setup.port = static_cast<std::uint16_t>(port);
+  setup.status = readStatus(reader);
+  if (!reader.isDone() || port > 0xffff) {
+    return Status{StatusCode::kMismatch, "its set-up for tcp is garbled"};
+  }
+  return setup;
+}
+
+Status decodeVerdict(std::string_view bytes) {
+  ByteReader reader(bytes);
+  Status theirs = readStatus(reader);
+  return reader.isDone() ? theirs : Status{StatusCode::kMismatch, "its verdict on tcp is garbled"};
+}
+
+// Short, into an empty socket: what does not go at once never will.
+Status say(const Fd& socket, std::string_view message) {
+  const std::string bytes = framed(message);
+  const auto sent = sendSome(socket, bytes);
+  SW_RETURN_IF_ERROR(sent.status());
+  return *sent == bytes.size() ? Status::ok() : Status{StatusCode::kPeerFailed, "the other end takes no bytes"};
+}
+
+Status sendProof(const Fd& socket, const Digest& proof) {
+  return say(socket, asText(proof));
+}
+
+}  // namespace
+
+TcpJoining::TcpJoining(Link link, bool isDialer, TcpJoint joint)
+    : link_(std::move(link)), isDialer_(isDialer), joint_(std::move(joint)), fromLink_(kMaxHandshakeBytes), fromSecond_(sizeof(Digest)) {
+  if (const Status begun = begin(); !begun.isOk()) {
+    judge(begun);
+  }
+}
+
+Status TcpJoining::begin() {
+  Setup mine{joint_.capacities, 0, Status::ok()};
+  if (!isDialer_) {
+    mine.status = listen(&mine.port);
+  }
+  SW_RETURN_IF_ERROR(say(link_.socket(), encodeSetup(mine)));
+  return mine.status;
+}
+
+Status TcpJoining::listen(std::uint16_t* port) {
+  auto address = localAddress(link_.socket());
+  SW_RETURN_IF_ERROR(address.status());
+  address->setPort(0);
+  auto socket = listenTcp(*address, 16);
+  SW_RETURN_IF_ERROR(socket.status());
+  const auto bound = localAddress(*socket);
+  SW_RETURN_IF_ERROR(bound.status());
+  *port = bound->port();
+  listener_ = std::move(*socket);
+  return Status::ok();
+}
+
+std::optional<Joining::Outcome> TcpJoining::step() {
+  while (stage_ != Stage::kOver) {
+    const Stage before = stage_;
+    if (const Status done = advance(); !done.isOk()) {
+      stage_ == Stage::kVerdict ? end(done) : judge(done);
+    }
+    if (stage_ == before) {
+      return std::nullopt;
+    }
+  }
+  return std::exchange(outcome_, std::nullopt);
+}
+
+Status TcpJoining::advance() {
+  switch (stage_) {
+    case Stage::kSetup:
+      return takeSetup();
+    case Stage::kConnecting:
+      return connected();
+    case Stage::kProving:
+      return takeProof();
+    case Stage::kAccepting:
+      return acceptSecond();
+    case Stage::kVerdict:
+      return takeVerdict();
+    case Stage::kOver:
+      break;
+  }
+  return Status::ok();
+}
+
+Status TcpJoining::takeSetup() {
+  const auto whole = fromLink_.readOn(link_.socket());
+  SW_RETURN_IF_ERROR(whole.status());
+  if (!*whole) {
+    return Status::ok();
+  }
+  const auto theirs = decodeSetup(fromLink_.take());
+  SW_RETURN_IF_ERROR(theirs.status());
+  SW_RETURN_IF_ERROR(theirs->status);
+  if (theirs->capacities != joint_.capacities) {
+    return {StatusCode::kMismatch,
+            "the two ranks have other lane lengths: SHARDWIRE_RING_BYTES and SHARDWIRE_INLINE_BYTES must be "
+            "equal on all ranks"};
+  }
+  if (!isDialer_) {
+    stage_ = Stage::kAccepting;
+    return Status::ok();
+  }
+  auto address = remoteAddress(link_.socket());
+  SW_RETURN_IF_ERROR(unlessGone(address.status()));
+  address->setPort(theirs->port);
+  secondName_ = toString(*address);
+  auto socket = startTcp(*address);
+  SW_RETURN_IF_ERROR(unlessGone(socket.status()));
+  second_ = std::move(*socket);
+  stage_ = Stage::kConnecting;
+  return Status::ok();
+}
+
+// What fails where the peer has ended is a consequence of that.
+Status TcpJoining::unlessGone(const Status& why) const {
+  if (why.isOk() || !isHungUp(link_.socket())) {
+    return why;
+  }
+  return {StatusCode::kPeerFailed, fmt::format("the other end closed the connection ({})", why.message())};
+}
+
+Status TcpJoining::connected() {
+  pollfd entry{second_.get(), POLLOUT, 0};
+  if (::poll(&entry, 1, 0) <= 0) {
+    return Status::ok();
+  }
+  if (const int error = socketError(second_); error != 0) {
+    return unlessGone(systemError(fmt::format("connecting a second socket to {} (is a firewall between?)", secondName_), error));
+  }
+  stage_ = Stage::kProving;
+  return sendProof(second_, proveSocket(link_.secret(), kDialerProof));
+}
+
+Status TcpJoining::takeProof() {
+  const auto whole = fromSecond_.readOn(second_);
+  SW_RETURN_IF_ERROR(whole.status());
+  if (!*whole) {
+    return Status::ok();
+  }
+  if (!sameDigest(fromSecond_.take(), proveSocket(link_.secret(), kListenerProof))) {
+    return {StatusCode::kMismatch, fmt::format("{} is not who the link leads to", secondName_)};
+  }
+  judge(Status::ok());
+  return Status::ok();
+}
+
+// The peer's second socket comes among strangers that may find the port before it does. The link is looked at too: a dialer whose second
+// socket is not to be says so there, and has nothing to say before it is.
+Status TcpJoining::acceptSecond() {
+  auto socket = acceptTcp(listener_);
+  SW_RETURN_IF_ERROR(socket.status());
+  if (socket->isOpen()) {
+    if (callers_.size() == kMaxStrangers) {
+      callers_.erase(callers_.begin());
+    }
+    callers_.push_back({std::move(*socket), MessageReader(sizeof(Digest))});
+  }
+  for (std::size_t i = 0; i < callers_.size();) {
+    const auto whole = callers_[i].reader.readOn(callers_[i].socket);
+    if (whole.isOk() && !*whole) {
+      ++i;
+      continue;
+    }
+    if (whole.isOk() && sameDigest(callers_[i].reader.take(), proveSocket(link_.secret(), kDialerProof))) {
+      second_ = std::move(callers_[i].socket);
+      callers_.clear();
+      listener_.reset();
+      SW_RETURN_IF_ERROR(sendProof(second_, proveSocket(link_.secret(), kListenerProof)));
+      judge(Status::ok());
+      return Status::ok();
+    }
+    logWarn("a stranger who found the port of a second socket was turned away");
+    callers_.erase(callers_.begin() + static_cast<std::ptrdiff_t>(i));
+  }
+  const auto whole = fromLink_.readOn(link_.socket());
+  SW_RETURN_IF_ERROR(whole.status());
+  if (!*whole) {
+    return Status::ok();
+  }
+  return {StatusCode::kPeerFailed, fmt::format("the peer has no second socket: {}", decodeVerdict(fromLink_.take()).message())};
+}
+
+// What this end makes of it; the other end is told, and heard.
+void TcpJoining::judge(const Status& mine) {
+  const Status told = say(link_.socket(), encodeStatus(ByteWriter(), mine));
+  if (!mine.isOk() || !told.isOk()) {
+    return end(mine.isOk() ? told : mine);
+  }
+  stage_ = Stage::kVerdict;
+}
+
+Status TcpJoining::takeVerdict() {
+  const auto whole = fromLink_.readOn(link_.socket());
+  SW_RETURN_IF_ERROR(whole.status());
+  if (!*whole) {
+    return Status::ok();
+  }
+  SW_RETURN_IF_ERROR(decodeVerdict(fromLink_.take()));
+  joint_.remote = link_.remote();
+  joint_.frames = link_.takeSocket();
+  joint_.fetches = std::move(second_);
+  outcome_ = TcpConnection::create(std::move(joint_));
+  stage_ = Stage::kOver;
+  return Status::ok();
+}
+
+void TcpJoining::end(const Status& why) {
+  outcome_ = why;
+  stage_ = Stage::kOver;
+}
+
+void TcpJoining::giveUp(const Status& why) {
+  judge(why);
+}
+
+void TcpJoining::appendSockets(std::vector<pollfd>* entries) const {
+  const auto add = [&](const Fd& socket, short events) { entries->push_back({socket.get(), events, 0}); };
+  if (stage_ == Stage::kConnecting || stage_ == Stage::kProving) {
+    return add(second_, stage_ == Stage::kConnecting ? POLLOUT : POLLIN);
+  }
+  add(link_.socket(), POLLIN);
+  if (stage_ == Stage::kAccepting) {
+    add(listener_, POLLIN);
+    for (const Caller& each : callers_) {
+      add(each.socket, POLLIN);
+    }
+  }
+}
+
+std::string TcpJoining::awaited() const {
+  switch (stage_) {
+    case Stage::kConnecting:
+      return fmt::format("connecting a second socket to {}", secondName_);
+    case Stage::kProving:
+      return "waiting for the second socket's proof";
+    case Stage::kAccepting:
+      return "waiting for the peer's second socket";
+    default:
+      return "waiting for the peer to answer over the link";
+  }
+}
+
+}  // namespace shardwire::internal

@@ -1,0 +1,63 @@
+// Two ranks on their way to being joined by tcp, as one of them sees it. One thread at a time.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "backend/base/fd.h"
+#include "backend/transport/endpoint.h"
+#include "backend/transport/link.h"
+#include "backend/transport/link_message.h"
+#include "backend/transport/net_socket.h"
+#include "backend/transport/tcp/tcp_connection.h"
+
+namespace shardwire::internal {
+
+inline constexpr std::uint8_t kTcpVersion = 1;
+
+class TcpJoining final : public Joining {
+ public:
+  // `joint` lacks its sockets and the name of the remote one.
+  TcpJoining(Link link, bool isDialer, TcpJoint joint);
+
+  std::optional<Outcome> step() override;
+  void appendSockets(std::vector<pollfd>* entries) const override;
+  std::string awaited() const override;
+  void giveUp(const Status& why) override;
+
+ private:
+  enum class Stage : unsigned char { kSetup, kConnecting, kProving, kAccepting, kVerdict, kOver };
+  struct Caller {
+    Fd socket;
+    MessageReader reader;
+  };
+
+  Status begin();
+  Status listen(std::uint16_t* port);
+  // Each is one stage: it stays where it is, goes on to the next, or fails.
+  Status advance();
+  Status takeSetup();
+  Status unlessGone(const Status& why) const;
+  Status connected();
+  Status takeProof();
+  Status acceptSecond();
+  Status takeVerdict();
+  void judge(const Status& mine);
+  void end(const Status& why);
+
+  Link link_;
+  const bool isDialer_;
+  TcpJoint joint_;
+  Stage stage_ = Stage::kSetup;
+  MessageReader fromLink_;
+  MessageReader fromSecond_;
+  Fd second_;
+  std::string secondName_;
+  Fd listener_;  // of the second socket, where this rank does not dial
+  std::vector<Caller> callers_;
+  std::optional<Outcome> outcome_;
+};
+
+}  // namespace shardwire::internal

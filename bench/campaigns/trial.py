@@ -1,0 +1,230 @@
+"""Ranks of one trial, as forks of this process or under mpirun: each tells where it is on a shared page and hands in one report.
+
+The parent has torch and shardwire imported and holds no group, so a trial of forked ranks costs tenths of a second. A rank that hands in nothing in time is
+asked for its stacks (SIGUSR1), and then everything that the trial started ends.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import faulthandler
+import mmap
+import os
+import pickle
+import re
+import shutil
+import signal
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+RANKS_ON_PAGE = 64
+_FIELDS = ("pid", "state", "step", "mark")
+_ENTRY = struct.Struct("=4q")
+READY = 1
+_PR_SET_PDEATHSIG = 1
+
+
+class Page:
+    """Four numbers of each rank (pid, state, step and a mark of the trial's own), in a file that all map."""
+
+    def __init__(self, folder: Path) -> None:
+        path = folder / "page"
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+        os.ftruncate(descriptor, RANKS_ON_PAGE * _ENTRY.size)
+        self._map = mmap.mmap(descriptor, RANKS_ON_PAGE * _ENTRY.size)
+        os.close(descriptor)
+        self._words = memoryview(self._map).cast("q")
+
+    def get(self, rank: int, field: str) -> int:
+        return self._words[rank * len(_FIELDS) + _FIELDS.index(field)]
+
+    def set(self, rank: int, field: str, value: int) -> None:
+        self._words[rank * len(_FIELDS) + _FIELDS.index(field)] = value
+
+    def await_all(self, ranks: list[int], field: str, least: int, seconds: float) -> bool:
+        """Whether the field of all these ranks reached `least` in time."""
+        deadline = time.monotonic() + seconds
+        while any(self.get(rank, field) < least for rank in ranks):
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(0.0005)
+        return True
+
+
+class Rank:
+    """What a rank of a trial has: its number, the page, the folder, and where its report goes."""
+
+    def __init__(self, folder: Path, rank: int, size: int) -> None:
+        self.folder, self.rank, self.size = folder, rank, size
+        self.page = Page(folder)
+        self.page.set(rank, "pid", os.getpid())
+
+    def tell(self, field: str, value: int) -> None:
+        self.page.set(self.rank, field, value)
+
+    def report(self, value: Any) -> None:
+        part = self.folder / f"report.{self.rank}.part"
+        part.write_bytes(pickle.dumps(value))
+        part.rename(self.folder / f"report.{self.rank}")
+
+    def linger(self) -> None:
+        """To ranks still at work one that leaves is one that failed: the parent ends who stays."""
+        while True:
+            time.sleep(60)
+
+
+def rank_main(folder: Path, rank: int, size: int, body: Callable[..., None], *args: Any) -> None:
+    """In a rank's process; never returns. A body that raises has its traceback for a report."""
+    stacks = open(folder / f"stacks.{rank}", "w")  # noqa: SIM115: open to the end of the process
+    faulthandler.register(signal.SIGUSR1, file=stacks, all_threads=True)
+    faulthandler.enable(file=stacks)
+    me = Rank(folder, rank, size)
+    try:
+        body(me, *args)
+    except BaseException:
+        me.report({"broken": traceback.format_exc()})
+        os._exit(1)
+    os._exit(0)
+
+
+class Trial:
+    """The processes of one trial; use it in a with statement, which ends whatever is left of them."""
+
+    def __init__(self, size: int, name: str) -> None:
+        self.size = size
+        self.folder = Path(tempfile.mkdtemp(prefix=f"shardwire-{name}-"))
+        self.page = Page(self.folder)
+        self._children: dict[int, int] = {}  # pid -> rank
+        self._codes: dict[int, int] = {}  # rank -> wait status
+        self._launcher: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> Trial:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        for pid in self._children:
+            os.kill(pid, signal.SIGKILL)
+        for pid in self._children:
+            os.waitpid(pid, 0)
+        if self._launcher is not None:
+            for rank in range(self.size):
+                self._signal(rank, signal.SIGKILL)
+            self._launcher.terminate()
+            try:
+                self._launcher.wait(10)
+            except subprocess.TimeoutExpired:
+                self._launcher.kill()
+                self._launcher.wait()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def fork(self, body: Callable[..., None], *args: Any, environment: dict[str, str] | None = None) -> None:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        for rank in range(self.size):
+            pid = os.fork()
+            if pid == 0:
+                ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # no rank outlives this process
+                log = os.open(self.folder / f"log.{rank}", os.O_WRONLY | os.O_CREAT, 0o600)
+                os.dup2(log, 1)
+                os.dup2(log, 2)
+                os.environ.update(environment or {})
+                rank_main(self.folder, rank, self.size, body, *args)
+            self._children[pid] = rank
+            self.page.set(rank, "pid", pid)
+
+    def mpirun(self, script: str, arguments: list[str], environment: dict[str, str] | None = None) -> None:
+        """The script is started as `script ARGUMENTS --folder FOLDER` and calls rank_main. The ranks outlive the death of one of them."""
+        root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
+        command = ["mpirun", "-n", str(self.size), "--oversubscribe", "--enable-recovery", *root, sys.executable, script, *arguments, "--folder",
+                   str(self.folder)]
+        with open(self.folder / "log.all", "wb") as log:
+            self._launcher = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env={**os.environ, **(environment or {})})
+
+    def _signal(self, rank: int, number: int) -> bool:
+        pid = self.page.get(rank, "pid")
+        if pid == 0 or (self._launcher is None and pid not in self._children):
+            return False
+        try:
+            if self._launcher is not None and not re.search(re.escape(self.folder.name), Path(f"/proc/{pid}/cmdline").read_text(errors="replace")):
+                return False  # a zombie, or a number that the system gave to another program
+            os.kill(pid, number)
+        except (ProcessLookupError, FileNotFoundError):
+            return False
+        return True
+
+    def kill(self, rank: int) -> float:
+        """SIGKILL; returns when."""
+        now = time.monotonic()
+        self._signal(rank, signal.SIGKILL)
+        return now
+
+    def stop(self, rank: int) -> None:
+        self._signal(rank, signal.SIGSTOP)
+
+    def go_on(self, rank: int) -> None:
+        self._signal(rank, signal.SIGCONT)
+
+    def reap(self) -> dict[int, int]:
+        """Wait statuses of the ranks that ended so far."""
+        for pid, rank in list(self._children.items()):
+            ended, status = os.waitpid(pid, os.WNOHANG)
+            if ended:
+                del self._children[pid]
+                self._codes[rank] = status
+        return self._codes
+
+    def collect(self, ranks: list[int], deadline: float) -> dict[int, dict[str, Any]]:
+        """What these ranks report up to then; {"hung": ...} or {"ended": status} in place of a report that never came."""
+        reports: dict[int, dict[str, Any]] = {}
+        while len(reports) < len(ranks) and time.monotonic() < deadline:
+            gone = dict(self.reap())
+            for rank in ranks:
+                if rank not in reports:
+                    report = self._read(rank)
+                    if report is None and rank in gone:
+                        report = self._read(rank) or {"ended": gone[rank], "log": self.log(rank), "stacks": self._stacks(rank)}
+                    if report is not None:
+                        reports[rank] = report
+            time.sleep(0.002)
+        late = [rank for rank in ranks if rank not in reports]
+        for rank in late:
+            self._signal(rank, signal.SIGUSR1)
+        if late:
+            time.sleep(0.5)
+        for rank in late:
+            reports[rank] = {"hung": True, "log": self.log(rank), "stacks": self._stacks(rank)}
+        return reports
+
+    def _read(self, rank: int) -> dict[str, Any] | None:
+        try:
+            value = pickle.loads((self.folder / f"report.{rank}").read_bytes())
+        except FileNotFoundError:
+            return None
+        return value if isinstance(value, dict) else {"broken": f"a report of {type(value).__name__}"}
+
+    def log(self, rank: int) -> str:
+        path = self.folder / ("log.all" if self._launcher is not None else f"log.{rank}")
+        return path.read_text(errors="replace")[-4000:] if path.exists() else ""
+
+    def _stacks(self, rank: int) -> str:
+        path = self.folder / f"stacks.{rank}"
+        return path.read_text(errors="replace")[-6000:] if path.exists() else ""
+
+
+def quantile(values: list[float], part: float) -> float:
+    """The value that `part` of the values do not exceed; nan of none."""
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(part * len(ordered)))] if ordered else float("nan")
+
+
+def print_table(rows: list[list[str]]) -> None:
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    for row in rows:
+        print("  ".join(cell.ljust(width) if i == 0 else cell.rjust(width) for i, (cell, width) in enumerate(zip(row, widths))).rstrip())

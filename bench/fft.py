@@ -1,0 +1,278 @@
+"""Transforms over ranks: shardwire beside FFTW's own MPI transforms and mpi4py-fft, in turns, with the limit that local work sets.
+
+    ./run bench fft [--shapes 64x64x64,128x128x128,256x256x256,512x512] [--ranks 2,4] [--ways shm,tcp,mpi] [--rounds 3] [--repeats 10] [--dtype complex64] [--json FILE]
+
+Every contestant runs in processes of its own, one after the other, --rounds times in turns; a transform takes as long as its slowest rank, and the
+medians over all repeats are printed, in milliseconds. Forward, complex, out of place, from slabs of the first axis. "transposed" leaves the
+result in slabs of the second one, "natural" brings it back. The limit is what the slowest rank needs for the same local transforms and for
+copying its part, transposed, once: nobody can be faster who does that.
+FFTW is found as libfftw3f_mpi.so.3 (Debian: libfftw3-mpi3; SHARDWIRE_FFTW_FOLDER names another place), mpi4py-fft as Python finds it; both
+need mpirun. What is not there is said, and left out. --ways: the transports of shardwire's ranks, each a contestant of its own; "auto" takes the
+fastest, and over mpi mpirun starts the ranks.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import ctypes.util
+import json
+import os
+import pathlib
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+
+ESTIMATE, MEASURE, TRANSPOSED = 64, 0, 1 << 30  # fftw3.h, fftw3-mpi.h
+WARM_UP = 2
+WAYS = ("auto", "shm", "tcp", "mpi")
+CONTESTANTS = ("shardwire", "fftw-estimate", "fftw-measure", "mpi4py-fft")
+
+
+def parse_arguments(arguments=None):
+    parser = argparse.ArgumentParser(prog="./run bench fft", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--shapes", default="64x64x64,128x128x128,256x256x256,512x512")
+    parser.add_argument("--ranks", default="2", help="numbers of ranks, separated by commas")
+    parser.add_argument("--ways", default="auto", help="some of auto, shm, tcp, mpi")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--repeats", type=int, default=10)
+    parser.add_argument("--dtype", default="complex64", choices=["complex64", "complex128"])
+    parser.add_argument("--only", default=",".join(CONTESTANTS), help="contestants, separated by commas")
+    parser.add_argument("--json", help="where to write all numbers")
+    parser.add_argument("--child", help=argparse.SUPPRESS)
+    parser.add_argument("--folder", help=argparse.SUPPRESS)
+    return parser.parse_args(arguments)
+
+
+def shape_of(text):
+    return tuple(int(part) for part in text.split("x"))
+
+
+# The ranks.
+
+def timed(call, barrier, repeats):
+    """Seconds of each of `repeats` calls that all ranks begin together."""
+    seconds = []
+    for number in range(WARM_UP + repeats):
+        barrier()
+        begin = time.perf_counter()
+        result = call()
+        if number >= WARM_UP:
+            seconds.append(time.perf_counter() - begin)
+        del result
+    return seconds
+
+
+def shardwire_rank(options, shape):
+    import torch
+    import torch.distributed as dist
+
+    import shardwire
+    from shardwire.distributed import fft
+    from shardwire.distributed.distribution import Slab
+    torch.set_num_threads(1)
+    if not dist.is_initialized():
+        if "OMPI_COMM_WORLD_RANK" in os.environ:
+            dist.init_process_group("shardwire", init_method="mpi://")
+        else:  # through a file, so that no port can be taken by another program meanwhile
+            dist.init_process_group("shardwire", init_method=f"file://{options.folder}/store", rank=int(os.environ["RANK"]), world_size=int(os.environ["WORLD_SIZE"]))
+    rank, size = dist.get_rank(), dist.get_world_size()
+    dtype = getattr(torch, options.dtype)
+    operand = shardwire.empty(Slab.X.shape(rank, shape, size), dtype=dtype).normal_()
+    numbers = {}
+    for name, back in (("transposed", False), ("natural", True)):
+        begin = time.perf_counter()
+        with fft.FFT(operand, distribution=Slab.X, options={"redistribute": back}) as transform:
+            transform.plan()
+            numbers[f"plan {name}"] = [time.perf_counter() - begin]
+            numbers[name] = timed(transform.execute, dist.barrier, options.repeats)
+            numbers["engine"] = transform.traffic()["engine"]
+    numbers.update(limit(operand, shape, Slab.Y.shape(rank, shape, size), dist.barrier, options.repeats))
+    return rank, numbers
+
+
+def limit(operand, shape, after, barrier, repeats):
+    """The same local work without any exchange, with the engines that shardwire uses."""
+    import torch
+
+    import shardwire
+    other = shardwire.empty(after, dtype=operand.dtype).normal_()
+    result, rest = shardwire.empty(operand.shape, dtype=operand.dtype), tuple(range(1, len(shape)))
+    calls = [alone(operand, result, rest), alone(other, other, (0,))]
+    turned = torch.empty((operand.shape[1], operand.shape[0], *operand.shape[2:]), dtype=operand.dtype)
+    return {"local transforms": [a + b for a, b in zip(timed(calls[0], barrier, repeats), timed(calls[1], barrier, repeats))],
+            "local copy": timed(lambda: turned.copy_(operand.transpose(0, 1)), barrier, repeats)}
+
+
+def alone(source, target, axes):
+    """One local transform, by the engine that is chosen for it."""
+    from shardwire.distributed import _engines
+    from shardwire.distributed._local_call import Call, array_of
+    call = Call("C2C", axes, array_of(source), array_of(target), source is target, False)
+    if source is target:  # transformed over and over: the numbers must not grow
+        lengths = 1
+        for axis in axes:
+            lengths *= source.shape[axis]
+        call = call._replace(factor=lengths ** -0.5, norm="ortho")
+    engine, careful = _engines.choose(_engines.find(), call, True)[:2]
+    transform = engine.make(engine.library, call, careful)
+    return lambda: transform.run(source, target if engine.writes else None)
+
+
+def fftw_library(single):
+    name = f"libfftw3{'f' if single else ''}"
+    folder = os.environ.get("SHARDWIRE_FFTW_FOLDER", "")
+    mpi = ctypes.CDLL(ctypes.util.find_library("mpi") or "libmpi.so.40", ctypes.RTLD_GLOBAL)
+    ctypes.CDLL(os.path.join(folder, f"{name}.so.3"), ctypes.RTLD_GLOBAL)
+    return mpi, ctypes.CDLL(os.path.join(folder, f"{name}_mpi.so.3"))
+
+
+def fftw_rank(options, shape):
+    """FFTW through its C interface. Open MPI's handles are addresses."""
+    single = options.dtype == "complex64"
+    mpi, library = fftw_library(single)
+    prefix = "fftwf_" if single else "fftw_"
+    mpi.MPI_Init(None, None)
+    world = ctypes.c_void_p(ctypes.addressof(ctypes.c_char.in_dll(mpi, "ompi_mpi_comm_world")))
+    rank = ctypes.c_int()
+    mpi.MPI_Comm_rank(world, ctypes.byref(rank))
+
+    def function(name, result):
+        found = getattr(library, prefix + name)
+        found.restype = result
+        return found
+
+    function("mpi_init", None)()
+    extents = (ctypes.c_ssize_t * len(shape))(*shape)
+    places = [ctypes.c_ssize_t() for _ in range(4)]
+    count = function("mpi_local_size_transposed", ctypes.c_ssize_t)(len(shape), extents, world, *map(ctypes.byref, places))
+    core = ctypes.CDLL(os.path.join(os.environ.get("SHARDWIRE_FFTW_FOLDER", ""), f"libfftw3{'f' if single else ''}.so.3"))
+    allocate = getattr(core, prefix + "malloc")
+    allocate.restype = ctypes.c_void_p
+    item = 8 if single else 16
+    source, target = (ctypes.c_void_p(allocate(ctypes.c_size_t(count * item))) for _ in range(2))
+    execute = getattr(core, prefix + "execute")
+    numbers = {}
+    for name, flags in (("transposed", TRANSPOSED), ("natural", 0)):
+        flags |= ESTIMATE if options.child == "fftw-estimate" else MEASURE
+        begin = time.perf_counter()
+        plan = ctypes.c_void_p(function("mpi_plan_dft", ctypes.c_void_p)(len(shape), extents, source, target, world, -1, ctypes.c_uint(flags)))
+        numbers[f"plan {name}"] = [time.perf_counter() - begin]
+        ctypes.memset(source, 0, count * item)  # planning writes over it, and denormals would be slow
+        numbers[name] = timed(lambda plan=plan: execute(plan), lambda: mpi.MPI_Barrier(world), options.repeats)
+    mpi.MPI_Finalize()
+    return rank.value, numbers
+
+
+def mpi4py_rank(options, shape):
+    import numpy
+    from mpi4py import MPI
+    from mpi4py_fft import PFFT, newDistArray
+    transform = PFFT(MPI.COMM_WORLD, shape, axes=tuple(range(len(shape))), dtype=numpy.dtype(options.dtype), grid=(-1,) + (1,) * (len(shape) - 1))
+    operand, result = newDistArray(transform, False), newDistArray(transform, True)
+    operand[:] = 1
+    numbers = {"transposed": timed(lambda: transform.forward(operand, result, normalize=False), MPI.COMM_WORLD.Barrier, options.repeats)}
+    return MPI.COMM_WORLD.Get_rank(), numbers
+
+
+def child(options):
+    rank_of = {"shardwire": shardwire_rank, "mpi4py-fft": mpi4py_rank}.get(options.child, fftw_rank)
+    rank, numbers = rank_of(options, shape_of(options.shapes))
+    pathlib.Path(options.folder, f"{rank}.json").write_text(json.dumps(numbers), encoding="utf-8")
+
+
+# The parent.
+
+def why_not(name, single):
+    """Why a contestant cannot run here, or None."""
+    if name == "shardwire":
+        return None
+    if shutil.which("mpirun") is None:
+        return "no mpirun here (Debian: openmpi-bin)"
+    if name == "mpi4py-fft":
+        found = subprocess.run([sys.executable, "-c", "import mpi4py_fft"], capture_output=True, check=False, stdin=subprocess.DEVNULL)
+        return None if found.returncode == 0 else f"{sys.executable} has no mpi4py_fft"
+    probe = "import sys; sys.path.insert(0, sys.argv[1]); import fft; fft.fftw_library(sys.argv[2] == '1')"
+    command = [sys.executable, "-c", probe, str(pathlib.Path(__file__).parent), str(int(single))]
+    found = subprocess.run(command, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
+    return None if found.returncode == 0 else "no FFTW with MPI here (Debian: libfftw3-mpi3): " + (found.stderr.strip().splitlines() or ["?"])[-1]
+
+
+def run(options, name, shape, ranks):
+    """Numbers of one run: of each repeat the slowest rank's. name: a contestant; shardwire's with its way behind a colon."""
+    name, _, way = name.partition(":")
+    arguments = [__file__, "--child", name, "--shapes", shape, "--repeats", str(options.repeats), "--dtype", options.dtype]
+    if name == "shardwire" and way != "mpi":
+        command = [sys.executable, "-m", "shardwire.launch", "-n", str(ranks)]
+    else:
+        command = ["mpirun", "--oversubscribe", "-n", str(ranks), sys.executable]
+    environment = {**os.environ, **({} if way in ("", "auto") else {"SHARDWIRE_TRANSPORTS": way}), "OMP_NUM_THREADS": "1", "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+    with tempfile.TemporaryDirectory(prefix="shardwire-fft-") as folder:
+        done = subprocess.run([*command, *arguments, "--folder", folder], env=environment, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
+        if done.returncode != 0:
+            raise SystemExit(f"{name} failed on {shape}:\n{done.stdout}{done.stderr}")
+        ranks = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(pathlib.Path(folder).glob("*.json"))]
+    return {key: value if isinstance(value, str) else [max(each) for each in zip(*(rank[key] for rank in ranks))] for key, value in ranks[0].items()}
+
+
+def contestants(options):
+    """Those that can run here; shardwire once for each way."""
+    ways = options.ways.split(",")
+    if unknown := [way for way in ways if way not in WAYS]:
+        raise SystemExit(f"fft.py: --ways has {', '.join(unknown)}; give some of {', '.join(WAYS)}")
+    names = []
+    for name in options.only.split(","):
+        missing = why_not(name, options.dtype == "complex64")
+        if missing:
+            print(f"# without {name}: {missing}")
+        else:
+            names += [f"{name}:{way}" for way in ways] if name == "shardwire" else [name]
+    return names
+
+
+def main():
+    options = parse_arguments()
+    if options.child:
+        child(options)
+        return
+    names = contestants(options)
+    results = {}
+    for ranks in map(int, options.ranks.split(",")):
+        print(f"# {ranks} ranks, {options.dtype}, medians of {options.rounds} rounds of {options.repeats}, in ms; plan: seconds")
+        print(f"{'shape':>14}  {'what':<16}{'transposed':>12}{'natural':>12}{'plan':>9}")
+        for shape in options.shapes.split(","):
+            results[f"{shape}, {ranks} ranks"] = compare(options, names, shape, ranks)
+    if options.json:
+        pathlib.Path(options.json).write_text(json.dumps(results), encoding="utf-8")
+
+
+def compare(options, names, shape, ranks):
+    """All contestants on one shape, in turns."""
+    gathered = {name: {} for name in names}
+    for _ in range(options.rounds):
+        for name in names:
+            for key, value in run(options, name, shape, ranks).items():
+                if isinstance(value, str):
+                    gathered[name][key] = value
+                else:
+                    gathered[name].setdefault(key, []).extend(value)
+    for name in names:
+        print_row(shape, name, gathered[name])
+    ours = [numbers for name, numbers in gathered.items() if name.startswith("shardwire:")]
+    if ours:
+        transforms, copy = (1e3 * statistics.median(ours[0][key]) for key in ("local transforms", "local copy"))
+        print(f"{shape:>14}  {'limit':<16}{transforms + copy:>12.2f}{transforms + 2 * copy:>12.2f}   transforms {transforms:.2f}, copy {copy:.2f}; {ours[0]['engine']}", flush=True)
+    return gathered
+
+
+def print_row(shape, name, numbers):
+    cells = [f"{1e3 * statistics.median(numbers[key]):>12.2f}" if key in numbers else f"{'-':>12}" for key in ("transposed", "natural")]
+    plan = f"{statistics.median(numbers['plan transposed']):>9.2f}" if "plan transposed" in numbers else f"{'-':>9}"
+    print(f"{shape:>14}  {name:<16}{''.join(cells)}{plan}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,250 @@
+"""Kills a random rank at a random moment of a random stream of operations, again and again, and watches what the others see.
+
+Each survivor must raise soon (hung: not within the bound, while the group's timeout is longer), must never hold wrong bytes after an operation that reported
+success (wrong), and should name the rank that died (named). Backends and transports take turns in one run. A trial is repeated by --seed S --trial N.
+
+  ./run bench kills                              # 50 trials over shm, tcp and gloo
+  ./run bench kills --trials 500 --ways shm,tcp  # over mpi: --ways mpi, one mpirun for each trial
+  ./run bench kills --ways init-shm,init-tcp     # kills while the group is made, once the rank has told its address
+  ./run bench kills --ways pause --trials 60     # SIGSTOP in the middle of a copy, instead of kills
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import random
+import re
+import signal
+import sys
+import time
+from dataclasses import asdict
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # threads of a pool do not survive a fork
+
+import torch
+import torch.distributed as dist
+
+import shardwire
+from campaigns import pauses
+from campaigns.stream import Setting, Stream, WrongBytes, prepare
+from campaigns.trial import READY, Rank, Trial, print_table, quantile, rank_main
+
+WAYS = ("shm", "tcp", "mpi", "gloo", "init-shm", "init-tcp", "pause")
+START_SECONDS, GROUP_TIMEOUT = 180.0, 60.0  # mpirun's ranks import torch each
+# What a way sets in the ranks' environment.
+ENVIRONMENT: dict[str, dict[str, str]] = {way: {} if way == "gloo" else {"SHARDWIRE_TRANSPORTS": way.split("-")[-1]} for way in WAYS}
+
+
+# ---- in a rank
+
+
+def live(me: Rank, setting: Setting, init_method: str) -> None:
+    """Joins, streams until the first error, looks at what is still in flight, and then does what the setting says."""
+    torch.set_num_threads(1)
+    ranks = {} if init_method == "mpi://" else {"rank": me.rank, "world_size": me.size}
+    try:
+        dist.init_process_group(setting.backend, init_method=init_method, timeout=timedelta(seconds=GROUP_TIMEOUT), **ranks)
+    except Exception as error:
+        me.report({"at": time.monotonic(), "type": type(error).__name__, "text": str(error), "operation": "init_process_group", "part": False, "rank": me.rank})
+        return me.linger()
+    rank = dist.get_rank()
+    stream = Stream(setting, rank, lambda number: me.page.set(rank, "step", number))
+    me.tell("state", READY)
+    report: dict[str, Any] = {"wrong": [], "rank": rank}
+    try:
+        stream.run()
+    except WrongBytes as error:
+        report["wrong"].append(str(error))
+    except Exception as error:
+        report["at"] = time.monotonic()
+        report["type"], report["text"] = type(error).__name__, str(error)
+        report["operation"] = str(stream.issuing or stream.inflight[0].operation)
+        report["part"] = (stream.issuing or stream.inflight[0].operation).part
+    for started in list(stream.inflight):
+        try:
+            stream.finish(started)
+        except WrongBytes as error:
+            report["wrong"].append("after the first error: " + str(error))
+        except Exception:  # noqa: S110: it failed like the first
+            pass
+    report["finished"] = stream.finished
+    behaviour = setting.behaviour[rank]
+    if behaviour == "leave":
+        me.report(report)
+        os._exit(0)
+    stream.scribble()
+    me.report(report)
+    if behaviour == "destroy":
+        dist.destroy_process_group()
+    me.linger()
+
+
+# ---- the campaign
+
+
+def plan(seed: int, number: int, way: str) -> tuple[Setting, int, float]:
+    """The setting of a trial, whom to kill, and after how many seconds."""
+    rng = random.Random(f"{seed}/{number}/{'' if way == 'gloo' else way}")
+    size = rng.randint(2, 4 if way == "mpi" else 6)
+    part = sorted(rng.sample(range(size), rng.randint(2, size - 1))) if size > 2 and rng.random() < 0.4 else []
+    kinds = rng.choice((["stay"], ["leave"], ["stay", "leave", "destroy"]))
+    setting = Setting(f"{seed}/{number}", size, "gloo" if way == "gloo" else "shardwire", part, rng.choice((-1, -1, 0, 1, 3)),
+                      rng.choice((1 << 12, 1 << 18, 1 << 22, 1 << 24)), {rank: rng.choice(kinds) for rank in range(size)})
+    return setting, rng.randrange(size), math.exp(rng.uniform(math.log(1e-4), math.log(0.2)))
+
+
+def kill_once(seed: int, number: int, way: str, bound: float) -> dict[str, Any]:
+    setting, victim, delay = plan(seed, number, way)
+    environment = {"SHARDWIRE_LOG": "info", "GLOO_SOCKET_IFNAME": "lo", **ENVIRONMENT[way]}
+    with Trial(setting.size, "kills") as trial:
+        if way == "mpi":
+            arguments = ["--rank-of", f"{seed}/{number}"]
+            trial.mpirun(str(Path(__file__).resolve()), arguments, environment)
+        else:
+            trial.fork(live, setting, f"file://{trial.folder}/store", environment=environment)
+        everyone = list(range(setting.size))
+        if way.startswith("init"):
+            await_address(trial, victim)
+            delay *= 0.1
+        elif not trial.page.await_all(everyone, "state", READY, START_SECONDS):
+            reports = trial.collect(everyone, time.monotonic())
+            return {"number": number, "way": way, "setting": asdict(setting), "victim": victim, "broken": "the ranks did not start", "reports": reports}
+        end = time.monotonic() + delay
+        while time.monotonic() < end:
+            time.sleep(min(0.001, max(0.0, end - time.monotonic())))
+        killed = trial.kill(victim)
+        survivors = [rank for rank in everyone if rank != victim]
+        reports = trial.collect(survivors, killed + bound)
+        steps = [trial.page.get(rank, "step") for rank in everyone]
+        pid = trial.page.get(victim, "pid")
+        return {"number": number, "way": way, "setting": asdict(setting), "victim": victim, "victim_pid": pid, "killed": killed, "delay": delay,
+                "steps": steps, "reports": reports}
+
+
+def await_address(trial: Trial, rank: int) -> None:
+    """Until the rank has told the others its address: of one that dies before that nobody else can know."""
+    store, key = trial.folder / "store", f"shardwire/{rank}".encode()
+    end = time.monotonic() + START_SECONDS
+    while time.monotonic() < end and not (store.exists() and key in store.read_bytes()):
+        time.sleep(0.001)
+
+
+DEATH = r"[^;:]{0,80}?\b(?:died|left|is gone|hung up|ended)"
+
+
+def judge(outcome: dict[str, Any]) -> list[dict[str, Any]]:
+    """One verdict for each survivor: kind (raised, hung, wrong, broken), whether it names the dead rank, seconds from the kill to the error."""
+    verdicts = []
+    part, victim = outcome["setting"]["part"], outcome["victim"]
+    for rank, report in outcome["reports"].items():
+        verdict: dict[str, Any] = {"rank": rank, "kind": "raised", "named": False, "wrong": report.get("wrong", [])}
+        if "broken" in report or "ended" in report or "broken" in outcome:
+            verdict["kind"] = "broken"
+        elif "hung" in report:
+            verdict["kind"] = "hung"
+        elif "at" not in report:
+            verdict["kind"] = "wrong"
+        elif outcome["way"] != "gloo" and not hasattr(shardwire, report["type"]):
+            verdict["kind"] = "broken"
+        else:
+            verdict["seconds"] = report["at"] - outcome["killed"]
+            # A subgroup numbers its ranks itself; the pid is the same everywhere.
+            numbers = {victim, part.index(victim)} if report["part"] and victim in part else {victim}
+            whom = [rf"rank {number}\b" for number in numbers] + [rf"rank \d+ \(pid {outcome['victim_pid']}\b"]
+            verdict["named"] = any(re.search(who + DEATH, report["text"]) for who in whom)
+        verdicts.append(verdict)
+    return verdicts
+
+
+def tell(outcome: dict[str, Any], seed: int, verdict: dict[str, Any]) -> None:
+    """One fault, in full."""
+    report = outcome["reports"][verdict["rank"]]
+    setting = outcome["setting"]
+    print(f"FAULT {verdict['kind']}{'' if verdict['named'] else ', dead rank not named'}: rank {verdict['rank']} of {setting['size']}, rank {outcome['victim']} was "
+          f"killed; repeat: --ways {outcome['way']} --seed {seed} --trial {outcome['number']}")
+    print(f"  part {setting['part']}, depth {setting['depth']}, up to {setting['max_bytes']} bytes, behaviour {setting['behaviour']}, steps {outcome.get('steps')}")
+    for name in ("operation", "type", "text", "wrong", "broken", "ended", "stacks", "log"):
+        if report.get(name):
+            print(f"  {name}: {report[name]}")
+    sys.stdout.flush()
+
+
+def table(results: dict[str, list[dict[str, Any]]]) -> list[list[str]]:
+    rows = [["way", "kills", "survivors", "raised", "hung", "wrong", "broken", "dead rank named", "p50", "p99", "max"]]
+    for way, outcomes in results.items():
+        verdicts = [verdict for outcome in outcomes for verdict in judge(outcome)]
+        count = {kind: sum(verdict["kind"] == kind for verdict in verdicts) for kind in ("raised", "hung", "broken")}
+        wrong = sum(bool(verdict["wrong"]) or verdict["kind"] == "wrong" for verdict in verdicts)
+        named = sum(verdict["named"] for verdict in verdicts)
+        seconds = [verdict["seconds"] for verdict in verdicts if "seconds" in verdict]
+        times = [f"{quantile(seconds, part) * 1e3:.1f} ms" for part in (0.5, 0.99, 1.0)]
+        share = f"{named} ({100 * named / max(1, len(verdicts)):.1f} %)"
+        rows.append([way, str(len(outcomes)), str(len(verdicts)), str(count["raised"]), str(count["hung"]), str(wrong), str(count["broken"]), share, *times])
+    return rows
+
+
+def is_fault(verdict: dict[str, Any], way: str) -> bool:
+    """gloo names nobody, which is no news."""
+    return verdict["kind"] != "raised" or bool(verdict["wrong"]) or (way != "gloo" and not verdict["named"])
+
+
+def campaign(seed: int, numbers: list[int], ways: list[str], bound: float) -> dict[str, list[dict[str, Any]]]:
+    """All outcomes by way; the ways take turns."""
+    prepare(1 << 24)
+    results: dict[str, list[dict[str, Any]]] = {way: [] for way in ways}
+    try:
+        for number in numbers:
+            for way in ways:
+                outcome = kill_once(seed, number, way, bound)
+                results[way].append(outcome)
+                for verdict in judge(outcome):
+                    if is_fault(verdict, way) and way != "gloo":
+                        tell(outcome, seed, verdict)
+    except KeyboardInterrupt:
+        print(f"interrupted in trial {number}", flush=True)
+    return results
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--trials", type=int, default=50, help="of each way")
+    parser.add_argument("--ways", default="shm,tcp,gloo", help="some of " + ", ".join(WAYS))
+    parser.add_argument("--seed", type=int, default=None, help="(default: random, printed)")
+    parser.add_argument("--trial", type=int, help="this one only")
+    parser.add_argument("--bound", type=float, default=20.0, help="seconds from the kill after which a survivor counts as hung")
+    parser.add_argument("--json", metavar="FILE", help="also write all outcomes there")
+    parser.add_argument("--rank-of", metavar="SEED/TRIAL", help=argparse.SUPPRESS)  # in a rank that mpirun started
+    parser.add_argument("--folder", help=argparse.SUPPRESS)
+    return parser.parse_args()
+
+
+def main() -> int:
+    options = parse_arguments()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # what is known so far is printed
+    if options.rank_of:
+        seed, number = (int(word) for word in options.rank_of.split("/"))
+        setting, _victim, _delay = plan(seed, number, "mpi")
+        rank_main(Path(options.folder), int(os.environ["OMPI_COMM_WORLD_RANK"]), setting.size, live, setting, "mpi://")
+    ways = options.ways.split(",")
+    if unknown := set(ways) - set(WAYS):
+        sys.exit(f"kills.py: --ways has {', '.join(sorted(unknown))}; give some of {', '.join(WAYS)}")
+    seed = options.seed if options.seed is not None else random.SystemRandom().randrange(1 << 30)
+    numbers = [options.trial] if options.trial is not None else list(range(options.trials))
+    print(f"seed {seed}; torch {torch.__version__}, {os.cpu_count()} cores", flush=True)
+    if "pause" in ways:
+        return pauses.main(seed, numbers)
+    results = campaign(seed, numbers, ways, options.bound)
+    print_table(table(results))
+    if options.json:
+        Path(options.json).write_text(json.dumps(results, default=str), encoding="utf-8")
+    return int(any(is_fault(verdict, way) for way in ways if way != "gloo" for outcome in results[way] for verdict in judge(outcome)))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

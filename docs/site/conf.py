@@ -1,0 +1,27 @@
+"""What Sphinx is told: `./run docs` makes the site of docs/*.md in build/docs; every warning is an error. pages.py puts in what GitHub does not show."""
+
+import pathlib
+import sys
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
+import pages  # noqa: E402: it lies beside this file
+
+project = "shardwire"
+copyright = "the authors of shardwire"
+html_title = "shardwire"
+html_theme = "furo"
+html_show_sphinx = html_show_copyright = False
+html_static_path = ["static"]
+html_css_files = ["site.css"]
+extensions = ["myst_parser", "sphinx.ext.autodoc"]
+exclude_patterns = ["site", "examples"]
+myst_heading_anchors = 4
+highlight_language = "none"  # of blocks that name none: pictures of characters
+smartquotes = False
+autodoc_typehints = "none"  # the docstrings say them in words, and signatures stay short
+autodoc_member_order = "bysource"
+nitpicky = True  # a :func:`name` in a docstring that is nowhere is an error
+
+
+def setup(app):
+    pages.setup(app)

@@ -1,0 +1,22 @@
+// The exception that carries a Status through torch's C++ code, which reports errors by throwing. Code that knows nothing of shardwire sees
+// a std::runtime_error with the same text.
+#pragma once
+
+#include <stdexcept>
+#include <utility>
+
+#include "shardwire/status.h"
+
+namespace shardwire {
+
+class __attribute__((visibility("default"))) StatusError : public std::runtime_error {
+ public:
+  explicit StatusError(Status status) : std::runtime_error(status.message()), status_(std::move(status)) {}
+  ~StatusError() override;
+  const Status& status() const { return status_; }
+
+ private:
+  Status status_;
+};
+
+}  // namespace shardwire

@@ -1,0 +1,25 @@
+// A wait that is queued in a device's stream, and that the host ends later: what lets wait() return to the CPU while a transport that the
+// CPU drives is still at work. torch's device-generic guard has no such thing, so each kind of device brings its own: a maker given to
+// setStreamGates(), or torch's own c10d StreamBlock where this torch and device have one. Any thread.
+#pragma once
+
+#include <c10/core/Stream.h>
+
+#include <memory>
+
+namespace shardwire {
+
+class __attribute__((visibility("default"))) StreamGate {
+ public:
+  virtual ~StreamGate() = default;
+  // What was queued in the stream after the gate may run now. Called once, from any thread.
+  virtual void open() noexcept = 0;
+};
+
+// Queues a closed gate in `stream`, without waiting for anything. May throw.
+using MakeStreamGate = std::unique_ptr<StreamGate> (*)(const c10::Stream& stream);
+
+// How gates of this kind of device are made, for the whole process; null: not at all. Replaces what was set before.
+__attribute__((visibility("default"))) void setStreamGates(c10::DeviceType type, MakeStreamGate make);
+
+}  // namespace shardwire

@@ -1,0 +1,182 @@
+// A cast joins the dimensions that both boxes allow to be one, like a copy. Where the innermost steps of both are one element, rows are
+// cast by the kernels of ops/reduce, past the caches when the move is large. Else it goes block by block: a block of the source is gathered
+// into L1, cast there, and scattered; squares where the two disagree about which dimension is contiguous.
+#include "ops/boxes/cast_box.h"
+
+#include <algorithm>
+#include <array>
+
+#include "ops/boxes/blocks.h"
+#include "ops/boxes/joint_loops.h"
+#include "ops/reduce/isa_kernels.h"
+#include "shardwire/status.h"
+
+namespace shardwire::internal {
+
+namespace {
+
+// Below this many bytes fetching ahead would only cost.
+constexpr std::size_t kCastAheadFromBytes = std::size_t{32} << 10;
+constexpr std::size_t kCastAheadRowBytes = 256;
+constexpr std::int64_t kBlockElems = 512;
+constexpr std::int64_t kSquareCols = 16;
+
+class BoxCaster {
+ public:
+  BoxCaster(const StridedBox& dst, DType dstDtype, const StridedBox& src, DType srcDtype, const Dims& shape)
+      : table_(kernels()),
+        cast_(table_.castLanes[static_cast<int>(srcDtype)][static_cast<int>(dstDtype)]),
+        lanesPerElem_(srcDtype >= DType::kComplex32 && srcDtype <= DType::kComplex128 ? 2 : 1),
+        dstElem_(static_cast<std::int64_t>(elementBytes(dstDtype))),
+        srcElem_(static_cast<std::int64_t>(elementBytes(srcDtype))),
+        dstBytes_(dst.bytes),
+        srcBytes_(src.bytes),
+        totalBytes_(boxBytes(shape, elementBytes(dstDtype))) {
+    SW_CHECK(cast_ != nullptr);
+    const auto strideOf = [&](std::size_t tensor, int dim) { return tensor == 0 ? dst.byteStrides[dim] : src.byteStrides[dim]; };
+    const JointLoops joined = joinLoops(shape, 2, strideOf);
+    for (int i = 0; i < joined.size; ++i) {
+      const JointLoop& loop = joined.loops[static_cast<std::size_t>(i)];
+      loops_[static_cast<std::size_t>(i)] = {loop.extent, dst.byteStrides[loop.dim], src.byteStrides[loop.dim]};
+    }
+    // There are always two loops for the leaves.
+    for (size_ = static_cast<std::size_t>(joined.size); size_ < 2; ++size_) {
+      loops_[size_] = {1, dstElem_, srcElem_};
+    }
+  }
+
+  void run(StoreHint hint) {
+    if (loops_[0].dstStep == dstElem_ && loops_[0].srcStep == srcElem_) {
+      castRuns(hint);
+    } else {
+      castBlocks();
+    }
+  }
+
+ private:
+  struct Loop {
+    std::int64_t extent = 1;
+    std::int64_t dstStep = 0;
+    std::int64_t srcStep = 0;
+  };
+
+  // Calls inner(dst, src) for the two innermost loops at every index of the outer ones.
+  template <typename Inner>
+  void forEachOuter(Inner&& inner) const {
+    std::array<std::int64_t, kMaxDims> index{};
+    std::byte* dst = dstBytes_;
+    const std::byte* src = srcBytes_;
+    while (true) {
+      inner(dst, src);
+      std::size_t i = 2;
+      for (; i < size_; ++i) {
+        dst += loops_[i].dstStep;
+        src += loops_[i].srcStep;
+        if (++index[i] < loops_[i].extent) {
+          break;
+        }
+        dst -= loops_[i].dstStep * loops_[i].extent;
+        src -= loops_[i].srcStep * loops_[i].extent;
+        index[i] = 0;
+      }
+      if (i >= size_) {
+        return;
+      }
+    }
+  }
+
+  void castRuns(StoreHint hint) const {
+    const std::size_t rowBytes = static_cast<std::size_t>(loops_[0].extent * dstElem_);
+    const bool wantsStream = hint == StoreHint::kStream || (hint == StoreHint::kAuto && totalBytes_ >= kStreamFromBytes);
+    const RowStore store = wantsStream && rowBytes >= kStreamRowBytes                             ? RowStore::kStream
+                           : totalBytes_ >= kCastAheadFromBytes && rowBytes >= kCastAheadRowBytes ? RowStore::kAhead
+                                                                                                  : RowStore::kPlain;
+    forEachOuter([&](std::byte* dst, const std::byte* src) {
+      table_.castRows(cast_, dst, loops_[1].dstStep, laneBytes(dstElem_), src, loops_[1].srcStep, laneBytes(srcElem_),
+                      lanesOf(loops_[0].extent), static_cast<std::size_t>(loops_[1].extent), store);
+    });
+    if (store == RowStore::kStream) {
+      table_.fence();
+    }
+  }
+
+  void castBlocks() {
+    bool isTransposed = false;
+    for (std::size_t i = 1; i < size_ && !isTransposed && loops_[0].srcStep != srcElem_; ++i) {
+      if (loops_[i].srcStep == srcElem_ && loops_[i].extent > 1) {
+        std::swap(loops_[1], loops_[i]);
+        isTransposed = true;
+      }
+    }
+    Block whole;
+    whole.cols = std::min(loops_[0].extent, isTransposed ? kSquareCols : kBlockElems);
+    whole.rows = std::min(loops_[1].extent, kBlockElems / whole.cols);
+    forEachOuter([&](std::byte* dst, const std::byte* src) {
+      for (std::int64_t row = 0; row < loops_[1].extent; row += whole.rows) {
+        for (std::int64_t col = 0; col < loops_[0].extent; col += whole.cols) {
+          const Block block{std::min(whole.cols, loops_[0].extent - col), std::min(whole.rows, loops_[1].extent - row)};
+          castBlock(dst + row * loops_[1].dstStep + col * loops_[0].dstStep, src + row * loops_[1].srcStep + col * loops_[0].srcStep,
+                    block);
+        }
+      }
+    });
+  }
+
+  void castBlock(std::byte* dst, const std::byte* src, Block block) {
+    const Steps dstSteps{loops_[0].dstStep, loops_[1].dstStep};
+    const Steps srcSteps{loops_[0].srcStep, loops_[1].srcStep};
+    if (!isFlat(srcSteps, block, srcElem_)) {
+      copyBlock(gathered_, {srcElem_, block.cols * srcElem_}, src, srcSteps, block, srcElem_);
+      src = gathered_;
+    }
+    const bool isDstFlat = isFlat(dstSteps, block, dstElem_);
+    cast_(isDstFlat ? dst : stored_, src, lanesOf(block.cols * block.rows));
+    if (!isDstFlat) {
+      copyBlock(dst, dstSteps, stored_, {dstElem_, block.cols * dstElem_}, block, dstElem_);
+    }
+  }
+
+  std::size_t lanesOf(std::int64_t elems) const { return static_cast<std::size_t>(elems * lanesPerElem_); }
+  std::size_t laneBytes(std::int64_t elemBytes) const { return static_cast<std::size_t>(elemBytes / lanesPerElem_); }
+
+  static constexpr std::size_t kBufferBytes = static_cast<std::size_t>(kBlockElems) * 16;
+
+  const KernelTable& table_;
+  const CastLanes cast_;
+  const std::int64_t lanesPerElem_;
+  const std::int64_t dstElem_;
+  const std::int64_t srcElem_;
+  std::byte* const dstBytes_;
+  const std::byte* const srcBytes_;
+  const std::size_t totalBytes_;
+  std::array<Loop, kMaxDims> loops_;
+  std::size_t size_ = 0;
+  alignas(64) std::byte gathered_[kBufferBytes];
+  alignas(64) std::byte stored_[kBufferBytes];
+};
+
+StridedBox packedBox(std::byte* bytes, const Dims& shape, DType dtype) {
+  return {bytes, packedByteStrides(shape, elementBytes(dtype))};
+}
+
+}  // namespace
+
+void castBox(const StridedBox& dst, DType dstDtype, const StridedBox& src, DType srcDtype, const Dims& shape, StoreHint hint) {
+  if (dstDtype == srcDtype) {
+    copyBox(dst, src, shape, elementBytes(srcDtype), hint);
+  } else if (numElements(shape) > 0) {
+    BoxCaster(dst, dstDtype, src, srcDtype, shape).run(hint);
+  }
+}
+
+std::size_t packCastBox(std::byte* packed, DType packedDtype, const StridedBox& src, DType srcDtype, const Dims& shape, StoreHint hint) {
+  castBox(packedBox(packed, shape, packedDtype), packedDtype, src, srcDtype, shape, hint);
+  return boxBytes(shape, elementBytes(packedDtype));
+}
+
+void unpackCastBox(const StridedBox& dst, DType dstDtype, const std::byte* packed, DType packedDtype, const Dims& shape, StoreHint hint) {
+  // The box type has one kind of pointer; a source is only read.
+  castBox(dst, dstDtype, packedBox(const_cast<std::byte*>(packed), shape, packedDtype), packedDtype, shape, hint);
+}
+
+}  // namespace shardwire::internal

@@ -1,0 +1,66 @@
+// Boxes of strided tensors in memory: where their elements lie, their contiguous runs, and how a box is cut into segments.
+// Pure functions over memory that the caller owns; no allocation; any thread.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "shardwire/tensor_view.h"
+#include "shardwire/types.h"
+
+namespace shardwire::internal {
+
+// A box in memory: the address of its first element and the strides, in BYTES. The shape goes with it in each call.
+struct StridedBox {
+  std::byte* bytes = nullptr;
+  Dims byteStrides;
+};
+// The box at `offset` inside `view`.
+StridedBox boxOf(const TensorView& view, const Dims& offset);
+// Bytes from the box's first element to one past its last; 0 when it is empty.
+std::size_t extentBytes(const StridedBox& box, const Dims& shape, std::size_t elemBytes);
+
+// Bytes of its elements.
+inline std::size_t boxBytes(const Dims& shape, std::size_t elemBytes) {
+  return static_cast<std::size_t>(numElements(shape)) * elemBytes;
+}
+
+// Bytes from the first element of a box to the one at `offset`.
+std::int64_t byteOffset(const Dims& byteStrides, const Dims& offset);
+// The strides of a packed box.
+Dims packedByteStrides(const Dims& shape, std::size_t elemBytes);
+
+// Cuts a box, row-major, into segments of about equal size, at most maxBytes each (at least one element): both ends of an edge cut alike.
+// Usage: for (SegmentCursor c(shape, elemBytes, maxBytes); !c.done(); c.next()) use(c.offset(), c.shape());
+class SegmentCursor {
+ public:
+  SegmentCursor() = default;  // done
+  // Precondition: every extent of shape > 0.
+  SegmentCursor(const Dims& shape, std::size_t elemBytes, std::size_t maxBytes);
+  bool done() const { return done_; }
+  void next();
+  const Dims& offset() const { return offset_; }  // relative to the box
+  const Dims& shape() const { return segment_; }
+  std::size_t bytes() const { return bytes_; }
+
+ private:
+  Dims full_;
+  Dims offset_;
+  Dims segment_;
+  std::size_t elemBytes_ = 1;
+  std::size_t bytes_ = 0;
+  int cutDim_ = 0;  // dims right of it are whole, left of it have extent 1
+  std::int64_t cutExtent_ = 1;
+  bool done_ = true;
+};
+
+// Visits the contiguous runs of a box, in row-major order: forEachRun(box, shape, elemBytes, [](std::byte* run, std::size_t bytes) {...}).
+// Runs as long as the strides allow. Used for scatter/gather system calls.
+template <typename Visit>
+void forEachRun(const StridedBox& box, const Dims& shape, std::size_t elemBytes, Visit&& visit);
+// Number of runs that forEachRun visits; bytes of each run in runBytes.
+std::uint64_t countRuns(const StridedBox& box, const Dims& shape, std::size_t elemBytes, std::size_t* runBytes = nullptr);
+
+}  // namespace shardwire::internal
+
+#include "ops/boxes/strided_runs-inl.h"

@@ -1,0 +1,193 @@
+// Two views share a byte when a sum of steps leads from a byte of one to a byte of the other, where each dimension offers its stride a
+// limited number of times. That is a knapsack: it is searched from the largest stride down, cut off by the greatest common divisor and by
+// the farthest reach of the strides left. Two contiguous views need no search. A search that takes too long says "shared", which is the
+// safe answer.
+#include "ops/boxes/view_overlap.h"
+
+#include <algorithm>
+#include <array>
+#include <cstdlib>
+#include <numeric>
+#include <vector>
+
+namespace shardwire::internal {
+
+namespace {
+
+// A step that can be taken 0..most times.
+struct Term {
+  std::int64_t bytes = 0;
+  std::int64_t most = 0;
+};
+
+// Two views share a byte exactly when a sum of steps, some of each view, leads from one to the other: whether such a sum exists.
+class StepSum {
+ public:
+  void add(std::int64_t bytes, std::int64_t most) {
+    if (bytes == 0 || most == 0) {
+      return;
+    }
+    // Rows of one buffer have one pitch: what is one term is not searched twice.
+    const auto same = std::find_if(terms_.begin(), terms_.begin() + count_, [&](const Term& term) { return term.bytes == bytes; });
+    if (same != terms_.begin() + count_) {
+      same->most += most;
+    } else {
+      terms_[static_cast<std::size_t>(count_++)] = {bytes, most};
+    }
+  }
+
+  // True also when the search was given up.
+  bool reaches(std::int64_t target) {
+    std::sort(terms_.begin(), terms_.begin() + count_, [](const Term& a, const Term& b) { return a.bytes > b.bytes; });
+    for (int i = count_ - 1; i >= 0; --i) {
+      const auto at = static_cast<std::size_t>(i);
+      farthest_[at] = farthest_[at + 1] + terms_[at].bytes * terms_[at].most;
+      divisor_[at] = std::gcd(divisor_[at + 1], terms_[at].bytes);
+    }
+    return search(0, target);
+  }
+
+ private:
+  static constexpr int kMaxSearched = 100000;
+
+  // Whether the terms from `index` on sum up to `target`.
+  bool search(int index, std::int64_t target) {
+    const auto at = static_cast<std::size_t>(index);
+    if (target < 0 || target > farthest_[at]) {
+      return false;
+    }
+    if (index == count_) {
+      return target == 0;
+    }
+    if (target % divisor_[at] != 0) {
+      return false;
+    }
+    if (++searched_ > kMaxSearched) {
+      return true;
+    }
+    const Term& term = terms_[at];
+    const std::int64_t rest = farthest_[at + 1];
+    const std::int64_t least = target > rest ? (target - rest + term.bytes - 1) / term.bytes : 0;
+    for (std::int64_t steps = std::min(term.most, target / term.bytes); steps >= least; --steps) {
+      if (search(index + 1, target - steps * term.bytes)) {
+        return true;
+      }
+    }
+    return false;
+  }
+
+  static constexpr std::size_t kMaxTerms = 2 * kMaxDims + 1;
+  std::array<Term, kMaxTerms> terms_;
+  std::array<std::int64_t, kMaxTerms + 1> farthest_{};
+  std::array<std::int64_t, kMaxTerms + 1> divisor_{};
+  int count_ = 0;
+  int searched_ = 0;
+};
+
+bool isContiguous(const TensorView& view) {
+  std::int64_t expected = 1;
+  for (int d = view.shape.size() - 1; d >= 0; --d) {
+    if (view.shape[d] != 1 && view.strides[d] != expected) {
+      return false;
+    }
+    expected *= view.shape[d];
+  }
+  return true;
+}
+
+bool shareMemory(const TensorView& a, const AddressRange& rangeA, const TensorView& b, const AddressRange& rangeB) {
+  if (!rangeA.meets(rangeB)) {
+    return false;
+  }
+  if (isContiguous(a) && isContiguous(b)) {
+    return true;
+  }
+  const auto elemA = static_cast<std::int64_t>(elementBytes(a.dtype));
+  const auto elemB = static_cast<std::int64_t>(elementBytes(b.dtype));
+  // firstA + stepsOfA + byteInElement == firstB + stepsOfB + byteInElement; b's steps are counted backwards from its last byte, so that
+  // every step has one sign.
+  StepSum sum;
+  const auto addSteps = [&](const TensorView& view, std::int64_t elem) {
+    for (int d = 0; d < view.shape.size(); ++d) {
+      sum.add(std::abs(view.strides[d]) * elem, view.shape[d] - 1);
+    }
+  };
+  addSteps(a, elemA);
+  addSteps(b, elemB);
+  const auto target = static_cast<std::int64_t>(rangeB.last - rangeA.first) - 1;  // >= 0: the ranges meet
+  if (elemA == elemB && static_cast<std::int64_t>(rangeB.first - rangeA.first) % elemA == 0) {
+    // Elements lie on one grid: they share all bytes or none.
+    return sum.reaches(target - (elemA - 1));
+  }
+  sum.add(1, elemA + elemB - 2);
+  return sum.reaches(target);
+}
+
+struct Entry {
+  AddressRange range;
+  std::size_t index = 0;
+};
+
+}  // namespace
+
+AddressRange addressRange(const TensorView& view) {
+  std::int64_t first = 0;
+  std::int64_t last = 0;
+  for (int d = 0; d < view.shape.size(); ++d) {
+    if (view.shape[d] == 0) {
+      return {};
+    }
+    const std::int64_t reach = (view.shape[d] - 1) * view.strides[d];
+    (reach < 0 ? first : last) += reach;
+  }
+  const auto elem = static_cast<std::int64_t>(elementBytes(view.dtype));
+  const auto base = reinterpret_cast<std::uintptr_t>(view.bytes);
+  return {base + static_cast<std::uintptr_t>(first * elem), base + static_cast<std::uintptr_t>((last + 1) * elem)};
+}
+
+bool shareMemory(const TensorView& a, const TensorView& b) {
+  return shareMemory(a, addressRange(a), b, addressRange(b));
+}
+
+bool areOneTensor(const TensorView& a, const TensorView& b) {
+  if (a.bytes != b.bytes || a.dtype != b.dtype) {
+    return false;
+  }
+  return (a.shape == b.shape && a.strides == b.strides) ||
+         (numElements(a.shape) == numElements(b.shape) && isContiguous(a) && isContiguous(b));
+}
+
+std::optional<std::pair<std::size_t, std::size_t>> findShared(std::span<const TensorView> views) {
+  std::uintptr_t end = 0;
+  bool ascend = true;
+  for (std::size_t i = 0; ascend && i < views.size(); ++i) {
+    if (const AddressRange range = addressRange(views[i]); range.first < range.last) {
+      ascend = range.first >= end;
+      end = range.last;
+    }
+  }
+  if (ascend) {
+    return std::nullopt;  // as pieces of one tensor do
+  }
+  std::vector<Entry> entries;
+  entries.reserve(views.size());
+  for (std::size_t i = 0; i < views.size(); ++i) {
+    if (const AddressRange range = addressRange(views[i]); range.first < range.last) {
+      entries.push_back({range, i});
+    }
+  }
+  std::sort(entries.begin(), entries.end(), [](const Entry& a, const Entry& b) { return a.range.first < b.range.first; });
+  std::vector<Entry> open;  // ranges that go on at the current address
+  for (const Entry& entry : entries) {
+    std::erase_if(open, [&](const Entry& other) { return other.range.last <= entry.range.first; });
+    for (const Entry& other : open) {
+      if (shareMemory(views[other.index], other.range, views[entry.index], entry.range)) {
+        return std::pair(std::min(other.index, entry.index), std::max(other.index, entry.index));
+      }
+    }
+    open.push_back(entry);
+  }
+  return std::nullopt;
+}
+
+}  // namespace shardwire::internal

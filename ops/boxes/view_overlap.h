@@ -1,0 +1,29 @@
+// Which views share memory: exact for strided views, columns of one buffer included. Pure; reads no tensor; any thread.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <utility>
+
+#include "shardwire/tensor_view.h"
+
+namespace shardwire::internal {
+
+// [first, last) of the addresses that a view touches; an empty view gives first == last.
+struct AddressRange {
+  std::uintptr_t first = 0;
+  std::uintptr_t last = 0;
+  bool meets(const AddressRange& other) const { return first < other.last && other.first < last; }
+};
+AddressRange addressRange(const TensorView& view);
+
+// Whether a byte belongs to both. Layouts so entangled that the search takes too long count as sharing.
+bool shareMemory(const TensorView& a, const TensorView& b);
+// Whether the two are one tensor: equal elements at equal places. Contiguous ones may differ in shape.
+bool areOneTensor(const TensorView& a, const TensorView& b);
+// The first two views, by index, that share memory.
+std::optional<std::pair<std::size_t, std::size_t>> findShared(std::span<const TensorView> views);
+
+}  // namespace shardwire::internal

@@ -1,0 +1,234 @@
+#include "ops/plan/survey.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <map>
+
+#include "ops/plan/box_list.h"
+
+namespace shardwire::internal {
+
+namespace {
+
+// Cuts `hole` out of the disjoint boxes of `rest`.
+void cutOut(const BoxList& rest, const std::int64_t* hole, BoxList& kept) {
+  const int numDims = rest.numDims();
+  kept.reset(numDims);
+  for (std::size_t i = 0; i < rest.size(); ++i) {
+    if (!rowsOverlap(numDims, rest[i], hole)) {
+      kept.add(rest[i]);
+      continue;
+    }
+    BoxRow shared;
+    intersectRows(numDims, rest[i], hole, shared.data());
+    subtractRows(numDims, rest[i], shared.data(), [&kept](const std::int64_t* row) { kept.add(row); });
+  }
+}
+
+std::vector<const LocalTensor*> inputsOf(const GlobalSpec& spec, std::int32_t tensor) {
+  std::vector<const LocalTensor*> inputs;
+  for (const RankSpec& rank : spec.ranks) {
+    for (const LocalTensor& local : rank.inputs) {
+      if (local.tensor == tensor) {
+        inputs.push_back(&local);
+      }
+    }
+  }
+  return inputs;
+}
+
+// The boxes of one tensor in the lists of some ranks.
+BoxList boxesOf(const std::vector<const LocalTensor*>& locals, int numDims) {
+  BoxList boxes;
+  boxes.reset(numDims);
+  for (const LocalTensor* local : locals) {
+    for (const PlacedSlice& placed : local->slices) {
+      BoxRow row;
+      rowOf(placed.slice, row.data());
+      if (rowElements(numDims, row.data()) > 0) {
+        boxes.add(row.data());
+      }
+    }
+  }
+  return boxes;
+}
+
+// Elements of `wanted` that `held` has not, each once.
+std::uint64_t missingElements(const BoxList& wanted, const BoxList& held) {
+  const int numDims = wanted.numDims();
+  std::uint64_t elements = 0;
+  BoxList rest;
+  BoxList next;
+  for (std::size_t w = 0; w < wanted.size(); ++w) {
+    rest.reset(numDims);
+    rest.add(wanted[w]);
+    const auto cut = [&](const BoxList& holes, std::size_t count) {
+      for (std::size_t h = 0; h < count && !rest.empty(); ++h) {
+        if (rowsOverlap(numDims, wanted[w], holes[h])) {
+          cutOut(rest, holes[h], next);
+          std::swap(rest, next);
+        }
+      }
+    };
+    cut(held, held.size());
+    cut(wanted, w);  // what an earlier box wants was counted there
+    for (std::size_t i = 0; i < rest.size(); ++i) {
+      elements += rowElements(numDims, rest[i]);
+    }
+  }
+  return elements;
+}
+
+Status misfit(Rank rank, const char* what, Rank peer, std::uint64_t own, std::uint64_t theirs) {
+  return Status(StatusCode::kInternal,
+                fmt::format("the plans of ranks {} and {} do not fit together: {} {} and {}", rank, peer, what, own, theirs));
+}
+
+struct EdgeEnd {
+  std::uint64_t bytes = 0;
+  std::uint64_t numItems = 0;
+};
+
+// Every edge is on two plans, and both say the same of it.
+class EdgeBook {
+ public:
+  Status add(const Plan& plan) {
+    for (const PlanEdge& edge : plan.sends) {
+      SW_RETURN_IF_ERROR(enter(plan.rank, edge.peer, edge));
+    }
+    for (const PlanEdge& edge : plan.receives) {
+      SW_RETURN_IF_ERROR(enter(edge.peer, plan.rank, edge));
+    }
+    return Status::ok();
+  }
+  Status close() const {
+    if (open_.empty()) {
+      return Status::ok();
+    }
+    const auto& [ranks, end] = *open_.begin();
+    return misfit(ranks.first, "bytes that only one of them knows of:", ranks.second, end.bytes, 0);
+  }
+
+ private:
+  Status enter(Rank source, Rank destination, const PlanEdge& edge) {
+    const auto [at, isFirst] = open_.try_emplace({source, destination}, EdgeEnd{edge.bytes, edge.numItems});
+    if (isFirst) {
+      return Status::ok();
+    }
+    if (at->second.bytes != edge.bytes) {
+      return misfit(source, "bytes sent and received are", destination, at->second.bytes, edge.bytes);
+    }
+    if (at->second.numItems != edge.numItems) {
+      return misfit(source, "boxes sent and received are", destination, at->second.numItems, edge.numItems);
+    }
+    open_.erase(at);
+    return Status::ok();
+  }
+
+  std::map<std::pair<Rank, Rank>, EdgeEnd> open_;
+};
+
+std::uint64_t sumOf(const std::vector<PlanEdge>& edges) {
+  std::uint64_t bytes = 0;
+  for (const PlanEdge& edge : edges) {
+    bytes += edge.bytes;
+  }
+  return bytes;
+}
+
+Result<RankSurvey> surveyRank(const GlobalSpec& spec, Rank rank, const Plan& plan) {
+  const std::string bytes = serialise(plan);
+  Result<Plan> read = deserialise(bytes);  // checks every invariant of a plan
+  if (!read.isOk()) {
+    return Status(read.status().code(), fmt::format("the plan of rank {}: {}", rank, read.status().message()));
+  }
+  if (!(*read == plan)) {
+    return Status(StatusCode::kInternal, fmt::format("the plan of rank {} is another when it was written and read", rank));
+  }
+  RankSurvey survey;
+  survey.bytesSent = sumOf(plan.sends);
+  survey.bytesReceived = sumOf(plan.receives);
+  for (std::uint32_t m = 0; m < plan.numOwnCopies; ++m) {
+    survey.bytesLocal += moveBytes(plan, plan.moves[m]);
+  }
+  for (const PlanMove& move : plan.moves) {
+    const std::uint64_t addend = static_cast<std::uint64_t>(numElements(move.shape)) * elementBytes(move.sourceDtype);
+    survey.bytesCombined += move.numSources > 1 ? addend * move.numSources : 0;
+  }
+  survey.leastReceived = leastBytes(spec, std::span(&rank, 1));
+  survey.numMoves = plan.moves.size();
+  survey.numSendEdges = plan.sends.size();
+  survey.numReceiveEdges = plan.receives.size();
+  survey.planBytes = memoryBytes(plan);
+  survey.encodedBytes = bytes.size();
+  return survey;
+}
+
+}  // namespace
+
+std::uint64_t leastBytes(const GlobalSpec& spec, std::span<const Rank> ranks) {
+  std::vector<std::vector<const LocalTensor*>> held(spec.tensors.size());
+  std::vector<std::vector<const LocalTensor*>> wanted(spec.tensors.size());
+  for (const Rank rank : ranks) {
+    const RankSpec& own = spec.ranks[static_cast<std::size_t>(rank)];
+    for (const LocalTensor& local : own.inputs) {
+      held[static_cast<std::size_t>(local.tensor)].push_back(&local);
+    }
+    for (const LocalTensor& local : own.outputs) {
+      wanted[static_cast<std::size_t>(local.tensor)].push_back(&local);
+    }
+  }
+  std::uint64_t bytes = 0;
+  for (std::size_t t = 0; t < spec.tensors.size(); ++t) {
+    if (wanted[t].empty()) {
+      continue;
+    }
+    const GlobalTensor& tensor = spec.tensors[t];
+    const int numDims = tensor.shape.size();
+    const std::size_t elemBytes = std::min(elementBytes(tensor.dtype), elementBytes(tensor.dtypeOfOutputs()));
+    const BoxList boxes = boxesOf(wanted[t], numDims);
+    const std::uint64_t missing = missingElements(boxes, boxesOf(held[t], numDims));
+    // What no rank holds cannot come.
+    const std::uint64_t gaps = spec.allowGaps ? missingElements(boxes, boxesOf(inputsOf(spec, static_cast<std::int32_t>(t)), numDims)) : 0;
+    bytes += (missing - gaps) * elemBytes;
+  }
+  return bytes;
+}
+
+Result<Survey> surveyOf(const GlobalSpec& spec, HostMap hosts) {
+  Result<Traffic> traffic = trafficOf(spec, hosts);
+  if (!traffic.isOk()) {
+    return traffic.status();
+  }
+  Survey survey;
+  survey.edges = std::move(traffic->edges);
+  const Result<std::unique_ptr<Planner>> planner = Planner::create(spec, hosts);
+  if (!planner.isOk()) {
+    return planner.status();
+  }
+  EdgeBook book;
+  for (std::size_t r = 0; r < spec.ranks.size(); ++r) {
+    const auto rank = static_cast<Rank>(r);
+    const Plan plan = (*planner)->planOf(rank);
+    Result<RankSurvey> counted = surveyRank(spec, rank, plan);
+    if (!counted.isOk()) {
+      return counted.status();
+    }
+    survey.ranks.push_back(*counted);
+    SW_RETURN_IF_ERROR(book.add(plan));
+  }
+  SW_RETURN_IF_ERROR(book.close());
+  std::map<std::int32_t, std::vector<Rank>> ranksOf;
+  for (std::size_t r = 0; r < spec.ranks.size(); ++r) {
+    ranksOf[hosts.empty() ? 0 : hosts[r]].push_back(static_cast<Rank>(r));
+  }
+  // Into the only host nothing comes: all that anybody has is there.
+  for (const auto& [host, ranks] : ranksOf) {
+    survey.leastIntoHost.resize(static_cast<std::size_t>(host) + 1, 0);
+    survey.leastIntoHost[static_cast<std::size_t>(host)] = ranksOf.size() == 1 ? 0 : leastBytes(spec, ranks);
+  }
+  return survey;
+}
+
+}  // namespace shardwire::internal

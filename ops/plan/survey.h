@@ -1,0 +1,39 @@
+// What a whole operation would do, without any group: every rank's plan is made, checked against its bytes and against its peers' plans,
+// and counted. For planning on one machine what many will run. Pure.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "ops/plan/redistribute.h"
+
+namespace shardwire::internal {
+
+struct RankSurvey {
+  std::uint64_t bytesSent = 0;      // to other ranks
+  std::uint64_t bytesReceived = 0;  // from other ranks
+  std::uint64_t bytesLocal = 0;     // of outputs, copied from own inputs
+  std::uint64_t bytesCombined = 0;  // addends that its reductions read, own and others'
+  std::uint64_t leastReceived = 0;  // what any plan must bring: see leastBytes
+  std::uint64_t numMoves = 0;
+  std::uint64_t numSendEdges = 0;
+  std::uint64_t numReceiveEdges = 0;
+  std::uint64_t planBytes = 0;     // in memory
+  std::uint64_t encodedBytes = 0;  // of the plan on the wire
+};
+
+struct Survey {
+  std::vector<Traffic::Edge> edges;  // as trafficOf
+  std::vector<RankSurvey> ranks;
+  std::vector<std::uint64_t> leastIntoHost;  // by host number; an element that several ranks of a host want counts once
+};
+
+// hosts: one number per rank, 0 <= number < ranks; empty: one host. Errors: those of redistribute; kInternal naming rank and rule where
+// plans of two ranks do not fit together.
+Result<Survey> surveyOf(const GlobalSpec& spec, HostMap hosts = {});
+
+// The bytes of elements that `ranks` want and none of them holds, each element once, in the narrower of its two types. Found by cutting
+// boxes, not by the planner. Any plan must bring these; where inputs are reduced it may have to bring more, every addend.
+std::uint64_t leastBytes(const GlobalSpec& spec, std::span<const Rank> ranks);
+
+}  // namespace shardwire::internal

@@ -1,0 +1,190 @@
+// The fields of all our wire formats: specs and plans, addresses, handshakes, messages of links. Little-endian fixed-width integers,
+// varints, texts, short vectors. Values of one thread. Each format says at its encoder which of the fields it is made of, and has a golden
+// test.
+//
+// The reader never reads past its bytes: after the first field that is missing or impossible, ok() is false and every value is zero or
+// empty, so that decoders check once per record instead of once per field.
+#pragma once
+
+#include <bit>
+#include <cstdint>
+#include <cstring>
+#include <string>
+#include <string_view>
+#include <type_traits>
+#include <utility>
+
+#include "shardwire/types.h"
+
+namespace shardwire::internal {
+
+static_assert(std::endian::native == std::endian::little, "the codec copies integers as they lie in memory");
+
+class ByteWriter {
+ public:
+  template <typename T>
+  void fixed(T value) {
+    static_assert(std::is_integral_v<T>);
+    const std::size_t at = bytes_.size();
+    bytes_.resize(at + sizeof value);
+    std::memcpy(bytes_.data() + at, &value, sizeof value);
+  }
+  void u8(std::uint8_t value) { fixed(value); }
+  void u32(std::uint32_t value) { fixed(value); }
+  void u64(std::uint64_t value) { fixed(value); }
+  void varint(std::uint64_t value) {
+    while (value >= 0x80) {
+      bytes_.push_back(static_cast<char>(value | 0x80));
+      value >>= 7;
+    }
+    bytes_.push_back(static_cast<char>(value));
+  }
+  // Zigzag, so that the negative values of a wrong spec travel too.
+  void signedVarint(std::int64_t value) { varint((static_cast<std::uint64_t>(value) << 1) ^ static_cast<std::uint64_t>(value >> 63)); }
+  // Its length in four bytes, then the text.
+  void text(std::string_view value) {
+    u32(static_cast<std::uint32_t>(value.size()));
+    bytes_.append(value);
+  }
+  // Its length as a varint, then the text.
+  void varintText(std::string_view value) {
+    varint(value.size());
+    bytes_.append(value);
+  }
+  void varintDims(const Dims& dims) {
+    u8(static_cast<std::uint8_t>(dims.size()));
+    for (const std::int64_t value : dims) {
+      signedVarint(value);
+    }
+  }
+  void fixedDims(const Dims& dims) {
+    u8(static_cast<std::uint8_t>(dims.size()));
+    for (const std::int64_t value : dims) {
+      fixed(value);
+    }
+  }
+  const std::string& bytes() const { return bytes_; }
+  std::string take() { return std::exchange(bytes_, {}); }
+
+ private:
+  std::string bytes_;
+};
+
+class ByteReader {
+ public:
+  // The bytes must outlive the reader.
+  explicit ByteReader(std::string_view bytes) : rest_(bytes) {}
+
+  bool ok() const { return ok_; }
+  // Everything was read, and was there.
+  bool isDone() const { return ok_ && rest_.empty(); }
+  // What was not read yet.
+  std::string_view rest() const { return rest_; }
+  // For a field with an impossible value.
+  void fail() {
+    ok_ = false;
+    rest_ = {};
+  }
+
+  template <typename T>
+  T fixed() {
+    static_assert(std::is_integral_v<T>);
+    T value = 0;
+    if (const std::string_view field = take(sizeof value); field.size() == sizeof value) {
+      std::memcpy(&value, field.data(), sizeof value);
+    }
+    return value;
+  }
+  std::uint8_t u8() { return fixed<std::uint8_t>(); }
+  std::uint32_t u32() { return fixed<std::uint32_t>(); }
+  std::uint64_t u64() { return fixed<std::uint64_t>(); }
+  std::uint64_t varint() {
+    std::uint64_t value = 0;
+    for (int shift = 0; shift < 64 && !rest_.empty(); shift += 7) {
+      const auto byte = static_cast<std::uint8_t>(rest_.front());
+      rest_.remove_prefix(1);
+      if (shift == 63 && byte > 1) {
+        break;  // more than 64 bits
+      }
+      value |= static_cast<std::uint64_t>(byte & 0x7f) << shift;
+      if (byte < 0x80) {
+        return value;
+      }
+    }
+    fail();
+    return 0;
+  }
+  std::int64_t signedVarint() {
+    const std::uint64_t raw = varint();
+    return static_cast<std::int64_t>(raw >> 1) ^ -static_cast<std::int64_t>(raw & 1);
+  }
+  // An enumerator below `limit`.
+  template <typename E>
+  E enumerator(int limit) {
+    const std::uint8_t raw = u8();
+    if (raw >= limit) {
+      fail();
+      return E{};
+    }
+    return static_cast<E>(raw);
+  }
+  bool boolean() {
+    const std::uint8_t raw = u8();
+    if (raw > 1) {
+      fail();
+    }
+    return raw == 1;
+  }
+  // How many records follow, each at least minBytes long: never more than the bytes left can hold.
+  std::size_t count(std::uint64_t raw, std::size_t minBytes) {
+    if (raw > rest_.size() / minBytes) {
+      fail();
+      return 0;
+    }
+    return static_cast<std::size_t>(raw);
+  }
+  // Longer than `most`: as a field that is missing.
+  std::string text(std::size_t most) {
+    const std::size_t size = u32();
+    if (size > most) {
+      fail();
+    }
+    return std::string(take(size));
+  }
+  std::string varintText() { return std::string(take(count(varint(), 1))); }
+  Dims varintDims() {
+    return dims([this] { return signedVarint(); });
+  }
+  Dims fixedDims() {
+    return dims([this] { return fixed<std::int64_t>(); });
+  }
+
+ private:
+  // Empty when there are fewer.
+  std::string_view take(std::size_t size) {
+    if (size > rest_.size()) {
+      fail();
+      return {};
+    }
+    const std::string_view taken = rest_.substr(0, size);
+    rest_.remove_prefix(size);
+    return taken;
+  }
+  template <typename ReadOne>
+  Dims dims(ReadOne readOne) {
+    const std::uint8_t numDims = u8();
+    if (numDims > kMaxDims) {
+      fail();
+    }
+    Dims values;
+    for (int d = 0; d < numDims && ok_; ++d) {
+      values.push_back(readOne());
+    }
+    return values;
+  }
+
+  std::string_view rest_;
+  bool ok_ = true;
+};
+
+}  // namespace shardwire::internal

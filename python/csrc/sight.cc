@@ -1,0 +1,23 @@
+// What a process tells of itself: its status, and its flight recorders in torch's form.
+#include "backend/c10d/status_error.h"
+#include "backend/sight/status_json.h"
+#include "backend/sight/status_server.h"
+#include "backend/sight/trace.h"
+#include "python/csrc/bindings.h"
+
+namespace shardwire::python {
+
+void bindSight(py::module_& module) {
+  const py::call_guard<py::gil_scoped_release> released;
+  module.def(
+      "status_json", [] { return internal::statusAsJson(); }, released, "What this process does in all its groups: JSON.");
+  module.def(
+      "serve_status", [] { return internal::valueOrThrow(internal::serveStatus()); }, released, "The path of the status socket.");
+  module.def(
+      "stop_serving_status", [] { internal::stopServingStatus(); }, released);
+  module.def(
+      "trace_json", [](bool onlyActive) { return internal::traceAsJson(onlyActive); }, py::arg("only_active") = false, released,
+      "The flight recorders of all groups of this process, in the form of torch's.");
+}
+
+}  // namespace shardwire::python

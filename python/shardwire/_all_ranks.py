@@ -1,0 +1,54 @@
+"""What all ranks of a group that is not there would give ``compile_op``: made here, one after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
+
+from . import _C
+from ._layout import _kind
+from ._spec import Spec, build_spec
+
+ErrorKind = Literal["value", "type", "runtime", "unsupported"]
+ARGUMENTS = ("shape", "dtype", "inputs", "outputs", "reduction", "output_dtype")
+# Tensors, inputs, outputs, and what went wrong in their place.
+RankLists = tuple[list[_C.TensorDecl], list[_C.LocalTensor], list[_C.LocalTensor], "tuple[ErrorKind, str] | None"]
+EachRank = Callable[[int], Mapping[str, Any]]
+
+
+def error_kind(failure: Exception) -> ErrorKind:
+    """As which exception all ranks raise it."""
+    if isinstance(failure, TypeError):
+        return "type"
+    if isinstance(failure, ValueError):
+        return "value"
+    return "unsupported" if isinstance(failure, NotImplementedError) else "runtime"
+
+
+def spec_of_rank(rank: int, world_size: int, given: Mapping[str, Any], each_rank: EachRank | None) -> Spec:
+    """One rank's. given: the ARGUMENTS as all ranks give them; each_rank: as for :func:`shardwire.plan`."""
+    own = given if each_rank is None else {**given, **_arguments_of(each_rank(rank))}
+    return build_spec(own["shape"], own["dtype"], own["inputs"], own["outputs"], own["reduction"], own["output_dtype"], rank, range(world_size))
+
+
+def lists_of_all(world_size: int, given: Mapping[str, Any], each_rank: EachRank | None = None) -> list[RankLists]:
+    """Those of every rank. What is wrong with one stands in its place, as ``compile_op`` would tell all ranks of it."""
+    lists: list[RankLists] = []
+    for rank in range(world_size):
+        try:
+            spec = spec_of_rank(rank, world_size, given, each_rank)
+            lists.append((spec.tensors, spec.inputs.native, spec.outputs.native, None))
+        except Exception as failure:
+            lists.append(([], [], [], (error_kind(failure), str(failure) or type(failure).__name__)))
+    return lists
+
+
+def _arguments_of(own: Any) -> Mapping[str, Any]:
+    if not isinstance(own, Mapping) or not set(own) <= set(ARGUMENTS):
+        raise TypeError(f"each_rank returned {_kind(own)}; it returns a dict of {', '.join(ARGUMENTS)}")
+    return own
+
+
+def check_overlap(overlap: Any) -> None:
+    if overlap not in (None, "last", "any", "error"):
+        raise (ValueError if isinstance(overlap, str) else TypeError)(f"overlap is {_kind(overlap)}; give 'last', 'any', 'error' or None")

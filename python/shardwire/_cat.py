@@ -1,0 +1,139 @@
+"""cat: tensors that lie on several ranks, joined on all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from . import _C
+from ._compile import CustomOp, compile_op
+from ._future import Future, Seconds, as_seconds
+from ._groups import resolve_backend
+from ._layout import as_dims
+from ._plain import dtype_named, name_of
+
+_MAX_DIMS = 16
+_ERROR = -1
+
+
+class CatFuture(Future):
+    """The handle of one :func:`cat`; :meth:`result` gives the joined tensor."""
+
+    __slots__ = ("_joined",)
+
+    def __init__(self, work: Any, joined: torch.Tensor) -> None:
+        super().__init__(work)
+        self._joined = joined
+
+    def result(self, timeout: Seconds = None) -> torch.Tensor:  # type: ignore[override]
+        self.wait(timeout)
+        return self._joined
+
+
+def cat(locals: Sequence[tuple[int, torch.Tensor]], group: Any = None, timeout: Seconds = None) -> CatFuture:
+    """Joins tensors along dimension 0, in the order of their numbers; every rank gets the whole.
+
+    Collective. locals: pairs of a number and a tensor, those that this rank gives: none, one or several. Over all ranks each number is given once; they
+    need not be without gaps. Tensors have one dtype, at least one dimension, and equal sizes but for dimension 0.
+
+    Returns at once, as a compiled op does: ``cat(pairs).result()`` waits and gives the tensor. ValueError or TypeError on all ranks alike, naming rank and number,
+    for what does not fit together; TimeoutError names ranks that do not come.
+    """
+    backend = resolve_backend(group)
+    seconds = as_seconds(timeout)
+    error: str | None = None
+    mine: list[tuple[int, torch.Tensor]] = []
+    try:
+        mine = _read(locals)
+    except (TypeError, ValueError) as failure:  # the others wait for this rank and must hear of it
+        error = str(failure)
+    pieces = _all_pieces(backend, mine, error, seconds)
+    shape, dtype = _judge(pieces)
+    inputs, outputs, row = [], [{"offset": [0] * len(shape), "shape": shape}], 0
+    rank = _C.rank(backend)
+    by_number = dict(mine)
+    tensors = []
+    for number, owner, dims, _ in sorted(pieces):
+        if owner == rank:
+            inputs.append({"offset": [row] + [0] * (len(shape) - 1), "shape": list(dims)})
+            tensors.append(by_number[number])
+        row += dims[0]
+    op = compile_op(backend, shape=shape, dtype=dtype, inputs=inputs, outputs=outputs, timeout=seconds, name="shardwire.cat")
+    joined = torch.empty(shape, dtype=dtype, device=mine[0][1].device if mine else None)
+    return CatFuture(op._op.run(tensors, [joined], seconds), joined)
+
+
+def _read(locals: Any) -> list[tuple[int, torch.Tensor]]:
+    pairs = []
+    for index, pair in enumerate(locals):
+        if not isinstance(pair, (tuple, list)) or len(pair) != 2 or isinstance(pair[0], bool) or not isinstance(pair[0], int):
+            raise TypeError(f"locals[{index}] is no pair of a number and a tensor")
+        number, tensor = pair
+        if not isinstance(tensor, torch.Tensor) or not 1 <= tensor.dim() <= _MAX_DIMS:
+            raise TypeError(f"tensor {number} is {'of no dimension' if isinstance(tensor, torch.Tensor) else type(tensor).__name__}; "
+                            f"give tensors of 1 to {_MAX_DIMS} dimensions")
+        pairs.append((as_dims([number], "number")[0], tensor.detach()))
+    return pairs
+
+
+def _all_pieces(backend: Any, mine: list[tuple[int, torch.Tensor]], error: str | None, seconds: float | None) -> list[tuple[int, int, tuple[int, ...], str]]:
+    """Number, rank, shape and dtype of every rank's tensors; the first rank's error on all."""
+    text = (error or "").encode()
+    lines = [f"{number};{name_of(tensor.dtype)};{','.join(map(str, tensor.shape))}" for number, tensor in mine]
+    told = _exchange(backend, [_ERROR if error else len(mine)], text if error else "\n".join(lines).encode(), seconds)
+    pieces = []
+    for rank, (count, said) in enumerate(told):
+        if count == _ERROR:
+            raise ValueError(f"cat: rank {rank}: {said}")
+        for line in said.split("\n") if said else []:
+            number, dtype, dims = line.split(";")
+            pieces.append((int(number), rank, tuple(int(size) for size in dims.split(",")), dtype))
+    return pieces
+
+
+def _exchange(backend: Any, count: list[int], text: bytes, seconds: float | None) -> list[tuple[int, str]]:
+    size, rank = _C.size(backend), _C.rank(backend)
+    heads = torch.empty(size, 2, dtype=torch.int64)
+    _moved(backend, [size, 2], torch.int64, {"offset": [rank, 0], "shape": [1, 2]}, torch.tensor([count + [len(text)]]), heads, seconds)
+    lengths = [int(length) for length in heads[:, 1]]
+    total = sum(lengths)
+    joined = torch.empty(total, dtype=torch.uint8)
+    if total:
+        own = torch.frombuffer(bytearray(text), dtype=torch.uint8) if text else torch.empty(0, dtype=torch.uint8)
+        _moved(backend, [total], torch.uint8, {"offset": [sum(lengths[:rank])], "shape": [len(text)]}, own, joined, seconds)
+    data, at, told = bytes(joined.numpy()), 0, []
+    for other, length in enumerate(lengths):
+        told.append((int(heads[other, 0]), data[at:at + length].decode()))
+        at += length
+    return told
+
+
+def _moved(backend: Any, shape: list[int], dtype: torch.dtype, held: dict[str, list[int]], mine: torch.Tensor, out: torch.Tensor, seconds: float | None) -> None:
+    op: CustomOp = compile_op(backend, shape=shape, dtype=dtype, inputs=[held], outputs=[{"offset": [0] * len(shape), "shape": shape}],
+                              timeout=seconds, name="shardwire.cat")
+    op([mine], [out], timeout=seconds).wait()
+
+
+def _judge(pieces: list[tuple[int, int, tuple[int, ...], str]]) -> tuple[list[int], torch.dtype]:
+    """Shape and dtype of the whole. The same error on every rank."""
+    if not pieces:
+        raise ValueError("cat: no rank gave a tensor")
+    ordered = sorted(pieces)
+    first = ordered[0]
+    for before, piece in zip([first] + ordered, ordered):
+        if piece[0] == before[0] and piece is not before:
+            raise ValueError(f"cat: ranks {before[1]} and {piece[1]} both give tensor {piece[0]}; give each number once")
+        if piece[2][1:] != first[2][1:] or len(piece[2]) != len(first[2]) or piece[3] != first[3]:
+            raise ValueError(f"cat: tensor {first[0]} of rank {first[1]} is {first[3]}{list(first[2])}, tensor {piece[0]} of rank {piece[1]} "
+                             f"{piece[3]}{list(piece[2])}; they must be alike but for the first dimension")
+    return [sum(piece[2][0] for piece in ordered), *first[2][1:]], dtype_named(first[3])
+
+
+def _cat_of_group(self: Any, locals: Sequence[tuple[int, torch.Tensor]], timeout: Seconds = None) -> CatFuture:
+    """:func:`shardwire.cat` in this group."""
+    return cat(locals, self, timeout)
+
+
+_C.ProcessGroupShardwire.cat = _cat_of_group  # type: ignore[method-assign,assignment]

@@ -1,0 +1,77 @@
+"""Who compiles: the arguments that ``compile_op`` and ``DeviceKernel.compile_and_load`` share."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import torch.distributed as dist
+
+from . import _C
+from ._groups import resolve_backend
+from ._layout import _kind
+
+NOBODY_KNOWS = "cc_enabled is True, but rank and world size are not known; initialise torch.distributed, give a group, or give rank_id and world_size"
+NEEDS_GROUP = "is_spmd=True ships what rank 0 compiles, which needs a process group; initialise torch.distributed, or give is_spmd=False so that every rank compiles"
+
+
+def check_kinds(is_spmd: Any, cc_enabled: Any, rank_id: Any, world_size: Any) -> None:
+    """TypeError or ValueError for what these can never be. is_spmd may be None where its caller says so."""
+    if is_spmd is not None and not isinstance(is_spmd, bool):
+        raise TypeError(f"is_spmd is {_kind(is_spmd)}; give True or False")
+    if cc_enabled is not None and not isinstance(cc_enabled, bool):
+        raise TypeError(f"cc_enabled is {_kind(cc_enabled)}; give True, False, or None to decide by the group")
+    for name, value in (("rank_id", rank_id), ("world_size", world_size)):
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
+            raise TypeError(f"{name} is {_kind(value)}; give an int or None")
+    if world_size is not None and world_size < 1:
+        raise ValueError(f"world_size is {world_size}; give a positive one")
+    if rank_id is not None and (rank_id < 0 or world_size is not None and rank_id >= world_size):
+        raise ValueError(f"rank_id is {rank_id}, which is no rank of {'the group' if world_size is None else f'0..{world_size - 1}'}")
+
+
+def check_keeping(use_cached: Any, build_dir: Any) -> str:
+    """The folder where plans are kept, "" for none. TypeError for what these can never be."""
+    if not isinstance(use_cached, bool):
+        raise TypeError(f"use_cached_if_exists is {_kind(use_cached)}; give True or False")
+    if build_dir is None:
+        return ""
+    folder = os.fspath(build_dir) if isinstance(build_dir, (str, os.PathLike)) else None
+    if not isinstance(folder, str) or not folder:
+        raise TypeError(f"build_dir is {_kind(build_dir)}; give a path or None")
+    return os.path.abspath(folder)
+
+
+def check_place(rank_id: int | None, world_size: int | None, backend: Any) -> None:
+    """ValueError where they are not what the group says."""
+    for name, given, own in (("rank_id", rank_id, _C.rank(backend)), ("world_size", world_size, _C.size(backend))):
+        if given is not None and given != own:
+            raise ValueError(f"{name} is {given}, but in the group it is {own}; leave it out where there is a group")
+
+
+def group_of(group: Any, cc_enabled: Any) -> Any | None:
+    """The backend to communicate in: of the group that is given, else of the default one; None where there is none, or communication is declined."""
+    if cc_enabled is False or group is None and not (dist.is_available() and dist.is_initialized()):
+        return None
+    return resolve_backend(group)
+
+
+def place_without_group(group: Any, is_spmd: bool | None, cc_enabled: bool | None, rank_id: int | None, world_size: int | None) -> tuple[int, int]:
+    """The rank and the number of ranks to plan for, where ``compile_op`` does not communicate. ValueError where nobody says them."""
+    if cc_enabled and (rank_id is None or world_size is None):
+        raise ValueError(NOBODY_KNOWS)
+    if cc_enabled and is_spmd:
+        raise ValueError(NEEDS_GROUP)
+    if rank_id is not None and world_size is not None:
+        return rank_id, world_size
+    if rank_id is not None or world_size is not None:
+        name, other = ("rank_id", "world_size") if world_size is None else ("world_size", "rank_id")
+        raise ValueError(f"{name} is given and {other} is not; give both to plan without a group")
+    if group is None:
+        if dist.is_available() and dist.is_initialized():
+            return dist.get_rank(), dist.get_world_size()
+        if cc_enabled is None:
+            resolve_backend(None)  # says that there is no group
+        return 0, 1
+    backend = resolve_backend(group)
+    return _C.rank(backend), _C.size(backend)

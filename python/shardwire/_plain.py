@@ -1,0 +1,531 @@
+"""Plain objects as bytes and back, without executing anything: numbers, text, containers, tensors, numpy arrays.
+
+An object is a graph. Each container, tensor and long text is a node with a number; where it is met again only the number is written, so shared and
+cyclic references come back as they were, and depth costs no stack. Bytes of tensors stay outside of the head, in *parts*: tensors that share
+memory share one part.
+
+Reading makes only the types that are listed here, and checks every length, number and bound before it uses it.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+import struct
+import sys
+from collections import OrderedDict
+from typing import Any, Callable
+
+import torch
+
+MAGIC = b"SWG1"
+_LONG = 32  # texts from this length on are nodes: met twice, written once
+_U32 = struct.Struct("<I")
+_I64 = struct.Struct("<q")
+_F64 = struct.Struct("<d")
+_C128 = struct.Struct("<dd")
+_CONTAINERS: dict[type, bytes] = {list: b"l", tuple: b"t", dict: b"d", OrderedDict: b"o", set: b"S", frozenset: b"Z", torch.Size: b"z"}
+_DTYPE_OF_NUMPY = re.compile(r"[<>|=](?:b1|[iufcSU]\d{1,9}|[mM]8(?:\[\d{0,9}[a-zA-Zμ]{1,2}\])?)")
+_PLAIN_KINDS = "biufcmMSU"  # of numpy's dtypes: those that are mere bytes
+
+
+class NotPlain(TypeError):
+    """The object holds something that only pickle can write."""
+
+
+class Broken(ValueError):
+    """The bytes are not what ``serialize`` writes."""
+
+
+def bytes_of(tensor: torch.Tensor) -> torch.Tensor:
+    """The elements of a dense CPU tensor as a flat uint8 tensor; a view where it is contiguous."""
+    flat = tensor.contiguous().reshape(-1)
+    return (torch.view_as_real(flat).reshape(-1) if flat.is_complex() else flat).view(torch.uint8)
+
+
+def typed(flat: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """``flat`` (uint8, one dimension) as elements of ``dtype``; a view where its address allows."""
+    if dtype == torch.uint8:
+        return flat
+    size = item_bytes(dtype)
+    if flat.data_ptr() % size or flat.storage_offset() % size:
+        flat = flat.clone()
+    if not dtype.is_complex:
+        return flat.view(dtype)
+    half = {8: torch.float32, 16: torch.float64, 4: torch.float16}[size]
+    return torch.view_as_complex(flat.view(half).reshape(-1, 2))
+
+
+@functools.cache
+def item_bytes(dtype: torch.dtype) -> int:
+    return torch.empty(0, dtype=dtype).element_size()
+
+
+@functools.lru_cache(256)
+def dtype_named(name: str) -> torch.dtype:
+    dtype = getattr(torch, name, None)
+    if not isinstance(dtype, torch.dtype) or "q" in name:
+        raise Broken(f"{name!r} is no dtype of this torch ({torch.__version__})")
+    return dtype
+
+
+@functools.cache
+def name_of(dtype: torch.dtype) -> str:
+    return str(dtype).rpartition(".")[2]
+
+
+def is_plain_tensor(value: Any) -> bool:
+    return (type(value) in (torch.Tensor, torch.nn.Parameter) and value.layout == torch.strided and not value.is_quantized
+            and value.device.type != "meta")
+
+
+# ---- writing
+
+class _Writer:
+    def __init__(self) -> None:
+        self.parts: list[torch.Tensor] = []
+        self.nodes: list[Any] = []  # in the order of their numbers; holds them, so that ids stay theirs
+        self.numbers: dict[int, int] = {}
+        self.texts: dict[Any, int] = {}
+        self.out = bytearray()
+        self.storages: dict[int, tuple[int, int]] = {}  # address of a shared storage -> its part, the first byte in it
+
+    def write(self, value: Any) -> bytes:
+        self.value(value)
+        done = 0
+        while done < len(self.nodes):  # nodes add nodes
+            self.node(self.nodes[done])
+            done += 1
+        return MAGIC + _U32.pack(len(self.nodes)) + bytes(self.out)
+
+    def value(self, value: Any) -> None:
+        out, kind = self.out, type(value)
+        if value is None or kind is bool:
+            out += b"N" if value is None else b"T" if value else b"F"
+        elif kind is int:
+            self.integer(value)
+        elif kind is float:
+            out += b"f" + _F64.pack(value)
+        elif kind is str and len(value) < _LONG:
+            self.text(b"s", value.encode("utf-8", "surrogatepass"))
+        elif kind is bytes and len(value) < _LONG:
+            self.text(b"b", value)
+        elif kind is complex:
+            out += b"c" + _C128.pack(value.real, value.imag)
+        elif kind is torch.dtype:
+            self.text(b"y", name_of(value).encode())
+        elif kind is torch.device:
+            self.text(b"v", str(value).encode())
+        elif kind in (str, bytes):
+            self.refer(self.texts, (kind, value), value)
+        else:
+            self.refer(self.numbers, id(value), value)
+
+    def integer(self, value: int) -> None:
+        if -(1 << 63) <= value < 1 << 63:
+            self.out += b"i" + _I64.pack(value)
+        else:
+            self.text(b"I", value.to_bytes(value.bit_length() // 8 + 1, "little", signed=True))
+
+    def text(self, tag: bytes, data: bytes) -> None:
+        if len(data) >= 1 << 32:
+            raise NotPlain("a text of 4 GiB or more; put it into a uint8 tensor")
+        self.out += tag + _U32.pack(len(data)) + data
+
+    def refer(self, numbers: dict[Any, int], key: Any, value: Any) -> None:
+        number = numbers.get(key)
+        if number is None:
+            number = numbers[key] = len(self.nodes)
+            self.nodes.append(value)
+        self.out += b"R" + _U32.pack(number)
+
+    def node(self, value: Any) -> None:
+        kind = type(value)
+        tag = _CONTAINERS.get(kind)
+        if tag is not None:
+            self.out += tag + _U32.pack(len(value))
+            for item in (value.items() if kind in (dict, OrderedDict) else ((item,) for item in value)):
+                for each in item:
+                    self.value(each)
+        elif kind is str:
+            self.text(b"s", value.encode("utf-8", "surrogatepass"))
+        elif kind in (bytes, bytearray):
+            self.text(b"b" if kind is bytes else b"a", value)
+        elif is_plain_tensor(value):
+            self.tensor(value)
+        elif kind in (range, slice):
+            self.out += b"r" if kind is range else b"/"
+            for each in (value.start, value.stop, value.step):
+                self.value(each)
+        elif not self.numpy(value) and not self.queue(value):
+            raise NotPlain(f"a {kind.__module__}.{kind.__qualname__} is none of the plain types that are written without pickle")
+
+    def tensor(self, value: torch.Tensor) -> None:
+        flags = (1 if value.requires_grad and value.is_leaf else 0) | (2 if type(value) is torch.nn.Parameter else 0)
+        dense = value.detach()
+        if dense.device.type != "cpu" or dense.is_conj() or dense.is_neg():
+            dense = dense.cpu().resolve_conj().resolve_neg()
+        part, first = self.part_of(dense)
+        if part < 0:  # alone in its memory
+            part, first, strides = len(self.parts), 0, _contiguous_strides(dense.shape)
+            self.parts.append(bytes_of(dense))
+        else:
+            strides = dense.stride()
+        self.out += b"X" + bytes([flags])
+        self.value(name_of(dense.dtype))
+        self.out += struct.pack(f"<{3 + 2 * dense.dim()}q", part, first, dense.dim(), *dense.shape, *strides)
+
+    def part_of(self, dense: torch.Tensor) -> tuple[int, int]:
+        """Part and first element of a tensor whose memory another node of the graph has as well; (-1, 0) for the others."""
+        known = self.storages.get(_address(dense)) if self.storages else None
+        if known is None:
+            return -1, 0
+        part, begin = known
+        return part, (dense.data_ptr() - begin) // dense.element_size()
+
+    def share(self, tensors: list[torch.Tensor]) -> None:
+        """One part for all tensors that share a storage: the bytes from the first to the last element that any of them has."""
+        groups: dict[int, list[torch.Tensor]] = {}
+        for tensor in tensors:
+            if tensor.device.type == "cpu" and tensor.numel() > 0 and not tensor.is_conj() and not tensor.is_neg():
+                groups.setdefault(_address(tensor), []).append(tensor)
+        for address, same in groups.items() if len(groups) < len(tensors) else ():
+            group = [tensor.detach() for tensor in same]
+            sizes = {tensor.element_size() for tensor in group}
+            if len(group) < 2 or max(sizes) > 1 and len({tensor.data_ptr() % max(sizes) for tensor in group}) > 1:
+                continue
+            begin = min(tensor.data_ptr() for tensor in group)
+            end = max(tensor.data_ptr() + _reach(tensor) for tensor in group)
+            whole = torch.empty(0, dtype=torch.uint8).set_(_untyped(group[0]), begin - address, (end - begin,), (1,))  # type: ignore[call-overload]
+            self.storages[address] = (len(self.parts), begin)
+            self.parts.append(whole)
+
+    def numpy(self, value: Any) -> bool:
+        np = sys.modules.get("numpy")
+        if np is None or not (type(value) is np.ndarray or isinstance(value, np.generic)):
+            return False
+        if value.dtype.kind not in _PLAIN_KINDS or value.dtype.fields is not None:
+            return False
+        array = np.array(value, order="C", copy=True) if not isinstance(value, np.ndarray) or not value.flags.writeable else np.ascontiguousarray(value)
+        self.out += b"n" + bytes([not isinstance(value, np.ndarray)])
+        self.value(value.dtype.str)
+        for number in (len(self.parts), array.ndim if isinstance(value, np.ndarray) else 0, *value.shape):
+            self.out += _I64.pack(number)
+        flat = array.reshape(-1).view(np.uint8) if array.nbytes else np.empty(0, np.uint8)
+        self.parts.append(torch.from_numpy(flat))
+        return True
+
+    def queue(self, value: Any) -> bool:
+        from .queues import Queue
+        if not isinstance(value, Queue):
+            return False
+        self.out += b"Q"
+        for each in value.address():
+            self.value(each)
+        return True
+
+
+def _address(tensor: torch.Tensor) -> int:
+    return tensor.data_ptr() - tensor.storage_offset() * tensor.element_size()
+
+
+def _untyped(tensor: torch.Tensor) -> Any:
+    return tensor.untyped_storage() if hasattr(tensor, "untyped_storage") else tensor.storage().untyped()
+
+
+def _reach(tensor: torch.Tensor) -> int:
+    """Bytes from a tensor's first element to the end of its last."""
+    return (1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride()))) * tensor.element_size()
+
+
+def _contiguous_strides(shape: Any) -> list[int]:
+    strides, step = [], 1
+    for size in reversed(shape):
+        strides.append(step)
+        step *= max(size, 1)
+    return strides[::-1]
+
+
+def _tensors_in(value: Any) -> list[torch.Tensor]:
+    """The CPU tensors that the graph holds, each once."""
+    found: list[torch.Tensor] = []
+    seen: dict[int, Any] = {}
+    left = [value]
+    while left:
+        each = left.pop()
+        kind = type(each)
+        if kind not in _CONTAINERS and not isinstance(each, torch.Tensor) or id(each) in seen:
+            continue
+        seen[id(each)] = each
+        if isinstance(each, torch.Tensor):
+            if is_plain_tensor(each):
+                found.append(each)
+        elif kind in (dict, OrderedDict):
+            left += [*each.keys(), *each.values()]
+        else:
+            left += each
+    return found
+
+
+def write(value: Any) -> tuple[bytes, list[torch.Tensor]]:
+    """The head and the parts (uint8, CPU) of ``value``. Parts are views of the tensors' own memory where these are contiguous. NotPlain otherwise."""
+    writer = _Writer()
+    tensors = _tensors_in(value)
+    if len(tensors) > 1:
+        writer.share(tensors)
+    return writer.write(value), writer.parts
+
+
+# ---- reading
+
+class _Ref(int):
+    """The number of a node."""
+
+    __slots__ = ()
+
+
+_TAG_REFERENCE, _TAG_INTEGER, _TAG_TEXT, _TAG_FLOAT, _TAG_COMPLEX = b"Risfc"
+_CONSTANTS = {ord("N"): None, ord("T"): True, ord("F"): False}
+
+
+class _Reader:
+    def __init__(self, head: bytes, parts: list[torch.Tensor]) -> None:
+        self.head, self.parts, self.at = bytes(head), parts, 0
+        self.kinds: list[bytes] = []
+        self.items: list[Any] = []  # of containers: their values, with references as _Ref; of others: the finished object
+        self.made: list[Any] = []
+
+    def read(self) -> Any:
+        try:
+            return self.graph()
+        except (struct.error, IndexError):
+            raise Broken(f"more bytes are needed behind byte {self.at}, but there are {len(self.head)} in all") from None
+
+    def graph(self) -> Any:
+        if self.take(4) != MAGIC:
+            raise Broken("these bytes do not begin as serialize writes them")
+        count = self.u32()
+        if count > len(self.head):
+            raise Broken(f"{count} nodes cannot lie in {len(self.head)} bytes")
+        root = self.value()
+        for _ in range(count):
+            self.node()
+        if self.at != len(self.head):
+            raise Broken(f"{len(self.head) - self.at} bytes are left over")
+        self.made = [_NOT_YET] * count
+        shells: dict[bytes, Callable[[], Any]] = {b"l": list, b"d": dict, b"o": OrderedDict, b"S": set}
+        for number, kind in enumerate(self.kinds):
+            if kind in shells:
+                self.made[number] = shells[kind]()
+            elif kind not in b"tzZ":
+                self.made[number] = self.items[number]
+        for number in range(count):
+            self.freeze(number)
+        for number in range(count):
+            self.fill(number)
+        return self.resolve(root)
+
+    # Numbers and tags: struct.error and IndexError where the head ends before.
+
+    def take(self, count: int) -> bytes:
+        if count > len(self.head) - self.at:
+            raise Broken(f"{count} bytes are needed at byte {self.at}, but there are {len(self.head)} in all")
+        self.at += count
+        return self.head[self.at - count:self.at]
+
+    def u32(self) -> int:
+        self.at += 4
+        return _U32.unpack_from(self.head, self.at - 4)[0]
+
+    def i64(self) -> int:
+        self.at += 8
+        return _I64.unpack_from(self.head, self.at - 8)[0]
+
+    def value(self) -> Any:
+        tag = self.head[self.at]
+        self.at += 1
+        if tag == _TAG_REFERENCE:
+            return _Ref(self.u32())
+        if tag == _TAG_INTEGER:
+            return self.i64()
+        if tag == _TAG_TEXT:
+            return self.decoded(self.take(self.u32()))
+        if tag == _TAG_FLOAT:
+            self.at += 8
+            return _F64.unpack_from(self.head, self.at - 8)[0]
+        if tag in _CONSTANTS:
+            return _CONSTANTS[tag]
+        if tag == _TAG_COMPLEX:
+            return complex(*_C128.unpack(self.take(16)))
+        return self.text(bytes((tag,)))
+
+    def text(self, tag: bytes) -> Any:
+        data: Any = self.take(self.u32()) if tag in b"sbIyva" else None
+        if tag == b"s":
+            return self.decoded(data)
+        if tag == b"b":
+            return data
+        if tag == b"a":
+            return bytearray(data)
+        if tag == b"I":
+            return int.from_bytes(data, "little", signed=True)
+        if tag == b"y":
+            return dtype_named(self.decoded(data))
+        if tag == b"v":
+            try:
+                return torch.device(self.decoded(data))
+            except RuntimeError as error:
+                raise Broken(f"no device: {error}") from None
+        raise Broken(f"{tag!r} at byte {self.at - 1} is no kind of value")
+
+    def decoded(self, data: Any) -> str:
+        try:
+            return str(data, "utf-8", "surrogatepass")
+        except UnicodeDecodeError as error:
+            raise Broken(f"no text: {error}") from None
+
+    def node(self) -> None:
+        tag = self.take(1)
+        item: Any
+        if tag in b"ltSZz":
+            item = [self.value() for _ in range(self.u32())]
+        elif tag in b"do":
+            item = [(self.value(), self.value()) for _ in range(self.u32())]
+        elif tag == b"X":
+            item = self.tensor()
+        elif tag == b"n":
+            item = self.numpy()
+        elif tag in b"r/Q":
+            item = self.made_of_values(tag)
+        elif tag in b"sba":
+            item = self.text(tag)
+        else:
+            raise Broken(f"{tag!r} at byte {self.at - 1} is no kind of node")
+        self.kinds.append(tag)
+        self.items.append(item)
+
+    def made_of_values(self, tag: bytes) -> Any:
+        if tag == b"Q":
+            from .queues import Queue
+            return Queue.from_address(*(self.value() for _ in range(5)))
+        values = [self.value() for _ in range(3)]
+        if any(isinstance(each, _Ref) or not (isinstance(each, int) or tag == b"/" and each is None) for each in values):
+            raise Broken("a range or slice that is not of numbers")
+        if tag == b"r" and values[2] == 0:
+            raise Broken("a range with step 0")
+        return (range if tag == b"r" else slice)(*values)
+
+    def numbers(self, count: int) -> list[int]:
+        if not 0 <= count <= 64:
+            raise Broken(f"{count} dimensions")
+        numbers = list(struct.unpack_from(f"<{count}q", self.head, self.at))
+        self.at += 8 * count
+        if count and min(numbers) < 0:
+            raise Broken("a negative size or stride")
+        return numbers
+
+    def part(self, number: int) -> torch.Tensor:
+        if not 0 <= number < len(self.parts):
+            raise Broken(f"part {number} of {len(self.parts)}")
+        return self.parts[number]
+
+    def tensor(self) -> torch.Tensor:
+        flags, name = self.take(1)[0], self.value()
+        if type(name) is not str:
+            raise Broken("a tensor without a dtype")
+        dtype = dtype_named(name)
+        part, first, dims = self.i64(), self.i64(), self.i64()
+        shape, strides = self.numbers(dims), self.numbers(dims)
+        try:
+            tensor = self.dense(dtype, self.part(part), first, shape, strides)
+            if flags & 2:
+                return torch.nn.Parameter(tensor, requires_grad=bool(flags & 1))
+            return tensor.requires_grad_() if flags & 1 else tensor
+        except RuntimeError as error:
+            raise Broken(f"a tensor of {name}: {error}") from None
+
+    def dense(self, dtype: torch.dtype, flat: torch.Tensor, first: int, shape: list[int], strides: list[int]) -> torch.Tensor:
+        if 0 in shape:
+            return torch.empty(shape, dtype=dtype)
+        size, num_bytes = item_bytes(dtype), flat.numel()
+        end = first + 1 + sum((extent - 1) * stride for extent, stride in zip(shape, strides))
+        if first < 0 or end * size > num_bytes:
+            raise Broken(f"a tensor of {end} elements of {size} bytes in a part of {num_bytes} bytes")
+        whole = typed(flat if num_bytes % size == 0 else flat[:num_bytes // size * size], dtype)
+        if first == 0 and end * size == num_bytes and strides == _contiguous_strides(shape):
+            return whole.view(shape)
+        return whole.as_strided(shape, strides, whole.storage_offset() + first)
+
+    def numpy(self) -> Any:
+        try:
+            import numpy as np
+        except ImportError:
+            raise Broken("numpy arrays are in it, and numpy is not installed here") from None
+        is_scalar, name = self.take(1)[0], self.value()
+        part, dims = self.i64(), self.i64()
+        shape = self.numbers(dims)
+        if type(name) is not str or _DTYPE_OF_NUMPY.fullmatch(name) is None:  # numpy itself takes whole expressions
+            raise Broken(f"{name!r} is no plain dtype of numpy")
+        try:
+            dtype = np.dtype(name)
+        except (TypeError, ValueError):
+            raise Broken(f"{name!r} is no dtype of numpy") from None
+        if dtype.kind not in _PLAIN_KINDS or dtype.fields is not None:
+            raise Broken(f"{name!r} is no plain dtype of numpy")
+        flat, count = self.part(part), 1
+        for size in shape:
+            count *= size
+        if count * dtype.itemsize != flat.numel():
+            raise Broken(f"{count} elements of {name} in a part of {flat.numel()} bytes")
+        array = flat.numpy().view(dtype).reshape(shape) if flat.numel() else np.empty(shape, dtype)
+        return array[()] if is_scalar else array
+
+    # Tuples and frozensets cannot be filled later, so what they hold is made first. Lists, dicts and sets are there already, empty.
+    def freeze(self, number: int) -> None:
+        waiting, within = [number], set()
+        while waiting:
+            number = waiting[-1]
+            if self.made[number] is not _NOT_YET:
+                waiting.pop()
+                continue
+            needed = [ref for ref in self.items[number] if isinstance(ref, _Ref) and self.at_ref(ref) is _NOT_YET]
+            if needed:
+                if number in within:
+                    raise Broken("a tuple that holds itself")
+                within.add(number)
+                waiting += needed
+                continue
+            kinds: dict[bytes, Callable[[Any], Any]] = {b"t": tuple, b"Z": frozenset, b"z": torch.Size}
+            self.made[number] = self.build(lambda: kinds[self.kinds[number]]([self.resolve(each) for each in self.items[number]]))
+            waiting.pop()
+
+    def fill(self, number: int) -> None:
+        kind, made, items = self.kinds[number], self.made[number], self.items[number]
+        if kind == b"l":
+            made.extend(self.resolve(each) for each in items)
+        elif kind == b"S":
+            self.build(lambda: made.update(self.resolve(each) for each in items))
+        elif kind in b"do":
+            self.build(lambda: made.update((self.resolve(key), self.resolve(each)) for key, each in items))
+
+    def build(self, make: Callable[[], Any]) -> Any:
+        try:
+            return make()
+        except TypeError as error:
+            raise Broken(f"a container of things that cannot be in it: {error}") from None
+
+    def at_ref(self, ref: int) -> Any:
+        if ref >= len(self.made):
+            raise Broken(f"node {int(ref)} of {len(self.made)}")
+        return self.made[ref]
+
+    def resolve(self, value: Any) -> Any:
+        return self.at_ref(value) if isinstance(value, _Ref) else value
+
+
+_NOT_YET = object()
+
+
+def read(head: bytes, parts: list[torch.Tensor]) -> Any:
+    """What ``write`` was given; tensors are views of ``parts``. Broken for bytes that it did not write."""
+    return _Reader(head, parts).read()

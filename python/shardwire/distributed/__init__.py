@@ -1,0 +1,19 @@
+"""Arrays that lie over the ranks of a group: how they are cut, moved from one cut to another, and transformed.
+
+Every rank calls with its own part of the array (torch, numpy or DTensor) and says how the array is cut::
+
+    import shardwire.distributed as swd
+    swd.initialize(None, comm)  # an mpi4py communicator, a shardwire group, or nothing
+    b = swd.reshape.reshape(a, input_box, output_box)
+    c = swd.fft.fft(b, distribution=swd.distribution.Slab.X)
+
+Programs written for nvmath.distributed on the CPU run with the import renamed.
+"""
+
+from __future__ import annotations
+
+from . import distribution, fft, reshape
+from ._runtime import DistributedContext, finalize, get_context, initialize
+from .reshape import Redistribute, redistribute
+
+__all__ = ["DistributedContext", "Redistribute", "distribution", "fft", "finalize", "get_context", "initialize", "redistribute", "reshape"]

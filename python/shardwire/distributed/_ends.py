@@ -1,0 +1,166 @@
+"""The two ends of a movement: what every rank holds of a global array, agreed on and checked by all ranks alike.
+
+All functions here are pure: every rank calls them with what all ranks told, and comes to the same end or to the same error.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from .._layout import _kind, as_dims
+from ..errors import GapError, MismatchError
+from .distribution import Box, Boxes, Dims, Distribution, Piece, Placements, Share, _OnGrid
+
+
+class End(NamedTuple):
+    """How an array of ``global_shape`` lies over the ranks; ``shares`` by rank."""
+
+    distribution: Distribution
+    global_shape: Dims
+    shares: tuple[Share, ...]
+
+
+def read_distribution(value: Any, what: str, group_ranks: Sequence[int]) -> Distribution:
+    """A caller's distribution: a Distribution, a list of Box (one for each rank) or a list of placements, in the group's rank numbers."""
+    if isinstance(value, (list, tuple)) and value:
+        value = Boxes(value) if all(isinstance(item, Box) for item in value) else Placements(value)
+    if not isinstance(value, Distribution):
+        raise TypeError(f"{what} is {_kind(value)}; give a Box, a Slab or another distribution")
+    return value.grouped(group_ranks)
+
+
+def agree(told: Sequence[dict[str, Any]], door: str, keys: Sequence[str]) -> None:
+    """MismatchError where ranks differ in one of ``keys``."""
+    for key in keys:
+        for rank, record in enumerate(told):
+            if record[key] != told[0][key]:
+                raise MismatchError(f"{door}: the {key} differs between ranks: {_said(told[0][key])} on rank 0, {_said(record[key])} on rank {rank}; "
+                                    "give the same on all ranks")
+
+
+def _said(value: Any) -> str:
+    return value if isinstance(value, str) else repr(value)
+
+
+def resolve(door: str, what: str, own: Distribution, described: Sequence[Sequence[Any]], size: int) -> Distribution:
+    """The distribution as a whole: the boxes of all ranks where each told its own, else the one that all gave."""
+    kinds = [item[0] for item in described]
+    for rank, item in enumerate(described):
+        if kinds[rank] != kinds[0] or (kinds[0] != "Box" and item != described[0]):
+            raise MismatchError(f"{door}: {what} differs between ranks: {_name(described[0])} on rank 0, {_name(item)} on rank {rank}; "
+                                "give the same distribution on all ranks, or a Box on every rank")
+    if kinds[0] != "Box":
+        return own
+    ndims = [len(item[1]) for item in described]
+    for rank, ndim in enumerate(ndims):
+        if ndim != ndims[0]:
+            raise ValueError(f"{door}: {what} has {ndim} dimensions on rank {rank}, and {ndims[0]} on rank 0")
+    return Boxes([Box(item[1], item[2]) for item in described])
+
+
+def _name(item: Sequence[Any]) -> str:
+    return f"{item[0]}({', '.join(map(str, item[1:]))})"
+
+
+def at_origin(boxes: Boxes) -> tuple[Boxes, Dims]:
+    """The same boxes moved so that the smallest box around them begins at 0, and by how much they were moved."""
+    shares = [box for box in boxes._boxes if all(box.extents)]
+    ndim = boxes.ndim or 0
+    lower = tuple(min((box.lower[dim] for box in shares), default=0) for dim in range(ndim))
+    moved = [Box(tuple(a - b for a, b in zip(box.lower, lower)), tuple(a - b for a, b in zip(box.upper, lower))) for box in boxes._boxes]
+    return Boxes(moved), lower
+
+
+def global_shape_of(door: str, distribution: Distribution, shapes: Sequence[Sequence[int]], given: Sequence[int] | None) -> Dims:
+    """The global shape that the local ``shapes`` make, or the given one."""
+    ndims = [len(shape) for shape in shapes]
+    for rank, ndim in enumerate(ndims):
+        if ndim != ndims[0]:
+            raise ValueError(f"{door}: the operand has {ndim} dimensions on rank {rank}, and {ndims[0]} on rank 0")
+    if given is not None:
+        dims = as_dims(given, "global_shape")
+        if len(dims) != ndims[0]:
+            raise ValueError(f"{door}: global_shape has {len(dims)} dimensions, the operand {ndims[0]}")
+        return dims
+    return distribution.infer_global_shape(shapes)
+
+
+def make_end(door: str, what: str, distribution: Distribution, global_shape: Dims, size: int, overlaps: bool = False) -> End:
+    """All ranks' shares, which cover the array: once, or at least once with ``overlaps``. ValueError or GapError otherwise."""
+    shares = tuple(distribution.share(rank, global_shape, size) for rank in range(size))
+    if not isinstance(distribution, _OnGrid):
+        check_cover(f"{door}: {what}", shares, global_shape, overlaps or isinstance(distribution, Placements))
+    return End(distribution, global_shape, shares)
+
+
+def check_shapes(door: str, what: str, end: End, shapes: Sequence[Sequence[int]]) -> None:
+    """ValueError that names the first rank whose local array has not the shape that the distribution says."""
+    for rank, (share, shape) in enumerate(zip(end.shares, shapes)):
+        outside = not share.pieces and math.prod(shape) == 0
+        if tuple(shape) != share.local_shape and not outside:
+            raise ValueError(f"{door}: {what} has shape {list(shape)} on rank {rank}, but {end.distribution} of the global shape "
+                             f"{list(end.global_shape)} gives that rank {list(share.local_shape)}")
+
+
+def check_cover(what: str, shares: Sequence[Share], global_shape: Dims, overlaps: bool) -> None:
+    """ValueError where boxes overlap and must not, GapError where they leave a part of the array to nobody; both name boxes and ranks."""
+    boxes = [(rank, piece) for rank, share in enumerate(shares) for piece in share.pieces if all(piece.shape)]
+    if not overlaps:
+        _check_overlaps(what, boxes)
+        if sum(math.prod(piece.shape) for _, piece in boxes) == math.prod(global_shape):
+            return
+    gap = _first_gap(global_shape, [piece for _, piece in boxes])
+    if gap is not None:
+        raise GapError(f"{what} leaves {_region(gap)} of the global shape {list(global_shape)} to no rank")
+
+
+def _check_overlaps(what: str, boxes: list[tuple[int, Piece]]) -> None:
+    if not boxes:
+        return
+    # Along the dimension that cuts them most, a box meets few others.
+    dim = max(range(len(boxes[0][1].shape)), key=lambda dim: len({piece.offset[dim] for _, piece in boxes}), default=-1)
+    ordered = boxes if dim < 0 else sorted(boxes, key=lambda item: item[1].offset[dim])
+    for place, (rank, piece) in enumerate(ordered):
+        for other_rank, other in ordered[place + 1:]:
+            if dim >= 0 and other.offset[dim] >= piece.offset[dim] + piece.shape[dim]:
+                break
+            common = _meet(piece, other)
+            if common is not None:
+                first, second = sorted((rank, other_rank))
+                raise ValueError(f"{what} overlaps: ranks {first} and {second} both have {_region(common)}")
+
+
+def _meet(a: Piece, b: Piece) -> Piece | None:
+    begin = tuple(max(x, y) for x, y in zip(a.offset, b.offset))
+    end = tuple(min(x + m, y + n) for x, m, y, n in zip(a.offset, a.shape, b.offset, b.shape))
+    return Piece(begin, tuple(e - s for s, e in zip(begin, end)), begin) if all(e > s for s, e in zip(begin, end)) else None
+
+
+def _first_gap(global_shape: Dims, boxes: Sequence[Piece]) -> Piece | None:
+    origin = (0,) * len(global_shape)
+    left = [Piece(origin, global_shape, origin)] if all(global_shape) else []
+    for box in boxes:
+        left = [rest for region in left for rest in _subtract(region, box)]
+    return min(left, default=None)
+
+
+def _subtract(region: Piece, box: Piece) -> list[Piece]:
+    common = _meet(region, box)
+    if common is None:
+        return [region]
+    rest = []
+    offset, shape = list(region.offset), list(region.shape)
+    for dim in range(len(shape)):
+        end, cut_begin, cut_end = offset[dim] + shape[dim], common.offset[dim], common.offset[dim] + common.shape[dim]
+        for begin, extent in ((offset[dim], cut_begin - offset[dim]), (cut_end, end - cut_end)):
+            if extent:
+                where = (*offset[:dim], begin, *offset[dim + 1:])
+                rest.append(Piece(where, (*shape[:dim], extent, *shape[dim + 1:]), where))
+        offset[dim], shape[dim] = cut_begin, common.shape[dim]
+    return rest
+
+
+def _region(piece: Piece) -> str:
+    return "[" + ", ".join(f"{begin}:{begin + extent}" for begin, extent in zip(piece.offset, piece.shape)) + "]"

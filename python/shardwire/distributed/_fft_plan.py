@@ -1,0 +1,237 @@
+"""A planned transform on one rank: the route's moves, compiled, and its local transforms, run one after the other."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from .._compile import CustomOp
+from .._plot import human_bytes
+from . import _engines, _runtime
+from ._ends import End
+from ._fft_route import Local, Move, Problem, find_route
+from ._local_call import ALIGNMENT, Array, Call, array_of, packed
+from .reshape import move
+
+
+# The room of a spectrum that has more axes to go through at the same step. Those of steps are their numbers.
+_SPECTRUM = -1
+
+
+class Settings(NamedTuple):
+    """What a run may choose: inverse or not; norm: None, "backward", "ortho" or "forward"."""
+
+    inverse: bool
+    norm: str | None
+
+    @property
+    def torch_norm(self) -> str:
+        """The norm that scales a torch.fft of this direction so. None scales nothing."""
+        return self.norm or ("forward" if self.inverse else "backward")
+
+    def factor(self, lengths: Sequence[int]) -> float:
+        """What a transform along axes of these lengths is multiplied by."""
+        count = math.prod(lengths)
+        if self.norm == "ortho":
+            return 1.0 / math.sqrt(count)
+        return 1.0 / count if self.norm == ("backward" if self.inverse else "forward") else 1.0
+
+    def adjoint(self) -> Settings:
+        """The other direction, scaled by the same number."""
+        other = {"ortho": "ortho", "forward": "backward", "backward": "forward"}[self.torch_norm]
+        return Settings(not self.inverse, other)
+
+
+class _Part(NamedTuple):
+    """One call of an engine: ``axes`` of what the step before left, in place or into ``room``, a tensor of ``shape`` and ``dtype``.
+
+    halves, doubles: of gradients, what stands for two conjugate elements of the spectrum is halved before, or doubled after.
+    """
+
+    kind: str
+    axes: tuple[int, ...]
+    in_place: bool
+    room: int
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    halves: bool = False
+    doubles: bool = False
+
+
+class Plan:
+    """Made by all ranks of the group at once; run by all of them. For one thread at a time.
+
+    compute: the complex dtype that it is computed in. sums: what several ranks hold of the operand are addends, not copies. measure: engines are chosen by
+    measuring. The memory between steps is kept between runs, until release().
+    """
+
+    def __init__(self, group: Any, rank: int, problem: Problem, source: End, target: End | None, compute: torch.dtype, name: str,
+                 sums: bool = False, measure: bool = True) -> None:
+        self.problem, self.source, self.name = problem, source, name
+        self._group, self._rank, self._compute, self._measure = group, rank, compute, measure
+        self._real = torch.float32 if compute == torch.complex64 else torch.float64
+        route = find_route(problem, source, target)
+        self.target = route.target
+        self._steps = route.steps
+        self._ops: list[CustomOp | None] = [
+            move(group, rank, step.source, step.target, self._dtype_of_move(step), name, "sum" if sums and index == 0 else None)
+            if isinstance(step, Move) else None for index, step in enumerate(self._steps)]
+        self._between: dict[int, torch.Tensor] = {}
+        self._parts = [self._parts_of(index, step) if isinstance(step, Local) else [] for index, step in enumerate(self._steps)]
+        self._transforms: dict[Any, tuple[Any, bool]] = {}
+        self._choices: dict[tuple[int, int], _engines.Choice] = {}
+        self._engines = _engines.find()
+        # The step whose memory is the result's: complex transforms after it are done in place.
+        self._last = len(self._steps) - 1
+        if len(self._steps) > 1 and isinstance(self._steps[-1], Local) and not self._steps[-1].is_real:
+            self._last -= 1
+
+    @property
+    def operand_dtype(self) -> torch.dtype:
+        """What run() takes."""
+        return self._real if self.problem.kind == "R2C" else self._compute
+
+    def _dtype_of_move(self, step: Move) -> torch.dtype:
+        return self._compute if step.is_complex else self._real
+
+    def adjoint(self, sums: bool) -> Plan:
+        """The transposed map. Collective. sums: gradients of one element on several ranks are added; else they are equal."""
+        problem = self.problem
+        kind = {"C2C": "C2C", "R2C": "C2R", "C2R": "R2C"}[problem.kind]
+        back = dataclasses.replace(problem, kind=kind, shape=problem.result_shape, result_shape=problem.shape, adjoint=not problem.adjoint)
+        return Plan(self._group, self._rank, back, self.target, self.source, self._compute, f"{self.name}.backward", sums, self._measure)
+
+    def run(self, local: torch.Tensor, settings: Settings) -> torch.Tensor:
+        """The result of this rank, in new memory in C order. ``local`` is not written to."""
+        current = local
+        for index, (step, op) in enumerate(zip(self._steps, self._ops)):
+            if isinstance(step, Local):
+                current = self._transform(index, current, settings)
+                continue
+            assert op is not None
+            share = step.target.shares[self._rank]
+            result = self._room(index, share.local_shape, self._dtype_of_move(step), current.device)
+            op([current] if step.source.shares[self._rank].pieces else [], [result] if share.pieces else []).wait()
+            current = result
+        return current.contiguous()
+
+    def _room(self, index: int, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        """Where step ``index`` writes to: memory of the plan's, or new memory where it is the result's: further steps work in place."""
+        if index >= self._last:
+            return _runtime.empty(shape, dtype, device)
+        kept = self._between.get(index)
+        if kept is None or kept.device != device:
+            kept = self._between[index] = _runtime.empty(shape, dtype, device)
+        return kept
+
+    def release(self) -> None:
+        """Lets the memory between steps go; the next run takes new."""
+        self._between.clear()
+
+    def _parts_of(self, index: int, step: Local) -> list[_Part]:
+        """The calls of one step. The operand is not written to, so the first step's are not in place; what an exchange brought is ours."""
+        shape, real = step.end.shares[self._rank].local_shape, self.problem.kind if step.is_real else "C2C"
+        if real == "R2C":
+            return [_Part("R2C", step.axes, False, index, shape, self._compute, doubles=self.problem.adjoint)]
+        if real == "C2C":
+            return [_Part("C2C", step.axes, index > 0, index, shape, self._compute)]
+        # One axis after the others: only for the spectrum of something real would all at once be the same.
+        first, last = step.axes[:-1], step.axes[-1]
+        half = tuple(self.problem.shape[dim] if dim == last else extent for dim, extent in enumerate(shape))
+        parts = [_Part("C2C", first, index > 0, _SPECTRUM, half, self._compute)] if first else []
+        return [*parts, _Part("C2R", (last,), False, index, shape, self._real, halves=self.problem.adjoint)]
+
+    def _transform(self, index: int, local: torch.Tensor, settings: Settings) -> torch.Tensor:
+        parts = self._parts[index]
+        if not local.numel():  # no engine takes empty axes
+            return local.new_empty(parts[-1].shape, dtype=parts[-1].dtype)
+        current = local
+        for number, part in enumerate(parts):
+            if part.halves:
+                current = self._weighted(current.clone() if current is local else current, part.axes[-1], part.shape[part.axes[-1]], 0.5)
+            key = (index, number, settings, current.stride(), current.data_ptr() % ALIGNMENT, current.device.type)
+            transform, writes = self._transforms.get(key) or self._choose(key, part, array_of(current), current.device.type == "cpu")
+            target = None if not writes else current if part.in_place else self._room(part.room, part.shape, part.dtype, current.device)
+            extent = current.shape[part.axes[-1]]
+            current = transform.run(current, target)
+            if part.doubles:
+                self._weighted(current, part.axes[-1], extent, 2.0)
+        return current
+
+    def _choose(self, key: tuple[Any, ...], part: _Part, source: Array, is_cpu: bool) -> tuple[Any, bool]:
+        """The transform of a part, and whether it writes where it is told."""
+        index, number, settings = key[:3]
+        call = Call(part.kind, part.axes, source, source if part.in_place else packed(part.shape, part.dtype), part.in_place, settings.inverse, settings.torch_norm)
+        call = call._replace(factor=settings.factor([call.lengths[axis] for axis in call.axes]))
+        choice = _engines.choose(self._engines if is_cpu else self._engines[-1:], call, self._measure)
+        self._choices[index, number] = choice
+        made = choice.engine.make(choice.engine.library, call, choice.careful), choice.engine.writes
+        self._transforms[key] = made
+        return made
+
+    def prepare(self, local: torch.Tensor, settings: Settings) -> None:
+        """Chooses and makes the local transforms of operands that lie as ``local``, as far as they are not made yet; only its layout is read. Not collective."""
+        current = array_of(local)
+        for index, step in enumerate(self._steps):
+            if isinstance(step, Move):
+                current = packed(step.target.shares[self._rank].local_shape, self._dtype_of_move(step))
+                continue
+            if not current.elements:
+                current = packed(self._parts[index][-1].shape, self._parts[index][-1].dtype)
+                continue
+            for number, part in enumerate(self._parts[index]):
+                key = (index, number, settings, current.strides, current.begin, local.device.type)
+                if key not in self._transforms:
+                    self._choose(key, part, current, local.device.type == "cpu")
+                current = current if part.in_place else packed(part.shape, part.dtype)
+
+    @staticmethod
+    def _weighted(half: torch.Tensor, axis: int, extent: int, weight: float) -> torch.Tensor:
+        """What stands for two conjugate elements of the spectrum, times ``weight``: all but the first and, of an even extent, the last. In place."""
+        half.narrow(axis, 1, (extent - 1) // 2).mul_(weight)
+        return half
+
+    # What it does, told.
+
+    @property
+    def engine(self) -> str:
+        """What transforms this rank's parts, as far as it is chosen: else the first to be asked."""
+        names = [choice.engine.name for _, choice in sorted(self._choices.items())] or [self._engines[0].name]
+        return " and ".join(dict.fromkeys(names))
+
+    def _chosen(self, index: int) -> list[_engines.Choice]:
+        """Of each part of a step what was chosen last."""
+        return [self._choices[index, number] for number in range(len(self._parts[index])) if (index, number) in self._choices]
+
+    def traffic(self) -> dict[str, Any]:
+        steps: list[dict[str, Any]] = []
+        for index, (step, op) in enumerate(zip(self._steps, self._ops)):
+            if isinstance(step, Local):
+                chosen = self._chosen(index)
+                steps.append({"transform": list(step.axes), "shapes": [list(share.local_shape) for share in step.end.shares], "lies": str(step.end.distribution),
+                              "engines": [{"engine": choice.engine.short, "why": choice.why, "measured_us": choice.measured, "elements": choice.elements} for choice in chosen]})
+            else:
+                assert op is not None
+                steps.append({"move": op.traffic(), "from": str(step.source.distribution), "to": str(step.target.distribution)})
+        return {"name": self.name, "kind": self.problem.kind, "shape": list(self.problem.shape), "result_shape": list(self.problem.result_shape),
+                "axes": list(self.problem.axes), "world_size": len(self.source.shares), "engine": self.engine, "dtype": str(self._compute), "steps": steps}
+
+    def explain(self) -> str:
+        told = self.traffic()
+        lines = [f"{told['kind']} of {told['shape']} along axes {told['axes']} in {told['dtype']}, {told['world_size']} ranks, by {told['engine']}",
+                 f"the operand lies as {self.source.distribution}, the result as {self.target.distribution}"]
+        for number, step in enumerate(told["steps"], 1):
+            if "transform" in step:
+                lines.append(f"{number}. every rank transforms axes {step['transform']}; rank {self._rank} then has {step['shapes'][self._rank]}")
+                lines += [f"   rank {self._rank}, by {choice.told()}" for choice in self._chosen(number - 1)]
+                continue
+            edges = step["move"]["edges"]
+            between = sum(edge["bytes"] for edge in edges if edge["src"] != edge["dst"])
+            lines.append(f"{number}. exchange: {human_bytes(between)} between ranks, from {step['from']} to {step['to']}")
+            mine = [edge for edge in edges if self._rank in (edge["src"], edge["dst"]) and edge["src"] != edge["dst"]]
+            lines += [f"   rank {edge['src']} to rank {edge['dst']}: {human_bytes(edge['bytes'])}" for edge in mine]
+        return "\n".join(lines)

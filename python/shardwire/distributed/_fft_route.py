@@ -1,0 +1,205 @@
+"""The way of an FFT over ranks: which axes are transformed where, and what moves between. Pure arithmetic, the same on every rank.
+
+An axis can be transformed where each rank's box spans it. So a route is a row of steps: a local transform of all axes that allow it, a move to a
+cut that leaves other axes whole, and so on, until all are done and the array lies as it is wanted. Candidates for cuts are where the array comes
+from, where it goes to, slabs, pencils, and one rank that has all. The cheapest route is found by Dijkstra's algorithm.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple, Union
+
+from ._ends import End
+from .distribution import Box, Boxes, Dims, Distribution, Pencil, Share, Slab, _OnGrid
+
+# What one exchange costs beside its bytes, in bytes that could be copied meanwhile (about 30 us).
+_LATENCY = 100_000
+# One pass of a local transform over an element, beside one byte of it moved between ranks.
+_TRANSFORM = 1.0
+# A rank reads and writes its own part of a move too, at memory's rate.
+_OWN = 0.5
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A transform of ``kind`` "C2C", "R2C" or "C2R" along ``axes`` of an array; of R2C and C2R the last of them is the real one.
+
+    shape: of the array before, result_shape: after. item_bytes: of a complex element. adjoint: the transposed map of the other real
+    kind, for gradients: the half spectrum is weighted.
+    """
+
+    kind: str
+    axes: Dims
+    shape: Dims
+    result_shape: Dims
+    item_bytes: int
+    adjoint: bool = False
+
+
+class Local(NamedTuple):
+    """Every rank transforms ``axes`` of its box. is_real: the real axis, which is the last, is among them."""
+
+    axes: Dims
+    is_real: bool
+    end: End  # how the array lies afterwards
+
+
+class Move(NamedTuple):
+    """The array goes from one cut to another."""
+
+    source: End
+    target: End
+    is_complex: bool  # of R2C and C2R the spectrum, not the real array
+
+
+Step = Union[Local, Move]
+
+
+class Route(NamedTuple):
+    steps: tuple[Step, ...]
+    target: End
+    cost: float
+
+
+class _State(NamedTuple):
+    end: End
+    done: frozenset[int]
+    is_complex: bool
+
+
+def find_route(problem: Problem, source: End, target: End | None) -> Route:
+    """The cheapest route from ``source`` to ``target``, or with None to wherever it ends cheapest."""
+    size = len(source.shares)
+    everything = frozenset(problem.axes)
+    start = _State(source, frozenset(), problem.kind != "R2C")
+    order = itertools.count()
+    queue: list[tuple[float, int, _State, tuple[Step, ...]]] = []
+    best: dict[tuple[tuple[Share, ...], frozenset[int], bool], float] = {}
+    cuts: dict[Dims, list[End]] = {}
+
+    def push(cost: float, state: _State, steps: tuple[Step, ...]) -> None:
+        local = _local_step(problem, state)
+        if local is not None:
+            cost += _TRANSFORM * len(local.axes) * _largest(state.end) * problem.item_bytes
+            state = _State(local.end, state.done | set(local.axes), (problem.kind != "C2R") if local.is_real else state.is_complex)
+            steps = (*steps, local)
+        key = (state.end.shares, state.done, state.is_complex)
+        if cost < best.get(key, math.inf):
+            best[key] = cost
+            heapq.heappush(queue, (cost, next(order), state, steps))
+
+    push(0.0, start, ())
+    while queue:
+        cost, _, state, steps = heapq.heappop(queue)
+        if cost > best[state.end.shares, state.done, state.is_complex]:
+            continue
+        finished = state.done == everything
+        if finished and (target is None or state.end.shares == target.shares):
+            return Route(steps, state.end if target is None else target, cost)
+        item = problem.item_bytes if state.is_complex else problem.item_bytes // 2
+        if finished:
+            assert target is not None
+            push(cost + _move_cost(state.end, target, item), _State(target, state.done, state.is_complex), (*steps, Move(state.end, target, state.is_complex)))
+            continue
+        if steps and isinstance(steps[-1], Move):
+            continue  # two moves in a row: one would have done
+        dims = state.end.global_shape
+        if dims not in cuts:
+            cuts[dims] = _cuts(dims, size, target)
+        for end in cuts[dims]:
+            after = _State(end, state.done, state.is_complex)
+            if end.shares != state.end.shares and _local_step(problem, after) is not None:
+                push(cost + _move_cost(state.end, end, item), after, (*steps, Move(state.end, end, state.is_complex)))
+    raise AssertionError("one rank that has all can always transform all")
+
+
+def _local_step(problem: Problem, state: _State) -> Local | None:
+    """The transform that ``state`` allows, of as many axes as it can be; None where it allows none."""
+    whole = {axis for axis in problem.axes if axis not in state.done and _is_whole(state.end, axis)}
+    if not whole or not _is_exact(state.end):
+        return None
+    real = problem.axes[-1]
+    if problem.kind == "R2C" and not state.is_complex:
+        if real not in whole:  # the real axis comes first
+            return None
+    elif problem.kind == "C2R" and real in whole and len(whole) + len(state.done) < len(problem.axes):
+        whole.discard(real)  # and here last
+        if not whole:
+            return None
+    axes = tuple(axis for axis in problem.axes if axis in whole)
+    if problem.kind == "C2C" or real not in whole:
+        return Local(axes, False, state.end)
+    return Local(axes, True, _with_extent(state.end, real, problem.result_shape))
+
+
+def _is_whole(end: End, axis: int) -> bool:
+    """Whether each rank has one box, or nothing, and it spans ``axis``."""
+    extent = end.global_shape[axis]
+    return all(share.is_one_box and share.local_shape[axis] == extent for share in end.shares if math.prod(share.local_shape))
+
+
+def _with_extent(end: End, axis: int, dims: Dims) -> End:
+    """The same cut of an array with another extent along an axis that no rank shares."""
+    shares = []
+    for share in end.shares:
+        local = list(share.local_shape)
+        if local[axis] == end.global_shape[axis]:
+            local[axis] = dims[axis]
+        shares.append(Share(tuple(local), tuple(piece._replace(shape=tuple(local)) for piece in share.pieces)))
+    return End(end.distribution, dims, tuple(shares))
+
+
+def _largest(end: End) -> int:
+    return max(math.prod(share.local_shape) for share in end.shares)
+
+
+def _move_cost(source: End, target: End, item: int) -> float:
+    """The busiest rank's bytes."""
+    most = 0.0
+    for before, after in zip(source.shares, target.shares):
+        own = sum(_common(a.offset, a.shape, b.offset, b.shape) for a in before.pieces for b in after.pieces)
+        busy = max(math.prod(before.local_shape), math.prod(after.local_shape)) - own
+        most = max(most, busy + _OWN * own)
+    return _LATENCY + most * item
+
+
+def _common(a: Dims, m: Dims, b: Dims, n: Dims) -> int:
+    count = 1
+    for x, p, y, q in zip(a, m, b, n):
+        count *= max(0, min(x + p, y + q) - max(x, y))
+    return count
+
+
+def _cuts(dims: Dims, size: int, target: End | None) -> list[End]:
+    """Cuts of an array that a route may go through. The target's own first: what ends there need not move again."""
+    found: list[End] = []
+    seen = set()
+    if target is not None and (isinstance(target.distribution, _OnGrid) or (dims == target.global_shape and _is_exact(target))):
+        distribution = target.distribution
+        found.append(End(distribution, dims, tuple(distribution.share(rank, dims, size) for rank in range(size))))
+        seen.add(found[0].shares)
+    for distribution in _distributions(dims, size):
+        end = End(distribution, dims, tuple(distribution.share(rank, dims, size) for rank in range(size)))
+        if end.shares not in seen:
+            seen.add(end.shares)
+            found.append(end)
+    return found
+
+
+def _is_exact(end: End) -> bool:
+    """Whether every element, which at least one rank has, lies on one only."""
+    return sum(math.prod(share.local_shape) for share in end.shares) == math.prod(end.global_shape)
+
+
+def _distributions(dims: Dims, size: int) -> Iterator[Distribution]:
+    ndim = len(dims)
+    yield from (Slab(dim) for dim in range(ndim))
+    for pair in itertools.combinations(range(ndim), 2):
+        yield from (Pencil(pair, (first, size // first)) for first in range(2, size // 2 + 1) if size % first == 0)
+    nothing = Box((0,) * ndim, (0,) * ndim)
+    yield Boxes([Box((0,) * ndim, dims), *[nothing] * (size - 1)])

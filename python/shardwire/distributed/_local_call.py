@@ -1,0 +1,99 @@
+"""A local transform as its engine sees it: where the arrays lie in memory, along which axes, and what it is multiplied by."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+
+# Heaps and torch begin arrays at such places; engines prefer it.
+ALIGNMENT = 64
+
+
+class Array(NamedTuple):
+    """How a tensor lies: strides in elements, and where it begins modulo ALIGNMENT bytes."""
+
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: torch.dtype
+    begin: int = 0
+
+    @property
+    def item(self) -> int:
+        """Bytes of an element."""
+        return _ITEMS[self.dtype]
+
+    @property
+    def elements(self) -> int:
+        """Elements."""
+        return math.prod(self.shape)
+
+    def resized(self, shape: tuple[int, ...]) -> Array:
+        """A part of that shape at the same place: the strides stay."""
+        return self._replace(shape=shape)
+
+    def scratch(self) -> torch.Tensor:
+        """Memory that lies as this. None of it is touched."""
+        span = 1 + sum((extent - 1) * stride for extent, stride in zip(self.shape, self.strides)) if self.elements else 0
+        raw = torch.empty(span * self.item + 2 * ALIGNMENT, dtype=torch.uint8)
+        begin = -raw.data_ptr() % ALIGNMENT + self.begin
+        return raw[begin:begin + span * self.item].view(self.dtype).as_strided(self.shape, self.strides)
+
+
+_ITEMS = {torch.float32: 4, torch.float64: 8, torch.complex64: 8, torch.complex128: 16}
+
+
+def array_of(tensor: torch.Tensor) -> Array:
+    """How ``tensor`` lies."""
+    return Array(tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.data_ptr() % ALIGNMENT)
+
+
+def packed(shape: tuple[int, ...], dtype: torch.dtype) -> Array:
+    """New memory in C order."""
+    strides = [1] * len(shape)
+    for dim in range(len(shape) - 2, -1, -1):
+        strides[dim] = strides[dim + 1] * max(shape[dim + 1], 1)
+    return Array(shape, tuple(strides), dtype)
+
+
+class Call(NamedTuple):
+    """kind: "C2C", "R2C" or "C2R"; of the latter two the last of ``axes`` is the real one, and C2R has one axis only. in_place: source is target.
+
+    norm: what torch.fft calls the scale; factor: the same as a number, by which results are multiplied.
+    """
+
+    kind: str
+    axes: tuple[int, ...]
+    source: Array
+    target: Array
+    in_place: bool
+    inverse: bool
+    norm: str = "backward"
+    factor: float = 1.0
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """The lengths of all dimensions as the transform counts them: those of the real array where there is one."""
+        return (self.target if self.kind == "C2R" else self.source).shape
+
+    @property
+    def batches(self) -> list[int]:
+        """The dimensions that are not transformed, the outermost in memory first."""
+        return sorted((dim for dim in range(len(self.source.shape)) if dim not in self.axes), key=lambda dim: -self.source.strides[dim])
+
+    @property
+    def elements(self) -> int:
+        """Elements of the larger array."""
+        return max(self.source.elements, self.target.elements)
+
+    def at_most(self, elements: int) -> Call:
+        """A part of it of about so many elements, cut along the outer batches; as many as one transform has where that is more."""
+        source, target, count = list(self.source.shape), list(self.target.shape), self.elements
+        for dim in self.batches:
+            if count <= elements:
+                break
+            rest = count // source[dim]
+            source[dim] = target[dim] = max(1, min(source[dim], elements // rest))
+            count = rest * source[dim]
+        return self._replace(source=self.source.resized(tuple(source)), target=self.target.resized(tuple(target)))

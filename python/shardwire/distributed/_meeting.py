@@ -1,0 +1,109 @@
+"""The ranks of one call tell each other what they were given, so that all of them come to the same plan or raise the same error."""
+
+from __future__ import annotations
+
+import json
+import weakref
+from collections import OrderedDict
+from typing import Any
+
+import torch
+
+from .. import _C, errors
+from .._compile import CustomOp, compile_op
+from .._groups import global_ranks, resolve_backend
+
+# Bytes of a rank in the first exchange: most calls are said in fewer. The first 8 are the length.
+_ROW = 1024
+_HEAD = 8
+_KINDS: tuple[type[Exception], ...] = (ValueError, TypeError, errors.UnsupportedError, errors.MismatchError)
+# What a group keeps: how it meets, and the plans of one-off calls.
+PLANS_PER_GROUP = 8
+_tables: weakref.WeakKeyDictionary[Any, _Table] = weakref.WeakKeyDictionary()
+_plans: weakref.WeakKeyDictionary[Any, OrderedDict[str, Any]] = weakref.WeakKeyDictionary()
+
+
+class _Table:
+    """One row for each rank, and the op that brings every row to every rank. Compiled at a group's first call."""
+
+    def __init__(self, group: Any) -> None:
+        backend = resolve_backend(group)
+        self.rank = _C.rank(backend)
+        self.count = len(global_ranks(backend))
+        self.mine = _C.heap_empty([1, _ROW], torch.uint8)
+        self.rows = _C.heap_empty([self.count, _ROW], torch.uint8)
+        self.op: CustomOp = compile_op(group, shape=[self.count, _ROW], dtype=torch.uint8, inputs=[{"offset": [self.rank, 0], "shape": [1, _ROW]}],
+                                       outputs=[{"offset": [0, 0], "shape": [self.count, _ROW]}], name="shardwire.distributed")
+
+
+def exchange(group: Any, door: str, told: dict[str, Any] | None, error: Exception | None = None) -> list[dict[str, Any]]:
+    """What every rank told, by rank of the group. Collective over ``group``.
+
+    told: anything json can say. error: instead of it; then every rank raises the lowest rank's error, with its number. door: the function
+    that was called; MismatchError on all ranks where they called different ones.
+    """
+    table = _tables.get(group)
+    if table is None:
+        table = _tables[group] = _Table(group)
+    body = json.dumps({"door": door, "told": told} if error is None else {"door": door, "error": _encode(error)}).encode()
+    answers = [json.loads(text) for text in _gather(group, table, body)]
+    for rank, answer in enumerate(answers):
+        if answer["door"] != answers[0]["door"]:
+            raise errors.MismatchError(f"ranks are doing different things: rank 0 called shardwire.distributed.{answers[0]['door']}, rank {rank} "
+                                       f"{answer['door']}; every rank of the group makes the same calls in the same order")
+    for rank, answer in enumerate(answers):
+        if "error" in answer:
+            kind, text = answer["error"]
+            raised = next((known for known in _KINDS if known.__name__ == kind), errors.ShardwireError)
+            raise raised(f"{door}: rank {rank}: {text}") from error
+    return [answer["told"] for answer in answers]
+
+
+def _gather(group: Any, table: _Table, body: bytes) -> list[bytes]:
+    row = table.mine[0]
+    row[:_HEAD] = torch.frombuffer(bytearray(len(body).to_bytes(_HEAD, "little")), dtype=torch.uint8)
+    short = body[:_ROW - _HEAD]
+    row[_HEAD:_HEAD + len(short)] = torch.frombuffer(bytearray(short), dtype=torch.uint8)
+    table.op([table.mine], [table.rows]).wait()
+    raw = table.rows.numpy().tobytes()
+    starts = range(0, table.count * _ROW, _ROW)
+    lengths = [int.from_bytes(raw[start:start + _HEAD], "little") for start in starts]
+    if max(lengths) <= _ROW - _HEAD:
+        return [raw[start + _HEAD:start + _HEAD + length] for start, length in zip(starts, lengths)]
+    begins = [sum(lengths[:rank]) for rank in range(table.count + 1)]
+    everything = torch.empty(begins[-1], dtype=torch.uint8)
+    op = compile_op(group, shape=[begins[-1]], dtype=torch.uint8, inputs=[{"offset": [begins[table.rank]], "shape": [len(body)]}],
+                    outputs=[{"offset": [0], "shape": [begins[-1]]}], name="shardwire.distributed")
+    op([torch.frombuffer(bytearray(body), dtype=torch.uint8)], [everything]).wait()
+    raw = everything.numpy().tobytes()
+    return [raw[begins[rank]:begins[rank + 1]] for rank in range(table.count)]
+
+
+def _encode(error: Exception) -> list[str]:
+    text = str(error) or type(error).__name__
+    for kind in type(error).__mro__:
+        if kind in _KINDS:
+            return [kind.__name__, text]
+    if isinstance(error, NotImplementedError):
+        return [errors.UnsupportedError.__name__, text]
+    return [errors.ShardwireError.__name__, f"{type(error).__name__}: {text}"]
+
+
+def kept_plans(group: Any) -> OrderedDict[str, Any]:
+    """The plans of one-off calls of ``group``, the last used one at the end. Keyed by what all ranks told, so all ranks drop the same one."""
+    return _plans.setdefault(group, OrderedDict())
+
+
+def keep_plan(group: Any, key: str, plan: Any) -> None:
+    """Puts ``plan`` at the end, and drops the one that was not used for longest when there are too many."""
+    plans = kept_plans(group)
+    plans[key] = plan
+    plans.move_to_end(key)
+    while len(plans) > PLANS_PER_GROUP:
+        plans.popitem(last=False)
+
+
+def forget(group: Any) -> None:
+    """Drops what is kept for ``group``: its plans, with their memory."""
+    _plans.pop(group, None)
+    _tables.pop(group, None)

@@ -1,0 +1,85 @@
+"""What callers give and get: torch tensors, numpy arrays and DTensors, with a plain local torch tensor behind each."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any, NamedTuple, Sequence
+
+import torch
+
+from .._layout import _kind, is_dtensor, local_tensor
+from .._redistribute import _torch_placement, dtensor_class
+from ..errors import UnsupportedError
+from .distribution import Distribution, Placements
+
+
+class Operand(NamedTuple):
+    """``tensor``: the local data. ``package``: "torch", "numpy" or "DTensor". ``given``: what the caller gave."""
+
+    tensor: torch.Tensor
+    package: str
+    given: Any
+
+    def tell(self) -> dict[str, Any]:
+        """What the other ranks need know of it."""
+        return {"shape": list(self.tensor.shape), "dtype": str(self.tensor.dtype), "package": self.package, "device": self.tensor.device.type}
+
+
+def wrap(value: Any, what: str = "operand") -> Operand:
+    """``value`` as an Operand; the memory is shared. TypeError for what is no array, UnsupportedError for layouts that cannot be moved."""
+    if is_dtensor(value):
+        return Operand(local_tensor(value), "DTensor", value)
+    if isinstance(value, torch.Tensor):
+        if value.layout != torch.strided:
+            raise UnsupportedError(f"{what} has the layout {value.layout}; give a dense tensor")
+        return Operand(value.resolve_conj().resolve_neg(), "torch", value)
+    numpy = sys.modules.get("numpy")
+    if numpy is not None and isinstance(value, numpy.ndarray):
+        plain = value if value.flags.writeable and all(stride >= 0 for stride in value.strides) else value.copy()
+        try:
+            return Operand(torch.from_numpy(plain), "numpy", value)
+        except (TypeError, ValueError) as error:
+            raise TypeError(f"{what} is an ndarray that torch cannot read: {error}") from None
+    raise TypeError(f"{what} is {_kind(value)}; give the local part of the array, as a torch.Tensor, a numpy.ndarray or a DTensor")
+
+
+def unwrap(tensor: torch.Tensor, package: str, device_mesh: Any = None, target: Distribution | None = None,
+           global_shape: Sequence[int] = ()) -> Any:
+    """A result as the package that its operand came from; a DTensor where ``target`` has placements for one."""
+    if package == "numpy":
+        return tensor.numpy()
+    if package == "DTensor":
+        assert isinstance(target, Placements)
+        strides = [1] * len(global_shape)
+        for dim in range(len(strides) - 2, -1, -1):
+            strides[dim] = strides[dim + 1] * max(global_shape[dim + 1], 1)
+        layout = target.layout(global_shape)
+        return dtensor_class().from_local(tensor, device_mesh, [_torch_placement(item) for item in layout.placements], run_check=False,
+                                          shape=torch.Size(global_shape), stride=tuple(strides))
+    return tensor
+
+
+def order_of(tensor: torch.Tensor) -> str:
+    """"F" for a tensor in Fortran order that is not in C order too, else "C"."""
+    return "F" if not tensor.is_contiguous() and tensor.permute(*range(tensor.dim() - 1, -1, -1)).is_contiguous() else "C"
+
+
+def read_out(out: Any, operand: Operand) -> Operand:
+    """The tensor that a result is to be written to. TypeError or ValueError where it cannot be."""
+    target = wrap(out, "out")
+    if target.package != operand.package:
+        raise TypeError(f"out is of {target.package}, the operand of {operand.package}; give both of one package")
+    if target.package == "numpy" and target.tensor.data_ptr() != out.ctypes.data:
+        raise ValueError("out is read-only, or has negative strides; give one that can be written")
+    tensor = target.tensor
+    if tensor.requires_grad:
+        raise ValueError("out requires grad; a result that has a gradient cannot be written into a given tensor")
+    if any(extent > 1 and stride == 0 for extent, stride in zip(tensor.shape, tensor.stride())):
+        raise ValueError("out is an expanded tensor, several of whose elements are one place in memory; give a tensor of its own")
+    if tensor.numel() and operand.tensor.numel() and _storage(tensor) == _storage(operand.tensor):
+        raise ValueError("out shares the operand's memory; give another tensor")
+    return target
+
+
+def _storage(tensor: torch.Tensor) -> int:
+    return (tensor.untyped_storage() if hasattr(tensor, "untyped_storage") else tensor.storage()).data_ptr()

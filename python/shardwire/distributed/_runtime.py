@@ -1,0 +1,137 @@
+"""Which ranks take part: the context that ``initialize`` makes, and the group behind every call of ``shardwire.distributed``."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from .. import _C
+from .._groups import end_process_group, global_ranks, resolve_backend
+from .._layout import _kind
+from .._mpi import create_process_group_from_mpi
+from .._redistribute import _group_object
+
+_BACKENDS = ("shardwire", "mpi", "nccl", "nvshmem")
+
+
+@dataclass(frozen=True)
+class DistributedContext:
+    """What ``initialize`` fixed. rank and size are those of ``process_group``.
+
+    device_id: the number of the accelerator that the caller works with, or None; tensors move from wherever they lie. communicator: the mpi4py
+    communicator that was given, or None. backends: the names that were given.
+    """
+
+    device_id: int | None
+    process_group: Any
+    communicator: Any
+    backends: tuple[str, ...]
+    rank: int
+    size: int
+
+
+_lock = threading.Lock()
+_context: DistributedContext | None = None
+_end: str = ""  # how finalize ends the group: "default", "own", or "" for one that is the caller's
+
+
+def initialize(device_id: int | None = None, process_group_or_comm: Any = None, backends: Sequence[str] | None = None) -> None:
+    """Fixes the ranks that ``shardwire.distributed`` works on. Collective over them; call it once, before anything else here.
+
+    device_id: the caller's accelerator, or None; kept in the context, and otherwise not used.
+    process_group_or_comm: a shardwire process group (or its name), a communicator of mpi4py, or None: torch's default group, which is made
+        by ``init_process_group("shardwire")`` where there is none yet.
+    backends: accepted for programs written for nvmath; all bytes travel over shardwire's transports.
+
+    Raises RuntimeError when it was called before, TypeError and ValueError for what is no group.
+    """
+    global _context, _end
+    if device_id is not None and (isinstance(device_id, bool) or not isinstance(device_id, int)):
+        raise TypeError(f"device_id is {_kind(device_id)}; give an int or None")
+    names = _read_backends(backends)
+    with _lock:
+        if _context is not None:
+            raise RuntimeError("shardwire.distributed was initialized before; call finalize() first")
+        comm = None
+        ends = ""
+        if callable(getattr(process_group_or_comm, "Get_rank", None)):
+            comm, ends = process_group_or_comm, "own"
+            group = create_process_group_from_mpi(comm)
+        else:
+            if process_group_or_comm is None and not dist.is_initialized():
+                dist.init_process_group("shardwire")
+                ends = "default"
+            group = _group_object(process_group_or_comm)
+        backend = resolve_backend(group)
+        _context = DistributedContext(device_id, group, comm, names, _C.rank(backend), len(global_ranks(backend)))
+        _end = ends
+
+
+def _read_backends(backends: Any) -> tuple[str, ...]:
+    if backends is None:
+        return ("shardwire",)
+    if isinstance(backends, str) or not isinstance(backends, Sequence):
+        raise TypeError(f"backends is {_kind(backends)}; give a list of names")
+    for name in backends:
+        if name not in _BACKENDS:
+            raise ValueError(f"backends has {_kind(name)}; known: {', '.join(_BACKENDS)}")
+    return tuple(backends)
+
+
+def finalize() -> None:
+    """Ends what ``initialize`` made; a group that the caller gave lives on. Collective. Does nothing when nothing is initialized."""
+    global _context, _end
+    with _lock:
+        if _context is None:
+            return
+        group, ends = _context.process_group, _end
+        _context, _end = None, ""
+    from ._meeting import forget
+    forget(group)
+    if ends == "default":
+        dist.destroy_process_group()
+    elif ends == "own":
+        backend = resolve_backend(group)
+        end_process_group(group)
+        _C.shutdown(backend)  # torch below 2.8 only drops its references
+
+
+def get_context() -> DistributedContext | None:
+    """The context, or None before ``initialize`` and after ``finalize``."""
+    return _context
+
+
+def group_of(group: Any) -> Any:
+    """The group itself: ``group`` (a group or its name), else the context's, else torch's default group.
+
+    RuntimeError where there is none of them; TypeError or ValueError when it is no shardwire group.
+    """
+    if group is None and _context is not None:
+        return _context.process_group
+    if group is None and not dist.is_initialized():
+        raise RuntimeError("shardwire.distributed was not initialized: call shardwire.distributed.initialize(device_id, comm) first, or give group=")
+    return _group_object(group)
+
+
+def known_size() -> int:
+    """The number of ranks of the context's group, else of torch's default group."""
+    return len(global_ranks(resolve_backend(group_of(None))))
+
+
+def own_rank() -> int | None:
+    """This rank in the context's group, else in torch's default group; None where there is neither."""
+    if _context is not None:
+        return _context.rank
+    return dist.get_rank() if dist.is_initialized() else None
+
+
+def empty(shape: Sequence[int], dtype: torch.dtype, device: torch.device, order: str = "C") -> torch.Tensor:
+    """An uninitialised tensor in C or Fortran order: in the heap that the ranks share where it lies on the CPU."""
+    sizes = list(shape) if order == "C" else list(reversed(shape))
+    tensor = _C.heap_empty(sizes, dtype) if device.type == "cpu" else torch.empty(sizes, dtype=dtype, device=device)
+    return tensor if order == "C" else tensor.permute(*range(len(sizes) - 1, -1, -1))

@@ -1,0 +1,494 @@
+"""How a global array is cut over the ranks of a group: slabs, pencils, blocks, block-cyclic, boxes and DTensor placements.
+
+Every distribution says the same thing in the end: for each rank a local shape, and which boxes of the global array its local array holds
+(:meth:`Distribution.share`). All of that is arithmetic: nothing here communicates.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+from .._layout import Layout, Partial, Shard, StridedShard, _kind, _read_mesh, as_dims
+from ..errors import UnsupportedError
+from ._grid import Dims, ProcessGrid, squarest
+from ._runtime import known_size, own_rank
+
+
+class Piece(NamedTuple):
+    """A box of the global array (``offset``, ``shape``), and where it begins in the local one."""
+
+    offset: Dims
+    shape: Dims
+    local_offset: Dims
+
+
+class Share(NamedTuple):
+    """What one rank holds: the shape of its local array, and its pieces, which fill it."""
+
+    local_shape: Dims
+    pieces: tuple[Piece, ...]
+
+    @property
+    def is_one_box(self) -> bool:
+        """Whether the local array is one box of the global one."""
+        return len(self.pieces) == 1 and self.pieces[0].shape == self.local_shape
+
+
+class ConvertDistributionError(ValueError):
+    """A distribution cannot be said as one of another kind."""
+
+
+class Distribution(ABC):
+    """How a global array is cut over ranks. Immutable and comparable; usable from any thread."""
+
+    @property
+    def ndim(self) -> int | None:
+        """The number of dimensions of the arrays that it cuts, or None for any."""
+        return None
+
+    @abstractmethod
+    def share(self, rank: int, global_shape: Sequence[int], num_ranks: int | None = None) -> Share:
+        """What ``rank`` holds of an array of ``global_shape`` cut over ``num_ranks`` ranks (None: those of the context's group).
+
+        ValueError where this distribution cannot cut that array over so many ranks.
+        """
+
+    @abstractmethod
+    def infer_global_shape(self, local_shapes: Sequence[Sequence[int]]) -> Dims:
+        """The global shape that these local shapes, by rank, add up to. Whether each of them fits is the caller's to check, by :meth:`share`."""
+
+    @abstractmethod
+    def describe(self) -> list[Any]:
+        """Plain values, for json: equal where two distributions cut alike. The first is the kind's name."""
+
+    def shape(self, rank: int, global_shape: Sequence[int] | None = None, num_ranks: int | None = None) -> Dims:
+        """The shape of the local array on ``rank``."""
+        if global_shape is None:
+            raise ValueError(f"give the global shape: {self} says how an array is cut, not how large it is")
+        return self.share(rank, global_shape, num_ranks).local_shape
+
+    def boxes(self, global_shape: Sequence[int], num_ranks: int | None = None) -> list[list[Box]]:
+        """The boxes of each rank, in global coordinates."""
+        count = known_size() if num_ranks is None else num_ranks
+        return [[Box(piece.offset, tuple(map(sum, zip(piece.offset, piece.shape)))) for piece in self.share(rank, global_shape, count).pieces]
+                for rank in range(count)]
+
+    def to(self, cls: type[Distribution], /, *, global_shape: Sequence[int], num_ranks: int | None = None) -> Distribution:
+        """The same cut of an array of ``global_shape``, said as a ``cls``. ConvertDistributionError where no ``cls`` cuts it so."""
+        if isinstance(self, cls):
+            return self
+        count = known_size() if num_ranks is None else num_ranks
+        dims = as_dims(global_shape, "global_shape")
+        shares = [self.share(rank, dims, count) for rank in range(count)]
+        for candidate in _candidates(cls, shares, dims, count):
+            try:
+                if all(candidate.share(rank, dims, count) == share for rank, share in enumerate(shares)):
+                    return candidate
+            except ValueError:
+                continue
+        raise ConvertDistributionError(f"{self} cuts an array of shape {list(dims)} over {count} ranks as no {cls.__name__} does")
+
+    def grouped(self, group_ranks: Sequence[int]) -> Distribution:
+        """The same in the rank numbers of the group whose members have these global ranks. Only a mesh speaks of global ranks."""
+        return self
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Distribution) and self.describe() == other.describe()
+
+    def __hash__(self) -> int:
+        return hash(repr(self.describe()))
+
+    def __repr__(self) -> str:
+        return str(self)
+
+
+class _OnGrid(Distribution):
+    """Cut along each dimension on its own: a rank holds the product of its parts."""
+
+    @abstractmethod
+    def grid(self, ndim: int, num_ranks: int) -> ProcessGrid:
+        """The grid for arrays of ``ndim`` dimensions over ``num_ranks`` ranks. ValueError where there is none."""
+
+    def cuts(self, dim: int, extent: int, parts: int, place: int) -> list[tuple[int, int]]:
+        """What place ``place`` of ``parts`` has of ``extent`` indices: (begin, end), in order. The rule of numpy's array_split."""
+        base, more = divmod(extent, parts)
+        begin = place * base + min(place, more)
+        return [(begin, begin + base + (place < more))]
+
+    def share(self, rank: int, global_shape: Sequence[int], num_ranks: int | None = None) -> Share:
+        dims = _shape_of(global_shape)
+        count = known_size() if num_ranks is None else num_ranks
+        _check_rank(rank, count)
+        grid = self.grid(len(dims), count)
+        coords = grid.coords(rank)
+        parts = [self.cuts(dim, extent, grid.shape[dim], coords[dim]) for dim, extent in enumerate(dims)]
+        return _product(parts)
+
+    def infer_global_shape(self, local_shapes: Sequence[Sequence[int]]) -> Dims:
+        ndim = len(local_shapes[0])
+        grid = self.grid(ndim, len(local_shapes))
+        total = [0] * ndim
+        for rank, local in enumerate(local_shapes):
+            coords = grid.coords(rank)
+            for dim in range(ndim):
+                if not any(coords[:dim]) and not any(coords[dim + 1:]):
+                    total[dim] += local[dim]
+        return tuple(total)
+
+
+class Slab(_OnGrid):
+    """Cut along one dimension into as many parts as there are ranks, as numpy's array_split does. ``Slab.X``, ``Y``, ``Z``: dimensions 0, 1, 2.
+
+    partition_dim: may count from the end. ndim: the number of dimensions, or None for any.
+    """
+
+    X: Slab
+    Y: Slab
+    Z: Slab
+
+    def __init__(self, partition_dim: int, ndim: int | None = None) -> None:
+        if isinstance(partition_dim, bool) or not isinstance(partition_dim, int):
+            raise TypeError(f"partition_dim is {_kind(partition_dim)}; give an int")
+        if ndim is not None and not -ndim <= partition_dim < ndim:
+            raise ValueError(f"partition_dim is {partition_dim}, and ndim {ndim}; give one of {-ndim}..{ndim - 1}")
+        self.partition_dim = partition_dim + ndim if ndim is not None and partition_dim < 0 else partition_dim
+        self._ndim = ndim
+
+    @property
+    def ndim(self) -> int | None:
+        return self._ndim
+
+    def grid(self, ndim: int, num_ranks: int) -> ProcessGrid:
+        _check_ndim(self, ndim)
+        if not -ndim <= self.partition_dim < ndim:
+            raise ValueError(f"{self} cuts dimension {self.partition_dim}, which an array of {ndim} dimensions does not have")
+        shape = [1] * ndim
+        shape[self.partition_dim] = num_ranks
+        return ProcessGrid(shape=shape)
+
+    def describe(self) -> list[Any]:
+        return ["Slab", self.partition_dim]
+
+    def __str__(self) -> str:
+        return f"Slab({self.partition_dim})"
+
+
+Slab.X, Slab.Y, Slab.Z = Slab(0), Slab(1), Slab(2)
+
+
+class Pencil(_OnGrid):
+    """Cut along the dimensions ``partition_dims`` over a grid of ``grid_shape`` ranks, by rows; None: the squarest grid that holds all ranks."""
+
+    def __init__(self, partition_dims: Sequence[int] = (0, 1), grid_shape: Sequence[int] | None = None) -> None:
+        self.partition_dims = as_dims(partition_dims, "partition_dims")
+        self.grid_shape = None if grid_shape is None else as_dims(grid_shape, "grid_shape")
+        if len(set(self.partition_dims)) != len(self.partition_dims) or not self.partition_dims:
+            raise ValueError(f"partition_dims is {list(self.partition_dims)}; give each dimension once")
+        if self.grid_shape is not None and (len(self.grid_shape) != len(self.partition_dims) or any(extent < 1 for extent in self.grid_shape)):
+            raise ValueError(f"grid_shape is {list(self.grid_shape)}; give how many ranks along each of the dimensions {list(self.partition_dims)}")
+
+    def grid(self, ndim: int, num_ranks: int) -> ProcessGrid:
+        if any(not -ndim <= dim < ndim for dim in self.partition_dims):
+            raise ValueError(f"{self} cuts a dimension that an array of {ndim} dimensions does not have")
+        extents = squarest(num_ranks, len(self.partition_dims)) if self.grid_shape is None else self.grid_shape
+        _check_count(self, math.prod(extents), num_ranks)
+        shape = [1] * ndim
+        for dim, extent in zip(self.partition_dims, extents):
+            shape[dim] *= extent
+        return ProcessGrid(shape=shape, layout=ProcessGrid.Layout.ROW_MAJOR)
+
+    def describe(self) -> list[Any]:
+        return ["Pencil", list(self.partition_dims), self.grid_shape and list(self.grid_shape)]
+
+    def __str__(self) -> str:
+        return f"Pencil({list(self.partition_dims)}" + ("" if self.grid_shape is None else f", grid_shape={list(self.grid_shape)}") + ")"
+
+
+class _OnProcessGrid(_OnGrid):
+    """A cut over a grid of ranks that the caller gives."""
+
+    def __init__(self, process_grid: ProcessGrid, first_process: Sequence[int] | None) -> None:
+        if not isinstance(process_grid, ProcessGrid):
+            raise TypeError(f"process_grid is {_kind(process_grid)}; give a ProcessGrid")
+        self.process_grid = process_grid
+        self.first_process = _read_first(first_process, process_grid)
+
+    @property
+    def ndim(self) -> int | None:
+        return len(self.process_grid.shape)
+
+    def grid(self, ndim: int, num_ranks: int) -> ProcessGrid:
+        _check_ndim(self, ndim)
+        _check_count(self, self.process_grid.size, num_ranks)
+        return self.process_grid
+
+
+class Block(_OnProcessGrid):
+    """Cut along every dimension over ``process_grid``, as numpy's array_split does; no rank has two parts of a dimension.
+
+    first_process: where in the grid the first block is; None: at its origin.
+    """
+
+    def __init__(self, process_grid: ProcessGrid, *, first_process: Sequence[int] | None = None) -> None:
+        super().__init__(process_grid, first_process)
+
+    def cuts(self, dim: int, extent: int, parts: int, place: int) -> list[tuple[int, int]]:
+        return super().cuts(dim, extent, parts, (place - self.first_process[dim]) % parts)
+
+    def describe(self) -> list[Any]:
+        return ["Block", self.process_grid.describe(), list(self.first_process)]
+
+    def __str__(self) -> str:
+        return f"Block({self.process_grid})"
+
+
+class BlockCyclic(_OnProcessGrid):
+    """ScaLAPACK's block-cyclic: blocks of ``block_sizes`` dealt to the ranks of ``process_grid`` in turns along each dimension.
+
+    A rank's local array holds its blocks in the order of their indices. first_process: where in the grid the first block is.
+    """
+
+    def __init__(self, process_grid: ProcessGrid, block_sizes: Sequence[int], *, first_process: Sequence[int] | None = None) -> None:
+        super().__init__(process_grid, first_process)
+        self.block_sizes = as_dims(block_sizes, "block_sizes")
+        if len(self.block_sizes) != len(process_grid.shape) or any(size < 1 for size in self.block_sizes):
+            raise ValueError(f"block_sizes is {list(self.block_sizes)}; give a positive size for each of the grid's {len(process_grid.shape)} dimensions")
+
+    def cuts(self, dim: int, extent: int, parts: int, place: int) -> list[tuple[int, int]]:
+        size = self.block_sizes[dim]
+        first = (place - self.first_process[dim]) % parts * size
+        cuts = [(begin, min(begin + size, extent)) for begin in range(first, extent, parts * size)]
+        return (cuts if parts > 1 else [(0, extent)]) or [(extent, extent)]
+
+    def describe(self) -> list[Any]:
+        return ["BlockCyclic", self.process_grid.describe(), list(self.block_sizes), list(self.first_process)]
+
+    def __str__(self) -> str:
+        return f"BlockCyclic({self.process_grid}, block_sizes={list(self.block_sizes)})"
+
+
+BlockNonCyclic = Block
+
+
+class Box(Distribution):
+    """The box of this rank alone: indices from ``lower`` up to but without ``upper``. Empty ones are allowed. What the others hold they say themselves."""
+
+    def __init__(self, lower: Sequence[int], upper: Sequence[int]) -> None:
+        self.lower, self.upper = as_dims(lower, "lower"), as_dims(upper, "upper")
+        if len(self.lower) != len(self.upper):
+            raise ValueError(f"lower has {len(self.lower)} dimensions and upper {len(self.upper)}; they need one entry per dimension each")
+        if any(end < begin for begin, end in zip(self.lower, self.upper)):
+            raise ValueError(f"the box goes from {list(self.lower)} to {list(self.upper)}; upper must not be less than lower")
+
+    @property
+    def ndim(self) -> int | None:
+        return len(self.lower)
+
+    @property
+    def extents(self) -> Dims:
+        """How many indices along each dimension."""
+        return tuple(end - begin for begin, end in zip(self.lower, self.upper))
+
+    def share(self, rank: int, global_shape: Sequence[int], num_ranks: int | None = None) -> Share:
+        me = own_rank()
+        if me is not None and rank != me:
+            raise ValueError(f"a Box is what one rank holds: rank {me} cannot tell what rank {rank} has; give Boxes([...]) with the boxes of all ranks")
+        return Share(self.extents, (Piece(self.lower, self.extents, (0,) * len(self.lower)),))
+
+    def shape(self, rank: int, global_shape: Sequence[int] | None = None, num_ranks: int | None = None) -> Dims:
+        return self.share(rank, ()).local_shape
+
+    def infer_global_shape(self, local_shapes: Sequence[Sequence[int]]) -> Dims:
+        raise ValueError("one Box does not tell the global shape; give Boxes([...]) with the boxes of all ranks")
+
+    def describe(self) -> list[Any]:
+        return ["Box", list(self.lower), list(self.upper)]
+
+    def __iter__(self) -> Iterator[Dims]:
+        yield self.lower
+        yield self.upper
+
+    def __getitem__(self, index: int) -> Dims:
+        return (self.lower, self.upper)[index]
+
+    def __str__(self) -> str:
+        return f"Box({list(self.lower)}, {list(self.upper)})"
+
+
+class Boxes(Distribution):
+    """The boxes of all ranks, one each, by rank; empty boxes are allowed, overlaps and gaps are for the caller of the array to refuse."""
+
+    def __init__(self, boxes: Sequence[Box]) -> None:
+        self._boxes = tuple(boxes)
+        for rank, box in enumerate(self._boxes):
+            if not isinstance(box, Box):
+                raise TypeError(f"boxes[{rank}] is {_kind(box)}; give a Box for every rank")
+            if box.ndim != self._boxes[0].ndim:
+                raise ValueError(f"boxes[{rank}] has {box.ndim} dimensions, boxes[0] {self._boxes[0].ndim}; all need the same number")
+        if not self._boxes:
+            raise ValueError("boxes is empty; give a Box for every rank")
+
+    @property
+    def ndim(self) -> int | None:
+        return self._boxes[0].ndim
+
+    def share(self, rank: int, global_shape: Sequence[int], num_ranks: int | None = None) -> Share:
+        _check_rank(rank, len(self._boxes))
+        if num_ranks is not None:
+            _check_count(self, len(self._boxes), num_ranks)
+        box = self._boxes[rank]
+        if any(extent for extent in box.extents) and any(begin < 0 or end > extent for begin, end, extent in zip(*box, _shape_of(global_shape))):
+            raise ValueError(f"{box} of rank {rank} is not inside of the global shape {list(global_shape)}")
+        return Share(box.extents, (Piece(box.lower, box.extents, (0,) * len(box.lower)),))
+
+    def infer_global_shape(self, local_shapes: Sequence[Sequence[int]]) -> Dims:
+        full = [box for box in self._boxes if all(box.extents)] or self._boxes
+        return tuple(max(box.upper[dim] for box in full) for dim in range(len(self._boxes[0].lower)))
+
+    def describe(self) -> list[Any]:
+        return ["Boxes", [box.describe()[1:] for box in self._boxes]]
+
+    def __str__(self) -> str:
+        return f"Boxes([{', '.join(map(str, self._boxes[:4]))}{', ...' if len(self._boxes) > 4 else ''}])"
+
+
+class Placements(Distribution):
+    """As DTensor cuts: one placement per dimension of ``mesh``, torch's or shardwire's (Shard, Replicate, StridedShard).
+
+    mesh: a DeviceMesh or nested lists of global ranks; None: all ranks of the group in one dimension. Partial is refused: it holds addends.
+    """
+
+    def __init__(self, placements: Sequence[Any], mesh: Any = None) -> None:
+        self.placements, self.mesh = tuple(placements), mesh
+        self._mesh = None if mesh is None else _read_mesh(mesh)
+        self._group_ranks: tuple[int, ...] | None = None
+
+    def layout(self, global_shape: Sequence[int], num_ranks: int | None = None) -> Layout:
+        """The Layout of an array of ``global_shape``, in the mesh's own rank numbers. Its dtype says nothing."""
+        import torch
+        mesh = list(range(known_size() if num_ranks is None else num_ranks)) if self.mesh is None else self.mesh
+        layout = Layout(mesh, self.placements, _shape_of(global_shape), torch.float32)
+        if any(isinstance(item, Partial) for item in layout.placements):
+            raise UnsupportedError(f"{self} has a Partial placement, which holds addends: bring it to values first, by shardwire.redistribute")
+        return layout
+
+    def share(self, rank: int, global_shape: Sequence[int], num_ranks: int | None = None) -> Share:
+        number = rank if self._mesh is None or self._group_ranks is None else self._group_ranks[rank]
+        native = self.layout(global_shape, num_ranks).share(number)
+        if native is None:
+            return Share((0,) * len(global_shape), ())
+        pieces = tuple(Piece(tuple(box.offset), tuple(box.shape), tuple(box.local_offset)) for box in native.boxes)
+        return Share(tuple(native.local_shape), pieces)
+
+    def infer_global_shape(self, local_shapes: Sequence[Sequence[int]]) -> Dims:
+        ndim = max(map(len, local_shapes))
+        layout = self.layout((1,) * ndim, len(local_shapes))
+        numbers = list(range(len(local_shapes)) if self._mesh is None or self._group_ranks is None else self._group_ranks)
+        total = [0] * ndim
+        for number, coords in zip(layout.ranks, itertools.product(*map(range, layout.mesh_shape))):
+            local = local_shapes[numbers.index(number)]
+            for dim in range(ndim):
+                cutting = [isinstance(item, (Shard, StridedShard)) and item.dim in (dim, dim - ndim) for item in layout.placements]
+                if not any(coord for coord, cuts in zip(coords, cutting) if not cuts):
+                    total[dim] += local[dim]
+        return tuple(total)
+
+    def grouped(self, group_ranks: Sequence[int]) -> Distribution:
+        if self._mesh is None:
+            return self
+        outside = [rank for rank in self._mesh[1] if rank not in group_ranks]
+        if outside:
+            raise ValueError(f"the mesh of {self} holds global rank {outside[0]}, which is not in the group of ranks {list(group_ranks)}")
+        same = Placements(self.placements, self.mesh)
+        same._group_ranks = tuple(group_ranks)
+        return same
+
+    def describe(self) -> list[Any]:
+        mesh = None if self._mesh is None else [list(self._mesh[0]), list(self._mesh[1])]
+        return ["Placements", [repr(item) for item in self.placements], mesh]
+
+    def __str__(self) -> str:
+        return f"Placements({list(self.placements)})"
+
+
+def _candidates(cls: type[Distribution], shares: Sequence[Share], dims: Dims, count: int) -> Iterator[Distribution]:
+    """Those of kind ``cls`` that may cut so; each is compared by the caller."""
+    ndim = len(dims)
+    grids = [(first, second) for first in range(1, count + 1) if count % first == 0 for second in [count // first]]
+    if cls is Boxes and all(share.is_one_box for share in shares):
+        yield Boxes([Box(share.pieces[0].offset, tuple(map(sum, zip(share.pieces[0].offset, share.local_shape)))) for share in shares])
+    if cls is Slab:
+        yield from (Slab(dim, ndim) for dim in range(ndim))
+    if cls is Pencil:
+        yield from (Pencil(pair, grid) for pair in itertools.permutations(range(ndim), 2) for grid in grids)
+    if cls is Block or cls is BlockCyclic:
+        for shape in _grid_shapes(count, ndim):
+            for layout in (ProcessGrid.Layout.ROW_MAJOR, ProcessGrid.Layout.COL_MAJOR):
+                grid = ProcessGrid(shape=shape, layout=layout)
+                if cls is Block:
+                    yield Block(grid)
+                else:
+                    sizes = [max((piece.shape[dim] for share in shares for piece in share.pieces), default=1) or 1 for dim in range(ndim)]
+                    yield BlockCyclic(grid, sizes)
+    if cls is Placements:
+        yield from (Placements([Shard(dim)]) for dim in range(ndim))
+        for grid_shape in grids:
+            mesh = [list(range(row * grid_shape[1], (row + 1) * grid_shape[1])) for row in range(grid_shape[0])]
+            yield from (Placements([Shard(first), Shard(second)], mesh) for first, second in itertools.permutations(range(ndim), 2))
+
+
+def _grid_shapes(count: int, ndim: int) -> Iterator[Dims]:
+    if ndim == 1:
+        yield (count,)
+        return
+    for factor in range(1, count + 1):
+        if count % factor == 0:
+            yield from ((factor, *rest) for rest in _grid_shapes(count // factor, ndim - 1))
+
+
+def _product(parts: Sequence[Sequence[tuple[int, int]]]) -> Share:
+    local = tuple(sum(end - begin for begin, end in cuts) for cuts in parts)
+    starts = [list(itertools.accumulate((end - begin for begin, end in cuts), initial=0)) for cuts in parts]
+    pieces = []
+    for which in itertools.product(*(range(len(cuts)) for cuts in parts)):
+        chosen = [cuts[index] for cuts, index in zip(parts, which)]
+        pieces.append(Piece(tuple(begin for begin, _ in chosen), tuple(end - begin for begin, end in chosen),
+                            tuple(begins[index] for begins, index in zip(starts, which))))
+    return Share(local, tuple(pieces))
+
+
+def _shape_of(global_shape: Sequence[int]) -> Dims:
+    dims = as_dims(global_shape, "global_shape")
+    if any(extent < 0 for extent in dims):
+        raise ValueError(f"the global shape is {list(dims)}; no extent is negative")
+    return dims
+
+
+def _check_rank(rank: int, count: int) -> None:
+    if isinstance(rank, bool) or not isinstance(rank, int):
+        raise TypeError(f"rank is {_kind(rank)}; give an int")
+    if not 0 <= rank < count:
+        raise ValueError(f"rank {rank} is none of the {count} ranks 0..{count - 1}")
+
+
+def _check_ndim(distribution: Distribution, ndim: int) -> None:
+    if distribution.ndim is not None and distribution.ndim != ndim:
+        raise ValueError(f"{distribution} cuts arrays of {distribution.ndim} dimensions, this one has {ndim}")
+
+
+def _check_count(distribution: Distribution, has: int, wanted: int) -> None:
+    if has != wanted:
+        raise ValueError(f"{distribution} is for {has} ranks, the group has {wanted}")
+
+
+def _read_first(first: Sequence[int] | None, grid: ProcessGrid) -> Dims:
+    if first is None:
+        return (0,) * len(grid.shape)
+    read = as_dims(first, "first_process")
+    if len(read) != len(grid.shape) or any(not 0 <= place < extent for place, extent in zip(read, grid.shape)):
+        raise ValueError(f"first_process is {list(read)}, which is no place in a grid of shape {list(grid.shape)}")
+    return read

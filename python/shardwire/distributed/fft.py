@@ -1,0 +1,507 @@
+"""fft: Fourier transforms of arrays that lie over the ranks of a group, with nvmath.distributed's names.
+
+Any number of dimensions, any axes of them (the others are batches), any distribution before and after; C2C, R2C and C2R.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any
+
+import torch
+
+from .. import _C
+from .._groups import global_ranks, resolve_backend
+from .._layout import _kind, as_dims
+from . import _ends, _meeting, _runtime
+from ._fft_plan import Plan, Settings
+from ._fft_route import Problem
+from ._operand import Operand, unwrap, wrap
+from .distribution import Boxes, Dims, Distribution, Placements, Slab
+from .reshape import _dtype_of, read_options
+
+__all__ = ["FFT", "FFTDirection", "FFTOptions", "InvalidFFTState", "allocate_operand", "fft", "ifft", "irfft", "rfft"]
+
+_KINDS = ("C2C", "C2R", "R2C")
+_NORMS = (None, "backward", "ortho", "forward")
+# dtype of the operand -> (complex, real) dtypes of the computation, and those of what the caller gets.
+_WIDTHS = {"float16": ("complex64", "float32", "complex32", "float16"), "bfloat16": ("complex64", "float32", "complex64", "bfloat16"),
+           "complex32": ("complex64", "float32", "complex32", "float16"), "float32": ("complex64", "float32", "complex64", "float32"),
+           "complex64": ("complex64", "float32", "complex64", "float32"), "float64": ("complex128", "float64", "complex128", "float64"),
+           "complex128": ("complex128", "float64", "complex128", "float64")}
+
+
+class InvalidFFTState(RuntimeError):
+    """The object was freed, or it was asked for something before what must come first."""
+
+
+class FFTDirection(IntEnum):
+    """FORWARD has exp(-2 pi i k n / N), INVERSE exp(+2 pi i k n / N)."""
+
+    FORWARD = -1
+    INVERSE = 1
+
+
+@dataclass
+class FFTOptions:
+    """Options of a transform.
+
+    fft_type: "C2C", "R2C", "C2R", or None: by the operand, C2C or R2C. reshape, redistribute (two names of one thing): whether the result lies as the operand does, where one
+        distribution is given; False leaves it cheaper: of Slab.X in Slab.Y, of other slabs in Slab.X, of others wherever it ends (``FFT.output_distribution``).
+    last_axis_parity: of C2R, whether the last transformed axis of the result is "even", 2 (m - 1), or "odd", 2 (m - 1) + 1.
+    logger, blocking: accepted for programs written for nvmath; a result is there when a call returns.
+    measure: whether each local transform's engine is chosen by measuring, once in a process for each layout; False: the first that is here. Ranks may differ in it.
+    """
+
+    fft_type: str | None = None
+    reshape: bool = True
+    last_axis_parity: str = "even"
+    logger: Any = None
+    blocking: Any = "auto"
+    redistribute: bool | None = None
+    measure: bool = True
+
+    def __post_init__(self) -> None:
+        for name, known in (("fft_type", (None, *_KINDS)), ("reshape", (True, False)), ("measure", (True, False)), ("redistribute", (None, True, False)),
+                            ("last_axis_parity", ("even", "odd")), ("blocking", (True, "auto"))):
+            value = getattr(self, name)
+            if value not in known or (isinstance(value, int) and not isinstance(value, bool)):
+                raise ValueError(f"{name} is {_kind(value)}; give one of {', '.join(map(repr, known))}")
+
+    @property
+    def returns(self) -> bool:
+        """Whether the result lies as the operand does."""
+        return self.reshape if self.redistribute is None else self.redistribute
+
+
+class FFT:
+    """A transform of an array that lies over ranks, planned once and executed as often as you like.
+
+    operand: this rank's part: a torch tensor, a numpy array or a DTensor of float16, bfloat16, float32, float64 or their complex types. The
+        narrow ones are computed in float32. distribution: a Distribution, for the operand and the result, or a pair of them: what each rank holds and wants.
+        Of a DTensor it may be None. options: FFTOptions or a dict. stream: accepted and not used.
+    axes: the axes to transform, the real one of R2C and C2R last; None: all. norm: None: nothing is scaled, as in nvmath;
+        "backward", "ortho" or "forward" as in torch.fft and numpy.fft. global_shape: of the operand, where the local shapes do not tell it.
+        group: None: the context's.
+
+    Collective over the group, as plan, execute and reset_operand are; for one thread at a time. The operand is never written to.
+    What is wrong on any rank raises the same error on all: TypeError, ValueError, MismatchError where ranks were given different things.
+    """
+
+    def __init__(self, operand: Any, /, *, distribution: Any = None, options: Any = None, stream: Any = None, axes: Sequence[int] | None = None,
+                 norm: str | None = None, global_shape: Sequence[int] | None = None, group: Any = None, _door: str = "fft.FFT",
+                 _inverse: bool | None = None, _error: Exception | None = None) -> None:
+        del stream
+        self._door = _door
+        self._group = _runtime.group_of(group)
+        backend = resolve_backend(self._group)
+        self._ranks = global_ranks(backend)
+        self._rank = _C.rank(backend)
+        self._freed = False
+        self._inverse = _inverse
+        self._plans: dict[bool, Plan] = {}
+        self._swapped = False
+        self._operand: Operand | None = None
+        # What every execute needs, found by the first: small transforms take about as long as finding it.
+        self._usual: Settings | None = None
+        self._dtypes: tuple[torch.dtype, torch.dtype] | None = None
+        told, sides, error = self._read(operand, distribution, options, axes, norm, global_shape, _error)
+        everyone = _meeting.exchange(self._group, _door, told, error)
+        self._key = f"{_door} {everyone}"
+        kept = None if _inverse is None else _meeting.kept_plans(self._group).get(self._key)
+        if kept is None:
+            self._settle(everyone, sides)
+        else:  # all ranks told the same before, and so came to the same
+            self._problem, self._source, self._target, self._norm, self._told, plan = kept
+            self._plans[False] = plan
+
+    def _read(self, operand: Any, distribution: Any, options: Any, axes: Any, norm: Any, global_shape: Any,
+              error: Exception | None) -> tuple[dict[str, Any], list[Distribution | None], Exception | None]:
+        """What this rank tells the others, or the error that it has instead."""
+        try:
+            if error is not None:
+                raise error
+            given = read_options(FFTOptions, options)
+            self._operand = wrap(operand)
+            kind = _read_kind(self._operand, given, self._door)
+            if norm not in _NORMS:
+                raise ValueError(f"norm is {_kind(norm)}; give one of {', '.join(map(repr, _NORMS))}")
+            sides = self._read_sides(distribution, given)
+            if self._operand.package == "DTensor":
+                global_shape = tuple(self._operand.given.shape) if global_shape is None else global_shape
+            told = {**self._operand.tell(), "kind": kind, "norm": norm, "axes": None if axes is None else list(as_dims(axes, "axes")),
+                    "last_axis_parity": given.last_axis_parity, "measure": given.measure, "redistribute": given.returns, "distribution": [None if side is None else side.describe() for side in sides],
+                    "global_shape": None if global_shape is None else list(as_dims(global_shape, "global_shape")),
+                    "requires_grad": self._operand.tensor.requires_grad or getattr(self._operand.given, "requires_grad", False)}
+            return told, sides, None
+        except Exception as failure:  # whatever it was: the other ranks wait for us
+            return {}, [], failure
+
+    def _read_sides(self, distribution: Any, options: FFTOptions) -> list[Distribution | None]:
+        """Where it comes from and where it goes to; None: see _settle."""
+        assert self._operand is not None
+        dtensor = self._operand.given if self._operand.package == "DTensor" else None
+        pair = list(distribution) if isinstance(distribution, (list, tuple)) else [distribution, distribution]
+        if len(pair) != 2:
+            raise ValueError(f"distribution has {len(pair)} entries; give a Distribution, or a pair: the operand's and the result's")
+        is_pair = isinstance(distribution, (list, tuple))
+        sides: list[Distribution | None] = []
+        for index, side in enumerate(pair):
+            if dtensor is not None and (side is None or isinstance(side, (list, tuple))):
+                side = Placements(dtensor.placements if side is None else side, dtensor.device_mesh)
+            sides.append(_ends.read_distribution(side, f"distribution[{index}]" if is_pair else "distribution", self._ranks))
+        if dtensor is not None:
+            target = sides[1]
+            if not isinstance(target, Placements):
+                raise TypeError(f"the operand is a DTensor, and its result one too: give placements for it, not {target}")
+            self._mesh = dtensor.device_mesh if target.mesh is None else target.mesh
+        elif not is_pair and not options.returns:
+            sides[1] = None
+        if not is_pair and dtensor is None and sides[0] is not None and sides[0].describe()[0] == "Box":
+            raise ValueError("a Box tells where the operand lies, and not the result: give a pair, distribution=[input_box, output_box]")
+        return sides
+
+    def _settle(self, told: Sequence[dict[str, Any]], sides: Sequence[Distribution | None]) -> None:
+        """From what all ranks told to the problem and its ends. Pure: it raises on all ranks alike."""
+        door, size = self._door, len(self._ranks)
+        _ends.agree(told, door, ("dtype", "package", "device", "kind", "norm", "axes", "last_axis_parity", "redistribute", "global_shape", "requires_grad"))
+        mine = told[self._rank]
+        shapes = [record["shape"] for record in told]
+        assert sides[0] is not None
+        source = _ends.resolve(door, "the operand's distribution", sides[0], [record["distribution"][0] for record in told], size)
+        if source.ndim is not None and any(len(shape) != source.ndim for shape in shapes):
+            rank = next(rank for rank, shape in enumerate(shapes) if len(shape) != source.ndim)
+            raise ValueError(f"{door}: the operand has {len(shapes[rank])} dimensions on rank {rank}, {source} {source.ndim}")
+        dims = _ends.global_shape_of(door, source, shapes, mine["global_shape"])
+        axes = read_axes(mine["axes"], len(dims))
+        self._problem = _problem(door, mine["kind"], dims, axes, mine["last_axis_parity"], _WIDTHS[mine["dtype"].partition(".")[2]][0])
+        self._source = _ends.make_end(door, "the operand's distribution", source, dims, size)
+        _ends.check_shapes(door, "the operand", self._source, shapes)
+        target: Distribution | None = None
+        if any((record["distribution"][1] is None) != (sides[1] is None) for record in told):
+            raise _ends.MismatchError(f"{door}: some ranks give one distribution, and some a pair; give the same on all ranks")
+        if sides[1] is not None:
+            target = _ends.resolve(door, "the result's distribution", sides[1], [record["distribution"][1] for record in told], size)
+        elif isinstance(source, Slab) and len(dims) > 1:
+            target = Slab(1 if source.partition_dim % len(dims) == 0 else 0)
+        self._target = None if target is None else _ends.make_end(door, "the result's distribution", target, self._problem.result_shape, size, overlaps=True)
+        self._norm, self._told = mine["norm"], mine
+
+    # What it is.
+
+    @property
+    def global_extents(self) -> Dims:
+        """The shape of the whole operand."""
+        return self._problem.shape
+
+    @property
+    def output_distribution(self) -> Distribution:
+        """How the result lies. Where the options left that open, known after plan()."""
+        end = self._source if self._swapped else self._target
+        return self._planned(False).target.distribution if end is None else end.distribution
+
+    def explain(self) -> str:
+        """The plan for people: each step, who exchanges with whom, bytes, and the local engine. After plan()."""
+        return self._planned(self._swapped).explain()
+
+    def traffic(self) -> dict[str, Any]:
+        """The same for programs: name, world_size, engine, and steps, each {"transform": axes} or {"move": what CustomOp.traffic() gives}."""
+        return self._planned(self._swapped).traffic()
+
+    def plot(self, path: str | os.PathLike[str], title: str | None = None) -> None:
+        """Draws the plan into ``path``, which ends in .svg."""
+        from ._fft_plot import save_stages
+        save_stages(self.traffic(), path, title)
+
+    # What it does.
+
+    def plan(self, *, stream: Any = None) -> None:
+        """Finds the route, compiles its moves, and chooses what transforms locally, which may be measured: some tenths of a second. Done once; further
+        calls do nothing. The other direction of a C2C is chosen when it is first executed. Collective."""
+        del stream
+        self._check_alive()
+        if self._swapped not in self._plans:
+            made = self._plans[self._swapped] = self._make_plan(self._swapped)
+            if self._target is None:
+                self._target = made.target
+
+    def _make_plan(self, swapped: bool) -> Plan:
+        source, target = (self._target, self._source) if swapped else (self._source, self._target)
+        assert source is not None
+        compute = _dtype_of("torch." + _WIDTHS[self._told["dtype"].partition(".")[2]][0])
+        made = Plan(self._group, self._rank, self._problem, source, target, compute, self._door, measure=self._told["measure"])
+        if self._operand is not None:
+            local = self._operand.tensor
+            like = local if local.dtype == made.operand_dtype else torch.empty_like(local, dtype=made.operand_dtype)
+            made.prepare(like, self._settings_of(None))
+        return made
+
+    def execute(self, *, direction: Any = None, stream: Any = None, sync_symmetric_memory: bool = True, release_workspace: bool = False) -> Any:
+        """Transforms the operand, and returns the result, which is there when this returns: new memory in C order, in the heap that the ranks share
+        where that is free. Collective.
+
+        direction: an FFTDirection, "forward" or "inverse", for C2C; None: forward, and inverse for C2R. release_workspace: lets the memory between steps go.
+        """
+        del stream, sync_symmetric_memory
+        plan = self._planned(self._swapped)
+        operand = self._operand
+        if operand is None:
+            raise InvalidFFTState("execute() needs an operand, and reset_operand(None) took it away; give one by reset_operand(...)")
+        operand = wrap(operand.given)  # anew, since some arrays can only be read through a copy
+        settings = self._settings_of(direction)
+        local = operand.given.to_local() if operand.package == "DTensor" and operand.given.requires_grad else operand.tensor
+        tracked = local.requires_grad and torch.is_grad_enabled()
+        result = _Transform.apply(local, self, plan, settings) if tracked else self._run(local.detach(), plan, settings)
+        if release_workspace:
+            plan.release()
+        return unwrap(result, operand.package, getattr(self, "_mesh", None), plan.target.distribution, plan.target.global_shape)
+
+    def _settings_of(self, direction: Any) -> Settings:
+        if direction is not None:
+            return Settings(read_direction(direction, self._problem.kind, self._inverse), self._norm)
+        if self._usual is None:
+            self._usual = Settings(read_direction(None, self._problem.kind, self._inverse), self._norm)
+        return self._usual
+
+    def _run(self, local: torch.Tensor, plan: Plan, settings: Settings) -> torch.Tensor:
+        if self._dtypes is None:
+            wide_complex, _, out_complex, out_real = _WIDTHS[self._told["dtype"].partition(".")[2]]
+            if self._told["package"] == "numpy":
+                out_complex = wide_complex  # numpy has no complex32
+            self._dtypes = plan.operand_dtype, _dtype_of("torch." + (out_real if self._problem.kind == "C2R" else out_complex))
+        taken, given = self._dtypes
+        local = local.resolve_conj().resolve_neg()
+        result = plan.run(local if local.dtype == taken else local.to(taken), settings)
+        return result if result.dtype == given else result.to(given)
+
+    def _planned(self, swapped: bool) -> Plan:
+        self._check_alive()
+        if swapped not in self._plans:
+            raise InvalidFFTState("this comes after plan()")
+        return self._plans[swapped]
+
+    def reset_operand(self, operand: Any = None, *, distribution: Any = None, stream: Any = None) -> None:
+        """Takes another operand of the same dtype, package and device, or with None lets the present one go.
+
+        distribution: None or the one before: the operand lies as before; for C2C also that of the result: then the result will lie as the
+        operand did. Collective: what is wrong on one rank is one error on all, and the former operand stays.
+        """
+        del stream
+        self._check_alive()
+        error: Exception | None = None
+        fresh, swapped = None, self._swapped
+        try:
+            fresh, swapped = self._fitting(operand, distribution)
+        except Exception as failure:
+            error = failure
+        everyone = _meeting.exchange(self._group, "fft.FFT.reset_operand", {"given": fresh is not None, "distribution": swapped}, error)
+        _ends.agree(everyone, "fft.FFT.reset_operand", ("given", "distribution"))
+        self._operand, self._swapped = fresh, swapped
+        if self._plans:
+            self.plan()
+
+    def reset_operand_unchecked(self, operand: Any = None, *, stream: Any = None) -> None:
+        """As reset_operand with the distribution unchanged, without a word to the other ranks: what is wrong here raises here, and the other
+        ranks' execute waits for this rank."""
+        del stream
+        self._check_alive()
+        self._operand, _ = self._fitting(operand, None)
+
+    def release_operand(self) -> None:
+        """Lets the operand go, without a word to the other ranks."""
+        self.reset_operand_unchecked(None)
+
+    def _fitting(self, operand: Any, distribution: Any) -> tuple[Operand | None, bool]:
+        if operand is None:
+            return None, self._swapped
+        fresh = wrap(operand)
+        for key, value in fresh.tell().items():
+            if key != "shape" and value != self._told[key]:
+                raise (TypeError if key in ("package", "dtype") else ValueError)(f"the operand's {key} was {self._told[key]}, the new one's is {value}")
+        swapped = self._swapped if distribution is None else self._is_swapped(distribution)
+        end = self._target if swapped else self._source
+        assert end is not None
+        share = end.shares[self._rank]
+        if tuple(fresh.tensor.shape) != share.local_shape and (share.pieces or fresh.tensor.numel()):
+            raise ValueError(f"the new operand has shape {list(fresh.tensor.shape)}, but {end.distribution} of the global shape "
+                             f"{list(end.global_shape)} gives this rank {list(share.local_shape)}")
+        return fresh, swapped
+
+    def _is_swapped(self, distribution: Any) -> bool:
+        """Whether ``distribution`` is the result's rather than the operand's, as both were at the beginning."""
+        first = distribution[0] if isinstance(distribution, (list, tuple)) and distribution else distribution
+        said = _ends.read_distribution(first, "distribution", self._ranks)
+        for swapped, end in ((False, self._source), (True, self._target)):
+            if end is not None and self._lies_so(said, end):
+                if swapped and self._problem.kind != "C2C":
+                    raise ValueError(f"the distribution of a {self._problem.kind} cannot change: its result is another array; make another FFT")
+                return swapped
+        raise ValueError(f"the distribution is {said}; it can be the operand's, {self._source.distribution}, or the result's, "
+                         f"{'which is not known before plan()' if self._target is None else self._target.distribution}")
+
+    def _lies_so(self, said: Distribution, end: _ends.End) -> bool:
+        if said == end.distribution:
+            return True
+        if said.describe()[0] != "Box":
+            return False
+        share, box = end.shares[self._rank], end.distribution
+        return isinstance(box, Boxes) and share.is_one_box and said.describe()[1:] == [list(share.pieces[0].offset), [a + b for a, b in zip(share.pieces[0].offset, share.local_shape)]]
+
+    def free(self) -> None:
+        """Lets everything go; the object cannot be used any more. A second call does nothing."""
+        self._freed = True
+        self._plans.clear()
+        self._operand = None
+
+    def _check_alive(self) -> None:
+        if self._freed:
+            raise InvalidFFTState("this FFT was freed; make another one")
+
+    def __enter__(self) -> FFT:
+        self._check_alive()
+        return self
+
+    def __exit__(self, *_error: Any) -> None:
+        self.free()
+
+
+def fft(operand: Any, /, *, distribution: Any = None, sync_symmetric_memory: bool = True, options: Any = None, stream: Any = None,
+        axes: Sequence[int] | None = None, norm: str | None = None, global_shape: Sequence[int] | None = None, group: Any = None) -> Any:
+    """The forward transform of a complex array: this rank's part of the result. Arguments and errors as in :class:`FFT`. Collective.
+
+    Differentiable. Plans are kept (8 per group, with their memory, until finalize): a further call with equal arguments on all ranks exchanges a
+    few hundred bytes and transforms.
+    """
+    del sync_symmetric_memory, stream
+    return _once("fft.fft", operand, distribution, options, axes, norm, global_shape, group, False)
+
+
+def ifft(operand: Any, /, *, distribution: Any = None, sync_symmetric_memory: bool = True, options: Any = None, stream: Any = None,
+         axes: Sequence[int] | None = None, norm: str | None = None, global_shape: Sequence[int] | None = None, group: Any = None) -> Any:
+    """The inverse transform of a complex array, as :func:`fft`. With norm=None nothing is divided by the number of elements; "backward" does that."""
+    del sync_symmetric_memory, stream
+    return _once("fft.ifft", operand, distribution, options, axes, norm, global_shape, group, True)
+
+
+def rfft(operand: Any, /, *, distribution: Any = None, sync_symmetric_memory: bool = True, options: Any = None, stream: Any = None,
+         axes: Sequence[int] | None = None, norm: str | None = None, global_shape: Sequence[int] | None = None, group: Any = None) -> Any:
+    """The forward transform of a real array, as :func:`fft`: of n indices along the last axis the result has n // 2 + 1."""
+    del sync_symmetric_memory, stream
+    return _once("fft.rfft", operand, distribution, options, axes, norm, global_shape, group, False)
+
+
+def irfft(operand: Any, /, *, distribution: Any = None, sync_symmetric_memory: bool = True, options: Any = None, stream: Any = None,
+          axes: Sequence[int] | None = None, norm: str | None = None, global_shape: Sequence[int] | None = None, group: Any = None) -> Any:
+    """The real array whose :func:`rfft` the operand is, times the number of elements unless norm="backward". See ``last_axis_parity``."""
+    del sync_symmetric_memory, stream
+    return _once("fft.irfft", operand, distribution, options, axes, norm, global_shape, group, True)
+
+
+def _once(door: str, operand: Any, distribution: Any, options: Any, axes: Any, norm: Any, global_shape: Any, group: Any, inverse: bool) -> Any:
+    one = FFT(operand, distribution=distribution, options=options, axes=axes, norm=norm, global_shape=global_shape, group=group, _door=door, _inverse=inverse)
+    one.plan()
+    _meeting.keep_plan(one._group, one._key, (one._problem, one._source, one._target, one._norm, one._told, one._plans[False]))
+    return one.execute()
+
+
+def allocate_operand(shape: Sequence[int], package: Any, *, input_dtype: Any = None, distribution: Any, memory_space: str | None = None,
+                     fft_type: str | None = None, logger: Any = None, group: Any = None) -> Any:
+    """An uninitialised operand of the local ``shape`` in the heap that the ranks share: its first exchange copies each byte once.
+
+    package: torch or numpy, the modules. input_dtype: the package's, or its default. memory_space: "cpu" (or None). Collective, and checked
+    on all ranks as :class:`FFT` checks.
+    """
+    del logger
+    name = getattr(package, "__name__", None)
+    tensor = torch.empty(0)
+    error: Exception | None = None
+    try:
+        if memory_space not in (None, "cpu") or name not in ("torch", "numpy"):
+            raise ValueError(f"package is {_kind(name)} and memory_space {_kind(memory_space)}; operands are made for torch or numpy, in memory_space 'cpu'")
+        dtype = torch.get_default_dtype() if name == "torch" else torch.float64
+        if input_dtype is not None:
+            dtype = input_dtype if isinstance(input_dtype, torch.dtype) else _dtype_of("torch." + package.dtype(input_dtype).name)
+        tensor = _runtime.empty(as_dims(shape, "shape"), dtype, torch.device("cpu"))
+    except Exception as failure:
+        error = failure
+    operand = tensor.numpy() if name == "numpy" else tensor
+    FFT(operand, distribution=distribution, options={"fft_type": fft_type}, group=group, _door="fft.allocate_operand", _error=error).free()
+    return operand
+
+
+# Arguments.
+
+def read_direction(direction: Any, kind: str, default: bool | None) -> bool:
+    """Whether it is the inverse. ValueError for a direction that the kind has not."""
+    if direction is None:
+        return kind == "C2R" if default is None else default
+    names = {"forward": False, "inverse": True, FFTDirection.FORWARD: False, FFTDirection.INVERSE: True}
+    if isinstance(direction, bool) or not isinstance(direction, (str, int)) or direction not in names:
+        raise ValueError(f"direction is {_kind(direction)}; give FFTDirection.FORWARD or INVERSE")
+    inverse = names[direction]  # type: ignore[index]
+    if kind != "C2C" and inverse != (kind == "C2R"):
+        raise ValueError(f"a {kind} goes {'forward' if kind == 'R2C' else 'inverse'} only")
+    return inverse
+
+
+def read_axes(axes: Sequence[int] | None, ndim: int) -> Dims:
+    """The axes counted from the front. ValueError for none, for one twice and for what is no axis."""
+    read = tuple(range(ndim)) if axes is None else tuple(axis + ndim if axis < 0 else axis for axis in axes)
+    if not read or len(set(read)) != len(read) or any(not 0 <= axis < ndim for axis in read):
+        raise ValueError(f"axes is {list(axes or ())} for {ndim} dimensions; give each axis once, and at least one")
+    return read
+
+
+def _read_kind(operand: Operand, options: FFTOptions, door: str) -> str:
+    dtype = operand.tensor.dtype
+    name = str(dtype).partition(".")[2]
+    if name not in _WIDTHS:
+        raise TypeError(f"the operand has dtype {dtype}; a transform takes {', '.join(_WIDTHS)}")
+    forced = {"fft.fft": "C2C", "fft.ifft": "C2C", "fft.rfft": "R2C", "fft.irfft": "C2R"}.get(door)
+    kind = forced or options.fft_type or ("C2C" if dtype.is_complex else "R2C")
+    if forced is not None and options.fft_type not in (None, forced):
+        raise ValueError(f"options say fft_type {options.fft_type!r}, but {door} is {forced}")
+    if (kind == "R2C") == dtype.is_complex:
+        raise ValueError(f"{kind} takes a {'real' if kind == 'R2C' else 'complex'} operand, this one has dtype {dtype}")
+    return kind
+
+
+def _problem(door: str, kind: str, dims: Dims, axes: Dims, parity: str, compute: str) -> Problem:
+    result = list(dims)
+    last = axes[-1]
+    if kind == "R2C":
+        result[last] = dims[last] // 2 + 1
+    elif kind == "C2R":
+        result[last] = 2 * (dims[last] - 1) + (parity == "odd")
+    for axis in axes:
+        if dims[axis] < 1 or result[axis] < 1:
+            raise ValueError(f"{door}: axis {axis} has {dims[axis]} indices, and {result[axis]} in the result; a transform needs at least one"
+                             + (" (last_axis_parity='odd' makes one of one)" if dims[axis] == 1 else ""))
+    return Problem(kind, axes, dims, tuple(result), 8 if compute == "complex64" else 16)
+
+
+class _Transform(torch.autograd.Function):
+    """The differentiable form: the gradient goes through the transposed map, which is a transform of the other direction."""
+
+    @staticmethod
+    def forward(ctx: Any, local: torch.Tensor, one: FFT, plan: Plan, settings: Settings) -> torch.Tensor:
+        ctx.told = (one._group, plan, settings, f"{one._swapped} {one._key}", local.dtype,
+                    one._told["package"] != "DTensor")
+        return one._run(local.detach(), plan, settings)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad: torch.Tensor) -> Any:
+        group, plan, settings, key, dtype, sums = ctx.told
+        key = f"backward {key}"
+        back = _meeting.kept_plans(group).get(key)
+        if back is None:
+            back = plan.adjoint(sums)
+        _meeting.keep_plan(group, key, back)
+        result = back.run(grad.resolve_conj().resolve_neg().to(back.operand_dtype), settings.adjoint())
+        return result.to(dtype), None, None, None
+
+

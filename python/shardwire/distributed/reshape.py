@@ -1,0 +1,331 @@
+"""reshape: an array from one distribution to another, each element moved once.
+
+The names are those of nvmath.distributed: ``reshape``/``Reshape`` take boxes, ``redistribute``/``Redistribute`` distributions. Here both take either.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from .. import _C
+from .._compile import CustomOp, compile_op
+from .._groups import global_ranks, resolve_backend
+from .._layout import _kind
+from .._spec import Pieces
+from ..errors import MismatchError
+from . import _ends, _meeting, _runtime
+from ._operand import Operand, order_of, read_out, unwrap, wrap
+from .distribution import Boxes, Dims, Distribution, Placements
+
+__all__ = ["InvalidReshapeState", "Redistribute", "RedistributeOptions", "Reshape", "ReshapeOptions", "redistribute", "reshape"]
+
+
+class InvalidReshapeState(RuntimeError):
+    """The object was freed, or it was asked for something before what must come first."""
+
+
+@dataclass
+class ReshapeOptions:
+    """Options of :func:`reshape`. logger, blocking: accepted for programs written for nvmath; a result is there when a call returns."""
+
+    logger: Any = None
+    blocking: Any = "auto"
+
+    def __post_init__(self) -> None:
+        if self.blocking is not True and self.blocking != "auto":
+            raise ValueError(f"blocking is {_kind(self.blocking)}; give True or 'auto'")
+
+
+RedistributeOptions = ReshapeOptions
+
+
+def read_options(cls: Any, options: Any) -> Any:
+    """``options``: None, a ``cls``, or a dict of its fields."""
+    if options is None:
+        return cls()
+    if isinstance(options, cls):
+        return options
+    if not isinstance(options, Mapping):
+        raise TypeError(f"options is {_kind(options)}; give a {cls.__name__} or a dict")
+    unknown = [name for name in options if name not in cls.__dataclass_fields__]
+    if unknown:
+        raise ValueError(f"options has {unknown[0]!r}; known: {', '.join(cls.__dataclass_fields__)}")
+    return cls(**options)
+
+
+class Reshape:
+    """An array from one distribution to another, planned once and executed as often as you like.
+
+    operand: this rank's part: a torch tensor, a numpy array or a DTensor; any dtype, dimensions (up to 16) and strides. input_box, output_box:
+        what this rank holds and wants: a Box, or on all ranks the same distribution (Slab, Pencil, Block, BlockCyclic, Boxes, a list of placements).
+        Of a DTensor input_box may be None. The input covers the array once; the output covers it, and may hold parts of it several times.
+    options: ReshapeOptions or a dict. stream: accepted and not used. global_shape: where the local shapes do not tell it. out: where results
+        go; None: each execute makes a tensor, in the operand's order (C or Fortran), in the heap that the ranks share. group: None: the context's.
+
+    Collective over the group, as are plan, execute, reset_operand and redistribution itself; for one thread at a time.
+    What is wrong on any rank raises the same error on all: TypeError, ValueError (:class:`~shardwire.GapError` for a gap), MismatchError
+    where ranks were given different things.
+    """
+
+    _door = "reshape"
+
+    def __init__(self, operand: Any, /, input_box: Any, output_box: Any, *, options: Any = None, stream: Any = None,
+                 global_shape: Sequence[int] | None = None, out: Any = None, group: Any = None, _keeps: bool = False) -> None:
+        del stream
+        self._group = _runtime.group_of(group)
+        backend = resolve_backend(self._group)
+        self._ranks = global_ranks(backend)
+        self._rank = _C.rank(backend)
+        self._freed = False
+        self._op: CustomOp | None = None
+        self._operand: Operand | None = None
+        self._out: Operand | None = None
+        told, sides, error = self._read(operand, input_box, output_box, options, global_shape, out)
+        everyone = _meeting.exchange(self._group, self._door, told, error)
+        self._key = f"{self._door} {everyone}"
+        kept = _meeting.kept_plans(self._group).get(self._key) if _keeps else None
+        if kept is None:
+            self._settle(everyone, sides)
+        else:  # all ranks told the same before, and so came to the same
+            self._source, self._target, self._dtype, self._told, self._op = kept
+
+    def _read(self, operand: Any, input_box: Any, output_box: Any, options: Any, global_shape: Any,
+              out: Any) -> tuple[dict[str, Any], list[Distribution], Exception | None]:
+        """What this rank tells the others, or the error that it has instead."""
+        try:
+            read_options(ReshapeOptions, options)
+            self._operand = wrap(operand)
+            if self._operand.package == "DTensor":
+                dtensor = self._operand.given
+                input_box = Placements(dtensor.placements, dtensor.device_mesh) if input_box is None else input_box
+                global_shape = tuple(dtensor.shape) if global_shape is None else global_shape
+                if isinstance(output_box, (list, tuple)):
+                    output_box = Placements(output_box, dtensor.device_mesh)
+                if not isinstance(output_box, Placements):
+                    raise TypeError(f"the operand is a DTensor, and its result one too: give placements for it, not {_kind(output_box)}")
+                self._mesh = dtensor.device_mesh if output_box.mesh is None else output_box.mesh
+            sides = [_ends.read_distribution(input_box, "input_box", self._ranks), _ends.read_distribution(output_box, "output_box", self._ranks)]
+            told = {**self._operand.tell(), "input_box": sides[0].describe(), "output_box": sides[1].describe(),
+                    "global_shape": None if global_shape is None else list(global_shape), "out": None,
+                    "requires_grad": self._operand.tensor.requires_grad or getattr(self._operand.given, "requires_grad", False)}
+            if out is not None:
+                self._out = read_out(out, self._operand)
+                told["out"] = self._out.tell()
+            return told, sides, None
+        except Exception as failure:  # whatever it was: the other ranks wait for us
+            return {}, [], failure
+
+    def _settle(self, told: Sequence[dict[str, Any]], sides: Sequence[Distribution]) -> None:
+        """From what all ranks told to the two ends. Pure: it raises on all ranks alike."""
+        door, size = self._door, len(self._ranks)
+        _ends.agree(told, door, ("dtype", "package", "device", "global_shape", "requires_grad"))
+        shapes = [record["shape"] for record in told]
+        source = _ends.resolve(door, "input_box", sides[0], [record["input_box"] for record in told], size)
+        target = _ends.resolve(door, "output_box", sides[1], [record["output_box"] for record in told], size)
+        for what, side in (("input_box", source), ("output_box", target)):
+            if side.ndim is not None and side.ndim != len(shapes[0]):
+                raise ValueError(f"{door}: {what} has {side.ndim} dimensions, the operand {len(shapes[0])} on rank 0")
+        given = told[0]["global_shape"]
+        if isinstance(source, Boxes) and given is None:
+            # As nvmath: the array is the smallest box around all boxes, wherever that begins.
+            source, lower = _ends.at_origin(source)
+            if isinstance(target, Boxes):
+                target, other = _ends.at_origin(target)
+                if other != lower:
+                    raise ValueError(f"{door}: the boxes of the input begin at {list(lower)}, those of the output at {list(other)}; both describe one array")
+        dims = _ends.global_shape_of(door, source, shapes, given)
+        if isinstance(target, Boxes):
+            wanted = target.infer_global_shape(shapes)
+            if any(have < want for have, want in zip(dims, wanted)):
+                raise ValueError(f"{door}: the output's boxes reach to {list(wanted)}, but the input's make an array of shape {list(dims)}")
+        self._source = _ends.make_end(door, "input_box", source, dims, size)
+        self._target = _ends.make_end(door, "output_box", target, dims, size, overlaps=True)
+        _ends.check_shapes(door, "the operand", self._source, shapes)
+        self._check_out(told)
+        self._dtype = _dtype_of(told[0]["dtype"])
+        self._told = told[self._rank]
+
+    def _check_out(self, told: Sequence[dict[str, Any]]) -> None:
+        given = [record["out"] for record in told]
+        for rank, out in enumerate(given):
+            if (out is None) != (given[0] is None):
+                raise MismatchError(f"{self._door}: out is given on rank {rank if out else 0} and not on rank {0 if out else rank}; give it on all ranks or on none")
+        if given[0] is None:
+            return
+        _ends.check_shapes(self._door, "out", self._target, [out["shape"] for out in given])
+        for rank, out in enumerate(given):
+            if out["dtype"] != told[0]["dtype"]:
+                raise ValueError(f"{self._door}: out has dtype {out['dtype']} on rank {rank}, the operand {told[0]['dtype']}")
+
+    @property
+    def global_shape(self) -> Dims:
+        """The shape of the whole array."""
+        return self._source.global_shape
+
+    def plan(self, *, stream: Any = None) -> None:
+        """Compiles the movement. Done once; further calls do nothing. Collective."""
+        del stream
+        self._check_alive()
+        if self._op is None:
+            self._op = move(self._group, self._rank, self._source, self._target, self._dtype, self._door)
+
+    def execute(self, *, stream: Any = None, release_workspace: bool = False, sync_symmetric_memory: bool = True) -> Any:
+        """Moves the operand, and returns the result, which is there when this returns. Collective."""
+        del stream, release_workspace, sync_symmetric_memory
+        self._check_alive()
+        if self._op is None:
+            raise InvalidReshapeState("execute() comes after plan()")
+        operand = self._operand
+        if operand is None:
+            raise InvalidReshapeState("execute() needs an operand, and reset_operand(None) took it away; give one by reset_operand(...)")
+        operand = wrap(operand.given)  # anew, since some arrays can only be read through a copy
+        local = operand.tensor
+        if self._out is not None:
+            result = self._out.tensor
+            self._run(local.detach(), result)
+            return self._out.given
+        if operand.package == "DTensor":
+            local = operand.given.to_local() if operand.given.requires_grad else local
+        result = _Move.apply(local, self) if local.requires_grad and torch.is_grad_enabled() else self._run(local.detach(), None)
+        return unwrap(result, operand.package, getattr(self, "_mesh", None), self._target.distribution, self.global_shape)
+
+    def _run(self, local: torch.Tensor, result: torch.Tensor | None) -> torch.Tensor:
+        assert self._op is not None
+        local = local.resolve_conj().resolve_neg()
+        target = self._target.shares[self._rank]
+        if result is None:
+            result = _runtime.empty(target.local_shape, self._dtype, local.device, order_of(local))
+        self._op([local] if self._source.shares[self._rank].pieces else [], [result] if target.pieces else []).wait()
+        return result
+
+    def reset_operand(self, operand: Any = None, *, stream: Any = None) -> None:
+        """Takes another operand of the same shape, dtype, package and device, or with None lets the present one go. Collective: what is
+        wrong on one rank is one error on all, and the former operand stays."""
+        del stream
+        self._check_alive()
+        error: Exception | None = None
+        fresh: Operand | None = None
+        try:
+            fresh = None if operand is None else self._fitting(operand)
+        except Exception as failure:
+            error = failure
+        everyone = _meeting.exchange(self._group, f"{self._door}.reset_operand", {"given": fresh is not None}, error)
+        _ends.agree(everyone, f"{self._door}.reset_operand", ("given",))
+        self._operand = fresh
+
+    def reset_operand_unchecked(self, operand: Any = None, *, stream: Any = None) -> None:
+        """As reset_operand, without a word to the other ranks: what is wrong here raises here, and the other ranks' execute waits for this rank."""
+        del stream
+        self._check_alive()
+        self._operand = None if operand is None else self._fitting(operand)
+
+    def release_operand(self) -> None:
+        """Lets the operand go, without a word to the other ranks."""
+        self.reset_operand_unchecked(None)
+
+    def _fitting(self, operand: Any) -> Operand:
+        fresh = wrap(operand)
+        for key, value in fresh.tell().items():
+            if value != self._told[key]:
+                raise (TypeError if key in ("package", "dtype") else ValueError)(f"the operand's {key} was {self._told[key]}, the new one's is {value}")
+        return fresh
+
+    def explain(self) -> str:
+        """Who sends what to whom. After plan()."""
+        self._check_alive()
+        if self._op is None:
+            raise InvalidReshapeState("explain() comes after plan()")
+        return f"{self._door} of {list(self.global_shape)} {self._dtype}: {self._source.distribution} to {self._target.distribution}\n{self._op.explain()}"
+
+    def free(self) -> None:
+        """Lets everything go; the object cannot be used any more. A second call does nothing."""
+        self._freed = True
+        self._op = self._operand = self._out = None
+
+    def _check_alive(self) -> None:
+        if self._freed:
+            raise InvalidReshapeState("this object was freed; make another one")
+
+    def __enter__(self) -> Any:
+        self._check_alive()
+        return self
+
+    def __exit__(self, *_error: Any) -> None:
+        self.free()
+
+
+class Redistribute(Reshape):
+    """:class:`~shardwire.distributed.reshape.Reshape` by the name and with the argument names of nvmath 1.0."""
+
+    _door = "redistribute"
+
+    def __init__(self, operand: Any, /, input_distribution: Any, output_distribution: Any, *, options: Any = None, stream: Any = None,
+                 global_shape: Sequence[int] | None = None, out: Any = None, group: Any = None, _keeps: bool = False) -> None:
+        super().__init__(operand, input_distribution, output_distribution, options=options, stream=stream, global_shape=global_shape, out=out,
+                         group=group, _keeps=_keeps)
+
+
+def reshape(operand: Any, /, input_box: Any, output_box: Any, *, sync_symmetric_memory: bool = True, options: Any = None, stream: Any = None,
+            global_shape: Sequence[int] | None = None, out: Any = None, group: Any = None) -> Any:
+    """This rank's part of the array, laid out anew; arguments and errors as in :class:`Reshape`. Collective over the group.
+
+    Differentiable. What was compiled is kept: a further call with equal arguments on all ranks exchanges a few hundred bytes and moves.
+    """
+    del sync_symmetric_memory
+    return _once(Reshape(operand, input_box, output_box, options=options, stream=stream, global_shape=global_shape, out=out, group=group,
+                    _keeps=True))
+
+
+def redistribute(operand: Any, /, input_distribution: Any, output_distribution: Any, *, sync_symmetric_memory: bool = True, options: Any = None,
+                 stream: Any = None, global_shape: Sequence[int] | None = None, out: Any = None, group: Any = None) -> Any:
+    """:func:`~shardwire.distributed.reshape.reshape` by the name and with the argument names of nvmath 1.0."""
+    del sync_symmetric_memory
+    return _once(Redistribute(operand, input_distribution, output_distribution, options=options, stream=stream, global_shape=global_shape, out=out,
+                              group=group, _keeps=True))
+
+
+def _once(one: Reshape) -> Any:
+    one.plan()
+    _meeting.keep_plan(one._group, one._key, (one._source, one._target, one._dtype, one._told, one._op))
+    return one.execute()
+
+
+def move(group: Any, rank: int, source: _ends.End, target: _ends.End, dtype: torch.dtype, name: str, reduction: str | None = None) -> CustomOp:
+    """The compiled op that brings an array from one end to the other. Collective. Equal copies of the input supply what is nearest."""
+    def regions(end: _ends.End) -> list[Any]:
+        share = end.shares[rank]
+        return [Pieces(share.local_shape, share.pieces)] if share.pieces else []
+    return compile_op(group, shape=source.global_shape, dtype=dtype, inputs=regions(source), outputs=regions(target), reduction=reduction,  # type: ignore[arg-type]
+                      overlap=None if reduction else "any", name=f"shardwire.distributed.{name}")
+
+
+class _Move(torch.autograd.Function):
+    """The differentiable form: gradients go back the same way, and are added where the output held an element several times;
+    a DTensor's replicas have equal ones by contract."""
+
+    @staticmethod
+    def forward(ctx: Any, local: torch.Tensor, one: Reshape) -> torch.Tensor:
+        ctx.ends = (one._group, one._rank, one._source, one._target, one._dtype, one._door, one._key,
+                    None if one._told["package"] == "DTensor" else "sum")
+        return one._run(local.detach(), None)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> Any:
+        group, rank, source, target, dtype, door, key, reduction = ctx.ends
+        key = f"backward {key}"
+        op = _meeting.kept_plans(group).get(key)
+        if op is None:
+            op = move(group, rank, target, source, dtype, f"{door}.backward", reduction)
+        _meeting.keep_plan(group, key, op)
+        result = _runtime.empty(source.shares[rank].local_shape, dtype, grad.device)
+        op([grad.resolve_conj().resolve_neg()] if target.shares[rank].pieces else [], [result] if source.shares[rank].pieces else []).wait()
+        return result, None
+
+
+def _dtype_of(name: str) -> torch.dtype:
+    return getattr(torch, name.partition(".")[2])
+

@@ -1,0 +1,11 @@
+"""Kernels: functions over tensors, compiled once and loaded on every rank. See docs/kernels.md.
+
+``DeviceKernel.compile_and_load`` decides who compiles (``pattern``), traces and compiles (``tracing``), ships the package's bytes (``who_compiles``), keeps
+them (``cache``), and gives the loaded kernel (``device_kernel``).
+"""
+
+from .cache import clear_kernel_cache
+from .device_kernel import DeviceKernel
+from .timing import KernelTimes
+
+__all__ = ["DeviceKernel", "KernelTimes", "clear_kernel_cache"]

@@ -1,0 +1,116 @@
+"""The tensors of a kernel: their names, and what each must look like. Local to one rank."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from .._layout import _kind
+
+
+@dataclass(frozen=True, slots=True)
+class TensorForm:
+    """What a tensor given to a kernel must look like. device: "cpu", "cuda", ...: which of several is the caller's to choose."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    device: str
+    strides: tuple[int, ...]
+
+    @classmethod
+    def of(cls, name: str, tensor: torch.Tensor) -> TensorForm:
+        return cls(name, tuple(tensor.shape), str(tensor.dtype), tensor.device.type, tuple(tensor.stride()))
+
+    @classmethod
+    def from_list(cls, fields: Sequence[Any]) -> TensorForm:
+        name, shape, dtype, device, strides = fields
+        return cls(str(name), tuple(shape), str(dtype), str(device), tuple(strides))
+
+    def as_list(self) -> list[Any]:
+        return [self.name, list(self.shape), self.dtype, self.device, list(self.strides)]
+
+    def check(self, tensor: Any, where: str, with_strides: bool) -> None:
+        """TypeError or ValueError naming the argument, what it is and what it must be."""
+        if not isinstance(tensor, torch.Tensor):
+            raise TypeError(f"{where} is {_kind(tensor)}; give a torch.Tensor")
+        if tuple(tensor.shape) != self.shape:
+            raise ValueError(f"{where} has shape {list(tensor.shape)}, the kernel was compiled for {list(self.shape)}; compile another for other shapes")
+        if str(tensor.dtype) != self.dtype:
+            raise TypeError(f"{where} is {tensor.dtype}, the kernel was compiled for {self.dtype}; convert it with .to()")
+        if tensor.device.type != self.device:
+            raise ValueError(f"{where} lies on {tensor.device}, the kernel was compiled for {self.device}; move it with .to()")
+        if with_strides and not self._lies_alike(tensor):
+            raise ValueError(f"{where} has strides {list(tensor.stride())}, the kernel was compiled for {list(self.strides)}; "
+                             "give .contiguous() tensors to both, or compile with a tensor of these strides")
+
+    def _lies_alike(self, tensor: torch.Tensor) -> bool:
+        return tensor.numel() == 0 or all(size == 1 or found == wanted for size, found, wanted in zip(self.shape, tensor.stride(), self.strides))
+
+
+def forms_of_arguments(kernel: Any, args: Sequence[Any]) -> list[TensorForm]:
+    """The forms of the example tensors ``args``, named as the kernel names its parameters.
+
+    TypeError for a kernel that cannot be called with that many tensors, or for an argument that is no dense tensor.
+    """
+    names = _names(kernel, len(args))
+    for name, value in zip(names, args):
+        if not isinstance(value, torch.Tensor):
+            raise TypeError(f"argument {name!r} is {_kind(value)}; a kernel takes tensors: bind what is constant with functools.partial")
+        if value.layout is not torch.strided or value.is_quantized:
+            raise TypeError(f"argument {name!r} is a {value.layout} tensor{' and quantised' if value.is_quantized else ''}; a kernel takes dense tensors")
+    return [TensorForm.of(name, value) for name, value in zip(names, args)]
+
+
+def _names(kernel: Any, count: int) -> list[str]:
+    function = kernel.forward if isinstance(kernel, torch.nn.Module) else kernel
+    try:
+        bound = inspect.signature(function).bind(*range(count))
+    except TypeError as error:
+        raise TypeError(f"the kernel cannot be called with {count} tensors: {error}") from None
+    except ValueError:  # a builtin that does not say
+        return [f"input{index}" for index in range(count)]
+    names: list[str] = []
+    for name, given in bound.arguments.items():
+        names += [f"{name}{index}" for index in range(len(given))] if isinstance(given, tuple) else [name]
+    return names
+
+
+def by_name(given: Any, forms: Sequence[TensorForm], label: str) -> list[Any]:
+    """The values of the dict ``given`` in the order of ``forms``. Every name must be there, and no other."""
+    if not isinstance(given, Mapping):
+        raise TypeError(f"{label} is {_kind(given)}; give a dict of tensors by name: {_list_of(forms)}")
+    known = {form.name for form in forms}
+    for name in given:
+        if name not in known:
+            raise ValueError(f"{label} has the name {_kind(name)}, which the kernel does not; it has {_list_of(forms)}")
+    for form in forms:
+        if form.name not in given:
+            raise ValueError(f"{label} lacks {form.name!r}; the kernel has {_list_of(forms)}")
+    return [given[form.name] for form in forms]
+
+
+def _list_of(forms: Sequence[TensorForm]) -> str:
+    return ", ".join(repr(form.name) for form in forms) or "none"
+
+
+def check_memory_apart(tensors: Sequence[torch.Tensor], forms: Sequence[TensorForm], changed: Sequence[int]) -> None:
+    """ValueError where a tensor that the kernel changes shares memory with another argument: compiled code reads and writes in an order of its own."""
+    for index in changed:
+        own = _span(tensors[index])
+        for other, tensor in enumerate(tensors):
+            begin, end = _span(tensor)
+            if other != index and own[0] < end and begin < own[1]:
+                raise ValueError(f"the kernel changes {forms[index].name!r}, which shares memory with {forms[other].name!r}; give it a tensor of its own")
+
+
+def _span(tensor: torch.Tensor) -> tuple[int, int]:
+    begin = tensor.data_ptr()
+    if tensor.numel() == 0:
+        return begin, begin
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride()))
+    return begin, begin + (last + 1) * tensor.element_size()

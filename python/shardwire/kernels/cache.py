@@ -1,0 +1,88 @@
+"""Packages that were made before: in memory with a bound, then on disk.
+
+Files are those of ``backend/base/kept_file``, as plans' are: a reader sees a whole one or none, whoever else writes and whoever is killed. What cannot be read, has
+another key or a wrong digest, or could have been written by another user is a miss. What cannot be written is told once, as a warning: a kernel that was compiled
+works without its file.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import warnings
+from collections import OrderedDict
+
+from .. import _C
+from .package import Broken, Package, decode
+
+MEMORY_ENTRIES = 64
+MEMORY_BYTES = 256 << 20
+_ENDING = ".swkn"
+
+_lock = threading.Lock()
+_kept: OrderedDict[str, Package] = OrderedDict()
+
+
+def find(folder: str, key: str) -> tuple[Package, str] | None:
+    """The package of ``key`` and where it was found, "memory" or "disk"; None when it must be made."""
+    with _lock:
+        package = _kept.get(key)
+        if package is not None:
+            _kept.move_to_end(key)
+            return package, "memory"
+    package = _read(path_of(folder, key), key)
+    if package is None:
+        return None
+    remember(package)
+    return package, "disk"
+
+
+def remember(package: Package) -> None:
+    """Keeps it in memory; the least recently used ones make room. One that is larger than all the room is not kept."""
+    if len(package.code) > MEMORY_BYTES:
+        return
+    with _lock:
+        _kept[package.key] = package
+        _kept.move_to_end(package.key)
+        held = sum(len(each.code) for each in _kept.values())
+        while len(_kept) > MEMORY_ENTRIES or held > MEMORY_BYTES:
+            held -= len(_kept.popitem(last=False)[1].code)
+
+
+def clear_kernel_cache() -> None:
+    """Forgets the kernels that are kept in memory. Files stay: remove the folder, or compile with ``use_cached_if_exists=False``."""
+    with _lock:
+        _kept.clear()
+
+
+def kept_keys() -> list[str]:
+    """Keys in memory, the one that goes first in front."""
+    with _lock:
+        return list(_kept)
+
+
+def path_of(folder: str, key: str) -> str:
+    return os.path.join(folder, key + _ENDING)
+
+
+def has_file(folder: str, key: str) -> bool:
+    return os.path.exists(path_of(folder, key))
+
+
+def store(folder: str, package: Package) -> None:
+    """Writes the package's file. Never raises for what the system refuses."""
+    failed = _C.write_kept(folder, package.key + _ENDING, package.encode())
+    if failed:
+        warnings.warn(f"shardwire: the kernel {package.name!r} was compiled but could not be kept in {folder}: {failed}; the next process compiles it "
+                      "again. Give build_dir, or set SHARDWIRE_KERNEL_DIR, to a folder that can be written", RuntimeWarning, stacklevel=2)
+
+
+def _read(path: str, key: str) -> Package | None:
+    data = _C.read_kept(path)  # its code will be run: nobody else may have put it there
+    if data is None:
+        return None
+    try:
+        package = decode(data)
+    except Broken:
+        return None
+    return package if package.key == key else None

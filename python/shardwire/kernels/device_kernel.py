@@ -1,0 +1,270 @@
+"""DeviceKernel: a compiled kernel on this rank. See docs/kernels.md."""
+
+from __future__ import annotations
+
+import inspect
+import io
+import os
+import re
+import shutil
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Union
+
+import torch
+
+from .. import errors
+from .._future import Seconds, as_seconds
+from .._layout import _kind
+from . import machine
+from .arguments import TensorForm, by_name, check_memory_apart, forms_of_arguments
+from .identity import is_program, name_of
+from .ops_inside import held_ops
+from .package import Package
+from .pattern import Pattern, build_folder, choose_pattern
+from .timing import KernelTimes, measure
+from .who_compiles import Request, compile_here, compile_together, folder_of
+
+Result = Union[torch.Tensor, "tuple[torch.Tensor, ...]", "list[torch.Tensor]", "dict[str, torch.Tensor]"]
+CompilerArgs = Union[str, Sequence[str], Mapping[str, Any], None]
+_SCALARS = (bool, int, float, str, type(None))
+
+
+class DeviceKernel:
+    """A kernel that was compiled and loaded, made by :meth:`compile_and_load`. Call it with tensors; any thread may.
+
+    name. key: what it was made from. inputs, outputs: forms (name, shape, dtype, device, strides). compiler: "aotinductor" or "torchscript".
+    origin: "compiled" here, "received" from another rank, or found in "memory" or on "disk". path: where its file belongs. rank_id, world_size, cc_enabled: as they were
+    decided. seconds: what compile_and_load took.
+    """
+
+    def __init__(self, name: str, package: Package, run: Callable[[list[torch.Tensor]], Sequence[torch.Tensor]], origin: str, pattern: Pattern, path: str, seconds: float) -> None:
+        self.name, self.key, self.inputs, self.outputs, self.compiler = name, package.key, tuple(package.inputs), tuple(package.outputs), package.compiler
+        self.origin, self.path, self.seconds = origin, path, seconds
+        self.rank_id, self.world_size, self.cc_enabled = pattern.rank, pattern.world, pattern.cc
+        self._run, self._returns, self._changed = run, package.returns, package.changed
+        self._ops = held_ops(package.ops)  # the code finds them by name while they live
+
+    @classmethod
+    def compile_and_load(cls, kernel: Any, *args: torch.Tensor, name: str | None = None, additional_compiler_args: CompilerArgs = None, use_cached_if_exists: bool = True,
+                         build_dir: str | os.PathLike[str] | None = None, target: str | None = None, is_spmd: bool = True, cc_enabled: bool | None = None,
+                         rank_id: int | None = None, world_size: int | None = None, group: Any = None, timeout: Seconds = None) -> DeviceKernel:
+        """Compiles ``kernel`` for tensors like ``args`` and loads it. Where communication is on, every rank of the group calls it.
+
+        kernel: a function of tensors that returns a tensor, or a tuple, list or dict of tensors; an ``nn.Module``; or a ``torch.export.ExportedProgram``, whose own example tensors
+            serve where none are given. It is compiled for inference: results carry no gradients.
+        args: example tensors: their shapes, dtypes, strides and kind of device count; their values do not.
+        name: for messages; None: the kernel's own.
+        additional_compiler_args: settings of torch's inductor, ``{"max_autotune": True}`` or ``"max_autotune=True"``; part of the key.
+        use_cached_if_exists: False compiles anew, and replaces what was kept in memory and on disk.
+        build_dir: where packages are kept, in ``spmd``, ``rank_R`` or ``local``; None: SHARDWIRE_KERNEL_DIR, else shardwire/kernels in the user's cache folder.
+        target: the kind of device, "cpu" or "cuda", on which all tensors must lie; None: wherever they do.
+        is_spmd: with communication on, True: rank 0 traces and compiles, and the others get the package's bytes. False: each rank compiles its own, and nothing is sent.
+        cc_enabled: whether the kernel may communicate; None: where there is a group of more than one rank.
+        rank_id, world_size: where there is no group. group: as for ``compile_op``; None: the default group, if there is one.
+        timeout: seconds to wait for the other ranks in each step, rank 0's compiler included; None: the group's.
+
+        Raises with is_spmd=True and communication on the same type and text on every rank: TypeError, ValueError, :class:`MismatchError` where ranks ask for different things,
+        :class:`KernelError` when it cannot be traced, compiled or loaded, :class:`TimeoutError` naming the ranks that did not come, :class:`UnsupportedError`.
+        """
+        start = time.perf_counter()
+        pattern, failure = _pattern_or_failure(is_spmd, cc_enabled, rank_id, world_size, group)
+        request = None
+        seconds = None
+        try:
+            seconds = as_seconds(timeout)
+            if failure is not None:
+                raise failure
+            folder = folder_of(build_folder(build_dir), pattern)
+            request = _request(kernel, args, name, additional_compiler_args, use_cached_if_exists, folder, target)
+        except Exception as caught:
+            if not pattern.ships:
+                raise
+            failure = caught
+        if pattern.ships:
+            package, origin, run = compile_together(request, pattern, seconds, failure, _load)
+        else:
+            assert request is not None
+            package, origin, run = compile_here(request, pattern, _load)
+        assert request is not None  # else one of them has raised
+        path = os.path.join(folder, package.key + ".swkn")
+        return cls(request.name, package, run, origin, pattern, path, time.perf_counter() - start)
+
+    def __call__(self, *tensors: torch.Tensor, inputs: Mapping[str, torch.Tensor] | None = None, outputs: Mapping[str, torch.Tensor] | None = None) -> Result | Mapping[str, torch.Tensor]:
+        """Runs the kernel: ``k(a, b)``, or ``k(inputs={"a": a, "b": b})``.
+
+        outputs: tensors by name that the results are copied into ("output0", "output1", ..., or the keys of the dict that the kernel returns); then these are returned.
+        TypeError or ValueError before anything runs where count, names, shapes, dtypes, devices or strides are not those that it was compiled for.
+        """
+        given = self._tensors(tensors, inputs)
+        targets = None if outputs is None else by_name(outputs, self.outputs, "outputs")
+        for form, target in zip(self.outputs, targets or ()):
+            form.check(target, f"outputs[{form.name!r}]", with_strides=False)
+        with torch.no_grad():
+            results = self._run(given)
+            if targets is not None:
+                for result, target in zip(results, targets):
+                    target.copy_(result)
+                return outputs  # type: ignore[return-value]
+        return self._as_returned(results)
+
+    def benchmark(self, *tensors: torch.Tensor, inputs: Mapping[str, torch.Tensor] | None = None, mode: str = "host", warmup: int = 10, iterations: int = 100) -> KernelTimes:
+        """Runs it ``warmup`` and then ``iterations`` times and gives the times of the latter, in seconds.
+
+        mode: "host", whole calls with their checks; "device", the compiled code alone (on an accelerator, between two of its events).
+        Without tensors it makes some: random ones of floating types, zeros of others. A kernel that communicates is measured by all its ranks together.
+        """
+        if mode not in ("host", "device"):
+            raise ValueError(f"mode is {_kind(mode)}; give 'host' or 'device'")
+        for label, count, least in (("warmup", warmup, 0), ("iterations", iterations, 1)):
+            if isinstance(count, bool) or not isinstance(count, int) or count < least:
+                raise ValueError(f"{label} is {_kind(count)}; give an int of at least {least}")
+        given = self._tensors(tensors, inputs) if tensors or inputs is not None else [_example(form) for form in self.inputs]
+        device = given[0].device if given else torch.device("cpu")
+        with torch.no_grad():
+            return measure((lambda: self(*given)) if mode == "host" else (lambda: self._run(given)), device, mode, warmup, iterations)
+
+    def _tensors(self, tensors: Sequence[torch.Tensor], inputs: Mapping[str, torch.Tensor] | None) -> list[torch.Tensor]:
+        if inputs is not None:
+            if tensors:
+                raise TypeError("tensors are given by position and by inputs=; give them one way")
+            tensors = by_name(inputs, self.inputs, "inputs")
+        if len(tensors) != len(self.inputs):
+            raise ValueError(f"{len(tensors)} tensors given, the kernel {self.name!r} takes {len(self.inputs)}: {', '.join(form.name for form in self.inputs)}")
+        for form, tensor in zip(self.inputs, tensors):
+            form.check(tensor, repr(form.name), with_strides=True)
+        if self._changed:
+            check_memory_apart(tensors, self.inputs, self._changed)
+        return list(tensors)
+
+    def _as_returned(self, results: Sequence[torch.Tensor]) -> Result:
+        if self._returns == "tensor":
+            return results[0]
+        if self._returns == "dict":
+            return {form.name: result for form, result in zip(self.outputs, results)}
+        return list(results) if self._returns == "list" else tuple(results)
+
+    def __repr__(self) -> str:
+        return f"<shardwire.DeviceKernel {self.name!r}: {len(self.inputs)} inputs, {len(self.outputs)} outputs, {self.compiler}, {self.origin}>"
+
+
+def _pattern_or_failure(is_spmd: Any, cc_enabled: Any, rank_id: Any, world_size: Any, group: Any) -> tuple[Pattern, Exception | None]:
+    """The pattern; where the arguments are wrong and yet name a group, that of an SPMD call, so that all its ranks hear of the error."""
+    try:
+        return choose_pattern(is_spmd, cc_enabled, rank_id, world_size, group), None
+    except (TypeError, ValueError) as error:
+        if is_spmd is False or cc_enabled is False:
+            raise
+        try:
+            pattern = choose_pattern(True, None, None, None, group)
+        except (TypeError, ValueError):
+            raise error from None
+        if not pattern.ships:
+            raise
+        return pattern, error
+
+
+def _request(kernel: Any, args: Sequence[Any], name: Any, compiler_args: Any, use_cached: Any, folder: str, target: Any) -> Request:
+    if not isinstance(use_cached, bool):
+        raise TypeError(f"use_cached_if_exists is {_kind(use_cached)}; give True or False")
+    if name is not None and not isinstance(name, str):
+        raise TypeError(f"name is {_kind(name)}; give a str or None")
+    if target is not None and not isinstance(target, str):
+        raise TypeError(f"target is {_kind(target)}; give a kind of device, such as 'cpu', or None")
+    given = kernel
+    if is_program(kernel):
+        args = args or kernel.example_inputs[0]
+        kernel = kernel.module()
+    if inspect.isclass(kernel) or not callable(kernel):
+        raise TypeError(f"kernel is {_kind(kernel)}; give a function of tensors, an nn.Module or a torch.export.ExportedProgram")
+    forms = forms_of_arguments(kernel, args)
+    devices = sorted({form.device for form in forms})
+    if target is not None and devices and devices != [target]:
+        raise ValueError(f"target is {target!r}, but the tensors lie on {' and '.join(devices)}; move them, or leave target out")
+    return Request(kernel, args, forms, name or name_of(given), _settings(compiler_args), use_cached, folder, given)
+
+
+def _settings(given: Any) -> dict[str, Any]:
+    """additional_compiler_args as settings by name."""
+    if given is None:
+        return {}
+    if isinstance(given, Mapping):
+        pairs = list(given.items())
+    else:
+        words = given.split() if isinstance(given, str) else given
+        if not isinstance(words, (list, tuple)) or not all(isinstance(word, str) for word in words):
+            raise TypeError(f"additional_compiler_args is {_kind(given)}; give a dict of inductor's settings, or 'name=value' words")
+        for word in words:
+            if "=" not in word:
+                raise ValueError(f"additional_compiler_args has {word!r}; give inductor's settings as 'name=value'")
+        pairs = [(name, _read(value)) for name, value in (word.split("=", 1) for word in words)]
+    for name, value in pairs:
+        if not isinstance(name, str) or not isinstance(value, _SCALARS):
+            raise TypeError(f"additional_compiler_args[{name!r}] is {_kind(value)}; give bools, numbers, strings or None by name")
+    return dict(pairs)
+
+
+def _read(word: str) -> Any:
+    named = {"True": True, "False": False, "None": None}
+    if word in named:
+        return named[word]
+    for kind in (int, float):
+        try:
+            return kind(word)
+        except ValueError:
+            pass
+    return word
+
+
+def _example(form: TensorForm) -> torch.Tensor:
+    dtype = getattr(torch, form.dtype.removeprefix("torch."))
+    tensor = torch.empty_strided(form.shape, form.strides, dtype=dtype, device=form.device)
+    return tensor.normal_() if dtype in (torch.float32, torch.float64, torch.float16, torch.bfloat16) else tensor.zero_()
+
+
+def _load(package: Package) -> Callable[[list[torch.Tensor]], Sequence[torch.Tensor]]:
+    """What runs the package's code. KernelError when torch cannot load it."""
+    wanted = "aotinductor" if machine.HAS_AOTI else "torchscript"
+    if package.compiler != wanted:
+        raise errors.KernelError(f"the kernel {package.name!r} is a package of {package.compiler}; torch {torch.__version__} loads {wanted}")
+    held_ops(package.ops)  # before torch looks for the operator that runs them
+    try:
+        if package.compiler == "torchscript":
+            module = torch.jit.load(io.BytesIO(package.code))
+            return lambda tensors: module(*tensors)
+        return _load_aoti(package.code)
+    except Exception as error:
+        raise errors.KernelError(f"the kernel {package.name!r} cannot be loaded: {type(error).__name__}: {error}; use_cached_if_exists=False compiles it anew") from error
+
+
+_loading = threading.Lock()
+_UNPACKED = re.compile(r"(/\S*/aotinductor_\w+|/tmp/\w{6}(?=/data/aotinductor/))/\S*$")  # the latter: torch 2.6
+
+
+def _load_aoti(code: bytes) -> Callable[[list[torch.Tensor]], Sequence[torch.Tensor]]:
+    # torch reads a file by its name; this one has none in any folder, and goes with the process.
+    descriptor = os.memfd_create("shardwire-kernel", os.MFD_CLOEXEC)
+    try:
+        with os.fdopen(os.dup(descriptor), "wb") as file:
+            file.write(code)
+        path = f"/proc/self/fd/{descriptor}"
+        loader = torch._C._aoti.AOTIModelPackageLoader
+        with _loading:
+            before = _unpacked()
+            try:  # torch.load_package tests the compiler first, which takes seconds
+                loaded = loader(path, "model", False, 1, -1)
+            except TypeError:  # torch before 2.8
+                loaded = loader(path, "model")
+            for folder in _unpacked() - before:  # mapped by now; a process that is killed would leave it
+                shutil.rmtree(folder, ignore_errors=True)
+    finally:
+        os.close(descriptor)
+    return loaded.run
+
+
+def _unpacked() -> set[str]:
+    """The folders that torch unpacked packages into, as far as this process has mapped something of them."""
+    with open("/proc/self/maps") as file:
+        found = (_UNPACKED.search(line.rstrip()) for line in file)
+        return {match.group(1) for match in found if match}

@@ -1,0 +1,79 @@
+"""An exported program as text that is equal exactly for programs that compute the same by the same steps, and what in it communicates."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+
+def text_of(program: Any) -> str:
+    """Every node of the graph and of graphs within it, with shapes, strides, dtypes and devices; and the values of all parameters and constants."""
+    lines: list[str] = []
+    for path, module in program.graph_module.named_modules():
+        graph = getattr(module, "graph", None)
+        if graph is None:
+            continue
+        lines.append(f"graph {path}")
+        for node in graph.nodes:
+            lines.append(f"{node.name} {node.op} {_target(node.target)} {node.args!r} {node.kwargs!r} {_meta(node.meta.get('val'))}")
+    lines.append(str([(str(spec.kind), str(spec.arg), spec.target) for spec in program.graph_signature.input_specs]))
+    lines.append(str([(str(spec.kind), str(spec.arg), spec.target) for spec in program.graph_signature.output_specs]))
+    for label, table in (("state", program.state_dict), ("constant", program.constants)):
+        lines += [f"{label} {name} {value_digest(value)}" for name, value in sorted(table.items())]
+    return "\n".join(lines)
+
+
+def value_digest(value: Any) -> str:
+    """Of a tensor: form and bytes. What is no tensor is its repr, which may have an address: then the kernel is compiled anew, and never a wrong one found."""
+    if not isinstance(value, torch.Tensor):
+        return repr(value)
+    plain = value.detach().cpu().contiguous()
+    data = plain.reshape(-1).view(torch.uint8).numpy() if plain.numel() else b""
+    return f"{_meta(value)} {hashlib.blake2b(data, digest_size=20).hexdigest()}"
+
+
+def _target(target: Any) -> str:
+    return target if isinstance(target, str) else f"{getattr(target, '__module__', '')}.{target!s}" if not callable(target) else _name_of(target)
+
+
+def _name_of(function: Any) -> str:
+    if isinstance(function, torch._ops.OpOverload):
+        return str(function)
+    return f"{getattr(function, '__module__', '')}.{getattr(function, '__qualname__', function)}"
+
+
+def _meta(value: Any) -> str:
+    if isinstance(value, torch.Tensor):
+        return f"{value.dtype} {tuple(value.shape)} {tuple(value.stride())} {value.device}"
+    if isinstance(value, (tuple, list)):
+        return f"[{', '.join(_meta(item) for item in value)}]"
+    return str(value)
+
+
+def communication_in(program: Any) -> list[tuple[str, str | None]]:
+    """Every collective of the graph, and the name of the group that it uses (None: it names none)."""
+    return [(str(node.target), _group_of(node)) for node in _nodes(program) if _namespace(node.target) in ("_c10d_functional", "c10d_functional", "c10d", "_dtensor")
+            and "wait_tensor" not in str(node.target)]
+
+
+def _nodes(program: Any) -> Iterator[Any]:
+    for _, module in program.graph_module.named_modules():
+        for node in getattr(getattr(module, "graph", None), "nodes", ()):
+            if node.op == "call_function":
+                yield node
+
+
+def _namespace(target: Any) -> str:
+    return getattr(target, "namespace", "")
+
+
+def _group_of(node: Any) -> str | None:
+    arguments = node.target._schema.arguments
+    for position, argument in enumerate(arguments):
+        if argument.name in ("group_name", "tag_and_group"):
+            value = node.args[position] if position < len(node.args) else node.kwargs.get(argument.name)
+            return value if isinstance(value, str) else None
+    return None

@@ -1,0 +1,77 @@
+"""What a kernel is, as text that ranks compare before one of them compiles for all: its code, the plain values bound to it, and its parameters."""
+
+from __future__ import annotations
+
+import dis
+import functools
+import hashlib
+import types
+from typing import Any
+
+import torch
+
+from .graph_text import text_of, value_digest
+
+_PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
+
+
+def name_of(kernel: Any) -> str:
+    while isinstance(kernel, functools.partial):
+        kernel = kernel.func
+    return str(getattr(kernel, "__name__", type(kernel).__name__))
+
+
+def is_program(kernel: Any) -> bool:
+    """Whether it is torch's ExportedProgram; never imports torch.export."""
+    return any(base.__name__ == "ExportedProgram" and base.__module__.startswith("torch.") for base in type(kernel).__mro__)
+
+
+def identity(kernel: Any) -> dict[str, str]:
+    """By aspect ("the kernel's code", "the parameter 'weight'"): a name or digest that is equal on ranks that hold the same."""
+    if is_program(kernel):
+        return {"the exported program": _digest(text_of(kernel))}
+    if isinstance(kernel, functools.partial):
+        bound = {f"the bound argument {name!r}": _value(value) for name, value in [*enumerate(kernel.args), *kernel.keywords.items()]}
+        return {**identity(kernel.func), **bound}
+    if isinstance(kernel, torch.nn.Module):
+        values = {f"the {label} {name!r}": value_digest(value) for label, table in (("parameter", kernel.named_parameters()), ("buffer", kernel.named_buffers()))
+                  for name, value in table}
+        return {"the module": f"{type(kernel).__qualname__}, {_digest(str(kernel))}", "the module's mode": "training" if kernel.training else "eval",
+                "the kernel's code": _code(getattr(type(kernel).forward, "__code__", None)), **values}
+    function = getattr(kernel, "__func__", kernel)
+    found = {"the kernel's name": str(getattr(function, "__qualname__", type(function).__qualname__)), "the kernel's code": _code(getattr(function, "__code__", None))}
+    names = getattr(getattr(function, "__code__", None), "co_freevars", ())
+    for name, cell in zip(names, getattr(function, "__closure__", None) or ()):
+        try:
+            found[f"the variable {name!r}, which the kernel reads"] = _value(cell.cell_contents)
+        except ValueError:  # not assigned yet
+            pass
+    globals_of = getattr(function, "__globals__", {})
+    for name in _globals_read(getattr(function, "__code__", None)):
+        if name in globals_of and isinstance(globals_of[name], (*_PLAIN, torch.Tensor)):
+            found[f"the variable {name!r}, which the kernel reads"] = _value(globals_of[name])
+    return found
+
+
+def _globals_read(code: types.CodeType | None) -> list[str]:
+    return [] if code is None else sorted({step.argval for step in dis.get_instructions(code) if step.opname == "LOAD_GLOBAL"})
+
+
+def _value(value: Any) -> str:
+    """Plain values and tensors in full; of others only their type, since two that are equal need not look it."""
+    if isinstance(value, torch.Tensor):
+        return value_digest(value)
+    return repr(value) if isinstance(value, _PLAIN) else type(value).__qualname__
+
+
+def _code(code: types.CodeType | None) -> str:
+    return "none" if code is None else _digest(_text_of_code(code))
+
+
+def _text_of_code(code: types.CodeType) -> str:
+    constants = [_text_of_code(value) if isinstance(value, types.CodeType) else repr(sorted(value, key=repr) if isinstance(value, frozenset) else value) for value in code.co_consts]
+    return f"{code.co_code.hex()} {constants} {code.co_names} {code.co_varnames}"
+
+
+def _digest(text: str) -> str:
+    return hashlib.blake2b(text.encode(), digest_size=12).hexdigest()

@@ -1,0 +1,115 @@
+"""Compiled ops inside a kernel: while it is traced, a call of one becomes a node of the graph, which names the op; when the kernel runs, the node runs the op of that name.
+
+An op's name is its group's and its number among the ops that were compiled in that group, so it is the same on all ranks. Needs AOTInductor.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+from typing import Any
+
+import torch
+
+from .._compile import CustomOp, Tensors, _flatten, name_of_op, op_named
+from ..errors import MismatchError, UnsupportedError
+
+NAMESPACE = "shardwire"
+
+
+class RecordedRun:
+    """What a call of an op returns while it is traced: the run ends within the kernel before its results are used."""
+
+    def wait(self, timeout: Any = None) -> None:
+        """Does nothing."""
+
+    synchronize = result = wait
+
+
+def record(op: CustomOp, input_tensors: Tensors | None = None, output_tensors: Tensors | None = None, *, timeout: Any = None) -> RecordedRun:
+    """In place of ``op(inputs, outputs)`` while a kernel is traced."""
+    if timeout is not None:
+        raise UnsupportedError("a compiled op inside a kernel takes no timeout; the group's holds")
+    inputs, outputs = _flatten(op._inputs, input_tensors), _flatten(op._outputs, output_tensors)
+    for label, tensors, locals in (("inputs", inputs, op.inputs), ("outputs", outputs, op.outputs)):
+        for index, (tensor, local) in enumerate(zip(tensors, locals)):
+            decl = op.tensors[local.tensor]
+            dtype = decl.dtype if label == "inputs" else decl.output_dtype
+            if tuple(tensor.shape) != local.local_shape or tensor.dtype != dtype:
+                raise ValueError(f"{label}[{index}] of a compiled op in the kernel is {tensor.dtype}{list(tensor.shape)}, the op was compiled for {dtype}{list(local.local_shape)}")
+    if not outputs:
+        raise UnsupportedError("a compiled op that gives this rank nothing cannot be in a kernel: torch leaves out what has no result, and its peers would wait; call it outside of the kernel")
+    _library()
+    results = torch.ops.shardwire.run_op(inputs, outputs, name_of_op(op))
+    for output, result in zip(outputs, results):
+        output.copy_(result)
+    return RecordedRun()
+
+
+@functools.lru_cache(maxsize=1)
+def _library() -> Any:
+    """torch's operator, made when first needed. Functional: new outputs that begin as copies of those given, since an op may leave gaps."""
+    library = torch.library.Library(NAMESPACE, "FRAGMENT")
+    library.define("run_op(Tensor[] inputs, Tensor[] outputs, str op) -> Tensor[]")
+    library.impl("run_op", _run, "CompositeExplicitAutograd")
+    torch.library.register_fake("shardwire::run_op", _forms, lib=library)
+    return library
+
+
+def _run(inputs: list[torch.Tensor], outputs: list[torch.Tensor], name: str) -> list[torch.Tensor]:
+    results = [output.clone() for output in outputs]
+    _op(name)._op.run(list(inputs), results, None).wait(None)
+    return results
+
+
+def _forms(inputs: list[torch.Tensor], outputs: list[torch.Tensor], name: str) -> list[torch.Tensor]:
+    return [torch.empty_like(output) for output in outputs]
+
+
+def _op(name: str) -> CustomOp:
+    found = op_named(name)
+    if found is None:
+        raise ValueError(f"the kernel runs the compiled op {name!r}, which this process does not have; keep the op that the kernel was traced with, and give "
+                         "is_spmd=False where ranks compile ops of their own")
+    return found
+
+
+def held_ops(names: list[str]) -> list[CustomOp]:
+    """The ops of these names, for a kernel to keep. ValueError where one is missing."""
+    if names:
+        _library()
+    return [_op(name) for name in names]
+
+
+def describe_op(name: str) -> list[str]:
+    """The op's name and a digest of what it moves, equal on all ranks of one op, and of its forms on this rank."""
+    op = _op(name)
+    traffic = {what: value for what, value in op.traffic().items() if what != "rank"}
+    forms = [[list(local.local_shape) for local in side] for side in (op.inputs, op.outputs)]
+    return [name, hashlib.blake2b(json.dumps([traffic, forms], sort_keys=True).encode(), digest_size=12).hexdigest()]
+
+
+def check_op(told: list[str]) -> None:
+    """MismatchError where this rank's op of that name is another than rank 0's."""
+    if describe_op(told[0]) != told:
+        raise MismatchError(f"the kernel runs the compiled op {told[0]!r}, which on this rank moves something else or takes other shapes than on rank 0; "
+                            "give is_spmd=False where ranks differ")
+
+
+def names_in(program: Any) -> list[str]:
+    """The op of each node of an exported program that runs one and of whose results something is used."""
+    nodes = list(program.graph_module.graph.nodes)
+    used = {node for node in nodes if node.op == "output"}
+    for node in reversed(nodes):
+        if node in used:
+            used.update(node.all_input_nodes)
+    return [str(node.args[2]) for node in nodes if node in used and getattr(node.target, "namespace", "") == NAMESPACE]
+
+
+def check_all_used(called: list[str], kept: list[str]) -> None:
+    """UnsupportedError where torch left out, or would leave out, an op that the kernel called."""
+    for name in called:
+        if called.count(name) != kept.count(name):
+            raise UnsupportedError(f"the kernel runs the compiled op {name!r} and uses nothing of what it gives: torch would leave it out, and its peers would wait; return it, or "
+                                   "write it to an argument")

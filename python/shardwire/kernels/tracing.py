@@ -1,0 +1,271 @@
+"""From a kernel and example tensors to a graph, its key, and compiled code. One rank's work: nothing here communicates, and what would is refused.
+
+torch 2.6 and later: torch.export, then AOTInductor. Before: torch.jit.trace, whose package is TorchScript.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import io
+import json
+import os
+import re
+import sys
+import tempfile
+import threading
+import warnings
+import zipfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.distributed import distributed_c10d as c10d
+
+from .. import errors
+from .._compile import CustomOp, name_of_op
+from .._layout import _kind
+from . import machine
+from .arguments import TensorForm
+from .graph_text import communication_in, text_of, value_digest
+from .ops_inside import check_all_used, describe_op, names_in, record
+from .package import SCHEMA, Package
+
+_LONGEST_ERROR = 6000
+_tracing = threading.RLock()
+
+
+class Traced:
+    """A kernel's graph. ``package`` has its key and all but the code, which ``compile`` adds."""
+
+    def __init__(self, package: Package, make_code: Callable[[], bytes]) -> None:
+        self.package = package
+        self._make_code = make_code
+
+    def compile(self) -> Package:
+        """The whole package. KernelError when the compiler fails, with its words."""
+        try:
+            with _tracing:
+                self.package.code = self._make_code()
+        except ModuleNotFoundError as error:
+            wanted = (error.name or "").split(".")[0]
+            raise errors.KernelError(f"the kernel {self.package.name!r} could not be compiled: torch's compiler needs the Python package {wanted!r}, which is not there; install it "
+                                     f"(pip install {wanted}; on Debian: apt-get install python3-{wanted})") from error
+        except Exception as error:
+            raise errors.KernelError(f"the kernel {self.package.name!r} could not be compiled: {_words(error)}") from error
+        return self.package
+
+
+class _Result:
+    """How a kernel's own result looked while it was traced. An object of its own, since torch.export undoes changes of a module's attributes."""
+
+    def __init__(self) -> None:
+        self.returns = ""
+        self.ops: list[str] = []  # that it ran, by name
+        self._tensors: list[tuple[str, torch.Tensor]] = []
+
+    def set(self, returns: str, tensors: list[tuple[str, torch.Tensor]]) -> None:
+        self.returns, self._tensors = returns, tensors
+
+    def outputs(self) -> list[TensorForm]:
+        """After tracing: while torch.jit traces, shapes are tensors."""
+        return [TensorForm.of(name, value) for name, value in self._tensors]
+
+
+class Wrapper(torch.nn.Module):
+    """The kernel as a module that returns a flat tuple."""
+
+    def __init__(self, kernel: Any, result: _Result) -> None:
+        super().__init__()
+        self.kernel = kernel  # a module becomes a part of this one, with its parameters
+        self._result = result
+
+    def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        self._result.ops.clear()  # torch may trace more than once
+        result = self.kernel(*tensors)
+        names, values, kind = _flattened(result)
+        for name, value in zip(names, values):
+            if not isinstance(value, torch.Tensor):
+                raise TypeError(f"the kernel returns {_kind(value)} as {name!r}; it may return a tensor, a tuple, list or dict of tensors, or nothing")
+        self._result.set(kind, list(zip(names, values)))
+        return tuple(values)
+
+
+def _flattened(result: Any) -> tuple[list[str], list[Any], str]:
+    if isinstance(result, Mapping):
+        return [str(name) for name in result], list(result.values()), "dict"
+    if result is None:
+        return [], [], "tuple"
+    if isinstance(result, (tuple, list)):
+        return [f"output{index}" for index in range(len(result))], list(result), "list" if isinstance(result, list) else "tuple"
+    return ["output0"], [result], "tensor"
+
+
+def trace(kernel: Any, args: Sequence[torch.Tensor], forms: list[TensorForm], name: str, settings: dict[str, Any], cc: bool,
+          describe_group: Callable[[str], Any]) -> Traced:
+    """Traces ``kernel``. settings: of the compiler. cc: whether it may communicate. describe_group: of a name that the graph has, what its key should hold;
+    raises when this process has no such group.
+
+    KernelError when it cannot be traced; UnsupportedError for what a compiled kernel cannot be; ValueError for communication where it is off.
+    """
+    result = _Result()
+    wrapper = Wrapper(kernel, result)
+    with _tracing:
+        with _without_eager_communication(cc, result.ops) as refusals:
+            try:
+                graph, code, changed, calls, ops = (_export if machine.HAS_AOTI else _script)(wrapper, args, settings)
+            except Exception:
+                if refusals:  # without what torch put around it
+                    raise refusals[0] from None
+                raise
+    check_all_used(result.ops, ops)
+    package = Package("", name, "aotinductor" if machine.HAS_AOTI else "torchscript", forms, result.outputs(), result.returns, changed, ops=sorted(set(ops)))
+    if calls and not cc:
+        raise ValueError(f"the kernel {name!r} communicates ({', '.join(sorted({call for call, _ in calls}))}), and communication is off: run it in a group of more "
+                         "than one rank, or give cc_enabled=True; or take the collectives out of it")
+    package.groups = sorted({group for _, group in calls if group is not None})
+    made_from = {"schema": SCHEMA, "graph": graph, "inputs": [form.as_list() for form in forms], "outputs": [form.as_list() for form in package.outputs],
+                 "returns": package.returns, "loads": machine.loads(), "compiles": machine.compiles(settings, forms[0].device if forms else "cpu"),
+                 "groups": [describe_group(group) for group in package.groups], "ops": [describe_op(op) for op in package.ops]}
+    package.key = hashlib.blake2b(json.dumps(made_from, sort_keys=True).encode(), digest_size=20).hexdigest()
+    return Traced(package, code)
+
+
+# The graph's text, its compiler, changed inputs, collectives and their groups, compiled ops.
+_Made = tuple[str, Callable[[], bytes], list[int], list[tuple[str, "str | None"]], list[str]]
+
+
+def _export(wrapper: Wrapper, args: Sequence[torch.Tensor], settings: dict[str, Any]) -> _Made:
+    try:
+        with torch.no_grad(), warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)
+            program = torch.export.export(wrapper, tuple(args), strict=False).run_decompositions({})
+    except (errors.ShardwireError, TypeError) as error:
+        raise _own(error) from error
+    except Exception as error:
+        raise _untraceable(error) from error
+    signature = program.graph_signature
+    if signature.buffers_to_mutate:
+        raise errors.UnsupportedError(f"the kernel changes the buffer {next(iter(signature.buffers_to_mutate.values()))!r} of its module; give it as a tensor and return it, "
+                                      "or put the module into eval mode")
+    changed = sorted(list(signature.user_inputs).index(name) for name in signature.user_inputs_to_mutate.values())
+
+    def code() -> bytes:
+        import torch._inductor
+        with tempfile.TemporaryDirectory(prefix="shardwire-kernel-") as folder, torch.no_grad(), warnings.catch_warnings(), machine.links_with_this_torch():
+            warnings.simplefilter("ignore", FutureWarning)
+            made = torch._inductor.aoti_compile_and_package(program, package_path=os.path.join(folder, "kernel.pt2"), inductor_configs=dict(settings))
+            with open(made, "rb") as file:
+                return file.read()
+    return text_of(program), code, changed, communication_in(program), names_in(program)
+
+
+def _script(wrapper: Wrapper, args: Sequence[torch.Tensor], settings: dict[str, Any]) -> _Made:
+    if settings:
+        raise errors.UnsupportedError(f"additional_compiler_args are AOTInductor's, which torch {torch.__version__} does not have; it needs torch 2.6")
+    copies = tuple(tensor.detach().clone() for tensor in args)  # tracing runs the kernel, which may write to them
+    before = [tensor._version for tensor in copies]
+    wrapper.train(wrapper.kernel.training if isinstance(wrapper.kernel, torch.nn.Module) else False)
+    try:
+        with torch.no_grad(), warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            traced = torch.jit.trace(wrapper, copies, check_trace=False)
+            if not wrapper.training:
+                traced = torch.jit.freeze(traced)
+    except (errors.ShardwireError, TypeError) as error:
+        raise _own(error) from error
+    except Exception as error:
+        raise _untraceable(error) from error
+    for warning in told:
+        if issubclass(warning.category, torch.jit.TracerWarning):
+            raise errors.KernelError("the kernel looks at values of its tensors (if, while, item(), ...), which torch.jit.trace would fix to those of the example; "
+                                     f"torch {torch.__version__} cannot compile it, and torch 2.6 compiles torch.cond: {_first_line(warning.message)}")  # type: ignore[arg-type]
+
+    def code() -> bytes:
+        buffer = io.BytesIO()
+        torch.jit.save(traced, buffer)
+        return buffer.getvalue()
+    changed = [index for index, tensor in enumerate(copies) if tensor._version != before[index]]
+    return _text_of_script(traced), code, changed, [], []
+
+
+def _text_of_script(traced: Any) -> str:
+    """Its code, its graph, and the values of its constants and parameters, without what differs between equal ones: line numbers, and numbers in class names."""
+    graph = traced.inlined_graph
+    parts = [re.sub(r"\s*# .*$", "", str(graph), flags=re.MULTILINE)]
+    parts += [value_digest(node.t("value")) for node in graph.findAllNodes("prim::Constant") if "value" in node.attributeNames() and node.kindOf("value") == "t"]
+    parts += [f"{name} {value_digest(value)}" for name, value in sorted(traced.state_dict().items())]
+    with zipfile.ZipFile(io.BytesIO(traced.save_to_buffer())) as archive:
+        parts += [archive.read(entry).decode() for entry in sorted(archive.namelist()) if entry.endswith(".py")]
+    return re.sub(r"\.?___torch_mangle_\d+", "", "\n".join(parts))
+
+
+# Communication that tracing would run instead of recording: on the rank that traces alone, so that it would wait for ever.
+
+_OFF = ("the kernel calls a compiled op, and communication is off: run it in a group of more than one rank, or give cc_enabled=True; or call it outside of the kernel")
+_EAGER = ("a kernel cannot call {what}: it would run while rank 0 traces, and not in the kernel; use torch.distributed._functional_collectives "
+          "(torch 2.6 and later), or call it outside of the kernel")
+
+
+@contextlib.contextmanager
+def _without_eager_communication(cc: bool, ops: list[str]) -> Iterator[list[Exception]]:
+    """Within it, this thread's calls of torch.distributed's collectives raise UnsupportedError, and those of compiled ops are recorded where that can be. Other threads' go through.
+    ops: gets the names of those. Gives the list of what was raised."""
+    own = threading.get_ident()
+    refusals: list[Exception] = []
+
+    def refuse(what: str) -> Any:
+        raise errors.UnsupportedError(_EAGER.format(what=what))
+
+    def call_op(op: CustomOp, *args: Any, **named: Any) -> Any:
+        if not machine.HAS_AOTI:
+            refuse("a compiled op")
+        if not cc:
+            raise ValueError(_OFF)
+        ops.append(name_of_op(op))
+        return record(op, *args, **named)
+
+    def instead(real: Any, call: Callable[..., Any]) -> Any:
+        def asked(*args: Any, **named: Any) -> Any:
+            if threading.get_ident() != own:
+                return real(*args, **named)
+            try:
+                return call(*args, **named)
+            except Exception as error:
+                refusals.append(error)
+                raise
+        return asked
+
+    is_outside = c10d._rank_not_in_group  # each collective of torch.distributed asks this first, however it was imported; and get_rank() and its like
+
+    def ask(group: Any) -> Any:
+        return is_outside(group) if "get_" in sys._getframe(2).f_code.co_name else refuse("a collective of torch.distributed")
+
+    places: list[tuple[Any, str, Callable[..., Any]]] = [
+        (c10d, "_rank_not_in_group", ask), (CustomOp, "__call__", call_op), (CustomOp, "bind", lambda *args, **named: refuse("bind of a compiled op"))]
+    real = [(owner, name, getattr(owner, name)) for owner, name, _ in places]
+    for owner, name, call in places:
+        setattr(owner, name, instead(getattr(owner, name), call))
+    try:
+        yield refusals
+    finally:
+        for owner, name, value in real:
+            setattr(owner, name, value)
+
+
+def _own(error: Exception) -> Exception:
+    """The same kind of error without what torch added to its text."""
+    return type(error)(_first_line(error))
+
+
+def _untraceable(error: Exception) -> Exception:
+    return errors.KernelError(f"the kernel could not be traced: {_words(error)}")
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+def _words(error: BaseException) -> str:
+    text = f"{type(error).__name__}: {error}".strip()
+    return text if len(text) <= _LONGEST_ERROR else f"{text[:_LONGEST_ERROR // 2]}\n...\n{text[-_LONGEST_ERROR // 2:]}"

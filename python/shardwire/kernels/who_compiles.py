@@ -1,0 +1,195 @@
+"""From a request to a package on this rank: compiled here, found, or shipped.
+
+Without communication: trace, look in the cache, else compile and keep. SPMD, where every step is one of all ranks and an error of any is everyone's:
+
+1. the ranks compare what they ask for, and what their machines can load;
+2. rank 0 traces, and tells the key;
+3. they vote: who has that key. Where all do nothing more is sent;
+4. the lowest rank that has it, else rank 0 after compiling, gives the bytes to all;
+5. all load it, and leave together.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.distributed import distributed_c10d as c10d
+
+from .. import _C, errors
+from .._groups import _backend_of
+from ..weights.agree import Meeting
+from . import cache, machine
+from .arguments import TensorForm
+from .identity import identity
+from .ops_inside import check_op, describe_op
+from .package import Package, decode
+from .pattern import Pattern
+from .tracing import Traced, trace
+
+_LONGEST_SHOWN = 200
+
+
+@dataclass(slots=True)
+class Request:
+    """What one rank asks for. kernel: callable. folder: where its packages lie."""
+
+    kernel: Any
+    args: Sequence[torch.Tensor]
+    forms: list[TensorForm]
+    name: str
+    settings: dict[str, Any]
+    use_cached: bool
+    folder: str
+    identity_of: Any  # the kernel as it was given
+
+    def trace(self, pattern: Pattern) -> Traced:
+        return trace(self.kernel, self.args, self.forms, self.name, self.settings, pattern.cc, describe_group)
+
+    def find(self, key: str) -> tuple[Package, str] | None:
+        return cache.find(self.folder, key) if self.use_cached else None
+
+    def keep(self, package: Package, unless_there: bool = False) -> None:
+        cache.remember(package)
+        if not (unless_there and cache.has_file(self.folder, package.key)):
+            cache.store(self.folder, package)
+
+    def described(self) -> dict[str, str]:
+        """What must be equal on all ranks of one SPMD call."""
+        about = {"the kernel's name": self.name, **{f"the tensor {form.name!r}": f"{form.dtype}{list(form.shape)} on {form.device}, strides {list(form.strides)}" for form in self.forms},
+                 **identity(self.identity_of), "additional_compiler_args": json.dumps(self.settings, sort_keys=True), "use_cached_if_exists": str(self.use_cached)}
+        return {"the number of tensors": str(len(self.forms)), **about, **{f"this machine's {what}": value for what, value in machine.loads().items()}}
+
+
+Load = Callable[[Package], Any]
+
+
+def compile_here(request: Request, pattern: Pattern, load: Load) -> tuple[Package, str, Any]:
+    """The package, whence it came, and what ``load`` made of it. Nothing is sent to anybody."""
+    traced = request.trace(pattern)
+    found = request.find(traced.package.key)
+    if found is not None:
+        try:
+            return *found, load(found[0])
+        except errors.KernelError:
+            pass  # whole, and yet torch cannot load it: made anew, and the file replaced
+    package = traced.compile()
+    loaded = load(package)
+    request.keep(package)
+    return package, "compiled", loaded
+
+
+def compile_together(request: Request | None, pattern: Pattern, seconds: float | None, error: Exception | None, load: Load) -> tuple[Package, str, Any]:
+    """The same for all ranks of the group. request: None where this rank's arguments were wrong, as ``error`` says."""
+    meeting = Meeting(pattern.backend, "compile_and_load", seconds)
+    described = b""
+    if request is not None:
+        try:
+            described = json.dumps(request.described()).encode()
+        except Exception as failure:  # the others wait for this rank and must hear of it
+            error = failure
+    _compare([json.loads(rows[0]) for rows in meeting.exchange([described, b"", b""], error)])
+    assert request is not None  # else exchange has raised
+    traced, told = _trace_on_rank_0(request, pattern, meeting)
+    found, votes = _vote(request, told, meeting)
+    package, origin = found or (None, "received")
+    shipped = b""
+    if not all(votes):
+        source = votes.index(True) if any(votes) else 0
+        package, origin, shipped = _ship(traced, package, origin, source, meeting)
+    loaded = None
+    load_error: Exception | None = None
+    try:
+        package = package or decode(shipped)
+        if package.key != told["key"]:
+            raise errors.KernelError(f"the package that came is {package.key}, and {told['key']} was announced")
+        loaded = load(package)
+    except Exception as failure:
+        load_error = failure
+    meeting.settle(load_error)
+    assert package is not None  # else settle has raised
+    if origin in ("compiled", "received"):
+        request.keep(package, unless_there=origin == "received" and request.use_cached)
+    return package, origin, loaded
+
+
+def _compare(described: list[dict[str, str]]) -> None:
+    first = described[0]
+    for rank, other in enumerate(described):
+        for what in [*first, *(name for name in other if name not in first)]:
+            if first.get(what) != other.get(what):
+                values = [_shown(about.get(what)) for about in (first, other)]
+                raise errors.MismatchError(f"compile_and_load: ranks 0 and {rank} disagree about {what}: {values[0]} and {values[1]}. With is_spmd=True rank 0 compiles for "
+                                           "all, so all ask for the same; give is_spmd=False where ranks differ")
+
+
+def _shown(value: str | None) -> str:
+    return "none" if value is None else value if len(value) <= _LONGEST_SHOWN else f"{value[:_LONGEST_SHOWN]}..."
+
+
+def _trace_on_rank_0(request: Request, pattern: Pattern, meeting: Meeting) -> tuple[Traced | None, dict[str, Any]]:
+    traced, said, error = None, b"", None
+    if meeting.rank == 0:
+        try:
+            traced = request.trace(pattern)
+            groups = [describe_group(name) for name in traced.package.groups]
+            said = json.dumps({"key": traced.package.key, "groups": groups, "ops": [describe_op(name) for name in traced.package.ops]}).encode()
+        except Exception as failure:
+            error = failure
+    return traced, json.loads(meeting.exchange([said, b"", b""], error)[0][0])
+
+
+def _vote(request: Request, told: dict[str, Any], meeting: Meeting) -> tuple[tuple[Package, str] | None, list[bool]]:
+    found, error = None, None
+    try:
+        for group in told["groups"]:
+            _check_group(group)
+        for op in told["ops"]:
+            check_op(op)
+        found = request.find(told["key"])
+    except Exception as failure:
+        error = failure
+    votes = meeting.exchange([b"1" if found else b"0", b"", b""], error)
+    return found, [rows[0] == b"1" for rows in votes]
+
+
+def _ship(traced: Traced | None, package: Package | None, origin: str, source: int, meeting: Meeting) -> tuple[Package | None, str, bytes]:
+    """``source`` gives its package to all, and makes it first where it has none. The package that this rank has now, whence it came, and the bytes that came."""
+    data, error = b"", None
+    if meeting.rank == source:
+        try:
+            if package is None:
+                assert traced is not None  # only rank 0 is asked for what nobody has
+                package, origin = traced.compile(), "compiled"
+            data = package.encode()
+        except Exception as failure:
+            error = failure
+    return package, origin, meeting.exchange([data, b"", b""], error)[source][0]
+
+
+def describe_group(name: str) -> list[Any]:
+    """torch's name of a group, and its members. ValueError where this process has no such group, or it is not shardwire's."""
+    try:
+        group = c10d._resolve_process_group(name)
+    except (RuntimeError, KeyError, AttributeError):
+        raise ValueError(f"the kernel communicates in the group {name!r}, which this process is not in; give is_spmd=False where ranks communicate in groups of "
+                         "their own") from None
+    backend = _backend_of(group)
+    if backend is None:
+        raise ValueError(f"the kernel communicates in the group {name!r}, whose backend for CPU tensors is not shardwire")
+    return [name, list(_C.global_ranks(backend))]
+
+
+def _check_group(told: list[Any]) -> None:
+    own = describe_group(told[0])
+    if own != told:
+        raise errors.MismatchError(f"the kernel communicates in the group {told[0]!r}, which is of ranks {told[1]} on rank 0 and of ranks {own[1]} here; give is_spmd=False "
+                                   "where ranks communicate in groups of their own")
+
+
+def folder_of(build_dir: str, pattern: Pattern) -> str:
+    return os.path.join(build_dir, pattern.folder)

@@ -1,0 +1,87 @@
+"""Atomics on one element, at ``offset`` of a symmetric tensor, with the arguments of NVSHMEM4Py. See :mod:`shardwire.symm.atomics`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ... import symm
+from .job import NvshmemInvalid
+from .memory import _pe
+
+
+def _at(target: torch.Tensor, offset: int, dtype: Any) -> torch.Tensor:
+    if dtype is not None:
+        if target.dtype == torch.uint8 and isinstance(dtype, torch.dtype) and target.is_contiguous():
+            target = target.view(-1).view(dtype)
+        elif dtype != target.dtype:
+            raise NvshmemInvalid(f"dtype is {dtype!r}, and the target's {target.dtype}")
+    if isinstance(offset, bool) or not isinstance(offset, int) or not 0 <= offset < target.numel():
+        raise NvshmemInvalid(f"offset is {offset!r}, and the target has {target.numel()} elements")
+    return target.reshape(-1)[offset] if target.is_contiguous() else _nth(target, offset)
+
+
+def _nth(target: torch.Tensor, offset: int) -> torch.Tensor:
+    """The element at that place in row-major order, of a view that cannot be flattened."""
+    index: list[int] = []
+    for extent in reversed(target.shape):
+        index.append(offset % extent)
+        offset //= extent
+    return target[tuple(reversed(index))]
+
+
+def atomic_fetch(target: torch.Tensor, remote_pe: int = -1, *, offset: int = 0, dtype: Any = None) -> symm.atomics.Number:
+    return symm.atomic_fetch(_at(target, offset, dtype), _pe(remote_pe))
+
+
+def atomic_set(target: torch.Tensor, value: Any, remote_pe: int = -1, *, offset: int = 0, dtype: Any = None) -> None:
+    symm.atomic_set(_at(target, offset, dtype), value, _pe(remote_pe))
+
+
+def atomic_inc(target: torch.Tensor, remote_pe: int = -1, *, offset: int = 0, dtype: Any = None) -> None:
+    symm.atomic_inc(_at(target, offset, dtype), _pe(remote_pe))
+
+
+def atomic_fetch_inc(target: torch.Tensor, remote_pe: int = -1, *, offset: int = 0, dtype: Any = None) -> symm.atomics.Number:
+    return symm.atomic_fetch_inc(_at(target, offset, dtype), _pe(remote_pe))
+
+
+def atomic_add(target: torch.Tensor, value: Any, remote_pe: int = -1, *, offset: int = 0, dtype: Any = None) -> None:
+    symm.atomic_add(_at(target, offset, dtype), value, _pe(remote_pe))
+
+
+def atomic_fetch_add(target: torch.Tensor, value: Any, remote_pe: int = -1, *, offset: int = 0, dtype: Any = None) -> symm.atomics.Number:
+    return symm.atomic_fetch_add(_at(target, offset, dtype), value, _pe(remote_pe))
+
+
+def atomic_and(target: torch.Tensor, value: Any, remote_pe: int = -1, *, offset: int = 0, dtype: Any = None) -> None:
+    symm.atomic_and(_at(target, offset, dtype), value, _pe(remote_pe))
+
+
+def atomic_fetch_and(target: torch.Tensor, value: Any, remote_pe: int = -1, *, offset: int = 0, dtype: Any = None) -> symm.atomics.Number:
+    return symm.atomic_fetch_and(_at(target, offset, dtype), value, _pe(remote_pe))
+
+
+def atomic_or(target: torch.Tensor, value: Any, remote_pe: int = -1, *, offset: int = 0, dtype: Any = None) -> None:
+    symm.atomic_or(_at(target, offset, dtype), value, _pe(remote_pe))
+
+
+def atomic_fetch_or(target: torch.Tensor, value: Any, remote_pe: int = -1, *, offset: int = 0, dtype: Any = None) -> symm.atomics.Number:
+    return symm.atomic_fetch_or(_at(target, offset, dtype), value, _pe(remote_pe))
+
+
+def atomic_xor(target: torch.Tensor, value: Any, remote_pe: int = -1, *, offset: int = 0, dtype: Any = None) -> None:
+    symm.atomic_xor(_at(target, offset, dtype), value, _pe(remote_pe))
+
+
+def atomic_fetch_xor(target: torch.Tensor, value: Any, remote_pe: int = -1, *, offset: int = 0, dtype: Any = None) -> symm.atomics.Number:
+    return symm.atomic_fetch_xor(_at(target, offset, dtype), value, _pe(remote_pe))
+
+
+def atomic_swap(target: torch.Tensor, value: Any, remote_pe: int = -1, *, offset: int = 0, dtype: Any = None) -> symm.atomics.Number:
+    return symm.atomic_swap(_at(target, offset, dtype), value, _pe(remote_pe))
+
+
+def atomic_compare_swap(target: torch.Tensor, cond: Any, value: Any, remote_pe: int = -1, *, offset: int = 0, dtype: Any = None) -> symm.atomics.Number:
+    return symm.atomic_compare_swap(_at(target, offset, dtype), cond, value, _pe(remote_pe))

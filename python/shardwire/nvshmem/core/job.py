@@ -1,0 +1,158 @@
+"""Beginning and end: which group the PEs are."""
+
+from __future__ import annotations
+
+import socket
+from enum import IntEnum
+from typing import Any
+
+import torch.distributed as dist
+
+from ... import _groups, _mpi, symm
+from ..._backend import as_timeout
+
+_ID_BYTES = 128
+
+
+class NvshmemInvalid(ValueError):
+    """Called with what cannot be, or before :func:`init`."""
+
+
+class NvshmemError(RuntimeError):
+    """It could not be begun."""
+
+
+class InitStatus(IntEnum):
+    STATUS_NOT_INITIALIZED = 0
+    STATUS_IS_BOOTSTRAPPED = 1
+    STATUS_IS_INITIALIZED = 2
+
+
+class Version:
+    """What stands behind the names."""
+
+    def __init__(self, openshmem_spec_version: str = "", nvshmem4py_version: str = "", libnvshmem_version: str = "") -> None:
+        self.openshmem_spec_version = openshmem_spec_version
+        self.nvshmem4py_version = nvshmem4py_version
+        self.libnvshmem_version = libnvshmem_version
+
+    def __repr__(self) -> str:
+        return f"Version(OpenSHMEM {self.openshmem_spec_version}, names of nvshmem4py {self.nvshmem4py_version}, {self.libnvshmem_version})"
+
+
+class UniqueID:
+    """Where the PEs of a job meet: made by one, given to all by whatever means the program has (``_data`` is a numpy array of bytes; it can be pickled)."""
+
+    def __init__(self) -> None:
+        import numpy
+        self._data = numpy.zeros(_ID_BYTES, dtype=numpy.int8)
+        self._store: Any = None  # of the rank that made it, which serves the others
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"_data": self._data, "_store": None}
+
+
+class _Job:
+    world: symm.Team | None = None
+    own_group: Any = None  # made by init(), ended by finalize()
+
+
+_job = _Job()
+
+
+def world() -> symm.Team:
+    """The team of all PEs. NvshmemInvalid before :func:`init`."""
+    if _job.world is None:
+        raise NvshmemInvalid("nvshmem is not initialized: call shardwire.nvshmem.core.init() first")
+    return _job.world
+
+
+def get_version() -> Version:
+    """As NVSHMEM4Py's; ``libnvshmem_version`` says what does the work."""
+    from ... import __version__
+    return Version("1.5", "0.4", f"shardwire {__version__}")
+
+
+def get_unique_id(empty: bool = False) -> UniqueID:
+    """A place to meet, for ``init(uid=...)``: ``empty=True`` makes one to be overwritten by another PE's. It serves as long as the object, or the job, lives."""
+    uid = UniqueID()
+    if not empty:
+        import numpy
+        host = socket.gethostname()
+        uid._store = _mpi.tcp_store("localhost", 0, None, True, as_timeout(None))
+        text = f"{host} {uid._store.port}".encode()
+        if len(text) >= _ID_BYTES:
+            raise NvshmemError(f"the name of this host is too long for a unique id: {host}")
+        uid._data[:len(text)] = numpy.frombuffer(text, dtype=numpy.int8)
+    return uid
+
+
+def _meet(uid: UniqueID) -> Any:
+    """The store that the uid's maker serves."""
+    if uid._store is not None:
+        return uid._store
+    text = bytes(uid._data.view("uint8")).rstrip(b"\0").decode(errors="replace").split()
+    if len(text) != 2 or not text[1].isdigit():
+        raise NvshmemInvalid("the uid is empty: hand out the one of the PE that made it by get_unique_id() before init()")
+    return _mpi.tcp_store("localhost" if text[0] == socket.gethostname() else text[0], int(text[1]), None, False, as_timeout(None))
+
+
+def init(device: Any = None, uid: UniqueID | None = None, rank: int | None = None, nranks: int | None = None, mpi_comm: Any = None,
+         initializer_method: str = "") -> None:
+    """Begins. Collective, blocking.
+
+    initializer_method: "uid": ``rank`` and ``nranks`` meet by ``uid``, which one of them made; "mpi" and "emulated_mpi": the ranks of the MPI job that this
+    process was started in, or of ``mpi_comm``, a communicator of mpi4py; "": the default process group, which is shardwire's. device is not used.
+
+    Raises NvshmemInvalid for arguments that do not fit, shardwire's errors when the ranks do not meet.
+    """
+    if _job.world is not None:
+        raise NvshmemInvalid("nvshmem is initialized already; call finalize() first")
+    if initializer_method == "uid":
+        if uid is None or rank is None or nranks is None or mpi_comm is not None:
+            raise NvshmemInvalid("initializer_method 'uid' takes uid, rank and nranks, and no mpi_comm")
+        _job.own_group = _own_group(_meet(uid), rank, nranks)
+    elif initializer_method in ("mpi", "emulated_mpi"):
+        if mpi_comm is not None:
+            _job.own_group = _mpi.create_process_group_from_mpi(mpi_comm)
+        else:
+            _job.own_group = _own_group(*next(_mpi.rendezvous("mpi://")))
+    elif initializer_method == "":
+        if not dist.is_initialized():
+            raise NvshmemInvalid("give initializer_method 'uid' or 'mpi', or make the default process group first: init_process_group('shardwire')")
+    else:
+        raise NvshmemInvalid(f"initializer_method is {initializer_method!r}; give 'uid', 'mpi', 'emulated_mpi', or none with a default process group of shardwire")
+    _job.world = symm.team(_job.own_group)
+    from .team_table import Teams
+    Teams.begin(_job.world)
+
+
+def _own_group(store: Any, rank: int, size: int) -> Any:
+    # A name of its own: the ranks need not have made equally many groups before.
+    return _groups._create(store, rank, size, as_timeout(None), f"nvshmem:{id(store)}", "nvshmem", True)
+
+
+def finalize() -> None:
+    """Ends. Collective, blocking: all PEs have come when it returns. A group that :func:`init` made ends with it; tensors stay readable until they are dropped."""
+    team = world()
+    team.barrier()
+    from .team_table import Teams
+    Teams.end()
+    _job.world = None
+    if _job.own_group is not None:
+        _groups.end_process_group(_job.own_group)
+        _job.own_group = None
+
+
+def init_status() -> InitStatus:
+    return InitStatus.STATUS_NOT_INITIALIZED if _job.world is None else InitStatus.STATUS_IS_INITIALIZED
+
+
+def my_pe() -> int:
+    """This rank."""
+    return world().rank
+
+
+def n_pes() -> int:
+    """How many ranks there are."""
+    return world().size

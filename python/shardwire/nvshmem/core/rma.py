@@ -1,0 +1,99 @@
+"""Puts, gets and signals. ``stream`` is taken and not used: each call is over when it returns, but a put between hosts: that is there after :func:`quiet` or a barrier."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from enum import IntEnum
+from typing import Any
+
+import torch
+
+from ... import _C, symm
+from .job import NvshmemInvalid, world
+from .memory import _pe
+
+
+class SignalOp(IntEnum):
+    SIGNAL_SET = 9
+    SIGNAL_ADD = 10
+
+
+class ComparisonType(IntEnum):
+    CMP_EQ = 0
+    CMP_NE = 1
+    CMP_GT = 2
+    CMP_LE = 3
+    CMP_LT = 4
+    CMP_GE = 5
+
+
+_SIGNAL_NAMES = {SignalOp.SIGNAL_SET: "set", SignalOp.SIGNAL_ADD: "add"}
+_COMPARISON_NAMES = {ComparisonType.CMP_EQ: "eq", ComparisonType.CMP_NE: "ne", ComparisonType.CMP_GT: "gt", ComparisonType.CMP_LE: "le",
+                     ComparisonType.CMP_LT: "lt", ComparisonType.CMP_GE: "ge"}
+
+
+def put(dst: torch.Tensor, src: torch.Tensor, remote_pe: int = -1, stream: Any = None) -> None:
+    """Copies ``src`` to ``remote_pe``'s ``dst``. Of contiguous tensors of different length the shorter one counts, as in NVSHMEM."""
+    symm.put(*_alike(dst, src), _pe(remote_pe))
+
+
+def get(dst: torch.Tensor, src: torch.Tensor, remote_pe: int = -1, stream: Any = None) -> None:
+    """Copies ``remote_pe``'s ``src`` to ``dst``. As :func:`put`."""
+    symm.get(*_alike(dst, src), _pe(remote_pe))
+
+
+def put_signal(dst: torch.Tensor, src: torch.Tensor, signal_var: torch.Tensor, signal_val: int, signal_op: SignalOp, remote_pe: int = -1, stream: Any = None) -> None:
+    """:func:`put`, then the signal."""
+    name = _signal_name(signal_op)
+    word = _word(signal_var)
+    symm.put(*_alike(dst, src), _pe(remote_pe))
+    symm.signal_op(word, signal_val, remote_pe, op=name)
+
+
+def signal_op(signal_var: torch.Tensor, signal_val: int, signal_op: SignalOp, remote_pe: int = -1, stream: Any = None) -> None:
+    """Sets ``remote_pe``'s signal, or adds to it. signal_var: a symmetric tensor of 8 bytes or more: its first integer, or its first 8 bytes."""
+    symm.signal_op(_word(signal_var), signal_val, _pe(remote_pe), op=_signal_name(signal_op))
+
+
+def signal_wait(signal_var: torch.Tensor, signal_val: int, signal_op: ComparisonType, stream: Any = None, timeout: float | timedelta | None = None) -> int:
+    """Waits for this PE's own signal. timeout: seconds, which NVSHMEM does not have; None: the group's. Returns its value.
+
+    Raises PeerFailedError when a PE died, TimeoutError with the PEs' names.
+    """
+    world()
+    name = _COMPARISON_NAMES.get(signal_op)
+    if name is None:
+        raise NvshmemInvalid(f"signal_op is {signal_op!r}; give a ComparisonType")
+    return symm.signal_wait(_word(signal_var), name, signal_val, timeout=timeout)
+
+
+def quiet(stream: Any = None) -> None:
+    """:func:`shardwire.symm.quiet`."""
+    symm.quiet()
+
+
+def _alike(dst: torch.Tensor, src: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    world()
+    if dst.shape == src.shape or dst.dtype != src.dtype or not (dst.is_contiguous() and src.is_contiguous()):
+        return dst, src  # symm says what does not fit
+    count = min(dst.numel(), src.numel())
+    return dst.view(-1)[:count], src.view(-1)[:count]
+
+
+def _word(signal: torch.Tensor) -> torch.Tensor:
+    """The element that is meant: buffers of bytes hold a signal of 64 bits."""
+    if _C.symm_place(signal) is None or not signal.is_contiguous() or signal.numel() * signal.element_size() < 4:
+        raise NvshmemInvalid("a signal is a symmetric tensor that begins with an integer, made by nvshmem.core")
+    flat = signal.view(-1)
+    if flat.element_size() < 4:
+        if flat.numel() * flat.element_size() < 8:
+            raise NvshmemInvalid("a signal in a buffer of bytes takes 8 of them")
+        flat = flat[:8 // flat.element_size()].view(torch.int64)
+    return flat[0]
+
+
+def _signal_name(op: Any) -> str:
+    name = _SIGNAL_NAMES.get(op)
+    if name is None:
+        raise NvshmemInvalid(f"signal_op is {op!r}; give a SignalOp")
+    return name

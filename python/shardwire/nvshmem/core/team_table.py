@@ -1,0 +1,187 @@
+"""Teams by handle and by name."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from ... import _C, symm
+from ...errors import UnsupportedError
+from .job import NvshmemInvalid, world
+
+
+class TeamConfig:
+    """Taken where NVSHMEM4Py takes one. ``uniqueid`` says which team :func:`team_init` makes; nothing else is used."""
+
+    def __init__(self) -> None:
+        self.num_contexts = 0
+        self.uniqueid = 0
+
+
+class _Teams:
+    """``Teams.TEAM_WORLD``, ``Teams["name"]``: handles, which are numbers.
+
+    Predefined, from init() on: TEAM_WORLD; TEAM_SHARED and TEAM_NODE, the PEs whose memory this one addresses; TEAM_SAME_MYPE_NODE, the PEs that have this
+    PE's number in their TEAM_NODE.
+    """
+
+    TEAM_INVALID = -1
+    TEAM_WORLD = 0
+    TEAM_SHARED = 1
+    TEAM_NODE = 2
+    TEAM_SAME_MYPE_NODE = 3
+    _FIRST_OWN = 16
+
+    def __init__(self) -> None:
+        self._names: dict[str, int] = {}
+        self._teams: dict[int, symm.Team] = {}
+        self._next = self._FIRST_OWN
+
+    def begin(self, team: symm.Team) -> None:
+        """Collective."""
+        node, same = _node_teams(team)
+        self._names = {name: getattr(self, name) for name in ("TEAM_WORLD", "TEAM_SHARED", "TEAM_NODE", "TEAM_SAME_MYPE_NODE")}
+        self._teams = {self.TEAM_WORLD: team, self.TEAM_SHARED: node, self.TEAM_NODE: node, self.TEAM_SAME_MYPE_NODE: same}
+        self._next = self._FIRST_OWN
+
+    def end(self) -> None:
+        everybody = self._teams.get(self.TEAM_WORLD)
+        for team in self._teams.values():
+            if team is not everybody:
+                team.destroy()
+        self._names, self._teams = {}, {}
+
+    def add(self, name: str | None, default: str, team: symm.Team) -> int:
+        handle = self._next
+        self._next += 1
+        name = f"{default}_{handle}" if name is None else name
+        if name in self._names:
+            raise NvshmemInvalid(f"there is a team named {name!r} already")
+        self._names[name] = handle
+        self._teams[handle] = team
+        return handle
+
+    def remove(self, team: int | str) -> symm.Team:
+        handle = self[team] if isinstance(team, str) else team
+        if handle not in self._teams or handle < self._FIRST_OWN:
+            raise NvshmemInvalid(f"{team!r} is no team that can be destroyed")
+        self._names = {name: value for name, value in self._names.items() if value != handle}
+        return self._teams.pop(handle)
+
+    def team_of(self, team: Any) -> symm.Team:
+        """Of a handle, a name, or a :class:`shardwire.symm.Team`."""
+        if isinstance(team, symm.Team):
+            return team
+        everybody = world()
+        handle = self._names.get(team, self.TEAM_INVALID) if isinstance(team, str) else team
+        if handle not in self._teams:
+            raise NvshmemInvalid(f"{team!r} is no team of this PE (of {everybody.size})")
+        return self._teams[handle]
+
+    def __getattr__(self, name: str) -> int:
+        names = self.__dict__.get("_names", {})
+        if name in names:
+            return names[name]
+        raise AttributeError(f"no team is named {name}")
+
+    def __getitem__(self, name: str) -> int:
+        if name not in self._names:
+            raise KeyError(f"no team is named {name}")
+        return self._names[name]
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._names
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+
+Teams = _Teams()
+
+
+def _node_teams(everybody: symm.Team) -> tuple[symm.Team, symm.Team]:
+    """The PEs that this one shares memory with, and those with its number among theirs. Collective."""
+    probe = everybody.zeros(1, dtype=torch.int64)
+    near = [rank for rank in range(everybody.size) if _is_near(probe, rank)]
+    mine = near.index(everybody.rank)
+    if len(near) == everybody.size:
+        node, numbers = everybody, list(range(everybody.size))
+    else:
+        part = everybody._part(near, "node")
+        assert part is not None
+        node = part
+        all_numbers = torch.empty(everybody.size, dtype=torch.int64)
+        everybody.all_gather(all_numbers, torch.tensor([mine]))
+        numbers = all_numbers.tolist()
+    same = everybody._part([rank for rank, number in enumerate(numbers) if number == mine], "mype")
+    assert same is not None
+    return node, same
+
+
+def _is_near(probe: torch.Tensor, rank: int) -> bool:
+    try:
+        _C.symm_peer(probe, rank)
+    except UnsupportedError:
+        return False
+    return True
+
+
+def team_get_uniqueid() -> int:
+    """A number for ``TeamConfig.uniqueid``: one PE takes it, and gives it to all that :func:`team_init` makes the team of."""
+    world()
+    return secrets.randbits(63)
+
+
+def team_init(config: TeamConfig, config_mask: int = 0, npes: int = 1, pe_idx_in_team: int = 0, new_team_name: str | None = None) -> int:
+    """A team of any PEs: each of its ``npes`` members calls this with its place in the team and the same ``config.uniqueid``. The others do not.
+
+    Returns the team's handle. Raises NvshmemInvalid for a place that there is not or that another PE has, TimeoutError on the members when one does not come.
+    """
+    everybody = world()
+    numbers = (npes, pe_idx_in_team, config.uniqueid)
+    if any(isinstance(each, bool) or not isinstance(each, int) for each in numbers) or not 0 <= pe_idx_in_team < npes <= everybody.size:
+        raise NvshmemInvalid(f"npes is {npes!r}, pe_idx_in_team {pe_idx_in_team!r} and the uniqueid {config.uniqueid!r}; give integers, 0 <= place < npes <= {everybody.size}")
+    try:
+        team = everybody._meet(f"nvshmem_team{config.uniqueid}", npes, pe_idx_in_team)
+    except ValueError as error:
+        raise NvshmemInvalid(str(error)) from error
+    return Teams.add(new_team_name, "TEAM", team)
+
+
+def team_my_pe(team: Any) -> int:
+    """This rank in ``team``."""
+    return Teams.team_of(team).rank
+
+
+def team_n_pes(team: Any) -> int:
+    """How many ranks ``team`` has."""
+    return Teams.team_of(team).size
+
+
+def team_split_strided(parent_team: Any, start: int, stride: int, size: int, config: TeamConfig | None = None, config_mask: int = 0,
+                       new_team_name: str | None = None) -> int | None:
+    """:meth:`shardwire.symm.Team.split_strided`: the new team's handle, None on PEs that are not in it. Collective over the parent."""
+    team = Teams.team_of(parent_team).split_strided(start, stride, size)
+    return None if team is None else Teams.add(new_team_name, "TEAM", team)
+
+
+def team_split_2d(parent_team: Any, xrange: int, xaxis_config: TeamConfig | None = None, xaxis_mask: int = 0, yaxis_config: TeamConfig | None = None,
+                  yaxis_mask: int = 0, new_team_name: str | None = None) -> tuple[int, int]:
+    """:meth:`shardwire.symm.Team.split_2d`: the handles of this PE's row and column. Collective over the parent."""
+    across, down = Teams.team_of(parent_team).split_2d(xrange)
+    names = (None, None) if new_team_name is None else (f"{new_team_name}_X", f"{new_team_name}_Y")
+    return Teams.add(names[0], "TEAM_X", across), Teams.add(names[1], "TEAM_Y", down)
+
+
+def team_translate_pe(src_team: Any, src_pe: int, dest_team: Any) -> int:
+    """What ``src_pe`` is in ``dest_team``; -1 when it is not in it."""
+    pe = Teams.team_of(src_team).translate(src_pe, Teams.team_of(dest_team))
+    return -1 if pe is None else pe
+
+
+def team_destroy(team: int | str) -> None:
+    """Ends a team on this PE, by handle or name."""
+    Teams.remove(team).destroy()

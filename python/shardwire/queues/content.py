@@ -1,0 +1,80 @@
+"""What an entry is: a tensor's dtype and shape, or an object's head, in the bytes that go before its parts."""
+
+from __future__ import annotations
+
+import struct
+from typing import Any
+
+import torch
+
+from .. import _plain, _serialize
+
+_TENSOR, _OBJECT = 0, 1
+_START = struct.Struct("<BB")
+_SHAPE = struct.Struct("<B")
+
+
+def of_tensor(tensor: Any) -> tuple[bytes, list[torch.Tensor]]:
+    """Head and parts of a tensor; its own memory where it is contiguous and on the CPU."""
+    if not isinstance(tensor, torch.Tensor):
+        raise TypeError(f"a {type(tensor).__name__} is no tensor; put_object takes objects, and put takes both")
+    if tensor.layout != torch.strided or tensor.is_quantized or tensor.device.type == "meta":
+        raise TypeError("a queue takes dense tensors; sparse, quantized and meta ones have to be taken apart first")
+    dense = tensor.detach()
+    if dense.device.type != "cpu" or dense.is_conj() or dense.is_neg():
+        dense = dense.cpu().resolve_conj().resolve_neg()
+    name = _plain.name_of(dense.dtype).encode()
+    head = _START.pack(_TENSOR, len(name)) + name + _SHAPE.pack(dense.dim()) + struct.pack(f"<{dense.dim()}q", *dense.shape)
+    return head, [_plain.bytes_of(dense)]
+
+
+def of_object(value: Any, allow_pickle: bool) -> tuple[bytes, list[torch.Tensor]]:
+    kind, head, parts = _serialize.to_parts(value, allow_pickle)
+    return _START.pack(_OBJECT, kind) + head, parts
+
+
+class Content:
+    """An entry as its head tells it."""
+
+    def __init__(self, head: bytes) -> None:
+        what, second = _START.unpack_from(head)
+        self.is_tensor = what == _TENSOR
+        if not self.is_tensor:
+            self.kind, self.rest = second, head[_START.size:]
+            return
+        at = _START.size + second
+        self.dtype = _plain.dtype_named(head[_START.size:at].decode())
+        (dims,) = _SHAPE.unpack_from(head, at)
+        self.shape = struct.unpack_from(f"<{dims}q", head, at + 1)
+
+    def check(self, wanted: str | None, out: torch.Tensor | None) -> None:
+        """Raises when it is not what the getter can take."""
+        if wanted == "object" and self.is_tensor:
+            raise TypeError(f"the next entry is a tensor ({self.told()}); take it by get_tensor or get. It is in the queue still")
+        if not self.is_tensor and (wanted == "tensor" or out is not None):
+            raise TypeError("the next entry is an object; take it by get_object or get, without out=. It is in the queue still")
+        if out is not None and (out.dtype != self.dtype or tuple(out.shape) != self.shape):
+            raise ValueError(f"out is {_plain.name_of(out.dtype)}{list(out.shape)}, but the next entry is {self.told()}; it is in the queue still")
+
+    def told(self) -> str:
+        return f"{_plain.name_of(self.dtype)}{list(self.shape)}"
+
+    def memory(self, sizes: tuple[int, ...], out: torch.Tensor | None) -> tuple[list[torch.Tensor], torch.Tensor | None]:
+        """Where the parts are to come, and the tensor that they then make."""
+        if not self.is_tensor:
+            return [torch.empty(size, dtype=torch.uint8) for size in sizes], None
+        direct = out is not None and out.device.type == "cpu" and out.is_contiguous() and not out.is_conj() and not out.is_neg()
+        tensor = out.detach() if direct and out is not None else torch.empty(self.shape, dtype=self.dtype)
+        return [_plain.bytes_of(tensor)], tensor
+
+    def value(self, parts: list[torch.Tensor], tensor: torch.Tensor | None, out: torch.Tensor | None, allow_pickle: bool) -> Any:
+        """The getter's tensor or object. `tensor`: of memory(), or None where `parts` are the queue's own, which the getter may keep."""
+        if not self.is_tensor:
+            return _serialize.from_parts(self.kind, self.rest, parts, allow_pickle)
+        if tensor is None:
+            tensor = _plain.typed(parts[0], self.dtype).reshape(self.shape)
+        if out is None:
+            return tensor
+        if out.data_ptr() != tensor.data_ptr() or out.device != tensor.device:
+            out.detach().copy_(tensor)
+        return out

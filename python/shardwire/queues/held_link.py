@@ -1,0 +1,285 @@
+"""A link as the rank that holds queues sees it: takes a user's requests and answers them. Everything here runs in the hub's pump, but for the callbacks
+of works, which only post what happened."""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+from functools import partial
+from typing import TYPE_CHECKING, Any, Callable
+
+import torch
+
+from .. import _C
+from . import wire
+from .entries import NOTHING, OVER, READY, Entry, Getter, HeldQueue, Putting
+
+if TYPE_CHECKING:
+    from .hub import Hub
+
+_ANSWERS = {READY: wire.OK, NOTHING: wire.NOTHING, OVER: wire.OVER}
+# Bytes: the copy of longer ones is several steps, which the progress thread takes up when it next wakes; a thread that waits takes them at once.
+_DRIVEN_FROM = 1 << 20
+_HEAP_FROM = 8192  # bytes: shorter ones travel within a frame wherever they lie
+
+
+def buffer(size: int) -> torch.Tensor:
+    """Memory for a part that stays in a queue: others read it in place."""
+    return _C.heap_empty([size], torch.uint8) if size >= _HEAP_FROM else torch.empty(size, dtype=torch.uint8)
+
+
+class HeldLink:
+    def __init__(self, hub: Hub, backend: Any, user: int) -> None:
+        self.hub, self.backend, self.user = hub, backend, user
+        self.frame = wire.new_frame()
+        self.getters: dict[int, tuple[HeldQueue, Getter]] = {}  # request -> who waits for it
+        self.handed: dict[int, tuple[HeldQueue, Entry]] = {}  # request -> handed out, not known to have arrived
+        self.puttings: dict[int, tuple[HeldQueue, Putting, wire.Message]] = {}
+        self.has_put: set[HeldQueue] = set()
+        self.transactions: dict[int, Putting] = {}
+        self.over = self.left = False
+        self._answers = {wire.OPEN: self._open, wire.PUT: self._put, wire.COMMIT: self._commit, wire.ROLLBACK: self._rollback, wire.GET: self._get,
+                         wire.CANCEL: self._cancel, wire.TAKEN: self._taken, wire.SIZE: self._size, wire.WAIT: self._wait, wire.CLOSE: self._close,
+                         wire.PING: self._ping, wire.BYE: self._bye}
+
+    def start(self) -> None:
+        self.hub.held_links.add(self)
+        self._listen()
+
+    # ---- what comes
+
+    def _receive(self, tensor: torch.Tensor, tag: int, then: Callable[[], None]) -> None:
+        """Calls `then` in the pump, when the bytes are here; ends the link when they cannot come."""
+        def ended(future: Any) -> None:
+            try:
+                future.wait()
+            except Exception as error:
+                self.hub.post(partial(self._end, error))
+            else:
+                self.hub.post(then)
+        try:
+            work = self.backend.recv([tensor], wire.USER, tag)
+            work.get_future().then(ended)
+            if tensor.numel() >= _DRIVEN_FROM and not work.is_completed():
+                self.hub.drive(work)
+        except Exception as error:
+            self._end(error)
+
+    def _listen(self) -> None:
+        self._receive(self.frame, wire.REQUESTS, self._on_frame)
+
+    def _on_frame(self) -> None:
+        if self.over:
+            return
+        try:
+            outside = wire.head_outside(self.frame)
+            if outside:  # the head comes by itself, under the request's tag
+                request = wire.decode(self.frame, torch.zeros(outside, dtype=torch.uint8)).request
+                rest = torch.empty(outside, dtype=torch.uint8)
+                self._receive(rest, wire.tag_of(request), lambda: self._on_message(rest))
+                return
+        except Exception as error:
+            self._end(error)
+            return
+        self._on_message(None)
+
+    def _on_message(self, rest: torch.Tensor | None) -> None:
+        if self.over:
+            return
+        try:
+            message = wire.decode(self.frame, rest)
+            self._answers[message.op](message)
+        except Exception as error:  # not what a user's end sends: nothing that follows can be understood
+            self._end(error)
+            return
+        self._listen()
+
+    def _queue(self, message: wire.Message) -> HeldQueue:
+        return self.hub.held_by_number[message.queue]
+
+    # ---- answers
+
+    def answer(self, message: wire.Message, op: int, value: int = 0, head: bytes = b"", parts: list[torch.Tensor] | None = None) -> None:
+        if self.over:
+            return
+        parts = parts or []
+        reply = wire.Message(op, 0, message.queue, message.request, value, head, tuple(part.numel() for part in parts))
+        try:
+            wire.send(self.backend, wire.USER, wire.tag_of(message.request), reply, parts)
+        except Exception as error:
+            self.hub.post(partial(self._end, error))
+
+    def _open(self, message: wire.Message) -> None:
+        key, about = json.loads(message.head)
+        held = self.hub.held.get(key)
+        if held is None:  # its Queue was not made here yet
+            self.hub.openings.setdefault(key, []).append(partial(self._open, message))
+        elif list(held.about) != about:
+            self.answer(message, wire.MISMATCH, head=json.dumps(held.about).encode())
+        else:
+            self.answer(message, wire.OK, self.hub.number_of(held))
+
+    def _put(self, message: wire.Message) -> None:
+        held = self._queue(message)
+        self.has_put.add(held)
+        entry = Entry(message.head, [])
+        if message.flags & wire.IN_TRANSACTION:
+            putting = self.transactions.setdefault(message.value, Putting(self, lambda _: None))
+            putting.entries.append(entry)
+            self._fetch(held, putting, entry, message, partial(self.answer, message, wire.OK))
+            return
+        putting = Putting(self, partial(self._put_ended, message))
+        putting.entries.append(entry)
+        putting.missing = 1  # until it is known to have come; _fetch counts
+        putting.fetch = partial(self._fetch_one, held, putting, entry, message)
+        self.puttings[message.request] = (held, putting, message)
+        held.put(putting, not message.flags & wire.NOT_BLOCKING)
+
+    def _put_ended(self, message: wire.Message, outcome: str) -> None:
+        self.puttings.pop(message.request, None)
+        if outcome != READY:
+            self._drop_bytes(message)
+        self.answer(message, _ANSWERS[outcome])
+
+    def _fetch_one(self, held: HeldQueue, putting: Putting, entry: Entry, message: wire.Message) -> None:
+        putting.missing = 0
+        self._fetch(held, putting, entry, message, None)
+
+    def _fetch(self, held: HeldQueue, putting: Putting, entry: Entry, message: wire.Message, then: Callable[[], None] | None) -> None:
+        """Brings the bytes of an entry; `then` is called when all are here."""
+        if message.parts is not None:  # they came with the request
+            entry.parts = message.parts
+            if then is not None:
+                then()
+            held.arrived(self)
+            return
+        left = [0]
+
+        def one_is_here() -> None:
+            left[0] -= 1
+            putting.missing -= 1
+            if left[0] == 0 and then is not None:
+                then()
+            held.arrived(self)
+        for size in message.part_sizes:
+            part = buffer(size)
+            entry.parts.append(part)
+            if size:
+                left[0] += 1
+                putting.missing += 1
+                self._receive(part, wire.tag_of(message.request), one_is_here)
+        if left[0] == 0 and then is not None:
+            then()
+
+    def _drop_bytes(self, message: wire.Message) -> None:
+        """Bytes that were sent for nothing: somebody has to receive them."""
+        for size in message.part_sizes if message.parts is None else ():
+            if size:
+                waste = torch.empty(size, dtype=torch.uint8)
+                self._receive(waste, wire.tag_of(message.request), lambda kept=waste: None)  # type: ignore[misc]
+
+    def _commit(self, message: wire.Message) -> None:
+        held = self._queue(message)
+        putting = self.transactions.pop(message.value, None) or Putting(self, lambda _: None)
+
+        def ended(outcome: str) -> None:
+            self.puttings.pop(message.request, None)
+            self.answer(message, _ANSWERS[outcome])
+        putting.tell = ended
+        self.puttings[message.request] = (held, putting, message)
+        held.put(putting, not message.flags & wire.NOT_BLOCKING)
+
+    def _rollback(self, message: wire.Message) -> None:
+        self.transactions.pop(message.value, None)
+
+    def _get(self, message: wire.Message) -> None:
+        held = self._queue(message)
+
+        def serve(entry: Entry | None, why: str) -> None:
+            self.getters.pop(message.request, None)
+            if entry is None:
+                self._answer_why(message, why)
+                return
+            self.handed[message.request] = (held, entry)
+            self.answer(message, wire.OK, len(held.entries), entry.head, entry.parts)
+        getter = Getter(serve, True)
+        self.getters[message.request] = (held, getter)
+        held.get(getter, not message.flags & wire.NOT_BLOCKING)
+
+    def _wait(self, message: wire.Message) -> None:
+        held = self._queue(message)
+
+        def serve(_: Entry | None, why: str) -> None:
+            self.getters.pop(message.request, None)
+            self._answer_why(message, why)
+        getter = Getter(serve, False)
+        self.getters[message.request] = (held, getter)
+        held.get(getter, True)
+
+    def _answer_why(self, message: wire.Message, why: str) -> None:
+        self.answer(message, _ANSWERS.get(why, wire.FAILED), head=b"" if why in _ANSWERS else why.encode())
+
+    def _taken(self, message: wire.Message) -> None:
+        self.handed.pop(message.request, None)
+
+    def _cancel(self, message: wire.Message) -> None:
+        """A user gave up. What it waits for it gets no more; what it was handed and did not take goes back."""
+        waiting = self.getters.pop(message.request, None)
+        handed = self.handed.pop(message.request, None)
+        putting = self.puttings.pop(message.request, None)
+        if waiting is not None:
+            waiting[0].forget(waiting[1])
+        if handed is not None:
+            handed[0].give_back([handed[1]])
+        if putting is not None:
+            held, what, asked = putting
+            if not what.admitted and asked.op == wire.PUT:
+                self._drop_bytes(asked)
+            held.give_up(what)
+        if waiting is not None or putting is not None:
+            self.answer(message, wire.NOTHING)  # so that its end knows that nothing more comes
+
+    def _size(self, message: wire.Message) -> None:
+        self.answer(message, wire.OK, len(self._queue(message).entries))
+
+    def _close(self, message: wire.Message) -> None:
+        self._queue(message).close()
+        self.answer(message, wire.OK)
+
+    def _ping(self, message: wire.Message) -> None:
+        self.answer(message, wire.OK)
+
+    def _bye(self, message: wire.Message) -> None:
+        self.left = True
+
+    # ---- the end
+
+    def _end(self, error: BaseException) -> None:
+        """The user went: it waits no more, and has not put what did not arrive whole."""
+        if self.over:
+            return
+        self.over = True
+        self.hub.held_links.discard(self)
+        if self.hub.is_stopped():
+            return  # the program ends, and with it all that is held here
+        for held, getter in self.getters.values():
+            held.forget(getter)
+        puttings, self.puttings = self.puttings, {}
+        for held, putting, _ in puttings.values():
+            held.give_up(putting)
+        handed, self.handed = self.handed, {}
+        for held in {held for held, _ in handed.values()}:
+            held.give_back([entry for of, entry in handed.values() if of is held])
+        self.transactions.clear()
+        for held in self.has_put:
+            if not self.left and not held.survives:
+                held.fail(f"rank {self.user} of group {self.hub.label!r}, which had put into it, {how_it_ended(error)}")
+        # Not here: it may wait for the thread whose callback this is.
+        threading.Thread(target=_C.shutdown, args=(self.backend,), name="shardwire-queue-end", daemon=True).start()
+
+
+def how_it_ended(error: BaseException) -> str:
+    """ "died (pid 12 on host a)" out of a link's error, whose ranks are not those of the user's group."""
+    found = re.search(r"rank \d+ (\(pid \d+ on host [^)]*\)) ([^;:]*)", str(error))
+    return f"{found.group(2).strip()} {found.group(1)}" if found else f"broke the link: {error}"

@@ -1,0 +1,296 @@
+"""The hub of one group on this rank: the queues that this rank holds, and the links to ranks that use them and to ranks whose queues it uses.
+
+A link is a group of two ranks, made when the user first needs it, so the traffic of queues is apart from the user's group and its order, a rank that dies
+takes nobody's link with it but its own, and who never uses a queue takes part in nothing. A user *knocks*: it writes a key for the holder into the group's store,
+and both make the link. A holder looks for the next knock as the house waits for keys: at first often, then five times in a second.
+
+What happens to the queues that this rank holds happens in `_pump`, in one thread at a time and never on the main thread, where Ctrl-C could end it half done:
+on the thread that brings a message (the progress thread's callbacks) or that of a local caller, and for the main thread on the hub's own.
+"""
+
+from __future__ import annotations
+
+import atexit
+import itertools
+import os
+import queue
+import sys
+import threading
+import time
+import traceback
+import uuid
+import weakref
+from collections import deque
+from datetime import timedelta
+from typing import Any, Callable
+
+import torch.distributed as dist
+from torch.distributed import distributed_c10d as c10d
+
+from .. import _C
+from .._groups import resolve_backend, store_of
+from .._mpi import tcp_store
+from ..errors import ShardwireError, TimeoutError
+from . import wire
+from .entries import HeldQueue
+from .held_link import HeldLink
+from .use_link import UseLink
+
+_FOREVER = timedelta(days=3650)  # of a link's operations: a getter may wait for days. Calls have timeouts of their own.
+_SHORTEST_PAUSE, _LONGEST_PAUSE = 0.001, 0.2
+_DRIVE_LIMIT = timedelta(milliseconds=200)
+_MEET_S = 60.0  # how long a holder tries to meet one who knocked
+
+_hubs: weakref.WeakKeyDictionary[Any, Hub] = weakref.WeakKeyDictionary()
+_hubs_lock = threading.Lock()
+
+
+def hub_of(group: Any) -> tuple[Any, Hub]:
+    """The group itself and its hub, made when first asked for. `group`: as compile_op takes it, but for a name."""
+    backend = resolve_backend(group)
+    group = c10d._get_default_group() if group is None else group
+    with _hubs_lock:
+        hub = _hubs.get(group)
+        if hub is None or hub.pid != os.getpid():
+            hub = _hubs[group] = Hub(group, backend)
+            weakref.finalize(group, hub.stop).atexit = False  # at exit stop_all comes sooner
+        return group, hub
+
+
+class Hub:
+    def __init__(self, group: Any, backend: Any) -> None:
+        self.pid = os.getpid()
+        self.rank, self.size = _C.rank(backend), _C.size(backend)
+        self.label = _C.group_name(backend)
+        self.silence = backend.options._timeout.total_seconds()  # how long a holder may stay silent before it is called stopped
+        self.store = _own_store(group, self.silence)
+        self.held: dict[str, HeldQueue] = {}
+        self.held_by_number: list[HeldQueue] = []
+        self.unnamed = itertools.count()
+        self.about: dict[str, list[Any]] = {}  # key -> what a Queue of that name was made with
+        self._lock = threading.Lock()
+        self._users: dict[int, UseLink] = {}
+        self._meeting: dict[int, threading.Lock] = {}
+        self.held_links: set[HeldLink] = set()
+        self.openings: dict[str, list[Callable[[], None]]] = {}  # users that came before the queue was made here
+        self._events: deque[Callable[[], Any]] = deque()
+        self._pumping = threading.Lock()
+        self._woken: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self._to_drive: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._stopped = threading.Event()
+        self._knocked_at = 0.0
+        self._threads: dict[str, threading.Thread] = {}
+
+    # ---- one thing at a time
+
+    def post(self, event: Callable[[], Any]) -> None:
+        """Has `event` run, soon, perhaps within this call. From any thread."""
+        self._events.append(event)
+        if threading.get_ident() == threading.main_thread().ident:
+            self._start(self._pump_for_main)
+            self._woken.put(None)
+        else:
+            self._pump()
+
+    def _pump(self) -> None:
+        # Who finds it busy has been heard all the same: whoever pumps looks again after it has let go.
+        while self._events and self._pumping.acquire(blocking=False):
+            try:
+                while self._events:
+                    event = self._events.popleft()
+                    try:
+                        event()
+                    except Exception:  # a bug of ours; the other events go on
+                        sys.stderr.write(f"shardwire: a queue of group {self.label!r} failed:\n{traceback.format_exc()}")
+            finally:
+                self._pumping.release()
+
+    def _pump_for_main(self) -> None:
+        while not self._stopped.is_set():
+            self._woken.get()
+            self._pump()
+
+    def drive(self, work: Any) -> None:
+        """Has a thread of the hub wait for a long transfer, and so move it."""
+        self._start(self._drive)
+        self._to_drive.put(work)
+
+    def _drive(self) -> None:
+        while not self._stopped.is_set():
+            work = self._to_drive.get()
+            try:
+                if work is not None:
+                    work.wait(_DRIVE_LIMIT)
+            except Exception:
+                pass  # its callback hears of it; or it waits for its peer, whose frames wake the progress thread
+
+    def _start(self, body: Callable[[], None]) -> None:
+        name = body.__name__
+        if name in self._threads:
+            return
+        with self._lock:
+            if name in self._threads:
+                return
+            thread = self._threads[name] = threading.Thread(target=body, name=f"shardwire-queue{name}", daemon=True)
+        thread.start()
+
+    def check_process(self) -> None:
+        if self.pid != os.getpid():
+            raise ShardwireError(f"this process was forked from rank {self.rank} of group {self.label!r}, whose queues work there only; "
+                                 "make a group and a Queue in this process")
+        if self._stopped.is_set():
+            raise ShardwireError(f"the queues of group {self.label!r} were ended on rank {self.rank}")
+
+    # ---- holding
+
+    def hold(self, key: str, about: list[Any], capacity: int | None, survives: bool) -> HeldQueue:
+        """This rank's part of a queue."""
+        with self._lock:
+            held = self.held.get(key)
+            if held is None:
+                held = self.held[key] = HeldQueue(key, about, capacity, survives)
+                self.held_by_number.append(held)
+        self._knocked_at = time.monotonic()
+        if self.size > 1:
+            self._start(self._listen)
+
+        def answer_openings() -> None:
+            for answer in self.openings.pop(key, []):
+                answer()
+        self.post(answer_openings)
+        return held
+
+    def call(self, action: Callable[[], Any]) -> Any:
+        """What `action` returns, run as post() runs it."""
+        done, result = threading.Event(), []
+
+        def run() -> None:
+            try:
+                result.append(action())
+            finally:
+                done.set()
+        self.post(run)
+        done.wait()
+        return result[0]
+
+    def number_of(self, held: HeldQueue) -> int:
+        return self.held_by_number.index(held)
+
+    def _listen(self) -> None:
+        """Waits for knocks."""
+        knock = 1
+        while not self._stopped.is_set():
+            try:
+                if _C.store_has(self.store, f"{self.rank}/knock/{knock}"):
+                    user = int(self.store.get(f"{self.rank}/knock/{knock}"))
+                    threading.Thread(target=self._meet_user, args=(knock, user), name="shardwire-queue-meet", daemon=True).start()
+                    knock += 1
+                    self._knocked_at = time.monotonic()
+                    continue
+            except Exception:
+                return  # the store is gone, with rank 0 perhaps: the links that there are go on
+            pause = (time.monotonic() - self._knocked_at) / 10
+            self._stopped.wait(min(max(pause, _SHORTEST_PAUSE), _LONGEST_PAUSE))
+
+    def _meet_user(self, knock: int, user: int) -> None:
+        try:
+            backend = self._make_link(self.rank, knock, user, wire.HOST, min(_MEET_S, self.silence))
+        except Exception:
+            return  # it gave up or died; if it lives it knocks again
+        link = HeldLink(self, backend, user)
+        self.post(link.start)
+
+    def _make_link(self, holder: int, knock: int, user: int, end: int, limit: float) -> Any:
+        store = dist.PrefixStore(f"{holder}/link/{knock}/", self.store)
+        backend = _C.create_backend(store, end, 2, timedelta(seconds=limit), f"{self.label}: queues of rank {holder}, used by rank {user}")
+        backend.set_timeout(_FOREVER)
+        return backend
+
+    # ---- using
+
+    def link_to(self, holder: int, deadline: float | None) -> UseLink:
+        """The link to the rank that holds a queue; made when there is none, or the last one broke."""
+        self.check_process()
+        link = self._users.get(holder)
+        if link is not None and link.broken is None:
+            return link
+        if link is not None and link.peer_gone and link.broken is not None:
+            raise link.broken
+        with self._lock:
+            meeting = self._meeting.setdefault(holder, threading.Lock())
+        limit = self.silence if deadline is None else max(min(self.silence, deadline - time.monotonic()), 0.001)
+        if not meeting.acquire(timeout=limit):
+            raise TimeoutError(self._unmet(holder, limit))
+        try:
+            link = self._users.get(holder)
+            if link is None or link.broken is not None:
+                link = self._users[holder] = UseLink(self, self._knock(holder, limit), holder)
+            return link
+        finally:
+            meeting.release()
+
+    def link_if_made(self, holder: int) -> UseLink | None:
+        link = self._users.get(holder)
+        return link if link is not None and link.broken is None else None
+
+    def _knock(self, holder: int, limit: float) -> Any:
+        knock = int(self.store.add(f"{holder}/knocks", 1))
+        self.store.set(f"{holder}/knock/{knock}", str(self.rank))
+        try:
+            return self._make_link(holder, knock, self.rank, wire.USER, limit)
+        except TimeoutError as error:
+            raise TimeoutError(self._unmet(holder, limit)) from error
+
+    def _unmet(self, holder: int, limit: float) -> str:
+        return (f"rank {holder} of group {self.label!r}, which holds the queue, did not answer rank {self.rank} within {limit:.3g} s: "
+                "it has not made its Queue yet, or is stopped or gone")
+
+    # ---- the end
+
+    def is_stopped(self) -> bool:
+        return self._stopped.is_set()
+
+    def stop(self) -> None:
+        """Ends all links of this rank. Idempotent."""
+        if self._stopped.is_set() or self.pid != os.getpid():
+            return
+        self._stopped.set()
+        self._woken.put(None)
+        self._to_drive.put(None)
+        for user in self._users.values():
+            user.leave()
+        for backend in [link.backend for link in self._users.values()] + [link.backend for link in list(self.held_links)]:
+            try:
+                _C.shutdown(backend)
+            except Exception:
+                pass  # it failed before, and is over all the same
+
+
+def _own_store(group: Any, limit: float) -> Any:
+    """The group's store under a name of its own; over a connection of its own where that is TCP, since a store's connection serves one caller at a
+    time, and the user may be waiting in it for a rank that waits for a queue."""
+    shared = dist.PrefixStore("shardwire.queue", store_of(group))
+    root = shared
+    while isinstance(root, dist.PrefixStore):
+        root = root.underlying_store
+    if not isinstance(root, dist.TCPStore):
+        return shared
+    if int(shared.add("named", 1)) == 1:
+        shared.set("name", uuid.uuid4().hex)
+    deadline = time.monotonic() + limit
+    while not _C.store_has(shared, "name"):
+        if time.monotonic() > deadline:
+            raise TimeoutError("no rank named the group's queues in its store in time")
+        time.sleep(0.001)
+    name = shared.get("name").decode()
+    own = tcp_store(root.host, root.port, None, False, timedelta(seconds=limit))
+    return dist.PrefixStore(f"shardwire.queue.{name}", own)
+
+
+def stop_all() -> None:
+    """For the end of the interpreter: before its threads are stopped."""
+    for hub in list(_hubs.values()):
+        hub.stop()
+
+
+atexit.register(stop_all)

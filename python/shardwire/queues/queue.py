@@ -1,0 +1,427 @@
+"""shardwire.Queue: entries between ranks (docs/queue.md)."""
+
+from __future__ import annotations
+
+import queue as standard
+import threading
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+
+from .._future import Seconds, as_seconds
+from .._groups import find_process_group, name_of_group
+from ..errors import ClosedError, PeerFailedError
+from . import content, wire
+from .entries import NOTHING, OVER, READY, Entry, Getter, HeldQueue
+from .hub import hub_of
+from .use_link import Call, UseLink
+from .works import LocalPut, QueueWork, RemotePut, Transaction, copies
+
+
+class Queue:
+    """A first-in first-out queue of tensors and objects that one rank holds, or several.
+
+    Every rank of the group can put. With one location every rank can get, and each entry goes to one getter; with several each location gets every
+    entry, and gets it from its own part. Nothing here is a collective, and nothing touches the order of the group's collectives.
+
+    group: as in :func:`compile_op`: a shardwire group, a name, None for the default group.
+    location: the rank that holds the queue, or several, as ranks of the group.
+    name: ranks make a named queue whenever they like, and it can be pickled or sent through another queue. Unnamed ones belong together by
+        the order in which a rank makes them: all ranks that use them make the same ones in the same order.
+    capacity: entries that each location has room for; putters wait for room. None: no limit.
+    survive: what getters do when a rank dies that had put into the queue. False: who finds the queue empty gets PeerFailedError with its name. True: they go on
+        waiting for others.
+    allow_pickle: objects that are not plain (see :func:`serialize`) travel by pickle. Reading a pickle runs whatever its writer put into it.
+
+    capacity, survive and location must be equal on all ranks; ValueError shows both where they are not. Usable from any thread.
+    """
+
+    def __init__(self, group: Any, location: int | Iterable[int], name: str | None = None, *, capacity: int | None = None, survive: bool = False,
+                 allow_pickle: bool = False) -> None:
+        if name is not None and (not isinstance(name, str) or not name):
+            raise TypeError(f"name is {name!r}; give a text, or None")
+        if capacity is not None and (isinstance(capacity, bool) or not isinstance(capacity, int) or capacity < 1):
+            raise ValueError(f"capacity is {capacity!r}; give the number of entries, at least 1, or None")
+        self.group, self.hub = hub_of(find_process_group(group) if isinstance(group, str) else group)
+        self.hub.check_process()
+        self.location = _ranks_of(location, self.hub.size)
+        self.name, self.capacity, self.survive, self.allow_pickle = name, capacity, bool(survive), bool(allow_pickle)
+        self._about = [list(self.location), capacity, self.survive]
+        self._key = f"unnamed {next(self.hub.unnamed)}" if name is None else f"name {name}"
+        self.label = f"Queue {name!r}" if name is not None else f"Queue #{self._key.split()[1]} of group {self.hub.label!r}"
+        before = self.hub.about.setdefault(self._key, self._about)
+        if before != self._about:
+            raise ValueError(f"{self.label} was made with (location, capacity, survive) = {before} on this rank, and now with {self._about}; "
+                             "take another name, or the same values")
+        self._held: HeldQueue | None = None
+        if self.hub.rank in self.location:
+            self._held = self.hub.hold(self._key, self._about, capacity, self.survive)
+
+    # ---- where it is
+
+    def links(self, deadline: float | None) -> list[tuple[UseLink | None, int]]:
+        """Of each location: the link and the queue's number there; None for this rank."""
+        return [(None, 0) if rank == self.hub.rank else self._link(rank, deadline) for rank in self.location]
+
+    def _link(self, rank: int, deadline: float | None) -> tuple[UseLink, int]:
+        link = self.hub.link_to(rank, deadline)
+        return link, link.open(self._key, self._about, self.label, deadline)
+
+    def links_made(self) -> list[tuple[UseLink, int]]:
+        """The links that there are, and are whole."""
+        made = [(rank, self.hub.link_if_made(rank)) for rank in self.location if rank != self.hub.rank]
+        return [(link, link.numbers[self._key]) for _, link in made if link is not None and self._key in link.numbers]
+
+    def _source(self, what: str, deadline: float | None) -> tuple[UseLink | None, int]:
+        """Where this rank gets from."""
+        self.hub.check_process()
+        if self._held is not None:
+            return None, 0
+        if len(self.location) > 1:
+            raise ValueError(f"{self.label}: {what} on rank {self.hub.rank}, which is none of its locations {list(self.location)}; "
+                             "of a queue with several locations each has its own entries")
+        return self._link(self.location[0], deadline)
+
+    def held(self) -> HeldQueue:
+        """This rank's part. Only where _source says that it is here."""
+        assert self._held is not None
+        return self._held
+
+    def _deadline(self, block: bool, timeout: Seconds) -> tuple[float, float]:
+        """When to give up, and after how many seconds that is. Not blocking: what is asked must be answered all the same."""
+        limit = as_seconds(timeout)
+        seconds = self.hub.silence if limit is None or not block else min(limit, 1e9)
+        return time.monotonic() + seconds, seconds
+
+    # ---- putting
+
+    def put(self, value: Any, block: bool = True, timeout: Seconds = None, *, async_op: bool = False) -> QueueWork:
+        """Puts a tensor or an object. Over when the entry can be got, and the tensors may change again; async_op: returns at once, and the work says
+        when that is.
+
+        block, timeout: of a queue with a capacity, how long to wait for room: ``queue.Full`` after that; None: as long as the group's timeout.
+        Raises ClosedError for a closed queue, PeerFailedError with the name of a location that died.
+        """
+        return self._put(*self.content_of(value), block, timeout, async_op)
+
+    def put_tensor(self, tensor: torch.Tensor, block: bool = True, timeout: Seconds = None, *, async_op: bool = False) -> QueueWork:
+        """As :meth:`put`, of a tensor."""
+        return self._put(*self.content_of(tensor, "tensor"), block, timeout, async_op)
+
+    def put_object(self, value: Any, block: bool = True, timeout: Seconds = None, *, async_op: bool = False) -> QueueWork:
+        """As :meth:`put`, of an object, which may be a tensor too."""
+        return self._put(*self.content_of(value, "object"), block, timeout, async_op)
+
+    def content_of(self, value: Any, kind: str | None = None) -> tuple[bytes, list[torch.Tensor]]:
+        if kind == "tensor" or kind is None and type(value) is torch.Tensor:
+            return content.of_tensor(value)
+        return content.of_object(value, self.allow_pickle)
+
+    def _put(self, head: bytes, parts: list[torch.Tensor], block: bool, timeout: Seconds, async_op: bool) -> QueueWork:
+        self.hub.check_process()
+        if async_op and timeout is not None:
+            raise ValueError("async_op returns at once: give the timeout to the work's wait")
+        deadline, seconds = self._deadline(block, timeout)
+        puts: list[Any] = []
+        for link, number in self.links(deadline):
+            if link is None:
+                puts.append(LocalPut(self, self.held(), [Entry(head, copies(parts))], block))
+            else:
+                puts.append(RemotePut(link, link.ask(wire.PUT, number, flags=0 if block else wire.NOT_BLOCKING, head=head, parts=parts)))
+        work = QueueWork(self, puts, parts)
+        if not async_op:
+            work.put_or_give_up(deadline, seconds if block else 0.0)
+        return work
+
+    def transaction(self, block: bool = True, timeout: Seconds = None) -> Transaction:
+        """Puts that appear together or not at all; see :class:`Transaction`. block, timeout: for room at its end, as in :meth:`put`."""
+        return Transaction(self, block, as_seconds(timeout))
+
+    def commit(self, number: int, local: list[Entry], block: bool, timeout: float | None) -> None:
+        """The end of a transaction. For Transaction."""
+        deadline, seconds = self._deadline(block, timeout)
+        puts: list[Any] = []
+        for link, there in self.links(deadline):
+            if link is None:
+                puts.append(LocalPut(self, self.held(), local, block))
+            else:
+                puts.append(RemotePut(link, link.ask(wire.COMMIT, there, flags=0 if block else wire.NOT_BLOCKING, value=number)))
+        QueueWork(self, puts, None).put_or_give_up(deadline, seconds if block else 0.0)
+
+    def full_error(self, waited: float) -> standard.Full:
+        return standard.Full(f"{self.label} had no room within {waited:.3g} s: {self.why_full()}")
+
+    def why_full(self) -> str:
+        return f"its capacity is {self.capacity}" if self.capacity is not None else f"its location {list(self.location)} has not taken it"
+
+    # ---- getting
+
+    def get(self, block: bool = True, timeout: Seconds = None, *, out: torch.Tensor | None = None, return_size: bool = False) -> Any:
+        """The next entry, a tensor or an object, whatever was put. Getters are served in the order in which they came, on whichever rank.
+
+        block: False: ``queue.Empty`` when there is none. timeout: Empty after that; None: as long as the group's timeout.
+        out: a tensor that is written and returned, for entries of its dtype and shape; contiguous on the CPU it is where the bytes come.
+        return_size: a pair: the entry, and how many are left.
+
+        Raises ClosedError when the queue is closed and drained; PeerFailedError with its name when the rank that holds the queue died, or (unless
+        ``survive``) the queue is empty and a rank that had put into it died; TimeoutError when the holder answers nothing at all.
+        """
+        return self._get(None, block, timeout, out, return_size)
+
+    def get_tensor(self, block: bool = True, timeout: Seconds = None, return_size: bool = False, *, out: torch.Tensor | None = None) -> Any:
+        """As :meth:`get`, of a tensor; TypeError when the next entry is an object, which stays in the queue."""
+        return self._get("tensor", block, timeout, out, return_size)
+
+    def get_object(self, block: bool = True, timeout: Seconds = None, return_size: bool = False) -> Any:
+        """As :meth:`get`, of an object; TypeError when the next entry is a tensor, which stays in the queue."""
+        return self._get("object", block, timeout, None, return_size)
+
+    def _get(self, wanted: str | None, block: bool, timeout: Seconds, out: torch.Tensor | None, return_size: bool) -> Any:
+        deadline, seconds = self._deadline(block, timeout)
+        link, number = self._source("get", deadline)
+        if link is None:
+            value, size = self._get_here(wanted, block, deadline, seconds, out)
+        else:
+            call = link.ask(wire.GET, number, flags=0 if block else wire.NOT_BLOCKING)
+            value, size = self._take(link, call, wanted, deadline, seconds, out)
+        return (value, size) if return_size else value
+
+    def _take(self, link: UseLink, call: Call, wanted: str | None, deadline: float, seconds: float, out: torch.Tensor | None) -> tuple[Any, int]:
+        """The entry that a GET asked another rank for."""
+        try:
+            message = link.answer(call, deadline)
+            if message is None:
+                raise self._nothing(seconds)
+            if message.op != wire.OK:
+                raise self._error({wire.NOTHING: NOTHING, wire.OVER: OVER}.get(message.op, message.head.decode()))
+            found = content.Content(message.head)
+            if wanted is not None or out is not None:
+                found.check(wanted, out)
+        except BaseException:
+            link.give_up(call)
+            raise
+        if message.parts is not None:
+            parts, tensor = message.parts, None
+        else:
+            parts, tensor = found.memory(message.part_sizes, out)
+            link.receive(call, parts)
+        link.tell(wire.TAKEN, call.queue, call.request)
+        return found.value(parts, tensor, out, self.allow_pickle), message.value
+
+    def _error(self, why: str) -> Exception:
+        """Of a getter that was served with nothing."""
+        if why == NOTHING:
+            return self._nothing(0.0)
+        if why == OVER:
+            return ClosedError(f"{self.label} is closed, and everything was taken from it")
+        return PeerFailedError(f"{self.label} is empty, and {why}")
+
+    def _nothing(self, seconds: float) -> standard.Empty:
+        return standard.Empty(f"{self.label}: no entry came within {seconds:.3g} s" if seconds else f"{self.label} is empty")
+
+    def _get_here(self, wanted: str | None, block: bool, deadline: float, seconds: float, out: torch.Tensor | None) -> tuple[Any, int]:
+        held, came = self.held(), threading.Lock()
+        came.acquire()  # until the getter is served
+        served: list[tuple[Entry | None, str, int]] = []
+
+        def serve(entry: Entry | None, why: str) -> None:
+            served.append((entry, why, len(held.entries)))
+            came.release()
+        getter = Getter(serve, True)
+
+        def give_back() -> None:
+            held.forget(getter)
+            held.give_back([entry for entry, _, _ in served if entry is not None])
+        try:
+            self.hub.post(lambda: held.get(getter, block))
+            if not came.acquire(timeout=max(0.0, deadline - time.monotonic())) and self.hub.call(lambda: held.forget(getter)):
+                raise self._nothing(seconds)
+            entry, why, size = served[0]
+            if entry is None:
+                raise self._error(why)
+            found = content.Content(entry.head)
+            found.check(wanted, out)
+        except BaseException:
+            self.hub.post(give_back)
+            raise
+        return found.value(entry.parts, None, out, self.allow_pickle), size
+
+    def stream(self, ahead: int = 2) -> Iterator[Any]:
+        """The entries, one after the other, until the queue is closed and drained. `ahead` more are asked for before they are needed, so that they come while
+        the loop works; those that were not reached when the loop ends go back to the queue. Each wait is as in :meth:`get`.
+        """
+        if self._held is not None or ahead < 1:
+            yield from self._one_by_one()
+            return
+        asked: list[tuple[UseLink, Call]] = []
+        try:
+            while True:
+                deadline, seconds = self._deadline(True, None)
+                link, number = self._source("stream", deadline)
+                assert link is not None
+                while len(asked) <= ahead:
+                    asked.append((link, link.ask(wire.GET, number)))
+                first, call = asked.pop(0)
+                try:
+                    value, _ = self._take(first, call, None, deadline, seconds, None)
+                except ClosedError:
+                    return
+                yield value
+        finally:
+            for link, call in asked:
+                link.give_up(call)
+
+    def _one_by_one(self) -> Iterator[Any]:
+        while True:
+            try:
+                value = self.get()
+            except ClosedError:
+                return
+            yield value
+
+    def __iter__(self) -> Iterator[Any]:
+        """Until the queue is closed and drained."""
+        return self._one_by_one()
+
+    # ---- looking
+
+    def qsize(self) -> int:
+        """How many entries there are now: of this rank's part, or of the one location."""
+        link, number = self._source("qsize", self._deadline(True, None)[0])
+        if link is None:
+            held = self.held()
+            return self.hub.call(lambda: len(held.entries))
+        answer = link.answer(link.ask(wire.SIZE, number), None)
+        assert answer is not None
+        return answer.value
+
+    def empty(self) -> bool:
+        return self.qsize() == 0
+
+    def full(self) -> bool:
+        return self.capacity is not None and self.qsize() >= self.capacity
+
+    def wait(self, timeout: Seconds = None) -> bool:
+        """Waits for an entry without taking it; True when there is one, False when `timeout` passed (None: the group's). Errors as in :meth:`get`."""
+        return bool(self.wait_any([self], timeout))
+
+    @staticmethod
+    def wait_any(queues: Sequence[Queue], timeout: Seconds = None) -> list[Queue]:
+        """Waits until one of the queues has an entry or is closed; those that do, in order. None when `timeout` passed (None: the first queue's group's).
+
+        Another getter may be faster: take with ``block=False``. Raises as :meth:`get` does when one of the queues failed.
+        """
+        if not queues:
+            raise ValueError("wait_any of no queue would never end")
+        limit = as_seconds(timeout)
+        deadline = time.monotonic() + min(queues[0].hub.silence if limit is None else limit, 1e9)
+        changed = threading.Event()
+        with _watching(queues, changed, deadline) as watches:
+            while True:
+                changed.clear()
+                ready = [watch.queue for watch in watches if watch.is_ready()]
+                left = deadline - time.monotonic()
+                if ready or left <= 0:
+                    return ready
+                if not changed.wait(min(left, queues[0].hub.silence / 2)):
+                    for watch in watches:
+                        watch.check()
+
+    def close(self) -> None:
+        """Nothing more can be put, by any rank; what is in it can still be taken, and then getters get ClosedError. Idempotent."""
+        self.hub.check_process()
+        for link, number in self.links(self._deadline(True, None)[0]):
+            if link is None:
+                self.hub.call(self.held().close)
+            else:
+                link.answer(link.ask(wire.CLOSE, number), None)
+
+    # ---- by name
+
+    def address(self) -> tuple[Any, ...]:
+        """What another rank of the group needs to make it."""
+        if self.name is None:
+            raise TypeError(f"{self.label} has no name, by which another rank could know it: give it one to send or pickle it")
+        return name_of_group(self.group), ",".join(map(str, self.location)), self.name, self.capacity, self.survive * 1 + self.allow_pickle * 2
+
+    @classmethod
+    def from_address(cls, group: Any, location: Any, name: Any, capacity: Any, flags: Any) -> Queue:
+        if type(group) is not str or type(location) is not str or type(name) is not str or type(flags) is not int:
+            raise ValueError("a Queue that cannot be read")
+        return cls(group, [int(rank) for rank in location.split(",")], name, capacity=capacity, survive=bool(flags & 1), allow_pickle=bool(flags & 2))
+
+    def __reduce__(self) -> Any:
+        return Queue.from_address, self.address()
+
+    def __repr__(self) -> str:
+        return f"<shardwire.{self.label} at {list(self.location)}, rank {self.hub.rank} of group {self.hub.label!r}>"
+
+
+class _Watch:
+    """One queue of a wait_any."""
+
+    def __init__(self, queue: Queue, changed: threading.Event, deadline: float) -> None:
+        self.queue, self.why = queue, ""
+        self._changed = changed
+        self._link, number = queue._source("wait", deadline)
+        self._getter: Getter | None = None
+        self._call: Call | None = None
+        self._ping: Call | None = None
+        if self._link is None:
+            held = queue.held()
+            self._getter = getter = Getter(self._serve, False)
+            queue.hub.post(lambda: held.get(getter, True))
+        else:
+            self._call = self._link.ask(wire.WAIT, number)
+            self._call.work.get_future().then(lambda _: changed.set())
+
+    def _serve(self, _: Any, why: str) -> None:
+        self.why = why
+        self._changed.set()
+
+    def is_ready(self) -> bool:
+        if self._link is not None and self._call is not None and self._call.work.is_completed():
+            answer = self._link.answer(self._call, None)
+            assert answer is not None
+            self._call = None
+            self.why = {wire.OK: READY, wire.OVER: OVER}.get(answer.op, answer.head.decode())
+        if self.why not in ("", READY, OVER):
+            raise self.queue._error(self.why)
+        return bool(self.why)
+
+    def check(self) -> None:
+        """After a long silence: whether the holder still answers."""
+        if self._link is not None and self._call is not None:
+            self._link.answer(self._link.ask(wire.PING), None)
+
+    def end(self) -> None:
+        if self._getter is not None and not self.why:
+            self.queue.hub.post(partial(self.queue.held().forget, self._getter))
+        elif self._link is not None and self._call is not None:
+            self._link.give_up(self._call)
+
+
+@contextmanager
+def _watching(queues: Sequence[Queue], changed: threading.Event, deadline: float) -> Iterator[list[_Watch]]:
+    watches: list[_Watch] = []
+    try:
+        for queue in queues:
+            watches.append(_Watch(queue, changed, deadline))
+        yield watches
+    finally:
+        for watch in watches:
+            watch.end()
+
+
+def _ranks_of(location: Any, size: int) -> tuple[int, ...]:
+    """The ranks that `location` names, in its order."""
+    ranks = [location] if isinstance(location, int) else list(location) if isinstance(location, Iterable) else None
+    if ranks is None or any(isinstance(rank, bool) or not isinstance(rank, int) for rank in ranks):
+        raise TypeError(f"location is {location!r}; give a rank of the group, or several")
+    if not ranks or len(set(ranks)) != len(ranks) or min(ranks) < 0 or max(ranks) >= size:
+        raise ValueError(f"location is {ranks}; give different ranks of 0 to {size - 1}, at least one")
+    return tuple(ranks)

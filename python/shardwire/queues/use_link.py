@@ -1,0 +1,192 @@
+"""A link as a user of another rank's queues sees it. Calls from any thread; who waits for an answer drives the link itself, and hears there that the holder
+died, that it does not answer, or Ctrl-C."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import threading
+import time
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from .. import _C
+from ..errors import AbortedError, PeerFailedError, ShardwireError, TimeoutError
+from . import wire
+from .held_link import how_it_ended
+
+if TYPE_CHECKING:
+    from .hub import Hub
+
+_SHORTEST_WAIT = timedelta(milliseconds=1)  # torch takes 0 for no limit
+
+
+class Call:
+    """One request, and where its answer will be."""
+
+    __slots__ = ("op", "queue", "request", "frame", "work", "sends")
+
+    def __init__(self, op: int, queue: int, request: int) -> None:
+        self.op, self.queue, self.request = op, queue, request
+        self.frame = wire.new_frame()
+        self.work: Any = None
+        self.sends: list[Any] = []
+
+
+class UseLink:
+    def __init__(self, hub: Hub, backend: Any, holder: int) -> None:
+        self.hub, self.backend, self.holder = hub, backend, holder
+        self.broken: ShardwireError | None = None
+        self.peer_gone = False
+        self.numbers: dict[str, int] = {}  # key of a queue -> its number there
+        self._requests = itertools.count(1)
+        self._abandoned: list[Call] = []
+        self._sweeping = threading.Lock()
+
+    # ---- asking
+
+    def ask(self, op: int, queue: int = 0, *, flags: int = 0, value: int = 0, head: bytes = b"", parts: list[torch.Tensor] | None = None) -> Call:
+        """Sends a request; its answer can be waited for."""
+        if self.broken is not None:
+            raise self.broken
+        self._sweep()
+        parts = parts or []
+        call = Call(op, queue, next(self._requests))
+        message = wire.Message(op, flags, queue, call.request, value, head, tuple(part.numel() for part in parts))
+        try:
+            call.work = self.backend.recv([call.frame], wire.HOST, wire.tag_of(call.request))
+            call.sends = wire.send(self.backend, wire.HOST, wire.REQUESTS, message, parts)
+        except ShardwireError as error:
+            raise self._break(error) from error
+        return call
+
+    def tell(self, op: int, queue: int, request: int = 0, value: int = 0) -> None:
+        """Sends what has no answer of its own."""
+        if self.broken is None:
+            try:
+                wire.send(self.backend, wire.HOST, wire.REQUESTS, wire.Message(op, 0, queue, request, value), [])
+            except ShardwireError as error:
+                raise self._break(error) from error
+
+    def answer(self, call: Call, deadline: float | None) -> wire.Message | None:
+        """The answer; None when `deadline` passes first. TimeoutError when the holder answers nothing at all for as long as its group's timeout."""
+        half = self.hub.silence / 2
+        ping: Call | None = None
+        look = time.monotonic() + half
+        while not self._arrives(call.work, look if deadline is None else min(look, deadline)):
+            now = time.monotonic()
+            if deadline is not None and now >= deadline:
+                return None
+            if now < look:
+                continue
+            if ping is not None and not ping.work.is_completed():
+                self._abandoned.append(ping)
+                raise TimeoutError(f"rank {self.holder} of group {self.hub.label!r}, which holds the queue, has answered nothing for "
+                                   f"{self.hub.silence:.3g} s: it is stopped, or something holds its Python")
+            ping, look = None if ping is not None else self.ask(wire.PING), now + half
+        if ping is not None:
+            self._abandoned.append(ping)
+        return self._message(call)
+
+    def _message(self, call: Call) -> wire.Message:
+        outside = wire.head_outside(call.frame)
+        if not outside:
+            return wire.decode(call.frame, None)
+        rest = torch.empty(outside, dtype=torch.uint8)
+        self.receive(call, [rest])
+        return wire.decode(call.frame, rest)
+
+    def receive(self, call: Call, parts: list[torch.Tensor]) -> None:
+        """What follows an answer's frame. A transfer that is not over in time, or interrupted, ends the link: `parts` are the caller's again."""
+        try:
+            works = [self.backend.recv([part], wire.HOST, wire.tag_of(call.request)) for part in parts if part.numel()]
+            deadline = time.monotonic() + self.hub.silence
+            for work in works:
+                while not self._arrives(work, deadline):
+                    if time.monotonic() >= deadline:
+                        raise TimeoutError(f"rank {self.holder} of group {self.hub.label!r} began to send an entry of a queue, and did not finish "
+                                           f"within {self.hub.silence:.3g} s")
+        except BaseException as error:
+            if self.broken is None:
+                self.broken = AbortedError(f"the link to rank {self.holder} of group {self.hub.label!r} was ended while an entry came: {error}")
+                _C.abort(self.backend)
+            raise
+
+    def _arrives(self, work: Any, until: float) -> bool:
+        left = until - time.monotonic()
+        try:
+            work.wait(timedelta(milliseconds=math.ceil(left * 1000)) if left > 0.001 else _SHORTEST_WAIT)
+            return True
+        except TimeoutError:
+            return False
+        except ShardwireError as error:
+            raise self._break(error) from error
+
+    def _break(self, error: ShardwireError) -> ShardwireError:
+        """Nothing comes from the holder any more; the error that says so by its rank in the user's group."""
+        if self.broken is None:
+            self.peer_gone = True
+            self.broken = PeerFailedError(f"rank {self.holder} of group {self.hub.label!r}, which holds the queue, {how_it_ended(error)}")
+        return self.broken
+
+    # ---- giving up
+
+    def give_up(self, call: Call) -> None:
+        """Nobody waits for the answer any more. What the holder had handed out for it goes back there."""
+        if self.broken is None:
+            self._abandoned.append(call)
+            self.tell(wire.CANCEL, call.queue, call.request)
+
+    def _sweep(self) -> None:
+        """Answers to what was given up: their bytes have to be received, or they would be kept for ever."""
+        if not self._abandoned:
+            return
+        with self._sweeping:
+            waiting, self._abandoned = self._abandoned, []
+        for call in waiting:
+            if not call.work.is_completed():
+                self._abandoned.append(call)
+                continue
+            try:
+                call.work.wait(_SHORTEST_WAIT)
+                message = self._message(call)
+                for size in message.part_sizes if call.op == wire.GET and message.parts is None else ():
+                    if size:
+                        self.backend.recv([torch.empty(size, dtype=torch.uint8)], wire.HOST, wire.tag_of(call.request))
+            except ShardwireError:
+                pass  # the link is over: the next request says so
+
+    # ---- queues
+
+    def open(self, key: str, about: list[Any], label: str, deadline: float | None) -> int:
+        """The queue's number at the holder, which has to have made it."""
+        number = self.numbers.get(key)
+        if number is not None:
+            return number
+        latest = time.monotonic() + self.hub.silence
+        call = self.ask(wire.OPEN, head=json.dumps([key, about]).encode())
+        try:
+            message = self.answer(call, latest if deadline is None else min(deadline, latest))
+        except BaseException:
+            self._abandoned.append(call)
+            raise
+        if message is None:
+            self._abandoned.append(call)
+            raise TimeoutError(f"{label}: rank {self.holder} of group {self.hub.label!r} lives, but has not made this Queue in time; "
+                               "each rank in `location` has to")
+        if message.op == wire.MISMATCH:
+            there = json.loads(message.head)
+            raise ValueError(f"{label}: rank {self.hub.rank} made it with (location, capacity, survive) = {about}, rank {self.holder} with {there}: "
+                             "make it alike on all ranks, and unnamed queues in the same order")
+        self.numbers[key] = message.value
+        return message.value
+
+    def leave(self) -> None:
+        """An orderly end: this rank is not to be taken for a dead one."""
+        try:
+            self.tell(wire.BYE, 0)
+        except ShardwireError:
+            pass

@@ -1,0 +1,131 @@
+"""Messages between a rank that holds queues and one that uses them, over their link: a group of the two.
+
+A message is a frame of fixed size, then what did not fit into it: its head, and the bytes of its parts; small parts lie in the frame. All of a message that
+follows the frame has the tag of the request that it belongs to, so that requests never wait for each other.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from ..errors import ShardwireError
+
+FRAME_BYTES = 2048
+_FIELDS = struct.Struct("<4sBBHIQqII")  # magic, version, op, flags, queue, request, value, head bytes, parts
+_MAGIC, _VERSION = b"SWQF", 2
+ROOM = FRAME_BYTES - _FIELDS.size
+REQUESTS = 0  # the tag of requests' frames
+MAX_PARTS = 1 << 24
+_TAGS = 1 << 30
+
+HOST, USER = 0, 1  # ranks within a link
+
+# What a user asks. Flags below.
+OPEN, PUT, COMMIT, ROLLBACK, GET, CANCEL, TAKEN, SIZE, WAIT, CLOSE, PING, BYE = range(1, 13)
+# What a host answers.
+OK, NOTHING, OVER, MISMATCH, FAILED = range(101, 106)  # NOTHING: empty, or full; OVER: closed; FAILED: with a text
+NOT_BLOCKING = 1  # GET, PUT, COMMIT: answer at once
+IN_TRANSACTION = 2  # PUT: not to be seen before COMMIT; `value` is the transaction
+_PARTS_WITHIN = 128  # all parts lie in the frame, behind the head
+_ALIGNED = 16  # the widest element
+
+
+class Message(NamedTuple):
+    op: int
+    flags: int = 0
+    queue: int = 0
+    request: int = 0
+    value: int = 0
+    head: bytes = b""
+    part_sizes: tuple[int, ...] = ()
+    parts: list[torch.Tensor] | None = None  # those that came within the frame, as the reader's own; None: they follow
+
+
+def tag_of(request: int) -> int:
+    return 1 + request % (_TAGS - 1)
+
+
+def new_frame() -> torch.Tensor:
+    return torch.empty(FRAME_BYTES, dtype=torch.uint8)
+
+
+def _places(begin: int, sizes: Sequence[int]) -> tuple[list[int], int]:
+    """Where parts lie that follow each other from ``begin`` on, and where the last one ends."""
+    places = []
+    for size in sizes:
+        begin += -begin % _ALIGNED
+        places.append(begin)
+        begin += size
+    return places, begin
+
+
+def encode(message: Message, parts: Sequence[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor | None, Sequence[torch.Tensor]]:
+    """The frame, the rest of the head where it does not fit, and the parts that are not in the frame."""
+    sizes = message.part_sizes
+    head = struct.pack(f"<{len(sizes)}Q", *sizes) + message.head if sizes else message.head
+    flags, end = message.flags, _FIELDS.size + len(head)
+    frame = bytearray(FRAME_BYTES)
+    if parts and end + sum(sizes) <= FRAME_BYTES:
+        places, last = _places(end, sizes)
+        if last <= FRAME_BYTES:
+            flags |= _PARTS_WITHIN
+            for place, size, part in zip(places, sizes, parts):
+                if size:
+                    frame[place:place + size] = memoryview(part.numpy())
+            parts = ()
+    _FIELDS.pack_into(frame, 0, _MAGIC, _VERSION, message.op, flags, message.queue, message.request, message.value, len(head), len(sizes))
+    fits = len(head) <= ROOM
+    if fits:
+        frame[_FIELDS.size:end] = head
+    return torch.frombuffer(frame, dtype=torch.uint8), None if fits else torch.frombuffer(bytearray(head), dtype=torch.uint8), parts
+
+
+def head_outside(frame: torch.Tensor) -> int:
+    """Bytes of the head that follow the frame."""
+    size = _unpack(frame)[7]
+    return size if size > ROOM else 0
+
+
+def decode(frame: torch.Tensor, rest: torch.Tensor | None) -> Message:
+    _, _, op, flags, queue, request, value, size, count = _unpack(frame)
+    head = bytes(frame.numpy()[_FIELDS.size:_FIELDS.size + size] if rest is None else rest.numpy())
+    if not count and not flags & _PARTS_WITHIN:
+        return Message(op, flags, queue, request, value, head)
+    if count > MAX_PARTS or 8 * count > len(head):
+        raise ShardwireError(f"a message of a queue says {count} parts in a head of {len(head)} bytes")
+    sizes = struct.unpack(f"<{count}Q", head[:8 * count])
+    parts = _parts_within(frame, _FIELDS.size + size, sizes) if flags & _PARTS_WITHIN else None
+    return Message(op, flags & ~_PARTS_WITHIN, queue, request, value, head[8 * count:], sizes, parts)
+
+
+def _parts_within(frame: torch.Tensor, begin: int, sizes: tuple[int, ...]) -> list[torch.Tensor]:
+    """A copy of the frame's parts, in one piece of memory."""
+    places, end = _places(begin, sizes)
+    if end > FRAME_BYTES:
+        raise ShardwireError(f"a message of a queue says parts of {sum(sizes)} bytes in a frame of {FRAME_BYTES}")
+    if not sizes:
+        return []
+    whole = frame[places[0]:end].clone()
+    return [whole] if len(sizes) == 1 else [whole[place - places[0]:place - places[0] + size] for place, size in zip(places, sizes)]
+
+
+def _unpack(frame: torch.Tensor) -> tuple[Any, ...]:
+    fields = _FIELDS.unpack_from(frame.numpy(), 0)
+    if fields[0] != _MAGIC or fields[1] != _VERSION:
+        raise ShardwireError("a message of a queue is of another version of shardwire: use one on all ranks")
+    return fields
+
+
+def send(backend: Any, peer: int, tag: int, message: Message, parts: Sequence[torch.Tensor]) -> list[Any]:
+    """The works of sending a message whose frame has `tag`."""
+    frame, rest, outside = encode(message, parts)
+    works = [backend.send([frame], peer, tag)]
+    body = tag_of(message.request)
+    for piece in (*(() if rest is None else (rest,)), *outside):
+        if piece.numel():
+            works.append(backend.send([piece], peer, body))
+    return works

@@ -1,0 +1,248 @@
+"""What a put returns, and transactions."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import sys
+import threading
+import time
+import traceback
+import uuid
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from .._future import Seconds, as_seconds
+from ..errors import ClosedError, ShardwireError, TimeoutError
+from . import wire
+from .entries import NOTHING, OVER, READY, Entry, HeldQueue, Putting
+from .held_link import buffer
+from .use_link import Call, UseLink
+
+if TYPE_CHECKING:
+    from .queue import Queue
+
+_transactions = itertools.count(uuid.uuid4().int >> 100 << 16)
+
+
+class LocalPut:
+    """A put into this rank's own part of a queue."""
+
+    def __init__(self, queue: Queue, held: HeldQueue, entries: list[Entry], may_wait: bool) -> None:
+        self.hub, self.held, self.ended = queue.hub, held, threading.Event()
+        self.outcome = ""
+        # All local putters are one source: their puts are complete as they come.
+        self.putting = Putting(queue.hub, self._tell)
+        self.putting.entries = entries
+        self.hub.post(lambda: held.put(self.putting, may_wait))
+
+    def _tell(self, outcome: str) -> None:
+        self.outcome = outcome
+        self.ended.set()
+
+    def done(self) -> bool:
+        return self.ended.is_set()
+
+    def wait(self, deadline: float | None) -> str | None:
+        return self.outcome if self.ended.wait(None if deadline is None else max(0.0, deadline - time.monotonic())) else None
+
+    def give_up(self) -> str:
+        """Its outcome after all; NOTHING when it was not put."""
+        def give_up() -> str:
+            if not self.ended.is_set():
+                self.held.give_up(self.putting)
+            return self.outcome or NOTHING
+        return self.hub.call(give_up)
+
+
+class RemotePut:
+    """A put into another rank's part of a queue."""
+
+    def __init__(self, link: UseLink, call: Call) -> None:
+        self.link, self.call = link, call
+        self.outcome = ""
+
+    def done(self) -> bool:
+        return bool(self.outcome) or self.link.broken is not None or self.call.work.is_completed()
+
+    def wait(self, deadline: float | None) -> str | None:
+        if not self.outcome:
+            message = self.link.answer(self.call, deadline)
+            if message is None:
+                return None
+            self.outcome = {wire.OK: READY, wire.OVER: OVER}.get(message.op, NOTHING)
+        return self.outcome
+
+    def give_up(self) -> str:
+        self.link.tell(wire.CANCEL, self.call.queue, self.call.request)
+        self.wait(None)  # bounded by the holder's silence
+        return self.outcome
+
+
+class QueueWork:
+    """A put under way: over when every location of the queue has the bytes and shows the entry. The tensors must not change before.
+
+    ``wait()`` waits, and raises what went wrong. Dropping it waits too, and prints an error that nobody saw.
+    """
+
+    def __init__(self, queue: Queue, puts: list[Any], keep: Any) -> None:
+        self._queue, self._puts, self._keep = queue, puts, keep
+        self._pid = os.getpid()
+        self._over = False
+
+    def done(self) -> bool:
+        """Whether it is over, well or not. Never blocks."""
+        return self._over or all(put.done() for put in self._puts)
+
+    is_completed = done
+
+    def wait(self, timeout: Seconds = None) -> None:
+        """Waits until it is over. timeout: TimeoutError when it passes first, and the put goes on; None: the timeout of the queue's group."""
+        limit = as_seconds(timeout)
+        seconds = self._queue.hub.silence if limit is None else min(limit, 1e9)
+        if not self._wait_until(time.monotonic() + seconds):
+            raise TimeoutError(f"{self._queue.label}: a put is not over after {seconds:.3g} s: {self._queue.why_full()}; it goes on")
+
+    def _wait_until(self, deadline: float | None) -> bool:
+        if self._over:
+            return True
+        outcomes = []
+        for put in self._puts:
+            try:
+                outcome = put.wait(deadline)
+            except ShardwireError:
+                self._end()
+                raise
+            if outcome is None:
+                return False
+            outcomes.append(outcome)
+        self._end()
+        self._judge(outcomes)
+        return True
+
+    def _judge(self, outcomes: list[str]) -> None:
+        if OVER in outcomes:
+            raise ClosedError(f"{self._queue.label} is closed: nothing can be put into it")
+        if NOTHING in outcomes:
+            raise self._queue.full_error(0.0)
+
+    def put_or_give_up(self, deadline: float | None, waited: float) -> None:
+        """Waits until the deadline, then takes back what was not put: Full."""
+        puts = self._puts
+        try:
+            if self._wait_until(deadline):
+                return
+            outcomes = [put.give_up() for put in puts]
+            self._end()
+        except BaseException:
+            if not self._over:
+                self._end()
+                for put in puts:
+                    try:
+                        put.give_up()
+                    except Exception:
+                        pass  # the first error is told
+            raise
+        if READY in outcomes and NOTHING in outcomes:
+            raise TimeoutError(f"{self._queue.label}: some of its locations had room within {waited:.3g} s and others had not; the entry is in "
+                               f"{[rank for rank, one in zip(self._queue.location, outcomes) if one == READY]} only")
+        if NOTHING in outcomes:
+            raise self._queue.full_error(waited)
+        self._judge(outcomes)
+
+    def _end(self) -> None:
+        self._over, self._keep, self._puts = True, None, []
+
+    def __del__(self) -> None:
+        try:
+            if not self._over and self._pid == os.getpid():
+                self.wait()
+        except AttributeError:
+            pass
+        except BaseException as error:  # noqa: B902: nothing may leave a destructor
+            try:
+                text = "".join(traceback.format_exception_only(type(error), error)).strip()
+                sys.stderr.write(f"shardwire: a QueueWork was dropped and its put failed; nobody saw this error:\n  {text}\n")
+            except BaseException:  # noqa: B902: stderr may be gone
+                pass
+
+
+class Transaction:
+    """Puts that become visible together, in each location of the queue, or not at all: ``with queue.transaction() as puts: puts.put(x)``.
+
+    They appear when the block ends, one after the other and with nothing in between; an exception in the block, or the death of this process before its
+    end, drops them. Their bytes go to the locations at once.
+    """
+
+    def __init__(self, queue: Queue, block: bool, timeout: float | None) -> None:
+        self._queue, self._block, self._timeout = queue, block, timeout
+        self._number = next(_transactions)
+        self._local: list[Entry] = []
+        self._works: list[QueueWork] = []
+        self._count = 0
+        self._open = False
+
+    def __enter__(self) -> Transaction:
+        self._open = True
+        return self
+
+    def put(self, value: Any, async_op: bool = False) -> QueueWork:
+        return self._put(*self._queue.content_of(value), async_op)
+
+    def put_tensor(self, tensor: torch.Tensor, async_op: bool = False) -> QueueWork:
+        return self._put(*self._queue.content_of(tensor, "tensor"), async_op)
+
+    def put_object(self, value: Any, async_op: bool = False) -> QueueWork:
+        return self._put(*self._queue.content_of(value, "object"), async_op)
+
+    def _put(self, head: bytes, parts: list[torch.Tensor], async_op: bool) -> QueueWork:
+        if not self._open:
+            raise ValueError("this transaction is over, or was not begun: use it as `with queue.transaction() as puts:`")
+        self._count += 1
+        capacity = self._queue.capacity
+        if capacity is not None and self._count > capacity:
+            raise ValueError(f"{self._queue.label}: a transaction of {self._count} entries cannot appear at once with a capacity of {capacity}")
+        puts: list[Any] = []
+        for link, number in self._queue.links(None):
+            if link is None:
+                self._local.append(Entry(head, copies(parts)))
+            else:
+                call = link.ask(wire.PUT, number, flags=wire.IN_TRANSACTION, value=self._number, head=head, parts=parts)
+                puts.append(RemotePut(link, call))
+        work = QueueWork(self._queue, puts, parts)
+        if async_op:
+            self._works.append(work)
+        else:
+            work.wait()
+        return work
+
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+        self._open = False
+        if kind is not None:
+            self._drop()
+            return
+        try:
+            for work in self._works:
+                work.wait()
+        except BaseException:
+            self._drop()
+            raise
+        if self._count:
+            self._queue.commit(self._number, self._local, self._block, self._timeout)
+
+    def _drop(self) -> None:
+        for link, number in self._queue.links_made():
+            try:
+                link.tell(wire.ROLLBACK, number, value=self._number)
+            except ShardwireError:
+                pass  # it died, and the entries with it
+        for work in self._works:
+            work._end()
+
+
+def copies(parts: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Parts as the queue's own, so that the putter may change its tensors."""
+    return [buffer(part.numel()).copy_(part) for part in parts]
+
+

@@ -1,0 +1,150 @@
+"""Joins what processes tell into one picture of each group, and says who waits for whom. Pure but for the look at processes that do not answer."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from .processes import Process, state_of
+
+WAITS_AFTER = 0.5  # seconds in one operation from which on a rank is said to wait
+_KNOWS = ("in", "idle", "failed")  # states of ranks that told it themselves
+
+
+def picture(processes: Sequence[Process], host: str, state: Callable[[int], str] = state_of) -> dict[str, Any]:
+    """All groups that the processes tell of: ``{"groups": [...], "processes": [...]}``, as JSON has it.
+
+    A group has ``id``, ``name``, ``world_size``, ``ranks`` (one entry per rank, whether its process answers or not), ``traffic`` (a row per rank: bytes sent to each) and ``sentences``.
+    host: this one's name; what ``state`` says of pids counts for ranks on it.
+    """
+    answers = {process.pid: process for process in processes}
+    told: dict[str, dict[int, tuple[int, dict[str, Any]]]] = {}
+    for process in processes:
+        for group in (process.status or {}).get("groups", []):
+            told.setdefault(group["id"], {})[group["rank"]] = (process.pid, group)
+    groups = [_group(identity, ranks, answers, host, state) for identity, ranks in told.items()]
+    groups.sort(key=lambda group: (-group["age_s"], group["name"], group["id"]))
+    return {"groups": groups, "processes": [{"pid": process.pid, "state": process.state} for process in processes]}
+
+
+def _group(identity: str, told: dict[int, tuple[int, dict[str, Any]]], answers: dict[int, Process], host: str, state: Callable[[int], str]) -> dict[str, Any]:
+    anyone = next(iter(told.values()))[1]
+    size = anyone["world_size"]
+    ranks = []
+    for rank in range(size):
+        if rank in told:
+            ranks.append(_rank_that_tells(rank, *told[rank]))
+        else:
+            peer = next((each for each in anyone["peers"] if each["rank"] == rank), {"pid": 0, "host": "?"})
+            here = any(each["host"] == peer["host"] for _, group in told.values() for each in group["peers"] if each["rank"] == group["rank"])
+            ranks.append(_silent_rank(rank, peer, answers, here or peer["host"] == host, state))
+    traffic = [[told[rank][1]["peers"][peer]["sent_bytes"] if rank in told and peer < len(told[rank][1]["peers"]) else 0 for peer in range(size)]
+               for rank in range(size)]
+    for rank in range(size):  # what a rank that is gone sent, those who got it know
+        for peer, (_, group) in told.items():
+            if rank not in told and rank < len(group["peers"]):
+                traffic[rank][peer] = group["peers"][rank]["received_bytes"]
+    return {"id": identity, "name": anyone["name"], "world_size": size, "age_s": anyone["age_s"], "ranks": ranks, "traffic": traffic,
+            "sentences": sentences(ranks)}
+
+
+def _rank_that_tells(rank: int, pid: int, group: dict[str, Any]) -> dict[str, Any]:
+    mine = next((peer for peer in group["peers"] if peer["rank"] == rank), {"host": "?"})
+    in_flight = group["in_flight"]
+    state = "failed" if group["failure"] else "in" if in_flight else "idle"
+    return {"rank": rank, "global_rank": group["global_ranks"][rank], "pid": pid, "host": mine["host"], "state": state, "failure": group["failure"],
+            "in_flight": in_flight, "last": _last(group), "latest": group["latest"], "busy": group["busy"], "sequence": group["sequence"],
+            "transports": {str(peer["rank"]): peer["transport"] for peer in group["peers"] if peer["rank"] != rank}}
+
+
+def _silent_rank(rank: int, peer: dict[str, Any], answers: dict[int, Process], is_here: bool, state: Callable[[int], str]) -> dict[str, Any]:
+    pid = peer["pid"]
+    known = answers.get(pid)
+    how = "elsewhere" if not is_here else known.state if known is not None and known.state != "answers" else state(pid)
+    if how == "silent" and known is None:
+        how = "untold"  # it runs, and has no socket
+    if known is not None and known.state == "answers":
+        how = "left"  # the process is there and has this group no more
+    return {"rank": rank, "global_rank": None, "pid": pid, "host": peer["host"], "state": how, "failure": "", "in_flight": [], "last": None, "latest": [],
+            "busy": False, "sequence": None, "transports": {}}
+
+
+def _last(group: dict[str, Any]) -> dict[str, Any] | None:
+    """The latest operation that is over, with the time since then where that was recorded."""
+    over = [operation for operation in group["latest"] if operation["ended_s_ago"] is not None]
+    if over:
+        return {"operation": over[-1]["operation"], "seq": over[-1]["seq"], "seconds_ago": over[-1]["ended_s_ago"]}
+    if group["last_call"] and not group["in_flight"]:
+        return {"operation": group["last_call"], "seq": group["sequence"], "seconds_ago": None}
+    return None
+
+
+# ---- sentences
+
+
+def sentences(ranks: Sequence[dict[str, Any]]) -> list[str]:
+    """One for each set of ranks that wait in one operation for the same ranks: "ranks 0, 2 wait in all_reduce #17 for rank 1, which ..."."""
+    waiting: dict[tuple[str, tuple[int, ...]], list[int]] = {}
+    for rank in ranks:
+        if rank["state"] == "in" and rank["in_flight"][0]["seconds"] >= WAITS_AFTER:
+            operation = rank["in_flight"][0]
+            waiting.setdefault((label(operation), tuple(operation["waits_for"])), []).append(rank["rank"])
+    told = [_wait(operation, who, whom, ranks) for (operation, whom), who in waiting.items()]
+    failures: dict[str, list[int]] = {}
+    for rank in ranks:
+        if rank["state"] == "failed":
+            failures.setdefault(rank["failure"], []).append(rank["rank"])
+    told += [f"{listed(who)} cannot use this group any more: {why}" for why, who in failures.items()]
+    awaited = {rank for _, whom in waiting for rank in whom}
+    gone = [rank for rank in ranks if rank["state"] in ("dead", "stopped", "silent") and rank["rank"] not in awaited]
+    return told + [f"rank {rank['rank']} {_how(rank)}" for rank in gone]
+
+
+def _wait(operation: str, who: list[int], whom: tuple[int, ...], ranks: Sequence[dict[str, Any]]) -> str:
+    begin = f"{listed(who)} {'waits' if len(who) == 1 else 'wait'} in {operation}"
+    if not whom:
+        why = ranks[who[0]]["in_flight"][0]["why"]
+        return f"{begin}: {why}" if why else begin
+    if len(whom) == 1:
+        return f"{begin} for rank {whom[0]}, which {_how(ranks[whom[0]])}"
+    return f"{begin} for {listed(whom)}: " + "; ".join(f"rank {rank} {_how(ranks[rank])}" for rank in whom)
+
+
+def _how(rank: dict[str, Any]) -> str:
+    """What a rank does, as the end of a sentence that begins with it."""
+    state, pid = rank["state"], rank["pid"]
+    if state == "in":
+        operation = rank["in_flight"][0]
+        whom = operation["waits_for"]
+        return f"is in {label(operation)} since {seconds(operation['seconds'])}" + (f" and waits for {listed(whom)}" if whom else "")
+    if state == "idle":
+        last = rank["last"]
+        if last is None:
+            return "is in no operation, and was in none yet"
+        ago = "" if last["seconds_ago"] is None else f", {seconds(last['seconds_ago'])} ago"
+        return f"is in no operation (last: {label(last)}{ago})"
+    return {"failed": f"cannot use this group any more ({rank['failure']})", "stopped": f"is stopped (pid {pid} got SIGSTOP, or a debugger holds it)",
+            "dead": f"is dead (pid {pid} is gone)", "silent": f"does not answer (pid {pid} runs; its status thread gets no time)",
+            "left": f"has left this group (pid {pid} runs)", "untold": f"does not tell (pid {pid} runs without SHARDWIRE_STATUS=1)",
+            "elsewhere": f"is on another host ({rank['host']})"}[state]
+
+
+def label(operation: dict[str, Any]) -> str:
+    """"all_reduce #17"; a message without its number."""
+    text = re.sub(r"^a run of ", "", operation["operation"])
+    short = re.match(r'[^(]*"[^"]*"|[^(]+', text)
+    name = (short.group(0) if short else text).strip()
+    return f"{name} #{operation['seq']}" if operation["seq"] else text
+
+
+def listed(ranks: Sequence[int]) -> str:
+    """"rank 1", "ranks 0, 2, 3"."""
+    return ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(map(str, ranks))
+
+
+def seconds(value: float) -> str:
+    """"3 ms", "1.5 s", "12 s", "5 min"."""
+    if value < 1:
+        return f"{value * 1e3:.0f} ms"
+    return f"{value:.1f} s" if value < 10 else f"{value:.0f} s" if value < 120 else f"{value / 60:.0f} min"

@@ -1,0 +1,73 @@
+"""The picture as a page: a server on 127.0.0.1 that answers under a random path only, and one HTML text that needs nothing else."""
+
+from __future__ import annotations
+
+import http.server
+import json
+import secrets
+from collections.abc import Callable
+from typing import Any
+
+from .page import PAGE
+
+_HEADERS = {"Cache-Control": "no-store", "Content-Security-Policy": "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; connect-src 'self'; img-src data:",
+            "Referrer-Policy": "no-referrer", "X-Content-Type-Options": "nosniff"}
+
+
+class PageServer(http.server.ThreadingHTTPServer):
+    """Serves ``look()`` at ``url``. Only who knows the path gets anything, and only by this host's own name, so that no page of a browser can reach it by another."""
+
+    daemon_threads = True
+
+    def __init__(self, port: int, look: Callable[[], dict[str, Any]]) -> None:
+        self.look = look
+        self.token = secrets.token_urlsafe(24)
+        super().__init__(("127.0.0.1", port), _Handler)
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_port}/{self.token}/"
+
+
+class _Handler(http.server.BaseHTTPRequestHandler):
+    server: PageServer
+    server_version = "shardwire"
+    sys_version = ""
+
+    def do_GET(self) -> None:
+        begin, slash, rest = self.path[1:].partition("/")
+        names = {f"{name}:{self.server.server_port}" for name in ("127.0.0.1", "localhost")}
+        is_known = secrets.compare_digest(begin.encode(), self.server.token.encode()) and self.headers.get("Host") in names
+        if is_known and slash and rest == "":
+            self._answer("text/html; charset=utf-8", PAGE)
+        elif is_known and rest == "status.json":
+            self._answer("application/json", json.dumps(self.server.look()))
+        else:
+            self.send_error(404)
+
+    def _answer(self, kind: str, text: str) -> None:
+        body = text.encode()
+        self.send_response(200)
+        for name, value in {**_HEADERS, "Content-Type": kind, "Content-Length": str(len(body))}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: Any) -> None:  # its path is a secret
+        pass
+
+
+def serve(port: int, look: Callable[[], dict[str, Any]]) -> int:
+    """Prints the page's address and serves it until Ctrl-C. The exit status."""
+    try:
+        server = PageServer(port, look)
+    except OSError as error:
+        print(f"port {port} of 127.0.0.1 cannot be served: {error.strerror}; give another, or none for a free one")
+        return 1
+    with server:
+        print(server.url, flush=True)
+        try:
+            server.serve_forever()
+        except KeyboardInterrupt:
+            pass
+    return 0

@@ -1,0 +1,98 @@
+"""Making symmetric tensors, seeing the peers' parts of them, and freeing them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+
+from .. import _C
+from .arguments import backend_of, seconds_of
+
+_MOST_BYTES = 1 << 60
+_MOST_DIMS = 16
+
+
+def empty(*size: int | Sequence[int], dtype: torch.dtype | None = None, group: Any = None, timeout: float | timedelta | None = None) -> torch.Tensor:
+    """An uninitialised symmetric tensor. Collective over ``group``, blocking: all ranks ask for one shape and dtype.
+
+    Like ``torch.empty``: ``empty(2, 3)`` or ``empty((2, 3))``. It lies in the heap that all ranks of a host share: collectives and ``compile_op`` move it
+    in one copy, and the calls of this package reach the same elements of every other rank's part. The memory goes back when all ranks have dropped it
+    (the tensor, its views and peer tensors), or their groups ended; nothing waits for that.
+
+    dtype: any; torch's default dtype when absent. group: a shardwire group, its name, a :class:`Team`, or None for the default group.
+
+    Raises MismatchError on all ranks where shapes or dtypes differ, ValueError on all ranks where one rank's are wrong or its heap is full, with the
+    reason; TimeoutError naming the ranks that did not come.
+    """
+    return _make(size, dtype, group, timeout, False)
+
+
+def zeros(*size: int | Sequence[int], dtype: torch.dtype | None = None, group: Any = None, timeout: float | timedelta | None = None) -> torch.Tensor:
+    """As :func:`empty`, and zero on every rank before any rank has it: for signals."""
+    return _make(size, dtype, group, timeout, True)
+
+
+def tensor(shape: Sequence[int] | int, dtype: torch.dtype | None = None, group: Any = None, timeout: float | timedelta | None = None) -> torch.Tensor:
+    """:func:`empty`, as NVSHMEM names it: uninitialised."""
+    return _make((shape,), dtype, group, timeout, False)
+
+
+def _make(size: Sequence[Any], dtype: torch.dtype | None, group: Any, timeout: Any, zeroed: bool, error: str = "") -> torch.Tensor:
+    backend = backend_of(group)
+    seconds = seconds_of(timeout)
+    shape = size[0] if len(size) == 1 and not isinstance(size[0], int) else size
+    dtype = torch.get_default_dtype() if dtype is None else dtype
+    # What is wrong on this rank alone must be said to the others, who wait for it.
+    error = error or _what_is_wrong(shape, dtype)
+    if error:
+        return _C.symm_make(backend, [], torch.uint8, error, zeroed, seconds)
+    return _C.symm_make(backend, [int(extent) for extent in shape], dtype, "", zeroed, seconds)
+
+
+def _what_is_wrong(shape: Any, dtype: Any) -> str:
+    if not isinstance(dtype, torch.dtype):
+        return f"dtype is a {type(dtype).__name__}; give a torch.dtype"
+    try:
+        extents = list(shape)
+    except TypeError:
+        return f"shape is a {type(shape).__name__}; give integers"
+    count = torch.empty(0, dtype=dtype).element_size()
+    for extent in extents:
+        if isinstance(extent, bool) or not isinstance(extent, int):
+            return f"shape has a {type(extent).__name__} in it; give integers"
+        if extent < 0:
+            return f"shape {tuple(extents)} has a negative extent"
+        count *= extent
+    if len(extents) > _MOST_DIMS:
+        return f"shape has {len(extents)} dimensions; at most {_MOST_DIMS} are supported"
+    return f"shape {tuple(extents)} has more bytes than any memory" if count >= _MOST_BYTES else ""
+
+
+def get_peer_tensor(tensor: torch.Tensor, rank: int) -> torch.Tensor:
+    """The same elements of the part of ``rank``, as an ordinary tensor: same shape, strides and dtype, no copy. Local, waits for nothing.
+
+    tensor: a symmetric tensor or any view of one. rank: in the group that made it; may be this rank. What is read and written is the peer's memory, at
+    once; ordering is the caller's, by signals and barriers. It keeps the block alive. The tensor stays readable when the peer has died.
+
+    Raises ValueError for other tensors and ranks, UnsupportedError where that rank's memory cannot be addressed: it is on another host.
+    """
+    return _C.symm_peer(tensor, rank)
+
+
+def free(tensor: torch.Tensor, timeout: float | timedelta | None = None) -> None:
+    """Ends a symmetric tensor on all ranks. Collective, blocking: all ranks free the same one, in the same order.
+
+    From here on no call of this package takes it or a view of it (ValueError). Its memory goes back when the last tensor over it, on any rank, is gone: one
+    that is still used is never pulled away. Freeing is not necessary: what all ranks dropped goes back as well.
+
+    Raises MismatchError on all ranks where they free different tensors, ValueError on all where a rank frees it a second time.
+    """
+    _C.symm_free(tensor, seconds_of(timeout))
+
+
+def is_symmetric(tensor: torch.Tensor) -> bool:
+    """Whether the tensor lies in symmetric memory, its own rank's or a peer's, that was not freed."""
+    return _C.symm_place(tensor) is not None and not _C.symm_is_freed(tensor)

@@ -1,0 +1,197 @@
+"""Teams: groups made from groups by a stride or a grid, with the collectives under plain names."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed import distributed_c10d as c10d
+
+from .. import _C
+from ..errors import TimeoutError
+from .._groups import _WRAPPED, _stores, _wrap, find_process_group, store_of
+from .arguments import backend_of, seconds_of
+from .memory import empty, zeros
+
+_REDUCTIONS = {"sum": dist.ReduceOp.SUM, "prod": dist.ReduceOp.PRODUCT, "min": dist.ReduceOp.MIN, "max": dist.ReduceOp.MAX, "avg": dist.ReduceOp.AVG,
+               "mean": dist.ReduceOp.AVG, "band": dist.ReduceOp.BAND, "bor": dist.ReduceOp.BOR, "bxor": dist.ReduceOp.BXOR}
+
+
+class Team:
+    """Ranks that make symmetric tensors, meet in barriers and call collectives together: a shardwire group. Made by :func:`team`, :meth:`split_strided`, :meth:`split_2d`.
+
+    Its ranks are numbered from 0. ``group=`` of the other functions takes it. Collectives are issued in one order on all ranks, block until they are over, and fail as
+    all operations of groups do (docs/errors.md).
+    """
+
+    def __init__(self, group: Any, backend: Any, store: Any, owns_group: bool = False) -> None:
+        self._group = group
+        self._symm_backend = backend
+        self._store = store
+        self._owns_group = owns_group
+        self.rank: int = _C.rank(backend)
+        self.size: int = _C.size(backend)
+        self.job_ranks: tuple[int, ...] = tuple(_C.global_ranks(backend))
+        """The job's rank of each member."""
+
+    @property
+    def group(self) -> Any:
+        """The process group, for ``compile_op``, :class:`shardwire.Queue` and the like."""
+        return self._group
+
+    def __repr__(self) -> str:
+        return f"Team(rank={self.rank}, size={self.size}, job_ranks={list(self.job_ranks)})"
+
+    # ---- making teams
+
+    def split_strided(self, start: int, stride: int, size: int) -> Team | None:
+        """The team of ``size`` ranks from ``start`` on, ``stride`` apart. Collective over this team; None on ranks that are not in it.
+
+        Raises ValueError on all ranks for ranks that are not in this team, MismatchError on all where the arguments differ.
+        """
+        numbers = (start, stride, size)
+        error = ""
+        if any(isinstance(number, bool) or not isinstance(number, int) for number in numbers):
+            error = f"start, stride and size are {start!r}, {stride!r} and {size!r}; give integers"
+        elif size < 1 or stride == 0 or not all(0 <= rank < self.size for rank in (start, start + (size - 1) * stride)):
+            error = f"start {start}, stride {stride} and size {size} do not fit a team of {self.size} ranks"
+        _C.symm_agree(self._symm_backend, "split_strided", f"start {start}, stride {stride}, size {size}", error)
+        return self._part([start + i * stride for i in range(size)], "")
+
+    def split_2d(self, x_size: int) -> tuple[Team, Team]:
+        """The team's ranks as a table with rows of ``x_size``: the team of this rank's row, and that of its column. Collective over this team.
+
+        The last row may be shorter, and then the columns behind it. Raises as :meth:`split_strided`.
+        """
+        is_integer = isinstance(x_size, int) and not isinstance(x_size, bool)
+        error = "" if is_integer and x_size >= 1 else f"the rows' length is {x_size!r}; give an integer from 1 on"
+        _C.symm_agree(self._symm_backend, "split_2d", f"rows of {x_size}", error)
+        row = self.rank // x_size * x_size
+        across = self._part(list(range(row, min(row + x_size, self.size))), "x")
+        down = self._part(list(range(self.rank % x_size, self.size, x_size)), "y")
+        assert across is not None and down is not None
+        return across, down
+
+    def _part(self, ranks: list[int], name: str) -> Team | None:
+        # After the agreement all ranks have issued equally many operations: a number that no other split of this group has. Without it two teams of the same
+        # ranks would meet by one name.
+        number = self._symm_backend._get_sequence_number_for_group()
+        return self._part_by(dist.PrefixStore(f"symm{number}{name}", self._store), ranks)
+
+    def _meet(self, key: str, size: int, place: int) -> Team:
+        """The team of ``size`` ranks that come with the same key, which no others use, each with its place. Collective over these alone."""
+        store = dist.PrefixStore(key, self._store)
+        if store.add(f"taken{place}", 1) != 1:
+            raise ValueError(f"place {place} of the team is another rank's already")
+        store.set(f"rank{place}", str(self.rank))
+        ranks = []
+        for index in range(size):
+            try:
+                ranks.append(int(store.get(f"rank{index}")))
+            except Exception as error:
+                raise TimeoutError(f"nobody came for place {index} of a team of {size}; rank {self.rank} has place {place}: {error}") from error
+        if len(set(ranks)) != size:
+            raise ValueError(f"ranks {ranks} came to one team: a rank has one place")
+        team = self._part_by(store, ranks)
+        assert team is not None
+        return team
+
+    def _part_by(self, store: Any, ranks: list[int]) -> Team | None:
+        backend = self._symm_backend.split(store, ranks)
+        if backend is None:
+            return None
+        group = _wrap(backend, store, ranks.index(self.rank), len(ranks)) if _WRAPPED else backend
+        _stores[group] = store
+        return Team(group, backend, store, owns_group=True)
+
+    def translate(self, rank: int, other: Team) -> int | None:
+        """What ``rank`` of this team is in ``other``; None when it is not in it."""
+        if not 0 <= rank < self.size:
+            raise ValueError(f"rank {rank} is not in a team of {self.size} ranks (0..{self.size - 1})")
+        job_rank = self.job_ranks[rank]
+        return other.job_ranks.index(job_rank) if job_rank in other.job_ranks else None
+
+    def destroy(self) -> None:
+        """Ends the team's group on this rank, unless it is the one that :func:`team` was given."""
+        if self._owns_group:
+            _C.shutdown(self._symm_backend)
+
+    # ---- memory
+
+    def empty(self, *size: int | Sequence[int], dtype: torch.dtype | None = None) -> torch.Tensor:
+        """:func:`shardwire.symm.empty` over this team."""
+        return empty(*size, dtype=dtype, group=self)
+
+    def zeros(self, *size: int | Sequence[int], dtype: torch.dtype | None = None) -> torch.Tensor:
+        """:func:`shardwire.symm.zeros` over this team."""
+        return zeros(*size, dtype=dtype, group=self)
+
+    # ---- collectives
+
+    def barrier(self, timeout: float | timedelta | None = None) -> None:
+        """Until all ranks have come; what each wrote to peers before is seen by all after. A timeout fails the group and names who did not come."""
+        _C.symm_barrier(self._symm_backend, None if timeout is None else seconds_of(timeout))
+
+    def sync(self, timeout: float | timedelta | None = None) -> None:
+        """:meth:`barrier`: here it costs nothing to complete the writes as well."""
+        self.barrier(timeout)
+
+    def broadcast(self, tensor: torch.Tensor, root: int = 0) -> None:
+        """``tensor`` of ``root``, into ``tensor`` of all."""
+        options = dist.BroadcastOptions()
+        options.rootRank = root
+        self._symm_backend.broadcast([tensor], options).wait()
+
+    def all_reduce(self, tensor: torch.Tensor, op: str = "sum") -> None:
+        """In place: the reduction of all ranks' tensors, the same bits on each. op: sum, prod, min, max, mean, band, bor, bxor."""
+        options = dist.AllreduceOptions()
+        options.reduceOp = _reduction_of(op)
+        self._symm_backend.allreduce([tensor], options).wait()
+
+    def reduce_scatter(self, out: torch.Tensor, tensor: torch.Tensor, op: str = "sum") -> None:
+        """This rank's equal part, along the first dimension, of the reduction of all ranks' ``tensor``."""
+        options = dist.ReduceScatterOptions()
+        options.reduceOp = _reduction_of(op)
+        self._symm_backend._reduce_scatter_base(out, tensor, options).wait()
+
+    def all_gather(self, out: torch.Tensor, tensor: torch.Tensor) -> None:
+        """All ranks' ``tensor``, one behind the other, into ``out``. NVSHMEM's fcollect."""
+        self._symm_backend._allgather_base(out, tensor).wait()
+
+    def all_to_all(self, out: torch.Tensor, tensor: torch.Tensor) -> None:
+        """``tensor`` is cut into equal parts along the first dimension: part r goes to rank r, and ``out`` gets those of all ranks in their order."""
+        self._symm_backend.alltoall_base(out, tensor, [], []).wait()
+
+
+def team(group: Any = None) -> Team:
+    """The team of all ranks of ``group``: a shardwire group, its name, or None for the default group. Local. A team is returned as it is."""
+    if isinstance(group, Team):
+        return group
+    backend = backend_of(group)
+    found = c10d._get_default_group() if group is None else find_process_group(group) if isinstance(group, str) else group
+    return Team(found, backend, store_of(found))
+
+
+def split_strided(parent: Any, start: int, stride: int, size: int) -> Team | None:
+    """:meth:`Team.split_strided` of a group or team."""
+    return team(parent).split_strided(start, stride, size)
+
+
+def split_2d(parent: Any, x_size: int) -> tuple[Team, Team]:
+    """:meth:`Team.split_2d` of a group or team."""
+    return team(parent).split_2d(x_size)
+
+
+def barrier(group: Any = None, timeout: float | timedelta | None = None) -> None:
+    """:meth:`Team.barrier` of a group or team."""
+    _C.symm_barrier(backend_of(group), seconds_of(timeout))
+
+
+def _reduction_of(op: str) -> Any:
+    reduction = _REDUCTIONS.get(op)
+    if reduction is None:
+        raise ValueError(f"op is {op!r}; give {', '.join(_REDUCTIONS)}")
+    return reduction

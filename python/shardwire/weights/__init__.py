@@ -1,0 +1,15 @@
+"""Weights where they are wanted: between modules of one job, from files and into files. See docs/weights.md.
+
+sync, load and save are three doors into one corridor: holdings (what a rank has), matching (which names are which), movement (one compiled op).
+"""
+
+from .._fused import FusedLayout
+from .loading import load
+from .name_maps import BERT, GPT2, LLAMA, QWEN, NameMap, Part
+from .publishing import Publication, publish
+from .saving import save
+from .subscribing import Subscription, subscribe
+from .syncing import WeightSync, sync
+
+__all__ = ["BERT", "GPT2", "LLAMA", "QWEN", "FusedLayout", "NameMap", "Part", "Publication", "Subscription", "WeightSync", "load", "publish", "save", "subscribe",
+           "sync"]

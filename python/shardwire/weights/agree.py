@@ -1,0 +1,134 @@
+"""The ranks of one call agree: they exchange bytes, and where any of them has an error all raise the same one.
+
+Everything goes through compiled ops, so that a rank that never calls is named by the others' timeout and the group stays usable.
+"""
+
+from __future__ import annotations
+
+import builtins
+import hashlib
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from .. import errors
+from .._compile import CustomOp, compile_op
+from .._groups import global_ranks, resolve_backend
+
+DOORS = ("sync", "load", "save", "publish", "subscribe", "fetch", "compile_and_load")
+# Bytes that a rank gives in one exchange: what it has, what it wants, and the rest. Apart, since ranks often have equal ones.
+BLOBS = 3
+_ROW = 3 + 3 * BLOBS  # door, step, whether it is an error; per blob its length and 16 bytes of digest
+_KINDS: tuple[type[Exception], ...] = (
+    ValueError, TypeError, errors.UnsupportedError, errors.CheckpointError, errors.KernelError, errors.SystemFailure, errors.MismatchError, errors.TimeoutError,
+    errors.PeerFailedError, errors.AbortedError)
+
+
+class Meeting:
+    """One call of ``sync``, ``load``, ``save`` and the other DOORS as all ranks of the group make it. Made on every rank at the same place of its program.
+
+    layout_rank: this rank's number in the meshes of its layouts, where that is not its global rank, as in a group of two jobs.
+    """
+
+    def __init__(self, group: Any, door: str, seconds: float | None, layout_rank: int | None = None) -> None:
+        self.backend = resolve_backend(group)
+        self.door = door
+        self.seconds = seconds
+        self.ranks = global_ranks(self.backend)
+        from .._C import rank
+        self.rank = rank(self.backend)
+        self.global_rank = self.ranks[self.rank] if layout_rank is None else layout_rank
+        self._steps = 0
+        self._rows: CustomOp | None = None
+
+    def exchange(self, blobs: Sequence[bytes], error: Exception | None = None) -> list[list[bytes]]:
+        """What every rank gave, by rank. Equal blobs travel once. Raises on all ranks alike when any rank gives an error."""
+        given = list(blobs) if error is None else [_encode(error), b"", b""]
+        rows = self._exchange_rows(given, error is not None)
+        self._compare(rows)
+        wanted = [rank for rank, row in enumerate(rows) if row[2]] or list(range(len(rows)))
+        blobs_of = self._exchange_bytes(rows, wanted, given)
+        if rows[wanted[0]][2]:
+            self._raise(wanted, [blobs_of[rank][0] for rank in wanted], error)
+        return [blobs_of[rank] for rank in wanted]
+
+    def settle(self, error: Exception | None) -> None:
+        """Returns when no rank has an error; else all raise the lowest rank's."""
+        self.exchange([b""] * BLOBS, error)
+
+    def _exchange_rows(self, blobs: list[bytes], failed: bool) -> list[list[int]]:
+        count = len(self.ranks)
+        if self._rows is None:
+            self._rows = compile_op(self.backend, shape=[count, _ROW], dtype=torch.int64, inputs=[{"offset": [self.rank, 0], "shape": [1, _ROW]}],
+                                    outputs=[{"offset": [0, 0], "shape": [count, _ROW]}], timeout=self.seconds, name=f"shardwire.{self.door}")
+        row = [DOORS.index(self.door), self._steps, int(failed)]
+        for blob in blobs:
+            row += [len(blob), *_digest(blob)]
+        self._steps += 1
+        everyone = torch.empty(count, _ROW, dtype=torch.int64)
+        self._rows([torch.tensor([row], dtype=torch.int64)], [everyone], timeout=self.seconds).wait()
+        return everyone.tolist()
+
+    def _compare(self, rows: list[list[int]]) -> None:
+        for rank, row in enumerate(rows):
+            if row[:2] != rows[0][:2]:
+                calls = " and ".join(f"rank {which} is in step {step} of shardwire.{DOORS[door]}" for which, (door, step) in
+                                     ((0, rows[0][:2]), (rank, row[:2])))
+                raise errors.MismatchError(f"ranks are doing different things: {calls}; every rank of the group makes the same calls in the same order")
+
+    def _exchange_bytes(self, rows: list[list[int]], wanted: list[int], own: list[bytes]) -> dict[int, list[bytes]]:
+        """The blobs of the wanted ranks. Of equal ones the lowest rank gives the bytes."""
+        places: dict[tuple[int, ...], tuple[int, int]] = {}  # length and digest -> where it lies in the joined bytes
+        inputs, tensors, total = [], [], 0
+        for rank in wanted:
+            for which in range(BLOBS):
+                key = tuple(rows[rank][3 + 3 * which:6 + 3 * which])
+                if key[0] == 0 or key in places:
+                    continue
+                places[key] = (total, total + key[0])
+                if rank == self.rank:
+                    inputs.append({"offset": [total], "shape": [key[0]]})
+                    tensors.append(torch.frombuffer(bytearray(own[which]), dtype=torch.uint8))
+                total += key[0]
+        joined = torch.empty(total, dtype=torch.uint8)
+        if total:
+            op = compile_op(self.backend, shape=[total], dtype=torch.uint8, inputs=inputs, outputs=[{"offset": [0], "shape": [total]}],
+                            timeout=self.seconds, name=f"shardwire.{self.door}")
+            op(tensors, [joined], timeout=self.seconds).wait()
+        data = bytes(joined.numpy())
+        result = {}
+        for rank in wanted:
+            keys = [tuple(rows[rank][3 + 3 * which:6 + 3 * which]) for which in range(BLOBS)]
+            result[rank] = [data[slice(*places[key])] if key[0] else b"" for key in keys]
+        return result
+
+    def _raise(self, ranks: list[int], blobs: list[bytes], own: Exception | None) -> None:
+        kind, text = json.loads(blobs[0])
+        more = f" ({len(ranks) - 1} more of {len(self.ranks)} ranks have errors too)" if len(ranks) > 1 else ""
+        raised = next((known for known in _KINDS if known.__name__ == kind), errors.ShardwireError)
+        raise raised(f"rank {ranks[0]}: {text}{more}") from own
+
+
+def _encode(error: Exception) -> bytes:
+    kind = _kind_of(error)
+    text = str(error) or type(error).__name__
+    if kind is errors.ShardwireError and not isinstance(error, errors.ShardwireError):
+        text = f"{type(error).__name__}: {text}"
+    return json.dumps([kind.__name__, text]).encode()
+
+
+def _kind_of(error: Exception) -> type[Exception]:
+    """The class that all ranks raise: the error's own where it is one of ours or plain, SystemFailure for what the system refused."""
+    for kind in type(error).__mro__:
+        if kind in _KINDS:
+            return kind
+    if isinstance(error, builtins.OSError):
+        return errors.SystemFailure
+    return errors.UnsupportedError if isinstance(error, NotImplementedError) else errors.ShardwireError
+
+
+def _digest(blob: bytes) -> tuple[int, int]:
+    digest = hashlib.blake2b(blob, digest_size=16).digest()
+    return int.from_bytes(digest[:8], "little", signed=True), int.from_bytes(digest[8:], "little", signed=True)

@@ -1,0 +1,133 @@
+"""Which safetensors files a path means, and which of them has which tensor: single files, lists of files, folders with and without an index."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from .._layout import _kind
+from ..errors import CheckpointError
+from .descriptions import Weight
+from .fused import Whole
+from .matching import Match
+from .read_ahead import Span, bring_in, share_of
+from .safetensors_file import DTYPES, OpenFile, Stored
+from .wanted import Asking, meet, wanted_ranges
+
+SINGLE = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+
+
+class FileSet:
+    """The tensors of one or several open files by name. Every file is opened once; ``close`` closes them all."""
+
+    def __init__(self, path: Any) -> None:
+        """path: a file, a folder, or a list of files. Raises CheckpointError, UnsupportedError, TypeError, OSError."""
+        self.files: list[OpenFile] = []
+        self.tensors: dict[str, tuple[int, Stored]] = {}  # name -> (which file, where in it)
+        try:
+            if isinstance(path, (str, os.PathLike)):
+                self._read_path(Path(path))
+            elif isinstance(path, (list, tuple)) and path and all(isinstance(item, (str, os.PathLike)) for item in path):
+                self._join([Path(item) for item in path])
+            else:
+                raise TypeError(f"path is {_kind(path)}; give a .safetensors file, a folder of them, a list of files, or None")
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        for file in self.files:
+            file.close()
+
+    def entries(self) -> Iterator[tuple[str, tuple[int, ...], Any]]:
+        """Name, shape and dtype of each tensor; the dtype's name where this torch lacks it."""
+        for name, (_, stored) in self.tensors.items():
+            yield name, stored.shape, stored.dtype or DTYPES[stored.dtype_name][1]
+
+    def supply(self, found: Match, targets: dict[str, Weight], asking: Asking) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Layouts and tensors of what is moved. Every reader has all of it, in the page cache, into which each brings its even part."""
+        bring_in(self, share_of(self.wanted_spans(found, targets, asking), asking.which, asking.count))
+        needed = [placed.name for space in found.spaces for placed in space.sources]
+        tensors = {name: self.files[self.tensors[name][0]].tensor(self.tensors[name][1]) for name in needed}
+        return {name: Whole(self.tensors[name][1].shape) for name in needed}, tensors
+
+    def wanted_spans(self, found: Match, targets: dict[str, Weight], asking: Asking) -> list[Span]:
+        """The bytes that are asked for, as whole rows of the tensors: sorted, not overlapping."""
+        spans = []
+        for placed, ranges in wanted_ranges(found, targets, asking):
+            which, stored = self.tensors[placed.name]
+            rows = stored.shape[0] if stored.shape else 1
+            row_bytes = (stored.end - stored.begin) // max(1, rows)
+            whole = tuple((0, extent) for extent in stored.shape)
+            for box in ranges:
+                met = meet(whole, box)
+                if met is not None:
+                    begin, end = met[0] if met else (0, 1)
+                    spans.append(Span(which, stored.begin + begin * row_bytes, stored.begin + end * row_bytes))
+        return _merged(spans)
+
+    def _open(self, path: Path) -> int:
+        self.files.append(OpenFile(path))
+        return len(self.files) - 1
+
+    def _read_path(self, path: Path) -> None:
+        if not path.is_dir():
+            self._join([path])
+        elif (path / SINGLE).is_file():  # first, as transformers looks; save() relies on it
+            self._join([path / SINGLE])
+        elif (path / INDEX).is_file():
+            self._read_indexed(path)
+        else:
+            files = sorted(file for file in path.iterdir() if file.suffix == ".safetensors" and not file.name.startswith("."))
+            if len(files) != 1:
+                raise CheckpointError(f"{path}: the folder has neither {SINGLE} nor {INDEX}, and {len(files)} other *.safetensors; "
+                                      "an unfinished checkpoint looks so: give the files as a list if they belong together")
+            self._join(files)
+
+    def _join(self, paths: Iterable[Path]) -> None:
+        for path in paths:
+            which = self._open(path)
+            for name, stored in self.files[which].tensors.items():
+                if name in self.tensors:
+                    raise CheckpointError(f"{path}: holds {name!r}, which {self.files[self.tensors[name][0]].path} holds as well")
+                self.tensors[name] = (which, stored)
+
+    def _read_indexed(self, folder: Path) -> None:
+        opened: dict[str, int] = {}
+        for name, file in read_index(folder / INDEX).items():
+            if file not in opened:
+                opened[file] = self._open(folder / file)
+            which = opened[file]
+            stored = self.files[which].tensors.get(name)
+            if stored is None:
+                raise CheckpointError(f"{folder / INDEX}: places {name!r} in {file}, which does not have it")
+            self.tensors[name] = (which, stored)
+
+
+def _merged(spans: list[Span]) -> list[Span]:
+    merged: list[Span] = []
+    for span in sorted(spans):
+        if merged and merged[-1].file == span.file and span.begin <= merged[-1].end:
+            merged[-1] = Span(span.file, merged[-1].begin, max(merged[-1].end, span.end))
+        else:
+            merged.append(span)
+    return merged
+
+
+def read_index(index: Path) -> dict[str, str]:
+    """The weight_map of an index: tensor names to file names, all of them files of the index's folder that are there."""
+    try:
+        weight_map = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+        wanted = {str(name): str(file) for name, file in weight_map.items()}
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        raise CheckpointError(f"{index}: is not an index: JSON with a weight_map of names to files is expected") from None
+    for file in dict.fromkeys(wanted.values()):
+        if file != os.path.basename(file) or file in ("", ".", ".."):
+            raise CheckpointError(f"{index}: names the shard {file!r}, which is not in its folder")
+        if not (index.parent / file).is_file():
+            raise CheckpointError(f"{index}: the shard {file} is missing")
+    return wanted

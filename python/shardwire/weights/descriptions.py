@@ -1,0 +1,148 @@
+"""What ranks tell each other of one side: names, shapes, dtypes, layouts, places on common ground, and which names are one storage."""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from .fused import decode_layout, encode_layout
+from .holdings import Holdings
+from .name_maps import Part, Place, Renames, Split, place_of
+from .problems import Problems
+
+
+@dataclass(slots=True)
+class Weight:
+    """One name of one side, over all ranks. layouts: by the group rank of each rank that has the name."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    place: Place
+    layouts: dict[int, Any]
+    optional: bool
+    absent: bool
+    alias: str = ""  # the first of the names that share its storage
+
+    @property
+    def part(self) -> Part:
+        assert isinstance(self.place, Part)
+        return self.place
+
+    @property
+    def common_shape(self) -> tuple[int, ...]:
+        """On common ground, where no side is transposed."""
+        return self.shape[::-1] if self.part.transposed else self.shape
+
+
+def describe(holdings: Holdings, renames: Renames) -> bytes:
+    """This rank's part of one side. Layouts are listed once, since thousands of parameters share a few."""
+    layouts: dict[str, int] = {}
+    tensors = []
+    for holding in holdings.entries.values():
+        place = place_of(renames, holding.name, holdings.side)
+        if place is None:
+            continue
+        layout = encode_layout(holding.layout)
+        which = -1 if layout is None else layouts.setdefault(json.dumps(layout), len(layouts))
+        where = encode_place(holding.name, place)
+        tensors.append([holding.name, list(holding.shape), str(holding.dtype), which, holding.alias, holding.optional, holding.absent, where])
+    return zlib.compress(json.dumps([list(layouts), tensors]).encode(), 1)
+
+
+def encode_place(name: str, place: Place | None) -> Any:
+    """As JSON; None for a name that is left out."""
+    if place is None:
+        return None
+    if isinstance(place, Split):
+        return list(place.names)
+    return {} if place == Part(name) else {"part": [place.name, place.index, place.count, place.dim, place.transposed]}
+
+
+def names_in(description: bytes) -> list[str]:
+    return [tensor[0] for tensor in json.loads(zlib.decompress(description))[1]]
+
+
+def moved_to(description: bytes, places: Mapping[str, Any]) -> bytes:
+    """The same with other places, by name as ``encode_place`` gives them: for who describes itself before it knows the mapping."""
+    layouts, tensors = json.loads(zlib.decompress(description))
+    moved = [[*tensor[:-1], places[tensor[0]]] for tensor in tensors if places[tensor[0]] is not None]
+    return zlib.compress(json.dumps([layouts, moved]).encode(), 1)
+
+
+def collect(descriptions: Sequence[bytes], side: str, problems: Problems) -> dict[str, Weight]:
+    """All ranks' descriptions of one side as one table. Where ranks contradict each other: a problem."""
+    weights: dict[str, Weight] = {}
+    ties = _Ties()
+    ranks_of: dict[bytes, list[int]] = {}
+    for rank, description in enumerate(descriptions):
+        ranks_of.setdefault(description, []).append(rank)
+    for description, ranks in ranks_of.items():
+        layouts, tensors = json.loads(zlib.decompress(description))
+        decoded: dict[Any, Any] = {}
+        for name, dims, dtype_name, which, alias, optional, absent, where in tensors:
+            shape, dtype = tuple(dims), getattr(torch, dtype_name.removeprefix("torch."), dtype_name)  # its name where this torch lacks it
+            key = (which, shape, dtype)
+            if key not in decoded:
+                decoded[key] = decode_layout(None if which < 0 else json.loads(layouts[which]), shape, dtype)
+            place: Place = Split(tuple(where)) if isinstance(where, list) else Part(*where["part"]) if where else Part(name)
+            weight = weights.get(name)
+            if weight is None:
+                weight = weights[name] = Weight(name, shape, dtype, place, {}, optional, absent)
+            else:
+                _compare(weight, shape, dtype, place, ranks[0], side, problems)
+                weight.optional, weight.absent = weight.optional and optional, weight.absent or absent
+            weight.layouts.update(dict.fromkeys(ranks, decoded[key]))
+            ties.add(ranks[0], name, alias)
+    for rank, one, other in ties.contradictions():
+        problems.add("contradict", f"{side} {one!r} and {other!r} are tied on some ranks, but not on rank {rank}")
+    for weight in weights.values():
+        weight.alias = ties.first(weight.name)
+        pending = any(layout.pending_reduction is not None for layout in weight.layouts.values())
+        if pending and len(set(weight.layouts.values())) > 1:
+            problems.add("contradict", f"{side} {weight.name!r}: a Partial layout on some ranks, and another layout on others")
+    return weights
+
+
+def _compare(weight: Weight, shape: tuple[int, ...], dtype: torch.dtype, place: Place, rank: int, side: str, problems: Problems) -> None:
+    first = next(iter(weight.layouts))
+    for what, here, there in (("shape", list(weight.shape), list(shape)), ("dtype", weight.dtype, dtype), ("place", weight.place, place)):
+        if here != there:
+            problems.add("contradict", f"{side} {weight.name!r}: {what} {here} on rank {first}, {there} on rank {rank}")
+
+
+class _Ties:
+    """Names that are one storage on some rank, and so on all that have storage for them. The first name that was seen stands for all."""
+
+    def __init__(self) -> None:
+        self.parent: dict[str, str] = {}
+        self.order: dict[str, int] = {}
+        self.names: dict[tuple[int, int], list[str]] = {}  # by rank and its number for the storage
+
+    def first(self, name: str) -> str:
+        while self.parent[name] != name:
+            name = self.parent[name]
+        return name
+
+    def add(self, rank: int, name: str, alias: int) -> None:
+        self.parent.setdefault(name, name)
+        self.order.setdefault(name, len(self.order))
+        if alias < 0:
+            return
+        tied = self.names.setdefault((rank, alias), [])
+        tied.append(name)
+        early, late = sorted((self.first(tied[0]), self.first(name)), key=self.order.__getitem__)
+        self.parent[late] = early
+
+    def contradictions(self) -> Iterator[tuple[int, str, str]]:
+        """Rank and two names that are tied elsewhere and have storages of their own there."""
+        seen: dict[tuple[int, str], str] = {}
+        for (rank, _), tied in self.names.items():
+            other = seen.setdefault((rank, self.first(tied[0])), tied[0])
+            if other is not tied[0]:
+                yield rank, other, tied[0]

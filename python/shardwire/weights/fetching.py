@@ -1,0 +1,222 @@
+"""One subscription: a group of the publisher's ranks and then the subscriber's, and the steps of a fetch in it.
+
+    request   the subscriber's rank 0 -> all           which version, since which, how long
+    answer    each publisher's rank   -> all           the versions that it holds; all choose alike, or ask again
+    move      the compiled op                          out of the buffers of that version
+    done      each publisher's rank   -> subscriber    the version that its bytes had
+
+Both sides make the same calls in the same order; what each decides by itself follows from what all have.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import astuple, dataclass
+from datetime import timedelta
+from hashlib import blake2b
+from typing import Any
+
+import torch
+
+from .. import _C
+from .._compile import CustomOp, compile_op
+from ..errors import MismatchError, ShardwireError
+from .agree import Meeting
+from .descriptions import collect, moved_to
+from .matching import Match, match
+from .movement import End, Movement, RowsOf, compile_movement
+from .problems import Problems
+from .versions import MAX_BUFFERS
+
+# Beyond a fetch's own time: so that what ends it in order comes before what ends it by force.
+SLACK_S = 2.0
+_FOREVER = timedelta(days=3650)
+_ANSWER = 3 + 2 * MAX_BUFFERS  # newest version, bytes of the state, whether the time is over; per buffer its version and changed bytes
+_KEPT_MATCHES = 16
+_matches: dict[bytes, Match] = {}
+_matches_lock = threading.Lock()
+
+FETCH, LEAVE = 1, 2
+
+
+@dataclass(slots=True)
+class Request:
+    """wanted: a version, or -1 for the newest. since: the version that the subscriber has, or -1. newer: only one after that. changed: what
+    changed since is enough.
+    """
+
+    kind: int
+    wanted: int = -1
+    since: int = -1
+    newer: int = 0
+    changed: int = 0
+    milliseconds: int = 0
+
+
+@dataclass(slots=True)
+class Choice:
+    """verdict: "take", "wait", "late" or "gone". whole: the whole state moves, not only what changed; moves: anything does."""
+
+    verdict: str
+    version: int = -1
+    whole: bool = True
+    moves: bool = True
+    held: tuple[int, ...] = ()
+
+
+def choose(rows: Sequence[Sequence[int]], request: Request) -> Choice:
+    """What all ranks take of the answers of all publisher's ranks: the newest version that every one of them holds."""
+    held = [{version: changed for version, changed in zip(row[3::2], row[4::2]) if version >= 0} for row in rows]
+    common = tuple(sorted(set.intersection(*(set(one) for one in held))))
+    fitting = [version for version in common if request.wanted in (-1, version) and (not request.newer or version > request.since)]
+    if fitting:
+        version = fitting[-1]
+        total, changed = sum(row[1] for row in rows), sum(one[version] for one in held)
+        whole = not request.changed or request.since < 0 or version < request.since or 2 * changed > total
+        return Choice("take", version, whole, whole or changed > 0, common)
+    if request.wanted >= 0 and any(row[0] >= request.wanted and request.wanted not in one for row, one in zip(rows, held)):
+        return Choice("gone", held=common)
+    return Choice("late" if rows[0][2] else "wait", held=common)
+
+
+def answer_row(newest: int, total: int, is_late: bool, changed: dict[int, int]) -> list[int]:
+    row = [newest, total, int(is_late)]
+    for version, num_bytes in sorted(changed.items()):
+        row += [version, num_bytes]
+    return row + [-1] * (_ANSWER - len(row))
+
+
+class Joint:
+    """The group of one subscription on this rank, and its small ops. ``layout_rank``: this rank's number in its own job's layouts."""
+
+    def __init__(self, store: Any, name: str, rank: int, publishers: int, subscribers: int, layout_rank: int, seconds: float) -> None:
+        self.publishers, self.subscribers = publishers, subscribers
+        self._store = store  # some are Python's, and the group asks them
+        with told(publishers, subscribers):
+            self.backend = _C.create_backend(store, rank, publishers + subscribers, timedelta(seconds=seconds), name)
+            self.meeting = Meeting(self.backend, "fetch", seconds, layout_rank)
+            self.is_publisher = rank < publishers
+            answers, fields = [publishers, _ANSWER], len(astuple(Request(FETCH)))
+            mine = [{"offset": [rank, 0], "shape": [1, _ANSWER]}] if self.is_publisher else None
+            self._request = self._small([fields], [{"offset": [0], "shape": [fields]}] if rank == publishers else None, [fields])
+            self._answer = self._small(answers, mine, answers)
+            self._done = self._small([publishers, 1], [{"offset": [rank, 0], "shape": [1, 1]}] if self.is_publisher else None,
+                                     None if self.is_publisher else [publishers, 1])
+        self.full: Movement | None = None
+        self._changed: Callable[[RowsOf], Movement] | None = None
+
+    def _small(self, shape: list[int], mine: Any, wanted: list[int] | None) -> CustomOp:
+        outputs = None if wanted is None else [{"offset": [0] * len(wanted), "shape": wanted}]
+        return compile_op(self.backend, shape, torch.int64, mine, outputs, timeout=self.meeting.seconds, name="fetch")
+
+    def compile(self, source: bytes, ours: End | None, targets: Callable[[Sequence[bytes]], tuple[bytes, bytes, bool, Callable[[Match], End]]] | None) -> Match:
+        """The movement between the two jobs. source: the publisher's description of its part.
+
+        targets: the subscriber's: from the publisher's descriptions to its places of their names, its own description, whether it is strict, and what
+        allocates. Raises the same error on every rank.
+        """
+        given = [blobs[0] for blobs in self.meeting.exchange([source, b"", b""])[:self.publishers]]
+        error: Exception | None = None
+        blobs, allocate = [b"", b"", b""], None
+        if targets is not None:
+            try:
+                places, described, strict, allocate = targets(given)
+                blobs = [places, described, b"strict" if strict else b""]
+            except Exception as failure:  # whatever it was: the others wait and must hear of it
+                error = failure
+        theirs = self.meeting.exchange(blobs, error)[self.publishers:]
+        found = _matched(given, theirs)
+        nothing = End({}, dict)
+        target = nothing
+        if allocate is not None:
+            try:
+                target = allocate(found)
+            except Exception as failure:
+                error = failure
+        self.full = compile_movement(self.meeting, found, ours or nothing, target, "fetch", error)
+        self._changed = lambda rows: compile_movement(self.meeting, found, ours or nothing, target, "fetch of what changed", rows=rows)
+        return found
+
+    def compile_changed(self, rows: RowsOf, seconds: float) -> Movement:
+        assert self._changed is not None
+        self.meeting.seconds = seconds
+        return self._changed(rows)
+
+    def request(self, given: Request | None, seconds: float | None) -> Request:
+        mine = [] if given is None else [torch.tensor(astuple(given), dtype=torch.int64)]
+        got = torch.empty(len(astuple(Request(FETCH))), dtype=torch.int64)
+        self._request(mine, [got], timeout=_FOREVER if seconds is None else seconds).wait()
+        return Request(*got.tolist())
+
+    def answer(self, row: list[int] | None, seconds: float) -> list[list[int]]:
+        everyone = torch.empty(self.publishers, _ANSWER, dtype=torch.int64)
+        self._answer([] if row is None else [torch.tensor([row], dtype=torch.int64)], [everyone], timeout=seconds).wait()
+        return everyone.tolist()
+
+    def done(self, version: int | None, seconds: float) -> list[int]:
+        got = torch.empty(self.publishers, 1, dtype=torch.int64)
+        mine = [torch.tensor([[-1 if version is None else version]], dtype=torch.int64)] if self.is_publisher else []
+        self._done(mine, [] if self.is_publisher else [got], timeout=seconds).wait()
+        return [] if self.is_publisher else got.reshape(-1).tolist()
+
+    def abort(self) -> None:
+        """From another thread than the one that uses it: ends what that waits for."""
+        _C.abort(self.backend)
+
+    def leave(self) -> None:
+        """When nothing is under way here. The others may still be about to end what all did together. A failed group that was left concerns the
+        process's other groups no more.
+        """
+        _C.shutdown(self.backend)
+
+    def told(self) -> Any:
+        return told(self.publishers, self.subscribers)
+
+
+@contextmanager
+def told(publishers: int, subscribers: int) -> Iterator[None]:
+    """Errors name ranks of the joint group; here they become the publisher's and the subscriber's."""
+    try:
+        yield
+    except (ShardwireError, ValueError, TypeError) as error:
+        raise type(error)(rename_ranks(str(error), publishers, subscribers)) from error
+
+
+def _matched(sources: Sequence[bytes], subscribers: Sequence[Sequence[bytes]]) -> Match:
+    """The publisher's names against the subscriber's. Kept by what both sides say: subscribers come again and again with the same layouts."""
+    places, _, strict = subscribers[0]
+    for rank, blobs in enumerate(subscribers):
+        if (blobs[0], blobs[2]) != (places, strict):
+            raise MismatchError(f"the subscriber's ranks 0 and {rank} give different mapping= or strict=; give every rank the same")
+    parts = [*sources, *(blobs[1] for blobs in subscribers), places, strict, str(len(sources)).encode()]
+    key = b"".join(blake2b(part, digest_size=16).digest() for part in parts)
+    found = _matches.get(key)
+    if found is None:
+        problems = Problems()
+        table = json.loads(places)
+        source = collect([moved_to(part, table) for part in sources], "source", problems)
+        found = match(source, collect([blobs[1] for blobs in subscribers], "target", problems), problems, bool(strict))
+        problems.raise_any("subscribe")
+        with _matches_lock:
+            while len(_matches) >= _KEPT_MATCHES:
+                _matches.pop(next(iter(_matches)))
+            _matches[key] = found
+    return found
+
+
+_ELSEWHERE = "another group of its process"
+_RANKS = re.compile(r"(?<!global )(?<!publisher's )(?<!subscriber's )\b[Rr]anks? (\d+(?:(?:, | and | to )\d+)*)")
+
+
+def rename_ranks(text: str, publishers: int, subscribers: int) -> str:
+    def name(rank: int) -> str:
+        if rank < publishers:
+            return f"the publisher's rank {rank}"
+        return f"the subscriber's rank {rank - publishers}" if rank < publishers + subscribers else f"rank {rank}"
+
+    own, other, rest = text.partition(_ELSEWHERE)  # the rest tells of ranks of another group
+    return _RANKS.sub(lambda found: re.sub(r"\d+", lambda number: name(int(number[0])), found[1]), own) + other + rest

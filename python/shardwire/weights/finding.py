@@ -1,0 +1,96 @@
+"""How a subscriber finds the publisher of a name: its record, a note for it, and the word of each of its ranks that it was heard."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import socket
+import time
+from typing import Any
+
+from ..errors import MismatchError, ShardwireError, SystemFailure
+from ..errors import TimeoutError as GroupTimeoutError
+from .meeting_place import Address, Place, signed, verified
+
+_LOOK_S = 0.01
+_STRANGER_S = 2.0  # a record with another token may be an earlier job's, about to be replaced
+
+
+def open_place(address: Address, deadline: float) -> Place:
+    while True:
+        try:
+            return address.open(max(0.5, deadline - time.monotonic()))
+        except SystemFailure as error:
+            if time.monotonic() > deadline:
+                raise GroupTimeoutError(f"there is no publisher of {address.name!r}: {error}") from None
+        time.sleep(_LOOK_S)
+
+
+def find(address: Address, size: int, deadline: float) -> dict[str, Any]:
+    """The publisher of the name, all of whose ranks have heard us: its id, its size, and our note there. A newer publisher takes the older's place."""
+    place: Place | None = None
+    seen, note, record = "", "", {}
+    stranger_since: float | None = None
+    stranger: MismatchError | None = None
+    missing: list[int] = []
+    while True:
+        try:
+            place = place or open_place(address, deadline)
+            found, stranger = _record(place, address)
+            if stranger is not None:
+                stranger_since = stranger_since or time.monotonic()
+                if time.monotonic() - stranger_since > _STRANGER_S:
+                    raise stranger
+            if found and found["id"] != seen:
+                seen, record = found["id"], found
+                ask = {"id": seen, "size": size, "seconds": max(0.0, deadline - time.monotonic()), "nonce": secrets.token_hex(8),
+                       "who": f"pid {os.getpid()} on {socket.gethostname()}"}
+                note = place.post(seen, signed("subscriber", ask))
+            if found:
+                missing = _missing(place, record, note)
+                if not missing:
+                    place.put(f"{seen}/{note}.go", b"go")
+                    return {"id": seen, "size": record["size"], "note": note}
+            place.rest(min(0.25, max(0.0, deadline - time.monotonic())))
+        except (RuntimeError, OSError) as error:
+            if isinstance(error, ShardwireError):
+                raise
+            place, seen, record = None, "", {}  # the store's server ended; the next publisher serves another
+            time.sleep(_LOOK_S)
+        if time.monotonic() > deadline:
+            raise _nobody(address, record, missing)
+
+
+def _record(place: Place, address: Address) -> tuple[dict[str, Any] | None, MismatchError | None]:
+    """The publisher's record; None where there is none, it was closed, or it is another job's."""
+    data = place.peek("publisher")
+    if data is None:
+        return None, None
+    try:
+        record = verified("publisher", data, f"the publisher of {address.name!r} in {address.text}")
+    except MismatchError as error:
+        return None, error
+    return (None if record["closed"] else record), None
+
+
+def _missing(place: Place, record: dict[str, Any], note: str) -> list[int]:
+    """The publisher's ranks that have not heard us yet. Raises what any of them answers in place of yes."""
+    missing = []
+    for rank in range(record["size"]):
+        heard = place.peek(f"{record['id']}/{note}.heard.{rank}")
+        if heard is None:
+            missing.append(rank)
+            continue
+        answer, reason = json.loads(heard)
+        if answer != "yes":
+            raise MismatchError(f"the publisher's rank {rank} refused this job: {reason}")
+    return missing
+
+
+def _nobody(address: Address, record: dict[str, Any], missing: list[int]) -> Exception:
+    if not record:
+        return GroupTimeoutError(f"there is no publisher of {address.name!r} in {address.text}")
+    who = ", ".join(f"rank {rank} ({record['who'][rank]})" for rank in missing[:8]) + (f" and {len(missing) - 8} more" if len(missing) > 8 else "")
+    return GroupTimeoutError(f"the publisher of {address.name!r} does not answer: {who} of {record['size']} died or stopped; "
+                             "a new publisher of that name would be found")

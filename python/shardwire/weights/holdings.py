@@ -1,0 +1,252 @@
+"""What one rank has of one side: names, layouts and tensors of a module, a state dict, or a dict of Layouts.
+
+The description is read once, when the call is made; the tensors are looked up again at each run, since optimizers and wrappers exchange them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from .._fused import FusedLayout
+from .._layout import Layout, _kind, is_dtensor, local_tensor
+from .._spec import _check_local
+from ..errors import UnsupportedError
+from .fused import Whole
+
+# What torch's wrappers put into the names of the parameters below them.
+_WRAPPERS = ("_orig_mod.", "_checkpoint_wrapped_module.")
+
+
+@dataclass(slots=True)
+class Holding:
+    """One name of one side, as this rank has it.
+
+    layout: a Layout, FusedLayout, or Whole. alias: the same number for names of one storage, -1 where there is none. optional: a buffer that state dicts leave out.
+    absent: there is no storage yet (a meta tensor, or a Layout alone).
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    layout: Any
+    alias: int
+    optional: bool = False
+    absent: bool = False
+
+
+class Holdings:
+    """``value`` is what the caller gave as ``side`` ("source" or "target"): a module, a mapping or None."""
+
+    def __init__(self, value: Any, side: str, rank: int, group_ranks: Sequence[int]) -> None:
+        if value is not None and not isinstance(value, (torch.nn.Module, Mapping)):
+            raise TypeError(f"{side} is {_kind(value)}; give a module, a state dict, a dict of DTensors or (Layout, tensor) pairs, or None")
+        if isinstance(value, torch.nn.Module):
+            _check_wrappers(value)
+        self.side = side
+        self.value = value
+        self.rank = rank
+        self.entries: dict[str, Holding] = {}
+        self._made: dict[str, Any] = {}  # what was allocated for a dict's names
+        aliases: dict[Any, int] = {}
+        members = frozenset(group_ranks)
+        for name, item, optional in self._items():
+            where = f"{side} {name!r}"
+            if name in self.entries:
+                raise ValueError(f"{where} is there twice once the wrappers' prefixes are taken off")
+            holding, key = self._read(name, item, where)
+            holding.optional = optional
+            holding.alias = -1 if key is None else aliases.setdefault(key, len(aliases))
+            outside = [rank for rank in (holding.layout.ranks or ()) if rank not in members]
+            if outside:
+                raise ValueError(f"{where}: its mesh holds global rank {outside[0]}, which is not in the group; give a group that holds both meshes")
+            self.entries[name] = holding
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """This rank's local tensors by name, as they lie now. Names without one here (outside of the mesh) are left out."""
+        found = {}
+        for name, item, _ in self._items():
+            tensor = _tensor_of(self._made.get(name, item))
+            if tensor is not None:
+                found[name] = tensor.detach()
+        return found
+
+    def result(self) -> Any:
+        """The module itself; for a dict a dict with what was allocated in its place."""
+        if not isinstance(self.value, Mapping):
+            return self.value
+        whole = {}
+        for name, item, _ in self._items():
+            item = self._made.get(name, item)
+            whole[name] = item[1] if isinstance(item, tuple) else None if isinstance(item, (Layout, FusedLayout)) else item
+        return whole
+
+    def allocate(self, names: frozenset[str], device: Any) -> None:
+        """Gives the absent ones among ``names`` storage, uninitialised. Tied ones stay tied."""
+        wanted = {name for name, holding in self.entries.items() if holding.absent and name in names}
+        if not wanted:
+            return
+        tied = {self.entries[name].alias for name in wanted} - {-1}
+        wanted |= {name for name, holding in self.entries.items() if holding.absent and holding.alias in tied}
+        self._allocate(wanted, device)
+        for name in wanted:
+            self.entries[name].absent = False
+
+    def _allocate(self, wanted: set[str], device: Any) -> None:
+        if isinstance(self.value, torch.nn.Module):
+            _allocate_in_module(self.value, [item for name, item, _ in self._items() if name in wanted], device)
+            return
+        made: dict[int, Any] = {}
+        for name, item, _ in self._items():
+            if name in wanted:
+                alias = self.entries[name].alias
+                self._made[name] = made[alias] if alias in made else _allocated(item, self.rank, device)
+                if alias >= 0:
+                    made[alias] = self._made[name]
+
+    def _items(self) -> Iterator[tuple[str, Any, bool]]:
+        if isinstance(self.value, torch.nn.Module):
+            yield from _module_items(self.value)
+        elif self.value is not None:
+            for name, item in self.value.items():
+                yield name, item, False
+
+    def _read(self, name: Any, item: Any, where: str) -> tuple[Holding, Any]:
+        """The holding, and what tied names have in common: the place in memory, or None where there is none."""
+        if not isinstance(name, str):
+            raise TypeError(f"{self.side} has the key {_kind(name)}; the keys are names (str)")
+        layout, tensor = item if isinstance(item, tuple) and len(item) == 2 else (item, None)
+        if isinstance(layout, (Layout, FusedLayout)):
+            return self._read_layout(name, layout, tensor, where)
+        if not isinstance(item, torch.Tensor):
+            raise TypeError(f"{where} is {_kind(item)}; give a tensor, a DTensor, a Layout, or a pair (Layout, local tensor)")
+        _check_ordinary(item, where)
+        local = item
+        if is_dtensor(item):
+            layout, local = Layout.of(item), local_tensor(item)
+            _check_local(item, layout.share(self.rank), where)
+        else:
+            layout = Whole(tuple(item.shape))
+        if local.device.type == "meta" and self.side == "source":
+            raise ValueError(f"{where} is a meta tensor, which has no values to give")
+        return Holding(name, tuple(item.shape), item.dtype, layout, 0, absent=local.device.type == "meta"), _place_in_memory(local)
+
+    def _read_layout(self, name: str, layout: Any, tensor: Any, where: str) -> tuple[Holding, Any]:
+        share = layout.share(self.rank)
+        holding = Holding(name, layout.shape, layout.dtype, layout, 0)
+        if tensor is not None and not isinstance(tensor, torch.Tensor):
+            raise TypeError(f"{where}: the second of the pair is {_kind(tensor)}; give this rank's local tensor, or None where it holds nothing")
+        if tensor is None:
+            if share is not None and self.side == "source":
+                raise ValueError(f"{where}: this rank holds a part of it; give the pair (layout, local tensor)")
+            holding.absent = share is not None
+            return holding, None
+        _check_ordinary(tensor, where)
+        local = local_tensor(tensor) if is_dtensor(tensor) else tensor
+        if share is None:
+            if local.numel():
+                raise ValueError(f"{where}: this rank is outside of the mesh, yet its local tensor has shape {list(local.shape)}; give None")
+            return holding, None
+        if tuple(local.shape) != tuple(share.local_shape) or local.dtype != layout.dtype:
+            raise ValueError(f"{where}: the local tensor has shape {list(local.shape)} and dtype {local.dtype}, its layout says "
+                             f"{list(share.local_shape)} and {layout.dtype}")
+        if local.device.type == "meta" and self.side == "source":
+            raise ValueError(f"{where} is a meta tensor, which has no values to give")
+        holding.absent = local.device.type == "meta"
+        return holding, _place_in_memory(local)
+
+
+# Modules.
+
+def _module_items(module: torch.nn.Module) -> Iterator[tuple[str, Any, bool]]:
+    """(name, tensor, whether state dicts leave it out) of all parameters and buffers; tied ones under each of their names."""
+    if type(module).__name__ == "DistributedDataParallel":
+        module = module.module
+    # FSDP2 brings its parameters back into their sharded form in the hooks of state_dict.
+    for name, item in module.state_dict(keep_vars=True).items():
+        if isinstance(item, torch.Tensor):  # others are extra state, which is not for us
+            yield _clean(name), item, False
+    for prefix, child in module.named_modules(remove_duplicate=False):
+        for name in sorted(child._non_persistent_buffers_set):
+            item = child._buffers.get(name)
+            if item is not None:
+                yield _clean(f"{prefix}.{name}" if prefix else name), item, True
+
+
+def _check_wrappers(module: torch.nn.Module) -> None:
+    for name, child in module.named_modules():
+        if type(child).__name__ == "FullyShardedDataParallel":
+            raise UnsupportedError(f"the module {name or 'itself'!r} is wrapped by FullyShardedDataParallel (FSDP1), whose flat parameters have no names; "
+                                   "use fully_shard (FSDP2), or give a state dict of DTensors")
+
+
+def _clean(name: str) -> str:
+    for wrapper in _WRAPPERS:
+        name = name.replace(wrapper, "")
+    return name
+
+
+def _allocate_in_module(module: torch.nn.Module, wanted: list[torch.Tensor], device: Any) -> None:
+    """Through ``_apply``, as ``to_empty`` does, so that FSDP2 hears of it; but only the wanted tensors, and what is tied stays tied."""
+    made: dict[int, torch.Tensor] = {id(item): torch.empty_like(item, device=_device_for(item, device)) for item in wanted}
+    owners: dict[int, list[tuple[dict[str, Any], str]]] = {}
+    for child in module.modules():
+        for table in (child._parameters, child._buffers):
+            for name, item in table.items():
+                if item is not None and id(item) in made:
+                    owners.setdefault(id(item), []).append((table, name))
+    keep = list(wanted)  # ids stay theirs
+    module._apply(lambda tensor: made.get(id(tensor), tensor))
+    del keep
+    for places in owners.values():
+        first = places[0][0][places[0][1]]
+        for table, name in places[1:]:
+            table[name] = first
+
+
+def _device_for(item: Any, device: Any) -> Any:
+    if is_dtensor(item):
+        return item.device_mesh.device_type
+    return "cpu" if device is None else device
+
+
+def _allocated(item: Any, rank: int, device: Any) -> Any:
+    """In place of one entry of a dict: a meta tensor, a Layout, or a pair with one of them."""
+    layout, tensor = item if isinstance(item, tuple) else (item, None)
+    if isinstance(layout, (Layout, FusedLayout)):
+        if tensor is not None:
+            return layout, torch.empty_like(tensor, device=_device_for(tensor, device))
+        share = layout.share(rank)
+        assert share is not None
+        return layout, torch.empty(share.local_shape, dtype=layout.dtype, device=device)
+    return torch.empty_like(item, device=_device_for(item, device))
+
+
+# Tensors.
+
+def _tensor_of(item: Any) -> torch.Tensor | None:
+    if isinstance(item, tuple):
+        item = item[1]
+    if not isinstance(item, torch.Tensor):
+        return None
+    return local_tensor(item) if is_dtensor(item) else item
+
+
+def _check_ordinary(tensor: Any, where: str) -> None:
+    """A tensor that has plain memory behind it."""
+    if isinstance(tensor, torch.nn.parameter.UninitializedTensorMixin):
+        raise ValueError(f"{where} is a lazy parameter, which has no shape yet; run the module once, or give it one")
+    dispatches = type(tensor).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__
+    if tensor.layout != torch.strided or tensor.is_quantized or (dispatches and not is_dtensor(tensor)):
+        raise UnsupportedError(f"{where} is {_kind(tensor)} of layout {tensor.layout}; only dense tensors and DTensors can be moved")
+
+
+def _place_in_memory(tensor: torch.Tensor) -> Any:
+    """Equal for two tensors that are the same one; None where there is nothing. Of the storage object, since meta tensors have no address."""
+    if tensor.numel() == 0:
+        return None
+    storage = tensor.untyped_storage() if hasattr(tensor, "untyped_storage") else tensor._storage()
+    return storage._cdata, tensor.storage_offset(), tuple(tensor.shape), tensor.stride(), tensor.dtype

@@ -1,0 +1,115 @@
+"""load: files are ranks. What the readers have of them, mapped or read, are inputs of one compiled op, which takes each box where it lies nearest."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from .._future import Seconds, as_seconds
+from .agree import Meeting
+from .checkpoint_folder import INDEX, SINGLE, FileSet
+from .dcp_folder import METADATA, DcpFolder
+from .descriptions import collect, describe
+from .fused import Whole
+from .holdings import Holding, Holdings
+from .hosts import host_name, ranks_by_host
+from .matching import match
+from .movement import End, compile_movement
+from .name_maps import as_name_map
+from .problems import Problems
+from .wanted import Asking
+
+
+def load(path: Any, target: Any, group: Any = None, mapping: Any = None, *, strict: bool = True, device: Any = None, timeout: Seconds = None) -> Any:
+    """Fills ``target`` from safetensors files, or from a folder of torch.distributed.checkpoint, whatever the layouts.
+
+    Returns the target; for a dict a new one with what was allocated.
+
+    Collective: every rank of ``group`` (None: the default group) calls it. Each byte that a host's ranks want is read from the file system once
+    per host, evenly shared among those of its ranks that give ``path``, and moved into place by one compiled op.
+
+    path: a .safetensors file; a folder with model.safetensors, or model.safetensors.index.json and its files, or one ``*.safetensors``; a list of
+        files; a folder that torch.distributed.checkpoint wrote; None on a rank that shall not read. All ranks mean the same files.
+    target, mapping, strict, device: as for :func:`shardwire.sync`; the source's names are those in the files.
+
+    Raises the same error on every rank: CheckpointError (a ValueError) with file, tensor and numbers for a file that is missing or broken,
+    SystemFailure for one that cannot be read, and what sync raises. Files must not be changed while they are read.
+    """
+    meeting = Meeting(group, "load", None)
+    files: FileSet | DcpFolder | None = None
+    try:
+        error: Exception | None = None
+        wanted: Holdings | None = None
+        blobs = [b"", b"", b""]
+        try:
+            meeting.seconds = as_seconds(timeout)
+            names = as_name_map(mapping)
+            files = _open(path)
+            have = _FileHoldings(files)
+            wanted = Holdings(target, "target", meeting.global_rank, meeting.ranks)
+            blobs = [describe(have, names.source), describe(wanted, names.target), json.dumps([host_name(), path is not None]).encode()]
+        except Exception as failure:  # the others wait and must hear of it
+            error = failure
+        everyone = meeting.exchange(blobs, error)
+        assert wanted is not None
+        return _load(meeting, files, have, wanted, everyone, strict, device)
+    finally:
+        if files is not None:
+            files.close()
+
+
+def _load(meeting: Meeting, files: FileSet | DcpFolder | None, have: _FileHoldings, wanted: Holdings, everyone: list[list[bytes]], strict: bool,
+          device: Any) -> Any:
+    told = [json.loads(given[2]) for given in everyone]
+    readers = [rank for rank, (_, reads) in enumerate(told) if reads]
+    if not readers:
+        raise ValueError("load: no rank gives a path")
+    problems = Problems()
+    sources, targets = (collect([given[which] for given in everyone], side, problems) for which, side in enumerate(("source", "target")))
+    found = match(sources, targets, problems, strict)
+    problems.raise_any("load")
+    hosts = ranks_by_host([host for host, _ in told], range(len(told)))
+    error: Exception | None = None
+    layouts: dict[str, Any] = {}
+    tensors: dict[str, Any] = {}
+    try:
+        wanted.allocate(frozenset(placed.name for space in found.spaces for placed in space.targets), device)
+        if files is not None:
+            layouts, tensors = files.supply(found, targets, _asking(meeting, hosts, readers))
+    except Exception as failure:
+        error = failure
+    target = End({name: holding.layout for name, holding in wanted.entries.items()}, wanted.tensors)
+    compile_movement(meeting, found, End(layouts, lambda: tensors), target, "load", error).run(meeting.seconds).wait()
+    return wanted.result()
+
+
+def _asking(meeting: Meeting, hosts: list[list[int]], readers: list[int]) -> Asking:
+    """For whom this rank reads: its host, and on the first host that has readers also for hosts that have none."""
+    reading = [ranks for ranks in hosts if set(ranks) & set(readers)]
+    mine = next(ranks for ranks in reading if meeting.rank in ranks)
+    ranks = set(mine)
+    if mine is reading[0]:
+        ranks.update(rank for others in hosts if others not in reading for rank in others)
+    here = [rank for rank in mine if rank in readers]
+    return Asking(ranks, meeting.ranks, here.index(meeting.rank), len(here))
+
+
+def _open(path: Any) -> FileSet | DcpFolder | None:
+    if path is None:
+        return None
+    if isinstance(path, (str, os.PathLike)):
+        folder = Path(path)
+        if (folder / METADATA).is_file() and not (folder / SINGLE).is_file() and not (folder / INDEX).is_file():
+            return DcpFolder(folder)
+    return FileSet(path)
+
+
+class _FileHoldings(Holdings):
+    """The tensors of files as one side of a movement."""
+
+    def __init__(self, files: FileSet | DcpFolder | None) -> None:
+        super().__init__(None, "source", 0, ())
+        for index, (name, shape, dtype) in enumerate(() if files is None else files.entries()):
+            self.entries[name] = Holding(name, shape, dtype, Whole(shape), index)

@@ -1,0 +1,250 @@
+"""Where two jobs find each other: small records under a name, in a store that both know by URL.
+
+A place has records (``peek``, ``put``), boxes into which anybody posts and whose notes anybody lists, and fresh c10d stores for groups. Only ``rest`` waits.
+One thread uses one place; who needs it on another thread opens another. Errors are OSError and RuntimeError: then open it anew.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import hmac
+import json
+import os
+import secrets
+import time
+from pathlib import Path
+from typing import Any, Protocol
+from urllib.parse import urlparse
+
+import torch.distributed as dist
+
+from .._layout import _kind
+from ..errors import MismatchError, SystemFailure
+from .records import RecordClient, RecordServer, RecordStore
+
+TOKEN = "SHARDWIRE_JOB_TOKEN"
+_LOOK_S = 0.02
+_ABSENT = b"?"  # no record is this
+
+
+class Place(Protocol):
+    def peek(self, key: str) -> bytes | None: ...
+    def put(self, key: str, value: bytes) -> None: ...
+    def post(self, box: str, value: bytes) -> str:
+        """Puts a note into the box and returns its name: ``peek(box + "/" + note)`` has the value."""
+    def notes(self, box: str) -> list[str]: ...
+    def remove(self, note: str) -> None:
+        """The note, and what has its name and more."""
+    def group_store(self, key: str) -> Any:
+        """To be kept as long as the group."""
+    def rest(self, seconds: float) -> None:
+        """Until something may have changed; about so long where nothing tells."""
+
+
+class StorePlace:
+    """In a torch.distributed store, which many connections may share."""
+
+    def __init__(self, store: Any, prefix: str) -> None:
+        self._store = dist.PrefixStore(prefix, store)
+
+    def peek(self, key: str) -> bytes | None:
+        # The one call of every store of every torch that reads without waiting: nothing is exchanged unless the value is "?".
+        value = bytes(self._store.compare_set(key, _ABSENT.decode(), _ABSENT.decode()))
+        return None if value == _ABSENT else value
+
+    def put(self, key: str, value: bytes) -> None:
+        self._store.set(key, value.decode())
+
+    def post(self, box: str, value: bytes) -> str:
+        note = str(self._store.add(f"{box}.count", 1))
+        self.put(f"{box}/{note}", value)
+        return note
+
+    def notes(self, box: str) -> list[str]:
+        return [str(number) for number in range(1, int(self.peek(f"{box}.count") or b"0") + 1)]
+
+    def remove(self, note: str) -> None:
+        self._store.delete_key(note)
+        self._store.delete_key(f"{note}.go")
+
+    def group_store(self, key: str) -> Any:
+        return dist.PrefixStore(f"{key}/", self._store)
+
+    def rest(self, seconds: float) -> None:
+        time.sleep(min(seconds, _LOOK_S))
+
+
+class RecordPlace:
+    """In the records that the publisher's rank 0 serves."""
+
+    def __init__(self, client: RecordClient, prefix: str) -> None:
+        self._client, self._prefix = client, f"{prefix}/"
+
+    def peek(self, key: str) -> bytes | None:
+        value = self._client.ask("peek", self._prefix + key)
+        return None if value is None else str(value).encode("latin-1")
+
+    def put(self, key: str, value: bytes) -> None:
+        self._client.ask("put", self._prefix + key, value.decode("latin-1"))
+
+    def post(self, box: str, value: bytes) -> str:
+        note = str(self._client.ask("add", f"{self._prefix}{box}.count", 1))
+        self.put(f"{box}/{note}", value)
+        return note
+
+    def notes(self, box: str) -> list[str]:
+        return [str(number) for number in range(1, int(self.peek(f"{box}.count") or b"0") + 1)]
+
+    def remove(self, note: str) -> None:
+        self._client.ask("remove", self._prefix + note)
+
+    def group_store(self, key: str) -> Any:
+        return RecordStore(self._client, f"{self._prefix}{key}/")
+
+    def rest(self, seconds: float) -> None:
+        self._client.rest(seconds)
+
+
+class FolderPlace:
+    """In a folder that all hosts see. A record is a file that appears whole; a group's store is a file of its own, so that whoever is killed while he
+    writes into one harms no other.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._folder = folder
+
+    def peek(self, key: str) -> bytes | None:
+        try:
+            return self._path(key).read_bytes()
+        except FileNotFoundError:
+            return None
+
+    def put(self, key: str, value: bytes) -> None:
+        path = self._path(key)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        hidden = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
+        hidden.write_bytes(value)
+        hidden.replace(path)
+
+    def post(self, box: str, value: bytes) -> str:
+        note = secrets.token_hex(8)
+        self.put(f"{box}/{note}", value)
+        return note
+
+    def notes(self, box: str) -> list[str]:
+        try:
+            return [name for name in os.listdir(self._path(box)) if not name.startswith(".") and "." not in name]
+        except FileNotFoundError:
+            return []
+
+    def remove(self, note: str) -> None:
+        path = self._path(note)
+        for each in [path, *path.parent.glob(f"{path.name}.*")]:
+            each.unlink(missing_ok=True)
+
+    def rest(self, seconds: float) -> None:
+        time.sleep(min(seconds, _LOOK_S))
+
+    def group_store(self, key: str) -> Any:
+        path = self._path(key)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return dist.FileStore(str(path), -1)
+
+    def _path(self, key: str) -> Path:
+        return self._folder.joinpath(*key.split("/"))
+
+
+class Address:
+    """What the caller gave as ``store``: a URL, or a store of torch.distributed. Opened anew for each use; ``text`` is for messages."""
+
+    def __init__(self, where: Any, name: str) -> None:
+        if not isinstance(name, str):
+            raise TypeError(f"name is {_kind(name)}; give a str")
+        if not name or not all(letter.isalnum() or letter in "-_." for letter in name) or name.startswith("."):
+            raise ValueError(f"name is {name!r}; letters, digits and - _ . make a name")
+        self.name = name
+        self._prefix = f"shardwire.publish/{name}"
+        self._store: Any = None
+        self._host, self._port = "", 0
+        self._folder: Path | None = None
+        if isinstance(where, str):
+            self._read_url(where)
+        elif isinstance(where, dist.Store):
+            self._store = where
+            self.text = f"a {type(where).__name__}"
+        else:
+            raise TypeError(f"store is {_kind(where)}; give a URL (tcp://HOST:PORT or file:///FOLDER), or a store of torch.distributed")
+
+    def open(self, seconds: float) -> Place:
+        """SystemFailure when nobody serves it now."""
+        if self._folder is not None:
+            return FolderPlace(self._folder / self._prefix)
+        if self._store is not None:
+            return StorePlace(self._store, self._prefix)
+        try:
+            return RecordPlace(RecordClient(self._host, self._port, seconds), self._prefix)
+        except OSError as error:
+            raise SystemFailure(f"the store at {self.text} cannot be reached: {error}. The publisher's rank 0 serves it where HOST is its own host") from None
+
+    def serve(self) -> RecordServer | None:
+        """A server at this address, to be kept, where the address is this host's and nobody serves it yet."""
+        if not self._host:
+            return None
+        try:
+            return RecordServer(self._host, self._port)
+        except OSError:
+            return None  # another host's, or taken: opening it tells
+
+    def _read_url(self, url: str) -> None:
+        parts = urlparse(url)
+        self.text = url
+        if parts.scheme == "file" and parts.path.startswith("/") and parts.netloc in ("", "localhost"):
+            self._folder = Path(parts.path)
+            return
+        try:
+            host, port = parts.hostname, parts.port
+        except ValueError:
+            host, port = None, None
+        if parts.scheme != "tcp" or not host or not port:
+            raise ValueError(f"store is {url!r}; give tcp://HOST:PORT or file:///FOLDER")
+        self._host, self._port = host, port
+
+
+def tidy(place: Place, note: str) -> None:
+    """Takes away what served its purpose; where the store is gone, so is that."""
+    with contextlib.suppress(OSError, RuntimeError):
+        place.remove(note)
+
+
+# Records that prove the job's token.
+
+def signed(role: str, record: dict[str, Any]) -> bytes:
+    body = json.dumps(record, sort_keys=True)
+    return json.dumps({"body": body, "proof": _proof(role, body)}).encode()
+
+
+def verified(role: str, data: bytes, what: str) -> dict[str, Any]:
+    """MismatchError, in words for ``what``, where its writer has another token than this process; ValueError where it is no such record."""
+    try:
+        whole = json.loads(data)
+        body, proof = whole["body"], whole["proof"]
+        record = json.loads(body)
+        if not isinstance(record, dict) or not isinstance(proof, str):
+            raise ValueError("it is of another form")
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{what} cannot be read: {error}") from None
+    own = _proof(role, body)
+    if not hmac.compare_digest(own.encode(), proof.encode()):
+        if own and proof:
+            how = f"has another {TOKEN} than this process"
+        else:
+            how = f"has a {TOKEN}, and this process has none" if proof else f"has no {TOKEN}, and this process has one"
+        raise MismatchError(f"{what} {how}: set it to one secret for both jobs (shardwire.launch makes a random one for each job that has none)")
+    return record
+
+
+def _proof(role: str, body: str) -> str:
+    token = os.environ.get(TOKEN, "")
+    return hmac.new(token.encode(), f"shardwire.{role}|{body}".encode(), hashlib.sha256).hexdigest() if token else ""

@@ -1,0 +1,81 @@
+"""Pickles read as plain data. Nothing that they name is imported or called: every class and function becomes an inert Record, which keeps what it
+was given.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+from typing import Any
+
+import torch
+
+from .._layout import _kind
+from ..errors import CheckpointError
+
+
+class Record:
+    """An object of a pickle: what it is called, and what it was made of."""
+
+    module = name = ""
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        self.arguments = arguments
+        self.state: Any = None
+
+    def __setstate__(self, state: Any) -> None:
+        self.state = state
+
+    def __getitem__(self, key: str) -> Any:
+        """A field. KeyError where there is none."""
+        state: Any = getattr(self, "state", None)
+        if isinstance(state, tuple) and len(state) == 2:  # objects with slots: (None, fields)
+            state = state[1] or state[0]
+        return state[key]
+
+    def get(self, key: str) -> Any:
+        """A field; None where there is none."""
+        try:
+            return self[key]
+        except KeyError:
+            return None
+
+    def __hash__(self) -> int:
+        return id(self)
+
+
+class _Unpickler(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        return type(name.rpartition(".")[2] or "Record", (Record,), {"module": module, "name": name})
+
+    def persistent_load(self, identity: Any) -> Any:
+        return identity
+
+
+def unpickle(content: bytes, where: str) -> Any:
+    try:
+        return _Unpickler(io.BytesIO(content)).load()
+    except Exception as error:  # whatever a broken pickle leads to
+        raise CheckpointError(f"{where}: cannot be read as a pickle: {type(error).__name__}: {str(error)[:100]}") from None
+
+
+def dims_of(value: Any) -> tuple[int, ...]:
+    """A torch.Size, which is a Record here, or a tuple."""
+    if isinstance(value, Record):
+        value = value.arguments[0]
+    dims = tuple(value)
+    if not all(is_natural(each) for each in dims) or len(dims) > 16:
+        raise ValueError(f"{dims!r:.80} are no sizes")
+    return dims
+
+
+def is_natural(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63
+
+
+def dtype_name_of(value: Any, name: str) -> str:
+    """Of torch.float32, which is the class of a Record here since torch pickles dtypes by their names."""
+    found = getattr(value, "name", "")
+    if getattr(value, "module", "") != "torch" or not isinstance(getattr(torch, found, torch.float32), torch.dtype):
+        raise CheckpointError(f"{name!r} has a dtype that is none: {_kind(value)}")
+    return found

@@ -1,0 +1,226 @@
+"""One safetensors file: 8 bytes of little-endian header length, a JSON header, then the bytes of all tensors without holes.
+
+Nothing in a header is believed: lengths, offsets, sizes and names are checked against each other and against the file.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import mmap
+import os
+import struct
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ..errors import CheckpointError, UnsupportedError
+
+# The format's own limit: a header larger than this is taken for a broken file.
+MAX_HEADER = 100_000_000
+_MAX_DIMS = 16
+
+# The format's names: bytes of an element, and torch's name, which an old torch may lack.
+DTYPES = {
+    "BOOL": (1, "bool"), "U8": (1, "uint8"), "I8": (1, "int8"), "I16": (2, "int16"), "I32": (4, "int32"), "I64": (8, "int64"),
+    "U16": (2, "uint16"), "U32": (4, "uint32"), "U64": (8, "uint64"), "F16": (2, "float16"), "BF16": (2, "bfloat16"), "F32": (4, "float32"),
+    "F64": (8, "float64"), "C64": (8, "complex64"), "F8_E4M3": (1, "float8_e4m3fn"), "F8_E5M2": (1, "float8_e5m2"),
+    "F8_E8M0": (1, "float8_e8m0fnu"), "F8_E4M3FNUZ": (1, "float8_e4m3fnuz"), "F8_E5M2FNUZ": (1, "float8_e5m2fnuz"),
+}
+_NAME_OF = {torch_name: name for name, (_, torch_name) in DTYPES.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """One tensor of a file. begin, end: its bytes, counted from the file's first."""
+
+    name: str
+    dtype_name: str
+    shape: tuple[int, ...]
+    begin: int
+    end: int
+
+    @property
+    def dtype(self) -> torch.dtype | None:
+        """None where this torch does not have it."""
+        return getattr(torch, DTYPES[self.dtype_name][1], None)
+
+    @property
+    def rows(self) -> int:
+        """A scalar is one row."""
+        return self.shape[0] if self.shape else 1
+
+    @property
+    def row_bytes(self) -> int:
+        return (self.end - self.begin) // max(1, self.rows)
+
+
+class OpenFile:
+    """An open file whose header was checked. Keeps its descriptor until closed; what was mapped stays as long as tensors show it."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        """Raises CheckpointError for a file that is missing or broken, OSError for one that cannot be read."""
+        self.path = os.fspath(path)
+        self._mapped: mmap.mmap | None = None
+        try:
+            self.descriptor = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            raise CheckpointError(f"{self.path}: no such file or folder") from None
+        try:
+            self.size = os.fstat(self.descriptor).st_size
+            self.tensors, self.metadata = _read_header(self.path, self.descriptor, self.size)
+        except BaseException:
+            os.close(self.descriptor)
+            raise
+
+    def close(self) -> None:
+        if self.descriptor >= 0:
+            os.close(self.descriptor)
+            self.descriptor = -1
+
+    @property
+    def mapped(self) -> mmap.mmap:
+        """The whole file, read from the page cache. Not writable, not even a private copy: the kernel would count one as memory in use."""
+        if self._mapped is None:
+            self._mapped = mmap.mmap(self.descriptor, self.size, access=mmap.ACCESS_READ)
+        return self._mapped
+
+    def tensor(self, stored: Stored, dtype: torch.dtype | None = None) -> torch.Tensor:
+        """The bytes of one tensor as ``dtype`` (None: its own), where they lie; writing there ends the process. UnsupportedError where this torch
+        lacks the dtype.
+        """
+        dtype = dtype or stored.dtype
+        if dtype is None:
+            raise UnsupportedError(f"{self.path}: {stored.name!r} has the dtype {stored.dtype_name}, which torch {torch.__version__} does not have")
+        if stored.begin == stored.end:
+            return torch.empty(stored.shape, dtype=dtype)
+        if stored.begin % DTYPES[stored.dtype_name][0]:
+            # A header of odd length leaves the data unaligned: the format allows it, torch's views do not.
+            return torch.frombuffer(bytearray(self.mapped[stored.begin:stored.end]), dtype=dtype).reshape(stored.shape)
+        count = (stored.end - stored.begin) // DTYPES[stored.dtype_name][0]
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # that it cannot be written
+            return torch.frombuffer(self.mapped, dtype=dtype, count=count, offset=stored.begin).reshape(stored.shape)
+
+
+# Reading headers.
+
+def _read_header(path: str, descriptor: int, size: int) -> tuple[dict[str, Stored], dict[str, str]]:
+    if size == 0:
+        raise CheckpointError(f"{path}: the file is empty")
+    if size < 8:
+        raise CheckpointError(f"{path}: {size} bytes are too few for a safetensors file")
+    (length,) = struct.unpack("<Q", os.pread(descriptor, 8, 0))
+    if length > MAX_HEADER or length < 2:
+        raise CheckpointError(f"{path}: is no safetensors file: it would have a header of {length} bytes (2 to {MAX_HEADER} are allowed)")
+    if 8 + length > size:
+        raise CheckpointError(f"{path}: truncated: the header takes {length} bytes, the file has {size - 8} after its length")
+    header = _parse(path, _pread(path, descriptor, length, 8))
+    metadata = header.pop("__metadata__", {})
+    if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
+        raise CheckpointError(f"{path}: the __metadata__ of the header is no object of strings")
+    start = 8 + length
+    tensors = {name: _check_entry(path, name, entry, start) for name, entry in header.items()}
+    _check_places(path, tensors.values(), start, size)
+    return tensors, metadata
+
+
+def _pread(path: str, descriptor: int, count: int, offset: int) -> bytes:
+    parts = []
+    while count:
+        part = os.pread(descriptor, count, offset)
+        if not part:
+            raise CheckpointError(f"{path}: truncated while it was read, at byte {offset}")
+        parts.append(part)
+        count -= len(part)
+        offset += len(part)
+    return b"".join(parts)
+
+
+def _parse(path: str, text: bytes) -> dict[str, Any]:
+    twice: list[str] = []
+
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        table = dict(pairs)
+        if len(table) != len(pairs):
+            names = [name for name, _ in pairs]
+            twice.append(next(name for name in names if names.count(name) > 1))
+        return table
+
+    try:
+        header = json.loads(text.decode("utf-8"), object_pairs_hook=unique)
+    except (ValueError, RecursionError):
+        raise CheckpointError(f"{path}: is no safetensors file: its header is not JSON") from None
+    if twice:
+        raise CheckpointError(f"{path}: the header has the name {twice[0]!r} twice; it must have unique names")
+    if not isinstance(header, dict):
+        raise CheckpointError(f"{path}: is no safetensors file: its header is not a JSON object")
+    return header
+
+
+def _natural(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63
+
+
+def _check_entry(path: str, name: str, entry: Any, start: int) -> Stored:
+    if not name:
+        raise CheckpointError(f"{path}: holds a tensor without a name")
+    if not isinstance(entry, dict) or not {"dtype", "shape", "data_offsets"} <= set(entry):
+        raise CheckpointError(f"{path}: the entry of {name!r} lacks dtype, shape or data_offsets")
+    if not isinstance(entry["dtype"], str) or entry["dtype"] not in DTYPES:
+        raise CheckpointError(f"{path}: {name!r} has the dtype {entry['dtype']!r}, which is not known")
+    shape, offsets = entry["shape"], entry["data_offsets"]
+    if not isinstance(shape, list) or not all(map(_natural, shape)) or len(shape) > _MAX_DIMS:
+        raise CheckpointError(f"{path}: {name!r} has the shape {shape!r}, which is no list of up to {_MAX_DIMS} natural numbers")
+    if not isinstance(offsets, list) or len(offsets) != 2 or not all(map(_natural, offsets)) or offsets[0] > offsets[1]:
+        raise CheckpointError(f"{path}: {name!r} has the data_offsets {offsets!r}, which are no range")
+    expected = math.prod(shape) * DTYPES[entry["dtype"]][0]
+    if offsets[1] - offsets[0] != expected:
+        raise CheckpointError(f"{path}: {name!r} of shape {shape} and dtype {entry['dtype']} needs {expected} bytes, "
+                              f"its data_offsets give {offsets[1] - offsets[0]}")
+    return Stored(name, entry["dtype"], tuple(shape), start + offsets[0], start + offsets[1])
+
+
+def _check_places(path: str, tensors: Any, start: int, size: int) -> None:
+    """Side by side from the header's end to the file's, without holes or overlaps."""
+    end, before = start, ""
+    for stored in sorted(tensors, key=lambda each: (each.begin, each.end)):
+        if stored.begin < end:
+            raise CheckpointError(f"{path}: {stored.name!r} overlaps: its data begin at {stored.begin - start}, but those of {before!r} end at {end - start}")
+        if stored.begin > end:
+            raise CheckpointError(f"{path}: a hole: the data of {stored.name!r} begin at {stored.begin - start}, but the tensors before it end at "
+                                  f"{end - start}")
+        end, before = stored.end, stored.name
+    if end > size:
+        raise CheckpointError(f"{path}: truncated: the tensors take {end - start} bytes, the file has {size - start} after its header")
+    if end < size:
+        raise CheckpointError(f"{path}: {size - end} bytes follow the last tensor, which no tensor owns")
+
+
+# Writing headers.
+
+def dtype_name(dtype: torch.dtype, name: str) -> str:
+    """The format's name of ``dtype``. UnsupportedError, with the tensor's name, where it has none."""
+    known = _NAME_OF.get(str(dtype).removeprefix("torch."))
+    if known is None:
+        raise UnsupportedError(f"{name!r} has dtype {dtype}, which a safetensors file cannot hold")
+    return known
+
+
+def build_header(tensors: Sequence[tuple[str, str, tuple[int, ...]]], metadata: Mapping[str, str]) -> tuple[bytes, list[Stored]]:
+    """The header's bytes, length included, for (name, dtype name, shape) in the order in which they shall lie; and where they lie."""
+    entries: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
+    at = 0
+    for name, kind, shape in tensors:
+        size = math.prod(shape) * DTYPES[kind][0]
+        entries[name] = {"dtype": kind, "shape": list(shape), "data_offsets": [at, at + size]}
+        at += size
+    text = json.dumps(entries, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)  # so that the data are aligned
+    start = 8 + len(text)
+    stored = [Stored(name, kind, shape, start + entries[name]["data_offsets"][0], start + entries[name]["data_offsets"][1])
+              for name, kind, shape in tensors]
+    return struct.pack("<Q", len(text)) + text, stored

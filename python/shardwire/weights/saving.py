@@ -1,0 +1,159 @@
+"""save: files are ranks. The ranks of a host write each file, each its rows of it, every byte once: what a rank has it writes itself, the rest comes by the
+compiled op."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from .._future import Seconds, as_seconds
+from .._layout import _kind
+from ..errors import MismatchError
+from .agree import Meeting
+from .descriptions import Weight, collect, describe
+from .direct_rows import cover, local_rows
+from .fused import Rows
+from .holdings import Holdings
+from .hosts import host_name, ranks_by_host
+from .matching import Match, joined, match
+from .movement import End, compile_movement
+from .name_maps import as_name_map
+from .problems import Problems
+from .save_files import Draft, wait_for_removals
+from .save_plan import plan_files, rows_of
+
+_MOST_BYTES = 5_000_000_000  # of one file, as transformers has it
+
+
+def save(source: Any, folder: str | os.PathLike[str], group: Any = None, mapping: Any = None, *, max_file_bytes: int = _MOST_BYTES,
+         metadata: Mapping[str, str] | None = None, timeout: Seconds = None) -> list[str]:
+    """Writes ``source`` as a safetensors checkpoint into ``folder``, each byte once. Returns the paths of its files, on every rank.
+
+    Collective: every rank of ``group`` (None: the default group) calls it. The folder is made when it is not there; all ranks share it. One
+    file is called model.safetensors; several, as transformers names them, have an index. The writing is shared by the ranks of each host that
+    have a part of ``source``; a file is written by ranks of one host.
+
+    source, mapping: as for :func:`shardwire.sync`; the mapping's target names are those in the files. Of tied weights the first name is written;
+        non-persistent buffers are not. max_file_bytes: a file holds at most so many, or one tensor.
+    metadata: strings for the header of each file; "format": "pt" is always there.
+
+    A reader finds the checkpoint that was in the folder before, whole, until the new one is whole on the disk, and from then on that one,
+    whoever fails or is killed meanwhile. When all ranks are killed, hidden files (``.*.shardwire-*.tmp``) may be left.
+    Raises the same error on every rank: SystemFailure for what the system refuses (a full disk), CheckpointError for a folder that is not
+    shared, and what sync raises.
+    """
+    meeting = Meeting(group, "save", None)
+    error: Exception | None = None
+    blobs = [b"", b"", b""]
+    try:
+        meeting.seconds = as_seconds(timeout)
+        options = _options(folder, max_file_bytes, metadata)
+        renames = as_name_map(mapping).source
+        have = Holdings(source, "source", meeting.global_rank, meeting.ranks)
+        wait_for_removals()  # of a save before this one, whose space may be needed
+        if meeting.rank == 0:
+            os.makedirs(options["folder"], exist_ok=True)
+        told = {"host": host_name(), "token": secrets.token_hex(4), "has": bool(have.entries), "options": options}
+        blobs = [describe(have, renames), b"", json.dumps(told).encode()]
+    except Exception as failure:  # the others wait and must hear of it
+        error = failure
+    everyone = meeting.exchange(blobs, error)
+    ranks = [json.loads(given[2]) for given in everyone]
+    for rank, told in enumerate(ranks):
+        if told["options"] != ranks[0]["options"]:
+            raise MismatchError(f"save: rank 0 gives {ranks[0]['options']}, rank {rank} gives {told['options']}; all ranks give the same")
+    problems = Problems()
+    sources = collect([given[0] for given in everyone], "source", problems)
+    targets = joined(sources, problems)
+    found = match(sources, targets, problems, strict=False)
+    problems.raise_any("save")
+    if not found.spaces:
+        raise ValueError("save: no rank has a source with any weights")
+    return _save(meeting, ranks, have, sources, targets, found)
+
+
+def _options(folder: Any, max_file_bytes: Any, metadata: Any) -> dict[str, Any]:
+    if not isinstance(folder, (str, os.PathLike)):
+        raise TypeError(f"folder is {_kind(folder)}; give a path")
+    if not isinstance(max_file_bytes, int) or isinstance(max_file_bytes, bool) or max_file_bytes < 1:
+        raise ValueError(f"max_file_bytes is {_kind(max_file_bytes)}; give a number of bytes above 0")
+    metadata = {} if metadata is None else metadata
+    if not isinstance(metadata, Mapping) or not all(isinstance(text, str) for pair in metadata.items() for text in pair):
+        raise TypeError("metadata is no mapping of str to str, which is all that the format holds")
+    return {"folder": os.path.abspath(folder), "max_file_bytes": max_file_bytes, "metadata": {"format": "pt", **metadata}}
+
+
+def _save(meeting: Meeting, ranks: list[Any], have: Holdings, sources: dict[str, Weight], targets: dict[str, Weight], found: Match) -> list[str]:
+    options = ranks[0]["options"]
+    hosts = ranks_by_host([told["host"] for told in ranks], [rank for rank, told in enumerate(ranks) if told["has"]])
+    files = plan_files(found, sources, targets, hosts, options["max_file_bytes"], options["metadata"])
+    draft = Draft(options["folder"], ranks[0]["token"], files)
+    mine = [number for number, file in enumerate(files) if file.creator == meeting.rank]
+    whole = False
+    try:
+        _attempt(meeting, draft.create, mine)
+        _write(meeting, draft, have, targets, found)
+        _attempt(meeting, draft.sync, mine)
+        mover = files[0].creator
+        paths: list[str] = []
+        error: Exception | None = None
+        try:
+            if meeting.rank == mover:
+                draft.check()
+                paths = draft.publish(options["metadata"])
+        except Exception as failure:
+            error = failure
+        told = meeting.exchange([json.dumps(paths).encode(), b"", b""], error)
+        whole = True
+        return json.loads(told[mover][0])
+    finally:
+        if not whole:
+            draft.discard()
+
+
+def _attempt(meeting: Meeting, step: Callable[[int], None], numbers: Sequence[int]) -> None:
+    """A step of each rank for each of these files, after which all know whether all did it."""
+    error: Exception | None = None
+    try:
+        for number in numbers:
+            step(number)
+    except Exception as failure:
+        error = failure
+    meeting.settle(error)
+
+
+def _write(meeting: Meeting, draft: Draft, have: Holdings, targets: dict[str, Weight], found: Match) -> None:
+    """The bytes, from all ranks' tensors into the files: by this rank itself where it has whole rows, by the compiled op into mapped files for the rest."""
+    layouts: dict[str, Any] = {}
+    views: dict[str, Any] = {}
+    error: Exception | None = None
+    try:
+        tensors = have.tensors()
+        spaces = {space.targets[0].name: space for space in found.spaces}
+        for number, file in enumerate(draft.files):
+            own: list[tuple[int, torch.Tensor]] = []
+            for index, stored in enumerate(file.tensors):
+                part = rows_of(file, index, meeting.rank)
+                if part is None:
+                    continue
+                space, dtype = spaces[stored.name], targets[stored.name].dtype
+                begin, end = (part.start, part.stop) if isinstance(part, Rows) else (0, stored.rows)
+                here = cover(local_rows(space, space.sources, have.entries, tensors, meeting.global_rank, dtype), begin, end)
+                if here is None:
+                    layouts[stored.name] = part
+                    views[stored.name] = draft.view(number, stored, part, dtype)
+                else:
+                    own += [(stored.begin + rows.begin * stored.row_bytes, rows.tensor) for rows in here]
+            if own:  # another host's files need not be seen here yet
+                draft.write(number, own)
+    except Exception as failure:
+        error = failure
+    if any(given[0] for given in meeting.exchange([b"some" if layouts else b"", b"", b""], error)):
+        source = End({name: holding.layout for name, holding in have.entries.items()}, have.tensors)
+        compile_movement(meeting, found, source, End(layouts, lambda: views), "save").run(meeting.seconds).wait()
+        meeting.settle(None)  # all ranks' bytes are in the page cache

@@ -1,0 +1,138 @@
+"""One rank's half of one subscription, on a thread of its own: it waits for requests and answers them out of the committed versions."""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+from ..errors import AbortedError, PeerFailedError
+from .fetching import LEAVE, SLACK_S, Joint, Request, answer_row, choose
+from .meeting_place import tidy
+from .movement import End
+from .versions import Buffer
+
+if TYPE_CHECKING:
+    from .publishing import Publication
+
+_JOIN_S = 60.0  # for making a subscription's group, and its op
+
+
+class Serving(threading.Thread):
+    """This rank's half of one subscription."""
+
+    def __init__(self, publication: Publication, note: str, ask: dict[str, Any]) -> None:
+        super().__init__(daemon=True, name=f"shardwire-serve-{publication.name}-{note}")
+        self._publication, self._note, self._nonce, self._subscribers = publication, note, ask["nonce"], ask["size"]
+        self._versions = publication._versions
+        self._label = f"publish {publication.name!r}: subscriber {note} ({self._subscribers} rank{'s' if self._subscribers > 1 else ''}, {ask.get('who', '')})"
+        self._lock = threading.Lock()
+        self._joint: Joint | None = None
+        self._sent_away = ""
+        self._buffer: Buffer | None = None
+
+    def send_away(self, reason: str) -> None:
+        """From any thread: the subscriber gets an error, and what it was reading may be overwritten once the reader is released."""
+        with self._lock:
+            self._sent_away = self._sent_away or reason
+            if self._joint is not None:
+                self._joint.abort()
+
+    def run(self) -> None:
+        try:
+            self._join_group()
+            while self._serve_one():
+                pass
+            log("info", f"{self._label} left")
+        except Exception as error:
+            if self._sent_away:
+                log("info" if self._publication._closing.is_set() else "warn", f"{self._label} was sent away: {self._sent_away}")
+            else:
+                # One line for the job: every rank hears of it.
+                what = "is gone" if isinstance(error, (PeerFailedError, AbortedError)) else "failed"
+                log("warn" if self._publication.rank == 0 else "info", f"{self._label} {what}: {error}")
+        finally:
+            with self._lock:
+                joint, self._joint = self._joint, None
+            if joint is not None:
+                joint.leave()
+            self._versions.release(self)
+            self._publication._forget(self._nonce)
+
+    def _join_group(self) -> None:
+        own = self._publication
+        key = f"{own._id}/{self._note}"
+        place = own._address.open(_JOIN_S)
+        name = f"{own.name}, subscriber {self._note}"
+        joint = Joint(place.group_store(f"{key}.group"), name, own.rank, own.size, self._subscribers, own._layout_rank, _JOIN_S)
+        with self._lock:
+            self._joint = joint
+            if self._sent_away:
+                raise AbortedError(self._sent_away)
+        layouts = {name: holding.layout for name, holding in own._holdings.entries.items()}
+        with joint.told():
+            joint.compile(own._description, End(layouts, self._tensors), None)
+        if own.rank == 0:
+            tidy(place, key)  # all ranks are through with it
+
+    def _tensors(self) -> Any:
+        assert self._buffer is not None
+        return self._buffer.tensors
+
+    def _serve_one(self) -> bool:
+        joint = self._joint
+        assert joint is not None
+        with joint.told():
+            request = joint.request(None, None)
+            if request.kind == LEAVE:
+                return False
+            self._answer(joint, request)
+        return True
+
+    def _answer(self, joint: Joint, request: Request) -> None:
+        deadline = time.monotonic() + request.milliseconds / 1000
+
+        def left() -> float:
+            return max(0.0, deadline - time.monotonic()) + 2 * SLACK_S
+
+        while True:
+            held = self._versions.pin_all(self)
+            changed = {version: self._versions.changed_bytes(buffer, request.since) for version, buffer in held.items()}
+            row = answer_row(self._versions.newest, self._versions.total_bytes, time.monotonic() >= deadline, changed)
+            choice = choose(joint.answer(row, left()), request)
+            self._buffer = held.get(choice.version)
+            self._versions.release(self, keep=self._buffer)
+            if choice.verdict in ("late", "gone"):
+                return
+            if choice.verdict == "take":
+                break
+            self._versions.wait_for_commit(min(0.05, max(0.002, deadline - time.monotonic())))
+        buffer = self._buffer
+        assert buffer is not None
+        if choice.whole:
+            assert joint.full is not None
+            joint.full.run(left()).wait()
+        elif choice.moves:
+            joint.compile_changed(functools.partial(self._changed_rows, buffer, request.since), left()).run(left()).wait()
+        joint.done(buffer.content, left())
+        self._buffer = None
+        self._versions.release(self)
+
+    def _changed_rows(self, buffer: Buffer, since: int, name: str) -> list[tuple[int, int]]:
+        return self._versions.changed_rows(buffer, name, since)
+
+
+_LEVELS = ("error", "warn", "info", "debug")
+
+
+def log(level: str, text: str) -> None:
+    """As the native side does: one write for a line, by SHARDWIRE_LOG."""
+    chosen = os.environ.get("SHARDWIRE_LOG", "warn").lower()
+    if _LEVELS.index(level) <= (_LEVELS.index(chosen) if chosen in _LEVELS else 1):
+        try:
+            os.write(sys.__stderr__.fileno(), f"shardwire {level} [{os.getpid()}]: {' '.join(text.split())}\n".encode())  # type: ignore[union-attr]
+        except (OSError, AttributeError, ValueError):
+            pass  # nobody reads it

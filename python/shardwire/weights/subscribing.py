@@ -1,0 +1,347 @@
+"""subscribe: another job's weights, in this job's layouts, one whole version at a time."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import secrets
+import time
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from .. import _C
+from .._future import Seconds, as_seconds
+from .._layout import _kind
+from ..errors import AbortedError, MismatchError, PeerFailedError, ShardwireError
+from ..errors import TimeoutError as GroupTimeoutError
+from .agree import Meeting
+from .fetching import FETCH, LEAVE, SLACK_S, Choice, Joint, Request, choose
+from .finding import find, open_place
+from .meeting_place import Address, tidy
+from .publishing import own_group
+from .wanted_target import Wanted
+
+_DEFAULT_S = 1800.0
+
+
+def subscribe(store: Any, name: str, layouts: Any = None, group: Any = None, *, cast: torch.dtype | None = None, mapping: Any = None, strict: bool = True,
+              device: Any = None, staged: bool = False, timeout: Seconds = None) -> Subscription:
+    """Finds the publisher ``name`` and compiles the movement from its layouts into ours; then ``fetch`` as often as you like. See docs/publish.md.
+
+    Collective: every rank of ``group`` (None: the default group, or this process alone where there is none) calls it. Waits for a publisher.
+
+    store: where the jobs meet, as :func:`publish` was given it.
+    layouts: what ``sync`` takes as a target: a module, or a dict of Layouts (allocated), tensors, DTensors and (Layout, tensor) pairs. None: every tensor
+        whole, as it was published.
+    cast: a floating dtype for what is allocated here of floating Layouts and meta tensors; ``None``: their own. Tensors and modules have theirs.
+    mapping, strict, device: as in ``sync``; the mapping's source is the publisher.
+    staged: versions come into a second copy of the target, in the shared heap, and are copied from there when they are whole: a fetch that fails leaves
+        the target as it was. False: they come into the target itself, which after a failed fetch may hold parts of two versions.
+    timeout: seconds for finding the publisher, and for each fetch that gives none; None: 30 minutes.
+
+    Raises TimeoutError when there is no publisher or its ranks do not answer (by number), MismatchError for another job's token, ValueError listing by name
+    what does not fit.
+    """
+    meeting = Meeting(own_group(group, timeout), "subscribe", None)
+    error: Exception | None = None
+    wanted: Wanted | None = None
+    address: Address | None = None
+    blobs = [b"", b"", b""]
+    try:
+        seconds = as_seconds(timeout)
+        meeting.seconds = seconds
+        if not isinstance(staged, bool):
+            raise TypeError(f"staged is {_kind(staged)}; give True or False")
+        wanted = Wanted(layouts, cast, mapping, strict, device, staged, meeting)
+        address = Address(store, name)
+        blobs = [f"ranks.{secrets.token_hex(8)}".encode(), json.dumps([address.text, name, staged]).encode(), b""]
+    except Exception as failure:  # whatever it was, of a caller's mapping as well: the others wait and must hear of it
+        error = failure
+    everyone = meeting.exchange(blobs, error)
+    assert wanted is not None and address is not None
+    for rank, given in enumerate(everyone):
+        if given[1] != everyone[0][1]:
+            raise MismatchError(f"ranks 0 and {rank} subscribe differently: store, name, staged are {everyone[0][1].decode()} and {given[1].decode()}")
+    limit = _DEFAULT_S if seconds is None else seconds
+    deadline = time.monotonic() + limit
+    place = None if len(everyone) == 1 else open_place(address, deadline)  # one that is alone needs no store for its group
+    key = everyone[0][0].decode()
+    meets_in = dist.HashStore() if place is None else place.group_store(key)
+    control = _C.create_backend(meets_in, meeting.rank, len(everyone), timedelta(seconds=limit + SLACK_S), f"subscribers of {name}")
+    subscription = Subscription(address, Meeting(control, "fetch", limit + SLACK_S, meeting.global_rank), meets_in, wanted, limit)
+    try:
+        subscription._connect(deadline)
+        if place is not None and meeting.rank == 0:
+            tidy(place, key)
+    except BaseException:
+        subscription._leave()
+        raise
+    return subscription
+
+
+class Subscription:
+    """What :func:`subscribe` returns. Every rank of the subscribing group makes the same calls."""
+
+    def __init__(self, address: Address, control: Meeting, store: Any, wanted: Wanted, seconds: float) -> None:
+        self._address, self._control, self._wanted, self._seconds = address, control, wanted, seconds
+        self._store = store  # some are Python's, and the group asks them
+        self._joint: Joint | None = None
+        self._publisher = ""         # the id of the one that we are joined with
+        self._fetched_from = ""      # and of the one that our version came from
+        self._version: int | None = None
+        self._staged: int | None = None  # the version in the second copy; None while it has none whole
+        self._closed = False
+
+    @property
+    def target(self) -> Any:
+        """The target module; for a dict a new dict with the local tensors and DTensors. While ``version`` is None it holds nothing whole: do not read it."""
+        return self._wanted.result()
+
+    @property
+    def version(self) -> int | None:
+        """The version that the target holds, whole; None before the first fetch, and (unless ``staged``) while one runs and after one that failed."""
+        return self._version
+
+    def fetch(self, version: int | None = None, timeout: Seconds = None, *, newer: bool = False, changed: bool = False) -> int:
+        """Moves one version into the target, whole, and returns its number.
+
+        version: an int waits until it is committed; None takes the newest that all the publisher's ranks have, and waits where there is none.
+        newer: waits for one after ``self.version``. changed: moves only the blocks that changed since ``self.version``, where the publisher notes them
+        (``changes=True``), and it is the same publisher still; else everything.
+
+        An error tells what the target holds now. With ``staged`` that is what it was before. Otherwise ``version`` is None, and the target may hold parts of
+        two versions until a fetch succeeds; but where no bytes moved yet (nothing in time, a version that is gone) both are what they were.
+        The next fetch joins the publisher, or the next one of its name, anew.
+
+        Raises the same type on every rank: TimeoutError (nothing in time, ranks by number), PeerFailedError (a rank of either side died, named),
+        AbortedError (the publisher closed, or sent us away), ValueError (a version that is gone).
+        """
+        found = self._bring(version, timeout, newer, changed)
+        return found if self._wanted.stage is None else self.apply()
+
+    def stage(self, version: int | None = None, timeout: Seconds = None, *, newer: bool = False, changed: bool = False) -> int:
+        """The first half of :meth:`fetch` of a ``staged`` subscription: moves one version into the second copy. The target may be read meanwhile, also by
+        other threads. ``newer`` and ``changed`` count from what was staged last. Collective, with the errors of ``fetch``.
+        """
+        if not self._wanted.is_staged:
+            raise ValueError(f"the subscription to {self._address.name!r} has no second copy to fetch into; make it with subscribe(staged=True)")
+        return self._bring(version, timeout, newer, changed)
+
+    def apply(self) -> int:
+        """The second half: copies what was staged into the target, and returns its version. Of this rank alone, at the speed of memory; the target is not to
+        be read meanwhile. ValueError, before anything is written, where nothing is staged whole or the target has other tensors than it had.
+        """
+        stage, staged = self._wanted.stage, self._staged
+        if stage is None or staged is None:
+            raise ValueError(f"no version of {self._address.name!r} is staged whole; call stage() first, and again after it failed")
+        stage.check()
+        self._version = None
+        stage.copy_to_target()
+        self._version = staged
+        return staged
+
+    def _bring(self, version: int | None, timeout: Seconds, newer: bool, changed: bool) -> int:
+        """A version into the second copy, or where there is none into the target."""
+        seconds = as_seconds(timeout)
+        seconds = self._seconds if seconds is None else seconds
+        if self._closed:
+            raise AbortedError(f"the subscription to {self._address.name!r} was closed, or ended with a rank of this side; make another")
+        deadline = time.monotonic() + seconds
+        try:
+            request = self._agree(version, newer, changed, seconds)
+            if self._joint is None:
+                self._connect(deadline)
+            return self._fetch(request, deadline)
+        except Exception:
+            raise
+        except BaseException:  # Ctrl-C: nobody knows how far the others are
+            if self._joint is not None:
+                self._joint.abort()
+            _C.abort(self._control.backend)
+            self._leave()
+            raise
+
+    def close(self) -> None:
+        """Leaves the publisher, which goes on. Collective in so far as a rank that closes ends the subscription for all."""
+        if self._closed:
+            return
+        self._closed = True
+        joint, self._joint = self._joint, None
+        if joint is not None:
+            with contextlib.suppress(Exception):  # it was gone before us
+                joint.request(Request(LEAVE) if self._control.rank == 0 else None, 1.0)
+            joint.leave()
+        _C.shutdown(self._control.backend)
+
+    def _leave(self) -> None:
+        self._closed = True
+        self._drop()
+        _C.shutdown(self._control.backend)
+
+    def __repr__(self) -> str:
+        return f"<shardwire.Subscription {self._address.name!r}, version {self._version}>"
+
+    # ---- steps of a fetch, as all our ranks make them
+
+    def _agree(self, version: int | None, newer: bool, changed: bool, seconds: float) -> Request:
+        """The same request on all ranks, before the publisher hears of it."""
+        error: Exception | None = None
+        request = Request(FETCH, milliseconds=int(seconds * 1000))
+        if version is not None and (isinstance(version, bool) or not isinstance(version, int)):
+            error = TypeError(f"version is {_kind(version)}; give an int, or None for the newest")
+        elif version is not None and not 0 <= version < 1 << 62:
+            error = ValueError(f"version is {version}; versions count from 0")
+        else:
+            request.wanted = -1 if version is None else version
+            request.newer, request.changed = int(bool(newer)), int(bool(changed))
+        mine = json.dumps([request.wanted, request.newer, request.changed]).encode()
+        everyone = self._alone(lambda: self._control.exchange([mine, b"", b""], error), seconds)
+        for rank, given in enumerate(everyone):
+            if given[0] != everyone[0][0]:
+                raise MismatchError(f"ranks 0 and {rank} fetch differently: version (-1: the newest), newer, changed are {everyone[0][0].decode()} and "
+                                    f"{given[0].decode()}")
+        here = self._staged if self._wanted.is_staged else self._version
+        if here is None:  # a second copy that is not whole takes everything, but what is newer than the target is known all the same
+            request.changed, here = 0, self._version
+        request.since = -1 if here is None else here
+        return request
+
+    def _alone(self, call: Any, seconds: float) -> Any:
+        """A step among our own ranks. Where that fails the group of our ranks is gone, and with it the subscription."""
+        self._control.seconds = seconds + 4 * SLACK_S
+        try:
+            return call()
+        except (PeerFailedError, AbortedError, GroupTimeoutError):
+            if not self._is_well():
+                self._drop()
+                self._closed = True
+            raise
+
+    def _is_well(self) -> bool:
+        """Whether the group of our own ranks still works: an error that all agreed on leaves it whole."""
+        try:
+            self._control.settle(None)
+            return True
+        except ShardwireError:
+            return False
+
+    def _settle(self, error: Exception | None, deadline: float) -> None:
+        self._alone(lambda: self._control.settle(error), max(0.0, deadline - time.monotonic()))
+
+    def _drop(self) -> None:
+        joint, self._joint = self._joint, None
+        if joint is not None:
+            joint.leave()
+
+    def _connect(self, deadline: float) -> None:
+        """Joins the publisher that has the name now: rank 0 finds it, all make a group with it and compile."""
+        error: Exception | None = None
+        note: dict[str, Any] = {}
+        if self._control.rank == 0:
+            try:
+                note = find(self._address, len(self._control.ranks), deadline)
+            except Exception as failure:
+                error = failure
+        left = max(0.0, deadline - time.monotonic())
+        note = json.loads(self._alone(lambda: self._control.exchange([json.dumps(note).encode(), b"", b""], error), left)[0][0])
+        error = None
+        try:
+            self._join(note, max(1.0, deadline - time.monotonic()))
+        except Exception as failure:
+            error = failure
+        self._settle_or_drop(error, deadline)
+        self._publisher = note["id"]
+
+    def _join(self, note: dict[str, Any], seconds: float) -> None:
+        place = self._address.open(seconds)
+        own = self._control
+        name = f"{self._address.name}, subscriber {note['note']}"
+        joint = Joint(place.group_store(f"{note['id']}/{note['note']}.group"), name, note["size"] + own.rank, note["size"], len(own.ranks), own.global_rank,
+                      seconds)
+        self._joint = joint
+        with joint.told():
+            joint.compile(b"", None, self._wanted.read)
+
+    def _settle_or_drop(self, error: Exception | None, deadline: float) -> None:
+        """All ranks of the subscriber have no error, or all raise one and are out of the subscription's group."""
+        try:
+            self._settle(error, deadline)
+        except BaseException:
+            self._drop()
+            raise
+
+    def _fetch(self, request: Request, deadline: float) -> int:
+        if self._publisher != self._fetched_from:
+            request.since = -1
+        before = self._holds(None)  # on all ranks, since nobody knows whose bytes move before a failure
+        error: Exception | None = None
+        choice = Choice("wait")
+        try:
+            joint = self._joint
+            assert joint is not None
+            with joint.told():
+                request, choice = self._ask(joint, request, deadline)
+                if choice.verdict == "take":
+                    self._move(joint, choice, deadline)
+        except Exception as failure:
+            error = failure
+        try:
+            self._settle_or_drop(error, deadline)
+        except Exception as failure:
+            raise type(failure)(f"{failure}; {self._what_target_holds()}") from failure
+        if choice.verdict != "take":  # on all ranks, since all had the same answers; nothing moved
+            self._holds(before)
+            raise self._without(request, choice)
+        self._holds(choice.version)
+        self._fetched_from = self._publisher
+        return choice.version
+
+    def _holds(self, version: int | None) -> int | None:
+        """Notes what is where versions come; returns what was there before."""
+        if self._wanted.is_staged:
+            before, self._staged = self._staged, version
+        else:
+            before, self._version = self._version, version
+        return before
+
+    def _what_target_holds(self) -> str:
+        """After a fetch that failed, for its error."""
+        if not self._wanted.is_staged:
+            return ("the target may hold parts of two versions now (its version is None): do not read it before a fetch succeeds. "
+                    "With subscribe(staged=True) it would be what it was")
+        return "the target was not touched: " + ("it holds no version yet" if self._version is None else f"it is version {self._version}, whole")
+
+    def _ask(self, joint: Joint, request: Request, deadline: float) -> tuple[Request, Choice]:
+        def left() -> float:
+            return max(0.0, deadline - time.monotonic()) + SLACK_S
+
+        request.milliseconds = max(0, int((deadline - time.monotonic()) * 1000))
+        request = joint.request(request if self._control.rank == 0 else None, left())
+        while True:
+            choice = choose(joint.answer(None, left()), request)
+            if choice.verdict != "wait":
+                return request, choice
+
+    def _move(self, joint: Joint, choice: Choice, deadline: float) -> None:
+        left = max(0.0, deadline - time.monotonic()) + SLACK_S
+        if self._wanted.stage is not None:
+            self._wanted.stage.check()  # now, when all ranks still hear of it
+        if choice.whole:
+            assert joint.full is not None
+            joint.full.run(left).wait()
+        elif choice.moves:
+            joint.compile_changed(lambda name: (), left).run(left).wait()
+        served = joint.done(None, left)
+        wrong = [(rank, version) for rank, version in enumerate(served) if version != choice.version]
+        if wrong:
+            raise ShardwireError(f"version {choice.version} was asked for, and rank {wrong[0][0]} gave {wrong[0][1]}")
+
+    def _without(self, request: Request, choice: Choice) -> Exception:
+        there = f"it has {', '.join(map(str, choice.held))}" if choice.held else "it has none that all its ranks hold"
+        if choice.verdict == "gone":
+            return ValueError(f"version {request.wanted} of {self._address.name!r} is gone: {there}; publish(buffers=...) keeps more")
+        what = f"version {request.wanted}" if request.wanted >= 0 else f"a version after {request.since}" if request.newer else "a version"
+        return GroupTimeoutError(f"the publisher of {self._address.name!r} did not commit {what} in time: {there}")

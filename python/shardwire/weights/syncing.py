@@ -1,0 +1,118 @@
+"""sync: the weights of one model into another one, laid out otherwise, again and again."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .._future import Future, Seconds, as_seconds
+from .agree import Meeting
+from .descriptions import collect, describe
+from .holdings import Holdings
+from .matching import Match, match
+from .movement import End, Movement, compile_movement
+from .name_maps import as_name_map
+from .problems import Problems
+
+
+class WeightSync:
+    """What :func:`sync` returns. ``run()`` moves the weights as they are now."""
+
+    __slots__ = ("_movement", "_match", "_source", "_target")
+
+    def __init__(self, movement: Movement, found: Match, source: Holdings, target: Holdings) -> None:
+        self._movement = movement
+        self._match = found
+        self._source = source
+        self._target = target
+
+    def run(self, timeout: Seconds = None) -> Future:
+        """Starts one movement and returns its Future. Every rank of the group calls it, in the same order relative to its other operations.
+
+        The parameters' storage is looked up anew in each run. Until the Future is done the source must not be written nor the target read.
+        """
+        return self._movement.run(timeout)
+
+    @property
+    def target(self) -> Any:
+        """The target module; for a dict a new dict with the local tensors and DTensors, allocated where there were none. None without a target here."""
+        return self._target.result()
+
+    @property
+    def pairs(self) -> list[tuple[list[str], list[str]]]:
+        """Source names and target names of each tensor that is moved; several on one side where parts are joined or split."""
+        return [([placed.name for placed in space.sources], [placed.name for placed in space.targets]) for space in self._match.spaces]
+
+    @property
+    def missing(self) -> list[str]:
+        """Target names without a source; they are left as they are. Empty unless strict=False."""
+        return list(self._match.missing)
+
+    @property
+    def unused(self) -> list[str]:
+        """Source names without a target. Empty unless strict=False."""
+        return list(self._match.unused)
+
+    def explain(self) -> str:
+        """Who sends what to whom: :meth:`CustomOp.explain`."""
+        return self._movement.op.explain()
+
+    def traffic(self) -> dict[str, Any]:
+        """The same for programs: :meth:`CustomOp.traffic`."""
+        return self._movement.op.traffic()
+
+    def stats(self) -> dict[str, Any]:
+        """Counters of this rank: :meth:`CustomOp.stats`."""
+        return self._movement.op.stats()
+
+    def __repr__(self) -> str:
+        return f"<shardwire.WeightSync of {len(self._match.spaces)} tensors>"
+
+
+def sync(source: Any, target: Any, group: Any = None, mapping: Any = None, *, strict: bool = True, device: Any = None, timeout: Seconds = None,
+         name: str = "sync") -> WeightSync:
+    """Compiles the movement of all parameters and buffers of ``source`` into ``target``; run it with ``.run()`` as often as you like.
+
+    Collective: every rank of ``group`` (None: the default group) calls it. Either side may be None on a rank that has no part in it.
+
+    source, target: a module; a state dict; or a dict of DTensors, plain tensors, pairs (Layout or :class:`FusedLayout`, local tensor), and on the
+        target Layouts alone, which are allocated. Plain tensors are whole: those of one name on several ranks are replicas, and readers spread
+        over them. A rank may have some of the names only, as a pipeline's stage does. Meta tensors of the target are allocated (``device``;
+        DTensors on their mesh's). Non-persistent buffers are moved where both sides have them.
+    mapping: how names differ. None; "llama", "qwen", "bert" (fused names on either side, or on none), "gpt2" (the source is Hugging Face's;
+        ``shardwire.weights.GPT2.inverse`` the other way); a dict of source names to target names (others stay); a function from a source name to
+        the target's, to a :class:`Part` of it, to a list of the names it splits into, or to None to leave it out; or a :class:`NameMap`.
+    strict: False moves what matches and lists the rest in ``.missing`` and ``.unused``.
+
+    Tied weights are moved once. Raises the same error on every rank: ValueError listing by name what is missing, not wanted, or differs in
+    shape; UnsupportedError for dtypes that differ; MismatchError when ranks make different calls; TimeoutError naming ranks that do not call.
+    """
+    meeting = Meeting(group, "sync", None)
+    error: Exception | None = None
+    blobs = [b"", b"", b""]
+    sides: list[Holdings] = []
+    try:
+        meeting.seconds = as_seconds(timeout)
+        names = as_name_map(mapping)
+        for which, (value, side, renames) in enumerate(((source, "source", names.source), (target, "target", names.target))):
+            sides.append(Holdings(value, side, meeting.global_rank, meeting.ranks))
+            blobs[which] = describe(sides[which], renames)
+    except Exception as failure:  # whatever it was, of a caller's mapping as well: the others wait and must hear of it
+        error = failure
+    everyone = meeting.exchange(blobs, error)
+    problems = Problems()
+    weights = [collect([given[which] for given in everyone], side, problems) for which, side in enumerate(("source", "target"))]
+    if not weights[0] and not problems.found:
+        raise ValueError("sync: no rank has a source with any weights")
+    found = match(weights[0], weights[1], problems, strict)
+    problems.raise_any("sync")
+    ours, theirs = sides
+    try:
+        theirs.allocate(frozenset(placed.name for space in found.spaces for placed in space.targets), device)
+    except Exception as failure:
+        error = failure
+    movement = compile_movement(meeting, found, _end(ours), _end(theirs), name, error)
+    return WeightSync(movement, found, ours, theirs)
+
+
+def _end(holdings: Holdings) -> End:
+    return End({name: holding.layout for name, holding in holdings.entries.items()}, holdings.tensors)

@@ -1,0 +1,49 @@
+"""Which parts of the source's tensors some ranks want: what of files is to be read for them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+
+from .descriptions import Weight
+from .matching import Match, Placed, Space
+
+Ranges = tuple[tuple[int, int], ...]  # begin and end in each dimension
+
+
+@dataclass(frozen=True, slots=True)
+class Asking:
+    """ranks: those of the group for whom this rank reads, with others of its host; group_ranks: their global ranks. which, count: this rank
+    among the host's readers.
+    """
+
+    ranks: Collection[int]
+    group_ranks: Sequence[int]
+    which: int
+    count: int
+
+
+def wanted_ranges(found: Match, targets: dict[str, Weight], asking: Asking) -> Iterator[tuple[Placed, list[Ranges]]]:
+    """Each source weight that is moved, and the boxes that are wanted of its space, in the weight's own coordinates (they may lie outside)."""
+    for space in found.spaces:
+        boxes = _boxes(space, targets, asking)
+        for placed in space.sources:
+            turn = slice(None, None, -1) if placed.transposed else slice(None)
+            yield placed, [tuple((begin - at, end - at) for (begin, end), at in zip(box, placed.offset))[turn] for box in boxes]
+
+
+def _boxes(space: Space, targets: dict[str, Weight], asking: Asking) -> list[Ranges]:
+    boxes = set()
+    for placed in space.targets:
+        turn = slice(None, None, -1) if placed.transposed else slice(None)
+        for rank, layout in targets[placed.name].layouts.items():
+            share = layout.share(asking.group_ranks[rank]) if rank in asking.ranks else None
+            for box in () if share is None else share.boxes:
+                boxes.add(tuple((start + at, start + at + count) for start, count, at in zip(box.offset[turn], box.shape[turn], placed.offset)))
+    return sorted(boxes)
+
+
+def meet(one: Ranges, other: Ranges) -> Ranges | None:
+    """What two boxes share; None for nothing."""
+    met = tuple((max(a[0], b[0]), min(a[1], b[1])) for a, b in zip(one, other))
+    return None if any(begin >= end for begin, end in met) else met

@@ -1,0 +1,380 @@
+// A rank that dies while the group is being made: whoever waits hears of it, by name, long before the timeout.
+#include "backend/bootstrap/liveness.h"
+
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+#include <poll.h>
+#include <signal.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <optional>
+#include <random>
+#include <string>
+#include <thread>
+
+#include "backend/bootstrap/connect.h"
+#include "backend/bootstrap/own_ends.h"
+#include "backend/transport/proof.h"
+#include "backend/transport/shm/shm_listener.h"
+#include "backend/transport/shm/shm_message.h"
+#include "backend/transport/shm/unix_socket.h"
+#include "tests/support/fork_ranks.h"
+#include "tests/support/memory_store.h"
+#include "tests/support/net_namespaces.h"
+
+namespace shardwire::internal {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+using testing::MemoryStore;
+using testing::runRanksAsProcesses;
+
+// The timeout of all groups here. What ends in a fraction of it ended by itself; how soon is for the benches, since a loaded test machine
+// may keep any process waiting for a second.
+constexpr seconds kTimeout{60};
+constexpr seconds kNotTheTimeout{20};
+
+Deadline soon() {
+  return Clock::now() + kTimeout;
+}
+
+Options over(const std::string& transports) {
+  Options options;
+  options.transports = transports;
+  return options;
+}
+
+[[noreturn]] void die() {
+  ::kill(::getpid(), SIGKILL);
+  std::abort();
+}
+
+// A rank of a test's own making, as far as it goes before it dies.
+OwnEnds prepared(Rank rank, int worldSize, const Options& options) {
+  OwnEnds own;
+  EXPECT_TRUE(own.prepare(rank, worldSize, options).isOk()) << own.address.failure.message();
+  return own;
+}
+
+// What a survivor must see; it leaves its words in the store, for the parent to compare.
+void expectDeath(Store& store, Rank self, int worldSize, Rank dead, const Options& options) {
+  const auto start = Clock::now();
+  const auto peers = connectPeers(store, self, worldSize, options, soon(), "g");
+  ASSERT_FALSE(peers.isOk());
+  EXPECT_LT(Clock::now() - start, kNotTheTimeout);
+  const std::string text = peers.status().message();
+  EXPECT_EQ(peers.status().code(), StatusCode::kPeerFailed) << text;
+  EXPECT_NE(text.find(fmt::format("rank {} (pid", dead)), std::string::npos) << text;
+  EXPECT_NE(text.find("died while the group was being made"), std::string::npos) << text;
+  ASSERT_TRUE(store.set(fmt::format("text/{}", self), text).isOk());
+}
+
+void expectSameTexts(Store& store, int worldSize, const std::set<Rank>& except) {
+  std::optional<std::string> first;
+  for (Rank rank = 0; rank < worldSize; ++rank) {
+    if (except.contains(rank)) {
+      continue;
+    }
+    const auto text = store.get(fmt::format("text/{}", rank), Clock::now());
+    ASSERT_TRUE(text.isOk()) << "rank " << rank << " said nothing";
+    first = first.value_or(*text);
+    EXPECT_EQ(*text, *first);
+  }
+}
+
+struct Case {
+  const char* name;
+  const char* transports;
+  int worldSize;
+};
+
+class DeathOfARank : public ::testing::TestWithParam<Case> {
+ protected:
+  const int n_ = GetParam().worldSize;
+  const Options options_ = over(GetParam().transports);
+};
+
+INSTANTIATE_TEST_SUITE_P(Ranks, DeathOfARank,
+                         ::testing::Values(Case{"Shm2", "shm", 2}, Case{"Tcp2", "tcp", 2}, Case{"Any3", "", 3}, Case{"Tcp4", "tcp", 4},
+                                           Case{"Shm5", "shm", 5}, Case{"Any8", "", 8}, Case{"Tcp8", "tcp", 8}),
+                         [](const auto& info) { return info.param.name; });
+
+// With one that dies, one that is late, and some that wait.
+class DeathAmongMany : public DeathOfARank {};
+INSTANTIATE_TEST_SUITE_P(Ranks, DeathAmongMany,
+                         ::testing::Values(Case{"Any3", "", 3}, Case{"Tcp4", "tcp", 4}, Case{"Shm5", "shm", 5}, Case{"Any8", "", 8}),
+                         [](const auto& info) { return info.param.name; });
+
+// It had arrived, and never says a word to anybody. Before the others come, or while they wait for it.
+TEST_P(DeathOfARank, AfterItPublishedItsAddress) {
+  for (const Rank dead : {0, n_ / 2, n_ - 1}) {
+    MemoryStore store;
+    runRanksAsProcesses(n_,
+                        [&](Rank rank) {
+                          if (rank == dead) {
+                            const OwnEnds own = prepared(rank, n_, options_);
+                            ASSERT_TRUE(store.set(addressKey(rank), encodeAddress(own.address)).isOk());
+                            die();
+                          }
+                          expectDeath(store, rank, n_, dead, options_);
+                        },
+                        kTimeout, {dead});
+    expectSameTexts(store, n_, {dead});
+  }
+}
+
+// While all others wait for one that has not come: nobody has a reason to speak to the dead one.
+TEST_P(DeathAmongMany, WhileAnotherIsAwaited) {
+  const Rank dead = n_ - 1;
+  const Rank late = 1;
+  MemoryStore store;
+  runRanksAsProcesses(n_,
+                      [&](Rank rank) {
+                        if (rank == late) {
+                          return;
+                        }
+                        if (rank == dead) {
+                          std::thread joining([&] { static_cast<void>(connectPeers(store, rank, n_, options_, soon(), "g")); });
+                          ASSERT_TRUE(store.get(addressKey(rank), soon()).isOk());
+                          ASSERT_TRUE(store.get(addressKey(0), soon()).isOk());
+                          die();
+                        }
+                        expectDeath(store, rank, n_, dead, options_);
+                      },
+                      kTimeout, {dead});
+  expectSameTexts(store, n_, {dead, late});
+}
+
+// In the middle of a hand-shake that it began: it says hello, and is gone when the answer comes.
+TEST_P(DeathOfARank, AfterItDialed) {
+  const Rank dead = n_ - 1;
+  MemoryStore store;
+  runRanksAsProcesses(n_,
+                      [&](Rank rank) {
+                        if (rank == dead) {
+                          OwnEnds own = prepared(rank, n_, options_);
+                          ASSERT_TRUE(store.set(addressKey(rank), encodeAddress(own.address)).isOk());
+                          const auto first = decodeAddress(*store.get(addressKey(0), soon()));
+                          const auto socket = dialProcess(first->socketName, soon());
+                          ASSERT_TRUE(socket.isOk());
+                          const ShmHello hello{*processId(), makeHostToken(first->doorToken, "")};
+                          ASSERT_TRUE(sendUnix(*socket, encodeShmHello(hello), {}, soon()).isOk());
+                          die();
+                        }
+                        expectDeath(store, rank, n_, dead, options_);
+                      },
+                      kTimeout, {dead});
+  expectSameTexts(store, n_, {dead});
+}
+
+// In the middle of a hand-shake that others began: by shared memory one has done its half, by tcp all dial the lowest rank.
+TEST_P(DeathOfARank, WhenItWasDialed) {
+  const bool isTcp = options_.transports == "tcp";
+  const Rank dead = isTcp ? 0 : n_ - 1;
+  MemoryStore store;
+  runRanksAsProcesses(n_,
+                      [&](Rank rank) {
+                        if (rank != dead) {
+                          return expectDeath(store, rank, n_, dead, options_);
+                        }
+                        OwnEnds own = prepared(rank, n_, options_);
+                        ASSERT_TRUE(store.set(addressKey(rank), encodeAddress(own.address)).isOk());
+                        const Rank other = isTcp ? 1 : 0;
+                        ASSERT_TRUE(store.get(addressKey(other), soon()).isOk());
+                        while (!isTcp && own.inbox->slot(other).reader()->state == 0) {
+                          std::this_thread::sleep_for(milliseconds(1));
+                        }
+                        std::this_thread::sleep_for(milliseconds(20));  // over tcp rank 1 has dialed by now, mostly
+                        die();
+                      },
+                      kTimeout, {dead});
+  expectSameTexts(store, n_, {dead});
+}
+
+// At any time: a group that is made all the same is right too, where the dead rank had done its part for it.
+TEST_P(DeathOfARank, AtARandomMoment) {
+  std::mt19937 random(static_cast<unsigned>(n_));
+  for (int round = 0; round < 6; ++round) {
+    const auto dead = static_cast<Rank>(random() % static_cast<unsigned>(n_));
+    const std::chrono::microseconds delay(random() % 4000);
+    MemoryStore store;
+    runRanksAsProcesses(n_,
+                        [&](Rank rank) {
+                          if (rank == dead) {
+                            std::thread joining([&] {
+                              const auto peers = connectPeers(store, rank, n_, options_, soon(), "g");
+                              std::this_thread::sleep_for(kTimeout);  // what it made is held until it dies
+                            });
+                            ASSERT_TRUE(store.get(addressKey(rank), soon()).isOk());
+                            std::this_thread::sleep_for(delay);
+                            die();
+                          }
+                          const auto start = Clock::now();
+                          const auto peers = connectPeers(store, rank, n_, options_, soon(), "g");
+                          EXPECT_LT(Clock::now() - start, kNotTheTimeout);
+                          if (!peers.isOk()) {
+                            EXPECT_NE(peers.status().message().find(fmt::format("rank {} (pid", dead)), std::string::npos)
+                                << peers.status().message();
+                            EXPECT_EQ(peers.status().code(), StatusCode::kPeerFailed) << peers.status().message();
+                          }
+                        },
+                        kTimeout, {dead});
+  }
+}
+
+// The store of most jobs is a thread of rank 0.
+class StoreOfRank0 final : public Store {
+ public:
+  explicit StoreOfRank0(MemoryStore& store)
+      : store_(store), shared_(new (mmap(nullptr, sizeof(Shared), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0)) Shared()) {}
+  ~StoreOfRank0() override { ::munmap(shared_, sizeof(Shared)); }
+  Status set(const std::string& key, std::string_view value) override { return shared_->isGone ? broken() : store_.set(key, value); }
+  Result<std::string> get(const std::string& key, Deadline deadline) override {
+    while (!shared_->isGone) {
+      auto value = store_.get(key, std::min(deadline, Clock::now() + milliseconds(10)));
+      if (value.isOk() || Clock::now() >= deadline) {
+        shared_->numReaders += value.isOk() && key == addressKey(0) ? 1 : 0;
+        return value;
+      }
+    }
+    return broken();
+  }
+  int numReaders() const { return shared_->numReaders; }
+  void vanish() { shared_->isGone = true; }
+
+ private:
+  struct Shared {
+    std::atomic<bool> isGone{false};
+    std::atomic<int> numReaders{0};  // of rank 0's address
+  };
+  static Status broken() { return {StatusCode::kSystem, "the store does not answer"}; }
+  MemoryStore& store_;
+  Shared* shared_;
+};
+
+TEST(DeathOfRank0, IsNamedWhenTheStoreGoesWithIt) {
+  MemoryStore memory;
+  StoreOfRank0 store(memory);
+  runRanksAsProcesses(4,
+                      [&](Rank rank) {
+                        if (rank == 3) {  // never comes, so that the others wait for its address
+                          return;
+                        }
+                        if (rank != 0) {
+                          const auto peers = connectPeers(store, rank, 4, {}, soon(), "g");
+                          ASSERT_FALSE(peers.isOk());
+                          EXPECT_EQ(peers.status().code(), StatusCode::kPeerFailed);
+                          EXPECT_NE(peers.status().message().find("rank 0 (pid"), std::string::npos) << peers.status().message();
+                          return;
+                        }
+                        std::thread joining([&] { static_cast<void>(connectPeers(store, rank, 4, {}, soon(), "g")); });
+                        while (store.numReaders() < 3) {  // all of ranks 0, 1, 2
+                          std::this_thread::yield();
+                        }
+                        store.vanish();
+                        die();
+                      },
+                      kTimeout, {0});
+}
+
+// A rank that made its group, used it up and left in good order is not dead to those who are still at it.
+TEST(LeavingRank, IsNotTakenForDead) {
+  for (int round = 0; round < 5; ++round) {
+    MemoryStore store;
+    runRanksAsProcesses(6, [&](Rank rank) {
+      const auto peers = connectPeers(store, rank, 6, {}, soon(), "g");
+      EXPECT_TRUE(peers.isOk()) << peers.status().message();
+    });
+  }
+}
+
+TEST(LifeWatch, TellsTheLivingFromTheDeadOfThisHost) {
+  auto mine = makeAddress();
+  auto theirs = makeAddress();
+  ASSERT_TRUE(mine.isOk() && theirs.isOk());
+  auto sign = LifeSign::create({}, nullptr, 2, &*theirs);
+  ASSERT_TRUE(sign.isOk()) << sign.status().message();
+  LifeWatch watch(*mine, {});
+  EXPECT_FALSE(watch.isDead(1, *theirs));
+  EXPECT_FALSE(watch.isDead(1, *theirs));
+  *sign = LifeSign();
+  EXPECT_TRUE(watch.isDead(1, *theirs));
+  EXPECT_TRUE(watch.refuses(1));
+  LifeWatch late(*mine, {});
+  EXPECT_TRUE(late.isDead(1, *theirs));
+  theirs->kernel = "elsewhere";  // nobody can tell
+  EXPECT_FALSE(late.isDead(2, *theirs));
+}
+
+// More dialers than a queue holds do not make a rank dead.
+TEST(LifeWatch, CannotTellBehindAFullQueue) {
+  const auto mine = makeAddress();
+  auto theirs = makeAddress();
+  ASSERT_TRUE(mine.isOk() && theirs.isOk());
+  const auto listener = listenUnix(theirs->lifeName, 0);
+  ASSERT_TRUE(listener.isOk());
+  std::vector<Fd> crowd;
+  for (auto one = tryDialUnix(theirs->lifeName); one.isOk(); one = tryDialUnix(theirs->lifeName)) {
+    crowd.push_back(std::move(*one));
+  }
+  LifeWatch watch(*mine, {});
+  EXPECT_FALSE(watch.isDead(1, *theirs));
+}
+
+// Rank 1 is alone on its host, so only over the network can anybody see that it ended.
+TEST(DeathBetweenHosts, IsNoticedByWhoHadSeenItAlive) {
+  std::string whyNot;
+  const auto hosts = testing::NetNamespaces::create(testing::NetNamespaces::Addresses::kIpv4, &whyNot);
+  if (hosts == nullptr) {
+    GTEST_SKIP() << "no two hosts here: " << whyNot;
+  }
+  MemoryStore store;
+  const Options options = over("tcp");
+  runRanksAsProcesses(2,
+                      [&](Rank rank) {
+                        hosts->enter(rank);
+                        if (rank == 0) {
+                          return expectDeath(store, 0, 2, 1, options);
+                        }
+                        OwnEnds own = prepared(1, 2, options);
+                        auto sign = listenOnInterfaces(*listInterfaces(), options);  // in place of its own, which nobody can look into
+                        ASSERT_TRUE(sign.isOk());
+                        own.address.lifeLinks = sign->addresses;
+                        ASSERT_TRUE(store.set(addressKey(1), encodeAddress(own.address)).isOk());
+                        ASSERT_TRUE(WaitLimit(soon()).waitFor(sign->sockets[0], POLLIN, "somebody to watch").isOk());
+                        die();
+                      },
+                      kTimeout, {1});
+}
+
+// Who was dead before anybody looked, or hides behind a firewall, is not called dead; the timeout's text says what was seen.
+TEST(DeathBetweenHosts, IsNotGuessedFromARefusal) {
+  std::string whyNot;
+  const auto hosts = testing::NetNamespaces::create(testing::NetNamespaces::Addresses::kIpv4, &whyNot);
+  if (hosts == nullptr) {
+    GTEST_SKIP() << "no two hosts here: " << whyNot;
+  }
+  MemoryStore store;
+  runRanksAsProcesses(2, [&](Rank rank) {
+    hosts->enter(rank);
+    if (rank == 1) {
+      const OwnEnds own = prepared(1, 2, over("tcp"));
+      ASSERT_TRUE(store.set(addressKey(1), encodeAddress(own.address)).isOk());
+      return;
+    }
+    ASSERT_TRUE(store.get(addressKey(1), soon()).isOk());
+    const auto peers = connectPeers(store, 0, 2, over("tcp"), Clock::now() + seconds(2), "g");
+    ASSERT_FALSE(peers.isOk());
+    if (peers.status().code() != StatusCode::kPeerFailed) {  // rank 1 may take its time to end, and be seen alive
+      EXPECT_EQ(peers.status().code(), StatusCode::kTimeout);
+      EXPECT_NE(peers.status().message().find("rank 1 refuses to connect: it died, or a firewall"), std::string::npos)
+          << peers.status().message();
+    }
+  });
+}
+
+}  // namespace
+}  // namespace shardwire::internal

@@ -1,0 +1,340 @@
+// Who finds the sockets of a group that is being made, and does not belong to it: refused and logged, and the group is made all the same.
+// And who may join: SHARDWIRE_JOB_TOKEN, and the secret that ranks of one user on one host have without it.
+#include <gtest/gtest.h>
+#include <poll.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <functional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "backend/bootstrap/address.h"
+#include "backend/bootstrap/check_addresses.h"
+#include "backend/bootstrap/connect.h"
+#include "backend/bootstrap/own_ends.h"
+#include "backend/transport/shm/shm_listener.h"
+#include "backend/transport/shm/unix_socket.h"
+#include "tests/support/fork_ranks.h"
+#include "tests/support/memory_store.h"
+
+namespace shardwire::internal {
+namespace {
+
+using std::chrono::seconds;
+using testing::MemoryStore;
+using testing::runRanksAsProcesses;
+using testing::runRanksAsThreads;
+
+constexpr seconds kGroupTimeout{30};
+
+Deadline inTime() {
+  return Clock::now() + kGroupTimeout;
+}
+
+Result<Peers> connectAll(Store& store, Rank rank, int worldSize, const Options& options = {}) {
+  return connectPeers(store, rank, worldSize, options, inTime(), "g");
+}
+
+RankAddress addressOf(Store& store, Rank rank) {
+  const auto bytes = store.get(addressKey(rank), inTime());
+  EXPECT_TRUE(bytes.isOk());
+  auto address = decodeAddress(*bytes);
+  EXPECT_TRUE(address.isOk());
+  return *address;
+}
+
+// Rank 0 of two; the stranger does its worst before rank 1 comes, and goes when the group is made.
+void expectGroupDespite(const std::function<std::vector<Fd>(const RankAddress& of0)>& stranger) {
+  MemoryStore store;
+  runRanksAsThreads(2, [&](Rank rank) {
+    std::vector<Fd> held;
+    if (rank == 1) {
+      held = stranger(addressOf(store, 0));
+    }
+    const auto start = Clock::now();
+    const auto peers = connectAll(store, rank, 2);
+    EXPECT_TRUE(peers.isOk()) << peers.status().message();
+    EXPECT_LT(Clock::now() - start, seconds(20));
+  });
+}
+
+Fd dialed(const RankAddress& of) {
+  auto socket = dialProcess(of.socketName, inTime());
+  EXPECT_TRUE(socket.isOk()) << socket.status().message();
+  return std::move(*socket);
+}
+
+void say(const Fd& socket, std::string_view bytes) {
+  EXPECT_TRUE(sendUnix(socket, bytes, {}, inTime()).isOk());
+}
+
+// As of another process of the job.
+ShmHello goodHello(const RankAddress& of0) {
+  return {*makeRandomId(), makeHostToken(of0.doorToken, "")};
+}
+
+TEST(Strangers, WhoSayNothingHoldUpNobody) {
+  expectGroupDespite([](const RankAddress& of0) {
+    std::vector<Fd> silent;
+    for (int i = 0; i < 200; ++i) {  // more than may wait at a time: five seconds for each, one after the other, would be the timeout
+      silent.push_back(dialed(of0));
+    }
+    return silent;
+  });
+}
+
+TEST(Strangers, WhoTalkNonsenseAreTurnedAway) {
+  expectGroupDespite([](const RankAddress& of0) {
+    const std::string hello = encodeShmHello(goodHello(of0));
+    std::vector<Fd> sockets;
+    const std::vector<std::string> words = {"nonsense",
+                                            std::string(kMaxMessageBytes, '\xff'),
+                                            hello.substr(0, hello.size() / 2),
+                                            hello + "more",
+                                            encodeShmSecret("mine"),
+                                            encodeShmRefusal({StatusCode::kInternal, "no"})};
+    for (const std::string& each : words) {
+      sockets.push_back(dialed(of0));
+      say(sockets.back(), each);
+    }
+    return sockets;
+  });
+}
+
+TEST(Strangers, WhoDoNotKnowTheTokenAreToldSo) {
+  expectGroupDespite([](const RankAddress& of0) {
+    for (const RandomId& token : {RandomId{{1, 2}}, of0.doorToken, makeHostToken(of0.doorToken, "another"), makeHostToken(of0.token, "")}) {
+      const Fd socket = dialed(of0);
+      say(socket, encodeShmHello({*makeRandomId(), token}));
+      const auto answer = receiveUnix(socket, inTime());
+      EXPECT_TRUE(answer.isOk()) << answer.status().message();
+      EXPECT_NE(answer->bytes.find("token is wrong"), std::string::npos) << answer->bytes;
+      EXPECT_TRUE(answer->fds.empty());
+    }
+    return std::vector<Fd>();
+  });
+}
+
+// It has the token, so it is a guest; whether it stays, says more or hangs up concerns nobody.
+TEST(Strangers, WhoAreLetInAndDoNothingHoldUpNobody) {
+  expectGroupDespite([](const RankAddress& of0) {
+    std::vector<Fd> staying;
+    for (int i = 0; i < 9; ++i) {
+      Fd socket = dialed(of0);
+      say(socket, encodeShmHello(goodHello(of0)));
+      const auto answer = receiveUnix(socket, inTime());
+      EXPECT_TRUE(answer.isOk() && answer->fds.size() == 2) << answer.status().message();
+      if (i % 3 == 1) {
+        say(socket, "and more");
+      }
+      if (i % 3 != 0) {
+        staying.push_back(std::move(socket));
+      }
+    }
+    return staying;
+  });
+}
+
+TEST(Strangers, OfAnotherReleaseAreToldSo) {
+  MemoryStore store;
+  runRanksAsThreads(2, [&](Rank rank) {
+    Fd stranger;
+    if (rank == 1) {
+      stranger = dialed(addressOf(store, 0));
+      say(stranger, std::string_view("WSHM\x07\0\0\0\x01more", 13));  // before rank 1, so it is answered before rank 1 is
+    }
+    const auto peers = connectAll(store, rank, 2);
+    EXPECT_TRUE(peers.isOk()) << peers.status().message();
+    if (rank == 1) {
+      const auto answer = receiveUnix(stranger, inTime());
+      ASSERT_TRUE(answer.isOk()) << answer.status().message();
+      EXPECT_NE(answer->bytes.find("version 7"), std::string::npos);
+      EXPECT_NE(answer->bytes.find("same release"), std::string::npos);
+    }
+  });
+}
+
+// More dial and say nothing than may wait, again and again: a rank finds its place among them.
+TEST(Strangers, WhoFloodInSilenceDelayTheGroupAtMost) {
+  MemoryStore store;
+  std::atomic<bool> isMade{false};
+  runRanksAsThreads(3, [&](Rank rank) {
+    if (rank == 2) {
+      const RankAddress of0 = addressOf(store, 0);
+      std::vector<Fd> silent;
+      while (!isMade) {
+        if (auto socket = tryDialUnix(of0.socketName); socket.isOk() && silent.size() < 300) {
+          silent.push_back(std::move(*socket));
+        }
+      }
+      return;
+    }
+    const auto peers = connectAll(store, rank, 2);
+    EXPECT_TRUE(peers.isOk()) << peers.status().message();
+    isMade = isMade || rank == 0;
+  });
+}
+
+TEST(Strangers, WhoFloodTheSocketDelayTheGroupAtMost) {
+  MemoryStore store;
+  std::atomic<bool> isMade{false};
+  runRanksAsThreads(3, [&](Rank rank) {
+    if (rank == 2) {
+      const RankAddress of0 = addressOf(store, 0);
+      while (!isMade) {
+        if (const auto socket = tryDialUnix(of0.socketName); socket.isOk() && socket->isOpen()) {
+          static_cast<void>(sendUnix(*socket, "nonsense", {}, Clock::now()));
+        }
+      }
+      return;
+    }
+    const auto peers = connectAll(store, rank, 2);
+    EXPECT_TRUE(peers.isOk()) << peers.status().message();
+    isMade = isMade || rank == 0;
+  });
+}
+
+// Runs in a child that is another user; its text is empty when all was as expected.
+std::string asNobody(const std::function<std::string()>& function) {
+  int ends[2];
+  EXPECT_EQ(::pipe(ends), 0);
+  const pid_t child = ::fork();
+  if (child == 0) {
+    std::string text = "cannot become another user";
+    if (::setgid(65534) == 0 && ::setuid(65534) == 0) {
+      text = function();
+    }
+    static_cast<void>(::write(ends[1], text.data(), text.size()) == 0);
+    ::_exit(0);
+  }
+  ::close(ends[1]);
+  std::string text;
+  char buffer[512];
+  for (ssize_t size = ::read(ends[0], buffer, sizeof(buffer)); size > 0; size = ::read(ends[0], buffer, sizeof(buffer))) {
+    text.append(buffer, static_cast<std::size_t>(size));
+  }
+  ::close(ends[0]);
+  ::waitpid(child, nullptr, 0);
+  return text;
+}
+
+// The store is open to everybody on the host, and the token lies in it. What else a stranger would need, only ranks of the user can get.
+TEST(AnotherUser, WhoReadsTheStoreIsNotWelcomedAsARank) {
+  if (::geteuid() != 0) {
+    GTEST_SKIP() << "needs root, to be another user";
+  }
+  MemoryStore store;
+  Options options;
+  options.transports = "tcp";
+  runRanksAsProcesses(2, [&](Rank rank) {
+    if (rank == 1) {
+      // Its address says that rank 1 is a process of this user; who comes instead is not.
+      OwnEnds own;
+      ASSERT_TRUE(own.prepare(1, 2, options).isOk());
+      ASSERT_TRUE(store.set(addressKey(1), encodeAddress(own.address)).isOk());
+      const RankAddress of0 = addressOf(store, 0);
+      const std::string wrong = asNobody([&]() -> std::string {
+        const LinkHello hello{1, 0, 2, static_cast<std::uint8_t>(TransportKind::kTcp), makeDoorId(of0.token)};
+        const auto link = dialLink(of0.links, of0.token, hello, options, inTime());
+        if (link.isOk()) {
+          return "it was welcomed as rank 1";
+        }
+        const auto socket = dialProcess(of0.socketName, inTime());
+        if (socket.isOk() && sendUnix(*socket, encodeShmSecretRequest(makeHostToken(of0.doorToken, "")), {}, inTime()).isOk() &&
+            receiveUnix(*socket, inTime()).isOk()) {
+          return "it was answered over the Unix socket";
+        }
+        return link.status().code() == StatusCode::kMismatch ? "" : link.status().message();
+      });
+      EXPECT_EQ(wrong, "");
+      // The rank itself is.
+      const auto socket = dialProcess(of0.socketName, inTime());
+      ASSERT_TRUE(socket.isOk());
+      ASSERT_TRUE(askForSecret(*socket, makeHostToken(of0.doorToken, ""), inTime()).isOk());
+      const auto secret = receiveSecret(*socket, inTime());
+      ASSERT_TRUE(secret.isOk()) << secret.status().message();
+      const LinkHello hello{1, 0, 2, static_cast<std::uint8_t>(TransportKind::kTcp), makeDoorId(of0.token)};
+      EXPECT_TRUE(dialLink(of0.links, makeLinkKey(of0.token, *secret), hello, options, inTime()).isOk());
+      return;
+    }
+    const auto peers = connectPeers(store, 0, 2, options, inTime(), "g");
+    EXPECT_FALSE(peers.isOk());  // rank 1 went no further
+  });
+}
+
+TEST(JobToken, OpensShmAndTcpToThoseWhoHaveIt) {
+  for (const char* transports : {"shm", "tcp", ""}) {
+    MemoryStore store;
+    runRanksAsThreads(3, [&](Rank rank) {
+      Options options;
+      options.transports = transports;
+      options.jobToken = "secret";
+      const auto peers = connectAll(store, rank, 3, options);
+      EXPECT_TRUE(peers.isOk()) << peers.status().message();
+    });
+  }
+}
+
+TEST(JobToken, ThatDiffersIsAnErrorOfAllRanks) {
+  for (const char* transports : {"shm", "tcp"}) {
+    MemoryStore store;
+    runRanksAsThreads(3, [&](Rank rank) {
+      Options options;
+      options.transports = transports;
+      options.jobToken = rank == 2 ? "another" : "secret";
+      const auto peers = connectAll(store, rank, 3, options);
+      ASSERT_FALSE(peers.isOk());
+      EXPECT_EQ(peers.status().code(), StatusCode::kMismatch) << peers.status().message();
+      EXPECT_NE(peers.status().message().find("SHARDWIRE_JOB_TOKEN"), std::string::npos) << peers.status().message();
+    });
+  }
+}
+
+// Never does a rank that has a secret go on without it.
+TEST(JobToken, OfSomeRanksOnlyIsAnErrorOfAll) {
+  for (const Rank without : {0, 1, 2}) {
+    MemoryStore store;
+    runRanksAsThreads(3, [&](Rank rank) {
+      Options options;
+      options.jobToken = rank == without ? "" : "secret";
+      const auto peers = connectAll(store, rank, 3, options);
+      ASSERT_FALSE(peers.isOk());
+      EXPECT_EQ(peers.status().code(), StatusCode::kMismatch);
+      EXPECT_NE(peers.status().message().find("and not for rank " + std::to_string(without) + " (pid"), std::string::npos)
+          << peers.status().message();
+    });
+  }
+}
+
+TEST(StrangerWarning, ComesWhereTheKernelCannotVouchForAll) {
+  const auto address = makeAddress();
+  ASSERT_TRUE(address.isOk());
+  std::vector<RankAddress> ranks = {*address, *address, *address};
+  EXPECT_EQ(strangerWarning(0, ranks), "");
+  for (const auto& change : std::vector<std::function<void(RankAddress&)>>{
+           [](RankAddress& each) { each.kernel = "elsewhere"; }, [](RankAddress& each) { each.uid += 1; },
+           [](RankAddress& each) { each.userNamespace += 1; }, [](RankAddress& each) { each.userNamespace = 0; }}) {
+    ranks[2] = *address;
+    change(ranks[2]);
+    EXPECT_NE(strangerWarning(0, ranks).find("SHARDWIRE_JOB_TOKEN is not set"), std::string::npos);
+    EXPECT_EQ(strangerWarning(1, ranks), "");  // rank 0 says it for both
+    EXPECT_NE(strangerWarning(2, ranks).find("SHARDWIRE_JOB_TOKEN is not set"), std::string::npos);
+    for (RankAddress& each : ranks) {
+      each.hasJobToken = true;
+    }
+    EXPECT_EQ(strangerWarning(0, ranks), "");
+    for (RankAddress& each : ranks) {
+      each.hasJobToken = false;
+    }
+  }
+  ranks.assign(2, *address);
+  ranks[0].kernel = ranks[1].kernel = "";  // a kernel that does not say who it is
+  EXPECT_NE(strangerWarning(0, ranks), "");
+}
+
+}  // namespace
+}  // namespace shardwire::internal

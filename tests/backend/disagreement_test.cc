@@ -1,0 +1,234 @@
+// Ranks that call different things where no frame tells it: each waits for the other's, or what comes belongs to an operation that is over.
+// Every rank gets a mismatch that shows both calls, in that operation or as soon as it waits for the others again, long before any timeout.
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "tests/backend/thread_group.h"
+
+namespace shardwire::internal {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+
+Status waitFor(const Result<WorkPtr>& work) {
+  return work.isOk() ? (*work)->wait() : work.status();
+}
+
+using Calls = std::function<Status(Communicator&)>;
+
+// `calls` on each rank, then, where that went well, operations in which all meet. `words` are in every rank's error.
+void expectMismatch(int n, const Calls& calls, const std::vector<std::string>& words) {
+  std::atomic<int> ended{0};
+  withGroup(n, [&](Communicator& group) {
+    Status status = calls(group);
+    std::vector<std::int64_t> next(8);
+    // Mostly the first. A rank whose peers sent all that it takes may be through with it while the one that noticed is just telling.
+    for (int i = 0; i < 3 && status.isOk(); ++i) {
+      status = waitFor(group.allReduce(viewOf(next), ReduceOp::kSum));
+    }
+    EXPECT_EQ(status.code(), StatusCode::kMismatch) << "rank " << group.rank() << " of " << n << ": " << status.message();
+    for (const std::string& word : words) {
+      EXPECT_NE(status.message().find(word), std::string::npos) << word << " is not in: " << status.message();
+    }
+    ++ended;
+    await(ended, n);  // nobody leaves: only what the others say ends the wait
+  });
+}
+
+constexpr std::int64_t kFew = 4;
+constexpr std::int64_t kMany = std::int64_t{1} << 18;
+
+// Rank 1 believes in another root than the others.
+Rank rootOn(Rank rank) {
+  return rank == 1 ? 1 : 0;
+}
+
+class OtherRoots : public ::testing::TestWithParam<std::tuple<int, std::int64_t>> {
+ protected:
+  int ranks() const { return std::get<0>(GetParam()); }
+  std::int64_t elems() const { return std::get<1>(GetParam()); }
+  std::vector<std::int64_t> one() const { return std::vector<std::int64_t>(static_cast<std::size_t>(elems()), 7); }
+};
+
+TEST_P(OtherRoots, OfABroadcastAreAMismatch) {
+  expectMismatch(ranks(),
+                 [&](Communicator& group) {
+                   auto values = one();
+                   return waitFor(group.broadcast(viewOf(values), rootOn(group.rank())));
+                 },
+                 {"root 0", "root 1"});
+}
+
+TEST_P(OtherRoots, OfAReduceAreAMismatch) {
+  expectMismatch(ranks(),
+                 [&](Communicator& group) {
+                   auto values = one();
+                   return waitFor(group.reduce(viewOf(values), rootOn(group.rank()), ReduceOp::kSum));
+                 },
+                 {"root 0", "root 1"});
+}
+
+TEST_P(OtherRoots, OfAGatherAreAMismatch) {
+  expectMismatch(ranks(),
+                 [&](Communicator& group) {
+                   auto values = one();
+                   std::vector<std::vector<std::int64_t>> gathered(static_cast<std::size_t>(ranks()), values);
+                   std::vector<TensorView> outputs;
+                   for (auto& each : gathered) {
+                     outputs.push_back(viewOf(each));
+                   }
+                   const Rank root = rootOn(group.rank());
+                   return waitFor(group.gather(viewOf(values), root == group.rank() ? outputs : std::vector<TensorView>{}, root));
+                 },
+                 {"root 0", "root 1"});
+}
+
+TEST_P(OtherRoots, OfAScatterAreAMismatch) {
+  expectMismatch(ranks(),
+                 [&](Communicator& group) {
+                   auto values = one();
+                   std::vector<std::vector<std::int64_t>> scattered(static_cast<std::size_t>(ranks()), values);
+                   std::vector<TensorView> inputs;
+                   for (auto& each : scattered) {
+                     inputs.push_back(viewOf(each));
+                   }
+                   const Rank root = rootOn(group.rank());
+                   return waitFor(group.scatter(viewOf(values), root == group.rank() ? inputs : std::vector<TensorView>{}, root));
+                 },
+                 {"root 0", "root 1"});
+}
+
+INSTANTIATE_TEST_SUITE_P(FewAndMany, OtherRoots, ::testing::Combine(::testing::Values(2, 3), ::testing::Values(kFew, kMany)));
+
+// A root that only sends would end one broadcast after the other, though the others mean something else.
+TEST(Disagreement, ReachesARootThatOnlySends) {
+  std::atomic<int> failed{0};
+  withGroup(2, [&](Communicator& group) {
+    std::vector<std::int64_t> values(4, 1);
+    Status status = waitFor(group.broadcast(viewOf(values), group.rank()));  // each its own root
+    await(failed, group.rank() == 0 ? 1 : 0);                                // rank 1 knows by now, and has told
+    for (int i = 0; i < 2 && status.isOk(); ++i) {
+      status = waitFor(group.rank() == 0 ? group.broadcast(viewOf(values), 0) : group.barrier());
+    }
+    EXPECT_EQ(status.code(), StatusCode::kMismatch) << "rank " << group.rank() << ": " << status.message();
+    ++failed;
+    await(failed, 2);
+  });
+}
+
+// Elements [0, elems) of a tensor that `from` has and `to` wants.
+LocalSpec oneMove(Rank rank, Rank from, Rank to, std::int64_t elems, const std::string& name) {
+  LocalSpec spec;
+  spec.name = name;
+  spec.tensors.push_back({.name = "", .shape = Dims{elems}, .dtype = DType::kInt64});
+  if (rank == from) {
+    spec.inputs.push_back({.localShape = {elems}, .slices = {{.slice = {{0}, {elems}}, .localOffset = {0}}}});
+  }
+  if (rank == to) {
+    spec.outputs.push_back({.localShape = {elems}, .slices = {{.slice = {{0}, {elems}}, .localOffset = {0}}}});
+  }
+  return spec;
+}
+
+TEST(Disagreement, OfCompiledOpsInAnotherOrderIsNoticedWhereOneMovesNothing) {
+  for (const std::int64_t elems : {kFew, kMany}) {
+    expectMismatch(3,
+                   [&](Communicator& group) {
+                     auto away = group.compileOp(oneMove(group.rank(), 1, 2, elems, "away"));  // rank 0 has no part in it
+                     auto here = group.compileOp(oneMove(group.rank(), 0, 1, elems, "here"));
+                     if (!away.isOk() || !here.isOk()) {  // the others may disagree before this rank is through with compiling
+                       return away.isOk() ? here.status() : away.status();
+                     }
+                     std::vector<std::int64_t> values(static_cast<std::size_t>(elems), group.rank());
+                     const TensorView view = viewOf(values);
+                     const std::span<const TensorView> none;
+                     const auto runAway = [&] {
+                       return (*away)->run(group.rank() == 1 ? std::span(&view, 1) : none, group.rank() == 2 ? std::span(&view, 1) : none);
+                     };
+                     const auto runHere = [&] {
+                       return (*here)->run(group.rank() == 0 ? std::span(&view, 1) : none, group.rank() == 1 ? std::span(&view, 1) : none);
+                     };
+                     if (group.rank() == 1) {
+                       auto first = runHere();
+                       auto second = runAway();
+                       const Status status = waitFor(first);
+                       return status.isOk() ? waitFor(second) : status;
+                     }
+                     auto first = runAway();
+                     auto second = runHere();
+                     const Status status = waitFor(first);
+                     return status.isOk() ? waitFor(second) : status;
+                   },
+                   {"away", "here"});
+  }
+}
+
+// Rank 1 sends rank 0 `sent` elements, of which rank 0 expects `expected`.
+void expectSplitMismatch(std::int64_t sent, std::int64_t expected) {
+  expectMismatch(2,
+                 [&](Communicator& group) {
+                   const auto made = [](std::int64_t elems) { return std::vector<std::int64_t>(static_cast<std::size_t>(elems), 3); };
+                   std::vector<std::vector<std::int64_t>> inputs = {made(group.rank() == 1 ? sent : 1), made(1)};
+                   std::vector<std::vector<std::int64_t>> outputs = {made(1), made(group.rank() == 0 ? expected : 1)};
+                   const std::vector<TensorView> in = {viewOf(inputs[0]), viewOf(inputs[1])};
+                   const std::vector<TensorView> out = {viewOf(outputs[0]), viewOf(outputs[1])};
+                   return waitFor(group.allToAll(out, in));
+                 },
+                 {"all_to_all", "rank 0", "rank 1"});
+}
+
+TEST(Disagreement, OfSplitsIsNoticedThoughNothingIsSent) {
+  expectSplitMismatch(0, 5);
+  expectSplitMismatch(5, 0);
+}
+
+TEST(Disagreement, OfSplitsIsNoticedWhereTheyAreReadFromThePeersMemory) {
+  expectSplitMismatch(kMany, kMany / 2);
+  expectSplitMismatch(kMany / 2, kMany);
+  expectSplitMismatch(0, kMany);
+}
+
+// ---- what a timeout tells
+
+TEST(Timeout, TellsWhatTheAbsentRankDoes) {
+  std::atomic<int> ended{0};
+  withGroup(2, [&](Communicator& group) {
+    EXPECT_TRUE(waitFor(group.barrier()).isOk());
+    if (group.rank() == 0) {
+      std::vector<std::int64_t> values(4);
+      const Status status = waitFor(group.allReduce(viewOf(values), ReduceOp::kSum, {.timeout = seconds(3)}));
+      EXPECT_EQ(status.code(), StatusCode::kTimeout) << status.message();
+      EXPECT_NE(status.message().find("rank 1 has called nothing in this group since barrier (operation #1)"), std::string::npos)
+          << status.message();
+    }
+    ++ended;
+    await(ended, 2);
+  });
+}
+
+TEST(Timeout, OfASendHasNoNumber) {
+  std::atomic<int> ended{0};
+  withGroup(2, [&](Communicator& group) {
+    std::vector<std::int64_t> values(100000);
+    if (group.rank() == 0) {
+      const Status status = waitFor(group.send(viewOf(values), 1, 3, {.timeout = milliseconds(200)}));
+      EXPECT_EQ(status.code(), StatusCode::kTimeout) << status.message();
+      EXPECT_EQ(status.message().find("#0"), std::string::npos) << status.message();
+      ++ended;
+    }
+    await(ended, 1);
+    const Status after = waitFor(group.barrier());
+    EXPECT_FALSE(after.isOk());
+    EXPECT_EQ(after.message().find("#0"), std::string::npos) << after.message();
+    ++ended;
+    await(ended, 3);
+  });
+}
+
+}  // namespace
+}  // namespace shardwire::internal

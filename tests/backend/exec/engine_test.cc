@@ -1,0 +1,202 @@
+// The engine of rank 0, with the test in the place of rank 1: what it makes of frames that no sound peer sends, and how it tells of them.
+#include "backend/exec/engine.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <atomic>
+#include <functional>
+#include <string>
+#include <thread>
+
+#include "backend/exec/exchange.h"
+#include "tests/backend/exec/fake_group.h"
+
+namespace shardwire::internal {
+namespace {
+
+class FakeBell final : public ProgressBell {
+ public:
+  std::uint32_t ticket() const override { return rings_.load(); }
+  void sleep(std::uint32_t ticket, Deadline until) override {
+    const Deadline soon = std::min(until, Clock::now() + std::chrono::milliseconds(1));  // frames that the test puts ring nothing
+    while (rings_.load() == ticket && Clock::now() < soon) {
+      std::this_thread::yield();
+    }
+  }
+  void ring() override { ++rings_; }
+  std::uint32_t rings() const { return rings_.load(); }
+
+ private:
+  std::atomic<std::uint32_t> rings_{0};
+};
+
+class FakeDoorbell final : public Doorbell {
+ public:
+  std::uint32_t arm(Wakes) override { return rings_.load(); }
+  void disarm() override {}
+  std::uint32_t ticket() const override { return rings_.load(); }
+  void sleep(std::uint32_t ticket, Deadline until) override {
+    while (rings_.load() == ticket && Clock::now() < until) {
+      std::this_thread::yield();
+    }
+  }
+  void ringSelf() override { ++rings_; }
+  std::shared_ptr<ProgressBell> progressBell() override { return bell_; }
+  void leave() override {}
+  const std::shared_ptr<FakeBell>& fakeBell() const { return bell_; }
+
+ private:
+  std::atomic<std::uint32_t> rings_{0};
+  const std::shared_ptr<FakeBell> bell_ = std::make_shared<FakeBell>();
+};
+
+class EngineTest : public ::testing::Test {
+ protected:
+  EngineTest() {
+    Peers peers;
+    peers.connections.resize(2);
+    peers.connections[1] = std::make_unique<FakeConnection>(1);
+    to_ = static_cast<FakeConnection*>(peers.connections[1].get());
+    to_->other = &from_;
+    from_.other = to_;
+    peers.hosts = {0, 0};
+    peers.whyNotFaster.resize(2);
+    auto doorbell = std::make_unique<FakeDoorbell>();
+    progressBell_ = doorbell->fakeBell();
+    peers.doorbell = std::move(doorbell);
+    Options options;
+    options.ringBytes = 512;
+    options.timeout = std::chrono::seconds(20);
+    engine_ = Engine::create(std::move(peers), 0, 2, options, "g");
+  }
+  ~EngineTest() override { engine_->shutdown(); }
+
+  void put(Lane lane, const Bytes& frame) {
+    engine_->underLock([&] { from_.sent(lane).push_back(frame); });
+  }
+  Status statusOnceFailed() {
+    const Deadline until = Clock::now() + std::chrono::seconds(10);
+    while (engine_->status().isOk() && Clock::now() < until) {
+      std::this_thread::yield();
+    }
+    return engine_->status();
+  }
+  // Of the frames that went to rank 1, the first that is an F.
+  template <typename F>
+  std::optional<std::string> textOfFirst() {
+    std::optional<std::string> text;
+    engine_->underLock([&] {
+      for (const Bytes& frame : to_->sent(Lane::kControl)) {
+        if (const auto found = readFrame<F>(frame); found.has_value() && !text.has_value()) {
+          text = std::string(textOf(found->payload));
+        }
+      }
+    });
+    return text;
+  }
+  std::shared_ptr<Exchange> submitExchange(std::uint64_t fingerprint) {
+    auto exchange = std::make_shared<Exchange>("mine", 2, 0);
+    exchange->description = std::make_shared<const std::string>("the exchange");
+    exchange->fingerprint = fingerprint;
+    const std::shared_ptr<Activity> activity = exchange;
+    EXPECT_TRUE(engine_->submit(std::span(&activity, 1), Duration::zero()).isOk());
+    return exchange;
+  }
+
+  FakeConnection from_{0};        // rank 1's end
+  FakeConnection* to_ = nullptr;  // rank 0's
+  std::shared_ptr<FakeBell> progressBell_;
+  std::shared_ptr<Engine> engine_;
+};
+
+// A long read waits for no peer, so nobody rings for its rest.
+TEST_F(EngineTest, LeavesWhatWaitsForNobodyToTheProgressThreadAtOnce) {
+  constexpr std::size_t kBytes = std::size_t{64} << 20;  // in pieces of 4 MiB
+  std::vector<std::byte> theirs(kBytes, std::byte{7});
+  std::vector<std::byte> mine(kBytes);
+  const auto address = reinterpret_cast<std::uint64_t>(theirs.data());
+  engine_->underLock([&] { from_.exposed.push_back({address, kBytes}); });
+  put(Lane::kControl, frameOf(OfferFrame{.about = {.message = 0, .messageBytes = kBytes, .tag = 3},
+                                         .reach = static_cast<std::uint32_t>(Reach::kDirect),
+                                         .space = kFirstExposure,
+                                         .address = address}));
+  auto recv = std::make_shared<PointRecv>(1, 3, mine);
+  recv->description = std::make_shared<const std::string>("recv");
+  const std::uint32_t before = progressBell_->rings();
+  ASSERT_TRUE(engine_->submitPoint(recv, [&](PointToPoint& points) { points.start(recv); }).isOk());
+  EXPECT_GT(progressBell_->rings(), before);
+  EXPECT_TRUE(recv->wait(Clock::now() + std::chrono::seconds(20)).isOk());
+  EXPECT_EQ(mine, theirs);
+}
+
+TEST_F(EngineTest, NamesThePeerOfAControlFrameThatCannotBeReadAndTellsIt) {
+  put(Lane::kControl, Bytes(5));
+  const Status status = statusOnceFailed();
+  EXPECT_EQ(status.code(), StatusCode::kInternal);
+  EXPECT_EQ(status.message(), "rank 1 sent a frame of 5 bytes on the control lane that cannot be read: a bug, or a stray write");
+  EXPECT_EQ(textOfFirst<FailFrame>(), "rank 0 gave up: " + status.message());
+}
+
+TEST_F(EngineTest, NamesTheKindOfAFrameInTheWrongLaneOrWithWrongFields) {
+  put(Lane::kControl, frameOf(StagedFrame{{1, 1}, 512, 1}, bytesOf("x")));
+  EXPECT_NE(statusOnceFailed().message().find("rank 1 sent a frame of 33 bytes on the control lane that cannot be read (kind 11"),
+            std::string::npos);
+}
+
+TEST_F(EngineTest, RefusesAFailureWithoutACode) {
+  put(Lane::kControl, frameOf(FailFrame{.code = 99}, bytesOf("why")));
+  EXPECT_NE(statusOnceFailed().message().find("cannot be read (kind 5: fail)"), std::string::npos);
+}
+
+TEST_F(EngineTest, TakesAPeersFailureAsItsOwn) {
+  put(Lane::kControl, frameOf(FailFrame{.code = static_cast<std::uint32_t>(StatusCode::kTimeout)}, bytesOf("rank 1 gave up: why")));
+  EXPECT_EQ(statusOnceFailed(), Status(StatusCode::kTimeout, "rank 1 gave up: why"));
+}
+
+// Nobody waits for it, so nobody else would ever look.
+TEST_F(EngineTest, NoticesStagedBytesThatCannotBeReadWhileNothingIsInFlight) {
+  put(Lane::kBulk, Bytes(9));
+  EXPECT_NE(statusOnceFailed().message().find("rank 1 sent a frame of 9 bytes on the bulk lane that cannot be read"), std::string::npos);
+}
+
+TEST_F(EngineTest, KeepsFramesOfOperationsToCome) {
+  put(Lane::kControl, frameOf(BlobFrame{{1, 77}, 0, 6}, bytesOf("theirs")));
+  const auto exchange = submitExchange(77);
+  EXPECT_TRUE(exchange->wait(Clock::now() + std::chrono::seconds(10)).isOk());
+  EXPECT_EQ(exchange->blobs(), (std::vector<std::string>{"mine", "theirs"}));
+}
+
+// Answers of many ranks, or of one that says much, are more than a frame takes.
+TEST_F(EngineTest, TellsOfALongReasonAsMuchAsFits) {
+  // Before the operation: however late this thread gets on, the answer is there when it expires.
+  put(Lane::kControl, frameOf(AnswerFrame{.seq = 1, .state = AskedState::kNotCalled}, bytesOf(std::string(2000, 'x'))));
+  auto exchange = std::make_shared<Exchange>("mine", 2, 0);
+  exchange->description = std::make_shared<const std::string>("the exchange");
+  exchange->fingerprint = 77;
+  exchange->timeout = std::chrono::milliseconds(50);
+  const std::shared_ptr<Activity> activity = exchange;
+  ASSERT_TRUE(engine_->submit(std::span(&activity, 1), Duration::zero()).isOk());
+  EXPECT_EQ(exchange->wait(Clock::now() + std::chrono::seconds(20)).code(), StatusCode::kTimeout);
+  const auto told = textOfFirst<CancelFrame>();
+  ASSERT_TRUE(told.has_value());
+  EXPECT_EQ(told->substr(0, 20), "reached its timeout ");
+  EXPECT_NE(told->find("xxx"), std::string::npos) << *told;
+  EXPECT_LT(told->size(), 1024u);
+}
+
+TEST_F(EngineTest, AsksAPeerThatMeansAnotherOperationByTheSameNumber) {
+  put(Lane::kControl, frameOf(CancelFrame{{1, 78}}, bytesOf("reached its timeout")));
+  const auto exchange = submitExchange(77);
+  const Deadline until = Clock::now() + std::chrono::seconds(10);
+  while (!textOfFirst<DesyncFrame>().has_value() && Clock::now() < until) {
+    std::this_thread::yield();
+  }
+  EXPECT_EQ(textOfFirst<DesyncFrame>(), "the exchange");
+  put(Lane::kControl, frameOf(DesyncFrame{.seq = 1}, bytesOf("a broadcast")));
+  EXPECT_EQ(statusOnceFailed().code(), StatusCode::kMismatch);
+  EXPECT_NE(statusOnceFailed().message().find("rank 0 called the exchange, but rank 1 called a broadcast"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace shardwire::internal

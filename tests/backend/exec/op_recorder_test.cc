@@ -1,0 +1,117 @@
+// The flight recorder of one group: what it writes down of a call, and what is left when the ring has come round.
+#include "backend/exec/op_recorder.h"
+
+#include <gtest/gtest.h>
+
+#include <array>
+
+#include "backend/exec/exchange.h"
+
+namespace shardwire::internal {
+namespace {
+
+// Any activity will do: only its description and its timeout are looked at.
+std::shared_ptr<Exchange> activityOf(const char* description) {
+  auto activity = std::make_shared<Exchange>("", 1, 0);
+  activity->description = std::make_shared<const std::string>(description);
+  activity->timeout = std::chrono::seconds(3);
+  return activity;
+}
+
+TensorView viewOf(const Dims& shape, DType dtype = DType::kFloat32) {
+  return TensorView::contiguous(nullptr, dtype, shape);
+}
+
+TEST(OpRecorder, WritesDownCallTimesAndResult) {
+  OpRecorder recorder(4);
+  const auto activity = activityOf("all_reduce(float32[6], sum)");
+  const auto view = viewOf({2, 3});
+  const auto before = Clock::now();
+  const std::uint64_t number = recorder.call({.name = "all_reduce", .inputs = {&view, 1}, .outputs = {&view, 1}}, *activity, 17);
+  const RecordedOp called = recorder.latest().at(0);
+  EXPECT_EQ(called.seq, 17u);
+  EXPECT_STREQ(called.name, "all_reduce");
+  EXPECT_EQ(*called.description, "all_reduce(float32[6], sum)");
+  EXPECT_EQ(called.inputs.at(0).shape, (std::vector<std::int64_t>{2, 3}));
+  EXPECT_EQ(called.timeout, std::chrono::seconds(3));
+  EXPECT_GE(called.called, before);
+  EXPECT_EQ(called.started, called.called);
+  EXPECT_FALSE(called.isOver());
+  recorder.end(number, StatusCode::kTimeout, -1);
+  const RecordedOp over = recorder.latest().at(0);
+  EXPECT_TRUE(over.isOver());
+  EXPECT_GE(over.ended, over.called);
+  EXPECT_EQ(over.code, StatusCode::kTimeout);
+}
+
+TEST(OpRecorder, WritesDownListsAsTheyAreCompared) {
+  OpRecorder recorder(4);
+  const auto activity = activityOf("x");
+  const std::array<TensorView, 3> views = {viewOf({2, 4}), viewOf({2, 4}), viewOf({2, 4})};
+  const auto shapesOf = [&](CallRecord::Lists lists) {
+    recorder.call({.name = "x", .inputs = views, .lists = lists}, *activity, 1);
+    const RecordedOp op = recorder.latest(1).at(0);
+    std::vector<std::vector<std::int64_t>> shapes;
+    for (const RecordedTensor& tensor : op.inputs) {
+      shapes.push_back(tensor.shape);
+    }
+    return shapes;
+  };
+  using Shapes = std::vector<std::vector<std::int64_t>>;
+  EXPECT_EQ(shapesOf(CallRecord::Lists::kEach), (Shapes{{2, 4}, {2, 4}, {2, 4}}));
+  EXPECT_EQ(shapesOf(CallRecord::Lists::kStacked), (Shapes{{3, 2, 4}}));
+  EXPECT_EQ(shapesOf(CallRecord::Lists::kJoined), (Shapes{{24}}));
+  const std::vector<TensorView> many(100, viewOf({5}));
+  recorder.call({.name = "x", .inputs = many}, *activity, 1);
+  EXPECT_EQ(recorder.latest(1).at(0).inputs.size(), 16u);
+  recorder.call({.name = "x", .lists = CallRecord::Lists::kStacked}, *activity, 1);
+  EXPECT_TRUE(recorder.latest(1).at(0).inputs.empty());
+}
+
+TEST(OpRecorder, KeepsTheLatestAndTakesNoEndOfWhatIsForgotten) {
+  OpRecorder recorder(3);
+  const auto activity = activityOf("x");
+  std::vector<std::uint64_t> numbers;
+  for (std::uint64_t seq = 1; seq <= 5; ++seq) {
+    numbers.push_back(recorder.call({.name = "x"}, *activity, seq));
+  }
+  recorder.end(numbers[0], StatusCode::kPeerFailed, -1);  // its place has seq 4 now
+  const auto left = recorder.latest();
+  ASSERT_EQ(left.size(), 3u);
+  for (std::size_t i = 0; i < left.size(); ++i) {
+    EXPECT_EQ(left[i].seq, i + 3);
+    EXPECT_FALSE(left[i].isOver());
+    EXPECT_TRUE(i == 0 || left[i].recordId > left[i - 1].recordId);
+  }
+  EXPECT_EQ(recorder.latest(1).at(0).seq, 5u);
+}
+
+TEST(OpRecorder, KnowsWhenWhatWasHeldBackStarts) {
+  OpRecorder recorder(3);
+  const auto activity = activityOf("x");
+  const std::uint64_t number = recorder.call({.name = "x", .isHeldBack = true}, *activity, 1);
+  EXPECT_EQ(recorder.latest().at(0).started, Clock::time_point{});
+  recorder.start(number);
+  EXPECT_GE(recorder.latest().at(0).started, recorder.latest().at(0).called);
+}
+
+TEST(OpRecorder, NumbersMessagesByRanksAndTag) {
+  OpRecorder recorder(8);
+  const auto activity = activityOf("recv");
+  const auto numberOf = [&](Rank source, int tag) {
+    const CallRecord call{.name = "recv", .isMessage = true, .source = source, .destination = 0, .tag = tag};
+    const std::uint64_t number = recorder.call(call, *activity, 0);
+    recorder.end(number, StatusCode::kOk, 2);
+    const RecordedOp op = recorder.latest(1).at(0);
+    EXPECT_EQ(op.source, source < 0 ? 2 : source);
+    return op.messageNumber;
+  };
+  EXPECT_EQ(numberOf(1, 5), 1u);
+  EXPECT_EQ(numberOf(1, 5), 2u);
+  EXPECT_EQ(numberOf(1, 6), 1u);
+  EXPECT_EQ(numberOf(2, 5), 1u);
+  EXPECT_EQ(numberOf(-1, 5), 2u);  // from any rank: it was rank 2's
+}
+
+}  // namespace
+}  // namespace shardwire::internal

@@ -1,0 +1,183 @@
+// Messages between ranks of one thread over fake links: eager, read from the sender, asked for; and frames that a broken peer sends.
+#include "backend/exec/point_to_point.h"
+
+#include <gtest/gtest.h>
+
+#include <numeric>
+
+#include "tests/backend/exec/fake_group.h"
+
+namespace shardwire::internal {
+namespace {
+
+struct Message {
+  explicit Message(std::size_t size, std::size_t inlineBytes = 64) : group(2), sent(size), received(size) {
+    for (std::size_t i = 0; i < size; ++i) {
+      sent[i] = static_cast<std::byte>(i * 7 + 1);
+    }
+    group[0].context.inlineBytes = group[1].context.inlineBytes = inlineBytes;
+    send = std::make_shared<PointSend>(1, 9, sent);
+    recv = std::make_shared<PointRecv>(0, 9, received);
+    activities = {send, recv};
+  }
+  void startSend() {
+    group[0].start(*send, 0);
+    group[0].points->start(send);
+  }
+  void startRecv() {
+    group[1].start(*recv, 0);
+    group[1].points->start(recv);
+  }
+  void stepBoth() {
+    group[0].step(*send);
+    group[1].step(*recv);
+  }
+
+  FakeGroup group;
+  Bytes sent;
+  Bytes received;
+  std::shared_ptr<PointSend> send;
+  std::shared_ptr<PointRecv> recv;
+  std::vector<std::shared_ptr<Activity>> activities;
+};
+
+TEST(PointToPoint, SendsAShortMessageInOneFrame) {
+  Message message(40);
+  message.startSend();
+  message.group[0].step(*message.send);
+  EXPECT_TRUE(message.send->finished());
+  EXPECT_EQ(message.group[0].to(1).sent(Lane::kControl).size(), 1U);
+  message.startRecv();
+  message.group[1].step(*message.recv);
+  EXPECT_TRUE(message.recv->finished());
+  EXPECT_EQ(message.received, message.sent);
+}
+
+TEST(PointToPoint, MovesALongMessageByEveryPathWhoeverComesFirst) {
+  for (const Reach reach : {Reach::kNone, Reach::kDirect, Reach::kCopy, Reach::kFetch}) {
+    for (const bool sendsFirst : {false, true}) {
+      Message message(5000);
+      message.group.forEachLink([&](FakeConnection& link) { link.reach = reach; });
+      if (sendsFirst) {
+        message.startSend();
+        message.group[0].step(*message.send);
+        message.startRecv();
+      } else {
+        message.startRecv();
+        message.group[1].step(*message.recv);
+        message.startSend();
+      }
+      message.group.run(message.activities);
+      EXPECT_EQ(message.received, message.sent) << static_cast<int>(reach);
+      EXPECT_EQ(message.group[0].to(1).numConcealed, reach == Reach::kFetch ? 1 : 0);
+    }
+  }
+}
+
+TEST(PointToPoint, KeepsMessagesUntilARecvWithTheirTagComes) {
+  Message message(40);
+  Bytes other(40, std::byte{5});
+  const auto first = std::make_shared<PointSend>(1, 8, other);
+  message.group[0].start(*first, 0);
+  message.group[0].points->start(first);
+  message.group[0].step(*first);
+  message.startSend();
+  message.group[0].step(*message.send);
+  message.startRecv();
+  message.group[1].step(*message.recv);
+  EXPECT_EQ(message.received, message.sent);
+}
+
+TEST(PointToPoint, TellsSizesAndArgumentsThatDiffer) {
+  for (const bool isKept : {false, true}) {
+    Message message(40);
+    Bytes less(39);
+    message.recv = std::make_shared<PointRecv>(0, 9, less);
+    if (isKept) {
+      message.startSend();
+      message.group[0].step(*message.send);
+      message.group[1].step(*message.send);  // takes the frame; nobody waits for it
+      message.startRecv();
+    } else {
+      message.startRecv();
+      message.startSend();
+      message.stepBoth();
+    }
+    EXPECT_EQ(message.group[1].failure.code(), StatusCode::kMismatch);
+    EXPECT_NE(message.group[1].failure.message().find("rank 0 sent 40 bytes with tag 9, but rank 1 receives 39 bytes"), std::string::npos)
+        << message.group[1].failure.message();
+  }
+  Message message(40);
+  message.send->arguments = "int64[5]";
+  message.recv->arguments = "float64[5]";
+  message.startRecv();
+  message.startSend();
+  message.stepBoth();
+  EXPECT_NE(message.group[1].failure.message().find("rank 0 sent int64[5] with tag 9, but rank 1 receives float64[5]"), std::string::npos);
+}
+
+// ---- broken peers
+
+// Rank 1 after it asked for a message and rank 0 put `frame` into the point lane.
+Status failureOfPart(const Bytes& frame) {
+  Message message(5000);
+  message.startRecv();
+  message.startSend();
+  message.group[0].step(*message.send);
+  message.group[1].step(*message.recv);  // matches, and asks
+  message.group[0].to(1).sent(Lane::kPoint).push_back(frame);
+  message.group[1].step(*message.recv);
+  return message.group[1].failure;
+}
+
+TEST(PointToPoint, NamesThePeerOfPartsThatCannotBe) {
+  const Bytes part(5001);
+  EXPECT_TRUE(failureOfPart(frameOf(MessagePartFrame{1}, Payload(part).first(5000))).isOk());
+  for (const Bytes& frame : {frameOf(MessagePartFrame{2}, Payload(part).first(10)), frameOf(MessagePartFrame{1}, part)}) {
+    EXPECT_EQ(failureOfPart(frame).message(), "rank 0 sent bytes of another message than rank 1 asked for");
+  }
+  const Bytes sound = frameOf(MessagePartFrame{1}, Payload(part).first(4));
+  for (std::size_t size = 1; size < sound.size(); ++size) {
+    EXPECT_NE(failureOfPart(Bytes(sound.begin(), sound.begin() + static_cast<std::ptrdiff_t>(size)))
+                  .message()
+                  .find("rank 0 sent a frame of " + std::to_string(size) + " bytes on the point lane that cannot be read"),
+              std::string::npos);
+  }
+}
+
+// Rank 0 after it offered a message and rank 1 answered so, `times` times.
+template <typename F>
+Status failureOfAnswer(Reach reach, const F& answer, int times = 1) {
+  Message message(5000);
+  message.group[0].to(1).reach = reach;
+  message.startSend();
+  message.group[0].step(*message.send);
+  message.group[0].to(1).maxFrames = 0;  // so that the message stays
+  for (int i = 0; i < times; ++i) {
+    message.group[1].to(0).sent(Lane::kControl).push_back(frameOf(answer));
+  }
+  message.group[0].step(*message.send);
+  return message.group[0].failure;
+}
+
+TEST(PointToPoint, RefusesAnswersThatDoNotFitTheOffer) {
+  EXPECT_TRUE(failureOfAnswer(Reach::kNone, GrantFrame{1}).isOk());
+  EXPECT_TRUE(failureOfAnswer(Reach::kDirect, TakenFrame{1}).isOk());
+  EXPECT_TRUE(failureOfAnswer(Reach::kNone, GrantFrame{7}).isOk()) << "a message that failed meanwhile";
+  EXPECT_EQ(failureOfAnswer(Reach::kNone, GrantFrame{1}, 2).message(), "rank 1 asked for message 1, which is not to be had");
+  EXPECT_EQ(failureOfAnswer(Reach::kNone, TakenFrame{1}).message(), "rank 1 says it has read message 1, which it cannot have");
+}
+
+TEST(PointToPoint, RefusesAnOfferOfMemoryThatIsNotThere) {
+  Message message(5000);
+  message.startRecv();
+  message.group[0]
+      .to(1)
+      .sent(Lane::kControl)
+      .push_back(frameOf(OfferFrame{{.message = 1, .messageBytes = 5000, .tag = 9}, static_cast<std::uint32_t>(Reach::kDirect), 2, 64}));
+  message.group[1].step(*message.recv);
+  EXPECT_EQ(message.group[1].failure.message(), "rank 0 offered memory that is not mapped on rank 1");
+}
+
+}  // namespace
+}  // namespace shardwire::internal

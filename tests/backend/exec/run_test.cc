@@ -1,0 +1,395 @@
+// Runs of plans between ranks of one thread over fake links: what they move by every path, what they put into the lanes, and what they say
+// of frames that a broken or a different peer sends.
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <numeric>
+#include <string>
+#include <vector>
+
+#include "backend/exec/plan_run.h"
+#include "backend/exec/short_run.h"
+#include "ops/plan/redistribute.h"
+#include "tests/backend/exec/fake_group.h"
+
+namespace shardwire::internal {
+namespace {
+
+using Values = std::vector<std::int64_t>;
+
+TensorView viewOf(Values& values, const Dims& shape) {
+  return TensorView::contiguous(values.data(), DType::kInt64, shape);
+}
+
+// Rank r's part of a global int64 tensor.
+struct Part {
+  Slice in;
+  Slice out;
+};
+
+std::vector<std::shared_ptr<const Plan>> plansOf(const Dims& shape, const std::vector<Part>& parts, ReduceOp reduction) {
+  std::vector<LocalSpec> specs;
+  for (const Part& part : parts) {
+    LocalSpec spec;
+    spec.tensors = {{"", shape, DType::kInt64, reduction}};
+    spec.inputs = {{0, part.in.shape, {{part.in, Dims::filled(shape.size(), 0)}}}};
+    spec.outputs = {{0, part.out.shape, {{part.out, Dims::filled(shape.size(), 0)}}}};
+    specs.push_back(spec);
+  }
+  const Result<GlobalSpec> global = mergeSpecs(specs);
+  EXPECT_TRUE(global.isOk()) << global.status().message();
+  std::vector<std::shared_ptr<const Plan>> plans;
+  for (std::size_t rank = 0; rank < parts.size(); ++rank) {
+    Result<Plan> plan = redistribute(*global, static_cast<Rank>(rank));
+    EXPECT_TRUE(plan.isOk()) << plan.status().message();
+    plans.push_back(std::make_shared<const Plan>(std::move(*plan)));
+  }
+  return plans;
+}
+
+// A group in which every rank runs its plan.
+template <typename R>
+struct Ranks {
+  explicit Ranks(const std::vector<std::shared_ptr<const Plan>>& plans) : group(static_cast<int>(plans.size())), outputs(plans.size()) {
+    for (std::size_t r = 0; r < plans.size(); ++r) {
+      const Plan& plan = *plans[r];
+      inputs.emplace_back(static_cast<std::size_t>(numElements(plan.inputs[0].shape)));
+      std::iota(inputs[r].begin(), inputs[r].end(), static_cast<std::int64_t>(1000 * r));
+      outputs[r].assign(static_cast<std::size_t>(numElements(plan.outputs[0].shape)), -1);
+      runs.push_back(std::make_shared<R>(plans[r]));
+      const TensorView in = viewOf(inputs[r], plan.inputs[0].shape);
+      const TensorView out = viewOf(outputs[r], plan.outputs[0].shape);
+      runs[r]->prepare(std::span(&in, 1), std::span(&out, 1));
+      group[static_cast<Rank>(r)].start(*runs[r], 5);
+    }
+  }
+  void run() { group.run(runs); }
+  FakeRank& rank(Rank r) { return group[r]; }
+  R& of(Rank r) { return *runs[static_cast<std::size_t>(r)]; }
+  void step(Rank r) { group[r].step(of(r)); }
+  OperationTag tag() { return {5, runs[0]->fingerprint}; }
+
+  FakeGroup group;
+  std::vector<Values> inputs;
+  std::vector<Values> outputs;
+  std::vector<std::shared_ptr<R>> runs;
+};
+
+// n elements on each of two ranks, summed on both.
+std::vector<std::shared_ptr<const Plan>> sumPlans(std::int64_t n) {
+  const Slice all{{0}, {n}};
+  return plansOf({n}, {{all, all}, {all, all}}, ReduceOp::kSum);
+}
+// Each of two ranks holds a band of rows of a square and wants a band of columns.
+std::vector<std::shared_ptr<const Plan>> turnPlans(std::int64_t n) {
+  const std::int64_t h = n / 2;
+  return plansOf({n, n}, {{{{0, 0}, {h, n}}, {{0, 0}, {n, h}}}, {{{h, 0}, {h, n}}, {{0, h}, {n, h}}}}, ReduceOp::kNone);
+}
+void expectTurned(const Ranks<PlanRun>& ranks, std::int64_t n) {
+  const std::int64_t h = n / 2;
+  for (std::int64_t r = 0; r < 2; ++r) {
+    for (std::int64_t row = 0; row < n; ++row) {
+      for (std::int64_t col = 0; col < h; ++col) {
+        const std::int64_t expected = 1000 * (row / h) + row % h * n + r * h + col;
+        ASSERT_EQ(ranks.outputs[static_cast<std::size_t>(r)][static_cast<std::size_t>(row * h + col)], expected)
+            << r << ' ' << row << ' ' << col;
+      }
+    }
+  }
+}
+void expectSummed(const std::vector<Values>& outputs) {
+  for (const Values& values : outputs) {
+    for (std::size_t i = 0; i < values.size(); ++i) {
+      ASSERT_EQ(values[i], 1000 + 2 * static_cast<std::int64_t>(i));
+    }
+  }
+}
+
+void expectFailure(const FakeRank& rank, const std::string& words) {
+  EXPECT_EQ(rank.failure.code(), StatusCode::kInternal);
+  EXPECT_NE(rank.failure.message().find("rank 1 "), std::string::npos) << rank.failure.message();
+  EXPECT_NE(rank.failure.message().find(words), std::string::npos) << rank.failure.message();
+}
+
+// ---- short runs
+
+TEST(ShortRun, SendsOneFrameToEachPeerAndNothingElse) {
+  Ranks<ShortRun> ranks(sumPlans(4));
+  ranks.step(0);
+  ASSERT_EQ(ranks.rank(0).to(1).sent(Lane::kBulk).size(), 1U);
+  const auto staged = readFrame<StagedFrame>(ranks.rank(0).to(1).sent(Lane::kBulk).front());
+  ASSERT_TRUE(staged.has_value());
+  EXPECT_EQ(staged->operation.seq, 5U);
+  EXPECT_EQ(staged->isAll, 1U);
+  EXPECT_EQ(staged->payload.size(), 4 * sizeof(std::int64_t));
+  EXPECT_FALSE(ranks.of(0).finished());
+  ranks.run();
+  expectSummed(ranks.outputs);
+  ranks.group.forEachLink([](FakeConnection& link) {
+    EXPECT_TRUE(link.sent(Lane::kBulk).empty());
+    EXPECT_TRUE(link.sent(Lane::kControl).empty());
+  });
+}
+
+TEST(ShortRun, HoldsBackLaterOperationsWhileThereIsNoRoom) {
+  Ranks<ShortRun> ranks(sumPlans(4));
+  ranks.rank(0).to(1).maxFrames = 0;
+  ranks.step(0);
+  EXPECT_TRUE(ranks.rank(0).blocked[1]);
+  ranks.rank(0).to(1).maxFrames = 1;
+  ranks.run();
+  expectSummed(ranks.outputs);
+}
+
+TEST(ShortRun, LeavesFramesOfOtherOperationsAlone) {
+  Ranks<ShortRun> ranks(sumPlans(4));
+  ranks.rank(1).to(0).sent(Lane::kBulk).push_back(frameOf(StagedFrame{{4, 1}, 512, 1}, bytesOf("earlier")));
+  ranks.step(0);
+  EXPECT_TRUE(ranks.rank(0).failure.isOk());
+  EXPECT_FALSE(ranks.of(0).finished());
+}
+
+TEST(ShortRun, AsksAPeerThatDoesSomethingElse) {
+  const Bytes payload(4 * sizeof(std::int64_t));
+  for (const bool isOtherSize : {false, true}) {
+    Ranks<ShortRun> ranks(sumPlans(4));
+    const OperationTag tag{5, ranks.tag().fingerprint + (isOtherSize ? 0 : 1)};
+    ranks.rank(1).to(0).sent(Lane::kBulk).push_back(frameOf(StagedFrame{tag, 512, 1}, Payload(payload).subspan(isOtherSize ? 1 : 0)));
+    ranks.step(0);
+    ASSERT_EQ(ranks.rank(0).desyncs.size(), 1U) << isOtherSize;
+    EXPECT_EQ(ranks.rank(0).desyncs[0], (std::pair<Rank, std::uint64_t>(1, 5)));
+    EXPECT_EQ(ranks.outputs[0][0], -1);
+  }
+}
+
+TEST(ShortRun, NamesThePeerOfAFrameThatCannotBe) {
+  const auto failureAfter = [](const std::function<Bytes(const OperationTag&)>& make, Lane lane) {
+    Ranks<ShortRun> ranks(sumPlans(4));
+    ranks.rank(1).to(0).sent(lane).push_back(make(ranks.tag()));
+    ranks.step(0);
+    return ranks.rank(0).failure.message();
+  };
+  const Bytes sound = frameOf(StagedFrame{{5, 1}, 512, 1}, bytesOf("12345678"));
+  for (std::size_t size = 1; size < sound.size(); ++size) {
+    const std::string message =
+        failureAfter([&](const auto&) { return Bytes(sound.begin(), sound.begin() + static_cast<std::ptrdiff_t>(size)); }, Lane::kBulk);
+    EXPECT_NE(message.find("rank 1 sent a frame of " + std::to_string(size) + " bytes on the bulk lane that cannot be read"),
+              std::string::npos)
+        << message;
+  }
+  EXPECT_NE(failureAfter([](const auto& tag) { return frameOf(AckFrame{tag}); }, Lane::kBulk).find("rank 1"), std::string::npos);
+  EXPECT_NE(failureAfter(
+                [](const auto& tag) {
+                  return frameOf(StagedFrame{tag, 256, 1}, bytesOf("x"));
+                },
+                Lane::kBulk)
+                .find("segments of 256 bytes there, 512 here"),
+            std::string::npos);
+  EXPECT_NE(failureAfter([](const auto& tag) { return frameOf(AckFrame{tag}); }, Lane::kControl)
+                .find("rank 1 sent a frame (kind 2: ack) that does not fit the test's operation: short operations need none"),
+            std::string::npos);
+}
+
+// ---- runs of plans, by path
+
+TEST(PlanRun, MovesEverythingInSegmentsThroughALaneOfOneFrame) {
+  Ranks<PlanRun> ranks(turnPlans(24));
+  ranks.group.forEachLink([](FakeConnection& link) { link.maxFrames = 1; });
+  ranks.run();
+  expectTurned(ranks, 24);
+  ranks.group.forEachLink([](FakeConnection& link) { EXPECT_TRUE(link.sent(Lane::kBulk).empty()); });
+}
+
+TEST(PlanRun, ReadsWhatThePeerPostsAndAcknowledges) {
+  for (const Reach reach : {Reach::kDirect, Reach::kCopy, Reach::kFetch}) {
+    Ranks<PlanRun> ranks(turnPlans(24));
+    ranks.group.forEachLink([&](FakeConnection& link) {
+      link.reach = reach;
+      link.limits.isWire = reach == Reach::kFetch;
+    });
+    ranks.step(0);
+    EXPECT_TRUE(ranks.rank(0).to(1).sent(Lane::kBulk).empty()) << static_cast<int>(reach);
+    ASSERT_EQ(ranks.rank(0).to(1).sent(Lane::kControl).size(), 1U);
+    const auto post = readFrame<PostFrame>(ranks.rank(0).to(1).sent(Lane::kControl).front());
+    ASSERT_TRUE(post.has_value());
+    EXPECT_EQ(post->edgeBytes, 12 * 12 * sizeof(std::int64_t));
+    EXPECT_EQ(post->numSlots, 1U);
+    EXPECT_FALSE(ranks.of(0).finished());
+    ranks.run();
+    expectTurned(ranks, 24);
+    EXPECT_EQ(ranks.rank(0).to(1).numConcealed, reach == Reach::kFetch ? 1 : 0);
+  }
+}
+
+TEST(PlanRun, IsNotOverBeforeItsReaderAcknowledges) {
+  Ranks<PlanRun> ranks(turnPlans(24));
+  ranks.group.forEachLink([](FakeConnection& link) { link.reach = Reach::kDirect; });
+  ranks.step(1);
+  ranks.step(0);  // rank 0 has read all of rank 1's
+  ASSERT_EQ(ranks.rank(0).to(1).sent(Lane::kControl).size(), 2U);
+  EXPECT_TRUE(readFrame<AckFrame>(ranks.rank(0).to(1).sent(Lane::kControl).back()).has_value());
+  ranks.step(0);
+  EXPECT_FALSE(ranks.of(0).finished());
+  EXPECT_TRUE(ranks.of(0).needs(1));
+  ranks.run();
+  expectTurned(ranks, 24);
+}
+
+TEST(PlanRun, CombinesWhatIsStagedPostedOrCopied) {
+  for (const Reach reach : {Reach::kNone, Reach::kDirect, Reach::kCopy}) {
+    Ranks<PlanRun> ranks(sumPlans(500));
+    ranks.group.forEachLink([&](FakeConnection& link) { link.reach = reach; });
+    ranks.run();
+    expectSummed(ranks.outputs);
+  }
+}
+
+TEST(PlanRun, ThatIsShortIsUnderstoodByAShortRun) {
+  const auto plans = sumPlans(4);
+  Ranks<PlanRun> ranks(plans);
+  ranks.group.forEachLink([](FakeConnection& link) { link.reach = Reach::kDirect; });
+  ranks.rank(0).context.inlineBytes = ranks.rank(1).context.inlineBytes = 64;
+  const TensorView in = viewOf(ranks.inputs[1], {4});
+  const TensorView out = viewOf(ranks.outputs[1], {4});
+  const auto other = std::make_shared<ShortRun>(plans[1]);
+  other->prepare(std::span(&in, 1), std::span(&out, 1));
+  ranks.rank(1).start(*other, 5);
+  std::vector<std::shared_ptr<Activity>> both = {ranks.runs[0], other};
+  ranks.group.run(both);
+  expectSummed(ranks.outputs);
+}
+
+TEST(PlanRun, RunsAgain) {
+  Ranks<PlanRun> ranks(turnPlans(24));
+  for (std::uint64_t seq = 6; seq < 9; ++seq) {
+    ranks.run();
+    expectTurned(ranks, 24);
+    for (Rank r = 0; r < 2; ++r) {
+      std::fill(ranks.outputs[static_cast<std::size_t>(r)].begin(), ranks.outputs[static_cast<std::size_t>(r)].end(), -1);
+      ranks.of(r).prepareAgain();
+      ranks.rank(r).start(ranks.of(r), seq);
+    }
+  }
+}
+
+// ---- runs of plans, and peers that are broken
+
+struct Posted {
+  Reach reach = Reach::kDirect;
+  Dims byteStrides = {24 * 8, 8};
+  std::uint32_t firstSlot = 0;
+  std::uint32_t numSlots = 1;
+  std::uint64_t address = 0;  // 0: as exposed
+};
+
+// Rank 0 after rank 1 posted this.
+Status failureOfPost(const Posted& posted, int times = 1) {
+  Ranks<PlanRun> ranks(turnPlans(24));
+  FakeConnection& link = ranks.rank(1).to(0);
+  const auto address = reinterpret_cast<std::uint64_t>(ranks.inputs[1].data());
+  link.exposed.push_back({address, ranks.inputs[1].size() * sizeof(std::int64_t)});
+  Bytes slots;
+  for (std::uint32_t i = 0; i < posted.numSlots; ++i) {
+    Bytes slot(postedSlotBytes(posted.byteStrides.size()));
+    writePostedSlot(slot.data(), {posted.reach, {kFirstExposure, posted.address == 0 ? address : posted.address}, posted.byteStrides});
+    slots.insert(slots.end(), slot.begin(), slot.end());
+  }
+  for (int i = 0; i < times; ++i) {
+    link.sent(Lane::kControl)
+        .push_back(frameOf(PostFrame{ranks.tag(), 12 * 12 * sizeof(std::int64_t), posted.firstSlot, posted.numSlots}, slots));
+  }
+  ranks.step(0);
+  return ranks.rank(0).failure;
+}
+
+TEST(PlanRun, RefusesAPostThatLeadsOutOfThePeersMemory) {
+  const std::string words = "rank 1 sent a frame (kind 1: post) that does not fit the test's operation";
+  EXPECT_TRUE(failureOfPost({}).isOk()) << failureOfPost({}).message();
+  // Fewer or more dimensions than the plan reads, steps that are too long, negative, or overflow, and memory that is not exposed.
+  EXPECT_EQ(failureOfPost({.byteStrides = {8}}).message(), words);
+  EXPECT_EQ(failureOfPost({.byteStrides = {}}).message(), words);
+  EXPECT_EQ(failureOfPost({.byteStrides = {24 * 8, 8, 8}}).message(), words);
+  EXPECT_EQ(failureOfPost({.byteStrides = {26 * 8, 8}}).message(), words);
+  EXPECT_EQ(failureOfPost({.byteStrides = {-8, 8}}).message(), words);
+  EXPECT_EQ(failureOfPost({.byteStrides = {std::int64_t{1} << 61, 8}}).message(), words);
+  EXPECT_EQ(failureOfPost({.address = 64}).message(), words);
+}
+
+TEST(PlanRun, RefusesSlotsThatItDoesNotHave) {
+  const std::string words = "rank 1 sent a frame (kind 1: post) that does not fit the test's operation";
+  EXPECT_EQ(failureOfPost({.firstSlot = 1}).message(), words);
+  EXPECT_EQ(failureOfPost({.numSlots = 2}).message(), words);
+  EXPECT_EQ(failureOfPost({}, 2).message(), words);
+}
+
+TEST(PlanRun, RefusesAnAcknowledgementThatIsNotDue) {
+  for (const bool isPosted : {false, true}) {
+    Ranks<PlanRun> ranks(turnPlans(24));
+    if (isPosted) {
+      ranks.group.forEachLink([](FakeConnection& link) { link.reach = Reach::kDirect; });
+      ranks.step(0);
+      ranks.rank(1).to(0).sent(Lane::kControl).push_back(frameOf(AckFrame{ranks.tag()}));
+      ranks.step(0);
+      EXPECT_TRUE(ranks.rank(0).failure.isOk());
+    }
+    ranks.rank(1).to(0).sent(Lane::kControl).push_back(frameOf(AckFrame{ranks.tag()}));
+    ranks.step(0);
+    expectFailure(ranks.rank(0), "sent a frame (kind 2: ack) that does not fit");
+  }
+}
+
+// Rank 0 after rank 1 put these into the bulk lane.
+template <typename Make>
+void withStaged(Make make, const std::function<void(Ranks<PlanRun>&)>& check) {
+  Ranks<PlanRun> ranks(turnPlans(24));
+  for (const Bytes& frame : make(ranks.tag())) {
+    ranks.rank(1).to(0).sent(Lane::kBulk).push_back(frame);
+  }
+  for (int i = 0; i < 4; ++i) {
+    ranks.step(0);
+  }
+  check(ranks);
+}
+
+TEST(PlanRun, NamesThePeerOfStagedBytesThatCannotBe) {
+  using Frames = std::vector<Bytes>;
+  const Bytes segment(12 * 8 * 5);
+  withStaged(
+      [&](const OperationTag& tag) {
+        return Frames{frameOf(StagedFrame{tag, 512, 1})};
+      },
+      [](auto& ranks) { expectFailure(ranks.rank(0), "(kind 11: staged bytes) that does not fit"); });
+  withStaged(
+      [&](const OperationTag& tag) {
+        return Frames{frameOf(StagedFrame{tag, 256, 1}, segment)};
+      },
+      [](auto& ranks) { expectFailure(ranks.rank(0), "SHARDWIRE_RING_BYTES"); });
+  withStaged(
+      [&](const OperationTag& tag) {
+        Bytes frame = frameOf(StagedFrame{tag, 512, 1}, segment);
+        frame.pop_back();
+        return Frames{frame};
+      },
+      [](auto& ranks) { expectFailure(ranks.rank(0), "on the bulk lane that cannot be read"); });
+  // The first says that nothing is posted, the second that something is.
+  withStaged(
+      [&](const OperationTag& tag) {
+        return Frames{frameOf(StagedFrame{tag, 512, 1}, Payload(segment).first(384)), frameOf(StagedFrame{tag, 512, 0}, segment)};
+      },
+      [](auto& ranks) { expectFailure(ranks.rank(0), "(kind 11: staged bytes) that does not fit"); });
+}
+
+TEST(PlanRun, AsksAPeerWhoseStagedBytesAreOfAnotherOperationOrSize) {
+  using Frames = std::vector<Bytes>;
+  const auto expectDesync = [](auto& ranks) {
+    ASSERT_FALSE(ranks.rank(0).desyncs.empty());
+    EXPECT_EQ(ranks.rank(0).desyncs[0], (std::pair<Rank, std::uint64_t>(1, 5)));
+    EXPECT_TRUE(ranks.rank(0).failure.isOk());
+  };
+  const Bytes odd(7);
+  withStaged([&](const OperationTag& tag) { return Frames{frameOf(StagedFrame{tag, 512, 1}, odd)}; }, expectDesync);
+  withStaged([&](const OperationTag& tag) { return Frames{frameOf(StagedFrame{{5, tag.fingerprint + 1}, 512, 1}, odd)}; }, expectDesync);
+}
+
+}  // namespace
+}  // namespace shardwire::internal

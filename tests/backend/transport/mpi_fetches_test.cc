@@ -1,0 +1,218 @@
+// Both sides of the fetches of an mpi connection, without MPI: messages are kept here, and end when a test says so.
+#include "backend/transport/mpi/mpi_fetches.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstring>
+#include <deque>
+#include <random>
+#include <vector>
+
+namespace shardwire::testing {
+namespace {
+
+using namespace internal;
+
+class NoPair final : public MpiPair {};
+
+// Messages of one direction: `send` keeps the runs, as MPI may, and reads them only in deliver().
+class KeptMessages final : public MpiOperations {
+ public:
+  Status send(MpiPair&, int, std::span<const MpiRun> runs, const MpiCookie& cookie) override {
+    sends.push_back({{runs.begin(), runs.end()}, cookie});
+    return Status::ok();
+  }
+  Status receive(MpiPair&, int, std::span<const MpiRun> runs, const MpiCookie& cookie) override {
+    receives.push_back({{runs.begin(), runs.end()}, cookie});
+    return Status::ok();
+  }
+  Status poll(std::vector<MpiDone>*) override { return Status::ok(); }
+  void cancelReceives(const void*, std::uint16_t) override {}
+  void forget(const void*) override {}
+
+  struct Message {
+    std::vector<MpiRun> runs;
+    MpiCookie cookie;
+    std::size_t size() const {
+      std::size_t bytes = 0;
+      std::for_each(runs.begin(), runs.end(), [&](const MpiRun& run) { bytes += run.size; });
+      return bytes;
+    }
+  };
+  std::deque<Message> sends;
+  std::deque<Message> receives;
+};
+
+class NoReceiver final : public MpiReceiver {
+ public:
+  void onDone(const MpiDone&) override {}
+};
+
+// One rank's side, as its connection uses it.
+struct Side {
+  KeptMessages* messages = new KeptMessages;
+  MpiWire wire{nullptr, std::unique_ptr<MpiOperations>(messages)};
+  NoPair pair;
+  NoReceiver receiver;
+  MpiFetches fetches{&wire, &pair, 7, &receiver};
+};
+
+struct TwoSides {
+  // The oldest message arrives: MPI reads the owner's memory now.
+  void deliver() {
+    ASSERT_FALSE(owner.messages->sends.empty());
+    ASSERT_FALSE(asker.messages->receives.empty());
+    const KeptMessages::Message from = owner.messages->sends.front();
+    const KeptMessages::Message to = asker.messages->receives.front();
+    owner.messages->sends.pop_front();
+    asker.messages->receives.pop_front();
+    ASSERT_EQ(from.size(), to.size());
+    std::vector<std::byte> bytes;
+    for (const MpiRun& run : from.runs) {
+      bytes.insert(bytes.end(), run.bytes, run.bytes + run.size);
+    }
+    const std::byte* next = bytes.data();
+    for (const MpiRun& run : to.runs) {
+      std::memcpy(run.bytes, next, run.size);
+      next += run.size;
+    }
+    EXPECT_TRUE(asker.fetches.received({to.cookie, to.size(), false, {}}).isOk());
+    EXPECT_TRUE(owner.fetches.sent({from.cookie, from.size(), false, {}}).isOk());
+  }
+  void ask(std::uint32_t space, std::span<const MemoryRun> runs, FetchCount* count) {
+    std::vector<std::string> requests;
+    ASSERT_TRUE(asker.fetches.fetch(space, runs, count, &requests).isOk());
+    for (const std::string& request : requests) {
+      ASSERT_TRUE(owner.fetches.serve(request).isOk());
+    }
+  }
+  void tell() {
+    EXPECT_TRUE(asker.fetches.confirmedByPeer(static_cast<std::uint32_t>(owner.fetches.numConfirmed() % MpiHead::kConfirmedModulo)));
+  }
+
+  Side owner;
+  Side asker;
+};
+
+MemoryRun runOf(std::vector<std::byte>& to, const std::vector<std::byte>& from, std::size_t offset, std::size_t bytes) {
+  return {to.data() + offset, reinterpret_cast<std::uint64_t>(from.data()) + offset, bytes};
+}
+
+TEST(MpiFetches, ALongRunHasArrivedOnceTheOwnerConfirmsIt) {
+  TwoSides two;
+  std::vector<std::byte> from(3 * kMpiLongestMessage / 2, std::byte{1});
+  std::vector<std::byte> to(from.size());
+  const RemoteAddress address = two.owner.fetches.expose(from.data(), from.size());
+  FetchCount count;
+  const MemoryRun all = runOf(to, from, 0, from.size());
+  two.ask(address.space, {&all, 1}, &count);
+  two.deliver();
+  EXPECT_EQ(two.owner.fetches.numConfirmed(), 0U);  // of two messages
+  two.deliver();
+  EXPECT_EQ(to, from);
+  EXPECT_EQ(count.pending, 1U);
+  EXPECT_EQ(two.owner.fetches.numConfirmed(), 1U);
+  two.tell();
+  EXPECT_EQ(count.pending, 0U);
+}
+
+TEST(MpiFetches, ShortRunsAreCopiedWhenTheyAreServedAndNeedNoConfirmation) {
+  TwoSides two;
+  std::vector<std::byte> from(kMpiLongRun, std::byte{1});
+  std::vector<std::byte> to(from.size());
+  const RemoteAddress address = two.owner.fetches.expose(from.data(), from.size());
+  FetchCount count;
+  const MemoryRun one = runOf(to, from, 0, kMpiLongRun - 1);
+  two.ask(address.space, {&one, 1}, &count);
+  const MemoryRun some[] = {runOf(to, from, 0, 100), runOf(to, from, 1000, 200)};
+  two.ask(address.space, some, &count);
+  static_cast<void>(two.owner.fetches.stop());
+  std::fill(from.begin(), from.end(), std::byte{2});
+  two.deliver();
+  two.deliver();
+  EXPECT_EQ(count.pending, 0U);
+  EXPECT_EQ(std::count(to.begin(), to.end(), std::byte{1}), static_cast<std::ptrdiff_t>(kMpiLongRun - 1));
+}
+
+TEST(MpiFetches, AMessageUnderWayWhenTheOwnerStopsEndsNoFetch) {
+  TwoSides two;
+  std::vector<std::byte> from(4 * kMpiLongRun, std::byte{1});
+  std::vector<std::byte> to(from.size());
+  const RemoteAddress address = two.owner.fetches.expose(from.data(), from.size());
+  FetchCount before;
+  FetchCount after;
+  const MemoryRun first = runOf(to, from, 0, kMpiLongRun);
+  const MemoryRun second = runOf(to, from, kMpiLongRun, kMpiLongRun);
+  two.ask(address.space, {&first, 1}, &before);
+  two.ask(address.space, {&second, 1}, &after);
+  two.deliver();
+  EXPECT_FALSE(two.owner.fetches.stop());  // the second message is under way
+  std::fill(from.begin(), from.end(), std::byte{2});
+  two.deliver();
+  EXPECT_TRUE(two.owner.fetches.stop());
+  two.tell();
+  EXPECT_EQ(before.pending, 0U);
+  EXPECT_EQ(after.pending, 1U);
+  EXPECT_EQ(two.owner.fetches.numConfirmed(), 1U);
+}
+
+// Counts go with messages that overtake each other, and wrap around.
+TEST(MpiFetches, OlderCountsAreNoNewsAndImpossibleOnesAreErrors) {
+  TwoSides two;
+  std::vector<std::byte> from(kMpiLongRun, std::byte{1});
+  std::vector<std::byte> to(from.size());
+  const RemoteAddress address = two.owner.fetches.expose(from.data(), from.size());
+  const MemoryRun all = runOf(to, from, 0, from.size());
+  for (std::uint32_t i = 1; i < 100; ++i) {
+    FetchCount count;
+    two.ask(address.space, {&all, 1}, &count);
+    two.deliver();
+    EXPECT_FALSE(two.asker.fetches.confirmedByPeer(i + 1)) << i;
+    EXPECT_TRUE(two.asker.fetches.confirmedByPeer(i - 1));
+    EXPECT_EQ(count.pending, 1U);
+    EXPECT_TRUE(two.asker.fetches.confirmedByPeer(i));
+    EXPECT_EQ(count.pending, 0U);
+    EXPECT_TRUE(two.asker.fetches.confirmedByPeer(i / 2));
+    EXPECT_FALSE(two.asker.fetches.confirmedByPeer(MpiHead::kConfirmedModulo - 1));
+  }
+}
+
+TEST(MpiFetches, RandomRunsEndWhenTheirBytesAreThere) {
+  std::minstd_rand random(11);
+  TwoSides two;
+  std::vector<std::byte> from(std::size_t{4} << 20);
+  std::generate(from.begin(), from.end(), [&] { return static_cast<std::byte>(random()); });
+  const RemoteAddress address = two.owner.fetches.expose(from.data(), from.size());
+  for (int round = 0; round < 50; ++round) {
+    std::vector<std::byte> to(from.size());
+    std::vector<std::byte> wanted(from.size());
+    std::vector<FetchCount> counts(1 + random() % 8);
+    std::size_t at = 0;
+    for (FetchCount& count : counts) {
+      std::vector<MemoryRun> runs;
+      for (std::size_t i = 0; i < 1 + random() % 40; ++i) {
+        const std::size_t bytes = random() % 8 == 0 ? random() % 200000 : random() % 3000;
+        if (at + bytes > from.size()) {
+          break;
+        }
+        runs.push_back(runOf(to, from, at, bytes));
+        std::memcpy(wanted.data() + at, from.data() + at, bytes);
+        at += bytes + random() % 100;
+      }
+      two.ask(address.space, runs, &count);
+    }
+    while (!two.owner.messages->sends.empty()) {
+      two.deliver();
+      if (random() % 3 == 0) {
+        two.tell();
+      }
+    }
+    two.tell();
+    EXPECT_TRUE(std::all_of(counts.begin(), counts.end(), [](const FetchCount& count) { return count.pending == 0; })) << round;
+    EXPECT_EQ(to, wanted) << round;
+  }
+}
+
+}  // namespace
+}  // namespace shardwire::testing

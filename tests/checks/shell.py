@@ -1,0 +1,32 @@
+"""The check of shell scripts: each is read by bash, and by shellcheck where that is installed, which must find nothing. Usage: shell.py [FILE...]."""
+
+import pathlib
+import shutil
+import subprocess
+import sys
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+# SC1091: what a script sources is checked by itself. SC2034, SC2154: ./run and the files that it sources share variables, which each says at its head.
+# SC2015: in `A && B || C` the last is meant for when either of the others fails.
+LEFT_OUT = "SC1091,SC2034,SC2154,SC2015"
+
+
+def scripts():
+    return [ROOT / "run", ROOT / ".ci" / "run", *sorted((ROOT / ".ci").glob("*.sh"))]
+
+
+def main():
+    files = [str(pathlib.Path(word)) for word in sys.argv[1:]] or [str(path) for path in scripts()]
+    broken = [path for path in files if subprocess.run(["bash", "-n", path], check=False).returncode != 0]
+    if broken:
+        return 1
+    if shutil.which("shellcheck") is None:
+        print(f"{len(files)} scripts read by bash; no shellcheck here")
+        return 0
+    status = subprocess.run(["shellcheck", "--shell=bash", f"--exclude={LEFT_OUT}", "--format=gcc", *files], check=False).returncode
+    print(f"{len(files)} scripts read by bash and shellcheck")
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())

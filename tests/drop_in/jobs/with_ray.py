@@ -1,0 +1,39 @@
+"""Ray Train's TorchTrainer; started as a plain program, its workers are Ray's."""
+
+import os
+import sys
+import tempfile
+
+import ray
+from ray.train import RunConfig, ScalingConfig
+from ray.train.torch import TorchConfig, TorchTrainer
+
+
+def train():
+    import ray.train.torch
+    import torch
+    import torch.distributed as dist
+
+    import job
+
+    torch.set_num_threads(1)
+    model = ray.train.torch.prepare_model(job.model())
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    for step in job.steps():
+        given, wanted = job.batch(dist.get_rank(), step)
+        optimizer.zero_grad()
+        job.loss(model(given), wanted).backward()
+        optimizer.step()
+        job.tick()
+    job.finish(model.module.state_dict())
+    dist.barrier()  # Ray itself ends the group
+
+
+ranks = int(sys.argv[1])
+with tempfile.TemporaryDirectory(prefix="ray-") as folder:
+    # Its sockets' paths must be short, and nothing of it may lie in the user's home.
+    os.environ["HOME"] = folder
+    ray.init(num_cpus=ranks + 1, include_dashboard=False, log_to_driver=False)
+    TorchTrainer(train, scaling_config=ScalingConfig(num_workers=ranks, use_gpu=False), torch_config=TorchConfig(backend="gloo"),
+                 run_config=RunConfig(storage_path=folder)).fit()
+    ray.shutdown()

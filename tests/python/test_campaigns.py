@@ -1,0 +1,54 @@
+"""A short, repeatable cut of bench/kills.py and bench/mismatches.py: nothing may hang, be wrong, or be left unnamed."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "bench"))
+
+import kills
+import mismatches
+from campaigns import pauses
+from campaigns.mismatch_kinds import KINDS
+
+SEED = 10
+
+
+@pytest.mark.parametrize("way", ["shm", "tcp"])
+def test_survivors_of_a_kill_raise_and_name_the_dead_rank(way: str, capsys: pytest.CaptureFixture[str]) -> None:
+    outcomes = kills.campaign(SEED, list(range(12)), [way], bound=20)[way]
+    verdicts = [verdict for outcome in outcomes for verdict in kills.judge(outcome)]
+    assert len(verdicts) >= 12
+    assert not any(kills.is_fault(verdict, way) for verdict in verdicts), capsys.readouterr().out
+
+
+def test_gloo_runs_beside() -> None:
+    outcomes = kills.campaign(SEED, [0, 1], ["gloo"], bound=20)["gloo"]
+    assert all("broken" not in outcome for outcome in outcomes), outcomes
+
+
+def test_a_reader_paused_in_a_copy_never_reports_success_with_wrong_bytes() -> None:
+    outcomes = [pauses.pause_once(SEED, number) for number in range(12)]
+    # On a busy machine some copies are over before the reader stops; when all are, this test has seen nothing.
+    assert any(outcome["kind"] in ("raised", "right") for outcome in outcomes), outcomes
+    assert not any(pauses.is_fault(outcome) for outcome in outcomes), [outcome for outcome in outcomes if pauses.is_fault(outcome)]
+
+
+# Four parts, so that a failure does not hide the others. "late" is for campaigns on quiet machines: here only timeouts count.
+@pytest.mark.parametrize("part", range(4))
+def test_every_kind_of_mismatch_raises_on_every_rank(part: int, capsys: pytest.CaptureFixture[str]) -> None:
+    # The round chooses the number of ranks: 3, where most kinds can be seen.
+    numbers = [len(KINDS) + kind for kind in range(len(KINDS)) if kind % 4 == part]
+    outcomes = mismatches.campaign(SEED, numbers, ["shm", "tcp"][part % 2 :][:1], checked=False)
+    faults = [outcome for outcome in outcomes if mismatches.is_fault(outcome, False) and mismatches.judge(outcome, False) != "late"]
+    assert not faults, capsys.readouterr().out
+
+
+@pytest.mark.skipif(shutil.which("mpirun") is None, reason="no mpirun here (Debian: openmpi-bin)")
+def test_survivors_over_mpi_raise_and_name_the_dead_rank(capsys: pytest.CaptureFixture[str]) -> None:
+    outcome = kills.campaign(SEED, [0], ["mpi"], bound=20)["mpi"][0]
+    assert not any(kills.is_fault(verdict, "mpi") for verdict in kills.judge(outcome)), capsys.readouterr().out

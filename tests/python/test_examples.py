@@ -1,0 +1,95 @@
+"""Every Python example of README.md and docs/ runs as it is written there: all that are marked "run", found by tests/checks/docs.py, and those below by the real launcher."""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import importlib
+import io
+import json
+import os
+import pathlib
+import re
+import socket
+import subprocess
+import sys
+
+import pytest
+import torch
+from ranks import run_ranks
+
+import shardwire
+from shardwire.offline.description import plan_description
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "tests" / "checks"))
+import docs  # noqa: E402: it lies beside the checks
+
+EXAMPLES = [example for example, _, _ in docs.examples(ROOT) if example is not None]
+TORCH = tuple(int(part) for part in torch.__version__.split(".")[:2])
+
+
+# What an example must print.
+SAYS = {
+    # 12 of the 16 pieces cross ranks, and nothing more.
+    "docs/quickstart.md": "between ranks: 12.6 MB; the least possible: 12.6 MB",
+}
+
+
+def as_a_launcher_starts_it(rank: int, example: docs.Example, size: int, port: int, folder: str) -> str:
+    """What it prints. In a fork, where torch is imported already: starting interpreters would take most of the time."""
+    os.environ.update(RANK=str(rank), WORLD_SIZE=str(size), LOCAL_RANK=str(rank), MASTER_ADDR="localhost", MASTER_PORT=str(port), USE_LIBUV="0")
+    os.chdir(folder)
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        exec(compile(example.code, f"{example.page}, the example of line {example.line}", "exec"), {"__name__": "__main__"})
+    return printed.getvalue()
+
+
+def imports(code: str) -> list[str]:
+    """The modules that a program names in its import statements."""
+    nodes = list(ast.walk(ast.parse(code)))
+    return [node.module for node in nodes if isinstance(node, ast.ImportFrom) and node.module] + [name.name for node in nodes if isinstance(node, ast.Import) for name in node.names]
+
+
+@pytest.mark.parametrize(("example", "size"), [pytest.param(example, size, id=f"{example.page}:{example.line}-{size}") for example in EXAMPLES for size in example.sizes])
+def test_an_example_runs(example: docs.Example, size: int, tmp_path: pathlib.Path) -> None:
+    if example.torch and TORCH < tuple(int(part) for part in example.torch.split(".")):
+        pytest.skip(f"this example needs torch {example.torch}")
+    with socket.socket() as probe:
+        probe.bind(("localhost", 0))
+        port = probe.getsockname()[1]
+    for module in imports(example.code):
+        importlib.import_module(module)  # once, before the forks
+    told = run_ranks(size, as_a_launcher_starts_it, example, size, port, str(tmp_path), join=False)
+    if "explain()" in example.code:
+        assert SAYS.get(example.page, "") in told[0], told[0]
+
+
+def test_the_readme_example_runs_as_a_newcomer_starts_it(tmp_path: pathlib.Path) -> None:
+    (example,) = [each for each in EXAMPLES if each.page == "README.md"]
+    assert len(example.code.strip().splitlines()) <= 25
+    assert "`./run python -m shardwire.launch -n 4 loop.py`" in (ROOT / "README.md").read_text()
+    (tmp_path / "loop.py").write_text(example.code)
+    command = [sys.executable, "-m", "shardwire.launch", "-n", "4", str(tmp_path / "loop.py")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    # Each trainer gives each server a quarter of the weight, and nothing more.
+    assert "between ranks: 16.8 MB; the least possible: 16.8 MB" in done.stdout, done.stdout
+
+
+def test_the_examples_of_the_pages_are_found() -> None:
+    """At least those that were there when the collector was written; less means that it does not find them any more."""
+    found = {example.page for example in EXAMPLES if example.sizes}
+    assert {"docs/move-weights.md", "docs/queue.md", "docs/symmetric.md", "docs/weights.md"} <= found, found
+
+
+@pytest.mark.parametrize("example", [pytest.param(example, id=f"{example.page}:{example.line}") for example in EXAMPLES if example.how == "excerpt of"])
+def test_an_excerpt_names_what_is_there(example: docs.Example) -> None:
+    assert all(hasattr(shardwire, name) for name in re.findall(r"\bshardwire\.(?!adapters)(\w+)", example.code))
+
+
+def test_the_picture_is_what_the_plan_draws(tmp_path: pathlib.Path) -> None:
+    """docs/pictures/move-weights.svg, which docs/move-weights.md says how to draw again."""
+    plan_description(json.loads((ROOT / "docs/pictures/move-weights.json").read_text())).plot(tmp_path / "again.svg")
+    assert (ROOT / "docs/pictures/move-weights.svg").read_text() == (tmp_path / "again.svg").read_text()

@@ -1,0 +1,461 @@
+"""Transforms over ranks against numpy's of the whole array: the published outline, random cases, gradients, and misuse."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import random
+from typing import Any
+
+import numpy
+import pytest
+import torch
+from ranks import group, run_ranks
+from test_reshape import error_of, random_distribution, take
+
+import shardwire
+import shardwire.distributed as swd
+from shardwire.distributed.distribution import BlockCyclic, Box, Boxes, Pencil, Placements, ProcessGrid, Slab
+from shardwire.distributed.fft import FFT, FFTDirection, FFTOptions, InvalidFFTState, allocate_operand, fft, ifft, irfft, rfft
+from shardwire.distributed.reshape import reshape
+
+SEED = int(os.environ.get("SHARDWIRE_ORACLE_SEED", "20260714"))
+CASES = int(os.environ.get("SHARDWIRE_ORACLE_CASES", "40"))
+SHAPES = [(8, 9), (9, 11, 8), (31, 31, 31), (128, 32, 64)]
+
+
+def data_of(shape: Any, dtype: torch.dtype, seed: int) -> torch.Tensor:
+    """The same on all ranks."""
+    rng = numpy.random.default_rng(seed)
+    values = rng.standard_normal(shape)
+    if dtype.is_complex:
+        values = values + 1j * rng.standard_normal(shape)
+    return torch.from_numpy(numpy.asarray(values)).to(dtype)
+
+
+def naive(whole: torch.Tensor, kind: str, inverse: bool, parity: str, axes: Any, norm: str | None) -> torch.Tensor:
+    """numpy's transform of the whole array, in double precision."""
+    values = whole.to(torch.complex128 if whole.is_complex() else torch.float64).numpy()
+    named = norm or ("forward" if inverse or kind == "C2R" else "backward")
+    axes = list(range(values.ndim)) if axes is None else list(axes)
+    if kind == "R2C":
+        return torch.from_numpy(numpy.fft.rfftn(values, axes=axes, norm=named))
+    if kind == "C2R":
+        last = 2 * (values.shape[axes[-1]] - 1) + (parity == "odd")
+        return torch.from_numpy(numpy.fft.irfftn(values, s=[values.shape[axis] for axis in axes[:-1]] + [last], axes=axes, norm=named))
+    return torch.from_numpy((numpy.fft.ifftn if inverse else numpy.fft.fftn)(values, axes=axes, norm=named))
+
+
+def check(result: Any, whole: torch.Tensor, distribution: Any, rank: int, ranks: int, note: str) -> None:
+    """Equal to this rank's part of ``whole``, to 1e-12 of the largest value in double precision and 1e-5 in single."""
+    got = torch.from_numpy(result) if isinstance(result, numpy.ndarray) else result
+    wanted = take(distribution, whole, rank, ranks)
+    assert got.shape == wanted.shape and got.is_complex() == wanted.is_complex(), f"{note}: {got.shape} {got.dtype}, not {wanted.shape} {wanted.dtype}"
+    bound = {torch.float64: 1e-12, torch.complex128: 1e-12, torch.float32: 1e-5, torch.complex64: 1e-5}.get(got.dtype, 2e-3)
+    largest = max(float(whole.abs().max()), 1.0)
+    wide = got.to(torch.complex128 if got.is_complex() else torch.float64)
+    error = float((wide - wanted).abs().max()) if wanted.numel() else 0.0
+    assert error <= bound * largest, f"{note}: off by {error / largest:.2g} of the largest value"
+
+
+def outline(rank: int, ranks: int, shapes: Any) -> int:
+    """nvmath's published test: kinds, reshape or not or by boxes, direction, and resets that go on with the result."""
+    swd.initialize(None, group())
+    done = 0
+    kinds = [("C2C", "even"), ("R2C", "even"), ("C2R", "even"), ("C2R", "odd")]
+    for shape, (kind, parity), reshape, inverse, single in itertools.product(shapes, kinds, (True, False, "use_box"), (False, True), (False, True)):
+        if (kind == "R2C" and inverse) or (kind == "C2R" and not inverse) or (single and shape in SHAPES[2:]):
+            continue
+        real, cplx = (torch.float32, torch.complex64) if single else (torch.float64, torch.complex128)
+        whole = data_of(shape, real if kind == "R2C" else cplx, 5)
+        expected = naive(whole, kind, inverse, parity, None, None)
+        source, other = (Slab.Y, Slab.X) if inverse else (Slab.X, Slab.Y)
+        target = source if reshape is True else other
+        distribution: Any = source
+        if reshape == "use_box":
+            distribution = [source.boxes(shape, ranks)[rank][0], other.boxes(expected.shape, ranks)[rank][0]]
+        operand = take(source, whole, rank, ranks)
+        use_numpy = single
+        note = f"{shape} {kind} {parity} reshape={reshape} inverse={inverse} {real}"
+        options = {"fft_type": kind, "last_axis_parity": parity, "reshape": reshape is True, "blocking": True}
+        direction = FFTDirection.INVERSE if inverse else FFTDirection.FORWARD
+        with FFT(operand.numpy() if use_numpy else operand, distribution=distribution, options=options) as f:
+            assert f.global_extents == shape
+            f.plan()
+            result = f.execute(direction=direction, release_workspace=True)
+            check(result, expected, target, rank, ranks, note)
+            if reshape is not True:
+                assert f.output_distribution.boxes(expected.shape, ranks) == other.boxes(expected.shape, ranks)
+            if kind == "C2C":  # back to where it came from, and once more
+                f.reset_operand(result, distribution=distribution[1] if reshape == "use_box" else target)
+                back = f.execute(direction=FFTDirection(-direction))
+                check(back, whole * whole.numel(), source, rank, ranks, note + " back")
+                f.reset_operand(back, distribution=distribution[0] if reshape == "use_box" else source)
+                check(f.execute(direction=direction), expected * whole.numel(), target, rank, ranks, note + " again")
+            else:
+                operand *= 2  # what the operand's memory holds when it is executed is transformed
+                check(f.execute(), expected * 2, target, rank, ranks, note + " in place")
+                f.reset_operand((operand / 4).numpy() if use_numpy else operand / 4)
+                check(f.execute(), expected / 2, target, rank, ranks, note + " reset")
+        done += 1
+    swd.finalize()
+    return done
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4, 5, 6])
+def test_the_published_outline(ranks: int) -> None:
+    shapes = SHAPES if ranks == 2 else SHAPES[:3] if ranks < 5 else SHAPES[:2]
+    assert run_ranks(ranks, outline, ranks, shapes, timeout=120)[0] >= 35
+
+
+def random_cases(rank: int, ranks: int, seed: int, cases: int) -> int:
+    rng = random.Random(seed)
+    done = 0
+    for case in range(cases):
+        ndim = rng.randint(1, 4)
+        shape = tuple(rng.randint(1, 9) for _ in range(ndim))
+        axes = None if rng.random() < 0.4 else [axis - rng.choice((0, ndim)) for axis in rng.sample(range(ndim), rng.randint(1, ndim))]
+        kind, parity = rng.choice([("C2C", "even"), ("R2C", "even"), ("C2R", "even"), ("C2R", "odd")])
+        last = (ndim if axes is None else axes[-1] % ndim + 1) - 1
+        if kind == "C2R" and shape[last] == 1:
+            parity = "odd"
+        norm, inverse = rng.choice([None, "backward", "ortho", "forward"]), kind == "C2R" or (kind == "C2C" and rng.random() < 0.5)
+        dtypes = [torch.float32, torch.float64] if kind == "R2C" else [torch.complex64, torch.complex128]
+        whole = data_of(shape, rng.choice(dtypes), seed + case)
+        expected = naive(whole, kind, inverse, parity, axes, norm)
+        source, target = random_distribution(rng, shape, ranks), random_distribution(rng, tuple(expected.shape), ranks)
+        note = f"SHARDWIRE_ORACLE_SEED={SEED}, {ranks} ranks, case {case}: {kind} {parity} of {shape} axes {axes} norm {norm} {source} to {target}"
+        call = {"C2C": ifft if inverse else fft, "R2C": rfft, "C2R": irfft}[kind]
+        local = take(source, whole, rank, ranks)
+        result = call(local, distribution=[source, target], axes=axes, norm=norm, options={"last_axis_parity": parity}, global_shape=shape, group=group())
+        check(result, expected, target, rank, ranks, note)
+        assert torch.equal(local, take(source, whole, rank, ranks)), note + ": the operand was written to"
+        done += 1
+    return done
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4, 5, 6])
+def test_random_cases(ranks: int) -> None:
+    """SHARDWIRE_ORACLE_CASES=1667 makes 10,002 cases of them."""
+    assert run_ranks(ranks, random_cases, ranks, SEED + ranks, CASES, timeout=60 + CASES) == [CASES] * ranks
+
+
+def with_engine(rank: int, ranks: int, name: str, cases: int) -> str:
+    os.environ["SHARDWIRE_FFT_ENGINE"] = name
+    random_cases(rank, ranks, SEED, cases)
+    with FFT(torch.zeros(2, 4, dtype=torch.complex64), distribution=Slab.X, group=group()) as f:
+        f.plan()
+        return f.explain()
+
+
+@pytest.mark.parametrize("name", ["torch", "fftw", "mkl"])
+def test_each_engine(name: str) -> None:
+    from shardwire.distributed import _dfti, _fftw
+    if name == "fftw" and _fftw.find() is None:
+        pytest.skip("no FFTW here (Debian: libfftw3-single3, libfftw3-double3)")
+    if name == "mkl" and _dfti.find() is None:
+        assert not torch.backends.mkl.is_available() or not torch.__version__.endswith("+cpu"), "pip's torch exports MKL's functions"
+        pytest.skip("this torch exports no MKL")
+    said = {"torch": "by torch.fft", "fftw": "by FFTW", "mkl": "by MKL's Dfti"}[name]
+    assert said in run_ranks(2, with_engine, 2, name, CASES, timeout=60 + CASES)[0]
+
+
+def in_parts(rank: int, ranks: int, name: str, cases: int) -> int:
+    """Parts and limits so small that small transforms are measured, cut with remainders, and go one axis after the other."""
+    from shardwire.distributed import _engines, _fftw
+    os.environ["SHARDWIRE_FFT_ENGINE"] = name
+    _engines._LEAST, _engines._SAMPLE, _engines._ENOUGH, _fftw._PLANNING = 0, 200, 1e-4, 1e-3
+    for part, single in ((1, 1), (24, 40), (7, 5), (60, 1 << 16)):
+        _fftw._PART, _fftw._SINGLE = part, single
+        _engines._choices.clear()
+        random_cases(rank, ranks, SEED + part, max(cases // 4, 1))
+    return len(_engines._choices)
+
+
+@pytest.mark.parametrize("name", ["", "fftw"])
+def test_engines_that_are_measured_and_parts(name: str) -> None:
+    from shardwire.distributed import _dfti, _fftw
+    if _fftw.find() is None and (name or _dfti.find() is None):
+        pytest.skip("no engine beside torch.fft here (Debian: libfftw3-single3, libfftw3-double3)")
+    measured = run_ranks(2, in_parts, 2, name, CASES, timeout=60 + CASES)
+    assert all(count == 0 for count in measured) if name else all(measured)
+
+
+class CountingEngine:
+    """Stands in for an engine: as slow as ``turns`` says, and counted."""
+
+    def __init__(self, turns: int) -> None:
+        self.turns, self.made = turns, 0
+
+    def make(self, _library: Any, call: Any, careful: bool) -> Any:
+        assert careful and call.elements <= 1 << 20
+        self.made += 1
+        return self
+
+    def run(self, source: torch.Tensor, _target: Any) -> torch.Tensor:
+        sum(range(self.turns))
+        return source
+
+
+def test_the_fastest_engine_is_chosen_and_kept() -> None:
+    from shardwire.distributed import _engines
+    from shardwire.distributed._local_call import Call, packed
+    slow, fast = CountingEngine(200_000), CountingEngine(10)
+    engines = [_engines.Engine(name, name.upper(), None, lambda call: True, each.make) for name, each in (("slow", slow), ("fast", fast))]
+    large = packed((7, 5000, 64), torch.complex64)
+    call = Call("C2C", (1,), large, large, True, False)
+    for _ in range(2):
+        choice = _engines.choose(engines, call, True)
+        assert choice.engine.short == "fast" and choice.elements == 3 * 5000 * 64 and list(choice.measured) == ["slow", "fast"]
+        assert "FAST (measured on 960000 elements: fast " in choice.told()
+    assert (slow.made, fast.made) == (1, 1)
+    def broken(*_given: Any) -> Any:
+        raise RuntimeError("no plan")
+    choice = _engines.choose([_engines.Engine("broken", "BROKEN", None, lambda call: True, broken), *engines], call, True)
+    assert choice.engine.short == "fast" and choice.told().endswith("; no plan)")
+    assert _engines.choose(engines, call, False).told() == "SLOW (not measured)"
+    small = packed((2, 3), torch.complex64)
+    assert _engines.choose(engines, Call("C2C", (1,), small, small, True, False), True).told() == "SLOW (too small to be measured)"
+    assert _engines.choose(engines[:1], call, True).told() == "SLOW (no other can)"
+    whole = packed((1 << 13, 1 << 12), torch.complex64)
+    assert "too large" in _engines.choose(engines, Call("C2C", (0, 1), whole, whole, True, False), True).told()
+
+
+def measures_differ(rank: int) -> tuple[str, str]:
+    """One rank measures and the other does not: nothing depends on it but speed."""
+    whole = data_of((32, 24, 20), torch.complex64, 1)
+    local = take(Slab.X, whole, rank, 2)
+    with FFT(local, distribution=Slab.X, options={"measure": rank == 0}, group=group()) as f:
+        f.plan()
+        check(f.execute(), naive(whole, "C2C", False, "even", None, None), Slab.X, rank, 2, "measured on rank 0 only")
+        steps = [step["engines"] for step in f.traffic()["steps"] if "transform" in step]
+        return f.explain(), str([len(each["measured_us"]) for step in steps for each in step])
+
+
+def test_ranks_need_not_agree_on_engines() -> None:
+    from shardwire.distributed import _engines
+    (first, counts), (second, none) = run_ranks(2, measures_differ)
+    assert "not measured" in second and none == "[0, 0]" or len(_engines.find()) == 1
+    if len(_engines.find()) > 1:
+        assert "(measured on 7680 elements: " in first and counts == str([len(_engines.find())] * 2)
+
+
+def test_an_engine_that_is_not_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    from shardwire.distributed import _engines
+    monkeypatch.setenv("SHARDWIRE_FFT_ENGINE", "fast")
+    with pytest.raises(ValueError, match="known: mkl, fftw, torch"):
+        _engines.find()
+    monkeypatch.setenv("SHARDWIRE_FFT_ENGINE", "mkl")
+    if not torch.backends.mkl.is_available():
+        with pytest.raises(ValueError, match="exports no Dfti"):
+            _engines.find()
+
+
+def gradients(rank: int, ranks: int) -> None:
+    """Against torch's own gradients of the whole transform."""
+    shape = (6, 5, 8)
+    cases = [(fft, "C2C"), (ifft, "C2C"), (rfft, "R2C"), (irfft, "C2R")]
+    for (call, kind), norm, parity, axes in itertools.product(cases, (None, "ortho", "forward", "backward"), ("even", "odd"), (None, (2, 0))):
+        if parity == "odd" and kind != "C2R":
+            continue
+        source, target = Pencil((0, 1)), Slab.Y
+        whole = data_of(shape, torch.float64 if kind == "R2C" else torch.complex128, 3).requires_grad_()
+        dims = (0, 1, 2) if axes is None else axes
+        named = norm or ("backward" if call in (fft, rfft) else "forward")
+        size = None
+        if kind == "C2R":
+            size = [shape[axis] for axis in dims]
+            size[-1] = 2 * (shape[dims[-1]] - 1) + (parity == "odd")
+        torch_call = {fft: torch.fft.fftn, ifft: torch.fft.ifftn, rfft: torch.fft.rfftn, irfft: torch.fft.irfftn}[call]
+        expected = torch_call(whole, dim=dims, norm=named, **({"s": size} if size else {}))
+        weights = data_of(expected.shape, expected.dtype, 4)
+        (expected * weights).real.sum().backward() if expected.is_complex() else (expected * weights).sum().backward()
+        mine = take(source, whole.detach(), rank, ranks).requires_grad_()
+        result = call(mine, distribution=[source, target], norm=norm, axes=axes, options={"last_axis_parity": parity}, group=group())
+        loss = result * take(target, weights, rank, ranks)
+        (loss.real if loss.is_complex() else loss).sum().backward()
+        check(mine.grad, whole.grad, source, rank, ranks, f"gradient of {call.__name__} {norm} {parity} {axes}")
+    # Lazy conjugates and negations on the way in and on the way back: their memory does not hold their values.
+    whole, given = data_of((4, 6), torch.complex128, 3).requires_grad_(), data_of((4, 6), torch.complex128, 4)
+    torch.fft.fftn(whole.conj()).backward(given.conj())
+    for also_moved in (False, True):
+        mine, after = take(Slab.X, whole.detach(), rank, ranks).requires_grad_(), Slab.Y if also_moved else Slab.X
+        spectrum = fft(mine.conj(), distribution=Slab.X, group=group())
+        spectrum = reshape(spectrum, Slab.X, Slab.Y, group=group()) if also_moved else spectrum
+        gradient = take(after, given, rank, ranks).conj()
+        assert gradient.is_conj()
+        spectrum.backward(gradient)
+        check(mine.grad.resolve_conj(), whole.grad.resolve_conj(), Slab.X, rank, ranks, f"gradient of conjugates, also moved: {also_moved}")
+    # On every rank the whole result: each rank's gradient counts.
+    whole = data_of((4, 6), torch.complex128, 3).requires_grad_()
+    weights = data_of((4, 6), torch.complex128, 4)
+    (torch.fft.fftn(whole) * weights).real.sum().backward()
+    mine = take(Slab.X, whole.detach(), rank, ranks).requires_grad_()
+    (fft(mine, distribution=[Slab.X, Boxes([Box((0, 0), (4, 6))] * ranks)], group=group()) * weights).real.sum().backward()
+    check(mine.grad, whole.grad * ranks, Slab.X, rank, ranks, "gradient of a result that all have")
+
+
+def test_gradients_are_torchs() -> None:
+    run_ranks(4, gradients, 4)
+
+
+def narrow(rank: int) -> None:
+    for dtype, wide in ((torch.float16, torch.complex32), (torch.bfloat16, torch.complex64)):
+        whole = data_of((6, 8), dtype, 2)
+        result = rfft(take(Slab.X, whole, rank, 2), distribution=Slab.X, group=group())
+        assert result.dtype == wide
+        error = (result.to(torch.complex64) - take(Slab.X, naive(whole, "R2C", False, "even", None, None), rank, 2)).abs().max()
+        assert float(error) < 0.05
+
+
+def test_narrow_types_are_computed_in_float32() -> None:
+    run_ranks(2, narrow)
+
+
+def options_and_views(rank: int) -> None:
+    g = group()
+    whole = data_of((4, 8, 6), torch.complex64, 1)
+    local = take(Slab.X, whole, rank, 2)
+    with FFT(local, distribution=Slab.X, options=FFTOptions(redistribute=False), group=g) as f:
+        with pytest.raises(InvalidFFTState, match="after plan"):
+            f.execute()
+        f.plan()
+        assert f.output_distribution == Slab.Y
+        first = f.execute()
+        assert torch.equal(f.execute(), first)  # the operand is as it was
+        text = f.explain()
+        assert "exchange" in text and "rank 0 to rank 1: " in text and f"by {f.traffic()['engine']}" in text
+        assert sum("move" in step for step in f.traffic()["steps"]) == 1  # transposed: one exchange
+        with pytest.raises(ValueError, match="give FFTDirection"):
+            f.execute(direction=2)
+        f.reset_operand(None)
+        with pytest.raises(InvalidFFTState, match="needs an operand"):
+            f.execute()
+        f.reset_operand_unchecked(local)
+        assert torch.equal(f.execute(), first)
+    with pytest.raises(InvalidFFTState, match="freed"):
+        f.execute()
+    with FFT(local, distribution=Slab.X, options={"redistribute": False}, axes=(1, 2), group=g) as f:
+        f.plan()
+        assert not any("move" in step for step in f.traffic()["steps"]) or f.output_distribution == Slab.Y
+    grid = ProcessGrid(shape=(2, 1, 1))
+    with FFT(take(BlockCyclic(grid, (1, 3, 2)), whole, rank, 2), distribution=BlockCyclic(grid, (1, 3, 2)), options={"redistribute": False}, group=g) as f:
+        f.plan()
+        check(f.execute(), naive(whole, "C2C", False, "even", None, None), f.output_distribution, rank, 2, "where it ends")
+        cyclic, free = BlockCyclic(grid, (1, 3, 2)), f.output_distribution
+        spectrum = f.execute()
+        f.reset_operand(spectrum, distribution=free)
+        assert f.output_distribution == cyclic
+        check(f.execute(direction="inverse"), whole.to(torch.complex128) * whole.numel(), cyclic, rank, 2, "back from where it ends")
+    made = allocate_operand(local.shape, torch, input_dtype=torch.complex64, distribution=Slab.X, memory_space="cpu", group=g)
+    assert shardwire.in_shared_heap(made) and made.shape == local.shape
+    assert allocate_operand(local.shape, numpy, input_dtype=numpy.float32, distribution=Slab.X, group=g).dtype == numpy.float32
+    strided = local.permute(2, 1, 0).contiguous().permute(2, 1, 0)
+    assert not strided.is_contiguous()
+    check(fft(strided, distribution=Slab.X, group=g), naive(whole, "C2C", False, "even", None, None), Slab.X, rank, 2, "strided")
+    check(ifft(fft(local, distribution=Slab.X, group=g), distribution=Slab.X, norm="backward", group=g), whole.to(torch.complex128), Slab.X, rank, 2, "there and back")
+
+
+def test_options_states_and_strides() -> None:
+    run_ranks(2, options_and_views)
+
+
+def sub_group(rank: int) -> None:
+    import torch.distributed as dist
+    ranks = [0, 2, 3]
+    part = dist.new_group(ranks, backend="shardwire")
+    if rank in ranks:
+        whole = data_of((5, 7, 4), torch.float64, 1)
+        place = ranks.index(rank)
+        result = rfft(take(Slab.X, whole, place, 3), distribution=[Slab.X, Slab.Z], group=part)
+        check(result, naive(whole, "R2C", False, "even", None, None), Slab.Z, place, 3, "a part of the ranks")
+    dist.barrier()
+
+
+def test_on_some_of_the_ranks() -> None:
+    run_ranks(4, sub_group, default_group=True)
+
+
+def misuse(rank: int) -> list[tuple[str, str]]:
+    mine, g = torch.zeros(4, 8, dtype=torch.complex64), {"group": group()}
+    box = Box((4 * rank, 0), (4 * rank + 4, 8))
+    errors = [
+        error_of(lambda: fft("nothing" if rank else mine, distribution=Slab.X, **g)),
+        error_of(lambda: fft(mine.real if rank else mine, distribution=Slab.X, **g)),
+        error_of(lambda: fft(mine.to(torch.complex128) if rank else mine, distribution=Slab.X, **g)),
+        error_of(lambda: fft(mine[:, :6 + 2 * rank], distribution=Slab.X, **g)),
+        error_of(lambda: fft(mine[:3 + rank], distribution=Slab.X, **g)),  # the longer part comes first
+        error_of(lambda: fft(mine, distribution=Slab.X if rank else Slab.Y, **g)),
+        error_of(lambda: fft(mine, distribution=[Slab.X, Slab.Y] if rank else Slab.X, **g)),
+        error_of(lambda: fft(mine, distribution=box, **g)),
+        error_of(lambda: fft(mine, distribution=[box, Box((0, 0), (4, 8))], **g)),
+        error_of(lambda: fft(mine, distribution=[Box((0, 0), (4, 8)), box], **g)),
+        error_of(lambda: fft(mine, distribution=[Slab.X] * 3, **g)),
+        error_of(lambda: fft(mine, distribution=None, **g)),
+        error_of(lambda: fft(mine, distribution=Slab.Z, **g)),
+        error_of(lambda: fft(mine, distribution=Slab.X, axes=[0, 0] if rank else None, **g)),
+        error_of(lambda: fft(mine, distribution=Slab.X, axes=[0, -2], **g)),
+        error_of(lambda: fft(mine, distribution=Slab.X, norm="none" if rank else None, **g)),
+        error_of(lambda: fft(mine, distribution=Slab.X, options={"last_axis_parity": "prime"} if rank else None, **g)),
+        error_of(lambda: fft(mine, distribution=Slab.X, options={"fft_type": "C2R"}, **g)),
+        error_of(lambda: fft(mine, distribution=Slab.X, options={"measure": 1 + rank}, **g)),
+        error_of(lambda: irfft(mine[:, :1], distribution=Slab.X, **g)),
+        error_of(lambda: rfft(mine, distribution=Slab.X, **g) if rank else fft(mine, distribution=Slab.X, **g)),
+        error_of(lambda: rfft(torch.zeros(4, 4, dtype=torch.int32), distribution=Slab.X, **g)),
+        error_of(lambda: fft(mine, distribution=Placements([shardwire.Partial()]), **g)),
+        error_of(lambda: allocate_operand((4, 8), torch, distribution=Slab.X, memory_space="cuda" if rank else "cpu", **g)),
+    ]
+    with FFT(mine, distribution=[Slab.X, Slab.Y], **g) as f:
+        f.plan()
+        errors += [error_of(lambda: f.reset_operand(mine[:2] if rank else mine)), error_of(lambda: f.reset_operand(mine, distribution=Pencil((1, 0)))),
+                   error_of(lambda: f.reset_operand(None if rank else mine))]
+        assert f.execute().shape == (8, 4)
+    return errors
+
+
+EXPECTED = [
+    ("TypeError", "rank 1: operand is 'nothing'"), ("ValueError", "rank 1: C2C takes a complex operand"), ("MismatchError", "dtype differs"),
+    ("ValueError", "on rank 1"), ("ValueError", "shape [3, 8] on rank 0"), ("MismatchError", "distribution differs"), ("MismatchError", "the result's distribution differs"),
+    ("ValueError", "give a pair"), ("GapError", "leaves [4:8, 0:8]"), ("ValueError", "overlaps: ranks 0 and 1"), ("ValueError", "3 entries"), ("TypeError", "distribution is None"),
+    ("ValueError", "does not have"), ("MismatchError", "axes differs"), ("ValueError", "give each axis once"), ("ValueError", "rank 1: norm is 'none'"),
+    ("ValueError", "rank 1: last_axis_parity is 'prime'"), ("ValueError", "fft.fft is C2C"), ("ValueError", "rank 0: measure is 1"),
+    ("ValueError", "last_axis_parity='odd'"),
+    ("MismatchError", "rank 0 called shardwire.distributed.fft.fft, rank 1 fft.rfft"), ("TypeError", "torch.int32"), ("UnsupportedError", "Partial"),
+    ("ValueError", "rank 1: package is 'torch' and memory_space 'cuda'"), ("ValueError", "rank 1: the new operand has shape [2, 8]"), ("ValueError", "it can be the operand's"),
+    ("MismatchError", "given differs"),
+]
+
+
+def test_each_misuse_is_one_error_on_all_ranks() -> None:
+    first, second = run_ranks(2, misuse)
+    assert len(first) == len(EXPECTED)
+    for index, (here, there, (kind, text)) in enumerate(zip(first, second, EXPECTED)):
+        assert here == there, index
+        assert here[0] == kind and text in here[1], (index, here)
+
+
+def dtensors(rank: int) -> None:
+    import torch.distributed.tensor as dt
+    from torch.distributed.device_mesh import DeviceMesh
+    mesh = DeviceMesh("cpu", torch.arange(4).reshape(2, 2))
+    whole = data_of((6, 5, 7), torch.float64, 1)
+    tensor = dt.distribute_tensor(whole, mesh, [dt.Shard(0), dt.Shard(2)]).requires_grad_()
+    result = rfft(tensor)
+    expected = naive(whole, "R2C", False, "even", None, None)
+    assert result.placements == tensor.placements and result.shape == expected.shape
+    assert torch.allclose(result.full_tensor(), expected, rtol=0, atol=1e-11)
+    other = rfft(tensor, distribution=[None, [dt.Shard(1), dt.Replicate()]])
+    assert other.placements == (dt.Shard(1), dt.Replicate()) and torch.allclose(other.full_tensor(), expected, rtol=0, atol=1e-11)
+    weights = dt.distribute_tensor(data_of(expected.shape, torch.complex128, 2), mesh, other.placements)
+    for spectrum in (result, other):
+        tensor.grad = None
+        part = spectrum.to_local() * weights.redistribute(placements=spectrum.placements).to_local()
+        part.real.sum().backward()
+        plain = whole.clone().requires_grad_()
+        (torch.fft.rfftn(plain) * weights.full_tensor()).real.sum().backward()
+        assert torch.allclose(tensor.grad.full_tensor(), plain.grad, rtol=0, atol=1e-10)
+
+
+def test_dtensors() -> None:
+    pytest.importorskip("torch.distributed.tensor", reason="this torch has no DTensor")
+    run_ranks(4, dtensors, default_group=True)

@@ -1,0 +1,594 @@
+"""load and save against bytes made by hand, against the safetensors package where it is, and against ranks and disks that fail midway."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import resource
+import signal
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from ranks import RankFailed, group, run_ranks
+from test_sync import Tied, filled, llama, local_of, raised, random_model, same_on_all, sharded, value_of
+
+import shardwire
+from shardwire import FusedLayout, Layout, Shard
+from shardwire.weights import read_ahead, save_files, saving
+from shardwire.weights.checkpoint_folder import FileSet
+from shardwire.weights.movement import compile_movement
+from shardwire.weights.read_ahead import Span, share_of
+
+F32 = torch.float32
+NAMES = {F32: "F32", torch.bfloat16: "BF16", torch.int64: "I64", torch.float64: "F64", torch.uint8: "U8", torch.bool: "BOOL", torch.float16: "F16"}
+
+
+def raw(tensor: torch.Tensor) -> bytes:
+    return bytes(tensor.contiguous().reshape(-1).view(torch.uint8).numpy()) if tensor.numel() else b""
+
+
+def write_file(path: Path, tensors: dict[str, torch.Tensor], pad: int = 0) -> Path:
+    """As the format's description says, by hand. ``pad`` spaces leave the data unaligned."""
+    header, data = {}, b""
+    for name, tensor in tensors.items():
+        header[name] = {"dtype": NAMES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [len(data), len(data) + len(raw(tensor))]}
+        data += raw(tensor)
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8 + pad)
+    path.write_bytes(struct.pack("<Q", len(text)) + text + data)
+    return path
+
+
+def read_file(path: Path) -> dict[str, torch.Tensor]:
+    """The same backwards, and every byte of the file is some tensor's."""
+    content = path.read_bytes()
+    (length,) = struct.unpack("<Q", content[:8])
+    header, data = json.loads(content[8:8 + length]), content[8 + length:]
+    assert length % 8 == 0 and header.pop("__metadata__")["format"] == "pt"
+    dtypes = {name: dtype for dtype, name in NAMES.items()}
+    tensors, end = {}, 0
+    for name, entry in sorted(header.items(), key=lambda item: item[1]["data_offsets"]):
+        begin, stop = entry["data_offsets"]
+        assert begin == end
+        end = stop
+        dtype = dtypes[entry["dtype"]]
+        tensors[name] = (torch.frombuffer(bytearray(data[begin:stop]), dtype=dtype) if stop > begin else torch.empty(0, dtype=dtype)).reshape(entry["shape"])
+    assert end == len(data)
+    return tensors
+
+
+def read_folder(folder: Path) -> dict[str, torch.Tensor]:
+    """What is in a folder of save's, with nothing else in it."""
+    files = sorted(path.name for path in folder.iterdir())
+    if files == ["model.safetensors"]:
+        return read_file(folder / files[0])
+    index = json.loads((folder / "model.safetensors.index.json").read_text())
+    assert set(files) == {*index["weight_map"].values(), "model.safetensors.index.json"}
+    tensors = {file: read_file(folder / file) for file in set(index["weight_map"].values())}
+    assert index["metadata"]["total_size"] == sum(len(raw(tensor)) for each in tensors.values() for tensor in each.values())
+    assert sum(map(len, tensors.values())) == len(index["weight_map"])
+    return {name: tensors[file][name] for name, file in index["weight_map"].items()}
+
+
+def same(found: dict[str, Any], wanted: dict[str, torch.Tensor]) -> None:
+    assert set(found) == set(wanted), (sorted(found), sorted(wanted))
+    for name, tensor in wanted.items():
+        assert found[name].dtype == tensor.dtype and torch.equal(found[name], tensor), name
+
+
+# There and back.
+
+def random_models(rank: int, folder: str, seeds: range) -> int:
+    """A model of random layouts is saved, read by hand, and loaded into other layouts."""
+    for seed in seeds:
+        rng = random.Random(seed)
+        model = random_model(rng)
+        most = rng.choice([1, 200, 5_000_000_000])
+        place = Path(folder) / f"{seed}-{most}"
+        whole = {name: value_of(name, shape, dtype) for name, shape, dtype, _, _ in model}
+        source, target, wanted = {}, {}, {}
+        for name, shape, dtype, out_of, into in model:
+            local, goal = local_of(out_of, whole[name], rank), local_of(into, whole[name], rank)
+            if local is not None:
+                source[name] = local if isinstance(out_of, list) else (out_of, local)
+            if goal is not None:
+                wanted[name] = goal
+                target[name] = torch.zeros_like(goal) if isinstance(into, list) else into
+        paths = shardwire.save(source or None, place, group(), max_file_bytes=most)
+        assert sorted(map(os.path.basename, paths)) == sorted(os.listdir(place)), seed
+        if rank == 0:
+            same(read_folder(place), whole)
+        with recorded_spans() as spans:
+            got = shardwire.load(place, target or None, group())
+        same(got or {}, wanted)
+        for name, _, dtype, _, into in model:
+            elements = local_of(into, torch.arange(whole[name].numel()).reshape(whole[name].shape), rank)
+            if elements is not None:
+                check_brought_in(spans, name, elements.reshape(-1), torch.empty((), dtype=dtype).element_size(), seed)
+    return len(seeds)
+
+
+@contextlib.contextmanager
+def recorded_spans() -> Iterator[list[Any]]:
+    """What load found to be wanted by this rank's host."""
+    real, kept = FileSet.wanted_spans, []
+
+    def recording(self: FileSet, *rest: Any) -> Any:
+        kept.extend((self, spans := real(self, *rest)))
+        return spans
+
+    FileSet.wanted_spans = recording
+    yield kept
+    FileSet.wanted_spans = real
+
+
+def check_brought_in(recorded: list[Any], name: str, elements: torch.Tensor, item: int, seed: int) -> None:
+    """Every byte that the rank needs of the tensor is in one of the spans, and no span is of other tensors."""
+    files, spans = recorded
+    which, stored = files.tensors[name]
+    mine = [span for span in spans if span.file == which and span.begin < stored.end and stored.begin < span.end]
+    covered = torch.zeros(stored.end - stored.begin, dtype=torch.bool)
+    for span in mine:
+        covered[max(0, span.begin - stored.begin):span.end - stored.begin] = True
+    for byte in (0, item - 1):
+        assert covered[elements * item + byte].all(), (seed, name)
+
+
+@pytest.mark.parametrize("first", [100, 120])
+def test_random_models_there_and_back(tmp_path: Path, first: int) -> None:
+    run_ranks(4, random_models, str(tmp_path), range(first, first + 20), timeout=120)
+
+
+def on_two_hosts(rank: int, store: str, folder: str, seeds: range) -> None:
+    os.environ["SHARDWIRE_HOST_ID"] = f"host{rank // 2}"
+    import ranks
+    import torch.distributed as dist
+    ranks._group = shardwire.create_process_group(dist.FileStore(store, 4), rank, 4, 60)
+    random_models(rank, folder, seeds)
+    # Files that one host has only, and in it one rank; the other host gets its part from there.
+    place = Path(folder) / "one"
+    whole = value_of("w", (700, 1000))
+    shardwire.save({"w": whole} if rank == 3 else None, place, ranks._group)
+    layout = Layout([0, 1, 2, 3], [Shard(1)], whole.shape, F32)
+    got = shardwire.load(place if rank == 1 else None, {"w": layout}, ranks._group)
+    assert torch.equal(got["w"], layout.take(whole, rank))
+
+
+def test_random_models_on_two_hosts(tmp_path: Path) -> None:
+    run_ranks(4, on_two_hosts, str(tmp_path / "store"), str(tmp_path / "models"), range(200, 212), join=False, timeout=120)
+
+
+def modules(rank: int, folder: str) -> None:
+    shardwire.save(filled(Tied()) if rank != 1 else None, folder, group(), metadata={"step": "7"})
+    expected = filled(Tied())
+    if rank == 0:
+        state = {name: tensor for name, tensor in expected.state_dict().items() if name != "head.weight"}
+        content = read_folder(Path(folder))
+        same(content, state)
+        text = (Path(folder) / "model.safetensors").read_bytes()
+        assert b'"__metadata__":{"format":"pt","step":"7"}' in text
+    target = Tied()
+    assert shardwire.load(folder, target, group()) is target
+    same(target.state_dict(), expected.state_dict())
+    assert target.head.weight is target.embed.weight
+    # A plain list of files; a folder with one file of another name; ranks that do not read.
+    other = Tied()
+    shardwire.load([Path(folder) / "model.safetensors"] if rank == 2 else None, other if rank < 2 else None, group())
+    if rank < 2:
+        same(other.state_dict(), expected.state_dict())
+
+
+def test_modules_with_ties_and_ranks_that_do_not_read(tmp_path: Path) -> None:
+    run_ranks(3, modules, str(tmp_path / "new" / "folder"))
+
+
+def mapped(rank: int, folder: str) -> None:
+    """Hugging Face's names in the file, a serving engine's fused ones over two ranks in the target; and saved with fused names."""
+    names = llama(False)
+    path = Path(folder)
+    if rank == 0:
+        write_file(path / "some.safetensors", names)
+    shardwire.sync({"x": torch.ones(1)}, {"x": torch.zeros(1)}, group()).run().wait()  # the file is there
+    fused, cut = llama(True), {}
+    for name, tensor in fused.items():
+        if "qkv_proj" in name:
+            parts = [names[name.replace("qkv_proj", part)] for part in ("q_proj", "k_proj", "v_proj")]
+            cut[name] = FusedLayout([Layout([0, 1], [Shard(0)], part.shape, F32) for part in parts])
+        else:
+            cut[name] = Layout([0, 1], [Shard(0)], tensor.shape, F32)
+    got = shardwire.load(path, cut, group(), "llama")
+    for name, tensor in fused.items():
+        if isinstance(cut[name], FusedLayout):
+            parts = [names[name.replace("qkv_proj", part)] for part in ("q_proj", "k_proj", "v_proj")]
+            tensor = torch.cat([layout.take(part, rank) for layout, part in zip(cut[name].parts, parts)])
+        else:
+            tensor = cut[name].take(tensor, rank)
+        assert torch.equal(got[name], tensor), name
+    shardwire.save(names, path / "fused", group(), "llama")
+    if rank == 0:
+        same(read_folder(path / "fused"), fused)
+    # The fused local tensors back into Hugging Face's names.
+    back = shardwire.load(path / "fused", {name: torch.zeros_like(tensor) for name, tensor in names.items()}, group(), "llama")
+    same(back, names)
+
+
+def test_names_are_mapped_on_the_way(tmp_path: Path) -> None:
+    run_ranks(2, mapped, str(tmp_path))
+
+
+def transposed(rank: int, path: str) -> None:
+    whole = value_of("c", (6, 9))
+    layout = Layout([0, 1, 2], [Shard(0)], (9, 6), F32)
+    got = shardwire.load(path, {"h.c_fc.weight": layout}, group(), "gpt2")
+    assert torch.equal(got["h.c_fc.weight"], layout.take(whole.t(), rank))
+
+
+def test_gpt2_is_transposed_on_the_way(tmp_path: Path) -> None:
+    run_ranks(3, transposed, str(write_file(tmp_path / "g.safetensors", {"h.c_fc.weight": value_of("c", (6, 9)), "h.attn.bias": torch.ones(2)})))
+
+
+def unaligned(rank: int, path: str, tensors: dict[str, torch.Tensor]) -> None:
+    same(shardwire.load(path, {name: torch.zeros_like(tensor) for name, tensor in tensors.items()}, group()), tensors)
+
+
+@pytest.mark.parametrize("pad", [0, 1, 3])
+def test_every_dtype_and_unaligned_files(tmp_path: Path, pad: int) -> None:
+    tensors = {"f": value_of("f", (3, 5)), "b": value_of("b", (7,), torch.bfloat16), "i": value_of("i", (2, 2), torch.int64), "none": torch.empty(0, 4),
+               "scalar": torch.tensor(2.5, dtype=torch.float64), "u": torch.arange(5, dtype=torch.uint8), "flag": torch.tensor([True, False])}
+    run_ranks(2, unaligned, str(write_file(tmp_path / "m.safetensors", tensors, pad)), tensors)
+
+
+def package_there_and_back(rank: int, folder: str) -> None:
+    from safetensors.torch import load_file, save_file
+    tensors = {name: value_of(name, shape, dtype) for name, shape, dtype in
+               (("a", (40, 30), F32), ("b", (33,), torch.bfloat16), ("c", (), torch.int64), ("d", (3, 0), F32), ("e", (5, 2, 3), torch.float16))}
+    for most in (100, 10**9):
+        place = Path(folder) / str(most)
+        paths = shardwire.save(sharded({name: tensors[name] for name in "abe"}, rank, [0, 1, 2], 0) | {name: tensors[name] for name in "cd"},
+                               place, group(), max_file_bytes=most)
+        if rank == 0:
+            found = {}
+            for path in paths:
+                if path.endswith(".safetensors"):
+                    found.update(load_file(path))
+            same(found, tensors)
+    if rank == 0:
+        save_file(tensors, Path(folder) / "theirs.safetensors", {"format": "pt"})
+    shardwire.sync({"x": torch.ones(1)}, {"x": torch.zeros(1)}, group()).run().wait()
+    same(shardwire.load(Path(folder) / "theirs.safetensors", {name: torch.zeros_like(tensor) for name, tensor in tensors.items()}, group()), tensors)
+
+
+def test_the_safetensors_package_reads_ours_and_we_read_its(tmp_path: Path) -> None:
+    pytest.importorskip("safetensors.torch", reason="the safetensors package is not here")
+    run_ranks(3, package_there_and_back, str(tmp_path))
+
+
+# Who reads what.
+
+def test_shares_are_even_and_cover_every_byte_once() -> None:
+    for seed in range(200):
+        rng = random.Random(seed)
+        spans, at = [], 0
+        for file in range(rng.randint(1, 3)):
+            for _ in range(rng.randint(0, 4)):
+                at += rng.randint(0, 1000)
+                spans.append(Span(file, at, at + rng.randint(1, 5 << 20)))
+                at = spans[-1].end
+        count = rng.randint(1, 5)
+        shares = [share_of(spans, which, count) for which in range(count)]
+        pieces = sorted(piece for share in shares for piece in share)
+        joined: list[Span] = []
+        for piece in pieces:
+            if joined and joined[-1].file == piece.file and joined[-1].end == piece.begin and Span(piece.file, piece.begin, piece.end) not in spans:
+                joined[-1] = Span(piece.file, joined[-1].begin, piece.end)
+            else:
+                joined.append(piece)
+        total = sum(span.end - span.begin for span in spans)
+        assert sum(piece.end - piece.begin for piece in pieces) == total, seed
+        for before, after in zip(pieces, pieces[1:]):
+            assert (before.file, before.end) <= (after.file, after.begin), seed
+        sizes = [sum(piece.end - piece.begin for piece in share) for share in shares]
+        assert all(abs(size - total / count) <= 2 << 20 for size in sizes), (seed, sizes)
+
+
+def counted(rank: int, path: str, rows: int) -> tuple[int, dict[str, int]]:
+    """Bytes that this rank asked the file system for; a wanted part of the rows only."""
+    asked = []
+    real = read_ahead.bring_in
+
+    def counting(files: Any, spans: Any) -> None:
+        spans = list(spans)
+        asked.extend(spans)
+        real(files, spans)
+
+    import shardwire.weights.checkpoint_folder as module
+    module.bring_in = counting
+    layout = Layout([0, 1], [Shard(0)], (rows, 1024), F32)
+    got = shardwire.load(path, {"w": layout}, group(), lambda name: name if name == "w" else None)
+    assert torch.equal(got["w"], layout.take(torch.arange(rows * 1024.0).reshape(rows, 1024), rank))
+    return sum(span.end - span.begin for span in asked), {}
+
+
+def test_each_byte_is_read_once_by_one_rank_of_the_host(tmp_path: Path) -> None:
+    rows = 2048
+    path = write_file(tmp_path / "m.safetensors", {"w": torch.arange(rows * 1024.0).reshape(rows, 1024), "unwanted": torch.zeros(1 << 20)})
+    sizes = [size for size, _ in run_ranks(2, counted, str(path), rows)]
+    assert sum(sizes) == rows * 4096 and abs(sizes[0] - sizes[1]) <= 1 << 20, sizes
+
+
+# What is wrong with files.
+
+def broken(folder: Path) -> dict[str, tuple[Any, str, tuple[str, ...]]]:
+    """name -> (path, the error's class, what it says)."""
+    whole = write_file(folder / "good.safetensors", {"w": torch.zeros(4), "v": torch.zeros(2, 2)}).read_bytes()
+    length = struct.unpack("<Q", whole[:8])[0]
+
+    def made(name: str, header: Any, data: bytes = b"\0" * 16) -> Path:
+        text = header if isinstance(header, bytes) else json.dumps(header).encode()
+        (folder / name).write_bytes(struct.pack("<Q", len(text)) + text + data)
+        return folder / name
+
+    def put(name: str, content: bytes) -> Path:
+        (folder / name).write_bytes(content)
+        return folder / name
+
+    def entry(**changes: Any) -> dict[str, Any]:
+        return {"w": {"dtype": "F32", "shape": [4], "data_offsets": [0, 16], **changes}}
+
+    def made_folder(name: str, index: str | None, *files: str) -> Path:
+        (folder / name).mkdir()
+        for file in files:
+            write_file(folder / name / file, {"w": torch.zeros(4)})
+        if index is not None:
+            (folder / name / "model.safetensors.index.json").write_text(index)
+        return folder / name
+
+    u8 = [{"dtype": "U8", "shape": [end - begin], "data_offsets": [begin, end]} for begin, end in ((0, 8), (4, 16), (12, 16))]
+    bad = "CheckpointError"
+    return {
+        "absent": (folder / "absent.safetensors", bad, ("no such file",)),
+        "empty": (put("empty.safetensors", b""), bad, ("the file is empty",)),
+        "short": (put("short.safetensors", b"\1\2"), bad, ("2 bytes are too few",)),
+        "text": (put("text.safetensors", b"this is no checkpoint at all"), bad, ("would have a header of",)),
+        "huge header": (put("hh.safetensors", struct.pack("<Q", 2**63) + whole[8:]), bad, (f"a header of {2**63} bytes",)),
+        "header too long": (put("hl.safetensors", struct.pack("<Q", len(whole)) + whole[8:]), bad, (f"the header takes {len(whole)} bytes",)),
+        "cut header": (put("ch.safetensors", whole[:8 + length // 2]), bad, ("truncated: the header",)),
+        "cut data": (put("cd.safetensors", whole[:-3]), bad, ("truncated: the tensors take 32 bytes, the file has 29",)),
+        "trailing": (put("tr.safetensors", whole + b"xx"), bad, ("2 bytes follow the last tensor",)),
+        "no json": (made("nj.safetensors", b"{nonsense}"), bad, ("header is not JSON",)),
+        "no object": (made("no.safetensors", [1]), bad, ("not a JSON object",)),
+        "deep": (made("de.safetensors", b"[" * 100000), bad, ("header is not JSON",)),
+        "twice": (made("tw.safetensors", b'{"w": {"dtype": "U8", "shape": [16], "data_offsets": [0, 16]}, "w": {}}'), bad, ("the name 'w' twice",)),
+        "metadata": (made("md.safetensors", {"__metadata__": {"a": 1}, **entry()}), bad, ("__metadata__",)),
+        "dtype": (made("dt.safetensors", entry(dtype="F31")), bad, ("'w' has the dtype 'F31'",)),
+        "shape": (made("sh.safetensors", entry(shape=[-4])), bad, ("'w' has the shape [-4]",)),
+        "size": (made("si.safetensors", entry(shape=[5])), bad, ("'w' of shape [5] and dtype F32 needs 20 bytes, its data_offsets give 16",)),
+        "overflow": (made("ov.safetensors", entry(shape=[2**62, 2**62])), bad, (f"needs {2**126} bytes",)),
+        "backwards": (made("ba.safetensors", entry(data_offsets=[16, 0])), bad, ("data_offsets [16, 0]",)),
+        "beyond": (made("be.safetensors", entry(shape=[8], data_offsets=[0, 32])), bad, ("truncated: the tensors take 32 bytes, the file has 16",)),
+        "overlap": (made("ol.safetensors", {"a": u8[0], "b": u8[1]}), bad, ("'b' overlaps: its data begin at 4, but those of 'a' end at 8",)),
+        "hole": (made("ho.safetensors", {"a": u8[0], "b": u8[2]}), bad, ("a hole: the data of 'b' begin at 12",)),
+        "no such index": (made_folder("i0", "{"), bad, ("is not an index",)),
+        "missing shard": (made_folder("i1", '{"weight_map": {"w": "a.safetensors"}}'), bad, ("the shard a.safetensors is missing",)),
+        "escape": (made_folder("i2", '{"weight_map": {"w": "../good.safetensors"}}'), bad, ("'../good.safetensors', which is not in its folder",)),
+        "unlisted": (made_folder("i3", '{"weight_map": {"v": "a.safetensors"}}', "a.safetensors"), bad, ("places 'v' in a.safetensors",)),
+        "unfinished": (made_folder("i4", None, "a.safetensors", "b.safetensors"), bad, ("and 2 other *.safetensors",)),
+        "double": ([made_folder("i5", None, "a.safetensors") / "a.safetensors", folder / "good.safetensors"], bad, ("holds 'w', which",)),
+        "no folder": (made_folder("i6", None), bad, ("0 other *.safetensors",)),
+        "dcp": (made_folder("i7", None), bad, ("cannot be read as a pickle",)),
+        "kind": (17, "TypeError", ("path is 17",)),
+    }
+
+
+def load_all(rank: int, folder: str, cases: dict[str, tuple[Any, str, tuple[str, ...]]]) -> list[tuple[str, str]]:
+    """Only rank 1 has the broken file; the others have a good one."""
+    good = Path(folder) / "good.safetensors"
+    results = [raised(lambda: shardwire.load(case[0] if rank == 1 else good, {"w": torch.zeros(4)}, group(), strict=False)) for case in cases.values()]
+    target = {"w": torch.ones(4), "v": torch.ones(2, 2)}
+    shardwire.load(good, target, group())
+    assert not target["w"].any() and not target["v"].any(), "the group is as usable as before"
+    return results
+
+
+def test_a_broken_file_of_one_rank_is_the_same_error_on_all(tmp_path: Path) -> None:
+    cases = broken(tmp_path)
+    (tmp_path / "i7" / ".metadata").write_bytes(b"")
+    for (name, (_, kind, texts)), results in zip(cases.items(), zip(*run_ranks(2, load_all, str(tmp_path), cases))):
+        text = same_on_all(list(results), kind, "rank 1: ", *texts)
+        assert "\n" not in text, name
+
+
+def does_not_fit(rank: int, path: str) -> list[tuple[str, str]]:
+    return [raised(lambda: shardwire.load(path, {"w": torch.zeros(5), "x": torch.zeros(1)}, group())),
+            raised(lambda: shardwire.load(path, {"w": torch.zeros(4).int(), "v": torch.zeros(2, 2)}, group())),
+            raised(lambda: shardwire.load(None, {"w": torch.zeros(4)}, group())),
+            raised(lambda: shardwire.save({"w": torch.zeros(2)}, path, group()) if rank else shardwire.load(path, {"w": torch.zeros(4)}, group()))]
+
+
+def load_into_bfloat16(rank: int, path: str) -> bool:
+    target = {"w": torch.zeros(33, 7, dtype=torch.bfloat16)}
+    shardwire.load(path, target, group())
+    return torch.equal(target["w"], value_of("w", (33, 7)).bfloat16())
+
+
+def test_files_are_cast_on_the_way(tmp_path: Path) -> None:
+    path = write_file(tmp_path / "m.safetensors", {"w": value_of("w", (33, 7))})
+    assert all(run_ranks(2, load_into_bfloat16, str(path)))
+
+
+def test_files_that_do_not_fit_the_target(tmp_path: Path) -> None:
+    path = write_file(tmp_path / "m.safetensors", {"w": torch.zeros(4), "v": torch.zeros(2, 2)})
+    cases = list(zip(*run_ranks(2, does_not_fit, str(path))))
+    same_on_all(cases[0], "ValueError", "'w' [4] in the source, 'w' [5] in the target", "missing from the source (1): 'x'", "(1): 'v'")
+    same_on_all(cases[1], "UnsupportedError", "'w' torch.float32 in the source, 'w' torch.int32 in the target")
+    same_on_all(cases[2], "ValueError", "no rank gives a path")
+    same_on_all(cases[3], "MismatchError", "rank 0 is in step 0 of shardwire.load and rank 1 is in step 0 of shardwire.save")
+
+
+def cut_while_reading(rank: int, path: str) -> tuple[str, str]:
+    import shardwire.weights.checkpoint_folder as module
+    real = read_ahead.bring_in
+
+    def cut(files: Any, spans: Any) -> None:
+        if rank == 1:
+            os.truncate(path, 1 << 20)
+        real(files, spans)
+
+    module.bring_in = cut
+    return raised(lambda: shardwire.load(path if rank == 1 else None, {"w": torch.zeros(1 << 20)} if rank == 0 else None, group()))
+
+
+def test_a_file_that_is_cut_while_it_is_read(tmp_path: Path) -> None:
+    path = write_file(tmp_path / "m.safetensors", {"w": torch.zeros(1 << 20)})
+    same_on_all(run_ranks(2, cut_while_reading, str(path)), "CheckpointError", "rank 1: ", "truncated while it was read")
+
+
+def unreadable(rank: int, path: str) -> tuple[str, str]:
+    if rank == 0:
+        real = os.fstat
+        os.open, kept = (lambda *args, **more: (_ for _ in ()).throw(PermissionError(13, "Permission denied", str(args[0])))), os.open
+        try:
+            return raised(lambda: shardwire.load(path, {"w": torch.zeros(4)}, group()))
+        finally:
+            os.open, os.fstat = kept, real
+    return raised(lambda: shardwire.load(path, {"w": torch.zeros(4)}, group()))
+
+
+def test_a_file_that_may_not_be_read(tmp_path: Path) -> None:
+    path = write_file(tmp_path / "m.safetensors", {"w": torch.zeros(4)})
+    same_on_all(run_ranks(2, unreadable, str(path)), "SystemFailure", "rank 0: ", "Permission denied", "m.safetensors")
+
+
+# Saves that fail leave what was there.
+
+OLD = {"a": torch.full((300, 1000), 1.0), "b": torch.full((300, 1000), 2.0), "c": torch.full((3,), 3.0)}
+NEW = {name: tensor + 10 for name, tensor in OLD.items()}
+STEPS = (("posix_fallocate", 1), ("pwrite", 2), ("fsync", 1), ("fsync", 3), ("fsync", 4), ("rename", 1), ("rename", 2), ("rename", 4), ("unlink", 1))
+
+
+def save_old(rank: int, folder: str, most: int) -> None:
+    shardwire.save(OLD if rank < 2 else None, folder, group(), max_file_bytes=most)
+
+
+def save_over(rank: int, folder: str, most: int, step: str, count: int, how: str) -> tuple[str, str]:
+    """The ``count``-th call of os.``step`` on rank 0, which creates and moves, fails or ends the process."""
+    if rank == 0:
+        real = getattr(save_files.os, step)
+        calls = [0]
+
+        def failing(*args: Any, **more: Any) -> Any:
+            calls[0] += 1
+            if calls[0] == count:
+                if how == "kill":
+                    os.kill(os.getpid(), signal.SIGKILL)
+                raise OSError(28, "No space left on device")
+            return real(*args, **more)
+
+        save_files.os = type("os", (), {**{name: getattr(os, name) for name in dir(os)}, step: staticmethod(failing)})
+    try:
+        return raised(lambda: shardwire.save(NEW if rank < 2 else None, folder, group(), max_file_bytes=most))
+    except AssertionError:
+        return "", ""
+
+
+def load_whole(rank: int, folder: str) -> dict[str, torch.Tensor]:
+    return shardwire.load(folder, {name: torch.zeros_like(tensor) for name, tensor in OLD.items()}, group())
+
+
+@pytest.mark.parametrize("how, old_most, new_most", [("kill", 1, 1), ("kill", 10**9, 1), ("kill", 1, 10**9), ("kill", 10**9, 10**9), ("fail", 1, 1),
+                                                     ("fail", 10**9, 10**9)])
+def test_a_save_that_fails_leaves_a_whole_checkpoint(tmp_path: Path, how: str, old_most: int, new_most: int) -> None:
+    seen = set()
+    for step, count in STEPS:
+        folder = tmp_path / f"{step}{count}"
+        run_ranks(2, save_old, str(folder), old_most)
+        try:
+            results = run_ranks(2, save_over, str(folder), new_most, step, count, how)
+        except RankFailed as error:
+            assert how == "kill" and "SIGKILL" in str(error)
+            results = []
+        if results and results[0] != ("", ""):
+            same_on_all(results, "SystemFailure", "rank 0: ", "No space left on device")
+            assert not [name for name in os.listdir(folder) if name.endswith(".tmp")], "a failed save leaves nothing hidden"
+        found = run_ranks(1, load_whole, str(folder))[0]
+        is_new = bool(found["c"][0] > 5)
+        same(found, NEW if is_new else OLD)
+        seen.add(is_new)
+    assert False in seen
+
+
+def by_system_calls(rank: int, folder: str) -> list[int]:
+    """How many ops are compiled to save rows, fused parts, replicas, columns, and transposed rows."""
+    whole = torch.arange(4e6).reshape(2000, 2000)
+    compiled: list[int] = []
+
+    def counting(*args: Any, **more: Any) -> Any:
+        compiled[-1] += 1
+        return compile_movement(*args, **more)
+
+    saving.compile_movement = counting  # type: ignore[assignment]
+    parts = {f"layers.0.{part}_proj.weight": whole[at:at + 400] for part, at in (("q", 0), ("k", 400), ("v", 800))}
+    cases: list[tuple[Any, Any, dict[str, torch.Tensor]]] = [
+        ({**sharded({"w": whole, "e": torch.empty(0, 5)}, rank, [0, 1], 0), "s": torch.tensor(3.0)}, None,
+         {"w": whole, "s": torch.tensor(3.0), "e": torch.empty(0, 5)}),
+        (parts, "llama", {"layers.0.qkv_proj.weight": whole[:1200]}),
+        ({"w": whole[100:1900]}, None, {"w": whole[100:1900]}),
+        (sharded({"w": whole}, rank, [0, 1], 1), None, {"w": whole}),
+        ({"w": whole.t()}, None, {"w": whole.t()}),
+    ]
+    for number, (source, mapping, expected) in enumerate(cases):
+        compiled.append(0)
+        (path,) = shardwire.save(source, f"{folder}/{number}", group(), mapping)
+        same(read_file(Path(path)), expected)
+    return compiled
+
+
+def test_whole_rows_are_written_past_the_op(tmp_path: Path) -> None:
+    assert run_ranks(2, by_system_calls, str(tmp_path)) == [[0, 0, 0, 1, 1]] * 2
+
+
+def limited(rank: int, folder: str) -> tuple[str, str]:
+    """A disk that is full for rank 1 only: the system refuses files above a size."""
+    if rank == 1:
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, resource.RLIM_INFINITY))
+    return raised(lambda: shardwire.save(sharded({"a": torch.ones(300, 1000), "b": torch.ones(300, 1000)}, rank, [0, 1], 0), folder, group(),
+                                         max_file_bytes=1))
+
+
+def test_a_full_disk_is_told_before_anything_is_moved(tmp_path: Path) -> None:
+    same_on_all(run_ranks(2, limited, str(tmp_path)), "SystemFailure", "rank 1: ", "File too large")
+    assert os.listdir(tmp_path) == []
+
+
+def wrong_saves(rank: int, folder: str) -> list[tuple[str, str]]:
+    one = {"w": torch.ones(2)}
+
+    def call(source: Any, *args: Any, **more: Any) -> tuple[str, str]:
+        return raised(lambda: shardwire.save(source, *args, **more))
+
+    (Path(folder) / "file").write_text("")
+    return [call(one, f"{folder}/{rank}", group()), call(one, 3, group()), call(one, folder, group(), max_file_bytes=0),
+            call(one, folder, group(), metadata={"a": 1}), call(None, folder, group()), call({"w": torch.ones(2, dtype=torch.complex128)}, folder, group()),
+            call(one, folder, group(), lambda name: ["x", "y"]), call(one, f"{folder}/file/deeper", group()),
+            call({"q_proj.weight": torch.ones(2)}, folder, group(), "llama")]
+
+
+def test_wrong_saves(tmp_path: Path) -> None:
+    cases = list(zip(*run_ranks(2, wrong_saves, str(tmp_path))))
+    same_on_all(cases[0], "MismatchError", "all ranks give the same")
+    same_on_all(cases[1], "TypeError", "folder is 3")
+    same_on_all(cases[2], "ValueError", "max_file_bytes is 0")
+    same_on_all(cases[3], "TypeError", "metadata")
+    same_on_all(cases[4], "ValueError", "no rank has a source")
+    same_on_all(cases[5], "UnsupportedError", "'w' has dtype torch.complex128")
+    same_on_all(cases[6], "ValueError", "whose sizes nothing says here")
+    same_on_all(cases[7], "SystemFailure", "rank 0: ", "Not a directory")
+    same_on_all(cases[8], "ValueError", "cannot be joined into 'qkv_proj.weight' of 3 parts")
+    assert sorted(os.listdir(tmp_path)) == ["0", "file"]

@@ -1,0 +1,873 @@
+"""publish and subscribe: two jobs, each its own processes. Every version has its own values in every element, so that a mixture would be seen."""
+
+from __future__ import annotations
+
+import datetime
+import functools
+import os
+import random
+import signal
+import socket
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from two_jobs import Job, free_port, group, jobs, tell
+
+import shardwire
+from shardwire import FusedLayout, Layout, NameMap, Part, Replicate, Shard
+from shardwire._mpi import tcp_store
+from shardwire.weights.fetching import FETCH, Request, answer_row, choose, rename_ranks
+from shardwire.weights.holdings import Holdings
+from shardwire.weights.meeting_place import Address, RecordPlace, signed
+from shardwire.weights.records import RecordClient, RecordServer
+from shardwire.weights.versions import Versions
+
+F32 = torch.float32
+SHAPES = {"w": (64, 48), "b": (37,), "e": (5, 4, 6)}
+
+
+def in_a_child(test: Any) -> Any:
+    """Runs the test in a process of its own: what forks later must not have had groups, stores or a heap."""
+    @functools.wraps(test)
+    def wrapper(**named: Any) -> None:
+        with jobs() as start:
+            start(1, lambda rank: test(**named)).results()
+    return wrapper
+
+
+def value_of(name: str, version: int, shapes: dict[str, tuple[int, ...]] = SHAPES) -> torch.Tensor:
+    """Exact in float32 for versions below 16000."""
+    shape = shapes[name]
+    return ((torch.arange(float(torch.Size(shape).numel())) + len(name)) % 1000 + 1000 * version).reshape(shape)
+
+
+def url_of(kind: str, tmp_path: Path) -> str:
+    return f"tcp://127.0.0.1:{free_port()}" if kind == "tcp" else f"file://{tmp_path}/meeting"
+
+
+def state_of(rank: int, ranks: int, version: int = 0) -> dict[str, Any]:
+    """w cut by rows, b whole on each rank, e on the last rank alone."""
+    cut = Layout(list(range(ranks)), [Shard(0)], SHAPES["w"], F32)
+    state: dict[str, Any] = {"w": (cut, cut.take(value_of("w", version), rank).clone()), "b": value_of("b", version)}
+    if rank == ranks - 1:
+        state["e"] = value_of("e", version)
+    return state
+
+
+def advance(state: dict[str, Any], rank: int, version: int) -> None:
+    for name, item in state.items():
+        layout, tensor = item if isinstance(item, tuple) else (None, item)
+        whole = value_of(name, version)
+        tensor.copy_(whole if layout is None else layout.take(whole, rank))
+
+
+def check(target: dict[str, Any], wanted: dict[str, Any], rank: int, version: int) -> None:
+    for name, layout in wanted.items():
+        whole = value_of(name, version)
+        expected = layout.take(whole, rank) if isinstance(layout, Layout) else whole
+        got = target[name]
+        if expected is None:
+            assert got is None
+        else:
+            assert torch.equal(got.float(), expected.to(got.dtype).float()), f"{name} is not version {version}: {got.reshape(-1)[:4]} for {expected.reshape(-1)[:4]}"
+
+
+def columns(ranks: int) -> dict[str, Any]:
+    """w cut by columns, b cut, e whole."""
+    mesh = list(range(ranks))
+    return {"w": Layout(mesh, [Shard(1)], SHAPES["w"], F32), "b": Layout(mesh, [Shard(0)], SHAPES["b"], F32), "e": Layout(mesh, [Replicate()], SHAPES["e"], F32)}
+
+
+def publisher(rank: int, url: str, ranks: int, versions: int = 3, pause: float = 0.0, options: dict[str, Any] | None = None) -> None:
+    """Commits versions 1, 2, ... and serves until the test ends it."""
+    state = state_of(rank, ranks)
+    pub = shardwire.publish(url, "policy", state, group(), timeout=60, **(options or {}))
+    for version in range(1, versions + 1):
+        advance(state, rank, version)
+        begin = time.monotonic()
+        pub.commit(version)
+        tell("committed", version, time.monotonic() - begin)
+        advance(state, rank, 15000)  # what was committed does not change any more
+        time.sleep(pause)
+    while True:
+        time.sleep(0.05)
+        tell("serves", pub.subscribers)
+
+
+def raised(call: Any) -> tuple[str, str]:
+    try:
+        call()
+    except Exception as error:
+        return type(error).__name__, str(error)
+    raise AssertionError("nothing was raised")
+
+
+# What is fetched.
+
+def reader(rank: int, url: str, ranks: int) -> int:
+    wanted = columns(ranks)
+    sub = shardwire.subscribe(url, "policy", wanted, group(), timeout=60)
+    assert sub.version is None
+    for version in (2, 3):
+        assert sub.fetch(version) == version == sub.version
+        check(sub.target, wanted, rank, version)
+    for tensor in sub.target.values():
+        tensor.zero_()
+    assert sub.fetch() == 3
+    check(sub.target, wanted, rank, 3)
+    kind, text = raised(lambda: sub.fetch(1))
+    assert kind == "ValueError" and "version 1 of 'policy' is gone: it has 2, 3" in text, text
+    kind, text = raised(lambda: sub.fetch(4, timeout=0.2))
+    assert kind == "TimeoutError" and "version 4" in text and "it has 2, 3" in text, text
+    kind, text = raised(lambda: sub.fetch(newer=True, timeout=0.2))
+    assert kind == "TimeoutError" and "a version after 3" in text, text
+    assert raised(lambda: sub.fetch(-3))[0] == "ValueError" and raised(lambda: sub.fetch("new"))[0] == "TypeError"  # type: ignore[arg-type]
+    assert sub.version == 3, "nothing moved, so the target is what it was"
+    assert sub.fetch(3) == 3
+    sub.close()
+    assert raised(sub.fetch)[0] == "AbortedError"
+    return 3
+
+
+@pytest.mark.parametrize(("kind", "publishers", "subscribers", "transport"), [("tcp", 2, 2, "shm"), ("file", 2, 1, "shm"), ("tcp", 1, 3, "shm"), ("tcp", 2, 2, "tcp")])
+def test_fetch(kind: str, publishers: int, subscribers: int, transport: str, tmp_path: Path) -> None:
+    with jobs() as start:
+        url, environment = url_of(kind, tmp_path), {"SHARDWIRE_TRANSPORTS": transport, "SHARDWIRE_JOB_TOKEN": "ours"}
+        served = start(publishers, publisher, url, publishers, environment=environment)
+        served.until(lambda: all(("committed", 3) == words[:2] for told in served.told for words in told[2:3]) and all(len(told) > 2 for told in served.told), 60,
+                     "three commits")
+        assert start(subscribers, reader, url, subscribers, environment=environment).results() == [3] * subscribers
+        served.until(lambda: all(told[-1] == ("serves", 0) for told in served.told), 20, "the subscriber's leave")
+
+
+def early_reader(rank: int, url: str) -> list[int]:
+    """Waits for the publisher, and then for each version."""
+    sub = shardwire.subscribe(url, "policy", None, group(), cast=torch.bfloat16, timeout=60)
+    seen = []
+    while not seen or seen[-1] < 5:
+        seen.append(sub.fetch(newer=True, timeout=30))
+        assert sub.target["w"].dtype == torch.bfloat16
+        check(sub.target, dict.fromkeys(SHAPES), rank, seen[-1])
+    return seen
+
+
+def test_a_subscriber_may_come_first_and_have_everything_cast(tmp_path: Path) -> None:
+    with jobs() as start:
+        url = url_of("tcp", tmp_path)
+        early = start(1, early_reader, url)
+        time.sleep(0.3)
+        start(2, publisher, url, 2, 5, 0.1)
+        (seen,) = early.results()
+        assert seen == sorted(set(seen)) and seen[-1] == 5
+
+
+def fused_publisher(rank: int, url: str) -> None:
+    state = {name: value_of("w", index) for index, name in enumerate("qkv", 1)}
+    pub = shardwire.publish(url, "policy", state, group(), buffers=1, timeout=60)
+    pub.commit(7)
+    while True:
+        time.sleep(0.05)
+
+
+def fused_reader(rank: int, url: str) -> None:
+    parts = [Layout([0, 1], [Shard(0)], SHAPES["w"], torch.bfloat16) for _ in "qkv"]
+    names = NameMap(lambda name: Part("qkv", "qkv".index(name), 3), lambda name: name)
+    sub = shardwire.subscribe(url, "policy", {"qkv": FusedLayout(parts)}, group(), mapping=names, timeout=60)
+    assert sub.fetch() == 7
+    expected = torch.cat([parts[0].take(value_of("w", index), rank) for index in (1, 2, 3)]).to(torch.bfloat16)
+    assert torch.equal(sub.target["qkv"], expected)
+    sub.close()
+    kind, text = raised(lambda: shardwire.subscribe(url, "policy", {"q": parts[0], "other": parts[1]}, group(), timeout=60))
+    assert kind == "ValueError" and "'other'" in text and "'k'" in text and "'v'" in text, text
+    different = NameMap(lambda name: f"{name}{rank}", lambda name: f"{name}{rank}")
+    kind, text = raised(lambda: shardwire.subscribe(url, "policy", {"q": parts[0]}, group(), mapping=different, timeout=60))
+    assert kind == "MismatchError" and "mapping" in text, text
+    shardwire.subscribe(url, "policy", {"q": parts[0]}, group(), strict=False, timeout=60).fetch()
+
+
+def test_names_are_mapped_and_what_does_not_fit_is_listed_on_the_subscriber_alone(tmp_path: Path) -> None:
+    with jobs() as start:
+        url = url_of("tcp", tmp_path)
+        served = start(1, fused_publisher, url)
+        start(2, fused_reader, url).results()
+        assert served.running() == [0]
+
+
+class Model(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = torch.nn.Embedding(11, 6)
+        self.body = torch.nn.Sequential(torch.nn.Linear(6, 6), torch.nn.BatchNorm1d(6))
+        self.head = torch.nn.Linear(6, 11, bias=False)
+        self.head.weight = self.embed.weight
+
+
+@in_a_child
+def test_modules_and_tied_weights(tmp_path: Path) -> None:
+    url, source, target, absent = f"file://{tmp_path}", Model(), Model(), Model().to("meta")
+    absent.head.weight = absent.embed.weight
+    pub = shardwire.publish(url, "policy", source, changes=True)
+    subs = [shardwire.subscribe(url, "policy", module, timeout=20) for module in (target, absent)]
+    optimizer = torch.optim.SGD(source.parameters(), lr=0.1)
+    for version in range(3):
+        source.head(source.body(source.embed(torch.tensor([version, 3])))).square().sum().backward()
+        optimizer.step()
+        pub.commit(version)
+        then = {name: tensor.clone() for name, tensor in source.state_dict().items()}
+        optimizer.step()
+        for sub, module in zip(subs, (target, absent)):
+            assert sub.fetch(changed=True) == version and sub.target is module and module.head.weight is module.embed.weight
+            assert all(torch.equal(tensor, then[name]) for name, tensor in module.state_dict().items())
+    assert raised(lambda: shardwire.subscribe(url, "policy", target, cast=torch.bfloat16))[0] == "TypeError"
+    for each in (*subs, pub):
+        each.close()
+
+
+@pytest.mark.parametrize("kind", ["HashStore", "TCPStore", "FileStore"])
+@in_a_child
+def test_stores_of_torch(kind: str, tmp_path: Path) -> None:
+    import torch.distributed as dist
+    store = {"HashStore": dist.HashStore, "FileStore": lambda: dist.FileStore(str(tmp_path / "store"), 1),
+             "TCPStore": lambda: tcp_store("127.0.0.1", free_port(), None, True, datetime.timedelta(seconds=20))}[kind]()
+    pub = shardwire.publish(store, "policy", {"b": torch.ones(3)})
+    pub.commit(5)
+    for _ in range(2):
+        sub = shardwire.subscribe(store, "policy", timeout=20)
+        assert sub.fetch() == 5 and sub.target["b"].tolist() == [1.0] * 3
+        sub.close()
+    pub.close()
+
+
+# What changed.
+
+def changing_publisher(rank: int, url: str, buffers: int) -> None:
+    rows = torch.zeros(4000, 64)  # 1 MB on each of two ranks, in blocks of 64 KiB
+    cut = Layout([0, 1], [Shard(0)], (8000, 64), F32)
+    small = torch.zeros(10)
+    pub = shardwire.publish(url, "policy", {"w": (cut, rows), "s": small}, group(), buffers=buffers, changes=True, timeout=60)
+    for version in range(1, 7):
+        if rank == 1:
+            rows[100 * version] = version
+        pub.commit(version)
+        tell("committed", version)
+        group().barrier().wait()
+        while not os.path.exists(f"{url[7:]}.{version}"):
+            time.sleep(0.01)
+        group().barrier().wait()
+    time.sleep(60)
+
+
+def changing_reader(rank: int, url: str) -> None:
+    sub = shardwire.subscribe(url, "policy", {"w": Layout([0], [Shard(0)], (8000, 64), torch.bfloat16), "s": torch.ones(10)}, group(), timeout=60)
+    expected = torch.zeros(8000, 64)
+    for version in range(1, 7):
+        expected[4000 + 100 * version] = version
+        if version == 5:
+            Path(f"{url[7:]}.5").touch()
+            continue  # two steps at once
+        assert sub.fetch(version, changed=True) == version
+        assert torch.equal(sub.target["w"].float(), expected), version
+        if version == 3:
+            sub.target["w"][7000] = expected[7000] = 99  # a row of a block that does not change
+            sub.target["s"].fill_(5)
+        if version > 3:
+            assert (sub.target["s"] == 5).all(), "only what changed moves"
+        Path(f"{url[7:]}.{version}").touch()
+    sub.fetch(6, changed=True)
+    assert (sub.target["w"][7000] == 99).all(), "nothing changed, nothing moves"
+    sub.fetch(6)
+    assert (sub.target["w"][7000] == 0).all() and (sub.target["s"] == 0).all(), "everything moves"
+
+
+@pytest.mark.parametrize("buffers", [1, 2, 3])
+def test_fetch_of_what_changed(buffers: int, tmp_path: Path) -> None:
+    with jobs() as start:
+        url = url_of("file", tmp_path)
+        start(2, changing_publisher, url, buffers)
+        start(1, changing_reader, url).results()
+
+
+# Who may, and who is there.
+
+def refused(rank: int, url: str, text: str) -> None:
+    begin = time.monotonic()
+    kind, told = raised(lambda: shardwire.subscribe(url, "policy", columns(1), group(), timeout=30))
+    assert kind == "MismatchError" and "SHARDWIRE_JOB_TOKEN" in told and text in told, (kind, told)
+    assert time.monotonic() - begin < 20
+
+
+def test_the_jobs_token(tmp_path: Path) -> None:
+    with jobs() as start:
+        url = url_of("tcp", tmp_path)
+        served = start(1, publisher, url, 1, environment={"SHARDWIRE_JOB_TOKEN": "ours"})
+        served.until(lambda: len(served.told[0]) > 3, 30, "commits")
+        for environment, text in (({"SHARDWIRE_JOB_TOKEN": "theirs"}, "has another"), ({"SHARDWIRE_JOB_TOKEN": ""}, "has none")):
+            start(1, refused, url, text, environment=environment).results()
+        start(1, reader, url, 1, environment={"SHARDWIRE_JOB_TOKEN": "ours"}).results()
+        assert served.running() == [0]
+
+
+@in_a_child
+def test_the_publisher_refuses_strangers_notes(tmp_path: Path) -> None:
+    """Who can write the store, but does not know the token."""
+    from shardwire.weights import publishing, subscribing
+    address = Address(f"file://{tmp_path}", "policy")
+    before = os.environ.get("SHARDWIRE_JOB_TOKEN")
+    os.environ["SHARDWIRE_JOB_TOKEN"] = "ours"
+    try:
+        pub = publishing.publish(f"file://{tmp_path}", "policy", {"b": torch.zeros(3)})
+        place = address.open(1.0)
+        strange = [signed("subscriber", {"id": pub._id, "nonce": "n", **more}) for more in ({"size": 0, "seconds": 1}, {"size": 1, "seconds": float("nan")},
+                                                                                            {"size": "1", "seconds": 1}, {"size": 1, "seconds": "1"}, {"size": 1})]
+        for data in (*strange, b"junk", b'{"body": "{}", "proof": ""}', b'{"body": "[]", "proof": 3}', b'{"body": "{}", "proof": "ab"}', b"[]"):
+            note = place.post(pub._id, data)
+            limit = time.monotonic() + 10
+            while place.peek(f"{pub._id}/{note}.heard.0") is None:
+                assert time.monotonic() < limit
+                time.sleep(0.01)
+            assert b'"no"' in place.peek(f"{pub._id}/{note}.heard.0")
+        assert pub.subscribers == 0
+        pub.commit(1)
+        sub = subscribing.subscribe(f"file://{tmp_path}", "policy", {"b": torch.ones(3)}, timeout=20)  # of the same process, too
+        assert sub.fetch() == 1 and (sub.target["b"] == 0).all()
+        sub.close()
+        pub.close()
+        assert raised(lambda: pub.commit(2))[0] == "AbortedError"
+        kind, text = raised(lambda: subscribing.subscribe(f"file://{tmp_path}", "policy", None, timeout=0.3))
+        assert kind == "TimeoutError" and "there is no publisher of 'policy'" in text
+    finally:
+        os.environ.pop("SHARDWIRE_JOB_TOKEN")
+        if before is not None:
+            os.environ["SHARDWIRE_JOB_TOKEN"] = before
+
+
+@in_a_child
+def test_wrong_arguments(tmp_path: Path) -> None:
+    state = {"b": torch.zeros(3)}
+    url = f"file://{tmp_path}"
+    for store, name, text in (("http://x", "p", "tcp://HOST:PORT"), ("tcp://x", "p", "tcp://HOST:PORT"), (url, "a/b", "name"), (url, "", "name"), (3, "p", "store")):
+        for call in (lambda: shardwire.publish(store, name, state), lambda: shardwire.subscribe(store, name, state)):
+            kind, told = raised(call)
+            assert kind in ("ValueError", "TypeError") and text in told, told
+    for buffers in (0, 5, True, "2"):
+        assert raised(lambda: shardwire.publish(url, "p", state, buffers=buffers))[0] == "ValueError"  # type: ignore[arg-type]
+    assert raised(lambda: shardwire.subscribe(url, "p", state, cast=torch.int8))[0] == "TypeError"
+    assert raised(lambda: shardwire.subscribe(url, "p", state, cast=torch.bfloat16))[0] == "ValueError"
+    assert raised(lambda: shardwire.publish(url, "p", {}))[0] == "ValueError"
+    pub = shardwire.publish(url, "p", state)
+    pub.commit(3)
+    for version, kind in ((3, "ValueError"), (-1, "ValueError"), (2.0, "TypeError"), (True, "TypeError"), (1 << 62, "ValueError")):
+        assert raised(lambda: pub.commit(version))[0] == kind  # type: ignore[arg-type]
+    state["b"] = torch.zeros(4)
+    kind, text = raised(lambda: pub.commit(4))
+    assert kind == "ValueError" and "'b'" in text and "[4]" in text
+    state["b"] = torch.ones(3)
+    pub.commit(4)
+    pub.close()
+    pub.close()
+
+
+# Deaths.
+
+def following(rank: int, url: str, ranks: int, seconds: float = 5.0) -> None:
+    """Fetches until the test ends it, and tells versions and errors."""
+    wanted = columns(ranks)
+    sub = shardwire.subscribe(url, "policy", wanted, group(), timeout=60)
+    while True:
+        try:
+            version = sub.fetch(timeout=seconds)
+            check(sub.target, wanted, rank, version)
+            tell("fetched", version)
+        except shardwire.ShardwireError as error:
+            tell("failed", type(error).__name__, str(error))
+            if "make another" in str(error):
+                return
+        time.sleep(0.002)
+
+
+def fetched(job: Job, rank: int = 0) -> list[int]:
+    return [words[1] for words in job.told[rank] if words[0] == "fetched"]
+
+
+def failed(job: Job, rank: int = 0) -> list[tuple[str, str]]:
+    return [words[1:] for words in job.told[rank] if words[0] == "failed"]
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_dead_publisher_is_named_and_the_next_one_is_found(victim: int, tmp_path: Path) -> None:
+    with jobs() as start:
+        url = url_of("tcp", tmp_path)
+        first = start(2, publisher, url, 2, 1)
+        follower = start(2, following, url, 2)
+        follower.until(lambda: len(fetched(follower)) > 3 and len(fetched(follower, 1)) > 3, 60, "fetches")
+        first.kill(victim)
+        follower.until(lambda: bool(failed(follower)) and bool(failed(follower, 1)), 30, "an error on both ranks")
+        for rank in range(2):
+            kind, text = failed(follower, rank)[0]
+            assert kind == "PeerFailedError" and f"the publisher's rank {victim}" in text and "died" in text, (kind, text)
+        assert failed(follower)[0] == failed(follower, 1)[0], "the same error on both ranks"
+        first.kill()
+        first.until(lambda: not first.running(), 10, "the deaths")  # the port is free then
+        start(2, publisher, url, 2, 4)
+        follower.until(lambda: 4 in fetched(follower) and 4 in fetched(follower, 1), 60, "a version of the next publisher")
+
+
+def test_a_publisher_that_died_before_the_subscriber_came_is_named(tmp_path: Path) -> None:
+    with jobs() as start:
+        url = url_of("file", tmp_path)
+        first = start(2, publisher, url, 2, 1)
+        first.until(lambda: all(first.told), 30, "a commit")
+        first.kill(1)
+        first.until(lambda: first.ended[1] is not None, 10, "the death")
+
+        def late(rank: int) -> tuple[str, str]:
+            return raised(lambda: shardwire.subscribe(url, "policy", columns(1), group(), timeout=1.0))
+
+        ((kind, text),) = start(1, late).results()
+        assert kind == "TimeoutError" and "rank 1 (pid" in text and "rank 0 (" not in text.split("does not answer", 1)[1], text
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_dead_subscriber_is_a_line_in_the_publishers_log(victim: int, tmp_path: Path) -> None:
+    with jobs() as start:
+        url, log = url_of("tcp", tmp_path), tmp_path / "log"
+        served = start(2, publisher, url, 2, 300, 0.01, stderr=str(log))
+        one, other = start(2, following, url, 2), start(1, following, url, 1)
+        for job in (one, other):
+            job.until(lambda: len(fetched(job)) > 3, 60, "fetches")
+        one.kill(victim)
+        one.until(lambda: one.ended == [one.ended[0], one.ended[1]] and one.ended[victim] is not None and bool(failed(one, 1 - victim)), 30, "an error on the other rank")
+        kind, text = failed(one, 1 - victim)[0]
+        assert kind == "PeerFailedError" and "died" in text, text
+        before = len(fetched(other))
+        other.until(lambda: len(fetched(other)) > before + 20, 30, "fetches of the other subscriber")
+        assert not failed(other)
+        served.until(lambda: all(told and told[-1] == ("serves", 1) for told in served.told), 30, "the end of one subscription")
+        slow = [words for told in served.told for words in told if words[0] == "committed" and words[2] > 9]
+        assert not slow, slow
+        lines = [line for line in log.read_text().splitlines() if "publish 'policy'" in line]
+        assert len(lines) == 1 and "is gone" in lines[0] and f"pid {one.pids[victim]}" in lines[0] and "died" in lines[0], log.read_text()
+
+
+def test_a_subscriber_that_stops_in_a_fetch_is_sent_away(tmp_path: Path) -> None:
+    with jobs() as start:
+        url, log = url_of("tcp", tmp_path), tmp_path / "log"
+
+        def large(rank: int) -> None:
+            """Too much to wait in a ring."""
+            tensor = torch.zeros(1 << 20)
+            pub = shardwire.publish(url, "policy", {f"w{rank}": tensor}, group(), patience=0.5, timeout=60)
+            for version in range(1 << 20):
+                tensor.fill_(version)
+                begin = time.monotonic()
+                pub.commit(version)
+                tell("committed", version, time.monotonic() - begin)
+                time.sleep(0.02)
+
+        def stopping(rank: int) -> tuple[str, str]:
+            from shardwire.weights.fetching import Joint
+            sub = shardwire.subscribe(url, "policy", None, group(), timeout=60)
+            sub.fetch()
+            ask = Joint.answer
+
+            def stop(self: Joint, *args: Any) -> Any:
+                rows = ask(self, *args)
+                tell("stops")
+                os.kill(os.getpid(), signal.SIGSTOP)
+                return rows
+
+            Joint.answer = stop  # type: ignore[method-assign]
+            result = raised(lambda: sub.fetch(timeout=30))
+            assert sub.version is None
+            Joint.answer = ask  # type: ignore[method-assign]
+            version = sub.fetch(timeout=30)  # and comes back
+            assert all((tensor == version).all() for tensor in sub.target.values())
+            return result
+
+        served = start(2, large, stderr=str(log))
+        stopped = start(1, stopping)
+        stopped.until(lambda: ("stops",) in stopped.told[0], 60, "the stop")
+        served.until(lambda: "was sent away" in log.read_text(), 30, "a line about it")
+        count = len(served.told[0])
+        served.until(lambda: len(served.told[0]) > count + 20, 30, "commits after it")
+        assert not stopped.told[0][1:], "still stopped"
+        stopped.kill(number=signal.SIGCONT)
+        ((kind, text),) = stopped.results()
+        assert kind in ("AbortedError", "PeerFailedError") and "publisher" in text, (kind, text)
+        longest = max(words[2] for told in served.told for words in told if words[0] == "committed")
+        assert 0.4 < longest < 20, longest
+
+
+@pytest.mark.parametrize("kind", ["tcp", "file"])
+def test_a_publisher_that_stops_is_a_timeout_and_is_found_again(kind: str, tmp_path: Path) -> None:
+    with jobs() as start:
+        url = url_of(kind, tmp_path)
+        served = start(2, publisher, url, 2)
+
+        def patient(rank: int) -> None:
+            sub = shardwire.subscribe(url, "policy", columns(2), group(), timeout=60)
+            sub.fetch()
+            tell("fetched")
+            while not (tmp_path / "stopped").exists():
+                time.sleep(0.01)
+            for attempt in range(2):  # in a fetch, and in joining anew
+                begin = time.monotonic()
+                assert raised(lambda: sub.fetch(timeout=0.5))[0] == "TimeoutError" and sub.version is None
+                assert time.monotonic() - begin < 15
+            tell("gave up")
+            version = sub.fetch(timeout=60)
+            check(sub.target, columns(2), rank, version)
+
+        job = start(2, patient)
+        job.until(lambda: all(job.told), 60, "a fetch")
+        served.kill(number=signal.SIGSTOP)
+        (tmp_path / "stopped").touch()
+        job.until(lambda: all(told[-1] == ("gave up",) for told in job.told), 60, "two timeouts")
+        served.kill(number=signal.SIGCONT)
+        job.results()
+        assert served.running() == [0, 1]
+
+
+def test_all_ranks_of_the_subscriber_have_one_outcome(tmp_path: Path) -> None:
+    """Where the answer reached one rank, and the publisher's death the other."""
+    def apart(rank: int) -> None:
+        from shardwire.weights.fetching import Joint
+        sub = shardwire.subscribe(url, "policy", columns(2), group(), timeout=60)
+        ask = Joint.answer
+
+        def fail(self: Joint, *args: Any) -> Any:
+            rows = ask(self, *args)
+            if rows[0][2]:
+                raise shardwire.PeerFailedError("made up")
+            return rows
+
+        if rank == 1:
+            Joint.answer = fail  # type: ignore[method-assign]
+        for _ in range(3):
+            kind, text = raised(lambda: sub.fetch(99, timeout=0.2))
+            assert kind == "PeerFailedError" and text.startswith("rank 1: made up"), (kind, text)
+            version = sub.fetch()
+            check(sub.target, columns(2), rank, version)
+
+    with jobs() as start:
+        url = url_of("tcp", tmp_path)
+        start(2, publisher, url, 2)
+        start(2, apart).results()
+
+
+def test_an_interrupted_fetch_ends_the_subscription_and_nothing_else(tmp_path: Path) -> None:
+    def interrupted(rank: int) -> tuple[str, str]:
+        sub = shardwire.subscribe(url, "policy", columns(2), group(), timeout=60)
+        sub.fetch()
+        tell("waits")
+        try:
+            sub.fetch(99, timeout=60)
+        except KeyboardInterrupt:
+            assert rank == 0
+            return raised(sub.fetch)
+        except shardwire.ShardwireError as error:
+            assert rank == 1 and isinstance(error, (shardwire.AbortedError, shardwire.PeerFailedError)), error
+            return raised(sub.fetch)
+        raise AssertionError("nothing was raised")
+
+    with jobs() as start:
+        url = url_of("tcp", tmp_path)
+        served = start(2, publisher, url, 2)
+        job = start(2, interrupted)
+        job.until(lambda: all(("waits",) in told for told in job.told), 60, "the wait")
+        time.sleep(0.2)
+        begin = time.monotonic()
+        job.kill(0, number=signal.SIGINT)
+        assert all(kind == "AbortedError" and "make another" in text for kind, text in job.results())
+        assert time.monotonic() - begin < 30
+        assert start(1, reader, url, 1).results() == [3] and served.running() == [0, 1]
+
+
+# The campaign: kills at random moments.
+
+BIG = {"w": (1024, 512), "b": (1000,)}
+
+
+def trainer(rank: int, url: str, first: int) -> None:
+    """Steps with collectives of its own between, which nothing of the subscribers may disturb."""
+    cut = Layout([0, 1], [Shard(0)], BIG["w"], F32)
+    local, whole = torch.zeros(cut.local_shape(rank)), torch.zeros(BIG["b"])
+    pub = shardwire.publish(url, "policy", {"w": (cut, local), "b": whole}, group(), changes=first % 2 == 0, buffers=1 + first // 100 % 3, timeout=30)
+    for version in range(first, first + 99):
+        local.copy_(cut.take(value_of("w", version, BIG), rank))
+        whole.copy_(value_of("b", version, BIG))
+        pub.commit(version)
+        total = torch.ones(1)
+        group().allreduce([total]).wait()
+        assert total.item() == 2
+        tell("committed", version)
+        time.sleep(0.01 if version < first + 90 else 0.3)
+    time.sleep(600)
+
+
+def campaigner(rank: int, url: str, ranks: int, seed: int) -> None:
+    rng = random.Random(seed)  # the same on all ranks
+    mesh = list(range(ranks))
+    wanted = {"w": Layout(mesh, [rng.choice([Shard(1), Shard(0), Replicate()])], BIG["w"], F32), "b": Layout(mesh, [Shard(0)], BIG["b"], F32)}
+    staged = rng.random() < 0.5
+    sub: Any = None
+    while sub is None:
+        try:
+            sub = shardwire.subscribe(url, "policy", wanted, group(), staged=staged, timeout=60)
+        except shardwire.ShardwireError as error:  # the publisher was killed meanwhile, or one of us
+            tell("failed", type(error).__name__, str(error))
+            if "shardwire:0" in str(error):  # the group of our own job
+                return
+    before = None
+    while True:
+        error = None
+        try:
+            version = sub.fetch(timeout=10, newer=rng.random() < 0.3, changed=rng.random() < 0.5)
+        except shardwire.ShardwireError as failure:
+            error = failure
+        if error is None:
+            before = version
+        elif staged and sub.version != before:
+            tell("mixture", f"version {sub.version} after {before} and {error}")
+            return
+        for name, layout in wanted.items() if sub.version is not None else ():  # after an error as well
+            expected = layout.take(value_of(name, sub.version, BIG), rank)
+            if not torch.equal(sub.target[name], expected):
+                tell("mixture", name, sub.version, sorted(set((sub.target[name] // 1000).reshape(-1).tolist()))[:9], str(error))
+                return
+        if error is None:
+            tell("fetched", version)
+            continue
+        tell("failed", type(error).__name__, str(error))
+        if "make another" in str(error):
+            return
+
+
+def test_random_kills(tmp_path: Path) -> None:
+    """SHARDWIRE_TEST_KILLS says how many; the seed is printed."""
+    kills, seed = int(os.environ.get("SHARDWIRE_TEST_KILLS", "12")), int(os.environ.get("SHARDWIRE_TEST_SEED", random.randrange(1 << 30)))
+    print(f"seed {seed}")
+    rng = random.Random(seed)
+    port = free_port()
+    with jobs() as start:
+        # Half of the campaigns have a store that outlives the publishers; in the others their rank 0 serves it.
+        store = RecordServer("127.0.0.1", port) if seed % 2 else None
+        url, log = f"tcp://127.0.0.1:{port}", str(tmp_path / "log")
+        first, kills_of = 100, {"publisher": 0, "subscriber": 0}
+        publishing = start(2, trainer, url, first, stderr=log)
+        readers = [start(ranks, campaigner, url, ranks, rng.randrange(1 << 30), stderr=log) for ranks in (1, 2)]
+        everyone = list(readers)
+
+        def look(seconds: float) -> None:
+            limit = time.monotonic() + seconds
+            while True:
+                for job in (publishing, *readers):
+                    job.poll(0.005)
+                mixed = [words for job in everyone for told in job.told for words in told if words[0] in ("mixture", "error")]
+                assert not mixed, f"seed {seed}: {mixed[0]}"
+                if time.monotonic() > limit:
+                    return
+
+        for _ in range(kills):
+            look(rng.choice([0.02, 0.3, 1.0]) * rng.random())
+            if rng.random() < 0.35:
+                kills_of["publisher"] += 1
+                victims = rng.choice([[0], [1], [0, 1]])
+                publishing.kill(*victims)
+                look(0.3 * rng.random())
+                publishing.end()
+                first += 100
+                publishing = start(2, trainer, url, first, stderr=log)
+            else:
+                kills_of["subscriber"] += 1
+                which = rng.randrange(len(readers))
+                readers[which].kill(rng.randrange(readers[which].size))
+                look(0.2 * rng.random())
+                readers[which].end()
+                ranks = readers[which].size
+                readers[which] = start(ranks, campaigner, url, ranks, rng.randrange(1 << 30), stderr=log)
+                everyone.append(readers[which])
+        for job in readers:
+            for rank in range(job.size):
+                job.until(lambda: any(version >= first for version in fetched(job, rank)), 60, f"seed {seed}: a version of the last publisher on rank {rank}")
+        look(0.2)
+        assert publishing.running() == [0, 1], f"seed {seed}: {publishing.told}"
+        count = sum(len(fetched(job, rank)) for job in everyone for rank in range(job.size))
+        print(f"{kills_of}, {count} fetches, {sum(len(failed(job, rank)) for job in everyone for rank in range(job.size))} errors")
+        if store is not None:
+            store.close()
+
+
+# The parts.
+
+def test_all_ranks_choose_alike() -> None:
+    rows = [answer_row(7, 100, False, {6: 10, 7: 20}), answer_row(6, 100, False, {5: 0, 6: 5})]
+    assert choose(rows, Request(FETCH)).version == 6, "what every rank has"
+    assert choose(rows, Request(FETCH, wanted=7)).verdict == "wait"
+    assert choose(rows, Request(FETCH, wanted=5)).verdict == "gone"
+    assert choose(rows, Request(FETCH, since=6, newer=1)).verdict == "wait"
+    assert choose(rows, Request(FETCH, since=5, newer=1)).version == 6
+    late = [answer_row(7, 100, True, {}), rows[1]]
+    assert choose(late, Request(FETCH)).verdict == "late"
+    some = choose(rows, Request(FETCH, since=5, changed=1))
+    assert (some.version, some.whole, some.moves) == (6, False, True)
+    assert choose(rows, Request(FETCH, changed=1)).whole, "it has nothing yet"
+    assert choose([answer_row(6, 20, False, {6: 15})], Request(FETCH, since=5, changed=1)).whole, "most of it changed"
+    assert not choose([answer_row(6, 20, False, {6: 0})], Request(FETCH, since=6, changed=1)).moves
+
+
+class Sitting:
+    def __init__(self) -> None:
+        self.sent_away = ""
+
+    def send_away(self, reason: str) -> None:
+        self.sent_away = reason
+
+
+@in_a_child
+def test_a_commit_never_writes_what_is_read() -> None:
+    state = {"w": torch.zeros(100, 10), "t": torch.zeros(3, dtype=torch.complex64), "n": torch.tensor(0, dtype=torch.int64), "f": torch.zeros(2, dtype=torch.bool)}
+    state["tied"] = state["w"]
+    versions = Versions(Holdings(state, "source", 0, [0]), 2, None)
+    assert versions.total_bytes == 4000 + 24 + 8 + 2, "tied weights are held once"
+    reader = Sitting()
+    for version in range(1, 4):
+        state["w"].fill_(version)
+        versions.write(version, 0.0)
+    held = versions.pin_all(reader)
+    assert sorted(held) == [2, 3] and (held[2].tensors["tied"] == 2).all()
+    state["w"].fill_(4)
+    over = threading.Event()
+
+    def commit() -> None:
+        versions.write(4, 30.0)
+        over.set()
+
+    thread = threading.Thread(target=commit)
+    thread.start()
+    assert not over.wait(0.1) and (held[2].tensors["w"] == 2).all() and held[2].content == 2
+    assert sorted(versions.pin_all(Sitting())) == [3], "nobody new reads it"
+    versions.release(reader, keep=held[3])
+    assert over.wait(10)
+    thread.join()
+    assert held[2].content == 4 and (held[3].tensors["w"] == 3).all() and not reader.sent_away
+    threading.Timer(0.3, lambda: versions.release(reader)).start()
+    late = [one for buffer in held.values() for one in buffer.readers if one is not reader]
+    for one in late:
+        versions.release(one)
+    begin = time.monotonic()
+    versions.write(5, 0.1)
+    assert reader.sent_away and 0.25 < time.monotonic() - begin < 10
+
+
+@pytest.mark.parametrize("buffers", [1, 2, 3])
+@in_a_child
+def test_changed_rows_are_all_that_changed(buffers: int) -> None:
+    rng = random.Random(buffers)
+    state = {"w": torch.zeros(50, 16), "t": torch.zeros(16, 50).t(), "s": torch.tensor(0.0), "z": torch.zeros(0, 3), "c": torch.zeros(9, dtype=torch.complex64)}
+    versions = Versions(Holdings(state, "source", 0, [0]), buffers, 256)
+    history: list[dict[str, torch.Tensor]] = []
+    for version in range(1, 30):
+        for name, tensor in state.items():
+            if tensor.numel() and rng.random() < 0.5:
+                if tensor.dim():
+                    tensor[rng.randrange(tensor.shape[0])] = rng.choice([version, -0.0, float("nan")])
+                else:
+                    tensor.fill_(version)
+        if version % 9 == 4:  # one that fails in the middle
+            kept = state["c"]
+            state["c"] = torch.zeros(1, dtype=torch.complex64)
+            assert raised(lambda: versions.write(version, 0.0))[0] == "ValueError"
+            state["c"] = kept
+        versions.write(version, 0.0)
+        history.append({name: tensor.clone() for name, tensor in state.items()})
+        reader = Sitting()
+        for held, buffer in versions.pin_all(reader).items():
+            for name, tensor in state.items():
+                now = history[held - 1][name]
+                assert torch.equal(torch.view_as_real(buffer.tensors[name]).nan_to_num(7) if now.is_complex() else buffer.tensors[name].nan_to_num(7),
+                                   torch.view_as_real(now).nan_to_num(7) if now.is_complex() else now.nan_to_num(7))
+                for since in range(1, held):
+                    rows = {row for begin, end in versions.changed_rows(buffer, name, since) for row in range(begin, end)}
+                    then = history[since - 1][name]
+                    pairs = zip(then.reshape(-1), now.reshape(-1)) if not now.dim() else zip(then, now)
+                    different = {row for row, (a, b) in enumerate(pairs) if not (a.equal(b) or str(a) == str(b))}
+                    assert different <= rows, (name, since, held)
+                    assert len(rows) <= tensor.shape[0] if tensor.dim() else 1
+        versions.release(reader)
+
+
+def test_ranks_in_errors_are_those_of_the_jobs() -> None:
+    text = "rank 3 gave up: rank 1 (pid 7) died; ranks 0, 2 and 3 of 4 wait; global rank 1, rank 9; another group of its process failed (rank 1)"
+    assert rename_ranks(text, 2, 2) == ("the subscriber's rank 1 gave up: the publisher's rank 1 (pid 7) died; the publisher's rank 0, the subscriber's rank 0 and "
+                                        "the subscriber's rank 1 of 4 wait; global rank 1, rank 9; another group of its process failed (rank 1)")
+
+
+@in_a_child
+def test_a_newer_publisher_takes_the_name(tmp_path: Path) -> None:
+    url, state = f"file://{tmp_path}", {"b": torch.zeros(3)}
+    older = shardwire.publish(url, "policy", state)
+    older.commit(1)
+    sub = shardwire.subscribe(url, "policy", timeout=20)
+    assert sub.fetch() == 1
+    newer = shardwire.publish(url, "policy", state)
+    newer.commit(9)
+    limit = time.monotonic() + 10
+    while older.subscribers and time.monotonic() < limit:
+        time.sleep(0.01)
+    kind, text = raised(lambda: older.commit(2))
+    assert kind == "AbortedError" and "another publisher took its name" in text
+    assert raised(sub.fetch)[0] in ("AbortedError", "PeerFailedError")
+    assert sub.version is None and sub.fetch() == 9
+    older.close()
+    assert sub.fetch() == 9, "the older one's end leaves the newer one's record alone"
+    sub.close()
+    newer.close()
+
+
+# The store that a publisher's rank 0 serves.
+
+@in_a_child
+def test_the_store_of_records() -> None:
+    server = RecordServer("127.0.0.1", port := free_port())
+    assert raised(lambda: RecordServer("127.0.0.1", port))[0] == "OSError"
+    one, other = RecordClient("127.0.0.1", port, 5), RecordClient("127.0.0.1", port, 5)
+    for junk in (b"", b"GET / HTTP/1.0\r\n\r\n", b"\xff\xff\xff\xff", b"\0\0\0\2[]", b"\0\0\0\3{}x", b'\0\0\0\x08["none"]', b'\0\0\0\x0f["rest","x", 1]', os.urandom(300)):
+        with socket.create_connection(("127.0.0.1", port)) as stranger:
+            stranger.sendall(junk)
+    places = [RecordPlace(client, "p") for client in (one, other)]
+    assert places[0].peek("k") is None
+    places[0].put("k", b"\x00\xff?")
+    assert places[1].peek("k") == b"\x00\xff?"
+    assert places[0].notes("box") == [] and [places[0].post("box", b"1"), places[1].post("box", b"2")] == ["1", "2"] == places[0].notes("box")
+    places[0].put("box/1.go", b"")
+    places[0].put("box/12", b"another")
+    places[0].remove("box/1")
+    assert places[1].peek("box/1.go") is None is places[1].peek("box/1") and places[1].peek("box/12") == b"another"
+    for _ in range(3):
+        other.rest(0.0)
+    threading.Timer(0.05, lambda: places[0].put("k", b"new")).start()
+    limit = time.monotonic() + 10
+    while places[1].peek("k") != b"new":
+        places[1].rest(0.25)
+        assert time.monotonic() < limit
+    child = os.fork()
+    if child == 0:
+        time.sleep(30)
+        os._exit(0)
+    server.close()  # as its process's end would; a child keeps neither the port nor the connections
+    try:
+        assert raised(lambda: [one.ask("peek", "k") for _ in range(3)])[0] in ("ConnectionError", "ConnectionResetError", "BrokenPipeError", "OSError")
+        again = RecordServer("127.0.0.1", port)
+        assert RecordPlace(RecordClient("127.0.0.1", port, 5), "p").peek("k") is None
+        again.close()
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        kind, text = raised(lambda: Address(f"tcp://127.0.0.1:{silent.getsockname()[1]}", "p").open(0.3))
+        assert kind == "SystemFailure" and "no store of shardwire.publish" in text, text

@@ -1,0 +1,327 @@
+"""shardwire.Queue when ranks die, stop, are interrupted or fork: an error with the rank's name or the timeout, and no entry is lost or half there."""
+
+from __future__ import annotations
+
+import os
+import queue as standard
+import random
+import signal
+import threading
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import shardwire
+from shardwire import Queue
+
+SEED = int(os.environ.get("SHARDWIRE_TEST_SEED", random.SystemRandom().randrange(1 << 30)))
+
+
+def raised(call, *args, **options):
+    try:
+        call(*args, **options)
+    except BaseException as error:
+        return type(error), str(error)
+    raise AssertionError("nothing was raised")
+
+
+def joined(folder, rank, size, timeout=20):
+    return shardwire.create_process_group(dist.FileStore(str(folder / "store"), size), rank, size, timeout=timeout, name="job")
+
+
+def meet(folder, name, count):
+    """A barrier of files: it works whoever died."""
+    (folder / f"{name}.{os.getpid()}").touch()
+    deadline = time.monotonic() + 40
+    while len(list(folder.glob(f"{name}.*"))) < count:
+        assert time.monotonic() < deadline, f"nobody came to {name}"
+        time.sleep(0.005)
+
+
+def die():
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+# ---- a dead holder
+
+def dead_holder(rank, size, folder):
+    group = joined(folder, rank, size)
+    full, empty = Queue(group, 0, capacity=1), Queue(group, 0, "empty")
+    full.put(rank) if rank == 0 else full.wait()
+    assert rank != 2 or not empty.wait(0.01)
+    meet(folder, "ready", size)
+    if rank == 0:
+        time.sleep(0.3)
+        die()
+    start = time.monotonic()
+    if rank == 1:
+        results = [raised(full.put, torch.ones(100000)), raised(full.get), raised(empty.get), raised(full.qsize), raised(full.put, 1, block=False)]
+    else:
+        results = [raised(empty.get), raised(Queue.wait_any, [full, empty]), raised(next, empty.stream()), raised(full.close)]
+    assert time.monotonic() - start < 10, "it took a timeout to see a death"
+    meet(folder, "over", size - 1)
+    return results
+
+
+@pytest.mark.parametrize("way", ["shm", "tcp"])
+def test_a_dead_holder_is_named(run_ranks, tmp_path, monkeypatch, way):
+    monkeypatch.setenv("SHARDWIRE_TRANSPORTS", way)
+    results = run_ranks(3, dead_holder, tmp_path, init=False, may_die=(0,))
+    for kind, text in results[1] + results[2]:
+        assert kind is shardwire.PeerFailedError and "rank 0 of group 'job', which holds the queue, died" in text and "(pid" in text, (kind, text)
+
+
+# ---- dead putters
+
+def dead_putter(rank, size, folder):
+    group = joined(folder, rank, size)
+    strict, lasting = Queue(group, 0), Queue(group, 0, survive=True)
+    if rank == 1:
+        for q in (strict, lasting):
+            q.put("whole")
+            puts = q.transaction().__enter__()
+            puts.put(torch.ones(100000))
+        meet(folder, "put", size)
+        time.sleep(0.3)
+        die()
+    meet(folder, "put", size)
+    if rank == 2:
+        assert strict.get() == "whole"
+    meet(folder, "empty", size - 1)
+    start = time.monotonic()
+    told = raised(strict.get)
+    waited = raised(strict.wait)
+    assert time.monotonic() - start < 10
+    meet(folder, "told", size - 1)
+    if rank == 2:
+        strict.put("of a survivor")
+        assert strict.get() == "of a survivor"
+        lasting.put("more")
+    meet(folder, "seen", size - 1)
+    got = [lasting.get(timeout=10), lasting.get(timeout=10), raised(lasting.get, timeout=0.3)[0]] if rank == 0 else None
+    meet(folder, "over", size - 1)
+    return told, waited, got
+
+
+def test_getters_hear_that_a_putter_died(run_ranks, tmp_path):
+    results = run_ranks(3, dead_putter, tmp_path, init=False, may_die=(1,))
+    for told, waited, _ in (results[0], results[2]):
+        for kind, text in (told, waited):
+            assert kind is shardwire.PeerFailedError and "rank 1 of group 'job', which had put into it, died" in text and "(pid" in text, (kind, text)
+    assert results[0][2] == ["whole", "more", standard.Empty]
+
+
+def leaving_putter(rank, size, folder):
+    group = joined(folder, rank, size)
+    q = Queue(group, 0)
+    if rank == 1:
+        q.put(1)
+        q.hub.stop()  # as at the end of a program
+        meet(folder, "over", size)
+        return None
+    result = [q.get(timeout=10), raised(q.get, timeout=0.5)[0]]
+    meet(folder, "over", size)
+    return result
+
+
+def test_a_putter_that_ends_orderly_is_no_failure(run_ranks, tmp_path):
+    assert run_ranks(2, leaving_putter, tmp_path, init=False)[0] == [1, standard.Empty]
+
+
+# ---- kills at random moments
+
+def log(folder, rank, what, tag):
+    with open(folder / f"{what}.log", "ab", buffering=0) as file:
+        file.write(f"{rank}:{tag[0]}:{tag[1]}\n".encode())
+
+
+def killed_at_random(rank, size, folder, seed):
+    """0 holds; 1, 2, 3 put, 4, 5, 6 get; 1 and 4 live, the others are killed."""
+    group = joined(folder, rank, size, timeout=15)
+    q = Queue(group, 0, capacity=6, survive=True)
+    rng = random.Random(seed * 10 + rank)
+    if rank in (2, 3, 5, 6):
+        threading.Timer(rng.uniform(0.05, 0.8), die).start()
+    if rank == 0:
+        meet(folder, "put all", 2)
+        meet(folder, "got all", 2)
+        return q.qsize()
+    if rank <= 3:
+        number = 0
+        while rank != 1 or number < 150:
+            tag = (rank, number)
+            log(folder, rank, "begun", tag)
+            q.put([tag, torch.full((rng.choice([1, 2000, 60000, 300000]),), float(rank * 1000 + number))], timeout=15)
+            log(folder, rank, "put", tag)
+            number += 1
+        meet(folder, "put all", 2)
+        return None
+    while True:
+        try:
+            tag, tensor = q.get(timeout=2)
+        except standard.Empty:
+            assert rank == 4
+            break
+        assert (tensor == float(tag[0] * 1000 + tag[1])).all(), f"a mixture in {tag}"
+        log(folder, rank, "got", tag)
+    meet(folder, "got all", 2)
+    return None
+
+
+@pytest.mark.parametrize("turn", range(int(os.environ.get("SHARDWIRE_KILL_TURNS", "4"))))
+def test_kills_of_putters_and_getters_lose_nothing_and_mix_nothing(run_ranks, tmp_path, monkeypatch, turn):
+    if turn % 4 == 3:
+        monkeypatch.setenv("SHARDWIRE_TRANSPORTS", "tcp")
+    seed = SEED + turn
+    print("seed", seed)
+    results = run_ranks(7, killed_at_random, tmp_path, seed, init=False, may_die=(2, 3, 5, 6), timeout=60)
+    assert results[0] == 0
+    lines = {what: [tuple(map(int, line.split(":"))) for line in (tmp_path / f"{what}.log").read_text().splitlines()] for what in ("begun", "put", "got")}
+    begun, put = ({tag[1:] for tag in lines[what]} for what in ("begun", "put"))
+    got = Counter(tag[1:] for tag in lines["got"])
+    assert max(got.values()) == 1, f"got twice: {[tag for tag, count in got.items() if count > 1]}"
+    assert set(got) <= begun
+    lost = put - set(got)
+    assert len(lost) <= 2, f"{lost}: a killed getter may have taken one entry and died before it wrote that down"
+    for getter in range(4, 7):
+        for putter in range(1, 4):
+            order = [number for rank, source, number in lines["got"] if (rank, source) == (getter, putter)]
+            # A killed getter's entry comes later than those that others got meanwhile.
+            assert sum(one > other for one, other in zip(order, order[1:])) <= 2, order
+
+
+# ---- a stopped holder
+
+def stopped_holder(rank, size, folder):
+    group = joined(folder, rank, size, timeout=3)
+    q = Queue(group, 0)
+    if rank == 0:
+        (folder / "pid").write_text(str(os.getpid()))
+        q.put("there")
+        meet(folder, "ready", size)
+        meet(folder, "over", size)
+        return q.qsize()
+    q.wait()
+    meet(folder, "ready", size)
+    holder = int((folder / "pid").read_text())
+    time.sleep(0.2)
+    os.kill(holder, signal.SIGSTOP)
+    while any(text.rpartition(")")[2].split()[0] != "T" for text in (path.read_text() for path in Path(f"/proc/{holder}/task").glob("*/stat"))):
+        time.sleep(0.001)  # a thread stops when it next runs
+    try:
+        start = time.monotonic()
+        in_time = raised(q.get, timeout=0.5)
+        after = time.monotonic() - start
+        silent = raised(q.get, timeout=30)
+        silence = time.monotonic() - start - after
+        putting = raised(q.put, torch.ones(100000))
+    finally:
+        os.kill(holder, signal.SIGCONT)
+    assert q.get(timeout=20) == "there", "an entry was lost by getters that gave up"
+    meet(folder, "over", size)
+    return in_time, after, silent, silence, putting
+
+
+def test_a_stopped_holder_is_a_timeout_and_loses_nothing(run_ranks, tmp_path):
+    left, (in_time, after, silent, silence, putting) = run_ranks(2, stopped_holder, tmp_path, init=False, timeout=60)
+    assert in_time[0] is standard.Empty and after < 2
+    assert silent[0] in (shardwire.TimeoutError, standard.Empty) and silence < 8
+    assert silent[0] is standard.Empty or "rank 0 of group 'job', which holds the queue, has answered nothing for 3 s" in silent[1], silent
+    assert putting[0] in (shardwire.TimeoutError, standard.Full) and ("rank 0" in putting[1] or "[0]" in putting[1]), putting
+    assert left <= 1
+
+
+def never_made(rank, size, folder):
+    group = joined(folder, rank, size, timeout=15)
+    result = None
+    if rank == 1:
+        result = raised(Queue(group, 0, "lonely").get, timeout=0.5), raised(Queue(group, 0, "lonely").put, 1, timeout=0.5)
+        (folder / "other").touch()
+        Queue(group, 1, "mine").put(1)
+        while not (folder / "made").exists():
+            time.sleep(0.01)
+        result += (raised(Queue(group, 0, "lonely").get, timeout=0.5),)
+    else:
+        while not (folder / "other").exists():
+            time.sleep(0.01)
+        Queue(group, 0, "another")
+        (folder / "made").touch()
+    meet(folder, "over", size)
+    return result
+
+
+def test_a_rank_that_made_no_queue_is_named(run_ranks, tmp_path):
+    for kind, text in run_ranks(2, never_made, tmp_path, init=False)[1]:
+        assert kind is shardwire.TimeoutError and "rank 0 of group 'job'" in text and ("has not made" in text), (kind, text)
+
+
+# ---- Ctrl-C and fork
+
+def interrupted(rank, size, folder):
+    group = joined(folder, rank, size)
+    here, there = Queue(group, rank, f"of {rank}"), Queue(group, 1 - rank, f"of {1 - rank}")
+    full = Queue(group, 0, "full", capacity=1)
+    if rank == 1:
+        meet(folder, "ready", size)
+        meet(folder, "over", size)
+        return None
+    full.put(0)
+    meet(folder, "ready", size)
+    waited = []
+    for call in (here.get, there.get, lambda: full.put(1), lambda: Queue.wait_any([here, there]), lambda: next(there.stream())):
+        threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
+        start = time.monotonic()
+        kind, _ = raised(call)
+        assert kind is KeyboardInterrupt, kind
+        waited.append(time.monotonic() - start)
+    here.put("a")
+    there.put("b")
+    assert here.get(timeout=5) == "a" and there.get(timeout=5) == "b" and full.get() == 0 and full.qsize() == 0, "an interrupted call took or left something"
+    meet(folder, "over", size)
+    return max(waited)
+
+
+def test_control_c_is_heard_and_takes_nothing(run_ranks, tmp_path):
+    assert run_ranks(2, interrupted, tmp_path, init=False)[0] < 1.5
+
+
+def forked(rank, size, folder):
+    group = joined(folder, rank, size)
+    q = Queue(group, 0)
+    q.put(rank)
+    result = None
+    if rank == 0:
+        reader, writer = os.pipe()
+        if os.fork() == 0:
+            kind, text = raised(q.put, 1)
+            os.write(writer, f"{kind.__name__}: {text}".encode())
+            os._exit(0)
+        result = os.read(reader, 1000).decode()
+        os.wait()
+        assert sorted([q.get(timeout=10), q.get(timeout=10)]) == [0, 1]
+    meet(folder, "over", size)
+    return result
+
+
+def test_a_forked_child_is_told(run_ranks, tmp_path):
+    text = run_ranks(2, forked, tmp_path, init=False)[0]
+    assert text.startswith("ShardwireError: this process was forked from rank 0 of group 'job'"), text
+
+
+def group_destroyed(rank, size):
+    q, back = Queue(None, 0, "outlives"), Queue(None, 1, "back")
+    q.put(rank)
+    dist.barrier()
+    dist.destroy_process_group()
+    if rank == 1:
+        return back.get(timeout=10)
+    back.put(sorted([q.get(timeout=10), q.get(timeout=10)]))
+    return None
+
+
+def test_it_outlives_destroy_process_group(run_ranks):
+    assert run_ranks(2, group_destroyed)[1] == [0, 1]

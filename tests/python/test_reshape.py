@@ -1,0 +1,309 @@
+"""reshape and redistribute: against numpy's own cutting of the whole array, and every misuse as one error on all ranks."""
+
+from __future__ import annotations
+
+import os
+import random
+from typing import Any
+
+import numpy
+import pytest
+import torch
+from ranks import group, run_ranks
+
+import shardwire
+import shardwire.distributed as swd
+from shardwire.distributed.distribution import Block, BlockCyclic, Box, Boxes, Distribution, Pencil, Placements, ProcessGrid, Slab
+from shardwire.distributed.reshape import InvalidReshapeState, Reshape, redistribute, reshape
+
+SEED = int(os.environ.get("SHARDWIRE_ORACLE_SEED", "20260714"))
+CASES = int(os.environ.get("SHARDWIRE_ORACLE_CASES", "60"))
+
+
+def take(distribution: Distribution, whole: Any, rank: int, ranks: int) -> torch.Tensor:
+    """The naive model: this rank's part of the whole array."""
+    share = distribution.share(rank, tuple(whole.shape), ranks)
+    local = torch.empty(share.local_shape, dtype=whole.dtype)
+    for piece in share.pieces:
+        there = tuple(slice(begin, begin + extent) for begin, extent in zip(piece.local_offset, piece.shape))
+        local[there] = whole[tuple(slice(begin, begin + extent) for begin, extent in zip(piece.offset, piece.shape))]
+    return local
+
+
+def whole_of(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    count = int(numpy.prod(shape, dtype=int))
+    if dtype == torch.bool:
+        return (torch.arange(count) % 3 == 0).reshape(shape)
+    return (torch.arange(count) % 120).to(dtype).reshape(shape)
+
+
+def random_boxes(rng: random.Random, shape: tuple[int, ...], ranks: int) -> Boxes:
+    """A cut of the array into boxes, halved at random; some ranks may get nothing."""
+    boxes = [([0] * len(shape), list(shape))]
+    while len(boxes) < ranks and rng.random() < 0.95:
+        lower, upper = boxes.pop(rng.randrange(len(boxes)))
+        dim = rng.randrange(len(shape))
+        middle = rng.randint(lower[dim], upper[dim])
+        boxes += [(lower, upper[:dim] + [middle] + upper[dim + 1:]), (lower[:dim] + [middle] + lower[dim + 1:], upper)]
+    boxes += [([0] * len(shape), [0] * len(shape))] * (ranks - len(boxes))
+    rng.shuffle(boxes)
+    return Boxes([Box(lower, upper) for lower, upper in boxes[:ranks]])
+
+
+def random_distribution(rng: random.Random, shape: tuple[int, ...], ranks: int) -> Distribution:
+    ndim = len(shape)
+    kind = rng.choice(["slab", "pencil", "block", "cyclic", "boxes", "placements"])
+    if kind == "slab":
+        return Slab(rng.randrange(ndim))
+    if kind == "pencil" and ndim > 1:
+        return Pencil(rng.sample(range(ndim), 2))
+    if kind == "placements":
+        return Placements([shardwire.Shard(rng.randrange(ndim))])
+    if kind in ("block", "cyclic"):
+        factors = [1] * ndim
+        left = ranks
+        for prime in (2, 3, 5):
+            while left % prime == 0:
+                factors[rng.randrange(ndim)] *= prime
+                left //= prime
+        grid = ProcessGrid(shape=factors, layout=rng.choice(list(ProcessGrid.Layout)))
+        first = [rng.randrange(extent) for extent in factors]
+        return Block(grid, first_process=first) if kind == "block" else BlockCyclic(grid, [rng.randint(1, 4) for _ in shape], first_process=first)
+    return random_boxes(rng, shape, ranks)
+
+
+def random_cases(rank: int, ranks: int, seed: int, cases: int) -> int:
+    rng = random.Random(seed)
+    dtypes = [torch.bool, torch.int8, torch.int16, torch.float16, torch.bfloat16, torch.float32, torch.int64, torch.complex64, torch.complex128]
+    for case in range(cases):
+        ndim = rng.randint(1, 4)
+        shape = tuple(rng.randint(1, 9) for _ in range(ndim))
+        dtype = rng.choice(dtypes)
+        source, target = random_distribution(rng, shape, ranks), random_distribution(rng, shape, ranks)
+        use_numpy = rng.random() < 0.3 and dtype != torch.bfloat16
+        fortran = rng.random() < 0.3
+        whole = whole_of(shape, dtype)
+        local = take(source, whole, rank, ranks)
+        if fortran:
+            local = local.permute(*range(ndim - 1, -1, -1)).contiguous().permute(*range(ndim - 1, -1, -1))
+        wanted = take(target, whole, rank, ranks)
+        result = redistribute(local.numpy() if use_numpy else local, source, target, group=group(), global_shape=shape)
+        got = torch.from_numpy(result) if use_numpy else result
+        assert torch.equal(got, wanted), f"seed {seed}, case {case}: {shape} {dtype} {source} to {target}"
+        if fortran and got.numel() and not local.is_contiguous():
+            assert got.permute(*range(ndim - 1, -1, -1)).is_contiguous()
+    return cases
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 5, 6])
+def test_random_cases(ranks: int) -> None:
+    print(f"SHARDWIRE_ORACLE_SEED={SEED}")
+    assert run_ranks(ranks, random_cases, ranks, SEED + ranks, CASES, timeout=60 + CASES // 10) == [CASES] * ranks
+
+
+def documented(rank: int) -> None:
+    """The published 4 x 4 example: by columns, then by rows."""
+    swd.initialize(0, group())
+    assert swd.get_context().rank == rank and swd.get_context().size == 2
+    a = numpy.zeros((4, 2)) if rank == 0 else numpy.ones((4, 2))
+    input_box, output_box = (Box((0, 0), (4, 2)), Box((0, 0), (2, 4))) if rank == 0 else (Box((0, 2), (4, 4)), Box((2, 0), (4, 4)))
+    for _ in range(2):
+        b = swd.reshape.reshape(a, input_box, output_box)
+        assert isinstance(b, numpy.ndarray) and numpy.array_equal(b, [[0, 0, 1, 1]] * 2)
+    with pytest.raises(RuntimeError, match="initialized before"):
+        swd.initialize(0, group())
+    swd.finalize()
+    assert swd.get_context() is None
+    swd.finalize()
+
+
+def test_as_published() -> None:
+    run_ranks(2, documented)
+
+
+def stateful(rank: int) -> None:
+    whole = torch.arange(6 * 8, dtype=torch.float64).reshape(6, 8)
+    mine, wanted = take(Slab.X, whole, rank, 3), take(Slab.Y, whole, rank, 3)
+    out = torch.empty_like(wanted)
+    with Reshape(mine, Slab.X, Slab.Y, group=group(), options={"blocking": True}) as r:
+        with pytest.raises(InvalidReshapeState, match="after plan"):
+            r.execute()
+        r.plan()
+        first = r.execute()
+        assert torch.equal(first, wanted) and shardwire.in_shared_heap(first)
+        mine += 1  # the operand's memory is read at each execute
+        assert torch.equal(r.execute(), wanted + 1) and torch.equal(first, wanted)
+        r.reset_operand(mine * 2)
+        assert torch.equal(r.execute(), (wanted + 1) * 2)
+        r.reset_operand(None)
+        with pytest.raises(InvalidReshapeState, match="needs an operand"):
+            r.execute()
+        r.reset_operand_unchecked(mine)
+        assert torch.equal(r.execute(), wanted + 1)
+        assert "redistribute" not in r.explain() and "Slab(0) to Slab(1)" in r.explain()
+        wrong = mine.float() if rank == 1 else mine
+        with pytest.raises(TypeError, match="rank 1: the operand's dtype was torch.float64, the new one's is torch.float32"):
+            r.reset_operand(wrong)
+        assert torch.equal(r.execute(), wanted + 1)  # the former operand stays
+    with pytest.raises(InvalidReshapeState, match="freed"):
+        r.execute()
+    assert reshape(mine, Slab.X, Slab.Y, group=group(), out=out) is out and torch.equal(out, wanted + 1)
+    backwards = mine.numpy()[::-1]  # torch has no negative strides; what the array holds at each execute counts all the same
+    with Reshape(backwards, Slab.X, Slab.X, group=group()) as r:
+        r.plan()
+        assert numpy.array_equal(r.execute(), backwards)
+        mine += 3
+        assert numpy.array_equal(r.execute(), backwards)
+        mine -= 3
+    everything = reshape(mine, Slab.X, [Box((0, 0), (6, 8))] * 3, group=group())
+    assert torch.equal(everything, whole + 1)
+
+
+def test_the_class() -> None:
+    run_ranks(3, stateful)
+
+
+def gradients(rank: int) -> None:
+    whole = torch.arange(6 * 8, dtype=torch.float64).reshape(6, 8)
+    mine = take(Slab.X, whole, rank, 2).requires_grad_()
+    moved = reshape(mine, Slab.X, Slab.Y, group=group())
+    weights = take(Slab.Y, whole, rank, 2)
+    (moved * weights).sum().backward()
+    assert torch.equal(mine.grad, take(Slab.X, whole, rank, 2))
+    mine.grad = None
+    everywhere = reshape(mine, Slab.X, [Box((0, 0), (6, 8))] * 2, group=group())  # each element on both ranks: both gradients are added
+    (everywhere * whole * (rank + 1)).sum().backward()
+    assert torch.equal(mine.grad, 3 * take(Slab.X, whole, rank, 2))
+
+
+def test_gradients_go_back() -> None:
+    run_ranks(2, gradients)
+
+
+def error_of(call: Any) -> tuple[str, str]:
+    try:
+        call()
+    except Exception as error:
+        return type(error).__name__, str(error)
+    return "none", ""
+
+
+def misuse(rank: int) -> list[tuple[str, str]]:
+    mine = torch.zeros(4, 2)
+    rows = Box((0, 0), (2, 4)) if rank == 0 else Box((2, 0), (4, 4))
+    columns = Box((0, 0), (4, 2)) if rank == 0 else Box((0, 2), (4, 4))
+    g = {"group": group()}
+    errors = [
+        error_of(lambda: reshape("no array" if rank else mine, columns, rows, **g)),
+        error_of(lambda: reshape(mine if rank else torch.zeros(4, 3), columns, rows, **g)),  # a wrong local operand
+        error_of(lambda: reshape(mine if rank else torch.zeros(4), columns, rows, **g)),
+        error_of(lambda: reshape(mine if rank else mine.double(), columns, rows, **g)),
+        error_of(lambda: reshape(mine if rank else mine.numpy(), columns, rows, **g)),
+        error_of(lambda: reshape(mine, columns if rank else Slab.Y, rows, **g)),
+        error_of(lambda: reshape(mine, Slab.X if rank else Slab.Y, rows, **g)),
+        error_of(lambda: reshape(mine, columns if rank else None, rows, **g)),
+        # An overlap that cancels a gap: 16 elements in boxes, 16 in the array.
+        error_of(lambda: reshape(mine.view(2, 4) if rank else mine, Box((0, 0), (2, 4)) if rank else Box((0, 0), (4, 2)), rows, **g)),
+        error_of(lambda: reshape(mine, Box((0, 0), (4, 2)) if rank == 0 else Box((0, 3), (4, 5)), Slab.X, **g)),
+        error_of(lambda: reshape(mine, columns, Box((0, 0), (2, 4)) if rank == 0 else Box((3, 0), (4, 4)), **g)),
+        error_of(lambda: reshape(mine, columns, Box((0, 0), (2, 4)) if rank == 0 else Box((2, 0), (5, 4)), **g)),
+        error_of(lambda: reshape(mine, columns, Box((0,), (2,)), **g)),
+        error_of(lambda: reshape(mine, columns, rows, options={"no such": 1} if rank else None, **g)),
+        error_of(lambda: reshape(mine, columns, rows, out=torch.empty(2, 4) if rank else None, **g)),
+        error_of(lambda: reshape(mine, columns, rows, out=torch.empty(2, 4 + rank), **g)),
+        error_of(lambda: reshape(mine, columns, rows, out=mine.view(2, 4) if rank else torch.empty(2, 4), **g)),
+        error_of(lambda: reshape(mine, columns, rows, out=torch.empty(2, 4, dtype=torch.float64 if rank else torch.float32), **g)),
+        error_of(lambda: reshape(mine if rank else mine.clone().requires_grad_(), columns, rows, **g)),
+        error_of(lambda: reshape(mine, columns, rows, **g) if rank else redistribute(mine, columns, rows, **g)),
+        error_of(lambda: reshape(mine, Block(ProcessGrid(shape=(3, 1))), rows, **g)),
+        error_of(lambda: reshape(mine, Placements([shardwire.Partial()]), rows, **g)),
+    ]
+    assert torch.equal(reshape(mine, columns, rows, **g), torch.zeros(2, 4))  # the group goes on
+    return errors
+
+
+EXPECTED = [
+    ("TypeError", "rank 1: operand is 'no array'"), ("ValueError", "rank 0"), ("ValueError", "the operand 1 on rank 0"),
+    ("MismatchError", "dtype differs"), ("MismatchError", "package differs"), ("MismatchError", "input_box differs"), ("MismatchError", "input_box differs"),
+    ("TypeError", "rank 0: input_box is None"), ("ValueError", "ranks 0 and 1 both have [0:2, 0:2]"), ("GapError", "leaves [0:4, 2:3]"),
+    ("GapError", "leaves [2:3, 0:4]"), ("ValueError", "reach to [5, 4]"), ("ValueError", "output_box has 1 dimensions"), ("ValueError", "rank 1: options has 'no such'"),
+    ("MismatchError", "out is given on rank 1"), ("ValueError", "out has shape [2, 5] on rank 1"), ("ValueError", "rank 1: out shares"),
+    ("ValueError", "out has dtype torch.float64 on rank 1"), ("MismatchError", "requires_grad differs"), ("MismatchError", "rank 0 called shardwire.distributed.redistribute"),
+    ("ValueError", "3 ranks"), ("UnsupportedError", "Partial"),
+]
+
+
+def test_each_misuse_is_one_error_on_all_ranks() -> None:
+    first, second = run_ranks(2, misuse)
+    assert len(first) == len(EXPECTED)
+    for index, (here, there, (kind, text)) in enumerate(zip(first, second, EXPECTED)):
+        assert here == there, index
+        assert here[0] == kind and text in here[1], (index, here)
+
+
+class Communicator:
+    """What initialize asks of a communicator of mpi4py."""
+
+    def __init__(self, rank: int, size: int) -> None:
+        self.rank, self.size, self.said = rank, size, 0
+
+    def Get_rank(self) -> int:  # noqa: N802: MPI's names
+        return self.rank
+
+    def Get_size(self) -> int:  # noqa: N802
+        return self.size
+
+    def bcast(self, value: Any, root: int) -> Any:
+        """Over the test's own group."""
+        import torch.distributed as dist
+        box = [value]
+        dist.broadcast_object_list(box, src=root, group=group())
+        return box[0]
+
+
+def by_communicator(rank: int) -> None:
+    comm = Communicator(rank, 2)
+    swd.initialize(0, comm, backends=["nvshmem"])
+    context = swd.get_context()
+    assert context.communicator is comm and (context.rank, context.size, context.device_id) == (rank, 2, 0)
+    whole = torch.arange(12.0).reshape(3, 4)
+    assert torch.equal(redistribute(take(Slab.X, whole, rank, 2), Slab.X, Slab.Y), take(Slab.Y, whole, rank, 2))
+    made = context.process_group
+    swd.finalize()
+    with pytest.raises(shardwire.AbortedError):
+        redistribute(take(Slab.X, whole, rank, 2), Slab.X, Slab.Y, group=made)
+    for wrong in ({"device_id": "cuda"}, {"process_group_or_comm": 3}, {"backends": "mpi"}):
+        with pytest.raises(TypeError):
+            swd.initialize(**wrong)
+    assert swd.get_context() is None and shardwire.distributed is swd
+
+
+def test_initialize_by_a_communicator() -> None:
+    run_ranks(2, by_communicator, default_group=True)
+
+
+def needs_initialize(rank: int) -> None:
+    with pytest.raises(RuntimeError, match="call shardwire.distributed.initialize"):
+        reshape(torch.zeros(2), Slab.X, Slab.X)
+
+
+def test_without_initialize() -> None:
+    run_ranks(1, needs_initialize)
+
+
+def dtensors(rank: int) -> None:
+    import torch.distributed.tensor as dt
+    from torch.distributed.device_mesh import DeviceMesh
+    mesh = DeviceMesh("cpu", torch.arange(2))
+    whole = torch.arange(5.0 * 6).reshape(5, 6)
+    tensor = dt.distribute_tensor(whole, mesh, [dt.Shard(0)])
+    result = reshape(tensor, None, [dt.Shard(1)])
+    assert result.placements == (dt.Shard(1),) and torch.equal(result.full_tensor(), whole)
+    assert torch.equal(redistribute(tensor, None, [dt.Replicate()]).to_local(), whole)
+    kind, text = error_of(lambda: reshape(tensor, None, Slab.X))
+    assert kind == "TypeError" and "give placements" in text
+
+
+def test_dtensors() -> None:
+    pytest.importorskip("torch.distributed.tensor", reason="this torch has no DTensor")
+    run_ranks(2, dtensors, default_group=True)

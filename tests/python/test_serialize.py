@@ -1,0 +1,247 @@
+"""serialize and deserialize: random graphs come back with their shape, what cannot be read is an error, and nothing is executed."""
+
+from __future__ import annotations
+
+import copy
+import os
+import random
+from collections import OrderedDict
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+
+import shardwire
+from shardwire import deserialize, serialize
+
+SEED = int(os.environ.get("SHARDWIRE_TEST_SEED", random.SystemRandom().randrange(1 << 30)))
+DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.int8, torch.uint8, torch.bool, torch.complex64]
+
+
+@dataclass
+class Point:
+    x: int
+    y: torch.Tensor
+
+
+class Trap:
+    fired = False
+
+    def __reduce__(self):
+        return _fire, ()
+
+
+def _fire():
+    Trap.fired = True
+
+
+def there_and_back(value, **options):
+    return deserialize(serialize(value, **options), **options)
+
+
+ATOMS = [None, True, False, 0, -1, 255, -(1 << 63), (1 << 63) - 1, 1 << 63, -(1 << 200), 0.0, -0.0, float("inf"), 1e-300, 1 + 2j, "", "a" * 31, "b" * 32,
+         "ñ 你好 🎉 \udc80", b"", b"\0\xff" * 40, bytearray(b"xyz"), range(3, -9, -2), slice(None, 4, 2), torch.bfloat16, torch.device("cpu"),
+         torch.Size([2, 0, 3]), np.float32(1.5), np.datetime64("2026-01-02"), np.bool_(True)]
+
+
+@pytest.mark.parametrize("value", ATOMS, ids=[f"{number}-{type(value).__name__}" for number, value in enumerate(ATOMS)])
+def test_atoms_keep_value_and_type(value):
+    back = there_and_back(value)
+    assert type(back) is type(value) and back == value
+    assert str(back) == str(value)  # -0.0
+
+
+def random_tensor(rng):
+    dtype = rng.choice(DTYPES)
+    shape = [rng.randint(0 if rng.random() < 0.1 else 1, 5) for _ in range(rng.randint(0, 3))]
+    whole = (torch.rand(shape) * 100).to(dtype)
+    return whole.t() if whole.dim() == 2 and rng.random() < 0.3 else whole
+
+
+def random_graph(rng, pool, depth=0):
+    """A value; `pool` has containers and tensors that may be met again, those that are not finished yet included."""
+    if pool and rng.random() < 0.15:
+        return rng.choice(pool)
+    roll = rng.random()
+    if depth > 5 or roll < 0.3:
+        return rng.choice(ATOMS)
+    if roll < 0.45:
+        pool.append(random_tensor(rng))
+        return pool[-1]
+    made = rng.choice([list, dict, OrderedDict, tuple, set])
+    count = rng.randint(0, 4)
+    if made is tuple:
+        value = tuple(random_graph(rng, pool, depth + 1) for _ in range(count))
+        pool.append(value)
+    elif made is set:
+        value = {rng.choice([1, "two", (3, "x" * 40), None, frozenset([5, (6,)])]) for _ in range(count)}
+        pool.append(value)
+    elif made is list:
+        value = []
+        pool.append(value)
+        value.extend(random_graph(rng, pool, depth + 1) for _ in range(count))
+    else:
+        value = made()
+        pool.append(value)
+        for number in range(count):
+            value[rng.choice([number, f"key {number}", (number, "t")])] = random_graph(rng, pool, depth + 1)
+    return value
+
+
+def same(one, other, seen):
+    """Whether two graphs are alike: types, values, order of dicts, and which parts are one object."""
+    assert type(one) is type(other), (one, other)
+    if id(one) in seen or isinstance(one, (list, dict, set, bytearray, torch.Tensor)):
+        if id(one) in seen:
+            if isinstance(one, (list, dict, set, torch.Tensor)):
+                assert seen[id(one)] is other, "a shared reference was split, or two were joined"
+            return
+        seen[id(one)] = other
+    if isinstance(one, torch.Tensor):
+        assert one.dtype == other.dtype and one.shape == other.shape and torch.equal(one, other)
+    elif isinstance(one, dict):
+        assert list(one) == list(other)
+        for key in one:
+            same(one[key], other[key], seen)
+    elif isinstance(one, (list, tuple)):
+        assert len(one) == len(other)
+        for left, right in zip(one, other):
+            same(left, right, seen)
+    else:
+        assert one == other
+
+
+def test_random_graphs_come_back_alike():
+    print("seed", SEED)
+    rng = random.Random(SEED)
+    torch.manual_seed(SEED)
+    for _ in range(400):
+        pool = []
+        graph = [random_graph(rng, pool), pool]
+        same(graph, there_and_back(graph), {})
+        same(graph, there_and_back(graph, allow_pickle=True), {})
+
+
+def test_cycles_through_every_container_and_any_depth():
+    loop = [1]
+    loop.append({"loop": loop, "tuple": (loop,)})
+    back = there_and_back(loop)
+    assert back[1]["loop"] is back and back[1]["tuple"][0] is back
+    deep = value = []
+    for _ in range(20000):
+        value.append(([],))
+        value = value[0][0]
+    back, depth = there_and_back(deep), 0
+    while back:
+        back, depth = back[0][0], depth + 1
+    assert depth == 20000
+
+
+def test_tensors_are_views_and_shared_memory_stays_shared():
+    base = torch.arange(1000.0)
+    whole = serialize({"base": base, "row": base.view(10, 100)[3], "columns": base.view(10, 100)[:, ::7], "alone": torch.ones(5)})
+    back = deserialize(whole)
+    begin, end = whole.data_ptr(), whole.data_ptr() + whole.numel()
+    assert all(begin <= tensor.data_ptr() < end for tensor in back.values()), "a tensor was copied"
+    back["base"].fill_(-1)
+    assert (back["row"] == -1).all() and (back["columns"] == -1).all() and (back["alone"] == 1).all()
+    assert whole.numel() < 4000 + 1000, "shared memory was written more than once"
+    small = serialize([torch.zeros(1 << 20)[5:8]])
+    assert small.numel() < 1000, "a slice brought all of its memory along"
+
+
+def test_parameters_gradients_and_numpy():
+    parameter, leaf = torch.nn.Parameter(torch.rand(3)), torch.rand(2, requires_grad=True)
+    frozen = torch.nn.Parameter(torch.rand(3), requires_grad=False)
+    array = np.arange(6, dtype=">i4").reshape(2, 3)[:, ::-1]
+    array.flags.writeable = False
+    back = there_and_back([parameter, leaf, frozen, array, np.array(["é", "ab"]), np.zeros((0, 3)), (leaf * 2)])
+    assert type(back[0]) is torch.nn.Parameter and back[0].requires_grad and torch.equal(back[0], parameter)
+    assert back[1].requires_grad and back[1].is_leaf and not back[2].requires_grad and not back[6].requires_grad
+    assert back[3].dtype == array.dtype and (back[3] == array).all() and list(back[4]) == ["é", "ab"] and back[5].shape == (0, 3)
+    assert torch.equal(there_and_back(torch.tensor([1 + 2j]).conj()), torch.tensor([1 - 2j]))
+
+
+@pytest.mark.parametrize("value", [Point(1, torch.ones(2)), Trap(), len, Point, np.array([object()]), torch.ones(2).to_sparse()],
+                         ids=["dataclass", "reduce", "function", "class", "objects", "sparse"])
+def test_what_is_not_plain_is_refused_by_name_without_pickle(value):
+    with pytest.raises(TypeError, match="allow_pickle=True.*runs what its writer put") as error:
+        serialize([1, {"deep": value}])
+    assert type(value).__name__ in str(error.value)
+    assert serialize([value], allow_pickle=True).dtype == torch.uint8
+
+
+def test_a_pickle_is_never_read_unasked():
+    Trap.fired = False
+    whole = serialize([Trap(), torch.ones(3)], allow_pickle=True)
+    with pytest.raises(ValueError, match="pickle.*runs whatever its writer put into it"):
+        deserialize(whole)
+    assert not Trap.fired
+    deserialize(whole, allow_pickle=True)
+    assert Trap.fired
+
+
+def test_pickled_objects_keep_tensors_as_views_and_references():
+    point = Point(3, torch.arange(1000))
+    whole = serialize([point, point, point.y], allow_pickle=True)
+    one, two, tensor = deserialize(whole, allow_pickle=True)
+    assert one is two and one.y is tensor and one.x == 3 and torch.equal(tensor, point.y)
+    assert whole.data_ptr() <= tensor.data_ptr() < whole.data_ptr() + whole.numel()
+
+
+def test_equal_objects_have_equal_bytes_and_the_value_stays():
+    value = {"a": [1, torch.ones(3), "x"], "b": torch.zeros(2, 2)}
+    before = copy.deepcopy(value)
+    assert torch.equal(serialize(value), serialize(value))
+    same(before, value, {})
+
+
+def test_broken_bytes_are_errors_never_more():
+    print("seed", SEED)
+    rng = random.Random(SEED)
+    value = {"a": [1, (2, "three" * 20), torch.arange(20), np.arange(3)], "b": {4, frozenset([5])}, 1: OrderedDict(x=b"y" * 50), "r": range(4)}
+    value["loop"] = value
+    whole = serialize(value)
+    refused = 0
+    for _ in range(4000):
+        bad = whole.clone()
+        for _ in range(rng.randint(1, 4)):
+            bad[rng.randrange(bad.numel())] = rng.randrange(256)
+        if rng.random() < 0.3:
+            bad = bad[:rng.randrange(bad.numel())]
+        try:
+            deserialize(bad)
+        except ValueError:
+            refused += 1
+    assert refused > 1000
+    for bad in (torch.zeros(0, dtype=torch.uint8), torch.zeros(100, dtype=torch.uint8)):
+        with pytest.raises(ValueError):
+            deserialize(bad)
+    for bad in (b"bytes", torch.zeros(3), torch.zeros(2, 2, dtype=torch.uint8)):
+        with pytest.raises(TypeError):
+            deserialize(bad)
+
+
+def test_a_dtype_that_numpy_would_read_as_an_expression_is_refused():
+    whole = serialize(np.zeros(3, "<M8[25s]"))
+    assert deserialize(whole).dtype == np.dtype("<M8[25s]")
+    at = bytes(whole.numpy()).index(b"<M8[25s]")
+    for name in (b"(1).x(s)", b"i4,i4,i2", b"<M8[25s(", b"{'a': 1}"):
+        whole[at:at + 8] = torch.frombuffer(bytearray(name), dtype=torch.uint8)
+        with pytest.raises(ValueError, match="dtype of numpy"):
+            deserialize(whole)
+
+
+def test_at_odd_addresses():
+    whole = serialize([torch.arange(5, dtype=torch.float64), torch.tensor([1j])])
+    shifted = torch.empty(whole.numel() + 1, dtype=torch.uint8)[1:].copy_(whole)
+    numbers, other = deserialize(shifted)
+    assert torch.equal(numbers, torch.arange(5, dtype=torch.float64)) and other[0] == 1j
+
+
+def test_unknown_versions_are_told():
+    whole = serialize(1)
+    whole[4] = 99
+    with pytest.raises(ValueError, match="version 99"):
+        shardwire.deserialize(whole)

@@ -1,0 +1,89 @@
+"""One wheel for several torches: which native part is taken, what the wheel says that it needs, and that builds which do not fit are refused."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import pathlib
+import subprocess
+import sys
+import zipfile
+
+import pytest
+import torch
+
+import shardwire
+from shardwire import _build_info
+from shardwire._glue import choose_glue
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="module")
+def make_wheel():
+    pytest.importorskip("tomllib", reason="./run wheel needs Python 3.11")
+    spec = importlib.util.spec_from_file_location("make_wheel", ROOT / "python" / "make_wheel.py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["make_wheel"] = module  # dataclasses look there
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_glue_of_this_torch_is_taken(tmp_path):
+    for name in ("for_torch_2_6", "for_torch_2_13", "for_torch_2_9", "for_torches"):
+        (tmp_path / name).mkdir()
+    path = [str(tmp_path)]
+    choose_glue(path, "2.9.1+cu128")
+    assert path == [str(tmp_path), str(tmp_path / "for_torch_2_9")]
+    with pytest.raises(ImportError, match=r"this wheel of shardwire is for torch 2\.6, 2\.9, 2\.13, but this is torch 2\.10\.0; install one of these, or build shardwire"):
+        choose_glue([str(tmp_path)], "2.10.0")
+
+
+def test_a_build_for_one_torch_has_no_choice(tmp_path):
+    path = [str(tmp_path)]
+    choose_glue(path, "2.10.0")
+    assert path == [str(tmp_path)]
+
+
+@pytest.mark.parametrize("torches, wanted", [(["2.13"], ">=2.13,<2.14"), (["2.13", "2.9", "2.11"], ">=2.9,!=2.10.*,!=2.12.*,<2.14"), (["2.9", "2.10"], ">=2.9,<2.11")])
+def test_what_the_wheel_needs(make_wheel, torches, wanted):
+    assert make_wheel.needs_torch(torches) == wanted
+
+
+def stage(make_wheel, folder, torch_version, **facts):
+    (folder / "shardwire").mkdir(parents=True)
+    return make_wheel.Stage(folder, torch_version, **{"python": "3.11", "version": "1.0", **facts})
+
+
+def test_builds_that_do_not_fit(make_wheel, tmp_path):
+    def check(*facts):
+        make_wheel.check([stage(make_wheel, tmp_path / str(len(list(tmp_path.iterdir()))), **each) for each in facts])
+    with pytest.raises(make_wheel.WheelError, match="one python, not of 3.10, 3.11"):
+        check({"torch_version": "2.9"}, {"torch_version": "2.10", "python": "3.10"})
+    with pytest.raises(make_wheel.WheelError, match="one version, not of 1.0, 2.0"):
+        check({"torch_version": "2.9"}, {"torch_version": "2.10", "version": "2.0"})
+    with pytest.raises(make_wheel.WheelError, match="two builds are for the same torch: 2.9, 2.9"):
+        check({"torch_version": "2.9"}, {"torch_version": "2.9"})
+
+
+def test_a_wheel_of_this_build_works_where_it_is_unpacked(make_wheel, tmp_path):
+    """The build that runs these tests, as a wheel, unpacked as pip does, in a process that sees nothing else of shardwire."""
+    pytest.importorskip("wheel", reason="Debian: python3-wheel")
+    build = pathlib.Path(shardwire.__file__).parents[2]  # the package's files are links, so not resolved
+    if not (build / "CMakeCache.txt").exists():
+        pytest.skip("shardwire is installed here, and not built")
+    subprocess.run([sys.executable, ROOT / "python" / "make_wheel.py", "--plain", "--out", tmp_path, build], check=True, capture_output=True, timeout=120)
+    (wheel,) = tmp_path.glob("shardwire-*.whl")
+    with zipfile.ZipFile(wheel) as file:
+        file.extractall(tmp_path / "site")
+        names = file.namelist()
+    glue = f"shardwire/for_torch_{_build_info.TORCH.replace('.', '_')}"
+    assert sum(name.endswith("libshardwire_core.so") for name in names) == 1 and f"{glue}/libshardwire_c10d.so" in names
+    program = ("import sys, torch, shardwire, torch.distributed as dist; from shardwire import _C; print(_C.__file__, shardwire.__version__)\n"
+               "dist.init_process_group('shardwire', init_method=f'file://{sys.argv[1]}', rank=0, world_size=1)\n"
+               "t = torch.ones(3); dist.all_reduce(t); assert t.tolist() == [1, 1, 1]; dist.destroy_process_group()")
+    env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    env["PYTHONPATH"] = os.pathsep.join([str(tmp_path / "site"), str(pathlib.Path(torch.__file__).parents[1])])
+    done = subprocess.run([sys.executable, "-c", program, tmp_path / "store"], env=env, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(str(tmp_path / "site" / glue / "_C.")), done.stdout

@@ -1,0 +1,131 @@
+"""A Slurm of two nodes on this machine, in a scratch folder: a controller and two slurmd, all with root's rights and ended after. Nothing of a
+Slurm that the machine may have is touched: its own configuration, ports, folders; no munge.
+
+The nodes are called 127.0.0.1 and 127.0.0.2, names that every machine can look up; the second has a host name of its own, by a UTS namespace,
+since a slurmd of Debian takes its node from that.
+"""
+
+import contextlib
+import os
+import pathlib
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+
+PACKAGES = "slurmctld slurmd slurm-client"  # Debian's
+NODES = ("127.0.0.1", "127.0.0.2")
+
+CONFIGURATION = """
+ClusterName=shardwire
+SlurmctldHost={host}(127.0.0.1)
+SlurmctldPort={ports[0]}
+SlurmUser=root
+SlurmdUser=root
+AuthType=auth/none
+CredType=cred/none
+StateSaveLocation={folder}/state
+SlurmdSpoolDir={folder}/%n
+SlurmctldPidFile={folder}/slurmctld.pid
+SlurmdPidFile={folder}/%n.pid
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+JobAcctGatherType=jobacct_gather/none
+AccountingStorageType=accounting_storage/none
+SwitchType=switch/none
+MpiDefault=none
+MailProg=/bin/true
+SelectType=select/cons_tres
+SlurmdParameters=config_overrides
+ReturnToService=2
+NodeName={nodes[0]} NodeHostname={host} NodeAddr={nodes[0]} Port={ports[1]} CPUs=16
+NodeName={nodes[1]} NodeHostname={second} NodeAddr={nodes[1]} Port={ports[2]} CPUs=16
+PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE State=UP
+"""
+
+
+def why_not():
+    """Why no cluster can be made here; None where one can."""
+    missing = [name for name in ("slurmctld", "slurmd", "srun", "scontrol", "sinfo", "unshare") if _program(name) is None]
+    if missing:
+        return f"no {', '.join(missing)} here (Debian: {PACKAGES})"
+    if os.geteuid() != 0:
+        return "a slurmd needs root"
+    done = subprocess.run(["unshare", "-u", "true"], capture_output=True, text=True, check=False)
+    return f"no UTS namespace can be made here: {done.stderr.strip()}" if done.returncode != 0 else None
+
+
+@contextlib.contextmanager
+def cluster():
+    """The environment for srun and its like, as soon as both nodes wait for work. OSError, with the daemons' last words, where they do not come up."""
+    host = socket.gethostname()
+    second = f"{host[:40]}-second"
+    with tempfile.TemporaryDirectory(prefix="sw-slurm-", ignore_cleanup_errors=True) as name, contextlib.ExitStack() as stack:
+        folder = pathlib.Path(name)
+        (folder / "state").mkdir()
+        configuration = folder / "slurm.conf"
+        configuration.write_text(CONFIGURATION.format(host=host, second=second, folder=folder, ports=_free_ports(3), nodes=NODES))
+        environment = {**{key: value for key, value in os.environ.items() if not key.startswith("SLURM")}, "SLURM_CONF": str(configuration)}
+        daemons = [
+            ("slurmctld", [_program("slurmctld"), "-D", "-i"]),
+            ("slurmd 1", [_program("slurmd"), "-D", "-N", NODES[0]]),
+            ("slurmd 2", ["unshare", "-u", "sh", "-c", f'hostname {second} && exec "$@"', "sh", _program("slurmd"), "-D", "-N", NODES[1]]),
+        ]
+        stack.callback(_end_steps, folder)
+        running = [(title, _start(stack, folder / f"{title}.log", [*command, "-f", str(configuration)], environment)) for title, command in daemons]
+        _await_idle(environment, running, folder)
+        yield environment
+
+
+def _program(name):
+    return shutil.which(name, path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin")
+
+
+def _free_ports(count):
+    with contextlib.ExitStack() as stack:
+        probes = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for probe in probes:
+            probe.bind(("127.0.0.1", 0))
+        return [probe.getsockname()[1] for probe in probes]
+
+
+def _start(stack, log, command, environment):
+    with open(log, "wb") as output:
+        daemon = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, env=environment, start_new_session=True)
+    stack.callback(_stop, daemon)
+    return daemon
+
+
+def _stop(daemon):
+    daemon.terminate()
+    try:
+        daemon.wait(timeout=10)
+    except subprocess.TimeoutExpired:
+        daemon.kill()
+        daemon.wait()
+
+
+def _end_steps(folder):
+    """What a step leaves behind when its slurmd goes: each has the folder in its environment, and nothing else on this machine has."""
+    wanted = f"SLURM_CONF={folder}/slurm.conf".encode()
+    for process in pathlib.Path("/proc").glob("[0-9]*"):
+        try:
+            if wanted in (process / "environ").read_bytes().split(b"\0"):
+                os.kill(int(process.name), signal.SIGKILL)
+        except OSError:
+            continue
+
+
+def _await_idle(environment, running, folder):
+    deadline = time.monotonic() + 60
+    while True:
+        done = subprocess.run(["sinfo", "-h", "-N", "-o", "%t"], capture_output=True, text=True, env=environment, check=False, timeout=60)
+        if done.stdout.split() == ["idle"] * len(NODES):
+            return
+        ended = [title for title, daemon in running if daemon.poll() is not None]
+        if ended or time.monotonic() > deadline:
+            logs = "\n".join(f"--- {title}\n{(folder / f'{title}.log').read_text(errors='replace')[-2000:]}" for title, _ in running)
+            raise OSError(f"Slurm does not start here ({', '.join(ended) or 'the nodes do not become idle'}): {done.stdout}{done.stderr}\n{logs}")
+        time.sleep(0.1)
