@@ -2,9 +2,9 @@
 #include <fmt/format.h>
 
 #include <array>
-#include <atomic>
 #include <cstring>
 
+#include "backend/base/fence.h"
 #include "backend/exec/one_sided_requests.h"
 #include "backend/exec/process_engines.h"
 #include "backend/symm/quiet.h"
@@ -157,7 +157,7 @@ Result<std::uint64_t> SymmetricBlock::atomic(Rank peer, std::size_t offset, DTyp
 }
 
 Status SymmetricBlock::quiet(std::optional<Duration> timeout) {
-  std::atomic_thread_fence(std::memory_order_seq_cst);
+  fullFence();
   if (reachesAll_) {
     return Status::ok();  // nothing was requested of anybody in this group
   }
@@ -170,7 +170,7 @@ bool isAllQuiet() {
 }
 
 Status quietAll() {
-  std::atomic_thread_fence(std::memory_order_seq_cst);
+  fullFence();
   Status status;
   if (!isAllQuiet()) {
     for (const auto& engine : processEngines()) {

@@ -4,10 +4,10 @@
 
 #include <algorithm>
 #include <array>
-#include <atomic>
 #include <complex>
 #include <cstring>
 
+#include "backend/base/fence.h"
 #include "backend/c10d/symmetric_tensor.h"
 #include "backend/c10d/tensor_adapter.h"
 #include "backend/c10d/torch_symm.h"
@@ -248,10 +248,10 @@ void bindWords(py::module_& module) {
   module.def("symm_atomic", &atomic, py::arg("word"), py::arg("op"), py::arg("rank"), py::arg("value") = py::none(),
              py::arg("expected") = py::none(), py::arg("fetches") = true, "What was there before; None where it does not fetch.");
   module.def("symm_wait", &wait, py::arg("word"), py::arg("cmp"), py::arg("value"), py::arg("timeout"), py::arg("sources"));
-  module.def("symm_fence", [] { std::atomic_thread_fence(std::memory_order_seq_cst); });
+  module.def("symm_fence", &internal::fullFence);
   module.def("symm_quiet", [] {
     if (internal::isAllQuiet()) {
-      std::atomic_thread_fence(std::memory_order_seq_cst);
+      internal::fullFence();
       return;
     }
     const py::gil_scoped_release release;

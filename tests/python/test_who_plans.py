@@ -16,7 +16,7 @@ from ranks import outcome
 from test_offline import SIZE, cases
 
 import shardwire
-from shardwire import CustomOp, Layout, Replicate, Shard, UnsupportedError
+from shardwire import CustomOp, UnsupportedError
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "compile.md"
 SEED = int(os.environ.get("SHARDWIRE_ORACLE_SEED", "1"))

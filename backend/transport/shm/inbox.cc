@@ -7,6 +7,7 @@
 #include <map>
 #include <new>
 
+#include "backend/base/fence.h"
 #include "backend/base/futex.h"
 #include "backend/base/log.h"
 #include "backend/base/mutex.h"
@@ -242,9 +243,7 @@ bool Inbox::ownerLeft() const {
 // A reader copies, then looks; an owner marks, then lets go. The exchange is a full barrier, so that stores past the cache that the owner's
 // caller makes afterwards cannot pass it; the fence keeps the reader's copies before its look.
 bool Inbox::ownerWithdrew() const {
-#if !defined(__SANITIZE_THREAD__)  // which knows no fences
-  std::atomic_thread_fence(std::memory_order_seq_cst);
-#endif
+  fullFence();
   return header().withdrawn.load(std::memory_order_seq_cst) != 0;
 }
 
