@@ -10,11 +10,12 @@ Reading makes only the types that are listed here, and checks every length, numb
 from __future__ import annotations
 
 import functools
+import itertools
 import re
 import struct
 import sys
 from collections import OrderedDict
-from typing import Any, Callable
+from typing import Any, Callable, Iterable
 
 import torch
 
@@ -24,8 +25,14 @@ _U32 = struct.Struct("<I")
 _I64 = struct.Struct("<q")
 _F64 = struct.Struct("<d")
 _C128 = struct.Struct("<dd")
+_3_I64 = struct.Struct("<3q")
+_TAGGED_U32 = struct.Struct("<cI")
+_TAGGED_I64 = struct.Struct("<cq")
+_TAGGED_F64 = struct.Struct("<cd")
 _CONTAINERS: dict[type, bytes] = {list: b"l", tuple: b"t", dict: b"d", OrderedDict: b"o", set: b"S", frozenset: b"Z", torch.Size: b"z"}
 _DTYPE_OF_NUMPY = re.compile(r"[<>|=](?:b1|[iufcSU]\d{1,9}|[mM]8(?:\[\d{0,9}[a-zA-Zμ]{1,2}\])?)")
+_TENSORS = (torch.Tensor, torch.nn.Parameter)
+_OFTEN_NODES = frozenset((*_CONTAINERS, *_TENSORS))
 _PLAIN_KINDS = "biufcmMSU"  # of numpy's dtypes: those that are mere bytes
 
 
@@ -39,7 +46,9 @@ class Broken(ValueError):
 
 def bytes_of(tensor: torch.Tensor) -> torch.Tensor:
     """The elements of a dense CPU tensor as a flat uint8 tensor; a view where it is contiguous."""
-    flat = tensor.contiguous().reshape(-1)
+    flat = tensor.contiguous()
+    if flat.dim() != 1:
+        flat = flat.reshape(-1)
     return (torch.view_as_real(flat).reshape(-1) if flat.is_complex() else flat).view(torch.uint8)
 
 
@@ -75,8 +84,7 @@ def name_of(dtype: torch.dtype) -> str:
 
 
 def is_plain_tensor(value: Any) -> bool:
-    return (type(value) in (torch.Tensor, torch.nn.Parameter) and value.layout == torch.strided and not value.is_quantized
-            and value.device.type != "meta")
+    return type(value) in _TENSORS and value.layout is torch.strided and not value.is_quantized and not value.is_meta
 
 
 # ---- writing
@@ -98,20 +106,39 @@ class _Writer:
             done += 1
         return MAGIC + _U32.pack(len(self.nodes)) + bytes(self.out)
 
+    def values(self, values: Iterable[Any]) -> None:
+        out, numbers, nodes = self.out, self.numbers, self.nodes
+        for value in values:  # what is common first: objects have many values, and each is looked at here
+            kind = type(value)
+            if kind is str and len(value) < _LONG:
+                data = value.encode("utf-8", "surrogatepass")
+                out += _TAGGED_U32.pack(b"s", len(data))
+                out += data
+            elif kind is int and -(1 << 63) <= value < 1 << 63:
+                out += _TAGGED_I64.pack(b"i", value)
+            elif kind is float:
+                out += _TAGGED_F64.pack(b"f", value)
+            elif value is None or kind is bool:
+                out += b"N" if value is None else b"T" if value else b"F"
+            elif kind in _OFTEN_NODES:
+                number = numbers.get(id(value))
+                if number is None:
+                    number = numbers[id(value)] = len(nodes)
+                    nodes.append(value)
+                out += _TAGGED_U32.pack(b"R", number)
+            else:
+                self.rare(value, kind)
+
     def value(self, value: Any) -> None:
-        out, kind = self.out, type(value)
-        if value is None or kind is bool:
-            out += b"N" if value is None else b"T" if value else b"F"
-        elif kind is int:
-            self.integer(value)
-        elif kind is float:
-            out += b"f" + _F64.pack(value)
-        elif kind is str and len(value) < _LONG:
-            self.text(b"s", value.encode("utf-8", "surrogatepass"))
+        self.values((value,))
+
+    def rare(self, value: Any, kind: type) -> None:
+        if kind is int:
+            self.text(b"I", value.to_bytes(value.bit_length() // 8 + 1, "little", signed=True))
         elif kind is bytes and len(value) < _LONG:
             self.text(b"b", value)
         elif kind is complex:
-            out += b"c" + _C128.pack(value.real, value.imag)
+            self.out += b"c" + _C128.pack(value.real, value.imag)
         elif kind is torch.dtype:
             self.text(b"y", name_of(value).encode())
         elif kind is torch.device:
@@ -121,16 +148,11 @@ class _Writer:
         else:
             self.refer(self.numbers, id(value), value)
 
-    def integer(self, value: int) -> None:
-        if -(1 << 63) <= value < 1 << 63:
-            self.out += b"i" + _I64.pack(value)
-        else:
-            self.text(b"I", value.to_bytes(value.bit_length() // 8 + 1, "little", signed=True))
-
     def text(self, tag: bytes, data: bytes) -> None:
         if len(data) >= 1 << 32:
             raise NotPlain("a text of 4 GiB or more; put it into a uint8 tensor")
-        self.out += tag + _U32.pack(len(data)) + data
+        self.out += _TAGGED_U32.pack(tag, len(data))
+        self.out += data
 
     def refer(self, numbers: dict[Any, int], key: Any, value: Any) -> None:
         number = numbers.get(key)
@@ -143,10 +165,8 @@ class _Writer:
         kind = type(value)
         tag = _CONTAINERS.get(kind)
         if tag is not None:
-            self.out += tag + _U32.pack(len(value))
-            for item in (value.items() if kind in (dict, OrderedDict) else ((item,) for item in value)):
-                for each in item:
-                    self.value(each)
+            self.out += _TAGGED_U32.pack(tag, len(value))
+            self.values(itertools.chain.from_iterable(value.items()) if kind in (dict, OrderedDict) else value)
         elif kind is str:
             self.text(b"s", value.encode("utf-8", "surrogatepass"))
         elif kind in (bytes, bytearray):
@@ -155,25 +175,25 @@ class _Writer:
             self.tensor(value)
         elif kind in (range, slice):
             self.out += b"r" if kind is range else b"/"
-            for each in (value.start, value.stop, value.step):
-                self.value(each)
+            self.values((value.start, value.stop, value.step))
         elif not self.numpy(value) and not self.queue(value):
             raise NotPlain(f"a {kind.__module__}.{kind.__qualname__} is none of the plain types that are written without pickle")
 
     def tensor(self, value: torch.Tensor) -> None:
         flags = (1 if value.requires_grad and value.is_leaf else 0) | (2 if type(value) is torch.nn.Parameter else 0)
         dense = value.detach()
-        if dense.device.type != "cpu" or dense.is_conj() or dense.is_neg():
+        if not dense.is_cpu or dense.is_conj() or dense.is_neg():
             dense = dense.cpu().resolve_conj().resolve_neg()
         part, first = self.part_of(dense)
+        shape = tuple(dense.shape)
         if part < 0:  # alone in its memory
-            part, first, strides = len(self.parts), 0, _contiguous_strides(dense.shape)
+            part, first, strides = len(self.parts), 0, _contiguous_strides(shape)
             self.parts.append(bytes_of(dense))
         else:
             strides = dense.stride()
-        self.out += b"X" + bytes([flags])
-        self.value(name_of(dense.dtype))
-        self.out += struct.pack(f"<{3 + 2 * dense.dim()}q", part, first, dense.dim(), *dense.shape, *strides)
+        name = name_of(dense.dtype).encode()
+        self.out += b"X" + bytes((flags,)) + _TAGGED_U32.pack(b"s", len(name)) + name
+        self.out += struct.pack(f"<{3 + 2 * len(shape)}q", part, first, len(shape), *shape, *strides)
 
     def part_of(self, dense: torch.Tensor) -> tuple[int, int]:
         """Part and first element of a tensor whose memory another node of the graph has as well; (-1, 0) for the others."""
@@ -187,7 +207,7 @@ class _Writer:
         """One part for all tensors that share a storage: the bytes from the first to the last element that any of them has."""
         groups: dict[int, list[torch.Tensor]] = {}
         for tensor in tensors:
-            if tensor.device.type == "cpu" and tensor.numel() > 0 and not tensor.is_conj() and not tensor.is_neg():
+            if tensor.is_cpu and tensor.numel() > 0 and not tensor.is_conj() and not tensor.is_neg():
                 groups.setdefault(_address(tensor), []).append(tensor)
         for address, same in groups.items() if len(groups) < len(tensors) else ():
             group = [tensor.detach() for tensor in same]
@@ -221,7 +241,10 @@ class _Writer:
             return False
         self.out += b"Q"
         for each in value.address():
-            self.value(each)
+            if type(each) is str:
+                self.text(b"s", each.encode("utf-8", "surrogatepass"))  # long ones, too: the reader makes the queue before it has other nodes
+            else:
+                self.value(each)
         return True
 
 
@@ -239,6 +262,8 @@ def _reach(tensor: torch.Tensor) -> int:
 
 
 def _contiguous_strides(shape: Any) -> list[int]:
+    if len(shape) == 1:
+        return [1]
     strides, step = [], 1
     for size in reversed(shape):
         strides.append(step)
@@ -254,14 +279,15 @@ def _tensors_in(value: Any) -> list[torch.Tensor]:
     while left:
         each = left.pop()
         kind = type(each)
-        if kind not in _CONTAINERS and not isinstance(each, torch.Tensor) or id(each) in seen:
+        if kind not in _OFTEN_NODES or id(each) in seen:
             continue
         seen[id(each)] = each
-        if isinstance(each, torch.Tensor):
+        if kind in _TENSORS:
             if is_plain_tensor(each):
                 found.append(each)
         elif kind in (dict, OrderedDict):
-            left += [*each.keys(), *each.values()]
+            left += each.keys()
+            left += each.values()
         else:
             left += each
     return found
@@ -291,9 +317,13 @@ _CONSTANTS = {ord("N"): None, ord("T"): True, ord("F"): False}
 class _Reader:
     def __init__(self, head: bytes, parts: list[torch.Tensor]) -> None:
         self.head, self.parts, self.at = bytes(head), parts, 0
+        self.count = 0  # of nodes
         self.kinds: list[bytes] = []
-        self.items: list[Any] = []  # of containers: their values, with references as _Ref; of others: the finished object
-        self.made: list[Any] = []
+        self.items: list[Any] = []  # of containers that hold nodes: their values, with references as _Ref
+        self.made: list[Any] = []  # _NOT_YET: of what cannot be made before its nodes are
+        self.filled: list[int] = []  # nodes that are there already, empty
+        self.frozen: list[int] = []  # nodes that are to be made
+        self.linked = False  # there was a reference among the values that were read last
 
     def read(self) -> Any:
         try:
@@ -304,26 +334,19 @@ class _Reader:
     def graph(self) -> Any:
         if self.take(4) != MAGIC:
             raise Broken("these bytes do not begin as serialize writes them")
-        count = self.u32()
-        if count > len(self.head):
-            raise Broken(f"{count} nodes cannot lie in {len(self.head)} bytes")
+        self.count = self.u32()
+        if self.count > len(self.head):
+            raise Broken(f"{self.count} nodes cannot lie in {len(self.head)} bytes")
         root = self.value()
-        for _ in range(count):
+        for _ in range(self.count):
             self.node()
         if self.at != len(self.head):
             raise Broken(f"{len(self.head) - self.at} bytes are left over")
-        self.made = [_NOT_YET] * count
-        shells: dict[bytes, Callable[[], Any]] = {b"l": list, b"d": dict, b"o": OrderedDict, b"S": set}
-        for number, kind in enumerate(self.kinds):
-            if kind in shells:
-                self.made[number] = shells[kind]()
-            elif kind not in b"tzZ":
-                self.made[number] = self.items[number]
-        for number in range(count):
+        for number in self.frozen:
             self.freeze(number)
-        for number in range(count):
+        for number in self.filled:
             self.fill(number)
-        return self.resolve(root)
+        return self.made[root] if type(root) is _Ref else root
 
     # Numbers and tags: struct.error and IndexError where the head ends before.
 
@@ -342,22 +365,47 @@ class _Reader:
         return _I64.unpack_from(self.head, self.at - 8)[0]
 
     def value(self) -> Any:
-        tag = self.head[self.at]
-        self.at += 1
-        if tag == _TAG_REFERENCE:
-            return _Ref(self.u32())
-        if tag == _TAG_INTEGER:
-            return self.i64()
-        if tag == _TAG_TEXT:
-            return self.decoded(self.take(self.u32()))
-        if tag == _TAG_FLOAT:
-            self.at += 8
-            return _F64.unpack_from(self.head, self.at - 8)[0]
-        if tag in _CONSTANTS:
-            return _CONSTANTS[tag]
-        if tag == _TAG_COMPLEX:
-            return complex(*_C128.unpack(self.take(16)))
-        return self.text(bytes((tag,)))
+        return self.values(1)[0]
+
+    def values(self, count: int) -> list[Any]:
+        """The next values. ``linked`` says whether there are references among them."""
+        head, at = self.head, self.at
+        found: list[Any] = []
+        add = found.append
+        self.linked = False
+        for _ in range(count):  # what is common first, as the writer has it; each takes a byte at least
+            tag = head[at]
+            at += 1
+            if tag == _TAG_TEXT:
+                begin = at + 4
+                at = begin + _U32.unpack_from(head, at)[0]
+                if at > len(head):
+                    raise Broken(f"a text ends at byte {at} of {len(head)}")
+                try:
+                    add(str(head[begin:at], "utf-8", "surrogatepass"))
+                except UnicodeDecodeError as error:
+                    raise Broken(f"no text: {error}") from None
+            elif tag == _TAG_INTEGER:
+                add(_I64.unpack_from(head, at)[0])
+                at += 8
+            elif tag == _TAG_FLOAT:
+                add(_F64.unpack_from(head, at)[0])
+                at += 8
+            elif tag == _TAG_REFERENCE:
+                number = _U32.unpack_from(head, at)[0]
+                if number >= self.count:
+                    raise Broken(f"node {number} of {self.count}")
+                add(_Ref(number))
+                at += 4
+                self.linked = True
+            elif tag in _CONSTANTS:
+                add(_CONSTANTS[tag])
+            else:
+                self.at = at
+                add(complex(*_C128.unpack(self.take(16))) if tag == _TAG_COMPLEX else self.text(bytes((tag,))))
+                at = self.at
+        self.at = at
+        return found
 
     def text(self, tag: bytes) -> Any:
         data: Any = self.take(self.u32()) if tag in b"sbIyva" else None
@@ -386,38 +434,50 @@ class _Reader:
 
     def node(self) -> None:
         tag = self.take(1)
-        item: Any
-        if tag in b"ltSZz":
-            item = [self.value() for _ in range(self.u32())]
-        elif tag in b"do":
-            item = [(self.value(), self.value()) for _ in range(self.u32())]
+        item: Any = None
+        made: Any
+        if tag in _CONTAINER_TAGS:
+            number = self.u32()
+            item = self.values(number * 2 if tag in b"do" else number)
+            make = _MAKERS[tag]
+            if not self.linked:
+                made = self.build(make, item)
+                item = None
+            elif tag in b"tzZ":
+                made = _NOT_YET
+                self.frozen.append(len(self.made))
+            else:
+                made = make(())
+                self.filled.append(len(self.made))
         elif tag == b"X":
-            item = self.tensor()
+            made = self.tensor()
         elif tag == b"n":
-            item = self.numpy()
+            made = self.numpy()
         elif tag in b"r/Q":
-            item = self.made_of_values(tag)
+            made = self.made_of_values(tag)
         elif tag in b"sba":
-            item = self.text(tag)
+            made = self.text(tag)
         else:
             raise Broken(f"{tag!r} at byte {self.at - 1} is no kind of node")
         self.kinds.append(tag)
         self.items.append(item)
+        self.made.append(made)
 
     def made_of_values(self, tag: bytes) -> Any:
         if tag == b"Q":
             from .queues import Queue
-            return Queue.from_address(*(self.value() for _ in range(5)))
-        values = [self.value() for _ in range(3)]
+            return Queue.from_address(*self.values(5))
+        values = self.values(3)
         if any(isinstance(each, _Ref) or not (isinstance(each, int) or tag == b"/" and each is None) for each in values):
             raise Broken("a range or slice that is not of numbers")
         if tag == b"r" and values[2] == 0:
             raise Broken("a range with step 0")
         return (range if tag == b"r" else slice)(*values)
 
-    def numbers(self, count: int) -> list[int]:
-        if not 0 <= count <= 64:
-            raise Broken(f"{count} dimensions")
+    def numbers(self, dims: int, times: int = 1) -> list[int]:
+        if not 0 <= dims <= 64:
+            raise Broken(f"{dims} dimensions")
+        count = dims * times
         numbers = list(struct.unpack_from(f"<{count}q", self.head, self.at))
         self.at += 8 * count
         if count and min(numbers) < 0:
@@ -434,8 +494,10 @@ class _Reader:
         if type(name) is not str:
             raise Broken("a tensor without a dtype")
         dtype = dtype_named(name)
-        part, first, dims = self.i64(), self.i64(), self.i64()
-        shape, strides = self.numbers(dims), self.numbers(dims)
+        part, first, dims = _3_I64.unpack_from(self.head, self.at)
+        self.at += 24
+        both = self.numbers(dims, 2)
+        shape, strides = both[:dims], both[dims:]
         try:
             tensor = self.dense(dtype, self.part(part), first, shape, strides)
             if flags & 2:
@@ -448,12 +510,14 @@ class _Reader:
         if 0 in shape:
             return torch.empty(shape, dtype=dtype)
         size, num_bytes = item_bytes(dtype), flat.numel()
-        end = first + 1 + sum((extent - 1) * stride for extent, stride in zip(shape, strides))
+        end = first + 1
+        for extent, stride in zip(shape, strides):
+            end += (extent - 1) * stride
         if first < 0 or end * size > num_bytes:
             raise Broken(f"a tensor of {end} elements of {size} bytes in a part of {num_bytes} bytes")
         whole = typed(flat if num_bytes % size == 0 else flat[:num_bytes // size * size], dtype)
         if first == 0 and end * size == num_bytes and strides == _contiguous_strides(shape):
-            return whole.view(shape)
+            return whole if len(shape) == 1 and whole is not flat else whole.view(shape)  # a tensor of its own, though parts may be shared
         return whole.as_strided(shape, strides, whole.storage_offset() + first)
 
     def numpy(self) -> Any:
@@ -488,41 +552,41 @@ class _Reader:
             if self.made[number] is not _NOT_YET:
                 waiting.pop()
                 continue
-            needed = [ref for ref in self.items[number] if isinstance(ref, _Ref) and self.at_ref(ref) is _NOT_YET]
+            needed = [ref for ref in self.items[number] if type(ref) is _Ref and self.made[ref] is _NOT_YET]
             if needed:
                 if number in within:
                     raise Broken("a tuple that holds itself")
                 within.add(number)
                 waiting += needed
                 continue
-            kinds: dict[bytes, Callable[[Any], Any]] = {b"t": tuple, b"Z": frozenset, b"z": torch.Size}
-            self.made[number] = self.build(lambda: kinds[self.kinds[number]]([self.resolve(each) for each in self.items[number]]))
+            self.made[number] = self.build(_MAKERS[self.kinds[number]], self.resolved(number))
             waiting.pop()
 
     def fill(self, number: int) -> None:
-        kind, made, items = self.kinds[number], self.made[number], self.items[number]
+        kind, made, items = self.kinds[number], self.made[number], self.resolved(number)
         if kind == b"l":
-            made.extend(self.resolve(each) for each in items)
-        elif kind == b"S":
-            self.build(lambda: made.update(self.resolve(each) for each in items))
-        elif kind in b"do":
-            self.build(lambda: made.update((self.resolve(key), self.resolve(each)) for key, each in items))
+            made.extend(items)
+        else:
+            self.build(made.update, items if kind == b"S" else zip(items[::2], items[1::2]))
 
-    def build(self, make: Callable[[], Any]) -> Any:
+    def build(self, make: Callable[[Any], Any], values: Any) -> Any:
         try:
-            return make()
+            return make(values)
         except TypeError as error:
             raise Broken(f"a container of things that cannot be in it: {error}") from None
 
-    def at_ref(self, ref: int) -> Any:
-        if ref >= len(self.made):
-            raise Broken(f"node {int(ref)} of {len(self.made)}")
-        return self.made[ref]
-
-    def resolve(self, value: Any) -> Any:
-        return self.at_ref(value) if isinstance(value, _Ref) else value
+    def resolved(self, number: int) -> list[Any]:
+        made = self.made
+        return [made[each] if type(each) is _Ref else each for each in self.items[number]]
 
 
+def _paired(make: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    return lambda items: make(zip(items[::2], items[1::2]))
+
+
+_MAKERS: dict[bytes, Callable[[Any], Any]] = {b"l": list, b"t": tuple, b"d": _paired(dict), b"o": _paired(OrderedDict), b"S": set, b"Z": frozenset,
+                                              b"z": torch.Size}
+_CONTAINER_TAGS = frozenset(_MAKERS)
 _NOT_YET = object()
 
 

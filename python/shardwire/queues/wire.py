@@ -109,8 +109,9 @@ def _parts_within(frame: torch.Tensor, begin: int, sizes: tuple[int, ...]) -> li
         raise ShardwireError(f"a message of a queue says parts of {sum(sizes)} bytes in a frame of {FRAME_BYTES}")
     if not sizes:
         return []
-    whole = frame[places[0]:end].clone()
-    return [whole] if len(sizes) == 1 else [whole[place - places[0]:place - places[0] + size] for place, size in zip(places, sizes)]
+    begin = places[0]
+    whole = frame[begin:end].clone()
+    return [whole] if len(sizes) == 1 else [whole.narrow(0, place - begin, size) for place, size in zip(places, sizes)]
 
 
 def _unpack(frame: torch.Tensor) -> tuple[Any, ...]:
