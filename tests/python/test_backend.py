@@ -63,7 +63,7 @@ def test_missing_rank_times_out_by_name(run_ranks, tmp_path):
         start = time.monotonic()
         error = raises(shardwire.TimeoutError, lambda: dist.init_process_group(
             "shardwire", store=dist.FileStore(str(tmp_path / "alone"), 1), rank=0, world_size=2, timeout=timedelta(seconds=1)), contains="1")
-        assert time.monotonic() - start < 5
+        assert time.monotonic() - start < 10  # its own 1 s, not the group's 20
         return str(error)
 
     if TORCH >= (2, 0):  # 1.13 has a store barrier of its own that needs all ranks first
@@ -104,14 +104,14 @@ def die(rank, size):
 
     start = time.monotonic()
     raises(shardwire.PeerFailedError, until_it_fails, contains=f"rank {size - 1}")
-    assert time.monotonic() - start < 5
+    assert time.monotonic() - start < 30  # half of the group's timeout
     raises(shardwire.PeerFailedError, dist.barrier)  # and every later operation
     dist.destroy_process_group()
     return "survived"
 
 
 def test_killed_peer_is_named(run_ranks):
-    assert run_ranks(3, die, may_die=(2,)) == ["survived", "survived", None]
+    assert run_ranks(3, die, group_timeout=60, timeout=120, may_die=(2,)) == ["survived", "survived", None]
 
 
 def mismatched(rank, size):
