@@ -144,11 +144,12 @@ def await_file(path: Path) -> None:
 
 
 def killed_in_the_middle(write: Callable[..., Any], *args: Any, after: float) -> None:
-    """Forks a process that calls write(*args) again and again, and kills it `after` seconds after the first call began: somewhere in one of them."""
+    """Forks a process that calls write(*args) again and again, and kills it `after` seconds after the first is done: somewhere in another."""
     ready, started = os.pipe()
     pid = os.fork()
     if pid == 0:
         try:
+            write(*args)
             os.write(started, b".")
             while True:
                 write(*args)
