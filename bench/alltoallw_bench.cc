@@ -16,7 +16,7 @@
 #include "bench/bench_options.h"
 #include "bench/report.h"
 #include "shardwire/communicator.h"
-#include "tests/support/file_store.h"
+#include "shardwire/stores.h"
 
 namespace shardwire::bench {
 namespace {
@@ -155,7 +155,7 @@ std::unique_ptr<Communicator> makeGroup(int rank, int numRanks) {
     fail("cannot make a folder in /tmp");
   }
   MPI_Bcast(folder, sizeof(folder), MPI_CHAR, 0, MPI_COMM_WORLD);
-  testing::FileStore store(std::string(folder) + "/");
+  FileStore store(folder);
   auto options = Options::fromEnvironment();
   if (!options.isOk()) {
     fail(options.status().message());

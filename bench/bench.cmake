@@ -11,9 +11,9 @@ function(shardwire_bench name)
   set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/bench)
 endfunction()
 
-shardwire_bench(rdma_bench bench/rdma_bench.cc bench/bench_ranks.cc bench/bench_store.cc)
+shardwire_bench(rdma_bench bench/rdma_bench.cc bench/bench_ranks.cc)
 
-shardwire_bench(symm_bench bench/symm_bench.cc bench/bench_ranks.cc bench/bench_store.cc)
+shardwire_bench(symm_bench bench/symm_bench.cc bench/bench_ranks.cc)
 
 if(benchmark_FOUND)
   shardwire_bench(kernels_bench bench/kernels_bench.cc)
@@ -24,7 +24,7 @@ else()
   message(STATUS "benches: kernels_bench and plan_bench are left out, there is no libbenchmark-dev")
 endif()
 
-shardwire_bench(bootstrap_bench bench/bootstrap_bench.cc bench/bench_ranks.cc tests/support/memory_store.cc)
+shardwire_bench(bootstrap_bench bench/bootstrap_bench.cc bench/bench_ranks.cc)
 
 if(CLI11_FOUND AND nlohmann_json_FOUND)
   # What the benches between ranks share: the one option parser, the report.
@@ -33,20 +33,20 @@ if(CLI11_FOUND AND nlohmann_json_FOUND)
   target_link_libraries(shardwire_bench_support PUBLIC nlohmann_json::nlohmann_json fmt::fmt PRIVATE shardwire_warnings CLI11::CLI11)
 
   shardwire_bench(reshape_bench bench/reshape_bench.cc bench/reshape_cases.cc bench/latency_cases.cc bench/bench_ranks.cc
-                  bench/bench_store.cc bench/count_allocations.cc)
+                  bench/count_allocations.cc)
   target_link_libraries(reshape_bench PRIVATE shardwire_bench_support)
 
-  shardwire_bench(hierarchy_bench bench/hierarchy_bench.cc bench/bench_ranks.cc bench/bench_store.cc)
+  shardwire_bench(hierarchy_bench bench/hierarchy_bench.cc bench/bench_ranks.cc)
   target_link_libraries(hierarchy_bench PRIVATE shardwire_bench_support)
 
-  shardwire_bench(tcp_bench bench/tcp_bench.cc bench/bench_ranks.cc bench/bench_store.cc)
+  shardwire_bench(tcp_bench bench/tcp_bench.cc bench/bench_ranks.cc)
   target_link_libraries(tcp_bench PRIVATE shardwire_bench_support)
 
   if(MPI_CXX_FOUND)
-    shardwire_bench(alltoallw_bench bench/alltoallw_bench.cc tests/support/file_store.cc)
+    shardwire_bench(alltoallw_bench bench/alltoallw_bench.cc)
     target_link_libraries(alltoallw_bench PRIVATE shardwire_bench_support MPI::MPI_CXX)
 
-    shardwire_bench(collectives_bench bench/collectives_bench.cc bench/collective_cases.cc tests/support/file_store.cc)
+    shardwire_bench(collectives_bench bench/collectives_bench.cc bench/collective_cases.cc)
     target_link_libraries(collectives_bench PRIVATE shardwire_bench_support MPI::MPI_CXX)
   else()
     message(STATUS "benches: alltoallw_bench and collectives_bench are left out, there is no MPI")

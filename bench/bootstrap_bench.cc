@@ -16,7 +16,7 @@
 
 #include "bench/bench_ranks.h"
 #include "shardwire/communicator.h"
-#include "tests/support/memory_store.h"
+#include "shardwire/stores.h"
 
 namespace shardwire::bench {
 namespace {
@@ -40,7 +40,7 @@ class CountingStore final : public Store {
   std::atomic<std::size_t> out{0};
 
  private:
-  testing::MemoryStore store_{std::size_t{64} << 20};
+  MemoryStore store_{std::size_t{64} << 20};
 };
 
 struct Footprint {

@@ -17,7 +17,7 @@
 #include "bench/bench_options.h"
 #include "bench/collective_cases.h"
 #include "bench/report.h"
-#include "tests/support/file_store.h"
+#include "shardwire/stores.h"
 
 namespace shardwire::bench {
 namespace {
@@ -207,7 +207,7 @@ int runRank(int argc, char** argv) {
     MPI_Abort(MPI_COMM_WORLD, 1);
   }
   MPI_Bcast(folder, sizeof(folder), MPI_CHAR, 0, MPI_COMM_WORLD);
-  testing::FileStore store(std::string(folder) + "/");
+  FileStore store(folder);
   const Result<Options> environment = Options::fromEnvironment();
   auto group = environment.isOk() ? Communicator::create(store, rank, numRanks, *environment, "bench") : environment.status();
   if (!group.isOk()) {

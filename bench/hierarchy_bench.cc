@@ -11,9 +11,9 @@
 
 #include "bench/bench_options.h"
 #include "bench/bench_ranks.h"
-#include "bench/bench_store.h"
 #include "bench/report.h"
 #include "shardwire/communicator.h"
+#include "shardwire/stores.h"
 
 namespace shardwire::bench {
 namespace {
@@ -48,7 +48,7 @@ const std::array<Case, 3>& cases() {
   return kCases;
 }
 
-std::unique_ptr<Communicator> join(BenchStore& store, int rank, int size, const char* algorithms) {
+std::unique_ptr<Communicator> join(MemoryStore& store, int rank, int size, const char* algorithms) {
   auto options = Options::fromEnvironment();
   if (!options.isOk()) {
     fail(options.status().message());
@@ -63,7 +63,7 @@ std::unique_ptr<Communicator> join(BenchStore& store, int rank, int size, const 
   return std::move(*group);
 }
 
-std::string body(BenchRanks& ranks, const BenchOptions& options, std::vector<std::unique_ptr<BenchStore>>& stores) {
+std::string body(BenchRanks& ranks, const BenchOptions& options, std::vector<std::unique_ptr<MemoryStore>>& stores) {
   std::string text;
   for (std::size_t c = 0; c < cases().size(); ++c) {
     const Case& one = cases()[c];
@@ -100,9 +100,9 @@ std::string body(BenchRanks& ranks, const BenchOptions& options, std::vector<std
 int main(int argc, char** argv) {
   using namespace shardwire::bench;
   BenchOptions options = parseBenchOptions(argc, argv, "hierarchical against flat collectives, hosts of two ranks each joined by tcp");
-  std::vector<std::unique_ptr<BenchStore>> stores;
+  std::vector<std::unique_ptr<shardwire::MemoryStore>> stores;
   for (std::size_t i = 0; i < 2 * cases().size(); ++i) {
-    stores.push_back(std::make_unique<BenchStore>());
+    stores.push_back(std::make_unique<shardwire::MemoryStore>());
   }
   BenchRanks ranks(options.ranks);
   const auto text = ranks.run(options.pin, [&](int) { return body(ranks, options, stores); });

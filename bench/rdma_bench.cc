@@ -18,8 +18,8 @@
 #include "backend/bootstrap/connect.h"
 #include "backend/memory/shared_heap.h"
 #include "bench/bench_ranks.h"
-#include "bench/bench_store.h"
 #include "shardwire/communicator.h"
+#include "shardwire/stores.h"
 
 namespace shardwire::bench {
 namespace {
@@ -196,7 +196,7 @@ double moveRows(Communicator& group, int rank, std::int64_t stride, int count) {
   return seconds[static_cast<std::size_t>(count / 2)];
 }
 
-std::string runRank(int rank, BenchStore& store, const std::vector<std::string>& words) {
+std::string runRank(int rank, MemoryStore& store, const std::vector<std::string>& words) {
   const auto number = [&](std::size_t i) { return i < words.size() ? std::strtoull(words[i].c_str(), nullptr, 10) : 0; };
   const Options options = benchOptions();
   if (words[0] == "scatter") {
@@ -229,7 +229,7 @@ int main(int argc, char** argv) {
     fmt::print(stderr, "usage: rdma_bench bandwidth|latency BYTES COUNT, or rdma_bench scatter COUNT\n");
     return 2;
   }
-  shardwire::bench::BenchStore store;
+  shardwire::MemoryStore store;
   shardwire::bench::BenchRanks ranks(2);
   const auto text = ranks.run(false, [&](int rank) { return shardwire::bench::runRank(rank, store, words); });
   fmt::print("{}", text.value_or(""));

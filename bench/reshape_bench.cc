@@ -2,10 +2,10 @@
 // All buffers are rewritten before every iteration, outside of the timed part. Run it on an otherwise quiet machine.
 #include "bench/bench_options.h"
 #include "bench/bench_ranks.h"
-#include "bench/bench_store.h"
 #include "bench/report.h"
 #include "bench/reshape_cases.h"
 #include "shardwire/communicator.h"
+#include "shardwire/stores.h"
 
 namespace shardwire::bench {
 namespace {
@@ -17,7 +17,7 @@ using Body = void (*)(BenchRanks& ranks, Communicator& group, const BenchOptions
 
 // Forks the ranks, joins them to a group, runs `body`, and adds what it measured. Returns false when a rank failed.
 bool runGroup(int numRanks, const BenchOptions& options, Report& report, Body body) {
-  BenchStore store;
+  MemoryStore store;
   BenchRanks ranks(numRanks);
   const auto text = ranks.run(options.pin, [&](int rank) {
     const Result<Options> environment = Options::fromEnvironment();

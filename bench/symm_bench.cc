@@ -9,8 +9,8 @@
 
 #include "backend/symm/word_ops.h"
 #include "bench/bench_ranks.h"
-#include "bench/bench_store.h"
 #include "shardwire/communicator.h"
+#include "shardwire/stores.h"
 
 namespace shardwire::bench {
 namespace {
@@ -118,7 +118,7 @@ int main(int argc, char** argv) {
   using namespace shardwire::bench;
   const int rounds = argc > 1 ? std::max(1, std::atoi(argv[1])) : 100000;
   BenchRanks ranks(2);
-  BenchStore store;
+  shardwire::MemoryStore store;
   const auto report = ranks.run(true, [&](int rank) { return measureAll(store, rank, rounds); });
   if (!report.has_value()) {
     return 1;

@@ -13,9 +13,9 @@
 #include "backend/transport/net_socket.h"
 #include "bench/bench_options.h"
 #include "bench/bench_ranks.h"
-#include "bench/bench_store.h"
 #include "bench/report.h"
 #include "shardwire/communicator.h"
+#include "shardwire/stores.h"
 
 namespace shardwire::bench {
 namespace {
@@ -237,7 +237,7 @@ class TcpBench {
 };
 
 int run(const BenchOptions& options) {
-  BenchStore groupStore, peersStore;
+  MemoryStore groupStore, peersStore;
   BenchRanks ranks(2);
   const Fd listener = orFail(internal::listenTcp(orFail(internal::makeSocketAddress("127.0.0.1", 0, 0)), 1));
   const auto text = ranks.run(options.pin, [&](int rank) {

@@ -57,7 +57,6 @@ class UnjoinedConnection final : public Connection {
   ReadLimits readLimits() const override { return {}; }
   const std::byte* map(const RemoteAddress&, std::size_t) override { return nullptr; }
   Status read(std::span<const MemoryRun>) override { return {StatusCode::kInternal, "the peer is not joined yet"}; }
-  double readGBps() const override { return 0; }
   Status health() override { return Status::ok(); }
   std::string describe() const override;
 

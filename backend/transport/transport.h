@@ -125,10 +125,8 @@ class PeerReads {
  public:
   // A pointer to the peer's memory, valid as long as the connection; null when it is not mapped here (a peer's lie or a bug: an error).
   virtual const std::byte* map(const RemoteAddress& address, std::size_t size) = 0;
-  // Copies runs from the peer's virtual address space into local memory.
+  // Copies runs from the peer's virtual address space into local memory; kUnsupported where this connection cannot.
   virtual Status read(std::span<const MemoryRun> runs) = 0;
-  // GB/s of read() as measured when the connection was made; 0 when it cannot read.
-  virtual double readGBps() const = 0;
   // Whether the peer has stopped (PeerFetches::stopFetches()). Whatever was read at once (map(), read()) before this was seen false is what
   // the peer exposed; what was read before it was seen true may be anything, since the peer's callers have their tensors back. Why, its
   // engine says in a control frame.

@@ -1,4 +1,5 @@
-// The rendezvous that a job brings along (c10d's TCPStore, FileStore, ...; a map in tests). Keys and values are bytes.
+// The rendezvous of ranks: one of stores.h, or what a job brings along (c10d's TCPStore, a key-value service). Keys and values are bytes.
+// Keys do not name the group, so each has a store of its own, or a prefix. Used by the thread that makes the group, while it makes it.
 #pragma once
 
 #include <string>
@@ -12,8 +13,10 @@ namespace shardwire {
 class Store {
  public:
   virtual ~Store() = default;
+  // A key that is set again has the later value.
   virtual Status set(const std::string& key, std::string_view value) = 0;
-  // Waits for the key; kTimeout when the deadline passes first.
+  // Waits for the key; kTimeout when the deadline passes first. A deadline that has passed means to look once. Any other error ends the
+  // making of the group.
   virtual Result<std::string> get(const std::string& key, Deadline deadline) = 0;
 };
 

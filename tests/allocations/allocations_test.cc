@@ -8,8 +8,8 @@
 #include <numeric>
 
 #include "shardwire/communicator.h"
+#include "shardwire/stores.h"
 #include "tests/support/fork_ranks.h"
-#include "tests/support/memory_store.h"
 
 namespace {
 std::atomic<std::uint64_t> numAllocations{0};
@@ -45,7 +45,6 @@ void operator delete[](void* memory, std::size_t) noexcept {
 namespace shardwire::internal {
 namespace {
 
-using testing::MemoryStore;
 using testing::runRanksAsProcesses;
 
 // Rank r has the rows, wants the columns.

@@ -7,14 +7,13 @@
 
 #include "ops/collectives/select.h"
 #include "shardwire/communicator.h"
+#include "shardwire/stores.h"
 #include "tests/backend/thread_group.h"
 #include "tests/support/fork_ranks.h"
-#include "tests/support/memory_store.h"
 
 namespace shardwire::internal {
 namespace {
 
-using shardwire::testing::MemoryStore;
 using shardwire::testing::runRanksAsThreads;
 
 using Values = std::vector<std::int64_t>;

@@ -169,7 +169,7 @@ TEST(CheckAll, IsOffByDefault) {
 TEST(CheckAll, OfOneEndOfAMessageOnlyComparesNothing) {
   for (const Rank who : {0, 1}) {
     for (const std::int64_t count : {4, 100000}) {
-      testing::MemoryStore store;
+      MemoryStore store;
       testing::runRanksAsThreads(2, [&](Rank rank) {
         auto group = Communicator::create(store, rank, 2, rank == who ? checked() : testOptions(), "test");
         ASSERT_TRUE(group.isOk()) << group.status().message();
@@ -187,7 +187,7 @@ TEST(CheckAll, OfSomeRanksOnlyIsNamed) {
   for (const std::int64_t count : {1, 100000}) {
     for (const Rank root : {0, 1, 2}) {
       for (const bool broadcasts : {true, false}) {
-        testing::MemoryStore store;
+        MemoryStore store;
         testing::runRanksAsThreads(3, [&](Rank rank) {
           auto group = Communicator::create(store, rank, 3, rank == 0 ? checked() : testOptions(), "test");
           ASSERT_TRUE(group.isOk()) << group.status().message();

@@ -159,7 +159,7 @@ TEST(Failure, AbortUnblocksWaitersAndReachesPeers) {
     std::vector<std::int64_t> values(10);
     if (group.rank() == 0) {
       std::thread aborter([&] {
-        std::this_thread::sleep_for(milliseconds(100));
+        std::this_thread::sleep_for(milliseconds(100));  // so that the other thread waits, mostly
         group.abort("enough");
         group.abort("again");
       });
@@ -179,7 +179,7 @@ TEST(Failure, AbortUnblocksWaitersAndReachesPeers) {
 
 // What is still held of a group, a compiled op here, keeps nothing open that hides from the peers that this rank left.
 TEST(Failure, AGroupThatEndsWithACompiledOpInHandIsLeft) {
-  testing::MemoryStore store;
+  MemoryStore store;
   std::atomic<int> left{0};
   std::atomic<int> failed{0};
   testing::runRanksAsThreads(2, [&](Rank rank) {

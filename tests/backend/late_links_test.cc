@@ -163,7 +163,7 @@ class SlowStore final : public Store {
 
 // Whoever has read all addresses is through, and its sign of life is gone: it did not die.
 TEST_P(LateLinks, ARankMayBeThroughWhileAnotherStillReads) {
-  testing::MemoryStore store;
+  MemoryStore store;
   std::atomic<int> numMade{0};
   SlowStore slow(store, numMade);
   testing::runRanksAsThreads(3, [&](Rank rank) {
@@ -180,7 +180,7 @@ TEST_P(LateLinks, ARankMayBeThroughWhileAnotherStillReads) {
 // Ranks of one host by its memory, those of two over tcp.
 TEST(LateLinksOfTwoHosts, AreOfBothKindsInOneGroup) {
   constexpr int kRanks = 6;
-  testing::MemoryStore store;
+  MemoryStore store;
   std::atomic<int> counted{0};
   testing::runRanksAsThreads(kRanks, [&](Rank rank) {
     Options options = testOptions();
@@ -317,7 +317,7 @@ void stop(pid_t pid) {
 // Runs `body` on ranks that are processes, over one group that is made when they are needed.
 void LateLinks::withProcesses(int n, const std::function<void(Communicator&, Shared&)>& body, const std::set<Rank>& mayDie,
                               const std::function<void(std::unique_ptr<Communicator>&, Shared&)>& owning) {
-  testing::MemoryStore store;
+  MemoryStore store;
   testing::SharedValue<Shared> shared;
   testing::runRanksAsProcesses(
       n,

@@ -9,13 +9,12 @@
 #include <thread>
 
 #include "shardwire/communicator.h"
+#include "shardwire/stores.h"
 #include "tests/support/fork_ranks.h"
-#include "tests/support/memory_store.h"
 
 namespace shardwire::internal {
 namespace {
 
-using shardwire::testing::MemoryStore;
 using shardwire::testing::runRanksAsThreads;
 
 // One tensor whose values come piece by piece from another thread; until then each is poison.

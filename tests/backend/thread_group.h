@@ -14,8 +14,8 @@
 #include <vector>
 
 #include "shardwire/communicator.h"
+#include "shardwire/stores.h"
 #include "tests/support/fork_ranks.h"
-#include "tests/support/memory_store.h"
 
 namespace shardwire::internal {
 
@@ -28,7 +28,7 @@ inline Options testOptions() {
 
 // Runs `body` on every rank of a fresh group of threads.
 inline void withGroup(int n, const std::function<void(Communicator&)>& body, const Options& options = testOptions()) {
-  testing::MemoryStore store;
+  MemoryStore store;
   testing::runRanksAsThreads(n, [&](Rank rank) {
     auto group = Communicator::create(store, rank, n, options, "test");
     ASSERT_TRUE(group.isOk()) << group.status().message();

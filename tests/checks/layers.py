@@ -45,7 +45,7 @@ ROOMS["python/csrc"] = ALL_BELOW_TORCH + ["backend/c10d"]
 ROOMS["tests"] = ALL_BELOW_TORCH
 # A device of the tests' own, for torch.
 ROOMS["tests/python/device"] = ALL_BELOW_TORCH + PUBLIC_TORCH + ["backend/c10d"]
-ROOMS["bench"] = ALL_BELOW_TORCH + ["tests"]  # its ranks in one process are those of tests/support
+ROOMS["bench"] = ALL_BELOW_TORCH
 # What a user of the installed library may see.
 ROOMS["docs/examples"] = CORE + PUBLIC_TORCH
 

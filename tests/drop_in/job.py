@@ -1,6 +1,6 @@
 """What the jobs in jobs/ share: a model and its batches, the clock of the steps, and the report that every rank leaves for compare.py.
 
-A job is a program as the framework's own users write it, and it asks for gloo. It calls tick() after each step and finish() at its end; compare.py starts it.
+A job is a program as the framework's own users write it, and it asks for gloo. It calls tick() after each step, or train() for all of them, and finish() at its end; compare.py starts it.
 """
 
 from __future__ import annotations
@@ -49,6 +49,17 @@ def loss(found: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
 def tick() -> None:
     """A step is over."""
     _ticks.append(time.perf_counter())
+
+
+def train(model: torch.nn.Module, share: int) -> None:
+    """The loop of frameworks that leave it as torch's own, on the batches of this share; ranks that hold parts of one replica have one share."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    for step in steps():
+        given, wanted = batch(share, step)
+        optimizer.zero_grad()
+        loss(model(given), wanted).backward()
+        optimizer.step()
+        tick()
 
 
 def finish(weights: dict[str, torch.Tensor]) -> None:

@@ -11,8 +11,8 @@
 
 #include "backend/memory/shared_heap.h"
 #include "shardwire/communicator.h"
+#include "shardwire/stores.h"
 #include "tests/support/fork_ranks.h"
-#include "tests/support/memory_store.h"
 
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 #define SW_SHADOW_MEMORY 1
@@ -23,7 +23,6 @@
 namespace shardwire::internal {
 namespace {
 
-using shardwire::testing::MemoryStore;
 using shardwire::testing::runRanksAsProcesses;
 
 constexpr std::size_t kCount = 300000;  // long enough for every path: heap, cross-memory, staged

@@ -17,15 +17,14 @@
 #include <utility>
 
 #include "shardwire/communicator.h"
+#include "shardwire/stores.h"
 #include "tests/support/fork_ranks.h"
-#include "tests/support/memory_store.h"
 #include "tests/support/shared_value.h"
 
 namespace shardwire::internal {
 namespace {
 
 using shardwire::testing::meetOutside;
-using shardwire::testing::MemoryStore;
 using shardwire::testing::runRanksAsProcesses;
 using shardwire::testing::SharedValue;
 using std::chrono::milliseconds;
@@ -131,7 +130,7 @@ TEST(KilledRank, EndsACompileOpThatWaitsForIt) {
                           ASSERT_NE(group, nullptr);
                           meetOutside(*arrived, n);
                           if (rank == killed) {
-                            std::this_thread::sleep_for(milliseconds(50));
+                            std::this_thread::sleep_for(milliseconds(50));  // so that the others wait for it, mostly
                             raise(SIGKILL);
                           }
                           const auto before = Clock::now();
@@ -159,7 +158,7 @@ TEST(KilledRank, EndsAnAllReduceByATreeThatWaitsForIt) {
                           ASSERT_NE(group, nullptr);
                           meetOutside(*arrived, kRanks);
                           if (rank == killed) {
-                            std::this_thread::sleep_for(milliseconds(50));
+                            std::this_thread::sleep_for(milliseconds(50));  // so that the others wait for it, mostly
                             raise(SIGKILL);
                           }
                           const auto before = Clock::now();
@@ -242,6 +241,7 @@ TEST(StoppedRank, MakesTheTimeoutHoldAndIsNamed) {
 
 TEST(LeavingRank, FailsThoseWhoStillNeedIt) {
   MemoryStore store;
+  SharedValue<std::atomic<bool>> isGone;
   runRanksAsProcesses(2, [&](Rank rank) {
     auto group = join(store, rank, 2);
     ASSERT_NE(group, nullptr);
@@ -253,9 +253,13 @@ TEST(LeavingRank, FailsThoseWhoStillNeedIt) {
       // What rank 0 sends and then leaves behind still arrives.
       auto work = group->broadcast(view, 0);
       ASSERT_TRUE(work.isOk() && (*work)->wait().isOk());
+      group.reset();
+      *isGone = true;
       return;
     }
-    std::this_thread::sleep_for(milliseconds(200));
+    while (!*isGone) {
+      std::this_thread::yield();
+    }
     auto last = group->broadcast(view, 0);
     ASSERT_TRUE(last.isOk());
     EXPECT_TRUE((*last)->wait().isOk());
@@ -268,20 +272,25 @@ TEST(LeavingRank, FailsThoseWhoStillNeedIt) {
 
 TEST(LeavingRank, HasDoneItsPartOnceItsFramesAreSent) {
   MemoryStore store;
+  SharedValue<std::atomic<bool>> isGone;
   runRanksAsProcesses(3, [&](Rank rank) {
     auto group = join(store, rank, 3);
     ASSERT_NE(group, nullptr);
     std::vector<float> values(10, static_cast<float>(rank + 1));
     const auto view = TensorView::contiguous(values.data(), DType::kFloat32, {10});
-    // Rank 2 only gives, and goes. Rank 1 comes much later; until then rank 0 cannot take what rank 2 sent, since it adds in rank order.
-    if (rank == 1) {
-      std::this_thread::sleep_for(milliseconds(300));
+    // Rank 2 only gives, and goes. Rank 1 comes after that; until then rank 0 cannot take what rank 2 sent, since it adds in rank order.
+    while (rank == 1 && !*isGone) {
+      std::this_thread::yield();
     }
     auto work = group->reduce(view, 0, ReduceOp::kSum);
     ASSERT_TRUE(work.isOk()) << work.status().message();
     const Status status = (*work)->wait();
     ASSERT_TRUE(status.isOk()) << status.message();
     EXPECT_EQ(values[9], rank == 0 ? 6.0f : static_cast<float>(rank + 1));
+    if (rank == 2) {
+      group.reset();
+      *isGone = true;
+    }
   });
 }
 

@@ -8,15 +8,14 @@
 #include <thread>
 
 #include "shardwire/communicator.h"
+#include "shardwire/stores.h"
 #include "tests/support/fork_ranks.h"
-#include "tests/support/memory_store.h"
 #include "tests/support/shared_value.h"
 
 namespace shardwire::internal {
 namespace {
 
 using shardwire::testing::meetOutside;
-using shardwire::testing::MemoryStore;
 using shardwire::testing::runRanksAsProcesses;
 using shardwire::testing::SharedValue;
 using std::chrono::milliseconds;

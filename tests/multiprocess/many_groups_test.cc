@@ -9,13 +9,12 @@
 #include <vector>
 
 #include "shardwire/communicator.h"
+#include "shardwire/stores.h"
 #include "tests/support/fork_ranks.h"
-#include "tests/support/memory_store.h"
 
 namespace shardwire::internal {
 namespace {
 
-using shardwire::testing::MemoryStore;
 using shardwire::testing::runRanksAsProcesses;
 using std::chrono::seconds;
 using GroupPtr = std::unique_ptr<Communicator>;

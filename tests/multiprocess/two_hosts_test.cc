@@ -6,8 +6,8 @@
 
 #include "backend/bootstrap/connect.h"
 #include "shardwire/communicator.h"
+#include "shardwire/stores.h"
 #include "tests/support/fork_ranks.h"
-#include "tests/support/memory_store.h"
 #include "tests/support/net_namespaces.h"
 
 namespace shardwire::testing {

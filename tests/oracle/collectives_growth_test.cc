@@ -10,8 +10,8 @@
 
 #include "backend/memory/shared_heap.h"
 #include "shardwire/communicator.h"
+#include "shardwire/stores.h"
 #include "tests/support/fork_ranks.h"
-#include "tests/support/memory_store.h"
 
 namespace shardwire::testing {
 namespace {

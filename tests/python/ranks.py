@@ -15,10 +15,12 @@ import pickle
 import signal
 import sys
 import tempfile
+import threading
 import time
 import traceback
 from collections.abc import Callable
 from multiprocessing.connection import Connection, wait
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -133,6 +135,35 @@ def _join(store_path: str, rank: int, n: int, timeout: float, default_group: boo
     else:
         _group = shardwire.create_process_group(dist.FileStore(store_path, n), rank, n, limit)
     shardwire.name_process_group(_group, "my_group")
+
+
+def await_file(path: Path) -> None:
+    """Waits for a file. So ranks wait for each other by no means of the group; the limit of the whole case ends it."""
+    while not path.exists():
+        time.sleep(0.01)
+
+
+def killed_in_the_middle(write: Callable[..., Any], *args: Any, after: float) -> None:
+    """Forks a process that calls write(*args) again and again, and kills it `after` seconds after the first is done: somewhere in another."""
+    ready, started = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            write(*args)
+            os.write(started, b".")
+            while True:
+                write(*args)
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(1)
+    os.close(started)
+    os.read(ready, 1)
+    threading.Event().wait(after)
+    os.kill(pid, signal.SIGKILL)
+    os.close(ready)
+    status = os.waitpid(pid, 0)[1]
+    assert os.WIFSIGNALED(status), f"the writer ended before it was killed: {status}"
 
 
 def raised(call: Callable[..., Any], *args: Any, **options: Any) -> tuple[type[Exception], str]:

@@ -14,6 +14,7 @@ import torch.distributed as dist
 import shardwire
 import shardwire_autoload
 from conftest import TORCH, raises
+from ranks import await_file
 
 
 def run_script(text, timeout=60, **environment):
@@ -72,8 +73,7 @@ def test_missing_rank_times_out_by_name(run_ranks, tmp_path):
 
 def stay_away_until(path):
     """For a rank that the others are to miss, until they have said so."""
-    while not path.exists():
-        time.sleep(0.01)
+    await_file(path)
     os._exit(0)
 
 
@@ -129,20 +129,21 @@ def backend_of_default():
     return shardwire.resolve_backend(None)
 
 
-def aborted(rank, size):
+def aborted(rank, size, seen):
     if rank == 0:
         work = dist.all_reduce(torch.ones(2), async_op=True)
         shardwire._C.abort(backend_of_default())
         shardwire._C.abort(backend_of_default())
         raises(shardwire.AbortedError, work.wait)
         raises(shardwire.AbortedError, dist.barrier)
+        seen.touch()
     else:
-        time.sleep(0.2)
+        await_file(seen)
     dist.destroy_process_group()
 
 
-def test_abort_unblocks_and_is_idempotent(run_ranks):
-    run_ranks(2, aborted)
+def test_abort_unblocks_and_is_idempotent(run_ranks, tmp_path):
+    run_ranks(2, aborted, tmp_path / "seen")
 
 
 def future_error(rank, size, missed):
@@ -259,8 +260,7 @@ def test_wait_can_be_interrupted(run_ranks, tmp_path):
     def body(rank, size):
         op = shardwire.compile_op(None, (2,), torch.float32, [{"offset": [rank], "shape": [1]}], [{"offset": [0], "shape": [2]}])
         if rank == 1:
-            while not interrupted.exists():
-                time.sleep(0.01)
+            await_file(interrupted)
             op([torch.ones(1)], [torch.zeros(2)]).wait()
             return
         signal.signal(signal.SIGALRM, lambda *_: (_ for _ in ()).throw(KeyboardInterrupt()))

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from ranks import group, run_ranks
+from ranks import group, run_ranks, await_file
 
 import shardwire
 from shardwire import Future, Layout, Replicate, Shard, TensorRegion
@@ -338,8 +338,8 @@ def test_several_runs_may_be_in_flight() -> None:
 def late_rank(rank: int, seen: pathlib.Path) -> None:
     op = all_gather(rank, 2)
     out = torch.zeros(8)
-    while rank == 1 and not seen.exists():
-        time.sleep(0.01)
+    if rank == 1:
+        await_file(seen)
     future = op([torch.full((4,), float(rank))], [out])  # which returns at once: rank 1 comes only after what follows
     if rank == 0:
         assert not future.done() and future.exception() is None
@@ -354,27 +354,25 @@ def test_wait_with_a_timeout_leaves_the_transfer_running(tmp_path: pathlib.Path)
     run_ranks(2, late_rank, tmp_path / "seen")
 
 
-def wait_frees_the_gil(rank: int) -> None:
+def wait_frees_the_gil(rank: int, seen: pathlib.Path) -> None:
     op = all_gather(rank, 2)
     if rank == 1:
-        time.sleep(0.5)
-    counted = []
-    stop = threading.Event()
+        await_file(seen)
+    future = op([torch.zeros(4)], [torch.zeros(8)])
 
-    def count() -> None:
-        while not stop.wait(0.01):
-            counted.append(1)
+    def run_now_and_then() -> None:
+        for _ in range(10):
+            time.sleep(0.01)
+        seen.touch()
 
-    thread = threading.Thread(target=count)
-    thread.start()
-    op([torch.zeros(4)], [torch.zeros(8)]).wait()
-    stop.set()
-    thread.join()
-    assert rank == 1 or len(counted) > 10
+    other = threading.Thread(target=run_now_and_then)
+    other.start()
+    future.wait()  # rank 0's ends only after its other thread has run ten times: rank 1 waits for that
+    other.join()
 
 
-def test_wait_frees_the_gil() -> None:
-    run_ranks(2, wait_frees_the_gil)
+def test_wait_frees_the_gil(tmp_path: pathlib.Path) -> None:
+    run_ranks(2, wait_frees_the_gil, tmp_path / "seen")
 
 
 def tensors_live(rank: int) -> None:
@@ -394,8 +392,7 @@ def test_tensors_stay_alive_until_the_transfer_ends() -> None:
 def run_times_out(rank: int, missed: pathlib.Path) -> str:
     op = all_gather(rank, 2)
     if rank == 1:
-        while not missed.exists():
-            time.sleep(0.01)
+        await_file(missed)
         return ""
     with pytest.raises(Exception) as caught:
         op([torch.zeros(4)], [torch.zeros(8)], timeout=0.5).wait()
@@ -408,18 +405,21 @@ def test_a_run_that_a_peer_never_joins_times_out(tmp_path: pathlib.Path) -> None
     assert text.startswith("True") and "1" in text
 
 
-def compile_times_out(rank: int) -> tuple[str, float]:
+def compile_times_out(rank: int, missed: pathlib.Path) -> tuple[str, float]:
     if rank == 2:
-        time.sleep(2.5)
+        for other in (0, 1):
+            await_file(missed / str(other))
         return "", 0.0
     began = time.monotonic()
     with pytest.raises(TimeoutError) as caught:
         all_gather(rank, 3, timeout=1.0)
-    return str(caught.value), time.monotonic() - began
+    took = time.monotonic() - began
+    (missed / str(rank)).touch()
+    return str(caught.value), took
 
 
-def test_compile_without_a_rank_times_out_naming_it() -> None:
-    results = run_ranks(3, compile_times_out)
+def test_compile_without_a_rank_times_out_naming_it(tmp_path: pathlib.Path) -> None:
+    results = run_ranks(3, compile_times_out, tmp_path)
     for text, seconds in results[:2]:
         assert "2" in text and 0.9 < seconds < 10, (text, seconds)  # not the group's timeout
 

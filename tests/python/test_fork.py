@@ -14,6 +14,7 @@ from torch.utils.data import Dataset
 
 import shardwire
 from conftest import raises
+from ranks import await_file
 
 
 def in_child(work, *args, timeout=30):
@@ -280,8 +281,7 @@ def test_a_child_does_not_hide_its_parents_death(run_ranks, tmp_path, monkeypatc
         if rank == 1:
             if os.fork() == 0:
                 signal.alarm(60)
-                while not (tmp_path / "seen").exists():  # holds all that it inherited
-                    time.sleep(0.02)
+                await_file(tmp_path / "seen")  # holds all that it inherited
                 os._exit(0)
             os.kill(os.getpid(), signal.SIGKILL)
         start = time.monotonic()

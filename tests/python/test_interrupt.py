@@ -14,6 +14,7 @@ import torch.distributed as dist
 
 import shardwire
 from conftest import TORCH, raises
+from ranks import await_file
 
 SOON = 10  # seconds; the groups' timeouts are 60 and more
 NO_LIBUV = {"use_libuv": False} if TORCH >= (2, 3) else {}  # Debian 13's 2.6 asks for it by default, and was built without it
@@ -58,11 +59,6 @@ def interrupted(call, *args):
         assert time.monotonic() - interrupter.sent < SOON, f"it took {time.monotonic() - interrupter.sent:.1f} s to be heard"
         return
     raise AssertionError("the call returned without a KeyboardInterrupt")
-
-
-def when_there(path):
-    while not path.exists():
-        time.sleep(0.01)
 
 
 # Waits: the operation goes on. rank 0 is interrupted before rank 1 calls the same, and waits again.
@@ -145,13 +141,13 @@ def test_a_wait_hears_ctrl_c_and_the_operation_goes_on(run_ranks, tmp_path, case
         # Both are there; compile_op of the cases meets as well.
         dist.barrier()
         if rank == 1 and case in (async_all_reduce, long_all_reduce, plain_all_reduce, plain_barrier, coalesced):
-            when_there(path)
+            await_file(path)
         block, again, is_right = case(rank)
         if rank == 0:
             interrupted(block)
             path.touch()
         else:
-            when_there(path)
+            await_file(path)
         again()
         if case is plain_all_reduce and rank == 1:
             dist.barrier()
@@ -193,7 +189,7 @@ def test_a_call_that_ends_half_done_tells_the_peers(run_ranks, tmp_path, case):
             error = raises(shardwire.AbortedError, pending.wait, contains="rank 0")
             assert "interrupted" in str(error)
             assert time.monotonic() - start < 40
-            when_there(path)
+            await_file(path)
         dist.destroy_process_group()
 
     run_ranks(2, body, group_timeout=60, timeout=90)
@@ -262,7 +258,7 @@ def test_making_a_group_hears_ctrl_c_and_tells_the_others(run_ranks, tmp_path, s
                     (tmp_path / "port.tmp").write_text(str(meeting.port))
                     (tmp_path / "port.tmp").rename(tmp_path / "port")
                 else:
-                    when_there(tmp_path / "port")
+                    await_file(tmp_path / "port")
                     meeting = dist.TCPStore("127.0.0.1", int((tmp_path / "port").read_text()), None, False, wait_for_workers=False, **NO_LIBUV)
             stores.append(meeting)
             shardwire.create_process_group(meeting, rank, 3, 60)
@@ -270,7 +266,7 @@ def test_making_a_group_hears_ctrl_c_and_tells_the_others(run_ranks, tmp_path, s
         stores = []
         if rank == 0:
             interrupted(make)
-            when_there(tmp_path / "told")  # the store is rank 0's
+            await_file(tmp_path / "told")  # the store is rank 0's
         else:
             start = time.monotonic()
             error = raises(shardwire.AbortedError, make, contains="rank 0 gave up")
@@ -288,7 +284,7 @@ def test_new_group_hears_ctrl_c(run_ranks, tmp_path):
             interrupted(dist.new_group, [0, 1])
             (tmp_path / "interrupted").touch()
         else:
-            when_there(tmp_path / "interrupted")
+            await_file(tmp_path / "interrupted")
         dist.barrier()  # the default group is as it was
 
     run_ranks(2, body, group_timeout=60, timeout=90)
@@ -305,7 +301,7 @@ def test_a_handler_that_does_not_raise_lets_the_wait_go_on(run_ranks, tmp_path, 
             main = threading.main_thread().ident
             threading.Thread(target=lambda: (until_main_thread_sleeps(os.getpid()), signal.pthread_kill(main, signal.SIGUSR1)), daemon=True).start()
         else:
-            when_there(path)
+            await_file(path)
         if what == "group":
             dist.new_group([0, 1])
         tensor = torch.ones(1)
@@ -352,7 +348,7 @@ def test_a_wait_of_another_thread_is_not_interrupted(run_ranks, tmp_path):
             assert received.wait(60)  # not join(): Python takes a thread whose join was interrupted for one that ended
             assert outcome and tensor.item() == 1
         else:
-            when_there(path)
+            await_file(path)
             dist.send(torch.ones(1), 0)
 
     run_ranks(2, body, group_timeout=60, timeout=90)

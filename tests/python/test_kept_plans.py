@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import random
 import resource
 import signal
-import threading
 import time
 import warnings
 
@@ -14,7 +14,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from plan_cases import layouts, run_op
-from ranks import outcome
+from ranks import killed_in_the_middle, outcome
 
 import shardwire
 from shardwire import Layout, Replicate, Shard
@@ -165,28 +165,15 @@ def test_a_folder_that_cannot_be_written_is_told_and_not_fatal(run_ranks):
             assert len(told) == 1 and "could not be kept in /proc/shardwire/" in told[0] and "Give a build_dir that can be written" in told[0], told
 
 
-def keep_for_ever(folder, started):
-    rows = 0
-    os.write(started, b".")
-    while True:
-        rows = rows % 40 + 1
-        shardwire.compile_op(None, **layouts(1, rows), rank_id=0, world_size=1, build_dir=folder, use_cached_if_exists=False)
+def keep_one(folder, numbers):
+    shardwire.compile_op(None, **layouts(1, next(numbers) % 40 + 1), rank_id=0, world_size=1, build_dir=folder, use_cached_if_exists=False)
 
 
 def test_a_writer_that_is_killed_leaves_whole_files(tmp_path):
     print("seed", SEED)
     chance = random.Random(SEED)
     for _ in range(10):
-        ready, started = os.pipe()
-        pid = os.fork()
-        if pid == 0:
-            keep_for_ever(tmp_path, started)
-        os.read(ready, 1)
-        threading.Event().wait(chance.random() * 0.02)  # somewhere in a write: any moment will do
-        os.kill(pid, signal.SIGKILL)
-        os.waitpid(pid, 0)
-        os.close(ready)
-        os.close(started)
+        killed_in_the_middle(keep_one, tmp_path, itertools.count(), after=chance.random() * 0.02)
     whole = [name for name in os.listdir(tmp_path / "local") if name.endswith(".swpf")]
     found = 0
     for rows in range(1, 41):

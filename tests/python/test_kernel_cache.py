@@ -6,11 +6,11 @@ import os
 import random
 import resource
 import signal
-import threading
 import time
 import warnings
 
 import pytest
+from ranks import killed_in_the_middle
 
 import shardwire
 from shardwire.kernels import cache
@@ -159,27 +159,11 @@ def test_a_full_disk_is_told_and_leaves_no_file(run_ranks, tmp_path):
     assert len(told) == 1 and "could not be kept" in told[0] and "File too large" in told[0] and files == []
 
 
-def store_for_ever(folder, started):
-    package = package_of(code=os.urandom(1 << 20))
-    os.write(started, b".")
-    while True:
-        cache.store(str(folder), package)
-
-
 def test_a_writer_that_is_killed_leaves_a_whole_file_or_none(tmp_path):
     print("seed", SEED)
     chance = random.Random(SEED)
     for _ in range(12):
-        ready, started = os.pipe()
-        pid = os.fork()
-        if pid == 0:
-            store_for_ever(tmp_path, started)
-        os.read(ready, 1)
-        threading.Event().wait(chance.random() * 0.02)  # somewhere in a write: any moment will do
-        os.kill(pid, signal.SIGKILL)
-        os.waitpid(pid, 0)
-        os.close(ready)
-        os.close(started)
+        killed_in_the_middle(cache.store, str(tmp_path), package_of(code=os.urandom(1 << 20)), after=chance.random() * 0.02)
         path = tmp_path / ("k" * 40 + ".swkn")
         if path.exists():
             assert decode(path.read_bytes()).key == "k" * 40

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import torch
+from ranks import await_file
 from two_jobs import Job, free_port, group, jobs, tell
 
 import shardwire
@@ -159,7 +160,7 @@ def test_a_subscriber_may_come_first_and_have_everything_cast(tmp_path: Path) ->
     with jobs() as start:
         url = url_of("tcp", tmp_path)
         early = start(1, early_reader, url)
-        time.sleep(0.3)
+        time.sleep(0.3)  # so that it looks for a publisher already, mostly
         start(2, publisher, url, 2, 5, 0.1)
         (seen,) = early.results()
         assert seen == sorted(set(seen)) and seen[-1] == 5
@@ -512,8 +513,7 @@ def test_a_publisher_that_stops_is_a_timeout_and_is_found_again(kind: str, tmp_p
             sub = shardwire.subscribe(url, "policy", columns(2), group(), timeout=60)
             sub.fetch()
             tell("fetched")
-            while not (tmp_path / "stopped").exists():
-                time.sleep(0.01)
+            await_file(tmp_path / "stopped")
             for attempt in range(2):  # in a fetch, and in joining anew
                 begin = time.monotonic()
                 assert raised(lambda: sub.fetch(timeout=0.5))[0] == "TimeoutError" and sub.version is None
@@ -579,7 +579,7 @@ def test_an_interrupted_fetch_ends_the_subscription_and_nothing_else(tmp_path: P
         served = start(2, publisher, url, 2)
         job = start(2, interrupted)
         job.until(lambda: all(("waits",) in told for told in job.told), 60, "the wait")
-        time.sleep(0.2)
+        time.sleep(0.2)  # it said so before it waits
         begin = time.monotonic()
         job.kill(0, number=signal.SIGINT)
         assert all(kind == "AbortedError" and "make another" in text for kind, text in job.results())

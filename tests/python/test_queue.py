@@ -186,7 +186,7 @@ def fair(rank):
         got = []
         local = threading.Thread(target=lambda: got.append(q.get(timeout=10)))
         local.start()
-        time.sleep(0.1)
+        time.sleep(0.1)  # and so does the thread
         q.put("first")
         q.put("second")
         local.join()
@@ -210,7 +210,7 @@ def capacity(rank):
         kind, text = raised(q.put, "no", timeout=0.2)
         assert kind is standard.Full and "capacity is 2" in text and 0.15 < time.monotonic() - start < 5, text
         assert raised(q.put, "no", block=False)[0] is standard.Full
-        time.sleep(0.3)
+        time.sleep(0.3)  # rank 1 waits for room by now
         got = [q.get(timeout=10) for _ in range(3)]
         return before, got, q.qsize()
     q.put(1)
@@ -331,7 +331,7 @@ def names(rank):
         answers = q_from(pickle.dumps(Queue(group(), 1, ANSWERS)))
         q.put(answers)
         return answers.get(timeout=20)
-    time.sleep(0.3)
+    time.sleep(0.3)  # rank 1 puts by now
     q = Queue(group(), 0, name="work", capacity=4)
     assert Queue(group(), 0, name="work", capacity=4).held() is q.held()  # not by their sizes: rank 1 may put between two looks
     kind, text = raised(Queue, group(), 0, "work")
@@ -380,10 +380,10 @@ def waiting(rank):
         assert Queue.wait_any([here, there], 20) == [there] and there.wait() and there.get() == "at home"
         return here.empty() and there.qsize() == 0
     go.get()
-    time.sleep(0.2)
+    time.sleep(0.2)  # the other waits by now
     there.put("to you")
     go.get()
-    time.sleep(0.2)
+    time.sleep(0.2)  # again
     here.put("at home")
     return True
 
@@ -423,7 +423,7 @@ def closing(rank):
         late = []
         thread = threading.Thread(target=lambda: late.append(raised(full.put, 1, timeout=20)))
         thread.start()
-        time.sleep(0.1)
+        time.sleep(0.1)  # it waits for room by now
         for number in range(20):
             q.put([number, torch.ones(20000) * number])
         q.close()

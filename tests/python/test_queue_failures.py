@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
+from ranks import await_file
 
 import shardwire
 from shardwire import Queue
@@ -55,7 +56,7 @@ def dead_holder(rank, size, folder):
     assert rank != 2 or not empty.wait(0.01)
     meet(folder, "ready", size)
     if rank == 0:
-        time.sleep(0.3)
+        time.sleep(0.3)  # so that the others are in their calls, mostly
         die()
     start = time.monotonic()
     if rank == 1:
@@ -86,7 +87,7 @@ def dead_putter(rank, size, folder):
             puts = q.transaction().__enter__()
             puts.put(torch.ones(100000))
         meet(folder, "put", size)
-        time.sleep(0.3)
+        time.sleep(0.3)  # so that the others are in their calls, mostly
         die()
     meet(folder, "put", size)
     if rank == 2:
@@ -208,7 +209,7 @@ def stopped_holder(rank, size, folder):
     q.wait()
     meet(folder, "ready", size)
     holder = int((folder / "pid").read_text())
-    time.sleep(0.2)
+    time.sleep(0.2)  # a holder at rest
     os.kill(holder, signal.SIGSTOP)
     while any(text.rpartition(")")[2].split()[0] != "T" for text in (path.read_text() for path in Path(f"/proc/{holder}/task").glob("*/stat"))):
         time.sleep(0.001)  # a thread stops when it next runs
@@ -242,12 +243,10 @@ def never_made(rank, size, folder):
         result = raised(Queue(group, 0, "lonely").get, timeout=0.5), raised(Queue(group, 0, "lonely").put, 1, timeout=0.5)
         (folder / "other").touch()
         Queue(group, 1, "mine").put(1)
-        while not (folder / "made").exists():
-            time.sleep(0.01)
+        await_file(folder / "made")
         result += (raised(Queue(group, 0, "lonely").get, timeout=0.5),)
     else:
-        while not (folder / "other").exists():
-            time.sleep(0.01)
+        await_file(folder / "other")
         Queue(group, 0, "another")
         (folder / "made").touch()
     meet(folder, "over", size)

@@ -23,6 +23,7 @@ import torch.distributed as dist
 
 import shardwire
 from conftest import TORCH, raises
+from ranks import await_file
 from shardwire.status import __main__ as command
 from shardwire.status import picture, processes, table, web
 
@@ -36,11 +37,6 @@ def runtime(monkeypatch):
         monkeypatch.setenv("XDG_RUNTIME_DIR", folder)
         monkeypatch.setenv("SHARDWIRE_STATUS", "1")
         yield Path(folder)
-
-
-def await_file(path):
-    while not path.exists():
-        time.sleep(0.005)
 
 
 def seen_until(is_there, within=20):

@@ -1,5 +1,6 @@
 #include "tests/support/launched_ranks.h"
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <stdlib.h>
@@ -8,8 +9,7 @@
 #include <exception>
 
 #include "backend/transport/mpi/mpi_process.h"
-#include "tests/support/file_store.h"
-#include "tests/support/memory_store.h"
+#include "shardwire/stores.h"
 
 namespace shardwire::testing {
 namespace {
@@ -23,11 +23,10 @@ int number(const char* name) {
   return text == nullptr ? 0 : ::atoi(text);
 }
 
-// A store of its own each time, the same on all ranks, without a folder of its own: ranks on several machines would have to agree who makes
-// it, and that is what a store is for.
-std::string freshPrefix() {
+// A store of its own each time, the same on all ranks.
+std::unique_ptr<Store> freshStore() {
   static int count = 0;
-  return std::string(folder()) + "/store" + std::to_string(count++) + "-";
+  return std::make_unique<FileStore>(folder(), fmt::format("store{}-", count++));
 }
 
 // As a program that uses MPI itself does: groups of some ranks cannot initialise it.
@@ -54,10 +53,7 @@ int numLaunchedRanks() {
 }
 
 std::unique_ptr<Store> makeStore() {
-  if (areRanksLaunched()) {
-    return std::make_unique<FileStore>(freshPrefix());
-  }
-  return std::make_unique<MemoryStore>();
+  return areRanksLaunched() ? freshStore() : std::make_unique<MemoryStore>();
 }
 
 std::string testedTransports() {
@@ -71,7 +67,7 @@ void runLaunchedRank(int numRanks, const RankFunction& function, Duration limit)
   if (testedTransports().find("mpi") != std::string::npos) {
     initialiseMpi();
   }
-  FileStore meeting(freshPrefix());
+  const std::unique_ptr<Store> meeting = freshStore();
   try {
     if (launchedRank() < numRanks) {
       function(launchedRank());
@@ -79,11 +75,11 @@ void runLaunchedRank(int numRanks, const RankFunction& function, Duration limit)
   } catch (const std::exception& error) {  // the others wait for this rank all the same
     ADD_FAILURE() << "rank " << launchedRank() << " threw: " << error.what();
   }
-  const Status told = meeting.set(std::to_string(launchedRank()), "here");
+  const Status told = meeting->set(std::to_string(launchedRank()), "here");
   ASSERT_TRUE(told.isOk()) << told.message();
   const Deadline deadline = Clock::now() + limit;
   for (Rank rank = 0; rank < numLaunchedRanks(); ++rank) {
-    ASSERT_TRUE(meeting.get(std::to_string(rank), deadline).isOk()) << "rank " << rank << " did not end this test";
+    ASSERT_TRUE(meeting->get(std::to_string(rank), deadline).isOk()) << "rank " << rank << " did not end this test";
   }
 }
 

@@ -52,7 +52,6 @@ class MpiConnection final : public Connection, private MpiReceiver {
   Status read(std::span<const MemoryRun> runs) override;
   bool fetch(std::uint32_t space, std::span<const MemoryRun> runs, FetchCount* count) override;
   bool stopFetches() override { return fetches_.stop(); }
-  double readGBps() const override { return 0; }
   Status health() override;
   std::string describe() const override;
 

@@ -47,7 +47,6 @@ class RdmaConnection final : public Connection, private FabricMember {
   Status read(std::span<const MemoryRun> runs) override;
   bool fetch(std::uint32_t space, std::span<const MemoryRun> runs, FetchCount* count) override;
   bool stopFetches() override;
-  double readGBps() const override { return 0; }
   Status health() override;
   std::string describe() const override;
 

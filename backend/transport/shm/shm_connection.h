@@ -55,7 +55,6 @@ class ShmConnection final : public Connection {
   bool stopFetches() override;
   bool hasWithdrawn() const override { return joint_.theirs->ownerWithdrew(); }
   std::shared_mutex* readersLock() override { return joint_.isSameProcess() ? &joint_.theirs->readers() : nullptr; }
-  double readGBps() const override { return joint_.readGBps; }
   Status health() override;
   std::string describe() const override;
 

@@ -56,7 +56,6 @@ class TcpConnection final : public Connection {
   Status read(std::span<const MemoryRun> runs) override;
   bool fetch(std::uint32_t space, std::span<const MemoryRun> runs, FetchCount* count) override;
   bool stopFetches() override;
-  double readGBps() const override { return 0; }
   Status health() override;
   std::string describe() const override;
 

@@ -2,6 +2,7 @@
 //   collectives 4                                        forks four ranks
 //   RANK=r WORLD_SIZE=n STORE=/tmp/folder collectives    is one rank of n; the folder is new and empty
 #include <shardwire/communicator.h>
+#include <shardwire/stores.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -9,11 +10,8 @@
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
-#include <fstream>
-#include <iterator>
 #include <numeric>
 #include <string>
-#include <thread>
 #include <vector>
 
 namespace {
@@ -21,39 +19,6 @@ namespace {
 using shardwire::DType;
 using shardwire::ReduceOp;
 using shardwire::TensorView;
-
-// How the ranks find each other: bring whatever your job has. Here each key is a file.
-class FolderStore final : public shardwire::Store {
- public:
-  explicit FolderStore(std::filesystem::path folder) : folder_(std::move(folder)) { std::filesystem::create_directories(folder_); }
-
-  shardwire::Status set(const std::string& key, std::string_view value) override {
-    const std::filesystem::path path = pathOf(key), fresh = path.string() + "." + std::to_string(::getpid());
-    std::ofstream(fresh, std::ios::binary).write(value.data(), static_cast<std::streamsize>(value.size()));
-    std::error_code error;
-    std::filesystem::rename(fresh, path, error);  // readers see all of the value or none of it
-    return error ? shardwire::Status(shardwire::StatusCode::kSystem, error.message()) : shardwire::Status::ok();
-  }
-  shardwire::Result<std::string> get(const std::string& key, shardwire::Deadline deadline) override {
-    while (true) {
-      if (std::ifstream file(pathOf(key), std::ios::binary); file) {
-        return std::string(std::istreambuf_iterator<char>(file), {});
-      }
-      if (shardwire::Clock::now() >= deadline) {
-        return shardwire::Status(shardwire::StatusCode::kTimeout, "nobody set " + key);
-      }
-      std::this_thread::sleep_for(std::chrono::milliseconds(1));
-    }
-  }
-
- private:
-  std::filesystem::path pathOf(const std::string& key) const {
-    std::string name = "key_" + key;
-    std::replace(name.begin(), name.end(), '/', '.');
-    return folder_ / name;
-  }
-  const std::filesystem::path folder_;
-};
 
 // Every call may refuse at once or fail later; both are values.
 void wait(const shardwire::Result<shardwire::WorkPtr>& work) {
@@ -75,7 +40,7 @@ std::vector<TensorView> partsOf(std::vector<float>& buffer, int numParts) {
 }
 
 int runRank(int rank, int worldSize, const std::string& folder) {
-  FolderStore store(folder);
+  shardwire::FileStore store(folder);  // how the ranks find each other: any store of your job will do
   shardwire::Options options;
   options.timeout = std::chrono::seconds(60);
   auto group = shardwire::Communicator::create(store, rank, worldSize, options, "example");

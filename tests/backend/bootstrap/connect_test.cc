@@ -15,13 +15,12 @@
 #include "backend/bootstrap/own_ends.h"
 #include "backend/transport/shm/shm_message.h"
 #include "backend/transport/shm/unix_socket.h"
+#include "shardwire/stores.h"
 #include "tests/support/fork_ranks.h"
-#include "tests/support/memory_store.h"
 
 namespace shardwire::internal {
 namespace {
 
-using testing::MemoryStore;
 using testing::runRanksAsProcesses;
 using testing::runRanksAsThreads;
 
@@ -49,11 +48,30 @@ void expectError(const Result<Peers>& peers, StatusCode code, const std::vector<
   }
 }
 
+// Counts what the store is told and has.
+class CountingStore final : public Store {
+ public:
+  Status set(const std::string& key, std::string_view value) override {
+    ++numSets;
+    return store_.set(key, value);
+  }
+  Result<std::string> get(const std::string& key, Deadline deadline) override {
+    auto value = store_.get(key, deadline);
+    numFound += value.isOk() ? 1 : 0;
+    return value;
+  }
+  std::atomic<int> numSets{0};
+  std::atomic<int> numFound{0};
+
+ private:
+  MemoryStore store_;
+};
+
 TEST(ConnectPeers, AWorldOfOneNeedsNobody) {
-  MemoryStore store;
+  CountingStore store;
   const auto peers = connect(store, 0, 1);
   ASSERT_TRUE(peers.isOk()) << peers.status().message();
-  EXPECT_EQ(store.numSets(), 0U);
+  EXPECT_EQ(store.numSets, 0);
   EXPECT_EQ(peers->connections.size(), 1U);
   EXPECT_EQ(peers->hosts, std::vector<std::int32_t>{0});
   ASSERT_NE(peers->doorbell, nullptr);
@@ -78,32 +96,15 @@ TEST(ConnectPeers, JoinsManyRanks) {
   });
 }
 
-// Counts what the store is asked and has.
-class CountingStore final : public Store {
- public:
-  explicit CountingStore(Store& store) : store_(store) {}
-  Status set(const std::string& key, std::string_view value) override { return store_.set(key, value); }
-  Result<std::string> get(const std::string& key, Deadline deadline) override {
-    auto value = store_.get(key, deadline);
-    numFound += value.isOk() ? 1 : 0;
-    return value;
-  }
-  std::atomic<int> numFound{0};
-
- private:
-  Store& store_;
-};
-
 // Rank 0 reads n addresses, and each other rank rank 0's and the roster: not n for each.
 TEST(ConnectPeers, ManyRanksAskTheStoreForLittle) {
   constexpr int kRanks = 20;
-  MemoryStore memory;
-  CountingStore store(memory);
+  CountingStore store;
   runRanksAsThreads(kRanks, [&](Rank rank) {
     const auto peers = connect(store, rank, kRanks);
     ASSERT_TRUE(peers.isOk()) << peers.status().message();
   });
-  EXPECT_EQ(memory.numSets(), kRanks + 1U);
+  EXPECT_EQ(store.numSets, kRanks + 1);
   EXPECT_LE(store.numFound, kRanks + 1 + 2 * (kRanks - 1));
 }
 

@@ -10,13 +10,12 @@
 #include "backend/transport/shm/shm_message.h"
 #include "backend/transport/shm/unix_socket.h"
 #include "shardwire/interrupt.h"
+#include "shardwire/stores.h"
 #include "tests/support/fork_ranks.h"
-#include "tests/support/memory_store.h"
 
 namespace shardwire::internal {
 namespace {
 
-using testing::MemoryStore;
 using testing::runRanksAsThreads;
 
 Result<Peers> connectFor(Store& store, Rank rank, int worldSize, Duration timeout, const Options& options = {}) {

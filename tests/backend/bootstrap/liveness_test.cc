@@ -20,8 +20,8 @@
 #include "backend/transport/shm/shm_listener.h"
 #include "backend/transport/shm/shm_message.h"
 #include "backend/transport/shm/unix_socket.h"
+#include "shardwire/stores.h"
 #include "tests/support/fork_ranks.h"
-#include "tests/support/memory_store.h"
 #include "tests/support/net_namespaces.h"
 
 namespace shardwire::internal {
@@ -29,7 +29,6 @@ namespace {
 
 using std::chrono::milliseconds;
 using std::chrono::seconds;
-using testing::MemoryStore;
 using testing::runRanksAsProcesses;
 
 // The timeout of all groups here. What ends in a fraction of it ended by itself; how soon is for the benches, since a loaded test machine

@@ -18,14 +18,13 @@
 #include "backend/bootstrap/own_ends.h"
 #include "backend/transport/shm/shm_listener.h"
 #include "backend/transport/shm/unix_socket.h"
+#include "shardwire/stores.h"
 #include "tests/support/fork_ranks.h"
-#include "tests/support/memory_store.h"
 
 namespace shardwire::internal {
 namespace {
 
 using std::chrono::seconds;
-using testing::MemoryStore;
 using testing::runRanksAsProcesses;
 using testing::runRanksAsThreads;
 

@@ -87,7 +87,6 @@ class FakeConnection final : public Connection {
     return true;
   }
   bool hasWithdrawn() const override { return withdrawn; }
-  double readGBps() const override { return 0; }
   Status health() override { return Status::ok(); }
   std::string describe() const override { return "fake"; }
 

@@ -28,7 +28,7 @@ LocalSpec specOfRank(Rank rank, int n) {
 
 // Ranks that are threads, each with an engine of its own.
 void withEngines(int n, const std::function<void(Engine&)>& body) {
-  testing::MemoryStore store;
+  MemoryStore store;
   const Options options = testOptions();
   std::atomic<int> left{0};
   testing::runRanksAsThreads(n, [&](Rank rank) {

@@ -44,7 +44,7 @@ Options optionsFor(Where where, Rank rank, Duration timeout) {
 class OneSidedAccess : public ::testing::TestWithParam<Where> {
  protected:
   static void withThreads(int n, const std::function<void(Communicator&)>& body) {
-    testing::MemoryStore store;
+    MemoryStore store;
     std::atomic<int> done{0};
     testing::runRanksAsThreads(n, [&](Rank rank) {
       auto group = Communicator::create(store, rank, n, optionsFor(GetParam(), rank, seconds(30)), "test");
@@ -56,7 +56,7 @@ class OneSidedAccess : public ::testing::TestWithParam<Where> {
   }
   static void withProcesses(int n, const std::function<void(Communicator&)>& body, const std::set<Rank>& mayDie = {},
                             Duration timeout = seconds(30)) {
-    testing::MemoryStore store;
+    MemoryStore store;
     testing::runRanksAsProcesses(
         n,
         [&](Rank rank) {
@@ -333,8 +333,8 @@ TEST_P(OneSidedAccess, NeedsNothingOfTheOwnersProgram) {
 
 // A barrier of one group ends what was requested in another.
 TEST_P(OneSidedAccess, IsOverAfterABarrierOfAnyGroup) {
-  testing::MemoryStore store;
-  testing::MemoryStore other;
+  MemoryStore store;
+  MemoryStore other;
   std::atomic<int> done{0};
   testing::runRanksAsThreads(2, [&](Rank rank) {
     auto one = Communicator::create(store, rank, 2, optionsFor(GetParam(), rank, seconds(30)), "one");
@@ -462,7 +462,7 @@ Status callOf(int kind, Communicator& group, const Block& block) {
 class OwnerGone : public ::testing::TestWithParam<int> {};
 
 TEST_P(OwnerGone, DeathIsNamed) {
-  testing::MemoryStore store;
+  MemoryStore store;
   testing::SharedValue<std::atomic<int>> ready;
   testing::runRanksAsProcesses(
       3,
@@ -492,7 +492,7 @@ TEST_P(OwnerGone, DeathIsNamed) {
 }
 
 TEST_P(OwnerGone, StopEndsByTheTimeoutAndIsNamed) {
-  testing::MemoryStore store;
+  MemoryStore store;
   testing::SharedValue<std::atomic<int>> ready;
   testing::SharedValue<std::atomic<pid_t>> stopped;
   testing::SharedValue<std::atomic<int>> done;

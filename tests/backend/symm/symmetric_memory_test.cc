@@ -45,7 +45,7 @@ void withSymmetric(int n, const std::function<void(Communicator&)>& body, Durati
 // The same over processes. `body` ends each rank's part; who lives waits for the others.
 void withProcesses(int n, const std::function<void(Communicator&)>& body, const std::set<Rank>& mayDie = {}, Duration timeout = seconds(20),
                    LinksWhen links = LinksWhen::kAuto) {
-  testing::MemoryStore store;
+  MemoryStore store;
   testing::runRanksAsProcesses(
       n,
       [&](Rank rank) {
@@ -297,7 +297,7 @@ TEST(SymmetricMemory, OutlivesTheGroup) {
 }
 
 TEST(SymmetricMemory, OutlivesTheCommunicator) {
-  testing::MemoryStore store;
+  MemoryStore store;
   std::atomic<int> done{0};
   testing::runRanksAsThreads(2, [&](Rank rank) {
     auto group = Communicator::create(store, rank, 2, symmetricOptions(), "test");
@@ -463,7 +463,7 @@ TEST(SymmetricWait, StoppedRankIsNamedAtTheTimeout) {
 
 // Ranks on two hosts: the block is there, only that rank's part cannot be addressed, and barriers go the ordinary way.
 TEST(SymmetricMemory, BetweenHostsSaysWhatCannotBeAddressed) {
-  testing::MemoryStore store;
+  MemoryStore store;
   testing::runRanksAsProcesses(3, [&](Rank rank) {
     Options options = symmetricOptions();
     options.hostId = rank == 2 ? "other" : "one";

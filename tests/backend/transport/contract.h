@@ -14,9 +14,9 @@
 
 #include "backend/bootstrap/connect.h"
 #include "backend/transport/longest_sleep.h"
+#include "shardwire/stores.h"
 #include "tests/support/fork_ranks.h"
 #include "tests/support/launched_ranks.h"
-#include "tests/support/memory_store.h"
 
 namespace shardwire::testing {
 

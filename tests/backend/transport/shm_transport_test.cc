@@ -177,7 +177,9 @@ TEST(ShmTransport, StagedSaysWhoAskedForIt) {
     const auto peers = connect(store, rank, 2, rank == 1 ? staged() : Options{});
     ASSERT_TRUE(peers.isOk()) << peers.status().message();
     Connection& connection = *peers->connections[static_cast<std::size_t>(1 - rank)];
-    EXPECT_EQ(connection.readGBps(), 0);
+    std::byte byte{};
+    const MemoryRun run{&byte, reinterpret_cast<std::uint64_t>(&byte), 1};
+    EXPECT_EQ(connection.read({&run, 1}).code(), StatusCode::kUnsupported);
     EXPECT_NE(connection.describe().find("SHARDWIRE_ORDINARY_PATH=staged on rank 1"), std::string::npos) << connection.describe();
     meet(connection);
   });

@@ -3,7 +3,6 @@
 import os
 import sys
 
-import torch
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Replicate
@@ -19,12 +18,6 @@ if tensor_ranks > 1:
 for layer in (0, 2, 4):
     fully_shard(model[layer], mesh=mesh["dp"])
 fully_shard(model, mesh=mesh["dp"])
-optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-for step in job.steps():
-    given, wanted = job.batch(mesh.get_local_rank("dp"), step)
-    optimizer.zero_grad()
-    job.loss(model(given), wanted).backward()
-    optimizer.step()
-    job.tick()
+job.train(model, mesh.get_local_rank("dp"))
 job.finish(model.state_dict())
 job.end()

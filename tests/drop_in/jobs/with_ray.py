@@ -18,13 +18,7 @@ def train():
 
     torch.set_num_threads(1)
     model = ray.train.torch.prepare_model(job.model())
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    for step in job.steps():
-        given, wanted = job.batch(dist.get_rank(), step)
-        optimizer.zero_grad()
-        job.loss(model(given), wanted).backward()
-        optimizer.step()
-        job.tick()
+    job.train(model, dist.get_rank())
     job.finish(model.module.state_dict())
     dist.barrier()  # Ray itself ends the group
 

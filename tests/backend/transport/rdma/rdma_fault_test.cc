@@ -11,10 +11,10 @@
 #include <cstring>
 
 #include "backend/bootstrap/connect.h"
+#include "shardwire/stores.h"
 #include "tests/backend/transport/rdma/rdma_pair.h"
 #include "tests/support/fork_ranks.h"
 #include "tests/support/launched_ranks.h"
-#include "tests/support/memory_store.h"
 
 namespace shardwire::testing {
 namespace {
