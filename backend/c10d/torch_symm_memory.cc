@@ -116,10 +116,11 @@ at::Tensor TorchSymmetricMemory::tensorAt(const char* what, const std::vector<vo
   }
   TORCH_CHECK(static_cast<std::size_t>(storageOffset) <= room - elements, what, ": ", sizes, " elements of ", dtype, " from element ",
               storageOffset, " on are more than the ", bytes, " bytes that there are");
-  auto* const begin = static_cast<std::byte*>(places[static_cast<std::size_t>(rank)]) +
-                      static_cast<std::size_t>(storageOffset) * c10::elementSize(dtype);
+  auto* const begin =
+      static_cast<std::byte*>(places[static_cast<std::size_t>(rank)]) + static_cast<std::size_t>(storageOffset) * c10::elementSize(dtype);
   const auto self = c10::intrusive_ptr<TorchSymmetricMemory>::reclaim_copy(this);
-  return at::from_blob(begin, sizes, [self](void*) {}, at::TensorOptions().dtype(dtype).device(c10::DeviceType::CPU));
+  return at::from_blob(
+      begin, sizes, [self](void*) {}, at::TensorOptions().dtype(dtype).device(c10::DeviceType::CPU));
 }
 
 at::Tensor TorchSymmetricMemory::get_buffer(int rank, c10::IntArrayRef sizes, c10::ScalarType dtype, std::int64_t storageOffset) {

@@ -68,13 +68,25 @@ class TorchSymmetricMemory final : public ::c10d::symmetric_memory::SymmetricMem
   int get_rank() override { return block_->rank(); }
   int get_world_size() override { return block_->worldSize(); }
 #if SW_TORCH_HAS_SYMM_BACKENDS
-  std::size_t get_offset() override { return 0; }
-  c10::Device get_device() override { return c10::Device(c10::DeviceType::CPU); }
-  const std::vector<int>& get_rank_to_global_rank() override { return globalRanks_; }
-  int* get_rank_to_global_rank_dev() override { return globalRanks_.data(); }
-  bool world_within_direct_access() override { return true; }
+  std::size_t get_offset() override {
+    return 0;
+  }
+  c10::Device get_device() override {
+    return c10::Device(c10::DeviceType::CPU);
+  }
+  const std::vector<int>& get_rank_to_global_rank() override {
+    return globalRanks_;
+  }
+  int* get_rank_to_global_rank_dev() override {
+    return globalRanks_.data();
+  }
+  bool world_within_direct_access() override {
+    return true;
+  }
 #else
-  std::size_t get_signal_pad_size() override { return padBytes_; }
+  std::size_t get_signal_pad_size() override {
+    return padBytes_;
+  }
   // Of the part of `rank`, `storage_offset` elements into it. RuntimeErrors, as later versions throw; the tensors keep the parts alive.
   at::Tensor get_buffer(int rank, c10::IntArrayRef sizes, c10::ScalarType dtype, std::int64_t storageOffset) override;
   // Without sizes all of the pad, without a dtype uint32.
@@ -87,15 +99,23 @@ class TorchSymmetricMemory final : public ::c10d::symmetric_memory::SymmetricMem
   void wait_signal(int srcRank, int channel, std::size_t timeoutMs) override;
 
   // ---- for the ops
-  std::byte* part(Rank rank) const { return block_->attached(rank); }
+  std::byte* part(Rank rank) const {
+    return block_->attached(rank);
+  }
   // Every rank has come, and all said the same; else every rank throws the same. What each stored before is seen after.
   void meet(const Call& call);
   // Every rank has come here, too: the parts may be written again.
   void leave(const char* name);
   // The group was ended, or an op of the group left some ranks in a barrier (spoil()): the tensor must meet anew.
-  bool isEnded() const { return isSpoilt_.load(std::memory_order_relaxed) || communicator_.expired(); }
-  bool isIn(const Communicator& communicator) const { return communicator_.lock().get() == &communicator; }
-  void spoil() { isSpoilt_.store(true, std::memory_order_relaxed); }
+  bool isEnded() const {
+    return isSpoilt_.load(std::memory_order_relaxed) || communicator_.expired();
+  }
+  bool isIn(const Communicator& communicator) const {
+    return communicator_.lock().get() == &communicator;
+  }
+  void spoil() {
+    isSpoilt_.store(true, std::memory_order_relaxed);
+  }
 
  private:
   std::size_t padWord(int channel, Rank from, const char* what) const;
@@ -106,7 +126,9 @@ class TorchSymmetricMemory final : public ::c10d::symmetric_memory::SymmetricMem
   std::uint64_t* ticket(Rank at, std::uint32_t round, Rank from) const;
   // Interrupted by a signal, the op is half done, and the group has failed.
   void meetOnOpsChannel(const char* name);
-  int opsChannel() const { return block_->numChannels() - 1; }
+  int opsChannel() const {
+    return block_->numChannels() - 1;
+  }
 
   const std::shared_ptr<shardwire::SymmetricMemory> block_;
   const std::weak_ptr<Communicator> communicator_;  // a tensor must not keep a group alive
@@ -133,8 +155,12 @@ class TorchSymmetricAllocator final : public ::c10d::symmetric_memory::Symmetric
                                                                            const std::optional<std::string>& groupName) override;
   bool has_multicast_support(int) override { return false; }
 #if SW_TORCH_HAS_SYMM_BACKENDS
-  c10::DeviceType supported_device_type() override { return c10::DeviceType::CPU; }
-  std::string name() override { return "shardwire"; }
+  c10::DeviceType supported_device_type() override {
+    return c10::DeviceType::CPU;
+  }
+  std::string name() override {
+    return "shardwire";
+  }
   bool has_allocation(void* memory) override;
 #endif
 

@@ -17,25 +17,26 @@ namespace {
 
 // Without the ops that torch's Python module defines itself: a second definition is an error there.
 constexpr std::array kSchemas = {
-  "one_shot_all_reduce(Tensor input, str reduce_op, str group_name) -> Tensor",
-  "one_shot_all_reduce_out(Tensor input, str reduce_op, str group_name, Tensor(a!) out) -> Tensor(a!)",
-  "one_shot_all_reduce_copy(Tensor symm_buffer, Tensor local_input, str reduce_op, str group_name) -> Tensor",
-  "one_shot_all_reduce_copy_out(Tensor symm_buffer, Tensor local_input, str reduce_op, str group_name, Tensor(a!) out) -> Tensor(a!)",
-  "two_shot_all_reduce_(Tensor(a!) input, str reduce_op, str group_name) -> Tensor(a!)",
-  "two_shot_all_reduce_out(Tensor(a!) input, str reduce_op, str group_name, Tensor(b!) output) -> Tensor(b!)",
-  "multimem_all_reduce_(Tensor(a!) input, str reduce_op, str group_name) -> Tensor(a!)",
-  "multimem_one_shot_all_reduce(Tensor input, str reduce_op, str group_name) -> Tensor",
-  "multimem_one_shot_all_reduce_out(Tensor input, str reduce_op, str group_name, Tensor(a!) out) -> Tensor(a!)",
-  "multimem_one_shot_reduce_out(Tensor input, str reduce_op, int root, str group_name, Tensor(a!) out) -> Tensor(a!)",
-  "multimem_all_gather_out(Tensor input, str group_name, Tensor(a!) out) -> Tensor(a!)",
-  "reduce_scatter_out(Tensor(a!) input, str group_name, bool split_last_dim, Tensor(b!) output) -> Tensor(b!)",
-  "all_to_all_vdev(Tensor input, Tensor(a!) out, Tensor in_splits, Tensor(a!) out_splits_offsets, str group_name) -> ()",
-  "all_to_all_vdev_2d(Tensor input, Tensor(a!) out, Tensor in_splits, Tensor(a!) out_splits_offsets, str group_name, "
-  "int? major_align=None) -> ()",
-  "all_to_all_vdev_2d_offset(Tensor input, Tensor(a!) out, Tensor in_splits_offsets, Tensor(a!) out_splits_offsets, str group_name) -> ()",
-  "get_remote_tensors(Tensor x, str group_name) -> Tensor[]",
-  "stream_write_value32_(Tensor(a!) input, int offset, int val) -> Tensor(a!)",
-  "memset32_(Tensor(a!) input, int offset, int val, int count) -> Tensor(a!)",
+    "one_shot_all_reduce(Tensor input, str reduce_op, str group_name) -> Tensor",
+    "one_shot_all_reduce_out(Tensor input, str reduce_op, str group_name, Tensor(a!) out) -> Tensor(a!)",
+    "one_shot_all_reduce_copy(Tensor symm_buffer, Tensor local_input, str reduce_op, str group_name) -> Tensor",
+    "one_shot_all_reduce_copy_out(Tensor symm_buffer, Tensor local_input, str reduce_op, str group_name, Tensor(a!) out) -> Tensor(a!)",
+    "two_shot_all_reduce_(Tensor(a!) input, str reduce_op, str group_name) -> Tensor(a!)",
+    "two_shot_all_reduce_out(Tensor(a!) input, str reduce_op, str group_name, Tensor(b!) output) -> Tensor(b!)",
+    "multimem_all_reduce_(Tensor(a!) input, str reduce_op, str group_name) -> Tensor(a!)",
+    "multimem_one_shot_all_reduce(Tensor input, str reduce_op, str group_name) -> Tensor",
+    "multimem_one_shot_all_reduce_out(Tensor input, str reduce_op, str group_name, Tensor(a!) out) -> Tensor(a!)",
+    "multimem_one_shot_reduce_out(Tensor input, str reduce_op, int root, str group_name, Tensor(a!) out) -> Tensor(a!)",
+    "multimem_all_gather_out(Tensor input, str group_name, Tensor(a!) out) -> Tensor(a!)",
+    "reduce_scatter_out(Tensor(a!) input, str group_name, bool split_last_dim, Tensor(b!) output) -> Tensor(b!)",
+    "all_to_all_vdev(Tensor input, Tensor(a!) out, Tensor in_splits, Tensor(a!) out_splits_offsets, str group_name) -> ()",
+    "all_to_all_vdev_2d(Tensor input, Tensor(a!) out, Tensor in_splits, Tensor(a!) out_splits_offsets, str group_name, "
+    "int? major_align=None) -> ()",
+    "all_to_all_vdev_2d_offset(Tensor input, Tensor(a!) out, Tensor in_splits_offsets, Tensor(a!) out_splits_offsets, str group_name) -> "
+    "()",
+    "get_remote_tensors(Tensor x, str group_name) -> Tensor[]",
+    "stream_write_value32_(Tensor(a!) input, int offset, int val) -> Tensor(a!)",
+    "memset32_(Tensor(a!) input, int offset, int val, int count) -> Tensor(a!)",
 };
 
 // What a trace asks for, as 2.13 has it.
