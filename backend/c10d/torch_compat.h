@@ -57,9 +57,11 @@ inline constexpr bool kTorchCoalesces = SW_TORCH_AT_LEAST(2, 0);
 #define SW_TORCH_HAS_ERROR_TYPE SW_TORCH_AT_LEAST(2, 8)
 // c10d::cuda::StreamBlock, a wait in a stream that the host ends, and the registry that makes them without CUDA's headers.
 #define SW_TORCH_HAS_STREAM_BLOCK SW_TORCH_AT_LEAST(2, 8)
-// torch's symmetric memory API as it is written against here: its handle and its allocator are classes to be derived from, and both have
-// changed from version to version.
-#define SW_TORCH_HAS_SYMMETRIC_MEMORY SW_TORCH_AT_LEAST(2, 13)
+// torch's symmetric memory API: its handle and its allocator are classes to be derived from, and changed from version to version. Ours fit
+// those of 2.6 and of 2.13; what lies between was not compiled against.
+#define SW_TORCH_HAS_SYMMETRIC_MEMORY (SW_TORCH_AT_LEAST(2, 13) || (SW_TORCH_AT_LEAST(2, 6) && !SW_TORCH_AT_LEAST(2, 7)))
+// Allocators have names there, torch makes the tensors of a handle, says how large a signal pad is, and defines the ops without CUDA, too.
+#define SW_TORCH_HAS_SYMM_BACKENDS SW_TORCH_AT_LEAST(2, 13)
 // Completion hooks and the WorkInfo that they are given.
 #define SW_TORCH_HAS_WORK_INFO SW_TORCH_AT_LEAST(2, 1)
 

@@ -40,7 +40,11 @@ void registerTorchSymmetricMemory(PythonLock lock) {
   std::call_once(once, [&] {
     pythonLock() = lock;
     const auto& allocator = TorchSymmetricAllocator::instance();
+#if SW_TORCH_HAS_SYMM_BACKENDS
     ::c10d::symmetric_memory::register_availability(allocator->name(), allocator);
+#else
+    defineMissingSymmOps();
+#endif
     if (!::c10d::symmetric_memory::has_allocator(c10::DeviceType::CPU)) {
       ::c10d::symmetric_memory::register_allocator(c10::DeviceType::CPU, allocator);
     }

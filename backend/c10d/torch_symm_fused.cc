@@ -106,6 +106,14 @@ std::tuple<std::optional<at::Tensor>, std::vector<at::Tensor>> fusedAllGatherMat
   return {std::move(A), std::move(products)};
 }
 
+#if !SW_TORCH_HAS_SYMM_BACKENDS
+std::tuple<at::Tensor, std::vector<at::Tensor>> fusedAllGatherMatmulWithA(const at::Tensor& shard, at::TensorList Bs,
+                                                                          std::int64_t gatherDim, std::string groupName) {
+  auto [A, products] = fusedAllGatherMatmul(shard, Bs, gatherDim, std::move(groupName), true);
+  return {*std::move(A), std::move(products)};
+}
+#endif
+
 // `outs` in rank order along `dim` of `whole`, reduced to each rank's.
 FusedWork scatterReduced(const Group& group, const at::Tensor& whole, std::int64_t dim, ::c10d::ReduceOp op, const at::Tensor& out) {
   std::vector<at::Tensor> outputs = {out};
@@ -174,7 +182,11 @@ at::Tensor lowContentionReduceScatter(const at::Tensor& tensor, std::string redu
 }  // namespace
 
 void implementSymmFusedOps(torch::Library& library) {
+#if SW_TORCH_HAS_SYMM_BACKENDS
   library.impl("fused_all_gather_matmul", &fusedAllGatherMatmul);
+#else
+  library.impl("fused_all_gather_matmul", &fusedAllGatherMatmulWithA);
+#endif
   library.impl("fused_matmul_reduce_scatter", &fusedMatmulReduceScatter);
   library.impl("_low_contention_all_gather", &lowContentionAllGather);
   library.impl("_low_contention_reduce_scatter", &lowContentionReduceScatter);

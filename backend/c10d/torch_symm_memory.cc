@@ -6,11 +6,16 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <atomic>
 #include <torch/csrc/distributed/c10d/GroupRegistry.hpp>
 
 #include "backend/c10d/status_error.h"
 #include "backend/symm/heap_pages.h"
+#if !SW_TORCH_HAS_SYMM_BACKENDS
+// After shardwire/torch_backend.h.
+#include <ATen/ops/from_blob.h>
+#endif
 
 namespace shardwire::internal {
 namespace {
@@ -26,6 +31,14 @@ constexpr std::size_t kTicketLine = 64;
 std::optional<Duration> timeoutOf(std::size_t milliseconds) {
   constexpr std::size_t kLongest = std::size_t{1000} * 3600 * 24 * 365 * 30;
   return milliseconds == 0 ? std::nullopt : std::optional<Duration>(std::chrono::milliseconds(std::min(milliseconds, kLongest)));
+}
+
+std::size_t signalPadBytes() {
+#if SW_TORCH_HAS_SYMM_BACKENDS
+  return torch_symm::get_signal_pad_size();
+#else
+  return std::size_t{32} * 72 * sizeof(std::uint32_t);  // what later versions begin with
+#endif
 }
 
 std::size_t ticketsAt(std::size_t padBytes) {
@@ -85,6 +98,42 @@ void TorchSymmetricMemory::wait_signal(int srcRank, int channel, std::size_t tim
   const WithoutPython released;
   throwUnlessOk(block_->stepWord("wait_signal", block_->rank(), word, 1, 0, srcRank, timeoutOf(timeoutMs)));
 }
+
+#if !SW_TORCH_HAS_SYMM_BACKENDS
+at::Tensor TorchSymmetricMemory::tensorAt(const char* what, const std::vector<void*>& places, int rank, std::size_t bytes,
+                                          c10::IntArrayRef sizes, c10::ScalarType dtype, std::int64_t storageOffset) {
+  TORCH_CHECK(rank >= 0 && rank < block_->worldSize(), what, ": rank ", rank, " is out of range: the group has ", block_->worldSize(),
+              " ranks");
+  TORCH_CHECK(storageOffset >= 0, what, ": storage_offset is ", storageOffset, "; it must not be negative");
+  // Step by step, so that nothing overflows.
+  const std::size_t room = bytes / c10::elementSize(dtype);
+  std::size_t elements = 1;
+  const bool isEmpty = std::find(sizes.begin(), sizes.end(), 0) != sizes.end();
+  for (const std::int64_t size : sizes) {
+    TORCH_CHECK(size >= 0, what, ": a size is ", size, "; it must not be negative");
+    elements = isEmpty ? 0 : elements * static_cast<std::size_t>(size);
+    TORCH_CHECK(elements <= room, what, ": ", sizes, " elements of ", dtype, " are more than the ", bytes, " bytes that there are");
+  }
+  TORCH_CHECK(static_cast<std::size_t>(storageOffset) <= room - elements, what, ": ", sizes, " elements of ", dtype, " from element ",
+              storageOffset, " on are more than the ", bytes, " bytes that there are");
+  auto* const begin =
+      static_cast<std::byte*>(places[static_cast<std::size_t>(rank)]) + static_cast<std::size_t>(storageOffset) * c10::elementSize(dtype);
+  const auto self = c10::intrusive_ptr<TorchSymmetricMemory>::reclaim_copy(this);
+  return at::from_blob(
+      begin, sizes, [self](void*) {}, at::TensorOptions().dtype(dtype).device(c10::DeviceType::CPU));
+}
+
+at::Tensor TorchSymmetricMemory::get_buffer(int rank, c10::IntArrayRef sizes, c10::ScalarType dtype, std::int64_t storageOffset) {
+  return tensorAt("get_buffer", buffers_, rank, bytes_, sizes, dtype, storageOffset);
+}
+
+at::Tensor TorchSymmetricMemory::get_signal_pad(int rank, c10::IntArrayRef sizes, std::optional<c10::ScalarType> dtype,
+                                                std::int64_t storageOffset) {
+  const c10::ScalarType type = dtype.value_or(c10::ScalarType::UInt32);
+  const auto whole = static_cast<std::int64_t>(padBytes_ / c10::elementSize(type));
+  return tensorAt("get_signal_pad", pads_, rank, padBytes_, sizes.empty() ? c10::IntArrayRef(whole) : sizes, type, storageOffset);
+}
+#endif
 
 std::uint64_t* TorchSymmetricMemory::ticket(Rank at, std::uint32_t round, Rank from) const {
   auto* const tickets = reinterpret_cast<std::uint64_t*>(block_->address(at) + ticketsAt(padBytes_));
@@ -176,10 +225,12 @@ std::size_t TorchSymmetricAllocator::get_alloc_size(void* memory) {
   return found->second.bytes;
 }
 
+#if SW_TORCH_HAS_SYMM_BACKENDS
 bool TorchSymmetricAllocator::has_allocation(void* memory) {
   const MutexLock lock(mutex_);
   return allocations_.contains(memory);
 }
+#endif
 
 c10::intrusive_ptr<torch_symm::SymmetricMemory> TorchSymmetricAllocator::rendezvous(void* memory,
                                                                                     const std::optional<std::string>& groupName) {
@@ -210,7 +261,7 @@ SymmetricHandle TorchSymmetricAllocator::handleOf(void* memory, const std::optio
   }
   const auto group = groupNamed(name, "rendezvous");
   const auto communicator = group->communicator();
-  const std::size_t padBytes = torch_symm::get_signal_pad_size();
+  const std::size_t padBytes = signalPadBytes();
   const int numChannels = TorchSymmetricMemory::channelsOf(padBytes, communicator->worldSize());
   SymmetricRequest request{.bytes = TorchSymmetricMemory::blockBytes(padBytes, communicator->worldSize()),
                            .text = fmt::format("{} bytes and a signal pad of {}", bytes, padBytes),

@@ -20,7 +20,11 @@
 #include "backend/c10d/process_group_shardwire.h"
 #include "shardwire/communicator.h"
 // After shardwire/torch_backend.h.
+#if SW_TORCH_HAS_SYMM_BACKENDS
 #include <torch/csrc/distributed/c10d/symm_mem/SymmetricMemory.hpp>
+#else
+#include <torch/csrc/distributed/c10d/SymmetricMemory.hpp>
+#endif
 
 namespace shardwire::internal {
 
@@ -59,15 +63,35 @@ class TorchSymmetricMemory final : public ::c10d::symmetric_memory::SymmetricMem
   void** get_buffer_ptrs_dev() override { return buffers_.data(); }  // the CPU is the device
   void** get_signal_pad_ptrs_dev() override { return pads_.data(); }
   std::size_t get_buffer_size() override { return bytes_; }
-  std::size_t get_offset() override { return 0; }
   bool has_multicast_support() override { return false; }  // no address is all parts at once; the multimem ops work without
   void* get_multicast_ptr() override { return nullptr; }
   int get_rank() override { return block_->rank(); }
   int get_world_size() override { return block_->worldSize(); }
-  c10::Device get_device() override { return c10::Device(c10::DeviceType::CPU); }
-  const std::vector<int>& get_rank_to_global_rank() override { return globalRanks_; }
-  int* get_rank_to_global_rank_dev() override { return globalRanks_.data(); }
-  bool world_within_direct_access() override { return true; }
+#if SW_TORCH_HAS_SYMM_BACKENDS
+  std::size_t get_offset() override {
+    return 0;
+  }
+  c10::Device get_device() override {
+    return c10::Device(c10::DeviceType::CPU);
+  }
+  const std::vector<int>& get_rank_to_global_rank() override {
+    return globalRanks_;
+  }
+  int* get_rank_to_global_rank_dev() override {
+    return globalRanks_.data();
+  }
+  bool world_within_direct_access() override {
+    return true;
+  }
+#else
+  std::size_t get_signal_pad_size() override {
+    return padBytes_;
+  }
+  // Of the part of `rank`, `storage_offset` elements into it. RuntimeErrors, as later versions throw; the tensors keep the parts alive.
+  at::Tensor get_buffer(int rank, c10::IntArrayRef sizes, c10::ScalarType dtype, std::int64_t storageOffset) override;
+  // Without sizes all of the pad, without a dtype uint32.
+  at::Tensor get_signal_pad(int rank, c10::IntArrayRef sizes, std::optional<c10::ScalarType> dtype, std::int64_t storageOffset) override;
+#endif
 
   // timeout_ms 0: the group's. A barrier that comes to its timeout fails the group; a signal does not.
   void barrier(int channel, std::size_t timeoutMs) override;
@@ -75,22 +99,36 @@ class TorchSymmetricMemory final : public ::c10d::symmetric_memory::SymmetricMem
   void wait_signal(int srcRank, int channel, std::size_t timeoutMs) override;
 
   // ---- for the ops
-  std::byte* part(Rank rank) const { return block_->attached(rank); }
+  std::byte* part(Rank rank) const {
+    return block_->attached(rank);
+  }
   // Every rank has come, and all said the same; else every rank throws the same. What each stored before is seen after.
   void meet(const Call& call);
   // Every rank has come here, too: the parts may be written again.
   void leave(const char* name);
   // The group was ended, or an op of the group left some ranks in a barrier (spoil()): the tensor must meet anew.
-  bool isEnded() const { return isSpoilt_.load(std::memory_order_relaxed) || communicator_.expired(); }
-  bool isIn(const Communicator& communicator) const { return communicator_.lock().get() == &communicator; }
-  void spoil() { isSpoilt_.store(true, std::memory_order_relaxed); }
+  bool isEnded() const {
+    return isSpoilt_.load(std::memory_order_relaxed) || communicator_.expired();
+  }
+  bool isIn(const Communicator& communicator) const {
+    return communicator_.lock().get() == &communicator;
+  }
+  void spoil() {
+    isSpoilt_.store(true, std::memory_order_relaxed);
+  }
 
  private:
   std::size_t padWord(int channel, Rank from, const char* what) const;
+#if !SW_TORCH_HAS_SYMM_BACKENDS
+  at::Tensor tensorAt(const char* what, const std::vector<void*>& places, int rank, std::size_t bytes, c10::IntArrayRef sizes,
+                      c10::ScalarType dtype, std::int64_t storageOffset);
+#endif
   std::uint64_t* ticket(Rank at, std::uint32_t round, Rank from) const;
   // Interrupted by a signal, the op is half done, and the group has failed.
   void meetOnOpsChannel(const char* name);
-  int opsChannel() const { return block_->numChannels() - 1; }
+  int opsChannel() const {
+    return block_->numChannels() - 1;
+  }
 
   const std::shared_ptr<shardwire::SymmetricMemory> block_;
   const std::weak_ptr<Communicator> communicator_;  // a tensor must not keep a group alive
@@ -116,9 +154,15 @@ class TorchSymmetricAllocator final : public ::c10d::symmetric_memory::Symmetric
   c10::intrusive_ptr<::c10d::symmetric_memory::SymmetricMemory> rendezvous(void* memory,
                                                                            const std::optional<std::string>& groupName) override;
   bool has_multicast_support(int) override { return false; }
-  c10::DeviceType supported_device_type() override { return c10::DeviceType::CPU; }
-  std::string name() override { return "shardwire"; }
+#if SW_TORCH_HAS_SYMM_BACKENDS
+  c10::DeviceType supported_device_type() override {
+    return c10::DeviceType::CPU;
+  }
+  std::string name() override {
+    return "shardwire";
+  }
   bool has_allocation(void* memory) override;
+#endif
 
   // Collective when this tensor has not met in the group yet. Null as rendezvous().
   SymmetricHandle handleOf(void* memory, const std::optional<std::string>& groupName);

@@ -12,6 +12,10 @@ class Library;
 
 namespace shardwire::internal {
 
+#if !SW_TORCH_HAS_SYMM_BACKENDS
+// The ops that this torch defines in its CUDA sources or not at all, as 2.13 defines them. Before any kernel of theirs. Never taken back.
+void defineMissingSymmOps();
+#endif
 // Reductions, gathers, peers' tensors, words.
 void implementSymmOps(torch::Library& library);
 // all_to_all_vdev and its forms with experts.

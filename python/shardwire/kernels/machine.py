@@ -33,13 +33,23 @@ def compiles(settings: dict[str, Any], device: str) -> dict[str, Any]:
         from torch._inductor import config
         # Threads are a constant of compiled loops.
         found["torch"] = [torch.get_num_threads(), torch.get_float32_matmul_precision(), torch.are_deterministic_algorithms_enabled()]
-        found["inductor"] = config.get_hash().hex()
+        found["inductor"] = _digest_of_settings(config)
         found["cxx"] = _compiler(os.environ.get("CXX", "g++"))
         found["flags"] = [os.environ.get(name, "") for name in ("CXXFLAGS", "CPPFLAGS", "LDFLAGS", "ATEN_CPU_CAPABILITY")]
     if device != "cpu":
         module = getattr(torch, device, None)
         found["device"] = [str(getattr(module, call)()) for call in ("get_device_name", "get_device_capability") if hasattr(module, call)]
     return found
+
+
+def _digest_of_settings(config: Any) -> str:
+    """torch 2.6 notes the device in one of its settings when it has compiled: nobody set it, and the next key of the same kernel would be another one."""
+    note = "AOTI_DEVICE_KEY"
+    metadata = config.aot_inductor.metadata
+    if note not in metadata:
+        return str(config.get_hash().hex())
+    with config.patch({"aot_inductor.metadata": {name: value for name, value in metadata.items() if name != note}}):
+        return str(config.get_hash().hex())
 
 
 _linking = threading.Lock()
