@@ -11,6 +11,7 @@
 #include <array>
 #include <atomic>
 #include <cstring>
+#include <memory>
 #include <vector>
 
 #include "backend/base/system_error.h"
@@ -19,7 +20,9 @@ namespace shardwire::internal {
 namespace {
 
 constexpr std::size_t kMaxPieces = IOV_MAX;  // per call and side, the kernel's limit
-constexpr int kProbeRounds = 8;
+// A probe ends when so many rounds in a row were hardly faster than the best before them.
+constexpr int kMostProbeRounds = 8;
+constexpr int kRoundsWithoutGain = 3;
 // So much of a peer's pattern is read to see that it can be, and that it is that peer.
 constexpr std::size_t kPatternBytes = 4096;
 
@@ -112,10 +115,12 @@ std::uint64_t probeWord(std::uint64_t secret, std::size_t index) {
 template <typename Round>
 double bestGBps(const Round& round) {
   Duration best = Duration::max();
-  for (int i = 0; i < kProbeRounds; ++i) {
+  for (int i = 0, withoutGain = 0; i < kMostProbeRounds && withoutGain < kRoundsWithoutGain; ++i) {
     const auto start = Clock::now();
     round();
-    best = std::min(best, std::max(Clock::now() - start, Duration(1)));
+    const Duration took = std::max(Clock::now() - start, Duration(1));
+    withoutGain = took < best - best / 32 ? 0 : withoutGain + 1;
+    best = std::min(best, took);
   }
   return static_cast<double>(kProbeBytes) / static_cast<double>(best.count());
 }
@@ -186,8 +191,8 @@ Result<double> probeCrossMemory(pid_t pid, std::uint64_t remote, std::uint64_t s
     return Status{StatusCode::kUnsupported, fmt::format("pid {} is not {} (another pid namespace)", pid, who)};
   }
   if (readSpeed.load(std::memory_order_relaxed) == 0) {
-    std::vector<std::byte> buffer(kProbeBytes);
-    const MemoryRun all{buffer.data(), remote, buffer.size()};
+    const auto buffer = std::make_unique_for_overwrite<std::byte[]>(kProbeBytes);
+    const MemoryRun all{buffer.get(), remote, kProbeBytes};
     Status status;
     const double measured = bestGBps([&] { status = status.isOk() ? readCrossMemory(pid, {&all, 1}, who) : status; });
     SW_RETURN_IF_ERROR(status);
@@ -196,13 +201,13 @@ Result<double> probeCrossMemory(pid_t pid, std::uint64_t remote, std::uint64_t s
   return readSpeed.load(std::memory_order_relaxed);
 }
 
-double probeCopyGBps() {
+double probeCopyGBps(std::span<const std::byte> pattern) {
+  SW_CHECK(pattern.size() == kProbeBytes);
   if (copySpeed.load(std::memory_order_relaxed) == 0) {
-    std::vector<std::byte> from(kProbeBytes, std::byte{1});
-    std::vector<std::byte> to(kProbeBytes);
+    const auto to = std::make_unique_for_overwrite<std::byte[]>(kProbeBytes);
     const double measured = bestGBps([&] {
-      std::memcpy(to.data(), from.data(), kProbeBytes);
-      asm volatile("" : : "r"(to.data()) : "memory");  // the copy is not to be optimised away
+      std::memcpy(to.get(), pattern.data(), kProbeBytes);
+      asm volatile("" : : "r"(to.get()) : "memory");  // the copy is not to be optimised away
     });
     copySpeed.store(measured, std::memory_order_relaxed);
   }

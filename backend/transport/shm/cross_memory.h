@@ -31,7 +31,8 @@ void fillProbe(std::span<std::byte> buffer, std::uint64_t secret);
 // have the pattern of `secret`.
 Result<double> probeCrossMemory(pid_t pid, std::uint64_t remote, std::uint64_t secret, const char* who);
 
-// memcpy over as many bytes, measured the same way, once: what the reads are compared with.
-double probeCopyGBps();
+// memcpy of as many bytes, of this process's own pattern, measured the same way, once: what the reads are compared with. Fresh memory costs
+// more than the copies, so both probes touch as little of it as they can.
+double probeCopyGBps(std::span<const std::byte> pattern);
 
 }  // namespace shardwire::internal

@@ -80,7 +80,7 @@ void ShmEndpoint::decideOnReads(const ShmAddress& theirs, ShmJoint* joint) const
     return;
   }
   const bool isForced = path_ == OrdinaryPath::kCrossMemory || theirs.ordinaryPath == OrdinaryPath::kCrossMemory;
-  if (const double copy = probeCopyGBps(); !isForced && *speed < kReadsPayFrom * copy) {
+  if (const double copy = probeCopyGBps(inbox_->fabric()->probe()); !isForced && *speed < kReadsPayFrom * copy) {
     joint->whyNoReads = fmt::format("reads of its memory run at {:.1f} GB/s where memcpy runs at {:.1f}: staging is faster", *speed, copy);
     return;
   }

@@ -19,6 +19,7 @@
 #include <memory>
 #include <optional>
 #include <set>
+#include <span>
 #include <string>
 #include <string_view>
 #include <thread>
@@ -57,6 +58,8 @@ class ShmFabric {
   ProgressBell& progressBell() { return bell_; }
   // kSystem where this process cannot have one: then nobody is joined to it by shared memory.
   const Result<SharedHeap*>& heap() const { return heap_; }
+  // What other processes try their reads on.
+  std::span<const std::byte> probe() const { return probe_; }
   // Known to processes of this user on this host only, who ask for it.
   const std::string& secret() const { return secret_; }
 
@@ -121,7 +124,7 @@ class ShmFabric {
   const ShmDoor door_;
   const std::string secret_;
   const Result<SharedHeap*> heap_;
-  std::vector<std::byte> probe_;  // other processes try their reads on it
+  std::vector<std::byte> probe_;
   std::uint64_t probeSecret_ = 0;
 
   Mutex mutex_;

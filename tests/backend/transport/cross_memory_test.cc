@@ -51,7 +51,7 @@ TEST(CrossMemory, APeerIsKnownByItsPattern) {
   ASSERT_TRUE(speed.isOk()) << speed.status().message();
   EXPECT_GT(*speed, 0);
   EXPECT_EQ(again.value(), *speed);  // not measured again
-  EXPECT_GT(probeCopyGBps(), 0);
+  EXPECT_GT(probeCopyGBps(pattern), 0);
   EXPECT_EQ(stranger.status().code(), StatusCode::kUnsupported);
   EXPECT_EQ(stranger.status().message(), fmt::format("pid {} is not rank 3 (another pid namespace)", child));
   EXPECT_FALSE(nowhere.isOk());
