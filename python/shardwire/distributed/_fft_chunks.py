@@ -42,10 +42,10 @@ class Chunking(NamedTuple):
 
 
 class Cut(NamedTuple):
-    """An exchange in ``count`` chunks along ``axis``; why: for people. count 1: whole."""
+    """An exchange in so many ``chunks`` along ``axis``; why: for people. 1: whole."""
 
     axis: int
-    count: int
+    chunks: int
     why: str
 
 
@@ -119,7 +119,7 @@ def part_of(extent: int, count: int, number: int) -> tuple[int, int]:
 
 def compile_chunks(group: Any, rank: int, move: Move, cut: Cut, dtype: torch.dtype, name: str) -> list[Chunk]:
     """Collective."""
-    return [_compile(group, rank, move, cut, number, dtype, f"shardwire.distributed.{name}, chunk {number + 1} of {cut.count}") for number in range(cut.count)]
+    return [_compile(group, rank, move, cut, number, dtype, f"shardwire.distributed.{name}, chunk {number + 1} of {cut.chunks}") for number in range(cut.chunks)]
 
 
 def _compile(group: Any, rank: int, move: Move, cut: Cut, number: int, dtype: torch.dtype, name: str) -> Chunk:
@@ -131,7 +131,7 @@ def _compile(group: Any, rank: int, move: Move, cut: Cut, number: int, dtype: to
     strides = packed(target.local_shape, dtype).strides
     op = compile_op(group, shape=move.source.global_shape, dtype=dtype, inputs=[] if own is None else [{"offset": own.offset, "shape": own.shape}],
                     outputs=[{"offset": common.offset, "shape": common.shape} for common, _ in wanted], overlap="any", name=name)
-    begin, length = part_of(move.source.shares[rank].local_shape[cut.axis], cut.count, number)
+    begin, length = part_of(move.source.shares[rank].local_shape[cut.axis], cut.chunks, number)
     return Chunk(begin, 0 if own is None else length, op,
                  tuple((common.shape, strides, sum(index * stride for index, stride in zip(at, strides))) for common, at in wanted))
 
@@ -139,7 +139,7 @@ def _compile(group: Any, rank: int, move: Move, cut: Cut, number: int, dtype: to
 def _boxes(source: End, cut: Cut, number: int) -> Iterator[Piece | None]:
     """The chunk of each rank; None for one that has nothing in it."""
     for share in source.shares:
-        begin, length = part_of(share.local_shape[cut.axis], cut.count, number)
+        begin, length = part_of(share.local_shape[cut.axis], cut.chunks, number)
         if not length or not math.prod(share.local_shape):
             yield None
             continue

@@ -125,7 +125,7 @@ class Plan:
 
     def _compile(self, step: Move, cut: Cut, reduction: str | None) -> CustomOp | list[Chunk]:
         dtype = self._dtype_of_move(step)
-        if cut.count > 1:
+        if cut.chunks > 1:
             return _fft_chunks.compile_chunks(self._group, self._rank, step, cut, dtype, self.name)
         return move(self._group, self._rank, step.source, step.target, dtype, self.name, reduction)
 
@@ -290,7 +290,7 @@ class Plan:
                 assert op is not None and cut is not None
                 moved = _fft_chunks.merged([chunk.op.traffic() for chunk in op]) if isinstance(op, list) else op.traffic()
                 steps.append({"move": moved, "from": str(step.source.distribution), "to": str(step.target.distribution),
-                              "chunks": cut.count, "chunk_axis": cut.axis if cut.count > 1 else None, "why": cut.why})
+                              "chunks": cut.chunks, "chunk_axis": cut.axis if cut.chunks > 1 else None, "why": cut.why})
         return {"name": self.name, "kind": self.problem.kind, "shape": list(self.problem.shape), "result_shape": list(self.problem.result_shape),
                 "axes": list(self.problem.axes), "world_size": len(self.source.shares), "engine": self.engine, "dtype": str(self._compute), "steps": steps}
 
