@@ -1,6 +1,7 @@
 """Transforms over ranks: shardwire beside FFTW's own MPI transforms and mpi4py-fft, in turns, with the limit that local work sets.
 
-    ./run bench fft [--shapes 64x64x64,128x128x128,256x256x256,512x512] [--ranks 2,4] [--ways shm,tcp,mpi] [--rounds 3] [--repeats 10] [--dtype complex64] [--json FILE]
+    ./run bench fft [--shapes 64x64x64,128x128x128,256x256x256,512x512] [--ranks 2,4] [--ways shm,tcp,mpi] [--rounds 3] [--repeats 10] [--dtype complex64]
+        [--chunks auto,1,2,4] [--rate 1gbit] [--json FILE]
 
 Every contestant runs in processes of its own, one after the other, --rounds times in turns; a transform takes as long as its slowest rank, and the
 medians over all repeats are printed, in milliseconds. Forward, complex, out of place, from slabs of the first axis. "transposed" leaves the
@@ -8,12 +9,14 @@ result in slabs of the second one, "natural" brings it back. The limit is what t
 copying its part, transposed, once: nobody can be faster who does that.
 FFTW is found as libfftw3f_mpi.so.3 (Debian: libfftw3-mpi3; SHARDWIRE_FFTW_FOLDER names another place), mpi4py-fft as Python finds it; both
 need mpirun. What is not there is said, and left out. --ways: the transports of shardwire's ranks, each a contestant of its own; "auto" takes the
-fastest, and over mpi mpirun starts the ranks.
+fastest, and over mpi mpirun starts the ranks. --chunks: into how many chunks exchanges are cut (FFTOptions.chunks), in turns in the same processes, repeat by repeat. --rate puts shardwire's ranks, two
+of them, into two network namespaces whose cable carries so much, by tc's token bucket: a wire that is slower than memory. It takes root and iproute2.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import ctypes
 import ctypes.util
 import json
@@ -37,6 +40,8 @@ def parse_arguments(arguments=None):
     parser.add_argument("--shapes", default="64x64x64,128x128x128,256x256x256,512x512")
     parser.add_argument("--ranks", default="2", help="numbers of ranks, separated by commas")
     parser.add_argument("--ways", default="auto", help="some of auto, shm, tcp, mpi")
+    parser.add_argument("--chunks", default="auto", help="some of auto and numbers from 1")
+    parser.add_argument("--rate", help="of the cable between two network namespaces, as tc says it: 1gbit")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--repeats", type=int, default=10)
     parser.add_argument("--dtype", default="complex64", choices=["complex64", "complex128"])
@@ -53,14 +58,14 @@ def shape_of(text):
 
 # The ranks.
 
-def timed(call, barrier, repeats):
+def timed(call, barrier, repeats, warm_up=WARM_UP):
     """Seconds of each of `repeats` calls that all ranks begin together."""
     seconds = []
-    for number in range(WARM_UP + repeats):
+    for number in range(warm_up + repeats):
         barrier()
         begin = time.perf_counter()
         result = call()
-        if number >= WARM_UP:
+        if number >= warm_up:
             seconds.append(time.perf_counter() - begin)
         del result
     return seconds
@@ -84,13 +89,18 @@ def shardwire_rank(options, shape):
     operand = shardwire.empty(Slab.X.shape(rank, shape, size), dtype=dtype).normal_()
     numbers = {}
     for name, back in (("transposed", False), ("natural", True)):
-        begin = time.perf_counter()
-        with fft.FFT(operand, distribution=Slab.X, options={"redistribute": back}) as transform:
-            transform.plan()
-            numbers[f"plan {name}"] = [time.perf_counter() - begin]
-            numbers[name] = timed(transform.execute, dist.barrier, options.repeats)
-            numbers["engine"] = transform.traffic()["engine"]
-    numbers.update(limit(operand, shape, Slab.Y.shape(rank, shape, size), dist.barrier, options.repeats))
+        with contextlib.ExitStack() as stack:
+            transforms = {}
+            for chunks in options.chunks.split(","):
+                begin = time.perf_counter()
+                transform = transforms[chunks] = stack.enter_context(fft.FFT(operand, distribution=Slab.X, options={"redistribute": back, "chunks": None if chunks == "auto" else int(chunks)}))
+                transform.plan()
+                told, own = transform.traffic(), numbers.setdefault(f"chunks {chunks}", {})
+                own.update({f"plan {name}": [time.perf_counter() - begin], name: [], "engine": told["engine"], f"chunks {name}": ",".join(str(step["chunks"]) for step in told["steps"] if "move" in step)})
+            for number in range(WARM_UP + options.repeats):
+                for chunks, transform in transforms.items():
+                    numbers[f"chunks {chunks}"][name] += timed(transform.execute, dist.barrier, 1, 0) if number >= WARM_UP else timed(transform.execute, dist.barrier, 0, 1)
+    next(iter(numbers.values())).update(limit(operand, shape, Slab.Y.shape(rank, shape, size), dist.barrier, options.repeats))
     return rank, numbers
 
 
@@ -181,6 +191,8 @@ def mpi4py_rank(options, shape):
 def child(options):
     rank_of = {"shardwire": shardwire_rank, "mpi4py-fft": mpi4py_rank}.get(options.child, fftw_rank)
     rank, numbers = rank_of(options, shape_of(options.shapes))
+    if options.child != "shardwire":
+        numbers = {"": numbers}
     pathlib.Path(options.folder, f"{rank}.json").write_text(json.dumps(numbers), encoding="utf-8")
 
 
@@ -202,20 +214,49 @@ def why_not(name, single):
 
 
 def run(options, name, shape, ranks):
-    """Numbers of one run: of each repeat the slowest rank's. name: a contestant; shardwire's with its way behind a colon."""
+    """Numbers of one run by what was measured in turns: of each repeat the slowest rank's. name: a contestant; shardwire's with its way behind a colon."""
     name, _, way = name.partition(":")
-    arguments = [__file__, "--child", name, "--shapes", shape, "--repeats", str(options.repeats), "--dtype", options.dtype]
+    arguments = [__file__, "--child", name, "--shapes", shape, "--repeats", str(options.repeats), "--dtype", options.dtype, "--chunks", options.chunks]
     if name == "shardwire" and way != "mpi":
         command = [sys.executable, "-m", "shardwire.launch", "-n", str(ranks)]
     else:
         command = ["mpirun", "--oversubscribe", "-n", str(ranks), sys.executable]
     environment = {**os.environ, **({} if way in ("", "auto") else {"SHARDWIRE_TRANSPORTS": way}), "OMP_NUM_THREADS": "1", "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
     with tempfile.TemporaryDirectory(prefix="shardwire-fft-") as folder:
-        done = subprocess.run([*command, *arguments, "--folder", folder], env=environment, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
-        if done.returncode != 0:
-            raise SystemExit(f"{name} failed on {shape}:\n{done.stdout}{done.stderr}")
+        if options.hosts and name == "shardwire":
+            run_on_hosts(options.hosts, [sys.executable, *arguments, "--folder", folder], environment)
+        else:
+            done = subprocess.run([*command, *arguments, "--folder", folder], env=environment, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
+            if done.returncode != 0:
+                raise SystemExit(f"{name} failed on {shape}:\n{done.stdout}{done.stderr}")
         ranks = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(pathlib.Path(folder).glob("*.json"))]
-    return {key: value if isinstance(value, str) else [max(each) for each in zip(*(rank[key] for rank in ranks))] for key, value in ranks[0].items()}
+    return {kind: {key: value if isinstance(value, str) else [max(each) for each in zip(*(rank[kind][key] for rank in ranks))] for key, value in numbers.items()}
+            for kind, numbers in ranks[0].items()}
+
+
+@contextlib.contextmanager
+def shaped_hosts(rate):
+    """Two network namespaces whose cable carries ``rate`` in each direction: their names."""
+    sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "tests" / "support"))
+    import network_namespaces
+    with network_namespaces.two_namespaces("10.84.0") as names:
+        for name in names:  # the interface has the namespace's name
+            subprocess.run(["tc", "-n", name, "qdisc", "add", "dev", name, "root", "tbf", "rate", rate, "burst", "256kb", "latency", "50ms"], check=True)
+        yield names
+
+
+def run_on_hosts(hosts, command, environment):
+    """One rank on each."""
+    environment = {**environment, "WORLD_SIZE": str(len(hosts)), "SHARDWIRE_JOB_TOKEN": "bench"}
+    ranks = [subprocess.Popen(["ip", "netns", "exec", host, *command], env={**environment, "RANK": str(rank)}, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+             for rank, host in enumerate(hosts)]
+    try:
+        said = [rank.communicate(timeout=300)[0] for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+    if any(rank.returncode for rank in ranks):
+        raise SystemExit("a rank failed:\n" + "\n".join(said))
 
 
 def contestants(options):
@@ -240,38 +281,52 @@ def main():
         return
     names = contestants(options)
     results = {}
-    for ranks in map(int, options.ranks.split(",")):
-        print(f"# {ranks} ranks, {options.dtype}, medians of {options.rounds} rounds of {options.repeats}, in ms; plan: seconds")
-        print(f"{'shape':>14}  {'what':<16}{'transposed':>12}{'natural':>12}{'plan':>9}")
-        for shape in options.shapes.split(","):
-            results[f"{shape}, {ranks} ranks"] = compare(options, names, shape, ranks)
+    with shaped_hosts(options.rate) if options.rate else contextlib.nullcontext() as options.hosts:
+        measure(options, names, results)
     if options.json:
         pathlib.Path(options.json).write_text(json.dumps(results), encoding="utf-8")
 
 
+def measure(options, names, results):
+    """All contestants on all shapes, printed, and kept in ``results``."""
+    if options.hosts:
+        print(f"# shardwire's ranks in two network namespaces, {options.rate} between them")
+    for ranks in map(int, options.ranks.split(",")):
+        print(f"# {ranks} ranks, {options.dtype}, medians of {options.rounds} rounds of {options.repeats}, in ms; plan: seconds")
+        print(f"{'shape':>14}  {'what':<24}{'transposed':>12}{'natural':>12}{'plan':>9}")
+        for shape in options.shapes.split(","):
+            results[f"{shape}, {ranks} ranks"] = compare(options, names, shape, ranks)
+
+
 def compare(options, names, shape, ranks):
     """All contestants on one shape, in turns."""
-    gathered = {name: {} for name in names}
+    gathered = {}
     for _ in range(options.rounds):
         for name in names:
-            for key, value in run(options, name, shape, ranks).items():
-                if isinstance(value, str):
-                    gathered[name][key] = value
-                else:
-                    gathered[name].setdefault(key, []).extend(value)
-    for name in names:
-        print_row(shape, name, gathered[name])
+            for kind, numbers in run(options, name, shape, ranks).items():
+                row = gathered.setdefault(name if options.chunks == "auto" or not kind else f"{name}, {kind}", {})
+                for key, value in numbers.items():
+                    if isinstance(value, str):
+                        row[key] = value
+                    else:
+                        row.setdefault(key, []).extend(value)
+    for name, numbers in gathered.items():
+        print_row(shape, name, numbers)
     ours = [numbers for name, numbers in gathered.items() if name.startswith("shardwire:")]
     if ours:
         transforms, copy = (1e3 * statistics.median(ours[0][key]) for key in ("local transforms", "local copy"))
-        print(f"{shape:>14}  {'limit':<16}{transforms + copy:>12.2f}{transforms + 2 * copy:>12.2f}   transforms {transforms:.2f}, copy {copy:.2f}; {ours[0]['engine']}", flush=True)
+        print(f"{shape:>14}  {'limit':<24}{transforms + copy:>12.2f}{transforms + 2 * copy:>12.2f}   transforms {transforms:.2f}, copy {copy:.2f}; {ours[0]['engine']}", flush=True)
     return gathered
 
 
 def print_row(shape, name, numbers):
     cells = [f"{1e3 * statistics.median(numbers[key]):>12.2f}" if key in numbers else f"{'-':>12}" for key in ("transposed", "natural")]
     plan = f"{statistics.median(numbers['plan transposed']):>9.2f}" if "plan transposed" in numbers else f"{'-':>9}"
-    print(f"{shape:>14}  {name:<16}{''.join(cells)}{plan}", flush=True)
+    cut = f"   exchanges in {numbers['chunks transposed']}; {numbers['chunks natural']} chunks" if "chunks natural" in numbers else ""
+    print(f"{shape:>14}  {name:<24}{''.join(cells)}{plan}{cut}", flush=True)
+    if "chunks natural" in numbers:
+        cells = [f"{1e3 * min(numbers[key]):>12.2f}" for key in ("transposed", "natural")]
+        print(f"{'':>14}  {'   the least':<24}{''.join(cells)}", flush=True)
 
 
 if __name__ == "__main__":

@@ -82,6 +82,10 @@ class Future:
         self._work.synchronize(None if timeout is None else as_seconds(timeout))
         self._seen = True
 
+    def leave(self) -> None:
+        """Nobody waits for the transfer any more, nor asks for its error: dropping the Future does not wait. For a caller that was interrupted."""
+        self._seen = True
+
     def done(self) -> bool:
         """Whether the transfer is over, well or not. Never blocks."""
         return self._work.done()

@@ -1,7 +1,8 @@
-"""A planned transform on one rank: the route's moves, compiled, and its local transforms, run one after the other."""
+"""A planned transform on one rank: the route's moves, compiled, and its local transforms, run one after the other, or a move beside the transform before it."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 from collections.abc import Sequence
@@ -10,9 +11,11 @@ from typing import Any, NamedTuple
 import torch
 
 from .._compile import CustomOp
+from .._future import Future
 from .._plot import human_bytes
-from . import _engines, _runtime
+from . import _engines, _fft_chunks, _runtime
 from ._ends import End
+from ._fft_chunks import Chunk, Chunking, Cut
 from ._fft_route import Local, Move, Problem, find_route
 from ._local_call import ALIGNMENT, Array, Call, array_of, packed
 from .reshape import move
@@ -62,24 +65,40 @@ class _Part(NamedTuple):
     doubles: bool = False
 
 
+class _Narrow(NamedTuple):
+    """A chunk of an array, as ``tensor.narrow`` takes it."""
+
+    axis: int
+    begin: int
+    length: int
+
+
+def _result_of(part: _Part, chunk: _Narrow | None) -> Array:
+    """How the result of a part lies: in memory of the plan's, in C order."""
+    whole = packed(part.shape, part.dtype)
+    return whole if chunk is None else whole.narrowed(*chunk)
+
+
 class Plan:
     """Made by all ranks of the group at once; run by all of them. For one thread at a time.
 
     compute: the complex dtype that it is computed in. sums: what several ranks hold of the operand are addends, not copies. measure: engines are chosen by
-    measuring. The memory between steps is kept between runs, until release().
+    measuring. chunking: what decides whether an exchange is cut into chunks. The memory between steps is kept between runs, until release().
     """
 
     def __init__(self, group: Any, rank: int, problem: Problem, source: End, target: End | None, compute: torch.dtype, name: str,
-                 sums: bool = False, measure: bool = True) -> None:
+                 sums: bool = False, measure: bool = True, chunking: Chunking = Chunking(1, False)) -> None:
         self.problem, self.source, self.name = problem, source, name
-        self._group, self._rank, self._compute, self._measure = group, rank, compute, measure
+        self._group, self._rank, self._compute, self._measure, self._chunking = group, rank, compute, measure, chunking
         self._real = torch.float32 if compute == torch.complex64 else torch.float64
         route = find_route(problem, source, target)
         self.target = route.target
         self._steps = route.steps
-        self._ops: list[CustomOp | None] = [
-            move(group, rank, step.source, step.target, self._dtype_of_move(step), name, "sum" if sums and index == 0 else None)
-            if isinstance(step, Move) else None for index, step in enumerate(self._steps)]
+        # Of each move how it is cut, and its compiled op, or those of its chunks.
+        self._cuts = [self._cut_of(index, step) if isinstance(step, Move) else None for index, step in enumerate(self._steps)]
+        self._ops: list[CustomOp | list[Chunk] | None] = [
+            self._compile(step, cut, "sum" if sums and index == 0 else None) if isinstance(step, Move) and cut is not None else None
+            for index, (step, cut) in enumerate(zip(self._steps, self._cuts))]
         self._between: dict[int, torch.Tensor] = {}
         self._parts = [self._parts_of(index, step) if isinstance(step, Local) else [] for index, step in enumerate(self._steps)]
         self._transforms: dict[Any, tuple[Any, bool]] = {}
@@ -98,26 +117,66 @@ class Plan:
     def _dtype_of_move(self, step: Move) -> torch.dtype:
         return self._compute if step.is_complex else self._real
 
+    def _cut_of(self, index: int, step: Move) -> Cut:
+        before = self._steps[index - 1] if index else None
+        if not isinstance(before, Local):
+            return Cut(0, 1, "nothing is transformed before it")
+        return _fft_chunks.choose(before, step, self.problem.item_bytes if step.is_complex else self.problem.item_bytes // 2, self._chunking)
+
+    def _compile(self, step: Move, cut: Cut, reduction: str | None) -> CustomOp | list[Chunk]:
+        dtype = self._dtype_of_move(step)
+        if cut.chunks > 1:
+            return _fft_chunks.compile_chunks(self._group, self._rank, step, cut, dtype, self.name)
+        return move(self._group, self._rank, step.source, step.target, dtype, self.name, reduction)
+
     def adjoint(self, sums: bool) -> Plan:
         """The transposed map. Collective. sums: gradients of one element on several ranks are added; else they are equal."""
         problem = self.problem
         kind = {"C2C": "C2C", "R2C": "C2R", "C2R": "R2C"}[problem.kind]
         back = dataclasses.replace(problem, kind=kind, shape=problem.result_shape, result_shape=problem.shape, adjoint=not problem.adjoint)
-        return Plan(self._group, self._rank, back, self.target, self.source, self._compute, f"{self.name}.backward", sums, self._measure)
+        return Plan(self._group, self._rank, back, self.target, self.source, self._compute, f"{self.name}.backward", sums, self._measure, self._chunking)
 
     def run(self, local: torch.Tensor, settings: Settings) -> torch.Tensor:
         """The result of this rank, in new memory in C order. ``local`` is not written to."""
         current = local
         for index, (step, op) in enumerate(zip(self._steps, self._ops)):
             if isinstance(step, Local):
-                current = self._transform(index, current, settings)
+                if not self._has_chunks(index + 1):  # else it goes with the move
+                    current = self._transform(index, current, settings)
                 continue
-            assert op is not None
             share = step.target.shares[self._rank]
             result = self._room(index, share.local_shape, self._dtype_of_move(step), current.device)
-            op([current] if step.source.shares[self._rank].pieces else [], [result] if share.pieces else []).wait()
+            if isinstance(op, list):
+                self._overlap(index, op, current, result, settings)
+            else:
+                assert op is not None
+                op([current] if step.source.shares[self._rank].pieces else [], [result] if share.pieces else []).wait()
             current = result
         return current.contiguous()
+
+    def _has_chunks(self, index: int) -> bool:
+        return index < len(self._ops) and isinstance(self._ops[index], list)
+
+    def _overlap(self, index: int, chunks: Sequence[Chunk], local: torch.Tensor, result: torch.Tensor, settings: Settings) -> None:
+        """The move ``index`` and the transform before it: each chunk is on its way while the next is transformed. When this returns or raises, none is, but after Ctrl-C."""
+        cut = self._cuts[index]
+        assert cut is not None
+        under_way: list[Future] = []
+        try:
+            for chunk in chunks:
+                part = None
+                if chunk.length:
+                    part = self._transform(index - 1, local.narrow(cut.axis, chunk.begin, chunk.length), settings, _Narrow(cut.axis, chunk.begin, chunk.length))
+                under_way.append(_fft_chunks.start(chunk, part, result))
+        except Exception:
+            # What failed here is told; but what peers still read or write must not be given to anybody else.
+            with contextlib.suppress(Exception):
+                _fft_chunks.wait_for_all(under_way)
+            raise
+        except BaseException:
+            _fft_chunks.leave_all(under_way)
+            raise
+        _fft_chunks.wait_for_all(under_way)
 
     def _room(self, index: int, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         """Where step ``index`` writes to: memory of the plan's, or new memory where it is the result's: further steps work in place."""
@@ -145,7 +204,8 @@ class Plan:
         parts = [_Part("C2C", first, index > 0, _SPECTRUM, half, self._compute)] if first else []
         return [*parts, _Part("C2R", (last,), False, index, shape, self._real, halves=self.problem.adjoint)]
 
-    def _transform(self, index: int, local: torch.Tensor, settings: Settings) -> torch.Tensor:
+    def _transform(self, index: int, local: torch.Tensor, settings: Settings, chunk: _Narrow | None = None) -> torch.Tensor:
+        """Step ``index``; with ``chunk``, ``local`` is that part of the array, and so is the result."""
         parts = self._parts[index]
         if not local.numel():  # no engine takes empty axes
             return local.new_empty(parts[-1].shape, dtype=parts[-1].dtype)
@@ -153,19 +213,22 @@ class Plan:
         for number, part in enumerate(parts):
             if part.halves:
                 current = self._weighted(current.clone() if current is local else current, part.axes[-1], part.shape[part.axes[-1]], 0.5)
-            key = (index, number, settings, current.stride(), current.data_ptr() % ALIGNMENT, current.device.type)
-            transform, writes = self._transforms.get(key) or self._choose(key, part, array_of(current), current.device.type == "cpu")
-            target = None if not writes else current if part.in_place else self._room(part.room, part.shape, part.dtype, current.device)
+            key = (index, number, settings, current.stride(), current.data_ptr() % ALIGNMENT, current.device.type, chunk and (chunk.begin, chunk.length))
+            transform, writes = self._transforms.get(key) or self._choose(key, part, array_of(current), current.device.type == "cpu", chunk)
+            target = None
+            if writes:
+                target = current if part.in_place else self._room(part.room, part.shape, part.dtype, current.device)
+                target = target if chunk is None or part.in_place else target.narrow(*chunk)
             extent = current.shape[part.axes[-1]]
             current = transform.run(current, target)
             if part.doubles:
                 self._weighted(current, part.axes[-1], extent, 2.0)
         return current
 
-    def _choose(self, key: tuple[Any, ...], part: _Part, source: Array, is_cpu: bool) -> tuple[Any, bool]:
+    def _choose(self, key: tuple[Any, ...], part: _Part, source: Array, is_cpu: bool, chunk: _Narrow | None) -> tuple[Any, bool]:
         """The transform of a part, and whether it writes where it is told."""
         index, number, settings = key[:3]
-        call = Call(part.kind, part.axes, source, source if part.in_place else packed(part.shape, part.dtype), part.in_place, settings.inverse, settings.torch_norm)
+        call = Call(part.kind, part.axes, source, source if part.in_place else _result_of(part, chunk), part.in_place, settings.inverse, settings.torch_norm)
         call = call._replace(factor=settings.factor([call.lengths[axis] for axis in call.axes]))
         choice = _engines.choose(self._engines if is_cpu else self._engines[-1:], call, self._measure)
         self._choices[index, number] = choice
@@ -183,11 +246,19 @@ class Plan:
             if not current.elements:
                 current = packed(self._parts[index][-1].shape, self._parts[index][-1].dtype)
                 continue
-            for number, part in enumerate(self._parts[index]):
-                key = (index, number, settings, current.strides, current.begin, local.device.type)
-                if key not in self._transforms:
-                    self._choose(key, part, current, local.device.type == "cpu")
-                current = current if part.in_place else packed(part.shape, part.dtype)
+            for chunk in self._narrows(index + 1):
+                lies = current if chunk is None else current.narrowed(*chunk)
+                for number, part in enumerate(self._parts[index]):
+                    key = (index, number, settings, lies.strides, lies.begin, local.device.type, chunk and (chunk.begin, chunk.length))
+                    if key not in self._transforms:
+                        self._choose(key, part, lies, local.device.type == "cpu", chunk)
+                    lies = lies if part.in_place else _result_of(part, chunk)
+            current = lies  # of chunks the last one: a move follows, which has memory of its own
+
+    def _narrows(self, index: int) -> list[_Narrow | None]:
+        """What the transform before the move ``index`` is called for: the whole, or the chunks that are not empty."""
+        chunks, cut = (self._ops[index], self._cuts[index]) if self._has_chunks(index) else (None, None)
+        return [_Narrow(cut.axis, chunk.begin, chunk.length) for chunk in chunks if chunk.length] if isinstance(chunks, list) and cut is not None else [None]
 
     @staticmethod
     def _weighted(half: torch.Tensor, axis: int, extent: int, weight: float) -> torch.Tensor:
@@ -215,8 +286,11 @@ class Plan:
                 steps.append({"transform": list(step.axes), "shapes": [list(share.local_shape) for share in step.end.shares], "lies": str(step.end.distribution),
                               "engines": [{"engine": choice.engine.short, "why": choice.why, "measured_us": choice.measured, "elements": choice.elements} for choice in chosen]})
             else:
-                assert op is not None
-                steps.append({"move": op.traffic(), "from": str(step.source.distribution), "to": str(step.target.distribution)})
+                cut = self._cuts[index]
+                assert op is not None and cut is not None
+                moved = _fft_chunks.merged([chunk.op.traffic() for chunk in op]) if isinstance(op, list) else op.traffic()
+                steps.append({"move": moved, "from": str(step.source.distribution), "to": str(step.target.distribution),
+                              "chunks": cut.chunks, "chunk_axis": cut.axis if cut.chunks > 1 else None, "why": cut.why})
         return {"name": self.name, "kind": self.problem.kind, "shape": list(self.problem.shape), "result_shape": list(self.problem.result_shape),
                 "axes": list(self.problem.axes), "world_size": len(self.source.shares), "engine": self.engine, "dtype": str(self._compute), "steps": steps}
 
@@ -234,4 +308,5 @@ class Plan:
             lines.append(f"{number}. exchange: {human_bytes(between)} between ranks, from {step['from']} to {step['to']}")
             mine = [edge for edge in edges if self._rank in (edge["src"], edge["dst"]) and edge["src"] != edge["dst"]]
             lines += [f"   rank {edge['src']} to rank {edge['dst']}: {human_bytes(edge['bytes'])}" for edge in mine]
+            lines.append(f"   {'whole' if step['chunks'] == 1 else str(step['chunks']) + ' chunks along axis ' + str(step['chunk_axis']) + ', each beside the transform of the next'} ({step['why']})")
         return "\n".join(lines)

@@ -33,6 +33,10 @@ class Array(NamedTuple):
         """A part of that shape at the same place: the strides stay."""
         return self._replace(shape=shape)
 
+    def narrowed(self, dim: int, begin: int, length: int) -> Array:
+        """As ``tensor.narrow``."""
+        return self._replace(shape=(*self.shape[:dim], length, *self.shape[dim + 1:]), begin=(self.begin + begin * self.strides[dim] * self.item) % ALIGNMENT)
+
     def scratch(self) -> torch.Tensor:
         """Memory that lies as this. None of it is touched."""
         span = 1 + sum((extent - 1) * stride for extent, stride in zip(self.shape, self.strides)) if self.elements else 0

@@ -17,6 +17,7 @@ from .. import _C
 from .._groups import global_ranks, resolve_backend
 from .._layout import _kind, as_dims
 from . import _ends, _meeting, _runtime
+from ._fft_chunks import Chunking, are_between_hosts, host_with_wires
 from ._fft_plan import Plan, Settings
 from ._fft_route import Problem
 from ._operand import Operand, unwrap, wrap
@@ -54,6 +55,8 @@ class FFTOptions:
     last_axis_parity: of C2R, whether the last transformed axis of the result is "even", 2 (m - 1), or "odd", 2 (m - 1) + 1.
     logger, blocking: accepted for programs written for nvmath; a result is there when a call returns.
     measure: whether each local transform's engine is chosen by measuring, once in a process for each layout; False: the first that is here. Ranks may differ in it.
+    chunks: into how many parts a local transform and the exchange after it are cut, so that the exchange of one goes on while the next is transformed: 1 for whole, None for
+        what is likely to be fastest (``FFT.explain()`` says which and why). At most as many as there are indices. Equal on all ranks.
     """
 
     fft_type: str | None = None
@@ -63,8 +66,11 @@ class FFTOptions:
     blocking: Any = "auto"
     redistribute: bool | None = None
     measure: bool = True
+    chunks: int | None = None
 
     def __post_init__(self) -> None:
+        if self.chunks is not None and (isinstance(self.chunks, bool) or not isinstance(self.chunks, int) or self.chunks < 1):
+            raise ValueError(f"chunks is {_kind(self.chunks)}; give a number from 1, or None")
         for name, known in (("fft_type", (None, *_KINDS)), ("reshape", (True, False)), ("measure", (True, False)), ("redistribute", (None, True, False)),
                             ("last_axis_parity", ("even", "odd")), ("blocking", (True, "auto"))):
             value = getattr(self, name)
@@ -101,6 +107,7 @@ class FFT:
         self._ranks = global_ranks(backend)
         self._rank = _C.rank(backend)
         self._freed = False
+        self._wires = host_with_wires(self._group)
         self._inverse = _inverse
         self._plans: dict[bool, Plan] = {}
         self._swapped = False
@@ -115,7 +122,7 @@ class FFT:
         if kept is None:
             self._settle(everyone, sides)
         else:  # all ranks told the same before, and so came to the same
-            self._problem, self._source, self._target, self._norm, self._told, plan = kept
+            self._problem, self._source, self._target, self._norm, self._told, self._chunking, plan = kept
             self._plans[False] = plan
 
     def _read(self, operand: Any, distribution: Any, options: Any, axes: Any, norm: Any, global_shape: Any,
@@ -133,7 +140,8 @@ class FFT:
             if self._operand.package == "DTensor":
                 global_shape = tuple(self._operand.given.shape) if global_shape is None else global_shape
             told = {**self._operand.tell(), "kind": kind, "norm": norm, "axes": None if axes is None else list(as_dims(axes, "axes")),
-                    "last_axis_parity": given.last_axis_parity, "measure": given.measure, "redistribute": given.returns, "distribution": [None if side is None else side.describe() for side in sides],
+                    "last_axis_parity": given.last_axis_parity, "measure": given.measure,
+                    "chunks": given.chunks, "wires": self._wires, "redistribute": given.returns, "distribution": [None if side is None else side.describe() for side in sides],
                     "global_shape": None if global_shape is None else list(as_dims(global_shape, "global_shape")),
                     "requires_grad": self._operand.tensor.requires_grad or getattr(self._operand.given, "requires_grad", False)}
             return told, sides, None
@@ -167,8 +175,9 @@ class FFT:
     def _settle(self, told: Sequence[dict[str, Any]], sides: Sequence[Distribution | None]) -> None:
         """From what all ranks told to the problem and its ends. Pure: it raises on all ranks alike."""
         door, size = self._door, len(self._ranks)
-        _ends.agree(told, door, ("dtype", "package", "device", "kind", "norm", "axes", "last_axis_parity", "redistribute", "global_shape", "requires_grad"))
+        _ends.agree(told, door, ("dtype", "package", "device", "kind", "norm", "axes", "last_axis_parity", "redistribute", "global_shape", "requires_grad", "chunks"))
         mine = told[self._rank]
+        self._chunking = Chunking(mine["chunks"], are_between_hosts([record["wires"] for record in told]))
         shapes = [record["shape"] for record in told]
         assert sides[0] is not None
         source = _ends.resolve(door, "the operand's distribution", sides[0], [record["distribution"][0] for record in told], size)
@@ -208,7 +217,7 @@ class FFT:
         return self._planned(self._swapped).explain()
 
     def traffic(self) -> dict[str, Any]:
-        """The same for programs: name, world_size, engine, and steps, each {"transform": axes} or {"move": what CustomOp.traffic() gives}."""
+        """The same for programs: name, world_size, engine, and steps, each {"transform": axes} or {"move": what CustomOp.traffic() gives, "chunks": number, "why": text}."""
         return self._planned(self._swapped).traffic()
 
     def plot(self, path: str | os.PathLike[str], title: str | None = None) -> None:
@@ -232,7 +241,7 @@ class FFT:
         source, target = (self._target, self._source) if swapped else (self._source, self._target)
         assert source is not None
         compute = _dtype_of("torch." + _WIDTHS[self._told["dtype"].partition(".")[2]][0])
-        made = Plan(self._group, self._rank, self._problem, source, target, compute, self._door, measure=self._told["measure"])
+        made = Plan(self._group, self._rank, self._problem, source, target, compute, self._door, measure=self._told["measure"], chunking=self._chunking)
         if self._operand is not None:
             local = self._operand.tensor
             like = local if local.dtype == made.operand_dtype else torch.empty_like(local, dtype=made.operand_dtype)
@@ -403,7 +412,7 @@ def irfft(operand: Any, /, *, distribution: Any = None, sync_symmetric_memory: b
 def _once(door: str, operand: Any, distribution: Any, options: Any, axes: Any, norm: Any, global_shape: Any, group: Any, inverse: bool) -> Any:
     one = FFT(operand, distribution=distribution, options=options, axes=axes, norm=norm, global_shape=global_shape, group=group, _door=door, _inverse=inverse)
     one.plan()
-    _meeting.keep_plan(one._group, one._key, (one._problem, one._source, one._target, one._norm, one._told, one._plans[False]))
+    _meeting.keep_plan(one._group, one._key, (one._problem, one._source, one._target, one._norm, one._told, one._chunking, one._plans[False]))
     return one.execute()
 
 
