@@ -321,7 +321,7 @@ def timeout_body(rank):
         kind, text = raised(symm.empty, 3, group=world)
         assert kind is shardwire.errors.TimeoutError and "did not arrive" in text, text
     else:
-        kind, text = raised(symm.signal_wait, word[0], "ge", 1, timeout=20)
+        kind, text = raised(symm.signal_wait, word[0], "ge", 1, timeout=40)
         assert kind is shardwire.errors.TimeoutError and "did not arrive" in text, text
     return True
 
