@@ -134,7 +134,7 @@ TEST(ConnectPeers, NamesTheRanksThatDidNotArriveInTime) {
     const auto start = Clock::now();
     const auto peers = connect(store, rank, 5, std::chrono::milliseconds(1000));
     const auto waited = Clock::now() - start;
-    expectError(peers, StatusCode::kTimeout, {"group 'g'", "ranks 1, 3 did not arrive within 1"});
+    expectError(peers, StatusCode::kTimeout, {"group 'g'", "ranks 1, 3 did not arrive within "});
     EXPECT_GE(waited, std::chrono::milliseconds(1000));
     EXPECT_LT(waited, std::chrono::seconds(10));
   });
