@@ -43,12 +43,9 @@ def compiles(settings: dict[str, Any], device: str) -> dict[str, Any]:
 
 
 def _digest_of_settings(config: Any) -> str:
-    """torch 2.6 notes the device in one of its settings when it has compiled: nobody set it, and the next key of the same kernel would be another one."""
-    note = "AOTI_DEVICE_KEY"
-    metadata = config.aot_inductor.metadata
-    if note not in metadata:
-        return str(config.get_hash().hex())
-    with config.patch({"aot_inductor.metadata": {name: value for name, value in metadata.items() if name != note}}):
+    """A compile notes its device and machine in one of the settings (AOTI_DEVICE_KEY, ...): nobody set them, and the next key of the same kernel would be another one."""
+    given = {name: value for name, value in config.aot_inductor.metadata.items() if not name.startswith("AOTI_")}
+    with config.patch({"aot_inductor.metadata": given}):
         return str(config.get_hash().hex())
 
 
