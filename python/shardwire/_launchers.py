@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 # Below the ports that Linux hands out by itself (32768 and up), so that no program holds one of them by chance.
-_FIRST_PORT, _NUM_PORTS = 10000, 20000
+FIRST_PORT, NUM_PORTS = 10000, 20000
 _LOOPBACK = "127.0.0.1"
 _MAX_HOSTS = 1 << 20
 
@@ -125,7 +125,7 @@ def _srun(environment: Mapping[str, str]) -> Place:
     job = environment.get("SLURM_JOB_ID") or environment.get("SLURM_JOBID") or ""
     step = environment.get("SLURM_STEP_ID") or environment.get("SLURM_STEPID") or ""
     # Jobs that run at one time have ids that differ by little, and so do steps: no two of them get one port.
-    port = _FIRST_PORT + (int(job) + 997 * int(step)) % _NUM_PORTS if job.isdecimal() and step.isdecimal() else None
+    port = FIRST_PORT + (int(job) + 997 * int(step)) % NUM_PORTS if job.isdecimal() and step.isdecimal() else None
     return Place("srun", _evidence(environment, "SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_PROCID", *sizes[:1]), _number(environment, "SLURM_PROCID"), size,
                  _optional(environment, "SLURM_LOCALID"), local_size, host, port, _optional(environment, "SLURM_CPUS_PER_TASK"))
 
@@ -146,7 +146,7 @@ def _pmi(environment: Mapping[str, str]) -> Place:
 
 
 def _port_of_name(name: str | None) -> int | None:
-    return _FIRST_PORT + zlib.crc32(name.encode()) % _NUM_PORTS if name else None
+    return FIRST_PORT + zlib.crc32(name.encode()) % NUM_PORTS if name else None
 
 
 def _number(environment: Mapping[str, str], name: str) -> int:

@@ -29,6 +29,7 @@ This file imports the standard library only, and runs as a file too.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import ctypes
 import os
 import queue
@@ -44,19 +45,24 @@ from dataclasses import dataclass, replace
 from typing import BinaryIO
 
 try:
-    from ._launchers import Place, address_of, recognise, why_none, without_mpi
+    from ._launchers import FIRST_PORT, NUM_PORTS, Place, address_of, recognise, why_none, without_mpi
 except ImportError:  # run as a file, whose folder Python looks into first
-    from _launchers import Place, address_of, recognise, why_none, without_mpi  # type: ignore[import-not-found,no-redef]
+    from _launchers import FIRST_PORT, NUM_PORTS, Place, address_of, recognise, why_none, without_mpi  # type: ignore[import-not-found,no-redef]
 
 _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _PR_SET_PDEATHSIG = 1
+_MOST_TRIES = 1000
 
 
 def free_port() -> int:
-    """A TCP port of this host that nobody listens on now."""
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """A TCP port of this host that no socket has now, below those that Linux hands out by itself (ip_local_port_range, 32768 and up): it is still
+    free when rank 0 opens its store there seconds later, unless somebody asks for this very number."""
+    for _ in range(_MOST_TRIES):
+        port = FIRST_PORT + secrets.randbelow(NUM_PORTS)
+        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe, contextlib.suppress(OSError):
+            probe.bind(("", port))
+            return port
+    raise OSError(f"none of {_MOST_TRIES} ports from {FIRST_PORT} to {FIRST_PORT + NUM_PORTS - 1}, taken at random, was free on this host: give --master-port PORT")
 
 
 @dataclass(frozen=True)

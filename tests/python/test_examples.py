@@ -10,7 +10,6 @@ import json
 import os
 import pathlib
 import re
-import socket
 import subprocess
 import sys
 
@@ -19,6 +18,7 @@ import torch
 from ranks import run_ranks
 
 import shardwire
+from shardwire.launch import free_port
 from shardwire.offline.description import plan_description
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -56,12 +56,9 @@ def imports(code: str) -> list[str]:
 def test_an_example_runs(example: docs.Example, size: int, tmp_path: pathlib.Path) -> None:
     if example.torch and TORCH < tuple(int(part) for part in example.torch.split(".")):
         pytest.skip(f"this example needs torch {example.torch}")
-    with socket.socket() as probe:
-        probe.bind(("localhost", 0))
-        port = probe.getsockname()[1]
     for module in imports(example.code):
         importlib.import_module(module)  # once, before the forks
-    told = run_ranks(size, as_a_launcher_starts_it, example, size, port, str(tmp_path), join=False)
+    told = run_ranks(size, as_a_launcher_starts_it, example, size, free_port(), str(tmp_path), join=False)
     if "explain()" in example.code:
         assert SAYS.get(example.page, "") in told[0], told[0]
 

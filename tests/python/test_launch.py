@@ -8,6 +8,7 @@ import sys
 import time
 
 import pytest
+from shardwire.launch import free_port
 
 
 def launch(launcher, *arguments, timeout=60, **options):
@@ -186,10 +187,7 @@ def test_hosts_by_hand_make_one_job(launcher, script):
 def test_a_job_of_two_launchers(launcher, script):
     path = script("import torch, torch.distributed as dist, shardwire\ndist.init_process_group('shardwire')\nt = torch.ones(1) * rank\n"
                   "dist.all_reduce(t)\nsys.stdout.write(f'sum {t.item()}\\n')\ndist.barrier()\ndist.destroy_process_group()")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = str(probe.getsockname()[1])
-    command = [sys.executable, launcher, "--nnodes", "2", "-n", "2", "--master-addr", "127.0.0.1", "--master-port", port, "--node-rank"]
+    command = [sys.executable, launcher, "--nnodes", "2", "-n", "2", "--master-addr", "127.0.0.1", "--master-port", str(free_port()), "--node-rank"]
     hosts = [subprocess.Popen([*command, node, path], env=under({}), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for node in ("1", "0")]
     for host in hosts:
         output, errors = host.communicate(timeout=60)

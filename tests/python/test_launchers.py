@@ -38,12 +38,6 @@ dist.destroy_process_group()
 """
 
 
-def _free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
-
-
 def _run(command: list[str], tmp_path: Path, script_text: str = SCRIPT.replace("IMPORT", "import shardwire"), **more: str) -> None:
     script = tmp_path / "job.py"
     script.write_text(script_text)
@@ -56,7 +50,7 @@ def _run(command: list[str], tmp_path: Path, script_text: str = SCRIPT.replace("
 @pytest.mark.skipif(VERSION == (2, 6), reason="Debian 13's torchrun asks for libuv, which its torch was built without")
 def test_torchrun(tmp_path: Path) -> None:
     options = ["-r", "1", "-t", "1"] if VERSION == (1, 13) else []  # 1.13 on Python 3.11 fails without them
-    _run([sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_port", str(_free_port()), *options], tmp_path)
+    _run([sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_port", str(launch.free_port()), *options], tmp_path)
 
 
 # torch loads backends by itself from 2.5 on; a script for older ones imports shardwire.
@@ -69,7 +63,7 @@ needs_mpirun = pytest.mark.skipif(shutil.which("mpirun") is None, reason="no mpi
 @needs_mpirun
 @pytest.mark.parametrize("address", ["given", "mpirun's"])
 def test_mpirun_without_rank(address: str, tmp_path: Path) -> None:
-    more = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())} if address == "given" else {}
+    more = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(launch.free_port())} if address == "given" else {}
     _run([*MPIRUN, sys.executable], tmp_path, WITHOUT_IMPORT, **more)
 
 
@@ -101,7 +95,7 @@ def _by_hand(rank: int, method: str) -> None:
 
 @pytest.mark.parametrize("how", ["tcp", "file"])
 def test_multiprocessing_and_re_init(how: str, tmp_path: Path) -> None:
-    method = f"tcp://127.0.0.1:{_free_port()}" if how == "tcp" else f"file://{tmp_path}/meeting"
+    method = f"tcp://127.0.0.1:{launch.free_port()}" if how == "tcp" else f"file://{tmp_path}/meeting"
     torch.multiprocessing.spawn(_by_hand, args=(method,), nprocs=2)
 
 

@@ -16,11 +16,12 @@ from typing import Any
 import pytest
 import torch
 from ranks import await_file
-from two_jobs import Job, free_port, group, jobs, tell
+from two_jobs import Job, group, jobs, tell
 
 import shardwire
 from shardwire import FusedLayout, Layout, NameMap, Part, Replicate, Shard
 from shardwire._mpi import tcp_store
+from shardwire.launch import free_port
 from shardwire.weights.fetching import FETCH, Request, answer_row, choose, rename_ranks
 from shardwire.weights.holdings import Holdings
 from shardwire.weights.meeting_place import Address, RecordPlace, signed

@@ -12,7 +12,6 @@ import os
 import pickle
 import select
 import signal
-import socket
 import sys
 import tempfile
 import time
@@ -37,12 +36,6 @@ def tell(*words: Any) -> None:
 def group() -> Any:
     """The group of this rank's job."""
     return _group
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 class Job:

@@ -15,6 +15,8 @@ import subprocess
 import tempfile
 import time
 
+from shardwire.launch import free_port
+
 PACKAGES = "slurmctld slurmd slurm-client"  # Debian's
 NODES = ("127.0.0.1", "127.0.0.2")
 
@@ -84,11 +86,10 @@ def _program(name):
 
 
 def _free_ports(count):
-    with contextlib.ExitStack() as stack:
-        probes = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for probe in probes:
-            probe.bind(("127.0.0.1", 0))
-        return [probe.getsockname()[1] for probe in probes]
+    ports = set()
+    while len(ports) < count:
+        ports.add(free_port())
+    return list(ports)
 
 
 def _start(stack, log, command, environment):

@@ -13,15 +13,14 @@ import pytest
 pytest.importorskip("ray", reason="ray is not installed: ./run frameworks makes an environment that has it")
 
 SCRIPT = """
-import json, socket
+import json
 import ray
 
 @ray.remote(num_cpus=1)
 class Worker:
     def port(self):
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            return probe.getsockname()[1]
+        from shardwire.launch import free_port
+        return free_port()
 
     def join(self, rank, size, port, backend):
         import torch, torch.distributed as dist
