@@ -42,12 +42,13 @@ def in_its_folder(rank, size, folder, is_spmd):
 
 @pytest.mark.parametrize("is_spmd", [True, False, None])
 def test_plans_lie_in_the_folder_of_their_pattern(run_ranks, tmp_path, is_spmd):
+    plans = tmp_path / "plans"  # beside the ranks' store, which goes when the last of them is gone
     for again in (False, True):
-        for rank, ((first, path, _), (second, *_), (anew, *_)) in enumerate(run_ranks(3, in_its_folder, tmp_path, is_spmd)):
+        for rank, ((first, path, _), (second, *_), (anew, *_)) in enumerate(run_ranks(3, in_its_folder, plans, is_spmd)):
             made = "received" if is_spmd and rank else "planned"
             assert (first, second, anew) == ("disk" if again else made, "memory", made)
-            assert os.path.isfile(path) and os.path.dirname(path) == str(tmp_path / ("spmd" if is_spmd else f"rank_{rank}"))
-    assert sum(len(files) for _, _, files in os.walk(tmp_path)) == 3
+            assert os.path.isfile(path) and os.path.dirname(path) == str(plans / ("spmd" if is_spmd else f"rank_{rank}"))
+    assert sum(len(files) for _, _, files in os.walk(plans)) == 3
 
 
 def test_without_a_group_plans_lie_in_local_and_in_the_ranks_folder(tmp_path):
