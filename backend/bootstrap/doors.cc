@@ -101,6 +101,10 @@ std::optional<Result<std::string>> PeerDial::secret() {
   }
   auto answer = receiveSecret(question_, Clock::now());
   question_.reset();
+  if (answer.status().code() == StatusCode::kTimeout) {  // it took this rank for one of too many strangers, since it was slow to speak
+    askAgain_ = Clock::now() + kFullDoor;
+    return std::nullopt;
+  }
   return answer;
 }
 

@@ -255,6 +255,10 @@ Status PeerJoiner::answer(Caller caller) {
             group_.rank, peer, static_cast<int>(caller.kind));
     return Status::ok();
   }
+  if (!group_.lateBy[Gathering::index(peer)].empty()) {
+    return Status::ok();  // through already, and its first operation needs this rank: hung up on, it dials again until this one is through,
+                          // too
+  }
   group_.busyWith = peer;
   auto connection = connect(std::move(caller.link), caller.kind, peer, false);
   if (connection.isOk()) {

@@ -57,7 +57,8 @@ std::optional<Rank> Lookout::deadRank() {
       if (!met.isOk() || *met) {
         return true;
       }
-      return group_.addressOf(rank).joinsLate && !group_.knowsAll && isAllPublished(group_);
+      // Its half of a pair that this rank joins at once comes later, by its engine: the pair's own health says whether it died.
+      return group_.addressOf(rank).joinsLate && (group_.isAttached(rank) || (!group_.knowsAll && isAllPublished(group_)));
     };
     if (lifeWatch_->isDead(rank, group_.addressOf(rank)) && !isThrough()) {
       return rank;

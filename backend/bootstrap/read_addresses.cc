@@ -95,7 +95,9 @@ Status absentError(Gathering& group, Rank awaited) {
   SW_RETURN_IF_ERROR(readUnread(group, group.worldSize));
   std::vector<Rank> absent = unread(group);
   std::sort(absent.begin(), absent.end());
-  return lateError(group, "did not arrive", absent.empty() ? std::vector<Rank>{awaited} : absent);
+  return absent.empty()
+             ? lateError(group, fmt::format("arrived, but wrote no list of ranks in which this process is rank {}", group.rank), {awaited})
+             : lateError(group, "did not arrive", absent);
 }
 
 class Pause {

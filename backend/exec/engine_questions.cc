@@ -228,6 +228,9 @@ void Engine::onAdvice(Rank from, const Received<AdviceFrame>& frame) {
 void Engine::hearOfFailure() {
   if (mutex_.tryLock()) {
     const MutexLock lock(mutex_, std::adopt_lock);
+    if (isClosed_) {
+      return;  // its connections are being ended, and the wires are those that they leave by
+    }
     tellAdvice();
     std::for_each(peers_.wires.begin(), peers_.wires.end(), [](const auto& wire) { wire->poll(); });
   } else {

@@ -31,6 +31,9 @@ using Challenge = std::array<std::uint8_t, 32>;
 
 enum class LinkRole : std::uint8_t { kDialer = 1, kListener = 2 };
 
+// HMAC-SHA256. The key has at most 64 bytes: here they are tokens and digests.
+Digest hmac(std::string_view key, std::string_view message);
+
 LinkKey makeLinkKey(const RandomId& token, std::string_view jobToken);
 // What ranks of one host show each other over a Unix socket: the store's token, with the job's mixed in. Says neither of the two.
 RandomId makeHostToken(const RandomId& token, std::string_view jobToken);

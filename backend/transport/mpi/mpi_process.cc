@@ -21,6 +21,7 @@ constexpr const char* kModuleName = "libshardwire_mpi.so";
 // MPI_Finalize waits for all ranks; one that cannot come any more must not keep this process for ever.
 constexpr Duration kFinaliseWithin = std::chrono::seconds(60);
 constexpr Duration kLookEvery = std::chrono::milliseconds(20);
+constexpr const char* kMakingPair = "MPI_Comm_create_group";
 
 Status unsupported(std::string why) {
   return {StatusCode::kUnsupported, std::move(why)};
@@ -216,22 +217,33 @@ std::string MpiProcess::job() const {
 }
 
 Result<MpiPair*> MpiProcess::pairWith(int worldRank, const std::function<bool()>& isWanted, Deadline deadline) {
-  {
-    const MutexLock lock(mutex_);
-    Pair& pair = pairs_[worldRank];
-    while (pair.isBeingMade && Clock::now() < deadline) {
-      changed_.waitUntil(mutex_, deadline);
+  for (InterruptibleWait wait(deadline);;) {
+    {
+      const MutexLock lock(mutex_);
+      Pair& pair = pairs_[worldRank];
+      if (pair.isBeingMade) {
+        changed_.waitUntil(mutex_, std::min(deadline, Clock::now() + kLookEvery));
+      }
+      if (pair.made != nullptr) {
+        return pair.made;
+      }
+      if (!pair.isBeingMade) {
+        pair.isBeingMade = true;
+        break;
+      }
     }
-    if (pair.made != nullptr) {
-      return pair.made;
+    if (wait.isInterrupted()) {
+      return interruptedStatus(kMakingPair);
     }
-    if (pair.isBeingMade) {
-      return Status{StatusCode::kTimeout, "MPI_Comm_create_group did not end in time: the other rank does not call it, or died"};
+    if (isWanted && !isWanted()) {
+      return Status{StatusCode::kPeerFailed, fmt::format("the peer hung up during {}", kMakingPair)};
     }
-    pair.isBeingMade = true;
+    if (Clock::now() >= deadline) {
+      return Status{StatusCode::kTimeout, fmt::format("{} did not end in time: the other rank does not call it, or died", kMakingPair)};
+    }
   }
   // Should it be left behind, it may still end: then the pair is there for the next.
-  SW_RETURN_IF_ERROR(runUntil(deadline, isWanted, "MPI_Comm_create_group", [this, worldRank] {
+  SW_RETURN_IF_ERROR(runUntil(deadline, isWanted, kMakingPair, [this, worldRank] {
     auto fresh = api_->makePair(worldRank);
     const MutexLock lock(mutex_);
     Pair& pair = pairs_[worldRank];

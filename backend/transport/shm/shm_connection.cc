@@ -163,9 +163,10 @@ bool ShmConnection::stopFetches() {
   return true;
 }
 
-// Its memory stays as long as the peer knows that this rank is there.
+// Its memory stays as long as the peer knows that this rank is there. It may have left before it knew, and this rank may have heard its
+// last sign only: memory that was given back reads as that of a rank at work.
 bool ShmConnection::hasLeft() const {
-  return joint_.theirs->ownerLeft() || (!isHeard_ && joint_.theirs->isGivenBack());
+  return joint_.theirs->ownerLeft() || joint_.theirs->isGivenBack();
 }
 
 Status ShmConnection::lookAtPeer() {

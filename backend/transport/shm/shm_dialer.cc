@@ -71,7 +71,7 @@ std::optional<ShmLinkRequest::Outcome> ShmDialer::advance(Dial& dial, const ShmL
   return link;
 }
 
-void ShmDialer::serve(const std::function<void(const ShmDoor& door, const std::shared_ptr<const ShmLink>& link)>& made) {
+void ShmDialer::serve(const Made& made) {
   {
     const MutexLock lock(mutex_);
     for (auto& request : added_) {
@@ -91,7 +91,7 @@ void ShmDialer::serve(const std::function<void(const ShmDoor& door, const std::s
       continue;
     }
     if (outcome->isOk()) {
-      made(request->door_, **outcome);
+      outcome = made(request->door_, **outcome);  // whoever asked holds the one that lasts
     }
     request->settle(std::move(*outcome));
     request->onDone_();

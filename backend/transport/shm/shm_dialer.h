@@ -51,8 +51,10 @@ class ShmDialer {
   void appendSockets(std::vector<pollfd>& fds) const;
   // Whether serve() is to be called again after a while, although nothing is readable: a door had no room.
   bool isPressed() const;
-  // Goes on with all requests, without waiting. `made` is told of each new link before its request is.
-  void serve(const std::function<void(const ShmDoor& door, const std::shared_ptr<const ShmLink>& link)>& made);
+  // Told of each new link; returns the one to that process that lasts, should another have been made meanwhile.
+  using Made = std::function<std::shared_ptr<const ShmLink>(const ShmDoor& door, const std::shared_ptr<const ShmLink>& link)>;
+  // Goes on with all requests, without waiting. `made` is asked before the request is settled.
+  void serve(const Made& made);
 
  private:
   struct Dial {

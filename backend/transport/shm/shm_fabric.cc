@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <new>
+#include <system_error>
 #include <utility>
 
 #include "backend/base/futex.h"
@@ -163,7 +164,12 @@ Status ShmFabric::open() {
     return systemError("making an eventfd", errno);
   }
   listener_.emplace(std::move(*listener));
-  thread_ = std::thread([this] { serve(); });
+  try {
+    thread_ = std::thread([this] { serve(); });
+  } catch (const std::system_error& error) {
+    listener_.reset();  // or the next group would take it for served
+    return systemError("starting the thread that answers at this process's door", error.code().value());
+  }
   return Status::ok();
 }
 
@@ -197,7 +203,7 @@ void ShmFabric::serve() {
       isPressed = listener_->isPressed();
     }
     isPressed |= serveLinks();
-    dialer_.serve([this](const ShmDoor& door, const std::shared_ptr<const ShmLink>& link) { keep(door, link); });
+    dialer_.serve([this](const ShmDoor& door, const std::shared_ptr<const ShmLink>& link) { return keep(door, link); });
     if (isAnyGone) {
       clearRemains();
     }

@@ -51,6 +51,19 @@ class FakeDoorbell final : public Doorbell {
   const std::shared_ptr<FakeBell> bell_ = std::make_shared<FakeBell>();
 };
 
+class CountingWire final : public Wire {
+ public:
+  explicit CountingWire(std::atomic<int>* polls) : polls_(polls) {}
+  bool poll() override {
+    ++*polls_;
+    return false;
+  }
+  int readinessFd() const override { return -1; }
+
+ private:
+  std::atomic<int>* const polls_;
+};
+
 class EngineTest : public ::testing::Test {
  protected:
   EngineTest() {
@@ -62,6 +75,7 @@ class EngineTest : public ::testing::Test {
     from_.other = to_;
     peers.hosts = {0, 0};
     peers.whyNotFaster.resize(2);
+    peers.wires.push_back(std::make_unique<CountingWire>(&polls_));
     auto doorbell = std::make_unique<FakeDoorbell>();
     progressBell_ = doorbell->fakeBell();
     peers.doorbell = std::move(doorbell);
@@ -104,11 +118,23 @@ class EngineTest : public ::testing::Test {
     return exchange;
   }
 
+  std::atomic<int> polls_{0};     // of the group's wire
   FakeConnection from_{0};        // rank 1's end
   FakeConnection* to_ = nullptr;  // rank 0's
   std::shared_ptr<FakeBell> progressBell_;
   std::shared_ptr<Engine> engine_;
 };
+
+// Another thread tells of a failure beside while this one ends the group: what is left of the connections leaves by the wires.
+TEST_F(EngineTest, PollsNoWireOnceItsGroupIsClosed) {
+  const int before = polls_;
+  engine_->hearOfFailure();
+  EXPECT_GT(polls_, before);
+  engine_->shutdown();
+  const int atTheEnd = polls_;
+  engine_->hearOfFailure();
+  EXPECT_EQ(polls_, atTheEnd);
+}
 
 // A long read waits for no peer, so nobody rings for its rest.
 TEST_F(EngineTest, LeavesWhatWaitsForNobodyToTheProgressThreadAtOnce) {

@@ -9,6 +9,8 @@
 #include <fstream>
 #include <set>
 #include <string>
+#include <thread>
+#include <vector>
 
 #include "backend/transport/shm/shm_fabric.h"
 #include "tests/backend/transport/contract.h"
@@ -169,6 +171,31 @@ TEST(ShmTransport, ManyGroupsLeaveNothing) {
     EXPECT_LT(arena.st_blocks * 512, 1 << 20);  // one group's
     meet(link);
   });
+}
+
+// Each has a link of its own for a moment; the one that is not known to the process would go with the first group that drops the other.
+TEST(ShmTransport, TwoWhoAskForOneProcessAtOnceHoldOneLink) {
+  const auto made = internal::ShmFabric::instance();
+  ASSERT_TRUE(made.isOk()) << made.status().message();
+  const auto& fabric = *made;
+  ASSERT_TRUE(fabric->welcome("").isOk());
+  std::array<std::shared_ptr<internal::ShmLinkRequest>, 4> requests;
+  for (auto& request : requests) {
+    request = fabric->linkSoon(fabric->door(), "", [] {});
+  }
+  std::set<const internal::ShmLink*> links;
+  std::vector<std::shared_ptr<const internal::ShmLink>> held;
+  for (const auto& request : requests) {
+    const Deadline until = Clock::now() + std::chrono::seconds(20);
+    while (!request->outcome().has_value() && Clock::now() < until) {
+      std::this_thread::yield();
+    }
+    const auto outcome = request->outcome();
+    ASSERT_TRUE(outcome.has_value() && outcome->isOk());
+    held.push_back(**outcome);
+    links.insert(held.back().get());
+  }
+  EXPECT_EQ(links.size(), 1U);
 }
 
 TEST(ShmTransport, StagedSaysWhoAskedForIt) {
