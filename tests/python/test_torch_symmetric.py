@@ -275,6 +275,31 @@ def test_a_group_that_has_the_name_of_an_ended_one_is_another(tmp_path):
     run_ranks(2, recycled_body, str(tmp_path), join=False)
 
 
+def renamed_body(rank, folder):
+    from torch._C._distributed_c10d import _register_process_group, _unregister_process_group
+    t = made((4,)).fill_(rank + 1)
+    groups = [shardwire.create_process_group(dist.FileStore(f"{folder}/store{turn}", 2), rank, 2, 30) for turn in range(2)]
+    name = groups[0].group_name
+    assert torch.ops.symm_mem.one_shot_all_reduce(t, "sum", name).tolist() == [3.0] * 4
+    symm.barrier(groups[1])
+    # Rank 0 keeps the first one alive, as any variable does where torch's destroy_process_group() shuts no backend down (before 2.8).
+    if rank == 0:
+        _unregister_process_group(name)
+    else:
+        dist.destroy_process_group(groups.pop(0))
+        gc.collect()
+    _register_process_group(name, groups[-1])
+    symm.barrier(groups[-1])
+    assert torch.ops.symm_mem.one_shot_all_reduce(t, "sum", name).tolist() == [3.0] * 4
+    symm.barrier(groups[-1])
+    return True
+
+
+@with_api
+def test_a_handle_is_its_groups_not_its_names(tmp_path):
+    run_ranks(2, renamed_body, str(tmp_path), join=False)
+
+
 # ---- ops against naive results
 
 def ops_body(rank, size, seed, cases):
