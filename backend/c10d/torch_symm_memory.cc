@@ -241,6 +241,7 @@ SymmetricHandle TorchSymmetricAllocator::handleOf(void* memory, const std::optio
   std::shared_ptr<void> pages;
   std::size_t bytes = 0;
   std::string name;
+  SymmetricHandle handle;
   {
     const MutexLock lock(mutex_);
     const auto found = allocations_.find(memory);
@@ -251,16 +252,19 @@ SymmetricHandle TorchSymmetricAllocator::handleOf(void* memory, const std::optio
     if (!groupName.has_value() && !allocation.groupName.has_value()) {
       refuseSymm(StatusCode::kInvalidArgument, "rendezvous: give the group: the tensor was made without one");
     }
-    const std::string& wanted = groupName.has_value() ? *groupName : *allocation.groupName;
-    if (const auto known = allocation.handles.find(wanted); known != allocation.handles.end() && !known->second->isEnded()) {
-      return known->second;
+    name = groupName.has_value() ? *groupName : *allocation.groupName;
+    if (const auto known = allocation.handles.find(name); known != allocation.handles.end()) {
+      handle = known->second;
     }
     pages = allocation.pages;
     bytes = allocation.bytes;
-    name = wanted;
   }
   const auto group = groupNamed(name, "rendezvous");
   const auto communicator = group->communicator();
+  // An earlier group of this name may live on here, in somebody's variable, and not on the other ranks.
+  if (handle && !handle->isEnded() && handle->isIn(*communicator)) {
+    return handle;
+  }
   const std::size_t padBytes = signalPadBytes();
   const int numChannels = TorchSymmetricMemory::channelsOf(padBytes, communicator->worldSize());
   SymmetricRequest request{.bytes = TorchSymmetricMemory::blockBytes(padBytes, communicator->worldSize()),
@@ -276,7 +280,6 @@ SymmetricHandle TorchSymmetricAllocator::handleOf(void* memory, const std::optio
                                      communicator->worldSize());
     request.numChannels = 1;
   }
-  SymmetricHandle handle;
   {
     const WithoutPython released;
     auto made = communicator->makeSymmetric(request);

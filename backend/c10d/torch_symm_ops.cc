@@ -204,6 +204,7 @@ void twoShot(const char* name, const at::Tensor& input, const std::string& reduc
     }
   });
   meeting.add("input", operand);
+  meeting.add("in place", out == nullptr ? 1 : 0);  // then others write this rank's part, else it reads theirs
   meeting.meet();
   reduceChunk(operand, op, out == nullptr);
   meeting.leave();

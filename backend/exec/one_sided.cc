@@ -214,6 +214,17 @@ Status OneSided::owe(Rank to, Owed owed) {
       return Status::ok();
     }
   }
+  if (owed.isBox) {
+    // What this peer asks for next is done at once, and may change it.
+    ServedPart* part = nullptr;
+    SW_RETURN_IF_ERROR(find(to, owed.box.block, &part));
+    if (part == nullptr) {
+      return Status::ok();
+    }
+    owed.elements.resize(boxBytes(owed.box.shape, owed.box.elemBytes));
+    SW_RETURN_IF_ERROR(part->get(owed.box, owed.elements.data()));
+    owed.isBox = false;
+  }
   all.push_back(std::move(owed));
   ++numOwed_;
   return Status::ok();
@@ -226,7 +237,7 @@ Result<bool> OneSided::sendOwed(Rank to, const Owed& owed) {
   }
   if (!owed.isBox) {
     const auto word = std::as_bytes(std::span(&owed.word, 1));
-    return context_.sendControl(to, ReplyFrame{owed.request}, owed.isWord ? word : Payload());
+    return context_.sendControl(to, ReplyFrame{owed.request}, owed.isWord ? word : Payload(owed.elements));
   }
   ServedPart* part = nullptr;
   SW_RETURN_IF_ERROR(find(to, owed.box.block, &part));

@@ -7,9 +7,10 @@
 //   PendingReply, oldest first         ◄──── reply: elements, a word, or nothing (flush)
 //
 // Order: requests to one peer are sent in the order in which they were started, and control frames stay in order; so are done all of one
-// caller's. That is what fence() promises, and why a signal comes after the bytes. A put is over for its caller when its bytes are in
-// frames; a flush is answered after all that came before it, which is what quiet() waits for.
-// A caller asks for so much at a time (kMaxAsked), so that what an owner owes stays small. Under the engine's lock, all of it.
+// caller's: an answer for which there is no room is read all the same before the next request is looked at. That is what fence() promises,
+// and why a signal comes after the bytes. A put is over for its caller when its bytes are in frames; a flush is answered after all that
+// came before it, which is what quiet() waits for. A caller asks for so much at a time (kMaxAsked), so that what an owner owes stays small.
+// Under the engine's lock, all of it.
 #pragma once
 
 #include <cstdint>
@@ -127,6 +128,7 @@ class OneSided {
     bool isWord = false;
     bool isBox = false;
     PartBox box;
+    std::vector<std::byte> elements;  // of the box, once they were read
   };
   struct Peer {
     std::deque<std::shared_ptr<OneSidedRequest>> toSend;  // in the order of their start

@@ -36,7 +36,7 @@ class BlockWords {
       futexWakeAll(bell());
     }
   }
-  // 1 + the rank whose stores to many ranks go first; 0: nobody's. Of the first of these ranks only.
+  // 1 + the rank whose stores to many ranks go first; 0: nobody's. Of the lowest rank of a host only.
   Word& orderedBy() const { return at(kLine / sizeof(Word)); }
   // 1: that rank holds this block no longer.
   Word& dropped(Rank rank) const { return at(kArrays + static_cast<std::size_t>(rank)); }

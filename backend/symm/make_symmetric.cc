@@ -1,11 +1,13 @@
 // Two exchanges. In the first each rank says what it wants and where its own part lies; what they want must be equal. Then each makes its
 // peers' parts addressable. In the second each says how that went: so all have the block or none, and each knows who holds its own part.
+// Only a rank that fails in the second exchange does not know what the others have: see buryOffered().
 #include "backend/symm/make_symmetric.h"
 
 #include <fmt/format.h>
 
 #include <cstring>
 #include <memory>
+#include <utility>
 
 #include "backend/memory/shared_heap.h"
 #include "backend/symm/agree.h"
@@ -170,14 +172,15 @@ class Serving {
   Serving(const std::shared_ptr<Engine>& engine, std::uint64_t number) : engine_(*engine), number_(number) {}
   Serving(const Serving&) = delete;
   Serving& operator=(const Serving&) = delete;
-  ~Serving() {
-    if (isOpen_) {
-      engine_.withdraw(number_);
-    }
-  }
+  ~Serving() { end(); }
   void begin(std::shared_ptr<ServedPart> part) {
     engine_.serve(number_, std::move(part));
     isOpen_ = true;
+  }
+  void end() {
+    if (std::exchange(isOpen_, false)) {
+      engine_.withdraw(number_);
+    }
   }
   void keep(std::vector<Rank> askers) {
     if (!askers.empty()) {
@@ -191,6 +194,25 @@ class Serving {
   const std::uint64_t number_;
   bool isOpen_ = false;
 };
+
+// This rank may have told that all went well, and did not hear the same of all: a peer that did has the block, and writes to this part. One
+// that did not may have given its own to others by now, so nothing is written there, not even that this rank holds it no longer. So parts
+// stay until the peers that had them mapped have dropped the block, are gone or have no groups any more.
+void buryOffered(OwnPart own, const SymmetricRequest& request, const std::vector<BlockPart>& parts) {
+  BuriedBlock mine{own.get(), SymmetricBlock::wordsOf(own.get(), request.bytes, static_cast<int>(parts.size())), request.attached, {}};
+  for (std::size_t rank = 0; rank < parts.size(); ++rank) {
+    const BlockPart& part = parts[rank];
+    if (part.attachedHeld != nullptr) {
+      part.attachedHeld->release([] {});
+    }
+    if (part.held != nullptr) {
+      part.held->release([] {});
+      mine.holders.emplace_back(static_cast<Rank>(rank), part.held);
+    }
+  }
+  own.release();  // the graveyard has it now
+  bury(std::move(mine));
+}
 
 }  // namespace
 
@@ -235,6 +257,10 @@ Result<std::shared_ptr<SymmetricMemory>> makeSymmetric(const std::shared_ptr<Eng
     serving.begin(std::make_shared<ServedBlock>(own.get(), request.bytes, SymmetricBlock::wordsOf(own.get(), request.bytes, worldSize)));
   }
   const auto outcomes = exchangeAll(*engine, kWhat, encodeOutcome(held, parts), timeout);
+  if (!outcomes.isOk() && held.isOk()) {
+    serving.end();
+    buryOffered(std::move(own), request, parts);
+  }
   SW_RETURN_IF_ERROR(outcomes.status());
   std::vector<Rank> askers;
   SW_RETURN_IF_ERROR(readOutcomes(*outcomes, engine->rank(), &parts, &askers));

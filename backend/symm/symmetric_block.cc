@@ -348,9 +348,15 @@ Status SymmetricBlock::barrier(int channel, std::optional<Duration> timeout, boo
   });
 }
 
-Status SymmetricBlock::enterOrder(std::span<const Rank> ranks) {
+// The ranks of a host address the same parts: one word for all of them, whatever ranks each stores to.
+BlockWords::Word& SymmetricBlock::orderWord() const {
+  const auto first = std::ranges::find_if(parts_, [](const BlockPart& part) { return part.bytes != nullptr; });
+  return words(static_cast<Rank>(first - parts_.begin())).orderedBy();
+}
+
+Status SymmetricBlock::enterOrder(std::span<const Rank>) {
   SW_RETURN_IF_ERROR(usable());
-  auto& holder = words(ranks.front()).orderedBy();
+  auto& holder = orderWord();
   bool isMine = false;  // who waits asks again after it was told yes
   const auto take = [&] {
     std::uint32_t nobody = 0;
@@ -371,8 +377,8 @@ Status SymmetricBlock::enterOrder(std::span<const Rank> ranks) {
   });
 }
 
-void SymmetricBlock::leaveOrder(std::span<const Rank> ranks) {
-  words(ranks.front()).orderedBy().store(0, std::memory_order_release);
+void SymmetricBlock::leaveOrder(std::span<const Rank>) {
+  orderWord().store(0, std::memory_order_release);
 }
 
 Status SymmetricBlock::free(std::optional<Duration> timeout) {

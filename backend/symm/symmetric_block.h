@@ -94,6 +94,7 @@ class SymmetricBlock final : public SymmetricMemory, public std::enable_shared_f
   Status request(std::string_view what, Rank peer, const OneSidedCall& call, Arguments&&... arguments);
   Status ended() const;
   Status usable() const;
+  BlockWords::Word& orderWord() const;
   std::string stateOf(std::span<const Rank> ranks) const;
   const BlockPart& partOf(Rank rank) const { return parts_[static_cast<std::size_t>(rank)]; }
   BlockWords words(Rank rank) const { return wordsOf(partOf(rank).bytes, bytes_, worldSize()); }

@@ -604,6 +604,27 @@ def test_red_keeps_all_parts_equal():
     run_ranks(3, red_body)
 
 
+def red_over_teams_body(rank):
+    world = symm.team(group())
+    back = world.split_strided(1, -1, 2)
+    t = world.zeros(1 << 14)
+    mc = symm.get_multicast_tensor(*((t,) if rank == 0 else (back, t)))
+    assert mc.ranks == ((0, 1), (1, 0))[rank]
+    for _ in range(40):
+        t.fill_(1)
+        world.barrier()
+        mc.red("add", (2.0 ** 24, -2.0 ** 24)[rank])  # a float32 keeps the 1 only when the second comes first
+        world.barrier()
+        parts = [symm.get_peer_tensor(t, peer).unique().tolist() for peer in range(2)]
+        assert parts in ([[0.0], [0.0]], [[1.0], [1.0]]), parts
+        world.barrier()
+    return True
+
+
+def test_red_over_different_teams_comes_in_one_order():
+    run_ranks(2, red_over_teams_body)
+
+
 # ---- several hosts
 
 def requests_killed_body(rank, kind):

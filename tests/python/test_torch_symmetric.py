@@ -275,6 +275,31 @@ def test_a_group_that_has_the_name_of_an_ended_one_is_another(tmp_path):
     run_ranks(2, recycled_body, str(tmp_path), join=False)
 
 
+def renamed_body(rank, folder):
+    from torch._C._distributed_c10d import _register_process_group, _unregister_process_group
+    t = made((4,)).fill_(rank + 1)
+    groups = [shardwire.create_process_group(dist.FileStore(f"{folder}/store{turn}", 2), rank, 2, 30) for turn in range(2)]
+    name = groups[0].group_name
+    assert torch.ops.symm_mem.one_shot_all_reduce(t, "sum", name).tolist() == [3.0] * 4
+    symm.barrier(groups[1])
+    # Rank 0 keeps the first one alive, as any variable does where torch's destroy_process_group() shuts no backend down (before 2.8).
+    if rank == 0:
+        _unregister_process_group(name)
+    else:
+        dist.destroy_process_group(groups.pop(0))
+        gc.collect()
+    _register_process_group(name, groups[-1])
+    symm.barrier(groups[-1])
+    assert torch.ops.symm_mem.one_shot_all_reduce(t, "sum", name).tolist() == [3.0] * 4
+    symm.barrier(groups[-1])
+    return True
+
+
+@with_api
+def test_a_handle_is_its_groups_not_its_names(tmp_path):
+    run_ranks(2, renamed_body, str(tmp_path), join=False)
+
+
 # ---- ops against naive results
 
 def ops_body(rank, size, seed, cases):
@@ -500,6 +525,7 @@ def misuse_body(rank):
     splits[2] = 3
     told(lambda: ops.all_to_all_vdev(rows, torch.empty(2 if rank == 2 else 20, 2), splits, into, name))
     told(lambda: met(made((3 + rank,)), name))
+    told(lambda: ops.two_shot_all_reduce_out(t, "sum", name, t if rank == 1 else out))
     for call in (lambda: ops.one_shot_all_reduce(torch.ones(3), "sum", name), lambda: ops.one_shot_all_reduce(symm.zeros(3, group=group()), "sum", name)):
         kind, text = raised(call)
         assert kind is ValueError and "does not lie in torch's symmetric memory" in text
@@ -538,12 +564,13 @@ def test_misuse_is_the_same_error_on_all_ranks():
     results = run_ranks(3, misuse_body)
     assert results[0] == results[1] == results[2], [pair for pair in zip(*results) if len(set(pair)) > 1]
     kinds, texts = zip(*results[0])
-    assert [kind.__name__ for kind in kinds] == ["ValueError", *["MismatchError"] * 5, *["ValueError"] * 10, "MismatchError"], texts
+    assert [kind.__name__ for kind in kinds] == ["ValueError", *["MismatchError"] * 5, *["ValueError"] * 10, "MismatchError", "MismatchError"], texts
     assert "'first' is not a reduction" in texts[0] and "rank 0 gave one_shot_all_reduce max, input float32[12]" in texts[1]
     assert "rank 1: one_shot_all_reduce: out is float32[11], and float32[12] is needed" in texts[6] and "the other ranks read" in texts[7]
     assert "must be contiguous" in texts[8] and "max is not defined on complex64" in texts[9]
     assert "the splits of rank 1 say that 93 rows from row 3 on go to rank 2" in texts[14], texts[14]
     assert "rank 2: all_to_all_vdev: out has 2 rows on rank 2, and 9 are needed" in texts[15] and "rank 1 gave 16 bytes" in texts[16], texts
+    assert "at byte 0, in place 0, rank 1 gave two_shot_all_reduce_out sum" in texts[17] and "at byte 0, in place 1" in texts[17], texts[17]
 
 
 def gloo_body(rank, store):

@@ -3,127 +3,13 @@
 
 #include <gtest/gtest.h>
 
-#include <algorithm>
-#include <atomic>
-#include <functional>
 #include <string>
 #include <thread>
 
-#include "backend/exec/exchange.h"
-#include "tests/backend/exec/fake_group.h"
+#include "tests/backend/exec/fake_engine.h"
 
 namespace shardwire::internal {
 namespace {
-
-class FakeBell final : public ProgressBell {
- public:
-  std::uint32_t ticket() const override { return rings_.load(); }
-  void sleep(std::uint32_t ticket, Deadline until) override {
-    const Deadline soon = std::min(until, Clock::now() + std::chrono::milliseconds(1));  // frames that the test puts ring nothing
-    while (rings_.load() == ticket && Clock::now() < soon) {
-      std::this_thread::yield();
-    }
-  }
-  void ring() override { ++rings_; }
-  std::uint32_t rings() const { return rings_.load(); }
-
- private:
-  std::atomic<std::uint32_t> rings_{0};
-};
-
-class FakeDoorbell final : public Doorbell {
- public:
-  std::uint32_t arm(Wakes) override { return rings_.load(); }
-  void disarm() override {}
-  std::uint32_t ticket() const override { return rings_.load(); }
-  void sleep(std::uint32_t ticket, Deadline until) override {
-    while (rings_.load() == ticket && Clock::now() < until) {
-      std::this_thread::yield();
-    }
-  }
-  void ringSelf() override { ++rings_; }
-  std::shared_ptr<ProgressBell> progressBell() override { return bell_; }
-  void leave() override {}
-  const std::shared_ptr<FakeBell>& fakeBell() const { return bell_; }
-
- private:
-  std::atomic<std::uint32_t> rings_{0};
-  const std::shared_ptr<FakeBell> bell_ = std::make_shared<FakeBell>();
-};
-
-class CountingWire final : public Wire {
- public:
-  explicit CountingWire(std::atomic<int>* polls) : polls_(polls) {}
-  bool poll() override {
-    ++*polls_;
-    return false;
-  }
-  int readinessFd() const override { return -1; }
-
- private:
-  std::atomic<int>* const polls_;
-};
-
-class EngineTest : public ::testing::Test {
- protected:
-  EngineTest() {
-    Peers peers;
-    peers.connections.resize(2);
-    peers.connections[1] = std::make_unique<FakeConnection>(1);
-    to_ = static_cast<FakeConnection*>(peers.connections[1].get());
-    to_->other = &from_;
-    from_.other = to_;
-    peers.hosts = {0, 0};
-    peers.whyNotFaster.resize(2);
-    peers.wires.push_back(std::make_unique<CountingWire>(&polls_));
-    auto doorbell = std::make_unique<FakeDoorbell>();
-    progressBell_ = doorbell->fakeBell();
-    peers.doorbell = std::move(doorbell);
-    Options options;
-    options.ringBytes = 512;
-    options.timeout = std::chrono::seconds(20);
-    engine_ = Engine::create(std::move(peers), 0, 2, options, "g");
-  }
-  ~EngineTest() override { engine_->shutdown(); }
-
-  void put(Lane lane, const Bytes& frame) {
-    engine_->underLock([&] { from_.sent(lane).push_back(frame); });
-  }
-  Status statusOnceFailed() {
-    const Deadline until = Clock::now() + std::chrono::seconds(10);
-    while (engine_->status().isOk() && Clock::now() < until) {
-      std::this_thread::yield();
-    }
-    return engine_->status();
-  }
-  // Of the frames that went to rank 1, the first that is an F.
-  template <typename F>
-  std::optional<std::string> textOfFirst() {
-    std::optional<std::string> text;
-    engine_->underLock([&] {
-      for (const Bytes& frame : to_->sent(Lane::kControl)) {
-        if (const auto found = readFrame<F>(frame); found.has_value() && !text.has_value()) {
-          text = std::string(textOf(found->payload));
-        }
-      }
-    });
-    return text;
-  }
-  std::shared_ptr<Exchange> submitExchange(std::uint64_t fingerprint) {
-    auto exchange = std::make_shared<Exchange>("mine", 2, 0);
-    exchange->description = std::make_shared<const std::string>("the exchange");
-    exchange->fingerprint = fingerprint;
-    const std::shared_ptr<Activity> activity = exchange;
-    EXPECT_TRUE(engine_->submit(std::span(&activity, 1), Duration::zero()).isOk());
-    return exchange;
-  }
-
-  std::atomic<int> polls_{0};     // of the group's wire
-  FakeConnection from_{0};        // rank 1's end
-  FakeConnection* to_ = nullptr;  // rank 0's
-  std::shared_ptr<FakeBell> progressBell_;
-  std::shared_ptr<Engine> engine_;
-};
 
 // Another thread tells of a failure beside while this one ends the group: what is left of the connections leaves by the wires.
 TEST_F(EngineTest, PollsNoWireOnceItsGroupIsClosed) {

@@ -87,6 +87,9 @@ class FakeConnection final : public Connection {
     return true;
   }
   bool hasWithdrawn() const override { return withdrawn; }
+  Result<std::shared_ptr<HeldMemory>> hold(const HeapPlace& place, std::size_t size) override {
+    return held != nullptr ? Result<std::shared_ptr<HeldMemory>>(held) : Connection::hold(place, size);
+  }
   Status health() override { return Status::ok(); }
   std::string describe() const override { return "fake"; }
 
@@ -111,6 +114,7 @@ class FakeConnection final : public Connection {
   bool withdrawn = false;
   std::vector<std::pair<std::uint64_t, std::size_t>> exposed;
   int numConcealed = 0;
+  std::shared_ptr<HeldMemory> held;  // what hold() gives; null: nothing can be held
   struct Fetch {
     std::vector<MemoryRun> runs;
     FetchCount* count;

@@ -17,6 +17,7 @@
 #include "backend/symm/quiet.h"
 #include "backend/symm/served_block.h"
 #include "backend/symm/word_ops.h"
+#include "tests/backend/exec/fake_group.h"
 #include "tests/backend/thread_group.h"
 #include "tests/support/random.h"
 #include "tests/support/shared_value.h"
@@ -303,6 +304,48 @@ TEST_P(OneSidedAccess, WhoSeesTheSignalSeesTheBytes) {
       }
     }
   });
+}
+
+template <typename F>
+Received<F> receivedOf(const Bytes& frame) {
+  const auto read = readFrame<F>(frame);
+  EXPECT_TRUE(read.has_value());
+  return *read;
+}
+
+// There is no room for the answer to a get, and the same rank's put comes before there is.
+TEST(OneSidedOwner, AGetWhoseAnswerWaitsGivesWhatWasThereBeforeLaterRequests) {
+  FakeGroup group(2);
+  OneSided owner(group[0].context);
+  std::vector<std::uint64_t> memory(16 + BlockWords::sizeFor(2, 1) / sizeof(std::uint64_t));
+  std::ranges::fill_n(memory.begin(), 16, 7);
+  auto* const at = reinterpret_cast<std::byte*>(memory.data());
+  owner.serve(5, std::make_shared<ServedBlock>(at, 128, BlockWords(at + 128, 2)));
+  const std::array<std::int64_t, 2> box = {2, 16};  // every second word
+  const std::array<std::int64_t, 4> boxAndElements = {2, 16, 1, 2};
+  const PartTag part{.block = 5, .offset = 8, .elemBytes = 8, .numDims = 1};
+  const Bytes get = frameOf(GetFrame{.part = part, .request = 1}, std::as_bytes(std::span(box)));
+  const Bytes put = frameOf(PutFrame{part}, std::as_bytes(std::span(boxAndElements)));
+  const Bytes again = frameOf(GetFrame{.part = part, .request = 2}, std::as_bytes(std::span(box)));
+  group[0].to(1).maxFrames = 0;
+  expectFine(owner.onGet(1, receivedOf<GetFrame>(get)));
+  EXPECT_TRUE(owner.isOwing());
+  expectFine(owner.onPut(1, receivedOf<PutFrame>(put)));
+  expectFine(owner.onGet(1, receivedOf<GetFrame>(again)));
+  EXPECT_FALSE(owner.pay());
+  group[0].to(1).maxFrames = 64;
+  EXPECT_TRUE(owner.pay());
+  EXPECT_FALSE(owner.isOwing());
+  const auto& sent = group[0].to(1).sent(Lane::kControl);
+  ASSERT_EQ(sent.size(), 2U);
+  for (const std::uint64_t request : {1U, 2U}) {
+    const auto reply = receivedOf<ReplyFrame>(sent[request - 1]);
+    EXPECT_EQ(reply.request, request);
+    std::array<std::uint64_t, 2> words = {};
+    ASSERT_EQ(reply.payload.size(), sizeof words);
+    std::memcpy(words.data(), reply.payload.data(), sizeof words);
+    EXPECT_EQ(words, request == 1 ? (std::array<std::uint64_t, 2>{7, 7}) : (std::array<std::uint64_t, 2>{1, 2}));
+  }
 }
 
 // The owner's program is elsewhere: its progress thread serves.

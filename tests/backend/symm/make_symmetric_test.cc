@@ -1,0 +1,106 @@
+// How making a block ends where the ranks do not hear the same: the engine of rank 0, with the test in the place of rank 1.
+#include "backend/symm/make_symmetric.h"
+
+#include <gtest/gtest.h>
+
+#include <thread>
+
+#include "backend/memory/shared_heap.h"
+#include "backend/symm/graveyard.h"
+#include "tests/backend/exec/fake_engine.h"
+
+namespace shardwire::internal {
+namespace {
+
+// Rank 1's part, as rank 0 has it.
+class FakeHeld final : public HeldMemory {
+ public:
+  explicit FakeHeld(std::size_t size) : bytes_(size) {}
+  std::byte* bytes() const override { return bytes_.data(); }
+  void release(const std::function<void()>& tell) override {
+    ++numReleased;
+    tell();
+  }
+  bool isOwnerGone() const override { return isGone; }
+  std::string ownersState() const override { return ""; }
+  bool isUntouched() const {
+    return std::ranges::all_of(bytes_, [](std::byte each) { return each == std::byte{0}; });
+  }
+
+  int numReleased = 0;
+  bool isGone = false;
+
+ private:
+  mutable Bytes bytes_;
+};
+
+class MakeSymmetric : public EngineTest {
+ protected:
+  static constexpr std::size_t kBytes = 100000;
+  static std::uint64_t usedBytes() { return (*SharedHeap::instance())->usedBytes(); }
+
+  MakeSymmetric() : held_(std::make_shared<FakeHeld>(SymmetricBlock::partBytes(kBytes, 2, 8))) {
+    engine_->underLock([&] { to_->held = held_; });
+  }
+  // Takes what rank 0 sends in its next exchange; rank 1 says the same, or nothing.
+  void takeBlob(bool isAnswered) {
+    bool isTaken = false;
+    while (!isTaken) {
+      engine_->underLock([&] {
+        auto& frames = to_->sent(Lane::kControl);
+        if (!frames.empty()) {
+          isTaken = readFrame<BlobFrame>(frames.front()).has_value();
+          if (isTaken && isAnswered) {
+            from_.sent(Lane::kControl).push_back(frames.front());
+          }
+          frames.pop_front();
+        }
+      });
+      std::this_thread::yield();
+    }
+  }
+  // Rank 0's end of a block: it is interrupted when it has told rank 1 all that there is to tell, before it hears as much.
+  Status makeInVain() {
+    std::thread rank1([&] {
+      takeBlob(true);
+      takeBlob(false);
+      engine_->abort({StatusCode::kAborted, "enough"});
+    });
+    const auto made = makeSymmetric(engine_, {.bytes = kBytes, .text = "bytes"}, std::nullopt, [] { return Status::ok(); });
+    rank1.join();
+    return made.status();
+  }
+
+  const std::shared_ptr<FakeHeld> held_;
+};
+
+// Rank 1 may have the block: rank 0's part is not given to another until it cannot be written to.
+TEST_F(MakeSymmetric, APartThatAPeerMayHoldIsKeptWhenOnlyThisRankFails) {
+  clearBuried();
+  const std::size_t buried = numBuried();
+  const std::uint64_t before = usedBytes();
+  EXPECT_EQ(makeInVain().code(), StatusCode::kAborted);
+  EXPECT_GE(usedBytes(), before + kBytes);
+  EXPECT_EQ(numBuried(), buried + 1);
+  // Rank 1 may have failed as well, and may have given its part to others.
+  EXPECT_EQ(held_->numReleased, 1);
+  EXPECT_TRUE(held_->isUntouched());
+  held_->isGone = true;
+  clearBuried();
+  EXPECT_EQ(numBuried(), buried);
+  EXPECT_EQ(usedBytes(), before);
+}
+
+// Rank 1 on another host could only ask, and would be refused.
+TEST_F(MakeSymmetric, APartThatPeersOnlyAskForGoesBackAtOnce) {
+  clearBuried();
+  const std::size_t buried = numBuried();
+  const std::uint64_t before = usedBytes();
+  engine_->underLock([&] { to_->held = nullptr; });
+  EXPECT_EQ(makeInVain().code(), StatusCode::kAborted);
+  EXPECT_EQ(numBuried(), buried);
+  EXPECT_EQ(usedBytes(), before);
+}
+
+}  // namespace
+}  // namespace shardwire::internal
