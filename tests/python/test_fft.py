@@ -589,3 +589,33 @@ def dtensors(rank: int) -> None:
 def test_dtensors() -> None:
     pytest.importorskip("torch.distributed.tensor", reason="this torch has no DTensor")
     run_ranks(4, dtensors, default_group=True)
+
+
+def other_placements(rank: int) -> list[tuple[str, str]]:
+    """Local shapes fit, and the placements say other parts of the array, or addends."""
+    import torch.distributed.tensor as dt
+    from torch.distributed.device_mesh import DeviceMesh
+    mesh = DeviceMesh("cpu", torch.arange(4).reshape(2, 2))
+    whole = data_of((4, 4), torch.complex128, 1)
+    rows, others, everywhere = ([dt.Shard(0), dt.Replicate()], [dt.Replicate(), dt.Shard(0)], [dt.Replicate(), dt.Replicate()])
+    first, second = dt.distribute_tensor(whole, mesh, rows), dt.distribute_tensor(whole, mesh, others)
+    addends = dt.DTensor.from_local(whole, mesh, [dt.Partial(), dt.Replicate()], run_check=False)
+    errors = []
+    with FFT(first) as f:
+        f.plan()
+        errors += [error_of(lambda: f.reset_operand(second)), error_of(lambda: f.reset_operand(addends))]
+        f.reset_operand(dt.distribute_tensor(2 * whole, mesh, rows))
+        assert torch.allclose(f.execute().full_tensor(), 2 * torch.fft.fftn(whole), rtol=0, atol=1e-12)
+    for _ in range(2):  # a kept plan hides nothing
+        assert torch.allclose(fft(first, distribution=Placements(rows, mesh)).full_tensor(), torch.fft.fftn(whole), rtol=0, atol=1e-12)
+        errors += [error_of(lambda: fft(second, distribution=Placements(rows, mesh))), error_of(lambda: fft(addends, distribution=Placements(everywhere, mesh)))]
+    return errors
+
+
+def test_a_dtensors_own_placements_count() -> None:
+    pytest.importorskip("torch.distributed.tensor", reason="this torch has no DTensor")
+    everyone = run_ranks(4, other_placements, default_group=True)
+    assert all(each == everyone[0] for each in everyone)
+    assert [kind for kind, _ in everyone[0]] == ["ValueError", "UnsupportedError"] * 3, everyone[0]
+    assert "rank 1: the new operand is a DTensor, whose own placements give this rank [2:4, 0:4]" in everyone[0][0][1]
+    assert "whose own placements give rank 1 [2:4, 0:4]" in everyone[0][2][1] and "Partial" in everyone[0][3][1]

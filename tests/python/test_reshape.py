@@ -307,3 +307,37 @@ def dtensors(rank: int) -> None:
 def test_dtensors() -> None:
     pytest.importorskip("torch.distributed.tensor", reason="this torch has no DTensor")
     run_ranks(2, dtensors, default_group=True)
+
+
+def other_placements(rank: int) -> list[tuple[str, str]]:
+    """Local shapes fit, and the placements say other parts of the array, or addends."""
+    import torch.distributed.tensor as dt
+    from torch.distributed.device_mesh import DeviceMesh
+    mesh = DeviceMesh("cpu", torch.arange(4).reshape(2, 2))
+    whole = torch.arange(16.0).reshape(4, 4)
+    rows, others, everywhere = ([dt.Shard(0), dt.Replicate()], [dt.Replicate(), dt.Shard(0)], [dt.Replicate(), dt.Replicate()])
+    first, second = dt.distribute_tensor(whole, mesh, rows), dt.distribute_tensor(whole, mesh, others)
+    spread = dt.DTensor.from_local(torch.zeros(4, 4), mesh, [dt.Partial(), dt.Replicate()], run_check=False)
+    addends = dt.DTensor.from_local(whole, mesh, [dt.Partial(), dt.Replicate()], run_check=False)
+    errors = []
+    with Reshape(first, None, everywhere) as r:
+        r.plan()
+        errors += [error_of(lambda: r.reset_operand(second)), error_of(lambda: r.reset_operand(addends))]
+        r.reset_operand(first + 1)
+        assert torch.equal(r.execute().to_local(), whole + 1)
+    assert torch.equal(reshape(first, Placements(rows, mesh), everywhere).to_local(), whole)
+    errors += [error_of(lambda: reshape(second, Placements(rows, mesh), everywhere)), error_of(lambda: reshape(addends, Placements(everywhere, mesh), rows))]
+    columns = dt.distribute_tensor(torch.zeros(4, 4), mesh, [dt.Shard(1), dt.Replicate()])
+    assert reshape(first, None, columns.placements, out=columns) is columns and torch.equal(columns.full_tensor(), whole)
+    errors += [error_of(lambda: reshape(first, None, [dt.Replicate(), dt.Shard(1)], out=columns)), error_of(lambda: reshape(first, None, everywhere, out=spread))]
+    return errors
+
+
+def test_a_dtensors_own_placements_count() -> None:
+    pytest.importorskip("torch.distributed.tensor", reason="this torch has no DTensor")
+    everyone = run_ranks(4, other_placements, default_group=True)
+    assert all(each == everyone[0] for each in everyone)
+    assert [kind for kind, _ in everyone[0]] == ["ValueError", "UnsupportedError"] * 3, everyone[0]
+    assert "rank 1: the operand is a DTensor that gave this rank [0:2, 0:4], the placements of the new one give it [2:4, 0:4]" in everyone[0][0][1]
+    assert "the operand is a DTensor, whose own placements give rank 1 [2:4, 0:4]" in everyone[0][2][1]
+    assert "out is a DTensor, whose own placements give rank 1 [0:4, 0:2]" in everyone[0][4][1]

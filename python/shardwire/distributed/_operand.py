@@ -6,6 +6,7 @@ import sys
 from typing import Any, NamedTuple, Sequence
 
 import torch
+import torch.distributed as dist
 
 from .._layout import _kind, is_dtensor, local_tensor
 from .._redistribute import _torch_placement, dtensor_class
@@ -21,8 +22,11 @@ class Operand(NamedTuple):
     given: Any
 
     def tell(self) -> dict[str, Any]:
-        """What the other ranks need know of it."""
-        return {"shape": list(self.tensor.shape), "dtype": str(self.tensor.dtype), "package": self.package, "device": self.tensor.device.type}
+        """What the other ranks need know of it. pieces: of a DTensor, what it holds by its own placements: equal local shapes do not say that. UnsupportedError for a Partial one."""
+        pieces = None
+        if self.package == "DTensor":
+            pieces = Placements(self.given.placements, self.given.device_mesh).share(dist.get_rank(), tuple(self.given.shape)).plain
+        return {"shape": list(self.tensor.shape), "dtype": str(self.tensor.dtype), "package": self.package, "device": self.tensor.device.type, "pieces": pieces}
 
 
 def wrap(value: Any, what: str = "operand") -> Operand:

@@ -37,6 +37,11 @@ class Share(NamedTuple):
         """Whether the local array is one box of the global one."""
         return len(self.pieces) == 1 and self.pieces[0].shape == self.local_shape
 
+    @property
+    def plain(self) -> list[Any]:
+        """The pieces that hold anything, as plain values, for json."""
+        return [[list(part) for part in piece] for piece in self.pieces if all(piece.shape)]
+
 
 class ConvertDistributionError(ValueError):
     """A distribution cannot be said as one of another kind."""

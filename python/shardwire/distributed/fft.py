@@ -189,6 +189,7 @@ class FFT:
         self._problem = _problem(door, mine["kind"], dims, axes, mine["last_axis_parity"], _WIDTHS[mine["dtype"].partition(".")[2]][0])
         self._source = _ends.make_end(door, "the operand's distribution", source, dims, size)
         _ends.check_shapes(door, "the operand", self._source, shapes)
+        _ends.check_pieces(door, "the operand", self._source, [record["pieces"] for record in told])
         target: Distribution | None = None
         if any((record["distribution"][1] is None) != (sides[1] is None) for record in told):
             raise _ends.MismatchError(f"{door}: some ranks give one distribution, and some a pair; give the same on all ranks")
@@ -327,8 +328,9 @@ class FFT:
         if operand is None:
             return None, self._swapped
         fresh = wrap(operand)
-        for key, value in fresh.tell().items():
-            if key != "shape" and value != self._told[key]:
+        said = fresh.tell()
+        for key, value in said.items():
+            if key not in ("shape", "pieces") and value != self._told[key]:
                 raise (TypeError if key in ("package", "dtype") else ValueError)(f"the operand's {key} was {self._told[key]}, the new one's is {value}")
         swapped = self._swapped if distribution is None else self._is_swapped(distribution)
         end = self._target if swapped else self._source
@@ -337,6 +339,9 @@ class FFT:
         if tuple(fresh.tensor.shape) != share.local_shape and (share.pieces or fresh.tensor.numel()):
             raise ValueError(f"the new operand has shape {list(fresh.tensor.shape)}, but {end.distribution} of the global shape "
                              f"{list(end.global_shape)} gives this rank {list(share.local_shape)}")
+        if said["pieces"] not in (None, share.plain):
+            raise ValueError(f"the new operand is a DTensor, whose own placements give this rank {_ends.said_pieces(said['pieces'])}, but {end.distribution} of the global "
+                             f"shape {list(end.global_shape)} {_ends.said_pieces(share.plain)}; bring it there first, by shardwire.redistribute")
         return fresh, swapped
 
     def _is_swapped(self, distribution: Any) -> bool:

@@ -145,6 +145,7 @@ class Reshape:
         self._source = _ends.make_end(door, "input_box", source, dims, size)
         self._target = _ends.make_end(door, "output_box", target, dims, size, overlaps=True)
         _ends.check_shapes(door, "the operand", self._source, shapes)
+        _ends.check_pieces(door, "the operand", self._source, [record["pieces"] for record in told])
         self._check_out(told)
         self._dtype = _dtype_of(told[0]["dtype"])
         self._told = told[self._rank]
@@ -157,6 +158,7 @@ class Reshape:
         if given[0] is None:
             return
         _ends.check_shapes(self._door, "out", self._target, [out["shape"] for out in given])
+        _ends.check_pieces(self._door, "out", self._target, [out["pieces"] for out in given])
         for rank, out in enumerate(given):
             if out["dtype"] != told[0]["dtype"]:
                 raise ValueError(f"{self._door}: out has dtype {out['dtype']} on rank {rank}, the operand {told[0]['dtype']}")
@@ -230,6 +232,9 @@ class Reshape:
     def _fitting(self, operand: Any) -> Operand:
         fresh = wrap(operand)
         for key, value in fresh.tell().items():
+            if key == "pieces" and value != self._told[key]:
+                raise ValueError(f"the operand is a DTensor that gave this rank {_ends.said_pieces(self._told[key])}, the placements of the new one give it "
+                                 f"{_ends.said_pieces(value)}; bring it there first, by shardwire.redistribute")
             if value != self._told[key]:
                 raise (TypeError if key in ("package", "dtype") else ValueError)(f"the operand's {key} was {self._told[key]}, the new one's is {value}")
         return fresh
