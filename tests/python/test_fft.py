@@ -486,6 +486,31 @@ def test_options_states_and_strides() -> None:
     run_ranks(2, options_and_views)
 
 
+def first_in_inference_mode(rank: int) -> None:
+    """What a group keeps of its first call serves later ones, whatever mode they are in."""
+    whole = data_of((4, 6, 8), torch.complex128, 1)
+    expected = torch.fft.ifftn(whole)
+    for inference in (True, False, True):
+        for local in (take(Slab.X, whole, rank, 2), take(Slab.X, whole, rank, 2).requires_grad_()):
+            with torch.inference_mode(inference):
+                result = ifft(local, distribution=Slab.X, norm="backward", group=group())
+            check(result.detach(), expected, Slab.X, rank, 2, f"inference_mode({inference})")
+            moved = reshape(local, Slab.X, Slab.Y, group=group())
+            assert torch.equal(moved.detach(), take(Slab.Y, whole, rank, 2))
+        result = ifft(local, distribution=Slab.X, norm="backward", group=group())
+        result.abs().sum().backward()
+        assert local.grad is not None
+    with torch.inference_mode(), FFT(take(Slab.X, whole, rank, 2), distribution=Slab.X, group=group()) as f:
+        f.plan()
+        f.execute()
+        rooms = f._plans[False]._between.values()
+        assert rooms and not any(room.is_inference() for room in rooms)  # FFTW scales what lies in one in place
+
+
+def test_a_first_call_in_inference_mode() -> None:
+    run_ranks(2, first_in_inference_mode)
+
+
 def sub_group(rank: int) -> None:
     import torch.distributed as dist
     ranks = [0, 2, 3]

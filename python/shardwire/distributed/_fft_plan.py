@@ -184,7 +184,8 @@ class Plan:
             return _runtime.empty(shape, dtype, device)
         kept = self._between.get(index)
         if kept is None or kept.device != device:
-            kept = self._between[index] = _runtime.empty(shape, dtype, device)
+            with torch.inference_mode(False):  # later runs may be outside of it, and such tensors cannot be written to there
+                kept = self._between[index] = _runtime.empty(shape, dtype, device)
         return kept
 
     def release(self) -> None:

@@ -30,8 +30,9 @@ class _Table:
         backend = resolve_backend(group)
         self.rank = _C.rank(backend)
         self.count = len(global_ranks(backend))
-        self.mine = _C.heap_empty([1, _ROW], torch.uint8)
-        self.rows = _C.heap_empty([self.count, _ROW], torch.uint8)
+        with torch.inference_mode(False):  # a tensor that is made in that mode could not be written to outside of it
+            self.mine = _C.heap_empty([1, _ROW], torch.uint8)
+            self.rows = _C.heap_empty([self.count, _ROW], torch.uint8)
         self.op: CustomOp = compile_op(group, shape=[self.count, _ROW], dtype=torch.uint8, inputs=[{"offset": [self.rank, 0], "shape": [1, _ROW]}],
                                        outputs=[{"offset": [0, 0], "shape": [self.count, _ROW]}], name="shardwire.distributed")
 
