@@ -174,6 +174,10 @@ def gradients(rank: int) -> None:
     everywhere = reshape(mine, Slab.X, [Box((0, 0), (6, 8))] * 2, group=group())  # each element on both ranks: both gradients are added
     (everywhere * whole * (rank + 1)).sum().backward()
     assert torch.equal(mine.grad, 3 * take(Slab.X, whole, rank, 2))
+    slope, = torch.autograd.grad(reshape(mine, Slab.X, Slab.Y, group=group()).pow(2).sum(), mine, create_graph=True)
+    assert torch.equal(slope.detach(), 2 * mine.detach())
+    with pytest.raises(RuntimeError, match="once_differentiable"):  # not a part of the sum left out
+        (slope.pow(2).sum() + mine.sum()).backward()
 
 
 def test_gradients_go_back() -> None:

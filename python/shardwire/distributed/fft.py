@@ -386,7 +386,7 @@ def fft(operand: Any, /, *, distribution: Any = None, sync_symmetric_memory: boo
         axes: Sequence[int] | None = None, norm: str | None = None, global_shape: Sequence[int] | None = None, group: Any = None) -> Any:
     """The forward transform of a complex array: this rank's part of the result. Arguments and errors as in :class:`FFT`. Collective.
 
-    Differentiable. Plans are kept (8 per group, with their memory, until finalize): a further call with equal arguments on all ranks exchanges a
+    Differentiable once. Plans are kept (8 per group, with their memory, until finalize): a further call with equal arguments on all ranks exchanges a
     few hundred bytes and transforms.
     """
     del sync_symmetric_memory, stream

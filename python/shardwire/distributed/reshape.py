@@ -278,7 +278,7 @@ def reshape(operand: Any, /, input_box: Any, output_box: Any, *, sync_symmetric_
             global_shape: Sequence[int] | None = None, out: Any = None, group: Any = None) -> Any:
     """This rank's part of the array, laid out anew; arguments and errors as in :class:`Reshape`. Collective over the group.
 
-    Differentiable. What was compiled is kept: a further call with equal arguments on all ranks exchanges a few hundred bytes and moves.
+    Differentiable once. What was compiled is kept: a further call with equal arguments on all ranks exchanges a few hundred bytes and moves.
     """
     del sync_symmetric_memory
     return _once(Reshape(operand, input_box, output_box, options=options, stream=stream, global_shape=global_shape, out=out, group=group,
@@ -319,6 +319,7 @@ class _Move(torch.autograd.Function):
         return one._run(local.detach(), None)
 
     @staticmethod
+    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: torch.Tensor) -> Any:
         group, rank, source, target, dtype, door, key, reduction = ctx.ends
         key = f"backward {key}"
