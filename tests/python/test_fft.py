@@ -19,6 +19,7 @@ from test_reshape import error_of, random_distribution, take
 
 import shardwire
 import shardwire.distributed as swd
+from shardwire.distributed._local_call import array_of
 from shardwire.distributed.distribution import BlockCyclic, Box, Boxes, Pencil, Placements, ProcessGrid, Slab
 from shardwire.distributed.fft import FFT, FFTDirection, FFTOptions, InvalidFFTState, allocate_operand, fft, ifft, irfft, rfft
 from shardwire.distributed.reshape import reshape
@@ -509,6 +510,27 @@ def first_in_inference_mode(rank: int) -> None:
 
 def test_a_first_call_in_inference_mode() -> None:
     run_ranks(2, first_in_inference_mode)
+
+
+def other_default_device(rank: int) -> None:
+    """Told in few bytes and in many, and measured where there are engines: all of it stays on the CPU."""
+    whole = data_of((16, 20, 32), torch.complex128, 1)
+    mine, expected = take(Slab.X, whole, rank, 2), torch.fft.fftn(whole)
+    with torch.device("meta"):
+        result = fft(mine, distribution=Slab.X, group=group())
+        moved = reshape(mine, Slab.X, Slab.Y, group=group())
+        kind, text = error_of(lambda: reshape(mine, Slab.X, Slab.Y, group=group(), options={"x" * 2000: 1}))
+        assert (kind, "x" * 2000 in text) == ("ValueError", True)
+        made = allocate_operand(mine.shape, torch, input_dtype=torch.complex64, distribution=Slab.X, group=group())
+        packed_again = array_of(mine).scratch()
+    assert made.device.type == packed_again.device.type == "cpu"
+    check(result, expected, Slab.X, rank, 2, "the default device is another one")
+    assert torch.equal(moved, take(Slab.Y, whole, rank, 2))
+
+
+@pytest.mark.skipif(not hasattr(torch, "set_default_device"), reason="this torch has no default device")
+def test_the_default_device_does_not_matter() -> None:
+    run_ranks(2, other_default_device)
 
 
 def sub_group(rank: int) -> None:

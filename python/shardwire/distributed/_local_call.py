@@ -40,7 +40,7 @@ class Array(NamedTuple):
     def scratch(self) -> torch.Tensor:
         """Memory that lies as this. None of it is touched."""
         span = 1 + sum((extent - 1) * stride for extent, stride in zip(self.shape, self.strides)) if self.elements else 0
-        raw = torch.empty(span * self.item + 2 * ALIGNMENT, dtype=torch.uint8)
+        raw = torch.empty(span * self.item + 2 * ALIGNMENT, dtype=torch.uint8, device="cpu")
         begin = -raw.data_ptr() % ALIGNMENT + self.begin
         return raw[begin:begin + span * self.item].view(self.dtype).as_strided(self.shape, self.strides)
 

@@ -72,7 +72,7 @@ def _gather(group: Any, table: _Table, body: bytes) -> list[bytes]:
     if max(lengths) <= _ROW - _HEAD:
         return [raw[start + _HEAD:start + _HEAD + length] for start, length in zip(starts, lengths)]
     begins = [sum(lengths[:rank]) for rank in range(table.count + 1)]
-    everything = torch.empty(begins[-1], dtype=torch.uint8)
+    everything = torch.empty(begins[-1], dtype=torch.uint8, device="cpu")
     op = compile_op(group, shape=[begins[-1]], dtype=torch.uint8, inputs=[{"offset": [begins[table.rank]], "shape": [len(body)]}],
                     outputs=[{"offset": [0], "shape": [begins[-1]]}], name="shardwire.distributed")
     op([torch.frombuffer(bytearray(body), dtype=torch.uint8)], [everything]).wait()

@@ -430,7 +430,7 @@ def allocate_operand(shape: Sequence[int], package: Any, *, input_dtype: Any = N
     """
     del logger
     name = getattr(package, "__name__", None)
-    tensor = torch.empty(0)
+    tensor = torch.empty(0, device="cpu")
     error: Exception | None = None
     try:
         if memory_space not in (None, "cpu") or name not in ("torch", "numpy"):
