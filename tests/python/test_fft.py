@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import datetime
+import gc
 import itertools
 import os
 import random
 import signal
 import time
+import weakref
 from typing import Any
 
 import numpy
@@ -548,6 +550,42 @@ def sub_group(rank: int) -> None:
 
 def test_on_some_of_the_ranks() -> None:
     run_ranks(4, sub_group, default_group=True)
+
+
+def kept_for_how_long(rank: int) -> None:
+    import torch.distributed as dist
+
+    from shardwire.distributed import _meeting
+    pair = dist.new_group([0, 1], backend="shardwire")
+    whole = data_of((6, 4), torch.complex128, 1)
+
+    def transform() -> None:
+        local = take(Slab.X, whole, rank, 3).requires_grad_()
+        result = fft(local, distribution=Slab.X, group=dist.group.WORLD)
+        check(result.detach(), torch.fft.fftn(whole), Slab.X, rank, 3, "kept")
+        result.abs().sum().backward()
+
+    transform()
+    assert len(_meeting._plans) == 1
+    if rank < 2:
+        swd.initialize(None, pair)
+        fft(take(Slab.X, whole, rank, 2), distribution=Slab.X)
+        assert len(_meeting._plans) == 2
+        swd.finalize()
+        assert not _meeting._plans
+    for _ in range(2):
+        transform()  # rank 2 has kept a plan that the others dropped
+    if rank < 2:
+        fft(take(Slab.X, whole, rank, 2), distribution=Slab.X, group=pair)
+        gone = weakref.ref(pair)
+        dist.destroy_process_group(pair)
+        del pair
+        gc.collect()
+        assert gone() is None, gc.get_referrers(gone())
+
+
+def test_kept_plans_end_with_their_group_and_by_finalize() -> None:
+    run_ranks(3, kept_for_how_long, default_group=True)
 
 
 def misuse(rank: int) -> list[tuple[str, str]]:

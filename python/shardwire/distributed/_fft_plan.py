@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
+import weakref
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -89,7 +90,8 @@ class Plan:
     def __init__(self, group: Any, rank: int, problem: Problem, source: End, target: End | None, compute: torch.dtype, name: str,
                  sums: bool = False, measure: bool = True, chunking: Chunking = Chunking(1, False)) -> None:
         self.problem, self.source, self.name = problem, source, name
-        self._group, self._rank, self._compute, self._measure, self._chunking = group, rank, compute, measure, chunking
+        self._group = weakref.ref(group)  # plans are kept by their group, which would never end if they kept it
+        self._rank, self._compute, self._measure, self._chunking = rank, compute, measure, chunking
         self._real = torch.float32 if compute == torch.complex64 else torch.float64
         route = find_route(problem, source, target)
         self.target = route.target
@@ -126,15 +128,15 @@ class Plan:
     def _compile(self, step: Move, cut: Cut, reduction: str | None) -> CustomOp | list[Chunk]:
         dtype = self._dtype_of_move(step)
         if cut.chunks > 1:
-            return _fft_chunks.compile_chunks(self._group, self._rank, step, cut, dtype, self.name)
-        return move(self._group, self._rank, step.source, step.target, dtype, self.name, reduction)
+            return _fft_chunks.compile_chunks(self._group(), self._rank, step, cut, dtype, self.name)
+        return move(self._group(), self._rank, step.source, step.target, dtype, self.name, reduction)
 
     def adjoint(self, sums: bool) -> Plan:
         """The transposed map. Collective. sums: gradients of one element on several ranks are added; else they are equal."""
         problem = self.problem
         kind = {"C2C": "C2C", "R2C": "C2R", "C2R": "R2C"}[problem.kind]
         back = dataclasses.replace(problem, kind=kind, shape=problem.result_shape, result_shape=problem.shape, adjoint=not problem.adjoint)
-        return Plan(self._group, self._rank, back, self.target, self.source, self._compute, f"{self.name}.backward", sums, self._measure, self._chunking)
+        return Plan(self._group(), self._rank, back, self.target, self.source, self._compute, f"{self.name}.backward", sums, self._measure, self._chunking)
 
     def run(self, local: torch.Tensor, settings: Settings) -> torch.Tensor:
         """The result of this rank, in new memory in C order. ``local`` is not written to."""

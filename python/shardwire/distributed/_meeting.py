@@ -21,6 +21,8 @@ _KINDS: tuple[type[Exception], ...] = (ValueError, TypeError, errors.Unsupported
 PLANS_PER_GROUP = 8
 _tables: weakref.WeakKeyDictionary[Any, _Table] = weakref.WeakKeyDictionary()
 _plans: weakref.WeakKeyDictionary[Any, OrderedDict[str, Any]] = weakref.WeakKeyDictionary()
+# How often this process dropped all plans. Every rank tells it, so where one did all ranks of its groups have other keys, and none finds a plan that another does not.
+_forgotten = 0
 
 
 class _Table:
@@ -37,7 +39,7 @@ class _Table:
                                        outputs=[{"offset": [0, 0], "shape": [self.count, _ROW]}], name="shardwire.distributed")
 
 
-def exchange(group: Any, door: str, told: dict[str, Any] | None, error: Exception | None = None) -> list[dict[str, Any]]:
+def exchange(group: Any, door: str, told: dict[str, Any], error: Exception | None = None) -> list[dict[str, Any]]:
     """What every rank told, by rank of the group. Collective over ``group``.
 
     told: anything json can say. error: instead of it; then every rank raises the lowest rank's error, with its number. door: the function
@@ -46,7 +48,7 @@ def exchange(group: Any, door: str, told: dict[str, Any] | None, error: Exceptio
     table = _tables.get(group)
     if table is None:
         table = _tables[group] = _Table(group)
-    body = json.dumps({"door": door, "told": told} if error is None else {"door": door, "error": _encode(error)}).encode()
+    body = json.dumps({"door": door, "told": {**told, "forgotten": _forgotten}} if error is None else {"door": door, "error": _encode(error)}).encode()
     answers = [json.loads(text) for text in _gather(group, table, body)]
     for rank, answer in enumerate(answers):
         if answer["door"] != answers[0]["door"]:
@@ -105,6 +107,8 @@ def keep_plan(group: Any, key: str, plan: Any) -> None:
 
 
 def forget(group: Any) -> None:
-    """Drops what is kept for ``group``: its plans, with their memory."""
-    _plans.pop(group, None)
+    """Drops what is kept: the plans of all groups, with their memory, and how ``group`` meets."""
+    global _forgotten
+    _forgotten += 1
+    _plans.clear()
     _tables.pop(group, None)
