@@ -535,6 +535,28 @@ def test_the_default_device_does_not_matter() -> None:
     run_ranks(2, other_default_device)
 
 
+def amid_an_element(rank: int) -> None:
+    """A field of a packed record begins anywhere; numpy gives a view of it. On one rank only, as chance has it."""
+    whole = data_of((64, 32, 16), torch.complex64, 1)
+    expected = torch.fft.fftn(whole)
+    for offset in (4, 1):
+        mine = take(Slab.X, whole, rank, 2).numpy()
+        if rank == 0:
+            raw = numpy.zeros(mine.nbytes + 24, dtype=numpy.uint8)
+            begin = -raw.ctypes.data % 16 + offset
+            view = raw[begin:begin + mine.nbytes].view(numpy.complex64).reshape(mine.shape)
+            view[:] = mine
+            mine = view
+        for chunks in (1, 2):
+            check(fft(mine, distribution=Slab.X, options={"chunks": chunks}, group=group()), expected, Slab.X, rank, 2, f"{offset} bytes into an element")
+        moved = reshape(mine, Slab.X, Slab.Y, group=group())
+        assert torch.equal(torch.from_numpy(moved), take(Slab.Y, whole, rank, 2))
+
+
+def test_an_operand_that_begins_amid_an_element() -> None:
+    run_ranks(2, amid_an_element)
+
+
 def sub_group(rank: int) -> None:
     import torch.distributed as dist
     ranks = [0, 2, 3]

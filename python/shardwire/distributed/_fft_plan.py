@@ -18,7 +18,7 @@ from . import _engines, _fft_chunks, _runtime
 from ._ends import End
 from ._fft_chunks import Chunk, Chunking, Cut
 from ._fft_route import Local, Move, Problem, find_route
-from ._local_call import ALIGNMENT, Array, Call, array_of, packed
+from ._local_call import ALIGNMENT, Array, Call, aligned, array_of, packed
 from .reshape import move
 
 
@@ -140,7 +140,7 @@ class Plan:
 
     def run(self, local: torch.Tensor, settings: Settings) -> torch.Tensor:
         """The result of this rank, in new memory in C order. ``local`` is not written to."""
-        current = local
+        current = aligned(local)
         for index, (step, op) in enumerate(zip(self._steps, self._ops)):
             if isinstance(step, Local):
                 if not self._has_chunks(index + 1):  # else it goes with the move
@@ -241,7 +241,7 @@ class Plan:
 
     def prepare(self, local: torch.Tensor, settings: Settings) -> None:
         """Chooses and makes the local transforms of operands that lie as ``local``, as far as they are not made yet; only its layout is read. Not collective."""
-        current = array_of(local)
+        current = array_of(aligned(local))
         for index, step in enumerate(self._steps):
             if isinstance(step, Move):
                 current = packed(step.target.shares[self._rank].local_shape, self._dtype_of_move(step))

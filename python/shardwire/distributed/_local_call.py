@@ -53,6 +53,11 @@ def array_of(tensor: torch.Tensor) -> Array:
     return Array(tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.data_ptr() % ALIGNMENT)
 
 
+def aligned(tensor: torch.Tensor) -> torch.Tensor:
+    """``tensor``, or a copy where it begins amid an element, as views of numpy's may: no memory like that can be made to measure in, and engines do not expect it."""
+    return tensor.clone() if tensor.data_ptr() % tensor.element_size() else tensor
+
+
 def packed(shape: tuple[int, ...], dtype: torch.dtype) -> Array:
     """New memory in C order."""
     strides = [1] * len(shape)
