@@ -726,3 +726,30 @@ def test_a_dtensors_own_placements_count() -> None:
     assert [kind for kind, _ in everyone[0]] == ["ValueError", "UnsupportedError"] * 3, everyone[0]
     assert "rank 1: the new operand is a DTensor, whose own placements give this rank [2:4, 0:4]" in everyone[0][0][1]
     assert "whose own placements give rank 1 [2:4, 0:4]" in everyone[0][2][1] and "Partial" in everyone[0][3][1]
+
+
+def on_a_part(rank: int) -> None:
+    """A mesh of some of the ranks; all of the group call."""
+    import torch.distributed.tensor as dt
+    from torch.distributed.device_mesh import DeviceMesh
+    few = DeviceMesh("cpu", torch.tensor([2, 0]))
+    whole = data_of((5, 6, 4), torch.complex128, 1)
+    expected = torch.fft.fftn(whole)
+    rows, columns = Placements([dt.Shard(0)], few), Placements([dt.Shard(1)], few)
+    tensor = dt.DTensor.from_local(take(rows, whole, rank, 3), few, [dt.Shard(0)], run_check=False, shape=whole.shape, stride=whole.stride())
+    for chunks in (1, 2):
+        result = fft(tensor, distribution=[None, columns], options={"chunks": chunks})
+        assert result.device_mesh == few and result.placements == (dt.Shard(1),)
+        check(result.to_local().reshape(take(columns, whole, rank, 3).shape), expected, columns, rank, 3, "a mesh of some ranks")
+    with FFT(tensor) as f:
+        f.plan()
+        f.reset_operand(tensor * 2)
+        check(f.execute().to_local().reshape(take(rows, whole, rank, 3).shape), 2 * expected, rows, rank, 3, "reset")
+    tensor.requires_grad_()
+    result = fft(tensor).to_local().detach()  # torch's to_local has no gradient outside of a mesh
+    check(result.reshape(take(rows, whole, rank, 3).shape), expected, rows, rank, 3, "requires grad")
+
+
+def test_dtensors_on_a_part_of_the_ranks() -> None:
+    pytest.importorskip("torch.distributed.tensor", reason="this torch has no DTensor")
+    run_ranks(3, on_a_part, default_group=True)

@@ -345,3 +345,28 @@ def test_a_dtensors_own_placements_count() -> None:
     assert "rank 1: the operand is a DTensor that gave this rank [0:2, 0:4], the placements of the new one give it [2:4, 0:4]" in everyone[0][0][1]
     assert "the operand is a DTensor, whose own placements give rank 1 [2:4, 0:4]" in everyone[0][2][1]
     assert "out is a DTensor, whose own placements give rank 1 [0:4, 0:2]" in everyone[0][4][1]
+
+
+def on_a_part(rank: int) -> None:
+    """A mesh of some of the ranks; all of the group call."""
+    import torch.distributed.tensor as dt
+    from torch.distributed.device_mesh import DeviceMesh
+    few, all_ranks = DeviceMesh("cpu", torch.tensor([2, 0])), DeviceMesh("cpu", torch.arange(3))
+    whole = torch.arange(5.0 * 6).reshape(5, 6)
+    rows = Placements([dt.Shard(0)], few)
+    tensor = dt.DTensor.from_local(take(rows, whole, rank, 3), few, [dt.Shard(0)], run_check=False, shape=whole.shape, stride=whole.stride())
+    columns = Placements([dt.Shard(1)], all_ranks)
+    assert torch.equal(reshape(tensor, None, columns).to_local(), take(columns, whole, rank, 3))
+    back = reshape(reshape(tensor, None, columns), None, rows)
+    assert back.device_mesh == few and torch.equal(back.to_local().reshape(-1), take(rows, whole, rank, 3).reshape(-1))
+    with Reshape(tensor, None, columns) as r:
+        r.plan()
+        r.reset_operand(back)
+        assert torch.equal(r.execute().to_local(), take(columns, whole, rank, 3))
+    tensor.requires_grad_()
+    assert torch.equal(reshape(tensor, None, columns).to_local(), take(columns, whole, rank, 3))  # torch's to_local has no gradient outside of a mesh
+
+
+def test_dtensors_on_a_part_of_the_ranks() -> None:
+    pytest.importorskip("torch.distributed.tensor", reason="this torch has no DTensor")
+    run_ranks(3, on_a_part, default_group=True)

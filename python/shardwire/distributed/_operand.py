@@ -32,7 +32,10 @@ class Operand(NamedTuple):
 def wrap(value: Any, what: str = "operand") -> Operand:
     """``value`` as an Operand; the memory is shared. TypeError for what is no array, UnsupportedError for layouts that cannot be moved."""
     if is_dtensor(value):
-        return Operand(local_tensor(value), "DTensor", value)
+        local = local_tensor(value)
+        if value.device_mesh.get_coordinate() is None:  # outside of its mesh torch has one dimension, whatever the array has
+            local = local.new_empty((0,) * value.dim())
+        return Operand(local, "DTensor", value)
     if isinstance(value, torch.Tensor):
         if value.layout != torch.strided:
             raise UnsupportedError(f"{what} has the layout {value.layout}; give a dense tensor")
