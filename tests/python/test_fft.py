@@ -278,6 +278,34 @@ def test_an_engine_that_is_not_here(monkeypatch: pytest.MonkeyPatch) -> None:
             _engines.find()
 
 
+def without_its_engine(rank: int) -> tuple[str, str]:
+    """The variable names an engine that rank 1's host lacks, and then one that refuses there when it is asked for a plan."""
+    from shardwire.distributed import _engines, _fftw
+    whole = data_of((6, 4), torch.complex128, 1)
+    mine, expected = take(Slab.X, whole, rank, 2), torch.fft.fftn(whole)
+    os.environ["SHARDWIRE_FFT_ENGINE"] = "fftw"
+    found, _fftw.find = _fftw.find, (lambda: {}) if rank == 0 else (lambda: None)
+    told = error_of(lambda: fft(mine, distribution=Slab.X, group=group()))
+
+    def refuses(*_given: Any) -> Any:
+        raise RuntimeError("no plan today")
+
+    _fftw.find = found
+    del os.environ["SHARDWIRE_FFT_ENGINE"]
+    if rank:
+        _engines.find = lambda: [_engines.Engine("moody", "MOODY", None, lambda call: True, refuses), _engines.torch_engine()]
+    with FFT(mine, distribution=Slab.X, options={"measure": False}, group=group()) as f:
+        f.plan()
+        check(f.execute(), expected, Slab.X, rank, 2, "torch.fft instead")
+        assert rank == 0 or "torch.fft" in f.explain() and "(moody refused: no plan today)" in f.explain()
+    return told
+
+
+def test_an_engine_that_one_rank_lacks() -> None:
+    first, second = run_ranks(2, without_its_engine)
+    assert first == second and first[0] == "ValueError" and "rank 1: SHARDWIRE_FFT_ENGINE is 'fftw', but" in first[1]
+
+
 def gradients(rank: int, ranks: int, chunks: Any) -> None:
     """Against torch's own gradients of the whole transform."""
     shape = (6, 5, 8)

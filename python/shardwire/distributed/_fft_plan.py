@@ -234,8 +234,13 @@ class Plan:
         call = Call(part.kind, part.axes, source, source if part.in_place else _result_of(part, chunk), part.in_place, settings.inverse, settings.torch_norm)
         call = call._replace(factor=settings.factor([call.lengths[axis] for axis in call.axes]))
         choice = _engines.choose(self._engines if is_cpu else self._engines[-1:], call, self._measure)
+        try:
+            transform = choice.engine.make(choice.engine.library, call, choice.careful)
+        except RuntimeError as error:  # on this rank alone, and the others are about to exchange: torch.fft takes all
+            choice = _engines.Choice(self._engines[-1], False, {}, 0, f"{choice.engine.short} refused: {error}")
+            transform = choice.engine.make(None, call, False)
         self._choices[index, number] = choice
-        made = choice.engine.make(choice.engine.library, call, choice.careful), choice.engine.writes
+        made = transform, choice.engine.writes
         self._transforms[key] = made
         return made
 

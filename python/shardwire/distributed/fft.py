@@ -16,7 +16,7 @@ import torch
 from .. import _C
 from .._groups import global_ranks, resolve_backend
 from .._layout import _kind, as_dims
-from . import _ends, _meeting, _runtime
+from . import _ends, _engines, _meeting, _runtime
 from ._fft_chunks import Chunking, are_between_hosts, host_with_wires
 from ._fft_plan import Plan, Settings
 from ._fft_route import Problem
@@ -132,6 +132,7 @@ class FFT:
             if error is not None:
                 raise error
             given = read_options(FFTOptions, options)
+            _engines.find()  # SHARDWIRE_FFT_ENGINE may name one that is not on this rank's host
             self._operand = wrap(operand)
             kind = _read_kind(self._operand, given, self._door)
             if norm not in _NORMS:
