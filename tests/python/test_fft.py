@@ -585,6 +585,29 @@ def test_an_operand_that_begins_amid_an_element() -> None:
     run_ranks(2, amid_an_element)
 
 
+def same_box_on_one_rank(rank: int) -> list[tuple[str, str]]:
+    """Rank 0 has the same box of the operand and of the result, the others have not."""
+    whole = data_of((8, 8), torch.complex128, 1)
+    before = Boxes([Box((0, 0), (4, 4)), Box((0, 4), (4, 8)), Box((4, 0), (8, 8))])
+    after = Boxes([Box((0, 0), (4, 4)), Box((4, 0), (8, 4)), Box((0, 4), (8, 8))])
+    mine, back = before._boxes[rank], after._boxes[rank]
+    with FFT(take(before, whole, rank, 3), distribution=[mine, back], group=group()) as f:
+        f.plan()
+        first = f.execute()
+        check(first, torch.fft.fftn(whole), after, rank, 3, "there")
+        f.reset_operand(first, distribution=back)
+        check(f.execute(direction="inverse"), whole * whole.numel(), before, rank, 3, "back")
+        f.reset_operand(take(before, whole, rank, 3), distribution=mine)
+        check(f.execute(), torch.fft.fftn(whole), after, rank, 3, "there again")
+        return [error_of(lambda: f.reset_operand(take(before if rank < 2 else after, whole, rank, 3), distribution=mine if rank < 2 else back))]
+
+
+def test_a_box_that_is_one_ranks_before_and_after() -> None:
+    everyone = run_ranks(3, same_box_on_one_rank)
+    assert everyone == [[("MismatchError", "fft.FFT.reset_operand: ranks say different distributions: the operand's and the result's on rank 0, the operand's on rank 1, "
+                                           "the result's on rank 2")]] * 3
+
+
 def sub_group(rank: int) -> None:
     import torch.distributed as dist
     ranks = [0, 2, 3]

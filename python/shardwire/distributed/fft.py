@@ -303,14 +303,18 @@ class FFT:
         del stream
         self._check_alive()
         error: Exception | None = None
-        fresh, swapped = None, self._swapped
+        fresh, fits = None, [self._swapped]
         try:
-            fresh, swapped = self._fitting(operand, distribution)
+            fresh, fits = self._fitting(operand, distribution)
         except Exception as failure:
             error = failure
-        everyone = _meeting.exchange(self._group, "fft.FFT.reset_operand", {"given": fresh is not None, "distribution": swapped}, error)
-        _ends.agree(everyone, "fft.FFT.reset_operand", ("given", "distribution"))
-        self._operand, self._swapped = fresh, swapped
+        everyone = _meeting.exchange(self._group, "fft.FFT.reset_operand", {"given": fresh is not None, "fits": fits}, error)
+        _ends.agree(everyone, "fft.FFT.reset_operand", ("given",))
+        common = [swapped for swapped in (False, True) if all(swapped in record["fits"] for record in everyone)]
+        if not common:
+            said = [" and ".join("the result's" if swapped else "the operand's" for swapped in record["fits"]) for record in everyone]
+            raise _ends.MismatchError("fft.FFT.reset_operand: ranks say different distributions: " + ", ".join(f"{text} on rank {rank}" for rank, text in enumerate(said)))
+        self._operand, self._swapped = fresh, common[0]
         if self._plans:
             self.plan()
 
@@ -325,16 +329,17 @@ class FFT:
         """Lets the operand go, without a word to the other ranks."""
         self.reset_operand_unchecked(None)
 
-    def _fitting(self, operand: Any, distribution: Any) -> tuple[Operand | None, bool]:
+    def _fitting(self, operand: Any, distribution: Any) -> tuple[Operand | None, list[bool]]:
+        """The operand, and of which ends it may be (True: of the result's): a Box may be this rank's of both."""
         if operand is None:
-            return None, self._swapped
+            return None, [self._swapped]
         fresh = wrap(operand)
         said = fresh.tell()
         for key, value in said.items():
             if key not in ("shape", "pieces") and value != self._told[key]:
                 raise (TypeError if key in ("package", "dtype") else ValueError)(f"the operand's {key} was {self._told[key]}, the new one's is {value}")
-        swapped = self._swapped if distribution is None else self._is_swapped(distribution)
-        end = self._target if swapped else self._source
+        fits = [self._swapped] if distribution is None else self._ends_of(distribution)
+        end = self._target if fits[0] else self._source  # where it may be of both, this rank has the same of both
         assert end is not None
         share = end.shares[self._rank]
         if tuple(fresh.tensor.shape) != share.local_shape and (share.pieces or fresh.tensor.numel()):
@@ -343,17 +348,19 @@ class FFT:
         if said["pieces"] not in (None, share.plain):
             raise ValueError(f"the new operand is a DTensor, whose own placements give this rank {_ends.said_pieces(said['pieces'])}, but {end.distribution} of the global "
                              f"shape {list(end.global_shape)} {_ends.said_pieces(share.plain)}; bring it there first, by shardwire.redistribute")
-        return fresh, swapped
+        return fresh, fits
 
-    def _is_swapped(self, distribution: Any) -> bool:
-        """Whether ``distribution`` is the result's rather than the operand's, as both were at the beginning."""
+    def _ends_of(self, distribution: Any) -> list[bool]:
+        """Whether ``distribution`` is the operand's (False), the result's (True), or may be both, as they were at the beginning."""
         first = distribution[0] if isinstance(distribution, (list, tuple)) and distribution else distribution
         said = _ends.read_distribution(first, "distribution", self._ranks)
-        for swapped, end in ((False, self._source), (True, self._target)):
-            if end is not None and self._lies_so(said, end):
-                if swapped and self._problem.kind != "C2C":
-                    raise ValueError(f"the distribution of a {self._problem.kind} cannot change: its result is another array; make another FFT")
-                return swapped
+        fits = [swapped for swapped, end in ((False, self._source), (True, self._target)) if end is not None and self._lies_so(said, end)]
+        if fits and self._problem.kind != "C2C":
+            if fits[0]:
+                raise ValueError(f"the distribution of a {self._problem.kind} cannot change: its result is another array; make another FFT")
+            return [False]
+        if fits:
+            return fits
         raise ValueError(f"the distribution is {said}; it can be the operand's, {self._source.distribution}, or the result's, "
                          f"{'which is not known before plan()' if self._target is None else self._target.distribution}")
 
