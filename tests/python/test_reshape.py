@@ -223,6 +223,7 @@ def misuse(rank: int) -> list[tuple[str, str]]:
         error_of(lambda: reshape(mine, Placements([shardwire.Partial()]), rows, **g)),
     ]
     assert torch.equal(reshape(mine, columns, rows, **g), torch.zeros(2, 4))  # the group goes on
+    assert torch.equal(reshape(mine, columns, rows, global_shape=numpy.array([4, 4]) if rank else [4, 4], **g), torch.zeros(2, 4))
     return errors
 
 

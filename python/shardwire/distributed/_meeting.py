@@ -48,7 +48,14 @@ def exchange(group: Any, door: str, told: dict[str, Any], error: Exception | Non
     table = _tables.get(group)
     if table is None:
         table = _tables[group] = _Table(group)
-    body = json.dumps({"door": door, "told": {**told, "forgotten": _forgotten}} if error is None else {"door": door, "error": _encode(error)}).encode()
+    body = b""
+    if error is None:
+        try:
+            body = json.dumps({"door": door, "told": {**told, "forgotten": _forgotten}}).encode()
+        except (TypeError, ValueError) as failure:  # the others wait for us
+            error = TypeError(f"an argument cannot be told to the other ranks: {failure}; give plain Python values")
+    if error is not None:
+        body = json.dumps({"door": door, "error": _encode(error)}).encode()
     answers = [json.loads(text) for text in _gather(group, table, body)]
     for rank, answer in enumerate(answers):
         if answer["door"] != answers[0]["door"]:

@@ -14,7 +14,7 @@ import torch
 from .. import _C
 from .._compile import CustomOp, compile_op
 from .._groups import global_ranks, resolve_backend
-from .._layout import _kind
+from .._layout import _kind, as_dims
 from .._spec import Pieces
 from ..errors import MismatchError
 from . import _ends, _meeting, _runtime
@@ -110,7 +110,7 @@ class Reshape:
                 self._mesh = dtensor.device_mesh if output_box.mesh is None else output_box.mesh
             sides = [_ends.read_distribution(input_box, "input_box", self._ranks), _ends.read_distribution(output_box, "output_box", self._ranks)]
             told = {**self._operand.tell(), "input_box": sides[0].describe(), "output_box": sides[1].describe(),
-                    "global_shape": None if global_shape is None else list(global_shape), "out": None,
+                    "global_shape": None if global_shape is None else list(as_dims(global_shape, "global_shape")), "out": None,
                     "requires_grad": self._operand.tensor.requires_grad or getattr(self._operand.given, "requires_grad", False)}
             if out is not None:
                 self._out = read_out(out, self._operand)
