@@ -278,6 +278,23 @@ def test_an_engine_that_is_not_here(monkeypatch: pytest.MonkeyPatch) -> None:
             _engines.find()
 
 
+def test_a_transform_may_end_while_its_thread_plans() -> None:
+    """As the garbage collector does it, which runs wherever Python allocates."""
+    import threading
+
+    from shardwire.distributed import _fftw
+    ended: list[int] = []
+
+    def plans() -> None:
+        with _fftw._planner:
+            _fftw._destroy(ended.append, {"key": 7})
+
+    planning = threading.Thread(target=plans, daemon=True)
+    planning.start()
+    planning.join(20)
+    assert ended == [7]
+
+
 def without_its_engine(rank: int) -> tuple[str, str]:
     """The variable names an engine that rank 1's host lacks, and then one that refuses there when it is asked for a plan."""
     from shardwire.distributed import _engines, _fftw
