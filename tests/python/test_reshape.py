@@ -176,6 +176,14 @@ def gradients(rank: int) -> None:
     assert torch.equal(mine.grad, 3 * take(Slab.X, whole, rank, 2))
     slope, = torch.autograd.grad(reshape(mine, Slab.X, Slab.Y, group=group()).pow(2).sum(), mine, create_graph=True)
     assert torch.equal(slope.detach(), 2 * mine.detach())
+    out = torch.empty_like(take(Slab.Y, whole, rank, 2))
+    with pytest.raises(ValueError, match="rank 0: the operand requires grad, and no gradient goes through out="):
+        reshape(mine, Slab.X, Slab.Y, out=out, group=group())
+    with Reshape(mine.detach(), Slab.X, Slab.Y, out=out, group=group()) as r:
+        with pytest.raises(ValueError, match="rank 0: the operand requires grad"):
+            r.reset_operand(mine)
+    with torch.no_grad():
+        assert torch.equal(reshape(mine, Slab.X, Slab.Y, out=out, group=group()), take(Slab.Y, whole, rank, 2))
     with pytest.raises(RuntimeError, match="once_differentiable"):  # not a part of the sum left out
         (slope.pow(2).sum() + mine.sum()).backward()
 
@@ -371,3 +379,19 @@ def on_a_part(rank: int) -> None:
 def test_dtensors_on_a_part_of_the_ranks() -> None:
     pytest.importorskip("torch.distributed.tensor", reason="this torch has no DTensor")
     run_ranks(3, on_a_part, default_group=True)
+
+
+def over_another_default_group(rank: int) -> None:
+    """torch's default group is not shardwire's: nothing may ask for its size."""
+    import torch.distributed as dist
+    import torch.distributed.tensor as dt
+    from torch.distributed.device_mesh import DeviceMesh
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    own = dist.new_group([0], backend="shardwire")
+    tensor = dt.DTensor.from_local(torch.ones(2, 3), DeviceMesh("cpu", [0]), [dt.Shard(0)], run_check=False)
+    assert torch.equal(reshape(tensor, None, Placements([dt.Shard(1)]), group=own).to_local(), torch.ones(2, 3))
+
+
+def test_dtensors_over_another_default_group() -> None:
+    pytest.importorskip("torch.distributed.tensor", reason="this torch has no DTensor")
+    run_ranks(1, over_another_default_group, join=False)

@@ -51,8 +51,8 @@ def wrap(value: Any, what: str = "operand") -> Operand:
 
 
 def unwrap(tensor: torch.Tensor, package: str, device_mesh: Any = None, target: Distribution | None = None,
-           global_shape: Sequence[int] = ()) -> Any:
-    """A result as the package that its operand came from; a DTensor where ``target`` has placements for one."""
+           global_shape: Sequence[int] = (), num_ranks: int | None = None) -> Any:
+    """A result as the package that its operand came from; a DTensor where ``target``, of ``num_ranks`` ranks, has placements for one."""
     if package == "numpy":
         return tensor.numpy()
     if package == "DTensor":
@@ -60,7 +60,7 @@ def unwrap(tensor: torch.Tensor, package: str, device_mesh: Any = None, target: 
         strides = [1] * len(global_shape)
         for dim in range(len(strides) - 2, -1, -1):
             strides[dim] = strides[dim + 1] * max(global_shape[dim + 1], 1)
-        layout = target.layout(global_shape)
+        layout = target.layout(global_shape, num_ranks)
         return dtensor_class().from_local(tensor, device_mesh, [_torch_placement(item) for item in layout.placements], run_check=False,
                                           shape=torch.Size(global_shape), stride=tuple(strides))
     return tensor

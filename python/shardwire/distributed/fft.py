@@ -268,7 +268,7 @@ class FFT:
         result = _Transform.apply(local, self, plan, settings) if tracked else self._run(local.detach(), plan, settings)
         if release_workspace:
             plan.release()
-        return unwrap(result, operand.package, getattr(self, "_mesh", None), plan.target.distribution, plan.target.global_shape)
+        return unwrap(result, operand.package, getattr(self, "_mesh", None), plan.target.distribution, plan.target.global_shape, len(self._ranks))
 
     def _settings_of(self, direction: Any) -> Settings:
         if direction is not None:

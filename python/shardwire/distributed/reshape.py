@@ -114,10 +114,17 @@ class Reshape:
                     "requires_grad": self._operand.tensor.requires_grad or getattr(self._operand.given, "requires_grad", False)}
             if out is not None:
                 self._out = read_out(out, self._operand)
+                self._refuse_gradient(told["requires_grad"])
                 told["out"] = self._out.tell()
             return told, sides, None
         except Exception as failure:  # whatever it was: the other ranks wait for us
             return {}, [], failure
+
+    @staticmethod
+    def _refuse_gradient(requires_grad: bool) -> None:
+        """As torch's own functions with out=: silently without its gradient, the operand would be taken for a constant."""
+        if requires_grad and torch.is_grad_enabled():
+            raise ValueError("the operand requires grad, and no gradient goes through out=; leave out= away, give operand.detach(), or call under torch.no_grad()")
 
     def _settle(self, told: Sequence[dict[str, Any]], sides: Sequence[Distribution]) -> None:
         """From what all ranks told to the two ends. Pure: it raises on all ranks alike."""
@@ -193,7 +200,7 @@ class Reshape:
         if operand.package == "DTensor":
             local = operand.given.to_local() if operand.given.requires_grad else local
         result = _Move.apply(local, self) if local.requires_grad and torch.is_grad_enabled() else self._run(local.detach(), None)
-        return unwrap(result, operand.package, getattr(self, "_mesh", None), self._target.distribution, self.global_shape)
+        return unwrap(result, operand.package, getattr(self, "_mesh", None), self._target.distribution, self.global_shape, len(self._ranks))
 
     def _run(self, local: torch.Tensor, result: torch.Tensor | None) -> torch.Tensor:
         assert self._op is not None
@@ -237,6 +244,8 @@ class Reshape:
                                  f"{_ends.said_pieces(value)}; bring it there first, by shardwire.redistribute")
             if value != self._told[key]:
                 raise (TypeError if key in ("package", "dtype") else ValueError)(f"the operand's {key} was {self._told[key]}, the new one's is {value}")
+        if self._out is not None:
+            self._refuse_gradient(fresh.tensor.requires_grad or getattr(operand, "requires_grad", False))
         return fresh
 
     def explain(self) -> str:
