@@ -95,13 +95,13 @@ def _all_pieces(backend: Any, mine: list[tuple[int, torch.Tensor]], error: str |
 
 def _exchange(backend: Any, count: list[int], text: bytes, seconds: float | None) -> list[tuple[int, str]]:
     size, rank = _C.size(backend), _C.rank(backend)
-    heads = torch.empty(size, 2, dtype=torch.int64)
-    _moved(backend, [size, 2], torch.int64, {"offset": [rank, 0], "shape": [1, 2]}, torch.tensor([count + [len(text)]]), heads, seconds)
+    heads = torch.empty(size, 2, dtype=torch.int64, device="cpu")
+    _moved(backend, [size, 2], torch.int64, {"offset": [rank, 0], "shape": [1, 2]}, torch.tensor([count + [len(text)]], device="cpu"), heads, seconds)
     lengths = [int(length) for length in heads[:, 1]]
     total = sum(lengths)
-    joined = torch.empty(total, dtype=torch.uint8)
+    joined = torch.empty(total, dtype=torch.uint8, device="cpu")
     if total:
-        own = torch.frombuffer(bytearray(text), dtype=torch.uint8) if text else torch.empty(0, dtype=torch.uint8)
+        own = torch.frombuffer(bytearray(text), dtype=torch.uint8) if text else torch.empty(0, dtype=torch.uint8, device="cpu")
         _moved(backend, [total], torch.uint8, {"offset": [sum(lengths[:rank])], "shape": [len(text)]}, own, joined, seconds)
     data, at, told = bytes(joined.numpy()), 0, []
     for other, length in enumerate(lengths):

@@ -191,7 +191,7 @@ class Layout:
 
 def _rebuild(mesh_shape: tuple[int, ...], ranks: tuple[int, ...], placements: tuple[Placement, ...], shape: tuple[int, ...],
              dtype: torch.dtype) -> Layout:
-    return Layout(torch.tensor(ranks, dtype=torch.int64).reshape(mesh_shape), placements, shape, dtype)
+    return Layout(torch.tensor(ranks, dtype=torch.int64, device="cpu").reshape(mesh_shape), placements, shape, dtype)
 
 
 def box_of(tensor: torch.Tensor, offset: Sequence[int], shape: Sequence[int]) -> torch.Tensor:

@@ -67,7 +67,7 @@ def typed(flat: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 @functools.cache
 def item_bytes(dtype: torch.dtype) -> int:
-    return torch.empty(0, dtype=dtype).element_size()
+    return torch.empty(0, dtype=dtype, device="cpu").element_size()
 
 
 @functools.lru_cache(256)
@@ -216,7 +216,7 @@ class _Writer:
                 continue
             begin = min(tensor.data_ptr() for tensor in group)
             end = max(tensor.data_ptr() + _reach(tensor) for tensor in group)
-            whole = torch.empty(0, dtype=torch.uint8).set_(_untyped(group[0]), begin - address, (end - begin,), (1,))  # type: ignore[call-overload]
+            whole = torch.empty(0, dtype=torch.uint8, device="cpu").set_(_untyped(group[0]), begin - address, (end - begin,), (1,))  # type: ignore[call-overload]
             self.storages[address] = (len(self.parts), begin)
             self.parts.append(whole)
 
@@ -508,7 +508,7 @@ class _Reader:
 
     def dense(self, dtype: torch.dtype, flat: torch.Tensor, first: int, shape: list[int], strides: list[int]) -> torch.Tensor:
         if 0 in shape:
-            return torch.empty(shape, dtype=dtype)
+            return torch.empty(shape, dtype=dtype, device="cpu")
         size, num_bytes = item_bytes(dtype), flat.numel()
         end = first + 1
         for extent, stride in zip(shape, strides):

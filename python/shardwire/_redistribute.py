@@ -30,7 +30,7 @@ def redistribute(dtensor: Any, mesh: Any = None, placements: Sequence[Any] | Non
     dtensor: any DTensor on CPU; Partial ones are reduced on the way. mesh: a DeviceMesh, another one or None for the tensor's own.
     placements: torch's or shardwire's, one per mesh dimension; None keeps the tensor's own. Partial targets are refused unless nothing changes.
 
-    Returns ``dtensor`` itself when nothing changes. Differentiable, as DTensor.redistribute is: the gradient goes back the same way.
+    Returns ``dtensor`` itself when nothing changes. Differentiable once: the gradient goes back the same way, as of DTensor.redistribute.
     The compiled op of each pair of layouts is kept (64 per group, least recently used out first).
     Raises TypeError, ValueError or NotImplementedError for what cannot be laid out, ImportError where torch has no DTensor.
     """
@@ -127,6 +127,7 @@ class _Redistribute(torch.autograd.Function):
         return _move(dtensor, ctx.origin[1], mesh, target, group)
 
     @staticmethod
+    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: Any) -> Any:
         mesh, origin, group = ctx.origin
         placements = [Replicate() if isinstance(item, Partial) else item for item in origin.placements]

@@ -99,7 +99,7 @@ def serialize(value: Any, *, allow_pickle: bool = False) -> torch.Tensor:
         end += -end % _ALIGNED
         offsets.append(end)
         end += part.numel()
-    whole = torch.empty(end, dtype=torch.uint8)
+    whole = torch.empty(end, dtype=torch.uint8, device="cpu")
     start = bytearray(_START.pack(_MAGIC, _VERSION, kind, len(parts), len(head)))
     start += struct.pack(f"<{len(parts)}Q", *(part.numel() for part in parts)) + head
     whole[:begin] = torch.frombuffer(start, dtype=torch.uint8)

@@ -152,7 +152,7 @@ def _flat(at: Sequence[int], sizes: Sequence[int]) -> int:
 
 def _layout(shape: tuple[int, ...], placements: Sequence[Any], places: list[tuple[int, int]]) -> tuple[Layout, int]:
     sizes = [size for _, size in places]
-    mesh = torch.arange(math.prod(sizes)).reshape(sizes)
+    mesh = torch.arange(math.prod(sizes), device="cpu").reshape(sizes)
     return Layout(mesh, placements, shape, torch.uint8), _flat([index for index, _ in places], sizes)
 
 

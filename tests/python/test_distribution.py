@@ -86,6 +86,12 @@ def test_kinds_become_each_other() -> None:
         assert [found.share(rank, (8, 6), 4) for rank in range(4)] == [before.share(rank, (8, 6), 4) for rank in range(4)]
     for cls in (Boxes, Block, Pencil, BlockCyclic, Placements, Slab):
         assert Slab.Y.to(cls, global_shape=(8, 8), num_ranks=4).boxes((8, 8), 4) == Slab.Y.boxes((8, 8), 4)
+    for cls in (Boxes, Block, Pencil, Placements, Slab):  # ranks 2 and 3 have nothing
+        for few in (Slab.X, Placements([shardwire.Shard(0)]), Block(ProcessGrid(shape=(4, 1)))):
+            assert few.to(cls, global_shape=(2, 6), num_ranks=4).shape(0, (2, 6), 4) == (1, 6)
+    outside = Placements([shardwire.Shard(0)], [0, 2]).to(Boxes, global_shape=(4, 6), num_ranks=3)
+    assert [outside.shape(rank, (4, 6), 3) for rank in range(3)] == [(2, 6), (0, 0), (2, 6)]
+    assert outside.boxes((4, 6), 3)[2] == [Box((2, 0), (4, 6))]
     with pytest.raises(ConvertDistributionError, match="as no Slab"):
         Block(grid).to(Slab, global_shape=(8, 6), num_ranks=4)
     assert BlockNonCyclic is Block

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import datetime
+import gc
 import itertools
 import os
 import random
 import signal
 import time
+import weakref
 from typing import Any
 
 import numpy
@@ -19,6 +21,7 @@ from test_reshape import error_of, random_distribution, take
 
 import shardwire
 import shardwire.distributed as swd
+from shardwire.distributed._local_call import array_of
 from shardwire.distributed.distribution import BlockCyclic, Box, Boxes, Pencil, Placements, ProcessGrid, Slab
 from shardwire.distributed.fft import FFT, FFTDirection, FFTOptions, InvalidFFTState, allocate_operand, fft, ifft, irfft, rfft
 from shardwire.distributed.reshape import reshape
@@ -275,6 +278,51 @@ def test_an_engine_that_is_not_here(monkeypatch: pytest.MonkeyPatch) -> None:
             _engines.find()
 
 
+def test_a_transform_may_end_while_its_thread_plans() -> None:
+    """As the garbage collector does it, which runs wherever Python allocates."""
+    import threading
+
+    from shardwire.distributed import _fftw
+    ended: list[int] = []
+
+    def plans() -> None:
+        with _fftw._planner:
+            _fftw._destroy(ended.append, {"key": 7})
+
+    planning = threading.Thread(target=plans, daemon=True)
+    planning.start()
+    planning.join(20)
+    assert ended == [7]
+
+
+def without_its_engine(rank: int) -> tuple[str, str]:
+    """The variable names an engine that rank 1's host lacks, and then one that refuses there when it is asked for a plan."""
+    from shardwire.distributed import _engines, _fftw
+    whole = data_of((6, 4), torch.complex128, 1)
+    mine, expected = take(Slab.X, whole, rank, 2), torch.fft.fftn(whole)
+    os.environ["SHARDWIRE_FFT_ENGINE"] = "fftw"
+    found, _fftw.find = _fftw.find, (lambda: {}) if rank == 0 else (lambda: None)
+    told = error_of(lambda: fft(mine, distribution=Slab.X, group=group()))
+
+    def refuses(*_given: Any) -> Any:
+        raise RuntimeError("no plan today")
+
+    _fftw.find = found
+    del os.environ["SHARDWIRE_FFT_ENGINE"]
+    if rank:
+        _engines.find = lambda: [_engines.Engine("moody", "MOODY", None, lambda call: True, refuses), _engines.torch_engine()]
+    with FFT(mine, distribution=Slab.X, options={"measure": False}, group=group()) as f:
+        f.plan()
+        check(f.execute(), expected, Slab.X, rank, 2, "torch.fft instead")
+        assert rank == 0 or "torch.fft" in f.explain() and "(moody refused: no plan today)" in f.explain()
+    return told
+
+
+def test_an_engine_that_one_rank_lacks() -> None:
+    first, second = run_ranks(2, without_its_engine)
+    assert first == second and first[0] == "ValueError" and "rank 1: SHARDWIRE_FFT_ENGINE is 'fftw', but" in first[1]
+
+
 def gradients(rank: int, ranks: int, chunks: Any) -> None:
     """Against torch's own gradients of the whole transform."""
     shape = (6, 5, 8)
@@ -486,6 +534,97 @@ def test_options_states_and_strides() -> None:
     run_ranks(2, options_and_views)
 
 
+def first_in_inference_mode(rank: int) -> None:
+    """What a group keeps of its first call serves later ones, whatever mode they are in."""
+    whole = data_of((4, 6, 8), torch.complex128, 1)
+    expected = torch.fft.ifftn(whole)
+    for inference in (True, False, True):
+        for local in (take(Slab.X, whole, rank, 2), take(Slab.X, whole, rank, 2).requires_grad_()):
+            with torch.inference_mode(inference):
+                result = ifft(local, distribution=Slab.X, norm="backward", group=group())
+            check(result.detach(), expected, Slab.X, rank, 2, f"inference_mode({inference})")
+            moved = reshape(local, Slab.X, Slab.Y, group=group())
+            assert torch.equal(moved.detach(), take(Slab.Y, whole, rank, 2))
+        result = ifft(local, distribution=Slab.X, norm="backward", group=group())
+        result.abs().sum().backward()
+        assert local.grad is not None
+    with torch.inference_mode(), FFT(take(Slab.X, whole, rank, 2), distribution=Slab.X, group=group()) as f:
+        f.plan()
+        f.execute()
+        rooms = f._plans[False]._between.values()
+        assert rooms and not any(room.is_inference() for room in rooms)  # FFTW scales what lies in one in place
+
+
+def test_a_first_call_in_inference_mode() -> None:
+    run_ranks(2, first_in_inference_mode)
+
+
+def other_default_device(rank: int) -> None:
+    """Told in few bytes and in many, and measured where there are engines: all of it stays on the CPU."""
+    whole = data_of((16, 20, 32), torch.complex128, 1)
+    mine, expected = take(Slab.X, whole, rank, 2), torch.fft.fftn(whole)
+    with torch.device("meta"):
+        result = fft(mine, distribution=Slab.X, group=group())
+        moved = reshape(mine, Slab.X, Slab.Y, group=group())
+        kind, text = error_of(lambda: reshape(mine, Slab.X, Slab.Y, group=group(), options={"x" * 2000: 1}))
+        assert (kind, "x" * 2000 in text) == ("ValueError", True)
+        made = allocate_operand(mine.shape, torch, input_dtype=torch.complex64, distribution=Slab.X, group=group())
+        packed_again = array_of(mine).scratch()
+    assert made.device.type == packed_again.device.type == "cpu"
+    check(result, expected, Slab.X, rank, 2, "the default device is another one")
+    assert torch.equal(moved, take(Slab.Y, whole, rank, 2))
+
+
+@pytest.mark.skipif(not hasattr(torch, "set_default_device"), reason="this torch has no default device")
+def test_the_default_device_does_not_matter() -> None:
+    run_ranks(2, other_default_device)
+
+
+def amid_an_element(rank: int) -> None:
+    """A field of a packed record begins anywhere; numpy gives a view of it. On one rank only, as chance has it."""
+    whole = data_of((64, 32, 16), torch.complex64, 1)
+    expected = torch.fft.fftn(whole)
+    for offset in (4, 1):
+        mine = take(Slab.X, whole, rank, 2).numpy()
+        if rank == 0:
+            raw = numpy.zeros(mine.nbytes + 24, dtype=numpy.uint8)
+            begin = -raw.ctypes.data % 16 + offset
+            view = raw[begin:begin + mine.nbytes].view(numpy.complex64).reshape(mine.shape)
+            view[:] = mine
+            mine = view
+        for chunks in (1, 2):
+            check(fft(mine, distribution=Slab.X, options={"chunks": chunks}, group=group()), expected, Slab.X, rank, 2, f"{offset} bytes into an element")
+        moved = reshape(mine, Slab.X, Slab.Y, group=group())
+        assert torch.equal(torch.from_numpy(moved), take(Slab.Y, whole, rank, 2))
+
+
+def test_an_operand_that_begins_amid_an_element() -> None:
+    run_ranks(2, amid_an_element)
+
+
+def same_box_on_one_rank(rank: int) -> list[tuple[str, str]]:
+    """Rank 0 has the same box of the operand and of the result, the others have not."""
+    whole = data_of((8, 8), torch.complex128, 1)
+    before = Boxes([Box((0, 0), (4, 4)), Box((0, 4), (4, 8)), Box((4, 0), (8, 8))])
+    after = Boxes([Box((0, 0), (4, 4)), Box((4, 0), (8, 4)), Box((0, 4), (8, 8))])
+    mine, back = before._boxes[rank], after._boxes[rank]
+    with FFT(take(before, whole, rank, 3), distribution=[mine, back], group=group()) as f:
+        f.plan()
+        first = f.execute()
+        check(first, torch.fft.fftn(whole), after, rank, 3, "there")
+        f.reset_operand(first, distribution=back)
+        check(f.execute(direction="inverse"), whole * whole.numel(), before, rank, 3, "back")
+        f.reset_operand(take(before, whole, rank, 3), distribution=mine)
+        check(f.execute(), torch.fft.fftn(whole), after, rank, 3, "there again")
+        return [error_of(lambda: f.reset_operand(take(before if rank < 2 else after, whole, rank, 3), distribution=mine if rank < 2 else back))]
+
+
+def test_a_box_that_is_one_ranks_before_and_after() -> None:
+    everyone = run_ranks(3, same_box_on_one_rank)
+    assert everyone == [[("MismatchError", "fft.FFT.reset_operand: ranks say different distributions: the operand's and the result's on rank 0, the operand's on rank 1, "
+                                           "the result's on rank 2")]] * 3
+
+
 def sub_group(rank: int) -> None:
     import torch.distributed as dist
     ranks = [0, 2, 3]
@@ -501,6 +640,42 @@ def sub_group(rank: int) -> None:
 
 def test_on_some_of_the_ranks() -> None:
     run_ranks(4, sub_group, default_group=True)
+
+
+def kept_for_how_long(rank: int) -> None:
+    import torch.distributed as dist
+
+    from shardwire.distributed import _meeting
+    pair = dist.new_group([0, 1], backend="shardwire")
+    whole = data_of((6, 4), torch.complex128, 1)
+
+    def transform() -> None:
+        local = take(Slab.X, whole, rank, 3).requires_grad_()
+        result = fft(local, distribution=Slab.X, group=dist.group.WORLD)
+        check(result.detach(), torch.fft.fftn(whole), Slab.X, rank, 3, "kept")
+        result.abs().sum().backward()
+
+    transform()
+    assert len(_meeting._plans) == 1
+    if rank < 2:
+        swd.initialize(None, pair)
+        fft(take(Slab.X, whole, rank, 2), distribution=Slab.X)
+        assert len(_meeting._plans) == 2
+        swd.finalize()
+        assert not _meeting._plans
+    for _ in range(2):
+        transform()  # rank 2 has kept a plan that the others dropped
+    if rank < 2:
+        fft(take(Slab.X, whole, rank, 2), distribution=Slab.X, group=pair)
+        gone = weakref.ref(pair)
+        dist.destroy_process_group(pair)
+        del pair
+        gc.collect()
+        assert gone() is None, gc.get_referrers(gone())
+
+
+def test_kept_plans_end_with_their_group_and_by_finalize() -> None:
+    run_ranks(3, kept_for_how_long, default_group=True)
 
 
 def misuse(rank: int) -> list[tuple[str, str]]:
@@ -526,6 +701,7 @@ def misuse(rank: int) -> list[tuple[str, str]]:
         error_of(lambda: fft(mine, distribution=Slab.X, options={"last_axis_parity": "prime"} if rank else None, **g)),
         error_of(lambda: fft(mine, distribution=Slab.X, options={"fft_type": "C2R"}, **g)),
         error_of(lambda: fft(mine, distribution=Slab.X, options={"measure": 1 + rank}, **g)),
+        error_of(lambda: fft(mine, distribution=Slab.X, options={"measure": numpy.bool_(True)} if rank else None, **g)),
         error_of(lambda: fft(mine, distribution=Slab.X, options={"chunks": rank}, **g)),
         error_of(lambda: fft(mine, distribution=Slab.X, options={"chunks": 1 + rank}, **g)),
         error_of(lambda: irfft(mine[:, :1], distribution=Slab.X, **g)),
@@ -548,6 +724,7 @@ EXPECTED = [
     ("ValueError", "give a pair"), ("GapError", "leaves [4:8, 0:8]"), ("ValueError", "overlaps: ranks 0 and 1"), ("ValueError", "3 entries"), ("TypeError", "distribution is None"),
     ("ValueError", "does not have"), ("MismatchError", "axes differs"), ("ValueError", "give each axis once"), ("ValueError", "rank 1: norm is 'none'"),
     ("ValueError", "rank 1: last_axis_parity is 'prime'"), ("ValueError", "fft.fft is C2C"), ("ValueError", "rank 0: measure is 1"),
+    ("TypeError", "rank 1: an argument cannot be told to the other ranks"),
     ("ValueError", "rank 0: chunks is 0"), ("MismatchError", "chunks differs"),
     ("ValueError", "last_axis_parity='odd'"),
     ("MismatchError", "rank 0 called shardwire.distributed.fft.fft, rank 1 fft.rfft"), ("TypeError", "torch.int32"), ("UnsupportedError", "Partial"),
@@ -589,3 +766,60 @@ def dtensors(rank: int) -> None:
 def test_dtensors() -> None:
     pytest.importorskip("torch.distributed.tensor", reason="this torch has no DTensor")
     run_ranks(4, dtensors, default_group=True)
+
+
+def other_placements(rank: int) -> list[tuple[str, str]]:
+    """Local shapes fit, and the placements say other parts of the array, or addends."""
+    import torch.distributed.tensor as dt
+    from torch.distributed.device_mesh import DeviceMesh
+    mesh = DeviceMesh("cpu", torch.arange(4).reshape(2, 2))
+    whole = data_of((4, 4), torch.complex128, 1)
+    rows, others, everywhere = ([dt.Shard(0), dt.Replicate()], [dt.Replicate(), dt.Shard(0)], [dt.Replicate(), dt.Replicate()])
+    first, second = dt.distribute_tensor(whole, mesh, rows), dt.distribute_tensor(whole, mesh, others)
+    addends = dt.DTensor.from_local(whole, mesh, [dt.Partial(), dt.Replicate()], run_check=False)
+    errors = []
+    with FFT(first) as f:
+        f.plan()
+        errors += [error_of(lambda: f.reset_operand(second)), error_of(lambda: f.reset_operand(addends))]
+        f.reset_operand(dt.distribute_tensor(2 * whole, mesh, rows))
+        assert torch.allclose(f.execute().full_tensor(), 2 * torch.fft.fftn(whole), rtol=0, atol=1e-12)
+    for _ in range(2):  # a kept plan hides nothing
+        assert torch.allclose(fft(first, distribution=Placements(rows, mesh)).full_tensor(), torch.fft.fftn(whole), rtol=0, atol=1e-12)
+        errors += [error_of(lambda: fft(second, distribution=Placements(rows, mesh))), error_of(lambda: fft(addends, distribution=Placements(everywhere, mesh)))]
+    return errors
+
+
+def test_a_dtensors_own_placements_count() -> None:
+    pytest.importorskip("torch.distributed.tensor", reason="this torch has no DTensor")
+    everyone = run_ranks(4, other_placements, default_group=True)
+    assert all(each == everyone[0] for each in everyone)
+    assert [kind for kind, _ in everyone[0]] == ["ValueError", "UnsupportedError"] * 3, everyone[0]
+    assert "rank 1: the new operand is a DTensor, whose own placements give this rank [2:4, 0:4]" in everyone[0][0][1]
+    assert "whose own placements give rank 1 [2:4, 0:4]" in everyone[0][2][1] and "Partial" in everyone[0][3][1]
+
+
+def on_a_part(rank: int) -> None:
+    """A mesh of some of the ranks; all of the group call."""
+    import torch.distributed.tensor as dt
+    from torch.distributed.device_mesh import DeviceMesh
+    few = DeviceMesh("cpu", torch.tensor([2, 0]))
+    whole = data_of((5, 6, 4), torch.complex128, 1)
+    expected = torch.fft.fftn(whole)
+    rows, columns = Placements([dt.Shard(0)], few), Placements([dt.Shard(1)], few)
+    tensor = dt.DTensor.from_local(take(rows, whole, rank, 3), few, [dt.Shard(0)], run_check=False, shape=whole.shape, stride=whole.stride())
+    for chunks in (1, 2):
+        result = fft(tensor, distribution=[None, columns], options={"chunks": chunks})
+        assert result.device_mesh == few and result.placements == (dt.Shard(1),)
+        check(result.to_local().reshape(take(columns, whole, rank, 3).shape), expected, columns, rank, 3, "a mesh of some ranks")
+    with FFT(tensor) as f:
+        f.plan()
+        f.reset_operand(tensor * 2)
+        check(f.execute().to_local().reshape(take(rows, whole, rank, 3).shape), 2 * expected, rows, rank, 3, "reset")
+    tensor.requires_grad_()
+    result = fft(tensor).to_local().detach()  # torch's to_local has no gradient outside of a mesh
+    check(result.reshape(take(rows, whole, rank, 3).shape), expected, rows, rank, 3, "requires grad")
+
+
+def test_dtensors_on_a_part_of_the_ranks() -> None:
+    pytest.importorskip("torch.distributed.tensor", reason="this torch has no DTensor")
+    run_ranks(3, on_a_part, default_group=True)

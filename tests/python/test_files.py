@@ -244,6 +244,22 @@ def test_every_dtype_and_unaligned_files(tmp_path: Path, pad: int) -> None:
     run_ranks(2, unaligned, str(write_file(tmp_path / "m.safetensors", tensors, pad)), tensors)
 
 
+def other_default_device(rank: int, folder: str) -> None:
+    whole = {"a": value_of("a", (40, 30)), "b": value_of("b", (3, 0)), "c": value_of("c", (4, 6), torch.bfloat16)}
+    layouts = {name: Layout([0, 1], [Shard(0)], tuple(tensor.shape), tensor.dtype) for name, tensor in whole.items()}
+    mine = sharded(whole, rank, [0, 1], 0)
+    with torch.device("meta"):
+        shardwire.save(mine, Path(folder) / "saved", group())
+        got = shardwire.load(Path(folder) / "saved", layouts, group(), device="cpu")
+    for name, layout in layouts.items():
+        assert torch.equal(got[name], layout.take(whole[name], rank)), name
+
+
+@pytest.mark.skipif(not hasattr(torch, "set_default_device"), reason="this torch has no default device")
+def test_the_default_device_does_not_matter(tmp_path: Path) -> None:
+    run_ranks(2, other_default_device, str(tmp_path))
+
+
 def package_there_and_back(rank: int, folder: str) -> None:
     from safetensors.torch import load_file, save_file
     tensors = {name: value_of(name, shape, dtype) for name, shape, dtype in

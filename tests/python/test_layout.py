@@ -89,6 +89,9 @@ def test_negative_dims_count_from_the_end() -> None:
 def test_a_layout_is_a_value() -> None:
     layout = Layout([[0, 1]], [Partial("avg"), StridedShard(0, 2)], (8, 3), torch.bfloat16)
     assert pickle.loads(pickle.dumps(layout)) == layout
+    if hasattr(torch, "set_default_device"):
+        with torch.device("meta"):
+            assert pickle.loads(pickle.dumps(layout)) == layout
     assert layout.pending_reduction == "mean" and Layout([0], [Shard(0)], (1,), F32).pending_reduction is None
     assert layout != Layout([[0, 1]], [Partial("sum"), StridedShard(0, 2)], (8, 3), torch.bfloat16)
     assert "Partial" in repr(layout) and "[8, 3]" in repr(layout)

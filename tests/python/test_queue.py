@@ -147,6 +147,26 @@ def test_kinds_of_entries():
     assert value == b"x" * 100000
 
 
+def other_default_device(rank):
+    q, back = Queue(group(), 0), Queue(group(), 1)
+    tensors = [torch.arange(3.0), torch.arange(200000.0), torch.empty(0, 2)]
+    with torch.device("meta"):
+        if rank == 1:
+            for tensor in tensors:
+                q.put_tensor(tensor)
+            q.put({"a": tensors[1], "b": list(range(3000))})
+            return back.get()
+        got = [q.get_tensor() for _ in tensors] + [q.get()["a"]]
+        back.put("here")
+    assert all(torch.equal(mine, theirs) for mine, theirs in zip(got, [*tensors, tensors[1]]))
+    return "here"
+
+
+@pytest.mark.skipif(not hasattr(torch, "set_default_device"), reason="this torch has no default device")
+def test_the_default_device_does_not_matter():
+    assert run_ranks(2, other_default_device) == ["here"] * 2
+
+
 def into_out(rank):
     q, back = Queue(group(), 0), Queue(group(), 0)
     if rank == 0:

@@ -125,6 +125,12 @@ def gradients(rank: int) -> None:
         ours = grad_of(lambda tensor, placement: shardwire.redistribute(tensor, placements=[placement]), before, after)
         theirs = grad_of(lambda tensor, placement: tensor.redistribute(placements=[placement]), before, after)
         assert torch.equal(ours, theirs), (before, after)
+    leaf = torch.ones((2, 4), requires_grad=True)
+    moved = shardwire.redistribute(dt.DTensor.from_local(leaf, mesh, [dt.Shard(0)], run_check=False), placements=[dt.Shard(1)])
+    slope, = torch.autograd.grad(moved.to_local().pow(2).sum(), leaf, create_graph=True)
+    assert torch.equal(slope.detach(), torch.full((2, 4), 2.0))
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        (slope.pow(2).sum() + leaf.sum()).backward()
 
 
 @needs_dtensor

@@ -174,6 +174,18 @@ def gradients(rank: int) -> None:
     everywhere = reshape(mine, Slab.X, [Box((0, 0), (6, 8))] * 2, group=group())  # each element on both ranks: both gradients are added
     (everywhere * whole * (rank + 1)).sum().backward()
     assert torch.equal(mine.grad, 3 * take(Slab.X, whole, rank, 2))
+    slope, = torch.autograd.grad(reshape(mine, Slab.X, Slab.Y, group=group()).pow(2).sum(), mine, create_graph=True)
+    assert torch.equal(slope.detach(), 2 * mine.detach())
+    out = torch.empty_like(take(Slab.Y, whole, rank, 2))
+    with pytest.raises(ValueError, match="rank 0: the operand requires grad, and no gradient goes through out="):
+        reshape(mine, Slab.X, Slab.Y, out=out, group=group())
+    with Reshape(mine.detach(), Slab.X, Slab.Y, out=out, group=group()) as r:
+        with pytest.raises(ValueError, match="rank 0: the operand requires grad"):
+            r.reset_operand(mine)
+    with torch.no_grad():
+        assert torch.equal(reshape(mine, Slab.X, Slab.Y, out=out, group=group()), take(Slab.Y, whole, rank, 2))
+    with pytest.raises(RuntimeError, match="once_differentiable"):  # not a part of the sum left out
+        (slope.pow(2).sum() + mine.sum()).backward()
 
 
 def test_gradients_go_back() -> None:
@@ -219,6 +231,7 @@ def misuse(rank: int) -> list[tuple[str, str]]:
         error_of(lambda: reshape(mine, Placements([shardwire.Partial()]), rows, **g)),
     ]
     assert torch.equal(reshape(mine, columns, rows, **g), torch.zeros(2, 4))  # the group goes on
+    assert torch.equal(reshape(mine, columns, rows, global_shape=numpy.array([4, 4]) if rank else [4, 4], **g), torch.zeros(2, 4))
     return errors
 
 
@@ -307,3 +320,78 @@ def dtensors(rank: int) -> None:
 def test_dtensors() -> None:
     pytest.importorskip("torch.distributed.tensor", reason="this torch has no DTensor")
     run_ranks(2, dtensors, default_group=True)
+
+
+def other_placements(rank: int) -> list[tuple[str, str]]:
+    """Local shapes fit, and the placements say other parts of the array, or addends."""
+    import torch.distributed.tensor as dt
+    from torch.distributed.device_mesh import DeviceMesh
+    mesh = DeviceMesh("cpu", torch.arange(4).reshape(2, 2))
+    whole = torch.arange(16.0).reshape(4, 4)
+    rows, others, everywhere = ([dt.Shard(0), dt.Replicate()], [dt.Replicate(), dt.Shard(0)], [dt.Replicate(), dt.Replicate()])
+    first, second = dt.distribute_tensor(whole, mesh, rows), dt.distribute_tensor(whole, mesh, others)
+    spread = dt.DTensor.from_local(torch.zeros(4, 4), mesh, [dt.Partial(), dt.Replicate()], run_check=False)
+    addends = dt.DTensor.from_local(whole, mesh, [dt.Partial(), dt.Replicate()], run_check=False)
+    errors = []
+    with Reshape(first, None, everywhere) as r:
+        r.plan()
+        errors += [error_of(lambda: r.reset_operand(second)), error_of(lambda: r.reset_operand(addends))]
+        r.reset_operand(first + 1)
+        assert torch.equal(r.execute().to_local(), whole + 1)
+    assert torch.equal(reshape(first, Placements(rows, mesh), everywhere).to_local(), whole)
+    errors += [error_of(lambda: reshape(second, Placements(rows, mesh), everywhere)), error_of(lambda: reshape(addends, Placements(everywhere, mesh), rows))]
+    columns = dt.distribute_tensor(torch.zeros(4, 4), mesh, [dt.Shard(1), dt.Replicate()])
+    assert reshape(first, None, columns.placements, out=columns) is columns and torch.equal(columns.full_tensor(), whole)
+    errors += [error_of(lambda: reshape(first, None, [dt.Replicate(), dt.Shard(1)], out=columns)), error_of(lambda: reshape(first, None, everywhere, out=spread))]
+    return errors
+
+
+def test_a_dtensors_own_placements_count() -> None:
+    pytest.importorskip("torch.distributed.tensor", reason="this torch has no DTensor")
+    everyone = run_ranks(4, other_placements, default_group=True)
+    assert all(each == everyone[0] for each in everyone)
+    assert [kind for kind, _ in everyone[0]] == ["ValueError", "UnsupportedError"] * 3, everyone[0]
+    assert "rank 1: the operand is a DTensor that gave this rank [0:2, 0:4], the placements of the new one give it [2:4, 0:4]" in everyone[0][0][1]
+    assert "the operand is a DTensor, whose own placements give rank 1 [2:4, 0:4]" in everyone[0][2][1]
+    assert "out is a DTensor, whose own placements give rank 1 [0:4, 0:2]" in everyone[0][4][1]
+
+
+def on_a_part(rank: int) -> None:
+    """A mesh of some of the ranks; all of the group call."""
+    import torch.distributed.tensor as dt
+    from torch.distributed.device_mesh import DeviceMesh
+    few, all_ranks = DeviceMesh("cpu", torch.tensor([2, 0])), DeviceMesh("cpu", torch.arange(3))
+    whole = torch.arange(5.0 * 6).reshape(5, 6)
+    rows = Placements([dt.Shard(0)], few)
+    tensor = dt.DTensor.from_local(take(rows, whole, rank, 3), few, [dt.Shard(0)], run_check=False, shape=whole.shape, stride=whole.stride())
+    columns = Placements([dt.Shard(1)], all_ranks)
+    assert torch.equal(reshape(tensor, None, columns).to_local(), take(columns, whole, rank, 3))
+    back = reshape(reshape(tensor, None, columns), None, rows)
+    assert back.device_mesh == few and torch.equal(back.to_local().reshape(-1), take(rows, whole, rank, 3).reshape(-1))
+    with Reshape(tensor, None, columns) as r:
+        r.plan()
+        r.reset_operand(back)
+        assert torch.equal(r.execute().to_local(), take(columns, whole, rank, 3))
+    tensor.requires_grad_()
+    assert torch.equal(reshape(tensor, None, columns).to_local(), take(columns, whole, rank, 3))  # torch's to_local has no gradient outside of a mesh
+
+
+def test_dtensors_on_a_part_of_the_ranks() -> None:
+    pytest.importorskip("torch.distributed.tensor", reason="this torch has no DTensor")
+    run_ranks(3, on_a_part, default_group=True)
+
+
+def over_another_default_group(rank: int) -> None:
+    """torch's default group is not shardwire's: nothing may ask for its size."""
+    import torch.distributed as dist
+    import torch.distributed.tensor as dt
+    from torch.distributed.device_mesh import DeviceMesh
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    own = dist.new_group([0], backend="shardwire")
+    tensor = dt.DTensor.from_local(torch.ones(2, 3), DeviceMesh("cpu", [0]), [dt.Shard(0)], run_check=False)
+    assert torch.equal(reshape(tensor, None, Placements([dt.Shard(1)]), group=own).to_local(), torch.ones(2, 3))
+
+
+def test_dtensors_over_another_default_group() -> None:
+    pytest.importorskip("torch.distributed.tensor", reason="this torch has no DTensor")
+    run_ranks(1, over_another_default_group, join=False)

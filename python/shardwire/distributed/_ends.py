@@ -104,6 +104,20 @@ def check_shapes(door: str, what: str, end: End, shapes: Sequence[Sequence[int]]
                              f"{list(end.global_shape)} gives that rank {list(share.local_shape)}")
 
 
+def check_pieces(door: str, what: str, end: End, pieces: Sequence[Any]) -> None:
+    """ValueError that names the first rank whose DTensor holds other parts of the array than the distribution says. pieces: by rank, as Operand.tell has them."""
+    for rank, (share, own) in enumerate(zip(end.shares, pieces)):
+        if own is not None and own != share.plain:
+            raise ValueError(f"{door}: {what} is a DTensor, whose own placements give rank {rank} {said_pieces(own)}, but {end.distribution} of the global shape "
+                             f"{list(end.global_shape)} gives that rank {said_pieces(share.plain)}; bring it there first, by shardwire.redistribute")
+
+
+def said_pieces(pieces: Sequence[Any]) -> str:
+    """Pieces as plain values, for people: where each is in the global array."""
+    regions = [_region(Piece(*map(tuple, piece))) for piece in pieces[:4]]
+    return " and ".join(regions) + (" and more" if len(pieces) > 4 else "") if regions else "nothing"
+
+
 def check_cover(what: str, shares: Sequence[Share], global_shape: Dims, overlaps: bool) -> None:
     """ValueError where boxes overlap and must not, GapError where they leave a part of the array to nobody; both name boxes and ranks."""
     boxes = [(rank, piece) for rank, share in enumerate(shares) for piece in share.pieces if all(piece.shape)]

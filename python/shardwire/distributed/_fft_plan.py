@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
+import weakref
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -17,7 +18,7 @@ from . import _engines, _fft_chunks, _runtime
 from ._ends import End
 from ._fft_chunks import Chunk, Chunking, Cut
 from ._fft_route import Local, Move, Problem, find_route
-from ._local_call import ALIGNMENT, Array, Call, array_of, packed
+from ._local_call import ALIGNMENT, Array, Call, aligned, array_of, packed
 from .reshape import move
 
 
@@ -89,7 +90,8 @@ class Plan:
     def __init__(self, group: Any, rank: int, problem: Problem, source: End, target: End | None, compute: torch.dtype, name: str,
                  sums: bool = False, measure: bool = True, chunking: Chunking = Chunking(1, False)) -> None:
         self.problem, self.source, self.name = problem, source, name
-        self._group, self._rank, self._compute, self._measure, self._chunking = group, rank, compute, measure, chunking
+        self._group = weakref.ref(group)  # plans are kept by their group, which would never end if they kept it
+        self._rank, self._compute, self._measure, self._chunking = rank, compute, measure, chunking
         self._real = torch.float32 if compute == torch.complex64 else torch.float64
         route = find_route(problem, source, target)
         self.target = route.target
@@ -126,19 +128,19 @@ class Plan:
     def _compile(self, step: Move, cut: Cut, reduction: str | None) -> CustomOp | list[Chunk]:
         dtype = self._dtype_of_move(step)
         if cut.chunks > 1:
-            return _fft_chunks.compile_chunks(self._group, self._rank, step, cut, dtype, self.name)
-        return move(self._group, self._rank, step.source, step.target, dtype, self.name, reduction)
+            return _fft_chunks.compile_chunks(self._group(), self._rank, step, cut, dtype, self.name)
+        return move(self._group(), self._rank, step.source, step.target, dtype, self.name, reduction)
 
     def adjoint(self, sums: bool) -> Plan:
         """The transposed map. Collective. sums: gradients of one element on several ranks are added; else they are equal."""
         problem = self.problem
         kind = {"C2C": "C2C", "R2C": "C2R", "C2R": "R2C"}[problem.kind]
         back = dataclasses.replace(problem, kind=kind, shape=problem.result_shape, result_shape=problem.shape, adjoint=not problem.adjoint)
-        return Plan(self._group, self._rank, back, self.target, self.source, self._compute, f"{self.name}.backward", sums, self._measure, self._chunking)
+        return Plan(self._group(), self._rank, back, self.target, self.source, self._compute, f"{self.name}.backward", sums, self._measure, self._chunking)
 
     def run(self, local: torch.Tensor, settings: Settings) -> torch.Tensor:
         """The result of this rank, in new memory in C order. ``local`` is not written to."""
-        current = local
+        current = aligned(local)
         for index, (step, op) in enumerate(zip(self._steps, self._ops)):
             if isinstance(step, Local):
                 if not self._has_chunks(index + 1):  # else it goes with the move
@@ -184,7 +186,8 @@ class Plan:
             return _runtime.empty(shape, dtype, device)
         kept = self._between.get(index)
         if kept is None or kept.device != device:
-            kept = self._between[index] = _runtime.empty(shape, dtype, device)
+            with torch.inference_mode(False):  # later runs may be outside of it, and such tensors cannot be written to there
+                kept = self._between[index] = _runtime.empty(shape, dtype, device)
         return kept
 
     def release(self) -> None:
@@ -231,14 +234,19 @@ class Plan:
         call = Call(part.kind, part.axes, source, source if part.in_place else _result_of(part, chunk), part.in_place, settings.inverse, settings.torch_norm)
         call = call._replace(factor=settings.factor([call.lengths[axis] for axis in call.axes]))
         choice = _engines.choose(self._engines if is_cpu else self._engines[-1:], call, self._measure)
+        try:
+            transform = choice.engine.make(choice.engine.library, call, choice.careful)
+        except RuntimeError as error:  # on this rank alone, and the others are about to exchange: torch.fft takes all
+            choice = _engines.Choice(self._engines[-1], False, {}, 0, f"{choice.engine.short} refused: {error}")
+            transform = choice.engine.make(None, call, False)
         self._choices[index, number] = choice
-        made = choice.engine.make(choice.engine.library, call, choice.careful), choice.engine.writes
+        made = transform, choice.engine.writes
         self._transforms[key] = made
         return made
 
     def prepare(self, local: torch.Tensor, settings: Settings) -> None:
         """Chooses and makes the local transforms of operands that lie as ``local``, as far as they are not made yet; only its layout is read. Not collective."""
-        current = array_of(local)
+        current = array_of(aligned(local))
         for index, step in enumerate(self._steps):
             if isinstance(step, Move):
                 current = packed(step.target.shares[self._rank].local_shape, self._dtype_of_move(step))

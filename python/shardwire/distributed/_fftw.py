@@ -29,8 +29,8 @@ _ENDINGS = {"C2C": "", "R2C": "_r2c", "C2R": "_c2r"}
 _PART, _SINGLE = 1 << 15, 1 << 16
 # Seconds for the planner; then it takes its guess, which the comparison with the other engines sees.
 _PLANNING = 0.5
-# Only running plans is thread-safe in FFTW, and the time limit is the planner's.
-_planner = threading.Lock()
+# Only running plans is thread-safe in FFTW, and the time limit is the planner's. Reentrant: the garbage collector may end a transform on the thread that holds it.
+_planner = threading.RLock()
 
 
 class _Dim(ctypes.Structure):

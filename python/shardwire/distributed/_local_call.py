@@ -40,7 +40,7 @@ class Array(NamedTuple):
     def scratch(self) -> torch.Tensor:
         """Memory that lies as this. None of it is touched."""
         span = 1 + sum((extent - 1) * stride for extent, stride in zip(self.shape, self.strides)) if self.elements else 0
-        raw = torch.empty(span * self.item + 2 * ALIGNMENT, dtype=torch.uint8)
+        raw = torch.empty(span * self.item + 2 * ALIGNMENT, dtype=torch.uint8, device="cpu")
         begin = -raw.data_ptr() % ALIGNMENT + self.begin
         return raw[begin:begin + span * self.item].view(self.dtype).as_strided(self.shape, self.strides)
 
@@ -51,6 +51,11 @@ _ITEMS = {torch.float32: 4, torch.float64: 8, torch.complex64: 8, torch.complex1
 def array_of(tensor: torch.Tensor) -> Array:
     """How ``tensor`` lies."""
     return Array(tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.data_ptr() % ALIGNMENT)
+
+
+def aligned(tensor: torch.Tensor) -> torch.Tensor:
+    """``tensor``, or a copy where it begins amid an element, as views of numpy's may: no memory like that can be made to measure in, and engines do not expect it."""
+    return tensor.clone() if tensor.data_ptr() % tensor.element_size() else tensor
 
 
 def packed(shape: tuple[int, ...], dtype: torch.dtype) -> Array:

@@ -21,6 +21,8 @@ _KINDS: tuple[type[Exception], ...] = (ValueError, TypeError, errors.Unsupported
 PLANS_PER_GROUP = 8
 _tables: weakref.WeakKeyDictionary[Any, _Table] = weakref.WeakKeyDictionary()
 _plans: weakref.WeakKeyDictionary[Any, OrderedDict[str, Any]] = weakref.WeakKeyDictionary()
+# How often this process dropped all plans. Every rank tells it, so where one did all ranks of its groups have other keys, and none finds a plan that another does not.
+_forgotten = 0
 
 
 class _Table:
@@ -30,13 +32,14 @@ class _Table:
         backend = resolve_backend(group)
         self.rank = _C.rank(backend)
         self.count = len(global_ranks(backend))
-        self.mine = _C.heap_empty([1, _ROW], torch.uint8)
-        self.rows = _C.heap_empty([self.count, _ROW], torch.uint8)
+        with torch.inference_mode(False):  # a tensor that is made in that mode could not be written to outside of it
+            self.mine = _C.heap_empty([1, _ROW], torch.uint8)
+            self.rows = _C.heap_empty([self.count, _ROW], torch.uint8)
         self.op: CustomOp = compile_op(group, shape=[self.count, _ROW], dtype=torch.uint8, inputs=[{"offset": [self.rank, 0], "shape": [1, _ROW]}],
                                        outputs=[{"offset": [0, 0], "shape": [self.count, _ROW]}], name="shardwire.distributed")
 
 
-def exchange(group: Any, door: str, told: dict[str, Any] | None, error: Exception | None = None) -> list[dict[str, Any]]:
+def exchange(group: Any, door: str, told: dict[str, Any], error: Exception | None = None) -> list[dict[str, Any]]:
     """What every rank told, by rank of the group. Collective over ``group``.
 
     told: anything json can say. error: instead of it; then every rank raises the lowest rank's error, with its number. door: the function
@@ -45,7 +48,14 @@ def exchange(group: Any, door: str, told: dict[str, Any] | None, error: Exceptio
     table = _tables.get(group)
     if table is None:
         table = _tables[group] = _Table(group)
-    body = json.dumps({"door": door, "told": told} if error is None else {"door": door, "error": _encode(error)}).encode()
+    body = b""
+    if error is None:
+        try:
+            body = json.dumps({"door": door, "told": {**told, "forgotten": _forgotten}}).encode()
+        except (TypeError, ValueError) as failure:  # the others wait for us
+            error = TypeError(f"an argument cannot be told to the other ranks: {failure}; give plain Python values")
+    if error is not None:
+        body = json.dumps({"door": door, "error": _encode(error)}).encode()
     answers = [json.loads(text) for text in _gather(group, table, body)]
     for rank, answer in enumerate(answers):
         if answer["door"] != answers[0]["door"]:
@@ -71,7 +81,7 @@ def _gather(group: Any, table: _Table, body: bytes) -> list[bytes]:
     if max(lengths) <= _ROW - _HEAD:
         return [raw[start + _HEAD:start + _HEAD + length] for start, length in zip(starts, lengths)]
     begins = [sum(lengths[:rank]) for rank in range(table.count + 1)]
-    everything = torch.empty(begins[-1], dtype=torch.uint8)
+    everything = torch.empty(begins[-1], dtype=torch.uint8, device="cpu")
     op = compile_op(group, shape=[begins[-1]], dtype=torch.uint8, inputs=[{"offset": [begins[table.rank]], "shape": [len(body)]}],
                     outputs=[{"offset": [0], "shape": [begins[-1]]}], name="shardwire.distributed")
     op([torch.frombuffer(bytearray(body), dtype=torch.uint8)], [everything]).wait()
@@ -104,6 +114,8 @@ def keep_plan(group: Any, key: str, plan: Any) -> None:
 
 
 def forget(group: Any) -> None:
-    """Drops what is kept for ``group``: its plans, with their memory."""
-    _plans.pop(group, None)
+    """Drops what is kept: the plans of all groups, with their memory, and how ``group`` meets."""
+    global _forgotten
+    _forgotten += 1
+    _plans.clear()
     _tables.pop(group, None)

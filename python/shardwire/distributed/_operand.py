@@ -6,6 +6,7 @@ import sys
 from typing import Any, NamedTuple, Sequence
 
 import torch
+import torch.distributed as dist
 
 from .._layout import _kind, is_dtensor, local_tensor
 from .._redistribute import _torch_placement, dtensor_class
@@ -21,14 +22,20 @@ class Operand(NamedTuple):
     given: Any
 
     def tell(self) -> dict[str, Any]:
-        """What the other ranks need know of it."""
-        return {"shape": list(self.tensor.shape), "dtype": str(self.tensor.dtype), "package": self.package, "device": self.tensor.device.type}
+        """What the other ranks need know of it. pieces: of a DTensor, what it holds by its own placements: equal local shapes do not say that. UnsupportedError for a Partial one."""
+        pieces = None
+        if self.package == "DTensor":
+            pieces = Placements(self.given.placements, self.given.device_mesh).share(dist.get_rank(), tuple(self.given.shape)).plain
+        return {"shape": list(self.tensor.shape), "dtype": str(self.tensor.dtype), "package": self.package, "device": self.tensor.device.type, "pieces": pieces}
 
 
 def wrap(value: Any, what: str = "operand") -> Operand:
     """``value`` as an Operand; the memory is shared. TypeError for what is no array, UnsupportedError for layouts that cannot be moved."""
     if is_dtensor(value):
-        return Operand(local_tensor(value), "DTensor", value)
+        local = local_tensor(value)
+        if value.device_mesh.get_coordinate() is None:  # outside of its mesh torch has one dimension, whatever the array has
+            local = local.new_empty((0,) * value.dim())
+        return Operand(local, "DTensor", value)
     if isinstance(value, torch.Tensor):
         if value.layout != torch.strided:
             raise UnsupportedError(f"{what} has the layout {value.layout}; give a dense tensor")
@@ -44,8 +51,8 @@ def wrap(value: Any, what: str = "operand") -> Operand:
 
 
 def unwrap(tensor: torch.Tensor, package: str, device_mesh: Any = None, target: Distribution | None = None,
-           global_shape: Sequence[int] = ()) -> Any:
-    """A result as the package that its operand came from; a DTensor where ``target`` has placements for one."""
+           global_shape: Sequence[int] = (), num_ranks: int | None = None) -> Any:
+    """A result as the package that its operand came from; a DTensor where ``target``, of ``num_ranks`` ranks, has placements for one."""
     if package == "numpy":
         return tensor.numpy()
     if package == "DTensor":
@@ -53,7 +60,7 @@ def unwrap(tensor: torch.Tensor, package: str, device_mesh: Any = None, target: 
         strides = [1] * len(global_shape)
         for dim in range(len(strides) - 2, -1, -1):
             strides[dim] = strides[dim + 1] * max(global_shape[dim + 1], 1)
-        layout = target.layout(global_shape)
+        layout = target.layout(global_shape, num_ranks)
         return dtensor_class().from_local(tensor, device_mesh, [_torch_placement(item) for item in layout.placements], run_check=False,
                                           shape=torch.Size(global_shape), stride=tuple(strides))
     return tensor

@@ -37,6 +37,20 @@ class Share(NamedTuple):
         """Whether the local array is one box of the global one."""
         return len(self.pieces) == 1 and self.pieces[0].shape == self.local_shape
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing."""
+        return not self.pieces or math.prod(self.local_shape) == 0
+
+    def is_as(self, other: Share) -> bool:
+        """Whether a rank has the same by both. Where nothing begins does not matter."""
+        return self == other or (self.is_empty and other.is_empty and self.local_shape == other.local_shape)
+
+    @property
+    def plain(self) -> list[Any]:
+        """The pieces that hold anything, as plain values, for json."""
+        return [[list(part) for part in piece] for piece in self.pieces if all(piece.shape)]
+
 
 class ConvertDistributionError(ValueError):
     """A distribution cannot be said as one of another kind."""
@@ -86,7 +100,7 @@ class Distribution(ABC):
         shares = [self.share(rank, dims, count) for rank in range(count)]
         for candidate in _candidates(cls, shares, dims, count):
             try:
-                if all(candidate.share(rank, dims, count) == share for rank, share in enumerate(shares)):
+                if all(candidate.share(rank, dims, count).is_as(share) for rank, share in enumerate(shares)):
                     return candidate
             except ValueError:
                 continue
@@ -419,8 +433,9 @@ def _candidates(cls: type[Distribution], shares: Sequence[Share], dims: Dims, co
     """Those of kind ``cls`` that may cut so; each is compared by the caller."""
     ndim = len(dims)
     grids = [(first, second) for first in range(1, count + 1) if count % first == 0 for second in [count // first]]
-    if cls is Boxes and all(share.is_one_box for share in shares):
-        yield Boxes([Box(share.pieces[0].offset, tuple(map(sum, zip(share.pieces[0].offset, share.local_shape)))) for share in shares])
+    if cls is Boxes and all(share.is_one_box or share.is_empty for share in shares):
+        begins = [share.pieces[0].offset if share.is_one_box else (0,) * ndim for share in shares]
+        yield Boxes([Box(begin, tuple(map(sum, zip(begin, share.local_shape)))) for begin, share in zip(begins, shares)])
     if cls is Slab:
         yield from (Slab(dim, ndim) for dim in range(ndim))
     if cls is Pencil:

@@ -16,7 +16,7 @@ import torch
 from .. import _C
 from .._groups import global_ranks, resolve_backend
 from .._layout import _kind, as_dims
-from . import _ends, _meeting, _runtime
+from . import _ends, _engines, _meeting, _runtime
 from ._fft_chunks import Chunking, are_between_hosts, host_with_wires
 from ._fft_plan import Plan, Settings
 from ._fft_route import Problem
@@ -132,6 +132,7 @@ class FFT:
             if error is not None:
                 raise error
             given = read_options(FFTOptions, options)
+            _engines.find()  # SHARDWIRE_FFT_ENGINE may name one that is not on this rank's host
             self._operand = wrap(operand)
             kind = _read_kind(self._operand, given, self._door)
             if norm not in _NORMS:
@@ -189,6 +190,7 @@ class FFT:
         self._problem = _problem(door, mine["kind"], dims, axes, mine["last_axis_parity"], _WIDTHS[mine["dtype"].partition(".")[2]][0])
         self._source = _ends.make_end(door, "the operand's distribution", source, dims, size)
         _ends.check_shapes(door, "the operand", self._source, shapes)
+        _ends.check_pieces(door, "the operand", self._source, [record["pieces"] for record in told])
         target: Distribution | None = None
         if any((record["distribution"][1] is None) != (sides[1] is None) for record in told):
             raise _ends.MismatchError(f"{door}: some ranks give one distribution, and some a pair; give the same on all ranks")
@@ -266,7 +268,7 @@ class FFT:
         result = _Transform.apply(local, self, plan, settings) if tracked else self._run(local.detach(), plan, settings)
         if release_workspace:
             plan.release()
-        return unwrap(result, operand.package, getattr(self, "_mesh", None), plan.target.distribution, plan.target.global_shape)
+        return unwrap(result, operand.package, getattr(self, "_mesh", None), plan.target.distribution, plan.target.global_shape, len(self._ranks))
 
     def _settings_of(self, direction: Any) -> Settings:
         if direction is not None:
@@ -301,14 +303,18 @@ class FFT:
         del stream
         self._check_alive()
         error: Exception | None = None
-        fresh, swapped = None, self._swapped
+        fresh, fits = None, [self._swapped]
         try:
-            fresh, swapped = self._fitting(operand, distribution)
+            fresh, fits = self._fitting(operand, distribution)
         except Exception as failure:
             error = failure
-        everyone = _meeting.exchange(self._group, "fft.FFT.reset_operand", {"given": fresh is not None, "distribution": swapped}, error)
-        _ends.agree(everyone, "fft.FFT.reset_operand", ("given", "distribution"))
-        self._operand, self._swapped = fresh, swapped
+        everyone = _meeting.exchange(self._group, "fft.FFT.reset_operand", {"given": fresh is not None, "fits": fits}, error)
+        _ends.agree(everyone, "fft.FFT.reset_operand", ("given",))
+        common = [swapped for swapped in (False, True) if all(swapped in record["fits"] for record in everyone)]
+        if not common:
+            said = [" and ".join("the result's" if swapped else "the operand's" for swapped in record["fits"]) for record in everyone]
+            raise _ends.MismatchError("fft.FFT.reset_operand: ranks say different distributions: " + ", ".join(f"{text} on rank {rank}" for rank, text in enumerate(said)))
+        self._operand, self._swapped = fresh, common[0]
         if self._plans:
             self.plan()
 
@@ -323,31 +329,38 @@ class FFT:
         """Lets the operand go, without a word to the other ranks."""
         self.reset_operand_unchecked(None)
 
-    def _fitting(self, operand: Any, distribution: Any) -> tuple[Operand | None, bool]:
+    def _fitting(self, operand: Any, distribution: Any) -> tuple[Operand | None, list[bool]]:
+        """The operand, and of which ends it may be (True: of the result's): a Box may be this rank's of both."""
         if operand is None:
-            return None, self._swapped
+            return None, [self._swapped]
         fresh = wrap(operand)
-        for key, value in fresh.tell().items():
-            if key != "shape" and value != self._told[key]:
+        said = fresh.tell()
+        for key, value in said.items():
+            if key not in ("shape", "pieces") and value != self._told[key]:
                 raise (TypeError if key in ("package", "dtype") else ValueError)(f"the operand's {key} was {self._told[key]}, the new one's is {value}")
-        swapped = self._swapped if distribution is None else self._is_swapped(distribution)
-        end = self._target if swapped else self._source
+        fits = [self._swapped] if distribution is None else self._ends_of(distribution)
+        end = self._target if fits[0] else self._source  # where it may be of both, this rank has the same of both
         assert end is not None
         share = end.shares[self._rank]
         if tuple(fresh.tensor.shape) != share.local_shape and (share.pieces or fresh.tensor.numel()):
             raise ValueError(f"the new operand has shape {list(fresh.tensor.shape)}, but {end.distribution} of the global shape "
                              f"{list(end.global_shape)} gives this rank {list(share.local_shape)}")
-        return fresh, swapped
+        if said["pieces"] not in (None, share.plain):
+            raise ValueError(f"the new operand is a DTensor, whose own placements give this rank {_ends.said_pieces(said['pieces'])}, but {end.distribution} of the global "
+                             f"shape {list(end.global_shape)} {_ends.said_pieces(share.plain)}; bring it there first, by shardwire.redistribute")
+        return fresh, fits
 
-    def _is_swapped(self, distribution: Any) -> bool:
-        """Whether ``distribution`` is the result's rather than the operand's, as both were at the beginning."""
+    def _ends_of(self, distribution: Any) -> list[bool]:
+        """Whether ``distribution`` is the operand's (False), the result's (True), or may be both, as they were at the beginning."""
         first = distribution[0] if isinstance(distribution, (list, tuple)) and distribution else distribution
         said = _ends.read_distribution(first, "distribution", self._ranks)
-        for swapped, end in ((False, self._source), (True, self._target)):
-            if end is not None and self._lies_so(said, end):
-                if swapped and self._problem.kind != "C2C":
-                    raise ValueError(f"the distribution of a {self._problem.kind} cannot change: its result is another array; make another FFT")
-                return swapped
+        fits = [swapped for swapped, end in ((False, self._source), (True, self._target)) if end is not None and self._lies_so(said, end)]
+        if fits and self._problem.kind != "C2C":
+            if fits[0]:
+                raise ValueError(f"the distribution of a {self._problem.kind} cannot change: its result is another array; make another FFT")
+            return [False]
+        if fits:
+            return fits
         raise ValueError(f"the distribution is {said}; it can be the operand's, {self._source.distribution}, or the result's, "
                          f"{'which is not known before plan()' if self._target is None else self._target.distribution}")
 
@@ -381,7 +394,7 @@ def fft(operand: Any, /, *, distribution: Any = None, sync_symmetric_memory: boo
         axes: Sequence[int] | None = None, norm: str | None = None, global_shape: Sequence[int] | None = None, group: Any = None) -> Any:
     """The forward transform of a complex array: this rank's part of the result. Arguments and errors as in :class:`FFT`. Collective.
 
-    Differentiable. Plans are kept (8 per group, with their memory, until finalize): a further call with equal arguments on all ranks exchanges a
+    Differentiable once. Plans are kept (8 per group, with their memory, until finalize): a further call with equal arguments on all ranks exchanges a
     few hundred bytes and transforms.
     """
     del sync_symmetric_memory, stream
@@ -425,7 +438,7 @@ def allocate_operand(shape: Sequence[int], package: Any, *, input_dtype: Any = N
     """
     del logger
     name = getattr(package, "__name__", None)
-    tensor = torch.empty(0)
+    tensor = torch.empty(0, device="cpu")
     error: Exception | None = None
     try:
         if memory_space not in (None, "cpu") or name not in ("torch", "numpy"):

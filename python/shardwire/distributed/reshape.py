@@ -14,7 +14,7 @@ import torch
 from .. import _C
 from .._compile import CustomOp, compile_op
 from .._groups import global_ranks, resolve_backend
-from .._layout import _kind
+from .._layout import _kind, as_dims
 from .._spec import Pieces
 from ..errors import MismatchError
 from . import _ends, _meeting, _runtime
@@ -110,14 +110,21 @@ class Reshape:
                 self._mesh = dtensor.device_mesh if output_box.mesh is None else output_box.mesh
             sides = [_ends.read_distribution(input_box, "input_box", self._ranks), _ends.read_distribution(output_box, "output_box", self._ranks)]
             told = {**self._operand.tell(), "input_box": sides[0].describe(), "output_box": sides[1].describe(),
-                    "global_shape": None if global_shape is None else list(global_shape), "out": None,
+                    "global_shape": None if global_shape is None else list(as_dims(global_shape, "global_shape")), "out": None,
                     "requires_grad": self._operand.tensor.requires_grad or getattr(self._operand.given, "requires_grad", False)}
             if out is not None:
                 self._out = read_out(out, self._operand)
+                self._refuse_gradient(told["requires_grad"])
                 told["out"] = self._out.tell()
             return told, sides, None
         except Exception as failure:  # whatever it was: the other ranks wait for us
             return {}, [], failure
+
+    @staticmethod
+    def _refuse_gradient(requires_grad: bool) -> None:
+        """As torch's own functions with out=: silently without its gradient, the operand would be taken for a constant."""
+        if requires_grad and torch.is_grad_enabled():
+            raise ValueError("the operand requires grad, and no gradient goes through out=; leave out= away, give operand.detach(), or call under torch.no_grad()")
 
     def _settle(self, told: Sequence[dict[str, Any]], sides: Sequence[Distribution]) -> None:
         """From what all ranks told to the two ends. Pure: it raises on all ranks alike."""
@@ -145,6 +152,7 @@ class Reshape:
         self._source = _ends.make_end(door, "input_box", source, dims, size)
         self._target = _ends.make_end(door, "output_box", target, dims, size, overlaps=True)
         _ends.check_shapes(door, "the operand", self._source, shapes)
+        _ends.check_pieces(door, "the operand", self._source, [record["pieces"] for record in told])
         self._check_out(told)
         self._dtype = _dtype_of(told[0]["dtype"])
         self._told = told[self._rank]
@@ -157,6 +165,7 @@ class Reshape:
         if given[0] is None:
             return
         _ends.check_shapes(self._door, "out", self._target, [out["shape"] for out in given])
+        _ends.check_pieces(self._door, "out", self._target, [out["pieces"] for out in given])
         for rank, out in enumerate(given):
             if out["dtype"] != told[0]["dtype"]:
                 raise ValueError(f"{self._door}: out has dtype {out['dtype']} on rank {rank}, the operand {told[0]['dtype']}")
@@ -191,7 +200,7 @@ class Reshape:
         if operand.package == "DTensor":
             local = operand.given.to_local() if operand.given.requires_grad else local
         result = _Move.apply(local, self) if local.requires_grad and torch.is_grad_enabled() else self._run(local.detach(), None)
-        return unwrap(result, operand.package, getattr(self, "_mesh", None), self._target.distribution, self.global_shape)
+        return unwrap(result, operand.package, getattr(self, "_mesh", None), self._target.distribution, self.global_shape, len(self._ranks))
 
     def _run(self, local: torch.Tensor, result: torch.Tensor | None) -> torch.Tensor:
         assert self._op is not None
@@ -230,8 +239,13 @@ class Reshape:
     def _fitting(self, operand: Any) -> Operand:
         fresh = wrap(operand)
         for key, value in fresh.tell().items():
+            if key == "pieces" and value != self._told[key]:
+                raise ValueError(f"the operand is a DTensor that gave this rank {_ends.said_pieces(self._told[key])}, the placements of the new one give it "
+                                 f"{_ends.said_pieces(value)}; bring it there first, by shardwire.redistribute")
             if value != self._told[key]:
                 raise (TypeError if key in ("package", "dtype") else ValueError)(f"the operand's {key} was {self._told[key]}, the new one's is {value}")
+        if self._out is not None:
+            self._refuse_gradient(fresh.tensor.requires_grad or getattr(operand, "requires_grad", False))
         return fresh
 
     def explain(self) -> str:
@@ -273,7 +287,7 @@ def reshape(operand: Any, /, input_box: Any, output_box: Any, *, sync_symmetric_
             global_shape: Sequence[int] | None = None, out: Any = None, group: Any = None) -> Any:
     """This rank's part of the array, laid out anew; arguments and errors as in :class:`Reshape`. Collective over the group.
 
-    Differentiable. What was compiled is kept: a further call with equal arguments on all ranks exchanges a few hundred bytes and moves.
+    Differentiable once. What was compiled is kept: a further call with equal arguments on all ranks exchanges a few hundred bytes and moves.
     """
     del sync_symmetric_memory
     return _once(Reshape(operand, input_box, output_box, options=options, stream=stream, global_shape=global_shape, out=out, group=group,
@@ -314,6 +328,7 @@ class _Move(torch.autograd.Function):
         return one._run(local.detach(), None)
 
     @staticmethod
+    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: torch.Tensor) -> Any:
         group, rank, source, target, dtype, door, key, reduction = ctx.ends
         key = f"backward {key}"

@@ -68,14 +68,14 @@ def _mesh(given: Any, where: str) -> torch.Tensor:
     shape = given["shape"]
     if not isinstance(shape, list) or not shape or not all(isinstance(size, int) and not isinstance(size, bool) and size > 0 for size in shape):
         raise ValueError(f"{where}: shape is {shape!r}; give a list of positive ints")
-    count = int(torch.tensor(shape).prod())
+    count = int(torch.tensor(shape, device="cpu").prod())
     first = given.get("first_rank", 0)
     if not isinstance(first, int) or isinstance(first, bool) or first < 0:
         raise ValueError(f"{where}: first_rank is {_kind(first)}; give a rank")
     ranks = given.get("ranks", list(range(first, first + count)))
     if not isinstance(ranks, list) or len(ranks) != count or not all(isinstance(rank, int) and not isinstance(rank, bool) and rank >= 0 for rank in ranks):
         raise ValueError(f"{where}: ranks must be a list of {count} ranks, for shape {shape}")
-    return torch.tensor(ranks).reshape(shape)
+    return torch.tensor(ranks, device="cpu").reshape(shape)
 
 
 def _add_tensor(given: Any, meshes: Mapping[str, torch.Tensor], sides: tuple[dict[str, Any], dict[str, Any]], where: str) -> None:

@@ -99,10 +99,10 @@ class OfflinePlan:
     @property
     def hosts(self) -> list[dict[str, int]]:
         """Per host: ranks, bytes_out, bytes_in, and least_in: elements that its ranks want and none of them holds, once. Where replicas share a host, bytes_in may be a multiple of it."""
-        numbers = torch.tensor(self.topology.hosts)
+        numbers = torch.tensor(self.topology.hosts, device="cpu")
         source, destination, count = numbers[self.edges[:, 0]], numbers[self.edges[:, 1]], self.edges[:, 2]
         across = source != destination
-        sums = [torch.zeros(self.topology.num_hosts, dtype=torch.int64).index_add_(0, which[across], count[across]).tolist() for which in (source, destination)]
+        sums = [torch.zeros(self.topology.num_hosts, dtype=torch.int64, device="cpu").index_add_(0, which[across], count[across]).tolist() for which in (source, destination)]
         return [{"ranks": self.topology.hosts.count(host), "bytes_out": sums[0][host], "bytes_in": sums[1][host], "least_in": self._least_into_host[host]}
                 for host in range(self.topology.num_hosts)]
 
@@ -173,11 +173,11 @@ class OfflinePlan:
             return self.traffic()
         each = -(-self.world_size // _MOST_BLOCKS)
         if 1 < self.topology.num_hosts <= _MOST_BLOCKS:
-            unit, block, name = "host", torch.tensor(self.topology.hosts), self.name
+            unit, block, name = "host", torch.tensor(self.topology.hosts, device="cpu"), self.name
         else:
-            unit, block, name = "block", torch.arange(self.world_size) // each, f"{self.name} (blocks of {each} ranks)".lstrip()
+            unit, block, name = "block", torch.arange(self.world_size, device="cpu") // each, f"{self.name} (blocks of {each} ranks)".lstrip()
         size = int(block.max()) + 1
-        between = torch.zeros(size * size, dtype=torch.int64).index_add_(0, block[self.edges[:, 0]] * size + block[self.edges[:, 1]], self.edges[:, 2]).tolist()
+        between = torch.zeros(size * size, dtype=torch.int64, device="cpu").index_add_(0, block[self.edges[:, 0]] * size + block[self.edges[:, 1]], self.edges[:, 2]).tolist()
         edges = [{"src": place // size, "dst": place % size, "bytes": count, "pieces": 0} for place, count in enumerate(between) if count]
         return {"name": name, "world_size": size, "edges": edges, "lower_bound_bytes": self.least_between, "unit": unit}
 

@@ -145,13 +145,13 @@ def loads_of(edges: torch.Tensor, topology: Topology, local: Sequence[int], comb
     """What each rank and link carries. edges: rows of source, destination, bytes, pieces. local: bytes that each rank copies from its own inputs. combined: of addends that each rank reduces."""
     world = len(topology.hosts)
     source, destination, count = edges[:, 0], edges[:, 1], edges[:, 2]
-    hosts, links = torch.tensor(topology.hosts), torch.tensor(topology.links())
+    hosts, links = torch.tensor(topology.hosts, device="cpu"), torch.tensor(topology.links(), device="cpu")
     apart = source != destination
     same = apart & (hosts[source] == hosts[destination])
     across = apart & ~same
 
     def summed(where: torch.Tensor, which: torch.Tensor, size: int) -> tuple[int, ...]:
-        return tuple(torch.zeros(size, dtype=torch.int64).index_add_(0, which[where], count[where]).tolist())
+        return tuple(torch.zeros(size, dtype=torch.int64, device="cpu").index_add_(0, which[where], count[where]).tolist())
     num_links = topology.num_hosts * topology.links_per_host
     loads = [Load("rank to its own host", summed(same, source, world), topology.within), Load("rank from its own host", summed(same, destination, world), topology.within)]
     if topology.num_hosts > 1:

@@ -62,9 +62,9 @@ class Content:
     def memory(self, sizes: tuple[int, ...], out: torch.Tensor | None) -> tuple[list[torch.Tensor], torch.Tensor | None]:
         """Where the parts are to come, and the tensor that they then make."""
         if not self.is_tensor:
-            return [torch.empty(size, dtype=torch.uint8) for size in sizes], None
+            return [torch.empty(size, dtype=torch.uint8, device="cpu") for size in sizes], None
         direct = out is not None and out.device.type == "cpu" and out.is_contiguous() and not out.is_conj() and not out.is_neg()
-        tensor = out.detach() if direct and out is not None else torch.empty(self.shape, dtype=self.dtype)
+        tensor = out.detach() if direct and out is not None else torch.empty(self.shape, dtype=self.dtype, device="cpu")
         return [_plain.bytes_of(tensor)], tensor
 
     def value(self, parts: list[torch.Tensor], tensor: torch.Tensor | None, out: torch.Tensor | None, allow_pickle: bool) -> Any:

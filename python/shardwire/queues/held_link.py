@@ -26,7 +26,7 @@ _HEAP_FROM = 8192  # bytes: shorter ones travel within a frame wherever they lie
 
 def buffer(size: int) -> torch.Tensor:
     """Memory for a part that stays in a queue: others read it in place."""
-    return _C.heap_empty([size], torch.uint8) if size >= _HEAP_FROM else torch.empty(size, dtype=torch.uint8)
+    return _C.heap_empty([size], torch.uint8) if size >= _HEAP_FROM else torch.empty(size, dtype=torch.uint8, device="cpu")
 
 
 class HeldLink:
@@ -75,8 +75,8 @@ class HeldLink:
         try:
             outside = wire.head_outside(self.frame)
             if outside:  # the head comes by itself, under the request's tag
-                request = wire.decode(self.frame, torch.zeros(outside, dtype=torch.uint8)).request
-                rest = torch.empty(outside, dtype=torch.uint8)
+                request = wire.decode(self.frame, torch.zeros(outside, dtype=torch.uint8, device="cpu")).request
+                rest = torch.empty(outside, dtype=torch.uint8, device="cpu")
                 self._receive(rest, wire.tag_of(request), lambda: self._on_message(rest))
                 return
         except Exception as error:
@@ -176,7 +176,7 @@ class HeldLink:
         """Bytes that were sent for nothing: somebody has to receive them."""
         for size in message.part_sizes if message.parts is None else ():
             if size:
-                waste = torch.empty(size, dtype=torch.uint8)
+                waste = torch.empty(size, dtype=torch.uint8, device="cpu")
                 self._receive(waste, wire.tag_of(message.request), lambda kept=waste: None)  # type: ignore[misc]
 
     def _commit(self, message: wire.Message) -> None:

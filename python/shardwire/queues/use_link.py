@@ -95,7 +95,7 @@ class UseLink:
         outside = wire.head_outside(call.frame)
         if not outside:
             return wire.decode(call.frame, None)
-        rest = torch.empty(outside, dtype=torch.uint8)
+        rest = torch.empty(outside, dtype=torch.uint8, device="cpu")
         self.receive(call, [rest])
         return wire.decode(call.frame, rest)
 
@@ -155,7 +155,7 @@ class UseLink:
                 message = self._message(call)
                 for size in message.part_sizes if call.op == wire.GET and message.parts is None else ():
                     if size:
-                        self.backend.recv([torch.empty(size, dtype=torch.uint8)], wire.HOST, wire.tag_of(call.request))
+                        self.backend.recv([torch.empty(size, dtype=torch.uint8, device="cpu")], wire.HOST, wire.tag_of(call.request))
             except ShardwireError:
                 pass  # the link is over: the next request says so
 

@@ -50,7 +50,7 @@ def tag_of(request: int) -> int:
 
 
 def new_frame() -> torch.Tensor:
-    return torch.empty(FRAME_BYTES, dtype=torch.uint8)
+    return torch.empty(FRAME_BYTES, dtype=torch.uint8, device="cpu")
 
 
 def _places(begin: int, sizes: Sequence[int]) -> tuple[list[int], int]:

@@ -59,7 +59,7 @@ def _what_is_wrong(shape: Any, dtype: Any) -> str:
         extents = list(shape)
     except TypeError:
         return f"shape is a {type(shape).__name__}; give integers"
-    count = torch.empty(0, dtype=dtype).element_size()
+    count = torch.empty(0, dtype=dtype, device="cpu").element_size()
     for extent in extents:
         if isinstance(extent, bool) or not isinstance(extent, int):
             return f"shape has a {type(extent).__name__} in it; give integers"

@@ -86,7 +86,7 @@ class MulticastTensor:
         """
         _check_accumulator(self.dtype, accumulate)
         if out is None:
-            out = torch.empty(self.shape, dtype=self.dtype)
+            out = torch.empty(self.shape, dtype=self.dtype, device="cpu")
         _C.symm_ld_reduce(self._tensor, self._ranks, _op_of(op), out)
         return out
 
@@ -104,7 +104,7 @@ class MulticastTensor:
 
     def _expanded(self, values: Any) -> torch.Tensor:
         if not isinstance(values, torch.Tensor):
-            values = torch.tensor(values, dtype=self.dtype)
+            values = torch.tensor(values, dtype=self.dtype, device="cpu")
         return values.expand(self.shape)
 
 
@@ -120,7 +120,7 @@ def _check_accumulator(dtype: torch.dtype, accumulate: torch.dtype | None) -> No
         return
     if not isinstance(accumulate, torch.dtype):
         raise TypeError(f"accumulate is a {type(accumulate).__name__}; give a torch.dtype or None")
-    is_narrow = dtype.is_floating_point and torch.empty(0, dtype=dtype).element_size() <= 2
+    is_narrow = dtype.is_floating_point and torch.empty(0, dtype=dtype, device="cpu").element_size() <= 2
     if not is_narrow or accumulate not in (torch.float32, torch.float16):
         raise errors.UnsupportedError(f"{dtype} is accumulated in {'float32' if is_narrow else dtype}, not in {accumulate}")
 

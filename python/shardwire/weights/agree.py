@@ -67,8 +67,8 @@ class Meeting:
         for blob in blobs:
             row += [len(blob), *_digest(blob)]
         self._steps += 1
-        everyone = torch.empty(count, _ROW, dtype=torch.int64)
-        self._rows([torch.tensor([row], dtype=torch.int64)], [everyone], timeout=self.seconds).wait()
+        everyone = torch.empty(count, _ROW, dtype=torch.int64, device="cpu")
+        self._rows([torch.tensor([row], dtype=torch.int64, device="cpu")], [everyone], timeout=self.seconds).wait()
         return everyone.tolist()
 
     def _compare(self, rows: list[list[int]]) -> None:
@@ -92,7 +92,7 @@ class Meeting:
                     inputs.append({"offset": [total], "shape": [key[0]]})
                     tensors.append(torch.frombuffer(bytearray(own[which]), dtype=torch.uint8))
                 total += key[0]
-        joined = torch.empty(total, dtype=torch.uint8)
+        joined = torch.empty(total, dtype=torch.uint8, device="cpu")
         if total:
             op = compile_op(self.backend, shape=[total], dtype=torch.uint8, inputs=inputs, outputs=[{"offset": [0], "shape": [total]}],
                             timeout=self.seconds, name=f"shardwire.{self.door}")

@@ -121,7 +121,7 @@ class DcpFolder:
         dtype = getattr(torch, tensor.dtype_name, None)
         if dtype is None:
             raise UnsupportedError(f"{self.folder}: {name!r} has the dtype {tensor.dtype_name}, which torch {torch.__version__} does not have")
-        joined = torch.empty(tensor.shape, dtype=dtype)
+        joined = torch.empty(tensor.shape, dtype=dtype, device="cpu")
         for chunk in tensor.chunks:
             joined[tuple(slice(start, start + count) for start, count in zip(chunk.offset, chunk.shape))] = self._load(name, chunk)
         return joined
@@ -139,8 +139,8 @@ class DcpFolder:
             raise CheckpointError(f"{where}: the file is missing") from None
         try:
             begin, count, strides = find_elements(descriptor, chunk, dtype_name, where)
-            item = torch.empty((), dtype=dtype).element_size()
-            storage = torch.empty(count // item, dtype=dtype)
+            item = torch.empty((), dtype=dtype, device="cpu").element_size()
+            storage = torch.empty(count // item, dtype=dtype, device="cpu")
             if count:
                 read_into(descriptor, storage, begin, where)
             reach = 1 + sum((extent - 1) * stride for extent, stride in zip(chunk.shape, strides)) if math.prod(chunk.shape) else 0

@@ -147,19 +147,19 @@ class Joint:
         return self._changed(rows)
 
     def request(self, given: Request | None, seconds: float | None) -> Request:
-        mine = [] if given is None else [torch.tensor(astuple(given), dtype=torch.int64)]
-        got = torch.empty(len(astuple(Request(FETCH))), dtype=torch.int64)
+        mine = [] if given is None else [torch.tensor(astuple(given), dtype=torch.int64, device="cpu")]
+        got = torch.empty(len(astuple(Request(FETCH))), dtype=torch.int64, device="cpu")
         self._request(mine, [got], timeout=_FOREVER if seconds is None else seconds).wait()
         return Request(*got.tolist())
 
     def answer(self, row: list[int] | None, seconds: float) -> list[list[int]]:
-        everyone = torch.empty(self.publishers, _ANSWER, dtype=torch.int64)
-        self._answer([] if row is None else [torch.tensor([row], dtype=torch.int64)], [everyone], timeout=seconds).wait()
+        everyone = torch.empty(self.publishers, _ANSWER, dtype=torch.int64, device="cpu")
+        self._answer([] if row is None else [torch.tensor([row], dtype=torch.int64, device="cpu")], [everyone], timeout=seconds).wait()
         return everyone.tolist()
 
     def done(self, version: int | None, seconds: float) -> list[int]:
-        got = torch.empty(self.publishers, 1, dtype=torch.int64)
-        mine = [torch.tensor([[-1 if version is None else version]], dtype=torch.int64)] if self.is_publisher else []
+        got = torch.empty(self.publishers, 1, dtype=torch.int64, device="cpu")
+        mine = [torch.tensor([[-1 if version is None else version]], dtype=torch.int64, device="cpu")] if self.is_publisher else []
         self._done(mine, [] if self.is_publisher else [got], timeout=seconds).wait()
         return [] if self.is_publisher else got.reshape(-1).tolist()
 

@@ -71,5 +71,5 @@ def decode_layout(value: Any, shape: tuple[int, ...], dtype: torch.dtype) -> Any
         return FusedLayout({name: decode_layout(part, (), dtype) for name, part in value["parts"].items()}, value["dim"], value["held"])
     from .. import _layout
     mesh_shape, ranks, placements, dims = value
-    mesh = torch.tensor(ranks, dtype=torch.int64).reshape(mesh_shape)
+    mesh = torch.tensor(ranks, dtype=torch.int64, device="cpu").reshape(mesh_shape)
     return Layout(mesh, [getattr(_layout, name)(*fields) for name, *fields in placements], dims, dtype)

@@ -96,7 +96,7 @@ class OpenFile:
         if dtype is None:
             raise UnsupportedError(f"{self.path}: {stored.name!r} has the dtype {stored.dtype_name}, which torch {torch.__version__} does not have")
         if stored.begin == stored.end:
-            return torch.empty(stored.shape, dtype=dtype)
+            return torch.empty(stored.shape, dtype=dtype, device="cpu")
         if stored.begin % DTYPES[stored.dtype_name][0]:
             # A header of odd length leaves the data unaligned: the format allows it, torch's views do not.
             return torch.frombuffer(bytearray(self.mapped[stored.begin:stored.end]), dtype=dtype).reshape(stored.shape)

@@ -71,8 +71,8 @@ class Draft:
         rows = (part.start, part.stop) if isinstance(part, Rows) else (0, stored.rows)
         shape = (rows[1] - rows[0], *stored.shape[1:]) if stored.shape else ()
         if stored.begin == stored.end:
-            return torch.empty(shape, dtype=dtype)
-        count = (rows[1] - rows[0]) * stored.row_bytes // torch.empty((), dtype=dtype).element_size()
+            return torch.empty(shape, dtype=dtype, device="cpu")
+        count = (rows[1] - rows[0]) * stored.row_bytes // torch.empty((), dtype=dtype, device="cpu").element_size()
         return torch.frombuffer(self._map(number), dtype=dtype, count=count, offset=stored.begin + rows[0] * stored.row_bytes).reshape(shape)
 
     def _map(self, number: int) -> mmap.mmap:

@@ -55,7 +55,7 @@ class Buffer:
         self.version: int | None = None
         self.content: int | None = None
         self.blocks = [_C.heap_empty([slot.num_bytes], torch.uint8) for slot in slots]
-        self.tensors = {name: block.view(slot.dtype).view(slot.shape) if slot.num_bytes else torch.empty(slot.shape, dtype=slot.dtype)
+        self.tensors = {name: block.view(slot.dtype).view(slot.shape) if slot.num_bytes else torch.empty(slot.shape, dtype=slot.dtype, device="cpu")
                         for slot, block in zip(slots, self.blocks) for name in slot.names}
         self.changed: list[list[int]] = []
         self.readers: set[Reader] = set()

@@ -95,5 +95,5 @@ def _with_cast(layouts: Any, cast: torch.dtype | None) -> Any:
 def _layout_of(layout: Any, dtype: torch.dtype) -> Any:
     if isinstance(layout, FusedLayout):
         return FusedLayout({name: _layout_of(part, dtype) for name, part in zip(layout.names, layout.parts)}, layout.dim, layout.held)
-    mesh = torch.tensor(layout.ranks, dtype=torch.int64).reshape(layout.mesh_shape)
+    mesh = torch.tensor(layout.ranks, dtype=torch.int64, device="cpu").reshape(layout.mesh_shape)
     return Layout(mesh, layout.placements, layout.shape, dtype)

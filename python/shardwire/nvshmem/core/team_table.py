@@ -113,8 +113,8 @@ def _node_teams(everybody: symm.Team) -> tuple[symm.Team, symm.Team]:
         part = everybody._part(near, "node")
         assert part is not None
         node = part
-        all_numbers = torch.empty(everybody.size, dtype=torch.int64)
-        everybody.all_gather(all_numbers, torch.tensor([mine]))
+        all_numbers = torch.empty(everybody.size, dtype=torch.int64, device="cpu")
+        everybody.all_gather(all_numbers, torch.tensor([mine], device="cpu"))
         numbers = all_numbers.tolist()
     same = everybody._part([rank for rank, number in enumerate(numbers) if number == mine], "mype")
     assert same is not None
