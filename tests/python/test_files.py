@@ -469,7 +469,7 @@ def test_a_file_that_may_not_be_read(tmp_path: Path) -> None:
 
 OLD = {"a": torch.full((300, 1000), 1.0), "b": torch.full((300, 1000), 2.0), "c": torch.full((3,), 3.0)}
 NEW = {name: tensor + 10 for name, tensor in OLD.items()}
-STEPS = (("posix_fallocate", 1), ("pwrite", 2), ("fsync", 1), ("fsync", 3), ("fsync", 4), ("rename", 1), ("rename", 2), ("rename", 4), ("unlink", 1))
+STEPS = (("posix_fallocate", 1), ("pwrite", 2), ("fsync", 1), ("fsync", 3), ("fsync", 4), ("fsync", 5), ("rename", 1), ("rename", 2), ("rename", 4), ("unlink", 1))
 
 
 def save_old(rank: int, folder: str, most: int) -> None:
@@ -477,7 +477,7 @@ def save_old(rank: int, folder: str, most: int) -> None:
 
 
 def save_over(rank: int, folder: str, most: int, step: str, count: int, how: str) -> tuple[str, str]:
-    """The ``count``-th call of os.``step`` on rank 0, which creates and moves, fails or ends the process."""
+    """The ``count``-th call of os.``step`` on rank 0, which creates and moves, fails or ends the process; "late": fails when it is done."""
     if rank == 0:
         real = getattr(save_files.os, step)
         calls = [0]
@@ -487,6 +487,8 @@ def save_over(rank: int, folder: str, most: int, step: str, count: int, how: str
             if calls[0] == count:
                 if how == "kill":
                     os.kill(os.getpid(), signal.SIGKILL)
+                if how == "late":
+                    real(*args, **more)
                 raise OSError(28, "No space left on device")
             return real(*args, **more)
 
@@ -502,7 +504,7 @@ def load_whole(rank: int, folder: str) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize("how, old_most, new_most", [("kill", 1, 1), ("kill", 10**9, 1), ("kill", 1, 10**9), ("kill", 10**9, 10**9), ("fail", 1, 1),
-                                                     ("fail", 10**9, 10**9)])
+                                                     ("fail", 10**9, 10**9), ("late", 1, 1)])
 def test_a_save_that_fails_leaves_a_whole_checkpoint(tmp_path: Path, how: str, old_most: int, new_most: int) -> None:
     seen = set()
     for step, count in STEPS:
@@ -519,6 +521,8 @@ def test_a_save_that_fails_leaves_a_whole_checkpoint(tmp_path: Path, how: str, o
         found = run_ranks(1, load_whole, str(folder))[0]
         is_new = bool(found["c"][0] > 5)
         same(found, NEW if is_new else OLD)
+        if results and not is_new:
+            same(read_folder(folder), OLD)  # and nothing else is there
         seen.add(is_new)
     assert False in seen
 
