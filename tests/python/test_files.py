@@ -527,6 +527,20 @@ def test_a_save_that_fails_leaves_a_whole_checkpoint(tmp_path: Path, how: str, o
     assert False in seen
 
 
+@pytest.mark.parametrize("count", [2, 3, 4])
+def test_a_save_that_is_killed_hides_no_checkpoint_of_another_name_and_is_none(tmp_path: Path, count: int) -> None:
+    for folder in (tmp_path / "empty", tmp_path / "other"):
+        folder.mkdir()
+        if folder.name == "other":
+            write_file(folder / "weights.safetensors", OLD)
+        with pytest.raises(RankFailed, match="SIGKILL"):
+            run_ranks(2, save_over, str(folder), 1, "rename", count, "kill")
+        assert len([name for name in os.listdir(folder) if name.startswith("model-0")]) == count - 1
+    same(run_ranks(1, load_whole, str(tmp_path / "other"))[0], OLD)
+    with pytest.raises(RankFailed, match=f"0 other .* beside {count - 1} parts"):
+        run_ranks(1, load_whole, str(tmp_path / "empty"))
+
+
 def by_system_calls(rank: int, folder: str) -> list[int]:
     """How many ops are compiled to save rows, fused parts, replicas, columns, and transposed rows."""
     whole = torch.arange(4e6).reshape(2000, 2000)
