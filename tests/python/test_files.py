@@ -20,7 +20,7 @@ from test_sync import Tied, filled, llama, local_of, raised, random_model, same_
 
 import shardwire
 from shardwire import FusedLayout, Layout, Shard
-from shardwire.weights import read_ahead, save_files, saving
+from shardwire.weights import read_ahead, safetensors_file, save_files, saving
 from shardwire.weights.checkpoint_folder import FileSet
 from shardwire.weights.movement import compile_movement
 from shardwire.weights.read_ahead import Span, share_of
@@ -592,10 +592,13 @@ def wrong_saves(rank: int, folder: str) -> list[tuple[str, str]]:
         return raised(lambda: shardwire.save(source, *args, **more))
 
     (Path(folder) / "file").write_text("")
+    safetensors_file.MAX_HEADER = 1000
     return [call(one, f"{folder}/{rank}", group()), call(one, 3, group()), call(one, folder, group(), max_file_bytes=0),
             call(one, folder, group(), metadata={"a": 1}), call(None, folder, group()), call({"w": torch.ones(2, dtype=torch.complex128)}, folder, group()),
             call(one, folder, group(), lambda name: ["x", "y"]), call(one, f"{folder}/file/deeper", group()),
-            call({"q_proj.weight": torch.ones(2)}, folder, group(), "llama")]
+            call({"q_proj.weight": torch.ones(2)}, folder, group(), "llama"),
+            call({"__metadata__": torch.ones(2)}, folder, group()), call({"w": torch.ones([1] * 17)}, folder, group()),
+            call(one, folder, group(), metadata={"a": "b" * 1000})]
 
 
 def test_wrong_saves(tmp_path: Path) -> None:
@@ -609,4 +612,7 @@ def test_wrong_saves(tmp_path: Path) -> None:
     same_on_all(cases[6], "ValueError", "whose sizes nothing says here")
     same_on_all(cases[7], "SystemFailure", "rank 0: ", "Not a directory")
     same_on_all(cases[8], "ValueError", "cannot be joined into 'qkv_proj.weight' of 3 parts")
+    same_on_all(cases[9], "UnsupportedError", "the name '__metadata__'")
+    same_on_all(cases[10], "UnsupportedError", "'w' has 17 dimensions")
+    same_on_all(cases[11], "UnsupportedError", "for 1 weights would take 1", "of 1000 that are allowed; save to more files")
     assert sorted(os.listdir(tmp_path)) == ["0", "file"]
