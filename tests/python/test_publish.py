@@ -373,6 +373,25 @@ def test_wrong_arguments(tmp_path: Path) -> None:
     pub.close()
 
 
+@in_a_child
+def test_a_version_that_is_committed_while_a_fetch_asks_is_not_gone(tmp_path: Path) -> None:
+    url, real = url_of("file", tmp_path), Versions.pin_all
+    pub = shardwire.publish(url, "policy", {"b": torch.zeros(3)})
+    pub.commit(1)
+    sub = shardwire.subscribe(url, "policy", timeout=20)
+
+    def overtaken(self: Versions, reader: Any) -> Any:
+        held = real(self, reader)
+        if self.newest == 1:
+            pub.commit(2)
+        return held
+
+    Versions.pin_all = overtaken  # type: ignore[method-assign]
+    assert sub.fetch(2) == 2
+    sub.close()
+    pub.close()
+
+
 # Deaths.
 
 def following(rank: int, url: str, ranks: int, seconds: float = 5.0) -> None:
