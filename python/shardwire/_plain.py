@@ -224,14 +224,14 @@ class _Writer:
         np = sys.modules.get("numpy")
         if np is None or not (type(value) is np.ndarray or isinstance(value, np.generic)):
             return False
-        if value.dtype.kind not in _PLAIN_KINDS or value.dtype.fields is not None:
+        if value.dtype.kind not in _PLAIN_KINDS or value.dtype.fields is not None or value.dtype.itemsize == 0 and value.size > 1:
             return False
         array = np.array(value, order="C", copy=True) if not isinstance(value, np.ndarray) or not value.flags.writeable else np.ascontiguousarray(value)
         self.out += b"n" + bytes([not isinstance(value, np.ndarray)])
         self.value(value.dtype.str)
-        for number in (len(self.parts), array.ndim if isinstance(value, np.ndarray) else 0, *value.shape):
+        for number in (len(self.parts), value.ndim, *value.shape):
             self.out += _I64.pack(number)
-        flat = array.reshape(-1).view(np.uint8) if array.nbytes else np.empty(0, np.uint8)
+        flat = array.reshape(-1).view(np.uint8) if value.nbytes else np.empty(0, np.uint8)  # of an empty text numpy's copy has bytes
         self.parts.append(torch.from_numpy(flat))
         return True
 
@@ -539,9 +539,11 @@ class _Reader:
         flat, count = self.part(part), 1
         for size in shape:
             count *= size
+        if dtype.itemsize == 0 and count > 1:
+            raise Broken(f"{count} elements of {name}, whose number no bytes bound")
         if count * dtype.itemsize != flat.numel():
             raise Broken(f"{count} elements of {name} in a part of {flat.numel()} bytes")
-        array = flat.numpy().view(dtype).reshape(shape) if flat.numel() else np.empty(shape, dtype)
+        array = flat.numpy().view(dtype).reshape(shape) if flat.numel() else np.ndarray(shape, dtype)  # empty() would widen "<U0"
         return array[()] if is_scalar else array
 
     # Tuples and frozensets cannot be filled later, so what they hold is made first. Lists, dicts and sets are there already, empty.

@@ -42,7 +42,7 @@ def there_and_back(value, **options):
 
 ATOMS = [None, True, False, 0, -1, 255, -(1 << 63), (1 << 63) - 1, 1 << 63, -(1 << 200), 0.0, -0.0, float("inf"), 1e-300, 1 + 2j, "", "a" * 31, "b" * 32,
          "ñ 你好 🎉 \udc80", b"", b"\0\xff" * 40, bytearray(b"xyz"), range(3, -9, -2), slice(None, 4, 2), torch.bfloat16, torch.device("cpu"),
-         torch.Size([2, 0, 3]), np.float32(1.5), np.datetime64("2026-01-02"), np.bool_(True)]
+         torch.Size([2, 0, 3]), np.float32(1.5), np.datetime64("2026-01-02"), np.bool_(True), np.str_(""), np.bytes_(b"")]
 
 
 @pytest.mark.parametrize("value", ATOMS, ids=[f"{number}-{type(value).__name__}" for number, value in enumerate(ATOMS)])
@@ -160,6 +160,9 @@ def test_parameters_gradients_and_numpy():
     assert type(back[0]) is torch.nn.Parameter and back[0].requires_grad and torch.equal(back[0], parameter)
     assert back[1].requires_grad and back[1].is_leaf and not back[2].requires_grad and not back[6].requires_grad
     assert back[3].dtype == array.dtype and (back[3] == array).all() and list(back[4]) == ["é", "ab"] and back[5].shape == (0, 3)
+    for value in (np.array(5.0), np.array("abc"), np.ndarray((1,), "<U0"), np.zeros((0, 5), "S1")):
+        array = there_and_back(value)
+        assert type(array) is np.ndarray and array.dtype == value.dtype and array.shape == value.shape and (array == value).all()
     assert torch.equal(there_and_back(torch.tensor([1 + 2j]).conj()), torch.tensor([1 - 2j]))
 
 
@@ -231,6 +234,18 @@ def test_a_dtype_that_numpy_would_read_as_an_expression_is_refused():
         whole[at:at + 8] = torch.frombuffer(bytearray(name), dtype=torch.uint8)
         with pytest.raises(ValueError, match="dtype of numpy"):
             deserialize(whole)
+
+
+def test_elements_without_bytes_are_refused_where_nothing_bounds_their_number():
+    whole = serialize(np.zeros(0, "<U1"))
+    at = bytes(whole.numpy()).index(b"<U1")
+    whole[at + 2] = ord("0")
+    assert deserialize(whole).shape == (0,)
+    whole[at + 19:at + 27] = torch.tensor([1 << 40]).view(torch.uint8)
+    with pytest.raises(ValueError, match="1099511627776 elements of <U0"):
+        deserialize(whole)
+    with pytest.raises(TypeError, match="numpy.ndarray is none of the plain types"):
+        serialize(np.ndarray((3,), "<U0"))
 
 
 def test_at_odd_addresses():
