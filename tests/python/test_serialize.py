@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import os
 import random
+import struct
 from collections import OrderedDict
 from dataclasses import dataclass
 
@@ -136,6 +137,62 @@ def test_cycles_through_every_container_and_any_depth():
     while back:
         back, depth = back[0][0], depth + 1
     assert depth == 20000
+
+
+def nested(depth, inner=()):
+    for _ in range(depth):
+        inner = (inner,)
+    return inner
+
+
+def head_of(*nodes):
+    """The bytes of serialize for a graph whose root is the last node."""
+    head = b"SWG1" + struct.pack("<IcI", len(nodes), b"R", len(nodes) - 1) + b"".join(nodes)
+    return torch.frombuffer(bytearray(struct.pack("<4sBBxxIQ", b"SWOB", 1, 0, 0, len(head)) + head), dtype=torch.uint8)
+
+
+def reference(number):
+    return struct.pack("<cI", b"R", number)
+
+
+KINDS_WITH_KEYS = {b"d": lambda key: {key: 1}, b"o": lambda key: OrderedDict({key: 1}), b"S": lambda key: {key}, b"Z": lambda key: frozenset([key])}
+
+
+def chain(depth, first=0):
+    """Nodes of tuples in each other, which have the numbers from `first`."""
+    return [struct.pack("<cI", b"t", 1) + reference(first + number) for number in range(1, depth)] + [struct.pack("<cI", b"t", 0)]
+
+
+def holder(kind, *keys):
+    value = struct.pack("<cq", b"i", 1) if kind in b"do" else b""
+    return struct.pack("<cI", kind, len(keys)) + b"".join(reference(key) + value for key in keys)
+
+
+@pytest.mark.parametrize("kind", list(KINDS_WITH_KEYS))
+def test_a_key_is_as_deep_as_can_be_hashed(kind):
+    """Python hashes nested tuples on C's stack, uncounted."""
+    make = KINDS_WITH_KEYS[kind]
+    for value in (make(nested(999)), make(nested(990, ("x" * 40, 5, (), frozenset([nested(800)]))))):
+        back = there_and_back(value)
+        assert type(back) is type(value) and len(back) == 1
+        assert hash(next(iter(back))) == hash(next(iter(value)))
+    with pytest.raises(TypeError, match="more than 1000 tuples in each other"):
+        serialize(make(nested(1001)))
+    assert type(deserialize(head_of(*chain(1000), holder(kind, 0)))) is type(make(1))
+    with pytest.raises(ValueError, match="more than 1000 tuples in each other"):
+        deserialize(head_of(*chain(1100), holder(kind, 0)))
+
+
+def test_keys_that_only_broken_bytes_have():
+    tuples = chain(150_000)
+    with pytest.raises(ValueError, match="more than 1000 tuples in each other"):
+        deserialize(head_of(*tuples, holder(b"d", 0)))
+    assert type(deserialize(head_of(*tuples, holder(b"l", 0)))[0]) is tuple, "what is no key may be deeper"
+    twice = head_of(*chain(999), *chain(999, 999), holder(b"S", 0, 999))
+    try:
+        assert len(deserialize(twice)) == 1
+    except ValueError as error:  # compared, they are deeper than this Python goes
+        assert "cannot be in it" in str(error)
 
 
 def test_tensors_are_views_and_shared_memory_stays_shared():
