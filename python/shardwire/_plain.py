@@ -19,6 +19,9 @@ from typing import Any, Callable, Iterable
 
 import torch
 
+from ._plain_keys import DEEPEST_KEY, deepest
+from ._plain_memory import contiguous_strides, reach, storage_address, untyped
+
 MAGIC = b"SWG1"
 _LONG = 32  # texts from this length on are nodes: met twice, written once
 _U32 = struct.Struct("<I")
@@ -33,6 +36,7 @@ _CONTAINERS: dict[type, bytes] = {list: b"l", tuple: b"t", dict: b"d", OrderedDi
 _DTYPE_OF_NUMPY = re.compile(r"[<>|=](?:b1|[iufcSU]\d{1,9}|[mM]8(?:\[\d{0,9}[a-zA-Zμ]{1,2}\])?)")
 _TENSORS = (torch.Tensor, torch.nn.Parameter)
 _OFTEN_NODES = frozenset((*_CONTAINERS, *_TENSORS))
+_HASHING = frozenset((dict, OrderedDict, set, frozenset))
 _PLAIN_KINDS = "biufcmMSU"  # of numpy's dtypes: those that are mere bytes
 
 
@@ -96,6 +100,7 @@ class _Writer:
         self.numbers: dict[int, int] = {}
         self.texts: dict[Any, int] = {}
         self.out = bytearray()
+        self.depths: dict[int, int] = {}  # of tuples that are hashed, by id
         self.storages: dict[int, tuple[int, int]] = {}  # address of a shared storage -> its part, the first byte in it
 
     def write(self, value: Any) -> bytes:
@@ -165,6 +170,8 @@ class _Writer:
         kind = type(value)
         tag = _CONTAINERS.get(kind)
         if tag is not None:
+            if kind in _HASHING and tuple in map(type, value) and deepest(value, self.depths) > DEEPEST_KEY:
+                raise NotPlain(f"a key or member of more than {DEEPEST_KEY} tuples in each other")
             self.out += _TAGGED_U32.pack(tag, len(value))
             self.values(itertools.chain.from_iterable(value.items()) if kind in (dict, OrderedDict) else value)
         elif kind is str:
@@ -187,7 +194,7 @@ class _Writer:
         part, first = self.part_of(dense)
         shape = tuple(dense.shape)
         if part < 0:  # alone in its memory
-            part, first, strides = len(self.parts), 0, _contiguous_strides(shape)
+            part, first, strides = len(self.parts), 0, contiguous_strides(shape)
             self.parts.append(bytes_of(dense))
         else:
             strides = dense.stride()
@@ -197,7 +204,7 @@ class _Writer:
 
     def part_of(self, dense: torch.Tensor) -> tuple[int, int]:
         """Part and first element of a tensor whose memory another node of the graph has as well; (-1, 0) for the others."""
-        known = self.storages.get(_address(dense)) if self.storages else None
+        known = self.storages.get(storage_address(dense)) if self.storages else None
         if known is None:
             return -1, 0
         part, begin = known
@@ -208,15 +215,15 @@ class _Writer:
         groups: dict[int, list[torch.Tensor]] = {}
         for tensor in tensors:
             if tensor.is_cpu and tensor.numel() > 0 and not tensor.is_conj() and not tensor.is_neg():
-                groups.setdefault(_address(tensor), []).append(tensor)
+                groups.setdefault(storage_address(tensor), []).append(tensor)
         for address, same in groups.items() if len(groups) < len(tensors) else ():
             group = [tensor.detach() for tensor in same]
             sizes = {tensor.element_size() for tensor in group}
             if len(group) < 2 or max(sizes) > 1 and len({tensor.data_ptr() % max(sizes) for tensor in group}) > 1:
                 continue
             begin = min(tensor.data_ptr() for tensor in group)
-            end = max(tensor.data_ptr() + _reach(tensor) for tensor in group)
-            whole = torch.empty(0, dtype=torch.uint8, device="cpu").set_(_untyped(group[0]), begin - address, (end - begin,), (1,))  # type: ignore[call-overload]
+            end = max(tensor.data_ptr() + reach(tensor) for tensor in group)
+            whole = torch.empty(0, dtype=torch.uint8, device="cpu").set_(untyped(group[0]), begin - address, (end - begin,), (1,))  # type: ignore[call-overload]
             self.storages[address] = (len(self.parts), begin)
             self.parts.append(whole)
 
@@ -224,14 +231,14 @@ class _Writer:
         np = sys.modules.get("numpy")
         if np is None or not (type(value) is np.ndarray or isinstance(value, np.generic)):
             return False
-        if value.dtype.kind not in _PLAIN_KINDS or value.dtype.fields is not None:
+        if value.dtype.kind not in _PLAIN_KINDS or value.dtype.fields is not None or value.dtype.itemsize == 0 and value.size > 1:
             return False
         array = np.array(value, order="C", copy=True) if not isinstance(value, np.ndarray) or not value.flags.writeable else np.ascontiguousarray(value)
         self.out += b"n" + bytes([not isinstance(value, np.ndarray)])
         self.value(value.dtype.str)
-        for number in (len(self.parts), array.ndim if isinstance(value, np.ndarray) else 0, *value.shape):
+        for number in (len(self.parts), value.ndim, *value.shape):
             self.out += _I64.pack(number)
-        flat = array.reshape(-1).view(np.uint8) if array.nbytes else np.empty(0, np.uint8)
+        flat = array.reshape(-1).view(np.uint8) if value.nbytes else np.empty(0, np.uint8)  # of an empty text numpy's copy has bytes
         self.parts.append(torch.from_numpy(flat))
         return True
 
@@ -246,29 +253,6 @@ class _Writer:
             else:
                 self.value(each)
         return True
-
-
-def _address(tensor: torch.Tensor) -> int:
-    return tensor.data_ptr() - tensor.storage_offset() * tensor.element_size()
-
-
-def _untyped(tensor: torch.Tensor) -> Any:
-    return tensor.untyped_storage() if hasattr(tensor, "untyped_storage") else tensor.storage().untyped()
-
-
-def _reach(tensor: torch.Tensor) -> int:
-    """Bytes from a tensor's first element to the end of its last."""
-    return (1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride()))) * tensor.element_size()
-
-
-def _contiguous_strides(shape: Any) -> list[int]:
-    if len(shape) == 1:
-        return [1]
-    strides, step = [], 1
-    for size in reversed(shape):
-        strides.append(step)
-        step *= max(size, 1)
-    return strides[::-1]
 
 
 def _tensors_in(value: Any) -> list[torch.Tensor]:
@@ -323,6 +307,7 @@ class _Reader:
         self.made: list[Any] = []  # _NOT_YET: of what cannot be made before its nodes are
         self.filled: list[int] = []  # nodes that are there already, empty
         self.frozen: list[int] = []  # nodes that are to be made
+        self.depths: dict[int, int] = {}  # of tuples that hold nodes: how deep such tuples lie in each other
         self.linked = False  # there was a reference among the values that were read last
 
     def read(self) -> Any:
@@ -516,7 +501,7 @@ class _Reader:
         if first < 0 or end * size > num_bytes:
             raise Broken(f"a tensor of {end} elements of {size} bytes in a part of {num_bytes} bytes")
         whole = typed(flat if num_bytes % size == 0 else flat[:num_bytes // size * size], dtype)
-        if first == 0 and end * size == num_bytes and strides == _contiguous_strides(shape):
+        if first == 0 and end * size == num_bytes and strides == contiguous_strides(shape):
             return whole if len(shape) == 1 and whole is not flat else whole.view(shape)  # a tensor of its own, though parts may be shared
         return whole.as_strided(shape, strides, whole.storage_offset() + first)
 
@@ -539,9 +524,11 @@ class _Reader:
         flat, count = self.part(part), 1
         for size in shape:
             count *= size
+        if dtype.itemsize == 0 and count > 1:
+            raise Broken(f"{count} elements of {name}, whose number no bytes bound")
         if count * dtype.itemsize != flat.numel():
             raise Broken(f"{count} elements of {name} in a part of {flat.numel()} bytes")
-        array = flat.numpy().view(dtype).reshape(shape) if flat.numel() else np.empty(shape, dtype)
+        array = flat.numpy().view(dtype).reshape(shape) if flat.numel() else np.ndarray(shape, dtype)  # empty() would widen "<U0"
         return array[()] if is_scalar else array
 
     # Tuples and frozensets cannot be filled later, so what they hold is made first. Lists, dicts and sets are there already, empty.
@@ -559,6 +546,10 @@ class _Reader:
                 within.add(number)
                 waiting += needed
                 continue
+            if self.kinds[number] == b"t":
+                self.depths[number] = 1 + max(self.depths.get(ref, 0) for ref in self.items[number] if type(ref) is _Ref)
+            else:
+                self.check_keys(self.items[number])
             self.made[number] = self.build(_MAKERS[self.kinds[number]], self.resolved(number))
             waiting.pop()
 
@@ -567,12 +558,17 @@ class _Reader:
         if kind == b"l":
             made.extend(items)
         else:
+            self.check_keys(self.items[number][::1 if kind == b"S" else 2])
             self.build(made.update, items if kind == b"S" else zip(items[::2], items[1::2]))
+
+    def check_keys(self, keys: list[Any]) -> None:
+        if self.depths and any(type(key) is _Ref and self.depths.get(key, 0) > DEEPEST_KEY for key in keys):
+            raise Broken(f"a key or member of more than {DEEPEST_KEY} tuples in each other")
 
     def build(self, make: Callable[[Any], Any], values: Any) -> Any:
         try:
             return make(values)
-        except TypeError as error:
+        except (TypeError, RecursionError) as error:  # RecursionError: of keys that are compared
             raise Broken(f"a container of things that cannot be in it: {error}") from None
 
     def resolved(self, number: int) -> list[Any]:

@@ -20,7 +20,7 @@ from test_sync import Tied, filled, llama, local_of, raised, random_model, same_
 
 import shardwire
 from shardwire import FusedLayout, Layout, Shard
-from shardwire.weights import read_ahead, save_files, saving
+from shardwire.weights import read_ahead, safetensors_file, save_files, saving
 from shardwire.weights.checkpoint_folder import FileSet
 from shardwire.weights.movement import compile_movement
 from shardwire.weights.read_ahead import Span, share_of
@@ -485,7 +485,7 @@ def test_a_file_that_may_not_be_read(tmp_path: Path) -> None:
 
 OLD = {"a": torch.full((300, 1000), 1.0), "b": torch.full((300, 1000), 2.0), "c": torch.full((3,), 3.0)}
 NEW = {name: tensor + 10 for name, tensor in OLD.items()}
-STEPS = (("posix_fallocate", 1), ("pwrite", 2), ("fsync", 1), ("fsync", 3), ("fsync", 4), ("rename", 1), ("rename", 2), ("rename", 4), ("unlink", 1))
+STEPS = (("posix_fallocate", 1), ("pwrite", 2), ("fsync", 1), ("fsync", 3), ("fsync", 4), ("fsync", 5), ("rename", 1), ("rename", 2), ("rename", 4), ("unlink", 1))
 
 
 def save_old(rank: int, folder: str, most: int) -> None:
@@ -493,7 +493,7 @@ def save_old(rank: int, folder: str, most: int) -> None:
 
 
 def save_over(rank: int, folder: str, most: int, step: str, count: int, how: str) -> tuple[str, str]:
-    """The ``count``-th call of os.``step`` on rank 0, which creates and moves, fails or ends the process."""
+    """The ``count``-th call of os.``step`` on rank 0, which creates and moves, fails or ends the process; "late": fails when it is done."""
     if rank == 0:
         real = getattr(save_files.os, step)
         calls = [0]
@@ -503,6 +503,8 @@ def save_over(rank: int, folder: str, most: int, step: str, count: int, how: str
             if calls[0] == count:
                 if how == "kill":
                     os.kill(os.getpid(), signal.SIGKILL)
+                if how == "late":
+                    real(*args, **more)
                 raise OSError(28, "No space left on device")
             return real(*args, **more)
 
@@ -518,7 +520,7 @@ def load_whole(rank: int, folder: str) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize("how, old_most, new_most", [("kill", 1, 1), ("kill", 10**9, 1), ("kill", 1, 10**9), ("kill", 10**9, 10**9), ("fail", 1, 1),
-                                                     ("fail", 10**9, 10**9)])
+                                                     ("fail", 10**9, 10**9), ("late", 1, 1)])
 def test_a_save_that_fails_leaves_a_whole_checkpoint(tmp_path: Path, how: str, old_most: int, new_most: int) -> None:
     seen = set()
     for step, count in STEPS:
@@ -535,8 +537,24 @@ def test_a_save_that_fails_leaves_a_whole_checkpoint(tmp_path: Path, how: str, o
         found = run_ranks(1, load_whole, str(folder))[0]
         is_new = bool(found["c"][0] > 5)
         same(found, NEW if is_new else OLD)
+        if results and not is_new:
+            same(read_folder(folder), OLD)  # and nothing else is there
         seen.add(is_new)
     assert False in seen
+
+
+@pytest.mark.parametrize("count", [2, 3, 4])
+def test_a_save_that_is_killed_hides_no_checkpoint_of_another_name_and_is_none(tmp_path: Path, count: int) -> None:
+    for folder in (tmp_path / "empty", tmp_path / "other"):
+        folder.mkdir()
+        if folder.name == "other":
+            write_file(folder / "weights.safetensors", OLD)
+        with pytest.raises(RankFailed, match="SIGKILL"):
+            run_ranks(2, save_over, str(folder), 1, "rename", count, "kill")
+        assert len([name for name in os.listdir(folder) if name.startswith("model-0")]) == count - 1
+    same(run_ranks(1, load_whole, str(tmp_path / "other"))[0], OLD)
+    with pytest.raises(RankFailed, match=f"0 other .* beside {count - 1} parts"):
+        run_ranks(1, load_whole, str(tmp_path / "empty"))
 
 
 def by_system_calls(rank: int, folder: str) -> list[int]:
@@ -590,10 +608,13 @@ def wrong_saves(rank: int, folder: str) -> list[tuple[str, str]]:
         return raised(lambda: shardwire.save(source, *args, **more))
 
     (Path(folder) / "file").write_text("")
+    safetensors_file.MAX_HEADER = 1000
     return [call(one, f"{folder}/{rank}", group()), call(one, 3, group()), call(one, folder, group(), max_file_bytes=0),
             call(one, folder, group(), metadata={"a": 1}), call(None, folder, group()), call({"w": torch.ones(2, dtype=torch.complex128)}, folder, group()),
             call(one, folder, group(), lambda name: ["x", "y"]), call(one, f"{folder}/file/deeper", group()),
-            call({"q_proj.weight": torch.ones(2)}, folder, group(), "llama")]
+            call({"q_proj.weight": torch.ones(2)}, folder, group(), "llama"),
+            call({"__metadata__": torch.ones(2)}, folder, group()), call({"w": torch.ones([1] * 17)}, folder, group()),
+            call(one, folder, group(), metadata={"a": "b" * 1000})]
 
 
 def test_wrong_saves(tmp_path: Path) -> None:
@@ -607,4 +628,7 @@ def test_wrong_saves(tmp_path: Path) -> None:
     same_on_all(cases[6], "ValueError", "whose sizes nothing says here")
     same_on_all(cases[7], "SystemFailure", "rank 0: ", "Not a directory")
     same_on_all(cases[8], "ValueError", "cannot be joined into 'qkv_proj.weight' of 3 parts")
+    same_on_all(cases[9], "UnsupportedError", "the name '__metadata__'")
+    same_on_all(cases[10], "UnsupportedError", "'w' has 17 dimensions")
+    same_on_all(cases[11], "UnsupportedError", "for 1 weights would take 1", "of 1000 that are allowed; save to more files")
     assert sorted(os.listdir(tmp_path)) == ["0", "file"]

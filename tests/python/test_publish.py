@@ -24,7 +24,8 @@ from shardwire._mpi import tcp_store
 from shardwire.launch import free_port
 from shardwire.weights.fetching import FETCH, Request, answer_row, choose, rename_ranks
 from shardwire.weights.holdings import Holdings
-from shardwire.weights.meeting_place import Address, RecordPlace, signed
+from shardwire.weights.meeting_place import Address, FolderPlace, RecordPlace, signed
+from shardwire.weights.publishing import Publication
 from shardwire.weights.records import RecordClient, RecordServer
 from shardwire.weights.versions import Versions
 
@@ -370,6 +371,25 @@ def test_wrong_arguments(tmp_path: Path) -> None:
     state["b"] = torch.ones(3)
     pub.commit(4)
     pub.close()
+    pub.close()
+
+
+@in_a_child
+def test_a_version_that_is_committed_while_a_fetch_asks_is_not_gone(tmp_path: Path) -> None:
+    url, real = url_of("file", tmp_path), Versions.pin_all
+    pub = shardwire.publish(url, "policy", {"b": torch.zeros(3)})
+    pub.commit(1)
+    sub = shardwire.subscribe(url, "policy", timeout=20)
+
+    def overtaken(self: Versions, reader: Any) -> Any:
+        held = real(self, reader)
+        if self.newest == 1:
+            pub.commit(2)
+        return held
+
+    Versions.pin_all = overtaken  # type: ignore[method-assign]
+    assert sub.fetch(2) == 2
+    sub.close()
     pub.close()
 
 
@@ -828,6 +848,70 @@ def test_a_newer_publisher_takes_the_name(tmp_path: Path) -> None:
     assert sub.fetch() == 9, "the older one's end leaves the newer one's record alone"
     sub.close()
     newer.close()
+
+
+ANOTHER = {"id": "another", "size": 1, "who": ["another"], "closed": False}
+
+
+def overtaken(rank: int, url: str, folder: Path) -> None:
+    """Another one takes the name before any rank looks for its own record."""
+    announce, is_replaced = Publication._announce, Publication._is_replaced
+
+    def announce_both(self: Publication, closed: bool = False) -> None:
+        announce(self, closed)
+        self._place.put("publisher", signed("publisher", ANOTHER))
+        (folder / "overtaken").touch()
+
+    def look_later(self: Publication, place: Any) -> bool:
+        await_file(folder / "overtaken")
+        return is_replaced(self, place)
+
+    Publication._announce, Publication._is_replaced = announce_both, look_later  # type: ignore[method-assign]
+    pub = shardwire.publish(url, "policy", {"b": torch.zeros(3)}, group())
+    limit = time.monotonic() + 20
+    while not pub._over:
+        assert time.monotonic() < limit, "it did not see that another one has the name"
+        time.sleep(0.01)
+    kind, text = raised(lambda: pub.commit(1))
+    assert kind == "AbortedError" and "another publisher took its name" in text
+    (folder / f"over{rank}").touch()
+    await_file(folder / f"over{1 - rank}")  # rank 0 may serve the store
+
+
+@pytest.mark.parametrize("kind", ["tcp", "file"])
+def test_a_publisher_that_never_saw_its_own_record_hears_of_the_newer_one(kind: str, tmp_path: Path) -> None:
+    with jobs() as start:
+        start(2, overtaken, url_of(kind, tmp_path), tmp_path).results()
+
+
+@in_a_child
+def test_an_older_publishers_record_is_not_taken_for_a_newer_one(tmp_path: Path) -> None:
+    """The look for it begins before our record is there, and is over after."""
+    url, peek, announce = url_of("file", tmp_path), FolderPlace.peek, Publication._announce
+    Address(url, "policy").open(5.0).put("publisher", signed("publisher", ANOTHER))
+    begun, announced, looks = threading.Event(), threading.Event(), []
+
+    def slow_peek(self: FolderPlace, key: str) -> bytes | None:
+        found = peek(self, key)
+        if key == "publisher" and threading.current_thread().name.startswith("shardwire-publish"):
+            begun.set()
+            assert announced.wait(20)
+            looks.append(found)
+        return found
+
+    def announce_and_tell(self: Publication, closed: bool = False) -> None:
+        assert begun.wait(20)
+        announce(self, closed)
+        announced.set()
+        limit = time.monotonic() + 10
+        while len(looks) < 2 and time.monotonic() < limit:
+            time.sleep(0.01)
+
+    FolderPlace.peek, Publication._announce = slow_peek, announce_and_tell  # type: ignore[method-assign]
+    pub = shardwire.publish(url, "policy", {"b": torch.zeros(3)})
+    assert len(looks) >= 2 and b"another" in (looks[0] or b""), looks
+    pub.commit(1)
+    pub.close()
 
 
 # The store that a publisher's rank 0 serves.

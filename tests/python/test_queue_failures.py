@@ -9,7 +9,9 @@ import signal
 import threading
 import time
 from collections import Counter
+from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -18,6 +20,9 @@ from ranks import await_file
 
 import shardwire
 from shardwire import Queue
+from shardwire._mpi import tcp_store
+from shardwire.launch import free_port
+from shardwire.queues import hub, wire
 
 SEED = int(os.environ.get("SHARDWIRE_TEST_SEED", random.SystemRandom().randrange(1 << 30)))
 
@@ -256,6 +261,47 @@ def never_made(rank, size, folder):
 def test_a_rank_that_made_no_queue_is_named(run_ranks, tmp_path):
     for kind, text in run_ranks(2, never_made, tmp_path, init=False)[1]:
         assert kind is shardwire.TimeoutError and "rank 0 of group 'job'" in text and ("has not made" in text), (kind, text)
+
+
+# ---- who dies while it comes
+
+def lost_knock(rank, size, folder):
+    """Two users took their numbers; one was killed before it knocked, the other is slow."""
+    group = joined(folder, rank, size, timeout=40)
+    q = Queue(group, 0)
+    got = None
+    if rank == 1:
+        store = q.hub.store
+        lost, slow = (int(store.add("0/knocks", 1)) for _ in range(2))
+        assert (lost, slow) == (1, 2)
+        q.put("heard", timeout=30)
+        store.set(f"0/knock/{slow}", "1")
+        link = q.hub._make_link(0, slow, 1, wire.USER, 30)
+        meet(folder, "over", size)
+        del link
+    else:
+        got = q.get(timeout=35)
+        meet(folder, "over", size)
+    return got
+
+
+def test_a_knock_that_was_begun_and_not_done_holds_up_nobody(run_ranks, tmp_path):
+    assert run_ranks(2, lost_knock, tmp_path, init=False)[0] == "heard"
+
+
+def interrupted_naming(rank, size):
+    store = tcp_store("127.0.0.1", free_port(), None, True, timedelta(seconds=20))
+    group = shardwire.create_process_group(store, rank, size, timeout=5)
+    uuid, hub.uuid = hub.uuid, SimpleNamespace(uuid4=lambda: signal.raise_signal(signal.SIGINT))
+    kind, _ = raised(Queue, group, 0)
+    hub.uuid = uuid
+    q = Queue(group, 0)
+    q.put("named")
+    return kind, q.get(timeout=10)
+
+
+def test_who_is_interrupted_while_it_names_the_queues_leaves_them_to_the_next(run_ranks):
+    assert run_ranks(1, interrupted_naming, init=False) == [(KeyboardInterrupt, "named")]
 
 
 # ---- Ctrl-C and fork

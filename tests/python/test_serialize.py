@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import os
 import random
+import struct
 from collections import OrderedDict
 from dataclasses import dataclass
 
@@ -42,7 +43,7 @@ def there_and_back(value, **options):
 
 ATOMS = [None, True, False, 0, -1, 255, -(1 << 63), (1 << 63) - 1, 1 << 63, -(1 << 200), 0.0, -0.0, float("inf"), 1e-300, 1 + 2j, "", "a" * 31, "b" * 32,
          "ñ 你好 🎉 \udc80", b"", b"\0\xff" * 40, bytearray(b"xyz"), range(3, -9, -2), slice(None, 4, 2), torch.bfloat16, torch.device("cpu"),
-         torch.Size([2, 0, 3]), np.float32(1.5), np.datetime64("2026-01-02"), np.bool_(True)]
+         torch.Size([2, 0, 3]), np.float32(1.5), np.datetime64("2026-01-02"), np.bool_(True), np.str_(""), np.bytes_(b"")]
 
 
 @pytest.mark.parametrize("value", ATOMS, ids=[f"{number}-{type(value).__name__}" for number, value in enumerate(ATOMS)])
@@ -138,6 +139,62 @@ def test_cycles_through_every_container_and_any_depth():
     assert depth == 20000
 
 
+def nested(depth, inner=()):
+    for _ in range(depth):
+        inner = (inner,)
+    return inner
+
+
+def head_of(*nodes):
+    """The bytes of serialize for a graph whose root is the last node."""
+    head = b"SWG1" + struct.pack("<IcI", len(nodes), b"R", len(nodes) - 1) + b"".join(nodes)
+    return torch.frombuffer(bytearray(struct.pack("<4sBBxxIQ", b"SWOB", 1, 0, 0, len(head)) + head), dtype=torch.uint8)
+
+
+def reference(number):
+    return struct.pack("<cI", b"R", number)
+
+
+KINDS_WITH_KEYS = {b"d": lambda key: {key: 1}, b"o": lambda key: OrderedDict({key: 1}), b"S": lambda key: {key}, b"Z": lambda key: frozenset([key])}
+
+
+def chain(depth, first=0):
+    """Nodes of tuples in each other, which have the numbers from `first`."""
+    return [struct.pack("<cI", b"t", 1) + reference(first + number) for number in range(1, depth)] + [struct.pack("<cI", b"t", 0)]
+
+
+def holder(kind, *keys):
+    value = struct.pack("<cq", b"i", 1) if kind in b"do" else b""
+    return struct.pack("<cI", kind, len(keys)) + b"".join(reference(key) + value for key in keys)
+
+
+@pytest.mark.parametrize("kind", list(KINDS_WITH_KEYS))
+def test_a_key_is_as_deep_as_can_be_hashed(kind):
+    """Python hashes nested tuples on C's stack, uncounted."""
+    make = KINDS_WITH_KEYS[kind]
+    for value in (make(nested(999)), make(nested(990, ("x" * 40, 5, (), frozenset([nested(800)]))))):
+        back = there_and_back(value)
+        assert type(back) is type(value) and len(back) == 1
+        assert hash(next(iter(back))) == hash(next(iter(value)))
+    with pytest.raises(TypeError, match="more than 1000 tuples in each other"):
+        serialize(make(nested(1001)))
+    assert type(deserialize(head_of(*chain(1000), holder(kind, 0)))) is type(make(1))
+    with pytest.raises(ValueError, match="more than 1000 tuples in each other"):
+        deserialize(head_of(*chain(1100), holder(kind, 0)))
+
+
+def test_keys_that_only_broken_bytes_have():
+    tuples = chain(150_000)
+    with pytest.raises(ValueError, match="more than 1000 tuples in each other"):
+        deserialize(head_of(*tuples, holder(b"d", 0)))
+    assert type(deserialize(head_of(*tuples, holder(b"l", 0)))[0]) is tuple, "what is no key may be deeper"
+    twice = head_of(*chain(999), *chain(999, 999), holder(b"S", 0, 999))
+    try:
+        assert len(deserialize(twice)) == 1
+    except ValueError as error:  # compared, they are deeper than this Python goes
+        assert "cannot be in it" in str(error)
+
+
 def test_tensors_are_views_and_shared_memory_stays_shared():
     base = torch.arange(1000.0)
     whole = serialize({"base": base, "row": base.view(10, 100)[3], "columns": base.view(10, 100)[:, ::7], "alone": torch.ones(5)})
@@ -160,6 +217,9 @@ def test_parameters_gradients_and_numpy():
     assert type(back[0]) is torch.nn.Parameter and back[0].requires_grad and torch.equal(back[0], parameter)
     assert back[1].requires_grad and back[1].is_leaf and not back[2].requires_grad and not back[6].requires_grad
     assert back[3].dtype == array.dtype and (back[3] == array).all() and list(back[4]) == ["é", "ab"] and back[5].shape == (0, 3)
+    for value in (np.array(5.0), np.array("abc"), np.ndarray((1,), "<U0"), np.zeros((0, 5), "S1")):
+        array = there_and_back(value)
+        assert type(array) is np.ndarray and array.dtype == value.dtype and array.shape == value.shape and (array == value).all()
     assert torch.equal(there_and_back(torch.tensor([1 + 2j]).conj()), torch.tensor([1 - 2j]))
 
 
@@ -231,6 +291,18 @@ def test_a_dtype_that_numpy_would_read_as_an_expression_is_refused():
         whole[at:at + 8] = torch.frombuffer(bytearray(name), dtype=torch.uint8)
         with pytest.raises(ValueError, match="dtype of numpy"):
             deserialize(whole)
+
+
+def test_elements_without_bytes_are_refused_where_nothing_bounds_their_number():
+    whole = serialize(np.zeros(0, "<U1"))
+    at = bytes(whole.numpy()).index(b"<U1")
+    whole[at + 2] = ord("0")
+    assert deserialize(whole).shape == (0,)
+    whole[at + 19:at + 27] = torch.tensor([1 << 40]).view(torch.uint8)
+    with pytest.raises(ValueError, match="1099511627776 elements of <U0"):
+        deserialize(whole)
+    with pytest.raises(TypeError, match="numpy.ndarray is none of the plain types"):
+        serialize(np.ndarray((3,), "<U0"))
 
 
 def test_at_odd_addresses():

@@ -39,6 +39,7 @@ from .use_link import UseLink
 _FOREVER = timedelta(days=3650)  # of a link's operations: a getter may wait for days. Calls have timeouts of their own.
 _SHORTEST_PAUSE, _LONGEST_PAUSE = 0.001, 0.2
 _DRIVE_LIMIT = timedelta(milliseconds=200)
+_LOST_S = 1.0  # between two looks at the number of knocks
 _MEET_S = 60.0  # how long a holder tries to meet one who knocked
 
 _hubs: weakref.WeakKeyDictionary[Any, Hub] = weakref.WeakKeyDictionary()
@@ -177,20 +178,38 @@ class Hub:
         return self.held_by_number.index(held)
 
     def _listen(self) -> None:
-        """Waits for knocks."""
-        knock = 1
+        """Waits for knocks, in the order of their numbers. A user that is killed or interrupted after it took a number never writes it: that one is passed over,
+        and looked for while its user, if it is just slow, may wait for us."""
+        knock, doubtful, look_at = 1, 0, 0.0
+        passed: dict[int, float] = {}  # number -> until when
         while not self._stopped.is_set():
             try:
-                if _C.store_has(self.store, f"{self.rank}/knock/{knock}"):
-                    user = int(self.store.get(f"{self.rank}/knock/{knock}"))
-                    threading.Thread(target=self._meet_user, args=(knock, user), name="shardwire-queue-meet", daemon=True).start()
+                if self._hear(knock):
                     knock += 1
-                    self._knocked_at = time.monotonic()
                     continue
+                now = time.monotonic()
+                if now >= look_at:
+                    look_at = now + _LOST_S
+                    passed = {number: until for number, until in passed.items() if now < until and not self._hear(number)}
+                    is_taken = _C.store_has(self.store, f"{self.rank}/knocks") and int(self.store.get(f"{self.rank}/knocks")) >= knock
+                    if is_taken and doubtful == knock:  # as it was at the look before
+                        passed[knock] = now + self.silence
+                        knock += 1
+                        continue
+                    doubtful = knock if is_taken else 0
             except Exception:
                 return  # the store is gone, with rank 0 perhaps: the links that there are go on
             pause = (time.monotonic() - self._knocked_at) / 10
             self._stopped.wait(min(max(pause, _SHORTEST_PAUSE), _LONGEST_PAUSE))
+
+    def _hear(self, knock: int) -> bool:
+        """Whether that one is there; then its user is met."""
+        if not _C.store_has(self.store, f"{self.rank}/knock/{knock}"):
+            return False
+        user = int(self.store.get(f"{self.rank}/knock/{knock}"))
+        threading.Thread(target=self._meet_user, args=(knock, user), name="shardwire-queue-meet", daemon=True).start()
+        self._knocked_at = time.monotonic()
+        return True
 
     def _meet_user(self, knock: int, user: int) -> None:
         try:
@@ -275,14 +294,7 @@ def _own_store(group: Any, limit: float) -> Any:
         root = root.underlying_store
     if not isinstance(root, dist.TCPStore):
         return shared
-    if int(shared.add("named", 1)) == 1:
-        shared.set("name", uuid.uuid4().hex)
-    deadline = time.monotonic() + limit
-    while not _C.store_has(shared, "name"):
-        if time.monotonic() > deadline:
-            raise TimeoutError("no rank named the group's queues in its store in time")
-        time.sleep(0.001)
-    name = shared.get("name").decode()
+    name = shared.compare_set("name", "", uuid.uuid4().hex).decode()  # the first one's, in one step: nobody dies between two
     own = tcp_store(root.host, root.port, None, False, timedelta(seconds=limit))
     return dist.PrefixStore(f"shardwire.queue.{name}", own)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,8 @@ from .wanted import Asking, meet, wanted_ranges
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
+# One of several files. Without an index it is of a checkpoint that is being saved, or whose save was killed: it neither is one nor hides one.
+_PART = re.compile(r"-\d{5}-of-(?!00001)\d{5}\.safetensors$")
 
 
 class FileSet:
@@ -83,10 +86,12 @@ class FileSet:
             self._read_indexed(path)
         else:
             files = sorted(file for file in path.iterdir() if file.suffix == ".safetensors" and not file.name.startswith("."))
-            if len(files) != 1:
-                raise CheckpointError(f"{path}: the folder has neither {SINGLE} nor {INDEX}, and {len(files)} other *.safetensors; "
+            whole = [file for file in files if not _PART.search(file.name)]
+            if len(whole) != 1:
+                raise CheckpointError(f"{path}: the folder has neither {SINGLE} nor {INDEX}, and {len(whole)} other *.safetensors "
+                                      f"beside {len(files) - len(whole)} parts (-00001-of-...), which count with an index only; "
                                       "an unfinished checkpoint looks so: give the files as a list if they belong together")
-            self._join(files)
+            self._join(whole)
 
     def _join(self, paths: Iterable[Path]) -> None:
         for path in paths:

@@ -123,7 +123,7 @@ class Publication:
         self._servings: dict[str, Serving] = {}
         self._closing = threading.Event()
         self._over = ""          # why nobody is served any more
-        self._announced = False  # our record was seen
+        self._announced = False  # our record is there, or was seen: another one is newer
         self._server = address.serve() if self.rank == 0 else None
         self._nonces: set[str] = set()
         self._place: Place = address.open(10.0) if self.rank == 0 else _opened(address)
@@ -189,6 +189,7 @@ class Publication:
         if closed and (current is None or self._id.encode() not in current):
             return  # a newer one has the name
         self._place.put("publisher", signed("publisher", {"id": self._id, "size": self.size, "who": self._who, "closed": closed}))
+        self._announced = True
 
     def _watch(self) -> None:
         place = None
@@ -202,6 +203,8 @@ class Publication:
                         self._return_to_store()
                     place = self._address.open(5.0)
                 if self._is_replaced(place):
+                    if self.rank == 0:
+                        place.put(f"{self._id}.over", b"over")
                     log("warn", f"publish {self.name!r}: another publisher took this name; this one is over")
                     self._stop("another publisher took its name")
                     return
@@ -222,6 +225,10 @@ class Publication:
             self._announce()
 
     def _is_replaced(self, place: Place) -> bool:
+        """Another one's record is newer than ours where it was read after ours was there. Only rank 0, which wrote ours, knows that at once: elsewhere a folder
+        over NFS may show an older one for a while yet. A rank that never sees ours hears from rank 0.
+        """
+        announced = self._announced  # before the look, which may be over before ours is there
         data = place.peek("publisher")
         if data is None:
             return False
@@ -229,8 +236,10 @@ class Publication:
             is_ours = verified("publisher", data, "the publisher's record")["id"] == self._id
         except (MismatchError, ValueError, KeyError):
             return False  # a stranger's: our subscribers do not take it either
-        self._announced = self._announced or is_ours
-        return self._announced and not is_ours
+        if is_ours:
+            self._announced = True
+            return False
+        return announced or self.rank > 0 and place.peek(f"{self._id}.over") is not None
 
     def _look(self, place: Place, seen: set[str], waiting: dict[str, tuple[dict[str, Any], float]]) -> None:
         for note in place.notes(self._id):

@@ -211,15 +211,24 @@ def dtype_name(dtype: torch.dtype, name: str) -> str:
 
 
 def build_header(tensors: Sequence[tuple[str, str, tuple[int, ...]]], metadata: Mapping[str, str]) -> tuple[bytes, list[Stored]]:
-    """The header's bytes, length included, for (name, dtype name, shape) in the order in which they shall lie; and where they lie."""
+    """The header's bytes, length included, for (name, dtype name, shape) in the order in which they shall lie; and where they lie.
+    UnsupportedError for what no reader would take.
+    """
     entries: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
     at = 0
     for name, kind, shape in tensors:
+        if name == "__metadata__":
+            raise UnsupportedError("a weight has the name '__metadata__', which a safetensors file has for something else; rename it by a mapping")
+        if len(shape) > _MAX_DIMS:
+            raise UnsupportedError(f"{name!r} has {len(shape)} dimensions; a safetensors file is read with up to {_MAX_DIMS}")
         size = math.prod(shape) * DTYPES[kind][0]
         entries[name] = {"dtype": kind, "shape": list(shape), "data_offsets": [at, at + size]}
         at += size
     text = json.dumps(entries, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)  # so that the data are aligned
+    if len(text) > MAX_HEADER:
+        raise UnsupportedError(f"the header of a safetensors file for {len(tensors)} weights would take {len(text)} bytes, of {MAX_HEADER} that are allowed; "
+                               "save to more files by a smaller max_file_bytes, or with less metadata")
     start = 8 + len(text)
     stored = [Stored(name, kind, shape, start + entries[name]["data_offsets"][0], start + entries[name]["data_offsets"][1])
               for name, kind, shape in tensors]

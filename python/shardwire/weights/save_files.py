@@ -38,6 +38,9 @@ class Draft:
     def hidden(self, number: int) -> Path:
         return self.folder / f".{number:05d}.shardwire-{self.token}.tmp"
 
+    def _hidden_index(self) -> Path:
+        return self.folder / f".index.shardwire-{self.token}.tmp"
+
     def create(self, number: int) -> None:
         """The whole file with its header, its blocks taken from the disk: who is told that it is full is told here."""
         file = self.files[number]
@@ -113,17 +116,25 @@ class Draft:
         return [str(self.folder / name) for name in names] + ([str(self.folder / INDEX)] if names != [SINGLE] else [])
 
     def _move(self, names: Sequence[str], old: Sequence[str], moved: list[Path], metadata: Mapping[str, str]) -> None:
+        is_indexed = False
         try:
             for number, name in enumerate(names):
+                moved.append(self.folder / name)  # first: what ends the rename may end it when it is done
                 os.rename(self.hidden(number), self.folder / name)
-                moved.append(self.folder / name)
             _sync_folder(self.folder)
             if names != [SINGLE]:
                 self._write_index(names, metadata)
+                is_indexed = True  # perhaps: see below
+                os.rename(self._hidden_index(), self.folder / INDEX)
         except BaseException:
-            for path in moved if names != [SINGLE] else ():
-                path.unlink(missing_ok=True)  # no index names them
+            # Once the index has its name they are the checkpoint, and they stay. Ctrl-C, and some file systems, fail a rename that is done: so it counts
+            # whether the index's draft is there still.
+            if names != [SINGLE] and not (is_indexed and not os.path.lexists(self._hidden_index())):
+                for path in moved:
+                    path.unlink(missing_ok=True)  # no index names them
             raise
+        if names != [SINGLE]:
+            _sync_folder(self.folder)
         # What the old one alone had. model.safetensors comes first in readers' order, so it goes now, or the index that it came in place of.
         stale = [name for name in old if name not in names and name != INDEX]
         if names == [SINGLE] and INDEX in old:
@@ -147,20 +158,17 @@ class Draft:
         weight_map = {stored.name: name for file, name in zip(self.files, names) for stored in file.tensors}
         total = sum(stored.end - stored.begin for file in self.files for stored in file.tensors)
         text = json.dumps({"metadata": {**metadata, "total_size": total}, "weight_map": dict(sorted(weight_map.items()))}, indent=2)
-        draft = self.folder / f".index.shardwire-{self.token}.tmp"
-        descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+        descriptor = os.open(self._hidden_index(), os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
         try:
             _write(descriptor, text.encode())
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
-        os.rename(draft, self.folder / INDEX)
-        _sync_folder(self.folder)
 
     def discard(self) -> None:
         """Removes what is left of the draft, whoever made it; after a failure."""
         self._mapped.clear()
-        for path in [*(self.hidden(number) for number in range(len(self.files))), self.folder / f".index.shardwire-{self.token}.tmp"]:
+        for path in [*(self.hidden(number) for number in range(len(self.files))), self._hidden_index()]:
             with contextlib.suppress(OSError):
                 os.unlink(path)
 

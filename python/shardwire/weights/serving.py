@@ -99,9 +99,10 @@ class Serving(threading.Thread):
             return max(0.0, deadline - time.monotonic()) + 2 * SLACK_S
 
         while True:
+            newest = self._versions.newest  # read first: a version that is committed between the two is not told as gone
             held = self._versions.pin_all(self)
             changed = {version: self._versions.changed_bytes(buffer, request.since) for version, buffer in held.items()}
-            row = answer_row(self._versions.newest, self._versions.total_bytes, time.monotonic() >= deadline, changed)
+            row = answer_row(newest, self._versions.total_bytes, time.monotonic() >= deadline, changed)
             choice = choose(joint.answer(row, left()), request)
             self._buffer = held.get(choice.version)
             self._versions.release(self, keep=self._buffer)
