@@ -114,7 +114,7 @@ def check_pieces(door: str, what: str, end: End, pieces: Sequence[Any]) -> None:
 
 def said_pieces(pieces: Sequence[Any]) -> str:
     """Pieces as plain values, for people: where each is in the global array."""
-    regions = [_region(Piece(*map(tuple, piece))) for piece in pieces[:4]]
+    regions = [_region(Piece(*(tuple(field) for field in piece))) for piece in pieces[:4]]
     return " and ".join(regions) + (" and more" if len(pieces) > 4 else "") if regions else "nothing"
 
 

@@ -109,12 +109,13 @@ class Reshape:
                     raise TypeError(f"the operand is a DTensor, and its result one too: give placements for it, not {_kind(output_box)}")
                 self._mesh = dtensor.device_mesh if output_box.mesh is None else output_box.mesh
             sides = [_ends.read_distribution(input_box, "input_box", self._ranks), _ends.read_distribution(output_box, "output_box", self._ranks)]
-            told = {**self._operand.tell(), "input_box": sides[0].describe(), "output_box": sides[1].describe(),
-                    "global_shape": None if global_shape is None else list(as_dims(global_shape, "global_shape")), "out": None,
-                    "requires_grad": self._operand.tensor.requires_grad or getattr(self._operand.given, "requires_grad", False)}
+            requires_grad = bool(self._operand.tensor.requires_grad or getattr(self._operand.given, "requires_grad", False))
+            told: dict[str, Any] = {
+                **self._operand.tell(), "input_box": sides[0].describe(), "output_box": sides[1].describe(), "out": None, "requires_grad": requires_grad,
+                "global_shape": None if global_shape is None else list(as_dims(global_shape, "global_shape"))}
             if out is not None:
                 self._out = read_out(out, self._operand)
-                self._refuse_gradient(told["requires_grad"])
+                self._refuse_gradient(requires_grad)
                 told["out"] = self._out.tell()
             return told, sides, None
         except Exception as failure:  # whatever it was: the other ranks wait for us
