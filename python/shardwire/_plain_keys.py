@@ -13,7 +13,7 @@ DEEPEST_KEY = 1000  # 81 bytes of stack each, in Python 3.11; some threads have 
 
 def deepest(keys: Iterable[Any], depths: dict[int, int]) -> int:
     """The most tuples in each other in any of the keys. depths: of each tuple by its id, kept from call to call for as long as the tuples live."""
-    return max((_depth(key, depths) for key in keys if type(key) is tuple), default=0)
+    return max((_depth(key, depths) for key in keys if type(key) is tuple and tuple in map(type, key)), default=1)  # most hold none
 
 
 def _depth(value: tuple[Any, ...], depths: dict[int, int]) -> int:
