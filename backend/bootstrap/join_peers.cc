@@ -255,9 +255,10 @@ Status PeerJoiner::answer(Caller caller) {
             group_.rank, peer, static_cast<int>(caller.kind));
     return Status::ok();
   }
+  // A rank that is joined later is through with its own part, and its first operation needs this rank. It is hung up on, and dials again
+  // until this rank is through as well.
   if (!group_.lateBy[Gathering::index(peer)].empty()) {
-    return Status::ok();  // through already, and its first operation needs this rank: hung up on, it dials again until this one is through,
-                          // too
+    return Status::ok();
   }
   group_.busyWith = peer;
   auto connection = connect(std::move(caller.link), caller.kind, peer, false);
