@@ -87,11 +87,8 @@ Result<WorkPtr> CommunicatorImpl::start(Call& call, const CollectiveCall& collec
     use = inFlight_->newUse();
     earlier = inFlight_->before(call.fill(*use, inputs, outputs));
   }
-  Result<Runs> prepared = programs_.prepare(collective, inputs, outputs);
-  if (!prepared.isOk()) {
-    return prepared.status();
-  }
-  Runs& runs = *prepared;
+  Runs runs;
+  SW_RETURN_IF_ERROR(programs_.prepare(collective, inputs, outputs, &runs));
   std::vector<std::shared_ptr<Activity>> checked;  // with the check before them; mostly empty
   if (engine_->options().checkAll) {
     checked.push_back(argumentCheck(call, collective));
@@ -117,7 +114,7 @@ Result<WorkPtr> CommunicatorImpl::start(Call& call, const CollectiveCall& collec
     }
   }
   engine_->attach(call.options.staging);
-  const std::shared_ptr<Activity>& last = runs.activities[runs.count - 1];
+  std::shared_ptr<Activity>& last = runs.activities[runs.count - 1];
   last->keepAlive = call.keepAlive(std::move(runs.scratch));
   last->epilogue = call.flat.finish();
   const CallRecord record{.name = collectiveName(collective.kind).data(),
@@ -137,7 +134,7 @@ Result<WorkPtr> CommunicatorImpl::start(Call& call, const CollectiveCall& collec
     }
   }
   inFlight_->giveBack(std::move(use));
-  return WorkPtr(last);
+  return WorkPtr(std::move(last));
 }
 
 Result<WorkPtr> CommunicatorImpl::barrier(CallOptions options) {

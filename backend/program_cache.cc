@@ -33,19 +33,28 @@ std::uint64_t hashOf(const CollectiveCall& call) {
   return hash.value();
 }
 
-void bindViews(std::vector<TensorView>& views, std::span<const StageTensor> tensors, DType dtype, std::span<const TensorView> inputs,
-               std::span<const TensorView> outputs, std::byte* scratch) {
-  views.clear();
+std::vector<TensorView> viewsOf(std::span<const StageTensor> tensors, DType dtype) {
+  std::vector<TensorView> views;
   for (const StageTensor& tensor : tensors) {
+    views.push_back(TensorView::contiguous(nullptr, dtype, {tensor.numElems}));
+  }
+  return views;
+}
+
+// Points a stage's views at the call's tensors; all else about them stays from call to call.
+void pointAt(std::vector<TensorView>& views, std::span<const StageTensor> tensors, std::span<const TensorView> inputs,
+             std::span<const TensorView> outputs, std::byte* scratch) {
+  for (std::size_t i = 0; i < views.size(); ++i) {
+    const StageTensor& tensor = tensors[i];
     const auto index = static_cast<std::size_t>(tensor.index);
     const TensorView* whole = tensor.from == StageTensor::From::kInput    ? &inputs[index]
                               : tensor.from == StageTensor::From::kOutput ? &outputs[index]
                                                                           : nullptr;
     std::byte* base = whole != nullptr ? whole->bytes : scratch;
-    const std::size_t offset = static_cast<std::size_t>(tensor.first) * elementBytes(dtype);
+    const std::size_t offset = static_cast<std::size_t>(tensor.first) * elementBytes(views[i].dtype);
     // An empty tensor may have no address at all.
-    views.push_back(TensorView::contiguous(tensor.numElems == 0 ? base : base + offset, dtype, {tensor.numElems}));
-    views.back().storage = whole != nullptr ? whole->storage : nullptr;
+    views[i].bytes = tensor.numElems == 0 ? base : base + offset;
+    views[i].storage = whole != nullptr ? whole->storage : nullptr;
   }
 }
 
@@ -64,9 +73,13 @@ std::unique_ptr<ProgramCache::Kept> ProgramCache::make(const CollectiveCall& cal
   kept->scratchElems = program.scratchElems;
   for (Stage& stage : program.stages) {
     const bool isShort = ShortRun::fits(stage.plan, selection_.frameBytes);
+    std::vector<TensorView> inputs = viewsOf(stage.inputs, call.dtype);
+    std::vector<TensorView> outputs = viewsOf(stage.outputs, call.dtype);
     kept->stages.push_back({std::make_shared<const Plan>(std::move(stage.plan)),
                             std::move(stage.inputs),
                             std::move(stage.outputs),
+                            std::move(inputs),
+                            std::move(outputs),
                             stage.afterPrevious,
                             isShort,
                             {}});
@@ -93,37 +106,37 @@ ProgramCache::Kept& ProgramCache::keptFor(const CollectiveCall& call) {
   return *last_;
 }
 
-Result<Runs> ProgramCache::prepare(const CollectiveCall& call, std::span<const TensorView> inputs, std::span<const TensorView> outputs) {
+Status ProgramCache::prepare(const CollectiveCall& call, std::span<const TensorView> inputs, std::span<const TensorView> outputs,
+                             Runs* runs) {
   const MutexLock lock(mutex_);
   Kept& kept = keptFor(call);
-  Runs runs;
   if (kept.scratchElems > 0) {
     Result<std::shared_ptr<void>> scratch = allocateShared(static_cast<std::size_t>(kept.scratchElems) * elementBytes(call.dtype));
     if (!scratch.isOk()) {
       return scratch.status();
     }
-    runs.scratch = std::move(*scratch);
+    runs->scratch = std::move(*scratch);
   }
   bool isLong = false;
   for (KeptStage& stage : kept.stages) {
-    const auto run = stage.pool.take([&]() -> std::shared_ptr<Run> {
+    std::shared_ptr<Run> run = stage.pool.take([&]() -> std::shared_ptr<Run> {
       return stage.isShort ? std::shared_ptr<Run>(std::make_shared<ShortRun>(stage.plan)) : std::make_shared<PlanRun>(stage.plan);
     });
-    auto* scratch = static_cast<std::byte*>(runs.scratch.get());
-    bindViews(inputs_, stage.inputs, call.dtype, inputs, outputs, scratch);
-    bindViews(outputs_, stage.outputs, call.dtype, inputs, outputs, scratch);
-    run->prepare(inputs_, outputs_);
-    if (runs.count > 0) {
-      run->follow(runs.activities[runs.count - 1], stage.afterPrevious);
+    auto* scratch = static_cast<std::byte*>(runs->scratch.get());
+    pointAt(stage.inputViews, stage.inputs, inputs, outputs, scratch);
+    pointAt(stage.outputViews, stage.outputs, inputs, outputs, scratch);
+    run->prepare(stage.inputViews, stage.outputViews);
+    if (runs->count > 0) {
+      run->follow(runs->activities[runs->count - 1], stage.afterPrevious);
     }
     run->description = kept.description;
     // One long stage, and the caller need not wait for the others.
     const Duration spin = run->worthSpinning();
     isLong = isLong || spin == Duration::zero();
-    runs.spin = isLong ? Duration::zero() : runs.spin + spin;
-    runs.activities[runs.count++] = run;
+    runs->spin = isLong ? Duration::zero() : runs->spin + spin;
+    runs->activities[runs->count++] = std::move(run);
   }
-  return runs;
+  return Status::ok();
 }
 
 }  // namespace shardwire::internal

@@ -17,8 +17,11 @@
 
 namespace shardwire::internal {
 
-// The runs of one call's stages, in order.
+// The runs of one call's stages, in order. Filled where it lies: to move so many pointers costs as much as the rest of a short call.
 struct Runs {
+  Runs() = default;
+  Runs(const Runs&) = delete;
+  Runs& operator=(const Runs&) = delete;
   static constexpr std::size_t kMaxStages = 24;  // a tree of 16 million ranks
   std::array<std::shared_ptr<Activity>, kMaxStages> activities;
   std::size_t count = 0;
@@ -32,8 +35,9 @@ class ProgramCache {
  public:
   ProgramCache(Rank rank, Selection selection) : rank_(rank), selection_(std::move(selection)) {}
 
-  // Runs over these tensors, which are flat, contiguous and as the call says. kSystem when there is no memory for scratch.
-  Result<Runs> prepare(const CollectiveCall& call, std::span<const TensorView> inputs, std::span<const TensorView> outputs);
+  // Sets `runs` (empty before) to runs over these tensors, which are flat, contiguous and as the call says. kSystem when there is no memory
+  // for scratch.
+  Status prepare(const CollectiveCall& call, std::span<const TensorView> inputs, std::span<const TensorView> outputs, Runs* runs);
   const Selection& selection() const { return selection_; }
 
  private:
@@ -41,6 +45,8 @@ class ProgramCache {
     std::shared_ptr<const Plan> plan;
     std::vector<StageTensor> inputs;
     std::vector<StageTensor> outputs;
+    std::vector<TensorView> inputViews;  // of the latest call
+    std::vector<TensorView> outputViews;
     bool afterPrevious = false;
     bool isShort = false;
     RunPool<Run> pool;
@@ -62,8 +68,6 @@ class ProgramCache {
   Mutex mutex_;
   std::unordered_multimap<std::uint64_t, std::unique_ptr<Kept>> kept_ SW_GUARDED_BY(mutex_);
   Kept* last_ SW_GUARDED_BY(mutex_) = nullptr;  // most calls repeat the one before
-  std::vector<TensorView> inputs_ SW_GUARDED_BY(mutex_);
-  std::vector<TensorView> outputs_ SW_GUARDED_BY(mutex_);
 };
 
 }  // namespace shardwire::internal

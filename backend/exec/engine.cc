@@ -163,7 +163,10 @@ void Engine::take(const std::shared_ptr<Activity>& activity) {
   if (peers_.late != nullptr) {
     wantLinks(*activity);
   }
-  hasWork_.store(true, std::memory_order_seq_cst);
+  // Only a holder of the lock takes it back, and the store costs what a short operation's copy does.
+  if (!hasWork_.load(std::memory_order_relaxed)) {
+    hasWork_.store(true, std::memory_order_seq_cst);
+  }
 }
 
 // Sets the deadlines of what was taken since the last call. Operations that are over within the first polls never look at the clock.

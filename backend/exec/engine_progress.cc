@@ -31,7 +31,7 @@ thread_local std::vector<Activity::Completion> spareCompletions;
 void Engine::takeThem(Completions* done) {
   done->hasFailure = std::exchange(failureDue_, false);
   done->spare = &spareCompletions;
-  done->list = std::exchange(spareCompletions, {});
+  done->list.swap(spareCompletions);
   done->list.swap(completions_);
 }
 
@@ -53,7 +53,7 @@ bool Engine::flushThem(Completions* done, Driving driving) {
     completion.activity->runCallbacks(completion.status);
   }
   done->list.clear();
-  *done->spare = std::exchange(done->list, {});
+  done->list.swap(*done->spare);
   return !handOver || stepBack(driving, turn);
 }
 

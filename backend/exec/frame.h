@@ -297,12 +297,15 @@ std::optional<Received<F>> readFrame(std::span<const std::byte> frame) {
       start.payloadBytes != frame.size() - kHeadBytes<F>) {
     return std::nullopt;
   }
-  Received<F> received;
+  std::optional<Received<F>> received(std::in_place);
   if constexpr (kFieldBytes<F> != 0) {
-    std::memcpy(static_cast<F*>(&received), frame.data() + sizeof start, sizeof(F));
+    std::memcpy(static_cast<F*>(&*received), frame.data() + sizeof start, sizeof(F));
   }
-  received.payload = frame.subspan(kHeadBytes<F>);
-  return received.isSound(received.payload) ? std::optional(received) : std::nullopt;
+  received->payload = frame.subspan(kHeadBytes<F>);
+  if (!received->isSound(received->payload)) {
+    received.reset();
+  }
+  return received;
 }
 
 // What to read it as; nothing when it has no start, or is of another version.
