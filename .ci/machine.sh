@@ -52,7 +52,7 @@ packages_of() {  # packages_of GROUP
       if debian_torch && ! torch_beside_debian; then echo python3-torch libtorch-dev; fi
       ! debian_torch || echo pybind11-dev
       [ "$torch_choice" != pip ] || [ "$python" != /usr/bin/python3 ] || echo python3-venv python3-pip ;;
-    cpp) packages_of core; echo python3 libgtest-dev nlohmann-json3-dev iproute2 ;;
+    cpp) packages_of core; echo python3 libgtest-dev nlohmann-json3-dev libcli11-dev libbenchmark-dev openmpi-bin iproute2 ;;
     checks)
       packages_of cpp
       echo clang python3-pytest mypy shellcheck codespell

@@ -51,15 +51,18 @@ void pause(int* idle) {
   }
 }
 
-// One plain stream between the two ranks.
+// One plain stream between the two ranks, which find each other by the store: a rank has none of its parent's descriptors.
 class RawSocket {
  public:
-  RawSocket(const Fd& listener, int rank) {
+  RawSocket(Store& store, int rank) {
+    const std::string key = "port of the plain socket";
     if (rank == 0) {
+      const Fd listener = orFail(internal::listenTcp(addressOf(0), 1));
+      check(store.set(key, std::to_string(orFail(internal::localAddress(listener)).port())));
       check(internal::waitForSocket(listener, POLLIN, soon(), "waiting for the other rank"));
       socket_ = orFail(internal::acceptTcp(listener));
     } else {
-      socket_ = orFail(internal::startTcp(orFail(internal::localAddress(listener))));
+      socket_ = orFail(internal::startTcp(addressOf(static_cast<std::uint16_t>(std::stoi(orFail(store.get(key, soon())))))));
       check(internal::waitForSocket(socket_, POLLOUT, soon(), "connecting"));
     }
   }
@@ -68,6 +71,8 @@ class RawSocket {
   void receive(std::byte* bytes, std::size_t size, bool spin) { transfer(bytes, size, spin, POLLIN); }
 
  private:
+  static internal::SocketAddress addressOf(std::uint16_t port) { return orFail(internal::makeSocketAddress("127.0.0.1", 0, port)); }
+
   void transfer(std::byte* bytes, std::size_t size, bool spin, short direction) {
     int idle = 0;
     for (std::size_t at = 0; at < size;) {
@@ -237,16 +242,15 @@ class TcpBench {
 };
 
 int run(const BenchOptions& options) {
-  MemoryStore groupStore, peersStore;
+  MemoryStore groupStore, peersStore, rawStore;
   BenchRanks ranks(2);
-  const Fd listener = orFail(internal::listenTcp(orFail(internal::makeSocketAddress("127.0.0.1", 0, 0)), 1));
   const auto text = ranks.run(options.pin, [&](int rank) {
     Options environment = orFail(Options::fromEnvironment());
     environment.transports = "tcp";
     if (environment.socketIfname.empty()) {
       environment.socketIfname = "lo";
     }
-    RawSocket raw(listener, rank);
+    RawSocket raw(rawStore, rank);
     auto peers = orFail(internal::connectPeers(peersStore, rank, 2, environment, soon(), "bench"));
     const auto group = orFail(Communicator::create(groupStore, rank, 2, environment, "bench"));
     const std::string report = toText(TcpBench(ranks, raw, peers, *group, options).run());

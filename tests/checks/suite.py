@@ -198,18 +198,20 @@ def check(name, command):
 
 def compiled_commands():
     """The compile commands of the torch-free tree; configuring writes them, nothing is compiled."""
-    if not build("cpp", "help", "configuring the core", *cpp_options()):
+    if not build("cpp", "help", "configuring the core", *cpp_options("cpp")):
         return None
     return ROOT / "build" / "cpp" / "compile_commands.json"
 
 
-def cpp_options(*more):
-    return ["-DSHARDWIRE_C10D=OFF", "-DSHARDWIRE_PYTHON=OFF", "-DSHARDWIRE_BENCH=OFF", "-DSHARDWIRE_TESTS=ON", *more]
+def cpp_options(folder, *more):
+    # The benches run once, with little to do, beside the tests of the plain build.
+    benches = "ON" if folder == "cpp" else "OFF"
+    return ["-DSHARDWIRE_C10D=OFF", "-DSHARDWIRE_PYTHON=OFF", f"-DSHARDWIRE_BENCH={benches}", "-DSHARDWIRE_TESTS=ON", *more]
 
 
 def cpp(folder, env, options, *more, target="all", only="."):
     """Builds a tree of the C++ tests and runs those programs whose names the pattern `only` finds."""
-    if not build(folder, target, f"building the C++ tests ({folder})", *cpp_options(*more)):
+    if not build(folder, target, f"building the C++ tests ({folder})", *cpp_options(folder, *more)):
         return FAIL
     reports = ROOT / "build" / folder / "reports"
     shutil.rmtree(reports, ignore_errors=True)
@@ -443,7 +445,7 @@ def part_pip_install(options):
 
 def counting_script(name, command, limit):
     """A script of tests/ whose last line is 'N passed, N failed, N skipped'; its own lines are shown."""
-    if not build("cpp", "all", "building the C++ tests (cpp)", *cpp_options()):
+    if not build("cpp", "all", "building the C++ tests (cpp)", *cpp_options("cpp")):
         return FAIL
     status, log = run(name, [sys.executable, *command], limit=limit)
     lines = log.read_text(errors="replace").splitlines()

@@ -1,0 +1,38 @@
+"""Each bench of bench/ still runs, with little to do; its figures mean nothing here. The campaigns have tests of their own, and the C++ benches are among the C++ tests."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+BENCH = Path(__file__).resolve().parents[2] / "bench"
+
+RUNS = {
+    "cast.py": ["--rows", "64", "--cols", "64", "-i", "2"],
+    "collectives.py": ["-n", "2", "-i", "2", "-w", "1", "--max-bytes", "256", "--latency-calls", "20", "--only", "all_reduce,latency"],
+    "fft.py": ["--shapes", "16x16", "--ranks", "2", "--ways", "shm", "--rounds", "1", "--repeats", "1"],
+    "gloo_reshape.py": ["-n", "2", "--rows", "64", "--columns", "64", "-i", "2"],
+    "groups.py": ["--ranks", "2", "--rounds", "1", "--turns", "1", "--many", "2"],
+    "kernels.py": ["--ranks", "2", "--rounds", "1"],
+    "queues.py": ["--rounds", "5", "--entries", "2", "--turns", "1", "--bytes", "4096"],
+    "weights.py": ["-i", "1", "--hidden", "64", "--layers", "1"],
+}
+# Those whose ranks the launcher starts.
+LAUNCHED = {"cast.py"}
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_a_bench_runs(name: str) -> None:
+    launcher = ["-m", "shardwire.launch", "-n", "2"] if name in LAUNCHED else []
+    run = subprocess.run([sys.executable, *launcher, BENCH / name, *RUNS[name]], capture_output=True, text=True, timeout=120, check=False,
+                         env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"})
+    told = run.stdout + run.stderr
+    if "needs torch" in told:
+        pytest.skip(told.strip().splitlines()[-1])
+    assert run.returncode == 0, told
+    assert re.search(r"\d\.\d", run.stdout), f"no figure: {told}"
