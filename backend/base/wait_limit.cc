@@ -2,6 +2,10 @@
 
 #include <errno.h>
 #include <fmt/format.h>
+#include <time.h>
+
+#include <algorithm>
+#include <chrono>
 
 #include "backend/base/interrupt.h"
 #include "backend/base/system_error.h"
@@ -11,22 +15,22 @@ namespace {
 
 constexpr Duration kLookEvery = std::chrono::milliseconds(100);
 
-}  // namespace
-
-int pollTimeout(Deadline deadline) {
-  if (deadline == kNoDeadline) {
-    return -1;
-  }
-  const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - Clock::now()).count();
-  return static_cast<int>(std::clamp<std::int64_t>(left, 0, 1 << 30));
+// For ppoll(2), since poll(2) counts in milliseconds: ranks that come together are apart by less.
+timespec timeUntil(Deadline deadline) {
+  const auto left = std::max(std::chrono::nanoseconds(0), std::chrono::nanoseconds(deadline - Clock::now()));
+  const auto seconds = std::chrono::floor<std::chrono::seconds>(left);
+  return {.tv_sec = static_cast<time_t>(seconds.count()), .tv_nsec = static_cast<long>((left - seconds).count())};
 }
+
+}  // namespace
 
 Result<int> WaitLimit::poll(std::span<pollfd> entries) const {
   InterruptibleWait slices(deadline_);
   while (true) {
     SW_RETURN_IF_ERROR(look());
     const Deadline until = look_ == nullptr ? slices.sliceEnd() : std::min(slices.sliceEnd(), Clock::now() + kLookEvery);
-    const int ready = ::poll(entries.data(), entries.size(), pollTimeout(until));
+    const timespec left = until == kNoDeadline ? timespec{} : timeUntil(until);
+    const int ready = ::ppoll(entries.data(), entries.size(), until == kNoDeadline ? nullptr : &left, nullptr);
     if (ready > 0) {
       return ready;
     }

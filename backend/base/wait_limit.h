@@ -41,7 +41,4 @@ class WaitLimit {
   const Look* look_ = nullptr;
 };
 
-// Milliseconds for poll(2).
-int pollTimeout(Deadline deadline);
-
 }  // namespace shardwire::internal

@@ -20,6 +20,7 @@ namespace {
 // late by such a part at most.
 constexpr int kPausesPerWait = 8;
 constexpr Duration kShortestPause = std::chrono::microseconds(500);
+constexpr Duration kShortestPauseOfFew = std::chrono::microseconds(100);
 constexpr Duration kLongestPauseAtFirst = std::chrono::milliseconds(20);
 constexpr Duration kLongestPause = std::chrono::milliseconds(100);
 constexpr Duration kAtFirst = std::chrono::seconds(1);
@@ -107,7 +108,8 @@ class Pause {
   Status wait(Lookout& lookout) {
     const Deadline now = Clock::now();
     const Duration longest = now - group_.start < kAtFirst ? kLongestPauseAtFirst : kLongestPause;
-    return lookout.limit().sooner(now + std::clamp((now - since_) / kPausesPerWait, kShortestPause, longest)).poll({}).status();
+    const Duration shortest = group_.worldSize <= kFewRanks ? kShortestPauseOfFew : kShortestPause;
+    return lookout.limit().sooner(now + std::clamp((now - since_) / kPausesPerWait, shortest, longest)).poll({}).status();
   }
 
  private:

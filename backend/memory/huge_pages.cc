@@ -28,8 +28,15 @@ bool HugePages::areOnDemand() {
   return text.find('[') != std::string::npos && text.find("[never]") == std::string::npos && text.find("[deny]") == std::string::npos;
 }
 
+bool HugePages::isUseful() {
+  if (use_.load(std::memory_order_relaxed) == Use::kUnknown) {
+    use_.store(areOnDemand() ? Use::kNone : Use::kAsked, std::memory_order_relaxed);
+  }
+  return use_.load(std::memory_order_relaxed) == Use::kAsked;
+}
+
 void HugePages::back(std::byte* start, std::size_t size) {
-  if (!isUseful_.load(std::memory_order_relaxed)) {
+  if (!isUseful()) {
     return;
   }
   // The kernel collapses only where there is a page already. One call for all: each drains queues of every core first, which takes
@@ -39,7 +46,7 @@ void HugePages::back(std::byte* start, std::size_t size) {
   }
   if (::madvise(start, size, MADV_COLLAPSE) != 0 && errno == EINVAL) {
     logDebug("no huge pages for the shared heap: madvise(MADV_COLLAPSE): {}", errnoText(errno));
-    isUseful_.store(false, std::memory_order_relaxed);
+    use_.store(Use::kNone, std::memory_order_relaxed);
   }
   // Other errors: none free just now. The rest comes page by page, as it is touched.
 }

@@ -11,8 +11,10 @@ namespace shardwire::internal {
 
 class HugePages {
  public:
-  // `isOnDemand`: the kernel gives them by itself.
-  explicit HugePages(bool isOnDemand) : isUseful_(!isOnDemand) {}
+  // Asks the kernel whether it gives them by itself, when the first block is backed: many processes never come to that.
+  HugePages() = default;
+  // `isOnDemand`: it does.
+  explicit HugePages(bool isOnDemand) : use_(isOnDemand ? Use::kNone : Use::kAsked) {}
   // As /sys/kernel/mm/transparent_hugepage/shmem_enabled says.
   static bool areOnDemand();
 
@@ -21,7 +23,10 @@ class HugePages {
   void back(std::byte* start, std::size_t size);
 
  private:
-  std::atomic<bool> isUseful_;  // a lone flag: cleared when the kernel cannot
+  enum class Use : unsigned char { kUnknown, kAsked, kNone };
+  bool isUseful();
+
+  std::atomic<Use> use_{Use::kUnknown};  // a lone value; kNone, too, when the kernel cannot
 };
 
 }  // namespace shardwire::internal

@@ -142,12 +142,7 @@ class MemfdHeap final : public SharedHeap {
 
  private:
   MemfdHeap(Fd fd, Mapping mapping, const MemfdHeap* inherited)
-      : fd_(std::move(fd)),
-        mapping_(std::move(mapping)),
-        inherited_(inherited),
-        cacheLimit_(cacheLimit()),
-        hugePages_(HugePages::areOnDemand()),
-        extents_(mapping_.size()) {}
+      : fd_(std::move(fd)), mapping_(std::move(mapping)), inherited_(inherited), cacheLimit_(cacheLimit()), extents_(mapping_.size()) {}
 
   bool contains(const void* bytes) const {
     const auto* at = static_cast<const std::byte*>(bytes);

@@ -11,6 +11,7 @@ import torch.distributed as dist
 
 import shardwire
 from conftest import TORCH, raises
+from shardwire.launch import free_port
 
 SECONDS = timedelta(seconds=1)
 WRAPS = TORCH >= (2, 0)  # a ProcessGroup around a Backend
@@ -575,3 +576,15 @@ def test_object_collectives_in_groups(run_ranks):
         assert rank == 2 or collected == [11, 22]
 
     run_ranks(3, body)
+
+
+def test_what_a_tcp_store_says_of_a_missing_key() -> None:
+    """backend/c10d/store_adapter.cc asks a TCPStore in one step: what torch does there is written down nowhere."""
+    store = dist.TCPStore("127.0.0.1", free_port(), 1, True, timedelta(seconds=20), wait_for_workers=False)
+    prefixed = dist.PrefixStore("group", store)
+    before = store.num_keys()
+    assert prefixed.compare_set("key", "nothing", "nothing") == b"nothing"
+    assert store.num_keys() == before
+    prefixed.set("key", "value")
+    assert prefixed.compare_set("key", "nothing", "nothing") == b"value"
+    assert prefixed.get("key") == b"value"
