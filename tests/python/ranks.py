@@ -93,6 +93,12 @@ def raised(call: Callable[..., Any], *args: Any, **options: Any) -> tuple[type[E
     raise AssertionError("nothing was raised")
 
 
+def error_of(call: Callable[..., Any], *args: Any, **options: Any) -> tuple[str, str]:
+    """As raised, by the name of the kind: fit to be sent from a rank to the test."""
+    kind, text = raised(call, *args, **options)
+    return kind.__name__, text
+
+
 def outcome(call: Callable[..., Any], *args: Any, **options: Any) -> tuple[str, str] | None:
     """Name of the kind, and text, of the error that a call raises; None when it raises none."""
     try:
