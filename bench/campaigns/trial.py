@@ -1,7 +1,8 @@
 """Ranks of one trial, as forks of this process or under mpirun: each tells where it is on a shared page and hands in one report.
 
 The parent has torch and shardwire imported and holds no group, so a trial of forked ranks costs tenths of a second. A rank that hands in nothing in time is
-asked for its stacks (SIGUSR1), and then everything that the trial started ends.
+asked for its stacks (SIGUSR1), and then everything that the trial started ends. Reports are files, not pipes as in tests/python/fork_ranks.py: mpirun's ranks have
+none to this process.
 """
 
 from __future__ import annotations

@@ -1,42 +1,31 @@
-"""Ranks as processes: what every Python test of shardwire runs on.
+"""Ranks as processes: what most Python tests of shardwire run on.
 
-``run_ranks(n, fn, *args)`` forks n processes; each joins one shardwire group through a file store in a fresh folder, calls
+``run_ranks(n, fn, *args)`` forks n processes (fork_ranks.py); each joins one shardwire group through a file store in a fresh folder, calls
 ``fn(rank, *args)`` and hands its result back. Inside ``fn``, ``group()`` is that group, which also has the name "my_group".
-Fork, not spawn: torch is imported once, so a case costs tens of milliseconds. A rank that raises, dies or hangs fails the test.
 """
 
 from __future__ import annotations
 
 import datetime
-import faulthandler
-import multiprocessing
 import os
-import pickle
-import signal
-import sys
-import tempfile
 import threading
 import time
-import traceback
 from collections.abc import Callable
-from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
 import torch
+
+from fork_ranks import ForkedRanks, Rank, RankFailed  # noqa: F401  for the tests
 
 _group: Any = None
 # torch's own thread pool does not survive a fork: no parallel region may run in the parent.
 torch.set_num_threads(1)
 
 
-class RankFailed(AssertionError):
-    """A rank raised, died or hung; the text has the rank and its traceback."""
-
-
 def group() -> Any:
-    """The shardwire group of this rank; only inside a function that run_ranks runs."""
-    assert _group is not None, "group() works inside run_ranks only"
+    """The shardwire group of this rank; only inside a function that run_ranks or a Job runs."""
+    assert _group is not None, "group() works inside a rank only"
     return _group
 
 
@@ -46,94 +35,31 @@ def run_ranks(n: int, fn: Callable[..., Any], *args: Any, timeout: float = 60, j
     timeout: seconds for the whole case. join=False: no group is made (the function brings its own). default_group=True: the group is torch's
     default group, made by init_process_group("shardwire"), for code that needs torch.distributed itself, such as DTensors.
     """
-    context = multiprocessing.get_context("fork")
-    with tempfile.TemporaryDirectory(prefix="shardwire-ranks-") as folder:
-        pipes: dict[Connection, int] = {}
-        processes = []
-        sys.stdout.flush()
-        sys.stderr.flush()
-        for rank in range(n):
-            receiver, sender = context.Pipe(duplex=False)
-            whole = (sender, os.path.join(folder, "store"), rank, n, timeout, join, default_group, fn, args)
-            process = context.Process(target=_rank_main, args=whole, daemon=True)
-            process.start()
-            sender.close()
-            pipes[receiver] = rank
-            processes.append(process)
-        try:
-            return _collect(pipes, processes, n, timeout)
-        finally:
-            for process in processes:
-                if process.is_alive():
-                    process.kill()
-                process.join()
+    with ForkedRanks(n, _rank_main, fn, args, timeout, join, default_group) as ranks:
+        return ranks.answers(timeout)
 
 
-def _collect(pipes: dict[Connection, int], processes: list[Any], n: int, timeout: float) -> list[Any]:
-    results: list[Any] = [None] * n
-    failures: dict[int, str] = {}
-    deadline = time.monotonic() + timeout
-    grace = None  # once a rank failed the others get a moment to say why they failed too
-    while pipes:
-        limit = deadline if grace is None else min(deadline, grace)
-        ready = wait(list(pipes), max(0.0, limit - time.monotonic()))
-        if not ready:
-            break
-        for pipe in ready:
-            rank = pipes.pop(pipe)
-            try:
-                ok, payload = pickle.loads(pipe.recv_bytes())
-            except EOFError:
-                processes[rank].join(5)
-                code = processes[rank].exitcode
-                name = f" ({signal.Signals(-code).name})" if code is not None and code < 0 else ""
-                ok, payload = False, f"the process ended with exit code {code}{name} without a result"
-            if ok:
-                results[rank] = payload
-            else:
-                failures[rank] = payload
-                grace = grace or time.monotonic() + 5
-    if failures:
-        raise RankFailed("\n".join(f"--- rank {rank}:\n{text}" for rank, text in sorted(failures.items())))
-    if pipes:
-        raise RankFailed(f"ranks {sorted(pipes.values())} hung: no result after {timeout} s")
-    return results
-
-
-def _rank_main(pipe: Connection, store_path: str, rank: int, n: int, timeout: float, join: bool, default_group: bool, fn: Callable[..., Any],
-               args: tuple[Any, ...]) -> None:
-    code = 1
-    try:
-        faulthandler.dump_traceback_later(max(1.0, timeout - 2), file=sys.__stderr__)
+def _rank_main(rank: Rank, fn: Callable[..., Any], args: tuple[Any, ...], timeout: float, join: bool, default_group: bool) -> None:
+    def joined() -> Any:
         if join:
-            _join(store_path, rank, n, timeout, default_group)
-        payload = pickle.dumps((True, fn(rank, *args)))
-        code = 0
-    except BaseException:
-        payload = pickle.dumps((False, traceback.format_exc()))
-    try:
-        pipe.send_bytes(payload)
-        pipe.close()
-        sys.stdout.flush()
-        sys.stderr.flush()
-        if code == 0:
-            # To ranks still at work one that leaves is one that died. The parent ends us once all have reported.
-            time.sleep(timeout)
-    finally:
-        os._exit(code)  # no atexit of a forked pytest, no teardown that could hang
+            join_group(rank, timeout, default_group)
+        return fn(rank.number, *args)
+
+    if rank.answer(joined):
+        rank.linger()
 
 
-def _join(store_path: str, rank: int, n: int, timeout: float, default_group: bool) -> None:
+def join_group(rank: Rank, timeout: float, default_group: bool = False) -> None:
     global _group
     import torch.distributed as dist
 
     import shardwire
     limit = datetime.timedelta(seconds=timeout)
     if default_group:
-        dist.init_process_group("shardwire", init_method=f"file://{store_path}", rank=rank, world_size=n, timeout=limit)
+        dist.init_process_group("shardwire", init_method=f"file://{rank.store}", rank=rank.number, world_size=rank.size, timeout=limit)
         _group = dist.group.WORLD
     else:
-        _group = shardwire.create_process_group(dist.FileStore(store_path, n), rank, n, limit)
+        _group = shardwire.create_process_group(dist.FileStore(rank.store, rank.size), rank.number, rank.size, limit)
     shardwire.name_process_group(_group, "my_group")
 
 
@@ -145,25 +71,17 @@ def await_file(path: Path) -> None:
 
 def killed_in_the_middle(write: Callable[..., Any], *args: Any, after: float) -> None:
     """Forks a process that calls write(*args) again and again, and kills it `after` seconds after the first is done: somewhere in another."""
-    ready, started = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        try:
+    def again_and_again(rank: Rank) -> None:
+        write(*args)
+        rank.tell("wrote")
+        while True:
             write(*args)
-            os.write(started, b".")
-            while True:
-                write(*args)
-        except BaseException:
-            traceback.print_exc()
-        finally:
-            os._exit(1)
-    os.close(started)
-    os.read(ready, 1)
-    threading.Event().wait(after)
-    os.kill(pid, signal.SIGKILL)
-    os.close(ready)
-    status = os.waitpid(pid, 0)[1]
-    assert os.WIFSIGNALED(status), f"the writer ended before it was killed: {status}"
+
+    with ForkedRanks(1, again_and_again) as writer:
+        writer.poll(60)
+        threading.Event().wait(after)
+        writer.kill()
+    assert writer.told[0] and os.WIFSIGNALED(writer.ended[0] or 0), f"the writer ended before it was killed: {writer.ended[0]}"
 
 
 def raised(call: Callable[..., Any], *args: Any, **options: Any) -> tuple[type[Exception], str]:
@@ -173,6 +91,12 @@ def raised(call: Callable[..., Any], *args: Any, **options: Any) -> tuple[type[E
     except Exception as error:
         return type(error), str(error)
     raise AssertionError("nothing was raised")
+
+
+def error_of(call: Callable[..., Any], *args: Any, **options: Any) -> tuple[str, str]:
+    """As raised, by the name of the kind: fit to be sent from a rank to the test."""
+    kind, text = raised(call, *args, **options)
+    return kind.__name__, text
 
 
 def outcome(call: Callable[..., Any], *args: Any, **options: Any) -> tuple[str, str] | None:

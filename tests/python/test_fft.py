@@ -16,8 +16,8 @@ import numpy
 import pytest
 import torch
 import torch.distributed
-from ranks import group, run_ranks
-from test_reshape import error_of, random_distribution, take
+from ranks import error_of, group, run_ranks
+from test_reshape import check_misuse, check_other_placements, differently_placed, random_distribution, take
 
 import shardwire
 import shardwire.distributed as swd
@@ -734,11 +734,7 @@ EXPECTED = [
 
 
 def test_each_misuse_is_one_error_on_all_ranks() -> None:
-    first, second = run_ranks(2, misuse)
-    assert len(first) == len(EXPECTED)
-    for index, (here, there, (kind, text)) in enumerate(zip(first, second, EXPECTED)):
-        assert here == there, index
-        assert here[0] == kind and text in here[1], (index, here)
+    check_misuse(misuse, EXPECTED)
 
 
 def dtensors(rank: int) -> None:
@@ -769,14 +765,10 @@ def test_dtensors() -> None:
 
 
 def other_placements(rank: int) -> list[tuple[str, str]]:
-    """Local shapes fit, and the placements say other parts of the array, or addends."""
     import torch.distributed.tensor as dt
-    from torch.distributed.device_mesh import DeviceMesh
-    mesh = DeviceMesh("cpu", torch.arange(4).reshape(2, 2))
     whole = data_of((4, 4), torch.complex128, 1)
-    rows, others, everywhere = ([dt.Shard(0), dt.Replicate()], [dt.Replicate(), dt.Shard(0)], [dt.Replicate(), dt.Replicate()])
-    first, second = dt.distribute_tensor(whole, mesh, rows), dt.distribute_tensor(whole, mesh, others)
-    addends = dt.DTensor.from_local(whole, mesh, [dt.Partial(), dt.Replicate()], run_check=False)
+    (rows, everywhere), first, second, addends = differently_placed(whole)
+    mesh = first.device_mesh
     errors = []
     with FFT(first) as f:
         f.plan()
@@ -790,12 +782,9 @@ def other_placements(rank: int) -> list[tuple[str, str]]:
 
 
 def test_a_dtensors_own_placements_count() -> None:
-    pytest.importorskip("torch.distributed.tensor", reason="this torch has no DTensor")
-    everyone = run_ranks(4, other_placements, default_group=True)
-    assert all(each == everyone[0] for each in everyone)
-    assert [kind for kind, _ in everyone[0]] == ["ValueError", "UnsupportedError"] * 3, everyone[0]
-    assert "rank 1: the new operand is a DTensor, whose own placements give this rank [2:4, 0:4]" in everyone[0][0][1]
-    assert "whose own placements give rank 1 [2:4, 0:4]" in everyone[0][2][1] and "Partial" in everyone[0][3][1]
+    errors = check_other_placements(other_placements)
+    assert "rank 1: the new operand is a DTensor, whose own placements give this rank [2:4, 0:4]" in errors[0][1]
+    assert "whose own placements give rank 1 [2:4, 0:4]" in errors[2][1] and "Partial" in errors[3][1]
 
 
 def on_a_part(rank: int) -> None:

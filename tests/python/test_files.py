@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 import torch
-from ranks import RankFailed, group, run_ranks
-from test_sync import Tied, filled, llama, local_of, raised, random_model, same_on_all, sharded, value_of
+from ranks import RankFailed, error_of as raised, group, run_ranks
+from test_sync import Tied, filled, llama, local_of, random_model, same_on_all, sharded, value_of
 
 import shardwire
 from shardwire import FusedLayout, Layout, Shard

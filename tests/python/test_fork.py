@@ -14,36 +14,15 @@ from torch.utils.data import Dataset
 
 import shardwire
 from conftest import raises
-from ranks import await_file
+from fork_ranks import ForkedRanks
+from ranks import await_file, outcome
 
 
 def in_child(work, *args, timeout=30):
     """Runs work(*args) in a forked child; the text of its exception when it raised. Fails when it dies or hangs."""
-    reader, writer = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        text = ""
-        try:
-            work(*args)
-        except BaseException as error:  # noqa: B902
-            text = f"{type(error).__name__}: {error}"
-        os.write(writer, text.encode()[:60000])
-        os._exit(0)
-    os.close(writer)
-    deadline = time.monotonic() + timeout
-    while True:
-        done, status = os.waitpid(pid, os.WNOHANG)
-        if done:
-            break
-        if time.monotonic() > deadline:
-            os.kill(pid, signal.SIGKILL)
-            os.waitpid(pid, 0)
-            raise AssertionError("the child hung")
-        time.sleep(0.01)
-    with os.fdopen(reader, "rb") as pipe:
-        text = pipe.read().decode()
-    assert status == 0, f"the child ended with wait status {status}"
-    return text
+    with ForkedRanks(1, lambda rank: rank.answer(outcome, work, *args)) as child:
+        found = child.answers(timeout, to_the_end=True)[0]
+    return ": ".join(found) if found else ""
 
 
 def check_in_child(work, *args):

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 import torch
-from ranks import await_file
+from ranks import await_file, error_of as raised
 from two_jobs import Job, group, jobs, tell
 
 import shardwire
@@ -99,14 +99,6 @@ def publisher(rank: int, url: str, ranks: int, versions: int = 3, pause: float =
     while True:
         time.sleep(0.05)
         tell("serves", pub.subscribers)
-
-
-def raised(call: Any) -> tuple[str, str]:
-    try:
-        call()
-    except Exception as error:
-        return type(error).__name__, str(error)
-    raise AssertionError("nothing was raised")
 
 
 # What is fetched.

@@ -9,7 +9,7 @@ from typing import Any
 import numpy
 import pytest
 import torch
-from ranks import group, run_ranks
+from ranks import error_of, group, run_ranks
 
 import shardwire
 import shardwire.distributed as swd
@@ -192,14 +192,6 @@ def test_gradients_go_back() -> None:
     run_ranks(2, gradients)
 
 
-def error_of(call: Any) -> tuple[str, str]:
-    try:
-        call()
-    except Exception as error:
-        return type(error).__name__, str(error)
-    return "none", ""
-
-
 def misuse(rank: int) -> list[tuple[str, str]]:
     mine = torch.zeros(4, 2)
     rows = Box((0, 0), (2, 4)) if rank == 0 else Box((2, 0), (4, 4))
@@ -246,12 +238,17 @@ EXPECTED = [
 ]
 
 
-def test_each_misuse_is_one_error_on_all_ranks() -> None:
+def check_misuse(misuse: Any, expected: list[tuple[str, str]]) -> None:
+    """Both ranks' lists of errors are those."""
     first, second = run_ranks(2, misuse)
-    assert len(first) == len(EXPECTED)
-    for index, (here, there, (kind, text)) in enumerate(zip(first, second, EXPECTED)):
+    assert len(first) == len(expected)
+    for index, (here, there, (kind, text)) in enumerate(zip(first, second, expected)):
         assert here == there, index
         assert here[0] == kind and text in here[1], (index, here)
+
+
+def test_each_misuse_is_one_error_on_all_ranks() -> None:
+    check_misuse(misuse, EXPECTED)
 
 
 class Communicator:
@@ -322,16 +319,31 @@ def test_dtensors() -> None:
     run_ranks(2, dtensors, default_group=True)
 
 
-def other_placements(rank: int) -> list[tuple[str, str]]:
-    """Local shapes fit, and the placements say other parts of the array, or addends."""
+def differently_placed(whole: Any) -> Any:
+    """(rows, everywhere): placements on a mesh of 2 by 2; and `whole` by rows, by rows of the mesh's other dimension, whose local shapes are the same, and as addends."""
     import torch.distributed.tensor as dt
     from torch.distributed.device_mesh import DeviceMesh
     mesh = DeviceMesh("cpu", torch.arange(4).reshape(2, 2))
-    whole = torch.arange(16.0).reshape(4, 4)
     rows, others, everywhere = ([dt.Shard(0), dt.Replicate()], [dt.Replicate(), dt.Shard(0)], [dt.Replicate(), dt.Replicate()])
-    first, second = dt.distribute_tensor(whole, mesh, rows), dt.distribute_tensor(whole, mesh, others)
-    spread = dt.DTensor.from_local(torch.zeros(4, 4), mesh, [dt.Partial(), dt.Replicate()], run_check=False)
     addends = dt.DTensor.from_local(whole, mesh, [dt.Partial(), dt.Replicate()], run_check=False)
+    return (rows, everywhere), dt.distribute_tensor(whole, mesh, rows), dt.distribute_tensor(whole, mesh, others), addends
+
+
+def check_other_placements(body: Any) -> list[tuple[str, str]]:
+    """The errors that body(rank) gives, the same on all ranks: by turns of placements that say other parts of the array, and of addends."""
+    pytest.importorskip("torch.distributed.tensor", reason="this torch has no DTensor")
+    errors, *others = run_ranks(4, body, default_group=True)
+    assert all(each == errors for each in others)
+    assert [kind for kind, _ in errors] == ["ValueError", "UnsupportedError"] * 3, errors
+    return errors
+
+
+def other_placements(rank: int) -> list[tuple[str, str]]:
+    import torch.distributed.tensor as dt
+    whole = torch.arange(16.0).reshape(4, 4)
+    (rows, everywhere), first, second, addends = differently_placed(whole)
+    mesh = first.device_mesh
+    spread = dt.DTensor.from_local(torch.zeros(4, 4), mesh, [dt.Partial(), dt.Replicate()], run_check=False)
     errors = []
     with Reshape(first, None, everywhere) as r:
         r.plan()
@@ -347,13 +359,10 @@ def other_placements(rank: int) -> list[tuple[str, str]]:
 
 
 def test_a_dtensors_own_placements_count() -> None:
-    pytest.importorskip("torch.distributed.tensor", reason="this torch has no DTensor")
-    everyone = run_ranks(4, other_placements, default_group=True)
-    assert all(each == everyone[0] for each in everyone)
-    assert [kind for kind, _ in everyone[0]] == ["ValueError", "UnsupportedError"] * 3, everyone[0]
-    assert "rank 1: the operand is a DTensor that gave this rank [0:2, 0:4], the placements of the new one give it [2:4, 0:4]" in everyone[0][0][1]
-    assert "the operand is a DTensor, whose own placements give rank 1 [2:4, 0:4]" in everyone[0][2][1]
-    assert "out is a DTensor, whose own placements give rank 1 [0:4, 0:2]" in everyone[0][4][1]
+    errors = check_other_placements(other_placements)
+    assert "rank 1: the operand is a DTensor that gave this rank [0:2, 0:4], the placements of the new one give it [2:4, 0:4]" in errors[0][1]
+    assert "the operand is a DTensor, whose own placements give rank 1 [2:4, 0:4]" in errors[2][1]
+    assert "out is a DTensor, whose own placements give rank 1 [0:4, 0:2]" in errors[4][1]
 
 
 def on_a_part(rank: int) -> None:

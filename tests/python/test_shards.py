@@ -214,6 +214,5 @@ def standalone(rank, size):
     return "still there"
 
 
-def test_standalone_groups_survive_destroy_process_group(tmp_path):
-    from conftest import Ranks
-    assert Ranks(tmp_path)(2, standalone) == [([3.0] * 4, [3.0, 3.0])] * 2
+def test_standalone_groups_survive_destroy_process_group(run_ranks):
+    assert run_ranks(2, standalone) == [([3.0] * 4, [3.0, 3.0])] * 2

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 import torch
-from test_publish import Model, in_a_child, raised
+from ranks import error_of as raised
+from test_publish import Model, in_a_child
 from two_jobs import group, jobs, tell
 
 import shardwire

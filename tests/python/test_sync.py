@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from ranks import RankFailed, group, run_ranks
+from ranks import RankFailed, error_of as raised, group, run_ranks
 
 import shardwire
 from shardwire import FusedLayout, Layout, NameMap, Part, Partial, Replicate, Shard, weights
@@ -23,14 +23,6 @@ def value_of(name: str, shape: Any, dtype: torch.dtype = F32) -> torch.Tensor:
     """The tensor that every rank agrees ``name`` has."""
     generator = torch.Generator().manual_seed(sum(map(ord, name)) * 7919 + len(name))
     return (torch.randn(tuple(shape), generator=generator) * 100).to(dtype)
-
-
-def raised(call: Callable[[], Any]) -> tuple[str, str]:
-    try:
-        call()
-    except Exception as error:
-        return type(error).__name__, str(error)
-    raise AssertionError("nothing was raised")
 
 
 def same_on_all(results: list[tuple[str, str]], kind: str, *texts: str) -> str:

@@ -4,7 +4,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from both_backends import RankFailure, both, compare  # noqa: F401
+from both_backends import both, compare  # noqa: F401
+from fork_ranks import RankFailed
 
 
 def test_compare_sees_one_bit():
@@ -39,7 +40,7 @@ def works(rank, size):
 
 def test_a_difference_fails_and_the_ranks_go_on(both):
     for body, kind, text in ((backend_value, AssertionError, "shardwire gives"), (nothing, AssertionError, "returns nothing"),
-                             (fails, RankFailure, "gloo rank 1")):
+                             (fails, RankFailed, "gloo rank 1")):
         with pytest.raises(kind, match=text):
             both(2, body)
     assert both(2, works)[1][0].tolist() == [3.0, 3.0]

@@ -19,8 +19,8 @@ if TORCH < (2, 7):
 
 import torch.distributed.checkpoint as dcp
 from both_backends import mlp
-from ranks import group, run_ranks
-from test_sync import raised, same_on_all
+from ranks import error_of as raised, group, run_ranks
+from test_sync import same_on_all
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor

@@ -1,0 +1,74 @@
+"""What the tests' ranks stand on: a rank that raises, dies or hangs is named with what there is to know, and nobody is left."""
+
+import os
+import select
+import signal
+import tempfile
+import time
+
+import pytest
+
+from fork_ranks import ForkedRanks, RankFailed
+from ranks import await_file, run_ranks
+
+
+def all_but_rank_0_go_wrong(rank, path):
+    if rank == 3:
+        sleeps_in_rank_3(path)
+    await_file(path)
+    if rank == 1:
+        raise ValueError("raised by rank 1")
+    if rank == 2:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return rank
+
+
+def sleeps_in_rank_3(path):
+    path.touch()
+    time.sleep(600)
+
+
+def test_each_rank_says_why_it_failed(tmp_path, monkeypatch):
+    monkeypatch.setattr("fork_ranks.GRACE_S", 2)
+    with pytest.raises(RankFailed) as failure:
+        run_ranks(4, all_but_rank_0_go_wrong, tmp_path / "slept", join=False)
+    texts = dict(zip("0123", (part[part.index(":"):] for part in ("0:" + str(failure.value)).split("--- rank "))))
+    assert list(texts) == list("0123") and texts["0"] == ":", texts
+    assert "ValueError: raised by rank 1" in texts["1"] and "SIGKILL" in texts["2"] and "without a result" in texts["2"], texts
+    assert "still running" in texts["3"] and "sleeps_in_rank_3" in texts["3"], texts
+
+
+def test_who_does_not_end_fails_and_is_ended():
+    def answers_and_stays(rank):
+        rank.answer(os.getpid)
+        rank.linger()
+
+    with ForkedRanks(2, answers_and_stays) as ranks:
+        assert ranks.answers(60) == ranks.pids
+        with pytest.raises(RankFailed, match="rank 0:\nwas still running after .*\n(.|\n)*answers_and_stays(.|\n)*rank 1:"):
+            ranks.answers(0.1, to_the_end=True)
+        assert ranks.answers(0.1, to_the_end=True, may_die=(0, 1)) == ranks.pids
+        assert ranks.running() == [0, 1]
+    assert ranks.running() == []
+    for pid in ranks.pids:
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
+
+
+def test_ranks_end_with_their_parent(tmp_path):
+    """However it ends: here by SIGKILL."""
+    reader, writer = os.pipe()
+
+    def parent(rank):
+        tempfile.tempdir = str(tmp_path)  # nobody is left to clear the folder
+        inner = ForkedRanks(2, lambda inner: inner.tell("here") or inner.linger())
+        while not all(inner.told):
+            inner.poll(1)
+        rank.tell("here")
+        rank.linger()
+
+    with ForkedRanks(1, parent) as ranks:
+        assert ranks.poll(60) and ranks.told == [[("here",)]]
+    os.close(writer)
+    assert select.select([reader], [], [], 60)[0] and os.read(reader, 1) == b"", "the last that had the pipe's other end is gone"
+    os.close(reader)
