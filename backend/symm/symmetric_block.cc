@@ -354,7 +354,7 @@ BlockWords::Word& SymmetricBlock::orderWord() const {
   return words(static_cast<Rank>(first - parts_.begin())).orderedBy();
 }
 
-Status SymmetricBlock::enterOrder(std::span<const Rank>) {
+Status SymmetricBlock::enterOrder() {
   SW_RETURN_IF_ERROR(usable());
   auto& holder = orderWord();
   bool isMine = false;  // who waits asks again after it was told yes
@@ -377,7 +377,7 @@ Status SymmetricBlock::enterOrder(std::span<const Rank>) {
   });
 }
 
-void SymmetricBlock::leaveOrder(std::span<const Rank>) {
+void SymmetricBlock::leaveOrder() {
   orderWord().store(0, std::memory_order_release);
 }
 
