@@ -331,7 +331,8 @@ Status SymmetricBlock::barrier(int channel, std::optional<Duration> timeout, boo
   // seen, before which it would have come.
   const auto whyLeave = [&] {
     const std::shared_ptr<Engine> engine = engine_.lock();
-    const Rank elsewhere = engine == nullptr ? -1 : engine->firstAhead(waiting(), exchangeFingerprint(kMakesSymmetric));
+    const std::array making = {exchangeFingerprint(kOffersSymmetric), exchangeFingerprint(kSettlesSymmetric)};
+    const Rank elsewhere = engine == nullptr ? -1 : engine->firstAhead(waiting(), making);
     return elsewhere < 0 || hasCome(elsewhere)
                ? Status::ok()
                : Status(StatusCode::kMismatch,
