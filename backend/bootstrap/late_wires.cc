@@ -43,6 +43,7 @@ class WireLateLinks final : public LateLinks {
     State state = State::kNotLate;
     std::vector<TransportKind> kinds;  // that are left, best first; both ends see them fail in this order
     std::string failed;                // why others were not to be used: "; rdma: no common subnet"
+    Status why;                        // of one that is over: not ok where there is no link
     std::string who;
     bool isWanted = false;  // by an operation here
     std::optional<PeerDial> dial;
@@ -57,6 +58,7 @@ class WireLateLinks final : public LateLinks {
   std::unique_ptr<Joining> beginJoining(Rank rank, Link link, bool isDialer);
   void goOnWith(Rank rank);
   void answer(Caller caller);
+  void refuse(Caller caller);
   Outcome advance(Rank rank);
   Outcome dial(Rank rank, Peer& peer);
   Outcome join(Peer& peer);
@@ -122,6 +124,7 @@ std::vector<LateLinks::News> WireLateLinks::poll() {
     if (isOver) {
       Peer& peer = peerAt(rank);
       peer.state = State::kOver;
+      peer.why = outcome->status();
       peer.dial.reset();
       peer.joining.reset();
       news.push_back({rank, std::move(*outcome)});
@@ -143,8 +146,11 @@ void WireLateLinks::answer(Caller caller) {
   Peer& peer = peerAt(rank);
   const bool hasOwn = peer.state == State::kDialed || (peer.state == State::kJoining && peer.didDial);
   const auto kind = std::find(peer.kinds.begin(), peer.kinds.end(), caller.kind);
-  if (peer.state == State::kOver) {
-    return logDebug("rank {}: {} dialed, and is joined already or cannot be: its call crossed this rank's", parts_.self, peer.who);
+  if (peer.state == State::kOver && peer.why.isOk()) {
+    return logDebug("rank {}: {} dialed, and is joined already: its call crossed this rank's", parts_.self, peer.who);
+  }
+  if (peer.state == State::kOver || (kind == peer.kinds.end() && !peer.failed.empty())) {
+    return refuse(std::move(caller));
   }
   if (peer.state == State::kNotLate || kind == peer.kinds.end()) {
     return logWarn("rank {}: turned away rank {}, which dialed by transport {} although it is not joined by that", parts_.self, rank,
@@ -157,6 +163,19 @@ void WireLateLinks::answer(Caller caller) {
   peer.kinds.erase(peer.kinds.begin(), kind);  // the peer saw those before it fail
   peer.joining = beginJoining(rank, std::move(caller.link), false);
   goOnWith(rank);
+}
+
+// The peer did not see fail what failed here, or had no part in it: it would dial until its operation expires.
+void WireLateLinks::refuse(Caller caller) {
+  Peer& peer = peerAt(caller.from);
+  const auto kind = static_cast<std::size_t>(caller.kind);
+  const std::string why = peer.why.isOk() ? peer.failed : peer.why.message();
+  logInfo("rank {}: {} dialed, and hears why it cannot be joined: {}", parts_.self, peer.who, why);
+  if (kind < parts_.endpoints.size() && parts_.endpoints[kind] != nullptr) {
+    // Not as a peer's end, after which it would dial again.
+    const bool isEnd = peer.why.isOk() || peer.why.code() == StatusCode::kPeerFailed;
+    parts_.endpoints[kind]->refuse(std::move(caller.link), {isEnd ? StatusCode::kUnsupported : peer.why.code(), "it gave up: " + why});
+  }
 }
 
 std::unique_ptr<Joining> WireLateLinks::beginJoining(Rank rank, Link link, bool isDialer) {

@@ -236,13 +236,13 @@ void reduceIntoParts(const at::Tensor& tensor, std::span<const Rank> ranks, Word
   }
   const bool isOrdered = !commutes(view.dtype, op);
   if (isOrdered) {
-    throwUnlessOk(place.block->enterOrder(ranks));
+    throwUnlessOk(place.block->enterOrder());
   }
   for (const Rank rank : ranks) {
     applyWords(boxInPart(view, place, rank), boxIn(source), view.shape, view.dtype, op);
   }
   if (isOrdered) {
-    place.block->leaveOrder(ranks);
+    place.block->leaveOrder();
   }
   std::ranges::for_each(ranks, [&](Rank rank) { place.block->wake(rank); });
 }

@@ -102,8 +102,9 @@ class Engine final : public Driver, private RunHost, public Progressed, public s
   void help();
   // One-sided access (one_sided.h): starts a request to the peers. The first of an error's reasons as submit().
   Status request(const std::shared_ptr<OneSidedRequest>& request, std::span<const Rank> peers);
-  // The first of `peers` that began the next exchange of this group, of that fingerprint, which this rank has not called; -1: none.
-  Rank firstAhead(std::span<const Rank> peers, std::uint64_t fingerprint) const;
+  // The first of `peers` that began the next exchange of this group, of one of those fingerprints, which this rank has not called; -1:
+  // none.
+  Rank firstAhead(std::span<const Rank> peers, std::span<const std::uint64_t> fingerprints) const;
   // Until all peers have done what was requested of them. absent: the group's timeout.
   Status quiet(std::optional<Duration> timeout);
   // What peers may do with this rank's part of a block, from now on until it is withdrawn or the group ended. Then, who of them will: a

@@ -62,11 +62,12 @@ Status Engine::request(const std::shared_ptr<OneSidedRequest>& request, std::spa
   });
 }
 
-Rank Engine::firstAhead(std::span<const Rank> peers, std::uint64_t fingerprint) const {
+Rank Engine::firstAhead(std::span<const Rank> peers, std::span<const std::uint64_t> fingerprints) const {
   const MutexLock lock(mutex_);
   for (const EarlyFrame& early : early_) {
     const auto blob = early.seq == nextSeq_ ? readFrame<BlobFrame>(early.bytes) : std::nullopt;
-    if (blob.has_value() && blob->operation.fingerprint == fingerprint && std::ranges::find(peers, early.from) != peers.end()) {
+    if (blob.has_value() && std::ranges::find(fingerprints, blob->operation.fingerprint) != fingerprints.end() &&
+        std::ranges::find(peers, early.from) != peers.end()) {
       return early.from;
     }
   }

@@ -18,8 +18,10 @@ Result<std::vector<std::string>> exchangeAll(Engine& engine, const std::string& 
 
 // By which the ranks know that they mean the same exchange.
 std::uint64_t exchangeFingerprint(const std::string& what);
-// What makeSymmetric() exchanges.
-inline constexpr const char* kMakesSymmetric = "symmetric memory";
+// The two exchanges of makeSymmetric(). Each has a name of its own: a rank that gave up in the first may begin anew while its peers are in
+// the second, and then all are told who is in which.
+inline constexpr const char* kOffersSymmetric = "symmetric memory (1 of 2: what each rank wants)";
+inline constexpr const char* kSettlesSymmetric = "symmetric memory (2 of 2: whether each rank has it)";
 
 // What one rank says; its place in the blob is first.
 struct Saying {

@@ -18,7 +18,7 @@
 namespace shardwire::internal {
 namespace {
 
-constexpr const char* kWhat = kMakesSymmetric;
+constexpr const char* kWhat = "symmetric memory";
 
 struct FreeInHeap {
   void operator()(std::byte* bytes) const { SharedHeap::freeBlock(bytes); }
@@ -235,7 +235,7 @@ Result<std::shared_ptr<SymmetricMemory>> makeSymmetric(const std::shared_ptr<Eng
     }
   }
   std::uint64_t number = 0;
-  const auto blobs = exchangeAll(*engine, kWhat, encodeOffer(mine), timeout, &number);
+  const auto blobs = exchangeAll(*engine, kOffersSymmetric, encodeOffer(mine), timeout, &number);
   SW_RETURN_IF_ERROR(blobs.status());
   const auto offers = decodeOffers(*blobs);
   SW_RETURN_IF_ERROR(offers.status());
@@ -256,7 +256,7 @@ Result<std::shared_ptr<SymmetricMemory>> makeSymmetric(const std::shared_ptr<Eng
   if (held.isOk()) {
     serving.begin(std::make_shared<ServedBlock>(own.get(), request.bytes, SymmetricBlock::wordsOf(own.get(), request.bytes, worldSize)));
   }
-  const auto outcomes = exchangeAll(*engine, kWhat, encodeOutcome(held, parts), timeout);
+  const auto outcomes = exchangeAll(*engine, kSettlesSymmetric, encodeOutcome(held, parts), timeout);
   if (!outcomes.isOk() && held.isOk()) {
     serving.end();
     buryOffered(std::move(own), request, parts);

@@ -331,7 +331,8 @@ Status SymmetricBlock::barrier(int channel, std::optional<Duration> timeout, boo
   // seen, before which it would have come.
   const auto whyLeave = [&] {
     const std::shared_ptr<Engine> engine = engine_.lock();
-    const Rank elsewhere = engine == nullptr ? -1 : engine->firstAhead(waiting(), exchangeFingerprint(kMakesSymmetric));
+    const std::array making = {exchangeFingerprint(kOffersSymmetric), exchangeFingerprint(kSettlesSymmetric)};
+    const Rank elsewhere = engine == nullptr ? -1 : engine->firstAhead(waiting(), making);
     return elsewhere < 0 || hasCome(elsewhere)
                ? Status::ok()
                : Status(StatusCode::kMismatch,
@@ -354,7 +355,7 @@ BlockWords::Word& SymmetricBlock::orderWord() const {
   return words(static_cast<Rank>(first - parts_.begin())).orderedBy();
 }
 
-Status SymmetricBlock::enterOrder(std::span<const Rank>) {
+Status SymmetricBlock::enterOrder() {
   SW_RETURN_IF_ERROR(usable());
   auto& holder = orderWord();
   bool isMine = false;  // who waits asks again after it was told yes
@@ -377,7 +378,7 @@ Status SymmetricBlock::enterOrder(std::span<const Rank>) {
   });
 }
 
-void SymmetricBlock::leaveOrder(std::span<const Rank>) {
+void SymmetricBlock::leaveOrder() {
   orderWord().store(0, std::memory_order_release);
 }
 

@@ -62,8 +62,8 @@ class SymmetricBlock final : public SymmetricMemory, public std::enable_shared_f
   Status stepWord(std::string_view what, Rank owner, std::size_t offset, std::uint32_t from, std::uint32_t to, Rank other,
                   std::optional<Duration> timeout) override;
   Status barrier(int channel, std::optional<Duration> timeout, bool givesWay) override;
-  Status enterOrder(std::span<const Rank> ranks) override;
-  void leaveOrder(std::span<const Rank> ranks) override;
+  Status enterOrder() override;
+  void leaveOrder() override;
   Status free(std::optional<Duration> timeout) override;
   bool isFreed() const override { return isFreed_.load(std::memory_order_relaxed); }
 

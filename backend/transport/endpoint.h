@@ -91,6 +91,8 @@ class Endpoint {
     static_cast<void>(link), static_cast<void>(peer), static_cast<void>(isDialer), static_cast<void>(peerAddress), static_cast<void>(who);
     return nullptr;
   }
+  // Tells who dialed why it is not joined, in place of begin(). Waits for nothing: what does not reach it, it hears when it dials again.
+  virtual void refuse(Link link, const Status& why) { static_cast<void>(link), static_cast<void>(why); }
   // This rank's half of being joined to `peer`. The connection may be used once isMet() is true.
   virtual Result<std::unique_ptr<Connection>> attach(Rank peer, std::string_view peerAddress, const std::string& who,
                                                      const WaitLimit& limit) {

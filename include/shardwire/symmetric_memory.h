@@ -120,10 +120,10 @@ class SymmetricMemory {
   // givesWay: kMismatch, and the group stays usable, when a rank that did not come makes symmetric memory instead. It waits for this rank
   // there, and the channel is not to be used any more. In groups of more than 16 ranks that may end by the timeout instead.
   virtual Status barrier(int channel, std::optional<Duration> timeout, bool givesWay = false) = 0;
-  // Makes a section of this rank, which stores to `ranks`, exclude those of all others of its host until leaveOrder(), whatever ranks they
-  // store to: stores to many ranks come in one order everywhere.
-  virtual Status enterOrder(std::span<const Rank> ranks) = 0;
-  virtual void leaveOrder(std::span<const Rank> ranks) = 0;
+  // Makes a section of this rank exclude those of all others of its host until leaveOrder(), whatever ranks each stores to: stores to many
+  // ranks come in one order everywhere.
+  virtual Status enterOrder() = 0;
+  virtual void leaveOrder() = 0;
   // Collective: the block is not to be used any more. Its memory stays as long as somebody holds it.
   virtual Status free(std::optional<Duration> timeout) = 0;
   virtual bool isFreed() const = 0;

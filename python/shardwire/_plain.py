@@ -19,7 +19,7 @@ from typing import Any, Callable, Iterable
 
 import torch
 
-from ._plain_keys import DEEPEST_KEY, deepest
+from ._plain_keys import NESTING, ReadKeys, Ref, WrittenKeys
 from ._plain_memory import contiguous_strides, reach, storage_address, untyped
 
 MAGIC = b"SWG1"
@@ -100,7 +100,7 @@ class _Writer:
         self.numbers: dict[int, int] = {}
         self.texts: dict[Any, int] = {}
         self.out = bytearray()
-        self.depths: dict[int, int] = {}  # of tuples that are hashed, by id
+        self.keys = WrittenKeys()
         self.storages: dict[int, tuple[int, int]] = {}  # address of a shared storage -> its part, the first byte in it
 
     def write(self, value: Any) -> bytes:
@@ -109,7 +109,10 @@ class _Writer:
         while done < len(self.nodes):  # nodes add nodes
             self.node(self.nodes[done])
             done += 1
-        return MAGIC + _U32.pack(len(self.nodes)) + bytes(self.out)
+        head = MAGIC + _U32.pack(len(self.nodes)) + bytes(self.out)
+        if wrong := self.keys.wrong(len(head)):
+            raise NotPlain(wrong)
+        return head
 
     def values(self, values: Iterable[Any]) -> None:
         out, numbers, nodes = self.out, self.numbers, self.nodes
@@ -170,8 +173,8 @@ class _Writer:
         kind = type(value)
         tag = _CONTAINERS.get(kind)
         if tag is not None:
-            if kind in _HASHING and tuple in map(type, value) and deepest(value, self.depths) > DEEPEST_KEY:
-                raise NotPlain(f"a key or member of more than {DEEPEST_KEY} tuples in each other")
+            if kind in _HASHING and not NESTING.isdisjoint(map(type, value)) and (wrong := self.keys.add(value)):
+                raise NotPlain(wrong)
             self.out += _TAGGED_U32.pack(tag, len(value))
             self.values(itertools.chain.from_iterable(value.items()) if kind in (dict, OrderedDict) else value)
         elif kind is str:
@@ -288,12 +291,6 @@ def write(value: Any) -> tuple[bytes, list[torch.Tensor]]:
 
 # ---- reading
 
-class _Ref(int):
-    """The number of a node."""
-
-    __slots__ = ()
-
-
 _TAG_REFERENCE, _TAG_INTEGER, _TAG_TEXT, _TAG_FLOAT, _TAG_COMPLEX = b"Risfc"
 _CONSTANTS = {ord("N"): None, ord("T"): True, ord("F"): False}
 
@@ -303,11 +300,11 @@ class _Reader:
         self.head, self.parts, self.at = bytes(head), parts, 0
         self.count = 0  # of nodes
         self.kinds: list[bytes] = []
-        self.items: list[Any] = []  # of containers that hold nodes: their values, with references as _Ref
+        self.items: list[Any] = []  # of containers that hold nodes: their values, with references as Ref
         self.made: list[Any] = []  # _NOT_YET: of what cannot be made before its nodes are
         self.filled: list[int] = []  # nodes that are there already, empty
         self.frozen: list[int] = []  # nodes that are to be made
-        self.depths: dict[int, int] = {}  # of tuples that hold nodes: how deep such tuples lie in each other
+        self.keys = ReadKeys(self.kinds, self.made, len(self.head))
         self.linked = False  # there was a reference among the values that were read last
 
     def read(self) -> Any:
@@ -331,7 +328,7 @@ class _Reader:
             self.freeze(number)
         for number in self.filled:
             self.fill(number)
-        return self.made[root] if type(root) is _Ref else root
+        return self.made[root] if type(root) is Ref else root
 
     # Numbers and tags: struct.error and IndexError where the head ends before.
 
@@ -380,7 +377,7 @@ class _Reader:
                 number = _U32.unpack_from(head, at)[0]
                 if number >= self.count:
                     raise Broken(f"node {number} of {self.count}")
-                add(_Ref(number))
+                add(Ref(number))
                 at += 4
                 self.linked = True
             elif tag in _CONSTANTS:
@@ -453,7 +450,7 @@ class _Reader:
             from .queues import Queue
             return Queue.from_address(*self.values(5))
         values = self.values(3)
-        if any(isinstance(each, _Ref) or not (isinstance(each, int) or tag == b"/" and each is None) for each in values):
+        if any(isinstance(each, Ref) or not (isinstance(each, int) or tag == b"/" and each is None) for each in values):
             raise Broken("a range or slice that is not of numbers")
         if tag == b"r" and values[2] == 0:
             raise Broken("a range with step 0")
@@ -539,17 +536,16 @@ class _Reader:
             if self.made[number] is not _NOT_YET:
                 waiting.pop()
                 continue
-            needed = [ref for ref in self.items[number] if type(ref) is _Ref and self.made[ref] is _NOT_YET]
+            needed = [ref for ref in self.items[number] if type(ref) is Ref and self.made[ref] is _NOT_YET]
             if needed:
                 if number in within:
                     raise Broken("a tuple that holds itself")
                 within.add(number)
                 waiting += needed
                 continue
-            if self.kinds[number] == b"t":
-                self.depths[number] = 1 + max(self.depths.get(ref, 0) for ref in self.items[number] if type(ref) is _Ref)
-            else:
-                self.check_keys(self.items[number])
+            self.keys.nest(number, self.items[number])
+            if self.kinds[number] == b"Z":
+                self.check_keys(number, self.items[number])
             self.made[number] = self.build(_MAKERS[self.kinds[number]], self.resolved(number))
             waiting.pop()
 
@@ -558,12 +554,12 @@ class _Reader:
         if kind == b"l":
             made.extend(items)
         else:
-            self.check_keys(self.items[number][::1 if kind == b"S" else 2])
+            self.check_keys(number, self.items[number][::1 if kind == b"S" else 2])
             self.build(made.update, items if kind == b"S" else zip(items[::2], items[1::2]))
 
-    def check_keys(self, keys: list[Any]) -> None:
-        if self.depths and any(type(key) is _Ref and self.depths.get(key, 0) > DEEPEST_KEY for key in keys):
-            raise Broken(f"a key or member of more than {DEEPEST_KEY} tuples in each other")
+    def check_keys(self, number: int, keys: list[Any]) -> None:
+        if wrong := self.keys.add(number, keys):
+            raise Broken(wrong)
 
     def build(self, make: Callable[[Any], Any], values: Any) -> Any:
         try:
@@ -573,7 +569,7 @@ class _Reader:
 
     def resolved(self, number: int) -> list[Any]:
         made = self.made
-        return [made[each] if type(each) is _Ref else each for each in self.items[number]]
+        return [made[each] if type(each) is Ref else each for each in self.items[number]]
 
 
 def _paired(make: Callable[[Any], Any]) -> Callable[[Any], Any]:

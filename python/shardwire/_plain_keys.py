@@ -1,6 +1,8 @@
-"""How deep tuples lie in each other in a key, or in a member of a set.
+"""What it costs to hash a key, or a member of a set.
 
-Python hashes nested tuples by C's recursion, and does not count: too many end the process.
+Python hashes nested tuples by C's recursion, and does not count: too many in each other end the process. Nor does it keep what it found: a tuple that
+holds another one twice hashes that twice, so n of them in each other take 2^n steps, from a few bytes each. Two that are equal are compared as often,
+frozensets, too, whose hashes are kept. So all that keys hold is counted as often as it is met.
 """
 
 from __future__ import annotations
@@ -8,22 +10,90 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+import torch
+
 DEEPEST_KEY = 1000  # 81 bytes of stack each, in Python 3.11; some threads have 512 KiB
+MOST_IN_KEYS = 1 << 26  # beyond what is written out: half a second of hashing
+ENDLESS = 1 << 62  # where counting stops
+
+NESTING = frozenset((tuple, frozenset, torch.Size))  # what keys may hold values in
+_TAGS = frozenset((b"t", b"Z", b"z"))  # and how they are written
+_TOO_DEEP = f"a key or member of more than {DEEPEST_KEY} tuples in each other"
+_TOO_MANY = f"keys and members that share tuples, with more than {MOST_IN_KEYS} values in all where each counts as often as it is met"
 
 
-def deepest(keys: Iterable[Any], depths: dict[int, int]) -> int:
-    """The most tuples in each other in any of the keys. depths: of each tuple by its id, kept from call to call for as long as the tuples live."""
-    return max((_depth(key, depths) for key in keys if type(key) is tuple and tuple in map(type, key)), default=1)  # most hold none
+class Ref(int):
+    """The number of a node, among the values that are read."""
+
+    __slots__ = ()
 
 
-def _depth(value: tuple[Any, ...], depths: dict[int, int]) -> int:
+class WrittenKeys:
+    """Of one object that is written. ``add`` and ``wrong`` say what is wrong; empty: nothing."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, tuple[int, int]] = {}  # of tuples and frozensets, by id: they live as long as the object
+        self.count = 0  # of all values in keys
+
+    def add(self, keys: Iterable[Any]) -> str:
+        for key in keys:
+            if type(key) not in NESTING:
+                continue
+            if NESTING.isdisjoint(map(type, key)):  # most
+                self.count += 1 + len(key)
+                continue
+            depth, count = _measure(key, self._known)
+            self.count += count
+            if depth > DEEPEST_KEY:
+                return _TOO_DEEP
+        return ""
+
+    def wrong(self, head_bytes: int) -> str:
+        return _TOO_MANY if self.count > MOST_IN_KEYS + head_bytes else ""
+
+
+class ReadKeys:
+    """The same of what is read. kinds, made: of the nodes, as far as they are known."""
+
+    def __init__(self, kinds: list[bytes], made: list[Any], head_bytes: int) -> None:
+        self._kinds, self._made = kinds, made
+        self._limit = MOST_IN_KEYS + head_bytes
+        self._depths: dict[int, int] = {}  # of tuples that hold nodes
+        self._counts: dict[int, int] = {}  # of tuples and frozensets that do
+        self.count = 0
+
+    def nest(self, number: int, items: list[Any]) -> None:
+        """Node ``number``, a tuple or frozenset, is to hold these items, of which nodes are made."""
+        refs = [item for item in items if type(item) is Ref]
+        if self._kinds[number] == b"t":
+            self._depths[number] = 1 + max((self._depths.get(ref, 0) for ref in refs), default=0)
+        self._counts[number] = min(ENDLESS, 1 + len(items) - len(refs) + sum(self._count_of(ref) if self._kinds[ref] in _TAGS else 1 for ref in refs))
+
+    def add(self, number: int, keys: list[Any]) -> str:
+        """Before the keys of node ``number`` are hashed."""
+        if Ref not in map(type, keys):
+            return ""
+        for key in keys:
+            if type(key) is Ref and self._kinds[key] in _TAGS:
+                if self._depths.get(key, 0) > DEEPEST_KEY:
+                    return f"{_TOO_DEEP}, in node {number}"
+                self.count += self._count_of(key)
+        return f"{_TOO_MANY}, with those of node {number}" if self.count > self._limit else ""
+
+    def _count_of(self, ref: int) -> int:
+        return self._counts.get(ref) or 1 + len(self._made[ref])
+
+
+def _measure(value: Any, known: dict[int, tuple[int, int]]) -> tuple[int, int]:
     waiting = [value]
     while waiting:
         each = waiting[-1]
-        inner = [item for item in each if type(item) is tuple]
-        unknown = [item for item in inner if id(item) not in depths]
+        inner = [item for item in each if type(item) in NESTING]
+        unknown = [item for item in inner if id(item) not in known]
         if not unknown:
-            depths[id(each)] = 1 + max((depths[id(item)] for item in inner), default=0)
+            depth = 1 + max((known[id(item)][0] for item in inner), default=0) if type(each) is tuple else 0  # others hash without recursion
+            count = 1 + len(each) - len(inner) + sum(known[id(item)][1] for item in inner)
+            known[id(each)] = depth, min(ENDLESS, count)
             waiting.pop()
         waiting += unknown
-    return depths[id(value)]
+    return known[id(value)]

@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -380,6 +381,37 @@ TEST_P(LateLinks, ARankThatLeftBeforeItWasNeededIsNamed) {
     EXPECT_EQ(status.code(), StatusCode::kPeerFailed) << status.message();
     EXPECT_NE(status.message().find("rank 1"), std::string::npos) << status.message();
     ++shared.stage;
+  });
+}
+
+// Rank 0 could not dial: rank 1 had no part in that, and dials it later.
+TEST_P(LateLinks, APeerHearsWhyALinkFailedOnTheOtherSideAlone) {
+  if (std::string_view(GetParam()) == "shm") {
+    GTEST_SKIP() << "either side of a link by shared memory makes its own half";
+  }
+  withProcesses(2, [](Communicator& group, Shared& shared) {
+    std::vector<std::int64_t> values = {1};
+    if (group.rank() == 1) {
+      await(shared.stage, 3);
+      auto work = group.send(viewOf(values), 0, 0, {.timeout = seconds(10)});
+      const Status status = work.isOk() ? (*work)->wait() : work.status();
+      EXPECT_EQ(status.code(), StatusCode::kSystem) << status.message();
+      EXPECT_NE(status.message().find("rank 0"), std::string::npos) << status.message();
+      EXPECT_NE(status.message().find("it gave up: rank 1"), std::string::npos) << status.message();
+      ++shared.stage;
+      return;
+    }
+    rlimit before{};
+    ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &before), 0);
+    const rlimit none{3, before.rlim_max};
+    ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &none), 0);
+    auto work = group.send(viewOf(values), 1, 0);
+    const Status status = work.isOk() ? (*work)->wait() : work.status();
+    ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &before), 0);
+    EXPECT_EQ(status.code(), StatusCode::kSystem) << status.message();
+    EXPECT_NE(status.message().find("rank 1"), std::string::npos) << status.message();
+    ++shared.stage;
+    await(shared.stage, 4);
   });
 }
 

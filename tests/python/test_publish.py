@@ -842,15 +842,15 @@ def test_a_newer_publisher_takes_the_name(tmp_path: Path) -> None:
     newer.close()
 
 
-ANOTHER = {"id": "another", "size": 1, "who": ["another"], "closed": False}
+ANOTHER = {"id": "another", "size": 1, "who": ["another"]}
 
 
 def overtaken(rank: int, url: str, folder: Path) -> None:
     """Another one takes the name before any rank looks for its own record."""
     announce, is_replaced = Publication._announce, Publication._is_replaced
 
-    def announce_both(self: Publication, closed: bool = False) -> None:
-        announce(self, closed)
+    def announce_both(self: Publication) -> None:
+        announce(self)
         self._place.put("publisher", signed("publisher", ANOTHER))
         (folder / "overtaken").touch()
 
@@ -891,9 +891,9 @@ def test_an_older_publishers_record_is_not_taken_for_a_newer_one(tmp_path: Path)
             looks.append(found)
         return found
 
-    def announce_and_tell(self: Publication, closed: bool = False) -> None:
+    def announce_and_tell(self: Publication) -> None:
         assert begun.wait(20)
-        announce(self, closed)
+        announce(self)
         announced.set()
         limit = time.monotonic() + 10
         while len(looks) < 2 and time.monotonic() < limit:

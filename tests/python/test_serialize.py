@@ -6,6 +6,8 @@ import copy
 import os
 import random
 import struct
+import subprocess
+import sys
 from collections import OrderedDict
 from dataclasses import dataclass
 
@@ -14,7 +16,7 @@ import pytest
 import torch
 
 import shardwire
-from shardwire import deserialize, serialize
+from shardwire import _plain, _plain_keys, deserialize, serialize
 
 SEED = int(os.environ.get("SHARDWIRE_TEST_SEED", random.SystemRandom().randrange(1 << 30)))
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.int8, torch.uint8, torch.bool, torch.complex64]
@@ -193,6 +195,64 @@ def test_keys_that_only_broken_bytes_have():
         assert len(deserialize(twice)) == 1
     except ValueError as error:  # compared, they are deeper than this Python goes
         assert "cannot be in it" in str(error)
+
+
+def doubled(kind, depth, first=0):
+    """Nodes of which each holds the next one twice: 2^depth values, where each counts as often as it is met."""
+    return [struct.pack("<cI", kind, 2) + 2 * reference(first + number) for number in range(1, depth)] + [struct.pack("<cI", b"t", 0)]
+
+
+def paired(depth, first=0):
+    """The same of frozensets, which keep their hashes, but are compared: each holds two tuples that hold the next one."""
+    nodes = []
+    for number in range(first, first + 3 * depth, 3):
+        nodes.append(struct.pack("<cI", b"Z", 2) + reference(number + 1) + reference(number + 2))
+        nodes += [struct.pack("<cI", b"t", 2) + reference(number + 3) + struct.pack("<cq", b"i", each) for each in (0, 1)]
+    return [*nodes, struct.pack("<cI", b"t", 0)]
+
+
+READS = """
+import sys, torch, shardwire
+try:
+    shardwire.deserialize(torch.frombuffer(bytearray(sys.stdin.buffer.read()), dtype=torch.uint8))
+except ValueError as error:
+    print(error)
+"""
+
+
+@pytest.mark.parametrize("kind", list(KINDS_WITH_KEYS))
+@pytest.mark.parametrize("keys", [[*doubled(b"t", 100)], [*paired(100), *paired(100, 301)]], ids=["hashed", "compared"])
+def test_keys_that_would_be_hashed_or_compared_for_ever_are_refused(kind, keys):
+    nodes = [*keys, holder(kind, *range(0, len(keys), 301))]
+    # C's hashing hears no signal: in a process that can be ended.
+    done = subprocess.run([sys.executable, "-c", READS], input=bytes(head_of(*nodes).numpy()), capture_output=True, timeout=120, check=True)
+    assert f"more than {_plain_keys.MOST_IN_KEYS} values in all" in done.stdout.decode() and "with those of node" in done.stdout.decode(), done
+
+
+def test_what_is_no_key_may_share_as_it_likes():
+    value = deserialize(head_of(*doubled(b"t", 100), holder(b"l", 0)))[0]
+    assert type(value) is tuple and value[0] is value[1]
+    assert serialize([value]).numel() < 10_000
+
+
+def test_writer_and_reader_count_what_keys_hold_alike(monkeypatch):
+    """What the one writes the other reads."""
+    shared = tuple(range(20))
+    twice = ((shared, shared), "x" * 40, frozenset([shared, torch.Size([2, 3])]))
+    values = [{(shared, number): number for number in range(10)}, OrderedDict({twice: 1, shared: [2]}), {twice, frozenset([twice]), "y" * 40, 5},
+              frozenset([(frozenset([shared]), torch.Size([4])), torch.Size([4])])]
+    for value in values:
+        head, parts = _plain.write([value, [shared]])
+        reader = _plain._Reader(head, parts)
+        assert reader.read() == [value, [shared]]
+        monkeypatch.setattr(_plain_keys, "MOST_IN_KEYS", reader.keys.count - len(head))
+        assert there_and_back([value, [shared]]) == [value, [shared]]
+        monkeypatch.setattr(_plain_keys, "MOST_IN_KEYS", reader.keys.count - len(head) - 1)
+        with pytest.raises(TypeError, match="keys and members that share tuples"):
+            serialize([value, [shared]])
+        with pytest.raises(ValueError, match="keys and members that share tuples"):
+            _plain.read(head, parts)
+        monkeypatch.undo()
 
 
 def test_tensors_are_views_and_shared_memory_stays_shared():

@@ -29,6 +29,7 @@ class RdmaEndpoint final : public Endpoint {
     return joinByRdma({fabric_, self_.options, self_.rank, peer, isDialer, who, own_, std::string(peerAddress)}, std::move(link));
   }
 
+  void refuse(Link link, const Status& why) override { refuseByRdma(std::move(link), why); }
   std::unique_ptr<Wire> takeWire() override { return std::make_unique<RdmaWire>(fabric_); }
 
  private:

@@ -278,6 +278,10 @@ void RdmaJoining::finish() {
 
 }  // namespace
 
+void refuseByRdma(Link link, const Status& why) {
+  static_cast<void>(sendSome(link.socket(), framed(encodeFailure(why))));
+}
+
 std::unique_ptr<Joining> joinByRdma(RdmaHandshake handshake, Link link) {
   return std::make_unique<RdmaJoining>(std::move(handshake), std::move(link));
 }

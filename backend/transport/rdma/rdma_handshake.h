@@ -25,5 +25,7 @@ struct RdmaHandshake {
 };
 
 std::unique_ptr<Joining> joinByRdma(RdmaHandshake handshake, Link link);
+// Tells who dialed that there is nothing to set up.
+void refuseByRdma(Link link, const Status& why);
 
 }  // namespace shardwire::internal

@@ -165,15 +165,13 @@ void Inbox::bury() {
   ShmFabric::Remains remains;
   remains.offset = offset_;
   remains.bytes = header_.size() + slots_.size();
-  // Only of those who were there: looking at a slot that nobody ever had would give it memory.
-  std::vector<int> announced;
-  for (int peer = 0; peer < worldSize_; ++peer) {
-    if ((announcedWord(static_cast<std::size_t>(peer) / 64) >> (peer % 64) & 1) != 0) {
-      announced.push_back(peer);
-    }
-  }
-  remains.isFree = [laneBytes = laneBytes_, announced = std::move(announced), at = slots_.bytes()](ShmFabric& fabric) {
-    for (const int peer : announced) {
+  // Only of those who were there: looking at a slot that nobody ever had would give it memory. One may still come, as long as the header is
+  // there: what it wrote after the memory was given back would be memory again, for as long as the process has groups.
+  remains.isFree = [laneBytes = laneBytes_, numPeers = worldSize_, announced = announcedWords(), at = slots_.bytes()](ShmFabric& fabric) {
+    for (int peer = 0; peer < numPeers; ++peer) {
+      if ((announced[peer / 64].load(std::memory_order_seq_cst) >> (peer % 64) & 1) == 0) {
+        continue;
+      }
       const SlotReader& reader = *InboxSlot{at + slotBytes(laneBytes) * static_cast<std::size_t>(peer), laneBytes}.reader();
       const auto state = static_cast<ReaderState>(reader.state.load(std::memory_order_seq_cst));
       if (state == ReaderState::kHere && (reader.process == fabric.door().process || fabric.isLinkedHere(reader.process))) {

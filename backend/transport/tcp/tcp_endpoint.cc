@@ -42,6 +42,7 @@ class TcpEndpoint final : public Endpoint {
     joint.poller = poller_;
     return std::make_unique<TcpJoining>(std::move(link), isDialer, std::move(joint));
   }
+  void refuse(Link link, const Status& why) override { refuseByTcp(std::move(link), why); }
   std::unique_ptr<Wire> takeWire() override { return std::make_unique<TcpWire>(poller_); }
 
  private:

@@ -103,6 +103,10 @@ Status sendProof(const Fd& socket, const Digest& proof) {
 
 }  // namespace
 
+void refuseByTcp(Link link, const Status& why) {
+  static_cast<void>(say(link.socket(), encodeSetup({.status = why})));
+}
+
 TcpJoining::TcpJoining(Link link, bool isDialer, TcpJoint joint)
     : link_(std::move(link)), isDialer_(isDialer), joint_(std::move(joint)), fromLink_(kMaxHandshakeBytes), fromSecond_(sizeof(Digest)) {
   if (const Status begun = begin(); !begun.isOk()) {

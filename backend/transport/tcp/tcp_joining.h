@@ -17,6 +17,9 @@ namespace shardwire::internal {
 
 inline constexpr std::uint8_t kTcpVersion = 1;
 
+// Tells who dialed that there is nothing to set up.
+void refuseByTcp(Link link, const Status& why);
+
 class TcpJoining final : public Joining {
  public:
   // `joint` lacks its sockets and the name of the remote one.

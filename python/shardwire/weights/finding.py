@@ -71,7 +71,19 @@ def _record(place: Place, address: Address) -> tuple[dict[str, Any] | None, Mism
         record = verified("publisher", data, f"the publisher of {address.name!r} in {address.text}")
     except MismatchError as error:
         return None, error
-    return (None if record["closed"] else record), None
+    return (None if _is_closed(place, record["id"]) else record), None
+
+
+def closed_key(publication: str) -> str:
+    return f"{publication}.closed"
+
+
+def _is_closed(place: Place, publication: str) -> bool:
+    data = place.peek(closed_key(publication))
+    try:
+        return data is not None and verified("closed", data, "the publisher's last record")["id"] == publication
+    except (MismatchError, ValueError, KeyError):
+        return False  # a stranger's
 
 
 def _missing(place: Place, record: dict[str, Any], note: str) -> list[int]:

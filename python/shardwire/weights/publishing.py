@@ -26,6 +26,7 @@ from ..errors import AbortedError, MismatchError, SystemFailure
 from .agree import Meeting
 from .descriptions import collect, describe
 from .holdings import Holdings
+from .finding import closed_key
 from .meeting_place import Address, Place, signed, verified
 from .problems import Problems
 from .serving import Serving, log
@@ -164,7 +165,7 @@ class Publication:
             serving.join(5.0)
         if self.rank == 0:
             try:
-                self._announce(closed=True)
+                self._sign_off()
             except Exception:
                 pass  # the store is gone: nobody finds us there
         if self._server is not None:
@@ -184,12 +185,14 @@ class Publication:
 
     # ---- the watching thread
 
-    def _announce(self, closed: bool = False) -> None:
-        current = self._place.peek("publisher")
-        if closed and (current is None or self._id.encode() not in current):
-            return  # a newer one has the name
-        self._place.put("publisher", signed("publisher", {"id": self._id, "size": self.size, "who": self._who, "closed": closed}))
+    def _announce(self) -> None:
+        self._place.put("publisher", signed("publisher", {"id": self._id, "size": self.size, "who": self._who}))
         self._announced = True
+
+    def _sign_off(self) -> None:
+        """In a record of its own. The name's may become a newer one's at any moment, also between a look and a write, which would end that one."""
+        if self._announced:
+            self._place.put(closed_key(self._id), signed("closed", {"id": self._id}))
 
     def _watch(self) -> None:
         place = None

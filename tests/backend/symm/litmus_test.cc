@@ -122,20 +122,18 @@ TEST(Litmus, BarriersOrderPlainStores) {
       litmusOptions());
 }
 
-// A section in order excludes the others, whatever ranks each names: plain counters in two parts move together.
+// A section in order excludes all others: plain counters in two parts move together.
 TEST(Litmus, OrderedSectionsExcludeEachOther) {
   withGroup(
       3,
       [](Communicator& group) {
         const Block block = blockOf(group, 64);
-        const std::array<std::vector<Rank>, 3> teams = {{{1, 2}, {2, 1}, {0, 1, 2}}};
-        const std::vector<Rank>& ranks = teams[static_cast<std::size_t>(group.rank())];
         for (int round = 0; round < kRounds / 3; ++round) {
-          ASSERT_TRUE(block->enterOrder(ranks).isOk());
+          ASSERT_TRUE(block->enterOrder().isOk());
           ASSERT_EQ(wordsOf(block, 1)[0], wordsOf(block, 2)[0]);
           ++wordsOf(block, 1)[0];
           ++wordsOf(block, 2)[0];
-          block->leaveOrder(ranks);
+          block->leaveOrder();
         }
         ASSERT_TRUE(block->barrier(0, std::nullopt).isOk());
         EXPECT_EQ(wordsOf(block, 2)[0], kRounds / 3 * 3);
@@ -152,15 +150,14 @@ TEST(Litmus, ATurnThatComesWithTheLastLookIsTaken) {
       2,
       [&](Communicator& group) {
         const Block block = blockOf(group, 64);
-        const std::array<Rank, 2> ranks = {0, 1};
         const auto me = static_cast<std::size_t>(group.rank());
         for (int round = 1; round <= 1000; ++round) {
-          ASSERT_TRUE(block->enterOrder(ranks).isOk()) << "round " << round;
+          ASSERT_TRUE(block->enterOrder().isOk()) << "round " << round;
           entered[me] = round;
           const auto until = Clock::now() + std::chrono::nanoseconds(200000 + 100 * round);
           while (Clock::now() < until) {
           }
-          block->leaveOrder(ranks);
+          block->leaveOrder();
           while (entered[1 - me] < round) {
             std::this_thread::yield();
           }

@@ -3,9 +3,12 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <atomic>
 #include <thread>
 
 #include "backend/memory/shared_heap.h"
+#include "backend/symm/agree.h"
 #include "backend/symm/graveyard.h"
 #include "tests/backend/exec/fake_engine.h"
 
@@ -89,6 +92,39 @@ TEST_F(MakeSymmetric, APartThatAPeerMayHoldIsKeptWhenOnlyThisRankFails) {
   clearBuried();
   EXPECT_EQ(numBuried(), buried);
   EXPECT_EQ(usedBytes(), before);
+}
+
+// Rank 1 gave up, and makes another one: what it wants of that is no answer to how the first one went.
+TEST_F(MakeSymmetric, TellsARankThatBeginsAnewWhichStepEachIsIn) {
+  std::atomic<bool> isOver{false};
+  std::thread rank1([&] {
+    Bytes wants;
+    while (wants.empty()) {
+      engine_->underLock([&] {
+        for (const Bytes& frame : to_->sent(Lane::kControl)) {
+          wants = readFrame<BlobFrame>(frame).has_value() ? frame : wants;
+        }
+      });
+      std::this_thread::yield();
+    }
+    takeBlob(true);
+    BlobFrame anew = *readFrame<BlobFrame>(wants);
+    ++anew.operation.seq;
+    put(Lane::kControl, frameOf(anew, readFrame<BlobFrame>(wants)->payload));
+    while (!textOfFirst<DesyncFrame>().has_value() && !isOver) {
+      std::this_thread::yield();
+    }
+    put(Lane::kControl, frameOf(DesyncFrame{.seq = anew.operation.seq}, bytesOf(kOffersSymmetric)));
+  });
+  const auto made = makeSymmetric(engine_, {.bytes = kBytes, .text = "bytes"}, std::chrono::seconds(20), [] { return Status::ok(); });
+  isOver = true;
+  rank1.join();
+  EXPECT_EQ(made.status().code(), StatusCode::kMismatch);
+  const std::string text = made.status().message();
+  EXPECT_NE(text.find("rank 0 called symmetric memory (2 of 2: whether each rank has it)"), std::string::npos) << text;
+  EXPECT_NE(text.find("rank 1 called symmetric memory (1 of 2: what each rank wants)"), std::string::npos) << text;
+  held_->isGone = true;
+  clearBuried();
 }
 
 // Rank 1 on another host could only ask, and would be refused.

@@ -115,6 +115,33 @@ TEST(Inbox, StaysAsLongAsAPeerMayWriteToIt) {
   EXPECT_GT((*next)->offset(), at.offset);
 }
 
+// It found the header while another peer kept it, and says that it is there when the owner has left.
+TEST(Inbox, StaysForAPeerThatComesWhenItsOwnerHasLeft) {
+  auto inbox = makeInbox(3);
+  ASSERT_TRUE(inbox.isOk());
+  const std::shared_ptr<ShmFabric> fabric = (*inbox)->fabric();
+  const Inbox::At at = placeOf(**inbox);
+  const std::size_t before = fabric->numRemains();
+  const auto come = [&](const std::shared_ptr<Inbox>& mapped, Rank rank, ReaderState state) {
+    mapped->slot(rank).reader()->process = fabric->door().process;
+    mapped->slot(rank).reader()->state = static_cast<std::uint32_t>(state);
+    mapped->announce(rank);
+  };
+  const auto early = Inbox::map(at, 0, 3, 1);
+  ASSERT_TRUE(early.isOk());
+  come(*early, 1, ReaderState::kHere);
+  inbox->reset();
+  const auto late = Inbox::map(at, 0, 3, 2);
+  ASSERT_TRUE(late.isOk());
+  come(*late, 2, ReaderState::kHere);
+  come(*early, 1, ReaderState::kGone);
+  fabric->clearRemains();
+  EXPECT_EQ(fabric->numRemains(), before + 1);
+  come(*late, 2, ReaderState::kGone);
+  fabric->clearRemains();
+  EXPECT_EQ(fabric->numRemains(), before);
+}
+
 // Who joins late does not look at what it is not told of.
 TEST(Inbox, WakesAnOwnerThatAwaitsAnnouncements) {
   const auto inbox = makeInbox(130);
