@@ -571,3 +571,15 @@ def freed(rank):
 def test_entries_are_freed_when_they_were_taken():
     used = run_ranks(2, freed)[0]
     assert used[-1] <= 3 << 20, used  # one may have come already
+
+
+def test_a_putter_hears_before_a_getter_does():
+    """Who gets the last entry may end its process with it; the putter's answer must be on its way by then."""
+    from shardwire.queues.entries import READY, Entry, Getter, HeldQueue, Putting
+    heard = []
+    held = HeldQueue("key", [], None, False)
+    held.get(Getter(lambda entry, why: heard.append(("getter", entry.head, why)), True), True)
+    putting = Putting("a source", lambda outcome: heard.append(("putter", outcome)))
+    putting.entries.append(Entry(b"last", []))
+    held.put(putting, True)
+    assert heard == [("putter", READY), ("getter", b"last", READY)]

@@ -116,9 +116,9 @@ class HeldQueue:
             visible.append(putting)
         if line is not None and not line:
             del self.in_order[source]
-        self._serve()  # getters first: they wait for longer
-        for putting in visible:
+        for putting in visible:  # before the getters: one that ends its process with what it got would take the answer with it
             putting.end(READY)
+        self._serve()
 
     def give_up(self, putting: Putting) -> None:
         """A putter went or gave up before what it put could be seen."""
