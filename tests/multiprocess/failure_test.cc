@@ -165,7 +165,7 @@ TEST(KilledRank, EndsAnAllReduceByATreeThatWaitsForIt) {
                           std::vector<float> values(10, 1.0f);
                           auto work = group->allReduce(TensorView::contiguous(values.data(), DType::kFloat32, {10}), ReduceOp::kSum);
                           const Status status = work.isOk() ? (*work)->wait() : work.status();
-                          EXPECT_EQ(status.code(), StatusCode::kPeerFailed);
+                          EXPECT_EQ(status.code(), StatusCode::kPeerFailed) << status.message();
                           EXPECT_LT(Clock::now() - before, kNotTheTimeout);
                           EXPECT_NE(status.message().find(fmt::format("rank {} (pid", killed)), std::string::npos) << status.message();
                         },

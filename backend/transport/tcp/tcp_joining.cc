@@ -25,6 +25,7 @@ namespace {
 constexpr std::uint32_t kMagic = 0x50545753;  // "SWTP"
 constexpr std::size_t kMaxTextBytes = 1024;
 constexpr std::size_t kMaxStrangers = 32;
+constexpr Duration kSuspectFor = std::chrono::seconds(1);
 constexpr std::string_view kDialerProof = "tcp fetches, dialer";
 constexpr std::string_view kListenerProof = "tcp fetches, listener";
 
@@ -155,6 +156,8 @@ Status TcpJoining::advance() {
       return takeSetup();
     case Stage::kConnecting:
       return connected();
+    case Stage::kSuspecting:
+      return hearWhy();
     case Stage::kProving:
       return takeProof();
     case Stage::kAccepting:
@@ -186,22 +189,40 @@ Status TcpJoining::takeSetup() {
     return Status::ok();
   }
   auto address = remoteAddress(link_.socket());
-  SW_RETURN_IF_ERROR(unlessGone(address.status()));
+  if (!address.isOk()) {
+    return suspect(address.status());
+  }
   address->setPort(theirs->port);
   secondName_ = toString(*address);
-  auto socket = startTcp(*address);
-  SW_RETURN_IF_ERROR(unlessGone(socket.status()));
+  int error = 0;
+  auto socket = startTcp(*address, &error);
+  if (!socket.isOk()) {
+    return error == 0 ? socket.status() : suspect(socket.status());
+  }
   second_ = std::move(*socket);
   stage_ = Stage::kConnecting;
   return Status::ok();
 }
 
-// What fails where the peer has ended is a consequence of that.
-Status TcpJoining::unlessGone(const Status& why) const {
-  if (why.isOk() || !isHungUp(link_.socket())) {
-    return why;
+// The peer's port is closed to this rank. A process that ends closes its descriptors one by one, so its link may hang up a moment later;
+// and a peer that gave up says why.
+Status TcpJoining::suspect(Status why) {
+  suspicion_ = std::move(why);
+  suspectUntil_ = Clock::now() + kSuspectFor;
+  stage_ = Stage::kSuspecting;
+  return Status::ok();
+}
+
+Status TcpJoining::hearWhy() {
+  const auto whole = fromLink_.readOn(link_.socket());
+  if (!whole.isOk()) {
+    return {StatusCode::kPeerFailed, fmt::format("the other end closed the connection ({})", suspicion_.message())};
   }
-  return {StatusCode::kPeerFailed, fmt::format("the other end closed the connection ({})", why.message())};
+  if (*whole) {
+    const Status said = decodeVerdict(fromLink_.take());
+    return said.isOk() ? suspicion_ : said;
+  }
+  return Clock::now() < suspectUntil_ ? Status::ok() : suspicion_;
 }
 
 Status TcpJoining::connected() {
@@ -210,7 +231,7 @@ Status TcpJoining::connected() {
     return Status::ok();
   }
   if (const int error = socketError(second_); error != 0) {
-    return unlessGone(systemError(fmt::format("connecting a second socket to {} (is a firewall between?)", secondName_), error));
+    return suspect(systemError(fmt::format("connecting a second socket to {} (is a firewall between?)", secondName_), error));
   }
   stage_ = Stage::kProving;
   return sendProof(second_, proveSocket(link_.secret(), kDialerProof));
@@ -316,6 +337,8 @@ std::string TcpJoining::awaited() const {
   switch (stage_) {
     case Stage::kConnecting:
       return fmt::format("connecting a second socket to {}", secondName_);
+    case Stage::kSuspecting:
+      return fmt::format("waiting for the peer to say why {} is closed", secondName_);
     case Stage::kProving:
       return "waiting for the second socket's proof";
     case Stage::kAccepting:

@@ -31,7 +31,7 @@ class TcpJoining final : public Joining {
   void giveUp(const Status& why) override;
 
  private:
-  enum class Stage : unsigned char { kSetup, kConnecting, kProving, kAccepting, kVerdict, kOver };
+  enum class Stage : unsigned char { kSetup, kConnecting, kSuspecting, kProving, kAccepting, kVerdict, kOver };
   struct Caller {
     Fd socket;
     MessageReader reader;
@@ -42,7 +42,8 @@ class TcpJoining final : public Joining {
   // Each is one stage: it stays where it is, goes on to the next, or fails.
   Status advance();
   Status takeSetup();
-  Status unlessGone(const Status& why) const;
+  Status suspect(Status why);
+  Status hearWhy();
   Status connected();
   Status takeProof();
   Status acceptSecond();
@@ -58,6 +59,8 @@ class TcpJoining final : public Joining {
   MessageReader fromSecond_;
   Fd second_;
   std::string secondName_;
+  Status suspicion_;  // why there is no second socket, as far as this end knows
+  Deadline suspectUntil_{};
   Fd listener_;  // of the second socket, where this rank does not dial
   std::vector<Caller> callers_;
   std::optional<Outcome> outcome_;
