@@ -52,13 +52,13 @@ packages_of() {  # packages_of GROUP
       if debian_torch && ! torch_beside_debian; then echo python3-torch libtorch-dev; fi
       ! debian_torch || echo pybind11-dev
       [ "$torch_choice" != pip ] || [ "$python" != /usr/bin/python3 ] || echo python3-venv python3-pip ;;
-    cpp) packages_of core; echo python3 libgtest-dev nlohmann-json3-dev libcli11-dev libbenchmark-dev openmpi-bin iproute2 ;;
+    cpp) packages_of bench; echo python3 libgtest-dev libbenchmark-dev iproute2 ;;  # the benches run among the tests
     checks)
       packages_of cpp
       echo clang python3-pytest mypy shellcheck codespell
       # The layout of the sources is clang-format 14's, and their names are as clang-tidy 14 reads them; Debian 13 has no such versions.
       if apt-cache show clang-format-14 >/dev/null 2>&1; then echo clang-format-14 clang-tidy-14; fi ;;
-    mpi) packages_of cpp; echo openmpi-bin; [ "$python" != /usr/bin/python3 ] || echo python3-mpi4py ;;
+    mpi) packages_of cpp; [ "$python" != /usr/bin/python3 ] || echo python3-mpi4py ;;
     # The machines' kernel is unpacked, not installed: tests/rig/kernel.py.
     rdma) packages_of cpp; echo libibverbs1 ibverbs-providers ibverbs-utils perftest qemu-system-x86 kmod cpio xz-utils zstd iproute2 ;;
     tidy) packages_of cpp; echo clang-tidy ;;

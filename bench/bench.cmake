@@ -55,7 +55,8 @@ else()
   message(STATUS "benches: reshape_bench, tcp_bench, alltoallw_bench and collectives_bench are left out, there is no libcli11-dev or nlohmann-json3-dev")
 endif()
 
-# That each still runs, with little to do; their figures mean nothing here.
+# That they still run, with little to do; their figures mean nothing here. Not rdma_bench, which wants a device, nor alltoallw_bench, whose
+# ranks mpirun starts.
 if(SHARDWIRE_TESTS)
   function(shardwire_bench_test name)
     if(TARGET ${name})

@@ -231,6 +231,7 @@ def main() -> None:
     torch.set_num_threads(1)
     results: dict[str, dict[str, list[float]]] = {}
     with tempfile.TemporaryDirectory(prefix="shardwire-queue-") as folder:
+        tempfile.tempdir = folder  # for torch.multiprocessing, whose folders stay where a process ends as these do
         chosen = kinds()
         for turn in range(args.turns):
             for number, (name, make) in enumerate(chosen.items()):

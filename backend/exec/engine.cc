@@ -163,7 +163,7 @@ void Engine::take(const std::shared_ptr<Activity>& activity) {
   if (peers_.late != nullptr) {
     wantLinks(*activity);
   }
-  // Only a holder of the lock takes it back, and the store costs what a short operation's copy does.
+  // Only a holder of the lock takes it back. Mostly it is set already, and a store that all threads must see at once is not free.
   if (!hasWork_.load(std::memory_order_relaxed)) {
     hasWork_.store(true, std::memory_order_seq_cst);
   }
