@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <cstdio>
 #include <cstring>
 #include <optional>
 #include <thread>
@@ -80,15 +81,19 @@ void removeStale(const std::string& folder) {
   ::closedir(listing);
 }
 
+// Made under another name: a socket that is bound and does not listen yet looks like one of a killed process to whoever looks meanwhile,
+// who would remove it.
 Result<Fd> listenAt(const std::string& path) {
-  const auto address = addressOf(path);
-  if (!address.has_value()) {
+  const std::string unfinished = fmt::format("{}.new", path.substr(0, path.rfind('.')));
+  const auto address = addressOf(unfinished);
+  if (!address.has_value() || !addressOf(path).has_value()) {
     return Status(StatusCode::kSystem, fmt::format("SHARDWIRE_STATUS: the path {} is too long for a socket; set XDG_RUNTIME_DIR", path));
   }
-  (void)::unlink(path.c_str());  // of a process that had our number before
+  (void)::unlink(unfinished.c_str());  // of a process that had our number before
   Fd socket = makeSocket();
   if (!socket.isOpen() || ::bind(socket.get(), reinterpret_cast<const sockaddr*>(&*address), sizeof(*address)) != 0 ||
-      ::chmod(path.c_str(), 0600) != 0 || ::listen(socket.get(), kBacklog) != 0) {
+      ::chmod(unfinished.c_str(), 0600) != 0 || ::listen(socket.get(), kBacklog) != 0 ||
+      std::rename(unfinished.c_str(), path.c_str()) != 0) {
     return systemError(fmt::format("SHARDWIRE_STATUS: listening at {}", path), errno);
   }
   socket.closeInChildren();
@@ -145,11 +150,12 @@ class Server {
     if (!thread_.joinable()) {
       return;
     }
+    // While it still listens: else who looks meanwhile takes it for a killed process's, and may remove the next one of this name.
+    (void)::unlink(path_.c_str());
     const std::uint64_t one = 1;
     while (::write(end_.get(), &one, sizeof(one)) < 0 && errno == EINTR) {
     }
     thread_.join();
-    (void)::unlink(path_.c_str());
   }
 
  private:

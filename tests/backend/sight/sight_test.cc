@@ -4,6 +4,7 @@
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/un.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -203,6 +204,30 @@ TEST(StatusSocket, AnswersItsUserOnlyAndLeavesNothingBehind) {
   EXPECT_FALSE(fs::exists(*path));
   EXPECT_FALSE(ask(*path).has_value());
   ASSERT_TRUE(serveStatus().isOk());  // and again
+}
+
+// Each removes the sockets of killed processes when it begins: another's that is being made is not one.
+TEST(StatusSocket, ProcessesThatBeginAtOnceLeaveEachOthersSocket) {
+  const Folder folder;
+  std::vector<pid_t> children;
+  for (int i = 0; i < 3; ++i) {
+    children.push_back(::fork());
+    if (children.back() == 0) {
+      bool ok = true;
+      for (int round = 0; ok && round < 200; ++round) {
+        const Result<std::string> path = serveStatus();
+        ok = path.isOk() && ask(*path).has_value();
+        stopServingStatus();
+      }
+      ::_exit(ok ? 0 : 1);
+    }
+  }
+  for (const pid_t child : children) {
+    int ended = -1;
+    ASSERT_EQ(::waitpid(child, &ended, 0), child);
+    EXPECT_TRUE(WIFEXITED(ended) && WEXITSTATUS(ended) == 0) << "wait status " << ended;
+  }
+  EXPECT_TRUE(fs::is_empty(folder.path() + "/shardwire"));
 }
 
 TEST(StatusSocket, RefusesAFolderThatOthersCanEnter) {
