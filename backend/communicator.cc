@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <set>
 
+#include "backend/bootstrap/store_rounds.h"
 #include "backend/communicator_impl.h"
 #include "backend/exec/point_to_point.h"
 #include "backend/flat_tensor.h"
@@ -76,6 +77,7 @@ CommunicatorImpl::~CommunicatorImpl() {
     abort(*interrupted + " was interrupted by a signal (Ctrl-C?), and then the group was ended");
   }
   engine_->shutdown();
+  noteEndOfGroup();
   clearBuried();
 }
 

@@ -92,6 +92,7 @@ std::string encodeAddress(const RankAddress& address) {
   writer.text(address.host);
   writer.u32(address.pid);
   writer.u32(address.uid);
+  writeId(writer, address.process);
   writer.u8(address.hasJobToken ? 1 : 0);
   writer.u8(address.joinsLate ? 1 : 0);
   writer.text(address.socketName);
@@ -130,6 +131,7 @@ Result<RankAddress> decodeAddress(std::string_view bytes) {
   address.host = reader.text(kMaxTextBytes);
   address.pid = reader.u32();
   address.uid = reader.u32();
+  address.process = readId(reader);
   const std::uint8_t hasJobToken = reader.u8();
   address.hasJobToken = hasJobToken == 1;
   const std::uint8_t joinsLate = reader.u8();
@@ -168,6 +170,9 @@ Result<RankAddress> makeAddress() {
   address.host = host.data();
   address.pid = static_cast<std::uint32_t>(::getpid());
   address.uid = ::geteuid();
+  const auto process = processId();
+  SW_RETURN_IF_ERROR(process.status());
+  address.process = *process;
   const auto name = makeRandomId();
   SW_RETURN_IF_ERROR(name.status());
   address.lifeName = "shardwire-life-" + toString(*name);

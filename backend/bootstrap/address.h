@@ -14,7 +14,7 @@
 
 namespace shardwire::internal {
 
-inline constexpr std::uint32_t kAddressVersion = 5;
+inline constexpr std::uint32_t kAddressVersion = 6;
 
 // What a rank says of one transport: how peers reach it by that, or why they cannot.
 struct TransportAddress {
@@ -32,6 +32,7 @@ struct RankAddress {
   std::string host;                    // for messages
   std::uint32_t pid = 0;
   std::uint32_t uid = 0;
+  RandomId process;                                             // processId(): whether a rank finds what it wrote itself
   bool hasJobToken = false;                                     // SHARDWIRE_JOB_TOKEN is set there
   bool joinsLate = false;                                       // it joins peers of its host when they are needed (Options::links)
   std::string socketName;                                       // abstract Unix socket of its process (ShmDoor)

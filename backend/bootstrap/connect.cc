@@ -11,6 +11,7 @@
 #include "backend/bootstrap/late_wires.h"
 #include "backend/bootstrap/lookout.h"
 #include "backend/bootstrap/read_addresses.h"
+#include "backend/bootstrap/store_rounds.h"
 #include "backend/bootstrap/summary.h"
 #include "backend/transport/shm/shm_doorbell.h"
 #include "backend/transport/shm/shm_fabric.h"
@@ -122,7 +123,12 @@ Result<Peers> connectPeers(Store& store, Rank rank, int worldSize, const Options
   if (worldSize < 1 || rank < 0 || rank >= worldSize) {
     return Status{StatusCode::kInvalidArgument, fmt::format("rank {} of {} does not exist", rank, worldSize)};
   }
-  Gathering group{store, rank, worldSize, deadline};
+  const auto round = worldSize > 1 ? nextRound(store, rank) : Result<int>(0);
+  if (!round.isOk()) {
+    return Status{round.status().code(), fmt::format("group '{}' could not be made: {}", groupName, round.status().message())};
+  }
+  RoundStore ofRound(store, *round);
+  Gathering group{ofRound, *round, rank, worldSize, deadline};
   const std::size_t size = Gathering::index(worldSize);
   group.addresses.resize(size);
   group.isRead.resize(size);
@@ -137,6 +143,7 @@ Result<Peers> connectPeers(Store& store, Rank rank, int worldSize, const Options
     logInfo("group '{}', rank {} of {}: {}", groupName, rank, worldSize, summary(group.peers));
     return std::move(group.peers);
   }
+  noteEndOfGroup();
   const Status failure = lookout.agreeOnFailure(made);
   return Status{failure.code(), fmt::format("group '{}' could not be made: {}", groupName, failure.message())};
 }

@@ -28,6 +28,7 @@ struct Gathering {
   }
 
   Store& store;
+  const int round;  // of the store, which is this round's (store_rounds.h)
   const Rank rank;
   const int worldSize;
   const Deadline deadline;

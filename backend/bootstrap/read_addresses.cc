@@ -96,6 +96,12 @@ Status absentError(Gathering& group, Rank awaited) {
   SW_RETURN_IF_ERROR(readUnread(group, group.worldSize));
   std::vector<Rank> absent = unread(group);
   std::sort(absent.begin(), absent.end());
+  if (!absent.empty() && group.round > 0) {
+    return lateError(group,
+                     fmt::format("did not arrive for group {} of this store (who did not make those before it cannot: use another store)",
+                                 group.round + 1),
+                     absent);
+  }
   return absent.empty()
              ? lateError(group, fmt::format("arrived, but wrote no list of ranks in which this process is rank {}", group.rank), {awaited})
              : lateError(group, "did not arrive", absent);

@@ -1,5 +1,6 @@
 // The rendezvous of ranks: one of stores.h, or what a job brings along (c10d's TCPStore, a key-value service). Keys and values are bytes.
-// Keys do not name the group, so each has a store of its own, or a prefix. Used by the thread that makes the group, while it makes it.
+// Keys do not name the group, so each has a store of its own, or a prefix. The same processes, with the same ranks, may end a group and
+// make it anew with its store. Used by the thread that makes the group, while it makes it.
 #pragma once
 
 #include <string>

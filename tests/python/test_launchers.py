@@ -53,6 +53,18 @@ def test_torchrun(tmp_path: Path) -> None:
     _run([sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_port", str(launch.free_port()), *options], tmp_path)
 
 
+REPEATED = SCRIPT.split("dist.init")[0] + "for _ in range(20):\n" + "".join(
+    f"    {line}\n" for line in ("dist.init" + SCRIPT.split("dist.init", 1)[1]).splitlines())
+
+
+@pytest.mark.skipif(VERSION == (1, 13), reason="its init_process_group counts the ranks in the store, and waits for ever the second time, whatever the backend")
+@pytest.mark.skipif(VERSION == (2, 6), reason="Debian 13's torchrun asks for libuv, which its torch was built without")
+def test_the_default_group_is_made_again_and_again_by_torchrun(tmp_path: Path) -> None:
+    """Its agent keeps the store: the addresses of the groups before are still there."""
+    _run([sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_port", str(launch.free_port())], tmp_path,
+         REPEATED.replace("IMPORT", "import shardwire"))
+
+
 # torch loads backends by itself from 2.5 on; a script for older ones imports shardwire.
 WITHOUT_IMPORT = SCRIPT.replace("IMPORT", "" if VERSION >= (2, 5) else "import shardwire")
 AGAIN = 'dist.init_process_group("shardwire", init_method="mpi://")\ndist.barrier()\ndist.destroy_process_group()\n'

@@ -13,8 +13,10 @@
 
 #include "backend/bootstrap/address.h"
 #include "backend/bootstrap/own_ends.h"
+#include "backend/bootstrap/store_rounds.h"
 #include "backend/transport/shm/shm_message.h"
 #include "backend/transport/shm/unix_socket.h"
+#include "shardwire/communicator.h"
 #include "shardwire/stores.h"
 #include "tests/support/fork_ranks.h"
 
@@ -47,6 +49,21 @@ void expectError(const Result<Peers>& peers, StatusCode code, const std::vector<
     EXPECT_NE(peers.status().message().find(word), std::string::npos) << "no '" << word << "' in: " << peers.status().message();
   }
 }
+
+// Counts what the store is asked for.
+class AskedStore final : public Store {
+ public:
+  explicit AskedStore(Store& store) : store_(store) {}
+  Status set(const std::string& key, std::string_view value) override { return store_.set(key, value); }
+  Result<std::string> get(const std::string& key, Deadline deadline) override {
+    ++numAsked;
+    return store_.get(key, deadline);
+  }
+  int numAsked = 0;
+
+ private:
+  Store& store_;
+};
 
 // Counts what the store is told and has.
 class CountingStore final : public Store {
@@ -298,6 +315,90 @@ TEST(ConnectPeers, ManyGroupsComeAndGo) {
       const auto peers = connect(store, rank, 2);
       ASSERT_TRUE(peers.isOk()) << peers.status().message();
     }
+  });
+}
+
+// ---- one store, one group after another
+
+void expectOneValueOnAll(Communicator& group) {
+  std::int64_t value = group.rank() + 1;
+  auto work = group.allReduce(TensorView::contiguous(&value, DType::kInt64, {1}), ReduceOp::kSum);
+  ASSERT_TRUE(work.isOk()) << work.status().message();
+  const Status done = (*work)->wait();
+  EXPECT_TRUE(done.isOk()) << done.message();
+  EXPECT_EQ(value, group.worldSize() * (group.worldSize() + 1) / 2);
+}
+
+// Nobody waits for the others before it goes, nor before it comes again: a rank may be a round ahead.
+void comeAndGo(int worldSize, LinksWhen links, int numRounds, bool isWorking) {
+  MemoryStore store;
+  Options options;
+  options.links = links;
+  runRanksAsProcesses(worldSize, [&](Rank rank) {
+    for (int round = 0; round < numRounds; ++round) {
+      auto group = Communicator::create(store, rank, worldSize, options, "again");
+      ASSERT_TRUE(group.isOk()) << "round " << round << ": " << group.status().message();
+      if (isWorking) {
+        expectOneValueOnAll(**group);
+      }
+    }
+  });
+}
+
+TEST(OneStoreForMany, ATwoRankGroupIsMadeAgainAndAgain) {
+  comeAndGo(2, LinksWhen::kAuto, 40, true);
+}
+
+TEST(OneStoreForMany, AGroupWithARosterIsMadeAgainAndAgain) {
+  comeAndGo(6, LinksWhen::kAuto, 10, true);
+}
+
+TEST(OneStoreForMany, RanksThatJoinLateMayBeARoundAhead) {
+  comeAndGo(6, LinksWhen::kLazy, 10, false);
+}
+
+TEST(OneStoreForMany, AnAttemptThatFailedIsNotInTheWayOfTheNext) {
+  MemoryStore store;
+  runRanksAsProcesses(2, [&](Rank rank) {
+    const auto missed = connect(store, rank, 2 + rank);
+    expectError(missed, StatusCode::kMismatch, {"do not agree on how many they are"});
+    const auto peers = connect(store, rank, 2);
+    EXPECT_TRUE(peers.isOk()) << peers.status().message();
+  });
+}
+
+TEST(OneStoreForMany, WhoDoesNotComeAgainIsMissed) {
+  MemoryStore store;
+  runRanksAsProcesses(2, [&](Rank rank) {
+    const auto peers = connect(store, rank, 2);
+    ASSERT_TRUE(peers.isOk()) << peers.status().message();
+    if (rank == 0) {
+      noteEndOfGroup();
+      expectError(connect(store, 0, 2, std::chrono::milliseconds(300)), StatusCode::kTimeout,
+                  {"rank 1 did not arrive for group 2 of this store"});
+    }
+  });
+}
+
+TEST(OneStoreForMany, TheRoundIsFoundWithFewQuestions) {
+  runRanksAsProcesses(1, [&](Rank) {
+    MemoryStore memory;
+    EXPECT_EQ(*nextRound(memory, 3), 0);
+    const auto address = makeAddress();
+    ASSERT_TRUE(address.isOk());
+    for (int round = 0; round < 1000; ++round) {
+      ASSERT_TRUE(RoundStore(memory, round).set(addressKey(3), encodeAddress(*address)).isOk());
+    }
+    EXPECT_EQ(*nextRound(memory, 3), 0);  // no group of this process has ended: nobody asks
+    noteEndOfGroup();
+    AskedStore asked(memory);
+    EXPECT_EQ(*nextRound(asked, 3), 1000);
+    EXPECT_LT(asked.numAsked, 60);
+    EXPECT_EQ(*nextRound(memory, 2), 0);  // another rank's addresses
+    auto others = *address;
+    others.process = *makeRandomId();
+    ASSERT_TRUE(memory.set(addressKey(2), encodeAddress(others)).isOk());
+    EXPECT_EQ(*nextRound(memory, 2), 0);  // another process's
   });
 }
 

@@ -1,0 +1,62 @@
+#include "backend/bootstrap/store_rounds.h"
+
+#include <fmt/format.h>
+
+#include <atomic>
+
+#include "backend/base/per_process.h"
+#include "backend/base/random_id.h"
+#include "backend/bootstrap/address.h"
+
+namespace shardwire::internal {
+namespace {
+
+std::atomic<bool>& anyHasEnded() {
+  static PerProcess<std::atomic<bool>> current;
+  return current.get();
+}
+
+// Whether this process has published an address there.
+Result<bool> hasPublished(Store& store, Rank rank, int round, const RandomId& self) {
+  const auto bytes = RoundStore(store, round).get(addressKey(rank), Clock::now());  // a deadline that has passed means to look once
+  if (!bytes.isOk()) {
+    return bytes.status().code() == StatusCode::kTimeout ? Result<bool>(false) : bytes.status();
+  }
+  const auto address = decodeAddress(*bytes);
+  return address.isOk() && address->process == self;
+}
+
+}  // namespace
+
+std::string RoundStore::keyOf(const std::string& key) const {
+  return round_ == 0 ? key : fmt::format("{}/round {}", key, round_);
+}
+
+// Many rounds take few questions: in growing steps while they are used, and from the last one again.
+Result<int> nextRound(Store& store, Rank rank) {
+  if (!anyHasEnded().load()) {
+    return 0;
+  }
+  const auto self = processId();
+  SW_RETURN_IF_ERROR(self.status());
+  int next = 0;
+  int step = 1;
+  while (true) {
+    const auto isUsed = hasPublished(store, rank, next + step - 1, *self);
+    SW_RETURN_IF_ERROR(isUsed.status());
+    if (*isUsed) {
+      next += step;
+      step *= 2;
+    } else if (step == 1) {
+      return next;
+    } else {
+      step = 1;
+    }
+  }
+}
+
+void noteEndOfGroup() {
+  anyHasEnded().store(true);
+}
+
+}  // namespace shardwire::internal
