@@ -386,9 +386,6 @@ TEST_P(LateLinks, ARankThatLeftBeforeItWasNeededIsNamed) {
 
 // Rank 0 could not dial: rank 1 had no part in that, and dials it later.
 TEST_P(LateLinks, APeerHearsWhyALinkFailedOnTheOtherSideAlone) {
-  if (std::string_view(GetParam()) == "shm") {
-    GTEST_SKIP() << "either side of a link by shared memory makes its own half";
-  }
   withProcesses(2, [](Communicator& group, Shared& shared) {
     std::vector<std::int64_t> values = {1};
     if (group.rank() == 1) {

@@ -57,6 +57,16 @@ Status checkHeader(const InboxHeader& header, const std::array<std::uint64_t, kN
 
 }  // namespace
 
+void writeText(std::span<char> to, std::string_view text) {
+  const std::size_t size = std::min(text.size(), to.size() - 1);
+  std::copy_n(text.begin(), size, to.begin());
+  to[size] = 0;
+}
+
+std::string readText(std::span<const char> from) {
+  return {from.begin(), std::find(from.begin(), from.end(), '\0')};
+}
+
 std::size_t inboxHeaderBytes(int worldSize) {
   const std::size_t words = (static_cast<std::size_t>(worldSize) + 63) / 64;
   return (InboxHeader::kAnnouncedOffset + words * sizeof(std::uint64_t) + kInboxPage - 1) / kInboxPage * kInboxPage;
@@ -227,6 +237,18 @@ void Inbox::announce(Rank self) const {
   }
 }
 
+void Inbox::refuse(Rank peer, const Status& why) {
+  SlotRefusal& to = *slot(peer).refusal();
+  writeText(to.text, why.message());
+  to.code.store(static_cast<std::uint32_t>(why.code()), std::memory_order_release);
+}
+
+std::optional<Status> Inbox::refusalOf(Rank self) const {
+  const SlotRefusal& from = *slot(self).refusal();
+  const auto code = static_cast<StatusCode>(from.code.load(std::memory_order_acquire));
+  return code == StatusCode::kOk ? std::nullopt : std::optional<Status>({code, readText(from.text)});
+}
+
 bool Inbox::ownerDied() const {
   return page_->isOwnerDead();
 }
@@ -252,9 +274,7 @@ void Inbox::markWithdrawn() {
 
 void Inbox::leaveWord(const Status& why) {
   InboxHeader& to = header();
-  const std::string_view text = std::string_view(why.message()).substr(0, to.word.size() - 1);
-  std::copy(text.begin(), text.end(), to.word.begin());
-  to.word[text.size()] = 0;
+  writeText(to.word, why.message());
   to.wordCode = static_cast<std::uint32_t>(why.code());
 }
 
@@ -263,8 +283,7 @@ std::optional<Status> Inbox::lastWord() const {
   if (!ownerLeft() || code == StatusCode::kOk) {
     return std::nullopt;
   }
-  const auto& word = header().word;
-  return Status(code, std::string(word.begin(), std::find(word.begin(), word.end(), '\0')));
+  return Status(code, readText(header().word));
 }
 
 void Inbox::markLeft() {

@@ -8,7 +8,9 @@
 #include <memory>
 #include <optional>
 #include <shared_mutex>
+#include <span>
 #include <string>
+#include <string_view>
 
 #include "backend/base/mapping.h"
 #include "backend/base/random_id.h"
@@ -23,7 +25,7 @@ class ShmFabric;
 struct ShmProcessPage;
 
 inline constexpr std::uint64_t kInboxMagic = 0x584f424e49575348;  // "HSWINBOX" as bytes
-inline constexpr std::uint32_t kInboxVersion = 5;
+inline constexpr std::uint32_t kInboxVersion = 6;
 inline constexpr std::size_t kInboxPage = 4096;
 
 enum class RankState : std::uint32_t { kAlive = 0, kLeft = 1 };
@@ -63,6 +65,18 @@ struct SlotReader {
   std::array<char, kTextBytes> whyNoHeap;  // why the owner's heap is not mapped there; empty: it is
 };
 
+// What the owner tells the peer of a slot that it cannot join. Written before the code, which is not ok then; nobody trusts the text's
+// length.
+struct SlotRefusal {
+  std::atomic<std::uint32_t> code;  // StatusCode
+  std::array<char, 892> text;
+};
+
+// As much as fits, and a zero byte.
+void writeText(std::span<char> to, std::string_view text);
+// Up to a zero byte.
+std::string readText(std::span<const char> from);
+
 // Of the header with the bits behind it, in whole pages.
 std::size_t inboxHeaderBytes(int worldSize);
 // Bytes of one peer's part: a page of ring words and of what the peer tells, then the lanes' data.
@@ -71,10 +85,13 @@ std::size_t slotBytes(const std::array<std::uint64_t, kNumLanes>& laneBytes);
 struct InboxSlot {
   RingWords* words(Lane lane) const { return reinterpret_cast<RingWords*>(bytes) + static_cast<int>(lane); }
   SlotReader* reader() const { return reinterpret_cast<SlotReader*>(bytes + kReaderOffset); }
+  SlotRefusal* refusal() const { return reinterpret_cast<SlotRefusal*>(bytes + kRefusalOffset); }
   std::byte* laneData(Lane lane) const;
 
   static constexpr std::size_t kReaderOffset = 1024;
-  static_assert(kNumLanes * sizeof(RingWords) <= kReaderOffset && kReaderOffset + sizeof(SlotReader) <= kInboxPage);
+  static constexpr std::size_t kRefusalOffset = 3136;
+  static_assert(kNumLanes * sizeof(RingWords) <= kReaderOffset && kReaderOffset + sizeof(SlotReader) <= kRefusalOffset &&
+                kRefusalOffset + sizeof(SlotRefusal) <= kInboxPage);
 
   std::byte* bytes = nullptr;
   std::array<std::uint64_t, kNumLanes> laneBytes{};
@@ -121,6 +138,11 @@ class Inbox {
   std::uint32_t numAnnounced() const { return header().numAnnounced.load(std::memory_order_seq_cst); }
   std::uint64_t announcedWord(std::size_t index) const { return announcedWords()[index].load(std::memory_order_seq_cst); }
   void awaitAnnouncements() { header().awaitsAnnouncements.store(1, std::memory_order_seq_cst); }
+
+  // Of the owner: that peer cannot be joined. Who comes to this inbox nevertheless finds why.
+  void refuse(Rank peer, const Status& why);
+  // Of a peer's inbox: why its owner cannot join rank `self`; nothing while it has not said so.
+  std::optional<Status> refusalOf(Rank self) const;
 
   // The owner's liveness, from any process.
   bool ownerDied() const;

@@ -21,17 +21,6 @@ std::size_t index(Lane lane) {
   return static_cast<std::size_t>(lane);
 }
 
-// As much as fits, and a zero byte.
-void write(std::array<char, SlotReader::kTextBytes>& to, std::string_view text) {
-  const std::size_t size = std::min(text.size(), to.size() - 1);
-  std::copy_n(text.begin(), size, to.begin());
-  to[size] = 0;
-}
-
-std::string textOf(const std::array<char, SlotReader::kTextBytes>& from) {
-  return {from.begin(), std::find(from.begin(), from.end(), '\0')};
-}
-
 constexpr std::array<const char*, kNumLanes> kLaneNames = {"control", "bulk", "point"};
 
 }  // namespace
@@ -47,8 +36,8 @@ ShmConnection::ShmConnection(ShmJoint joint) : joint_(std::move(joint)) {
   SlotReader& sign = mySign();
   sign.process = joint_.mine->fabric()->door().process;
   sign.readGBps = joint_.readGBps;
-  write(sign.reason, joint_.whyNoReads);
-  write(sign.whyNoHeap, joint_.isSameProcess() ? "" : joint_.link->whyNoHeap());
+  writeText(sign.reason, joint_.whyNoReads);
+  writeText(sign.whyNoHeap, joint_.isSameProcess() ? "" : joint_.link->whyNoHeap());
   sign.state.store(static_cast<std::uint32_t>(ReaderState::kHere), std::memory_order_seq_cst);
   joint_.theirs->announce(joint_.self);
 }
@@ -64,9 +53,9 @@ bool ShmConnection::hearPeer() {
     return isHeard_;
   }
   isHeard_ = true;
-  peersReads_ = {sign.readGBps > 0 ? sign.readGBps : 0, textOf(sign.reason)};
+  peersReads_ = {sign.readGBps > 0 ? sign.readGBps : 0, readText(sign.reason)};
   joint_.peerReadsMe = peersReads_.gbps > 0;
-  joint_.whyPeerHasNoHeap = textOf(sign.whyNoHeap);
+  joint_.whyPeerHasNoHeap = readText(sign.whyNoHeap);
   return true;
 }
 

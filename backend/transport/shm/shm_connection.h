@@ -62,6 +62,8 @@ class ShmConnection final : public Connection {
   bool hearPeer();
   // Why the peer, which left, had given up, if it said so.
   std::optional<Status> peersLastWord() const { return joint_.theirs->lastWord(); }
+  // Why the peer cannot join this rank; nothing while it has not said so.
+  std::optional<Status> peersRefusal() const { return joint_.theirs->refusalOf(joint_.self); }
   // Of the reads that either side may do: 0 with a reason, or GB/s. Of the peer's after hearPeer().
   struct Reads {
     double gbps = 0;

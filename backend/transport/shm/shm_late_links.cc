@@ -1,6 +1,7 @@
 // A peer goes through these states, each in a poll() that does not wait: wanted, by an operation here or because it announced itself;
 // asked for, while the link of the two processes is made on the fabric's thread (ShmDialer), unless there is one; attached, when this rank
-// has done its half; joined, when the peer has done its own. What fails ends it for good, and is told once.
+// has done its half; joined, when the peer has done its own. What fails ends it for good, and is told once: here as news, and to the peer,
+// whose half may succeed, by a word in its slot of this rank's inbox.
 #include "backend/transport/shm/shm_late_links.h"
 
 #include <fmt/format.h>
@@ -122,14 +123,21 @@ std::optional<Result<std::unique_ptr<Connection>>> ShmLateLinks::advance(Rank ra
     return Status{why.code(),
                   fmt::format("{} cannot be joined by {}: {}", peer.who, transportKindName(TransportKind::kShm), why.message())};
   };
+  const auto failedHere = [&](const Status& why) {
+    const Status told = failed(why);
+    if (why.code() != StatusCode::kPeerFailed) {
+      inbox_->refuse(rank, told);
+    }
+    return told;
+  };
   if (peer.state == State::kWanted) {
     if (const Status asked = ask(peer); !asked.isOk()) {
-      return failed(asked);
+      return failedHere(asked);
     }
   }
   if (peer.state == State::kAsked) {
     if (const Status attached = attach(rank, peer); !attached.isOk()) {
-      return failed(attached);
+      return failedHere(attached);
     }
   }
   if (peer.state != State::kAttached) {
@@ -142,11 +150,15 @@ std::optional<Result<std::unique_ptr<Connection>>> ShmLateLinks::advance(Rank ra
   if (*isMet) {
     return std::move(peer.half);
   }
+  const auto& half = static_cast<const ShmConnection&>(*peer.half);
+  if (const auto refusal = half.peersRefusal()) {
+    return failed({refusal->code(), fmt::format("it gave up: {}", refusal->message())});
+  }
   const Status health = peer.half->health();
   if (health.isOk()) {
     return std::nullopt;
   }
-  return static_cast<const ShmConnection&>(*peer.half).peersLastWord().value_or(health);
+  return half.peersLastWord().value_or(health);
 }
 
 Status ShmLateLinks::ask(Peer& peer) {
