@@ -180,6 +180,23 @@ def test_groups_come_and_go(run_ranks):
     run_ranks(2, again)
 
 
+def of_one_name(rank, size):
+    for _ in range(20):
+        if rank < 2:
+            group = dist.new_group([0, 1], use_local_synchronization=True)
+            tensor = torch.ones(1)
+            dist.all_reduce(tensor, group=group)
+            assert tensor.item() == 2
+            dist.destroy_process_group(group)
+            del group  # before torch 2.8 a group ends with its last reference
+
+
+@pytest.mark.skipif(TORCH < (2, 6), reason="this torch names no group by its ranks")
+def test_groups_of_one_name_come_and_go(run_ranks):
+    """torch names such a group by its ranks, and so gives each the keys of the one before in the store."""
+    run_ranks(3, of_one_name)
+
+
 EXIT_SCRIPT = """
 import os, sys, torch, torch.distributed as dist, shardwire
 dist.init_process_group("shardwire", init_method="file://" + sys.argv[1], rank=int(sys.argv[2]), world_size=2)
