@@ -16,6 +16,8 @@ std::atomic<bool>& anyHasEnded() {
   return current.get();
 }
 
+constexpr const char* kAnyKey = "shardwire/again";
+
 // Whether this process has published an address there.
 Result<bool> hasPublished(Store& store, Rank rank, int round, const RandomId& self) {
   const auto bytes = RoundStore(store, round).get(addressKey(rank), Clock::now());  // a deadline that has passed means to look once
@@ -39,6 +41,7 @@ Result<int> nextRound(Store& store, Rank rank) {
   }
   const auto self = processId();
   SW_RETURN_IF_ERROR(self.status());
+  SW_RETURN_IF_ERROR(store.set(kAnyKey, ""));  // a look at torch's FileStore waits until somebody has made the file
   int next = 0;
   int step = 1;
   while (true) {
