@@ -9,6 +9,8 @@
 namespace shardwire::internal {
 namespace {
 
+constexpr std::size_t kPage = 4096;
+
 Status mapError(const char* what, std::size_t size, int error) {
   const char* hint = error == ENOMEM ? " (address space is limited: see ulimit -v, vm.max_map_count and SHARDWIRE_HEAP_BYTES)" : "";
   return systemError(fmt::format("cannot map {} bytes of {}{}", size, what, hint), error);
@@ -24,24 +26,24 @@ Mapping::~Mapping() {
 
 Result<Mapping> Mapping::shared(int fd, std::uint64_t offset, std::size_t size, Access access, const char* what, std::size_t alignment) {
   SW_CHECK(size > 0 && (alignment & (alignment - 1)) == 0);
+  const int protection = access == Access::kRead ? PROT_READ : PROT_READ | PROT_WRITE;
+  if (alignment <= kPage) {
+    void* mapped = ::mmap(nullptr, size, protection, MAP_SHARED | MAP_NORESERVE, fd, static_cast<off_t>(offset));
+    return mapped == MAP_FAILED ? Result<Mapping>(mapError(what, size, errno)) : Mapping(static_cast<std::byte*>(mapped), size);
+  }
   // Address space with room to align in; what is left over at both ends is given back.
-  const std::size_t spare = alignment > 4096 ? alignment : 0;
-  void* reserved = ::mmap(nullptr, size + spare, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  void* reserved = ::mmap(nullptr, size + alignment, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (reserved == MAP_FAILED) {
     return mapError(what, size, errno);
   }
   std::byte* start = static_cast<std::byte*>(reserved);
   const std::size_t address = reinterpret_cast<std::size_t>(start);
   const std::size_t before = ((address + alignment - 1) & ~(alignment - 1)) - address;
-  const std::size_t after = before < spare ? spare - before : 0;
-  if (spare > 0 && before > 0) {
+  if (before > 0) {
     ::munmap(start, before);
   }
   Mapping mapping(start + before, size);
-  if (spare > 0 && after > 0) {
-    ::munmap(start + before + ((size + 4095) & ~std::size_t{4095}), after);
-  }
-  const int protection = access == Access::kRead ? PROT_READ : PROT_READ | PROT_WRITE;
+  ::munmap(start + before + ((size + kPage - 1) & ~(kPage - 1)), alignment - before);
   if (::mmap(mapping.bytes_, size, protection, MAP_SHARED | MAP_NORESERVE | MAP_FIXED, fd, static_cast<off_t>(offset)) == MAP_FAILED) {
     return mapError(what, size, errno);
   }

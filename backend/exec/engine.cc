@@ -6,9 +6,11 @@
 #include "backend/exec/engine.h"
 
 #include <fmt/format.h>
+#include <sched.h>
 
 #include <algorithm>
 #include <numeric>
+#include <thread>
 
 #include "backend/base/log.h"
 #include "backend/base/relax.h"
@@ -25,6 +27,14 @@ namespace {
 constexpr int kPollsWithoutClock = 8;
 // A waiter that has spun for so long offers its core to others between polls.
 constexpr Duration kYieldAfter = std::chrono::microseconds(3);
+
+// Whether the machine has a core for each of them. Those that this thread may use are asked for first: it costs little, and only where they
+// are too few (a bound rank has one) the others of the machine are counted, for which the C library reads a file.
+bool hasCores(int ranks) {
+  cpu_set_t own;
+  return (::sched_getaffinity(0, sizeof own, &own) == 0 && CPU_COUNT(&own) >= ranks) ||
+         ranks <= static_cast<int>(std::thread::hardware_concurrency());
+}
 
 }  // namespace
 
@@ -63,7 +73,7 @@ Engine::Engine(Peers peers, Rank rank, int worldSize, const Options& options, st
   context_.segmentBytes &= ~std::size_t{63};
   // With a core for every rank a hand-off is 0.2 us when both spin and 5 us when one sleeps. Without, a spinner that offers its core after
   // every few looks hands over in 1 us, which is still less than sleeping.
-  const bool crowded = local > static_cast<int>(std::thread::hardware_concurrency());
+  const bool crowded = !hasCores(local);
   spin_ = options.spin.count() >= 0 ? options.spin : std::chrono::microseconds(200);
   yieldAfter_ = crowded ? Duration(0) : kYieldAfter;
   maxInlineSpin_ = crowded ? std::min<Duration>(spin_, std::chrono::microseconds(2)) : spin_;
@@ -71,7 +81,6 @@ Engine::Engine(Peers peers, Rank rank, int worldSize, const Options& options, st
   failNoticeDue_.resize(n);
   desyncSeq_.resize(n);
   peerDown_.resize(n);
-  history_.resize(kHistory);
   waiting_.resize(n);
   traffic_.resize(n);
   globalRanks_.resize(n);
@@ -225,7 +234,7 @@ void Engine::startAll(std::span<const std::shared_ptr<Activity>> activities, con
     if (recorder_.isOn() && &activity == &activities.back()) {
       activity->record = recorder_.call(record, *activity, seq);
     }
-    history_[activity->seq % kHistory] = {activity->seq, activity->fingerprint, activity->description, -1, {}};
+    history_.note(activity->seq, activity->fingerprint, activity->description);
     if (!early_.empty()) {
       deliverEarly(*activity);
     }

@@ -21,6 +21,7 @@
 #include "backend/exec/activity.h"
 #include "backend/exec/frame.h"
 #include "backend/exec/interrupted_waits.h"
+#include "backend/exec/op_history.h"
 #include "backend/exec/op_recorder.h"
 #include "backend/exec/progress_thread.h"
 #include "backend/exec/run_context.h"
@@ -37,8 +38,6 @@ class ServedPart;
 
 // Longest sleep of a waiter: bounds how late a death or a deadline is noticed.
 inline constexpr Duration kMaxSleep = std::chrono::milliseconds(10);
-// Operations remembered, to answer a peer that is doing something else.
-inline constexpr std::size_t kHistory = 256;
 
 class Engine final : public Driver, private RunHost, public Progressed, public std::enable_shared_from_this<Engine> {
  public:
@@ -131,14 +130,6 @@ class Engine final : public Driver, private RunHost, public Progressed, public s
     std::uint64_t seq = 0;  // of its operation
     std::vector<std::byte> bytes;
   };
-  struct History {
-    std::uint64_t seq = 0;
-    std::uint64_t fingerprint = 0;
-    Description description;
-    // Which rank gave it up, and why; empty: none did.
-    Rank givenUpBy = -1;
-    std::string whyGivenUp;
-  };
   // What this rank knows about a peer that keeps it waiting.
   struct Waiting {
     std::uint64_t askedSeq = 0;  // the latest operation of which the peer was told that this rank waits in it
@@ -230,6 +221,7 @@ class Engine final : public Driver, private RunHost, public Progressed, public s
   // "send(...)", or "all_reduce(...) (operation #3)".
   static std::string labelOf(const Activity& activity);
   Status failureOf(const Activity& activity, const Status& cause) const SW_REQUIRES(mutex_);
+  void noteDown(Rank peer, Status why) SW_REQUIRES(mutex_);
   Status goneError(const std::vector<Rank>& gone) const SW_REQUIRES(mutex_);
   void tellFailure(std::string notice) SW_REQUIRES(mutex_);
   void onFail(const Received<FailFrame>& frame) SW_REQUIRES(mutex_);
@@ -290,13 +282,14 @@ class Engine final : public Driver, private RunHost, public Progressed, public s
   std::vector<bool> failNoticeDue_ SW_GUARDED_BY(mutex_);
   std::vector<std::uint64_t> desyncSeq_ SW_GUARDED_BY(mutex_);  // by peer: the operation whose description we asked for; 0: none
   std::vector<Status> peerDown_ SW_GUARDED_BY(mutex_);          // by peer: not ok once seen dead, or not to be joined
+  std::vector<Rank> down_ SW_GUARDED_BY(mutex_);                // those, in order
   std::vector<bool> isJoined_ SW_GUARDED_BY(mutex_);            // by peer: not one of those that peers_.late joins when they are needed
   std::vector<Rank> joined_ SW_GUARDED_BY(mutex_);              // the peers that are
   Clock::time_point hearsUntil_ SW_GUARDED_BY(mutex_){};        // a peer is gone, and others that are not joined yet may tell why
-  std::vector<History> history_ SW_GUARDED_BY(mutex_);          // ring, by seq
-  std::vector<Waiting> waiting_ SW_GUARDED_BY(mutex_);          // by peer
-  std::uint64_t adviceVersion_ SW_GUARDED_BY(mutex_) = 0;       // of processFailuresVersion()
-  std::string advice_ SW_GUARDED_BY(mutex_);                    // what the peers were told, or are to be
+  OpHistory history_ SW_GUARDED_BY(mutex_);
+  std::vector<Waiting> waiting_ SW_GUARDED_BY(mutex_);     // by peer
+  std::uint64_t adviceVersion_ SW_GUARDED_BY(mutex_) = 0;  // of processFailuresVersion()
+  std::string advice_ SW_GUARDED_BY(mutex_);               // what the peers were told, or are to be
   Clock::time_point lastSlowCheck_ SW_GUARDED_BY(mutex_){};
   Clock::time_point lastQuestions_ SW_GUARDED_BY(mutex_){};
   std::unique_ptr<PointToPoint> points_ SW_PT_GUARDED_BY(mutex_);

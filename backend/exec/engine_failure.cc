@@ -6,6 +6,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <iterator>
 #include <utility>
 
 #include "backend/base/log.h"
@@ -111,9 +112,8 @@ void Engine::flushFailNotices() {
 }
 
 std::string Engine::describeSeq(std::uint64_t seq) const {
-  const History& entry = history_[seq % kHistory];
-  if (entry.seq == seq && entry.description != nullptr) {
-    return *entry.description;
+  if (const OpHistory::Entry* entry = history_.find(seq); entry != nullptr && entry->description != nullptr) {
+    return *entry->description;
   }
   return seq >= nextSeq_ ? "nothing yet" : "an operation too long ago to name";
 }
@@ -143,22 +143,21 @@ void Engine::checkSlow(bool quiet) {
     return;
   }
   lastSlowCheck_ = now;
-  std::vector<Rank> gone;
-  for (Rank peer = 0; peer < worldSize_ && !poison_.has_value(); ++peer) {
-    const auto p = static_cast<std::size_t>(peer);
-    if (peer == rank_) {
+  for (const Rank peer : joined_) {
+    if (poison_.has_value() || !peerDown_[static_cast<std::size_t>(peer)].isOk()) {
       continue;
     }
-    if (peerDown_[p].isOk()) {
-      peerDown_[p] = connection(peer).health();
-      if (!peerDown_[p].isOk()) {
-        oneSided_->gone(peer);
-        return;  // what the peer sent before it went, perhaps why it went, is taken by one more poll
-      }
-    } else if (quiet && oldestThatNeeds(peer) != nullptr) {
-      gone.push_back(peer);
+    if (Status health = connection(peer).health(); !health.isOk()) {
+      noteDown(peer, std::move(health));
+      oneSided_->gone(peer);
+      return;  // what the peer sent before it went, perhaps why it went, is taken by one more poll
     }
   }
+  std::vector<Rank> gone;
+  std::ranges::copy_if(down_, std::back_inserter(gone), [&](Rank peer) {
+    mutex_.assertHeld();
+    return quiet && !poison_.has_value() && oldestThatNeeds(peer) != nullptr;
+  });
   if (!gone.empty() && !mayHearMore(now)) {
     // The others learn the cause: this rank may soon leave because of it, and then it is that rank, not this one, that is to be named.
     poison(goneError(gone), true);
@@ -176,6 +175,14 @@ void Engine::checkSlow(bool quiet) {
       logInfo("{}: {} has waited for 2 s: {}", groupLabel(), labelOf(*active_[i]), active_[i]->waitingFor());
     }
   }
+}
+
+void Engine::noteDown(Rank peer, Status why) {
+  Status& known = peerDown_[static_cast<std::size_t>(peer)];
+  if (known.isOk()) {
+    down_.insert(std::ranges::upper_bound(down_, peer), peer);
+  }
+  known = std::move(why);
 }
 
 // With their reasons, as far as they are different: of several that are gone, some went because of the others.

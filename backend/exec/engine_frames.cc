@@ -90,20 +90,20 @@ void Engine::handToOperation(Rank from, std::span<const std::byte> frame, Status
 
 // For those that come to the operation when it was given up here, and were not joined to this rank then.
 void Engine::noteGivenUp(const OperationTag& operation, Rank origin, std::string_view why) {
-  if (History& entry = history_[operation.seq % kHistory]; entry.seq == operation.seq && entry.givenUpBy < 0) {
-    entry.givenUpBy = origin;
-    entry.whyGivenUp = why;
+  if (OpHistory::Entry* entry = history_.find(operation.seq); entry != nullptr && entry->givenUpBy < 0) {
+    entry->givenUpBy = origin;
+    entry->whyGivenUp = why;
   }
 }
 
 bool Engine::tellGivenUp(Rank to, const OperationTag& operation) {
-  const History& entry = history_[operation.seq % kHistory];
-  if (entry.seq != operation.seq || entry.givenUpBy < 0) {
+  const OpHistory::Entry* entry = history_.find(operation.seq);
+  if (entry == nullptr || entry->givenUpBy < 0) {
     return false;
   }
   const CancelFrame frame{.operation = operation,
-                          .origin = entry.givenUpBy == rank_ ? CancelFrame::kSender : static_cast<std::uint32_t>(entry.givenUpBy)};
-  return context_.sendText(to, frame, entry.whyGivenUp);
+                          .origin = entry->givenUpBy == rank_ ? CancelFrame::kSender : static_cast<std::uint32_t>(entry->givenUpBy)};
+  return context_.sendText(to, frame, entry->whyGivenUp);
 }
 
 void Engine::handToPoints(FrameKind kind, Rank from, std::span<const std::byte> frame) {
@@ -200,8 +200,8 @@ bool Engine::isForNow(Rank from, const OperationTag& operation, std::span<const 
     early_.push_back(std::move(early));
     return false;
   }
-  const History& past = history_[operation.seq % kHistory];
-  if (past.seq == operation.seq && past.fingerprint != operation.fingerprint) {
+  const OpHistory::Entry* past = history_.find(operation.seq);
+  if (past != nullptr && past->fingerprint != operation.fingerprint) {
     desync(from, operation.seq);
     return false;
   }

@@ -40,7 +40,7 @@ bool Engine::takeLateLinks() {
       takeLink(std::move(*each.connection));
     } else {
       logInfo("{}: {}", groupLabel(), each.connection.status().message());
-      peerDown_[static_cast<std::size_t>(each.peer)] = each.connection.status();
+      noteDown(each.peer, each.connection.status());
     }
   }
   return !news.empty();

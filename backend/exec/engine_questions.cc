@@ -60,9 +60,10 @@ void Engine::askAndAnswer(Clock::time_point now) {
   lastQuestions_ = now;
   tellAdvice();
   const bool waitsLong = !active_.empty() && now - active_.front()->started >= kAskAfter;
-  for (Rank peer = 0; peer < worldSize_ && !poison_.has_value(); ++peer) {
-    if (peer == rank_) {
-      continue;
+  // A peer that is not joined yet cannot be asked, and has nothing that it could have sent.
+  for (const Rank peer : joined_) {
+    if (poison_.has_value()) {
+      return;
     }
     refuseStale(peer);
     if (waitsLong) {
@@ -250,9 +251,9 @@ void Engine::tellAdvice(bool isFarewell) {
       std::for_each(waiting_.begin(), waiting_.end(), [](Waiting& each) { each.adviceDue = true; });
     }
   }
-  for (Rank peer = 0; peer < worldSize_; ++peer) {
+  for (const Rank peer : joined_) {  // the others hear it when they are joined
     bool& due = waiting_[static_cast<std::size_t>(peer)].adviceDue;
-    due = due && peer != rank_ && !context_.sendControl(peer, AdviceFrame{}, bytesOf(advice_));
+    due = due && !context_.sendControl(peer, AdviceFrame{}, bytesOf(advice_));
   }
 }
 

@@ -31,8 +31,19 @@ bool OneSidedRequest::step(std::vector<bool>&) {
   return all_->step(*this);
 }
 
+OneSided::OneSided(RunContext& context)
+    : context_(context), peers_(static_cast<std::size_t>(context.worldSize)), isGone_(static_cast<std::size_t>(context.worldSize)) {}
+
 OneSided::~OneSided() {
   forget();
+}
+
+OneSided::Peer& OneSided::peer(Rank rank) {
+  std::unique_ptr<Peer>& peer = peers_[static_cast<std::size_t>(rank)];
+  if (peer == nullptr) {
+    peer = std::make_unique<Peer>();
+  }
+  return *peer;
 }
 
 // ---- the caller's side
@@ -49,10 +60,11 @@ void OneSided::start(const std::shared_ptr<OneSidedRequest>& request, std::span<
 bool OneSided::step(OneSidedRequest& request) {
   bool moved = false;
   for (Rank rank = 0; rank < context_.worldSize; ++rank) {
-    auto& toSend = peer(rank).toSend;
-    if (!toSend.empty() && toSend.front().get() == &request && context_.connection(rank).isJoined() && request.send(*this, rank)) {
-      toSend.pop_front();
-      count(peer(rank));
+    Peer* const peer = peerOrNull(rank);
+    if (peer != nullptr && !peer->toSend.empty() && peer->toSend.front().get() == &request && context_.connection(rank).isJoined() &&
+        request.send(*this, rank)) {
+      peer->toSend.pop_front();
+      count(*peer);
       moved = true;
     }
   }
@@ -80,7 +92,7 @@ Status OneSided::onReply(Rank from, const Received<ReplyFrame>& frame) {
 std::vector<Rank> OneSided::unquiet() const {
   std::vector<Rank> ranks;
   for (std::size_t rank = 0; rank < peers_.size(); ++rank) {
-    if (peers_[rank].isUnquiet) {
+    if (peers_[rank] != nullptr && peers_[rank]->isUnquiet) {
       ranks.push_back(static_cast<Rank>(rank));
     }
   }
@@ -96,8 +108,11 @@ void OneSided::count(Peer& peer) {
 }
 
 std::uint64_t OneSided::nextRequest(Rank rank) const {
-  const Peer& peer = peers_[static_cast<std::size_t>(rank)];
-  return peer.awaited.size() < kMaxAsked ? peer.lastRequest + 1 : 0;
+  const Peer* const peer = peerOrNull(rank);
+  if (peer == nullptr) {
+    return 1;
+  }
+  return peer->awaited.size() < kMaxAsked ? peer->lastRequest + 1 : 0;
 }
 
 void OneSided::expect(Rank rank, std::shared_ptr<OneSidedRequest> request, std::uint32_t part) {
@@ -112,8 +127,10 @@ bool OneSided::isAllQuiet() {
 
 void OneSided::forget() {
   isForgotten_ = true;
-  for (Peer& each : peers_) {
-    count(each);
+  for (const std::unique_ptr<Peer>& each : peers_) {
+    if (each != nullptr) {
+      count(*each);
+    }
   }
 }
 
@@ -128,7 +145,7 @@ void OneSided::expectRequests(std::uint64_t block, std::vector<Rank> askers) {
   served.askers = std::move(askers);
   ++numAsked_;
   for (const Rank peer : served.askers) {
-    if (hasEnded_ || this->peer(peer).isGone) {
+    if (hasEnded_ || isGone_[static_cast<std::size_t>(peer)]) {
       served.part->dropped(peer);
     }
   }
@@ -144,7 +161,7 @@ void OneSided::withdraw(std::uint64_t block) {
 Status OneSided::find(Rank from, std::uint64_t block, ServedPart** part) const {
   const auto found = served_.find(block);
   *part = nullptr;
-  if (hasEnded_ || (found == served_.end() && peers_[static_cast<std::size_t>(from)].isGone)) {
+  if (hasEnded_ || (found == served_.end() && isGone_[static_cast<std::size_t>(from)])) {
     return Status::ok();
   }
   if (found == served_.end()) {
@@ -260,9 +277,9 @@ Result<bool> OneSided::sendOwed(Rank to, const Owed& owed) {
 bool OneSided::pay() {
   bool moved = false;
   for (Rank rank = 0; rank < context_.worldSize && !hasEnded_; ++rank) {
-    auto& all = peer(rank).owed;
-    while (!all.empty()) {
-      const auto isSent = sendOwed(rank, all.front());
+    Peer* const peer = peerOrNull(rank);
+    while (peer != nullptr && !peer->owed.empty()) {
+      const auto isSent = sendOwed(rank, peer->owed.front());
       if (!isSent.isOk()) {
         context_.fail(isSent.status());
         return true;
@@ -270,7 +287,7 @@ bool OneSided::pay() {
       if (!*isSent) {
         break;
       }
-      all.pop_front();
+      peer->owed.pop_front();
       --numOwed_;
       moved = true;
     }
@@ -279,7 +296,7 @@ bool OneSided::pay() {
 }
 
 void OneSided::gone(Rank peer) {
-  this->peer(peer).isGone = true;
+  isGone_[static_cast<std::size_t>(peer)] = true;
   // Who has the part mapped tells by himself, also when the group has ended.
   for (const auto& [block, served] : served_) {
     if (std::ranges::find(served.askers, peer) != served.askers.end()) {
@@ -292,8 +309,10 @@ void OneSided::end() {
   if (std::exchange(hasEnded_, true)) {
     return;
   }
-  for (Peer& each : peers_) {
-    each.owed.clear();
+  for (const std::unique_ptr<Peer>& each : peers_) {
+    if (each != nullptr) {
+      each->owed.clear();
+    }
   }
   numOwed_ = 0;
   for (Rank rank = 0; rank < context_.worldSize; ++rank) {

@@ -65,7 +65,7 @@ class OneSidedRequest : public Activity {
 
 class OneSided {
  public:
-  explicit OneSided(RunContext& context) : context_(context), peers_(static_cast<std::size_t>(context.worldSize)) {}
+  explicit OneSided(RunContext& context);
   ~OneSided();
   OneSided(const OneSided&) = delete;
   OneSided& operator=(const OneSided&) = delete;
@@ -137,9 +137,10 @@ class OneSided {
     std::deque<Owed> owed;
     bool isDirty = false;    // something was sent since the last flush
     bool isUnquiet = false;  // is counted as such
-    bool isGone = false;     // what it sent before may still come
   };
-  Peer& peer(Rank rank) { return peers_[static_cast<std::size_t>(rank)]; }
+  // Made when first needed: empty queues take 2 KiB.
+  Peer& peer(Rank rank);
+  Peer* peerOrNull(Rank rank) const { return peers_[static_cast<std::size_t>(rank)].get(); }
   // Null: the group has ended, or the peer is gone and this rank has dropped the block since.
   Status find(Rank from, std::uint64_t block, ServedPart** part) const;
   Status owe(Rank to, Owed owed);
@@ -147,7 +148,8 @@ class OneSided {
   void count(Peer& peer);
 
   RunContext& context_;
-  std::vector<Peer> peers_;
+  std::vector<std::unique_ptr<Peer>> peers_;
+  std::vector<bool> isGone_;  // by rank: what it sent before may still come
   std::unordered_map<std::uint64_t, Served> served_;
   std::size_t numAsked_ = 0;  // of them: those with askers
   std::size_t numOwed_ = 0;

@@ -29,8 +29,16 @@ bool isEager(const RunContext& context, const PeerFrames& peer, std::size_t byte
 
 PointToPoint::PointToPoint(RunContext& context) : context_(context), peers_(static_cast<std::size_t>(context.worldSize)) {}
 
+PointToPoint::Peer& PointToPoint::peer(Rank rank) {
+  std::unique_ptr<Peer>& peer = peers_[static_cast<std::size_t>(rank)];
+  if (peer == nullptr) {
+    peer = std::make_unique<Peer>();
+  }
+  return *peer;
+}
+
 void PointToPoint::start(const std::shared_ptr<PointSend>& send) {
-  Peer& peer = peers_[static_cast<std::size_t>(send->peer)];
+  Peer& peer = this->peer(send->peer);
   send->points_ = this;
   send->message = peer.nextMessage++;
   peer.sends.push_back(send);
@@ -40,10 +48,11 @@ void PointToPoint::start(const std::shared_ptr<PointRecv>& recv) {
   recv->points_ = this;
   // The oldest message that is here already and fits.
   for (Rank from = 0; from < context_.worldSize; ++from) {
-    if (recv->peer >= 0 && recv->peer != from) {
+    Peer* const peer = peerOrNull(from);
+    if (peer == nullptr || (recv->peer >= 0 && recv->peer != from)) {
       continue;
     }
-    auto& waiting = peers_[static_cast<std::size_t>(from)].unexpected;
+    auto& waiting = peer->unexpected;
     for (auto it = waiting.begin(); it != waiting.end(); ++it) {
       if (it->tag == recv->tag) {
         const Unexpected message = std::move(*it);
@@ -66,7 +75,7 @@ std::shared_ptr<PointRecv> PointToPoint::recvFor(Rank from, const MessageTag& ab
       return recv;
     }
   }
-  peers_[static_cast<std::size_t>(from)].unexpected.push_back({about.tag, {bytes.begin(), bytes.end()}});
+  peer(from).unexpected.push_back({about.tag, {bytes.begin(), bytes.end()}});
   return nullptr;
 }
 
@@ -97,7 +106,7 @@ Status PointToPoint::onGrant(Rank from, const Received<GrantFrame>& frame) {
     return {StatusCode::kInternal, fmt::format("rank {} asked for message {}, which is not to be had", from, frame.message)};
   }
   send->granted_ = true;
-  peers_[static_cast<std::size_t>(from)].toStage.push_back(std::static_pointer_cast<PointSend>(send->shared_from_this()));
+  peer(from).toStage.push_back(std::static_pointer_cast<PointSend>(send->shared_from_this()));
   return Status::ok();
 }
 
@@ -150,7 +159,11 @@ Status PointToPoint::deliver(PointRecv& recv, Rank from, const Received<OfferFra
 }
 
 PointSend* PointToPoint::find(Rank peer, std::uint64_t message) {
-  for (const auto& send : peers_[static_cast<std::size_t>(peer)].sends) {
+  const Peer* const known = peerOrNull(peer);
+  if (known == nullptr) {
+    return nullptr;
+  }
+  for (const auto& send : known->sends) {
     if (send->message == message) {
       return send.get();
     }
@@ -159,7 +172,7 @@ PointSend* PointToPoint::find(Rank peer, std::uint64_t message) {
 }
 
 bool PointToPoint::mayOffer(const PointSend& send) const {
-  for (const auto& earlier : peers_[static_cast<std::size_t>(send.peer)].sends) {
+  for (const auto& earlier : peerOrNull(send.peer)->sends) {  // it is one of them
     if (earlier.get() == &send) {
       return true;
     }
@@ -171,28 +184,30 @@ bool PointToPoint::mayOffer(const PointSend& send) const {
 }
 
 bool PointToPoint::isNextGranted(Rank peer, const PointRecv* recv) const {
-  const auto& granted = peers_[static_cast<std::size_t>(peer)].granted;
-  return !granted.empty() && granted.front().get() == recv;
+  const Peer* const known = peerOrNull(peer);
+  return known != nullptr && !known->granted.empty() && known->granted.front().get() == recv;
 }
 
 void PointToPoint::popGranted(Rank peer) {
-  peers_[static_cast<std::size_t>(peer)].granted.pop_front();
+  this->peer(peer).granted.pop_front();
 }
 
 bool PointToPoint::isNextToStage(Rank peer, const PointSend* send) const {
-  const auto& toStage = peers_[static_cast<std::size_t>(peer)].toStage;
-  return !toStage.empty() && toStage.front().get() == send;
+  const Peer* const known = peerOrNull(peer);
+  return known != nullptr && !known->toStage.empty() && known->toStage.front().get() == send;
 }
 
 void PointToPoint::popToStage(Rank peer) {
-  peers_[static_cast<std::size_t>(peer)].toStage.pop_front();
+  this->peer(peer).toStage.pop_front();
 }
 
 void PointToPoint::forget(const Activity* activity) {
   const auto is = [&](const auto& pointer) { return pointer.get() == activity; };
   std::erase_if(receives_, is);
-  for (Peer& peer : peers_) {
-    std::erase_if(peer.sends, is);
+  for (const std::unique_ptr<Peer>& peer : peers_) {
+    if (peer != nullptr) {
+      std::erase_if(peer->sends, is);
+    }
   }
 }
 

@@ -38,7 +38,7 @@ class PointToPoint {
   // Staged messages from `peer` come in the order of their grants.
   // Messages to one peer are announced in the order in which they were issued.
   bool mayOffer(const PointSend& send) const;
-  void grantedTo(Rank peer, std::shared_ptr<PointRecv> recv) { peers_[static_cast<std::size_t>(peer)].granted.push_back(std::move(recv)); }
+  void grantedTo(Rank peer, std::shared_ptr<PointRecv> recv) { this->peer(peer).granted.push_back(std::move(recv)); }
   bool isNextGranted(Rank peer, const PointRecv* recv) const;
   void popGranted(Rank peer);
   // Likewise outgoing: the sends that peers asked for, in order.
@@ -59,6 +59,9 @@ class PointToPoint {
     std::deque<std::shared_ptr<PointRecv>> granted;  // our receives whose frames come next
     std::deque<Unexpected> unexpected;               // no recv yet
   };
+  // Made at the first message from or to the rank: empty queues take 2 KiB, and a group has many ranks that never send to each other.
+  Peer& peer(Rank rank);
+  Peer* peerOrNull(Rank rank) const { return peers_[static_cast<std::size_t>(rank)].get(); }
 
   // The recv that takes it now, if one waits; else the frame is kept.
   std::shared_ptr<PointRecv> recvFor(Rank from, const MessageTag& about, std::span<const std::byte> bytes);
@@ -69,7 +72,7 @@ class PointToPoint {
   PointSend* find(Rank peer, std::uint64_t message);
 
   RunContext& context_;
-  std::vector<Peer> peers_;
+  std::vector<std::unique_ptr<Peer>> peers_;
   std::vector<std::shared_ptr<PointRecv>> receives_;  // not yet matched, in order
 };
 

@@ -22,7 +22,7 @@ namespace {
 constexpr std::size_t kMaxPieces = IOV_MAX;  // per call and side, the kernel's limit
 // A probe ends when so many rounds in a row were hardly faster than the best before them.
 constexpr int kMostProbeRounds = 8;
-constexpr int kRoundsWithoutGain = 3;
+constexpr int kRoundsWithoutGain = 2;
 // So much of a peer's pattern is read to see that it can be, and that it is that peer.
 constexpr std::size_t kPatternBytes = 4096;
 
@@ -111,9 +111,9 @@ std::uint64_t probeWord(std::uint64_t secret, std::size_t index) {
   return secret ^ (index & 0xff) * 0x0101010101010101;
 }
 
-// The best of some rounds, in bytes per nanosecond.
+// The best of some rounds that move `bytes` each.
 template <typename Round>
-double bestGBps(const Round& round) {
+double bestGBps(std::size_t bytes, const Round& round) {
   Duration best = Duration::max();
   for (int i = 0, withoutGain = 0; i < kMostProbeRounds && withoutGain < kRoundsWithoutGain; ++i) {
     const auto start = Clock::now();
@@ -122,12 +122,29 @@ double bestGBps(const Round& round) {
     withoutGain = took < best - best / 32 ? 0 : withoutGain + 1;
     best = std::min(best, took);
   }
-  return static_cast<double>(kProbeBytes) / static_cast<double>(best.count());
+  return static_cast<double>(bytes) / static_cast<double>(best.count());  // bytes per nanosecond
 }
 
 // This machine's speeds; 0: not measured yet. Two threads may measure at once. No lock, which a child of fork() could find taken for ever.
+// The reads' speed is set last.
 std::atomic<double> readSpeed = 0;
 std::atomic<double> copySpeed = 0;
+
+// Fresh memory costs more than the copies, so both speeds are measured in one buffer: what was read into it is copied from half to half.
+Status measureSpeeds(pid_t pid, std::uint64_t remote, const char* who) {
+  const auto buffer = std::make_unique_for_overwrite<std::byte[]>(kProbeBytes);
+  const MemoryRun all{buffer.get(), remote, kProbeBytes};
+  Status status;
+  const double read = bestGBps(kProbeBytes, [&] { status = status.isOk() ? readCrossMemory(pid, {&all, 1}, who) : status; });
+  SW_RETURN_IF_ERROR(status);
+  const double copy = bestGBps(kProbeBytes / 2, [&] {
+    std::memcpy(buffer.get(), buffer.get() + kProbeBytes / 2, kProbeBytes / 2);
+    asm volatile("" : : "r"(buffer.get()) : "memory");  // the copy is not to be optimised away
+  });
+  copySpeed.store(copy, std::memory_order_relaxed);
+  readSpeed.store(read, std::memory_order_release);
+  return Status::ok();
+}
 
 }  // namespace
 
@@ -181,7 +198,7 @@ void fillProbe(std::span<std::byte> buffer, std::uint64_t secret) {
   }
 }
 
-Result<double> probeCrossMemory(pid_t pid, std::uint64_t remote, std::uint64_t secret, const char* who) {
+Result<CrossMemorySpeed> probeCrossMemory(pid_t pid, std::uint64_t remote, std::uint64_t secret, const char* who) {
   std::vector<std::byte> wanted(kPatternBytes);
   std::vector<std::byte> pattern(kPatternBytes);
   const MemoryRun first{pattern.data(), remote, pattern.size()};
@@ -190,28 +207,10 @@ Result<double> probeCrossMemory(pid_t pid, std::uint64_t remote, std::uint64_t s
   if (pattern != wanted) {
     return Status{StatusCode::kUnsupported, fmt::format("pid {} is not {} (another pid namespace)", pid, who)};
   }
-  if (readSpeed.load(std::memory_order_relaxed) == 0) {
-    const auto buffer = std::make_unique_for_overwrite<std::byte[]>(kProbeBytes);
-    const MemoryRun all{buffer.get(), remote, kProbeBytes};
-    Status status;
-    const double measured = bestGBps([&] { status = status.isOk() ? readCrossMemory(pid, {&all, 1}, who) : status; });
-    SW_RETURN_IF_ERROR(status);
-    readSpeed.store(measured, std::memory_order_relaxed);
+  if (readSpeed.load(std::memory_order_acquire) == 0) {
+    SW_RETURN_IF_ERROR(measureSpeeds(pid, remote, who));
   }
-  return readSpeed.load(std::memory_order_relaxed);
-}
-
-double probeCopyGBps(std::span<const std::byte> pattern) {
-  SW_CHECK(pattern.size() == kProbeBytes);
-  if (copySpeed.load(std::memory_order_relaxed) == 0) {
-    const auto to = std::make_unique_for_overwrite<std::byte[]>(kProbeBytes);
-    const double measured = bestGBps([&] {
-      std::memcpy(to.get(), pattern.data(), kProbeBytes);
-      asm volatile("" : : "r"(to.get()) : "memory");  // the copy is not to be optimised away
-    });
-    copySpeed.store(measured, std::memory_order_relaxed);
-  }
-  return copySpeed.load(std::memory_order_relaxed);
+  return CrossMemorySpeed{readSpeed.load(std::memory_order_acquire), copySpeed.load(std::memory_order_relaxed)};
 }
 
 }  // namespace shardwire::internal

@@ -27,13 +27,14 @@ std::string explainCrossMemoryError(int error);
 inline constexpr std::size_t kProbeBytes = std::size_t{128} << 10;
 void fillProbe(std::span<std::byte> buffer, std::uint64_t secret);
 
-// Reads of the peer's pattern, and gives the GB/s of such reads, measured once in a process: 56 links of 8 ranks took 20 ms to measure it
+struct CrossMemorySpeed {
+  double readGBps = 0;
+  double copyGBps = 0;  // of memcpy, which the reads are compared with
+};
+
+// Reads of the peer's pattern, and gives the speed of such reads, measured once in a process: 56 links of 8 ranks took 20 ms to measure it
 // each. Not ok: it cannot be read, with the reason; also when the pid leads to another process (a pid of another namespace), which does not
 // have the pattern of `secret`.
-Result<double> probeCrossMemory(pid_t pid, std::uint64_t remote, std::uint64_t secret, const char* who);
-
-// memcpy of as many bytes, of this process's own pattern, measured the same way, once: what the reads are compared with. Fresh memory costs
-// more than the copies, so both probes touch as little of it as they can.
-double probeCopyGBps(std::span<const std::byte> pattern);
+Result<CrossMemorySpeed> probeCrossMemory(pid_t pid, std::uint64_t remote, std::uint64_t secret, const char* who);
 
 }  // namespace shardwire::internal

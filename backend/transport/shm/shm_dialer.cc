@@ -66,7 +66,7 @@ std::optional<ShmLinkRequest::Outcome> ShmDialer::advance(Dial& dial, const ShmL
     return std::nullopt;  // it took this process for one of too many strangers, since it was slow to speak: asked again
   }
   if (link.isOk()) {
-    static_cast<void>((*link)->readGBps());  // measured here, so that nobody waits for it later
+    static_cast<void>((*link)->readSpeed());  // measured here, so that nobody waits for it later
   }
   return link;
 }

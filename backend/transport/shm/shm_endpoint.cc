@@ -74,17 +74,18 @@ void ShmEndpoint::decideOnReads(const ShmAddress& theirs, ShmJoint* joint) const
     joint->whyNoReads = fmt::format("SHARDWIRE_ORDINARY_PATH=staged on rank {}", selfStages ? self_.rank : joint->peer);
     return;
   }
-  const auto speed = joint->link->readGBps();
+  const auto speed = joint->link->readSpeed();
   if (!speed.isOk()) {
     joint->whyNoReads = speed.status().message();
     return;
   }
   const bool isForced = path_ == OrdinaryPath::kCrossMemory || theirs.ordinaryPath == OrdinaryPath::kCrossMemory;
-  if (const double copy = probeCopyGBps(inbox_->fabric()->probe()); !isForced && *speed < kReadsPayFrom * copy) {
-    joint->whyNoReads = fmt::format("reads of its memory run at {:.1f} GB/s where memcpy runs at {:.1f}: staging is faster", *speed, copy);
+  if (!isForced && speed->readGBps < kReadsPayFrom * speed->copyGBps) {
+    joint->whyNoReads = fmt::format("reads of its memory run at {:.1f} GB/s where memcpy runs at {:.1f}: staging is faster",
+                                    speed->readGBps, speed->copyGBps);
     return;
   }
-  joint->readGBps = *speed;
+  joint->readGBps = speed->readGBps;
 }
 
 Result<std::unique_ptr<Connection>> ShmEndpoint::attach(Rank peer, std::string_view peerAddress, const std::string& who,

@@ -211,7 +211,10 @@ void ShmFabric::serve() {
 }
 
 Result<std::vector<InterfaceAddress>> ShmFabric::interfaces() {
-  const std::uint64_t where = networkNamespace();
+  return interfacesOf(networkNamespace());
+}
+
+Result<std::vector<InterfaceAddress>> ShmFabric::interfacesOf(std::uint64_t where) {
   const MutexLock lock(interfacesMutex_);
   if (const auto found = interfaces_.find(where); found != interfaces_.end()) {
     return found->second;
@@ -223,7 +226,8 @@ Result<std::vector<InterfaceAddress>> ShmFabric::interfaces() {
 }
 
 Result<std::shared_ptr<LinkListener>> ShmFabric::linkListener(const Options& options) {
-  const std::string key = fmt::format("{} {}", networkNamespace(), options.socketIfname);
+  const std::uint64_t where = networkNamespace();
+  const std::string key = fmt::format("{} {}", where, options.socketIfname);
   const MutexLock lock(linkListenersMutex_);
   std::erase_if(linkListeners_, [](const auto& each) { return each.second.expired(); });
   if (const auto found = linkListeners_.find(key); found != linkListeners_.end()) {
@@ -231,7 +235,7 @@ Result<std::shared_ptr<LinkListener>> ShmFabric::linkListener(const Options& opt
       return there;
     }
   }
-  const auto all = interfaces();
+  const auto all = interfacesOf(where);
   SW_RETURN_IF_ERROR(all.status());
   auto ports = listenOnInterfaces(*all, options);
   SW_RETURN_IF_ERROR(ports.status());

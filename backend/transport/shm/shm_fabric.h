@@ -58,8 +58,6 @@ class ShmFabric {
   ProgressBell& progressBell() { return bell_; }
   // kSystem where this process cannot have one: then nobody is joined to it by shared memory.
   const Result<SharedHeap*>& heap() const { return heap_; }
-  // What other processes try their reads on.
-  std::span<const std::byte> probe() const { return probe_; }
   // Known to processes of this user on this host only, who ask for it.
   const std::string& secret() const { return secret_; }
 
@@ -116,6 +114,7 @@ class ShmFabric {
   void wake() const;
   std::vector<std::shared_ptr<LinkListener>> linkListeners();
   bool serveLinks();
+  Result<std::vector<InterfaceAddress>> interfacesOf(std::uint64_t networkNamespace);
 
   const OwnerProcess owner_;
   ShmArena arena_;
@@ -124,7 +123,7 @@ class ShmFabric {
   const ShmDoor door_;
   const std::string secret_;
   const Result<SharedHeap*> heap_;
-  std::vector<std::byte> probe_;
+  std::vector<std::byte> probe_;  // what other processes try their reads on
   std::uint64_t probeSecret_ = 0;
 
   Mutex mutex_;

@@ -72,14 +72,14 @@ Result<std::shared_ptr<const ShmLink>> ShmLink::answered(Question question, cons
   return std::shared_ptr<const ShmLink>(std::move(link));
 }
 
-Result<double> ShmLink::readGBps() const {
+Result<CrossMemorySpeed> ShmLink::readSpeed() const {
   const MutexLock lock(mutex_);
-  if (readGBps_ == nullptr) {
-    readGBps_ = std::make_unique<const Result<double>>(
-        pid_ == 0 ? Result<double>(Status{StatusCode::kUnsupported, "it is in a pid namespace that this process does not see"})
+  if (readSpeed_ == nullptr) {
+    readSpeed_ = std::make_unique<const Result<CrossMemorySpeed>>(
+        pid_ == 0 ? Result<CrossMemorySpeed>(Status{StatusCode::kUnsupported, "it is in a pid namespace that this process does not see"})
                   : probeCrossMemory(pid_, probeAddress_, probeSecret_, fmt::format("pid {}", pid_).c_str()));
   }
-  return *readGBps_;
+  return *readSpeed_;
 }
 
 bool ShmLink::isHungUp() const {

@@ -11,6 +11,7 @@
 #include "backend/base/mapping.h"
 #include "backend/base/mutex.h"
 #include "backend/base/wait_limit.h"
+#include "backend/transport/shm/cross_memory.h"
 #include "backend/transport/shm/shm_message.h"
 #include "backend/transport/shm/shm_page.h"
 #include "shardwire/status.h"
@@ -41,8 +42,8 @@ class ShmLink {
   // Its shared heap; null: it has none, or the text says why it cannot be mapped.
   const std::shared_ptr<const Mapping>& heap() const { return heap_; }
   const std::string& whyNoHeap() const { return whyNoHeap_; }
-  // GB/s of reads of its ordinary memory, or why that cannot be read. Tried once, when first asked for.
-  Result<double> readGBps() const;
+  // How fast its ordinary memory is read, or why it cannot be. Tried once, when first asked for.
+  Result<CrossMemorySpeed> readSpeed() const;
   // The process ended, or has no groups any more.
   bool isHungUp() const;
 
@@ -59,7 +60,7 @@ class ShmLink {
   std::uint64_t probeAddress_ = 0;
   std::uint64_t probeSecret_ = 0;
   mutable Mutex mutex_;
-  mutable std::unique_ptr<const Result<double>> readGBps_ SW_GUARDED_BY(mutex_);
+  mutable std::unique_ptr<const Result<CrossMemorySpeed>> readSpeed_ SW_GUARDED_BY(mutex_);
 };
 
 }  // namespace shardwire::internal

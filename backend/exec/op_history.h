@@ -1,0 +1,46 @@
+// The latest operations of a group, by sequence number: what a peer hears that is doing something else, or comes when all is over here.
+// Under the engine's lock.
+#pragma once
+
+#include <bit>
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "backend/exec/activity.h"
+
+namespace shardwire::internal {
+
+class OpHistory {
+ public:
+  struct Entry {
+    std::uint64_t seq = 0;
+    std::uint64_t fingerprint = 0;
+    Description description;
+    // Which rank gave it up, and why; empty: none did.
+    Rank givenUpBy = -1;
+    std::string whyGivenUp;
+  };
+
+  void note(std::uint64_t seq, std::uint64_t fingerprint, Description description) {
+    const std::size_t index = seq % kEntries;
+    if (index >= ring_.size()) {
+      ring_.resize(std::bit_ceil(index + 1));  // most groups have few operations, or are made and never used
+    }
+    ring_[index] = {seq, fingerprint, std::move(description), -1, {}};
+  }
+  // Null: too long ago, or not begun.
+  Entry* find(std::uint64_t seq) { return const_cast<Entry*>(std::as_const(*this).find(seq)); }
+  const Entry* find(std::uint64_t seq) const {
+    const std::size_t index = seq % kEntries;
+    return index < ring_.size() && ring_[index].seq == seq ? &ring_[index] : nullptr;
+  }
+
+ private:
+  static constexpr std::size_t kEntries = 256;
+
+  std::vector<Entry> ring_;  // by seq; grows up to kEntries
+};
+
+}  // namespace shardwire::internal

@@ -1,0 +1,93 @@
+// A rank waits for one peer of a group with others that are not joined yet: it has nothing to ask those. With 1,024 ranks in one process,
+// looks at all of them, by each, a hundred times a second, took two cores whole.
+#include <gtest/gtest.h>
+
+#include <array>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "tests/backend/exec/fake_engine.h"
+
+namespace shardwire::internal {
+namespace {
+
+class WatchedConnection final : public Connection {
+ public:
+  WatchedConnection(Rank peer, std::atomic<int>* looks) : none_(peer, "fake", Options{}), looks_(looks) {}
+
+  Rank peer() const override { return none_.peer(); }
+  const char* transportName() const override { return "fake"; }
+  bool isJoined() const override { return false; }
+  std::span<std::byte> reserve(Lane, std::size_t, std::size_t) override { return look<std::span<std::byte>>(); }
+  void commit(Lane, std::size_t) override {}
+  std::size_t maxFrameBytes(Lane) const override { return 1024; }
+  std::span<const std::byte> peek(Lane) override { return look<std::span<const std::byte>>(); }
+  void release(Lane) override {}
+  Reach expose(const void*, std::size_t, RemoteAddress*) override { return Reach::kNone; }
+  ReadLimits readLimits() const override { return {}; }
+  const std::byte* map(const RemoteAddress&, std::size_t) override { return nullptr; }
+  Status read(std::span<const MemoryRun> runs) override { return none_.read(runs); }
+  Status health() override { return look<Status>(); }
+  std::string describe() const override { return "fake"; }
+
+ private:
+  template <typename Nothing>
+  Nothing look() {
+    ++*looks_;
+    return {};
+  }
+
+  UnjoinedConnection none_;
+  std::atomic<int>* const looks_;
+};
+
+// All but rank 1 are late, and stay so.
+class NoLinks final : public LateLinks {
+ public:
+  bool isLate(Rank peer) const override { return peer > 1; }
+  void want(Rank) override {}
+  std::vector<News> poll() override { return {}; }
+  bool hasNews() const override { return false; }
+  bool isAnyUnderWay() const override { return false; }
+  std::string whyNotYet(Rank) const override { return ""; }
+};
+
+TEST(LatePeers, AreNotLookedAtWhileAnotherIsWaitedFor) {
+  constexpr Rank kRanks = 9;
+  std::atomic<int> polls = 0;
+  std::atomic<int> looks = 0;
+  FakeConnection from(0);
+  Peers peers;
+  peers.connections.resize(kRanks);
+  auto near = std::make_unique<FakeConnection>(1);
+  near->other = &from;
+  from.other = near.get();
+  peers.connections[1] = std::move(near);
+  for (Rank peer = 2; peer < kRanks; ++peer) {
+    peers.connections[static_cast<std::size_t>(peer)] = std::make_unique<WatchedConnection>(peer, &looks);
+  }
+  peers.hosts.resize(kRanks);
+  peers.whyNotFaster.resize(kRanks);
+  peers.late = std::make_unique<NoLinks>();
+  peers.wires.push_back(std::make_unique<CountingWire>(&polls));
+  peers.doorbell = std::make_unique<FakeDoorbell>();
+  Options options;
+  options.ringBytes = 512;
+  options.timeout = std::chrono::seconds(20);
+  const std::shared_ptr<Engine> engine = Engine::create(std::move(peers), 0, kRanks, options, "g");
+  std::array<std::byte, 8> bytes{};
+  const auto recv = std::make_shared<PointRecv>(1, 3, bytes);
+  recv->description = std::make_shared<const std::string>("recv");
+  ASSERT_TRUE(engine->submitPoint(recv, [&](PointToPoint& points) { points.start(recv); }).isOk());
+  // Long enough for the questions of engine_questions.cc.
+  EXPECT_EQ(recv->wait(Clock::now() + std::chrono::milliseconds(300)).code(), StatusCode::kTimeout);
+  EXPECT_GT(polls, 0);
+  EXPECT_EQ(looks, 0);
+  engine->abort({StatusCode::kAborted, "the end of the test"});
+  engine->shutdown();
+}
+
+}  // namespace
+}  // namespace shardwire::internal

@@ -1,0 +1,34 @@
+#include "backend/exec/op_history.h"
+
+#include <gtest/gtest.h>
+
+namespace shardwire::internal {
+namespace {
+
+TEST(OpHistory, KnowsTheLatestOnly) {
+  OpHistory history;
+  EXPECT_EQ(history.find(1), nullptr);
+  constexpr std::uint64_t kMany = 1000;
+  for (std::uint64_t seq = 1; seq <= kMany; ++seq) {
+    history.note(seq, 10 * seq, nullptr);
+    ASSERT_NE(history.find(seq), nullptr);
+    EXPECT_EQ(history.find(seq)->fingerprint, 10 * seq);
+    EXPECT_EQ(history.find(seq + 1), nullptr);
+  }
+  EXPECT_NE(history.find(kMany - 255), nullptr);
+  EXPECT_EQ(history.find(kMany - 256), nullptr);
+}
+
+TEST(OpHistory, ALaterOperationHasNothingOfTheOneBeforeInItsPlace) {
+  OpHistory history;
+  history.note(3, 1, nullptr);
+  history.find(3)->givenUpBy = 2;
+  history.find(3)->whyGivenUp = "why";
+  history.note(3 + 256, 1, nullptr);
+  EXPECT_EQ(history.find(3), nullptr);
+  EXPECT_EQ(history.find(3 + 256)->givenUpBy, -1);
+  EXPECT_EQ(history.find(3 + 256)->whyGivenUp, "");
+}
+
+}  // namespace
+}  // namespace shardwire::internal
