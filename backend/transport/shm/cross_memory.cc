@@ -22,7 +22,7 @@ namespace {
 constexpr std::size_t kMaxPieces = IOV_MAX;  // per call and side, the kernel's limit
 // A probe ends when so many rounds in a row were hardly faster than the best before them.
 constexpr int kMostProbeRounds = 8;
-constexpr int kRoundsWithoutGain = 2;
+constexpr int kRoundsWithoutGain = 3;
 // So much of a peer's pattern is read to see that it can be, and that it is that peer.
 constexpr std::size_t kPatternBytes = 4096;
 
