@@ -19,11 +19,11 @@ constexpr Duration kFullDoor = std::chrono::milliseconds(2);
 
 }  // namespace
 
-Result<std::vector<NetAddress>> Doors::openLinks(const Options& options, const RandomId& token, int worldSize,
-                                                 std::shared_ptr<Inbox> inbox) {
-  const auto listener = inbox->fabric()->linkListener(options);
+Result<std::vector<NetAddress>> Doors::openLinks(const Options& options, std::uint64_t networkNamespace, const RandomId& token,
+                                                 int worldSize, std::shared_ptr<Inbox> inbox) {
+  const auto listener = inbox->fabric()->linkListener(networkNamespace, options);
   SW_RETURN_IF_ERROR(listener.status());
-  const auto interfaces = inbox->fabric()->interfaces();
+  const auto interfaces = inbox->fabric()->interfaces(networkNamespace);
   SW_RETURN_IF_ERROR(interfaces.status());
   auto wakeup = std::make_shared<LateWakeup>(inbox.get());
   auto door = (*listener)->addDoor(makeDoorId(token), worldSize, [wakeup] { wakeup->ring(); });

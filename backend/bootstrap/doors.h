@@ -69,10 +69,12 @@ class PeerDial {
 
 class Doors {
  public:
-  // For links of the rank that publishes `token`, at the listener of its process for these options; where that listens. Who dials waits
-  // until know(). Errors of ShmFabric::linkListener().
-  Result<std::vector<NetAddress>> openLinks(const Options& options, const RandomId& token, int worldSize, std::shared_ptr<Inbox> inbox);
+  // For links of the rank that publishes `token`, at the listener of its process for these options in the calling thread's network
+  // namespace; where that listens. Who dials waits until know(). Errors of ShmFabric::linkListener().
+  Result<std::vector<NetAddress>> openLinks(const Options& options, std::uint64_t networkNamespace, const RandomId& token, int worldSize,
+                                            std::shared_ptr<Inbox> inbox);
   bool hasLinks() const { return open_ != nullptr; }
+  const std::vector<InterfaceAddress>& interfaces() const { return open_->interfaces; }  // that may be used; only with links
 
   // The addresses of all ranks, this one's among them; they and the options outlive this. Before dial() and callers(). `secret` is what
   // this rank's process hands out. From here on callers may come in.

@@ -38,7 +38,7 @@ Status Lookout::look() {
 std::optional<Rank> Lookout::deadRank() {
   if (!lifeWatch_) {
     const auto all = group_.own.inbox == nullptr ? Result<std::vector<InterfaceAddress>>(std::vector<InterfaceAddress>())
-                                                 : group_.own.inbox->fabric()->interfaces();
+                                                 : group_.own.inbox->fabric()->interfaces(networkNamespace());
     lifeWatch_.emplace(group_.own.address,
                        all.isOk() ? chooseInterfaces(*all, group_.peers.options->socketIfname) : std::vector<InterfaceAddress>());
   }

@@ -55,11 +55,11 @@ bool needsLinks(const OwnEnds& own) {
 }
 
 // Without a door for links no transport over them is of use.
-Status openDoors(OwnEnds& own, int worldSize, const Options& options) {
+Status openDoors(OwnEnds& own, std::uint64_t networkNamespace, int worldSize, const Options& options) {
   if (!needsLinks(own)) {
     return Status::ok();
   }
-  auto links = own.doors.openLinks(options, own.address.token, worldSize, own.inbox);
+  auto links = own.doors.openLinks(options, networkNamespace, own.address.token, worldSize, own.inbox);
   if (links.isOk()) {
     own.address.links = std::move(*links);
     return Status::ok();
@@ -82,6 +82,7 @@ Status prepareAll(OwnEnds& own, Rank rank, int worldSize, const Options& options
   own.address = std::move(*address);
   own.address.hasJobToken = !options.jobToken.empty();
   own.address.joinsLate = options.links == LinksWhen::kLazy || (options.links == LinksWhen::kAuto && worldSize > kAllAtOnce);
+  const std::uint64_t networkNamespace = own.address.networkNamespace;
   if (!options.hostId.empty()) {
     own.address.bootId = "SHARDWIRE_HOST_ID=" + options.hostId;
     own.address.networkNamespace = 0;
@@ -101,9 +102,8 @@ Status prepareAll(OwnEnds& own, Rank rank, int worldSize, const Options& options
   SW_RETURN_IF_ERROR((*fabric)->welcome(options.jobToken));
   const Self self{rank, worldSize, own.address.host, &options, options.storages};
   SW_RETURN_IF_ERROR(makeEndpoints(own, self, *allowed));
-  SW_RETURN_IF_ERROR(openDoors(own, worldSize, options));
-  const auto interfaces = (*fabric)->interfaces();
-  auto sign = LifeSign::create(options, own.doors.hasLinks() && interfaces.isOk() ? &*interfaces : nullptr, worldSize, &own.address);
+  SW_RETURN_IF_ERROR(openDoors(own, networkNamespace, worldSize, options));
+  auto sign = LifeSign::create(options, own.doors.hasLinks() ? &own.doors.interfaces() : nullptr, worldSize, &own.address);
   SW_RETURN_IF_ERROR(sign.status());
   own.lifeSign = std::move(*sign);
   return Status::ok();

@@ -20,9 +20,12 @@ namespace shardwire::internal {
 namespace {
 
 constexpr std::size_t kMaxPieces = IOV_MAX;  // per call and side, the kernel's limit
-// A probe ends when so many rounds in a row were hardly faster than the best before them.
+// A speed is known when so many rounds in a row were hardly faster than the best before them.
 constexpr int kMostProbeRounds = 8;
 constexpr int kRoundsWithoutGain = 3;
+// So many reads, the first of them into cold memory, are enough where they decide: well below the share that pays is this part of it.
+constexpr int kFewestReads = 3;
+constexpr double kWellBelow = 0.5;
 // So much of a peer's pattern is read to see that it can be, and that it is that peer.
 constexpr std::size_t kPatternBytes = 4096;
 
@@ -111,38 +114,70 @@ std::uint64_t probeWord(std::uint64_t secret, std::size_t index) {
   return secret ^ (index & 0xff) * 0x0101010101010101;
 }
 
-// The best of some rounds that move `bytes` each.
-template <typename Round>
-double bestGBps(std::size_t bytes, const Round& round) {
-  Duration best = Duration::max();
-  for (int i = 0, withoutGain = 0; i < kMostProbeRounds && withoutGain < kRoundsWithoutGain; ++i) {
+bool isPattern(std::span<const std::uint64_t> words, std::uint64_t secret) {
+  std::size_t index = 0;
+  return std::all_of(words.begin(), words.end(), [&](std::uint64_t word) { return word == probeWord(secret, index++); });
+}
+
+// The best of rounds that move `bytes` each.
+class BestSpeed {
+ public:
+  explicit BestSpeed(std::size_t bytes) : bytes_(bytes) {}
+
+  template <typename Round>
+  void add(const Round& round) {
     const auto start = Clock::now();
     round();
     const Duration took = std::max(Clock::now() - start, Duration(1));
-    withoutGain = took < best - best / 32 ? 0 : withoutGain + 1;
-    best = std::min(best, took);
+    withoutGain_ = took < best_ - best_ / 32 ? 0 : withoutGain_ + 1;
+    best_ = std::min(best_, took);
+    ++rounds_;
   }
-  return static_cast<double>(bytes) / static_cast<double>(best.count());  // bytes per nanosecond
-}
+  bool isKnown() const { return withoutGain_ == kRoundsWithoutGain || rounds_ == kMostProbeRounds; }
+  int rounds() const { return rounds_; }
+  double gbps() const { return static_cast<double>(bytes_) / static_cast<double>(best_.count()); }  // bytes per nanosecond
+
+ private:
+  const std::size_t bytes_;
+  Duration best_ = Duration::max();
+  int withoutGain_ = 0;
+  int rounds_ = 0;
+};
 
 // This machine's speeds; 0: not measured yet. Two threads may measure at once. No lock, which a child of fork() could find taken for ever.
 // The reads' speed is set last.
 std::atomic<double> readSpeed = 0;
 std::atomic<double> copySpeed = 0;
 
+// Whether more reads can hardly change what is decided by them.
+bool isDecided(const BestSpeed& reads, const CrossMemorySpeed& speed) {
+  return reads.isKnown() ||
+         (reads.rounds() >= kFewestReads && (speed.pays() || speed.readGBps < kWellBelow * kReadsPayFrom * speed.copyGBps));
+}
+
 // Fresh memory costs more than the copies, so both speeds are measured in one buffer: what was read into it is copied from half to half.
+// Each read costs more than all copies, and every rank of every job makes them: no more than it takes to decide.
 Status measureSpeeds(pid_t pid, std::uint64_t remote, const char* who) {
   const auto buffer = std::make_unique_for_overwrite<std::byte[]>(kProbeBytes);
-  const MemoryRun all{buffer.get(), remote, kProbeBytes};
+  std::array<MemoryRun, kProbeRepeats> all;
+  all.fill({buffer.get(), remote, kProbeBytes});
   Status status;
-  const double read = bestGBps(kProbeBytes, [&] { status = status.isOk() ? readCrossMemory(pid, {&all, 1}, who) : status; });
+  BestSpeed reads(kProbeRepeats * kProbeBytes);
+  const auto read = [&] { status = readCrossMemory(pid, all, who); };
+  reads.add(read);
+  BestSpeed copies(kProbeBytes / 2);
+  while (status.isOk() && !copies.isKnown()) {
+    copies.add([&] {
+      std::memcpy(buffer.get(), buffer.get() + kProbeBytes / 2, kProbeBytes / 2);
+      asm volatile("" : : "r"(buffer.get()) : "memory");  // the copy is not to be optimised away
+    });
+  }
+  while (status.isOk() && !isDecided(reads, {reads.gbps(), copies.gbps()})) {
+    reads.add(read);
+  }
   SW_RETURN_IF_ERROR(status);
-  const double copy = bestGBps(kProbeBytes / 2, [&] {
-    std::memcpy(buffer.get(), buffer.get() + kProbeBytes / 2, kProbeBytes / 2);
-    asm volatile("" : : "r"(buffer.get()) : "memory");  // the copy is not to be optimised away
-  });
-  copySpeed.store(copy, std::memory_order_relaxed);
-  readSpeed.store(read, std::memory_order_release);
+  copySpeed.store(copies.gbps(), std::memory_order_relaxed);
+  readSpeed.store(reads.gbps(), std::memory_order_release);
   return Status::ok();
 }
 
@@ -199,12 +234,10 @@ void fillProbe(std::span<std::byte> buffer, std::uint64_t secret) {
 }
 
 Result<CrossMemorySpeed> probeCrossMemory(pid_t pid, std::uint64_t remote, std::uint64_t secret, const char* who) {
-  std::vector<std::byte> wanted(kPatternBytes);
-  std::vector<std::byte> pattern(kPatternBytes);
-  const MemoryRun first{pattern.data(), remote, pattern.size()};
+  std::vector<std::uint64_t> pattern(kPatternBytes / sizeof(std::uint64_t));
+  const MemoryRun first{reinterpret_cast<std::byte*>(pattern.data()), remote, kPatternBytes};
   SW_RETURN_IF_ERROR(readCrossMemory(pid, {&first, 1}, who));
-  fillProbe(wanted, secret);
-  if (pattern != wanted) {
+  if (!isPattern(pattern, secret)) {
     return Status{StatusCode::kUnsupported, fmt::format("pid {} is not {} (another pid namespace)", pid, who)};
   }
   if (readSpeed.load(std::memory_order_acquire) == 0) {

@@ -22,14 +22,21 @@ Status readCrossMemory(pid_t pid, std::span<const MemoryRun> runs, const char* w
 // What a refusal means on this machine, for people: Yama's setting, seccomp, user namespaces.
 std::string explainCrossMemoryError(int error);
 
-// What one side of a connection lays out for the other to try its reads on. Reads of 128 KiB are as fast as longer ones (11 GB/s where
-// memcpy has 55; of 64 KiB 8), and every page more is one to fill.
-inline constexpr std::size_t kProbeBytes = std::size_t{128} << 10;
+// What one side of a connection lays out for the other to try its reads on, and how often each trial reads it in one call. Trials of 128
+// KiB are as fast as longer ones (11 GB/s where memcpy has 55; of 64 KiB 8). Fresh pages cost more than the reads: 32 KiB four times give
+// the same speeds as 128 KiB once, for a third of the time (0.1 ms and 0.3).
+inline constexpr std::size_t kProbeBytes = std::size_t{32} << 10;
+inline constexpr std::size_t kProbeRepeats = 4;
 void fillProbe(std::span<std::byte> buffer, std::uint64_t secret);
 
+// Reads are used from this share of memcpy's rate on. Staging copies twice, but with both ranks at work and past the cache; on the machine
+// this was measured on, reads at 0.33 of memcpy took 1.3 times as long as staging (docs/benchmarks.md).
+inline constexpr double kReadsPayFrom = 0.45;
+
 struct CrossMemorySpeed {
-  double readGBps = 0;
-  double copyGBps = 0;  // of memcpy, which the reads are compared with
+  double readGBps = 0;  // or a little more: measuring ends when it is clear whether reads pay
+  double copyGBps = 0;  // of memcpy
+  bool pays() const { return readGBps >= kReadsPayFrom * copyGBps; }
 };
 
 // Reads of the peer's pattern, and gives the speed of such reads, measured once in a process: 56 links of 8 ranks took 20 ms to measure it

@@ -15,10 +15,6 @@
 namespace shardwire::internal {
 namespace {
 
-// Cross-memory reads are used from this share of memcpy's rate on. Staging copies twice, but with both ranks at work and past the cache; on
-// the machine this was measured on, reads at 0.33 of memcpy took 1.3 times as long as staging (docs/benchmarks.md).
-constexpr double kReadsPayFrom = 0.45;
-
 class ShmEndpoint final : public Endpoint {
  public:
   ShmEndpoint(const Self& self, std::shared_ptr<Inbox> inbox, const SharedHeap* heap)
@@ -80,7 +76,7 @@ void ShmEndpoint::decideOnReads(const ShmAddress& theirs, ShmJoint* joint) const
     return;
   }
   const bool isForced = path_ == OrdinaryPath::kCrossMemory || theirs.ordinaryPath == OrdinaryPath::kCrossMemory;
-  if (!isForced && speed->readGBps < kReadsPayFrom * speed->copyGBps) {
+  if (!isForced && !speed->pays()) {
     joint->whyNoReads = fmt::format("reads of its memory run at {:.1f} GB/s where memcpy runs at {:.1f}: staging is faster",
                                     speed->readGBps, speed->copyGBps);
     return;

@@ -210,24 +210,19 @@ void ShmFabric::serve() {
   }
 }
 
-Result<std::vector<InterfaceAddress>> ShmFabric::interfaces() {
-  return interfacesOf(networkNamespace());
-}
-
-Result<std::vector<InterfaceAddress>> ShmFabric::interfacesOf(std::uint64_t where) {
+Result<std::vector<InterfaceAddress>> ShmFabric::interfaces(std::uint64_t networkNamespace) {
   const MutexLock lock(interfacesMutex_);
-  if (const auto found = interfaces_.find(where); found != interfaces_.end()) {
+  if (const auto found = interfaces_.find(networkNamespace); found != interfaces_.end()) {
     return found->second;
   }
   auto all = listInterfaces();
   SW_RETURN_IF_ERROR(all.status());
-  interfaces_[where] = *all;
+  interfaces_[networkNamespace] = *all;
   return all;
 }
 
-Result<std::shared_ptr<LinkListener>> ShmFabric::linkListener(const Options& options) {
-  const std::uint64_t where = networkNamespace();
-  const std::string key = fmt::format("{} {}", where, options.socketIfname);
+Result<std::shared_ptr<LinkListener>> ShmFabric::linkListener(std::uint64_t networkNamespace, const Options& options) {
+  const std::string key = fmt::format("{} {}", networkNamespace, options.socketIfname);
   const MutexLock lock(linkListenersMutex_);
   std::erase_if(linkListeners_, [](const auto& each) { return each.second.expired(); });
   if (const auto found = linkListeners_.find(key); found != linkListeners_.end()) {
@@ -235,7 +230,7 @@ Result<std::shared_ptr<LinkListener>> ShmFabric::linkListener(const Options& opt
       return there;
     }
   }
-  const auto all = interfacesOf(where);
+  const auto all = interfaces(networkNamespace);
   SW_RETURN_IF_ERROR(all.status());
   auto ports = listenOnInterfaces(*all, options);
   SW_RETURN_IF_ERROR(ports.status());

@@ -72,12 +72,12 @@ class ShmFabric {
 
   // What the fabric's thread waits for beside its own, from welcome() on. A callback must not drop the last holder of the fabric.
   const std::shared_ptr<FdWatches>& watches() const { return watches_; }
-  // Those of the host, as they were when a group of this process first asked, from the same network namespace: one that comes or goes later
-  // is not noticed before all groups are gone. Errors of listInterfaces().
-  Result<std::vector<InterfaceAddress>> interfaces();
+  // Those of the host in this network namespace, the calling thread's, as they were when a group of this process first asked: one that
+  // comes or goes later is not noticed before all groups are gone. Errors of listInterfaces().
+  Result<std::vector<InterfaceAddress>> interfaces(std::uint64_t networkNamespace);
   // Where groups with these options are dialed for links over wires: one listener for all that choose the same interfaces, from the same
-  // network namespace; made when there is none. Errors of listenOnInterfaces().
-  Result<std::shared_ptr<LinkListener>> linkListener(const Options& options);
+  // network namespace, the calling thread's; made when there is none. Errors of listenOnInterfaces().
+  Result<std::shared_ptr<LinkListener>> linkListener(std::uint64_t networkNamespace, const Options& options);
 
   // Memory of the arena that its group does not need any more, while peers may still write to it. `isFree` tells when nobody does; it is
   // asked again whenever a group is made or a process goes.
@@ -114,7 +114,6 @@ class ShmFabric {
   void wake() const;
   std::vector<std::shared_ptr<LinkListener>> linkListeners();
   bool serveLinks();
-  Result<std::vector<InterfaceAddress>> interfacesOf(std::uint64_t networkNamespace);
 
   const OwnerProcess owner_;
   ShmArena arena_;
