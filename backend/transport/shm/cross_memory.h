@@ -34,7 +34,7 @@ void fillProbe(std::span<std::byte> buffer, std::uint64_t secret);
 inline constexpr double kReadsPayFrom = 0.45;
 
 struct CrossMemorySpeed {
-  double readGBps = 0;  // or a little more: measuring ends when it is clear whether reads pay
+  double readGBps = 0;  // at least so much: measuring ends when it is clear whether reads pay
   double copyGBps = 0;  // of memcpy
   bool pays() const { return readGBps >= kReadsPayFrom * copyGBps; }
 };
