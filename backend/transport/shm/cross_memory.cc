@@ -23,7 +23,8 @@ constexpr std::size_t kMaxPieces = IOV_MAX;  // per call and side, the kernel's 
 // A speed is known when so many rounds in a row were hardly faster than the best before them.
 constexpr int kMostProbeRounds = 8;
 constexpr int kRoundsWithoutGain = 3;
-// So many reads, the first of them into cold memory, are enough where they decide: well below the share that pays is this part of it.
+// After so many reads, the first of them into cold memory, measuring ends when it is clear whether reads pay: they reach kReadsPayFrom, or
+// less than this part of it.
 constexpr int kFewestReads = 3;
 constexpr double kWellBelow = 0.5;
 // So much of a peer's pattern is read to see that it can be, and that it is that peer.
