@@ -62,7 +62,7 @@ packages_of() {  # packages_of GROUP
     # The machines' kernel is unpacked, not installed: tests/rig/kernel.py.
     rdma) packages_of cpp; echo libibverbs1 ibverbs-providers ibverbs-utils perftest qemu-system-x86 kmod cpio xz-utils zstd iproute2 ;;
     tidy) packages_of cpp; echo clang-tidy ;;
-    python) packages_of demo; echo iproute2; [ "${CI:-}" != true ] || echo slurmctld slurmd slurm-client; debian_torch && echo python3-pytest python3-rich python3-setuptools || true ;;
+    python) packages_of demo; echo iproute2; [ "${CI:-}" != true ] || echo slurmctld slurmd slurm-client; debian_torch && echo python3-pytest python3-pytest-xdist python3-rich python3-setuptools || true ;;
     docs) packages_of demo; [ "$python" != /usr/bin/python3 ] || echo python3-sphinx python3-myst-parser furo ;;
     torch-suite) packages_of demo; [ "$python" != /usr/bin/python3 ] || echo python3-setuptools ;;
     example) packages_of demo ;;
@@ -147,7 +147,7 @@ pip_torch() {
     rm -rf "$venv"
     "$python" -m venv "$venv" || die "$python cannot make a virtual environment (on Debian: apt-get install python3-venv)"
     if ! quietly pip "installing pip's torch $version into .venv-torch (may be large)" \
-      "$venv/bin/python" -m pip install --disable-pip-version-check "torch==$version" numpy pytest setuptools wheel; then
+      "$venv/bin/python" -m pip install --disable-pip-version-check "torch==$version" numpy pytest pytest-xdist setuptools wheel; then
       rm -rf "$venv"
       if grep -qE 'No matching distribution found for torch|Could not find a version that satisfies the requirement torch' "$logs/pip.log"; then
         say "pip has no torch $version for this machine"

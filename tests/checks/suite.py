@@ -39,8 +39,8 @@ SANITIZERS = {
 }
 
 
-# Half of the C++ programs wait for timeouts and dead ranks most of their time, the others compute: side by side they end sooner.
-TWO_AT_A_TIME = ("--parallel", 2)
+# Most tests wait for timeouts and dead ranks most of their time (a third of a core each): more of them than cores end sooner side by side.
+AT_A_TIME = 1 + (os.cpu_count() or 1)
 
 
 def add(counts):
@@ -51,6 +51,7 @@ def tell(text):
     print(text, flush=True)
 
 
+durations = []  # (seconds, test) of everything that was counted
 complaints = []  # told once more at the end: who reads a long log reads there, and some show nothing else
 
 
@@ -129,11 +130,13 @@ def build(folder, target, title, *options):
     return child.returncode == 0
 
 
-def junit(path):
-    """Counts one JUnit file, of pytest or GoogleTest; also what failed with its text and why something was skipped."""
+def junit(path, where=None):
+    """Counts one JUnit file, of pytest or GoogleTest; also what failed with its text and why something was skipped. The seconds of each test go to `durations` under the name `where`."""
     counted, failed, skips = NONE, [], collections.Counter()
     for case in ElementTree.parse(path).iter("testcase"):
         name = f"{case.get('classname', '')}.{case.get('name', '')}"
+        if where:
+            durations.append((float(case.get("time") or 0), f"{where}: {name}"))
         skip = case.find("skipped")
         failures = [*case.findall("failure"), *case.findall("error")]
         if failures:
@@ -222,13 +225,13 @@ def cpp(folder, env, options, *more, target="all", only="."):
     oracle = {"SHARDWIRE_ORACLE_CASES": cases if folder == "cpp" else min(cases, 5000)}
     status, log = run(
         f"ctest-{folder}",
-        [*steady_addresses(folder), "ctest", "--test-dir", ROOT / "build" / folder, "--output-on-failure", "--no-tests=error", "-R", only, *TWO_AT_A_TIME, "--timeout", 900, "--output-junit", programs],
+        [*steady_addresses(folder), "ctest", "--test-dir", ROOT / "build" / folder, "--output-on-failure", "--no-tests=error", "-R", only, "--parallel", AT_A_TIME, "--timeout", 900, "--output-junit", programs],
         clean_environment(GTEST_OUTPUT=f"xml:{reports}/", GTEST_COLOR="no", **oracle, **env),
     )
     counts, failed, skips = [], [], collections.Counter()
     for report in sorted(reports.glob("*.xml")):
         if report != programs:
-            counted, names, reasons = junit(report)
+            counted, names, reasons = junit(report, f"{folder}, {report.stem}")
             counts.append(counted)
             failed += names
             skips += reasons
@@ -268,7 +271,8 @@ def part_asan(options):
 
 
 def part_tsan(options):
-    return cpp("tsan", SANITIZERS["tsan"], options, "-DSHARDWIRE_SANITIZE=thread")
+    """What starts threads."""
+    return cpp("tsan", SANITIZERS["tsan"], options, "-DSHARDWIRE_SANITIZE=thread", target="tests_with_threads", only="^tests_(backend|multiprocess|oracle)")
 
 
 def part_tidy(options):
@@ -287,10 +291,10 @@ def pytest(name, where, options, python, env, *more):
     report = LOGS / f"{name}.xml"
     report.unlink(missing_ok=True)
     # No faulthandler_timeout: its thread does not survive a fork, and a forked rank that sets its own would wait for it for ever.
-    command = [python, "-m", "pytest", "-q", "-ra", "-p", "no:cacheprovider", "--durations=15"]
+    command = [python, "-m", "pytest", "-q", "-ra", "-p", "no:cacheprovider"]
     status, log = run(name, [*command, f"--junitxml={report}", *more, where], env)
     try:
-        counted, failed, skips = junit(report)
+        counted, failed, skips = junit(report, name)
     except (OSError, ElementTree.ParseError):
         counted, failed, skips = NONE, [], collections.Counter()
     tell_outcome(counted, failed, skips)
@@ -315,7 +319,11 @@ def part_python(options):
     if not build_package():
         return FAIL
     env = clean_environment(PYTHONPATH=package_path(), PYTHONDONTWRITEBYTECODE=1)
-    return pytest(f"pytest-{BUILD.name}", ROOT / "tests" / "python", options, sys.executable, env, *options.pytest)
+    workers = ["-n", AT_A_TIME, "--dist", "loadfile"]
+    if importlib.util.find_spec("xdist") is None:
+        tell(f"  {sys.executable} has no pytest-xdist: the test files run one after the other")
+        workers = []
+    return pytest(f"pytest-{BUILD.name}", ROOT / "tests" / "python", options, sys.executable, env, *workers, *options.pytest)
 
 
 def part_docs(options):
@@ -521,6 +529,9 @@ def main():
     if complaints:
         tell("== what failed")
         tell("\n".join(complaints))
+    tell("== the twenty slowest tests")
+    for seconds, test in sorted(durations, reverse=True)[:20]:
+        tell(f"   {seconds:7.1f} s   {test}")
     tell("== time and outcome of each part")
     for line in lines:
         tell("   " + line)
