@@ -122,6 +122,18 @@ TensorView oneElement(const at::Tensor& word, std::string_view what) {
   return view;
 }
 
+// This rank's turn at what must come in one order in all parts. Throws when it does not come.
+class OrderedTurn {
+ public:
+  explicit OrderedTurn(SymmetricMemory& block) : block_(block) { throwUnlessOk(block.enterOrder()); }
+  ~OrderedTurn() { block_.leaveOrder(); }
+  OrderedTurn(const OrderedTurn&) = delete;
+  OrderedTurn& operator=(const OrderedTurn&) = delete;
+
+ private:
+  SymmetricMemory& block_;
+};
+
 }  // namespace
 
 at::Tensor symmetricTensor(std::shared_ptr<SymmetricMemory> block, Rank rank, c10::IntArrayRef shape, c10::ScalarType type) {
@@ -234,15 +246,11 @@ void reduceIntoParts(const at::Tensor& tensor, std::span<const Rank> ranks, Word
   if (!supportsWordOp(view.dtype, op)) {
     refuseTensor(StatusCode::kTypeError, fmt::format("red: {} is not defined on {}", wordOpName(op), dtypeName(view.dtype)));
   }
-  const bool isOrdered = !commutes(view.dtype, op);
-  if (isOrdered) {
-    throwUnlessOk(place.block->enterOrder());
-  }
-  for (const Rank rank : ranks) {
-    applyWords(boxInPart(view, place, rank), boxIn(source), view.shape, view.dtype, op);
-  }
-  if (isOrdered) {
-    place.block->leaveOrder();
+  {
+    const auto turn = commutes(view.dtype, op) ? std::nullopt : std::optional<OrderedTurn>(std::in_place, *place.block);
+    for (const Rank rank : ranks) {
+      applyWords(boxInPart(view, place, rank), boxIn(source), view.shape, view.dtype, op);
+    }
   }
   std::ranges::for_each(ranks, [&](Rank rank) { place.block->wake(rank); });
 }

@@ -13,6 +13,7 @@
 #include <thread>
 
 #include "backend/base/log.h"
+#include "backend/base/patience.h"
 #include "backend/base/relax.h"
 #include "backend/exec/one_sided.h"
 #include "backend/exec/point_to_point.h"
@@ -256,7 +257,10 @@ void Engine::spinFor(const Activity& last, Duration spinInline) {
   const auto until = started + spinInline;
   for (auto now = started; spins && !last.isDone() && now < until; now = Clock::now()) {
     if (now - started >= yieldAfter_) {
-      std::this_thread::yield();
+      if (!mayYield(now)) {
+        return;
+      }
+      yieldCore(now);
     }
     for (int i = 0; i < kPollsWithoutClock && !last.isDone(); ++i) {
       if (!pollLocked()) {

@@ -33,11 +33,14 @@ namespace shardwire::internal {
 
 class OneSided;
 class OneSidedRequest;
+class Patience;
 class PointToPoint;
 class ServedPart;
 
 // Longest sleep of a waiter: bounds how late a death or a deadline is noticed.
 inline constexpr Duration kMaxSleep = std::chrono::milliseconds(10);
+// How often dead peers and deadlines are looked at, at most.
+inline constexpr Duration kSlowCheckEvery = std::chrono::milliseconds(1);
 
 class Engine final : public Driver, private RunHost, public Progressed, public std::enable_shared_from_this<Engine> {
  public:
@@ -53,8 +56,6 @@ class Engine final : public Driver, private RunHost, public Progressed, public s
   Status submitPoint(const std::shared_ptr<Activity>& activity, const std::function<void(PointToPoint&)>& start,
                      const CallRecord& record = {});
   Status waitFor(Activity& activity, Deadline until) override;
-  // Polls until `activity` is done (true) or `until` passes (false).
-  bool drive(Activity& activity, Deadline until);
   // On the progress thread.
   Look lookAsLeader() override;
   // Poisons the group on this rank and tells the peers. Idempotent: the first reason stays.
@@ -165,6 +166,9 @@ class Engine final : public Driver, private RunHost, public Progressed, public s
   // Around callbacks: somebody else drives meanwhile. stepBack: false when another thread leads by now.
   void stepAside(Driving driving, std::uint64_t* turn);
   bool stepBack(Driving driving, std::uint64_t turn);
+  // Polls until `activity` is done (true) or `until` passes (false).
+  bool drive(Activity& activity, Deadline until, Patience& patience) SW_EXCLUDES(mutex_);
+  void sleepOnBell(const Activity& activity, Deadline until, Patience& patience) SW_EXCLUDES(mutex_);
   bool pollOrNot(bool looksSlow, Completions* done) SW_EXCLUDES(mutex_);
   bool pollLocked() SW_REQUIRES(mutex_);
   // engine_links.cc

@@ -18,8 +18,6 @@ namespace shardwire::internal {
 
 namespace {
 
-// How often dead peers and deadlines are looked at while nothing moves.
-constexpr Duration kSlowCheckEvery = std::chrono::milliseconds(1);
 constexpr Duration kStillWaitingAfter = std::chrono::seconds(2);
 constexpr std::size_t kMaxNotice = 8 << 10;
 

@@ -4,10 +4,9 @@
 // another operation without driving; so who drives hands that over before it runs callbacks: a caller to the progress thread, the progress
 // thread to a follower (ProgressThread).
 #include <algorithm>
-#include <thread>
 
 #include "backend/base/interrupt.h"
-#include "backend/base/relax.h"
+#include "backend/base/patience.h"
 #include "backend/exec/engine.h"
 #include "backend/exec/one_sided.h"
 #include "backend/exec/process_failures.h"
@@ -62,7 +61,8 @@ Status Engine::waitFor(Activity& activity, Deadline until) {
     return owner_.check(groupLabel());
   }
   InterruptibleWait slices(until);
-  while (!drive(activity, slices.sliceEnd())) {
+  Patience patience(spin_, yieldAfter_);  // of the whole wait: the next slice goes on sleeping where this one slept
+  while (!drive(activity, slices.sliceEnd(), patience)) {
     if (slices.isInterrupted()) {
       interruptedWaits_.add(activity.shared_from_this());
       return interruptedStatus(*activity.description + " (" + groupLabel() + ")");
@@ -97,59 +97,27 @@ void Engine::tellOfFailures() {
   }
 }
 
-bool Engine::drive(Activity& activity, Deadline until) {
+bool Engine::drive(Activity& activity, Deadline until, Patience& patience) {
   drivers_.fetch_add(1, std::memory_order_seq_cst);
   peers_.doorbell->disarm();
-  auto spinUntil = Clock::now() + spin_;
-  int idle = 0;
+  auto lastSlow = patience.now();
   while (!activity.isDone()) {
     Completions done;
-    bool progress = pollOrNot((idle & 63) == 63, &done);
+    // By the clock, and not by the number of polls: beside other programs a poll may take as long as their slices.
+    const bool looksSlow = patience.now() - lastSlow >= kSlowCheckEvery;
+    if (looksSlow) {
+      lastSlow = patience.now();
+    }
+    const bool progress = pollOrNot(looksSlow, &done);
     flush(&done, Driving::kCaller);
     if (progress) {
-      idle = 0;
-      continue;
+      patience.moved();
+    } else if (!patience.spins() && patience.now() < until) {
+      sleepOnBell(activity, until, patience);
     }
-    relax();
-    if ((++idle & 15) != 0) {
-      if (yieldAfter_ == Duration(0)) {
-        std::this_thread::yield();
-      }
-      continue;
-    }
-    const auto now = Clock::now();
-    if (now >= until) {
+    if (patience.now() >= until) {
       break;
     }
-    if (idle == 16) {
-      spinUntil = now + spin_;
-    }
-    if (now < spinUntil) {
-      if (spinUntil - now < spin_ - yieldAfter_) {
-        std::this_thread::yield();  // the peer that we wait for may be waiting for this very core
-      }
-      continue;
-    }
-    // Spun enough: arm, look once more, sleep.
-    sleepers_.fetch_add(1, std::memory_order_seq_cst);
-    std::uint32_t ticket = 0;
-    bool sleep = false;
-    Deadline soonest = until;
-    {
-      const MutexLock lock(mutex_);
-      ticket = peers_.doorbell->arm(Wakes::kSleepers);
-      progress = pollLocked();
-      checkSlow(!progress);
-      sleep = !progress && completions_.empty() && !activity.isDone() && !poison_.has_value();
-      soonest = std::min({until, activity.deadline, now + kMaxSleep});
-      takeCompletions(&done);
-    }
-    flush(&done, Driving::kCaller);
-    if (sleep) {
-      peers_.doorbell->sleep(ticket, soonest);
-    }
-    sleepers_.fetch_sub(1, std::memory_order_seq_cst);
-    idle = sleep ? 31 : 0;  // after a sleep that brought nothing: sleep again, without spinning first
   }
   Completions done;
   {
@@ -161,6 +129,32 @@ bool Engine::drive(Activity& activity, Deadline until) {
   return activity.isDone();
 }
 
+// Spun enough: arm, look once more, sleep.
+void Engine::sleepOnBell(const Activity& activity, Deadline until, Patience& patience) {
+  Completions done;
+  sleepers_.fetch_add(1, std::memory_order_seq_cst);
+  std::uint32_t ticket = 0;
+  bool sleeps = false;
+  Deadline soonest = until;
+  {
+    const MutexLock lock(mutex_);
+    ticket = peers_.doorbell->arm(Wakes::kSleepers);
+    const bool progress = pollLocked();
+    checkSlow(!progress);
+    sleeps = !progress && completions_.empty() && !activity.isDone() && !poison_.has_value();
+    soonest = std::min({until, activity.deadline, patience.now() + kMaxSleep});
+    takeCompletions(&done);
+  }
+  flush(&done, Driving::kCaller);
+  if (sleeps) {
+    peers_.doorbell->sleep(ticket, soonest);
+    patience.sleptInVain();  // unless the next poll moves something
+  } else {
+    patience.moved();
+  }
+  sleepers_.fetch_sub(1, std::memory_order_seq_cst);
+}
+
 // Polls unless another thread does.
 bool Engine::pollOrNot(bool looksSlow, Completions* done) {
   if (!mutex_.tryLock()) {
@@ -168,8 +162,8 @@ bool Engine::pollOrNot(bool looksSlow, Completions* done) {
   }
   const MutexLock lock(mutex_, std::adopt_lock);
   const bool progress = pollLocked();
-  if (!progress && looksSlow) {
-    checkSlow(true);
+  if (looksSlow) {
+    checkSlow(!progress);
   }
   takeCompletions(done);
   return progress;

@@ -22,6 +22,9 @@ Threads& threadsHere() {
   return instance.get();
 }
 
+// The entry that this thread is inside of: a callback may end its own group.
+thread_local const void* entered = nullptr;
+
 }  // namespace
 
 std::shared_ptr<ProgressThread> ProgressThread::of(std::shared_ptr<ProgressBell> bell) {
@@ -59,19 +62,30 @@ ProgressThread::~ProgressThread() {
 }
 
 void ProgressThread::add(const std::shared_ptr<Progressed>& group) {
+  const auto entry = std::make_shared<Entry>();
+  entry->group = group;
+  entry->key = group.get();
   const MutexLock lock(state_->mutex);
-  state_->groups.push_back(group);
+  Entries all = *state_->groups;
+  std::erase_if(all, [](const auto& each) { return each->group.expired(); });
+  all.push_back(entry);
+  state_->groups = std::make_shared<const Entries>(std::move(all));
 }
 
 void ProgressThread::remove(const Progressed* group) {
   State& state = *state_;
   const MutexLock lock(state.mutex);
-  std::erase_if(state.groups, [&](const auto& each) {
-    const auto there = each.lock();
-    return there == nullptr || there.get() == group;
-  });
-  const auto byAnother = [&](const State::Inside& each) { return each.group == group && each.thread != std::this_thread::get_id(); };
-  while (std::any_of(state.inside.begin(), state.inside.end(), byAnother)) {
+  Entries left = *state.groups;
+  const auto at = std::find_if(left.begin(), left.end(), [&](const auto& each) { return each->key == group; });
+  if (at == left.end()) {
+    return;
+  }
+  const std::shared_ptr<Entry> entry = *at;
+  left.erase(at);
+  state.groups = std::make_shared<const Entries>(std::move(left));
+  entry->isRemoved.store(true, std::memory_order_seq_cst);
+  const int mine = entered == entry.get() ? 1 : 0;
+  while (entry->numInside.load(std::memory_order_seq_cst) > mine) {
     state.changed.wait(state.mutex);
   }
 }
@@ -103,41 +117,43 @@ void ProgressThread::State::follow(bool leadsFirst) {
 }
 
 // False: it was removed.
-bool ProgressThread::State::enter(const Progressed* group) {
-  const MutexLock lock(mutex);
-  const bool isThere = std::any_of(groups.begin(), groups.end(), [&](const auto& each) { return each.lock().get() == group; });
-  if (isThere) {
-    inside.push_back({std::this_thread::get_id(), group});
+bool ProgressThread::State::enter(Entry& entry) {
+  entry.numInside.fetch_add(1, std::memory_order_seq_cst);
+  if (!entry.isRemoved.load(std::memory_order_seq_cst)) {
+    entered = &entry;
+    return true;
   }
-  return isThere;
+  leave(entry);
+  return false;
 }
 
-void ProgressThread::State::leave(const Progressed* group) {
-  const MutexLock lock(mutex);
-  const auto mine = std::find_if(inside.begin(), inside.end(),
-                                 [&](const Inside& each) { return each.group == group && each.thread == std::this_thread::get_id(); });
-  inside.erase(mine);
-  changed.notifyAll();
+void ProgressThread::State::leave(Entry& entry) {
+  entered = nullptr;
+  entry.numInside.fetch_sub(1, std::memory_order_seq_cst);
+  if (entry.isRemoved.load(std::memory_order_seq_cst)) {
+    const MutexLock lock(mutex);  // who removes it looks under the lock
+    changed.notifyAll();
+  }
 }
 
 // Until the end, or until another thread took the lead.
 void ProgressThread::State::lead() {
-  std::vector<std::weak_ptr<Progressed>> all;
   while (!stop.load(std::memory_order_acquire)) {
     const std::uint32_t ticket = bell->ticket();
+    std::shared_ptr<const Entries> all;
     {
       const MutexLock lock(mutex);
       all = groups;
     }
     bool moved = false;
     Deadline nextLook = Clock::now() + kLongestSleep;
-    for (const auto& each : all) {
-      const std::shared_ptr<Progressed> group = each.lock();
-      if (group == nullptr || !enter(group.get())) {
+    for (const auto& each : *all) {
+      const std::shared_ptr<Progressed> group = each->group.lock();
+      if (group == nullptr || !enter(*each)) {
         continue;
       }
       const Progressed::Look look = group->lookAsLeader();
-      leave(group.get());
+      leave(*each);
       if (look.lostLead) {
         return;
       }

@@ -46,6 +46,15 @@ class ProgressThread {
   bool leaveCallbacks(std::uint64_t turn);
 
  private:
+  // A group in the list. The two words are seq_cst: of a thread that enters and one that removes, at least one sees the other.
+  struct Entry {
+    std::weak_ptr<Progressed> group;
+    const Progressed* key;  // the same, to be found by
+    std::atomic<bool> isRemoved{false};
+    std::atomic<int> numInside{0};  // threads that look at it now
+  };
+  using Entries = std::vector<std::shared_ptr<Entry>>;
+
   // Shared with the threads, which may outlive this: a callback may have dropped the last group.
   struct State {
     std::shared_ptr<ProgressBell> bell;
@@ -53,17 +62,13 @@ class ProgressThread {
     std::atomic<bool> stop{false};
     Mutex mutex;
     ConditionVariable changed;
-    std::vector<std::weak_ptr<Progressed>> groups SW_GUARDED_BY(mutex);
-    struct Inside {
-      std::thread::id thread;
-      const Progressed* group;
-    };
-    std::vector<Inside> inside SW_GUARDED_BY(mutex);  // who looks at what now
+    // Replaced, never changed: a thread goes through one while groups come and go.
+    std::shared_ptr<const Entries> groups SW_GUARDED_BY(mutex) = std::make_shared<const Entries>();
 
     void follow(bool leadsFirst);
     void lead();
-    bool enter(const Progressed* group);
-    void leave(const Progressed* group);
+    bool enter(Entry& entry);
+    void leave(Entry& entry);
   };
 
   explicit ProgressThread(std::shared_ptr<ProgressBell> bell);

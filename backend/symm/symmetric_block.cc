@@ -8,10 +8,10 @@
 #include <algorithm>
 #include <array>
 #include <iterator>
-#include <thread>
 
 #include "backend/base/futex.h"
 #include "backend/base/interrupt.h"
+#include "backend/base/patience.h"
 #include "backend/base/relax.h"
 #include "backend/symm/agree.h"
 #include "backend/symm/graveyard.h"
@@ -148,6 +148,7 @@ Status SymmetricBlock::waitLong(Engine& engine, const Wait& wait, IsOver isOver)
   const Deadline deadline = deadlineAfter(timeout);
   InterruptibleWait slices(deadline);
   Deadline nextLook = started + kSpin;
+  bool spins = true;
   while (true) {
     for (int i = 0; i < 16; ++i) {
       if (isOver()) {
@@ -162,9 +163,10 @@ Status SymmetricBlock::waitLong(Engine& engine, const Wait& wait, IsOver isOver)
     if (now >= deadline) {
       return isOver() ? Status::ok() : late(engine, wait, timeout);
     }
-    if (now < started + kSpin) {
+    spins = spins && now < started + kSpin && (now < started + kYieldAfter || mayYield(now));
+    if (spins) {
       if (now >= started + kYieldAfter) {
-        std::this_thread::yield();  // the rank that we wait for may be waiting for this very core
+        yieldCore(now);  // the rank that we wait for may be waiting for this very core
       }
       continue;
     }
@@ -361,9 +363,8 @@ Status SymmetricBlock::enterOrder() {
   bool isMine = false;  // who waits asks again after it was told yes
   const auto take = [&] {
     std::uint32_t nobody = 0;
-    // Acquire: the stores of who had it are seen; they come first everywhere.
-    isMine = isMine || holder.compare_exchange_strong(nobody, static_cast<std::uint32_t>(rank()) + 1, std::memory_order_acquire,
-                                                      std::memory_order_relaxed);
+    // Acquire: the stores of who had it are seen; they come first everywhere. seq_cst but for sleep().
+    isMine = isMine || holder.compare_exchange_strong(nobody, static_cast<std::uint32_t>(rank()) + 1);
     return isMine;
   };
   return waitFor(take, [&] {
@@ -379,7 +380,13 @@ Status SymmetricBlock::enterOrder() {
 }
 
 void SymmetricBlock::leaveOrder() {
-  orderWord().store(0, std::memory_order_release);
+  // seq_cst: with wake(). Release is in it: what this rank stored is seen by who enters next.
+  orderWord().store(0, std::memory_order_seq_cst);
+  for (Rank peer = 0; peer < worldSize(); ++peer) {
+    if (partOf(peer).bytes != nullptr) {
+      wake(peer);  // who waits sleeps on the bell of its own part; another thread of this rank on this rank's
+    }
+  }
 }
 
 Status SymmetricBlock::free(std::optional<Duration> timeout) {

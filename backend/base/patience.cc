@@ -1,0 +1,83 @@
+#include "backend/base/patience.h"
+
+#include <algorithm>
+#include <atomic>
+#include <thread>
+
+#include "backend/base/relax.h"
+
+namespace shardwire::internal {
+namespace {
+
+// Between two looks at the clock, where no yield separates polls: about a microsecond.
+constexpr unsigned kPollsPerLook = 16;
+// A yield between two ranks that both wait takes 1 us, and one that a program with a slice of its own was let in by, milliseconds.
+constexpr Duration kLongYield = std::chrono::microseconds(100);
+// For how many times as long as it took no yield follows.
+constexpr int kRestFactor = 16;
+constexpr Duration kLongestRest = std::chrono::seconds(1);
+
+// Of this process. Relaxed: it is advice, and guards nothing. A child of fork() goes on with its parent's.
+std::atomic<Clock::rep> restsUntil{Clock::time_point::min().time_since_epoch().count()};
+std::atomic<Duration::rep> latestRest{0};
+
+}  // namespace
+
+bool mayYield(Clock::time_point now) {
+  return now.time_since_epoch().count() >= restsUntil.load(std::memory_order_relaxed);
+}
+
+Clock::time_point yieldCore(Clock::time_point now) {
+  std::this_thread::yield();
+  const auto after = Clock::now();
+  const Duration took = after - now;
+  const Duration before(latestRest.load(std::memory_order_relaxed));
+  if (took > kLongYield) {
+    const Duration rest = std::min(std::max(took * kRestFactor, before * 2), kLongestRest);
+    latestRest.store(rest.count(), std::memory_order_relaxed);
+    restsUntil.store((after + rest).time_since_epoch().count(), std::memory_order_relaxed);
+  } else if (before > Duration::zero()) {
+    latestRest.store(before.count() / 2, std::memory_order_relaxed);
+  }
+  return after;
+}
+
+Patience::Patience(Duration spin, Duration yieldAfter) : spin_(spin), yieldAfter_(yieldAfter), now_(Clock::now()), started_(now_) {}
+
+bool Patience::spins() {
+  relax();
+  if (hasSlept_) {
+    now_ = Clock::now();
+    return false;
+  }
+  const bool yieldsAlways = yieldAfter_ == Duration::zero();
+  const unsigned pollsPerLook = yieldsAlways ? 1 : kPollsPerLook;
+  if (++numPolls_ % pollsPerLook != 0) {
+    return true;
+  }
+  const bool isFirstLook = numPolls_ == pollsPerLook;
+  if (isFirstLook || !yieldsAlways) {  // else the yield looked
+    now_ = Clock::now();
+  }
+  if (isFirstLook) {
+    started_ = now_;
+  }
+  if (now_ - started_ < yieldAfter_) {
+    return now_ - started_ < spin_;
+  }
+  if (now_ - started_ >= spin_ || !mayYield(now_)) {
+    return false;
+  }
+  now_ = yieldCore(now_);
+  return true;
+}
+
+void Patience::moved() {
+  numPolls_ = 0;
+  hasSlept_ = false;
+  if (++numMoves_ % kPollsPerLook == 0) {
+    now_ = Clock::now();
+  }
+}
+
+}  // namespace shardwire::internal
