@@ -19,7 +19,8 @@ from ._backend import as_timeout
 _named: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
 # What the groups made here met through: standalone ones are not in torch's table of stores.
 _stores: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
-_counter = itertools.count()
+_counter = itertools.count()  # of create_process_group: it is part of the keys by which ranks meet, so nothing else may take its numbers
+_fresh_counter = itertools.count()  # of create_over_fresh_store: its groups' names are this rank's own affair
 # Before 2.0 a backend is itself torch's ProcessGroup; since then one wraps it.
 _WRAPPED = hasattr(dist.ProcessGroup, "_register_backend")
 
@@ -46,13 +47,14 @@ def create_process_group(store: Any, rank: int, size: int, timeout: timedelta | 
         raise ValueError(f"rank {rank} is not in a group of {size} ranks (0..{size - 1})")
     if name is not None and not isinstance(name, str):
         raise TypeError(f"name is a {type(name).__name__}; give a str or None")
+    period = as_timeout(timeout)  # what is wrong with the arguments is said before a number is taken
     unique = f"shardwire:{next(_counter)}"
-    return _create(dist.PrefixStore(f"{unique}/{name or ''}/", store), rank, size, as_timeout(timeout), unique, name, standalone)
+    return _create(dist.PrefixStore(f"{unique}/{name or ''}/", store), rank, size, period, unique, name, standalone)
 
 
 def create_over_fresh_store(store: Any, rank: int, size: int, timeout: timedelta | float | None, name: str | None, standalone: bool = False) -> Any:
     """As create_process_group, for a store that serves this group alone: its ranks need not have made equally many groups before."""
-    return _create(store, rank, size, as_timeout(timeout), f"shardwire:{next(_counter)}", name, standalone)
+    return _create(store, rank, size, as_timeout(timeout), f"shardwire:fresh:{next(_fresh_counter)}", name, standalone)
 
 
 def end_process_group(group: Any) -> None:
@@ -165,14 +167,15 @@ def name_of_group(group: Any) -> str:
 
 
 def store_of(group: Any) -> Any:
-    """The store that the group's ranks met through, under the group's own prefix."""
-    world: Any = getattr(c10d, "_world", None)
-    entry = (world.pg_map if hasattr(world, "pg_map") else c10d._pg_map).get(group)
-    if entry is None and group in _stores:
+    """The store that the group's ranks met through, under the group's own prefix: no other group of this store has its keys."""
+    if group in _stores:
         return _stores[group]
+    world: Any = getattr(c10d, "_world", None)
+    is_old = not hasattr(world, "pg_map")  # 1.13, whose table has the store that all groups share
+    entry = (c10d._pg_map if is_old else world.pg_map).get(group)
     if entry is None or entry[1] is None:
         raise ValueError("this group is not known to torch any more (was it destroyed?), or was made in C++: it has no store to meet ranks through")
-    return entry[1]
+    return dist.PrefixStore(c10d._pg_names[group], entry[1]) if is_old else entry[1]
 
 
 def _torch_groups() -> Iterator[tuple[Any, list[str]]]:

@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 
 import shardwire
+from shardwire._groups import create_over_fresh_store, store_of
 from conftest import TORCH, raises
 
 
@@ -70,6 +71,29 @@ def test_one_store_serves_several_groups(run_ranks, tmp_path):
             assert tensor.item() == number * size
 
     run_ranks(2, body, init=False)
+
+
+def test_what_one_rank_makes_alone_takes_no_number_of_the_groups_of_all(run_ranks, tmp_path):
+    def body(rank, size):
+        if rank == 0:
+            create_over_fresh_store(dist.HashStore(), 0, 1, 5, None, standalone=True)
+            raises(ValueError, lambda: shardwire.create_process_group(dist.HashStore(), 0, 1, timeout=-1))
+        transpose(shardwire.create_process_group(dist.FileStore(str(tmp_path / "s"), size), rank, size, 20), rank, size)
+
+    run_ranks(2, body, init=False)
+
+
+def test_each_group_has_keys_of_its_own(run_ranks, tmp_path):
+    def body(rank, size):
+        groups = [dist.group.WORLD, dist.new_group([0, 1]), dist.new_group([0, 1]),
+                  shardwire.create_process_group(dist.FileStore(str(tmp_path / "s"), size), rank, size, 20)]
+        for number, group in enumerate(groups):
+            if rank == 0:
+                store_of(group).set("whose", str(number))
+        dist.barrier()
+        assert [store_of(group).get("whose") for group in groups] == [b"0", b"1", b"2", b"3"]
+
+    run_ranks(2, body)
 
 
 def test_sub_groups(run_ranks):

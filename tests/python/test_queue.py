@@ -384,6 +384,29 @@ def test_queues_that_were_made_differently_are_told():
     assert kind is ValueError and "[[0], 2, False]" in text and "[[0], 1, False]" in text, text
 
 
+# ---- several groups
+
+def queues_of_groups(rank):
+    import torch.distributed as dist
+    disjoint = [dist.new_group([0, 1]), dist.new_group([2, 3])][rank // 2]
+    alike = [dist.new_group([0, 1, 2, 3]) for _ in range(3)]
+    got = []
+    for number, of in enumerate([disjoint, *alike]):
+        q = Queue(of, 0, name="work")
+        if q.hub.rank == 0:
+            got.append([q.get(timeout=20) for _ in range(q.hub.size - 1)])
+        else:
+            q.put((number, rank // 2 if of is disjoint else 0), timeout=20)
+        dist.barrier()  # the next group comes after this one
+    return got
+
+
+def test_queues_of_several_groups_meet_users_of_their_own():
+    got = run_ranks(4, queues_of_groups, default_group=True)
+    alike = [[(number, 0)] * 3 for number in (1, 2, 3)]
+    assert got == [[[(0, 0)], *alike], [], [[(0, 1)]], []]
+
+
 # ---- waiting
 
 def waiting(rank):

@@ -18,7 +18,7 @@ from vllm.distributed.weight_transfer.base import (TrainerInitInfo, TrainerWeigh
                                                    WeightTransferUpdateInfo)
 
 from .. import _backend
-from .._groups import create_over_fresh_store, create_process_group, end_process_group, store_of
+from .._groups import create_over_fresh_store, end_process_group, store_of
 from ..weights import Publication, Subscription, publish, subscribe
 from ..weights.agree import Meeting
 from ..weights.publishing import own_group
@@ -200,7 +200,7 @@ class ShardwireTrainerWeightTransferEngine(TrainerWeightTransferEngine[Shardwire
 def _workers(init_info: ShardwireInitInfo) -> Any:
     """A group of the engine's workers, beside vLLM's own: of all processes of its torch group, or of this one alone."""
     if not dist.is_initialized():
-        return create_process_group(dist.HashStore(), 0, 1, init_info.timeout, standalone=True)
+        return create_over_fresh_store(dist.HashStore(), 0, 1, init_info.timeout, None, standalone=True)
     # Not counted by how many groups a process made: all workers of an engine make the same calls of ours.
     store = dist.PrefixStore(f"shardwire.adapters.vllm/{_counted(init_info.name)}", store_of(dist.group.WORLD))
     return create_over_fresh_store(store, dist.get_rank(), dist.get_world_size(), init_info.timeout, None, standalone=True)
