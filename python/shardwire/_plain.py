@@ -296,8 +296,9 @@ _CONSTANTS = {ord("N"): None, ord("T"): True, ord("F"): False}
 
 
 class _Reader:
-    def __init__(self, head: bytes, parts: list[torch.Tensor]) -> None:
+    def __init__(self, head: bytes, parts: list[torch.Tensor], trusts: bool = False) -> None:
         self.head, self.parts, self.at = bytes(head), parts, 0
+        self.trusts = trusts
         self.count = 0  # of nodes
         self.kinds: list[bytes] = []
         self.items: list[Any] = []  # of containers that hold nodes: their values, with references as Ref
@@ -448,7 +449,7 @@ class _Reader:
     def made_of_values(self, tag: bytes) -> Any:
         if tag == b"Q":
             from .queues import Queue
-            return Queue.from_address(*self.values(5))
+            return Queue.from_address(*self.values(5), self.trusts)
         values = self.values(3)
         if any(isinstance(each, Ref) or not (isinstance(each, int) or tag == b"/" and each is None) for each in values):
             raise Broken("a range or slice that is not of numbers")
@@ -582,6 +583,7 @@ _CONTAINER_TAGS = frozenset(_MAKERS)
 _NOT_YET = object()
 
 
-def read(head: bytes, parts: list[torch.Tensor]) -> Any:
-    """What ``write`` was given; tensors are views of ``parts``. Broken for bytes that it did not write."""
-    return _Reader(head, parts).read()
+def read(head: bytes, parts: list[torch.Tensor], trusts: bool = False) -> Any:
+    """What ``write`` was given; tensors are views of ``parts``. Broken for bytes that it did not write. trusts: the reader takes pickles of who wrote
+    this, and so of those who put into the queues in it."""
+    return _Reader(head, parts, trusts).read()

@@ -553,12 +553,56 @@ def test_pickle_only_where_it_is_asked_for():
     assert run_ranks(2, with_pickle) == [True, True]
 
 
+def brought_trust(rank):
+    """Rank 1 puts queues of its own, and objects that need pickle into them; rank 0 reads."""
+    plain, trusting = Queue(group(), 0, "plain"), Queue(group(), 0, "trusting", allow_pickle=True)
+    if rank == 1:
+        reply = Queue(group(), 1, "reply", allow_pickle=True)
+        reply.put(Custom(1))
+        reply.put(Custom(2))
+        plain.put({"reply": reply})
+        trusting.put({"reply": reply})
+        return Queue(group(), 0, "over").get(timeout=20)
+    refused, taken = plain.get()["reply"], trusting.get()["reply"]
+    assert not refused.allow_pickle and taken.allow_pickle and q_from(pickle.dumps(taken)).allow_pickle
+    kind, text = raised(refused.get, timeout=20)
+    assert kind is ValueError and "written by pickle" in text, text
+    assert taken.get(timeout=20).value == 2
+    Queue(group(), 0, "over").put(True)
+    return True
+
+
+def test_a_queue_that_was_read_trusts_whom_its_reader_trusts():
+    assert run_ranks(2, brought_trust) == [True, True]
+
+
+def reading_makes_nothing(rank):
+    q = Queue(group(), 0, "x", capacity=7)
+    data = bytes(shardwire.serialize([q]).numpy()).replace(b"\x01\x00\x00\x00x", b"\x01\x00\x00\x00w")  # the name is "w" now
+    threads = threading.active_count()
+    (read,) = shardwire.deserialize(torch.frombuffer(bytearray(data), dtype=torch.uint8))
+    assert "not used here yet" in repr(read) and list(q.hub.held) == ["name x"] and threading.active_count() == threads
+    assert shardwire.deserialize(shardwire.serialize(read)).name == "w"  # it can be sent on, unused
+    mine = Queue(group(), 0, "w")
+    kind, text = raised(read.put, 1)
+    assert kind is ValueError and "[[0], None, False]" in text and "[[0], 7, False]" in text, text
+    (same,) = shardwire.deserialize(shardwire.serialize([mine]))
+    same.put("by the handle")
+    assert repr(same) == repr(mine) and mine.get() == "by the handle"
+    return True
+
+
+def test_reading_a_queue_makes_no_queue():
+    assert run_ranks(1, reading_makes_nothing) == [True]
+
+
 def test_wrong_arguments():
     def body(rank):
         assert raised(Queue, group(), 5) == (ValueError, "location is [5]; give different ranks of 0 to 0, at least one")
         assert raised(Queue, group(), [0, 0])[0] is ValueError and raised(Queue, group(), [])[0] is ValueError
         assert raised(Queue, group(), "0")[0] is TypeError and raised(Queue, group(), True)[0] is TypeError
-        assert raised(Queue, group(), 0, 3)[0] is TypeError and raised(Queue, group(), 0, capacity=0)[0] is ValueError
+        assert raised(Queue, group(), 0, 3)[0] is TypeError and raised(Queue, group(), 0, capacity=-1)[0] is ValueError
+        assert raised(Queue, group())[0] is TypeError
         q = Queue(group(), 0)
         assert raised(q.put_tensor, [1])[0] is TypeError and raised(q.put, torch.ones(2).to_sparse())[0] is TypeError
         assert raised(q.get, timeout=-1)[0] is ValueError

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import queue as standard
+import re
 import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -17,7 +18,7 @@ from .._groups import find_process_group, name_of_group
 from ..errors import ClosedError, PeerFailedError
 from . import content, wire
 from .entries import NOTHING, OVER, READY, Entry, Getter, HeldQueue
-from .hub import hub_of
+from .hub import Hub, hub_of
 from .use_link import Call, UseLink
 from .works import LocalPut, QueueWork, RemotePut, Transaction, copies
 
@@ -40,26 +41,45 @@ class Queue:
     capacity, survive and location must be equal on all ranks; ValueError shows both where they are not. Usable from any thread.
     """
 
-    def __init__(self, group: Any, location: int | Iterable[int], name: str | None = None, *, capacity: int | None = None, survive: bool = False,
-                 allow_pickle: bool = False) -> None:
+    def __init__(self, group: Any = None, location: int | Iterable[int] | None = None, name: str | None = None, *, capacity: int | None = None,
+                 survive: bool = False, allow_pickle: bool = False) -> None:
         if name is not None and (not isinstance(name, str) or not name):
             raise TypeError(f"name is {name!r}; give a text, or None")
-        if capacity is not None and (isinstance(capacity, bool) or not isinstance(capacity, int) or capacity < 1):
-            raise ValueError(f"capacity is {capacity!r}; give the number of entries, at least 1, or None")
-        self.group, self.hub = hub_of(find_process_group(group) if isinstance(group, str) else group)
-        self.hub.check_process()
-        self.location = _ranks_of(location, self.hub.size)
-        self.name, self.capacity, self.survive, self.allow_pickle = name, capacity, bool(survive), bool(allow_pickle)
-        self._about = [list(self.location), capacity, self.survive]
-        self._key = f"unnamed {next(self.hub.unnamed)}" if name is None else f"name {name}"
-        self.label = f"Queue {name!r}" if name is not None else f"Queue #{self._key.split()[1]} of group {self.hub.label!r}"
-        before = self.hub.about.setdefault(self._key, self._about)
-        if before != self._about:
-            raise ValueError(f"{self.label} was made with (location, capacity, survive) = {before} on this rank, and now with {self._about}; "
+        if capacity is not None and (isinstance(capacity, bool) or not isinstance(capacity, int) or capacity < 0):
+            raise ValueError(f"capacity is {capacity!r}; give the number of entries, or 0 or None for no limit")
+        self.location = _ranks_of(location)
+        self.name, self.capacity, self.survive, self.allow_pickle = name, capacity or None, bool(survive), bool(allow_pickle)
+        self._group = group
+        self._hub: Hub | None = None
+        self._join()
+
+    def _join(self) -> Hub:
+        """Enters the queue into this rank's hub. Of a queue that was read that is its first use: reading alone makes nothing."""
+        group = self._group
+        group, hub = hub_of(find_process_group(group) if isinstance(group, str) else group)
+        hub.check_process()
+        if max(self.location) >= hub.size:
+            raise ValueError(f"location is {list(self.location)}; give different ranks of 0 to {hub.size - 1}, at least one")
+        name, about = self.name, [list(self.location), self.capacity, self.survive]
+        key = f"unnamed {next(hub.unnamed)}" if name is None else f"name {name}"
+        label = f"Queue {name!r}" if name is not None else f"Queue #{key.split()[1]} of group {hub.label!r}"
+        before = hub.about.setdefault(key, about)
+        if before != about:
+            raise ValueError(f"{label} was made with (location, capacity, survive) = {before} on this rank, and now with {about}; "
                              "take another name, or the same values")
-        self._held: HeldQueue | None = None
-        if self.hub.rank in self.location:
-            self._held = self.hub.hold(self._key, self._about, capacity, self.survive)
+        self._about, self._key, self.label = about, key, label
+        self._held: HeldQueue | None = hub.hold(key, about, self.capacity, self.survive) if hub.rank in self.location else None
+        self._group, self._hub = group, hub  # last: other threads may use the queue from here on
+        return hub
+
+    @property
+    def hub(self) -> Hub:
+        return self._hub or self._join()
+
+    @property
+    def group(self) -> Any:
+        """The process group; of a queue that was read and not used yet, its name."""
+        return self._group
 
     # ---- where it is
 
@@ -88,7 +108,7 @@ class Queue:
 
     def held(self) -> HeldQueue:
         """This rank's part. Only where _source says that it is here."""
-        assert self._held is not None
+        assert self.hub and self._held is not None
         return self._held
 
     def _deadline(self, block: bool, timeout: Seconds) -> tuple[float, float]:
@@ -254,7 +274,7 @@ class Queue:
         """The entries, one after the other, until the queue is closed and drained. `ahead` more are asked for before they are needed, so that they come while
         the loop works; those that were not reached when the loop ends go back to the queue. Each wait is as in :meth:`get`.
         """
-        if self._held is not None or ahead < 1:
+        if self.hub.rank in self.location or ahead < 1:
             yield from self._one_by_one()
             return
         asked: list[tuple[UseLink, Call]] = []
@@ -343,22 +363,31 @@ class Queue:
     # ---- by name
 
     def address(self) -> tuple[Any, ...]:
-        """What another rank of the group needs to make it."""
+        """What another rank of the group needs to make it. Not allow_pickle: whom a reader trusts is not the writer's to say."""
         if self.name is None:
             raise TypeError(f"{self.label} has no name, by which another rank could know it: give it one to send or pickle it")
-        return name_of_group(self.group), ",".join(map(str, self.location)), self.name, self.capacity, self.survive * 1 + self.allow_pickle * 2
+        group = self._group if isinstance(self._group, str) else name_of_group(self._group)
+        return group, ",".join(map(str, self.location)), self.name, self.capacity, int(self.survive)
 
     @classmethod
-    def from_address(cls, group: Any, location: Any, name: Any, capacity: Any, flags: Any) -> Queue:
-        if type(group) is not str or type(location) is not str or type(name) is not str or type(flags) is not int:
+    def from_address(cls, group: Any, location: Any, name: Any, capacity: Any, flags: Any, allow_pickle: bool = False) -> Queue:
+        """The queue of an address, which may come from anywhere: a value, and nothing else, until it is used."""
+        if (type(group) is not str or type(location) is not str or _RANKS.fullmatch(location) is None or type(name) is not str or not name
+                or not (capacity is None or type(capacity) is int and capacity > 0) or type(flags) is not int):
             raise ValueError("a Queue that cannot be read")
-        return cls(group, [int(rank) for rank in location.split(",")], name, capacity=capacity, survive=bool(flags & 1), allow_pickle=bool(flags & 2))
+        queue = cls.__new__(cls)
+        queue.location = _ranks_of([int(rank) for rank in location.split(",")])
+        queue.name, queue.capacity, queue.survive, queue.allow_pickle = name, capacity, bool(flags & 1), allow_pickle
+        queue.label, queue._group, queue._hub = f"Queue {name!r}", group, None
+        return queue
 
     def __reduce__(self) -> Any:
-        return Queue.from_address, self.address()
+        return Queue.from_address, (*self.address(), self.allow_pickle)
 
     def __repr__(self) -> str:
-        return f"<shardwire.{self.label} at {list(self.location)}, rank {self.hub.rank} of group {self.hub.label!r}>"
+        if self._hub is None:
+            return f"<shardwire.{self.label} at {list(self.location)} of group {self._group!r}, not used here yet>"
+        return f"<shardwire.{self.label} at {list(self.location)}, rank {self._hub.rank} of group {self._hub.label!r}>"
 
 
 class _Watch:
@@ -417,11 +446,14 @@ def _watching(queues: Sequence[Queue], changed: threading.Event, deadline: float
             watch.end()
 
 
-def _ranks_of(location: Any, size: int) -> tuple[int, ...]:
+_RANKS = re.compile(r"\d{1,9}(,\d{1,9})*", re.ASCII)
+
+
+def _ranks_of(location: Any) -> tuple[int, ...]:
     """The ranks that `location` names, in its order."""
     ranks = [location] if isinstance(location, int) else list(location) if isinstance(location, Iterable) else None
     if ranks is None or any(isinstance(rank, bool) or not isinstance(rank, int) for rank in ranks):
         raise TypeError(f"location is {location!r}; give a rank of the group, or several")
-    if not ranks or len(set(ranks)) != len(ranks) or min(ranks) < 0 or max(ranks) >= size:
-        raise ValueError(f"location is {ranks}; give different ranks of 0 to {size - 1}, at least one")
+    if not ranks or len(set(ranks)) != len(ranks) or min(ranks) < 0:
+        raise ValueError(f"location is {ranks}; give different ranks of the group, from 0 on, at least one")
     return tuple(ranks)
