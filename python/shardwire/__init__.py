@@ -51,6 +51,7 @@ from ._groups import (create_process_group, describe_collectives, describe_trans
                       global_ranks, name_process_group, resolve_backend)
 from ._layout import Layout, Partial, Replicate, Shard, StridedShard  # noqa: E402
 from ._mpi import create_process_group_from_mpi  # noqa: E402
+from ._plain_records import register_plain  # noqa: E402
 from ._redistribute import clear_redistribute_cache, redistribute  # noqa: E402
 from ._serialize import deserialize, serialize  # noqa: E402
 from ._shards import ShardInfo, apply_local_reshard, compute_local_reshard, compute_shards, dtensor_shards, specs_from_dtensor  # noqa: E402
@@ -75,7 +76,7 @@ __all__ = [
     "compute_shards", "cpu_allocator_enabled", "cpu_allocator_owns", "create_process_group", "create_process_group_from_mpi",
     "describe_collectives", "describe_transports", "deserialize", "distributed", "dtensor_shards", "empty", "enable_cpu_allocator", "end_process_group",
     "errors", "find_process_group", "fused", "global_ranks", "in_shared_heap", "load", "name_process_group", "plan", "publish", "redistribute",
-    "register", "resolve_backend", "save", "serialize", "specs_from_dtensor", "stand_in_for", "status", "subscribe", "symm", "sync", "trace", "unfused", "weights",
+    "register", "register_plain", "resolve_backend", "save", "serialize", "specs_from_dtensor", "stand_in_for", "status", "subscribe", "symm", "sync", "trace", "unfused", "weights",
 ]
 
 

@@ -15,12 +15,14 @@ import re
 import struct
 import sys
 from collections import OrderedDict
+from functools import partial
 from typing import Any, Callable, Iterable
 
 import torch
 
 from ._plain_keys import NESTING, ReadKeys, Ref, WrittenKeys
 from ._plain_memory import contiguous_strides, reach, storage_address, untyped
+from ._plain_records import Record, by_class, by_name
 
 MAGIC = b"SWG1"
 _LONG = 32  # texts from this length on are nodes: met twice, written once
@@ -186,8 +188,22 @@ class _Writer:
         elif kind in (range, slice):
             self.out += b"r" if kind is range else b"/"
             self.values((value.start, value.stop, value.step))
+        elif kind in by_class:
+            self.record(value, by_class[kind])
         elif not self.numpy(value) and not self.queue(value):
-            raise NotPlain(f"a {kind.__module__}.{kind.__qualname__} is none of the plain types that are written without pickle")
+            raise NotPlain(f"a {kind.__module__}.{kind.__qualname__} is none of the plain types that are written without pickle{_could_be(kind)}")
+
+    def record(self, value: Any, of: Record) -> None:
+        try:
+            values = of.values_of(value)
+        except AttributeError as error:
+            raise NotPlain(f"a {of.name} of which a field is not set: {error}") from None
+        self.out += b"P" if of.is_tuple else b"D"
+        self.text(b"s", of.name.encode("utf-8", "surrogatepass"))  # names where they are, not as nodes: the reader asks for them at once
+        self.out += _U32.pack(len(values))
+        for field in of.fields:
+            self.text(b"s", field.encode("utf-8", "surrogatepass"))
+        self.values(values)
 
     def tensor(self, value: torch.Tensor) -> None:
         flags = (1 if value.requires_grad and value.is_leaf else 0) | (2 if type(value) is torch.nn.Parameter else 0)
@@ -258,6 +274,11 @@ class _Writer:
         return True
 
 
+def _could_be(kind: type) -> str:
+    is_known = hasattr(kind, "__dataclass_fields__") or issubclass(kind, tuple) and hasattr(kind, "_fields")
+    return f"; shardwire.register_plain({kind.__name__}) on both ends makes it one" if is_known else ""
+
+
 def _tensors_in(value: Any) -> list[torch.Tensor]:
     """The CPU tensors that the graph holds, each once."""
     found: list[torch.Tensor] = []
@@ -266,10 +287,13 @@ def _tensors_in(value: Any) -> list[torch.Tensor]:
     while left:
         each = left.pop()
         kind = type(each)
-        if kind not in _OFTEN_NODES or id(each) in seen:
+        if kind not in _OFTEN_NODES and kind not in by_class or id(each) in seen:
             continue
         seen[id(each)] = each
-        if kind in _TENSORS:
+        if kind in by_class:
+            of = by_class[kind]
+            left += [getattr(each, field) for field in of.fields if hasattr(each, field)]
+        elif kind in _TENSORS:
             if is_plain_tensor(each):
                 found.append(each)
         elif kind in (dict, OrderedDict):
@@ -299,6 +323,7 @@ class _Reader:
     def __init__(self, head: bytes, parts: list[torch.Tensor], trusts: bool = False) -> None:
         self.head, self.parts, self.at = bytes(head), parts, 0
         self.trusts = trusts
+        self.records: dict[int, Record] = {}  # nodes of registered classes that hold nodes
         self.count = 0  # of nodes
         self.kinds: list[bytes] = []
         self.items: list[Any] = []  # of containers that hold nodes: their values, with references as Ref
@@ -432,6 +457,8 @@ class _Reader:
             else:
                 made = make(())
                 self.filled.append(len(self.made))
+        elif tag in b"PD":
+            item, made = self.record(tag)
         elif tag == b"X":
             made = self.tensor()
         elif tag == b"n":
@@ -445,6 +472,31 @@ class _Reader:
         self.kinds.append(tag)
         self.items.append(item)
         self.made.append(made)
+
+    def record(self, tag: bytes) -> tuple[Any, Any]:
+        """The values of a namedtuple or dataclass where they have nodes, and what is made of it so far."""
+        name, number = self.value(), len(self.made)
+        if type(name) is not str:
+            raise Broken("a record without a name")
+        fields = self.values(self.u32())
+        of = by_name.get(name)
+        if of is None:
+            raise ValueError(f"an object of the class {name!r} is in it, which this process has not registered; call shardwire.register_plain(CLASS) before it is read")
+        if list(of.fields) != fields or of.is_tuple != (tag == b"P"):
+            raise ValueError(f"{name!r} was written with the fields {fields}, and is registered here with {list(of.fields)}: have one class on both ends")
+        values = self.values(len(fields))
+        linked = self.linked
+        if of.is_tuple:
+            self.records[number] = of
+            if not linked:
+                return None, of.make(values)
+            self.frozen.append(number)
+            return values, _NOT_YET
+        if not linked:
+            return None, self.build(partial(of.fill, of.empty()), values)
+        self.records[number] = of
+        self.filled.append(number)
+        return values, of.empty()
 
     def made_of_values(self, tag: bytes) -> Any:
         if tag == b"Q":
@@ -547,13 +599,16 @@ class _Reader:
             self.keys.nest(number, self.items[number])
             if self.kinds[number] == b"Z":
                 self.check_keys(number, self.items[number])
-            self.made[number] = self.build(_MAKERS[self.kinds[number]], self.resolved(number))
+            make = self.records[number].make if number in self.records else _MAKERS[self.kinds[number]]
+            self.made[number] = self.build(make, self.resolved(number))
             waiting.pop()
 
     def fill(self, number: int) -> None:
         kind, made, items = self.kinds[number], self.made[number], self.resolved(number)
         if kind == b"l":
             made.extend(items)
+        elif kind == b"D":
+            self.build(partial(self.records[number].fill, made), items)
         else:
             self.check_keys(number, self.items[number][::1 if kind == b"S" else 2])
             self.build(made.update, items if kind == b"S" else zip(items[::2], items[1::2]))
@@ -565,7 +620,7 @@ class _Reader:
     def build(self, make: Callable[[Any], Any], values: Any) -> Any:
         try:
             return make(values)
-        except (TypeError, RecursionError) as error:  # RecursionError: of keys that are compared
+        except (TypeError, AttributeError, RecursionError) as error:  # AttributeError: of a dataclass whose field cannot be set. RecursionError: of keys that are compared
             raise Broken(f"a container of things that cannot be in it: {error}") from None
 
     def resolved(self, number: int) -> list[Any]:

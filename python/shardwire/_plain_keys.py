@@ -16,8 +16,11 @@ DEEPEST_KEY = 1000  # 81 bytes of stack each, in Python 3.11; some threads have 
 MOST_IN_KEYS = 1 << 26  # beyond what is written out: half a second of hashing
 ENDLESS = 1 << 62  # where counting stops
 
-NESTING = frozenset((tuple, frozenset, torch.Size))  # what keys may hold values in
-_TAGS = frozenset((b"t", b"Z", b"z"))  # and how they are written
+NESTING: set[type] = {tuple, frozenset, torch.Size}  # what keys may hold values in, and the classes that were registered
+NO_KEYS: set[type] = set()  # of these the dataclasses: a reader gives them their fields when keys were hashed
+_TUPLES = frozenset((b"t", b"P"))
+_TAGS = frozenset((b"t", b"Z", b"z", b"P"))  # and how they are written
+_UNFIT = "a dataclass as a key or member"
 _TOO_DEEP = f"a key or member of more than {DEEPEST_KEY} tuples in each other"
 _TOO_MANY = f"keys and members that share tuples, with more than {MOST_IN_KEYS} values in all where each counts as often as it is met"
 
@@ -39,13 +42,15 @@ class WrittenKeys:
         for key in keys:
             if type(key) not in NESTING:
                 continue
+            if type(key) in NO_KEYS:
+                return _UNFIT
             if NESTING.isdisjoint(map(type, key)):  # most
                 self.count += 1 + len(key)
                 continue
             depth, count = _measure(key, self._known)
             self.count += count
             if depth > DEEPEST_KEY:
-                return _TOO_DEEP
+                return _UNFIT if depth == ENDLESS else _TOO_DEEP
         return ""
 
     def wrong(self, head_bytes: int) -> str:
@@ -59,13 +64,16 @@ class ReadKeys:
         self._kinds, self._made = kinds, made
         self._limit = MOST_IN_KEYS + head_bytes
         self._depths: dict[int, int] = {}  # of tuples that hold nodes
+        self._unfit: set[int] = set()  # tuples and frozensets that hold a dataclass
         self._counts: dict[int, int] = {}  # of tuples and frozensets that do
         self.count = 0
 
     def nest(self, number: int, items: list[Any]) -> None:
         """Node ``number``, a tuple or frozenset, is to hold these items, of which nodes are made."""
         refs = [item for item in items if type(item) is Ref]
-        if self._kinds[number] == b"t":
+        if any(self._kinds[ref] == b"D" or ref in self._unfit for ref in refs):
+            self._unfit.add(number)
+        if self._kinds[number] in _TUPLES:
             self._depths[number] = 1 + max((self._depths.get(ref, 0) for ref in refs), default=0)
         self._counts[number] = min(ENDLESS, 1 + len(items) - len(refs) + sum(self._count_of(ref) if self._kinds[ref] in _TAGS else 1 for ref in refs))
 
@@ -74,6 +82,8 @@ class ReadKeys:
         if Ref not in map(type, keys):
             return ""
         for key in keys:
+            if type(key) is Ref and (self._kinds[key] == b"D" or key in self._unfit):
+                return f"{_UNFIT}, in node {number}"
             if type(key) is Ref and self._kinds[key] in _TAGS:
                 if self._depths.get(key, 0) > DEEPEST_KEY:
                     return f"{_TOO_DEEP}, in node {number}"
@@ -88,10 +98,12 @@ def _measure(value: Any, known: dict[int, tuple[int, int]]) -> tuple[int, int]:
     waiting = [value]
     while waiting:
         each = waiting[-1]
+        if type(each) in NO_KEYS:
+            return ENDLESS, 0
         inner = [item for item in each if type(item) in NESTING]
         unknown = [item for item in inner if id(item) not in known]
         if not unknown:
-            depth = 1 + max((known[id(item)][0] for item in inner), default=0) if type(each) is tuple else 0  # others hash without recursion
+            depth = 1 + max((known[id(item)][0] for item in inner), default=0) if isinstance(each, tuple) else 0  # others hash without recursion
             count = 1 + len(each) - len(inner) + sum(known[id(item)][1] for item in inner)
             known[id(each)] = depth, min(ENDLESS, count)
             waiting.pop()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import copy
 import os
 import random
@@ -10,13 +11,14 @@ import subprocess
 import sys
 from collections import OrderedDict
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 import torch
 
 import shardwire
-from shardwire import _plain, _plain_keys, deserialize, serialize
+from shardwire import _plain, _plain_keys, _plain_records, deserialize, serialize
 
 SEED = int(os.environ.get("SHARDWIRE_TEST_SEED", random.SystemRandom().randrange(1 << 30)))
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.int8, torch.uint8, torch.bool, torch.complex64]
@@ -26,6 +28,30 @@ DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int
 class Point:
     x: int
     y: torch.Tensor
+
+
+@dataclass(frozen=True)
+class Frozen:
+    name: str
+    parts: tuple = ()
+
+    def __post_init__(self):
+        assert not self.name.startswith("made by"), "reading runs code of the class"
+
+
+class Pair(NamedTuple):
+    left: Any
+    right: Any = None
+
+
+@dataclass
+class Node:
+    value: Any
+    next: Any = None
+
+
+for known in (Frozen, Pair, Node):
+    shardwire.register_plain(known)
 
 
 class Trap:
@@ -255,6 +281,69 @@ def test_writer_and_reader_count_what_keys_hold_alike(monkeypatch):
         monkeypatch.undo()
 
 
+def test_registered_classes_come_back_without_pickle():
+    tensor = torch.arange(6.0)
+    ring = Node(1)
+    ring.next = Node([ring, Pair(ring, tensor)], next="y" * 40)
+    value = {"flat": Pair(1, "x" * 50), "deep": Pair(Pair(tensor, tensor[2:]), [Frozen("a", (Pair(1, 2),))]), "ring": ring, Pair(1, Pair(2, 3)): {Pair(4, 5), 6}}
+    back = there_and_back(value)
+    assert list(back) == list(value) and back[Pair(1, Pair(2, 3))] == {Pair(4, 5), 6}
+    assert type(back["flat"]) is Pair and back["flat"] == value["flat"]
+    left, (frozen,) = back["deep"]
+    assert type(left) is Pair and torch.equal(left.right, tensor[2:]) and left.left.data_ptr() + 8 == left.right.data_ptr(), "shared memory was split"
+    assert type(frozen) is Frozen and frozen == Frozen("a", (Pair(1, 2),))
+    (first, pair), ring = back["ring"].next.value, back["ring"]
+    assert type(ring) is Node and first is ring and pair.left is ring and pair.right is left.left and ring.next.next == "y" * 40
+
+
+def test_only_what_the_reader_registered_is_made(monkeypatch):
+    made = Frozen("a", (1,))
+    object.__setattr__(made, "name", "made by nobody's __init__")
+    assert there_and_back(made).name == made.name
+    whole = serialize([made, Pair(1)])
+    monkeypatch.setattr(_plain_records, "by_name", {})
+    monkeypatch.setattr(_plain, "by_name", _plain_records.by_name)
+    with pytest.raises(ValueError, match=r"class '\S*Frozen' is in it, which this process has not registered; call shardwire.register_plain"):
+        deserialize(whole)
+
+    @dataclass
+    class Other:
+        names: str
+    shardwire.register_plain(Other, name=f"{__name__}.Mine")
+    with pytest.raises(ValueError, match="give .*another name"):
+        shardwire.register_plain(Frozen, name=f"{__name__}.Mine")
+    _plain_records.by_name[f"{__name__}.Frozen"] = _plain_records.by_name[f"{__name__}.Mine"]
+    with pytest.raises(ValueError, match=r"written with the fields \['name', 'parts'\], and is registered here with \['names'\]"):
+        deserialize(whole)
+
+
+@pytest.mark.parametrize("keys", [{Frozen("a"): 1}, {(1, (Frozen("a"), 2)): 1}, {Frozen("a"), 2}, frozenset([Pair(Frozen("a"))])])
+def test_a_dataclass_is_no_key(keys, monkeypatch):
+    """Its fields are set when keys were hashed."""
+    with pytest.raises(TypeError, match="a dataclass as a key or member"):
+        serialize([keys])
+    monkeypatch.setattr(_plain_keys.WrittenKeys, "add", lambda self, keys: "")
+    with pytest.raises(ValueError, match="a dataclass as a key or member, in node"):
+        deserialize(serialize([keys]))
+
+
+def test_what_cannot_be_registered():
+    class Half(abc.ABC):
+        @abc.abstractmethod
+        def method(self): ...
+
+    for kind, error in ((int, TypeError), (5, TypeError), (tuple, TypeError), (dataclass(Half), TypeError)):
+        with pytest.raises(error):
+            shardwire.register_plain(kind)
+    with pytest.raises(TypeError):
+        shardwire.register_plain(Pair, name="")
+    unset = object.__new__(Node)
+    with pytest.raises(TypeError, match="Node of which a field is not set"):
+        serialize(unset)
+    with pytest.raises(TypeError, match=r"register_plain\(Point\) on both ends makes it one"):
+        serialize(Point(1, torch.ones(1)))
+
+
 def test_tensors_are_views_and_shared_memory_stays_shared():
     base = torch.arange(1000.0)
     whole = serialize({"base": base, "row": base.view(10, 100)[3], "columns": base.view(10, 100)[:, ::7], "alone": torch.ones(5)})
@@ -322,6 +411,7 @@ def test_broken_bytes_are_errors_never_more():
     rng = random.Random(SEED)
     value = {"a": [1, (2, "three" * 20), torch.arange(20), np.arange(3)], "b": {4, frozenset([5])}, 1: OrderedDict(x=b"y" * 50), "r": range(4)}
     value["loop"] = value
+    value["records"] = [Pair(1, Pair("x" * 40)), Node(3, value), Node(4), {Pair(1, (2, Pair(3))): 5}]
     whole = serialize(value)
     refused = 0
     for _ in range(4000):
