@@ -4,42 +4,38 @@ An object is a graph. Each container, tensor and long text is a node with a numb
 cyclic references come back as they were, and depth costs no stack. Bytes of tensors stay outside of the head, in *parts*: tensors that share
 memory share one part.
 
-Reading makes only the types that are listed here, and checks every length, number and bound before it uses it.
+``_plain_read`` reads them.
 """
 
 from __future__ import annotations
 
 import functools
 import itertools
-import re
 import struct
 import sys
 from collections import OrderedDict
-from functools import partial
-from typing import Any, Callable, Iterable
+from typing import Any, Iterable
 
 import torch
 
-from ._plain_keys import NESTING, ReadKeys, Ref, WrittenKeys
+from ._plain_keys import NESTING, WrittenKeys
 from ._plain_memory import contiguous_strides, reach, storage_address, untyped
-from ._plain_records import Record, by_class, by_name
+from ._plain_records import Record, by_class
 
 MAGIC = b"SWG1"
 _LONG = 32  # texts from this length on are nodes: met twice, written once
-_U32 = struct.Struct("<I")
-_I64 = struct.Struct("<q")
-_F64 = struct.Struct("<d")
-_C128 = struct.Struct("<dd")
-_3_I64 = struct.Struct("<3q")
+U32 = struct.Struct("<I")
+I64 = struct.Struct("<q")
+F64 = struct.Struct("<d")
+C128 = struct.Struct("<dd")
 _TAGGED_U32 = struct.Struct("<cI")
 _TAGGED_I64 = struct.Struct("<cq")
 _TAGGED_F64 = struct.Struct("<cd")
 _CONTAINERS: dict[type, bytes] = {list: b"l", tuple: b"t", dict: b"d", OrderedDict: b"o", set: b"S", frozenset: b"Z", torch.Size: b"z"}
-_DTYPE_OF_NUMPY = re.compile(r"[<>|=](?:b1|[iufcSU]\d{1,9}|[mM]8(?:\[\d{0,9}[a-zA-Zμ]{1,2}\])?)")
 _TENSORS = (torch.Tensor, torch.nn.Parameter)
 _OFTEN_NODES = frozenset((*_CONTAINERS, *_TENSORS))
 _HASHING = frozenset((dict, OrderedDict, set, frozenset))
-_PLAIN_KINDS = "biufcmMSU"  # of numpy's dtypes: those that are mere bytes
+PLAIN_KINDS = "biufcmMSU"  # of numpy's dtypes: those that are mere bytes
 
 
 class NotPlain(TypeError):
@@ -111,7 +107,7 @@ class _Writer:
         while done < len(self.nodes):  # nodes add nodes
             self.node(self.nodes[done])
             done += 1
-        head = MAGIC + _U32.pack(len(self.nodes)) + bytes(self.out)
+        head = MAGIC + U32.pack(len(self.nodes)) + bytes(self.out)
         if wrong := self.keys.wrong(len(head)):
             raise NotPlain(wrong)
         return head
@@ -148,7 +144,7 @@ class _Writer:
         elif kind is bytes and len(value) < _LONG:
             self.text(b"b", value)
         elif kind is complex:
-            self.out += b"c" + _C128.pack(value.real, value.imag)
+            self.out += b"c" + C128.pack(value.real, value.imag)
         elif kind is torch.dtype:
             self.text(b"y", name_of(value).encode())
         elif kind is torch.device:
@@ -169,7 +165,7 @@ class _Writer:
         if number is None:
             number = numbers[key] = len(self.nodes)
             self.nodes.append(value)
-        self.out += b"R" + _U32.pack(number)
+        self.out += b"R" + U32.pack(number)
 
     def node(self, value: Any) -> None:
         kind = type(value)
@@ -200,7 +196,7 @@ class _Writer:
             raise NotPlain(f"a {of.name} of which a field is not set: {error}") from None
         self.out += b"P" if of.is_tuple else b"D"
         self.text(b"s", of.name.encode("utf-8", "surrogatepass"))  # names where they are, not as nodes: the reader asks for them at once
-        self.out += _U32.pack(len(values))
+        self.out += U32.pack(len(values))
         for field in of.fields:
             self.text(b"s", field.encode("utf-8", "surrogatepass"))
         self.values(values)
@@ -250,13 +246,13 @@ class _Writer:
         np = sys.modules.get("numpy")
         if np is None or not (type(value) is np.ndarray or isinstance(value, np.generic)):
             return False
-        if value.dtype.kind not in _PLAIN_KINDS or value.dtype.fields is not None or value.dtype.itemsize == 0 and value.size > 1:
+        if value.dtype.kind not in PLAIN_KINDS or value.dtype.fields is not None or value.dtype.itemsize == 0 and value.size > 1:
             return False
         array = np.array(value, order="C", copy=True) if not isinstance(value, np.ndarray) or not value.flags.writeable else np.ascontiguousarray(value)
         self.out += b"n" + bytes([not isinstance(value, np.ndarray)])
         self.value(value.dtype.str)
         for number in (len(self.parts), value.ndim, *value.shape):
-            self.out += _I64.pack(number)
+            self.out += I64.pack(number)
         flat = array.reshape(-1).view(np.uint8) if value.nbytes else np.empty(0, np.uint8)  # of an empty text numpy's copy has bytes
         self.parts.append(torch.from_numpy(flat))
         return True
@@ -311,334 +307,3 @@ def write(value: Any) -> tuple[bytes, list[torch.Tensor]]:
     if len(tensors) > 1:
         writer.share(tensors)
     return writer.write(value), writer.parts
-
-
-# ---- reading
-
-_TAG_REFERENCE, _TAG_INTEGER, _TAG_TEXT, _TAG_FLOAT, _TAG_COMPLEX = b"Risfc"
-_CONSTANTS = {ord("N"): None, ord("T"): True, ord("F"): False}
-
-
-class _Reader:
-    def __init__(self, head: bytes, parts: list[torch.Tensor], trusts: bool = False) -> None:
-        self.head, self.parts, self.at = bytes(head), parts, 0
-        self.trusts = trusts
-        self.records: dict[int, Record] = {}  # nodes of registered classes that hold nodes
-        self.count = 0  # of nodes
-        self.kinds: list[bytes] = []
-        self.items: list[Any] = []  # of containers that hold nodes: their values, with references as Ref
-        self.made: list[Any] = []  # _NOT_YET: of what cannot be made before its nodes are
-        self.filled: list[int] = []  # nodes that are there already, empty
-        self.frozen: list[int] = []  # nodes that are to be made
-        self.keys = ReadKeys(self.kinds, self.made, len(self.head))
-        self.linked = False  # there was a reference among the values that were read last
-
-    def read(self) -> Any:
-        try:
-            return self.graph()
-        except (struct.error, IndexError):
-            raise Broken(f"more bytes are needed behind byte {self.at}, but there are {len(self.head)} in all") from None
-
-    def graph(self) -> Any:
-        if self.take(4) != MAGIC:
-            raise Broken("these bytes do not begin as serialize writes them")
-        self.count = self.u32()
-        if self.count > len(self.head):
-            raise Broken(f"{self.count} nodes cannot lie in {len(self.head)} bytes")
-        root = self.value()
-        for _ in range(self.count):
-            self.node()
-        if self.at != len(self.head):
-            raise Broken(f"{len(self.head) - self.at} bytes are left over")
-        for number in self.frozen:
-            self.freeze(number)
-        for number in self.filled:
-            self.fill(number)
-        return self.made[root] if type(root) is Ref else root
-
-    # Numbers and tags: struct.error and IndexError where the head ends before.
-
-    def take(self, count: int) -> bytes:
-        if count > len(self.head) - self.at:
-            raise Broken(f"{count} bytes are needed at byte {self.at}, but there are {len(self.head)} in all")
-        self.at += count
-        return self.head[self.at - count:self.at]
-
-    def u32(self) -> int:
-        self.at += 4
-        return _U32.unpack_from(self.head, self.at - 4)[0]
-
-    def i64(self) -> int:
-        self.at += 8
-        return _I64.unpack_from(self.head, self.at - 8)[0]
-
-    def value(self) -> Any:
-        return self.values(1)[0]
-
-    def values(self, count: int) -> list[Any]:
-        """The next values. ``linked`` says whether there are references among them."""
-        head, at = self.head, self.at
-        found: list[Any] = []
-        add = found.append
-        self.linked = False
-        for _ in range(count):  # what is common first, as the writer has it; each takes a byte at least
-            tag = head[at]
-            at += 1
-            if tag == _TAG_TEXT:
-                begin = at + 4
-                at = begin + _U32.unpack_from(head, at)[0]
-                if at > len(head):
-                    raise Broken(f"a text ends at byte {at} of {len(head)}")
-                try:
-                    add(str(head[begin:at], "utf-8", "surrogatepass"))
-                except UnicodeDecodeError as error:
-                    raise Broken(f"no text: {error}") from None
-            elif tag == _TAG_INTEGER:
-                add(_I64.unpack_from(head, at)[0])
-                at += 8
-            elif tag == _TAG_FLOAT:
-                add(_F64.unpack_from(head, at)[0])
-                at += 8
-            elif tag == _TAG_REFERENCE:
-                number = _U32.unpack_from(head, at)[0]
-                if number >= self.count:
-                    raise Broken(f"node {number} of {self.count}")
-                add(Ref(number))
-                at += 4
-                self.linked = True
-            elif tag in _CONSTANTS:
-                add(_CONSTANTS[tag])
-            else:
-                self.at = at
-                add(complex(*_C128.unpack(self.take(16))) if tag == _TAG_COMPLEX else self.text(bytes((tag,))))
-                at = self.at
-        self.at = at
-        return found
-
-    def text(self, tag: bytes) -> Any:
-        data: Any = self.take(self.u32()) if tag in b"sbIyva" else None
-        if tag == b"s":
-            return self.decoded(data)
-        if tag == b"b":
-            return data
-        if tag == b"a":
-            return bytearray(data)
-        if tag == b"I":
-            return int.from_bytes(data, "little", signed=True)
-        if tag == b"y":
-            return dtype_named(self.decoded(data))
-        if tag == b"v":
-            try:
-                return torch.device(self.decoded(data))
-            except RuntimeError as error:
-                raise Broken(f"no device: {error}") from None
-        raise Broken(f"{tag!r} at byte {self.at - 1} is no kind of value")
-
-    def decoded(self, data: Any) -> str:
-        try:
-            return str(data, "utf-8", "surrogatepass")
-        except UnicodeDecodeError as error:
-            raise Broken(f"no text: {error}") from None
-
-    def node(self) -> None:
-        tag = self.take(1)
-        item: Any = None
-        made: Any
-        if tag in _CONTAINER_TAGS:
-            number = self.u32()
-            item = self.values(number * 2 if tag in b"do" else number)
-            make = _MAKERS[tag]
-            if not self.linked:
-                made = self.build(make, item)
-                item = None
-            elif tag in b"tzZ":
-                made = _NOT_YET
-                self.frozen.append(len(self.made))
-            else:
-                made = make(())
-                self.filled.append(len(self.made))
-        elif tag in b"PD":
-            item, made = self.record(tag)
-        elif tag == b"X":
-            made = self.tensor()
-        elif tag == b"n":
-            made = self.numpy()
-        elif tag in b"r/Q":
-            made = self.made_of_values(tag)
-        elif tag in b"sba":
-            made = self.text(tag)
-        else:
-            raise Broken(f"{tag!r} at byte {self.at - 1} is no kind of node")
-        self.kinds.append(tag)
-        self.items.append(item)
-        self.made.append(made)
-
-    def record(self, tag: bytes) -> tuple[Any, Any]:
-        """The values of a namedtuple or dataclass where they have nodes, and what is made of it so far."""
-        name, number = self.value(), len(self.made)
-        if type(name) is not str:
-            raise Broken("a record without a name")
-        fields = self.values(self.u32())
-        of = by_name.get(name)
-        if of is None:
-            raise ValueError(f"an object of the class {name!r} is in it, which this process has not registered; call shardwire.register_plain(CLASS) before it is read")
-        if list(of.fields) != fields or of.is_tuple != (tag == b"P"):
-            raise ValueError(f"{name!r} was written with the fields {fields}, and is registered here with {list(of.fields)}: have one class on both ends")
-        values = self.values(len(fields))
-        linked = self.linked
-        if of.is_tuple:
-            self.records[number] = of
-            if not linked:
-                return None, of.make(values)
-            self.frozen.append(number)
-            return values, _NOT_YET
-        if not linked:
-            return None, self.build(partial(of.fill, of.empty()), values)
-        self.records[number] = of
-        self.filled.append(number)
-        return values, of.empty()
-
-    def made_of_values(self, tag: bytes) -> Any:
-        if tag == b"Q":
-            from .queues import Queue
-            return Queue.from_address(*self.values(5), self.trusts)
-        values = self.values(3)
-        if any(isinstance(each, Ref) or not (isinstance(each, int) or tag == b"/" and each is None) for each in values):
-            raise Broken("a range or slice that is not of numbers")
-        if tag == b"r" and values[2] == 0:
-            raise Broken("a range with step 0")
-        return (range if tag == b"r" else slice)(*values)
-
-    def numbers(self, dims: int, times: int = 1) -> list[int]:
-        if not 0 <= dims <= 64:
-            raise Broken(f"{dims} dimensions")
-        count = dims * times
-        numbers = list(struct.unpack_from(f"<{count}q", self.head, self.at))
-        self.at += 8 * count
-        if count and min(numbers) < 0:
-            raise Broken("a negative size or stride")
-        return numbers
-
-    def part(self, number: int) -> torch.Tensor:
-        if not 0 <= number < len(self.parts):
-            raise Broken(f"part {number} of {len(self.parts)}")
-        return self.parts[number]
-
-    def tensor(self) -> torch.Tensor:
-        flags, name = self.take(1)[0], self.value()
-        if type(name) is not str:
-            raise Broken("a tensor without a dtype")
-        dtype = dtype_named(name)
-        part, first, dims = _3_I64.unpack_from(self.head, self.at)
-        self.at += 24
-        both = self.numbers(dims, 2)
-        shape, strides = both[:dims], both[dims:]
-        try:
-            tensor = self.dense(dtype, self.part(part), first, shape, strides)
-            if flags & 2:
-                return torch.nn.Parameter(tensor, requires_grad=bool(flags & 1))
-            return tensor.requires_grad_() if flags & 1 else tensor
-        except RuntimeError as error:
-            raise Broken(f"a tensor of {name}: {error}") from None
-
-    def dense(self, dtype: torch.dtype, flat: torch.Tensor, first: int, shape: list[int], strides: list[int]) -> torch.Tensor:
-        if 0 in shape:
-            return torch.empty(shape, dtype=dtype, device="cpu")
-        size, num_bytes = item_bytes(dtype), flat.numel()
-        end = first + 1
-        for extent, stride in zip(shape, strides):
-            end += (extent - 1) * stride
-        if first < 0 or end * size > num_bytes:
-            raise Broken(f"a tensor of {end} elements of {size} bytes in a part of {num_bytes} bytes")
-        whole = typed(flat if num_bytes % size == 0 else flat[:num_bytes // size * size], dtype)
-        if first == 0 and end * size == num_bytes and strides == contiguous_strides(shape):
-            return whole if len(shape) == 1 and whole is not flat else whole.view(shape)  # a tensor of its own, though parts may be shared
-        return whole.as_strided(shape, strides, whole.storage_offset() + first)
-
-    def numpy(self) -> Any:
-        try:
-            import numpy as np
-        except ImportError:
-            raise Broken("numpy arrays are in it, and numpy is not installed here") from None
-        is_scalar, name = self.take(1)[0], self.value()
-        part, dims = self.i64(), self.i64()
-        shape = self.numbers(dims)
-        if type(name) is not str or _DTYPE_OF_NUMPY.fullmatch(name) is None:  # numpy itself takes whole expressions
-            raise Broken(f"{name!r} is no plain dtype of numpy")
-        try:
-            dtype = np.dtype(name)
-        except (TypeError, ValueError):
-            raise Broken(f"{name!r} is no dtype of numpy") from None
-        if dtype.kind not in _PLAIN_KINDS or dtype.fields is not None:
-            raise Broken(f"{name!r} is no plain dtype of numpy")
-        flat, count = self.part(part), 1
-        for size in shape:
-            count *= size
-        if dtype.itemsize == 0 and count > 1:
-            raise Broken(f"{count} elements of {name}, whose number no bytes bound")
-        if count * dtype.itemsize != flat.numel():
-            raise Broken(f"{count} elements of {name} in a part of {flat.numel()} bytes")
-        array = flat.numpy().view(dtype).reshape(shape) if flat.numel() else np.ndarray(shape, dtype)  # empty() would widen "<U0"
-        return array[()] if is_scalar else array
-
-    # Tuples and frozensets cannot be filled later, so what they hold is made first. Lists, dicts and sets are there already, empty.
-    def freeze(self, number: int) -> None:
-        waiting, within = [number], set()
-        while waiting:
-            number = waiting[-1]
-            if self.made[number] is not _NOT_YET:
-                waiting.pop()
-                continue
-            needed = [ref for ref in self.items[number] if type(ref) is Ref and self.made[ref] is _NOT_YET]
-            if needed:
-                if number in within:
-                    raise Broken("a tuple that holds itself")
-                within.add(number)
-                waiting += needed
-                continue
-            self.keys.nest(number, self.items[number])
-            if self.kinds[number] == b"Z":
-                self.check_keys(number, self.items[number])
-            make = self.records[number].make if number in self.records else _MAKERS[self.kinds[number]]
-            self.made[number] = self.build(make, self.resolved(number))
-            waiting.pop()
-
-    def fill(self, number: int) -> None:
-        kind, made, items = self.kinds[number], self.made[number], self.resolved(number)
-        if kind == b"l":
-            made.extend(items)
-        elif kind == b"D":
-            self.build(partial(self.records[number].fill, made), items)
-        else:
-            self.check_keys(number, self.items[number][::1 if kind == b"S" else 2])
-            self.build(made.update, items if kind == b"S" else zip(items[::2], items[1::2]))
-
-    def check_keys(self, number: int, keys: list[Any]) -> None:
-        if wrong := self.keys.add(number, keys):
-            raise Broken(wrong)
-
-    def build(self, make: Callable[[Any], Any], values: Any) -> Any:
-        try:
-            return make(values)
-        except (TypeError, AttributeError, RecursionError) as error:  # AttributeError: of a dataclass whose field cannot be set. RecursionError: of keys that are compared
-            raise Broken(f"a container of things that cannot be in it: {error}") from None
-
-    def resolved(self, number: int) -> list[Any]:
-        made = self.made
-        return [made[each] if type(each) is Ref else each for each in self.items[number]]
-
-
-def _paired(make: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    return lambda items: make(zip(items[::2], items[1::2]))
-
-
-_MAKERS: dict[bytes, Callable[[Any], Any]] = {b"l": list, b"t": tuple, b"d": _paired(dict), b"o": _paired(OrderedDict), b"S": set, b"Z": frozenset,
-                                              b"z": torch.Size}
-_CONTAINER_TAGS = frozenset(_MAKERS)
-_NOT_YET = object()
-
-
-def read(head: bytes, parts: list[torch.Tensor], trusts: bool = False) -> Any:
-    """What ``write`` was given; tensors are views of ``parts``. Broken for bytes that it did not write. trusts: the reader takes pickles of who wrote
-    this, and so of those who put into the queues in it."""
-    return _Reader(head, parts, trusts).read()

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from . import _plain
+from . import _plain, _plain_read
 from ._plain import Broken, NotPlain
 
 _START = struct.Struct("<4sBBxxIQ")
@@ -74,7 +74,7 @@ def from_parts(kind: int, head: bytes, parts: list[torch.Tensor], allow_pickle: 
     if kind == PICKLED and not allow_pickle:
         raise ValueError("this object was written by pickle, and reading a pickle runs whatever its writer put into it; "
                          "give allow_pickle=True if you trust all who could have written it")
-    value = _plain.read(head, parts, allow_pickle)
+    value = _plain_read.read(head, parts, allow_pickle)
     if kind == PLAIN:
         return value
     if type(value) is not list or len(value) != 2 or type(value[0]) is not bytes or type(value[1]) is not list:

@@ -18,7 +18,7 @@ import pytest
 import torch
 
 import shardwire
-from shardwire import _plain, _plain_keys, _plain_records, deserialize, serialize
+from shardwire import _plain, _plain_keys, _plain_read, _plain_records, deserialize, serialize
 
 SEED = int(os.environ.get("SHARDWIRE_TEST_SEED", random.SystemRandom().randrange(1 << 30)))
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.int8, torch.uint8, torch.bool, torch.complex64]
@@ -269,7 +269,7 @@ def test_writer_and_reader_count_what_keys_hold_alike(monkeypatch):
               frozenset([(frozenset([shared]), torch.Size([4])), torch.Size([4])])]
     for value in values:
         head, parts = _plain.write([value, [shared]])
-        reader = _plain._Reader(head, parts)
+        reader = _plain_read._Reader(head, parts)
         assert reader.read() == [value, [shared]]
         monkeypatch.setattr(_plain_keys, "MOST_IN_KEYS", reader.keys.count - len(head))
         assert there_and_back([value, [shared]]) == [value, [shared]]
@@ -277,7 +277,7 @@ def test_writer_and_reader_count_what_keys_hold_alike(monkeypatch):
         with pytest.raises(TypeError, match="keys and members that share tuples"):
             serialize([value, [shared]])
         with pytest.raises(ValueError, match="keys and members that share tuples"):
-            _plain.read(head, parts)
+            _plain_read.read(head, parts)
         monkeypatch.undo()
 
 
@@ -302,7 +302,7 @@ def test_only_what_the_reader_registered_is_made(monkeypatch):
     assert there_and_back(made).name == made.name
     whole = serialize([made, Pair(1)])
     monkeypatch.setattr(_plain_records, "by_name", {})
-    monkeypatch.setattr(_plain, "by_name", _plain_records.by_name)
+    monkeypatch.setattr(_plain_read, "by_name", _plain_records.by_name)
     with pytest.raises(ValueError, match=r"class '\S*Frozen' is in it, which this process has not registered; call shardwire.register_plain"):
         deserialize(whole)
 
