@@ -153,6 +153,7 @@ std::optional<SymmetricPlace> symmetricPlaceOf(const at::Tensor& tensor) {
 at::Tensor peerTensor(const at::Tensor& tensor, Rank rank) {
   const SymmetricPlace place = requirePlace(tensor, "get_peer_tensor: the tensor");
   requireAddress(place, rank, "get_peer_tensor");
+  (void)viewOf(tensor, "get_peer_tensor: the tensor");  // refuses what a peer's tensor would lose, such as a lazy conjugation
   return tensorOver(storageOver({place.block, rank}), tensor.scalar_type(), tensor.sizes(), tensor.strides(), tensor.storage_offset());
 }
 

@@ -601,6 +601,36 @@ def test_a_full_disk_is_told_before_anything_is_moved(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == []
 
 
+def views(rank: int, folder: str) -> list[tuple[str, str]]:
+    """Tensors of one rank alone that no run can take, and then the group's next call."""
+    x, other = torch.tensor([1 + 2j, 3 - 4j]), torch.ones(3, 4)
+    shardwire.save({"w": x, "v": other}, folder + "/ok", group())
+    whole, cut = torch.zeros(8), torch.zeros(2, 4)
+    mine: dict[str, Any] = {
+        "save conj": lambda: shardwire.save({"w": x.conj() if rank else x}, folder, group()),
+        "save neg": lambda: shardwire.save({"w": x.conj().imag if rank else x.imag}, folder, group()),
+        "load expanded": lambda: shardwire.load(folder + "/ok", {"v": torch.zeros(3, 1).expand(3, 4) if rank else torch.zeros(3, 4)}, group(), strict=False),
+        "load conj": lambda: shardwire.load(folder + "/ok", {"w": torch.zeros_like(x).conj() if rank else torch.zeros_like(x)}, group(), strict=False),
+        "sync overlap": lambda: shardwire.sync({"a": cut[0], "b": cut[1]}, {"a": whole[:4], "b": whole[2:6] if rank else whole[4:]}, group()),
+        "sync itself": lambda: shardwire.sync({"a": whole[:4] if rank else cut[0]}, {"a": whole[1:5]}, group()),
+    }
+    results = [raised(call) for call in mine.values()]
+    target = shardwire.load(folder + "/ok", {"v": torch.zeros(3, 4)}, group(), strict=False)
+    assert torch.equal(target["v"], other), "the group is as usable as before"
+    return results
+
+
+def test_views_that_no_run_can_take_are_refused_on_all_ranks(tmp_path: Path) -> None:
+    cases = list(zip(*run_ranks(2, views, str(tmp_path), timeout=20)))
+    same_on_all(cases[0], "ValueError", "rank 1: ", "source 'w' is a lazily conjugated")
+    same_on_all(cases[1], "ValueError", "rank 1: ", "source 'w' is a lazily conjugated or negated view")
+    same_on_all(cases[2], "ValueError", "rank 1: ", "target 'v' of rank 1 has elements that share memory")
+    same_on_all(cases[3], "ValueError", "rank 1: ", "target 'w' is a lazily conjugated")
+    same_on_all(cases[4], "ValueError", "rank 1: ", "target 'a' and target 'b' of rank 1 share memory")
+    same_on_all(cases[5], "ValueError", "rank 1: ", "source 'a' and target 'a' of rank 1 share memory")
+    assert os.listdir(tmp_path) == ["ok"]
+
+
 def wrong_saves(rank: int, folder: str) -> list[tuple[str, str]]:
     one = {"w": torch.ones(2)}
 

@@ -194,6 +194,7 @@ def test_gradients_go_back() -> None:
 
 def misuse(rank: int) -> list[tuple[str, str]]:
     mine = torch.zeros(4, 2)
+    flat = mine.to(torch.complex64)
     rows = Box((0, 0), (2, 4)) if rank == 0 else Box((2, 0), (4, 4))
     columns = Box((0, 0), (4, 2)) if rank == 0 else Box((0, 2), (4, 4))
     g = {"group": group()}
@@ -217,6 +218,7 @@ def misuse(rank: int) -> list[tuple[str, str]]:
         error_of(lambda: reshape(mine, columns, rows, out=torch.empty(2, 4 + rank), **g)),
         error_of(lambda: reshape(mine, columns, rows, out=mine.view(2, 4) if rank else torch.empty(2, 4), **g)),
         error_of(lambda: reshape(mine, columns, rows, out=torch.empty(2, 4, dtype=torch.float64 if rank else torch.float32), **g)),
+        error_of(lambda: reshape(flat, columns, rows, out=torch.empty(2, 4, dtype=flat.dtype).conj() if rank else torch.empty(2, 4, dtype=flat.dtype), **g)),
         error_of(lambda: reshape(mine if rank else mine.clone().requires_grad_(), columns, rows, **g)),
         error_of(lambda: reshape(mine, columns, rows, **g) if rank else redistribute(mine, columns, rows, **g)),
         error_of(lambda: reshape(mine, Block(ProcessGrid(shape=(3, 1))), rows, **g)),
@@ -233,7 +235,7 @@ EXPECTED = [
     ("TypeError", "rank 0: input_box is None"), ("ValueError", "ranks 0 and 1 both have [0:2, 0:2]"), ("GapError", "leaves [0:4, 2:3]"),
     ("GapError", "leaves [2:3, 0:4]"), ("ValueError", "reach to [5, 4]"), ("ValueError", "output_box has 1 dimensions"), ("ValueError", "rank 1: options has 'no such'"),
     ("MismatchError", "out is given on rank 1"), ("ValueError", "out has shape [2, 5] on rank 1"), ("ValueError", "rank 1: out shares"),
-    ("ValueError", "out has dtype torch.float64 on rank 1"), ("MismatchError", "requires_grad differs"), ("MismatchError", "rank 0 called shardwire.distributed.redistribute"),
+    ("ValueError", "out has dtype torch.float64 on rank 1"), ("ValueError", "rank 1: out is a lazily conjugated"), ("MismatchError", "requires_grad differs"), ("MismatchError", "rank 0 called shardwire.distributed.redistribute"),
     ("ValueError", "3 ranks"), ("UnsupportedError", "Partial"),
 ]
 

@@ -250,7 +250,7 @@ def refused_body(rank):
              lambda: symm.signal_wait(symm_int[0], "about", 1), lambda: symm.signal_wait(symm_int[0], "ge", 1, timeout=-1),
              lambda: symm.signal_wait(symm.get_peer_tensor(symm_int, 1 - rank)[0], "ge", 1), lambda: symm.signal_wait(symm_int[0], "ge", 1, source=5),
              lambda: symm.team(world).translate(3, symm.team(world)), lambda: symm.team(world).all_reduce(t, op="median"),
-             lambda: symm.get_multicast_tensor(plain)]
+             lambda: symm.get_multicast_tensor(plain), lambda: symm.get_peer_tensor(wide.conj(), 0), lambda: symm.get_multicast_tensor(wide.conj())]
     kind = [lambda: symm.put(t, torch.zeros(4, dtype=torch.int32), 0), lambda: symm.atomic_and(t[0], 1, 0), lambda: symm.signal_wait(t[0], "ge", 1),
             lambda: symm.signal_wait(symm_int[0], "ge", 1, timeout="1"), lambda: symm.get_multicast_tensor(3), lambda: symm.empty(3, group=17)]
     symm_int = symm.zeros(2, dtype=torch.int32, group=world)

@@ -79,6 +79,9 @@ def read_out(out: Any, operand: Operand) -> Operand:
     if target.package == "numpy" and target.tensor.data_ptr() != out.ctypes.data:
         raise ValueError("out is read-only, or has negative strides; give one that can be written")
     tensor = target.tensor
+    given = local_tensor(out) if target.package == "DTensor" else out
+    if isinstance(given, torch.Tensor) and (given.is_conj() or given.is_neg()):
+        raise ValueError("out is a lazily conjugated or negated view, into which nothing can be written as it is; give the tensor under it, or one of its own")
     if tensor.requires_grad:
         raise ValueError("out requires grad; a result that has a gradient cannot be written into a given tensor")
     if any(extent > 1 and stride == 0 for extent, stride in zip(tensor.shape, tensor.stride())):

@@ -130,7 +130,7 @@ class Joint:
                 error = failure
         theirs = self.meeting.exchange(blobs, error)[self.publishers:]
         found = _matched(given, theirs)
-        nothing = End({}, dict)
+        nothing = End({}, dict, dict)
         target = nothing
         if allocate is not None:
             try:

@@ -74,6 +74,12 @@ class Holdings:
                 found[name] = tensor.detach()
         return found
 
+    def refuse_lazy_views(self) -> None:
+        """ValueError for a tensor whose elements are not what its memory has."""
+        for name, tensor in self.tensors().items():
+            if tensor.is_conj() or tensor.is_neg():
+                raise ValueError(f"{self.side} {name!r} is a lazily conjugated or negated view; call resolve_conj() and resolve_neg() first")
+
     def result(self) -> Any:
         """The module itself; for a dict a dict with what was allocated in its place."""
         if not isinstance(self.value, Mapping):

@@ -80,8 +80,8 @@ def _load(meeting: Meeting, files: FileSet | DcpFolder | None, have: _FileHoldin
             layouts, tensors = files.supply(found, targets, _asking(meeting, hosts, readers))
     except Exception as failure:
         error = failure
-    target = End({name: holding.layout for name, holding in wanted.entries.items()}, wanted.tensors)
-    compile_movement(meeting, found, End(layouts, lambda: tensors), target, "load", error).run(meeting.seconds).wait()
+    source = End(layouts, lambda: tensors, lambda: tensors)
+    compile_movement(meeting, found, source, End.of(wanted), "load", error).run(meeting.seconds).wait()
     return wanted.result()
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,21 +15,32 @@ from .. import _C
 from .._compile import CustomOp
 from .._future import Future, Seconds
 from .._spec import Side
+from ..errors import ShardwireError
 from .agree import Meeting
 from .fused import Chunks, Share
+from .holdings import Holdings
 from .matching import Match, Placed, Space
 
 Tensors = Callable[[], Mapping[str, "torch.Tensor | list[torch.Tensor]"]]  # a list where the layout is Chunks
 Piece = tuple[Placed, int]  # which of the name's local tensors
+_PLACE = re.compile(r"\b(input|output)s\[(\d+)\]")
 RowsOf = Callable[[str], Sequence[tuple[int, int]]]
 
 
 @dataclass(slots=True)
 class End:
-    """One side of the movement on this rank: the layouts of its names, and how to find their tensors when a run starts."""
+    """One side of the movement on this rank: the layouts of its names, and how to find their tensors when a run starts.
+
+    given: the caller's own tensors, where runs take others in their place. None: runs take tensors that this package makes anew for each, so there is nothing to check.
+    """
 
     layouts: Mapping[str, Any]
     tensors: Tensors
+    given: Tensors | None
+
+    @classmethod
+    def of(cls, holdings: Holdings) -> End:
+        return cls({name: holding.layout for name, holding in holdings.entries.items()}, holdings.tensors, holdings.tensors)
 
 
 class Movement:
@@ -39,12 +52,31 @@ class Movement:
         self._target, self._outputs = target, outputs
 
     def run(self, timeout: Seconds = None) -> Future:
-        return self.op(_present(self._source, self._inputs, "source"), _present(self._target, self._outputs, "target"), timeout=timeout)
+        with self._names_for_places():
+            return self.op(_present(self._source.tensors, self._inputs, "source"), _present(self._target.tensors, self._outputs, "target"), timeout=timeout)
+
+    def check(self) -> None:
+        """Raises what a run with the caller's tensors would raise on this rank alone: for a lazily conjugated view, a target with stride 0, tensors that overlap."""
+        if self._source.given is not None and self._target.given is not None:
+            with self._names_for_places():
+                self.op.bind(_present(self._source.given, self._inputs, "source"), _present(self._target.given, self._outputs, "target"))
+
+    @contextmanager
+    def _names_for_places(self) -> Iterator[None]:
+        """Errors of the op count its tensors; here each gets the name that the caller gave it."""
+        def name(found: re.Match[str]) -> str:
+            which, places = ("source", self._inputs) if found[1] == "input" else ("target", self._outputs)
+            return f"{which} {places[int(found[2])][0].name!r}"
+
+        try:
+            yield
+        except (ShardwireError, ValueError, TypeError) as error:
+            raise type(error)(_PLACE.sub(name, str(error))) from error
 
 
 def compile_movement(meeting: Meeting, found: Match, source: End, target: End, name: str, error: Exception | None = None,
                      rows: RowsOf | None = None) -> Movement:
-    """Collective. ``error``: what went wrong on this rank since the ranks last met; then all raise it. ``rows``: given on all ranks or on none:
+    """Collective. ``error``: what went wrong on this rank since the ranks last met; then all raise it. Tensors that a run would refuse are refused here, on all ranks. ``rows``: given on all ranks or on none:
     of each source name here the ranges of rows of its local tensor that are moved; the rest of the target stays as it is.
     """
     meeting.settle(error)
@@ -69,7 +101,15 @@ def compile_movement(meeting: Meeting, found: Match, source: End, target: End, n
     for label, locals_ in zip(("inputs", "outputs"), native):
         sides.append(Side(label, [True] * len(locals_), None, locals_, len(locals_)))
     op = _C.compile_op(meeting.backend, tensors, native[0], native[1], rows is not None, name, None, meeting.seconds)
-    return Movement(CustomOp(op, *sides), source, places[0], target, places[1])
+    movement = Movement(CustomOp(op, *sides), source, places[0], target, places[1])
+    if rows is None:
+        error = None
+        try:
+            movement.check()
+        except Exception as failure:
+            error = failure
+        meeting.settle(error)
+    return movement
 
 
 def _shares(layout: Any, rank: int) -> list[Any]:
@@ -108,8 +148,8 @@ def _replica_class(space: Space, placed: Placed, layout: Any, share: Any) -> int
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little") >> 1 | 1
 
 
-def _present(end: End, places: Sequence[Piece], side: str) -> list[torch.Tensor]:
-    tensors = end.tensors()
+def _present(find: Tensors, places: Sequence[Piece], side: str) -> list[torch.Tensor]:
+    tensors = find()
     present = []
     for placed, piece in places:
         found = tensors.get(placed.name)

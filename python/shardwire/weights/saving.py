@@ -55,6 +55,7 @@ def save(source: Any, folder: str | os.PathLike[str], group: Any = None, mapping
         options = _options(folder, max_file_bytes, metadata)
         renames = as_name_map(mapping).source
         have = Holdings(source, "source", meeting.global_rank, meeting.ranks)
+        have.refuse_lazy_views()  # here, since rows that another rank writes are not looked at below
         wait_for_removals()  # of a save before this one, whose space may be needed
         if meeting.rank == 0:
             os.makedirs(options["folder"], exist_ok=True)
@@ -154,6 +155,5 @@ def _write(meeting: Meeting, draft: Draft, have: Holdings, targets: dict[str, We
     except Exception as failure:
         error = failure
     if any(given[0] for given in meeting.exchange([b"some" if layouts else b"", b"", b""], error)):
-        source = End({name: holding.layout for name, holding in have.entries.items()}, have.tensors)
-        compile_movement(meeting, found, source, End(layouts, lambda: views), "save").run(meeting.seconds).wait()
+        compile_movement(meeting, found, End.of(have), End(layouts, lambda: views, lambda: views), "save").run(meeting.seconds).wait()
         meeting.settle(None)  # all ranks' bytes are in the page cache

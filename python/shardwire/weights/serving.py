@@ -74,7 +74,7 @@ class Serving(threading.Thread):
                 raise AbortedError(self._sent_away)
         layouts = {name: holding.layout for name, holding in own._holdings.entries.items()}
         with joint.told():
-            joint.compile(own._description, End(layouts, self._tensors), None)
+            joint.compile(own._description, End(layouts, self._tensors, None), None)
         if own.rank == 0:
             tidy(place, key)  # all ranks are through with it
 

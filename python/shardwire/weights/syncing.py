@@ -110,9 +110,5 @@ def sync(source: Any, target: Any, group: Any = None, mapping: Any = None, *, st
         theirs.allocate(frozenset(placed.name for space in found.spaces for placed in space.targets), device)
     except Exception as failure:
         error = failure
-    movement = compile_movement(meeting, found, _end(ours), _end(theirs), name, error)
+    movement = compile_movement(meeting, found, End.of(ours), End.of(theirs), name, error)
     return WeightSync(movement, found, ours, theirs)
-
-
-def _end(holdings: Holdings) -> End:
-    return End({name: holding.layout for name, holding in holdings.entries.items()}, holdings.tensors)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -68,7 +69,8 @@ class Wanted:
         if self.is_staged:
             self.stage = self.stage or Stage(holdings)
             self.stage.prepare(names)
-        return End({name: holding.layout for name, holding in holdings.entries.items()}, holdings.tensors if self.stage is None else self.stage.tensors)
+        end = End.of(holdings)
+        return end if self.stage is None else replace(end, tensors=self.stage.tensors)
 
 
 def _with_cast(layouts: Any, cast: torch.dtype | None) -> Any:
