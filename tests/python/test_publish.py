@@ -26,7 +26,8 @@ from shardwire.weights.fetching import FETCH, Request, answer_row, choose, renam
 from shardwire.weights.holdings import Holdings
 from shardwire.weights.meeting_place import Address, FolderPlace, RecordPlace, signed
 from shardwire.weights.publishing import Publication
-from shardwire.weights.records import RecordClient, RecordServer
+from shardwire.weights.record_server import RecordServer
+from shardwire.weights.records import RecordClient
 from shardwire.weights.versions import Versions
 
 F32 = torch.float32

@@ -14,16 +14,21 @@ from ..errors import TimeoutError as GroupTimeoutError
 from .meeting_place import Address, Place, signed, verified
 
 _LOOK_S = 0.01
-_STRANGER_S = 2.0  # a record with another token may be an earlier job's, about to be replaced
+_STRANGER_S = 2.0  # a record or a store with another token may be an earlier job's, about to be replaced
 
 
 def open_place(address: Address, deadline: float) -> Place:
+    stranger_until: float | None = None
     while True:
         try:
             return address.open(max(0.5, deadline - time.monotonic()))
         except SystemFailure as error:
             if time.monotonic() > deadline:
                 raise GroupTimeoutError(f"there is no publisher of {address.name!r}: {error}") from None
+        except MismatchError:
+            stranger_until = stranger_until or time.monotonic() + _STRANGER_S
+            if time.monotonic() > min(deadline, stranger_until):
+                raise
         time.sleep(_LOOK_S)
 
 

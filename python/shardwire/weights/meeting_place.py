@@ -7,8 +7,6 @@ One thread uses one place; who needs it on another thread opens another. Errors 
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import hmac
 import json
 import os
 import secrets
@@ -20,10 +18,12 @@ from urllib.parse import urlparse
 import torch.distributed as dist
 
 from .._layout import _kind
+from .._log import log
 from ..errors import MismatchError, SystemFailure
-from .records import RecordClient, RecordServer, RecordStore
+from .job_token import how_it_differs, is_proof, proof
+from .record_server import RecordServer
+from .records import RecordClient, RecordStore
 
-TOKEN = "SHARDWIRE_JOB_TOKEN"
 _LOOK_S = 0.02
 _ABSENT = b"?"  # no record is this
 
@@ -193,9 +193,11 @@ class Address:
         if not self._host:
             return None
         try:
-            return RecordServer(self._host, self._port)
+            server = RecordServer(self._host, self._port)
         except OSError:
             return None  # another host's, or taken: opening it tells
+        log("info", f"publish {self.name!r}: the records of {self.text} are served at {server.address}")
+        return server
 
     def _read_url(self, url: str) -> None:
         parts = urlparse(url)
@@ -222,29 +224,19 @@ def tidy(place: Place, note: str) -> None:
 
 def signed(role: str, record: dict[str, Any]) -> bytes:
     body = json.dumps(record, sort_keys=True)
-    return json.dumps({"body": body, "proof": _proof(role, body)}).encode()
+    return json.dumps({"body": body, "proof": proof(role, body)}).encode()
 
 
 def verified(role: str, data: bytes, what: str) -> dict[str, Any]:
     """MismatchError, in words for ``what``, where its writer has another token than this process; ValueError where it is no such record."""
     try:
         whole = json.loads(data)
-        body, proof = whole["body"], whole["proof"]
+        body, given = whole["body"], whole["proof"]
         record = json.loads(body)
-        if not isinstance(record, dict) or not isinstance(proof, str):
+        if not isinstance(record, dict) or not isinstance(given, str):
             raise ValueError("it is of another form")
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{what} cannot be read: {error}") from None
-    own = _proof(role, body)
-    if not hmac.compare_digest(own.encode(), proof.encode()):
-        if own and proof:
-            how = f"has another {TOKEN} than this process"
-        else:
-            how = f"has a {TOKEN}, and this process has none" if proof else f"has no {TOKEN}, and this process has one"
-        raise MismatchError(f"{what} {how}: set it to one secret for both jobs (shardwire.launch makes a random one for each job that has none)")
+    if not is_proof(given, role, body):
+        raise MismatchError(f"{what} {how_it_differs(bool(given))}")
     return record
-
-
-def _proof(role: str, body: str) -> str:
-    token = os.environ.get(TOKEN, "")
-    return hmac.new(token.encode(), f"shardwire.{role}|{body}".encode(), hashlib.sha256).hexdigest() if token else ""

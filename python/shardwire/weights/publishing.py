@@ -22,6 +22,7 @@ from .. import _C
 from .._backend import as_timeout
 from .._future import Seconds, as_seconds
 from .._layout import _kind
+from .._log import log
 from ..errors import AbortedError, MismatchError, SystemFailure
 from .agree import Meeting
 from .descriptions import collect, describe
@@ -29,7 +30,7 @@ from .holdings import Holdings
 from .finding import closed_key
 from .meeting_place import Address, Place, signed, verified
 from .problems import Problems
-from .serving import Serving, log
+from .serving import Serving
 from .versions import MAX_BUFFERS, Versions
 
 _MAX_RANKS = 1 << 20

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import functools
-import os
-import sys
 import threading
 import time
 from typing import TYPE_CHECKING, Any
 
+from .._log import log
 from ..errors import AbortedError, PeerFailedError
 from .fetching import LEAVE, SLACK_S, Joint, Request, answer_row, choose
 from .meeting_place import tidy
@@ -124,16 +123,3 @@ class Serving(threading.Thread):
 
     def _changed_rows(self, buffer: Buffer, since: int, name: str) -> list[tuple[int, int]]:
         return self._versions.changed_rows(buffer, name, since)
-
-
-_LEVELS = ("error", "warn", "info", "debug")
-
-
-def log(level: str, text: str) -> None:
-    """As the native side does: one write for a line, by SHARDWIRE_LOG."""
-    chosen = os.environ.get("SHARDWIRE_LOG", "warn").lower()
-    if _LEVELS.index(level) <= (_LEVELS.index(chosen) if chosen in _LEVELS else 1):
-        try:
-            os.write(sys.__stderr__.fileno(), f"shardwire {level} [{os.getpid()}]: {' '.join(text.split())}\n".encode())  # type: ignore[union-attr]
-        except (OSError, AttributeError, ValueError):
-            pass  # nobody reads it

@@ -1,0 +1,273 @@
+"""The server of a small store of records, for jobs that meet by ``tcp://``: rank 0 of the publisher runs it, the others ask (``records.py``).
+
+A connection begins with the server's banner, which has a number of its own. The caller's first frame proves the job's token by it; nothing is answered before.
+Then frames go both ways: 4 bytes of length, and JSON; bytes are written as latin-1. Nothing is kept but what callers put.
+
+One thread serves all. A caller that does not prove the token costs a descriptor for a while, and others nothing: few may be silent at a time, and all callers together have a
+share of the process's descriptors, so that the job's own files can be opened whoever calls.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import resource
+import secrets
+import selectors
+import socket
+import threading
+import time
+import weakref
+from typing import Any
+
+from .job_token import TOKEN, is_proof
+
+BANNER = b"shardwire.records 2\n"
+NONCE_BYTES = 32  # in the banner, as hexadecimal digits
+MAX_FRAME = 1 << 20
+_MAX_FIRST_FRAME = 1 << 10  # of a caller that has proved nothing
+_MAX_RECORDS, _MAX_BYTES = 1 << 20, 256 << 20  # against callers without end
+_LONGEST_REST_S = 0.25
+# As the links' listener has it (backend/transport/link_listener.cc).
+_MAX_SILENT, _LEAST_STAY_S, _PROVE_WITHIN_S = 128, 0.5, 10.0
+_LOOK_AGAIN_S = 0.1  # after the system had no descriptor for a caller
+_servers: weakref.WeakSet[RecordServer] = weakref.WeakSet()
+
+
+class _Caller:
+    """One connection. resting: what it saw last, and until when it waits for something else."""
+
+    __slots__ = ("socket", "since", "nonce", "is_proved", "inbox", "outbox", "resting")
+
+    def __init__(self, connection: socket.socket) -> None:
+        self.socket, self.since, self.nonce, self.is_proved = connection, time.monotonic(), secrets.token_hex(NONCE_BYTES // 2), False
+        self.inbox, self.outbox = bytearray(), bytearray(BANNER + self.nonce.encode())
+        self.resting: tuple[int, float] | None = None
+
+    def pending(self) -> Any:
+        """The next request that is there whole; None where there is none. ValueError for what is no request."""
+        if self.resting is not None or len(self.inbox) < 4:
+            return None
+        size = int.from_bytes(self.inbox[:4], "big")
+        if size > (MAX_FRAME if self.is_proved else _MAX_FIRST_FRAME):
+            raise ValueError(f"a frame of {size} bytes")
+        if len(self.inbox) < 4 + size:
+            return None
+        request = json.loads(self.inbox[4:4 + size])
+        del self.inbox[:4 + size]
+        if not isinstance(request, list) or not request or not all(isinstance(word, (str, int, float)) for word in request):
+            raise ValueError("no request of ours")
+        return request
+
+    def answer(self, value: Any) -> None:
+        data = json.dumps(value).encode()
+        self.outbox += len(data).to_bytes(4, "big") + data
+
+
+class RecordServer:
+    """Serves on a thread of its own until ``close`` or the end of the process. OSError where the address is not to be had."""
+
+    def __init__(self, host: str, port: int) -> None:
+        self._listener = listen_for(host, port)
+        self._listener.setblocking(False)
+        self._records: dict[str, str] = {}
+        self._count, self._bytes = 0, 0
+        self._callers: dict[int, _Caller] = {}  # by descriptor
+        self._closing = threading.Event()
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._listener, selectors.EVENT_READ)
+        self._listens_from: float | None = None  # set while nobody is let in
+        self._wakes, self._is_woken = socket.socketpair()
+        self._selector.register(self._is_woken, selectors.EVENT_READ)
+        _servers.add(self)
+        self._thread = threading.Thread(target=self._run, daemon=True, name="shardwire-records")
+        self._thread.start()
+
+    @property
+    def address(self) -> str:
+        """Where it listens, for messages."""
+        host, port = self._listener.getsockname()[:2]
+        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+    def close(self) -> None:
+        self._closing.set()
+        with contextlib.suppress(OSError):
+            self._wakes.send(b"x")
+        self._thread.join(5.0)
+
+    def close_sockets(self) -> None:
+        """All that a forked child needs to do, lest it keep the address when its parent has died."""
+        for each in [self._listener, self._wakes, self._is_woken, *(caller.socket for caller in list(self._callers.values()))]:
+            each.close()
+        self._selector.close()
+
+    # ---- the thread
+
+    def _run(self) -> None:
+        try:
+            while not self._closing.is_set():
+                for key, events in self._selector.select(self._seconds_to_wait()):
+                    if key.fileobj is self._listener:
+                        self._let_in()
+                    elif key.data is not None:
+                        self._go_on(key.data, events)
+                self._look_at_clock()
+        finally:
+            self.close_sockets()
+
+    def _seconds_to_wait(self) -> float | None:
+        times = [caller.resting[1] for caller in self._callers.values() if caller.resting is not None]
+        times += [caller.since + _PROVE_WITHIN_S for caller in self._callers.values() if not caller.is_proved]
+        if self._listens_from is not None:
+            times.append(self._listens_from)
+        return max(0.0, min(times) - time.monotonic()) if times else None
+
+    def _look_at_clock(self) -> None:
+        now = time.monotonic()
+        for caller in list(self._callers.values()):
+            if caller.resting is not None and (self._count != caller.resting[0] or now >= caller.resting[1]):
+                caller.resting = None
+                self._step(caller, lambda caller: caller.answer(self._count))
+            elif not caller.is_proved and now >= caller.since + _PROVE_WITHIN_S:
+                self._drop(caller)
+        if self._listens_from is not None and now >= self._listens_from:
+            self._let_in()
+
+    def _let_in(self) -> None:
+        """Those who call, as far as there is room. Where there is none for a silent one, those go who had the time in which a rank would have proved itself."""
+        allowed = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        allowed = 1 << 20 if allowed == resource.RLIM_INFINITY else allowed
+        most_silent, most = min(_MAX_SILENT, max(1, allowed // 8)), max(2, allowed // 2)
+        silent = [caller for caller in self._callers.values() if not caller.is_proved]
+        now = time.monotonic()
+        if len(silent) >= most_silent or len(self._callers) >= most:
+            for caller in [caller for caller in silent if now >= caller.since + _LEAST_STAY_S]:
+                silent.remove(caller)
+                self._drop(caller)
+        while len(silent) < most_silent and len(self._callers) < most:
+            try:
+                silent.append(self._begin(self._listener.accept()[0]))
+            except BlockingIOError:
+                self._listen(None)
+                return
+            except OSError as error:
+                if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.ENOSPC):
+                    self._listen(now + _LOOK_AGAIN_S)
+                    return
+                # else this caller is gone
+        self._listen(min((caller.since + _LEAST_STAY_S for caller in silent), default=now + _LEAST_STAY_S))
+
+    def _listen(self, again: float | None) -> None:
+        """again: when to let in the next; None: when they call."""
+        if (again is None) != (self._listens_from is None):
+            if again is None:
+                self._selector.register(self._listener, selectors.EVENT_READ)
+            else:
+                self._selector.unregister(self._listener)
+        self._listens_from = again
+
+    def _begin(self, connection: socket.socket) -> _Caller:
+        caller = _Caller(connection)
+        connection.setblocking(False)
+        try:
+            self._selector.register(connection, selectors.EVENT_READ, caller)
+        except BaseException:
+            connection.close()
+            raise
+        self._callers[connection.fileno()] = caller
+        self._step(caller, lambda caller: caller.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1))
+        return caller
+
+    def _drop(self, caller: _Caller) -> None:
+        if self._callers.pop(caller.socket.fileno(), None) is not None:
+            self._selector.unregister(caller.socket)
+            caller.socket.close()
+
+    def _go_on(self, caller: _Caller, events: int) -> None:
+        if events & selectors.EVENT_READ:
+            self._step(caller, self._read)
+        else:
+            self._step(caller, lambda caller: None)
+
+    def _step(self, caller: _Caller, step: Any) -> None:
+        """Something with a caller, the requests of it that are there by then, and their answers as far as it takes them."""
+        if caller.socket.fileno() not in self._callers:
+            return
+        try:
+            step(caller)
+            while (request := caller.pending()) is not None:
+                self._take(caller, request)
+            with contextlib.suppress(BlockingIOError):
+                while caller.outbox:
+                    del caller.outbox[:caller.socket.send(caller.outbox)]
+            if len(caller.outbox) > 4 * MAX_FRAME:
+                raise ValueError("it asks, and does not read the answers")
+            self._selector.modify(caller.socket, selectors.EVENT_READ | (selectors.EVENT_WRITE if caller.outbox else 0), caller)
+        except (OSError, ValueError, TypeError, LookupError, RecursionError):  # gone, or no client of ours
+            self._drop(caller)
+
+    def _read(self, caller: _Caller) -> None:
+        with contextlib.suppress(BlockingIOError):
+            part = caller.socket.recv(1 << 16)
+            if not part:
+                raise ConnectionError("the other end hung up")
+            caller.inbox += part
+        if len(caller.inbox) > 4 + MAX_FRAME + (1 << 16):
+            raise ValueError("more requests than are answered")
+
+    def _take(self, caller: _Caller, request: list[Any]) -> None:
+        if not caller.is_proved:
+            if len(request) != 2 or request[0] != "prove":
+                raise ValueError("no proof")
+            caller.is_proved = is_proof(str(request[1]), "caller", caller.nonce)
+            caller.answer("welcome" if caller.is_proved else "token" if os.environ.get(TOKEN) else "no token")
+        elif request[0] == "rest":  # what the client saw last, seconds
+            seconds = float(request[2])
+            if not 0 <= seconds:
+                raise ValueError("no time")
+            caller.resting = int(request[1]), time.monotonic() + min(seconds, _LONGEST_REST_S)
+        else:
+            caller.answer(self._answer(*request))
+
+    def _answer(self, kind: str, key: str = "", value: Any = "") -> Any:
+        if kind == "peek":
+            return self._records.get(key)
+        if kind == "add":
+            value = str(int(self._records.get(key, "0")) + int(value))
+        if kind in ("add", "put"):
+            self._bytes += len(key) + len(str(value)) - (len(key) + len(self._records[key]) if key in self._records else 0)
+            self._records[key] = str(value)
+            if len(self._records) > _MAX_RECORDS or self._bytes > _MAX_BYTES:
+                self._bytes -= len(key) + len(self._records.pop(key))
+                raise ValueError("the store is full")
+        elif kind == "remove":  # and what has its name and more
+            for each in [each for each in self._records if each == key or each.startswith((f"{key}.", f"{key}/"))]:
+                self._bytes -= len(each) + len(self._records.pop(each))
+        else:
+            raise ValueError(f"no request of ours: {kind!r}")
+        self._count += 1
+        return value
+
+
+def listen_for(host: str, port: int) -> socket.socket:
+    """A listening socket where callers of ``host`` come, if that is this host: on all its addresses, as torch's TCPStore, since a host's own name is a loopback address in many an
+    /etc/hosts. On loopback alone where ``host`` says so itself. OSError for another host's address, and for one that is taken.
+    """
+    family, _, _, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    if host == "localhost" or host == place[0] and (host.startswith("127.") or host == "::1"):
+        return socket.create_server((host, port), family=family, backlog=1024)
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.bind((place[0], 0, *place[2:]))  # OSError where it is no address of this host
+    if socket.has_dualstack_ipv6():
+        return socket.create_server(("::", port), family=socket.AF_INET6, backlog=1024, dualstack_ipv6=True)
+    return socket.create_server(("", port), backlog=1024)
+
+
+def _close_in_child() -> None:
+    for server in list(_servers):
+        server.close_sockets()
+
+
+os.register_at_fork(after_in_child=_close_in_child)

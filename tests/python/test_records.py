@@ -1,0 +1,138 @@
+"""The server of records of publish("tcp://..."): where it listens, and what callers who never prove the token can do to it and to the process that runs it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_publish import in_a_child, raised
+
+from shardwire.weights.meeting_place import Address
+from shardwire.weights.record_server import BANNER, NONCE_BYTES, RecordServer, listen_for
+from shardwire.weights.records import RecordClient
+
+
+@contextlib.contextmanager
+def called_by_another_process(port: int, count: int) -> Iterator[None]:
+    """That says nothing, as often as the listener's queue takes it up to ``count`` times, and stays until the end."""
+    ready, end = os.pipe(), os.pipe()
+    caller = os.fork()
+    if caller == 0:
+        os.close(end[1])
+        resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)
+        kept = []
+        for _ in range(count):
+            with contextlib.suppress(OSError):
+                kept.append(socket.create_connection(("127.0.0.1", port), 1))
+        os.write(ready[1], b"x")
+        os.read(end[0], 1)
+        os._exit(0)
+    try:
+        os.read(ready[0], 1)
+        yield
+    finally:
+        os.close(end[1])
+        os.waitpid(caller, 0)
+        for descriptor in (*ready, end[0]):
+            os.close(descriptor)
+
+
+@in_a_child
+def test_callers_that_say_nothing_take_neither_descriptors_nor_threads_nor_the_store(tmp_path: Path) -> None:
+    resource.setrlimit(resource.RLIMIT_NOFILE, (256, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+    server = RecordServer("127.0.0.1", 0)
+    port = server._listener.getsockname()[1]
+    first = RecordClient("127.0.0.1", port, 5)
+    first.ask("put", "a", "1")
+    threads, descriptors = threading.active_count(), len(os.listdir("/proc/self/fd"))
+    with called_by_another_process(port, 100):
+        (tmp_path / "its own").write_text("a checkpoint")
+        assert first.ask("peek", "a") == "1"
+        assert RecordClient("127.0.0.1", port, 60).ask("peek", "a") == "1", "the silent ones go after a while, and this one comes to its turn"
+        assert threading.active_count() == threads
+        assert len(os.listdir("/proc/self/fd")) < descriptors + 60
+    assert RecordClient("127.0.0.1", port, 60).ask("peek", "a") == "1"
+    server.close()
+
+
+@in_a_child
+def test_a_server_without_descriptors_goes_on_when_it_has_some_again(tmp_path: Path) -> None:
+    server = RecordServer("127.0.0.1", 0)
+    port = server._listener.getsockname()[1]
+    caller = socket.socket()
+    resource.setrlimit(resource.RLIMIT_NOFILE, (64, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+    taken = []
+    with contextlib.suppress(OSError):
+        while True:
+            taken.append(os.dup(0))
+    caller.settimeout(0.3)
+    caller.connect(("127.0.0.1", port))
+    with pytest.raises(TimeoutError):  # nobody accepted it
+        caller.recv(1)
+    for descriptor in taken:
+        os.close(descriptor)
+    caller.settimeout(30)
+    assert caller.recv(len(BANNER), socket.MSG_WAITALL) == BANNER
+    server.close()
+
+
+@in_a_child
+def test_nothing_is_answered_before_the_token(tmp_path: Path) -> None:
+    os.environ["SHARDWIRE_JOB_TOKEN"] = "ours"
+    server = RecordServer("127.0.0.1", 0)
+    port = server._listener.getsockname()[1]
+    frame = b'["peek", "a"]'
+    too_long = b'["prove", "' + b"a" * 2000 + b'"]'
+    for said in (frame, too_long, b'["prove"]', b'["prove", "a", "b"]', b"[]", b"{}"):
+        with socket.create_connection(("127.0.0.1", port), 30) as stranger:
+            stranger.sendall(len(said).to_bytes(4, "big") + said)
+            assert len(stranger.recv(len(BANNER) + NONCE_BYTES, socket.MSG_WAITALL)) == len(BANNER) + NONCE_BYTES
+            with contextlib.suppress(ConnectionResetError):
+                assert stranger.recv(1) == b"", said
+    assert RecordClient("127.0.0.1", port, 5).ask("peek", "a") is None
+    for token, text in (("theirs", "has another SHARDWIRE_JOB_TOKEN than this process"), ("", "has a SHARDWIRE_JOB_TOKEN, and this process has none")):
+        client_token(token, port, text)
+    own = RecordClient("127.0.0.1", port, 5)
+    assert raised(lambda: own.ask("rest", "0", float("nan")))[0] in ("ConnectionError", "ConnectionResetError", "BrokenPipeError")
+    assert raised(lambda: RecordClient("127.0.0.1", port, 5).ask("rest"))[0] in ("ConnectionError", "ConnectionResetError", "BrokenPipeError")
+    assert RecordClient("127.0.0.1", port, 5).ask("peek", "a") is None
+    server.close()
+
+
+def client_token(token: str, port: int, text: str) -> None:
+    """What a process of another job hears, where the server's thread answers for ours."""
+    from shardwire.weights import records
+    real = records.proof
+    records.proof = lambda role, body: real(role, body + token) if token else ""  # type: ignore[assignment]
+    differs = records.how_it_differs
+    if not token:
+        records.how_it_differs = lambda has_one: "has a SHARDWIRE_JOB_TOKEN, and this process has none" if has_one else "?"  # type: ignore[assignment]
+    try:
+        kind, said = raised(lambda: Address(f"tcp://127.0.0.1:{port}", "p").open(5))
+    finally:
+        records.proof, records.how_it_differs = real, differs
+    assert kind == "MismatchError" and text in said, said
+
+
+def test_it_listens_on_all_addresses_where_the_hosts_name_is_a_loopback_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As Debian's /etc/hosts has it."""
+    real = socket.getaddrinfo
+    known = {"trainer0": "127.0.1.1", "another": "192.0.2.7"}
+
+    def resolve(host: Any, *args: Any, **more: Any) -> Any:
+        return real(known.get(host, host), *args, **more)
+
+    monkeypatch.setattr(socket, "getaddrinfo", resolve)
+    with listen_for("trainer0", 0) as everywhere, listen_for("127.0.0.1", 0) as here, listen_for("localhost", 0) as there:
+        assert everywhere.getsockname()[0] in ("::", "0.0.0.0")
+        socket.create_connection(("127.0.0.1", everywhere.getsockname()[1]), 5).close()
+        assert here.getsockname()[0] == "127.0.0.1" and there.getsockname()[0] in ("127.0.0.1", "::1")
+    with pytest.raises(OSError):
+        listen_for("another", 0)
