@@ -340,6 +340,11 @@ def test_each_byte_is_read_once_by_one_rank_of_the_host(tmp_path: Path) -> None:
 
 # What is wrong with files.
 
+def pipe(path: Path) -> Path:
+    os.mkfifo(path)
+    return path
+
+
 def broken(folder: Path) -> dict[str, tuple[Any, str, tuple[str, ...]]]:
     """name -> (path, the error's class, what it says)."""
     whole = write_file(folder / "good.safetensors", {"w": torch.zeros(4), "v": torch.zeros(2, 2)}).read_bytes()
@@ -399,6 +404,11 @@ def broken(folder: Path) -> dict[str, tuple[Any, str, tuple[str, ...]]]:
         "no folder": (made_folder("i6", None), bad, ("0 other *.safetensors",)),
         "dcp": (made_folder("i7", None), bad, ("cannot be read as a pickle",)),
         "kind": (17, "TypeError", ("path is 17",)),
+        "pipe": (pipe(folder / "pipe.safetensors"), bad, ("pipe.safetensors: is a named pipe; give a regular file",)),
+        "pipe in a folder": (pipe(made_folder("i8", None) / "model.safetensors").parent, bad, ("model.safetensors: is a named pipe",)),
+        "pipe for metadata": (pipe(made_folder("i9", None) / ".metadata").parent, bad, ("0 other *.safetensors",)),
+        "device": ("/dev/zero", bad, ("/dev/zero: is a device",)),
+        "folder": ([made_folder("i10", None)], bad, ("i10: is a folder",)),
     }
 
 
@@ -474,6 +484,18 @@ def unreadable(rank: int, path: str) -> tuple[str, str]:
         finally:
             os.open, os.fstat = kept, real
     return raised(lambda: shardwire.load(path, {"w": torch.zeros(4)}, group()))
+
+
+def in_the_home(rank: int, folder: str) -> None:
+    os.environ["HOME"] = folder
+    saved = shardwire.save({"w": torch.ones(3)}, "~/weights", group())
+    assert saved == [f"{folder}/weights/model.safetensors"], saved
+    for path in ("~/weights", ["~/weights/model.safetensors"]):
+        assert torch.equal(shardwire.load(path, {"w": torch.zeros(3)}, group())["w"], torch.ones(3))
+
+
+def test_a_path_may_begin_with_the_users_home(tmp_path: Path) -> None:
+    run_ranks(1, in_the_home, str(tmp_path))
 
 
 def test_a_file_that_may_not_be_read(tmp_path: Path) -> None:

@@ -136,3 +136,12 @@ def test_it_listens_on_all_addresses_where_the_hosts_name_is_a_loopback_address(
         assert here.getsockname()[0] == "127.0.0.1" and there.getsockname()[0] in ("127.0.0.1", "::1")
     with pytest.raises(OSError):
         listen_for("another", 0)
+
+
+def test_a_folders_url_may_have_quoted_letters(tmp_path: Path) -> None:
+    place = Address(f"file://{tmp_path}/a%20b%23", "p").open(5)
+    place.put("k", b"v")
+    assert (tmp_path / "a b#").is_dir() and place.peek("k") == b"v"
+    os.mkfifo(tmp_path / "a b#" / "shardwire.publish" / "p" / "pipe")
+    kind, text = raised(lambda: place.peek("pipe"))
+    assert kind == "SystemFailure" and "is a named pipe" in text, text

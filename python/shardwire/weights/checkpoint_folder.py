@@ -15,6 +15,7 @@ from .descriptions import Weight
 from .fused import Whole
 from .matching import Match
 from .read_ahead import Span, bring_in, share_of
+from .regular_file import as_path, read_regular
 from .safetensors_file import DTYPES, OpenFile, Stored
 from .wanted import Asking, meet, wanted_ranges
 
@@ -33,9 +34,9 @@ class FileSet:
         self.tensors: dict[str, tuple[int, Stored]] = {}  # name -> (which file, where in it)
         try:
             if isinstance(path, (str, os.PathLike)):
-                self._read_path(Path(path))
+                self._read_path(as_path(path))
             elif isinstance(path, (list, tuple)) and path and all(isinstance(item, (str, os.PathLike)) for item in path):
-                self._join([Path(item) for item in path])
+                self._join([as_path(item) for item in path])
             else:
                 raise TypeError(f"path is {_kind(path)}; give a .safetensors file, a folder of them, a list of files, or None")
         except BaseException:
@@ -126,7 +127,7 @@ def _merged(spans: list[Span]) -> list[Span]:
 def read_index(index: Path) -> dict[str, str]:
     """The weight_map of an index: tensor names to file names, all of them files of the index's folder that are there."""
     try:
-        weight_map = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+        weight_map = json.loads(read_regular(index).decode("utf-8"))["weight_map"]
         wanted = {str(name): str(file) for name, file in weight_map.items()}
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise CheckpointError(f"{index}: is not an index: JSON with a weight_map of names to files is expected") from None

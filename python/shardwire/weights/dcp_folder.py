@@ -19,6 +19,7 @@ from .descriptions import Weight
 from .fused import Chunks
 from .matching import Match
 from .pickles import Record, dims_of, dtype_name_of, is_natural, unpickle
+from .regular_file import open_regular, read_regular
 from .torch_archive import Chunk, find_elements, read_into
 from .wanted import Asking, meet, wanted_ranges
 
@@ -43,7 +44,7 @@ class DcpFolder:
         size = (folder / METADATA).stat().st_size
         if size > _MOST_METADATA:
             raise CheckpointError(f"{folder / METADATA}: {size} bytes are too many")
-        metadata = unpickle((folder / METADATA).read_bytes(), str(folder / METADATA))
+        metadata = unpickle(read_regular(folder / METADATA), str(folder / METADATA))
         try:
             self._read(metadata["state_dict_metadata"], metadata["storage_data"])
         except (KeyError, TypeError, AttributeError, ValueError, IndexError) as error:
@@ -134,7 +135,7 @@ class DcpFolder:
         if dtype is None:
             raise UnsupportedError(f"{where}: has the dtype {dtype_name}, which torch {torch.__version__} does not have")
         try:
-            descriptor = os.open(self.folder / chunk.file, os.O_RDONLY | os.O_CLOEXEC)
+            descriptor = open_regular(self.folder / chunk.file)
         except FileNotFoundError:
             raise CheckpointError(f"{where}: the file is missing") from None
         try:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-from pathlib import Path
 from typing import Any
 
 from .._future import Seconds, as_seconds
@@ -19,6 +18,7 @@ from .matching import match
 from .movement import End, compile_movement
 from .name_maps import as_name_map
 from .problems import Problems
+from .regular_file import as_path
 from .wanted import Asking
 
 
@@ -31,7 +31,7 @@ def load(path: Any, target: Any, group: Any = None, mapping: Any = None, *, stri
     per host, evenly shared among those of its ranks that give ``path``, and moved into place by one compiled op.
 
     path: a .safetensors file; a folder with model.safetensors, or model.safetensors.index.json and its files, or one ``*.safetensors``; a list of
-        files; a folder that torch.distributed.checkpoint wrote; None on a rank that shall not read. All ranks mean the same files.
+        files; a folder that torch.distributed.checkpoint wrote; None on a rank that shall not read. ``~`` is the user's home. All ranks mean the same files.
     target, mapping, strict, device: as for :func:`shardwire.sync`; the source's names are those in the files.
 
     Raises the same error on every rank: CheckpointError (a ValueError) with file, tensor and numbers for a file that is missing or broken,
@@ -100,7 +100,7 @@ def _open(path: Any) -> FileSet | DcpFolder | None:
     if path is None:
         return None
     if isinstance(path, (str, os.PathLike)):
-        folder = Path(path)
+        folder = as_path(path)
         if (folder / METADATA).is_file() and not (folder / SINGLE).is_file() and not (folder / INDEX).is_file():
             return DcpFolder(folder)
     return FileSet(path)

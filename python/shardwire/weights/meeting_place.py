@@ -13,16 +13,17 @@ import secrets
 import time
 from pathlib import Path
 from typing import Any, Protocol
-from urllib.parse import urlparse
+from urllib.parse import unquote, urlparse
 
 import torch.distributed as dist
 
 from .._layout import _kind
 from .._log import log
-from ..errors import MismatchError, SystemFailure
+from ..errors import CheckpointError, MismatchError, SystemFailure
 from .job_token import how_it_differs, is_proof, proof
 from .record_server import RecordServer
 from .records import RecordClient, RecordStore
+from .regular_file import read_regular
 
 _LOOK_S = 0.02
 _ABSENT = b"?"  # no record is this
@@ -117,9 +118,11 @@ class FolderPlace:
 
     def peek(self, key: str) -> bytes | None:
         try:
-            return self._path(key).read_bytes()
+            return read_regular(self._path(key))
         except FileNotFoundError:
             return None
+        except CheckpointError as error:
+            raise SystemFailure(str(error)) from None
 
     def put(self, key: str, value: bytes) -> None:
         path = self._path(key)
@@ -203,7 +206,7 @@ class Address:
         parts = urlparse(url)
         self.text = url
         if parts.scheme == "file" and parts.path.startswith("/") and parts.netloc in ("", "localhost"):
-            self._folder = Path(parts.path)
+            self._folder = Path(unquote(parts.path))
             return
         try:
             host, port = parts.hostname, parts.port

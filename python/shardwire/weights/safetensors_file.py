@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from ..errors import CheckpointError, UnsupportedError
+from .regular_file import open_regular
 
 # The format's own limit: a header larger than this is taken for a broken file.
 MAX_HEADER = 100_000_000
@@ -62,11 +63,11 @@ class OpenFile:
     """An open file whose header was checked. Keeps its descriptor until closed; what was mapped stays as long as tensors show it."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        """Raises CheckpointError for a file that is missing or broken, OSError for one that cannot be read."""
+        """Raises CheckpointError for a file that is missing, broken or not a regular one, OSError for one that cannot be read."""
         self.path = os.fspath(path)
         self._mapped: mmap.mmap | None = None
         try:
-            self.descriptor = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+            self.descriptor = open_regular(self.path)
         except FileNotFoundError:
             raise CheckpointError(f"{self.path}: no such file or folder") from None
         try:

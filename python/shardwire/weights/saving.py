@@ -86,7 +86,7 @@ def _options(folder: Any, max_file_bytes: Any, metadata: Any) -> dict[str, Any]:
     metadata = {} if metadata is None else metadata
     if not isinstance(metadata, Mapping) or not all(isinstance(text, str) for pair in metadata.items() for text in pair):
         raise TypeError("metadata is no mapping of str to str, which is all that the format holds")
-    return {"folder": os.path.abspath(folder), "max_file_bytes": max_file_bytes, "metadata": {"format": "pt", **metadata}}
+    return {"folder": os.path.abspath(os.path.expanduser(folder)), "max_file_bytes": max_file_bytes, "metadata": {"format": "pt", **metadata}}
 
 
 def _save(meeting: Meeting, ranks: list[Any], have: Holdings, sources: dict[str, Weight], targets: dict[str, Weight], found: Match) -> list[str]:

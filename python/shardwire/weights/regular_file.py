@@ -1,0 +1,41 @@
+"""Opening what the caller named, without waiting for it: a pipe that lies in a folder of weights would have its reader wait for a writer that never comes."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+from typing import Any
+
+from ..errors import CheckpointError
+
+_KINDS = ((stat.S_ISDIR, "a folder"), (stat.S_ISFIFO, "a named pipe"), (stat.S_ISCHR, "a device"), (stat.S_ISBLK, "a device"), (stat.S_ISSOCK, "a socket"))
+
+
+def as_path(given: Any) -> Path:
+    """``~`` is the user's home, as in a shell."""
+    return Path(given).expanduser()
+
+
+def open_regular(path: str | os.PathLike[str]) -> int:
+    """A descriptor to read a regular file by. CheckpointError for anything else, at once; OSError where there is none or it may not be read."""
+    _refuse_others(path, os.stat(path))  # before it is opened: to open some devices has an effect
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    try:
+        _refuse_others(path, os.fstat(descriptor))
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def read_regular(path: str | os.PathLike[str]) -> bytes:
+    """The whole of a regular file, with the errors of open_regular."""
+    with open(open_regular(path), "rb") as file:
+        return file.read()
+
+
+def _refuse_others(path: str | os.PathLike[str], found: os.stat_result) -> None:
+    if not stat.S_ISREG(found.st_mode):
+        kind = next((name for is_kind, name in _KINDS if is_kind(found.st_mode)), "no file")
+        raise CheckpointError(f"{os.fspath(path)}: is {kind}; give a regular file")
