@@ -8,7 +8,7 @@ import json
 import mmap
 import os
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -46,8 +46,9 @@ class Draft:
         file = self.files[number]
         descriptor = os.open(self.hidden(number), os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
         try:
-            os.posix_fallocate(descriptor, 0, file.size)
-            _write(descriptor, file.header)
+            with _named(self._where(number, f"there is no room for its {file.size} bytes")):
+                os.posix_fallocate(descriptor, 0, file.size)
+                _write(descriptor, file.header)
         finally:
             os.close(descriptor)
 
@@ -64,7 +65,8 @@ class Draft:
                         _begin_writing(descriptor, begin, end)
                         begin = place + at
                     end = place + at + len(piece)
-                    _write_at(descriptor, piece, place + at)
+                    with _named(self._where(number, f"bytes {place + at} to {end} cannot be written")):
+                        _write_at(descriptor, piece, place + at)
             _begin_writing(descriptor, begin, end)
         finally:
             os.close(descriptor)
@@ -88,9 +90,13 @@ class Draft:
         """All ranks' bytes of the file onto the disk; raises OSError when that fails."""
         descriptor = os.open(self.hidden(number), os.O_RDWR | os.O_CLOEXEC)
         try:
-            os.fsync(descriptor)
+            with _named(self._where(number, f"its {self.files[number].size} bytes cannot be brought onto the disk")):
+                os.fsync(descriptor)
         finally:
             os.close(descriptor)
+
+    def _where(self, number: int, what: str) -> str:
+        return f"{self.folder}: file {number + 1} of {len(self.files)} of the checkpoint ({self.hidden(number).name}): {what}"
 
     def check(self) -> None:
         """That this rank, which is to move them, sees all files."""
@@ -160,8 +166,9 @@ class Draft:
         text = json.dumps({"metadata": {**metadata, "total_size": total}, "weight_map": dict(sorted(weight_map.items()))}, indent=2)
         descriptor = os.open(self._hidden_index(), os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
         try:
-            _write(descriptor, text.encode())
-            os.fsync(descriptor)
+            with _named(f"{self.folder}: the index of the checkpoint ({self._hidden_index().name}): its {len(text)} letters cannot be written"):
+                _write(descriptor, text.encode())
+                os.fsync(descriptor)
         finally:
             os.close(descriptor)
 
@@ -171,6 +178,15 @@ class Draft:
         for path in [*(self.hidden(number) for number in range(len(self.files))), self._hidden_index()]:
             with contextlib.suppress(OSError):
                 os.unlink(path)
+
+
+@contextlib.contextmanager
+def _named(where: str) -> Iterator[None]:
+    """An OSError in here says where it was. The system's own text of a full disk names no file."""
+    try:
+        yield
+    except OSError as error:
+        raise OSError(error.errno, f"{where}: {error.strerror}") from error
 
 
 def _held_open(paths: Sequence[Path]) -> list[int]:
