@@ -46,7 +46,7 @@ endif()
 # Debian packages of the C++ side, for `cpack -G DEB`: the core, and what is linked to the torch of this build. Python's package is a wheel (./run wheel).
 set(CPACK_PACKAGE_NAME shardwire)
 set(CPACK_PACKAGE_VENDOR shardwire)
-set(CPACK_PACKAGE_CONTACT "shardwire <shardwire@localhost>")
+set(CPACK_PACKAGE_CONTACT "The shardwire authors <maintainers@users.noreply.a-seed-5624b944.example>")
 set(CPACK_PACKAGE_DESCRIPTION_SUMMARY "A torch.distributed backend and a compiler of data movement between ranks")
 set(CPACK_PACKAGING_INSTALL_PREFIX /usr)
 set(CPACK_COMPONENTS_ALL core)
@@ -61,7 +61,16 @@ set(CPACK_DEBIAN_CORE_PACKAGE_NAME libshardwire-dev)
 set(CPACK_DEBIAN_CORE_PACKAGE_SHLIBDEPS ON)
 set(CPACK_DEBIAN_C10D_PACKAGE_NAME libshardwire-torch-dev)
 set(CPACK_DEBIAN_C10D_PACKAGE_DEPENDS "libshardwire-dev (= ${PROJECT_VERSION})")
-if(SHARDWIRE_TORCH_INCLUDE_DIRS MATCHES "/usr/")  # Debian's torch; another is the user's own affair
-  string(APPEND CPACK_DEBIAN_C10D_PACKAGE_DEPENDS ", libtorch-dev")
+# One torch: its headers and its C++ ABI change with each minor version.
+string(REGEX REPLACE "^([0-9]+)\\.([0-9]+).*" "\\1;\\2" torch_parts "${SHARDWIRE_TORCH_FULL_VERSION}")
+list(LENGTH torch_parts num_parts)
+if(num_parts EQUAL 2 AND SHARDWIRE_TORCH_LIB_DIR MATCHES "^/usr/lib/")  # Debian's; another is no package that could be named
+  list(GET torch_parts 0 torch_major)
+  list(GET torch_parts 1 torch_minor)
+  math(EXPR torch_next "${torch_minor} + 1")
+  string(APPEND CPACK_DEBIAN_C10D_PACKAGE_DEPENDS
+         ", libtorch-dev (>= ${torch_major}.${torch_minor}), libtorch-dev (<< ${torch_major}.${torch_next})")
 endif()
+set(CPACK_DEBIAN_C10D_DESCRIPTION "${CPACK_PACKAGE_DESCRIPTION_SUMMARY}
+ The library for libtorch, built for torch ${SHARDWIRE_TORCH_FULL_VERSION} in ${SHARDWIRE_TORCH_LIB_DIR}.")
 include(CPack)

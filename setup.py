@@ -10,6 +10,8 @@ from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 
 ROOT = Path(__file__).resolve().parent
+sys.path.insert(0, str(ROOT / "python"))  # pip does not put this folder on the path
+from description import readme  # noqa: E402
 
 
 class CMakeBuild(build_ext):
@@ -42,4 +44,5 @@ def _tell(line):
 
 
 version = re.search(r"project\(shardwire VERSION ([0-9.]+)", (ROOT / "CMakeLists.txt").read_text()).group(1)
-setup(version=version, ext_modules=[Extension("shardwire._C", sources=[])], cmdclass={"build_ext": CMakeBuild})
+setup(version=version, license="MIT", long_description=readme(), long_description_content_type="text/markdown",
+      ext_modules=[Extension("shardwire._C", sources=[])], cmdclass={"build_ext": CMakeBuild})

@@ -21,6 +21,8 @@ import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 
+from description import readme
+
 ROOT = Path(__file__).resolve().parents[1]
 # Linked to torch, so there is one of each for each torch. The rest of an installed package is the same for all.
 GLUE = ("_C.*.so", "libshardwire_c10d.so", "_build_info.py")
@@ -100,10 +102,12 @@ def describe(stages: list[Stage], tree: Path) -> str:
     tag = f"cp{short}-cp{short}-{sysconfig.get_platform().replace('-', '_').replace('.', '_')}"
     folder = tree / f"{project['name']}-{version}.dist-info"
     folder.mkdir()
-    (folder / "METADATA").write_text(
-        f"Metadata-Version: 2.1\nName: {project['name']}\nVersion: {version}\nSummary: {project['description']}\nRequires-Python: {project['requires-python']}\n"
-        f"Requires-Dist: torch ({needs_torch([stage.torch for stage in stages])})\n"
-        f"Description-Content-Type: text/markdown\n\n{(ROOT / 'README.md').read_text()}")
+    authors = ", ".join(f"{author['name']} <{author['email']}>" for author in project["authors"])
+    lines = [("Metadata-Version", "2.1"), ("Name", project["name"]), ("Version", version), ("Summary", project["description"]), ("Author-email", authors), ("License", "MIT"),
+             ("License-File", "LICENSE"), ("Keywords", ",".join(project["keywords"])), *(("Project-URL", f"{name}, {url}") for name, url in project["urls"].items()),
+             *(("Classifier", text) for text in project["classifiers"]), ("Requires-Python", project["requires-python"]),
+             ("Requires-Dist", f"torch ({needs_torch([stage.torch for stage in stages])})"), ("Description-Content-Type", "text/markdown")]
+    (folder / "METADATA").write_text("".join(f"{name}: {value}\n" for name, value in lines) + f"\n{readme()}")
     (folder / "WHEEL").write_text(f"Wheel-Version: 1.0\nGenerator: shardwire\nRoot-Is-Purelib: false\nTag: {tag}\n")
     (folder / "entry_points.txt").write_text("".join(
         f"[{group}]\n" + "".join(f"{name} = {target}\n" for name, target in entries.items()) + "\n" for group, entries in project["entry-points"].items()))

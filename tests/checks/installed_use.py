@@ -5,6 +5,7 @@ Usage: installed_use.py FOLDER_OF_THE_ENVIRONMENT
 
 import importlib.metadata
 import os
+import re
 import sys
 import tempfile
 
@@ -21,6 +22,10 @@ def main():
     assert os.path.exists(os.path.join(os.path.dirname(place), "py.typed")), "the installed package is not marked as typed"
     version = importlib.metadata.version("shardwire")
     assert version == shardwire.__version__, f"installed as {version}, calls itself {shardwire.__version__}"
+    described = importlib.metadata.metadata("shardwire")
+    assert described["License"] == "MIT" and described.get_all("Project-URL") and described.get_all("Classifier"), described.items()
+    broken = re.findall(r"\]\((?!https?:|#)[^)]*\)", described.get_payload() or described["Description"])
+    assert not broken, f"links of the description that lead nowhere from a package index: {broken}"
     with tempfile.TemporaryDirectory() as folder:
         dist.init_process_group("shardwire", init_method=f"file://{folder}/store", rank=0, world_size=1)
         tensor = torch.arange(8.0)

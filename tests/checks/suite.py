@@ -416,13 +416,13 @@ def run_example(program, store):
 
 
 def part_pip_install(options):
-    """pip install --no-build-isolation . into a new environment that sees the selected torch, then a use of it from elsewhere."""
+    """A source package, from it pip install --no-build-isolation into a new environment that sees the selected torch, then a use of it from elsewhere."""
     with tempfile.TemporaryDirectory(prefix="shardwire-pip-") as scratch:
         venv = pathlib.Path(scratch) / "venv"
-        # The install builds beside the sources, so it gets a copy; ccache makes the repeat cheap.
-        tree = pathlib.Path(scratch) / "tree"
+        # The install builds beside the sources; ccache makes the repeat cheap. The tree always has one name, by which ccache knows the objects.
+        copy, tree = pathlib.Path(scratch) / "copy", pathlib.Path(scratch) / "tree"
         ignore = shutil.ignore_patterns("build", ".git", ".venv*", "__pycache__", "*.egg-info")
-        shutil.copytree(ROOT, tree, ignore=ignore)
+        shutil.copytree(ROOT, copy, ignore=ignore)
         sites = subprocess.run(
             [sys.executable, "-c", "import sys; print('\\n'.join(p for p in sys.path if p.endswith('-packages')))"],
             env=clean_environment(),
@@ -435,6 +435,12 @@ def part_pip_install(options):
         if status == 0:
             # A .pth file, not --system-site-packages: that would not see the packages of another virtual environment.
             next(venv.glob("lib/python*/site-packages")).joinpath("selected.pth").write_text(sites)
+            pack = f"from setuptools import build_meta; build_meta.build_sdist({scratch!r})"
+            status, log = run("pip-install-sdist", [venv / "bin" / "python", "-c", pack], cwd=copy)
+        if status == 0:
+            (package,) = pathlib.Path(scratch).glob("shardwire-*.tar.gz")
+            shutil.unpack_archive(package, scratch)
+            (pathlib.Path(scratch) / package.name.removesuffix(".tar.gz")).rename(tree)
             # The same warnings as elsewhere, so that ccache knows the objects.
             warnings = "-DSHARDWIRE_WERROR=" + os.environ.get("SHARDWIRE_WERROR", "OFF")
             same = {"CCACHE_NOHASHDIR": 1, "CCACHE_BASEDIR": scratch, "SHARDWIRE_CMAKE_ARGS": warnings}

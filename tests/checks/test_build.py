@@ -65,6 +65,12 @@ def machine(tmp_path):
     return made
 
 
+def test_a_long_build_says_something_every_minute_where_there_is_no_terminal(machine):
+    machine.program("ninja", "echo '[1/9] Building CXX object one.cc.o'; echo '[2/9] Building CXX object two.cc.o'; sleep 4")
+    lines = machine.build(say_every="1")[1].splitlines()
+    assert any(re.fullmatch(r"shardwire: building one: \d+ s so far  \[2/9\] Building CXX object two.cc.o", line) for line in lines), lines
+
+
 def test_an_optional_package_that_comes_goes_or_is_upgraded_configures_again(machine):
     for packages in (
         "libopenmpi-dev 4.1.4-3 installed\n",

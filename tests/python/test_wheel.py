@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import email
 import importlib.util
 import os
 import pathlib
+import re
 import subprocess
 import sys
 import zipfile
@@ -25,7 +27,11 @@ def make_wheel():
     spec = importlib.util.spec_from_file_location("make_wheel", ROOT / "python" / "make_wheel.py")
     module = importlib.util.module_from_spec(spec)
     sys.modules["make_wheel"] = module  # dataclasses look there
-    spec.loader.exec_module(module)
+    sys.path.insert(0, str(ROOT / "python"))  # as for a script
+    try:
+        spec.loader.exec_module(module)
+    finally:
+        sys.path.remove(str(ROOT / "python"))
     return module
 
 
@@ -48,6 +54,14 @@ def test_a_build_for_one_torch_has_no_choice(tmp_path):
 @pytest.mark.parametrize("torches, wanted", [(["2.13"], ">=2.13,<2.14"), (["2.13", "2.9", "2.11"], ">=2.9,!=2.10.*,!=2.12.*,<2.14"), (["2.9", "2.10"], ">=2.9,<2.11")])
 def test_what_the_wheel_needs(make_wheel, torches, wanted):
     assert make_wheel.needs_torch(torches) == wanted
+
+
+def test_links_of_the_description_lead_somewhere_from_a_package_index(make_wheel):
+    text, source = make_wheel.readme(), (ROOT / "README.md").read_text()
+    links = re.findall(r"\]\(([^)]*)\)", text)
+    assert len(links) == len(re.findall(r"\]\(([^)]*)\)", source)) > 20
+    assert all(re.match("https?://", link) for link in links), links
+    assert [link.split("/main/")[1] for link in links if link.endswith(".svg")] == re.findall(r"!\[[^\]]*\]\(([^)]*)\)", source)
 
 
 def stage(make_wheel, folder, torch_version, **facts):
@@ -77,6 +91,8 @@ def test_a_wheel_of_this_build_works_where_it_is_unpacked(make_wheel, tmp_path):
     with zipfile.ZipFile(wheel) as file:
         file.extractall(tmp_path / "site")
         names = file.namelist()
+        metadata = email.message_from_bytes(file.read(next(name for name in names if name.endswith("/METADATA"))))
+    assert metadata["License"] == "MIT" and len(metadata.get_all("Project-URL")) >= 3 and len(metadata.get_all("Classifier")) > 5 and metadata.get_payload().startswith("# shardwire")
     glue = f"shardwire/for_torch_{_build_info.TORCH.replace('.', '_')}"
     assert sum(name.endswith("libshardwire_core.so") for name in names) == 1 and f"{glue}/libshardwire_c10d.so" in names
     program = ("import sys, torch, shardwire, torch.distributed as dist; from shardwire import _C; print(_C.__file__, shardwire.__version__)\n"
