@@ -2,28 +2,29 @@
 
 Links lead to files and headings that are there. docs/index.md leads to every page. docs/api.md has every name that the package exports. The errors that docs/errors.md explains are
 those of the sources. No sentence has more than 40
-words, code in backquotes counted as one. Each Python block says by the line before it who runs it:
+words, code in backquotes counted as one. Each Python block is a whole program, to be pasted and run, and says by the line before it who runs it as it is shown:
 
     <!-- run: 4 ranks -->, also "1 and 3 ranks", ", torch 2.6"    tests/python/test_examples.py does
     <!-- run by tests/python/test_kernels.py -->                  that test does, and names the page
-    <!-- excerpt of tests/python/test_publish.py -->              nobody: part of a program which that test has whole
+    <!-- excerpt of tests/python/test_publish.py -->              nobody: part of a program which that test has whole. Its first line says what it continues: "# Continues server.py above."
 
 Usage: docs.py [ROOT].
 """
 
 import ast
+import builtins
 import pathlib
 import re
 import sys
 from typing import NamedTuple
 
 LONGEST = 40
-# Packages whose __all__ must be in docs/api.md, by their names there. nvshmem.core has the names of NVSHMEM4Py, whose documentation holds for it.
+# Packages whose __all__ must be in docs/api.md, by their names there.
 PACKAGES = {"": "__init__.py", "symm.": "symm/__init__.py", "distributed.": "distributed/__init__.py", "distributed.fft.": "distributed/fft.py",
             "distributed.reshape.": "distributed/reshape.py"}
 FENCE = re.compile(r"^( *)```(\w*)[^\n]*\n(.*?)^\1```$", re.MULTILINE | re.DOTALL)
 MARK = re.compile(r"<!-- (?:run: (?P<sizes>\d+(?: and \d+)*) ranks?(?:, torch (?P<torch>\d+\.\d+))?|(?P<how>run by|excerpt of) (?P<test>\S+\.py))"
-                  r"(?:; before:\n(?P<before>(?:(?!-->).)*)\n| )-->\n\Z", re.DOTALL)
+                  r" -->\n\Z")
 
 
 class Example(NamedTuple):
@@ -55,8 +56,7 @@ def examples(root):
                 yield None, name, line
                 continue
             sizes = tuple(int(size) for size in re.findall(r"\d+", mark["sizes"] or ""))
-            code = (mark["before"] + "\n" if mark["before"] else "") + block[3]
-            yield Example(name, line, code, sizes, mark["torch"] or "", mark["test"] or "", mark["how"] or "run"), name, line
+            yield Example(name, line, block[3], sizes, mark["torch"] or "", mark["test"] or "", mark["how"] or "run"), name, line
 
 
 def example_findings(root):
@@ -67,11 +67,26 @@ def example_findings(root):
             yield f"{name}:{line}: there is no {example.test}"
         elif example.how == "run by" and pathlib.PurePath(name).name not in (root / example.test).read_text(encoding="utf-8"):
             yield f"{name}:{line}: {example.test} does not name this page"
+        elif example.how == "excerpt of" and not re.match(r"# Continues [^\n]+\.\n", example.code):
+            yield f"{name}:{line}: an excerpt begins with a line that says which program it is of: # Continues server.py above."
         else:
             try:
-                ast.parse(example.code)
+                program = ast.parse(example.code)
             except SyntaxError as error:
                 yield f"{name}:{line + (error.lineno or 0)}: {error.msg}"
+                continue
+            if missing := undefined(program) if example.how != "excerpt of" else set():
+                yield f"{name}:{line}: no whole program: nothing defines {', '.join(sorted(missing))}"
+
+
+def undefined(program):
+    """Names that a program uses and nowhere defines."""
+    nodes = list(ast.walk(program))
+    defined = {name.asname or name.name.partition(".")[0] for node in nodes if isinstance(node, (ast.Import, ast.ImportFrom)) for name in node.names}
+    defined |= {node.name for node in nodes if isinstance(node, (ast.FunctionDef, ast.ClassDef, ast.ExceptHandler)) and node.name} | {node.arg for node in nodes if isinstance(node, ast.arg)}
+    names = [node for node in nodes if isinstance(node, ast.Name)]
+    defined |= {name.id for name in names if not isinstance(name.ctx, ast.Load)} | set(dir(builtins))
+    return {name.id for name in names} - defined
 
 
 def error_findings(root):
@@ -137,6 +152,12 @@ def api_findings(root):
     wanted = {prefix + name for prefix, module in PACKAGES.items() for name in exported(root / "python" / "shardwire" / module)}
     for name in sorted(wanted.difference(listed)):
         yield f"docs/api.md:1: does not have shardwire.{name}, which is exported"
+    # In tables, without docstrings: those of NVSHMEM4Py hold for the names.
+    text, package = (root / "docs" / "api.md").read_text(encoding="utf-8"), root / "python" / "shardwire"
+    tables = "".join(re.findall(r"^\|.*$", text, re.MULTILINE))
+    commands = {f"python -m shardwire.{path.parent.name}" for path in package.glob("*/__main__.py")} | {f"python -m shardwire.{path.stem}" for path in package.glob("*.py") if "__main__" in path.read_text(encoding="utf-8")}
+    for name in sorted({name for name in exported(package / "nvshmem" / "core" / "__init__.py") if f"`{name}`" not in tables} | {name for name in commands if f"* `{name}`:" not in text}):
+        yield f"docs/api.md:1: does not have {name}"
     for name in sorted({name for name in listed if listed.count(name) > 1}):
         yield f"docs/api.md:1: has shardwire.{name} twice"
 

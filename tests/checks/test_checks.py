@@ -310,12 +310,14 @@ def test_variables_finds_what_is_missing(tmp_path, page, source, words):
 A_TREE = {
     "README.md": "# A\n\n[page](docs/page.md#a-part-2)\n",
     "docs/index.md": "# I\n\n* [page](page.md)\n* [api](api.md)\n* [errors](errors.md)\n",
-    "docs/page.md": "# P\n\n## A `part` 2\n\n<!-- run: 1 and 3 ranks, torch 2.6; before:\nimport a\n-->\n```python\na()\n```\n",
-    "docs/api.md": "# API\n\n* `one`: x.\n* `symm.two`: x.\n",
+    "docs/page.md": "# P\n\n## A `part` 2\n\n<!-- run: 1 and 3 ranks, torch 2.6 -->\n```python\nimport a\na()\n```\n",
+    "docs/api.md": "# API\n\n* `one`: x.\n* `symm.two`: x.\n\n| x | `three` |\n\n* `python -m shardwire.run`: x.\n",
     "docs/errors.md": "# E\n\n| `is wrong` | x |\n\n## The types\n",
     "backend/a.cc": 'f("it is "\n  "wrong");',
     "python/shardwire/__init__.py": '__all__ = ["one"]',
     "python/shardwire/symm/__init__.py": '__all__ = ["two"]',
+    "python/shardwire/nvshmem/core/__init__.py": '__all__ = ["three"]',
+    "python/shardwire/run.py": 'if __name__ == "__main__": pass',
     "python/shardwire/distributed/__init__.py": "__all__ = []",
     "python/shardwire/distributed/fft.py": "__all__ = []",
     "python/shardwire/distributed/reshape.py": "__all__ = []",
@@ -332,20 +334,25 @@ def docs_findings(root, **changed):
 def test_docs_takes_what_is_whole(tmp_path):
     assert docs_findings(tmp_path) == []
     (example, name, line), = docs.examples(tmp_path)
-    assert (example.sizes, example.torch, example.code, name, line) == ((1, 3), "2.6", "import a\na()\n", "docs/page.md", 8)
+    assert (example.sizes, example.torch, example.code, name, line) == ((1, 3), "2.6", "import a\na()\n", "docs/page.md", 6)
 
 
 @pytest.mark.parametrize("name, text, words", [
     ("README.md", "[page](docs/gone.md)", "docs/gone.md leads nowhere"),
     ("README.md", "[page](docs/page.md#part)", "no heading there has this name"),
     ("docs/more.md", "# M\n", "does not lead to more.md"),
-    ("docs/api.md", "* `one`: x.\n", "does not have shardwire.symm.two"),
-    ("docs/api.md", "* `one`: x.\n* `one`: x.\n* `symm.two`: x.\n", "has shardwire.one twice"),
+    ("docs/api.md", "* `one`: x.\n\n| x | `three` |\n\n* `python -m shardwire.run`: x.\n", "does not have shardwire.symm.two"),
+    ("docs/api.md", "* `one`: x.\n* `one`: x.\n* `symm.two`: x.\n\n| x | `three` |\n\n* `python -m shardwire.run`: x.\n", "has shardwire.one twice"),
+    ("docs/api.md", "* `one`: x.\n* `symm.two`: `three`.\n* `python -m shardwire.run`: x.\n", "does not have three"),
+    ("docs/api.md", "* `one`: x.\n* `symm.two`: x.\n\n| x | `three` |\n", "does not have python -m shardwire.run"),
     ("docs/errors.md", "| `is right` | x |\n", "which no source does"),
     ("docs/page.md", "# P\n\n## A part 2\n\n```python\na()\n```\n", "docs/page.md:5: a Python block without a line above it"),
     ("docs/page.md", "# P\n\n## A part 2\n\n<!-- run by tests/gone.py -->\n```python\na()\n```\n", "there is no tests/gone.py"),
     ("docs/page.md", "# P\n\n## A part 2\n\n<!-- run by backend/a.cc -->\n```python\na()\n```\n", "without a line above it"),
     ("docs/page.md", "# P\n\n## A part 2\n\n<!-- run: 1 rank -->\n```python\na(\n```\n", "docs/page.md:7: "),
+    ("docs/page.md", "# P\n\n## A part 2\n\n<!-- run: 1 rank -->\n```python\nimport a\nb = [c for c in a.d]\nprint(b, f(e=1))\n```\n", "docs/page.md:6: no whole program: nothing defines f"),
+    ("docs/page.md", "# P\n\n## A part 2\n\n<!-- run: 1 rank; before:\nimport a\n-->\n```python\na()\n```\n", "without a line above it"),
+    ("docs/page.md", "# P\n\n## A part 2\n\n<!-- excerpt of python/shardwire/run.py -->\n```python\na()\n```\n", "says which program it is of"),
     ("docs/page.md", "# P\n\n## A part 2\n\n* A point.\n* " + "`a b` word " * 20 + "\n  and one more. Short.\n", "docs/page.md:6: a sentence of 43 words"),
 ])
 def test_docs_finds_what_is_not(tmp_path, name, text, words):

@@ -36,8 +36,9 @@ SAYS = {
 }
 
 
-def as_a_launcher_starts_it(rank: int, example: docs.Example, size: int, port: int, folder: str) -> str:
+def as_a_launcher_starts_it(rank: int, example: docs.Example, size: int, port: int, folder: str, *words: str) -> str:
     """What it prints. In a fork, where torch is imported already: starting interpreters would take most of the time."""
+    sys.argv[1:] = words
     os.environ.update(RANK=str(rank), WORLD_SIZE=str(size), LOCAL_RANK=str(rank), MASTER_ADDR="localhost", MASTER_PORT=str(port), USE_LIBUV="0")
     os.chdir(folder)
     printed = io.StringIO()
@@ -71,8 +72,26 @@ def test_the_readme_example_runs_as_a_newcomer_starts_it(tmp_path: pathlib.Path)
     command = [sys.executable, "-m", "shardwire.launch", "-n", "4", str(tmp_path / "loop.py")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
+    shown = (ROOT / "README.md").read_text().partition("It prints, and then")[2].partition("```\n")[2].partition("```")[0]
+    assert len(shown) > 200 and re.sub("in [0-9.]+ ms", "in T ms", done.stdout).startswith(re.sub("in [0-9.]+ ms", "in T ms", shown)), done.stdout
     # Each trainer gives each server a quarter of the weight, and nothing more.
     assert "between ranks: 16.8 MB; the least possible: 16.8 MB" in done.stdout, done.stdout
+
+
+def test_the_two_jobs_of_publish_meet(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """docs/publish.md's trainer.py and server.py, by the commands that it shows: two ranks and one, with one token."""
+    page = (ROOT / "docs" / "publish.md").read_text()
+    trainer, server = (each for each in EXAMPLES if each.page == "docs/publish.md" and each.how == "run by")
+    assert "launch -n 2 trainer.py tcp://localhost:29600" in page and "launch -n 1 server.py tcp://localhost:29600" in page
+    monkeypatch.setenv("SHARDWIRE_JOB_TOKEN", "secret of both")
+    url, ports = f"tcp://localhost:{free_port()}", [free_port(), free_port()]
+
+    def job(rank: int) -> str:
+        started = (rank, trainer, 2, ports[0]) if rank < 2 else (0, server, 1, ports[1])
+        return as_a_launcher_starts_it(*started, str(tmp_path), url)
+
+    told = run_ranks(3, job, join=False)
+    assert told[2].splitlines()[-1] == "serves version 10", told
 
 
 def test_the_examples_of_the_pages_are_found() -> None:
