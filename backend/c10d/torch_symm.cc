@@ -1,10 +1,14 @@
 #include "backend/c10d/torch_symm.h"
 
+#include <string>
+
 #include "backend/c10d/torch_compat.h"
 
 #if SW_TORCH_HAS_SYMMETRIC_MEMORY
-#include <mutex>
+#include <functional>
+#include <memory>
 
+#include "backend/base/log.h"
 #include "backend/c10d/torch_symm_memory.h"
 #include "backend/c10d/torch_symm_ops.h"
 // After shardwire/torch_backend.h.
@@ -25,6 +29,41 @@ PythonLock& pythonLock() {
   return lock;
 }
 
+// Kernels of ops that torch defines only when its Python module is imported wait for that. A kernel that torch refuses takes the others
+// back; else none is ever taken back.
+void registerKernels() {
+  auto library = std::make_unique<torch::Library>(torch::Library::IMPL, "symm_mem", c10::DispatchKey::CPU, __FILE__, __LINE__);
+  implementSymmOps(*library);
+  implementSymmAllToAll(*library);
+  implementSymmFusedOps(*library);
+  static_cast<void>(library.release());
+}
+
+void registerAll() {
+#if !SW_TORCH_HAS_SYMM_BACKENDS
+  defineMissingSymmOps();
+#endif
+  registerKernels();
+  const auto& allocator = TorchSymmetricAllocator::instance();
+#if SW_TORCH_HAS_SYMM_BACKENDS
+  ::c10d::symmetric_memory::register_availability(allocator->name(), allocator);
+#endif
+  if (!::c10d::symmetric_memory::has_allocator(c10::DeviceType::CPU)) {
+    ::c10d::symmetric_memory::register_allocator(c10::DeviceType::CPU, allocator);
+  }
+}
+
+std::string whatFailedIn(const std::function<void()>& step) {
+  try {
+    step();
+    return {};
+  } catch (const c10::Error& error) {
+    return error.what_without_backtrace();
+  } catch (const std::exception& error) {
+    return error.what();
+  }
+}
+
 }  // namespace
 
 WithoutPython::WithoutPython() : released_(pythonLock().release == nullptr ? nullptr : pythonLock().release()) {}
@@ -35,28 +74,23 @@ WithoutPython::~WithoutPython() {
   }
 }
 
-void registerTorchSymmetricMemory(PythonLock lock) {
-  static std::once_flag once;
-  std::call_once(once, [&] {
+const std::string& registerTorchSymmetricMemory(PythonLock lock) {
+  static const std::string failure = [&] {
     pythonLock() = lock;
-    const auto& allocator = TorchSymmetricAllocator::instance();
-#if SW_TORCH_HAS_SYMM_BACKENDS
-    ::c10d::symmetric_memory::register_availability(allocator->name(), allocator);
-#else
-    defineMissingSymmOps();
-#endif
-    if (!::c10d::symmetric_memory::has_allocator(c10::DeviceType::CPU)) {
-      ::c10d::symmetric_memory::register_allocator(c10::DeviceType::CPU, allocator);
+    const std::string why = whatFailedIn(registerAll);
+    if (!why.empty()) {
+      logWarn("torch's symmetric memory of the CPU is not there, since torch {} refused to register it; all else works. torch says: {}",
+              torchVersion(), why);
     }
-    // Kernels of ops that torch defines only when its Python module is imported wait for that. Never taken back.
-    static auto* const library = new torch::Library(torch::Library::IMPL, "symm_mem", c10::DispatchKey::CPU, __FILE__, __LINE__);
-    implementSymmOps(*library);
-    implementSymmAllToAll(*library);
-    implementSymmFusedOps(*library);
-  });
+    return why;
+  }();
+  return failure;
 }
 #else
-void registerTorchSymmetricMemory(PythonLock) {}
+const std::string& registerTorchSymmetricMemory(PythonLock) {
+  static const std::string none;
+  return none;
+}
 #endif
 
 }  // namespace shardwire::internal

@@ -199,11 +199,12 @@ std::int64_t chunksPerPeer(const at::Tensor& counts, bool hasOffsets, const std:
   return std::max<std::int64_t>(1, counts.numel() / (hasOffsets ? 2 : 1) / world);
 }
 
-void allToAllVdev(const at::Tensor& input, at::Tensor& out, const at::Tensor& inSplits, at::Tensor& outSplitsOffsets, std::string group) {
+// The dispatcher takes one C++ signature for an op. CUDA builds of torch bring kernels of these three, whose inputs are not const.
+void allToAllVdev(at::Tensor& input, at::Tensor& out, at::Tensor& inSplits, at::Tensor& outSplitsOffsets, std::string group) {
   RowExchange({.name = "all_to_all_vdev"}, input, out, inSplits, outSplitsOffsets, group).run();
 }
 
-void allToAllVdev2d(const at::Tensor& input, at::Tensor& out, const at::Tensor& inSplits, at::Tensor& outSplitsOffsets, std::string group,
+void allToAllVdev2d(at::Tensor& input, at::Tensor& out, at::Tensor& inSplits, at::Tensor& outSplitsOffsets, std::string group,
                     std::optional<std::int64_t> majorAlign) {
   const std::int64_t align = majorAlign.value_or(1);
   RowExchange({.name = "all_to_all_vdev_2d", .chunksPerPeer = chunksPerPeer(inSplits, false, group), .align = align > 0 ? align : -1},
@@ -211,7 +212,7 @@ void allToAllVdev2d(const at::Tensor& input, at::Tensor& out, const at::Tensor& 
       .run();
 }
 
-void allToAllVdev2dOffset(const at::Tensor& input, at::Tensor& out, const at::Tensor& inSplitsOffsets, at::Tensor& outSplitsOffsets,
+void allToAllVdev2dOffset(at::Tensor& input, at::Tensor& out, at::Tensor& inSplitsOffsets, at::Tensor& outSplitsOffsets,
                           std::string group) {
   RowExchange({.name = "all_to_all_vdev_2d_offset",
                .chunksPerPeer = chunksPerPeer(inSplitsOffsets, true, group),

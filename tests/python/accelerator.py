@@ -31,8 +31,8 @@ def _build_folder() -> Path | None:
     return None
 
 
-def load() -> Any:
-    """The device's module: its controls. Skips the test where there is no build folder to build it in."""
+def build() -> None:
+    """Builds the module shardwire_test_device beside the package. Skips the test where there is no build folder to build it in."""
     folder = _build_folder()
     if folder is None:
         pytest.skip("the test device is built in a build folder, and this package is installed")
@@ -41,6 +41,11 @@ def load() -> Any:
         built = subprocess.run(["ninja", "-C", str(folder), "-j", "2", "shardwire_test_device"], stdin=subprocess.DEVNULL, capture_output=True,
                                text=True, timeout=900)
     assert built.returncode == 0, built.stdout[-3000:]
+
+
+def load() -> Any:
+    """The device's module: its controls. Skips the test where there is no build folder to build it in."""
+    build()
     first = "shardwire_test_device" not in sys.modules
     if first and TORCH >= (2, 0):
         torch.utils.rename_privateuse1_backend(NAME)

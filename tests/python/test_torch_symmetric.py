@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 
+import accelerator
 import pytest
 import torch
 import torch.distributed as dist
@@ -50,6 +51,40 @@ def same(one, other):
 def test_another_torch_is_one_clear_sentence():
     with pytest.raises(shardwire.UnsupportedError, match=r"needs torch 2\.6, or 2\.13 or later, and this is .*: shardwire\.symm has"):
         symm.torch_api()
+
+
+IMPORTED_AFTER = """
+import torch, torch.distributed as dist
+import shardwire_test_device
+shardwire_test_device.register_symm_kernels(ARE_TORCHS)
+import shardwire
+dist.init_process_group("shardwire", store=dist.HashStore(), rank=0, world_size=1)
+tensor = torch.ones(3)
+dist.all_reduce(tensor)
+try:
+    api = shardwire.symm.torch_api()
+    from torch._C._distributed_c10d import _SymmetricMemory
+    t = api.empty(4, device="cpu")
+    _SymmetricMemory.rendezvous(t, dist.group.WORLD.group_name).barrier()
+    print("has it")
+except shardwire.UnsupportedError as error:
+    print("refused:", error)
+dist.destroy_process_group()
+"""
+
+
+@with_api
+@pytest.mark.parametrize("are_torchs", [True, False])
+def test_kernels_that_were_registered_before(are_torchs):
+    """CUDA builds of torch bring kernels of these ops, and an op has one C++ signature: with torch's all works, with another this feature alone is missing."""
+    accelerator.build()
+    done = subprocess.run([sys.executable, "-c", IMPORTED_AFTER.replace("ARE_TORCHS", str(are_torchs))], capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    if are_torchs:
+        assert done.stdout == "has it\n" and "symmetric memory" not in done.stderr, done
+    else:
+        assert done.stdout.startswith("refused: torch ") and "all_to_all_vdev" in done.stdout, done
+        assert done.stderr.count("torch's symmetric memory of the CPU is not there") == 1 and "all_to_all_vdev" in done.stderr, done
 
 
 # ---- handles

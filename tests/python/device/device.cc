@@ -327,6 +327,23 @@ void install() {
 #endif
 }
 
+// ---- kernels of torch's symm_mem ops for a device that no test has: with the C++ signatures of torch's CUDA builds, or with others
+
+void vdevOfTorch(at::Tensor&, at::Tensor&, at::Tensor&, at::Tensor&, std::string) {}
+void vdev2dOfTorch(at::Tensor&, at::Tensor&, at::Tensor&, at::Tensor&, std::string, SW_TORCH_OPTIONAL<std::int64_t>) {}
+void vdevOfAnother(at::Tensor, at::Tensor&, at::Tensor, at::Tensor&, std::string) {}
+
+void registerSymmKernels(bool areTorchs) {
+  static auto* const library = new torch::Library(torch::Library::IMPL, "symm_mem", c10::DispatchKey::XPU, __FILE__, __LINE__);
+  if (areTorchs) {
+    library->impl("all_to_all_vdev", &vdevOfTorch);
+    library->impl("all_to_all_vdev_2d", &vdev2dOfTorch);
+    library->impl("all_to_all_vdev_2d_offset", &vdevOfTorch);
+  } else {
+    library->impl("all_to_all_vdev", &vdevOfAnother);
+  }
+}
+
 py::list takeTrace() {
   py::list events;
   for (const Event& event : trace().take()) {
@@ -364,4 +381,5 @@ PYBIND11_MODULE(shardwire_test_device, m) {
   m.def("live_blocks", [] { return memory().live(); });
   m.def("take_trace", &takeTrace);
   m.def("now", &now);
+  m.def("register_symm_kernels", &registerSymmKernels);
 }
