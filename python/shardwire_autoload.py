@@ -14,8 +14,12 @@ Registering any third-party backend has one effect on others: on torch 2.6 to 2.
 ``cpu:gloo`` then report ``undefined`` as their name. Their collectives are not affected.
 """
 
+import contextlib
+import functools
+import inspect
 import os
 import sys
+import threading
 import warnings
 from typing import Any
 
@@ -77,30 +81,92 @@ def stand_in_for(name):
     if not dist.is_available() or not hasattr(c10d, "ProcessGroupGloo"):
         raise RuntimeError("this torch was built without gloo: there is nothing to stand in for; use the name shardwire")
     torchs = c10d.ProcessGroupGloo
-
-    def create(store, rank, size, timeout):
-        return torchs(store, rank, size, timeout=timeout)
-
-    try:
-        dist.Backend.register_backend(OF_TORCH, create, devices=["cpu"])
-    except TypeError:  # torch 1.13 knows no devices
-        dist.Backend.register_backend(OF_TORCH, create)
+    plugin = c10d.Backend._plugins.get("GLOO")
+    if plugin is not None:  # from torch 2.14 on each backend is made by what is registered for its name, gloo, too
+        dist.Backend.register_backend(OF_TORCH, plugin.creator_fn, extended_api=plugin.extended_api, devices=["cpu"])
+        c10d.Backend._plugins["GLOO"] = type(plugin)(_create, True)
+    else:
+        _register_simple(dist, lambda store, rank, size, timeout: torchs(store, rank, size, timeout=timeout))
+    _watch_groups(c10d, by_class=plugin is None)
     _torchs_gloo = torchs
     c10d.ProcessGroupGloo = _StandIn
 
 
+def _register_simple(dist, creator):
+    try:
+        dist.Backend.register_backend(OF_TORCH, creator, devices=["cpu"])
+    except TypeError:  # torch 1.13 knows no devices
+        dist.Backend.register_backend(OF_TORCH, creator)
+
+
+class _Making(threading.local):
+    """What this thread's call of torch's helper makes, as its arguments, while torch makes gloo in it by calling the class; else None."""
+
+    group = None
+
+    @contextlib.contextmanager
+    def of(self, group):
+        before, self.group = self.group, group
+        try:
+            yield
+        finally:
+            self.group = before
+
+
+_making = _Making()
+
+
+def _watch_groups(c10d, by_class):
+    """Leads torch's maker of groups through here. Where it makes gloo ``by_class``, the stand-in learns for which group it is called. On every torch a group
+    that was to be gloo's and is not ours is told of.
+    """
+    make, wrap_for_debug = c10d._new_process_group_helper, c10d._create_process_group_wrapper
+    signature = inspect.signature(make)
+
+    @functools.wraps(make)
+    def make_and_look(*args, **named):
+        group = signature.bind(*args, **named).arguments
+        group["group_name"] = group.get("group_name") or str(c10d._group_count)  # torch 1.13 names a group later, by this number
+        with _making.of(group if by_class else None):
+            made = make(*args, **named)
+        _warn_unless_ours(c10d, group, made[0] if isinstance(made, tuple) else made)
+        return made
+
+    @functools.wraps(wrap_for_debug)
+    def wrap_with_gloo(*args, **named):
+        with _making.of(None):  # the gloo by which TORCH_DISTRIBUTED_DEBUG=DETAIL compares calls is torch's
+            return wrap_for_debug(*args, **named)
+
+    c10d._new_process_group_helper, c10d._create_process_group_wrapper = make_and_look, wrap_with_gloo
+
+
+def _warn_unless_ours(c10d, group, made):
+    name = c10d.Backend(str(group["backend"]))
+    if hasattr(c10d, "BackendConfig"):
+        name = c10d.BackendConfig(name).get_device_backend_map().get("cpu")
+    if name != "gloo" or not isinstance(made, c10d.ProcessGroup):  # another backend, or a group without this rank
+        return
+    from shardwire._groups import _backend_of
+
+    is_hidden = isinstance(made, c10d._ProcessGroupWrapper)  # torch 1.13 does not tell what it wraps
+    if _backend_of(made) is None and not is_hidden:
+        import torch
+
+        warnings.warn(f"the group {group['group_name']!r} was asked for by the name gloo, for which shardwire stands in, but torch {torch.__version__} "
+                      "made it in another way: it is not shardwire's. Ask for it by the name shardwire", stacklevel=4)
+
+
 class _StandInType(type):
-    """torch makes a group's gloo by calling the name in its own module, and asks there whether a backend is one: both come here."""
+    """torch asks by the name in its own module whether a backend is gloo, and before 2.14 makes a group's gloo by calling it: both come here."""
 
     def __call__(cls, store, rank, size, *more, **named):
-        frame = sys._getframe(1)
-        if frame.f_code.co_name != "_new_process_group_helper":  # the helper of TORCH_DISTRIBUTED_DEBUG=DETAIL, for one: by class gloo is gloo
+        group = _making.group
+        if group is None:  # by its class gloo is gloo
             return _torchs_gloo(store, rank, size, *more, **named)
         from shardwire._backend import create_in_place_of_gloo
 
-        known = frame.f_locals
-        return create_in_place_of_gloo(store, rank, size, named.get("timeout", more[0] if more else None), known["group_name"],
-                                       list(known["global_ranks_in_group"]))
+        timeout = named.get("timeout", more[0] if more else None)
+        return create_in_place_of_gloo(store, rank, size, timeout, group["group_name"], list(group["global_ranks_in_group"]))
 
     def __instancecheck__(cls, thing):
         if isinstance(thing, _torchs_gloo):

@@ -160,8 +160,9 @@ def test_sub_groups_and_again(run_ranks, tmp_path):
                 assert len(all_groups) == 2 and total(mine, rank) == (1.0 if rank < 2 else 5.0)
                 mine, _ = dist.new_subgroups_by_enumeration([[0, 3], [1, 2]])
                 assert total(mine, rank) == 3.0 and shardwire.global_ranks(mine) == ([0, 3] if rank in (0, 3) else [1, 2])
-                evens = dist.new_group([0, 2], use_local_synchronization=True) if rank % 2 == 0 else None
-                assert evens is None or total(evens, rank) == 2.0
+                # From 2.14 on torch counts these groups, and its names of later ones differ on ranks that made another number of them.
+                own = dist.new_group([rank % 2, rank % 2 + 2], use_local_synchronization=True)
+                assert total(own, rank) == 2.0 + 2 * (rank % 2)
             assert dist.get_backend(dist.new_group([0, 1, 2, 3])) == "shardwire"
             dist.barrier()
             dist.destroy_process_group()
@@ -176,8 +177,8 @@ def test_backend_strings(run_ranks, tmp_path):
         for number, text in enumerate(("cpu:shardwire,cuda:nccl", "cpu:shardwire", "shardwire")):
             try:
                 dist.init_process_group(text, init_method=f"file://{tmp_path}/{number}", rank=rank, world_size=size, timeout=20 * SECONDS)
-            except RuntimeError as error:
-                # This torch was built without NCCL, and says so before any group is made.
+            except (RuntimeError, ValueError) as error:
+                # Built without NCCL, torch says so before any group is made; with it, and without a GPU, NCCL refuses after ours was made.
                 assert "NCCL" in str(error) and text.endswith("nccl"), error
                 continue
             config = dist.distributed_c10d._world.pg_backend_config[dist.group.WORLD]
@@ -416,10 +417,13 @@ def test_monitored_barrier_without_rank_0(run_ranks):
     run_ranks(2, body)
 
 
-def test_torch_refuses_monitored_barriers_of_plugins(run_ranks):
-    """dist.monitored_barrier asks for gloo by name: the method of the group is the way (docs/limits.md). A torch that lets us in is news."""
+def test_monitored_barriers_of_plugins_by_torch(run_ranks):
+    """Before 2.14 dist.monitored_barrier asks for gloo by name: the method of the group is the way (docs/limits.md)."""
     def body(rank, size):
-        raises((ValueError, RuntimeError), dist.monitored_barrier, contains="only implemented for GLOO")
+        if TORCH >= (2, 14):
+            dist.monitored_barrier(timeout=20 * SECONDS, wait_all_ranks=True)
+        else:
+            raises((ValueError, RuntimeError), dist.monitored_barrier, contains="only implemented for GLOO")
 
     run_ranks(2, body)
 

@@ -98,10 +98,11 @@ def by_what_torch_decides(rank, size, store):
     assert total(1) == size
     assert group._get_sequence_number_for_group() > before
     other = dist.new_group([0, 1], timeout=timedelta(seconds=50))
-    if hasattr(c10d, "_set_pg_timeout"):
+    set_timeout = getattr(dist, "set_timeout", None) or getattr(c10d, "_set_pg_timeout", None)
+    if set_timeout is not None:
         with warnings.catch_warnings():
             warnings.simplefilter("error")  # it warns where it knows no backend
-            c10d._set_pg_timeout(timedelta(seconds=7), other)
+            set_timeout(timedelta(seconds=7), other)
         assert shardwire.resolve_backend(other).options._timeout == timedelta(seconds=7)
     if rank == 1:
         end()
@@ -127,6 +128,29 @@ def in_debug_mode(rank, size, store):
 
 def test_debug_mode_still_has_its_helper(run_ranks, tmp_path):
     run_ranks(2, in_debug_mode, str(tmp_path / "meet"), init=False)
+
+
+def made_in_another_way(rank, size, store):
+    """A torch to come, or a package that enters a gloo of its own: what asks for gloo gets it, and is told."""
+    torchs = c10d.ProcessGroupGloo
+    joined(rank, size, store)
+    assert is_ours()
+    if "GLOO" in c10d.Backend._plugins:
+        c10d.Backend._plugins["GLOO"] = c10d.Backend._plugins["TORCH_GLOO"]
+    c10d.ProcessGroupGloo = torchs
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        other = dist.new_group([0], backend="gloo")
+        dist.new_group([0], backend="torch_gloo")
+        dist.new_group([0], backend="shardwire")
+    assert not is_ours(other)
+    said = [str(each.message) for each in told if "stands in" in str(each.message)]
+    assert len(said) == 1 and "was asked for by the name gloo" in said[0] and "is not shardwire's" in said[0], said
+    end()
+
+
+def test_a_gloo_that_is_not_ours_is_told(run_ranks, tmp_path):
+    run_ranks(1, made_in_another_way, str(tmp_path / "meet"), init=False)
 
 
 def ddp(rank, size, store):
