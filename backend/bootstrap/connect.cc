@@ -97,6 +97,12 @@ Status finish(Gathering& group, const std::array<bool, kNumTransportKinds>& used
   return Status::ok();
 }
 
+// A store that did not answer until the time was over: to the caller this is a timeout like others.
+Status asTimeout(const Status& failure, Deadline deadline) {
+  const bool isLate = failure.code() == StatusCode::kSystem && Clock::now() >= deadline;
+  return isLate ? Status{StatusCode::kTimeout, failure.message()} : failure;
+}
+
 // One rank's way through the bootstrap.
 Status gather(Gathering& group, Lookout& lookout) {
   SW_RETURN_IF_ERROR(publishAddress(group));
@@ -125,7 +131,8 @@ Result<Peers> connectPeers(Store& store, Rank rank, int worldSize, const Options
   }
   const auto round = worldSize > 1 ? nextRound(store, rank) : Result<int>(0);
   if (!round.isOk()) {
-    return Status{round.status().code(), fmt::format("group '{}' could not be made: {}", groupName, round.status().message())};
+    const Status failure = asTimeout(round.status(), deadline);
+    return Status{failure.code(), fmt::format("group '{}' could not be made: {}", groupName, failure.message())};
   }
   RoundStore ofRound(store, *round);
   Gathering group{ofRound, *round, rank, worldSize, deadline};
@@ -144,7 +151,7 @@ Result<Peers> connectPeers(Store& store, Rank rank, int worldSize, const Options
     return std::move(group.peers);
   }
   noteEndOfGroup();
-  const Status failure = lookout.agreeOnFailure(made);
+  const Status failure = lookout.agreeOnFailure(group.storeFailed ? asTimeout(made, deadline) : made);
   return Status{failure.code(), fmt::format("group '{}' could not be made: {}", groupName, failure.message())};
 }
 

@@ -88,8 +88,9 @@ Status Lookout::agreeOnFailure(const Status& mine) {
     board_.write({StatusCode::kAborted, fmt::format("rank {} gave up: {}", group_.rank, mine.message())});
     return mine.code() == StatusCode::kInterrupted ? mine : Status{StatusCode::kInterrupted, mine.message()};
   }
-  // What a rank sees of another's end is often its consequence only: a socket that closed, a store that went with its owner.
-  const bool isEnd = mine.code() == StatusCode::kPeerFailed || group_.storeFailed;
+  // What a rank sees of another's end is often its consequence only: a socket that closed, a store that went with its owner. A store that
+  // was silent until the deadline tells no more.
+  const bool isEnd = mine.code() == StatusCode::kPeerFailed || (group_.storeFailed && mine.code() != StatusCode::kTimeout);
   const bool isMaybeEnd = group_.busyWith >= 0 && (mine.code() == StatusCode::kUnsupported || mine.code() == StatusCode::kSystem);
   const Deadline start = Clock::now();
   const Duration patience = isEnd ? kReasonWithin : isMaybeEnd ? kToldWithin : Duration::zero();

@@ -43,6 +43,12 @@ Result<std::optional<std::string>> ask(Gathering& group, const std::string& key)
   return bytes.status();
 }
 
+Status put(Gathering& group, const std::string& key, std::string_view value) {
+  Status done = group.store.set(key, value);
+  group.storeFailed |= !done.isOk();
+  return done;
+}
+
 // What the store, or the roster, says of a rank.
 Status takeAddress(Gathering& group, Rank rank, const std::string& bytes) {
   auto address = decodeAddress(bytes);
@@ -157,7 +163,7 @@ Status writeRoster(Gathering& group) {
   for (const RankAddress& address : group.addresses) {
     writer.text(encodeAddress(address));
   }
-  return group.store.set(kRosterKey, writer.bytes());
+  return put(group, kRosterKey, writer.bytes());
 }
 
 // By rank; nothing when this rank, as it is now, is not in it.
@@ -210,7 +216,7 @@ Status publishAddress(Gathering& group) {
   const Status prepared = group.own.prepare(group.rank, group.worldSize, *group.peers.options);
   if (group.worldSize > 1) {
     group.published = encodeAddress(group.own.address);  // with what went wrong, for the others
-    SW_RETURN_IF_ERROR(group.store.set(addressKey(group.rank), group.published));
+    SW_RETURN_IF_ERROR(put(group, addressKey(group.rank), group.published));
   }
   return prepared;
 }

@@ -1,5 +1,5 @@
 // Runs callbacks of works on threads of its own, as many as are at work at once: a callback may wait for another operation, whose callbacks
-// must run meanwhile. Threads start when they are first needed. Any thread.
+// must run meanwhile. Also questions to stores, which may never come back. Threads start when they are first needed. Any thread.
 #pragma once
 
 #include <deque>

@@ -33,7 +33,7 @@ c10::intrusive_ptr<ProcessGroupShardwire> ProcessGroupShardwire::create(const St
   if (options.recordedOps < 0) {
     options.recordedOps = internal::kRecordedOps;  // costs little beside what torch does in a call
   }
-  internal::C10dStore adapted(store);
+  internal::C10dStore adapted(store, options.timeout);
   std::shared_ptr<Communicator> communicator = valueOrThrow(Communicator::create(adapted, rank, size, options, groupName));
   return c10::make_intrusive<ProcessGroupShardwire>(std::move(communicator), rank, size, options.stagingBytes);
 }

@@ -3,12 +3,16 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <memory>
 #include <thread>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 #include <vector>
 
 #include "backend/base/interrupt.h"
+#include "backend/base/mutex.h"
+#include "backend/base/per_process.h"
+#include "backend/c10d/callback_threads.h"
 
 namespace shardwire::internal {
 namespace {
@@ -21,6 +25,8 @@ using std::chrono::milliseconds;
 constexpr Duration kShortestPause = milliseconds(1);
 constexpr Duration kLongestPause = milliseconds(200);
 constexpr int kAsksPerWait = 10;
+// For an answer to what is asked when the time is over: who is absent, and what others failed with.
+constexpr Duration kLastAnswer = milliseconds(500);
 
 // What no rank ever writes.
 constexpr std::string_view kNothing = "shardwire: is this key there?";
@@ -36,57 +42,112 @@ bool isTcpStore(c10::intrusive_ptr<::c10d::Store> store) {
   return dynamic_cast<::c10d::TCPStore*>(store.get()) != nullptr;
 }
 
+// Shared with the thread that asks, which may be left behind.
+struct Answer {
+  Mutex mutex;
+  ConditionVariable came;
+  std::optional<Result<std::optional<std::string>>> said SW_GUARDED_BY(mutex);
+};
+
+// A thread that asked stays for the next question.
+CallbackThreads& askers() {
+  static PerProcess<CallbackThreads> current;
+  return current.get();
+}
+
 }  // namespace
 
-C10dStore::C10dStore(c10::intrusive_ptr<::c10d::Store> store) : store_(std::move(store)), isTcp_(isTcpStore(store_)) {}
+C10dStore::C10dStore(StorePtr store, Duration timeout) : store_(std::move(store)), isTcp_(isTcpStore(store_)), timeout_(timeout) {}
+
+Result<C10dStore::Value> C10dStore::ask(const std::string& what, std::function<Value(::c10d::Store&)> question) {
+  if (isSilent_) {
+    return Status(StatusCode::kSystem, fmt::format("the c10d store was not asked to {}, since it did not answer before", what));
+  }
+  deadline_ = deadline_.value_or(deadlineAfter(timeout_));
+  const auto answer = std::make_shared<Answer>();
+  askers().post([answer, what, store = store_, question = std::move(question)] {
+    Result<Value> said = Value();
+    try {
+      said = question(*store);
+    } catch (const std::exception& error) {
+      said = Status(StatusCode::kSystem, fmt::format("the c10d store failed when it was asked to {}: {}", what, error.what()));
+    }
+    const MutexLock lock(answer->mutex);
+    answer->said = std::move(said);
+    answer->came.notifyOne();
+  });
+  Deadline until = std::max(*deadline_, Clock::now() + kLastAnswer);
+  bool isInterrupted = false;
+  InterruptibleWait slices(until);
+  const MutexLock lock(answer->mutex);
+  while (!answer->said.has_value() && !isSilent_) {
+    answer->came.waitUntil(answer->mutex, std::min(until, slices.sliceEnd()));
+    if (slices.isInterrupted()) {
+      isInterrupted = true;
+      until = std::min(until, Clock::now() + kLastAnswer);  // others are to hear of it by this store
+    }
+    isSilent_ = !answer->said.has_value() && Clock::now() >= until;
+  }
+  if (isInterrupted) {
+    return interruptedStatus(fmt::format("asking the c10d store to {}", what));
+  }
+  if (isSilent_) {
+    return Status(
+        StatusCode::kSystem,
+        fmt::format("the c10d store did not answer when it was asked to {}: its host stands still, or the network loses what is sent",
+                    what));
+  }
+  return std::move(*answer->said);
+}
 
 // One question to a TCPStore, where check() and get() are three: its compareSet() answers with what is there, and where nothing is, with
 // what was expected. It changes nothing, since what was expected and what was to be set are the same.
-std::optional<std::string> C10dStore::look(const std::string& key) {
-  std::vector<std::uint8_t> value;
-  if (isTcp_) {
-    const std::vector<std::uint8_t> nothing = storeBytes(kNothing);
-    value = store_->compareSet(key, nothing, nothing);
-    if (value == nothing) {
+Result<C10dStore::Value> C10dStore::look(const std::string& key) {
+  return ask(fmt::format("look for key '{}'", key), [key, isTcp = isTcp_](::c10d::Store& store) -> Value {
+    std::vector<std::uint8_t> value;
+    if (isTcp) {
+      const std::vector<std::uint8_t> nothing = storeBytes(kNothing);
+      value = store.compareSet(key, nothing, nothing);
+      if (value == nothing) {
+        return std::nullopt;
+      }
+    } else if (store.check({key})) {
+      value = store.get(key);
+    } else {
       return std::nullopt;
     }
-  } else if (store_->check({key})) {
-    value = store_->get(key);
-  } else {
-    return std::nullopt;
-  }
-  return std::string(value.begin(), value.end());
+    return std::string(value.begin(), value.end());
+  });
 }
 
 Status C10dStore::set(const std::string& key, std::string_view value) {
-  try {
-    store_->set(key, storeBytes(value));
-    return Status::ok();
-  } catch (const std::exception& error) {
-    return Status(StatusCode::kSystem, fmt::format("the c10d store refused to set key '{}': {}", key, error.what()));
-  }
+  return ask(fmt::format("set key '{}'", key),
+             [key, bytes = storeBytes(value)](::c10d::Store& store) -> Value {
+               store.set(key, bytes);
+               return std::nullopt;
+             })
+      .status();
 }
 
 Result<std::string> C10dStore::get(const std::string& key, Deadline deadline) {
-  try {
-    InterruptibleWait slices(deadline);
-    std::optional<std::string> value;
-    while (!(value = look(key)).has_value()) {
-      const Deadline now = Clock::now();
-      if (now >= deadline) {
-        return Status(StatusCode::kTimeout, fmt::format("key '{}' did not appear in the c10d store in time", key));
-      }
-      const Deadline next = std::min(deadline, now + std::clamp<Duration>((now - made_) / kAsksPerWait, kShortestPause, kLongestPause));
-      while (Clock::now() < next) {
-        std::this_thread::sleep_until(std::min(next, slices.sliceEnd()));
-        if (slices.isInterrupted()) {
-          return interruptedStatus(fmt::format("waiting for key '{}' of the c10d store", key));
-        }
+  InterruptibleWait slices(deadline);
+  while (true) {
+    Result<Value> value = look(key);
+    SW_RETURN_IF_ERROR(value.status());
+    if (value->has_value()) {
+      return std::move(**value);
+    }
+    const Deadline now = Clock::now();
+    if (now >= deadline) {
+      return Status(StatusCode::kTimeout, fmt::format("key '{}' did not appear in the c10d store in time", key));
+    }
+    const Deadline next = std::min(deadline, now + std::clamp<Duration>((now - made_) / kAsksPerWait, kShortestPause, kLongestPause));
+    while (Clock::now() < next) {
+      std::this_thread::sleep_until(std::min(next, slices.sliceEnd()));
+      if (slices.isInterrupted()) {
+        return interruptedStatus(fmt::format("waiting for key '{}' of the c10d store", key));
       }
     }
-    return std::move(*value);
-  } catch (const std::exception& error) {
-    return Status(StatusCode::kSystem, fmt::format("the c10d store failed while waiting for key '{}': {}", key, error.what()));
   }
 }
 

@@ -1,6 +1,9 @@
-// A c10d::Store (TCPStore, FileStore, HashStore, a Python store) seen as a shardwire::Store. Used by one thread while a group is made.
+// A c10d::Store (TCPStore, FileStore, HashStore, a Python store) seen as a shardwire::Store. Used by one thread while a group is made. A
+// store may never answer: its network swallows what is sent, or its host stands still. torch's calls know no end then, so a thread of ours
+// makes them, which is left behind when the time is over: what it uses is its own.
 #pragma once
 
+#include <functional>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -12,16 +15,26 @@ namespace shardwire::internal {
 
 class C10dStore final : public Store {
  public:
-  explicit C10dStore(c10::intrusive_ptr<::c10d::Store> store);
+  // An answer may take as long as is left of `timeout` since the first question. Without an answer the question fails, and so do later
+  // ones, at once.
+  C10dStore(c10::intrusive_ptr<::c10d::Store> store, Duration timeout);
   Status set(const std::string& key, std::string_view value) override;
   Result<std::string> get(const std::string& key, Deadline deadline) override;
 
  private:
-  // What the store has at a key now; nothing: it has none.
-  std::optional<std::string> look(const std::string& key);
+  using StorePtr = c10::intrusive_ptr<::c10d::Store>;
+  using Value = std::optional<std::string>;  // nothing: the store has none
 
-  c10::intrusive_ptr<::c10d::Store> store_;
+  // kSystem: the store failed, or did not answer. kInterrupted: the caller was, and the store did not answer soon after.
+  Result<Value> ask(const std::string& key, std::function<Value(::c10d::Store&)> question);
+  // What the store has at a key now.
+  Result<Value> look(const std::string& key);
+
+  const StorePtr store_;
   const bool isTcp_;
+  const Duration timeout_;
+  std::optional<Deadline> deadline_;  // from the first question on
+  bool isSilent_ = false;
   const Deadline made_ = Clock::now();
 };
 

@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from datetime import timedelta
 
@@ -15,6 +16,7 @@ import shardwire
 import shardwire_autoload
 from conftest import TORCH, raises
 from ranks import await_file
+from silent_stores import silent_store
 
 
 def run_script(text, timeout=60, **environment):
@@ -69,6 +71,24 @@ def test_missing_rank_times_out_by_name(run_ranks, tmp_path):
 
     if TORCH >= (2, 0):  # 1.13 has a store barrier of its own that needs all ranks first
         run_ranks(1, body, init=False)
+
+
+@pytest.mark.parametrize("kind", ["python", "tcp"])
+def test_a_store_that_does_not_answer(kind):
+    errors = []
+
+    def make():
+        start = time.monotonic()
+        with silent_store(kind) as store:
+            for _ in range(2):  # the thread that waits for the first answer is in nobody's way
+                errors.append(raises(shardwire.TimeoutError, lambda: shardwire.create_process_group(store, 0, 2, 0.7), contains="the c10d store did not answer"))
+        errors.append(time.monotonic() - start)
+
+    thread = threading.Thread(target=make, daemon=True)
+    thread.start()
+    thread.join(30)
+    assert len(errors) == 3, f"it did not end in time: {errors}"
+    assert 1.4 <= errors[2] < 15, errors
 
 
 def stay_away_until(path):

@@ -15,6 +15,7 @@ import torch.distributed as dist
 import shardwire
 from conftest import TORCH, raises
 from ranks import await_file
+from silent_stores import silent_store
 
 SOON = 10  # seconds; the groups' timeouts are 60 and more
 NO_LIBUV = {"use_libuv": False} if TORCH >= (2, 3) else {}  # Debian 13's 2.6 asks for it by default, and was built without it
@@ -275,6 +276,14 @@ def test_making_a_group_hears_ctrl_c_and_tells_the_others(run_ranks, tmp_path, s
             (tmp_path / "told").touch()
 
     run_ranks(2, body, init=False, timeout=90)
+
+
+def test_ctrl_c_while_the_store_does_not_answer(run_ranks):
+    def body(rank, size):
+        with silent_store("tcp") as store:
+            interrupted(shardwire.create_process_group, store, 0, 2, 60)
+
+    run_ranks(1, body, init=False, timeout=50)
 
 
 def test_new_group_hears_ctrl_c(run_ranks, tmp_path):
