@@ -77,10 +77,10 @@ suite_needs() {  # suite_needs ARGS OF ./run test
   suite_groups='' suite_torch=no
   for part in ${only//,/ }; do
     case "$part" in
-      checks|cpp|mpi|rdma|tidy) suite_groups+=" $part" ;;
+      checks|cpp|mpi|rdma|tidy|cuda-torch) suite_groups+=" $part" ;;
       debug|asan|tsan) suite_groups+=" cpp" ;;
       python|docs|torch-suite|example|pip-install) suite_groups+=" $part"; suite_torch=yes ;;
-      *) die "./run test --only $part: the parts are checks, cpp, debug, asan, tsan, mpi, rdma, python, docs, torch-suite, example, pip-install, tidy" ;;
+      *) die "./run test --only $part: the parts are checks, cpp, debug, asan, tsan, mpi, rdma, python, docs, torch-suite, example, pip-install, tidy, cuda-torch" ;;
     esac
   done
 }

@@ -66,6 +66,7 @@ packages_of() {  # packages_of GROUP
     rdma) packages_of cpp; echo libibverbs1 ibverbs-providers ibverbs-utils perftest qemu-system-x86 kmod cpio xz-utils zstd iproute2 ;;
     tidy) packages_of cpp; echo clang-tidy ;;
     python) packages_of demo; echo iproute2; [ "${CI:-}" != true ] || echo slurmctld slurmd slurm-client; debian_torch && echo python3-pytest python3-pytest-xdist python3-rich python3-setuptools || true ;;
+    cuda-torch) packages_of core; echo nlohmann-json3-dev iproute2; [ "$python" != /usr/bin/python3 ] || echo python3-dev python3-venv python3-pip ;;
     docs) packages_of demo; [ "$python" != /usr/bin/python3 ] || echo python3-sphinx python3-myst-parser furo ;;
     torch-suite) packages_of demo; [ "$python" != /usr/bin/python3 ] || echo python3-setuptools ;;
     example) packages_of demo ;;

@@ -457,11 +457,9 @@ def part_pip_install(options):
     return PASS
 
 
-def counting_script(name, command, limit):
+def counting_script(name, command, limit, env=None):
     """A script of tests/ whose last line is 'N passed, N failed, N skipped'; its own lines are shown."""
-    if not build("cpp", "all", "building the C++ tests (cpp)", *cpp_options("cpp")):
-        return FAIL
-    status, log = run(name, [sys.executable, *command], limit=limit)
+    status, log = run(name, [sys.executable, *command], env, limit=limit)
     lines = log.read_text(errors="replace").splitlines()
     said = re.fullmatch(r"(\d+) passed, (\d+) failed, (\d+) skipped", lines[-1]) if lines else None
     counted = Count(*map(int, said.groups())) if said else FAIL
@@ -473,9 +471,22 @@ def counting_script(name, command, limit):
     return counted if status == 0 or counted.failed else add([counted, FAIL])
 
 
+def with_cpp(name, command, limit):
+    """The same for a script that runs what the C++ tests' build has."""
+    if not build("cpp", "all", "building the C++ tests (cpp)", *cpp_options("cpp")):
+        return FAIL
+    return counting_script(name, command, limit)
+
+
+def part_cuda_torch(options):
+    """torch's CUDA build from PyPI in an environment of its own: cuda_torch.py. 6 GB, so weekly and by name, not in CI."""
+    version = {"SHARDWIRE_CUDA_TORCH": os.environ.get("SHARDWIRE_CUDA_TORCH", "")}
+    return counting_script("cuda-torch", [CHECKS / "cuda_torch.py"], 7200, clean_environment(**version))
+
+
 def part_mpi(options):
     """Ranks that mpirun starts, joined by the mpi transport."""
-    return counting_script("mpi", [ROOT / "tests" / "mpi" / "run_mpi.py", ROOT / "build" / "cpp", *([] if options.oracle else ["--quick"])], 1800)
+    return with_cpp("mpi", [ROOT / "tests" / "mpi" / "run_mpi.py", ROOT / "build" / "cpp", *([] if options.oracle else ["--quick"])], 1800)
 
 
 def part_rdma(options):
@@ -485,7 +496,7 @@ def part_rdma(options):
     command += [] if options.oracle else ["--quick"]  # emulated processors: a fifth of the random cases unless somebody asks for many
     if (BUILD / "python").exists():  # built by an earlier part
         command += ["--python", sys.executable, "--package", BUILD / "python"]
-    return counting_script("rdma", command, budget + 900)
+    return with_cpp("rdma", command, budget + 900)
 
 
 PARTS = {
@@ -502,7 +513,9 @@ PARTS = {
     "example": part_example,
     "pip-install": part_pip_install,
     "tidy": part_tidy,
+    "cuda-torch": part_cuda_torch,
 }
+BY_NAME = ("tidy", "cuda-torch")
 SLOW = ("docs", "debug", "asan", "tsan", "mpi", "rdma", "torch-suite", "example", "pip-install")
 
 
@@ -517,7 +530,7 @@ def arguments():
     unknown = [word for word in named if word not in PARTS]
     if unknown:
         parser.error(f"no part named {unknown[0]!r}; there are " + ", ".join(PARTS))
-    options.parts = named or [name for name in PARTS if name != "tidy" and not (options.quick and name in SLOW)]
+    options.parts = named or [name for name in PARTS if name not in BY_NAME and not (options.quick and name in SLOW)]
     return options
 
 
