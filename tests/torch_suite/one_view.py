@@ -75,8 +75,8 @@ def load_tests(options):
         # torch.distributed._shard of 1.13 cannot be imported on Python 3.11, and DDP would.
         import torch.nn.parallel._replicated_tensor_ddp_utils as replicated
         replicated._set_ddp_with_replicated_tensor = lambda value: None
-    if options.backend == "shardwire":
-        import shardwire  # noqa: F401: registers
+    if options.backend == "shardwire" or "SHARDWIRE_AS" in os.environ:
+        import shardwire  # noqa: F401: registers, and stands in
     from torch.testing._internal import common_distributed
 
     common_distributed.TIMEOUT_DEFAULT = options.limit
@@ -89,8 +89,9 @@ def load_tests(options):
     if options.backend == "shardwire":
         let_monitored_barrier_through(torch.distributed)
     # These tests look for ranges named "backend:operation".
-    for listed in ("PROFILING_SUPPORTED_BACKENDS", "SEND_RECV_PROFILING_SUPPORTED_BACKENDS"):
-        getattr(distributed_test, listed).append(options.backend)
+    for listed in (distributed_test.PROFILING_SUPPORTED_BACKENDS, distributed_test.SEND_RECV_PROFILING_SUPPORTED_BACKENDS):
+        if options.backend not in listed:
+            listed.append(options.backend)
 
     class TorchSuite(distributed_test.TestDistBackend, distributed_test.DistributedTest._DistTestBase):
         def setUp(self):

@@ -1,8 +1,8 @@
 """./run suite: torch's own distributed tests (torch.testing._internal.distributed.distributed_test) on gloo and on shardwire, side by side.
 
 Every test that passes on gloo must pass on shardwire, and so must those that torch runs for operations which gloo lacks, except what exceptions.txt
-lists with a reason. An exception that passes is stale: a failure too. The tests run in one_view.py, a process of its own that is started anew after
-a test which hangs.
+lists with a reason. An exception that passes is stale: a failure too. With --as gloo the tests ask for gloo, and shardwire stands in for it. The tests run
+in one_view.py, a process of its own that is started anew after a test which hangs.
 """
 
 import argparse
@@ -30,6 +30,7 @@ def arguments():
     parser = argparse.ArgumentParser(prog="./run suite", description="torch's own distributed tests on gloo and shardwire.")
     parser.add_argument("--world", default="3", metavar="N[,N]", help="numbers of ranks (3)")
     parser.add_argument("--backend", choices=("both", "gloo", "shardwire"), default="both")
+    parser.add_argument("--as", dest="alias", choices=("gloo",), help="the tests ask for gloo, and shardwire stands in for it")
     parser.add_argument("--filter", default="", metavar="PATTERN", help="only tests whose name this regular expression finds")
     parser.add_argument("--limit", type=int, default=100, metavar="SECONDS", help="for one test (100)")
     parser.add_argument("--report", metavar="FILE", help="write the counts for shardwire there, as JSON")
@@ -55,8 +56,8 @@ def torch_version():
     return re.search(r"__version__\s*=\s*['\"](\d+\.\d+)", text).group(1)
 
 
-def read_rules(version, python="%d.%d" % sys.version_info[:2]):
-    """{test: Rule} of this torch with this Python, as in "2.6 python3.13"."""
+def read_rules(version, python="%d.%d" % sys.version_info[:2], alias=None):
+    """{test: Rule} of this torch with this Python, as in "2.6 python3.13", or "2.6 python3.13 as gloo"."""
     rules = {}
     for number, line in enumerate((HERE / "exceptions.txt").read_text().splitlines(), 1):
         if not line.strip() or line.startswith("#"):
@@ -65,7 +66,7 @@ def read_rules(version, python="%d.%d" % sys.version_info[:2]):
         if len(parts) != 4 or not all(parts):
             sys.exit(f"exceptions.txt, line {number}: test | torch | pattern | reason are needed")
         rule = Rule(*parts)
-        if re.fullmatch(rule.torch, f"{version} python{python}"):
+        if re.fullmatch(rule.torch, f"{version} python{python}" + (f" as {alias}" if alias else "")):
             rules[rule.test] = rule
     return rules
 
@@ -76,14 +77,15 @@ def read_rules(version, python="%d.%d" % sys.version_info[:2]):
 class Child:
     """one_view.py at work; ended with its ranks on leaving."""
 
-    def __init__(self, backend, view, world, limit, pattern, done, log):
+    def __init__(self, backend, view, world, limit, pattern, done, log, alias):
         reader, writer = os.pipe()
-        command = [sys.executable, HERE / "one_view.py", "--backend", backend, "--view", view, "--world", world, "--limit", limit,
+        stands_in = {"SHARDWIRE_AS": alias} if alias and backend == "shardwire" else {}
+        command = [sys.executable, HERE / "one_view.py", "--backend", alias if stands_in else backend, "--view", view, "--world", world, "--limit", limit,
                    "--events", writer, "--filter", pattern, "--without", done]
         # What a launcher or a user set for other programs would change the tests.
-        clean = {name: value for name, value in os.environ.items() if not re.match(r"(RANK|WORLD_SIZE|LOCAL_|MASTER_|TORCHELASTIC_)", name)}
+        clean = {name: value for name, value in os.environ.items() if not re.match(r"(RANK|WORLD_SIZE|LOCAL_|MASTER_|TORCHELASTIC_|SHARDWIRE_AS)", name)}
         # Debian 13's torch has no libuv, and asks for it.
-        env = {**clean, "OMP_NUM_THREADS": "1", "USE_LIBUV": "0"}
+        env = {**clean, **stands_in, "OMP_NUM_THREADS": "1", "USE_LIBUV": "0"}
         self.process = subprocess.Popen([str(word) for word in command], stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
                                         pass_fds=[writer], start_new_session=True, env=env)
         os.close(writer)
@@ -108,7 +110,7 @@ class Child:
         os.close(self._reader)
 
 
-def run_view(backend, view, world, limit, pattern, log_path):
+def run_view(backend, view, world, limit, pattern, log_path, alias):
     """{test: Result} of the tests whose names the pattern finds."""
     results = {}
     with tempfile.TemporaryDirectory(prefix="shardwire-suite-") as folder, open(log_path, "wb") as log:
@@ -116,7 +118,7 @@ def run_view(backend, view, world, limit, pattern, log_path):
         left = None
         while left is None or left:
             done.write_text("\n".join(results))
-            child = Child(backend, view, world, limit, pattern, done, log)
+            child = Child(backend, view, world, limit, pattern, done, log, alias)
             try:
                 listed = child.event(120)
                 if listed is None:
@@ -196,13 +198,15 @@ def run_world(world, options, version, tag, rules):
     for backend in options.backends:
         begun = time.monotonic()
         log = logs / f"torch-suite-{tag}-{backend}-{world}.log"
-        tables[backend] = run_view(backend, "gloo", world, options.limit, options.filter, log)
+        tables[backend] = run_view(backend, "gloo", world, options.limit, options.filter, log, options.alias)
         # What torch skips for gloo because it lacks the operation, or for small groups, it runs for mpi on CPU tensors too.
         skipped = [name for name, result in tables[backend].items() if result.outcome == "skipped" and may_run(name, result.text, world)]
         log = logs / f"torch-suite-{tag}-{backend}-{world}-mpi.log"
-        more = run_view(backend, "mpi", world, options.limit, f"^({'|'.join(skipped)})$", log) if skipped else {}
+        more = run_view(backend, "mpi", world, options.limit, f"^({'|'.join(skipped)})$", log, options.alias) if skipped else {}
         tables[backend + " as mpi"] = {name: result for name, result in more.items() if result.outcome != "skipped"}
         tell(f"  {backend}, {world} ranks: {time.monotonic() - begun:.0f} s")
+    if options.alias:
+        tell(f"shardwire as {options.alias}:")
     tell(f"torch {version}, {world} ranks      run  passed  skipped  failed")
     for title, results in tables.items():
         tell("  {:<24}{:>5}{:>8}{:>9}{:>8}".format(title, *count(results)))
@@ -228,7 +232,7 @@ def main():
     options = arguments()
     version = torch_version()
     tag = os.environ.get("SHARDWIRE_TAG", version)
-    rules = read_rules(version)
+    rules = read_rules(version, alias=options.alias)
     worlds = [run_world(world, options, version, tag, rules) for world in options.worlds]
     if options.report:
         pathlib.Path(options.report).write_text(json.dumps({key: sum(each[key] for each in worlds) for key in worlds[0]}))
