@@ -1,7 +1,10 @@
 #include "backend/flat_tensor.h"
 
+#include <fmt/format.h>
+
 #include "backend/memory/shared_heap.h"
 #include "ops/boxes/copy_box.h"
+#include "ops/boxes/view_overlap.h"
 
 namespace shardwire::internal {
 
@@ -26,6 +29,12 @@ Result<TensorView> FlatTensors::flatten(const TensorView& tensor, bool pack, boo
     TensorView flat = TensorView::contiguous(tensor.bytes, tensor.dtype, {elems});
     flat.storage = tensor.storage;
     return flat;
+  }
+  if (!isAddressable(tensor)) {
+    return Status(StatusCode::kInvalidArgument,
+                  fmt::format("a tensor of shape {} has strides {}, which are more bytes than any memory has; where an extent is 1, pass a "
+                              "stride that fits",
+                              toString(tensor.shape), toString(tensor.strides)));
   }
   const std::size_t bytes = static_cast<std::size_t>(elems) * elementBytes(tensor.dtype);
   Result<std::shared_ptr<void>> memory = allocateShared(bytes);

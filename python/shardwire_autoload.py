@@ -90,6 +90,7 @@ def stand_in_for(name):
     _watch_groups(c10d, by_class=plugin is None)
     _torchs_gloo = torchs
     c10d.ProcessGroupGloo = _StandIn
+    _keep_ddp_from_reading_gloo()
 
 
 def _register_simple(dist, creator):
@@ -180,6 +181,51 @@ class _StandInType(type):
 
 class _StandIn(metaclass=_StandInType):
     """In the place of torch's ProcessGroupGloo."""
+
+
+def _keep_ddp_from_reading_gloo():
+    """torch's DDP logs what it reads of a ProcessGroupGloo, whatever object stands behind a group that is gloo's by its C++ name: of ours it would read foreign memory.
+
+    So while DDP sets up, such a group has another C++ name, and what DDP then tells is gloo's: the name, the variables, and the threads that gloo itself would have.
+    """
+    from torch.nn.parallel import DistributedDataParallel
+
+    set_up, data = DistributedDataParallel._ddp_init_helper, DistributedDataParallel._get_ddp_logging_data
+
+    @functools.wraps(set_up)
+    def _ddp_init_helper(self, *arguments, **named):
+        with _unread(self.process_group):
+            return set_up(self, *arguments, **named)
+
+    @functools.wraps(data)
+    def _get_ddp_logging_data(self):
+        import torch.distributed as dist
+
+        told = data(self)
+        if told.get("backend_name") != "gloo" and dist.get_backend(self.process_group) == "gloo":
+            told.update(backend_name="gloo", gloo_num_threads=_torchs_gloo._Options()._threads,
+                        **{name.lower(): os.environ.get(name, "N/A") for name in ("GLOO_SOCKET_IFNAME", "GLOO_DEVICE_TRANSPORT")})
+        return told
+
+    DistributedDataParallel._ddp_init_helper = _ddp_init_helper
+    DistributedDataParallel._get_ddp_logging_data = _get_ddp_logging_data
+
+
+@contextlib.contextmanager
+def _unread(group):
+    """torch's C++ finds no gloo in the group, unless torch's own is there. Before torch 2.0 the group is our object, and has our name."""
+    import torch
+    from torch.distributed import distributed_c10d as c10d
+
+    if not hasattr(group, "_set_default_backend") or group.name() != "gloo" or isinstance(group._get_backend(torch.device("cpu")), _torchs_gloo):
+        yield
+        return
+    types = c10d.ProcessGroup.BackendType
+    group._set_default_backend(types.CUSTOM)
+    try:
+        yield
+    finally:
+        group._set_default_backend(types.GLOO)
 
 
 def register_in_vllm():

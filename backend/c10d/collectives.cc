@@ -74,9 +74,10 @@ void checkPairs(std::size_t outputs, std::size_t inputs, const char* name) {
 }  // namespace
 
 TorchWork ProcessGroupShardwire::broadcast(Tensors& tensors, const ::c10d::BroadcastOptions& options) {
-  const Call call{OpType::BROADCAST, "broadcast", "shardwire:broadcast"};
+  Call call{OpType::BROADCAST, "broadcast", "broadcast"};
   const at::Tensor& tensor = onlyTensor(tensors, call.name);
   const Rank root = groupRootOf(options.rootRank, options.rootTensor, getSize(), call.name);
+  call.writes = root != getRank();
   HostTensors host(stager_);
   const TensorView view =
       viewOf(root == getRank() ? host.in(tensor, "broadcast: tensor") : host.out(tensor, "broadcast: tensor"), "broadcast: tensor");
@@ -86,7 +87,7 @@ TorchWork ProcessGroupShardwire::broadcast(Tensors& tensors, const ::c10d::Broad
 }
 
 TorchWork ProcessGroupShardwire::allgather(TensorLists& outputs, Tensors& inputs, const ::c10d::AllgatherOptions& options) {
-  const Call call{OpType::ALLGATHER, "all_gather", "shardwire:all_gather"};
+  const Call call{OpType::ALLGATHER, "all_gather", "all_gather"};
   onlyTensor(inputs, call.name);
   const Tensors& list = onlyList(outputs, sizeAsCount(), call.name, "output");
   if (internal::areUneven(list)) {
@@ -135,7 +136,7 @@ TorchWork ProcessGroupShardwire::allgatherUneven(Call call, const Tensors& list,
 }
 
 TorchWork ProcessGroupShardwire::_allgather_base(at::Tensor& output, at::Tensor& input, const ::c10d::AllgatherOptions& options) {
-  const Call call{OpType::_ALLGATHER_BASE, "all_gather_into_tensor", "shardwire:all_gather_into_tensor"};
+  const Call call{OpType::_ALLGATHER_BASE, "all_gather_into_tensor", "all_gather_into_tensor"};
   HostTensors host(stager_);
   const TensorView inputView = viewOf(host.in(input, "all_gather_into_tensor: input"), "all_gather_into_tensor: input");
   const at::Tensor whole = host.out(output, "all_gather_into_tensor: output");
@@ -147,7 +148,7 @@ TorchWork ProcessGroupShardwire::_allgather_base(at::Tensor& output, at::Tensor&
 }
 
 TorchWork ProcessGroupShardwire::allgather_coalesced(TensorLists& outputs, Tensors& inputs, const ::c10d::AllgatherOptions& options) {
-  const Call call{OpType::ALLGATHER_COALESCED, "all_gather_coalesced", "shardwire:all_gather"};
+  const Call call{OpType::ALLGATHER_COALESCED, "all_gather_coalesced", "all_gather"};
   checkPairs(outputs.size(), sizeAsCount(), call.name);
   HostTensors host(stager_);
   std::vector<TensorView> inputViews = viewsOf(host.in(inputs, "all_gather_coalesced: input"), "all_gather_coalesced: input");
@@ -181,7 +182,7 @@ TorchWork ProcessGroupShardwire::allgather_coalesced(TensorLists& outputs, Tenso
 
 TorchWork ProcessGroupShardwire::allgather_into_tensor_coalesced(Tensors& outputs, Tensors& inputs,
                                                                  const ::c10d::AllgatherOptions& options) {
-  const Call call{OpType::_ALLGATHER_BASE, "all_gather_into_tensor_coalesced", "shardwire:all_gather_into_tensor_coalesced"};
+  const Call call{OpType::_ALLGATHER_BASE, "all_gather_into_tensor_coalesced", "all_gather_into_tensor_coalesced"};
   checkPairs(outputs.size(), inputs.size(), call.name);
   HostTensors host(stager_);
   const Tensors wholes = host.out(outputs, "all_gather_into_tensor_coalesced: output");
@@ -203,7 +204,7 @@ TorchWork ProcessGroupShardwire::allgather_into_tensor_coalesced(Tensors& output
 }
 
 TorchWork ProcessGroupShardwire::gather(TensorLists& outputs, Tensors& inputs, const ::c10d::GatherOptions& options) {
-  const Call call{OpType::GATHER, "gather", "shardwire:gather"};
+  const Call call{OpType::GATHER, "gather", "gather"};
   onlyTensor(inputs, call.name);
   const Rank root = groupRootOf(options.rootRank, 0, getSize(), call.name);
   if (root != getRank() && !outputs.empty() && !outputs.front().empty()) {
@@ -220,7 +221,7 @@ TorchWork ProcessGroupShardwire::gather(TensorLists& outputs, Tensors& inputs, c
 }
 
 TorchWork ProcessGroupShardwire::scatter(Tensors& outputs, TensorLists& inputs, const ::c10d::ScatterOptions& options) {
-  const Call call{OpType::SCATTER, "scatter", "shardwire:scatter"};
+  const Call call{OpType::SCATTER, "scatter", "scatter"};
   onlyTensor(outputs, call.name);
   const Rank root = groupRootOf(options.rootRank, 0, getSize(), call.name);
   if (root != getRank() && !inputs.empty() && !inputs.front().empty()) {
@@ -236,7 +237,7 @@ TorchWork ProcessGroupShardwire::scatter(Tensors& outputs, TensorLists& inputs, 
 }
 
 TorchWork ProcessGroupShardwire::alltoall(Tensors& outputs, Tensors& inputs, const ::c10d::AllToAllOptions& options) {
-  const Call call{OpType::ALLTOALL, "all_to_all", "shardwire:all_to_all"};
+  const Call call{OpType::ALLTOALL, "all_to_all", "all_to_all"};
   checkPairs(outputs.size(), sizeAsCount(), call.name);
   checkPairs(inputs.size(), sizeAsCount(), call.name);
   HostTensors host(stager_);
@@ -253,7 +254,7 @@ TorchWork ProcessGroupShardwire::alltoall(Tensors& outputs, Tensors& inputs, con
 
 TorchWork ProcessGroupShardwire::alltoall_base(at::Tensor& output, at::Tensor& input, std::vector<std::int64_t>& outputSplits,
                                                std::vector<std::int64_t>& inputSplits, const ::c10d::AllToAllOptions& options) {
-  const Call call{OpType::ALLTOALL_BASE, "all_to_all_single", "shardwire:all_to_all"};
+  const Call call{OpType::ALLTOALL_BASE, "all_to_all_single", "all_to_all"};
   HostTensors host(stager_);
   const auto outputViews =
       internal::rowPieces(host.out(output, "all_to_all_single: output"), getSize(), outputSplits, "all_to_all_single: output");

@@ -81,6 +81,7 @@ c10::intrusive_ptr<ProcessGroupShardwire> ProcessGroupShardwire::groupOfRanks(co
   const StorePtr prefixed = c10::make_intrusive<::c10d::PrefixStore>(fmt::format("shardwire/{}/{}", key, number), store);
   auto group = create(prefixed, static_cast<int>(own - ranks.begin()), static_cast<int>(ranks.size()), timeout, name);
   group->setGlobalRanks(std::move(global));
+  group->setProfiledAs(profiledAs_);
   return group;
 }
 
@@ -99,7 +100,9 @@ c10::intrusive_ptr<Base> ProcessGroupShardwire::split(const StorePtr& store, con
 c10::intrusive_ptr<Base> ProcessGroupShardwire::merge(const StorePtr& store, const c10::intrusive_ptr<Base::Options>& options,
                                                       const int& rank, const int& size) {
   const c10::intrusive_ptr<Base::Options> chosen = options ? options : getBackendOptions();
-  return create(store, rank, size, chosen->timeout, nameIn(*chosen));
+  auto group = create(store, rank, size, chosen->timeout, nameIn(*chosen));
+  group->setProfiledAs(profiledAs_);
+  return group;
 }
 
 }  // namespace shardwire

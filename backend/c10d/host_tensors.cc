@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include "backend/c10d/status_error.h"
+#include "backend/c10d/tensor_adapter.h"
 #include "shardwire/types.h"
 
 namespace shardwire::internal {
@@ -14,7 +15,7 @@ at::Tensor HostTensors::see(const at::Tensor& tensor, StagedTensors::Role role, 
     return tensor;
   }
   const bool isPlain = tensor.layout() == c10::kStrided && !tensor.is_quantized() && !tensor.is_meta() && !tensor.is_conj() &&
-                       !tensor.is_neg() && tensor.has_storage() && tensor.dim() <= kMaxDims;
+                       !tensor.is_neg() && tensor.has_storage() && tensor.dim() <= kMaxDims && fitsStorage(tensor);
   return isPlain ? copyOf(tensor, role, what) : tensor;
 }
 

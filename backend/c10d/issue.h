@@ -10,11 +10,12 @@
 
 namespace shardwire {
 
-// An operation's names: c10d's number for it, the one in error messages, and the profiler's.
+// An operation's names: c10d's number for it, the one in error messages, and the profiler's, which the backend's name stands before.
 struct ProcessGroupShardwire::Call {
   ::c10d::OpType type;
   const char* name;
   const char* title;
+  bool writes = true;  // its `outputs` on this rank: no broadcast does at its root
 };
 
 // `issue` is given the communicator and the call's options; it returns Result<WorkPtr>. Its views are of what `host` gave.
@@ -23,7 +24,7 @@ ProcessGroupShardwire::TorchWork ProcessGroupShardwire::start(Call call, interna
                                                               Milliseconds timeout, Issue&& issue) {
   const std::shared_ptr<Communicator> communicator = this->communicator();
   auto kept = std::make_shared<internal::OperationTensors>(std::move(tensors));
-  std::shared_ptr<internal::ProfilerRange> range = internal::ProfilerRange::open(call.title, *kept);
+  std::shared_ptr<internal::ProfilerRange> range = internal::ProfilerRange::open(profiledAs_, call.title, *kept);
   CallOptions options;
   options.keepAlive = kept;
   if (host.staged() != nullptr) {
@@ -36,6 +37,9 @@ ProcessGroupShardwire::TorchWork ProcessGroupShardwire::start(Call call, interna
   Result<WorkPtr> issued = issue(*communicator, std::move(options));
   WorkPtr work = host.begin(issued.isOk() ? std::move(issued).value() : nullptr, kept);
   internal::throwUnlessOk(issued.status());
+  if (call.writes) {
+    internal::bumpVersions(kept->outputs);
+  }
   if (coalescing_.load(std::memory_order_relaxed)) {
     const internal::MutexLock lock(mutex_);
     coalesced_.push_back(work);

@@ -11,6 +11,7 @@
 #include "backend/c10d/observer.h"
 #include "backend/c10d/storage_watch.h"
 #include "backend/c10d/store_adapter.h"
+#include "backend/c10d/without_python.h"
 #include "backend/exec/op_recorder.h"
 #include "backend/op_facts.h"
 
@@ -34,7 +35,13 @@ c10::intrusive_ptr<ProcessGroupShardwire> ProcessGroupShardwire::create(const St
     options.recordedOps = internal::kRecordedOps;  // costs little beside what torch does in a call
   }
   internal::C10dStore adapted(store, options.timeout);
-  std::shared_ptr<Communicator> communicator = valueOrThrow(Communicator::create(adapted, rank, size, options, groupName));
+  // The last reference ends the group, and waits for threads that may be in a Python callback. Whoever holds that one, a Python binding or
+  // torch with Python's lock held, must not keep the lock meanwhile.
+  std::shared_ptr<Communicator> communicator(valueOrThrow(Communicator::create(adapted, rank, size, options, groupName)).release(),
+                                             [](Communicator* ended) {
+                                               const internal::WithoutPython released;
+                                               delete ended;
+                                             });
   return c10::make_intrusive<ProcessGroupShardwire>(std::move(communicator), rank, size, options.stagingBytes);
 }
 
@@ -96,7 +103,7 @@ void ProcessGroupShardwire::setGlobalRanks(std::vector<std::int64_t> ranks) {
 
 std::unique_ptr<internal::TensorOpShardwire> ProcessGroupShardwire::compileOp(const LocalSpec& spec, std::optional<Duration> timeout) {
   std::shared_ptr<Communicator> communicator = this->communicator();
-  const std::shared_ptr<internal::ProfilerRange> range = internal::ProfilerRange::open("shardwire:compile_op", {}, spec.name);
+  const std::shared_ptr<internal::ProfilerRange> range = internal::ProfilerRange::open("shardwire", "compile_op", {}, spec.name);
   std::shared_ptr<CompiledOp> op = valueOrThrow(communicator->compileOp(spec, timeout));
   if (range != nullptr) {
     range->end();
@@ -112,7 +119,7 @@ std::unique_ptr<internal::TensorOpShardwire> ProcessGroupShardwire::attach(const
 }
 
 ProcessGroupShardwire::TorchWork ProcessGroupShardwire::send(Tensors& tensors, int peer, int tag) {
-  const Call call{OpType::SEND, "send", "shardwire:send"};
+  const Call call{OpType::SEND, "send", "send"};
   const at::Tensor& tensor = onlyTensor(tensors, call.name);
   internal::HostTensors host(stager_);
   const TensorView view = viewOf(host.in(tensor, "send: tensor"), "send: tensor");
@@ -130,8 +137,7 @@ ProcessGroupShardwire::TorchWork ProcessGroupShardwire::recvAnysource(Tensors& t
 }
 
 ProcessGroupShardwire::TorchWork ProcessGroupShardwire::receive(Tensors& tensors, int peer, int tag) {
-  const Call call =
-      peer == kAnySource ? Call{OpType::RECVANYSOURCE, "recv", "shardwire:recvAnySource"} : Call{OpType::RECV, "recv", "shardwire:recv"};
+  const Call call = peer == kAnySource ? Call{OpType::RECVANYSOURCE, "recv", "recvAnySource"} : Call{OpType::RECV, "recv", "recv"};
   const at::Tensor& tensor = onlyTensor(tensors, call.name);
   internal::HostTensors host(stager_);
   const TensorView view = viewOf(host.out(tensor, "recv: tensor"), "recv: tensor");
@@ -140,7 +146,7 @@ ProcessGroupShardwire::TorchWork ProcessGroupShardwire::receive(Tensors& tensors
 }
 
 ProcessGroupShardwire::TorchWork ProcessGroupShardwire::barrier(const ::c10d::BarrierOptions& options) {
-  const Call call{OpType::BARRIER, "barrier", "shardwire:barrier"};
+  const Call call{OpType::BARRIER, "barrier", "barrier"};
   internal::HostTensors none(stager_);
   return start(call, {}, none, options.timeout,
                [](Communicator& communicator, CallOptions callOptions) { return communicator.barrier(std::move(callOptions)); });
@@ -267,6 +273,7 @@ Status ProcessGroupShardwire::end() {
   if (!owner_.isHere()) {
     return Status::ok();  // the communicator and the stager see for themselves that they are the parent's
   }
+  const internal::WithoutPython released;  // it waits for devices and joins the stager's thread
   std::shared_ptr<Communicator> communicator;
   {
     const internal::MutexLock lock(mutex_);

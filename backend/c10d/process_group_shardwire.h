@@ -53,6 +53,9 @@ class __attribute__((visibility("default"))) ProcessGroupShardwire final : publi
   // The job's rank of each member, when the maker of the group said it; else 0, 1, 2...
   std::vector<std::int64_t> globalRanks() const;
   void setGlobalRanks(std::vector<std::int64_t> ranks);
+  // Whose name the operations have in profiles, "shardwire:all_reduce": gloo's where the group stands in for it. A literal; set it before
+  // the first operation. Groups made from this one have the same.
+  void setProfiledAs(const char* backend) { profiledAs_ = backend; }
   // Collective, blocking.
   std::unique_ptr<internal::TensorOpShardwire> compileOp(const LocalSpec& spec, std::optional<Duration> timeout = std::nullopt);
   std::unique_ptr<internal::TensorOpShardwire> attach(const CompiledOp& planned, std::optional<Duration> timeout = std::nullopt);
@@ -146,6 +149,7 @@ class __attribute__((visibility("default"))) ProcessGroupShardwire final : publi
   const internal::OwnerProcess owner_;
   const std::shared_ptr<internal::Observer> observer_;
   const std::shared_ptr<internal::DeviceStager> stager_;
+  const char* profiledAs_ = "shardwire";
   std::atomic<std::uint32_t> monitoredBarriers_ = 0;  // relaxed: a count alone
   mutable internal::Mutex mutex_;
   std::shared_ptr<Communicator> communicator_ SW_GUARDED_BY(mutex_);  // null after shutdown

@@ -1,13 +1,15 @@
 #include "backend/c10d/profiler_range.h"
 
 #include <ATen/ThreadLocalState.h>
+#include <fmt/format.h>
 
 #include <utility>
 #include <vector>
 
 namespace shardwire::internal {
 
-std::shared_ptr<ProfilerRange> ProfilerRange::open(const char* title, const OperationTensors& tensors, const std::string& name) {
+std::shared_ptr<ProfilerRange> ProfilerRange::open(const char* backend, const char* title, const OperationTensors& tensors,
+                                                   const std::string& name) {
   if (!at::hasCallbacks()) {
     return nullptr;
   }
@@ -15,7 +17,7 @@ std::shared_ptr<ProfilerRange> ProfilerRange::open(const char* title, const Oper
   if (!function->isActive()) {
     return nullptr;
   }
-  auto range = std::make_shared<ProfilerRange>(name.empty() ? title : std::string(title) + " " + name);
+  auto range = std::make_shared<ProfilerRange>(fmt::format("{}:{}{}{}", backend, title, name.empty() ? "" : " ", name));
   function->_setAsync();  // its end may be noticed by another thread
   std::vector<c10::IValue> shown;
   const auto& listed = tensors.inputs.empty() ? tensors.outputs : tensors.inputs;

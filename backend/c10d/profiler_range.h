@@ -15,8 +15,9 @@ namespace shardwire::internal {
 
 class ProfilerRange {
  public:
-  // Null while nobody profiles. `tensors`: whose shapes are shown; the inputs, or the outputs where there are none.
-  static std::shared_ptr<ProfilerRange> open(const char* title, const OperationTensors& tensors, const std::string& name = {});
+  // "backend:title name". Null while nobody profiles. `tensors`: whose shapes are shown; the inputs, or the outputs where there are none.
+  static std::shared_ptr<ProfilerRange> open(const char* backend, const char* title, const OperationTensors& tensors,
+                                             const std::string& name = {});
   void end();
 
   // Use open().

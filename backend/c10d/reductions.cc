@@ -29,6 +29,7 @@ struct Reduction {
 
   bool scales() const { return premultiplier != nullptr; }
   at::Tensor scaled(const at::Tensor& tensor) const {
+    internal::requireStorage(tensor, "the tensor");  // torch's own arithmetic would read what is not there
     const c10::AutoGradMode noGradients(false);
     const at::Tensor factor = SW_TORCH_SUPPLEMENT_FACTOR(*premultiplier);
     return factor.defined() ? tensor.mul(factor).to(tensor.scalar_type()) : tensor.mul(premultiplier->double_factor);
@@ -96,7 +97,7 @@ Rank reduceRootOf(const ::c10d::ReduceOptions& options, int size) {
 }  // namespace
 
 TorchWork ProcessGroupShardwire::allreduce(Tensors& tensors, const ::c10d::AllreduceOptions& options) {
-  const Call call{OpType::ALLREDUCE, "all_reduce", "shardwire:all_reduce"};
+  const Call call{OpType::ALLREDUCE, "all_reduce", "all_reduce"};
   at::Tensor& tensor = onlyTensor(tensors, call.name);
   if (tensor.is_sparse()) {
     return allreduce_sparse(tensors, options);
@@ -112,7 +113,7 @@ TorchWork ProcessGroupShardwire::allreduce(Tensors& tensors, const ::c10d::Allre
 }
 
 TorchWork ProcessGroupShardwire::allreduce_coalesced(Tensors& tensors, const ::c10d::AllreduceCoalescedOptions& options) {
-  const Call call{OpType::ALLREDUCE_COALESCED, "all_reduce_coalesced", "shardwire:all_reduce"};
+  const Call call{OpType::ALLREDUCE_COALESCED, "all_reduce_coalesced", "all_reduce"};
   HostTensors host(stager_);
   Tensors seen = host.inOut(tensors, "all_reduce_coalesced: tensors");
   std::vector<TensorView> views = viewsOf(seen, "all_reduce_coalesced: tensors");
@@ -144,9 +145,10 @@ TorchWork ProcessGroupShardwire::allreduce_coalesced(Tensors& tensors, const ::c
 }
 
 TorchWork ProcessGroupShardwire::reduce(Tensors& tensors, const ::c10d::ReduceOptions& options) {
-  const Call call{OpType::REDUCE, "reduce", "shardwire:reduce"};
+  Call call{OpType::REDUCE, "reduce", "reduce"};
   at::Tensor tensor = onlyTensor(tensors, call.name);
   const Rank root = reduceRootOf(options, getSize());
+  call.writes = root == getRank();
   const Reduction reduction = reductionOf(options.reduceOp, call.name);
   checkComputable(internal::dtypeOf(tensor.scalar_type()), reduction, call.name);
   if (reduction.scales() && root != getRank()) {
@@ -163,7 +165,7 @@ TorchWork ProcessGroupShardwire::reduce(Tensors& tensors, const ::c10d::ReduceOp
 }
 
 TorchWork ProcessGroupShardwire::reduce_scatter(Tensors& outputs, TensorLists& inputs, const ::c10d::ReduceScatterOptions& options) {
-  const Call call{OpType::REDUCE_SCATTER, "reduce_scatter", "shardwire:reduce_scatter"};
+  const Call call{OpType::REDUCE_SCATTER, "reduce_scatter", "reduce_scatter"};
   const at::Tensor& outputTensor = onlyTensor(outputs, call.name);
   Tensors list = onlyList(inputs, sizeAsCount(), call.name, "input");
   const Reduction reduction = reductionOf(options.reduceOp, call.name);
@@ -217,7 +219,7 @@ TorchWork ProcessGroupShardwire::reduceScatterUneven(Call call, const at::Tensor
 }
 
 TorchWork ProcessGroupShardwire::_reduce_scatter_base(at::Tensor& output, at::Tensor& input, const ::c10d::ReduceScatterOptions& options) {
-  const Call call{OpType::_REDUCE_SCATTER_BASE, "reduce_scatter_tensor", "shardwire:reduce_scatter_tensor"};
+  const Call call{OpType::_REDUCE_SCATTER_BASE, "reduce_scatter_tensor", "reduce_scatter_tensor"};
   HostTensors host(stager_);
   const TensorView outputView = viewOf(host.out(output, "reduce_scatter_tensor: output"), "reduce_scatter_tensor: output");
   const Reduction reduction = reductionOf(options.reduceOp, call.name);
@@ -233,7 +235,7 @@ TorchWork ProcessGroupShardwire::_reduce_scatter_base(at::Tensor& output, at::Te
 
 TorchWork ProcessGroupShardwire::reduce_scatter_tensor_coalesced(Tensors& outputs, Tensors& inputs,
                                                                  const ::c10d::ReduceScatterOptions& options) {
-  const Call call{OpType::_REDUCE_SCATTER_BASE, "reduce_scatter_tensor_coalesced", "shardwire:reduce_scatter_tensor_coalesced"};
+  const Call call{OpType::_REDUCE_SCATTER_BASE, "reduce_scatter_tensor_coalesced", "reduce_scatter_tensor_coalesced"};
   if (outputs.size() != inputs.size()) {
     refuseCall(StatusCode::kInvalidArgument, "{}: {} output tensors for {} input tensors", call.name, outputs.size(), inputs.size());
   }

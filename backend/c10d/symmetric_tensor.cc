@@ -180,6 +180,7 @@ void getFrom(const at::Tensor& to, const at::Tensor& from, Rank rank, bool isNon
   requireAlike(target, source, "get");
   requireWritable(target, "get: dst");
   throwUnlessOk(place.block->get(rank, partView(source, place), target, callOver(to, place, rank, isNonBlocking)));
+  bumpVersions(to);
 }
 
 std::uint64_t atomicOn(const at::Tensor& word, WordOp op, Rank rank, std::uint64_t operand, std::uint64_t expected, bool fetches) {
@@ -222,6 +223,7 @@ void reduceParts(const at::Tensor& tensor, std::span<const Rank> ranks, ReduceOp
     sources.push_back(boxInPart(view, place, rank));
   }
   reduceBox(boxIn(result), result.dtype, sources, view.shape, view.dtype, op);
+  bumpVersions(out);
 }
 
 void storeToParts(const at::Tensor& tensor, std::span<const Rank> ranks, const at::Tensor& values) {

@@ -42,6 +42,40 @@ std::string describeTensor(const at::Tensor& tensor) {
                      toString(Dims(std::span<const std::int64_t>(tensor.sizes().data(), std::min<std::size_t>(tensor.dim(), kMaxDims)))));
 }
 
+// Bytes of the storage up to the end of the tensor's farthest element; nothing where 64 bits do not hold that.
+std::optional<std::size_t> bytesReached(const at::Tensor& tensor) {
+  if (tensor.numel() == 0) {
+    return 0;
+  }
+  const c10::IntArrayRef sizes = tensor.sizes();
+  const c10::IntArrayRef strides = tensor.strides();
+  std::int64_t reach = tensor.storage_offset() + 1;
+  for (std::size_t dim = 0; dim < sizes.size(); ++dim) {
+    std::int64_t step = 0;
+    if (__builtin_mul_overflow(sizes[dim] - 1, strides[dim], &step) || __builtin_add_overflow(reach, step, &reach)) {
+      return std::nullopt;
+    }
+  }
+  std::size_t bytes = 0;
+  return __builtin_mul_overflow(static_cast<std::size_t>(reach), static_cast<std::size_t>(tensor.element_size()), &bytes)
+             ? std::nullopt
+             : std::optional(bytes);
+}
+
+[[noreturn]] void refuseStorage(const at::Tensor& tensor, std::string_view what) {
+  const std::size_t has = tensor.storage().nbytes();
+  if (has == 0) {
+    fail(StatusCode::kInvalidArgument,
+         fmt::format("{} is {}, but its storage was freed (resize_(0), as FSDP does with parameters that are not in use): give the storage "
+                     "its size back first",
+                     what, describeTensor(tensor)));
+  }
+  const std::optional<std::size_t> needs = bytesReached(tensor);
+  fail(StatusCode::kInvalidArgument,
+       fmt::format("{} is {}, a view that needs {} bytes of its storage, which has {}: the storage was made smaller after the view", what,
+                   describeTensor(tensor), needs.has_value() ? std::to_string(*needs) : "more than 2^64", has));
+}
+
 [[noreturn]] void refuse(const at::Tensor& tensor, std::string_view what) {
   if (!tensor.defined()) {
     fail(StatusCode::kInvalidArgument, fmt::format("{} is an undefined tensor", what));
@@ -55,6 +89,9 @@ std::string describeTensor(const at::Tensor& tensor) {
   }
   if (tensor.is_meta()) {
     fail(StatusCode::kInvalidArgument, fmt::format("{} is a meta tensor: it has no memory to move", what));
+  }
+  if (tensor.has_storage() && !fitsStorage(tensor)) {
+    refuseStorage(tensor, what);
   }
   if (!tensor.device().is_cpu()) {
     fail(StatusCode::kUnsupported,
@@ -72,11 +109,34 @@ std::string describeTensor(const at::Tensor& tensor) {
 
 bool isPlain(const at::Tensor& tensor) {
   return tensor.defined() && tensor.layout() == c10::kStrided && tensor.device().is_cpu() && !tensor.is_quantized() && !tensor.is_conj() &&
-         !tensor.is_neg() && tensor.has_storage();
+         !tensor.is_neg() && tensor.has_storage() && tensor.dim() <= kMaxDims && fitsStorage(tensor);
 }
 
 Dims dimsOf(c10::IntArrayRef values) {
   return Dims(std::span<const std::int64_t>(values.data(), values.size()));
+}
+
+// A dimension of one element may have any stride, and one that no arithmetic holds as bytes. Nobody steps along it, so here it gets the
+// stride of a contiguous tensor. Of a tensor without elements that is true of all dimensions.
+Dims stridesOf(const at::Tensor& tensor) {
+  const c10::IntArrayRef sizes = tensor.sizes();
+  Dims strides = dimsOf(tensor.strides());
+  if (tensor.numel() == 0) {
+    return Dims::filled(strides.size(), 1);
+  }
+  std::int64_t contiguous = 1;
+  for (int dim = strides.size() - 1; dim >= 0; --dim) {
+    const std::int64_t extent = sizes[static_cast<std::size_t>(dim)];
+    if (extent == 1) {
+      strides[dim] = contiguous;
+    }
+    contiguous = strides[dim] * extent;
+  }
+  return strides;
+}
+
+TensorView plainViewOf(const at::Tensor& tensor, const void* storage) {
+  return {static_cast<std::byte*>(tensor.data_ptr()), dtypeOf(tensor.scalar_type()), dimsOf(tensor.sizes()), stridesOf(tensor), storage};
 }
 
 DType opaqueOf(std::size_t bytes) {
@@ -95,6 +155,25 @@ DType opaqueOf(std::size_t bytes) {
 }
 
 }  // namespace
+
+bool fitsStorage(const at::Tensor& tensor) {
+  const std::optional<std::size_t> reached = bytesReached(tensor);
+  return reached.has_value() && *reached <= tensor.storage().nbytes();
+}
+
+void requireStorage(const at::Tensor& tensor, std::string_view what) {
+  if (tensor.defined() && tensor.has_storage() && !fitsStorage(tensor)) {
+    refuseStorage(tensor, what);
+  }
+}
+
+void bumpVersions(c10::ArrayRef<at::Tensor> written) {
+  for (const at::Tensor& tensor : written) {
+    if (!tensor.is_inference()) {  // those have no counter
+      tensor.unsafeGetTensorImpl()->bump_version();
+    }
+  }
+}
 
 OperationTensors tensorsOf(const std::vector<at::Tensor>& outputs, const std::vector<at::Tensor>& inputs) {
   OperationTensors tensors;
@@ -125,15 +204,14 @@ std::optional<c10::ScalarType> scalarTypeOf(DType dtype) {
 }
 
 TensorView viewOf(const at::Tensor& tensor, std::string_view what) {
-  if (!isPlain(tensor) || tensor.dim() > kMaxDims) {
+  if (!isPlain(tensor)) {
     refuse(tensor, what);
   }
-  return {static_cast<std::byte*>(tensor.data_ptr()), dtypeOf(tensor.scalar_type()), dimsOf(tensor.sizes()), dimsOf(tensor.strides()),
-          tensor.storage().unsafeGetStorageImpl()};
+  return plainViewOf(tensor, tensor.storage().unsafeGetStorageImpl());
 }
 
 TensorView deviceViewOf(const at::Tensor& tensor) {
-  return {static_cast<std::byte*>(tensor.data_ptr()), dtypeOf(tensor.scalar_type()), dimsOf(tensor.sizes()), dimsOf(tensor.strides())};
+  return plainViewOf(tensor, nullptr);
 }
 
 std::vector<TensorView> viewsOf(std::span<const at::Tensor> tensors, std::string_view what) {
@@ -141,10 +219,10 @@ std::vector<TensorView> viewsOf(std::span<const at::Tensor> tensors, std::string
   views.reserve(tensors.size());
   for (std::size_t i = 0; i < tensors.size(); ++i) {
     // The name with its index is built for errors only: this runs in every call.
-    if (!isPlain(tensors[i]) || tensors[i].dim() > kMaxDims) {
+    if (!isPlain(tensors[i])) {
       refuse(tensors[i], fmt::format("{}[{}]", what, i));
     }
-    views.push_back(viewOf(tensors[i], what));
+    views.push_back(plainViewOf(tensors[i], tensors[i].storage().unsafeGetStorageImpl()));
   }
   return views;
 }

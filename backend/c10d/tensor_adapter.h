@@ -19,6 +19,9 @@ struct OperationTensors {
   c10::SmallVector<at::Tensor, 1> outputs;
   c10::SmallVector<at::Tensor, 1> inputs;
 };
+// As torch's own operations in place do, so that a backward that needs what was there before is an error and not a wrong gradient. Any
+// thread.
+void bumpVersions(c10::ArrayRef<at::Tensor> written);
 OperationTensors tensorsOf(const std::vector<at::Tensor>& outputs, const std::vector<at::Tensor>& inputs);
 
 // ValueError-like for quantised types, which are not plain elements.
@@ -26,8 +29,13 @@ DType dtypeOf(c10::ScalarType type);
 // The torch type of a dtype; nullopt for the opaque ones and those that this torch lacks.
 std::optional<c10::ScalarType> scalarTypeOf(DType dtype);
 
+// Whether all elements of the tensor, which has a storage, lie inside of it: storages are resized, and freed, under tensors that stay.
+bool fitsStorage(const at::Tensor& tensor);
+// Throws StatusError for a tensor that has a storage into which it does not fit; for who reads the memory without a view.
+void requireStorage(const at::Tensor& tensor, std::string_view what);
+
 // `what` names the tensor in errors: "all_reduce: tensor". Strided CPU tensors of any strides (those of devices through HostTensors);
-// sparse, quantised, lazily conjugated, meta and device tensors are refused with what to do instead.
+// sparse, quantised, lazily conjugated, meta and device tensors, and those whose storage was freed, are refused with what to do instead.
 TensorView viewOf(const at::Tensor& tensor, std::string_view what);
 // What checks need to know of a tensor on any device: the address is the device's.
 TensorView deviceViewOf(const at::Tensor& tensor);

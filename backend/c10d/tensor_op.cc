@@ -2,7 +2,10 @@
 // tensors, while the checks look at the tensors themselves: a copy would always pass.
 #include "backend/c10d/tensor_op.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
+#include <iterator>
 
 #include "backend/c10d/host_tensors.h"
 #include "backend/c10d/status_error.h"
@@ -11,7 +14,8 @@ namespace shardwire::internal {
 
 namespace {
 
-constexpr const char* kTitle = "shardwire:compiled_op";
+constexpr const char* kBackend = "shardwire";  // under gloo's name, too: gloo has no such operation
+constexpr const char* kTitle = "compiled_op";
 using Tensors = std::span<const at::Tensor>;
 
 std::shared_ptr<const OperationTensors> kept(Tensors inputs, Tensors outputs) {
@@ -37,6 +41,10 @@ bool hasDeviceTensors(Tensors tensors) {
                      [](const at::Tensor& tensor) { return tensor.defined() && !tensor.device().is_cpu(); });
 }
 
+const void* placeOf(const at::Tensor& tensor) {
+  return tensor.storage().data();
+}
+
 // The host's view of each, and of each the view by which it is checked: a copy would always pass.
 struct Views {
   std::vector<TensorView> seen;
@@ -57,11 +65,30 @@ Views bothViewsOf(HostTensors& host, Tensors tensors, bool areInputs, const char
 
 BoundTensorOpShardwire::BoundTensorOpShardwire(std::shared_ptr<CompiledOp> op, std::unique_ptr<BoundOp> bound,
                                                std::shared_ptr<const OperationTensors> tensors, int rank, std::string name)
-    : op_(std::move(op)), bound_(std::move(bound)), tensors_(std::move(tensors)), rank_(rank), name_(std::move(name)) {}
+    : op_(std::move(op)), bound_(std::move(bound)), tensors_(std::move(tensors)), rank_(rank), name_(std::move(name)) {
+  for (const auto* list : {&tensors_->inputs, &tensors_->outputs}) {
+    std::ranges::transform(*list, std::back_inserter(places_), &placeOf);
+  }
+}
 
 BoundTensorOpShardwire::BoundTensorOpShardwire(std::shared_ptr<TensorOpShardwire> op, std::shared_ptr<const OperationTensors> tensors,
                                                std::optional<Duration> timeout)
     : unbound_(std::move(op)), tensors_(std::move(tensors)), timeout_(timeout), rank_(0) {}
+
+// The core keeps the addresses of bind(). A storage that was resized since then is another memory, or none.
+void BoundTensorOpShardwire::checkPlaces() const {
+  std::size_t place = 0;
+  const auto check = [&](const auto& list, const char* which) {
+    for (std::size_t i = 0; i < list.size(); ++i) {
+      if (placeOf(list[i]) != places_[place++] || !fitsStorage(list[i])) {
+        throwStatus({StatusCode::kInvalidArgument,
+                     fmt::format("{}: the memory of {}[{}] was freed or moved since bind(): bind the tensors again", name_, which, i)});
+      }
+    }
+  };
+  check(tensors_->inputs, "inputs");
+  check(tensors_->outputs, "outputs");
+}
 
 c10::intrusive_ptr<WorkShardwire> BoundTensorOpShardwire::start() {
   if (unbound_ != nullptr) {
@@ -69,8 +96,11 @@ c10::intrusive_ptr<WorkShardwire> BoundTensorOpShardwire::start() {
     const auto& outputs = tensors_->outputs;
     return unbound_->start({inputs.data(), inputs.size()}, {outputs.data(), outputs.size()}, timeout_);
   }
-  std::shared_ptr<ProfilerRange> range = ProfilerRange::open(kTitle, *tensors_, name_);
-  return adapt(rank_, valueOrThrow(bound_->run()), tensors_, std::move(range));
+  checkPlaces();
+  std::shared_ptr<ProfilerRange> range = ProfilerRange::open(kBackend, kTitle, *tensors_, name_);
+  WorkPtr work = valueOrThrow(bound_->run());
+  bumpVersions(tensors_->outputs);
+  return adapt(rank_, std::move(work), tensors_, std::move(range));
 }
 
 TensorOpShardwire::TensorOpShardwire(std::shared_ptr<CompiledOp> op, int rank, std::shared_ptr<DeviceStager> stager, std::string name)
@@ -90,8 +120,9 @@ c10::intrusive_ptr<WorkShardwire> TensorOpShardwire::start(Tensors inputs, Tenso
   const auto inputViews = viewsOf(inputs, "inputs");
   const auto outputViews = viewsOf(outputs, "outputs");
   auto tensors = kept(inputs, outputs);
-  std::shared_ptr<ProfilerRange> range = ProfilerRange::open(kTitle, *tensors, name_);
+  std::shared_ptr<ProfilerRange> range = ProfilerRange::open(kBackend, kTitle, *tensors, name_);
   WorkPtr work = valueOrThrow(op_->run(inputViews, outputViews, opaque(tensors), timeout));
+  bumpVersions(tensors->outputs);
   return adapt(rank_, std::move(work), std::move(tensors), std::move(range));
 }
 
@@ -101,11 +132,12 @@ c10::intrusive_ptr<WorkShardwire> TensorOpShardwire::startStaged(Tensors inputs,
   const Views outputViews = bothViewsOf(host, outputs, false, "outputs");
   throwUnlessOk(op_->check(inputViews.checked, outputViews.checked));
   auto tensors = kept(inputs, outputs);
-  std::shared_ptr<ProfilerRange> range = ProfilerRange::open(kTitle, *tensors, name_);
+  std::shared_ptr<ProfilerRange> range = ProfilerRange::open(kBackend, kTitle, *tensors, name_);
   auto alive = std::make_shared<std::pair<std::shared_ptr<void>, std::shared_ptr<void>>>(opaque(tensors), host.staged());
   Result<WorkPtr> issued = op_->run(inputViews.seen, outputViews.seen, std::move(alive), timeout, host.staged().get());
   WorkPtr work = host.begin(issued.isOk() ? std::move(issued).value() : nullptr, opaque(tensors));
   throwUnlessOk(issued.status());
+  bumpVersions(tensors->outputs);
   return adapt(rank_, std::move(work), std::move(tensors), std::move(range));
 }
 

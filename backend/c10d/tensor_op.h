@@ -5,6 +5,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "backend/c10d/work_adapter.h"
 #include "shardwire/tensor_op.h"
@@ -26,10 +27,13 @@ class BoundTensorOpShardwire final : public BoundTensorOp {
   c10::intrusive_ptr<WorkShardwire> start();
 
  private:
+  void checkPlaces() const;
+
   std::shared_ptr<CompiledOp> op_;  // declared first: outlives what it made
   std::unique_ptr<BoundOp> bound_;
   std::shared_ptr<TensorOpShardwire> unbound_;
   std::shared_ptr<const OperationTensors> tensors_;
+  std::vector<const void*> places_;  // of the tensors' storages at bind(): inputs, then outputs
   std::optional<Duration> timeout_;
   int rank_;
   std::string name_;

@@ -24,11 +24,6 @@ bool hasTorchSymmetricMemory() {
 #if SW_TORCH_HAS_SYMMETRIC_MEMORY
 namespace {
 
-PythonLock& pythonLock() {
-  static PythonLock lock;  // set once, before anything can wait
-  return lock;
-}
-
 // Kernels of ops that torch defines only when its Python module is imported wait for that. A kernel that torch refuses takes the others
 // back; else none is ever taken back.
 void registerKernels() {
@@ -66,17 +61,8 @@ std::string whatFailedIn(const std::function<void()>& step) {
 
 }  // namespace
 
-WithoutPython::WithoutPython() : released_(pythonLock().release == nullptr ? nullptr : pythonLock().release()) {}
-
-WithoutPython::~WithoutPython() {
-  if (released_ != nullptr) {
-    pythonLock().take(released_);
-  }
-}
-
-const std::string& registerTorchSymmetricMemory(PythonLock lock) {
-  static const std::string failure = [&] {
-    pythonLock() = lock;
+const std::string& registerTorchSymmetricMemory() {
+  static const std::string failure = [] {
     const std::string why = whatFailedIn(registerAll);
     if (!why.empty()) {
       logWarn("torch's symmetric memory of the CPU is not there, since torch {} refused to register it; all else works. torch says: {}",
@@ -87,7 +73,7 @@ const std::string& registerTorchSymmetricMemory(PythonLock lock) {
   return failure;
 }
 #else
-const std::string& registerTorchSymmetricMemory(PythonLock) {
+const std::string& registerTorchSymmetricMemory() {
   static const std::string none;
   return none;
 }

@@ -105,14 +105,15 @@ at::Tensor TorchSymmetricMemory::tensorAt(const char* what, const std::vector<vo
   TORCH_CHECK(rank >= 0 && rank < block_->worldSize(), what, ": rank ", rank, " is out of range: the group has ", block_->worldSize(),
               " ranks");
   TORCH_CHECK(storageOffset >= 0, what, ": storage_offset is ", storageOffset, "; it must not be negative");
-  // Step by step, so that nothing overflows.
   const std::size_t room = bytes / c10::elementSize(dtype);
   std::size_t elements = 1;
   const bool isEmpty = std::find(sizes.begin(), sizes.end(), 0) != sizes.end();
   for (const std::int64_t size : sizes) {
     TORCH_CHECK(size >= 0, what, ": a size is ", size, "; it must not be negative");
+    // Divided, not multiplied: a product can wrap around to a number that fits.
+    const bool fits = isEmpty || static_cast<std::size_t>(size) <= room / elements;
     elements = isEmpty ? 0 : elements * static_cast<std::size_t>(size);
-    TORCH_CHECK(elements <= room, what, ": ", sizes, " elements of ", dtype, " are more than the ", bytes, " bytes that there are");
+    TORCH_CHECK(fits, what, ": ", sizes, " elements of ", dtype, " are more than the ", bytes, " bytes that there are");
   }
   TORCH_CHECK(static_cast<std::size_t>(storageOffset) <= room - elements, what, ": ", sizes, " elements of ", dtype, " from element ",
               storageOffset, " on are more than the ", bytes, " bytes that there are");

@@ -18,6 +18,7 @@
 
 #include "backend/base/mutex.h"
 #include "backend/c10d/process_group_shardwire.h"
+#include "backend/c10d/without_python.h"
 #include "shardwire/communicator.h"
 // After shardwire/torch_backend.h.
 #if SW_TORCH_HAS_SYMM_BACKENDS
@@ -27,18 +28,6 @@
 #endif
 
 namespace shardwire::internal {
-
-// Gives Python's lock up for as long as it lives, where this thread has it.
-class WithoutPython {
- public:
-  WithoutPython();
-  ~WithoutPython();
-  WithoutPython(const WithoutPython&) = delete;
-  WithoutPython& operator=(const WithoutPython&) = delete;
-
- private:
-  void* const released_;
-};
 
 SW_TORCH_VIRTUALS_BEGIN
 // What torch calls a handle: the parts of all ranks of a group, their signal pads, and barriers.

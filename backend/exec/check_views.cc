@@ -78,6 +78,13 @@ Status checkList(const std::vector<PlanTensor>& expected, std::span<const Tensor
       return {StatusCode::kInvalidArgument, fmt::format("{}: {}s[{}] of rank {} has shape {}, but the spec says {}", opName, list, i, rank,
                                                         toString(given[i].shape), toString(expected[i].shape))};
     }
+    if (!isAddressable(given[i])) {
+      return {StatusCode::kInvalidArgument,
+              fmt::format(
+                  "{}: {}s[{}] of rank {} has strides {}, which are more bytes than any memory has; where an extent is 1, pass a stride "
+                  "that fits",
+                  opName, list, i, rank, toString(given[i].strides))};
+    }
     if (std::any_of(given[i].strides.begin(), given[i].strides.end(), [](std::int64_t stride) { return stride < 0; })) {
       return {StatusCode::kInvalidArgument, fmt::format("{}: {}s[{}] of rank {} has negative strides; pass a copy", opName, list, i, rank)};
     }

@@ -145,6 +145,19 @@ AddressRange addressRange(const TensorView& view) {
   return {base + static_cast<std::uintptr_t>(first * elem), base + static_cast<std::uintptr_t>((last + 1) * elem)};
 }
 
+bool isAddressable(const TensorView& view) {
+  const auto elem = static_cast<std::int64_t>(elementBytes(view.dtype));
+  std::int64_t reach = elem;
+  for (int d = 0; d < view.shape.size(); ++d) {
+    std::int64_t step = 0;
+    if (__builtin_mul_overflow(view.strides[d], elem, &step) ||
+        __builtin_mul_overflow(step, std::max<std::int64_t>(view.shape[d], 1) - 1, &step) || __builtin_add_overflow(reach, step, &reach)) {
+      return false;
+    }
+  }
+  return true;
+}
+
 bool shareMemory(const TensorView& a, const TensorView& b) {
   return shareMemory(a, addressRange(a), b, addressRange(b));
 }

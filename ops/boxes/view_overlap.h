@@ -18,6 +18,8 @@ struct AddressRange {
   bool meets(const AddressRange& other) const { return first < other.last && other.first < last; }
 };
 AddressRange addressRange(const TensorView& view);
+// Whether 64 bits hold each stride and the way to the farthest element, in bytes. Of a view where they do not nothing else may be asked.
+bool isAddressable(const TensorView& view);
 
 // Whether a byte belongs to both. Layouts so entangled that the search takes too long count as sharing.
 bool shareMemory(const TensorView& a, const TensorView& b);

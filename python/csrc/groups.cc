@@ -7,40 +7,7 @@
 #include "python/csrc/bindings.h"
 
 namespace shardwire::python {
-
-// How Python holds a group. The last reference ends it, which joins threads that may be waiting for the GIL in a callback; so it goes
-// without the GIL. Laid out as the intrusive_ptr that torch's signatures name: pybind11 takes one for the other in its casts, as with
-// torch's own.
-template <typename T>
-class HeldWithoutGil {
- public:
-  HeldWithoutGil() = default;
-  explicit HeldWithoutGil(T* group) : group_(c10::intrusive_ptr<T>::unsafe_steal_from_new(group)) {}
-  HeldWithoutGil(c10::intrusive_ptr<T> group) : group_(std::move(group)) {}  // NOLINT: pybind11 converts
-  HeldWithoutGil(const HeldWithoutGil&) = default;
-  HeldWithoutGil(HeldWithoutGil&&) noexcept = default;
-  HeldWithoutGil& operator=(const HeldWithoutGil&) = default;
-  HeldWithoutGil& operator=(HeldWithoutGil&&) noexcept = default;
-  ~HeldWithoutGil() {
-    if (PyGILState_Check() != 0) {
-      const py::gil_scoped_release release;
-      group_.reset();
-    }
-  }
-  T* get() const { return group_.get(); }
-
- private:
-  c10::intrusive_ptr<T> group_;
-};
-
-}  // namespace shardwire::python
-
-PYBIND11_DECLARE_HOLDER_TYPE(T, shardwire::python::HeldWithoutGil<T>, true);
-
-namespace shardwire::python {
 namespace {
-
-static_assert(sizeof(HeldWithoutGil<ProcessGroupShardwire>) == sizeof(c10::intrusive_ptr<ProcessGroupShardwire>));
 
 // The groups made from Python, for the shutdown at interpreter exit: a Python callback on a future must not run after that.
 class LiveGroups {
@@ -94,10 +61,13 @@ using Options = ProcessGroupShardwire::Options;
 constexpr auto kDefaultTimeout = std::chrono::minutes(30);  // torch's
 
 c10::intrusive_ptr<Base> createBackend(const c10::intrusive_ptr<::c10d::Store>& store, int rank, int size, Milliseconds timeout,
-                                       const std::string& groupName, std::vector<std::int64_t> globalRanks) {
+                                       const std::string& groupName, std::vector<std::int64_t> globalRanks, bool isForGloo) {
   auto group = ProcessGroupShardwire::create(store, rank, size, timeout, groupName);
   if (!globalRanks.empty()) {
     group->setGlobalRanks(std::move(globalRanks));
+  }
+  if (isForGloo) {
+    group->setProfiledAs("gloo");
   }
   liveGroups().add(group);
   return group;
@@ -128,7 +98,7 @@ void bindBackend(py::module_& module) {
       .def("__copy__", &copyOf)
       .def("__deepcopy__", [](const Options& options, const py::dict&) { return copyOf(options); });
   const py::call_guard<py::gil_scoped_release> released;
-  py::class_<ProcessGroupShardwire, HeldWithoutGil<ProcessGroupShardwire>, Base>(module, "ProcessGroupShardwire")
+  py::class_<ProcessGroupShardwire, c10::intrusive_ptr<ProcessGroupShardwire>, Base>(module, "ProcessGroupShardwire")
       .def_property_readonly("options", &ProcessGroupShardwire::getBackendOptions)
       .def("abort", &ProcessGroupShardwire::abort, released)
       .def("shutdown", &ProcessGroupShardwire::shutdown, released)
@@ -168,8 +138,9 @@ ProcessGroupShardwire& groupOf(const py::handle& object) {
 void bindGroups(py::module_& module) {
   bindBackend(module);
   module.def("create_backend", &createBackend, py::arg("store"), py::arg("rank"), py::arg("size"), py::arg("timeout"),
-             py::arg("group_name"), py::arg("global_ranks") = std::vector<std::int64_t>(), py::call_guard<py::gil_scoped_release>(),
-             "Meets the other ranks through the store; returns the c10d backend object.");
+             py::arg("group_name"), py::arg("global_ranks") = std::vector<std::int64_t>(), py::arg("for_gloo") = false,
+             py::call_guard<py::gil_scoped_release>(),
+             "Meets the other ranks through the store; returns the c10d backend object. for_gloo: in profiles its operations are gloo's.");
   module.def(
       "store_has", [](const c10::intrusive_ptr<::c10d::Store>& store, const std::string& key) { return store->check({key}); },
       py::arg("store"), py::arg("key"), py::call_guard<py::gil_scoped_release>(),

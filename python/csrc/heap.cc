@@ -6,6 +6,9 @@ namespace shardwire::python {
 
 void bindHeap(py::module_& module) {
   module.def(
+      "require_memory", [](const at::Tensor& tensor, const std::string& what) { internal::requireStorage(tensor, what); },
+      py::arg("tensor"), py::arg("what"), "ValueError where the tensor's storage was freed, or made smaller than the tensor needs.");
+  module.def(
       "heap_empty",
       [](const std::vector<std::int64_t>& shape, const py::object& dtype) { return internal::heapEmpty(shape, scalarTypeOf(dtype)); },
       py::arg("shape"), py::arg("dtype"), "An uninitialised CPU tensor in the shared heap.");

@@ -1,11 +1,12 @@
 // Ctrl-C in calls that block: between the slices of a wait the main thread runs Python's signal handlers. One that raises ends the wait,
-// and its exception (mostly KeyboardInterrupt) comes out of the call.
+// and its exception (mostly KeyboardInterrupt) comes out of the call. Here C++ also learns how to give the GIL up.
 #include "shardwire/interrupt.h"
 
 #include <sys/syscall.h>
 #include <unistd.h>
 
 #include "backend/c10d/status_error.h"
+#include "backend/c10d/without_python.h"
 #include "python/csrc/bindings.h"
 
 namespace shardwire::python {
@@ -57,6 +58,10 @@ void throwInterrupt() {
 }  // namespace
 
 void bindInterrupts(py::module_&) {
+  internal::setPythonLock({
+      .release = []() -> void* { return PyGILState_Check() != 0 ? PyEval_SaveThread() : nullptr; },
+      .take = [](void* released) { PyEval_RestoreThread(static_cast<PyThreadState*>(released)); },
+  });
   mainThread = py::module_::import("threading").attr("main_thread")().attr("ident").cast<unsigned long>();
   internal::setInterruptThrower(&throwInterrupt);
   setInterruptCheck(&isInterrupted);

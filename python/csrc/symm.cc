@@ -301,10 +301,7 @@ void bindMulticast(py::module_& module) {
 }
 
 void bindTorchSymmetricMemory(py::module_& module) {
-  module.attr("torch_symmetric_memory_failure") = internal::registerTorchSymmetricMemory({
-      .release = []() -> void* { return PyGILState_Check() != 0 ? PyEval_SaveThread() : nullptr; },
-      .take = [](void* released) { PyEval_RestoreThread(static_cast<PyThreadState*>(released)); },
-  });
+  module.attr("torch_symmetric_memory_failure") = internal::registerTorchSymmetricMemory();
   module.attr("has_torch_symmetric_memory") = internal::hasTorchSymmetricMemory();
 }
 

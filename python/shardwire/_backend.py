@@ -48,7 +48,7 @@ def stand_in_for(name: str) -> None:
 
 def create_in_place_of_gloo(store: Any, rank: int, size: int, timeout: timedelta | None, name: str, ranks: list[int]) -> Any:
     """What torch calls in place of gloo's class, where ours stands in."""
-    return _C.create_backend(store, rank, size, as_timeout(timeout), name, ranks)
+    return _C.create_backend(store, rank, size, as_timeout(timeout), name, ranks, for_gloo=True)
 
 
 def as_timeout(timeout: timedelta | float | None) -> timedelta:

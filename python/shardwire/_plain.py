@@ -18,6 +18,7 @@ from typing import Any, Iterable
 
 import torch
 
+from . import _C
 from ._plain_keys import NESTING, WrittenKeys
 from ._plain_memory import contiguous_strides, reach, storage_address, untyped
 from ._plain_records import Record, by_class
@@ -291,6 +292,7 @@ def _tensors_in(value: Any) -> list[torch.Tensor]:
             left += [getattr(each, field) for field in of.fields if hasattr(each, field)]
         elif kind in _TENSORS:
             if is_plain_tensor(each):
+                _C.require_memory(each, "a tensor in the object")
                 found.append(each)
         elif kind in (dict, OrderedDict):
             left += each.keys()

@@ -486,12 +486,14 @@ TEST(CompileOp, RefusesWrongTensorsBeforeAnythingMoves) {
     const TensorView wrongShape = TensorView::contiguous(output.data(), DType::kInt64, {2, 4});
     const TensorView wrongType = TensorView::contiguous(output.data(), DType::kFloat64, {4, 2});
     const TensorView overlapping{reinterpret_cast<std::byte*>(output.data()), DType::kInt64, {4, 2}, {1, 1}};
+    const TensorView tooFar{reinterpret_cast<std::byte*>(output.data()), DType::kInt64, {4, 2}, {std::int64_t{1} << 60, 1}};
     const TensorView sameAsInput = TensorView::contiguous(input.data(), DType::kInt64, {4, 2});
     const std::span<const TensorView> none;
     EXPECT_EQ((*op)->run(none, {&out, 1}).status().code(), StatusCode::kInvalidArgument);
     EXPECT_EQ((*op)->run({&in, 1}, {&wrongShape, 1}).status().code(), StatusCode::kInvalidArgument);
     EXPECT_EQ((*op)->run({&in, 1}, {&wrongType, 1}).status().code(), StatusCode::kTypeError);
     EXPECT_EQ((*op)->run({&in, 1}, {&overlapping, 1}).status().code(), StatusCode::kInvalidArgument);
+    EXPECT_EQ((*op)->run({&in, 1}, {&tooFar, 1}).status().code(), StatusCode::kInvalidArgument);
     EXPECT_EQ((*op)->run({&in, 1}, {&sameAsInput, 1}).status().code(), StatusCode::kInvalidArgument);
     EXPECT_EQ(output, std::vector<std::int64_t>(8, -1));
     expectOk((*op)->run({&in, 1}, {&out, 1}));

@@ -13,6 +13,7 @@ import torch.distributed as dist
 import shardwire
 from shardwire._groups import create_over_fresh_store, store_of
 from conftest import TORCH, raises
+from shardwire import symm
 
 
 def transpose(group, rank, size):
@@ -262,5 +263,53 @@ def test_a_group_that_is_dropped_while_callbacks_run_ends(run_ranks):
             del group, work
             assert ended.wait(20)
             future.wait()
+
+    run_ranks(2, body)
+
+
+CALLS_THAT_WAIT = {
+    "barrier": lambda group, backend: symm.barrier(group),
+    "agree": lambda group, backend: shardwire._C.symm_agree(backend, "x", "y"),
+    "empty": lambda group, backend: symm.empty(4, group=group),
+}
+
+
+@pytest.mark.parametrize("call", CALLS_THAT_WAIT)
+def test_a_group_that_a_waiting_call_outlives_ends(run_ranks, tmp_path, call):
+    """The call has the last reference to the group when it gives up, and a callback that needs the GIL runs on the group's thread."""
+    def body(rank, size):
+        store = dist.FileStore(str(tmp_path / "store"), size)
+        group = shardwire.create_process_group(store, rank, size, timeout=60, name="ended")
+        backend = shardwire.resolve_backend(group)
+        if rank == 1:
+            store.wait(["callback is there"])
+            dist.all_reduce(torch.ones(4), group=group)
+            dist.barrier()
+            return
+        begun, end, errors = threading.Event(), threading.Event(), []
+
+        def callback(future):
+            begun.set()
+            end.wait()  # without the GIL, and needs it to come back
+
+        def waits():
+            try:
+                CALLS_THAT_WAIT[call](group, backend)
+            except shardwire.AbortedError as error:
+                errors.append(error)
+
+        work = dist.all_reduce(torch.ones(4), group=group, async_op=True)
+        work.get_future().then(callback)
+        store.set("callback is there", "1")
+        begun.wait()
+        thread = threading.Thread(target=waits, daemon=True)
+        thread.start()
+        time.sleep(0.2)  # it is in the call by then; were it not, it would only find the group ended
+        shardwire._C.shutdown(backend)
+        thread.join(0.3)  # it gives up, and waits for the callback: here, if anywhere, all stands still
+        end.set()
+        thread.join(30)
+        assert not thread.is_alive() and len(errors) == 1
+        dist.barrier()
 
     run_ranks(2, body)

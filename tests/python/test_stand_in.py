@@ -157,6 +157,11 @@ def ddp(rank, size, store):
     joined(rank, size, store)
     torch.manual_seed(0)
     model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(3, 2))
+    # DDP's logger takes what is called gloo in C++ for a ProcessGroupGloo, and would read the number of threads from foreign memory.
+    told = model._get_ddp_logging_data()
+    assert told["backend_name"] == "gloo" and told["gloo_num_threads"] == dist.ProcessGroupGloo._Options()._threads
+    assert told["gloo_socket_ifname"] == os.environ.get("GLOO_SOCKET_IFNAME", "N/A") and told["gloo_device_transport"] == "N/A"
+    assert not WRAPS or dist.group.WORLD.name() == "gloo"
     model(torch.full((4, 3), rank + 1.0)).sum().backward()
     found = [parameter.grad.clone() for parameter in model.parameters()]
     end()
@@ -167,6 +172,21 @@ def test_ddp(run_ranks, tmp_path):
     first, second = run_ranks(2, ddp, str(tmp_path / "meet"), init=False)
     assert all(torch.equal(one, other) for one, other in zip(first, second))
     assert torch.equal(first[0], torch.full((2, 3), 6.0)) and torch.equal(first[1], torch.full((2,), 4.0))
+
+
+def profiled(rank, size, store):
+    joined(rank, size, store)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        total(rank)
+        total(rank, dist.new_group([0, 1]))
+        total(rank, dist.new_group([0, 1], backend="shardwire"))
+    end()
+    return sorted(event.name for event in profile.events() if event.name.endswith(":all_reduce"))
+
+
+def test_profiles_show_the_name_that_was_asked_for(run_ranks, tmp_path):
+    for names in run_ranks(2, profiled, str(tmp_path / "meet"), init=False):
+        assert names == ["gloo:all_reduce"] * 2 + ["shardwire:all_reduce"]
 
 
 def test_other_names_are_refused():

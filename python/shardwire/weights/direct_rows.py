@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import torch
 
+from .. import _C
 from .._plain import bytes_of
 from .holdings import Holding
 from .matching import Placed, Space
@@ -56,6 +57,7 @@ def cover(found: Iterable[LocalRows], begin: int, end: int) -> list[LocalRows] |
 
 
 def memory_of(tensor: torch.Tensor) -> memoryview:
-    """The bytes of a contiguous CPU tensor."""
+    """The bytes of a contiguous CPU tensor. ValueError where its storage was freed."""
+    _C.require_memory(tensor, "a tensor to be saved")
     return memoryview(bytes_of(tensor).numpy())
 

@@ -92,6 +92,16 @@ TEST(ViewOverlap, FindsTheFirstPairAndIgnoresEmptyViews) {
   EXPECT_EQ(findShared(std::vector{piece(4096, 4), piece(4096, 4)}), std::pair(std::size_t{0}, std::size_t{1}));
 }
 
+TEST(ViewOverlap, StridesThatNoMemoryHasAreSeen) {
+  const auto view = [](Dims shape, Dims strides) { return TensorView{at(4096), DType::kInt64, shape, strides}; };
+  constexpr std::int64_t kHuge = std::int64_t{1} << 60;  // fits as elements, and not as bytes
+  EXPECT_TRUE(isAddressable(view({2, 3}, {3, 1})));
+  EXPECT_TRUE(isAddressable(view({1, 3}, {kHuge / 2, 1})));
+  EXPECT_FALSE(isAddressable(view({1, 3}, {kHuge, 1})));
+  EXPECT_FALSE(isAddressable(view({5, 3}, {kHuge / 2, 1})));
+  EXPECT_FALSE(isAddressable(view({2, 2}, {kHuge - 1, 1})));
+}
+
 TEST(ViewOverlap, OneTensorMayHaveTwoShapes) {
   const TensorView flat = TensorView::contiguous(at(4096), DType::kInt32, {6});
   const TensorView table = TensorView::contiguous(at(4096), DType::kInt32, {2, 3});
