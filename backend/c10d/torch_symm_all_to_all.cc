@@ -104,6 +104,7 @@ class RowExchange {
           fmt::format("splits have {} numbers and out_splits_offsets {}: {} and 2 rows of {} are needed for {} ranks with {} chunks each",
                       counts.numel(), outCounts_.numel(), wanted, numChunks(), meeting_.worldSize(), kind_.chunksPerPeer));
     }
+    requireStorage(outCounts_, "out_splits_offsets");
     if (kind_.align < 0) {
       refuseRows(fmt::format("major_align is {}; it must be positive", kind_.align));
     }

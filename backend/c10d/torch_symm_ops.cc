@@ -346,6 +346,7 @@ std::uint32_t* wordsFor(const char* name, const at::Tensor& input, std::int64_t 
               value);
   TORCH_CHECK(offset <= input.numel() && count <= input.numel() - offset, name, ": offset + count (", offset, " + ", count,
               ") exceeded the numel of the input (", input.numel(), ")");
+  requireStorage(input, name);
   return static_cast<std::uint32_t*>(input.data_ptr()) + offset;
 }
 

@@ -48,7 +48,8 @@ class Broken(ValueError):
 
 
 def bytes_of(tensor: torch.Tensor) -> torch.Tensor:
-    """The elements of a dense CPU tensor as a flat uint8 tensor; a view where it is contiguous."""
+    """The elements of a dense CPU tensor as a flat uint8 tensor; a view where it is contiguous. ValueError where its storage was freed."""
+    _C.require_memory(tensor, "the tensor")
     flat = tensor.contiguous()
     if flat.dim() != 1:
         flat = flat.reshape(-1)

@@ -8,9 +8,11 @@ import torch
 import torch.distributed as dist
 
 import shardwire
+import shardwire.distributed as swd
 from conftest import raises
 from shardwire import symm
 from shardwire._plain_memory import untyped
+from shardwire.distributed.distribution import Slab
 
 N = 1 << 12  # elements: more than fit one frame
 
@@ -61,6 +63,11 @@ CALLS = {
     "recv": lambda bad: dist.recv(bad(4), 1 - dist.get_rank()),
     "symm.put": lambda bad: symm.put(symmetric(), bad(4), dist.get_rank()),
     "symm.get": lambda bad: symm.get(bad(4), symmetric(), dist.get_rank()),
+    "Queue.put": lambda bad: run_refused.queue.put(bad(4)),
+    "Queue.put, an object": lambda bad: run_refused.queue.put({"weights": bad(4)}),
+    "Queue.get": lambda bad: run_refused.queue.get(out=bad(4)),
+    "fft": lambda bad: swd.fft.fft(bad(4, 4), distribution=Slab.X),
+    "commit": lambda bad: published(bad(4)),
     "serialize": lambda bad: shardwire.serialize({"weights": [bad(4)]}),
     "serialize, two of one storage": lambda bad: (lambda tensor: shardwire.serialize([tensor, tensor.detach()]))(bad(4)),
 }
@@ -70,12 +77,25 @@ def scaled_sum():
     return dist._make_nccl_premul_sum(0.5) if hasattr(dist, "_make_nccl_premul_sum") else torch._C._distributed_c10d._make_nccl_premul_sum(0.5)
 
 
+def published(tensor):
+    state = {"weights": torch.ones(4)}
+    publication = shardwire.publish(dist.HashStore(), "weights", state, None)
+    state["weights"] = tensor
+    try:
+        publication.commit(1)
+    finally:
+        publication.close()
+
+
 def symmetric():
     return run_refused.part
 
 
 def run_refused(rank, size):
-    run_refused.part = symm.zeros(4)
+    swd.initialize()
+    run_refused.part, run_refused.queue = symm.zeros(4), shardwire.Queue(None, 0)
+    for _ in range(4):
+        run_refused.queue.put(fine())  # for both ranks to get
     warnings.simplefilter("ignore")  # all_reduce_coalesced is deprecated
     for bad, why in ((without_memory, "storage was freed"), (with_less_memory, "8")):
         for name, call in CALLS.items():

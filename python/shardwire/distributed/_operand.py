@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, Sequence
 import torch
 import torch.distributed as dist
 
+from .. import _C
 from .._layout import _kind, is_dtensor, local_tensor
 from .._redistribute import _torch_placement, dtensor_class
 from ..errors import UnsupportedError
@@ -35,10 +36,12 @@ def wrap(value: Any, what: str = "operand") -> Operand:
         local = local_tensor(value)
         if value.device_mesh.get_coordinate() is None:  # outside of its mesh torch has one dimension, whatever the array has
             local = local.new_empty((0,) * value.dim())
+        _C.require_memory(local, what)
         return Operand(local, "DTensor", value)
     if isinstance(value, torch.Tensor):
         if value.layout != torch.strided:
             raise UnsupportedError(f"{what} has the layout {value.layout}; give a dense tensor")
+        _C.require_memory(value, what)
         return Operand(value.resolve_conj().resolve_neg(), "torch", value)
     numpy = sys.modules.get("numpy")
     if numpy is not None and isinstance(value, numpy.ndarray):

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from .. import _plain, _serialize
+from .. import _C, _plain, _serialize
 
 _TENSOR, _OBJECT = 0, 1
 _START = struct.Struct("<BB")
@@ -20,6 +20,7 @@ def of_tensor(tensor: Any) -> tuple[bytes, list[torch.Tensor]]:
         raise TypeError(f"a {type(tensor).__name__} is no tensor; put_object takes objects, and put takes both")
     if tensor.layout != torch.strided or tensor.is_quantized or tensor.device.type == "meta":
         raise TypeError("a queue takes dense tensors; sparse, quantized and meta ones have to be taken apart first")
+    _C.require_memory(tensor, "the tensor")
     dense = tensor.detach()
     if dense.device.type != "cpu" or dense.is_conj() or dense.is_neg():
         dense = dense.cpu().resolve_conj().resolve_neg()
@@ -55,6 +56,8 @@ class Content:
             raise TypeError("the next entry is an object; take it by get_object or get, without out=. It is in the queue still")
         if out is not None and (out.dtype != self.dtype or tuple(out.shape) != self.shape):
             raise ValueError(f"out is {_plain.name_of(out.dtype)}{list(out.shape)}, but the next entry is {self.told()}; it is in the queue still")
+        if out is not None:
+            _C.require_memory(out, "out")
 
     def told(self) -> str:
         return f"{_plain.name_of(self.dtype)}{list(self.shape)}"

@@ -31,6 +31,7 @@ def local_rows(space: Space, placed_list: Sequence[Placed], entries: Mapping[str
         tensor, holding = tensors.get(placed.name), entries.get(placed.name)
         if tensor is None or holding is None or placed.transposed or tensor.dtype != dtype or holding.layout.pending_reduction is not None:
             continue
+        _C.require_memory(tensor, repr(placed.name))
         if tensor.device.type != "cpu" or tensor.is_conj() or tensor.is_neg():
             continue
         share = holding.layout.share(rank)
@@ -57,7 +58,6 @@ def cover(found: Iterable[LocalRows], begin: int, end: int) -> list[LocalRows] |
 
 
 def memory_of(tensor: torch.Tensor) -> memoryview:
-    """The bytes of a contiguous CPU tensor. ValueError where its storage was freed."""
-    _C.require_memory(tensor, "a tensor to be saved")
+    """The bytes of a contiguous CPU tensor."""
     return memoryview(bytes_of(tensor).numpy())
 

@@ -47,6 +47,7 @@ class Stage:
                 what = "is not there" if tensor is None else f"has shape {list(tensor.shape)} and dtype {tensor.dtype}"
                 raise ValueError(f"the target's {name!r} {what}; when it was subscribed it had {list(staged.shape)} and {staged.dtype}. Subscribe anew after "
                                  "changing the target's names, shapes or dtypes")
+            _C.require_memory(tensor, f"the target's {name!r}")
             yield tensor, staged
 
 

@@ -79,6 +79,8 @@ class Versions:
     def write(self, version: int, patience: float) -> None:
         """Takes the state as it is now as ``version``. On an error the older versions stay, less the one whose buffer was taken."""
         tensors = self._holdings.tensors()
+        for name, given in tensors.items():
+            _C.require_memory(given, f"the state's {name!r}")
         buffer, before = self._claim(patience)
         latest = self._latest
         for index, slot in enumerate(self.slots):
