@@ -7,6 +7,7 @@ success (wrong), and should name the rank that died (named). Backends and transp
   ./run bench kills --trials 500 --ways shm,tcp  # over mpi: --ways mpi, one mpirun for each trial
   ./run bench kills --ways init-shm,init-tcp     # kills while the group is made, once the rank has told its address
   ./run bench kills --ways pause --trials 60     # SIGSTOP in the middle of a copy, instead of kills
+  ./run bench kills --beside 12                  # beside so many programs that only compute
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ import torch.distributed as dist
 
 import shardwire
 from campaigns import pauses
+from campaigns.busy import busy_loops
 from campaigns.stream import Setting, Stream, WrongBytes, prepare
 from campaigns.trial import READY, Rank, Trial, print_table, quantile, rank_main
 
@@ -218,6 +220,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=None, help="(default: random, printed)")
     parser.add_argument("--trial", type=int, help="this one only")
     parser.add_argument("--bound", type=float, default=20.0, help="seconds from the kill after which a survivor counts as hung")
+    parser.add_argument("--beside", type=int, default=0, metavar="N", help="busy loops beside the ranks")
     parser.add_argument("--json", metavar="FILE", help="also write all outcomes there")
     parser.add_argument("--rank-of", metavar="SEED/TRIAL", help=argparse.SUPPRESS)  # in a rank that mpirun started
     parser.add_argument("--folder", help=argparse.SUPPRESS)
@@ -237,9 +240,10 @@ def main() -> int:
     seed = options.seed if options.seed is not None else random.SystemRandom().randrange(1 << 30)
     numbers = [options.trial] if options.trial is not None else list(range(options.trials))
     print(f"seed {seed}; torch {torch.__version__}, {os.cpu_count()} cores", flush=True)
-    if "pause" in ways:
-        return pauses.main(seed, numbers)
-    results = campaign(seed, numbers, ways, options.bound)
+    with busy_loops(options.beside):
+        if "pause" in ways:
+            return pauses.main(seed, numbers)
+        results = campaign(seed, numbers, ways, options.bound)
     print_table(table(results))
     if options.json:
         Path(options.json).write_text(json.dumps(results, default=str), encoding="utf-8")

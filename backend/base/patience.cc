@@ -15,7 +15,7 @@ constexpr unsigned kPollsPerLook = 16;
 constexpr Duration kLongYield = std::chrono::microseconds(100);
 // For how many times as long as it took no yield follows.
 constexpr int kRestFactor = 16;
-constexpr Duration kLongestRest = std::chrono::seconds(1);
+constexpr Duration kLongestRest = std::chrono::seconds(2);
 
 // Of this process. Relaxed: it is advice, and guards nothing. A child of fork() goes on with its parent's.
 std::atomic<Clock::rep> restsUntil{Clock::time_point::min().time_since_epoch().count()};

@@ -1,9 +1,10 @@
 // How a thread waits for a peer whose answer is mostly a microsecond away: it polls, after a while offers its core to others between polls,
 // and after a longer while sleeps where the peer wakes it. Who waits asks spins() after each poll that moved nothing.
 //
-// A yield costs a microsecond where only the peer wants this core, and slices of milliseconds where other programs compute, since the kernel
-// runs each of them first. A sleeper who is woken runs before those. So after a yield that took long, no thread of this process yields for a
-// while: waits sleep as soon as they would yield. The next yield after that is a trial: the while grows as long as trials take long.
+// A yield costs a microsecond where only the peer wants this core, and slices of milliseconds where other programs compute, since the
+// kernel runs each of them first. A sleeper who is woken runs before those. So after a yield that took long, no thread of this process
+// yields for a while: waits sleep as soon as they would yield. The next yield after that is a trial: the while grows as long as trials take
+// long.
 #pragma once
 
 #include "shardwire/types.h"

@@ -8,6 +8,7 @@
 #include <thread>
 #include <vector>
 
+#include "backend/symm/symmetric_block.h"
 #include "backend/symm/word_ops.h"
 #include "tests/backend/thread_group.h"
 
@@ -160,6 +161,32 @@ TEST(Litmus, ATurnThatComesWithTheLastLookIsTaken) {
           block->leaveOrder();
           while (entered[1 - me] < round) {
             std::this_thread::yield();
+          }
+        }
+        ASSERT_TRUE(block->barrier(0, std::nullopt).isOk());
+      },
+      litmusOptions());
+}
+
+// Who waits for its turn sleeps on the bell of its own part, in whichever thread of whichever rank.
+TEST(Litmus, WhoLeavesTheOrderWakesWhoWaitsForIt) {
+  withGroup(
+      2,
+      [](Communicator& group) {
+        const Block block = blockOf(group, 64);
+        if (group.rank() == 0) {
+          ASSERT_TRUE(block->enterOrder().isOk());
+          std::vector<std::uint32_t> rings;
+          for (const Rank rank : {0, 1}) {
+            const BlockWords words = SymmetricBlock::wordsOf(block->address(rank), block->bytes(), 2);
+            words.sleepers().fetch_add(1);
+            rings.push_back(words.bell().load());
+          }
+          block->leaveOrder();
+          for (const Rank rank : {0, 1}) {
+            const BlockWords words = SymmetricBlock::wordsOf(block->address(rank), block->bytes(), 2);
+            EXPECT_GT(words.bell().load(), rings[static_cast<std::size_t>(rank)]) << "rank " << rank;
+            words.sleepers().fetch_sub(1);
           }
         }
         ASSERT_TRUE(block->barrier(0, std::nullopt).isOk());

@@ -1,0 +1,141 @@
+"""What small operations take, and how soon a death and a timeout are heard of, beside programs that only compute. Backends take turns.
+
+    ./run bench beside                                      # 2, 3 and 6 ranks beside 0, 8 and 12 busy loops, shardwire and gloo
+    ./run bench beside --ranks 6 --loops 12 --turns 5
+
+A busy loop is a process that does nothing else. Each trial forks its ranks, runs the operations one after the other, and then kills a rank while the others sum, or
+leaves them waiting for it until their timeout of 5 s. Milliseconds on rank 0: median and mean of each operation, medians of the turns; of the survivors' times the longest.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # threads of a pool do not survive a fork
+
+import torch
+import torch.distributed as dist
+
+import shardwire
+from campaigns.busy import busy_loops
+from campaigns.trial import READY, Rank, Trial, print_table
+
+START_SECONDS, TIMEOUT = 180.0, 5.0
+NEVER = 60.0  # a survivor that has heard nothing by then
+VICTIM = 1
+
+
+def operations() -> dict[str, Callable[[], object]]:
+    """Whose median and mean are told. The last computes for 0.2 ms between the call and the wait."""
+    one, four, many = torch.ones(1), torch.ones(4), torch.ones(1 << 16)
+    counts = torch.ones(dist.get_world_size(), dtype=torch.int64)
+    received = torch.empty_like(counts)
+
+    def several() -> None:
+        for work in [dist.all_reduce(four, async_op=True) for _ in range(4)]:
+            work.wait()
+
+    def computing() -> None:
+        work = dist.all_reduce(four, async_op=True)
+        until = time.perf_counter() + 2e-4
+        while time.perf_counter() < until:
+            pass
+        work.wait()
+
+    return {"all_reduce 4 B": lambda: dist.all_reduce(one), "all_reduce 256 KiB": lambda: dist.all_reduce(many), "barrier": dist.barrier,
+            "monitored_barrier": dist.monitored_barrier, "all_to_all 8 B": lambda: dist.all_to_all_single(received, counts),
+            "4 async all_reduce 16 B": several, "async all_reduce, 0.2 ms": computing}
+
+
+def timed(call: Callable[[], object], iterations: int) -> tuple[float, float]:
+    dist.barrier()
+    times = []
+    for _ in range(iterations):
+        begin = time.perf_counter()
+        call()
+        times.append((time.perf_counter() - begin) * 1e3)
+    settled = times[iterations // 10 :]
+    return statistics.median(settled), statistics.fmean(settled)
+
+
+def live(me: Rank, backend: str, iterations: int, ends: str) -> None:
+    torch.set_num_threads(1)
+    if backend == "shardwire":
+        shardwire.stand_in_for("gloo")  # monitored_barrier is refused under another name
+    dist.init_process_group("gloo", init_method=f"file://{me.folder}/store", rank=me.rank, world_size=me.size, timeout=timedelta(seconds=TIMEOUT if ends == "timeout" else 300))
+    report: dict[str, Any] = {name: timed(call, iterations) for name, call in operations().items()} if iterations else {}
+    dist.barrier()
+    me.tell("state", READY)
+    if ends == "timeout" and me.rank == VICTIM:
+        me.linger()
+    begin = time.monotonic()
+    try:
+        while True:
+            dist.all_reduce(torch.ones(1))
+    except RuntimeError:
+        report["heard"], report["waited"] = time.monotonic(), time.monotonic() - begin
+    me.report(report)
+    me.linger()
+
+
+def trial(backend: str, ranks: int, iterations: int, ends: str) -> dict[str, Any]:
+    """Of rank 0 the times of operations; of all survivors the longest time to the error, in ms."""
+    with Trial(ranks, "beside") as ranks_here:
+        ranks_here.fork(live, backend, iterations, ends, environment={"SHARDWIRE_LOG": "error", "GLOO_SOCKET_IFNAME": "lo"})
+        if not ranks_here.page.await_all(list(range(ranks)), "state", READY, START_SECONDS):
+            sys.exit(f"beside.py: {ranks} ranks of {backend} did not come through in {START_SECONDS} s: {ranks_here.collect([0], 0)}")
+        survivors = [rank for rank in range(ranks) if rank != VICTIM]
+        killed = 0.0
+        if ends == "kill":
+            time.sleep(0.2)
+            killed = ranks_here.kill(VICTIM)
+        reports = ranks_here.collect(survivors, time.monotonic() + NEVER)
+    heard = [each["heard"] - killed if ends == "kill" else each["waited"] for each in reports.values() if "heard" in each]
+    return {**reports[0], "heard": max(heard) * 1e3 if len(heard) == len(survivors) else float("inf")}
+
+
+def row(backend: str, ranks: int, loops: int, outcomes: list[dict[str, Any]], timeouts: list[float]) -> list[list[str]]:
+    rows = []
+    for name in [each for each in outcomes[0] if each not in ("heard", "waited")]:
+        median, mean = (statistics.median(outcome[name][part] for outcome in outcomes) for part in (0, 1))
+        rows.append([str(ranks), str(loops), name, backend, f"{median:.3f}", f"{mean:.3f}"])
+    for name, values in (("kill to error", [outcome["heard"] for outcome in outcomes]), (f"timeout of {TIMEOUT * 1e3:.0f} ms", timeouts)):
+        rows.append([str(ranks), str(loops), name, backend, f"{statistics.median(values):.1f}", f"{max(values):.1f} at most"])
+    return rows
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--ranks", default="2,3,6")
+    parser.add_argument("--loops", default="0,8,12", help="how many busy loops run beside the ranks")
+    parser.add_argument("--backends", default="shardwire,gloo")
+    parser.add_argument("--iterations", type=int, default=150)
+    parser.add_argument("--turns", type=int, default=3)
+    options = parser.parse_args()
+    print(f"torch {torch.__version__}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f} before", flush=True)
+    rows = [["ranks", "loops", "operation", "backend", "median ms", "mean ms"]]
+    for loops in [int(word) for word in options.loops.split(",")]:
+        with busy_loops(loops):
+            for ranks in [int(word) for word in options.ranks.split(",")]:
+                backends = options.backends.split(",")
+                outcomes: dict[str, list[dict[str, Any]]] = {backend: [] for backend in backends}
+                timeouts: dict[str, list[float]] = {backend: [] for backend in backends}
+                for _ in range(options.turns):
+                    for backend in backends:
+                        outcomes[backend].append(trial(backend, ranks, options.iterations, "kill"))
+                        timeouts[backend].append(trial(backend, ranks, 0, "timeout")["heard"])
+                for backend in backends:
+                    rows += row(backend, ranks, loops, outcomes[backend], timeouts[backend])
+    print_table(rows)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,132 @@
+// The list of groups that the progress thread goes through, with groups that do nothing.
+#include "backend/exec/progress_thread.h"
+
+#include <gtest/gtest.h>
+#include <time.h>
+
+#include <algorithm>
+#include <atomic>
+#include <functional>
+#include <thread>
+
+namespace shardwire::internal {
+namespace {
+
+// Rung all the time: the thread never sleeps.
+class BusyBell final : public ProgressBell {
+ public:
+  std::uint32_t ticket() const override { return 0; }
+  void sleep(std::uint32_t, Deadline) override { std::this_thread::yield(); }
+  void ring() override {}
+};
+
+class Group final : public Progressed {
+ public:
+  explicit Group(std::function<void()> look = [] {}) : look_(std::move(look)) {}
+  Look lookAsLeader() override {
+    look_();
+    ++looks;
+    return {.nextLook = Clock::now() + std::chrono::milliseconds(100)};
+  }
+  std::atomic<int> looks{0};
+
+ private:
+  std::function<void()> look_;
+};
+
+void awaitLooks(const Group& group, int more) {
+  const int until = group.looks + more;
+  while (group.looks < until) {
+    std::this_thread::yield();
+  }
+}
+
+Duration cpuTimeOfThread() {
+  timespec time{};
+  ::clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
+  return std::chrono::seconds(time.tv_sec) + std::chrono::nanoseconds(time.tv_nsec);
+}
+
+// The least that one walk over so many groups took the thread.
+Duration costOfWalk(int numGroups) {
+  const auto thread = ProgressThread::of(std::make_shared<BusyBell>());
+  Duration last{0};
+  std::atomic<Duration::rep> least{Duration::max().count()};
+  const auto first = std::make_shared<Group>([&] {
+    const Duration now = cpuTimeOfThread();
+    if (last > Duration::zero()) {
+      least = std::min(least.load(), (now - last).count());
+    }
+    last = now;
+  });
+  std::vector<std::shared_ptr<Group>> groups;
+  for (int i = 0; i < numGroups; ++i) {
+    groups.push_back(std::make_shared<Group>());
+    thread->add(groups.back());
+  }
+  thread->add(first);
+  awaitLooks(*first, 10);
+  thread->remove(first.get());
+  return Duration(least.load());
+}
+
+TEST(ProgressThreads, AWalkCostsAsMuchForEachGroupHoweverManyThereAre) {
+  EXPECT_LT(costOfWalk(1600), 32 * costOfWalk(200)) << "8 times as many groups: 8 times, and 64 where each group costs a search";
+}
+
+TEST(ProgressThreads, ARemovedGroupIsLookedAtNoMore) {
+  const auto thread = ProgressThread::of(std::make_shared<BusyBell>());
+  const auto stays = std::make_shared<Group>();
+  thread->add(stays);
+  for (int round = 0; round < 50; ++round) {
+    const auto goes = std::make_shared<Group>();
+    thread->add(goes);
+    awaitLooks(*goes, 1);
+    thread->remove(goes.get());
+    const int looks = goes->looks;
+    awaitLooks(*stays, 2);
+    EXPECT_EQ(goes->looks, looks);
+  }
+  thread->remove(stays.get());
+}
+
+TEST(ProgressThreads, RemovalWaitsForALookThatIsUnderWay) {
+  const auto thread = ProgressThread::of(std::make_shared<BusyBell>());
+  std::atomic<bool> isInside{false}, mayLeave{false}, isOut{false};
+  const auto group = std::make_shared<Group>([&] {
+    isInside = true;
+    while (!mayLeave) {
+      std::this_thread::yield();
+    }
+    isOut = true;
+  });
+  thread->add(group);
+  while (!isInside) {
+    std::this_thread::yield();
+  }
+  std::thread lets([&] { mayLeave = true; });
+  thread->remove(group.get());
+  EXPECT_TRUE(isOut);
+  lets.join();
+}
+
+// As a callback that drops the last reference to its own group does.
+TEST(ProgressThreads, ALookMayRemoveItsOwnGroup) {
+  const auto thread = ProgressThread::of(std::make_shared<BusyBell>());
+  std::atomic<Group*> self{nullptr};
+  std::atomic<bool> isRemoved{false};
+  const auto group = std::make_shared<Group>([&] {
+    if (self != nullptr) {
+      thread->remove(self.exchange(nullptr));
+      isRemoved = true;
+    }
+  });
+  self = group.get();
+  thread->add(group);
+  while (!isRemoved) {
+    std::this_thread::yield();
+  }
+}
+
+}  // namespace
+}  // namespace shardwire::internal
