@@ -7,7 +7,9 @@
 
 #include <algorithm>
 #include <set>
+#include <utility>
 
+#include "backend/base/log.h"
 #include "backend/bootstrap/store_rounds.h"
 #include "backend/communicator_impl.h"
 #include "backend/exec/point_to_point.h"
@@ -40,7 +42,10 @@ Result<std::unique_ptr<Communicator>> Communicator::create(Store& store, Rank ra
   auto engine = internal::Engine::create(std::move(*peers), rank, worldSize, chosen, std::move(groupName));
   internal::watch(engine);
   if (options.serveStatus) {
-    SW_RETURN_IF_ERROR(internal::serveStatus().status());
+    // The group is made, and its peers count on this rank: that nobody can look at it is no reason to end it.
+    if (const Status served = internal::serveStatus().status(); !served.isOk()) {
+      internal::logWarn("{} goes on, but python -m shardwire.status cannot show this process: {}", engine->groupLabel(), served.message());
+    }
   }
   return std::unique_ptr<Communicator>(std::make_unique<internal::CommunicatorImpl>(std::move(engine), std::move(*forced)));
 }
@@ -68,7 +73,15 @@ CommunicatorImpl::CommunicatorImpl(std::shared_ptr<Engine> engine, std::vector<F
     : engine_(std::move(engine)), programs_(engine_->rank(), selectionOf(*engine_, std::move(forced))) {}
 
 CommunicatorImpl::~CommunicatorImpl() {
+  CommunicatorImpl::end();
+}
+
+void CommunicatorImpl::end() {
   if (!owner().isHere()) {
+    return;
+  }
+  const MutexLock lock(endMutex_);
+  if (std::exchange(hasEnded_, true)) {
     return;
   }
   std::optional<std::string> interrupted;
@@ -94,6 +107,15 @@ Status CommunicatorImpl::status() const {
 
 // ---- point to point
 
+// A message has no place in the order in which it could fail, and its peer waits for it.
+Status CommunicatorImpl::checkMemory(const Call& call) const {
+  if (!call.flat.status().isOk()) {
+    engine_->abort({StatusCode::kSystem, fmt::format("there is no memory for the copy of a message on {}: {}", engine_->groupLabel(),
+                                                     call.flat.status().message())});
+  }
+  return call.flat.status();
+}
+
 Result<WorkPtr> CommunicatorImpl::send(TensorView tensor, Rank peer, int tag, CallOptions options) {
   SW_RETURN_IF_ERROR(checkOwner());
   SW_RETURN_IF_ERROR(checkPeer(peer, "send"));
@@ -102,6 +124,7 @@ Result<WorkPtr> CommunicatorImpl::send(TensorView tensor, Rank peer, int tag, Ca
   if (!flat.isOk()) {
     return flat.status();
   }
+  SW_RETURN_IF_ERROR(checkMemory(call));
   const std::size_t bytes = static_cast<std::size_t>(flat->shape[0]) * elementBytes(tensor.dtype);
   call.flat.pack();
   auto work = std::make_shared<PointSend>(peer, tag, std::span<const std::byte>(flat->bytes, bytes));
@@ -109,6 +132,7 @@ Result<WorkPtr> CommunicatorImpl::send(TensorView tensor, Rank peer, int tag, Ca
       fmt::format("send({}[{}], to rank {}, tag {})", dtypeName(tensor.dtype), flat->shape[0], peer, tag));
   work->timeout = call.options.timeout.value_or(Duration{0});
   work->keepAlive = call.keepAlive();
+  work->lapses = call.options.lapses;
   work->staging = call.options.staging;
   work->arguments = pointArguments(*engine_, tensor);
   engine_->attach(call.options.staging);
@@ -134,6 +158,7 @@ Result<WorkPtr> CommunicatorImpl::recv(TensorView tensor, Rank peer, int tag, Ca
   if (!flat.isOk()) {
     return flat.status();
   }
+  SW_RETURN_IF_ERROR(checkMemory(call));
   const std::size_t bytes = static_cast<std::size_t>(flat->shape[0]) * elementBytes(tensor.dtype);
   auto work = std::make_shared<PointRecv>(peer, tag, std::span<std::byte>(flat->bytes, bytes));
   work->description = std::make_shared<const std::string>(fmt::format(
@@ -141,6 +166,7 @@ Result<WorkPtr> CommunicatorImpl::recv(TensorView tensor, Rank peer, int tag, Ca
   work->timeout = call.options.timeout.value_or(Duration{0});
   work->keepAlive = call.keepAlive();
   work->epilogue = call.flat.finish();
+  work->lapses = call.options.lapses && peer != kAnySource;
   work->arguments = pointArguments(*engine_, tensor);
   if (Staging* staging = call.options.staging; staging != nullptr) {
     engine_->attach(staging);

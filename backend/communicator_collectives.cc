@@ -88,7 +88,8 @@ Result<WorkPtr> CommunicatorImpl::start(Call& call, const CollectiveCall& collec
     earlier = inFlight_->before(call.fill(*use, inputs, outputs));
   }
   Runs runs;
-  SW_RETURN_IF_ERROR(programs_.prepare(collective, inputs, outputs, &runs));
+  const Status scratch = programs_.prepare(collective, inputs, outputs, &runs);
+  const Status& memory = scratch.isOk() ? call.flat.status() : scratch;
   std::vector<std::shared_ptr<Activity>> checked;  // with the check before them; mostly empty
   if (engine_->options().checkAll) {
     checked.push_back(argumentCheck(call, collective));
@@ -96,7 +97,12 @@ Result<WorkPtr> CommunicatorImpl::start(Call& call, const CollectiveCall& collec
     earlier.push_back(checked.front());
   }
   std::shared_ptr<StartGate> gate;
-  if (earlier.empty()) {
+  if (!memory.isOk()) {
+    Status failure(memory.code(), fmt::format("{} needs memory for copies that rank {} does not have: {}", describe(collective), rank(),
+                                              memory.message()));
+    gate = std::make_shared<StartGate>(std::move(earlier), nullptr, std::move(failure));
+    runs.spin = Duration::zero();
+  } else if (earlier.empty()) {
     call.flat.pack();
   } else {
     gate = std::make_shared<StartGate>(std::move(earlier), call.flat.packLater());

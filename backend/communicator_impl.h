@@ -52,6 +52,7 @@ class CommunicatorImpl final : public Communicator {
   Status agree(const std::string& what, const std::string& text, const std::string& error, std::optional<Duration> timeout) override;
 
   void abort(const std::string& reason) override;
+  void end() override;
   void setGlobalRanks(std::vector<std::int64_t> ranks) override;
 
  private:
@@ -80,6 +81,7 @@ class CommunicatorImpl final : public Communicator {
   // Every call comes by here first, before any lock: threads that the child of a fork lacks may have held it.
   const OwnerProcess& owner() const { return engine_->owner(); }
   Status checkOwner() const { return owner().isHere() ? Status::ok() : owner().check(engine_->groupLabel()); }
+  Status checkMemory(const Call& call) const;
   Status checkRoot(Rank root, const char* name) const;
   Status checkPeer(Rank peer, const char* name) const;
   Status checkReduction(DType dtype, ReduceOp op, const char* name) const;
@@ -92,6 +94,8 @@ class CommunicatorImpl final : public Communicator {
   const std::shared_ptr<InFlight> inFlight_ = std::make_shared<InFlight>();
   ProgramCache programs_;
   PlanCache plans_;
+  Mutex endMutex_;
+  bool hasEnded_ SW_GUARDED_BY(endMutex_) = false;
   Mutex symmetricMutex_;
   std::shared_ptr<SymmetricMemory> barrierWords_ SW_GUARDED_BY(symmetricMutex_);  // made by the first symmetricBarrier()
 };

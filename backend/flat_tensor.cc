@@ -37,9 +37,10 @@ Result<TensorView> FlatTensors::flatten(const TensorView& tensor, bool pack, boo
                               toString(tensor.shape), toString(tensor.strides)));
   }
   const std::size_t bytes = static_cast<std::size_t>(elems) * elementBytes(tensor.dtype);
-  Result<std::shared_ptr<void>> memory = allocateShared(bytes);
+  Result<std::shared_ptr<void>> memory = allocateScratch(bytes);
   if (!memory.isOk()) {
-    return memory.status();
+    status_ = memory.status();
+    return TensorView::contiguous(nullptr, tensor.dtype, {elems});
   }
   auto* packed = static_cast<std::byte*>(memory->get());
   if (copies_ == nullptr) {

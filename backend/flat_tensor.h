@@ -15,7 +15,8 @@ namespace shardwire::internal {
 // Makes flat views of the tensors of one call; owns the copies it had to make.
 class FlatTensors {
  public:
-  // A flat view with the tensor's elements in row-major order.
+  // A flat view with the tensor's elements in row-major order. Where there is no memory for a copy the view has no address, and status()
+  // tells: a collective is to be issued all the same, and to fail in its place in the order (StartGate), or its peers would wait.
   Result<TensorView> input(const TensorView& tensor) { return flatten(tensor, true, false); }
   // A flat view to write; what is written reaches the tensor in finish().
   Result<TensorView> output(const TensorView& tensor) { return flatten(tensor, false, true); }
@@ -24,6 +25,9 @@ class FlatTensors {
   // The same for each of a list.
   Result<std::vector<TensorView>> inputs(std::span<const TensorView> tensors) { return flattenAll(tensors, true, false); }
   Result<std::vector<TensorView>> outputs(std::span<const TensorView> tensors) { return flattenAll(tensors, false, true); }
+
+  // kSystem: there was no memory for one of the copies.
+  const Status& status() const { return status_; }
 
   // Packs the copies of inputs: to be called once, before anything reads the flat views. No effect when no copy was needed.
   void pack() const { pack(copies_.get()); }
@@ -55,6 +59,7 @@ class FlatTensors {
   Result<TensorView> flatten(const TensorView& tensor, bool pack, bool unpack);
   Result<std::vector<TensorView>> flattenAll(std::span<const TensorView> tensors, bool pack, bool unpack);
   std::shared_ptr<std::vector<Copy>> copies_;
+  Status status_;
 };
 
 }  // namespace shardwire::internal

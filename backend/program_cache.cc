@@ -52,8 +52,8 @@ void pointAt(std::vector<TensorView>& views, std::span<const StageTensor> tensor
                                                                           : nullptr;
     std::byte* base = whole != nullptr ? whole->bytes : scratch;
     const std::size_t offset = static_cast<std::size_t>(tensor.first) * elementBytes(views[i].dtype);
-    // An empty tensor may have no address at all.
-    views[i].bytes = tensor.numElems == 0 ? base : base + offset;
+    // An empty tensor may have no address at all, nor has one for which there was no memory.
+    views[i].bytes = tensor.numElems == 0 || base == nullptr ? base : base + offset;
     views[i].storage = whole != nullptr ? whole->storage : nullptr;
   }
 }
@@ -110,12 +110,11 @@ Status ProgramCache::prepare(const CollectiveCall& call, std::span<const TensorV
                              Runs* runs) {
   const MutexLock lock(mutex_);
   Kept& kept = keptFor(call);
+  Status memory;
   if (kept.scratchElems > 0) {
-    Result<std::shared_ptr<void>> scratch = allocateShared(static_cast<std::size_t>(kept.scratchElems) * elementBytes(call.dtype));
-    if (!scratch.isOk()) {
-      return scratch.status();
-    }
-    runs->scratch = std::move(*scratch);
+    Result<std::shared_ptr<void>> scratch = allocateScratch(static_cast<std::size_t>(kept.scratchElems) * elementBytes(call.dtype));
+    memory = scratch.status();
+    runs->scratch = scratch.isOk() ? std::move(*scratch) : nullptr;
   }
   bool isLong = false;
   for (KeptStage& stage : kept.stages) {
@@ -136,7 +135,7 @@ Status ProgramCache::prepare(const CollectiveCall& call, std::span<const TensorV
     runs->spin = isLong ? Duration::zero() : runs->spin + spin;
     runs->activities[runs->count++] = std::move(run);
   }
-  return Status::ok();
+  return memory;
 }
 
 }  // namespace shardwire::internal

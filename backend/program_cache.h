@@ -36,7 +36,7 @@ class ProgramCache {
   ProgramCache(Rank rank, Selection selection) : rank_(rank), selection_(std::move(selection)) {}
 
   // Sets `runs` (empty before) to runs over these tensors, which are flat, contiguous and as the call says. kSystem when there is no memory
-  // for scratch.
+  // for scratch: the runs are there all the same, and must not start.
   Status prepare(const CollectiveCall& call, std::span<const TensorView> inputs, std::span<const TensorView> outputs, Runs* runs);
   const Selection& selection() const { return selection_; }
 

@@ -14,6 +14,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "backend/base/user_call.h"
 #include "backend/c10d/status_error.h"
 #include "backend/memory/shared_heap.h"
 
@@ -94,8 +95,11 @@ std::shared_ptr<std::byte> DeviceStager::takeMemory(std::size_t bytes, bool* dir
   std::shared_ptr<std::byte> memory = pool_->take(bytes);
   *direct = memory != nullptr;
   if (memory == nullptr) {
-    const auto shared = valueOrThrow(allocateShared(bytes));
-    memory = {shared, static_cast<std::byte*>(shared.get())};
+    const Result<std::shared_ptr<void>> scratch = allocateScratch(bytes);
+    if (!scratch.isOk()) {
+      fail_(fmt::format("there is no memory for the host copy of a tensor on a device: {}", scratch.status().message()));
+    }
+    memory = {valueOrThrow(scratch), static_cast<std::byte*>(scratch->get())};
   }
   return memory;
 }
@@ -401,7 +405,7 @@ void DeviceStager::complete(Operation& operation, Status status) {
   if (!callbacks.empty()) {
     callbacks_.post([callbacks = std::move(callbacks), status = std::move(status)] {
       for (const auto& callback : callbacks) {
-        callback(status);
+        callUser("a callback of an operation", [&] { callback(status); });
       }
     });
   }

@@ -1,5 +1,6 @@
 // ProcessGroupShardwire::monitoredBarrier: every rank reports to rank 0 by a message, and rank 0 answers with the list of those that did
-// not. Messages instead of a collective, so that a rank's absence fails no operation and leaves the group as it was.
+// not. Messages instead of a collective, so that a rank's absence fails no operation and leaves the group as it was: they lapse with the
+// barrier, and what a late rank sends is dropped.
 #include <fmt/ranges.h>
 
 #include <limits>
@@ -15,8 +16,6 @@ namespace {
 
 // c10d's tags are not negative.
 constexpr int kFirstTag = std::numeric_limits<int>::min();
-// A message of a rank that is late may come at any time after; until then its receive stays, for which the group's timeout is not meant.
-constexpr Duration kForEver = std::chrono::hours(24 * 365);
 
 // The bytes of the messages, which outlive the call.
 struct Messages {
@@ -62,15 +61,17 @@ void ProcessGroupShardwire::monitoredBarrier(const ::c10d::BarrierOptions& optio
   const std::int64_t milliseconds = std::chrono::duration_cast<Milliseconds>(timeout).count();
   const int tag = kFirstTag + static_cast<int>(monitoredBarriers_.fetch_add(1, std::memory_order_relaxed) % (1U << 30U));
   const auto messages = std::make_shared<Messages>(getSize());
-  const CallOptions call{kForEver, messages};
+  // Rank 0 may have come later than another by as much as the timeout, and then waits for that long itself.
+  const CallOptions call{.timeout = std::max<Duration>(getRank() == 0 ? timeout : 2 * timeout, std::chrono::milliseconds(1)),
+                         .keepAlive = messages,
+                         .lapses = true};
   const std::size_t size = sizeAsCount();
   const TensorView verdict = viewOfBytes(messages->verdict.data(), size);
   if (getRank() != 0) {
     valueOrThrow(communicator->send(viewOfBytes(&messages->reports[0], 1), 0, tag, call));
     const WorkPtr answer = valueOrThrow(communicator->recv(verdict, 0, tag, call));
-    // Rank 0 may have come later than this one by as much as the timeout, and then waits for that long itself.
-    const Status status = answer->wait(deadlineAfter(2 * timeout));
-    if (answer->isDone() || status.code() == StatusCode::kInterrupted) {
+    const Status status = answer->wait(deadlineAfter(3 * timeout));  // it lapses before
+    if (status.code() != StatusCode::kTimeout) {
       throwUnlessOk(status);
       const std::vector<Rank> late = lateRanks(*messages);
       if (late.empty()) {
@@ -82,12 +83,13 @@ void ProcessGroupShardwire::monitoredBarrier(const ::c10d::BarrierOptions& optio
       timedOut(fmt::format("Rank {} successfully reached monitoredBarrier, but received errors while waiting for send/recv from rank 0: {}",
                            getRank(), failedToPass(late, waitAllRanks, milliseconds)));
     }
+    throwUnlessOk(communicator->status());  // it may be the group that reached its timeout
     timedOut(
         fmt::format("Rank {} successfully reached monitoredBarrier, but received errors while waiting for send/recv from rank 0: "
                     "no answer in {} ms",
                     getRank(), 2 * milliseconds));
   }
-  const Deadline deadline = deadlineAfter(timeout);
+  const Deadline deadline = deadlineAfter(2 * timeout);  // all lapse before, so that none is left when this returns
   std::vector<WorkPtr> reports(size);
   for (std::size_t rank = 1; rank < size; ++rank) {
     reports[rank] = valueOrThrow(communicator->recv(viewOfBytes(&messages->reports[rank], 1), static_cast<Rank>(rank), tag, call));
@@ -97,10 +99,10 @@ void ProcessGroupShardwire::monitoredBarrier(const ::c10d::BarrierOptions& optio
     if (status.code() == StatusCode::kInterrupted) {
       communicator->abort("monitored_barrier was interrupted by a signal (Ctrl-C?)");  // the others wait for the answer
     }
-    if (reports[rank]->isDone() || status.code() == StatusCode::kInterrupted) {
-      throwUnlessOk(status);
-    } else {
+    if (status.code() == StatusCode::kTimeout) {
       messages->verdict[rank] = 1;
+    } else {
+      throwUnlessOk(status);
     }
   }
   for (std::size_t rank = 1; rank < size; ++rank) {

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include "backend/base/interrupt.h"
+#include "backend/base/user_call.h"
 
 namespace shardwire::internal {
 
@@ -23,14 +24,23 @@ void Observer::began() {
 }
 
 void Observer::ended(const FinishedOperation& operation) {
+  // However the hook ends: who waits for all operations waits for this one no longer.
+  struct Over {
+    Observer& observer;
+    ~Over() { observer.noteOver(); }
+  };
+  const Over over{*this};
   std::shared_ptr<const Hook> hook;
   {
     const MutexLock lock(mutex_);
     hook = hook_;
   }
   if (hook != nullptr) {
-    (*hook)(operation);
+    callUser("the completion hook of a group", [&] { (*hook)(operation); });
   }
+}
+
+void Observer::noteOver() {
   const MutexLock lock(mutex_);
   if (--pending_ == 0) {
     allEnded_.notifyAll();

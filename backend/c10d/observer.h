@@ -28,7 +28,7 @@ class Observer {
   bool isActive() const { return active_.load(std::memory_order_relaxed); }
   bool isTiming() const { return timing_.load(std::memory_order_relaxed); }
   void enableTiming();
-  // For operations that begin later. The hook runs on the thread that notices the end of an operation.
+  // For operations that begin later. The hook runs on the thread that notices the end of an operation; what it throws is logged.
   void setHook(Hook hook);
 
   void began();
@@ -38,6 +38,8 @@ class Observer {
   Status waitForAll(Duration timeout);
 
  private:
+  void noteOver();
+
   std::atomic<bool> active_ = false;  // relaxed, like timing_: no data is read because of them that the mutex does not guard
   std::atomic<bool> timing_ = false;
   Mutex mutex_;

@@ -45,7 +45,11 @@ std::shared_ptr<std::byte> PinnedPool::take(std::size_t bytes) {
       if (total_ + size > maxBytes_) {
         return nullptr;
       }
-      block = allocate(size);
+      try {
+        block = allocate(size);
+      } catch (const std::exception&) {
+        return nullptr;  // the machine has no room, as the pool may have none
+      }
       total_ += size;
     }
   }

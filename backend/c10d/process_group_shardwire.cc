@@ -1,6 +1,6 @@
 // Life of the group, point to point, barriers, compileOp. The collectives on tensors are in collectives.cc and reductions.cc. Every call
-// takes a reference to the communicator under the lock and works without it; shutdown() takes the communicator away, and the last reference
-// ends the group. A call that still runs in another thread is woken by an abort first.
+// takes a reference to the communicator under the lock and works without it; shutdown() takes the communicator away and ends it, also where
+// a call of another thread still has it.
 #include "backend/c10d/process_group_shardwire.h"
 
 #include <numeric>
@@ -284,12 +284,10 @@ Status ProcessGroupShardwire::end() {
   if (communicator != nullptr) {
     waited = stager_->finishAwaited(deadlineAfter(communicator->timeout()));
   }
-  // Its destructor ends the group here and tells the others nothing: they may still work with each other. A thread that is inside a call is
-  // woken first.
-  if (communicator.use_count() > 1) {
-    communicator->abort("the process group was shut down on this rank");
+  // Here and now, whoever else is inside a call: who waits there is woken, and who only asks something is no reason to fail the others.
+  if (communicator != nullptr) {
+    communicator->end();
   }
-  communicator.reset();
   stager_->stop();
   return waited;
 }

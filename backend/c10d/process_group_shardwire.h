@@ -110,7 +110,7 @@ class __attribute__((visibility("default"))) ProcessGroupShardwire final : publi
   // From now on works tell their getDuration().
   void enableCollectivesTiming();
 #if SW_TORCH_HAS_WORK_INFO
-  // The hook is called after each operation that begins later, on the thread that notices the end.
+  // The hook is called after each operation that begins later, on the thread that notices the end. What it throws is logged.
   void registerOnCompletionHook(std::function<void(std::shared_ptr<::c10d::WorkInfo>)>&& hook) override;
 #endif
   // Blocks until every operation that began since a hook was registered (or timing enabled) is over, its hook included.

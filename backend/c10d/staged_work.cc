@@ -7,6 +7,7 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 
 #include "backend/base/interrupt.h"
+#include "backend/base/user_call.h"
 #include "backend/c10d/staged_tensors.h"
 
 namespace shardwire::internal {
@@ -82,7 +83,7 @@ void StagedWork::onDone(std::function<void(const Status&)> callback) {
       return;
     }
   }
-  callback(status_);
+  callUser("a callback of an operation", [&] { callback(status_); });
 }
 
 Status StagedWork::waitOnStreams() {

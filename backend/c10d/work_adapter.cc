@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <atomic>
 
+#include "backend/base/user_call.h"
 #include "backend/c10d/status_error.h"
 
 namespace shardwire::internal {
@@ -80,7 +81,7 @@ class WorkBundle final : public DeviceWork {
   }
   void onDone(std::function<void(const Status&)> callback) override {
     if (works_.empty()) {
-      callback(Status::ok());
+      callUser("a callback of an operation", [&] { callback(Status::ok()); });
       return;
     }
     struct Join {

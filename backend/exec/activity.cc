@@ -4,9 +4,18 @@
 
 #include <cstdint>
 #include <memory>
+#include <string_view>
 #include <utility>
 
+#include "backend/base/user_call.h"
+
 namespace shardwire::internal {
+
+namespace {
+
+constexpr std::string_view kCallback = "a callback of an operation";
+
+}  // namespace
 
 Activity::Callback* const Activity::kCalled = reinterpret_cast<Activity::Callback*>(std::uintptr_t{1});
 
@@ -45,7 +54,7 @@ void Activity::onDone(std::function<void(const Status&)> callback) {
     }
   }
   const std::unique_ptr<Callback> mine(added);
-  mine->call(status_);
+  callUser(kCallback, [&] { mine->call(status_); });
 }
 
 Status Activity::onPost(Rank from, const Received<PostFrame>&) {
@@ -95,7 +104,7 @@ void Activity::runCallbacks(const Status& status) {
   }
   while (oldest != nullptr) {
     const std::unique_ptr<Callback> callback(std::exchange(oldest, oldest->next));
-    callback->call(status);
+    callUser(kCallback, [&] { callback->call(status); });
   }
 }
 

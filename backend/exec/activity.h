@@ -63,6 +63,10 @@ class Activity : public Work, public std::enable_shared_from_this<Activity> {
   virtual std::string waitingFor() const = 0;
   // True: a timeout of this operation leaves the group usable (compileOp), because no tensor was touched.
   virtual bool cancellable() const { return false; }
+  // True: what is left of it may go on when its timeout has passed, and nobody waits for that.
+  virtual bool outlivesTimeout() const { return false; }
+  // It is cancelled: what it left with others than the engine.
+  virtual void giveUp() {}
   // What it moves between this rank and the peer. Zeroes where that is not known before it was moved.
   virtual EdgeBytes edgeBytes(Rank) const { return {}; }
   // The same for all peers at once: added to `byPeer`, when it is over.
@@ -107,7 +111,7 @@ class Activity : public Work, public std::enable_shared_from_this<Activity> {
     const Callback* newest = callbacks_.load(std::memory_order_acquire);
     return newest != nullptr && newest != kCalled;
   }
-  // Runs the callbacks given to onDone. Not under any lock.
+  // Runs all callbacks given to onDone, whatever one of them throws (callUser). Not under any lock.
   void runCallbacks(const Status& status);
   // It was never taken: nobody waits for it, and its pool may have it back.
   void abandon() { done_.store(true, std::memory_order_release); }

@@ -93,9 +93,6 @@ void Combiner::open(const PlanMove& move) {
   cursorOpen_ = true;
   ready_ = 0;
   heldBytes_ = 0;
-  if (held_.size() < move.numSources * cursor_.bytes() && run_.plan.worldSize > 1) {
-    held_.resize(move.numSources * cursor_.bytes());
-  }
 }
 
 bool Combiner::gather(const PlanMove& move) {
@@ -137,7 +134,11 @@ bool Combiner::gatherOne(const PlanMove& move, std::uint32_t index) {
     return false;
   }
   if (appearsLater(move, index)) {
-    // The peer's next source of this combine is behind this one: keep this one apart. held_ was sized for all of them.
+    // The peer's next source of this combine is behind this one: keep this one apart. Most runs never come here. The first one that is kept
+    // makes room for all of the segment, so that none moves.
+    if (held_.size() < move.numSources * bytes) {
+      held_.resize(move.numSources * bytes);
+    }
     std::byte* const copy = held_.data() + heldBytes_;
     std::copy_n(packed, bytes, copy);
     heldBytes_ += bytes;

@@ -2,7 +2,7 @@
 // timeout, ranks that disagree, a malformed frame. The peers are told why (fail frames), as soon as their lanes have room; who hears
 // of a failure tells it on, since the first teller may be gone before it has told everybody. Before callers get their tensors back, nothing
 // on the wires may touch them any more (stopFetches). Deaths and deadlines are looked at while nothing moves, once in a millisecond; only
-// the timeout of an operation that has touched no tensor leaves the group usable.
+// the timeout of an operation that has touched no tensor, or of a message that may lapse, leaves the group usable.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -20,6 +20,7 @@ namespace {
 
 constexpr Duration kStillWaitingAfter = std::chrono::seconds(2);
 constexpr std::size_t kMaxNotice = 8 << 10;
+constexpr Duration kForEver = std::chrono::hours(24 * 365);
 
 std::string seconds(Duration duration) {
   return fmt::format("{:.3g} s", std::chrono::duration<double>(duration).count());
@@ -201,12 +202,21 @@ Status Engine::goneError(const std::vector<Rank>& gone) const {
 void Engine::expire(const std::shared_ptr<Activity>& activity) {
   const Status cause(StatusCode::kTimeout, fmt::format("reached its timeout of {}: {}{}", seconds(activity->timeout),
                                                        activity->waitingFor(), missingLinks(*activity) + answersAbout(*activity)));
+  if (activity->outlivesTimeout()) {
+    activity->deadline = Clock::now() + kForEver;
+    return;
+  }
   if (!activity->cancellable()) {
     const Status failure = failureOf(*activity, cause);
     Status others(StatusCode::kTimeout, fmt::format("{} {}", labelOf(*activity), cause.message()));
     stopFetches();
     finish(*activity, failure);
     poison(std::move(others), true);
+    return;
+  }
+  activity->giveUp();
+  if (!activity->ordered()) {
+    finish(*activity, {StatusCode::kTimeout, fmt::format("{} {}", *activity->description, cause.message())});
     return;
   }
   noteGivenUp(activity->tag(), rank_, cause.message());

@@ -120,7 +120,8 @@ void Engine::judgeWhoStaysAway(const Activity& activity, Rank peer, Clock::time_
 // An operation that nobody looked at in time, since this machine had other things to do, expires that much later.
 void Engine::askBeforeExpiry(Activity& activity, Clock::time_point now) {
   const Duration notice = std::min<Duration>(kLongestNotice, activity.timeout / 5);
-  if (activity.hasAskedPeers || now < activity.deadline - notice) {
+  const bool lapses = !activity.ordered() && activity.cancellable();  // no error will tell the answers
+  if (activity.hasAskedPeers || lapses || now < activity.deadline - notice) {
     return;
   }
   activity.hasAskedPeers = true;

@@ -79,15 +79,9 @@ std::string_view frameKindName(FrameKind kind) {
 
 bool PostFrame::isSound(Payload payload) const {
   for (std::uint32_t i = 0; i < numSlots; ++i) {
-    SlotFields slot;
-    if (payload.size() < sizeof slot) {
+    if (!takePostedSlot(payload).has_value()) {
       return false;
     }
-    std::memcpy(&slot, payload.data(), sizeof slot);
-    if (!isReach(slot.reach) || slot.numDims > kMaxDims || payload.size() < postedSlotBytes(slot.numDims)) {
-      return false;
-    }
-    payload = payload.subspan(postedSlotBytes(slot.numDims));
   }
   return numSlots > 0 && payload.empty();
 }
@@ -182,9 +176,15 @@ std::byte* writePostedSlot(std::byte* out, const PostedSlot& slot) {
   return out + sizeof fields + strides.size_bytes();
 }
 
-PostedSlot takePostedSlot(Payload& payload) {
+std::optional<PostedSlot> takePostedSlot(Payload& payload) {
   SlotFields fields;
+  if (payload.size() < sizeof fields) {
+    return std::nullopt;
+  }
   std::memcpy(&fields, payload.data(), sizeof fields);
+  if (!isReach(fields.reach) || fields.numDims > kMaxDims || payload.size() < postedSlotBytes(fields.numDims)) {
+    return std::nullopt;
+  }
   PostedSlot slot{static_cast<Reach>(fields.reach), {fields.space, fields.address}, Dims::filled(fields.numDims, 0)};
   std::memcpy(slot.byteStrides.begin(), payload.data() + sizeof fields, fields.numDims * sizeof(std::int64_t));
   payload = payload.subspan(postedSlotBytes(fields.numDims));

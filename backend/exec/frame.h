@@ -324,8 +324,9 @@ struct PostedSlot {
 std::size_t postedSlotBytes(int numDims);
 // Writes to `out` and returns where it ended.
 std::byte* writePostedSlot(std::byte* out, const PostedSlot& slot);
-// Takes the next slot off the payload of a sound PostFrame. Precondition: it has one more.
-PostedSlot takePostedSlot(Payload& payload);
+// Takes the next slot off the payload. Nothing when there is no sound one, which a PostFrame's isSound() does not rule out for good: the
+// frame lies in memory that the peer shares.
+std::optional<PostedSlot> takePostedSlot(Payload& payload);
 
 inline std::string_view textOf(Payload payload) {
   return {reinterpret_cast<const char*>(payload.data()), payload.size()};

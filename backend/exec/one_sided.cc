@@ -3,8 +3,10 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <cstring>
+#include <optional>
 #include <utility>
 
 namespace shardwire::internal {
@@ -16,13 +18,27 @@ constexpr std::size_t kMaxAsked = 64;
 // Peers, in all groups, of whom it is not known that all is done. seq_cst: only so that whoever sent something finds its own count.
 std::atomic<int> numUnquietPeers{0};
 
-PartBox boxIn(const PartTag& tag, Payload payload) {
+// The box at the beginning of a sound frame's payload. Nothing when it is not what isSound() saw there: the frame lies in memory that the
+// peer shares, so the box is copied before it is looked at for good.
+std::optional<PartBox> takeBox(const PartTag& tag, Payload payload, std::optional<std::size_t> elementBytes) {
+  std::array<std::byte, std::size_t{2} * kMaxDims * sizeof(std::int64_t)> copy;
+  const std::span<const std::byte> dims = std::span(copy).first(tag.boxBytes());
+  std::memcpy(copy.data(), payload.data(), dims.size());
+  const std::optional<std::size_t> bytes = tag.elementBytesIn(dims);
+  if (!bytes.has_value() || *bytes != elementBytes.value_or(*bytes)) {
+    return std::nullopt;
+  }
   const auto numDims = static_cast<int>(tag.numDims);
   PartBox box{tag.block, tag.offset, tag.elemBytes, Dims::filled(numDims, 0), Dims::filled(numDims, 0)};
-  const std::size_t bytes = tag.numDims * sizeof(std::int64_t);
-  std::memcpy(box.shape.begin(), payload.data(), bytes);
-  std::memcpy(box.byteStrides.begin(), payload.data() + bytes, bytes);
+  std::memcpy(box.shape.begin(), dims.data(), dims.size() / 2);
+  std::memcpy(box.byteStrides.begin(), dims.data() + dims.size() / 2, dims.size() / 2);
   return box;
+}
+
+Status changedMeanwhile(Rank from, std::uint64_t block) {
+  return {
+      StatusCode::kInternal,
+      fmt::format("a request of rank {} for symmetric memory #{} changed while it was read: a bug there, or a stray write", from, block)};
 }
 
 }  // namespace
@@ -175,7 +191,12 @@ Status OneSided::find(Rank from, std::uint64_t block, ServedPart** part) const {
 Status OneSided::onPut(Rank from, const Received<PutFrame>& frame) {
   ServedPart* part = nullptr;
   SW_RETURN_IF_ERROR(find(from, frame.part.block, &part));
-  return part == nullptr ? Status::ok() : part->put(boxIn(frame.part, frame.payload), frame.payload.subspan(frame.part.boxBytes()));
+  if (part == nullptr) {
+    return Status::ok();
+  }
+  const Payload elements = frame.payload.subspan(frame.part.boxBytes());
+  const std::optional<PartBox> box = takeBox(frame.part, frame.payload, elements.size());
+  return box.has_value() ? part->put(*box, elements) : changedMeanwhile(from, frame.part.block);
 }
 
 Status OneSided::onGet(Rank from, const Received<GetFrame>& frame) {
@@ -184,11 +205,14 @@ Status OneSided::onGet(Rank from, const Received<GetFrame>& frame) {
   if (part == nullptr) {
     return Status::ok();
   }
-  const PartBox box = boxIn(frame.part, frame.payload);
-  if (kHeadBytes<ReplyFrame> + boxBytes(box.shape, box.elemBytes) > context_.connection(from).maxFrameBytes(Lane::kControl)) {
-    return {StatusCode::kInternal, fmt::format("rank {} asked for more than one frame of symmetric memory #{}", from, box.block)};
+  const std::optional<PartBox> box = takeBox(frame.part, frame.payload, std::nullopt);
+  if (!box.has_value()) {
+    return changedMeanwhile(from, frame.part.block);
   }
-  return owe(from, {.request = frame.request, .isBox = true, .box = box});
+  if (kHeadBytes<ReplyFrame> + boxBytes(box->shape, box->elemBytes) > context_.connection(from).maxFrameBytes(Lane::kControl)) {
+    return {StatusCode::kInternal, fmt::format("rank {} asked for more than one frame of symmetric memory #{}", from, box->block)};
+  }
+  return owe(from, {.request = frame.request, .isBox = true, .box = *box});
 }
 
 Status OneSided::onWord(Rank from, const Received<WordFrame>& frame) {

@@ -2,7 +2,7 @@
 // receiver takes the oldest announced one that fits (unexpected ones wait here). A short message is its own announcement. A longer one is
 // offered: the receiver reads it where it lies and says so (taken), or, where it cannot, asks for it (grant) and gets it in parts on the
 // point lane, one message after the other in the order of the grants. Nothing is sent there that was not asked for, so a message that
-// nobody receives never blocks the lane.
+// nobody receives never blocks the lane. A recv that was given up leaves its tag, by which the late message is dropped.
 #include "backend/exec/point_to_point.h"
 
 #include <fmt/format.h>
@@ -68,6 +68,11 @@ void PointToPoint::start(const std::shared_ptr<PointRecv>& recv) {
 }
 
 std::shared_ptr<PointRecv> PointToPoint::recvFor(Rank from, const MessageTag& about, std::span<const std::byte> bytes) {
+  auto& givenUp = peer(from).givenUp;
+  if (const auto found = std::ranges::find(givenUp, about.tag); found != givenUp.end()) {
+    givenUp.erase(found);
+    return nullptr;
+  }
   for (auto it = receives_.begin(); it != receives_.end(); ++it) {
     if (((*it)->peer < 0 || (*it)->peer == from) && (*it)->tag == about.tag) {
       std::shared_ptr<PointRecv> recv = *it;
@@ -93,7 +98,9 @@ Status PointToPoint::deliverKept(PointRecv& recv, Rank from, std::span<const std
   if (const auto eager = readFrame<EagerFrame>(frame)) {
     return deliver(recv, from, *eager);
   }
-  return deliver(recv, from, *readFrame<OfferFrame>(frame));
+  // It was sound when it came, out of memory that the peer shares.
+  const auto offer = readFrame<OfferFrame>(frame);
+  return offer.has_value() ? deliver(recv, from, *offer) : unreadableFrame(from, Lane::kControl, frame);
 }
 
 // A message of this peer that is no longer here failed meanwhile; one that was never offered, or is over, cannot be asked for.
@@ -209,6 +216,11 @@ void PointToPoint::forget(const Activity* activity) {
       std::erase_if(peer->sends, is);
     }
   }
+}
+
+void PointToPoint::giveUp(const PointRecv& recv) {
+  forget(&recv);
+  peer(recv.peer).givenUp.push_back(recv.tag);
 }
 
 // ---- sending

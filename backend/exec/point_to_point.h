@@ -45,6 +45,8 @@ class PointToPoint {
   bool isNextToStage(Rank peer, const PointSend* send) const;
   void popToStage(Rank peer);
   void forget(const Activity* activity);
+  // The recv ends unmatched; the message that it waited for is dropped, should it still come.
+  void giveUp(const PointRecv& recv);
 
  private:
   // A message that came before its recv: its EagerFrame or OfferFrame.
@@ -58,6 +60,7 @@ class PointToPoint {
     std::deque<std::shared_ptr<PointSend>> toStage;  // granted, being staged, oldest first
     std::deque<std::shared_ptr<PointRecv>> granted;  // our receives whose frames come next
     std::deque<Unexpected> unexpected;               // no recv yet
+    std::vector<std::int32_t> givenUp;               // tags of messages that nobody waits for any more, each for one message
   };
   // Made at the first message from or to the rank: empty queues take 2 KiB, and a group has many ranks that never send to each other.
   Peer& peer(Rank rank);
@@ -81,7 +84,10 @@ class PointSend final : public Activity {
   PointSend(Rank peer, int tag, std::span<const std::byte> bytes) : peer(peer), tag(tag), bytes(bytes) {}
   bool step(std::vector<bool>& blockedBulk) override;
   bool finished() const override { return finished_; }
-  bool needs(Rank rank) const override { return rank == peer && !finished_; }
+  bool needs(Rank rank) const override { return rank == peer && !finished_ && !outlivesTimeout(); }
+  bool cancellable() const override { return lapses && !offered_; }
+  bool outlivesTimeout() const override { return lapses && offered_; }
+  void giveUp() override { points_->forget(this); }
   void addTraffic(std::span<EdgeBytes> byPeer) const override { byPeer[static_cast<std::size_t>(peer)].sends += bytes.size(); }
   std::string waitingFor() const override;
   bool ordered() const override { return false; }
@@ -92,6 +98,7 @@ class PointSend final : public Activity {
   std::uint64_t message = 0;   // numbered per peer
   Staging* staging = nullptr;  // of `bytes`, when these come from a device
   std::string arguments;       // with Options::checkAll: "float32[2, 3]"
+  bool lapses = false;         // CallOptions::lapses
 
  private:
   friend class PointToPoint;
@@ -113,6 +120,9 @@ class PointRecv final : public Activity {
   bool step(std::vector<bool>& blockedBulk) override;
   bool finished() const override { return finished_; }
   bool needs(Rank rank) const override { return !finished_ && (rank == peer || rank == source_); }
+  bool cancellable() const override { return lapses && source_ < 0; }
+  bool outlivesTimeout() const override { return lapses && source_ >= 0; }
+  void giveUp() override { points_->giveUp(*this); }
   std::string waitingFor() const override;
   bool ordered() const override { return false; }
   Rank sourceRank() const override { return isDone() ? source_ : -1; }
@@ -127,6 +137,7 @@ class PointRecv final : public Activity {
   const int tag;
   const std::span<std::byte> bytes;
   std::string arguments;  // as PointSend's
+  bool lapses = false;    // CallOptions::lapses; with a peer only, not kAnySource
 
  private:
   friend class PointToPoint;

@@ -67,7 +67,7 @@ Status ReceiveEdge::onPost(const Received<PostFrame>& frame) {
   }
   Payload rest = frame.payload;
   for (std::uint32_t i = 0; i < frame.numSlots; ++i) {
-    if (!takeSlot(takePostedSlot(rest))) {
+    if (const std::optional<PostedSlot> posted = takePostedSlot(rest); !posted.has_value() || !takeSlot(*posted)) {
       return run_.activity.misfit(edge_.peer, FrameKind::kPost);
     }
   }

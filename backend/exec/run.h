@@ -77,6 +77,10 @@ class Run : public Activity {
   template <typename Edges>
   bool mustWait(const Edges& sends, std::vector<bool>& blockedBulk) {
     if (gate_ != nullptr && gate_->isOpen()) {
+      if (!gate_->failure().isOk()) {
+        context().fail(gate_->failure());
+        return true;
+      }
       gate_ = nullptr;
       context().begin(*this);
     }

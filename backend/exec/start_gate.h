@@ -15,9 +15,10 @@ namespace shardwire::internal {
 
 class StartGate {
  public:
-  // `prepare` (may be empty) is called once, when all of `earlier` are done: what reads tensors before the first stage.
-  StartGate(std::vector<std::shared_ptr<Activity>> earlier, std::function<void()> prepare)
-      : earlier_(std::move(earlier)), prepare_(std::move(prepare)) {}
+  // `prepare` (may be empty) is called once, when all of `earlier` are done: what reads tensors before the first stage. `failure`: why the
+  // operation, when its turn comes, fails the group instead of starting.
+  StartGate(std::vector<std::shared_ptr<Activity>> earlier, std::function<void()> prepare, Status failure = Status::ok())
+      : earlier_(std::move(earlier)), prepare_(std::move(prepare)), failure_(std::move(failure)) {}
 
   bool isOpen() {
     while (!earlier_.empty() && earlier_.back()->isDone()) {
@@ -29,6 +30,8 @@ class StartGate {
     return earlier_.empty();
   }
 
+  const Status& failure() const { return failure_; }
+
   // For messages, while it is closed.
   std::string waitingFor() const {
     const auto open = std::find_if(earlier_.begin(), earlier_.end(), [](const auto& activity) { return !activity->isDone(); });
@@ -38,6 +41,7 @@ class StartGate {
  private:
   std::vector<std::shared_ptr<Activity>> earlier_;
   std::function<void()> prepare_;
+  Status failure_;
 };
 
 }  // namespace shardwire::internal

@@ -71,19 +71,23 @@ std::uint64_t cacheLimit() {
   return std::min(machine / 8, std::max(std::uint64_t{1} << 30, machine / 32));
 }
 
+Result<void*> allocateOrdinary(std::size_t bytes) {
+  void* block = nullptr;
+  const int error = ::posix_memalign(&block, kBlockAlignment, std::max<std::size_t>(bytes, 1));
+  return error == 0 ? Result<void*>(block) : systemError(fmt::format("cannot allocate {} bytes", bytes), error);
+}
+
 // Ordinary memory that stands in for the heap in a forked child that still uses its parent's object.
 struct OrdinaryBlocks {
   Mutex mutex;
   std::unordered_set<void*> blocks SW_GUARDED_BY(mutex);
 
   Result<void*> allocate(std::size_t bytes) {
-    void* block = nullptr;
-    const int error = ::posix_memalign(&block, kBlockAlignment, std::max<std::size_t>(bytes, 1));
-    if (error != 0) {
-      return systemError(fmt::format("cannot allocate {} bytes", bytes), error);
+    const Result<void*> block = allocateOrdinary(bytes);
+    if (block.isOk()) {
+      const MutexLock lock(mutex);
+      blocks.insert(*block);
     }
-    const MutexLock lock(mutex);
-    blocks.insert(block);
     return block;
   }
   bool free(void* block) {
@@ -154,6 +158,8 @@ class MemfdHeap final : public SharedHeap {
   void giveBack(std::uint64_t offset) SW_REQUIRES(mutex_);
   // Returns pages of free extents to the system until at most `limit` bytes keep theirs.
   void purge(std::uint64_t limit) SW_EXCLUDES(mutex_);
+  // Waits for the extents that other threads are returning to the system: until then nobody can have them.
+  void awaitPurges() SW_EXCLUDES(mutex_);
 
   const Fd fd_;
   const Mapping mapping_;
@@ -164,6 +170,8 @@ class MemfdHeap final : public SharedHeap {
   std::atomic<std::uint64_t> usedBytes_{0};
   std::atomic<std::uint64_t> numPurges_{0};
   Mutex mutex_;
+  ConditionVariable purged_;
+  int numPurging_ SW_GUARDED_BY(mutex_) = 0;  // extents that are in no table while the kernel takes their pages
   ExtentMap extents_ SW_GUARDED_BY(mutex_);
   SmallBlocks small_ SW_GUARDED_BY(mutex_);
   std::unordered_map<std::uint64_t, std::uint64_t> large_ SW_GUARDED_BY(mutex_);  // offset -> bytes
@@ -201,25 +209,25 @@ Result<void*> MemfdHeap::allocate(std::size_t bytes) {
   if (isInherited_.load(std::memory_order_relaxed)) {
     return ordinaryBlocks().allocate(bytes);
   }
-  if (bytes <= mapping_.size()) {  // else rounding might overflow
-    for (const bool again : {false, true}) {
-      if (again) {
-        purge(0);  // dirty and clean neighbours become one, which may be enough
-      }
-      bool isNew = false;
-      std::optional<std::uint64_t> offset;
-      {
-        const MutexLock lock(mutex_);
-        offset = bytes <= kMaxSmallBytes ? takeSmall(bytes) : takeLarge(bytes, &isNew);
-      }
-      if (offset) {
-        std::byte* block = mapping_.bytes() + *offset;
-        if (isNew && bytes <= kMostBackedAtOnce) {
-          hugePages_.back(block, roundUp(bytes, kHugePage));
-        }
-        return static_cast<void*>(block);
-      }
+  // Dirty and clean neighbours become one when the dirty ones are purged, which may be enough.
+  bool mayJoinMore = bytes <= mapping_.size();  // else rounding might overflow
+  while (mayJoinMore) {
+    bool isNew = false;
+    std::optional<std::uint64_t> offset;
+    {
+      const MutexLock lock(mutex_);
+      offset = bytes <= kMaxSmallBytes ? takeSmall(bytes) : takeLarge(bytes, &isNew);
+      mayJoinMore = extents_.dirtyBytes() > 0 || numPurging_ > 0;
     }
+    if (offset) {
+      std::byte* block = mapping_.bytes() + *offset;
+      if (isNew && bytes <= kMostBackedAtOnce) {
+        hugePages_.back(block, roundUp(bytes, kHugePage));
+      }
+      return static_cast<void*>(block);
+    }
+    purge(0);
+    awaitPurges();
   }
   return Status{StatusCode::kSystem,
                 fmt::format("the shared heap of {} bytes has {} in use and no room for {} more: raise SHARDWIRE_HEAP_BYTES",
@@ -275,6 +283,7 @@ void MemfdHeap::purge(std::uint64_t limit) {
       if (extents_.dirtyBytes() > limit) {
         extent = extents_.takeOldestDirty(roundUp(extents_.dirtyBytes() - limit, kHugePage));
       }
+      numPurging_ += extent.has_value() ? 1 : 0;
     }
     if (!extent) {
       return;
@@ -288,6 +297,15 @@ void MemfdHeap::purge(std::uint64_t limit) {
     }
     const MutexLock lock(mutex_);
     extents_.give(*extent, false);
+    --numPurging_;
+    purged_.notifyAll();
+  }
+}
+
+void MemfdHeap::awaitPurges() {
+  const MutexLock lock(mutex_);
+  while (numPurging_ > 0) {
+    purged_.wait(mutex_);
   }
 }
 
@@ -406,6 +424,23 @@ Result<std::shared_ptr<void>> allocateShared(std::size_t bytes) {
     return memory.status();
   }
   return std::shared_ptr<void>(*memory, &SharedHeap::freeBlock);
+}
+
+Result<std::shared_ptr<void>> allocateScratch(std::size_t bytes) {
+  Result<std::shared_ptr<void>> shared = allocateShared(bytes);
+  if (shared.isOk()) {
+    return shared;
+  }
+  const Result<void*> ordinary = allocateOrdinary(bytes);
+  if (!ordinary.isOk()) {
+    return Status{StatusCode::kSystem,
+                  fmt::format("{}; nor is there ordinary memory: {}", shared.status().message(), ordinary.status().message())};
+  }
+  static std::atomic_flag isTold;
+  if (!isTold.test_and_set(std::memory_order_relaxed)) {
+    logWarn("copies of tensors go to ordinary memory, out of which other ranks read more slowly: {}", shared.status().message());
+  }
+  return std::shared_ptr<void>(*ordinary, &::free);
 }
 
 }  // namespace shardwire::internal

@@ -28,7 +28,7 @@ class SharedHeap {
 
   virtual ~SharedHeap() = default;
   // 64-byte aligned (2 MiB aligned from 2 MiB on, and then backed by memory at once where the kernel has huge pages to give); kSystem when
-  // the reservation is exhausted. bytes == 0 gives a unique pointer.
+  // the reservation is exhausted, also after free memory was given back to the system. bytes == 0 gives a unique pointer.
   virtual Result<void*> allocate(std::size_t bytes) = 0;
   // Accepts what allocate() gave, from any thread. Memory of large blocks goes back to the system after a while of not being reused.
   virtual void free(void* bytes) = 0;
@@ -44,5 +44,8 @@ class SharedHeap {
 
 // Memory of this process's heap, which peers read directly; given back with its last owner. Errors of instance() and allocate().
 Result<std::shared_ptr<void>> allocateShared(std::size_t bytes);
+// Memory for copies and scratch of an operation: of the heap, and where that is full ordinary memory, which peers do not map but get at as
+// they do at tensors there. kSystem when there is neither.
+Result<std::shared_ptr<void>> allocateScratch(std::size_t bytes);
 
 }  // namespace shardwire::internal

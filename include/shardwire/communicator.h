@@ -26,6 +26,10 @@ struct CallOptions {
   std::optional<Duration> timeout;            // absent: the group's
   std::shared_ptr<void> keepAlive = nullptr;  // held until the operation is done
   Staging* staging = nullptr;                 // of tensors that are host copies; lives as long as keepAlive
+  // Of send and recv. True: when the timeout passes, a message that nobody answered ends alone with kTimeout, and the group goes on; what
+  // the peer sends for it later is dropped. A send that the peer was told of stays, in case that the peer takes it; it needs the peer no
+  // more.
+  bool lapses = false;
 };
 
 class Communicator {
@@ -93,6 +97,9 @@ class Communicator {
 
   // Fails every pending and later operation of this group on this rank at once with `reason`. Idempotent.
   virtual void abort(const std::string& reason) = 0;
+  // What the destructor does, now, whoever else holds the object: ends the group on this rank, and tells the others nothing but that this
+  // rank left. Calls of other threads that wait fail with kAborted, and so do later ones. Idempotent.
+  virtual void end() = 0;
 };
 
 }  // namespace shardwire

@@ -20,7 +20,8 @@ class Work {
   virtual Status wait(Deadline deadline = kNoDeadline) = 0;
   // Ok while pending and after success.
   virtual Status status() const = 0;
-  // Calls `callback` once, when done (at once if it already is), on whichever thread notices; never under a lock of ours.
+  // Calls `callback` once, when done (at once if it already is), on whichever thread notices; never under a lock of ours. An exception that
+  // it throws is logged, and goes no further.
   virtual void onDone(std::function<void(const Status&)> callback) = 0;
   // The rank that a receive from any source matched; -1 otherwise or before it is done.
   virtual Rank sourceRank() const { return -1; }

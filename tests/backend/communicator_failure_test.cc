@@ -4,6 +4,7 @@
 #include <atomic>
 #include <future>
 #include <mutex>
+#include <stdexcept>
 #include <thread>
 
 #include "tests/backend/thread_group.h"
@@ -82,7 +83,96 @@ TEST(Callbacks, OfAWaiterMayWaitForAnotherOperation) {
   });
 }
 
+// On rank 0 they run on the progress thread, on rank 1 on the thread of a waiter.
+TEST(Callbacks, ThatThrowTakeNothingFromTheOthers) {
+  withGroup(2, [&](Communicator& group) {
+    std::vector<std::int64_t> first(10, 1);
+    std::vector<std::int64_t> second(10, 1);
+    if (group.rank() == 1) {
+      std::this_thread::sleep_for(milliseconds(20));
+    }
+    auto work = group.allReduce(viewOf(first), ReduceOp::kSum);
+    ASSERT_TRUE(work.isOk());
+    std::promise<void> called;
+    std::promise<void> calledLast;
+    (*work)->onDone([](const Status&) { throw std::runtime_error("the user's callback failed"); });
+    (*work)->onDone([](const Status&) { throw 7; });
+    (*work)->onDone([&](const Status&) { called.set_value(); });
+    if (group.rank() == 1) {
+      EXPECT_TRUE((*work)->wait().isOk());
+    }
+    ASSERT_EQ(called.get_future().wait_for(seconds(10)), std::future_status::ready);
+    (*work)->onDone([](const Status&) { throw std::runtime_error("the user's callback failed"); });  // here and now
+    auto next = group.allReduce(viewOf(second), ReduceOp::kSum);
+    ASSERT_TRUE(next.isOk());
+    (*next)->onDone([&](const Status&) { calledLast.set_value(); });
+    ASSERT_EQ(calledLast.get_future().wait_for(seconds(10)), std::future_status::ready);
+    EXPECT_EQ(first[0] + second[0], 4);
+  });
+}
+
 // ---- failure
+
+// The root's tensor is one number that is seen many times: a copy of it finds no memory anywhere. The other rank only points somewhere.
+TEST(Failure, WithoutMemoryForACopyTheOperationFailsInItsPlaceOnAllRanks) {
+  constexpr std::int64_t kElements = std::int64_t{1} << 44;
+  withGroup(2, [&](Communicator& group) {
+    std::vector<std::int64_t> before(1000, 1);
+    std::vector<std::int64_t> number(1, 7);
+    const auto earlier = group.allReduce(viewOf(before), ReduceOp::kSum);
+    TensorView huge = TensorView::contiguous(number.data(), DType::kInt64, {kElements});
+    if (group.rank() == 0) {
+      huge.strides[0] = 0;
+    }
+    auto work = group.broadcast(huge, 0);
+    expectOk(earlier);
+    ASSERT_TRUE(work.isOk()) << work.status().message();
+    const Status status = (*work)->wait();
+    EXPECT_EQ(status.code(), StatusCode::kSystem);
+    EXPECT_NE(status.message().find("needs memory for copies that rank 0 does not have"), std::string::npos) << status.message();
+  });
+}
+
+// Rank 2 comes after rank 0 has given up, and then leaves in good order.
+TEST(Failure, AMessageThatLapsedLeavesNothingBehind) {
+  MemoryStore store;
+  std::atomic<int> lapsed{0};
+  std::atomic<int> left{0};
+  testing::runRanksAsThreads(3, [&](Rank rank) {
+    std::unique_ptr<Communicator> group = Communicator::create(store, rank, 3, testOptions(), "test").value();
+    std::vector<std::int64_t> value(1, rank);
+    const CallOptions lapsing{.timeout = milliseconds(20), .lapses = true};
+    if (rank == 0) {
+      const auto missed = group->recv(viewOf(value), 2, 7, lapsing);
+      ASSERT_TRUE(missed.isOk());
+      EXPECT_EQ((*missed)->wait().code(), StatusCode::kTimeout);
+      EXPECT_EQ((*missed)->status().code(), StatusCode::kTimeout);
+      ++lapsed;
+      expectOk(group->recv(viewOf(value), 2, 7));
+      EXPECT_EQ(value[0], 12);
+    } else if (rank == 2) {
+      await(lapsed, 1);
+      for (const std::int64_t each : {11, 12}) {
+        value[0] = each;
+        expectOk(group->send(viewOf(value), 0, 7));
+      }
+    }
+    expectOk(group->barrier());
+    if (rank == 2) {
+      group = nullptr;
+      ++left;
+      return;
+    }
+    await(left, 1);
+    for (int round = 0; round < 10; ++round) {
+      std::this_thread::sleep_for(milliseconds(rank));  // rank 0 waits, and looks for who has left
+      expectOk(rank == 0 ? group->recv(viewOf(value), 1, 8) : group->send(viewOf(value), 0, 8));
+    }
+    EXPECT_TRUE(group->status().isOk()) << group->status().message();
+    // Nobody leaves while the other still needs it.
+    expectOk(rank == 0 ? group->send(viewOf(value), 1, 9) : group->recv(viewOf(value), 0, 9));
+  });
+}
 
 TEST(Failure, DifferentOperationsAreNamedOnBothRanks) {
   std::mutex mutex;
@@ -209,6 +299,36 @@ TEST(Failure, AGroupThatEndsWithACompiledOpInHandIsLeft) {
     }
     const auto late = (*op)->run({&input, 1}, {&output, 1});
     EXPECT_FALSE(late.isOk()) << "the group ended";
+  });
+}
+
+// Whoever else holds the group, inside a call or not, it has ended when end() returns, and in good order: the other rank hears of no abort.
+TEST(Failure, AGroupEndsWhileAnotherThreadIsInsideACall) {
+  MemoryStore store;
+  std::atomic<int> ended{0};
+  testing::runRanksAsThreads(2, [&](Rank rank) {
+    const std::shared_ptr<Communicator> group = Communicator::create(store, rank, 2, testOptions(), "test").value();
+    if (rank == 1) {
+      await(ended, 1);
+      EXPECT_TRUE(group->status().isOk()) << group->status().message();
+      group->end();
+    } else {
+      std::atomic<int> begun{0};
+      std::thread inside([&, group] {
+        begun = 1;
+        EXPECT_EQ(group->compileOp({}).status().code(), StatusCode::kAborted);
+      });
+      await(begun, 1);
+      group->end();
+      EXPECT_EQ(group->status().code(), StatusCode::kAborted);
+      EXPECT_EQ(group->barrier().status().code(), StatusCode::kAborted);
+      ended = 1;
+      inside.join();
+      group->end();  // and again
+    }
+    const auto anew = Communicator::create(store, rank, 2, testOptions(), "test");
+    ASSERT_TRUE(anew.isOk()) << anew.status().message();
+    expectOk((*anew)->barrier());
   });
 }
 

@@ -3,6 +3,7 @@
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
+#include <malloc.h>
 
 #include <algorithm>
 #include <atomic>
@@ -149,6 +150,33 @@ TEST_P(Collectives, ManyInFlightFinishInAnyOrderOfWaiting) {
     for (int i = kOps - 1; i >= 0; --i) {
       ASSERT_TRUE(works[static_cast<std::size_t>(i)]->wait().isOk());
       ASSERT_EQ(tensors[static_cast<std::size_t>(i)], patternOf(n - 1, static_cast<std::size_t>(1 + i * 997), i));
+    }
+  });
+}
+
+// Long reductions read their sources where they lie: what is kept for the next call of a shape is small, however many shapes there are.
+TEST(Memory, OfReductionsOfManyShapesIsSmall) {
+  constexpr std::size_t kElements = std::size_t{64} << 10;  // 512 KiB: a segment for each rank at least
+  constexpr std::size_t kShapes = 20;
+  const auto inUse = [] {
+    const struct mallinfo2 info = ::mallinfo2();
+    return info.uordblks + info.hblkhd;
+  };
+  std::atomic<std::size_t> before{0};
+  withGroup(4, [&](Communicator& group) {
+    std::vector<std::int64_t> values(kElements + kShapes * 64, 1);
+    for (std::size_t shape = 0; shape <= kShapes; ++shape) {
+      const auto view = TensorView::contiguous(values.data(), DType::kInt64, {static_cast<std::int64_t>(kElements + shape * 64)});
+      expectOk(group.allReduce(view, ReduceOp::kMax));
+      if (shape == 0 || shape == kShapes) {
+        expectOk(group.barrier());
+        if (group.rank() == 0 && shape == 0) {
+          before = inUse();
+        } else if (group.rank() == 0) {
+          EXPECT_LT(inUse(), before + kShapes * (std::size_t{256} << 10));
+        }
+        expectOk(group.barrier());
+      }
     }
   });
 }

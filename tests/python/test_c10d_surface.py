@@ -267,6 +267,32 @@ def test_completion_hook(run_ranks):
     run_ranks(2, body)
 
 
+@pytest.mark.skipif(not WRAPS, reason="this torch has no completion hooks")
+def test_completion_hook_that_raises(run_ranks):
+    def body(rank, size):
+        group = dist.new_group([0, 1])
+        calls = []
+
+        def hook(info):
+            calls.append(threading.get_ident())
+            raise RuntimeError("the user's hook failed")
+
+        group._register_on_completion_hook(hook)
+        for waits in (True, False):  # rank 1 comes later: the hook runs in rank 0's wait, and then on its progress thread
+            if rank == 1:
+                time.sleep(0.1)
+            tensor = torch.ones(4)
+            work = dist.all_reduce(tensor, group=group, async_op=True)
+            if waits:
+                work.wait()
+            wait_until(work.is_completed)
+            assert tensor[0].item() == size
+        group._wait_for_pending_works()
+        assert len(calls) == 2
+
+    run_ranks(2, body, group_timeout=10)
+
+
 @pytest.mark.skipif(not WRAPS, reason="works of this torch have no duration")
 def test_timing(run_ranks):
     def body(rank, size):
@@ -404,6 +430,27 @@ def test_monitored_barrier_names_the_late(run_ranks):
         monitored(world, 20)  # and the late messages do not count for this one
 
     run_ranks(4, body)
+
+
+def test_the_group_outlives_who_missed_a_monitored_barrier(run_ranks):
+    """Rank 2 misses the barrier of a group and leaves it in good order: what the barrier waited for is of no interest any more."""
+    def body(rank, size):
+        group = dist.new_group(list(range(size)))
+        if rank != 2:
+            raises(shardwire.TimeoutError, lambda: monitored(group, 0.2), contains="Rank 2 failed to pass")
+        dist.barrier()
+        if rank == 2:
+            shardwire._C.shutdown(backend_of(group))
+        dist.barrier()
+        if rank != 2:
+            if rank == 1:
+                time.sleep(0.05)  # rank 0 waits, and looks for who has left
+            tensor = torch.full((4,), float(rank))
+            for _ in range(3):
+                dist.send(tensor, 0, group=group) if rank == 1 else dist.recv(tensor, 1, group=group)
+            assert tensor[0].item() == 1.0
+
+    run_ranks(3, body)
 
 
 def test_monitored_barrier_without_rank_0(run_ranks):

@@ -1,4 +1,4 @@
-"""A short, repeatable cut of bench/kills.py and bench/mismatches.py: nothing may hang, be wrong, or be left unnamed."""
+"""A short, repeatable cut of bench/kills.py and bench/mismatches.py: nothing may hang, be wrong, or be left unnamed. And a second of bench/soak.py."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "bench"))
 
 import kills
 import mismatches
+import soak
 from campaigns import pauses
 from campaigns.mismatch_kinds import KINDS
 
@@ -46,6 +47,11 @@ def test_every_kind_of_mismatch_raises_on_every_rank(part: int, capsys: pytest.C
     outcomes = mismatches.campaign(SEED, numbers, ["shm", "tcp"][part % 2 :][:1], checked=False)
     faults = [outcome for outcome in outcomes if mismatches.is_fault(outcome, False) and mismatches.judge(outcome, False) != "late"]
     assert not faults, capsys.readouterr().out
+
+
+def test_the_soak_goes_round(capsys: pytest.CaptureFixture[str]) -> None:
+    """Every kind of use, with a checked result. Whether memory grows, an hour of it tells, and no second."""
+    assert not soak.campaign(soak.arguments(["--seconds", "1", "--ranks", "2", "--settle", "1"])), capsys.readouterr().out
 
 
 @pytest.mark.skipif(shutil.which("mpirun") is None, reason="no mpirun here (Debian: openmpi-bin)")

@@ -1,5 +1,8 @@
 """Every collective through torch.distributed against what plain torch says."""
 
+import os
+from datetime import timedelta
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -115,6 +118,23 @@ def run_strided(rank, size):
     dist.broadcast(window, src=size - 1)
     assert torch.equal(window, values(size - 1, (3, 4), torch.float32))
     assert wide.sum() == window.sum()  # nothing beside the window was touched
+
+
+def run_with_a_small_heap(rank, size, store):
+    if rank == 0:
+        os.environ["SHARDWIRE_HEAP_BYTES"] = "4M"
+    dist.init_process_group("shardwire", init_method=f"file://{store}", rank=rank, world_size=size, timeout=timedelta(seconds=20))
+    tensor = torch.full((1000, 2001), float(rank + 1))[:, :2000]  # 8 MB, in ordinary memory, and all_reduce wants it contiguous
+    dist.all_reduce(tensor)
+    assert torch.equal(tensor, torch.full((1000, 2000), 3.0))
+    gathered = [torch.empty(1000, 2001)[:, :2000] for _ in range(size)]
+    dist.all_gather(gathered, tensor)
+    assert all(torch.equal(each, tensor) for each in gathered)
+    dist.barrier()
+
+
+def test_copies_of_tensors_need_no_room_in_the_heap(run_ranks, tmp_path):
+    run_ranks(2, run_with_a_small_heap, str(tmp_path / "store"), init=False)
 
 
 def test_strided_tensors(run_ranks):

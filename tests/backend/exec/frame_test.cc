@@ -141,13 +141,18 @@ TEST(Frame, IsReadAsItWasWritten) {
   EXPECT_EQ(post->edgeBytes, 7U);
   EXPECT_EQ(post->firstSlot, 2U);
   Payload rest = post->payload;
-  const PostedSlot first = takePostedSlot(rest);
+  const PostedSlot first = takePostedSlot(rest).value();
   EXPECT_EQ(first.reach, Reach::kFetch);
   EXPECT_EQ(first.address.space, 7U);
   EXPECT_EQ(first.address.value, 8U);
   EXPECT_TRUE(first.byteStrides.empty());
-  EXPECT_EQ(takePostedSlot(rest).byteStrides, (Dims{16, 4}));
+  EXPECT_EQ(takePostedSlot(rest).value().byteStrides, (Dims{16, 4}));
   EXPECT_TRUE(rest.empty());
+  EXPECT_FALSE(takePostedSlot(rest).has_value());
+  Bytes changed = second;
+  changed[1] = std::byte{200};  // dimensions, by a peer that shares the memory in which the frame lies
+  rest = changed;
+  EXPECT_FALSE(takePostedSlot(rest).has_value());
 
   const Bytes eager = frameOf(EagerFrame{kAbout}, bytesOf("abct"));
   ASSERT_TRUE(readFrame<EagerFrame>(eager).has_value());

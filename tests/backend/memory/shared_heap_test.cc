@@ -300,6 +300,49 @@ TEST(SharedHeap, MakesDoWithLimitedAddressSpace) {
 }
 #endif
 
+// What one thread is giving back to the system is in no table of free memory: another one that needs it waits.
+TEST(SharedHeap, HasRoomWhileAnotherThreadGivesPagesBack) {
+  runRanksAsProcesses(1, [](Rank) {
+    ::setenv("SHARDWIRE_HEAP_BYTES", "64M", 1);
+    auto made = SharedHeap::instance();
+    ASSERT_TRUE(made.isOk()) << made.status().message();
+    std::vector<std::thread> threads;
+    for (unsigned seed = 0; seed < 2; ++seed) {
+      threads.emplace_back([&, seed] {
+        std::mt19937 random(seed);
+        for (int i = 0; i < 300; ++i) {
+          // Wherever the other thread's block lies, there is room for this one beside it.
+          const std::size_t bytes = (1 + random() % 10) << 21;
+          const auto block = (*made)->allocate(bytes);
+          ASSERT_TRUE(block.isOk()) << block.status().message();
+          std::memset(*block, 1, bytes);
+          (*made)->free(*block);
+        }
+      });
+    }
+    for (std::thread& thread : threads) {
+      thread.join();
+    }
+  });
+}
+
+TEST(SharedHeap, ScratchIsOrdinaryMemoryWhereTheHeapIsFull) {
+  runRanksAsProcesses(1, [](Rank) {
+    ::setenv("SHARDWIRE_HEAP_BYTES", "64M", 1);
+    constexpr std::size_t kSize = std::size_t{40} << 20;
+    const auto inHeap = allocateScratch(kSize);
+    const auto outside = allocateScratch(kSize);
+    ASSERT_TRUE(inHeap.isOk() && outside.isOk());
+    EXPECT_TRUE((*SharedHeap::instance())->offsetOf(inHeap->get(), kSize).has_value());
+    EXPECT_FALSE((*SharedHeap::instance())->offsetOf(outside->get(), 1).has_value());
+    std::memset(outside->get(), 1, kSize);
+    const auto nowhere = allocateScratch(std::size_t{1} << 47);
+    ASSERT_FALSE(nowhere.isOk());
+    EXPECT_NE(nowhere.status().message().find("SHARDWIRE_HEAP_BYTES; nor is there ordinary memory"), std::string::npos)
+        << nowhere.status().message();
+  });
+}
+
 TEST(SharedHeap, SaysSoWhenFilesAreLimited) {
   runRanksAsProcesses(1, [](Rank) {
     ::setenv("SHARDWIRE_HEAP_BYTES", "1G", 1);

@@ -349,6 +349,30 @@ TEST(OneSidedOwner, AGetWhoseAnswerWaitsGivesWhatWasThereBeforeLaterRequests) {
   }
 }
 
+// The frame lies in memory that the peer shares, and may change after it was found sound.
+TEST(OneSidedOwner, RefusesABoxThatChangesWhileItIsRead) {
+  FakeGroup group(2);
+  OneSided owner(group[0].context);
+  std::vector<std::uint64_t> memory(16 + BlockWords::sizeFor(2, 1) / sizeof(std::uint64_t));
+  auto* const at = reinterpret_cast<std::byte*>(memory.data());
+  owner.serve(5, std::make_shared<ServedBlock>(at, 128, BlockWords(at + 128, 2)));
+  const PartTag part{.block = 5, .offset = 0, .elemBytes = 8, .numDims = 1};
+  const auto writeAt = [](Bytes& frame, std::size_t offset, std::int64_t value) {
+    std::memcpy(frame.data() + offset, &value, sizeof value);
+  };
+  const std::array<std::int64_t, 4> boxAndElements = {2, 8, 1, 2};
+  Bytes put = frameOf(PutFrame{part}, std::as_bytes(std::span(boxAndElements)));
+  const auto soundPut = receivedOf<PutFrame>(put);
+  writeAt(put, kHeadBytes<PutFrame>, 16);  // more elements than the frame has
+  EXPECT_EQ(owner.onPut(1, soundPut).code(), StatusCode::kInternal);
+  const std::array<std::int64_t, 2> box = {2, 8};
+  Bytes get = frameOf(GetFrame{.part = part, .request = 1}, std::as_bytes(std::span(box)));
+  const auto soundGet = receivedOf<GetFrame>(get);
+  writeAt(get, kHeadBytes<GetFrame> + sizeof(std::int64_t), -8);  // a stride that leaves the block
+  EXPECT_EQ(owner.onGet(1, soundGet).code(), StatusCode::kInternal);
+  EXPECT_EQ(memory[0], 0U);
+}
+
 // The owner's program is elsewhere: its progress thread serves.
 TEST_P(OneSidedAccess, NeedsNothingOfTheOwnersProgram) {
   std::atomic<bool> isOver{false};
