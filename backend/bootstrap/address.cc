@@ -23,21 +23,6 @@ constexpr std::size_t kMaxTextBytes = 4096;
 constexpr std::size_t kMaxNameBytes = kMaxUnixNameBytes;
 constexpr std::uint32_t kMaxLinks = 256;
 
-Result<std::string> readBootId() {
-  constexpr const char* kPath = "/proc/sys/kernel/random/boot_id";
-  const Fd file(::open(kPath, O_RDONLY | O_CLOEXEC));
-  std::array<char, 64> text{};
-  const ssize_t size = file.isOpen() ? ::read(file.get(), text.data(), text.size()) : -1;
-  if (size <= 0) {
-    return systemError(fmt::format("reading {}, by which ranks find out whether they share a host", kPath), errno);
-  }
-  std::string id(text.data(), static_cast<std::size_t>(size));
-  while (!id.empty() && id.back() == '\n') {
-    id.pop_back();
-  }
-  return id;
-}
-
 // 0 where the kernel does not tell: then the handshake finds out.
 std::uint64_t userNamespace() {
   struct stat status {};
@@ -73,6 +58,21 @@ bool readLinks(ByteReader& reader, std::vector<NetAddress>& links) {
 }
 
 }  // namespace
+
+Result<std::string> readBootId() {
+  constexpr const char* kPath = "/proc/sys/kernel/random/boot_id";
+  const Fd file(::open(kPath, O_RDONLY | O_CLOEXEC));
+  std::array<char, 64> text{};
+  const ssize_t size = file.isOpen() ? ::read(file.get(), text.data(), text.size()) : -1;
+  if (size <= 0) {
+    return systemError(fmt::format("reading {}, by which ranks find out whether they share a host", kPath), errno);
+  }
+  std::string id(text.data(), static_cast<std::size_t>(size));
+  while (!id.empty() && id.back() == '\n') {
+    id.pop_back();
+  }
+  return id;
+}
 
 Place placeOf(const RankAddress& address) {
   return {address.host, address.bootId, address.networkNamespace, address.uid, address.kernel};

@@ -47,6 +47,9 @@ struct RankAddress {
   friend bool operator==(const RankAddress&, const RankAddress&) = default;
 };
 
+// Of the running kernel: another one after each boot, equal on all processes of the host, containers included.
+Result<std::string> readBootId();
+
 Place placeOf(const RankAddress& address);
 
 std::string encodeAddress(const RankAddress& address);

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <optional>
 #include <utility>
 
 #include "backend/base/log.h"
@@ -122,20 +123,19 @@ Status gather(Gathering& group, Lookout& lookout) {
   return finish(group, joiner.used());
 }
 
-}  // namespace
-
-Result<Peers> connectPeers(Store& store, Rank rank, int worldSize, const Options& options, Deadline deadline,
-                           const std::string& groupName) {
-  if (worldSize < 1 || rank < 0 || rank >= worldSize) {
-    return Status{StatusCode::kInvalidArgument, fmt::format("rank {} of {} does not exist", rank, worldSize)};
+// Nothing: the job was started anew meanwhile, and this rank has to begin again.
+std::optional<Result<Peers>> connectOnce(Store& store, Rank rank, int worldSize, const Options& options, Deadline deadline) {
+  const auto attempt = worldSize > 1 && options.storeIsKept ? findAttempt(store, rank, deadline) : Result<Attempt>(Attempt{});
+  if (!attempt.isOk()) {
+    return asTimeout(attempt.status(), deadline);
   }
-  const auto round = worldSize > 1 ? nextRound(store, rank) : Result<int>(0);
+  AttemptStore ofAttempt(store, *attempt);
+  const auto round = worldSize > 1 ? nextRound(ofAttempt, rank) : Result<int>(0);
   if (!round.isOk()) {
-    const Status failure = asTimeout(round.status(), deadline);
-    return Status{failure.code(), fmt::format("group '{}' could not be made: {}", groupName, failure.message())};
+    return asTimeout(round.status(), deadline);
   }
-  RoundStore ofRound(store, *round);
-  Gathering group{ofRound, *round, rank, worldSize, deadline};
+  RoundStore ofRound(ofAttempt, *round);
+  Gathering group{ofRound, store, *attempt, *round, rank, worldSize, deadline};
   const std::size_t size = Gathering::index(worldSize);
   group.addresses.resize(size);
   group.isRead.resize(size);
@@ -147,12 +147,31 @@ Result<Peers> connectPeers(Store& store, Rank rank, int worldSize, const Options
   Lookout lookout(group);
   const Status made = gather(group, lookout);
   if (made.isOk()) {
-    logInfo("group '{}', rank {} of {}: {}", groupName, rank, worldSize, summary(group.peers));
     return std::move(group.peers);
   }
   noteEndOfGroup();
-  const Status failure = lookout.agreeOnFailure(group.storeFailed ? asTimeout(made, deadline) : made);
-  return Status{failure.code(), fmt::format("group '{}' could not be made: {}", groupName, failure.message())};
+  if (lookout.isOutdated()) {
+    return std::nullopt;
+  }
+  return lookout.agreeOnFailure(group.storeFailed ? asTimeout(made, deadline) : made);
+}
+
+}  // namespace
+
+Result<Peers> connectPeers(Store& store, Rank rank, int worldSize, const Options& options, Deadline deadline,
+                           const std::string& groupName) {
+  if (worldSize < 1 || rank < 0 || rank >= worldSize) {
+    return Status{StatusCode::kInvalidArgument, fmt::format("rank {} of {} does not exist", rank, worldSize)};
+  }
+  std::optional<Result<Peers>> peers;
+  while (!peers.has_value()) {
+    peers = connectOnce(store, rank, worldSize, options, deadline);
+  }
+  if (!peers->isOk()) {
+    return Status{peers->status().code(), fmt::format("group '{}' could not be made: {}", groupName, peers->status().message())};
+  }
+  logInfo("group '{}', rank {} of {}: {}", groupName, rank, worldSize, summary(**peers));
+  return std::move(*peers);
 }
 
 }  // namespace shardwire::internal

@@ -11,6 +11,7 @@
 #include "backend/bootstrap/check_addresses.h"
 #include "backend/bootstrap/connect.h"
 #include "backend/bootstrap/own_ends.h"
+#include "backend/bootstrap/store_attempts.h"
 #include "shardwire/store.h"
 
 namespace shardwire::internal {
@@ -27,8 +28,10 @@ struct Gathering {
     return half.connection == nullptr ? Result<bool>(false) : own.endpoints[static_cast<std::size_t>(half.kind)]->isMet(*half.connection);
   }
 
-  Store& store;
-  const int round;  // of the store, which is this round's (store_rounds.h)
+  Store& store;     // as the attempt and the round see it
+  Store& whole;     // as all attempts see it
+  Attempt attempt;  // store_attempts.h
+  const int round;  // store_rounds.h
   const Rank rank;
   const int worldSize;
   const Deadline deadline;

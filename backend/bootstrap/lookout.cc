@@ -25,7 +25,12 @@ Status Lookout::look() {
     return ended_;
   }
   nextLook_ = Clock::now() + kLookEvery;
-  if (const auto failure = board_.read()) {
+  if (!group_.knowsAll && internal::isOutdated(group_.whole, group_.attempt)) {
+    isOutdated_ = true;
+    ended_ = Status{StatusCode::kAborted, "the job was started anew"};
+  } else if (!group_.attempt.isSure) {
+    return ended_;
+  } else if (const auto failure = board_.read()) {
     ended_ = *failure;
   } else if (const auto dead = deadRank()) {
     ended_ = diedError(*dead);
@@ -87,6 +92,10 @@ Status Lookout::agreeOnFailure(const Status& mine) {
     const NoInterrupts telling;
     board_.write({StatusCode::kAborted, fmt::format("rank {} gave up: {}", group_.rank, mine.message())});
     return mine.code() == StatusCode::kInterrupted ? mine : Status{StatusCode::kInterrupted, mine.message()};
+  }
+  if (!group_.attempt.isSure) {
+    board_.write(mine);  // what is there may be an earlier attempt's
+    return mine;
   }
   // What a rank sees of another's end is often its consequence only: a socket that closed, a store that went with its owner. A store that
   // was silent until the deadline tells no more.

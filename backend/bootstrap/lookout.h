@@ -30,6 +30,8 @@ class Lookout {
   // Not ok once somebody ended the group; stays so.
   Status look();
   const Status& ended() const { return ended_; }
+  // Whether the making of the group has to begin again, since the store's attempt was an earlier one (store_attempts.h).
+  bool isOutdated() const { return isOutdated_; }
   // Whoever was interrupted gives up, however its callee took that.
   bool isInterrupted() const { return numInterrupts() != interruptsBefore_; }
 
@@ -52,6 +54,7 @@ class Lookout {
   const WaitLimit::Look look_ = [this] { return look(); };
   Deadline nextLook_;
   Status ended_;  // what look() found, once it did
+  bool isOutdated_ = false;
   std::optional<LifeWatch> lifeWatch_;
 };
 

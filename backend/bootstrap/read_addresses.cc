@@ -99,8 +99,11 @@ Status readUnread(Gathering& group, int most) {
 }
 
 Status absentError(Gathering& group, Rank awaited) {
-  SW_RETURN_IF_ERROR(readUnread(group, group.worldSize));
-  std::vector<Rank> absent = unread(group);
+  std::vector<Rank> absent;
+  if (group.attempt.isSure) {
+    SW_RETURN_IF_ERROR(readUnread(group, group.worldSize));
+    absent = unread(group);
+  }
   std::sort(absent.begin(), absent.end());
   if (!absent.empty() && group.round > 0) {
     return lateError(group,
@@ -222,7 +225,7 @@ Status publishAddress(Gathering& group) {
 }
 
 bool usesRoster(const Gathering& group) {
-  return group.worldSize > kFewRanks;
+  return group.worldSize > kFewRanks || !group.attempt.isSure;
 }
 
 bool isAllPublished(Gathering& group) {
@@ -241,14 +244,20 @@ bool isAllPublished(Gathering& group) {
 
 Status readAddresses(Gathering& group, Lookout& lookout) {
   if (!usesRoster(group)) {
-    return readEach(group, lookout, group.worldSize);
+    SW_RETURN_IF_ERROR(readEach(group, lookout, group.worldSize));
+    const bool isForUnsure = group.rank == 0 && !group.attempt.process.isZero();
+    return isForUnsure ? writeRoster(group) : Status::ok();
   }
   if (group.rank == 0) {
     SW_RETURN_IF_ERROR(readEach(group, lookout, group.worldSize));
     return writeRoster(group);
   }
-  SW_RETURN_IF_ERROR(readEach(group, lookout, 1));
-  return awaitRoster(group, lookout);
+  if (group.attempt.isSure) {
+    SW_RETURN_IF_ERROR(readEach(group, lookout, 1));
+  }
+  SW_RETURN_IF_ERROR(awaitRoster(group, lookout));
+  group.attempt.isSure = true;
+  return Status::ok();
 }
 
 Status checkStillOwn(Gathering& group) {

@@ -79,7 +79,7 @@ c10::intrusive_ptr<ProcessGroupShardwire> ProcessGroupShardwire::groupOfRanks(co
     number = groupsMade_[key]++;
   }
   const StorePtr prefixed = c10::make_intrusive<::c10d::PrefixStore>(fmt::format("shardwire/{}/{}", key, number), store);
-  auto group = create(prefixed, static_cast<int>(own - ranks.begin()), static_cast<int>(ranks.size()), timeout, name);
+  auto group = create(prefixed, static_cast<int>(own - ranks.begin()), static_cast<int>(ranks.size()), timeout, name, isOfOneJob_);
   group->setGlobalRanks(std::move(global));
   group->setProfiledAs(profiledAs_);
   return group;

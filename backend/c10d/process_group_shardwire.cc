@@ -3,6 +3,8 @@
 // a call of another thread still has it.
 #include "backend/c10d/process_group_shardwire.h"
 
+#include <stdlib.h>
+
 #include <numeric>
 
 #include "backend/base/interrupt.h"
@@ -25,7 +27,7 @@ using internal::valueOrThrow;
 using internal::viewOf;
 
 c10::intrusive_ptr<ProcessGroupShardwire> ProcessGroupShardwire::create(const StorePtr& store, int rank, int size, Milliseconds timeout,
-                                                                        const std::string& groupName) {
+                                                                        const std::string& groupName, bool isOfOneJob) {
   ::shardwire::Options options = valueOrThrow(::shardwire::Options::fromEnvironment());
   if (timeout.count() > 0) {
     options.timeout = timeout;
@@ -34,6 +36,8 @@ c10::intrusive_ptr<ProcessGroupShardwire> ProcessGroupShardwire::create(const St
   if (options.recordedOps < 0) {
     options.recordedOps = internal::kRecordedOps;  // costs little beside what torch does in a call
   }
+  // The agent of torchrun keeps the store over restarts; whoever is started by hand has no such variable.
+  options.storeIsKept = isOfOneJob && ::getenv("TORCHELASTIC_RUN_ID") != nullptr;
   internal::C10dStore adapted(store, options.timeout);
   // The last reference ends the group, and waits for threads that may be in a Python callback. Whoever holds that one, a Python binding or
   // torch with Python's lock held, must not keep the lock meanwhile.
@@ -42,7 +46,9 @@ c10::intrusive_ptr<ProcessGroupShardwire> ProcessGroupShardwire::create(const St
                                                const internal::WithoutPython released;
                                                delete ended;
                                              });
-  return c10::make_intrusive<ProcessGroupShardwire>(std::move(communicator), rank, size, options.stagingBytes);
+  auto group = c10::make_intrusive<ProcessGroupShardwire>(std::move(communicator), rank, size, options.stagingBytes);
+  group->isOfOneJob_ = isOfOneJob;
+  return group;
 }
 
 namespace {

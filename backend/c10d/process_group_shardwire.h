@@ -41,8 +41,9 @@ class __attribute__((visibility("default"))) ProcessGroupShardwire final : publi
   };
 
   // Collective over the group: meets the other ranks through `store`. Blocks up to `timeout`, which is also the operations' default.
+  // `isOfOneJob`: one launcher has started all ranks.
   static c10::intrusive_ptr<ProcessGroupShardwire> create(const StorePtr& store, int rank, int size, Milliseconds timeout,
-                                                          const std::string& groupName);
+                                                          const std::string& groupName, bool isOfOneJob = false);
   // Use create().
   ProcessGroupShardwire(std::shared_ptr<Communicator> communicator, int rank, int size, std::size_t stagingBytes);
   ~ProcessGroupShardwire() override;
@@ -155,6 +156,7 @@ class __attribute__((visibility("default"))) ProcessGroupShardwire final : publi
   std::shared_ptr<Communicator> communicator_ SW_GUARDED_BY(mutex_);  // null after shutdown
   std::map<std::string, int> groupsMade_ SW_GUARDED_BY(mutex_);       // how many groups of these ranks and this name came from this one
   std::vector<std::int64_t> globalRanks_ SW_GUARDED_BY(mutex_);
+  bool isOfOneJob_ = false;               // set before anybody else has the group
   std::atomic<bool> coalescing_ = false;  // relaxed: set and read by the thread that issues operations
   std::vector<WorkPtr> coalesced_ SW_GUARDED_BY(mutex_);
   internal::OperationTensors coalescedTensors_ SW_GUARDED_BY(mutex_);

@@ -62,7 +62,8 @@ constexpr auto kDefaultTimeout = std::chrono::minutes(30);  // torch's
 
 c10::intrusive_ptr<Base> createBackend(const c10::intrusive_ptr<::c10d::Store>& store, int rank, int size, Milliseconds timeout,
                                        const std::string& groupName, std::vector<std::int64_t> globalRanks, bool isForGloo) {
-  auto group = ProcessGroupShardwire::create(store, rank, size, timeout, groupName);
+  const bool isTorchs = !globalRanks.empty();  // and so of one job
+  auto group = ProcessGroupShardwire::create(store, rank, size, timeout, groupName, isTorchs);
   if (!globalRanks.empty()) {
     group->setGlobalRanks(std::move(globalRanks));
   }

@@ -65,6 +65,34 @@ def test_the_default_group_is_made_again_and_again_by_torchrun(tmp_path: Path) -
          REPEATED.replace("IMPORT", "import shardwire"))
 
 
+STARTED_ANEW = """
+import os, sys
+import shardwire
+import torch, torch.distributed as dist
+dist.init_process_group("shardwire")
+restarts, rank = int(os.environ["TORCHELASTIC_RESTART_COUNT"]), dist.get_rank()
+half = dist.new_group([1, 2])
+for group in (None, half) if rank else (None,):
+    tensor = torch.ones(3)
+    dist.all_reduce(tensor, group=group)
+    assert tensor.tolist() == [float(dist.get_world_size(group))] * 3, tensor
+if restarts == 0 and rank == 0:
+    sys.exit(3)
+dist.barrier()
+if rank == 0:
+    print("summed on 2 ranks after", restarts, "restart", flush=True)
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.skipif(VERSION == (1, 13), reason="Debian 12's torchrun does not start ranks anew on Python 3.11")
+@pytest.mark.skipif(VERSION == (2, 6), reason="Debian 13's torchrun asks for libuv, which its torch was built without")
+def test_torchrun_starts_a_job_anew(tmp_path: Path) -> None:
+    """The agent keeps the store: the addresses of processes that are dead are still there, and why they failed."""
+    _run([sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "3", "--max-restarts", "1", "--monitor-interval", "0.05"],
+         tmp_path, STARTED_ANEW)
+
+
 # torch loads backends by itself from 2.5 on; a script for older ones imports shardwire.
 WITHOUT_IMPORT = SCRIPT.replace("IMPORT", "" if VERSION >= (2, 5) else "import shardwire")
 AGAIN = 'dist.init_process_group("shardwire", init_method="mpi://")\ndist.barrier()\ndist.destroy_process_group()\n'

@@ -11,8 +11,11 @@
 #include <thread>
 #include <vector>
 
+#include "backend/base/wire.h"
 #include "backend/bootstrap/address.h"
+#include "backend/bootstrap/failure_board.h"
 #include "backend/bootstrap/own_ends.h"
+#include "backend/bootstrap/store_attempts.h"
 #include "backend/bootstrap/store_rounds.h"
 #include "backend/transport/shm/shm_message.h"
 #include "backend/transport/shm/unix_socket.h"
@@ -401,6 +404,96 @@ TEST(OneStoreForMany, TheRoundIsFoundWithFewQuestions) {
     others.process = *makeRandomId();
     ASSERT_TRUE(memory.set(addressKey(2), encodeAddress(others)).isOk());
     EXPECT_EQ(*nextRound(memory, 2), 0);  // another process's
+  });
+}
+
+// ---- one store, one attempt of a job after another
+
+Options ofKeptStore(const char* transports = "") {
+  Options options;
+  options.storeIsKept = true;
+  options.transports = transports;
+  return options;
+}
+
+void expectMade(Store& store, Rank rank, int worldSize, const Options& options) {
+  auto group = Communicator::create(store, rank, worldSize, options, "attempt");
+  ASSERT_TRUE(group.isOk()) << "rank " << rank << ": " << group.status().message();
+  expectOneValueOnAll(**group);
+}
+
+// An earlier attempt of `before` ranks, all of them dead by now; then one of `after` ranks, of which the last has read the earlier name of
+// the attempt, and published its address under that, before rank 0 comes.
+void startAnew(int before, int after, const Options& options) {
+  MemoryStore store;
+  runRanksAsProcesses(before, [&](Rank rank) { expectMade(store, rank, before, options); });
+  const auto earlier = store.get("shardwire/attempt", Clock::now());
+  ASSERT_TRUE(earlier.isOk());
+  ByteReader reader(*earlier);
+  AttemptStore ofEarlier(store, Attempt{readId(reader), false});
+  const Rank last = after - 1;
+  const auto old = ofEarlier.get(addressKey(last), Clock::now());
+  runRanksAsProcesses(after, [&](Rank rank) {
+    while (rank == 0) {
+      const auto now = ofEarlier.get(addressKey(last), Clock::now() + std::chrono::seconds(30));
+      ASSERT_TRUE(now.isOk()) << now.status().message();
+      if (!old.isOk() || *now != *old) {
+        break;
+      }
+      ::sched_yield();
+    }
+    expectMade(store, rank, after, options);
+  });
+}
+
+TEST(OneStoreForManyAttempts, AsManyRanks) {
+  startAnew(3, 3, ofKeptStore());
+}
+
+TEST(OneStoreForManyAttempts, MoreRanksThatTakeARoster) {
+  startAnew(2, 6, ofKeptStore());
+}
+
+TEST(OneStoreForManyAttempts, FewerRanksOverWires) {
+  startAnew(6, 2, ofKeptStore("tcp"));
+}
+
+TEST(OneStoreForManyAttempts, WhyAnEarlierOneFailedIsForgotten) {
+  MemoryStore store;
+  for (int attempt = 0; attempt < 3; ++attempt) {
+    runRanksAsProcesses(3, [&](Rank rank) { expectMade(store, rank, 3, ofKeptStore()); });
+    const auto named = store.get("shardwire/attempt", Clock::now());
+    ASSERT_TRUE(named.isOk());
+    ByteReader reader(*named);
+    AttemptStore ofAttempt(store, Attempt{readId(reader), true});
+    FailureBoard(ofAttempt).write({StatusCode::kPeerFailed, "rank 2 died"});
+  }
+}
+
+// As a process of another host, to whose clock the attempt's means nothing.
+class FarStore final : public Store {
+ public:
+  explicit FarStore(Store& store) : store_(store) {}
+  Status set(const std::string& key, std::string_view value) override { return store_.set(key, value); }
+  Result<std::string> get(const std::string& key, Deadline deadline) override {
+    auto value = store_.get(key, deadline);
+    if (value.isOk() && key == "shardwire/attempt") {
+      ++(*value)[value->size() / 2];  // of the boot id
+    }
+    return value;
+  }
+
+ private:
+  Store& store_;
+};
+
+TEST(OneStoreForManyAttempts, WhoCannotTellWhenTheAttemptWasNamedTakesTheRoster) {
+  MemoryStore store;
+  runRanksAsProcesses(3, [&](Rank rank) {
+    FarStore far(store);
+    for (int round = 0; round < 3; ++round) {
+      expectMade(rank == 0 ? static_cast<Store&>(store) : far, rank, 3, ofKeptStore());
+    }
   });
 }
 
