@@ -8,7 +8,7 @@ import os
 import sys
 import threading
 import traceback
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Union
 
@@ -90,6 +90,8 @@ class Future:
         """Whether the transfer is over, well or not. Never blocks."""
         return self._work.done()
 
+    is_completed = done
+
     def exception(self) -> BaseException | None:
         """The operation's error; None while it runs and after success. Never blocks."""
         error = self._work.exception()
@@ -114,7 +116,7 @@ class Future:
             loop = asyncio.get_running_loop()
             arrived: asyncio.Future[None] = loop.create_future()
             # torch runs the callback on whatever thread ends the transfer; asyncio's future belongs to the loop's thread.
-            self._work.get_future().add_done_callback(lambda _: _wake(loop, arrived))
+            self._work.get_future().add_done_callback(lambda _: wake(loop, arrived))
             yield from arrived
         self.synchronize()
 
@@ -145,11 +147,32 @@ def _interrupt_later() -> None:
         pass  # no threads at interpreter exit: the program ends anyway
 
 
-def _wake(loop: asyncio.AbstractEventLoop, arrived: asyncio.Future[None]) -> None:
+def wake(loop: asyncio.AbstractEventLoop, arrived: asyncio.Future[None]) -> None:
+    """Has the loop's thread set the future, once. From any thread."""
     try:
         loop.call_soon_threadsafe(_set, arrived)
     except RuntimeError:
         pass  # the loop was closed meanwhile: nobody awaits any more
+
+
+async def in_thread(call: Callable[[], Any]) -> Any:
+    """What `call` returns or raises. A task that is cancelled meanwhile leaves the thread to end by itself."""
+    loop = asyncio.get_running_loop()
+    over: asyncio.Future[None] = loop.create_future()
+    found: list[Any] = []
+    failed: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            found.append(call())
+        except BaseException as error:  # noqa: B902: it is raised where the task waits
+            failed.append(error)
+        wake(loop, over)
+    threading.Thread(target=run, name="shardwire-await", daemon=True).start()
+    await over
+    if failed:
+        raise failed[0]
+    return found[0]
 
 
 def _set(arrived: asyncio.Future[None]) -> None:

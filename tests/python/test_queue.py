@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import pickle
 import queue as standard
@@ -503,6 +504,137 @@ def streaming(rank):
 
 def test_what_a_stream_did_not_reach_goes_back_in_order():
     assert run_ranks(2, streaming) == [[3, 4, 5, 6, 7, 8, 9], [0, 1, 2]]
+
+
+# ---- asyncio
+
+def with_asyncio(rank):
+    """Rank 0 holds; both put and get by tasks: many that wait at once, one that is cancelled, and a loop that goes on meanwhile."""
+    q, back = Queue(group(), 0, capacity=3), Queue(group(), 1)
+    big = torch.arange(200000.0)
+
+    async def getters(of, count):
+        values = await asyncio.wait_for(asyncio.gather(*(of.get_async(timeout=30) for _ in range(count))), 40)
+        return sorted(values)
+
+    async def cancelled(of):
+        waiting = asyncio.ensure_future(of.get_async(timeout=30))
+        await asyncio.sleep(0.05)  # it waits by now
+        assert not waiting.done()
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+
+    async def rank_0():
+        await cancelled(q)
+        await q.put_async("after a getter was cancelled")
+        assert await q.get_async() == "after a getter was cancelled"
+        await asyncio.gather(*(back.put_async(number) for number in range(20)))
+        await back.put(big, async_op=True)
+        assert await getters(q, 50) == list(range(50))
+        with pytest.raises(standard.Empty):
+            await q.get_async(timeout=0.05)
+        await back.put_async("close")
+
+    async def rank_1():
+        await cancelled(back)
+        assert await getters(back, 20) == list(range(20))
+        out = torch.empty(200000)
+        assert await back.get_async(out=out) is out and torch.equal(out, big)
+        works = [q.put(number, async_op=True) for number in range(25)]
+        await asyncio.gather(*(q.put_async(number) for number in range(25, 50)), *works)
+        assert works[0].exception() is None and works[0].is_completed() and "done" in repr(works[0])
+        assert await back.get_async() == "close"
+        back.close()
+        with pytest.raises(shardwire.ClosedError):
+            await back.put_async(1)
+        assert [value async for value in back] == []
+
+    asyncio.run(rank_1() if rank else rank_0())
+    return True
+
+
+def test_tasks_of_asyncio_put_and_get():
+    assert run_ranks(2, with_asyncio) == [True, True]
+
+
+def taken_back(rank):
+    """A task that is cancelled while its entry's bytes come, or its put waits for room, has taken and put nothing."""
+    q, full, go = Queue(group(), 0), Queue(group(), 0, capacity=1), Queue(group(), 0)
+    big = torch.arange(1 << 20, dtype=torch.float32)
+    if rank == 0:
+        full.put(0)
+        q.put(big)  # rank 1 begins when this comes
+        go.get(timeout=20)
+        assert full.get(timeout=20) == 0
+        full.put("next")
+        assert full.get() == "next" and full.empty()
+        return bool(torch.equal(q.get(timeout=20), big))
+
+    async def body():
+        from shardwire.queues import awaiting
+        started, in_thread = asyncio.Event(), awaiting.in_thread
+
+        async def noted(call):
+            started.set()
+            return await in_thread(call)
+        q.links(None)
+        full.links(None)
+        awaiting.in_thread = noted
+        getter = asyncio.ensure_future(q.get_async())
+        await started.wait()
+        getter.cancel()
+        putter = asyncio.ensure_future(full.put_async("never"))
+        await asyncio.sleep(0.05)  # it waits for room by now
+        putter.cancel()
+        for task in (getter, putter):
+            with pytest.raises(asyncio.CancelledError):
+                await task
+        while any(thread.name == "shardwire-await" for thread in threading.enumerate()):
+            await asyncio.sleep(0.01)
+        await go.put_async(None)
+    asyncio.run(body())
+    return True
+
+
+def test_a_cancelled_task_takes_and_puts_nothing():
+    assert run_ranks(2, taken_back) == [True, True]
+
+
+# ---- as Python's queue.Queue, and as a context
+
+def as_pythons(rank):
+    with Queue(location=0, name="own", group=group(), capacity=0) as q:
+        assert q.maxsize == 0 and q.capacity is None and q and len(q) == 0
+        q.put_nowait(torch.nn.Parameter(torch.ones(2)))
+        q.put_nowait(1)
+        assert len(q) == 2
+        back = q.get_tensor()
+        assert type(back) is torch.Tensor and not back.requires_grad and q.get_nowait() == 1
+        assert raised(q.get_nowait)[0] is standard.Empty
+    kind, text = raised(q.put, 1)
+    assert kind is shardwire.ClosedError
+    full = Queue(group(), 0, capacity=1)
+    assert full.maxsize == 1
+    with full.transaction() as puts:
+        puts.put(1)
+        assert "1 puts, open" in repr(puts)
+    assert raised(full.put_nowait, 1)[0] is standard.Full
+    work = full.put(2, async_op=True)
+    assert "running" in repr(work) and work.exception() is None
+    full.close()
+    assert raised(work.wait)[0] is raised(work.wait)[0] is shardwire.ClosedError and "failed: " in repr(work)
+    assert type(work.exception()) is shardwire.ClosedError
+    try:
+        with Queue(group(), 0, name="raises") as left:
+            left.hub.stop()
+            raise KeyError("of the block")
+    except KeyError:
+        return True
+
+
+def test_names_and_ways_of_pythons_queue():
+    assert run_ranks(1, as_pythons) == [True]
 
 
 # ---- beside collectives, and without pickle

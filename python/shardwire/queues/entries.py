@@ -67,7 +67,7 @@ class HeldQueue:
 
     def __init__(self, key: str, about: list[Any], capacity: int | None, survives: bool) -> None:
         self.key, self.about, self.capacity, self.survives = key, about, capacity, survives
-        self.entries: list[Entry] = []  # by number
+        self.entries: deque[Entry] = deque()  # by number
         self.getters: deque[Getter] = deque()
         self.watchers: list[Getter] = []  # who waits without taking
         self.for_room: deque[Putting] = deque()
@@ -149,7 +149,7 @@ class HeldQueue:
 
     def _serve(self) -> None:
         while self.entries and self.getters:
-            entry, getter = self.entries.pop(0), self.getters.popleft()
+            entry, getter = self.entries.popleft(), self.getters.popleft()
             getter.serve(entry, READY)
             self._admit_waiting()
         why = READY if self.entries else OVER if self.closed and not self.in_order else self.failure

@@ -6,21 +6,30 @@ import queue as standard
 import re
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from functools import partial
-from typing import Any
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from contextlib import suppress
+from typing import Any, Literal, NamedTuple, overload
 
 import torch
 
 from .._future import Seconds, as_seconds
 from .._groups import find_process_group, name_of_group
-from ..errors import ClosedError, PeerFailedError
-from . import content, wire
-from .entries import NOTHING, OVER, READY, Entry, Getter, HeldQueue
+from ..errors import ClosedError, PeerFailedError, ShardwireError
+from . import awaiting, content, wire
+from .entries import NOTHING, OVER, Entry, HeldQueue
 from .hub import Hub, hub_of
 from .use_link import Call, UseLink
-from .works import LocalPut, QueueWork, RemotePut, Transaction, copies
+from .watching import wait_any
+from .works import LocalGet, LocalPut, QueueWork, RemotePut, Transaction, copies
+
+
+class _Received(NamedTuple):
+    """An entry of another rank whose bytes are here."""
+
+    found: content.Content
+    parts: list[torch.Tensor]
+    tensor: torch.Tensor | None
+    size: int
 
 
 class Queue:
@@ -29,16 +38,18 @@ class Queue:
     Every rank of the group can put. With one location every rank can get, and each entry goes to one getter; with several each location gets every
     entry, and gets it from its own part. Nothing here is a collective, and nothing touches the order of the group's collectives.
 
-    group: as in :func:`compile_op`: a shardwire group, a name, None for the default group.
+    group: as in :func:`compile_op`: a shardwire group, a name, None for the default group; ``Queue(location=0)`` leaves it out.
     location: the rank that holds the queue, or several, as ranks of the group.
     name: ranks make a named queue whenever they like, and it can be pickled or sent through another queue. Unnamed ones belong together by
         the order in which a rank makes them: all ranks that use them make the same ones in the same order.
-    capacity: entries that each location has room for; putters wait for room. None: no limit.
+    capacity: entries that each location has room for; putters wait for room. None, or 0 as in ``queue.Queue``: no limit.
     survive: what getters do when a rank dies that had put into the queue. False: who finds the queue empty gets PeerFailedError with its name. True: they go on
         waiting for others.
     allow_pickle: objects that are not plain (see :func:`serialize`) travel by pickle. Reading a pickle runs whatever its writer put into it.
 
     capacity, survive and location must be equal on all ranks; ValueError shows both where they are not. Usable from any thread.
+    ``with Queue(...) as queue:`` closes the queue at the end of the block, for all ranks. A queue that was read out of another one, or by :func:`deserialize`, is made on this
+    rank when it is first used.
     """
 
     def __init__(self, group: Any = None, location: int | Iterable[int] | None = None, name: str | None = None, *, capacity: int | None = None,
@@ -96,7 +107,11 @@ class Queue:
         made = [(rank, self.hub.link_if_made(rank)) for rank in self.location if rank != self.hub.rank]
         return [(link, link.numbers[self._key]) for _, link in made if link is not None and self._key in link.numbers]
 
-    def _source(self, what: str, deadline: float | None) -> tuple[UseLink | None, int]:
+    def is_linked(self) -> bool:
+        """Whether nobody has to be asked before it is used: links() and source() do not wait."""
+        return len(self.links_made()) == len([rank for rank in self.location if rank != self.hub.rank])
+
+    def source(self, what: str, deadline: float | None) -> tuple[UseLink | None, int]:
         """Where this rank gets from."""
         self.hub.check_process()
         if self._held is not None:
@@ -111,7 +126,7 @@ class Queue:
         assert self.hub and self._held is not None
         return self._held
 
-    def _deadline(self, block: bool, timeout: Seconds) -> tuple[float, float]:
+    def deadline(self, block: bool, timeout: Seconds) -> tuple[float, float]:
         """When to give up, and after how many seconds that is. Not blocking: what is asked must be answered all the same."""
         limit = as_seconds(timeout)
         seconds = self.hub.silence if limit is None or not block else min(limit, 1e9)
@@ -137,25 +152,36 @@ class Queue:
         return self._put(*self.content_of(value, "object"), block, timeout, async_op)
 
     def content_of(self, value: Any, kind: str | None = None) -> tuple[bytes, list[torch.Tensor]]:
-        if kind == "tensor" or kind is None and type(value) is torch.Tensor:
+        if kind == "tensor" or kind is None and type(value) in (torch.Tensor, torch.nn.Parameter):
             return content.of_tensor(value)
         return content.of_object(value, self.allow_pickle)
+
+    def put_nowait(self, value: Any) -> None:
+        """As ``put(value, block=False)``."""
+        self.put(value, block=False)
+
+    async def put_async(self, value: Any, timeout: Seconds = None) -> None:
+        """As :meth:`put`, for asyncio: the event loop goes on while the put waits. A put that is cancelled is taken back where it waits for room still."""
+        await awaiting.put(self, *self.content_of(value), timeout)
 
     def _put(self, head: bytes, parts: list[torch.Tensor], block: bool, timeout: Seconds, async_op: bool) -> QueueWork:
         self.hub.check_process()
         if async_op and timeout is not None:
             raise ValueError("async_op returns at once: give the timeout to the work's wait")
-        deadline, seconds = self._deadline(block, timeout)
+        deadline, seconds = self.deadline(block, timeout)
+        work = self.begin_put(head, parts, block, deadline)
+        if not async_op:
+            work.put_or_give_up(deadline, seconds if block else 0.0)
+        return work
+
+    def begin_put(self, head: bytes, parts: list[torch.Tensor], block: bool, deadline: float) -> QueueWork:
         puts: list[Any] = []
         for link, number in self.links(deadline):
             if link is None:
                 puts.append(LocalPut(self, self.held(), [Entry(head, copies(parts))], block))
             else:
                 puts.append(RemotePut(link, link.ask(wire.PUT, number, flags=0 if block else wire.NOT_BLOCKING, head=head, parts=parts)))
-        work = QueueWork(self, puts, parts)
-        if not async_op:
-            work.put_or_give_up(deadline, seconds if block else 0.0)
-        return work
+        return QueueWork(self, puts, parts)
 
     def transaction(self, block: bool = True, timeout: Seconds = None) -> Transaction:
         """Puts that appear together or not at all; see :class:`Transaction`. block, timeout: for room at its end, as in :meth:`put`."""
@@ -163,7 +189,7 @@ class Queue:
 
     def commit(self, number: int, local: list[Entry], block: bool, timeout: float | None) -> None:
         """The end of a transaction. For Transaction."""
-        deadline, seconds = self._deadline(block, timeout)
+        deadline, seconds = self.deadline(block, timeout)
         puts: list[Any] = []
         for link, there in self.links(deadline):
             if link is None:
@@ -180,6 +206,13 @@ class Queue:
 
     # ---- getting
 
+    @overload
+    def get(self, block: bool = True, timeout: Seconds = None, *, out: torch.Tensor, return_size: Literal[False] = False) -> torch.Tensor: ...
+    @overload
+    def get(self, block: bool = True, timeout: Seconds = None, *, out: torch.Tensor | None = None, return_size: Literal[True]) -> tuple[Any, int]: ...
+    @overload
+    def get(self, block: bool = True, timeout: Seconds = None, *, out: torch.Tensor | None = None, return_size: bool = False) -> Any: ...
+
     def get(self, block: bool = True, timeout: Seconds = None, *, out: torch.Tensor | None = None, return_size: bool = False) -> Any:
         """The next entry, a tensor or an object, whatever was put. Getters are served in the order in which they came, on whichever rank.
 
@@ -192,6 +225,13 @@ class Queue:
         """
         return self._get(None, block, timeout, out, return_size)
 
+    @overload
+    def get_tensor(self, block: bool = True, timeout: Seconds = None, return_size: Literal[False] = False, *, out: torch.Tensor | None = None) -> torch.Tensor: ...
+    @overload
+    def get_tensor(self, block: bool, timeout: Seconds, return_size: Literal[True], *, out: torch.Tensor | None = None) -> tuple[torch.Tensor, int]: ...
+    @overload
+    def get_tensor(self, block: bool = True, timeout: Seconds = None, *, return_size: Literal[True], out: torch.Tensor | None = None) -> tuple[torch.Tensor, int]: ...
+
     def get_tensor(self, block: bool = True, timeout: Seconds = None, return_size: bool = False, *, out: torch.Tensor | None = None) -> Any:
         """As :meth:`get`, of a tensor; TypeError when the next entry is an object, which stays in the queue."""
         return self._get("tensor", block, timeout, out, return_size)
@@ -200,9 +240,27 @@ class Queue:
         """As :meth:`get`, of an object; TypeError when the next entry is a tensor, which stays in the queue."""
         return self._get("object", block, timeout, None, return_size)
 
+    def get_nowait(self) -> Any:
+        """As ``get(block=False)``."""
+        return self.get(block=False)
+
+    async def get_async(self, timeout: Seconds = None, *, out: torch.Tensor | None = None) -> Any:
+        """As :meth:`get`, for asyncio: the event loop goes on while the getter waits. A getter that is cancelled has taken nothing. ``async for value in queue`` goes on until
+        the queue is closed and drained.
+        """
+        return await awaiting.get(self, timeout, out)
+
+    async def __aiter__(self) -> AsyncIterator[Any]:
+        while True:
+            try:
+                value = await self.get_async()
+            except ClosedError:
+                return
+            yield value
+
     def _get(self, wanted: str | None, block: bool, timeout: Seconds, out: torch.Tensor | None, return_size: bool) -> Any:
-        deadline, seconds = self._deadline(block, timeout)
-        link, number = self._source("get", deadline)
+        deadline, seconds = self.deadline(block, timeout)
+        link, number = self.source("get", deadline)
         if link is None:
             value, size = self._get_here(wanted, block, deadline, seconds, out)
         else:
@@ -212,12 +270,16 @@ class Queue:
 
     def _take(self, link: UseLink, call: Call, wanted: str | None, deadline: float, seconds: float, out: torch.Tensor | None) -> tuple[Any, int]:
         """The entry that a GET asked another rank for."""
+        return self.taken(link, call, self.receive(link, call, wanted, deadline, seconds, out), out)
+
+    def receive(self, link: UseLink, call: Call, wanted: str | None, deadline: float, seconds: float, out: torch.Tensor | None) -> _Received:
+        """The entry's bytes. The holder keeps the entry until it is said to be taken."""
         try:
             message = link.answer(call, deadline)
             if message is None:
-                raise self._nothing(seconds)
+                raise self.nothing(seconds)
             if message.op != wire.OK:
-                raise self._error({wire.NOTHING: NOTHING, wire.OVER: OVER}.get(message.op, message.head.decode()))
+                raise self.error_of({wire.NOTHING: NOTHING, wire.OVER: OVER}.get(message.op, message.head.decode()))
             found = content.Content(message.head)
             if wanted is not None or out is not None:
                 found.check(wanted, out)
@@ -225,50 +287,48 @@ class Queue:
             link.give_up(call)
             raise
         if message.parts is not None:
-            parts, tensor = message.parts, None
-        else:
-            parts, tensor = found.memory(message.part_sizes, out)
-            link.receive(call, parts)
-        link.tell(wire.TAKEN, call.queue, call.request)
-        return found.value(parts, tensor, out, self.allow_pickle), message.value
+            return _Received(found, message.parts, None, message.value)
+        parts, tensor = found.memory(message.part_sizes, out)
+        link.receive(call, parts)
+        return _Received(found, parts, tensor, message.value)
 
-    def _error(self, why: str) -> Exception:
+    def taken(self, link: UseLink, call: Call, came: _Received, out: torch.Tensor | None) -> tuple[Any, int]:
+        link.tell(wire.TAKEN, call.queue, call.request)
+        return came.found.value(came.parts, came.tensor, out, self.allow_pickle), came.size
+
+    def error_of(self, why: str) -> Exception:
         """Of a getter that was served with nothing."""
         if why == NOTHING:
-            return self._nothing(0.0)
+            return self.nothing(0.0)
         if why == OVER:
             return ClosedError(f"{self.label} is closed, and everything was taken from it")
         return PeerFailedError(f"{self.label} is empty, and {why}")
 
-    def _nothing(self, seconds: float) -> standard.Empty:
+    def nothing(self, seconds: float) -> standard.Empty:
         return standard.Empty(f"{self.label}: no entry came within {seconds:.3g} s" if seconds else f"{self.label} is empty")
 
     def _get_here(self, wanted: str | None, block: bool, deadline: float, seconds: float, out: torch.Tensor | None) -> tuple[Any, int]:
-        held, came = self.held(), threading.Lock()
+        came = threading.Lock()
         came.acquire()  # until the getter is served
-        served: list[tuple[Entry | None, str, int]] = []
-
-        def serve(entry: Entry | None, why: str) -> None:
-            served.append((entry, why, len(held.entries)))
-            came.release()
-        getter = Getter(serve, True)
-
-        def give_back() -> None:
-            held.forget(getter)
-            held.give_back([entry for entry, _, _ in served if entry is not None])
+        get = LocalGet(self.hub, self.held(), came.release)
         try:
-            self.hub.post(lambda: held.get(getter, block))
-            if not came.acquire(timeout=max(0.0, deadline - time.monotonic())) and self.hub.call(lambda: held.forget(getter)):
-                raise self._nothing(seconds)
-            entry, why, size = served[0]
-            if entry is None:
-                raise self._error(why)
-            found = content.Content(entry.head)
-            found.check(wanted, out)
+            get.start(block)
+            if not came.acquire(timeout=max(0.0, deadline - time.monotonic())) and get.forget():
+                raise self.nothing(seconds)
+            found, size = self.served(get, wanted, out)
         except BaseException:
-            self.hub.post(give_back)
+            get.give_back()
             raise
-        return found.value(entry.parts, None, out, self.allow_pickle), size
+        return found.value(get.parts, None, out, self.allow_pickle), size
+
+    def served(self, get: LocalGet, wanted: str | None, out: torch.Tensor | None) -> tuple[content.Content, int]:
+        """What a getter of this rank's part was served with, if it can take that."""
+        entry, why, size = get.served[0]
+        if entry is None:
+            raise self.error_of(why)
+        found = content.Content(entry.head)
+        found.check(wanted, out)
+        return found, size
 
     def stream(self, ahead: int = 2) -> Iterator[Any]:
         """The entries, one after the other, until the queue is closed and drained. `ahead` more are asked for before they are needed, so that they come while
@@ -280,8 +340,8 @@ class Queue:
         asked: list[tuple[UseLink, Call]] = []
         try:
             while True:
-                deadline, seconds = self._deadline(True, None)
-                link, number = self._source("stream", deadline)
+                deadline, seconds = self.deadline(True, None)
+                link, number = self.source("stream", deadline)
                 assert link is not None
                 while len(asked) <= ahead:
                     asked.append((link, link.ask(wire.GET, number)))
@@ -311,13 +371,25 @@ class Queue:
 
     def qsize(self) -> int:
         """How many entries there are now: of this rank's part, or of the one location."""
-        link, number = self._source("qsize", self._deadline(True, None)[0])
+        link, number = self.source("qsize", self.deadline(True, None)[0])
         if link is None:
             held = self.held()
             return self.hub.call(lambda: len(held.entries))
         answer = link.answer(link.ask(wire.SIZE, number), None)
         assert answer is not None
         return answer.value
+
+    def __len__(self) -> int:
+        return self.qsize()
+
+    def __bool__(self) -> bool:
+        """True, as of every object, whatever the queue holds: asking another rank is no matter of an ``if queue:``."""
+        return True
+
+    @property
+    def maxsize(self) -> int:
+        """The capacity as ``queue.Queue`` has it: 0 is no limit."""
+        return self.capacity or 0
 
     def empty(self) -> bool:
         return self.qsize() == 0
@@ -331,34 +403,31 @@ class Queue:
 
     @staticmethod
     def wait_any(queues: Sequence[Queue], timeout: Seconds = None) -> list[Queue]:
-        """Waits until one of the queues has an entry or is closed; those that do, in order. None when `timeout` passed (None: the first queue's group's).
+        """Waits until one of the queues has an entry or is closed; those that do, in order. An empty list when `timeout` passed (None: the first queue's group's).
 
         Another getter may be faster: take with ``block=False``. Raises as :meth:`get` does when one of the queues failed.
         """
         if not queues:
             raise ValueError("wait_any of no queue would never end")
         limit = as_seconds(timeout)
-        deadline = time.monotonic() + min(queues[0].hub.silence if limit is None else limit, 1e9)
-        changed = threading.Event()
-        with _watching(queues, changed, deadline) as watches:
-            while True:
-                changed.clear()
-                ready = [watch.queue for watch in watches if watch.is_ready()]
-                left = deadline - time.monotonic()
-                if ready or left <= 0:
-                    return ready
-                if not changed.wait(min(left, queues[0].hub.silence / 2)):
-                    for watch in watches:
-                        watch.check()
+        return wait_any(queues, queues[0].hub.silence if limit is None else min(limit, 1e9))
 
     def close(self) -> None:
         """Nothing more can be put, by any rank; what is in it can still be taken, and then getters get ClosedError. Idempotent."""
         self.hub.check_process()
-        for link, number in self.links(self._deadline(True, None)[0]):
+        for link, number in self.links(self.deadline(True, None)[0]):
             if link is None:
                 self.hub.call(self.held().close)
             else:
                 link.answer(link.ask(wire.CLOSE, number), None)
+
+    def __enter__(self) -> Queue:
+        return self
+
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+        """Closes the queue, for all ranks. Where the block raised, its error counts, and none of the closing is raised."""
+        with suppress(*(() if kind is None else (ShardwireError,))):
+            self.close()
 
     # ---- by name
 
@@ -388,62 +457,6 @@ class Queue:
         if self._hub is None:
             return f"<shardwire.{self.label} at {list(self.location)} of group {self._group!r}, not used here yet>"
         return f"<shardwire.{self.label} at {list(self.location)}, rank {self._hub.rank} of group {self._hub.label!r}>"
-
-
-class _Watch:
-    """One queue of a wait_any."""
-
-    def __init__(self, queue: Queue, changed: threading.Event, deadline: float) -> None:
-        self.queue, self.why = queue, ""
-        self._changed = changed
-        self._link, number = queue._source("wait", deadline)
-        self._getter: Getter | None = None
-        self._call: Call | None = None
-        self._ping: Call | None = None
-        if self._link is None:
-            held = queue.held()
-            self._getter = getter = Getter(self._serve, False)
-            queue.hub.post(lambda: held.get(getter, True))
-        else:
-            self._call = self._link.ask(wire.WAIT, number)
-            self._call.work.get_future().then(lambda _: changed.set())
-
-    def _serve(self, _: Any, why: str) -> None:
-        self.why = why
-        self._changed.set()
-
-    def is_ready(self) -> bool:
-        if self._link is not None and self._call is not None and self._call.work.is_completed():
-            answer = self._link.answer(self._call, None)
-            assert answer is not None
-            self._call = None
-            self.why = {wire.OK: READY, wire.OVER: OVER}.get(answer.op, answer.head.decode())
-        if self.why not in ("", READY, OVER):
-            raise self.queue._error(self.why)
-        return bool(self.why)
-
-    def check(self) -> None:
-        """After a long silence: whether the holder still answers."""
-        if self._link is not None and self._call is not None:
-            self._link.answer(self._link.ask(wire.PING), None)
-
-    def end(self) -> None:
-        if self._getter is not None and not self.why:
-            self.queue.hub.post(partial(self.queue.held().forget, self._getter))
-        elif self._link is not None and self._call is not None:
-            self._link.give_up(self._call)
-
-
-@contextmanager
-def _watching(queues: Sequence[Queue], changed: threading.Event, deadline: float) -> Iterator[list[_Watch]]:
-    watches: list[_Watch] = []
-    try:
-        for queue in queues:
-            watches.append(_Watch(queue, changed, deadline))
-        yield watches
-    finally:
-        for watch in watches:
-            watch.end()
 
 
 _RANKS = re.compile(r"\d{1,9}(,\d{1,9})*", re.ASCII)

@@ -8,6 +8,7 @@ import json
 import math
 import threading
 import time
+from collections.abc import Generator
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -73,13 +74,34 @@ class UseLink:
 
     def answer(self, call: Call, deadline: float | None) -> wire.Message | None:
         """The answer; None when `deadline` passes first. TimeoutError when the holder answers nothing at all for as long as its group's timeout."""
+        steps = self.waits(call, deadline)
+        until = next(steps)
+        while True:
+            came = self.arrives(call.work, until)
+            try:
+                until = steps.send(came)
+            except StopIteration as end:
+                return self._message(call) if end.value else None
+
+    def is_short(self, call: Call) -> bool:
+        """Whether the answer is here, and nothing follows its frame."""
+        if not call.work.is_completed():
+            return False
+        self.arrives(call.work, 0.0)
+        if wire.head_outside(call.frame):
+            return False
+        message = wire.decode(call.frame, None)
+        return message.parts is not None or not any(message.part_sizes)
+
+    def waits(self, call: Call, deadline: float | None) -> Generator[float, bool, bool]:
+        """How an answer is waited for: yields until when to wait, takes whether it came by then, and returns whether it came before the deadline."""
         half = self.hub.silence / 2
         ping: Call | None = None
         look = time.monotonic() + half
-        while not self._arrives(call.work, look if deadline is None else min(look, deadline)):
+        while not (yield look if deadline is None else min(look, deadline)):
             now = time.monotonic()
             if deadline is not None and now >= deadline:
-                return None
+                return False
             if now < look:
                 continue
             if ping is not None and not ping.work.is_completed():
@@ -89,7 +111,7 @@ class UseLink:
             ping, look = None if ping is not None else self.ask(wire.PING), now + half
         if ping is not None:
             self._abandoned.append(ping)
-        return self._message(call)
+        return True
 
     def _message(self, call: Call) -> wire.Message:
         outside = wire.head_outside(call.frame)
@@ -105,7 +127,7 @@ class UseLink:
             works = [self.backend.recv([part], wire.HOST, wire.tag_of(call.request)) for part in parts if part.numel()]
             deadline = time.monotonic() + self.hub.silence
             for work in works:
-                while not self._arrives(work, deadline):
+                while not self.arrives(work, deadline):
                     if time.monotonic() >= deadline:
                         raise TimeoutError(f"rank {self.holder} of group {self.hub.label!r} began to send an entry of a queue, and did not finish "
                                            f"within {self.hub.silence:.3g} s")
@@ -115,7 +137,7 @@ class UseLink:
                 _C.abort(self.backend)
             raise
 
-    def _arrives(self, work: Any, until: float) -> bool:
+    def arrives(self, work: Any, until: float) -> bool:
         left = until - time.monotonic()
         try:
             work.wait(timedelta(milliseconds=math.ceil(left * 1000)) if left > 0.001 else _SHORTEST_WAIT)

@@ -4,26 +4,62 @@ from __future__ import annotations
 
 import itertools
 import os
+import queue as standard
 import sys
 import threading
 import time
 import traceback
 import uuid
+from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from .._future import Seconds, as_seconds
 from ..errors import ClosedError, ShardwireError, TimeoutError
-from . import wire
-from .entries import NOTHING, OVER, READY, Entry, HeldQueue, Putting
+from . import awaiting, wire
+from .entries import NOTHING, OVER, READY, Entry, Getter, HeldQueue, Putting
 from .held_link import buffer
 from .use_link import Call, UseLink
 
 if TYPE_CHECKING:
+    from .hub import Hub
     from .queue import Queue
 
 _transactions = itertools.count(uuid.uuid4().int >> 100 << 16)
+
+
+def _serve_nobody(entry: Entry | None, why: str) -> None:
+    pass
+
+
+class LocalGet:
+    """A getter of this rank's own part of a queue. `came` is called once, in the pump, when it is served."""
+
+    def __init__(self, hub: Hub, held: HeldQueue, came: Callable[[], Any]) -> None:
+        self.hub, self.held, self._came = hub, held, came
+        self.served: list[tuple[Entry | None, str, int]] = []
+        self.parts: list[torch.Tensor] = []
+        self._getter = Getter(self._serve, True)
+
+    def _serve(self, entry: Entry | None, why: str) -> None:
+        self.served.append((entry, why, len(self.held.entries)))
+        self.parts = entry.parts if entry is not None else []
+        self._getter.serve = _serve_nobody  # no circle of references, which would keep the bytes until Python looks for circles
+        self._came()
+
+    def start(self, block: bool) -> None:
+        self.hub.post(lambda: self.held.get(self._getter, block))
+
+    def forget(self) -> bool:
+        """Whether it was still waiting. It waits no more."""
+        return self.hub.call(lambda: self.held.forget(self._getter))
+
+    def give_back(self) -> None:
+        def give_back() -> None:
+            self.held.forget(self._getter)
+            self.held.give_back([entry for entry, _, _ in self.served if entry is not None])
+        self.hub.post(give_back)
 
 
 class LocalPut:
@@ -32,6 +68,7 @@ class LocalPut:
     def __init__(self, queue: Queue, held: HeldQueue, entries: list[Entry], may_wait: bool) -> None:
         self.hub, self.held, self.ended = queue.hub, held, threading.Event()
         self.outcome = ""
+        self._told: list[Callable[[], None]] = []
         # All local putters are one source: their puts are complete as they come.
         self.putting = Putting(queue.hub, self._tell)
         self.putting.entries = entries
@@ -40,6 +77,14 @@ class LocalPut:
     def _tell(self, outcome: str) -> None:
         self.outcome = outcome
         self.ended.set()
+        for told in self._told:
+            told()
+
+    def when_over(self, told: Callable[[], None]) -> None:
+        """Has `told` called when it is over, at least once, on any thread."""
+        self._told.append(told)
+        if self.ended.is_set():
+            told()
 
     def done(self) -> bool:
         return self.ended.is_set()
@@ -83,13 +128,14 @@ class RemotePut:
 class QueueWork:
     """A put under way: over when every location of the queue has the bytes and shows the entry. The tensors must not change before.
 
-    ``wait()`` waits, and raises what went wrong. Dropping it waits too, and prints an error that nobody saw.
+    ``wait()`` waits, and raises what went wrong; ``await work`` does so without blocking the event loop. Dropping it waits too, and prints an error that nobody saw.
     """
 
     def __init__(self, queue: Queue, puts: list[Any], keep: Any) -> None:
         self._queue, self._puts, self._keep = queue, puts, keep
         self._pid = os.getpid()
         self._over = False
+        self._failure: tuple[type[Exception], tuple[Any, ...]] | None = None  # not the error itself, whose traceback would keep the tensors
 
     def done(self) -> bool:
         """Whether it is over, well or not. Never blocks."""
@@ -101,24 +147,55 @@ class QueueWork:
         """Waits until it is over. timeout: TimeoutError when it passes first, and the put goes on; None: the timeout of the queue's group."""
         limit = as_seconds(timeout)
         seconds = self._queue.hub.silence if limit is None else min(limit, 1e9)
-        if not self._wait_until(time.monotonic() + seconds):
+        self._wait_for(time.monotonic() + seconds, seconds)
+
+    def _wait_for(self, deadline: float, seconds: float) -> None:
+        if not self._wait_until(deadline):
             raise TimeoutError(f"{self._queue.label}: a put is not over after {seconds:.3g} s: {self._queue.why_full()}; it goes on")
 
+    def exception(self) -> BaseException | None:
+        """What ``wait()`` would raise; None while it runs and after success. Never blocks."""
+        if not self.done():
+            return None
+        try:
+            self._wait_until(time.monotonic())
+        except (ShardwireError, standard.Full) as error:
+            return error
+        return None
+
+    def __await__(self) -> Generator[Any, None, None]:
+        """``await work``: like :meth:`wait`, without blocking the event loop."""
+        seconds = self._queue.hub.silence
+        deadline = time.monotonic() + seconds
+        yield from awaiting.over(self.pending(), deadline).__await__()
+        self._wait_for(deadline, seconds)
+
+    def pending(self) -> list[Any]:
+        return list(self._puts)
+
+    def __repr__(self) -> str:
+        if not self.done():
+            return f"<shardwire.QueueWork: a put into {self._queue.label}, running>"
+        error = self.exception()
+        return f"<shardwire.QueueWork: a put into {self._queue.label}, {'done' if error is None else f'failed: {error}'}>"
+
     def _wait_until(self, deadline: float | None) -> bool:
-        if self._over:
-            return True
-        outcomes = []
-        for put in self._puts:
+        if not self._over:
+            outcomes = []
             try:
-                outcome = put.wait(deadline)
-            except ShardwireError:
-                self._end()
+                for put in self._puts:
+                    outcome = put.wait(deadline)
+                    if outcome is None:
+                        return False
+                    outcomes.append(outcome)
+                self._judge(outcomes)
+            except (ShardwireError, standard.Full) as error:
+                self._end(error)
                 raise
-            if outcome is None:
-                return False
-            outcomes.append(outcome)
-        self._end()
-        self._judge(outcomes)
+            self._end()
+        elif self._failure is not None:
+            kind, given = self._failure
+            raise kind(*given)
         return True
 
     def _judge(self, outcomes: list[str]) -> None:
@@ -151,8 +228,9 @@ class QueueWork:
             raise self._queue.full_error(waited)
         self._judge(outcomes)
 
-    def _end(self) -> None:
+    def _end(self, error: Exception | None = None) -> None:
         self._over, self._keep, self._puts = True, None, []
+        self._failure = None if error is None else (type(error), error.args)
 
     def __del__(self) -> None:
         try:
@@ -182,6 +260,9 @@ class Transaction:
         self._works: list[QueueWork] = []
         self._count = 0
         self._open = False
+
+    def __repr__(self) -> str:
+        return f"<shardwire.Transaction of {self._queue.label}: {self._count} puts, {'open' if self._open else 'not open'}>"
 
     def __enter__(self) -> Transaction:
         self._open = True

@@ -1,0 +1,129 @@
+"""Queues for asyncio: an event loop's task waits for what callbacks of works tell the loop, and no thread waits with it. What blocks for longer than a message takes, the first
+use of a holder, the bytes of long entries, and taking a put back, runs in a thread of its own: threads of a pool could all be waiting for each other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from .._future import Seconds, in_thread, wake
+from . import wire
+
+if TYPE_CHECKING:
+    from .queue import Queue
+    from .use_link import Call, UseLink
+
+
+async def _until(came: asyncio.Future[None], until: float) -> bool:
+    await asyncio.wait({came}, timeout=max(0.0, until - time.monotonic()))
+    return came.done()
+
+
+async def _answered(link: UseLink, call: Call, deadline: float | None) -> bool:
+    """Whether the answer came before the deadline, well or not."""
+    if call.work.is_completed():
+        return True
+    loop = asyncio.get_running_loop()
+    came: asyncio.Future[None] = loop.create_future()
+    call.work.get_future().then(lambda _: wake(loop, came))
+    steps = link.waits(call, deadline)
+    until = next(steps)
+    while True:
+        is_here = await _until(came, until)
+        try:
+            until = steps.send(is_here)
+        except StopIteration as end:
+            return bool(end.value)
+
+
+async def over(puts: Sequence[Any], deadline: float) -> bool:
+    """Whether all of a work's puts are over before the deadline."""
+    loop = asyncio.get_running_loop()
+    for put in puts:
+        if hasattr(put, "call"):
+            if not put.done() and not await _answered(put.link, put.call, deadline):
+                return False
+            continue
+        came: asyncio.Future[None] = loop.create_future()
+        put.when_over(partial(wake, loop, came))
+        if not await _until(came, deadline):
+            return False
+    return True
+
+
+async def put(queue: Queue, head: bytes, parts: list[torch.Tensor], timeout: Seconds) -> None:
+    deadline, seconds = queue.deadline(True, timeout)
+    if not queue.is_linked():
+        await in_thread(partial(queue.links, deadline))
+    work = queue.begin_put(head, parts, True, deadline)
+    give_up = partial(work.put_or_give_up, time.monotonic(), seconds)
+    try:
+        is_over = await over(work.pending(), deadline)
+    except asyncio.CancelledError:
+        threading.Thread(target=_quietly, args=(give_up,), name="shardwire-await", daemon=True).start()
+        raise
+    if is_over:
+        give_up()  # returns, or raises, at once
+    else:
+        await in_thread(give_up)
+
+
+def _quietly(call: Callable[[], Any]) -> None:
+    try:
+        call()
+    except Exception:
+        pass  # nobody waits for it any more
+
+
+async def get(queue: Queue, timeout: Seconds, out: torch.Tensor | None) -> Any:
+    deadline, seconds = queue.deadline(True, timeout)
+    link, number = queue.source("get", deadline) if queue.is_linked() else await in_thread(partial(queue.source, "get", deadline))
+    return await (_get_here(queue, deadline, seconds, out) if link is None else _get_there(queue, link, number, deadline, seconds, out))
+
+
+async def _get_here(queue: Queue, deadline: float, seconds: float, out: torch.Tensor | None) -> Any:
+    from .works import LocalGet
+    loop = asyncio.get_running_loop()
+    came: asyncio.Future[None] = loop.create_future()
+    get = LocalGet(queue.hub, queue.held(), partial(wake, loop, came))
+    try:
+        get.start(True)
+        if not await _until(came, deadline) and get.forget():
+            raise queue.nothing(seconds)
+        found, _ = queue.served(get, None, out)
+    except BaseException:
+        get.give_back()
+        raise
+    return found.value(get.parts, None, out, queue.allow_pickle)
+
+
+async def _get_there(queue: Queue, link: UseLink, number: int, deadline: float, seconds: float, out: torch.Tensor | None) -> Any:
+    call = link.ask(wire.GET, number)
+    try:
+        await _answered(link, call, deadline)
+        is_short = link.is_short(call)
+    except BaseException:
+        link.give_up(call)
+        raise
+    receive = partial(queue.receive, link, call, None, time.monotonic(), seconds, out)
+    if is_short:
+        return queue.taken(link, call, receive(), out)[0]
+    coming = asyncio.ensure_future(in_thread(receive))
+    try:
+        came = await asyncio.shield(coming)
+    except asyncio.CancelledError:
+        coming.add_done_callback(partial(_give_back, link, call))  # the bytes come all the same; then the entry goes back to its place
+        raise
+    return queue.taken(link, call, came, out)[0]
+
+
+def _give_back(link: UseLink, call: Call, coming: asyncio.Future[Any]) -> None:
+    if not coming.cancelled() and coming.exception() is None:
+        _quietly(partial(link.tell, wire.CANCEL, call.queue, call.request))
