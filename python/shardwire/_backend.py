@@ -14,6 +14,7 @@ import shardwire_autoload
 from . import _C, _trace
 
 _DEFAULT_TIMEOUT = timedelta(minutes=30)  # torch's
+_SHORTEST = timedelta(milliseconds=1)  # c10d counts milliseconds, and takes 0 for no timeout
 
 
 def register() -> None:
@@ -52,16 +53,16 @@ def create_in_place_of_gloo(store: Any, rank: int, size: int, timeout: timedelta
 
 
 def as_timeout(timeout: timedelta | float | None) -> timedelta:
-    """``timeout`` as a timedelta; None means torch's default of 30 minutes. Raises TypeError or ValueError for what is no positive time."""
+    """``timeout`` as a timedelta; None means torch's default of 30 minutes, 0 means now. Raises TypeError or ValueError for what is no time."""
     if timeout is None:
         return _DEFAULT_TIMEOUT
     if isinstance(timeout, (int, float)) and not isinstance(timeout, bool):
         timeout = timedelta(seconds=timeout)
     if not isinstance(timeout, timedelta):
         raise TypeError(f"timeout is a {type(timeout).__name__}; give seconds (float) or a timedelta")
-    if timeout <= timedelta(0):
-        raise ValueError(f"timeout is {timeout}; give a positive time")
-    return timeout
+    if timeout < timedelta(0):
+        raise ValueError(f"timeout is {timeout}; give a time that is not negative")
+    return max(timeout, _SHORTEST)
 
 
 def empty(*size: int | Sequence[int], dtype: torch.dtype | None = None) -> torch.Tensor:

@@ -168,6 +168,13 @@ def test_bad_arguments():
         shardwire.create_process_group(store, 0, 1, name=7)
 
 
+def test_a_timeout_of_0_is_now_and_none_is_rounded_to_it():
+    """0 had been an error, and less than a millisecond 30 minutes."""
+    for timeout in (0, 1e-5, timedelta(microseconds=3)):
+        with pytest.raises(shardwire.TimeoutError):
+            shardwire.create_process_group(dist.HashStore(), 0, 2, timeout=timeout)
+
+
 @pytest.mark.skipif(TORCH < (2, 0), reason="this torch takes no device:backend strings")
 def test_mixed_device_string(run_ranks, tmp_path):
     def body(rank, size):

@@ -436,6 +436,35 @@ def test_waits_and_timeouts():
     assert run_ranks(2, waiting) == [True, True]
 
 
+def now(rank):
+    """timeout=0 is now: what is there counts, on whichever rank."""
+    q, full, over = Queue(group(), 0, "now"), Queue(group(), 0, "full", capacity=1), Queue(group(), 0)
+    if rank == 0:
+        assert q.wait(0) is False
+        q.put("a")
+        q.put("b")
+        q.put("c")
+        assert q.wait(0) is True and q.get(timeout=0) == "a"
+        return over.get(timeout=20)
+    assert q.wait(20)
+    full.put(1, timeout=0)
+    assert raised(full.put, 2, timeout=0)[0] is standard.Full and full.get(timeout=0) == 1
+    with full.transaction(timeout=0) as puts:
+        puts.put(3)
+    while q.qsize() != 2:
+        pass
+    assert Queue.wait_any([q, full, over], 0) == [q, full] and q.get(timeout=0) == "b" and asyncio.run(q.get_async(timeout=0)) == "c"
+    assert raised(q.get, timeout=0)[0] is standard.Empty and Queue.wait_any([q, over], 0) == [] and q.wait(0) is False
+    full.close()
+    assert full.wait(0) and full.get(timeout=0) == 3 and raised(full.get, timeout=0)[0] is shardwire.ClosedError
+    over.put(True, timeout=0)
+    return True
+
+
+def test_a_timeout_of_0_is_now():
+    assert run_ranks(2, now) == [True, True]
+
+
 def idle(rank):
     q, go = Queue(group(), 0), Queue(group(), 0)
     if rank == 0:

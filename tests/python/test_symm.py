@@ -311,6 +311,8 @@ def timeout_body(rank):
     world = group()
     word = symm.zeros(1, dtype=torch.int32, group=world)
     if rank == 0:
+        assert symm.signal_wait(word[0], "eq", 0, timeout=0) == 0  # 0 is now
+        assert raised(symm.signal_wait, word[0], "ge", 1, timeout=0)[0] is shardwire.errors.TimeoutError
         kind, text = raised(symm.signal_wait, word[0], "ge", 1, timeout=0.05, source=2)
         assert kind is shardwire.errors.TimeoutError and "nothing else came from rank 2" in text, text
         kind, text = raised(symm.signal_wait, word[0], "ge", 1, timeout=0.05)

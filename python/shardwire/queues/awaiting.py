@@ -59,11 +59,12 @@ async def over(puts: Sequence[Any], deadline: float) -> bool:
 
 
 async def put(queue: Queue, head: bytes, parts: list[torch.Tensor], timeout: Seconds) -> None:
-    deadline, seconds = queue.deadline(True, timeout)
+    block = queue.blocks(True, timeout)
+    deadline, seconds = queue.deadline(block, timeout)
     if not queue.is_linked():
         await in_thread(partial(queue.links, deadline))
-    work = queue.begin_put(head, parts, True, deadline)
-    give_up = partial(work.put_or_give_up, time.monotonic(), seconds)
+    work = queue.begin_put(head, parts, block, deadline)
+    give_up = partial(work.put_or_give_up, time.monotonic(), seconds if block else 0.0)
     try:
         is_over = await over(work.pending(), deadline)
     except asyncio.CancelledError:
@@ -83,18 +84,21 @@ def _quietly(call: Callable[[], Any]) -> None:
 
 
 async def get(queue: Queue, timeout: Seconds, out: torch.Tensor | None) -> Any:
-    deadline, seconds = queue.deadline(True, timeout)
+    block = queue.blocks(True, timeout)
+    deadline, seconds = queue.deadline(block, timeout)
     link, number = queue.source("get", deadline) if queue.is_linked() else await in_thread(partial(queue.source, "get", deadline))
-    return await (_get_here(queue, deadline, seconds, out) if link is None else _get_there(queue, link, number, deadline, seconds, out))
+    if link is None:
+        return await _get_here(queue, block, deadline, seconds, out)
+    return await _get_there(queue, link, link.ask(wire.GET, number, flags=0 if block else wire.NOT_BLOCKING), deadline, seconds, out)
 
 
-async def _get_here(queue: Queue, deadline: float, seconds: float, out: torch.Tensor | None) -> Any:
+async def _get_here(queue: Queue, block: bool, deadline: float, seconds: float, out: torch.Tensor | None) -> Any:
     from .works import LocalGet
     loop = asyncio.get_running_loop()
     came: asyncio.Future[None] = loop.create_future()
     get = LocalGet(queue.hub, queue.held(), partial(wake, loop, came))
     try:
-        get.start(True)
+        get.start(block)
         if not await _until(came, deadline) and get.forget():
             raise queue.nothing(seconds)
         found, _ = queue.served(get, None, out)
@@ -104,8 +108,7 @@ async def _get_here(queue: Queue, deadline: float, seconds: float, out: torch.Te
     return found.value(get.parts, None, out, queue.allow_pickle)
 
 
-async def _get_there(queue: Queue, link: UseLink, number: int, deadline: float, seconds: float, out: torch.Tensor | None) -> Any:
-    call = link.ask(wire.GET, number)
+async def _get_there(queue: Queue, link: UseLink, call: Call, deadline: float, seconds: float, out: torch.Tensor | None) -> Any:
     try:
         await _answered(link, call, deadline)
         is_short = link.is_short(call)

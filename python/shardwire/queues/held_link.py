@@ -215,7 +215,7 @@ class HeldLink:
             self._answer_why(message, why)
         getter = Getter(serve, False)
         self.getters[message.request] = (held, getter)
-        held.get(getter, True)
+        held.get(getter, not message.flags & wire.NOT_BLOCKING)
 
     def _answer_why(self, message: wire.Message, why: str) -> None:
         self.answer(message, _ANSWERS.get(why, wire.FAILED), head=b"" if why in _ANSWERS else why.encode())

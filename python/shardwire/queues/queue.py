@@ -126,6 +126,11 @@ class Queue:
         assert self.hub and self._held is not None
         return self._held
 
+    @staticmethod
+    def blocks(block: bool, timeout: Seconds) -> bool:
+        """A timeout of 0 is now: what is there, or has room, at this moment counts, however far away it is."""
+        return block and as_seconds(timeout) != 0
+
     def deadline(self, block: bool, timeout: Seconds) -> tuple[float, float]:
         """When to give up, and after how many seconds that is. Not blocking: what is asked must be answered all the same."""
         limit = as_seconds(timeout)
@@ -138,7 +143,7 @@ class Queue:
         """Puts a tensor or an object. Over when the entry can be got, and the tensors may change again; async_op: returns at once, and the work says
         when that is.
 
-        block, timeout: of a queue with a capacity, how long to wait for room: ``queue.Full`` after that; None: as long as the group's timeout.
+        block, timeout: of a queue with a capacity, how long to wait for room: ``queue.Full`` after that; None: as long as the group's timeout; 0: as block=False.
         Raises ClosedError for a closed queue, PeerFailedError with the name of a location that died.
         """
         return self._put(*self.content_of(value), block, timeout, async_op)
@@ -168,6 +173,7 @@ class Queue:
         self.hub.check_process()
         if async_op and timeout is not None:
             raise ValueError("async_op returns at once: give the timeout to the work's wait")
+        block = self.blocks(block, timeout)
         deadline, seconds = self.deadline(block, timeout)
         work = self.begin_put(head, parts, block, deadline)
         if not async_op:
@@ -185,7 +191,7 @@ class Queue:
 
     def transaction(self, block: bool = True, timeout: Seconds = None) -> Transaction:
         """Puts that appear together or not at all; see :class:`Transaction`. block, timeout: for room at its end, as in :meth:`put`."""
-        return Transaction(self, block, as_seconds(timeout))
+        return Transaction(self, self.blocks(block, timeout), as_seconds(timeout))
 
     def commit(self, number: int, local: list[Entry], block: bool, timeout: float | None) -> None:
         """The end of a transaction. For Transaction."""
@@ -216,7 +222,7 @@ class Queue:
     def get(self, block: bool = True, timeout: Seconds = None, *, out: torch.Tensor | None = None, return_size: bool = False) -> Any:
         """The next entry, a tensor or an object, whatever was put. Getters are served in the order in which they came, on whichever rank.
 
-        block: False: ``queue.Empty`` when there is none. timeout: Empty after that; None: as long as the group's timeout.
+        block: False: ``queue.Empty`` when there is none. timeout: Empty after that; None: as long as the group's timeout; 0: as block=False.
         out: a tensor that is written and returned, for entries of its dtype and shape; contiguous on the CPU it is where the bytes come.
         return_size: a pair: the entry, and how many are left.
 
@@ -259,6 +265,7 @@ class Queue:
             yield value
 
     def _get(self, wanted: str | None, block: bool, timeout: Seconds, out: torch.Tensor | None, return_size: bool) -> Any:
+        block = self.blocks(block, timeout)
         deadline, seconds = self.deadline(block, timeout)
         link, number = self.source("get", deadline)
         if link is None:

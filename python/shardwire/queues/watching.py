@@ -10,7 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from . import wire
-from .entries import OVER, READY, Getter
+from .entries import NOTHING, OVER, READY, Getter
 from .use_link import Call
 
 if TYPE_CHECKING:
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
 
 def wait_any(queues: Sequence[Queue], seconds: float) -> list[Queue]:
-    """Those that have an entry or are closed, in order; empty after `seconds`."""
+    """Those that have an entry or are closed, in order; empty after `seconds`. 0: those that do now."""
     deadline = time.monotonic() + seconds
     changed = threading.Event()
-    with _watching(queues, changed, deadline) as watches:
+    with _watching(queues, changed, deadline, seconds > 0) as watches:
         while True:
             changed.clear()
             ready = [watch.queue for watch in watches if watch.is_ready()]
@@ -36,19 +36,20 @@ def wait_any(queues: Sequence[Queue], seconds: float) -> list[Queue]:
 class _Watch:
     """One queue of a wait_any."""
 
-    def __init__(self, queue: Queue, changed: threading.Event, deadline: float) -> None:
+    def __init__(self, queue: Queue, changed: threading.Event, deadline: float, block: bool) -> None:
         self.queue, self.why = queue, ""
-        self._changed = changed
-        self._link, number = queue.source("wait", deadline)
+        self._changed, self._block = changed, block
+        self._link, number = queue.source("wait", deadline if block else queue.deadline(False, None)[0])
         self._getter: Getter | None = None
         self._call: Call | None = None
         self._ping: Call | None = None
         if self._link is None:
             held = queue.held()
             self._getter = getter = Getter(self._serve, False)
-            queue.hub.post(lambda: held.get(getter, True))
+            begin = partial(held.get, getter, block)
+            queue.hub.post(begin) if block else queue.hub.call(begin)
         else:
-            self._call = self._link.ask(wire.WAIT, number)
+            self._call = self._link.ask(wire.WAIT, number, flags=0 if block else wire.NOT_BLOCKING)
             self._call.work.get_future().then(lambda _: changed.set())
 
     def _serve(self, _: Any, why: str) -> None:
@@ -56,14 +57,14 @@ class _Watch:
         self._changed.set()
 
     def is_ready(self) -> bool:
-        if self._link is not None and self._call is not None and self._call.work.is_completed():
+        if self._link is not None and self._call is not None and (not self._block or self._call.work.is_completed()):
             answer = self._link.answer(self._call, None)
             assert answer is not None
             self._call = None
-            self.why = {wire.OK: READY, wire.OVER: OVER}.get(answer.op, answer.head.decode())
-        if self.why not in ("", READY, OVER):
+            self.why = {wire.OK: READY, wire.OVER: OVER, wire.NOTHING: NOTHING}.get(answer.op, answer.head.decode())
+        if self.why not in ("", READY, OVER, NOTHING):
             raise self.queue.error_of(self.why)
-        return bool(self.why)
+        return self.why in (READY, OVER)
 
     def check(self) -> None:
         """After a long silence: whether the holder still answers."""
@@ -78,11 +79,11 @@ class _Watch:
 
 
 @contextmanager
-def _watching(queues: Sequence[Queue], changed: threading.Event, deadline: float) -> Iterator[list[_Watch]]:
+def _watching(queues: Sequence[Queue], changed: threading.Event, deadline: float, block: bool) -> Iterator[list[_Watch]]:
     watches: list[_Watch] = []
     try:
         for queue in queues:
-            watches.append(_Watch(queue, changed, deadline))
+            watches.append(_Watch(queue, changed, deadline, block))
         yield watches
     finally:
         for watch in watches:

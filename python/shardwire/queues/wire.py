@@ -28,7 +28,7 @@ HOST, USER = 0, 1  # ranks within a link
 OPEN, PUT, COMMIT, ROLLBACK, GET, CANCEL, TAKEN, SIZE, WAIT, CLOSE, PING, BYE = range(1, 13)
 # What a host answers.
 OK, NOTHING, OVER, MISMATCH, FAILED = range(101, 106)  # NOTHING: empty, or full; OVER: closed; FAILED: with a text
-NOT_BLOCKING = 1  # GET, PUT, COMMIT: answer at once
+NOT_BLOCKING = 1  # GET, PUT, COMMIT, WAIT: answer at once
 IN_TRANSACTION = 2  # PUT: not to be seen before COMMIT; `value` is the transaction
 _PARTS_WITHIN = 128  # all parts lie in the frame, behind the head
 _ALIGNED = 16  # the widest element

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from datetime import timedelta
 from typing import Any
 
+from .._future import as_seconds
 from .._groups import resolve_backend
 
 
@@ -16,13 +16,5 @@ def backend_of(group: Any) -> Any:
 
 
 def seconds_of(timeout: float | timedelta | None) -> float | None:
-    """``timeout`` in seconds; None: the group's. TypeError or ValueError for what is no time."""
-    if timeout is None:
-        return None
-    if isinstance(timeout, timedelta):
-        timeout = timeout.total_seconds()
-    if isinstance(timeout, bool) or not isinstance(timeout, (int, float)):
-        raise TypeError(f"timeout is a {type(timeout).__name__}; give seconds (float) or a timedelta, or None for the group's")
-    if math.isnan(timeout) or timeout <= 0:
-        raise ValueError(f"timeout is {timeout}; give a positive time")
-    return float(timeout)
+    """``timeout`` in seconds; None: the group's; 0: now. TypeError or ValueError for what is no time."""
+    return as_seconds(timeout)
