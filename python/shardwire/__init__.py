@@ -75,14 +75,14 @@ __all__ = [
     "UnsupportedError", "WeightSync", "apply_local_reshard", "cat", "clear_kernel_cache", "clear_redistribute_cache", "compile_op", "compute_local_reshard",
     "compute_shards", "cpu_allocator_enabled", "cpu_allocator_owns", "create_process_group", "create_process_group_from_mpi",
     "describe_collectives", "describe_transports", "deserialize", "distributed", "dtensor_shards", "empty", "enable_cpu_allocator", "end_process_group",
-    "errors", "find_process_group", "fused", "global_ranks", "in_shared_heap", "load", "name_process_group", "plan", "publish", "redistribute",
+    "errors", "find_process_group", "fused", "global_ranks", "in_shared_heap", "load", "name_process_group", "nvshmem", "plan", "publish", "redistribute",
     "register", "register_plain", "resolve_backend", "save", "serialize", "specs_from_dtensor", "stand_in_for", "status", "subscribe", "symm", "sync", "trace", "unfused", "weights",
 ]
 
 
 def __getattr__(name: str) -> Any:
-    """``shardwire.distributed`` and ``shardwire.status`` without an import of their own; who does not use them does not pay for it."""
-    if name in ("distributed", "status"):
+    """``shardwire.distributed``, ``shardwire.nvshmem`` and ``shardwire.status`` without an import of their own; who does not use them does not pay for it."""
+    if name in ("distributed", "nvshmem", "status"):
         return importlib.import_module(f"{__name__}.{name}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 

@@ -262,6 +262,12 @@ def test_init_says_what_does_not_fit():
         core.tensor((3,))
 
 
+def test_it_is_an_attribute_of_the_package():
+    names = subprocess.run([sys.executable, "-c", "import shardwire; print(shardwire.nvshmem.core.my_pe.__name__, 'nvshmem' in shardwire.__all__)"], check=True, capture_output=True,
+                           text=True, timeout=60).stdout.split()
+    assert names == ["my_pe", "True"]
+
+
 def test_what_it_exports_is_there():
     for module in (core, symm):
         for name in module.__all__:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import logging
 import os
 import random
 from typing import Any
@@ -119,6 +121,46 @@ def documented(rank: int) -> None:
 
 def test_as_published() -> None:
     run_ranks(2, documented)
+
+
+def older_forms(rank: int, communicator: bool) -> None:
+    """As nvmath's documents of 0.5 and 0.6 write it."""
+    swd.initialize(0, **{"communicator" if communicator else "process_group_or_comm": group()})
+    lines: list[str] = []
+    logger = logging.getLogger("nvmath-like")
+    logger.setLevel(logging.INFO)
+    logger.addHandler(handler := logging.StreamHandler())
+    handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
+    a = swd.allocate_symmetric_memory((4, 2), numpy, dtype=numpy.complex64)
+    t = swd.allocate_symmetric_memory((4, 3 + rank), torch, axis_order="F", make_symmetric=True)
+    assert a.dtype == numpy.complex64 and t.shape == (4, 3 + rank) and t.stride() == (1, 4) and shardwire.in_shared_heap(t)
+    a[:] = rank
+    columns, rows = [(0, 2 * rank), (4, 2 * rank + 2)], [(2 * rank, 0), (2 * rank + 2, 4)]
+    b = swd.reshape.reshape(a, columns, rows)
+    assert numpy.array_equal(b, numpy.array([[0, 0, 1, 1]] * 2))
+    whole = swd.reshape.reshape(a, columns, [[(0, 0), (4, 4)], [(0, 0), (4, 4)]])
+    assert whole.shape == (4, 4)
+    wanted = numpy.fft.fft2(whole)
+    assert numpy.allclose(swd.fft.fft(a, distribution=[columns, rows]), wanted[2 * rank:2 * rank + 2])
+    assert numpy.allclose(swd.fft.fft(b, Slab.X, options=swd.fft.FFTOptions(logger=logger)), wanted[2 * rank:2 * rank + 2])
+    with swd.fft.FFT(a, Slab.Y, options={"logger": logger}) as f:
+        f.plan()
+        assert numpy.allclose(f.execute(), wanted[:, 2 * rank:2 * rank + 2])
+    with Reshape(a, columns, rows, options={"logger": logger}) as r:
+        r.plan()
+    assert len(lines) == 3 and "fft" in lines[0] and "reshape of [4, 4]" in lines[2], lines
+    swd.free_symmetric_memory(a, t)
+    assert "rank 1: array 0 does not lie in the heap" in error_of(lambda: swd.free_symmetric_memory(a if rank == 0 else numpy.zeros(3)))[1]
+    assert "rank 0 frees 2 arrays, rank 1 1" in error_of(lambda: swd.free_symmetric_memory(*[a, t][rank:]))[1]
+    assert "rank 0 asks for 16 bytes, rank 1 for 20" in error_of(lambda: swd.allocate_symmetric_memory([4 + rank], torch))[1]
+    assert "rank 0: package is 'json'" in error_of(lambda: swd.allocate_symmetric_memory([4], json if rank == 0 else torch))[1]
+    assert error_of(lambda: swd.initialize(0, group(), communicator=group()))[0] == "TypeError"
+    swd.finalize()
+
+
+@pytest.mark.parametrize("communicator", [True, False])
+def test_as_published_earlier(communicator: bool) -> None:
+    run_ranks(2, older_forms, communicator)
 
 
 def stateful(rank: int) -> None:

@@ -13,7 +13,9 @@ Programs written for nvmath.distributed on the CPU run with the import renamed.
 from __future__ import annotations
 
 from . import distribution, fft, reshape
+from ._memory import allocate_symmetric_memory, free_symmetric_memory
 from ._runtime import DistributedContext, finalize, get_context, initialize
 from .reshape import Redistribute, redistribute
 
-__all__ = ["DistributedContext", "Redistribute", "distribution", "fft", "finalize", "get_context", "initialize", "redistribute", "reshape"]
+__all__ = ["DistributedContext", "Redistribute", "allocate_symmetric_memory", "distribution", "fft", "finalize", "free_symmetric_memory", "get_context", "initialize",
+           "redistribute", "reshape"]

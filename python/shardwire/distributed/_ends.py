@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, SupportsIndex
 
 from .._layout import _kind, as_dims
 from ..errors import GapError, MismatchError
@@ -23,12 +23,21 @@ class End(NamedTuple):
 
 
 def read_distribution(value: Any, what: str, group_ranks: Sequence[int]) -> Distribution:
-    """A caller's distribution: a Distribution, a list of Box (one for each rank) or a list of placements, in the group's rank numbers."""
+    """A caller's distribution: a Distribution, a pair (lower, upper) of numbers as a Box, a list of Box (one for each rank) or a list of placements, in the group's rank numbers."""
     if isinstance(value, (list, tuple)) and value:
-        value = Boxes(value) if all(isinstance(item, Box) for item in value) else Placements(value)
+        if len(value) == 2 and all(map(is_index, value)):
+            value = Box(*value)
+        else:
+            boxes = [Box(*item) if not isinstance(item, Box) and isinstance(item, (list, tuple)) and len(item) == 2 and all(map(is_index, item)) else item for item in value]
+            value = Boxes(boxes) if all(isinstance(item, Box) for item in boxes) else Placements(value)
     if not isinstance(value, Distribution):
         raise TypeError(f"{what} is {_kind(value)}; give a Box, a Slab or another distribution")
     return value.grouped(group_ranks)
+
+
+def is_index(value: Any) -> bool:
+    """Whether it is a corner of a box: one int for each dimension."""
+    return isinstance(value, (list, tuple)) and all(isinstance(item, SupportsIndex) and not isinstance(item, bool) for item in value)
 
 
 def agree(told: Sequence[dict[str, Any]], door: str, keys: Sequence[str]) -> None:

@@ -40,13 +40,13 @@ _context: DistributedContext | None = None
 _end: str = ""  # how finalize ends the group: "default", "own", or "" for one that is the caller's
 
 
-def initialize(device_id: int | None = None, process_group_or_comm: Any = None, backends: Sequence[str] | None = None) -> None:
+def initialize(device_id: int | None = None, process_group_or_comm: Any = None, backends: Sequence[str] | None = None, *, communicator: Any = None) -> None:
     """Fixes the ranks that ``shardwire.distributed`` works on. Collective over them; call it once, before anything else here.
 
     device_id: the caller's accelerator, or None; kept in the context, and otherwise not used.
     process_group_or_comm: a shardwire process group (or its name), a communicator of mpi4py, or None: torch's default group, which is made
         by ``init_process_group("shardwire")`` where there is none yet.
-    backends: accepted for programs written for nvmath; all bytes travel over shardwire's transports.
+    communicator: the same by nvmath's older name; give one of the two. backends: accepted for programs written for nvmath; all bytes travel over shardwire's transports.
 
     Raises RuntimeError when it was called before, TypeError and ValueError for what is no group.
     """
@@ -54,6 +54,10 @@ def initialize(device_id: int | None = None, process_group_or_comm: Any = None, 
     if device_id is not None and (isinstance(device_id, bool) or not isinstance(device_id, int)):
         raise TypeError(f"device_id is {_kind(device_id)}; give an int or None")
     names = _read_backends(backends)
+    if communicator is not None:
+        if process_group_or_comm is not None:
+            raise TypeError("communicator and process_group_or_comm are the same; give one of them")
+        process_group_or_comm = communicator
     with _lock:
         if _context is not None:
             raise RuntimeError("shardwire.distributed was initialized before; call finalize() first")

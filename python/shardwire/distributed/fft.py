@@ -20,6 +20,7 @@ from . import _ends, _engines, _meeting, _runtime
 from ._fft_chunks import Chunking, are_between_hosts, host_with_wires
 from ._fft_plan import Plan, Settings
 from ._fft_route import Problem
+from ._memory import dtype_in
 from ._operand import Operand, unwrap, wrap
 from .distribution import Boxes, Dims, Distribution, Placements, Slab
 from .reshape import _dtype_of, read_options
@@ -53,7 +54,7 @@ class FFTOptions:
     fft_type: "C2C", "R2C", "C2R", or None: by the operand, C2C or R2C. reshape, redistribute (two names of one thing): whether the result lies as the operand does, where one
         distribution is given; False leaves it cheaper: of Slab.X in Slab.Y, of other slabs in Slab.X, of others wherever it ends (``FFT.output_distribution``).
     last_axis_parity: of C2R, whether the last transformed axis of the result is "even", 2 (m - 1), or "odd", 2 (m - 1) + 1.
-    logger, blocking: accepted for programs written for nvmath; a result is there when a call returns.
+    logger: of Python's logging; plan() writes the plan there, at level INFO. blocking: accepted for programs written for nvmath; a result is there when a call returns.
     measure: whether each local transform's engine is chosen by measuring, once in a process for each layout; False: the first that is here. Ranks may differ in it.
     chunks: into how many parts a local transform and the exchange after it are cut, so that the exchange of one goes on while the next is transformed: 1 for whole, None for
         what is likely to be fastest (``FFT.explain()`` says which and why). At most as many as there are indices. Equal on all ranks.
@@ -97,7 +98,7 @@ class FFT:
     What is wrong on any rank raises the same error on all: TypeError, ValueError, MismatchError where ranks were given different things.
     """
 
-    def __init__(self, operand: Any, /, *, distribution: Any = None, options: Any = None, stream: Any = None, axes: Sequence[int] | None = None,
+    def __init__(self, operand: Any, /, distribution: Any = None, *, options: Any = None, stream: Any = None, axes: Sequence[int] | None = None,
                  norm: str | None = None, global_shape: Sequence[int] | None = None, group: Any = None, _door: str = "fft.FFT",
                  _inverse: bool | None = None, _error: Exception | None = None) -> None:
         del stream
@@ -132,6 +133,7 @@ class FFT:
             if error is not None:
                 raise error
             given = read_options(FFTOptions, options)
+            self._logger = given.logger
             _engines.find()  # SHARDWIRE_FFT_ENGINE may name one that is not on this rank's host
             self._operand = wrap(operand)
             kind = _read_kind(self._operand, given, self._door)
@@ -238,6 +240,8 @@ class FFT:
             made = self._plans[self._swapped] = self._make_plan(self._swapped)
             if self._target is None:
                 self._target = made.target
+            if self._logger is not None:
+                self._logger.info("shardwire.distributed: %s", made.explain())
 
     def _make_plan(self, swapped: bool) -> Plan:
         source, target = (self._target, self._source) if swapped else (self._source, self._target)
@@ -352,7 +356,8 @@ class FFT:
 
     def _ends_of(self, distribution: Any) -> list[bool]:
         """Whether ``distribution`` is the operand's (False), the result's (True), or may be both, as they were at the beginning."""
-        first = distribution[0] if isinstance(distribution, (list, tuple)) and distribution else distribution
+        is_pair = isinstance(distribution, (list, tuple)) and distribution and not all(map(_ends.is_index, distribution))
+        first = distribution[0] if is_pair else distribution
         said = _ends.read_distribution(first, "distribution", self._ranks)
         fits = [swapped for swapped, end in ((False, self._source), (True, self._target)) if end is not None and self._lies_so(said, end)]
         if fits and self._problem.kind != "C2C":
@@ -390,7 +395,7 @@ class FFT:
         self.free()
 
 
-def fft(operand: Any, /, *, distribution: Any = None, sync_symmetric_memory: bool = True, options: Any = None, stream: Any = None,
+def fft(operand: Any, /, distribution: Any = None, *, sync_symmetric_memory: bool = True, options: Any = None, stream: Any = None,
         axes: Sequence[int] | None = None, norm: str | None = None, global_shape: Sequence[int] | None = None, group: Any = None) -> Any:
     """The forward transform of a complex array: this rank's part of the result. Arguments and errors as in :class:`FFT`. Collective.
 
@@ -401,21 +406,21 @@ def fft(operand: Any, /, *, distribution: Any = None, sync_symmetric_memory: boo
     return _once("fft.fft", operand, distribution, options, axes, norm, global_shape, group, False)
 
 
-def ifft(operand: Any, /, *, distribution: Any = None, sync_symmetric_memory: bool = True, options: Any = None, stream: Any = None,
+def ifft(operand: Any, /, distribution: Any = None, *, sync_symmetric_memory: bool = True, options: Any = None, stream: Any = None,
          axes: Sequence[int] | None = None, norm: str | None = None, global_shape: Sequence[int] | None = None, group: Any = None) -> Any:
     """The inverse transform of a complex array, as :func:`fft`. With norm=None nothing is divided by the number of elements; "backward" does that."""
     del sync_symmetric_memory, stream
     return _once("fft.ifft", operand, distribution, options, axes, norm, global_shape, group, True)
 
 
-def rfft(operand: Any, /, *, distribution: Any = None, sync_symmetric_memory: bool = True, options: Any = None, stream: Any = None,
+def rfft(operand: Any, /, distribution: Any = None, *, sync_symmetric_memory: bool = True, options: Any = None, stream: Any = None,
          axes: Sequence[int] | None = None, norm: str | None = None, global_shape: Sequence[int] | None = None, group: Any = None) -> Any:
     """The forward transform of a real array, as :func:`fft`: of n indices along the last axis the result has n // 2 + 1."""
     del sync_symmetric_memory, stream
     return _once("fft.rfft", operand, distribution, options, axes, norm, global_shape, group, False)
 
 
-def irfft(operand: Any, /, *, distribution: Any = None, sync_symmetric_memory: bool = True, options: Any = None, stream: Any = None,
+def irfft(operand: Any, /, distribution: Any = None, *, sync_symmetric_memory: bool = True, options: Any = None, stream: Any = None,
           axes: Sequence[int] | None = None, norm: str | None = None, global_shape: Sequence[int] | None = None, group: Any = None) -> Any:
     """The real array whose :func:`rfft` the operand is, times the number of elements unless norm="backward". See ``last_axis_parity``."""
     del sync_symmetric_memory, stream
@@ -441,11 +446,9 @@ def allocate_operand(shape: Sequence[int], package: Any, *, input_dtype: Any = N
     tensor = torch.empty(0, device="cpu")
     error: Exception | None = None
     try:
-        if memory_space not in (None, "cpu") or name not in ("torch", "numpy"):
-            raise ValueError(f"package is {_kind(name)} and memory_space {_kind(memory_space)}; operands are made for torch or numpy, in memory_space 'cpu'")
-        dtype = torch.get_default_dtype() if name == "torch" else torch.float64
-        if input_dtype is not None:
-            dtype = input_dtype if isinstance(input_dtype, torch.dtype) else _dtype_of("torch." + package.dtype(input_dtype).name)
+        if memory_space not in (None, "cpu"):
+            raise ValueError(f"memory_space is {_kind(memory_space)}; operands are made in 'cpu'")
+        dtype = dtype_in(package, input_dtype)
         tensor = _runtime.empty(as_dims(shape, "shape"), dtype, torch.device("cpu"))
     except Exception as failure:
         error = failure

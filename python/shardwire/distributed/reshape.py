@@ -30,7 +30,9 @@ class InvalidReshapeState(RuntimeError):
 
 @dataclass
 class ReshapeOptions:
-    """Options of :func:`reshape`. logger, blocking: accepted for programs written for nvmath; a result is there when a call returns."""
+    """Options of :func:`reshape`. logger: of Python's logging; plan() writes the plan there, at level INFO. blocking: accepted for programs written for nvmath; a result is
+    there when a call returns.
+    """
 
     logger: Any = None
     blocking: Any = "auto"
@@ -97,7 +99,7 @@ class Reshape:
               out: Any) -> tuple[dict[str, Any], list[Distribution], Exception | None]:
         """What this rank tells the others, or the error that it has instead."""
         try:
-            read_options(ReshapeOptions, options)
+            self._logger = read_options(ReshapeOptions, options).logger
             self._operand = wrap(operand)
             if self._operand.package == "DTensor":
                 dtensor = self._operand.given
@@ -182,6 +184,8 @@ class Reshape:
         self._check_alive()
         if self._op is None:
             self._op = move(self._group, self._rank, self._source, self._target, self._dtype, self._door)
+            if self._logger is not None:
+                self._logger.info("shardwire.distributed: %s", self.explain())
 
     def execute(self, *, stream: Any = None, release_workspace: bool = False, sync_symmetric_memory: bool = True) -> Any:
         """Moves the operand, and returns the result, which is there when this returns. Collective."""

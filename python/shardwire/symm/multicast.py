@@ -62,6 +62,35 @@ class MulticastTensor:
         return self._tensor.dtype
 
     @property
+    def device(self) -> torch.device:
+        return self._tensor.device
+
+    @property
+    def ndim(self) -> int:
+        return self._tensor.dim()
+
+    def dim(self) -> int:
+        return self._tensor.dim()
+
+    def numel(self) -> int:
+        return self._tensor.numel()
+
+    def element_size(self) -> int:
+        """Bytes of an element."""
+        return self._tensor.element_size()
+
+    def size(self, dim: int | None = None) -> torch.Size | int:
+        """The shape, or the extent of one dimension."""
+        return self._tensor.shape if dim is None else self._tensor.shape[dim]
+
+    def stride(self, dim: int | None = None) -> tuple[int, ...] | int:
+        """Of all dimensions, or of one, in elements."""
+        return self._tensor.stride() if dim is None else self._tensor.stride(dim)
+
+    def __len__(self) -> int:
+        return len(self._tensor)
+
+    @property
     def ranks(self) -> tuple[int, ...]:
         """The ranks whose parts it spans, in the tensor's group."""
         return tuple(self._ranks)

@@ -46,7 +46,7 @@ class Draft:
         file = self.files[number]
         descriptor = os.open(self.hidden(number), os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
         try:
-            with _named(self._where(number, f"there is no room for its {file.size} bytes")):
+            with _named(self._where(number, f"its {file.size} bytes cannot be had of the disk")):
                 os.posix_fallocate(descriptor, 0, file.size)
                 _write(descriptor, file.header)
         finally:

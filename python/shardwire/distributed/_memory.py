@@ -1,0 +1,72 @@
+"""Memory for operands, by nvmath's names: in the heap that the ranks share, from which an exchange copies once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from .. import _C
+from .._layout import _kind, as_dims
+from . import _meeting, _runtime
+from ._operand import wrap
+
+
+def allocate_symmetric_memory(shape: Sequence[int], package: Any, *, dtype: Any = None, axis_order: str = "C", make_symmetric: bool = False,
+                              skip_symmetric_check: bool = False, group: Any = None) -> Any:
+    """An uninitialised array in the heap that the ranks share. Collective over the group, with one error on all ranks.
+
+    package: the module ``torch`` or ``numpy``, whose array it is. dtype: the package's; None: torch's default, float64 of numpy. axis_order: "C" or "F".
+    make_symmetric: whether ranks may ask for different numbers of bytes, ValueError else. skip_symmetric_check: this rank asks nobody; give it on all ranks or on none.
+    group: None: the context's.
+
+    Its memory goes back when nobody holds it any more, as any array's, whether :func:`free_symmetric_memory` was called or not.
+    """
+    error: Exception | None = None
+    tensor = torch.empty(0, device="cpu")
+    try:
+        if axis_order not in ("C", "F"):
+            raise ValueError(f"axis_order is {_kind(axis_order)}; give 'C' or 'F'")
+        tensor = _runtime.empty(as_dims(shape, "shape"), dtype_in(package, dtype), torch.device("cpu"), axis_order)
+    except Exception as failure:  # the other ranks wait for us
+        error = failure
+    if skip_symmetric_check:
+        if error is not None:
+            raise error
+    else:
+        told = {"bytes": tensor.numel() * tensor.element_size(), "make_symmetric": bool(make_symmetric)}
+        everyone = _meeting.exchange(_runtime.group_of(group), "allocate_symmetric_memory", told, error)
+        for rank, record in enumerate(everyone):
+            if record["bytes"] != everyone[0]["bytes"] and not all(each["make_symmetric"] for each in everyone):
+                raise ValueError(f"allocate_symmetric_memory: rank 0 asks for {everyone[0]['bytes']} bytes, rank {rank} for {record['bytes']}; give make_symmetric=True on all ranks "
+                                 "where they differ")
+    return tensor.numpy() if package.__name__ == "numpy" else tensor
+
+
+def free_symmetric_memory(*arrays: Any, group: Any = None) -> None:
+    """Says that nobody uses these arrays any more, which :func:`allocate_symmetric_memory` or ``fft.allocate_operand`` made. Collective, with one error on all ranks: as many
+    arrays on each. The memory goes back when the program drops them.
+    """
+    error: Exception | None = None
+    try:
+        for index, array in enumerate(arrays):
+            local = wrap(array, f"array {index}").tensor
+            if local.numel() and not _C.in_shared_heap(local):
+                raise ValueError(f"array {index} does not lie in the heap that the ranks share; give what allocate_symmetric_memory made")
+    except Exception as failure:
+        error = failure
+    everyone = _meeting.exchange(_runtime.group_of(group), "free_symmetric_memory", {"count": len(arrays)}, error)
+    for rank, record in enumerate(everyone):
+        if record != everyone[0]:
+            raise ValueError(f"free_symmetric_memory: rank 0 frees {everyone[0]['count']} arrays, rank {rank} {record['count']}; give the same number on all ranks")
+
+
+def dtype_in(package: Any, dtype: Any) -> torch.dtype:
+    """torch's dtype for one of ``package``, which is torch or numpy; None: the package's default. ValueError for other packages."""
+    name = getattr(package, "__name__", None)
+    if name not in ("torch", "numpy"):
+        raise ValueError(f"package is {_kind(name)}; arrays are made for torch or numpy")
+    if dtype is None:
+        return torch.get_default_dtype() if name == "torch" else torch.float64
+    return dtype if isinstance(dtype, torch.dtype) else getattr(torch, package.dtype(dtype).name)
