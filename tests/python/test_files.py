@@ -434,7 +434,9 @@ def does_not_fit(rank: int, path: str) -> list[tuple[str, str]]:
     return [raised(lambda: shardwire.load(path, {"w": torch.zeros(5), "x": torch.zeros(1)}, group())),
             raised(lambda: shardwire.load(path, {"w": torch.zeros(4).int(), "v": torch.zeros(2, 2)}, group())),
             raised(lambda: shardwire.load(None, {"w": torch.zeros(4)}, group())),
-            raised(lambda: shardwire.save({"w": torch.zeros(2)}, path, group()) if rank else shardwire.load(path, {"w": torch.zeros(4)}, group()))]
+            raised(lambda: shardwire.save({"w": torch.zeros(2)}, path, group()) if rank else shardwire.load(path, {"w": torch.zeros(4)}, group())),
+            raised(lambda: shardwire.load(path, {"w": torch.zeros(4)}, group(), strict=bool(rank))),
+            raised(lambda: shardwire.sync({"w": torch.zeros(4), "v": torch.zeros(4)}, {"w": torch.zeros(4)}, group(), strict=not rank))]
 
 
 def load_into_bfloat16(rank: int, path: str) -> bool:
@@ -455,6 +457,8 @@ def test_files_that_do_not_fit_the_target(tmp_path: Path) -> None:
     same_on_all(cases[1], "UnsupportedError", "'w' torch.float32 in the source, 'w' torch.int32 in the target")
     same_on_all(cases[2], "ValueError", "no rank gives a path")
     same_on_all(cases[3], "MismatchError", "rank 0 is in step 0 of shardwire.load and rank 1 is in step 0 of shardwire.save")
+    same_on_all(cases[4], "MismatchError", "load: strict is False on rank 0 and True on rank 1")
+    same_on_all(cases[5], "MismatchError", "sync: strict is True on rank 0 and False on rank 1")
 
 
 def cut_while_reading(rank: int, path: str) -> tuple[str, str]:

@@ -16,7 +16,7 @@ from ranks import error_of, group, run_ranks
 import shardwire
 import shardwire.distributed as swd
 from shardwire.distributed.distribution import Block, BlockCyclic, Box, Boxes, Distribution, Pencil, Placements, ProcessGrid, Slab
-from shardwire.distributed.reshape import InvalidReshapeState, Reshape, redistribute, reshape
+from shardwire.distributed.reshape import InvalidReshapeState, Reshape, ReshapeOptions, redistribute, reshape
 
 SEED = int(os.environ.get("SHARDWIRE_ORACLE_SEED", "20260714"))
 CASES = int(os.environ.get("SHARDWIRE_ORACLE_CASES", "60"))
@@ -256,6 +256,8 @@ def misuse(rank: int) -> list[tuple[str, str]]:
         error_of(lambda: reshape(mine, columns, Box((0, 0), (2, 4)) if rank == 0 else Box((2, 0), (5, 4)), **g)),
         error_of(lambda: reshape(mine, columns, Box((0,), (2,)), **g)),
         error_of(lambda: reshape(mine, columns, rows, options={"no such": 1} if rank else None, **g)),
+        error_of(lambda: reshape(mine, columns, rows, options=ReshapeOptions(blocking=False) if rank else None, **g)),
+        error_of(lambda: swd.fft.fft(flat, [columns, rows], options=swd.fft.FFTOptions(chunks=0) if rank else None, **g)),
         error_of(lambda: reshape(mine, columns, rows, out=torch.empty(2, 4) if rank else None, **g)),
         error_of(lambda: reshape(mine, columns, rows, out=torch.empty(2, 4 + rank), **g)),
         error_of(lambda: reshape(mine, columns, rows, out=mine.view(2, 4) if rank else torch.empty(2, 4), **g)),
@@ -276,7 +278,7 @@ EXPECTED = [
     ("MismatchError", "dtype differs"), ("MismatchError", "package differs"), ("MismatchError", "input_box differs"), ("MismatchError", "input_box differs"),
     ("TypeError", "rank 0: input_box is None"), ("ValueError", "ranks 0 and 1 both have [0:2, 0:2]"), ("GapError", "leaves [0:4, 2:3]"),
     ("GapError", "leaves [2:3, 0:4]"), ("ValueError", "reach to [5, 4]"), ("ValueError", "output_box has 1 dimensions"), ("ValueError", "rank 1: options has 'no such'"),
-    ("MismatchError", "out is given on rank 1"), ("ValueError", "out has shape [2, 5] on rank 1"), ("ValueError", "rank 1: out shares"),
+    ("ValueError", "rank 1: blocking is False"), ("ValueError", "rank 1: chunks is 0"), ("MismatchError", "out is given on rank 1"), ("ValueError", "out has shape [2, 5] on rank 1"), ("ValueError", "rank 1: out shares"),
     ("ValueError", "out has dtype torch.float64 on rank 1"), ("ValueError", "rank 1: out is a lazily conjugated"), ("MismatchError", "requires_grad differs"), ("MismatchError", "rank 0 called shardwire.distributed.redistribute"),
     ("ValueError", "3 ranks"), ("UnsupportedError", "Partial"),
 ]

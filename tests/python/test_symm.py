@@ -133,6 +133,18 @@ def full_heap_body(rank):
     return kind is ValueError and "rank 0: the shared heap of" in text and "SHARDWIRE_HEAP_BYTES" in text
 
 
+def foreign_body(rank):
+    ours = symm.empty(3, group=group())
+    for wrong in (torch.zeros(3), 3):
+        kind, text = raised(lambda: symm.free(wrong if rank else ours, group=group()))
+        assert kind is ValueError and "does not lie in symmetric memory" in text, text
+    symm.free(ours, group=group())
+
+
+def test_a_foreign_tensor_of_one_rank_is_an_error_of_free_on_all():
+    run_ranks(2, foreign_body, timeout=20)
+
+
 def test_a_full_heap_is_an_error_on_all_ranks():
     assert all(run_ranks(2, full_heap_body))
 

@@ -69,7 +69,8 @@ class FFTOptions:
     measure: bool = True
     chunks: int | None = None
 
-    def __post_init__(self) -> None:
+    def check(self) -> None:
+        """ValueError for what cannot be. By the call that takes them, on all ranks alike: an error where they are made would leave the other ranks waiting."""
         if self.chunks is not None and (isinstance(self.chunks, bool) or not isinstance(self.chunks, int) or self.chunks < 1):
             raise ValueError(f"chunks is {_kind(self.chunks)}; give a number from 1, or None")
         for name, known in (("fft_type", (None, *_KINDS)), ("reshape", (True, False)), ("measure", (True, False)), ("redistribute", (None, True, False)),

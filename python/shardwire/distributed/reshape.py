@@ -37,7 +37,8 @@ class ReshapeOptions:
     logger: Any = None
     blocking: Any = "auto"
 
-    def __post_init__(self) -> None:
+    def check(self) -> None:
+        """ValueError for what cannot be. By the call that takes them, on all ranks alike: an error where they are made would leave the other ranks waiting."""
         if self.blocking is not True and self.blocking != "auto":
             raise ValueError(f"blocking is {_kind(self.blocking)}; give True or 'auto'")
 
@@ -49,14 +50,15 @@ def read_options(cls: Any, options: Any) -> Any:
     """``options``: None, a ``cls``, or a dict of its fields."""
     if options is None:
         return cls()
-    if isinstance(options, cls):
-        return options
-    if not isinstance(options, Mapping):
+    if not isinstance(options, (cls, Mapping)):
         raise TypeError(f"options is {_kind(options)}; give a {cls.__name__} or a dict")
-    unknown = [name for name in options if name not in cls.__dataclass_fields__]
-    if unknown:
-        raise ValueError(f"options has {unknown[0]!r}; known: {', '.join(cls.__dataclass_fields__)}")
-    return cls(**options)
+    if not isinstance(options, cls):
+        unknown = [name for name in options if name not in cls.__dataclass_fields__]
+        if unknown:
+            raise ValueError(f"options has {unknown[0]!r}; known: {', '.join(cls.__dataclass_fields__)}")
+        options = cls(**options)
+    options.check()
+    return options
 
 
 class Reshape:

@@ -82,15 +82,26 @@ def get_peer_tensor(tensor: torch.Tensor, rank: int) -> torch.Tensor:
     return _C.symm_peer(tensor, rank)
 
 
-def free(tensor: torch.Tensor, timeout: float | timedelta | None = None) -> None:
+def free(tensor: torch.Tensor, timeout: float | timedelta | None = None, group: Any = None) -> None:
     """Ends a symmetric tensor on all ranks. Collective, blocking: all ranks free the same one, in the same order.
 
     From here on no call of this package takes it or a view of it (ValueError). Its memory goes back when the last tensor over it, on any rank, is gone: one
     that is still used is never pulled away. Freeing is not necessary: what all ranks dropped goes back as well.
 
-    Raises MismatchError on all ranks where they free different tensors, ValueError on all where a rank frees it a second time.
+    group: the group that made it, as for :func:`empty`. It is asked for only where a rank gives a tensor that is none of its, so that the others hear of that.
+
+    Raises MismatchError on all ranks where they free different tensors, ValueError on all where a rank frees it a second time, or gives a tensor that is not symmetric.
     """
-    _C.symm_free(tensor, seconds_of(timeout))
+    seconds = seconds_of(timeout)
+    if isinstance(tensor, torch.Tensor) and _C.symm_place(tensor) is not None:
+        _C.symm_free(tensor, seconds)
+        return
+    error = "the tensor does not lie in symmetric memory: give one that shardwire.symm.empty() made on all ranks"
+    try:
+        backend = backend_of(group)
+    except (TypeError, ValueError):
+        raise ValueError(f"free: {error}") from None
+    _C.symm_agree(backend, "symmetric free", "", error, seconds)  # in the place of its free, where the other ranks wait
 
 
 def is_symmetric(tensor: torch.Tensor) -> bool:

@@ -111,6 +111,13 @@ class Meeting:
         raise raised(f"rank {ranks[0]}: {text}{more}") from own
 
 
+def check_strict(door: str, told: Sequence[bool]) -> None:
+    """MismatchError, on all ranks, where they told different ones: one rank would go on where another finds that something is missing."""
+    for rank, strict in enumerate(told):
+        if strict != told[0]:
+            raise errors.MismatchError(f"{door}: strict is {told[0]} on rank 0 and {strict} on rank {rank}; give the same on all ranks")
+
+
 def _encode(error: Exception) -> bytes:
     kind = _kind_of(error)
     text = str(error) or type(error).__name__

@@ -7,7 +7,7 @@ import os
 from typing import Any
 
 from .._future import Seconds, as_seconds
-from .agree import Meeting
+from .agree import Meeting, check_strict
 from .checkpoint_folder import INDEX, SINGLE, FileSet
 from .dcp_folder import METADATA, DcpFolder
 from .descriptions import collect, describe
@@ -49,7 +49,7 @@ def load(path: Any, target: Any, group: Any = None, mapping: Any = None, *, stri
             files = _open(path)
             have = _FileHoldings(files)
             wanted = Holdings(target, "target", meeting.global_rank, meeting.ranks)
-            blobs = [describe(have, names.source), describe(wanted, names.target), json.dumps([host_name(), path is not None]).encode()]
+            blobs = [describe(have, names.source), describe(wanted, names.target), json.dumps([host_name(), path is not None, bool(strict)]).encode()]
         except Exception as failure:  # the others wait and must hear of it
             error = failure
         everyone = meeting.exchange(blobs, error)
@@ -63,14 +63,15 @@ def load(path: Any, target: Any, group: Any = None, mapping: Any = None, *, stri
 def _load(meeting: Meeting, files: FileSet | DcpFolder | None, have: _FileHoldings, wanted: Holdings, everyone: list[list[bytes]], strict: bool,
           device: Any) -> Any:
     told = [json.loads(given[2]) for given in everyone]
-    readers = [rank for rank, (_, reads) in enumerate(told) if reads]
+    check_strict("load", [is_strict for _, _, is_strict in told])
+    readers = [rank for rank, (_, reads, _) in enumerate(told) if reads]
     if not readers:
         raise ValueError("load: no rank gives a path")
     problems = Problems()
     sources, targets = (collect([given[which] for given in everyone], side, problems) for which, side in enumerate(("source", "target")))
     found = match(sources, targets, problems, strict)
     problems.raise_any("load")
-    hosts = ranks_by_host([host for host, _ in told], range(len(told)))
+    hosts = ranks_by_host([host for host, _, _ in told], range(len(told)))
     error: Exception | None = None
     layouts: dict[str, Any] = {}
     tensors: dict[str, Any] = {}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from .._future import Future, Seconds, as_seconds
-from .agree import Meeting
+from .agree import Meeting, check_strict
 from .descriptions import collect, describe
 from .holdings import Holdings
 from .matching import Match, match
@@ -96,9 +96,11 @@ def sync(source: Any, target: Any, group: Any = None, mapping: Any = None, *, st
         for which, (value, side, renames) in enumerate(((source, "source", names.source), (target, "target", names.target))):
             sides.append(Holdings(value, side, meeting.global_rank, meeting.ranks))
             blobs[which] = describe(sides[which], renames)
+        blobs[2] = b"1" if strict else b""
     except Exception as failure:  # whatever it was, of a caller's mapping as well: the others wait and must hear of it
         error = failure
     everyone = meeting.exchange(blobs, error)
+    check_strict("sync", [bool(given[2]) for given in everyone])
     problems = Problems()
     weights = [collect([given[which] for given in everyone], side, problems) for which, side in enumerate(("source", "target"))]
     if not weights[0] and not problems.found:

@@ -73,12 +73,13 @@ def free_tensor(tensor: torch.Tensor | symm.MulticastTensor) -> None:
     """
     if isinstance(tensor, symm.MulticastTensor):
         return
-    place = _C.symm_place(tensor)
-    if place is None:
-        raise NvshmemInvalid("the tensor was not made by nvshmem.core")
+    place = _C.symm_place(tensor) if isinstance(tensor, torch.Tensor) else None
     # A peer tensor of this PE itself is its own tensor: the document frees all of a list of peer tensors, and the tensor with it.
-    if place[1] == place[2]:
-        symm.free(tensor)
+    if place is None or place[1] == place[2]:
+        try:
+            symm.free(tensor, group=world())
+        except ValueError as error:  # on all PEs
+            raise NvshmemInvalid(str(error)) from None
 
 
 def free(buffer: torch.Tensor) -> None:
