@@ -436,6 +436,9 @@ def does_not_fit(rank: int, path: str) -> list[tuple[str, str]]:
             raised(lambda: shardwire.load(None, {"w": torch.zeros(4)}, group())),
             raised(lambda: shardwire.save({"w": torch.zeros(2)}, path, group()) if rank else shardwire.load(path, {"w": torch.zeros(4)}, group())),
             raised(lambda: shardwire.load(path, {"w": torch.zeros(4)}, group(), strict=bool(rank))),
+            raised(lambda: shardwire.sync({"\ud800" if rank else "w": torch.zeros(4)}, {"w": torch.zeros(4)}, group())),
+            raised(lambda: shardwire.save({"w": torch.zeros(4)}, path + ".new", group(), lambda name: "\udfff" if rank else name)),
+            raised(lambda: shardwire.sync({"w": torch.quantize_per_tensor(torch.zeros(4), 0.1, 0, torch.quint8) if rank else torch.zeros(4)}, {"w": torch.zeros(4)}, group())),
             raised(lambda: shardwire.sync({"w": torch.zeros(4), "v": torch.zeros(4)}, {"w": torch.zeros(4)}, group(), strict=not rank))]
 
 
@@ -458,7 +461,10 @@ def test_files_that_do_not_fit_the_target(tmp_path: Path) -> None:
     same_on_all(cases[2], "ValueError", "no rank gives a path")
     same_on_all(cases[3], "MismatchError", "rank 0 is in step 0 of shardwire.load and rank 1 is in step 0 of shardwire.save")
     same_on_all(cases[4], "MismatchError", "load: strict is False on rank 0 and True on rank 1")
-    same_on_all(cases[5], "MismatchError", "sync: strict is True on rank 0 and False on rank 1")
+    same_on_all(cases[5], "ValueError", "rank 1: source '\\ud800': the name has half of a surrogate pair")
+    same_on_all(cases[6], "ValueError", "rank 1: source 'w': the name '\\udfff' that mapping gives it has half of a surrogate pair")
+    same_on_all(cases[7], "UnsupportedError", "rank 1: source 'w' is quantized (torch.quint8)")
+    same_on_all(cases[8], "MismatchError", "sync: strict is True on rank 0 and False on rank 1")
 
 
 def cut_while_reading(rank: int, path: str) -> tuple[str, str]:

@@ -454,9 +454,15 @@ def test_ranks_with_different_caches_agree(run_ranks, cheap_compiler, package, t
         compiles += not have
         for rank in range(size):
             expected = "memory" if rank in in_memory & have else "disk" if rank in have else "compiled" if rank == 0 and not have else "received"
-            written = rank in on_disk or rank not in have
-            assert found[rank][number] == (expected, True, True, written), (number, rank, cases[number], found[rank][number])
+            assert found[rank][number] == (expected, True, True, True), (number, rank, cases[number], found[rank][number])
     assert cheap_compiler() == compiles
+
+
+def test_a_kernel_that_is_found_in_memory_is_written_to_a_folder_that_lacks_it(cheap_compiler, tmp_path):
+    a, b = example_tensors()
+    kernels = [DeviceKernel.compile_and_load(example, a, b, build_dir=tmp_path / which) for which in ("one", "another")]
+    assert [kernel.origin for kernel in kernels] == ["compiled", "memory"] and cheap_compiler() == 1
+    assert kernels[0].path != kernels[1].path and Path(kernels[1].path).read_bytes() == Path(kernels[0].path).read_bytes()
 
 
 def test_use_cached_false_replaces_what_was_kept(cheap_compiler, tmp_path):

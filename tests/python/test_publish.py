@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy
 import pytest
 import torch
 from ranks import await_file, error_of as raised
@@ -904,6 +905,36 @@ def test_an_older_publishers_record_is_not_taken_for_a_newer_one(tmp_path: Path)
     pub = shardwire.publish(url, "policy", {"b": torch.zeros(3)})
     assert len(looks) >= 2 and b"another" in (looks[0] or b""), looks
     pub.commit(1)
+    pub.close()
+
+
+@in_a_child
+def test_lazy_views_numbers_of_numpy_and_several_threads(tmp_path: Path) -> None:
+    url = f"file://{tmp_path}"
+    state = torch.tensor([1j, 2j, 3 + 1j])
+    pub = shardwire.publish(url, "policy", {"c": state.conj(), "i": state.conj().imag}, changes=True)
+    sub = shardwire.subscribe(url, "policy", timeout=30)
+    for step in numpy.arange(6, 9):
+        pub.commit(step)
+        assert sub.fetch(step, changed=True) == step == sub.version and type(sub.version) is int
+        assert torch.equal(sub.target["c"], state.conj().resolve_conj()) and torch.equal(sub.target["i"], -state.imag)
+        state += 1j
+    errors: list[BaseException] = []
+
+    def fetch_again_and_again() -> None:
+        try:
+            for _ in range(10):
+                sub.fetch()
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=fetch_again_and_again) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not errors and pub.subscribers == 1, errors
+    sub.close()
     pub.close()
 
 

@@ -74,7 +74,9 @@ def compile_here(request: Request, pattern: Pattern, load: Load) -> tuple[Packag
     found = request.find(traced.package.key)
     if found is not None:
         try:
-            return *found, load(found[0])
+            loaded = load(found[0])
+            request.keep(found[0], unless_there=True)  # one that was found in memory may be wanted in another folder
+            return *found, loaded
         except errors.KernelError:
             pass  # whole, and yet torch cannot load it: made anew, and the file replaced
     package = traced.compile()
@@ -112,8 +114,7 @@ def compile_together(request: Request | None, pattern: Pattern, seconds: float |
         load_error = failure
     meeting.settle(load_error)
     assert package is not None  # else settle has raised
-    if origin in ("compiled", "received"):
-        request.keep(package, unless_there=origin == "received" and request.use_cached)
+    request.keep(package, unless_there=origin in ("memory", "disk") or origin == "received" and request.use_cached)
     return package, origin, loaded
 
 

@@ -48,11 +48,20 @@ def describe(holdings: Holdings, renames: Renames) -> bytes:
         place = place_of(renames, holding.name, holdings.side)
         if place is None:
             continue
+        for text in (holding.name, *(place.names if isinstance(place, Split) else (place.name,))):
+            _check_text(text, holding.name, holdings.side)
         layout = encode_layout(holding.layout)
         which = -1 if layout is None else layouts.setdefault(json.dumps(layout), len(layouts))
         where = encode_place(holding.name, place)
         tensors.append([holding.name, list(holding.shape), str(holding.dtype), which, holding.alias, holding.optional, holding.absent, where])
     return zlib.compress(json.dumps([list(layouts), tensors]).encode(), 1)
+
+
+def _check_text(text: str, name: str, side: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise ValueError(f"{side} {name!r}: the name{'' if text == name else f' {text!r} that mapping gives it'} has half of a surrogate pair, which is no text; rename it") from None
 
 
 def encode_place(name: str, place: Place | None) -> Any:

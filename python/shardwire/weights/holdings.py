@@ -246,7 +246,9 @@ def _check_ordinary(tensor: Any, where: str) -> None:
     if isinstance(tensor, torch.nn.parameter.UninitializedTensorMixin):
         raise ValueError(f"{where} is a lazy parameter, which has no shape yet; run the module once, or give it one")
     dispatches = type(tensor).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__
-    if tensor.layout != torch.strided or tensor.is_quantized or (dispatches and not is_dtensor(tensor)):
+    if tensor.is_quantized:
+        raise UnsupportedError(f"{where} is quantized ({tensor.dtype}); only dense tensors and DTensors can be moved: move its int_repr(), scale and zero point")
+    if tensor.layout != torch.strided or (dispatches and not is_dtensor(tensor)):
         raise UnsupportedError(f"{where} is {_kind(tensor)} of layout {tensor.layout}; only dense tensors and DTensors can be moved")
 
 

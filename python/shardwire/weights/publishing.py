@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import json
+import operator
 import os
 import secrets
 import socket
@@ -36,6 +37,13 @@ from .versions import MAX_BUFFERS, Versions
 _MAX_RANKS = 1 << 20
 _BLOCK_BYTES = 64 << 10
 _publications: weakref.WeakSet[Publication] = weakref.WeakSet()
+
+
+def as_version(version: Any, hint: str) -> int:
+    """A version as an int, numpy's numbers too, since steps often are numpy's. TypeError for what is none."""
+    if isinstance(version, bool) or not hasattr(version, "__index__"):
+        raise TypeError(f"version is {_kind(version)}; {hint}")
+    return operator.index(version)
 
 
 def own_group(group: Any, timeout: Seconds) -> Any:
@@ -139,8 +147,7 @@ class Publication:
         Each rank copies its part into a buffer and returns; the state may be written again then. Every rank commits the same versions in the same order,
         and each is greater than the one before. Waits for no reader, unless one still reads the oldest version: see ``patience``.
         """
-        if isinstance(version, bool) or not isinstance(version, int):
-            raise TypeError(f"version is {_kind(version)}; give an int")
+        version = as_version(version, "give an int")
         if not self._versions.newest < version < 1 << 62:
             raise ValueError(f"version is {version}; give one greater than {self._versions.newest} and below 2**62")
         if os.getpid() != self._pid:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import secrets
+import threading
 import time
 from datetime import timedelta
 from typing import Any
@@ -21,7 +22,7 @@ from .agree import Meeting
 from .fetching import FETCH, LEAVE, SLACK_S, Choice, Joint, Request, choose
 from .finding import find, open_place
 from .meeting_place import Address, tidy
-from .publishing import own_group
+from .publishing import as_version, own_group
 from .wanted_target import Wanted
 
 _DEFAULT_S = 1800.0
@@ -83,7 +84,7 @@ def subscribe(store: Any, name: str, layouts: Any = None, group: Any = None, *, 
 
 
 class Subscription:
-    """What :func:`subscribe` returns. Every rank of the subscribing group makes the same calls."""
+    """What :func:`subscribe` returns. Every rank of the subscribing group makes the same calls, in the same order. A fetch that another thread calls waits for the one under way."""
 
     def __init__(self, address: Address, control: Meeting, store: Any, wanted: Wanted, seconds: float) -> None:
         self._address, self._control, self._wanted, self._seconds = address, control, wanted, seconds
@@ -94,6 +95,7 @@ class Subscription:
         self._version: int | None = None
         self._staged: int | None = None  # the version in the second copy; None while it has none whole
         self._closed = False
+        self._turn = threading.Lock()
 
     @property
     def target(self) -> Any:
@@ -144,12 +146,20 @@ class Subscription:
         return staged
 
     def _bring(self, version: int | None, timeout: Seconds, newer: bool, changed: bool) -> int:
-        """A version into the second copy, or where there is none into the target."""
+        """A version into the second copy, or where there is none into the target. One thread at a time; another one's call waits for its turn."""
         seconds = as_seconds(timeout)
         seconds = self._seconds if seconds is None else seconds
+        deadline = time.monotonic() + seconds
+        if not self._turn.acquire(timeout=min(seconds, threading.TIMEOUT_MAX)):
+            raise GroupTimeoutError(f"another thread was in a fetch of {self._address.name!r} all the time; it goes on")
+        try:
+            return self._bring_now(version, seconds, deadline, newer, changed)
+        finally:
+            self._turn.release()
+
+    def _bring_now(self, version: int | None, seconds: float, deadline: float, newer: bool, changed: bool) -> int:
         if self._closed:
             raise AbortedError(f"the subscription to {self._address.name!r} was closed, or ended with a rank of this side; make another")
-        deadline = time.monotonic() + seconds
         try:
             request = self._agree(version, newer, changed, seconds)
             if self._joint is None:
@@ -190,9 +200,11 @@ class Subscription:
         """The same request on all ranks, before the publisher hears of it."""
         error: Exception | None = None
         request = Request(FETCH, milliseconds=int(seconds * 1000))
-        if version is not None and (isinstance(version, bool) or not isinstance(version, int)):
-            error = TypeError(f"version is {_kind(version)}; give an int, or None for the newest")
-        elif version is not None and not 0 <= version < 1 << 62:
+        try:
+            version = None if version is None else as_version(version, "give an int, or None for the newest")
+        except TypeError as failure:
+            version, error = None, failure
+        if version is not None and not 0 <= version < 1 << 62:
             error = ValueError(f"version is {version}; versions count from 0")
         else:
             request.wanted = -1 if version is None else version
