@@ -206,7 +206,8 @@ Result<Made> Compilation::planOnRank0() {
   }
   const PlanOrigin origin(std::span(&digest, 1));
   std::optional<Made> found = find(origin);
-  const auto votes = exchangeAll(engine_, "compile_op: who has its plan", found.has_value() ? "1" : "0", timeout_);
+  CallPart part = partOf(exchange_);
+  const auto votes = exchangeAll(engine_, "compile_op: who has its plan", found.has_value() ? "1" : "0", timeout_, &part);
   SW_RETURN_IF_ERROR(votes.status());
   const auto hasVoted = [&](Rank rank) { return (*votes)[static_cast<std::size_t>(rank)] == "1"; };
   if (std::all_of(votes->begin(), votes->end(), [](const std::string& vote) { return vote == "1"; }) && found.has_value()) {
@@ -225,7 +226,7 @@ Result<Made> Compilation::planOnRank0() {
     row = std::move(*read);
     return Status::ok();
   };
-  SW_RETURN_IF_ERROR(shipRows(engine_, *exchange_.description, timeout_, make, take));
+  SW_RETURN_IF_ERROR(shipRows(engine_, part, *exchange_.description, timeout_, make, take));
   if (found.has_value()) {
     return std::move(*found);
   }
@@ -280,11 +281,11 @@ Result<std::shared_ptr<CompiledOp>> CommunicatorImpl::attach(const CompiledOp& p
     const PlanRow row = facts->row();
     text = fmt::format("{}, plan {:016x} for hosts {:016x}", facts->label(), row.plan.fingerprint, row.hosts);
   }
-  std::uint64_t seq = 0;
-  SW_RETURN_IF_ERROR(internal::agree(*engine_, "attach", text, error, timeout, &seq));
+  CallPart part;
+  SW_RETURN_IF_ERROR(internal::agree(*engine_, "attach", text, error, timeout, &part));
   SW_CHECK(facts != nullptr);
   return std::shared_ptr<CompiledOp>(
-      std::make_shared<CompiledOpImpl>(engine_, inFlight_, facts->numbered(seq), planned.planProvenance(), secondsSince(started)));
+      std::make_shared<CompiledOpImpl>(engine_, inFlight_, facts->numbered(part.seq), planned.planProvenance(), secondsSince(started)));
 }
 
 }  // namespace shardwire::internal

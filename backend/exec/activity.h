@@ -59,6 +59,8 @@ class Activity : public Work, public std::enable_shared_from_this<Activity> {
   virtual bool finished() const = 0;
   // Whether the operation cannot end without more from this peer.
   virtual bool needs(Rank peer) const = 0;
+  // Whether it needs this peer, and has heard nothing of it so far. Where an operation cannot know that: whether it needs the peer.
+  virtual bool misses(Rank peer) const { return needs(peer); }
   // For messages: "rank 2 did not arrive".
   virtual std::string waitingFor() const = 0;
   // True: a timeout of this operation leaves the group usable (compileOp), because no tensor was touched.
@@ -83,7 +85,8 @@ class Activity : public Work, public std::enable_shared_from_this<Activity> {
   OperationTag tag() const { return {seq, fingerprint}; }
 
   // Set by the engine when it takes the activity; reset by reuse().
-  std::uint64_t seq = 0;
+  std::uint64_t seq = 0;   // of this activity, equal on all ranks
+  std::uint64_t call = 0;  // the user's call that it is part of: what people read. Equal on all ranks; 0 for messages
   std::uint64_t fingerprint = 0;
   Deadline deadline = kNoDeadline;
   Duration timeout{0};

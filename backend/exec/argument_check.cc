@@ -84,7 +84,6 @@ Status ArgumentCheck::compare() const {
     }
   }
   const auto differs = [&](std::size_t r) { return lines[r][0] != lines[0][0] || lines[r].size() != lines[0].size(); };
-  const std::uint64_t operation = seq + 1;  // the one that waits for this
   for (std::size_t r = 1; r < n; ++r) {
     if (differs(r)) {
       std::size_t more = 0;
@@ -96,7 +95,7 @@ Status ArgumentCheck::compare() const {
           StatusCode::kMismatch,
           fmt::format("the ranks disagree about operation #{}: rank 0 called {}, but rank {} called {}{}. All ranks of a group must call "
                       "the same operations in the same order with the same shapes and dtypes",
-                      operation, lines[0][0], r, lines[r][0], others)};
+                      call, lines[0][0], r, lines[r][0], others)};
     }
   }
   for (std::size_t a = 0; a < n && lines[0].size() > 1; ++a) {
@@ -105,8 +104,8 @@ Status ArgumentCheck::compare() const {
       const std::string_view expected = lines[b][1 + n + a];
       if (sent != expected) {
         return {StatusCode::kMismatch,
-                fmt::format("the ranks disagree about operation #{}, {}: rank {} sends {} to rank {}, which expects {}", operation,
-                            lines[0][0], a, sent, b, expected)};
+                fmt::format("the ranks disagree about operation #{}, {}: rank {} sends {} to rank {}, which expects {}", call, lines[0][0],
+                            a, sent, b, expected)};
       }
     }
   }

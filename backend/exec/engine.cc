@@ -227,15 +227,16 @@ Status Engine::submit(std::span<const std::shared_ptr<Activity>> activities, Dur
 }
 
 void Engine::startAll(std::span<const std::shared_ptr<Activity>> activities, const CallRecord& record) {
-  const std::uint64_t seq = nextSeq_;
+  const std::uint64_t call = record.continues.call != 0 ? record.continues.call : ++calls_;
   for (const auto& activity : activities) {
     activity->seq = nextSeq_++;
+    activity->call = call;
     activity->record = 0;
     take(activity);
     if (recorder_.isOn() && &activity == &activities.back()) {
-      activity->record = recorder_.call(record, *activity, seq);
+      activity->record = recorder_.call(record, *activity);
     }
-    history_.note(activity->seq, activity->fingerprint, activity->description);
+    history_.note(activity->seq, call, activity->fingerprint, activity->description);
     if (!early_.empty()) {
       deliverEarly(*activity);
     }
@@ -281,7 +282,7 @@ Status Engine::submitPoint(const std::shared_ptr<Activity>& activity, const std:
     drivers_.fetch_add(1, std::memory_order_seq_cst);
     take(activity);
     if (recorder_.isOn()) {
-      activity->record = recorder_.call(record, *activity, 0);
+      activity->record = recorder_.call(record, *activity);
     }
     startClocks();
     start(*points_);

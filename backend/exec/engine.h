@@ -256,6 +256,7 @@ class Engine final : public Driver, private RunHost, public Progressed, public s
   }
   bool flushThem(Completions* done, Driving driving) SW_EXCLUDES(mutex_);
   std::string describeSeq(std::uint64_t seq) const SW_REQUIRES(mutex_);
+  std::uint64_t callOf(std::uint64_t seq) const SW_REQUIRES(mutex_);  // 0: not called, or too long ago
 
   const OwnerProcess owner_;
   InterruptedWaits interruptedWaits_;
@@ -272,6 +273,7 @@ class Engine final : public Driver, private RunHost, public Progressed, public s
   RunContext context_;  // its links and scratch under the lock; its numbers never change
   Duration timeout_ SW_GUARDED_BY(mutex_);
   std::uint64_t nextSeq_ SW_GUARDED_BY(mutex_) = 1;
+  std::uint64_t calls_ SW_GUARDED_BY(mutex_) = 0;  // of users; each is one or several activities
   std::vector<std::shared_ptr<Activity>> active_ SW_GUARDED_BY(mutex_);
   std::vector<Activity::Completion> completions_ SW_GUARDED_BY(mutex_);
   std::vector<bool> blockedBulk_ SW_GUARDED_BY(mutex_);

@@ -29,7 +29,7 @@ std::string seconds(Duration duration) {
 }  // namespace
 
 std::string Engine::labelOf(const Activity& activity) {
-  return activity.ordered() ? fmt::format("{} (operation #{})", *activity.description, activity.seq) : *activity.description;
+  return activity.ordered() ? fmt::format("{} (operation #{})", *activity.description, activity.call) : *activity.description;
 }
 
 Status Engine::failureOf(const Activity& activity, const Status& cause) const {
@@ -117,10 +117,17 @@ std::string Engine::describeSeq(std::uint64_t seq) const {
   return seq >= nextSeq_ ? "nothing yet" : "an operation too long ago to name";
 }
 
+std::uint64_t Engine::callOf(std::uint64_t seq) const {
+  const OpHistory::Entry* const entry = history_.find(seq);
+  return entry == nullptr ? 0 : entry->call;
+}
+
 void Engine::desync(Rank peer, std::uint64_t seq) {
   mutex_.assertHeld();
   std::uint64_t& asked = desyncSeq_[static_cast<std::size_t>(peer)];
-  if (asked == 0 && !poison_.has_value() && context_.sendText(peer, DesyncFrame{.seq = seq, .wantsAnswer = 1}, describeSeq(seq))) {
+  if (asked == 0 && !poison_.has_value() &&
+      context_.sendText(peer, DesyncFrame{.seq = seq, .wantsAnswer = 1, .call = static_cast<std::uint32_t>(callOf(seq))},
+                        describeSeq(seq))) {
     asked = seq;
   }
 }

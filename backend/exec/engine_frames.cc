@@ -14,6 +14,20 @@
 
 namespace shardwire::internal {
 
+namespace {
+
+// Calls of different lengths: the same activity may be of call 5 here and of call 6 there. The ranks part in the first of the two, and both
+// say so.
+std::uint64_t firstCall(std::uint64_t mine, std::uint32_t theirs) {
+  if (mine == 0 || theirs == 0) {
+    return std::max<std::uint64_t>(mine, theirs);
+  }
+  const auto ahead = static_cast<std::int32_t>(theirs - static_cast<std::uint32_t>(mine));
+  return ahead < 0 ? mine - static_cast<std::uint64_t>(-static_cast<std::int64_t>(ahead)) : mine;
+}
+
+}  // namespace
+
 // The first frame is looked at by the caller: this is rarely called.
 void Engine::drainControl(Rank peer) {
   PeerFrames& frames = connection(peer);
@@ -226,15 +240,16 @@ void Engine::onDesync(Rank from, const Received<DesyncFrame>& frame) {
   const std::string theirs(textOf(frame.payload));
   const std::string mine = describeSeq(frame.seq);
   if (frame.wantsAnswer == 1) {
-    context_.sendText(from, DesyncFrame{.seq = frame.seq}, mine);
+    context_.sendText(from, DesyncFrame{.seq = frame.seq, .call = static_cast<std::uint32_t>(callOf(frame.seq))}, mine);
   }
+  const std::uint64_t call = firstCall(callOf(frame.seq), frame.call);
   desyncSeq_[static_cast<std::size_t>(from)] = 0;
   const bool mineFirst = rank_ < from;
   poison(
       {StatusCode::kMismatch,
        fmt::format("the ranks disagree about operation #{}: rank {} called {}, but rank {} called {}. All ranks of a group must call the "
                    "same operations in the same order with the same shapes and dtypes",
-                   frame.seq, std::min(rank_, from), mineFirst ? mine : theirs, std::max(rank_, from), mineFirst ? theirs : mine)},
+                   call, std::min(rank_, from), mineFirst ? mine : theirs, std::max(rank_, from), mineFirst ? theirs : mine)},
       true);  // a third rank may be waiting for either of the two
 }
 

@@ -192,7 +192,7 @@ std::string Engine::whatIDo() const {
     return fmt::format("is in {}: {}", labelOf(oldest), oldest.waitingFor());
   }
   return nextSeq_ == 1 ? "has called nothing in this group"
-                       : fmt::format("has called nothing in this group since {} (operation #{})", describeSeq(nextSeq_ - 1), nextSeq_ - 1);
+                       : fmt::format("has called nothing in this group since {} (operation #{})", describeSeq(nextSeq_ - 1), calls_);
 }
 
 // ---- the side that asked

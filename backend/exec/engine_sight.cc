@@ -52,7 +52,7 @@ GroupSight Engine::sight(Duration patience) {
   }
   const MutexLock lock(mutex_, std::adopt_lock);
   sight.failure = poison_.has_value() ? poison_->message() : std::string();
-  sight.sequence = nextSeq_ - 1;
+  sight.sequence = calls_;
   sight.timeout = timeout_;
   sight.lastCall = nextSeq_ == 1 ? std::string() : describeSeq(nextSeq_ - 1);
   lookAtPeers(sight);
@@ -76,11 +76,23 @@ void Engine::lookAtOperations(GroupSight& sight) const {
   const auto now = Clock::now();
   for (const auto& activity : active_) {
     const auto since = activity->started == Clock::time_point{} ? Duration(0) : Duration(now - activity->started);
-    OperationSight seen{activity->ordered() ? activity->seq : 0, *activity->description, since, activity->timeout, {}, {}};
+    if (!sight.inFlight.empty() && activity->call != 0 && activity->call == sight.inFlight.back().seq) {
+      continue;  // a later part of the same call
+    }
+    OperationSight seen{activity->call, *activity->description, since, activity->timeout, {}, {}};
+    std::vector<Rank> needed;
     for (Rank peer = 0; peer < worldSize_ && !isClosed_; ++peer) {
-      if (peer != rank_ && activity->needs(peer)) {
-        seen.waitsFor.push_back(peer);
+      if (peer == rank_) {
+        continue;
       }
+      if (activity->misses(peer)) {
+        seen.waitsFor.push_back(peer);
+      } else if (activity->needs(peer)) {
+        needed.push_back(peer);
+      }
+    }
+    if (seen.waitsFor.empty()) {
+      seen.waitsFor = std::move(needed);
     }
     seen.why = isClosed_ ? std::string() : activity->waitingFor();
     sight.inFlight.push_back(std::move(seen));

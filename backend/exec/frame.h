@@ -113,12 +113,13 @@ struct FailFrame {
   std::uint32_t reserved = 0;
   bool isSound(Payload) const;
 };
-// The ranks disagree about operation `seq`. Payload: what the sender called as that operation.
+// The ranks disagree about operation `seq`, which is of the sender's call `call` (its low 32 bits; 0: too long ago, or not called).
+// Payload: what the sender called as that operation.
 struct DesyncFrame {
   static constexpr FrameKind kKind = FrameKind::kDesync;
   std::uint64_t seq = 0;
   std::uint32_t wantsAnswer = 0;  // 0 or 1
-  std::uint32_t reserved = 0;
+  std::uint32_t call = 0;
   bool isSound(Payload) const { return wantsAnswer <= 1; }
 };
 

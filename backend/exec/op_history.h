@@ -16,6 +16,7 @@ class OpHistory {
  public:
   struct Entry {
     std::uint64_t seq = 0;
+    std::uint64_t call = 0;  // Activity::call
     std::uint64_t fingerprint = 0;
     Description description;
     // Which rank gave it up, and why; empty: none did.
@@ -23,12 +24,12 @@ class OpHistory {
     std::string whyGivenUp;
   };
 
-  void note(std::uint64_t seq, std::uint64_t fingerprint, Description description) {
+  void note(std::uint64_t seq, std::uint64_t call, std::uint64_t fingerprint, Description description) {
     const std::size_t index = seq % kEntries;
     if (index >= ring_.size()) {
       ring_.resize(std::bit_ceil(index + 1));  // most groups have few operations, or are made and never used
     }
-    ring_[index] = {seq, fingerprint, std::move(description), -1, {}};
+    ring_[index] = {seq, call, fingerprint, std::move(description), -1, {}};
   }
   // Null: too long ago, or not begun.
   Entry* find(std::uint64_t seq) { return const_cast<Entry*>(std::as_const(*this).find(seq)); }

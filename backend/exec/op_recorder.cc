@@ -10,6 +10,8 @@ namespace {
 std::atomic<std::uint64_t> nextRecordId{0};  // relaxed: a count alone
 // Of the tensors of one call. A compiled op may have ten thousand, and they would be kept for each of its runs.
 constexpr std::size_t kMostTensors = 16;
+// How many tags are counted beside those that the ring holds: programs that take a new tag for each message would fill the memory.
+constexpr std::size_t kMostTags = 4096;
 
 // Into entries of the ring's, whose memory is there after the first lap.
 void writeDown(std::span<const TensorView> views, CallRecord::Lists lists, std::vector<RecordedTensor>& tensors) {
@@ -36,9 +38,13 @@ void writeDown(std::span<const TensorView> views, CallRecord::Lists lists, std::
 
 }  // namespace
 
-std::uint64_t OpRecorder::call(const CallRecord& call, const Activity& activity, std::uint64_t seq) {
+std::uint64_t OpRecorder::call(const CallRecord& call, const Activity& activity) {
   const auto now = Clock::now();
   const MutexLock lock(mutex_);
+  if (RecordedOp* const begun = find(call.continues.record); begun != nullptr) {
+    begun->ended = {};
+    return begun->number;
+  }
   const std::uint64_t number = ++count_;
   if (ring_.size() < capacity_) {
     ring_.emplace_back();
@@ -46,7 +52,7 @@ std::uint64_t OpRecorder::call(const CallRecord& call, const Activity& activity,
   RecordedOp& op = ring_[(number - 1) % capacity_];
   op.number = number;
   op.recordId = nextRecordId.fetch_add(1, std::memory_order_relaxed);
-  op.seq = seq;
+  op.seq = activity.call;
   op.name = call.name;
   op.description = activity.description;
   writeDown(call.inputs, call.lists, op.inputs);
@@ -55,7 +61,7 @@ std::uint64_t OpRecorder::call(const CallRecord& call, const Activity& activity,
   op.source = call.source;
   op.destination = call.destination;
   op.tag = call.tag;
-  op.messageNumber = call.isMessage && call.source >= 0 ? nextMessage(call.source, call.destination, call.tag) : 0;
+  op.messageNumber = call.isMessage && call.source >= 0 ? nextMessage(op) : 0;
   op.timeout = activity.timeout;
   op.called = now;
   op.started = call.isHeldBack ? Clock::time_point{} : now;
@@ -86,7 +92,7 @@ void OpRecorder::end(std::uint64_t number, StatusCode code, Rank source) {
   }
   if (op->isMessage && op->source < 0 && source >= 0) {
     op->source = source;
-    op->messageNumber = nextMessage(source, op->destination, op->tag);
+    op->messageNumber = nextMessage(*op);
   }
 }
 
@@ -102,12 +108,22 @@ std::vector<RecordedOp> OpRecorder::latest(std::size_t most) const {
 }
 
 RecordedOp* OpRecorder::find(std::uint64_t number) {
-  RecordedOp& op = ring_[(number - 1) % capacity_];
-  return op.number == number ? &op : nullptr;
+  const std::size_t index = (number - 1) % capacity_;
+  return number != 0 && index < ring_.size() && ring_[index].number == number ? &ring_[index] : nullptr;
 }
 
-std::uint64_t OpRecorder::nextMessage(Rank source, Rank destination, int tag) {
-  return ++messages_[{source, destination, tag}];
+std::uint64_t OpRecorder::nextMessage(const RecordedOp& op) {
+  if (tags_.size() >= capacity_ + kMostTags) {
+    forgetTags();
+  }
+  Tag& tag = tags_[{op.source, op.destination, op.tag}];
+  tag.latest = op.number;
+  return ++tag.numMessages;
+}
+
+// Those whose last message the ring has lost: at most capacity_ stay, so this is seldom done.
+void OpRecorder::forgetTags() {
+  std::erase_if(tags_, [&](const auto& item) { return item.second.latest + capacity_ <= count_; });
 }
 
 }  // namespace shardwire::internal

@@ -50,6 +50,7 @@ class Run : public Activity {
   // A caller who goes at once arms the doorbell, and ringing it costs the peer 5 us.
   virtual Duration worthSpinning() const = 0;
 
+  bool misses(Rank peer) const override { return gate_ == nullptr && isOpen(peer) && !heardFrom(peer); }
   // By what each peer still owes and what it sent: "ranks 2, 3 did not arrive; rank 1 arrived but did not finish".
   std::string waitingFor() const override;
 

@@ -65,9 +65,9 @@ class Shipping {
     name(*verdicts_, what + ": all ranks have their plans", "compile_op: verdicts", timeout);
   }
 
-  Status start() {
+  Status start(const CallPart& begun) {
     const std::array<std::shared_ptr<Activity>, 2> activities = {handout_, verdicts_};
-    return engine_.submit(activities, Duration::zero(), {.name = "compile_op"});
+    return engine_.submit(activities, Duration::zero(), {.name = "compile_op", .continues = begun});
   }
 
   // Rank 0: this rank's own row, or what went wrong. The others have been given theirs.
@@ -144,10 +144,10 @@ class Shipping {
 
 }  // namespace
 
-Status shipRows(Engine& engine, const std::string& what, std::optional<Duration> timeout,
+Status shipRows(Engine& engine, const CallPart& begun, const std::string& what, std::optional<Duration> timeout,
                 const std::function<Result<std::string>(Rank)>& makeRow, const std::function<Status(std::string_view)>& takeRow) {
   Shipping shipping(engine, what, timeout);
-  SW_RETURN_IF_ERROR(shipping.start());
+  SW_RETURN_IF_ERROR(shipping.start(begun));
   const auto take = [&](std::string_view bytes) -> Status {
     const Status taken = guarded("it could not be read", [&] { return takeRow(bytes); });
     return taken.isOk()

@@ -21,12 +21,12 @@ struct PeerSight {
 };
 
 struct OperationSight {
-  std::uint64_t seq = 0;  // 0: a message
+  std::uint64_t seq = 0;  // Activity::call; 0: a message
   std::string what;       // "all_reduce(float32[1024], sum)"
   Duration since{0};
   Duration timeout{0};
-  std::vector<Rank> waitsFor;
-  std::string why;  // "rank 1 did not arrive"
+  std::vector<Rank> waitsFor;  // those that did not arrive; where all did, those that are not done
+  std::string why;             // "rank 1 did not arrive"
 };
 
 struct GroupSight {
@@ -35,14 +35,14 @@ struct GroupSight {
   Rank rank = 0;
   int worldSize = 1;
   std::vector<std::int64_t> globalRanks;
-  bool isBusy = false;  // the lock was not to be had: what follows is what the flight recorder knows
-  std::string failure;  // empty: the group can be used
-  std::uint64_t sequence = 0;
+  bool isBusy = false;         // the lock was not to be had: what follows is what the flight recorder knows
+  std::string failure;         // empty: the group can be used
+  std::uint64_t sequence = 0;  // calls so far
   Duration timeout{0};
   Duration age{0};
   bool isRecorded = false;  // whether the flight recorder is on
   std::vector<PeerSight> peers;
-  std::vector<OperationSight> inFlight;  // oldest first
+  std::vector<OperationSight> inFlight;  // calls, oldest first, each as its first part that is not over
   std::string lastCall;                  // the latest operation that was called, when it is not recorded
   std::vector<RecordedOp> latest;        // oldest first
 };

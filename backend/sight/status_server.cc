@@ -10,11 +10,14 @@
 #include <sys/un.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
+#include <exception>
 #include <optional>
 #include <thread>
+#include <vector>
 
 #include "backend/base/fd.h"
 #include "backend/base/log.h"
@@ -28,7 +31,9 @@ namespace shardwire::internal {
 namespace {
 
 constexpr int kBacklog = 16;
-constexpr timeval kSendWithin{.tv_sec = 2, .tv_usec = 0};  // to one who does not read
+constexpr std::size_t kMostClients = 64;                    // all of this user
+constexpr Duration kReadsWithin = std::chrono::seconds(2);  // else the client is left
+constexpr Duration kDescriptorsAgainAfter = std::chrono::milliseconds(100);
 
 // Ours alone, or an error: whoever else could put a socket there could speak in our name.
 Status makeFolder(const std::string& folder) {
@@ -106,20 +111,97 @@ bool isOurUser(const Fd& client) {
   return ::getsockopt(client.get(), SOL_SOCKET, SO_PEERCRED, &peer, &size) == 0 && (peer.uid == ::geteuid() || peer.uid == 0);
 }
 
-void answer(const Fd& client) {
-  if (!isOurUser(client)) {
-    return;
-  }
-  (void)::setsockopt(client.get(), SOL_SOCKET, SO_SNDTIMEO, &kSendWithin, sizeof(kSendWithin));
-  const std::string text = statusAsJson();
-  for (std::size_t sent = 0; sent < text.size();) {
-    const ssize_t n = ::send(client.get(), text.data() + sent, text.size() - sent, MSG_NOSIGNAL);
-    if (n <= 0 && errno != EINTR) {
-      return;  // it went, or does not read
+// One who asks, and what is left to send.
+class Client {
+ public:
+  explicit Client(Fd socket) : socket_(std::move(socket)), text_(statusAsJson()), until_(Clock::now() + kReadsWithin) {}
+
+  int fd() const { return socket_.get(); }
+  Deadline until() const { return until_; }
+  // Sends as much as there is room for. True: all is sent, the client is gone, or it did not read in time.
+  bool send() {
+    while (sent_ < text_.size()) {
+      const ssize_t n = ::send(socket_.get(), text_.data() + sent_, text_.size() - sent_, MSG_NOSIGNAL | MSG_DONTWAIT);
+      if (n < 0 && errno == EAGAIN) {
+        return Clock::now() >= until_;
+      }
+      if (n <= 0 && errno != EINTR) {
+        return true;
+      }
+      sent_ += n > 0 ? static_cast<std::size_t>(n) : 0;
     }
-    sent += n > 0 ? static_cast<std::size_t>(n) : 0;
+    return true;
   }
+
+ private:
+  Fd socket_;
+  std::string text_;
+  std::size_t sent_ = 0;
+  Deadline until_;
+};
+
+// For poll(2).
+int millisecondsUntil(Deadline until) {
+  return until == kNoDeadline
+             ? -1
+             : static_cast<int>(std::max<std::int64_t>(0, std::chrono::ceil<std::chrono::milliseconds>(until - Clock::now()).count()));
 }
+
+// Answers whoever asks, all at once: one that does not read keeps nobody waiting.
+class Answering {
+ public:
+  Answering(const Fd& listener, int end) : listener_(listener), end_(end) {}
+
+  void run() {
+    while (!isOver_) {
+      try {
+        look();
+      } catch (const std::exception& error) {  // there is no memory for an answer: who asked hears nothing, and the job goes on
+        logWarn("SHARDWIRE_STATUS: an answer could not be made: {}", error.what());
+        clients_.clear();
+        isShort_ = true;
+      }
+    }
+  }
+
+ private:
+  void look() {
+    const bool hasRoom = clients_.size() < kMostClients;
+    std::vector<pollfd> waits = {{end_, POLLIN, 0}, {hasRoom && !isShort_ ? listener_.get() : -1, POLLIN, 0}};
+    Deadline until = isShort_ ? Clock::now() + kDescriptorsAgainAfter : kNoDeadline;
+    for (const Client& client : clients_) {
+      waits.push_back({client.fd(), POLLOUT, 0});
+      until = std::min(until, client.until());
+    }
+    isShort_ = false;
+    if (::poll(waits.data(), waits.size(), millisecondsUntil(until)) < 0 && errno != EINTR) {
+      logWarn("SHARDWIRE_STATUS: this process tells no more: {}", systemError("poll", errno).message());
+      isOver_ = true;
+      return;
+    }
+    isOver_ = (waits[0].revents & POLLIN) != 0;
+    if ((waits[1].revents & POLLIN) != 0) {
+      accept();
+    }
+    std::erase_if(clients_, [](Client& client) { return client.send(); });
+  }
+
+  void accept() {
+    Fd client(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC));
+    if (!client.isOpen()) {
+      // The caller stays in the backlog, and poll() would return at once again and again.
+      isShort_ = errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM;
+    } else if (isOurUser(client)) {
+      clients_.emplace_back(std::move(client));
+    }
+  }
+
+  const Fd& listener_;
+  const int end_;
+  std::vector<Client> clients_;
+  bool isShort_ = false;  // of descriptors or memory: nobody is let in for a moment
+  bool isOver_ = false;
+};
 
 class Server {
  public:
@@ -140,7 +222,7 @@ class Server {
     if (!end_.isOpen()) {
       return systemError("an eventfd", errno);
     }
-    thread_ = std::thread([listener = std::move(*listener), end = end_.get()] { run(listener, end); });
+    thread_ = std::thread([listener = std::move(*listener), end = end_.get()] { Answering(listener, end).run(); });
     logInfo("python -m shardwire.status hears of this process at {}", path_);
     return path_;
   }
@@ -159,21 +241,6 @@ class Server {
   }
 
  private:
-  static void run(const Fd& listener, int end) {
-    while (true) {
-      pollfd waits[] = {{listener.get(), POLLIN, 0}, {end, POLLIN, 0}};
-      if (::poll(waits, 2, -1) < 0 && errno != EINTR) {
-        return;
-      }
-      if ((waits[1].revents & POLLIN) != 0) {
-        return;
-      }
-      if (const Fd client(::accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC)); client.isOpen()) {
-        answer(client);
-      }
-    }
-  }
-
   Mutex mutex_;
   std::string path_ SW_GUARDED_BY(mutex_);
   Fd end_ SW_GUARDED_BY(mutex_);

@@ -7,18 +7,17 @@
 //     group of two, with numbers that count them by direction and tag.
 #include "backend/sight/trace.h"
 
-#include <fcntl.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <map>
 #include <nlohmann/json.hpp>
 
-#include "backend/base/fd.h"
 #include "backend/base/log.h"
-#include "backend/base/system_error.h"
+#include "backend/base/mutex.h"
+#include "backend/base/per_process.h"
+#include "backend/base/whole_file.h"
 #include "backend/exec/engine.h"
 #include "backend/exec/process_engines.h"
 #include "backend/sight/pickle.h"
@@ -197,28 +196,11 @@ Json trace(bool onlyActive, std::int64_t ofRank) {
       {"version", kTraceVersion}, {"pg_config", config}, {"pg_status", status}, {"comm_lib_version", "shardwire"}, {"entries", entries}};
 }
 
-// Beside its place first, so that nobody reads half of it.
-Status writeWhole(const std::string& path, const std::string& bytes) {
-  const std::string part = path + ".part";
-  {
-    const Fd file(::open(part.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644));
-    if (!file.isOpen()) {
-      return systemError("open", errno);
-    }
-    for (std::size_t written = 0; written < bytes.size();) {
-      const ssize_t n = ::write(file.get(), bytes.data() + written, bytes.size() - written);
-      if (n < 0 && errno != EINTR) {
-        return systemError("write", errno);
-      }
-      written += n > 0 ? static_cast<std::size_t>(n) : 0;
-    }
-  }
-  return ::rename(part.c_str(), path.c_str()) == 0 ? Status::ok() : systemError("rename", errno);
-}
-
 void writeTrace(const std::string& prefix, std::int64_t globalRank) {
+  static PerProcess<Mutex> mutex;  // groups fail together, and the file of the last one must have them all
+  const MutexLock lock(mutex.get());
   const std::string path = fmt::format("{}{}", prefix, globalRank);
-  if (const Status written = writeWhole(path, pickled(trace(false, globalRank))); !written.isOk()) {
+  if (const Status written = writeWhole(path, pickled(trace(false, globalRank)), Lasting::kWhileTheSystemRuns); !written.isOk()) {
     logError("the flight recorder could not be written to {} (SHARDWIRE_RECORD_FILE or TORCH_FR_DUMP_TEMP_FILE): {}", path,
              written.message());
   } else {

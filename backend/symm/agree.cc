@@ -35,14 +35,14 @@ std::uint64_t exchangeFingerprint(const std::string& what) {
 }
 
 Result<std::vector<std::string>> exchangeAll(Engine& engine, const std::string& what, std::string blob, std::optional<Duration> timeout,
-                                             std::uint64_t* seq) {
+                                             CallPart* part) {
   SW_RETURN_IF_ERROR(engine.owner().check(engine.groupLabel()));
   auto exchange = std::make_shared<Exchange>(std::move(blob), engine.worldSize(), engine.rank());
   exchange->description = std::make_shared<const std::string>(what);
   exchange->fingerprint = exchangeFingerprint(what);
   exchange->timeout = timeout.value_or(Duration{0});
   const std::shared_ptr<Activity> activity = exchange;
-  SW_RETURN_IF_ERROR(engine.submit(std::span(&activity, 1), Duration::zero()));
+  SW_RETURN_IF_ERROR(engine.submit(std::span(&activity, 1), Duration::zero(), {.continues = part == nullptr ? CallPart{} : *part}));
   if (Status met = exchange->wait(kNoDeadline); !met.isOk()) {
     if (met.code() == StatusCode::kInterrupted) {
       // Some may have heard all of it and go on with what this rank does not have.
@@ -51,8 +51,8 @@ Result<std::vector<std::string>> exchangeAll(Engine& engine, const std::string& 
     }
     return met;
   }
-  if (seq != nullptr) {
-    *seq = exchange->seq;
+  if (part != nullptr) {
+    *part = partOf(*exchange);
   }
   return exchange->blobs();
 }
@@ -88,11 +88,11 @@ Status judge(const std::string& what, const std::vector<Saying>& sayings) {
 }
 
 Status agree(Engine& engine, const std::string& what, const std::string& text, const std::string& error, std::optional<Duration> timeout,
-             std::uint64_t* seq) {
+             CallPart* part) {
   ByteWriter writer;
   writer.varintText(text);
   writer.varintText(error);
-  const auto blobs = exchangeAll(engine, what, writer.take(), timeout, seq);
+  const auto blobs = exchangeAll(engine, what, writer.take(), timeout, part);
   SW_RETURN_IF_ERROR(blobs.status());
   std::vector<Saying> sayings;
   for (const std::string& blob : *blobs) {

@@ -11,10 +11,11 @@
 
 namespace shardwire::internal {
 
-// All ranks' blobs, by rank. `what` names the operation in errors, and ranks that come with another one find a mismatch. seq: when not
-// null, gets the operation's number in the group, which is the same on all ranks.
+// All ranks' blobs, by rank. `what` names the operation in errors, and ranks that come with another one find a mismatch. part: when not
+// null, names this exchange when it is over, for the next part of the same call; its seq is the same on all ranks. What it names before is
+// the part that this one follows.
 Result<std::vector<std::string>> exchangeAll(Engine& engine, const std::string& what, std::string blob, std::optional<Duration> timeout,
-                                             std::uint64_t* seq = nullptr);
+                                             CallPart* part = nullptr);
 
 // By which the ranks know that they mean the same exchange.
 std::uint64_t exchangeFingerprint(const std::string& what);
@@ -34,6 +35,6 @@ Status judge(const std::string& what, const std::vector<Saying>& sayings);
 
 // Both in one, where there is nothing else to tell.
 Status agree(Engine& engine, const std::string& what, const std::string& text, const std::string& error, std::optional<Duration> timeout,
-             std::uint64_t* seq = nullptr);
+             CallPart* part = nullptr);
 
 }  // namespace shardwire::internal

@@ -234,9 +234,10 @@ Result<std::shared_ptr<SymmetricMemory>> makeSymmetric(const std::shared_ptr<Eng
       mine.saying.error = made.status().message();
     }
   }
-  std::uint64_t number = 0;
-  const auto blobs = exchangeAll(*engine, kOffersSymmetric, encodeOffer(mine), timeout, &number);
+  CallPart part;
+  const auto blobs = exchangeAll(*engine, kOffersSymmetric, encodeOffer(mine), timeout, &part);
   SW_RETURN_IF_ERROR(blobs.status());
+  const std::uint64_t number = part.seq;
   const auto offers = decodeOffers(*blobs);
   SW_RETURN_IF_ERROR(offers.status());
   std::vector<Saying> sayings;
@@ -256,7 +257,7 @@ Result<std::shared_ptr<SymmetricMemory>> makeSymmetric(const std::shared_ptr<Eng
   if (held.isOk()) {
     serving.begin(std::make_shared<ServedBlock>(own.get(), request.bytes, SymmetricBlock::wordsOf(own.get(), request.bytes, worldSize)));
   }
-  const auto outcomes = exchangeAll(*engine, kSettlesSymmetric, encodeOutcome(held, parts), timeout);
+  const auto outcomes = exchangeAll(*engine, kSettlesSymmetric, encodeOutcome(held, parts), timeout, &part);
   if (!outcomes.isOk() && held.isOk()) {
     serving.end();
     buryOffered(std::move(own), request, parts);

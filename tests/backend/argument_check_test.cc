@@ -99,7 +99,7 @@ TEST(CheckAll, CallsDiffer) {
   const Call call = [](Communicator& group, std::vector<std::int64_t>& values) {
     return group.rank() == 0 ? group.barrier() : group.allReduce(typedViewOf(values, DType::kInt64, {4}), ReduceOp::kMax);
   };
-  expectBothNamed(3, call, "operation #2: rank 0 called barrier", "rank 1 called all_reduce(int64[4], max) (1 more differ from rank 0)");
+  expectBothNamed(3, call, "operation #1: rank 0 called barrier", "rank 1 called all_reduce(int64[4], max) (1 more differ from rank 0)");
 }
 
 // Arguments go by rank 0 and a tree then.

@@ -10,6 +10,7 @@ import pickle
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -142,9 +143,9 @@ def test_a_process_without_the_variable_serves_when_asked(run_ranks, runtime, mo
     run_ranks(2, body)
 
 
-def status_of(rank, in_flight=(), latest=(), failure="", pid=None):
-    peers = [{"rank": r, "host": "h", "pid": 100 + r, "gone": "", "transport": "shm", "sent_bytes": 5 * r, "received_bytes": r} for r in range(3)]
-    group = {"id": "g", "name": "dp", "rank": rank, "world_size": 3, "global_ranks": [0, 1, 2], "busy": False, "failure": failure, "sequence": 4, "timeout_s": 9,
+def status_of(rank, in_flight=(), latest=(), failure="", pid=None, size=3, global_ranks=None):
+    peers = [{"rank": r, "host": "h", "pid": 100 + r, "gone": "", "transport": "shm", "sent_bytes": 5 * r, "received_bytes": r} for r in range(size)]
+    group = {"id": "g", "name": "dp", "rank": rank, "world_size": size, "global_ranks": global_ranks or list(range(size)), "busy": False, "failure": failure, "sequence": 4, "timeout_s": 9,
              "age_s": 3, "recorded": True, "peers": peers, "in_flight": list(in_flight), "last_call": "barrier", "latest": list(latest)}
     return processes.Process(pid or 100 + rank, "answers", {"version": 1, "pid": 100 + rank, "host": "h", "groups": [group]})
 
@@ -165,10 +166,37 @@ def test_sentences_for_every_state_of_the_awaited_rank():
     assert told(processes.Process(101, "stopped"), status_of(2))[0].endswith("which is stopped (pid 101 got SIGSTOP, or a debugger holds it)")
     assert told(status_of(1, failure="rank 2 died"), status_of(2)) == [
         "rank 0 waits in all_reduce #17 for rank 1, which cannot use this group any more (rank 2 died)", "rank 1 cannot use this group any more: rank 2 died"]
+    # Who waits for one that waits itself, in the same call, waits for that one's: by a tree, or in a later part of the call.
+    assert told(status_of(1, [wait([2])]), status_of(2)) == ["ranks 0, 1 wait in all_reduce #17 for rank 2, which is in no operation (last: barrier #4)"]
+    assert told(status_of(1, [wait([0])]), status_of(2)) == [
+        "rank 0 waits in all_reduce #17 for rank 1, which is in all_reduce #17 since 12 s and waits for rank 0",
+        "rank 1 waits in all_reduce #17 for rank 0, which is in all_reduce #17 since 12 s and waits for rank 1"]
     both = picture.picture([status_of(0, [wait([1, 2])])], "h", lambda pid: "dead")["groups"][0]
     assert both["sentences"] == ["rank 0 waits in all_reduce #17 for ranks 1, 2: rank 1 is dead (pid 101 is gone); rank 2 is dead (pid 102 is gone)"]
     assert both["traffic"] == [[0, 5, 10], [1, 0, 0], [2, 0, 0]]  # what the dead ones sent, rank 0 has got
     assert [picture.label({"operation": text, "seq": 3}) for text in ('a run of compile_op "my op (1)" (2 tensors, plan 00)', "barrier")] == ['compile_op "my op (1)" #3', "barrier #3"]
+
+
+def test_the_culprits_are_those_at_the_end_of_the_waits():
+    def found(*waits_for):
+        waits = [{"seq": 17 + whom[1], "operation": "all_reduce", "seconds": 12.0, "timeout_s": 9, "waits_for": whom[0], "why": "w"} if whom else None for whom in waits_for]
+        return picture.picture([status_of(rank, [wait] if wait else [], size=4) for rank, wait in enumerate(waits)], "h")["groups"][0]["culprits"]
+
+    assert found(([1], 0), None, ([1], 0), ([1], 0)) == [1]
+    assert found(([1], 0), ([2], 1), None, None) == [2]
+    assert found(([1], 0), ([0], 1), ([0], 0), None) == [0, 1]  # each waits for the other
+    assert found(([2, 3], 0), ([0], 0), None, None) == [2, 3]
+    assert found(None, None, None, None) == []
+
+
+def test_ranks_of_a_sub_group_have_their_number_in_the_job(monkeypatch):
+    wait = {"seq": 2, "operation": "all_reduce", "seconds": 12.0, "timeout_s": 9, "waits_for": [1], "why": "w"}
+    (group,) = (seen := picture.picture([status_of(0, [wait], size=2, global_ranks=[2, 5])], "h", lambda pid: "stopped"))["groups"]
+    assert [rank["global_rank"] for rank in group["ranks"]] == group["global_ranks"] == [2, 5]
+    assert group["sentences"] == ["rank 0 (global rank 2) waits in all_reduce #2 for rank 1 (global rank 5), which is stopped (pid 101 got SIGSTOP, or a debugger holds it)"]
+    lines = table.plain(seen).splitlines()
+    assert lines[0] == 'group "dp" of 2 ranks (global ranks 2, 5), made 3.0 s ago'
+    assert [line.split()[:3] for line in lines[1:4]] == [["rank", "global", "pid"], ["0", "2", "100"], ["1", "5", "101"]]
 
 
 def test_nobody_there_is_said(runtime):
@@ -202,6 +230,29 @@ def test_the_page_is_served_to_who_knows_its_address_only():
             thread.join()
 
 
+def test_silent_connections_to_the_page_are_few_and_keep_nobody_out():
+    with web.PageServer(0, lambda: {"groups": [], "processes": []}) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            before = threading.active_count()
+            silent = [socket.create_connection(server.server_address, timeout=10) for _ in range(4 * server.most_connections)]
+            connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=10)
+            connection.request("GET", f"/{server.token}/")
+            assert connection.getresponse().status == 200
+            assert silent[0].recv(1) == b""  # the oldest were ended
+            deadline = time.monotonic() + 20
+            while threading.active_count() > before + server.most_connections and time.monotonic() < deadline:
+                time.sleep(0.01)  # their threads are on their way out
+            assert threading.active_count() <= before + server.most_connections
+            assert web._Handler.timeout is not None  # and the others are, soon
+            for each in silent:
+                each.close()
+        finally:
+            server.shutdown()
+            thread.join()
+
+
 def test_the_page_in_a_browser(tmp_path):
     """What its script makes of the picture, with what a job says put in as text and never as HTML."""
     browser = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -220,19 +271,20 @@ def test_the_page_in_a_browser(tmp_path):
             server.shutdown()
             thread.join()
     assert done.returncode == 0, done.stderr
-    assert "<p class=\"sentence\">rank 0 waits in all_reduce" in done.stdout and done.stdout.count("<rect ") == 9
-    assert "<tr class=\"in\"><td>0</td><td>100</td><td>h</td><td>in an operation</td>" in done.stdout
+    assert "<p class=\"sentence\">rank 0 waits in all_reduce" in done.stdout and done.stdout.count("<rect ") == 9 + 5  # the legend
+    assert "<tr class=\"in\"><td>0</td><td>100</td><td>h</td><td>in an operation</td>" in done.stdout and "<tr class=\"idle culprit\"><td>1</td>" in done.stdout
+    assert "<title>shardwire status</title>" in done.stdout and "<summary>transports</summary>" in done.stdout
     assert "all_reduce(&lt;img src=x onerror=alert(1)&gt;)" in done.stdout and "<img" not in done.stdout
 
 
 def drawn_picture():
     def rank(number, state, **more):
-        return {"rank": number, "pid": 100 + number, "host": "here", "state": state, "in_flight": [], "last": None, "transports": {}, **more}
+        return {"rank": number, "global_rank": number, "pid": 100 + number, "host": "here", "state": state, "in_flight": [], "last": None, "transports": {}, **more}
 
     operation = {"operation": "all_reduce", "seq": 7, "seconds": 12.4, "waits_for": [2], "why": ""}
     ranks = [rank(0, "in", in_flight=[operation, operation], transports={"1": "shm, rings", "2": "tcp (no other)", "3": "shm"}), rank(1, "idle", last={"operation": "barrier", "seq": 6, "seconds_ago": 3.0}),
              rank(2, "dead"), rank(3, "elsewhere", host="[there]")]
-    return {"groups": [{"name": "[red]mine", "world_size": 4, "age_s": 70.0, "ranks": ranks, "sentences": ["rank 0 waits in all_reduce #7 for rank 2, which is dead [/] (pid 102 is gone)"]}],
+    return {"groups": [{"name": "[red]mine", "world_size": 4, "age_s": 70.0, "ranks": ranks, "global_ranks": [0, 1, 2, 3], "culprits": [1, 2], "sentences": ["rank 0 waits in all_reduce #7 for rank 2, which is dead [/] (pid 102 is gone)"]}],
             "processes": []}
 
 
@@ -248,7 +300,7 @@ def test_the_table_for_a_terminal_has_the_cells_of_the_plain_one_in_colours(monk
     assert lines[0].strip() == 'group "[red]mine" of 4 ranks, made 70 s ago'
     assert lines[-1].strip() == "-> rank 0 waits in all_reduce #7 for rank 2, which is dead [/] (pid 102 is gone)"
     colours = {pid: set(re.findall("\x1b\\[(3[0-8])m", line)) for line in found.splitlines() for pid in ("100", "101", "102") if "│" in line and pid in line}
-    assert colours == {"100": {"33"}, "101": set(), "102": {"31"}}, found
+    assert colours == {"100": set(), "101": {"33"}, "102": {"31"}}, found
     nothing = {"groups": [], "processes": []}
     assert table.nothing(nothing) in " ".join(re.sub("\x1b\\[[0-9;]*m", "", table.rendered(nothing, 400)).split())
     assert max(map(len, (re.sub("\x1b\\[[0-9;]*m", "", line) for line in table.rendered(drawn_picture(), 60).splitlines()))) <= 60

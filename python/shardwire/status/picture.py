@@ -15,7 +15,8 @@ _KNOWS = ("in", "idle", "failed")  # states of ranks that told it themselves
 def picture(processes: Sequence[Process], host: str, state: Callable[[int], str] = state_of) -> dict[str, Any]:
     """All groups that the processes tell of: ``{"groups": [...], "processes": [...]}``, as JSON has it.
 
-    A group has ``id``, ``name``, ``world_size``, ``ranks`` (one entry per rank, whether its process answers or not), ``traffic`` (a row per rank: bytes sent to each) and ``sentences``.
+    A group has ``id``, ``name``, ``world_size``, ``global_ranks`` (the job's number of each rank), ``ranks`` (one entry per rank, whether its process answers or not), ``traffic`` (a row per
+    rank: bytes sent to each), ``culprits`` (the ranks that the others wait for) and ``sentences``.
     host: this one's name; what ``state`` says of pids counts for ranks on it.
     """
     answers = {process.pid: process for process in processes}
@@ -38,15 +39,15 @@ def _group(identity: str, told: dict[int, tuple[int, dict[str, Any]]], answers: 
         else:
             peer = next((each for each in anyone["peers"] if each["rank"] == rank), {"pid": 0, "host": "?"})
             here = any(each["host"] == peer["host"] for _, group in told.values() for each in group["peers"] if each["rank"] == group["rank"])
-            ranks.append(_silent_rank(rank, peer, answers, here or peer["host"] == host, state))
+            ranks.append(_silent_rank(rank, anyone["global_ranks"][rank], peer, answers, here or peer["host"] == host, state))
     traffic = [[told[rank][1]["peers"][peer]["sent_bytes"] if rank in told and peer < len(told[rank][1]["peers"]) else 0 for peer in range(size)]
                for rank in range(size)]
     for rank in range(size):  # what a rank that is gone sent, those who got it know
         for peer, (_, group) in told.items():
             if rank not in told and rank < len(group["peers"]):
                 traffic[rank][peer] = group["peers"][rank]["received_bytes"]
-    return {"id": identity, "name": anyone["name"], "world_size": size, "age_s": anyone["age_s"], "ranks": ranks, "traffic": traffic,
-            "sentences": sentences(ranks)}
+    return {"id": identity, "name": anyone["name"], "world_size": size, "global_ranks": anyone["global_ranks"], "age_s": anyone["age_s"], "ranks": ranks, "traffic": traffic,
+            "culprits": culprits(ranks), "sentences": sentences(ranks)}
 
 
 def _rank_that_tells(rank: int, pid: int, group: dict[str, Any]) -> dict[str, Any]:
@@ -58,7 +59,7 @@ def _rank_that_tells(rank: int, pid: int, group: dict[str, Any]) -> dict[str, An
             "transports": {str(peer["rank"]): peer["transport"] for peer in group["peers"] if peer["rank"] != rank}}
 
 
-def _silent_rank(rank: int, peer: dict[str, Any], answers: dict[int, Process], is_here: bool, state: Callable[[int], str]) -> dict[str, Any]:
+def _silent_rank(rank: int, global_rank: int, peer: dict[str, Any], answers: dict[int, Process], is_here: bool, state: Callable[[int], str]) -> dict[str, Any]:
     pid = peer["pid"]
     known = answers.get(pid)
     how = "elsewhere" if not is_here else known.state if known is not None and known.state != "answers" else state(pid)
@@ -66,7 +67,7 @@ def _silent_rank(rank: int, peer: dict[str, Any], answers: dict[int, Process], i
         how = "untold"  # it runs, and has no socket
     if known is not None and known.state == "answers":
         how = "left"  # the process is there and has this group no more
-    return {"rank": rank, "global_rank": None, "pid": pid, "host": peer["host"], "state": how, "failure": "", "in_flight": [], "last": None, "latest": [],
+    return {"rank": rank, "global_rank": global_rank, "pid": pid, "host": peer["host"], "state": how, "failure": "", "in_flight": [], "last": None, "latest": [],
             "busy": False, "sequence": None, "transports": {}}
 
 
@@ -80,44 +81,80 @@ def _last(group: dict[str, Any]) -> dict[str, Any] | None:
     return None
 
 
+# ---- who waits for whom
+
+
+def _waiting(ranks: Sequence[dict[str, Any]]) -> dict[int, dict[str, Any]]:
+    """What each rank that waits is in."""
+    return {rank["rank"]: rank["in_flight"][0] for rank in ranks if rank["state"] == "in" and rank["in_flight"][0]["seconds"] >= WAITS_AFTER}
+
+
+def _ends(first: int, waiting: dict[int, dict[str, Any]], goes_on: Callable[[int], bool]) -> list[int]:
+    """The ranks at the ends of the chains of waits that begin at ``first``: over those that wait and of which ``goes_on`` says so. Empty: the chains are circles."""
+    ends, seen, open_ones = set(), {first}, list(waiting[first]["waits_for"])
+    while open_ones:
+        rank = open_ones.pop()
+        if rank in seen:
+            continue
+        seen.add(rank)
+        if rank in waiting and waiting[rank]["waits_for"] and goes_on(rank):
+            open_ones += waiting[rank]["waits_for"]
+        else:
+            ends.add(rank)
+    return sorted(ends)
+
+
+def culprits(ranks: Sequence[dict[str, Any]]) -> list[int]:
+    """The ranks that others wait for and that wait for nobody; where all wait for each other, those."""
+    waiting = _waiting(ranks)
+    found: set[int] = set()
+    for rank, operation in waiting.items():
+        found.update(_ends(rank, waiting, lambda _: True) or operation["waits_for"])
+    return sorted(found)
+
+
 # ---- sentences
 
 
 def sentences(ranks: Sequence[dict[str, Any]]) -> list[str]:
-    """One for each set of ranks that wait in one operation for the same ranks: "ranks 0, 2 wait in all_reduce #17 for rank 1, which ..."."""
+    """One for each set of ranks that wait in one call for the same ranks: "ranks 0, 2 wait in all_reduce #17 for rank 1, which ...".
+
+    Who waits for a rank that waits in the same call itself waits for whom that one waits for.
+    """
+    waits = _waiting(ranks)
     waiting: dict[tuple[str, tuple[int, ...]], list[int]] = {}
-    for rank in ranks:
-        if rank["state"] == "in" and rank["in_flight"][0]["seconds"] >= WAITS_AFTER:
-            operation = rank["in_flight"][0]
-            waiting.setdefault((label(operation), tuple(operation["waits_for"])), []).append(rank["rank"])
+    for rank, operation in waits.items():
+        name = label(operation)
+        whom = _ends(rank, waits, lambda other, name=name: label(waits[other]) == name) or operation["waits_for"]  # type: ignore[misc]
+        waiting.setdefault((name, tuple(whom)), []).append(rank)
     told = [_wait(operation, who, whom, ranks) for (operation, whom), who in waiting.items()]
     failures: dict[str, list[int]] = {}
-    for rank in ranks:
-        if rank["state"] == "failed":
-            failures.setdefault(rank["failure"], []).append(rank["rank"])
-    told += [f"{listed(who)} cannot use this group any more: {why}" for why, who in failures.items()]
+    for one in ranks:
+        if one["state"] == "failed":
+            failures.setdefault(one["failure"], []).append(one["rank"])
+    told += [f"{listed(who, ranks)} cannot use this group any more: {why}" for why, who in failures.items()]
     awaited = {rank for _, whom in waiting for rank in whom}
     gone = [rank for rank in ranks if rank["state"] in ("dead", "stopped", "silent") and rank["rank"] not in awaited]
-    return told + [f"rank {rank['rank']} {_how(rank)}" for rank in gone]
+    return told + [f"{listed([rank['rank']], ranks)} {_how(rank, ranks)}" for rank in gone]
 
 
 def _wait(operation: str, who: list[int], whom: tuple[int, ...], ranks: Sequence[dict[str, Any]]) -> str:
-    begin = f"{listed(who)} {'waits' if len(who) == 1 else 'wait'} in {operation}"
+    begin = f"{listed(who, ranks)} {'waits' if len(who) == 1 else 'wait'} in {operation}"
     if not whom:
         why = ranks[who[0]]["in_flight"][0]["why"]
         return f"{begin}: {why}" if why else begin
     if len(whom) == 1:
-        return f"{begin} for rank {whom[0]}, which {_how(ranks[whom[0]])}"
-    return f"{begin} for {listed(whom)}: " + "; ".join(f"rank {rank} {_how(ranks[rank])}" for rank in whom)
+        return f"{begin} for {listed(whom, ranks)}, which {_how(ranks[whom[0]], ranks)}"
+    return f"{begin} for {listed(whom, ranks)}: " + "; ".join(f"rank {rank} {_how(ranks[rank], ranks)}" for rank in whom)
 
 
-def _how(rank: dict[str, Any]) -> str:
+def _how(rank: dict[str, Any], ranks: Sequence[dict[str, Any]]) -> str:
     """What a rank does, as the end of a sentence that begins with it."""
     state, pid = rank["state"], rank["pid"]
     if state == "in":
         operation = rank["in_flight"][0]
         whom = operation["waits_for"]
-        return f"is in {label(operation)} since {seconds(operation['seconds'])}" + (f" and waits for {listed(whom)}" if whom else "")
+        return f"is in {label(operation)} since {seconds(operation['seconds'])}" + (f" and waits for {listed(whom, ranks)}" if whom else "")
     if state == "idle":
         last = rank["last"]
         if last is None:
@@ -138,9 +175,17 @@ def label(operation: dict[str, Any]) -> str:
     return f"{name} #{operation['seq']}" if operation["seq"] else text
 
 
-def listed(ranks: Sequence[int]) -> str:
-    """"rank 1", "ranks 0, 2, 3"."""
-    return ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(map(str, ranks))
+def listed(who: Sequence[int], ranks: Sequence[dict[str, Any]]) -> str:
+    """"rank 1", "ranks 0, 2, 3"; "ranks 0, 1 (global ranks 2, 3)" in a group that numbers its ranks otherwise than the job."""
+    def text(numbers: Sequence[int]) -> str:
+        return ("rank " if len(numbers) == 1 else "ranks ") + ", ".join(map(str, numbers))
+
+    return text(who) + (f" (global {text([ranks[rank]['global_rank'] for rank in who])})" if has_other_numbers(ranks) else "")
+
+
+def has_other_numbers(ranks: Sequence[dict[str, Any]]) -> bool:
+    """Whether the group numbers its ranks otherwise than the job."""
+    return any(rank["global_rank"] != rank["rank"] for rank in ranks)
 
 
 def seconds(value: float) -> str:

@@ -6,10 +6,10 @@ import contextlib
 import io
 from typing import Any
 
-from .picture import label, seconds
+from .picture import has_other_numbers, label, seconds
 
 _WORDS = {"failed": "failed", "stopped": "STOPPED", "dead": "DEAD", "silent": "SILENT", "untold": "does not tell", "left": "left", "elsewhere": "on another host"}
-_COLUMNS = ("rank", "pid", "host", "state", "since", "waits for", "last", "transports")
+_COLUMNS = ("pid", "host", "state", "since", "waits for", "last", "transports")
 
 
 def plain(picture: dict[str, Any]) -> str:
@@ -18,8 +18,8 @@ def plain(picture: dict[str, Any]) -> str:
         return nothing(picture)
     parts = []
     for group in picture["groups"]:
-        rows = [_COLUMNS, *(_row(rank) for rank in group["ranks"])]
-        widths = [max(len(row[column]) for row in rows) for column in range(len(_COLUMNS))]
+        rows = _rows(group)
+        widths = [max(map(len, column)) for column in zip(*rows)]
         lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows]
         parts.append("\n".join([_title(group), *lines, *(f"-> {sentence}" for sentence in group["sentences"])]))
     return "\n\n".join(parts)
@@ -38,9 +38,10 @@ def rendered(picture: dict[str, Any], width: int) -> str:
     if not picture["groups"]:
         console.print(escape(nothing(picture)))
     for group in picture["groups"]:
-        table = Table(*_COLUMNS, title=escape(_title(group)), title_justify="left")
-        for rank in group["ranks"]:
-            table.add_row(*map(escape, _row(rank)), style=_style(rank))
+        head, *rows = _rows(group)
+        table = Table(*head, title=escape(_title(group)), title_justify="left")
+        for rank, row in zip(group["ranks"], rows):
+            table.add_row(*map(escape, row), style=_style(rank, group["culprits"]))
         console.print(table)
         for sentence in group["sentences"]:
             console.print(f"[bold]->[/bold] {escape(sentence)}", highlight=False)
@@ -58,11 +59,19 @@ def nothing(picture: dict[str, Any]) -> str:
 
 def _title(group: dict[str, Any]) -> str:
     name = f'"{group["name"]}"' if group["name"] else "without a name"
-    return f"group {name} of {group['world_size']} ranks, made {seconds(group['age_s'])} ago"
+    numbers = f" (global ranks {', '.join(map(str, group['global_ranks']))})" if has_other_numbers(group["ranks"]) else ""
+    return f"group {name} of {group['world_size']} ranks{numbers}, made {seconds(group['age_s'])} ago"
 
 
-def _style(rank: dict[str, Any]) -> str:
-    return "red" if rank["state"] in ("failed", "stopped", "dead", "silent") else "yellow" if rank["state"] == "in" else ""
+def _style(rank: dict[str, Any], culprits: list[int]) -> str:
+    return "red" if rank["state"] in ("failed", "stopped", "dead", "silent") else "yellow" if rank["rank"] in culprits else ""
+
+
+def _rows(group: dict[str, Any]) -> list[tuple[str, ...]]:
+    """The head and a row per rank."""
+    if has_other_numbers(group["ranks"]):
+        return [("rank", "global", *_COLUMNS), *((str(rank["rank"]), str(rank["global_rank"]), *_row(rank)) for rank in group["ranks"])]
+    return [("rank", *_COLUMNS), *((str(rank["rank"]), *_row(rank)) for rank in group["ranks"])]
 
 
 def _row(rank: dict[str, Any]) -> tuple[str, ...]:
@@ -72,7 +81,7 @@ def _row(rank: dict[str, Any]) -> tuple[str, ...]:
         state += f" and {len(rank['in_flight']) - 1} more"
     last = rank["last"]
     ago = "" if last is None or last["seconds_ago"] is None else f", {seconds(last['seconds_ago'])} ago"
-    return (str(rank["rank"]), str(rank["pid"] or "?"), rank["host"], state, seconds(operation["seconds"]) if operation else "",
+    return (str(rank["pid"] or "?"), rank["host"], state, seconds(operation["seconds"]) if operation else "",
             ", ".join(map(str, operation["waits_for"])) if operation else "", f"{label(last)}{ago}" if last else "", _transports(rank["transports"]))
 
 

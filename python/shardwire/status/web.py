@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.server
 import json
 import secrets
+import socket
+import sys
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -18,21 +22,45 @@ class PageServer(http.server.ThreadingHTTPServer):
     """Serves ``look()`` at ``url``. Only who knows the path gets anything, and only by this host's own name, so that no page of a browser can reach it by another."""
 
     daemon_threads = True
+    request_queue_size = 128  # a caller that finds it full waits a second before it tries again
+    most_connections = 32  # each has a thread; a further one ends the oldest, so that whoever connects and says nothing keeps nobody out
 
     def __init__(self, port: int, look: Callable[[], dict[str, Any]]) -> None:
         self.look = look
         self.token = secrets.token_urlsafe(24)
+        self._lock = threading.Lock()
+        self._open: dict[socket.socket, None] = {}  # oldest first
         super().__init__(("127.0.0.1", port), _Handler)
 
     @property
     def url(self) -> str:
         return f"http://127.0.0.1:{self.server_port}/{self.token}/"
 
+    def process_request(self, request: Any, client_address: Any) -> None:
+        with self._lock:
+            if len(self._open) >= self.most_connections:
+                oldest = next(iter(self._open))
+                del self._open[oldest]
+                with contextlib.suppress(OSError):
+                    oldest.shutdown(socket.SHUT_RDWR)  # its thread closes it
+            self._open[request] = None
+        super().process_request(request, client_address)
+
+    def shutdown_request(self, request: Any) -> None:
+        with self._lock:
+            self._open.pop(request, None)
+        super().shutdown_request(request)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        if not isinstance(sys.exc_info()[1], OSError):  # that is a client that went, or was ended
+            super().handle_error(request, client_address)
+
 
 class _Handler(http.server.BaseHTTPRequestHandler):
     server: PageServer
     server_version = "shardwire"
     sys_version = ""
+    timeout = 5  # seconds without a word of the client
 
     def do_GET(self) -> None:
         begin, slash, rest = self.path[1:].partition("/")

@@ -10,7 +10,7 @@ TEST(OpHistory, KnowsTheLatestOnly) {
   EXPECT_EQ(history.find(1), nullptr);
   constexpr std::uint64_t kMany = 1000;
   for (std::uint64_t seq = 1; seq <= kMany; ++seq) {
-    history.note(seq, 10 * seq, nullptr);
+    history.note(seq, seq, 10 * seq, nullptr);
     ASSERT_NE(history.find(seq), nullptr);
     EXPECT_EQ(history.find(seq)->fingerprint, 10 * seq);
     EXPECT_EQ(history.find(seq + 1), nullptr);
@@ -21,10 +21,10 @@ TEST(OpHistory, KnowsTheLatestOnly) {
 
 TEST(OpHistory, ALaterOperationHasNothingOfTheOneBeforeInItsPlace) {
   OpHistory history;
-  history.note(3, 1, nullptr);
+  history.note(3, 3, 1, nullptr);
   history.find(3)->givenUpBy = 2;
   history.find(3)->whyGivenUp = "why";
-  history.note(3 + 256, 1, nullptr);
+  history.note(3 + 256, 259, 1, nullptr);
   EXPECT_EQ(history.find(3), nullptr);
   EXPECT_EQ(history.find(3 + 256)->givenUpBy, -1);
   EXPECT_EQ(history.find(3 + 256)->whyGivenUp, "");

@@ -99,10 +99,10 @@ TEST(Shipping, WhateverIsWrongWithOneRanksPlanIsOneErrorOnAllRanks) {
   withEngines(4, [&](Engine& engine) {
     for (std::size_t i = 0; i < faults.size(); ++i) {
       const auto make = [&](Rank rank) { return faults[i].spoil(rank, rowOf(rank, 4)); };
-      sayings[i].add(shipRows(engine, "reshape", std::nullopt, make, [&](std::string_view bytes) { return takeWhole(engine, bytes); }));
+      sayings[i].add(shipRows(engine, {}, "reshape", std::nullopt, make, [&](std::string_view bytes) { return takeWhole(engine, bytes); }));
       // And the group is whole.
       const Status good = shipRows(
-          engine, "reshape", std::nullopt, [](Rank rank) { return Result<std::string>(rowOf(rank, 4)); },
+          engine, {}, "reshape", std::nullopt, [](Rank rank) { return Result<std::string>(rowOf(rank, 4)); },
           [&](std::string_view bytes) { return takeWhole(engine, bytes); });
       EXPECT_TRUE(good.isOk()) << good.message();
     }
@@ -121,12 +121,12 @@ TEST(Shipping, ARank0ThatPlansForTooLongIsNamedAndTheGroupStaysUsable) {
       return rowOf(rank, 3);
     };
     const Status found =
-        shipRows(engine, "reshape", milliseconds(200), make, [&](std::string_view bytes) { return takeWhole(engine, bytes); });
+        shipRows(engine, {}, "reshape", milliseconds(200), make, [&](std::string_view bytes) { return takeWhole(engine, bytes); });
     ++given;
     EXPECT_EQ(found.code(), StatusCode::kTimeout) << found.message();
     EXPECT_NE(found.message().find("reshape: rank 0 plans for all and sends each rank its plan"), std::string::npos) << found.message();
     const Status good = shipRows(
-        engine, "again", std::nullopt, [](Rank rank) { return Result<std::string>(rowOf(rank, 3)); },
+        engine, {}, "again", std::nullopt, [](Rank rank) { return Result<std::string>(rowOf(rank, 3)); },
         [&](std::string_view bytes) { return takeWhole(engine, bytes); });
     EXPECT_TRUE(good.isOk()) << good.message();
   });

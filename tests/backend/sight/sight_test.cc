@@ -1,6 +1,7 @@
 // What a process tells of its groups: as JSON, over the socket, in torch's form, and to a file when a group fails. Ranks are threads.
 #include <gtest/gtest.h>
 #include <stdlib.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/un.h>
@@ -9,6 +10,7 @@
 
 #include <atomic>
 #include <cstring>
+#include <ctime>
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
@@ -131,6 +133,57 @@ TEST(Status, TellsWhoWaitsForWhomAndWhatWasLast) {
       recorded());
 }
 
+// A large all_reduce has two parts, and ranks that are there are waited for as well. People want the call, and who did not come.
+TEST(Status, NumbersCallsAndNamesWhoDidNotCome) {
+  std::atomic<int> arrived{0};
+  std::atomic<int> seen{0};
+  withGroup(
+      3,
+      [&](Communicator& group) {
+        std::vector<std::int64_t> values(1 << 18);
+        for (int i = 0; i < 3; ++i) {
+          expectOk(group.allReduce(viewOf(values), ReduceOp::kSum));
+        }
+        if (group.rank() == 1) {
+          await(seen, 1);
+        }
+        auto work = group.allReduce(viewOf(values), ReduceOp::kSum);
+        ++arrived;
+        if (group.rank() == 0) {
+          await(arrived, 2);
+          const Json status = awaitStatus([](const Json& each) {
+            const Json mine = groupOf(each, 0);
+            return mine["in_flight"].size() == 1 && mine["in_flight"][0]["waits_for"] == Json::array({1});
+          });
+          const Json mine = groupOf(status, 0);
+          EXPECT_EQ(mine["in_flight"][0]["seq"], 4);
+          EXPECT_EQ(mine["in_flight"][0]["why"], "rank 1 did not arrive; rank 2 arrived but did not finish") << mine;
+          EXPECT_EQ(mine["sequence"], 4);
+          EXPECT_EQ(mine["latest"].back()["seq"], 4);
+          EXPECT_EQ(groupOf(status, 1)["sequence"], 3);
+          seen = 1;
+        }
+        expectOk(work);
+      },
+      recorded());
+}
+
+TEST(Status, CountsACompilationOnce) {
+  withGroup(
+      2,
+      [&](Communicator& group) {
+        expectOk(group.barrier());
+        LocalSpec spec;
+        spec.whoPlans = WhoPlans::kRank0;  // which takes three exchanges
+        ASSERT_TRUE(group.compileOp(spec).isOk());
+        expectOk(group.barrier());
+        const Json mine = groupOf(Json::parse(statusAsJson()), group.rank());
+        EXPECT_EQ(mine["sequence"], 3) << mine;
+        EXPECT_EQ(mine["latest"].size(), 3u) << mine;
+      },
+      recorded());
+}
+
 TEST(Status, WaitsForABusyGroupForAMomentOnly) {
   withGroup(
       2,
@@ -204,6 +257,77 @@ TEST(StatusSocket, AnswersItsUserOnlyAndLeavesNothingBehind) {
   EXPECT_FALSE(fs::exists(*path));
   EXPECT_FALSE(ask(*path).has_value());
   ASSERT_TRUE(serveStatus().isOk());  // and again
+}
+
+Fd dial(const std::string& path) {
+  Fd socket(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  sockaddr_un address{};
+  address.sun_family = AF_UNIX;
+  std::strncpy(address.sun_path, path.c_str(), sizeof(address.sun_path) - 1);
+  return ::connect(socket.get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address)) == 0 ? std::move(socket) : Fd();
+}
+
+// An answer that is longer than a socket holds.
+TEST(StatusSocket, WhoDoesNotReadKeepsNobodyWaiting) {
+  const Folder folder;
+  withGroup(
+      1,
+      [&](Communicator& group) {
+        LocalSpec spec;
+        spec.name = std::string(20000, 'n');
+        for (int i = 0; i < 32; ++i) {
+          ASSERT_TRUE(group.compileOp(spec).isOk());
+        }
+        const Result<std::string> path = serveStatus();
+        ASSERT_TRUE(path.isOk());
+        std::vector<Fd> silent;
+        for (int i = 0; i < 10; ++i) {
+          silent.push_back(dial(*path));
+          ASSERT_TRUE(silent.back().isOpen());
+        }
+        const auto begin = Clock::now();
+        const auto text = ask(*path);
+        ASSERT_TRUE(text.has_value());
+        EXPECT_GT(text->size(), 500000u);
+        EXPECT_EQ(Json::parse(*text)["groups"].size(), 1u);
+        EXPECT_LT(Clock::now() - begin, std::chrono::seconds(10));  // one after the other: 20 s
+      },
+      recorded(32));
+}
+
+// Who asks while there is no descriptor for an answer stays in the backlog, and poll() returns at once.
+TEST(StatusSocket, SleepsWhileThereIsNoDescriptorForAnAnswer) {
+  const pid_t child = ::fork();
+  if (child == 0) {
+    const Folder folder;
+    const Result<std::string> path = serveStatus();
+    const Fd first = path.isOk() ? dial(*path) : Fd();
+    char byte = 0;
+    while (::read(first.get(), &byte, 1) > 0) {
+    }
+    std::vector<Fd> held;
+    rlimit few{};
+    (void)::getrlimit(RLIMIT_NOFILE, &few);
+    few.rlim_cur = 64;
+    (void)::setrlimit(RLIMIT_NOFILE, &few);
+    Fd client(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    for (int fd = ::dup(0); fd >= 0; fd = ::dup(0)) {
+      held.emplace_back(fd);
+    }
+    sockaddr_un address{};
+    address.sun_family = AF_UNIX;
+    std::strncpy(address.sun_path, path->c_str(), sizeof(address.sun_path) - 1);
+    const bool isDialled = ::connect(client.get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address)) == 0;
+    const std::clock_t before = std::clock();
+    std::this_thread::sleep_for(std::chrono::milliseconds(500));
+    const double busy = static_cast<double>(std::clock() - before) / CLOCKS_PER_SEC;
+    held.clear();
+    const bool isAnswered = ::read(client.get(), &byte, 1) == 1;  // as soon as there is one
+    ::_exit(!isDialled ? 2 : !isAnswered ? 3 : busy > 0.05 ? 4 : 0);
+  }
+  int ended = -1;
+  ASSERT_EQ(::waitpid(child, &ended, 0), child);
+  EXPECT_TRUE(WIFEXITED(ended) && WEXITSTATUS(ended) == 0) << "wait status " << ended;
 }
 
 // Each removes the sockets of killed processes when it begins: another's that is being made is not one.
@@ -311,6 +435,45 @@ TEST(Trace, IsWrittenWhenARankDoesNotCome) {
         failed = 1;
       },
       options);
+}
+
+// Where a rank dies, all its groups fail at once, and write one file.
+TEST(Trace, IsWholeWhenGroupsFailTogether) {
+  const Folder folder;
+  Options options = recorded(-1);
+  options.recordFile = folder.path() + "/trace_";
+  const std::string victim = folder.path() + "/victim";
+  std::ofstream(victim) << "mine";
+  ASSERT_EQ(::symlink(victim.c_str(), (options.recordFile + "0.part").c_str()), 0);  // by another user, where the folder is everybody's
+  ASSERT_EQ(::symlink(victim.c_str(), (options.recordFile + "0").c_str()), 0);
+  ::testing::internal::CaptureStderr();
+  withGroup(
+      1,
+      [&](Communicator& first) {
+        withGroup(
+            1,
+            [&](Communicator& second) {
+              std::vector<std::thread> threads;
+              for (const auto& engine : processEngines()) {
+                threads.emplace_back([engine] { engine->abort({StatusCode::kInternal, "the test says so"}); });
+              }
+              for (std::thread& thread : threads) {
+                thread.join();
+              }
+              EXPECT_FALSE(first.barrier().isOk());
+              EXPECT_FALSE(second.barrier().isOk());
+            },
+            options);
+      },
+      options);
+  const std::string lines = ::testing::internal::GetCapturedStderr();
+  EXPECT_EQ(lines.find("could not be written"), std::string::npos) << lines;
+  std::string kept;
+  std::ifstream(victim) >> kept;
+  EXPECT_EQ(kept, "mine");
+  struct stat found {};
+  ASSERT_EQ(::lstat((options.recordFile + "0").c_str(), &found), 0);
+  EXPECT_TRUE(S_ISREG(found.st_mode));
 }
 
 TEST(Trace, SaysWhereItCannotBeWritten) {
