@@ -388,7 +388,23 @@ def part_example(options):
         if status != 0:
             complain(f"  FAIL docs/examples/cpp: collectives 3: status {status}")
             show_end(log)
-        return add([*both_ways, PASS if status == 0 else FAIL])
+        return add([*both_ways, PASS if status == 0 else FAIL, debian_packages(pathlib.Path(scratch) / "deb")])
+
+
+def debian_packages(folder):
+    """What cpack makes of the build says for which torch it is."""
+    if shutil.which("dpkg-deb") is None:
+        tell("  skipped: there is no dpkg here")
+        return SKIP
+    status, log = run("example-deb", ["cpack", "-G", "DEB", "-B", folder, "--config", BUILD / "CPackConfig.cmake"], cwd=BUILD, limit=300)
+    said = [subprocess.run(["dpkg-deb", "-f", package], capture_output=True, text=True, check=False).stdout for package in sorted(folder.glob("libshardwire*.deb"))]
+    version = subprocess.run([sys.executable, "-c", "import torch; print(torch.__version__)"], capture_output=True, text=True, check=True, stdin=subprocess.DEVNULL).stdout.strip()
+    if status == 0 and len(said) == 2 and f"built for torch {version}" in said[1] and not any("localhost" in text for text in said):
+        return PASS
+    complain("  FAIL the Debian packages do not name their torch and a maintainer")
+    tell("\n".join(said))
+    show_end(log)
+    return FAIL
 
 
 def run_example(program, store):
