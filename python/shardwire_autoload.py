@@ -84,7 +84,7 @@ def stand_in_for(name):
     plugin = c10d.Backend._plugins.get("GLOO")
     if plugin is not None:  # from torch 2.14 on each backend is made by what is registered for its name, gloo, too
         dist.Backend.register_backend(OF_TORCH, plugin.creator_fn, extended_api=plugin.extended_api, devices=["cpu"])
-        c10d.Backend._plugins["GLOO"] = type(plugin)(_create, True)
+        c10d.Backend._plugins["GLOO"] = type(plugin)(_create_for_gloo, True)
     else:
         _register_simple(dist, lambda store, rank, size, timeout: torchs(store, rank, size, timeout=timeout))
     _watch_groups(c10d, by_class=plugin is None)
@@ -254,6 +254,13 @@ def _create(options, backend_options):
     from shardwire._backend import create_from_options
 
     return create_from_options(options, backend_options)
+
+
+def _create_for_gloo(options, backend_options):
+    """As _create, of a group that was asked for as gloo."""
+    from shardwire._backend import create_from_options
+
+    return create_from_options(options, backend_options, for_gloo=True)
 
 
 def _register_rendezvous():

@@ -27,8 +27,8 @@ def register() -> None:
     _trace.extend_torchs_dump()
 
 
-def create_from_options(options: Any, backend_options: Any) -> Any:
-    """What torch calls when a group with this backend is made. ``options`` is c10d's; ``backend_options`` the caller's pg_options.
+def create_from_options(options: Any, backend_options: Any, for_gloo: bool = False) -> Any:
+    """What torch calls when a group with this backend is made. ``options`` is c10d's; ``backend_options`` the caller's pg_options. for_gloo: in gloo's place.
 
     Those for another backend of the same group are not ours to judge; of ours (``shardwire.Options``) the timeout counts when it is set.
     """
@@ -36,7 +36,7 @@ def create_from_options(options: Any, backend_options: Any) -> Any:
     if getattr(backend_options, "backend", None) == "shardwire" and backend_options._timeout != _DEFAULT_TIMEOUT:
         timeout = as_timeout(backend_options._timeout)
     ranks = list(options.global_ranks_in_group)
-    return _C.create_backend(options.store, options.group_rank, options.group_size, timeout, options.group_id, ranks)
+    return _C.create_backend(options.store, options.group_rank, options.group_size, timeout, options.group_id, ranks, for_gloo)
 
 
 def stand_in_for(name: str) -> None:
