@@ -217,15 +217,21 @@ def _unread(group):
     import torch
     from torch.distributed import distributed_c10d as c10d
 
-    if not hasattr(group, "_set_default_backend") or group.name() != "gloo" or isinstance(group._get_backend(torch.device("cpu")), _torchs_gloo):
+    cpu = torch.device("cpu")
+    backend = group._get_backend(cpu) if hasattr(group, "_set_default_backend") and group.name() == "gloo" else None
+    if backend is None or isinstance(backend, _torchs_gloo):
         yield
         return
-    types = c10d.ProcessGroup.BackendType
-    group._set_default_backend(types.CUSTOM)
+
+    def call_it(kind):  # the backend has an entry of that kind, too, for what torch asks of a group's default backend
+        group._register_backend(cpu, kind, backend)
+        group._set_default_backend(kind)
+
+    call_it(c10d.ProcessGroup.BackendType.UNDEFINED)
     try:
         yield
     finally:
-        group._set_default_backend(types.GLOO)
+        call_it(c10d.ProcessGroup.BackendType.GLOO)
 
 
 def register_in_vllm():
