@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import importlib
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 # First, always: our libraries are linked to torch's, and must find those of this interpreter.
 import torch
@@ -65,6 +65,9 @@ from .queues import Queue, QueueWork, Transaction  # noqa: E402
 from . import symm, weights  # noqa: E402
 from .weights import (NameMap, Part, Publication, Subscription, WeightSync, load, publish, save,  # noqa: E402
                       subscribe, sync)  # noqa: E402
+
+if TYPE_CHECKING:
+    from . import distributed, status  # __getattr__ below imports them where they are used
 
 __version__ = _build_info.VERSION
 

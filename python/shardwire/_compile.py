@@ -27,7 +27,7 @@ Items = Union[Sequence[Item], Mapping[str, Union[Item, Sequence[Item]]]]
 Tensors = Union[torch.Tensor, Sequence["torch.Tensor | None"], Mapping[str, "torch.Tensor | Sequence[torch.Tensor | None]"]]
 
 
-def compile_op(group: Any, shape: Dims | Mapping[str, Dims] | None = None, dtype: torch.dtype | Mapping[str, torch.dtype] | None = None,
+def compile_op(group: Any = None, shape: Dims | Mapping[str, Dims] | None = None, dtype: torch.dtype | Mapping[str, torch.dtype] | None = None,
                inputs: Items | None = None, outputs: Items | None = None, reduction: str | Mapping[str, str | None] | None = None, *,
                output_dtype: torch.dtype | Mapping[str, torch.dtype] | None = None, allow_gaps: bool = False, timeout: Seconds = None,
                name: str | None = None, overlap: str | None = None, is_spmd: bool | None = None, cc_enabled: bool | None = None,
@@ -193,7 +193,8 @@ class CustomOp:
     def bind(self, input_tensors: Tensors | None = None, output_tensors: Tensors | None = None, *, timeout: Seconds = None) -> BoundOp:
         """Checks the tensors once and keeps them: the result is called without arguments and returns a :class:`Future`."""
         seconds = None if timeout is None else as_seconds(timeout)
-        return BoundOp(self._op.bind(_flatten(self._inputs, input_tensors), _flatten(self._outputs, output_tensors), seconds))
+        bound = self._op.bind(_flatten(self._inputs, input_tensors), _flatten(self._outputs, output_tensors), seconds)
+        return BoundOp(bound, self._told())
 
     @property
     def has_group(self) -> bool:
@@ -272,19 +273,25 @@ class CustomOp:
         return self._op.outputs
 
     def __repr__(self) -> str:
-        return f"<shardwire.CustomOp: {self._inputs.count} inputs and {self._outputs.count} outputs on this rank>"
+        return f"<shardwire.CustomOp: {self._told()}>"
+
+    def _told(self) -> str:
+        return f"{self._inputs.count} inputs and {self._outputs.count} outputs on this rank"
 
 
 class BoundOp:
     """A compiled op with its tensors fixed: ``bound()`` starts one run and returns a :class:`Future`. Keeps the tensors alive."""
 
-    __slots__ = ("_bound",)
+    __slots__ = ("_bound", "_told")
 
-    def __init__(self, bound: Any) -> None:
-        self._bound = bound
+    def __init__(self, bound: Any, told: str) -> None:
+        self._bound, self._told = bound, told
 
     def __call__(self) -> Future:
         return Future(self._bound())
+
+    def __repr__(self) -> str:
+        return f"<shardwire.BoundOp: {self._told}>"
 
 
 # From the caller's tensors to the native side's list.

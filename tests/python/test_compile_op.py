@@ -65,6 +65,7 @@ def test_all_forms_of_a_spec_mean_the_same() -> None:
 def forms_of_calls(rank: int) -> None:
     op = all_gather(rank, 2, 2)
     bound_op = op.bind([torch.full((2,), rank + 1.0)], [torch.zeros(4)])
+    assert repr(bound_op) == "<shardwire.BoundOp: 1 inputs and 1 outputs on this rank>"
     for call in (lambda a, b: op([a], [b]), lambda a, b: op((a,), (b,)), lambda a, b: op(a, b), lambda a, b: op([torch.nn.Parameter(a)], [b]),
                  lambda a, b: op(input_tensors=[a], output_tensors=[b]), lambda a, b: op([a], [b], timeout=30), bound_op):
         whole = torch.zeros(4)

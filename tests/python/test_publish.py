@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import datetime
 import functools
 import os
@@ -222,6 +223,30 @@ def test_modules_and_tied_weights(tmp_path: Path) -> None:
     assert raised(lambda: shardwire.subscribe(url, "policy", target, cast=torch.bfloat16))[0] == "TypeError"
     for each in (*subs, pub):
         each.close()
+
+
+@in_a_child
+def test_contexts_and_asyncio(tmp_path: Path) -> None:
+    url, target = f"file://{tmp_path}", {"b": torch.zeros(3)}
+
+    async def fetched(sub: shardwire.Subscription) -> tuple[int, int]:
+        turns = 0
+        waiting = asyncio.ensure_future(sub.fetch_async(newer=True, timeout=30))
+        while not waiting.done():
+            turns += 1
+            if turns == 3:
+                pub.commit(1)
+            await asyncio.sleep(0.001)
+        return await waiting, turns
+
+    with shardwire.publish(url, "policy", {"b": torch.ones(3)}) as pub:
+        pub.commit(0)
+        with shardwire.subscribe(url, "policy", target, timeout=20) as sub:
+            assert sub.fetch() == 0
+            version, turns = asyncio.run(fetched(sub))
+            assert version == 1 and turns > 3
+        assert raised(sub.fetch)[0] == "AbortedError"
+    assert raised(lambda: pub.commit(2))[0] == "AbortedError"
 
 
 @pytest.mark.parametrize("kind", ["HashStore", "TCPStore", "FileStore"])

@@ -42,6 +42,17 @@ class Team:
         """The process group, for ``compile_op``, :class:`shardwire.Queue` and the like."""
         return self._group
 
+    def __enter__(self) -> Team:
+        return self
+
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+        """:meth:`destroy`, after a :meth:`barrier` where the block raised nothing: so no rank ends a team that others still use."""
+        try:
+            if kind is None and self._owns_group:
+                self.barrier()
+        finally:
+            self.destroy()
+
     def __repr__(self) -> str:
         return f"Team(rank={self.rank}, size={self.size}, job_ranks={list(self.job_ranks)})"
 

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import os
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, TypeVar, overload
+
+import torch
 
 from .._future import Seconds, as_seconds
 from .agree import Meeting, check_strict
@@ -20,6 +23,19 @@ from .name_maps import as_name_map
 from .problems import Problems
 from .regular_file import as_path
 from .wanted import Asking
+
+
+# A module may be anything where mypy does not see torch, and nothing is left for the other two.
+_Module = TypeVar("_Module", bound=torch.nn.Module)
+
+
+@overload
+def load(path: Any, target: _Module, group: Any = None, mapping: Any = None, *, strict: bool = True, device: Any = None, timeout: Seconds = None) -> _Module: ...
+@overload
+def load(path: Any, target: Mapping[str, Any], group: Any = None, mapping: Any = None, *, strict: bool = True, device: Any = None,  # type: ignore[misc]
+         timeout: Seconds = None) -> dict[str, Any]: ...
+@overload
+def load(path: Any, target: None, group: Any = None, mapping: Any = None, *, strict: bool = True, device: Any = None, timeout: Seconds = None) -> None: ...  # type: ignore[misc]
 
 
 def load(path: Any, target: Any, group: Any = None, mapping: Any = None, *, strict: bool = True, device: Any = None, timeout: Seconds = None) -> Any:

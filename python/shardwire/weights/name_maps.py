@@ -48,6 +48,11 @@ class NameMap:
         self.source = source
         self.target = target
 
+    def __repr__(self) -> str:
+        ready = next((name for name, one in READY.items() if one is self), None)
+        told = f"weights.{ready.upper()}" if ready is not None else f"source={_told(self.source)}, target={_told(self.target)}"
+        return f"<shardwire.NameMap {told}>"
+
     @property
     def inverse(self) -> NameMap:
         """The same with source and target exchanged."""
@@ -57,6 +62,10 @@ class NameMap:
         """The same, and these names are left out on both sides."""
         source, target = self.source, self.target
         return NameMap(lambda name: None if name in names else source(name), lambda name: None if name in names else target(name))
+
+
+def _told(renames: Renames) -> str:
+    return getattr(renames, "__qualname__", None) or type(renames).__qualname__
 
 
 class _Fusing:

@@ -117,7 +117,7 @@ def publish(store: Any, name: str, state: Any, group: Any = None, *, buffers: in
 
 
 class Publication:
-    """What :func:`publish` returns. Of the trainer's thread: ``commit`` and ``close``."""
+    """What :func:`publish` returns. Of the trainer's thread: ``commit`` and ``close``; ``with publish(...) as publication:`` closes it at the end of the block."""
 
     def __init__(self, meeting: Meeting, address: Address, holdings: Holdings, versions: Versions, description: bytes, who: list[Any],
                  patience: float) -> None:
@@ -187,6 +187,12 @@ class Publication:
         for serving in servings:
             serving.send_away(reason)
         return servings
+
+    def __enter__(self) -> Publication:
+        return self
+
+    def __exit__(self, *_error: Any) -> None:
+        self.close()
 
     def __repr__(self) -> str:
         return f"<shardwire.Publication {self.name!r}, rank {self.rank} of {self.size}, newest version {self._versions.newest}>"

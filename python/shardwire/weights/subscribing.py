@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from .. import _C
-from .._future import Seconds, as_seconds
+from .._future import Seconds, as_seconds, in_thread
 from .._layout import _kind
 from ..errors import AbortedError, MismatchError, PeerFailedError, ShardwireError
 from ..errors import TimeoutError as GroupTimeoutError
@@ -124,6 +124,12 @@ class Subscription:
         found = self._bring(version, timeout, newer, changed)
         return found if self._wanted.stage is None else self.apply()
 
+    async def fetch_async(self, version: int | None = None, timeout: Seconds = None, *, newer: bool = False, changed: bool = False) -> int:
+        """:meth:`fetch` for asyncio: the event loop goes on meanwhile. A task that is cancelled leaves the fetch to end by itself, since the other ranks are in it:
+        no other one of this subscription may begin before.
+        """
+        return await in_thread(lambda: self.fetch(version, timeout, newer=newer, changed=changed))
+
     def stage(self, version: int | None = None, timeout: Seconds = None, *, newer: bool = False, changed: bool = False) -> int:
         """The first half of :meth:`fetch` of a ``staged`` subscription: moves one version into the second copy. The target may be read meanwhile, also by
         other threads. ``newer`` and ``changed`` count from what was staged last. Collective, with the errors of ``fetch``.
@@ -190,6 +196,13 @@ class Subscription:
         self._closed = True
         self._drop()
         _C.shutdown(self._control.backend)
+
+    def __enter__(self) -> Subscription:
+        """``with subscribe(...) as subscription:`` closes it at the end of the block."""
+        return self
+
+    def __exit__(self, *_error: Any) -> None:
+        self.close()
 
     def __repr__(self) -> str:
         return f"<shardwire.Subscription {self._address.name!r}, version {self._version}>"
