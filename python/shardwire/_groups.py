@@ -57,7 +57,7 @@ def create_over_fresh_store(store: Any, rank: int, size: int, timeout: timedelta
     return _create(store, rank, size, as_timeout(timeout), f"shardwire:fresh:{next(_fresh_counter)}", name, standalone)
 
 
-def end_process_group(group: Any) -> None:
+def end_process_group(group: Any = None) -> None:
     """Ends a group on this rank, standalone or not: pending and later operations fail here with AbortedError, and peers that wait for this rank are told."""
     backend = resolve_backend(group)
     world: Any = getattr(c10d, "_world", None)
@@ -187,7 +187,7 @@ def _torch_groups() -> Iterator[tuple[Any, list[str]]]:
         yield group, [each for each in (name, description) if isinstance(each, str) and each not in ("", "undefined")]
 
 
-def resolve_backend(group: Any) -> Any:
+def resolve_backend(group: Any = None) -> Any:
     """The native backend behind ``group``: None (the default group), a name, a torch.distributed group with shardwire for CPU, or such a
     backend itself. TypeError for another kind of thing, ValueError for a group that is not shardwire's or not there.
     """
@@ -221,7 +221,7 @@ def _backend_of(group: Any) -> Any | None:
     return backend if _C.is_backend(backend) else None
 
 
-def global_ranks(group: Any) -> list[int]:
+def global_ranks(group: Any = None) -> list[int]:
     """The job's rank of each member of ``group``, in group order."""
     return _C.global_ranks(resolve_backend(group))
 

@@ -83,7 +83,7 @@ def undefined(program):
     """Names that a program uses and nowhere defines."""
     nodes = list(ast.walk(program))
     defined = {name.asname or name.name.partition(".")[0] for node in nodes if isinstance(node, (ast.Import, ast.ImportFrom)) for name in node.names}
-    defined |= {node.name for node in nodes if isinstance(node, (ast.FunctionDef, ast.ClassDef, ast.ExceptHandler)) and node.name} | {node.arg for node in nodes if isinstance(node, ast.arg)}
+    defined |= {node.name for node in nodes if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.ExceptHandler)) and node.name} | {node.arg for node in nodes if isinstance(node, ast.arg)}
     names = [node for node in nodes if isinstance(node, ast.Name)]
     defined |= {name.id for name in names if not isinstance(name.ctx, ast.Load)} | set(dir(builtins))
     return {name.id for name in names} - defined

@@ -136,6 +136,22 @@ def test_names(run_ranks):
     run_ranks(2, body)
 
 
+def test_every_call_takes_the_default_group_when_none_is_given(run_ranks):
+    def body(rank, size):
+        assert shardwire.global_ranks() == [0, 1] and shardwire._C.is_backend(shardwire.resolve_backend())
+        box = [{"offset": [rank], "shape": [1]}]
+        out = torch.zeros(1)
+        shardwire.compile_op(shape=(2,), dtype=torch.float32, inputs=box, outputs=box)([torch.ones(1)], [out]).wait()
+        q = shardwire.Queue(location=0)
+        q.put(rank)
+        dist.barrier()
+        assert out.item() == 1 and (rank == 1 or {q.get(), q.get()} == {0, 1})
+        dist.barrier()
+        shardwire.end_process_group()
+
+    run_ranks(2, body)
+
+
 def test_resolve_refuses_what_is_no_group(run_ranks):
     def body(rank, size):
         raises(TypeError, lambda: shardwire.resolve_backend(3), contains="int")
