@@ -8,12 +8,17 @@ from typing_extensions import assert_type
 import shardwire
 
 
+class Array(torch.Tensor):
+    pass
+
+
 class Model(torch.nn.Module):
     pass
 
 
-def told(model: Model, queue: shardwire.Queue) -> None:
+def told(model: Model, array: Array, queue: shardwire.Queue) -> None:
     assert_type(shardwire.load("folder", model), Model)
+    assert_type(shardwire.distributed.fft.fft(array, distribution=None), Array)
     assert_type(queue.get(return_size=True), "tuple[Any, int]")
     assert_type(queue.get_tensor(), torch.Tensor)
     assert_type(len(queue), int)

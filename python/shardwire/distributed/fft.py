@@ -9,7 +9,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -26,6 +26,7 @@ from .distribution import Boxes, Dims, Distribution, Placements, Slab
 from .reshape import _dtype_of, read_options
 
 __all__ = ["FFT", "FFTDirection", "FFTOptions", "InvalidFFTState", "allocate_operand", "fft", "ifft", "irfft", "rfft"]
+_Array = TypeVar("_Array")  # the result is of the operand's kind
 
 _KINDS = ("C2C", "C2R", "R2C")
 _NORMS = (None, "backward", "ortho", "forward")
@@ -396,8 +397,8 @@ class FFT:
         self.free()
 
 
-def fft(operand: Any, /, distribution: Any = None, *, sync_symmetric_memory: bool = True, options: Any = None, stream: Any = None,
-        axes: Sequence[int] | None = None, norm: str | None = None, global_shape: Sequence[int] | None = None, group: Any = None) -> Any:
+def fft(operand: _Array, /, distribution: Any = None, *, sync_symmetric_memory: bool = True, options: Any = None, stream: Any = None,
+        axes: Sequence[int] | None = None, norm: str | None = None, global_shape: Sequence[int] | None = None, group: Any = None) -> _Array:
     """The forward transform of a complex array: this rank's part of the result. Arguments and errors as in :class:`FFT`. Collective.
 
     Differentiable once. Plans are kept (8 per group, with their memory, until finalize): a further call with equal arguments on all ranks exchanges a
@@ -407,22 +408,22 @@ def fft(operand: Any, /, distribution: Any = None, *, sync_symmetric_memory: boo
     return _once("fft.fft", operand, distribution, options, axes, norm, global_shape, group, False)
 
 
-def ifft(operand: Any, /, distribution: Any = None, *, sync_symmetric_memory: bool = True, options: Any = None, stream: Any = None,
-         axes: Sequence[int] | None = None, norm: str | None = None, global_shape: Sequence[int] | None = None, group: Any = None) -> Any:
+def ifft(operand: _Array, /, distribution: Any = None, *, sync_symmetric_memory: bool = True, options: Any = None, stream: Any = None,
+         axes: Sequence[int] | None = None, norm: str | None = None, global_shape: Sequence[int] | None = None, group: Any = None) -> _Array:
     """The inverse transform of a complex array, as :func:`fft`. With norm=None nothing is divided by the number of elements; "backward" does that."""
     del sync_symmetric_memory, stream
     return _once("fft.ifft", operand, distribution, options, axes, norm, global_shape, group, True)
 
 
-def rfft(operand: Any, /, distribution: Any = None, *, sync_symmetric_memory: bool = True, options: Any = None, stream: Any = None,
-         axes: Sequence[int] | None = None, norm: str | None = None, global_shape: Sequence[int] | None = None, group: Any = None) -> Any:
+def rfft(operand: _Array, /, distribution: Any = None, *, sync_symmetric_memory: bool = True, options: Any = None, stream: Any = None,
+         axes: Sequence[int] | None = None, norm: str | None = None, global_shape: Sequence[int] | None = None, group: Any = None) -> _Array:
     """The forward transform of a real array, as :func:`fft`: of n indices along the last axis the result has n // 2 + 1."""
     del sync_symmetric_memory, stream
     return _once("fft.rfft", operand, distribution, options, axes, norm, global_shape, group, False)
 
 
-def irfft(operand: Any, /, distribution: Any = None, *, sync_symmetric_memory: bool = True, options: Any = None, stream: Any = None,
-          axes: Sequence[int] | None = None, norm: str | None = None, global_shape: Sequence[int] | None = None, group: Any = None) -> Any:
+def irfft(operand: _Array, /, distribution: Any = None, *, sync_symmetric_memory: bool = True, options: Any = None, stream: Any = None,
+          axes: Sequence[int] | None = None, norm: str | None = None, global_shape: Sequence[int] | None = None, group: Any = None) -> _Array:
     """The real array whose :func:`rfft` the operand is, times the number of elements unless norm="backward". See ``last_axis_parity``."""
     del sync_symmetric_memory, stream
     return _once("fft.irfft", operand, distribution, options, axes, norm, global_shape, group, True)

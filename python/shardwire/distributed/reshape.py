@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -22,6 +22,7 @@ from ._operand import Operand, order_of, read_out, unwrap, wrap
 from .distribution import Boxes, Dims, Distribution, Placements
 
 __all__ = ["InvalidReshapeState", "Redistribute", "RedistributeOptions", "Reshape", "ReshapeOptions", "redistribute", "reshape"]
+_Array = TypeVar("_Array")  # the result is of the operand's kind
 
 
 class InvalidReshapeState(RuntimeError):
@@ -290,8 +291,8 @@ class Redistribute(Reshape):
                          group=group, _keeps=_keeps)
 
 
-def reshape(operand: Any, /, input_box: Any, output_box: Any, *, sync_symmetric_memory: bool = True, options: Any = None, stream: Any = None,
-            global_shape: Sequence[int] | None = None, out: Any = None, group: Any = None) -> Any:
+def reshape(operand: _Array, /, input_box: Any, output_box: Any, *, sync_symmetric_memory: bool = True, options: Any = None, stream: Any = None,
+            global_shape: Sequence[int] | None = None, out: Any = None, group: Any = None) -> _Array:
     """This rank's part of the array, laid out anew; arguments and errors as in :class:`Reshape`. Collective over the group.
 
     Differentiable once. What was compiled is kept: a further call with equal arguments on all ranks exchanges a few hundred bytes and moves.
@@ -301,8 +302,8 @@ def reshape(operand: Any, /, input_box: Any, output_box: Any, *, sync_symmetric_
                     _keeps=True))
 
 
-def redistribute(operand: Any, /, input_distribution: Any, output_distribution: Any, *, sync_symmetric_memory: bool = True, options: Any = None,
-                 stream: Any = None, global_shape: Sequence[int] | None = None, out: Any = None, group: Any = None) -> Any:
+def redistribute(operand: _Array, /, input_distribution: Any, output_distribution: Any, *, sync_symmetric_memory: bool = True, options: Any = None,
+                 stream: Any = None, global_shape: Sequence[int] | None = None, out: Any = None, group: Any = None) -> _Array:
     """:func:`~shardwire.distributed.reshape.reshape` by the name and with the argument names of nvmath 1.0."""
     del sync_symmetric_memory
     return _once(Redistribute(operand, input_distribution, output_distribution, options=options, stream=stream, global_shape=global_shape, out=out,
