@@ -1,6 +1,7 @@
 #include "backend/base/log.h"
 
 #include <stdlib.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -8,12 +9,24 @@
 #include <atomic>
 #include <string>
 
+#include "backend/base/log_socket.h"
+
 namespace shardwire::internal {
 namespace {
 
 constexpr std::array<std::string_view, 4> kLevelNames = {"error", "warn", "info", "debug"};
 constexpr int kNotRead = -1;
 std::atomic<int> currentLevel{kNotRead};
+std::atomic<int> logSocket{-1};
+
+bool isSent(std::string_view levelName, std::string_view text) {
+  const int socket = logSocket.load(std::memory_order_relaxed);  // it stays open: an older value does no harm
+  if (socket < 0) {
+    return false;
+  }
+  const std::string message = fmt::format("{} {} {}", levelName, ::getpid(), text);
+  return ::send(socket, message.data(), message.size(), MSG_DONTWAIT | MSG_NOSIGNAL) == static_cast<ssize_t>(message.size());
+}
 
 LogLevel readLevel() {
   const char* text = ::getenv("SHARDWIRE_LOG");
@@ -52,8 +65,17 @@ void setLogLevel(LogLevel level) {
   currentLevel.store(static_cast<int>(level), std::memory_order_relaxed);
 }
 
+void sendLogTo(int socket, LogLevel level) {
+  logSocket.store(socket, std::memory_order_relaxed);
+  setLogLevel(level);
+}
+
 void writeLogLine(LogLevel level, std::string_view text) {
-  std::string line = fmt::format("shardwire {} [{}]: {}", kLevelNames[static_cast<std::size_t>(level)], ::getpid(), text);
+  const std::string_view name = kLevelNames[static_cast<std::size_t>(level)];
+  if (level != LogLevel::kError && isSent(name, text)) {
+    return;
+  }
+  std::string line = fmt::format("shardwire {} [{}]: {}", name, ::getpid(), text);
   std::replace(line.begin(), line.end(), '\n', ' ');
   line += '\n';
   // If stderr is gone, there is nowhere to report it.

@@ -1,4 +1,5 @@
 // What a process tells of itself: its status, and its flight recorders in torch's form.
+#include "backend/base/log_socket.h"
 #include "backend/c10d/status_error.h"
 #include "backend/sight/status_json.h"
 #include "backend/sight/status_server.h"
@@ -18,6 +19,12 @@ void bindSight(py::module_& module) {
   module.def(
       "trace_json", [](bool onlyActive) { return internal::traceAsJson(onlyActive); }, py::arg("only_active") = false, released,
       "The flight recorders of all groups of this process, in the form of torch's.");
+  module.def(
+      "send_log_to",
+      [](int socket, const std::string& level) {
+        internal::sendLogTo(socket, internal::parseLogLevel(level).value_or(internal::LogLevel::kWarn));
+      },
+      py::arg("socket"), py::arg("level"), "Lines up to the level go to the socket, as messages \"LEVEL PID TEXT\"; -1: to stderr.");
 }
 
 }  // namespace shardwire::python

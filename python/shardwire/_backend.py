@@ -12,6 +12,7 @@ import torch.distributed as dist
 import shardwire_autoload
 
 from . import _C, _trace
+from ._log import route
 
 _DEFAULT_TIMEOUT = timedelta(minutes=30)  # torch's
 _SHORTEST = timedelta(milliseconds=1)  # c10d counts milliseconds, and takes 0 for no timeout
@@ -36,6 +37,7 @@ def create_from_options(options: Any, backend_options: Any, for_gloo: bool = Fal
     if getattr(backend_options, "backend", None) == "shardwire" and backend_options._timeout != _DEFAULT_TIMEOUT:
         timeout = as_timeout(backend_options._timeout)
     ranks = list(options.global_ranks_in_group)
+    route()
     return _C.create_backend(options.store, options.group_rank, options.group_size, timeout, options.group_id, ranks, for_gloo)
 
 
@@ -49,6 +51,7 @@ def stand_in_for(name: str) -> None:
 
 def create_in_place_of_gloo(store: Any, rank: int, size: int, timeout: timedelta | None, name: str, ranks: list[int]) -> Any:
     """What torch calls in place of gloo's class, where ours stands in."""
+    route()
     return _C.create_backend(store, rank, size, as_timeout(timeout), name, ranks, for_gloo=True)
 
 

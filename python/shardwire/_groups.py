@@ -14,6 +14,7 @@ from torch.distributed import distributed_c10d as c10d
 
 from . import _C
 from ._backend import as_timeout
+from ._log import route
 
 # Names given by name_process_group and create_process_group. Weak: naming a group does not keep it alive.
 _named: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
@@ -70,6 +71,7 @@ def end_process_group(group: Any = None) -> None:
 
 
 def _create(prefixed: Any, rank: int, size: int, period: timedelta, unique: str, name: str | None, standalone: bool = False) -> Any:
+    route()
     backend = _C.create_backend(prefixed, rank, size, period, name or unique)
     group = _wrap(backend, prefixed, rank, size) if _WRAPPED else backend
     _stores[group] = prefixed

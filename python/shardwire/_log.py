@@ -1,18 +1,85 @@
-"""Lines of log of the Python side."""
+"""Lines of log: to stderr by SHARDWIRE_LOG, or to Python's ``logging`` once the program gives its logger "shardwire" a handler or a level.
+
+Lines of the native side come from threads that must never wait for the GIL. So they do not call Python: they send each line into a local socket, without waiting, and a thread of
+Python's reads them there. A line that finds no room goes to stderr, and so do the native side's errors, which may be a process's last. A forked child begins anew with stderr.
+"""
 
 from __future__ import annotations
 
+import atexit
+import contextlib
+import logging
 import os
+import socket
 import sys
+import threading
 
-_LEVELS = ("error", "warn", "info", "debug")
+from . import _C
+
+_LEVELS = {"error": logging.ERROR, "warn": logging.WARNING, "info": logging.INFO, "debug": logging.DEBUG}
+_logger = logging.getLogger("shardwire")
+_lock = threading.Lock()
+_sockets: tuple[socket.socket, socket.socket] | None = None  # the native side's end, and ours; never closed
+_routed = ""  # the level of the native lines that come to us; empty: they go to stderr
 
 
-def log(level: str, text: str) -> None:
-    """As the native side does: one write for a line, by SHARDWIRE_LOG."""
-    chosen = os.environ.get("SHARDWIRE_LOG", "warn").lower()
-    if _LEVELS.index(level) <= (_LEVELS.index(chosen) if chosen in _LEVELS else 1):
-        try:
-            os.write(sys.__stderr__.fileno(), f"shardwire {level} [{os.getpid()}]: {' '.join(text.split())}\n".encode())  # type: ignore[union-attr]
-        except (OSError, AttributeError, ValueError):
-            pass  # nobody reads it
+def log(level: str, text: str, is_news: bool = False) -> None:
+    """A line as the native side writes it. is_news: shown unless SHARDWIRE_LOG says otherwise, though its level is below a warning's."""
+    text = " ".join(text.split())
+    if route():
+        _logger.log(_LEVELS[level], "%s", text)
+        return
+    chosen = os.environ.get("SHARDWIRE_LOG") or ("info" if is_news else "warn")
+    if _LEVELS[level] >= _LEVELS.get(chosen.lower(), logging.WARNING):
+        with contextlib.suppress(OSError, AttributeError, ValueError):  # nobody reads it
+            os.write(sys.__stderr__.fileno(), f"shardwire {level} [{os.getpid()}]: {text}\n".encode())  # type: ignore[union-attr]
+
+
+def route() -> bool:
+    """Has the native side's lines go where the program wants them now, and tells whether that is ``logging``. Called where groups are made, and by every line of Python's."""
+    global _routed
+    is_taken = bool(_logger.handlers) or _logger.level != logging.NOTSET
+    if not is_taken and not _routed:
+        return False
+    effective = _logger.getEffectiveLevel()
+    level = next((name for name, number in reversed(_LEVELS.items()) if number >= effective), "error") if is_taken else ""
+    with _lock:
+        if level != _routed:
+            _C.send_log_to(_ends()[0].fileno() if is_taken else -1, level or os.environ.get("SHARDWIRE_LOG", "warn"))
+            _routed = level
+    return is_taken
+
+
+def _ends() -> tuple[socket.socket, socket.socket]:
+    global _sockets
+    if _sockets is None:
+        _sockets = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+        threading.Thread(target=_read, args=(_sockets[1],), daemon=True, name="shardwire-log").start()
+    return _sockets
+
+
+def _read(ours: socket.socket, flags: int = 0) -> None:
+    with contextlib.suppress(OSError):  # with MSG_DONTWAIT: nothing is there any more
+        while True:
+            level, _, text = ours.recv(1 << 16, flags).decode(errors="replace").split(" ", 2)
+            _logger.log(_LEVELS.get(level, logging.WARNING), "%s", text)
+
+
+def _begin_anew() -> None:
+    """In a forked child, which has neither the thread nor the lock's owner."""
+    global _lock, _sockets, _routed
+    _lock = threading.Lock()
+    if _routed:
+        _C.send_log_to(-1, os.environ.get("SHARDWIRE_LOG", "warn"))
+    _sockets, _routed = None, ""
+
+
+def _end() -> None:
+    """What is under way still comes; what the end of the process has to say goes to stderr."""
+    if _sockets is not None:
+        _C.send_log_to(-1, os.environ.get("SHARDWIRE_LOG", "warn"))
+        _read(_sockets[1], socket.MSG_DONTWAIT)
+
+
+os.register_at_fork(after_in_child=_begin_anew)
+atexit.register(_end)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import json
+import logging
 import os
 import random
 import resource
 import signal
 import struct
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -695,3 +698,50 @@ def test_wrong_saves(tmp_path: Path) -> None:
     same_on_all(cases[10], "UnsupportedError", "'w' has 17 dimensions")
     same_on_all(cases[11], "UnsupportedError", "for 1 weights would take 1", "of 1000 that are allowed; save to more files")
     assert sorted(os.listdir(tmp_path)) == ["0", "file"]
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def with_progress(rank: int, folder: str) -> list[tuple[str, str]]:
+    from shardwire.weights import progress
+    calls: list[tuple[int, int]] = []
+    tensors = {name: value_of(name, (1000, 300)) for name in "ab"}
+    target = {name: torch.zeros(1000, 300) for name in tensors}
+
+    def call(done: int, total: int) -> None:
+        calls.append((done, total))
+
+    shardwire.save(sharded(tensors, rank, [0, 1], 0), folder, group(), progress=call)
+    assert calls and calls[-1] == (1_200_000, 1_200_000), calls
+    calls.clear()
+    shardwire.load(folder, target, group(), progress=call)
+    assert calls and calls[-1][0] == calls[-1][1] > 2_400_000 and all(done <= total for done, total in calls), calls
+    progress._BAR_FROM_S = progress._LINE_EVERY_S = 0.0
+    shown, sys.stderr = sys.stderr, Terminal()
+    shardwire.load(folder, target, group())
+    bar, sys.stderr = sys.stderr.getvalue(), shown
+    assert rank == 1 and bar == "" or rank == 0 and f"\rload {folder} [" in bar and "[##############################] done, 4.5 MB of 4.5 MB, " in bar and bar.endswith("\n"), bar
+    records: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: records.append(f"{record.levelname} {record.getMessage()}")  # type: ignore[method-assign]
+    logging.getLogger("shardwire").setLevel(logging.INFO)
+    logging.getLogger("shardwire").addHandler(handler)
+    shardwire.load(folder, target, group())
+    shardwire.load(folder, target, group(), progress=False)
+    lines = [line for line in records if "load" in line]
+    assert rank == 1 and not lines or rank == 0 and "INFO" in lines[0] and "reading, 0 B of" in lines[0] and "done" in lines[-1], records
+
+    def wrong(done: int, total: int) -> None:
+        raise ZeroDivisionError("mine")
+
+    shardwire.load(folder, target, group(), progress=wrong)
+    assert "WARNING" in records[-1] and "progress= raised ZeroDivisionError: mine" in records[-1]
+    return [raised(lambda: shardwire.load(folder, target, group(), progress=3 if rank else None))]  # type: ignore[arg-type]
+
+
+def test_progress_is_shown_and_told(tmp_path: Path) -> None:
+    (case,) = zip(*run_ranks(2, with_progress, str(tmp_path)))
+    same_on_all(list(case), "TypeError", "rank 1: progress is 3")

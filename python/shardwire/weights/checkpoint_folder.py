@@ -14,6 +14,7 @@ from ..errors import CheckpointError
 from .descriptions import Weight
 from .fused import Whole
 from .matching import Match
+from .progress import SILENT, Progress
 from .read_ahead import Span, bring_in, share_of
 from .regular_file import as_path, read_regular
 from .safetensors_file import DTYPES, OpenFile, Stored
@@ -52,9 +53,9 @@ class FileSet:
         for name, (_, stored) in self.tensors.items():
             yield name, stored.shape, stored.dtype or DTYPES[stored.dtype_name][1]
 
-    def supply(self, found: Match, targets: dict[str, Weight], asking: Asking) -> tuple[dict[str, Any], dict[str, Any]]:
+    def supply(self, found: Match, targets: dict[str, Weight], asking: Asking, shown: Progress = SILENT) -> tuple[dict[str, Any], dict[str, Any]]:
         """Layouts and tensors of what is moved. Every reader has all of it, in the page cache, into which each brings its even part."""
-        bring_in(self, share_of(self.wanted_spans(found, targets, asking), asking.which, asking.count))
+        bring_in(self, share_of(self.wanted_spans(found, targets, asking), asking.which, asking.count), shown)
         needed = [placed.name for space in found.spaces for placed in space.sources]
         tensors = {name: self.files[self.tensors[name][0]].tensor(self.tensors[name][1]) for name in needed}
         return {name: Whole(self.tensors[name][1].shape) for name in needed}, tensors

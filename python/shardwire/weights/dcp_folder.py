@@ -19,6 +19,7 @@ from .descriptions import Weight
 from .fused import Chunks
 from .matching import Match
 from .pickles import Record, dims_of, dtype_name_of, is_natural, unpickle
+from .progress import SILENT, Progress
 from .regular_file import open_regular, read_regular
 from .torch_archive import Chunk, find_elements, read_into
 from .wanted import Asking, meet, wanted_ranges
@@ -95,7 +96,7 @@ class DcpFolder:
             raise UnsupportedError(f"{self.folder}: {name!r} is stored transformed ({changed!r:.80}); only plain chunks can be read")
         return Chunk(offset, shape, file, begin, length)
 
-    def supply(self, found: Match, targets: dict[str, Weight], asking: Asking) -> tuple[dict[str, Any], dict[str, Any]]:
+    def supply(self, found: Match, targets: dict[str, Weight], asking: Asking, shown: Progress = SILENT) -> tuple[dict[str, Any], dict[str, Any]]:
         """Layouts and tensors of the chunks that this rank reads: of all that are wanted on its host, an even part."""
         wanted: list[tuple[str, Chunk]] = []
         for placed, ranges in wanted_ranges(found, targets, asking):
@@ -104,16 +105,21 @@ class DcpFolder:
                 if any(meet(box, each) is not None for each in ranges):
                     wanted.append((placed.name, chunk))
         loads = [0] * asking.count
-        layouts, tensors = {}, {}
+        layouts: dict[str, Any] = {}
+        tensors: dict[str, Any] = {}
         mine: dict[str, list[Chunk]] = {}
         for name, chunk in sorted(dict.fromkeys(wanted), key=lambda each: -each[1].length):  # the largest first: even parts
             reader = loads.index(min(loads))
             loads[reader] += chunk.length
             if reader == asking.which:
                 mine.setdefault(name, []).append(chunk)
+        shown.begin("reading", loads[asking.which])
         for name, chunks in mine.items():
             layouts[name] = Chunks(self.tensors[name].shape, tuple((chunk.offset, chunk.shape) for chunk in chunks))
-            tensors[name] = [self._load(name, chunk) for chunk in chunks]
+            tensors[name] = []
+            for chunk in chunks:
+                tensors[name].append(self._load(name, chunk))
+                shown.add(chunk.length)
         return layouts, tensors
 
     def whole(self, name: str) -> torch.Tensor:

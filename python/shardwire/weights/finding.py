@@ -12,14 +12,16 @@ from typing import Any
 from ..errors import MismatchError, ShardwireError, SystemFailure
 from ..errors import TimeoutError as GroupTimeoutError
 from .meeting_place import Address, Place, signed, verified
+from .progress import SILENT, Progress
 
 _LOOK_S = 0.01
 _STRANGER_S = 2.0  # a record or a store with another token may be an earlier job's, about to be replaced
 
 
-def open_place(address: Address, deadline: float) -> Place:
+def open_place(address: Address, deadline: float, shown: Progress = SILENT) -> Place:
     stranger_until: float | None = None
     while True:
+        shown.look()
         try:
             return address.open(max(0.5, deadline - time.monotonic()))
         except SystemFailure as error:
@@ -32,7 +34,7 @@ def open_place(address: Address, deadline: float) -> Place:
         time.sleep(_LOOK_S)
 
 
-def find(address: Address, size: int, deadline: float) -> dict[str, Any]:
+def find(address: Address, size: int, deadline: float, shown: Progress = SILENT) -> dict[str, Any]:
     """The publisher of the name, all of whose ranks have heard us: its id, its size, and our note there. A newer publisher takes the older's place."""
     place: Place | None = None
     seen, note, record = "", "", {}
@@ -40,8 +42,9 @@ def find(address: Address, size: int, deadline: float) -> dict[str, Any]:
     stranger: MismatchError | None = None
     missing: list[int] = []
     while True:
+        shown.look()
         try:
-            place = place or open_place(address, deadline)
+            place = place or open_place(address, deadline, shown)
             found, stranger = _record(place, address)
             if stranger is not None:
                 stranger_since = stranger_since or time.monotonic()

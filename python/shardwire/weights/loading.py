@@ -21,6 +21,7 @@ from .matching import match
 from .movement import End, compile_movement
 from .name_maps import as_name_map
 from .problems import Problems
+from .progress import SILENT, Progress, ProgressArgument
 from .regular_file import as_path
 from .wanted import Asking
 
@@ -30,15 +31,18 @@ _Module = TypeVar("_Module", bound=torch.nn.Module)
 
 
 @overload
-def load(path: Any, target: _Module, group: Any = None, mapping: Any = None, *, strict: bool = True, device: Any = None, timeout: Seconds = None) -> _Module: ...
+def load(path: Any, target: _Module, group: Any = None, mapping: Any = None, *, strict: bool = True, device: Any = None, timeout: Seconds = None,
+         progress: ProgressArgument = None) -> _Module: ...
 @overload
 def load(path: Any, target: Mapping[str, Any], group: Any = None, mapping: Any = None, *, strict: bool = True, device: Any = None,  # type: ignore[misc]
-         timeout: Seconds = None) -> dict[str, Any]: ...
+         timeout: Seconds = None, progress: ProgressArgument = None) -> dict[str, Any]: ...
 @overload
-def load(path: Any, target: None, group: Any = None, mapping: Any = None, *, strict: bool = True, device: Any = None, timeout: Seconds = None) -> None: ...  # type: ignore[misc]
+def load(path: Any, target: None, group: Any = None, mapping: Any = None, *, strict: bool = True, device: Any = None, timeout: Seconds = None,  # type: ignore[misc]
+         progress: ProgressArgument = None) -> None: ...
 
 
-def load(path: Any, target: Any, group: Any = None, mapping: Any = None, *, strict: bool = True, device: Any = None, timeout: Seconds = None) -> Any:
+def load(path: Any, target: Any, group: Any = None, mapping: Any = None, *, strict: bool = True, device: Any = None, timeout: Seconds = None,
+         progress: ProgressArgument = None) -> Any:
     """Fills ``target`` from safetensors files, or from a folder of torch.distributed.checkpoint, whatever the layouts.
 
     Returns the target; for a dict a new one with what was allocated.
@@ -49,18 +53,22 @@ def load(path: Any, target: Any, group: Any = None, mapping: Any = None, *, stri
     path: a .safetensors file; a folder with model.safetensors, or model.safetensors.index.json and its files, or one ``*.safetensors``; a list of
         files; a folder that torch.distributed.checkpoint wrote; None on a rank that shall not read. ``~`` is the user's home. All ranks mean the same files.
     target, mapping, strict, device: as for :func:`shardwire.sync`; the source's names are those in the files.
+    progress: how far it is: None: rank 0 shows a bar on a terminal, else a line every few seconds; False: nothing; else a function that gets the bytes that are done on this rank,
+        and their total.
 
     Raises the same error on every rank: CheckpointError (a ValueError) with file, tensor and numbers for a file that is missing or broken,
     SystemFailure for one that cannot be read, and what sync raises. Files must not be changed while they are read.
     """
     meeting = Meeting(group, "load", None)
     files: FileSet | DcpFolder | None = None
+    shown = SILENT
     try:
         error: Exception | None = None
         wanted: Holdings | None = None
         blobs = [b"", b"", b""]
         try:
             meeting.seconds = as_seconds(timeout)
+            shown = Progress(f"load {path}", progress, meeting.rank)
             names = as_name_map(mapping)
             files = _open(path)
             have = _FileHoldings(files)
@@ -70,14 +78,14 @@ def load(path: Any, target: Any, group: Any = None, mapping: Any = None, *, stri
             error = failure
         everyone = meeting.exchange(blobs, error)
         assert wanted is not None
-        return _load(meeting, files, have, wanted, everyone, strict, device)
+        with shown:
+            return _load(meeting, files, wanted, everyone, strict, device, shown)
     finally:
         if files is not None:
             files.close()
 
 
-def _load(meeting: Meeting, files: FileSet | DcpFolder | None, have: _FileHoldings, wanted: Holdings, everyone: list[list[bytes]], strict: bool,
-          device: Any) -> Any:
+def _load(meeting: Meeting, files: FileSet | DcpFolder | None, wanted: Holdings, everyone: list[list[bytes]], strict: bool, device: Any, shown: Progress) -> Any:
     told = [json.loads(given[2]) for given in everyone]
     check_strict("load", [is_strict for _, _, is_strict in told])
     readers = [rank for rank, (_, reads, _) in enumerate(told) if reads]
@@ -94,11 +102,13 @@ def _load(meeting: Meeting, files: FileSet | DcpFolder | None, have: _FileHoldin
     try:
         wanted.allocate(frozenset(placed.name for space in found.spaces for placed in space.targets), device)
         if files is not None:
-            layouts, tensors = files.supply(found, targets, _asking(meeting, hosts, readers))
+            layouts, tensors = files.supply(found, targets, _asking(meeting, hosts, readers), shown)
     except Exception as failure:
         error = failure
     source = End(layouts, lambda: tensors, lambda: tensors)
-    compile_movement(meeting, found, source, End.of(wanted), "load", error).run(meeting.seconds).wait()
+    movement = compile_movement(meeting, found, source, End.of(wanted), "load", error)
+    shown.begin("moving", movement.num_bytes())
+    shown.wait(movement.run(meeting.seconds), movement.num_bytes())
     return wanted.result()
 
 

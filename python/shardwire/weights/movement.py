@@ -55,6 +55,10 @@ class Movement:
         with self._names_for_places():
             return self.op(_present(self._source.tensors, self._inputs, "source"), _present(self._target.tensors, self._outputs, "target"), timeout=timeout)
 
+    def num_bytes(self) -> int:
+        """What a run writes on this rank."""
+        return sum(tensor.numel() * tensor.element_size() for tensor in _present(self._target.tensors, self._outputs, "target"))
+
     def check(self) -> None:
         """Raises what a run with the caller's tensors would raise on this rank alone: for a lazily conjugated view, a target with stride 0, tensors that overlap."""
         if self._source.given is not None and self._target.given is not None:

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, NamedTuple
 
 from ..errors import CheckpointError
+from .progress import SILENT, Progress
 
 if TYPE_CHECKING:
     from .checkpoint_folder import FileSet
@@ -46,9 +47,10 @@ def share_of(spans: Iterable[Span], which: int, count: int) -> list[Span]:
     return taken
 
 
-def bring_in(files: FileSet, spans: Iterable[Span]) -> None:
+def bring_in(files: FileSet, spans: Iterable[Span], shown: Progress = SILENT) -> None:
     """Returns when the bytes are in the page cache. Raises CheckpointError where a file is shorter than it was, OSError where it cannot be read."""
     pieces = [Span(span.file, begin, min(begin + _PIECE, span.end)) for span in spans for begin in range(span.begin, span.end, _PIECE)]
+    shown.begin("reading", sum(piece.end - piece.begin for piece in pieces))
     for index, piece in enumerate(pieces):
         for ahead in pieces[index + 1:index + 3]:  # the disk works while this piece is waited for
             descriptor = files.files[ahead.file].descriptor
@@ -63,6 +65,7 @@ def bring_in(files: FileSet, spans: Iterable[Span]) -> None:
             file.mapped.madvise(_POPULATE_READ, start, piece.end - start)
         except OSError:
             _read_through(file.path, file.descriptor, piece)  # an older kernel; or a disk that fails, and then this says how
+        shown.add(piece.end - piece.begin)
 
 
 def _is_cached(descriptor: int, at: int) -> bool:

@@ -17,6 +17,7 @@ from ..errors import CheckpointError
 from .checkpoint_folder import INDEX, SINGLE, read_index
 from .direct_rows import memory_of
 from .fused import Rows
+from .progress import SILENT, Progress
 from .safetensors_file import Stored
 from .save_plan import PlannedFile
 
@@ -52,7 +53,7 @@ class Draft:
         finally:
             os.close(descriptor)
 
-    def write(self, number: int, parts: Iterable[tuple[int, torch.Tensor]]) -> None:
+    def write(self, number: int, parts: Iterable[tuple[int, torch.Tensor]], shown: Progress = SILENT) -> None:
         """Contiguous CPU tensors to their places in a file, (first byte, tensor) each, in the order of places. The disk begins at once with what is there."""
         descriptor = os.open(self.hidden(number), os.O_WRONLY | os.O_CLOEXEC)
         try:
@@ -67,6 +68,7 @@ class Draft:
                     end = place + at + len(piece)
                     with _named(self._where(number, f"bytes {place + at} to {end} cannot be written")):
                         _write_at(descriptor, piece, place + at)
+                    shown.add(len(piece))
             _begin_writing(descriptor, begin, end)
         finally:
             os.close(descriptor)

@@ -24,6 +24,7 @@ from .matching import Match, joined, match
 from .movement import End, compile_movement
 from .name_maps import as_name_map
 from .problems import Problems
+from .progress import SILENT, Progress, ProgressArgument
 from .save_files import Draft, wait_for_removals
 from .save_plan import plan_files, rows_of
 
@@ -31,7 +32,7 @@ _MOST_BYTES = 5_000_000_000  # of one file, as transformers has it
 
 
 def save(source: Any, folder: str | os.PathLike[str], group: Any = None, mapping: Any = None, *, max_file_bytes: int = _MOST_BYTES,
-         metadata: Mapping[str, str] | None = None, timeout: Seconds = None) -> list[str]:
+         metadata: Mapping[str, str] | None = None, timeout: Seconds = None, progress: ProgressArgument = None) -> list[str]:
     """Writes ``source`` as a safetensors checkpoint into ``folder``, each byte once. Returns the paths of its files, on every rank.
 
     Collective: every rank of ``group`` (None: the default group) calls it. The folder is made when it is not there; all ranks share it. One
@@ -41,6 +42,8 @@ def save(source: Any, folder: str | os.PathLike[str], group: Any = None, mapping
     source, mapping: as for :func:`shardwire.sync`; the mapping's target names are those in the files. Of tied weights the first name is written;
         non-persistent buffers are not. max_file_bytes: a file holds at most so many, or one tensor.
     metadata: strings for the header of each file; "format": "pt" is always there.
+    progress: how far it is: None: rank 0 shows a bar on a terminal, else a line every few seconds; False: nothing; else a function that gets the bytes that are done on this rank,
+        and their total.
 
     A reader finds the checkpoint that was in the folder before, whole, until the new one is whole on the disk, and from then on that one,
     whoever fails or is killed meanwhile. When all ranks are killed, hidden files (``.*.shardwire-*.tmp``) may be left.
@@ -50,8 +53,10 @@ def save(source: Any, folder: str | os.PathLike[str], group: Any = None, mapping
     meeting = Meeting(group, "save", None)
     error: Exception | None = None
     blobs = [b"", b"", b""]
+    shown = SILENT
     try:
         meeting.seconds = as_seconds(timeout)
+        shown = Progress(f"save {folder}", progress, meeting.rank)
         options = _options(folder, max_file_bytes, metadata)
         renames = as_name_map(mapping).source
         have = Holdings(source, "source", meeting.global_rank, meeting.ranks)
@@ -75,7 +80,8 @@ def save(source: Any, folder: str | os.PathLike[str], group: Any = None, mapping
     problems.raise_any("save")
     if not found.spaces:
         raise ValueError("save: no rank has a source with any weights")
-    return _save(meeting, ranks, have, sources, targets, found)
+    with shown:
+        return _save(meeting, ranks, have, sources, targets, found, shown)
 
 
 def _options(folder: Any, max_file_bytes: Any, metadata: Any) -> dict[str, Any]:
@@ -89,7 +95,7 @@ def _options(folder: Any, max_file_bytes: Any, metadata: Any) -> dict[str, Any]:
     return {"folder": os.path.abspath(os.path.expanduser(folder)), "max_file_bytes": max_file_bytes, "metadata": {"format": "pt", **metadata}}
 
 
-def _save(meeting: Meeting, ranks: list[Any], have: Holdings, sources: dict[str, Weight], targets: dict[str, Weight], found: Match) -> list[str]:
+def _save(meeting: Meeting, ranks: list[Any], have: Holdings, sources: dict[str, Weight], targets: dict[str, Weight], found: Match, shown: Progress) -> list[str]:
     options = ranks[0]["options"]
     hosts = ranks_by_host([told["host"] for told in ranks], [rank for rank, told in enumerate(ranks) if told["has"]])
     files = plan_files(found, sources, targets, hosts, options["max_file_bytes"], options["metadata"])
@@ -98,7 +104,8 @@ def _save(meeting: Meeting, ranks: list[Any], have: Holdings, sources: dict[str,
     whole = False
     try:
         _attempt(meeting, draft.create, mine)
-        _write(meeting, draft, have, targets, found)
+        _write(meeting, draft, have, targets, found, shown)
+        shown.begin("bringing it onto the disk")
         _attempt(meeting, draft.sync, mine)
         mover = files[0].creator
         paths: list[str] = []
@@ -128,7 +135,7 @@ def _attempt(meeting: Meeting, step: Callable[[int], None], numbers: Sequence[in
     meeting.settle(error)
 
 
-def _write(meeting: Meeting, draft: Draft, have: Holdings, targets: dict[str, Weight], found: Match) -> None:
+def _write(meeting: Meeting, draft: Draft, have: Holdings, targets: dict[str, Weight], found: Match, shown: Progress) -> None:
     """The bytes, from all ranks' tensors into the files: by this rank itself where it has whole rows, by the compiled op into mapped files for the rest."""
     layouts: dict[str, Any] = {}
     views: dict[str, Any] = {}
@@ -151,9 +158,12 @@ def _write(meeting: Meeting, draft: Draft, have: Holdings, targets: dict[str, We
                 else:
                     own += [(stored.begin + rows.begin * stored.row_bytes, rows.tensor) for rows in here]
             if own:  # another host's files need not be seen here yet
-                draft.write(number, own)
+                shown.begin("writing", sum(tensor.numel() * tensor.element_size() for _, tensor in own))
+                draft.write(number, own, shown)
     except Exception as failure:
         error = failure
     if any(given[0] for given in meeting.exchange([b"some" if layouts else b"", b"", b""], error)):
-        compile_movement(meeting, found, End.of(have), End(layouts, lambda: views, lambda: views), "save").run(meeting.seconds).wait()
+        movement = compile_movement(meeting, found, End.of(have), End(layouts, lambda: views, lambda: views), "save")
+        shown.begin("moving", movement.num_bytes())
+        shown.wait(movement.run(meeting.seconds), movement.num_bytes())
         meeting.settle(None)  # all ranks' bytes are in the page cache

@@ -22,6 +22,7 @@ from .agree import Meeting
 from .fetching import FETCH, LEAVE, SLACK_S, Choice, Joint, Request, choose
 from .finding import find, open_place
 from .meeting_place import Address, tidy
+from .progress import Progress, ProgressArgument
 from .publishing import as_version, own_group
 from .wanted_target import Wanted
 
@@ -29,7 +30,7 @@ _DEFAULT_S = 1800.0
 
 
 def subscribe(store: Any, name: str, layouts: Any = None, group: Any = None, *, cast: torch.dtype | None = None, mapping: Any = None, strict: bool = True,
-              device: Any = None, staged: bool = False, timeout: Seconds = None) -> Subscription:
+              device: Any = None, staged: bool = False, timeout: Seconds = None, progress: ProgressArgument = None) -> Subscription:
     """Finds the publisher ``name`` and compiles the movement from its layouts into ours; then ``fetch`` as often as you like. See docs/publish.md.
 
     Collective: every rank of ``group`` (None: the default group, or this process alone where there is none) calls it. Waits for a publisher.
@@ -42,6 +43,8 @@ def subscribe(store: Any, name: str, layouts: Any = None, group: Any = None, *, 
     staged: versions come into a second copy of the target, in the shared heap, and are copied from there when they are whole: a fetch that fails leaves
         the target as it was. False: they come into the target itself, which after a failed fetch may hold parts of two versions.
     timeout: seconds for finding the publisher, and for each fetch that gives none; None: 30 minutes.
+
+    progress: as for :func:`load`, of looking for the publisher and of each transfer of a version.
 
     Raises TimeoutError when there is no publisher or its ranks do not answer (by number), MismatchError for another job's token, ValueError listing by name
     what does not fit.
@@ -58,6 +61,7 @@ def subscribe(store: Any, name: str, layouts: Any = None, group: Any = None, *, 
             raise TypeError(f"staged is {_kind(staged)}; give True or False")
         wanted = Wanted(layouts, cast, mapping, strict, device, staged, meeting)
         address = Address(store, name)
+        Progress("", progress, 0)  # whether it is one
         blobs = [f"ranks.{secrets.token_hex(8)}".encode(), json.dumps([address.text, name, staged]).encode(), b""]
     except Exception as failure:  # whatever it was, of a caller's mapping as well: the others wait and must hear of it
         error = failure
@@ -72,7 +76,7 @@ def subscribe(store: Any, name: str, layouts: Any = None, group: Any = None, *, 
     key = everyone[0][0].decode()
     meets_in = dist.HashStore() if place is None else place.group_store(key)
     control = _C.create_backend(meets_in, meeting.rank, len(everyone), timedelta(seconds=limit + SLACK_S), f"subscribers of {name}")
-    subscription = Subscription(address, Meeting(control, "fetch", limit + SLACK_S, meeting.global_rank), meets_in, wanted, limit)
+    subscription = Subscription(address, Meeting(control, "fetch", limit + SLACK_S, meeting.global_rank), meets_in, wanted, limit, progress)
     try:
         subscription._connect(deadline)
         if place is not None and meeting.rank == 0:
@@ -86,7 +90,7 @@ def subscribe(store: Any, name: str, layouts: Any = None, group: Any = None, *, 
 class Subscription:
     """What :func:`subscribe` returns. Every rank of the subscribing group makes the same calls, in the same order. A fetch that another thread calls waits for the one under way."""
 
-    def __init__(self, address: Address, control: Meeting, store: Any, wanted: Wanted, seconds: float) -> None:
+    def __init__(self, address: Address, control: Meeting, store: Any, wanted: Wanted, seconds: float, progress: ProgressArgument) -> None:
         self._address, self._control, self._wanted, self._seconds = address, control, wanted, seconds
         self._store = store  # some are Python's, and the group asks them
         self._joint: Joint | None = None
@@ -95,6 +99,7 @@ class Subscription:
         self._version: int | None = None
         self._staged: int | None = None  # the version in the second copy; None while it has none whole
         self._closed = False
+        self._progress = progress
         self._turn = threading.Lock()
 
     @property
@@ -267,7 +272,9 @@ class Subscription:
         note: dict[str, Any] = {}
         if self._control.rank == 0:
             try:
-                note = find(self._address, len(self._control.ranks), deadline)
+                with Progress(f"subscribe to {self._address.name!r}", self._progress, 0) as shown:
+                    shown.begin("looking for the publisher")
+                    note = find(self._address, len(self._control.ranks), deadline, shown)
             except Exception as failure:
                 error = failure
         left = max(0.0, deadline - time.monotonic())
@@ -354,11 +361,11 @@ class Subscription:
         left = max(0.0, deadline - time.monotonic()) + SLACK_S
         if self._wanted.stage is not None:
             self._wanted.stage.check()  # now, when all ranks still hear of it
-        if choice.whole:
-            assert joint.full is not None
-            joint.full.run(left).wait()
-        elif choice.moves:
-            joint.compile_changed(lambda name: (), left).run(left).wait()
+        with Progress(f"fetch version {choice.version} of {self._address.name!r}", self._progress, self._control.rank) as shown:
+            movement = joint.full if choice.whole else joint.compile_changed(lambda name: (), left) if choice.moves else None
+            if movement is not None:
+                shown.begin("moving", num_bytes := movement.num_bytes() if choice.whole else 0)
+                shown.wait(movement.run(left), num_bytes)
         served = joint.done(None, left)
         wrong = [(rank, version) for rank, version in enumerate(served) if version != choice.version]
         if wrong:

@@ -1,15 +1,20 @@
 // The small things: errno text, log, random ids, wire fields, futex, mutex.
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 #include <stdlib.h>
 #include <sys/mman.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
+#include <array>
 #include <atomic>
 #include <new>
+#include <string_view>
 #include <thread>
 
 #include "backend/base/futex.h"
 #include "backend/base/log.h"
+#include "backend/base/log_socket.h"
 #include "backend/base/mutex.h"
 #include "backend/base/random_id.h"
 #include "backend/base/system_error.h"
@@ -41,6 +46,34 @@ TEST(Log, WritesOneLineWhenTheLevelIsOn) {
   const std::string text = ::testing::internal::GetCapturedStderr();
   setLogLevel(before);
   EXPECT_EQ(text, fmt::format("shardwire info [{}]: rank 3 says hello\n", ::getpid()));
+}
+
+TEST(Log, SendsLinesToASocketAndWaitsForNobody) {
+  const LogLevel before = logLevel();
+  std::array<int, 2> pair{};
+  ASSERT_EQ(::socketpair(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0, pair.data()), 0);
+  sendLogTo(pair[0], LogLevel::kInfo);
+  testing::internal::CaptureStderr();
+  logInfo("rank {} says {}", 3, "hello");
+  logDebug("not this");
+  logError("the last line");
+  std::array<char, 200> got{};
+  const ssize_t size = ::recv(pair[1], got.data(), got.size(), MSG_DONTWAIT);
+  ASSERT_GT(size, 0);
+  EXPECT_EQ(std::string_view(got.data(), static_cast<std::size_t>(size)), fmt::format("info {} rank 3 says hello", ::getpid()));
+  EXPECT_LT(::recv(pair[1], got.data(), got.size(), MSG_DONTWAIT), 0);
+  for (int i = 0; i < 10000; ++i) {  // nobody reads, and what does not fit goes to stderr
+    logInfo("line {}", i);
+  }
+  sendLogTo(-1, before);
+  logWarn("to stderr again");
+  const std::string errors = testing::internal::GetCapturedStderr();
+  EXPECT_NE(errors.find("]: the last line\n"), std::string::npos);
+  EXPECT_NE(errors.find("]: line 9999\n"), std::string::npos);
+  EXPECT_NE(errors.find("]: to stderr again\n"), std::string::npos);
+  EXPECT_EQ(errors.find("hello"), std::string::npos);
+  ::close(pair[0]);
+  ::close(pair[1]);
 }
 
 TEST(Log, ReadsItsLevelFromTheEnvironment) {

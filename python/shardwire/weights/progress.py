@@ -1,0 +1,107 @@
+"""How far a long call is: a bar on a terminal, else a line of log every few seconds, or the caller's own function."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from typing import Any, Union
+
+from .._future import Future
+from .._layout import _kind
+from .._log import log
+
+ProgressArgument = Union[bool, Callable[[int, int], Any], None]
+_BAR_FROM_S, _BAR_EVERY_S = 1.0, 0.2
+_LINE_EVERY_S = 5.0
+_CALL_EVERY_S = 0.1
+_LOOK_S = 0.2  # while a transfer runs
+_BAR = 30
+
+
+class Progress:
+    """Of one call on this rank, by the thread that calls. given: None: the group's rank 0 shows a bar or lines; False: nothing; else a function, called with the bytes that are
+    done and their total on this rank, some times a second, and once at the end. Used as a context.
+    """
+
+    def __init__(self, what: str, given: ProgressArgument, rank: int) -> None:
+        if given not in (None, True, False) and not callable(given):
+            raise TypeError(f"progress is {_kind(given)}; give a function of two numbers, False for silence, or None")
+        self._what = what if len(what) <= 120 else f"{what[:117]}..."
+        self._call = given if callable(given) else None
+        self._shows = given is True or given is None and rank == 0
+        self._is_bar = self._shows and sys.stderr is not None and sys.stderr.isatty()
+        self._begun = time.monotonic()
+        self._next = self._begun + (_CALL_EVERY_S if self._call else _BAR_FROM_S if self._is_bar else _LINE_EVERY_S)
+        self._step, self.done, self.total = "", 0, 0
+        self._was_shown = False
+
+    def begin(self, step: str, num_bytes: int = 0) -> None:
+        """A step of the call, and how many bytes more it makes."""
+        self._step = step
+        self.total += num_bytes
+        self.look()
+
+    def add(self, num_bytes: int) -> None:
+        self.done += num_bytes
+        self.look()
+
+    def wait(self, future: Future, num_bytes: int = 0) -> None:
+        """Waits for a transfer of so many bytes, which is told when they are there."""
+        while (self._call or self._shows) and not future.done():
+            try:
+                future.synchronize(_LOOK_S)
+            except Exception:
+                if future.done():
+                    raise  # else only so much time has passed
+            self.look()
+        future.wait()
+        self.add(num_bytes)
+
+    def look(self, is_end: bool = False) -> None:
+        now = time.monotonic()
+        if now < self._next and not is_end:
+            return
+        if self._call is not None:
+            self._next = now + _CALL_EVERY_S
+            try:
+                self._call(self.done, self.total)
+            except Exception as error:  # it must not end a call that other ranks are in
+                self._call = None
+                log("warn", f"{self._what}: progress= raised {type(error).__name__}: {error}; it is not called any more")
+        elif self._is_bar:
+            self._next = now + _BAR_EVERY_S
+            filled = _BAR * self.done // self.total if self.total else 0
+            sys.stderr.write(f"\r{self._what} [{'#' * filled}{' ' * (_BAR - filled)}] {self._text(now)}\x1b[K")
+            sys.stderr.flush()
+        elif self._shows:
+            self._next = now + _LINE_EVERY_S
+            log("info", f"{self._what}: {self._text(now)}", is_news=True)
+        self._was_shown = True
+
+    def _text(self, now: float) -> str:
+        seconds = now - self._begun
+        amount = f"{_size(self.done)} of {_size(self.total)}, {_size(self.done / max(seconds, 1e-9))}/s, " if self.total else ""
+        return f"{self._step}, {amount}{seconds:.0f} s" if self._step else f"{amount}{seconds:.0f} s"
+
+    def __enter__(self) -> Progress:
+        return self
+
+    def __exit__(self, kind: Any, *_error: Any) -> None:
+        if kind is None and (self._call or self._was_shown):
+            self._step = "done"
+            self.look(is_end=True)
+        if self._is_bar and self._was_shown:
+            sys.stderr.write("\n")
+            sys.stderr.flush()
+
+
+SILENT = Progress("", False, 0)
+
+
+def _size(num_bytes: float) -> str:
+    for unit in ("B", "KB", "MB"):
+        if num_bytes < 1000:
+            return f"{num_bytes:.0f} {unit}" if unit == "B" else f"{num_bytes:.1f} {unit}"
+        num_bytes /= 1000
+    return f"{num_bytes:.1f} GB"
