@@ -38,6 +38,8 @@ class __attribute__((visibility("default"))) ProcessGroupShardwire final : publi
   // torch's options of a backend under our name. A group tells its own by getBackendOptions(); split() and merge() take some.
   struct Options final : Base::Options {
     explicit Options(Milliseconds timeout) : Base::Options("shardwire", timeout) {}
+    // Virtual from torch 2.14 on, which copies what it hands to a child and would make plain options of ours.
+    c10::intrusive_ptr<Base::Options> clone() const { return c10::make_intrusive<Options>(*this); }
   };
 
   // Collective over the group: meets the other ranks through `store`. Blocks up to `timeout`, which is also the operations' default.
