@@ -17,7 +17,7 @@ VENV = ROOT / "build" / f"cuda-torch-{VERSION}"
 PYTHON = VENV / "bin" / "python"
 TESTS = "backend or symm or stand_in or c10d_surface"
 TWO_RANKS = """
-import torch, torch.distributed as dist
+import torch, torch.distributed as dist, shardwire
 dist.init_process_group("shardwire")
 tensor = torch.full((1000,), dist.get_rank() + 1.0)
 dist.all_reduce(tensor)
@@ -56,7 +56,7 @@ def main():
             status, said = our_run("python", *words)
             bad = status != 0 or "symmetric memory of the CPU is not there" in said
             passed, failed = passed + (not bad), failed + bad
-    status, said = our_run("test", "--only", "python", "--pytest", "-k", "--pytest", TESTS)
+    status, said = our_run("test", "--only", "python", "--pytest=-k", f"--pytest={TESTS}")
     counts = re.findall(r"^(\d+) passed, (\d+) failed, (\d+) skipped$", said, re.MULTILINE)
     if counts:
         passed, failed, skipped = (one + int(more) for one, more in zip((passed, failed, skipped), counts[-1]))

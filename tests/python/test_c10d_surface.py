@@ -171,6 +171,17 @@ def test_sub_groups_and_again(run_ranks, tmp_path):
     run_ranks(4, body, init=False)
 
 
+def test_new_group_keeps_its_timeout(run_ranks):
+    """Without one of its own it has torch's default, not that of init_process_group (docs/limits.md)."""
+    def body(rank, size):
+        if rank == 0:
+            start = time.monotonic()
+            raises(shardwire.TimeoutError, lambda: dist.new_group([0, 1], timeout=SECONDS / 2), contains="rank 1 did not arrive")
+            assert time.monotonic() - start < 10
+
+    run_ranks(2, body)
+
+
 @pytest.mark.skipif(not WRAPS, reason="this torch takes no device:backend strings")
 def test_backend_strings(run_ranks, tmp_path):
     def body(rank, size):
