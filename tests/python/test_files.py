@@ -321,10 +321,10 @@ def counted(rank: int, path: str, rows: int) -> tuple[int, dict[str, int]]:
     asked = []
     real = read_ahead.bring_in
 
-    def counting(files: Any, spans: Any) -> None:
+    def counting(files: Any, spans: Any, shown: Any) -> None:
         spans = list(spans)
         asked.extend(spans)
-        real(files, spans)
+        real(files, spans, shown)
 
     import shardwire.weights.checkpoint_folder as module
     module.bring_in = counting
@@ -474,10 +474,10 @@ def cut_while_reading(rank: int, path: str) -> tuple[str, str]:
     import shardwire.weights.checkpoint_folder as module
     real = read_ahead.bring_in
 
-    def cut(files: Any, spans: Any) -> None:
+    def cut(files: Any, spans: Any, shown: Any) -> None:
         if rank == 1:
             os.truncate(path, 1 << 20)
-        real(files, spans)
+        real(files, spans, shown)
 
     module.bring_in = cut
     return raised(lambda: shardwire.load(path if rank == 1 else None, {"w": torch.zeros(1 << 20)} if rank == 0 else None, group()))

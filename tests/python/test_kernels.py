@@ -64,8 +64,8 @@ def test_the_documents_examples(examples):
     expected = {
         ("spmd", 0): ["compiled", "True", "0", "2", "spmd", "True"],
         ("spmd", 1): ["received", "True", "1", "2", "spmd", "True"],
-        ("mpmd", 0): ["memory", "True", "0", "2", "rank_0", "False"],  # the same graph as before
-        ("mpmd", 1): ["memory", "True", "1", "2", "rank_1", "False"],
+        ("mpmd", 0): ["memory", "True", "0", "2", "rank_0", "True"],  # the same graph as before
+        ("mpmd", 1): ["memory", "True", "1", "2", "rank_1", "True"],
         ("opt_out", 0): ["compiled", "False", "0", "None", "local", "True"],
         ("opt_out", 1): ["disk", "False", "1", "None", "local", "True"],
         ("mpmd_alone", 0): ["disk", "True", "1", "2", "rank_1", "True"],

@@ -87,9 +87,6 @@ class MulticastTensor:
         """Of all dimensions, or of one, in elements."""
         return self._tensor.stride() if dim is None else self._tensor.stride(dim)
 
-    def __len__(self) -> int:
-        return len(self._tensor)
-
     @property
     def ranks(self) -> tuple[int, ...]:
         """The ranks whose parts it spans, in the tensor's group."""

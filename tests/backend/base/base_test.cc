@@ -53,7 +53,7 @@ TEST(Log, SendsLinesToASocketAndWaitsForNobody) {
   std::array<int, 2> pair{};
   ASSERT_EQ(::socketpair(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0, pair.data()), 0);
   sendLogTo(pair[0], LogLevel::kInfo);
-  testing::internal::CaptureStderr();
+  ::testing::internal::CaptureStderr();
   logInfo("rank {} says {}", 3, "hello");
   logDebug("not this");
   logError("the last line");
@@ -67,7 +67,7 @@ TEST(Log, SendsLinesToASocketAndWaitsForNobody) {
   }
   sendLogTo(-1, before);
   logWarn("to stderr again");
-  const std::string errors = testing::internal::GetCapturedStderr();
+  const std::string errors = ::testing::internal::GetCapturedStderr();
   EXPECT_NE(errors.find("]: the last line\n"), std::string::npos);
   EXPECT_NE(errors.find("]: line 9999\n"), std::string::npos);
   EXPECT_NE(errors.find("]: to stderr again\n"), std::string::npos);
