@@ -1,5 +1,5 @@
-// A re-run of a bound op, and a repeated collective, allocate nothing. operator new is replaced for the whole test program by one that
-// counts.
+// A re-run of a bound op, and a repeated collective, allocate nothing; the flight recorder little. operator new is replaced for the whole
+// test program by one that counts.
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -7,6 +7,8 @@
 #include <new>
 #include <numeric>
 
+#include "backend/exec/exchange.h"
+#include "backend/exec/op_recorder.h"
 #include "shardwire/communicator.h"
 #include "shardwire/stores.h"
 #include "tests/support/fork_ranks.h"
@@ -28,6 +30,20 @@ void* operator new(std::size_t bytes) {
 }
 void* operator new[](std::size_t bytes) {
   return countedAllocate(bytes);
+}
+void* operator new(std::size_t bytes, std::align_val_t alignment) {
+  numAllocations.fetch_add(1, std::memory_order_relaxed);
+  const auto unit = static_cast<std::size_t>(alignment);
+  if (void* memory = std::aligned_alloc(unit, (bytes + unit - 1) / unit * unit)) {
+    return memory;
+  }
+  throw std::bad_alloc();
+}
+void operator delete(void* memory, std::align_val_t) noexcept {
+  std::free(memory);
+}
+void operator delete(void* memory, std::size_t, std::align_val_t) noexcept {
+  std::free(memory);
 }
 void operator delete(void* memory) noexcept {
   std::free(memory);
@@ -91,6 +107,23 @@ TEST(Allocations, NoneInABoundRunNorInARepeatedCollective) {
       EXPECT_LE(made, 20u) << rows << " rows";
     }
   });
+}
+
+// A queue takes a new tag for each request. Blocks of their own, one by one among the program's, would break up the room that large tensors
+// leave.
+TEST(Allocations, FewForMessagesThatEachHaveATag) {
+  OpRecorder recorder(256);
+  Exchange activity("", 1, 0);
+  activity.description = std::make_shared<const std::string>("send(float32[1], to rank 1, tag 1)");
+  const auto record = [&](int first, int last) {
+    for (int tag = first; tag < last; ++tag) {
+      recorder.call({.name = "send", .isMessage = true, .source = 0, .destination = 1, .tag = tag}, activity);
+    }
+  };
+  record(0, 256);  // the first lap of the ring
+  const std::uint64_t before = numAllocations;
+  record(256, 20000);
+  EXPECT_LE(numAllocations - before, 50u);
 }
 
 }  // namespace
