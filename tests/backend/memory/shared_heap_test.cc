@@ -306,22 +306,27 @@ TEST(SharedHeap, HasRoomWhileAnotherThreadGivesPagesBack) {
     ::setenv("SHARDWIRE_HEAP_BYTES", "64M", 1);
     auto made = SharedHeap::instance();
     ASSERT_TRUE(made.isOk()) << made.status().message();
-    std::vector<std::thread> threads;
-    for (unsigned seed = 0; seed < 2; ++seed) {
-      threads.emplace_back([&, seed] {
-        std::mt19937 random(seed);
-        for (int i = 0; i < 300; ++i) {
-          // Wherever the other thread's block lies, there is room for this one beside it.
-          const std::size_t bytes = (1 + random() % 10) << 21;
-          const auto block = (*made)->allocate(bytes);
-          ASSERT_TRUE(block.isOk()) << block.status().message();
-          std::memset(*block, 1, bytes);
-          (*made)->free(*block);
-        }
-      });
-    }
-    for (std::thread& thread : threads) {
-      thread.join();
+    constexpr std::size_t kUnit = std::size_t{2} << 20;
+    const auto kept = (*made)->allocate(kUnit);
+    ASSERT_TRUE(kept.isOk());
+    for (int round = 0; round < 10; ++round) {
+      std::vector<void*> blocks;
+      for (auto block = (*made)->allocate(kUnit); block.isOk(); block = (*made)->allocate(kUnit)) {
+        std::memset(*block, 1, kUnit);
+        blocks.push_back(*block);
+      }
+      for (void* block : blocks) {
+        (*made)->free(block);
+      }
+      // The whole heap is not to be had while one block of it is kept, but all else is given back before that is told.
+      std::thread other([&] { EXPECT_FALSE((*made)->allocate((*made)->reservedBytes()).isOk()); });
+      while (residentBytes(**made) == (*made)->reservedBytes()) {
+        std::this_thread::yield();
+      }
+      const auto block = (*made)->allocate(kUnit);
+      EXPECT_TRUE(block.isOk()) << block.status().message();
+      other.join();
+      (*made)->free(block.isOk() ? *block : (*made)->allocate(kUnit).value());
     }
   });
 }
