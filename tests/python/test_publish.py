@@ -244,7 +244,7 @@ def test_contexts_and_asyncio(tmp_path: Path) -> None:
         with shardwire.subscribe(url, "policy", target, timeout=20) as sub:
             assert sub.fetch() == 0
             version, turns = asyncio.run(fetched(sub))
-            assert version == 1 and turns > 3
+            assert version == 1 and turns >= 3  # the loop went on while the fetch waited
         assert raised(sub.fetch)[0] == "AbortedError"
     assert raised(lambda: pub.commit(2))[0] == "AbortedError"
 
