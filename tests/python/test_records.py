@@ -7,6 +7,8 @@ import os
 import resource
 import socket
 import threading
+import time
+import types
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ from typing import Any
 import pytest
 from test_publish import in_a_child, raised
 
+from shardwire.weights import record_server
 from shardwire.weights.meeting_place import Address
 from shardwire.weights.record_server import BANNER, NONCE_BYTES, RecordServer, listen_for
 from shardwire.weights.records import RecordClient
@@ -59,6 +62,27 @@ def test_callers_that_say_nothing_take_neither_descriptors_nor_threads_nor_the_s
         assert threading.active_count() == threads
         assert len(os.listdir("/proc/self/fd")) < descriptors + 60
     assert RecordClient("127.0.0.1", port, 60).ask("peek", "a") == "1"
+    server.close()
+
+
+def test_callers_with_the_token_have_half_of_the_descriptors_and_the_next_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines: list[str] = []
+    monkeypatch.setattr(record_server, "resource", types.SimpleNamespace(getrlimit=lambda _: (8, 8), RLIMIT_NOFILE=0, RLIM_INFINITY=-1))
+    monkeypatch.setattr(record_server, "log", lambda level, text: lines.append(text))
+    server = RecordServer("127.0.0.1", 0)
+    port = server._listener.getsockname()[1]
+    clients = [RecordClient("127.0.0.1", port, 5) for _ in range(4)]
+    with socket.create_connection(("127.0.0.1", port), 0.3) as one_more:
+        limit = time.monotonic() + 30
+        while not lines and time.monotonic() < limit:
+            time.sleep(0.01)
+        with pytest.raises(TimeoutError):
+            one_more.recv(1)
+        assert clients[0].ask("peek", "a") is None
+        clients[0]._socket.close()
+        one_more.settimeout(30)
+        assert one_more.recv(len(BANNER), socket.MSG_WAITALL) == BANNER
+    assert len(lines) == 1 and "have 4 callers, half of this process's 8 descriptors" in lines[0], lines
     server.close()
 
 

@@ -22,6 +22,7 @@ import time
 import weakref
 from typing import Any
 
+from .._log import log
 from .job_token import TOKEN, is_proof
 
 BANNER = b"shardwire.records 2\n"
@@ -78,6 +79,7 @@ class RecordServer:
         self._closing = threading.Event()
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._listener, selectors.EVENT_READ)
+        self._is_full = False  # told once
         self._listens_from: float | None = None  # set while nobody is let in
         self._wakes, self._is_woken = socket.socketpair()
         self._selector.register(self._is_woken, selectors.EVENT_READ)
@@ -146,6 +148,9 @@ class RecordServer:
             for caller in [caller for caller in silent if now >= caller.since + _LEAST_STAY_S]:
                 silent.remove(caller)
                 self._drop(caller)
+        if len(self._callers) - len(silent) >= most and not self._is_full:
+            self._is_full = True
+            log("warn", f"the records at {self.address} have {most} callers, half of this process's {allowed} descriptors; others wait until some leave: raise ulimit -n")
         while len(silent) < most_silent and len(self._callers) < most:
             try:
                 silent.append(self._begin(self._listener.accept()[0]))
