@@ -148,7 +148,7 @@ def older_forms(rank: int, communicator: bool) -> None:
         assert numpy.allclose(f.execute(), wanted[:, 2 * rank:2 * rank + 2])
     with Reshape(a, columns, rows, options={"logger": logger}) as r:
         r.plan()
-    assert len(lines) == 3 and "fft" in lines[0] and "reshape of [4, 4]" in lines[2], lines
+    assert len(lines) == 3 and "C2C of [4, 4]" in lines[0] and "reshape of [4, 4]" in lines[2], lines
     swd.free_symmetric_memory(a, t)
     assert "rank 1: array 0 does not lie in the heap" in error_of(lambda: swd.free_symmetric_memory(a if rank == 0 else numpy.zeros(3)))[1]
     assert "rank 0 frees 2 arrays, rank 1 1" in error_of(lambda: swd.free_symmetric_memory(*[a, t][rank:]))[1]
