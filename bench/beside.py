@@ -4,7 +4,7 @@
     ./run bench beside --ranks 6 --loops 12 --turns 5
 
 A busy loop is a process that does nothing else. Each trial forks its ranks, runs the operations one after the other, and then kills a rank while the others sum, or
-leaves them waiting for it until their timeout of 5 s. Milliseconds on rank 0: median and mean of each operation, medians of the turns; of the survivors' times the longest.
+leaves them waiting for it until their timeout. Milliseconds on rank 0: median and mean of each operation, medians of the turns; of the survivors' times the longest.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ import shardwire
 from campaigns.busy import busy_loops
 from campaigns.trial import READY, Rank, Trial, print_table
 
-START_SECONDS, TIMEOUT = 180.0, 5.0
+START_SECONDS = 180.0
 NEVER = 60.0  # a survivor that has heard nothing by then
 VICTIM = 1
 
@@ -65,15 +65,16 @@ def timed(call: Callable[[], object], iterations: int) -> tuple[float, float]:
     return statistics.median(settled), statistics.fmean(settled)
 
 
-def live(me: Rank, backend: str, iterations: int, ends: str) -> None:
+def live(me: Rank, backend: str, iterations: int, timeout: float) -> None:
+    """`timeout`: of the group, where a rank stays away to the end; 0: it is killed."""
     torch.set_num_threads(1)
     if backend == "shardwire":
         shardwire.stand_in_for("gloo")  # monitored_barrier is refused under another name
-    dist.init_process_group("gloo", init_method=f"file://{me.folder}/store", rank=me.rank, world_size=me.size, timeout=timedelta(seconds=TIMEOUT if ends == "timeout" else 300))
+    dist.init_process_group("gloo", init_method=f"file://{me.folder}/store", rank=me.rank, world_size=me.size, timeout=timedelta(seconds=timeout or 300))
     report: dict[str, Any] = {name: timed(call, iterations) for name, call in operations().items()} if iterations else {}
     dist.barrier()
     me.tell("state", READY)
-    if ends == "timeout" and me.rank == VICTIM:
+    if timeout and me.rank == VICTIM:
         me.linger()
     begin = time.monotonic()
     try:
@@ -85,28 +86,28 @@ def live(me: Rank, backend: str, iterations: int, ends: str) -> None:
     me.linger()
 
 
-def trial(backend: str, ranks: int, iterations: int, ends: str) -> dict[str, Any]:
+def trial(backend: str, ranks: int, iterations: int, timeout: float) -> dict[str, Any]:
     """Of rank 0 the times of operations; of all survivors the longest time to the error, in ms."""
     with Trial(ranks, "beside") as ranks_here:
-        ranks_here.fork(live, backend, iterations, ends, environment={"SHARDWIRE_LOG": "error", "GLOO_SOCKET_IFNAME": "lo"})
+        ranks_here.fork(live, backend, iterations, timeout, environment={"SHARDWIRE_LOG": "error", "GLOO_SOCKET_IFNAME": "lo"})
         if not ranks_here.page.await_all(list(range(ranks)), "state", READY, START_SECONDS):
             sys.exit(f"beside.py: {ranks} ranks of {backend} did not come through in {START_SECONDS} s: {ranks_here.collect([0], 0)}")
         survivors = [rank for rank in range(ranks) if rank != VICTIM]
         killed = 0.0
-        if ends == "kill":
+        if not timeout:
             time.sleep(0.2)
             killed = ranks_here.kill(VICTIM)
         reports = ranks_here.collect(survivors, time.monotonic() + NEVER)
-    heard = [each["heard"] - killed if ends == "kill" else each["waited"] for each in reports.values() if "heard" in each]
+    heard = [each["waited"] if timeout else each["heard"] - killed for each in reports.values() if "heard" in each]
     return {**reports[0], "heard": max(heard) * 1e3 if len(heard) == len(survivors) else float("inf")}
 
 
-def row(backend: str, ranks: int, loops: int, outcomes: list[dict[str, Any]], timeouts: list[float]) -> list[list[str]]:
+def row(backend: str, ranks: int, loops: int, outcomes: list[dict[str, Any]], timeouts: list[float], timeout: float) -> list[list[str]]:
     rows = []
     for name in [each for each in outcomes[0] if each not in ("heard", "waited")]:
         median, mean = (statistics.median(outcome[name][part] for outcome in outcomes) for part in (0, 1))
         rows.append([str(ranks), str(loops), name, backend, f"{median:.3f}", f"{mean:.3f}"])
-    for name, values in (("kill to error", [outcome["heard"] for outcome in outcomes]), (f"timeout of {TIMEOUT * 1e3:.0f} ms", timeouts)):
+    for name, values in (("kill to error", [outcome["heard"] for outcome in outcomes]), (f"timeout of {timeout * 1e3:.0f} ms", timeouts)):
         rows.append([str(ranks), str(loops), name, backend, f"{statistics.median(values):.1f}", f"{max(values):.1f} at most"])
     return rows
 
@@ -118,6 +119,7 @@ def main() -> int:
     parser.add_argument("--backends", default="shardwire,gloo")
     parser.add_argument("--iterations", type=int, default=150)
     parser.add_argument("--turns", type=int, default=3)
+    parser.add_argument("--timeout", type=float, default=5, help="seconds of the group whose rank stays away")
     options = parser.parse_args()
     print(f"torch {torch.__version__}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f} before", flush=True)
     rows = [["ranks", "loops", "operation", "backend", "median ms", "mean ms"]]
@@ -129,10 +131,10 @@ def main() -> int:
                 timeouts: dict[str, list[float]] = {backend: [] for backend in backends}
                 for _ in range(options.turns):
                     for backend in backends:
-                        outcomes[backend].append(trial(backend, ranks, options.iterations, "kill"))
-                        timeouts[backend].append(trial(backend, ranks, 0, "timeout")["heard"])
+                        outcomes[backend].append(trial(backend, ranks, options.iterations, 0))
+                        timeouts[backend].append(trial(backend, ranks, 0, options.timeout)["heard"])
                 for backend in backends:
-                    rows += row(backend, ranks, loops, outcomes[backend], timeouts[backend])
+                    rows += row(backend, ranks, loops, outcomes[backend], timeouts[backend], options.timeout)
     print_table(rows)
     return 0
 

@@ -15,7 +15,7 @@ import pytest
 BENCH = Path(__file__).resolve().parents[2] / "bench"
 
 RUNS = {
-    "beside.py": ["--ranks", "2", "--loops", "1", "--iterations", "20", "--turns", "1"],
+    "beside.py": ["--ranks", "2", "--loops", "1", "--iterations", "20", "--turns", "1", "--timeout", "0.5"],
     "cast.py": ["--rows", "64", "--cols", "64", "-i", "2"],
     "collectives.py": ["-n", "2", "-i", "2", "-w", "1", "--max-bytes", "256", "--latency-calls", "20", "--only", "all_reduce,latency"],
     "fft.py": ["--shapes", "16x16", "--ranks", "2", "--ways", "shm", "--rounds", "1", "--repeats", "1"],
