@@ -288,14 +288,15 @@ void MemfdHeap::purge(std::uint64_t limit) {
     if (!extent) {
       return;
     }
-    // Release: pairs with numPurges(). Whoever is given this extent later took the lock after us and sees the new count.
-    numPurges_.fetch_add(1, std::memory_order_release);
     // Nobody else has the extent now, so the lock need not be held while the kernel works.
     if (::fallocate(fd_.get(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, static_cast<off_t>(extent->offset),
                     static_cast<off_t>(extent->bytes)) != 0) {
       logWarn("the shared heap could not return {} bytes to the system: {}", extent->bytes, errnoText(errno));
     }
     const MutexLock lock(mutex_);
+    // After the hole and before anybody can be given this extent: whoever read the old count may have the old pages, and is stale by then.
+    // Release: pairs with numPurges().
+    numPurges_.fetch_add(1, std::memory_order_release);
     extents_.give(*extent, false);
     --numPurging_;
     purged_.notifyAll();

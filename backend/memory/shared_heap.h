@@ -37,8 +37,9 @@ class SharedHeap {
   virtual int fd() const = 0;
   virtual std::uint64_t reservedBytes() const = 0;  // size of the mapping to make in a peer
   virtual std::uint64_t usedBytes() const = 0;      // allocated now
-  // How often memory went back to the system. Counted before it goes: who registered heap memory with a device while the count was the same
-  // as now has the pages that are there now.
+  // How often memory went back to the system. Counted after its pages went and before anybody is given the memory again. So whoever read
+  // the count, then registered heap memory with a device (free memory beside it, too), and finds the same count now has the pages that are
+  // there now of all that is allocated.
   virtual std::uint64_t numPurges() const = 0;
 };
 

@@ -57,6 +57,7 @@ struct LinkListener::Door {
   std::optional<LinkGuests> guests;  // none: not open yet
   std::vector<AcceptedLink> accepted;
   Status failure;
+  std::string told;  // the last failure, as long as its cause lasts
 };
 
 struct LinkListener::Caller {
@@ -117,10 +118,17 @@ void LinkListener::serve() {
   const MutexLock lock(mutex_);
   if (const Status let = letIn(); !let.isOk()) {
     for (const auto& [id, door] : doors_) {
-      door->failure = let;
-      door->onCall();
+      if (door->told != let.message()) {
+        door->told = let.message();
+        door->failure = let;
+        door->onCall();
+      }
     }
     static_cast<void>(setListening(false));  // until the next call, or the thread would be woken for nothing
+  } else if (isListening_) {
+    for (const auto& [id, door] : doors_) {
+      door->told.clear();
+    }
   }
   std::array<epoll_event, 64> events;
   const int numEvents = ::epoll_wait(ready_.get(), events.data(), static_cast<int>(events.size()), 0);

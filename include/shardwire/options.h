@@ -66,8 +66,8 @@ struct Options {
   bool serveStatus = false;
   // Tells whether the storages that TensorView::storage names are alive; outlives the groups. Null: nobody knows. Not from the environment.
   const StorageWatch* storages = nullptr;
-  // Whether the group's store may hold what an earlier attempt of the job wrote: a launcher that starts the ranks anew may keep it. Equal on
-  // all ranks. Not from the environment: torch's groups under torchrun have it.
+  // Whether the group's store may hold what an earlier attempt of the job wrote: a launcher that starts the ranks anew may keep it. Equal
+  // on all ranks. Not from the environment: torch's groups under torchrun have it.
   bool storeIsKept = false;
   // Algorithms to use whatever the table says: "broadcast=tree,reduce=chunks". Equal on all ranks. SHARDWIRE_ALGORITHMS
   std::string algorithms;

@@ -61,9 +61,9 @@ using Options = ProcessGroupShardwire::Options;
 constexpr auto kDefaultTimeout = std::chrono::minutes(30);  // torch's
 
 c10::intrusive_ptr<Base> createBackend(const c10::intrusive_ptr<::c10d::Store>& store, int rank, int size, Milliseconds timeout,
-                                       const std::string& groupName, std::vector<std::int64_t> globalRanks, bool isForGloo) {
-  const bool isTorchs = !globalRanks.empty();  // and so of one job
-  auto group = ProcessGroupShardwire::create(store, rank, size, timeout, groupName, isTorchs);
+                                       const std::string& groupName, std::vector<std::int64_t> globalRanks, bool isForGloo,
+                                       bool isOfOneJob) {
+  auto group = ProcessGroupShardwire::create(store, rank, size, timeout, groupName, isOfOneJob);
   if (!globalRanks.empty()) {
     group->setGlobalRanks(std::move(globalRanks));
   }
@@ -140,7 +140,7 @@ void bindGroups(py::module_& module) {
   bindBackend(module);
   module.def("create_backend", &createBackend, py::arg("store"), py::arg("rank"), py::arg("size"), py::arg("timeout"),
              py::arg("group_name"), py::arg("global_ranks") = std::vector<std::int64_t>(), py::arg("for_gloo") = false,
-             py::call_guard<py::gil_scoped_release>(),
+             py::arg("is_of_one_job") = false, py::call_guard<py::gil_scoped_release>(),
              "Meets the other ranks through the store; returns the c10d backend object. for_gloo: in profiles its operations are gloo's.");
   module.def(
       "store_has", [](const c10::intrusive_ptr<::c10d::Store>& store, const std::string& key) { return store->check({key}); },

@@ -105,7 +105,7 @@ Result<Registration*> RegistrationCache::pin(const void* bytes, std::size_t size
     const std::uint64_t from = roundDown(*offset, limits_.heapUnit);
     const std::uint64_t to = std::min<std::uint64_t>(roundUp(*offset + size, limits_.heapUnit), heap->reservedBytes());
     *fresh = {.base = heapBase + from, .size = to - from, .isWritable = true, .kind = Registration::Kind::kHeap};
-    fresh->heapPurges = heap->numPurges();  // before the pages are pinned: a purge in between makes the entry stale, not wrong
+    fresh->heapPurges = heap->numPurges();  // before the pages are pinned: a purge that ends later makes the entry stale
   } else {
     fresh->base = at;
     fresh->size = size;

@@ -117,6 +117,7 @@ Result<std::shared_ptr<Inbox>> Inbox::create(int worldSize, const Options& optio
   inbox->jobToken_ = options.jobToken;
   inbox->worldSize_ = worldSize;
   inbox->page_ = &fabric->page();
+  inbox->liveness_ = &fabric->liveness();
   inbox->fabric_ = std::move(fabric);
   InProcess& registry = inProcess();
   const MutexLock lock(registry.mutex);
@@ -156,6 +157,7 @@ Result<std::shared_ptr<Inbox>> Inbox::map(const At& at, Rank owner, int worldSiz
   inbox->slots_ = std::move(*mapped);
   inbox->onlySlot_ = slot;
   inbox->page_ = at.page;
+  inbox->liveness_ = at.liveness;
   return inbox;
 }
 
@@ -250,7 +252,7 @@ std::optional<Status> Inbox::refusalOf(Rank self) const {
 }
 
 bool Inbox::ownerDied() const {
-  return page_->isOwnerDead();
+  return liveness_->isOwnerDead();
 }
 
 bool Inbox::ownerLeft() const {

@@ -22,6 +22,7 @@
 namespace shardwire::internal {
 
 class ShmFabric;
+struct ShmLiveness;
 struct ShmProcessPage;
 
 inline constexpr std::uint64_t kInboxMagic = 0x584f424e49575348;  // "HSWINBOX" as bytes
@@ -110,7 +111,8 @@ class Inbox {
     std::uint64_t arenaBytes = 0;
     std::uint64_t offset = 0;
     RandomId id;
-    ShmProcessPage* page = nullptr;  // of its process; outlives the inbox
+    ShmProcessPage* page = nullptr;         // of its process; outlives the inbox
+    const ShmLiveness* liveness = nullptr;  // likewise
   };
   // Maps a peer's inbox after checking its place and its header; `slot` is the rank that will write into it. kPeerFailed: it is there no
   // more.
@@ -120,6 +122,7 @@ class Inbox {
   Inbox& operator=(const Inbox&) = delete;
   ~Inbox();
 
+  int worldSize() const { return worldSize_; }
   InboxHeader& header() const { return *reinterpret_cast<InboxHeader*>(header_.bytes()); }
   InboxSlot slot(Rank peer) const;
   const RandomId& id() const { return id_; }
@@ -173,6 +176,7 @@ class Inbox {
   std::string jobToken_;
   int worldSize_ = 0;
   ShmProcessPage* page_ = nullptr;
+  const ShmLiveness* liveness_ = nullptr;
   Mapping header_;
   Mapping slots_;
   std::array<std::uint64_t, kNumLanes> laneBytes_{};  // as checked once: the shared words are not trusted again

@@ -57,7 +57,8 @@ Status ShmEndpoint::joinProcess(const ShmAddress& theirs, const WaitLimit& limit
   auto link = fabric.linkTo(theirs.door, self_.options->jobToken, limit);
   SW_RETURN_IF_ERROR(link.status());
   joint->link = std::move(*link);
-  auto inbox = Inbox::map({joint->link->arenaFd(), joint->link->arenaBytes(), theirs.inboxOffset, theirs.inboxId, &joint->link->page()},
+  auto inbox = Inbox::map({joint->link->arenaFd(), joint->link->arenaBytes(), theirs.inboxOffset, theirs.inboxId, &joint->link->page(),
+                           &joint->link->liveness()},
                           joint->peer, self_.worldSize, self_.rank);
   SW_RETURN_IF_ERROR(inbox.status());
   joint->theirs = std::move(*inbox);

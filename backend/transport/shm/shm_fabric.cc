@@ -37,10 +37,11 @@ Known& known() {
 
 }  // namespace
 
-ShmFabric::ShmFabric(ShmArena arena, Mapping page, ShmDoor door, std::string secret, Result<SharedHeap*> heap,
+ShmFabric::ShmFabric(ShmArena arena, Mapping page, OwnLiveness liveness, ShmDoor door, std::string secret, Result<SharedHeap*> heap,
                      std::shared_ptr<FdWatches> watches)
     : arena_(std::move(arena)),
       page_(std::move(page)),
+      liveness_(std::move(liveness)),
       bell_(this->page()),
       door_(std::move(door)),
       secret_(std::move(secret)),
@@ -66,11 +67,14 @@ Result<std::shared_ptr<ShmFabric>> ShmFabric::instance() {
   }
   auto page = Mapping::shared(arena->fd(), 0, kShmPage, Access::kReadWrite, "the page of this process");
   SW_RETURN_IF_ERROR(page.status());
-  SW_RETURN_IF_ERROR((new (page->bytes()) ShmProcessPage{})->init());
+  (new (page->bytes()) ShmProcessPage{})->magic = kShmPageMagic;
+  auto liveness = OwnLiveness::create();
+  SW_RETURN_IF_ERROR(liveness.status());
   auto watches = FdWatches::create();
   SW_RETURN_IF_ERROR(watches.status());
-  std::shared_ptr<ShmFabric> made(new ShmFabric(std::move(*arena), std::move(*page), {*process, "shardwire-" + toString(*name), *token},
-                                                std::string(asText(*secret)), SharedHeap::instance(), std::move(*watches)));
+  std::shared_ptr<ShmFabric> made(new ShmFabric(std::move(*arena), std::move(*page), std::move(*liveness),
+                                                {*process, "shardwire-" + toString(*name), *token}, std::string(asText(*secret)),
+                                                SharedHeap::instance(), std::move(*watches)));
   made->layOutProbe(probeSecret->words[0]);
   one.fabric = made;
   return made;
@@ -152,7 +156,7 @@ Status ShmFabric::open() {
   answers.maySeeSecret = [this](const RandomId& token) { return token == makeHostToken(door_.token, "") && isWelcome(token); };
   const std::uint64_t heapBytes = heap_.isOk() ? (*heap_)->reservedBytes() : 0;
   answers.welcome = {door_.process, arena_.bytes(), heapBytes, reinterpret_cast<std::uint64_t>(probe_.data()), probeSecret_};
-  answers.fds = {arena_.fd()};
+  answers.fds = {arena_.fd(), liveness_.fd()};
   if (heapBytes > 0) {
     answers.fds.push_back((*heap_)->fd());
   }
@@ -174,7 +178,7 @@ Status ShmFabric::open() {
 }
 
 void ShmFabric::serve() {
-  page().hold();
+  liveness().hold();
   bool isPressed = false;
   std::vector<pollfd> fds;
   {
@@ -193,7 +197,7 @@ void ShmFabric::serve() {
       std::uint64_t count = 0;
       (void)!::read(wakeFd_.get(), &count, sizeof count);
       if (mustStop_.load(std::memory_order_seq_cst)) {
-        return page().release();
+        return liveness().release();
       }
     }
     bool isAnyGone = false;

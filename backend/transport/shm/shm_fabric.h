@@ -1,5 +1,5 @@
-// What the groups of one process share on this host: the arena in which their inboxes lie, the mark by which others see that it lives and
-// the bell of its progress thread in the first page of that, the socket at which other processes ask for it,
+// What the groups of one process share on this host: the arena in which their inboxes lie, the bell of its progress thread in
+// the first page of that, the mark by which others see that it lives, the socket at which other processes ask for it,
 // and a link to each process that this one asked. So a further group of ranks that know each other costs no hand-shake: its inboxes are
 // places in arenas that both have.
 //
@@ -8,7 +8,7 @@
 //
 //   this process                      another one's thread, whatever its groups do
 //   hello: its token     ------->     checks the user (kernel) and the token
-//                        <-------     welcome + descriptors of arena and heap, or a refusal with its reason
+//                        <-------     welcome + descriptors of arena, liveness and heap, or a refusal with its reason
 //
 // One per process, made with its first group and gone with its last; what is in use holds it. Any thread.
 #pragma once
@@ -55,6 +55,7 @@ class ShmFabric {
   const ShmDoor& door() const { return door_; }
   ShmArena& arena() { return arena_; }
   ShmProcessPage& page() { return *reinterpret_cast<ShmProcessPage*>(page_.bytes()); }
+  ShmLiveness& liveness() { return *liveness_; }
   ProgressBell& progressBell() { return bell_; }
   // kSystem where this process cannot have one: then nobody is joined to it by shared memory.
   const Result<SharedHeap*>& heap() const { return heap_; }
@@ -104,7 +105,8 @@ class ShmFabric {
     std::atomic<int> numSleeping_{0};
   };
 
-  ShmFabric(ShmArena arena, Mapping page, ShmDoor door, std::string secret, Result<SharedHeap*> heap, std::shared_ptr<FdWatches> watches);
+  ShmFabric(ShmArena arena, Mapping page, OwnLiveness liveness, ShmDoor door, std::string secret, Result<SharedHeap*> heap,
+            std::shared_ptr<FdWatches> watches);
   void layOutProbe(std::uint64_t secret);
   Status open() SW_REQUIRES(listenerMutex_);
   void serve();
@@ -118,6 +120,7 @@ class ShmFabric {
   const OwnerProcess owner_;
   ShmArena arena_;
   Mapping page_;
+  const OwnLiveness liveness_;
   Bell bell_;
   const ShmDoor door_;
   const std::string secret_;

@@ -59,7 +59,7 @@ class ShmLateLinks final : public LateLinks {
 
 ShmLateLinks::ShmLateLinks(std::unique_ptr<Endpoint> endpoint, std::shared_ptr<Inbox> inbox, std::vector<LatePeer> peers)
     : endpoint_(std::move(endpoint)), inbox_(std::move(inbox)), wakeup_(std::make_shared<LateWakeup>(inbox_.get())) {
-  peers_.resize(inbox_->header().worldSize);
+  peers_.resize(static_cast<std::size_t>(inbox_->worldSize()));
   seen_.resize((peers_.size() + 63) / 64);
   for (LatePeer& each : peers) {
     peerAt(each.rank) = {State::kIdle, std::move(each.address), std::move(each.who), nullptr, nullptr};

@@ -36,7 +36,7 @@ Result<std::shared_ptr<const ShmLink>> ShmLink::answered(Question question, cons
   const auto welcome = decodeShmWelcome(answer->bytes);
   SW_RETURN_IF_ERROR(welcome.status());
   auto& fds = answer->fds;
-  if (welcome->process != door.process || fds.size() != (welcome->heapBytes > 0 ? 2U : 1U)) {
+  if (welcome->process != door.process || fds.size() != (welcome->heapBytes > 0 ? 3U : 2U)) {
     return Status{StatusCode::kMismatch, fmt::format("its answer is of another process, or came with {} descriptors", fds.size())};
   }
   if (welcome->arenaBytes < kShmPage) {
@@ -56,10 +56,13 @@ Result<std::shared_ptr<const ShmLink>> ShmLink::answered(Question question, cons
   if (link->page().magic != kShmPageMagic) {
     return Status{StatusCode::kUnsupported, "it runs another build of shardwire: the first page of its arena is of another kind"};
   }
+  auto liveness = mapLiveness(fds[1].get());
+  SW_RETURN_IF_ERROR(liveness.status());
+  link->liveness_ = std::move(*liveness);
   link->probeAddress_ = welcome->probeAddress;
   link->probeSecret_ = welcome->probeSecret;
   if (welcome->heapBytes > 0) {
-    auto heap = mapPeerHeap(welcome->process, fds[1].get(), welcome->heapBytes, link->pid_);
+    auto heap = mapPeerHeap(welcome->process, fds[2].get(), welcome->heapBytes, link->pid_);
     if (heap.isOk()) {
       link->heap_ = std::move(*heap);
     } else if (heap.status().code() == StatusCode::kSystem) {

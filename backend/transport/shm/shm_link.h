@@ -39,6 +39,7 @@ class ShmLink {
   std::uint64_t arenaBytes() const { return arenaBytes_; }
   // Its first page.
   ShmProcessPage& page() const { return *reinterpret_cast<ShmProcessPage*>(page_.bytes()); }
+  const ShmLiveness& liveness() const { return *reinterpret_cast<const ShmLiveness*>(liveness_.bytes()); }
   // Its shared heap; null: it has none, or the text says why it cannot be mapped.
   const std::shared_ptr<const Mapping>& heap() const { return heap_; }
   const std::string& whyNoHeap() const { return whyNoHeap_; }
@@ -55,6 +56,7 @@ class ShmLink {
   Fd arena_;
   std::uint64_t arenaBytes_ = 0;
   Mapping page_;
+  Mapping liveness_;
   std::shared_ptr<const Mapping> heap_;
   std::string whyNoHeap_;
   std::uint64_t probeAddress_ = 0;

@@ -22,6 +22,10 @@ constexpr Duration kLeastStay = std::chrono::milliseconds(500);
 // Dialers that wait in the kernel for this process to look: many may come at once, wanted or not.
 constexpr int kBacklog = 4096;
 
+// Let in between two looks at the others, who may be of other users and dial without end.
+constexpr int kMostAtOnce = 16;
+constexpr Duration kBetweenWarnings = std::chrono::minutes(1);
+
 Status watch(const Fd& ready, const Fd& socket, void* tag) {
   epoll_event event{};
   event.events = EPOLLIN | EPOLLRDHUP;
@@ -114,8 +118,13 @@ std::size_t ShmListener::numStrangers() const {
 
 bool ShmListener::serve() {
   if (const Status let = letIn(); !let.isOk()) {
-    logWarn("processes of this host that dial are not let in now: {}", let.message());
+    if (whyNobody_ != let.message()) {
+      whyNobody_ = let.message();
+      logWarn("processes of this host that dial are not let in now: {}", let.message());
+    }
     static_cast<void>(setListening(false));  // until the next call, or the thread would be woken for nothing
+  } else {
+    whyNobody_.clear();
   }
   std::array<epoll_event, 64> events;
   const int numEvents = ::epoll_wait(ready_.get(), events.data(), static_cast<int>(events.size()), 0);
@@ -158,7 +167,7 @@ Status ShmListener::letIn() {
     std::erase_if(callers_, [](const auto& caller) { return !caller->socket.isOpen(); });
     strangers = numStrangers();
   }
-  while (strangers < kMaxStrangers) {
+  for (int i = 0; i < kMostAtOnce && strangers < kMaxStrangers; ++i) {
     auto socket = acceptUnix(listener_, Clock::now());
     if (socket.status().code() == StatusCode::kTimeout) {
       break;
@@ -167,7 +176,7 @@ Status ShmListener::letIn() {
     const auto peer = unixPeer(*socket);
     SW_RETURN_IF_ERROR(peer.status());
     if (peer->uid != ::geteuid()) {
-      logWarn("turned away a process of user {} (pid {})", peer->uid, peer->pid);
+      turnAwayUser(*peer);
       continue;
     }
     auto caller = std::make_unique<Caller>(Caller{std::move(*socket), *peer, Clock::now(), false, {}});
@@ -176,6 +185,15 @@ Status ShmListener::letIn() {
     ++strangers;
   }
   return setListening(strangers < kMaxStrangers);
+}
+
+// They may dial as often as they like: that must not fill the log.
+void ShmListener::turnAwayUser(const UnixPeer& peer) {
+  ++numOtherUsers_;
+  if (const Deadline now = Clock::now(); now >= nextWarning_) {
+    nextWarning_ = now + kBetweenWarnings;
+    logWarn("turned away a process of user {} (pid {}); {} of other users so far", peer.uid, peer.pid, numOtherUsers_);
+  }
 }
 
 // Closing would not do: a child forked just now may hold the socket, and with it the entry that points to the caller.

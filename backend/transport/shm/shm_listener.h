@@ -6,6 +6,7 @@
 // on one host have a secret that nobody learns who merely reads the store, and nothing of it lies in a file or an environment.
 #pragma once
 
+#include <cstdint>
 #include <functional>
 #include <map>
 #include <memory>
@@ -58,12 +59,16 @@ class ShmListener {
   void answerHello(Caller& caller, std::string_view bytes);
   void answerSecret(Caller& caller, std::string_view bytes);
   void turnAway(Caller& caller, const Status& why);
+  void turnAwayUser(const UnixPeer& peer);
   void forget(Caller& caller);
   std::size_t numStrangers() const;
 
   ShmAnswers answers_;
   Fd listener_;
   bool isListening_ = true;                       // listener_ is looked at
+  std::string whyNobody_;                         // why nobody can be let in now, as it was logged
+  std::uint64_t numOtherUsers_ = 0;               // who dialed
+  Deadline nextWarning_{};                        // of those
   Fd ready_;                                      // epoll set of the listener and of all callers
   std::vector<std::unique_ptr<Caller>> callers_;  // oldest first
   std::map<RandomId, int> guests_;                // by process: how many of its links are open

@@ -13,7 +13,7 @@
 
 namespace shardwire::internal {
 
-inline constexpr std::uint32_t kShmVersion = 3;
+inline constexpr std::uint32_t kShmVersion = 4;
 inline constexpr std::size_t kMaxShmTextBytes = 2048;
 
 // Where a process is asked for its memory.
@@ -37,7 +37,7 @@ struct ShmHello {
   RandomId token;  // the door's, with the job's token: makeHostToken()
 };
 
-// The answer; the arena's descriptor comes with it, and the heap's, if there is one.
+// The answer; the arena's descriptor comes with it, the liveness's, and the heap's, if there is one.
 struct ShmWelcome {
   RandomId process;
   std::uint64_t arenaBytes = 0;

@@ -1,8 +1,15 @@
 #include "backend/transport/shm/shm_page.h"
 
+#include <errno.h>
+#include <fcntl.h>
 #include <linux/futex.h>
 
+#include <new>
+
+#include "backend/base/log.h"
+#include "backend/base/memfd.h"
 #include "backend/base/system_error.h"
+#include "backend/transport/shm/shm_arena.h"
 
 namespace shardwire::internal {
 namespace {
@@ -25,27 +32,41 @@ Status initRobust(pthread_mutex_t* mutex) {
 
 }  // namespace
 
-Status ShmProcessPage::init() {
-  magic = kShmPageMagic;
-  return initRobust(&liveness);
+Result<OwnLiveness> OwnLiveness::create() {
+  auto fd = makeMemfd("shardwire-liveness", kShmPage);
+  SW_RETURN_IF_ERROR(fd.status());
+  auto page = Mapping::shared(fd->get(), 0, kShmPage, Access::kReadWrite, "the liveness of this process");
+  SW_RETURN_IF_ERROR(page.status());
+  OwnLiveness made(std::move(*fd), std::move(*page));
+  SW_RETURN_IF_ERROR(initRobust(&(new (made.page_.bytes()) ShmLiveness{})->mutex));
+  if (::fcntl(made.fd(), F_ADD_SEALS, F_SEAL_FUTURE_WRITE) != 0) {
+    return systemError("sealing the liveness of this process against writing (Linux 5.1 or later can)", errno);
+  }
+  return made;
 }
 
-void ShmProcessPage::hold() {
-  const int error = ::pthread_mutex_lock(&liveness);
+Result<Mapping> mapLiveness(int fd) {
+  SW_RETURN_IF_ERROR(checkMemfd(fd, kShmPage));
+  return Mapping::shared(fd, 0, kShmPage, Access::kRead, "the liveness of another process");
+}
+
+void ShmLiveness::hold() {
+  const int error = ::pthread_mutex_lock(&mutex);
   SW_CHECK(error == 0);
 }
 
-void ShmProcessPage::release() {
-  const int error = ::pthread_mutex_unlock(&liveness);
-  SW_CHECK(error == 0);  // EPERM: not the thread that called hold()
+void ShmLiveness::release() {
+  if (const int error = ::pthread_mutex_unlock(&mutex); error != 0) {
+    logError("the liveness of this process could not be given up: {}", errnoText(error));
+  }
 }
 
-bool ShmProcessPage::isOwnerDead() const {
+bool ShmLiveness::isOwnerDead() const {
   // The C library's lock word of a robust mutex is the futex the kernel knows: the owner's thread id, or FUTEX_OWNER_DIED once that thread
   // ended without unlocking. Reading it blocks nobody and takes nothing over, unlike a trylock.
-  static_assert(sizeof(ShmProcessPage::liveness.__data.__lock) == sizeof(std::uint32_t));
+  static_assert(sizeof(ShmLiveness::mutex.__data.__lock) == sizeof(std::uint32_t));
   // Relaxed: nothing is published by it.
-  const int word = __atomic_load_n(&liveness.__data.__lock, __ATOMIC_RELAXED);
+  const int word = __atomic_load_n(&mutex.__data.__lock, __ATOMIC_RELAXED);
   return (static_cast<std::uint32_t>(word) & FUTEX_OWNER_DIED) != 0;
 }
 

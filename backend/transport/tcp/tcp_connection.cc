@@ -53,6 +53,17 @@ void keepAlive(const Fd& socket) {
   set(IPPROTO_TCP, TCP_KEEPCNT, kNumProbes);
 }
 
+// For how long nothing came back on one of the two sockets, although something should have.
+Duration silenceOf(const Fd& socket) {
+  tcp_info info{};
+  socklen_t size = sizeof(info);
+  if (!socket.isOpen() || ::getsockopt(socket.get(), IPPROTO_TCP, TCP_INFO, &info, &size) != 0 ||
+      (info.tcpi_retransmits == 0 && info.tcpi_probes == 0)) {
+    return Duration::zero();
+  }
+  return std::chrono::milliseconds(info.tcpi_last_ack_recv);
+}
+
 }  // namespace
 
 TcpConnection::TcpConnection(TcpJoint joint)
@@ -346,15 +357,9 @@ bool TcpConnection::onDue() {
   return true;
 }
 
-// For how long nothing came back, although something should have.
+// A path may lose long packets only, which fetches send.
 Duration TcpConnection::silence() const {
-  tcp_info info{};
-  socklen_t size = sizeof(info);
-  if (::getsockopt(frames_.socket().get(), IPPROTO_TCP, TCP_INFO, &info, &size) != 0 ||
-      (info.tcpi_retransmits == 0 && info.tcpi_probes == 0)) {
-    return Duration::zero();
-  }
-  return std::chrono::milliseconds(info.tcpi_last_ack_recv);
+  return std::max(silenceOf(frames_.socket()), silenceOf(fetches_.socket()));
 }
 
 void TcpConnection::look() {

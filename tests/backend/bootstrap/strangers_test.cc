@@ -3,13 +3,16 @@
 #include <gtest/gtest.h>
 #include <poll.h>
 #include <signal.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <atomic>
 #include <functional>
 #include <string>
+#include <string_view>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "backend/bootstrap/address.h"
@@ -126,7 +129,7 @@ TEST(Strangers, WhoAreLetInAndDoNothingHoldUpNobody) {
       Fd socket = dialed(of0);
       say(socket, encodeShmHello(goodHello(of0)));
       const auto answer = receiveUnix(socket, inTime());
-      EXPECT_TRUE(answer.isOk() && answer->fds.size() == 2) << answer.status().message();
+      EXPECT_TRUE(answer.isOk() && answer->fds.size() == 3) << answer.status().message();
       if (i % 3 == 1) {
         say(socket, "and more");
       }
@@ -219,6 +222,69 @@ std::string asNobody(const std::function<std::string()>& function) {
   ::close(ends[0]);
   ::waitpid(child, nullptr, 0);
   return text;
+}
+
+std::size_t count(const std::string& text, std::string_view word) {
+  std::size_t found = 0;
+  for (auto at = text.find(word); at != std::string::npos; at = text.find(word, at + 1)) {
+    ++found;
+  }
+  return found;
+}
+
+// The listener hands the turn back among however many callers, and its log stays short.
+TEST(AnotherUser, WhoFloodsTheSocketGetsFewTurnsAndOneWarning) {
+  if (::geteuid() != 0) {
+    GTEST_SKIP() << "needs root, to be another user";
+  }
+  const std::string name = "shardwire-test-" + toString(*makeRandomId());
+  auto listener = ShmListener::create(name, {});
+  ASSERT_TRUE(listener.isOk()) << listener.status().message();
+  const std::string wrong = asNobody([&]() -> std::string {
+    for (int i = 0; i < 100; ++i) {
+      if (const auto socket = tryDialUnix(name); !socket.isOk() || !socket->isOpen()) {
+        return "cannot dial";
+      }
+    }
+    return "";
+  });
+  EXPECT_EQ(wrong, "");
+  const auto isReadable = [&] {
+    pollfd entry{listener->socket().get(), POLLIN, 0};
+    return ::poll(&entry, 1, 0) > 0;
+  };
+  ::testing::internal::CaptureStderr();
+  int numTurns = 0;
+  for (; isReadable(); ++numTurns) {
+    listener->serve();
+  }
+  EXPECT_EQ(count(::testing::internal::GetCapturedStderr(), "turned away"), 1U);
+  EXPECT_GT(numTurns, 3);
+}
+
+TEST(Strangers, WithoutDescriptorsOneWarningIsGivenForEachCause) {
+  runRanksAsProcesses(1, [](Rank) {
+    const std::string name = "shardwire-test-" + toString(*makeRandomId());
+    auto listener = ShmListener::create(name, {});
+    ASSERT_TRUE(listener.isOk()) << listener.status().message();
+    ::testing::internal::CaptureStderr();
+    rlimit limit{};
+    ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &limit), 0);
+    const rlim_t before = std::exchange(limit.rlim_cur, 0);
+    for (int cause = 1; cause <= 2; ++cause) {
+      const auto caller = tryDialUnix(name);
+      ASSERT_TRUE(caller.isOk() && caller->isOpen());
+      limit.rlim_cur = 0;
+      ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &limit), 0);
+      for (int i = 0; i < 5; ++i) {
+        listener->serve();
+      }
+      limit.rlim_cur = before;
+      ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &limit), 0);
+      listener->serve();
+    }
+    EXPECT_EQ(count(::testing::internal::GetCapturedStderr(), "are not let in now"), 2U);
+  });
 }
 
 // The store is open to everybody on the host, and the token lies in it. What else a stranger would need, only ranks of the user can get.

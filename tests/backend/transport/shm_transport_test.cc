@@ -1,6 +1,8 @@
 // The contract over shared memory, and what is special to it.
 #include <dirent.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <array>
@@ -94,6 +96,26 @@ TEST(ShmTransport, UsesNoNamedFile) {
   });
 }
 
+// What the C library and the kernel follow when the owner ends: peers read it, and have no way to write it.
+TEST(ShmTransport, NobodyElseCanWriteTheLiveness) {
+  auto own = internal::OwnLiveness::create();
+  ASSERT_TRUE(own.isOk()) << own.status().message();
+  EXPECT_EQ(::mmap(nullptr, internal::kShmPage, PROT_READ | PROT_WRITE, MAP_SHARED, own->fd(), 0), MAP_FAILED);
+  const char byte = 1;
+  EXPECT_EQ(::pwrite(own->fd(), &byte, 1, 0), -1);
+  const auto theirs = internal::mapLiveness(own->fd());
+  ASSERT_TRUE(theirs.isOk()) << theirs.status().message();
+  EXPECT_NE(::mprotect(theirs->bytes(), internal::kShmPage, PROT_READ | PROT_WRITE), 0);
+  const auto& liveness = *reinterpret_cast<const internal::ShmLiveness*>(theirs->bytes());
+  (**own).hold();
+  EXPECT_FALSE(liveness.isOwnerDead());
+  (**own).release();
+  (**own).release();  // not held any more: said in the log, and no more
+  EXPECT_FALSE(liveness.isOwnerDead());
+  std::thread([&] { (**own).hold(); }).join();
+  EXPECT_TRUE(liveness.isOwnerDead());
+}
+
 TEST(ShmTransport, LeavesNoDescriptor) {
   runRanksAsProcesses(1, [](Rank) {
     ASSERT_TRUE(internal::SharedHeap::instance().isOk());  // one descriptor for good
@@ -109,8 +131,8 @@ TEST(ShmTransport, LeavesNoDescriptor) {
   });
 }
 
-// The fabric has four of its own (arena, listener, what waits for it, what ends its thread), and for each peer process the link there, with
-// its arena, and the link from there.
+// The fabric has five of its own (arena, liveness, listener, what waits for it, what ends its thread), and for each peer process the link
+// there, with its arena, and the link from there.
 TEST(ShmTransport, GroupsShareTheLinksOfTheirProcesses) {
   constexpr int kGroups = 5;
   std::array<MemoryStore, kGroups> stores;
@@ -131,8 +153,9 @@ TEST(ShmTransport, GroupsShareTheLinksOfTheirProcesses) {
         }
       };
       meetAll();
-      // Of the fabric: its arena, its socket, and three that its thread waits on. Of each peer: its arena, and a socket each way.
-      EXPECT_EQ(listFolder("/proc/self/fd", "").size(), before + 5 + 2 * 3);
+      // Of the fabric: its arena, its liveness, its socket, and three that its thread waits on. Of each peer: its arena, and a socket each
+      // way.
+      EXPECT_EQ(listFolder("/proc/self/fd", "").size(), before + 6 + 2 * 3);
       threads.push_back(listFolder("/proc/self/task", "").size());
       EXPECT_EQ(threads.back(), threads.front());  // the fabric's has come with the first group
       meetAll();                                   // nobody leaves before all have counted

@@ -1,10 +1,29 @@
 #include "backend/transport/rdma/registration_cache.h"
 
+#include <dlfcn.h>
+#include <fcntl.h>
 #include <gtest/gtest.h>
 
+#include <functional>
 #include <set>
+#include <utility>
 
 #include "tests/backend/transport/rdma/fake_verbs.h"
+
+namespace {
+
+// What another thread does just before the heap's memory goes back to the system.
+std::function<void()> beforeHole;
+
+}  // namespace
+
+extern "C" int fallocate(int fd, int mode, off_t offset, off_t size) {
+  if ((mode & FALLOC_FL_PUNCH_HOLE) != 0 && beforeHole) {
+    std::exchange(beforeHole, nullptr)();
+  }
+  static const auto real = reinterpret_cast<int (*)(int, int, off_t, off_t)>(::dlsym(RTLD_NEXT, "fallocate"));
+  return real(fd, mode, offset, size);
+}
 
 namespace shardwire::internal {
 namespace {
@@ -198,6 +217,23 @@ TEST_F(RegistrationCacheTest, HeapMemoryStaysRegisteredUntilSomeWentBackToTheSys
   EXPECT_EQ(kept.numRegistered(), 2U);
   heap->free(block);
   heap->free(inUse);
+}
+
+// A registration covers free memory beside the block that was asked for. While the heap gives that back, its old pages are pinned.
+TEST_F(RegistrationCacheTest, WhatIsRegisteredWhileMemoryGoesBackIsStaleAfterwards) {
+  constexpr std::size_t kBlock = std::size_t{256} << 10;
+  RegistrationCache& kept = cache();
+  SharedHeap* heap = *SharedHeap::instance();
+  void* block = *heap->allocate(kBlock);
+  EXPECT_FALSE(heap->allocate(heap->reservedBytes()).isOk());  // what was freed before goes first
+  heap->free(*heap->allocate(kBlock));                         // in the same 2 MiB
+  Registration* made = nullptr;
+  beforeHole = [&] { made = pin(kept, block, kBlock, false, nullptr); };
+  EXPECT_FALSE(heap->allocate(heap->reservedBytes()).isOk());
+  ASSERT_NE(made, nullptr);
+  EXPECT_FALSE(kept.isReady(block, kBlock, false));
+  kept.unpin(made);
+  heap->free(block);
 }
 
 }  // namespace
