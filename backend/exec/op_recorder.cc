@@ -123,7 +123,8 @@ std::uint64_t OpRecorder::nextMessage(const RecordedOp& op) {
 
 // Those whose last message the ring has lost: at most capacity_ stay, so this is seldom done.
 void OpRecorder::forgetTags() {
-  std::erase_if(tags_, [&](const auto& item) { return item.second.latest + capacity_ <= count_; });
+  const std::uint64_t newest = count_;
+  std::erase_if(tags_, [&](const auto& item) { return item.second.latest + capacity_ <= newest; });
 }
 
 }  // namespace shardwire::internal
