@@ -17,7 +17,7 @@ std::function<void()> beforeHole;
 
 }  // namespace
 
-extern "C" int fallocate(int fd, int mode, off_t offset, off_t size) {
+extern "C" __attribute__((visibility("default"))) int fallocate(int fd, int mode, off_t offset, off_t size) {
   if ((mode & FALLOC_FL_PUNCH_HOLE) != 0 && beforeHole) {
     std::exchange(beforeHole, nullptr)();
   }
