@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import resource
+import signal
 import socket
 import threading
 import time
@@ -16,8 +17,9 @@ from typing import Any
 import pytest
 from test_publish import in_a_child, raised
 
+from shardwire.launch import free_port
 from shardwire.weights import record_server
-from shardwire.weights.meeting_place import Address
+from shardwire.weights.meeting_place import Address, RecordPlace
 from shardwire.weights.record_server import BANNER, NONCE_BYTES, RecordServer, listen_for
 from shardwire.weights.records import RecordClient
 
@@ -169,3 +171,45 @@ def test_a_folders_url_may_have_quoted_letters(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "a b#" / "shardwire.publish" / "p" / "pipe")
     kind, text = raised(lambda: place.peek("pipe"))
     assert kind == "SystemFailure" and "is a named pipe" in text, text
+
+
+@in_a_child
+def test_the_store_of_records() -> None:
+    server = RecordServer("127.0.0.1", port := free_port())
+    assert raised(lambda: RecordServer("127.0.0.1", port))[0] == "OSError"
+    one, other = RecordClient("127.0.0.1", port, 5), RecordClient("127.0.0.1", port, 5)
+    for junk in (b"", b"GET / HTTP/1.0\r\n\r\n", b"\xff\xff\xff\xff", b"\0\0\0\2[]", b"\0\0\0\3{}x", b'\0\0\0\x08["none"]', b'\0\0\0\x0f["rest","x", 1]', os.urandom(300)):
+        with socket.create_connection(("127.0.0.1", port)) as stranger:
+            stranger.sendall(junk)
+    places = [RecordPlace(client, "p") for client in (one, other)]
+    assert places[0].peek("k") is None
+    places[0].put("k", b"\x00\xff?")
+    assert places[1].peek("k") == b"\x00\xff?"
+    assert places[0].notes("box") == [] and [places[0].post("box", b"1"), places[1].post("box", b"2")] == ["1", "2"] == places[0].notes("box")
+    places[0].put("box/1.go", b"")
+    places[0].put("box/12", b"another")
+    places[0].remove("box/1")
+    assert places[1].peek("box/1.go") is None is places[1].peek("box/1") and places[1].peek("box/12") == b"another"
+    for _ in range(3):
+        other.rest(0.0)
+    threading.Timer(0.05, lambda: places[0].put("k", b"new")).start()
+    limit = time.monotonic() + 10
+    while places[1].peek("k") != b"new":
+        places[1].rest(0.25)
+        assert time.monotonic() < limit
+    child = os.fork()
+    if child == 0:
+        time.sleep(30)
+        os._exit(0)
+    server.close()  # as its process's end would; a child keeps neither the port nor the connections
+    try:
+        assert raised(lambda: [one.ask("peek", "k") for _ in range(3)])[0] in ("ConnectionError", "ConnectionResetError", "BrokenPipeError", "OSError")
+        again = RecordServer("127.0.0.1", port)
+        assert RecordPlace(RecordClient("127.0.0.1", port, 5), "p").peek("k") is None
+        again.close()
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        kind, text = raised(lambda: Address(f"tcp://127.0.0.1:{silent.getsockname()[1]}", "p").open(0.3))
+        assert kind == "SystemFailure" and "no store of shardwire.publish" in text, text
