@@ -11,8 +11,10 @@ namespace {
 
 // Between two looks at the clock, where no yield separates polls: about a microsecond.
 constexpr unsigned kPollsPerLook = 16;
+// Where a yield separates any two polls: a look costs a tenth of a yield.
+constexpr unsigned kYieldsPerLook = 4;
 // A yield between two ranks that both wait takes 1 us, and one that a program with a slice of its own was let in by, milliseconds.
-constexpr Duration kLongYield = std::chrono::microseconds(100);
+constexpr Duration kLongYield = std::chrono::microseconds(300);
 // For how many times as long as it took no yield follows.
 constexpr int kRestFactor = 16;
 constexpr Duration kLongestRest = std::chrono::seconds(2);
@@ -20,6 +22,7 @@ constexpr Duration kLongestRest = std::chrono::seconds(2);
 // Of this process. Relaxed: it is advice, and guards nothing. A child of fork() goes on with its parent's.
 std::atomic<Clock::rep> restsUntil{Clock::time_point::min().time_since_epoch().count()};
 std::atomic<Duration::rep> latestRest{0};
+std::atomic<unsigned> numYields{0};  // over all waits: most are shorter than kYieldsPerLook
 
 }  // namespace
 
@@ -51,15 +54,15 @@ bool Patience::spins() {
     return false;
   }
   const bool yieldsAlways = yieldAfter_ == Duration::zero();
-  const unsigned pollsPerLook = yieldsAlways ? 1 : kPollsPerLook;
-  if (++numPolls_ % pollsPerLook != 0) {
+  if (!isTimeToLook(yieldsAlways)) {
+    if (yieldsAlways) {
+      std::this_thread::yield();
+    }
     return true;
   }
-  const bool isFirstLook = numPolls_ == pollsPerLook;
-  if (isFirstLook || !yieldsAlways) {  // else the yield looked
-    now_ = Clock::now();
-  }
-  if (isFirstLook) {
+  now_ = Clock::now();
+  if (!hasLooked_) {
+    hasLooked_ = true;
     started_ = now_;
   }
   if (now_ - started_ < yieldAfter_) {
@@ -72,8 +75,18 @@ bool Patience::spins() {
   return true;
 }
 
+bool Patience::isTimeToLook(bool yieldsAlways) {
+  if (!yieldsAlways) {
+    return ++numPolls_ % kPollsPerLook == 0;
+  }
+  const unsigned number = numYields.load(std::memory_order_relaxed) + 1;  // a count that another thread takes, too, does no harm
+  numYields.store(number, std::memory_order_relaxed);
+  return number % kYieldsPerLook == 0 || !mayYield(now_);
+}
+
 void Patience::moved() {
   numPolls_ = 0;
+  hasLooked_ = false;
   hasSlept_ = false;
   if (++numMoves_ % kPollsPerLook == 0) {
     now_ = Clock::now();

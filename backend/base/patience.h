@@ -29,16 +29,19 @@ class Patience {
   void moved();
   // A sleep brought nothing: the next one follows at once.
   void sleptInVain() { hasSlept_ = true; }
-  // When the clock was last looked at: a yield, or 16 polls ago at most.
+  // When the clock was last looked at: four yields, or 16 polls ago at most.
   Clock::time_point now() const { return now_; }
 
  private:
+  bool isTimeToLook(bool yieldsAlways);
+
   const Duration spin_;
   const Duration yieldAfter_;
   Clock::time_point now_;
   Clock::time_point started_;  // of the polls since something moved
   unsigned numPolls_ = 0;      // since then
   unsigned numMoves_ = 0;
+  bool hasLooked_ = false;  // since then
   bool hasSlept_ = false;
 };
 
