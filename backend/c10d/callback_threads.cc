@@ -10,11 +10,11 @@ CallbackThreads::~CallbackThreads() {
   state_->changed.notifyAll();
 }
 
-void CallbackThreads::post(std::function<void()> callback) {
+void CallbackThreads::post(std::function<void()> callback, std::function<void()> reply) {
   bool start = false;
   {
     const MutexLock lock(state_->mutex);
-    state_->posted.push_back(std::move(callback));
+    state_->posted.push_back({std::move(callback), std::move(reply)});
     start = state_->idle < static_cast<int>(state_->posted.size());
   }
   if (start) {
@@ -24,24 +24,32 @@ void CallbackThreads::post(std::function<void()> callback) {
   }
 }
 
-std::function<void()> CallbackThreads::next(State& state) {
+CallbackThreads::Task CallbackThreads::next(State& state, const std::function<void()>& reply) {
+  {
+    const MutexLock lock(state.mutex);
+    ++state.idle;
+  }
+  if (reply) {
+    reply();
+  }
   const MutexLock lock(state.mutex);
-  ++state.idle;
   while (!state.stopping && state.posted.empty()) {
     state.changed.wait(state.mutex);
   }
   --state.idle;
   if (state.posted.empty()) {
-    return nullptr;
+    return {};
   }
-  std::function<void()> callback = std::move(state.posted.front());
+  Task task = std::move(state.posted.front());
   state.posted.pop_front();
-  return callback;
+  return task;
 }
 
 void CallbackThreads::run(const std::shared_ptr<State>& state) {
-  while (const std::function<void()> callback = next(*state)) {
-    callback();
+  Task task;
+  while ((task = next(*state, task.reply)).callback) {
+    task.callback();
+    task.callback = nullptr;  // what it holds is let go before the reply
   }
 }
 

@@ -18,18 +18,23 @@ class CallbackThreads {
   CallbackThreads(const CallbackThreads&) = delete;
   CallbackThreads& operator=(const CallbackThreads&) = delete;
 
-  void post(std::function<void()> callback);
+  // `reply` follows `callback` when its thread counts as free already, so that who posts again because of the reply starts no further one.
+  void post(std::function<void()> callback, std::function<void()> reply = nullptr);
 
  private:
+  struct Task {
+    std::function<void()> callback;
+    std::function<void()> reply;
+  };
   struct State {
     Mutex mutex;
     ConditionVariable changed;
-    std::deque<std::function<void()>> posted SW_GUARDED_BY(mutex);
+    std::deque<Task> posted SW_GUARDED_BY(mutex);
     int idle SW_GUARDED_BY(mutex) = 0;
     bool stopping SW_GUARDED_BY(mutex) = false;
   };
-  // Waits for a callback; empty when the thread must end.
-  static std::function<void()> next(State& state);
+  // Gives the reply of the task before, and waits for the next one; empty when the thread must end.
+  static Task next(State& state, const std::function<void()>& reply);
   static void run(const std::shared_ptr<State>& state);
 
   const std::shared_ptr<State> state_;  // shared with the threads, which nobody joins: a callback may drop the group

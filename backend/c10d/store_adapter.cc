@@ -44,6 +44,7 @@ bool isTcpStore(c10::intrusive_ptr<::c10d::Store> store) {
 
 // Shared with the thread that asks, which may be left behind.
 struct Answer {
+  Result<std::optional<std::string>> found = std::optional<std::string>();  // the asking thread's until it is said
   Mutex mutex;
   ConditionVariable came;
   std::optional<Result<std::optional<std::string>>> said SW_GUARDED_BY(mutex);
@@ -65,15 +66,16 @@ Result<C10dStore::Value> C10dStore::ask(const std::string& what, std::function<V
   }
   deadline_ = deadline_.value_or(deadlineAfter(timeout_));
   const auto answer = std::make_shared<Answer>();
-  askers().post([answer, what, store = store_, question = std::move(question)] {
-    Result<Value> said = Value();
+  const auto asking = [answer, what, store = store_, question = std::move(question)] {
     try {
-      said = question(*store);
+      answer->found = question(*store);
     } catch (const std::exception& error) {
-      said = Status(StatusCode::kSystem, fmt::format("the c10d store failed when it was asked to {}: {}", what, error.what()));
+      answer->found = Status(StatusCode::kSystem, fmt::format("the c10d store failed when it was asked to {}: {}", what, error.what()));
     }
+  };
+  askers().post(asking, [answer] {
     const MutexLock lock(answer->mutex);
-    answer->said = std::move(said);
+    answer->said = std::move(answer->found);
     answer->came.notifyOne();
   });
   Deadline until = std::max(*deadline_, Clock::now() + kLastAnswer);

@@ -328,9 +328,8 @@ def test_a_group_that_a_waiting_call_outlives_ends(run_ranks, tmp_path, call):
         thread = threading.Thread(target=waits, daemon=True)
         thread.start()
         time.sleep(0.2)  # it is in the call by then; were it not, it would only find the group ended
-        shardwire._C.shutdown(backend)
-        thread.join(0.3)  # it gives up, and waits for the callback: here, if anywhere, all stands still
-        end.set()
+        threading.Timer(0.3, end.set).start()
+        shardwire._C.shutdown(backend)  # it waits for the callback, and the call gives up: here, if anywhere, all stands still
         thread.join(30)
         assert not thread.is_alive() and len(errors) == 1
         dist.barrier()
