@@ -116,6 +116,7 @@ TEST(Callbacks, ThatThrowTakeNothingFromTheOthers) {
 // The root's tensor is one number that is seen many times: a copy of it finds no memory anywhere. The other rank only points somewhere.
 TEST(Failure, WithoutMemoryForACopyTheOperationFailsInItsPlaceOnAllRanks) {
   constexpr std::int64_t kElements = std::int64_t{1} << 44;
+  constexpr std::string_view kLacking = "needs memory for copies that rank 0 does not have";
   withGroup(2, [&](Communicator& group) {
     std::vector<std::int64_t> before(1000, 1);
     std::vector<std::int64_t> number(1, 7);
@@ -125,11 +126,15 @@ TEST(Failure, WithoutMemoryForACopyTheOperationFailsInItsPlaceOnAllRanks) {
       huge.strides[0] = 0;
     }
     auto work = group.broadcast(huge, 0);
-    expectOk(earlier);
+    ASSERT_TRUE(earlier.isOk()) << earlier.status().message();
     ASSERT_TRUE(work.isOk()) << work.status().message();
+    const Status earlierStatus = (*earlier)->wait();
     const Status status = (*work)->wait();
+    // Rank 0 gives up when its own part of the earlier operation is over; the news may overtake what rank 1 still has to take of it.
+    EXPECT_TRUE(earlierStatus.isOk() || (group.rank() == 1 && earlierStatus.message().find(kLacking) != std::string::npos))
+        << earlierStatus.message();
     EXPECT_EQ(status.code(), StatusCode::kSystem);
-    EXPECT_NE(status.message().find("needs memory for copies that rank 0 does not have"), std::string::npos) << status.message();
+    EXPECT_NE(status.message().find(kLacking), std::string::npos) << status.message();
   });
 }
 
