@@ -127,10 +127,10 @@ TEST(Failure, WithoutMemoryForACopyTheOperationFailsInItsPlaceOnAllRanks) {
     }
     auto work = group.broadcast(huge, 0);
     ASSERT_TRUE(earlier.isOk()) << earlier.status().message();
-    ASSERT_TRUE(work.isOk()) << work.status().message();
+    ASSERT_TRUE(work.isOk() || group.rank() == 1) << work.status().message();
     const Status earlierStatus = (*earlier)->wait();
-    const Status status = (*work)->wait();
-    // Rank 0 gives up when its own part of the earlier operation is over; the news may overtake what rank 1 still has to take of it.
+    const Status status = work.isOk() ? (*work)->wait() : work.status();
+    // Rank 0 gives up when its own part of the earlier operation is over; rank 1 may hear of it before it has taken all of that, or called.
     EXPECT_TRUE(earlierStatus.isOk() || (group.rank() == 1 && earlierStatus.message().find(kLacking) != std::string::npos))
         << earlierStatus.message();
     EXPECT_EQ(status.code(), StatusCode::kSystem);
