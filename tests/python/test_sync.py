@@ -330,7 +330,7 @@ def own_mappings(rank: int) -> None:
     assert op.unused == ["module.a", "step"] and op.missing == [] and op.pairs == [(["module.b"], ["b2"])]
     assert not rank or torch.equal(op.target["b2"], value_of("b", (4,)))
     columns = NameMap(lambda name: Part("w", int(name[-1]), 2, dim=1), lambda name: name)
-    assert repr(NameMap(str.lower, str.upper)) == "<shardwire.NameMap source=str.lower, target=str.upper>" and repr(LLAMA) == "<shardwire.NameMap weights.LLAMA>"
+    assert repr(NameMap(str.lower, str.upper)) == "<shardwire.NameMap source=str.lower, target=str.upper>" and repr(weights.LLAMA) == "<shardwire.NameMap weights.LLAMA>"
     target = {"w": torch.zeros(3, 5)}
     shardwire.sync({"w0": value_of("l", (3, 2)), "w1": value_of("r", (3, 3))}, target, group(), columns).run().wait()
     assert torch.equal(target["w"], torch.cat([value_of("l", (3, 2)), value_of("r", (3, 3))], 1))
