@@ -192,7 +192,7 @@ def test_children_cannot_use_the_parents_group(run_ranks):
         dist.send(torch.ones(1), 1 - rank)
         pending.wait()
 
-    run_ranks(2, body)
+    run_ranks(2, body, timeout=120, group_timeout=60)  # the pending receive lasts as long as both children, which import and fork beside other work
 
 
 def test_a_child_ends_as_python_programs_do(tmp_path):

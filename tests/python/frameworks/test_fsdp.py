@@ -14,6 +14,7 @@ if TORCH < (2, 0):
 if TORCH < (2, 7):
     pytest.skip("FSDP on CPU tensors wants torch 2.7: torch.cpu.Stream lacks record_event before", allow_module_level=True)
 
+import torch.distributed as dist
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict, get_state_dict, set_model_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecisionPolicy, ShardingStrategy, StateDictType, fully_shard
@@ -24,6 +25,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 
 def sharded(model, **options):
     """Every layer a group of its own, and the root."""
+    options.setdefault("mesh", init_device_mesh("cpu", (dist.get_world_size(),)))  # by itself it would take an accelerator that another test brought here
     for layer in model:
         if isinstance(layer, torch.nn.Linear):
             fully_shard(layer, **options)
