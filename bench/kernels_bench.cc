@@ -106,6 +106,42 @@ void reduce(benchmark::State& state, DType dtype, ReduceOp op, Isa isa) {
   setRate(state, bytes);
 }
 
+constexpr std::size_t kLongBytes = std::size_t{64} << 20;
+
+// A long copy, or sum of two sources, to a destination that lies `offset` bytes above its source modulo a page: kernels that stream past
+// the cache depend on it.
+void longMove(benchmark::State& state, bool isSum, Isa isa) {
+  useKernelsForTest(isa);
+  std::byte* const dst = buffer(0) + state.range(0);
+  const std::vector<const std::byte*> sources = {buffer(1), buffer(2)};
+  for (auto _ : state) {
+    if (isSum) {
+      reduceContiguous(dst, sources, kLongBytes / sizeof(float), DType::kFloat32, ReduceOp::kSum);
+    } else {
+      copyBox({dst, {1}}, {buffer(1), {1}}, {static_cast<std::int64_t>(kLongBytes)}, 1);
+    }
+    benchmark::ClobberMemory();
+  }
+  setRate(state, kLongBytes);
+}
+
+int registerLongMoves() {
+  for (int isa = 0; isa < kNumIsas; ++isa) {
+    if (kernelsOf(static_cast<Isa>(isa)) == nullptr) {
+      continue;
+    }
+    for (const bool isSum : {false, true}) {
+      const std::string name = std::string(isSum ? "longSum/" : "longCopy/") + kernelsOf(static_cast<Isa>(isa))->name;
+      benchmark::RegisterBenchmark(name.c_str(), [=](benchmark::State& state) { longMove(state, isSum, static_cast<Isa>(isa)); })
+          ->ArgName("offset")
+          ->ArgsProduct({{0, 64, 128, 2048}})
+          ->UseRealTime();
+    }
+  }
+  return 0;
+}
+[[maybe_unused]] const int kLongMoves = registerLongMoves();
+
 int registerReductions() {
   for (const DType dtype : {DType::kFloat32, DType::kBFloat16, DType::kFloat16, DType::kFloat8E4M3FN, DType::kInt64}) {
     for (const ReduceOp op : {ReduceOp::kSum, ReduceOp::kMax}) {

@@ -33,44 +33,6 @@ std::optional<Slice> intersect(const Slice& a, const Slice& b) {
   return result;
 }
 
-void subtract(const Slice& from, const Slice& hole, std::vector<Slice>& out) {
-  Slice rest = from;  // what is still to be told apart from the hole: equals the hole in all dims already done
-  for (int d = 0; d < from.offset.size(); ++d) {
-    const std::int64_t restEnd = rest.offset[d] + rest.shape[d];
-    const std::int64_t holeEnd = hole.offset[d] + hole.shape[d];
-    if (rest.offset[d] < hole.offset[d]) {
-      Slice before = rest;
-      before.shape[d] = hole.offset[d] - rest.offset[d];
-      out.push_back(before);
-    }
-    if (holeEnd < restEnd) {
-      Slice after = rest;
-      after.offset[d] = holeEnd;
-      after.shape[d] = restEnd - holeEnd;
-      out.push_back(after);
-    }
-    rest.offset[d] = hole.offset[d];
-    rest.shape[d] = hole.shape[d];
-  }
-}
-
-Slice boundingBox(const Slice& a, const Slice& b) {
-  if (isEmpty(a)) {
-    return b;
-  }
-  if (isEmpty(b)) {
-    return a;
-  }
-  Slice result = a;
-  for (int d = 0; d < a.offset.size(); ++d) {
-    const std::int64_t begin = std::min(a.offset[d], b.offset[d]);
-    const std::int64_t end = std::max(a.offset[d] + a.shape[d], b.offset[d] + b.shape[d]);
-    result.offset[d] = begin;
-    result.shape[d] = end - begin;
-  }
-  return result;
-}
-
 std::string toString(const Slice& slice) {
   std::string text = "[";
   for (int d = 0; d < slice.offset.size(); ++d) {

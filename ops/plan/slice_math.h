@@ -3,7 +3,6 @@
 
 #include <optional>
 #include <string>
-#include <vector>
 
 #include "shardwire/op_spec.h"
 
@@ -13,11 +12,6 @@ bool isEmpty(const Slice& slice);
 bool contains(const Slice& outer, const Slice& inner);
 // nullopt when they share no element.
 std::optional<Slice> intersect(const Slice& a, const Slice& b);
-// Appends to `out` at most 2 * dims disjoint boxes that together are `from` without `hole`. Precondition: contains(from, hole), hole not
-// empty.
-void subtract(const Slice& from, const Slice& hole, std::vector<Slice>& out);
-// Smallest box that contains both; an empty one is ignored.
-Slice boundingBox(const Slice& a, const Slice& b);
 // "[0:2, 4:8]"
 std::string toString(const Slice& slice);
 

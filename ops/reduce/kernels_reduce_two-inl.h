@@ -131,7 +131,8 @@ void reduceTwoLines(std::byte* dst, const std::byte* a, const std::byte* b, std:
       Step::template run<kStream>(dst + i, a + i, b + i);
     }
   };
-  const std::size_t half = numLines * kLineBytes <= kOneStreamBytes ? 0 : numLines / 2 * kLineBytes;
+  const bool isOneStream = !hasTwoStreams<kStream>(Step::kBytes) || numLines * kLineBytes <= kOneStreamBytes;
+  const std::size_t half = isOneStream ? 0 : numLines / 2 * kLineBytes;
   for (std::size_t at = 0; at < half; at += kLineBytes) {
     line(at);
     line(half + at);
