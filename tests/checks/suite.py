@@ -176,6 +176,7 @@ def part_checks(options):
         ("variables", [sys.executable, CHECKS / "variables.py"]),
         ("docs", [sys.executable, CHECKS / "docs.py"]),
         ("spelling", [sys.executable, CHECKS / "spelling.py"]),
+        ("words", [sys.executable, CHECKS / "words.py"]),
         ("thread-safety", [sys.executable, CHECKS / "thread_safety.py", compiled_commands()]),
         ("names", [sys.executable, CHECKS / "names.py", compiled_commands()]),
         ("python-syntax", [sys.executable, "-c", one_line, *python_files]),

@@ -1,0 +1,230 @@
+"""The words check: comments, docstrings and pages in plain English. docs/CONTRIBUTING.md has the list of words.
+
+Of each file of the rooms below:
+  reference words   words that only refer to another word (REFERENCE) are at most 4 of 100. TensorPipe, KJ, Abseil, gloo, nixl, MSCCL++ and UCX have between 1.1 and 3.8. Files with fewer
+                    than 60 words are added up with their room's other small files, since in them two words decide.
+  free clauses      no sentence begins with Who, Whoever, Whose, Whom or What, except a question: the sentence names its subject.
+  metaphors         the field's word stands in place of each word of METAPHORS: in comments, pages, and texts that the program prints.
+  stories           a .cc of 150 lines or more begins with a comment of at least 20 words that says what the file does and in which order.
+
+A sentence without a verb is not looked for. A comment that describes a member ("Bytes of the header.") is rightly a noun phrase, and English verbs often look like nouns ("copies", "puts",
+"waits"): a list of endings found three noun phrases for each broken sentence.
+
+PLAIN lists the rooms that are rewritten and must stay so. The rooms of WAITING are not rewritten yet: their figures are printed, and nothing in them is refused. The list shrinks.
+Usage: words.py [ROOT].
+"""
+
+import ast
+import io
+import pathlib
+import re
+import sys
+import tokenize
+from typing import NamedTuple
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+LIMIT, FEWEST = 4.0, 60
+STORY_LINES, STORY_WORDS = 150, 20
+PLAIN = ()
+WAITING = (
+    "ops/wire", "ops/reduce", "ops/boxes", "ops/plan", "ops/collectives", "include", "backend", "backend/base", "backend/memory", "backend/symm", "backend/sight",
+    "backend/exec", "backend/transport", "backend/bootstrap", "backend/c10d", "python/csrc", "python/shardwire", "bench", "docs", "tests",
+)  # fmt: skip
+# Pages that record what was said at the time.
+SKIPPED = {"docs/changelog.md"}
+
+REFERENCE = frozenset(
+    "it its itself they them their theirs themselves that those one's ones such others who whom whose whoever nobody anybody somebody nobody's anybody's somebody's it's that's who's".split()
+)
+METAPHORS = {
+    r"doors?": "endpoint, listener or entry point",
+    r"knock(s|ed|ing)?": "connection request, or: requests a connection",
+    r"strangers?": "foreign process, or: unknown sender",
+    r"bur(y|ies|ied|ying)|graveyards?": "release later; deferred release",
+    r"tell(s|ing)?|told": "notify, report, state; tell apart: distinguish",
+    r"hears?|heard|hearing": "receive, be notified",
+    r"mend(s|ed|ing)?": "fix, repair",
+    r"turn(s|ed|ing)? away": "reject",
+    r"(come|comes|coming|came) along": "be included",
+    r"lets? go( of)?": "release",
+    r"in good order": "normally, without an error",
+}
+METAPHOR = re.compile(r"\b(?:" + "|".join(f"(?P<m{number}>{pattern})" for number, pattern in enumerate(METAPHORS)) + r")\b(?![(_.:-]\w|\()", re.IGNORECASE)
+SUGGESTIONS = list(METAPHORS.values())
+FREE = re.compile(r"(?:who|whoever|whose|whom|what|whatever)\b", re.IGNORECASE)
+WORD = re.compile(r"[A-Za-z][A-Za-z']*")
+CPP, PYTHON = {".h", ".cc", ".cu"}, {".py", ".pyi"}
+TOKEN = re.compile(r'(?P<comment>//[^\n]*|/\*.*?\*/)|(?P<text>R"(?P<fence>\w*)\(.*?\)(?P=fence)"|"(?:[^"\\\n]|\\.)*")|\'(?:[^\'\\\n]|\\.)+\'', re.DOTALL)
+
+
+class Prose(NamedTuple):
+    """A piece of text, the line where it begins, and whether it is prose to be counted or a text that the program prints."""
+
+    line: int
+    text: str
+    printed: bool = False
+
+
+def cpp_prose(source):
+    """Comments, consecutive ones that stand alone on their lines joined, and string literals."""
+    found, last = [], -1
+    for match in TOKEN.finditer(source):
+        line = source.count("\n", 0, match.start()) + 1
+        if match["text"]:
+            found.append(Prose(line, match["text"], printed=True))
+        elif match["comment"]:
+            words = re.sub(r"^//+ ?|^/\*+|\*+/$", "", match["comment"])
+            alone = not source[source.rfind("\n", 0, match.start()) + 1 : match.start()].strip()
+            if alone and found and last == line - 1 and not found[-1].printed:
+                found[-1] = Prose(found[-1].line, found[-1].text + "\n" + words)
+            else:
+                found.append(Prose(line, words))
+            last = line if alone and match["comment"].startswith("//") else -1
+    return found
+
+
+def python_prose(source):
+    """Comments, docstrings, and strings."""
+    docstrings = {}
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)) and node.body and isinstance(node.body[0], ast.Expr):
+            value = node.body[0].value
+            if isinstance(value, ast.Constant) and isinstance(value.value, str):
+                docstrings[value.lineno] = value.value
+    found, last = [], -1
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        line = token.start[0]
+        if token.type == tokenize.COMMENT:
+            words, alone = token.string.lstrip("#").strip(), not token.line[: token.start[1]].strip()
+            if alone and found and last == line - 1 and not found[-1].printed:
+                found[-1] = Prose(found[-1].line, found[-1].text + "\n" + words)
+            else:
+                found.append(Prose(line, words))
+            last = line if alone else -1
+        elif token.type == tokenize.STRING:
+            found.append(Prose(line, docstrings[line]) if line in docstrings else Prose(line, token.string, printed=True))
+    return found
+
+
+def page_prose(source):
+    """Paragraphs, items and cells of a page: no blocks of code, no headings."""
+    source = re.sub(r"^( *)```.*?^\1```$|<!--.*?-->", lambda match: re.sub(r"[^\n]", "", match[0]), source, flags=re.DOTALL | re.MULTILINE)
+    found, last = [], -1
+    for number, line in enumerate(source.split("\n"), 1):
+        if re.match(r"\s*(#|$|\|[ :|-]+\|?$)", line):
+            continue
+        begins = re.match(r"\s*([*-] |\d+\. |\|)", line)
+        if found and last == number - 1 and not begins:
+            found[-1] = Prose(found[-1].line, found[-1].text + "\n" + line)
+        else:
+            found += [Prose(number, cell) for cell in (line.split("|") if line.lstrip().startswith("|") else [re.sub(r"^\s*([*-]|\d+\.) ", "", line)])]
+        last = number
+    return found
+
+
+def plain(text):
+    """Without code in backquotes, quoted words, addresses, and targets of links."""
+    text = re.sub(r"``.*?``|`[^`]*`", "x", text, flags=re.DOTALL)
+    text = re.sub(r"\]\([^)]*\)|https?://\S+", " ", text)
+    return re.sub(r'"[^"\n]{1,60}"', "x", text)
+
+
+def sentences(text):
+    """(offset, sentence): what ends in . ! ? or in an empty line. A colon or semicolon ends none."""
+    start = 0
+    for end in re.finditer(r"[.!?](?=[\s)]|$)|\n\s*\n|\Z", text):
+        piece = text[start : end.end()]
+        if piece.strip():
+            yield start + len(piece) - len(piece.lstrip()), piece.strip()
+        start = end.end()
+
+
+def prose_of(path, source):
+    suffix = pathlib.PurePath(path).suffix
+    return cpp_prose(source) if suffix in CPP else python_prose(source) if suffix in PYTHON else page_prose(source)
+
+
+def without_story(path, source):
+    if not path.endswith(".cc") or source.count("\n") < STORY_LINES:
+        return False
+    first = cpp_prose(source)[:1] if source.startswith(("//", "/*")) else []
+    return not first or len(WORD.findall(first[0].text)) < STORY_WORDS
+
+
+def measure(path, source):
+    """(findings, words, reference words) of one file."""
+    found, words, references = [], 0, 0
+    for piece in prose_of(path, source):
+        text = piece.text if piece.printed else plain(piece.text)
+        if not piece.printed:
+            here = [word.lower() for word in WORD.findall(text)]
+            words += len(here)
+            references += sum(word in REFERENCE for word in here)
+            for offset, sentence in sentences(text):
+                if FREE.match(sentence.lstrip("(*_")) and not sentence.rstrip(")*_").endswith("?"):
+                    line = piece.line + text.count("\n", 0, offset)
+                    found.append(f"{path}:{line}: a sentence without a subject, name the rank, caller or thing: {' '.join(sentence.split())[:80]}")
+        elif " " not in text:
+            continue
+        for match in METAPHOR.finditer(text):
+            line = piece.line + text.count("\n", 0, match.start())
+            suggestion = next(SUGGESTIONS[number] for number in range(len(SUGGESTIONS)) if match[f"m{number}"])
+            found.append(f"{path}:{line}: {match[0]!r}: {suggestion}")
+    if without_story(path, source):
+        found.append(f"{path}:1: {STORY_LINES} lines or more, and no comment at the head that says what the file does and in which order")
+    return found, words, references
+
+
+def room_of(path):
+    """The longest room that holds the file: one of PLAIN or WAITING, or None."""
+    names = [room for room in (*PLAIN, *WAITING) if path == room or path.startswith(room + "/")]
+    return max(names, key=len, default=None)
+
+
+def too_many(name, words, references):
+    return f"{name}: {100 * references / words:.1f} reference words per 100 ({references} of {words}), the limit is {LIMIT:g}" if 100 * references > LIMIT * words else None
+
+
+def measure_tree(root):
+    """(findings in PLAIN, {room: [words, reference words, all findings]})"""
+    found, rooms, small = [], {}, {}
+    for path in sorted(root.rglob("*")):
+        name = path.relative_to(root).as_posix()
+        room = room_of(name)
+        if room is None or name in SKIPPED or path.suffix not in CPP | PYTHON | {".md"} or not path.is_file() or "__pycache__" in path.parts:
+            continue
+        bad, words, references = measure(name, path.read_text(encoding="utf-8"))
+        if words < FEWEST:
+            little = small.setdefault(room, [0, 0])
+            little[0] += words
+            little[1] += references
+        elif above := too_many(name, words, references):
+            bad.append(above)
+        counts = rooms.setdefault(room, [0, 0, 0])
+        for index, more in enumerate((words, references, len(bad))):
+            counts[index] += more
+        if room in PLAIN:
+            found += bad
+    for room, (words, references) in small.items():
+        if room in PLAIN and words >= FEWEST and (above := too_many(f"{room}, its files with fewer than {FEWEST} words", words, references)):
+            found.append(above)
+    return found, rooms
+
+
+def main():
+    root = pathlib.Path(sys.argv[1] if len(sys.argv) > 1 else ROOT)
+    found, rooms = measure_tree(root)
+    for room, (words, references, bad) in sorted(rooms.items(), key=lambda item: (item[0] in WAITING, item[0])):
+        state = "" if room in PLAIN else f"; not rewritten yet, {bad} findings, not refused"
+        print(f"{room}: {100 * references / max(words, 1):.1f} reference words per 100, {words} words{state}")
+    for line in found:
+        print(line)
+    if not rooms:
+        print(f"no rooms under {root}")
+        return 1
+    print(f"{sum(room in PLAIN for room in rooms)} rooms in plain words, {sum(room in WAITING for room in rooms)} to be rewritten; {len(found)} findings")
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
