@@ -1,5 +1,5 @@
-// kernels.cc is compiled once for each instruction set (isa.cmake), each copy in a namespace of its own that gives one table. Here the best
-// table that this CPU can run is chosen at the first call.
+// kernels.cc is compiled once for each instruction set (isa.cmake). Each copy has a namespace of its own and provides
+// one table. The first call chooses the best table for this CPU.
 #include "ops/reduce/isa_kernels.h"
 
 #include <atomic>
@@ -78,7 +78,7 @@ const KernelTable* chooseKernels() {
   return best;
 }
 
-// Relaxed is enough: the tables are constants, and every thread that finds none chooses the same one.
+// Relaxed is enough: the tables are constants, and all threads that find no table yet choose the same one.
 std::atomic<const KernelTable*> chosen{nullptr};
 
 }  // namespace

@@ -1,11 +1,13 @@
 // Rows of bytes from one strided place to another. Included by kernels.cc only.
 //
-// What is slow in a cold copy is waiting for reads, not writing. Three things help, measured in docs/benchmarks.md:
+// A cold copy spends most of its time waiting for reads, not writing. Three things help, measured in
+// docs/benchmarks.md:
 // - prefetch to L2 (not L1): a core keeps many more L2 misses in flight than L1 misses;
 // - two streams at once, the two halves of a row, so that two pages are read ahead;
-// - stores past the cache, which save reading the destination first.
-// The last two do not go together where a store is less than a line (AVX2, SSE2): on Zen 3, two streams of such stores ran at a tenth of
-// one stream's speed where the destination lies 64 bytes above the source modulo 4,096, as every large tensor of torch does from a page.
+// - stores past the cache, so that the destination is not read first.
+// A store that is shorter than a line (AVX2, SSE2) excludes two streams past the cache. On Zen 3, two streams of such
+// stores ran at a tenth of one stream's speed where the destination lies 64 bytes above the source modulo 4,096. Every
+// large tensor of torch lies so above a page-aligned block.
 #pragma once
 
 namespace shardwire::internal::SW_KERNEL_ISA {

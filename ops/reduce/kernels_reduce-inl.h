@@ -5,7 +5,7 @@
 namespace shardwire::internal::SW_KERNEL_ISA {
 namespace {
 
-// Stored types whose accumulator is float, by how they are decoded and encoded.
+// Stored types with a float accumulator, and how they are decoded and encoded.
 struct Float16 {
   using Stored = std::uint16_t;
   static float decode(Stored stored) { return decodeFloat16(stored); }
@@ -39,8 +39,8 @@ inline void storeLane(std::byte* lanes, std::size_t i, T lane) {
   __builtin_memcpy(lanes + i * sizeof(T), &lane, sizeof(T));
 }
 
-// Fetching ahead is spread over the work, this many bytes of the source at a time. The loops below have their chunk loop in their own body:
-// only there does the compiler still know that the pointers do not alias.
+// Prefetches are spread over the work, this many bytes of the source at a time. The loops below contain their chunk
+// loop in their own body: only there does the compiler still know that the pointers do not alias.
 constexpr std::size_t kChunkBytes = 4 * kLineBytes;
 
 inline void prefetchChunk(const void* chunk, std::int64_t ahead) {
@@ -120,7 +120,7 @@ void encodeFloat16Lanes(std::byte* __restrict stored, const void* __restrict acc
 }
 #endif
 
-// Accumulator lanes that are stored as they are.
+// Accumulator lanes of the stored type.
 template <typename T>
 constexpr bool kIsFloating = static_cast<T>(0.5) != static_cast<T>(0);
 template <typename T>
@@ -160,7 +160,8 @@ void encodeSame(std::byte* __restrict stored, const void* __restrict acc, std::s
   }
 }
 
-// Operations on one lane, or on a vector of lanes. Integers come as unsigned where the sign does not matter, so that they wrap.
+// Operations on one lane, or on a vector of lanes. Where the sign does not matter, integers are passed as unsigned, so
+// that overflow wraps.
 struct Sum {
   template <typename T>
   static T of(T a, T b) {
@@ -241,8 +242,8 @@ void combineLanes(void* __restrict acc, const void* __restrict b, std::size_t nu
   }
 }
 
-// (a + bi)(c + di), the plain formula, over n products. Real and imaginary parts are taken apart first: from the plain loop GCC 12 makes
-// fused multiply-adds whatever -ffp-contract says (its complex multiplication pattern).
+// (a + bi)(c + di) by the plain formula, over n products. Real and imaginary parts are separated first: from the plain
+// loop GCC 12 makes fused multiply-adds whatever -ffp-contract says (its complex multiplication pattern).
 template <typename T, std::size_t n>
 inline void multiplyComplexLanes(T* acc, const void* a, const void* b) {
   T aRe[n], aIm[n], bRe[n], bIm[n], re[n], im[n];

@@ -142,7 +142,8 @@ void reduceTwoLines(std::byte* dst, const std::byte* a, const std::byte* b, std:
   }
 }
 
-// What is no whole line of dst goes through buffers of one step. Lanes divide a step.
+// Bytes that do not fill a whole line of dst go through buffers of one step. The size of a step is a multiple of the
+// size of a lane.
 template <typename Step>
 void reduceTwoPart(std::byte* dst, const std::byte* a, const std::byte* b, std::size_t bytes) {
   for (std::size_t at = 0; at < bytes; at += Step::kBytes) {

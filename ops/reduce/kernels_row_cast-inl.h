@@ -1,9 +1,10 @@
-// Casts between the floating types, as torch's `.to` does them. Included by kernels.cc only. Every value goes by way of float (from and to
-// double directly where the other side is float), is rounded to nearest even, and has the same bits on every CPU.
+// Casts between the floating types, as torch's `.to` does them. Included by kernels.cc only. Every value is converted
+// by way of float (directly from and to double where the other side is float), is rounded to nearest even, and has the
+// same bits on every CPU.
 //
-// NaN stays NaN, with torch's bits: of the wider types the sign and as much of the payload as fits, bfloat16's is 0x7FC0, the 8 bit types
-// have one (with a sign, where they have that). Where torch's own code differs between its loops (0xFFFF in long rows of bfloat16), these
-// are the bits of its plain one.
+// NaN stays NaN, with torch's bits. The wider types keep the sign and as much of the payload as fits. The NaN of
+// bfloat16 is 0x7FC0. The 8-bit types have one NaN, with a sign where the type has signs. Where torch's own loops
+// differ (0xFFFF in long rows of bfloat16), these are the bits of torch's plain loop.
 #pragma once
 
 namespace shardwire::internal::SW_KERNEL_ISA {
@@ -134,7 +135,7 @@ void castLanes(std::byte* __restrict dst, const std::byte* __restrict src, std::
   castLanesOneByOne<From, To>(dst, src, i, numLanes);
 }
 
-// What is cast between two looks ahead, of the destination.
+// Bytes of the destination that are cast between two prefetches.
 constexpr std::size_t kCastBytes = 256;
 
 // One row. As copyRow() does it: two streams, the source fetched ahead into L2, and the destination, if asked, written past the cache.

@@ -1,9 +1,9 @@
-// The fields of all our wire formats: specs and plans, addresses, handshakes, messages of links. Little-endian fixed-width integers,
-// varints, texts, short vectors. Values of one thread. Each format says at its encoder which of the fields it is made of, and has a golden
-// test.
+// The fields of all our wire formats (specs, plans, addresses, handshakes, messages of links): little-endian
+// fixed-width integers, varints, texts, short vectors. Each object belongs to one thread. The encoder of each format
+// lists its fields, and each format has a golden test.
 //
-// The reader never reads past its bytes: after the first field that is missing or impossible, ok() is false and every value is zero or
-// empty, so that decoders check once per record instead of once per field.
+// The reader never reads past its bytes. After the first missing or impossible field, ok() is false and every value is
+// zero or empty, so decoders check once per record instead of once per field.
 #pragma once
 
 #include <bit>
@@ -39,14 +39,14 @@ class ByteWriter {
     }
     bytes_.push_back(static_cast<char>(value));
   }
-  // Zigzag, so that the negative values of a wrong spec travel too.
+  // Zigzag encoding: negative values of a wrong spec must be carried too.
   void signedVarint(std::int64_t value) { varint((static_cast<std::uint64_t>(value) << 1) ^ static_cast<std::uint64_t>(value >> 63)); }
-  // Its length in four bytes, then the text.
+  // The length in four bytes, then the text.
   void text(std::string_view value) {
     u32(static_cast<std::uint32_t>(value.size()));
     bytes_.append(value);
   }
-  // Its length as a varint, then the text.
+  // The length as a varint, then the text.
   void varintText(std::string_view value) {
     varint(value.size());
     bytes_.append(value);
@@ -78,7 +78,7 @@ class ByteReader {
   bool ok() const { return ok_; }
   // Everything was read, and was there.
   bool isDone() const { return ok_ && rest_.empty(); }
-  // What was not read yet.
+  // The bytes not read yet.
   std::string_view rest() const { return rest_; }
   // For a field with an impossible value.
   void fail() {
@@ -143,7 +143,7 @@ class ByteReader {
     }
     return static_cast<std::size_t>(raw);
   }
-  // Longer than `most`: as a field that is missing.
+  // A text longer than `most` counts as a missing field.
   std::string text(std::size_t most) {
     const std::size_t size = u32();
     if (size > most) {
