@@ -1,5 +1,5 @@
-// Walks the box in blocks that fit L1: each block of every source is combined into an accumulator in source order, then rounded and written
-// once. So there is one pass over memory whatever the number of sources.
+// Walks the box in blocks that fit L1. Each block of every source is combined into an accumulator in source order, then
+// rounded and written once. So memory is read and written once, whatever the number of sources.
 #include "ops/boxes/reduce_box.h"
 
 #include <algorithm>
@@ -87,7 +87,7 @@ class BoxReducer {
  private:
   std::int64_t extent(int loop) const { return loops_.loops[static_cast<std::size_t>(loop)].extent; }
 
-  // A loop that is not there has one step of one element.
+  // A loop that does not exist has one step of one element.
   int dimOf(int loop) const { return loops_.loops[static_cast<std::size_t>(loop)].dim; }
   std::int64_t dstStep(int loop) const { return dimOf(loop) < 0 ? dstElemBytes_ : dst_.byteStrides[dimOf(loop)]; }
   std::int64_t sourceStep(std::size_t source, int loop) const {
@@ -95,7 +95,7 @@ class BoxReducer {
   }
   Steps stepsOf(std::size_t source) const { return {sourceStep(source, 0), sourceStep(source, 1)}; }
 
-  // The accumulator is finished as a value of its own type and then cast, so that there is one rounding.
+  // The accumulator is first stored as a value of the accumulator's type and then cast, so only one rounding happens.
   void chooseCast(DType dtype, DType dstDtype, ReduceOp op) {
     const bool isWiderAcc = kernel_.decode != nullptr;
     const DType accDtype = !isWiderAcc ? dtype : (kernel_.lanesPerElem == 2 ? DType::kComplex64 : DType::kFloat32);
@@ -122,7 +122,8 @@ class BoxReducer {
     const std::int64_t most = static_cast<std::int64_t>(kBlockBytes) / widestBytes;
     block_.cols = std::min(extent(0), most);
     if (isAnyTransposed) {
-      // A source whose runs go along the rows is read in squares, so that its lines are used up while they are near.
+      // A source whose runs go along the rows is read in squares, so that each cache line is used up while still in the
+      // cache.
       block_.cols = std::min<std::int64_t>(block_.cols, 16);
     }
     block_.rows = std::min(extent(1), most / block_.cols);
@@ -135,8 +136,8 @@ class BoxReducer {
     isAhead_ = isRun && (isStreamed_ || totalBytes >= kReduceAheadFromBytes);
   }
 
-  // How far from this block lies what the same source needs about kAheadBytes later: further along the run, or at its end the start of a
-  // row to come. 0: nothing is to be fetched.
+  // Distance from this block to the bytes of the same source that are needed about kAheadBytes later: further along the
+  // run, or, at the end of the run, the start of a later row. 0: fetch nothing.
   std::int64_t aheadOf(std::size_t source) const {
     if (!isAhead_) {
       return 0;
@@ -245,7 +246,8 @@ class BoxReducer {
   const std::int64_t elemBytes_;  // of the sources
   const std::int64_t dstElemBytes_;
   const std::int64_t divisor_;
-  // Where the destination has another type: stores the accumulator as what it is; and casts that, unless it is the destination's type.
+  // Only where the destination has another type: finish_ stores the accumulator in the accumulator's own type, then
+  // cast_ converts the stored value, unless the destination has the accumulator's type.
   decltype(ReduceKernel::encode) finish_ = nullptr;
   CastLanes cast_ = nullptr;
   JointLoops loops_;

@@ -1,4 +1,4 @@
-// Templates of strided_runs.h. Include that, not this.
+// Templates of strided_runs.h. Include strided_runs.h instead of this file.
 #pragma once
 
 #include "ops/boxes/strided_runs.h"

@@ -1,6 +1,7 @@
-// Walks over a box in row-major order. A run is as long as the trailing dimensions lie without gaps; the other dimensions become loops over
-// runs, joined where one continues the other. A segment is a box of whole rows: the longest suffix of dimensions that fits is kept whole,
-// the dimension left of it is cut evenly, and those further left have extent 1.
+// Walks over a box in row-major order. The trailing dimensions without gaps form a run. The other dimensions become
+// loops over runs; two loops are joined where one continues the other. A segment is a box of whole rows: the longest
+// suffix of dimensions within the limit is kept whole, the next dimension to the left is cut evenly, and the dimensions
+// further left have extent 1.
 #include "ops/boxes/strided_runs.h"
 
 #include <algorithm>
@@ -46,7 +47,7 @@ std::size_t extentBytes(const StridedBox& box, const Dims& shape, std::size_t el
 
 SegmentCursor::SegmentCursor(const Dims& shape, std::size_t elemBytes, std::size_t maxBytes)
     : full_(shape), offset_(Dims::filled(shape.size(), 0)), segment_(shape), elemBytes_(elemBytes), done_(false) {
-  // The longest suffix of whole dimensions that fits; the dimension left of it is cut.
+  // Finds the longest suffix of whole dimensions within maxBytes. The dimension left of the suffix is cut.
   std::size_t suffixBytes = elemBytes;
   cutDim_ = shape.size();
   while (cutDim_ > 0 && suffixBytes * static_cast<std::size_t>(shape[cutDim_ - 1]) <= maxBytes) {

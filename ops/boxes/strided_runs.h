@@ -1,5 +1,5 @@
-// Boxes of strided tensors in memory: where their elements lie, their contiguous runs, and how a box is cut into segments.
-// Pure functions over memory that the caller owns; no allocation; any thread.
+// Boxes of strided tensors in memory: the addresses of their elements, their contiguous runs, and how a box is cut into
+// segments. Pure functions over memory of the caller; no allocation; any thread.
 #pragma once
 
 #include <cstddef>
@@ -10,7 +10,8 @@
 
 namespace shardwire::internal {
 
-// A box in memory: the address of its first element and the strides, in BYTES. The shape goes with it in each call.
+// A box in memory: the address of its first element and the strides, in BYTES. The shape is passed beside the box in
+// each call.
 struct StridedBox {
   std::byte* bytes = nullptr;
   Dims byteStrides;
@@ -20,7 +21,7 @@ StridedBox boxOf(const TensorView& view, const Dims& offset);
 // Bytes from the box's first element to one past its last; 0 when it is empty.
 std::size_t extentBytes(const StridedBox& box, const Dims& shape, std::size_t elemBytes);
 
-// Bytes of its elements.
+// Bytes of the box's elements.
 inline std::size_t boxBytes(const Dims& shape, std::size_t elemBytes) {
   return static_cast<std::size_t>(numElements(shape)) * elemBytes;
 }
@@ -49,7 +50,7 @@ class SegmentCursor {
   Dims segment_;
   std::size_t elemBytes_ = 1;
   std::size_t bytes_ = 0;
-  int cutDim_ = 0;  // dims right of it are whole, left of it have extent 1
+  int cutDim_ = 0;  // the dims right of cutDim_ are whole, the dims left of cutDim_ have extent 1
   std::int64_t cutExtent_ = 1;
   bool done_ = true;
 };

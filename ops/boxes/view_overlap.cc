@@ -1,7 +1,7 @@
-// Two views share a byte when a sum of steps leads from a byte of one to a byte of the other, where each dimension offers its stride a
-// limited number of times. That is a knapsack: it is searched from the largest stride down, cut off by the greatest common divisor and by
-// the farthest reach of the strides left. Two contiguous views need no search. A search that takes too long says "shared", which is the
-// safe answer.
+// Two views share a byte when a sum of steps leads from a byte of one view to a byte of the other, where each dimension
+// offers its stride a limited number of times. This is a knapsack problem. The search starts with the largest stride
+// and is cut off by the greatest common divisor and by the farthest reach of the remaining strides. Two contiguous
+// views need no search. A search that takes too long answers "shared", which is the safe answer.
 #include "ops/boxes/view_overlap.h"
 
 #include <algorithm>
@@ -14,13 +14,14 @@ namespace shardwire::internal {
 
 namespace {
 
-// A step that can be taken 0..most times.
+// A step of `bytes`, to be taken between 0 and `most` times.
 struct Term {
   std::int64_t bytes = 0;
   std::int64_t most = 0;
 };
 
-// Two views share a byte exactly when a sum of steps, some of each view, leads from one to the other: whether such a sum exists.
+// Whether a sum of the added steps reaches a target. Two views share a byte exactly when some sum of steps of both
+// leads from one view to the other.
 class StepSum {
  public:
   void add(std::int64_t bytes, std::int64_t most) {

@@ -18,12 +18,13 @@ struct AddressRange {
   bool meets(const AddressRange& other) const { return first < other.last && other.first < last; }
 };
 AddressRange addressRange(const TensorView& view);
-// Whether 64 bits hold each stride and the way to the farthest element, in bytes. Of a view where they do not nothing else may be asked.
+// Whether each stride, and the distance to the farthest element, in bytes, fits in 64 bits. The other functions of this
+// file require true.
 bool isAddressable(const TensorView& view);
 
-// Whether a byte belongs to both. Layouts so entangled that the search takes too long count as sharing.
+// Whether any byte belongs to both views. The answer is true where the search takes too long.
 bool shareMemory(const TensorView& a, const TensorView& b);
-// Whether the two are one tensor: equal elements at equal places. Contiguous ones may differ in shape.
+// Whether `a` and `b` are one tensor: equal elements at equal places. The shapes of contiguous views may differ.
 bool areOneTensor(const TensorView& a, const TensorView& b);
 // The first two views, by index, that share memory.
 std::optional<std::pair<std::size_t, std::size_t>> findShared(std::span<const TensorView> views);
