@@ -1,15 +1,16 @@
-// All-reduce: everybody's input -> everybody's output, combined in rank order. In place.
+// All-reduce: every rank's input -> every rank's output, combined in rank order. In place.
 //
-//   direct   everybody reads all inputs and does all the arithmetic: n (n - 1) B in all, one stage. Only for what fits a
-//            frame: a short run sends everything before it writes anything, and nobody reads in the tensor what its owner overwrites.
-//   tree     the addends of each 32 ranks come together on the first of them, and so on up to rank 0, which combines all of them in rank
-//            order; the result goes down the same way: see rank_tree.h. n B into rank 0, less than 2 n B over all links, and (n - 1) B
-//            down, 2 ceil(log32 n) stages, n - 1 links in all. For what is short on many ranks.
-//   chunks   each rank combines one chunk of all inputs, then all read each other's chunks: 2 (n - 1) / n B in and out of each rank, two
-//            stages, which is the least there can be.
-//   hierarchical   as chunks, but the chunks cross between two hosts once: B (L (n - L) + (H - 1) L) / n out of a host of L ranks instead
-//   of
-//            twice the first term; three stages.
+//   direct   every rank reads all inputs and does all the arithmetic: n (n - 1) B in all, one stage. Only for tensors
+//            that fit a frame: a short run sends everything before it writes anything, so no rank reads bytes in a
+//            peer's tensor that the peer overwrites.
+//   tree     the addends of each 32 ranks are gathered on the first of these ranks, and so on up to rank 0, which
+//            combines all addends in rank order. The result goes down the same way: see rank_tree.h. n B into rank 0,
+//            less than 2 n B over all links, and (n - 1) B down, 2 ceil(log32 n) stages, n - 1 links in all. For short
+//            tensors on many ranks.
+//   chunks   each rank combines one chunk of all inputs, then all ranks read each other's chunks: 2 (n - 1) / n B in
+//            and out of each rank, the least possible; two stages.
+//   hierarchical   as chunks, but the chunks cross between two hosts once: B (L (n - L) + (H - 1) L) / n out of a host
+//            of L ranks instead of twice the first term; three stages.
 #include <algorithm>
 #include <vector>
 
@@ -42,7 +43,7 @@ StageTensor chunkInOutput(const CollectiveCall& call, Rank rank, int worldSize) 
   return {StageTensor::From::kOutput, 0, first, last - first};
 }
 
-// Each rank combines its own chunk.
+// Each rank combines one chunk.
 Stage combineStage(const CollectiveCall& call, Rank rank, int worldSize) {
   Stage combine;
   combine.plan = combineChunks(call, rank, worldSize);
@@ -51,7 +52,8 @@ Stage combineStage(const CollectiveCall& call, Rank rank, int worldSize) {
   return combine;
 }
 
-// Peers only read, of my tensor, the chunks that I do not write in the first stage, and only my chunk in the second: so one buffer does.
+// In the first stage peers read only the chunks of my tensor that I do not write. In the second stage peers read only
+// my chunk. So one buffer is enough.
 Program chunkedAllReduce(const CollectiveCall& call, Rank rank, int worldSize) {
   const std::int64_t n = call.numElems;
   Program program;
@@ -70,7 +72,7 @@ Program chunkedAllReduce(const CollectiveCall& call, Rank rank, int worldSize) {
   return program;
 }
 
-// The first half is that of chunks, so the bits are the same.
+// The first stage equals the first stage of chunks, so the bits are equal too.
 Program hierarchicalAllReduce(const CollectiveCall& call, Rank rank, const Topology& topology) {
   Program program;
   program.stages.push_back(combineStage(call, rank, topology.worldSize));
@@ -82,8 +84,8 @@ Program hierarchicalAllReduce(const CollectiveCall& call, Rank rank, const Topol
 
 // ---- tree
 //
-// A rank's own addend stays in its tensor; those of the ranks below it lie behind each other in its scratch, in rank order. Nothing is
-// added on the way: partial sums would round otherwise than the other algorithms do.
+// A rank's own addend stays in the rank's tensor. The addends of the ranks below follow each other in the scratch
+// memory, in rank order. Nothing is added on the way: partial sums would round differently from the other algorithms.
 
 // Wide: the messages are short, and a hop, at which a rank must be awake, costs more than the stores for 31 peers.
 constexpr int kTreeWidth = 32;
@@ -92,7 +94,7 @@ StageTensor addendsBelow(const CollectiveCall& call, Rank rank, Rank first, Rank
   return {StageTensor::From::kScratch, 0, (first - rank - 1) * call.numElems, (end - first) * call.numElems};
 }
 
-// Each block of the level above comes together on its first rank.
+// The blocks of one level are gathered on the first rank of their block of the next level.
 Stage raiseStage(const CollectiveCall& call, const RankTree& tree, int level, Rank rank, int worldSize) {
   const std::int64_t n = call.numElems;
   const auto width = static_cast<Rank>(tree.widthOf(level));
@@ -121,7 +123,7 @@ Stage raiseStage(const CollectiveCall& call, const RankTree& tree, int level, Ra
   return stage;
 }
 
-// All addends come together on rank 0, and are combined where they come.
+// All addends are gathered on rank 0, which combines them.
 Stage combineAtRoot(const CollectiveCall& call, const RankTree& tree, Rank rank, int worldSize) {
   const std::int64_t n = call.numElems;
   const int level = tree.numLevels() - 1;
@@ -150,7 +152,7 @@ Stage combineAtRoot(const CollectiveCall& call, const RankTree& tree, Rank rank,
   return stage;
 }
 
-// Who is a parent at `level` has the result and gives it to those below it there.
+// A parent at `level` has the result and sends it to the parent's children at that level.
 Stage lowerStage(const CollectiveCall& call, const RankTree& tree, int level, Rank rank, int worldSize) {
   const std::int64_t n = call.numElems;
   const std::vector<Rank> to = tree.childrenOf(rank, level);
@@ -178,7 +180,7 @@ Program treeAllReduce(const CollectiveCall& call, Rank rank, int worldSize) {
   for (int level = top; level >= 0; --level) {
     program.stages.push_back(lowerStage(call, tree, level, rank, worldSize));
   }
-  // What a stage reads was written in the one before, and the result comes where the own addend lay.
+  // Each stage reads bytes that the stage before wrote, and the result is written where the rank's own addend was.
   for (std::size_t i = 1; i < program.stages.size(); ++i) {
     program.stages[i].afterPrevious = true;
   }

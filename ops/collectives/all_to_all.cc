@@ -1,5 +1,6 @@
-// All-to-all: my inputs[r] -> rank r's outputs[me]. One stage, direct; what must move, moved once. Each rank knows its own counts only, so
-// a disagreement shows when the bytes meet. Peers are visited by distance, so that not all ranks start at the same one.
+// All-to-all: my inputs[r] -> rank r's outputs[me]. One direct stage, in which every byte moves once. Each rank knows
+// only its own counts, so a disagreement is detected when the bytes arrive. Peers are visited by distance, so that not
+// all ranks start with the same peer.
 #include "ops/collectives/families.h"
 #include "ops/collectives/stages.h"
 
@@ -26,7 +27,7 @@ Plan plan(const CollectiveCall& call, Rank rank) {
     if (elems == 0) {
       continue;
     }
-    // What comes from `from` is its input number `rank`.
+    // The bytes from rank `from` are input number `rank` of rank `from`.
     const auto first = static_cast<std::uint32_t>(plan.moves.size());
     plan.moves.push_back({.output = from,
                           .offset = {0},

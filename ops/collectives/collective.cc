@@ -1,5 +1,5 @@
-// A call becomes a program here: the family of the collective writes its stages, each a plan over views of the call's tensors or of
-// scratch.
+// Turns a call into a program: the family of the collective writes the stages, each a plan over views of the call's
+// tensors or of scratch memory.
 #include "ops/collectives/collective.h"
 
 #include <fmt/format.h>
@@ -114,7 +114,7 @@ Program programOf(const CollectiveCall& call, Algorithm algorithm, Rank rank, co
   Program program = build(call, algorithm, rank, topology);
   program.algorithm = algorithm;
   SW_CHECK(!program.stages.empty());
-  // Ranks that chose differently, or that are in different stages, must not take each other's frames.
+  // Ranks that chose different algorithms, or that are in different stages, must not accept each other's frames.
   for (std::size_t i = 0; i < program.stages.size(); ++i) {
     Hasher hash;
     hash.add(fingerprintOf(call));

@@ -1,7 +1,9 @@
-// What a collective is, as a plain value, and what planning it yields: stages, each a Plan over parts of the caller's tensors. Pure.
-// Tensors are flat and contiguous here; n = ranks, B = bytes of one rank's tensor, costs as bytes moved between ranks.
+// A collective as a plain value, and the program that planning yields: stages, each a Plan over parts of the caller's
+// tensors. Pure. Tensors are flat and contiguous here; n = ranks, B = bytes of one rank's tensor, costs are bytes moved
+// between ranks.
 //
-// One file per family holds its algorithms and their cost; select.h chooses; programOf() below is the one door.
+// One file per family holds the algorithms and their cost. select.h chooses the algorithm. programOf() below is the
+// only entry point.
 #pragma once
 
 #include <cstdint>
@@ -34,11 +36,11 @@ inline constexpr Collective kCollectives[] = {Collective::kBroadcast,     Collec
 std::string_view collectiveName(Collective kind);
 
 enum class Algorithm : std::uint8_t {
-  kDirect = 1,         // everybody reads what he wants from whoever has it, in one stage
-  kChunks = 2,         // cut into n chunks: each rank makes its own, then the chunks are put together
+  kDirect = 1,         // every rank reads each wanted box from a rank that holds the box, in one stage
+  kChunks = 2,         // cut into n chunks: each rank makes one chunk, then the chunks are put together
   kTree = 3,           // of a broadcast: binomial, ceil(log2 n) stages; of an all_reduce: see rank_tree.h
   kDissemination = 4,  // barrier in ceil(log2 n) stages, two messages each
-  kHierarchical = 5,   // as kChunks, but what is put together crosses between two hosts once: see hierarchy.h
+  kHierarchical = 5,   // as kChunks, but the chunks cross between two hosts once: see hierarchy.h
 };
 std::string_view algorithmName(Algorithm algorithm);
 
@@ -49,18 +51,18 @@ struct Topology {
   std::vector<std::int32_t> hosts;  // by rank: equal numbers share a host; empty: all on one
 };
 
-// One call, without its memory. The spans are kAllToAll's and borrow.
+// One call, without its memory. Only kAllToAll has the spans, which borrow.
 struct CollectiveCall {
   Collective kind = Collective::kBarrier;
   DType dtype = DType::kFloat32;
   ReduceOp op = ReduceOp::kNone;
   Rank root = 0;
-  std::int64_t numElems = 0;                 // of one rank's tensor (of each of them where there is a list); not kAllToAll
+  std::int64_t numElems = 0;                 // of one rank's tensor (of each tensor of a list); not kAllToAll
   std::span<const std::int64_t> inputElems;  // kAllToAll: elements for each rank
   std::span<const std::int64_t> outputElems;
 };
 
-// A part of the caller's tensors, or of scratch memory that lives as long as the operation.
+// A part of the caller's tensors, or of scratch memory with the lifetime of the operation.
 struct StageTensor {
   enum class From : std::uint8_t { kInput, kOutput, kScratch };
   From from = From::kInput;
@@ -73,7 +75,8 @@ struct Stage {
   Plan plan;
   std::vector<StageTensor> inputs;  // as plan.inputs
   std::vector<StageTensor> outputs;
-  bool afterPrevious = false;  // starts when the stage before is done: reads what that wrote, or writes what others read in it
+  // starts when the stage before is done: reads bytes written there, or writes bytes that other ranks read there
+  bool afterPrevious = false;
 };
 
 // The stages of one rank; every rank has equally many.
@@ -83,7 +86,8 @@ struct Program {
   std::int64_t scratchElems = 0;
 };
 
-// Equal exactly for calls that fit together; all-to-all's splits are left out, since each rank knows its own only.
+// Equal exactly for calls that fit together. The splits of an all-to-all are left out, since each rank knows only its
+// own splits.
 std::uint64_t fingerprintOf(const CollectiveCall& call);
 // "all_reduce(float32[1024], sum)"; with the shape of one rank's tensor, "all_reduce(float32[32, 32], sum)".
 std::string describe(const CollectiveCall& call);

@@ -1,4 +1,4 @@
-// One builder per family; each file's head gives its algorithms and what they cost. Called by programOf().
+// One builder per family, called by programOf(). The head of each file describes the algorithms and their cost.
 #pragma once
 
 #include "ops/collectives/collective.h"

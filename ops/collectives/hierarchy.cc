@@ -11,7 +11,7 @@ namespace {
 LocalTensor partTensor(const Spread& spread, Rank owner) {
   const auto [first, last] = spread.partOf(owner);
   LocalTensor tensor = flatPart(first, last - first);
-  tensor.replicaClass = 1;  // whoever holds a part holds the same
+  tensor.replicaClass = 1;  // all holders of a part hold equal elements
   return tensor;
 }
 

@@ -1,10 +1,11 @@
-// Between hosts a byte should cross once: each rank's part goes to one rank of every other host, and from there to its neighbours.
+// Between hosts a byte should cross once: each rank's part goes to one rank of every other host, and from there to the
+// other ranks of the host.
 //
 //   flat           each host sends its parts to every rank elsewhere: L (n - L) parts leave a host of L ranks
-//   hierarchical   (H - 1) L parts leave it, L times fewer, for one stage more
+//   hierarchical   (H - 1) L parts leave a host, L times fewer, for one stage more
 //
-// Only for what is moved as it is. Sums are not taken apart by hosts: they combine all ranks' addends in rank order with one rounding, and
-// partial sums would give other bits.
+// Only for bytes that are moved unchanged. Sums are not split by hosts: a sum combines all ranks' addends in rank order
+// with one rounding, and partial sums would give other bits.
 #pragma once
 
 #include <functional>
@@ -23,9 +24,10 @@ class HostGroups {
 
   std::size_t numHosts() const { return ranks_.size(); }
   std::size_t hostOf(Rank rank) const { return hostOf_[static_cast<std::size_t>(rank)]; }
-  // Who takes `owner`'s part for all of `host`, which is not the owner's: ranks with the same place on their hosts talk to each other.
+  // The rank that receives `owner`'s part for all of `host`, another host than the owner's. Ranks with the same place
+  // on their hosts exchange their parts.
   Rank agentOf(std::size_t host, Rank owner) const { return ranks_[host][indexOf_[static_cast<std::size_t>(owner)] % ranks_[host].size()]; }
-  // Whether `rank` has `owner`'s part once it crossed.
+  // Whether `rank` has `owner`'s part after the parts crossed between the hosts.
   bool holds(Rank rank, Rank owner) const {
     return rank == owner || (hostOf(rank) != hostOf(owner) && agentOf(hostOf(rank), owner) == rank);
   }
@@ -43,7 +45,7 @@ struct Spread {
   std::function<std::pair<std::int64_t, std::int64_t>(Rank)> partOf;  // [first, last) of the global tensor
   std::function<StageTensor(Rank)> placeOf;                           // where this rank has, or gets, a rank's part
   Rank hasAll = -1;                                                   // has all parts from the start, and gets none
-  std::optional<StageTensor> ownCopy;                                 // where each rank wants a copy of its own part; all ranks or none
+  std::optional<StageTensor> ownCopy;  // where each rank wants a copy of the rank's own part; all ranks or none
 };
 
 // Adds two stages: across hosts, then within them.

@@ -33,8 +33,8 @@ Program chunkedReduce(const CollectiveCall& call, Rank rank, int worldSize) {
   const std::int64_t n = call.numElems;
   const bool isRoot = rank == call.root;
   const auto [first, last] = chunkOf(call, rank, worldSize);
-  // Peers read, of root's tensor, the chunks that root does not write in the first stage: so root's chunk goes straight into its output.
-  // The others must leave their tensors alone.
+  // In the first stage peers read only the chunks of root's tensor that root does not write, so root's chunk goes
+  // straight into root's output. The other ranks must not write their tensors.
   const StageTensor mine = isRoot ? StageTensor{StageTensor::From::kOutput, 0, first, last - first}
                                   : StageTensor{StageTensor::From::kScratch, 0, 0, last - first};
   Program program;

@@ -1,6 +1,6 @@
-// One table decides: rows are read from the top, and the first row of the collective whose limits hold gives the algorithm.
-// SHARDWIRE_ALGORITHMS replaces the table for the collectives that it names. Ranks must choose alike, so only what all ranks know decides:
-// the collective, the bytes, the number of ranks and how they lie on hosts.
+// One table decides. Rows are read from the top: the first row of the collective whose limits hold gives the algorithm.
+// SHARDWIRE_ALGORITHMS replaces the table for the collectives named there. All ranks must choose the same algorithm, so
+// the choice depends only on facts known to all ranks: the collective, the bytes, the number of ranks and their hosts.
 #include "ops/collectives/select.h"
 
 #include <fmt/format.h>
@@ -19,7 +19,8 @@ namespace {
 
 constexpr std::size_t kFrame = std::numeric_limits<std::size_t>::max() - 1;  // Selection::frameBytes
 constexpr std::size_t kAny = std::numeric_limits<std::size_t>::max();
-// Below this a further stage costs more than it saves between hosts; measured over tcp, docs/benchmarks.md.
+// Between hosts, below this size a further stage costs more time than the stage saves; measured over tcp,
+// docs/benchmarks.md.
 constexpr std::size_t kShortAcross = std::size_t{64} << 10;
 constexpr int kManyRanks = std::numeric_limits<int>::max();
 
@@ -114,7 +115,7 @@ Algorithm select(const CollectiveCall& call, const Selection& selection) {
     return Algorithm::kDirect;
   }
   const std::size_t bytes = static_cast<std::size_t>(call.numElems) * elementBytes(call.dtype);
-  // A direct all-reduce writes what its peers read, unless they have it in a frame.
+  // A direct all-reduce overwrites bytes that its peers read, unless the bytes are sent in a frame.
   const bool mustChunk = call.kind == Collective::kAllReduce && bytes > selection.frameBytes;
   if (const Algorithm* forced = forcedFor(call.kind, selection); forced != nullptr) {
     return mustChunk && *forced == Algorithm::kDirect ? Algorithm::kChunks : *forced;

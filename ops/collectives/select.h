@@ -1,4 +1,5 @@
-// Which algorithm a collective takes, by bytes, ranks and hosts: one table, the first row that fits. Pure; the same on every rank.
+// Chooses the algorithm of a collective by bytes, ranks and hosts: one table, the first row that fits. Pure; the same
+// on every rank.
 #pragma once
 
 #include <string>
@@ -10,7 +11,7 @@
 
 namespace shardwire::internal {
 
-// What a user forces: (collective, algorithm) pairs.
+// One choice that the user forces: (collective, algorithm).
 struct ForcedAlgorithm {
   Collective kind = Collective::kBarrier;
   Algorithm algorithm = Algorithm::kDirect;
@@ -25,10 +26,10 @@ struct Selection {
   std::vector<ForcedAlgorithm> forced;
 };
 
-// Those that there are for this collective, the default first.
+// The algorithms of this collective, the default first.
 std::span<const Algorithm> algorithmsOf(Collective kind);
 Algorithm select(const CollectiveCall& call, const Selection& selection);
-// For people: every row, whether it can apply here, and why it is there.
+// For people: every row, whether the row can apply here, and the reason for the row.
 std::string describeSelection(const Selection& selection);
 
 }  // namespace shardwire::internal
