@@ -1,6 +1,6 @@
-// Steps of one assignment: the wanted box is decomposed into CELLS that have the same stocks everywhere; each cell's contributions get
-// their TIER, the holders that may supply it; cells with equal tiers that touch are merged; each cell is then cut into PIECES and each
-// piece gets one holder per contribution.
+// Steps of one assignment. The wanted box is decomposed into CELLS; all of a cell has the same stocks. Each
+// contribution of a cell gets a TIER, the holders that may supply the contribution. Cells that touch and have equal
+// tiers are merged. Each cell is then cut into PIECES, and each piece gets one holder per contribution.
 #include "ops/plan/assign_sources.h"
 
 #include <algorithm>
@@ -17,7 +17,8 @@ struct Cut {
   std::uint32_t numParts = 1;
 };
 
-// The outermost dimension that can be cut into `numParts` of nearly equal size; failing that, the one that comes nearest to it.
+// The outermost dimension that can be cut into `numParts` of nearly equal size. Without such a dimension, the nearest
+// to equal sizes.
 Cut chooseCut(int numDims, const std::int64_t* row, std::uint32_t numParts) {
   Cut best;
   double bestUnevenness = 0;
@@ -34,7 +35,8 @@ Cut chooseCut(int numDims, const std::int64_t* row, std::uint32_t numParts) {
   return best;
 }
 
-// Part `part` of the row, cut as `cut` says: the first parts are longer by one where it does not divide.
+// Part `part` of the row, cut as `cut` says. Where the extent does not divide evenly, the first parts are longer by
+// one.
 void partOf(int numDims, const std::int64_t* row, const Cut& cut, std::uint32_t part, std::int64_t* out) {
   std::copy_n(row, 2 * numDims, out);
   if (cut.numParts == 1) {
@@ -171,7 +173,8 @@ void Assigner::decomposeLastWriter(const TensorSources& sources, const WantedBox
   splitScratch_.clear();
   splitScratch_.push_back({0, {}});
   cellBoxes_.add(wanted.row);
-  // From the last writer to the first: what it covers is its own, the rest is left to those before it.
+  // From the last writer to the first: a writer supplies the part it covers, and the rest is left to the earlier
+  // writers.
   for (std::size_t end = candidates_.size(); end > 0 && !splitScratch_.empty();) {
     std::size_t begin = end - 1;
     while (begin > 0 && sources.contribution[candidates_[begin - 1]] == sources.contribution[candidates_[begin]]) {
@@ -289,7 +292,8 @@ void Assigner::nameKinds() {
   }
 }
 
-// Along each dimension, innermost first: cells of one kind that touch and are equal in all other dimensions become one.
+// Merges along each dimension, innermost first: cells of one kind that touch and are equal in all other dimensions
+// become one cell.
 void Assigner::mergeCells(int numDims) {
   for (int d = numDims - 1; d >= 0; --d) {
     const auto equalBut = [&](const TieredCell& a, const TieredCell& b) {
@@ -330,7 +334,7 @@ const Pieces& Assigner::finish(const TensorSources& sources, const WantedBox& wa
       nameKinds();
       mergeCells(sources.numDims);
     }
-    // Disjoint boxes differ in their begins.
+    // Disjoint boxes have different begins.
     std::sort(tiered_.begin(), tiered_.end(), [&](const TieredCell& a, const TieredCell& b) {
       const std::int64_t* x = cellBoxes_[a.box];
       const std::int64_t* y = cellBoxes_[b.box];

@@ -1,12 +1,13 @@
-// Who supplies each element of an output box: the one function that senders and receivers both call, so that they agree without asking each
-// other.
+// Which rank supplies each element of an output box. Senders and receivers both call this one function, so both get the
+// same answer without a message.
 //
-// Without a reduction the last contribution that covers an element supplies it. With one, every contribution that covers an element takes
-// part, in order; an element that only one covers is a plain copy. Within a contribution the holder is: the wanting rank itself; else the
-// ranks of its host; else all. When several remain, a large box is cut among them and a small one goes to one of them, in turn by the
-// wanting rank's number among the ranks that do not hold it: so all holders carry like loads.
+// Without a reduction the last contribution that covers an element supplies the element. With a reduction every
+// contribution that covers an element takes part, in order; an element that only one contribution covers is a plain
+// copy. The holder of a contribution is the wanting rank itself, else one of the ranks of the wanting rank's host, else
+// any rank. When several holders remain, a large box is cut among them, and a small box goes to one of them in turn, by
+// the wanting rank's number among the non-holders. So all holders carry similar loads.
 //
-// Pure functions of (index, box); one Assigner per thread, for its scratch memory.
+// Pure functions of (index, box). An Assigner has scratch memory, so each thread has one of its own.
 #pragma once
 
 #include <cstdint>
@@ -18,7 +19,7 @@
 
 namespace shardwire::internal {
 
-// From this size on a box with several holders is cut among them.
+// Boxes of this size and more are cut among their holders.
 inline constexpr std::uint64_t kCutBytes = std::uint64_t{64} << 10;
 // But into no smaller parts than this.
 inline constexpr std::uint64_t kMinPartBytes = std::uint64_t{4} << 10;
@@ -43,14 +44,14 @@ struct Piece {
   std::uint32_t numSources = 0;
 };
 
-// Disjoint pieces of the wanted box, in an order that does not depend on who asks. Uncovered elements are in none.
+// Disjoint pieces of the wanted box. The order does not depend on the asking rank. Uncovered elements are in no piece.
 struct Pieces {
   BoxList boxes;
   std::vector<Piece> pieces;
   std::vector<PieceSource> sources;
 };
 
-// One per thread. Ask for the boxes of one rank at a time: startRank, then each of its boxes by (output, slice).
+// One per thread. Ask for the boxes of one rank at a time: startRank(), then each box of the rank by (output, slice).
 class Assigner {
  public:
   // `index` must outlive the assigner.
@@ -60,24 +61,25 @@ class Assigner {
   // Good until the next call.
   const Pieces& assign(const WantedBox& wanted);
 
-  // What `supplier` has to look at is much less than everything: set it once, then ask for each box that others want.
+  // Restricts the search to the boxes of `supplier`, which are far fewer than all boxes. Call setSupplier() once, then
+  // assignFromSupplier() for each box wanted by another rank.
   void setSupplier(Rank supplier);
   bool supplies(std::int32_t tensor) const { return !supplierSearch_[static_cast<std::size_t>(tensor)].empty(); }
-  // At least those pieces of assign(wanted) in which the supplier takes part, in the same order.
+  // At least the pieces of assign(wanted) in which the supplier takes part, in the same order.
   const Pieces& assignFromSupplier(const WantedBox& wanted);
 
  private:
-  // Part of the wanted box that has the same stocks everywhere; for a copy, the stocks of the contribution that wins.
+  // Part of the wanted box with the same stocks everywhere. For a copy: the stocks of the winning contribution.
   struct Cell {
     std::uint32_t box = 0;              // of cellBoxes_
     std::vector<std::uint32_t> stocks;  // by contribution
   };
-  // The holders of one contribution that may supply a cell, and whose turn it is.
+  // The holders of one contribution that may supply a cell, and the number of the holder whose turn comes next.
   struct Tier {
     const Holder* holders = nullptr;
     std::uint32_t numHolders = 0;
     std::uint32_t turn = 0;
-    std::uint32_t holderSet = kNoHolderSet;  // whose boxes are counted
+    std::uint32_t holderSet = kNoHolderSet;  // the set of holders whose boxes are counted
   };
   struct TieredCell {
     std::uint32_t box = 0;        // of cellBoxes_
@@ -104,8 +106,8 @@ class Assigner {
 
   const SourceIndex& index_;
   Rank supplier_ = -1;
-  std::vector<BoxSearch> supplierSearch_;  // by tensor: the stocks that supplier_ holds
-  // Of the rank in hand: how many of its boxes went to each holder set so far, and which sets have any.
+  std::vector<BoxSearch> supplierSearch_;  // by tensor: the stocks held by supplier_
+  // For the rank being assigned: how many boxes went to each holder set so far, and which sets have any.
   std::vector<std::uint32_t> boxesOfSet_;
   std::vector<std::uint32_t> touchedSets_;
   // Scratch of one assign():

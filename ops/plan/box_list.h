@@ -1,5 +1,6 @@
-// Boxes of one number of dimensions, packed: a row holds every begin, then every end. The planner's hot loops walk these instead of Slices,
-// which take 270 bytes each whatever they hold. Not thread safe; a row pointer is good until the list grows.
+// Boxes of one number of dimensions, packed: a row holds every begin, then every end. The planner's hot loops walk rows
+// instead of Slices, because a Slice takes 270 bytes whatever its number of dimensions. Not thread safe; a row pointer
+// is valid until the list grows.
 #pragma once
 
 #include <algorithm>
@@ -95,7 +96,8 @@ class BoxList {
   std::vector<std::int64_t> coords_;
 };
 
-// Calls visit(row) for at most 2 * numDims disjoint boxes that together are `from` without `hole`. Precondition: from contains hole.
+// Calls visit(row) for at most 2 * numDims disjoint boxes whose union is `from` without `hole`. Precondition: from
+// contains hole.
 template <typename Visit>
 void subtractRows(int numDims, const std::int64_t* from, const std::int64_t* hole, Visit visit) {
   BoxRow rest;  // equals the hole in all dimensions already done
@@ -118,10 +120,11 @@ void subtractRows(int numDims, const std::int64_t* from, const std::int64_t* hol
   }
 }
 
-// Finds the boxes of a list that overlap a box: sorted by their begin along one dimension, with the largest end so far.
+// Finds the boxes of a list that overlap a box. The boxes are sorted by their begin along one dimension, with the
+// largest end so far.
 class BoxSearch {
  public:
-  // `boxes` must outlive the search; `members` are rows of it. Precondition: dim < numDims, or numDims == 0.
+  // `boxes` must outlive the search; `members` are rows of `boxes`. Precondition: dim < numDims, or numDims == 0.
   void build(const BoxList& boxes, const std::vector<std::uint32_t>& members, int dim) {
     boxes_ = &boxes;
     dim_ = boxes.numDims() == 0 ? -1 : dim;
@@ -161,7 +164,7 @@ class BoxSearch {
  private:
   struct Entry {
     std::int64_t begin;
-    std::int64_t maxEnd;  // of this entry and all before it
+    std::int64_t maxEnd;  // of this entry and all entries before
     std::uint32_t member;
   };
   const BoxList* boxes_ = nullptr;

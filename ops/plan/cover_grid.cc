@@ -1,13 +1,14 @@
-// Two passes over the boxes: the first gathers the begins and ends of each dimension, which cut it into intervals; the second raises the
-// count of every cell that a box covers. Counts stop at 2, which means "more than one". Where this would take much more memory or time than
-// the list of boxes, there is no grid, and callers search the boxes themselves.
+// Two passes over the boxes. The first pass gathers the begins and ends of each dimension, which cut the dimension into
+// intervals. The second pass raises the count of every cell covered by a box. Counts stop at 2, which means "more than
+// one". No grid is made where a grid would take much more memory or time than the list of boxes; callers then search
+// the boxes themselves.
 #include "ops/plan/cover_grid.h"
 
 namespace shardwire::internal {
 
 namespace {
 
-// A grid is worth its memory while it is not much larger than the set of boxes.
+// A grid is worth the memory only while the grid is not much larger than the set of boxes.
 constexpr std::size_t kCellsPerBox = 16;
 constexpr std::size_t kMinCellLimit = std::size_t{1} << 14;
 constexpr std::size_t kMarksPerBox = 64;
@@ -179,7 +180,7 @@ CoverGrid::Cover CoverGrid::coverOf(const std::int64_t* row) const {
       return {true, false};
     }
     cover.hasGap |= row[d] < cuts.front() || row[numDims + d] > cuts.back();
-    // The cell that holds the first element, and the first cell after the last one.
+    // The cell with the first element, and the first cell after the last element.
     const std::int64_t first = std::max(row[d], cuts.front());
     begin[at] = static_cast<std::size_t>(std::upper_bound(cuts.begin(), cuts.end(), first) - cuts.begin()) - 1;
     end[at] = indexOfCut(cuts, std::min(row[numDims + d], cuts.back()));

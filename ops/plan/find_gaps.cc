@@ -1,6 +1,6 @@
-// A tensor whose inputs cover all of it has no gaps: one look at its grid of covers says so. Otherwise each output box is looked up in the
-// grid, and only where that shows a gap the stocks that meet the box are cut out of it one by one. What remains is listed, rank by rank, so
-// that every rank writes the same text.
+// The grid of covers shows at one look whether the inputs cover all of a tensor. If not, each output box is looked up
+// in the grid. Only where the grid shows a gap, the stocks that meet the box are cut out of the box one by one. The
+// remaining boxes are listed rank by rank, so every rank writes the same text.
 #include "ops/plan/find_gaps.h"
 
 #include <fmt/format.h>
@@ -20,7 +20,7 @@ void uncoveredParts(const TensorSources& sources, const std::int64_t* row, BoxLi
   rest.add(row);
   std::vector<std::uint32_t> stocks;
   sources.search.forEachOverlap(row, [&stocks](std::uint32_t stock) { stocks.push_back(stock); });
-  std::sort(stocks.begin(), stocks.end());  // so that the text does not depend on the search
+  std::sort(stocks.begin(), stocks.end());  // so the text does not depend on the search
   for (const std::uint32_t stock : stocks) {
     if (rest.empty()) {
       return;

@@ -1,5 +1,6 @@
-// A tensor of which the grid of covers shows no element twice is passed at one look. Otherwise each stock looks up those that meet it, and
-// a pair of different contributions is listed once, by the number of its first stock, so that every rank writes the same text.
+// The grid of covers shows at one look whether a tensor has no element twice. If some element may be there twice, each
+// stock looks up the stocks that meet it. A pair of different contributions is listed once, by the number of the first
+// stock, so every rank writes the same text.
 #include "ops/plan/find_overlaps.h"
 
 #include <fmt/format.h>
@@ -37,7 +38,7 @@ Status checkOverlaps(const GlobalSpec& spec, const SourceIndex& index) {
           others.push_back(other);
         }
       });
-      std::sort(others.begin(), others.end());  // so that the text does not depend on the search
+      std::sort(others.begin(), others.end());  // so the text does not depend on the search
       for (const std::uint32_t other : others) {
         if (++numPairs <= kMaxPairs) {
           const std::string& name = spec.tensors[t].name;

@@ -1,7 +1,8 @@
-// Every rank merges the same specs and must come to the same result or the same error text. So the order of all checks is fixed: errors
-// that ranks report themselves, allow_gaps, declarations by rank, then inputs and outputs by rank. A tensor has one number for all ranks,
-// given by its first mention; what several ranks say of it (shape, dtype, reduction) must be equal. The first rule that is broken ends the
-// merge. Boxes that must not overlap are compared in a sweep along one dimension, so that many boxes cost n log n and not n^2.
+// Every rank merges the same specs and must reach the same result or the same error text. So the order of all checks is
+// fixed: errors that ranks report themselves, allow_gaps, declarations by rank, then inputs and outputs by rank. A
+// tensor has one number on all ranks, in the order of first mention. All ranks must declare one shape, dtype and
+// reduction. The first broken rule ends the merge. Boxes that must not overlap are compared in a sweep along one
+// dimension, so many boxes cost n log n instead of n^2.
 #include "ops/plan/global_spec.h"
 
 #include <fmt/format.h>
@@ -18,9 +19,9 @@ namespace {
 
 // A tensor while declarations and regions are gathered.
 struct TensorFacts {
-  Rank firstRank = 0;   // who declared it first
-  Rank lastRank = -1;   // who declared it last, so far
-  Rank shapeRank = -1;  // who gave its shape first; -1: nobody
+  Rank firstRank = 0;   // the first rank that declared the tensor
+  Rank lastRank = -1;   // the last rank that declared the tensor so far
+  Rank shapeRank = -1;  // the first rank that gave the shape; -1: none
   Rank dtypeRank = -1;  // likewise
   Rank outputDtypeRank = -1;
   int numDims = -1;         // -1: not known yet
@@ -145,10 +146,10 @@ class Merger {
     return Status::ok();
   }
 
-  // What only one side was given is the other side's too.
+  // A side without a dtype gets the other side's dtype.
   Status settleDtypes(GlobalTensor& tensor, const TensorFacts& facts) const {
     if (facts.dtypeRank < 0) {
-      tensor.dtype = *tensor.outputDtype;  // every declaration gives one of them
+      tensor.dtype = *tensor.outputDtype;  // every declaration gives at least one dtype
     }
     if (tensor.outputDtype == tensor.dtype) {
       tensor.outputDtype.reset();
@@ -356,7 +357,7 @@ class Merger {
     return Status::ok();
   }
 
-  // Calls refuse(a, b) for the first two boxes that share an element; a sweep along the dimension with the most distinct starts.
+  // Calls refuse(a, b) for the first two overlapping boxes; sweeps along the dimension with the most distinct starts.
   template <typename BoxAt, typename Refuse>
   Status sweepOverlaps(std::size_t numBoxes, int numDims, BoxAt boxAt, Refuse refuse) const {
     std::vector<Slice> boxes(numBoxes);
@@ -428,7 +429,7 @@ class Merger {
         });
   }
 
-  // A shape that nobody gave reaches from 0 to the end of the last box.
+  // A shape that no rank gave reaches from 0 to the end of the last box.
   void deriveShapes() {
     for (std::size_t t = 0; t < result_.tensors.size(); ++t) {
       if (facts_[t].shapeRank < 0) {
@@ -458,7 +459,7 @@ class Merger {
   std::span<const LocalSpec> specs_;
   GlobalSpec result_;
   std::vector<TensorFacts> facts_;                      // by global tensor
-  std::vector<std::vector<std::int32_t>> globalIndex_;  // by rank, by that rank's declaration
+  std::vector<std::vector<std::int32_t>> globalIndex_;  // by rank, by the index of that rank's declaration
   std::unordered_map<std::string, std::int32_t> indexOfName_;
 };
 

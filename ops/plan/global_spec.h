@@ -24,7 +24,7 @@ struct GlobalTensor {
   Dims shape;
   DType dtype = DType::kFloat32;  // of inputs
   ReduceOp reduction = ReduceOp::kNone;
-  std::optional<DType> outputDtype = std::nullopt;  // absent: dtype; never equal to it
+  std::optional<DType> outputDtype = std::nullopt;  // absent: dtype; never equal to dtype
 
   DType dtypeOfOutputs() const { return outputDtype.value_or(dtype); }
   friend bool operator==(const GlobalTensor&, const GlobalTensor&) = default;
@@ -34,7 +34,7 @@ struct GlobalSpec {
   std::string name;
   bool allowGaps = false;
   Overlap overlap = Overlap::kLast;
-  std::vector<GlobalTensor> tensors;  // in order of first mention: by rank, then by index in that rank's declaration
+  std::vector<GlobalTensor> tensors;  // in order of first mention: by rank, then by index in the rank's declaration
   std::vector<RankSpec> ranks;
   friend bool operator==(const GlobalSpec&, const GlobalSpec&) = default;
 };
@@ -44,21 +44,23 @@ std::string encodeSpec(const LocalSpec& spec);
 // Bounds-checked; kInvalidArgument on anything malformed (overflowing extents, counts larger than the bytes left, unknown enumerators).
 Result<LocalSpec> decodeSpec(std::string_view bytes);
 
-// What an encoded spec says of LocalSpec::whoPlans, without decoding the rest. Nothing for what is none.
+// The value of LocalSpec::whoPlans in an encoded spec, read without decoding the rest. nullopt for bytes that are no
+// encoded spec.
 std::optional<WhoPlans> whoPlansOf(std::string_view encodedSpec);
 
-// Merges and checks: localErrors (the lowest rank's wins, the others are counted), declarations that disagree, wrong number of dimensions,
-// negative or overflowing extents, boxes outside their tensor or their local tensor, reductions the dtype does not have, outputs whose own
-// boxes overlap in one local tensor. Every message names rank, list, index, what is wrong and how to fix it. Same text on all ranks.
-// Shapes that nobody gave become the bounding box of all regions.
+// Merges and checks: localErrors (the lowest rank's error wins, the others are counted), declarations that disagree,
+// wrong number of dimensions, negative or overflowing extents, boxes outside their tensor or their local tensor,
+// reductions that the dtype does not have, outputs whose own boxes overlap in one local tensor. Every message names
+// rank, list, index, the mistake and how to fix it. The text is the same on all ranks. A shape that no rank gave
+// becomes the bounding box of all regions.
 Result<GlobalSpec> mergeSpecs(std::span<const LocalSpec> specs);
-// The same of encoded ones, by rank. kInvalidArgument for one that cannot be read.
+// The same for encoded specs, by rank. kInvalidArgument for a spec that cannot be read.
 Result<GlobalSpec> mergeEncoded(std::span<const std::string> encoded);
 
-// Rank `rank`'s part of it, written as one rank's spec: what all ranks agreed on, and that rank's own lists. Every tensor has its shape and
-// both of its dtypes.
+// Rank `rank`'s part of `spec`, written as one rank's spec: everything all ranks agreed on, and the rank's own lists.
+// Every tensor has a shape and both dtypes.
 LocalSpec specOf(const GlobalSpec& spec, Rank rank);
-// The same of a rank's own lists, where they are not needed any more.
+// The same for `own`, the lists of one rank, which are moved from.
 LocalSpec specOf(const GlobalSpec& spec, RankSpec&& own);
 
 // Hash of everything above; equal on all ranks.

@@ -1,5 +1,5 @@
-// The rules of a plan, as one pass that checks them (validate), and a plan as text (dump). Plans also come from decoders and fuzzers, so
-// every index is checked before it is used.
+// The rules of a plan, checked in one pass (validate), and a plan as text (dump). Plans also come from decoders and
+// fuzzers, so every index is checked before use.
 #include "ops/plan/plan.h"
 
 #include <fmt/format.h>
@@ -27,7 +27,7 @@ bool isInside(const Dims& offset, const Dims& shape, const Dims& tensor) {
   return true;
 }
 
-// One pass over a plan, in its order. Every index is checked before it is used, so that a plan from anywhere may be given.
+// One pass over a plan, in order. Every index is checked before use, so a plan from any origin may be given.
 class Validator {
  public:
   explicit Validator(const Plan& plan) : plan_(plan) {}
@@ -269,7 +269,7 @@ class Validator {
     return Status::ok();
   }
 
-  // What the moves take from one receive edge.
+  // The bytes, items and slots that the moves take from one receive edge.
   struct Received {
     std::uint64_t bytes = 0;
     std::uint64_t numItems = 0;

@@ -1,12 +1,12 @@
-// What one rank does in one run, as flat plain data: which boxes it sends to whom, and which boxes of its outputs it writes from which
-// sources. Made by redistribute() and by the collectives; walked by the executor; printed, compared, serialised and fuzzed without any
-// group.
+// The work of one rank in one run, as flat plain data: which boxes the rank sends to which peer, and which boxes of its
+// outputs the rank writes from which sources. Plans are made by redistribute() and by the collectives and walked by the
+// executor; they are printed, compared, serialised and fuzzed without any group.
 //
 // A plan names boxes of local tensors, never addresses: the executor adds pointers and strides when a run starts.
 //
-// Order is the contract between two ranks. On the edge s -> r, s supplies its SendItems in exactly the order in which r's moves consume
-// them: first the copies of r that come from s, then, in the order of r's combines, every source on s. Both sides derive that order from
-// the same GlobalSpec.
+// Order is the contract between two ranks. On the edge s -> r, rank s supplies its SendItems in exactly the order in
+// which the moves of r consume them: first the copies of r from s, then, in the order of r's combines, every source on
+// s. Both sides derive this order from the same GlobalSpec.
 #pragma once
 
 #include <cstdint>
@@ -19,23 +19,23 @@
 
 namespace shardwire::internal {
 
-// What the caller's tensor must look like.
+// The required dtype and shape of a tensor of the caller.
 struct PlanTensor {
   DType dtype = DType::kFloat32;
   Dims shape;  // local
   friend bool operator==(const PlanTensor&, const PlanTensor&) = default;
 };
 
-// A box of a supplier's local input, of the shape of the move that uses it.
+// A box of a supplier's local input. The shape is that of the move that uses the box.
 struct PlanSource {
   Rank rank = 0;
-  std::int32_t input = 0;  // index into that rank's inputs
+  std::int32_t input = 0;  // index into the inputs of `rank`
   std::int32_t slot = 0;  // index of `input` among the inputs used on the edge rank -> this rank (PlanEdge::inputs); for own inputs = input
-  Dims offset;            // in that rank's local input
+  Dims offset;            // in the local input of `rank`
   friend bool operator==(const PlanSource&, const PlanSource&) = default;
 };
 
-// One box of one of my outputs, written once: a copy of its only source, or the reduction of its sources in their order.
+// One box of one of my outputs, written once: a copy of the only source, or the reduction of all sources in order.
 struct PlanMove {
   std::int32_t output = 0;
   Dims offset;  // in my local output
@@ -43,30 +43,30 @@ struct PlanMove {
   std::uint32_t firstSource = 0;
   std::uint32_t numSources = 1;
   ReduceOp reduction = ReduceOp::kNone;  // kNone exactly when numSources == 1
-  DType sourceDtype = DType::kFloat32;   // of all its sources; where the output's is another, elements are cast
+  DType sourceDtype = DType::kFloat32;   // of all sources; elements are cast where the output has another dtype
   friend bool operator==(const PlanMove&, const PlanMove&) = default;
 };
 
-// A box of one of my inputs that a peer wants.
+// A box of one of my inputs, wanted by a peer.
 struct PlanSendItem {
   std::int32_t input = 0;
   std::int32_t slot = 0;  // index into PlanEdge::inputs
   Dims offset;
   Dims shape;
-  // The peer combines this box with the box of the item before it (two inputs of mine overlap there): staged, the two travel segment by
-  // segment in turn, so that the peer never has to hold one while the other is still to come.
+  // The peer combines this box with the box of the item before (two inputs of mine overlap there). When staged, the two
+  // boxes travel segment by segment in turn, so that the peer never has to keep one box while waiting for the other.
   bool withPrevious = false;
-  DType stagedDtype = DType::kFloat32;  // what its elements are in frames (see stagedDtype below)
+  DType stagedDtype = DType::kFloat32;  // dtype of the elements in frames (see stagedDtype below)
   friend bool operator==(const PlanSendItem&, const PlanSendItem&) = default;
 };
 
-// All that flows between me and one peer in one direction.
+// All data that flows between me and one peer in one direction.
 struct PlanEdge {
   Rank peer = 0;
   // Sends: range of Plan::sendItems. Receives: range of Plan::moves, the copies whose source is `peer` (combines are apart).
   std::uint32_t first = 0;
   std::uint32_t count = 0;
-  std::uint32_t numCopies = 0;       // the first items: the receiving end copies them, and combines the rest (receives: all, see above)
+  std::uint32_t numCopies = 0;       // the receiver copies the first numCopies items and combines the rest (receives: all items, see above)
   std::uint64_t bytes = 0;           // of all items of the edge, combines' sources included, as they are when staged
   std::uint64_t numItems = 0;        // boxes on the edge, combines' sources included
   std::vector<std::int32_t> inputs;  // the supplier's inputs used on this edge, ascending
@@ -76,7 +76,8 @@ struct PlanEdge {
 struct Plan {
   Rank rank = 0;
   std::int32_t worldSize = 1;
-  // Equal on all ranks that run the same operation: carried by every frame, so that a different operation on a peer is caught.
+  // Equal on all ranks that run the same operation. Every frame carries the fingerprint, so a different operation on a
+  // peer is detected.
   std::uint64_t fingerprint = 0;
   std::vector<PlanTensor> inputs;
   std::vector<PlanTensor> outputs;
@@ -102,8 +103,8 @@ Result<Plan> deserialise(std::string_view bytes);
 // Bytes of a plan in memory, for stats.
 std::uint64_t memoryBytes(const Plan& plan);
 
-// What boxes are in frames: the narrower of the two types, so that few bytes travel and each element is cast once, at either end. What is
-// combined travels as it is, because it is rounded after.
+// The dtype of a box in frames: the narrower of the two types, so that few bytes travel and each element is cast once,
+// on either side. Combined elements travel uncast, because rounding comes after combining.
 inline DType stagedDtype(DType source, DType target, bool isCombined) {
   return !isCombined && elementBytes(target) < elementBytes(source) ? target : source;
 }

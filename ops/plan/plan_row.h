@@ -1,5 +1,6 @@
-// What one rank must know of a planned operation: its plan, what all ranks agreed on, and its own lists. As bytes it is shipped by a rank
-// that plans for others, and kept by who plans without a group. Plain values; pure.
+// Everything one rank must know of a planned operation: the rank's plan, the agreement of all ranks, and the rank's own
+// lists. A rank that plans for others ships rows as bytes, and a program that plans without a group stores rows. Plain
+// values; pure.
 #pragma once
 
 #include <cstdint>
@@ -12,8 +13,8 @@
 namespace shardwire::internal {
 
 struct PlanRow {
-  LocalSpec agreed;         // as specOf gives it
-  std::uint64_t hosts = 0;  // hashOf the hosts that it was planned for: plans of one operation for other hosts do not fit together
+  LocalSpec agreed;         // as returned by specOf
+  std::uint64_t hosts = 0;  // hashOf the hosts of the planning; plans of one operation for different hosts do not fit together
   Plan plan;
 };
 
@@ -21,11 +22,11 @@ std::uint64_t hashOf(HostMap hosts, std::size_t worldSize);
 
 // Versioned, with a checksum.
 std::string encodeRow(const PlanRow& row);
-// Nothing that encodeRow did not write passes: kInvalidArgument for other versions, changed or missing bytes, plans that break their own
-// rules (validate), and lists that are not those of the plan.
+// Accepts only the output of encodeRow. kInvalidArgument for other versions, changed or missing bytes, plans that break
+// the rules (validate), and lists of another plan.
 Result<PlanRow> decodeRow(std::string_view bytes);
 
-// Whether it is the row of `rank` of `worldSize` for what that rank asked for. kInvalidArgument naming what differs.
+// Whether `row` is the row of `rank` of `worldSize` for the spec `asked`. kInvalidArgument naming the difference.
 Status checkRow(const PlanRow& row, Rank rank, int worldSize, const LocalSpec& asked);
 
 }  // namespace shardwire::internal

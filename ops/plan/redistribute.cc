@@ -1,6 +1,7 @@
-// A plan is built from both ends with the same words: the receiving half assigns sources to each of this rank's output boxes; the sending
-// half assigns sources to every other rank's boxes that touch this rank's inputs and keeps what this rank supplies. Boxes are taken by
-// (output, slice) and pieces in the order of the assignment, on both ends: that makes the order of an edge.
+// A plan is built from both ends by the same rules. The receiving half assigns sources to each of this rank's output
+// boxes. The sending half assigns sources to every other rank's boxes that touch this rank's inputs and keeps the
+// pieces supplied by this rank. Both ends take boxes by (output, slice) and pieces in the order of the assignment,
+// which defines the order of an edge.
 #include "ops/plan/redistribute.h"
 
 #include <fmt/format.h>
@@ -83,7 +84,7 @@ class PlanBuilder {
  private:
   // A piece of one of my outputs before its place in the plan is known.
   struct Draft {
-    std::int32_t distance = 0;  // of its only source's rank; copies only
+    std::int32_t distance = 0;  // of the only source's rank; copies only
     std::int32_t output = 0;
     std::int32_t slice = 0;
     std::uint32_t box = 0;  // of draftBoxes_[tensor]
@@ -246,7 +247,7 @@ class PlanBuilder {
     }
   }
 
-  // Copies go at once, what the peer combines comes after all of them.
+  // Copies are sent at once; the items that the peer combines follow after all copies.
   void sendPieces(const Pieces& pieces, std::int32_t tensor, PlanEdge& edge) {
     const TensorSources& sources = index_[tensor];
     const GlobalTensor& sent = spec_.tensors[static_cast<std::size_t>(tensor)];
@@ -294,7 +295,7 @@ class PlanBuilder {
   std::vector<Draft> combines_;
   std::vector<PieceSource> draftSources_;
   std::vector<std::int32_t> edgeAt_;     // by distance: index into plan_.receives, -1 for none
-  std::vector<PlanSendItem> lateItems_;  // what the peer in hand combines
+  std::vector<PlanSendItem> lateItems_;  // items that the current peer combines
 };
 
 Status checkHosts(const GlobalSpec& spec, HostMap hosts) {
@@ -306,7 +307,7 @@ Status checkHosts(const GlobalSpec& spec, HostMap hosts) {
   return Status::ok();
 }
 
-// What all ranks' inputs cover, and how often.
+// Checks that the inputs of all ranks cover the outputs, and how often.
 Status checkCover(const GlobalSpec& spec, const SourceIndex& index) {
   if (spec.overlap == Overlap::kError) {
     SW_RETURN_IF_ERROR(checkOverlaps(spec, index));
@@ -381,7 +382,7 @@ Result<Traffic> trafficOf(const GlobalSpec& spec, HostMap hosts) {
             Traffic::Edge& edge = edges.try_emplace(source, Traffic::Edge{source, static_cast<Rank>(rank), 0, 0}).first->second;
             edge.bytes += bytes;
             ++edge.pieces;
-            // Own holders come first, so what comes from others is what this rank lacks.
+            // Own holders come first, so each piece from another rank is missing on this rank.
             traffic.lowerBoundBytes += source == static_cast<Rank>(rank) ? 0 : bytes;
           }
         }

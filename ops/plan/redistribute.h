@@ -14,11 +14,11 @@ namespace shardwire::internal {
 // Which ranks share a host: hosts[r] == hosts[q] when r reaches q by shared memory. Empty: all on one host.
 using HostMap = std::span<const std::int32_t>;
 
-// The plan of `rank`. kGap listing the first uncovered regions and the ranks that want them unless spec.allowGaps: the same
-// text whatever `rank` is, so every output of every rank is looked at for gaps (cheaply).
+// The plan of `rank`. Unless spec.allowGaps: kGap listing the first uncovered regions and the ranks that want them. The
+// text is the same on every rank, so every output of every rank is checked for gaps (cheaply).
 Result<Plan> redistribute(const GlobalSpec& spec, Rank rank, HostMap hosts = {});
 
-// The plans of several ranks of one spec: what they have in common is made once. Any thread, one at a time.
+// The plans of several ranks of one spec; the common part is computed once. Any thread, one at a time.
 class Planner {
  public:
   // Errors: those of redistribute. `spec` must outlive the planner.
@@ -43,7 +43,7 @@ struct Traffic {
     friend bool operator==(const Edge&, const Edge&) = default;
   };
   std::vector<Edge> edges;            // source == destination included; by (source, destination)
-  std::uint64_t lowerBoundBytes = 0;  // output elements that the wanting rank does not hold itself; with a reduction, every remote addend
+  std::uint64_t lowerBoundBytes = 0;  // output elements that the wanting rank does not hold; with a reduction, every remote addend
 };
 Result<Traffic> trafficOf(const GlobalSpec& spec, HostMap hosts = {});
 

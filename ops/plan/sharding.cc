@@ -1,12 +1,14 @@
-// How a dimension is cut, in these words: a rank's share of one tensor dimension is an ordered list of SPANS, each a range of global
-// indices; its local index space is their concatenation. It starts as one span, the whole extent. Each placement, left to right over the
-// mesh dimensions, cuts the local index space of the list it finds: Shard keeps one CHUNK of it, _StridedShard keeps one chunk of each of
-// splitFactor chunks. A share is then the cross product of the spans of its dimensions.
+// How a dimension is cut, in these words: a rank's share of one tensor dimension is an ordered list of SPANS, each a
+// range of global indices. The local index space is the concatenation of the spans. The list starts as one span, the
+// whole extent. Each placement, left to right over the mesh dimensions, cuts the local index space of the list: Shard
+// keeps one CHUNK of the space, _StridedShard keeps one chunk of each of splitFactor chunks. A share is then the cross
+// product of the spans of its dimensions.
 //
-// A _StridedShard whose splitFactor is the number of shards that the mesh dimensions to its right make of the same tensor dimension stands
-// for another order: FSDP2 over tensor parallelism, where the right dimensions cut first. On even extents both readings give the same
-// shares, and on most uneven ones; where they differ, torch reads such placements one way and FSDP2 lays its shards out the other, so they
-// are refused.
+// The splitFactor of a _StridedShard may equal the number of shards that the mesh dimensions to the right make of the
+// same tensor dimension. Such placements stand for another order: FSDP2 over tensor parallelism, where the right
+// dimensions cut first. On even extents, and on most uneven extents, both readings give the same shares. Where the
+// shares differ, torch reads such placements one way and FSDP2 lays out its shards the other way, so the placements are
+// refused.
 #include "ops/plan/sharding.h"
 
 #include <fmt/format.h>
@@ -31,7 +33,8 @@ struct Range {
   std::int64_t end;
 };
 
-// Piece `index` of [0, extent) in k pieces, as torch.chunk cuts: all of ceil(extent / k) but the last ones, which may be short or empty.
+// Piece `index` of [0, extent) in k pieces, as torch.chunk cuts: every piece has ceil(extent / k) elements, except the
+// last pieces, which may be short or empty.
 Range chunkOf(std::int64_t extent, std::int64_t k, std::int64_t index) {
   const std::int64_t chunk = extent / k + (extent % k != 0 ? 1 : 0);
   // index * chunk may not fit when most chunks are empty.
@@ -112,7 +115,7 @@ std::uint64_t replicaClassOf(const Layout& layout, const Dims& coordinates) {
     const Placement& placement = layout.placements[static_cast<std::size_t>(m)];
     const bool isSharded = isShard(placement);
     const bool isPartial = placement.kind == PlacementKind::kPartial;
-    // Only the fields that mean something for the kind: the others may hold anything.
+    // Only the fields that are meaningful for the kind; the other fields may hold anything.
     hasher.add(static_cast<std::uint64_t>(placement.kind));
     hasher.add(isSharded ? static_cast<std::uint64_t>(placement.dim) : 0);
     hasher.add(placement.kind == PlacementKind::kStridedShard ? static_cast<std::uint64_t>(placement.splitFactor) : 0);
@@ -215,8 +218,9 @@ Status checkPlacement(const Layout& layout, int meshDim, const Placement& placem
   return invalid(fmt::format("layout: placement {} is of unknown kind {}", meshDim, static_cast<int>(placement.kind)));
 }
 
-// The mesh dimensions that shard tensor dimension `dim`, in the order in which FSDP2 would cut: each matching _StridedShard after all to
-// its right. Empty when that order means nothing (a split factor that does not match) or is the usual one.
+// The mesh dimensions that shard tensor dimension `dim`, in the order in which FSDP2 would cut: each matching
+// _StridedShard comes after all dimensions to the right. Empty when a split factor does not match, or when the order is
+// the usual one.
 std::vector<int> rightFirstOrder(const Layout& layout, int dim) {
   std::vector<int> order;
   std::int64_t numShardsRight = 1;

@@ -41,8 +41,9 @@ struct LocalShare {
 Status checkLayout(const Layout& layout);
 // The reduction pending on the layout (of its kPartial placements), kNone when there is none.
 ReduceOp pendingReduction(const Layout& layout);
-// What `rank` holds; nullopt when it is not in the mesh. Placements apply left to right over mesh dimensions; Shard splits the current
-// extent as torch.chunk does: chunk = ceil(n / k), piece i = [i * chunk, min((i + 1) * chunk, n)). Precondition: checkLayout is ok.
+// The share of `rank`; nullopt when `rank` is not in the mesh. Placements apply left to right over mesh dimensions.
+// Shard splits the current extent as torch.chunk does: chunk = ceil(n / k), piece i = [i * chunk, min((i + 1) * chunk,
+// n)). Precondition: checkLayout is ok.
 std::optional<LocalShare> shareOf(const Layout& layout, Rank rank);
 
 }  // namespace shardwire::internal

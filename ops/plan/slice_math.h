@@ -10,7 +10,7 @@ namespace shardwire::internal {
 
 bool isEmpty(const Slice& slice);
 bool contains(const Slice& outer, const Slice& inner);
-// nullopt when they share no element.
+// nullopt when the boxes share no element.
 std::optional<Slice> intersect(const Slice& a, const Slice& b);
 // "[0:2, 4:8]"
 std::string toString(const Slice& slice);

@@ -1,7 +1,7 @@
-// One pass over all ranks' inputs gathers, for each tensor, the contributions and their stocks in the order of (rank, input); a second one
-// packs the holders of each stock next to each other, ordered by host. Stocks and sets of holders are found by hash: with replicas,
-// thousands of ranks hold equal boxes. At the end each tensor gets its two searches: the grid of covers for regular layouts, the sorted
-// boxes for all.
+// One pass over all ranks' inputs gathers the contributions and stocks of each tensor in the order of (rank, input). A
+// second pass packs the holders of each stock next to each other, ordered by host. Stocks and sets of holders are found
+// by hash: with replicas, thousands of ranks hold equal boxes. At the end each tensor gets two searches: the grid of
+// covers for regular layouts, the sorted boxes for all layouts.
 #include "ops/plan/source_index.h"
 
 #include <algorithm>
@@ -49,7 +49,7 @@ class HolderSets {
 // Gathers one tensor's inputs in order of (rank, input), then packs the holders of each stock.
 class TensorGatherer {
  public:
-  // `areEqual`: inputs hold equal elements wherever they overlap, whatever their class.
+  // `areEqual`: inputs of any class hold equal elements wherever the inputs overlap.
   TensorGatherer(TensorSources& out, bool areEqual) : out_(out), areEqual_(areEqual) {}
 
   void addInput(const LocalTensor& local, std::int32_t input, Rank rank, std::int32_t place) {
@@ -100,7 +100,8 @@ class TensorGatherer {
     return found->second;
   }
 
-  // The stock of row_, made when it is new. Boxes of class 0 are stocks of their own: the boxes of one local tensor are disjoint.
+  // The stock of row_, created when row_ is new. Boxes of class 0 always get new stocks, since the boxes of one local
+  // tensor are disjoint.
   std::uint32_t stockOf(std::uint32_t contribution, bool mayBeShared) {
     const auto fresh = static_cast<std::uint32_t>(out_.stocks.size());
     if (mayBeShared) {

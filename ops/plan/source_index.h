@@ -1,7 +1,8 @@
-// All ranks' inputs, ordered for the question "who supplies this box?". In these words: a CONTRIBUTION is what counts once: an input of its
-// own (replica class 0), or all inputs of one replica class. A HOLDER is a rank's box of a contribution. A STOCK is one box of a
-// contribution with all holders of exactly this box. Contributions are numbered per tensor by their lowest (rank, input), and so are
-// ordered as writers. Built once per GlobalSpec, which it does not refer to; immutable; any thread.
+// All ranks' inputs, ordered for the question "which rank supplies this box?". In these words: a CONTRIBUTION counts
+// once: an input with replica class 0, or all inputs of one replica class. A HOLDER is a rank's box of a contribution.
+// A STOCK is one box of a contribution, with all holders of exactly this box. Contributions are numbered per tensor by
+// their lowest (rank, input), which is also their order as writers. Built once per GlobalSpec, without references into
+// the GlobalSpec; immutable; any thread.
 #pragma once
 
 #include <cstdint>
@@ -21,7 +22,7 @@ class RankPlaces {
   RankPlaces(std::span<const std::int32_t> hosts, std::size_t numRanks);
 
   std::int32_t placeOf(Rank rank) const { return places_[static_cast<std::size_t>(rank)]; }
-  // Places of the ranks on that rank's host: [begin, end).
+  // Places of the ranks that share a host with `rank`: [begin, end).
   std::int32_t hostBegin(Rank rank) const { return hostBegin_[static_cast<std::size_t>(rank)]; }
   std::int32_t hostEnd(Rank rank) const { return hostEnd_[static_cast<std::size_t>(rank)]; }
 
@@ -42,7 +43,7 @@ inline constexpr std::uint32_t kNoHolderSet = UINT32_MAX;
 
 struct TensorSources {
   int numDims = 0;
-  // Of an element as it is when staged: copied, and combined with others.
+  // Bytes of a staged element: copied, and combined with others.
   std::size_t copiedBytes = 1;
   std::size_t combinedBytes = 1;
   ReduceOp reduction = ReduceOp::kNone;
@@ -50,8 +51,9 @@ struct TensorSources {
   std::vector<std::uint32_t> contribution;  // by stock
   std::vector<std::uint32_t> firstHolder;   // by stock, and one past the last
   std::vector<Holder> holders;              // of each stock: one per rank, by place
-  std::vector<std::uint32_t> holderSet;     // by stock: equal when the same two or more ranks hold it, in any tensor; kNoHolderSet for one
-  BoxSearch search;                         // all stocks
+  // by stock: equal when the same two or more ranks hold the stock, in any tensor; kNoHolderSet for one
+  std::vector<std::uint32_t> holderSet;
+  BoxSearch search;  // all stocks
   CoverGrid grid;
 
   std::size_t elemBytes(std::uint32_t numSources) const { return numSources == 1 ? copiedBytes : combinedBytes; }

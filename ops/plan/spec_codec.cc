@@ -4,7 +4,8 @@
 //   v numInputs x local tensor, v numOutputs x local tensor
 //   local tensor: v tensor, u8 hasReplicaClass, [u64 replicaClass], dims localShape, v numSlices x slice
 //   slice: u8 flags (kFillsLocal: shape == localShape; kAtOrigin: localOffset is zeros), dims offset, [dims shape], [dims localOffset]
-// Wrong specs (negative extents, dims that do not fit together) are carried as they are: mergeSpecs tells every rank about them.
+// Wrong specs (negative extents, dims that do not fit together) are carried unchanged: mergeSpecs reports them on every
+// rank.
 #include "ops/plan/global_spec.h"
 #include "ops/wire/byte_codec.h"
 

@@ -1,3 +1,6 @@
+// Makes the plan of every rank, validates each plan, and books the edges of all plans: both plans of an edge must agree.
+// Then adds up bytes by rank and by host. The least bytes come from another source, so that the survey checks the
+// planner: boxes held are cut out of boxes wanted (leastBytes).
 #include "ops/plan/survey.h"
 
 #include <fmt/format.h>
@@ -54,7 +57,7 @@ BoxList boxesOf(const std::vector<const LocalTensor*>& locals, int numDims) {
   return boxes;
 }
 
-// Elements of `wanted` that `held` has not, each once.
+// Elements of `wanted` that are missing in `held`, each counted once.
 std::uint64_t missingElements(const BoxList& wanted, const BoxList& held) {
   const int numDims = wanted.numDims();
   std::uint64_t elements = 0;
@@ -72,7 +75,7 @@ std::uint64_t missingElements(const BoxList& wanted, const BoxList& held) {
       }
     };
     cut(held, held.size());
-    cut(wanted, w);  // what an earlier box wants was counted there
+    cut(wanted, w);  // elements that an earlier box wants were counted there
     for (std::size_t i = 0; i < rest.size(); ++i) {
       elements += rowElements(numDims, rest[i]);
     }
@@ -90,7 +93,7 @@ struct EdgeEnd {
   std::uint64_t numItems = 0;
 };
 
-// Every edge is on two plans, and both say the same of it.
+// Every edge is in two plans, which must agree on the edge.
 class EdgeBook {
  public:
   Status add(const Plan& plan) {
@@ -107,7 +110,7 @@ class EdgeBook {
       return Status::ok();
     }
     const auto& [ranks, end] = *open_.begin();
-    return misfit(ranks.first, "bytes that only one of them knows of:", ranks.second, end.bytes, 0);
+    return misfit(ranks.first, "bytes that only one of the two plans has:", ranks.second, end.bytes, 0);
   }
 
  private:
@@ -144,7 +147,7 @@ Result<RankSurvey> surveyRank(const GlobalSpec& spec, Rank rank, const Plan& pla
     return Status(read.status().code(), fmt::format("the plan of rank {}: {}", rank, read.status().message()));
   }
   if (!(*read == plan)) {
-    return Status(StatusCode::kInternal, fmt::format("the plan of rank {} is another when it was written and read", rank));
+    return Status(StatusCode::kInternal, fmt::format("the plan of rank {} changed between serialising and reading", rank));
   }
   RankSurvey survey;
   survey.bytesSent = sumOf(plan.sends);
@@ -189,7 +192,7 @@ std::uint64_t leastBytes(const GlobalSpec& spec, std::span<const Rank> ranks) {
     const std::size_t elemBytes = std::min(elementBytes(tensor.dtype), elementBytes(tensor.dtypeOfOutputs()));
     const BoxList boxes = boxesOf(wanted[t], numDims);
     const std::uint64_t missing = missingElements(boxes, boxesOf(held[t], numDims));
-    // What no rank holds cannot come.
+    // Elements that no rank holds cannot be received.
     const std::uint64_t gaps = spec.allowGaps ? missingElements(boxes, boxesOf(inputsOf(spec, static_cast<std::int32_t>(t)), numDims)) : 0;
     bytes += (missing - gaps) * elemBytes;
   }
@@ -223,7 +226,7 @@ Result<Survey> surveyOf(const GlobalSpec& spec, HostMap hosts) {
   for (std::size_t r = 0; r < spec.ranks.size(); ++r) {
     ranksOf[hosts.empty() ? 0 : hosts[r]].push_back(static_cast<Rank>(r));
   }
-  // Into the only host nothing comes: all that anybody has is there.
+  // With one host nothing comes from outside, since all elements are there.
   for (const auto& [host, ranks] : ranksOf) {
     survey.leastIntoHost.resize(static_cast<std::size_t>(host) + 1, 0);
     survey.leastIntoHost[static_cast<std::size_t>(host)] = ranksOf.size() == 1 ? 0 : leastBytes(spec, ranks);

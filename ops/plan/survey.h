@@ -1,5 +1,5 @@
-// What a whole operation would do, without any group: every rank's plan is made, checked against its bytes and against its peers' plans,
-// and counted. For planning on one machine what many will run. Pure.
+// The effects of a whole operation, computed without any group: every rank's plan is made, checked against its own
+// bytes and against the plans of its peers, and counted. Used to plan on one machine the operations of many. Pure.
 #pragma once
 
 #include <cstdint>
@@ -13,8 +13,8 @@ struct RankSurvey {
   std::uint64_t bytesSent = 0;      // to other ranks
   std::uint64_t bytesReceived = 0;  // from other ranks
   std::uint64_t bytesLocal = 0;     // of outputs, copied from own inputs
-  std::uint64_t bytesCombined = 0;  // addends that its reductions read, own and others'
-  std::uint64_t leastReceived = 0;  // what any plan must bring: see leastBytes
+  std::uint64_t bytesCombined = 0;  // addends that the reductions of this rank read, own and remote
+  std::uint64_t leastReceived = 0;  // least bytes of any plan: see leastBytes
   std::uint64_t numMoves = 0;
   std::uint64_t numSendEdges = 0;
   std::uint64_t numReceiveEdges = 0;
@@ -25,15 +25,16 @@ struct RankSurvey {
 struct Survey {
   std::vector<Traffic::Edge> edges;  // as trafficOf
   std::vector<RankSurvey> ranks;
-  std::vector<std::uint64_t> leastIntoHost;  // by host number; an element that several ranks of a host want counts once
+  std::vector<std::uint64_t> leastIntoHost;  // by host number; an element wanted by several ranks of a host counts once
 };
 
-// hosts: one number per rank, 0 <= number < ranks; empty: one host. Errors: those of redistribute; kInternal naming rank and rule where
-// plans of two ranks do not fit together.
+// hosts: one number per rank, 0 <= number < ranks; empty: one host. Errors: all errors of redistribute; kInternal
+// naming rank and rule where the plans of two ranks do not fit together.
 Result<Survey> surveyOf(const GlobalSpec& spec, HostMap hosts = {});
 
-// The bytes of elements that `ranks` want and none of them holds, each element once, in the narrower of its two types. Found by cutting
-// boxes, not by the planner. Any plan must bring these; where inputs are reduced it may have to bring more, every addend.
+// The bytes of elements that some rank of `ranks` wants and none of `ranks` holds, each element once, in the narrower
+// of the two types. Found by cutting boxes, not by the planner. Any plan must bring these bytes. Where inputs are
+// reduced, a plan may have to bring more: every addend.
 std::uint64_t leastBytes(const GlobalSpec& spec, std::span<const Rank> ranks);
 
 }  // namespace shardwire::internal

@@ -1,4 +1,5 @@
-// The functions behind the value types of include/shardwire: types.h and status.h.
+// The functions behind the value types in types.h and status.h of include/shardwire: first the names and sizes of dtypes
+// and the reductions and casts that each dtype supports, then dimensions, deadlines, and the names of status codes.
 #include <fmt/format.h>
 
 #include <stdexcept>

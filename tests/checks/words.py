@@ -26,10 +26,10 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 LIMIT, FEWEST = 4.0, 60
 STORY_LINES, STORY_WORDS = 150, 20
 PLAIN = (
-    "ops/wire", "ops/reduce", "ops/boxes", "ops/collectives",
+    "ops/wire", "ops/reduce", "ops/boxes", "ops/collectives", "ops/plan",
 )  # fmt: skip
 WAITING = (
-    "ops/plan", "include", "backend", "backend/base", "backend/memory", "backend/symm", "backend/sight", "backend/exec",
+    "include", "backend", "backend/base", "backend/memory", "backend/symm", "backend/sight", "backend/exec",
     "backend/transport", "backend/bootstrap", "backend/c10d", "python/csrc", "python/shardwire", "bench", "docs",
     "tests",
 )  # fmt: skip
