@@ -14,33 +14,37 @@
 
 #include "shardwire/communicator.h"
 #include "shardwire/offline.h"
-#include "shardwire/stream_gate.h"  // setStreamGates(), for who brings a kind of device
+#include "shardwire/stream_gate.h"  // setStreamGates(), for a library that adds a kind of device
 #include "shardwire/tensor_op.h"
 #include "shardwire/torch_backend.h"
 
 namespace shardwire {
 
-// Collective over the ranks that share `store`: blocks until all have met, up to `timeout`, which is also the operations' default.
+// Collective over the ranks that share `store`: blocks until all ranks have joined, up to `timeout`, which is also the
+// default timeout of operations.
 c10::intrusive_ptr<TorchBackend> create(const c10::intrusive_ptr<::c10d::Store>& store, int rank, int worldSize,
                                         std::chrono::milliseconds timeout = std::chrono::minutes(30), const std::string& groupName = "");
 
-// The functions below that take a group take one that create() or torch.distributed made with shardwire; another backend is a kTypeError.
+// The functions below require a group made with shardwire by create() or torch.distributed. A group of another backend
+// is a kTypeError.
 
-// Collective and blocking: every rank of the group gives its own spec, and all get the same error when these do not fit together.
+// Collective and blocking: every rank of the group gives its own spec. All ranks get the same error when the specs do
+// not fit together.
 std::unique_ptr<TensorOp> compileOp(TorchBackend& group, const LocalSpec& spec, std::optional<Duration> timeout = std::nullopt);
-// Collective and blocking: the op of planOffline() or readPlan() (shardwire/offline.h) gets this group to run in. Each rank gives its own
-// rank's.
+// Collective and blocking: makes the op of planOffline() or readPlan() (shardwire/offline.h) runnable in this group.
+// Each rank gives the op of that rank.
 std::unique_ptr<TensorOp> attach(TorchBackend& group, const CompiledOp& planned, std::optional<Duration> timeout = std::nullopt);
 // The same group without torch: collectives on TensorViews. Throws kAborted after shutdown().
 std::shared_ptr<Communicator> communicatorOf(TorchBackend& group);
-// Ends the group on this rank; its pending and later operations fail here. Others notice only when they need this rank. Idempotent.
+// Ends the group on this rank; pending and later operations of the group fail here. The other ranks notice only when
+// they need this rank. Idempotent.
 void shutdown(TorchBackend& group);
 // Fails every pending and later operation of the group on this rank at once. Idempotent.
 void abort(TorchBackend& group);
 
 // The element type of a tensor, for TensorDecl::dtype.
 DType dtypeOf(const at::Tensor& tensor);
-// An uninitialised tensor in the heap that all ranks of this host share: it moves between them in one copy.
+// An uninitialised tensor in the heap shared by all ranks of this host: ranks exchange such tensors with one copy.
 at::Tensor emptyInSharedHeap(at::IntArrayRef shape, at::ScalarType type = at::kFloat);
 
 }  // namespace shardwire

@@ -1,5 +1,6 @@
-// A group of ranks that move tensors among themselves: compileOp, and collectives on plain views. One per group and rank.
-// All methods from any thread; the ranks of a group must issue operations (send and recv apart) in the same order.
+// A group of ranks that exchange tensors: compileOp, and collectives on plain views. One per group and rank. All
+// methods may be called from any thread; the ranks of a group must issue operations (send and recv apart) in the same
+// order.
 #pragma once
 
 #include <memory>
@@ -21,14 +22,14 @@ namespace shardwire {
 
 inline constexpr Rank kAnySource = -1;
 
-// What every collective takes besides its tensors.
+// The arguments of every collective besides the tensors.
 struct CallOptions {
   std::optional<Duration> timeout;            // absent: the group's
   std::shared_ptr<void> keepAlive = nullptr;  // held until the operation is done
   Staging* staging = nullptr;                 // of tensors that are host copies; lives as long as keepAlive
-  // Of send and recv. True: when the timeout passes, a message that nobody answered ends alone with kTimeout, and the group goes on; what
-  // the peer sends for it later is dropped. A send that the peer was told of stays, in case that the peer takes it; it needs the peer no
-  // more.
+  // Only for send and recv. When true, a message without an answer at the timeout ends alone with kTimeout, and the
+  // group stays usable; bytes that the peer sends later for this message are dropped. A send that was already announced
+  // to the peer stays pending, in case the peer receives it, but no longer depends on the peer.
   bool lapses = false;
 };
 
@@ -36,8 +37,9 @@ class Communicator {
  public:
   virtual ~Communicator() = default;
 
-  // Meets the other ranks through `store` and connects to each. Blocks up to `options.timeout`; the error names the ranks that did not
-  // arrive or could not be reached, and why. `groupName` is for messages and must be equal on all ranks.
+  // Meets the other ranks through `store` and connects to each rank. Blocks up to `options.timeout`; the error names
+  // the ranks that did not arrive or could not be reached, with the reason. `groupName` is for messages and must be
+  // equal on all ranks.
   static Result<std::unique_ptr<Communicator>> create(Store& store, Rank rank, int worldSize, const Options& options,
                                                       std::string groupName = "");
 
@@ -46,23 +48,25 @@ class Communicator {
   virtual const std::string& groupName() const = 0;
   virtual Duration timeout() const = 0;
   virtual void setTimeout(Duration timeout) = 0;
-  // The job's rank of each member, one per rank, for what is told of this group (status, flight recorder); 0, 1, 2... until then.
+  // The job's rank of each member, one per rank, for reports about this group (status, flight recorder); 0, 1, 2...
+  // until set.
   virtual void setGlobalRanks(std::vector<std::int64_t> ranks) = 0;
   // Operations issued so far on this rank.
   virtual std::uint64_t sequenceNumber() const = 0;
-  // Ok while the group can be used; else why it cannot any more, as every later operation says: a peer that failed, a timeout, a
-  // disagreement of the ranks, abort().
+  // Ok while the group can be used. Otherwise the reason, which every later operation reports too: a peer that failed,
+  // a timeout, a disagreement of the ranks, abort().
   virtual Status status() const = 0;
   // One line per peer: transport and data path, and why not a faster one.
   virtual std::string describeTransports() const = 0;
-  // The table by which collectives choose their algorithm here: bytes, algorithm, reason.
+  // The table from which collectives choose their algorithm on this group: bytes, algorithm, reason.
   virtual std::string describeCollectives() const = 0;
 
   // Collective, blocking. Every rank gets the same error when the ranks' specs do not fit together, and, with WhoPlans::kRank0, whatever
   // rank 0 cannot do.
   virtual Result<std::shared_ptr<CompiledOp>> compileOp(const LocalSpec& spec, std::optional<Duration> timeout = std::nullopt) = 0;
-  // Collective, blocking: an op that was planned without a group (shardwire/offline.h) gets this one to run in. Each rank gives the plan of
-  // its own rank, all of one operation; else every rank gets the same error.
+  // Collective, blocking: makes an op that was planned without a group (shardwire/offline.h) runnable in this group.
+  // Each rank gives the plan of that rank, and all plans belong to one operation; otherwise every rank gets the same
+  // error.
   virtual Result<std::shared_ptr<CompiledOp>> attach(const CompiledOp& planned, std::optional<Duration> timeout = std::nullopt) = 0;
 
   // Collectives. Shapes, dtypes and options must be equal on all ranks; results are the same bits on every rank and in every run.
@@ -77,7 +81,7 @@ class Communicator {
   virtual Result<WorkPtr> gather(TensorView input, std::span<const TensorView> outputs, Rank root, CallOptions call = {}) = 0;
   // inputs is empty on all ranks but root.
   virtual Result<WorkPtr> scatter(TensorView output, std::span<const TensorView> inputs, Rank root, CallOptions call = {}) = 0;
-  // output = reduction over ranks of their inputs[rank()].
+  // output = reduction over all ranks r of inputs[rank()] of r.
   virtual Result<WorkPtr> reduceScatter(TensorView output, std::span<const TensorView> inputs, ReduceOp op, CallOptions call = {}) = 0;
   // inputs[r] goes to rank r, outputs[r] comes from rank r; sizes may differ per pair, and must agree between the two ends.
   virtual Result<WorkPtr> allToAll(std::span<const TensorView> outputs, std::span<const TensorView> inputs, CallOptions call = {}) = 0;
@@ -85,11 +89,13 @@ class Communicator {
   virtual Result<WorkPtr> send(TensorView tensor, Rank peer, int tag, CallOptions call = {}) = 0;
   virtual Result<WorkPtr> recv(TensorView tensor, Rank peer, int tag, CallOptions call = {}) = 0;  // peer may be kAnySource
 
-  // Collective, blocking: a block of symmetric memory. Every rank gets the same error: kMismatch where they ask for different blocks.
+  // Collective, blocking: makes a block of symmetric memory. Every rank gets the same error: kMismatch where the ranks
+  // ask for different blocks.
   virtual Result<std::shared_ptr<SymmetricMemory>> makeSymmetric(const SymmetricRequest& request,
                                                                  std::optional<Duration> timeout = std::nullopt) = 0;
-  // Collective, blocking: a barrier over words of symmetric memory, where all ranks reach each other's; else the ordinary one. What a rank
-  // stored before to a peer's memory, or requested of a peer in any group of its process, is visible there after it.
+  // Collective, blocking: a barrier over words of symmetric memory where all ranks reach each other's memory, else the
+  // ordinary barrier. Bytes that a rank stored earlier to a peer's memory, or requested of a peer in any group of the
+  // process, are visible there after the barrier.
   virtual Status symmetricBarrier(std::optional<Duration> timeout = std::nullopt) = 0;
   // Collective, blocking: all ranks are about to do the same (`text`), or one cannot (`error`): then every rank gets the same Status.
   virtual Status agree(const std::string& what, const std::string& text, const std::string& error,
@@ -97,8 +103,9 @@ class Communicator {
 
   // Fails every pending and later operation of this group on this rank at once with `reason`. Idempotent.
   virtual void abort(const std::string& reason) = 0;
-  // What the destructor does, now, whoever else holds the object: ends the group on this rank, and tells the others nothing but that this
-  // rank left. Calls of other threads that wait fail with kAborted, and so do later ones. Idempotent.
+  // Does the destructor's work now, even while other owners hold the object: ends the group on this rank, and notifies
+  // the other ranks only that this rank left. Waiting calls of other threads fail with kAborted, and so do later calls.
+  // Idempotent.
   virtual void end() = 0;
 };
 

@@ -1,14 +1,15 @@
-// Ctrl-C in calls that block. Who embeds shardwire says how to learn that a thread is to leave its wait; without that, waits end at their
-// deadlines only.
+// Ctrl-C in blocking calls. A program that embeds shardwire installs an InterruptCheck, which says whether the
+// calling thread must leave its wait. Without an InterruptCheck waits end only at their deadlines.
 #pragma once
 
 namespace shardwire {
 
-// True: the call that waits on this thread gives up and returns kInterrupted. Called every 100 ms at most by threads that have waited for
-// 50 ms, on whichever thread it is: a check for signals of the main thread looks for itself. No lock of a group is held.
+// True: the waiting call on this thread gives up and returns kInterrupted. The function is called after a wait of 50
+// ms, then at most every 100 ms. A check for signals of the main thread must first test the calling thread. No lock of
+// a group is held during the call.
 using InterruptCheck = bool (*)();
 
-// One for the process, as signals are; null: none. Any thread.
+// The process has one check, since signals belong to the process; null: no check. Any thread.
 void setInterruptCheck(InterruptCheck check);
 
 }  // namespace shardwire

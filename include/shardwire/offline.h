@@ -11,12 +11,12 @@
 
 namespace shardwire {
 
-// What compileOp would make on `rank` of a group of specs.size() ranks, where rank r gives specs[r]. hosts: of each rank the number of its
-// host; empty: all on one. The op describes itself; its run() and bind() are kUnsupported. Errors: those that compileOp gives all ranks.
-// specs[rank].buildDir: where its plan is kept on disk.
+// The op that compileOp would make on `rank` of a group of specs.size() ranks, where rank r gives specs[r]. hosts: the
+// number of each rank's host; empty: all ranks on one host. The op describes itself; run() and bind() are kUnsupported.
+// Errors: the errors that compileOp returns on all ranks. specs[rank].buildDir: the folder on disk for the plan.
 Result<std::shared_ptr<CompiledOp>> planOffline(std::span<const LocalSpec> specs, Rank rank, std::span<const std::int32_t> hosts = {});
 
-// The op whose planBytes() these are. It knows of this rank's part only. kInvalidArgument for anything else.
+// The op whose planBytes() are `bytes`. The op has only this rank's part. kInvalidArgument for all other bytes.
 Result<std::shared_ptr<CompiledOp>> readPlan(std::string_view bytes);
 
 }  // namespace shardwire

@@ -1,5 +1,5 @@
-// Errors as values. What a user, a peer or the system can cause is a Status or a Result; SW_CHECK is for broken invariants of our own.
-// Any thread; copyable.
+// Errors as values. Errors caused by a user, a peer or the system are a Status or a Result; SW_CHECK is for broken
+// invariants of our own. Any thread; copyable.
 #pragma once
 
 #include <string>
@@ -15,13 +15,13 @@ enum class StatusCode : unsigned char {
   kTypeError = 2,        // a wrong kind of thing: Python TypeError
   kTimeout = 3,          // ranks did not arrive in time: Python TimeoutError
   kPeerFailed = 4,       // a peer died or left
-  kMismatch = 5,         // ranks disagree about what they are doing (desync)
+  kMismatch = 5,         // ranks call different operations or arguments (desync)
   kAborted = 6,          // the group was aborted here or shut down
   kSystem = 7,           // the operating system refused (errno in the text)
-  kUnsupported = 8,      // asked for something that cannot be done here
+  kUnsupported = 8,      // this build, machine or version cannot do the request
   kInternal = 9,         // a bug of ours
   kInterrupted = 10,     // a signal ended the wait (shardwire/interrupt.h): Python KeyboardInterrupt. Never sent to peers
-  kGap = 11,             // no input covers part of an output: Python GapError. Every rank finds it alone; never sent to peers
+  kGap = 11,             // no input covers part of an output: Python GapError. Every rank detects the gap alone; never sent to peers
 };
 std::string_view statusCodeName(StatusCode code);
 
@@ -41,12 +41,12 @@ class [[nodiscard]] Status {
   std::string message_;
 };
 
-// A T or the Status (never ok) that explains why there is none.
+// A T, or the Status (never ok) with the reason for having no T.
 template <typename T>
 class [[nodiscard]] Result {
  public:
-  Result(T value) : value_(std::move(value)) {}         // NOLINT: implicit, so that `return value;` works
-  Result(Status status) : value_(std::move(status)) {}  // NOLINT: implicit, so that `return status;` works
+  Result(T value) : value_(std::move(value)) {}         // NOLINT: implicit, so `return value;` works
+  Result(Status status) : value_(std::move(status)) {}  // NOLINT: implicit, so `return status;` works
 
   bool isOk() const { return value_.index() == 0; }
   // Ok when isOk().

@@ -1,5 +1,5 @@
-// The exception that carries a Status through torch's C++ code, which reports errors by throwing. Code that knows nothing of shardwire sees
-// a std::runtime_error with the same text.
+// The exception that carries a Status through torch's C++ code, which reports errors by throwing. Code without
+// shardwire's headers sees a std::runtime_error with the same text.
 #pragma once
 
 #include <stdexcept>

@@ -1,13 +1,14 @@
-// How the inside tells whether memory that it keeps registered with a network card is still the same memory. Whoever owns tensors (c10d)
-// fills this table; `storage` is what TensorView::storage carries, opaque here. Plain functions: any thread, must not throw.
+// Says whether memory that stays registered with a network card is still the same memory. The owner of tensors (c10d)
+// fills this table. `storage` is the value of TensorView::storage, opaque here. Plain functions: any thread, must not
+// throw.
 #pragma once
 
 namespace shardwire {
 
 struct StorageWatch {
-  // A weak reference to a storage that is alive now; as long as it is held, no other storage gets this identity.
+  // A weak reference to a live storage. While the reference is held, no other storage gets the same identity.
   void* (*retainWeak)(const void* storage) = nullptr;
-  // Whether the storage is gone, and its memory may be anything.
+  // Whether the storage was freed: its memory may then hold anything.
   bool (*isExpired)(void* weak) = nullptr;
   void (*releaseWeak)(void* weak) = nullptr;
 };

@@ -1,6 +1,7 @@
-// The rendezvous of ranks: one of stores.h, or what a job brings along (c10d's TCPStore, a key-value service). Keys and values are bytes.
-// Keys do not name the group, so each has a store of its own, or a prefix. The same processes, with the same ranks, may end a group and
-// make it anew with its store. Used by the thread that makes the group, while it makes it.
+// The rendezvous of ranks: a store of stores.h, or a store of the job (c10d's TCPStore, a key-value service). Keys and
+// values are bytes. Keys do not name the group, so each group needs its own store, or a prefix. The same processes,
+// with the same ranks, may end a group and make the group again with the same store. Used only by the thread that makes
+// the group, while the group is made.
 #pragma once
 
 #include <string>
@@ -14,10 +15,10 @@ namespace shardwire {
 class Store {
  public:
   virtual ~Store() = default;
-  // A key that is set again has the later value.
+  // Setting a key again replaces its value.
   virtual Status set(const std::string& key, std::string_view value) = 0;
-  // Waits for the key; kTimeout when the deadline passes first. A deadline that has passed means to look once. Any other error ends the
-  // making of the group.
+  // Waits for the key; kTimeout when the deadline passes first. With a passed deadline the store is read once. Any
+  // other error ends the making of the group.
   virtual Result<std::string> get(const std::string& key, Deadline deadline) = 0;
 };
 

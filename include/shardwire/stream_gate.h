@@ -1,6 +1,7 @@
-// A wait that is queued in a device's stream, and that the host ends later: what lets wait() return to the CPU while a transport that the
-// CPU drives is still at work. torch's device-generic guard has no such thing, so each kind of device brings its own: a maker given to
-// setStreamGates(), or torch's own c10d StreamBlock where this torch and device have one. Any thread.
+// A wait that is queued in a device's stream and that the host ends later. With a gate wait() can return to the CPU
+// while a transport driven by the CPU still works. torch's device-generic guard has no such wait, so each kind of
+// device needs its own: a maker given to setStreamGates(), or torch's own c10d StreamBlock where this torch and device
+// have one. Any thread.
 #pragma once
 
 #include <c10/core/Stream.h>
@@ -12,7 +13,7 @@ namespace shardwire {
 class __attribute__((visibility("default"))) StreamGate {
  public:
   virtual ~StreamGate() = default;
-  // What was queued in the stream after the gate may run now. Called once, from any thread.
+  // Lets the work queued in the stream after the gate run. Called once, from any thread.
   virtual void open() noexcept = 0;
 };
 

@@ -1,8 +1,9 @@
-// Symmetric memory: a block that all ranks of a group make together, of equal size, and that each rank can read and write on every other
-// one: by addresses on one host, by requests between hosts. The words in it are for signals and atomics. Any thread; lives as long as
-// anybody holds it, also when the group is gone.
+// Symmetric memory: a block that all ranks of a group make together. All parts have equal size, and each rank can read
+// and write every other rank's part: by addresses on one host, by requests between hosts. Words in the block serve for
+// signals and atomics. Any thread. A block lives as long as a reference exists, even after the group has ended.
 //
-// Memory goes back to its rank's heap when all ranks that hold the block have dropped it, whenever that is; nobody waits for it.
+// The memory returns to its rank's heap when all ranks of the block have released the block, whenever that happens; no
+// call waits for the release.
 #pragma once
 
 #include <cstddef>
@@ -23,7 +24,8 @@ namespace shardwire {
 enum class Comparison : std::uint8_t { kEq = 0, kNe = 1, kGt = 2, kGe = 3, kLt = 4, kLe = 5 };
 inline constexpr int kNumComparisons = 6;
 
-// Atomic operations on one element: kCompareSwap stores the operand where what is expected is there; kAdd and on combine it with what is.
+// Atomic operations on one element. kCompareSwap stores the operand if the element has the expected value. kAdd and the
+// following operations combine the operand with the element.
 enum class WordOp : std::uint8_t {
   kFetch = 0,
   kSet = 1,
@@ -39,7 +41,7 @@ enum class WordOp : std::uint8_t {
 };
 inline constexpr int kNumWordOps = 11;
 
-// Elements of a part: their first's place in bytes, strides in elements, none negative.
+// Elements of a part: the offset of the first element in bytes, and strides in elements, none negative.
 struct PartView {
   std::size_t offset = 0;
   DType dtype = DType::kUInt8;
@@ -47,23 +49,24 @@ struct PartView {
   Dims strides;
 };
 
-// How a one-sided call ends. keepAlive: what is held until the call is over, which may be later than it returns (Ctrl-C, isNonBlocking).
+// How a one-sided call ends. keepAlive is held until the call has ended, which may be after the function returned
+// (Ctrl-C, isNonBlocking).
 struct OneSidedCall {
   std::shared_ptr<void> keepAlive = nullptr;
-  bool isNonBlocking = false;  // between hosts it returns at once, and quiet() ends it: until then its tensors must be left alone
+  bool isNonBlocking = false;  // between hosts the call returns at once; its tensors must not be touched until quiet() returns
 };
 
-// What a rank asks for when a block is made.
+// The request of one rank when a block is made.
 struct SymmetricRequest {
   std::size_t bytes = 0;
   std::string text;                    // "float32[4, 5]": must be equal on all ranks
   std::string localError;              // not empty: this rank cannot ask, for this reason, which every rank gets
-  bool isZeroed = false;               // before anybody can write to it
-  std::vector<std::int64_t> jobRanks;  // the job's rank of each member, where somebody will ask for it
+  bool isZeroed = false;               // before any rank can write to the block
+  std::vector<std::int64_t> jobRanks;  // the job's rank of each member, where these will be asked for
   int numChannels = 8;                 // of barriers: equal on all ranks
   bool needsAll = false;               // an error on all ranks, kUnsupported, when any rank cannot reach any other's part
-  // Pages of this process's heap that the peers are to reach as well (backend/symm/heap_pages.h), as many bytes on all ranks. Several
-  // blocks, of several groups, may bring the same ones. Null: none.
+  // Pages of this process's heap that the peers can reach too (backend/symm/heap_pages.h), equally many bytes on all
+  // ranks. Several blocks, of several groups, may attach the same pages. Null: none.
   std::shared_ptr<void> attached = nullptr;
   std::size_t attachedBytes = 0;
 };
@@ -76,55 +79,59 @@ class SymmetricMemory {
   virtual std::size_t bytes() const = 0;
   // The same on all ranks, and no other block's of the group.
   virtual std::uint64_t number() const = 0;
-  // The block of `peer` (or of this rank) as it is addressed here; null when it cannot be: whyNot(). Then wake() of it, steps and orders
-  // over it are none of this rank's.
+  // The block of `peer` (or of this rank) as an address of this process; null when the block cannot be addressed: see
+  // whyNot(). Then this rank must not call wake(), steps or orders for that block.
   virtual std::byte* address(Rank peer) const = 0;
   virtual const std::string& whyNot(Rank peer) const = 0;
   bool reachesAll() const { return reachesAll_; }
-  // The pages that `peer` attached, as they are addressed here; null when it has none or cannot be reached.
+  // The pages attached by `peer`, as an address of this process; null when `peer` attached none or cannot be reached.
   virtual std::byte* attached(Rank peer) const = 0;
   // As the request said.
   virtual const std::vector<std::int64_t>& jobRanks() const = 0;
 
-  // One-sided, on any peer's part or this rank's own; the peer's program takes no part. Where the part can be addressed each is done when
-  // it returns. Else requests travel to the peer and are done there, those of this rank in the order in which they were called: put() is
-  // over for its caller when the bytes are on their way, and quiet() says that they are there. kInvalidArgument, kTypeError for what does
-  // not fit; kPeerFailed, kTimeout (the group's), and a failed group, with the rank that is gone or does not answer; kInterrupted. The
-  // elements `to` of the part of `peer` become those of `from`, of the same dtype and shape.
+  // One-sided, on any peer's part or this rank's own part; the peer's program takes no part. Where the part can be
+  // addressed, each call is complete on return. Otherwise requests travel to the peer and are done there, in the order
+  // in which this rank made the calls: put() returns when the bytes are on their way, and quiet() returns when the
+  // bytes have arrived. kInvalidArgument and kTypeError for arguments that do not fit; kPeerFailed or kTimeout (the
+  // group's), and a failed group, naming the rank that died or does not answer; kInterrupted. put() sets the elements
+  // `to` of the part of `peer` to the elements `from`, of the same dtype and shape.
   virtual Status put(Rank peer, const PartView& to, const TensorView& from, const OneSidedCall& call) = 0;
   // `to` becomes the elements `from` of the part of `peer`.
   virtual Status get(Rank peer, const PartView& from, const TensorView& to, const OneSidedCall& call) = 0;
-  // On one element of the part of `peer`, sequentially consistent, and whoever waits for it is woken. Gives what was there before, where it
-  // `fetches`; else 0, and does not wait for a peer on another host.
+  // On one element of the part of `peer`, sequentially consistent. Wakes the waiters of the element. Returns the
+  // earlier value if `fetches`; else 0, without waiting for a peer on another host.
   virtual Result<std::uint64_t> atomic(Rank peer, std::size_t offset, DType dtype, WordOp op, std::uint64_t operand, std::uint64_t expected,
                                        bool fetches) = 0;
-  // Until all that was requested in this block's group is done. Absent: the group's timeout.
+  // Waits until all requests of this block's group are done. Absent: the group's timeout.
   virtual Status quiet(std::optional<Duration> timeout) = 0;
 
-  // After a store of a word into the block of `peer`: wakes who sleeps there until it changes.
+  // Called after a store of a word into the block of `peer`: wakes the threads that sleep there until the word changes.
   virtual void wake(Rank peer) = 0;
-  // Waits until the integer at `offset` of this rank's own block compares as asked with `value` (its two's complement bits); gives what it
-  // was then. `sources`: the ranks of whom one is to store it; empty: any. kPeerFailed, and a failed group, when one of them is gone;
-  // kTimeout (absent: the group's) leaves the group usable; kInterrupted.
+  // Waits until the integer at `offset` of this rank's own block compares as asked with `value` (two's complement
+  // bits). Returns the integer at that moment. `sources`: the ranks that may store the integer; empty: any.
+  // kPeerFailed, and a failed group, when one of `sources` is dead; kTimeout (absent: the group's) leaves the group
+  // usable; kInterrupted.
   virtual Result<std::uint64_t> waitUntil(std::size_t offset, DType dtype, Comparison comparison, std::uint64_t value,
                                           std::optional<Duration> timeout, std::span<const Rank> sources) = 0;
-  // One step of a signal between two ranks, over the 32-bit word at `offset` of the part of `owner`: waits until it is `from` and makes it
-  // `to`, atomically, and wakes `other`, whose step comes before or after this one. `what` is for errors: "put_signal". kPeerFailed, and a
-  // failed group, when `other` is gone; kTimeout (absent: the group's) leaves the group usable; kUnsupported; kInterrupted.
+  // One step of a signal between two ranks, over the 32-bit word at `offset` of the part of `owner`: waits until the
+  // word is `from`, sets the word to `to`, atomically, and wakes `other`, whose step comes before or after this step.
+  // `what` is for errors: "put_signal". kPeerFailed, and a failed group, when `other` is dead; kTimeout (absent: the
+  // group's) leaves the group usable; kUnsupported; kInterrupted.
   virtual Status stepWord(std::string_view what, Rank owner, std::size_t offset, std::uint32_t from, std::uint32_t to, Rank other,
                           std::optional<Duration> timeout) = 0;
   // Barriers of different channels, of the request's many, do not mix.
   virtual int numChannels() const = 0;
-  // Until all ranks have come; what each stored before is visible to all after. A timeout fails the group and names who did not come.
-  // kUnsupported, at once and on all ranks of this host alike, when not all ranks can be reached.
-  // givesWay: kMismatch, and the group stays usable, when a rank that did not come makes symmetric memory instead. It waits for this rank
-  // there, and the channel is not to be used any more. In groups of more than 16 ranks that may end by the timeout instead.
+  // Waits until all ranks have come. Stores made by any rank before the barrier are visible to all ranks after it. A
+  // timeout fails the group and names the missing ranks. kUnsupported, at once and on all ranks of this host alike,
+  // when not all ranks can be reached. givesWay: kMismatch, and the group stays usable, when a missing rank makes
+  // symmetric memory instead. That rank waits there for this rank, and the channel must not be used again. In groups of
+  // more than 16 ranks the call may end by the timeout instead.
   virtual Status barrier(int channel, std::optional<Duration> timeout, bool givesWay = false) = 0;
-  // Makes a section of this rank exclude those of all others of its host until leaveOrder(), whatever ranks each stores to: stores to many
-  // ranks come in one order everywhere.
+  // Makes a section of this rank exclude the sections of all other ranks of the host until leaveOrder(), for any
+  // destination ranks. So stores to many ranks have one order everywhere.
   virtual Status enterOrder() = 0;
   virtual void leaveOrder() = 0;
-  // Collective: the block is not to be used any more. Its memory stays as long as somebody holds it.
+  // Collective: the block must not be used afterwards. The memory stays as long as a reference exists.
   virtual Status free(std::optional<Duration> timeout) = 0;
   virtual bool isFreed() const = 0;
 

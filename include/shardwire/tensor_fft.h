@@ -1,6 +1,6 @@
-// Fourier transforms over all dimensions of an array that lies over the ranks of a group in slabs, on at::Tensors: at::fft locally,
-// compiled ops between. What shardwire.distributed.fft has beyond that in Python it has not: other distributions, chosen axes, kept plans
-// of MKL and FFTW, gradients. One thread at a time; errors are thrown as StatusError.
+// Fourier transforms over all dimensions of an array that lies over the ranks of a group in slabs, on at::Tensors:
+// at::fft locally, compiled ops between. Only Python's shardwire.distributed.fft has more: other distributions, chosen
+// axes, kept plans of MKL and FFTW, gradients. One thread at a time; errors are thrown as StatusError.
 //
 //   auto fft = shardwire::planFft(*group, {{256, 256, 256}});
 //   at::Tensor spectrum = fft->forward(array);  // array: this rank's slab, of the shape fft->arraySlice().shape
@@ -33,10 +33,11 @@ class __attribute__((visibility("default"))) TensorFft {
   virtual at::Tensor forward(const at::Tensor& array) = 0;
   // Back, divided by the number of elements: inverse(forward(x)) is x.
   virtual at::Tensor inverse(const at::Tensor& spectrum) = 0;
-  // What this rank has of each: of n indices each of p ranks has n / p, the first n % p one more. Where that is none, the tensor is empty.
+  // This rank's slab of the array and of the spectrum: of n indices each of p ranks has n / p, and the first n % p
+  // ranks have one more. A slab without indices is an empty tensor.
   virtual const Slice& arraySlice() const = 0;
   virtual const Slice& spectrumSlice() const = 0;
-  // For people: who exchanges what with whom.
+  // For people: which ranks exchange which boxes.
   virtual std::string explain() const = 0;
 };
 

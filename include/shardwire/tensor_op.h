@@ -1,5 +1,5 @@
-// A CompiledOp that takes at::Tensors and gives c10d Works: what compileOp() of shardwire/c10d.h returns. All methods from any thread; they
-// throw StatusError (kAborted once the group was shut down).
+// A CompiledOp for at::Tensors that returns c10d Works: the result of compileOp() of shardwire/c10d.h. All methods may
+// be called from any thread and throw StatusError (kAborted after shutdown of the group).
 #pragma once
 
 #include <memory>
@@ -16,7 +16,7 @@
 
 namespace shardwire {
 
-// The tensors of one call, checked once: each run() moves their contents of that moment.
+// The tensors of one call, checked once: each run() moves the tensors' contents of that moment.
 class __attribute__((visibility("default"))) BoundTensorOp {
  public:
   virtual ~BoundTensorOp() = default;
@@ -26,7 +26,8 @@ class __attribute__((visibility("default"))) BoundTensorOp {
 class __attribute__((visibility("default"))) TensorOp {
  public:
   virtual ~TensorOp() = default;
-  // One tensor per element of the spec's inputs and outputs, in that order; the Work keeps them. timeout: absent, the group's.
+  // One tensor per element of the spec's inputs and outputs, in the spec's order; the Work keeps the tensors alive.
+  // timeout: absent, the group's.
   virtual c10::intrusive_ptr<::c10d::Work> run(std::span<const at::Tensor> inputs, std::span<const at::Tensor> outputs,
                                                std::optional<Duration> timeout = std::nullopt) = 0;
   virtual std::unique_ptr<BoundTensorOp> bind(std::span<const at::Tensor> inputs, std::span<const at::Tensor> outputs,

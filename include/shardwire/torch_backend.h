@@ -1,4 +1,5 @@
-// What torch calls a backend, under one name: since 2.0 a c10d::Backend behind a ProcessGroup, before that the ProcessGroup itself.
+// The class that torch calls a backend, under one name: since 2.0 a c10d::Backend behind a ProcessGroup, before 2.0 the
+// ProcessGroup itself.
 #pragma once
 
 // Before ATen.h, which torch's headers include: clang in C++20 wants IValue complete there.

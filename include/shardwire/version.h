@@ -1,4 +1,4 @@
-// The library's version. CMakeLists.txt fails where it is not the project's.
+// The library's version. CMakeLists.txt fails where the version differs from the project's.
 #pragma once
 
 #include <string_view>

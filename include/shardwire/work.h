@@ -14,14 +14,15 @@ class Work {
   virtual ~Work() = default;
 
   virtual bool isDone() const = 0;
-  // Blocks until done or the deadline; drives progress itself meanwhile. Ok or the operation's error when done; kTimeout (and the operation
-  // goes on) when the deadline comes first; kInterrupted (and it goes on) when an interrupt does (shardwire/interrupt.h). The operation's
-  // own timeout is apart: when that passes, the operation fails.
+  // Blocks until the operation is done or the deadline passes, and drives progress meanwhile. Returns ok or the
+  // operation's error when done; kTimeout when the deadline comes first, kInterrupted when an interrupt comes first
+  // (shardwire/interrupt.h). In the last two cases the operation goes on. The operation's own timeout is separate: when
+  // that timeout passes, the operation fails.
   virtual Status wait(Deadline deadline = kNoDeadline) = 0;
   // Ok while pending and after success.
   virtual Status status() const = 0;
-  // Calls `callback` once, when done (at once if it already is), on whichever thread notices; never under a lock of ours. An exception that
-  // it throws is logged, and goes no further.
+  // Calls `callback` once when the operation is done (at once if already done), on the thread that notices the end, and
+  // never under a lock of ours. An exception thrown by the callback is logged and not passed on.
   virtual void onDone(std::function<void(const Status&)> callback) = 0;
   // The rank that a receive from any source matched; -1 otherwise or before it is done.
   virtual Rank sourceRank() const { return -1; }
@@ -29,7 +30,8 @@ class Work {
 
 using WorkPtr = std::shared_ptr<Work>;
 
-// Whether wait() gave `status` because of its caller rather than of the operation: the deadline came, or an interrupt.
+// Whether wait() returned `status` because of the caller rather than the operation: the deadline passed, or an
+// interrupt came.
 inline bool endedEarly(const Status& status, const Work& work) {
   return status.code() == StatusCode::kInterrupted || (!status.isOk() && !work.isDone());
 }
