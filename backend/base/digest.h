@@ -1,4 +1,5 @@
-// SHA-256, for what must not be mistaken for anything else: keys and checksums of files that outlive the process. Pure; any thread.
+// SHA-256, for keys and checksums of files that outlive the process, which must not be mistaken for others. Pure; any
+// thread.
 #pragma once
 
 #include <array>
@@ -11,7 +12,7 @@ namespace shardwire::internal {
 
 using Digest = std::array<std::uint8_t, 32>;
 
-// Of all parts in order, each with its length: {"a", "b"} and {"ab"} differ.
+// Digest of all parts in order, each with its length: {"a", "b"} and {"ab"} differ.
 Digest digestOf(std::span<const std::string_view> parts);
 Digest digestOf(std::span<const std::string> parts);
 

@@ -11,18 +11,18 @@
 namespace shardwire::internal {
 namespace {
 
-// What a child closes. Process-wide by nature.
+// Descriptors that a child must close. Process-wide by nature.
 struct NotForChildren {
   Mutex mutex;
   std::unordered_set<int> fds SW_GUARDED_BY(mutex);
-  std::uint32_t numForks SW_GUARDED_BY(mutex) = 0;  // that led to this process
+  std::uint32_t numForks SW_GUARDED_BY(mutex) = 0;  // forks on the way to this process
 };
 NotForChildren& notForChildren() {
   static auto* made = new NotForChildren;  // never destroyed: descriptors may outlive static destructors
   return *made;
 }
 
-// Held over the fork, so that no descriptor is between the list and its end.
+// The mutex is held over the fork, so the list is complete when the child reads it.
 void beforeFork() SW_NO_THREAD_SAFETY_ANALYSIS {
   notForChildren().mutex.lock();
 }
@@ -71,7 +71,7 @@ void Fd::reset(int fd) {
   } else if (fd_ >= 0) {
     NotForChildren& list = notForChildren();
     const MutexLock lock(list.mutex);
-    if (std::exchange(forks_, kInherited) == list.numForks) {  // else this process closed it when it was forked
+    if (std::exchange(forks_, kInherited) == list.numForks) {  // else this process closed the descriptor when it was forked
       list.fds.erase(fd_);
       ::close(fd_);
     }

@@ -1,4 +1,4 @@
-// A file descriptor with one owner, closed when it goes. Any thread; not shared.
+// A file descriptor with one owner, closed with the owner. Any thread; not shared.
 #pragma once
 
 #include <cstdint>
@@ -24,7 +24,8 @@ class Fd {
 
   bool isOpen() const { return fd_ >= 0; }
   int get() const { return fd_; }
-  // From here on a child of fork() closes it at once, however long it lives: for a socket whose end tells the peer that this process died.
+  // After this call every child of fork() closes the descriptor at once. For a socket whose end notifies the peer that
+  // this process died: a child must not keep the socket open.
   void closeInChildren();
   // Gives the descriptor away without closing it.
   [[nodiscard]] int release();
@@ -35,7 +36,7 @@ class Fd {
   static constexpr std::uint32_t kInherited = ~std::uint32_t{0};
 
   int fd_ = -1;
-  std::uint32_t forks_ = kInherited;  // else it is open only in the process that so many forks led to
+  std::uint32_t forks_ = kInherited;  // else the descriptor is open only in the process that had this number of forks
 };
 
 }  // namespace shardwire::internal

@@ -5,7 +5,8 @@
 
 namespace shardwire::internal {
 
-// ThreadSanitizer knows no fences, and GCC refuses to compile one for it. What is built with it is ordered by the atomics around.
+// ThreadSanitizer does not know fences, and GCC refuses to compile a fence for ThreadSanitizer. In such builds the
+// atomics around the fence provide the order.
 inline void fullFence() {
 #if !defined(__SANITIZE_THREAD__)
   std::atomic_thread_fence(std::memory_order_seq_cst);

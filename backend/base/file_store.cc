@@ -22,15 +22,17 @@ namespace {
 
 using std::chrono::milliseconds;
 
-// A folder that several machines share over 9p was seen to refuse files now and then, and NFS does where a file is replaced (ESTALE).
+// A folder shared by several machines over 9p was seen to refuse files sometimes, and NFS refuses a file while the file
+// is replaced (ESTALE).
 constexpr int kTries = 10;
 constexpr Duration kBetweenTries = milliseconds(10);
-// A get() that waited for long is late by a tenth of that at most, and many ranks that wait do not wear the file system out.
+// A get() after a long wait is late by at most a tenth of the wait, and many waiting ranks do not overload the file
+// system.
 constexpr Duration kShortestPause = milliseconds(1);
 constexpr Duration kLongestPause = milliseconds(100);
 constexpr int kLooksPerWait = 10;
 
-// What `attempt` gives when it works, or its last error.
+// The result of `attempt`, or the last error after kTries attempts.
 template <typename Attempt>
 auto tried(const Attempt& attempt) {
   auto result = attempt();
@@ -41,7 +43,8 @@ auto tried(const Attempt& attempt) {
   return result;
 }
 
-// Keys hold any bytes, names of files no '/'; and no '.', so that none is "..", or ends as unfinished files do.
+// Keys hold any bytes, but file names hold no '/'. The names here also hold no '.', so no name is ".." or has the
+// ending of unfinished files.
 std::string asFileName(const std::string& key) {
   constexpr std::string_view kPlain = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_-";
   std::string name;
@@ -65,7 +68,7 @@ Status write(const std::string& folder, const std::string& path, std::string_vie
   return written.isOk() ? written : Status(written.code(), fmt::format("cannot write {} of a file store: {}", path, written.message()));
 }
 
-// Nothing where there is no such file yet.
+// nullopt while there is no such file.
 Result<std::optional<std::string>> read(const std::string& path) {
   const internal::Fd file(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
   struct stat about {};

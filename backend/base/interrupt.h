@@ -1,5 +1,5 @@
-// What a wait does about Ctrl-C (shardwire/interrupt.h): it is cut into slices, and between them it asks. A wait that is over within 50 ms
-// never asks, and without a check nothing is cut.
+// Ctrl-C in a wait (shardwire/interrupt.h): the wait is cut into slices, and the check runs between slices. A wait of
+// less than 50 ms never runs the check, and without a check no wait is cut.
 #pragma once
 
 #include <cstdint>
@@ -21,11 +21,11 @@ class InterruptibleWait {
 
  private:
   const Deadline until_;
-  Deadline nextLook_ = kNoDeadline;  // kNoDeadline: nobody is to be asked
+  Deadline nextLook_ = kNoDeadline;  // kNoDeadline: there is no check
 };
 
-// Waits of this thread inside of this scope are not interrupted: those of destructors, which cannot say so, and those that tell others of
-// an interrupt.
+// Waits of this thread inside this scope are not interrupted: waits of destructors, which cannot return an error, and
+// waits that notify peers of an interrupt.
 class NoInterrupts {
  public:
   NoInterrupts();
@@ -34,10 +34,10 @@ class NoInterrupts {
   NoInterrupts& operator=(const NoInterrupts&) = delete;
 };
 
-// How many waits of this thread were interrupted so far: for those whose callees may take an interrupt for a failure from which they can
-// recover.
+// Number of interrupted waits of this thread so far. For callers whose callees may handle an interrupt like a failure
+// and recover.
 std::uint64_t numInterrupts();
-// kInterrupted is the KeyboardInterrupt of one rank; for its peers it is a rank that gave up.
+// kInterrupted is the KeyboardInterrupt of one rank; to the peers the rank has given up.
 inline StatusCode codeForPeers(StatusCode code) {
   return code == StatusCode::kInterrupted ? StatusCode::kAborted : code;
 }

@@ -18,12 +18,12 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// A writer that has not renamed its file by then is dead.
+// A writer that has not renamed its file after this time is dead.
 constexpr std::chrono::hours kAbandoned(1);
-// No kernel and no plan is as large: what is comes from elsewhere, and there may be no memory for it.
+// No kernel and no plan is as large. A larger file was written by another program, and might exhaust the memory.
 constexpr off_t kMostBytes = off_t{4} << 30;
 
-// What killed writers left.
+// Removes the files left by killed writers.
 void removeAbandoned(const std::string& folder) {
   std::error_code error;
   const auto now = fs::file_time_type::clock::now();
@@ -38,7 +38,7 @@ void removeAbandoned(const std::string& folder) {
   }
 }
 
-// So that the name outlives a crash of the machine, too.
+// The name then also outlives a crash of the machine.
 Status syncFolder(const std::string& folder) {
   const Fd fd(::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
   return fd.isOpen() && ::fsync(fd.get()) == 0 ? Status::ok() : systemError("fsync of the folder", errno);
@@ -58,7 +58,7 @@ Status writeKept(const std::string& folder, const std::string& name, std::string
 }
 
 std::optional<std::string> readKept(const std::string& path) {
-  // Not blocking: it may be a pipe.
+  // Not blocking: the path may be a pipe.
   const Fd file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
   struct stat about {};
   if (!file.isOpen() || ::fstat(file.get(), &about) != 0 || !S_ISREG(about.st_mode) || (about.st_mode & (S_IWGRP | S_IWOTH)) != 0 ||

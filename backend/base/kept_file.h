@@ -1,5 +1,6 @@
-// Files that outlive the process and are found again by another: kernels and plans that were made before. A file is written beside its
-// place and renamed, so a reader sees a whole one or none, whoever else writes and whoever is killed. Any thread, any process.
+// Files that outlive the process and are found by later processes: kernels and plans made before. A file is written
+// under another name and then renamed, so a reader sees a complete file or none, even with several writers and killed
+// writers. Any thread, any process.
 #pragma once
 
 #include <optional>
@@ -10,11 +11,12 @@
 
 namespace shardwire::internal {
 
-// `folder` is made where it is missing. kSystem where the system refuses; then there is no new file, and an old one is as it was.
+// A missing `folder` is made. kSystem where the system refuses; then there is no new file, and an old file is
+// unchanged.
 Status writeKept(const std::string& folder, const std::string& name, std::string_view bytes);
 
-// What the file holds. Nothing where it cannot be read, or is not a plain file that only this user or root can have written: what it holds
-// is trusted.
+// The bytes of the file. nullopt where the file cannot be read, or is not a plain file that only this user or root can
+// have written, since the bytes are trusted.
 std::optional<std::string> readKept(const std::string& path);
 
 }  // namespace shardwire::internal

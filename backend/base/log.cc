@@ -20,7 +20,7 @@ std::atomic<int> currentLevel{kNotRead};
 std::atomic<int> logSocket{-1};
 
 bool isSent(std::string_view levelName, std::string_view text) {
-  const int socket = logSocket.load(std::memory_order_relaxed);  // it stays open: an older value does no harm
+  const int socket = logSocket.load(std::memory_order_relaxed);  // the socket stays open, so an older value does no harm
   if (socket < 0) {
     return false;
   }
@@ -51,7 +51,7 @@ std::optional<LogLevel> parseLogLevel(std::string_view text) {
 }
 
 LogLevel logLevel() {
-  if (currentLevel.load(std::memory_order_relaxed) == kNotRead) {  // a lone value: nothing else is published by it
+  if (currentLevel.load(std::memory_order_relaxed) == kNotRead) {  // a lone value: publishes no other data
     rereadLogLevel();
   }
   return static_cast<LogLevel>(currentLevel.load(std::memory_order_relaxed));
@@ -78,7 +78,7 @@ void writeLogLine(LogLevel level, std::string_view text) {
   std::string line = fmt::format("shardwire {} [{}]: {}", name, ::getpid(), text);
   std::replace(line.begin(), line.end(), '\n', ' ');
   line += '\n';
-  // If stderr is gone, there is nowhere to report it.
+  // If stderr is closed, there is no place to report the error.
   [[maybe_unused]] const ssize_t written = ::write(STDERR_FILENO, line.data(), line.size());
 }
 

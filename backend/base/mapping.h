@@ -1,4 +1,4 @@
-// A range of mapped memory with one owner, unmapped when it goes. Any thread; not shared.
+// A range of mapped memory with one owner, unmapped with the owner. Any thread; not shared.
 #pragma once
 
 #include <cstddef>
@@ -24,14 +24,15 @@ class Mapping {
   Mapping& operator=(const Mapping&) = delete;
   ~Mapping();
 
-  // Maps `size` bytes of `fd` from `offset`, shared with everyone who maps them. No memory is set aside before it is touched.
-  // `alignment` is a power of two; the address is a multiple of it. `what` names the mapping in the error.
+  // Maps `size` bytes of `fd` from `offset`, shared with all processes that map the same bytes. Memory is allocated at
+  // the first touch. `alignment` is a power of two, and the address is a multiple of `alignment`. `what` names the
+  // mapping in the error.
   static Result<Mapping> shared(int fd, std::uint64_t offset, std::size_t size, Access access, const char* what,
                                 std::size_t alignment = 4096);
 
   std::byte* bytes() const { return bytes_; }
   std::size_t size() const { return size_; }
-  // Forgets the range without unmapping it: for memory that someone may still use.
+  // Forgets the range without unmapping: for memory that may still be in use.
   void leak() {
     bytes_ = nullptr;
     size_ = 0;

@@ -1,4 +1,5 @@
-// Anonymous memory that can be handed to other processes as a file descriptor. It has no name anywhere and goes with its last user.
+// Anonymous memory that can be passed to other processes as a file descriptor. The memory has no name in the file
+// system and is freed after the last user.
 #pragma once
 
 #include <cstdint>
@@ -8,11 +9,11 @@
 
 namespace shardwire::internal {
 
-// `bytes` of zeroes whose size is sealed, so that nobody who maps them can be made to fault (SIGBUS). No memory is set aside before it is
-// touched. `name` appears in /proc/PID/maps and in errors only.
+// `bytes` zero bytes of sealed size, so that a process which maps the memory cannot be made to fault (SIGBUS). Memory
+// is allocated at the first touch. `name` appears only in /proc/PID/maps and in errors.
 Result<Fd> makeMemfd(const char* name, std::uint64_t bytes);
 
-// Whether `fd` is such memory, of this size: what a peer hands over is checked before it is mapped.
+// Checks that `fd` is memory of makeMemfd() of this size: a peer's descriptor is checked before mapping.
 Status checkMemfd(int fd, std::uint64_t bytes);
 
 }  // namespace shardwire::internal

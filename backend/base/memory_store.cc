@@ -28,7 +28,7 @@ struct EntryHead {
 
 }  // namespace
 
-// A log of entries follows it in memory.
+// A log of entries follows in memory.
 struct MemoryStore::Shared {
   pthread_mutex_t mutex;
   std::atomic<std::uint32_t> numSets;  // futex
@@ -46,7 +46,7 @@ struct MemoryStore::Shared {
 
   void lock() {
     if (::pthread_mutex_lock(&mutex) == EOWNERDEAD) {
-      ::pthread_mutex_consistent(&mutex);  // an entry counts only once `used` covers it, so nothing is half written
+      ::pthread_mutex_consistent(&mutex);  // an entry counts only when `used` covers the entry, so no entry is half written
     }
   }
   void unlock() { ::pthread_mutex_unlock(&mutex); }

@@ -1,4 +1,5 @@
-// Mutex and lock that clang's thread-safety analysis understands: fields are SW_GUARDED_BY(mutex_), private functions SW_REQUIRES(mutex_).
+// Mutex and lock for clang's thread-safety analysis: fields are SW_GUARDED_BY(mutex_), private functions
+// SW_REQUIRES(mutex_).
 #pragma once
 
 #include <condition_variable>
@@ -35,7 +36,7 @@ class SW_CAPABILITY("mutex") Mutex {
   void lock() SW_ACQUIRE() { mutex_.lock(); }
   void unlock() SW_RELEASE() { mutex_.unlock(); }
   bool tryLock() SW_TRY_ACQUIRE(true) { return mutex_.try_lock(); }
-  // Tells the analysis what it cannot see: whoever calls this function holds the mutex. Does nothing.
+  // States a fact for the analysis: every caller of this function holds the mutex. Does nothing.
   void assertHeld() const SW_ASSERT_CAPABILITY(this) {}
 
  private:
@@ -46,7 +47,7 @@ class SW_CAPABILITY("mutex") Mutex {
 class SW_SCOPED_CAPABILITY MutexLock {
  public:
   explicit MutexLock(Mutex& mutex) SW_ACQUIRE(mutex) : mutex_(mutex) { mutex_.lock(); }
-  // The caller holds it already, by tryLock().
+  // The caller already holds the mutex, by tryLock().
   MutexLock(Mutex& mutex, std::adopt_lock_t) SW_REQUIRES(mutex) : mutex_(mutex) {}
   MutexLock(const MutexLock&) = delete;
   MutexLock& operator=(const MutexLock&) = delete;

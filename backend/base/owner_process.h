@@ -1,5 +1,5 @@
-// Whose an object is when a process forks: what has threads, or memory that other processes see, stays the parent's. Made where the object
-// is made; asking costs one relaxed load. Any thread.
+// The process that owns an object, for use after a fork: an object with threads, or with memory that other processes
+// see, stays the parent's. Made where the object is made; isHere() costs one relaxed load. Any thread.
 #pragma once
 
 #include <sys/types.h>
@@ -24,7 +24,7 @@ class OwnerProcess {
   Status check(std::string_view what) const;
 
  private:
-  static std::atomic<std::uint32_t> current_;  // counts the forks that led here; changed only while a child has one thread
+  static std::atomic<std::uint32_t> current_;  // number of forks on the way to this process; changed only while a child has one thread
 
   std::uint32_t generation_;
   pid_t pid_;

@@ -13,13 +13,15 @@ namespace {
 constexpr unsigned kPollsPerLook = 16;
 // Where a yield separates any two polls: a look costs a tenth of a yield.
 constexpr unsigned kYieldsPerLook = 4;
-// A yield between two ranks that both wait takes 1 us, and one that a program with a slice of its own was let in by, milliseconds.
+// A yield between two waiting ranks takes 1 us. A yield that let another program run for a time slice takes
+// milliseconds.
 constexpr Duration kLongYield = std::chrono::microseconds(300);
-// For how many times as long as it took no yield follows.
+// After a long yield no yield follows for this many times the yield's duration.
 constexpr int kRestFactor = 16;
 constexpr Duration kLongestRest = std::chrono::seconds(2);
 
-// Of this process. Relaxed: it is advice, and guards nothing. A child of fork() goes on with its parent's.
+// For the whole process. Relaxed: the values are advice and guard no data. A child of fork() continues with the
+// parent's values.
 std::atomic<Clock::rep> restsUntil{Clock::time_point::min().time_since_epoch().count()};
 std::atomic<Duration::rep> latestRest{0};
 std::atomic<unsigned> numYields{0};  // over all waits: most are shorter than kYieldsPerLook
@@ -79,7 +81,7 @@ bool Patience::isTimeToLook(bool yieldsAlways) {
   if (!yieldsAlways) {
     return ++numPolls_ % kPollsPerLook == 0;
   }
-  const unsigned number = numYields.load(std::memory_order_relaxed) + 1;  // a count that another thread takes, too, does no harm
+  const unsigned number = numYields.load(std::memory_order_relaxed) + 1;  // two threads may use the same count without harm
   numYields.store(number, std::memory_order_relaxed);
   return number % kYieldsPerLook == 0 || !mayYield(now_);
 }

@@ -1,10 +1,11 @@
-// How a thread waits for a peer whose answer is mostly a microsecond away: it polls, after a while offers its core to others between polls,
-// and after a longer while sleeps where the peer wakes it. Who waits asks spins() after each poll that moved nothing.
+// How a thread waits for a peer that mostly answers within a microsecond. The thread polls, after a while offers its
+// core to others between polls, and after a longer while sleeps until the peer wakes it. A waiter calls spins() after
+// each poll that moved nothing.
 //
-// A yield costs a microsecond where only the peer wants this core, and slices of milliseconds where other programs compute, since the
-// kernel runs each of them first. A sleeper who is woken runs before those. So after a yield that took long, no thread of this process
-// yields for a while: waits sleep as soon as they would yield. The next yield after that is a trial: the while grows as long as trials take
-// long.
+// A yield costs a microsecond where only the peer wants this core. Where other programs compute, a yield costs time
+// slices of milliseconds, since the kernel runs each of these programs first; a thread that sleeps and is woken runs
+// before such programs. So after a long yield, no thread of this process yields for a while: waits sleep where they
+// would otherwise yield. The next yield after this pause is a trial: the pause grows as long as trials take long.
 #pragma once
 
 #include "shardwire/types.h"
@@ -13,17 +14,17 @@ namespace shardwire::internal {
 
 // Whether a yield is likely to be short. Any thread.
 bool mayYield(Clock::time_point now);
-// Offers the core. Takes the time of a look at the clock just now, and returns that of the next. Any thread.
+// Offers the core. `now` is a time just read from the clock; returns the time after the yield. Any thread.
 Clock::time_point yieldCore(Clock::time_point now);
 
 // Of one wait of one thread.
 class Patience {
  public:
-  // Polls for `spin`, and offers its core to others from `yieldAfter` on. yieldAfter 0: between any two polls, for there are fewer cores
-  // than ranks.
+  // Polls for `spin`, and offers the core to others from `yieldAfter` on. yieldAfter 0: between any two polls, because
+  // there are fewer cores than ranks.
   Patience(Duration spin, Duration yieldAfter);
 
-  // A poll moved nothing. True: poll again, now that the core was offered if it was time to; false: sleep.
+  // To be called after a poll that moved nothing. True: poll again (spins() has yielded if due); false: sleep.
   bool spins();
   // A poll moved something, and the next answer is expected at once.
   void moved();

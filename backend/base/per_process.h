@@ -1,6 +1,6 @@
-// A registry of this process: one T, made when it is first asked for and never destroyed, since what is registered may outlive static
-// destructors. A child of fork() begins with a T of its own: what it inherited is its parent's, and a thread that the child lacks may have
-// held its lock. Any thread. Declare it as a static of the function that hands it out.
+// A registry of this process: one T, made at first use and never destroyed, since registered objects may outlive static
+// destructors. A child of fork() begins with a new T: the inherited T belongs to the parent, and its lock may be held
+// by a thread that the child lacks. Any thread. Declare a PerProcess as a static of the function that returns the T.
 #pragma once
 
 #include <atomic>
@@ -25,7 +25,7 @@ class PerProcess {
     if (current_.compare_exchange_strong(known, fresh, std::memory_order_acq_rel)) {
       return fresh->value;
     }
-    delete fresh;  // another thread of this process was first, and `known` is its
+    delete fresh;  // another thread of this process was first; `known` is that thread's T
     return known->value;
   }
 

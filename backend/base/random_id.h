@@ -1,4 +1,4 @@
-// 128 random bits from the kernel, and the ones that name this process. Any thread.
+// 128 random bits from the kernel, and the random id of this process. Any thread.
 #pragma once
 
 #include <array>

@@ -1,4 +1,4 @@
-// What a spin loop does between two looks: tells the CPU that it spins.
+// The pause of a spin loop between two polls: a hint to the CPU.
 #pragma once
 
 #if defined(__x86_64__)

@@ -12,8 +12,9 @@
 
 namespace shardwire::internal {
 
-// What `call` throws is logged and goes no further, but for the end of the thread itself: Python ends a thread in this way that asks for
-// its lock while the interpreter goes down, and the C++ library ends the process when that is held up.
+// An exception thrown by `call` is logged and not passed on, except the forced end of the thread itself. Python ends a
+// thread in this way when the thread requests the GIL during interpreter shutdown, and the C++ library ends the process
+// when a forced end is caught.
 template <typename Call>
 void callUser(std::string_view what, Call&& call) {
   try {

@@ -15,7 +15,7 @@ namespace {
 
 constexpr Duration kLookEvery = std::chrono::milliseconds(100);
 
-// For ppoll(2), since poll(2) counts in milliseconds: ranks that come together are apart by less.
+// For ppoll(2). poll(2) counts in milliseconds, but ranks often arrive within less than a millisecond.
 timespec timeUntil(Deadline deadline) {
   const auto left = std::max(std::chrono::nanoseconds(0), std::chrono::nanoseconds(deadline - Clock::now()));
   const auto seconds = std::chrono::floor<std::chrono::seconds>(left);

@@ -15,7 +15,7 @@
 namespace shardwire::internal {
 namespace {
 
-// A name that no other writer takes.
+// A name that no other writer uses.
 Result<std::string> unfinishedName(const std::string& path) {
   const Result<RandomId> id = makeRandomId();
   SW_RETURN_IF_ERROR(id.status());

@@ -1,5 +1,5 @@
-// A file that appears whole: written beside its place and renamed, so that a reader sees all of it or none, whoever else writes and whoever
-// is killed. Any thread, any process, any machine that shares the folder.
+// A file that appears complete: written under another name and then renamed, so a reader sees the complete file or
+// none, even with several writers and killed writers. Any thread, any process, any machine that shares the folder.
 #pragma once
 
 #include <cstddef>
@@ -10,7 +10,7 @@
 
 namespace shardwire::internal {
 
-// How the names of files end that are not whole yet. A writer that is killed leaves one.
+// The ending of the names of incomplete files. A killed writer leaves such a file.
 inline constexpr std::string_view kUnfinishedEnding = ".tmp";
 
 enum class Lasting : unsigned char {
@@ -18,11 +18,11 @@ enum class Lasting : unsigned char {
   kThroughACrash,  // of the machine: waits until the disk has the bytes
 };
 
-// Replaces what was there; for this user alone (mode 0600). kSystem with the step and errno, without the path; then an old file is as it
-// was.
+// Replaces the old file; readable for this user alone (mode 0600). kSystem with the step and errno, without the path;
+// then an old file is unchanged.
 Status writeWhole(const std::string& path, std::string_view bytes, Lasting lasting);
 
-// The next `size` bytes of a file; kSystem with errno, or where it ends before.
+// The next `size` bytes of a file; kSystem with errno, or where the file ends before.
 Result<std::string> readAll(int fd, std::size_t size);
 
 }  // namespace shardwire::internal

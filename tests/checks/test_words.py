@@ -81,16 +81,16 @@ def test_a_long_source_begins_with_its_story():
 def test_files_are_judged_by_room_and_small_ones_together(tmp_path, monkeypatch):
     monkeypatch.setattr(words, "PLAIN", ("ops",))
     monkeypatch.setattr(words, "WAITING", ("ops/late",))
-    good, bad = "// The rank sends bytes.\n" * 20, "// It sends its bytes.\n" * 20
+    good, bad = "// The rank sends bytes.\n" * 30, "// It sends its bytes.\n" * 30
     (tmp_path / "ops/late").mkdir(parents=True)
     (tmp_path / "ops/good.cc").write_text(good)
     (tmp_path / "ops/late/bad.cc").write_text(bad)
     found, rooms = words.measure_tree(tmp_path)
-    assert found == [] and rooms == {"ops": [80, 0, 0], "ops/late": [80, 40, 1]}
+    assert found == [] and rooms == {"ops": [120, 0, 0], "ops/late": [120, 60, 1]}
 
-    for name in "abcdefgh":
+    for name in "abcdefghijklmno":
         (tmp_path / f"ops/{name}.h").write_text("// It sends its bytes.\n" * 2)
-    assert [line.split(":")[0] for line in words.measure_tree(tmp_path)[0]] == ["ops, its files with fewer than 60 words"]
+    assert [line.split(":")[0] for line in words.measure_tree(tmp_path)[0]] == ["ops, its files with fewer than 100 words"]
     (tmp_path / "ops/bad.cc").write_text(bad)
     assert "ops/bad.cc" in [line.split(":")[0] for line in words.measure_tree(tmp_path)[0]]
 
