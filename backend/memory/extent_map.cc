@@ -1,5 +1,6 @@
-// Free extents stand in four orders at once: by offset, to join neighbours; by size, clean and dirty apart, to find the best fit; and dirty
-// ones by age, to give the oldest pages back first. insert() and remove() keep all of them in step.
+// Free extents are kept in four orders: by offset, to join neighbours; by size, clean and dirty apart, to find the best
+// fit; and dirty extents also by age, so that the oldest pages are returned first. insert() and remove() keep all four
+// orders consistent.
 #include "backend/memory/extent_map.h"
 
 #include <algorithm>

@@ -21,7 +21,8 @@ constexpr std::size_t kHugePageBytes = std::size_t{2} << 20;
 }  // namespace
 
 bool HugePages::areOnDemand() {
-  // "always within_size advise [never] deny force"; no such file: a kernel without them.
+  // The file reads "always within_size advise [never] deny force". No such file: a kernel without huge pages for shared
+  // memory.
   std::ifstream file("/sys/kernel/mm/transparent_hugepage/shmem_enabled");
   std::string text;
   std::getline(file, text);
@@ -48,7 +49,7 @@ void HugePages::back(std::byte* start, std::size_t size) {
     logDebug("no huge pages for the shared heap: madvise(MADV_COLLAPSE): {}", errnoText(errno));
     use_.store(Use::kNone, std::memory_order_relaxed);
   }
-  // Other errors: none free just now. The rest comes page by page, as it is touched.
+  // Other errors: no huge page is free now. The remaining pages come one by one at the first touch.
 }
 
 }  // namespace shardwire::internal

@@ -1,8 +1,8 @@
-// The heap is one memfd, as large as the address space allows, mapped once; pages come when they are touched. Blocks up to 64 KiB come from
-// slabs (SmallBlocks), larger ones are extents of their own (ExtentMap). The tables lie in ordinary memory, where a peer cannot write.
-// Freed extents keep their pages for the next block, up to a limit; then the oldest are given back to the system outside of the lock.
-// fork() makes the heap the parent's: the child maps it copy-on-write, frees nothing of it, and gets a heap of its own when it asks for
-// one.
+// The heap is one memfd, as large as the address space allows, mapped once; pages are allocated at the first touch.
+// Blocks up to 64 KiB come from slabs (SmallBlocks), larger blocks are extents (ExtentMap). The tables are in ordinary
+// memory, where no peer can write. Freed extents keep their pages for the next block, up to a limit. Beyond the limit
+// the oldest pages are returned to the system, outside of the lock. After fork() the heap belongs to the parent: the
+// child maps the heap copy-on-write, frees no blocks of the parent, and gets a heap of its own at the first request.
 #include "backend/memory/shared_heap.h"
 
 #include <errno.h>
@@ -33,13 +33,13 @@
 namespace shardwire::internal {
 namespace {
 
-// Larger blocks get their memory as they are touched: somebody may allocate much and use little of it.
+// Larger blocks get their memory at the first touch, since a program may allocate much and use little.
 constexpr std::size_t kMostBackedAtOnce = std::size_t{1} << 30;
 constexpr std::uint64_t kPage = 4096;
 constexpr std::uint64_t kHugePage = std::uint64_t{2} << 20;
 constexpr std::uint64_t kLeastAutoBytes = std::uint64_t{64} << 20;
 constexpr std::size_t kBlockAlignment = 64;
-// Of a limited address space: this heap, those of a few peers, and everything else must find room.
+// The share of a limited address space: this heap, the heaps of a few peers, and all other mappings must have room.
 constexpr std::uint64_t kShareOfLimited = 8;
 
 std::uint64_t roundUp(std::uint64_t bytes, std::uint64_t unit) {
@@ -50,7 +50,7 @@ std::uint64_t machineBytes() {
   return static_cast<std::uint64_t>(::sysconf(_SC_PHYS_PAGES)) * static_cast<std::uint64_t>(::sysconf(_SC_PAGESIZE));
 }
 
-// What `ulimit -v` leaves of the address space; nothing when it sets no limit.
+// The rest of the address space under `ulimit -v`; nullopt without a limit.
 std::optional<std::uint64_t> addressSpaceLeft() {
   rlimit limit{};
   if (::getrlimit(RLIMIT_AS, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) {
@@ -65,7 +65,8 @@ std::optional<std::uint64_t> addressSpaceLeft() {
   return limit.rlim_cur - std::min<std::uint64_t>(used, limit.rlim_cur);
 }
 
-// Freed bytes that keep their pages: touching new shared pages costs several times what copying into old ones does.
+// Limit of freed bytes that keep their pages: touching new shared pages costs several times as much as copying into old
+// pages.
 std::uint64_t cacheLimit() {
   const std::uint64_t machine = machineBytes();
   return std::min(machine / 8, std::max(std::uint64_t{1} << 30, machine / 32));
@@ -77,7 +78,7 @@ Result<void*> allocateOrdinary(std::size_t bytes) {
   return error == 0 ? Result<void*>(block) : systemError(fmt::format("cannot allocate {} bytes", bytes), error);
 }
 
-// Ordinary memory that stands in for the heap in a forked child that still uses its parent's object.
+// Ordinary memory that replaces the heap in a forked child that still uses the parent's object.
 struct OrdinaryBlocks {
   Mutex mutex;
   std::unordered_set<void*> blocks SW_GUARDED_BY(mutex);
@@ -108,7 +109,7 @@ OrdinaryBlocks& ordinaryBlocks() {
 
 class MemfdHeap final : public SharedHeap {
  public:
-  // `inherited`: the parent's heap that this process must leave alone; may be null.
+  // `inherited`: the parent's heap, which this process must not touch; may be null.
   static Result<std::unique_ptr<MemfdHeap>> create(std::uint64_t bytes, const MemfdHeap* inherited) {
     auto fd = makeMemfd("shardwire-heap", bytes);
     SW_RETURN_IF_ERROR(fd.status());
@@ -133,11 +134,12 @@ class MemfdHeap final : public SharedHeap {
   std::uint64_t usedBytes() const override { return usedBytes_.load(std::memory_order_relaxed); }
   std::uint64_t numPurges() const override { return numPurges_.load(std::memory_order_acquire); }
 
-  // In the child of a fork: from now on the heap is the parent's. Only system calls that are safe there.
+  // Called in the child of a fork: from now on the heap is the parent's. Uses only system calls that are safe there.
   void disown() {
     isInherited_.store(true, std::memory_order_relaxed);
-    // As ordinary memory after a fork, what the child writes must not show in the parent. Pages that it does not write stay the parent's.
-    // A kernel that counts all private memory (vm.overcommit_memory=2) may refuse, and has unmapped the range by then.
+    // As with ordinary memory after a fork, writes of the child must not show in the parent. Pages that the child does
+    // not write stay the parent's. A kernel that counts all private memory (vm.overcommit_memory=2) may refuse, and has
+    // then already unmapped the range.
     constexpr int kFlags = MAP_FIXED | MAP_NORESERVE;
     if (::mmap(mapping_.bytes(), mapping_.size(), PROT_READ | PROT_WRITE, MAP_PRIVATE | kFlags, fd_.get(), 0) == MAP_FAILED) {
       ::mmap(mapping_.bytes(), mapping_.size(), PROT_READ | PROT_WRITE, MAP_SHARED | kFlags, fd_.get(), 0);
@@ -153,12 +155,12 @@ class MemfdHeap final : public SharedHeap {
     return at >= mapping_.bytes() && at < mapping_.bytes() + mapping_.size();
   }
   std::optional<std::uint64_t> takeSmall(std::uint64_t bytes) SW_REQUIRES(mutex_);
-  // `isNew`: a block of huge pages that holds no memory yet.
+  // `isNew`: a block of huge pages without memory yet.
   std::optional<std::uint64_t> takeLarge(std::uint64_t bytes, bool* isNew) SW_REQUIRES(mutex_);
   void giveBack(std::uint64_t offset) SW_REQUIRES(mutex_);
-  // Returns pages of free extents to the system until at most `limit` bytes keep theirs.
+  // Returns pages of free extents to the system until at most `limit` free bytes have pages.
   void purge(std::uint64_t limit) SW_EXCLUDES(mutex_);
-  // Waits for the extents that other threads are returning to the system: until then nobody can have them.
+  // Waits for the extents that other threads are returning to the system: until then no thread can take these extents.
   void awaitPurges() SW_EXCLUDES(mutex_);
 
   const Fd fd_;
@@ -166,12 +168,12 @@ class MemfdHeap final : public SharedHeap {
   const MemfdHeap* const inherited_;
   const std::uint64_t cacheLimit_;
   HugePages hugePages_;
-  std::atomic<bool> isInherited_{false};  // set once, in a child that has one thread then
+  std::atomic<bool> isInherited_{false};  // set once, in a child that has only one thread then
   std::atomic<std::uint64_t> usedBytes_{0};
   std::atomic<std::uint64_t> numPurges_{0};
   Mutex mutex_;
   ConditionVariable purged_;
-  int numPurging_ SW_GUARDED_BY(mutex_) = 0;  // extents that are in no table while the kernel takes their pages
+  int numPurging_ SW_GUARDED_BY(mutex_) = 0;  // extents outside of all tables while the kernel takes their pages
   ExtentMap extents_ SW_GUARDED_BY(mutex_);
   SmallBlocks small_ SW_GUARDED_BY(mutex_);
   std::unordered_map<std::uint64_t, std::uint64_t> large_ SW_GUARDED_BY(mutex_);  // offset -> bytes
@@ -209,7 +211,7 @@ Result<void*> MemfdHeap::allocate(std::size_t bytes) {
   if (isInherited_.load(std::memory_order_relaxed)) {
     return ordinaryBlocks().allocate(bytes);
   }
-  // Dirty and clean neighbours become one when the dirty ones are purged, which may be enough.
+  // When dirty neighbours of clean extents are purged, they become one extent, which may be large enough.
   bool mayJoinMore = bytes <= mapping_.size();  // else rounding might overflow
   while (mayJoinMore) {
     bool isNew = false;
@@ -244,7 +246,7 @@ void MemfdHeap::giveBack(std::uint64_t offset) {
   }
   const auto found = large_.find(offset);
   const bool isAllocatedBlock = found != large_.end();
-  SW_CHECK(isAllocatedBlock);  // else freed twice, or not the address that allocate() gave
+  SW_CHECK(isAllocatedBlock);  // else freed twice, or an address that allocate() did not return
   usedBytes_.fetch_sub(found->second, std::memory_order_relaxed);
   extents_.give({offset, found->second}, true);
   large_.erase(found);
@@ -288,14 +290,14 @@ void MemfdHeap::purge(std::uint64_t limit) {
     if (!extent) {
       return;
     }
-    // Nobody else has the extent now, so the lock need not be held while the kernel works.
+    // No other thread has the extent now, so the lock need not be held while the kernel works.
     if (::fallocate(fd_.get(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, static_cast<off_t>(extent->offset),
                     static_cast<off_t>(extent->bytes)) != 0) {
       logWarn("the shared heap could not return {} bytes to the system: {}", extent->bytes, errnoText(errno));
     }
     const MutexLock lock(mutex_);
-    // After the hole and before anybody can be given this extent: whoever read the old count may have the old pages, and is stale by then.
-    // Release: pairs with numPurges().
+    // Counted after the hole and before any thread can get this extent: a process that read the old count may have the
+    // old pages, and is stale from now on. Release: pairs with numPurges().
     numPurges_.fetch_add(1, std::memory_order_release);
     extents_.give(*extent, false);
     --numPurging_;
@@ -324,7 +326,7 @@ std::optional<std::uint64_t> MemfdHeap::offsetOf(const void* bytes, std::size_t 
 // The process's heap. Never destroyed: tensors may be freed by static destructors.
 Mutex instanceMutex;
 std::atomic<MemfdHeap*> current{nullptr};
-// Changed only in a child of fork() that has one thread; release and acquire for its sake cost nothing.
+// Changed only in a child of fork() that has one thread; release and acquire cost nothing here.
 std::atomic<MemfdHeap*> inherited{nullptr};
 
 void beforeFork() SW_NO_THREAD_SAFETY_ANALYSIS {
@@ -411,7 +413,7 @@ void SharedHeap::freeBlock(void* bytes) {
   if (heap == nullptr) {
     heap = inherited.load(std::memory_order_acquire);
   }
-  SW_CHECK(heap != nullptr);  // else no heap ever gave it
+  SW_CHECK(heap != nullptr);  // else no heap allocated these bytes
   heap->free(bytes);
 }
 

@@ -1,5 +1,5 @@
-// A slab of 2 MiB holds blocks of one size class and a bit for each of them. A class takes from its slab with the lowest number that has
-// room, so that slabs with higher numbers empty and can be given back.
+// A slab of 2 MiB has blocks of one size class and one bit for each block. A class takes blocks from the slab with the
+// lowest number that has room, so slabs with higher numbers become empty and can be given back.
 #include "backend/memory/small_blocks.h"
 
 #include <algorithm>
@@ -84,7 +84,8 @@ std::optional<SmallBlocks::Freed> SmallBlocks::give(std::uint64_t offset) {
   auto& candidates = withFree_[static_cast<std::size_t>(slab.sizeClass)];
   candidates.insert(number);
   Freed freed{blockBytes, std::nullopt};
-  // The last slab with room stays, so that a lone block taken and given back in turn does not make and drop a slab each time.
+  // The last slab with room stays, so that a lone block taken and given back in turn does not make and remove a slab
+  // each time.
   if (--slab.numUsed == 0 && candidates.size() > 1) {
     freed.emptySlab = number * kSlabBytes;
     candidates.erase(number);

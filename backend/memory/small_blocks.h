@@ -1,5 +1,5 @@
-// Blocks of up to 64 KiB: size classes, each carved from slabs of 2 MiB. Bookkeeping only, kept apart from the memory itself so that a
-// peer's stray write cannot harm it. Used under its owner's lock.
+// Blocks of up to 64 KiB: size classes, each cut from slabs of 2 MiB. Bookkeeping only, separate from the memory
+// itself, so that a peer's stray write cannot damage the tables. Used under the owner's lock.
 #pragma once
 
 #include <array>
@@ -28,9 +28,9 @@ class SmallBlocks {
   bool isSlab(std::uint64_t offset) const { return slabs_.contains(offset / kSlabBytes); }
   struct Freed {
     std::uint64_t bytes;                     // of the block
-    std::optional<std::uint64_t> emptySlab;  // a slab that is no longer needed, already forgotten here
+    std::optional<std::uint64_t> emptySlab;  // a slab without used blocks, already removed from the tables here
   };
-  // Nothing: no block that is in use starts there.
+  // nullopt: no used block starts at `offset`.
   std::optional<Freed> give(std::uint64_t offset);
 
  private:
@@ -38,7 +38,7 @@ class SmallBlocks {
     int sizeClass;
     std::uint32_t numBlocks;
     std::uint32_t numUsed = 0;
-    std::uint32_t firstFreeWord = 0;  // words before it have no free block
+    std::uint32_t firstFreeWord = 0;  // the words before have no free block
     std::vector<std::uint64_t> used;  // a bit for each block; bits past the last are set
   };
 
