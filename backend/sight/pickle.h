@@ -1,4 +1,5 @@
-// A JSON value as Python's pickle (protocol 2) writes it: dict, list, str, int, float, bool, None. Pure. Any thread.
+// A JSON value in the format of Python's pickle (protocol 2): dict, list, str, int, float, bool, None. Pure. Any
+// thread.
 #pragma once
 
 #include <nlohmann/json_fwd.hpp>

@@ -1,5 +1,5 @@
-// What this process does in all its groups, as the JSON that `python -m shardwire.status` reads. Any thread. Waits for an engine's lock for
-// `patience` at most, and for nothing else.
+// The state of this process in all its groups, as the JSON that `python -m shardwire.status` reads. Any thread. Waits
+// for an engine's lock for `patience` at most, and for nothing else.
 #pragma once
 
 #include <string>

@@ -1,3 +1,6 @@
+// The server of this process: the folder and the socket are made and checked first, and sockets of killed processes are
+// removed. Then one thread accepts connections and sends each client one JSON text, all clients at once, until the
+// process ends or forks.
 #include "backend/sight/status_server.h"
 
 #include <dirent.h>
@@ -35,7 +38,7 @@ constexpr std::size_t kMostClients = 64;                    // all of this user
 constexpr Duration kReadsWithin = std::chrono::seconds(2);  // else the client is left
 constexpr Duration kDescriptorsAgainAfter = std::chrono::milliseconds(100);
 
-// Ours alone, or an error: whoever else could put a socket there could speak in our name.
+// The folder must be ours alone: another user who could put a socket there could speak in our name.
 Status makeFolder(const std::string& folder) {
   if (::mkdir(folder.c_str(), 0700) != 0 && errno != EEXIST) {
     return systemError(fmt::format("SHARDWIRE_STATUS: making the folder {}", folder), errno);
@@ -66,7 +69,7 @@ Fd makeSocket() {
   return Fd(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
 }
 
-// Of processes that were killed: nobody listens there any more.
+// Removes sockets of killed processes, which have no listener any more.
 void removeStale(const std::string& folder) {
   DIR* const listing = ::opendir(folder.c_str());
   if (listing == nullptr) {
@@ -86,15 +89,15 @@ void removeStale(const std::string& folder) {
   ::closedir(listing);
 }
 
-// Made under another name: a socket that is bound and does not listen yet looks like one of a killed process to whoever looks meanwhile,
-// who would remove it.
+// Bound under another name first: a socket that is bound but not yet listening looks like the socket of a killed
+// process, and another process might remove it.
 Result<Fd> listenAt(const std::string& path) {
   const std::string unfinished = fmt::format("{}.new", path.substr(0, path.rfind('.')));
   const auto address = addressOf(unfinished);
   if (!address.has_value() || !addressOf(path).has_value()) {
     return Status(StatusCode::kSystem, fmt::format("SHARDWIRE_STATUS: the path {} is too long for a socket; set XDG_RUNTIME_DIR", path));
   }
-  (void)::unlink(unfinished.c_str());  // of a process that had our number before
+  (void)::unlink(unfinished.c_str());  // left by a process that had our pid before
   Fd socket = makeSocket();
   if (!socket.isOpen() || ::bind(socket.get(), reinterpret_cast<const sockaddr*>(&*address), sizeof(*address)) != 0 ||
       ::chmod(unfinished.c_str(), 0600) != 0 || ::listen(socket.get(), kBacklog) != 0 ||
@@ -111,14 +114,15 @@ bool isOurUser(const Fd& client) {
   return ::getsockopt(client.get(), SOL_SOCKET, SO_PEERCRED, &peer, &size) == 0 && (peer.uid == ::geteuid() || peer.uid == 0);
 }
 
-// One who asks, and what is left to send.
+// One connection, and the bytes left to send.
 class Client {
  public:
   explicit Client(Fd socket) : socket_(std::move(socket)), text_(statusAsJson()), until_(Clock::now() + kReadsWithin) {}
 
   int fd() const { return socket_.get(); }
   Deadline until() const { return until_; }
-  // Sends as much as there is room for. True: all is sent, the client is gone, or it did not read in time.
+  // Sends as much as there is room for. True when finished: all bytes are sent, the client has closed, or the client
+  // did not read in time.
   bool send() {
     while (sent_ < text_.size()) {
       const ssize_t n = ::send(socket_.get(), text_.data() + sent_, text_.size() - sent_, MSG_NOSIGNAL | MSG_DONTWAIT);
@@ -147,7 +151,7 @@ int millisecondsUntil(Deadline until) {
              : static_cast<int>(std::max<std::int64_t>(0, std::chrono::ceil<std::chrono::milliseconds>(until - Clock::now()).count()));
 }
 
-// Answers whoever asks, all at once: one that does not read keeps nobody waiting.
+// Serves all connections at once: a client that does not read delays no other client.
 class Answering {
  public:
   Answering(const Fd& listener, int end) : listener_(listener), end_(end) {}
@@ -156,7 +160,7 @@ class Answering {
     while (!isOver_) {
       try {
         look();
-      } catch (const std::exception& error) {  // there is no memory for an answer: who asked hears nothing, and the job goes on
+      } catch (const std::exception& error) {  // no memory for an answer: the client gets none, and the job goes on
         logWarn("SHARDWIRE_STATUS: an answer could not be made: {}", error.what());
         clients_.clear();
         isShort_ = true;
@@ -175,7 +179,7 @@ class Answering {
     }
     isShort_ = false;
     if (::poll(waits.data(), waits.size(), millisecondsUntil(until)) < 0 && errno != EINTR) {
-      logWarn("SHARDWIRE_STATUS: this process tells no more: {}", systemError("poll", errno).message());
+      logWarn("SHARDWIRE_STATUS: this process no longer reports its state: {}", systemError("poll", errno).message());
       isOver_ = true;
       return;
     }
@@ -199,7 +203,7 @@ class Answering {
   const Fd& listener_;
   const int end_;
   std::vector<Client> clients_;
-  bool isShort_ = false;  // of descriptors or memory: nobody is let in for a moment
+  bool isShort_ = false;  // short of descriptors or memory: connections are not accepted for a moment
   bool isOver_ = false;
 };
 
@@ -223,7 +227,7 @@ class Server {
       return systemError("an eventfd", errno);
     }
     thread_ = std::thread([listener = std::move(*listener), end = end_.get()] { Answering(listener, end).run(); });
-    logInfo("python -m shardwire.status hears of this process at {}", path_);
+    logInfo("python -m shardwire.status reads the state of this process at {}", path_);
     return path_;
   }
 
@@ -232,7 +236,8 @@ class Server {
     if (!thread_.joinable()) {
       return;
     }
-    // While it still listens: else who looks meanwhile takes it for a killed process's, and may remove the next one of this name.
+    // Unlinked while still listening. Otherwise a process that looks at the folder might take this socket for a killed
+    // process's, and might remove the next socket of this name.
     (void)::unlink(path_.c_str());
     const std::uint64_t one = 1;
     while (::write(end_.get(), &one, sizeof(one)) < 0 && errno == EINTR) {

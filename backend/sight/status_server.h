@@ -1,6 +1,7 @@
-// Tells whoever asks what this process does: a Unix socket, <pid>.sock in statusFolder(), that only its user can open; who connects gets
-// one JSON text (status_json.h) and the end of the stream. A thread of its own answers, which takes neither the GIL nor, for longer than a
-// moment, an engine's lock: a process that hangs in Python or in an operation still answers. One per process; any thread may call.
+// Reports the state of this process over a Unix socket, <pid>.sock in statusFolder(), which only this user can open.
+// Each connection gets one JSON text (status_json.h) and the end of the stream. The server has its own thread, which
+// takes no GIL, and takes an engine's lock only for a moment. So a process that hangs in Python or in an operation
+// still answers. One per process; any thread may call.
 #pragma once
 
 #include <string>
@@ -9,7 +10,7 @@
 
 namespace shardwire::internal {
 
-// The socket's path. Begins to serve when nobody did yet; what processes that are gone left in the folder is removed.
+// Returns the socket's path. The first call starts the server and removes sockets of dead processes from the folder.
 Result<std::string> serveStatus();
 // Ends the thread and removes the socket. Idempotent.
 void stopServingStatus();

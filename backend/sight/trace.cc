@@ -1,10 +1,12 @@
-// Torch's recorder itself cannot be written to: FlightRecorder<c10::Event> is a template whose one instance lies hidden in libtorch_cpu. So
-// we keep our own and write its form, which serves every torch. What its tool demands shapes it:
-//   - It knows the names of some backends only, so entries say "gloo:all_reduce"; "backend" and "operation" tell what they are.
-//   - It knows c10d's collectives only: what is ours alone (compile_op and runs of compiled ops) it takes for "coalesced", of which it
-//     compares no sizes.
-//   - It matches entries of a group by their sequence numbers. Messages have none: each pair of ranks that exchanges some stands there as a
-//     group of two, with numbers that count them by direction and tag.
+// Torch's own recorder cannot be written to: FlightRecorder<c10::Event> is a template whose one instance is hidden in
+// libtorch_cpu. So shardwire keeps its own records and writes them in torch's form, for every torch version. The
+// requirements of torch's tool shape the form:
+//   - The tool accepts the names of some backends only, so entries say "gloo:all_reduce"; "backend" and "operation" have
+//     the real names.
+//   - The tool accepts c10d's collectives only. Operations that only shardwire has (compile_op and runs of compiled ops)
+//     are written as "coalesced", whose sizes the tool does not compare.
+//   - The tool matches entries of a group by their sequence numbers. Messages have none, so each pair of ranks that
+//     exchanges messages is written as a group of two, with numbers that count messages by direction and tag.
 #include "backend/sight/trace.h"
 
 #include <fmt/format.h>
@@ -29,7 +31,7 @@ namespace {
 using Json = nlohmann::json;
 constexpr const char* kTraceVersion = "2.10";
 
-// c10's names, as torch's recorder writes them.
+// c10's dtype names, as written by torch's recorder.
 std::string torchName(DType dtype) {
   switch (dtype) {
     case DType::kBool:
@@ -63,7 +65,7 @@ std::string torchName(DType dtype) {
   }
 }
 
-// Times of our clock as those since 1970: one for a whole trace, so that differences stay what they are.
+// Converts times of our clock to times since 1970. One conversion for a whole trace, so that differences are kept.
 class UnixTime {
  public:
   std::int64_t nanoseconds(Clock::time_point time) const { return std::chrono::nanoseconds(offset_ + time.time_since_epoch()).count(); }
@@ -72,7 +74,7 @@ class UnixTime {
   const std::chrono::nanoseconds offset_ = std::chrono::system_clock::now().time_since_epoch() - Clock::now().time_since_epoch();
 };
 
-// A group as it stands in the trace, and this rank in it.
+// A group in the trace, and this rank in the group.
 struct TracedGroup {
   std::string name;
   std::size_t number = 0;
@@ -93,10 +95,11 @@ void writeTensors(const std::vector<RecordedTensor>& tensors, const char* sizes,
   }
 }
 
-// Names the entry and puts it into a group: its own, or that of the two ranks that exchange a message.
+// Names the entry and puts the entry into a group: the operation's own group, or the group of the two ranks that
+// exchange a message.
 void placeMessage(const RecordedOp& op, const TracedGroup& group, Json& entry, Json& config) {
   const bool isMatched = op.source >= 0;
-  const Rank source = isMatched ? op.source : op.destination;  // from any rank: nobody's until it comes
+  const Rank source = isMatched ? op.source : op.destination;  // from any rank: unknown until the message comes
   const Rank low = std::min(source, op.destination);
   const Rank high = std::max(source, op.destination);
   const auto globalOf = [&](Rank rank) { return group.globalRanks[static_cast<std::size_t>(rank)]; };
@@ -155,7 +158,7 @@ Json entryOf(const RecordedOp& op, const TracedGroup& group, const UnixTime& uni
   return entry;
 }
 
-// A group of C++, or one outside of torch's tables, may have no name, or that of another.
+// A C++ group, or a group outside of torch's tables, may have no name, or the name of another group.
 std::string uniqueName(const std::string& name, const Json& config) {
   const std::string base = name.empty() ? "group" : name;
   std::string unique = base;
@@ -165,7 +168,7 @@ std::string uniqueName(const std::string& name, const Json& config) {
   return unique;
 }
 
-// `ofRank`: of groups in which this process is that rank of the job; negative: of all.
+// `ofRank`: only the groups in which this process has this rank of the job; negative: all groups.
 Json trace(bool onlyActive, std::int64_t ofRank) {
   Json config = Json::object();
   Json status = Json::object();
@@ -197,7 +200,7 @@ Json trace(bool onlyActive, std::int64_t ofRank) {
 }
 
 void writeTrace(const std::string& prefix, std::int64_t globalRank) {
-  static PerProcess<Mutex> mutex;  // groups fail together, and the file of the last one must have them all
+  static PerProcess<Mutex> mutex;  // groups fail together, and the file of the last must include all
   const MutexLock lock(mutex.get());
   const std::string path = fmt::format("{}{}", prefix, globalRank);
   if (const Status written = writeWhole(path, pickled(trace(false, globalRank)), Lasting::kWhileTheSystemRuns); !written.isOk()) {

@@ -1,5 +1,5 @@
-// The flight recorders of this process in the form of torch's own (torch.distributed.flight_recorder, version 2.10), which its tool
-// torchfrtrace reads. Any thread; nothing here takes an engine's lock.
+// The flight recorders of this process in the form of torch's recorder (torch.distributed.flight_recorder, version
+// 2.10), for torch's tool torchfrtrace. Any thread; takes no engine's lock.
 #pragma once
 
 #include <memory>
@@ -9,9 +9,9 @@ namespace shardwire::internal {
 
 class Engine;
 
-// All groups of this process that are alive. `onlyActive`: without operations that are over.
+// All live groups of this process. `onlyActive`: without finished operations.
 std::string traceAsJson(bool onlyActive = false);
-// When the group fails, its rank's trace is written to Options::recordFile, if there is one.
+// When the group fails, the trace of the group's rank is written to Options::recordFile, if set.
 void watch(const std::shared_ptr<Engine>& engine);
 
 }  // namespace shardwire::internal

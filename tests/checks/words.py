@@ -2,13 +2,13 @@
 
 Of each file of the rooms below:
   reference words   words that only refer to another word (REFERENCE) are at most 4 of 100. TensorPipe, KJ, Abseil, gloo, nixl, MSCCL++ and UCX have between 1.1 and 3.8. Files with fewer
-                    than 100 words are added up with their room's other small files, since in them two words decide.
+                    than 100 words are added up with their room's other small files, where two words would decide.
   free clauses      no sentence begins with Who, Whoever, Whose, Whom or What, except a question: the sentence names its subject.
   metaphors         the field's word stands in place of each word of METAPHORS: in comments, pages, and texts that the program prints.
   stories           a .cc of 150 lines or more begins with a comment of at least 20 words that says what the file does and in which order.
 
-A sentence without a verb is not looked for. A comment that describes a member ("Bytes of the header.") is rightly a noun phrase, and English verbs often look like nouns ("copies", "puts",
-"waits"): a list of endings found three noun phrases for each broken sentence.
+A sentence without a verb is not looked for. A comment that describes a member ("Bytes of the header.") is rightly a noun phrase, and English verbs look like plural nouns ("copies", "waits").
+A trial with a list of verbs and endings found 112 of 2,526 sentences of C++. Of 40 of these 30 were noun phrases or labels, 6 had a verb that was not in the list, and 4 were broken sentences.
 
 PLAIN lists the rooms that are rewritten and must stay so. The rooms of WAITING are not rewritten yet: their figures are printed, and nothing in them is refused. The list shrinks.
 Usage: words.py [ROOT].
@@ -27,10 +27,11 @@ LIMIT, FEWEST = 4.0, 100
 STORY_LINES, STORY_WORDS = 150, 20
 PLAIN = (
     "ops/wire", "ops/reduce", "ops/boxes", "ops/collectives", "ops/plan", "include", "backend/base", "backend/memory",
+    "backend/sight",
 )  # fmt: skip
 WAITING = (
-    "backend", "backend/symm", "backend/sight", "backend/exec", "backend/transport", "backend/bootstrap",
-    "backend/c10d", "python/csrc", "python/shardwire", "bench", "docs", "tests",
+    "backend", "backend/symm", "backend/exec", "backend/transport", "backend/bootstrap", "backend/c10d", "python/csrc",
+    "python/shardwire", "bench", "docs", "tests",
 )  # fmt: skip
 # Pages that record what was said at the time.
 SKIPPED = {"docs/changelog.md"}
