@@ -45,7 +45,7 @@ Result<std::vector<std::string>> exchangeAll(Engine& engine, const std::string& 
   SW_RETURN_IF_ERROR(engine.submit(std::span(&activity, 1), Duration::zero(), {.continues = part == nullptr ? CallPart{} : *part}));
   if (Status met = exchange->wait(kNoDeadline); !met.isOk()) {
     if (met.code() == StatusCode::kInterrupted) {
-      // Some may have heard all of it and go on with what this rank does not have.
+      // Some ranks may have received all blobs and go on with a result that this rank does not have.
       engine.abort(
           {StatusCode::kAborted, fmt::format("aborted on {}: {} was interrupted by a signal (Ctrl-C?)", engine.groupLabel(), what)});
     }
@@ -99,7 +99,7 @@ Status agree(Engine& engine, const std::string& what, const std::string& text, c
     ByteReader reader(blob);
     Saying saying{reader.varintText(), reader.varintText()};
     if (!reader.isDone()) {
-      return {StatusCode::kInternal, fmt::format("{}: what rank {} says cannot be read", what, sayings.size())};
+      return {StatusCode::kInternal, fmt::format("{}: the message of rank {} cannot be read", what, sayings.size())};
     }
     sayings.push_back(std::move(saying));
   }

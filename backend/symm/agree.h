@@ -1,4 +1,4 @@
-// What is done by all ranks at once is agreed on: each says what it is about to do, or why it cannot, and all find the same answer.
+// Agreement of all ranks: each rank gives what it is about to do, or why it cannot, and all ranks get the same answer.
 // Blocking, collective; any thread.
 #pragma once
 
@@ -11,29 +11,29 @@
 
 namespace shardwire::internal {
 
-// All ranks' blobs, by rank. `what` names the operation in errors, and ranks that come with another one find a mismatch. part: when not
-// null, names this exchange when it is over, for the next part of the same call; its seq is the same on all ranks. What it names before is
-// the part that this one follows.
+// All ranks' blobs, by rank. `what` names the operation in errors; ranks with different operations get a mismatch.
+// part: if not null, names this exchange after the call, for the next part of the same operation; part->seq is the same
+// on all ranks. Before the call `part` names the part that comes before this exchange.
 Result<std::vector<std::string>> exchangeAll(Engine& engine, const std::string& what, std::string blob, std::optional<Duration> timeout,
                                              CallPart* part = nullptr);
 
-// By which the ranks know that they mean the same exchange.
+// The fingerprint by which ranks recognise the same exchange.
 std::uint64_t exchangeFingerprint(const std::string& what);
-// The two exchanges of makeSymmetric(). Each has a name of its own: a rank that gave up in the first may begin anew while its peers are in
-// the second, and then all are told who is in which.
+// The two exchanges of makeSymmetric(). Each exchange has its own name: a rank that gave up in the first may begin anew
+// while its peers are in the second. The error on all ranks then says which rank is in which exchange.
 inline constexpr const char* kOffersSymmetric = "symmetric memory (1 of 2: what each rank wants)";
 inline constexpr const char* kSettlesSymmetric = "symmetric memory (2 of 2: whether each rank has it)";
 
-// What one rank says; its place in the blob is first.
+// One rank's part of an agreement; comes first in the blob.
 struct Saying {
   std::string text;
   std::string error;
 };
-// Ok when no rank has an error and all texts are equal; else one Status, the same on all ranks: kInvalidArgument with the first rank's
-// error, kMismatch with who said what.
+// Ok when no rank has an error and all texts are equal. Otherwise one Status, the same on all ranks: kInvalidArgument
+// with the first rank's error, or kMismatch with the texts and their ranks.
 Status judge(const std::string& what, const std::vector<Saying>& sayings);
 
-// Both in one, where there is nothing else to tell.
+// exchangeAll() and judge(), for exchanges without other data.
 Status agree(Engine& engine, const std::string& what, const std::string& text, const std::string& error, std::optional<Duration> timeout,
              CallPart* part = nullptr);
 

@@ -1,6 +1,7 @@
-// The words behind a rank's part of a symmetric block, which its peers write: a bell for those who sleep until a word of the block changes,
-// who has dropped the block, who has come to a barrier, and who orders stores. They lie in shared memory, zeroed before any peer has them.
-// How they are used, and why each order is enough, is in docs/threading.md.
+// The words behind a rank's part of a symmetric block, which peers write: a bell for threads that sleep until a word of
+// the block changes, the ranks that released the block, the latest barrier of each rank, and the rank inside its ordered
+// section. The words lie in shared memory and are zeroed before any peer maps them. docs/threading.md explains the use
+// of the words and why each memory order is enough.
 #pragma once
 
 #include <atomic>
@@ -18,7 +19,7 @@ class BlockWords {
   static_assert(Word::is_always_lock_free && sizeof(Word) == 4);
 
   BlockWords() = default;
-  // `bytes`: where they lie, a multiple of 64.
+  // `bytes`: address of the words, a multiple of 64.
   BlockWords(std::byte* bytes, int worldSize) : bytes_(bytes), worldSize_(worldSize) {}
   static std::size_t sizeFor(int worldSize, int numChannels) {
     return kLine * 2 + static_cast<std::size_t>(worldSize) * static_cast<std::size_t>(1 + numChannels) * sizeof(Word);
@@ -28,19 +29,20 @@ class BlockWords {
   Word& bell() const { return at(0); }
   // How many threads of the owner sleep, or are about to.
   Word& sleepers() const { return at(1); }
-  // After a store of a word into the part: wakes the owner's sleepers. Of a word that was stored seq_cst: either the sleeper sees it in its
-  // last look, or its count is seen here. After plain stores, who is about to sleep may be missed, and finds them when the nap is over.
+  // Called after a store of a word into the part: wakes the owner's sleepers. After a seq_cst store the sleeper
+  // sees the store in the last check, or this function sees the sleeper's count. After plain stores a thread that is
+  // about to sleep may be missed, and sees the store when its sleep ends.
   void wakeSleepers() const {
     if (sleepers().load(std::memory_order_seq_cst) != 0) {
       bell().fetch_add(1, std::memory_order_seq_cst);
       futexWakeAll(bell());
     }
   }
-  // 1 + the rank whose stores to many ranks go first; 0: nobody's. Of the lowest rank of a host only.
+  // 1 + the rank inside its ordered section of stores; 0: no rank. Used only in the part of a host's lowest rank.
   Word& orderedBy() const { return at(kLine / sizeof(Word)); }
-  // 1: that rank holds this block no longer.
+  // 1: `rank` has released this block.
   Word& dropped(Rank rank) const { return at(kArrays + static_cast<std::size_t>(rank)); }
-  // The number of that rank's latest barrier on the channel.
+  // The number of the latest barrier of `rank` on the channel.
   Word& arrived(int channel, Rank rank) const { return at(kArrays + static_cast<std::size_t>((1 + channel) * worldSize_ + rank)); }
 
  private:

@@ -19,7 +19,7 @@ Graveyard& graveyard() {
   return blocks.get();
 }
 
-// Acquire: pairs with the holder's seq_cst store. All that it wrote to the block happened before.
+// Acquire: pairs with the holder's seq_cst store. All writes of the holder to the block happened before.
 bool isHeld(BuriedBlock& block) {
   std::erase_if(block.holders, [&](const auto& holder) {
     return block.words.dropped(holder.first).load(std::memory_order_acquire) != 0 ||

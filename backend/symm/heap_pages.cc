@@ -9,8 +9,8 @@ namespace shardwire::internal {
 namespace {
 
 constexpr std::size_t kHeapPage = 4096;
-// The heap gives these sizes from slabs, whose blocks begin at multiples of their size where that is a power of two; longer ones lie in
-// pages of their own in any case.
+// The heap takes these sizes from slabs. Blocks of a slab begin at multiples of their size if the size is a power of
+// two. Longer blocks have pages of their own in any case.
 constexpr std::size_t kSlabLimit = std::size_t{64} << 10;
 
 }  // namespace

@@ -1,5 +1,5 @@
-// Pages of this process's heap that peers may write to: a part of a symmetric block, or what one attaches. Nothing else lies in them, so
-// that a page that is made writable for a peer holds nothing but what it may write.
+// Pages of this process's heap that peers may write to: a part of a symmetric block, or attached pages. The pages hold
+// nothing else, so a page that is writable for a peer holds only bytes that the peer may write.
 #pragma once
 
 #include <cstddef>
@@ -9,7 +9,7 @@
 
 namespace shardwire::internal {
 
-// The size to ask of the heap for `bytes`: what it gives then begins with a page and shares none.
+// The size to allocate from the heap for `bytes`: such a block begins with a page and shares no page.
 std::size_t wholePages(std::size_t bytes);
 // wholePages(bytes) bytes, uninitialised; given back with the last owner. kSystem when the heap is full. Any thread.
 Result<std::shared_ptr<void>> allocatePages(std::size_t bytes);

@@ -1,6 +1,7 @@
-// Two exchanges. In the first each rank says what it wants and where its own part lies; what they want must be equal. Then each makes its
-// peers' parts addressable. In the second each says how that went: so all have the block or none, and each knows who holds its own part.
-// Only a rank that fails in the second exchange does not know what the others have: see buryOffered().
+// Two exchanges. In the first each rank gives its request and the address of its own part; the requests must be equal.
+// Then each rank makes the parts of its peers addressable. In the second exchange each rank reports the result. So
+// either all ranks have the block or none, and each rank knows the holders of its part. Only a rank that fails in
+// the second exchange does not know what the others have: see buryOffered().
 #include "backend/symm/make_symmetric.h"
 
 #include <fmt/format.h>
@@ -65,7 +66,7 @@ Result<std::vector<Offer>> decodeOffers(const std::vector<std::string>& blobs) {
     decodePlace(&reader, &offer.place);
     decodePlace(&reader, &offer.attached);
     if (!reader.isDone()) {
-      return Status{StatusCode::kInternal, fmt::format("{}: what rank {} says cannot be read", kWhat, offers.size())};
+      return Status{StatusCode::kInternal, fmt::format("{}: the message of rank {} cannot be read", kWhat, offers.size())};
     }
     offers.push_back(std::move(offer));
   }
@@ -75,7 +76,7 @@ Result<std::vector<Offer>> decodeOffers(const std::vector<std::string>& blobs) {
 // How a rank reaches another's part.
 enum class Holding : std::uint8_t { kNot = 0, kMapped = 1, kByRequests = 2 };
 
-// How the ranks fared: an error, or which of their peers' parts they hold.
+// The outcome of one rank: an error, or the list of peers whose parts the rank holds.
 std::string encodeOutcome(const Status& failure, const std::vector<BlockPart>& parts) {
   ByteWriter writer;
   writer.varintText(failure.message());
@@ -88,7 +89,7 @@ std::string encodeOutcome(const Status& failure, const std::vector<BlockPart>& p
   return writer.take();
 }
 
-// askers: who reaches this rank's part by requests alone.
+// askers: the ranks that reach this rank's part only by requests.
 Status readOutcomes(const std::vector<std::string>& blobs, Rank self, std::vector<BlockPart>* parts, std::vector<Rank>* askers) {
   for (std::size_t rank = 0; rank < blobs.size(); ++rank) {
     ByteReader reader(blobs[rank]);
@@ -108,7 +109,7 @@ Status readOutcomes(const std::vector<std::string>& blobs, Rank self, std::vecto
       }
     }
     if (!reader.isDone()) {
-      return {StatusCode::kInternal, fmt::format("{}: what rank {} says cannot be read", kWhat, rank)};
+      return {StatusCode::kInternal, fmt::format("{}: the message of rank {} cannot be read", kWhat, rank)};
     }
   }
   return Status::ok();
@@ -136,7 +137,8 @@ Result<OwnPart> makeOwnPart(const SymmetricRequest& request, std::size_t size, H
   return part;
 }
 
-// kUnsupported is no failure unless the request says so: that peer is on another host, say, and is asked by requests.
+// kUnsupported is a failure only with needsAll: otherwise the peer is on another host, for example, and is reached by
+// requests.
 Status holdAll(Engine& engine, const SymmetricRequest& request, const std::vector<Offer>& offers, std::size_t size, std::byte* own,
                std::vector<BlockPart>* parts) {
   for (std::size_t rank = 0; rank < offers.size(); ++rank) {
@@ -166,7 +168,8 @@ Status holdAll(Engine& engine, const SymmetricRequest& request, const std::vecto
   return Status::ok();
 }
 
-// From before anybody has the block; ends when it is not made after all, or nobody asks.
+// Serves requests from before any rank has the block. Ends when the block is not made after all, or when no rank sends
+// requests.
 class Serving {
  public:
   Serving(const std::shared_ptr<Engine>& engine, std::uint64_t number) : engine_(*engine), number_(number) {}
@@ -195,9 +198,10 @@ class Serving {
   bool isOpen_ = false;
 };
 
-// This rank may have told that all went well, and did not hear the same of all: a peer that did has the block, and writes to this part. One
-// that did not may have given its own to others by now, so nothing is written there, not even that this rank holds it no longer. So parts
-// stay until the peers that had them mapped have dropped the block, are gone or have no groups any more.
+// This rank may have reported success without receiving the success of all ranks. A peer that received all successes
+// has the block and writes to this part. Any other peer may have reused the part by now, so nothing is written
+// there, not even the word for the release. So parts stay until the peers that mapped a part have released the block,
+// are dead, or have no groups any more.
 void buryOffered(OwnPart own, const SymmetricRequest& request, const std::vector<BlockPart>& parts) {
   BuriedBlock mine{own.get(), SymmetricBlock::wordsOf(own.get(), request.bytes, static_cast<int>(parts.size())), request.attached, {}};
   for (std::size_t rank = 0; rank < parts.size(); ++rank) {
@@ -210,7 +214,7 @@ void buryOffered(OwnPart own, const SymmetricRequest& request, const std::vector
       mine.holders.emplace_back(static_cast<Rank>(rank), part.held);
     }
   }
-  own.release();  // the graveyard has it now
+  own.release();  // owned by the list of deferred releases now
   bury(std::move(mine));
 }
 
@@ -252,7 +256,7 @@ Result<std::shared_ptr<SymmetricMemory>> makeSymmetric(const std::shared_ptr<Eng
   }
   std::vector<BlockPart> parts(static_cast<std::size_t>(worldSize));
   const Status held = holdAll(*engine, request, *offers, size, own.get(), &parts);
-  // Before anybody has the block: who has it may ask at once.
+  // Serving begins before any rank has the block, since a rank with the block may send requests at once.
   Serving serving(engine, number);
   if (held.isOk()) {
     serving.begin(std::make_shared<ServedBlock>(own.get(), request.bytes, SymmetricBlock::wordsOf(own.get(), request.bytes, worldSize)));
@@ -265,7 +269,7 @@ Result<std::shared_ptr<SymmetricMemory>> makeSymmetric(const std::shared_ptr<Eng
   SW_RETURN_IF_ERROR(outcomes.status());
   std::vector<Rank> askers;
   SW_RETURN_IF_ERROR(readOutcomes(*outcomes, engine->rank(), &parts, &askers));
-  own.release();  // the block has it now
+  own.release();  // owned by the block now
   serving.keep(std::move(askers));
   return std::shared_ptr<SymmetricMemory>(std::make_shared<SymmetricBlock>(engine, request, number, std::move(parts)));
 }

@@ -1,12 +1,12 @@
-// What this process requested of peers is done. Any thread; costs one load where nothing was requested.
+// Waits for this process's requests to peers. Any thread; costs one load where there were no requests.
 #pragma once
 
 #include "shardwire/status.h"
 
 namespace shardwire::internal {
 
-// In all groups of this process, since a barrier of one may end what was written by another. The first failure, after all were waited for;
-// one that was told here once is not told again.
+// Waits in all groups of this process, since a barrier of one group may complete writes of another group. Returns the
+// first failure after waiting for all. A failure that was returned once is not returned again.
 Status quietAll();
 // Whether quietAll() returns without waiting.
 bool isAllQuiet();

@@ -1,6 +1,6 @@
-// This rank's part of a block, as ranks that do not share memory use it: their requests are checked against its size here, and done by
-// whichever thread polls the group, under the engine's lock. Atomic operations are those of word_ops.h, so that they and the ones of ranks
-// of this host agree.
+// This rank's part of a block, as used by ranks that do not share memory. Requests are checked against the part's size
+// here, and done by the thread that polls the group, under the engine's lock. Atomic operations use word_ops.h, like
+// the operations of ranks on this host, so both kinds are atomic together.
 #pragma once
 
 #include "backend/exec/one_sided.h"
@@ -15,7 +15,7 @@ class ServedBlock final : public ServedPart {
   Status put(const PartBox& box, Payload elements) override;
   Status get(const PartBox& box, std::byte* elements) override;
   Result<std::uint64_t> apply(const WordFrame& word) override;
-  // seq_cst: after all that was done for the peer (see BlockWords::dropped).
+  // seq_cst: after all requests of the peer (see BlockWords::dropped).
   void dropped(Rank peer) override { words_.dropped(peer).store(1, std::memory_order_seq_cst); }
 
  private:

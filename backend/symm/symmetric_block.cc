@@ -1,6 +1,7 @@
-// Waiting: a word in shared memory is looked at until it is as wanted. Who waits spins first, then offers its core, then sleeps on the bell
-// of its own part, for a millisecond at most, since stores by ordinary tensor code ring no bell. After the first 0.2 ms it also looks now
-// and then at what the group knows: a rank that died ends the wait.
+// Waiting: the waiter polls a word in shared memory until the word has the wanted value. The waiter first spins, then
+// offers its core, then sleeps on the bell of its own part. A sleep lasts a millisecond at most, since stores by
+// ordinary tensor code ring no bell. After the first 0.2 ms the waiter also checks the state of the group now and then:
+// the death of a rank ends the wait.
 #include "backend/symm/symmetric_block.h"
 
 #include <fmt/format.h>
@@ -84,7 +85,7 @@ SymmetricBlock::SymmetricBlock(const std::shared_ptr<Engine>& engine, const Symm
 
 SymmetricBlock::~SymmetricBlock() {
   if (!owner_.isHere()) {
-    return;  // a child of fork(): all of it is the parent's
+    return;  // in a child of fork() everything belongs to the parent
   }
   const std::shared_ptr<Engine> engine = engine_.lock();
   BuriedBlock mine{partOf(rank()).bytes, words(rank()), attached_, {}};
@@ -98,7 +99,7 @@ SymmetricBlock::~SymmetricBlock() {
   for (const Rank peer : others_) {
     const BlockPart& part = partOf(peer);
     if (part.attachedHeld != nullptr) {
-      part.attachedHeld->release([] {});  // before the owner is told, below
+      part.attachedHeld->release([] {});  // before the owner is notified, below
     }
     if (part.bytes == nullptr && engine != nullptr) {
       engine->drop(peer, number_);
@@ -128,7 +129,7 @@ void SymmetricBlock::sleep(IsOver isOver, Deadline until) {
   mine.sleepers().fetch_sub(1, std::memory_order_seq_cst);
 }
 
-// Most waits are over at once: only for others it is said what they are.
+// Most waits end during the first polls. The description for errors is built only for the other waits.
 template <typename IsOver, typename Describe>
 Status SymmetricBlock::waitFor(IsOver isOver, const Describe& describe) {
   for (int i = 0; i < 64; ++i) {
@@ -157,7 +158,7 @@ Status SymmetricBlock::waitLong(Engine& engine, const Wait& wait, IsOver isOver)
       relax();
     }
     if (isAsked_) {
-      engine.help();  // what peers of other hosts store is stored by this process
+      engine.help();  // this process stores the words that peers of other hosts send
     }
     const auto now = Clock::now();
     if (now >= deadline) {
@@ -166,7 +167,7 @@ Status SymmetricBlock::waitLong(Engine& engine, const Wait& wait, IsOver isOver)
     spins = spins && now < started + kSpin && (now < started + kYieldAfter || mayYield(now));
     if (spins) {
       if (now >= started + kYieldAfter) {
-        yieldCore(now);  // the rank that we wait for may be waiting for this very core
+        yieldCore(now);  // the awaited rank may be waiting for this core
       }
       continue;
     }
@@ -188,7 +189,8 @@ Status SymmetricBlock::waitLong(Engine& engine, const Wait& wait, IsOver isOver)
   }
 }
 
-// The group failed, or a rank is gone: then it fails now, and the others learn the cause.
+// Fails a wait after the group failed or a rank died. After a death the group fails now, and the other ranks learn the
+// cause.
 Status SymmetricBlock::inVain(Engine& engine, const Wait& wait, const Status& why) {
   Status status(why.code(), fmt::format("{} failed on {}: {}", wait.what, groupLabel_, why.message()));
   if (why.code() == StatusCode::kPeerFailed) {
@@ -256,7 +258,8 @@ Result<std::uint64_t> SymmetricBlock::waitUntil(std::size_t offset, DType dtype,
                 .timeout = timeout,
                 .isCollective = false,
                 .whoIsMissing = [&] {
-                  return fmt::format("it is {}, and nothing else came from {}", integerText(dtype, loadInteger(at, dtype)), named(sources));
+                  return fmt::format("the signal is {}, and nothing else came from {}", integerText(dtype, loadInteger(at, dtype)),
+                                     named(sources));
                 }};
   }));
   return seen;
@@ -278,10 +281,11 @@ Status SymmetricBlock::stepWord(std::string_view what, Rank owner, std::size_t o
     return {StatusCode::kInvalidArgument, fmt::format("{}: there is no word at byte {} of {}", what, offset, bytes_)};
   }
   const std::atomic_ref<std::uint32_t> word(*reinterpret_cast<std::uint32_t*>(partOf(owner).bytes + offset));
-  bool isDone = false;  // who waits asks again after it was told yes
+  bool isDone = false;  // waitFor() calls step() again after it returned true
   const auto step = [&] {
     std::uint32_t expected = from;
-    // seq_cst: what the other rank stored before its step is seen, and its sleeper's count is in one order with this, as wake() needs.
+    // seq_cst: the other rank's earlier stores are visible, and the sleeper's count is in one order with this
+    // operation, as wake() needs.
     isDone = isDone || word.compare_exchange_strong(expected, to);
     return isDone;
   };
@@ -291,7 +295,7 @@ Status SymmetricBlock::stepWord(std::string_view what, Rank owner, std::size_t o
                 .needed = other == rank() ? std::span<const Rank>() : std::span<const Rank>(needed),
                 .timeout = timeout,
                 .isCollective = false,
-                .whoIsMissing = [&] { return fmt::format("rank {} did not come with its part of it", other); }};
+                .whoIsMissing = [&] { return fmt::format("rank {} did not take the matching step", other); }};
   }));
   wake(other);
   return Status::ok();
@@ -307,7 +311,7 @@ Status SymmetricBlock::barrier(int channel, std::optional<Duration> timeout, boo
     return {StatusCode::kUnsupported, missing->whyNot};
   }
   const std::uint32_t number = 1 + barriers_[static_cast<std::size_t>(channel)].fetch_add(1, std::memory_order_relaxed);
-  // seq_cst: with wake(). Release is in it: what this rank stored before is seen by who reads the number.
+  // seq_cst: for wake(). Includes release: the earlier stores of this rank are visible to a rank that reads the number.
   for (const Rank peer : others_) {
     words(peer).arrived(channel, rank()).store(number, std::memory_order_seq_cst);
     wake(peer);
@@ -322,15 +326,16 @@ Status SymmetricBlock::barrier(int channel, std::optional<Duration> timeout, boo
     std::ranges::copy_if(others_, std::back_inserter(missing), [&](Rank peer) { return !hasCome(peer); });
     return missing;
   };
-  std::size_t first = 0;  // those before it have come
+  std::size_t first = 0;  // the ranks before have come
   const auto isOver = [&] {
     while (first < others_.size() && hasCome(others_[first])) {
       ++first;
     }
     return first == others_.size();
   };
-  // Who has come and goes on may make memory before this rank has seen the others come: only the missing count. Asked after its frame was
-  // seen, before which it would have come.
+  // A rank that came here and went on may make memory before this rank has seen the others come, so only the missing
+  // ranks count. hasCome() is checked after the rank's frame was received: a rank that came had stored its number
+  // before.
   const auto whyLeave = [&] {
     const std::shared_ptr<Engine> engine = engine_.lock();
     const std::array making = {exchangeFingerprint(kOffersSymmetric), exchangeFingerprint(kSettlesSymmetric)};
@@ -343,7 +348,7 @@ Status SymmetricBlock::barrier(int channel, std::optional<Duration> timeout, boo
   return waitFor(isOver, [&] {
     return Wait{.what = fmt::format("barrier of channel {} of {}", channel, name_),
                 .needed = others_,
-                .stillNeeded = waiting,  // who came may be through, and gone, while another has told that one and not yet this
+                .stillNeeded = waiting,  // a rank that came may have finished and exited before this rank sees all others
                 .timeout = timeout,
                 .isCollective = true,
                 .whoIsMissing = [&] { return named(waiting()) + " did not arrive"; },
@@ -351,7 +356,7 @@ Status SymmetricBlock::barrier(int channel, std::optional<Duration> timeout, boo
   });
 }
 
-// The ranks of a host address the same parts: one word for all of them, whatever ranks each stores to.
+// All ranks of a host address the same parts, so the host has one word, for any destination ranks.
 BlockWords::Word& SymmetricBlock::orderWord() const {
   const auto first = std::ranges::find_if(parts_, [](const BlockPart& part) { return part.bytes != nullptr; });
   return words(static_cast<Rank>(first - parts_.begin())).orderedBy();
@@ -360,31 +365,31 @@ BlockWords::Word& SymmetricBlock::orderWord() const {
 Status SymmetricBlock::enterOrder() {
   SW_RETURN_IF_ERROR(usable());
   auto& holder = orderWord();
-  bool isMine = false;  // who waits asks again after it was told yes
+  bool isMine = false;  // waitFor() calls take() again after it returned true
   const auto take = [&] {
     std::uint32_t nobody = 0;
-    // Acquire: the stores of who had it are seen; they come first everywhere. seq_cst but for sleep().
+    // Acquire: the stores of the rank before are visible and come first everywhere. seq_cst only for sleep().
     isMine = isMine || holder.compare_exchange_strong(nobody, static_cast<std::uint32_t>(rank()) + 1);
     return isMine;
   };
   return waitFor(take, [&] {
     return Wait{.what = fmt::format("red of {}", name_),
-                .needed = others_,  // whoever has its turn
+                .needed = others_,  // any rank may have its turn
                 .isCollective = true,
                 .whoIsMissing = [&] {
                   const std::uint32_t by = holder.load(std::memory_order_relaxed);
-                  return by == 0 ? std::string("others came first again and again")
-                                 : fmt::format("rank {} is in the middle of its own", by - 1);
+                  return by == 0 ? std::string("other ranks entered first each time")
+                                 : fmt::format("rank {} is inside its own section", by - 1);
                 }};
   });
 }
 
 void SymmetricBlock::leaveOrder() {
-  // seq_cst: with wake(). Release is in it: what this rank stored is seen by who enters next.
+  // seq_cst: for wake(). Includes release: the stores of this rank are visible to the rank that enters next.
   orderWord().store(0, std::memory_order_seq_cst);
   for (Rank peer = 0; peer < worldSize(); ++peer) {
     if (partOf(peer).bytes != nullptr) {
-      wake(peer);  // who waits sleeps on the bell of its own part; another thread of this rank on this rank's
+      wake(peer);  // a waiting rank sleeps on the bell of its own part; another thread of this rank sleeps on this rank's bell
     }
   }
 }

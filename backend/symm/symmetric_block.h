@@ -1,5 +1,6 @@
-// One rank's end of a symmetric block: its own part in its heap, and what it holds of its peers' parts. Made by makeSymmetric(), dropped
-// with the last owner: it tells each peer that it holds that one's part no longer, and buries its own until all have said so.
+// One rank's end of a symmetric block: the rank's own part in its heap, and the mappings of its peers' parts. Made by
+// makeSymmetric() and destroyed with the last owner. The destructor notifies each peer that this rank released the
+// peer's part, and keeps the own part in the deferred release list (graveyard.h) until all peers have released it.
 #pragma once
 
 #include <atomic>
@@ -18,27 +19,27 @@
 
 namespace shardwire::internal {
 
-// What a rank knows of a part of the block.
+// The knowledge of a rank about one part of the block.
 struct BlockPart {
-  std::byte* bytes = nullptr;        // null: it cannot be addressed, for the reason, and is asked by requests
+  std::byte* bytes = nullptr;        // null: not addressable, for the reason whyNot; reached by requests
   std::shared_ptr<HeldMemory> held;  // null: this rank's own
-  std::byte* attached = nullptr;     // null: nothing was, or it cannot be addressed
+  std::byte* attached = nullptr;     // null: not attached, or not addressable
   std::shared_ptr<HeldMemory> attachedHeld;
   std::string whyNot;
-  bool holdsMine = false;  // that rank holds this one's part
+  bool holdsMine = false;  // that rank holds this rank's part
   bool asksMine = false;   // by requests
 };
 
 class SymmetricBlock final : public SymmetricMemory, public std::enable_shared_from_this<SymmetricBlock> {
  public:
-  // `parts` by rank. Takes over the memory of its own part.
+  // `parts` by rank. Takes over the memory of the own part.
   SymmetricBlock(const std::shared_ptr<Engine>& engine, const SymmetricRequest& request, std::uint64_t number,
                  std::vector<BlockPart> parts);
   ~SymmetricBlock() override;
   SymmetricBlock(const SymmetricBlock&) = delete;
   SymmetricBlock& operator=(const SymmetricBlock&) = delete;
 
-  // Of a part for so many bytes: a size that the heap gives in pages of its own.
+  // Bytes to allocate for a part of `bytes`: a size that the heap serves from separate pages.
   static std::size_t partBytes(std::size_t bytes, int worldSize, int numChannels);
   static BlockWords wordsOf(std::byte* part, std::size_t bytes, int worldSize);
 
@@ -68,17 +69,17 @@ class SymmetricBlock final : public SymmetricMemory, public std::enable_shared_f
   bool isFreed() const override { return isFreed_.load(std::memory_order_relaxed); }
 
  private:
-  // A wait for something that peers store.
+  // A wait for stores of peers.
   struct Wait {
     std::string what;                                          // "barrier of channel 0", for errors
-    std::span<const Rank> needed;                              // it ends when one of them is gone
-    std::function<std::vector<Rank>()> stillNeeded = nullptr;  // of those, now; null: all
+    std::span<const Rank> needed;                              // the wait ends when one of these ranks is dead
+    std::function<std::vector<Rank>()> stillNeeded = nullptr;  // the ranks of `needed` still needed now; null: all
     std::optional<Duration> timeout;
     bool isCollective = false;                   // a timeout fails the group
     std::function<std::string()> whoIsMissing;   // of a timeout
-    std::function<Status()> whyLeave = nullptr;  // not ok: the wait ends with it; null: it stays
+    std::function<Status()> whyLeave = nullptr;  // an error ends the wait; null: nothing else ends it
   };
-  // isOver: stays true once it was. describe: gives the Wait.
+  // isOver: stays true once true. describe: returns the Wait.
   template <typename IsOver, typename Describe>
   Status waitFor(IsOver isOver, const Describe& describe);
   template <typename IsOver>
@@ -100,7 +101,7 @@ class SymmetricBlock final : public SymmetricMemory, public std::enable_shared_f
   BlockWords words(Rank rank) const { return wordsOf(partOf(rank).bytes, bytes_, worldSize()); }
 
   const OwnerProcess owner_;
-  const std::weak_ptr<Engine> engine_;  // the block may be dropped where ending a group would wait for who drops it
+  const std::weak_ptr<Engine> engine_;  // weak: the last reference may be released on a thread that Engine::shutdown() waits for
   const Rank rank_;
   const int worldSize_;
   const std::string groupLabel_;
@@ -113,7 +114,7 @@ class SymmetricBlock final : public SymmetricMemory, public std::enable_shared_f
   std::vector<Rank> others_;
   const std::string name_;                            // "symmetric memory #3"
   std::vector<std::atomic<std::uint32_t>> barriers_;  // by channel: how many this rank came to; relaxed: a number alone
-  std::atomic<bool> isFreed_{false};                  // relaxed: says only that calls are refused
+  std::atomic<bool> isFreed_{false};                  // relaxed: only says that calls are refused
 };
 
 }  // namespace shardwire::internal

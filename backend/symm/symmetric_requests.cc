@@ -1,4 +1,5 @@
-// One-sided access: a copy or an atomic operation where the part can be addressed here, a request to its owner where it cannot.
+// One-sided access: a copy or an atomic operation where the part can be addressed here, otherwise a request to the
+// part's owner.
 #include <fmt/format.h>
 
 #include <array>
@@ -43,8 +44,8 @@ bool isEmpty(const Dims& shape) {
   return numElements(shape) == 0;
 }
 
-// A run of bytes of up to some MiB is warm more often than not, and then the processor's own copy is the fastest; where it is cold it is
-// not slower. Boxes and what is longer go by the loops of copyBox.
+// A run of up to some MiB is mostly warm, and then the processor's own copy is the fastest; cold runs are not slower
+// either. Boxes and longer runs are copied by the loops of copyBox.
 void copyNow(const StridedBox& to, const StridedBox& from, const Dims& shape, std::size_t elemBytes) {
   const std::size_t bytes = boxBytes(shape, elemBytes);
   const bool isRun = bytes > 0 && bytes < kStreamFromBytes && isPacked(to, shape, elemBytes) && isPacked(from, shape, elemBytes);
@@ -93,7 +94,7 @@ Status SymmetricBlock::request(std::string_view what, Rank peer, const OneSidedC
   }
   const auto request = std::make_shared<Request>(peer, std::forward<Arguments>(arguments)...);
   request->description = std::make_shared<const std::string>(what);
-  // Peers keep their parts until this rank has dropped the block, which it does after its last request.
+  // Peers keep their parts until this rank has released the block, which happens after the last request.
   request->keepAlive = std::make_shared<std::pair<std::shared_ptr<void>, std::shared_ptr<void>>>(shared_from_this(), call.keepAlive);
   SW_RETURN_IF_ERROR(engine->request(request, std::span(&peer, 1)));
   return call.isNonBlocking ? Status::ok() : request->wait(kNoDeadline);
@@ -159,7 +160,7 @@ Result<std::uint64_t> SymmetricBlock::atomic(Rank peer, std::size_t offset, DTyp
 Status SymmetricBlock::quiet(std::optional<Duration> timeout) {
   fullFence();
   if (reachesAll_) {
-    return Status::ok();  // nothing was requested of anybody in this group
+    return Status::ok();  // no requests were made in this group
   }
   const std::shared_ptr<Engine> engine = engine_.lock();
   return engine == nullptr ? ended() : engine->quiet(timeout);

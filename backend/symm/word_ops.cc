@@ -1,3 +1,6 @@
+// applyWord() picks the unsigned integer of the element's size. applySized() then uses the machine's own operation where
+// there is one, else a loop of compare-and-swap over the kernels of reductions. The second half of the file loads,
+// compares and prints integers for waits.
 #include "backend/symm/word_ops.h"
 
 #include <array>

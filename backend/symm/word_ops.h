@@ -1,7 +1,7 @@
-// Atomic operations on one element of memory that several processes write: lock-free, by std::atomic_ref on the unsigned integer of its
-// size. Integers use the machine's own; everything else a compare-and-swap with the arithmetic of reductions (ops/boxes/reduce_box.h), so
-// an atomic add gives the bits that a sum of two gives. Any thread, any process. Values travel as the element's bytes in the low end of 64
-// bits.
+// Atomic operations on one element of memory that several processes write: lock-free, by std::atomic_ref on the
+// unsigned integer of the element's size. Integers use the machine's own operations. All other types use a
+// compare-and-swap with the arithmetic of reductions (ops/boxes/reduce_box.h), so an atomic add gives the same bits as
+// a sum of two. Any thread, any process. Values travel as the element's bytes in the low end of 64 bits.
 #pragma once
 
 #include <cstddef>
@@ -19,17 +19,17 @@ const char* wordOpName(WordOp op);
 
 // Elements of up to 8 bytes; arithmetic where supportsReduction() has it.
 bool supportsWordOp(DType dtype, WordOp op);
-// Whether it gives the same whatever order several come in: on integers, all but stores.
+// Whether several operations give the same result in any order: on integers, all but stores.
 bool commutes(DType dtype, WordOp op);
-// Gives what was there before. Sequentially consistent. kCompareSwap stores `operand` where the bytes are those of `expected`.
-// Precondition: supportsWordOp(); `at` is a multiple of the element's size.
+// Returns the value before the operation. Sequentially consistent. kCompareSwap stores `operand` where the element's
+// bytes equal `expected`. Precondition: supportsWordOp(); `at` is a multiple of the element's size.
 std::uint64_t applyWord(std::byte* at, DType dtype, WordOp op, std::uint64_t operand, std::uint64_t expected = 0);
 // The same for each element of a box, with the elements of `operands`, row by row; each element is atomic, the box is not.
 void applyWords(const StridedBox& to, const StridedBox& operands, const Dims& shape, DType dtype, WordOp op);
 
-// Integers, bool not among them.
+// Integers, without bool.
 bool isInteger(DType dtype);
-// Acquire; widened to 64 bits as its sign says.
+// Acquire; widened to 64 bits by the dtype's signedness.
 std::uint64_t loadInteger(const std::byte* at, DType dtype);
 bool compareIntegers(DType dtype, std::uint64_t left, Comparison comparison, std::uint64_t right);
 std::string integerText(DType dtype, std::uint64_t value);

@@ -27,10 +27,10 @@ LIMIT, FEWEST = 4.0, 100
 STORY_LINES, STORY_WORDS = 150, 20
 PLAIN = (
     "ops/wire", "ops/reduce", "ops/boxes", "ops/collectives", "ops/plan", "include", "backend/base", "backend/memory",
-    "backend/sight",
+    "backend/sight", "backend/symm",
 )  # fmt: skip
 WAITING = (
-    "backend", "backend/symm", "backend/exec", "backend/transport", "backend/bootstrap", "backend/c10d", "python/csrc",
+    "backend", "backend/exec", "backend/transport", "backend/bootstrap", "backend/c10d", "python/csrc",
     "python/shardwire", "bench", "docs", "tests",
 )  # fmt: skip
 # Pages that record what was said at the time.

@@ -386,7 +386,7 @@ TEST(SymmetricWait, TimeoutNamesWhoDidNotSignalAndLeavesTheGroupUsable) {
       EXPECT_EQ(seen.status().code(), StatusCode::kTimeout);
       const std::string text = seen.status().message();
       EXPECT_NE(text.find("signal_wait(>= 5, int64 at byte 8 of symmetric memory #"), std::string::npos) << text;
-      EXPECT_NE(text.find("reached its timeout of 0.03 s: it is 0, and nothing else came from rank 2"), std::string::npos) << text;
+      EXPECT_NE(text.find("reached its timeout of 0.03 s: the signal is 0, and nothing else came from rank 2"), std::string::npos) << text;
       EXPECT_EQ(block->waitUntil(8, DType::kFloat32, Comparison::kGe, 5, {}, {}).status().code(), StatusCode::kTypeError);
       EXPECT_EQ(block->waitUntil(28, DType::kInt64, Comparison::kGe, 5, {}, {}).status().code(), StatusCode::kTypeError);
       const Rank nobody = 3;
