@@ -27,7 +27,8 @@ LIMIT, FEWEST = 4.0, 100
 STORY_LINES, STORY_WORDS = 150, 20
 PLAIN = (
     "ops/wire", "ops/reduce", "ops/boxes", "ops/collectives", "ops/plan", "include", "backend/base", "backend/memory",
-    "backend/sight", "backend/symm",
+    "backend/sight", "backend/symm", "README.md", "docs/CONTRIBUTING.md", "docs/limits.md", "docs/errors.md",
+    "docs/index.md", "docs/quickstart.md", "docs/glossary.md",
 )  # fmt: skip
 WAITING = (
     "backend", "backend/exec", "backend/transport", "backend/bootstrap", "backend/c10d", "python/csrc",
