@@ -174,6 +174,34 @@ TEST(MpiTransport, AFetchDoesNotEndWithWhatTheOwnerWroteAfterItStopped) {
   }
 }
 
+// Run by itself, on two ranks, before anything else made their pair. Rank 1 comes to the first call when rank 0 has given it up twice.
+TEST(MpiPairs, ThatWereLeftBehindFailSoonByTheFirstReasonAndAreUsedOnceTheyEnd) {
+  const auto store = makeStore();
+  runLaunchedRank(2, [&](Rank rank) {
+    const auto process = internal::MpiProcess::instance();
+    ASSERT_TRUE(process.isOk()) << process.status().message();
+    const auto pairWithin = [&](Duration limit, const std::function<bool()>& isWanted) {
+      return (*process)->pairWith(static_cast<int>(1 - rank), isWanted, Clock::now() + limit);
+    };
+    constexpr Duration kLong = std::chrono::seconds(60);
+    if (rank == 0) {
+      const auto first = pairWithin(kLong, [] { return false; });
+      EXPECT_EQ(first.status().code(), StatusCode::kPeerFailed) << first.status().message();
+      const auto start = Clock::now();
+      const auto second = pairWithin(kLong, nullptr);
+      EXPECT_LT(Clock::now() - start, kLong / 4);
+      EXPECT_EQ(second.status().code(), StatusCode::kPeerFailed);
+      EXPECT_NE(second.status().message().find("has not ended yet: the peer hung up"), std::string::npos) << second.status().message();
+      ASSERT_TRUE(store->set("given up", "").isOk());
+    } else {
+      ASSERT_TRUE(store->get("given up", Clock::now() + kLong).isOk());
+    }
+    const auto pair = pairWithin(kLong, nullptr);
+    ASSERT_TRUE(pair.isOk()) << pair.status().message();
+    EXPECT_NE(*pair, nullptr);
+  });
+}
+
 // Run by itself, on two ranks, by an mpirun that lets the others live on when a rank dies. The group initialises MPI; the process ends
 // without finalising it.
 TEST(MpiDeath, IsNoticedWithinMillisecondsAndNobodyHangs) {

@@ -102,7 +102,9 @@ def main():
         return 1
     cases = {"SHARDWIRE_ORACLE_CASES": "400" if quick else "4000"}
     programs = [
-        ("contract", "tests_mpi", 5, 600, {"GTEST_FILTER": "-MpiDeath.*"}),
+        ("contract", "tests_mpi", 5, 600, {"GTEST_FILTER": "-MpiDeath.*:MpiPairs.*"}),
+        # Its pair must not have been made before.
+        ("pairs left behind", "tests_mpi", 2, 120, {"GTEST_FILTER": "MpiPairs.*"}),
         # By default mpirun ends all ranks when one dies.
         ("death", "tests_mpi", 2, 60, {"GTEST_FILTER": "MpiDeath.*", "mpi_options": ["--mca", "orte_enable_recovery", "1"], "may_die": [1]}),
         ("compile_op", "tests_oracle", 6, 1800, {"GTEST_FILTER": "Paths/OracleTest.*:-*copied", **cases}),
@@ -118,7 +120,7 @@ def main():
         counts = [sum(pair) for pair in zip(counts, run(title, program, ranks, limit, **environment))]
     # The pairs' test knows of one host. Then shared memory on each host and MPI between them in one group.
     for title, name, ranks, environment in [
-        ("contract, two hosts", "tests_mpi", 4, {"GTEST_FILTER": "-MpiDeath.*:*EveryPair*"}),
+        ("contract, two hosts", "tests_mpi", 4, {"GTEST_FILTER": "-MpiDeath.*:MpiPairs.*:*EveryPair*"}),
         ("compile_op, two hosts", "tests_oracle", 6, {"GTEST_FILTER": "Paths/OracleTest.*:-*copied", "SHARDWIRE_TRANSPORTS": "shm,mpi", **cases}),
     ]:
         if (build / "tests" / name).exists():

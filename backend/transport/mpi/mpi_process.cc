@@ -21,6 +21,8 @@ constexpr const char* kModuleName = "libshardwire_mpi.so";
 // MPI_Finalize waits for all ranks; one that cannot come any more must not keep this process for ever.
 constexpr Duration kFinaliseWithin = std::chrono::seconds(60);
 constexpr Duration kLookEvery = std::chrono::milliseconds(20);
+// A pair whose making was left behind: the other rank calls it about now, too, so it is there soon or it is not.
+constexpr Duration kAwaitLeftBehind = std::chrono::seconds(5);
 constexpr const char* kMakingPair = "MPI_Comm_create_group";
 
 Status unsupported(std::string why) {
@@ -217,6 +219,8 @@ std::string MpiProcess::job() const {
 }
 
 Result<MpiPair*> MpiProcess::pairWith(int worldRank, const std::function<bool()>& isWanted, Deadline deadline) {
+  const Deadline enough = Clock::now() + kAwaitLeftBehind;
+  int attempt = 0;
   for (InterruptibleWait wait(deadline);;) {
     {
       const MutexLock lock(mutex_);
@@ -229,7 +233,12 @@ Result<MpiPair*> MpiProcess::pairWith(int worldRank, const std::function<bool()>
       }
       if (!pair.isBeingMade) {
         pair.isBeingMade = true;
+        attempt = ++pair.numAttempts;
         break;
+      }
+      if (!pair.leftBehind.isOk() && Clock::now() >= enough) {
+        return Status{codeForPeers(pair.leftBehind.code()),
+                      fmt::format("{} for an earlier group has not ended yet: {}", kMakingPair, pair.leftBehind.message())};
       }
     }
     if (wait.isInterrupted()) {
@@ -243,17 +252,25 @@ Result<MpiPair*> MpiProcess::pairWith(int worldRank, const std::function<bool()>
     }
   }
   // Should it be left behind, it may still end: then the pair is there for the next.
-  SW_RETURN_IF_ERROR(runUntil(deadline, isWanted, kMakingPair, [this, worldRank] {
+  const Status made = runUntil(deadline, isWanted, kMakingPair, [this, worldRank] {
     auto fresh = api_->makePair(worldRank);
     const MutexLock lock(mutex_);
     Pair& pair = pairs_[worldRank];
     pair.isBeingMade = false;
     pair.made = fresh.isOk() ? *fresh : nullptr;
+    pair.leftBehind = Status::ok();
     changed_.notifyAll();
     return fresh.status();
-  }));
+  });
   const MutexLock lock(mutex_);
-  return pairs_[worldRank].made;
+  Pair& pair = pairs_[worldRank];
+  if (pair.made != nullptr) {
+    return pair.made;
+  }
+  if (pair.isBeingMade && pair.numAttempts == attempt) {
+    pair.leftBehind = made;
+  }
+  return made;
 }
 
 Result<int> MpiProcess::takeTags(int worldRank) {

@@ -34,7 +34,8 @@ class MpiProcess {
   // Names the job among others.
   std::string job() const;
 
-  // The pair of this process and that one; made on first use, while the other does the same. `isWanted` false ends the wait early.
+  // The pair of this process and that one; made on first use, while the other does the same. `isWanted` false ends the wait early. Where an
+  // earlier call gave up and MPI is still at it, this call waits a few seconds and then fails with the reason of the first.
   Result<MpiPair*> pairWith(int worldRank, const std::function<bool()>& isWanted, Deadline deadline);
   // A row of kTagsPerConnection tags that no other connection of this pair uses, for the lower of the two ranks to hand out.
   Result<int> takeTags(int worldRank);
@@ -48,6 +49,8 @@ class MpiProcess {
   struct Pair {
     MpiPair* made = nullptr;
     bool isBeingMade = false;
+    int numAttempts = 0;
+    Status leftBehind;  // why the caller that makes the pair gave up, while MPI still works on it
     int numTagRows = 0;
   };
 
