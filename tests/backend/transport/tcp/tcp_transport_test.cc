@@ -1,5 +1,7 @@
 // The contract over TCP, and what is special to it.
 #include <fcntl.h>
+#include <linux/filter.h>
+#include <netinet/in.h>
 #include <signal.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
@@ -343,6 +345,52 @@ TEST(TcpConnection, APeerThatIsBusyIsNoFailure) {
     ::poll(&entry, 1, 5);
   }
   EXPECT_TRUE(pair.pollUntil([&] { return count.pending == 0; }));
+}
+
+// Every TCP socket of this process loses the packets that reach it and are longer than this.
+void losePacketsLongerThan(std::uint32_t bytes) {
+  sock_filter code[] = {BPF_STMT(BPF_LD | BPF_W | BPF_LEN, 0), BPF_JUMP(BPF_JMP | BPF_JGT | BPF_K, bytes, 0, 1),
+                        BPF_STMT(BPF_RET | BPF_K, 0), BPF_STMT(BPF_RET | BPF_K, 0xffffffff)};
+  const sock_fprog program{4, code};
+  for (int fd = 0; fd < 1024; ++fd) {
+    int protocol = 0;
+    socklen_t size = sizeof(protocol);
+    if (::getsockopt(fd, SOL_SOCKET, SO_PROTOCOL, &protocol, &size) == 0 && protocol == IPPROTO_TCP) {
+      ASSERT_EQ(::setsockopt(fd, SOL_SOCKET, SO_ATTACH_FILTER, &program, sizeof(program)), 0);
+    }
+  }
+}
+
+// Such paths are those whose routers do not say that a packet is too long. The frames, which are short, get through all the time.
+TEST(TcpConnection, APathThatLosesOnlyLongPacketsIsAFailure) {
+  runRanksAsProcesses(1, [](Rank) {
+    TcpRanks pair;
+    pair.join();
+    losePacketsLongerThan(600);
+    std::vector<std::byte> memory(std::size_t{64} << 20);
+    internal::RemoteAddress address;
+    ASSERT_EQ(pair.connection(0).expose(memory.data(), memory.size(), &address), Reach::kFetch);
+    FetchCount count;
+    std::vector<std::byte> copy(memory.size());
+    const MemoryRun all{copy.data(), address.value, memory.size()};
+    ASSERT_TRUE(pair.connection(1).fetch(address.space, {&all, 1}, &count));
+    std::size_t numFrames = 0;
+    for (const auto start = Clock::now(); pair.connection(0).health().isOk(); pair.poll()) {
+      ASSERT_LT(Clock::now() - start, std::chrono::seconds(20)) << "the lost packets were not noticed";
+      if (!pair.connection(0).reserve(Lane::kBulk, 8, 8).empty()) {
+        pair.connection(0).commit(Lane::kBulk, 8);
+      }
+      if (!pair.connection(1).peek(Lane::kBulk).empty()) {
+        pair.connection(1).release(Lane::kBulk);
+        ++numFrames;
+      }
+      pollfd entry{pair.ranks[0].wire->readinessFd(), POLLIN, 0};
+      ::poll(&entry, 1, 5);
+    }
+    expectWords(pair.connection(0).health(), StatusCode::kPeerFailed, "it has acknowledged nothing for");
+    EXPECT_EQ(count.pending, 1U);
+    EXPECT_GT(numFrames, 100U);
+  });
 }
 
 TEST(TcpConnection, APeerKilledInTheMiddleOfAFetchIsNamed) {
