@@ -1,4 +1,4 @@
-"""Lines of log: to stderr by SHARDWIRE_LOG, or to Python's ``logging`` once the program gives its logger "shardwire" a handler or a level.
+"""Lines of log: to Python's ``logging``, logger "shardwire", once the program configured that logger or the root logger; before that, to stderr by SHARDWIRE_LOG.
 
 Lines of the native side come from threads that must never wait for the GIL. So they do not call Python: they send each line into a local socket, without waiting, and a thread of
 Python's reads them there. A line that finds no room goes to stderr, and so do the native side's errors, which may be a process's last. A forked child begins anew with stderr.
@@ -38,7 +38,7 @@ def log(level: str, text: str, is_news: bool = False) -> None:
 def route() -> bool:
     """Has the native side's lines go where the program wants them now, and tells whether that is ``logging``. Called where groups are made, and by every line of Python's."""
     global _routed
-    is_taken = bool(_logger.handlers) or _logger.level != logging.NOTSET
+    is_taken = _is_configured()
     if not is_taken and not _routed:
         return False
     effective = _logger.getEffectiveLevel()
@@ -48,6 +48,13 @@ def route() -> bool:
             _C.send_log_to(_ends()[0].fileno() if is_taken else -1, level or os.environ.get("SHARDWIRE_LOG", "warn"))
             _routed = level
     return is_taken
+
+
+def _is_configured() -> bool:
+    """Whether the program said where lines of this logger go. What it said about all loggers gives way to SHARDWIRE_LOG, which speaks of ours alone."""
+    if _logger.handlers or _logger.level != logging.NOTSET:
+        return True
+    return not os.environ.get("SHARDWIRE_LOG") and (_logger.hasHandlers() or (_logger.propagate and logging.root.level != logging.WARNING))
 
 
 def _ends() -> tuple[socket.socket, socket.socket]:

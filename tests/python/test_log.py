@@ -1,4 +1,4 @@
-"""Where lines of log go: to stderr, or to Python's logging once its logger "shardwire" was given a handler or a level."""
+"""Where lines of log go: to stderr, or to Python's logging once the program configured its logger "shardwire" or the root logger."""
 
 from __future__ import annotations
 
@@ -51,3 +51,42 @@ def test_lines_go_to_pythons_logging_once_it_is_configured_for_them() -> None:
     assert not [line for line in done.stderr.splitlines() if ("second" in line or "third" in line) and "shut down" not in line], done.stderr
     assert "first" in done.stderr and "fourth" in done.stderr and "and this too" in done.stderr, done.stderr
     assert "a line of Python's" not in done.stderr, done.stderr
+
+
+OF_THE_ROOT_LOGGER = """
+import logging
+import torch.distributed as dist
+import shardwire
+from shardwire._log import log
+
+def group(name):
+    return shardwire.create_process_group(dist.HashStore(), 0, 1, name=name)
+
+log("warn", "not configured yet")
+lines = []
+handler = logging.Handler()
+handler.emit = lambda record: lines.append((record.name, record.levelno, record.getMessage()))
+logging.basicConfig(handlers=[handler])
+first = group("first")
+log("info", "below the root's level")
+log("warn", "a warning")
+logging.getLogger().setLevel(logging.DEBUG)
+second = group("second")
+log("info", "now of the root's level")
+shardwire._log._end()
+print([text for _, _, text in lines if text in ("not configured yet", "below the root's level", "a warning", "now of the root's level")])
+print({name for name, _, _ in lines}, any("first" in text for _, _, text in lines), any("second" in text for _, _, text in lines))
+"""
+
+
+def test_lines_reach_the_root_logger_by_its_level() -> None:
+    environment = {name: value for name, value in os.environ.items() if name != "SHARDWIRE_LOG"}
+    done = subprocess.run([sys.executable, "-c", OF_THE_ROOT_LOGGER], check=True, capture_output=True, text=True, timeout=60, env=environment)
+    assert done.stdout.splitlines() == ["""['a warning', "now of the root's level"]""", "{'shardwire'} False True"], done
+    assert "not configured yet" in done.stderr and "a warning" not in done.stderr, done.stderr
+
+
+def test_shardwire_log_goes_before_the_root_logger() -> None:
+    done = subprocess.run([sys.executable, "-c", OF_THE_ROOT_LOGGER], check=True, capture_output=True, text=True, timeout=60, env={**os.environ, "SHARDWIRE_LOG": "info"})
+    assert done.stdout.splitlines() == ["[]", "set() False False"], done
+    assert "below the root's level" in done.stderr, done.stderr
