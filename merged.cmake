@@ -1,6 +1,6 @@
 # Sources that are compiled together. Most of what a file of ours costs is its headers (torch's take 10 s, ours and the library's 1 s), so a few units, each of the files
 # of one folder, cost half as much as the files alone. CMake writes a unit as a list of #include (UNITY_BUILD); ccache shares them between build folders.
-# A file must still compile alone: the debug part of the tests builds with -DSHARDWIRE_MERGE=OFF, where a missing #include shows. See docs/building.md.
+# A file must still compile alone: the part `alone` of the tests builds with -DSHARDWIRE_MERGE=OFF, where a missing #include shows. See docs/building.md.
 option(SHARDWIRE_MERGE "Compile the sources of a folder together: less work in all, more after a change of one file" ON)
 
 # shardwire_merge(TARGET [AT_MOST N]): one unit for each folder that has sources of TARGET, or several of at most N files, of equal length.

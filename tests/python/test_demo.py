@@ -20,6 +20,7 @@ import torch
 from conftest import TORCH
 from shardwire import Replicate, Shard, StridedShard
 from shardwire._plot import heading_lines, svg_picture, text_width
+from shardwire.demo.__main__ import main
 from shardwire.demo.checkpoint import CheckpointError, load_checkpoint
 from shardwire.demo.gpt2 import gpt2_shapes
 from shardwire.demo.job import count_mismatches
@@ -507,19 +508,23 @@ def test_demo_moves_tied_strided_and_mixed_tensors_of_a_torch_file(tmp_path: Pat
     assert result["mismatched_bytes"] == 0 and result["today_ms"] is None and result["tensors"] == len(tensors)
 
 
-def test_demo_refuses_wrong_files_and_arguments_with_status_2(tmp_path: Path) -> None:
+def test_demo_refuses_wrong_files_and_arguments_with_status_2(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """In this process: seven Pythons that import torch took 25 s. test_demo_of_two_jobs sees the program's own status."""
+    monkeypatch.setattr(torch, "set_num_threads", lambda count: None)  # for the ranks that it does not come to
     (tmp_path / "cut.safetensors").write_bytes(b"\x10\0\0\0\0\0\0\0{")
     good = tmp_path / "good.safetensors"
     write_safetensors(good, {"w": torch.zeros(2)})
     for arguments, text in ((["--checkpoint", str(tmp_path / "cut.safetensors")], "truncated"),
                             (["--checkpoint", str(tmp_path / "none.pt")], "no such file"),
                             (["--checkpoint", str(good), "--json", str(tmp_path / "no" / "out.json")], "cannot be written")):
-        ended = demo(*arguments)
-        assert ended.returncode == 2 and text in ended.stderr and len(ended.stderr.strip().splitlines()) == 1, ended.stderr
+        assert main(arguments) == 2
+        said = capsys.readouterr().err
+        assert text in said and len(said.strip().splitlines()) == 1, said
     for arguments, text in ((["--ranks", "1"], "at least 2"), (["--runs", "0"], "at least 1"), (["--picture", "x.gif"], ".svg or .png"),
                             (["--timeout", "-1"], "above 0")):
-        ended = demo(*arguments)
-        assert ended.returncode == 2 and text in ended.stderr, ended.stderr
+        with pytest.raises(SystemExit) as ended:
+            main(arguments)
+        assert ended.value.code == 2 and text in capsys.readouterr().err
 
 
 SPOILED = """

@@ -130,7 +130,11 @@ inline std::vector<std::byte> makeFrame(Lane lane, std::uint32_t number, std::si
 }
 
 TEST_P(TransportContract, DeliversFramesOnceInOrderAndWholeOnEveryLane) {
+#if defined(__SANITIZE_THREAD__)  // 1500 took it 28 s; the lanes' rings are full and wrap around in less
+  constexpr std::uint32_t kNumFrames = 300;
+#else
   constexpr std::uint32_t kNumFrames = 1500;
+#endif
   run(2, [](Rank rank, Peers& peers) {
     Connection& connection = *peers.connections[static_cast<std::size_t>(1 - rank)];
     std::uint32_t sent[internal::kNumLanes] = {};
