@@ -30,6 +30,7 @@ PLAIN = (
     "backend/sight", "backend/symm", "README.md", "docs/CONTRIBUTING.md", "docs/limits.md", "docs/errors.md",
     "docs/index.md", "docs/quickstart.md", "docs/glossary.md", "docs/compile.md", "docs/plans.md", "docs/sight.md",
     "docs/move-weights.md", "docs/offline.md", "docs/cpp.md", "docs/publish.md", "docs/queue.md", "docs/weights.md",
+    "docs/symmetric.md", "docs/kernels.md", "docs/distributed.md",
 )  # fmt: skip
 WAITING = (
     "backend", "backend/exec", "backend/transport", "backend/bootstrap", "backend/c10d", "python/csrc",
