@@ -54,8 +54,8 @@ Engine::Engine(Peers peers, Rank rank, int worldSize, const Options& options, st
                .segmentBytes = options.ringBytes,
                .connections = peers_.connections,
                .wires = peers_.wires},
-      timeout_(options.timeout),
       recorder_(static_cast<std::size_t>(std::max(options.recordedOps, 0))),
+      operations_(context_, recorder_, options.timeout),
       progress_(ProgressThread::of(peers_.doorbell->progressBell())) {
   const auto n = static_cast<std::size_t>(worldSize);
   int local = 1;
@@ -78,12 +78,10 @@ Engine::Engine(Peers peers, Rank rank, int worldSize, const Options& options, st
   spin_ = options.spin.count() >= 0 ? options.spin : std::chrono::microseconds(200);
   yieldAfter_ = crowded ? Duration(0) : kYieldAfter;
   maxInlineSpin_ = crowded ? std::min<Duration>(spin_, std::chrono::microseconds(2)) : spin_;
-  blockedBulk_.resize(n);
   failNoticeDue_.resize(n);
   desyncSeq_.resize(n);
   peerDown_.resize(n);
   waiting_.resize(n);
-  traffic_.resize(n);
   globalRanks_.resize(n);
   std::iota(globalRanks_.begin(), globalRanks_.end(), 0);
   points_ = std::make_unique<PointToPoint>(context_);
@@ -111,22 +109,22 @@ std::shared_ptr<Engine> Engine::create(Peers peers, Rank rank, int worldSize, co
 
 std::uint64_t Engine::sequenceNumber() const {
   const MutexLock lock(mutex_);
-  return nextSeq_ - 1;
+  return operations_.nextSeq() - 1;
 }
 
 Status Engine::status() const {
   const MutexLock lock(mutex_);
-  return poison_.value_or(Status::ok());
+  return operations_.failure().value_or(Status::ok());
 }
 
 Duration Engine::timeout() const {
   const MutexLock lock(mutex_);
-  return timeout_;
+  return operations_.timeout();
 }
 
 void Engine::setTimeout(Duration timeout) {
   const MutexLock lock(mutex_);
-  timeout_ = timeout;
+  operations_.setTimeout(timeout);
 }
 
 std::string Engine::describeTransports() {
@@ -160,16 +158,10 @@ void Engine::attach(Staging* staging) {
 // ---- taking operations
 
 void Engine::take(const std::shared_ptr<Activity>& activity) {
-  activity->started = activity->timed ? Clock::now() : Clock::time_point{};
-  activity->deadline = kNoDeadline;
-  activity->hasAskedPeers = false;
-  if (activity->timeout.count() == 0) {
-    activity->timeout = timeout_;
-  }
   if (!activity->isIn(context_)) {
     activity->enter(context_, weak_from_this());
   }
-  active_.push_back(activity);
+  operations_.take(activity);
   if (peers_.late != nullptr) {
     wantLinks(*activity);
   }
@@ -179,26 +171,13 @@ void Engine::take(const std::shared_ptr<Activity>& activity) {
   }
 }
 
-// Sets the deadlines of what was taken since the last call. Operations that are over within the first polls never look at the clock.
-Clock::time_point Engine::startClocks() {
-  const auto now = Clock::now();
-  for (auto it = active_.rbegin(); it != active_.rend() && (*it)->deadline == kNoDeadline; ++it) {
-    Activity& activity = **it;
-    if (activity.started == Clock::time_point{}) {
-      activity.started = now;
-    }
-    activity.deadline = deadlineAfter(activity.timeout);
-  }
-  return now;
-}
-
 // Ends a caller's turn at driving. If operations are in flight and nobody waits for them, from here on a peer's frame wakes the progress
 // thread, or another caller that is asleep. What came before arming is seen by the poll.
 void Engine::stopDriving() {
   drivers_.fetch_sub(1, std::memory_order_seq_cst);
-  if (!active_.empty() || oneSided_->isServing()) {
+  if (!operations_.inFlight().empty() || oneSided_->isServing()) {
     peers_.doorbell->arm(Wakes::kAll);
-    if (pollLocked() && !active_.empty()) {
+    if (pollLocked() && !operations_.inFlight().empty()) {
       wakeProgress();  // there may be more to do that waits for no peer, such as the rest of a long read: nobody rings for that
     }
   }
@@ -208,11 +187,11 @@ Status Engine::submit(std::span<const std::shared_ptr<Activity>> activities, Dur
   Completions done;
   {
     const MutexLock lock(mutex_);
-    if (poison_.has_value()) {
+    if (operations_.failure().has_value()) {
       for (const auto& activity : activities) {
         activity->abandon();
       }
-      return *poison_;
+      return *operations_.failure();
     }
     // A driver from here on: the progress thread must not arm the bell for what is over in a moment, or every frame costs the peer a
     // wake-up.
@@ -227,19 +206,14 @@ Status Engine::submit(std::span<const std::shared_ptr<Activity>> activities, Dur
 }
 
 void Engine::startAll(std::span<const std::shared_ptr<Activity>> activities, const CallRecord& record) {
-  const std::uint64_t call = record.continues.call != 0 ? record.continues.call : ++calls_;
+  const std::uint64_t call = record.continues.call != 0 ? record.continues.call : operations_.nextCall();
   for (const auto& activity : activities) {
-    activity->seq = nextSeq_++;
-    activity->call = call;
-    activity->record = 0;
+    operations_.number(*activity, call);
     take(activity);
-    if (recorder_.isOn() && &activity == &activities.back()) {
-      activity->record = recorder_.call(record, *activity);
+    if (&activity == &activities.back()) {
+      operations_.record(*activity, record);
     }
-    history_.note(activity->seq, call, activity->fingerprint, activity->description);
-    if (!early_.empty()) {
-      deliverEarly(*activity);
-    }
+    deliverEarly(*activity);
   }
   pollLocked();
 }
@@ -251,10 +225,10 @@ void Engine::spinFor(const Activity& last, Duration spinInline) {
       relax();
     }
   }
-  if (active_.empty()) {
+  if (operations_.inFlight().empty()) {
     return;
   }
-  const auto started = startClocks();
+  const auto started = operations_.startClocks();
   const auto until = started + spinInline;
   for (auto now = started; spins && !last.isDone() && now < until; now = Clock::now()) {
     if (now - started >= yieldAfter_) {
@@ -276,15 +250,13 @@ Status Engine::submitPoint(const std::shared_ptr<Activity>& activity, const std:
   Completions done;
   {
     const MutexLock lock(mutex_);
-    if (poison_.has_value()) {
-      return *poison_;
+    if (operations_.failure().has_value()) {
+      return *operations_.failure();
     }
     drivers_.fetch_add(1, std::memory_order_seq_cst);
     take(activity);
-    if (recorder_.isOn()) {
-      activity->record = recorder_.call(record, *activity);
-    }
-    startClocks();
+    operations_.record(*activity, record);
+    operations_.startClocks();
     start(*points_);
     pollLocked();
     stopDriving();
@@ -319,64 +291,17 @@ bool Engine::pollLocked() {
   if (oneSided_->isOwing()) {
     progress |= oneSided_->pay();
   }
-  if (poison_.has_value()) {
-    while (!active_.empty()) {
-      retire(0, failureOf(*active_.front(), *poison_));
-      progress = true;
-    }
-    return progress;
-  }
-  std::fill(blockedBulk_.begin(), blockedBulk_.end(), false);
-  for (std::size_t i = 0; i < active_.size() && !poison_.has_value(); ++i) {
-    progress |= active_[i]->step(blockedBulk_);
-  }
-  for (std::size_t i = 0; i < active_.size();) {
-    if (active_[i]->finished()) {
-      retire(i, Status::ok());
-      progress = true;
-    } else {
-      ++i;
-    }
-  }
-  return progress || poison_.has_value();
-}
-
-void Engine::retire(std::size_t index, Status status) {
-  std::shared_ptr<Activity> activity = std::move(active_[index]);
-  active_.erase(active_.begin() + static_cast<std::ptrdiff_t>(index));
-  if (mustKeepTensors_) {
-    // Lost for good, and its tensors with it: the wire may write to them as long as the process lives.
-    new std::pair(activity, activity->keepAlive);
-  }
-  if (recorder_.isOn()) {
-    noteEnd(*activity, status);
-  }
-  completions_.push_back(activity->complete(std::move(status)));
-}
-
-void Engine::noteEnd(const Activity& activity, const Status& status) {
-  if (status.isOk()) {
-    activity.addTraffic(traffic_);
-  }
-  if (activity.record != 0) {
-    recorder_.end(activity.record, status.code(), activity.matchedRank());
-  }
+  return operations_.step() || progress;
 }
 
 void Engine::begin(Activity& activity) {
-  if (activity.record != 0) {
-    recorder_.start(activity.record);
-  }
+  mutex_.assertHeld();
+  operations_.begin(activity);
 }
 
 void Engine::finish(Activity& activity, Status status) {
   mutex_.assertHeld();
-  for (std::size_t i = 0; i < active_.size(); ++i) {
-    if (active_[i].get() == &activity) {
-      retire(i, std::move(status));
-      return;
-    }
-  }
+  operations_.finish(activity, std::move(status));
 }
 
 }  // namespace shardwire::internal

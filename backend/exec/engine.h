@@ -19,10 +19,11 @@
 #include "backend/base/owner_process.h"
 #include "backend/bootstrap/connect.h"
 #include "backend/exec/activity.h"
+#include "backend/exec/failure_callback.h"
 #include "backend/exec/frame.h"
 #include "backend/exec/interrupted_waits.h"
-#include "backend/exec/op_history.h"
 #include "backend/exec/op_recorder.h"
+#include "backend/exec/operations.h"
 #include "backend/exec/progress_thread.h"
 #include "backend/exec/run_context.h"
 #include "backend/exec/sight.h"
@@ -85,7 +86,7 @@ class Engine final : public Driver, private RunHost, public Progressed, public s
   void setGlobalRanks(std::vector<std::int64_t> ranks);
   // `call` is called after each later failure: a timeout, a rank that is gone, ranks that disagree. Outside of the lock, before callers
   // hear of it as far as that can be.
-  void onFailure(std::function<void()> call);
+  void onFailure(std::function<void()> call) { failureCallback_.set(std::move(call)); }
   std::span<const std::int32_t> hosts() const { return peers_.hosts; }
   // Runs `action` under the lock. It must not wait.
   void underLock(const std::function<void()>& action) const {
@@ -126,11 +127,6 @@ class Engine final : public Driver, private RunHost, public Progressed, public s
   std::size_t segmentBytes() const { return context_.segmentBytes; }
 
  private:
-  struct EarlyFrame {
-    Rank from = 0;
-    std::uint64_t seq = 0;  // of its operation
-    std::vector<std::byte> bytes;
-  };
   // What this rank knows about a peer that keeps it waiting.
   struct Waiting {
     std::uint64_t askedSeq = 0;  // the latest operation of which the peer was told that this rank waits in it
@@ -187,8 +183,6 @@ class Engine final : public Driver, private RunHost, public Progressed, public s
   void closeConnections() SW_EXCLUDES(mutex_);
   void drainControl(Rank peer) SW_REQUIRES(mutex_);
   // engine_questions.cc
-  Activity* inFlight(std::uint64_t seq) const SW_REQUIRES(mutex_);
-  Activity* oldestThatNeeds(Rank peer) const SW_REQUIRES(mutex_);
   void askAndAnswer(Clock::time_point now) SW_REQUIRES(mutex_);
   void askWhereTheyAre(Rank peer, Clock::time_point now) SW_REQUIRES(mutex_);
   void judgeWhoIsOver(const Activity& activity, Rank peer, Clock::time_point now) SW_REQUIRES(mutex_);
@@ -200,7 +194,6 @@ class Engine final : public Driver, private RunHost, public Progressed, public s
   void onAnswer(Rank from, const Received<AnswerFrame>& frame) SW_REQUIRES(mutex_);
   void onAdvice(Rank from, const Received<AdviceFrame>& frame) SW_REQUIRES(mutex_);
   void answer(Rank to, std::uint64_t seq, AskedState state, const std::string& text) SW_REQUIRES(mutex_);
-  std::string whatIDo() const SW_REQUIRES(mutex_);
   void tellAdvice(bool isFarewell = false) SW_REQUIRES(mutex_);
   // engine_frames.cc
   void handleControl(Rank from, std::span<const std::byte> frame) SW_REQUIRES(mutex_);
@@ -212,19 +205,12 @@ class Engine final : public Driver, private RunHost, public Progressed, public s
   template <typename F>
   void serveOneSided(Rank from, std::span<const std::byte> frame, Status (OneSided::*take)(Rank, const Received<F>&)) SW_REQUIRES(mutex_);
   void handToGroup(FrameKind kind, Rank from, std::span<const std::byte> frame) SW_REQUIRES(mutex_);
-  bool isForNow(Rank from, const OperationTag& operation, std::span<const std::byte> frame) SW_REQUIRES(mutex_);
-  void noteGivenUp(const OperationTag& operation, Rank origin, std::string_view why) SW_REQUIRES(mutex_);
-  bool tellGivenUp(Rank to, const OperationTag& operation) SW_REQUIRES(mutex_);
   template <typename F>
   void handToOperation(Rank from, std::span<const std::byte> frame, Status (Activity::*take)(Rank, const Received<F>&)) SW_REQUIRES(mutex_);
   void poisonUnlessOk(Status status) SW_REQUIRES(mutex_);
   void deliverEarly(Activity& activity) SW_REQUIRES(mutex_);
   void checkSlow(bool quiet) SW_REQUIRES(mutex_);
   void expire(const std::shared_ptr<Activity>& activity) SW_REQUIRES(mutex_);
-  void retire(std::size_t index, Status status) SW_REQUIRES(mutex_);
-  // "send(...)", or "all_reduce(...) (operation #3)".
-  static std::string labelOf(const Activity& activity);
-  Status failureOf(const Activity& activity, const Status& cause) const SW_REQUIRES(mutex_);
   void noteDown(Rank peer, Status why) SW_REQUIRES(mutex_);
   Status goneError(const std::vector<Rank>& gone) const SW_REQUIRES(mutex_);
   void tellFailure(std::string notice) SW_REQUIRES(mutex_);
@@ -232,12 +218,8 @@ class Engine final : public Driver, private RunHost, public Progressed, public s
   void onDesync(Rank from, const Received<DesyncFrame>& frame) SW_REQUIRES(mutex_);
   void flushFailNotices() SW_REQUIRES(mutex_);
   void take(const std::shared_ptr<Activity>& activity) SW_REQUIRES(mutex_);
-  Clock::time_point startClocks() SW_REQUIRES(mutex_);
   // submit()
   void startAll(std::span<const std::shared_ptr<Activity>> activities, const CallRecord& record) SW_REQUIRES(mutex_);
-  void noteEnd(const Activity& activity, const Status& status) SW_REQUIRES(mutex_);
-  void noteFailure(StatusCode code) SW_REQUIRES(mutex_);
-  void tellOfFailures();
   // engine_sight.cc
   void lookAtPeers(GroupSight& sight) const SW_REQUIRES(mutex_);
   void lookAtOperations(GroupSight& sight) const SW_REQUIRES(mutex_);
@@ -246,7 +228,7 @@ class Engine final : public Driver, private RunHost, public Progressed, public s
   void wakeProgress();
   // What completed, to be run and destroyed by flush(), outside of the lock. flush: false when the progress thread lost the lead meanwhile.
   void takeCompletions(Completions* done) SW_REQUIRES(mutex_) {
-    if (!completions_.empty() || failureDue_) {
+    if (!operations_.completions().empty() || failureDue_) {
       takeThem(done);
     }
   }
@@ -255,8 +237,6 @@ class Engine final : public Driver, private RunHost, public Progressed, public s
     return (done->list.empty() && !done->hasFailure) || flushThem(done, driving);
   }
   bool flushThem(Completions* done, Driving driving) SW_EXCLUDES(mutex_);
-  std::string describeSeq(std::uint64_t seq) const SW_REQUIRES(mutex_);
-  std::uint64_t callOf(std::uint64_t seq) const SW_REQUIRES(mutex_);  // 0: not called, or too long ago
 
   const OwnerProcess owner_;
   InterruptedWaits interruptedWaits_;
@@ -271,20 +251,12 @@ class Engine final : public Driver, private RunHost, public Progressed, public s
 
   mutable Mutex mutex_;
   RunContext context_;  // its links and scratch under the lock; its numbers never change
-  Duration timeout_ SW_GUARDED_BY(mutex_);
-  std::uint64_t nextSeq_ SW_GUARDED_BY(mutex_) = 1;
-  std::uint64_t calls_ SW_GUARDED_BY(mutex_) = 0;  // of users; each is one or several activities
-  std::vector<std::shared_ptr<Activity>> active_ SW_GUARDED_BY(mutex_);
-  std::vector<Activity::Completion> completions_ SW_GUARDED_BY(mutex_);
-  std::vector<bool> blockedBulk_ SW_GUARDED_BY(mutex_);
-  std::vector<EarlyFrame> early_ SW_GUARDED_BY(mutex_);
-  std::vector<std::vector<std::byte>> spareBuffers_ SW_GUARDED_BY(mutex_);
-  std::optional<Status> poison_ SW_GUARDED_BY(mutex_);
+  OpRecorder recorder_;
+  Operations operations_ SW_GUARDED_BY(mutex_);
   bool isClosed_ SW_GUARDED_BY(mutex_) = false;  // the connections are gone
   bool fetchesStopped_ SW_GUARDED_BY(mutex_) = false;
-  bool mustKeepTensors_ SW_GUARDED_BY(mutex_) = false;  // a wire could not stop what is under way
-  std::string failNotice_ SW_GUARDED_BY(mutex_);        // what peers are told, those who are joined later, too
-  bool hasNotices_ SW_GUARDED_BY(mutex_) = false;       // some are still to be told
+  std::string failNotice_ SW_GUARDED_BY(mutex_);   // what peers are told, those who are joined later, too
+  bool hasNotices_ SW_GUARDED_BY(mutex_) = false;  // some are still to be told
   std::vector<bool> failNoticeDue_ SW_GUARDED_BY(mutex_);
   std::vector<std::uint64_t> desyncSeq_ SW_GUARDED_BY(mutex_);  // by peer: the operation whose description we asked for; 0: none
   std::vector<Status> peerDown_ SW_GUARDED_BY(mutex_);          // by peer: not ok once seen dead, or not to be joined
@@ -292,23 +264,16 @@ class Engine final : public Driver, private RunHost, public Progressed, public s
   std::vector<bool> isJoined_ SW_GUARDED_BY(mutex_);            // by peer: not one of those that peers_.late joins when they are needed
   std::vector<Rank> joined_ SW_GUARDED_BY(mutex_);              // the peers that are
   Clock::time_point hearsUntil_ SW_GUARDED_BY(mutex_){};        // a peer is gone, and others that are not joined yet may tell why
-  OpHistory history_ SW_GUARDED_BY(mutex_);
-  std::vector<Waiting> waiting_ SW_GUARDED_BY(mutex_);     // by peer
-  std::uint64_t adviceVersion_ SW_GUARDED_BY(mutex_) = 0;  // of processFailuresVersion()
-  std::string advice_ SW_GUARDED_BY(mutex_);               // what the peers were told, or are to be
+  std::vector<Waiting> waiting_ SW_GUARDED_BY(mutex_);          // by peer
+  std::uint64_t adviceVersion_ SW_GUARDED_BY(mutex_) = 0;       // of processFailuresVersion()
+  std::string advice_ SW_GUARDED_BY(mutex_);                    // what the peers were told, or are to be
   Clock::time_point lastSlowCheck_ SW_GUARDED_BY(mutex_){};
   Clock::time_point lastQuestions_ SW_GUARDED_BY(mutex_){};
   std::unique_ptr<PointToPoint> points_ SW_PT_GUARDED_BY(mutex_);
   std::unique_ptr<OneSided> oneSided_ SW_PT_GUARDED_BY(mutex_);
-  std::vector<EdgeBytes> traffic_ SW_GUARDED_BY(mutex_);  // by peer: moved so far, by operations that are recorded
-  bool failureDue_ SW_GUARDED_BY(mutex_) = false;         // onFailure_ is to hear of one
+  bool failureDue_ SW_GUARDED_BY(mutex_) = false;  // failureCallback_ is to run
 
-  OpRecorder recorder_;
-  std::atomic<bool> tellsFailures_{false};  // release: whoever sees it finds onFailure_
-  std::atomic<std::uint64_t> failures_{0};  // acq_rel: who sees one sees what the recorder knew then
-  Mutex failureMutex_;                      // held while onFailure_ runs; who comes meanwhile waits for its end
-  std::function<void()> onFailure_ SW_GUARDED_BY(failureMutex_);
-  std::uint64_t failuresTold_ SW_GUARDED_BY(failureMutex_) = 0;
+  FailureCallback failureCallback_;
   mutable Mutex ranksMutex_;
   std::vector<std::int64_t> globalRanks_ SW_GUARDED_BY(ranksMutex_);
   const Clock::time_point madeAt_ = Clock::now();

@@ -28,21 +28,13 @@ std::string seconds(Duration duration) {
 
 }  // namespace
 
-std::string Engine::labelOf(const Activity& activity) {
-  return activity.ordered() ? fmt::format("{} (operation #{})", *activity.description, activity.call) : *activity.description;
-}
-
-Status Engine::failureOf(const Activity& activity, const Status& cause) const {
-  return {cause.code(), fmt::format("{} failed on {}: {}", labelOf(activity), groupLabel(), cause.message())};
-}
-
 void Engine::fail(Status why) {
   mutex_.assertHeld();
   poison(std::move(why), true);
 }
 
 void Engine::poison(Status status, bool tellPeers) {
-  if (poison_.has_value()) {
+  if (operations_.failure().has_value()) {
     return;
   }
   logInfo("{}: {}", groupLabel(), status.message());
@@ -52,18 +44,11 @@ void Engine::poison(Status status, bool tellPeers) {
   if (status.code() == StatusCode::kPeerFailed) {
     addProcessFailure(this, fmt::format("{}: {}", groupLabel(), status.message()).substr(0, kMaxNotice));
   }
-  noteFailure(status.code());
-  poison_ = std::move(status);
+  failureDue_ |= failureCallback_.add(status.code());
+  operations_.fail(std::move(status));
   oneSided_->end();
   stopFetches();
   flushFailNotices();
-}
-
-void Engine::noteFailure(StatusCode code) {
-  if (code != StatusCode::kAborted && tellsFailures_.load(std::memory_order_acquire)) {
-    failures_.fetch_add(1, std::memory_order_acq_rel);
-    failureDue_ = true;
-  }
 }
 
 void Engine::tellFailure(std::string notice) {
@@ -78,7 +63,7 @@ void Engine::tellFailure(std::string notice) {
 // A peer failed. Its words go on to all others: it may end before it has told everybody, and who then waits for this rank must know why it
 // does not come.
 void Engine::onFail(const Received<FailFrame>& frame) {
-  if (poison_.has_value()) {
+  if (operations_.failure().has_value()) {
     return;
   }
   Status status(static_cast<StatusCode>(frame.code), std::string(textOf(frame.payload)));
@@ -92,7 +77,7 @@ void Engine::stopFetches() {
   }
   for (const auto& connection : peers_.connections) {
     if (connection != nullptr && !connection->stopFetches()) {
-      mustKeepTensors_ = true;
+      operations_.keepTensors();
     }
   }
 }
@@ -102,7 +87,8 @@ void Engine::flushFailNotices() {
   for (const Rank peer : joined_) {
     const auto p = static_cast<std::size_t>(peer);
     if (failNoticeDue_[p]) {
-      const auto code = static_cast<std::uint32_t>(poison_.has_value() ? poison_->code() : StatusCode::kAborted);
+      const auto code =
+          static_cast<std::uint32_t>(operations_.failure().has_value() ? operations_.failure()->code() : StatusCode::kAborted);
       failNoticeDue_[p] = !context_.sendText(peer, FailFrame{.code = code}, failNotice_);
       due |= failNoticeDue_[p];
     }
@@ -110,24 +96,12 @@ void Engine::flushFailNotices() {
   hasNotices_ = due;
 }
 
-std::string Engine::describeSeq(std::uint64_t seq) const {
-  if (const OpHistory::Entry* entry = history_.find(seq); entry != nullptr && entry->description != nullptr) {
-    return *entry->description;
-  }
-  return seq >= nextSeq_ ? "nothing yet" : "an operation too long ago to name";
-}
-
-std::uint64_t Engine::callOf(std::uint64_t seq) const {
-  const OpHistory::Entry* const entry = history_.find(seq);
-  return entry == nullptr ? 0 : entry->call;
-}
-
 void Engine::desync(Rank peer, std::uint64_t seq) {
   mutex_.assertHeld();
   std::uint64_t& asked = desyncSeq_[static_cast<std::size_t>(peer)];
-  if (asked == 0 && !poison_.has_value() &&
-      context_.sendText(peer, DesyncFrame{.seq = seq, .wantsAnswer = 1, .call = static_cast<std::uint32_t>(callOf(seq))},
-                        describeSeq(seq))) {
+  if (asked == 0 && !operations_.failure().has_value() &&
+      context_.sendText(peer, DesyncFrame{.seq = seq, .wantsAnswer = 1, .call = static_cast<std::uint32_t>(operations_.callOf(seq))},
+                        operations_.describe(seq))) {
     asked = seq;
   }
 }
@@ -150,7 +124,7 @@ void Engine::checkSlow(bool quiet) {
   }
   lastSlowCheck_ = now;
   for (const Rank peer : joined_) {
-    if (poison_.has_value() || !peerDown_[static_cast<std::size_t>(peer)].isOk()) {
+    if (operations_.failure().has_value() || !peerDown_[static_cast<std::size_t>(peer)].isOk()) {
       continue;
     }
     if (Status health = connection(peer).health(); !health.isOk()) {
@@ -162,23 +136,24 @@ void Engine::checkSlow(bool quiet) {
   std::vector<Rank> gone;
   std::ranges::copy_if(down_, std::back_inserter(gone), [&](Rank peer) {
     mutex_.assertHeld();
-    return quiet && !poison_.has_value() && oldestThatNeeds(peer) != nullptr;
+    return quiet && !operations_.failure().has_value() && operations_.oldestThatNeeds(peer) != nullptr;
   });
   if (!gone.empty() && !mayHearMore(now)) {
     // The others learn the cause: this rank may soon leave because of it, and then it is that rank, not this one, that is to be named.
     poison(goneError(gone), true);
   }
-  if (!poison_.has_value() && quiet) {
+  if (!operations_.failure().has_value() && quiet) {
     askAndAnswer(now);
   }
-  for (std::size_t i = 0; i < active_.size() && !poison_.has_value(); ++i) {
-    askBeforeExpiry(*active_[i], now);
-    if (now >= active_[i]->deadline) {
-      expire(active_[i]);
+  for (std::size_t i = 0; i < operations_.inFlight().size() && !operations_.failure().has_value(); ++i) {
+    askBeforeExpiry(*operations_.inFlight()[i], now);
+    if (now >= operations_.inFlight()[i]->deadline) {
+      expire(operations_.inFlight()[i]);
       return;
     }
-    if (now - active_[i]->started >= kStillWaitingAfter && now - active_[i]->started < kStillWaitingAfter + 2 * kMaxSleep) {
-      logInfo("{}: {} has waited for 2 s: {}", groupLabel(), labelOf(*active_[i]), active_[i]->waitingFor());
+    if (now - operations_.inFlight()[i]->started >= kStillWaitingAfter &&
+        now - operations_.inFlight()[i]->started < kStillWaitingAfter + 2 * kMaxSleep) {
+      logInfo("{}: {} has waited for 2 s: {}", groupLabel(), labelOf(*operations_.inFlight()[i]), operations_.inFlight()[i]->waitingFor());
     }
   }
 }
@@ -214,7 +189,7 @@ void Engine::expire(const std::shared_ptr<Activity>& activity) {
     return;
   }
   if (!activity->cancellable()) {
-    const Status failure = failureOf(*activity, cause);
+    const Status failure = operations_.failureOf(*activity, cause);
     Status others(StatusCode::kTimeout, fmt::format("{} {}", labelOf(*activity), cause.message()));
     stopFetches();
     finish(*activity, failure);
@@ -226,12 +201,12 @@ void Engine::expire(const std::shared_ptr<Activity>& activity) {
     finish(*activity, {StatusCode::kTimeout, fmt::format("{} {}", *activity->description, cause.message())});
     return;
   }
-  noteGivenUp(activity->tag(), rank_, cause.message());
+  operations_.noteGivenUp(activity->tag(), rank_, cause.message());
   for (const Rank peer : joined_) {
     // A full control lane would mean that the peer reads nothing at all; then it learns of this by its own timeout.
     (void)context_.sendText(peer, CancelFrame{{activity->seq, activity->fingerprint}}, cause.message());
   }
-  noteFailure(StatusCode::kTimeout);
+  failureDue_ |= failureCallback_.add(StatusCode::kTimeout);
   finish(*activity, {StatusCode::kTimeout, fmt::format("{} {}", *activity->description, cause.message())});
 }
 

@@ -85,39 +85,21 @@ std::optional<Received<F>> Engine::read(Rank from, std::span<const std::byte> fr
 template <typename F>
 void Engine::handToOperation(Rank from, std::span<const std::byte> frame, Status (Activity::*take)(Rank, const Received<F>&)) {
   const auto received = read<F>(from, frame);
-  if (!received.has_value() || !isForNow(from, received->operation, frame)) {
+  if (!received.has_value() || !operations_.isForNow(from, received->operation, frame)) {
     return;
   }
-  Activity* const activity = inFlight(received->operation.seq);
+  Activity* const activity = operations_.find(received->operation.seq);
   if (activity == nullptr) {
     if (!std::is_same_v<F, CancelFrame>) {
-      tellGivenUp(from, received->operation);
+      operations_.sendGivenUp(from, received->operation);
     }
     return;
   }
   if constexpr (std::is_same_v<F, CancelFrame>) {
-    noteGivenUp(received->operation, received->origin == CancelFrame::kSender ? from : static_cast<Rank>(received->origin),
-                textOf(received->payload));
+    operations_.noteGivenUp(received->operation, received->origin == CancelFrame::kSender ? from : static_cast<Rank>(received->origin),
+                            textOf(received->payload));
   }
   poisonUnlessOk((activity->*take)(from, *received));
-}
-
-// For those that come to the operation when it was given up here, and were not joined to this rank then.
-void Engine::noteGivenUp(const OperationTag& operation, Rank origin, std::string_view why) {
-  if (OpHistory::Entry* entry = history_.find(operation.seq); entry != nullptr && entry->givenUpBy < 0) {
-    entry->givenUpBy = origin;
-    entry->whyGivenUp = why;
-  }
-}
-
-bool Engine::tellGivenUp(Rank to, const OperationTag& operation) {
-  const OpHistory::Entry* entry = history_.find(operation.seq);
-  if (entry == nullptr || entry->givenUpBy < 0) {
-    return false;
-  }
-  const CancelFrame frame{.operation = operation,
-                          .origin = entry->givenUpBy == rank_ ? CancelFrame::kSender : static_cast<std::uint32_t>(entry->givenUpBy)};
-  return context_.sendText(to, frame, entry->whyGivenUp);
 }
 
 void Engine::handToPoints(FrameKind kind, Rank from, std::span<const std::byte> frame) {
@@ -190,59 +172,22 @@ void Engine::poisonUnlessOk(Status status) {
   }
 }
 
-Activity* Engine::inFlight(std::uint64_t seq) const {
-  const auto found = std::find_if(active_.begin(), active_.end(), [&](const auto& each) { return each->ordered() && each->seq == seq; });
-  return found == active_.end() ? nullptr : found->get();
-}
-
-// False: it is kept until the operation starts, or the ranks mean different ones.
-bool Engine::isForNow(Rank from, const OperationTag& operation, std::span<const std::byte> frame) {
-  if (const Activity* const activity = inFlight(operation.seq); activity != nullptr) {
-    if (activity->fingerprint != operation.fingerprint) {
-      desync(from, operation.seq);
-      return false;
-    }
-    return true;
-  }
-  if (operation.seq >= nextSeq_) {
-    EarlyFrame early{from, operation.seq, {}};
-    if (!spareBuffers_.empty()) {
-      early.bytes = std::move(spareBuffers_.back());
-      spareBuffers_.pop_back();
-    }
-    early.bytes.assign(frame.begin(), frame.end());
-    early_.push_back(std::move(early));
-    return false;
-  }
-  const OpHistory::Entry* past = history_.find(operation.seq);
-  if (past != nullptr && past->fingerprint != operation.fingerprint) {
-    desync(from, operation.seq);
-    return false;
-  }
-  return true;
-}
-
 void Engine::deliverEarly(Activity& activity) {
-  for (std::size_t i = 0; i < early_.size();) {
-    if (early_[i].seq != activity.seq) {
-      ++i;
-      continue;
-    }
-    EarlyFrame frame = std::move(early_[i]);
-    early_.erase(early_.begin() + static_cast<std::ptrdiff_t>(i));
-    handleControl(frame.from, frame.bytes);
-    frame.bytes.clear();
-    spareBuffers_.push_back(std::move(frame.bytes));
+  if (!operations_.early().empty()) {
+    operations_.early().give(activity.seq, [this](Rank from, std::span<const std::byte> frame) {
+      mutex_.assertHeld();
+      handleControl(from, frame);
+    });
   }
 }
 
 void Engine::onDesync(Rank from, const Received<DesyncFrame>& frame) {
   const std::string theirs(textOf(frame.payload));
-  const std::string mine = describeSeq(frame.seq);
+  const std::string mine = operations_.describe(frame.seq);
   if (frame.wantsAnswer == 1) {
-    context_.sendText(from, DesyncFrame{.seq = frame.seq, .call = static_cast<std::uint32_t>(callOf(frame.seq))}, mine);
+    context_.sendText(from, DesyncFrame{.seq = frame.seq, .call = static_cast<std::uint32_t>(operations_.callOf(frame.seq))}, mine);
   }
-  const std::uint64_t call = firstCall(callOf(frame.seq), frame.call);
+  const std::uint64_t call = firstCall(operations_.callOf(frame.seq), frame.call);
   desyncSeq_[static_cast<std::size_t>(from)] = 0;
   const bool mineFirst = rank_ < from;
   poison(

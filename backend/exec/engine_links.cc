@@ -83,7 +83,7 @@ bool Engine::mayHearMore(Clock::time_point now) {
     hearsUntil_ = now + kHearsOthersFor;
   }
   bool isAnyAwaited = false;
-  for (const auto& activity : active_) {
+  for (const auto& activity : operations_.inFlight()) {
     for (Rank peer = 0; activity->mayLackLinks && (peer = nextMissing(*activity, peer)) < worldSize_; ++peer) {
       isAnyAwaited = isAnyAwaited || peerDown_[static_cast<std::size_t>(peer)].isOk();
     }
@@ -99,7 +99,7 @@ void Engine::tellLateComers() {
     {
       const MutexLock lock(mutex_);
       const bool isAllTold = isJoinedToAll() && !hasNotices_;
-      if (peers_.late == nullptr || !poison_.has_value() || failNotice_.empty() || isAllTold) {
+      if (peers_.late == nullptr || !operations_.failure().has_value() || failNotice_.empty() || isAllTold) {
         return;
       }
       // Those with whom it was about to be joined live, and only have not got so far.

@@ -31,12 +31,12 @@ void Engine::takeThem(Completions* done) {
   done->hasFailure = std::exchange(failureDue_, false);
   done->spare = &spareCompletions;
   done->list.swap(spareCompletions);
-  done->list.swap(completions_);
+  done->list.swap(operations_.completions());
 }
 
 bool Engine::flushThem(Completions* done, Driving driving) {
   if (done->hasFailure) {
-    tellOfFailures();
+    failureCallback_.run();
   }
   if (sleepers_.load(std::memory_order_seq_cst) > 0) {
     peers_.doorbell->ringSelf();
@@ -74,27 +74,9 @@ Status Engine::waitFor(Activity& activity, Deadline until) {
   }
   Status status = activity.status();
   if (!status.isOk()) {
-    tellOfFailures();  // another thread may have noticed it, and be on its way to do so
+    failureCallback_.run();  // another thread may have noticed it, and be on its way to do so
   }
   return status;
-}
-
-void Engine::onFailure(std::function<void()> call) {
-  const MutexLock lock(failureMutex_);
-  onFailure_ = std::move(call);
-  tellsFailures_.store(true, std::memory_order_release);
-}
-
-// What was recorded is written before callers hear of a failure, since they may end the process.
-void Engine::tellOfFailures() {
-  if (!tellsFailures_.load(std::memory_order_acquire)) {
-    return;
-  }
-  const MutexLock lock(failureMutex_);
-  if (const std::uint64_t failures = failures_.load(std::memory_order_acquire); failures != failuresTold_) {
-    failuresTold_ = failures;
-    onFailure_();
-  }
 }
 
 bool Engine::drive(Activity& activity, Deadline until, Patience& patience) {
@@ -141,7 +123,7 @@ void Engine::sleepOnBell(const Activity& activity, Deadline until, Patience& pat
     ticket = peers_.doorbell->arm(Wakes::kSleepers);
     const bool progress = pollLocked();
     checkSlow(!progress);
-    sleeps = !progress && completions_.empty() && !activity.isDone() && !poison_.has_value();
+    sleeps = !progress && operations_.completions().empty() && !activity.isDone() && !operations_.failure().has_value();
     soonest = std::min({until, activity.deadline, patience.now() + kMaxSleep});
     takeCompletions(&done);
   }
@@ -201,15 +183,15 @@ Progressed::Look Engine::lookAsLeader() {
   bool idle = false;
   {
     const MutexLock lock(mutex_);
-    if (!active_.empty() || hasNotices_ || oneSided_->isServing()) {
+    if (!operations_.inFlight().empty() || hasNotices_ || oneSided_->isServing()) {
       peers_.doorbell->arm(Wakes::kProgress);
     }
     // A group with nothing in flight is looked at now and then: peers may ask what this rank does, or tell that they failed.
     progress = pollLocked();
     checkSlow(!progress);
     // Who serves its memory is asked by peers at any time.
-    idle = active_.empty() && !hasNotices_ && !oneSided_->isServing();
-    progress = progress && !idle && !poison_.has_value();  // a failed group sleeps
+    idle = operations_.inFlight().empty() && !hasNotices_ && !oneSided_->isServing();
+    progress = progress && !idle && !operations_.failure().has_value();  // a failed group sleeps
     hasWork_.store(!idle, std::memory_order_seq_cst);
     nextIdleLook_.store(now + idleSleep, std::memory_order_relaxed);
     takeCompletions(&done);
@@ -233,7 +215,7 @@ void Engine::shutdown() {
     return;
   }
   stopped_ = true;
-  tellOfFailures();
+  failureCallback_.run();
   {
     const MutexLock lock(mutex_);
     tellAdvice(true);
@@ -244,8 +226,8 @@ void Engine::shutdown() {
   {
     const MutexLock lock(mutex_);
     removeProcessGroup(this);  // it may have failed meanwhile
-    if (poison_.has_value() && !failNotice_.empty()) {
-      peers_.doorbell->leaveWord({poison_->code(), failNotice_});
+    if (operations_.failure().has_value() && !failNotice_.empty()) {
+      peers_.doorbell->leaveWord({operations_.failure()->code(), failNotice_});
     }
     poison({StatusCode::kAborted, "the group was shut down on " + groupLabel()}, false);
     pollLocked();

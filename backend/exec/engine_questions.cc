@@ -30,11 +30,6 @@ constexpr std::size_t kMaxText = 2 << 10;
 
 }  // namespace
 
-Activity* Engine::oldestThatNeeds(Rank peer) const {
-  const auto found = std::find_if(active_.begin(), active_.end(), [&](const auto& each) { return each->needs(peer); });
-  return found == active_.end() ? nullptr : found->get();
-}
-
 bool Engine::refuseStale(Rank peer) {
   mutex_.assertHeld();
   const auto frame = connection(peer).peek(Lane::kBulk);
@@ -46,7 +41,7 @@ bool Engine::refuseStale(Rank peer) {
     poison(unreadableFrame(peer, Lane::kBulk, frame), true);
     return true;
   }
-  if (staged->operation.seq >= nextSeq_ || inFlight(staged->operation.seq) != nullptr) {
+  if (staged->operation.seq >= operations_.nextSeq() || operations_.find(staged->operation.seq) != nullptr) {
     return false;
   }
   desync(peer, staged->operation.seq);
@@ -59,10 +54,10 @@ void Engine::askAndAnswer(Clock::time_point now) {
   }
   lastQuestions_ = now;
   tellAdvice();
-  const bool waitsLong = !active_.empty() && now - active_.front()->started >= kAskAfter;
+  const bool waitsLong = !operations_.inFlight().empty() && now - operations_.inFlight().front()->started >= kAskAfter;
   // A peer that is not joined yet cannot be asked, and has nothing that it could have sent.
   for (const Rank peer : joined_) {
-    if (poison_.has_value()) {
+    if (operations_.failure().has_value()) {
       return;
     }
     refuseStale(peer);
@@ -73,7 +68,7 @@ void Engine::askAndAnswer(Clock::time_point now) {
 }
 
 void Engine::askWhereTheyAre(Rank peer, Clock::time_point now) {
-  Activity* const activity = oldestThatNeeds(peer);
+  Activity* const activity = operations_.oldestThatNeeds(peer);
   if (activity == nullptr || now - activity->started < kAskAfter) {
     return;
   }
@@ -153,20 +148,20 @@ std::string Engine::answersAbout(const Activity& activity) const {
 void Engine::onAsk(Rank from, const Received<AskFrame>& ask, std::span<const std::byte> bytes) {
   const std::uint64_t seq = ask.operation.seq;
   if (seq == 0) {
-    answer(from, 0, active_.empty() ? AskedState::kNotCalled : AskedState::kInFlight, whatIDo());
+    answer(from, 0, operations_.inFlight().empty() ? AskedState::kNotCalled : AskedState::kInFlight, operations_.describeNow());
     return;
   }
-  const bool isToCome = seq >= nextSeq_;
+  const bool isToCome = seq >= operations_.nextSeq();
   if (isToCome && ask.wantsAnswer == 1) {
-    answer(from, seq, AskedState::kNotCalled, whatIDo());
+    answer(from, seq, AskedState::kNotCalled, operations_.describeNow());
     return;
   }
-  if (!isForNow(from, ask.operation, bytes)) {
+  if (!operations_.isForNow(from, ask.operation, bytes)) {
     return;
   }
-  const Activity* const activity = inFlight(seq);
+  const Activity* const activity = operations_.find(seq);
   if (activity == nullptr) {
-    if (tellGivenUp(from, ask.operation)) {
+    if (operations_.sendGivenUp(from, ask.operation)) {
       return;
     }
     answer(from, seq, AskedState::kOver, "is done with it");
@@ -176,23 +171,15 @@ void Engine::onAsk(Rank from, const Received<AskFrame>& ask, std::span<const std
   if (mine.sends != ask.receives || mine.receives != ask.sends) {
     desync(from, seq);  // the same call with other sizes
   } else if (ask.wantsAnswer == 1) {
-    answer(from, seq, AskedState::kInFlight, whatIDo());
+    answer(from, seq, AskedState::kInFlight, operations_.describeNow());
   }
 }
 
 void Engine::answer(Rank to, std::uint64_t seq, AskedState state, const std::string& text) {
   // Where there is no room, the peer does without.
-  (void)context_.sendControl(to, AnswerFrame{.seq = seq, .state = state, .numInFlight = static_cast<std::uint32_t>(active_.size())},
-                             bytesOf(std::string_view(text).substr(0, kMaxText)));
-}
-
-std::string Engine::whatIDo() const {
-  if (!active_.empty()) {
-    const Activity& oldest = *active_.front();
-    return fmt::format("is in {}: {}", labelOf(oldest), oldest.waitingFor());
-  }
-  return nextSeq_ == 1 ? "has called nothing in this group"
-                       : fmt::format("has called nothing in this group since {} (operation #{})", describeSeq(nextSeq_ - 1), calls_);
+  (void)context_.sendControl(
+      to, AnswerFrame{.seq = seq, .state = state, .numInFlight = static_cast<std::uint32_t>(operations_.inFlight().size())},
+      bytesOf(std::string_view(text).substr(0, kMaxText)));
 }
 
 // ---- the side that asked
@@ -210,7 +197,7 @@ void Engine::onAnswer(Rank from, const Received<AnswerFrame>& frame) {
   if (frame.state != AskedState::kNotCalled || frame.numInFlight != 0 || known.advice.empty() || options_.grace < Duration::zero()) {
     return;
   }
-  const Activity* const activity = oldestThatNeeds(from);
+  const Activity* const activity = operations_.oldestThatNeeds(from);
   if (activity != nullptr && now - std::max(activity->started, known.advisedAt) >= options_.grace) {
     poison({StatusCode::kPeerFailed,
             fmt::format("rank {} does not come: another group of its process failed and is still there ({}). It {}; rank {} waited in {}. "

@@ -51,10 +51,10 @@ GroupSight Engine::sight(Duration patience) {
     std::this_thread::sleep_for(kTryEvery);
   }
   const MutexLock lock(mutex_, std::adopt_lock);
-  sight.failure = poison_.has_value() ? poison_->message() : std::string();
-  sight.sequence = calls_;
-  sight.timeout = timeout_;
-  sight.lastCall = nextSeq_ == 1 ? std::string() : describeSeq(nextSeq_ - 1);
+  sight.failure = operations_.failure().has_value() ? operations_.failure()->message() : std::string();
+  sight.sequence = operations_.numCalls();
+  sight.timeout = operations_.timeout();
+  sight.lastCall = operations_.describeLatest();
   lookAtPeers(sight);
   lookAtOperations(sight);
   return sight;
@@ -63,8 +63,8 @@ GroupSight Engine::sight(Duration patience) {
 void Engine::lookAtPeers(GroupSight& sight) const {
   for (PeerSight& peer : sight.peers) {
     const auto p = static_cast<std::size_t>(peer.rank);
-    peer.sentBytes = traffic_[p].sends;
-    peer.receivedBytes = traffic_[p].receives;
+    peer.sentBytes = operations_.traffic(peer.rank).sends;
+    peer.receivedBytes = operations_.traffic(peer.rank).receives;
     peer.gone = peerDown_[p].isOk() ? std::string() : peerDown_[p].message();
     if (!isClosed_ && peer.rank != rank_) {
       peer.transport = withoutRank(connection(peer.rank).describe());
@@ -74,7 +74,7 @@ void Engine::lookAtPeers(GroupSight& sight) const {
 
 void Engine::lookAtOperations(GroupSight& sight) const {
   const auto now = Clock::now();
-  for (const auto& activity : active_) {
+  for (const auto& activity : operations_.inFlight()) {
     const auto since = activity->started == Clock::time_point{} ? Duration(0) : Duration(now - activity->started);
     if (!sight.inFlight.empty() && activity->call != 0 && activity->call == sight.inFlight.back().seq) {
       continue;  // a later part of the same call

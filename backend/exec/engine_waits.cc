@@ -28,8 +28,8 @@ Status Engine::lookFor(std::span<const Rank> peers) {
     if (!gone.empty()) {
       pollLocked();  // what they sent before they went: perhaps why
     }
-    if (poison_.has_value()) {
-      status = *poison_;
+    if (operations_.failure().has_value()) {
+      status = *operations_.failure();
     } else if (!gone.empty()) {
       status = goneError(gone);
     }
@@ -64,14 +64,7 @@ Status Engine::request(const std::shared_ptr<OneSidedRequest>& request, std::spa
 
 Rank Engine::firstAhead(std::span<const Rank> peers, std::span<const std::uint64_t> fingerprints) const {
   const MutexLock lock(mutex_);
-  for (const EarlyFrame& early : early_) {
-    const auto blob = early.seq == nextSeq_ ? readFrame<BlobFrame>(early.bytes) : std::nullopt;
-    if (blob.has_value() && std::ranges::find(fingerprints, blob->operation.fingerprint) != fingerprints.end() &&
-        std::ranges::find(peers, early.from) != peers.end()) {
-      return early.from;
-    }
-  }
-  return -1;
+  return operations_.early().firstBlobFrom(operations_.nextSeq(), peers, fingerprints);
 }
 
 Status Engine::quiet(std::optional<Duration> timeout) {
@@ -116,7 +109,7 @@ void Engine::withdraw(std::uint64_t block) {
 
 void Engine::drop(Rank peer, std::uint64_t block) {
   const MutexLock lock(mutex_);
-  if (!isClosed_ && !poison_.has_value()) {
+  if (!isClosed_ && !operations_.failure().has_value()) {
     oneSided_->drop(peer, block);
   }
 }
@@ -129,7 +122,7 @@ bool Engine::areAllJoined() const {
 Result<std::shared_ptr<HeldMemory>> Engine::hold(Rank peer, const HeapPlace& place, std::size_t size) {
   const MutexLock lock(mutex_);
   if (isClosed_) {
-    return poison_.value_or(Status{StatusCode::kAborted, "the group was shut down on " + groupLabel()});
+    return operations_.failure().value_or(Status{StatusCode::kAborted, "the group was shut down on " + groupLabel()});
   }
   return connection(peer).hold(place, size);
 }

@@ -1,0 +1,47 @@
+// Control frames of operations that this rank has not called yet, kept until the operation starts. Guarded by the group's lock.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "shardwire/types.h"
+
+namespace shardwire::internal {
+
+class EarlyFrames {
+ public:
+  bool empty() const { return kept_.empty(); }
+  void keep(Rank from, std::uint64_t seq, std::span<const std::byte> frame);
+  // Calls `take(from, frame)` for each kept frame of operation `seq`, in the order of their arrival.
+  template <typename Take>
+  void give(std::uint64_t seq, Take&& take) {
+    for (std::size_t i = 0; i < kept_.size();) {
+      if (kept_[i].seq != seq) {
+        ++i;
+        continue;
+      }
+      Frame frame = std::move(kept_[i]);
+      kept_.erase(kept_.begin() + static_cast<std::ptrdiff_t>(i));
+      take(frame.from, frame.bytes);
+      frame.bytes.clear();
+      spareBuffers_.push_back(std::move(frame.bytes));
+    }
+  }
+  // The first of `peers` of which a blob frame of operation `seq` with one of the fingerprints is kept; -1: no such peer.
+  Rank firstBlobFrom(std::uint64_t seq, std::span<const Rank> peers, std::span<const std::uint64_t> fingerprints) const;
+
+ private:
+  struct Frame {
+    Rank from = 0;
+    std::uint64_t seq = 0;  // of its operation
+    std::vector<std::byte> bytes;
+  };
+
+  std::vector<Frame> kept_;
+  std::vector<std::vector<std::byte>> spareBuffers_;
+};
+
+}  // namespace shardwire::internal

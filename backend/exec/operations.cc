@@ -1,0 +1,187 @@
+// Each operation gets the next number when the user calls it. Frames carry that number, so that all ranks find the same operation by it.
+// A frame arrives at one of three times. While its operation is in flight, the operation takes the frame; before the call, the frame is
+// kept (EarlyFrames); after the end, the frame is of no use. In each case the fingerprint shows whether both ranks mean the same operation.
+// step() goes from the oldest operation to the newest, and each notes to which peers later ones may not send yet. Operations that finished
+// are retired at once, in any order; their callbacks run later, outside of the lock.
+#include "backend/exec/operations.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <utility>
+
+namespace shardwire::internal {
+
+std::string labelOf(const Activity& activity) {
+  return activity.ordered() ? fmt::format("{} (operation #{})", *activity.description, activity.call) : *activity.description;
+}
+
+Operations::Operations(RunContext& context, OpRecorder& recorder, Duration timeout)
+    : context_(context),
+      recorder_(recorder),
+      timeout_(timeout),
+      blockedBulk_(static_cast<std::size_t>(context.worldSize)),
+      traffic_(static_cast<std::size_t>(context.worldSize)) {}
+
+void Operations::number(Activity& activity, std::uint64_t call) {
+  activity.seq = nextSeq_++;
+  activity.call = call;
+  activity.record = 0;
+  history_.note(activity.seq, call, activity.fingerprint, activity.description);
+}
+
+void Operations::take(const std::shared_ptr<Activity>& activity) {
+  activity->started = activity->timed ? Clock::now() : Clock::time_point{};
+  activity->deadline = kNoDeadline;
+  activity->hasAskedPeers = false;
+  if (activity->timeout.count() == 0) {
+    activity->timeout = timeout_;
+  }
+  inFlight_.push_back(activity);
+}
+
+void Operations::record(Activity& activity, const CallRecord& record) {
+  if (recorder_.isOn()) {
+    activity.record = recorder_.call(record, activity);
+  }
+}
+
+Clock::time_point Operations::startClocks() {
+  const auto now = Clock::now();
+  for (auto it = inFlight_.rbegin(); it != inFlight_.rend() && (*it)->deadline == kNoDeadline; ++it) {
+    Activity& activity = **it;
+    if (activity.started == Clock::time_point{}) {
+      activity.started = now;
+    }
+    activity.deadline = deadlineAfter(activity.timeout);
+  }
+  return now;
+}
+
+bool Operations::step() {
+  bool progress = false;
+  if (failure_.has_value()) {
+    while (!inFlight_.empty()) {
+      retire(0, failureOf(*inFlight_.front(), *failure_));
+      progress = true;
+    }
+    return progress;
+  }
+  std::fill(blockedBulk_.begin(), blockedBulk_.end(), false);
+  for (std::size_t i = 0; i < inFlight_.size() && !failure_.has_value(); ++i) {
+    progress |= inFlight_[i]->step(blockedBulk_);
+  }
+  for (std::size_t i = 0; i < inFlight_.size();) {
+    if (inFlight_[i]->finished()) {
+      retire(i, Status::ok());
+      progress = true;
+    } else {
+      ++i;
+    }
+  }
+  return progress || failure_.has_value();
+}
+
+void Operations::begin(const Activity& activity) {
+  if (activity.record != 0) {
+    recorder_.start(activity.record);
+  }
+}
+
+void Operations::finish(const Activity& activity, Status status) {
+  for (std::size_t i = 0; i < inFlight_.size(); ++i) {
+    if (inFlight_[i].get() == &activity) {
+      retire(i, std::move(status));
+      return;
+    }
+  }
+}
+
+void Operations::retire(std::size_t index, Status status) {
+  std::shared_ptr<Activity> activity = std::move(inFlight_[index]);
+  inFlight_.erase(inFlight_.begin() + static_cast<std::ptrdiff_t>(index));
+  if (keepsTensors_) {
+    // Leaked on purpose, with the tensors: the wire may write to them as long as the process lives.
+    new std::pair(activity, activity->keepAlive);
+  }
+  if (recorder_.isOn()) {
+    if (status.isOk()) {
+      activity->addTraffic(traffic_);
+    }
+    if (activity->record != 0) {
+      recorder_.end(activity->record, status.code(), activity->matchedRank());
+    }
+  }
+  completions_.push_back(activity->complete(std::move(status)));
+}
+
+Status Operations::failureOf(const Activity& activity, const Status& cause) const {
+  return {cause.code(), fmt::format("{} failed on {}: {}", labelOf(activity), context_.label, cause.message())};
+}
+
+Activity* Operations::find(std::uint64_t seq) const {
+  const auto found =
+      std::find_if(inFlight_.begin(), inFlight_.end(), [&](const auto& each) { return each->ordered() && each->seq == seq; });
+  return found == inFlight_.end() ? nullptr : found->get();
+}
+
+Activity* Operations::oldestThatNeeds(Rank peer) const {
+  const auto found = std::find_if(inFlight_.begin(), inFlight_.end(), [&](const auto& each) { return each->needs(peer); });
+  return found == inFlight_.end() ? nullptr : found->get();
+}
+
+std::string Operations::describe(std::uint64_t seq) const {
+  if (const OpHistory::Entry* entry = history_.find(seq); entry != nullptr && entry->description != nullptr) {
+    return *entry->description;
+  }
+  return seq >= nextSeq_ ? "nothing yet" : "an operation too long ago to name";
+}
+
+std::string Operations::describeNow() const {
+  if (!inFlight_.empty()) {
+    const Activity& oldest = *inFlight_.front();
+    return fmt::format("is in {}: {}", labelOf(oldest), oldest.waitingFor());
+  }
+  return nextSeq_ == 1 ? "has called nothing in this group"
+                       : fmt::format("has called nothing in this group since {} (operation #{})", describeLatest(), calls_);
+}
+
+std::uint64_t Operations::callOf(std::uint64_t seq) const {
+  const OpHistory::Entry* const entry = history_.find(seq);
+  return entry == nullptr ? 0 : entry->call;
+}
+
+bool Operations::isForNow(Rank from, const OperationTag& operation, std::span<const std::byte> frame) {
+  if (operation.seq >= nextSeq_) {
+    early_.keep(from, operation.seq, frame);
+    return false;
+  }
+  const Activity* const activity = find(operation.seq);
+  const OpHistory::Entry* const past = activity == nullptr ? history_.find(operation.seq) : nullptr;
+  const bool isOther = (activity != nullptr && activity->fingerprint != operation.fingerprint) ||
+                       (past != nullptr && past->fingerprint != operation.fingerprint);
+  if (isOther) {
+    context_.desync(from, operation.seq);
+  }
+  return !isOther;
+}
+
+void Operations::noteGivenUp(const OperationTag& operation, Rank by, std::string_view why) {
+  if (OpHistory::Entry* entry = history_.find(operation.seq); entry != nullptr && entry->givenUpBy < 0) {
+    entry->givenUpBy = by;
+    entry->whyGivenUp = why;
+  }
+}
+
+bool Operations::sendGivenUp(Rank to, const OperationTag& operation) const {
+  const OpHistory::Entry* entry = history_.find(operation.seq);
+  if (entry == nullptr || entry->givenUpBy < 0) {
+    return false;
+  }
+  const CancelFrame frame{
+      .operation = operation,
+      .origin = entry->givenUpBy == context_.rank ? CancelFrame::kSender : static_cast<std::uint32_t>(entry->givenUpBy)};
+  return context_.sendText(to, frame, entry->whyGivenUp);
+}
+
+}  // namespace shardwire::internal

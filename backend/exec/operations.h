@@ -1,0 +1,96 @@
+// The operations of a group on this rank: numbers them in the order of the calls, steps those in flight, ends them, and describes them to
+// people and peers. From the group's failure on, every operation ends with that failure. Guarded by the group's lock.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "backend/exec/activity.h"
+#include "backend/exec/early_frames.h"
+#include "backend/exec/op_history.h"
+#include "backend/exec/op_recorder.h"
+#include "backend/exec/run_context.h"
+
+namespace shardwire::internal {
+
+// For messages: "send(...)", or "all_reduce(...) (operation #3)".
+std::string labelOf(const Activity& activity);
+
+class Operations {
+ public:
+  Operations(RunContext& context, OpRecorder& recorder, Duration timeout);
+  Operations(const Operations&) = delete;
+  Operations& operator=(const Operations&) = delete;
+
+  // ---- Starting. A collective is numbered, taken and recorded, in this order; a message is only taken and recorded.
+  std::uint64_t nextCall() { return ++calls_; }
+  void number(Activity& activity, std::uint64_t call);
+  void take(const std::shared_ptr<Activity>& activity);
+  void record(Activity& activity, const CallRecord& record);
+  // Sets the deadlines of the activities that were taken since the last call, and returns the time. An operation that ends within its first
+  // polls never looks at the clock.
+  Clock::time_point startClocks();
+
+  // ---- Moving on
+  // Steps every operation once, oldest first, and retires those that finished. True when anything moved.
+  bool step();
+  void begin(const Activity& activity);
+  void finish(const Activity& activity, Status status);
+  // The group failed for this reason. The first reason stays.
+  void fail(Status why) { failure_ = std::move(why); }
+  const std::optional<Status>& failure() const { return failure_; }
+  // A wire could not stop its transfers: from now on the tensors of operations that end are never released.
+  void keepTensors() { keepsTensors_ = true; }
+  Status failureOf(const Activity& activity, const Status& cause) const;
+  // The operations that ended, whose callbacks and destructors run outside of the lock.
+  std::vector<Activity::Completion>& completions() { return completions_; }
+
+  // ---- Looking
+  const std::vector<std::shared_ptr<Activity>>& inFlight() const { return inFlight_; }
+  Activity* find(std::uint64_t seq) const;  // in flight
+  Activity* oldestThatNeeds(Rank peer) const;
+  std::uint64_t nextSeq() const { return nextSeq_; }
+  std::uint64_t numCalls() const { return calls_; }
+  std::string describe(std::uint64_t seq) const;
+  std::string describeLatest() const { return nextSeq_ == 1 ? std::string() : describe(nextSeq_ - 1); }
+  // "is in all_reduce(...) (operation #3): rank 2 did not arrive".
+  std::string describeNow() const;
+  std::uint64_t callOf(std::uint64_t seq) const;  // 0: not called, or too long ago
+  const EdgeBytes& traffic(Rank peer) const { return traffic_[static_cast<std::size_t>(peer)]; }
+  Duration timeout() const { return timeout_; }
+  void setTimeout(Duration timeout) { timeout_ = timeout; }
+
+  // ---- Frames
+  EarlyFrames& early() { return early_; }
+  const EarlyFrames& early() const { return early_; }
+  // False: the frame is kept until its operation starts, or the two ranks called different operations.
+  bool isForNow(Rank from, const OperationTag& operation, std::span<const std::byte> frame);
+  // A rank gave the operation up. A peer that comes to the operation later, and was not joined to this rank then, learns it from this one.
+  void noteGivenUp(const OperationTag& operation, Rank by, std::string_view why);
+  bool sendGivenUp(Rank to, const OperationTag& operation) const;
+
+ private:
+  void retire(std::size_t index, Status status);
+
+  RunContext& context_;
+  OpRecorder& recorder_;
+  Duration timeout_;  // of operations that have none of their own
+  std::uint64_t nextSeq_ = 1;
+  std::uint64_t calls_ = 0;  // of users; each is one or several activities
+  std::vector<std::shared_ptr<Activity>> inFlight_;
+  std::vector<Activity::Completion> completions_;
+  std::vector<bool> blockedBulk_;
+  EarlyFrames early_;
+  OpHistory history_;
+  std::vector<EdgeBytes> traffic_;  // by peer: moved so far, by operations that are recorded
+  std::optional<Status> failure_;
+  bool keepsTensors_ = false;
+};
+
+}  // namespace shardwire::internal
