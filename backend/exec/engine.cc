@@ -1,22 +1,18 @@
-// Operations are taken in the order of the calls, and each gets the next number: frames carry it, so that ranks find the same operation by
-// it. All that are in flight are stepped in that order by whoever polls (pollLocked): wires first, since only there do frames arrive; then
-// all control frames; then each operation, oldest first, which notes to whom later ones may not send yet. Those that finished are retired
-// at once, in any order. A call polls a few times itself before it returns, without a look at the clock: a short operation is mostly over
-// by then. When the group is poisoned, everything in flight is retired with that reason, and nothing is taken any more.
+// The public calls, each a few words to the parts: Driving holds the lock and moves things along, GroupState has all that the lock guards.
+// A call that starts operations takes them under the lock, in the order of the calls, and polls for a moment before it returns. A call that
+// waits drives in slices, between which Python's signal handlers may run. An engine that shuts down tells peers why, stays for a moment for
+// peers that are not joined yet, and destroys its connections outside of the lock.
 #include "backend/exec/engine.h"
 
 #include <fmt/format.h>
-#include <sched.h>
 
 #include <algorithm>
 #include <numeric>
 #include <thread>
+#include <utility>
 
-#include "backend/base/log.h"
-#include "backend/base/patience.h"
-#include "backend/base/relax.h"
-#include "backend/exec/one_sided.h"
-#include "backend/exec/point_to_point.h"
+#include "backend/base/interrupt.h"
+#include "backend/exec/control_frames.h"
 #include "backend/exec/process_engines.h"
 #include "backend/exec/process_failures.h"
 
@@ -24,124 +20,85 @@ namespace shardwire::internal {
 
 namespace {
 
-// Between two looks at the clock while spinning: about half a microsecond.
-constexpr int kPollsWithoutClock = 8;
-// A waiter that has spun for so long offers its core to others between polls.
-constexpr Duration kYieldAfter = std::chrono::microseconds(3);
+// How long a failed group is kept for peers that are not joined, and for those that are about to be.
+constexpr Duration kStaysFor = std::chrono::milliseconds(500);
+constexpr Duration kStaysForKnown = std::chrono::seconds(5);
+constexpr Duration kStayNap = std::chrono::milliseconds(2);
 
-// Whether the machine has a core for each of them. Those that this thread may use are asked for first: it costs little, and only where they
-// are too few (a bound rank has one) the others of the machine are counted, for which the C library reads a file.
-bool hasCores(int ranks) {
-  cpu_set_t own;
-  return (::sched_getaffinity(0, sizeof own, &own) == 0 && CPU_COUNT(&own) >= ranks) ||
-         ranks <= static_cast<int>(std::thread::hardware_concurrency());
+GroupFacts factsOf(const Peers& peers, Rank rank, int worldSize, const Options& options, std::string groupName) {
+  std::string label = groupName.empty() ? fmt::format("rank {} of {}", rank, worldSize)
+                                        : fmt::format("rank {} of {}, group \"{}\"", rank, worldSize, groupName);
+  std::size_t segmentBytes = options.ringBytes;
+  for (const auto& connection : peers.connections) {
+    if (connection != nullptr) {
+      segmentBytes = std::min(segmentBytes, connection->maxFrameBytes(Lane::kBulk) - kHeadBytes<StagedFrame>);
+    }
+  }
+  return {rank, worldSize, options, std::move(groupName), std::move(label), segmentBytes & ~std::size_t{63}};
 }
 
 }  // namespace
 
-Engine::Engine(Peers peers, Rank rank, int worldSize, const Options& options, std::string groupName)
-    : rank_(rank),
-      worldSize_(worldSize),
-      options_(options),
-      groupName_(std::move(groupName)),
-      peers_(std::move(peers)),
-      context_{.host = *this,
-               .rank = rank,
-               .worldSize = worldSize,
-               .label = groupName_.empty() ? fmt::format("rank {} of {}", rank, worldSize)
-                                           : fmt::format("rank {} of {}, group \"{}\"", rank, worldSize, groupName_),
-               .inlineBytes = options.inlineBytes,
-               .segmentBytes = options.ringBytes,
-               .connections = peers_.connections,
-               .wires = peers_.wires},
-      recorder_(static_cast<std::size_t>(std::max(options.recordedOps, 0))),
-      operations_(context_, recorder_, options.timeout),
-      progress_(ProgressThread::of(peers_.doorbell->progressBell())) {
-  const auto n = static_cast<std::size_t>(worldSize);
-  int local = 1;
-  isJoined_.resize(n);
-  for (const auto& connection : peers_.connections) {
-    if (connection != nullptr) {
-      if (peers_.late == nullptr || !peers_.late->isLate(connection->peer())) {
-        isJoined_[static_cast<std::size_t>(connection->peer())] = true;
-        joined_.push_back(connection->peer());
-      }
-      context_.segmentBytes = std::min(context_.segmentBytes, connection->maxFrameBytes(Lane::kBulk) - kHeadBytes<StagedFrame>);
-      const auto peer = static_cast<std::size_t>(connection->peer());
-      local += peers_.hosts[peer] == peers_.hosts[static_cast<std::size_t>(rank)] ? 1 : 0;
-    }
-  }
-  context_.segmentBytes &= ~std::size_t{63};
-  // With a core for every rank a hand-off is 0.2 us when both spin and 5 us when one sleeps. Without, a spinner that offers its core after
-  // every few looks hands over in 1 us, which is still less than sleeping.
-  const bool crowded = !hasCores(local);
-  spin_ = options.spin.count() >= 0 ? options.spin : std::chrono::microseconds(200);
-  yieldAfter_ = crowded ? Duration(0) : kYieldAfter;
-  maxInlineSpin_ = crowded ? std::min<Duration>(spin_, std::chrono::microseconds(2)) : spin_;
-  failNoticeDue_.resize(n);
-  desyncSeq_.resize(n);
-  peerDown_.resize(n);
-  waiting_.resize(n);
-  globalRanks_.resize(n);
+Engine::Engine(Peers peers, GroupFacts facts)
+    : peers_(std::move(peers)),
+      facts_(std::move(facts)),
+      recorder_(static_cast<std::size_t>(std::max(facts_.options.recordedOps, 0))),
+      driving_(peers_, facts_, recorder_, failureCallback_),
+      globalRanks_(static_cast<std::size_t>(facts_.worldSize)) {
   std::iota(globalRanks_.begin(), globalRanks_.end(), 0);
-  points_ = std::make_unique<PointToPoint>(context_);
-  oneSided_ = std::make_unique<OneSided>(context_);
 }
 
 Engine::~Engine() = default;
 
 std::shared_ptr<Engine> Engine::create(Peers peers, Rank rank, int worldSize, const Options& options, std::string groupName) {
-  // In a child of fork() it stays for ever: its end would tell the peers, and join threads that are the parent's.
-  std::shared_ptr<Engine> engine(new Engine(std::move(peers), rank, worldSize, options, std::move(groupName)), [](Engine* ended) {
+  GroupFacts facts = factsOf(peers, rank, worldSize, options, std::move(groupName));
+  // In a child of fork() it stays for ever: its end would notify the peers, and join threads that are the parent's.
+  std::shared_ptr<Engine> engine(new Engine(std::move(peers), std::move(facts)), [](Engine* ended) {
     if (ended->owner().isHere()) {
       delete ended;
     }
   });
-  addProcessGroup(engine.get(), [weak = std::weak_ptr(engine)] {
+  addProcessGroup(engine->failureKey(), [weak = std::weak_ptr(engine)] {
     if (const std::shared_ptr<Engine> live = weak.lock()) {
-      live->hearOfFailure();
+      live->onProcessFailure();
     }
   });
-  engine->progress_->add(engine);
+  engine->driving_.addTo(engine);
   addProcessEngine(engine);
   return engine;
 }
 
+const void* Engine::failureKey() const {
+  return driving_.locked([](const GroupState& state) { return static_cast<const void*>(&state.context); });
+}
+
 std::uint64_t Engine::sequenceNumber() const {
-  const MutexLock lock(mutex_);
-  return operations_.nextSeq() - 1;
+  return driving_.locked([](const GroupState& state) { return state.operations.nextSeq() - 1; });
 }
 
 Status Engine::status() const {
-  const MutexLock lock(mutex_);
-  return operations_.failure().value_or(Status::ok());
+  return driving_.locked([](const GroupState& state) { return state.operations.failure().value_or(Status::ok()); });
 }
 
 Duration Engine::timeout() const {
-  const MutexLock lock(mutex_);
-  return operations_.timeout();
+  return driving_.locked([](const GroupState& state) { return state.operations.timeout(); });
 }
 
 void Engine::setTimeout(Duration timeout) {
-  const MutexLock lock(mutex_);
-  operations_.setTimeout(timeout);
+  driving_.locked([&](GroupState& state) { state.operations.setTimeout(timeout); });
 }
 
-std::string Engine::describeTransports() {
-  const MutexLock lock(mutex_);
-  if (isClosed_) {
-    return "the group was shut down\n";
-  }
-  std::string text;
-  for (const auto& connection : peers_.connections) {
-    if (connection == nullptr) {
-      text += fmt::format("rank {}: this rank\n", rank_);
-      continue;
-    }
-    const std::string& why = peers_.whyNotFaster[static_cast<std::size_t>(connection->peer())];
-    text += fmt::format("{}{}\n", connection->describe(), why.empty() ? "" : fmt::format(" (no faster one: {})", why));
-  }
-  return text;
+std::string Engine::describeTransports() const {
+  return driving_.locked([](const GroupState& state) { return state.links.describe(); });
+}
+
+Rank Engine::firstAhead(std::span<const Rank> peers, std::span<const std::uint64_t> fingerprints) const {
+  return driving_.locked(
+      [&](const GroupState& state) { return state.operations.early().firstBlobFrom(state.operations.nextSeq(), peers, fingerprints); });
+}
+
+bool Engine::areAllJoined() const {
+  return driving_.locked([](const GroupState& state) { return state.links.isJoinedToAll(); });
 }
 
 void Engine::attach(Staging* staging) {
@@ -149,159 +106,148 @@ void Engine::attach(Staging* staging) {
     staging->attach([weak = weak_from_this()] {
       if (const std::shared_ptr<Engine> engine = weak.lock()) {
         engine->peers_.doorbell->ringSelf();
-        engine->wakeProgress();
+        engine->driving_.wakeProgress();
       }
     });
   }
 }
 
-// ---- taking operations
+// ---- Starting and waiting
 
-void Engine::take(const std::shared_ptr<Activity>& activity) {
-  if (!activity->isIn(context_)) {
-    activity->enter(context_, weak_from_this());
+void Engine::take(GroupState& state, const std::shared_ptr<Activity>& activity) {
+  if (!activity->isIn(state.context)) {
+    activity->enter(state.context, weak_from_this());
   }
-  operations_.take(activity);
-  if (peers_.late != nullptr) {
-    wantLinks(*activity);
-  }
-  // Only a holder of the lock takes it back. Mostly it is set already, and a store that all threads must see at once is not free.
-  if (!hasWork_.load(std::memory_order_relaxed)) {
-    hasWork_.store(true, std::memory_order_seq_cst);
-  }
-}
-
-// Ends a caller's turn at driving. If operations are in flight and nobody waits for them, from here on a peer's frame wakes the progress
-// thread, or another caller that is asleep. What came before arming is seen by the poll.
-void Engine::stopDriving() {
-  drivers_.fetch_sub(1, std::memory_order_seq_cst);
-  if (!operations_.inFlight().empty() || oneSided_->isServing()) {
-    peers_.doorbell->arm(Wakes::kAll);
-    if (pollLocked() && !operations_.inFlight().empty()) {
-      wakeProgress();  // there may be more to do that waits for no peer, such as the rest of a long read: nobody rings for that
-    }
+  state.operations.take(activity);
+  if (state.links.joinsLate()) {
+    state.links.want(*activity);
   }
 }
 
 Status Engine::submit(std::span<const std::shared_ptr<Activity>> activities, Duration spinInline, const CallRecord& record) {
-  Completions done;
-  {
-    const MutexLock lock(mutex_);
-    if (operations_.failure().has_value()) {
-      for (const auto& activity : activities) {
-        activity->abandon();
+  const auto begin = [&](GroupState& state) {
+    const std::uint64_t call = record.continues.call != 0 ? record.continues.call : state.operations.nextCall();
+    for (const auto& activity : activities) {
+      state.operations.number(*activity, call);
+      take(state, activity);
+      if (&activity == &activities.back()) {
+        state.operations.record(*activity, record);
       }
-      return *operations_.failure();
+      deliverEarly(state, *activity);
     }
-    // A driver from here on: the progress thread must not arm the bell for what is over in a moment, or every frame costs the peer a
-    // wake-up.
-    drivers_.fetch_add(1, std::memory_order_seq_cst);
-    startAll(activities, record);
-    spinFor(*activities.back(), std::min(spinInline, maxInlineSpin_));
-    stopDriving();
-    takeCompletions(&done);
-  }
-  flush(&done);
-  return Status::ok();
-}
-
-void Engine::startAll(std::span<const std::shared_ptr<Activity>> activities, const CallRecord& record) {
-  const std::uint64_t call = record.continues.call != 0 ? record.continues.call : operations_.nextCall();
-  for (const auto& activity : activities) {
-    operations_.number(*activity, call);
-    take(activity);
-    if (&activity == &activities.back()) {
-      operations_.record(*activity, record);
-    }
-    deliverEarly(*activity);
-  }
-  pollLocked();
-}
-
-void Engine::spinFor(const Activity& last, Duration spinInline) {
-  const bool spins = spinInline > Duration::zero();
-  for (int i = 0; spins && i < kPollsWithoutClock && !last.isDone(); ++i) {
-    if (!pollLocked()) {
-      relax();
+  };
+  Status status = driving_.start(begin, activities.back().get(), spinInline);
+  if (!status.isOk()) {
+    for (const auto& activity : activities) {
+      activity->abandon();
     }
   }
-  if (operations_.inFlight().empty()) {
-    return;
-  }
-  const auto started = operations_.startClocks();
-  const auto until = started + spinInline;
-  for (auto now = started; spins && !last.isDone() && now < until; now = Clock::now()) {
-    if (now - started >= yieldAfter_) {
-      if (!mayYield(now)) {
-        return;
-      }
-      yieldCore(now);
-    }
-    for (int i = 0; i < kPollsWithoutClock && !last.isDone(); ++i) {
-      if (!pollLocked()) {
-        relax();
-      }
-    }
-  }
+  return status;
 }
 
 Status Engine::submitPoint(const std::shared_ptr<Activity>& activity, const std::function<void(PointToPoint&)>& start,
                            const CallRecord& record) {
-  Completions done;
-  {
-    const MutexLock lock(mutex_);
-    if (operations_.failure().has_value()) {
-      return *operations_.failure();
-    }
-    drivers_.fetch_add(1, std::memory_order_seq_cst);
-    take(activity);
-    operations_.record(*activity, record);
-    operations_.startClocks();
-    start(*points_);
-    pollLocked();
-    stopDriving();
-    takeCompletions(&done);
-  }
-  flush(&done);
-  return Status::ok();
+  const auto begin = [&](GroupState& state) {
+    take(state, activity);
+    state.operations.record(*activity, record);
+    state.operations.startClocks();
+    start(state.points);
+  };
+  return driving_.start(begin, nullptr, Duration::zero());
 }
 
-// ---- progress
+Status Engine::waitFor(Activity& activity, Deadline until) {
+  if (!owner_.isHere()) {
+    return owner_.check(groupLabel());
+  }
+  InterruptibleWait slices(until);
+  Patience patience = driving_.newPatience();  // of the whole wait: the next slice goes on sleeping where this one slept
+  while (!driving_.drive(activity, slices.sliceEnd(), patience)) {
+    if (slices.isInterrupted()) {
+      interruptedWaits_.add(activity.shared_from_this());
+      return interruptedStatus(*activity.description + " (" + groupLabel() + ")");
+    }
+    if (Clock::now() >= until) {
+      return {StatusCode::kTimeout,
+              *activity.description + " is still in flight: the wait ended first, the operation goes on (" + groupLabel() + ")"};
+    }
+  }
+  Status status = activity.status();
+  if (!status.isOk()) {
+    failureCallback_.run();  // another thread may have noticed the failure, and be on its way to do so
+  }
+  return status;
+}
 
-bool Engine::pollLocked() {
-  if (isClosed_) {
+// ---- Failures and the end
+
+void Engine::abort(Status reason) {
+  driving_.act([&](GroupState& state) {
+    state.failure.fail(std::move(reason));
+    state.poll();
+  });
+}
+
+void Engine::onProcessFailure() {
+  const bool isDone = driving_.tryLocked([](GroupState& state) {
+    if (!state.links.isClosed()) {  // then its connections are being ended, and they leave by the wires
+      state.questions.sendAdvice();
+      std::ranges::for_each(state.context.wires, [](const auto& wire) { wire->poll(); });
+    }
+  });
+  if (!isDone) {
+    peers_.doorbell->ringSelf();  // the thread that has the lock looks soon
+    driving_.wakeProgress();
+  }
+}
+
+void Engine::shutdown() {
+  const MutexLock guard(shutdownMutex_);
+  if (stopped_) {
+    return;
+  }
+  stopped_ = true;
+  failureCallback_.run();
+  const void* const key = failureKey();
+  driving_.locked([&](GroupState& state) {
+    state.questions.sendAdvice(true);
+    removeProcessGroup(key);  // from here on this group keeps no other group waiting, however long it stays for late peers
+  });
+  stayForLatePeers();
+  driving_.act([&](GroupState& state) {
+    removeProcessGroup(key);  // it may have failed meanwhile
+    if (const auto& why = state.operations.failure(); why.has_value() && !state.failure.notice().empty()) {
+      peers_.doorbell->leaveWord({why->code(), state.failure.notice()});
+    }
+    state.failure.end({StatusCode::kAborted, "the group was shut down on " + groupLabel()});
+    state.poll();
+  });
+  driving_.removeFrom(this);
+  peers_.doorbell->leave();
+  // An object that still holds the engine, say a compiled op in Python, must not keep the links open: over a wire their end is what shows
+  // the peers that this rank left. They are destroyed outside of the lock, since a farewell may take a moment.
+  const auto closing = driving_.locked([](GroupState& state) { return state.links.close(); });
+}
+
+// A failed group does not end at once while some peers are not joined: a peer that comes to the operation a moment later must get the
+// reason of the failure, and not only see that this rank left.
+void Engine::stayForLatePeers() {
+  const Deadline begin = Clock::now();
+  const auto mayLeave = [&](GroupState& state) {
+    const bool areAllNotified = state.links.isJoinedToAll() && !state.failure.hasNotices();
+    if (!state.links.joinsLate() || !state.operations.failure().has_value() || state.failure.notice().empty() || areAllNotified) {
+      return true;
+    }
+    // Peers under way are alive, and only have not come so far.
+    if (Clock::now() >= begin + (state.links.isAnyUnderWay() ? kStaysForKnown : kStaysFor)) {
+      return true;
+    }
+    state.poll();
     return false;
+  };
+  while (!driving_.locked(mayLeave)) {
+    std::this_thread::sleep_for(kStayNap);
   }
-  bool progress = false;
-  for (const auto& wire : peers_.wires) {
-    progress |= wire->poll();
-  }
-  if (peers_.late != nullptr) {
-    progress |= takeLateLinks();
-  }
-  for (const Rank peer : joined_) {
-    if (!connection(peer).peek(Lane::kControl).empty()) {
-      drainControl(peer);
-      progress = true;
-    }
-  }
-  if (hasNotices_) {
-    flushFailNotices();
-  }
-  if (oneSided_->isOwing()) {
-    progress |= oneSided_->pay();
-  }
-  return operations_.step() || progress;
-}
-
-void Engine::begin(Activity& activity) {
-  mutex_.assertHeld();
-  operations_.begin(activity);
-}
-
-void Engine::finish(Activity& activity, Status status) {
-  mutex_.assertHeld();
-  operations_.finish(activity, std::move(status));
 }
 
 }  // namespace shardwire::internal

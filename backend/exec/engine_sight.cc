@@ -1,5 +1,5 @@
-// What a group looks like from this rank, for people. Who asks is a thread of its own, which must disturb nobody: it tries the lock for a
-// moment, and where that is held (a long copy) it tells what the flight recorder knows, which has a lock that is held for nanoseconds.
+// What a group looks like from this rank, for people. The thread that asks must disturb no other: it tries the lock for a moment, and while
+// another thread holds the lock (a long copy) it reports what the flight recorder knows, which has a lock that is held for nanoseconds.
 #include <fmt/format.h>
 
 #include <thread>
@@ -19,7 +19,7 @@ std::string withoutRank(const std::string& text) {
   return colon == std::string::npos ? text : text.substr(colon + 2);
 }
 
-// From what was recorded: whom it waits for is not known.
+// From the flight recorder, which does not know for which ranks an operation waits.
 void lookAtRecord(GroupSight& sight) {
   const auto now = Clock::now();
   for (const RecordedOp& op : sight.latest) {
@@ -30,10 +30,61 @@ void lookAtRecord(GroupSight& sight) {
   }
 }
 
+void lookAtPeers(const GroupState& state, GroupSight& sight) {
+  for (PeerSight& peer : sight.peers) {
+    const EdgeBytes& traffic = state.operations.traffic(peer.rank);
+    peer.sentBytes = traffic.sends;
+    peer.receivedBytes = traffic.receives;
+    peer.gone = state.links.isGone(peer.rank) ? state.links.whyGone(peer.rank).message() : std::string();
+    if (!state.links.isClosed() && peer.rank != sight.rank) {
+      peer.transport = withoutRank(state.context.connection(peer.rank).describe());
+    }
+  }
+}
+
+OperationSight sightOf(const GroupState& state, const Activity& activity) {
+  const auto since = activity.started == Clock::time_point{} ? Duration(0) : Duration(Clock::now() - activity.started);
+  OperationSight seen{activity.call, *activity.description, since, activity.timeout, {}, {}};
+  if (state.links.isClosed()) {
+    return seen;
+  }
+  std::vector<Rank> needed;
+  for (Rank peer = 0; peer < state.context.worldSize; ++peer) {
+    if (peer == state.context.rank) {
+      continue;
+    }
+    if (activity.misses(peer)) {
+      seen.waitsFor.push_back(peer);
+    } else if (activity.needs(peer)) {
+      needed.push_back(peer);
+    }
+  }
+  if (seen.waitsFor.empty()) {
+    seen.waitsFor = std::move(needed);
+  }
+  seen.why = activity.waitingFor();
+  return seen;
+}
+
+void lookAtState(const GroupState& state, GroupSight& sight) {
+  const Operations& operations = state.operations;
+  sight.failure = operations.failure().has_value() ? operations.failure()->message() : std::string();
+  sight.sequence = operations.numCalls();
+  sight.timeout = operations.timeout();
+  sight.lastCall = operations.describeLatest();
+  lookAtPeers(state, sight);
+  for (const auto& activity : operations.inFlight()) {
+    const bool isLaterPart = !sight.inFlight.empty() && activity->call != 0 && activity->call == sight.inFlight.back().seq;
+    if (!isLaterPart) {
+      sight.inFlight.push_back(sightOf(state, *activity));
+    }
+  }
+}
+
 }  // namespace
 
 GroupSight Engine::sight(Duration patience) {
-  GroupSight sight{.id = peers_.groupId, .name = groupName_, .rank = rank_, .worldSize = worldSize_};
+  GroupSight sight{.id = peers_.groupId, .name = facts_.name, .rank = facts_.rank, .worldSize = facts_.worldSize};
   sight.globalRanks = globalRanks();
   sight.age = Clock::now() - madeAt_;
   sight.isRecorded = recorder_.isOn();
@@ -42,7 +93,7 @@ GroupSight Engine::sight(Duration patience) {
     sight.peers.push_back({.rank = static_cast<Rank>(peer), .host = peers_.names[peer].host, .pid = peers_.names[peer].pid});
   }
   const Deadline until = Clock::now() + patience;
-  while (!mutex_.tryLock()) {
+  while (!driving_.tryLocked([&](const GroupState& state) { lookAtState(state, sight); })) {
     if (Clock::now() >= until) {
       sight.isBusy = true;
       lookAtRecord(sight);
@@ -50,53 +101,7 @@ GroupSight Engine::sight(Duration patience) {
     }
     std::this_thread::sleep_for(kTryEvery);
   }
-  const MutexLock lock(mutex_, std::adopt_lock);
-  sight.failure = operations_.failure().has_value() ? operations_.failure()->message() : std::string();
-  sight.sequence = operations_.numCalls();
-  sight.timeout = operations_.timeout();
-  sight.lastCall = operations_.describeLatest();
-  lookAtPeers(sight);
-  lookAtOperations(sight);
   return sight;
-}
-
-void Engine::lookAtPeers(GroupSight& sight) const {
-  for (PeerSight& peer : sight.peers) {
-    const auto p = static_cast<std::size_t>(peer.rank);
-    peer.sentBytes = operations_.traffic(peer.rank).sends;
-    peer.receivedBytes = operations_.traffic(peer.rank).receives;
-    peer.gone = peerDown_[p].isOk() ? std::string() : peerDown_[p].message();
-    if (!isClosed_ && peer.rank != rank_) {
-      peer.transport = withoutRank(connection(peer.rank).describe());
-    }
-  }
-}
-
-void Engine::lookAtOperations(GroupSight& sight) const {
-  const auto now = Clock::now();
-  for (const auto& activity : operations_.inFlight()) {
-    const auto since = activity->started == Clock::time_point{} ? Duration(0) : Duration(now - activity->started);
-    if (!sight.inFlight.empty() && activity->call != 0 && activity->call == sight.inFlight.back().seq) {
-      continue;  // a later part of the same call
-    }
-    OperationSight seen{activity->call, *activity->description, since, activity->timeout, {}, {}};
-    std::vector<Rank> needed;
-    for (Rank peer = 0; peer < worldSize_ && !isClosed_; ++peer) {
-      if (peer == rank_) {
-        continue;
-      }
-      if (activity->misses(peer)) {
-        seen.waitsFor.push_back(peer);
-      } else if (activity->needs(peer)) {
-        needed.push_back(peer);
-      }
-    }
-    if (seen.waitsFor.empty()) {
-      seen.waitsFor = std::move(needed);
-    }
-    seen.why = isClosed_ ? std::string() : activity->waitingFor();
-    sight.inFlight.push_back(std::move(seen));
-  }
 }
 
 std::vector<std::int64_t> Engine::globalRanks() const {
@@ -105,7 +110,7 @@ std::vector<std::int64_t> Engine::globalRanks() const {
 }
 
 void Engine::setGlobalRanks(std::vector<std::int64_t> ranks) {
-  SW_CHECK(ranks.size() == static_cast<std::size_t>(worldSize_));
+  SW_CHECK(ranks.size() == static_cast<std::size_t>(facts_.worldSize));
   const MutexLock lock(ranksMutex_);
   globalRanks_ = std::move(ranks);
 }

@@ -123,7 +123,7 @@ struct DesyncFrame {
   bool isSound(Payload) const { return wantsAnswer <= 1; }
 };
 
-// ---- control lane, of ranks that wait for long: see engine_questions.cc
+// ---- control lane, of ranks that wait for long: see questions.cc
 
 // The sender waits in this operation (seq 0: in a send or recv), which moves so many bytes between the two.
 struct AskFrame {

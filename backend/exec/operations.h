@@ -25,8 +25,6 @@ std::string labelOf(const Activity& activity);
 class Operations {
  public:
   Operations(RunContext& context, OpRecorder& recorder, Duration timeout);
-  Operations(const Operations&) = delete;
-  Operations& operator=(const Operations&) = delete;
 
   // ---- Starting. A collective is numbered, taken and recorded, in this order; a message is only taken and recorded.
   std::uint64_t nextCall() { return ++calls_; }

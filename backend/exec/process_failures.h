@@ -1,5 +1,5 @@
 // Which groups of this process failed because a rank died or left. A process that failed in one group often comes to no other any more; the
-// peers of its other groups are told why (Engine::tellAdvice). Process-wide by nature. Thread-safe; calls `changed` under no lock of its
+// peers of its other groups are told why (Questions::sendAdvice). Process-wide by nature. Thread-safe; calls `changed` under no lock of its
 // own.
 #pragma once
 

@@ -14,11 +14,11 @@ namespace {
 // Another thread tells of a failure beside while this one ends the group: what is left of the connections leaves by the wires.
 TEST_F(EngineTest, PollsNoWireOnceItsGroupIsClosed) {
   const int before = polls_;
-  engine_->hearOfFailure();
+  engine_->onProcessFailure();
   EXPECT_GT(polls_, before);
   engine_->shutdown();
   const int atTheEnd = polls_;
-  engine_->hearOfFailure();
+  engine_->onProcessFailure();
   EXPECT_EQ(polls_, atTheEnd);
 }
 

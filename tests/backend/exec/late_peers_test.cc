@@ -81,7 +81,7 @@ TEST(LatePeers, AreNotLookedAtWhileAnotherIsWaitedFor) {
   const auto recv = std::make_shared<PointRecv>(1, 3, bytes);
   recv->description = std::make_shared<const std::string>("recv");
   ASSERT_TRUE(engine->submitPoint(recv, [&](PointToPoint& points) { points.start(recv); }).isOk());
-  // Long enough for the questions of engine_questions.cc.
+  // Long enough for the questions of questions.cc.
   EXPECT_EQ(recv->wait(Clock::now() + std::chrono::milliseconds(300)).code(), StatusCode::kTimeout);
   EXPECT_GT(polls, 0);
   EXPECT_EQ(looks, 0);

@@ -1,0 +1,257 @@
+// A caller that waits drives: it takes the lock, polls once, releases the lock, and spins for a while before it sleeps on the doorbell.
+// Where no caller waits, the progress thread does the same without spinning. A call that starts a short operation polls a few times itself
+// before it returns, without a look at the clock, since most such operations end by then. What completes under the lock leaves it first
+// (takeCompletions), and only then its callbacks run (flush), since callbacks and destructors of tensors may come back here. A callback may
+// also wait for another operation without driving; so the thread that drives hands this over before it runs callbacks: a caller to the
+// progress thread, the progress thread to a follower (ProgressThread).
+#include "backend/exec/driving.h"
+
+#include <sched.h>
+
+#include <algorithm>
+#include <thread>
+
+#include "backend/base/relax.h"
+#include "backend/exec/slow_checks.h"
+
+namespace shardwire::internal {
+
+namespace {
+
+// Between two looks at the clock while spinning: about half a microsecond.
+constexpr int kPollsWithoutClock = 8;
+// A waiter that has spun for so long offers its core to others between polls.
+constexpr Duration kYieldAfter = std::chrono::microseconds(3);
+// Longest sleep of the progress thread of a group with nothing in flight.
+constexpr Duration kIdleSleep = std::chrono::milliseconds(100);
+
+// Whether the machine has a core for each of them. The cores that this thread may use are asked for first: it costs little, and only where
+// they are too few (a bound rank has one) the others of the machine are counted, for which the C library reads a file.
+bool hasCores(int ranks) {
+  cpu_set_t own;
+  return (::sched_getaffinity(0, sizeof own, &own) == 0 && CPU_COUNT(&own) >= ranks) ||
+         ranks <= static_cast<int>(std::thread::hardware_concurrency());
+}
+
+// A buffer per thread, so that completing allocates nothing; taken away while in use, since callbacks may come back here.
+thread_local std::vector<Activity::Completion> spareCompletions;
+
+}  // namespace
+
+Driving::Driving(Peers& peers, const GroupFacts& facts, OpRecorder& recorder, FailureCallback& callback)
+    : peers_(peers),
+      failureCallback_(callback),
+      progress_(ProgressThread::of(peers.doorbell->progressBell())),
+      state_(peers, facts, recorder, callback, hasWork_) {
+  // With a core for every rank a hand-off is 0.2 us when both spin and 5 us when one sleeps. Without, a spinner that offers its core after
+  // every few looks hands over in 1 us, which is still less than sleeping.
+  const auto onThisHost = peers.hosts.empty() ? 1 : std::ranges::count(peers.hosts, peers.hosts[static_cast<std::size_t>(facts.rank)]);
+  const bool crowded = !hasCores(static_cast<int>(onThisHost));
+  spin_ = facts.options.spin.count() >= 0 ? facts.options.spin : std::chrono::microseconds(200);
+  yieldAfter_ = crowded ? Duration(0) : kYieldAfter;
+  maxInlineSpin_ = crowded ? std::min<Duration>(spin_, std::chrono::microseconds(2)) : spin_;
+}
+
+void Driving::spinFor(const Activity& last, Duration spinLimit) {
+  const Duration spinInline = std::min(spinLimit, maxInlineSpin_);
+  const bool spins = spinInline > Duration::zero();
+  for (int i = 0; spins && i < kPollsWithoutClock && !last.isDone(); ++i) {
+    if (!state_.poll()) {
+      relax();
+    }
+  }
+  if (state_.operations.inFlight().empty()) {
+    return;
+  }
+  const auto started = state_.operations.startClocks();
+  const auto until = started + spinInline;
+  for (auto now = started; spins && !last.isDone() && now < until; now = Clock::now()) {
+    if (now - started >= yieldAfter_) {
+      if (!mayYield(now)) {
+        return;
+      }
+      yieldCore(now);
+    }
+    for (int i = 0; i < kPollsWithoutClock && !last.isDone(); ++i) {
+      if (!state_.poll()) {
+        relax();
+      }
+    }
+  }
+}
+
+// Ends a caller's turn at driving. If operations are in flight and no thread waits for them, from here on a peer's frame wakes the progress
+// thread, or another caller that is asleep. The poll takes the frames that came before arming.
+void Driving::stopDriving() {
+  drivers_.fetch_sub(1, std::memory_order_seq_cst);
+  if (!state_.operations.inFlight().empty() || state_.oneSided.isServing()) {
+    peers_.doorbell->arm(Wakes::kAll);
+    if (state_.poll() && !state_.operations.inFlight().empty()) {
+      wakeProgress();  // there may be more to do that waits for no peer, such as the rest of a long read: no peer rings for that
+    }
+  }
+}
+
+void Driving::takeThem(Completions* done) {
+  done->hasFailure = state_.failure.takeCallbackDue();
+  done->spare = &spareCompletions;
+  done->list.swap(spareCompletions);
+  done->list.swap(state_.operations.completions());
+}
+
+bool Driving::flushThem(Completions* done, Duty duty) {
+  if (done->hasFailure) {
+    failureCallback_.run();
+  }
+  if (sleepers_.load(std::memory_order_seq_cst) > 0) {
+    peers_.doorbell->ringSelf();
+  }
+  // A callback may wait for another operation in a way that drives nothing: the thread that drives hands that over first.
+  const bool handOver = duty != Duty::kNone && std::any_of(done->list.begin(), done->list.end(),
+                                                           [](const auto& completion) { return completion.activity->hasCallbacks(); });
+  std::uint64_t turn = 0;
+  if (handOver) {
+    stepAside(duty, &turn);
+  }
+  for (auto& completion : done->list) {
+    completion.activity->runCallbacks(completion.status);
+  }
+  done->list.clear();
+  done->list.swap(*done->spare);
+  return !handOver || stepBack(duty, turn);
+}
+
+bool Driving::drive(Activity& activity, Deadline until, Patience& patience) {
+  drivers_.fetch_add(1, std::memory_order_seq_cst);
+  peers_.doorbell->disarm();
+  auto lastSlow = patience.now();
+  while (!activity.isDone()) {
+    Completions done;
+    // By the clock, and not by the number of polls: beside other programs a poll may take as long as their slices.
+    const bool looksSlow = patience.now() - lastSlow >= kSlowCheckEvery;
+    if (looksSlow) {
+      lastSlow = patience.now();
+    }
+    const bool progress = pollOrNot(looksSlow, &done);
+    flush(&done, Duty::kCaller);
+    if (progress) {
+      patience.moved();
+    } else if (!patience.spins() && patience.now() < until) {
+      sleepOnBell(activity, until, patience);
+    }
+    if (patience.now() >= until) {
+      break;
+    }
+  }
+  Completions done;
+  {
+    const MutexLock lock(mutex_);
+    stopDriving();
+    takeCompletions(&done);
+  }
+  flush(&done);
+  return activity.isDone();
+}
+
+// The caller has spun for long enough: it arms the bell, polls once more, and sleeps.
+void Driving::sleepOnBell(const Activity& activity, Deadline until, Patience& patience) {
+  Completions done;
+  sleepers_.fetch_add(1, std::memory_order_seq_cst);
+  std::uint32_t ticket = 0;
+  bool sleeps = false;
+  Deadline soonest = until;
+  {
+    const MutexLock lock(mutex_);
+    ticket = peers_.doorbell->arm(Wakes::kSleepers);
+    const bool progress = state_.poll();
+    checkSlow(state_, !progress);
+    sleeps = !progress && state_.operations.completions().empty() && !activity.isDone() && !state_.operations.failure().has_value();
+    soonest = std::min({until, activity.deadline, patience.now() + kMaxSleep});
+    takeCompletions(&done);
+  }
+  flush(&done, Duty::kCaller);
+  if (sleeps) {
+    peers_.doorbell->sleep(ticket, soonest);
+    patience.sleptInVain();  // unless the next poll moves something
+  } else {
+    patience.moved();
+  }
+  sleepers_.fetch_sub(1, std::memory_order_seq_cst);
+}
+
+bool Driving::pollOrNot(bool looksSlow, Completions* done) {
+  if (!mutex_.tryLock()) {
+    return false;
+  }
+  const MutexLock lock(mutex_, std::adopt_lock);
+  const bool progress = state_.poll();
+  if (looksSlow) {
+    checkSlow(state_, !progress);
+  }
+  takeCompletions(done);
+  return progress;
+}
+
+void Driving::help() {
+  Completions done;
+  pollOrNot(false, &done);
+  flush(&done);
+}
+
+void Driving::stepAside(Duty duty, std::uint64_t* turn) {
+  if (duty == Duty::kCaller) {
+    drivers_.fetch_sub(1, std::memory_order_seq_cst);
+    progress_->ring();
+    return;
+  }
+  progress_->enterCallbacks(turn);
+}
+
+bool Driving::stepBack(Duty duty, std::uint64_t turn) {
+  if (duty == Duty::kCaller) {
+    drivers_.fetch_add(1, std::memory_order_seq_cst);
+    return true;
+  }
+  return progress_->leaveCallbacks(turn);
+}
+
+Progressed::Look Driving::lookAsLeader() {
+  const auto now = Clock::now();
+  const Duration idleSleep = std::min<Duration>(kIdleSleep, peers_.doorbell->longestNap());
+  if (drivers_.load(std::memory_order_seq_cst) > 0) {
+    return {.nextLook = now + idleSleep};
+  }
+  if (const auto next = nextIdleLook_.load(std::memory_order_relaxed);
+      now < next && !hasWork_.load(std::memory_order_seq_cst) && (peers_.late == nullptr || !peers_.late->hasNews())) {
+    return {.nextLook = next};
+  }
+  Completions done;
+  bool progress = false;
+  bool idle = false;
+  {
+    const MutexLock lock(mutex_);
+    if (state_.isBusy()) {
+      peers_.doorbell->arm(Wakes::kProgress);
+    }
+    // A group with nothing in flight is looked at now and then: peers may ask what this rank does, or report a failure.
+    progress = state_.poll();
+    checkSlow(state_, !progress);
+    idle = !state_.isBusy();
+    progress = progress && !idle && !state_.operations.failure().has_value();  // a failed group sleeps
+    hasWork_.store(!idle, std::memory_order_seq_cst);
+    nextIdleLook_.store(now + idleSleep, std::memory_order_relaxed);
+    takeCompletions(&done);
+  }
+  if (!flush(&done, Duty::kProgressThread)) {
+    return {.lostLead = true};
+  }
+  idle = idle && !hasWork_.load(std::memory_order_seq_cst);  // a callback may have called an operation
+  return {.moved = progress, .nextLook = Clock::now() + (idle ? idleSleep : std::min<Duration>(kMaxSleep, idleSleep))};
+}
+
+void Driving::wakeProgress() {
+  hasWork_.store(true, std::memory_order_seq_cst);
+  progress_->ring();
+}
+
+}  // namespace shardwire::internal

@@ -1,0 +1,145 @@
+// Who moves the operations of a group along: a caller that waits, or else the process's progress thread. Holds the group's lock and all
+// that the lock guards, and hands out what completed, whose callbacks run outside of the lock. Any thread.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "backend/base/mutex.h"
+#include "backend/base/patience.h"
+#include "backend/exec/failure_callback.h"
+#include "backend/exec/group_state.h"
+#include "backend/exec/progress_thread.h"
+
+namespace shardwire::internal {
+
+class Driving {
+ public:
+  Driving(Peers& peers, const GroupFacts& facts, OpRecorder& recorder, FailureCallback& callback);
+  Driving(const Driving&) = delete;
+  Driving& operator=(const Driving&) = delete;
+
+  // Returns action(state), under the lock. `action` must not wait, and nothing completes by it.
+  template <typename Action>
+  auto locked(Action&& action) {
+    const MutexLock lock(mutex_);
+    return action(state_);
+  }
+  template <typename Action>
+  auto locked(Action&& action) const {
+    const MutexLock lock(mutex_);
+    return action(state_);
+  }
+  // False, without a call, while another thread has the lock.
+  template <typename Action>
+  bool tryLocked(Action&& action) {
+    if (!mutex_.tryLock()) {
+      return false;
+    }
+    const MutexLock lock(mutex_, std::adopt_lock);
+    action(state_);
+    return true;
+  }
+  // As locked(), and runs the callbacks of what completed by it.
+  template <typename Action>
+  void act(Action&& action) {
+    Completions done;
+    {
+      const MutexLock lock(mutex_);
+      action(state_);
+      takeCompletions(&done);
+    }
+    flush(&done);
+  }
+  // Starts operations by begin(state), unless the group has failed. Polls until `last` is done, for `spinInline` at most; once, where it is
+  // null.
+  template <typename Begin>
+  Status start(Begin&& begin, const Activity* last, Duration spinInline) {
+    Completions done;
+    {
+      const MutexLock lock(mutex_);
+      if (state_.operations.failure().has_value()) {
+        return *state_.operations.failure();
+      }
+      // A driver from here on: the progress thread must not arm the bell for what is over in a moment, or every frame costs the peer a
+      // wake-up.
+      drivers_.fetch_add(1, std::memory_order_seq_cst);
+      begin(state_);
+      // Mostly the mark is set already, and a store that all threads must see at once is not free. Only a holder of the lock clears it.
+      if (!hasWork_.load(std::memory_order_relaxed)) {
+        hasWork_.store(true, std::memory_order_seq_cst);
+      }
+      state_.poll();
+      if (last != nullptr) {
+        spinFor(*last, spinInline);
+      }
+      stopDriving();
+      takeCompletions(&done);
+    }
+    flush(&done);
+    return Status::ok();
+  }
+
+  // How long a caller waits in vain before it yields, and before it sleeps.
+  Patience newPatience() const { return {spin_, yieldAfter_}; }
+  // Polls until `activity` is done (true) or `until` passes (false).
+  bool drive(Activity& activity, Deadline until, Patience& patience) SW_EXCLUDES(mutex_);
+  // Polls once, unless another thread does.
+  void help();
+
+  void addTo(const std::shared_ptr<Progressed>& group) { progress_->add(group); }
+  void removeFrom(const Progressed* group) { progress_->remove(group); }
+  Progressed::Look lookAsLeader();
+  // The progress thread looks at this group at once, idle or not.
+  void wakeProgress();
+
+ private:
+  // What completed, on its way out of the lock; flush() empties it.
+  struct Completions {
+    std::vector<Activity::Completion> list;
+    std::vector<Activity::Completion>* spare = nullptr;  // the thread's, where the emptied list goes
+    bool hasFailure = false;                             // the failure callback is due
+  };
+  // What the calling thread is responsible for while it flushes.
+  enum class Duty : unsigned char { kNone, kCaller, kProgressThread };
+
+  void spinFor(const Activity& last, Duration spinInline) SW_REQUIRES(mutex_);
+  void stopDriving() SW_REQUIRES(mutex_);
+  bool pollOrNot(bool looksSlow, Completions* done) SW_EXCLUDES(mutex_);
+  void sleepOnBell(const Activity& activity, Deadline until, Patience& patience) SW_EXCLUDES(mutex_);
+  void takeCompletions(Completions* done) SW_REQUIRES(mutex_) {
+    if (!state_.operations.completions().empty() || state_.failure.isCallbackDue()) {
+      takeThem(done);
+    }
+  }
+  void takeThem(Completions* done) SW_REQUIRES(mutex_);
+  // Runs and destroys them. False when the progress thread lost the lead meanwhile.
+  bool flush(Completions* done, Duty duty = Duty::kNone) SW_EXCLUDES(mutex_) {
+    return (done->list.empty() && !done->hasFailure) || flushThem(done, duty);
+  }
+  bool flushThem(Completions* done, Duty duty) SW_EXCLUDES(mutex_);
+  // Around callbacks: another thread drives meanwhile. stepBack: false when another thread leads by now.
+  void stepAside(Duty duty, std::uint64_t* turn);
+  bool stepBack(Duty duty, std::uint64_t turn);
+
+  Peers& peers_;
+  FailureCallback& failureCallback_;
+  Duration spin_{0};
+  Duration maxInlineSpin_{0};
+  Duration yieldAfter_{0};
+
+  std::atomic<int> drivers_{0};   // threads in drive() or start(): the progress thread leaves the work to them
+  std::atomic<int> sleepers_{0};  // threads in drive() that may be asleep: completions wake them, and only them
+  // For the progress thread: whether it must look at this group before nextIdleLook_. Set with what it is to see, cleared by it.
+  std::atomic<bool> hasWork_{false};
+  std::atomic<Clock::time_point> nextIdleLook_{};
+  const std::shared_ptr<ProgressThread> progress_;  // of this process
+
+  mutable Mutex mutex_;
+  GroupState state_ SW_GUARDED_BY(mutex_);
+};
+
+}  // namespace shardwire::internal

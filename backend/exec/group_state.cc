@@ -1,0 +1,70 @@
+#include "backend/exec/group_state.h"
+
+#include <fmt/format.h>
+
+#include "backend/exec/control_frames.h"
+
+namespace shardwire::internal {
+
+GroupState::GroupState(Peers& peers, const GroupFacts& facts, OpRecorder& recorder, FailureCallback& callback, std::atomic<bool>& hasWork)
+    : context{.host = *this,
+              .rank = facts.rank,
+              .worldSize = facts.worldSize,
+              .label = facts.label,
+              .inlineBytes = facts.options.inlineBytes,
+              .segmentBytes = facts.segmentBytes,
+              .connections = peers.connections,
+              .wires = peers.wires},
+      operations(context, recorder, facts.options.timeout),
+      links(peers, context),
+      points(context),
+      oneSided(context),
+      failure(context, operations, links, oneSided, callback, hasWork),
+      disagreements(context, operations),
+      questions(context, operations, links, facts.options.grace) {}
+
+bool GroupState::poll() {
+  if (links.isClosed()) {
+    return false;
+  }
+  bool progress = false;
+  for (const auto& wire : context.wires) {
+    progress |= wire->poll();
+  }
+  if (links.joinsLate()) {
+    progress |= takeLateLinks();
+  }
+  for (const Rank peer : links.joined()) {
+    if (!context.connection(peer).peek(Lane::kControl).empty()) {
+      drainControl(*this, peer);
+      progress = true;
+    }
+  }
+  if (failure.hasNotices()) {
+    failure.sendNotices();
+  }
+  if (oneSided.isOwing()) {
+    progress |= oneSided.pay();
+  }
+  return operations.step() || progress;
+}
+
+// A peer that is joined late gets what the other peers got before.
+bool GroupState::takeLateLinks() {
+  std::vector<Rank> joined;
+  const bool progress = links.takeLate(&joined);
+  for (const Rank peer : joined) {
+    failure.addNoticeTo(peer);
+    questions.addAdviceTo(peer);
+    const std::size_t theirs = context.connection(peer).maxFrameBytes(Lane::kBulk) - kHeadBytes<StagedFrame>;
+    if (theirs < context.segmentBytes) {
+      failure.fail({StatusCode::kMismatch,
+                    fmt::format("rank {} has shorter rings than rank {} ({} and {} bytes at most at once): SHARDWIRE_RING_BYTES "
+                                "must be the same on all ranks",
+                                peer, context.rank, theirs, context.segmentBytes)});
+    }
+  }
+  return progress;
+}
+
+}  // namespace shardwire::internal

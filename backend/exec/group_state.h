@@ -1,0 +1,62 @@
+// All of a group that its lock guards, in parts of which each does one thing; here is only what goes over several of them. Driving owns it
+// beside the lock, and shows it to others under the lock alone.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <string>
+
+#include "backend/bootstrap/connect.h"
+#include "backend/exec/disagreements.h"
+#include "backend/exec/failure_callback.h"
+#include "backend/exec/group_failure.h"
+#include "backend/exec/one_sided.h"
+#include "backend/exec/operations.h"
+#include "backend/exec/peer_links.h"
+#include "backend/exec/point_to_point.h"
+#include "backend/exec/questions.h"
+#include "backend/exec/run_context.h"
+#include "shardwire/options.h"
+
+namespace shardwire::internal {
+
+// What never changes while the group lives.
+struct GroupFacts {
+  Rank rank = 0;
+  int worldSize = 1;
+  Options options;
+  std::string name;
+  std::string label;             // RunContext::label
+  std::size_t segmentBytes = 0;  // RunContext::segmentBytes
+};
+
+struct GroupState final : private RunHost {
+  // `hasWork` is set when the progress thread has to look at the group.
+  GroupState(Peers& peers, const GroupFacts& facts, OpRecorder& recorder, FailureCallback& callback, std::atomic<bool>& hasWork);
+
+  // Takes frames, first those of wires, and then steps the operations. True when anything moved.
+  bool poll();
+  // Peers ask for something at any time, or there is something to send.
+  bool isBusy() const { return !operations.inFlight().empty() || failure.hasNotices() || oneSided.isServing(); }
+
+  RunContext context;
+  Operations operations;
+  PeerLinks links;
+  PointToPoint points;
+  OneSided oneSided;
+  GroupFailure failure;
+  Disagreements disagreements;
+  Questions questions;
+  Clock::time_point lastSlowCheck{};
+
+ private:
+  bool takeLateLinks();
+  // RunHost
+  void fail(Status why) override { failure.fail(std::move(why)); }
+  void desync(Rank peer, std::uint64_t seq) override { disagreements.ask(peer, seq); }
+  bool refuseStale(Rank peer) override { return disagreements.refuseStale(peer); }
+  void finish(Activity& activity, Status status) override { operations.finish(activity, std::move(status)); }
+  void begin(Activity& activity) override { operations.begin(activity); }
+};
+
+}  // namespace shardwire::internal

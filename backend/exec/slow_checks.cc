@@ -1,0 +1,115 @@
+// A peer that is gone fails the group only when an operation needs it, and not before one more poll took what the peer sent last: perhaps
+// the reason why it left. An operation that reaches its deadline fails the group, too, since a peer may be writing to its tensors. Two
+// kinds end alone and leave the group usable: an operation that has touched no tensor (compileOp), and a message that may lapse. Shortly
+// before a deadline the peers are asked what they do (Questions); the error of the timeout contains their answers, and what is known of
+// peers that are not joined.
+#include "backend/exec/slow_checks.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <iterator>
+#include <string>
+#include <utility>
+
+#include "backend/base/log.h"
+
+namespace shardwire::internal {
+
+namespace {
+
+constexpr Duration kStillWaitingAfter = std::chrono::seconds(2);
+constexpr Duration kForEver = std::chrono::hours(24 * 365);
+
+std::string seconds(Duration duration) {
+  return fmt::format("{:.3g} s", std::chrono::duration<double>(duration).count());
+}
+
+// The other peers get the cause: this rank may soon leave because of it, and then their errors must name that peer, and not this rank.
+void failIfGoneIsNeeded(GroupState& group, Clock::time_point now) {
+  std::vector<Rank> gone;
+  std::ranges::copy_if(group.links.gone(), std::back_inserter(gone),
+                       [&](Rank peer) { return group.operations.oldestThatNeeds(peer) != nullptr; });
+  if (!gone.empty() && !group.links.mayLearnMore(group.operations.inFlight(), now)) {
+    group.failure.fail(goneError(group, gone));
+  }
+}
+
+void expire(GroupState& group, const std::shared_ptr<Activity>& activity) {
+  const Status cause(StatusCode::kTimeout,
+                     fmt::format("reached its timeout of {}: {}{}{}", seconds(activity->timeout), activity->waitingFor(),
+                                 group.links.whyMissing(*activity), group.questions.answersAbout(*activity)));
+  if (activity->outlivesTimeout()) {
+    activity->deadline = Clock::now() + kForEver;
+    return;
+  }
+  if (!activity->cancellable()) {
+    const Status failure = group.operations.failureOf(*activity, cause);
+    Status others(StatusCode::kTimeout, fmt::format("{} {}", labelOf(*activity), cause.message()));
+    group.failure.stopFetches();
+    group.operations.finish(*activity, failure);
+    group.failure.fail(std::move(others));
+    return;
+  }
+  activity->giveUp();
+  Status failure(StatusCode::kTimeout, fmt::format("{} {}", *activity->description, cause.message()));
+  if (activity->ordered()) {
+    group.operations.noteGivenUp(activity->tag(), group.context.rank, cause.message());
+    for (const Rank peer : group.links.joined()) {
+      // A full control lane would mean that the peer reads nothing at all; then it learns of this by its own timeout.
+      (void)group.context.sendText(peer, CancelFrame{{activity->seq, activity->fingerprint}}, cause.message());
+    }
+    group.failure.count(StatusCode::kTimeout);
+  }
+  group.operations.finish(*activity, std::move(failure));
+}
+
+}  // namespace
+
+void checkSlow(GroupState& group, bool quiet) {
+  const auto now = Clock::now();
+  if (group.links.isClosed() || now - group.lastSlowCheck < kSlowCheckEvery) {
+    return;
+  }
+  group.lastSlowCheck = now;
+  if (!group.operations.failure().has_value()) {
+    if (const Rank peer = group.links.nextGone(); peer >= 0) {
+      group.oneSided.gone(peer);
+      return;
+    }
+    if (quiet) {
+      failIfGoneIsNeeded(group, now);
+    }
+  }
+  if (!group.operations.failure().has_value() && quiet) {
+    group.questions.look(now);
+  }
+  const auto& inFlight = group.operations.inFlight();
+  for (std::size_t i = 0; i < inFlight.size() && !group.operations.failure().has_value(); ++i) {
+    group.questions.askBeforeExpiry(*inFlight[i], now);
+    if (now >= inFlight[i]->deadline) {
+      expire(group, inFlight[i]);
+      return;
+    }
+    const Duration waited = now - inFlight[i]->started;
+    if (waited >= kStillWaitingAfter && waited < kStillWaitingAfter + 2 * kMaxSleep) {
+      logInfo("{}: {} has waited for 2 s: {}", group.context.label, labelOf(*inFlight[i]), inFlight[i]->waitingFor());
+    }
+  }
+}
+
+// With the reasons of all that are gone, as far as these differ: some peers leave because of others.
+Status goneError(const GroupState& group, const std::vector<Rank>& gone) {
+  std::string text;
+  for (const Rank peer : gone) {
+    const std::string& why = group.links.whyGone(peer).message();
+    if (text.find(why) == std::string::npos) {
+      const std::string& advice = group.questions.adviceOf(peer);
+      text += fmt::format("{}{}{}", text.empty() ? "" : "; ", why,
+                          advice.empty() ? "" : fmt::format(", after another group of its process had failed ({})", advice));
+    }
+  }
+  return {group.links.whyGone(gone.front()).code(), std::move(text)};
+}
+
+}  // namespace shardwire::internal
