@@ -12,6 +12,7 @@
 #include "backend/bootstrap/late_wires.h"
 #include "backend/bootstrap/lookout.h"
 #include "backend/bootstrap/read_addresses.h"
+#include "backend/bootstrap/roster.h"
 #include "backend/bootstrap/store_rounds.h"
 #include "backend/bootstrap/summary.h"
 #include "backend/transport/shm/shm_doorbell.h"
@@ -20,11 +21,6 @@
 #include "backend/transport/wire_doorbell.h"
 
 namespace shardwire::internal {
-
-Status lateError(const Gathering& group, const std::string& what, const std::vector<Rank>& ranks) {
-  const std::chrono::duration<double> waited = Clock::now() - group.start;
-  return {StatusCode::kTimeout, fmt::format("{} {} within {:.3g} s", rankList(ranks), what, waited.count())};
-}
 
 namespace {
 

@@ -9,8 +9,8 @@
 
 #include "backend/bootstrap/address.h"
 #include "backend/bootstrap/check_addresses.h"
-#include "backend/bootstrap/connect.h"
 #include "backend/bootstrap/own_ends.h"
+#include "backend/bootstrap/peers.h"
 #include "backend/bootstrap/store_attempts.h"
 #include "shardwire/store.h"
 

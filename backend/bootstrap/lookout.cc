@@ -2,7 +2,7 @@
 
 #include <fmt/format.h>
 
-#include "backend/bootstrap/read_addresses.h"
+#include "backend/bootstrap/roster.h"
 #include "backend/transport/shm/shm_fabric.h"
 
 namespace shardwire::internal {

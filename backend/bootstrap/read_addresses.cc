@@ -11,7 +11,7 @@
 #include <optional>
 #include <utility>
 
-#include "backend/base/wire.h"
+#include "backend/bootstrap/roster.h"
 
 namespace shardwire::internal {
 namespace {
@@ -24,30 +24,6 @@ constexpr Duration kShortestPauseOfFew = std::chrono::microseconds(100);
 constexpr Duration kLongestPauseAtFirst = std::chrono::milliseconds(20);
 constexpr Duration kLongestPause = std::chrono::milliseconds(100);
 constexpr Duration kAtFirst = std::chrono::seconds(1);
-
-// Up to here every rank asks for every address.
-constexpr int kFewRanks = 4;
-constexpr const char* kRosterKey = "shardwire/roster";
-constexpr std::size_t kMaxAddressBytes = std::size_t{64} << 10;
-
-// What the store has at a key now, if anything.
-Result<std::optional<std::string>> ask(Gathering& group, const std::string& key) {
-  auto bytes = group.store.get(key, Clock::now());  // a deadline that has passed means to look once
-  if (bytes.isOk()) {
-    return std::optional(std::move(*bytes));
-  }
-  if (bytes.status().code() == StatusCode::kTimeout) {
-    return std::optional<std::string>();
-  }
-  group.storeFailed = true;
-  return bytes.status();
-}
-
-Status put(Gathering& group, const std::string& key, std::string_view value) {
-  Status done = group.store.set(key, value);
-  group.storeFailed |= !done.isOk();
-  return done;
-}
 
 // What the store, or the roster, says of a rank.
 Status takeAddress(Gathering& group, Rank rank, const std::string& bytes) {
@@ -67,7 +43,7 @@ Status takeAddress(Gathering& group, Rank rank, const std::string& bytes) {
 
 // False: it is not there yet.
 Result<bool> readAddress(Gathering& group, Rank rank) {
-  const auto bytes = ask(group, addressKey(rank));
+  const auto bytes = askStore(group, addressKey(rank));
   SW_RETURN_IF_ERROR(bytes.status());
   if (!bytes->has_value()) {
     return false;
@@ -106,10 +82,12 @@ Status absentError(Gathering& group, Rank awaited) {
   }
   std::sort(absent.begin(), absent.end());
   if (!absent.empty() && group.round > 0) {
-    return lateError(group,
-                     fmt::format("did not arrive for group {} of this store (who did not make those before it cannot: use another store)",
-                                 group.round + 1),
-                     absent);
+    return lateError(
+        group,
+        fmt::format(
+            "did not join group {} of this store. A process that took no part in the groups before it cannot join it: use a new store",
+            group.round + 1),
+        absent);
   }
   return absent.empty()
              ? lateError(group, fmt::format("arrived, but wrote no list of ranks in which this process is rank {}", group.rank), {awaited})
@@ -160,29 +138,6 @@ Status readEach(Gathering& group, Lookout& lookout, int most) {
 
 // ---- the roster
 
-Status writeRoster(Gathering& group) {
-  ByteWriter writer;
-  writer.u32(static_cast<std::uint32_t>(group.worldSize));
-  for (const RankAddress& address : group.addresses) {
-    writer.text(encodeAddress(address));
-  }
-  return put(group, kRosterKey, writer.bytes());
-}
-
-// By rank; nothing when this rank, as it is now, is not in it.
-std::optional<std::vector<std::string>> rosterWith(const Gathering& group, const std::string& bytes) {
-  ByteReader reader(bytes);
-  const std::uint32_t size = reader.u32();
-  std::vector<std::string> addresses;
-  for (std::uint32_t i = 0; i < size && size == static_cast<std::uint32_t>(group.worldSize); ++i) {
-    addresses.push_back(reader.text(kMaxAddressBytes));
-  }
-  if (addresses.empty() || !reader.isDone() || addresses[Gathering::index(group.rank)] != group.published) {
-    return std::nullopt;
-  }
-  return addresses;
-}
-
 // False: this rank is not in it.
 Result<bool> takeRoster(Gathering& group, const std::string& bytes) {
   const auto addresses = rosterWith(group, bytes);
@@ -196,7 +151,7 @@ Result<bool> takeRoster(Gathering& group, const std::string& bytes) {
 Status awaitRoster(Gathering& group, Lookout& lookout) {
   Pause pause(group);
   while (true) {
-    const auto bytes = ask(group, kRosterKey);
+    const auto bytes = askStore(group, kRosterKey);
     SW_RETURN_IF_ERROR(bytes.status());
     const auto isTaken = bytes->has_value() ? takeRoster(group, **bytes) : Result<bool>(false);
     SW_RETURN_IF_ERROR(isTaken.status());
@@ -219,27 +174,9 @@ Status publishAddress(Gathering& group) {
   const Status prepared = group.own.prepare(group.rank, group.worldSize, *group.peers.options);
   if (group.worldSize > 1) {
     group.published = encodeAddress(group.own.address);  // with what went wrong, for the others
-    SW_RETURN_IF_ERROR(put(group, addressKey(group.rank), group.published));
+    SW_RETURN_IF_ERROR(putStore(group, addressKey(group.rank), group.published));
   }
   return prepared;
-}
-
-bool usesRoster(const Gathering& group) {
-  return group.worldSize > kFewRanks || !group.attempt.isSure;
-}
-
-bool isAllPublished(Gathering& group) {
-  if (usesRoster(group) && group.rank != 0) {
-    const auto bytes = ask(group, kRosterKey);
-    return bytes.isOk() && bytes->has_value() && rosterWith(group, **bytes).has_value();
-  }
-  for (Rank rank = 0; rank < group.worldSize; ++rank) {
-    const auto bytes = ask(group, addressKey(rank));
-    if (!bytes.isOk() || !bytes->has_value()) {
-      return false;
-    }
-  }
-  return true;
 }
 
 Status readAddresses(Gathering& group, Lookout& lookout) {
@@ -261,7 +198,7 @@ Status readAddresses(Gathering& group, Lookout& lookout) {
 }
 
 Status checkStillOwn(Gathering& group) {
-  const auto stored = ask(group, addressKey(group.rank));
+  const auto stored = askStore(group, addressKey(group.rank));
   return stored.isOk() && stored->has_value() ? checkOwnAddress(group.rank, group.own.address, group.published, **stored) : Status::ok();
 }
 

@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "backend/bootstrap/connect.h"
+#include "backend/bootstrap/peers.h"
 #include "shardwire/types.h"
 
 namespace shardwire::internal {

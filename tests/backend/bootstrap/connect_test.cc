@@ -380,7 +380,7 @@ TEST(OneStoreForMany, WhoDoesNotComeAgainIsMissed) {
     if (rank == 0) {
       noteEndOfGroup();
       expectError(connect(store, 0, 2, std::chrono::milliseconds(300)), StatusCode::kTimeout,
-                  {"rank 1 did not arrive for group 2 of this store"});
+                  {"rank 1 did not join group 2 of this store"});
     }
   });
 }
