@@ -10,7 +10,7 @@
 #include <cstring>
 
 #include "backend/bootstrap/connect.h"
-#include "backend/transport/net_socket.h"
+#include "backend/fabric/net_socket.h"
 #include "bench/bench_options.h"
 #include "bench/bench_ranks.h"
 #include "bench/report.h"

@@ -12,8 +12,8 @@
 #include "backend/base/fd.h"
 #include "backend/base/system_error.h"
 #include "backend/base/wire.h"
-#include "backend/transport/interfaces.h"
-#include "backend/transport/shm/unix_socket.h"
+#include "backend/fabric/interfaces.h"
+#include "backend/fabric/unix_socket.h"
 
 namespace shardwire::internal {
 namespace {

@@ -6,10 +6,10 @@
 #include <utility>
 
 #include "backend/bootstrap/check_addresses.h"
-#include "backend/transport/proof.h"
+#include "backend/fabric/proof.h"
+#include "backend/fabric/unix_socket.h"
 #include "backend/transport/shm/shm_fabric.h"
 #include "backend/transport/shm/shm_listener.h"
-#include "backend/transport/shm/unix_socket.h"
 
 namespace shardwire::internal {
 namespace {

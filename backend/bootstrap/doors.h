@@ -14,9 +14,9 @@
 
 #include "backend/base/wait_limit.h"
 #include "backend/bootstrap/address.h"
+#include "backend/fabric/link.h"
+#include "backend/fabric/link_listener.h"
 #include "backend/transport/endpoint.h"
-#include "backend/transport/link.h"
-#include "backend/transport/link_listener.h"
 #include "backend/transport/shm/inbox.h"
 #include "backend/transport/shm/late_wakeup.h"
 #include "shardwire/options.h"

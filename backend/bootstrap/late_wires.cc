@@ -14,7 +14,7 @@
 #include <utility>
 
 #include "backend/base/log.h"
-#include "backend/transport/fd_watches.h"
+#include "backend/fabric/fd_watches.h"
 #include "backend/transport/shm/shm_fabric.h"
 
 namespace shardwire::internal {

@@ -6,7 +6,7 @@
 #include <algorithm>
 
 #include "backend/base/log.h"
-#include "backend/transport/shm/unix_socket.h"
+#include "backend/fabric/unix_socket.h"
 
 namespace shardwire::internal {
 namespace {

@@ -10,9 +10,9 @@
 
 #include "backend/base/fd.h"
 #include "backend/bootstrap/address.h"
-#include "backend/transport/interfaces.h"
-#include "backend/transport/link.h"
-#include "backend/transport/net_socket.h"
+#include "backend/fabric/interfaces.h"
+#include "backend/fabric/link.h"
+#include "backend/fabric/net_socket.h"
 #include "shardwire/options.h"
 #include "shardwire/status.h"
 

@@ -13,7 +13,7 @@
 #include <string_view>
 #include <vector>
 
-#include "backend/transport/link.h"
+#include "backend/fabric/link.h"
 #include "backend/transport/transport.h"
 #include "shardwire/options.h"
 #include "shardwire/storage_watch.h"

@@ -10,7 +10,7 @@
 #include <memory>
 #include <vector>
 
-#include "backend/transport/fd_watches.h"
+#include "backend/fabric/fd_watches.h"
 #include "backend/transport/transport.h"
 
 namespace shardwire::internal {

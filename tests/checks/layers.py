@@ -13,8 +13,9 @@ CORE = ["include/shardwire"]
 # The bytes of our wire formats: pure, and below everything that writes one.
 WIRE = ["ops/wire"]
 OPS = ["ops/reduce", "ops/boxes", "ops/plan", "ops/collectives"]
-# From the bottom: memory knows no peers, a transport hands the heap's descriptor to a peer, bootstrap makes connections.
-HOW = ["backend/base", "backend/memory", "backend/transport", "backend/bootstrap", "backend/exec"]
+# From the bottom: memory knows no peers; the fabric is what a process has once for all its groups; a transport hands the heap's descriptor
+# to a peer; bootstrap makes connections.
+HOW = ["backend/base", "backend/memory", "backend/fabric", "backend/transport", "backend/bootstrap", "backend/exec"]
 ROOMS = {
     "include/shardwire": [],
     "ops/wire": CORE,
@@ -25,9 +26,10 @@ ROOMS = {
     "ops/collectives": CORE + ["ops/plan"],
     "backend/base": CORE + WIRE,
     "backend/memory": CORE + WIRE + HOW[:1],
-    "backend/transport": CORE + WIRE + HOW[:2],
-    "backend/bootstrap": CORE + WIRE + HOW[:3],
-    "backend/exec": CORE + WIRE + OPS + HOW[:4],
+    "backend/fabric": CORE + WIRE + HOW[:1],
+    "backend/transport": CORE + WIRE + HOW[:3],
+    "backend/bootstrap": CORE + WIRE + HOW[:4],
+    "backend/exec": CORE + WIRE + OPS + HOW[:5],
     # Symmetric memory: on the heap, over the engine's links.
     "backend/symm": CORE + WIRE + OPS + HOW,
     # What people see of a running job: reads the engines, and writes to nobody's memory.
@@ -56,7 +58,7 @@ SEES_TORCH = ("backend/c10d", *PUBLIC_TORCH, "python/csrc", "docs/examples", "te
 OUTSIDE = [
     (re.compile(r"(torch|c10|ATen|caffe2|pybind11)/|Python\.h$"), "torch, pybind11 or Python", lambda path, room: room in SEES_TORCH),
     (re.compile(r"(infiniband|rdma)/"), "an RDMA header", lambda path, room: path.startswith("backend/transport/rdma/")),
-    (re.compile(r"openssl/"), "OpenSSL", lambda path, room: path in ("backend/base/digest.cc", "backend/transport/proof.cc")),
+    (re.compile(r"openssl/"), "OpenSSL", lambda path, room: path in ("backend/base/digest.cc", "backend/fabric/proof.cc")),
     (re.compile(r"mpi\.h$"), "mpi.h", lambda path, room: path.startswith("backend/transport/mpi/") or room == "bench"),
     (
         re.compile(r"(cuda|cuda_runtime|cuda_runtime_api|cuda_fp16|cuda_bf16|nvml|nccl)\.h$|(c10|ATen)/cuda/"),

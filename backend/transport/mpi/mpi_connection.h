@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "backend/transport/link.h"
+#include "backend/fabric/link.h"
 #include "backend/transport/mpi/mpi_fetches.h"
 #include "backend/transport/mpi/mpi_lane.h"
 #include "backend/transport/mpi/mpi_message.h"

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "backend/transport/link.h"
+#include "backend/fabric/link.h"
 #include "backend/transport/rdma/fetch_requester.h"
 #include "backend/transport/rdma/fetch_server.h"
 #include "backend/transport/rdma/frame_lanes.h"

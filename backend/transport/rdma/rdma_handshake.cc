@@ -7,8 +7,8 @@
 #include <utility>
 
 #include "backend/base/wire.h"
+#include "backend/fabric/link_message.h"
 #include "backend/transport/lanes.h"
-#include "backend/transport/link_message.h"
 #include "backend/transport/rdma/rdma_address.h"
 
 namespace shardwire::internal {

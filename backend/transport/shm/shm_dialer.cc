@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "backend/transport/shm/unix_socket.h"
+#include "backend/fabric/unix_socket.h"
 
 namespace shardwire::internal {
 

@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "backend/base/futex.h"
-#include "backend/transport/longest_sleep.h"
+#include "backend/fabric/longest_sleep.h"
 #include "backend/transport/shm/shm_fabric.h"
 
 namespace shardwire::internal {

@@ -14,8 +14,8 @@
 #include "backend/base/futex.h"
 #include "backend/base/per_process.h"
 #include "backend/base/system_error.h"
-#include "backend/transport/longest_sleep.h"
-#include "backend/transport/proof.h"
+#include "backend/fabric/longest_sleep.h"
+#include "backend/fabric/proof.h"
 #include "backend/transport/shm/cross_memory.h"
 
 namespace shardwire::internal {

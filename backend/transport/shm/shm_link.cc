@@ -3,13 +3,13 @@
 #include <fmt/format.h>
 
 #include "backend/base/memfd.h"
-#include "backend/transport/net_socket.h"
-#include "backend/transport/proof.h"
+#include "backend/fabric/net_socket.h"
+#include "backend/fabric/proof.h"
+#include "backend/fabric/unix_socket.h"
 #include "backend/transport/shm/cross_memory.h"
 #include "backend/transport/shm/peer_heap.h"
 #include "backend/transport/shm/shm_arena.h"
 #include "backend/transport/shm/shm_listener.h"
-#include "backend/transport/shm/unix_socket.h"
 
 namespace shardwire::internal {
 

@@ -16,8 +16,8 @@
 #include "backend/base/fd.h"
 #include "backend/base/random_id.h"
 #include "backend/base/wait_limit.h"
+#include "backend/fabric/unix_socket.h"
 #include "backend/transport/shm/shm_message.h"
-#include "backend/transport/shm/unix_socket.h"
 #include "shardwire/status.h"
 
 namespace shardwire::internal {

@@ -4,7 +4,7 @@
 
 #include "backend/base/interrupt.h"
 #include "backend/base/wire.h"
-#include "backend/transport/shm/unix_socket.h"
+#include "backend/fabric/unix_socket.h"
 
 namespace shardwire::internal {
 namespace {

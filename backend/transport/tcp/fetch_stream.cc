@@ -9,7 +9,7 @@
 #include <array>
 
 #include "backend/base/wire.h"
-#include "backend/transport/link_message.h"
+#include "backend/fabric/link_message.h"
 
 namespace shardwire::internal {
 namespace {

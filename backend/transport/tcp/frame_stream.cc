@@ -7,7 +7,7 @@
 #include <algorithm>
 #include <cstring>
 
-#include "backend/transport/link_message.h"
+#include "backend/fabric/link_message.h"
 
 namespace shardwire::internal {
 namespace {

@@ -13,8 +13,8 @@
 #include "backend/base/interrupt.h"
 #include "backend/base/log.h"
 #include "backend/base/system_error.h"
+#include "backend/fabric/net_socket.h"
 #include "backend/transport/endpoint.h"
-#include "backend/transport/net_socket.h"
 
 namespace shardwire::internal {
 namespace {

@@ -7,10 +7,10 @@
 #include <vector>
 
 #include "backend/base/fd.h"
+#include "backend/fabric/link.h"
+#include "backend/fabric/link_message.h"
+#include "backend/fabric/net_socket.h"
 #include "backend/transport/endpoint.h"
-#include "backend/transport/link.h"
-#include "backend/transport/link_message.h"
-#include "backend/transport/net_socket.h"
 #include "backend/transport/tcp/tcp_connection.h"
 
 namespace shardwire::internal {

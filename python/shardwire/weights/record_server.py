@@ -31,7 +31,7 @@ MAX_FRAME = 1 << 20
 _MAX_FIRST_FRAME = 1 << 10  # of a caller that has proved nothing
 _MAX_RECORDS, _MAX_BYTES = 1 << 20, 256 << 20  # against callers without end
 _LONGEST_REST_S = 0.25
-# As the links' listener has it (backend/transport/link_listener.cc).
+# As the links' listener has it (backend/fabric/link_listener.cc).
 _MAX_SILENT, _LEAST_STAY_S, _PROVE_WITHIN_S = 128, 0.5, 10.0
 _LOOK_AGAIN_S = 0.1  # after the system had no descriptor for a caller
 _servers: weakref.WeakSet[RecordServer] = weakref.WeakSet()

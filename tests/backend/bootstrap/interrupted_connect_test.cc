@@ -7,8 +7,8 @@
 
 #include "backend/bootstrap/address.h"
 #include "backend/bootstrap/connect.h"
+#include "backend/fabric/unix_socket.h"
 #include "backend/transport/shm/shm_message.h"
-#include "backend/transport/shm/unix_socket.h"
 #include "shardwire/interrupt.h"
 #include "shardwire/stores.h"
 #include "tests/support/fork_ranks.h"

@@ -16,10 +16,10 @@
 
 #include "backend/bootstrap/connect.h"
 #include "backend/bootstrap/own_ends.h"
-#include "backend/transport/proof.h"
+#include "backend/fabric/proof.h"
+#include "backend/fabric/unix_socket.h"
 #include "backend/transport/shm/shm_listener.h"
 #include "backend/transport/shm/shm_message.h"
-#include "backend/transport/shm/unix_socket.h"
 #include "shardwire/stores.h"
 #include "tests/support/fork_ranks.h"
 #include "tests/support/net_namespaces.h"

@@ -19,8 +19,8 @@
 #include "backend/bootstrap/check_addresses.h"
 #include "backend/bootstrap/connect.h"
 #include "backend/bootstrap/own_ends.h"
+#include "backend/fabric/unix_socket.h"
 #include "backend/transport/shm/shm_listener.h"
-#include "backend/transport/shm/unix_socket.h"
 #include "shardwire/stores.h"
 #include "tests/support/fork_ranks.h"
 

@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "backend/bootstrap/connect.h"
-#include "backend/transport/longest_sleep.h"
+#include "backend/fabric/longest_sleep.h"
 #include "shardwire/stores.h"
 #include "tests/support/fork_ranks.h"
 #include "tests/support/launched_ranks.h"

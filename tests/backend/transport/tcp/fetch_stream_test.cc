@@ -6,7 +6,7 @@
 
 #include "backend/base/memfd.h"
 #include "backend/base/wire.h"
-#include "backend/transport/link_message.h"
+#include "backend/fabric/link_message.h"
 #include "tests/backend/transport/tcp/tcp_pair.h"
 #include "tests/support/hex.h"
 

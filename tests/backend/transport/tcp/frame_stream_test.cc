@@ -6,8 +6,8 @@
 
 #include <cstring>
 
+#include "backend/fabric/link_message.h"
 #include "backend/transport/lanes.h"
-#include "backend/transport/link_message.h"
 #include "tests/backend/transport/tcp/tcp_pair.h"
 #include "tests/support/hex.h"
 #include "tests/support/random.h"

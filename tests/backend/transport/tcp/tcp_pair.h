@@ -8,8 +8,8 @@
 #include <thread>
 #include <utility>
 
+#include "backend/fabric/net_socket.h"
 #include "backend/transport/endpoint.h"
-#include "backend/transport/net_socket.h"
 
 namespace shardwire::testing {
 

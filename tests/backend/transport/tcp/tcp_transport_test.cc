@@ -8,8 +8,8 @@
 #include <unistd.h>
 
 #include "backend/base/wire.h"
+#include "backend/fabric/link_message.h"
 #include "backend/transport/lanes.h"
-#include "backend/transport/link_message.h"
 #include "tests/backend/transport/contract.h"
 #include "tests/backend/transport/contract_fetch.h"
 #include "tests/backend/transport/tcp/tcp_pair.h"

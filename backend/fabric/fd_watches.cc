@@ -1,4 +1,4 @@
-#include "backend/transport/fd_watches.h"
+#include "backend/fabric/fd_watches.h"
 
 #include <errno.h>
 #include <sys/epoll.h>

@@ -16,7 +16,7 @@
 #include <string_view>
 
 #include "backend/base/fd.h"
-#include "backend/transport/proof.h"
+#include "backend/fabric/proof.h"
 #include "shardwire/status.h"
 #include "shardwire/types.h"
 

@@ -1,5 +1,5 @@
 // Links: who gets one, who is turned away, and that strangers hold up nobody.
-#include "backend/transport/link.h"
+#include "backend/fabric/link.h"
 
 #include <gtest/gtest.h>
 #include <netinet/in.h>
@@ -10,10 +10,10 @@
 #include <thread>
 
 #include "backend/base/wire.h"
-#include "backend/transport/interfaces.h"
-#include "backend/transport/link_listener.h"
-#include "backend/transport/link_message.h"
-#include "backend/transport/net_socket.h"
+#include "backend/fabric/interfaces.h"
+#include "backend/fabric/link_listener.h"
+#include "backend/fabric/link_message.h"
+#include "backend/fabric/net_socket.h"
 #include "tests/support/hex.h"
 
 namespace shardwire::internal {

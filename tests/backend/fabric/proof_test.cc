@@ -1,5 +1,5 @@
 // Proofs: HMAC-SHA256 by the vectors of RFC 4231. What ranks do with proofs: link_test.cc.
-#include "backend/transport/proof.h"
+#include "backend/fabric/proof.h"
 
 #include <gtest/gtest.h>
 

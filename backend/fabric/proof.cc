@@ -1,4 +1,4 @@
-#include "backend/transport/proof.h"
+#include "backend/fabric/proof.h"
 
 #include <openssl/crypto.h>
 #include <openssl/sha.h>

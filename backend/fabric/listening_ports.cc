@@ -1,11 +1,11 @@
-#include "backend/transport/listening_ports.h"
+#include "backend/fabric/listening_ports.h"
 
 #include <fmt/format.h>
 
 #include <utility>
 
 #include "backend/base/log.h"
-#include "backend/transport/net_socket.h"
+#include "backend/fabric/net_socket.h"
 
 namespace shardwire::internal {
 namespace {

@@ -1,4 +1,4 @@
-#include "backend/transport/net_socket.h"
+#include "backend/fabric/net_socket.h"
 
 #include <arpa/inet.h>
 #include <errno.h>

@@ -1,4 +1,4 @@
-#include "backend/transport/shm/unix_socket.h"
+#include "backend/fabric/unix_socket.h"
 
 #include <fcntl.h>
 #include <gtest/gtest.h>
@@ -12,7 +12,7 @@
 
 #include "backend/base/memfd.h"
 #include "backend/base/random_id.h"
-#include "backend/transport/net_socket.h"
+#include "backend/fabric/net_socket.h"
 #include "backend/transport/shm/shm_listener.h"
 
 namespace shardwire::internal {

@@ -1,10 +1,10 @@
-#include "backend/transport/link.h"
+#include "backend/fabric/link.h"
 
 #include <fmt/format.h>
 #include <poll.h>
 
-#include "backend/transport/link_message.h"
-#include "backend/transport/net_socket.h"
+#include "backend/fabric/link_message.h"
+#include "backend/fabric/net_socket.h"
 
 namespace shardwire::internal {
 

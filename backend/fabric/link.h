@@ -1,7 +1,7 @@
 // A TCP stream between two ranks on which both have proved that they know the job's token. The bootstrap makes it; a transport then agrees
 // on its own set-up over it and keeps it, as its socket or as the line that hangs up when the peer's process ends.
 //
-// Proof (backend/transport/proof.h; link_message.h has the bytes): each side sends a random challenge, each answers with HMAC-SHA256(token,
+// Proof (backend/fabric/proof.h; link_message.h has the bytes): each side sends a random challenge, each answers with HMAC-SHA256(token,
 // version, role, ranks, both challenges), compared in constant time. Neither the token nor anything that could be replayed on another link
 // goes over the wire. The dialer proves itself first, so that a stranger who dials learns nothing.
 // Threads: one at a time. Everything that waits takes a limit.
@@ -18,9 +18,9 @@
 #include "backend/base/fd.h"
 #include "backend/base/random_id.h"
 #include "backend/base/wait_limit.h"
-#include "backend/transport/interfaces.h"
-#include "backend/transport/listening_ports.h"
-#include "backend/transport/proof.h"
+#include "backend/fabric/interfaces.h"
+#include "backend/fabric/listening_ports.h"
+#include "backend/fabric/proof.h"
 #include "shardwire/options.h"
 #include "shardwire/status.h"
 #include "shardwire/types.h"

@@ -7,10 +7,10 @@
 
 #include "backend/base/log.h"
 #include "backend/base/system_error.h"
-#include "backend/transport/interfaces.h"
-#include "backend/transport/link.h"
-#include "backend/transport/link_message.h"
-#include "backend/transport/net_socket.h"
+#include "backend/fabric/interfaces.h"
+#include "backend/fabric/link.h"
+#include "backend/fabric/link_message.h"
+#include "backend/fabric/net_socket.h"
 
 namespace shardwire::internal {
 namespace {

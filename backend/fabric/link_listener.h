@@ -21,10 +21,10 @@
 #include "backend/base/mutex.h"
 #include "backend/base/owner_process.h"
 #include "backend/base/random_id.h"
-#include "backend/transport/fd_watches.h"
-#include "backend/transport/link.h"
-#include "backend/transport/listening_ports.h"
-#include "backend/transport/proof.h"
+#include "backend/fabric/fd_watches.h"
+#include "backend/fabric/link.h"
+#include "backend/fabric/listening_ports.h"
+#include "backend/fabric/proof.h"
 #include "shardwire/status.h"
 
 namespace shardwire::internal {

@@ -1,4 +1,4 @@
-#include "backend/transport/longest_sleep.h"
+#include "backend/fabric/longest_sleep.h"
 
 #include <atomic>
 #include <chrono>

@@ -1,4 +1,4 @@
-#include "backend/transport/interfaces.h"
+#include "backend/fabric/interfaces.h"
 
 #include <arpa/inet.h>
 #include <errno.h>

@@ -1,4 +1,4 @@
-#include "backend/transport/link_listener.h"
+#include "backend/fabric/link_listener.h"
 
 #include <errno.h>
 #include <fmt/format.h>
@@ -10,8 +10,8 @@
 
 #include "backend/base/log.h"
 #include "backend/base/system_error.h"
-#include "backend/transport/link_message.h"
-#include "backend/transport/net_socket.h"
+#include "backend/fabric/link_message.h"
+#include "backend/fabric/net_socket.h"
 
 namespace shardwire::internal {
 namespace {

@@ -1,4 +1,4 @@
-#include "backend/transport/shm/unix_socket.h"
+#include "backend/fabric/unix_socket.h"
 
 #include <errno.h>
 #include <fmt/format.h>

@@ -1,4 +1,4 @@
-#include "backend/transport/link_message.h"
+#include "backend/fabric/link_message.h"
 
 #include <errno.h>
 #include <fmt/format.h>

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "backend/base/fd.h"
-#include "backend/transport/interfaces.h"
+#include "backend/fabric/interfaces.h"
 #include "shardwire/options.h"
 #include "shardwire/status.h"
 
