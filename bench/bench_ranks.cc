@@ -46,7 +46,7 @@ struct BenchRanks::Shared {
   std::atomic<int> numArrived{0};
   std::atomic<unsigned> round{0};  // released by the last to arrive
   std::array<double, kMostRanks> microseconds{};
-  std::size_t textBytes = 0;  // what rank 0's body returned; read once rank 0 has ended
+  std::size_t textBytes = 0;  // length of the text returned by rank 0's body; read after rank 0 has ended
   std::array<char, kTextBytes> text;
 };
 
@@ -96,7 +96,7 @@ std::optional<std::string> BenchRanks::run(bool pin, const std::function<std::st
     if (areAllWell && !(WIFEXITED(state) && WEXITSTATUS(state) == 0)) {
       areAllWell = false;
       for (const pid_t child : children) {
-        ::kill(child, SIGKILL);  // they would wait for the one that failed
+        ::kill(child, SIGKILL);  // the other ranks would wait for the failed rank
       }
     }
   }
@@ -131,7 +131,7 @@ std::vector<double> BenchRanks::measure(int warmup, int iterations, const std::f
     if (iteration >= 0) {
       slowest.push_back(*std::max_element(shared_->microseconds.begin(), shared_->microseconds.begin() + numRanks_));
     }
-    barrier();  // nobody overwrites a time that another still reads
+    barrier();  // no rank may overwrite a time that another rank still reads
   }
   return slowest;
 }

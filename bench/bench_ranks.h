@@ -1,4 +1,5 @@
-// Ranks of a bench: forked processes that share a barrier and their timings. The parent stays out of it, so that it can fork again.
+// Ranks of a bench: forked processes that share a barrier and their timings. The parent is no rank, so the parent can
+// fork again.
 #pragma once
 
 #include <functional>
@@ -12,13 +13,14 @@ namespace shardwire::bench {
 
 class BenchRanks {
  public:
-  // Shared memory for up to numRanks ranks. Make it before forking.
+  // Shared memory for up to numRanks ranks, to be made before forking.
   explicit BenchRanks(int numRanks);
   ~BenchRanks();
   BenchRanks(const BenchRanks&) = delete;
   BenchRanks& operator=(const BenchRanks&) = delete;
 
-  // Forks the ranks, runs `body` in each, and waits for them. What rank 0's body returns; nullopt when a rank failed.
+  // Forks the ranks, runs `body` in each, and waits for them. Returns the text of rank 0's body; nullopt when a rank
+  // failed.
   std::optional<std::string> run(bool pin, const std::function<std::string(int rank)>& body);
 
   int rank() const { return rank_; }
@@ -37,7 +39,7 @@ class BenchRanks {
   Shared* shared_;
 };
 
-// Prints and ends this rank with an error: a bench has nobody to hand errors to.
+// Prints the message and ends this rank with an error: a bench has no caller for errors.
 [[noreturn]] void fail(const std::string& message);
 
 }  // namespace shardwire::bench

@@ -1,10 +1,11 @@
-"""What small operations take, and how soon a death and a timeout are heard of, beside programs that only compute. Backends take turns.
+"""Times of small operations, and delays of errors after a death and a timeout, beside programs that only compute. Backends take turns.
 
     ./run bench beside                                      # 2, 3 and 6 ranks beside 0, 8 and 12 busy loops, shardwire and gloo
     ./run bench beside --ranks 6 --loops 12 --turns 5
 
-A busy loop is a process that does nothing else. Each trial forks its ranks, runs the operations one after the other, and then kills a rank while the others sum, or
-leaves them waiting for it until their timeout. Milliseconds on rank 0: median and mean of each operation, medians of the turns; of the survivors' times the longest.
+A busy loop is a process that does nothing else. Each trial forks its ranks and runs the operations one after the other. Then the trial kills a rank
+while the other ranks sum, or leaves the other ranks waiting until their timeout. Milliseconds on rank 0: median and mean of each operation, medians
+of the turns; the longest of the survivors' times.
 """
 
 from __future__ import annotations
@@ -28,12 +29,12 @@ from campaigns.busy import busy_loops
 from campaigns.trial import READY, Rank, Trial, print_table
 
 START_SECONDS = 180.0
-NEVER = 60.0  # a survivor that has heard nothing by then
+NEVER = 60.0  # a survivor without an error after this time
 VICTIM = 1
 
 
 def operations() -> dict[str, Callable[[], object]]:
-    """Whose median and mean are told. The last computes for 0.2 ms between the call and the wait."""
+    """The operations with a median and a mean. The last operation computes for 0.2 ms between the call and the wait."""
     one, four, many = torch.ones(1), torch.ones(4), torch.ones(1 << 16)
     counts = torch.ones(dist.get_world_size(), dtype=torch.int64)
     received = torch.empty_like(counts)
@@ -66,7 +67,7 @@ def timed(call: Callable[[], object], iterations: int) -> tuple[float, float]:
 
 
 def live(me: Rank, backend: str, iterations: int, timeout: float) -> None:
-    """`timeout`: of the group, where a rank stays away to the end; 0: it is killed."""
+    """`timeout`: of the group, where a rank stays away to the end; 0: the rank is killed."""
     torch.set_num_threads(1)
     if backend == "shardwire":
         shardwire.stand_in_for("gloo")  # monitored_barrier is refused under another name

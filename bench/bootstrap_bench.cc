@@ -1,7 +1,7 @@
-// What a group costs by its number of ranks: milliseconds to make it and a further one, bytes through the store, memory, links, and what an
-// all_reduce of 4 bytes and a compiled op over eight peers take. Ranks are threads of one process, so per-process costs are seen once and
-// per-rank costs n times; docs/scale.md reckons with the figures. SHARDWIRE_TRANSPORTS and SHARDWIRE_LINKS choose. Arguments: numbers of
-// ranks.
+// The cost of a group by its number of ranks: milliseconds for a first and a further group, bytes through the store,
+// memory, links, and the times of an all_reduce of 4 bytes and of a compiled op over eight peers. Ranks are threads of
+// one process, so per-process costs are seen once and per-rank costs n times; docs/scale.md computes with the figures.
+// SHARDWIRE_TRANSPORTS and SHARDWIRE_LINKS choose. Arguments: numbers of ranks.
 #include <fmt/format.h>
 
 #include <atomic>
@@ -21,7 +21,7 @@
 namespace shardwire::bench {
 namespace {
 
-// Counts what ranks put into the store and take out of it.
+// Counts the bytes that ranks write to the store and read from the store.
 class CountingStore final : public Store {
  public:
   Status set(const std::string& key, std::string_view value) override {
@@ -71,7 +71,7 @@ double milliseconds(Clock::time_point since) {
   return std::chrono::duration<double, std::milli>(Clock::now() - since).count();
 }
 
-// Milliseconds until the slowest rank has it.
+// Milliseconds until the slowest rank has the group.
 double make(Groups* groups, CountingStore& store, int ranks, const Options& options, const std::string& name) {
   groups->resize(static_cast<std::size_t>(ranks));
   const auto start = Clock::now();
@@ -105,7 +105,8 @@ double allReduce(const Groups& groups, std::size_t elems) {
   return milliseconds(start);
 }
 
-// Rank r has row r, and wants those of the next four: it reads from four peers, and four read from it.
+// Rank r has row r and wants the rows of the next four ranks: each rank reads from four peers, and four peers read from
+// the rank.
 LocalSpec neighbours(Rank rank, int ranks) {
   LocalSpec spec;
   spec.tensors.push_back({.name = "", .shape = Dims{ranks, 256}, .dtype = DType::kFloat32});
@@ -119,7 +120,7 @@ LocalSpec neighbours(Rank rank, int ranks) {
   return spec;
 }
 
-// Milliseconds to compile it on all ranks, and to run it.
+// Milliseconds to compile the op on all ranks, and to run the op.
 std::pair<double, double> compiledOp(const Groups& groups) {
   const int ranks = static_cast<int>(groups.size());
   std::vector<std::shared_ptr<CompiledOp>> ops(groups.size());
@@ -151,7 +152,7 @@ std::pair<double, double> compiledOp(const Groups& groups) {
   return {compiled, milliseconds(start)};
 }
 
-// Of all ranks: peers that are joined.
+// Joined peers of all ranks.
 double linksPerRank(const Groups& groups) {
   std::size_t late = 0;
   for (const auto& group : groups) {

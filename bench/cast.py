@@ -1,9 +1,9 @@
-"""What a cast on the way costs: ``./run python -m shardwire.launch -n 2 bench/cast.py``
+"""The cost of a cast on the way: ``./run python -m shardwire.launch -n 2 bench/cast.py``
 
-Rank 1 gets rank 0's tensor, as another type, by one bound op; both lie in the shared heap. Beside it, in the same run: torch's local ``.to`` on
-rank 1, into memory that is there (``copy_``) and into new memory, and the same move without a cast. The cases take turns, buffers are larger than
-the caches and rewritten before each, a time is rank 1's until it is done, and figures are medians with the best in brackets. torch has one thread,
-as many as shardwire. --exchange: both ranks get the other's tensor at once, and times are the slower rank's.
+Rank 1 gets rank 0's tensor, as another type, by one bound op; both tensors lie in the shared heap. Beside the op, in the same run: torch's local
+``.to`` on rank 1, into existing memory (``copy_``) and into new memory, and the same move without a cast. The cases take turns. Buffers are larger
+than the caches and rewritten before each case. A time ends when rank 1 is done, and figures are medians with the best in brackets. torch has one
+thread, as many as shardwire. --exchange: both ranks get the other rank's tensor at once, and times are the slower rank's.
 """
 
 import argparse

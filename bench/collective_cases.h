@@ -12,7 +12,7 @@ namespace shardwire::bench {
 enum class By : std::uint8_t { kHeap = 0, kOrdinary = 1, kMpi = 2 };  // shardwire with tensors in the shared heap, and elsewhere; Open MPI
 inline constexpr int kNumWays = 3;
 
-// One collective of so many bytes on this rank; owns its tensors, of f32.
+// One collective of `bytes` bytes on this rank; owns the f32 tensors.
 class CollectiveCase {
  public:
   // `bytes` as nccl-tests counts them: the longer of a rank's input and output.
@@ -22,7 +22,7 @@ class CollectiveCase {
   CollectiveCase& operator=(const CollectiveCase&) = delete;
 
   static const std::vector<std::string>& names();
-  // What the bytes are multiplied with for the bus bandwidth, as nccl-tests defines it.
+  // The factor from bytes to bus bandwidth, as defined by nccl-tests.
   static double busFactor(const std::string& name, int numRanks);
   // Several calls go by between two halves of a ping-pong: what one time is divided by.
   double callsPerRun() const { return name_ == "send_recv" ? 2 : 1; }

@@ -1,8 +1,8 @@
 """Collectives through torch.distributed on this machine: gloo, shardwire with ordinary tensors and with tensors in the shared heap, and torch's fake
-backend where it has one (which does nothing: what Python and torch themselves cost). They take turns in one run.
+backend where torch has the fake backend (which does nothing and shows the cost of Python and torch). All take turns in one run.
 
-Tensors are rewritten before every iteration; a time is the median of the slowest rank's; bandwidths as nccl-tests defines them. Short calls are timed in
-rows of twenty. Run it on an otherwise quiet machine.
+Tensors are rewritten before every iteration; a time is the median of the slowest rank's; bandwidths as defined by nccl-tests. Short calls are timed
+in rows of twenty. Use an otherwise quiet machine.
 """
 
 import argparse
@@ -48,7 +48,7 @@ def bus_factor(name, ranks):
 
 
 def make_groups(ways):
-    """The group of each way that this torch has, and why others are left out."""
+    """The group of each way that this torch supports, and the reasons for the missing ways."""
     groups, missing = {}, {}
     for way in ways:
         backend = way.split("_")[0]
@@ -64,7 +64,7 @@ def make_groups(ways):
 
 
 class Tensors:
-    """Of one collective of so many bytes, as nccl-tests counts them: the longer of input and output."""
+    """Case of one collective of `size` bytes, as counted by nccl-tests: the longer of input and output."""
 
     def __init__(self, name, way, size, ranks):
         part = max(1, size // 4 // ranks)
@@ -113,7 +113,7 @@ class Bench:
         return values.tolist()
 
     def ways_of(self, name, size):
-        """What can do it, with its tensors: one trial call each, checked."""
+        """The collectives that work, with their tensors: one trial call each, checked."""
         found = {}
         for way, group in self.groups.items():
             tensors = Tensors(name, way, size, self.options.ranks)

@@ -1,6 +1,6 @@
-// Collectives between processes of this machine: shardwire with tensors in the shared heap and with ordinary ones, and Open MPI, which take
-// turns in one run. Each rank is an MPI process and a member of a group of ours. Times are of the slowest rank, medians; bandwidths as
-// nccl-tests defines them. Run it on an otherwise quiet machine.
+// Collectives between processes of this machine: shardwire with tensors in the shared heap and with ordinary tensors,
+// and Open MPI, in turns in one run. Each rank is an MPI process and a member of a shardwire group. Times are medians
+// of the slowest rank; bandwidths as defined by nccl-tests. Use an otherwise quiet machine.
 #include <fmt/format.h>
 #include <mpi.h>
 #include <sys/resource.h>
@@ -23,7 +23,7 @@ namespace shardwire::bench {
 namespace {
 
 constexpr std::array<const char*, kNumWays> kWays = {"heap", "ordinary", "mpi"};
-// Short calls are timed in rows, back to back: one alone takes less than the barrier before it varies.
+// Short calls are timed in rows, back to back: a single call takes less time than the barrier before the call varies.
 constexpr std::size_t kRowUpTo = 4096;
 constexpr int kCallsInRow = 20;
 
@@ -94,7 +94,7 @@ void print(const Row& row, int numRanks) {
   std::fflush(stdout);
 }
 
-// Each of many calls by itself, in blocks of shardwire and of MPI in turns: of the slowest rank in no sense, of rank 0.
+// Times of many single calls on rank 0, not of the slowest rank, in blocks of shardwire and of MPI in turns.
 std::array<std::vector<double>, 2> measureLatency(Communicator& group, int calls) {
   constexpr int kBlock = 500;
   std::array<std::vector<double>, 2> times;
@@ -129,7 +129,7 @@ double cpuSeconds() {
   return seconds(usage.ru_utime) + seconds(usage.ru_stime);
 }
 
-// Share of a core that rank 0 uses while it waits two seconds in an all_reduce for the others, who sleep.
+// Share of a core that rank 0 uses while waiting two seconds in an all_reduce for the other ranks, which sleep.
 double measureIdleWait(Communicator& group, bool isMpi) {
   float value = 1;
   MPI_Barrier(MPI_COMM_WORLD);
@@ -223,7 +223,7 @@ int runRank(int argc, char** argv) {
   return 0;
 }
 
-// Not started by mpirun: starts itself again by it.
+// Without mpirun the program starts again under mpirun.
 int startRanks(int argc, char** argv) {
   const BenchOptions options = parseBenchOptions(argc, argv, "shardwire and Open MPI: collectives between local processes");
   std::vector<std::string> words = {"mpirun", "-n", std::to_string(options.ranks), "--oversubscribe"};

@@ -12,8 +12,7 @@ std::atomic<std::uint64_t> count{0};
 #if defined(__GLIBC__) && !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
 extern "C" {
 
-// glibc's own names for its own functions.
-// NOLINTBEGIN(bugprone-reserved-identifier)
+// glibc's names for its own functions.
 void* __libc_malloc(std::size_t bytes);
 void* __libc_calloc(std::size_t number, std::size_t bytes);
 void* __libc_realloc(void* memory, std::size_t bytes);

@@ -1,16 +1,16 @@
-"""Transforms over ranks: shardwire beside FFTW's own MPI transforms and mpi4py-fft, in turns, with the limit that local work sets.
+"""Transforms over ranks: shardwire beside FFTW's own MPI transforms and mpi4py-fft, in turns, with the limit set by local work.
 
     ./run bench fft [--shapes 64x64x64,128x128x128,256x256x256,512x512] [--ranks 2,4] [--ways shm,tcp,mpi] [--rounds 3] [--repeats 10] [--dtype complex64]
         [--chunks auto,1,2,4] [--rate 1gbit] [--json FILE]
 
-Every contestant runs in processes of its own, one after the other, --rounds times in turns; a transform takes as long as its slowest rank, and the
-medians over all repeats are printed, in milliseconds. Forward, complex, out of place, from slabs of the first axis. "transposed" leaves the
-result in slabs of the second one, "natural" brings it back. The limit is what the slowest rank needs for the same local transforms and for
-copying its part, transposed, once: nobody can be faster who does that.
-FFTW is found as libfftw3f_mpi.so.3 (Debian: libfftw3-mpi3; SHARDWIRE_FFTW_FOLDER names another place), mpi4py-fft as Python finds it; both
-need mpirun. What is not there is said, and left out. --ways: the transports of shardwire's ranks, each a contestant of its own; "auto" takes the
-fastest, and over mpi mpirun starts the ranks. --chunks: into how many chunks exchanges are cut (FFTOptions.chunks), in turns in the same processes, repeat by repeat. --rate puts shardwire's ranks, two
-of them, into two network namespaces whose cable carries so much, by tc's token bucket: a wire that is slower than memory. It takes root and iproute2.
+Every contestant runs in separate processes, one after the other, --rounds times in turns. A transform takes as long as its slowest rank, and the
+medians over all repeats are printed, in milliseconds. Forward, complex, out of place, from slabs of the first axis. "transposed" leaves the result in
+slabs of the second axis, "natural" brings the result back. The limit is the time of the slowest rank for the same local transforms and for copying
+its part, transposed, once: no program with this work can be faster. FFTW is found as libfftw3f_mpi.so.3 (Debian: libfftw3-mpi3; SHARDWIRE_FFTW_FOLDER
+names another place), mpi4py-fft as Python finds the package; both need mpirun. Missing contestants are reported and left out. --ways: the transports
+of shardwire's ranks, each a separate contestant; "auto" takes the fastest, and over mpi mpirun starts the ranks. --chunks: into how many chunks
+exchanges are cut (FFTOptions.chunks), in turns in the same processes, repeat by repeat. --rate puts shardwire's ranks, two of them, into two network
+namespaces with a cable of this rate, by tc's token bucket: a wire slower than memory. --rate needs root and iproute2.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ def limit(operand, shape, after, barrier, repeats):
 
 
 def alone(source, target, axes):
-    """One local transform, by the engine that is chosen for it."""
+    """One local transform, by the engine chosen for the transform."""
     from shardwire.distributed import _engines
     from shardwire.distributed._local_call import Call, array_of
     call = Call("C2C", axes, array_of(source), array_of(target), source is target, False)
@@ -171,7 +171,7 @@ def fftw_rank(options, shape):
         begin = time.perf_counter()
         plan = ctypes.c_void_p(function("mpi_plan_dft", ctypes.c_void_p)(len(shape), extents, source, target, world, -1, ctypes.c_uint(flags)))
         numbers[f"plan {name}"] = [time.perf_counter() - begin]
-        ctypes.memset(source, 0, count * item)  # planning writes over it, and denormals would be slow
+        ctypes.memset(source, 0, count * item)  # planning overwrites the array, and denormals would be slow
         numbers[name] = timed(lambda plan=plan: execute(plan), lambda: mpi.MPI_Barrier(world), options.repeats)
     mpi.MPI_Finalize()
     return rank.value, numbers
@@ -214,7 +214,8 @@ def why_not(name, single):
 
 
 def run(options, name, shape, ranks):
-    """Numbers of one run by what was measured in turns: of each repeat the slowest rank's. name: a contestant; shardwire's with its way behind a colon."""
+    """Numbers of one run by the cases measured in turns: for each repeat the slowest rank's time. name: a contestant; shardwire's with the way after a
+    colon."""
     name, _, way = name.partition(":")
     arguments = [__file__, "--child", name, "--shapes", shape, "--repeats", str(options.repeats), "--dtype", options.dtype, "--chunks", options.chunks]
     if name == "shardwire" and way != "mpi":

@@ -1,9 +1,9 @@
-"""What making groups costs: init_process_group, a further new_group of all ranks, and many groups in one process, beside gloo in turns.
+"""The cost of making groups: init_process_group, a further new_group of all ranks, and many groups in one process, beside gloo in turns.
 
     ./run bench groups [--ranks 2,8,32,64] [--rounds 5] [--many 100]
 
-Each backend's ranks are processes, forked from one that has imported torch, so that only the making of groups is timed. All ranks wait for each
-other before a measurement; it ends when the slowest rank has its group. Prints medians in milliseconds and the ratio to gloo, and for --many
+Each backend's ranks are processes, forked from a process that has imported torch, so that only the making of groups is timed. All ranks wait for each
+other before a measurement, which ends when the slowest rank has its group. Prints medians in milliseconds and the ratio to gloo, and for --many
 groups the threads and descriptors that each group of a rank adds.
 """
 
@@ -67,7 +67,8 @@ def rank_main(rank: int, args: argparse.Namespace, backend: str, size: int, many
 
 def measure(args: argparse.Namespace, backend: str, size: int, many: int = 0) -> dict[str, list[float]]:
     with tempfile.NamedTemporaryFile() as report:
-        # Forked before the server has threads: one that is inside libc's resolver leaves the children a lock that nobody opens (seen with torch 2.13).
+        # Forked before the server has threads: a thread inside libc's resolver leaves a locked mutex to the children, which no thread unlocks (seen
+        # with torch 2.13).
         ports_out, ports_in = os.pipe()
         children = []
         for rank in range(size):

@@ -1,6 +1,7 @@
-// Collectives between several "hosts" of this machine (SHARDWIRE_HOST_ID), joined by shared memory inside and tcp between: the hierarchical
-// algorithms against the flat ones, in turns. On one machine the wire costs processor time that all ranks share, so a byte less between
-// hosts shows; what links of their own would add does not.
+// Collectives between several "hosts" of this machine (SHARDWIRE_HOST_ID), joined by shared memory inside and tcp
+// between: the hierarchical algorithms against the flat algorithms, in turns. On one machine the wire costs processor
+// time shared by all ranks, so fewer bytes between hosts show in the times. The gain from separate network links does
+// not show.
 #include <fmt/format.h>
 
 #include <array>

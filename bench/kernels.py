@@ -1,10 +1,10 @@
-"""Cold start of a kernel on several ranks: every rank compiling for itself, one compile that is shipped, and a warm cache; each in fresh processes.
+"""Cold start of a kernel on several ranks: every rank compiles for itself, one compile is shipped, or the cache is warm; each in fresh processes.
 
     ./run bench kernels [--ranks 4] [--rounds 3]
 
-Each way in turn, with a folder of inductor's own for every rank where ranks compile for themselves, as on hosts of their own, and emptied folders unless the cache is meant to be warm.
-Time is from the call to the first result, of the slowest rank; imports and the group are made before. Prints medians in seconds. torch below 2.6 has no AOTInductor and no torch.compile
-worth the name: there it says so.
+The ways take turns. Where every rank compiles for itself, every rank has a separate folder of inductor, as on separate hosts. Folders are emptied
+unless the cache is meant to be warm. Time is from the call to the first result, of the slowest rank; imports and the group are made before. Prints
+medians in seconds. torch below 2.6 has no AOTInductor and no useful torch.compile: there the bench says so.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""Kills a random rank at a random moment of a random stream of operations, again and again, and watches what the others see.
+"""Kills a random rank at a random moment of a random stream of operations, again and again, and records the errors of the other ranks.
 
-Each survivor must raise soon (hung: not within the bound, while the group's timeout is longer), must never hold wrong bytes after an operation that reported
-success (wrong), and should name the rank that died (named). Backends and transports take turns in one run. A trial is repeated by --seed S --trial N.
+Each survivor must raise soon (hung: not within the bound, while the group's timeout is longer), must never hold wrong bytes after an operation that
+reported success (wrong), and should name the dead rank (named). Backends and transports take turns in one run. --seed S --trial N repeats a trial.
 
   ./run bench kills                              # 50 trials over shm, tcp and gloo
   ./run bench kills --trials 500 --ways shm,tcp  # over mpi: --ways mpi, one mpirun for each trial
-  ./run bench kills --ways init-shm,init-tcp     # kills while the group is made, once the rank has told its address
+  ./run bench kills --ways init-shm,init-tcp     # kills while the group is made, after the rank has published its address
   ./run bench kills --ways pause --trials 60     # SIGSTOP in the middle of a copy, instead of kills
   ./run bench kills --beside 12                  # beside so many programs that only compute
 """
@@ -39,7 +39,7 @@ from campaigns.trial import READY, Rank, Trial, print_table, quantile, rank_main
 
 WAYS = ("shm", "tcp", "mpi", "gloo", "init-shm", "init-tcp", "pause")
 START_SECONDS, GROUP_TIMEOUT = 180.0, 60.0  # mpirun's ranks import torch each
-# What a way sets in the ranks' environment.
+# The environment of the ranks for each way.
 ENVIRONMENT: dict[str, dict[str, str]] = {way: {} if way == "gloo" else {"SHARDWIRE_TRANSPORTS": way.split("-")[-1]} for way in WAYS}
 
 
@@ -73,7 +73,7 @@ def live(me: Rank, setting: Setting, init_method: str) -> None:
             stream.finish(started)
         except WrongBytes as error:
             report["wrong"].append("after the first error: " + str(error))
-        except Exception:  # noqa: S110: it failed like the first
+        except Exception:  # noqa: S110: failed like the first
             pass
     report["finished"] = stream.finished
     behaviour = setting.behaviour[rank]
@@ -91,7 +91,7 @@ def live(me: Rank, setting: Setting, init_method: str) -> None:
 
 
 def plan(seed: int, number: int, way: str) -> tuple[Setting, int, float]:
-    """The setting of a trial, whom to kill, and after how many seconds."""
+    """The setting of a trial, the rank to kill, and after how many seconds."""
     rng = random.Random(f"{seed}/{number}/{'' if way == 'gloo' else way}")
     size = rng.randint(2, 4 if way == "mpi" else 6)
     part = sorted(rng.sample(range(size), rng.randint(2, size - 1))) if size > 2 and rng.random() < 0.4 else []
@@ -130,7 +130,7 @@ def kill_once(seed: int, number: int, way: str, bound: float) -> dict[str, Any]:
 
 
 def await_address(trial: Trial, rank: int) -> None:
-    """Until the rank has told the others its address: of one that dies before that nobody else can know."""
+    """Waits until the rank has published its address: the other ranks cannot know a rank that dies earlier."""
     store, key = trial.folder / "store", f"shardwire/{rank}".encode()
     end = time.monotonic() + START_SECONDS
     while time.monotonic() < end and not (store.exists() and key in store.read_bytes()):
@@ -141,7 +141,7 @@ DEATH = r"[^;:]{0,80}?\b(?:died|left|is gone|hung up|ended)"
 
 
 def judge(outcome: dict[str, Any]) -> list[dict[str, Any]]:
-    """One verdict for each survivor: kind (raised, hung, wrong, broken), whether it names the dead rank, seconds from the kill to the error."""
+    """One verdict for each survivor: kind (raised, hung, wrong, broken), whether the error names the dead rank, seconds from the kill to the error."""
     verdicts = []
     part, victim = outcome["setting"]["part"], outcome["victim"]
     for rank, report in outcome["reports"].items():
@@ -192,7 +192,7 @@ def table(results: dict[str, list[dict[str, Any]]]) -> list[list[str]]:
 
 
 def is_fault(verdict: dict[str, Any], way: str) -> bool:
-    """gloo names nobody, which is no news."""
+    """gloo never names the rank."""
     return verdict["kind"] != "raised" or bool(verdict["wrong"]) or (way != "gloo" and not verdict["named"])
 
 
@@ -229,7 +229,7 @@ def parse_arguments() -> argparse.Namespace:
 
 def main() -> int:
     options = parse_arguments()
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # what is known so far is printed
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # print the results so far
     if options.rank_of:
         seed, number = (int(word) for word in options.rank_of.split("/"))
         setting, _victim, _delay = plan(seed, number, "mpi")

@@ -1,9 +1,10 @@
-"""Lets one rank call something else than the others, in many ways, and watches that every rank raises: in that call or the next one, at once and not by a timeout.
+"""Lets one rank make a different call from the other ranks, in many ways, and checks that every rank raises: in this call or the next, at once and not
+by a timeout.
 
-Columns: raised: every rank that must raise did, in its call or the next; one later: a rank had its part of both, with right bytes in the next, before the others
-knew, and raised in the operation after that; late: it took longer than 3 s; timed out: some rank's error is a timeout, or it never raised at all; silent: some
-rank saw success in all. Kinds in which the call's meaning hides the difference are told apart, with the reason; with --check full they must
-raise as well. A trial is repeated by --seed S --trial N.
+Columns: raised: every rank that must raise did, in its call or the next; one later: a rank had its part of both, with right bytes in the next, before
+the others knew, and raised in the operation after; late: the error took longer than 3 s; timed out: some rank's error is a timeout, or a rank never
+raised at all; silent: some rank saw success in all. Kinds in which the call's meaning hides the difference are listed separately, with the reason;
+with --check full they must raise as well. --seed S --trial N repeats a trial.
 
   ./run bench mismatches                 # every kind with 2, 3 and 4 ranks, one timing each
   ./run bench mismatches --only root --ways tcp
@@ -50,7 +51,7 @@ class Plan:
 
 
 def plan(seed: int, number: int, timeout: float = TIMEOUT) -> Plan:
-    """Kinds in order, then sizes; timings shift so that every kind meets all of them."""
+    """Kinds in order, then sizes; timings shift so that every kind meets all timings."""
     kind, round_number = number % len(KINDS), number // len(KINDS)
     rng = random.Random(f"{seed}/{number}/mismatch")
     size = max(KINDS[kind].least, 2 + round_number % 3)
@@ -126,7 +127,7 @@ def judge(outcome: dict[str, Any], checked: bool) -> str:
     if any("broken" in report or "ended" in report for report in reports) or any("text" in report and not is_ours(report) for report in reports):
         return "broken"
     if kind.expects == "deadlock" and outcome["planned"].later and not any("text" in report or "hung" in report for report in reports):
-        return "silent"  # asynchronous calls of two groups may come in any order: nobody waits for anybody in between
+        return "silent"  # asynchronous calls of two groups may come in any order: no rank waits in between
     if kind.expects == "deadlock":
         return "raised" if all("text" in report and " rank" in report["text"] for report in reports) else "timed out"
     if any("hung" in report or report.get("type") == "TimeoutError" or "reached its timeout" in report.get("text", "") for report in reports):
@@ -141,7 +142,7 @@ def judge(outcome: dict[str, Any], checked: bool) -> str:
 
 
 def is_ours(report: dict[str, Any]) -> bool:
-    """An error of shardwire's, also one that says that a spec or an argument is wrong."""
+    """An error of shardwire's, also an error about a spec or an argument."""
     return hasattr(shardwire, report["type"]) or report["type"] in ("ValueError", "TypeError", "TimeoutError")
 
 
@@ -216,7 +217,7 @@ def parse_arguments() -> argparse.Namespace:
 
 def main() -> int:
     options = parse_arguments()
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # what is known so far is printed
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # print the results so far
     seed = options.seed if options.seed is not None else random.SystemRandom().randrange(1 << 30)
     checked = options.check == "full"
     numbers = [options.trial] if options.trial is not None else list(range(options.first * len(KINDS), (options.first + options.rounds) * len(KINDS)))

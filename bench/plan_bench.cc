@@ -1,4 +1,5 @@
-// What a rank pays to compile: encode, decode, merge and plan. Rows in, columns out, so that every rank talks to many.
+// The cost of compiling on one rank: encode, decode, merge and plan. Rows in, columns out, so every rank exchanges
+// boxes with many ranks.
 #include <benchmark/benchmark.h>
 
 #include "ops/plan/plan_row.h"
@@ -117,7 +118,8 @@ BENCHMARK(compileOneRank)
     ->Args({16384, 1})
     ->Unit(benchmark::kMicrosecond);
 
-// What rank 0 pays where it plans for all (WhoPlans::kRank0), beside compileOneRank: decode all, merge, and every rank's row as bytes.
+// The cost on rank 0 when rank 0 plans for all ranks (WhoPlans::kRank0), beside compileOneRank: decode all specs,
+// merge, and every rank's row as bytes.
 void compileAllRanks(benchmark::State& state) {
   std::vector<std::string> encoded;
   for (const LocalSpec& spec : tileSpecs(state.range(0), state.range(1))) {

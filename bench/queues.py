@@ -63,7 +63,7 @@ class Ours:
 
 
 class Theirs:
-    """The same over queues that have put and get."""
+    """The same over queues with put and get."""
 
     def __init__(self, queues: Any, clone: bool, end: Callable[[], None] = lambda: None) -> None:
         self.queues, self.clone, self.end = queues, clone, end
@@ -130,7 +130,7 @@ ROUND_TRIPS = {"tensor, us": torch.ones(4), "dict, us": SMALL,
 
 
 def serve(pair: Any, sizes: list[int], args: argparse.Namespace) -> None:
-    """What process 1 does: echoes and consumes."""
+    """The work of process 1: echoes and consumes."""
     echo(pair, len(ROUND_TRIPS) * (args.rounds + 1))
     for elements in sizes:
         consume(pair, elements, args.entries)
@@ -202,7 +202,7 @@ def kinds() -> dict[str, Callable[[str], Start]]:
 
 
 def in_child(work: Callable[[], dict[str, float]]) -> dict[str, float]:
-    """Each turn in a process of its own, so that none finds the memory or the threads of another's."""
+    """Each turn in a separate process, so that no turn finds the memory or the threads of an earlier turn."""
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:

@@ -1,9 +1,9 @@
-// What the rdma transport makes of a device, to be compared with perftest's ib_write_bw and ib_write_lat in turns on the same machine
-// (tests/rig/compare_perftest.py does). Two ranks, forked; one number on standard output.
+// Speed of the rdma transport on a device, for comparison with perftest's ib_write_bw and ib_write_lat in turns on the
+// same machine (tests/rig/compare_perftest.py does so). Two ranks, forked; one number on standard output.
 //
 //   rdma_bench bandwidth BYTES COUNT   fetches of BYTES each, many under way: MB/s (2^20 bytes)
 //   rdma_bench latency BYTES COUNT     frames of BYTES there and back: microseconds one way, median (polls as perftest does)
-//   rdma_bench scatter COUNT           compile_op of 256 rows of 1 KiB, apart, and of 256 KiB in one piece: ratio of their medians
+//   rdma_bench scatter COUNT           compile_op of 256 rows of 1 KiB, apart, and of 256 KiB in one piece: ratio of the medians
 // SHARDWIRE_RDMA_DEVICES chooses the devices.
 #include <fmt/format.h>
 #include <poll.h>
@@ -101,7 +101,7 @@ void receive(Connection& connection, void* bytes, std::size_t size, Wait&& wait)
   connection.release(Lane::kControl);
 }
 
-// Rank 0 fetches from rank 1, which serves until it is told to stop.
+// Rank 0 fetches from rank 1, which serves until rank 0 sends a stop.
 double bandwidth(int rank, Connection& connection, Waiter& waiter, std::size_t bytes, std::uint32_t count) {
   RemoteAddress address;
   if (rank == 1) {

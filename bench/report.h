@@ -1,4 +1,4 @@
-// Results of a bench: a table as nccl-tests prints it, or one line of JSON that run_reshape.py merges.
+// Results of a bench: a table in the form of nccl-tests, or one line of JSON that run_reshape.py merges.
 #pragma once
 
 #include <cstdint>
@@ -11,11 +11,11 @@ namespace shardwire::bench {
 
 struct CaseResult {
   std::string name;
-  std::uint64_t bytes = 0;           // that one rank's output holds; 0: a latency
+  std::uint64_t bytes = 0;           // in one rank's output; 0: a latency
   std::vector<double> microseconds;  // one per iteration, of the slowest rank
 };
 
-// A single number that is no time: allocations of a run.
+// A single number other than a time: allocations of a run.
 struct CountResult {
   std::string name;
   double value = 0;
@@ -30,7 +30,7 @@ struct Report {
 // Precondition: values are there.
 double median(std::vector<double> values);
 
-// A report as text, to hand it from one process to another.
+// A report as text, to send from one process to another.
 std::string toText(const Report& report);
 Report fromText(const std::string& text);
 

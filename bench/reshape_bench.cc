@@ -1,5 +1,6 @@
-// Shard(0) -> Shard(1) between processes of this machine, against copies of as many bytes; and what small operations cost.
-// All buffers are rewritten before every iteration, outside of the timed part. Run it on an otherwise quiet machine.
+// Shard(0) -> Shard(1) between processes of this machine, against copies of as many bytes; and the cost of small
+// operations. All buffers are rewritten before every iteration, outside of the timed part. Use an otherwise quiet
+// machine.
 #include "bench/bench_options.h"
 #include "bench/bench_ranks.h"
 #include "bench/report.h"
@@ -15,7 +16,8 @@ constexpr int kCompileSlices = 16;
 
 using Body = void (*)(BenchRanks& ranks, Communicator& group, const BenchOptions& options, Report& report);
 
-// Forks the ranks, joins them to a group, runs `body`, and adds what it measured. Returns false when a rank failed.
+// Forks the ranks, joins them to a group, runs `body`, and adds the results to the report. Returns false when a rank
+// failed.
 bool runGroup(int numRanks, const BenchOptions& options, Report& report, Body body) {
   MemoryStore store;
   BenchRanks ranks(numRanks);
@@ -30,7 +32,7 @@ bool runGroup(int numRanks, const BenchOptions& options, Report& report, Body bo
     }
     Report mine;
     body(ranks, **group, options, mine);
-    ranks.barrier();  // nobody leaves while others still need it
+    ranks.barrier();  // no rank leaves while others still need the rank
     return toText(mine);
   });
   if (!text.has_value()) {

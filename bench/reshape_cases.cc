@@ -1,3 +1,6 @@
+// Each case is three functions: prepare() rewrites the tensors, `timed` moves the bytes, verify() compares the output with
+// the expected values. First come the cases inside one rank (memcpy and strided copies), then the compiled ops over heap
+// tensors and ordinary tensors. All cases take turns in every iteration; the last iteration is verified.
 #include "bench/reshape_cases.h"
 
 #include <fmt/format.h>

@@ -15,7 +15,7 @@ import sys
 
 HERE = pathlib.Path(__file__).resolve().parent
 YARDSTICK = "local_copy"
-# What each ratio compares, and the goal for two ranks where there is one.
+# The two cases of each ratio, and the goal for two ranks if there is one.
 RATIOS = (
     ("heap", "local_copy", 1.25),
     ("heap", "local_memcpy_runs", None),

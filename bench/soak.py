@@ -1,11 +1,11 @@
-"""Uses everything at once for as long as it is asked to: whatever stays behind shows as growth.
+"""Uses everything at once for a given time: leftovers show as growth.
 
     ./run bench soak [--seconds 3600] [--settle 300] [--ranks 4] [--only collectives,queues] [--every 60]
 
 Each round of a rank is one use of each kind in campaigns/soak_kinds.py: collectives, compiled ops, queues, symmetric memory, teams, publications,
-checkpoints, FFTs and groups, with shapes that change. Prints what each rank's process holds every so many seconds, and exits with 1 when a rank's process grew:
-when the least that it held in the last third of the time after --settle is more than 1 MiB above the least in the first, or descriptors, threads or mappings grew by
-more than come and go.
+checkpoints, FFTs and groups, with shapes that change. Prints the memory of each rank's process every --every seconds, and exits with 1 when a rank's
+process grew: when the minimum of the last third of the time after --settle is more than 1 MiB above the minimum of the first third, or descriptors,
+threads or mappings grew by more than the usual variation.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class _Mallinfo2(ctypes.Structure):
 
 
 def footprint() -> dict[str, int]:
-    """What this process holds: resident bytes of its own and of shared memory, malloc's of all arenas in use and free, and numbers of things."""
+    """The memory of this process: resident bytes of its own and of shared memory, malloc's of all arenas in use and free, and numbers of objects."""
     status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
     mallinfo2 = ctypes.CDLL(None).mallinfo2
     mallinfo2.restype = _Mallinfo2
@@ -52,7 +52,7 @@ def footprint() -> dict[str, int]:
 
 
 def soak(me: Rank, args: argparse.Namespace, port: int) -> None:
-    """A rank: rounds until rank 0's time is over, and what the process held at the end of some of them."""
+    """A rank: rounds until rank 0's time is over, and the process's memory at the end of some rounds."""
     torch.set_num_threads(1)
     store = dist.TCPStore("127.0.0.1", port, is_master=False)
     dist.init_process_group("shardwire", store=store, rank=me.rank, world_size=me.size, timeout=timedelta(seconds=120))
@@ -80,7 +80,8 @@ def row_of(rank: int, seconds: float, number: int, values: dict[str, int]) -> li
 
 
 def grown(held: list[tuple[float, int, dict[str, int]]], settle: float) -> list[str]:
-    """What grew: by the least of each third of the looks after the seconds of `settle`, since malloc keeps more or less of what was freed."""
+    """The growth of each figure: by the minimum of each third of the reports after the seconds of `settle`, since malloc keeps more or less of freed
+    memory."""
     looks = [values for seconds, _, values in held if seconds >= settle] or [held[-1][2]]
     third = max(1, len(looks) // 3)
     by = {name: min(look[name] for look in looks[-third:]) - min(look[name] for look in looks[:third]) for name in LIMITS}

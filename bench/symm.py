@@ -25,7 +25,7 @@ ROWS = 4  # of figures that either program prints
 
 
 def figures(command: list[str]) -> dict[str, float]:
-    """What a program printed: "name   1.234 us" each line."""
+    """The figures that a program printed: "name   1.234 us" each line."""
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     lines = [line.rsplit(None, 2) for line in done.stdout.splitlines() if line.endswith(" us")]
     if len(lines) < ROWS:

@@ -136,7 +136,7 @@ def sync_ranks(self):
 
 
 def gloo_broadcast(self, shapes):
-    """What is done without shardwire: everything goes to every serving rank, which cuts out its parts."""
+    """The way without shardwire: everything goes to every serving rank, which cuts out its parts."""
     half = self.size // 2
     gloo = dist.ProcessGroupGloo(dist.FileStore(os.path.join(self.folder, "gloo"), self.size), self.rank, self.size, datetime.timedelta(seconds=300))
     have, wanted = {}, {}
@@ -160,7 +160,7 @@ def gloo_broadcast(self, shapes):
 
 
 def jobs_ranks(self, staged=False):
-    """Two jobs, each with a group of its own. While one's ranks commit the other's wait, and the other way round."""
+    """Two jobs, each with a group of its own. While the ranks of one job commit, the ranks of the other wait, and vice versa."""
     half = self.size // 2
     trains, mine = self.rank < half, list(range(half))
     group = shardwire.create_process_group(dist.FileStore(os.path.join(self.folder, "train" if trains else "serve"), half), self.rank % half, half, 300)
@@ -189,7 +189,7 @@ def jobs_ranks(self, staged=False):
 
 
 def file_of(options, folder):
-    """The model as a file of the safetensors package, or of ours where it is not here."""
+    """The model as a file of the safetensors package, or of shardwire where the package is missing."""
     path = os.path.join(folder, "model.safetensors")
     tensors = {name: torch.full(shape, 0.5, dtype=BF16) for name, shape in llama_shapes(options.hidden, options.layers).items()}
     group = shardwire.create_process_group(dist.HashStore(), 0, 1, 60)
@@ -206,7 +206,7 @@ def package():
 
 
 def distributed_checkpoint(self, shapes):
-    """Functions that write and read a checkpoint of torch's own, of DTensors of rows over gloo; None where this torch has no such."""
+    """Functions that write and read a checkpoint of torch, of DTensors of rows over gloo; None where this torch has no such checkpoints."""
     try:
         from torch.distributed import checkpoint, tensor as dtensors
     except ImportError:
@@ -238,7 +238,7 @@ def drop_cache(folder):
 
 
 def load_ranks(self, cold=False):
-    """Into parameters that are there: whole ones on one rank, rows on several."""
+    """Into existing parameters: whole ones on one rank, rows on several."""
     shapes = llama_shapes(self.options.hidden, self.options.layers)
     path = os.path.join(self.folder, "model.safetensors")
     layouts = {name: Layout(list(range(self.size)), [Shard(0)], shape, BF16) for name, shape in shapes.items()}
@@ -284,7 +284,7 @@ def save_ranks(self):
     self.measure(ways)
 
 
-# What a rank does, and how many there are for each of --ranks.
+# The work of a rank, and the number of ranks for each of --ranks.
 CASES = {"sync": (sync_ranks, 2), "jobs": (jobs_ranks, 2), "staged": (functools.partial(jobs_ranks, staged=True), 2), "load": (load_ranks, 1),
          "cold": (functools.partial(load_ranks, cold=True), 1), "save": (save_ranks, 1)}
 

@@ -1,8 +1,9 @@
-"""What ranks may disagree about: in each kind one rank, the odd one, calls something else than the others. After it all call the same next operation.
+"""Things about which ranks may disagree: in each kind one rank, the odd rank, makes a different call from the others. Afterwards all ranks call the same
+next operation.
 
-Most kinds must raise on every rank, in that call or the next, long before the timeout. Some cannot, and say why: what the call means allows it ("silent": a rank
-may see success with bytes that mean something else), or a rank that waits may still do what the others wait for, from another thread or later ("deadlock": the
-timeout must end it and name who is awaited).
+Most kinds must raise on every rank, in this call or the next, long before the timeout. Some kinds cannot, and give the reason. The call's meaning may
+allow the difference ("silent": a rank may see success with bytes of another meaning), or a waiting rank may still make the call that the others wait
+for, from another thread or later ("deadlock": the timeout must end the wait and name the missing ranks).
 """
 
 from __future__ import annotations
@@ -24,12 +25,12 @@ SUM, MAX, MIN = dist.ReduceOp.SUM, dist.ReduceOp.MAX, dist.ReduceOp.MIN
 
 
 class Call:
-    """The calls of one rank of one trial. `later`: they are only started, and waited for at the end of the step."""
+    """The calls of one rank of one trial. `later`: calls that are only started, and waited for at the end of the step."""
 
     def __init__(self, rank: int, size: int, odd: int, root: int, later: bool, in_heap: bool) -> None:
         self.rank, self.size, self.odd, self.later, self.in_heap = rank, size, odd, later, in_heap
         self.root, self.other_root = root, (root + 1) % size
-        self.peer = (odd + 1) % size  # whom the odd rank sends to, or receives from
+        self.peer = (odd + 1) % size  # the peer of the odd rank's send or receive
         self.works: list[Any] = []
         self.held: list[Any] = []
         self.made: dict[str, Any] = {}
@@ -111,7 +112,7 @@ class Call:
         self.made[name] = (shardwire.compile_op(None, shape=[rows * self.size, 8], dtype=F32, inputs=held, outputs=wanted, **spec), rows * 8, rows * 8 * self.size)
 
     def compile_pair(self, name: str, rows: int) -> None:
-        """The odd rank gives its peer rows; the others hold and get nothing."""
+        """The odd rank gives its peer rows; the other ranks hold and get nothing."""
         box = [{"offset": [0, 0], "shape": [rows, 8]}]
         op = shardwire.compile_op(None, shape=[rows, 8], dtype=F32, inputs=box if self.is_odd else [], outputs=box if self.rank == self.peer else [])
         self.made[name] = (op, rows * 8 if self.is_odd else 0, rows * 8 if self.rank == self.peer else 0)
@@ -135,7 +136,7 @@ class Kind:
     odd: Step
     prepare: Step | None = None
     least: int = 2  # ranks
-    who: str = "all"  # who must raise: all, odd, others
+    who: str = "all"  # the ranks that must raise: all, odd, others
     expects: str = "error"  # error, silent or deadlock
     reason: str = ""
 
@@ -162,7 +163,7 @@ def _others(name: str, collective: Callable[..., None], **odd: Any) -> list[Kind
 
 
 def _splits(name: str, extra: int | None) -> list[Kind]:
-    """What the odd rank sends to its peer is not what the peer expects; None: it sends nothing."""
+    """The odd rank sends its peer something unexpected; None: nothing."""
     def step(c: Call, n: int) -> None:
         sends = [n] * c.size
         sends[c.peer] += (-n if extra is None else extra) if c.is_odd else 0
@@ -173,7 +174,7 @@ def _splits(name: str, extra: int | None) -> list[Kind]:
 
 
 def _uneven(name: str) -> list[Kind]:
-    """Of rank r n + r elements; the odd rank expects two more of its peer."""
+    """Rank r has n + r elements; the odd rank expects two more from its peer."""
     def step(c: Call, n: int) -> None:
         counts = [n + rank for rank in range(c.size)]
         counts[c.peer] += 2 if c.is_odd else 0
@@ -229,7 +230,7 @@ def _runs(*names: str) -> Step:
 
 
 def _wrong_call(c: Call) -> None:
-    """Refused on the caller before anything moves; it then goes on."""
+    """Refused on the caller before anything moves; the caller then goes on."""
     try:
         c.all_reduce(shape=(2, 2)) if not c.is_odd else dist.all_reduce(torch.empty(0).to_sparse().to_sparse_csr())
     except (RuntimeError, ValueError, TypeError, NotImplementedError):
@@ -309,7 +310,7 @@ KINDS = [
     Kind("destroy_process_group instead of a run", _runs("a"), _leave, _ops, who="others"),
     Kind("the end of the process instead", lambda c: c.all_reduce(MANY), _exit, who="others"),
     Kind("a group of another world size", _other_size, _other_size),
-    # What cannot be seen at once.
+    # Differences without detection at once.
     Kind("send and recv of other dtypes, equal bytes", lambda c: c.recv(dtype=I32) if c.rank == c.peer else None, lambda c: c.send(), expects="silent",
          reason="a message is bytes, as in MPI's packed sends; only their number is compared"),
     Kind("all_gather of (2, k) against (k, 2)", lambda c: c.all_gather(shape=(2, 6)), lambda c: c.all_gather(shape=(6, 2)), expects="silent",

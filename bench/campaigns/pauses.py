@@ -1,8 +1,8 @@
-"""A reader paused by SIGSTOP in the middle of a copy from its peer's memory, while the peer's operation times out and the peer uses its tensor for something
-else. When the reader goes on it must raise, or hold the right bytes.
+"""A reader paused by SIGSTOP in the middle of a copy from its peer's memory, while the peer's operation times out and the peer uses its tensor for
+something else. After SIGCONT the reader must raise, or hold the right bytes.
 
-The parent sees how far the copy is: the reader's output lies in memory that both map, and the reader is stopped when a byte in the middle has changed and the
-last one has not. Rank 0 owns the tensor, rank 1 reads it.
+The parent sees the progress of the copy: the reader's output lies in memory mapped by both, and the reader is stopped when a byte in the middle has
+changed and the last byte has not. Rank 0 owns the tensor, rank 1 reads the tensor.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ OWNER_TIMEOUT, READER_TIMEOUT = 0.4, 60.0
 BLANK, GIVEN, SCRIBBLE = 0, 11, 99
 KINDS = ("broadcast", "scatter", "run", "all_reduce", "reduce_scatter")
 MIB = 1 << 20
-# "free": the owner gives its memory back to the system instead of writing to it; only ordinary tensors can.
+# "free": the owner gives its memory back to the system instead of writing there; only possible for ordinary tensors.
 TENSORS = ("heap", "heap", "ordinary", "free")
 
 
@@ -36,13 +36,13 @@ class Pause:
     kind: str
     tensors: str
     mib: int
-    watch: int  # byte of the output whose change says that the copy is in the middle
+    watch: int  # byte of the output whose change shows that the copy is in the middle
 
 
 def plan(seed: int, number: int) -> Pause:
     rng = random.Random(f"{seed}/{number}/pause")
     mib = rng.choice((4, 4, 8, 16))
-    # Mostly in the last segment (of 4 MiB): nothing looks at the control lane after it.
+    # Mostly in the last segment (of 4 MiB): after the last segment the control lane is not polled.
     last = rng.random() < 0.7
     return Pause(rng.choice(KINDS), rng.choice(TENSORS), mib, rng.randrange((mib - 4) * MIB if last else MIB // 2, mib * MIB - MIB))
 
@@ -119,7 +119,7 @@ def pause_once(seed: int, number: int) -> dict[str, Any]:
         while shared[watched] == BLANK and time.monotonic() < deadline:
             pass
         trial.stop(1)
-        time.sleep(0.01)  # the signal is on its way; what counts is what the memory says afterwards
+        time.sleep(0.01)  # the signal is on its way; only the memory's later state counts
         is_missed = shared[last] != BLANK or shared[watched] == BLANK
         if not is_missed:
             trial.page.await_all([0], "mark", 1, 20)
@@ -142,7 +142,7 @@ def verdict(reader: dict[str, Any], is_missed: bool) -> str:
 
 
 def is_named(outcome: dict[str, Any]) -> bool:
-    """Whether a reader that raised was told the cause, which is the owner's timeout, and not what it met because of it."""
+    """Whether the error of a raising reader gives the cause, which is the owner's timeout, and not a consequence."""
     text = outcome["reports"][1].get("text", "")
     return "timeout" in text and "rank 0" in text
 
@@ -160,11 +160,11 @@ def main(seed: int, numbers: list[int]) -> int:
         seen.append((f"{pause.kind}, {pause.tensors}", kind))
         counts[seen[-1]] += 1
         if kind == "raised" and not is_named(outcome):
-            counts[(seen[-1][0], "cause not told")] += 1
+            counts[(seen[-1][0], "cause not named")] += 1
         if is_fault(outcome):
             faults += 1
             print(f"FAULT {kind}: {pause}; repeat: --ways pause --seed {seed} --trial {number}\n  {outcome['reports']}", flush=True)
-    columns = ["raised", "right", "wrong", "hung", "broken", "cause not told", "missed"]
+    columns = ["raised", "right", "wrong", "hung", "broken", "cause not named", "missed"]
     rows = [["paused reader", "trials", *columns]]
     for name in sorted({name for name, _ in counts}):
         rows.append([name, str(sum(each == name for each, _ in seen)), *(str(counts[(name, column)]) for column in columns)])

@@ -1,4 +1,4 @@
-"""What bench/soak.py does over and over: each kind is one use of shardwire, with other shapes each time, whose result is checked.
+"""The uses of bench/soak.py: each kind is one use of shardwire, with other shapes each time, whose result is checked.
 
 A kind is a function of (me, number): the rank, and the number of the round. The numbers of a round are equal on all ranks.
 """

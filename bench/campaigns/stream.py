@@ -1,7 +1,8 @@
-"""An endless stream of random operations, the same on every rank, whose results are checked against what they must be.
+"""An endless stream of random operations, the same on every rank, whose results are checked against the expected values.
 
-An element of the tensor that a rank gives to operation i is (position + i) mod 21 + 3 * rank + i mod 5: below 42, so that sums over six ranks are exact in
-every dtype, and different for every rank, place and operation. Whatever an operation that reports success left in its output is compared.
+An element of the tensor of a rank for operation i is (position + i) mod 21 + 3 * rank + i mod 5: below 42, so that sums over six ranks are
+exact in every dtype, and different for every rank, place and operation. After every operation that reports success, all bytes of the results are
+compared.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ DTYPES = (torch.float32, torch.float32, torch.int32, torch.int64, torch.float64,
 PERIOD, CYCLE = 21, 5
 KINDS = ("all_reduce", "all_reduce", "all_reduce_max", "reduce", "broadcast", "all_gather", "all_to_all", "uneven_all_to_all", "reduce_scatter", "scatter",
          "gather", "send_recv", "barrier", "run", "run", "compile", "coalesced", "objects")
-# What gloo of torch 1.13 has for what it lacks.
+# The replacements on gloo of torch 1.13 for missing operations.
 FOR_GLOO = {"reduce_scatter": "all_reduce", "run": "all_gather", "compile": "all_gather", "coalesced": "all_reduce", "all_reduce_max": "all_reduce"}
 SCRIBBLE = 99
 
@@ -30,7 +31,7 @@ _patterns: dict[torch.dtype, torch.Tensor] = {}
 
 
 def pattern(dtype: torch.dtype, count: int) -> torch.Tensor:
-    """0 to 20 again and again. A parent that asks once for the longest shares it with its forks."""
+    """0 to 20 again and again. A parent that first asks for the longest shares the memory with its forks."""
     known = _patterns.get(dtype)
     if known is None or known.numel() < count:
         known = _patterns[dtype] = torch.arange(PERIOD).to(dtype).repeat(count // PERIOD + 2)
@@ -44,7 +45,7 @@ def prepare(max_bytes: int) -> None:
 
 @dataclass
 class Operation:
-    """One call, as all ranks plan it."""
+    """One call, planned alike on all ranks."""
 
     number: int
     kind: str
@@ -61,7 +62,7 @@ class Operation:
 
 @dataclass
 class Setting:
-    """What a trial's ranks agree on."""
+    """The agreement of a trial's ranks."""
 
     seed: str
     size: int
@@ -86,7 +87,7 @@ class Setting:
 
 @dataclass
 class Started:
-    """An operation in flight on this rank, and what to look at when it reports success."""
+    """An operation in flight on this rank, and the tensors to check after success."""
 
     operation: Operation
     works: list[Any]
@@ -95,7 +96,7 @@ class Started:
 
 
 class WrongBytes(Exception):
-    """An operation that reported success left something else than its result."""
+    """A successful operation left wrong bytes."""
 
 
 class Stream:
@@ -110,7 +111,7 @@ class Stream:
         self.inflight: deque[Started] = deque()
         self.finished = 0
         self.issuing: Operation | None = None
-        self._made: list[torch.Tensor] = []  # the tensors of the operation that is being issued
+        self._made: list[torch.Tensor] = []  # the tensors of the operation being issued
 
     # ---- the model
 
@@ -171,7 +172,7 @@ class Stream:
                                  f"element {at} is {got[at]}, not {expected[at]}")
 
     def scribble(self) -> None:
-        """What a program does next with tensors of operations that failed: uses their memory again."""
+        """The next step of a program with the tensors of failed operations: uses their memory again."""
         for tensor in [*self._made, *(tensor for started in self.inflight for tensor in started.tensors)]:
             tensor.fill_(SCRIBBLE)
 

@@ -1,8 +1,8 @@
-"""Ranks of one trial, as forks of this process or under mpirun: each tells where it is on a shared page and hands in one report.
+"""Ranks of one trial, as forks of this process or under mpirun: each rank writes its progress on a shared page and makes one report.
 
-The parent has torch and shardwire imported and holds no group, so a trial of forked ranks costs tenths of a second. A rank that hands in nothing in time is
-asked for its stacks (SIGUSR1), and then everything that the trial started ends. Reports are files, not pipes as in tests/python/fork_ranks.py: mpirun's ranks have
-none to this process.
+The parent has torch and shardwire imported and holds no group, so a trial of forked ranks costs tenths of a second. A rank without a report in time
+must print its stacks (SIGUSR1), and then every process of the trial is ended. Reports are files, not pipes as in tests/python/fork_ranks.py: mpirun's
+ranks have no pipes to this process.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 class Page:
-    """Four numbers of each rank (pid, state, step and a mark of the trial's own), in a file that all map."""
+    """Four numbers of each rank (pid, state, step and a mark of the trial), in a file that all processes map."""
 
     def __init__(self, folder: Path) -> None:
         path = folder / "page"
@@ -60,7 +60,7 @@ class Page:
 
 
 class Rank:
-    """What a rank of a trial has: its number, the page, the folder, and where its report goes."""
+    """The things of a rank in a trial: number, page, folder, and the place of its report."""
 
     def __init__(self, folder: Path, rank: int, size: int) -> None:
         self.folder, self.rank, self.size = folder, rank, size
@@ -76,13 +76,13 @@ class Rank:
         part.rename(self.folder / f"report.{self.rank}")
 
     def linger(self) -> None:
-        """To ranks still at work one that leaves is one that failed: the parent ends who stays."""
+        """A rank that leaves counts as failed for ranks still at work. So the rank stays, and the parent ends the rank."""
         while True:
             time.sleep(60)
 
 
 def rank_main(folder: Path, rank: int, size: int, body: Callable[..., None], *args: Any) -> None:
-    """In a rank's process; never returns. A body that raises has its traceback for a report."""
+    """In a rank's process; never returns. When the body raises, the report is the traceback."""
     stacks = open(folder / f"stacks.{rank}", "w")  # noqa: SIM115: open to the end of the process
     faulthandler.register(signal.SIGUSR1, file=stacks, all_threads=True)
     faulthandler.enable(file=stacks)
@@ -96,7 +96,7 @@ def rank_main(folder: Path, rank: int, size: int, body: Callable[..., None], *ar
 
 
 class Trial:
-    """The processes of one trial; use it in a with statement, which ends whatever is left of them."""
+    """The processes of one trial; use the object in a with statement, which ends all remaining processes."""
 
     def __init__(self, size: int, name: str) -> None:
         self.size = size
@@ -141,7 +141,7 @@ class Trial:
             self.page.set(rank, "pid", pid)
 
     def mpirun(self, script: str, arguments: list[str], environment: dict[str, str] | None = None) -> None:
-        """The script is started as `script ARGUMENTS --folder FOLDER` and calls rank_main. The ranks outlive the death of one of them."""
+        """The script is started as `script ARGUMENTS --folder FOLDER` and calls rank_main. The ranks outlive the death of one rank."""
         root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
         command = ["mpirun", "-n", str(self.size), "--oversubscribe", "--enable-recovery", *root, sys.executable, script, *arguments, "--folder",
                    str(self.folder)]
@@ -154,7 +154,7 @@ class Trial:
             return False
         try:
             if self._launcher is not None and not re.search(re.escape(self.folder.name), Path(f"/proc/{pid}/cmdline").read_text(errors="replace")):
-                return False  # a zombie, or a number that the system gave to another program
+                return False  # a zombie, or a pid that the system gave to another program
             os.kill(pid, number)
         except (ProcessLookupError, FileNotFoundError):
             return False
@@ -182,7 +182,7 @@ class Trial:
         return self._codes
 
     def collect(self, ranks: list[int], deadline: float) -> dict[int, dict[str, Any]]:
-        """What these ranks report up to then; {"hung": ...} or {"ended": status} in place of a report that never came."""
+        """The reports of these ranks up to then; {"hung": ...} or {"ended": status} in place of a missing report."""
         reports: dict[int, dict[str, Any]] = {}
         while len(reports) < len(ranks) and time.monotonic() < deadline:
             gone = dict(self.reap())
@@ -220,7 +220,7 @@ class Trial:
 
 
 def quantile(values: list[float], part: float) -> float:
-    """The value that `part` of the values do not exceed; nan of none."""
+    """The value not exceeded by `part` of the values; nan of none."""
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, int(part * len(ordered)))] if ordered else float("nan")
 
