@@ -32,7 +32,7 @@ PLAIN = (
     "docs/move-weights.md", "docs/offline.md", "docs/cpp.md", "docs/publish.md", "docs/queue.md", "docs/weights.md",
     "docs/symmetric.md", "docs/kernels.md", "docs/distributed.md", "docs/building.md", "docs/launching.md",
     "docs/scale.md", "docs/rdma.md", "docs/adapters.md", "docs/drop-in.md", "docs/algorithms.md", "docs/api.md",
-    "docs/variables.md", "docs/mpi.md", "bench",
+    "docs/variables.md", "docs/mpi.md", "bench", "docs/benchmarks.md",
 )  # fmt: skip
 WAITING = (
     "backend", "backend/exec", "backend/transport", "backend/bootstrap", "backend/c10d", "python/csrc",
