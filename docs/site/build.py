@@ -18,7 +18,7 @@ def main():
     if missing:
         print(f"{sys.executable} has no {', '.join(missing)}: {sys.executable} -m pip install sphinx myst-parser furo, or use Debian's Python", file=sys.stderr)
         return 1
-    # Anew each time: what is put into the pages comes from other files, of whose changes Sphinx does not know.
+    # Anew each time: parts of the pages come from other files, whose changes Sphinx cannot see.
     shutil.rmtree(folder, ignore_errors=True)
     command = [sys.executable, "-m", "sphinx", "-q", "-W", "--keep-going", "-b", "html", "-c", str(SITE), "-d", str(folder / ".doctrees"), *sys.argv[2:]]
     status = subprocess.run([*command, str(SITE.parent), str(folder)], check=False, stdin=subprocess.DEVNULL).returncode

@@ -1,10 +1,10 @@
-"""What Sphinx is told: `./run docs` makes the site of docs/*.md in build/docs; every warning is an error. pages.py puts in what GitHub does not show."""
+"""Settings of Sphinx. `./run docs` makes the site of docs/*.md in build/docs; every warning is an error. pages.py adds the parts that GitHub does not show."""
 
 import pathlib
 import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
-import pages  # noqa: E402: it lies beside this file
+import pages  # noqa: E402: pages.py lies beside this file
 
 project = "shardwire"
 copyright = "the authors of shardwire"
@@ -16,7 +16,7 @@ html_css_files = ["site.css"]
 extensions = ["myst_parser", "sphinx.ext.autodoc"]
 exclude_patterns = ["site", "examples"]
 myst_heading_anchors = 4
-highlight_language = "none"  # of blocks that name none: pictures of characters
+highlight_language = "none"  # of blocks without a language: pictures of characters
 smartquotes = False
 autodoc_typehints = "none"  # the docstrings say them in words, and signatures stay short
 autodoc_member_order = "bysource"

@@ -1,10 +1,10 @@
-"""Puts into the pages what plain Markdown lacks: the site's tree, docstrings, headers and plots.
+"""Adds to the pages the parts that plain Markdown lacks: the site's tree, docstrings, headers and plots.
 
-The pages themselves stay plain, to be read on GitHub. What is put in is found by how they are written: docs/index.md's points are the tree, each point of docs/api.md that names
-something of the package gets its docstring, each header that docs/cpp.md links to is shown whole, and each table of docs/benchmarks.md after a line
+The pages themselves stay plain, to be read on GitHub. The form of the pages says where to add: docs/index.md's points are the tree, each point of docs/api.md with
+a name of the package gets the docstring, each header linked from docs/cpp.md is shown whole, and each table of docs/benchmarks.md after a line
 `<!-- plot: NAME -->` is drawn.
 
-The headers are shown as they are and not through doxygen: their comments are plain `//` sentences, written to be read beside the code, which doxygen does not take.
+The headers are shown unchanged and not through doxygen, because doxygen ignores plain `//` comments.
 """
 
 import importlib
@@ -15,9 +15,9 @@ import re
 import plots
 
 DOCS = pathlib.Path(__file__).resolve().parents[1]
-# "names: what they are", as the docstrings of the package tell arguments.
+# "names: meaning", the form of arguments in the docstrings of the package.
 ARGUMENT = re.compile(r"(\*{0,2}[a-z_]\w*(?:, \*{0,2}[a-z_]\w*)*): (?=\S)")
-# Classes whose objects the package makes: how is nothing for users.
+# Classes whose objects only the package makes: users need no signature.
 MADE_HERE = {"BoundOp", "CustomOp", "DeviceKernel", "DistributedContext", "Future", "KernelTimes", "MulticastTensor", "OfflinePlan", "Publication", "QueueWork", "Subscription",
              "Team", "Transaction", "WeightSync"}
 
@@ -26,7 +26,7 @@ def setup(app):
     app.connect("source-read", lambda app, name, source: source.__setitem__(0, PAGES.get(name, lambda app, text: text)(app, source[0])))
     app.connect("autodoc-process-docstring", lambda app, what, name, obj, options, lines: lines.__setitem__(slice(None), arguments_as_points(lines)))
     app.connect("autodoc-process-signature", lambda app, what, name, obj, options, signature, result: ("", None) if name.rpartition(".")[2] in MADE_HERE else None)
-    # Base classes are shown as they are: only what a docstring itself refers to must be there.
+    # Base classes are shown without links: only references of the docstrings themselves must exist.
     app.connect("warn-missing-reference", lambda app, domain, node: None if "refwarn" in node else True)
 
 
@@ -44,7 +44,7 @@ def api(app, text):
 
 
 def described(point):
-    """The docstring of what a point names; the point itself where that has none of its own: a module, whose names follow, or a value."""
+    """The docstring of the name in a point; the point itself where the name has no docstring: a module, whose names follow, or a value."""
     path, _, name = f"shardwire.{point[1]}".rpartition(".")
     named = getattr(importlib.import_module(path), name)
     if inspect.ismodule(named) or not callable(named):
@@ -78,7 +78,7 @@ PAGES = {"index": index, "api": api, "cpp": headers, "benchmarks": benchmarks}
 
 
 def arguments_as_points(lines):
-    """Paragraphs of lines like "name: what it is", with indented ones that go on, as points of a list. Others stay."""
+    """Paragraphs of lines like "name: meaning", with indented continuations, as points of a list. Other paragraphs stay."""
     made, paragraph = [], []
     for line in [*lines, ""]:
         if line:

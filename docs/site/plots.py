@@ -9,7 +9,7 @@ import os
 import re
 from typing import NamedTuple
 
-COLOURS = ("#4477aa", "#66ccee", "#ee6677", "#ccbb44")  # told apart by colour-blind eyes too
+COLOURS = ("#4477aa", "#66ccee", "#ee6677", "#ccbb44")  # distinct for colour-blind readers too
 MARK = re.compile(r"<!-- plot: ([\w-]+) -->\n((?:\|.*\n)+)")
 WIDTH, LEFT, RIGHT, BAR, GAP, TOP = 760, 250, 70, 12, 8, 58
 STYLE = "font-family: sans-serif; font-size: 12px"

@@ -51,7 +51,7 @@ bool isRefused(const Call& call) {
   return false;
 }
 
-// A rank that gives another spec than the others is told so, and so are they. An operand of a wrong shape is refused where it is given.
+// A rank with a different spec gets an error, and so do the other ranks. An operand of a wrong shape is refused on its rank.
 bool isMisuseRefused(shardwire::TorchBackend& group) {
   const auto refuses = [&](const shardwire::FftSpec& spec) { return isRefused([&] { shardwire::planFft(group, spec); }); };
   const int rank = group.getRank();

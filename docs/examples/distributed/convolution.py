@@ -28,7 +28,7 @@ distance = torch.minimum(rows, SHAPE[0] - rows) ** 2 + torch.minimum(columns, SH
 kernel = torch.exp(-distance.double() / 50.0)
 kernel /= kernel.sum()
 
-# The spectra stay in slabs of columns: bringing them back to rows and away again would move them twice for nothing.
+# The spectra stay in slabs of columns: rows and back would cost two moves for nothing.
 to_spectrum = {"distribution": [Slab.X, Slab.Y]}
 spectrum = swd.fft.rfft(mine(picture), **to_spectrum) * swd.fft.rfft(mine(kernel), **to_spectrum)
 blurred = swd.fft.irfft(spectrum, distribution=[Slab.Y, Slab.X], norm="backward")
