@@ -1,3 +1,7 @@
+// Both sides of fetches over one TCP stream. The fetcher encodes requests (ask()), which the connection sends as notes
+// on the stream of frames. The owner checks each request against the exposed memory (serve()), then writes the
+// requested runs to the socket (send()). The fetcher reads the bytes straight into the tensors (receive()). Both sides
+// keep a queue of transfers and handle the transfers in the order of the requests.
 #include "backend/transport/tcp/fetch_stream.h"
 
 #include <errno.h>
@@ -15,13 +19,13 @@ namespace shardwire::internal {
 namespace {
 
 constexpr std::size_t kMaxFetches = 32;
-// Of one request, so that it fits a note; a fetch of more is several requests.
+// Limit of one request, so that the request fits a note. A longer fetch is several requests.
 constexpr std::size_t kMaxRequestRuns = std::size_t{1} << 16;
-// That a peer may have asked for and was not sent yet: a bound on this rank's memory, not on honest peers.
+// Limit of requested runs that are not sent yet. The limit bounds this rank's memory; honest peers stay far below.
 constexpr std::size_t kMaxServedRuns = std::size_t{1} << 23;
 constexpr std::size_t kPieces = 64;
-// System calls of one send() or receive(). Each is given no more than the turn has left: on loopback a call goes on while the other end
-// keeps up, through hundreds of MiB if it may.
+// System calls of one send() or receive(). Each call gets no more bytes than the turn has left: on loopback a call
+// continues while the other end keeps up, through hundreds of MiB if permitted.
 constexpr int kMaxFetchCalls = 8;
 
 }  // namespace
@@ -56,7 +60,7 @@ Status FetchStream::serve(std::string_view request) {
   const std::uint32_t space = reader.u32();
   const std::uint32_t numRuns = reader.u32();
   if (!reader.ok() || request.size() != 8 + std::size_t{numRuns} * 16 || numServedRuns_ + numRuns > kMaxServedRuns) {
-    return {StatusCode::kMismatch, "a garbled request"};
+    return {StatusCode::kMismatch, "a malformed request"};
   }
   const auto exposure = exposed_.find(space);
   if (!exposure.isOk()) {
@@ -69,7 +73,7 @@ Status FetchStream::serve(std::string_view request) {
     const std::uint64_t address = reader.u64();
     const std::uint64_t bytes = reader.u64();
     if (const Status inside = exposure->check(address, bytes); !inside.isOk() || bytes == 0) {
-      return {StatusCode::kMismatch, bytes == 0 ? "a garbled request" : fmt::format("a request for {}", inside.message())};
+      return {StatusCode::kMismatch, bytes == 0 ? "a malformed request" : fmt::format("a request for {}", inside.message())};
     }
     transfer.runs.push_back({reinterpret_cast<std::byte*>(address), bytes});
   }
@@ -87,7 +91,7 @@ bool FetchStream::ask(std::uint32_t space, std::span<const MemoryRun> runs, Fetc
   Transfer transfer = takeSpare();
   transfer.space = space;
   transfer.count = count;
-  // Runs that touch are one, at each end for itself.
+  // Adjacent runs are joined, separately for local and remote memory.
   struct Remote {
     std::uint64_t address;
     std::uint64_t bytes;
@@ -182,7 +186,7 @@ Status FetchStream::send(bool* moved) {
     } else if (errno == EAGAIN) {
       break;
     } else if (errno != EINTR) {
-      return peerError("sending what was fetched", errno);
+      return peerError("sending fetched bytes", errno);
     }
   }
   isBlocked_ = !serving_.empty();
@@ -191,14 +195,14 @@ Status FetchStream::send(bool* moved) {
 
 Status FetchStream::receive(bool* moved) {
   std::size_t total = 0;
-  advance(fetches_, 0);  // those that asked for nothing
+  advance(fetches_, 0);  // removes fetches of zero bytes
   for (int call = 0; call < kMaxFetchCalls && total < kMaxTurnBytes && isOpen() && !isEnded_; ++call) {
     std::array<iovec, kPieces> pieces;
     msghdr message{};
     message.msg_iov = pieces.data();
     message.msg_iovlen = gather(fetches_, kMaxTurnBytes - total, pieces);
     std::byte tooMuch{};
-    if (message.msg_iovlen == 0) {  // nothing is due: only the end can come
+    if (message.msg_iovlen == 0) {  // no fetch is under way: only the end of the stream may arrive
       pieces[0] = {&tooMuch, 1};
       message.msg_iovlen = 1;
     }
@@ -210,10 +214,10 @@ Status FetchStream::receive(bool* moved) {
       return Status::ok();
     }
     if (size < 0) {
-      return peerError("receiving what was fetched", errno);
+      return peerError("receiving fetched bytes", errno);
     }
     if (size > 0 && fetches_.empty()) {
-      return {StatusCode::kMismatch, "sent bytes that nobody asked for"};
+      return {StatusCode::kMismatch, "sent bytes that this rank did not request"};
     }
     isEnded_ = size == 0;
     *moved |= size > 0;

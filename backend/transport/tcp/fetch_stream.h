@@ -1,9 +1,10 @@
-// Fetches over a TCP stream of their own: bytes go from the owner's tensors to the socket and from the socket into the fetcher's, with no
-// buffer between. Both ends ask, by notes on the frames' stream; the bytes come back in the order of the asking, so they need no headers.
+// Fetches over a separate TCP stream: bytes go from the owner's tensors to the socket, and from the socket into the
+// fetcher's tensors, with no buffer between. Both ends send requests, as notes on the stream of frames. The bytes come
+// back in the order of the requests, so the stream has no headers.
 //
 //   request (a note)   space u32 | number of runs u32 | then for each run: address u64, bytes u64      (little-endian)
 //
-// An owner sends what it exposed and nothing else. One thread at a time. Nothing blocks.
+// An owner sends exposed memory and nothing else. One thread at a time. Nothing blocks.
 #pragma once
 
 #include <sys/uio.h>
@@ -23,7 +24,7 @@ namespace shardwire::internal {
 
 class FetchStream {
  public:
-  // Of one send() or receive(): others want to be served too, frames of the same peer among them.
+  // Limit of one send() or receive(), since other connections and the frames of the same peer must be served too.
   static constexpr std::size_t kMaxTurnBytes = std::size_t{4} << 20;
 
   explicit FetchStream(Fd socket) : socket_(std::move(socket)) {}
@@ -33,21 +34,22 @@ class FetchStream {
   // Forgets all fetches, both ways, and closes the socket.
   void close();
 
-  // Owner: what the peer may ask for, from here until conceal().
+  // Owner: the peer may request these bytes until conceal().
   RemoteAddress expose(const void* bytes, std::size_t size) { return exposed_.expose(bytes, size); }
-  // False: the peer is still being sent bytes of it.
+  // False: bytes of this exposure are still being sent to the peer.
   bool conceal(std::uint32_t space);
-  // Takes a request. kMismatch for one that is garbled or asks for what is not exposed to it.
+  // Takes a request. kMismatch when the request is malformed or names memory that is not exposed to the peer.
   Status serve(std::string_view request);
   Status send(bool* moved);
   // send() stopped because the socket takes no more.
   bool isBlocked() const { return isBlocked_; }
 
-  // Fetcher: starts a fetch; what to tell the owner is appended to *requests. False: too many are under way.
+  // Fetcher: starts a fetch, and appends the requests for the owner to *requests. False: too many fetches are under
+  // way.
   bool ask(std::uint32_t space, std::span<const MemoryRun> runs, FetchCount* count, std::vector<std::string>* requests);
   bool isFetching() const { return !fetches_.empty(); }
   Status receive(bool* moved);
-  // The owner hung up.
+  // The owner closed the stream.
   bool isEnded() const { return isEnded_; }
 
  private:
@@ -58,15 +60,15 @@ class FetchStream {
   // Runs that are sent or received one after the other.
   struct Transfer {
     std::uint32_t space = 0;
-    FetchCount* count = nullptr;  // null: of the owner
+    FetchCount* count = nullptr;  // null on the owner's side
     std::vector<Run> runs;
-    std::size_t next = 0;  // run; its bytes and size move on as they are transferred
+    std::size_t next = 0;  // index of the current run; the run's bytes and size advance with the transfer
   };
 
   Transfer takeSpare();
-  // Up to so many bytes and pieces, from the first transfer on.
+  // Fills `pieces` from the first transfer on, with at most maxBytes. Returns the number of pieces.
   std::size_t gather(std::deque<Transfer>& transfers, std::size_t maxBytes, std::span<iovec> pieces) const;
-  // Moves on by `bytes`; transfers that are over go.
+  // Advances by `bytes` and removes finished transfers.
   void advance(std::deque<Transfer>& transfers, std::size_t bytes);
 
   Fd socket_;
@@ -74,7 +76,7 @@ class FetchStream {
   std::deque<Transfer> serving_;
   std::size_t numServedRuns_ = 0;
   std::deque<Transfer> fetches_;
-  std::vector<Transfer> spare_;  // their memory is used again
+  std::vector<Transfer> spare_;  // finished transfers, kept to reuse the memory
   bool isBlocked_ = false;
   bool isEnded_ = false;
 };

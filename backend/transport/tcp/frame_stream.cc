@@ -1,3 +1,8 @@
+// Units out, then units in. flush() collects credits, control frames, notes and payload frames into a batch
+// (fillBatch()) and sends the batch, over several calls if the socket is full. receive() reads into a staging buffer,
+// or straight into the ring where the rest of a long frame is expected. parse() then splits the staged bytes into
+// units, and beginUnit() checks each header against the lane's state before any byte enters a ring. Frames become
+// visible to the reader only when their unit is complete (endUnit()).
 #include "backend/transport/tcp/frame_stream.h"
 
 #include <errno.h>
@@ -13,18 +18,18 @@ namespace shardwire::internal {
 namespace {
 
 constexpr std::size_t kStagingBytes = std::size_t{64} << 10;
-// The rest of a frame that is longer goes straight into its ring.
+// A longer rest of a frame is received straight into the ring.
 constexpr std::size_t kDirectBytes = std::size_t{8} << 10;
-// A longer frame is sent in parts, so that an urgent one waits for no more than that.
+// A longer frame is sent in parts, so that an urgent frame waits for one part at most.
 constexpr std::size_t kMaxUnitBytes = std::size_t{64} << 10;
 constexpr std::size_t kBatchBytes = std::size_t{128} << 10;
-// System calls of one receive() or flush(): others want to be served too.
+// System calls of one receive() or flush(), since other connections must be served too.
 constexpr int kMaxCalls = 16;
 
 constexpr std::array<const char*, kNumLanes> kLaneNames = {"control", "bulk", "point"};
 
 Status garbled(std::string_view what) {
-  return {StatusCode::kMismatch, fmt::format("sent {}: a bug, or somebody else's bytes on the stream", what)};
+  return {StatusCode::kMismatch, fmt::format("sent {}: a bug, or a foreign process wrote to this connection", what)};
 }
 
 void putLittleEndian(std::byte* at, std::uint32_t value) {
@@ -48,7 +53,7 @@ FrameStream::FrameStream(Fd socket, const std::array<std::uint64_t, kNumLanes>& 
   for (std::size_t l = 0; l < lanes_.size(); ++l) {
     LaneState& lane = lanes_[l];
     lane.capacity = capacities[l];
-    // Not cleared: pages that no frame reaches cost nothing, and nothing is read that was not written.
+    // Not cleared: untouched pages cost nothing, and bytes are read only after they were written.
     lane.outBytes = std::make_unique_for_overwrite<std::byte[]>(lane.capacity);
     lane.inBytes = std::make_unique_for_overwrite<std::byte[]>(lane.capacity);
     lane.writer = RingWriter(&lane.out, lane.outBytes.get(), lane.capacity);
@@ -57,7 +62,7 @@ FrameStream::FrameStream(Fd socket, const std::array<std::uint64_t, kNumLanes>& 
 }
 
 bool FrameStream::owesCredit() const {
-  // A sender needs at most half a lane to go on, so an eighth may be held back.
+  // A sender needs at most half a lane to continue, so credit for up to an eighth may be delayed.
   return std::any_of(lanes_.begin(), lanes_.end(), [](const LaneState& lane) {
     return lane.in.released.load(std::memory_order_relaxed) - lane.credited >= lane.capacity / 8;
   });
@@ -114,7 +119,7 @@ std::size_t FrameStream::LaneState::unsentFrames() const {
   return bytes;
 }
 
-// Frames that lie one behind the other travel as one unit; a long one in parts.
+// Consecutive frames are sent as one unit, a long frame in parts.
 void FrameStream::addFrames(Lane lane) {
   LaneState& state = lanes_[static_cast<std::size_t>(lane)];
   const auto tag = static_cast<std::uint8_t>(lane);
@@ -123,7 +128,7 @@ void FrameStream::addFrames(Lane lane) {
     if (state.sent == state.frameEnd) {
       state.frameEnd += state.unsentFrames();
     }
-    if (state.sent == state.frameEnd) {  // a skip, which goes on to the end of the ring
+    if (state.sent == state.frameEnd) {  // a skip, which extends to the end of the ring
       const std::size_t bytes = state.capacity - position;
       batch_.add(UnitType::kSkip, tag, 0, bytes, nullptr);
       state.sent += bytes;
@@ -176,7 +181,8 @@ Status FrameStream::flush(bool* moved) {
       return peerError("sending frames", errno);
     }
   }
-  isBlocked_ = true;  // or there is more to do than one call may: the socket is writable then, and poll() comes back at once
+  // Also when the limit of calls is reached: the socket is then writable, so the next poll() continues at once.
+  isBlocked_ = true;
   return Status::ok();
 }
 
@@ -198,7 +204,7 @@ Status FrameStream::receive(bool* moved) {
     msghdr message{};
     message.msg_iov = places.data();
     std::size_t direct = 0;
-    if (inUnit_ && unit_.type == UnitType::kFrames && unit_.missing >= kDirectBytes) {  // nothing is staged then
+    if (inUnit_ && unit_.type == UnitType::kFrames && unit_.missing >= kDirectBytes) {  // no bytes are staged here
       direct = unit_.missing;
       places[message.msg_iovlen++] = {placeInLane(), direct};
     }
@@ -226,7 +232,7 @@ Status FrameStream::receive(bool* moved) {
     stagedTo_ += static_cast<std::size_t>(size) - taken;
     SW_RETURN_IF_ERROR(parse());
     if (static_cast<std::size_t>(size) < direct + room) {
-      return Status::ok();  // the socket is empty: no call to be told so
+      return Status::ok();  // the socket is empty: one more call would only confirm this
     }
   }
   return Status::ok();
@@ -269,7 +275,7 @@ Status FrameStream::beginUnit(const std::byte* header) {
   unit_ = {static_cast<UnitType>(header[0]), static_cast<std::uint8_t>(header[1]), static_cast<std::uint8_t>(header[2]), 0};
   const std::size_t bytes = getLittleEndian(header + 4);
   if (header[3] != std::byte{0} || (unit_.flags & ~kMore) != 0) {
-    return garbled("a unit that is none");
+    return garbled("a malformed unit header");
   }
   if (unit_.type == UnitType::kNote) {
     if (bytes > kMaxNoteBytes) {
@@ -312,7 +318,7 @@ Status FrameStream::beginLaneUnit(LaneState& lane, std::size_t bytes) {
     return Status::ok();
   }
   if (unit_.type != UnitType::kFrames) {
-    return garbled("a unit of a type that there is not");
+    return garbled("a unit of unknown type");
   }
   unit_.missing = bytes;
   inUnit_ = true;
@@ -325,7 +331,7 @@ void FrameStream::endUnit() {
     notesIn_.push_back(std::move(noteIn_));
   } else if ((unit_.flags & kMore) == 0) {
     LaneState& lane = lanes_[unit_.tag];
-    lane.in.written.store(lane.arrived, std::memory_order_relaxed);  // one thread: nobody pairs with it
+    lane.in.written.store(lane.arrived, std::memory_order_relaxed);  // relaxed: writer and reader are one thread
   }
 }
 

@@ -1,13 +1,14 @@
-// The lanes of a connection over one TCP stream, both ways. Each lane is a ring of frames (frame_ring.h) at the sender and one of the
-// same length at the receiver; the stream makes the second a copy of the first, byte for byte and place for place. The sender reuses its
-// ring's bytes when the receiver says that it released them (credit), so what is under way always fits, the receiver never stops reading,
-// and a full lane holds up no other.
+// The lanes of a connection over one TCP stream, both ways. Each lane is a ring of frames (frame_ring.h) at the sender
+// and a ring of the same length at the receiver. The stream makes the receiver's ring a copy of the sender's ring, byte
+// for byte and place for place. The sender reuses bytes of its ring when the receiver reports their release (credit).
+// So all bytes under way always fit, the receiver never stops reading, and a full lane delays no other lane.
 //
 //   unit    type u8 | lane or kind u8 | flags u8 | 0 u8 | bytes u32        (little-endian)
-//   frames  then `bytes` of the lane's ring: whole frames, or a part of a long one (flag kMore: it goes on in the lane's next unit)
-//   skip    `bytes` at the end of the lane's ring hold nothing; they do not travel
+//   frames  then `bytes` of the lane's ring: whole frames, or a part of a long frame (flag kMore: the frame continues
+//           in the lane's next unit)
+//   skip    `bytes` at the end of the lane's ring hold nothing and are not sent
 //   credit  `bytes` more of the lane were released
-//   note    then `bytes` of a note of this kind: what the two ends of the connection tell each other beside the lanes
+//   note    then `bytes` of a note of this kind: a message between the two ends of the connection outside the lanes
 //
 // One thread at a time. Nothing blocks.
 #pragma once
@@ -38,26 +39,27 @@ struct StreamNote {
 
 class FrameStream {
  public:
-  // Lane capacities as laneCapacities() gives them: equal on both ends.
+  // Lane capacities as returned by laneCapacities(): equal on both ends.
   FrameStream(Fd socket, const std::array<std::uint64_t, kNumLanes>& capacities);
 
   RingWriter& writer(Lane lane) { return lanes_[static_cast<std::size_t>(lane)].writer; }
   RingReader& reader(Lane lane) { return lanes_[static_cast<std::size_t>(lane)].reader; }
   const Fd& socket() const { return socket_; }
 
-  // Notes go before staged payload, and after what is already being sent.
+  // Queues a note. Notes are sent before staged payload, and after units that are already being sent.
   void tell(std::uint8_t kind, std::string bytes) { notesOut_.push_back({kind, std::move(bytes)}); }
   std::size_t numNotesWaiting() const { return notesOut_.size(); }
-  // Those that arrived; the caller takes them out.
+  // Notes that arrived; the caller removes them.
   std::deque<StreamNote>& notesIn() { return notesIn_; }
-  // So much was released since the peer was last told that it should be told now.
+  // A lane has released enough bytes since its last credit that the next credit is due.
   bool owesCredit() const;
 
-  // Sends as far as that goes. *moved: something left. Errors: the stream is broken, by the system or by what the peer sent.
+  // Sends as much as the socket takes, up to a limit. *moved: something was sent. Errors: the system broke the stream.
   Status flush(bool* moved);
   // flush() stopped because the socket takes no more.
   bool isBlocked() const { return isBlocked_; }
-  // Receives what is there, up to a limit. The end of the stream is no error: see isEnded().
+  // Receives available bytes, up to a limit. The end of the stream is no error: see isEnded(). Errors: the system broke
+  // the stream, or the peer sent a malformed unit.
   Status receive(bool* moved);
   bool isEnded() const { return isEnded_; }
 
@@ -69,16 +71,16 @@ class FrameStream {
     RingWords in{};   // written by the stream, released by the reader
     std::size_t capacity = 0;
     std::uint64_t sent = 0;      // of out.written
-    std::uint64_t frameEnd = 0;  // where the frame ends that is sent in parts; sent <= frameEnd
-    std::uint64_t arrived = 0;   // in.written plus the parts of a frame that is not whole yet
+    std::uint64_t frameEnd = 0;  // end of the frames that are being sent; sent <= frameEnd
+    std::uint64_t arrived = 0;   // in.written plus the parts of an incomplete frame
     std::uint64_t credited = 0;  // of in.released
     RingWriter writer;
     RingReader reader;
 
-    // Bytes of the frames that come next, up to a skip, the ring's end or about a unit's length.
+    // Bytes of the next frames, up to a skip, the ring's end or about a unit's length.
     std::size_t unsentFrames() const;
   };
-  // Units on their way out, in one system call.
+  // Units that one system call sends.
   struct Batch {
     static constexpr std::size_t kMaxUnits = 32;
     std::array<iovec, 2 * kMaxUnits> pieces;
@@ -103,7 +105,7 @@ class FrameStream {
   void fillBatch();
   void addFrames(Lane lane);
   void addCredit(Lane lane);
-  // Takes received bytes; what is left at the end is part of a unit's header.
+  // Parses the staged bytes. The bytes left at the end are part of a unit's header.
   Status parse();
   Status beginUnit(const std::byte* header);
   Status beginLaneUnit(LaneState& lane, std::size_t bytes);

@@ -1,3 +1,9 @@
+// One peer over two TCP sockets. create() configures the sockets and adds them to the wire's epoll set; epoll's events
+// then call onReady(), which receives or sends on one of the two streams. Notes on the stream of frames carry requests
+// to fetch, refusals, the stop of fetches, and the leave. The end of the stream of frames is the failure of the peer;
+// the end of the stream of fetches becomes a failure only when no stop is announced within kExplainWithin. health()
+// checks the sockets at intervals: for the peer's close, for unexplained ends of fetches, and for silent hosts. The
+// destructor sends all frames, then the leave, then closes.
 #include "backend/transport/tcp/tcp_connection.h"
 
 #include <errno.h>
@@ -21,27 +27,28 @@ namespace {
 
 enum NoteKind : std::uint8_t {
   kRequest = 1,  // of a fetch
-  kRefusal = 2,  // of what the other end did, with the reason; the connection is over
+  kRefusal = 2,  // of a note of the other end, with the reason; the connection is over
   kStopped = 3,  // the sender has closed its end of the fetches
-  kLeaving = 4,  // the sender goes in an orderly way; nothing follows
+  kLeaving = 4,  // the sender leaves normally; nothing follows
 };
 
-// Looks at the socket cost a system call each; wait loops ask for the health far more often.
+// Intervals of checks that cost a system call each; wait loops call health() far more often.
 constexpr Duration kLookEvery = std::chrono::milliseconds(5);
 constexpr Duration kPathLookEvery = std::chrono::milliseconds(250);
-// A host that answers nothing for so long is gone, or the way to it is: while bytes wait to be acknowledged (looked up here), and while
-// nothing is under way (keepalive probes after kIdleSeconds, one a second, kNumProbes of them).
-// TCP_USER_TIMEOUT would do the first too, but it also ends the stream of a peer that lives and is too busy to read.
+// A host that acknowledges nothing for this time is down or unreachable. While bytes wait for acknowledgement, look()
+// checks the silence. While no bytes are under way, keepalive probes do: after kIdleSeconds, one probe a second,
+// kNumProbes in all. TCP_USER_TIMEOUT could replace look()'s check, but would also end the stream of a live peer that
+// is too busy to read.
 constexpr Duration kSilentFor = std::chrono::seconds(8);
 constexpr int kIdleSeconds = 3;
 constexpr int kNumProbes = 5;
-// The peer may close its end of the fetches: it says so on the other stream, perhaps a little later.
+// A peer that closes its end of the fetches sends kStopped on the other stream, perhaps a little later.
 constexpr Duration kExplainWithin = std::chrono::seconds(2);
-// For the last frames of a rank that leaves, if the socket is full.
+// Time to send the last frames of a leaving rank, if the socket is full.
 constexpr Duration kLastWords = std::chrono::milliseconds(200);
-// Shorter edges and runs arrive sooner packed into frames: a fetch costs a round trip and an entry in a scatter list for each run. On
-// loopback (reshape_bench, SHARDWIRE_ORDINARY_PATH=staged against cross_memory) edges break even between 128 and 256 KiB, runs
-// somewhere between 2 and 16 KiB.
+// Shorter edges and runs arrive sooner packed into frames: a fetch costs a round trip, and each run costs an entry in a
+// scatter list. On loopback (reshape_bench, SHARDWIRE_ORDINARY_PATH=staged against cross_memory) edges break even
+// between 128 and 256 KiB, runs somewhere between 2 and 16 KiB.
 constexpr std::size_t kMinEdgeBytes = std::size_t{256} << 10;
 constexpr std::size_t kMinRunBytes = std::size_t{4} << 10;
 
@@ -53,7 +60,7 @@ void keepAlive(const Fd& socket) {
   set(IPPROTO_TCP, TCP_KEEPCNT, kNumProbes);
 }
 
-// For how long nothing came back on one of the two sockets, although something should have.
+// Time since the last acknowledgement on this socket, while one is overdue; else zero.
 Duration silenceOf(const Fd& socket) {
   tcp_info info{};
   socklen_t size = sizeof(info);
@@ -87,8 +94,8 @@ TcpConnection::~TcpConnection() {
   std::erase(joint_.poller->due, this);
   closeFetches();
   if (failure_.isOk()) {
-    // The leave comes behind all frames, which the peer may still want to look at.
-    const NoInterrupts whole;  // a destructor could not say so
+    // The leave follows all frames, which the peer may still read.
+    const NoInterrupts whole;  // a destructor cannot report an interrupt
     const Deadline until = Clock::now() + kLastWords;
     for (bool told = false; failure_.isOk() && Clock::now() < until;) {
       flushFrames();
@@ -105,7 +112,7 @@ TcpConnection::~TcpConnection() {
     }
     ::shutdown(frames_.socket().get(), SHUT_WR);
     bool moved = false;
-    // What lies unread when a socket is closed turns the close into a reset.
+    // Unread bytes at the time of a close would turn the close into a reset.
     (void)frames_.receive(&moved).isOk();
   }
   setEvents(frameWatch_, frames_.socket(), 0);
@@ -139,7 +146,7 @@ void TcpConnection::updateWatches() {
 void TcpConnection::fail(Status why) {
   if (failure_.isOk()) {
     failure_ = std::move(why);
-    updateWatches();  // else epoll would tell of the end for ever
+    updateWatches();  // otherwise epoll would report the end again in every poll
   }
 }
 
@@ -147,7 +154,7 @@ void TcpConnection::endOfFrames(const std::string& how) {
   if (peerLeft_) {
     fail({StatusCode::kPeerFailed, fmt::format("{} left the group", joint_.who)});
   } else {
-    fail({StatusCode::kPeerFailed, fmt::format("{} died, or the network to it did: tcp {}: {}", joint_.who, joint_.remote, how)});
+    fail({StatusCode::kPeerFailed, fmt::format("{} died, or its network connection failed: tcp {}: {}", joint_.who, joint_.remote, how)});
   }
 }
 
@@ -176,7 +183,7 @@ bool TcpConnection::flushFrames() {
   }
   const bool wasBlocked = frames_.isBlocked();
   if (const Status sent = frames_.flush(&moved); !sent.isOk()) {
-    // What the peer said before it went, and whether it left, is still to be read.
+    // The peer's last frames and notes, among them perhaps the leave, are still to be received.
     bool received = true;
     while (received && failure_.isOk()) {
       received = receiveFrames();
@@ -204,11 +211,12 @@ bool TcpConnection::receiveFrames() {
   } else if (!received.isOk()) {
     endOfFrames(received.message());
   } else if (frames_.isEnded()) {
-    endOfFrames("it closed the connection");
+    endOfFrames("the peer closed the connection");
   }
   for (const Lane lane : {Lane::kControl, Lane::kBulk, Lane::kPoint}) {
     if (frames_.writer(lane).isBroken() || frames_.reader(lane).isBroken()) {
-      fail({StatusCode::kPeerFailed, fmt::format("{} sent a frame that is none: a bug, or somebody else's bytes", joint_.who)});
+      fail({StatusCode::kPeerFailed,
+            fmt::format("received a malformed frame from {}: a bug, or a foreign process wrote to this connection", joint_.who)});
     }
   }
   return moved;
@@ -218,7 +226,7 @@ void TcpConnection::take(const StreamNote& note) {
   switch (note.kind) {
     case kRequest:
       if (stopped_) {
-        return;  // it will see that the bytes do not come
+        return;  // kStopped is on its way to the peer
       }
       if (const Status served = fetches_.serve(note.bytes); !served.isOk()) {
         frames_.tell(kRefusal, served.message());
@@ -239,7 +247,7 @@ void TcpConnection::take(const StreamNote& note) {
       endOfFrames("");
       return;
     default:
-      fail({StatusCode::kPeerFailed, fmt::format("{} sent a note of a kind that there is not ({})", joint_.who, note.kind)});
+      fail({StatusCode::kPeerFailed, fmt::format("{} sent a note of unknown kind {}", joint_.who, note.kind)});
   }
 }
 
@@ -278,7 +286,7 @@ bool TcpConnection::fetch(std::uint32_t space, std::span<const MemoryRun> runs, 
   for (std::string& request : requests_) {
     frames_.tell(kRequest, std::move(request));
   }
-  if (requests_.empty() && !isDue_) {  // no bytes, hence no event
+  if (requests_.empty() && !isDue_) {  // a fetch of zero bytes gets no event
     isDue_ = true;
     joint_.poller->due.push_back(this);
   }
@@ -303,7 +311,7 @@ void TcpConnection::closeFetches() {
   fetches_.close();
 }
 
-// No failure by itself: the peer may have stopped its fetches, and says so on the other stream.
+// No failure yet: the peer may have stopped its fetches, and then sends kStopped on the other stream.
 void TcpConnection::fetchesBroke(const Status& why) {
   if (fetchesBrokeAt_ == kNoDeadline) {
     fetchesBrokeAt_ = Clock::now();
@@ -337,7 +345,7 @@ bool TcpConnection::receiveFetched() {
   } else if (!received.isOk()) {
     fetchesBroke(received);
   } else if (fetches_.isEnded()) {
-    fetchesBroke({StatusCode::kPeerFailed, "the other end closed it"});
+    fetchesBroke({StatusCode::kPeerFailed, "the peer closed this stream"});
   }
   return moved;
 }
@@ -357,7 +365,7 @@ bool TcpConnection::onDue() {
   return true;
 }
 
-// A path may lose long packets only, which fetches send.
+// Both sockets, since a network path may lose only long packets, which fetches send.
 Duration TcpConnection::silence() const {
   return std::max(silenceOf(frames_.socket()), silenceOf(fetches_.socket()));
 }
@@ -370,7 +378,7 @@ void TcpConnection::look() {
   nextLook_ = now + kLookEvery;
   pollfd entry{frames_.socket().get(), POLLRDHUP, 0};
   if (::poll(&entry, 1, 0) > 0 && (entry.revents & (POLLRDHUP | POLLHUP | POLLERR)) != 0) {
-    while (failure_.isOk() && receiveFrames()) {  // what came before the end is still taken
+    while (failure_.isOk() && receiveFrames()) {  // frames before the end are still taken
     }
   }
   if (fetchesBrokeAt_ != kNoDeadline && !peerStopped_ && !stopped_ && now - fetchesBrokeAt_ > kExplainWithin) {
@@ -382,7 +390,7 @@ void TcpConnection::look() {
   }
   nextPathLook_ = now + kPathLookEvery;
   if (const Duration silent = silence(); silent > kSilentFor) {
-    endOfFrames(fmt::format("it has acknowledged nothing for {:.0f} s; is its host down, or a link or firewall between?",
+    endOfFrames(fmt::format("the peer has acknowledged nothing for {:.0f} s; is its host down, or a link or firewall between?",
                             std::chrono::duration<double>(silent).count()));
   }
 }

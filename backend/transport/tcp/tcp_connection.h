@@ -1,5 +1,5 @@
-// Two ranks joined by TCP: frames over one stream, fetches over another. Made by the endpoint; moved on by the wire. Threads: see
-// Connection.
+// Two ranks joined by TCP: frames over one stream, fetches over another. Made by the endpoint, driven by the wire.
+// Threads: see Connection.
 #pragma once
 
 #include <array>
@@ -17,21 +17,21 @@ namespace shardwire::internal {
 
 class TcpConnection;
 
-// What the connections of a rank and their wire share.
+// State shared by the connections of a rank and their wire.
 struct TcpPoller {
   Fd epoll;
-  int numWatched = 0;               // sockets in it
-  std::vector<TcpConnection*> due;  // that have something to do without an event
+  int numWatched = 0;               // sockets in the epoll set
+  std::vector<TcpConnection*> due;  // connections with work that no event announces
 };
 
-// What the endpoint set up.
+// The endpoint's set-up for one connection.
 struct TcpJoint {
   Rank self = 0;
   Rank peer = 0;
   std::string who;     // the peer for messages: "rank 1 (pid 7 on host a)"
   std::string remote;  // "10.0.0.2:41234"
   std::array<std::uint64_t, kNumLanes> capacities{};
-  OrdinaryPath ordinaryPath = OrdinaryPath::kAuto;  // kStaged: nothing is fetched; kCrossMemory: whatever may be is
+  OrdinaryPath ordinaryPath = OrdinaryPath::kAuto;  // kStaged: no fetches; kCrossMemory: all allowed fetches
   Fd frames;
   Fd fetches;
   std::shared_ptr<TcpPoller> poller;
@@ -59,16 +59,16 @@ class TcpConnection final : public Connection {
   Status health() override;
   std::string describe() const override;
 
-  // For the wire: what epoll said of one of the two sockets. True when something arrived or left.
+  // For the wire: handles epoll's events for one of the two sockets. True when bytes arrived or were sent.
   bool onReady(bool isFetches, std::uint32_t events);
   bool onDue();
 
  private:
-  // What epoll hands back.
+  // The target of epoll's user pointer.
   struct Watch {
     TcpConnection* connection = nullptr;
     bool isFetches = false;
-    std::uint32_t events = 0;  // that epoll waits for; 0: not in the set
+    std::uint32_t events = 0;  // requested from epoll; 0: not in the set
   };
   friend class TcpWire;
 
@@ -93,7 +93,7 @@ class TcpConnection final : public Connection {
   Watch frameWatch_;
   Watch fetchWatch_;
   std::vector<std::string> requests_;  // scratch of fetch()
-  bool stopped_ = false;               // by stopFetches()
+  bool stopped_ = false;               // stopFetches() was called
   bool peerStopped_ = false;
   bool peerLeft_ = false;
   bool isDue_ = false;
@@ -101,7 +101,7 @@ class TcpConnection final : public Connection {
   Deadline nextPathLook_{};
   Deadline fetchesBrokeAt_ = kNoDeadline;
   std::string howFetchesBroke_;
-  Status failure_;  // the first one stays
+  Status failure_;  // the first failure is kept
 };
 
 }  // namespace shardwire::internal

@@ -1,11 +1,12 @@
-// Joins two ranks by tcp over a link that they have: it becomes the stream of frames, and a second socket between the same two addresses
-// that of fetches. Goes on step by step and waits for nothing, so that many may be under way at once.
+// Joins two ranks by tcp over their link. The link becomes the stream of frames; a second socket between the same two
+// addresses becomes the stream of fetches. Each step() does what is possible without waiting, so many set-ups may be
+// under way at once.
 //
-//   listener                                       dialer
-//   setup, with the port it listens on  <------->  setup                  (over the link)
-//                                       <-------   proof of the link's secret       (over the new socket)
-//   proof of it                         ------->
-//   verdict                             <------->  verdict                (over the link: both come to the same end)
+//   listener                                        dialer
+//   setup, with the listener's port      <------->  setup                         (over the link)
+//                                        <-------   proof of the link's secret    (over the new socket)
+//   proof of the link's secret           ------->
+//   verdict                              <------->  verdict                       (over the link: both ends agree)
 #include "backend/transport/tcp/tcp_joining.h"
 
 #include <fmt/format.h>
@@ -32,7 +33,7 @@ constexpr std::string_view kListenerProof = "tcp fetches, listener";
 struct Setup {
   std::array<std::uint64_t, kNumLanes> capacities{};
   std::uint16_t port = 0;  // of the listener
-  Status status;           // why there is nothing to set up
+  Status status;           // an error when the sender rejects the set-up
 };
 
 std::string encodeStatus(ByteWriter writer, const Status& status) {
@@ -64,12 +65,13 @@ std::string encodeSetup(const Setup& setup) {
 Result<Setup> decodeSetup(std::string_view bytes) {
   ByteReader reader(bytes);
   if (reader.u32() != kMagic) {
-    return Status{StatusCode::kMismatch, "it does not speak shardwire's tcp protocol"};
+    return Status{StatusCode::kMismatch, "the peer does not speak shardwire's tcp protocol"};
   }
   if (const int version = reader.u8(); version != kTcpVersion) {
-    return Status{StatusCode::kMismatch, fmt::format("it speaks version {} of the tcp protocol, this build version {}: use one release on "
-                                                     "all hosts",
-                                                     version, static_cast<int>(kTcpVersion))};
+    return Status{StatusCode::kMismatch,
+                  fmt::format("the peer speaks version {} of the tcp protocol, this build version {}: use one release on "
+                              "all hosts",
+                              version, static_cast<int>(kTcpVersion))};
   }
   Setup setup;
   for (std::uint64_t& capacity : setup.capacities) {
@@ -79,7 +81,7 @@ Result<Setup> decodeSetup(std::string_view bytes) {
   setup.port = static_cast<std::uint16_t>(port);
   setup.status = readStatus(reader);
   if (!reader.isDone() || port > 0xffff) {
-    return Status{StatusCode::kMismatch, "its set-up for tcp is garbled"};
+    return Status{StatusCode::kMismatch, "the peer's tcp set-up is malformed"};
   }
   return setup;
 }
@@ -87,15 +89,15 @@ Result<Setup> decodeSetup(std::string_view bytes) {
 Status decodeVerdict(std::string_view bytes) {
   ByteReader reader(bytes);
   Status theirs = readStatus(reader);
-  return reader.isDone() ? theirs : Status{StatusCode::kMismatch, "its verdict on tcp is garbled"};
+  return reader.isDone() ? theirs : Status{StatusCode::kMismatch, "the peer's tcp verdict is malformed"};
 }
 
-// Short, into an empty socket: what does not go at once never will.
+// Messages are short and the socket is empty: bytes that the socket does not take at once are an error.
 Status say(const Fd& socket, std::string_view message) {
   const std::string bytes = framed(message);
   const auto sent = sendSome(socket, bytes);
   SW_RETURN_IF_ERROR(sent.status());
-  return *sent == bytes.size() ? Status::ok() : Status{StatusCode::kPeerFailed, "the other end takes no bytes"};
+  return *sent == bytes.size() ? Status::ok() : Status{StatusCode::kPeerFailed, "the peer takes no bytes"};
 }
 
 Status sendProof(const Fd& socket, const Digest& proof) {
@@ -181,7 +183,7 @@ Status TcpJoining::takeSetup() {
   SW_RETURN_IF_ERROR(theirs->status);
   if (theirs->capacities != joint_.capacities) {
     return {StatusCode::kMismatch,
-            "the two ranks have other lane lengths: SHARDWIRE_RING_BYTES and SHARDWIRE_INLINE_BYTES must be "
+            "the two ranks have different lane lengths: SHARDWIRE_RING_BYTES and SHARDWIRE_INLINE_BYTES must be "
             "equal on all ranks"};
   }
   if (!isDialer_) {
@@ -204,8 +206,8 @@ Status TcpJoining::takeSetup() {
   return Status::ok();
 }
 
-// The peer's port is closed to this rank. A process that ends closes its descriptors one by one, so its link may hang up a moment later;
-// and a peer that gave up says why.
+// The peer's port is closed to this rank. The reason may still arrive over the link: an ending process closes its
+// descriptors one by one, so the link may close a moment later, and a peer that gave up sends its reason.
 Status TcpJoining::suspect(Status why) {
   suspicion_ = std::move(why);
   suspectUntil_ = Clock::now() + kSuspectFor;
@@ -216,7 +218,7 @@ Status TcpJoining::suspect(Status why) {
 Status TcpJoining::hearWhy() {
   const auto whole = fromLink_.readOn(link_.socket());
   if (!whole.isOk()) {
-    return {StatusCode::kPeerFailed, fmt::format("the other end closed the connection ({})", suspicion_.message())};
+    return {StatusCode::kPeerFailed, fmt::format("the peer closed the connection ({})", suspicion_.message())};
   }
   if (*whole) {
     const Status said = decodeVerdict(fromLink_.take());
@@ -244,14 +246,14 @@ Status TcpJoining::takeProof() {
     return Status::ok();
   }
   if (!sameDigest(fromSecond_.take(), proveSocket(link_.secret(), kListenerProof))) {
-    return {StatusCode::kMismatch, fmt::format("{} is not who the link leads to", secondName_)};
+    return {StatusCode::kMismatch, fmt::format("{} is not the process at the other end of the link", secondName_)};
   }
   judge(Status::ok());
   return Status::ok();
 }
 
-// The peer's second socket comes among strangers that may find the port before it does. The link is looked at too: a dialer whose second
-// socket is not to be says so there, and has nothing to say before it is.
+// Foreign processes may connect to the port before the peer does, so each connection must prove the link's secret. The
+// link is read too: before its second socket is joined, the dialer sends a message there only to report a failure.
 Status TcpJoining::acceptSecond() {
   auto socket = acceptTcp(listener_);
   SW_RETURN_IF_ERROR(socket.status());
@@ -275,7 +277,7 @@ Status TcpJoining::acceptSecond() {
       judge(Status::ok());
       return Status::ok();
     }
-    logWarn("a stranger who found the port of a second socket was turned away");
+    logWarn("rejected a connection of a foreign process to the port of a second socket");
     callers_.erase(callers_.begin() + static_cast<std::ptrdiff_t>(i));
   }
   const auto whole = fromLink_.readOn(link_.socket());
@@ -286,7 +288,7 @@ Status TcpJoining::acceptSecond() {
   return {StatusCode::kPeerFailed, fmt::format("the peer has no second socket: {}", decodeVerdict(fromLink_.take()).message())};
 }
 
-// What this end makes of it; the other end is told, and heard.
+// Sends this end's verdict, and waits for the peer's verdict when this end agrees.
 void TcpJoining::judge(const Status& mine) {
   const Status told = say(link_.socket(), encodeStatus(ByteWriter(), mine));
   if (!mine.isOk() || !told.isOk()) {

@@ -1,4 +1,4 @@
-// Two ranks on their way to being joined by tcp, as one of them sees it. One thread at a time.
+// One rank's side of the set-up of a tcp connection. One thread at a time.
 #pragma once
 
 #include <cstdint>
@@ -17,12 +17,12 @@ namespace shardwire::internal {
 
 inline constexpr std::uint8_t kTcpVersion = 1;
 
-// Tells who dialed that there is nothing to set up.
+// Reports to the dialer that this rank rejects the set-up.
 void refuseByTcp(Link link, const Status& why);
 
 class TcpJoining final : public Joining {
  public:
-  // `joint` lacks its sockets and the name of the remote one.
+  // `joint` still lacks its sockets and the remote address.
   TcpJoining(Link link, bool isDialer, TcpJoint joint);
 
   std::optional<Outcome> step() override;
@@ -39,7 +39,7 @@ class TcpJoining final : public Joining {
 
   Status begin();
   Status listen(std::uint16_t* port);
-  // Each is one stage: it stays where it is, goes on to the next, or fails.
+  // advance() calls the function of the current stage, which stays there, enters the next stage, or fails.
   Status advance();
   Status takeSetup();
   Status suspect(Status why);
@@ -59,9 +59,9 @@ class TcpJoining final : public Joining {
   MessageReader fromSecond_;
   Fd second_;
   std::string secondName_;
-  Status suspicion_;  // why there is no second socket, as far as this end knows
+  Status suspicion_;  // why there is no second socket, as seen from this end
   Deadline suspectUntil_{};
-  Fd listener_;  // of the second socket, where this rank does not dial
+  Fd listener_;  // for the second socket, on the side that does not dial
   std::vector<Caller> callers_;
   std::optional<Outcome> outcome_;
 };

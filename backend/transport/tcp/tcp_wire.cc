@@ -8,7 +8,7 @@ namespace shardwire::internal {
 
 bool TcpWire::poll() {
   if (poller_->numWatched == 0 && poller_->due.empty()) {
-    return false;  // nobody is joined yet: no system call for that
+    return false;  // no peer is joined yet: saves a system call
   }
   std::array<epoll_event, 32> events;
   const int numEvents = ::epoll_wait(poller_->epoll.get(), events.data(), static_cast<int>(events.size()), 0);

@@ -1,4 +1,4 @@
-// What all tcp connections of a rank share: one epoll set. Threads: see Wire.
+// The wire of all tcp connections of a rank: one epoll set. Threads: see Wire.
 #pragma once
 
 #include <memory>

@@ -103,9 +103,9 @@ TEST(FrameStream, WireBytesAreThese) {
 
 TEST(FrameStream, WhatCannotBeIsAnError) {
   const std::pair<std::string, const char*> cases[] = {
-      {unit(static_cast<UnitType>(9), 0, 0, 16, 16), "a unit of a type that there is not"},
+      {unit(static_cast<UnitType>(9), 0, 0, 16, 16), "a unit of unknown type"},
       {unit(UnitType::kFrames, 3, 0, 16, 16), "a unit of lane 3"},
-      {unit(UnitType::kFrames, 0, 2, 16, 16), "a unit that is none"},
+      {unit(UnitType::kFrames, 0, 2, 16, 16), "a malformed unit header"},
       {unit(UnitType::kFrames, 0, 0, 0), "0 bytes for the control lane"},
       {unit(UnitType::kFrames, 0, 0, 12, 12), "12 bytes for the control lane"},
       {unit(UnitType::kFrames, 0, 0, 4104, 4104), "4104 bytes for the control lane"},
