@@ -1,3 +1,7 @@
+// fetch() registers the local memory of the runs (pinRuns()), encodes one request for each registered group of runs,
+// and sends the requests on the request lane, or queues the requests when the lane or this rank's receives have no
+// room. advance() sends queued requests. onArrival() counts the parts that the owner has written; the last part ends
+// the fetch and unpins the memory. stop() unpins the memory of all fetches.
 #include "backend/transport/rdma/fetch_requester.h"
 
 #include <algorithm>
@@ -6,7 +10,7 @@
 namespace shardwire::internal {
 namespace {
 
-// From here on a fetch uses all rails at once; below, fetches take turns.
+// A longer fetch uses all rails at once; a shorter fetch uses one rail, and fetches take turns.
 constexpr std::uint64_t kStripeFrom = std::uint64_t{512} << 10;
 constexpr std::size_t kMostFetches = 4096;
 
@@ -30,7 +34,7 @@ std::size_t FetchRequester::takePlace() {
   return place;
 }
 
-// Groups of consecutive runs, each in one registration. Mostly all runs lie in one tensor that is registered already.
+// Groups of consecutive runs, each group in one registration. Usually all runs lie in one registered tensor.
 Status FetchRequester::pinRuns(std::span<const MemoryRun> runs, std::vector<std::pair<std::size_t, Registration*>>* groups) {
   RegistrationCache& cache = fabric_.registrations();
   std::size_t begin = 0;
@@ -44,7 +48,8 @@ Status FetchRequester::pinRuns(std::span<const MemoryRun> runs, std::vector<std:
       const auto at = reinterpret_cast<std::uintptr_t>(runs[end].local);
       const std::uintptr_t newLow = std::min(low, at);
       const std::uintptr_t newHigh = std::max(high, at + runs[end].bytes);
-      // What is not known to be one piece of memory is registered only where runs touch each other: between them there may be nothing.
+      // Unless the memory between two runs is registered already, only adjacent runs are joined: the addresses between
+      // distant runs may be unmapped.
       const bool joins = isKnown ? cache.isReady(reinterpret_cast<const void*>(newLow), newHigh - newLow, true) : at == high;
       if (!joins) {
         break;

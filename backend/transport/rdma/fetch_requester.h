@@ -1,5 +1,5 @@
-// This rank's fetches from one peer: which are under way, the memory they fill, and what is still to be asked. Owned by the connection.
-// Threads: see Connection.
+// This rank's fetches from one peer: fetches under way, the registered memory that the fetches fill, and requests that
+// wait to be sent. Owned by the connection. Threads: see Connection.
 #pragma once
 
 #include <deque>
@@ -16,7 +16,7 @@ namespace shardwire::internal {
 
 class FetchRequester {
  public:
-  // Receives on each payload queue pair: each part of a request that is under way takes one.
+  // Receives on each payload queue pair. Each part of a request under way takes one receive.
   static constexpr std::uint32_t kMostParts = 240;
 
   // `devices`: of each payload queue pair, the index of the rail's device.
@@ -26,14 +26,14 @@ class FetchRequester {
   FetchRequester(const FetchRequester&) = delete;
   FetchRequester& operator=(const FetchRequester&) = delete;
 
-  // See Connection::fetch(). An error: memory could not be registered; nothing was asked.
+  // See Connection::fetch(). An error: memory could not be registered, and nothing was requested.
   Result<bool> fetch(std::uint32_t space, std::span<const MemoryRun> runs, FetchCount* count);
-  // Asks what had to wait; ends fetches of nothing.
+  // Sends waiting requests, and ends fetches of zero bytes.
   void advance();
   bool hasWork() const { return !waiting_.empty() || !ended_.empty(); }
   // One part of a request has arrived. False: there is no such request.
   bool onArrival(std::uint32_t id);
-  // No fetch ends any more; memory is given back. The queue pairs must be gone.
+  // Unpins all memory; no fetch ends after this call. Precondition: the queue pairs are destroyed.
   void stop();
 
  private:

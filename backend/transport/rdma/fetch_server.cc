@@ -1,3 +1,8 @@
+// The owner registers exposed memory (expose()). advance() takes the oldest request from the request lane, checks all
+// runs against the exposures (begin()), and posts the writes of each part on the part's queue pair (servePart()). The
+// last write of a part carries the request's id as an immediate. When a queue pair is full, the next advance()
+// continues. Requests that fail the check are refused. conceal() keeps memory pinned until all writes posted before are
+// complete.
 #include "backend/transport/rdma/fetch_server.h"
 
 #include <fmt/format.h>
@@ -23,7 +28,7 @@ Result<std::uint32_t> FetchServer::expose(const void* bytes, std::size_t size) {
 void FetchServer::conceal(std::uint32_t space) {
   const auto found = registrations_.find(space);
   if (found == registrations_.end()) {
-    return;  // stopped since
+    return;  // stop() was called before
   }
   if (isServing_ && header_.space == space) {
     // The operation failed on this side before the peer's request was served.
@@ -65,7 +70,7 @@ std::string FetchServer::begin(std::span<const std::byte> frame) {
   const std::uint64_t numQueues = queues_.size();
   if (frame.size() != sizeof(header_) + std::uint64_t{header_.numRuns} * sizeof(RunRecord) || header_.numQueues < 1 ||
       header_.numQueues > numQueues || header_.firstQueue >= numQueues) {
-    return "a request that makes no sense";
+    return "a malformed request";
   }
   const auto exposure = exposed_.find(header_.space);
   if (!exposure.isOk()) {
@@ -141,17 +146,17 @@ std::string FetchServer::advance() {
       }
       if (frame.size() < sizeof(header_)) {
         lanes_.release(kRequestLane);
-        return "it sent a request that is too short";
+        return "the peer sent a request that is too short";
       }
       std::memcpy(&header_, frame.data(), sizeof(header_));
       if (header_.kind == RequestKind::kRefusal) {
         const auto text = frame.subspan(sizeof(header_));
         std::string why(reinterpret_cast<const char*>(text.data()), std::min(text.size(), kMostRefusalBytes));
         lanes_.release(kRequestLane);
-        return "it refused a fetch: " + why;
+        return "the peer refused a fetch: " + why;
       }
       if (queues_.empty()) {
-        lanes_.release(kRequestLane);  // stopped; the peer is told by a note
+        lanes_.release(kRequestLane);  // stopped; a note reports this to the peer
         continue;
       }
       if (const std::string why = begin(frame); !why.empty()) {
@@ -180,7 +185,7 @@ void FetchServer::refuse(std::uint32_t id, const std::string& why) {
   header.numRuns = static_cast<std::uint32_t>(why.size());
   const std::size_t size = sizeof(header) + why.size();
   const auto room = lanes_.reserve(kRequestLane, size, size);
-  if (!room.empty()) {  // else the peer learns of it by its deadline
+  if (!room.empty()) {  // otherwise the peer's fetch ends at the peer's deadline
     std::memcpy(room.data(), &header, sizeof(header));
     std::memcpy(room.data() + sizeof(header), why.data(), why.size());
     lanes_.commit(kRequestLane, size);

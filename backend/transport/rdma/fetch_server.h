@@ -1,5 +1,6 @@
-// The other side of fetches: what this rank exposed to one peer, and the peer's requests, served in order by writing straight from the
-// exposed memory into the peer's. Owned by the connection. Threads: see Connection.
+// The owner's side of fetches: memory that this rank exposes to one peer, and the peer's requests. Requests are served
+// in order, by RDMA writes straight from the exposed memory into the peer's memory. Owned by the connection. Threads:
+// see Connection.
 #pragma once
 
 #include <array>
@@ -20,19 +21,20 @@ namespace shardwire::internal {
 
 class FetchServer {
  public:
-  // `queues`: the payload queue pairs; empty once fetches were stopped.
+  // `queues`: the payload queue pairs; empty after fetches were stopped.
   FetchServer(RdmaFabric& fabric, FrameLanes& lanes, std::vector<std::unique_ptr<QueuePair>>& queues)
       : fabric_(fabric), lanes_(lanes), queues_(queues) {}
   ~FetchServer() { stop(); }
   FetchServer(const FetchServer&) = delete;
   FetchServer& operator=(const FetchServer&) = delete;
 
-  // The space under which the peer may ask for these bytes. Errors of RegistrationCache::pin().
+  // Returns the space that the peer names in requests for these bytes. Errors: see RegistrationCache::pin().
   Result<std::uint32_t> expose(const void* bytes, std::size_t size);
   void conceal(std::uint32_t space);
-  // Serves the requests that have arrived, as far as the queue pairs have room. A refusal by the peer is returned as its text.
+  // Serves the requests that have arrived, as far as the queue pairs have room. Returns the text of the peer's refusal
+  // or of a malformed request; else an empty string.
   std::string advance();
-  // Gives all memory back. The queue pairs must be gone.
+  // Unpins all memory. Precondition: the queue pairs are destroyed.
   void stop();
 
  private:
@@ -41,13 +43,13 @@ class FetchServer {
     std::uint64_t offset = 0;  // in the run
     std::uint64_t left = 0;    // of the part
   };
-  // Memory that is no longer exposed, but that a device may still send from.
+  // Concealed memory that a device may still read.
   struct Retired {
     Registration* memory = nullptr;
-    std::array<std::uint32_t, kMaxRails> posted{};  // by queue, when it was concealed
+    std::array<std::uint32_t, kMaxRails> posted{};  // by queue, at the time of conceal()
   };
 
-  // Empty: the request at hand can be served.
+  // Checks the request in `frame`. Empty: the request can be served; else why not.
   std::string begin(std::span<const std::byte> frame);
   bool servePart(std::uint32_t part);
   RunRecord run(std::uint32_t index) const;
@@ -58,9 +60,9 @@ class FetchServer {
   FrameLanes& lanes_;
   std::vector<std::unique_ptr<QueuePair>>& queues_;
   ExposedMemory exposed_;
-  std::unordered_map<std::uint32_t, Registration*> registrations_;  // of what is exposed, by its number
+  std::unordered_map<std::uint32_t, Registration*> registrations_;  // of exposed memory, by space
   std::vector<Retired> retired_;
-  // The request being served; its frame stays in the ring until then.
+  // The request being served. Its frame stays in the ring until all parts are posted.
   bool isServing_ = false;
   RequestHeader header_;
   const std::byte* runs_ = nullptr;

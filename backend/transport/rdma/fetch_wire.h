@@ -1,4 +1,5 @@
-// What travels on the request lane of an RDMA connection: requests to fetch, and refusals. Little-endian, fixed width (docs/rdma.md).
+// Messages of the request lane of an RDMA connection: requests to fetch, and refusals. Little-endian, fixed width
+// (docs/rdma.md).
 #pragma once
 
 #include <array>
@@ -16,7 +17,8 @@ struct RequestHeader {
   std::uint32_t id = 0;     // the immediate that ends each queue's part
   std::uint32_t space = 0;  // the owner's exposure
   std::uint32_t numRuns = 0;
-  std::uint32_t firstQueue = 0;  // the payload queue pairs to use: the bytes of all runs, in order, are cut into numQueues equal parts
+  // The payload queue pairs to use: the bytes of all runs, in order, are cut into numQueues equal parts.
+  std::uint32_t firstQueue = 0;
   std::uint32_t numQueues = 1;
   std::array<std::uint32_t, kMaxRails> remoteKeys{};  // of the requester's memory, by queue pair
 };

@@ -1,3 +1,8 @@
+// FrameMemory makes and registers the rings. FrameLanes sends and receives frames. commit() and flush() post one RDMA
+// write for all unsent bytes of a lane (flushLane()), within the window of the peer's receives; the write's immediate
+// announces the bytes. onImmediate() handles the peer's immediates: new frames, credit, returned receives, and notes.
+// The function also posts receives again, and flushes waiting bytes. tellCredits() sends the credit and the returns
+// that are due.
 #include "backend/transport/rdma/frame_lanes.h"
 
 #include <errno.h>
@@ -12,7 +17,7 @@
 namespace shardwire::internal {
 namespace {
 
-// Immediates: what they say, of which lane, whether a frame came bare and how much of it is padding, how much.
+// An immediate, from the highest bit: kind, lane, whether a frame comes without header, the frame's padding, amount.
 enum class Said : std::uint32_t { kFrames = 0, kReleased = 1, kReturned = 2, kNote = 3 };
 constexpr int kSaidShift = 30;
 constexpr int kLaneShift = 28;
@@ -21,7 +26,7 @@ constexpr std::uint32_t kBare = std::uint32_t{1} << 27;
 constexpr int kPaddingShift = 24;
 constexpr std::uint32_t kPaddingMask = 7;
 constexpr std::uint32_t kAmountMask = (std::uint32_t{1} << kPaddingShift) - 1;
-// Bytes are told in units of what frames are padded to.
+// Amounts of bytes are in units of 8, since frames are padded to multiples of 8.
 constexpr std::uint64_t kUnit = 8;
 static_assert(kUnit == kPaddingMask + 1 && sizeof(RingHeader) == kUnit);
 static_assert(kNumWireLanes <= kLaneMask + 1);
@@ -31,17 +36,17 @@ std::uint32_t encode(Said said, std::size_t lane, std::uint64_t amount) {
          static_cast<std::uint32_t>(amount);
 }
 
-// Of the 256 receives: frames; the rest serves returns (4), credits (5 for each lane) and notes.
+// Receives for frames, out of 256; the rest is for returns (4), credits (5 for each lane) and notes.
 constexpr std::uint32_t kWindow = 160;
 constexpr std::uint32_t kReturnEvery = 40;
 constexpr std::uint32_t kPostEvery = 16;
 static_assert(kWindow + kPostEvery + kWindow / kReturnEvery + 5 * kNumWireLanes + 4 < FrameLanes::kDepth.receives);
 
-// Control frames first: they are what others wait for.
+// Control frames first, since peers wait for control frames.
 constexpr std::array<std::size_t, kNumWireLanes> kFlushOrder = {0, kRequestLane, 2, 1};
 constexpr std::array<const char*, kNumWireLanes> kLaneNames = {"control", "bulk", "point", "request"};
 
-// The payload bytes of the frame that lies there, if it and its padding are all of `size`; else 0.
+// The payload bytes of the frame at `at`, if this frame with its padding fills `size` bytes; else 0.
 std::size_t soleFrameBytes(const std::byte* at, std::uint64_t size) {
   RingHeader header;
   std::memcpy(&header, at, sizeof(header));
@@ -69,7 +74,8 @@ Result<std::unique_ptr<FrameMemory>> FrameMemory::create(RdmaFabric& fabric, con
   std::unique_ptr<FrameMemory> memory(new FrameMemory(fabric.api()));
   memory->laneBytes_ = laneBytes;
   const std::size_t size = 2 * memory->inOffset(kNumWireLanes);
-  // Shared rather than private memory: a fork() must not give the child our pages and us copies.
+  // Shared, not private, memory: otherwise a write after fork() could move this process to a copy of a page, while the
+  // device and the child keep the registered page.
   auto fd = makeMemfd("shardwire-frames", size);
   SW_RETURN_IF_ERROR(fd.status());
   auto mapping = Mapping::shared(fd->get(), 0, size, Access::kReadWrite, "the rings of an RDMA connection");
@@ -111,7 +117,7 @@ void FrameLanes::commit(std::size_t lane, std::size_t bytes) {
   const std::uint64_t capacity = memory_->laneBytes()[lane];
   const std::uint64_t toEnd = capacity - (out.committed & (capacity - 1));
   if (committed - out.committed > toEnd) {
-    out.skipAt = out.committed;  // frames lie contiguous: this one begins the next lap, and a skip marker ends this one
+    out.skipAt = out.committed;  // frames are contiguous: a skip marker ends this lap, and the frame begins the next lap
   }
   out.committed = committed;
   flushLane(lane);
@@ -122,7 +128,7 @@ bool FrameLanes::release(std::size_t lane) {
   in.reader.release();
   const std::uint64_t owed = in.words.released.load(std::memory_order_relaxed) - in.told;
   const std::uint64_t capacity = memory_->laneBytes()[lane];
-  if (owed >= capacity / 2) {  // a lane of which less is owed takes the longest frame, wherever that starts
+  if (owed >= capacity / 2) {  // with less than half owed, the longest frame fits at any position
     tellCredits();
     return false;
   }
@@ -140,11 +146,11 @@ bool FrameLanes::flushLane(std::size_t lane) {
     std::uint64_t step = std::min(out.committed - out.posted, capacity - position);
     std::uint64_t bytes = step;
     if (out.skipAt >= out.posted && out.skipAt < out.posted + step) {
-      bytes = out.skipAt + sizeof(RingHeader) - out.posted;  // of a skip, its marker is all that is read
+      bytes = out.skipAt + sizeof(RingHeader) - out.posted;  // the peer reads only the marker of a skip
     }
     const bool isWhole = bytes <= QueuePair::kMaxWriteBytes;
     if (!isWhole) {
-      bytes = step = QueuePair::kMaxWriteBytes;  // the reader must not see half a frame: announced with the rest
+      bytes = step = QueuePair::kMaxWriteBytes;  // announced with the rest, since the reader must not see half a frame
     }
     const std::byte* const local = memory_->bytes() + memory_->outOffset(lane) + position;
     RdmaWrite write;
@@ -153,8 +159,8 @@ bool FrameLanes::flushLane(std::size_t lane) {
     if (isWhole) {
       write.immediate = encode(Said::kFrames, lane, (out.posted + step - out.announced) / kUnit);
     }
-    // A frame by itself goes without its header, which the peer makes from the immediate: so a frame that fills its packets exactly needs
-    // no packet more.
+    // A single frame is sent without its header, which the peer makes from the immediate. So a frame whose payload
+    // fills whole packets needs no further packet for the header.
     const std::size_t payload = isWhole && out.announced == out.posted ? soleFrameBytes(local, step) : 0;
     const std::size_t skipped = payload > 0 ? sizeof(RingHeader) : 0;
     if (payload > 0) {
@@ -235,13 +241,13 @@ Note FrameLanes::onImmediate(std::uint32_t immediate) {
         isBroken_ = true;
         return Note::kNone;
       }
-      // Relaxed: the device has written the bytes before it told, and the reader is this thread.
+      // Relaxed: the device has written the bytes before the completion, and the reader is this thread.
       in_[lane].words.written.fetch_add(amount * kUnit, std::memory_order_relaxed);
       ++toReturn_;
       break;
     case Said::kReleased:
-      // The bytes may be overwritten although our own completion was not seen yet: the peer has them all, so what the device might send
-      // again it only acknowledges.
+      // The bytes may be overwritten, even before the completion of our write arrives here: the peer has received all
+      // of them, and only acknowledges packets that our device sends again.
       out_[lane].words.released.fetch_add(amount * kUnit, std::memory_order_relaxed);
       break;
     case Said::kReturned:
@@ -274,7 +280,7 @@ std::string FrameLanes::whatIsBroken() const {
     }
   }
   if (isBroken_) {
-    return "it returned more receives than it was sent frames, or announced a frame that cannot be";
+    return "the peer returned more receives than it was sent frames, or announced a frame of impossible size";
   }
   return queue_->error() == 0
              ? std::string()

@@ -1,17 +1,17 @@
-// The lanes of one RDMA connection: a ring for each lane at both ends, and one queue pair that carries what is written here to the same
-// place there.
+// The lanes of one RDMA connection: a ring for each lane at both ends, and one queue pair that copies new bytes of a
+// sender's ring to the same place in the receiver's ring.
 //
-//   my out ring of a lane    == RDMA write with immediate ==>    the peer's in ring of that lane
-//   the immediate says how many bytes of which lane are new; one write carries all frames that lie there by then, or one frame bare of
-//   its header, which this end then writes into its ring
-//   the peer tells when it has released a quarter of a ring, at the latest half of it: a lane that is empty is known to have room for the
-//   longest frame
+//   my out ring of a lane    == RDMA write with immediate ==>    the peer's in ring of the same lane
+//   The immediate holds the lane and the number of new bytes. One write carries all unsent frames of the lane, or a
+//   single frame without its header; then the receiver writes the header into the ring.
+//   The receiver sends credit when a quarter of a ring is released, at the latest at half: an empty lane always has
+//   credit for the longest frame.
 //
-// Each immediate takes one receive that the peer has posted. Writes of frames stay within a window of receives whose return the peer has
-// told; what else is told (credits, returns, notes) is bounded by that and has the rest of the receives. So a peer that does not look
-// holds back frames, and no queue pair ever finds a peer without receives.
+// Each immediate takes one receive that the peer has posted. Writes of frames stay within a window of receives, which
+// the peer's returns open again. All other immediates (credits, returns, notes) are bounded by the window and use the
+// remaining receives. So a peer that does not poll delays frames, and no write ever reaches a peer without receives.
 //
-// The rings are those of frame_ring.h, with counters that only this end uses. Threads: see Connection.
+// The rings are the rings of frame_ring.h, with counters that only this end uses. Threads: see Connection.
 #pragma once
 
 #include <array>
@@ -27,12 +27,12 @@
 
 namespace shardwire::internal {
 
-// The engine's lanes and one of our own, for requests to fetch.
+// The engine's lanes, and a lane of this transport for requests to fetch.
 inline constexpr std::size_t kRequestLane = kNumLanes;
 inline constexpr std::size_t kNumWireLanes = kNumLanes + 1;
 using LaneBytes = std::array<std::uint64_t, kNumWireLanes>;
 
-// What a peer says beside frames.
+// Messages outside of the lanes.
 enum class Note : std::uint32_t { kNone = 0, kLeaving = 1, kStopsFetches = 2 };
 
 // Rings for both directions, registered with the device of the first rail.
@@ -68,44 +68,45 @@ class FrameLanes {
   FrameLanes(std::unique_ptr<FrameMemory> memory, std::unique_ptr<QueuePair> queue, std::uint64_t remote, std::uint32_t remoteKey);
 
   std::span<std::byte> reserve(std::size_t lane, std::size_t minBytes, std::size_t maxBytes);
-  // Sends at once as far as that goes.
+  // Sends as many bytes at once as the window and the queue pair permit.
   void commit(std::size_t lane, std::size_t bytes);
   std::size_t maxFrameBytes(std::size_t lane) const { return maxRingFrameBytes(memory_->laneBytes()[lane]); }
   std::span<const std::byte> peek(std::size_t lane) { return in_[lane].reader.peek(); }
-  // Whether the peer should be told soon, by flush(): not now, because an answer to the frame may follow, which is more urgent.
+  // True: credit for the peer is due, and the caller should call flush() soon. Not at once, because an answer to the
+  // frame may follow, which is more urgent.
   bool release(std::size_t lane);
 
-  // Sends what waited for room. isFlushed(): nothing waits any more.
+  // Sends bytes that waited for room. isFlushed(): no bytes wait.
   void flush();
   bool isFlushed() const;
-  // Notes are not held back by the window. Its completion is asked for.
+  // Notes do not wait for the window. Requests a completion.
   bool sendNote(Note note);
-  // A write of nothing, which fails when the peer is gone. Its completion is asked for.
+  // A write of zero bytes, which fails when the peer is dead. Requests a completion.
   bool probe();
   Note onImmediate(std::uint32_t immediate);
   void onSendCompleted(std::uint32_t sequence) { queue_->onSendCompleted(sequence); }
   bool isIdle() const { return queue_->posted() == queue_->completed(); }
-  // Empty, or what is wrong with what the peer sent.
+  // Empty, or the error: in the peer's bytes, or in posting to the queue pair.
   std::string whatIsBroken() const;
   const QueuePair& queue() const { return *queue_; }
 
  private:
   struct Out {
-    RingWords words{};  // written: by the writer here; released: as the peer told
+    RingWords words{};  // written: by the writer here; released: from the peer's credits
     RingWriter writer;
     std::uint64_t committed = 0;               // == words.written
     std::uint64_t posted = 0;                  // handed to the device
-    std::uint64_t announced = 0;               // of these, covered by an immediate
-    std::uint64_t skipAt = ~std::uint64_t{0};  // where the newest skip marker lies that was not posted yet
+    std::uint64_t announced = 0;               // part of `posted` that is covered by an immediate
+    std::uint64_t skipAt = ~std::uint64_t{0};  // position of the newest skip marker that was not posted yet
   };
   struct In {
-    RingWords words{};  // written: as the immediates say; released: by the reader here
+    RingWords words{};  // written: from the immediates; released: by the reader here
     RingReader reader;
-    std::uint64_t told = 0;  // of words.released
+    std::uint64_t told = 0;  // part of words.released that was sent as credit
   };
 
   bool flushLane(std::size_t lane);
-  // Where the next frame of the lane lies, `size` bytes with header and padding. False: it cannot lie there.
+  // Writes the header of the lane's next frame, `size` bytes with header and padding. False: the size is impossible.
   bool makeHeader(std::size_t lane, std::uint64_t size, std::uint64_t padding);
   void tellCredits();
   bool sendImmediate(std::uint32_t immediate, bool isSignalled);
@@ -117,8 +118,8 @@ class FrameLanes {
   std::array<Out, kNumWireLanes> out_;
   std::array<In, kNumWireLanes> in_;
   std::uint32_t inWindow_ = 0;  // writes of frames whose receives the peer has not returned
-  std::uint32_t toReturn_ = 0;  // the peer's writes of frames that were taken here since its last return
-  std::uint32_t toPost_ = 0;    // receives taken and not posted again
+  std::uint32_t toReturn_ = 0;  // the peer's writes of frames that were taken here since the last return
+  std::uint32_t toPost_ = 0;    // receives that were taken and not posted again
   bool isBroken_ = false;
 };
 

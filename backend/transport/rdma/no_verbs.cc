@@ -1,4 +1,4 @@
-// Stands for the whole folder where libibverbs-dev was missing when shardwire was built (see CMakeLists.txt).
+// Built instead of this folder's other files when libibverbs-dev is missing (see CMakeLists.txt).
 #include "backend/transport/endpoint.h"
 
 namespace shardwire::internal {

@@ -1,3 +1,7 @@
+// One RC queue pair. create() makes the queue pair with the largest inline size that the device accepts, and brings it
+// to INIT. connect() moves the queue pair to RTR with the peer's address, posts the receives, and moves it to RTS.
+// write() posts one RDMA write, and requests a completion for some of the writes only. postReceives() posts receives in
+// chains.
 #include "backend/transport/rdma/queue_pair.h"
 
 #include <errno.h>
@@ -13,15 +17,15 @@
 namespace shardwire::internal {
 namespace {
 
-// A request whose packets are not acknowledged fails after (kRetries + 1) * 4.096 us * 2^kTimeout = 0.47 s (devices may take some times
-// longer). kRetries must not be 7 where a device takes that for "for ever".
+// A request whose packets are not acknowledged fails after (kRetries + 1) * 4.096 us * 2^kTimeout = 0.47 s (some
+// devices take a multiple of this time). kRetries must not be 7, which some devices interpret as "for ever".
 constexpr std::uint8_t kTimeout = 14;
 constexpr std::uint8_t kRetries = 6;
-// A peer without a posted receive cannot be (see FrameLanes); 7 means to wait for one for ever all the same.
+// A peer always has a posted receive (see FrameLanes); 7 means to wait for a receive for ever in any case.
 constexpr std::uint8_t kReceiverNotReadyRetries = 7;
 constexpr std::uint8_t kReceiverNotReadyTimer = 12;  // 0.64 ms
 constexpr std::uint8_t kHopLimit = 255;
-// One of this many requests tells that it and those before are through.
+// One of this many requests asks for a completion, which covers all requests before.
 constexpr std::uint32_t kSignalEvery = 16;
 constexpr std::uint32_t kWantedInline[] = {256, 64, 0};
 
@@ -65,7 +69,7 @@ Result<std::unique_ptr<QueuePair>> QueuePair::create(RdmaFabric& fabric, const R
 
 QueuePair::~QueuePair() {
   if (qp_ != nullptr) {
-    api_.destroyQp(qp_);  // after this the device neither reads nor writes memory on its behalf
+    api_.destroyQp(qp_);  // after this the device neither reads nor writes memory for this queue pair
   }
 }
 
@@ -133,7 +137,7 @@ bool QueuePair::write(const RdmaWrite& write) {
   request.wr.rdma.remote_addr = write.remote;
   request.wr.rdma.rkey = write.remoteKey;
   const bool isInline = write.bytes > 0 && write.bytes <= maxInline_;
-  // The last place is never taken by a request that does not tell when it is through.
+  // A request in the last free place always asks for a completion; otherwise the queue would stay full.
   const bool isLast = posted_ + 1 - completed_ >= depth_.sends;
   const bool isSignalled = write.isSignalled || isLast || posted_ + 1 - lastSignalled_ >= kSignalEvery;
   const unsigned signalled = isSignalled ? IBV_SEND_SIGNALED : 0;

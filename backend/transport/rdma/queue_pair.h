@@ -1,4 +1,5 @@
-// One reliable connection between two ports: RDMA writes out, immediate values in. Owned by its connection. Threads: see Connection.
+// One reliable connection between two ports: RDMA writes out, immediate values in. Owned by a connection. Threads: see
+// Connection.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +11,7 @@
 
 namespace shardwire::internal {
 
-// What the peer must know of a queue pair.
+// The address of a queue pair, for the peer's connect().
 struct QueuePairAddress {
   std::uint32_t number = 0;
   std::uint32_t firstPacket = 0;  // packet sequence number, 24 bits
@@ -21,7 +22,7 @@ struct QueuePairDepth {
   std::uint32_t receives = 0;
 };
 
-// Memory to send from, and where it goes.
+// Local memory to send, and the remote address to write.
 struct RdmaWrite {
   const void* local = nullptr;
   std::uint32_t localKey = 0;
@@ -29,34 +30,34 @@ struct RdmaWrite {
   std::uint32_t remoteKey = 0;
   std::size_t bytes = 0;                   // at most kMaxWriteBytes
   std::optional<std::uint32_t> immediate;  // arrives after the bytes, and takes one of the peer's receives
-  bool isSignalled = false;                // its completion is asked for; some are anyway
+  bool isSignalled = false;                // requests a completion; write() also does so at intervals
 };
 
 class QueuePair {
  public:
-  // Longer writes gain nothing, and one that fails is named more exactly.
+  // Longer writes gain nothing, and short writes locate a failure more exactly.
   static constexpr std::size_t kMaxWriteBytes = std::size_t{1} << 20;
 
-  // `id` says whose it is; its sequence is counted here.
+  // `id` names the connection and the queue; write() sets the sequence.
   static Result<std::unique_ptr<QueuePair>> create(RdmaFabric& fabric, const Rail& rail, QueuePairDepth depth, const WorkId& id);
   ~QueuePair();
   QueuePair(const QueuePair&) = delete;
   QueuePair& operator=(const QueuePair&) = delete;
 
   QueuePairAddress address() const;
-  // Receives are posted before the peer may send.
+  // Posts all receives; the peer may send afterwards.
   Status connect(const RailAddress& peer, const QueuePairAddress& peerQueue);
   const Rail& rail() const { return rail_; }
 
-  // False: no room until a completion came, or the queue pair failed.
+  // False: no room until the next completion, or the queue pair failed.
   bool write(const RdmaWrite& write);
   bool hasRoom() const { return posted_ - completed_ < depth_.sends && error_ == 0; }
-  // Requests posted so far and those known to be through; they wrap around.
+  // Numbers of requests posted, and of requests known to be complete; both wrap around.
   std::uint32_t posted() const { return posted_; }
   std::uint32_t completed() const { return completed_; }
   void onSendCompleted(std::uint32_t sequence) { completed_ = sequence; }
   bool postReceives(std::uint32_t number);
-  // errno of a post that failed; 0: none did.
+  // errno of a failed post; 0: no post failed.
   int error() const { return error_; }
 
  private:

@@ -72,7 +72,7 @@ Result<std::vector<RailAddress>> decodeRailAddresses(std::string_view bytes) {
     rail.mbps = reader.u32();
   }
   if (!reader.isDone() || rails.empty() || rails.size() > kMaxRails) {
-    return Status{StatusCode::kMismatch, "published an RDMA address that cannot be read"};
+    return Status{StatusCode::kMismatch, "published a malformed RDMA address"};
   }
   return rails;
 }

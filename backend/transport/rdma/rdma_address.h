@@ -1,5 +1,5 @@
-// What a rank publishes about its RDMA ports, and how two ranks pair theirs. Pure functions; both ends compute the same from the same two
-// addresses.
+// The published address of a rank's RDMA ports, and the pairing of two ranks' ports. Pure functions; both ends compute
+// the same pairs from the same two addresses.
 #pragma once
 
 #include <string>
@@ -15,15 +15,16 @@ namespace shardwire::internal {
 inline constexpr std::uint8_t kRdmaAddressVersion = 1;
 
 std::string encodeRailAddresses(const std::vector<RailAddress>& rails);
-// kMismatch when the bytes are not such an address, or of another version.
+// kMismatch when the bytes are no RDMA address, or have another version.
 Result<std::vector<RailAddress>> decodeRailAddresses(std::string_view bytes);
 
-// (index in dialer, index in listener) of the ports that are joined, best pair first: each port at most once, ports of one link layer, of
-// RoCE those whose addresses share the longest prefix first, since ports of different networks seldom reach each other.
+// (index in dialer, index in listener) of the ports to join, best pair first. Each port is used at most once, and both
+// ports of a pair have the same link layer. RoCE ports whose addresses share the longest prefix come first, since ports
+// of different networks seldom reach each other.
 std::vector<std::pair<std::size_t, std::size_t>> pairRails(const std::vector<RailAddress>& dialer,
                                                            const std::vector<RailAddress>& listener);
 
-// Empty when pairRails() finds a pair, else why not; the same words whichever comes first.
+// Empty when pairRails() finds a pair, else why not. The text does not depend on the order of the arguments.
 std::string whyNoPair(const std::vector<RailAddress>& one, const std::vector<RailAddress>& other);
 
 }  // namespace shardwire::internal

@@ -1,3 +1,9 @@
+// One peer over RDMA. The fabric delivers completions (onCompletion()): immediates on the first queue pair are frames,
+// credits and notes; immediates on the payload queue pairs end parts of fetches. advance() sends waiting requests and
+// serves the peer's requests. A failed request is recorded, and health() decides what the failure means: the peer left,
+// the peer's process died (the link closed), or the network or a device failed. A silent peer is probed after
+// kProbeAfter. The destructor sends the remaining frames and a leave, then destroys the queue pairs, then unpins
+// memory.
 #include "backend/transport/rdma/rdma_connection.h"
 
 #include <errno.h>
@@ -13,11 +19,13 @@
 namespace shardwire::internal {
 namespace {
 
-// A peer from which nothing was heard for so long is asked for a sign of life: after that and the retries it counts as gone (1 s in all).
+// A peer without a completion for this time is probed. When the probe's retries fail too, the peer counts as dead (1 s
+// in all).
 constexpr Duration kProbeAfter = std::chrono::milliseconds(300);
-// How long an orderly end waits for what was sent to arrive.
+// How long a normal end waits until all sent frames have arrived.
 constexpr Duration kLeaveWithin = std::chrono::seconds(1);
-// Runs shorter than this, on average, are packed and sent: a request for each costs the device more than copying it costs us.
+// Runs shorter than this, on average, are packed and sent: a write for each run costs the device more than copying the
+// run costs this rank.
 constexpr std::size_t kMinFetchRun = std::size_t{16} << 10;
 constexpr std::size_t kMinFetchEdge = std::size_t{32} << 10;
 constexpr char kLeavingByte = 'L';
@@ -30,20 +38,20 @@ std::vector<std::size_t> devicesOf(const std::vector<std::unique_ptr<QueuePair>>
   return devices;
 }
 
-// What such an error mostly comes from.
+// The most likely cause of an error.
 const char* likelyCause(ibv_wc_status status) {
   switch (status) {
     case IBV_WC_RETRY_EXC_ERR:
     case IBV_WC_RESP_TIMEOUT_ERR:
     case IBV_WC_REM_ABORT_ERR:
-      return "its process or machine is gone, a cable or switch port is down, or the two ports are in networks that do not reach each "
+      return "its process or machine is down, a cable or switch port is down, or the two ports are in networks that do not reach each "
              "other";
     case IBV_WC_RNR_RETRY_EXC_ERR:
-      return "it takes nothing in any more";
+      return "the peer receives nothing any more";
     case IBV_WC_REM_ACCESS_ERR:
     case IBV_WC_REM_INV_REQ_ERR:
     case IBV_WC_REM_OP_ERR:
-      return "it takes back memory that was still in use, or one of the two sides has a bug";
+      return "the peer withdrew memory that was still in use, or one of the two sides has a bug";
     case IBV_WC_LOC_PROT_ERR:
     case IBV_WC_LOC_ACCESS_ERR:
     case IBV_WC_LOC_LEN_ERR:
@@ -75,12 +83,12 @@ RdmaConnection::RdmaConnection(std::shared_ptr<RdmaFabric> fabric, std::uint32_t
 RdmaConnection::~RdmaConnection() {
   leave();
   fabric_->leave(slot_, join_.link.get());
-  join_.payload.clear();  // before the memory that they use is given back
+  join_.payload.clear();  // the queue pairs must be destroyed before their memory is unpinned
   server_.stop();
   requester_.stop();
 }
 
-// What was committed arrives before the peer learns that this rank leaves, and it learns that before the link hangs up.
+// All committed frames arrive first, then the leave, then the close of the link.
 void RdmaConnection::leave() {
   const Deadline until = Clock::now() + kLeaveWithin;
   bool isTold = false;
@@ -176,9 +184,9 @@ bool RdmaConnection::stopFetches() {
   if (!hasStopped_) {
     hasStopped_ = true;
     if (!join_.lanes->sendNote(Note::kStopsFetches)) {
-      logDebug("rank {}: {} was not told that fetches stop", join_.self, join_.who);
+      logDebug("rank {}: {} was not notified that fetches stop", join_.self, join_.who);
     }
-    join_.payload.clear();  // a queue pair that is gone neither reads nor writes memory
+    join_.payload.clear();  // a destroyed queue pair neither reads nor writes memory
     server_.stop();
     requester_.stop();
   }
@@ -187,7 +195,7 @@ bool RdmaConnection::stopFetches() {
 
 void RdmaConnection::onCompletion(const WorkId& id, const ibv_wc& completion) {
   if (id.queue > join_.payload.size()) {
-    return;  // of a payload queue pair that was stopped
+    return;  // the payload queue pair was stopped
   }
   if (completion.status != IBV_WC_SUCCESS) {
     return onFailedCompletion(id, completion);
@@ -231,7 +239,7 @@ bool RdmaConnection::advance() {
   if (const std::string wrong = server_.advance(); !wrong.empty()) {
     fail(StatusCode::kPeerFailed, fmt::format("{}: {}", join_.who, wrong));
   }
-  join_.lanes->flush();  // what was released since
+  join_.lanes->flush();  // sends credit that is due
   return false;
 }
 
@@ -253,7 +261,7 @@ void RdmaConnection::onLinkReadable() {
   char byte = 0;
   const ssize_t number = ::recv(join_.link.get(), &byte, 1, MSG_DONTWAIT);
   peerIsLeaving_ = peerIsLeaving_ || (number == 1 && byte == kLeavingByte);
-  // The byte that tells of an orderly end is followed by the hang-up.
+  // The leaving byte is followed by the close of the link.
   isHungUp_ = isHungUp_ || number >= 0 || (errno != EAGAIN && errno != EWOULDBLOCK && errno != EINTR);
 }
 
@@ -271,7 +279,8 @@ void RdmaConnection::fail(StatusCode code, std::string text) {
 }
 
 Status RdmaConnection::lastWords() {
-  // What it sent before it went lies in the completion queue: a bounded look, since other peers may go on sending.
+  // The peer's last frames are in the completion queue. The number of polls is bounded, since other peers may continue
+  // to send.
   for (int i = 0; i < 64 && fabric_->poll(); ++i) {
   }
   return {StatusCode::kPeerFailed, fmt::format("{} {}", join_.who, peerIsLeaving_ ? "left the group" : "died")};
@@ -297,7 +306,7 @@ Status RdmaConnection::health() {
     const Status words = lastWords();
     fail(words.code(), words.message());
   } else if (!transportFailure_.empty()) {
-    onLinkReadable();  // the process may have ended just now, in an orderly way or not
+    onLinkReadable();  // the peer's process may have ended just now, normally or not
     if (isHungUp_) {
       const Status words = lastWords();
       fail(words.code(), peerIsLeaving_ ? words.message() : fmt::format("{} ({})", words.message(), transportFailure_));
@@ -317,7 +326,7 @@ std::string RdmaConnection::describe() const {
   for (std::size_t i = 0; i < join_.payload.size(); ++i) {
     rails += fmt::format("{}{}", i == 0 ? "" : ", ", toString(join_.payload[i]->rail().address));
   }
-  // Registrations are the rank's, not the pair's: a number that grows from run to run costs time.
+  // Registrations are counted for the rank, not for the pair. A number that grows from run to run costs time.
   return fmt::format("rank {}: rdma over {}, {} registrations so far", join_.peer,
                      rails.empty() ? toString(join_.lanes->queue().rail().address) : rails, fabric_->registrations().numRegistered());
 }

@@ -1,5 +1,6 @@
-// Two ranks joined by RDMA: lanes of frames over one queue pair, fetched payload over others (one for each pair of ports), and the link
-// that hangs up when the peer's process ends. Made by the handshake. Threads: see Connection.
+// Two ranks joined by RDMA: lanes of frames over one queue pair, fetched payload over further queue pairs (one for each
+// pair of ports), and the link, whose end of stream reports the end of the peer's process. Made by the handshake.
+// Threads: see Connection.
 #pragma once
 
 #include <memory>
@@ -15,12 +16,12 @@
 
 namespace shardwire::internal {
 
-// What the handshake made.
+// The result of the handshake.
 struct RdmaJoin {
   Rank self = 0;
   Rank peer = 0;
   std::string who;  // the peer for messages: "rank 3 (pid 7 on host b)"
-  Fd link;          // stays open: it hangs up when the peer's process ends
+  Fd link;          // stays open: the system closes the link when the peer's process ends
   std::unique_ptr<FrameLanes> lanes;
   std::vector<std::unique_ptr<QueuePair>> payload;
   std::vector<std::string> peerPorts;  // by payload queue pair, for messages
@@ -29,7 +30,7 @@ struct RdmaJoin {
 
 class RdmaConnection final : public Connection, private FabricMember {
  public:
-  // `slot`: under which the fabric knows the queue pairs' requests.
+  // `slot`: the fabric's number for this connection, part of every WorkId.
   RdmaConnection(std::shared_ptr<RdmaFabric> fabric, std::uint32_t slot, RdmaJoin join);
   ~RdmaConnection() override;
 
@@ -59,7 +60,7 @@ class RdmaConnection final : public Connection, private FabricMember {
   void onImmediate(const WorkId& id, std::uint32_t immediate);
   void onFailedCompletion(const WorkId& id, const ibv_wc& completion);
   void fail(StatusCode code, std::string text);
-  // Takes what the peer sent before it went, and says how it went.
+  // Takes the last bytes that the peer sent. Returns whether the peer left or died.
   Status lastWords();
   void probeIfSilent(Deadline now);
   void leave();
@@ -70,16 +71,16 @@ class RdmaConnection final : public Connection, private FabricMember {
   FetchRequester requester_;
   FetchServer server_;
   bool hasStopped_ = false;      // stopFetches() was called here
-  bool peerHasStopped_ = false;  // or there: its payload queue pairs fail on purpose
+  bool peerHasStopped_ = false;  // the peer called it: the payload queue pairs fail on purpose
   bool peerIsLeaving_ = false;
   bool isHungUp_ = false;
   bool hasWarnedOfStaging_ = false;
-  bool heard_ = true;       // something arrived, or was acknowledged, since the last look at the clock
-  bool isProbing_ = false;  // a probe was posted since
+  bool heard_ = true;       // a completion arrived since the last check of the clock
+  bool isProbing_ = false;  // a probe was posted since the last completion
   Deadline lastHeard_{};
-  std::string deviceTrouble_;     // the latest, for messages
+  std::string deviceTrouble_;     // the latest device event, for messages
   std::string transportFailure_;  // the first request that failed
-  Status failure_;                // the first one stays
+  Status failure_;                // the first failure is kept
 };
 
 }  // namespace shardwire::internal

@@ -1,3 +1,6 @@
+// openRdmaPorts() opens each device of libibverbs' list, examines the ports that the options admit (examinePort():
+// state, speed, best GID), and keeps devices with at least one usable port. Then ports slower than half of the fastest
+// port are dropped. When no port is left, the error lists the reason for each port.
 #include "backend/transport/rdma/rdma_device.h"
 
 #include <arpa/inet.h>
@@ -24,14 +27,14 @@ bool isLinkLocal(const Gid& gid) {
   return gid[0] == 0xfe && (gid[1] & 0xc0) == 0x80;
 }
 
-// Higher is better; 0: of no use.
+// The worth of a GID: higher is better, 0 is unusable.
 int gidWorth(const ibv_gid_entry& entry) {
   Gid gid;
   std::memcpy(gid.data(), entry.gid.raw, gid.size());
   if (gid == Gid{}) {
     return 0;
   }
-  const int address = isIpv4(gid) ? 3 : isLinkLocal(gid) ? 1 : 2;  // a link-local one does not cross routers
+  const int address = isIpv4(gid) ? 3 : isLinkLocal(gid) ? 1 : 2;  // a link-local address does not cross routers
   return (entry.gid_type == IBV_GID_TYPE_ROCE_V2 ? 10 : 0) + address;
 }
 
@@ -84,7 +87,7 @@ Result<Rail> examinePort(const VerbsApi& api, const RdmaDevice& device, std::uin
   rail.address.mbps = portMbps(port);
   int best = 0;
   const int first = wantedGid >= 0 ? wantedGid : 0;
-  // InfiniBand ports have their one GID at 0; the index that users set is about RoCE.
+  // InfiniBand ports have a single GID, at index 0; the index in the options is for RoCE.
   const int end = !rail.address.isEthernet ? 1 : wantedGid >= 0 ? wantedGid + 1 : port.gid_tbl_len;
   for (int index = rail.address.isEthernet ? first : 0; index < end; ++index) {
     ibv_gid_entry entry{};
@@ -205,7 +208,7 @@ Result<RdmaPorts> openRdmaPorts(const VerbsApi& api, const Options& options) {
   if (found.rails.empty()) {
     return Status{StatusCode::kUnsupported, fmt::format("no RDMA port can be used: {}", fmt::join(reasons, "; "))};
   }
-  // A slow port would hold back what is striped over it and a fast one.
+  // A slow port would delay payload that is striped over slow and fast ports.
   std::uint32_t fastest = 0;
   for (const Rail& rail : found.rails) {
     fastest = std::max(fastest, rail.address.mbps);

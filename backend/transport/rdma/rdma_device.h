@@ -1,4 +1,4 @@
-// The RDMA devices of this rank and the ports that it uses ("rails"): opened, checked, each with the address by which peers reach it.
+// The RDMA devices of this rank, and the ports in use ("rails"): opened, checked, each with the address for peers.
 // Owned by the fabric. Threads: see Connection.
 #pragma once
 
@@ -14,18 +14,18 @@
 
 namespace shardwire::internal {
 
-// Most ports that one rank uses, and most queue pairs for payload between two ranks.
+// The most ports that one rank uses, and the most payload queue pairs between two ranks.
 inline constexpr std::size_t kMaxRails = 4;
 
 using Gid = std::array<std::uint8_t, 16>;
 // "10.0.0.1" or "fe80::1".
 std::string toString(const Gid& gid);
 
-// A port as peers know it.
+// The published address of a port.
 struct RailAddress {
   std::string device;  // "mlx5_0", for messages
   std::uint8_t port = 1;
-  bool isEthernet = false;  // RoCE, reached by gid; else InfiniBand, reached by lid, and by gid in another subnet
+  bool isEthernet = false;  // RoCE, addressed by gid; else InfiniBand, addressed by lid, and by gid in another subnet
   std::uint16_t lid = 0;
   Gid gid{};
   std::uint8_t mtu = 0;  // ibv_mtu
@@ -70,11 +70,12 @@ struct RdmaPorts {
   std::vector<Rail> rails;  // at least one, at most kMaxRails
 };
 
-// Opens the devices that options.rdmaDevices admits and chooses among their active ports: the fastest ones, in the system's order.
-// kUnsupported lists every port there is, and why it does not serve.
+// Opens the devices that options.rdmaDevices admits, and chooses the fastest of the active ports, in the system's
+// order. kUnsupported lists every port, each with the reason against using the port.
 Result<RdmaPorts> openRdmaPorts(const VerbsApi& api, const Options& options);
 
-// Whether a filter as options.rdmaDevices admits this port: "mlx5" all whose names begin so, "=mlx5_1:1" exactly, "^mlx5_3" all but those.
+// Whether a filter in the form of options.rdmaDevices admits this port. "mlx5" admits all names with this prefix,
+// "=mlx5_1:1" admits exactly this port, "^mlx5_3" admits all ports except names with this prefix.
 bool admitsPort(const std::string& filter, const std::string& device, int port);
 
 }  // namespace shardwire::internal

@@ -47,7 +47,8 @@ Result<std::unique_ptr<Endpoint>> makeRdmaEndpoint(const Self& self, const Verbs
 }
 
 Result<std::unique_ptr<Endpoint>> makeRdmaEndpoint(const Self& self) {
-  // Loading libibverbs takes a process 2 ms, and most machines have no device for it. Without /sys it alone knows.
+  // Loading libibverbs takes 2 ms, and most machines have no RDMA device. Without /sys, only libibverbs can find
+  // devices.
   const auto exists = [](const char* path) { return ::access(path, F_OK) == 0; };
   if (exists("/sys/class") && !exists("/sys/class/infiniband") && !exists("/sys/class/infiniband_verbs")) {
     return Status{StatusCode::kUnsupported, "this machine has no RDMA device (there is no /sys/class/infiniband)"};

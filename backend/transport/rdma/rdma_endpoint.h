@@ -9,7 +9,7 @@
 
 namespace shardwire::internal {
 
-// makeRdmaEndpoint() with another table of functions, for tests. `api` outlives everything made from it.
+// makeRdmaEndpoint() with another table of functions, for tests. `api` outlives the endpoint and all its connections.
 Result<std::unique_ptr<Endpoint>> makeRdmaEndpoint(const Self& self, const VerbsApi& api);
 
 // The wire of a rank's RDMA connections.

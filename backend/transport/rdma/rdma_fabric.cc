@@ -1,3 +1,7 @@
+// open() opens the ports, and makes one completion queue and channel for each device and one epoll set for all
+// descriptors. poll() delivers completions to the connections by slot: first the early completions of new connections,
+// then the completion queues; then it advances the active connections. prepareToSleep() arms the completion channels,
+// so that the epoll set becomes readable. lookAround() reads the epoll set: links of peers, and events of devices.
 #include "backend/transport/rdma/rdma_fabric.h"
 
 #include <errno.h>
@@ -16,13 +20,13 @@ namespace shardwire::internal {
 namespace {
 
 constexpr Duration kLookEvery = std::chrono::milliseconds(2);
-// Completions that one peer can cause at worst, when all that was posted for it is flushed.
+// The most completions that one peer can cause: when all posted requests of the peer's queue pairs are flushed.
 constexpr int kCompletionsPerPeer = 2048;
 constexpr int kBatch = 32;
-// Completions that one poll() takes from a queue before it lets the engine look at what arrived.
+// Completions that one poll() takes from a queue before the engine handles the arrived frames.
 constexpr int kMostPerPoll = 256;
 
-// epoll's tags: what became ready.
+// Kinds of descriptors in epoll's tags.
 enum class Ready : std::uint64_t { kChannel = 0, kAsync = 1, kLink = 2 };
 std::uint64_t tagOf(Ready ready, std::uint64_t number) {
   return static_cast<std::uint64_t>(ready) << 32 | number;
@@ -74,7 +78,7 @@ Status RdmaFabric::open(const Options& options, int worldSize, const StorageWatc
     SW_RETURN_IF_ERROR(setNonBlocking(queue.channel->fd, "the completion channel"));
     SW_RETURN_IF_ERROR(setNonBlocking(device.context()->async_fd, "the device's event channel"));
     SW_RETURN_IF_ERROR(watchFd(queue.channel->fd, tagOf(Ready::kChannel, i), EPOLLIN));
-    // Edges: such an event must not keep the descriptor readable for ever.
+    // Edge-triggered: an unread event must not keep the epoll set readable for ever.
     SW_RETURN_IF_ERROR(watchFd(device.context()->async_fd, tagOf(Ready::kAsync, i), EPOLLIN | EPOLLET));
   }
   registrations_ = std::make_unique<RegistrationCache>(api_, ports_.devices, watch);
@@ -105,7 +109,7 @@ void RdmaFabric::take(std::uint32_t slot, FabricMember* member, int linkSocket) 
     withEarly_.push_back(slot);
   }
   if (const Status watched = watchFd(linkSocket, tagOf(Ready::kLink, slot), EPOLLIN | EPOLLRDHUP | EPOLLET); !watched.isOk()) {
-    logWarn("a peer's hang-up will be noticed late: {}", watched.message());
+    logWarn("the end of a peer's process will be noticed late: {}", watched.message());
   }
 }
 
@@ -146,8 +150,9 @@ bool RdmaFabric::pollQueue(CompletionQueue* queue) {
       break;
     }
   }
-  // The event of what was taken stays on the channel until the next prepareToSleep(): whoever polls after arming and finds nothing that he
-  // waits for sleeps then, and must be woken by the next one.
+  // The channel's event for these completions stays unread until the next prepareToSleep(). Reading the event would
+  // disarm the channel: a thread that armed, polled, did not find its own completion and went to sleep would miss the
+  // next completion.
   return taken > 0;
 }
 
@@ -165,7 +170,7 @@ bool RdmaFabric::advanceActive() {
   return moved;
 }
 
-// Before whatever completed later.
+// Called before the completion queues are polled, so that early completions come first.
 bool RdmaFabric::deliverEarly() {
   const std::vector<std::uint32_t> slots = std::exchange(withEarly_, {});
   for (const std::uint32_t slot : slots) {
@@ -205,7 +210,7 @@ void RdmaFabric::drainEvents(CompletionQueue* queue) {
 void RdmaFabric::prepareToSleep() {
   for (CompletionQueue& queue : queues_) {
     if (queue.isArmed) {
-      drainEvents(&queue);  // else what was found by an earlier poll() keeps the descriptor readable
+      drainEvents(&queue);  // otherwise the event of an earlier poll()'s completions keeps the descriptor readable
     }
     if (!queue.isArmed) {
       queue.isArmed = api_.reqNotifyCq(queue.cq, 0) == 0;
@@ -229,7 +234,7 @@ void RdmaFabric::lookAround(Deadline now) {
       const auto index = static_cast<std::uint32_t>(tag);
       switch (static_cast<Ready>(tag >> 32)) {
         case Ready::kChannel:
-          break;  // poll() sees to it
+          break;  // poll() handles completions
         case Ready::kAsync:
           readAsyncEvents(index);
           sawEdge = true;
@@ -243,7 +248,7 @@ void RdmaFabric::lookAround(Deadline now) {
       }
     }
     if (!sawEdge) {
-      break;  // channels stay readable: there is nothing more to learn
+      break;  // only channels, which stay readable: another call would return the same events
     }
   } while (number == static_cast<int>(events.size()));
 }

@@ -1,5 +1,6 @@
-// What all RDMA connections of one rank share: devices, completion queues, the descriptor to sleep on, registered memory. Shared by the
-// endpoint, the wire and every connection, and gone with the last of them. Threads: as Connection, but for readinessFd().
+// Shared state of all RDMA connections of one rank: devices, completion queues, the descriptor to sleep on, registered
+// memory. The endpoint, the wire and the connections own the fabric together. Threads: as Connection, except
+// readinessFd().
 #pragma once
 
 #include <memory>
@@ -15,7 +16,8 @@
 
 namespace shardwire::internal {
 
-// What a work request is called: who gets its completion, for which queue pair, and how many requests it completes.
+// The identity of a work request: the connection and queue pair that get the completion, and the number of requests
+// that the completion covers.
 struct WorkId {
   std::uint32_t slot = 0;      // of the connection
   std::uint8_t queue = 0;      // of the connection's queue pairs
@@ -33,16 +35,16 @@ struct WorkId {
   }
 };
 
-// A connection as the fabric sees it.
+// The fabric's interface to a connection.
 class FabricMember {
  public:
   virtual ~FabricMember() = default;
   virtual void onCompletion(const WorkId& id, const ibv_wc& completion) = 0;
-  // Goes on with what had to wait; false when nothing is left to do until the next completion.
+  // Continues work that had to wait; false when nothing is left to do until the next completion.
   virtual bool advance() = 0;
-  // Its link has something to say: bytes, or a hang-up.
+  // The link is readable: bytes, or the end of the stream.
   virtual void onLinkReadable() = 0;
-  // "mlx5_0: port 1 went down"; not an end by itself.
+  // "mlx5_0: port 1 went down"; no failure unless isFatal.
   virtual void onDeviceTrouble(const std::string& what, bool isFatal) = 0;
 };
 
@@ -59,20 +61,21 @@ class RdmaFabric {
   ibv_cq* completionQueue(std::size_t device) const { return queues_[device].cq; }
   RegistrationCache& registrations() { return *registrations_; }
 
-  // A slot that names a connection's work requests; what completes before take() is kept for it: the peer may be through sooner.
+  // A slot for the work requests of a new connection. Completions before take() are kept for the connection, since the
+  // peer may finish the set-up first and send.
   std::uint32_t reserveSlot();
-  // Of a connection that came to nothing.
+  // For a set-up that failed.
   void giveBackSlot(std::uint32_t slot) { members_[slot] = {}; }
-  // From here on `member` gets the completions of the slot, and is told of its link's socket; until leave().
+  // Until leave(), `member` gets the completions of the slot, and is notified when the link's socket is readable.
   void take(std::uint32_t slot, FabricMember* member, int linkSocket);
   void leave(std::uint32_t slot, int linkSocket);
-  // advance() is called for it in every poll() until it says that nothing is left.
+  // Every poll() calls the member's advance() until advance() returns false.
   void activate(std::uint32_t slot);
 
   bool poll();
   int readinessFd() const { return epoll_.get(); }
   void prepareToSleep();
-  // Looks at sockets and devices, at most every 2 ms: they cost a system call.
+  // Checks sockets and devices, at most every 2 ms, since a check costs a system call.
   void lookAround(Deadline now);
 
  private:
@@ -85,7 +88,7 @@ class RdmaFabric {
     FabricMember* member = nullptr;
     bool isActive = false;
     bool isReserved = false;
-    std::vector<ibv_wc> early;  // that completed before take()
+    std::vector<ibv_wc> early;  // completions before take()
   };
 
   explicit RdmaFabric(const VerbsApi& api) : api_(api) {}
@@ -102,8 +105,8 @@ class RdmaFabric {
   std::vector<CompletionQueue> queues_;  // by device
   std::unique_ptr<RegistrationCache> registrations_;
   Fd epoll_;
-  std::vector<Member> members_;           // by slot; slots are not used again, so that late completions find nobody
-  std::vector<std::uint32_t> withEarly_;  // members that were taken with something early
+  std::vector<Member> members_;           // by slot; slots are not reused, so that late completions find no member
+  std::vector<std::uint32_t> withEarly_;  // members with early completions at take()
   std::vector<std::uint32_t> active_;
   std::vector<std::uint32_t> advancing_;  // active_ while it is walked
   Deadline nextLook_{};

@@ -1,3 +1,7 @@
+// One side of the set-up. begin() pairs the ports, makes the rings and the queue pairs (makeQueues()), and sends the
+// offer. The peer's offer is checked (takeOffer()), the queue pairs are connected, and the ready message is sent. The
+// peer's ready message completes the connection (finish()). A failure on this side is sent to the peer, and the link
+// stays open for kTellWithin, so that the peer can read the reason.
 #include "backend/transport/rdma/rdma_handshake.h"
 
 #include <fmt/format.h>
@@ -15,7 +19,7 @@ namespace shardwire::internal {
 namespace {
 
 constexpr std::uint8_t kVersion = 2;
-// What a message is: the queue pairs of its sender, that it is ready, or that it cannot go on.
+// Kinds of messages: the sender's queue pairs, the sender is ready, or the sender failed.
 enum class Message : std::uint8_t { kQueuePairs = 1, kReady = 2, kFailure = 3 };
 constexpr std::size_t kMaxTextBytes = 4096;
 constexpr Duration kTellWithin = std::chrono::milliseconds(500);
@@ -117,17 +121,17 @@ Status RdmaJoining::begin() {
   }
   theirRails_ = std::move(*theirs);
   SW_RETURN_IF_ERROR(makeQueues());
-  // Not when that cannot be sent: the peer may have said why it closed the link.
+  // A failure to send is ignored here: the peer may have closed the link after sending the reason, which is read later.
   static_cast<void>(say(encodeOffer(offer_)));
   return Status::ok();
 }
 
-// Short, into an empty socket: what does not go at once never will.
+// Messages are short and the socket is empty: bytes that the socket does not take at once are an error.
 Status RdmaJoining::say(std::string_view message) {
   const std::string bytes = framed(message);
   const auto sent = sendSome(link_.socket(), bytes);
   SW_RETURN_IF_ERROR(sent.status());
-  return *sent == bytes.size() ? Status::ok() : Status{StatusCode::kPeerFailed, "the other end takes no bytes"};
+  return *sent == bytes.size() ? Status::ok() : Status{StatusCode::kPeerFailed, "the peer takes no bytes"};
 }
 
 std::optional<Joining::Outcome> RdmaJoining::step() {
@@ -149,7 +153,7 @@ std::optional<Joining::Outcome> RdmaJoining::step() {
   return std::exchange(outcome_, std::nullopt);
 }
 
-// The peer's next message is there.
+// Handles the peer's next message.
 Status RdmaJoining::advance() {
   const std::string message = fromLink_.take();
   const auto body = bodyOf(message, stage_ == Stage::kOffer ? Message::kQueuePairs : Message::kReady);
@@ -164,8 +168,8 @@ Status RdmaJoining::advance() {
   return sayReady();
 }
 
-// The peer need not wait for what will not come, and hears why. Its own message is taken first: a socket that is closed with something
-// unread takes what was sent with it.
+// Sends the reason to the peer, which then need not wait. The link stays open until the peer's message is read, or
+// until kTellWithin has passed: closing a socket with unread bytes would discard the sent reason.
 void RdmaJoining::giveUp(const Status& why) {
   if (stage_ == Stage::kTold) {
     stage_ = Stage::kOver;

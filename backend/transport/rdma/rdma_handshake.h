@@ -1,5 +1,6 @@
-// The set-up of one RDMA connection over its link: both sides make their queue pairs, tell each other their numbers, connect them, and say
-// that they are ready. Goes on step by step and waits for nothing. Bytes in docs/rdma.md.
+// The set-up of one RDMA connection over its link. Both sides make queue pairs, exchange their numbers, connect the
+// queue pairs, and report that they are ready. Each step() does what is possible without waiting. docs/rdma.md has the
+// bytes.
 #pragma once
 
 #include <memory>
@@ -15,7 +16,7 @@ namespace shardwire::internal {
 
 struct RdmaHandshake {
   std::shared_ptr<RdmaFabric> fabric;
-  const Options* options = nullptr;  // outlives it
+  const Options* options = nullptr;  // outlives the handshake
   Rank self = 0;
   Rank peer = 0;
   bool isDialer = false;
@@ -25,7 +26,7 @@ struct RdmaHandshake {
 };
 
 std::unique_ptr<Joining> joinByRdma(RdmaHandshake handshake, Link link);
-// Tells who dialed that there is nothing to set up.
+// Reports to the dialer that this rank rejects the set-up.
 void refuseByRdma(Link link, const Status& why);
 
 }  // namespace shardwire::internal

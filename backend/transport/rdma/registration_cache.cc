@@ -1,3 +1,8 @@
+// pin() first looks for a registration that covers the bytes and is known to be current (find(), isCurrent()).
+// Otherwise it makes a new one: rounded to heapUnit in the shared heap, or exact, with a weak reference to the storage
+// if there is one. makeWay() retires overlapping entries, registerOn() registers the memory with every device, and
+// sweep() keeps the cache within its limits. unpin() releases; memory without a known identity is deregistered with its
+// last unpin().
 #include "backend/transport/rdma/registration_cache.h"
 
 #include <errno.h>
@@ -26,7 +31,7 @@ rlim_t memlockLimit() {
   return ::getrlimit(RLIMIT_MEMLOCK, &limit) == 0 ? limit.rlim_cur : RLIM_INFINITY;
 }
 
-// Half of what may be locked, at most a quarter of the machine.
+// Half of the memlock limit, at most a quarter of the machine's memory.
 std::uint64_t defaultKeptBytes() {
   const auto machine = static_cast<std::uint64_t>(::sysconf(_SC_PHYS_PAGES)) * static_cast<std::uint64_t>(::sysconf(_SC_PAGESIZE));
   const rlim_t limit = memlockLimit();
@@ -62,7 +67,7 @@ bool RegistrationCache::isCurrent(const Registration& entry, const void* storage
       if (storage != nullptr) {
         return storage == entry.storage && !watch_->isExpired(entry.weak);
       }
-      return entry.numPins > 0;  // whoever pinned it knows the memory, and keeps it
+      return entry.numPins > 0;  // pinned memory is kept alive by the caller of pin()
     case Registration::Kind::kOnce:
       return false;
   }
@@ -78,7 +83,8 @@ Registration* RegistrationCache::find(const void* bytes, std::size_t size, bool 
       return entry;
     }
   }
-  // What is registered for the time of its pins is the same memory as long as it has any: whoever pinned it keeps it. There are few.
+  // A kOnce registration is valid while pinned, since pinned memory is kept alive by the caller of pin(). There are
+  // few.
   const auto pinned = std::find_if(retired_.begin(), retired_.end(), [&](const auto& entry) {
     return entry->kind == Registration::Kind::kOnce && entry->numPins > 0 && fits(*entry);
   });
@@ -105,7 +111,7 @@ Result<Registration*> RegistrationCache::pin(const void* bytes, std::size_t size
     const std::uint64_t from = roundDown(*offset, limits_.heapUnit);
     const std::uint64_t to = std::min<std::uint64_t>(roundUp(*offset + size, limits_.heapUnit), heap->reservedBytes());
     *fresh = {.base = heapBase + from, .size = to - from, .isWritable = true, .kind = Registration::Kind::kHeap};
-    fresh->heapPurges = heap->numPurges();  // before the pages are pinned: a purge that ends later makes the entry stale
+    fresh->heapPurges = heap->numPurges();  // read before the pages are pinned: a purge that ends later makes the entry stale
   } else {
     fresh->base = at;
     fresh->size = size;
@@ -141,14 +147,14 @@ void RegistrationCache::makeWay(Registration* fresh) {
   if (fresh->kind == Registration::Kind::kOnce) {
     return;
   }
-  // A storage whose memory moved: what is kept of the old place is stale even if the storage comes back there.
+  // If a storage's memory moved away, an entry for the old place is stale, even if the storage later moves back.
   auto entry = entries_.lower_bound(fresh->base);
   if (entry != entries_.begin() && std::prev(entry)->second->base + std::prev(entry)->second->size > fresh->base) {
     --entry;
   }
   while (entry != entries_.end() && entry->second->base < fresh->base + fresh->size) {
     const Registration& old = *entry->second;
-    // Two views of one storage: one registration for both from now on.
+    // Two views of one storage share one registration after this.
     if (old.kind == fresh->kind && isCurrent(old, fresh->storage)) {
       const std::uintptr_t end = std::max(old.base + old.size, fresh->base + fresh->size);
       fresh->base = std::min(old.base, fresh->base);
@@ -172,7 +178,7 @@ RegistrationCache::Entries::iterator RegistrationCache::retire(Entries::iterator
 Status RegistrationCache::registerOn(Registration* entry) {
   const std::uintptr_t base = roundDown(entry->base, kPage);
   const std::uintptr_t end = roundUp(entry->base + entry->size, kPage);
-  // Without rights for others: what is only read is read by our own device, which sends it.
+  // Peers get no access to read-only memory: only our own device reads the memory, to send.
   const int access = entry->isWritable ? IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE : 0;
   bool hasSwept = false;
   for (std::size_t i = 0; i < devices_.size(); ++i) {

@@ -1,12 +1,12 @@
-// Memory that the rank's RDMA devices may use, registered when first needed and kept for the next time. Registering pins pages and costs
-// about as much as sending them, so a steady state registers nothing.
+// Memory that the rank's RDMA devices may use, registered at the first use and kept for later uses. Registering pins
+// pages and costs about as much as sending the pages, so a steady state registers nothing.
 //
-// A registration must never be used for memory that was freed and mapped anew at the same address: the device would go on using the old
-// pages. So what is kept is served again only
+// A registration must never be used for memory that was freed and mapped again at the same address: the device would
+// continue to use the old pages. So a kept registration is used again only
 //   - in the shared heap, as long as the heap has returned no memory to the system since (SharedHeap::numPurges()), or
 //   - inside a tensor's storage that is known to be the same and alive (StorageWatch), or
-//   - while somebody has the same memory pinned.
-// Memory of none of these kinds is registered for the time of its pin.
+//   - while the same memory is pinned by an earlier pin().
+// Other memory is registered only while it is pinned.
 //
 // Threads: one at a time (see Connection).
 #pragma once
@@ -29,14 +29,14 @@ namespace shardwire::internal {
 struct Registration {
   std::uintptr_t base = 0;
   std::size_t size = 0;
-  bool isWritable = false;  // peers that are told the remote key may write
+  bool isWritable = false;  // peers that have the remote key may write
   std::uint32_t numPins = 0;
   std::uint64_t lastUse = 0;
   std::array<ibv_mr*, kMaxRails> regions{};  // by device
   enum class Kind : unsigned char { kOnce, kHeap, kStorage } kind = Kind::kOnce;
   std::uint64_t heapPurges = 0;   // kHeap: as counted before registering
   const void* storage = nullptr;  // kStorage
-  void* weak = nullptr;           // kStorage: keeps the identity from being given to another
+  void* weak = nullptr;           // kStorage: a weak reference, so that no other storage gets the same identity
 
   bool covers(const void* bytes, std::size_t bytesSize) const {
     const auto at = reinterpret_cast<std::uintptr_t>(bytes);
@@ -45,8 +45,10 @@ struct Registration {
 };
 
 struct RegistrationLimits {
-  std::uint64_t bytes = 0;     // kept although nobody has them pinned; 0: chosen from the machine's memory and the memlock limit
-  std::size_t entries = 8192;  // likewise
+  // The cache keeps at most this many bytes and entries, unless more are pinned. bytes = 0: chosen from the machine's
+  // memory and the memlock limit.
+  std::uint64_t bytes = 0;
+  std::size_t entries = 8192;
   std::uint64_t heapUnit = std::uint64_t{2} << 20;  // heap memory is registered in multiples of this
 };
 
@@ -60,13 +62,13 @@ class RegistrationCache {
   RegistrationCache& operator=(const RegistrationCache&) = delete;
 
   // A registration that covers the bytes, until unpin(). `isWritten`: peers will write there. `storage`: see TensorView; may be null.
-  // kSystem when the system refuses: it says what the memlock limit is and how to raise it, where that is the cause.
+  // kSystem when the system refuses. If the memlock limit is the cause, the text has the limit and how to raise it.
   Result<Registration*> pin(const void* bytes, std::size_t size, bool isWritten, const void* storage);
   void unpin(Registration* registration);
   // Whether pin() without a storage would find these bytes registered and known to be the same memory.
   bool isReady(const void* bytes, std::size_t size, bool isWritten) const;
 
-  // Counted since the beginning: a steady state adds none.
+  // Number of registrations ever made; constant in a steady state.
   std::uint64_t numRegistered() const { return numRegistered_; }
   std::uint64_t keptBytes() const { return keptBytes_; }
   std::size_t numEntries() const { return entries_.size() + retired_.size(); }
@@ -76,13 +78,14 @@ class RegistrationCache {
 
   Registration* find(const void* bytes, std::size_t size, bool isWritten, const void* storage);
   bool isCurrent(const Registration& entry, const void* storage) const;
-  // Entries that lie in [base, base + size) are kept no longer; the new one grows over those that it may replace.
+  // Retires all entries that overlap the new registration, and grows the new one over current entries of the same kind.
   void makeWay(Registration* fresh);
   Status registerOn(Registration* entry);
   void deregister(Registration* entry);
-  // Takes it out of those that are served; it goes with its last pin.
+  // Removes the entry from entries_. A pinned entry is deregistered with its last unpin().
   Entries::iterator retire(Entries::iterator entry);
-  // Drops what nobody has pinned: what is stale, then the least recently used, until `limitBytes` and `limitEntries` are kept.
+  // Drops unpinned entries: all stale entries, then the least recently used, until at most `limitBytes` and
+  // `limitEntries` are kept.
   void sweep(std::uint64_t limitBytes, std::size_t limitEntries);
   Status describeRefusal(const Registration& entry, int error) const;
 
@@ -90,8 +93,8 @@ class RegistrationCache {
   const std::vector<std::unique_ptr<RdmaDevice>>& devices_;
   const StorageWatch* watch_;
   RegistrationLimits limits_;
-  Entries entries_;                                     // those that may be served again; they do not overlap
-  std::vector<std::unique_ptr<Registration>> retired_;  // pinned; kOnce still serves whoever comes meanwhile
+  Entries entries_;                                     // may be used again; do not overlap
+  std::vector<std::unique_ptr<Registration>> retired_;  // pinned; later calls of pin() may still share a kOnce entry
   std::uint64_t keptBytes_ = 0;                         // of entries_ and retired_
   std::uint64_t numRegistered_ = 0;
   std::uint64_t useClock_ = 0;

@@ -6,14 +6,14 @@
 namespace shardwire::internal {
 namespace {
 
-// Stays loaded: drivers that it loads in turn do not all bear being unloaded.
+// The library stays loaded, since some of the drivers that libibverbs loads cannot be unloaded safely.
 class Loader {
  public:
   explicit Loader(void* library) : library_(library) {}
 
   template <typename Function>
   void find(Function** function, const char* name, const char* version = "IBVERBS_1.1") {
-    void* found = ::dlvsym(library_, name, version);  // some have an older version with another layout of structures
+    void* found = ::dlvsym(library_, name, version);  // some functions have an older version with another layout of structures
     if (found == nullptr) {
       found = ::dlsym(library_, name);
     }
@@ -73,8 +73,8 @@ Result<VerbsApi> loadOnce() {
   api.postRecv = [](ibv_qp* qp, ibv_recv_wr* first, ibv_recv_wr** bad) { return ::ibv_post_recv(qp, first, bad); };
   api.pollCq = [](ibv_cq* cq, int most, ibv_wc* completions) { return ::ibv_poll_cq(cq, most, completions); };
   api.reqNotifyCq = [](ibv_cq* cq, int solicitedOnly) { return ::ibv_req_notify_cq(cq, solicitedOnly); };
-  // Registered memory survives fork() by itself from Linux 5.12 on, where this does nothing; before, it keeps such pages from children.
-  // Data loaders fork.
+  // Data loaders fork. Before Linux 5.12, ibv_fork_init() keeps registered pages from children. Since Linux 5.12
+  // registered memory survives fork() without help, and the call does nothing.
   forkInit();
   return api;
 }

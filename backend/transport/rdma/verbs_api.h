@@ -1,5 +1,5 @@
-// The functions of libibverbs that we use, as a table. The library is loaded when first asked for, so that a machine without it still runs
-// everything else; tests copy the table and put failures into it. Any thread.
+// The functions of libibverbs in use, as a table. The library is loaded on first use, so that a machine without
+// libibverbs still runs everything else. Tests copy the table and insert failures. Any thread.
 #pragma once
 
 #include <infiniband/verbs.h>
@@ -45,7 +45,7 @@ struct VerbsApi {
   int (*pollCq)(ibv_cq* cq, int most, ibv_wc* completions) = nullptr;
   int (*reqNotifyCq)(ibv_cq* cq, int solicitedOnly) = nullptr;
 
-  // The real one; kUnsupported, saying what the loader said, where libibverbs.so.1 is missing or lacks a function.
+  // The real table. kUnsupported, with the loader's text, where libibverbs.so.1 is missing or lacks a function.
   static Result<const VerbsApi*> load();
 };
 

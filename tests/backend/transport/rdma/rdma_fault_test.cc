@@ -66,7 +66,7 @@ VerbsApi withFailingSends(const VerbsApi& real) {
 
 TEST_F(RdmaFaults, AFailedCompletionNamesPeerPortStatusAndCause) {
   const std::pair<ibv_wc_status, const char*> cases[] = {{IBV_WC_RETRY_EXC_ERR, "died or cannot be reached"},
-                                                         {IBV_WC_REM_ACCESS_ERR, "takes back memory"},
+                                                         {IBV_WC_REM_ACCESS_ERR, "withdrew memory"},
                                                          {IBV_WC_LOC_PROT_ERR, "freed while it was in use"},
                                                          {IBV_WC_FATAL_ERR, "dmesg"}};
   for (const auto& [status, words] : cases) {
