@@ -1,5 +1,5 @@
-# libshardwire_mpi.so: the only part that is linked to MPI, beside shardwire_core, which loads it when a process of an MPI job wants it. Where
-# MPI is not installed it is left out, and the mpi transport says so.
+# libshardwire_mpi.so: the only part that is linked to MPI. The module lies beside shardwire_core, which loads the module
+# in a process of an MPI job. Without MPI the module is not built, and the mpi transport reports this.
 find_package(MPI QUIET COMPONENTS CXX)
 if(MPI_CXX_FOUND)
   file(GLOB MPI_MODULE_SOURCES CONFIGURE_DEPENDS backend/transport/mpi/module/*.cc)
@@ -9,11 +9,11 @@ if(MPI_CXX_FOUND)
   # Not the deprecated C++ interface of Open MPI.
   target_compile_definitions(shardwire_mpi PRIVATE OMPI_SKIP_MPICXX MPICH_SKIP_MPICXX)
   target_link_libraries(shardwire_mpi PRIVATE shardwire_core shardwire_warnings fmt::fmt MPI::MPI_CXX)
-  # Looked for beside shardwire_core, whatever the platform's suffix for modules is.
+  # shardwire_core looks for this name in its own folder, independent of the platform's suffix for modules.
   set_target_properties(shardwire_mpi PROPERTIES OUTPUT_NAME shardwire_mpi SUFFIX ".so" BUILD_RPATH "$ORIGIN" INSTALL_RPATH "$ORIGIN"
                         LIBRARY_OUTPUT_DIRECTORY $<TARGET_FILE_DIR:shardwire_core>)
 else()
   message(STATUS "without the mpi transport: no MPI was found (Debian: libopenmpi-dev)")
-  # Of a configuration before this one: it would be loaded all the same.
+  # Removes the module of an earlier configuration, which would still be loaded.
   file(REMOVE ${PROJECT_BINARY_DIR}/libshardwire_mpi.so ${PROJECT_BINARY_DIR}/python/shardwire/libshardwire_mpi.so)
 endif()

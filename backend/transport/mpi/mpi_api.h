@@ -1,8 +1,9 @@
-// The one door to MPI: what the transport needs of it, without <mpi.h>. Implemented by a small shared module of its own (module/), which is
-// loaded when a process of an MPI job first wants it, so that everything else builds and runs where there is no MPI.
+// The only interface to MPI: the calls that the transport needs, without <mpi.h>. A separate shared module (module/)
+// implements the interface. A process of an MPI job loads the module on first use, so everything else builds and runs
+// without MPI.
 //
-// Threads: any, for MpiApi (MPI runs at MPI_THREAD_MULTIPLE or is not used); one at a time for each MpiOperations. Calls that wait for
-// other ranks say so. Whatever MPI reports as an error is a Status with MPI's text.
+// Threads: any, for MpiApi (MPI runs at MPI_THREAD_MULTIPLE or is not used); one at a time for each MpiOperations. The
+// comment of a call says so when the call waits for other ranks. MPI's errors are returned as a Status with MPI's text.
 #pragma once
 
 #include <cstddef>
@@ -19,7 +20,7 @@ namespace shardwire::internal {
 inline constexpr std::uint32_t kMpiApiVersion = 2;
 inline constexpr char kMpiModuleEntry[] = "shardwireMpiModule";
 
-// A communicator of this process and one other, on which nobody but this library sends.
+// A communicator of this process and one other process. Only this library sends on the communicator.
 class MpiPair {
  public:
   virtual ~MpiPair() = default;
@@ -30,7 +31,7 @@ struct MpiRun {
   std::size_t size = 0;
 };
 
-// Given back when an operation ends: whose it was, and which.
+// Identifies an operation; returned when the operation ends.
 struct MpiCookie {
   void* owner = nullptr;
   std::uint16_t kind = 0;
@@ -40,23 +41,24 @@ struct MpiCookie {
 
 struct MpiDone {
   MpiCookie cookie;
-  std::size_t bytes = 0;  // that were received, or sent
+  std::size_t bytes = 0;  // received, or sent
   bool isCancelled = false;
-  std::string error;  // MPI's text; empty: it went well
+  std::string error;  // MPI's text; empty: no error
 };
 
-// Messages in flight, of the connections of one group. The memory of a message stays where it is until the message is done.
+// Messages in flight, of the connections of one group. The memory of a message must stay valid until the message is
+// done.
 class MpiOperations {
  public:
   virtual ~MpiOperations() = default;
-  // One message of the runs' bytes, in their order; no copy is made here. At most 2^31 - 1 bytes in all.
+  // One message of the runs' bytes, in order, without a copy here. At most 2^31 - 1 bytes in all.
   virtual Status send(MpiPair& pair, int tag, std::span<const MpiRun> runs, const MpiCookie& cookie) = 0;
   virtual Status receive(MpiPair& pair, int tag, std::span<const MpiRun> runs, const MpiCookie& cookie) = 0;
-  // Lets MPI work; appends what is done.
+  // Lets MPI make progress, and appends the finished operations.
   virtual Status poll(std::vector<MpiDone>* done) = 0;
-  // Asks MPI to give up the owner's receives of this kind that no message has reached yet; they end in poll(), as cancelled.
+  // Asks MPI to cancel the owner's receives of this kind that have no message yet. Cancelled receives end in poll().
   virtual void cancelReceives(const void* owner, std::uint16_t kind) = 0;
-  // The owner goes: what is still in flight ends with a cookie without owner.
+  // Before the owner is destroyed: the owner's operations in flight will end with a cookie without owner.
   virtual void forget(const void* owner) = 0;
 };
 
@@ -74,19 +76,19 @@ class MpiApi {
   virtual ~MpiApi() = default;
   virtual std::string library() const = 0;  // "Open MPI v4.1.4"
   virtual MpiState state() const = 0;
-  // Collective over the MPI world, waits for all of it.
+  // Collective over the MPI world; waits for all ranks.
   virtual Status initialise() = 0;
-  // As initialise(). Only by who initialised.
+  // As initialise(). Only for the process whose initialise() initialised MPI.
   virtual void finalise() = 0;
   virtual int mostTag() const = 0;
-  // Collective over the two; waits for the other. The pair lives until MPI is finalised.
+  // Collective over the two processes; waits for the other one. The pair lives until MPI is finalised.
   virtual Result<MpiPair*> makePair(int worldRank) = 0;
   virtual std::unique_ptr<MpiOperations> makeOperations() = 0;
-  // World rank 0's bytes to all ranks of the world. Collective over it, waits for them.
+  // Sends world rank 0's bytes to all ranks of the MPI world. Collective over the world; waits for all ranks.
   virtual Status broadcast(std::string* bytes) = 0;
 };
 
-// What the module exports: its api, one for the process; null when the versions differ.
+// The module's exported function. Returns the process's only MpiApi, or null when the versions differ.
 using MpiModuleEntry = MpiApi* (*)(std::uint32_t version);
 
 }  // namespace shardwire::internal

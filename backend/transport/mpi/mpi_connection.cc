@@ -1,3 +1,9 @@
+// One peer over MPI. create() posts one receive for each lane and one for service messages. MpiWire::poll() then calls
+// onDone() for each finished operation: a frame is checked and made visible, its head updates credit and confirmed
+// fetches, a service message is handled, and the receive is posted again. Sent messages free their memory. health()
+// reads the link for the peer's farewell or the end of its process. The destructor sends a farewell with the bytes sent
+// on each lane, cancels the receives, and polls until MPI holds no memory of the connection. Memory that MPI still
+// holds after kFlushWithin is leaked on purpose.
 #include "backend/transport/mpi/mpi_connection.h"
 
 #include <errno.h>
@@ -15,16 +21,16 @@
 namespace shardwire::internal {
 namespace {
 
-// The link costs a system call to look at.
+// Checking the link costs a system call.
 constexpr Duration kLinkLookEvery = std::chrono::milliseconds(5);
-// How long what a leaving peer sent may take to arrive after its farewell, which goes another way.
+// A leaving peer's last frames may arrive this much later than its farewell, which takes another path.
 constexpr Duration kArriveWithin = std::chrono::seconds(1);
-// How long a leaving connection waits for MPI to send what is under way.
+// A leaving connection waits this long for MPI to finish its messages.
 constexpr Duration kFlushWithin = std::chrono::seconds(1);
 constexpr char kFarewellMark = 'L';
 constexpr std::size_t kFarewellBytes = 1 + 8 * kNumLanes;
 
-// Tags behind the first of the connection.
+// Offsets from the connection's first tag.
 constexpr int kServiceTag = kNumLanes;
 constexpr int kFetchTag = kNumLanes + 1;
 static_assert(kFetchTag < MpiProcess::kTagsPerConnection);
@@ -63,7 +69,7 @@ MpiConnection::~MpiConnection() {
   if (numInFlight() > 0) {
     logDebug("{} messages of the connection to {} are left to MPI", numInFlight(), joint_.who);
     wire_->operations().forget(static_cast<MpiReceiver*>(this));
-    // MPI may still touch these. Tensors too, if the caller did not ask stopFetches().
+    // MPI may still access this memory, and also tensors, if the caller did not call stopFetches().
     std::for_each(writers_.begin(), writers_.end(), [](MpiLaneWriter& writer) { writer.abandon(); });
     std::for_each(readers_.begin(), readers_.end(), [](MpiLaneReader& reader) { reader.abandon(); });
     std::for_each(serviceOut_.begin(), serviceOut_.end(), [](auto& message) { static_cast<void>(message.release()); });
@@ -81,7 +87,7 @@ void MpiConnection::sayFarewell() {
   (void)!::send(joint_.socket.get(), writer.bytes().data(), writer.bytes().size(), MSG_NOSIGNAL | MSG_DONTWAIT);
 }
 
-// Until MPI has nothing of ours, or the peer will not take it.
+// Polls until MPI holds no memory of this connection, or the peer's process has ended.
 void MpiConnection::flush() {
   auto* const owner = static_cast<MpiReceiver*>(this);
   fetches_.stop();
@@ -114,7 +120,7 @@ std::span<std::byte> MpiConnection::reserve(Lane lane, std::size_t minBytes, std
 
 void MpiConnection::commit(Lane lane, std::size_t bytes) {
   if (bytes == 0 || isPeerGone_) {
-    return;  // given back; or nobody receives it
+    return;  // the reservation is dropped, or the peer's process has ended
   }
   std::uint32_t number = 0;
   const bool isReceived = writers_[index(lane)].isNextReceived();
@@ -152,7 +158,7 @@ void MpiConnection::sendService(MpiKind kind, std::string_view body) {
   ++numSends_;
 }
 
-// At once where a fetch of the peer's ends by it; else only when much was released.
+// At once when the notice may end a fetch of the peer; otherwise only when an eighth of a lane was released.
 void MpiConnection::sendNoticeIfDue() {
   if (isNoticeInFlight_ || isPeerGone_) {
     return;
@@ -204,11 +210,11 @@ void MpiConnection::postService() {
 void MpiConnection::takeHead(const MpiHead& head) {
   for (std::size_t lane = 0; lane < kNumLanes; ++lane) {
     if (!writers_[lane].releasedByPeer(head.released[lane])) {
-      return fail({StatusCode::kPeerFailed, "released more than was sent to it"});
+      return fail({StatusCode::kPeerFailed, "released more bytes than were sent"});
     }
   }
   if (!fetches_.confirmedByPeer(head.confirmed)) {
-    fail({StatusCode::kPeerFailed, "confirmed more fetches than it was asked for"});
+    fail({StatusCode::kPeerFailed, "confirmed more fetches than were requested"});
   }
 }
 
@@ -216,7 +222,7 @@ void MpiConnection::onFrame(std::size_t lane, std::size_t bytes) {
   const auto head = decodeHead(readers_[lane].received(bytes));
   if (!head.has_value() || head->kind != MpiKind::kFrame || bytes <= kMpiHeadBytes) {
     readers_[lane].cancelled();
-    return fail({StatusCode::kPeerFailed, "sent a frame that cannot be read"});
+    return fail({StatusCode::kPeerFailed, "sent a malformed frame"});
   }
   takeHead(*head);
   readers_[lane].arrived(bytes);
@@ -226,7 +232,7 @@ void MpiConnection::onFrame(std::size_t lane, std::size_t bytes) {
 void MpiConnection::onService(std::size_t bytes) {
   const auto head = decodeHead({serviceIn_.get(), bytes});
   if (!head.has_value() || head->kind == MpiKind::kFrame) {
-    return fail({StatusCode::kPeerFailed, "sent a message that cannot be read"});
+    return fail({StatusCode::kPeerFailed, "sent a malformed message"});
   }
   takeHead(*head);
   const std::string_view body(reinterpret_cast<const char*>(serviceIn_.get()) + kMpiHeadBytes, bytes - kMpiHeadBytes);
@@ -271,7 +277,7 @@ void MpiConnection::onDone(const MpiDone& done) {
     }
   }
   if (!done.error.empty()) {
-    fail({StatusCode::kSystem, fmt::format("a message to or from it failed in MPI: {}", done.error)});
+    fail({StatusCode::kSystem, fmt::format("a message failed in MPI: {}", done.error)});
   }
 }
 
@@ -322,7 +328,7 @@ bool MpiConnection::allArrived() const {
   ByteReader reader(farewell_);
   reader.u8();
   for (const MpiLaneReader& lane : readers_) {
-    // A full lane takes no more until somebody releases, and who waits for that need not.
+    // A full lane posts no receive until the caller releases frames, so the lane's missing frames are not waited for.
     if (lane.receivedBytes() < reader.u64() && lane.isPosted()) {
       return false;
     }
@@ -354,7 +360,7 @@ Status MpiConnection::lookAtLink() {
   const Deadline now = Clock::now();
   goneSince_ = goneSince_ == Deadline{} ? now : goneSince_;
   if (!allArrived() && now - goneSince_ < kArriveWithin) {
-    return Status::ok();  // its last frames are on their way
+    return Status::ok();  // the peer's last frames are under way
   }
   return named({StatusCode::kPeerFailed, "left the group"});
 }

@@ -1,7 +1,8 @@
-// Two ranks of one MPI job. Each lane is a tag of the pair's communicator, with one receive posted as long as there is room for a longest
-// frame, and credit for as many bytes as the peer has room for; what goes beside the lanes (credit, requests for memory) has a tag of its
-// own; fetched memory another. MPI neither notices a death nor ends what waits for the dead, so the link that the bootstrap made stays: it
-// hangs up when the peer's process ends, and a farewell on it tells leaving from dying. Threads: see Connection.
+// Two ranks of one MPI job. Each lane is a tag of the pair's communicator: one receive is posted while the lane has
+// room for a longest frame, and the sender has credit for the room at the peer. Service messages (credit, requests for
+// memory) have a separate tag, and fetched memory has a further tag. MPI neither notices a dead process nor ends
+// operations that wait for a dead process. So the bootstrap's link stays open: the system closes the link when the
+// peer's process ends, and a farewell on the link distinguishes leaving from dying. Threads: see Connection.
 #pragma once
 
 #include <array>
@@ -17,7 +18,7 @@
 
 namespace shardwire::internal {
 
-// What the endpoint and the peer agreed on.
+// The agreement of the endpoint and the peer.
 struct MpiJoint {
   Rank peer = 0;
   std::string who;  // the peer for messages: "rank 1 (pid 7 on host a)"
@@ -27,12 +28,12 @@ struct MpiJoint {
   int firstTag = 0;
   std::array<std::uint64_t, kNumLanes> laneBytes{};
   ReadLimits readLimits;
-  bool isStaged = false;  // nothing is fetched: SHARDWIRE_ORDINARY_PATH=staged
+  bool isStaged = false;  // no fetches: SHARDWIRE_ORDINARY_PATH=staged
 };
 
 class MpiConnection final : public Connection, private MpiReceiver {
  public:
-  // Posts the first receives. `wire` outlives it.
+  // Posts the first receives. `wire` outlives the connection.
   static Result<std::unique_ptr<Connection>> create(MpiJoint joint, MpiWire* wire);
   ~MpiConnection() override;
   MpiConnection(const MpiConnection&) = delete;
@@ -58,7 +59,7 @@ class MpiConnection final : public Connection, private MpiReceiver {
  private:
   enum Kind : std::uint16_t { kFrameSend = 0, kFrameReceive = 1, kServiceSend = 2, kServiceReceive = 3 };
 
-  // One message beside the lanes, until MPI has sent it.
+  // A message outside of the lanes, kept until MPI has sent the bytes.
   struct ServiceMessage {
     std::string bytes;
     bool isInFlight = false;
@@ -71,12 +72,12 @@ class MpiConnection final : public Connection, private MpiReceiver {
   void takeHead(const MpiHead& head);
   void post(std::size_t lane);
   void postService();
-  // One message beside the lanes; `body` follows the head.
+  // A message outside of the lanes; `body` follows the head.
   void sendService(MpiKind kind, std::string_view body);
-  // Frames take this rank's counts along; where none goes that the peer is sure to receive, and it may be waiting for them, a message of
-  // their own does.
+  // The head of each frame carries this rank's counts. A separate notice is sent when the peer may wait for the counts,
+  // and no frame that the peer is certain to receive has carried the counts.
   void sendNoticeIfDue();
-  // `isReceived`: the peer will learn these counts from this very message, whatever else it does.
+  // `isReceived`: the peer is certain to receive this message, and so these counts.
   MpiHead head(MpiKind kind, bool isReceived);
   void fail(const Status& failure);
   Status named(const Status& failure) const;
@@ -90,19 +91,19 @@ class MpiConnection final : public Connection, private MpiReceiver {
   MpiWire* const wire_;
   std::array<MpiLaneWriter, kNumLanes> writers_;
   std::array<MpiLaneReader, kNumLanes> readers_;
-  std::array<std::uint64_t, kNumLanes> toldReleased_{};  // to the peer
-  std::uint64_t toldConfirmed_ = 0;                      // likewise
+  std::array<std::uint64_t, kNumLanes> toldReleased_{};  // released bytes, as reported to the peer
+  std::uint64_t toldConfirmed_ = 0;                      // confirmed fetches, as reported to the peer
   MpiFetches fetches_;
   std::unique_ptr<std::byte[]> serviceIn_;
   std::vector<std::unique_ptr<ServiceMessage>> serviceOut_;  // reused
   bool isNoticeInFlight_ = false;
-  std::size_t numSends_ = 0;  // without those of fetches_
+  std::size_t numSends_ = 0;  // without the sends of fetches_
   std::size_t numReceives_ = 0;
   Deadline nextLinkLook_{};
-  std::string farewell_;     // of the peer, as far as it came
-  Deadline goneSince_{};     // when its link told that it left; the clock's zero: not yet
-  bool isPeerGone_ = false;  // its process hung up: nothing of ours will be received
-  Status failure_;           // the first one stays
+  std::string farewell_;     // received bytes of the peer's farewell
+  Deadline goneSince_{};     // when the peer's farewell was read; the clock's zero: not yet
+  bool isPeerGone_ = false;  // the link is closed: the peer will receive nothing more
+  Status failure_;           // the first failure is kept
 };
 
 }  // namespace shardwire::internal

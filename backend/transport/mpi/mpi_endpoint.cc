@@ -1,4 +1,7 @@
-// Joins ranks that are processes of one MPI job. See MpiProcess for the communicators, MpiConnection for what goes over them.
+// Joins ranks that are processes of one MPI job. whyNot() compares the addresses: same job, different processes.
+// connect() then exchanges the joint over the link (agree()): lane lengths, tags, and a failure of either side. Only
+// when both sides agree, both make the communicator of the pair (MpiProcess::pairWith()), which may wait inside of MPI.
+// See MpiProcess for the communicators, MpiConnection for the messages.
 #include <errno.h>
 #include <fmt/format.h>
 #include <sys/socket.h>
@@ -17,16 +20,16 @@ namespace {
 constexpr std::uint8_t kAddressVersion = 1;
 constexpr std::uint8_t kJointVersion = 2;
 constexpr std::size_t kMaxJobBytes = 1024;
-// Below these, asking costs more than staging. An edge: a round trip. The owner's runs: it packs them either way. Runs to be written: MPI
-// scatters by a datatype at 1.5 GB/s here, and we unpack faster. Who sends nothing inside of frames (SHARDWIRE_INLINE_BYTES=0) has all of
-// it fetched.
+// Below these limits a fetch costs more than staging. An edge costs a round trip. The owner's runs are packed by the
+// owner either way. Runs to be written are scattered by an MPI datatype at 1.5 GB/s here, and our unpacking is faster.
+// With SHARDWIRE_INLINE_BYTES=0, which permits no payload inside of frames, everything is fetched.
 constexpr std::size_t kEdgeOverInline = 16;
 constexpr std::size_t kInlineOverRun = 8;
 constexpr std::size_t kLocalRunOverInline = 8;
 
 ReadLimits limitsOf(const Options& options) {
   ReadLimits limits = wireReadLimits(options.ordinaryPath, options.inlineBytes * kEdgeOverInline, options.inlineBytes / kInlineOverRun);
-  if (limits.minLocalRunBytes > 0) {  // not asked to fetch whatever it costs
+  if (limits.minLocalRunBytes > 0) {  // unless the options force fetches
     limits.minLocalRunBytes = options.inlineBytes * kLocalRunOverInline;
   }
   return limits;
@@ -58,11 +61,11 @@ bool decodeAddress(std::string_view bytes, MpiAddress* address) {
   return reader.isDone() && address->rank < address->size;
 }
 
-// What each side tells the other over the link: its lanes and, from the lower rank of the MPI world, the tags.
+// The message of each side over the link: the lane lengths and, from the lower rank of the MPI world, the tags.
 struct Joint {
   std::uint32_t firstTag = 0;
   std::array<std::uint64_t, kNumLanes> laneBytes{};
-  std::string failure;  // why this side cannot
+  std::string failure;  // why this side cannot join; empty: no failure
 };
 
 std::string encodeJoint(const Joint& joint) {
@@ -139,7 +142,7 @@ Joint MpiEndpoint::propose(int worldRank) {
   return joint;
 }
 
-// Both are here, are willing, and mean the same, before either waits inside of MPI.
+// Makes sure that both sides are present, willing, and configured alike, before either side waits inside of MPI.
 Status MpiEndpoint::agree(Link& link, int worldRank, const std::string& who, const WaitLimit& limit, int* firstTag) {
   const Joint mine = propose(worldRank);
   SW_RETURN_IF_ERROR(link.send(encodeJoint(mine), limit));

@@ -1,3 +1,8 @@
+// Owner: serve() checks a request and cuts the runs into messages; startSends() sends long runs from the tensor and
+// packs short runs, as far as the limit of bytes in flight permits; sent() counts finished messages, confirms requests
+// in order, and starts the next messages. Asker: fetch() posts the receives and encodes the requests; received() and
+// confirmedByPeer() end a fetch when all bytes have arrived and the owner has confirmed all requests. stop() ends both
+// sides.
 #include "backend/transport/mpi/mpi_fetches.h"
 
 #include <fmt/format.h>
@@ -9,7 +14,7 @@
 namespace shardwire::internal {
 namespace {
 
-constexpr std::uint16_t kNotPacked = 0xffff;  // a cookie's lane: else the number of the packed message
+constexpr std::uint16_t kNotPacked = 0xffff;  // value of a cookie's lane; otherwise the index of the packed message
 
 template <typename Run>
 bool hasLongRun(std::span<const Run> runs) {
@@ -25,10 +30,10 @@ Status askedFor(const Status& what) {
 Status MpiFetches::serve(std::string_view body) {
   const auto request = decodeRequest(body);
   if (!request.has_value()) {
-    return {StatusCode::kPeerFailed, "sent a request for memory that cannot be read"};
+    return {StatusCode::kPeerFailed, "sent a malformed request for memory"};
   }
   if (isStopped_) {
-    return Status::ok();  // nothing is read from callers' memory any more, and nobody waits for it
+    return Status::ok();  // callers' memory is not read after the stop, and the peer's fetch need not end
   }
   const auto exposure = exposed_.find(request->space);
   if (!exposure.isOk()) {
@@ -69,12 +74,12 @@ Status MpiFetches::startSends() {
   for (; !outgoing_.empty(); outgoing_.pop_front()) {
     const Outgoing& next = outgoing_.front();
     if (!exposed_.find(next.space).isOk()) {
-      return {StatusCode::kPeerFailed, "acknowledged a tensor of which it had asked for more"};
+      return {StatusCode::kPeerFailed, "acknowledged a tensor while more bytes of this tensor were requested"};
     }
     std::size_t bytes = 0;
     std::for_each(next.runs.begin(), next.runs.end(), [&](const MpiRun& run) { bytes += run.size; });
     if (numSends_ > 0 && bytesInFlight_ + bytes > kMostBytesInFlight) {
-      return Status::ok();  // goes on when one was sent
+      return Status::ok();  // continues when a message was sent
     }
     MpiCookie cookie{owner_, kSendKind, kNotPacked, static_cast<std::uint32_t>(next.request)};
     MpiRun message = next.runs[0];
@@ -180,7 +185,8 @@ bool MpiFetches::confirmedByPeer(std::uint32_t total) {
     return true;
   }
   if (more > numLongAsked_ - numConfirmedByPeer_) {
-    // An older count tells nothing new: messages of two tags overtake each other. Far fewer than half of the modulo are ever under way.
+    // An older count is ignored, since messages of two tags may overtake each other. Far fewer requests than half of
+    // the modulo are ever under way.
     return more > MpiHead::kConfirmedModulo / 2 && MpiHead::kConfirmedModulo - more <= numConfirmedByPeer_;
   }
   numConfirmedByPeer_ += more;
@@ -198,7 +204,7 @@ bool MpiFetches::stop() {
   if (!std::exchange(isStopped_, true) && numReceives_ > 0) {
     wire_->operations().cancelReceives(owner_, kReceiveKind);
   }
-  // A few looks: what MPI gave up ends in the next one.
+  // A few polls, since receives that MPI has cancelled end in the next poll.
   for (int polls = 0; polls < 4 && numInFlight() > 0; ++polls) {
     wire_->poll();
   }

@@ -5,7 +5,7 @@
 
 namespace shardwire::internal {
 
-// Not initialised: pages that no message touches cost nothing.
+// The memory is not initialised: untouched pages cost nothing.
 LaneMemory::LaneMemory(std::size_t capacityBytes, std::size_t maxFrame)
     : capacity(capacityBytes),
       maxMessage(granules(kMpiHeadBytes + maxFrame)),
@@ -39,7 +39,7 @@ void MpiLaneWriter::sent(std::uint32_t number) {
 bool MpiLaneWriter::releasedByPeer(std::uint32_t total) {
   const std::uint32_t more = total - static_cast<std::uint32_t>(released_);
   if (more > committed_ - released_) {
-    // Messages of one lane keep their order, those of two do not: an older total tells nothing new.
+    // An older total is ignored: messages of one lane keep their order, but messages of different lanes do not.
     return static_cast<std::uint32_t>(released_) - total <= memory_.capacity;
   }
   released_ += more;
@@ -59,7 +59,7 @@ void MpiLaneReader::advance(std::size_t* offset, std::size_t granuleBytes) const
   *offset = *offset >= memory_.capacity ? 0 : *offset;
 }
 
-// The head has been read by now; its place keeps the length.
+// The head was read before; its place now stores the message's length.
 void MpiLaneReader::arrived(std::size_t messageBytes) {
   const std::uint64_t length = messageBytes;
   std::memcpy(memory_.bytes.get() + nextOffset_, &length, sizeof(length));

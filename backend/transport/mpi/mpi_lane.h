@@ -1,8 +1,9 @@
-// The memory of one lane at its two ends: where each message lies, and how much of the peer's end is free. Pure bookkeeping.
+// The memory of one lane at its two ends: the place of each message, and the free room at the peer's end. Pure
+// bookkeeping.
 //
-// Both ends place messages by one rule: one behind the other in whole granules; one may run past the end of the lane's capacity, into a
-// spare part as long as the longest message, and the next starts at the front. Since no more than the capacity is ever in use, a message
-// never meets an older one. Threads: as Connection.
+// Both ends place messages by one rule: messages follow each other in whole granules. A message may extend past the end
+// of the lane's capacity, into a spare part as long as the longest message; the next message then starts at the front.
+// Since no more than the capacity is ever in use, a message never overlaps an older message. Threads: as Connection.
 #pragma once
 
 #include <array>
@@ -13,7 +14,7 @@
 
 namespace shardwire::internal {
 
-// In front of each message's frame: see MpiMessageHead.
+// In front of each message's frame: see MpiHead.
 inline constexpr std::size_t kMpiHeadBytes = 16;
 
 struct LaneMemory {
@@ -33,18 +34,18 @@ class MpiLaneWriter {
 
   // Room for a frame, behind its head; empty when there is none.
   std::span<std::byte> reserve(std::size_t minBytes, std::size_t maxBytes);
-  // The whole message that was reserved, cut to a frame of this many bytes: to be sent as number *number.
+  // Returns the reserved message, cut to a frame of this many bytes; the caller sends the message as number *number.
   std::span<std::byte> commit(std::size_t frameBytes, std::uint32_t* number);
-  // Whether the peer receives the next message whatever it does: it posts no receive while a longest message finds no room there
-  // (MpiLaneReader::post()).
+  // Whether the peer is certain to receive the next message. The peer posts no receive without room for a longest
+  // message (MpiLaneReader::post()).
   bool isNextReceived() const { return memory_.maxMessage <= memory_.capacity - static_cast<std::size_t>(committed_ - released_); }
   void sent(std::uint32_t number);
-  // The peer released this many bytes of the lane in all, modulo 2^32. False: it cannot have.
+  // The peer released this many bytes of the lane in all, modulo 2^32. False: an impossible count.
   bool releasedByPeer(std::uint32_t total);
 
   std::uint64_t totalBytes() const { return committed_; }
   bool isIdle() const { return oldest_ == next_; }
-  // Gives the memory up for good: MPI may still read it.
+  // Leaks the memory, which MPI may still read.
   void abandon() { static_cast<void>(memory_.bytes.release()); }
 
  private:
@@ -59,7 +60,7 @@ class MpiLaneWriter {
   std::uint32_t oldest_ = 0;     // number of the oldest message that MPI has not sent
   std::uint32_t next_ = 0;
   struct InFlight {
-    std::uint64_t end = 0;  // committed_ after it
+    std::uint64_t end = 0;  // committed_ after this message
     bool isSent = false;
   };
   std::array<InFlight, kMostInFlight> inFlight_;
@@ -70,9 +71,9 @@ class MpiLaneReader {
  public:
   MpiLaneReader(std::size_t capacity, std::size_t maxFrame) : memory_(capacity, maxFrame) {}
 
-  // Where the next message may be received; empty while it is posted, or there is no room for a longest message.
+  // Room to receive the next message; empty while a receive is posted, or without room for a longest message.
   std::span<std::byte> post();
-  // What the posted receive brought, head and frame; then arrived() makes it a frame to be peeked.
+  // The received message, head and frame. arrived() then makes the frame visible to peek().
   std::span<const std::byte> received(std::size_t messageBytes) const { return {memory_.bytes.get() + nextOffset_, messageBytes}; }
   void arrived(std::size_t messageBytes);
   void cancelled() { isPosted_ = false; }
@@ -90,8 +91,8 @@ class MpiLaneReader {
   void advance(std::size_t* offset, std::size_t granuleBytes) const;
 
   LaneMemory memory_;
-  std::size_t nextOffset_ = 0;   // of the message to come
-  std::size_t firstOffset_ = 0;  // of the oldest that is there
+  std::size_t nextOffset_ = 0;   // of the next message
+  std::size_t firstOffset_ = 0;  // of the oldest message
   std::uint64_t received_ = 0;   // granule bytes, ever
   std::uint64_t released_ = 0;
   bool isPosted_ = false;

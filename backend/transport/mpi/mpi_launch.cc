@@ -25,8 +25,8 @@ int number(const std::string& text) {
   return error == std::errc() && end == text.data() + text.size() && value > 0 ? value : 0;
 }
 
-// Open MPI 4 makes a random key for each job. A PMIx namespace and a SLURM step are unique where they come from, which is enough: who joins
-// a group shares its store and token.
+// Open MPI 4 makes a random key for each job. A PMIx namespace and a SLURM step are unique within their installation.
+// This is enough, since the ranks of a group also share its store and token.
 std::string jobOf(const ReadVariable& variable) {
   const std::string key = firstOf(variable, {"OMPI_MCA_orte_precondition_transports"});
   const std::string name = firstOf(variable, {"PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "PMI_JOBID", "PMI_ID"});

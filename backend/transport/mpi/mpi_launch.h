@@ -1,4 +1,4 @@
-// What a launcher's environment variables say of this process's place in an MPI job. Pure but for reading them.
+// This process's place in an MPI job, from a launcher's environment variables. Pure, apart from reading the variables.
 #pragma once
 
 #include <functional>
@@ -8,18 +8,18 @@
 namespace shardwire::internal {
 
 struct MpiLaunch {
-  std::string launcher;  // "mpirun" (Open MPI's), "PMIx", "PMI": who set the variables
-  std::string job;       // equal on the processes of one MPI job and on no others; empty: the launcher does not say
-  int size = 0;          // of the MPI world; 0: the launcher does not say
-  int localSize = 0;     // of its processes on this host; 0: the launcher does not say
+  std::string launcher;  // "mpirun" (Open MPI's), "PMIx" or "PMI"
+  std::string job;       // equal on the processes of one MPI job only; empty: not set by the launcher
+  int size = 0;          // of the MPI world; 0: not set by the launcher
+  int localSize = 0;     // number of the MPI world's processes on this host; 0: not set by the launcher
   bool isPmiOnly = false;
   friend bool operator==(const MpiLaunch&, const MpiLaunch&) = default;
 };
 
 using ReadVariable = std::function<const char*(const char*)>;
 
-// Nothing: no launcher of MPI jobs started this process, or torchrun did so inside of such a job, and then its ranks are not MPI's;
-// `whyNot` tells which.
+// Nothing: no launcher of MPI jobs started this process, or torchrun started the process inside of an MPI job (then
+// torchrun's ranks are not MPI's ranks). `whyNot` has the reason.
 std::optional<MpiLaunch> readMpiLaunch(const ReadVariable& variable, std::string* whyNot);
 std::optional<MpiLaunch> readMpiLaunch(std::string* whyNot);
 

@@ -12,11 +12,11 @@ constexpr std::uint32_t kListed = 0;
 constexpr std::uint32_t kRegular = 1;
 constexpr std::size_t kRequestHeadBytes = 16;
 constexpr std::size_t kMostListed = (kMpiServiceBytes - kMpiHeadBytes - kRequestHeadBytes) / 16;
-// Bounds what a request makes its reader allocate.
+// Limits the memory that a request makes the owner allocate.
 constexpr std::size_t kMostRegular = std::size_t{1} << 20;
-constexpr std::size_t kWorthRegular = 16;  // fewer are as well listed, together with what follows
+constexpr std::size_t kWorthRegular = 16;  // fewer runs are listed, together with the runs that follow
 
-// How many of the first runs are equally long and equally far apart on the peer's side.
+// The number of first runs that are equally long and equally far apart in the peer's memory.
 std::size_t countRegular(std::span<const MemoryRun> runs) {
   std::size_t count = std::min<std::size_t>(runs.size(), 2);
   if (count < 2 || runs[1].bytes != runs[0].bytes) {

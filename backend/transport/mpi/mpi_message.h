@@ -1,8 +1,8 @@
-// What travels between two MpiConnections, as bytes: the head of every message, and requests for runs of exposed memory. Pure functions;
-// the decoders take bytes from the peer and check all of them. Fixed width, little-endian.
+// The bytes of messages between two MpiConnections: the head of every message, and requests for runs of exposed memory.
+// Pure functions; the decoders check all bytes of the peer. Fixed width, little-endian.
 //
-//   head      u32 released[3]: bytes that the sender of this message has released of each lane that it receives, modulo 2^32; u8 kind;
-//             u24 confirmed: MpiFetches::numConfirmed(), modulo 2^24
+//   head      u32 released[3]: bytes of each incoming lane that the sender of this message has released, modulo 2^32;
+//             u8 kind; u24 confirmed: MpiFetches::numConfirmed(), modulo 2^24
 //   request   head, u32 space, u32 form, u64 count, then
 //             form 0: count times u64 address, u64 bytes
 //             form 1: u64 address, u64 bytes, u64 stride: count runs of equal length, stride apart (modulo 2^64)
@@ -24,7 +24,7 @@
 
 namespace shardwire::internal {
 
-// A notice is a head and nothing else: where no frame takes the counts along.
+// A notice is a head without a body. It carries the counts when no frame does.
 enum class MpiKind : std::uint8_t { kFrame = 0, kNotice = 1, kRequest = 2, kRefusal = 3 };
 
 struct MpiHead {
@@ -40,7 +40,7 @@ struct MpiHead {
 void encodeHead(const MpiHead& head, std::byte* to);
 std::optional<MpiHead> decodeHead(std::span<const std::byte> message);
 
-// Messages beside the lanes are at most this long.
+// Messages outside of the lanes are at most this long.
 inline constexpr std::size_t kMpiServiceBytes = std::size_t{64} << 10;
 
 struct RemoteRun {
@@ -49,24 +49,26 @@ struct RemoteRun {
   friend bool operator==(const RemoteRun&, const RemoteRun&) = default;
 };
 
-// The request for as many of the first runs as one takes, appended to `to`; how many those are. Runs are not empty.
+// Appends a request for the first runs to `to`, as many as one request holds, and returns their number. Precondition:
+// no run is empty.
 std::size_t encodeRequest(std::uint32_t space, std::span<const MemoryRun> runs, std::string* to);
 struct FetchRequest {
   std::uint32_t space = 0;
   std::vector<RemoteRun> runs;
 };
-// `body`: what follows the head. Nothing: no rank of ours sends such bytes.
+// `body`: the bytes after the head. Nothing: the bytes are malformed.
 std::optional<FetchRequest> decodeRequest(std::string_view body);
 
-// Both ends cut the runs of a request into the same messages, from the runs' lengths alone. A long run is a message of its own: MPI moves
-// contiguous memory in one copy (CMA, RDMA). Short ones share messages, which their owner packs. A very long run is several messages:
-// MPI may copy all of one inside of a single look at it, while everything else of this rank waits.
+// Both ends cut the runs of a request into the same messages, from the runs' lengths alone. A long run is a separate
+// message, since MPI moves contiguous memory in one copy (CMA, RDMA). Short runs share messages, which the owner packs.
+// A very long run is several messages, since MPI may copy a whole message inside of a single poll, while everything
+// else of this rank waits.
 inline constexpr std::size_t kMpiLongRun = std::size_t{64} << 10;
 inline constexpr std::size_t kMpiPackedBytes = std::size_t{256} << 10;
 inline constexpr std::size_t kMpiLongestMessage = std::size_t{8} << 20;
 
-// Whether MPI reads this message from the owner's tensor while it is under way. If not, its owner packs it: nothing that is done to the
-// tensor later changes the bytes.
+// Whether MPI reads this message from the owner's tensor while the message is under way. Otherwise the owner packs the
+// message, and later changes of the tensor do not affect the bytes.
 inline bool isSentFromTensor(std::span<const MpiRun> message) {
   return message.size() == 1 && message[0].size >= kMpiLongRun;
 }

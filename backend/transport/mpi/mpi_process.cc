@@ -1,3 +1,8 @@
+// instance() looks for an MPI job (the launcher's variables, or an initialised MPI library in this process) and loads
+// the module. prepare() initialises MPI if needed, and checks the thread level. pairWith() makes the communicator of a
+// pair of processes once; concurrent callers wait for the first. Calls that wait for other ranks run on a separate
+// thread (runUntil()), since MPI has no deadlines. finaliseAtExit() finalises MPI at the end of the process, unless a
+// peer died.
 #include "backend/transport/mpi/mpi_process.h"
 
 #include <dlfcn.h>
@@ -18,10 +23,11 @@ namespace shardwire::internal {
 namespace {
 
 constexpr const char* kModuleName = "libshardwire_mpi.so";
-// MPI_Finalize waits for all ranks; one that cannot come any more must not keep this process for ever.
+// MPI_Finalize waits for all ranks. The wait is limited, since a dead rank would keep this process for ever.
 constexpr Duration kFinaliseWithin = std::chrono::seconds(60);
 constexpr Duration kLookEvery = std::chrono::milliseconds(20);
-// A pair whose making was left behind: the other rank calls it about now, too, so it is there soon or it is not.
+// The wait for a pair whose making was left behind. The other rank makes the same call about now, so the pair is made
+// soon or never.
 constexpr Duration kAwaitLeftBehind = std::chrono::seconds(5);
 constexpr const char* kMakingPair = "MPI_Comm_create_group";
 
@@ -29,7 +35,7 @@ Status unsupported(std::string why) {
   return {StatusCode::kUnsupported, std::move(why)};
 }
 
-// The folder of this library, where the module lies too.
+// The folder of this library, which also has the module.
 std::string ownFolder() {
   Dl_info self{};
   if (::dladdr(reinterpret_cast<const void*>(&ownFolder), &self) == 0 || self.dli_fname == nullptr) {
@@ -40,7 +46,7 @@ std::string ownFolder() {
   return slash == std::string::npos ? std::string{} : file.substr(0, slash + 1);
 }
 
-// Not by dlopen() alone, which searches the disk even for a library that it is not to load: 0.3 ms of every group.
+// Not by dlopen() alone, which searches the disk even with RTLD_NOLOAD: 0.3 ms for every group.
 std::vector<std::string> loadedMpiLibraries() {
   std::vector<std::string> paths;
   ::dl_iterate_phdr(
@@ -56,7 +62,7 @@ std::vector<std::string> loadedMpiLibraries() {
   return paths;
 }
 
-// Whether somebody in this process (mpi4py, the program) brought an MPI library along and initialised it.
+// Whether other code in this process (mpi4py, the program) has loaded an MPI library and initialised MPI.
 bool isMpiInitialisedHere() {
   for (const std::string& path : loadedMpiLibraries()) {
     void* library = ::dlopen(path.c_str(), RTLD_LAZY | RTLD_NOLOAD);
@@ -95,7 +101,8 @@ Result<MpiApi*> loadModule() {
   return api;
 }
 
-// Runs what waits for other ranks on a thread of its own, which is left behind when it takes too long: MPI knows no deadlines.
+// Runs a function that waits for other ranks, on a new thread, since MPI has no deadlines. At the deadline, or when the
+// result is no longer wanted, this function returns and the thread continues detached.
 Status runUntil(Deadline deadline, const std::function<bool()>& isWanted, const char* what, std::function<Status()> function) {
   struct Outcome {
     Mutex mutex;
@@ -118,10 +125,10 @@ Status runUntil(Deadline deadline, const std::function<bool()>& isWanted, const 
       return interruptedStatus(what);
     }
     if (Clock::now() >= deadline) {
-      return {StatusCode::kTimeout, fmt::format("{} did not end in time: another rank does not call it, or died", what)};
+      return {StatusCode::kTimeout, fmt::format("{} did not end in time: another rank did not make this call, or died", what)};
     }
     if (isWanted && !isWanted()) {
-      return {StatusCode::kPeerFailed, fmt::format("the peer hung up during {}", what)};
+      return {StatusCode::kPeerFailed, fmt::format("the peer closed the connection during {}", what)};
     }
     outcome->changed.waitUntil(outcome->mutex, std::min(deadline, Clock::now() + kLookEvery));
   }
@@ -132,7 +139,7 @@ Status runUntil(Deadline deadline, const std::function<bool()>& isWanted, const 
 
 Result<MpiProcess*> MpiProcess::instance() {
   static Mutex mutex;
-  static MpiProcess* process = nullptr;  // as long as the process: MPI cannot be unloaded
+  static MpiProcess* process = nullptr;  // never destroyed: MPI cannot be unloaded
   const MutexLock lock(mutex);
   std::string whyNot;
   const auto launch = readMpiLaunch(&whyNot);
@@ -245,13 +252,14 @@ Result<MpiPair*> MpiProcess::pairWith(int worldRank, const std::function<bool()>
       return interruptedStatus(kMakingPair);
     }
     if (isWanted && !isWanted()) {
-      return Status{StatusCode::kPeerFailed, fmt::format("the peer hung up during {}", kMakingPair)};
+      return Status{StatusCode::kPeerFailed, fmt::format("the peer closed the connection during {}", kMakingPair)};
     }
     if (Clock::now() >= deadline) {
-      return Status{StatusCode::kTimeout, fmt::format("{} did not end in time: the other rank does not call it, or died", kMakingPair)};
+      return Status{StatusCode::kTimeout,
+                    fmt::format("{} did not end in time: the other rank did not make this call, or died", kMakingPair)};
     }
   }
-  // Should it be left behind, it may still end: then the pair is there for the next.
+  // A call that was left behind may still end later; the pair is then available to the next caller.
   const Status made = runUntil(deadline, isWanted, kMakingPair, [this, worldRank] {
     auto fresh = api_->makePair(worldRank);
     const MutexLock lock(mutex_);

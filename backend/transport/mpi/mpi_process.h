@@ -1,10 +1,11 @@
-// MPI in this process: the module that knows it, whether it may be used, its initialisation and end, and one private communicator for each
-// process that we talk to. There is one MPI per process, so there is one of these. Any thread.
+// MPI in this process: loading the module, the check whether MPI may be used, initialisation and end, and one private
+// communicator for each peer process. A process has one MPI, and so one MpiProcess. Any thread.
 //
-// Communicators. MPI's own messages must never match ours, so MPI_COMM_WORLD cannot be used; a duplicate of it is collective over the
-// world, and a group of some ranks could never make it; one communicator per group would have to be made by ranks whose sets of MPI peers
-// differ (the others are reached by shared memory). So each pair of processes that meets makes one communicator of the two
-// (MPI_Comm_create_group), once; groups that share the pair keep apart by tags.
+// Communicators. The program's own MPI messages must never match ours, so MPI_COMM_WORLD cannot be used. A duplicate of
+// MPI_COMM_WORLD is collective over the world, so a group of some ranks could not make a duplicate. One communicator
+// per group would have to be made by ranks whose sets of MPI peers differ (the other peers are reached by shared
+// memory). So each pair of processes that is joined makes one communicator of the two (MPI_Comm_create_group), once.
+// Groups that share the pair use different tags.
 #pragma once
 
 #include <atomic>
@@ -20,24 +21,28 @@ namespace shardwire::internal {
 
 class MpiProcess {
  public:
-  // Loads the module on first use. kUnsupported, saying why, where no MPI job is in sight, or the module or MPI is missing.
+  // Loads the module on first use. kUnsupported, with the reason, when this process belongs to no MPI job, or the
+  // module or MPI is missing.
   static Result<MpiProcess*> instance();
 
-  // MPI is ready after this: it was, or all of its world initialises it now (then `groupSize` must be the world's, or some would never
-  // come; kWholeWorld when they all will). isAskedFor: even if all of the world is on this host. kUnsupported, saying what to do, when MPI
-  // cannot be used: too low a thread level, a fork of another process that uses it.
+  // MPI is ready after this call. If MPI is not initialised yet, all ranks of the MPI world initialise MPI now. Then
+  // `groupSize` must be the size of the world, since in a smaller group some ranks would never call; kWholeWorld when
+  // all ranks are known to call. isAskedFor: initialise even if the whole world is on this host. kUnsupported, with
+  // advice, when MPI cannot be used: the thread level is too low, or this process is a fork of a process that uses MPI.
   static constexpr int kWholeWorld = 0;
   Status prepare(int groupSize, bool isAskedFor, Deadline deadline);
 
   MpiApi& api() { return *api_; }
   MpiState state() const { return api_->state(); }
-  // Names the job among others.
+  // Identifies the MPI job.
   std::string job() const;
 
-  // The pair of this process and that one; made on first use, while the other does the same. `isWanted` false ends the wait early. Where an
-  // earlier call gave up and MPI is still at it, this call waits a few seconds and then fails with the reason of the first.
+  // The pair of this process and MPI rank `worldRank`. Made on first use, collectively with the other process. The wait
+  // ends early when `isWanted` returns false. If an earlier call gave up and MPI still makes the pair, this call waits a
+  // few seconds and then fails with the reason of the earlier call.
   Result<MpiPair*> pairWith(int worldRank, const std::function<bool()>& isWanted, Deadline deadline);
-  // A row of kTagsPerConnection tags that no other connection of this pair uses, for the lower of the two ranks to hand out.
+  // The first of kTagsPerConnection tags that no other connection of this pair uses. Called by the lower of the two
+  // ranks.
   Result<int> takeTags(int worldRank);
 
   // A peer died: MPI_Finalize would wait for it.
@@ -61,7 +66,7 @@ class MpiProcess {
   MpiApi* const api_;
   const bool isPmiOnly_;
   std::atomic<bool> hasFailedPeer_{false};
-  int owner_ = 0;  // the process that may use MPI: it does not survive a fork
+  int owner_ = 0;  // the process that may use MPI, since MPI does not survive a fork
   Mutex preparing_;
   Mutex mutex_;
   ConditionVariable changed_;

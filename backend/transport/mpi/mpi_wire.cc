@@ -3,8 +3,8 @@
 namespace shardwire::internal {
 namespace {
 
-// A round finds what MPI had already; what ends a message may let the next one start. Bounded, so that a busy peer does not keep the
-// caller.
+// A round finds only operations that MPI has already finished, and the end of one message may start the next. The
+// number of rounds is bounded, so that a busy peer does not delay the caller.
 constexpr int kMostRounds = 16;
 
 }  // namespace

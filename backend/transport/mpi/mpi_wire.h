@@ -1,4 +1,5 @@
-// The messages in flight of all MPI connections of one group: MPI moves only while it is called, and this calls it. Threads: as Wire.
+// The messages in flight of all MPI connections of one group. MPI makes progress only inside of calls, and
+// MpiWire::poll() makes these calls. Threads: as Wire.
 #pragma once
 
 #include <memory>
@@ -10,7 +11,7 @@
 
 namespace shardwire::internal {
 
-// Whose messages they are: owner of every MpiCookie. Called inside of MpiWire::poll().
+// The owner in every MpiCookie: a connection. Called inside of MpiWire::poll().
 class MpiReceiver {
  public:
   virtual ~MpiReceiver() = default;

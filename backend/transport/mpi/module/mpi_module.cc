@@ -1,4 +1,4 @@
-// libshardwire_mpi.so: MpiApi over the MPI library that it was built with. Nothing else of shardwire includes <mpi.h>.
+// libshardwire_mpi.so: MpiApi over the MPI library of the build. Only the module includes <mpi.h>.
 #include <fmt/format.h>
 #include <mpi.h>
 
@@ -10,7 +10,7 @@
 namespace shardwire::internal {
 namespace {
 
-// Set when MPI_Finalize begins, whoever calls it: it deletes the attributes of MPI_COMM_SELF before anything else.
+// Set when MPI_Finalize begins, by any caller: MPI_Finalize first deletes the attributes of MPI_COMM_SELF.
 std::atomic<bool> isEnding{false};
 
 int noteFinalise(MPI_Comm, int, void*, void*) {
@@ -31,7 +31,7 @@ const char* threadLevelName(int level) {
   }
 }
 
-// Not a tag that a user could match: creating a communicator has messages of its own.
+// No message of the program can match this tag: creating a communicator uses internal messages.
 constexpr int kPairTag = 0x5357;
 
 class Api final : public MpiApi {
@@ -76,7 +76,7 @@ class Api final : public MpiApi {
     int* most = nullptr;
     int flag = 0;
     MPI_Comm_get_attr(MPI_COMM_WORLD, MPI_TAG_UB, &most, &flag);
-    return flag != 0 ? *most : 32767;  // the least that the standard allows
+    return flag != 0 ? *most : 32767;  // the minimum of the MPI standard
   }
 
   Result<MpiPair*> makePair(int worldRank) override {
@@ -94,7 +94,7 @@ class Api final : public MpiApi {
     MPI_Group_free(&world);
     SW_RETURN_IF_ERROR(mpiStatus("MPI_Comm_create_group", code));
     MPI_Comm_set_errhandler(communicator, MPI_ERRORS_RETURN);
-    return new CommunicatorPair(communicator, worldRank > self ? 1 : 0);  // as long as MPI
+    return new CommunicatorPair(communicator, worldRank > self ? 1 : 0);  // never freed: lives as long as MPI
   }
 
   std::unique_ptr<MpiOperations> makeOperations() override { return internal::makeOperations(&isEnding); }

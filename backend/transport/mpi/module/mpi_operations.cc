@@ -1,3 +1,6 @@
+// start() describes the runs to MPI (lay(): plain bytes, a vector type for regular runs, or an indexed type), starts
+// the send or the receive, and stores the request with its cookie. poll() tests all requests in one call and reports
+// the finished ones. After MPI_Finalize has begun no MPI call is made, and all calls return kAborted or do nothing.
 #include "backend/transport/mpi/module/mpi_operations.h"
 
 #include <algorithm>
@@ -5,7 +8,7 @@
 namespace shardwire::internal {
 namespace {
 
-// The memory of a message as MPI wants it: `count` elements of `type` from `base`.
+// The memory of a message in MPI's form: `count` elements of `type` from `base`.
 struct Layout {
   void* base = nullptr;
   int count = 0;
@@ -13,7 +16,7 @@ struct Layout {
   bool isOwn = false;  // `type` was made for this message
 };
 
-// Runs that lie one behind the other become one.
+// Joins adjacent runs.
 void joinNeighbours(std::span<const MpiRun> runs, std::vector<MpiRun>* joined) {
   joined->clear();
   for (const MpiRun& run : runs) {
@@ -62,7 +65,7 @@ class Operations final : public MpiOperations {
       const auto at = static_cast<std::size_t>(indices_[static_cast<std::size_t>(i)]);
       done->push_back(ended(slots_[at], statuses_[static_cast<std::size_t>(i)], code == MPI_ERR_IN_STATUS));
     }
-    // From the back, so that what is moved forward is none of those that ended.
+    // From the back, so that only unfinished operations are moved forward.
     std::sort(indices_.begin(), indices_.begin() + count);
     for (int i = count - 1; i >= 0; --i) {
       remove(static_cast<std::size_t>(indices_[static_cast<std::size_t>(i)]));
@@ -106,7 +109,7 @@ class Operations final : public MpiOperations {
     const int code = isSend ? MPI_Isend(layout.base, layout.count, layout.type, to.peer, tag, to.communicator, &request)
                             : MPI_Irecv(layout.base, layout.count, layout.type, to.peer, tag, to.communicator, &request);
     if (layout.isOwn) {
-      MPI_Type_free(&layout.type);  // the message keeps it as long as it needs it
+      MPI_Type_free(&layout.type);  // MPI keeps the type until the message is done
     }
     SW_RETURN_IF_ERROR(mpiStatus(isSend ? "MPI_Isend" : "MPI_Irecv", code));
     requests_.push_back(request);
@@ -174,12 +177,12 @@ class Operations final : public MpiOperations {
   }
 
   const std::atomic<bool>* isEnding_;
-  // Equally long; requests_ apart because MPI takes an array of them.
+  // All equally long. requests_ is separate, because MPI takes an array of requests.
   std::vector<MPI_Request> requests_;
   std::vector<Slot> slots_;
   std::vector<int> indices_;
   std::vector<MPI_Status> statuses_;
-  // Kept for their memory.
+  // Scratch, kept to reuse the memory.
   std::vector<MpiRun> joined_;
   std::vector<int> lengths_;
   std::vector<MPI_Aint> places_;

@@ -1,4 +1,4 @@
-// Messages in flight as MPI requests, and the communicators that they go over. See MpiApi. Only inside of the module.
+// Messages in flight as MPI requests, and their communicators. See MpiApi. Only inside of the module.
 #pragma once
 
 #include <mpi.h>
@@ -22,7 +22,7 @@ struct CommunicatorPair final : MpiPair {
   const int peer;
 };
 
-// isEnding: MPI is being finalised, no call may be made any more.
+// isEnding: MPI is being finalised, and no further MPI call may be made.
 std::unique_ptr<MpiOperations> makeOperations(const std::atomic<bool>* isEnding);
 
 }  // namespace shardwire::internal
