@@ -1,4 +1,4 @@
-// The public functions of shardwire/c10d.h: each finds our group behind torch's backend and calls it.
+// The public functions of shardwire/c10d.h: each finds our group behind torch's backend and calls the group.
 #include "shardwire/c10d.h"
 
 #include "backend/c10d/heap_allocator.h"

@@ -49,7 +49,7 @@ void CallbackThreads::run(const std::shared_ptr<State>& state) {
   Task task;
   while ((task = next(*state, task.reply)).callback) {
     task.callback();
-    task.callback = nullptr;  // what it holds is let go before the reply
+    task.callback = nullptr;  // releases the captured objects before the reply
   }
 }
 

@@ -1,5 +1,6 @@
-// Runs callbacks of works on threads of its own, as many as are at work at once: a callback may wait for another operation, whose callbacks
-// must run meanwhile. Also questions to stores, which may never come back. Threads start when they are first needed. Any thread.
+// Runs callbacks of works on its own threads, one for each callback that runs at the same time: a callback may wait for
+// another operation, whose callbacks must run meanwhile. Also runs requests to stores, which may never return. A thread
+// starts when no thread is free. Any thread.
 #pragma once
 
 #include <deque>
@@ -13,12 +14,13 @@ namespace shardwire::internal {
 class CallbackThreads {
  public:
   CallbackThreads() : state_(std::make_shared<State>()) {}
-  // What was posted is still run, by threads that end by themselves.
+  // Posted callbacks still run after the destructor; the threads end by themselves.
   ~CallbackThreads();
   CallbackThreads(const CallbackThreads&) = delete;
   CallbackThreads& operator=(const CallbackThreads&) = delete;
 
-  // `reply` follows `callback` when its thread counts as free already, so that who posts again because of the reply starts no further one.
+  // `reply` runs after `callback`, when the thread counts as free already. So a caller posting again because of the
+  // reply starts no further thread.
   void post(std::function<void()> callback, std::function<void()> reply = nullptr);
 
  private:
@@ -33,11 +35,11 @@ class CallbackThreads {
     int idle SW_GUARDED_BY(mutex) = 0;
     bool stopping SW_GUARDED_BY(mutex) = false;
   };
-  // Gives the reply of the task before, and waits for the next one; empty when the thread must end.
+  // Runs the reply of the previous task, then waits for the next task; empty when the thread must end.
   static Task next(State& state, const std::function<void()>& reply);
   static void run(const std::shared_ptr<State>& state);
 
-  const std::shared_ptr<State> state_;  // shared with the threads, which nobody joins: a callback may drop the group
+  const std::shared_ptr<State> state_;  // shared with the threads, which are never joined: a callback may drop the group
 };
 
 }  // namespace shardwire::internal

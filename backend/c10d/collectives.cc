@@ -1,5 +1,6 @@
-// ProcessGroupShardwire's collectives that move without computing. All are written alike: take the tensors of the call out of c10d's lists,
-// let HostTensors give the host's view of each, check shapes and dtypes, and start() one operation of the communicator.
+// ProcessGroupShardwire's collectives that move without computing. All are written alike: take the tensors of the call
+// out of c10d's lists, get the host's view of each from HostTensors, check shapes and dtypes, and start() one operation
+// of the communicator.
 #include <c10/core/GradMode.h>
 
 #include <sstream>
@@ -35,7 +36,7 @@ Rank groupRootOf(std::int64_t rank, std::int64_t rootTensor, int size, const cha
   return static_cast<Rank>(rank);
 }
 
-// One view per rank, each seen with the shape of what the other side sends.
+// One view per rank, each with the shape of the tensor on the other side.
 std::vector<TensorView> viewsLike(const std::vector<at::Tensor>& tensors, const TensorView& model, const char* name, const char* which) {
   std::vector<TensorView> views;
   views.reserve(tensors.size());
@@ -46,7 +47,7 @@ std::vector<TensorView> viewsLike(const std::vector<at::Tensor>& tensors, const 
   return views;
 }
 
-// What one rank gives has one size, and then one shape: gloo refuses anything else.
+// The parts of one rank have one size, and so must have one shape: gloo refuses other lists.
 void checkOneShape(const std::vector<at::Tensor>& list, const char* name) {
   for (std::size_t i = 1; i < list.size(); ++i) {
     if (list[i].sizes() != list[0].sizes()) {
@@ -58,7 +59,7 @@ void checkOneShape(const std::vector<at::Tensor>& list, const char* name) {
   }
 }
 
-// The communicator sees copies of them, which never share.
+// The communicator sees only copies of device tensors, and copies never share memory.
 void refuseSharedOnDevices(const HostTensors& host, const std::vector<at::Tensor>& outputs, const char* name) {
   if (host.staged() != nullptr) {
     internal::refuseSharedOutputs(name, outputs);

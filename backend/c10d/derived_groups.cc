@@ -15,7 +15,7 @@ namespace {
 
 using Milliseconds = ProcessGroupShardwire::Milliseconds;
 
-// Torch's options grew members over time; a version gets those that it has.
+// Torch's options grew members over time; each version gets the members that exist.
 template <typename BaseOptions>
 void describeOptions(BaseOptions& options, const std::string& name, const std::string& description,
                      const std::vector<std::int64_t>& ranks) {
@@ -70,8 +70,9 @@ c10::intrusive_ptr<ProcessGroupShardwire> ProcessGroupShardwire::groupOfRanks(co
       global.push_back(globalRanks_[static_cast<std::size_t>(rank)]);
     }
   }
-  // torch splits once for each kind of device, and a program may split the same ranks again, all with one store and name: a number tells
-  // the groups apart. Only calls for the same ranks and name are counted together, since ranks of other groups do not make them.
+  // torch splits once for each kind of device, and a program may split the same ranks again, all with one store and
+  // name: a number distinguishes the groups. Only calls for the same ranks and name are counted together, since ranks
+  // of other groups make no such calls.
   const std::string key = fmt::format("{}:{}", name, fmt::join(global, ","));
   int number = 0;
   {

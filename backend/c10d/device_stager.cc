@@ -1,8 +1,9 @@
-// An operation goes through here in this order. begin() records an event on the caller's streams and hands the operation to the thread. The
-// thread asks the event until it is over, waits for earlier operations over the same memory, then queues copies to the host, a few at a
-// time and segment by segment; each copy that is over is announced to the run. The run announces segments that it has written for the last
-// time, and these are copied back. When the last byte is on the device, the work is completed and its gates open. The thread never waits
-// for a device: it asks events, and naps between two rounds.
+// An operation passes through this file in this order. begin() records an event on the caller's streams and hands the
+// operation to the thread. The thread polls the event until the event is over, waits for earlier operations over the
+// same memory, then queues copies to the host, a few at a time and segment by segment. The run is notified of each copy
+// that is over. The run reports segments after their last write, and the thread copies these segments back. When the
+// last byte is on the device, the work is completed and its gates open. The thread never waits for a device: it polls
+// events, and sleeps between two rounds.
 #include "backend/c10d/device_stager.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
@@ -22,15 +23,15 @@ namespace shardwire::internal {
 
 namespace {
 
-// Copies of one operation that are queued at once, in each direction: one runs, the next ones wait behind it.
+// Copies of one operation queued at once, in each direction: one runs, the next ones wait behind.
 constexpr std::size_t kCopiesInFlight = 4;
-// Pieces of pinned memory for operations that are too long for the pool: two in each direction.
+// Pieces of pinned memory for operations too long for the pool: two in each direction.
 constexpr std::size_t kSlots = 4;
-// Between two looks at events. The guard of torch 1.13 can ask an event, not wait for it.
+// The sleep between two polls of events. The guard of torch 1.13 can query an event, not wait for one.
 constexpr std::chrono::microseconds kShortNap(20);
 constexpr std::chrono::microseconds kLongNap(200);
 constexpr int kShortNaps = 200;
-// For how long the end of the group waits for a device that is stuck.
+// The longest wait of the group's end for a stuck device.
 constexpr std::chrono::seconds kLongestStop(5);
 
 template <typename Guard>
@@ -48,7 +49,7 @@ DeviceStager::DeviceStager(std::size_t stagingBytes, std::function<void(const st
     : pool_(std::make_shared<PinnedPool>(stagingBytes)), fail_(std::move(fail)) {}
 
 std::shared_ptr<DeviceStager> DeviceStager::create(std::size_t stagingBytes, std::function<void(const std::string&)> fail) {
-  // In a child of fork() it stays for ever: its thread is the parent's.
+  // In a child of fork() the stager is never destroyed: the thread is the parent's.
   return {new DeviceStager(stagingBytes, std::move(fail)), [](DeviceStager* ended) {
             if (ended->owner_.isHere()) {
               delete ended;
@@ -184,7 +185,7 @@ void DeviceStager::run() {
   changed_.notifyAll();
 }
 
-// With operations under way it is a nap: their events must be asked again.
+// With operations under way this is a short sleep: the thread must poll the events again.
 void DeviceStager::waitForNews(int naps) {
   const Duration nap = naps < kShortNaps ? kShortNap : kLongNap;
   const Deadline until = operations_.empty() ? kNoDeadline : Clock::now() + nap;
@@ -220,7 +221,7 @@ bool DeviceStager::stepAll() {
     }
     const WorkPtr& transport = operation.work->transport();
     if (operation.completed && operation.isIdle() && (transport == nullptr || transport->isDone())) {
-      // Elsewhere: letting a tensor go may need Python's lock.
+      // On another thread, since the release of a tensor may need Python's lock.
       callbacks_.post([work = std::move(operation.work)] { work->release(); });
       it = operations_.erase(it);
       moved = true;
@@ -233,7 +234,7 @@ bool DeviceStager::stepAll() {
 
 bool DeviceStager::step(Operation& operation) {
   const WorkPtr& transport = operation.work->transport();
-  // A part of a refused operation may have been issued: it gets its tensors.
+  // Parts of a refused operation may have been issued: these parts get their tensors.
   const bool isLoaded = operation.loadTwin == operation.drained.size() && operation.loading.empty();
   const bool isOver = transport == nullptr ? isLoaded : transport->isDone();
   if (isOver && !operation.completed) {
@@ -380,7 +381,7 @@ bool DeviceStager::stepDrains(Operation& operation, bool isOver) {
       if (operation.draining.size() == kCopiesInFlight) {
         return moved;
       }
-      // What the operation left alone may still be on its way down.
+      // Bytes that the operation does not write may still be on their way to the host.
       const std::size_t last = segment * twins[i].segmentBytes + twins[i].pieceBytes(segment);
       const bool isHere = last <= twins[i].ready.load(std::memory_order_relaxed);
       if (isHere && (isOver || tensors.isFinal(twins[i], segment)) && queueDrain(operation, i, segment)) {
@@ -440,7 +441,7 @@ void DeviceStager::stop() {
       return;
     }
     thread = std::move(thread_);
-    // It may be this very thread, when the last tensor that it let go held the group.
+    // stop() may run on this very thread, after the thread released the last tensor with a reference to the group.
     const bool isOther = thread.get_id() != std::this_thread::get_id();
     for (const Deadline until = Clock::now() + kLongestStop; isOther && running_ && Clock::now() < until;) {
       changed_.waitUntil(mutex_, until);
@@ -450,7 +451,7 @@ void DeviceStager::stop() {
   if (ended) {
     thread.join();
   } else {
-    thread.detach();  // a device that is stuck; the thread holds all that it touches
+    thread.detach();  // a device is stuck; the thread owns all objects in use
   }
 }
 

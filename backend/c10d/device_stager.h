@@ -1,8 +1,10 @@
-// Moves the tensors of operations between devices and host copies: one per group, with a thread that starts at the first such operation.
+// Moves the tensors of operations between devices and host copies: one per group, with a thread that starts at the
+// first such operation.
 //
-// The thread asks and never waits for a device: an operation's copies begin once the event that its caller recorded is over, each segment
-// is told to the run as it comes, and goes back as it becomes final. Copies run on two streams of the group's own per device, in which
-// nothing but copies is ever queued, so that no order of the users' streams can block them. Any thread.
+// The thread polls devices and never blocks on one. The copies of an operation begin once the caller's event is over.
+// The run is notified of each segment as the segment arrives, and each segment is copied back as soon as it is final.
+// Copies run on two streams of the group's own per device. Nothing but copies is ever queued in these streams, so no
+// order of the users' streams can block them. Any thread.
 #pragma once
 
 #include <c10/core/Event.h>
@@ -30,19 +32,22 @@ class DeviceStager : public std::enable_shared_from_this<DeviceStager> {
   static std::shared_ptr<DeviceStager> create(std::size_t stagingBytes, std::function<void(const std::string&)> fail);
   ~DeviceStager();
 
-  // Host memory for a copy of `bytes`; `direct`: the device reads and writes it by itself. Throws when there is none.
+  // Host memory for a copy of `bytes`; `direct`: the device itself reads and writes the memory. Throws when there is
+  // none.
   std::shared_ptr<std::byte> takeMemory(std::size_t bytes, bool* direct);
   // kUnsupported when the device cannot take part: no streams of its own, or its current stream is being captured.
   Status checkDevice(const c10::Device& device);
-  // Starts moving the tensors of an operation that was issued on this thread.
+  // Starts to move the tensors of an operation issued on this thread.
   std::shared_ptr<StagedWork> begin(std::shared_ptr<StagedTensors> tensors, WorkPtr transport, bool hasHostTensors,
                                     std::shared_ptr<void> keepAlive);
-  // Waits for the operations that streams wait for already: whoever queued that relies on their end. Ok also when they fail, or
-  // kInterrupted.
+  // Waits for the operations that streams already wait for: the code that queued a gate relies on the end of the
+  // operation. Ok also when the operations fail; or kInterrupted.
   Status finishAwaited(Deadline deadline);
-  // Ends the thread, once the operations in flight are over: they end with the communicator. Waits some seconds at most. Idempotent.
+  // Ends the thread once the operations in flight are over: operations end with the communicator. Waits some seconds at
+  // most. Idempotent.
   void stop();
-  // For people: what memory is used, and of the devices seen so far whether their streams can wait. Empty when none was seen.
+  // A text for people: the kind of memory in use, and for each device seen so far whether its streams can wait. Empty
+  // when none was seen.
   std::string describe() const;
 
  private:
@@ -50,7 +55,7 @@ class DeviceStager : public std::enable_shared_from_this<DeviceStager> {
     c10::Stream load;
     c10::Stream drain;
   };
-  // A copy that was queued.
+  // A queued copy.
   struct Copy {
     StagedTensors::Twin* twin;
     std::size_t segment;
@@ -59,15 +64,16 @@ class DeviceStager : public std::enable_shared_from_this<DeviceStager> {
   };
   struct Operation {
     std::shared_ptr<StagedWork> work;
-    std::vector<c10::Event> before;  // what the caller's streams had to do
-    // Operations called earlier over the same memory: nothing is taken from the device or brought back before they are over.
+    std::vector<c10::Event> before;  // the work in the caller's streams at the call
+    // Operations called earlier over the same memory: nothing is taken from the device or brought back before all have
+    // ended.
     std::vector<std::weak_ptr<StagedWork>> earlier;
     std::deque<Copy> loading;  // in order
     std::deque<Copy> draining;
     std::size_t loadTwin = 0;  // next segment to load
     std::size_t loadSegment = 0;
     std::vector<std::vector<bool>> drained;  // by twin and segment: queued
-    std::size_t drainTwin = 0;               // all before it are queued
+    std::size_t drainTwin = 0;               // all twins before this one are queued
     bool completed = false;
     bool isIdle() const { return loading.empty() && draining.empty(); }
   };
@@ -95,7 +101,7 @@ class DeviceStager : public std::enable_shared_from_this<DeviceStager> {
   ConditionVariable changed_;
   std::map<std::pair<c10::DeviceType, c10::DeviceIndex>, Streams> streams_ SW_GUARDED_BY(mutex_);
   std::list<Operation> arrived_ SW_GUARDED_BY(mutex_);
-  std::vector<std::weak_ptr<StagedWork>> recent_ SW_GUARDED_BY(mutex_);  // those in flight, and maybe some that are over
+  std::vector<std::weak_ptr<StagedWork>> recent_ SW_GUARDED_BY(mutex_);  // works in flight, and maybe some that are over
   bool kicked_ SW_GUARDED_BY(mutex_) = false;
   bool stopping_ SW_GUARDED_BY(mutex_) = false;
   bool running_ SW_GUARDED_BY(mutex_) = false;

@@ -12,7 +12,7 @@
 namespace shardwire::internal {
 namespace {
 
-// Also in a child of fork(), which frees what its parent allocated.
+// Also runs in a child of fork(), for memory that the parent allocated.
 void freeInHeap(void* bytes) {
   if (bytes != nullptr) {
     SharedHeap::freeBlock(bytes);
@@ -23,7 +23,7 @@ SW_TORCH_VIRTUALS_BEGIN
 class HeapAllocator final : public c10::Allocator {
  public:
   c10::DataPtr allocate(std::size_t bytes) SW_TORCH_ALLOCATE_CONST override {
-    // torch expects null for nothing, as its own allocators give.
+    // torch expects null for zero bytes, as torch's own allocators return.
     void* memory = bytes == 0 ? nullptr : valueOrThrow(valueOrThrow(SharedHeap::instanceOrInherited())->allocate(bytes));
     return {memory, memory, &freeInHeap, c10::Device(c10::DeviceType::CPU)};
   }
@@ -32,14 +32,14 @@ class HeapAllocator final : public c10::Allocator {
 };
 SW_TORCH_VIRTUALS_END
 
-// Above the allocators that torch and its extensions set.
+// Above the allocators of torch and torch's extensions.
 constexpr std::uint8_t kPriority = 100;
 
 }  // namespace
 
 c10::Allocator& heapAllocator() {
   static auto* allocator = [] {
-    static_cast<void>(valueOrThrow(SharedHeap::instanceOrInherited()));  // a heap that cannot be made shows here
+    static_cast<void>(valueOrThrow(SharedHeap::instanceOrInherited()));  // a failure to make the heap is thrown here
     return new HeapAllocator;                                            // never destroyed, like the heap
   }();
   return *allocator;
@@ -50,7 +50,7 @@ at::Tensor heapEmpty(c10::IntArrayRef shape, c10::ScalarType type) {
 }
 
 void enableCpuAllocator() {
-  static_cast<void>(valueOrThrow(SharedHeap::instance()));  // in a child of fork(): one of its own
+  static_cast<void>(valueOrThrow(SharedHeap::instance()));  // in a child of fork(): the child's own heap
   c10::SetCPUAllocator(&heapAllocator(), kPriority);
 }
 

@@ -8,7 +8,8 @@
 
 namespace shardwire::internal {
 
-// The allocator over SharedHeap; lives for ever, because tensors point to it. Throws StatusError when the heap cannot be made.
+// The allocator over SharedHeap; never destroyed, because tensors point to the allocator. Throws StatusError when the
+// heap cannot be made.
 c10::Allocator& heapAllocator();
 // An uninitialised, contiguous CPU tensor in the shared heap.
 at::Tensor heapEmpty(c10::IntArrayRef shape, c10::ScalarType type);

@@ -1,4 +1,5 @@
-// The tensors of one call as the host sees them: those of devices as host copies, the CPU's own as they are. Used by the caller's thread.
+// The tensors of one call in host memory: a host copy of each device tensor, and CPU tensors unchanged. Used by the
+// caller's thread.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -18,8 +19,9 @@ class HostTensors {
 
   explicit HostTensors(std::shared_ptr<DeviceStager> stager) : stager_(std::move(stager)) {}
 
-  // The tensor itself, or a copy to be filled from it (in, inOut) before the operation and to be brought back (out, inOut) by it. Throws
-  // StatusError, in which `what` names the tensor. Anything but a plain tensor is returned as it is; later checks refuse it.
+  // Returns a CPU tensor unchanged. For a device tensor returns a host copy: the operation fills the copy from the
+  // device (in, inOut) before the start and copies the result back (out, inOut). Throws StatusError, in which `what`
+  // names the tensor. A tensor that is not plain is returned unchanged; later checks refuse such tensors.
   at::Tensor in(const at::Tensor& tensor, std::string_view what) { return see(tensor, StagedTensors::Role::kIn, what); }
   at::Tensor out(const at::Tensor& tensor, std::string_view what) { return see(tensor, StagedTensors::Role::kOut, what); }
   at::Tensor inOut(const at::Tensor& tensor, std::string_view what) { return see(tensor, StagedTensors::Role::kInOut, what); }
@@ -29,7 +31,8 @@ class HostTensors {
 
   // Null when all tensors are the CPU's.
   const std::shared_ptr<StagedTensors>& staged() const { return staged_; }
-  // For an operation that was issued over them (null: it was refused). Without device tensors: `transport` itself.
+  // To be called after an operation was issued over these tensors (null: the operation was refused). Without device
+  // tensors: returns `transport` itself.
   WorkPtr begin(WorkPtr transport, std::shared_ptr<void> keepAlive);
 
  private:

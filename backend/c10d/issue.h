@@ -10,15 +10,17 @@
 
 namespace shardwire {
 
-// An operation's names: c10d's number for it, the one in error messages, and the profiler's, which the backend's name stands before.
+// An operation's names: c10d's type, the name in error messages, and the profiler's title, which follows the backend's
+// name.
 struct ProcessGroupShardwire::Call {
   ::c10d::OpType type;
   const char* name;
   const char* title;
-  bool writes = true;  // its `outputs` on this rank: no broadcast does at its root
+  bool writes = true;  // the operation changes `outputs` on this rank: false for a broadcast at its root
 };
 
-// `issue` is given the communicator and the call's options; it returns Result<WorkPtr>. Its views are of what `host` gave.
+// `issue` gets the communicator and the call's options, and returns Result<WorkPtr>. The views inside `issue` are views
+// of the tensors that `host` returned.
 template <typename Issue>
 ProcessGroupShardwire::TorchWork ProcessGroupShardwire::start(Call call, internal::OperationTensors tensors, internal::HostTensors& host,
                                                               Milliseconds timeout, Issue&& issue) {
@@ -31,7 +33,7 @@ ProcessGroupShardwire::TorchWork ProcessGroupShardwire::start(Call call, interna
     options.keepAlive = std::make_shared<std::pair<std::shared_ptr<void>, std::shared_ptr<void>>>(kept, host.staged());
     options.staging = host.staged().get();
   }
-  if (timeout.count() >= 0) {  // negative: kUnsetTimeout, the group's
+  if (timeout.count() >= 0) {  // negative: kUnsetTimeout, so the group's timeout applies
     options.timeout = std::max(timeout, Milliseconds(1));
   }
   Result<WorkPtr> issued = issue(*communicator, std::move(options));
@@ -56,7 +58,7 @@ template <typename... Args>
   throw StatusError(Status(code, fmt::format(text, std::forward<Args>(args)...)));
 }
 
-// c10d's lists are from the time of several GPUs per process; today each holds one tensor.
+// c10d's lists date from several GPUs per process; today each list holds one tensor.
 inline at::Tensor& onlyTensor(std::vector<at::Tensor>& tensors, const char* name) {
   if (tensors.size() != 1) {
     refuseCall(StatusCode::kInvalidArgument, "{}: one tensor per rank is needed, {} were given", name, tensors.size());

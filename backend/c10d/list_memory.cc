@@ -1,6 +1,6 @@
-// The tensors of a call are sorted by address, and each is compared with those that still go on where it begins. Two that share memory are
-// refused when that would give wrong values. A tensor that stands twice in a list of tensors to change in place is one tensor:
-// findRepeated() tells where it stands first.
+// The tensors of a call are sorted by address. Each tensor is compared with earlier tensors whose range still goes on
+// where the tensor begins. Two tensors with shared memory are refused if the sharing would give wrong values. A tensor
+// that occurs twice in a list of tensors to change in place is one tensor: findRepeated() returns the first place.
 #include "backend/c10d/list_memory.h"
 
 #include <fmt/format.h>
@@ -36,7 +36,7 @@ void forEachPair(std::span<const at::Tensor* const> tensors, Visit&& visit) {
   for (const Entry& entry : entries) {
     std::erase_if(open, [&](const Entry& other) { return other.range.last <= entry.range.first; });
     for (const Entry& other : open) {
-      // Addresses of two devices, or of one and the host, have nothing to do with each other.
+      // Addresses of two devices, or of a device and the host, are unrelated.
       if (tensors[other.index]->device() == tensors[entry.index]->device() && shareMemory(views[other.index], views[entry.index])) {
         visit(std::min(other.index, entry.index), std::max(other.index, entry.index));
       }

@@ -1,5 +1,6 @@
-// Which tensors of a c10d call may share memory, as far as the communicator cannot tell: lists of one call that become several operations,
-// and tensors on devices, of which it sees copies. Throws StatusError; any thread.
+// Checks which tensors of a c10d call may share memory, where the communicator cannot check: lists of one call that
+// become several operations, and device tensors, of which the communicator sees only copies. Throws StatusError; any
+// thread.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -25,8 +26,9 @@ class ListMemory {
   void writes(const at::Tensor& tensor, std::size_t operation, const char* list, std::size_t index = kNone, std::size_t inner = kNone) {
     uses_.push_back({&tensor, operation, list, index, inner, true});
   }
-  // ValueError naming both tensors when two written ones share memory, or a written one and one that another operation reads. Within one
-  // operation the communicator knows what may be in place. The tensors are strided ones of any device.
+  // ValueError naming both tensors when two written tensors share memory, or when a written tensor shares memory with a
+  // tensor read by another operation. Within one operation the communicator checks for in-place use. The tensors are
+  // strided, of any device.
   void refuse();
 
  private:
@@ -44,11 +46,11 @@ class ListMemory {
   std::vector<Use> uses_;
 };
 
-// The same for a list of which each tensor is written, by one operation.
+// The same check for a list in which one operation writes each tensor.
 void refuseSharedOutputs(const char* call, std::span<const at::Tensor> outputs);
 
-// Of a list whose tensors are each read and written in place: for each tensor the first one of the list that is the very same, mostly
-// itself. ValueError when two overlap otherwise.
+// For a list whose tensors are each read and written in place. Returns for each tensor the index of the first identical
+// tensor of the list, mostly the tensor's own index. ValueError when two tensors overlap otherwise.
 std::vector<std::size_t> findRepeated(const char* call, std::span<const at::Tensor> tensors);
 
 }  // namespace shardwire::internal

@@ -1,6 +1,6 @@
-// ProcessGroupShardwire::monitoredBarrier: every rank reports to rank 0 by a message, and rank 0 answers with the list of those that did
-// not. Messages instead of a collective, so that a rank's absence fails no operation and leaves the group as it was: they lapse with the
-// barrier, and what a late rank sends is dropped.
+// ProcessGroupShardwire::monitoredBarrier: every rank reports to rank 0 by a message, and rank 0 answers with the list
+// of ranks without a report. The barrier uses messages instead of a collective, so that a rank's absence fails no
+// operation and the group is unchanged: the messages lapse with the barrier, and a message of a late rank is dropped.
 #include <fmt/ranges.h>
 
 #include <limits>
@@ -21,7 +21,7 @@ constexpr int kFirstTag = std::numeric_limits<int>::min();
 struct Messages {
   explicit Messages(int size) : reports(static_cast<std::size_t>(size)), verdict(static_cast<std::size_t>(size)) {}
   std::vector<std::uint8_t> reports;
-  std::vector<std::uint8_t> verdict;  // for each rank 1 when it is late
+  std::vector<std::uint8_t> verdict;  // for each rank: 1 if the rank is late
 };
 
 TensorView viewOfBytes(std::uint8_t* bytes, std::size_t count) {
@@ -38,7 +38,7 @@ std::vector<Rank> lateRanks(const Messages& messages) {
   return late;
 }
 
-// In gloo's words, which people search logs for.
+// In gloo's words, since people search logs for these.
 std::string failedToPass(const std::vector<Rank>& late, bool all, std::int64_t milliseconds) {
   if (all) {
     return fmt::format("Rank{} {} failed to pass monitoredBarrier in {} ms", late.size() > 1 ? "s" : "", fmt::join(late, ", "),
@@ -61,7 +61,7 @@ void ProcessGroupShardwire::monitoredBarrier(const ::c10d::BarrierOptions& optio
   const std::int64_t milliseconds = std::chrono::duration_cast<Milliseconds>(timeout).count();
   const int tag = kFirstTag + static_cast<int>(monitoredBarriers_.fetch_add(1, std::memory_order_relaxed) % (1U << 30U));
   const auto messages = std::make_shared<Messages>(getSize());
-  // Rank 0 may have come later than another by as much as the timeout, and then waits for that long itself.
+  // Rank 0 may arrive up to the timeout later than another rank, and then waits for the timeout, too.
   const CallOptions call{.timeout = std::max<Duration>(getRank() == 0 ? timeout : 2 * timeout, std::chrono::milliseconds(1)),
                          .keepAlive = messages,
                          .lapses = true};
@@ -70,7 +70,7 @@ void ProcessGroupShardwire::monitoredBarrier(const ::c10d::BarrierOptions& optio
   if (getRank() != 0) {
     valueOrThrow(communicator->send(viewOfBytes(&messages->reports[0], 1), 0, tag, call));
     const WorkPtr answer = valueOrThrow(communicator->recv(verdict, 0, tag, call));
-    const Status status = answer->wait(deadlineAfter(3 * timeout));  // it lapses before
+    const Status status = answer->wait(deadlineAfter(3 * timeout));  // the receive lapses before this deadline
     if (status.code() != StatusCode::kTimeout) {
       throwUnlessOk(status);
       const std::vector<Rank> late = lateRanks(*messages);
@@ -83,13 +83,13 @@ void ProcessGroupShardwire::monitoredBarrier(const ::c10d::BarrierOptions& optio
       timedOut(fmt::format("Rank {} successfully reached monitoredBarrier, but received errors while waiting for send/recv from rank 0: {}",
                            getRank(), failedToPass(late, waitAllRanks, milliseconds)));
     }
-    throwUnlessOk(communicator->status());  // it may be the group that reached its timeout
+    throwUnlessOk(communicator->status());  // the group itself may have reached its timeout
     timedOut(
         fmt::format("Rank {} successfully reached monitoredBarrier, but received errors while waiting for send/recv from rank 0: "
                     "no answer in {} ms",
                     getRank(), 2 * milliseconds));
   }
-  const Deadline deadline = deadlineAfter(2 * timeout);  // all lapse before, so that none is left when this returns
+  const Deadline deadline = deadlineAfter(2 * timeout);  // all messages lapse before, so none is left at the return
   std::vector<WorkPtr> reports(size);
   for (std::size_t rank = 1; rank < size; ++rank) {
     reports[rank] = valueOrThrow(communicator->recv(viewOfBytes(&messages->reports[rank], 1), static_cast<Rank>(rank), tag, call));

@@ -24,7 +24,7 @@ void Observer::began() {
 }
 
 void Observer::ended(const FinishedOperation& operation) {
-  // However the hook ends: who waits for all operations waits for this one no longer.
+  // However the hook ends, threads that wait for all operations stop waiting for this operation.
   struct Over {
     Observer& observer;
     ~Over() { observer.noteOver(); }

@@ -1,5 +1,5 @@
-// What a group was asked to tell of its operations: torch's completion hook, and how long each took. One per group, shared with its works.
-// Until something is asked for, an operation costs one relaxed load. All methods from any thread.
+// Reports of a group's operations: calls torch's completion hook, and enables timing. One per group, shared with its
+// works. Until a hook or timing is requested, an operation costs one relaxed load. All methods from any thread.
 #pragma once
 
 #include <atomic>
@@ -28,19 +28,20 @@ class Observer {
   bool isActive() const { return active_.load(std::memory_order_relaxed); }
   bool isTiming() const { return timing_.load(std::memory_order_relaxed); }
   void enableTiming();
-  // For operations that begin later. The hook runs on the thread that notices the end of an operation; what it throws is logged.
+  // For operations that begin later. The hook runs on the thread that notices the end of an operation; an exception of
+  // the hook is logged.
   void setHook(Hook hook);
 
   void began();
   // After began(): runs the hook, then counts the operation as over.
   void ended(const FinishedOperation& operation);
-  // Blocks until all operations that began were reported. kTimeout when they take longer than `timeout`.
+  // Blocks until every operation that began was reported. kTimeout when the operations take longer than `timeout`.
   Status waitForAll(Duration timeout);
 
  private:
   void noteOver();
 
-  std::atomic<bool> active_ = false;  // relaxed, like timing_: no data is read because of them that the mutex does not guard
+  std::atomic<bool> active_ = false;  // relaxed, like timing_: neither flag guards data, the mutex does
   std::atomic<bool> timing_ = false;
   Mutex mutex_;
   ConditionVariable allEnded_;

@@ -12,7 +12,7 @@ namespace {
 constexpr std::size_t kMinBlock = std::size_t{64} << 10;
 }  // namespace
 
-// Pinning takes the driver's locks, but only for blocks that were never there before.
+// Pinning takes the driver's locks, but only for new blocks.
 at::Tensor PinnedPool::allocate(std::size_t bytes) {
   const auto options = at::TensorOptions(at::kByte);
   const auto size = static_cast<std::int64_t>(bytes);
@@ -48,7 +48,7 @@ std::shared_ptr<std::byte> PinnedPool::take(std::size_t bytes) {
       try {
         block = allocate(size);
       } catch (const std::exception&) {
-        return nullptr;  // the machine has no room, as the pool may have none
+        return nullptr;  // no memory is left, like a pool at its bound
       }
       total_ += size;
     }

@@ -1,6 +1,6 @@
-// Life of the group, point to point, barriers, compileOp. The collectives on tensors are in collectives.cc and reductions.cc. Every call
-// takes a reference to the communicator under the lock and works without it; shutdown() takes the communicator away and ends it, also where
-// a call of another thread still has it.
+// Life of the group, point to point, barriers, compileOp. The collectives on tensors are in collectives.cc and
+// reductions.cc. Every call takes a reference to the communicator under the lock and works without the lock. shutdown()
+// takes the communicator away and ends it, also while a call of another thread still has a reference.
 #include "backend/c10d/process_group_shardwire.h"
 
 #include <stdlib.h>
@@ -34,13 +34,13 @@ c10::intrusive_ptr<ProcessGroupShardwire> ProcessGroupShardwire::create(const St
   }
   options.storages = &internal::torchStorageWatch();
   if (options.recordedOps < 0) {
-    options.recordedOps = internal::kRecordedOps;  // costs little beside what torch does in a call
+    options.recordedOps = internal::kRecordedOps;  // cheap compared with torch's work in a call
   }
-  // The agent of torchrun keeps the store over restarts; whoever is started by hand has no such variable.
+  // The agent of torchrun keeps the store over restarts; processes started by hand have no such variable.
   options.storeIsKept = isOfOneJob && ::getenv("TORCHELASTIC_RUN_ID") != nullptr;
   internal::C10dStore adapted(store, options.timeout);
-  // The last reference ends the group, and waits for threads that may be in a Python callback. Whoever holds that one, a Python binding or
-  // torch with Python's lock held, must not keep the lock meanwhile.
+  // Dropping the last reference ends the group, and waits for threads that may be in a Python callback. The owner of
+  // the last reference, a Python binding or torch with Python's lock held, must not keep the lock meanwhile.
   std::shared_ptr<Communicator> communicator(valueOrThrow(Communicator::create(adapted, rank, size, options, groupName)).release(),
                                              [](Communicator* ended) {
                                                const internal::WithoutPython released;
@@ -53,7 +53,7 @@ c10::intrusive_ptr<ProcessGroupShardwire> ProcessGroupShardwire::create(const St
 
 namespace {
 
-// What a device refused, no rank can go on after.
+// When a device refuses a copy, no rank can go on: the group is aborted.
 std::function<void(const std::string&)> failureOf(const std::shared_ptr<Communicator>& communicator) {
   return [weak = std::weak_ptr<Communicator>(communicator)](const std::string& reason) {
     if (const std::shared_ptr<Communicator> alive = weak.lock()) {
@@ -78,7 +78,7 @@ ProcessGroupShardwire::~ProcessGroupShardwire() {
 }
 
 void ProcessGroupShardwire::release_resources() {
-  const internal::NoInterrupts whole;  // it could not say so
+  const internal::NoInterrupts whole;  // this function could not report an interruption
   static_cast<void>(end());
 }
 
@@ -129,7 +129,7 @@ ProcessGroupShardwire::TorchWork ProcessGroupShardwire::send(Tensors& tensors, i
   const at::Tensor& tensor = onlyTensor(tensors, call.name);
   internal::HostTensors host(stager_);
   const TensorView view = viewOf(host.in(tensor, "send: tensor"), "send: tensor");
-  // As an input: a future of a send has no value to show.
+  // The tensor is passed as an input: the future of a send has no value to show.
   return start(call, {{}, {tensor}}, host, ::c10d::kUnsetTimeout,
                [&](Communicator& communicator, CallOptions options) { return communicator.send(view, peer, tag, std::move(options)); });
 }
@@ -172,7 +172,7 @@ ProcessGroupShardwire::TorchWork ProcessGroupShardwire::endCoalescing() {
   coalescing_.store(false, std::memory_order_relaxed);
   auto tensors = std::make_shared<OperationTensors>(std::move(coalescedTensors_));
   coalescedTensors_ = {};
-  // Its operations have ranges of their own in the profiler, which end when they do.
+  // The coalesced operations have ranges of their own in the profiler, which end with the operations.
   const std::uint64_t sequence = communicator_ == nullptr ? 0 : communicator_->sequenceNumber();
   return internal::WorkShardwire::create(internal::bundleWorks(std::exchange(coalesced_, {})), std::move(tensors),
                                          {getRank(), OpType::UNKNOWN, sequence}, observer_);
@@ -191,10 +191,10 @@ void ProcessGroupShardwire::registerOnCompletionHook(std::function<void(std::sha
   if (onCompletionHook_ != nullptr) {
     internal::refuseCall(StatusCode::kInvalidArgument, "this group has a completion hook already");
   }
-  onCompletionHook_ = std::move(hook);  // the base tells by it that there is one
+  onCompletionHook_ = std::move(hook);  // the base class checks this member for a hook
   observer_->setHook([hook = onCompletionHook_](const internal::FinishedOperation& operation) {
     using Time = decltype(::c10d::WorkInfo::timeStarted);
-    // Versions of torch differ in the clock by which they tell the time.
+    // Versions of torch differ in the clock of WorkInfo.
     const auto told = [](Clock::time_point time) {
       return Time::clock::now() + std::chrono::duration_cast<Time::duration>(time - Clock::now());
     };
@@ -219,7 +219,7 @@ void ProcessGroupShardwire::waitForPendingWorks() {
     const internal::MutexLock lock(mutex_);
     communicator = communicator_;
   }
-  // An orderly end is no error.
+  // A normal shutdown is no error.
   switch (communicator == nullptr ? StatusCode::kOk : communicator->status().code()) {
     case StatusCode::kOk:
       return ::c10d::ErrorType::SUCCESS;
@@ -235,7 +235,7 @@ void ProcessGroupShardwire::waitForPendingWorks() {
 #endif
 
 std::shared_ptr<c10::Allocator> ProcessGroupShardwire::getMemAllocator() {
-  return {&internal::heapAllocator(), [](c10::Allocator*) {}};  // it lives for ever
+  return {&internal::heapAllocator(), [](c10::Allocator*) {}};  // never destroyed
 }
 
 at::Tensor ProcessGroupShardwire::allocateTensor(long size, at::TensorOptions options) {
@@ -277,9 +277,9 @@ void ProcessGroupShardwire::shutdown() {
 
 Status ProcessGroupShardwire::end() {
   if (!owner_.isHere()) {
-    return Status::ok();  // the communicator and the stager see for themselves that they are the parent's
+    return Status::ok();  // the communicator and the stager detect themselves that the parent owns them
   }
-  const internal::WithoutPython released;  // it waits for devices and joins the stager's thread
+  const internal::WithoutPython released;  // end() waits for devices and joins the stager's thread
   std::shared_ptr<Communicator> communicator;
   {
     const internal::MutexLock lock(mutex_);
@@ -290,7 +290,8 @@ Status ProcessGroupShardwire::end() {
   if (communicator != nullptr) {
     waited = stager_->finishAwaited(deadlineAfter(communicator->timeout()));
   }
-  // Here and now, whoever else is inside a call: who waits there is woken, and who only asks something is no reason to fail the others.
+  // Ends here and now, even if other threads are inside a call. Threads that wait in the group are woken, and a thread
+  // that only reads from the group is no reason to fail the other ranks.
   if (communicator != nullptr) {
     communicator->end();
   }

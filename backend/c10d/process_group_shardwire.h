@@ -1,5 +1,6 @@
-// The torch.distributed backend: each c10d operation as one call on a Communicator. torch routes operations here and shares it with its
-// users. All methods from any thread; operations must be issued in the same order on every rank. Errors are thrown as StatusError.
+// The torch.distributed backend: each c10d operation becomes one call on a Communicator. torch routes operations here
+// and shares the group with its users. All methods from any thread; operations must be issued in the same order on
+// every rank. Errors are thrown as StatusError.
 #pragma once
 
 #include <atomic>
@@ -35,15 +36,17 @@ class __attribute__((visibility("default"))) ProcessGroupShardwire final : publi
   using Milliseconds = std::chrono::milliseconds;
   using StorePtr = c10::intrusive_ptr<::c10d::Store>;
   using Base = TorchBackend;
-  // torch's options of a backend under our name. A group tells its own by getBackendOptions(); split() and merge() take some.
+  // torch's options of a backend under our name. getBackendOptions() returns the options of a group; split() and
+  // merge() take options.
   struct Options final : Base::Options {
     explicit Options(Milliseconds timeout) : Base::Options("shardwire", timeout) {}
-    // Virtual from torch 2.14 on, which copies what it hands to a child and would make plain options of ours.
+    // Virtual from torch 2.14 on. That torch copies the options that a child gets, and without this method the copy
+    // would be plain Base::Options.
     c10::intrusive_ptr<Base::Options> clone() const { return c10::make_intrusive<Options>(*this); }
   };
 
-  // Collective over the group: meets the other ranks through `store`. Blocks up to `timeout`, which is also the operations' default.
-  // `isOfOneJob`: one launcher has started all ranks.
+  // Collective over the group: meets the other ranks through `store`. Blocks up to `timeout`, which is also the default
+  // timeout of the operations. `isOfOneJob`: one launcher has started all ranks.
   static c10::intrusive_ptr<ProcessGroupShardwire> create(const StorePtr& store, int rank, int size, Milliseconds timeout,
                                                           const std::string& groupName, bool isOfOneJob = false);
   // Use create().
@@ -53,11 +56,11 @@ class __attribute__((visibility("default"))) ProcessGroupShardwire final : publi
   const std::string getBackendName() const override { return "shardwire"; }
   // Throws kAborted after shutdown().
   std::shared_ptr<Communicator> communicator() const;
-  // The job's rank of each member, when the maker of the group said it; else 0, 1, 2...
+  // The job's rank of each member if the maker of the group set them; otherwise 0, 1, 2...
   std::vector<std::int64_t> globalRanks() const;
   void setGlobalRanks(std::vector<std::int64_t> ranks);
-  // Whose name the operations have in profiles, "shardwire:all_reduce": gloo's where the group stands in for it. A literal; set it before
-  // the first operation. Groups made from this one have the same.
+  // The backend name before operations in profiles, as in "shardwire:all_reduce". The name is gloo's where the group
+  // replaces gloo. A literal; set before the first operation. Groups made from this one inherit the name.
   void setProfiledAs(const char* backend) { profiledAs_ = backend; }
   // Collective, blocking.
   std::unique_ptr<internal::TensorOpShardwire> compileOp(const LocalSpec& spec, std::optional<Duration> timeout = std::nullopt);
@@ -83,9 +86,11 @@ class __attribute__((visibility("default"))) ProcessGroupShardwire final : publi
   TorchWork recv(Tensors& tensors, int peer, int tag) override;
   TorchWork recvAnysource(Tensors& tensors, int tag) override;
   TorchWork barrier(const ::c10d::BarrierOptions& options = {}) override;
-  // Rank 0 hears from each rank and tells all who is late: the error names the first such rank, or every one. The group stays usable.
+  // Rank 0 receives a report of each rank and sends all ranks the list of late ranks. The error names the first late
+  // rank, or every late rank. The group stays usable.
   void monitoredBarrier(const ::c10d::BarrierOptions& options, bool waitAllRanks = false) override;
-  // For sparse COO tensors; allreduce() comes here with them. Sums (or averages) what lies at equal indices; the result is coalesced.
+  // For sparse COO tensors; allreduce() forwards such tensors to this method. Sums (or averages) the entries with equal
+  // indices; the result is coalesced.
   TorchWork allreduce_sparse(Tensors& tensors, const ::c10d::AllreduceOptions& options = {});
 
   // Operations issued between the two calls start at once; endCoalescing returns one Work for all of them.
@@ -93,50 +98,52 @@ class __attribute__((visibility("default"))) ProcessGroupShardwire final : publi
   void startCoalescing() override;
   TorchWork endCoalescing();
 
-  // The group of some ranks of this one. Each rank of `ranks` calls it, with equal arguments; the place in `ranks` is the new rank. Blocks
-  // until they have met. Null on a rank that is not in `ranks`.
+  // The group of some ranks of this group. Each rank of `ranks` calls split() with equal arguments; the position in
+  // `ranks` is the new rank. Blocks until these ranks have met. Null on a rank outside `ranks`.
   bool supportsSplitting() const { return true; }
   c10::intrusive_ptr<Base> split(const StorePtr& store, const std::vector<int>& ranks, const c10::intrusive_ptr<Base::Options>& options);
-  // A new group of all who share `store`, whatever groups they come from.
+  // A new group of all ranks that share `store`, no matter to which groups these ranks belong.
   c10::intrusive_ptr<Base> merge(const StorePtr& store, const c10::intrusive_ptr<Base::Options>& options, const int& rank, const int& size);
-  // supportsShrinking() stays false: torch 2.13 gives a shrunken group of CPU tensors the type of gloo's, and then takes the object for
-  // one.
+  // supportsShrinking() stays false: torch 2.13 gives a shrunken group of CPU tensors the type of gloo's groups, and
+  // then treats the object as one of gloo's.
   c10::intrusive_ptr<Base::Options> getBackendOptions();
 
-  // Tensors in the shared heap, which move between ranks in one copy.
+  // An allocator of tensors in the shared heap, which move between ranks in one copy.
   std::shared_ptr<c10::Allocator> getMemAllocator();
   at::Tensor allocateTensor(long size, at::TensorOptions options = {});
   bool supportsTensorAlloc(c10::DeviceIndex device) { return device < 0; }  // the CPU has no index
 
   void setSequenceNumberForGroup() override {}  // ours starts at 0 on every rank
   std::uint64_t getSequenceNumberForGroup() override;
-  // From now on works tell their getDuration().
+  // From this call on, works have a getDuration().
   void enableCollectivesTiming();
 #if SW_TORCH_HAS_WORK_INFO
-  // The hook is called after each operation that begins later, on the thread that notices the end. What it throws is logged.
+  // The hook is called after each operation that begins later, on the thread that notices the end. An exception of the
+  // hook is logged.
   void registerOnCompletionHook(std::function<void(std::shared_ptr<::c10d::WorkInfo>)>&& hook) override;
 #endif
-  // Blocks until every operation that began since a hook was registered (or timing enabled) is over, its hook included.
+  // Blocks until every operation that began after a hook was registered (or timing enabled) is over and its hook has
+  // run.
   void waitForPendingWorks();
 #if SW_TORCH_HAS_ERROR_TYPE
-  // What went wrong with an operation that was waited for or refused; SUCCESS while nothing did.
+  // The kind of error of an operation that was waited for or refused; SUCCESS without such an error.
   ::c10d::ErrorType getError() override;
 #endif
   void setTimeout(Milliseconds timeout);
   // Fails every pending and later operation on this rank. Idempotent.
   void abort();
-  // For a group that is finished: pending and later operations fail on this rank. Others notice only when they need this rank. Idempotent.
-  // In a child of fork(), whose parent's the group is, it does nothing, like abort().
+  // For a group that is finished: pending and later operations fail on this rank. Other ranks notice only when they
+  // need this rank. Idempotent. Does nothing in a child of fork(), where the group belongs to the parent, like abort().
   void shutdown();
-  // torch calls it when the last reference goes. Torch 1.13 ends a group in no other way, and where somebody holds a weak reference the
-  // destructor comes much later.
+  // torch calls this method when the last reference goes. Torch 1.13 ends a group in no other way, and with a weak
+  // reference to the group the destructor runs much later.
   void release_resources() override;
 
  private:
   struct Call;
-  // kInterrupted when a signal ended the wait for devices; the group is ended all the same.
+  // kInterrupted when a signal ended the wait for devices; the group ends in that case, too.
   Status end();
-  // A wait in the middle of a call: interrupted there, the call is half done, and the group with it.
+  // A wait in the middle of a call: after an interruption there the call is half done, so the group fails.
   void waitInside(::c10d::Work& work, const char* name);
   template <typename Issue>
   TorchWork start(Call call, internal::OperationTensors tensors, internal::HostTensors& host, Milliseconds timeout, Issue&& issue);
@@ -156,9 +163,9 @@ class __attribute__((visibility("default"))) ProcessGroupShardwire final : publi
   std::atomic<std::uint32_t> monitoredBarriers_ = 0;  // relaxed: a count alone
   mutable internal::Mutex mutex_;
   std::shared_ptr<Communicator> communicator_ SW_GUARDED_BY(mutex_);  // null after shutdown
-  std::map<std::string, int> groupsMade_ SW_GUARDED_BY(mutex_);       // how many groups of these ranks and this name came from this one
+  std::map<std::string, int> groupsMade_ SW_GUARDED_BY(mutex_);       // by ranks and name: groups made from this group
   std::vector<std::int64_t> globalRanks_ SW_GUARDED_BY(mutex_);
-  bool isOfOneJob_ = false;               // set before anybody else has the group
+  bool isOfOneJob_ = false;               // set before any other thread has the group
   std::atomic<bool> coalescing_ = false;  // relaxed: set and read by the thread that issues operations
   std::vector<WorkPtr> coalesced_ SW_GUARDED_BY(mutex_);
   internal::OperationTensors coalescedTensors_ SW_GUARDED_BY(mutex_);

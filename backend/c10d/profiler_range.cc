@@ -18,7 +18,7 @@ std::shared_ptr<ProfilerRange> ProfilerRange::open(const char* backend, const ch
     return nullptr;
   }
   auto range = std::make_shared<ProfilerRange>(fmt::format("{}:{}{}{}", backend, title, name.empty() ? "" : " ", name));
-  function->_setAsync();  // its end may be noticed by another thread
+  function->_setAsync();  // another thread may notice the end
   std::vector<c10::IValue> shown;
   const auto& listed = tensors.inputs.empty() ? tensors.outputs : tensors.inputs;
   for (const at::Tensor& tensor : listed) {

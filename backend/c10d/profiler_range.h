@@ -1,5 +1,5 @@
-// The range of one operation in torch's profiler: from before it is issued to its end, on whichever thread that is noticed. Any thread may
-// end it; only the first end counts.
+// The range of one operation in torch's profiler: from before the operation is issued to its end, on the thread that
+// notices the end. Any thread may end the range; only the first end counts.
 #pragma once
 
 #include <ATen/core/ivalue.h>
@@ -15,7 +15,8 @@ namespace shardwire::internal {
 
 class ProfilerRange {
  public:
-  // "backend:title name". Null while nobody profiles. `tensors`: whose shapes are shown; the inputs, or the outputs where there are none.
+  // The title is "backend:title name". Null without an active profiler. `tensors`: the profiler shows the shapes of the
+  // inputs, or of the outputs if there are no inputs.
   static std::shared_ptr<ProfilerRange> open(const char* backend, const char* title, const OperationTensors& tensors,
                                              const std::string& name = {});
   void end();
@@ -24,7 +25,7 @@ class ProfilerRange {
   explicit ProfilerRange(std::string title) : title_(std::move(title)) {}
 
  private:
-  const std::string title_;  // the range may point to it
+  const std::string title_;  // the range may point to this text
   Mutex mutex_;
   std::function<void()> end_ SW_GUARDED_BY(mutex_);
 };

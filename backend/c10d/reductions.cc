@@ -1,5 +1,5 @@
-// ProcessGroupShardwire's collectives that compute, written like those of collectives.cc. PREMUL_SUM multiplies first, into a tensor of the
-// call's own unless the call owns its tensor anyway.
+// ProcessGroupShardwire's collectives that compute, written like the collectives of collectives.cc. PREMUL_SUM
+// multiplies first, into a new tensor unless the call owns its tensor already.
 #include <c10/core/GradMode.h>
 
 #include "backend/c10d/issue.h"
@@ -22,19 +22,19 @@ using TorchWork = ProcessGroupShardwire::TorchWork;
 
 namespace {
 
-// c10d's operator, split into ours and, for PREMUL_SUM, what each rank multiplies by first.
+// c10d's operator, split into our operator and, for PREMUL_SUM, the factor by which each rank multiplies first.
 struct Reduction {
   ReduceOp op = ReduceOp::kSum;
   const ::c10d::NCCLPreMulSumSupplement* premultiplier = nullptr;
 
   bool scales() const { return premultiplier != nullptr; }
   at::Tensor scaled(const at::Tensor& tensor) const {
-    internal::requireStorage(tensor, "the tensor");  // torch's own arithmetic would read what is not there
+    internal::requireStorage(tensor, "the tensor");  // otherwise torch's own arithmetic would read past the storage
     const c10::AutoGradMode noGradients(false);
     const at::Tensor factor = SW_TORCH_SUPPLEMENT_FACTOR(*premultiplier);
     return factor.defined() ? tensor.mul(factor).to(tensor.scalar_type()) : tensor.mul(premultiplier->double_factor);
   }
-  // For operations that own the tensor anyway.
+  // For operations with a tensor of their own.
   void scaleInPlace(at::Tensor& tensor) const {
     if (scales()) {
       const c10::AutoGradMode noGradients(false);
@@ -131,8 +131,8 @@ TorchWork ProcessGroupShardwire::allreduce_coalesced(Tensors& tensors, const ::c
     if (first[i] == i) {
       reduction.scaleInPlace(tensors[i]);
     } else if (tensors[i].device().is_cpu()) {
-      // The tensor itself is reduced once. The other ranks count this one as well, so a copy takes part, and goes. (Tensors on devices all
-      // have copies, which come back at the end.)
+      // The tensor itself is reduced once. The other ranks count this occurrence as well, so a temporary copy takes
+      // part. (Tensors on devices all have copies, which are copied back at the end.)
       const c10::AutoGradMode noGradients(false);
       seen[i] = tensors[i].clone();
       views[i] = viewOf(seen[i], "all_reduce_coalesced: tensors");
@@ -152,7 +152,7 @@ TorchWork ProcessGroupShardwire::reduce(Tensors& tensors, const ::c10d::ReduceOp
   const Reduction reduction = reductionOf(options.reduceOp, call.name);
   checkComputable(internal::dtypeOf(tensor.scalar_type()), reduction, call.name);
   if (reduction.scales() && root != getRank()) {
-    tensor = reduction.scaled(tensor);  // the caller's tensor stays as it is on all ranks but root
+    tensor = reduction.scaled(tensor);  // the caller's tensor stays unchanged on all ranks but root
   } else {
     reduction.scaleInPlace(tensor);
   }
@@ -190,7 +190,8 @@ TorchWork ProcessGroupShardwire::reduce_scatter(Tensors& outputs, TensorLists& i
   });
 }
 
-// Pieces of several sizes: each is a reduction of its own, to the rank that it is for. There it runs in the output, in place.
+// Pieces of several sizes: each piece is a reduction of its own, to the rank of the piece. On this root the reduction
+// runs in the output, in place.
 TorchWork ProcessGroupShardwire::reduceScatterUneven(Call call, const at::Tensor& output, const Tensors& list, ReduceOp op,
                                                      Milliseconds timeout) {
   const auto own = static_cast<std::size_t>(getRank());

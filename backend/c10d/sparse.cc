@@ -1,5 +1,6 @@
-// all_reduce of sparse COO tensors: all ranks learn how many entries each has, gather indices and values, and add up entries of equal
-// index.
+// all_reduce of sparse COO tensors. First all ranks gather shape, dtype, reduction and number of entries of each rank
+// and check that the ranks agree. Then the ranks exchange indices and values. At the end each rank adds up the entries
+// of equal index.
 #include <ATen/ATen.h>
 #include <fmt/ranges.h>
 
@@ -19,7 +20,7 @@ using TorchWork = ProcessGroupShardwire::TorchWork;
 
 namespace {
 
-// What the ranks must agree on, and behind it the number of this rank's entries.
+// The values on which the ranks must agree, followed by the number of this rank's entries.
 enum MetadataField : std::int64_t { kDType, kReduction, kSparseDims, kDenseDims, kSizes, kNumEntries = kSizes + kMaxDims, kNumFields };
 
 at::Tensor metadataOf(const at::Tensor& tensor, const ::c10d::ReduceOp& op) {
@@ -43,11 +44,12 @@ std::string describeFields(const std::int64_t* fields) {
                      fields[kSparseDims], fields[kReduction]);
 }
 
-// An operation, and what is computed once from its outputs before anybody sees it done.
+// An operation, followed by a computation on its outputs. The computation runs once, before any caller sees the work
+// done.
 class ComputedWork final : public Work, public std::enable_shared_from_this<ComputedWork> {
  public:
   ComputedWork(WorkPtr moved, std::function<void()> compute) : moved_(std::move(moved)), compute_(std::move(compute)) {}
-  // Once, after make_shared: computes even when nobody waits.
+  // Called once, after make_shared: the computation then runs even without a waiting caller.
   void start() {
     moved_->onDone([self = shared_from_this()](const Status&) { self->finish(); });
   }
@@ -107,7 +109,8 @@ TorchWork ProcessGroupShardwire::allreduce_sparse(Tensors& tensors, const ::c10d
   }
   const c10::AutoGradMode noGradients(false);
   const at::Tensor own = tensor.coalesce();
-  // How much comes is known only after a first exchange, for which this call waits: the ranks' calls must not cross those of another group.
+  // The number of entries is known only after a first exchange, for which this call waits. So ranks in two groups must
+  // make the calls of both groups in the same order.
   at::Tensor metadata = at::zeros({getSize(), kNumFields}, at::kLong);
   at::Tensor ownMetadata = metadataOf(own, options.reduceOp);
   ::c10d::AllgatherOptions gatherOptions;

@@ -1,6 +1,7 @@
-// Each device tensor has a twin on the host, cut into segments of about 1 MiB. Towards the host, bytes become ready in order, so one number
-// says how far. Back to the device, runs announce first how many bytes of each segment they will write (willWrite) and count them as they
-// are written (wrote); a segment whose count is full is final and may go back before the operation is over.
+// Each device tensor has a twin on the host, cut into segments of about 1 MiB. Towards the host, bytes become ready in
+// order, so one number holds the progress. Towards the device, runs first announce how many bytes of each segment they
+// will write (willWrite) and then count the bytes written (wrote). A segment whose count is full is final and may go
+// back before the operation is over.
 #include "backend/c10d/staged_tensors.h"
 
 #include <ATen/ops/from_blob.h>
@@ -14,7 +15,7 @@ namespace shardwire::internal {
 
 namespace {
 
-// [first, last) of the device's addresses that a tensor touches.
+// [first, last) of a tensor's addresses on the device.
 std::pair<std::uintptr_t, std::uintptr_t> rangeOf(const at::Tensor& tensor) {
   std::int64_t last = 0;
   for (std::int64_t dim = 0; dim < tensor.dim(); ++dim) {
@@ -51,7 +52,7 @@ at::Tensor StagedTensors::add(const at::Tensor& device, Role role, std::shared_p
   twin.load = role != Role::kOut;
   twin.drain = role != Role::kIn;
   twin.direct = direct;
-  // Whole elements of a contiguous tensor, whole rows of another one.
+  // Whole elements of a contiguous tensor, whole rows of any other tensor.
   const std::size_t unit =
       device.is_contiguous() || device.dim() == 0 ? device.element_size() : twin.bytes / static_cast<std::size_t>(device.size(0));
   twin.segmentBytes = std::min(twin.bytes, std::max(unit, kDeviceSegment / unit * unit));
@@ -62,7 +63,7 @@ at::Tensor StagedTensors::add(const at::Tensor& device, Role role, std::shared_p
   return twin.host;
 }
 
-// Not when tensors share memory on the device: what goes back could overwrite what is still to come.
+// False when tensors share memory on the device: an early copy back could overwrite bytes still to be loaded.
 bool StagedTensors::mayDrainEarly() const {
   for (const Twin& in : twins_) {
     for (const Twin& out : twins_) {
@@ -91,7 +92,7 @@ bool StagedTensors::conflictsWith(const StagedTensors& other) const {
 void StagedTensors::begin(std::function<void()> onFinal) {
   onFinal_ = std::move(onFinal);
   for (Twin& twin : twins_) {
-    // What the operation leaves alone must survive the way back.
+    // Bytes not written by the operation must survive the copy back, so they are loaded first.
     twin.load = twin.load || twin.announced < twin.bytes;
   }
   early_ = mayDrainEarly();

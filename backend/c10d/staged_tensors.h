@@ -1,5 +1,5 @@
-// The host copies of one operation's device tensors, cut into segments that come and go one by one. Written by the caller that starts the
-// operation, then by the runs (through Staging) and by the stager's thread, each its own members.
+// The host copies of one operation's device tensors, cut into segments that move one by one. Written by the caller that
+// starts the operation, then by the runs (through Staging) and by the stager's thread; each writes other members.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -24,9 +24,9 @@ class StagedTensors final : public Staging {
   enum class Role : unsigned char { kIn, kOut, kInOut };
 
   struct Segment {
-    std::size_t announced = 0;             // bytes that will be written; set before the operation starts
+    std::size_t announced = 0;             // bytes that the operation will write; set before the operation starts
     bool late = false;                     // written in boxes that are not contiguous: final at the end only
-    std::atomic<std::size_t> written = 0;  // acq_rel: who sees it full sees the bytes
+    std::atomic<std::size_t> written = 0;  // acq_rel: a reader that sees the full count sees the bytes
   };
   struct Twin {
     at::Tensor device;
@@ -36,23 +36,24 @@ class StagedTensors final : public Staging {
     std::size_t segmentBytes = 0;
     bool load = false;
     bool drain = false;
-    bool direct = false;  // the copy lies in memory that the device copies from and to by itself
+    bool direct = false;  // the device itself copies from and to this memory
     std::size_t announced = 0;
     std::vector<Segment> segments;
     std::atomic<std::size_t> ready = 0;  // bytes from the first on; release pairs with isReady's acquire
 
-    // The piece of the device's tensor or of the host's that a segment is.
+    // The piece of the device's tensor, or of the host's tensor, for one segment.
     at::Tensor piece(const at::Tensor& tensor, std::size_t segment) const;
     std::size_t pieceBytes(std::size_t segment) const { return std::min(segmentBytes, bytes - segment * segmentBytes); }
   };
 
-  // A copy of `device`, which is strided and not empty, in `memory`: contiguous, of the same shape and dtype.
+  // A copy of `device`, a strided and non-empty tensor, in `memory`: contiguous, of the same shape and dtype.
   at::Tensor add(const at::Tensor& device, Role role, std::shared_ptr<std::byte> memory, bool direct);
-  // After the operation was issued: from now on segments come. `onFinal` is called, by whoever wrote it, when a segment may go back early.
+  // Called after the operation was issued: from now on segments move. `onFinal` is called by the writer of a segment
+  // when the segment may go back early.
   void begin(std::function<void()> onFinal);
   // The operation will never start: nothing goes back.
   void drop();
-  // Nobody reads or writes the copies any more: the memory goes back, and the tensors are let go.
+  // Called when no thread or device reads or writes the copies any more: returns the memory and releases the tensors.
   void release();
 
   void attach(std::function<void()> wake) override;
@@ -65,7 +66,8 @@ class StagedTensors final : public Staging {
   // Devices of the tensors, each once.
   const std::vector<c10::Device>& devices() const { return devices_; }
   bool isFinal(const Twin& twin, std::size_t segment) const;
-  // Whether one brings back what the other takes or brings back: memory of one device. Only before release() of both.
+  // Whether one operation copies back to device memory that the other takes or copies back to. Call only before
+  // release() of both.
   bool conflictsWith(const StagedTensors& other) const;
   void markReady(Twin& twin, std::size_t bytes);
 

@@ -1,6 +1,6 @@
-// Two things can wait for such an operation: a thread (wait) and a stream (waitOnStreams). A thread first drives the transport, then sleeps
-// until the stager completes the work. A stream gets a closed gate, which the stager opens when the last byte is on the device. A gate
-// opens in any case, with an error or in the destructor: a stream must not stay blocked.
+// A thread (wait) and a stream (waitOnStreams) can wait for such an operation. A thread first drives the transport,
+// then sleeps until the stager completes the work. A stream gets a closed gate, which the stager opens when the last
+// byte is on the device. A gate opens in any case, with an error or in the destructor: a stream must not stay blocked.
 #include "backend/c10d/staged_work.h"
 
 #include <c10/core/StreamGuard.h>
@@ -20,7 +20,7 @@ StagedWork::StagedWork(std::shared_ptr<StagedTensors> tensors, WorkPtr transport
       streams_(std::move(streams)),
       keepAlive_(std::move(keepAlive)) {}
 
-// A stream must not hang on for ever, whatever became of the operation.
+// Opens the gates, so that no stream waits for ever, whatever became of the operation.
 StagedWork::~StagedWork() {
   for (const auto& gate : gates_) {
     gate->open();
@@ -42,7 +42,7 @@ Status StagedWork::status() const {
 
 Status StagedWork::wait(Deadline deadline) {
   if (!isDone() && transport_ != nullptr) {
-    Status status = transport_->wait(deadline);  // drives it
+    Status status = transport_->wait(deadline);  // drives the transport
     if (endedEarly(status, *transport_)) {
       return status;
     }
@@ -68,7 +68,7 @@ Status StagedWork::waitHere(Deadline deadline) {
 
 bool StagedWork::waitSlice(Deadline until) {
   const MutexLock lock(mutex_);
-  // In a child of fork() nobody completes it.
+  // In a child of fork() no thread completes the work.
   while (!isDone() && owner_.isHere() && Clock::now() < until) {
     changed_.waitUntil(mutex_, until);
   }
@@ -88,14 +88,14 @@ void StagedWork::onDone(std::function<void(const Status&)> callback) {
 
 Status StagedWork::waitOnStreams() {
   if (isDone()) {
-    return status_;  // the devices are done, which was seen from here: nothing queued later can be early
+    return status_;  // the devices are done, and this thread has seen it: no work queued later can run too early
   }
   if (hasHostTensors_ && transport_ != nullptr) {
     SW_RETURN_IF_ERROR(transport_->wait(kNoDeadline));
   }
   for (const c10::Device& device : tensors_->devices()) {
     const c10::Stream stream = c10::impl::VirtualGuardImpl(device.type()).getStream(device);
-    const c10::StreamGuard current(stream);  // its device as well
+    const c10::StreamGuard current(stream);  // sets the stream's device as well
     std::unique_ptr<StreamGate> gate = makeStreamGate(stream);
     if (gate == nullptr) {
       return wait(kNoDeadline);

@@ -1,5 +1,5 @@
-// Works whose tensors lie on devices: over when the last byte is on the device. Waiting for them in the sense of torch makes streams wait,
-// not the CPU. All methods from any thread.
+// Works whose tensors lie on devices: a work is over when the last byte is on the device. Waiting for a work in torch's
+// sense makes streams wait, not the CPU. All methods from any thread.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -19,12 +19,13 @@ class StagedTensors;
 
 class DeviceWork : public Work {
  public:
-  // What is queued in the calling thread's current streams from now on runs after the operation. Returns to the CPU at once when it can:
-  // the devices have stream gates and all tensors of the operation lie on devices. Ok, or the error of an operation that is over.
+  // Work queued in the calling thread's current streams from now on runs after the operation. Returns to the CPU at
+  // once if possible: when the devices have stream gates and all tensors of the operation lie on devices. Ok, or the
+  // error of an operation that is over.
   virtual Status waitOnStreams() = 0;
-  // Of the operation's tensors, each once.
+  // The devices of the operation's tensors, each once.
   virtual std::vector<c10::Device> devices() const = 0;
-  // Of each device a stream that no user's work ever blocks, for whoever must set current ones.
+  // For each device a stream that no user's work ever blocks, for callers that must set current streams.
   virtual std::vector<c10::Stream> streams() const = 0;
 };
 
@@ -32,12 +33,13 @@ class DeviceStager;
 
 class StagedWork final : public DeviceWork, public std::enable_shared_from_this<StagedWork> {
  public:
-  // `transport`: the operation over the host copies; null when it was refused. `hasHostTensors`: some of its tensors are the CPU's own.
+  // `transport`: the operation over the host copies; null when it was refused. `hasHostTensors`: some tensors of the
+  // operation are CPU tensors.
   StagedWork(std::shared_ptr<StagedTensors> tensors, WorkPtr transport, bool hasHostTensors, std::shared_ptr<void> keepAlive,
              std::vector<c10::Stream> streams);
   ~StagedWork() override;
 
-  // Whether a stream waits for it.
+  // Whether a stream waits for this work.
   bool isAwaited() const;
   bool isDone() const override { return done_.load(std::memory_order_acquire); }
   Status wait(Deadline deadline) override;
@@ -51,14 +53,14 @@ class StagedWork final : public DeviceWork, public std::enable_shared_from_this<
   // For the stager.
   StagedTensors& tensors() { return *tensors_; }
   const WorkPtr& transport() const { return transport_; }
-  // Once: opens the gates, wakes who waits, and returns the callbacks to run.
+  // Called once: opens the gates, wakes waiting threads, and returns the callbacks to run.
   std::vector<std::function<void(const Status&)>> complete(Status status);
   // The devices are done with the memory.
   void release();
 
  private:
   Status waitHere(Deadline deadline);
-  // False: `until` came first.
+  // False: `until` was reached first.
   bool waitSlice(Deadline until);
 
   const std::shared_ptr<StagedTensors> tensors_;

@@ -1,5 +1,5 @@
-// How our torch code throws: a StatusError, or for an interrupted wait what Python's signal check found. Python turns a StatusError into
-// the class of its code (python/csrc/errors.cc). Any thread.
+// How our torch code throws: a StatusError, or for an interrupted wait the exception that Python's signal check found.
+// Python turns a StatusError into the class of its code (python/csrc/errors.cc). Any thread.
 #pragma once
 
 #include <utility>
@@ -8,11 +8,12 @@
 
 namespace shardwire::internal {
 
-// Throws for kInterrupted what `thrower` throws (Python: the KeyboardInterrupt that its check found), if that is anything; null: nothing.
+// Throws, for kInterrupted, the exception to throw in place of a StatusError (Python: the KeyboardInterrupt that the
+// signal check found), if there is one; null: nothing.
 using InterruptThrower = void (*)();
 void setInterruptThrower(InterruptThrower thrower);
 
-// A StatusError, or in place of an interrupted one what the thrower throws.
+// Throws a StatusError; for kInterrupted the thrower's exception, if there is one, instead.
 [[noreturn]] void throwStatus(Status status);
 
 inline void throwUnlessOk(Status status) {

@@ -12,7 +12,8 @@ c10::StorageImpl* storageOf(const void* storage) {
 }  // namespace
 
 const StorageWatch& torchStorageWatch() {
-  // A storage without owners gives its memory back at once; the object itself, and so its address, stays as long as there are weak ones.
+  // A storage without owners gives its memory back at once. The object, and so the address, stays as long as weak
+  // references exist.
   static constexpr StorageWatch kWatch = {
       .retainWeak = [](const void* storage) -> void* { return c10::raw::intrusive_ptr::make_weak(storageOf(storage)); },
       .isExpired = [](void* weak) { return c10::raw::weak_intrusive_ptr::use_count(storageOf(weak)) == 0; },

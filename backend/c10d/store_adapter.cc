@@ -1,3 +1,7 @@
+// One request to the store goes through ask(): a thread of ours makes torch's call, and the caller waits for the answer
+// until the deadline, in slices in which Ctrl-C is noticed. After a request without an answer every later request fails
+// at once. look() is one request for the value of a key. get() repeats look() until the key is there, and pauses longer
+// the longer the group has been waited for. set() is one request.
 #include "backend/c10d/store_adapter.h"
 
 #include <fmt/format.h>
@@ -19,16 +23,17 @@ namespace {
 
 using std::chrono::milliseconds;
 
-// The stores' own waits are off by up to two seconds (FileStore counts whole ones), write warnings when they end (TCPStore), keep the store
-// from every other use, and do not hear Ctrl-C. So keys are asked for, the less often the longer the group has been waited for: what comes
-// is late by a tenth of that at most, and a thousand ranks that wait for one ask a store 5,000 times a second.
+// The stores' own waits are off by up to two seconds (FileStore counts whole seconds), log warnings at their end
+// (TCPStore), block every other use of the store, and ignore Ctrl-C. So get() polls keys. The pause grows with the time
+// that the group has been waited for: a value is noticed late by at most a tenth of this time, and a thousand waiting
+// ranks send the store 5,000 requests a second.
 constexpr Duration kShortestPause = milliseconds(1);
 constexpr Duration kLongestPause = milliseconds(200);
 constexpr int kAsksPerWait = 10;
-// For an answer to what is asked when the time is over: who is absent, and what others failed with.
+// For an answer to a request made after the timeout: which ranks are absent, and the errors of other ranks.
 constexpr Duration kLastAnswer = milliseconds(500);
 
-// What no rank ever writes.
+// A value that no rank ever writes.
 constexpr std::string_view kNothing = "shardwire: is this key there?";
 
 std::vector<std::uint8_t> storeBytes(std::string_view text) {
@@ -42,15 +47,15 @@ bool isTcpStore(c10::intrusive_ptr<::c10d::Store> store) {
   return dynamic_cast<::c10d::TCPStore*>(store.get()) != nullptr;
 }
 
-// Shared with the thread that asks, which may be left behind.
+// Shared with the requesting thread, which may be left behind.
 struct Answer {
-  Result<std::optional<std::string>> found = std::optional<std::string>();  // the asking thread's until it is said
+  Result<std::optional<std::string>> found = std::optional<std::string>();  // owned by the requesting thread until `said` is set
   Mutex mutex;
   ConditionVariable came;
   std::optional<Result<std::optional<std::string>>> said SW_GUARDED_BY(mutex);
 };
 
-// A thread that asked stays for the next question.
+// A thread stays for the next request.
 CallbackThreads& askers() {
   static PerProcess<CallbackThreads> current;
   return current.get();
@@ -62,7 +67,8 @@ C10dStore::C10dStore(StorePtr store, Duration timeout) : store_(std::move(store)
 
 Result<C10dStore::Value> C10dStore::ask(const std::string& what, std::function<Value(::c10d::Store&)> question) {
   if (isSilent_) {
-    return Status(StatusCode::kSystem, fmt::format("the c10d store was not asked to {}, since it did not answer before", what));
+    return Status(StatusCode::kSystem,
+                  fmt::format("the request to {} was not sent: the c10d store did not answer an earlier request", what));
   }
   deadline_ = deadline_.value_or(deadlineAfter(timeout_));
   const auto answer = std::make_shared<Answer>();
@@ -70,7 +76,7 @@ Result<C10dStore::Value> C10dStore::ask(const std::string& what, std::function<V
     try {
       answer->found = question(*store);
     } catch (const std::exception& error) {
-      answer->found = Status(StatusCode::kSystem, fmt::format("the c10d store failed when it was asked to {}: {}", what, error.what()));
+      answer->found = Status(StatusCode::kSystem, fmt::format("the c10d store failed on the request to {}: {}", what, error.what()));
     }
   };
   askers().post(asking, [answer] {
@@ -86,7 +92,7 @@ Result<C10dStore::Value> C10dStore::ask(const std::string& what, std::function<V
     answer->came.waitUntil(answer->mutex, std::min(until, slices.sliceEnd()));
     if (slices.isInterrupted()) {
       isInterrupted = true;
-      until = std::min(until, Clock::now() + kLastAnswer);  // others are to hear of it by this store
+      until = std::min(until, Clock::now() + kLastAnswer);  // the store shall still carry the report to other ranks
     }
     isSilent_ = !answer->said.has_value() && Clock::now() >= until;
   }
@@ -96,14 +102,14 @@ Result<C10dStore::Value> C10dStore::ask(const std::string& what, std::function<V
   if (isSilent_) {
     return Status(
         StatusCode::kSystem,
-        fmt::format("the c10d store did not answer when it was asked to {}: its host stands still, or the network loses what is sent",
-                    what));
+        fmt::format("the c10d store did not answer the request to {}: the store's host has stopped, or the network loses packets", what));
   }
   return std::move(*answer->said);
 }
 
-// One question to a TCPStore, where check() and get() are three: its compareSet() answers with what is there, and where nothing is, with
-// what was expected. It changes nothing, since what was expected and what was to be set are the same.
+// One request to a TCPStore, where check() and get() need three. compareSet() returns the present value of the key, or,
+// without a value, the expected value. compareSet() changes nothing here, since the expected value and the new value
+// are equal.
 Result<C10dStore::Value> C10dStore::look(const std::string& key) {
   return ask(fmt::format("look for key '{}'", key), [key, isTcp = isTcp_](::c10d::Store& store) -> Value {
     std::vector<std::uint8_t> value;

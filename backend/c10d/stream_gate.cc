@@ -13,7 +13,7 @@ namespace shardwire {
 namespace {
 
 constexpr auto kNumTypes = static_cast<std::size_t>(c10::DeviceType::COMPILE_TIME_MAX_DEVICE_TYPES);
-// acq_rel: whoever sees a maker sees what it was set up with.
+// acq_rel: a reader of a maker also sees the maker's setup.
 std::array<std::atomic<MakeStreamGate>, kNumTypes> makers{};
 
 std::atomic<MakeStreamGate>& makerOf(c10::DeviceType type) {
@@ -21,7 +21,8 @@ std::atomic<MakeStreamGate>& makerOf(c10::DeviceType type) {
 }
 
 #if SW_TORCH_HAS_STREAM_BLOCK
-// torch's own: a kernel that spins on a flag in pinned memory, registered under the device's name ("CUDA") where torch was built with it.
+// torch's own gate: a kernel that spins on a flag in pinned memory. A torch built for the device registers the gate
+// under the device's name ("CUDA").
 class TorchGate final : public StreamGate {
  public:
   explicit TorchGate(std::unique_ptr<::c10d::cuda::StreamBlock> block) : block_(std::move(block)) {}

@@ -1,4 +1,5 @@
-// Gates in the streams of any device: by who brought the device (shardwire/stream_gate.h), else by torch. Any thread.
+// Gates in the streams of any device: made by the extension that brought the device (shardwire/stream_gate.h),
+// otherwise by torch. Any thread.
 #pragma once
 
 #include "shardwire/stream_gate.h"
@@ -6,7 +7,7 @@
 namespace shardwire::internal {
 
 bool hasStreamGates(c10::DeviceType type);
-// A closed gate, queued in `stream`, which is the calling thread's current one; null where this kind of device has none.
+// A closed gate, queued in `stream`, the calling thread's current stream; null for a kind of device without gates.
 std::unique_ptr<StreamGate> makeStreamGate(const c10::Stream& stream);
 
 }  // namespace shardwire::internal

@@ -1,3 +1,7 @@
+// First come the storage over one rank's part of a block, identified by its deleter, and the checks of tensors, ranks
+// and shapes. Then the public functions, all written alike: find the block behind the tensor (requirePlace), check the
+// ranks and the operands, and call the block, or work directly on the parts addressed here. Functions that write wake
+// the owners of the parts.
 #include "backend/c10d/symmetric_tensor.h"
 
 #include <fmt/format.h>
@@ -15,7 +19,7 @@ namespace {
   throwStatus({code, std::move(text)});
 }
 
-// What a storage over symmetric memory holds; known by its deleter.
+// The deleter of a SymmetricPlace, the context of a storage over symmetric memory; also identifies such storages.
 void dropPlace(void* place) {
   delete static_cast<SymmetricPlace*>(place);
 }
@@ -66,7 +70,7 @@ StridedBox boxIn(const TensorView& view) {
   return boxOf(view, Dims::filled(view.shape.size(), 0));
 }
 
-// The box of `view`, which lies in the part of place.rank, in the part of `rank`.
+// `view` lies in the part of place.rank: the same box in the part of `rank`.
 StridedBox boxInPart(const TensorView& view, const SymmetricPlace& place, Rank rank) {
   StridedBox box = boxIn(view);
   if (numElements(view.shape) > 0) {
@@ -81,7 +85,7 @@ PartView partView(const TensorView& view, const SymmetricPlace& place) {
   return {isEmpty ? 0 : static_cast<std::size_t>(view.bytes - place.block->address(place.rank)), view.dtype, view.shape, view.strides};
 }
 
-// A request that goes on after its call must not lose its tensor.
+// A request keeps the tensor alive beyond the end of the call.
 OneSidedCall callOver(const at::Tensor& tensor, const SymmetricPlace& place, Rank rank, bool isNonBlocking) {
   const bool isDirect = place.block->address(rank) != nullptr;
   return {.keepAlive = isDirect ? nullptr : std::make_shared<at::Tensor>(tensor), .isNonBlocking = isNonBlocking};
@@ -95,7 +99,7 @@ void requireAlike(const TensorView& one, const TensorView& other, std::string_vi
   }
 }
 
-// An element that is written must not be another one, too.
+// Two elements to be written must not share memory.
 void requireWritable(const TensorView& view, std::string_view what) {
   for (int dim = 0; dim < view.shape.size(); ++dim) {
     if (view.strides[dim] == 0 && view.shape[dim] > 1) {
@@ -122,7 +126,7 @@ TensorView oneElement(const at::Tensor& word, std::string_view what) {
   return view;
 }
 
-// This rank's turn at what must come in one order in all parts. Throws when it does not come.
+// Holds this rank's turn for writes with one order in all parts. Throws when the turn does not come.
 class OrderedTurn {
  public:
   explicit OrderedTurn(SymmetricMemory& block) : block_(block) { throwUnlessOk(block.enterOrder()); }
@@ -153,7 +157,7 @@ std::optional<SymmetricPlace> symmetricPlaceOf(const at::Tensor& tensor) {
 at::Tensor peerTensor(const at::Tensor& tensor, Rank rank) {
   const SymmetricPlace place = requirePlace(tensor, "get_peer_tensor: the tensor");
   requireAddress(place, rank, "get_peer_tensor");
-  (void)viewOf(tensor, "get_peer_tensor: the tensor");  // refuses what a peer's tensor would lose, such as a lazy conjugation
+  (void)viewOf(tensor, "get_peer_tensor: the tensor");  // refuses properties lost in a peer's tensor, such as a lazy conjugation
   return tensorOver(storageOver({place.block, rank}), tensor.scalar_type(), tensor.sizes(), tensor.strides(), tensor.storage_offset());
 }
 

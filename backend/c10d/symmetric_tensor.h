@@ -1,6 +1,6 @@
-// Tensors over symmetric memory: ordinary CPU tensors whose storage is one rank's part of a block, this rank's own or a peer's. Any view of
-// one is known by its storage, wherever it begins and whatever its strides are. The block lives as long as a storage over it.
-// Any thread; every function throws StatusError.
+// Tensors over symmetric memory: ordinary CPU tensors whose storage is one rank's part of a block, this rank's own or a
+// peer's. The storage identifies any view of such a tensor, at any offset and with any strides. The block lives as long
+// as a storage over the block. Any thread; every function throws StatusError.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -18,23 +18,27 @@ namespace shardwire::internal {
 
 struct SymmetricPlace {
   std::shared_ptr<SymmetricMemory> block;
-  Rank rank = 0;  // whose part it is
+  Rank rank = 0;  // the owner of the part
 };
 
 // The part of `rank` as a contiguous tensor.
 at::Tensor symmetricTensor(std::shared_ptr<SymmetricMemory> block, Rank rank, c10::IntArrayRef shape, c10::ScalarType type);
-// Nothing: the tensor lies elsewhere.
+// Nothing: the tensor lies in other memory.
 std::optional<SymmetricPlace> symmetricPlaceOf(const at::Tensor& tensor);
-// The same elements of the part of `rank`, with the same strides. kUnsupported when that part cannot be addressed here.
+// The same elements of the part of `rank`, with the same strides. kUnsupported when the part of `rank` cannot be
+// addressed here.
 at::Tensor peerTensor(const at::Tensor& tensor, Rank rank);
 
-// `to` and `from` have one shape and dtype. put: `to` is symmetric, and the part of `rank` is written; get: `from` is, and read.
+// `to` and `from` have one shape and dtype. putTo: `to` is symmetric, and the part of `rank` is written. getFrom:
+// `from` is symmetric, and the part of `rank` is read.
 void putTo(const at::Tensor& to, const at::Tensor& from, Rank rank, bool isNonBlocking);
 void getFrom(const at::Tensor& to, const at::Tensor& from, Rank rank, bool isNonBlocking);
 
-// One element of the part of `rank`; whoever sleeps for it is woken. What was there before where it `fetches`, else anything.
+// Changes one element of the part of `rank` and wakes threads that wait for the element. With `fetches` returns the
+// value before the change, otherwise any value.
 std::uint64_t atomicOn(const at::Tensor& word, WordOp op, Rank rank, std::uint64_t operand, std::uint64_t expected, bool fetches);
-// Whether such a call on the part of `rank` waits for nobody: it is addressed here, or refused.
+// Whether such a call on the part of `rank` waits for no other rank: the part is addressed here, or the call is
+// refused.
 bool isDirect(const at::Tensor& tensor, Rank rank);
 // Waits for this rank's own part.
 std::uint64_t waitOn(const at::Tensor& word, Comparison comparison, std::uint64_t value, std::optional<Duration> timeout,
@@ -43,7 +47,7 @@ std::uint64_t waitOn(const at::Tensor& word, Comparison comparison, std::uint64_
 // Over the same elements of the parts of `ranks`, in their order. The reduction is rounded once into `out`.
 void reduceParts(const at::Tensor& tensor, std::span<const Rank> ranks, ReduceOp op, const at::Tensor& out);
 void storeToParts(const at::Tensor& tensor, std::span<const Rank> ranks, const at::Tensor& values);
-// Each element atomically; the elements of all calls come in one order in all parts, so these stay equal.
+// Each element atomically; the elements of all calls get one order in all parts, so the parts stay equal.
 void reduceIntoParts(const at::Tensor& tensor, std::span<const Rank> ranks, WordOp op, const at::Tensor& values);
 
 }  // namespace shardwire::internal

@@ -1,4 +1,5 @@
-// What the core gets of a tensor is a TensorView. Each function refuses what a view cannot express, and says what to call instead.
+// Turns tensors into TensorViews for the core. Each function refuses tensors that a view cannot express, and the error
+// says what to call instead.
 #include "backend/c10d/tensor_adapter.h"
 
 #include <fmt/format.h>
@@ -13,7 +14,7 @@ namespace shardwire {
 
 namespace internal {
 namespace {
-std::atomic<InterruptThrower> interruptThrower{nullptr};  // acquire, release: what the thrower reads was set up before
+std::atomic<InterruptThrower> interruptThrower{nullptr};  // acquire, release: the thrower's data is set up before the store
 }  // namespace
 
 void setInterruptThrower(InterruptThrower thrower) {
@@ -42,7 +43,7 @@ std::string describeTensor(const at::Tensor& tensor) {
                      toString(Dims(std::span<const std::int64_t>(tensor.sizes().data(), std::min<std::size_t>(tensor.dim(), kMaxDims)))));
 }
 
-// Bytes of the storage up to the end of the tensor's farthest element; nothing where 64 bits do not hold that.
+// Bytes of the storage up to the end of the tensor's farthest element; nothing if 64 bits do not hold the number.
 std::optional<std::size_t> bytesReached(const at::Tensor& tensor) {
   if (tensor.numel() == 0) {
     return 0;
@@ -116,8 +117,9 @@ Dims dimsOf(c10::IntArrayRef values) {
   return Dims(std::span<const std::int64_t>(values.data(), values.size()));
 }
 
-// A dimension of one element may have any stride, and one that no arithmetic holds as bytes. Nobody steps along it, so here it gets the
-// stride of a contiguous tensor. Of a tensor without elements that is true of all dimensions.
+// A dimension of one element may have any stride, even a stride that overflows as bytes. No code steps along such a
+// dimension, so the stride of a contiguous tensor is used instead. In a tensor without elements all dimensions are like
+// this.
 Dims stridesOf(const at::Tensor& tensor) {
   const c10::IntArrayRef sizes = tensor.sizes();
   Dims strides = dimsOf(tensor.strides());
@@ -169,7 +171,7 @@ void requireStorage(const at::Tensor& tensor, std::string_view what) {
 
 void bumpVersions(c10::ArrayRef<at::Tensor> written) {
   for (const at::Tensor& tensor : written) {
-    if (!tensor.is_inference()) {  // those have no counter
+    if (!tensor.is_inference()) {  // inference tensors have no counter
       tensor.unsafeGetTensorImpl()->bump_version();
     }
   }
@@ -189,7 +191,8 @@ DType dtypeOf(c10::ScalarType type) {
     }
   }
   if (c10::isQIntType(type) || type == c10::ScalarType::Undefined) {
-    fail(StatusCode::kTypeError, fmt::format("dtype {} is not one of plain elements; shardwire cannot move it", c10::toString(type)));
+    fail(StatusCode::kTypeError,
+         fmt::format("the elements of dtype {} are not plain numbers; shardwire cannot move tensors of this dtype", c10::toString(type)));
   }
   return opaqueOf(c10::elementSize(type));
 }

@@ -1,5 +1,5 @@
-// A slab has all indices of every dimension but one. So all of these are transformed first, then an exchange makes slabs of another
-// dimension, and the one that is left follows. The inverse goes the same way back.
+// A slab has all indices of every dimension but one. So these full dimensions are transformed first. Then an exchange
+// makes slabs of another dimension, and the last dimension is transformed. The inverse takes the same steps in reverse.
 #include "shardwire/tensor_fft.h"
 
 #include <ATen/ops/empty.h>
@@ -130,7 +130,7 @@ class TensorFftShardwire final : public TensorFft {
  private:
   static constexpr std::int64_t kFirst = 0;
 
-  // Ranks that were given different specs name different tensors, and all of them are told which.
+  // Ranks with different specs name different tensors, and the error on all ranks names these tensors.
   std::unique_ptr<TensorOp> compileMove(TorchBackend& group, const Slice& from, const Slice& to, const Status& wrong,
                                         std::optional<Duration> timeout) const {
     LocalSpec local;

@@ -1,5 +1,5 @@
-// CPU tensors go to the compiled op as they are. As soon as one tensor lies on a device, the op runs over host copies of the device
-// tensors, while the checks look at the tensors themselves: a copy would always pass.
+// CPU tensors go to the compiled op unchanged. As soon as one tensor lies on a device, the op runs over host copies of
+// the device tensors, while the checks look at the tensors themselves: a copy would always pass.
 #include "backend/c10d/tensor_op.h"
 
 #include <fmt/format.h>
@@ -14,7 +14,7 @@ namespace shardwire::internal {
 
 namespace {
 
-constexpr const char* kBackend = "shardwire";  // under gloo's name, too: gloo has no such operation
+constexpr const char* kBackend = "shardwire";  // also when the group replaces gloo: gloo has no such operation
 constexpr const char* kTitle = "compiled_op";
 using Tensors = std::span<const at::Tensor>;
 
@@ -27,11 +27,11 @@ std::shared_ptr<const OperationTensors> kept(Tensors inputs, Tensors outputs) {
 
 c10::intrusive_ptr<WorkShardwire> adapt(int rank, WorkPtr work, std::shared_ptr<const OperationTensors> tensors,
                                         std::shared_ptr<ProfilerRange> range) {
-  constexpr std::uint64_t kNoSequence = 0;  // asking the group for it would take a lock in every run
+  constexpr std::uint64_t kNoSequence = 0;  // reading the group's number would take a lock in every run
   return WorkShardwire::create(std::move(work), std::move(tensors), {rank, ::c10d::OpType::UNKNOWN, kNoSequence, std::move(range)});
 }
 
-// The core holds it as void; nothing there writes through it.
+// The core holds the tensors as void and writes nothing through the pointer.
 std::shared_ptr<void> opaque(const std::shared_ptr<const OperationTensors>& tensors) {
   return std::const_pointer_cast<OperationTensors>(tensors);
 }
@@ -45,7 +45,7 @@ const void* placeOf(const at::Tensor& tensor) {
   return tensor.storage().data();
 }
 
-// The host's view of each, and of each the view by which it is checked: a copy would always pass.
+// For each tensor the host's view, and the view for the checks: a copy would always pass.
 struct Views {
   std::vector<TensorView> seen;
   std::vector<TensorView> checked;
@@ -75,7 +75,7 @@ BoundTensorOpShardwire::BoundTensorOpShardwire(std::shared_ptr<TensorOpShardwire
                                                std::optional<Duration> timeout)
     : unbound_(std::move(op)), tensors_(std::move(tensors)), timeout_(timeout), rank_(0) {}
 
-// The core keeps the addresses of bind(). A storage that was resized since then is another memory, or none.
+// The core keeps the addresses from bind(). After a resize the storage has other memory, or none.
 void BoundTensorOpShardwire::checkPlaces() const {
   std::size_t place = 0;
   const auto check = [&](const auto& list, const char* which) {
@@ -149,7 +149,7 @@ std::unique_ptr<BoundTensorOpShardwire> TensorOpShardwire::bound(Tensors inputs,
   checkGroup();
   auto tensors = kept(inputs, outputs);
   if (hasDeviceTensors(inputs) || hasDeviceTensors(outputs)) {
-    // Each run has host copies of its own. What a run would refuse is refused now.
+    // Each run has host copies of its own. Tensors that a run would refuse are refused here already.
     HostTensors host(stager_);
     const Views inputViews = bothViewsOf(host, inputs, true, "inputs");
     const Views outputViews = bothViewsOf(host, outputs, false, "outputs");

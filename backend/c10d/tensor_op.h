@@ -1,4 +1,5 @@
-// shardwire/tensor_op.h over a CompiledOp: checks tensors, copies those of devices to the host and back, and adapts the Works.
+// shardwire/tensor_op.h over a CompiledOp: checks tensors, copies device tensors to the host and back, and adapts the
+// Works.
 #pragma once
 
 #include <memory>
@@ -19,17 +20,17 @@ class BoundTensorOpShardwire final : public BoundTensorOp {
  public:
   BoundTensorOpShardwire(std::shared_ptr<CompiledOp> op, std::unique_ptr<BoundOp> bound, std::shared_ptr<const OperationTensors> tensors,
                          int rank, std::string name);
-  // For tensors of devices: the tensors are kept, and each run copies them anew.
+  // For device tensors: the tensors are kept, and each run copies them anew.
   BoundTensorOpShardwire(std::shared_ptr<TensorOpShardwire> op, std::shared_ptr<const OperationTensors> tensors,
                          std::optional<Duration> timeout);
   c10::intrusive_ptr<::c10d::Work> run() override { return start(); }
-  // run(), and the work by its own class.
+  // run() with the work's own class.
   c10::intrusive_ptr<WorkShardwire> start();
 
  private:
   void checkPlaces() const;
 
-  std::shared_ptr<CompiledOp> op_;  // declared first: outlives what it made
+  std::shared_ptr<CompiledOp> op_;  // declared first: outlives the bound op
   std::unique_ptr<BoundOp> bound_;
   std::shared_ptr<TensorOpShardwire> unbound_;
   std::shared_ptr<const OperationTensors> tensors_;
@@ -41,7 +42,8 @@ class BoundTensorOpShardwire final : public BoundTensorOp {
 
 class TensorOpShardwire final : public TensorOp {
  public:
-  // `name`: the user's, for the profiler; may be empty. No stager: of an op without a group, which only describes itself.
+  // `name`: the user's, for the profiler; may be empty. Without a stager: an op without a group, which can only
+  // describe itself.
   TensorOpShardwire(std::shared_ptr<CompiledOp> op, int rank, std::shared_ptr<DeviceStager> stager, std::string name);
   c10::intrusive_ptr<::c10d::Work> run(std::span<const at::Tensor> inputs, std::span<const at::Tensor> outputs,
                                        std::optional<Duration> timeout) override {
@@ -51,17 +53,17 @@ class TensorOpShardwire final : public TensorOp {
                                       std::optional<Duration> timeout) override {
     return bound(inputs, outputs, timeout);
   }
-  // run() and bind(), and what they give by its own class.
+  // run() and bind() with their results' own classes.
   c10::intrusive_ptr<WorkShardwire> start(std::span<const at::Tensor> inputs, std::span<const at::Tensor> outputs,
                                           std::optional<Duration> timeout);
   std::unique_ptr<BoundTensorOpShardwire> bound(std::span<const at::Tensor> inputs, std::span<const at::Tensor> outputs,
                                                 std::optional<Duration> timeout);
-  // The compiled op's, and how tensors on devices are moved once some were.
+  // The compiled op's text, and how tensors on devices are moved once there were any.
   std::string explain() const override;
   const CompiledOp& compiled() const override { return *op_; }
 
  private:
-  // Throws what an op says that has no group.
+  // Throws the error of an op without a group.
   void checkGroup() const;
   c10::intrusive_ptr<WorkShardwire> startStaged(std::span<const at::Tensor> inputs, std::span<const at::Tensor> outputs,
                                                 std::optional<Duration> timeout);

@@ -1,5 +1,5 @@
-// What torch 1.13, 2.6 and 2.13 spell differently, under one name each. Besides shardwire/torch_backend.h the only place that looks at the
-// torch version. Header only; any thread.
+// Differences between torch 1.13, 2.6 and 2.13, under one name each. Only this file and shardwire/torch_backend.h look
+// at the torch version. Header only; any thread.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -31,7 +31,7 @@
 #define SW_TORCH_ALLOCATE_CONST const
 #endif
 
-// Overrides of virtuals that only some versions have are written without `override`; clang would warn.
+// Overrides of virtuals that only some versions have are written without `override`; clang would warn about these.
 #if defined(__clang__)
 #define SW_TORCH_VIRTUALS_BEGIN                                                                            \
   _Pragma("clang diagnostic push") _Pragma("clang diagnostic ignored \"-Winconsistent-missing-override\"") \
@@ -44,28 +44,30 @@
 
 namespace shardwire::internal {
 
-// "2.13": the version this was built for.
+// "2.13": the torch version of this build.
 inline std::string torchVersion() {
   return std::to_string(TORCH_VERSION_MAJOR) + "." + std::to_string(TORCH_VERSION_MINOR);
 }
 
 // Since 2.0 endCoalescing returns the Work of the whole batch; before, the two calls are hints without a result.
 inline constexpr bool kTorchCoalesces = SW_TORCH_AT_LEAST(2, 0);
-// Work::getFutureResult and the WorkResult it carries.
+// Work::getFutureResult and its WorkResult.
 #define SW_TORCH_HAS_WORK_RESULT SW_TORCH_AT_LEAST(2, 6)
-// Backend::getError and the ErrorType that it returns.
+// Backend::getError and its ErrorType.
 #define SW_TORCH_HAS_ERROR_TYPE SW_TORCH_AT_LEAST(2, 8)
-// c10d::cuda::StreamBlock, a wait in a stream that the host ends, and the registry that makes them without CUDA's headers.
+// c10d::cuda::StreamBlock (a wait in a stream, ended by the host), and the registry that makes StreamBlocks without
+// CUDA's headers.
 #define SW_TORCH_HAS_STREAM_BLOCK SW_TORCH_AT_LEAST(2, 8)
-// torch's symmetric memory API: its handle and its allocator are classes to be derived from, and changed from version to version. Ours fit
-// those of 2.6 and of 2.13; what lies between was not compiled against.
+// torch's symmetric memory API: the handle and the allocator are classes to be derived from, and changed from version
+// to version. Our classes fit torch 2.6 and 2.13; versions between were not compiled against.
 #define SW_TORCH_HAS_SYMMETRIC_MEMORY (SW_TORCH_AT_LEAST(2, 13) || (SW_TORCH_AT_LEAST(2, 6) && !SW_TORCH_AT_LEAST(2, 7)))
-// Allocators have names there, torch makes the tensors of a handle, says how large a signal pad is, and defines the ops without CUDA, too.
+// In these versions allocators have names, and torch makes the tensors of a handle, reports the size of a signal pad,
+// and defines the ops also without CUDA.
 #define SW_TORCH_HAS_SYMM_BACKENDS SW_TORCH_AT_LEAST(2, 13)
-// Completion hooks and the WorkInfo that they are given.
+// Completion hooks and their WorkInfo.
 #define SW_TORCH_HAS_WORK_INFO SW_TORCH_AT_LEAST(2, 1)
 
-// Element types that this torch has, and ours for each. Types of torch that are missing here travel as kOpaqueN.
+// Element types of this torch, and ours for each. Types of torch that are missing here travel as kOpaqueN.
 inline constexpr auto kScalarTypes = std::to_array<std::pair<c10::ScalarType, DType>>({
   {c10::ScalarType::Bool, DType::kBool}, {c10::ScalarType::Byte, DType::kUInt8}, {c10::ScalarType::Char, DType::kInt8},
       {c10::ScalarType::Short, DType::kInt16}, {c10::ScalarType::Int, DType::kInt32}, {c10::ScalarType::Long, DType::kInt64},

@@ -24,8 +24,8 @@ bool hasTorchSymmetricMemory() {
 #if SW_TORCH_HAS_SYMMETRIC_MEMORY
 namespace {
 
-// Kernels of ops that torch defines only when its Python module is imported wait for that. A kernel that torch refuses takes the others
-// back; else none is ever taken back.
+// torch keeps kernels of ops that its Python module defines later until that module is imported. If torch refuses one
+// kernel, the kernels registered before are removed; otherwise no kernel is ever removed.
 void registerKernels() {
   auto library = std::make_unique<torch::Library>(torch::Library::IMPL, "symm_mem", c10::DispatchKey::CPU, __FILE__, __LINE__);
   implementSymmOps(*library);
@@ -65,7 +65,7 @@ const std::string& registerTorchSymmetricMemory() {
   static const std::string failure = [] {
     const std::string why = whatFailedIn(registerAll);
     if (!why.empty()) {
-      logWarn("torch's symmetric memory of the CPU is not there, since torch {} refused to register it; all else works. torch says: {}",
+      logWarn("torch's symmetric memory for the CPU is not available: torch {} refused the registration; all else works. torch says: {}",
               torchVersion(), why);
     }
     return why;

@@ -1,6 +1,6 @@
-// all_to_all_vdev: rows go where a tensor of counts says that lies in symmetric memory too, so that no rank tells another anything: each
-// reads its peers' counts, and then their rows. In the forms with experts a rank has several chunks for each other rank, and the order of
-// chunks changes from ranks of experts to experts of ranks, or back.
+// all_to_all_vdev: a tensor of counts, also in symmetric memory, says where rows go, so ranks need no messages: each
+// rank reads its peers' counts, and then their rows. In the forms with experts a rank has several chunks for each other
+// rank, and the order of chunks changes from ranks of experts to experts of ranks, or back.
 #include "backend/c10d/torch_symm_ops.h"
 
 #if SW_TORCH_HAS_SYMMETRIC_MEMORY
@@ -26,16 +26,16 @@ namespace {
 // One chunk of rows that this rank fetches.
 struct RowChunk {
   Rank source;
-  std::int64_t place;     // of its count, and of its offset, in the source's table
-  std::int64_t rows = 0;  // read from there
+  std::int64_t place;     // position of the count, and of the offset, in the source's table
+  std::int64_t rows = 0;  // read from the table
   std::int64_t from = 0;  // first row in the source's input
 };
 
-// How many chunks a rank has for each other one, and in which order the chunks lie.
+// How many chunks a rank has for each other rank, and in which order the chunks lie.
 struct RowOrder {
   const char* name;
   std::int64_t chunksPerPeer = 1;
-  bool rankMajorIn = true;  // the chunks for one rank lie together in the input; else those of one expert
+  bool rankMajorIn = true;  // the chunks for one rank lie together in the input; otherwise the chunks of one expert
   bool hasOffsets = false;  // the second row of the counts' tensor says where chunks begin
   std::int64_t align = 0;   // of each group of chunks that lie together in the output; 0: none
 };
@@ -66,7 +66,7 @@ class RowExchange {
       readCounts(&chunks);
       begins = placesFor(chunks);
     });
-    meeting_.meetAgain();  // counts that are wrong on one rank are the same error on all
+    meeting_.meetAgain();  // wrong counts on one rank give the same error on all ranks
     auto* const told = static_cast<std::int64_t*>(outCounts_.data_ptr());
     for (std::size_t i = 0; i < chunks.size(); ++i) {
       copyRows(chunks[i], begins[i]);
@@ -80,7 +80,7 @@ class RowExchange {
   std::int64_t numChunks() const { return kind_.chunksPerPeer * meeting_.worldSize(); }
 
   void check(const at::Tensor& counts) {
-    // Rows may be of different numbers on the ranks: only what a row is must be equal.
+    // The ranks may have different numbers of rows: only type and size of a row must be equal.
     from_ = operandOf(meeting_.memory(), input_, "input");
     countsAt_ = operandOf(*counts_, counts, "splits");
     const TensorView to = viewOf(out_, "out");
@@ -113,12 +113,12 @@ class RowExchange {
     for (std::int64_t dim = 1; dim < input_.dim(); ++dim) {
       rowBytes_ *= input_.size(dim);
     }
-    from_.view.shape = {};  // of the agreement
+    from_.view.shape = {};  // excluded from the agreement
     from_.view.strides = {};
     from_.view.dtype = to.dtype;
   }
 
-  // The chunks in the order of the output, and where each source has its count.
+  // The chunks in the order of the output, with the position of each chunk's count in the source's table.
   std::vector<RowChunk> chunksInOrder() const {
     std::vector<RowChunk> chunks;
     const std::int64_t self = meeting_.rank();
@@ -148,7 +148,7 @@ class RowExchange {
       const auto most = static_cast<std::int64_t>(meeting_.memory().get_buffer_size()) - from_.byteOffset;
       if (chunk.rows < 0 || chunk.from < 0 ||
           (rowBytes_ > 0 && (chunk.from > most / rowBytes_ || chunk.rows > most / rowBytes_ - chunk.from))) {
-        refuseRows(fmt::format("the splits of rank {} say that {} rows from row {} on go to rank {}; its input is not so long",
+        refuseRows(fmt::format("the splits of rank {} say that {} rows from row {} on go to rank {}; the input of that rank is shorter",
                                chunk.source, chunk.rows, chunk.from, meeting_.rank()));
       }
     }
@@ -166,7 +166,7 @@ class RowExchange {
         next += chunks[i].rows;
         end = chunks[i].rows > 0 ? next : end;
       }
-      if (kind_.align > 0) {  // torch gives an empty group the room of one step
+      if (kind_.align > 0) {  // torch reserves one step for an empty group
         const std::int64_t steps = std::max<std::int64_t>(1, (next - begin + kind_.align - 1) / kind_.align);
         next = begin + steps * kind_.align;
       }
@@ -200,7 +200,8 @@ std::int64_t chunksPerPeer(const at::Tensor& counts, bool hasOffsets, const std:
   return std::max<std::int64_t>(1, counts.numel() / (hasOffsets ? 2 : 1) / world);
 }
 
-// The dispatcher takes one C++ signature for an op. CUDA builds of torch bring kernels of these three, whose inputs are not const.
+// The dispatcher takes one C++ signature for an op. CUDA builds of torch have kernels for these three ops, with inputs
+// that are not const.
 void allToAllVdev(at::Tensor& input, at::Tensor& out, at::Tensor& inSplits, at::Tensor& outSplitsOffsets, std::string group) {
   RowExchange({.name = "all_to_all_vdev"}, input, out, inSplits, outSplitsOffsets, group).run();
 }

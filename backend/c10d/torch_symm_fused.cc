@@ -1,5 +1,6 @@
-// The symm_mem ops that torch writes in Python over streams and a workspace. On the CPU they are a product and a collective of the group: a
-// collective reads the shared heap in one copy, so a workspace would only add one, and they work between hosts as well.
+// The symm_mem ops that torch writes in Python over streams and a workspace. On the CPU each is a product and a
+// collective of the group: a collective reads the shared heap in one copy, so a workspace would only add a copy. These
+// kernels work between hosts as well.
 #include "backend/c10d/torch_symm_ops.h"
 
 #if SW_TORCH_HAS_SYMMETRIC_MEMORY
@@ -54,7 +55,7 @@ using FusedWork = c10::intrusive_ptr<::c10d::Work>;
   refuseFused(fmt::format("{}: '{}' is not a reduction; use sum, avg, prod, min, max, band, bor or bxor", op, name));
 }
 
-// Rows of all ranks, one behind the other.
+// Rows of all ranks, in rank order.
 FusedWork gatherRows(const Group& group, at::Tensor& all, at::Tensor mine) {
   return group->_allgather_base(all, mine);
 }
@@ -72,7 +73,8 @@ void requireMatrix(const char* op, const at::Tensor& B) {
   }
 }
 
-// The shards of all ranks put together along `dim`, in the layout that the products need: `dim` outermost, unless it is the last.
+// The shards of all ranks put together along `dim`, in the layout that the products need: `dim` outermost, unless `dim`
+// is the last dimension.
 at::Tensor gathered(const Group& group, const at::Tensor& shard, std::int64_t dim) {
   const std::int64_t world = group->getSize();
   const bool isLast = dim == shard.dim() - 1;
@@ -114,7 +116,7 @@ std::tuple<at::Tensor, std::vector<at::Tensor>> fusedAllGatherMatmulWithA(const 
 }
 #endif
 
-// `outs` in rank order along `dim` of `whole`, reduced to each rank's.
+// Reduces `whole`, cut in rank order along `dim`, into each rank's `out`.
 FusedWork scatterReduced(const Group& group, const at::Tensor& whole, std::int64_t dim, ::c10d::ReduceOp op, const at::Tensor& out) {
   std::vector<at::Tensor> outputs = {out};
   std::vector<std::vector<at::Tensor>> inputs = {whole.chunk(group->getSize(), dim)};
@@ -142,7 +144,7 @@ at::Tensor fusedMatmulReduceScatter(const at::Tensor& A, const at::Tensor& B, st
   const Group group = groupNamed(groupName, kName);
   std::vector<std::int64_t> shape = A.sizes().vec();
   shape.back() = B.size(1);
-  // The product lies in the heap, so that the others reduce from it directly.
+  // The product lies in the heap, so that the other ranks reduce from the heap directly.
   const at::Tensor rows = A.flatten(0, -2);
   at::Tensor product = heapEmpty({rows.size(0), B.size(1)}, A.scalar_type());
   at::mm_out(product, rows, B);
@@ -152,7 +154,7 @@ at::Tensor fusedMatmulReduceScatter(const at::Tensor& A, const at::Tensor& B, st
   return out;
 }
 
-// ---- low contention: they begin, and torch's wait_tensor() waits for them
+// ---- low contention: these ops start the work, and torch's wait_tensor() waits for the work
 
 at::Tensor lowContentionAllGather(const at::Tensor& tensor, std::string groupName) {
   constexpr const char* kName = "_low_contention_all_gather";

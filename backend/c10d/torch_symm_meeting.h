@@ -1,4 +1,5 @@
-// How the ranks begin an op on symmetric memory: each says what it was called with, and all go on or all get the same error.
+// How the ranks begin an op on symmetric memory: each rank reports its arguments, and all ranks go on or all get the
+// same error.
 #pragma once
 
 #include "backend/c10d/torch_compat.h"
@@ -15,7 +16,7 @@
 
 namespace shardwire::internal {
 
-// A tensor in symmetric memory, and where the same elements of the other ranks' lie.
+// A tensor in symmetric memory, with the place of the same elements in the other ranks' parts.
 struct SymmetricOperand {
   TorchSymmetricMemory* memory = nullptr;
   TensorView view;              // this rank's
@@ -31,10 +32,10 @@ StridedBox boxOfView(const TensorView& view);
 
 class Meeting {
  public:
-  // `op`: a literal, for errors and as a part of what must be equal. `detail`: "sum", say.
+  // `op`: a literal, for errors and as a part of the values that must be equal. `detail`: "sum", say.
   Meeting(SymmetricHandle memory, const char* op, std::string_view detail = "");
 
-  // Checks of this rank's arguments: what one throws is told to all ranks by meet().
+  // Checks this rank's arguments: meet() reports an error of a check to all ranks.
   template <typename Checks>
   void check(const Checks& checks) {
     try {
@@ -43,11 +44,11 @@ class Meeting {
       error_ = refused.what();
     }
   }
-  // What must be equal on all ranks.
+  // Values that must be equal on all ranks.
   void add(const char* what, const SymmetricOperand& operand);
   void add(const char* what, std::int64_t number);
   void meet();
-  // At the end of an op that may have gone wrong on one rank alone.
+  // At the end of an op that may have failed on one rank alone.
   void meetAgain();
   void leave() { memory_->leave(op_); }
 
@@ -78,7 +79,7 @@ class Meeting {
   std::string error_;
 };
 
-// Elements of two tensors lie apart: one is written while others still read the other.
+// Requires that two tensors share no elements: one is written while other ranks still read the other.
 void requireApart(const TensorView& written, const SymmetricOperand& read, const char* what);
 void requireContiguous(const at::Tensor& tensor, const char* what);
 

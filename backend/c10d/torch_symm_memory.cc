@@ -1,3 +1,7 @@
+// The handle comes first: signals and barriers on the words of a symmetric block, tensors over the parts, and meet(),
+// by which all ranks of an op agree or get the same error. Then the allocator: alloc() takes pages of the shared heap,
+// and handleOf() makes the block of a tensor at its first rendezvous in a group. At the end the functions that find our
+// group and a tensor's handle behind torch's names.
 #include "backend/c10d/torch_symm_memory.h"
 
 #include "backend/c10d/torch_symm.h"
@@ -37,7 +41,7 @@ std::size_t signalPadBytes() {
 #if SW_TORCH_HAS_SYMM_BACKENDS
   return torch_symm::get_signal_pad_size();
 #else
-  return std::size_t{32} * 72 * sizeof(std::uint32_t);  // what later versions begin with
+  return std::size_t{32} * 72 * sizeof(std::uint32_t);  // the value with which later versions begin
 #endif
 }
 
@@ -90,7 +94,7 @@ void TorchSymmetricMemory::put_signal(int dstRank, int channel, std::size_t time
 }
 
 void TorchSymmetricMemory::wait_signal(int srcRank, int channel, std::size_t timeoutMs) {
-  if (srcRank < 0 || srcRank >= block_->worldSize()) {  // before it becomes a place in the pad
+  if (srcRank < 0 || srcRank >= block_->worldSize()) {  // before the rank is used as a position in the pad
     refuseSymm(StatusCode::kInvalidArgument, fmt::format("wait_signal: rank {} is out of range: the group has {} ranks, 0 to {}", srcRank,
                                                          block_->worldSize(), block_->worldSize() - 1));
   }
@@ -141,8 +145,9 @@ std::uint64_t* TorchSymmetricMemory::ticket(Rank at, std::uint32_t round, Rank f
   return tickets + (round & 1) * static_cast<std::uint32_t>(block_->worldSize()) + from;
 }
 
-// Each rank leaves a ticket with every other before the barrier, and compares all of them after it: everybody sees the same, so that all
-// agree whether they agree. A rank is at most one barrier ahead, so two sets of tickets are enough. Relaxed: the barrier orders them.
+// Each rank writes a ticket to every other rank before the barrier, and compares all tickets after the barrier. All
+// ranks see the same tickets, so all ranks come to the same result. A rank is at most one barrier ahead, so two sets of
+// tickets are enough. Relaxed: the barrier orders the tickets.
 void TorchSymmetricMemory::meet(const Call& call) {
   const WithoutPython released;
   const std::uint32_t round = meetings_.fetch_add(1, std::memory_order_relaxed);
@@ -165,7 +170,7 @@ void TorchSymmetricMemory::meet(const Call& call) {
   }
   const bool isFine = call.error.empty();  // the ranks may even have called different ops
   throwUnlessOk(communicator->agree("symm_mem op", isFine ? call.text() : "", isFine ? "" : fmt::format("{}: {}", call.name, call.error)));
-  refuseSymm(StatusCode::kInternal, fmt::format("{}: the ranks' tickets differ, and what they say does not", call.name));
+  refuseSymm(StatusCode::kInternal, fmt::format("{}: the ranks' tickets differ, but their reports are equal", call.name));
 }
 
 void TorchSymmetricMemory::leave(const char* name) {
@@ -176,7 +181,8 @@ void TorchSymmetricMemory::leave(const char* name) {
 void TorchSymmetricMemory::meetOnOpsChannel(const char* name) {
   Status met = block_->barrier(opsChannel(), std::nullopt, true);
   if (met.code() == StatusCode::kMismatch) {
-    // A rank cannot come, and says why where symmetric memory is made: all hear it there, and the op is over.
+    // A rank cannot come, and reports the reason through makeSymmetric(): all ranks receive the reason there, and the
+    // op is over.
     if (const std::shared_ptr<Communicator> communicator = communicator_.lock(); communicator != nullptr) {
       const Status told = communicator->makeSymmetric({.bytes = 0, .text = name}).status();
       TorchSymmetricAllocator::instance()->spoil(*communicator);
@@ -194,13 +200,13 @@ void TorchSymmetricMemory::meetOnOpsChannel(const char* name) {
 // ---- the allocator
 
 const c10::intrusive_ptr<TorchSymmetricAllocator>& TorchSymmetricAllocator::instance() {
-  // For ever: torch's table lets its own go at exit.
+  // Never destroyed: torch's table releases its reference at exit.
   static const auto* const kept = new c10::intrusive_ptr<TorchSymmetricAllocator>(c10::make_intrusive<TorchSymmetricAllocator>());
   return *kept;
 }
 
 void* TorchSymmetricAllocator::alloc(std::size_t bytes, int, const std::optional<std::string>& groupName) {
-  // Also for no bytes: an allocation is known by its address.
+  // At least one byte: an allocation is identified by its address.
   Allocation made{valueOrThrow(allocatePages(std::max<std::size_t>(bytes, 1))), bytes, groupName, {}};
   void* const memory = made.pages.get();
   const MutexLock lock(mutex_);
@@ -209,7 +215,7 @@ void* TorchSymmetricAllocator::alloc(std::size_t bytes, int, const std::optional
 }
 
 void TorchSymmetricAllocator::free(void* memory) {
-  Allocation gone;  // goes outside of the lock
+  Allocation gone;  // freed outside of the lock
   const MutexLock lock(mutex_);
   if (const auto found = allocations_.find(memory); found != allocations_.end()) {
     gone = std::move(found->second);
@@ -262,7 +268,7 @@ SymmetricHandle TorchSymmetricAllocator::handleOf(void* memory, const std::optio
   }
   const auto group = groupNamed(name, "rendezvous");
   const auto communicator = group->communicator();
-  // An earlier group of this name may live on here, in somebody's variable, and not on the other ranks.
+  // An earlier group of this name may live on here, in a variable, and not on the other ranks.
   if (handle && !handle->isEnded() && handle->isIn(*communicator)) {
     return handle;
   }
@@ -272,7 +278,7 @@ SymmetricHandle TorchSymmetricAllocator::handleOf(void* memory, const std::optio
                            .text = fmt::format("{} bytes and a signal pad of {}", bytes, padBytes),
                            .isZeroed = true,
                            .jobRanks = group->globalRanks(),
-                           .numChannels = numChannels + 1,  // the last is the ops'
+                           .numChannels = numChannels + 1,  // the last channel is for the ops
                            .needsAll = true,
                            .attached = pages,
                            .attachedBytes = wholePages(std::max<std::size_t>(bytes, 1))};
@@ -289,7 +295,7 @@ SymmetricHandle TorchSymmetricAllocator::handleOf(void* memory, const std::optio
     }
     handle = c10::make_intrusive<TorchSymmetricMemory>(valueOrThrow(std::move(made)), communicator, bytes, padBytes);
   }
-  SymmetricHandle old;  // goes outside of the lock
+  SymmetricHandle old;  // freed outside of the lock
   const MutexLock lock(mutex_);
   if (const auto found = allocations_.find(memory); found != allocations_.end()) {
     old = std::exchange(found->second.handles[name], handle);
@@ -335,7 +341,7 @@ SymmetricHandle handleFor(const at::Tensor& tensor, const std::string& groupName
       "torch.distributed._symmetric_memory.empty(..., device=\"cpu\") on all ranks",
       op);
   if (isCollective) {
-    // The others are in the op, or let their tensor meet first: either way they hear what is said here.
+    // The other ranks are in the op, or first in the rendezvous of their tensor: either way they receive this error.
     const auto communicator = groupNamed(groupName, op)->communicator();
     const WithoutPython released;
     const Status told = communicator->makeSymmetric({.text = op, .localError = error}).status();

@@ -1,6 +1,6 @@
-// The classes behind torch's symmetric memory on the CPU. Memory comes from the shared heap when a tensor is made; a rendezvous makes a
-// symmetric block of the group's, which holds the signal pad and brings the tensor's pages along. So one tensor may meet in several groups.
-// Any thread; errors are thrown as StatusError.
+// The classes behind torch's symmetric memory on the CPU. Memory comes from the shared heap when a tensor is made. A
+// rendezvous makes a symmetric block of the group, which holds the signal pad and attaches the tensor's pages. So one
+// tensor may meet in several groups. Any thread; errors are thrown as StatusError.
 #pragma once
 
 #include "backend/c10d/torch_compat.h"
@@ -30,15 +30,15 @@
 namespace shardwire::internal {
 
 SW_TORCH_VIRTUALS_BEGIN
-// What torch calls a handle: the parts of all ranks of a group, their signal pads, and barriers.
+// torch's "handle": the parts of all ranks of a group, their signal pads, and barriers.
 class TorchSymmetricMemory final : public ::c10d::symmetric_memory::SymmetricMemory {
  public:
-  // What a rank says about a call that all make; see meet().
+  // One rank's report about a collective call; see meet().
   struct Call {
     const char* name;
-    std::uint64_t fingerprint;          // of what must be equal on all ranks
-    const std::string& error;           // not empty: this rank cannot, for this reason
-    std::function<std::string()> text;  // what the fingerprint is of, for people
+    std::uint64_t fingerprint;          // of the values that must be equal on all ranks
+    const std::string& error;           // not empty: why this rank cannot take part
+    std::function<std::string()> text;  // the fingerprinted values, for people
   };
 
   // How many bytes a block has for signal pads of `padBytes`, and how many channels.
@@ -52,7 +52,7 @@ class TorchSymmetricMemory final : public ::c10d::symmetric_memory::SymmetricMem
   void** get_buffer_ptrs_dev() override { return buffers_.data(); }  // the CPU is the device
   void** get_signal_pad_ptrs_dev() override { return pads_.data(); }
   std::size_t get_buffer_size() override { return bytes_; }
-  bool has_multicast_support() override { return false; }  // no address is all parts at once; the multimem ops work without
+  bool has_multicast_support() override { return false; }  // no address stands for all parts at once; the multimem ops work without one
   void* get_multicast_ptr() override { return nullptr; }
   int get_rank() override { return block_->rank(); }
   int get_world_size() override { return block_->worldSize(); }
@@ -76,13 +76,14 @@ class TorchSymmetricMemory final : public ::c10d::symmetric_memory::SymmetricMem
   std::size_t get_signal_pad_size() override {
     return padBytes_;
   }
-  // Of the part of `rank`, `storage_offset` elements into it. RuntimeErrors, as later versions throw; the tensors keep the parts alive.
+  // `storage_offset` elements into the part of `rank`. Throws RuntimeErrors, as later versions do; the tensors keep the
+  // parts alive.
   at::Tensor get_buffer(int rank, c10::IntArrayRef sizes, c10::ScalarType dtype, std::int64_t storageOffset) override;
   // Without sizes all of the pad, without a dtype uint32.
   at::Tensor get_signal_pad(int rank, c10::IntArrayRef sizes, std::optional<c10::ScalarType> dtype, std::int64_t storageOffset) override;
 #endif
 
-  // timeout_ms 0: the group's. A barrier that comes to its timeout fails the group; a signal does not.
+  // timeout_ms 0: the group's timeout. A barrier that reaches its timeout fails the group; a signal does not.
   void barrier(int channel, std::size_t timeoutMs) override;
   void put_signal(int dstRank, int channel, std::size_t timeoutMs) override;
   void wait_signal(int srcRank, int channel, std::size_t timeoutMs) override;
@@ -91,11 +92,12 @@ class TorchSymmetricMemory final : public ::c10d::symmetric_memory::SymmetricMem
   std::byte* part(Rank rank) const {
     return block_->attached(rank);
   }
-  // Every rank has come, and all said the same; else every rank throws the same. What each stored before is seen after.
+  // Returns when every rank has arrived and all reports are equal; otherwise every rank throws the same error. Stores
+  // of any rank before meet() are visible after meet().
   void meet(const Call& call);
-  // Every rank has come here, too: the parts may be written again.
+  // Returns when every rank has arrived here, too: the parts may be written again.
   void leave(const char* name);
-  // The group was ended, or an op of the group left some ranks in a barrier (spoil()): the tensor must meet anew.
+  // The group has ended, or an op of the group left some ranks in a barrier (spoil()): the tensor must meet anew.
   bool isEnded() const {
     return isSpoilt_.load(std::memory_order_relaxed) || communicator_.expired();
   }
@@ -113,7 +115,7 @@ class TorchSymmetricMemory final : public ::c10d::symmetric_memory::SymmetricMem
                       c10::ScalarType dtype, std::int64_t storageOffset);
 #endif
   std::uint64_t* ticket(Rank at, std::uint32_t round, Rank from) const;
-  // Interrupted by a signal, the op is half done, and the group has failed.
+  // If a signal interrupts the wait, the op is half done, and the group fails.
   void meetOnOpsChannel(const char* name);
   int opsChannel() const {
     return block_->numChannels() - 1;
@@ -133,13 +135,13 @@ using SymmetricHandle = c10::intrusive_ptr<TorchSymmetricMemory>;
 
 class TorchSymmetricAllocator final : public ::c10d::symmetric_memory::SymmetricMemoryAllocator {
  public:
-  // The one that is registered; never destroyed, since tensors may outlive static destructors.
+  // The registered allocator; never destroyed, since tensors may outlive static destructors.
   static const c10::intrusive_ptr<TorchSymmetricAllocator>& instance();
 
   void* alloc(std::size_t bytes, int device, const std::optional<std::string>& groupName) override;
   void free(void* memory) override;
   std::size_t get_alloc_size(void* memory) override;
-  // Null for memory that is not from here, as torch's other allocators do.
+  // Null for memory of another allocator, as torch's other allocators return.
   c10::intrusive_ptr<::c10d::symmetric_memory::SymmetricMemory> rendezvous(void* memory,
                                                                            const std::optional<std::string>& groupName) override;
   bool has_multicast_support(int) override { return false; }
@@ -155,8 +157,8 @@ class TorchSymmetricAllocator final : public ::c10d::symmetric_memory::Symmetric
 
   // Collective when this tensor has not met in the group yet. Null as rendezvous().
   SymmetricHandle handleOf(void* memory, const std::optional<std::string>& groupName);
-  // No handle of this group serves ops any more: all ranks got an error, and some of them in a barrier of one of these. Which one, the
-  // others do not know.
+  // Stops every handle of this group from serving ops: all ranks got an error, and some ranks are left in a barrier of
+  // one of the handles. The other ranks do not know which handle.
   void spoil(const Communicator& communicator);
 
  private:
@@ -172,10 +174,10 @@ class TorchSymmetricAllocator final : public ::c10d::symmetric_memory::Symmetric
 };
 SW_TORCH_VIRTUALS_END
 
-// The shardwire backend of the CPU tensors of torch's group of that name. TypeError where it has another one.
+// The shardwire backend of the CPU tensors in torch's group of this name. TypeError if the group has another backend.
 c10::intrusive_ptr<ProcessGroupShardwire> groupNamed(const std::string& name, const char* what);
-// The handle of a tensor in a group, for an op. ValueError for a tensor that symm_mem.empty() did not make: on all ranks, which wait for
-// this one in the op, where it isCollective.
+// The handle of a tensor in a group, for an op. ValueError for a tensor that symm_mem.empty() did not make. If the op
+// isCollective, all ranks get this error, because the other ranks wait for this rank in the op.
 SymmetricHandle handleFor(const at::Tensor& tensor, const std::string& groupName, const char* op, bool isCollective = true);
 
 }  // namespace shardwire::internal

@@ -1,3 +1,7 @@
+// Every collective op goes the same way: a Meeting checks this rank's arguments and compares the ranks' reports, then
+// each rank reads or writes its peers' parts, and a barrier at the end frees the parts for the next op. One-shot ops
+// reduce all elements on every rank. Two-shot ops reduce one chunk on each rank and share it. Scatter and gather, the
+// tensors of peers and the 32-bit words follow, and at the end the registration of the kernels.
 #include "backend/c10d/torch_symm_ops.h"
 
 #if SW_TORCH_HAS_SYMMETRIC_MEMORY
@@ -44,7 +48,7 @@ void requireLike(const TensorView& out, const TensorView& input) {
   }
 }
 
-// dst = the same box of all parts, `more` bytes into them, reduced in rank order.
+// dst = the reduction of the same box of all parts, `more` bytes further, in rank order.
 void reduceAll(const StridedBox& dst, const SymmetricOperand& from, std::int64_t more, const Dims& shape, ReduceOp op) {
   if (numElements(shape) == 0) {
     return;
@@ -56,7 +60,7 @@ void reduceAll(const StridedBox& dst, const SymmetricOperand& from, std::int64_t
   reduceBox(dst, sources, shape, from.view.dtype, op);
 }
 
-// ---- one shot: each rank reduces all of it
+// ---- one shot: each rank reduces all elements
 
 at::Tensor oneShot(const char* name, const at::Tensor& input, const std::string& reduceOp, const std::string& group, at::Tensor out,
                    Rank root = -1) {
@@ -104,12 +108,12 @@ at::Tensor multimemOneShotAllReduce(const at::Tensor& input, std::string reduceO
 }
 
 at::Tensor multimemOneShotReduceOut(const at::Tensor& input, std::string reduceOp, std::int64_t root, std::string group, at::Tensor out) {
-  constexpr std::int64_t kNoRank = 1 << 30;  // refused with the others, whatever a rank was given
+  constexpr std::int64_t kNoRank = 1 << 30;  // rejected like any other bad rank, whatever value the caller gave
   const auto rank = static_cast<Rank>(root < 0 ? kNoRank : std::min(root, kNoRank));
   return oneShot("multimem_one_shot_reduce", input, reduceOp, group, std::move(out), rank);
 }
 
-// The first elements of `buffer` become those of `local`; then as one shot of these.
+// Copies `local` to the first elements of `buffer`, then goes on like a one-shot op on these elements.
 at::Tensor oneShotAllReduceCopyOut(const at::Tensor& buffer, const at::Tensor& local, std::string reduceOp, std::string group,
                                    at::Tensor out) {
   constexpr const char* kName = "one_shot_all_reduce_copy";
@@ -132,7 +136,7 @@ at::Tensor oneShotAllReduceCopyOut(const at::Tensor& buffer, const at::Tensor& l
     requireApart(to, from, "out");
     from.view.shape = own.shape;
     from.view.strides = contiguousStrides(own.shape);
-    if (numElements(own.shape) > 0) {  // nobody reads the buffer: the op before it ended with a barrier
+    if (numElements(own.shape) > 0) {  // no rank reads the buffer now: the op before ended with a barrier
       copyBox(from.box(meeting.rank()), boxOfView(own), own.shape, elementBytes(own.dtype));
     }
   });
@@ -147,7 +151,7 @@ at::Tensor oneShotAllReduceCopy(const at::Tensor& buffer, const at::Tensor& loca
   return oneShotAllReduceCopyOut(buffer, local, std::move(reduceOp), std::move(group), at::empty_like(local));
 }
 
-// ---- two shots: each rank reduces a chunk, and all get it
+// ---- two shots: each rank reduces a chunk, and all ranks get each chunk
 
 struct Chunk {
   std::int64_t begin;  // elements
@@ -161,7 +165,8 @@ Chunk chunkOf(std::int64_t numElems, std::size_t elemBytes, Rank rank, int world
   return {std::min(numElems, each * rank), std::min(numElems, each * (rank + 1))};
 }
 
-// This rank's chunk of its own part becomes the reduction of all, and with `toAll` that of every part. No other rank touches this chunk.
+// Reduces the chunk of this rank over all parts, into this rank's own part and, with `toAll`, into every part. No other
+// rank touches this chunk.
 void reduceChunk(const SymmetricOperand& operand, ReduceOp op, bool toAll) {
   const TorchSymmetricMemory& memory = *operand.memory;
   const Rank self = operand.memory->get_rank();
@@ -204,7 +209,7 @@ void twoShot(const char* name, const at::Tensor& input, const std::string& reduc
     }
   });
   meeting.add("input", operand);
-  meeting.add("in place", out == nullptr ? 1 : 0);  // then others write this rank's part, else it reads theirs
+  meeting.add("in place", out == nullptr ? 1 : 0);  // in place the other ranks write this rank's part, otherwise this rank reads theirs
   meeting.meet();
   reduceChunk(operand, op, out == nullptr);
   meeting.leave();
@@ -213,7 +218,7 @@ void twoShot(const char* name, const at::Tensor& input, const std::string& reduc
   }
   const auto elemBytes = static_cast<std::int64_t>(elementBytes(operand.view.dtype));
   for (int step = 0; step < meeting.worldSize(); ++step) {
-    const Rank rank = (meeting.rank() + step) % meeting.worldSize();  // not all from one at once
+    const Rank rank = (meeting.rank() + step) % meeting.worldSize();  // the ranks begin at different parts
     const Chunk chunk = chunkOf(numElements(operand.view.shape), static_cast<std::size_t>(elemBytes), rank, meeting.worldSize());
     if (chunk.begin < chunk.end) {
       copyBox({to.bytes + chunk.begin * elemBytes, {elemBytes}}, {operand.bytes(rank) + chunk.begin * elemBytes, {elemBytes}},
@@ -241,7 +246,7 @@ at::Tensor multimemAllReduce(const at::Tensor& input, std::string reduceOp, std:
 
 // ---- scatter and gather
 
-// Of a sum, as torch has it. This rank's share is its columns, or its run of all elements.
+// Always a sum, as in torch. This rank's share is its range of columns, or its range of all elements.
 at::Tensor reduceScatterOut(at::Tensor input, std::string group, bool splitLastDim, at::Tensor output) {
   constexpr const char* kName = "reduce_scatter";
   Meeting meeting(handleFor(input, group, kName), kName);
@@ -305,7 +310,7 @@ at::Tensor multimemAllGatherOut(const at::Tensor& input, std::string group, at::
     }
     requireContiguous(out, "out");
     const std::byte* const own = to.bytes(meeting.rank()) + meeting.rank() * static_cast<std::int64_t>(input.nbytes());
-    if (from.bytes != own || !input.is_contiguous()) {  // it may be this rank's piece of out
+    if (from.bytes != own || !input.is_contiguous()) {  // input may be this rank's piece of out
       requireApart(from, to, "input");
     }
   });
@@ -322,7 +327,7 @@ at::Tensor multimemAllGatherOut(const at::Tensor& input, std::string group, at::
 
 // ---- peers
 
-// Each keeps all parts alive.
+// Each tensor keeps all parts alive.
 std::vector<at::Tensor> remoteTensors(const at::Tensor& x, std::string group) {
   const SymmetricHandle memory = handleFor(x, group, "get_remote_tensors", false);
   std::vector<at::Tensor> tensors;
@@ -337,7 +342,7 @@ std::vector<at::Tensor> remoteTensors(const at::Tensor& x, std::string group) {
 // ---- 32-bit words of any tensor
 
 std::uint32_t* wordsFor(const char* name, const at::Tensor& input, std::int64_t offset, std::int64_t value, std::int64_t count) {
-  // RuntimeErrors, as programs expect them of these two.
+  // RuntimeErrors, as programs expect from these two ops.
   TORCH_CHECK(input.dim() == 1 && input.is_contiguous() && input.scalar_type() == c10::ScalarType::UInt32, name,
               ": input must be a flat, contiguous uint32 tensor");
   TORCH_CHECK(offset >= 0, name, ": offset must be greater than or equal to 0, not ", offset);

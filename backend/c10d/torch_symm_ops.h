@@ -1,6 +1,6 @@
-// CPU kernels of torch's symm_mem ops. Each is collective over a group, blocking, and gives the same bits on every rank: reductions go in
-// rank order and round once. Any dtype and reduction that shardwire's kernels know. What the ranks disagree about, or what is wrong on one
-// of them, is the same error on all.
+// CPU kernels of torch's symm_mem ops. Each op is collective over a group, blocking, and gives the same bits on every
+// rank: reductions go in rank order and round once. Any dtype and reduction of shardwire's kernels. When ranks
+// disagree, or one rank has an error, all ranks get the same error.
 #pragma once
 
 #include "backend/c10d/torch_compat.h"
@@ -13,14 +13,15 @@ class Library;
 namespace shardwire::internal {
 
 #if !SW_TORCH_HAS_SYMM_BACKENDS
-// The ops that this torch defines in its CUDA sources or not at all, as 2.13 defines them. Before any kernel of theirs. Never taken back.
+// Defines, as 2.13 does, the ops that this torch defines only in its CUDA sources or not at all. Call before any kernel
+// of these ops is registered. Never undone.
 void defineMissingSymmOps();
 #endif
 // Reductions, gathers, peers' tensors, words.
 void implementSymmOps(torch::Library& library);
 // all_to_all_vdev and its forms with experts.
 void implementSymmAllToAll(torch::Library& library);
-// Those that torch writes in Python for CUDA: matrix products with a collective, and low-contention collectives.
+// The ops that torch writes in Python for CUDA: matrix products with a collective, and low-contention collectives.
 void implementSymmFusedOps(torch::Library& library);
 
 }  // namespace shardwire::internal

@@ -1,4 +1,5 @@
-// A torch built without CUDA lacks most symm_mem ops before they moved out of its CUDA sources.
+// Schemas for the symm_mem ops missing in a torch built without CUDA, before torch moved most of these ops out of the
+// CUDA sources.
 #include "backend/c10d/torch_symm_ops.h"
 
 #if SW_TORCH_HAS_SYMMETRIC_MEMORY && !SW_TORCH_HAS_SYMM_BACKENDS
@@ -39,7 +40,7 @@ constexpr std::array kSchemas = {
     "memset32_(Tensor(a!) input, int offset, int val, int count) -> Tensor(a!)",
 };
 
-// What a trace asks for, as 2.13 has it.
+// The results of a trace, as in torch 2.13.
 at::Tensor likeInput(const at::Tensor& input, std::string, std::string) {
   return at::empty_like(input);
 }

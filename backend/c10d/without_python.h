@@ -1,10 +1,11 @@
-// Python's lock (the GIL), as far as C++ must know of it: what blocks, or ends a group, gives the lock up. Without Python there is none.
+// Python's lock (the GIL), as far as C++ must know about the lock: code that blocks, or ends a group, releases it
+// meanwhile. Without Python there is no lock.
 #pragma once
 
 namespace shardwire::internal {
 
 struct PythonLock {
-  // Gives the lock up when this thread has it; what it returns is for take().
+  // Releases the lock if this thread has the lock; the returned value is for take().
   void* (*release)() = nullptr;
   void (*take)(void* released) = nullptr;
 };
@@ -12,7 +13,7 @@ struct PythonLock {
 // Once, when the extension module is made and nothing waits yet.
 void setPythonLock(PythonLock lock);
 
-// Gives Python's lock up for as long as it lives, where this thread has it. Any thread.
+// Releases Python's lock during the object's lifetime, if this thread has the lock. Any thread.
 class WithoutPython {
  public:
   WithoutPython();

@@ -1,6 +1,7 @@
-// Torch sees one class, WorkShardwire. It forwards to our Work: an operation in flight, one whose tensors lie on devices (DeviceWork), or a
-// bundle of several. wait() without a timeout means what torch means by it: the CPU waits for CPU tensors, the current streams for those of
-// devices. Futures are made only when somebody asks for one; they are completed by whoever ends the operation.
+// Torch sees one class, WorkShardwire, which forwards to our Work: an operation in flight, an operation with device
+// tensors (DeviceWork), or a bundle of several. wait() without a timeout has torch's meaning: the CPU waits for CPU
+// tensors, and the current streams wait for device tensors. Futures are made only on request; the thread that ends the
+// operation completes them.
 #include "backend/c10d/work_adapter.h"
 
 #include <c10/core/StreamGuard.h>
@@ -63,7 +64,7 @@ class WorkBundle final : public DeviceWork {
     for (const WorkPtr& work : works_) {
       Status status = work->wait(deadline);
       if (endedEarly(status, *work)) {
-        return status;  // the rest may be pending too
+        return status;  // the other works may be pending too
       }
       if (first.isOk()) {
         first = std::move(status);
@@ -87,7 +88,7 @@ class WorkBundle final : public DeviceWork {
     struct Join {
       Join(const std::vector<WorkPtr>& all, std::function<void(const Status&)> then)
           : left(all.size()), works(all), callback(std::move(then)) {}
-      std::atomic<std::size_t> left;  // acq_rel: the last one sees the statuses that the others set
+      std::atomic<std::size_t> left;  // acq_rel: the last thread sees the statuses of the other threads
       std::vector<WorkPtr> works;
       std::function<void(const Status&)> callback;
     };
@@ -121,7 +122,7 @@ class WorkBundle final : public DeviceWork {
   std::vector<WorkPtr> works_;
 };
 
-// The devices of a future's value, which c10 wants to know before.
+// The devices of a future's value; c10 needs the devices when the future is made.
 std::vector<c10::Device> devicesOf(const OperationTensors& tensors) {
   std::vector<c10::Device> devices;
   for (const at::Tensor& tensor : tensors.outputs) {
@@ -136,7 +137,7 @@ std::vector<c10::Device> devicesOf(const OperationTensors& tensors) {
   return devices;
 }
 
-// Of each device one stream that nothing blocks: the future records its events there.
+// For each device a stream without other work: the future records its events there.
 std::vector<c10::Stream> streamsFor(const std::vector<c10::Device>& devices, const DeviceWork* work) {
   std::vector<c10::Stream> streams;
   if (work != nullptr) {
@@ -177,7 +178,8 @@ c10::intrusive_ptr<WorkShardwire> WorkShardwire::create(WorkPtr work, std::share
   return self;
 }
 
-// The base gets no title: it would open its range now, when the operation is issued, and may be over.
+// The base class gets no title. With a title it would open its range now, although the operation is issued already and
+// may be over.
 WorkShardwire::WorkShardwire(WorkPtr work, std::shared_ptr<const OperationTensors> tensors, Origin origin,
                              std::shared_ptr<Observer> observer)
     : ::c10d::Work(origin.rank, origin.type),
@@ -235,7 +237,7 @@ bool WorkShardwire::wait(std::chrono::milliseconds timeout) {
   Status status = onStreams ? device_->waitOnStreams() : work_->wait(timeout == kNoTimeout ? kNoDeadline : deadlineAfter(timeout));
   throwUnlessOk(std::move(status));
   if (range_ != nullptr) {
-    range_->end();  // before the caller goes on, who may end the profile; the thread that noticed the end may not have come to it yet
+    range_->end();  // before the caller goes on and may end the profile; the thread that ended the work may be late
   }
   return true;
 }
@@ -251,7 +253,8 @@ c10::intrusive_ptr<Future> WorkShardwire::getFuture() {
     future_ = c10::make_intrusive<Future>(c10::ListType::create(c10::TensorType::get()), devices);
   }
   const std::vector<c10::Stream> streams = streamsFor(devices, device_);
-  // Outside of the lock: the callback runs here and now when the work is done, and user code may hang on the future later.
+  // Outside of the lock: the callback runs at once if the work is done, and user code may be attached to the future
+  // later.
   work_->onDone([future = future_, tensors = tensors_, streams](const Status& status) {
     const c10::MultiStreamGuard current{c10::ArrayRef<c10::Stream>(streams)};
     complete(*future, *tensors, status);

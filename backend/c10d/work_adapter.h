@@ -1,5 +1,5 @@
-// A shardwire::Work as torch sees it: c10d::Work with a future of the output tensors. Also the bundle of several works into one.
-// All methods from any thread.
+// A shardwire::Work as a c10d::Work, with a future of the output tensors. Also bundles several works into one. All
+// methods from any thread.
 #pragma once
 
 #include <memory>
@@ -21,7 +21,7 @@ namespace shardwire::internal {
 SW_TORCH_VIRTUALS_BEGIN
 class __attribute__((visibility("default"))) WorkShardwire final : public ::c10d::Work {
  public:
-  // What torch shows of an operation. `range`: null while nobody profiles.
+  // The properties of an operation that torch shows. `range`: null without an active profiler.
   struct Origin {
     int rank;
     ::c10d::OpType type;
@@ -40,7 +40,7 @@ class __attribute__((visibility("default"))) WorkShardwire final : public ::c10d
   std::exception_ptr exception() const override;
   int sourceRank() const override;
   std::vector<at::Tensor> result() override;
-  // Of CPU tensors: nothing, done means done. Of devices' tensors: as wait() without a timeout.
+  // CPU tensors: nothing, done means done. Device tensors: as wait() without a timeout.
   void synchronize() override;
   // Throws the operation's StatusError, or one of kTimeout while the operation goes on. kNoTimeout: the CPU waits for CPU tensors, the
   // current streams for devices' tensors (DeviceWork::waitOnStreams). Anything else: the CPU waits; negative: without a deadline.
