@@ -1,4 +1,4 @@
-// What the binding files share: one bind* function per concept, and conversions. All of it needs the GIL.
+// Shared by the binding files: one bind* function per concept, and conversions. All functions need the GIL.
 #pragma once
 
 #include <torch/csrc/utils/pybind.h>
@@ -15,7 +15,7 @@
 
 namespace pybind11::detail {
 
-// Dims are tuples of int in Python; a list will do. ValueError for more than kMaxDims entries.
+// Dims are tuples of int in Python; a list is accepted, too. ValueError for more than kMaxDims entries.
 template <>
 struct type_caster<shardwire::Dims> {
   PYBIND11_TYPE_CASTER(shardwire::Dims, const_name("tuple[int, ...]"));
@@ -65,12 +65,13 @@ void bindMpi(py::module_& module);
 void bindOffline(py::module_& module);
 void bindSight(py::module_& module);
 
-// The Python exception (not raised) that stands for a Status which is not ok.
+// The Python exception (not raised) for a Status with an error.
 py::object exceptionOf(const Status& status);
 // The shardwire group behind a c10d backend object. TypeError for anything else.
 ProcessGroupShardwire& groupOf(const py::handle& object);
 
-// A TensorDecl with torch's own dtype: the core keeps only the width of those that it does not know. No type: this torch has none for it.
+// A TensorDecl with torch's own dtype: of dtypes unknown to the core, the core keeps only the width. Empty: torch has
+// no such type.
 struct DeclaredTensor {
   TensorDecl decl;
   std::optional<c10::ScalarType> type;        // of the inputs
@@ -79,20 +80,21 @@ struct DeclaredTensor {
 
 // "sum" -> kSum, "mean" and "avg" -> kMean, ...; ValueError for any other name.
 ReduceOp reductionOf(const std::string& name);
-// What a rank got wrong before anything native saw it: "value", "type", "runtime" or "unsupported", and a text.
+// An error of this rank, found in Python before any native code ran: "value", "type", "runtime" or "unsupported", and a
+// text.
 using LocalError = std::pair<std::string, std::string>;
 Status localErrorOf(const LocalError& error);
 // "last", "any", "error"; Python has refused other names.
 Overlap overlapOf(const std::string& name);
-// All ranks' lists, as Python made them: of each its tensors, inputs, outputs and error.
+// All ranks' lists, as made in Python: of each rank the tensors, inputs, outputs and error.
 using RankLists = std::tuple<std::vector<DeclaredTensor>, std::vector<LocalTensor>, std::vector<LocalTensor>, std::optional<LocalError>>;
 std::vector<LocalSpec> specsOf(std::vector<RankLists>& ranks, bool allowGaps, const std::string& overlap, const std::string& name);
 // None for kNone.
 py::object nameOf(ReduceOp op);
-c10::ScalarType scalarTypeOf(const py::handle& dtype);  // TypeError when it is no torch.dtype
+c10::ScalarType scalarTypeOf(const py::handle& dtype);  // TypeError for anything but a torch.dtype
 py::object torchDType(c10::ScalarType type);
 inline Duration durationOf(double seconds) {
-  constexpr double kLongest = 1e9;  // 30 years; what is longer would overflow
+  constexpr double kLongest = 1e9;  // 30 years; a longer time would overflow
   return std::chrono::duration_cast<Duration>(std::chrono::duration<double>(std::min(seconds, kLongest)));
 }
 inline std::optional<Duration> durationOf(std::optional<double> seconds) {

@@ -1,4 +1,7 @@
-// compile_op and what it returns.
+// compile_op and its results. PyWork is one run, PyBoundOp an op with fixed tensors, PyCompiledOp an op. Methods that
+// start or await a run release the GIL. So do the destructors, since the end of a group waits for threads that may need
+// the GIL. Then come the functions that make ops: compileOp() in a group, planOffline() and readPlan() without a group,
+// attach() for an op that gets a group later; between these, the files of kept plans. The bindings are at the end.
 #include <torch/csrc/autograd/python_variable.h>
 
 #include <algorithm>
@@ -34,14 +37,14 @@ std::span<const at::Tensor> spanOf(const Tensors& tensors) {
   return {tensors.data(), tensors.size()};
 }
 
-// One run as Python sees it.
+// One run, for Python.
 class PyWork {
  public:
   explicit PyWork(c10::intrusive_ptr<WorkShardwire> work) : work_(std::move(work)) {}
 
   bool done() const { return work_->isCompleted(); }
 
-  // Without `seconds` and with tensors of devices: the current streams wait. True when the operation is over.
+  // Without `seconds` and with device tensors: the current streams wait. True when the operation is over.
   bool wait(std::optional<double> seconds) const {
     if (!seconds.has_value() && work_->hasDeviceTensors()) {
       const py::gil_scoped_release release;
@@ -68,7 +71,7 @@ class PyWork {
     return status.isOk() ? py::object(py::none()) : exceptionOf(status);
   }
 
-  // Through torch's own binding of Work, which knows how to wrap a future.
+  // Through torch's own binding of Work, which wraps the future.
   py::object getFuture() const { return py::cast(c10::intrusive_ptr<::c10d::Work>(work_)).attr("get_future")(); }
 
  private:
@@ -131,14 +134,14 @@ class PyCompiledOp {
   const std::vector<LocalTensor>& outputs() const { return op_->compiled().outputs(); }
   std::vector<DeclaredTensor> tensors() const;
   py::bytes planBytes() const { return py::bytes(op_->compiled().planBytes()); }
-  // "planned", "received", "memory" or "disk"; the path of the plan's file; why it could not be written.
+  // "planned", "received", "memory" or "disk"; the path of the plan's file; why the file could not be written.
   std::tuple<std::string, std::string, std::string> planProvenance() const;
   const CompiledOp& compiled() const { return op_->compiled(); }
   const std::vector<DeclaredTensor>& declared() const { return declared_; }
 
  private:
   std::unique_ptr<internal::TensorOpShardwire> op_;
-  std::vector<DeclaredTensor> declared_;  // by this rank; others may have declared more
+  std::vector<DeclaredTensor> declared_;  // by this rank; other ranks may have declared more
 };
 
 py::dict PyCompiledOp::stats() const {
@@ -169,7 +172,7 @@ std::vector<DeclaredTensor> PyCompiledOp::tensors() const {
     const auto own = std::ranges::find(declared_, decl.name, [](const DeclaredTensor& declared) { return declared.decl.name; });
     const bool isOwn = own != declared_.end();
     const bool isCast = decl.dtype != decl.outputDtype;
-    // What this rank said of one side is true of the other, unless there is a cast.
+    // This rank's declaration of one side holds for the other side, too, unless there is a cast.
     const auto typeOf = [&](auto side, auto other, DType dtype) {
       if (isOwn && ((*own).*side).has_value()) {
         return (*own).*side;
@@ -186,7 +189,8 @@ WhoPlans whoPlansOf(std::optional<bool> rank0Plans) {
   return !rank0Plans.has_value() ? WhoPlans::kChosen : *rank0Plans ? WhoPlans::kRank0 : WhoPlans::kEachRank;
 }
 
-// `localError`: what this rank got wrong is its part of the exchange, since the others wait there and must hear of it.
+// `localError`: this rank's error takes part in the exchange, since the other ranks wait there and must receive the
+// error.
 PyCompiledOp compileOp(const py::object& backend, std::vector<DeclaredTensor> tensors, std::vector<LocalTensor> inputs,
                        std::vector<LocalTensor> outputs, bool allowGaps, const std::string& name,
                        const std::optional<LocalError>& localError, std::optional<double> seconds, const std::string& overlap,
@@ -257,13 +261,14 @@ PyCompiledOp attach(const py::object& backend, const PyCompiledOp& planned, std:
 
 void bindCompiledOps(py::module_& module) {
   py::class_<PyWork>(module, "Work", "One run under way.")
-      .def("done", &PyWork::done, "Whether it is over, well or not.")
-      .def("wait", &PyWork::wait, py::arg("timeout_s") = py::none(),
-           "Blocks until it is over, raises its error; TimeoutError when the time is up first. Without a time, and with tensors of "
-           "devices: the "
-           "current streams wait instead of the CPU, and the result is whether it is over.")
-      .def("synchronize", &PyWork::synchronize, py::arg("timeout_s") = py::none(), "Like wait, but it is always the CPU that waits.")
-      .def("exception", &PyWork::exception, "Its error; None while it runs and after success.")
+      .def("done", &PyWork::done, "Whether the run is over, with or without an error.")
+      .def(
+          "wait", &PyWork::wait, py::arg("timeout_s") = py::none(),
+          "Blocks until the run is over, and raises its error; TimeoutError when the time is up first. Without a time, and with tensors of "
+          "devices: the "
+          "current streams wait instead of the CPU, and the result says whether the run is over.")
+      .def("synchronize", &PyWork::synchronize, py::arg("timeout_s") = py::none(), "Like wait, but always the CPU waits.")
+      .def("exception", &PyWork::exception, "The run's error; None during the run and after success.")
       .def("get_future", &PyWork::getFuture, "A c10 future whose value is the list of output tensors.");
   py::class_<PyBoundOp>(module, "BoundOp", "A compiled op with its tensors fixed.").def("__call__", &PyBoundOp::call, "Starts one run.");
   py::class_<PyCompiledOp>(module, "CompiledOp", "A compiled movement of data.")
@@ -274,7 +279,7 @@ void bindCompiledOps(py::module_& module) {
       .def("explain_json", &PyCompiledOp::explainJson, "The same facts as JSON.")
       .def("stats", &PyCompiledOp::stats, "Counters of this rank.")
       .def("plan_bytes", &PyCompiledOp::planBytes, "This rank's plan for read_plan.")
-      .def("plan_provenance", &PyCompiledOp::planProvenance, "How the plan was come by, its file, and why that could not be written.")
+      .def("plan_provenance", &PyCompiledOp::planProvenance, "Where the plan came from, its file, and why the file could not be written.")
       .def_property_readonly("inputs", &PyCompiledOp::inputs)
       .def_property_readonly("outputs", &PyCompiledOp::outputs)
       .def_property_readonly("tensors", &PyCompiledOp::tensors);
@@ -284,14 +289,14 @@ void bindCompiledOps(py::module_& module) {
              "Collective: every rank gives its spec; all raise the same error when these do not fit together.");
   module.def("plan_offline", &planOffline, py::arg("ranks"), py::arg("rank"), py::arg("allow_gaps"), py::arg("overlap"), py::arg("name"),
              py::arg("hosts"), py::arg("rank0_plans") = py::none(), py::arg("use_cached") = true, py::arg("build_dir") = "",
-             "One rank's op of all ranks' lists, without a group: it describes itself.");
+             "One rank's op, from all ranks' lists, without a group: the op can only describe itself.");
   module.def("read_kept", &readKept, py::arg("path"),
-             "What a kept file holds; None where nobody but this user can have written it, or there is none.");
+             "The bytes of a kept file; None if there is no file, or if another user may have written the file.");
   module.def("write_kept", &writeKept, py::arg("folder"), py::arg("name"), py::arg("bytes"),
-             "Writes a file whole or not at all. The text of what failed, or none.");
-  module.def("read_plan", &readPlan, py::arg("bytes"), "The op whose plan_bytes these are, without a group.");
+             "Writes a file whole or not at all. Returns the text of the failure, or an empty text.");
+  module.def("read_plan", &readPlan, py::arg("bytes"), "The op of these plan_bytes, without a group.");
   module.def("attach", &attach, py::arg("backend"), py::arg("planned"), py::arg("timeout_s") = py::none(),
-             "Collective: gives an op without a group one to run in; each rank gives its own rank's.");
+             "Collective: gives a group to an op without one; each rank passes the op of its own rank.");
 }
 
 }  // namespace shardwire::python

@@ -1,4 +1,5 @@
-// Status -> Python exceptions, also for what torch's own bindings let through: pybind11 asks the translators of all modules.
+// Status -> Python exceptions, also for errors that pass through torch's own bindings: pybind11 asks the translators of
+// all modules.
 #include <array>
 
 #include "backend/c10d/status_error.h"

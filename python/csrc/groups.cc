@@ -1,4 +1,7 @@
-// Making, finding and ending groups.
+// Makes, finds and ends groups. A list of all groups made from Python comes first, for the shutdown at interpreter
+// exit. createBackend() makes a group through a store. bindBackend() binds the methods of a backend object that torch's
+// Python code expects. bindGroups() binds the functions that take a backend object: each finds our group behind the
+// object (groupOf) and calls the group.
 #include <pybind11/chrono.h>
 
 #include "backend/base/mutex.h"
@@ -9,7 +12,8 @@
 namespace shardwire::python {
 namespace {
 
-// The groups made from Python, for the shutdown at interpreter exit: a Python callback on a future must not run after that.
+// The groups made from Python, for the shutdown at interpreter exit: no Python callback on a future may run after the
+// exit.
 class LiveGroups {
  public:
   void add(const c10::intrusive_ptr<ProcessGroupShardwire>& group) {
@@ -23,7 +27,7 @@ class LiveGroups {
       const internal::MutexLock lock(mutex_);
       groups.swap(groups_);
     }
-    std::exception_ptr first;  // Ctrl-C: the other groups end all the same
+    std::exception_ptr first;  // Ctrl-C: the other groups end nevertheless
     for (const auto& weak : groups) {
       if (const auto group = weak.lock()) {
         try {
@@ -74,12 +78,12 @@ c10::intrusive_ptr<Base> createBackend(const c10::intrusive_ptr<::c10d::Store>& 
   return group;
 }
 
-// Torch's Python code copies options; its own binding of them cannot be copied.
+// Torch's Python code copies options; torch's own binding of options has no copy.
 c10::intrusive_ptr<Options> copyOf(const Options& options) {
   return c10::make_intrusive<Options>(options);
 }
 
-// A group made from another, which is ended with the rest at exit.
+// Registers a group made from another group, so that the group ends at exit, too.
 c10::intrusive_ptr<Base> adopted(c10::intrusive_ptr<Base> group) {
   if (group) {
     liveGroups().add(c10::intrusive_ptr<ProcessGroupShardwire>::reclaim_copy(static_cast<ProcessGroupShardwire*>(group.get())));
@@ -87,8 +91,8 @@ c10::intrusive_ptr<Base> adopted(c10::intrusive_ptr<Base> group) {
   return group;
 }
 
-// What Python finds on a backend object beyond the methods of torch's base class, the same on every torch. Torch versions have some of
-// them.
+// The methods that Python finds on a backend object beyond the methods of torch's base class, the same for every torch.
+// Some versions of torch have some of these methods already.
 void bindBackend(py::module_& module) {
   using OptionsPtr = c10::intrusive_ptr<Base::Options>;
   using Store = c10::intrusive_ptr<::c10d::Store>;
@@ -104,7 +108,7 @@ void bindBackend(py::module_& module) {
       .def("abort", &ProcessGroupShardwire::abort, released)
       .def("shutdown", &ProcessGroupShardwire::shutdown, released)
       .def("set_timeout", &ProcessGroupShardwire::setTimeout, py::arg("timeout"), released)
-      .def("_set_default_timeout", &ProcessGroupShardwire::setTimeout, py::arg("timeout"), released)  // what torch calls for gloo
+      .def("_set_default_timeout", &ProcessGroupShardwire::setTimeout, py::arg("timeout"), released)  // torch uses this name for gloo
 #if SW_TORCH_HAS_ERROR_TYPE
       .def("get_error", &ProcessGroupShardwire::getError)
 #endif
@@ -120,7 +124,7 @@ void bindBackend(py::module_& module) {
             return adopted(self.merge(store, options, rank, size));
           },
           py::arg("store"), py::arg("rank"), py::arg("size"), py::arg("options") = OptionsPtr(), released)
-      // Torch calls it on ranks that a split leaves out, where splitting is supported. Nothing is to be done there.
+      // Torch calls this method on ranks left out of a split, if splitting is supported. There is nothing to do.
       .def(
           "perform_nocolor_split", [](ProcessGroupShardwire&, const py::object&) {}, py::arg("device"));
 }
@@ -138,14 +142,16 @@ ProcessGroupShardwire& groupOf(const py::handle& object) {
 
 void bindGroups(py::module_& module) {
   bindBackend(module);
-  module.def("create_backend", &createBackend, py::arg("store"), py::arg("rank"), py::arg("size"), py::arg("timeout"),
-             py::arg("group_name"), py::arg("global_ranks") = std::vector<std::int64_t>(), py::arg("for_gloo") = false,
-             py::arg("is_of_one_job") = false, py::call_guard<py::gil_scoped_release>(),
-             "Meets the other ranks through the store; returns the c10d backend object. for_gloo: in profiles its operations are gloo's.");
+  module.def(
+      "create_backend", &createBackend, py::arg("store"), py::arg("rank"), py::arg("size"), py::arg("timeout"), py::arg("group_name"),
+      py::arg("global_ranks") = std::vector<std::int64_t>(), py::arg("for_gloo") = false, py::arg("is_of_one_job") = false,
+      py::call_guard<py::gil_scoped_release>(),
+      "Meets the other ranks through the store; returns the c10d backend object. for_gloo: in profiles the operations have gloo's name.");
   module.def(
       "store_has", [](const c10::intrusive_ptr<::c10d::Store>& store, const std::string& key) { return store->check({key}); },
       py::arg("store"), py::arg("key"), py::call_guard<py::gil_scoped_release>(),
-      "Whether the key is set. Torch shows its stores' check() to Python in later versions only, and their wait() keeps the store busy.");
+      "Whether the key is set. Torch shows its stores' check() to Python in later versions only, and wait() blocks the store for other "
+      "calls.");
   module.def(
       "shutdown_all",
       [] {

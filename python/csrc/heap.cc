@@ -1,4 +1,4 @@
-// Tensors in the heap that the ranks of a host share.
+// Tensors in the heap shared by the ranks of a host.
 #include "backend/c10d/heap_allocator.h"
 #include "python/csrc/bindings.h"
 

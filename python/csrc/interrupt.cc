@@ -1,5 +1,6 @@
-// Ctrl-C in calls that block: between the slices of a wait the main thread runs Python's signal handlers. One that raises ends the wait,
-// and its exception (mostly KeyboardInterrupt) comes out of the call. Here C++ also learns how to give the GIL up.
+// Ctrl-C in calls that block: between the slices of a wait the main thread runs Python's signal handlers. A handler
+// that raises ends the wait, and the call throws the handler's exception (mostly KeyboardInterrupt). This file also
+// gives C++ the functions that release and take the GIL.
 #include "shardwire/interrupt.h"
 
 #include <sys/syscall.h>
@@ -12,8 +13,8 @@
 namespace shardwire::python {
 namespace {
 
-// What a handler raised on this thread, until the call that waited throws it. Plain pointers: the main thread's destructors run when there
-// is no interpreter any more.
+// The exception of a handler on this thread, until the waiting call throws the exception. Plain pointers: the main
+// thread's destructors run after the interpreter has ended.
 struct Raised {
   PyObject* type;
   PyObject* value;
@@ -21,11 +22,11 @@ struct Raised {
 };
 thread_local Raised raised{};
 
-// Python runs signal handlers on its main thread alone, and to ask it costs the GIL.
+// Python runs signal handlers only on the main thread, and a check for signals costs the GIL.
 unsigned long mainThread = 0;
 
 bool isMainThread() {
-  // The second: a child that another thread forked.
+  // The second condition: a child forked by another thread.
   return PyThread_get_thread_ident() == mainThread || ::syscall(SYS_gettid) == ::getpid();
 }
 
@@ -34,11 +35,11 @@ bool isInterrupted() {
     return false;
   }
   const py::gil_scoped_acquire gil;
-  const py::error_scope kept;  // an exception that is on its way stays apart from what a handler raises
+  const py::error_scope kept;  // a pending exception stays separate from an exception of a handler
   if (PyErr_CheckSignals() == 0) {
     return false;
   }
-  Py_XDECREF(raised.type);  // one that nobody threw: its wait was given up by code that takes no notice
+  Py_XDECREF(raised.type);  // an exception never thrown: the caller of the wait ignored the interruption
   Py_XDECREF(raised.value);
   Py_XDECREF(raised.traceback);
   PyErr_Fetch(&raised.type, &raised.value, &raised.traceback);

@@ -1,4 +1,4 @@
-// MPI as a meeting place: who this process is in its MPI job, and bytes from rank 0 to all.
+// MPI as a meeting place: this process's rank in the MPI job, and bytes from rank 0 to all ranks.
 #include "backend/c10d/status_error.h"
 #include "backend/transport/mpi/mpi_process.h"
 #include "python/csrc/bindings.h"
@@ -26,7 +26,8 @@ void bindMpi(py::module_& module) {
         }
         return py::make_tuple(state.rank, state.size);
       },
-      py::arg("timeout"), "This process's rank in its MPI job, and the job's size. Initialises MPI where nobody did: collective then.");
+      py::arg("timeout"),
+      "This process's rank in its MPI job, and the job's size. Initialises MPI if needed; the call is collective then.");
   module.def(
       "mpi_broadcast",
       [](std::string bytes, double timeout) {
@@ -36,7 +37,7 @@ void bindMpi(py::module_& module) {
         }
         return py::bytes(bytes);
       },
-      py::arg("bytes"), py::arg("timeout"), "What rank 0 of the MPI job gave. Collective over the job.");
+      py::arg("bytes"), py::arg("timeout"), "Returns the bytes of rank 0 of the MPI job. Collective over the job.");
 }
 
 }  // namespace shardwire::python

@@ -1,4 +1,4 @@
-// Plans of operations that no group runs: all ranks' specs in, counts out.
+// Plans of operations without a group: all ranks' specs in, counts out.
 #include <ATen/ATen.h>
 
 #include <tuple>

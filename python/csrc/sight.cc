@@ -1,4 +1,4 @@
-// What a process tells of itself: its status, and its flight recorders in torch's form.
+// Reports of a process about its own state: the status, and the flight recorders in torch's form.
 #include "backend/base/log_socket.h"
 #include "backend/c10d/status_error.h"
 #include "backend/sight/status_json.h"
@@ -11,14 +11,14 @@ namespace shardwire::python {
 void bindSight(py::module_& module) {
   const py::call_guard<py::gil_scoped_release> released;
   module.def(
-      "status_json", [] { return internal::statusAsJson(); }, released, "What this process does in all its groups: JSON.");
+      "status_json", [] { return internal::statusAsJson(); }, released, "The state of this process in all its groups, as JSON.");
   module.def(
       "serve_status", [] { return internal::valueOrThrow(internal::serveStatus()); }, released, "The path of the status socket.");
   module.def(
       "stop_serving_status", [] { internal::stopServingStatus(); }, released);
   module.def(
       "trace_json", [](bool onlyActive) { return internal::traceAsJson(onlyActive); }, py::arg("only_active") = false, released,
-      "The flight recorders of all groups of this process, in the form of torch's.");
+      "The flight recorders of all groups of this process, in torch's form.");
   module.def(
       "send_log_to",
       [](int socket, const std::string& level) {

@@ -1,5 +1,5 @@
-// The types of a spec as Python sees them: immutable values, each bound once. What Python makes here was read and checked by _spec.py and
-// _layout.py; what depends on other ranks is checked after the exchange.
+// The types of a spec in Python: immutable values, each bound once. _spec.py and _layout.py have read and checked the
+// values; checks against other ranks come after the exchange.
 #include <pybind11/operators.h>
 #include <torch/csrc/Dtype.h>
 #include <torch/csrc/DynamicTypes.h>
@@ -84,7 +84,7 @@ Overlap overlapOf(const std::string& name) {
   if (name == "any") {
     return Overlap::kAny;
   }
-  return name == "error" ? Overlap::kError : Overlap::kLast;  // Python has refused others
+  return name == "error" ? Overlap::kError : Overlap::kLast;  // Python has refused other names
 }
 
 void bindSpecTypes(py::module_& module) {

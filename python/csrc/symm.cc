@@ -1,4 +1,7 @@
-// Symmetric memory (shardwire.symm): what python/shardwire/symm is built of.
+// Symmetric memory (shardwire.symm): the native functions behind python/shardwire/symm. First names become enums, and
+// numbers become the bits of an element. Then come the calls with conversions of their own: making a tensor, atomics,
+// waits. The bind functions follow, for memory, for words and for multicast, and at the end the registration of torch's
+// own API. Calls that copy much, or that may wait for another rank, run without the GIL.
 #include <fmt/format.h>
 #include <pybind11/complex.h>
 
@@ -23,7 +26,7 @@ using internal::valueOrThrow;
 using Seconds = std::optional<double>;
 using Ranks = std::vector<Rank>;
 
-// Copies of more bytes are made without the GIL: giving it up and taking it again costs as much as copying so many.
+// Copies of more bytes are made without the GIL: releasing and taking the GIL costs as much as copying this many bytes.
 constexpr std::int64_t kFewBytes = 4096;
 
 template <typename Call>
@@ -79,7 +82,7 @@ Comparison comparisonOf(const std::string& name) {
 
 // ---- numbers as the bytes of an element, and back
 
-// The two's complement bits, widened to 64; ValueError where the type has no such value.
+// The two's complement bits, widened to 64; ValueError if the type has no such value.
 std::uint64_t integerBits(const py::handle& value, DType dtype) {
   const auto index = py::reinterpret_steal<py::object>(PyNumber_Index(value.ptr()));
   if (!index) {
@@ -241,12 +244,12 @@ void bindMemory(py::module_& module) {
             src, [&] { internal::getFrom(dst, src, rank, nonBlocking); }, internal::isDirect(src, rank));
       },
       py::arg("dst"), py::arg("src"), py::arg("rank"), py::arg("non_blocking") = false);
-  module.def("symm_num_buried", &internal::numBuried, "Blocks that this process dropped and a peer still holds.");
+  module.def("symm_num_buried", &internal::numBuried, "Blocks that this process released and a peer still holds.");
 }
 
 void bindWords(py::module_& module) {
   module.def("symm_atomic", &atomic, py::arg("word"), py::arg("op"), py::arg("rank"), py::arg("value") = py::none(),
-             py::arg("expected") = py::none(), py::arg("fetches") = true, "What was there before; None where it does not fetch.");
+             py::arg("expected") = py::none(), py::arg("fetches") = true, "The value before; None without `fetches`.");
   module.def("symm_wait", &wait, py::arg("word"), py::arg("cmp"), py::arg("value"), py::arg("timeout"), py::arg("sources"));
   module.def("symm_fence", &internal::fullFence);
   module.def("symm_quiet", [] {
@@ -294,7 +297,7 @@ void bindMulticast(py::module_& module) {
       "symm_red",
       [](const at::Tensor& tensor, const Ranks& ranks, const std::string& op, const at::Tensor& values) {
         const WordOp wordOp = redOpOf(op);
-        const py::gil_scoped_release release;  // it may wait for another rank's
+        const py::gil_scoped_release release;  // the call may wait for another rank's turn
         internal::reduceIntoParts(tensor, ranks, wordOp, values);
       },
       py::arg("tensor"), py::arg("ranks"), py::arg("op"), py::arg("values"));
