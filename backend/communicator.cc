@@ -1,6 +1,7 @@
-// create() meets the other ranks (bootstrap) and starts the engine over the connections. Compiled ops are in communicator_compile.cc, the
-// collectives in communicator_collectives.cc. send() and recv() are flattened and given to the engine
-// as messages. What fails half-way on one rank only, such as an interrupted wait, aborts the group, since the others may be further.
+// create() meets the other ranks (bootstrap) and starts the engine over the connections. Compiled ops are in
+// communicator_compile.cc, the collectives in communicator_collectives.cc. send() and recv() flatten the tensor and
+// give the engine a message. An operation that fails half-way on one rank only, such as an interrupted wait, aborts the
+// group, since the other ranks may be further.
 #include "shardwire/communicator.h"
 
 #include <fmt/format.h>
@@ -42,7 +43,7 @@ Result<std::unique_ptr<Communicator>> Communicator::create(Store& store, Rank ra
   auto engine = internal::Engine::create(std::move(*peers), rank, worldSize, chosen, std::move(groupName));
   internal::watch(engine);
   if (options.serveStatus) {
-    // The group is made, and its peers count on this rank: that nobody can look at it is no reason to end it.
+    // The group is made, and its peers count on this rank: a missing status socket is no reason to end the group.
     if (const Status served = internal::serveStatus().status(); !served.isOk()) {
       internal::logWarn("{} goes on, but python -m shardwire.status cannot show this process: {}", engine->groupLabel(), served.message());
     }
@@ -62,7 +63,7 @@ Selection selectionOf(const Engine& engine, std::vector<ForcedAlgorithm> forced)
           std::move(forced)};
 }
 
-// What the two ends of a message compare with Options::checkAll.
+// The arguments that the two ends of a message compare with Options::checkAll.
 std::string pointArguments(const Engine& engine, const TensorView& tensor) {
   return engine.options().checkAll ? fmt::format("{}{}", dtypeName(tensor.dtype), toString(tensor.shape)) : std::string();
 }
@@ -107,7 +108,8 @@ Status CommunicatorImpl::status() const {
 
 // ---- point to point
 
-// A message has no place in the order in which it could fail, and its peer waits for it.
+// A message has no position in the group's order at which it could fail, and the peer waits for the message: so the
+// group is aborted.
 Status CommunicatorImpl::checkMemory(const Call& call) const {
   if (!call.flat.status().isOk()) {
     engine_->abort({StatusCode::kSystem, fmt::format("there is no memory for the copy of a message on {}: {}", engine_->groupLabel(),

@@ -1,6 +1,7 @@
-// Each collective checks its tensors, makes flat views of them (copies of those that are not contiguous), and describes itself as a
-// CollectiveCall. start() does the rest, alike for all: find the earlier operations over the same memory, take the runs of the call's
-// stages from the program cache, hold them back until the earlier operations are over, and hand them to the engine.
+// Each collective checks its tensors, makes flat views (copies of tensors that are not contiguous), and describes its
+// call as a CollectiveCall. start() does the rest for all collectives: find earlier operations over the same memory,
+// take the runs of the call's stages from the program cache, hold the runs back until the earlier operations are over,
+// and hand the runs to the engine.
 #include <fmt/format.h>
 
 #include "backend/communicator_impl.h"
@@ -19,7 +20,7 @@ std::span<const TensorView> one(const TensorView& view) {
 
 constexpr std::span<const TensorView> kNone{};
 
-// As torch writes such calls down in its own flight recorder, whose tools compare the sizes.
+// The form of such calls in torch's own flight recorder; torch's tools compare the sizes.
 CallRecord::Lists listsOf(Collective kind) {
   switch (kind) {
     case Collective::kAllToAll:
@@ -43,7 +44,8 @@ std::shared_ptr<void> CommunicatorImpl::Call::keepAlive(std::shared_ptr<void> sc
   return std::make_shared<std::array<std::shared_ptr<void>, 3>>(std::array{options.keepAlive, flat.memory(), std::move(scratch)});
 }
 
-// What the operation touches until it is done. Tensors that have copies are read when it starts, and written at its end if at all.
+// The memory in use until the operation is done. Tensors with copies are read at the start, and written, if at all, at
+// the end.
 MemoryUse& CommunicatorImpl::Call::fill(MemoryUse& use, std::span<const TensorView> inputs, std::span<const TensorView> outputs) const {
   use.reads(inputs);
   use.writes(outputs);
@@ -90,7 +92,7 @@ Result<WorkPtr> CommunicatorImpl::start(Call& call, const CollectiveCall& collec
   Runs runs;
   const Status scratch = programs_.prepare(collective, inputs, outputs, &runs);
   const Status& memory = scratch.isOk() ? call.flat.status() : scratch;
-  std::vector<std::shared_ptr<Activity>> checked;  // with the check before them; mostly empty
+  std::vector<std::shared_ptr<Activity>> checked;  // the check, followed by the runs; mostly empty
   if (engine_->options().checkAll) {
     checked.push_back(argumentCheck(call, collective));
     checked.insert(checked.end(), runs.span().begin(), runs.span().end());

@@ -1,7 +1,8 @@
-// compileOp() exchanges the encoded specs. Then each rank merges them and plans: from the exchange on it computes alone, from equal inputs.
-// Or rank 0 does so for all (WhoPlans::kRank0), and ships every rank its row; in large groups it alone has got the specs. Whether all want
-// the same of the two is told in the specs, so ranks that disagree find one and the same error. A plan that was made before is found by
-// all ranks' specs: who plans alone just takes it; where rank 0 would plan for all the ranks vote first.
+// compileOp() exchanges the encoded specs. Then each rank merges the specs and plans: after the exchange each rank
+// computes alone, from equal inputs. With WhoPlans::kRank0, rank 0 plans for all ranks and sends each rank its row; in
+// large groups only rank 0 has the specs. The specs also say which of the two ways each rank wants, so ranks that
+// disagree find the same error. The specs of all ranks identify an earlier plan: a rank that plans alone takes such a
+// plan at once; if rank 0 would plan for all, the ranks vote first.
 #include <fmt/format.h>
 #include <sched.h>
 #include <unistd.h>
@@ -31,7 +32,7 @@ bool areAll(std::span<const std::string> specs, WhoPlans who) {
   return std::all_of(specs.begin(), specs.end(), [&](const std::string& spec) { return whoPlansOf(spec) == who; });
 }
 
-// Of the host with the most ranks, if all have as many cores as this one.
+// Ranks per core on the host with the most ranks, assuming that all hosts have as many cores as this host.
 double ranksPerCore(const Engine& engine) {
   std::map<std::int32_t, int> ranks;
   int most = engine.hosts().empty() ? engine.worldSize() : 0;
@@ -39,12 +40,13 @@ double ranksPerCore(const Engine& engine) {
     most = std::max(most, ++ranks[host]);
   }
   cpu_set_t allowed;
-  // Of the main thread: this one may be a group's.
+  // The cores of the main thread, since this thread may be a group's.
   const int cores = ::sched_getaffinity(::getpid(), sizeof(allowed), &allowed) == 0 ? CPU_COUNT(&allowed) : 1;
   return static_cast<double>(most) / std::max(cores, 1);
 }
 
-// Of many ranks, on rank 0: what it tells the others in place of all specs, if it plans for all; a digest of those.
+// On rank 0 of many ranks: the digest of all specs if rank 0 plans for all ranks. The other ranks then get the digest
+// in place of the specs.
 std::optional<std::string> keepSpecs(std::span<const std::string> specs, const Engine& engine) {
   const auto numBytes = [&] {
     return std::accumulate(specs.begin(), specs.end(), std::size_t{0},
@@ -55,7 +57,7 @@ std::optional<std::string> keepSpecs(std::span<const std::string> specs, const E
   return plansForAll ? std::optional(std::string(asText(digestOf(specs)))) : std::nullopt;
 }
 
-// What is known of an op, and whence.
+// The facts of an op, and their origin.
 struct Made {
   OpFacts facts;
   PlanProvenance provenance;
@@ -64,7 +66,7 @@ struct Made {
 // One call of compileOp, from the exchange on.
 class Compilation {
  public:
-  // `exchange` is done, and its blobs are taken.
+  // `exchange` is done; this constructor takes the blobs.
   Compilation(Exchange& exchange, Engine& engine, PlanCache& cache, const LocalSpec& asked, std::optional<Duration> timeout)
       : exchange_(exchange),
         specs_(std::make_shared<const std::vector<std::string>>(exchange.takeBlobs())),
@@ -81,15 +83,15 @@ class Compilation {
   Result<Made> planOnRank0();
   std::optional<Made> find(const PlanOrigin& origin) const;
   void keep(const PlanOrigin& origin, Made& made) const;
-  // Where this rank wants its plans kept: file_ is there from now on.
+  // Sets file_: the place of this rank's plan in the buildDir.
   void useFile(std::string mode, const Digest& specs);
 
   OpFacts factsOf(PlanRow row) const {
     return std::move(
         OpFacts(std::move(row), nullptr, {engine_.hosts().begin(), engine_.hosts().end()}, exchange_.seq).knowsAllBy(allSpecs()));
   }
-  // Where rank 0 plans the others know of their own part only: of many ranks they have not got the specs, and of few they need not keep
-  // them.
+  // If rank 0 plans, the other ranks know only their own part: in a group of many ranks they do not have the specs, and
+  // in a group of few ranks the specs need not be kept.
   std::shared_ptr<const std::vector<std::string>> allSpecs() const { return isByRank0_ && engine_.rank() != 0 ? nullptr : specs_; }
 
   const Exchange& exchange_;
@@ -163,7 +165,7 @@ Result<Made> Compilation::planAlone() {
   return made;
 }
 
-// Rank 0's part: made when the first row is asked for, so that what goes wrong is told to all.
+// Makes the rows on rank 0. The planner is made at the first request for a row, so that all ranks get its errors.
 class RowMaker {
  public:
   RowMaker(const std::vector<std::string>& specs, const Engine& engine) : specs_(specs), engine_(engine) {}
@@ -192,13 +194,14 @@ class RowMaker {
   std::unique_ptr<Planner> planner_;
 };
 
-// Ranks vote before anything is skipped: where all have their plans nothing is made nor sent; else rank 0 makes those that are missing.
+// The ranks vote before any work is skipped. If all ranks have their plans, nothing is made or sent; otherwise rank 0
+// makes the missing plans.
 Result<Made> Compilation::planOnRank0() {
-  // A digest, which all ranks have: of many ranks rank 0 alone has the specs.
+  // A digest, which all ranks have: in a group of many ranks only rank 0 has the specs.
   const std::string digest = exchange_.answer().value_or(std::string(asText(digestOf(std::span(*specs_)))));
   Digest specs{};
   if (digest.size() != specs.size()) {
-    return Status(StatusCode::kInternal, fmt::format("{}: what rank 0 says of all ranks' specs cannot be read", *exchange_.description));
+    return Status(StatusCode::kInternal, fmt::format("{}: rank 0's digest of all ranks' specs cannot be read", *exchange_.description));
   }
   std::copy(digest.begin(), digest.end(), specs.begin());
   if (!asked_.buildDir.empty()) {
@@ -253,7 +256,7 @@ Result<std::shared_ptr<CompiledOp>> CommunicatorImpl::compileOp(const LocalSpec&
   SW_RETURN_IF_ERROR(engine_->submit(std::span(&activity, 1), Duration::zero(), {.name = "compile_op"}));
   if (Status met = exchange->wait(kNoDeadline); !met.isOk()) {
     if (met.code() == StatusCode::kInterrupted) {
-      // Some may have heard all of it and go on to run what this rank does not have.
+      // Some ranks may have received all specs and go on to run an op that is missing on this rank.
       abort(*exchange->description + " was interrupted by a signal (Ctrl-C?)");
     }
     return met;

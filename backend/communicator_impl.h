@@ -56,15 +56,15 @@ class CommunicatorImpl final : public Communicator {
   void setGlobalRanks(std::vector<std::int64_t> ranks) override;
 
  private:
-  // One call: its flat tensors and what must live as long as it.
+  // One call: its flat tensors, and objects that must live as long as the call.
   struct Call {
     CallOptions options;
     FlatTensors flat;
-    // For Options::checkAll, as the caller gave them: the tensor whose shape all ranks have, or the lists of all_to_all.
+    // For Options::checkAll, as given by the caller: the tensor whose shape all ranks have, or the lists of all_to_all.
     const TensorView* like = nullptr;
     std::span<const TensorView> sends = {};
     std::span<const TensorView> receives = {};
-    // For the flight recorder, as the caller gave them.
+    // For the flight recorder, as given by the caller.
     std::span<const TensorView> givenInputs = {};
     std::span<const TensorView> givenOutputs = {};
     std::shared_ptr<void> keepAlive(std::shared_ptr<void> scratch = nullptr) const;
@@ -78,14 +78,15 @@ class CommunicatorImpl final : public Communicator {
   // One tensor to many, and many to one; the tensors are checked.
   Result<WorkPtr> startGathering(CollectiveCall collective, TensorView input, std::span<const TensorView> outputs, CallOptions options);
   Result<WorkPtr> startScattering(CollectiveCall collective, TensorView output, std::span<const TensorView> inputs, CallOptions options);
-  // Every call comes by here first, before any lock: threads that the child of a fork lacks may have held it.
+  // Every call checks its process first, before any lock: in a child of fork(), a thread missing in the child may have
+  // held the lock.
   const OwnerProcess& owner() const { return engine_->owner(); }
   Status checkOwner() const { return owner().isHere() ? Status::ok() : owner().check(engine_->groupLabel()); }
   Status checkMemory(const Call& call) const;
   Status checkRoot(Rank root, const char* name) const;
   Status checkPeer(Rank peer, const char* name) const;
   Status checkReduction(DType dtype, ReduceOp op, const char* name) const;
-  // On the root one tensor like `like` per rank, on the others none.
+  // The root has one tensor like `like` per rank, the other ranks have none.
   Status checkRootList(std::span<const TensorView> tensors, const TensorView& like, Rank root, const char* name, const char* list) const;
   // One tensor per rank, all of `dtype`, each of `numElems` elements (any when negative).
   Status checkList(std::span<const TensorView> tensors, DType dtype, std::int64_t numElems, const char* name, const char* list) const;

@@ -1,4 +1,4 @@
-// Symmetric memory of a group, and the barrier over it.
+// Symmetric memory of a group, and the group's barrier over symmetric memory.
 #include "backend/communicator_impl.h"
 #include "backend/symm/agree.h"
 #include "backend/symm/make_symmetric.h"
@@ -8,7 +8,7 @@ namespace shardwire::internal {
 
 Result<std::shared_ptr<SymmetricMemory>> CommunicatorImpl::makeSymmetric(const SymmetricRequest& request, std::optional<Duration> timeout) {
   SW_RETURN_IF_ERROR(checkOwner());
-  // A byte from each to each: an operation that needs all links.
+  // Sends a byte from each rank to each rank. This operation needs all links.
   const auto joinAll = [&]() -> Status {
     const auto size = static_cast<std::size_t>(worldSize());
     std::vector<std::byte> bytes(2 * size);
@@ -23,7 +23,7 @@ Result<std::shared_ptr<SymmetricMemory>> CommunicatorImpl::makeSymmetric(const S
     const Status joined = (*work)->wait();
     if (joined.code() == StatusCode::kInterrupted) {
       abort("symmetric memory was interrupted by a signal (Ctrl-C?)");
-      (void)(*work)->wait(Clock::now());  // failed by now: nothing writes to `bytes` any more
+      (void)(*work)->wait(Clock::now());  // the work has failed by now: nothing writes to `bytes` any more
     }
     return joined;
   };

@@ -1,5 +1,6 @@
-// A run takes a PlanRun from the pool, gives it the call's tensors and submits it. A run over the same memory as an earlier operation
-// starts after that one. A bound op has checked its tensors and knows their memory, so a repeated run of it allocates nothing.
+// A run takes a PlanRun from the pool, gives the PlanRun the call's tensors and submits the PlanRun. A run over the
+// same memory as an earlier operation starts after the earlier operation. A bound op has checked its tensors and knows
+// their memory, so a repeated run allocates nothing.
 #include "backend/compiled_op_impl.h"
 
 #include <fmt/format.h>
@@ -23,7 +24,7 @@ std::unique_ptr<MemoryUse> useOf(std::unique_ptr<MemoryUse> use, std::span<const
 
 }  // namespace
 
-// Runs over tensors that were checked once.
+// Runs over tensors checked once.
 class BoundOpImpl final : public BoundOp {
  public:
   BoundOpImpl(std::shared_ptr<CompiledOpImpl> op, std::span<const TensorView> inputs, std::span<const TensorView> outputs,
@@ -45,7 +46,7 @@ class BoundOpImpl final : public BoundOp {
 
   Result<WorkPtr> run() override {
     SW_RETURN_IF_ERROR(op_->checkOwner());
-    (void)op_->inFlight_->isEmpty();  // what is done goes back to the pool
+    (void)op_->inFlight_->isEmpty();  // finished runs go back to the pool
     bool isNew = false;
     const auto run = [&] {
       const MutexLock lock(mutex_);
@@ -131,7 +132,7 @@ Result<WorkPtr> CompiledOpImpl::run(std::span<const TensorView> inputs, std::spa
                                     std::shared_ptr<void> keepAlive, std::optional<Duration> timeout, Staging* staging) {
   SW_RETURN_IF_ERROR(checkOwner());
   SW_RETURN_IF_ERROR(check(inputs, outputs));
-  (void)inFlight_->isEmpty();  // what is done goes back to the pool
+  (void)inFlight_->isEmpty();  // finished runs go back to the pool
   const auto run = [&] {
     const MutexLock lock(mutex_);
     return pool_.take([&] { return std::make_shared<PlanRun>(plan_); });

@@ -36,9 +36,9 @@ class CompiledOpImpl final : public CompiledOp, public std::enable_shared_from_t
 
  private:
   friend class BoundOpImpl;
-  // Before any lock: threads that the child of a fork lacks may have held it.
+  // Called before any lock: in a child of fork(), a thread missing in the child may have held the lock.
   Status checkOwner() const { return engine_->owner().isHere() ? Status::ok() : engine_->owner().check(facts_.label()); }
-  // `makeUse` gives what the run touches, and is called only when somebody must know it.
+  // `makeUse` returns the memory that the run reads and writes, and is called only on demand.
   struct Views {
     std::span<const TensorView> inputs;
     std::span<const TensorView> outputs;

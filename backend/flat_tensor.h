@@ -1,5 +1,5 @@
-// Collectives plan over flat, contiguous tensors. A tensor that is not contiguous is packed into a copy when the operation starts, and
-// unpacked at its end.
+// Collectives plan over flat, contiguous tensors. A tensor with other strides is packed into a copy when the operation
+// starts, and unpacked at its end.
 #pragma once
 
 #include <functional>
@@ -12,39 +12,40 @@
 
 namespace shardwire::internal {
 
-// Makes flat views of the tensors of one call; owns the copies it had to make.
+// Makes flat views of the tensors of one call; owns the copies.
 class FlatTensors {
  public:
-  // A flat view with the tensor's elements in row-major order. Where there is no memory for a copy the view has no address, and status()
-  // tells: a collective is to be issued all the same, and to fail in its place in the order (StartGate), or its peers would wait.
+  // A flat view with the tensor's elements in row-major order. Without memory for a copy, the view has no address and
+  // status() has the error. The collective must still be issued, and fail at its position in the order (StartGate),
+  // because its peers would wait otherwise.
   Result<TensorView> input(const TensorView& tensor) { return flatten(tensor, true, false); }
-  // A flat view to write; what is written reaches the tensor in finish().
+  // A flat view to write; finish() brings the written elements to the tensor.
   Result<TensorView> output(const TensorView& tensor) { return flatten(tensor, false, true); }
   Result<TensorView> inOut(const TensorView& tensor) { return flatten(tensor, true, true); }
 
-  // The same for each of a list.
+  // The same for each tensor of a list.
   Result<std::vector<TensorView>> inputs(std::span<const TensorView> tensors) { return flattenAll(tensors, true, false); }
   Result<std::vector<TensorView>> outputs(std::span<const TensorView> tensors) { return flattenAll(tensors, false, true); }
 
   // kSystem: there was no memory for one of the copies.
   const Status& status() const { return status_; }
 
-  // Packs the copies of inputs: to be called once, before anything reads the flat views. No effect when no copy was needed.
+  // Packs the copies of inputs: call once, before anything reads the flat views. No effect without copies.
   void pack() const { pack(copies_.get()); }
-  // The same as a function that holds the copies.
+  // pack() as a function that owns the copies.
   std::function<void()> packLater() const {
     return copies_ == nullptr ? std::function<void()>() : [copies = copies_] { pack(copies.get()); };
   }
-  // The tensors that copies stand for.
+  // Visits the tensors with copies.
   template <typename Visit>
   void forEachCopied(Visit&& visit) const {
     for (std::size_t i = 0; copies_ != nullptr && i < copies_->size(); ++i) {
       visit((*copies_)[i].user, (*copies_)[i].unpack);
     }
   }
-  // Unpacks the copies of outputs; empty when there are none. Holds the copies.
+  // Unpacks the copies of outputs; empty without copies. Owns the copies.
   std::function<void()> finish() const;
-  // Holds the copies (null when none was needed).
+  // Owns the copies; null without copies.
   std::shared_ptr<void> memory() const { return copies_; }
 
  private:

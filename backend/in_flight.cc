@@ -1,6 +1,6 @@
-// Operations that are not done are kept in the order of their calls, each with the memory that it reads and writes. A new operation is
-// compared with all of them. Two lists of parts conflict when a written part of one shares memory with a part of the other: short lists are
-// compared pair by pair, long ones in one sweep by address.
+// Unfinished operations are kept in the order of the calls, each with the memory that the operation reads and writes. A
+// new operation is compared with all of them. Two lists of parts conflict when a written part of one list shares memory
+// with a part of the other list: short lists are compared pair by pair, long lists in one sweep by address.
 #include "backend/in_flight.h"
 
 #include <algorithm>
@@ -10,7 +10,7 @@ namespace shardwire::internal {
 
 namespace {
 
-// So many pairs are compared one by one; more in a sweep, which needs memory of its own.
+// Up to this many pairs are compared one by one; more pairs in a sweep, which needs extra memory.
 constexpr std::size_t kFewPairs = 16;
 constexpr std::size_t kUsual = 4;
 // More uses than this are not kept for later.
@@ -48,7 +48,8 @@ bool MemoryUse::conflictsWith(const MemoryUse& other) const {
       return std::any_of(other.parts_.begin(), other.parts_.end(), [&](const Part& theirs) { return conflict(part, theirs); });
     });
   }
-  // Both lists in one sweep by address: each part is compared with those of the other list that go on where it begins.
+  // Both lists in one sweep by address: each part is compared with parts of the other list whose range goes on where
+  // the part begins.
   std::vector<const Part*> open;
   std::vector<const Part*> otherOpen;
   const auto meetsOpen = [&](const Part& part, std::vector<const Part*>& candidates) {
@@ -69,8 +70,8 @@ bool MemoryUse::conflictsWith(const MemoryUse& other) const {
   return false;
 }
 
-// Memory for a few operations of a few tensors is reserved at once. Which call is the first that leaves an operation in flight depends on
-// timing, and it should not be the one that allocates.
+// Reserves memory for a few operations of a few tensors. Timing decides which call is the first to leave an operation
+// in flight, and this call should not have to allocate.
 InFlight::InFlight() {
   operations_.reserve(kUsual);
   spare_.reserve(kMaxSpare);
@@ -85,7 +86,7 @@ bool InFlight::isEmpty() {
     return true;
   }
   const MutexLock lock(mutex_);
-  auto end = operations_.begin();  // of those that go on
+  auto end = operations_.begin();  // end of the unfinished operations
   for (auto it = operations_.begin(); it != operations_.end(); ++it) {
     if (!it->last->isDone()) {
       if (end != it) {

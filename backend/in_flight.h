@@ -1,5 +1,5 @@
-// The memory of a rank's operations in flight: what touches it again starts after them, in the order of the calls, as on one stream of a
-// device. One per communicator; any thread.
+// The memory of a rank's operations in flight. A later operation over the same memory starts after the earlier ones, in
+// the order of the calls, as on one stream of a device. One per communicator; any thread.
 #pragma once
 
 #include <atomic>
@@ -16,7 +16,7 @@
 
 namespace shardwire::internal {
 
-// What one operation reads and writes; empty views are left out.
+// The memory in use by one operation, for reading or writing; empty views are left out.
 class MemoryUse {
  public:
   void reads(const TensorView& view) { add(view, false); }
@@ -28,7 +28,7 @@ class MemoryUse {
   bool isEmpty() const { return parts_.empty(); }
   // After the last view.
   void sort();
-  // Whether one writes what the other reads or writes. Both are sorted.
+  // Whether one of the two writes memory in use by the other. Both are sorted.
   bool conflictsWith(const MemoryUse& other) const;
 
  private:
@@ -52,18 +52,18 @@ class MemoryUse {
 class InFlight {
  public:
   InFlight();
-  // Forgets operations that are done; true when none is left, as for most calls. Call it before runs are taken from a pool, which has no
-  // use for runs that somebody holds.
+  // Removes finished operations; true when none is left, as for most calls. Call before taking runs from a pool: the
+  // pool cannot reuse runs still held by this list.
   bool isEmpty();
-  // The operations that must be over before one with this use may start.
+  // The operations that must end before an operation with this use may start.
   std::vector<std::shared_ptr<Activity>> before(const MemoryUse& use);
-  // An empty one that served another operation: repeated calls allocate nothing. To be given to add(), or back.
+  // An empty use from an earlier operation: repeated calls allocate nothing. Pass the use to add() or giveBack().
   std::unique_ptr<MemoryUse> newUse();
   void giveBack(std::unique_ptr<MemoryUse> use);
   void giveBack(const std::shared_ptr<const MemoryUse>&) {}
-  // An operation that was started and is not done; `last`: its last stage.
+  // An operation under way; `last`: its last stage.
   void add(std::shared_ptr<Activity> last, std::unique_ptr<MemoryUse> use) { add({std::move(last), std::move(use), nullptr}); }
-  // The same over tensors that are bound: many operations have the one use.
+  // The same for bound tensors: many operations share one use.
   void add(std::shared_ptr<Activity> last, std::shared_ptr<const MemoryUse> use) { add({std::move(last), nullptr, std::move(use)}); }
 
  private:
@@ -76,7 +76,7 @@ class InFlight {
   void add(Operation operation);
   void keep(std::unique_ptr<MemoryUse> use) SW_REQUIRES(mutex_);
 
-  std::atomic<std::size_t> count_ = 0;  // of operations_: release after a change, acquire by who looks without the lock
+  std::atomic<std::size_t> count_ = 0;  // of operations_: release after a change, acquire when read without the lock
   Mutex mutex_;
   std::vector<Operation> operations_ SW_GUARDED_BY(mutex_);  // in the order of their calls
   std::vector<std::unique_ptr<MemoryUse>> spare_ SW_GUARDED_BY(mutex_);

@@ -8,16 +8,16 @@
 
 namespace shardwire::internal {
 
-// What messages call the two sides; a list's name is followed by the index.
+// The names of the two sides in error messages; a list's name is followed by the index.
 struct ListNames {
   const char* call;
   const char* inputs;
   const char* outputs;
 };
 
-// kInvalidArgument naming both tensors when two outputs share memory, or an output and an input that a peer (or another part of the
-// collective) still reads. Legal is an output that is the very tensor that this rank gives itself: of each list that at `rank`, or its only
-// one.
+// kInvalidArgument naming both tensors when two outputs share memory, or an output and an input that a peer (or another
+// part of the collective) still reads. One output may be identical with the input that this rank gives itself: with the
+// tensor at `rank` of each list, or with the only tensor of a list.
 Status checkListMemory(const ListNames& names, Rank rank, std::span<const TensorView> inputs, std::span<const TensorView> outputs);
 
 }  // namespace shardwire::internal
