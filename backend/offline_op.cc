@@ -1,4 +1,4 @@
-// An op without a group: facts, and one clear error where something is to move.
+// An op without a group: the facts, and one clear error for every attempt to move data.
 #include <fmt/format.h>
 
 #include "backend/op_facts.h"
@@ -73,7 +73,7 @@ Result<internal::OpFacts> planNow(std::span<const LocalSpec> specs, Rank rank, s
   return internal::OpFacts(std::move(row), std::move(spec), {hosts.begin(), hosts.end()}, std::nullopt);
 }
 
-// `rank` is one of the specs'. Its own spec says where plans are kept.
+// `rank` is one of the specs' ranks. The spec of `rank` says where plans are kept.
 Result<std::shared_ptr<CompiledOp>> planKept(std::span<const LocalSpec> specs, Rank rank, std::span<const std::int32_t> hosts) {
   const LocalSpec& asked = specs[static_cast<std::size_t>(rank)];
   auto encoded = std::make_shared<std::vector<std::string>>();

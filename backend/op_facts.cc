@@ -1,3 +1,7 @@
+// Helpers come first: bytes as text, the list of tensors, and the edges of traffic in one rank's plan. row() gives back
+// the constructor's row, and stats() counts the plan's bytes. traffic() uses the best source at hand: the merged spec,
+// otherwise all ranks' encoded specs, otherwise this rank's plan. explain() and explainJson() print the traffic, as a
+// table and as JSON.
 #include "backend/op_facts.h"
 
 #include <fmt/format.h>
@@ -41,7 +45,7 @@ std::string listTensors(const std::vector<TensorDecl>& tensors) {
   return tensors.size() <= kMaxListed ? text : text + fmt::format("  ... and {} more\n", tensors.size() - kMaxListed);
 }
 
-// By source, then destination, as trafficOf orders them.
+// Sorted by source, then destination, like the edges of trafficOf().
 std::vector<Traffic::Edge> edgesOf(const Plan& plan) {
   std::vector<Traffic::Edge> edges;
   std::uint64_t local = 0;
@@ -149,7 +153,7 @@ std::string OpFacts::explain(const std::string& heading) const {
     moved += edge.source == edge.destination ? 0 : edge.bytes;
   }
   text += knowsAll() ? fmt::format("between ranks: {}; the least possible: {}\n", bytesText(moved), bytesText(traffic->lowerBoundBytes))
-                     : fmt::format("to and from rank {}: {}; another rank planned, and this one knows of its own part only\n", plan_->rank,
+                     : fmt::format("to and from rank {}: {}; another rank planned, and this rank knows only its own part\n", plan_->rank,
                                    bytesText(moved));
   return text + fmt::format("rank {} runs {} moves ({} within the rank, {} reductions)\n", plan_->rank, plan_->moves.size(),
                             plan_->numOwnCopies, plan_->moves.size() - plan_->firstCombine);

@@ -1,4 +1,4 @@
-// What is known of a compiled operation besides how to run it: for explain, traffic and stats. Immutable; any thread.
+// The facts of a compiled operation, without its runs: for explain, traffic and stats. Immutable; any thread.
 #pragma once
 
 #include <cstdint>
@@ -15,12 +15,13 @@ namespace shardwire::internal {
 
 class OpFacts {
  public:
-  // `spec`: null where this rank knows of its own part only, or of all by knowsAllBy(). hosts: those that it was planned for. `seq`: the
-  // number in the group by which the ranks agreed on it, absent without a group. It goes into the plan's fingerprint: two ops of one spec
-  // are two, and whose runs come in another order on another rank must not take each other's bytes.
+  // `spec`: null if this rank knows only its own part, or knows all parts through knowsAllBy(). hosts: the hosts of the
+  // plan. `seq`: the number of the ranks' agreement in the group, absent without a group. `seq` is part of the plan's
+  // fingerprint: two ops of one spec differ, and if their runs come in different orders on two ranks, the runs must not
+  // take each other's bytes.
   OpFacts(PlanRow row, std::shared_ptr<const GlobalSpec> spec, std::vector<std::int32_t> hosts, std::optional<std::uint64_t> seq);
 
-  // All ranks' encoded specs: merged when somebody asks who sends what to whom.
+  // All ranks' encoded specs: merged on demand, for the traffic between all ranks.
   OpFacts& knowsAllBy(std::shared_ptr<const std::vector<std::string>> encodedSpecs);
 
   const std::shared_ptr<const Plan>& plan() const { return plan_; }
@@ -30,17 +31,17 @@ class OpFacts {
 
   // Bytes and moves of one run, and the plan's memory.
   OpStats stats() const;
-  // The table of explain, without what a group adds. heading: after "compile_op on 4 ranks, 1 tensor".
+  // The table of explain, without the group's additions. heading: after "compile_op on 4 ranks, 1 tensor".
   std::string explain(const std::string& heading) const;
   std::string explainJson() const;
-  // Of the same op as number `seq` of a group.
+  // The facts of the same op as number `seq` of a group.
   OpFacts numbered(std::uint64_t seq) const { return OpFacts(row(), spec_, hosts_, seq).knowsAllBy(encodedSpecs_); }
-  // The row as it was given: equal for equal specs.
+  // The row as given to the constructor: equal for equal specs.
   PlanRow row() const;
 
  private:
   bool knowsAll() const { return spec_ != nullptr || encodedSpecs_ != nullptr; }
-  // All of the group's, or this rank's own where that is all that is known.
+  // The traffic of all ranks, or only of this rank if nothing else is known.
   Result<Traffic> traffic() const;
 
   LocalSpec agreed_;
@@ -55,7 +56,7 @@ class OpFacts {
 
 std::string labelOf(const std::string& name);
 
-// Of an op that was planned without a group (offline_op.cc); null for others.
+// The facts of an op planned without a group (offline_op.cc); null for other ops.
 const OpFacts* offlineFactsOf(const CompiledOp& op);
 
 }  // namespace shardwire::internal

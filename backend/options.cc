@@ -1,3 +1,7 @@
+// Helpers come first: numbers of bytes, durations, choices by name, and the first set variable of several names. Each
+// helper keeps the default if its variable is absent or empty, and refuses a bad value with the variable's name and the
+// legal values. fromEnvironment() then reads one variable after the other and returns the first error. toString()
+// prints all options in one line.
 #include "shardwire/options.h"
 
 #include <fmt/format.h>
@@ -25,7 +29,7 @@ Status invalid(const char* name, std::string_view text, std::string_view wanted)
   return {StatusCode::kInvalidArgument, fmt::format("{}={} is not {}", name, text, wanted)};
 }
 
-// The value of a variable; an empty one counts as absent.
+// The value of a variable; an empty value counts as absent.
 std::optional<std::string_view> variable(const char* name) {
   const char* text = ::getenv(name);
   if (text == nullptr || *text == '\0') {
@@ -72,7 +76,7 @@ Status readBytes(const char* name, std::size_t least, std::size_t most, bool zer
   return Status::ok();
 }
 
-// A number of `unit`s, fractions allowed. Negative values only where they mean something.
+// A number of `unit`s, fractions allowed. Negative values only with `negativeIsLegal`.
 Status readDuration(const char* name, Duration unit, bool negativeIsLegal, Duration* duration) {
   const auto text = variable(name);
   if (!text) {
@@ -89,7 +93,7 @@ Status readDuration(const char* name, Duration unit, bool negativeIsLegal, Durat
   return Status::ok();
 }
 
-// A setting with named values; the first is the one without the variable.
+// A setting with named values; the first is the default.
 template <typename T>
 using Choices = std::array<std::pair<std::string_view, T>, 3>;
 
@@ -129,7 +133,7 @@ Status readCheck(bool* checkAll) {
   return Status::ok();
 }
 
-// The first of these that is set: our own name, then those that users of NCCL and gloo know.
+// The first of these variables that is set: our own name, then the names from NCCL and gloo.
 std::string firstOf(std::initializer_list<const char*> names) {
   for (const char* name : names) {
     if (const auto text = variable(name)) {
@@ -151,7 +155,7 @@ Status readRecordedOps(int* numOps) {
     if (error != std::errc() || end != text->data() + text->size() || *numOps < 0 || *numOps > kMaxRecordedOps) {
       return invalid(name, *text, fmt::format("a number between 0 and {}", kMaxRecordedOps));
     }
-    return Status::ok();  // the first that is set
+    return Status::ok();  // the first variable that is set
   }
   return Status::ok();
 }

@@ -1,5 +1,5 @@
-// Plans of one group that were made before, for the next compileOp of the same specs: in memory, with a bound. What is asked for once is
-// not kept, only its hash, so that operations that are compiled once pay nothing for it. Any thread.
+// Plans that one group has made, for the next compileOp of the same specs: in memory, with a bound. The first request
+// for a plan stores only a hash, so operations compiled once cost nothing. Any thread.
 #pragma once
 
 #include <array>
@@ -16,7 +16,7 @@
 
 namespace shardwire::internal {
 
-// What a plan was made from: all ranks' encoded specs, or a digest of them where this rank has not got them. A view.
+// The origin of a plan: all ranks' encoded specs, or a digest of the specs on a rank without the specs. A view.
 class PlanOrigin {
  public:
   explicit PlanOrigin(std::span<const std::string> specs);
@@ -33,9 +33,10 @@ class PlanCache {
   static constexpr std::size_t kMaxEntries = 64;
   static constexpr std::size_t kMaxBytes = std::size_t{64} << 20;
 
-  // The op, as it was for another number of the group.
+  // The op, with the number of the earlier compilation.
   std::optional<OpFacts> find(const PlanOrigin& origin);
-  // Replaces what was kept. isSure: also when it was not asked for before. The least recently used ones make room.
+  // Replaces an earlier entry. isSure: stores the op also at the first request. The least recently used entries make
+  // room.
   void remember(const PlanOrigin& origin, const OpFacts& facts, bool isSure);
   std::size_t numKept() const;
 
@@ -49,9 +50,9 @@ class PlanCache {
   std::list<Kept>::iterator placeOf(const PlanOrigin& origin) SW_REQUIRES(mutex_);
 
   mutable Mutex mutex_;
-  std::list<Kept> kept_ SW_GUARDED_BY(mutex_);  // the most recently used one in front
+  std::list<Kept> kept_ SW_GUARDED_BY(mutex_);  // the most recently used entry in front
   std::size_t bytes_ SW_GUARDED_BY(mutex_) = 0;
-  std::array<std::uint64_t, kMaxEntries> asked_ SW_GUARDED_BY(mutex_){};  // a ring of hashes that are not kept
+  std::array<std::uint64_t, kMaxEntries> asked_ SW_GUARDED_BY(mutex_){};  // a ring of the hashes of first requests
   std::size_t nextAsked_ SW_GUARDED_BY(mutex_) = 0;
 };
 

@@ -1,5 +1,6 @@
-// Layout, version 1: u32 magic "SWPF", u8 version, the key's 64 digits, the row (ops/plan/plan_row), 32 bytes of SHA-256 over all before.
-// The name of a file is its key. A file is taken only when it has that key inside, too, and the row is for the boxes that this rank gave.
+// Layout, version 1: u32 magic "SWPF", u8 version, the key's 64 digits, the row (ops/plan/plan_row), 32 bytes of
+// SHA-256 over all bytes before. The name of a file is its key. A file is accepted only if the file also contains this
+// key, and if the row is for the boxes of this rank.
 #include "backend/plan_file.h"
 
 #include <fmt/format.h>
@@ -29,7 +30,7 @@ Digest digestOfFile(std::string_view bytes) {
   return digestOf(std::span(&bytes, 1));
 }
 
-// The machine and the instructions that reductions use there.
+// The machine, and the instruction set of its reduction kernels.
 std::string machineText() {
   utsname about{};
   ::uname(&about);

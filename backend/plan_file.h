@@ -1,4 +1,5 @@
-// One rank's plan on disk: where it lies, and what it must hold to be taken. Whatever is wrong with a file makes it a miss. Any thread.
+// One rank's plan on disk: the path, and the contents required of a valid file. Any defect of a file counts as a miss.
+// Any thread.
 #pragma once
 
 #include <cstdint>
@@ -12,14 +13,14 @@
 
 namespace shardwire::internal {
 
-// What a plan was made for. Two plans of equal places are the same bytes.
+// The circumstances for which a plan is made. Two plans with equal places have the same bytes.
 struct PlanPlace {
   std::string mode;  // "spmd", "rank_3" or "local": the folder under buildDir
   Rank rank = 0;
   int worldSize = 1;
   Digest specs{};                     // of all ranks' encoded specs
-  HostMap hosts;                      // empty: all on one
-  std::vector<std::int64_t> members;  // the job's rank of each; empty: without a group
+  HostMap hosts;                      // empty: all ranks on one host
+  std::vector<std::int64_t> members;  // the job's rank of each member; empty: without a group
   std::string transports;             // Options::transports
 };
 
@@ -28,7 +29,8 @@ class PlanFile {
   PlanFile(const std::string& buildDir, const PlanPlace& place);
 
   std::string path() const;
-  // The plan for what this rank asks for; nothing where there is none, or what lies there is damaged, foreign or of another key.
+  // The plan for the spec asked by this rank; nothing if there is no file, or the file is damaged, foreign or of
+  // another key.
   std::optional<PlanRow> read(const LocalSpec& asked) const;
   Status write(const PlanRow& row) const;
   bool isThere() const;

@@ -1,6 +1,7 @@
-// A call is found by its arguments: first the last one, then by hash. A new one is planned: the algorithm is selected, each stage gets its
-// plan and a pool of runs. prepare() then takes a run for each stage, points it at the call's tensors and lets it follow the run of the
-// stage before. The cache is emptied when it holds too many programs; runs in flight hold their own plan.
+// A call is looked up by its arguments: first compared with the last call, then by hash. A new call is planned: the
+// algorithm is selected, and each stage gets a plan and a pool of runs. prepare() then takes a run for each stage,
+// points the run at the call's tensors and links the run to the run of the stage before. The cache is emptied when too
+// many programs are kept; runs in flight hold their own plan.
 #include "backend/program_cache.h"
 
 #include <algorithm>
@@ -41,7 +42,7 @@ std::vector<TensorView> viewsOf(std::span<const StageTensor> tensors, DType dtyp
   return views;
 }
 
-// Points a stage's views at the call's tensors; all else about them stays from call to call.
+// Points a stage's views at the call's tensors; everything else in the views stays from call to call.
 void pointAt(std::vector<TensorView>& views, std::span<const StageTensor> tensors, std::span<const TensorView> inputs,
              std::span<const TensorView> outputs, std::byte* scratch) {
   for (std::size_t i = 0; i < views.size(); ++i) {
@@ -52,7 +53,7 @@ void pointAt(std::vector<TensorView>& views, std::span<const StageTensor> tensor
                                                                           : nullptr;
     std::byte* base = whole != nullptr ? whole->bytes : scratch;
     const std::size_t offset = static_cast<std::size_t>(tensor.first) * elementBytes(views[i].dtype);
-    // An empty tensor may have no address at all, nor has one for which there was no memory.
+    // An empty tensor may have no address, and a tensor without memory has none.
     views[i].bytes = tensor.numElems == 0 || base == nullptr ? base : base + offset;
     views[i].storage = whole != nullptr ? whole->storage : nullptr;
   }
@@ -100,7 +101,7 @@ ProgramCache::Kept& ProgramCache::keptFor(const CollectiveCall& call) {
   }
   if (kept_.size() >= kMaxPrograms) {
     last_ = nullptr;
-    kept_.clear();  // shapes that never repeat; those in flight hold their own plan
+    kept_.clear();  // shapes that never repeat; runs in flight hold their own plan
   }
   last_ = kept_.emplace(hash, make(call))->second.get();
   return *last_;
@@ -129,7 +130,7 @@ Status ProgramCache::prepare(const CollectiveCall& call, std::span<const TensorV
       run->follow(runs->activities[runs->count - 1], stage.afterPrevious);
     }
     run->description = kept.description;
-    // One long stage, and the caller need not wait for the others.
+    // With one long stage the caller need not poll for the other stages.
     const Duration spin = run->worthSpinning();
     isLong = isLong || spin == Duration::zero();
     runs->spin = isLong ? Duration::zero() : runs->spin + spin;

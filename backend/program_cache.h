@@ -17,7 +17,7 @@
 
 namespace shardwire::internal {
 
-// The runs of one call's stages, in order. Filled where it lies: to move so many pointers costs a fifth of a short call.
+// The runs of one call's stages, in order. Filled in place: moving so many pointers costs a fifth of a short call.
 struct Runs {
   Runs() = default;
   Runs(const Runs&) = delete;
@@ -25,7 +25,7 @@ struct Runs {
   static constexpr std::size_t kMaxStages = 24;  // a tree of 16 million ranks
   std::array<std::shared_ptr<Activity>, kMaxStages> activities;
   std::size_t count = 0;
-  Duration spin{0};               // for how long the caller should poll before it goes; 0: not at all
+  Duration spin{0};               // how long the caller should poll before it returns; 0: not at all
   std::shared_ptr<void> scratch;  // must live as long as the runs; mostly null
 
   std::span<const std::shared_ptr<Activity>> span() const { return std::span(activities).first(count); }
@@ -35,8 +35,8 @@ class ProgramCache {
  public:
   ProgramCache(Rank rank, Selection selection) : rank_(rank), selection_(std::move(selection)) {}
 
-  // Sets `runs` (empty before) to runs over these tensors, which are flat, contiguous and as the call says. kSystem when there is no memory
-  // for scratch: the runs are there all the same, and must not start.
+  // Sets `runs` (empty before) to runs over these tensors, which are flat, contiguous and as the call says. kSystem
+  // without memory for scratch: the runs exist nevertheless, and must not start.
   Status prepare(const CollectiveCall& call, std::span<const TensorView> inputs, std::span<const TensorView> outputs, Runs* runs);
   const Selection& selection() const { return selection_; }
 
