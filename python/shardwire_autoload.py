@@ -164,7 +164,7 @@ class _StandInType(type):
         group = _making.group
         if group is None:  # by its class gloo is gloo
             return _torchs_gloo(store, rank, size, *more, **named)
-        from shardwire._backend import create_in_place_of_gloo
+        from shardwire._create import create_in_place_of_gloo
 
         timeout = named.get("timeout", more[0] if more else None)
         return create_in_place_of_gloo(store, rank, size, timeout, group["group_name"], list(group["global_ranks_in_group"]))
@@ -257,14 +257,14 @@ def _register(dist):
 
 def _create(options, backend_options):
     """What torch calls to make a group's backend."""
-    from shardwire._backend import create_from_options
+    from shardwire._create import create_from_options
 
     return create_from_options(options, backend_options)
 
 
 def _create_for_gloo(options, backend_options):
     """As _create, of a group that was asked for as gloo."""
-    from shardwire._backend import create_from_options
+    from shardwire._create import create_from_options
 
     return create_from_options(options, backend_options, for_gloo=True)
 

@@ -39,7 +39,7 @@ def _check_build() -> None:
 
 _check_build()
 
-from . import _backend, errors  # noqa: E402: after the check
+from . import _ending, errors  # noqa: E402: after the check
 from ._C import Options  # noqa: E402
 from ._backend import (cpu_allocator_enabled, cpu_allocator_owns, empty, enable_cpu_allocator, in_shared_heap, register,  # noqa: E402
                        stand_in_for)
@@ -50,24 +50,36 @@ from ._future import Future  # noqa: E402
 from ._groups import (create_process_group, describe_collectives, describe_transports, end_process_group, find_process_group,  # noqa: E402
                       global_ranks, name_process_group, resolve_backend)
 from ._layout import Layout, Partial, Replicate, Shard, StridedShard  # noqa: E402
-from ._mpi import create_process_group_from_mpi  # noqa: E402
-from ._plain_records import register_plain  # noqa: E402
-from ._redistribute import clear_redistribute_cache, redistribute  # noqa: E402
-from ._serialize import deserialize, serialize  # noqa: E402
-from ._shards import ShardInfo, apply_local_reshard, compute_local_reshard, compute_shards, dtensor_shards, specs_from_dtensor  # noqa: E402
 from ._spec import TensorRegion  # noqa: E402
 from ._trace import trace  # noqa: E402
 from .errors import (AbortedError, CheckpointError, ClosedError, GapError, InternalError, KernelError, MismatchError, PeerFailedError,  # noqa: E402
                      ShardwireError, SystemFailure, TimeoutError, UnsupportedError)
-from .kernels import DeviceKernel, KernelTimes, clear_kernel_cache  # noqa: E402
-from .offline import OfflinePlan, Topology, plan  # noqa: E402
-from .queues import Queue, QueueWork, Transaction  # noqa: E402
-from . import symm, weights  # noqa: E402
-from .weights import (NameMap, Part, Publication, Subscription, WeightSync, load, publish, save,  # noqa: E402
-                      subscribe, sync)  # noqa: E402
 
-if TYPE_CHECKING:
-    from . import distributed, status  # __getattr__ below imports them where they are used
+if TYPE_CHECKING:  # what __getattr__ below imports when it is first used
+    from . import adapters, distributed, kernels, nvshmem, offline, queues, status, symm, weights
+    from ._mpi import create_process_group_from_mpi
+    from ._plain_records import register_plain
+    from ._redistribute import clear_redistribute_cache, redistribute
+    from ._serialize import deserialize, serialize
+    from ._shards import ShardInfo, apply_local_reshard, compute_local_reshard, compute_shards, dtensor_shards, specs_from_dtensor
+    from .kernels import DeviceKernel, KernelTimes, clear_kernel_cache
+    from .offline import OfflinePlan, Topology, plan
+    from .queues import Queue, QueueWork, Transaction
+    from .weights import NameMap, Part, Publication, Subscription, WeightSync, load, publish, save, subscribe, sync
+
+# Imported on first use (PEP 562): a program that does not use a feature does not wait for it at its start.
+_FEATURES = ("adapters", "distributed", "kernels", "nvshmem", "offline", "queues", "status", "symm", "weights")
+_MODULE_OF = {name: module for module, names in {
+    "_mpi": ("create_process_group_from_mpi",),
+    "_plain_records": ("register_plain",),
+    "_redistribute": ("clear_redistribute_cache", "redistribute"),
+    "_serialize": ("deserialize", "serialize"),
+    "_shards": ("ShardInfo", "apply_local_reshard", "compute_local_reshard", "compute_shards", "dtensor_shards", "specs_from_dtensor"),
+    "kernels": ("DeviceKernel", "KernelTimes", "clear_kernel_cache"),
+    "offline": ("OfflinePlan", "Topology", "plan"),
+    "queues": ("Queue", "QueueWork", "Transaction"),
+    "weights": ("NameMap", "Part", "Publication", "Subscription", "WeightSync", "load", "publish", "save", "subscribe", "sync"),
+}.items() for name in names}
 
 __version__ = _build_info.VERSION
 
@@ -84,10 +96,17 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """``shardwire.distributed``, ``shardwire.nvshmem`` and ``shardwire.status`` without an import of their own; who does not use them does not pay for it."""
-    if name in ("distributed", "nvshmem", "status"):
+    """The public names of _FEATURES and _MODULE_OF, imported when they are first asked for."""
+    if name in _FEATURES:
         return importlib.import_module(f"{__name__}.{name}")
+    if name in _MODULE_OF:
+        found = globals()[name] = getattr(importlib.import_module(f"{__name__}.{_MODULE_OF[name]}"), name)
+        return found
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_FEATURES, *_MODULE_OF})
 
 
 register()

@@ -12,7 +12,7 @@ from ._compile import CustomOp, compile_op
 from ._future import Future, Seconds, as_seconds
 from ._groups import resolve_backend
 from ._layout import as_dims
-from ._plain import dtype_named, name_of
+from ._plain_memory import dtype_named, name_of
 
 _MAX_DIMS = 16
 _ERROR = -1

@@ -14,7 +14,7 @@ from typing import Any
 from urllib.parse import parse_qs, urlparse
 
 from . import _mpi
-from ._backend import as_timeout
+from ._create import as_timeout
 from ._launchers import Place, address_of, recognise, why_none
 
 _BY_QUERY = {"RANK": "rank", "WORLD_SIZE": "world_size"}  # what init_process_group(rank=..., world_size=...) adds to the URL

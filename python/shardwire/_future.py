@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import _thread
-import asyncio
 import os
 import sys
 import threading
@@ -13,6 +12,8 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Union
 
 if TYPE_CHECKING:
+    import asyncio
+
     import torch
 
 Seconds = Union[float, int, timedelta, None]
@@ -113,6 +114,7 @@ class Future:
     def __await__(self) -> Generator[Any, None, None]:
         """``await future``: like :meth:`wait`, without blocking the event loop."""
         if not self._work.done():
+            import asyncio  # here, since it takes longer to load than all of this package
             loop = asyncio.get_running_loop()
             arrived: asyncio.Future[None] = loop.create_future()
             # torch runs the callback on whatever thread ends the transfer; asyncio's future belongs to the loop's thread.
@@ -157,6 +159,7 @@ def wake(loop: asyncio.AbstractEventLoop, arrived: asyncio.Future[None]) -> None
 
 async def in_thread(call: Callable[[], Any]) -> Any:
     """What `call` returns or raises. A task that is cancelled meanwhile leaves the thread to end by itself."""
+    import asyncio
     loop = asyncio.get_running_loop()
     over: asyncio.Future[None] = loop.create_future()
     found: list[Any] = []

@@ -15,7 +15,7 @@ from urllib.parse import parse_qs, urlparse
 import torch.distributed as dist
 
 from . import _C
-from ._backend import as_timeout
+from ._create import as_timeout
 from ._groups import create_over_fresh_store
 from ._launchers import recognise, why_none
 from .errors import UnsupportedError

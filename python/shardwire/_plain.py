@@ -9,7 +9,6 @@ memory share one part.
 
 from __future__ import annotations
 
-import functools
 import itertools
 import struct
 import sys
@@ -20,7 +19,8 @@ import torch
 
 from . import _C
 from ._plain_keys import NESTING, WrittenKeys
-from ._plain_memory import contiguous_strides, reach, storage_address, untyped
+from ._plain_handles import Handle, handle_of
+from ._plain_memory import bytes_of, contiguous_strides, name_of, reach, storage_address, untyped
 from ._plain_records import Record, by_class
 
 MAGIC = b"SWG1"
@@ -41,50 +41,6 @@ PLAIN_KINDS = "biufcmMSU"  # of numpy's dtypes: those that are mere bytes
 
 class NotPlain(TypeError):
     """The object holds something that only pickle can write."""
-
-
-class Broken(ValueError):
-    """The bytes are not what ``serialize`` writes."""
-
-
-def bytes_of(tensor: torch.Tensor) -> torch.Tensor:
-    """The elements of a dense CPU tensor as a flat uint8 tensor; a view where it is contiguous. ValueError where its storage was freed."""
-    _C.require_memory(tensor, "the tensor")
-    flat = tensor.contiguous()
-    if flat.dim() != 1:
-        flat = flat.reshape(-1)
-    return (torch.view_as_real(flat).reshape(-1) if flat.is_complex() else flat).view(torch.uint8)
-
-
-def typed(flat: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """``flat`` (uint8, one dimension) as elements of ``dtype``; a view where its address allows."""
-    if dtype == torch.uint8:
-        return flat
-    size = item_bytes(dtype)
-    if flat.data_ptr() % size or flat.storage_offset() % size:
-        flat = flat.clone()
-    if not dtype.is_complex:
-        return flat.view(dtype)
-    half = {8: torch.float32, 16: torch.float64, 4: torch.float16}[size]
-    return torch.view_as_complex(flat.view(half).reshape(-1, 2))
-
-
-@functools.cache
-def item_bytes(dtype: torch.dtype) -> int:
-    return torch.empty(0, dtype=dtype, device="cpu").element_size()
-
-
-@functools.lru_cache(256)
-def dtype_named(name: str) -> torch.dtype:
-    dtype = getattr(torch, name, None)
-    if not isinstance(dtype, torch.dtype) or "q" in name:
-        raise Broken(f"{name!r} is no dtype of this torch ({torch.__version__})")
-    return dtype
-
-
-@functools.cache
-def name_of(dtype: torch.dtype) -> str:
-    return str(dtype).rpartition(".")[2]
 
 
 def is_plain_tensor(value: Any) -> bool:
@@ -188,7 +144,9 @@ class _Writer:
             self.values((value.start, value.stop, value.step))
         elif kind in by_class:
             self.record(value, by_class[kind])
-        elif not self.numpy(value) and not self.queue(value):
+        elif (handle := handle_of(value)) is not None:
+            self.handle(value, handle)
+        elif not self.numpy(value):
             raise NotPlain(f"a {kind.__module__}.{kind.__qualname__} is none of the plain types that are written without pickle{_could_be(kind)}")
 
     def record(self, value: Any, of: Record) -> None:
@@ -259,17 +217,13 @@ class _Writer:
         self.parts.append(torch.from_numpy(flat))
         return True
 
-    def queue(self, value: Any) -> bool:
-        from .queues import Queue
-        if not isinstance(value, Queue):
-            return False
-        self.out += b"Q"
-        for each in value.address():
+    def handle(self, value: Any, of: Handle) -> None:
+        self.out += of.tag
+        for each in of.address(value):
             if type(each) is str:
-                self.text(b"s", each.encode("utf-8", "surrogatepass"))  # long ones, too: the reader makes the queue before it has other nodes
+                self.text(b"s", each.encode("utf-8", "surrogatepass"))  # long texts, too: the reader makes the object before it has read other nodes
             else:
                 self.value(each)
-        return True
 
 
 def _could_be(kind: type) -> str:

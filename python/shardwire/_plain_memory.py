@@ -1,10 +1,13 @@
-"""Where the elements of dense tensors lie."""
+"""Dense tensors as bytes: where their elements lie in memory, and the names of their dtypes."""
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
+
+from . import _C
 
 
 def storage_address(tensor: torch.Tensor) -> int:
@@ -28,3 +31,47 @@ def contiguous_strides(shape: Any) -> list[int]:
         strides.append(step)
         step *= max(size, 1)
     return strides[::-1]
+
+
+class Broken(ValueError):
+    """The bytes are not what ``serialize`` writes."""
+
+
+def bytes_of(tensor: torch.Tensor) -> torch.Tensor:
+    """The elements of a dense CPU tensor as a flat uint8 tensor; a view where it is contiguous. ValueError where its storage was freed."""
+    _C.require_memory(tensor, "the tensor")
+    flat = tensor.contiguous()
+    if flat.dim() != 1:
+        flat = flat.reshape(-1)
+    return (torch.view_as_real(flat).reshape(-1) if flat.is_complex() else flat).view(torch.uint8)
+
+
+def typed(flat: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """``flat`` (uint8, one dimension) as elements of ``dtype``; a view where its address allows."""
+    if dtype == torch.uint8:
+        return flat
+    size = item_bytes(dtype)
+    if flat.data_ptr() % size or flat.storage_offset() % size:
+        flat = flat.clone()
+    if not dtype.is_complex:
+        return flat.view(dtype)
+    half = {8: torch.float32, 16: torch.float64, 4: torch.float16}[size]
+    return torch.view_as_complex(flat.view(half).reshape(-1, 2))
+
+
+@functools.cache
+def item_bytes(dtype: torch.dtype) -> int:
+    return torch.empty(0, dtype=dtype, device="cpu").element_size()
+
+
+@functools.lru_cache(256)
+def dtype_named(name: str) -> torch.dtype:
+    dtype = getattr(torch, name, None)
+    if not isinstance(dtype, torch.dtype) or "q" in name:
+        raise Broken(f"{name!r} is no dtype of this torch ({torch.__version__})")
+    return dtype
+
+
+@functools.cache
+def name_of(dtype: torch.dtype) -> str:
+    return str(dtype).rpartition(".")[2]

@@ -12,9 +12,10 @@ from typing import Any, Callable
 
 import torch
 
-from ._plain import C128, F64, I64, MAGIC, PLAIN_KINDS, U32, Broken, dtype_named, item_bytes, typed
+from ._plain import C128, F64, I64, MAGIC, PLAIN_KINDS, U32
+from ._plain_handles import HANDLE_TAGS, handle_with
 from ._plain_keys import ReadKeys, Ref
-from ._plain_memory import contiguous_strides
+from ._plain_memory import Broken, contiguous_strides, dtype_named, item_bytes, typed
 from ._plain_records import Record, by_name
 
 _3_I64 = struct.Struct("<3q")
@@ -167,7 +168,7 @@ class _Reader:
             made = self.tensor()
         elif tag == b"n":
             made = self.numpy()
-        elif tag in b"r/Q":
+        elif tag in b"r/" or tag in HANDLE_TAGS:
             made = self.made_of_values(tag)
         elif tag in b"sba":
             made = self.text(tag)
@@ -203,10 +204,9 @@ class _Reader:
         return values, of.empty()
 
     def made_of_values(self, tag: bytes) -> Any:
-        if tag == b"Q":
-            from .queues import Queue
-            group, location, name, capacity, flags = self.values(5)
-            return Queue.from_address(group, location, name, capacity, flags, self.trusts)
+        if tag in HANDLE_TAGS:
+            of = handle_with(tag)
+            return of.make(self.values(of.num_values), self.trusts)
         values = self.values(3)
         if any(isinstance(each, Ref) or not (isinstance(each, int) or tag == b"/" and each is None) for each in values):
             raise Broken("a range or slice that is not of numbers")

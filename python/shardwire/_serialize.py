@@ -18,7 +18,8 @@ from typing import Any
 import torch
 
 from . import _plain, _plain_read
-from ._plain import Broken, NotPlain
+from ._plain import NotPlain
+from ._plain_memory import Broken
 
 _START = struct.Struct("<4sBBxxIQ")
 _MAGIC = b"SWOB"

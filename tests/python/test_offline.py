@@ -217,7 +217,7 @@ def test_wrong_descriptions(given, text):
 
 
 def command(folder, *words):
-    return subprocess.run([sys.executable, "-m", "shardwire.plan", *map(str, words)], cwd=folder, capture_output=True, text=True, timeout=120, check=False)
+    return subprocess.run([sys.executable, "-m", "shardwire.offline", *map(str, words)], cwd=folder, capture_output=True, text=True, timeout=120, check=False)
 
 
 def test_the_command(tmp_path):
@@ -233,7 +233,7 @@ def test_the_command(tmp_path):
     assert (tmp_path / "out.svg").read_text().startswith("<svg") and json.loads((tmp_path / "again.json").read_text()) == small(topology="links.json")
     (tmp_path / "spec.json").write_text("{")
     done = command(tmp_path, "spec.json")
-    assert done.returncode == 2 and done.stderr.startswith("shardwire.plan: spec.json is no JSON") and done.stdout == ""
+    assert done.returncode == 2 and done.stderr.startswith("shardwire.offline: spec.json is no JSON") and done.stdout == ""
 
 
 def test_many_ranks_are_drawn_as_hosts_or_blocks():
@@ -245,12 +245,12 @@ def test_many_ranks_are_drawn_as_hosts_or_blocks():
     assert blocks["world_size"] == 32 and blocks["unit"] == "block" and blocks["name"] == "(blocks of 2 ranks)" and sum(edge["bytes"] for edge in blocks["edges"]) == 4096
 
 
-def test_the_example_of_the_page_and_the_module_beside_the_function(tmp_path):
+def test_the_example_of_the_page(tmp_path):
     (code,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(), flags=re.S)
     (description,) = re.findall(r"```json\n(.*?)```", PAGE.read_text(), flags=re.S)
     assert plan_description(json.loads(description)).over_least == 1.0
     script = tmp_path / "page.py"
-    script.write_text(code + "\nimport shardwire.plan\nassert shardwire.plan(1, [4], torch.int8).world_size == 1\n")
+    script.write_text(code + "\nimport shardwire.offline\nassert shardwire.plan(1, [4], torch.int8).world_size == 1\n")
     done = subprocess.run([sys.executable, str(script)], cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
     assert "train to serve: 16 ranks on 2 hosts" in done.stdout and (tmp_path / "train-to-serve.svg").exists() and (tmp_path / "train-to-serve.json").exists()

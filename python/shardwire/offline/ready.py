@@ -1,4 +1,4 @@
-"""Descriptions to begin with, for ``python -m shardwire.plan --ready NAME``. Shapes are those of published models; links are round numbers of today's machines."""
+"""Descriptions to begin with, for ``python -m shardwire.offline --ready NAME``. Shapes are those of published models; links are round numbers of today's machines."""
 
 from __future__ import annotations
 

@@ -7,7 +7,8 @@ from typing import Any
 
 import torch
 
-from .. import _C, _plain, _serialize
+from .. import _C, _serialize
+from .._plain_memory import bytes_of, dtype_named, name_of, typed
 
 _TENSOR, _OBJECT = 0, 1
 _START = struct.Struct("<BB")
@@ -24,9 +25,9 @@ def of_tensor(tensor: Any) -> tuple[bytes, list[torch.Tensor]]:
     dense = tensor.detach()
     if dense.device.type != "cpu" or dense.is_conj() or dense.is_neg():
         dense = dense.cpu().resolve_conj().resolve_neg()
-    name = _plain.name_of(dense.dtype).encode()
+    name = name_of(dense.dtype).encode()
     head = _START.pack(_TENSOR, len(name)) + name + _SHAPE.pack(dense.dim()) + struct.pack(f"<{dense.dim()}q", *dense.shape)
-    return head, [_plain.bytes_of(dense)]
+    return head, [bytes_of(dense)]
 
 
 def of_object(value: Any, allow_pickle: bool) -> tuple[bytes, list[torch.Tensor]]:
@@ -44,7 +45,7 @@ class Content:
             self.kind, self.rest = second, head[_START.size:]
             return
         at = _START.size + second
-        self.dtype = _plain.dtype_named(head[_START.size:at].decode())
+        self.dtype = dtype_named(head[_START.size:at].decode())
         (dims,) = _SHAPE.unpack_from(head, at)
         self.shape = struct.unpack_from(f"<{dims}q", head, at + 1)
 
@@ -55,12 +56,12 @@ class Content:
         if not self.is_tensor and (wanted == "tensor" or out is not None):
             raise TypeError("the next entry is an object; take it by get_object or get, without out=. It is in the queue still")
         if out is not None and (out.dtype != self.dtype or tuple(out.shape) != self.shape):
-            raise ValueError(f"out is {_plain.name_of(out.dtype)}{list(out.shape)}, but the next entry is {self.told()}; it is in the queue still")
+            raise ValueError(f"out is {name_of(out.dtype)}{list(out.shape)}, but the next entry is {self.told()}; it is in the queue still")
         if out is not None:
             _C.require_memory(out, "out")
 
     def told(self) -> str:
-        return f"{_plain.name_of(self.dtype)}{list(self.shape)}"
+        return f"{name_of(self.dtype)}{list(self.shape)}"
 
     def memory(self, sizes: tuple[int, ...], out: torch.Tensor | None) -> tuple[list[torch.Tensor], torch.Tensor | None]:
         """Where the parts are to come, and the tensor that they then make."""
@@ -68,14 +69,14 @@ class Content:
             return [torch.empty(size, dtype=torch.uint8, device="cpu") for size in sizes], None
         direct = out is not None and out.device.type == "cpu" and out.is_contiguous() and not out.is_conj() and not out.is_neg()
         tensor = out.detach() if direct and out is not None else torch.empty(self.shape, dtype=self.dtype, device="cpu")
-        return [_plain.bytes_of(tensor)], tensor
+        return [bytes_of(tensor)], tensor
 
     def value(self, parts: list[torch.Tensor], tensor: torch.Tensor | None, out: torch.Tensor | None, allow_pickle: bool) -> Any:
         """The getter's tensor or object. `tensor`: of memory(), or None where `parts` are the queue's own, which the getter may keep."""
         if not self.is_tensor:
             return _serialize.from_parts(self.kind, self.rest, parts, allow_pickle)
         if tensor is None:
-            tensor = _plain.typed(parts[0], self.dtype).reshape(self.shape)
+            tensor = typed(parts[0], self.dtype).reshape(self.shape)
         if out is None:
             return tensor
         if out.data_ptr() != tensor.data_ptr() or out.device != tensor.device:

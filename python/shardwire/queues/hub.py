@@ -10,7 +10,6 @@ on the thread that brings a message (the progress thread's callbacks) or that of
 
 from __future__ import annotations
 
-import atexit
 import itertools
 import os
 import queue
@@ -28,6 +27,7 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
 from .. import _C
+from .._ending import close_at_exit
 from .._groups import resolve_backend, store_of
 from .._mpi import tcp_store
 from ..errors import ShardwireError, TimeoutError
@@ -305,4 +305,4 @@ def stop_all() -> None:
         hub.stop()
 
 
-atexit.register(stop_all)
+close_at_exit(stop_all)

@@ -14,6 +14,7 @@ import torch
 
 from .._future import Seconds, as_seconds
 from .._groups import find_process_group, name_of_group
+from .._plain_handles import Handle, register_handle
 from ..errors import ClosedError, PeerFailedError, ShardwireError
 from . import awaiting, content, wire
 from .entries import NOTHING, OVER, Entry, HeldQueue
@@ -477,3 +478,11 @@ def _ranks_of(location: Any) -> tuple[int, ...]:
     if not ranks or len(set(ranks)) != len(ranks) or min(ranks) < 0:
         raise ValueError(f"location is {ranks}; give different ranks of the group, from 0 on, at least one")
     return tuple(ranks)
+
+
+def _from_values(values: Sequence[Any], allow_pickle: bool) -> Queue:
+    group, location, name, capacity, flags = values
+    return Queue.from_address(group, location, name, capacity, flags, allow_pickle)
+
+
+register_handle(Queue, Handle(b"Q", 5, Queue.address, _from_values))

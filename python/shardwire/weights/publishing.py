@@ -6,7 +6,6 @@ subscription, which runs this rank's half of its fetches in a group of that subs
 
 from __future__ import annotations
 
-import atexit
 import json
 import operator
 import os
@@ -20,7 +19,8 @@ from typing import Any
 import torch.distributed as dist
 
 from .. import _C
-from .._backend import as_timeout
+from .._create import as_timeout
+from .._ending import close_at_exit
 from .._future import Seconds, as_seconds
 from .._layout import _kind
 from .._log import log
@@ -318,4 +318,4 @@ def _close_all() -> None:
         publication.close()
 
 
-atexit.register(_close_all)  # before the native side ends all groups, which was registered earlier
+close_at_exit(_close_all)

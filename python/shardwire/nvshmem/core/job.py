@@ -9,7 +9,7 @@ from typing import Any
 import torch.distributed as dist
 
 from ... import _groups, _mpi, symm
-from ..._backend import as_timeout
+from ..._create import as_timeout
 
 _ID_BYTES = 128
 

@@ -1,7 +1,6 @@
-"""``python -m shardwire.plan``: plans an operation of any number of ranks on one machine. See docs/offline.md.
+"""``python -m shardwire.offline``: plans an operation of any number of ranks on one machine. See docs/offline.md.
 
-Exit status: 0 when it could be planned, 2 when the description or a file is wrong. ``shardwire.plan`` itself is the function of :mod:`shardwire.offline`; importing this
-module leaves it callable.
+Exit status: 0 when the operation could be planned, 2 when the description or a file is wrong.
 """
 
 from __future__ import annotations
@@ -10,13 +9,11 @@ import argparse
 import json
 import os
 import sys
-import types
 from collections.abc import Sequence
 from typing import Any
 
-from .offline.description import plan_description, read_description
-from .offline.planning import plan
-from .offline.ready import READY
+from .description import plan_description, read_description
+from .ready import READY
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -33,13 +30,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         if options.picture:
             made.plot(options.picture)
     except (ValueError, TypeError, NotImplementedError, OSError, ImportError) as error:
-        print(f"shardwire.plan: {error}", file=sys.stderr)
+        print(f"shardwire.offline: {error}", file=sys.stderr)
         return 2
     return 0
 
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m shardwire.plan", description="Plans what compile_op would move between any number of ranks, without them.")
+    parser = argparse.ArgumentParser(prog="python -m shardwire.offline", description="Plans what compile_op would move between any number of ranks, without them.")
     which = parser.add_mutually_exclusive_group(required=True)
     which.add_argument("description", nargs="?", help="a JSON file (docs/offline.md)")
     which.add_argument("--ready", choices=sorted(READY), help="a description that comes with shardwire")
@@ -56,12 +53,5 @@ def _write(path: str, given: dict[str, Any]) -> None:
         file.write("\n")
 
 
-class _CallableModule(types.ModuleType):
-    """Importing a submodule puts it in the package under its name, where the function was."""
-
-    __call__ = staticmethod(plan)
-
-
 if __name__ == "__main__":
     sys.exit(main())
-sys.modules[__name__].__class__ = _CallableModule

@@ -1,0 +1,44 @@
+"""What torch calls to make a group's backend (``shardwire_autoload`` registers these functions), and the timeouts that it gives."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+from . import _C
+from ._log import route
+
+_DEFAULT_TIMEOUT = timedelta(minutes=30)  # torch's
+_SHORTEST = timedelta(milliseconds=1)  # c10d counts milliseconds, and takes 0 for no timeout
+
+
+def create_from_options(options: Any, backend_options: Any, for_gloo: bool = False) -> Any:
+    """What torch calls when a group with this backend is made. ``options`` is c10d's; ``backend_options`` the caller's pg_options. for_gloo: in gloo's place.
+
+    Those for another backend of the same group are not ours to judge; of ours (``shardwire.Options``) the timeout counts when it is set.
+    """
+    timeout = as_timeout(options.timeout)
+    if getattr(backend_options, "backend", None) == "shardwire" and backend_options._timeout != _DEFAULT_TIMEOUT:
+        timeout = as_timeout(backend_options._timeout)
+    ranks = list(options.global_ranks_in_group)
+    route()
+    return _C.create_backend(options.store, options.group_rank, options.group_size, timeout, options.group_id, ranks, for_gloo, is_of_one_job=True)
+
+
+def create_in_place_of_gloo(store: Any, rank: int, size: int, timeout: timedelta | None, name: str, ranks: list[int]) -> Any:
+    """What torch calls in place of gloo's class, where ours stands in."""
+    route()
+    return _C.create_backend(store, rank, size, as_timeout(timeout), name, ranks, for_gloo=True, is_of_one_job=True)
+
+
+def as_timeout(timeout: timedelta | float | None) -> timedelta:
+    """``timeout`` as a timedelta; None means torch's default of 30 minutes, 0 means now. Raises TypeError or ValueError for what is no time."""
+    if timeout is None:
+        return _DEFAULT_TIMEOUT
+    if isinstance(timeout, (int, float)) and not isinstance(timeout, bool):
+        timeout = timedelta(seconds=timeout)
+    if not isinstance(timeout, timedelta):
+        raise TypeError(f"timeout is a {type(timeout).__name__}; give seconds (float) or a timedelta")
+    if timeout < timedelta(0):
+        raise ValueError(f"timeout is {timeout}; give a time that is not negative")
+    return max(timeout, _SHORTEST)
