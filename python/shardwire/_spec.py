@@ -62,10 +62,6 @@ class Side:
     native: list[_C.LocalTensor] = field(default_factory=list)
     count: int = 0  # held positions
 
-    @property
-    def all_held(self) -> bool:
-        return self.count == len(self.held)
-
 
 @dataclass(slots=True)
 class Spec:

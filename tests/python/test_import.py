@@ -15,7 +15,7 @@ TRUNK = {"shardwire", "shardwire_autoload", *(f"shardwire.{name}" for name in (
     "_C", "_all_ranks", "_backend", "_build_info", "_cat", "_compile", "_create", "_ending", "_fused", "_future", "_glue", "_groups", "_layout", "_log", "_pattern",
     "_plain_memory", "_spec", "_trace", "errors"))}
 FEATURES = ("adapters", "distributed", "kernels", "nvshmem", "offline", "queues", "status", "symm", "weights")
-LOADED_BY_OTHERS = ("symm", "weights")  # nvshmem is made of symm; kernels agree as weights do
+LOADED_BY_OTHERS = ("symm",)  # nvshmem is made of it
 
 
 def run(code: str) -> str:

@@ -20,7 +20,7 @@ from vllm.distributed.weight_transfer.base import (TrainerInitInfo, TrainerWeigh
 from .. import _backend
 from .._groups import create_over_fresh_store, end_process_group, store_of
 from ..weights import Publication, Subscription, publish, subscribe
-from ..weights.agree import Meeting
+from .._agree import Meeting
 from ..weights.publishing import own_group
 
 _SLACK_S = 10.0  # for the sender's other ranks, which wait while it drives the workers

@@ -22,7 +22,7 @@ from torch.distributed import distributed_c10d as c10d
 
 from .. import _C, errors
 from .._groups import _backend_of
-from ..weights.agree import Meeting
+from .._agree import Meeting
 from . import cache, machine
 from .arguments import TensorForm
 from .identity import identity

@@ -7,7 +7,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -15,47 +15,12 @@ import torch
 
 from .._future import Seconds, in_thread, wake
 from . import wire
+from .answers import answered, over, until_came
+from .works import LocalGet
 
 if TYPE_CHECKING:
     from .queue import Queue
     from .use_link import Call, UseLink
-
-
-async def _until(came: asyncio.Future[None], until: float) -> bool:
-    await asyncio.wait({came}, timeout=max(0.0, until - time.monotonic()))
-    return came.done()
-
-
-async def _answered(link: UseLink, call: Call, deadline: float | None) -> bool:
-    """Whether the answer came before the deadline, well or not."""
-    if call.work.is_completed():
-        return True
-    loop = asyncio.get_running_loop()
-    came: asyncio.Future[None] = loop.create_future()
-    call.work.get_future().then(lambda _: wake(loop, came))
-    steps = link.waits(call, deadline)
-    until = next(steps)
-    while True:
-        is_here = await _until(came, until)
-        try:
-            until = steps.send(is_here)
-        except StopIteration as end:
-            return bool(end.value)
-
-
-async def over(puts: Sequence[Any], deadline: float) -> bool:
-    """Whether all of a work's puts are over before the deadline."""
-    loop = asyncio.get_running_loop()
-    for put in puts:
-        if hasattr(put, "call"):
-            if not put.done() and not await _answered(put.link, put.call, deadline):
-                return False
-            continue
-        came: asyncio.Future[None] = loop.create_future()
-        put.when_over(partial(wake, loop, came))
-        if not await _until(came, deadline):
-            return False
-    return True
 
 
 async def put(queue: Queue, head: bytes, parts: list[torch.Tensor], timeout: Seconds) -> None:
@@ -93,13 +58,12 @@ async def get(queue: Queue, timeout: Seconds, out: torch.Tensor | None) -> Any:
 
 
 async def _get_here(queue: Queue, block: bool, deadline: float, seconds: float, out: torch.Tensor | None) -> Any:
-    from .works import LocalGet
     loop = asyncio.get_running_loop()
     came: asyncio.Future[None] = loop.create_future()
     get = LocalGet(queue.hub, queue.held(), partial(wake, loop, came))
     try:
         get.start(block)
-        if not await _until(came, deadline) and get.forget():
+        if not await until_came(came, deadline) and get.forget():
             raise queue.nothing(seconds)
         found, _ = queue.served(get, None, out)
     except BaseException:
@@ -110,7 +74,7 @@ async def _get_here(queue: Queue, block: bool, deadline: float, seconds: float, 
 
 async def _get_there(queue: Queue, link: UseLink, call: Call, deadline: float, seconds: float, out: torch.Tensor | None) -> Any:
     try:
-        await _answered(link, call, deadline)
+        await answered(link, call, deadline)
         is_short = link.is_short(call)
     except BaseException:
         link.give_up(call)

@@ -17,7 +17,8 @@ import torch
 
 from .._future import Seconds, as_seconds
 from ..errors import ClosedError, ShardwireError, TimeoutError
-from . import awaiting, wire
+from . import wire
+from .answers import over
 from .entries import NOTHING, OVER, READY, Entry, Getter, HeldQueue, Putting
 from .held_link import buffer
 from .use_link import Call, UseLink
@@ -167,7 +168,7 @@ class QueueWork:
         """``await work``: like :meth:`wait`, without blocking the event loop."""
         seconds = self._queue.hub.silence
         deadline = time.monotonic() + seconds
-        yield from awaiting.over(self.pending(), deadline).__await__()
+        yield from over(self.pending(), deadline).__await__()
         self._wait_for(deadline, seconds)
 
     def pending(self) -> list[Any]:

@@ -25,7 +25,7 @@ import torch
 from .. import _C
 from .._compile import CustomOp, compile_op
 from ..errors import MismatchError, ShardwireError
-from .agree import Meeting
+from .._agree import Meeting
 from .descriptions import collect, moved_to
 from .matching import Match, match
 from .movement import End, Movement, RowsOf, compile_movement

@@ -10,7 +10,7 @@ from typing import Any, TypeVar, overload
 import torch
 
 from .._future import Seconds, as_seconds
-from .agree import Meeting, check_strict
+from .._agree import Meeting, check_strict
 from .checkpoint_folder import INDEX, SINGLE, FileSet
 from .dcp_folder import METADATA, DcpFolder
 from .descriptions import collect, describe

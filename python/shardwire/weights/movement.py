@@ -16,7 +16,7 @@ from .._compile import CustomOp
 from .._future import Future, Seconds
 from .._spec import Side
 from ..errors import ShardwireError
-from .agree import Meeting
+from .._agree import Meeting
 from .fused import Chunks, Share
 from .holdings import Holdings
 from .matching import Match, Placed, Space

@@ -25,7 +25,7 @@ from .._future import Seconds, as_seconds
 from .._layout import _kind
 from .._log import log
 from ..errors import AbortedError, MismatchError, SystemFailure
-from .agree import Meeting
+from .._agree import Meeting
 from .descriptions import collect, describe
 from .holdings import Holdings
 from .finding import closed_key

@@ -14,7 +14,7 @@ import torch
 from .._future import Seconds, as_seconds
 from .._layout import _kind
 from ..errors import MismatchError
-from .agree import Meeting
+from .._agree import Meeting
 from .descriptions import Weight, collect, describe
 from .direct_rows import cover, local_rows
 from .fused import Rows

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from .._future import Future, Seconds, as_seconds
-from .agree import Meeting, check_strict
+from .._agree import Meeting, check_strict
 from .descriptions import collect, describe
 from .holdings import Holdings
 from .matching import Match, match

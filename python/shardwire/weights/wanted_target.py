@@ -11,7 +11,7 @@ import torch
 
 from .._fused import FusedLayout
 from .._layout import Layout, _kind, is_dtensor
-from .agree import Meeting
+from .._agree import Meeting
 from .descriptions import collect, describe, encode_place, names_in
 from .holdings import Holdings
 from .matching import Match

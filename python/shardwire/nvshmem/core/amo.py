@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from ... import symm
-from .job import NvshmemInvalid
+from .all_pes import NvshmemInvalid
 from .memory import _pe
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from .job import world
+from .all_pes import world
 from .team_table import Teams
 
 

@@ -10,16 +10,10 @@ import torch.distributed as dist
 
 from ... import _groups, _mpi, symm
 from ..._create import as_timeout
+from .team_table import Teams
+from .all_pes import NvshmemError, NvshmemInvalid, job, world
 
 _ID_BYTES = 128
-
-
-class NvshmemInvalid(ValueError):
-    """Called with what cannot be, or before :func:`init`."""
-
-
-class NvshmemError(RuntimeError):
-    """It could not be begun."""
 
 
 class InitStatus(IntEnum):
@@ -50,21 +44,6 @@ class UniqueID:
 
     def __getstate__(self) -> dict[str, Any]:
         return {"_data": self._data, "_store": None}
-
-
-class _Job:
-    world: symm.Team | None = None
-    own_group: Any = None  # made by init(), ended by finalize()
-
-
-_job = _Job()
-
-
-def world() -> symm.Team:
-    """The team of all PEs. NvshmemInvalid before :func:`init`."""
-    if _job.world is None:
-        raise NvshmemInvalid("nvshmem is not initialized: call shardwire.nvshmem.core.init() first")
-    return _job.world
 
 
 def get_version() -> Version:
@@ -106,25 +85,24 @@ def init(device: Any = None, uid: UniqueID | None = None, rank: int | None = Non
 
     Raises NvshmemInvalid for arguments that do not fit, shardwire's errors when the ranks do not meet.
     """
-    if _job.world is not None:
+    if job.world is not None:
         raise NvshmemInvalid("nvshmem is initialized already; call finalize() first")
     if initializer_method == "uid":
         if uid is None or rank is None or nranks is None or mpi_comm is not None:
             raise NvshmemInvalid("initializer_method 'uid' takes uid, rank and nranks, and no mpi_comm")
-        _job.own_group = _own_group(_meet(uid), rank, nranks)
+        job.own_group = _own_group(_meet(uid), rank, nranks)
     elif initializer_method in ("mpi", "emulated_mpi"):
         if mpi_comm is not None:
-            _job.own_group = _mpi.create_process_group_from_mpi(mpi_comm)
+            job.own_group = _mpi.create_process_group_from_mpi(mpi_comm)
         else:
-            _job.own_group = _own_group(*next(_mpi.rendezvous("mpi://")))
+            job.own_group = _own_group(*next(_mpi.rendezvous("mpi://")))
     elif initializer_method == "":
         if not dist.is_initialized():
             raise NvshmemInvalid("give initializer_method 'uid' or 'mpi', or make the default process group first: init_process_group('shardwire')")
     else:
         raise NvshmemInvalid(f"initializer_method is {initializer_method!r}; give 'uid', 'mpi', 'emulated_mpi', or none with a default process group of shardwire")
-    _job.world = symm.team(_job.own_group)
-    from .team_table import Teams
-    Teams.begin(_job.world)
+    job.world = symm.team(job.own_group)
+    Teams.begin(job.world)
 
 
 def _own_group(store: Any, rank: int, size: int) -> Any:
@@ -136,16 +114,15 @@ def finalize() -> None:
     """Ends. Collective, blocking: all PEs have come when it returns. A group that :func:`init` made ends with it; tensors stay readable until they are dropped."""
     team = world()
     team.barrier()
-    from .team_table import Teams
     Teams.end()
-    _job.world = None
-    if _job.own_group is not None:
-        _groups.end_process_group(_job.own_group)
-        _job.own_group = None
+    job.world = None
+    if job.own_group is not None:
+        _groups.end_process_group(job.own_group)
+        job.own_group = None
 
 
 def init_status() -> InitStatus:
-    return InitStatus.STATUS_NOT_INITIALIZED if _job.world is None else InitStatus.STATUS_IS_INITIALIZED
+    return InitStatus.STATUS_NOT_INITIALIZED if job.world is None else InitStatus.STATUS_IS_INITIALIZED
 
 
 def my_pe() -> int:

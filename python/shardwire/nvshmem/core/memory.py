@@ -9,7 +9,7 @@ import torch
 
 from ... import _C, symm
 from ...symm.memory import _make
-from .job import NvshmemInvalid, world
+from .all_pes import NvshmemInvalid, world
 from .team_table import Teams
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from ... import _C, symm
-from .job import NvshmemInvalid, world
+from .all_pes import NvshmemInvalid, world
 from .memory import _pe
 
 

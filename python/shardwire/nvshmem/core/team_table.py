@@ -10,7 +10,7 @@ import torch
 
 from ... import _C, symm
 from ...errors import UnsupportedError
-from .job import NvshmemInvalid, world
+from .all_pes import NvshmemInvalid, world
 
 
 class TeamConfig:

@@ -13,9 +13,10 @@ from typing import Any
 
 import torch
 
-from .. import errors
-from .._compile import CustomOp, compile_op
-from .._groups import global_ranks, resolve_backend
+from . import errors
+from ._C import rank
+from ._compile import CustomOp, compile_op
+from ._groups import global_ranks, resolve_backend
 
 DOORS = ("sync", "load", "save", "publish", "subscribe", "fetch", "compile_and_load")
 # Bytes that a rank gives in one exchange: what it has, what it wants, and the rest. Apart, since ranks often have equal ones.
@@ -37,7 +38,6 @@ class Meeting:
         self.door = door
         self.seconds = seconds
         self.ranks = global_ranks(self.backend)
-        from .._C import rank
         self.rank = rank(self.backend)
         self.global_rank = self.ranks[self.rank] if layout_rank is None else layout_rank
         self._steps = 0

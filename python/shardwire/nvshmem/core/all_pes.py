@@ -1,0 +1,30 @@
+"""The team of all PEs, and the errors of this package."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ... import symm
+
+
+class NvshmemInvalid(ValueError):
+    """Called with what cannot be, or before :func:`init`."""
+
+
+class NvshmemError(RuntimeError):
+    """It could not be begun."""
+
+
+class Job:
+    world: symm.Team | None = None
+    own_group: Any = None  # made by init(), ended by finalize()
+
+
+job = Job()
+
+
+def world() -> symm.Team:
+    """The team of all PEs. NvshmemInvalid before :func:`init`."""
+    if job.world is None:
+        raise NvshmemInvalid("nvshmem is not initialized: call shardwire.nvshmem.core.init() first")
+    return job.world
