@@ -98,9 +98,10 @@ def live(me: Rank, planned: Plan) -> None:
 
 def shorten(call: Call, seconds: float) -> None:
     """The timeout of later operations: what only a timeout can end need not take 20 s."""
-    from shardwire import _C, _groups
+    from shardwire import _C
+    from shardwire.groups import lookup
     for group in (None, *(made for made in call.made.values() if isinstance(made, dist.ProcessGroup))):
-        _C.set_timeout(_groups.resolve_backend(group), timedelta(seconds=seconds))
+        _C.set_timeout(lookup.resolve_backend(group), timedelta(seconds=seconds))
 
 
 def following(call: Call) -> None:

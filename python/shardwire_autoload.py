@@ -6,7 +6,7 @@ the package itself is imported when the first group is made. Set ``TORCH_DEVICE_
 Older torches call nothing: a program for them imports shardwire.
 
 ``env://``, torch's default, is led through a function of ours: where RANK, WORLD_SIZE, MASTER_ADDR or MASTER_PORT is missing and the group is to be
-ours, ``shardwire._env`` takes the launcher's variables instead. All else goes on to torch's handler as it came.
+ours, ``shardwire.groups.env`` takes the launcher's variables instead. All else goes on to torch's handler as it came.
 
 ``SHARDWIRE_AS=gloo`` makes whoever asks torch for gloo get shardwire: :func:`stand_in_for`. docs/drop-in.md.
 
@@ -147,7 +147,7 @@ def _warn_unless_ours(c10d, group, made):
         name = c10d.BackendConfig(name).get_device_backend_map().get("cpu")
     if name != "gloo" or not isinstance(made, c10d.ProcessGroup):  # another backend, or a group without this rank
         return
-    from shardwire._groups import _backend_of
+    from shardwire.groups.lookup import _backend_of
 
     is_hidden = isinstance(made, c10d._ProcessGroupWrapper)  # torch 1.13 does not tell what it wraps
     if _backend_of(made) is None and not is_hidden:
@@ -164,7 +164,7 @@ class _StandInType(type):
         group = _making.group
         if group is None:  # by its class gloo is gloo
             return _torchs_gloo(store, rank, size, *more, **named)
-        from shardwire._create import create_in_place_of_gloo
+        from shardwire.groups.create import create_in_place_of_gloo
 
         timeout = named.get("timeout", more[0] if more else None)
         return create_in_place_of_gloo(store, rank, size, timeout, group["group_name"], list(group["global_ranks_in_group"]))
@@ -257,14 +257,14 @@ def _register(dist):
 
 def _create(options, backend_options):
     """What torch calls to make a group's backend."""
-    from shardwire._create import create_from_options
+    from shardwire.groups.create import create_from_options
 
     return create_from_options(options, backend_options)
 
 
 def _create_for_gloo(options, backend_options):
     """As _create, of a group that was asked for as gloo."""
-    from shardwire._create import create_from_options
+    from shardwire.groups.create import create_from_options
 
     return create_from_options(options, backend_options, for_gloo=True)
 
@@ -285,14 +285,14 @@ def _register_rendezvous():
 
 
 def _meet_by_mpi(url, **options):
-    from shardwire._mpi import rendezvous
+    from shardwire.groups.mpi import rendezvous
 
     return rendezvous(url, **options)
 
 
 def _meet_by_environment(original, url, **options):
     if _is_for_us(sys._getframe(1)):
-        from shardwire._env import missing_from, rendezvous
+        from shardwire.groups.env import missing_from, rendezvous
 
         if missing_from(url, os.environ):
             return rendezvous(url, **options)

@@ -39,42 +39,43 @@ def _check_build() -> None:
 
 _check_build()
 
-from . import _ending, errors  # noqa: E402: after the check
+from . import errors  # noqa: E402: after the check
 from ._C import Options  # noqa: E402
-from ._backend import (cpu_allocator_enabled, cpu_allocator_owns, empty, enable_cpu_allocator, in_shared_heap, register,  # noqa: E402
-                       stand_in_for)
-from ._cat import cat  # noqa: E402
-from ._compile import BoundOp, CustomOp, compile_op  # noqa: E402
-from ._fused import FusedLayout, fused, unfused  # noqa: E402
-from ._future import Future  # noqa: E402
-from ._groups import (create_process_group, describe_collectives, describe_transports, end_process_group, find_process_group,  # noqa: E402
+from .compiler.cat import cat  # noqa: E402
+from .compiler.compile_op import BoundOp, CustomOp, compile_op  # noqa: E402
+from .compiler.fused import FusedLayout, fused, unfused  # noqa: E402
+from .compiler.future import Future  # noqa: E402
+from .compiler.layout import Layout, Partial, Replicate, Shard, StridedShard  # noqa: E402
+from .compiler.spec import TensorRegion  # noqa: E402
+from .groups.lookup import (create_process_group, describe_collectives, describe_transports, end_process_group, find_process_group,  # noqa: E402
                       global_ranks, name_process_group, resolve_backend)
-from ._layout import Layout, Partial, Replicate, Shard, StridedShard  # noqa: E402
-from ._spec import TensorRegion  # noqa: E402
-from ._trace import trace  # noqa: E402
+from .groups.torch_backend import (cpu_allocator_enabled, cpu_allocator_owns, empty, enable_cpu_allocator, in_shared_heap, register,  # noqa: E402
+                       stand_in_for)
+from .process import ending  # noqa: E402, F401: registers what happens at the end of the program
+from .process.trace import trace  # noqa: E402
 from .errors import (AbortedError, CheckpointError, ClosedError, GapError, InternalError, KernelError, MismatchError, PeerFailedError,  # noqa: E402
                      ShardwireError, SystemFailure, TimeoutError, UnsupportedError)
 
 if TYPE_CHECKING:  # what __getattr__ below imports when it is first used
     from . import adapters, distributed, kernels, nvshmem, offline, queues, status, symm, weights
-    from ._mpi import create_process_group_from_mpi
-    from ._plain_records import register_plain
-    from ._redistribute import clear_redistribute_cache, redistribute
-    from ._serialize import deserialize, serialize
-    from ._shards import ShardInfo, apply_local_reshard, compute_local_reshard, compute_shards, dtensor_shards, specs_from_dtensor
+    from .compiler.redistribute import clear_redistribute_cache, redistribute
+    from .compiler.shards import ShardInfo, apply_local_reshard, compute_local_reshard, compute_shards, dtensor_shards, specs_from_dtensor
+    from .groups.mpi import create_process_group_from_mpi
     from .kernels import DeviceKernel, KernelTimes, clear_kernel_cache
     from .offline import OfflinePlan, Topology, plan
+    from .plain.records import register_plain
+    from .plain.serialize import deserialize, serialize
     from .queues import Queue, QueueWork, Transaction
     from .weights import NameMap, Part, Publication, Subscription, WeightSync, load, publish, save, subscribe, sync
 
 # Imported on first use (PEP 562): a program that does not use a feature does not wait for it at its start.
 _FEATURES = ("adapters", "distributed", "kernels", "nvshmem", "offline", "queues", "status", "symm", "weights")
 _MODULE_OF = {name: module for module, names in {
-    "_mpi": ("create_process_group_from_mpi",),
-    "_plain_records": ("register_plain",),
-    "_redistribute": ("clear_redistribute_cache", "redistribute"),
-    "_serialize": ("deserialize", "serialize"),
-    "_shards": ("ShardInfo", "apply_local_reshard", "compute_local_reshard", "compute_shards", "dtensor_shards", "specs_from_dtensor"),
+    "groups.mpi": ("create_process_group_from_mpi",),
+    "plain.records": ("register_plain",),
+    "compiler.redistribute": ("clear_redistribute_cache", "redistribute"),
+    "plain.serialize": ("deserialize", "serialize"),
+    "compiler.shards": ("ShardInfo", "apply_local_reshard", "compute_local_reshard", "compute_shards", "dtensor_shards", "specs_from_dtensor"),
     "kernels": ("DeviceKernel", "KernelTimes", "clear_kernel_cache"),
     "offline": ("OfflinePlan", "Topology", "plan"),
     "queues": ("Queue", "QueueWork", "Transaction"),

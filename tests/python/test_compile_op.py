@@ -427,7 +427,7 @@ def test_compile_without_a_rank_times_out_naming_it(tmp_path: pathlib.Path) -> N
 
 LOST_FUTURE = """
 import sys
-from shardwire._future import Future
+from shardwire.compiler.future import Future
 class Broken:
     def done(self): return True
     def wait(self, timeout): raise RuntimeError("rank 3 died")
@@ -457,7 +457,7 @@ def test_a_dropped_future_prints_its_error_once_and_never_raises() -> None:
 INTERRUPTED = """
 import signal, time
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell that started the tests in the background has it ignored
-from shardwire._future import Future
+from shardwire.compiler.future import Future
 class Interrupted:
     def wait(self, timeout): raise KeyboardInterrupt
 try:
@@ -547,7 +547,7 @@ def test_plot_draws_a_well_formed_picture(tmp_path: Any) -> None:
 def test_pictures_of_any_number_of_ranks_even_idle_ones(world: int) -> None:
     import xml.etree.ElementTree as ElementTree
 
-    from shardwire._plot import human_bytes, svg_picture
+    from shardwire.compiler.plot import human_bytes, svg_picture
     edges = [{"src": 0, "dst": world - 1, "bytes": 3 << 20, "pieces": 1}]
     for some in (edges, []):
         ElementTree.fromstring(svg_picture({"name": "", "world_size": world, "edges": some, "lower_bound_bytes": 0}))

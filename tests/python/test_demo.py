@@ -19,7 +19,7 @@ import torch
 
 from conftest import TORCH
 from shardwire import Replicate, Shard, StridedShard
-from shardwire._plot import heading_lines, svg_picture, text_width
+from shardwire.compiler.plot import heading_lines, svg_picture, text_width
 from shardwire.demo.__main__ import main
 from shardwire.demo.checkpoint import CheckpointError, load_checkpoint
 from shardwire.demo.gpt2 import gpt2_shapes

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 import shardwire
-from shardwire._groups import create_over_fresh_store, store_of
+from shardwire.groups.lookup import create_over_fresh_store, store_of
 from conftest import TORCH, raises
 from shardwire import symm
 

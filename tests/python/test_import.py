@@ -12,8 +12,8 @@ import shardwire
 
 # The trunk: the backend, compile_op and what these need. A new module here makes every rank of every job wait at its start.
 TRUNK = {"shardwire", "shardwire_autoload", *(f"shardwire.{name}" for name in (
-    "_C", "_all_ranks", "_backend", "_build_info", "_cat", "_compile", "_create", "_ending", "_fused", "_future", "_glue", "_groups", "_layout", "_log", "_pattern",
-    "_plain_memory", "_spec", "_trace", "errors"))}
+    "_C", "_build_info", "_glue", "errors", "compiler", *(f"compiler.{name}" for name in ("all_ranks", "cat", "compile_op", "fused", "future", "layout", "spec", "who_plans")),
+    "groups", "groups.create", "groups.lookup", "groups.torch_backend", "plain", "plain.memory", "process", "process.ending", "process.log", "process.trace"))}
 FEATURES = ("adapters", "distributed", "kernels", "nvshmem", "offline", "queues", "status", "symm", "weights")
 LOADED_BY_OTHERS = ("symm",)  # nvshmem is made of it
 
@@ -52,12 +52,12 @@ def test_features_load_by_attribute():
 
 def test_a_queue_is_read_where_queues_were_not_loaded():
     address = "[b'Q', 'g', '0', 'n', None, 0]"
-    assert run("import shardwire\nfrom shardwire import _plain\nfrom shardwire._plain_handles import register_handle, Handle\n"
+    assert run("import shardwire\nfrom shardwire.plain import write\nfrom shardwire.plain.handles import register_handle, Handle\n"
                "class Stand: pass\n"
-               f"register_handle(Stand, Handle(b'Q', 5, lambda value: {address}[1:], None))\nhead, parts = _plain.write(Stand())\n"
-               "from shardwire import _plain_handles\n_plain_handles._by_class.clear()\n"
+               f"register_handle(Stand, Handle(b'Q', 5, lambda value: {address}[1:], None))\nhead, parts = write.write(Stand())\n"
+               "from shardwire.plain import handles\nhandles._by_class.clear()\n"
                "import sys; assert 'shardwire.queues' not in sys.modules\n"
-               "from shardwire import _plain_read\nprint(type(_plain_read.read(head, parts)) is shardwire.Queue)") == "True\n"
+               "from shardwire.plain import read\nprint(type(read.read(head, parts)) is shardwire.Queue)") == "True\n"
 
 
 def test_what_type_checkers_read_is_what_is_loaded_on_first_use():

@@ -17,7 +17,8 @@ import torch.multiprocessing
 
 import shardwire_autoload
 from conftest import write_entry_points
-from shardwire import _env, launch
+from shardwire import launch
+from shardwire.groups import env
 from shardwire._launchers import Place, address_of, expand_hostlist, expand_tasks_per_node, recognise, why_none, without_mpi
 
 VERSION = tuple(int(part) for part in torch.__version__.split(".")[:2])
@@ -108,7 +109,7 @@ def test_mpirun_without_rank(address: str, tmp_path: Path) -> None:
 
 
 @needs_mpirun
-@pytest.mark.skipif(not _env._HAS_MPI, reason="built without MPI (Debian: libopenmpi-dev)")
+@pytest.mark.skipif(not env._HAS_MPI, reason="built without MPI (Debian: libopenmpi-dev)")
 def test_mpirun_across_hosts_meets_by_mpi(tmp_path: Path) -> None:
     """Its variables do not tell where rank 0 runs, which is what a rank of another host would have to know."""
     _run([*MPIRUN, "env", "OMPI_COMM_WORLD_LOCAL_SIZE=1", sys.executable], tmp_path, WITHOUT_IMPORT + AGAIN)
@@ -241,7 +242,7 @@ ACROSS = {**OPEN_MPI, "RANK": ""}
 ])
 def test_what_is_missing_is_said(environment: dict[str, str], says: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     _without_launchers(monkeypatch, **environment)
-    monkeypatch.setattr(_env, "_HAS_MPI", False)
+    monkeypatch.setattr(env, "_HAS_MPI", False)
     with pytest.raises(ValueError) as caught:
         dist.init_process_group("shardwire")
     assert not [part for part in says if part not in str(caught.value)], str(caught.value)

@@ -10,7 +10,7 @@ PROGRAM = """
 import logging, os, sys
 import torch.distributed as dist
 import shardwire
-from shardwire._log import log
+from shardwire.process.log import log
 
 def group(name):
     return shardwire.create_process_group(dist.HashStore(), 0, 1, name=name)
@@ -30,7 +30,7 @@ if child == 0:
     lines.clear()
     third = group("third")
     log("warn", "of the child")
-    shardwire._log._end()
+    shardwire.process.log._end()
     print("child", any(level < logging.WARNING for level, _ in lines), (logging.WARNING, "of the child") in lines, flush=True)
     os._exit(0)
 os.waitpid(child, 0)
@@ -39,7 +39,7 @@ logger.removeHandler(handler)
 logger.setLevel(logging.NOTSET)
 fourth = group("fourth")  # to stderr again
 log("info", "and this too")
-shardwire._log._end()
+shardwire.process.log._end()
 print("native", any("second" in text for _, text in lines), all("fourth" not in text and "this too" not in text for _, text in lines))
 """
 

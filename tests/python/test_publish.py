@@ -22,7 +22,7 @@ from two_jobs import Job, group, jobs, tell
 
 import shardwire
 from shardwire import FusedLayout, Layout, NameMap, Part, Replicate, Shard
-from shardwire._mpi import tcp_store
+from shardwire.groups.mpi import tcp_store
 from shardwire.launch import free_port
 from shardwire.weights.fetching import FETCH, Request, answer_row, choose, rename_ranks
 from shardwire.weights.holdings import Holdings

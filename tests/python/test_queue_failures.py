@@ -20,7 +20,7 @@ from ranks import await_file
 
 import shardwire
 from shardwire import Queue
-from shardwire._mpi import tcp_store
+from shardwire.groups.mpi import tcp_store
 from shardwire.launch import free_port
 from shardwire.queues import hub, wire
 

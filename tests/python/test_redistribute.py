@@ -76,12 +76,12 @@ def the_rest(rank: int) -> None:
     import torch.distributed.tensor as dt
     from torch.distributed.device_mesh import DeviceMesh
 
-    from shardwire import _redistribute
+    from shardwire.compiler import redistribute
     mesh = DeviceMesh("cpu", torch.arange(2))
     tensor = dt.DTensor.from_local(torch.ones(2, 4), mesh, [dt.Shard(0)], run_check=False)
     assert shardwire.redistribute(tensor, placements=[dt.Shard(0)]) is tensor
     first = shardwire.redistribute(tensor, placements=[dt.Shard(1)])
-    ops, = _redistribute._caches.values()
+    ops, = redistribute._caches.values()
     kept = next(iter(ops.values()))
     shardwire.redistribute(first, placements=[dt.Shard(0)])
     shardwire.redistribute(tensor, placements=[dt.Shard(1)])
@@ -92,12 +92,12 @@ def the_rest(rank: int) -> None:
         shardwire.redistribute(torch.ones(2), placements=[dt.Shard(0)])
     with pytest.raises(TypeError, match="give a DeviceMesh"):
         shardwire.redistribute(tensor, [0, 1], [dt.Shard(1)])
-    for size in range(1, _redistribute.CACHED_OPS_PER_GROUP + 5):
+    for size in range(1, redistribute.CACHED_OPS_PER_GROUP + 5):
         piece = dt.DTensor.from_local(torch.full((1, size), float(rank)), mesh, [dt.Shard(0)], run_check=False)
         assert shardwire.redistribute(piece, placements=[dt.Replicate()]).to_local()[:, 0].tolist() == [0.0, 1.0]
-    assert len(ops) == _redistribute.CACHED_OPS_PER_GROUP
+    assert len(ops) == redistribute.CACHED_OPS_PER_GROUP
     shardwire.clear_redistribute_cache()
-    assert not _redistribute._caches
+    assert not redistribute._caches
 
 
 @needs_dtensor

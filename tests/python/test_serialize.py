@@ -18,7 +18,8 @@ import pytest
 import torch
 
 import shardwire
-from shardwire import _plain, _plain_keys, _plain_read, _plain_records, deserialize, serialize
+from shardwire import deserialize, serialize
+from shardwire.plain import keys as plain_keys, read as plain_read, records as plain_records, write as plain_write
 
 SEED = int(os.environ.get("SHARDWIRE_TEST_SEED", random.SystemRandom().randrange(1 << 30)))
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.int8, torch.uint8, torch.bool, torch.complex64]
@@ -252,7 +253,7 @@ def test_keys_that_would_be_hashed_or_compared_for_ever_are_refused(kind, keys):
     nodes = [*keys, holder(kind, *range(0, len(keys), 301))]
     # C's hashing hears no signal: in a process that can be ended.
     done = subprocess.run([sys.executable, "-c", READS], input=bytes(head_of(*nodes).numpy()), capture_output=True, timeout=120, check=True)
-    assert f"more than {_plain_keys.MOST_IN_KEYS} values in all" in done.stdout.decode() and "with those of node" in done.stdout.decode(), done
+    assert f"more than {plain_keys.MOST_IN_KEYS} values in all" in done.stdout.decode() and "with those of node" in done.stdout.decode(), done
 
 
 def test_what_is_no_key_may_share_as_it_likes():
@@ -268,16 +269,16 @@ def test_writer_and_reader_count_what_keys_hold_alike(monkeypatch):
     values = [{(shared, number): number for number in range(10)}, OrderedDict({twice: 1, shared: [2]}), {twice, frozenset([twice]), "y" * 40, 5},
               frozenset([(frozenset([shared]), torch.Size([4])), torch.Size([4])])]
     for value in values:
-        head, parts = _plain.write([value, [shared]])
-        reader = _plain_read._Reader(head, parts)
+        head, parts = plain_write.write([value, [shared]])
+        reader = plain_read._Reader(head, parts)
         assert reader.read() == [value, [shared]]
-        monkeypatch.setattr(_plain_keys, "MOST_IN_KEYS", reader.keys.count - len(head))
+        monkeypatch.setattr(plain_keys, "MOST_IN_KEYS", reader.keys.count - len(head))
         assert there_and_back([value, [shared]]) == [value, [shared]]
-        monkeypatch.setattr(_plain_keys, "MOST_IN_KEYS", reader.keys.count - len(head) - 1)
+        monkeypatch.setattr(plain_keys, "MOST_IN_KEYS", reader.keys.count - len(head) - 1)
         with pytest.raises(TypeError, match="keys and members that share tuples"):
             serialize([value, [shared]])
         with pytest.raises(ValueError, match="keys and members that share tuples"):
-            _plain_read.read(head, parts)
+            plain_read.read(head, parts)
         monkeypatch.undo()
 
 
@@ -301,8 +302,8 @@ def test_only_what_the_reader_registered_is_made(monkeypatch):
     object.__setattr__(made, "name", "made by nobody's __init__")
     assert there_and_back(made).name == made.name
     whole = serialize([made, Pair(1)])
-    monkeypatch.setattr(_plain_records, "by_name", {})
-    monkeypatch.setattr(_plain_read, "by_name", _plain_records.by_name)
+    monkeypatch.setattr(plain_records, "by_name", {})
+    monkeypatch.setattr(plain_read, "by_name", plain_records.by_name)
     with pytest.raises(ValueError, match=r"class '\S*Frozen' is in it, which this process has not registered; call shardwire.register_plain"):
         deserialize(whole)
 
@@ -312,7 +313,7 @@ def test_only_what_the_reader_registered_is_made(monkeypatch):
     shardwire.register_plain(Other, name=f"{__name__}.Mine")
     with pytest.raises(ValueError, match="give .*another name"):
         shardwire.register_plain(Frozen, name=f"{__name__}.Mine")
-    _plain_records.by_name[f"{__name__}.Frozen"] = _plain_records.by_name[f"{__name__}.Mine"]
+    plain_records.by_name[f"{__name__}.Frozen"] = plain_records.by_name[f"{__name__}.Mine"]
     with pytest.raises(ValueError, match=r"written with the fields \['name', 'parts'\], and is registered here with \['names'\]"):
         deserialize(whole)
 
@@ -322,7 +323,7 @@ def test_a_dataclass_is_no_key(keys, monkeypatch):
     """Its fields are set when keys were hashed."""
     with pytest.raises(TypeError, match="a dataclass as a key or member"):
         serialize([keys])
-    monkeypatch.setattr(_plain_keys.WrittenKeys, "add", lambda self, keys: "")
+    monkeypatch.setattr(plain_keys.WrittenKeys, "add", lambda self, keys: "")
     with pytest.raises(ValueError, match="a dataclass as a key or member, in node"):
         deserialize(serialize([keys]))
 

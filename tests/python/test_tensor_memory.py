@@ -11,7 +11,7 @@ import shardwire
 import shardwire.distributed as swd
 from conftest import raises
 from shardwire import symm
-from shardwire._plain_memory import untyped
+from shardwire.plain.memory import untyped
 from shardwire.distributed.distribution import Slab
 
 N = 1 << 12  # elements: more than fit one frame

@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
-from .. import _backend
-from .._serialize import deserialize, serialize
+from ..groups import torch_backend
+from ..plain.serialize import deserialize, serialize
 from ..errors import MismatchError
 
 _ALIGNED = 64  # any dtype may begin there
@@ -27,7 +27,7 @@ class Buckets:
         if bucket_bytes < _ALIGNED:
             raise ValueError(f"bucket_size is {bucket_bytes} bytes; give at least {_ALIGNED}")
         self._group, self._rank = group, rank
-        self._buckets = [_backend.empty(bucket_bytes, dtype=torch.uint8) for _ in range(2)]
+        self._buckets = [torch_backend.empty(bucket_bytes, dtype=torch.uint8) for _ in range(2)]
 
     async def send(self, weights: AsyncIterator[tuple[str, torch.Tensor]], step: int | None, dtype: torch.dtype | None) -> int:
         """Sends all of ``weights``; floating ones as ``dtype`` unless that is None. Returns the bytes."""

@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 from verl.checkpoint_engine.base import CheckpointEngine, CheckpointEngineRegistry
 
-from .._groups import create_over_fresh_store, end_process_group
+from ..groups.lookup import create_over_fresh_store, end_process_group
 from ._buckets import Buckets
 
 _HOST = "shardwire_host"

@@ -17,10 +17,10 @@ import torch.distributed as dist
 from vllm.distributed.weight_transfer.base import (TrainerInitInfo, TrainerWeightTransferEngine, WeightTransferEngine, WeightTransferInitInfo,
                                                    WeightTransferUpdateInfo)
 
-from .. import _backend
-from .._groups import create_over_fresh_store, end_process_group, store_of
+from ..groups import torch_backend
+from ..groups.lookup import create_over_fresh_store, end_process_group, store_of
 from ..weights import Publication, Subscription, publish, subscribe
-from .._agree import Meeting
+from ..compiler.agree import Meeting
 from ..weights.publishing import own_group
 
 _SLACK_S = 10.0  # for the sender's other ranks, which wait while it drives the workers
@@ -140,7 +140,7 @@ class ShardwireTrainerWeightTransferEngine(TrainerWeightTransferEngine[Shardwire
             if source is None:
                 raise ValueError("give init_info a state (a module or a dict: nothing is gathered), or a WeightSource")
             described = source.metadata()  # on every rank: it may be a collective
-            taken = {each.name: _backend.empty(tuple(each.shape), dtype=each.dtype) for each in described} if init_info.is_sender else {}
+            taken = {each.name: torch_backend.empty(tuple(each.shape), dtype=each.dtype) for each in described} if init_info.is_sender else {}
             state = taken or None
         group = own_group(init_info.group, init_info.timeout)
         publication = publish(init_info.store, init_info.name, state, group, buffers=init_info.buffers, patience=init_info.patience, timeout=init_info.timeout)

@@ -73,7 +73,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         with open(arguments.json, "w", encoding="utf-8") as file:
             file.write(result.to_json())
     if arguments.picture and traffic is not None:
-        from shardwire._plot import save_picture
+        from shardwire.compiler.plot import save_picture
         save_picture(traffic, arguments.picture, f"Training mesh to inference mesh:\n{what}")
         print(f"picture: {arguments.picture}")
     return 1 if result.mismatched_bytes else 0

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 import shardwire
-from shardwire._layout import Layout
+from shardwire.compiler.layout import Layout
 
 from . import today
 from .tensor_parallel import inference_placement, training_placement

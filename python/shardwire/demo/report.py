@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from statistics import median
 from typing import Any
 
-from shardwire._plot import byte_matrix, human_bytes
+from shardwire.compiler.plot import byte_matrix, human_bytes
 
 from . import today
 from .job import RankReport, Settings

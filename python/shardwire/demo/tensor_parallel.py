@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from shardwire._layout import Placement, Replicate, Shard, StridedShard
+from shardwire.compiler.layout import Placement, Replicate, Shard, StridedShard
 
 # Tensor parallelism as GPT-2, Llama, BERT and GPT-NeoX name their parts. "column" cuts the outputs of a matrix, "row" its inputs, "vocabulary" the
 # rows of an embedding; a torch Linear's weight is (out, in), GPT-2's Conv1D (in, out).

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from shardwire._layout import Layout, Replicate
+from shardwire.compiler.layout import Layout, Replicate
 
 if TYPE_CHECKING:
     from .job import Settings, Source

@@ -9,7 +9,7 @@ import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple, SupportsIndex
 
-from .._layout import _kind, as_dims
+from ..compiler.layout import _kind, as_dims
 from ..errors import GapError, MismatchError
 from .distribution import Box, Boxes, Dims, Distribution, Piece, Placements, Share, _OnGrid
 

@@ -19,10 +19,10 @@ from typing import Any, NamedTuple
 import torch
 
 from .. import _C
-from .._compile import CustomOp, compile_op
-from .._future import Future
-from .._groups import resolve_backend
-from .._plot import human_bytes
+from ..compiler.compile_op import CustomOp, compile_op
+from ..compiler.future import Future
+from ..groups.lookup import resolve_backend
+from ..compiler.plot import human_bytes
 from ._ends import End, _meet
 from ._fft_route import Local, Move
 from ._local_call import packed

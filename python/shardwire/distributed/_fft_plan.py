@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 
 import torch
 
-from .._compile import CustomOp
-from .._future import Future
-from .._plot import human_bytes
+from ..compiler.compile_op import CustomOp
+from ..compiler.future import Future
+from ..compiler.plot import human_bytes
 from . import _engines, _fft_chunks, _runtime
 from ._ends import End
 from ._fft_chunks import Chunk, Chunking, Cut

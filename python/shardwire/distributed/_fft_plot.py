@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from html import escape
 from typing import Any
 
-from .._plot import _COLOURS, _FAINT, _INK, _PAPER, _TITLE_SIZE, _drawable, _flow, _text, byte_matrix, heading_lines, human_bytes
+from ..compiler.plot import _COLOURS, _FAINT, _INK, _PAPER, _TITLE_SIZE, _drawable, _flow, _text, byte_matrix, heading_lines, human_bytes
 
 _TRANSFORM_WIDTH, _MOVE_WIDTH, _EDGE = 190, 340, 24
 # As _flow divides the height, so that a rank's local boxes stand beside its bars.

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from enum import IntEnum
 from typing import Any, Tuple
 
-from .._layout import _kind, as_dims
+from ..compiler.layout import _kind, as_dims
 
 Dims = Tuple[int, ...]
 

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from .. import _C, errors
-from .._compile import CustomOp, compile_op
-from .._groups import global_ranks, resolve_backend
+from ..compiler.compile_op import CustomOp, compile_op
+from ..groups.lookup import global_ranks, resolve_backend
 
 # Bytes of a rank in the first exchange: most calls are said in fewer. The first 8 are the length.
 _ROW = 1024

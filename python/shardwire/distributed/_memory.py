@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from .. import _C
-from .._layout import _kind, as_dims
+from ..compiler.layout import _kind, as_dims
 from . import _meeting, _runtime
 from ._operand import wrap
 

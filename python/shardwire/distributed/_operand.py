@@ -9,8 +9,8 @@ import torch
 import torch.distributed as dist
 
 from .. import _C
-from .._layout import _kind, is_dtensor, local_tensor
-from .._redistribute import _torch_placement, dtensor_class
+from ..compiler.layout import _kind, is_dtensor, local_tensor
+from ..compiler.redistribute import _torch_placement, dtensor_class
 from ..errors import UnsupportedError
 from .distribution import Distribution, Placements
 

@@ -11,10 +11,10 @@ import torch
 import torch.distributed as dist
 
 from .. import _C
-from .._groups import end_process_group, global_ranks, resolve_backend
-from .._layout import _kind
-from .._mpi import create_process_group_from_mpi
-from .._redistribute import _group_object
+from ..groups.lookup import end_process_group, global_ranks, resolve_backend
+from ..compiler.layout import _kind
+from ..groups.mpi import create_process_group_from_mpi
+from ..compiler.redistribute import _group_object
 
 _BACKENDS = ("shardwire", "mpi", "nccl", "nvshmem")
 

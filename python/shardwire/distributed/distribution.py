@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
-from .._layout import Layout, Partial, Shard, StridedShard, _kind, _read_mesh, as_dims
+from ..compiler.layout import Layout, Partial, Shard, StridedShard, _kind, _read_mesh, as_dims
 from ..errors import UnsupportedError
 from ._grid import Dims, ProcessGrid, squarest
 from ._runtime import known_size, own_rank

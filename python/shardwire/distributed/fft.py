@@ -14,8 +14,8 @@ from typing import Any, TypeVar
 import torch
 
 from .. import _C
-from .._groups import global_ranks, resolve_backend
-from .._layout import _kind, as_dims
+from ..groups.lookup import global_ranks, resolve_backend
+from ..compiler.layout import _kind, as_dims
 from . import _ends, _engines, _meeting, _runtime
 from ._fft_chunks import Chunking, are_between_hosts, host_with_wires
 from ._fft_plan import Plan, Settings

@@ -12,10 +12,10 @@ from typing import Any, TypeVar
 import torch
 
 from .. import _C
-from .._compile import CustomOp, compile_op
-from .._groups import global_ranks, resolve_backend
-from .._layout import _kind, as_dims
-from .._spec import Pieces
+from ..compiler.compile_op import CustomOp, compile_op
+from ..groups.lookup import global_ranks, resolve_backend
+from ..compiler.layout import _kind, as_dims
+from ..compiler.spec import Pieces
 from ..errors import MismatchError
 from . import _ends, _meeting, _runtime
 from ._operand import Operand, order_of, read_out, unwrap, wrap

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from .._layout import _kind
+from ..compiler.layout import _kind
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,8 +15,8 @@ from typing import Any, Union
 import torch
 
 from .. import errors
-from .._future import Seconds, as_seconds
-from .._layout import _kind
+from ..compiler.future import Seconds, as_seconds
+from ..compiler.layout import _kind
 from . import machine
 from .arguments import TensorForm, by_name, check_memory_apart, forms_of_arguments
 from .identity import is_program, name_of

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from .._compile import CustomOp, Tensors, _flatten, name_of_op, op_named
+from ..compiler.compile_op import CustomOp, Tensors, _flatten, name_of_op, op_named
 from ..errors import MismatchError, UnsupportedError
 
 NAMESPACE = "shardwire"

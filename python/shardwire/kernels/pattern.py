@@ -9,8 +9,8 @@ from typing import Any
 import torch.distributed as dist
 
 from .. import _C
-from .._layout import _kind
-from .._pattern import NEEDS_GROUP, NOBODY_KNOWS, check_kinds, check_place, group_of
+from ..compiler.layout import _kind
+from ..compiler.who_plans import NEEDS_GROUP, NOBODY_KNOWS, check_kinds, check_place, group_of
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,8 +23,8 @@ import torch
 from torch.distributed import distributed_c10d as c10d
 
 from .. import errors
-from .._compile import CustomOp, name_of_op
-from .._layout import _kind
+from ..compiler.compile_op import CustomOp, name_of_op
+from ..compiler.layout import _kind
 from . import machine
 from .arguments import TensorForm
 from .graph_text import communication_in, text_of, value_digest

@@ -21,8 +21,8 @@ import torch
 from torch.distributed import distributed_c10d as c10d
 
 from .. import _C, errors
-from .._groups import _backend_of
-from .._agree import Meeting
+from ..groups.lookup import _backend_of
+from ..compiler.agree import Meeting
 from . import cache, machine
 from .arguments import TensorForm
 from .identity import identity

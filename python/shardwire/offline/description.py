@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from .._layout import Layout, Partial, Placement, Replicate, Shard, StridedShard, _kind
+from ..compiler.layout import Layout, Partial, Placement, Replicate, Shard, StridedShard, _kind
 from .planning import OfflinePlan, plan
 from .topology import read_object
 

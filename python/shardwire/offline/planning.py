@@ -11,10 +11,10 @@ from typing import Any
 import torch
 
 from .. import _C
-from .._all_ranks import ARGUMENTS, check_overlap, lists_of_all
-from .._compile import CustomOp, Dims, Items, plan_one_rank
-from .._layout import _kind
-from .._plot import human_bytes, save_picture
+from ..compiler.all_ranks import ARGUMENTS, check_overlap, lists_of_all
+from ..compiler.compile_op import CustomOp, Dims, Items, plan_one_rank
+from ..compiler.layout import _kind
+from ..compiler.plot import human_bytes, save_picture
 from .topology import Load, Topology, loads_of, read_topology
 
 _MOST_ROWS = 16  # of ranks that a text shows

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from .._layout import _kind
+from ..compiler.layout import _kind
 
 _KEYS = ("ranks_per_host", "hosts", "within_host_GB_per_s", "between_hosts_GB_per_s", "links_per_host", "latency_us", "copy_GB_per_s", "reduce_GB_per_s")
 # Bytes of addends that one rank combines in a second, where a topology does not say: a sum of two float32 on one core of the machine of docs/benchmarks.md (Sum over Partial inputs),

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from .._future import wake
+from ..compiler.future import wake
 
 if TYPE_CHECKING:
     from .use_link import Call, UseLink

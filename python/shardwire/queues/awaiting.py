@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from .._future import Seconds, in_thread, wake
+from ..compiler.future import Seconds, in_thread, wake
 from . import wire
 from .answers import answered, over, until_came
 from .works import LocalGet

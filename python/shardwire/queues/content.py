@@ -7,8 +7,9 @@ from typing import Any
 
 import torch
 
-from .. import _C, _serialize
-from .._plain_memory import bytes_of, dtype_named, name_of, typed
+from .. import _C
+from ..plain import serialize
+from ..plain.memory import bytes_of, dtype_named, name_of, typed
 
 _TENSOR, _OBJECT = 0, 1
 _START = struct.Struct("<BB")
@@ -31,7 +32,7 @@ def of_tensor(tensor: Any) -> tuple[bytes, list[torch.Tensor]]:
 
 
 def of_object(value: Any, allow_pickle: bool) -> tuple[bytes, list[torch.Tensor]]:
-    kind, head, parts = _serialize.to_parts(value, allow_pickle)
+    kind, head, parts = serialize.to_parts(value, allow_pickle)
     return _START.pack(_OBJECT, kind) + head, parts
 
 
@@ -74,7 +75,7 @@ class Content:
     def value(self, parts: list[torch.Tensor], tensor: torch.Tensor | None, out: torch.Tensor | None, allow_pickle: bool) -> Any:
         """The getter's tensor or object. `tensor`: of memory(), or None where `parts` are the queue's own, which the getter may keep."""
         if not self.is_tensor:
-            return _serialize.from_parts(self.kind, self.rest, parts, allow_pickle)
+            return serialize.from_parts(self.kind, self.rest, parts, allow_pickle)
         if tensor is None:
             tensor = typed(parts[0], self.dtype).reshape(self.shape)
         if out is None:

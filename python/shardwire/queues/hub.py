@@ -27,9 +27,9 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
 from .. import _C
-from .._ending import close_at_exit
-from .._groups import resolve_backend, store_of
-from .._mpi import tcp_store
+from ..process.ending import close_at_exit
+from ..groups.lookup import resolve_backend, store_of
+from ..groups.mpi import tcp_store
 from ..errors import ShardwireError, TimeoutError
 from . import wire
 from .entries import HeldQueue

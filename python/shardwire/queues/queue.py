@@ -12,9 +12,9 @@ from typing import Any, Literal, NamedTuple, overload
 
 import torch
 
-from .._future import Seconds, as_seconds
-from .._groups import find_process_group, name_of_group
-from .._plain_handles import Handle, register_handle
+from ..compiler.future import Seconds, as_seconds
+from ..groups.lookup import find_process_group, name_of_group
+from ..plain.handles import Handle, register_handle
 from ..errors import ClosedError, PeerFailedError, ShardwireError
 from . import awaiting, content, wire
 from .entries import NOTHING, OVER, Entry, HeldQueue

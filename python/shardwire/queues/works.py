@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from .._future import Seconds, as_seconds
+from ..compiler.future import Seconds, as_seconds
 from ..errors import ClosedError, ShardwireError, TimeoutError
 from . import wire
 from .answers import over

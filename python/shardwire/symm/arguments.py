@@ -5,8 +5,8 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Any
 
-from .._future import as_seconds
-from .._groups import resolve_backend
+from ..compiler.future import as_seconds
+from ..groups.lookup import resolve_backend
 
 
 def backend_of(group: Any) -> Any:

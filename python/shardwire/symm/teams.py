@@ -12,7 +12,7 @@ from torch.distributed import distributed_c10d as c10d
 
 from .. import _C
 from ..errors import TimeoutError
-from .._groups import _WRAPPED, _stores, _wrap, find_process_group, store_of
+from ..groups.lookup import _WRAPPED, _stores, _wrap, find_process_group, store_of
 from .arguments import backend_of, seconds_of
 from .memory import empty, zeros
 

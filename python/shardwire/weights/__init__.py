@@ -3,7 +3,7 @@
 sync, load and save are three doors into one corridor: holdings (what a rank has), matching (which names are which), movement (one compiled op).
 """
 
-from .._fused import FusedLayout
+from ..compiler.fused import FusedLayout
 from .loading import load
 from .name_maps import BERT, GPT2, LLAMA, QWEN, NameMap, Part
 from .publishing import Publication, publish

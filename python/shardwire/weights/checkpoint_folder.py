@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from .._layout import _kind
+from ..compiler.layout import _kind
 from ..errors import CheckpointError
 from .descriptions import Weight
 from .fused import Whole

@@ -23,9 +23,9 @@ from typing import Any
 import torch
 
 from .. import _C
-from .._compile import CustomOp, compile_op
+from ..compiler.compile_op import CustomOp, compile_op
 from ..errors import MismatchError, ShardwireError
-from .._agree import Meeting
+from ..compiler.agree import Meeting
 from .descriptions import collect, moved_to
 from .matching import Match, match
 from .movement import End, Movement, RowsOf, compile_movement

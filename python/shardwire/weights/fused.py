@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from .. import _C
-from .._fused import FusedLayout, Share, shifted
-from .._layout import Layout
+from ..compiler.fused import FusedLayout, Share, shifted
+from ..compiler.layout import Layout
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ def decode_layout(value: Any, shape: tuple[int, ...], dtype: torch.dtype) -> Any
         return Whole(shape)
     if isinstance(value, dict):
         return FusedLayout({name: decode_layout(part, (), dtype) for name, part in value["parts"].items()}, value["dim"], value["held"])
-    from .. import _layout
+    from ..compiler import layout
     mesh_shape, ranks, placements, dims = value
     mesh = torch.tensor(ranks, dtype=torch.int64, device="cpu").reshape(mesh_shape)
-    return Layout(mesh, [getattr(_layout, name)(*fields) for name, *fields in placements], dims, dtype)
+    return Layout(mesh, [getattr(layout, name)(*fields) for name, *fields in placements], dims, dtype)

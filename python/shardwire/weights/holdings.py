@@ -11,9 +11,9 @@ from typing import Any
 
 import torch
 
-from .._fused import FusedLayout
-from .._layout import Layout, _kind, is_dtensor, local_tensor
-from .._spec import _check_local
+from ..compiler.fused import FusedLayout
+from ..compiler.layout import Layout, _kind, is_dtensor, local_tensor
+from ..compiler.spec import _check_local
 from ..errors import UnsupportedError
 from .fused import Whole
 

@@ -9,8 +9,8 @@ from typing import Any, TypeVar, overload
 
 import torch
 
-from .._future import Seconds, as_seconds
-from .._agree import Meeting, check_strict
+from ..compiler.future import Seconds, as_seconds
+from ..compiler.agree import Meeting, check_strict
 from .checkpoint_folder import INDEX, SINGLE, FileSet
 from .dcp_folder import METADATA, DcpFolder
 from .descriptions import collect, describe

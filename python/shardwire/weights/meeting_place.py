@@ -17,8 +17,8 @@ from urllib.parse import unquote, urlparse
 
 import torch.distributed as dist
 
-from .._layout import _kind
-from .._log import log
+from ..compiler.layout import _kind
+from ..process.log import log
 from ..errors import CheckpointError, MismatchError, SystemFailure
 from .job_token import how_it_differs, is_proof, proof
 from .record_server import RecordServer

@@ -12,11 +12,11 @@ from typing import Any
 import torch
 
 from .. import _C
-from .._compile import CustomOp
-from .._future import Future, Seconds
-from .._spec import Side
+from ..compiler.compile_op import CustomOp
+from ..compiler.future import Future, Seconds
+from ..compiler.spec import Side
 from ..errors import ShardwireError
-from .._agree import Meeting
+from ..compiler.agree import Meeting
 from .fused import Chunks, Share
 from .holdings import Holdings
 from .matching import Match, Placed, Space

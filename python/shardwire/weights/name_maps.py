@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Union
 
-from .._layout import _kind
+from ..compiler.layout import _kind
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from .._layout import _kind
+from ..compiler.layout import _kind
 from ..errors import CheckpointError
 
 

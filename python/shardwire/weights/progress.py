@@ -7,9 +7,9 @@ import time
 from collections.abc import Callable
 from typing import Any, Union
 
-from .._future import Future
-from .._layout import _kind
-from .._log import log
+from ..compiler.future import Future
+from ..compiler.layout import _kind
+from ..process.log import log
 
 ProgressArgument = Union[bool, Callable[[int, int], Any], None]
 _BAR_FROM_S, _BAR_EVERY_S = 1.0, 0.2

@@ -19,13 +19,13 @@ from typing import Any
 import torch.distributed as dist
 
 from .. import _C
-from .._create import as_timeout
-from .._ending import close_at_exit
-from .._future import Seconds, as_seconds
-from .._layout import _kind
-from .._log import log
+from ..groups.create import as_timeout
+from ..process.ending import close_at_exit
+from ..compiler.future import Seconds, as_seconds
+from ..compiler.layout import _kind
+from ..process.log import log
 from ..errors import AbortedError, MismatchError, SystemFailure
-from .._agree import Meeting
+from ..compiler.agree import Meeting
 from .descriptions import collect, describe
 from .holdings import Holdings
 from .finding import closed_key

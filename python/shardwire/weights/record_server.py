@@ -22,7 +22,7 @@ import time
 import weakref
 from typing import Any
 
-from .._log import log
+from ..process.log import log
 from .job_token import TOKEN, is_proof
 
 BANNER = b"shardwire.records 2\n"

@@ -11,10 +11,10 @@ from typing import Any
 
 import torch
 
-from .._future import Seconds, as_seconds
-from .._layout import _kind
+from ..compiler.future import Seconds, as_seconds
+from ..compiler.layout import _kind
 from ..errors import MismatchError
-from .._agree import Meeting
+from ..compiler.agree import Meeting
 from .descriptions import Weight, collect, describe
 from .direct_rows import cover, local_rows
 from .fused import Rows

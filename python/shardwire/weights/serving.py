@@ -7,7 +7,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any
 
-from .._log import log
+from ..process.log import log
 from ..errors import AbortedError, PeerFailedError
 from .fetching import LEAVE, SLACK_S, Joint, Request, answer_row, choose
 from .meeting_place import tidy

@@ -14,11 +14,11 @@ import torch
 import torch.distributed as dist
 
 from .. import _C
-from .._future import Seconds, as_seconds, in_thread
-from .._layout import _kind
+from ..compiler.future import Seconds, as_seconds, in_thread
+from ..compiler.layout import _kind
 from ..errors import AbortedError, MismatchError, PeerFailedError, ShardwireError
 from ..errors import TimeoutError as GroupTimeoutError
-from .._agree import Meeting
+from ..compiler.agree import Meeting
 from .fetching import FETCH, LEAVE, SLACK_S, Choice, Joint, Request, choose
 from .finding import find, open_place
 from .meeting_place import Address, tidy

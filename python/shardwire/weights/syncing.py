@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from .._future import Future, Seconds, as_seconds
-from .._agree import Meeting, check_strict
+from ..compiler.future import Future, Seconds, as_seconds
+from ..compiler.agree import Meeting, check_strict
 from .descriptions import collect, describe
 from .holdings import Holdings
 from .matching import Match, match

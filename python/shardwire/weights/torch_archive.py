@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from .._layout import _kind
+from ..compiler.layout import _kind
 from ..errors import CheckpointError, UnsupportedError
 from .pickles import dims_of, dtype_name_of, unpickle
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
-from .._fused import FusedLayout
-from .._layout import Layout, _kind, is_dtensor
-from .._agree import Meeting
+from ..compiler.fused import FusedLayout
+from ..compiler.layout import Layout, _kind, is_dtensor
+from ..compiler.agree import Meeting
 from .descriptions import collect, describe, encode_place, names_in
 from .holdings import Holdings
 from .matching import Match

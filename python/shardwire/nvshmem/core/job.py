@@ -8,8 +8,9 @@ from typing import Any
 
 import torch.distributed as dist
 
-from ... import _groups, _mpi, symm
-from ..._create import as_timeout
+from ... import symm
+from ...groups import lookup, mpi
+from ...groups.create import as_timeout
 from .team_table import Teams
 from .all_pes import NvshmemError, NvshmemInvalid, job, world
 
@@ -58,7 +59,7 @@ def get_unique_id(empty: bool = False) -> UniqueID:
     if not empty:
         import numpy
         host = socket.gethostname()
-        uid._store = _mpi.tcp_store("localhost", 0, None, True, as_timeout(None))
+        uid._store = mpi.tcp_store("localhost", 0, None, True, as_timeout(None))
         text = f"{host} {uid._store.port}".encode()
         if len(text) >= _ID_BYTES:
             raise NvshmemError(f"the name of this host is too long for a unique id: {host}")
@@ -73,7 +74,7 @@ def _meet(uid: UniqueID) -> Any:
     text = bytes(uid._data.view("uint8")).rstrip(b"\0").decode(errors="replace").split()
     if len(text) != 2 or not text[1].isdigit():
         raise NvshmemInvalid("the uid is empty: hand out the one of the PE that made it by get_unique_id() before init()")
-    return _mpi.tcp_store("localhost" if text[0] == socket.gethostname() else text[0], int(text[1]), None, False, as_timeout(None))
+    return mpi.tcp_store("localhost" if text[0] == socket.gethostname() else text[0], int(text[1]), None, False, as_timeout(None))
 
 
 def init(device: Any = None, uid: UniqueID | None = None, rank: int | None = None, nranks: int | None = None, mpi_comm: Any = None,
@@ -93,9 +94,9 @@ def init(device: Any = None, uid: UniqueID | None = None, rank: int | None = Non
         job.own_group = _own_group(_meet(uid), rank, nranks)
     elif initializer_method in ("mpi", "emulated_mpi"):
         if mpi_comm is not None:
-            job.own_group = _mpi.create_process_group_from_mpi(mpi_comm)
+            job.own_group = mpi.create_process_group_from_mpi(mpi_comm)
         else:
-            job.own_group = _own_group(*next(_mpi.rendezvous("mpi://")))
+            job.own_group = _own_group(*next(mpi.rendezvous("mpi://")))
     elif initializer_method == "":
         if not dist.is_initialized():
             raise NvshmemInvalid("give initializer_method 'uid' or 'mpi', or make the default process group first: init_process_group('shardwire')")
@@ -107,7 +108,7 @@ def init(device: Any = None, uid: UniqueID | None = None, rank: int | None = Non
 
 def _own_group(store: Any, rank: int, size: int) -> Any:
     # A name of its own: the ranks need not have made equally many groups before.
-    return _groups._create(store, rank, size, as_timeout(None), f"nvshmem:{id(store)}", "nvshmem", True)
+    return lookup._create(store, rank, size, as_timeout(None), f"nvshmem:{id(store)}", "nvshmem", True)
 
 
 def finalize() -> None:
@@ -117,7 +118,7 @@ def finalize() -> None:
     Teams.end()
     job.world = None
     if job.own_group is not None:
-        _groups.end_process_group(job.own_group)
+        lookup.end_process_group(job.own_group)
         job.own_group = None
 
 

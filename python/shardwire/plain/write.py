@@ -4,7 +4,7 @@ An object is a graph. Each container, tensor and long text is a node with a numb
 cyclic references come back as they were, and depth costs no stack. Bytes of tensors stay outside of the head, in *parts*: tensors that share
 memory share one part.
 
-``_plain_read`` reads them.
+``read`` reads them.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from typing import Any, Iterable
 
 import torch
 
-from . import _C
-from ._plain_keys import NESTING, WrittenKeys
-from ._plain_handles import Handle, handle_of
-from ._plain_memory import bytes_of, contiguous_strides, name_of, reach, storage_address, untyped
-from ._plain_records import Record, by_class
+from .. import _C
+from .keys import NESTING, WrittenKeys
+from .handles import Handle, handle_of
+from .memory import bytes_of, contiguous_strides, name_of, reach, storage_address, untyped
+from .records import Record, by_class
 
 MAGIC = b"SWG1"
 _LONG = 32  # texts from this length on are nodes: met twice, written once

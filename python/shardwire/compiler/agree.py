@@ -13,10 +13,10 @@ from typing import Any
 
 import torch
 
-from . import errors
-from ._C import rank
-from ._compile import CustomOp, compile_op
-from ._groups import global_ranks, resolve_backend
+from .. import errors
+from .._C import rank
+from .compile_op import CustomOp, compile_op
+from ..groups.lookup import global_ranks, resolve_backend
 
 DOORS = ("sync", "load", "save", "publish", "subscribe", "fetch", "compile_and_load")
 # Bytes that a rank gives in one exchange: what it has, what it wants, and the rest. Apart, since ranks often have equal ones.

@@ -11,10 +11,10 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
-from ._compile import CustomOp, compile_op
-from ._groups import find_process_group, resolve_backend
-from ._layout import Layout, Partial, Replicate, Shard, StridedShard, _kind, is_dtensor, local_tensor
-from .errors import UnsupportedError
+from .compile_op import CustomOp, compile_op
+from ..groups.lookup import find_process_group, resolve_backend
+from .layout import Layout, Partial, Replicate, Shard, StridedShard, _kind, is_dtensor, local_tensor
+from ..errors import UnsupportedError
 
 # Compiled ops kept per group. Every rank of a group makes the same sequence of calls, so all of them evict the same op at the same time.
 CACHED_OPS_PER_GROUP = 64

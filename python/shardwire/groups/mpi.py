@@ -14,11 +14,11 @@ from urllib.parse import parse_qs, urlparse
 
 import torch.distributed as dist
 
-from . import _C
-from ._create import as_timeout
-from ._groups import create_over_fresh_store
-from ._launchers import recognise, why_none
-from .errors import UnsupportedError
+from .. import _C
+from .create import as_timeout
+from .lookup import create_over_fresh_store
+from .._launchers import recognise, why_none
+from ..errors import UnsupportedError
 
 
 def create_process_group_from_mpi(comm: Any, timeout: timedelta | float | None = None, name: str | None = None) -> Any:

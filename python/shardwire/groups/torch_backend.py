@@ -8,7 +8,8 @@ import torch
 import torch.distributed as dist
 import shardwire_autoload
 
-from . import _C, _trace
+from .. import _C
+from ..process import trace
 
 
 def register() -> None:
@@ -18,7 +19,7 @@ def register() -> None:
     if not dist.is_available():
         raise ImportError("this torch was built without torch.distributed, which shardwire extends")
     shardwire_autoload.register()
-    _trace.extend_torchs_dump()
+    trace.extend_torchs_dump()
 
 
 def stand_in_for(name: str) -> None:

@@ -14,10 +14,10 @@ from typing import Any
 import shardwire_autoload
 import torch
 
-from . import _C
-from ._fused import FusedLayout
-from ._layout import Layout, Partial, _kind, as_dims, is_dtensor, local_tensor
-from .errors import UnsupportedError
+from .. import _C
+from .fused import FusedLayout
+from .layout import Layout, Partial, _kind, as_dims, is_dtensor, local_tensor
+from ..errors import UnsupportedError
 
 _REDUCTIONS = {"sum": "sum", "prod": "prod", "min": "min", "max": "max", "avg": "mean", "mean": "mean",
                "band": "band", "bor": "bor", "bxor": "bxor"}

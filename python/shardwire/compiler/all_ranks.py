@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
-from . import _C
-from ._layout import _kind
-from ._spec import Spec, build_spec
+from .. import _C
+from .layout import _kind
+from .spec import Spec, build_spec
 
 ErrorKind = Literal["value", "type", "runtime", "unsupported"]
 ARGUMENTS = ("shape", "dtype", "inputs", "outputs", "reduction", "output_dtype")

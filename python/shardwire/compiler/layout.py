@@ -13,8 +13,8 @@ from typing import Any, Union
 
 import torch
 
-from . import _C
-from .errors import UnsupportedError
+from .. import _C
+from ..errors import UnsupportedError
 
 # Most dimensions a tensor may have anywhere in shardwire.
 MAX_DIMS = 16

@@ -4,7 +4,7 @@
 
     whole:  "SWOB", version, kind, number of parts | bytes of the head | bytes of each part | head | parts, each at a multiple of 64 bytes
 
-Kind 0 is plain (``_plain``): reading it executes nothing. Kind 1 holds a pickle, whose tensors are parts too: reading one can run any code that its
+Kind 0 is plain (``write``): reading it executes nothing. Kind 1 holds a pickle, whose tensors are parts too: reading one can run any code that its
 writer wished, so it is read only where the reader asks for that.
 """
 
@@ -17,9 +17,9 @@ from typing import Any
 
 import torch
 
-from . import _plain, _plain_read
-from ._plain import NotPlain
-from ._plain_memory import Broken
+from . import write, read
+from .write import NotPlain
+from .memory import Broken
 
 _START = struct.Struct("<4sBBxxIQ")
 _MAGIC = b"SWOB"
@@ -36,7 +36,7 @@ class _Pickler(pickle.Pickler):
         self.numbers: dict[int, int] = {}
 
     def persistent_id(self, obj: Any) -> int | None:
-        if not _plain.is_plain_tensor(obj):
+        if not write.is_plain_tensor(obj):
             return None
         if id(obj) not in self.numbers:
             self.numbers[id(obj)] = len(self.tensors)
@@ -58,7 +58,7 @@ class _Unpickler(pickle.Unpickler):
 def to_parts(value: Any, allow_pickle: bool) -> tuple[int, bytes, list[torch.Tensor]]:
     """Kind, head and parts of an object. TypeError when it needs pickle and may not have it."""
     try:
-        return PLAIN, *_plain.write(value)
+        return PLAIN, *write.write(value)
     except NotPlain as error:
         if not allow_pickle:
             raise TypeError(f"{error}; give allow_pickle=True to both ends to send it by pickle: whoever reads a pickle runs what its writer put "
@@ -66,7 +66,7 @@ def to_parts(value: Any, allow_pickle: bool) -> tuple[int, bytes, list[torch.Ten
     file = io.BytesIO()
     pickler = _Pickler(file)
     pickler.dump(value)
-    return PICKLED, *_plain.write([file.getvalue(), pickler.tensors])
+    return PICKLED, *write.write([file.getvalue(), pickler.tensors])
 
 
 def from_parts(kind: int, head: bytes, parts: list[torch.Tensor], allow_pickle: bool) -> Any:
@@ -75,7 +75,7 @@ def from_parts(kind: int, head: bytes, parts: list[torch.Tensor], allow_pickle: 
     if kind == PICKLED and not allow_pickle:
         raise ValueError("this object was written by pickle, and reading a pickle runs whatever its writer put into it; "
                          "give allow_pickle=True if you trust all who could have written it")
-    value = _plain_read.read(head, parts, allow_pickle)
+    value = read.read(head, parts, allow_pickle)
     if kind == PLAIN:
         return value
     if type(value) is not list or len(value) != 2 or type(value[0]) is not bytes or type(value[1]) is not list:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Any
 
-from . import _C
-from ._log import route
+from .. import _C
+from ..process.log import route
 
 _DEFAULT_TIMEOUT = timedelta(minutes=30)  # torch's
 _SHORTEST = timedelta(milliseconds=1)  # c10d counts milliseconds, and takes 0 for no timeout

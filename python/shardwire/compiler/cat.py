@@ -7,12 +7,12 @@ from typing import Any
 
 import torch
 
-from . import _C
-from ._compile import CustomOp, compile_op
-from ._future import Future, Seconds, as_seconds
-from ._groups import resolve_backend
-from ._layout import as_dims
-from ._plain_memory import dtype_named, name_of
+from .. import _C
+from .compile_op import CustomOp, compile_op
+from .future import Future, Seconds, as_seconds
+from ..groups.lookup import resolve_backend
+from .layout import as_dims
+from ..plain.memory import dtype_named, name_of
 
 _MAX_DIMS = 16
 _ERROR = -1

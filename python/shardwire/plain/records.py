@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, TypeVar
 
-from ._plain_keys import NESTING, NO_KEYS
+from .keys import NESTING, NO_KEYS
 
 _Class = TypeVar("_Class", bound=type)
 

@@ -11,14 +11,14 @@ from typing import Any, Union
 
 import torch
 
-from . import _C
-from ._all_ranks import ARGUMENTS, EachRank, ErrorKind, check_overlap, error_kind, lists_of_all, spec_of_rank
-from ._future import Future, Seconds, as_seconds
-from ._groups import global_ranks, resolve_backend
-from ._fused import FusedLayout
-from ._layout import Layout, _kind, is_dtensor, local_tensor
-from ._pattern import check_keeping, check_kinds, check_place, group_of, place_without_group
-from ._spec import Side, Spec, TensorRegion, build_spec
+from .. import _C
+from .all_ranks import ARGUMENTS, EachRank, ErrorKind, check_overlap, error_kind, lists_of_all, spec_of_rank
+from .future import Future, Seconds, as_seconds
+from ..groups.lookup import global_ranks, resolve_backend
+from .fused import FusedLayout
+from .layout import Layout, _kind, is_dtensor, local_tensor
+from .who_plans import check_keeping, check_kinds, check_place, group_of, place_without_group
+from .spec import Side, Spec, TensorRegion, build_spec
 
 _Tensor = torch.Tensor
 Dims = Sequence[int]
@@ -254,7 +254,7 @@ class CustomOp:
 
     def plot(self, path: str | os.PathLike[str], title: str | None = None) -> None:
         """Draws who sends what to whom into ``path``: .svg (needs nothing) or .png (needs matplotlib). ValueError for other endings."""
-        from ._plot import save_picture
+        from .plot import save_picture
         save_picture(self.traffic(), path, title)
 
     @property

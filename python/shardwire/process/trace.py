@@ -7,7 +7,7 @@ import pickle
 from collections.abc import Callable
 from typing import Any, cast
 
-from . import _C
+from .. import _C
 
 
 def trace(*, only_active: bool = False) -> dict[str, Any]:

@@ -14,7 +14,7 @@ import socket
 import sys
 import threading
 
-from . import _C
+from .. import _C
 
 _LEVELS = {"error": logging.ERROR, "warn": logging.WARNING, "info": logging.INFO, "debug": logging.DEBUG}
 _logger = logging.getLogger("shardwire")

@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlparse
 
-from . import _mpi
-from ._create import as_timeout
-from ._launchers import Place, address_of, recognise, why_none
+from . import mpi
+from .create import as_timeout
+from .._launchers import Place, address_of, recognise, why_none
 
 _BY_QUERY = {"RANK": "rank", "WORLD_SIZE": "world_size"}  # what init_process_group(rank=..., world_size=...) adds to the URL
 _NEEDED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-_HAS_MPI = (Path(__file__).parent / "libshardwire_mpi.so").exists()
+_HAS_MPI = (Path(__file__).parents[1] / "libshardwire_mpi.so").exists()
 _INSTEAD = ("start the ranks by `python -m shardwire.launch -n N SCRIPT`, torchrun, srun or mpirun, or "
             "call init_process_group('shardwire', init_method='tcp://HOST:PORT', rank=..., world_size=...)")
 
@@ -39,7 +39,7 @@ def rendezvous(url: str, timeout: timedelta | None = None, **more: Any) -> Itera
     rank, size = _rank_and_size(url, place, missing)
     # Across hosts mpirun can map rank 0 to any of them, and MPI knows; on one host MPI is left alone.
     if place.is_open_mpi and place.size != place.local_size and "MASTER_ADDR" in missing and _HAS_MPI:
-        yield from _mpi.rendezvous(url, timeout, **more)
+        yield from mpi.rendezvous(url, timeout, **more)
     host, port = address_of(place)
     host, port = os.environ.get("MASTER_ADDR") or host, _given_port() or port
     if not host or not port:
@@ -89,7 +89,7 @@ def _given_port() -> int | None:
 
 def _store(host: str, port: int, rank: int, size: int, timeout: timedelta, place: Place) -> Any:
     try:
-        return _mpi.tcp_store(host, port, size, rank == 0, timeout)
+        return mpi.tcp_store(host, port, size, rank == 0, timeout)
     except Exception as error:
         raise RuntimeError(f"rank {rank} could not {'open' if rank == 0 else 'reach'} the ranks' store at {host}:{port}: {error}. "
                            f"{place.describe()}; MASTER_ADDR and MASTER_PORT, set for all ranks, name another place for it") from error

@@ -7,9 +7,9 @@ from typing import Any
 
 import torch.distributed as dist
 
-from . import _C
-from ._groups import resolve_backend
-from ._layout import _kind
+from .. import _C
+from ..groups.lookup import resolve_backend
+from .layout import _kind
 
 NOBODY_KNOWS = "cc_enabled is True, but rank and world size are not known; initialise torch.distributed, give a group, or give rank_id and world_size"
 NEEDS_GROUP = "is_spmd=True ships what rank 0 compiles, which needs a process group; initialise torch.distributed, or give is_spmd=False so that every rank compiles"

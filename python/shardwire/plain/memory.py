@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from . import _C
+from .. import _C
 
 
 def storage_address(tensor: torch.Tensor) -> int:

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from ._layout import Layout, Replicate, StridedShard, _read_placement, as_dims, box_of, is_dtensor
-from ._spec import TensorRegion
+from .layout import Layout, Replicate, StridedShard, _read_placement, as_dims, box_of, is_dtensor
+from .spec import TensorRegion
 
 
 @dataclass(frozen=True)

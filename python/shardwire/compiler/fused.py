@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
-from . import _C
-from ._layout import Layout, Partial, _kind, is_dtensor
-from .errors import UnsupportedError
+from .. import _C
+from .layout import Layout, Partial, _kind, is_dtensor
+from ..errors import UnsupportedError
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,9 +12,9 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
-from . import _C
-from ._create import as_timeout
-from ._log import route
+from .. import _C
+from .create import as_timeout
+from ..process.log import route
 
 # Names given by name_process_group and create_process_group. Weak: naming a group does not keep it alive.
 _named: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()

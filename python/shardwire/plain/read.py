@@ -1,5 +1,5 @@
-"""Plain objects out of the bytes that ``_plain`` writes. Reading makes only the types that are listed here, and those of the user's classes that this process registered
-(``_plain_records``), and checks every length, number and bound before it uses it.
+"""Plain objects out of the bytes that ``write`` writes. Reading makes only the types that are listed here, and those of the user's classes that this process registered
+(``records``), and checks every length, number and bound before it uses it.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from typing import Any, Callable
 
 import torch
 
-from ._plain import C128, F64, I64, MAGIC, PLAIN_KINDS, U32
-from ._plain_handles import HANDLE_TAGS, handle_with
-from ._plain_keys import ReadKeys, Ref
-from ._plain_memory import Broken, contiguous_strides, dtype_named, item_bytes, typed
-from ._plain_records import Record, by_name
+from .write import C128, F64, I64, MAGIC, PLAIN_KINDS, U32
+from .handles import HANDLE_TAGS, handle_with
+from .keys import ReadKeys, Ref
+from .memory import Broken, contiguous_strides, dtype_named, item_bytes, typed
+from .records import Record, by_name
 
 _3_I64 = struct.Struct("<3q")
 _DTYPE_OF_NUMPY = re.compile(r"[<>|=](?:b1|[iufcSU]\d{1,9}|[mM]8(?:\[\d{0,9}[a-zA-Zμ]{1,2}\])?)")
