@@ -57,6 +57,12 @@ def described(point):
     return "\n".join(["", "```{eval-rst}", f".. auto{kind}:: {path}.{name}", *options, "```", ""])
 
 
+def changes(app, text):
+    """CHANGELOG.md, which lies in the root of the tree, outside of what the site is made of."""
+    app.env.note_dependency(str(DOCS.parent / "CHANGELOG.md"))
+    return (DOCS.parent / "CHANGELOG.md").read_text(encoding="utf-8").replace("](docs/", "](")
+
+
 def headers(app, text):
     """Each header whole, under its name."""
     def shown(point):
@@ -74,7 +80,7 @@ def benchmarks(app, text):
     return re.sub(r"^\|.*$", lambda row: re.sub(r"(\d) (us|ms|s|B|[KMG]i?B|GB/s)\b", "\\1\u00a0\\2", row[0]), drawn, flags=re.MULTILINE)
 
 
-PAGES = {"index": index, "api": api, "cpp": headers, "benchmarks": benchmarks}
+PAGES = {"index": index, "api": api, "changes": changes, "cpp": headers, "benchmarks": benchmarks}
 
 
 def arguments_as_points(lines):

@@ -1,4 +1,4 @@
-"""The docs check: README.md and docs/*.md hold together, without building the site.
+"""The docs check: the pages of the root and docs/*.md hold together, without building the site.
 
 Links lead to files and headings that are there. docs/index.md leads to every page. docs/api.md has every name that the package exports. The errors that docs/errors.md explains are
 those of the sources. No sentence has more than 40
@@ -40,7 +40,7 @@ class Example(NamedTuple):
 
 
 def pages(root):
-    return [root / "README.md", *sorted((root / "docs").glob("*.md"))]
+    return [*sorted(root.glob("*.md")), *sorted((root / "docs").glob("*.md"))]
 
 
 def examples(root):
