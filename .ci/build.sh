@@ -78,8 +78,7 @@ suite_needs() {  # suite_needs ARGS OF ./run test
   for part in ${only//,/ }; do
     case "$part" in
       checks|cpp|mpi|rdma|tidy|cuda-torch) suite_groups+=" $part" ;;
-      alone) suite_groups+=" checks" ;;  # for clang
-      asan|tsan) suite_groups+=" cpp" ;;
+      alone|asan|tsan) suite_groups+=" cpp" ;;
       python|docs|torch-suite|example|pip-install) suite_groups+=" $part"; suite_torch=yes ;;
       *) die "./run test --only $part: the parts are checks, cpp, alone, asan, tsan, mpi, rdma, python, docs, torch-suite, example, pip-install, tidy, cuda-torch" ;;
     esac
