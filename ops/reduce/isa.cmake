@@ -3,7 +3,11 @@
 #
 # -O3: the loops are plain code that the compiler vectorises. -ffp-contract=off: a fused multiply-add would give other bits on other CPUs;
 # -fno-tree-slp-vectorize: GCC 12 makes such from unrolled complex products all the same.
+# With a sanitizer -O1, as everywhere else: the checks leave nothing to vectorise, and -O3 takes twice as long to compile.
 set(SW_KERNEL_OPTIONS -O3 -ffp-contract=off -fno-tree-slp-vectorize -fno-math-errno -fno-trapping-math)
+if(SHARDWIRE_SANITIZE)
+  list(TRANSFORM SW_KERNEL_OPTIONS REPLACE "^-O3$" "-O1")
+endif()
 set(SW_KERNEL_SOURCE ${PROJECT_SOURCE_DIR}/ops/reduce/kernels.cc)
 set_source_files_properties(${SW_KERNEL_SOURCE} PROPERTIES COMPILE_OPTIONS "${SW_KERNEL_OPTIONS}")
 
