@@ -44,6 +44,7 @@ Engine::Engine(Peers peers, GroupFacts facts)
       facts_(std::move(facts)),
       recorder_(static_cast<std::size_t>(std::max(facts_.options.recordedOps, 0))),
       driving_(peers_, facts_, recorder_, failureCallback_),
+      memory_(driving_, facts_, owner_),
       globalRanks_(static_cast<std::size_t>(facts_.worldSize)) {
   std::iota(globalRanks_.begin(), globalRanks_.end(), 0);
 }
@@ -58,6 +59,7 @@ std::shared_ptr<Engine> Engine::create(Peers peers, Rank rank, int worldSize, co
       delete ended;
     }
   });
+  engine->driving_.locked([&](GroupState& state) { state.driver = engine; });
   addProcessGroup(engine->failureKey(), [weak = std::weak_ptr(engine)] {
     if (const std::shared_ptr<Engine> live = weak.lock()) {
       live->onProcessFailure();
@@ -114,22 +116,12 @@ void Engine::attach(Staging* staging) {
 
 // ---- Starting and waiting
 
-void Engine::take(GroupState& state, const std::shared_ptr<Activity>& activity) {
-  if (!activity->isIn(state.context)) {
-    activity->enter(state.context, weak_from_this());
-  }
-  state.operations.take(activity);
-  if (state.links.joinsLate()) {
-    state.links.want(*activity);
-  }
-}
-
 Status Engine::submit(std::span<const std::shared_ptr<Activity>> activities, Duration spinInline, const CallRecord& record) {
   const auto begin = [&](GroupState& state) {
     const std::uint64_t call = record.continues.call != 0 ? record.continues.call : state.operations.nextCall();
     for (const auto& activity : activities) {
       state.operations.number(*activity, call);
-      take(state, activity);
+      state.take(activity);
       if (&activity == &activities.back()) {
         state.operations.record(*activity, record);
       }
@@ -148,9 +140,7 @@ Status Engine::submit(std::span<const std::shared_ptr<Activity>> activities, Dur
 Status Engine::submitPoint(const std::shared_ptr<Activity>& activity, const std::function<void(PointToPoint&)>& start,
                            const CallRecord& record) {
   const auto begin = [&](GroupState& state) {
-    take(state, activity);
-    state.operations.record(*activity, record);
-    state.operations.startClocks();
+    state.takePoint(activity, record);
     start(state.points);
   };
   return driving_.start(begin, nullptr, Duration::zero());

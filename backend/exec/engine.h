@@ -8,7 +8,6 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
-#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -19,6 +18,7 @@
 #include "backend/exec/activity.h"
 #include "backend/exec/driving.h"
 #include "backend/exec/failure_callback.h"
+#include "backend/exec/group_memory.h"
 #include "backend/exec/group_state.h"
 #include "backend/exec/interrupted_waits.h"
 #include "backend/exec/op_recorder.h"
@@ -90,29 +90,11 @@ class Engine final : public Driver, public Progressed, public std::enable_shared
   Rank firstAhead(std::span<const Rank> peers, std::span<const std::uint64_t> fingerprints) const;
   // Whether this rank is joined to all others.
   bool areAllJoined() const;
-
-  // ---- engine_memory.cc: what symmetric memory needs, whose waits are outside of operations
-  // Moves on what is there, and returns why the wait is in vain: the group failed, or one of `peers` is gone.
-  Status lookFor(std::span<const Rank> peers);
-  // The same without the questions: moves on what is there, unless another thread does.
-  void help() { driving_.help(); }
-  // One-sided access (one_sided.h): starts a request to the peers. The first of an error's reasons as submit().
-  Status request(const std::shared_ptr<OneSidedRequest>& request, std::span<const Rank> peers);
-  // Until all peers have done what was requested of them. absent: the group's timeout.
-  Status quiet(std::optional<Duration> timeout);
-  // What peers may do with this rank's part of a block, from now on until it is withdrawn or the group ended. Then, which of them will: a
-  // thread looks for their requests.
-  void serve(std::uint64_t block, std::shared_ptr<ServedPart> part);
-  void expectRequests(std::uint64_t block, std::vector<Rank> askers);
-  void withdraw(std::uint64_t block);
-  // Notifies the peer that this rank does not use the peer's part any more.
-  void drop(Rank peer, std::uint64_t block);
-  // See Connection::hold(). kAborted when the group is closed.
-  Result<std::shared_ptr<HeldMemory>> hold(Rank peer, const HeapPlace& place, std::size_t size);
+  // For symmetric memory, whose waits and requests are outside of operations.
+  GroupMemory& memory() { return memory_; }
 
  private:
   Engine(Peers peers, GroupFacts facts);
-  void take(GroupState& state, const std::shared_ptr<Activity>& activity);
   void stayForLatePeers();
   // By which the process's list of failures knows this group.
   const void* failureKey() const;
@@ -124,6 +106,7 @@ class Engine final : public Driver, public Progressed, public std::enable_shared
   OpRecorder recorder_;
   FailureCallback failureCallback_;
   Driving driving_;
+  GroupMemory memory_;
   mutable Mutex ranksMutex_;
   std::vector<std::int64_t> globalRanks_ SW_GUARDED_BY(ranksMutex_);
   const Clock::time_point madeAt_ = Clock::now();

@@ -49,6 +49,22 @@ bool GroupState::poll() {
   return operations.step() || progress;
 }
 
+void GroupState::take(const std::shared_ptr<Activity>& activity) {
+  if (!activity->isIn(context)) {
+    activity->enter(context, driver);
+  }
+  operations.take(activity);
+  if (links.joinsLate()) {
+    links.want(*activity);
+  }
+}
+
+void GroupState::takePoint(const std::shared_ptr<Activity>& activity, const CallRecord& record) {
+  take(activity);
+  operations.record(*activity, record);
+  operations.startClocks();
+}
+
 // A peer that is joined late gets what the other peers got before.
 bool GroupState::takeLateLinks() {
   std::vector<Rank> joined;

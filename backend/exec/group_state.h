@@ -4,6 +4,7 @@
 
 #include <atomic>
 #include <cstddef>
+#include <memory>
 #include <string>
 
 #include "backend/bootstrap/connect.h"
@@ -36,9 +37,13 @@ struct GroupState final : private RunHost {
 
   // Takes frames, first those of wires, and then steps the operations. True when anything moved.
   bool poll();
+  // An operation begins: it is stepped from now on. takePoint(): a message, or a request of one-sided access, with its record and clock.
+  void take(const std::shared_ptr<Activity>& activity);
+  void takePoint(const std::shared_ptr<Activity>& activity, const CallRecord& record);
   // Peers ask for something at any time, or there is something to send.
   bool isBusy() const { return !operations.inFlight().empty() || failure.hasNotices() || oneSided.isServing(); }
 
+  std::weak_ptr<Driver> driver;  // of those who wait for operations
   RunContext context;
   Operations operations;
   PeerLinks links;

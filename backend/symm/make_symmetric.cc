@@ -148,7 +148,7 @@ Status holdAll(Engine& engine, const SymmetricRequest& request, const std::vecto
       part.attached = static_cast<std::byte*>(request.attached.get());
       continue;
     }
-    auto held = engine.hold(static_cast<Rank>(rank), offers[rank].place, size);
+    auto held = engine.memory().hold(static_cast<Rank>(rank), offers[rank].place, size);
     if (held.isOk()) {
       part.held = std::move(*held);
       part.bytes = part.held->bytes();
@@ -159,7 +159,7 @@ Status holdAll(Engine& engine, const SymmetricRequest& request, const std::vecto
       return held.status();
     }
     if (request.attached != nullptr) {
-      auto attached = engine.hold(static_cast<Rank>(rank), offers[rank].attached, request.attachedBytes);
+      auto attached = engine.memory().hold(static_cast<Rank>(rank), offers[rank].attached, request.attachedBytes);
       SW_RETURN_IF_ERROR(attached.status());
       part.attachedHeld = std::move(*attached);
       part.attached = part.attachedHeld->bytes();
@@ -177,17 +177,17 @@ class Serving {
   Serving& operator=(const Serving&) = delete;
   ~Serving() { end(); }
   void begin(std::shared_ptr<ServedPart> part) {
-    engine_.serve(number_, std::move(part));
+    engine_.memory().serve(number_, std::move(part));
     isOpen_ = true;
   }
   void end() {
     if (std::exchange(isOpen_, false)) {
-      engine_.withdraw(number_);
+      engine_.memory().withdraw(number_);
     }
   }
   void keep(std::vector<Rank> askers) {
     if (!askers.empty()) {
-      engine_.expectRequests(number_, std::move(askers));
+      engine_.memory().expectRequests(number_, std::move(askers));
       isOpen_ = false;
     }
   }

@@ -92,7 +92,7 @@ SymmetricBlock::~SymmetricBlock() {
   if (isAsked_) {
     mine.withdraw = [weak = engine_, number = number_] {
       if (const std::shared_ptr<Engine> live = weak.lock()) {
-        live->withdraw(number);
+        live->memory().withdraw(number);
       }
     };
   }
@@ -102,7 +102,7 @@ SymmetricBlock::~SymmetricBlock() {
       part.attachedHeld->release([] {});  // before the owner is notified, below
     }
     if (part.bytes == nullptr && engine != nullptr) {
-      engine->drop(peer, number_);
+      engine->memory().drop(peer, number_);
     }
     if (part.held != nullptr) {
       part.held->release([&] { words(peer).dropped(rank()).store(1, std::memory_order_seq_cst); });
@@ -158,7 +158,7 @@ Status SymmetricBlock::waitLong(Engine& engine, const Wait& wait, IsOver isOver)
       relax();
     }
     if (isAsked_) {
-      engine.help();  // this process stores the words that peers of other hosts send
+      engine.memory().help();  // this process stores the words that peers of other hosts send
     }
     const auto now = Clock::now();
     if (now >= deadline) {
@@ -174,7 +174,7 @@ Status SymmetricBlock::waitLong(Engine& engine, const Wait& wait, IsOver isOver)
     if (now >= nextLook) {
       const std::vector<Rank> needed =
           wait.stillNeeded != nullptr ? wait.stillNeeded() : std::vector<Rank>(wait.needed.begin(), wait.needed.end());
-      if (const Status seen = engine.lookFor(needed); !seen.isOk()) {
+      if (const Status seen = engine.memory().lookFor(needed); !seen.isOk()) {
         return isOver() ? Status::ok() : inVain(engine, wait, seen);
       }
       if (wait.whyLeave != nullptr) {

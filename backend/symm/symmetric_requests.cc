@@ -96,7 +96,7 @@ Status SymmetricBlock::request(std::string_view what, Rank peer, const OneSidedC
   request->description = std::make_shared<const std::string>(what);
   // Peers keep their parts until this rank has released the block, which happens after the last request.
   request->keepAlive = std::make_shared<std::pair<std::shared_ptr<void>, std::shared_ptr<void>>>(shared_from_this(), call.keepAlive);
-  SW_RETURN_IF_ERROR(engine->request(request, std::span(&peer, 1)));
+  SW_RETURN_IF_ERROR(engine->memory().request(request, std::span(&peer, 1)));
   return call.isNonBlocking ? Status::ok() : request->wait(kNoDeadline);
 }
 
@@ -152,7 +152,7 @@ Result<std::uint64_t> SymmetricBlock::atomic(Rank peer, std::size_t offset, DTyp
   const auto request = std::make_shared<WordRequest>(peer, frame, !fetches);
   request->description = std::make_shared<const std::string>(fmt::format("atomic {}({}, rank {})", wordOpName(op), dtypeName(dtype), peer));
   request->keepAlive = shared_from_this();
-  SW_RETURN_IF_ERROR(engine->request(request, std::span(&peer, 1)));
+  SW_RETURN_IF_ERROR(engine->memory().request(request, std::span(&peer, 1)));
   SW_RETURN_IF_ERROR(request->wait(kNoDeadline));
   return request->before();
 }
@@ -163,7 +163,7 @@ Status SymmetricBlock::quiet(std::optional<Duration> timeout) {
     return Status::ok();  // no requests were made in this group
   }
   const std::shared_ptr<Engine> engine = engine_.lock();
-  return engine == nullptr ? ended() : engine->quiet(timeout);
+  return engine == nullptr ? ended() : engine->memory().quiet(timeout);
 }
 
 bool isAllQuiet() {
@@ -175,7 +175,7 @@ Status quietAll() {
   Status status;
   if (!isAllQuiet()) {
     for (const auto& engine : processEngines()) {
-      const Status each = engine->quiet(std::nullopt);
+      const Status each = engine->memory().quiet(std::nullopt);
       status = status.isOk() ? each : status;
     }
   }

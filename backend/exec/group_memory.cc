@@ -1,15 +1,12 @@
-// Symmetric memory waits outside of operations, since peers change its words without the engine; and it sends requests to peers that do not
-// share memory.
-#include <algorithm>
+#include "backend/exec/group_memory.h"
 
-#include "backend/exec/engine.h"
 #include "backend/exec/one_sided_requests.h"
 #include "backend/exec/slow_checks.h"
 
 namespace shardwire::internal {
 
-Status Engine::lookFor(std::span<const Rank> peers) {
-  SW_RETURN_IF_ERROR(owner_.check(groupLabel()));
+Status GroupMemory::lookFor(std::span<const Rank> peers) {
+  SW_RETURN_IF_ERROR(owner_.check(facts_.label));
   Status status;
   driving_.act([&](GroupState& state) {
     state.poll();
@@ -27,12 +24,10 @@ Status Engine::lookFor(std::span<const Rank> peers) {
   return status;
 }
 
-Status Engine::request(const std::shared_ptr<OneSidedRequest>& request, std::span<const Rank> peers) {
-  SW_RETURN_IF_ERROR(owner_.check(groupLabel()));
+Status GroupMemory::request(const std::shared_ptr<OneSidedRequest>& request, std::span<const Rank> peers) {
+  SW_RETURN_IF_ERROR(owner_.check(facts_.label));
   const auto begin = [&](GroupState& state) {
-    take(state, request);
-    state.operations.record(*request, {});
-    state.operations.startClocks();
+    state.takePoint(request, {});
     if (const std::vector<Rank> gone = state.links.goneOf(peers); !gone.empty()) {
       state.failure.fail(goneError(state, gone));  // and the request fails with it
       return;
@@ -42,8 +37,8 @@ Status Engine::request(const std::shared_ptr<OneSidedRequest>& request, std::spa
   return driving_.start(begin, nullptr, Duration::zero());
 }
 
-Status Engine::quiet(std::optional<Duration> timeout) {
-  SW_RETURN_IF_ERROR(owner_.check(groupLabel()));
+Status GroupMemory::quiet(std::optional<Duration> timeout) {
+  SW_RETURN_IF_ERROR(owner_.check(facts_.label));
   const std::vector<Rank> peers = driving_.locked([](const GroupState& state) { return state.oneSided.unquiet(); });
   if (peers.empty()) {
     return Status::ok();
@@ -59,20 +54,20 @@ Status Engine::quiet(std::optional<Duration> timeout) {
   return status;
 }
 
-void Engine::serve(std::uint64_t block, std::shared_ptr<ServedPart> part) {
+void GroupMemory::serve(std::uint64_t block, std::shared_ptr<ServedPart> part) {
   driving_.locked([&](GroupState& state) { state.oneSided.serve(block, std::move(part)); });
 }
 
-void Engine::expectRequests(std::uint64_t block, std::vector<Rank> askers) {
+void GroupMemory::expectRequests(std::uint64_t block, std::vector<Rank> askers) {
   driving_.locked([&](GroupState& state) { state.oneSided.expectRequests(block, std::move(askers)); });
   driving_.wakeProgress();
 }
 
-void Engine::withdraw(std::uint64_t block) {
+void GroupMemory::withdraw(std::uint64_t block) {
   driving_.locked([&](GroupState& state) { state.oneSided.withdraw(block); });
 }
 
-void Engine::drop(Rank peer, std::uint64_t block) {
+void GroupMemory::drop(Rank peer, std::uint64_t block) {
   driving_.locked([&](GroupState& state) {
     if (!state.links.isClosed() && !state.operations.failure().has_value()) {
       state.oneSided.drop(peer, block);
@@ -80,10 +75,10 @@ void Engine::drop(Rank peer, std::uint64_t block) {
   });
 }
 
-Result<std::shared_ptr<HeldMemory>> Engine::hold(Rank peer, const HeapPlace& place, std::size_t size) {
+Result<std::shared_ptr<HeldMemory>> GroupMemory::hold(Rank peer, const HeapPlace& place, std::size_t size) {
   return driving_.locked([&](GroupState& state) -> Result<std::shared_ptr<HeldMemory>> {
     if (state.links.isClosed()) {
-      return state.operations.failure().value_or(Status{StatusCode::kAborted, "the group was shut down on " + groupLabel()});
+      return state.operations.failure().value_or(Status{StatusCode::kAborted, "the group was shut down on " + facts_.label});
     }
     return state.context.connection(peer).hold(place, size);
   });

@@ -1,0 +1,46 @@
+// What symmetric memory does in a group. Its waits are outside of operations, since peers change its words without the engine, and it sends
+// requests to peers that do not share memory (one_sided.h). Any thread.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "backend/base/owner_process.h"
+#include "backend/exec/driving.h"
+#include "backend/exec/group_state.h"
+
+namespace shardwire::internal {
+
+class GroupMemory {
+ public:
+  GroupMemory(Driving& driving, const GroupFacts& facts, const OwnerProcess& owner) : driving_(driving), facts_(facts), owner_(owner) {}
+
+  // Moves on what is there, and returns why a wait is in vain: the group failed, or one of `peers` is gone.
+  Status lookFor(std::span<const Rank> peers);
+  // Moves on what is there, unless another thread does. Does not look for peers that are gone.
+  void help() { driving_.help(); }
+  // Starts a request to the peers. Fails as Engine::submit() does.
+  Status request(const std::shared_ptr<OneSidedRequest>& request, std::span<const Rank> peers);
+  // Returns when all peers have done what was requested of them. absent: the group's timeout.
+  Status quiet(std::optional<Duration> timeout);
+  // Peers may use this rank's part of a block from now on, until it is withdrawn or the group ends. expectRequests: which of them will
+  // send requests, so that a thread looks for these.
+  void serve(std::uint64_t block, std::shared_ptr<ServedPart> part);
+  void expectRequests(std::uint64_t block, std::vector<Rank> askers);
+  void withdraw(std::uint64_t block);
+  // Notifies the peer that this rank does not use the peer's part any more.
+  void drop(Rank peer, std::uint64_t block);
+  // See Connection::hold(). kAborted when the group is closed.
+  Result<std::shared_ptr<HeldMemory>> hold(Rank peer, const HeapPlace& place, std::size_t size);
+
+ private:
+  Driving& driving_;
+  const GroupFacts& facts_;
+  const OwnerProcess& owner_;
+};
+
+}  // namespace shardwire::internal
