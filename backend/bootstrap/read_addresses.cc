@@ -101,7 +101,7 @@ class Pause {
   Status wait(Lookout& lookout) {
     const Deadline now = Clock::now();
     const Duration longest = now - group_.start < kAtFirst ? kLongestPauseAtFirst : kLongestPause;
-    const Duration shortest = group_.worldSize <= kFewRanks ? kShortestPauseOfFew : kShortestPause;
+    const Duration shortest = group_.worldSize <= kFewAddresses ? kShortestPauseOfFew : kShortestPause;
     return lookout.limit().sooner(now + std::clamp((now - since_) / kPausesPerWait, shortest, longest)).poll({}).status();
   }
 

@@ -52,7 +52,7 @@ std::optional<std::vector<std::string>> rosterWith(const Gathering& group, const
 }
 
 bool usesRoster(const Gathering& group) {
-  return group.worldSize > kFewRanks || !group.attempt.isSure;
+  return group.worldSize > kFewAddresses || !group.attempt.isSure;
 }
 
 bool isAllPublished(Gathering& group) {

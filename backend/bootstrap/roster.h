@@ -12,7 +12,7 @@
 namespace shardwire::internal {
 
 // Up to this many ranks every rank reads every address by itself.
-inline constexpr int kFewRanks = 4;
+inline constexpr int kFewAddresses = 4;
 inline constexpr const char* kRosterKey = "shardwire/roster";
 
 // The value of a key now, without waiting; nothing when the key has none. A store that does not answer is noted in the group.
