@@ -116,7 +116,8 @@ TEST(Callbacks, ThatThrowTakeNothingFromTheOthers) {
 // The root's tensor is one number that is seen many times: a copy of it finds no memory anywhere. The other rank only points somewhere.
 TEST(Failure, WithoutMemoryForACopyTheOperationFailsInItsPlaceOnAllRanks) {
   if (testOptions().transports == "rdma") {
-    // Where a kernel before 5.12 or without RDMA's netlink runs, libibverbs marks the range MADV_DONTFORK, finds holes in it, and leaves the marks.
+    // Where a kernel before 5.12 or without RDMA's netlink runs, libibverbs marks the range MADV_DONTFORK, finds holes in it, and leaves
+    // the marks.
     GTEST_SKIP() << "rank 1 would register 128 TiB that are not there";
   }
   constexpr std::int64_t kElements = std::int64_t{1} << 44;
