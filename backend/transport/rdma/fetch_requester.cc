@@ -10,7 +10,7 @@
 namespace shardwire::internal {
 namespace {
 
-// A longer fetch uses all rails at once; a shorter fetch uses one rail, and fetches take turns.
+// A fetch of at least this size uses all rails at once. Smaller fetches use one rail each, in turn.
 constexpr std::uint64_t kStripeFrom = std::uint64_t{512} << 10;
 constexpr std::size_t kMostFetches = 4096;
 
