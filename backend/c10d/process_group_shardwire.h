@@ -86,7 +86,7 @@ class __attribute__((visibility("default"))) ProcessGroupShardwire final : publi
   TorchWork recv(Tensors& tensors, int peer, int tag) override;
   TorchWork recvAnysource(Tensors& tensors, int tag) override;
   TorchWork barrier(const ::c10d::BarrierOptions& options = {}) override;
-  // Rank 0 receives a report of each rank and sends all ranks the list of late ranks. The error names the first late
+  // Rank 0 receives a report from each rank and sends all ranks the list of late ranks. The error names the first late
   // rank, or every late rank. The group stays usable.
   void monitoredBarrier(const ::c10d::BarrierOptions& options, bool waitAllRanks = false) override;
   // For sparse COO tensors; allreduce() forwards such tensors to this method. Sums (or averages) the entries with equal

@@ -92,7 +92,7 @@ Result<C10dStore::Value> C10dStore::ask(const std::string& what, std::function<V
     answer->came.waitUntil(answer->mutex, std::min(until, slices.sliceEnd()));
     if (slices.isInterrupted()) {
       isInterrupted = true;
-      until = std::min(until, Clock::now() + kLastAnswer);  // the store shall still carry the report to other ranks
+      until = std::min(until, Clock::now() + kLastAnswer);  // other ranks are to be notified through this store
     }
     isSilent_ = !answer->said.has_value() && Clock::now() >= until;
   }

@@ -148,8 +148,9 @@ class RowExchange {
       const auto most = static_cast<std::int64_t>(meeting_.memory().get_buffer_size()) - from_.byteOffset;
       if (chunk.rows < 0 || chunk.from < 0 ||
           (rowBytes_ > 0 && (chunk.from > most / rowBytes_ || chunk.rows > most / rowBytes_ - chunk.from))) {
-        refuseRows(fmt::format("the splits of rank {} say that {} rows from row {} on go to rank {}; the input of that rank is shorter",
-                               chunk.source, chunk.rows, chunk.from, meeting_.rank()));
+        refuseRows(
+            fmt::format("the splits of rank {} say that {} rows from row {} on go to rank {}; the input on the source rank is shorter",
+                        chunk.source, chunk.rows, chunk.from, meeting_.rank()));
       }
     }
   }
