@@ -147,10 +147,10 @@ def _warn_unless_ours(c10d, group, made):
         name = c10d.BackendConfig(name).get_device_backend_map().get("cpu")
     if name != "gloo" or not isinstance(made, c10d.ProcessGroup):  # another backend, or a group without this rank
         return
-    from shardwire.groups.lookup import _backend_of
+    from shardwire.groups.lookup import shardwire_behind
 
     is_hidden = isinstance(made, c10d._ProcessGroupWrapper)  # torch 1.13 does not tell what it wraps
-    if _backend_of(made) is None and not is_hidden:
+    if shardwire_behind(made) is None and not is_hidden:
         import torch
 
         warnings.warn(f"the group {group['group_name']!r} was asked for by the name gloo, for which shardwire stands in, but torch {torch.__version__} "

@@ -4,6 +4,7 @@ Debian's torch headers lie on the default include path, so the build alone canno
 Usage: layers.py [ROOT]. Prints one line per finding; exit status 1 when there is any.
 """
 
+import ast
 import pathlib
 import re
 import sys
@@ -123,6 +124,38 @@ def findings_of_include(path, room, quote, name):
         yield f"<{name}>: the public headers include only std and shardwire/"
 
 
+# Python: the rooms of the package and those that each may import; its own, and the loose files, always. The first four are the trunk: no feature is in reach of it.
+TRUNK = ["groups", "process", "compiler", "plain"]
+PYTHON_ROOMS = {
+    "process": [], "plain": [], "groups": ["process"], "compiler": ["groups", "plain"],
+    **{feature: TRUNK for feature in ("distributed", "kernels", "offline", "queues", "status", "symm", "weights")},
+    "nvshmem": [*TRUNK, "symm"], "adapters": [*TRUNK, "weights"], "demo": [*TRUNK, "weights"],
+}
+
+
+def python_findings(path, text):
+    """What a module of a room imports, wherever in it: of rooms in its reach, and of another room no name that begins with an underscore."""
+    package = pathlib.PurePath(path).relative_to("python").parent.parts
+    room = package[1] if len(package) > 1 else ""
+    if room not in PYTHON_ROOMS:
+        return [f"{path}:1: {room} is no room of PYTHON_ROOMS"] if room else []
+    found = []
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.ImportFrom):
+            base = (*package[:len(package) - node.level + 1], *(node.module or "").split(".")) if node.level else tuple((node.module or "").split("."))
+            imported = [(*filter(None, base), alias.name) for alias in node.names]
+        else:
+            imported = [tuple(alias.name.split(".")) for alias in node.names] if isinstance(node, ast.Import) else []
+        for name in imported:
+            target = name[1] if name[0] == "shardwire" and len(name) > 1 else ""
+            if target not in PYTHON_ROOMS or target == room:
+                continue
+            if target not in PYTHON_ROOMS[room]:
+                found.append(f"{path}:{node.lineno}: {room} may not import {target}")
+            found += [f"{path}:{node.lineno}: {part} belongs to {target} alone" for part in name[2:] if part.startswith("_")]
+    return found
+
+
 def sources(root):
     for top in ("include", "ops", "backend", "python", "tests", "bench", "docs"):
         for path in sorted((root / top).rglob("*")):
@@ -141,13 +174,15 @@ def main():
     root = pathlib.Path(sys.argv[1] if len(sys.argv) > 1 else pathlib.Path(__file__).resolve().parents[2])
     files = list(sources(root))
     found = [words for path in files for words in findings_of(path.relative_to(root).as_posix(), path.read_text())]
+    modules = sorted((root / "python" / "shardwire").rglob("*.py"))
+    found += [words for path in modules for words in python_findings(path.relative_to(root).as_posix(), path.read_text(encoding="utf-8"))]
     found += not_installed_with_torch((root / "install.cmake").read_text())
     for words in found:
         print(words)
     if not files:
         print(f"no sources under {root}")
         return 1
-    print(f"{len(files)} files, {len(found)} findings")
+    print(f"{len(files) + len(modules)} files, {len(found)} findings")
     return 1 if found else 0
 
 

@@ -82,6 +82,21 @@ def test_layers_names_the_line_behind_a_comment():
     assert layers.findings_of("ops/plan/plan.cc", "/* a\n b */\n\n#include <thread>\n")[0].startswith("ops/plan/plan.cc:4: ")
 
 
+@pytest.mark.parametrize("path, text, words", [
+    ("python/shardwire/queues/queue.py", "from ..groups.lookup import store_of\nfrom .. import _C\nfrom ..errors import ClosedError\nfrom ._own import _private", ""),
+    ("python/shardwire/nvshmem/core/job.py", "from ... import symm", ""),
+    ("python/shardwire/plain/read.py", "def f():\n    from ..queues import Queue", "plain may not import queues"),
+    ("python/shardwire/kernels/a.py", "from ..weights.movement import Movement", "kernels may not import weights"),
+    ("python/shardwire/nvshmem/core/job.py", "from ... import weights", "nvshmem may not import weights"),
+    ("python/shardwire/queues/a.py", "import shardwire.symm", "queues may not import symm"),
+    ("python/shardwire/queues/a.py", "from ..groups.lookup import _stores", "_stores belongs to groups alone"),
+    ("python/shardwire/new/a.py", "", "new is no room"),
+])
+def test_layers_of_python(path, text, words):
+    found = layers.python_findings(path, text)
+    assert [words in each for each in found] == ([True] if words else []), found
+
+
 def test_layers_compares_the_list_of_installed_torch_headers():
     names = [path.split("/")[-1] for path in layers.PUBLIC_TORCH]
     assert list(layers.not_installed_with_torch(f"set(SHARDWIRE_TORCH_HEADERS {' '.join(names)})\n")) == []

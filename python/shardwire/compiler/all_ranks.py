@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 from .. import _C
-from .layout import _kind
+from .layout import kind_of
 from .spec import Spec, build_spec
 
 ErrorKind = Literal["value", "type", "runtime", "unsupported"]
@@ -45,10 +45,10 @@ def lists_of_all(world_size: int, given: Mapping[str, Any], each_rank: EachRank 
 
 def _arguments_of(own: Any) -> Mapping[str, Any]:
     if not isinstance(own, Mapping) or not set(own) <= set(ARGUMENTS):
-        raise TypeError(f"each_rank returned {_kind(own)}; it returns a dict of {', '.join(ARGUMENTS)}")
+        raise TypeError(f"each_rank returned {kind_of(own)}; it returns a dict of {', '.join(ARGUMENTS)}")
     return own
 
 
 def check_overlap(overlap: Any) -> None:
     if overlap not in (None, "last", "any", "error"):
-        raise (ValueError if isinstance(overlap, str) else TypeError)(f"overlap is {_kind(overlap)}; give 'last', 'any', 'error' or None")
+        raise (ValueError if isinstance(overlap, str) else TypeError)(f"overlap is {kind_of(overlap)}; give 'last', 'any', 'error' or None")

@@ -16,7 +16,7 @@ from .all_ranks import ARGUMENTS, EachRank, ErrorKind, check_overlap, error_kind
 from .future import Future, Seconds, as_seconds
 from ..groups.lookup import global_ranks, resolve_backend
 from .fused import FusedLayout
-from .layout import Layout, _kind, is_dtensor, local_tensor
+from .layout import Layout, kind_of, is_dtensor, local_tensor
 from .who_plans import check_keeping, check_kinds, check_place, group_of, place_without_group
 from .spec import Side, Spec, TensorRegion, build_spec
 
@@ -113,10 +113,10 @@ def _tell_what_was_not_kept(native: Any, name: str) -> None:
 
 def _check_flags(allow_gaps: Any, overlap: Any, name: Any) -> None:
     if not isinstance(allow_gaps, bool):
-        raise TypeError(f"allow_gaps is {_kind(allow_gaps)}; give True or False")
+        raise TypeError(f"allow_gaps is {kind_of(allow_gaps)}; give True or False")
     check_overlap(overlap)
     if name is not None and not isinstance(name, str):
-        raise TypeError(f"name is {_kind(name)}; give a str or None")
+        raise TypeError(f"name is {kind_of(name)}; give a str or None")
 
 
 def plan_one_rank(rank: int, world_size: int, given: Mapping[str, Any], each_rank: EachRank | None, allow_gaps: bool, overlap: str | None, name: str | None,
@@ -188,12 +188,12 @@ class CustomOp:
     def __call__(self, input_tensors: Tensors | None = None, output_tensors: Tensors | None = None, *, timeout: Seconds = None) -> Future:
         """Starts one run. timeout: seconds until the run fails when peers do not take part; None: the group's."""
         seconds = None if timeout is None else as_seconds(timeout)
-        return Future(self._op.run(_flatten(self._inputs, input_tensors), _flatten(self._outputs, output_tensors), seconds))
+        return Future(self._op.run(flat_tensors(self._inputs, input_tensors), flat_tensors(self._outputs, output_tensors), seconds))
 
     def bind(self, input_tensors: Tensors | None = None, output_tensors: Tensors | None = None, *, timeout: Seconds = None) -> BoundOp:
         """Checks the tensors once and keeps them: the result is called without arguments and returns a :class:`Future`."""
         seconds = None if timeout is None else as_seconds(timeout)
-        bound = self._op.bind(_flatten(self._inputs, input_tensors), _flatten(self._outputs, output_tensors), seconds)
+        bound = self._op.bind(flat_tensors(self._inputs, input_tensors), flat_tensors(self._outputs, output_tensors), seconds)
         return BoundOp(bound, self._told())
 
     @property
@@ -234,7 +234,7 @@ class CustomOp:
         """The op whose plan these bytes are, without a group (:meth:`attach`). It takes flat lists of tensors, and knows of this rank's own traffic only.
         ValueError for bytes that are no whole plan of this version."""
         if not isinstance(data, (bytes, bytearray)):
-            raise TypeError(f"data is {_kind(data)}; give what plan_bytes() gave")
+            raise TypeError(f"data is {kind_of(data)}; give what plan_bytes() gave")
         native = _C.read_plan(bytes(data))
         sides = [Side(label, held=[True] * len(lists), native=lists, count=len(lists)) for label, lists in (("inputs", native.inputs), ("outputs", native.outputs))]
         return CustomOp(native, *sides, has_group=False)
@@ -296,7 +296,7 @@ class BoundOp:
 
 # From the caller's tensors to the native side's list.
 
-def _flatten(side: Side, value: Any) -> list[torch.Tensor]:
+def flat_tensors(side: Side, value: Any) -> list[torch.Tensor]:
     """The tensors of the held positions, in order. The common case, a plain list of plain tensors, is one pass over it."""
     if type(value) is list and len(value) == side.count and side.keys is None:
         for tensor in value:
@@ -311,7 +311,7 @@ def _flatten(side: Side, value: Any) -> list[torch.Tensor]:
     if isinstance(value, torch.Tensor):
         value = [value]
     if not isinstance(value, (list, tuple)):
-        raise TypeError(f"{side.label} is {_kind(value)}; give a list of tensors" + ("" if side.keys is None else " or a dict of lists"))
+        raise TypeError(f"{side.label} is {kind_of(value)}; give a list of tensors" + ("" if side.keys is None else " or a dict of lists"))
     return _pick(side.label, side.held, value)
 
 
@@ -322,7 +322,7 @@ def _flatten_keyed(side: Side, value: Mapping[Any, Any]) -> list[torch.Tensor]:
     keys = side.keys or {}
     for name in value:
         if name not in keys:
-            raise ValueError(f"{side.label} has the key {_kind(name)}, which compile_op was not given; it was given {', '.join(map(repr, keys))}")
+            raise ValueError(f"{side.label} has the key {kind_of(name)}, which compile_op was not given; it was given {', '.join(map(repr, keys))}")
     flat: list[torch.Tensor] = []
     for name, (first, count) in keys.items():
         tensors = value.get(name)
@@ -331,7 +331,7 @@ def _flatten_keyed(side: Side, value: Mapping[Any, Any]) -> list[torch.Tensor]:
         elif isinstance(tensors, torch.Tensor):
             tensors = [tensors]
         elif not isinstance(tensors, (list, tuple)):
-            raise TypeError(f"{side.label}[{name!r}] is {_kind(tensors)}; give a list of tensors")
+            raise TypeError(f"{side.label}[{name!r}] is {kind_of(tensors)}; give a list of tensors")
         flat.extend(_pick(f"{side.label}[{name!r}]", side.held[first:first + count], tensors))
     return flat
 
@@ -355,5 +355,5 @@ def _pick(label: str, held: Sequence[bool], given: Sequence[Any]) -> list[torch.
 
 def _local(tensor: Any, label: str, index: int) -> torch.Tensor:
     if not isinstance(tensor, torch.Tensor):
-        raise TypeError(f"{label}[{index}] is {_kind(tensor)}; give a torch.Tensor")
+        raise TypeError(f"{label}[{index}] is {kind_of(tensor)}; give a torch.Tensor")
     return local_tensor(tensor) if is_dtensor(tensor) else tensor

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from .. import _C
-from .layout import Layout, Partial, _kind, is_dtensor
+from .layout import Layout, Partial, kind_of, is_dtensor
 from ..errors import UnsupportedError
 
 
@@ -160,7 +160,7 @@ def unfused(parts: Mapping[str, Any], dim: int = 0) -> list[FusedLayout]:
 
 def _named(parts: Any, what: str) -> Mapping[str, Any]:
     if not isinstance(parts, Mapping) or not parts:
-        raise TypeError(f"{what} takes a dict of DTensors or Layouts keyed by name, in their order, not {_kind(parts)}")
+        raise TypeError(f"{what} takes a dict of DTensors or Layouts keyed by name, in their order, not {kind_of(parts)}")
     return parts
 
 
@@ -176,19 +176,19 @@ def _read_parts(parts: Any, dim: Any, what: str) -> tuple[dict[str, Layout], int
     """The layouts by name, and dim counted from the front."""
     if not isinstance(parts, Mapping):
         if not isinstance(parts, Sequence) or isinstance(parts, str) or not parts:
-            raise TypeError(f"{what} takes a list of Layouts or DTensors, or a dict of them by name, at least one, not {_kind(parts)}")
+            raise TypeError(f"{what} takes a list of Layouts or DTensors, or a dict of them by name, at least one, not {kind_of(parts)}")
         parts = {str(index): item for index, item in enumerate(parts)}
     layouts: dict[str, Layout] = {}
     for name, item in parts.items():
         if not isinstance(name, str):
-            raise TypeError(f"{what} has the key {_kind(name)}; the keys are names of parts (str)")
+            raise TypeError(f"{what} has the key {kind_of(name)}; the keys are names of parts (str)")
         if not isinstance(item, Layout) and not is_dtensor(item):
-            raise TypeError(f"{what}: {name!r} is {_kind(item)}; give a DTensor or a Layout")
+            raise TypeError(f"{what}: {name!r} is {kind_of(item)}; give a DTensor or a Layout")
         layouts[name] = item if isinstance(item, Layout) else Layout.of(item)
     first_name, first = next(iter(layouts.items()))
     num_dims = len(first.shape)
     if isinstance(dim, bool) or not isinstance(dim, int):
-        raise TypeError(f"{what}: dim is {_kind(dim)}; give an int")
+        raise TypeError(f"{what}: dim is {kind_of(dim)}; give an int")
     if not -num_dims <= dim < num_dims:
         raise ValueError(f"{what}: dim {dim} does not exist in {first_name!r} of {num_dims} dimensions")
     dim %= num_dims

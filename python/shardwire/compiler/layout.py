@@ -65,16 +65,16 @@ def as_dims(value: Any, what: str) -> tuple[int, ...]:
     """
     if type(value) is not tuple and type(value) is not list:
         if isinstance(value, (str, bytes, dict, set)) or not isinstance(value, Iterable):
-            raise TypeError(f"{what} is {_kind(value)}; give a tuple or list of int")
+            raise TypeError(f"{what} is {kind_of(value)}; give a tuple or list of int")
     dims = []
     for position, item in enumerate(value):
         if type(item) is not int:
             if isinstance(item, bool) or not hasattr(item, "__index__"):
-                raise TypeError(f"{what}[{position}] is {_kind(item)}; give an int")
+                raise TypeError(f"{what}[{position}] is {kind_of(item)}; give an int")
             try:
                 item = operator.index(item)
             except TypeError:
-                raise TypeError(f"{what}[{position}] is {_kind(item)}; give an int") from None
+                raise TypeError(f"{what}[{position}] is {kind_of(item)}; give an int") from None
         if not -_INT64_MAX <= item <= _INT64_MAX:
             raise ValueError(f"{what}[{position}] is {item}, which does not fit in 64 bits")
         dims.append(item)
@@ -83,7 +83,7 @@ def as_dims(value: Any, what: str) -> tuple[int, ...]:
     return tuple(dims)
 
 
-def _kind(value: Any) -> str:
+def kind_of(value: Any) -> str:
     """A wrong value for a message: short, and never an address."""
     if value is None or isinstance(value, (bool, int, float, str)):
         text = repr(value)
@@ -114,12 +114,12 @@ class Layout:
     _native: _C.Layout
 
     def __init__(self, mesh: Any, placements: Sequence[Any], shape: Sequence[int], dtype: torch.dtype) -> None:
-        mesh_shape, ranks = _read_mesh(mesh)
+        mesh_shape, ranks = read_mesh(mesh)
         dims = as_dims(shape, "shape")
         if not isinstance(dtype, torch.dtype):
-            raise TypeError(f"dtype is {_kind(dtype)}; give a torch.dtype such as torch.float32")
+            raise TypeError(f"dtype is {kind_of(dtype)}; give a torch.dtype such as torch.float32")
         if isinstance(placements, (str, bytes, dict)) or not isinstance(placements, Iterable):
-            raise TypeError(f"placements is {_kind(placements)}; give a list with one placement per mesh dimension")
+            raise TypeError(f"placements is {kind_of(placements)}; give a list with one placement per mesh dimension")
         read = tuple(_read_placement(item, index, len(dims)) for index, item in enumerate(placements))
         native = _C.Layout(mesh_shape, ranks, [_native_placement(item) for item in read], dims)
         set_field = object.__setattr__
@@ -134,7 +134,7 @@ class Layout:
     def of(cls, dtensor: Any) -> Layout:
         """The layout of a DTensor (its data are not looked at; a meta one will do)."""
         if not is_dtensor(dtensor):
-            raise TypeError(f"Layout.of takes a DTensor, not {_kind(dtensor)}")
+            raise TypeError(f"Layout.of takes a DTensor, not {kind_of(dtensor)}")
         return cls(dtensor.device_mesh, dtensor.placements, tuple(dtensor.shape), dtensor.dtype)
 
     @property
@@ -213,7 +213,7 @@ def local_tensor(dtensor: Any) -> torch.Tensor:
     return local.wait() if type(local).__name__ == "AsyncCollectiveTensor" else local
 
 
-def _read_mesh(mesh: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def read_mesh(mesh: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Shape and row-major global ranks."""
     if any(base.__name__ == "DeviceMesh" for base in type(mesh).__mro__):
         mesh = mesh.mesh
@@ -222,7 +222,7 @@ def _read_mesh(mesh: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
     if isinstance(mesh, range):
         mesh = list(mesh)
     if not isinstance(mesh, (list, tuple)):
-        raise TypeError(f"mesh is {_kind(mesh)}; give a DeviceMesh, or nested lists, a tensor or an ndarray of global ranks")
+        raise TypeError(f"mesh is {kind_of(mesh)}; give a DeviceMesh, or nested lists, a tensor or an ndarray of global ranks")
     shape: list[int] = []
     ranks: list[int] = []
     _walk_mesh(mesh, 0, shape, ranks)
@@ -248,7 +248,7 @@ def _walk_mesh(level: Any, depth: int, shape: list[int], ranks: list[int]) -> No
         raise ValueError(f"mesh is ragged: ranks at depth {depth}, lists elsewhere")
     for item in level:
         if isinstance(item, bool) or not hasattr(item, "__index__"):
-            raise TypeError(f"mesh holds {_kind(item)}; give global ranks (int)")
+            raise TypeError(f"mesh holds {kind_of(item)}; give global ranks (int)")
         rank = operator.index(item)
         if not 0 <= rank < 2**31:
             raise ValueError(f"mesh holds {rank}, which is not a rank")
@@ -262,7 +262,7 @@ def _read_placement(item: Any, index: int, num_dims: int) -> Placement:
         dim = _placement_dim(item.dim, index, num_dims)
         factor = item.split_factor
         if isinstance(factor, bool) or not isinstance(factor, int):
-            raise TypeError(f"placements[{index}]: split_factor is {_kind(factor)}; give an int")
+            raise TypeError(f"placements[{index}]: split_factor is {kind_of(factor)}; give an int")
         return StridedShard(dim, factor)
     if name == "Shard":
         return Shard(_placement_dim(item.dim, index, num_dims))
@@ -270,18 +270,18 @@ def _read_placement(item: Any, index: int, num_dims: int) -> Placement:
         return Replicate()
     if name in ("Partial", "_Partial"):
         if not isinstance(item.reduce_op, str):
-            raise UnsupportedError(f"placements[{index}]: Partial with reduce_op {_kind(item.reduce_op)}; give one of {sorted(_PENDING)}")
+            raise UnsupportedError(f"placements[{index}]: Partial with reduce_op {kind_of(item.reduce_op)}; give one of {sorted(_PENDING)}")
         if item.reduce_op not in _PENDING:
             raise UnsupportedError(f"placements[{index}]: Partial({item.reduce_op!r}) is not supported; use one of {sorted(_PENDING)}")
         return Partial(item.reduce_op)
     if isinstance(item, (str, int, float)) or item is None:
-        raise TypeError(f"placements[{index}] is {_kind(item)}; give Shard(dim), Replicate(), Partial() or StridedShard(dim, split_factor)")
+        raise TypeError(f"placements[{index}] is {kind_of(item)}; give Shard(dim), Replicate(), Partial() or StridedShard(dim, split_factor)")
     raise UnsupportedError(f"placements[{index}]: {name} is not supported; use Shard, Replicate, Partial or StridedShard")
 
 
 def _placement_dim(dim: Any, index: int, num_dims: int) -> int:
     if isinstance(dim, bool) or not hasattr(dim, "__index__"):
-        raise TypeError(f"placements[{index}]: dim is {_kind(dim)}; give an int")
+        raise TypeError(f"placements[{index}]: dim is {kind_of(dim)}; give an int")
     dim = operator.index(dim)
     if not -num_dims <= dim < num_dims:
         raise ValueError(f"placements[{index}]: dim {dim} does not exist in a tensor of {num_dims} dimensions")

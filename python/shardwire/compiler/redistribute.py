@@ -13,7 +13,7 @@ from torch.distributed import distributed_c10d as c10d
 
 from .compile_op import CustomOp, compile_op
 from ..groups.lookup import find_process_group, resolve_backend
-from .layout import Layout, Partial, Replicate, Shard, StridedShard, _kind, is_dtensor, local_tensor
+from .layout import Layout, Partial, Replicate, Shard, StridedShard, kind_of, is_dtensor, local_tensor
 from ..errors import UnsupportedError
 
 # Compiled ops kept per group. Every rank of a group makes the same sequence of calls, so all of them evict the same op at the same time.
@@ -36,10 +36,10 @@ def redistribute(dtensor: Any, mesh: Any = None, placements: Sequence[Any] | Non
     """
     dtensor_class()
     if not is_dtensor(dtensor):
-        raise TypeError(f"redistribute takes a DTensor, not {_kind(dtensor)}; for plain tensors use compile_op with a Layout")
+        raise TypeError(f"redistribute takes a DTensor, not {kind_of(dtensor)}; for plain tensors use compile_op with a Layout")
     mesh = dtensor.device_mesh if mesh is None else mesh
     if not any(base.__name__ == "DeviceMesh" for base in type(mesh).__mro__):
-        raise TypeError(f"mesh is {_kind(mesh)}; give a DeviceMesh, which the resulting DTensor needs")
+        raise TypeError(f"mesh is {kind_of(mesh)}; give a DeviceMesh, which the resulting DTensor needs")
     source = Layout.of(dtensor)
     target = Layout(mesh, dtensor.placements if placements is None else placements, source.shape, source.dtype)
     if target == source:
@@ -47,7 +47,7 @@ def redistribute(dtensor: Any, mesh: Any = None, placements: Sequence[Any] | Non
     if target.pending_reduction is not None:
         partial = next(item for item in target.placements if isinstance(item, Partial))
         raise UnsupportedError(f"redistribute cannot make {partial}: a value has no addends of its own; use Replicate() or Shard(dim)")
-    group = _group_object(group)
+    group = group_object(group)
     if dtensor.requires_grad and torch.is_grad_enabled():
         return _Redistribute.apply(dtensor, mesh, target, group)
     return _move(dtensor, source, mesh, target, group)
@@ -61,10 +61,10 @@ def clear_redistribute_cache(group: Any = None) -> None:
     if group is None:
         _caches.clear()
     else:
-        _caches.pop(_group_object(group), None)
+        _caches.pop(group_object(group), None)
 
 
-def _group_object(group: Any) -> Any:
+def group_object(group: Any) -> Any:
     """The group itself for None and names. Raises what resolve_backend raises when it is no shardwire group."""
     resolve_backend(group)
     if group is None:
@@ -92,7 +92,7 @@ def _move(dtensor: Any, source: Layout, mesh: Any, target: Layout, group: Any) -
     strides = [1] * len(target.shape)
     for dim in range(len(strides) - 2, -1, -1):
         strides[dim] = strides[dim + 1] * max(target.shape[dim + 1], 1)
-    return dtensor_class().from_local(result, mesh, [_torch_placement(item) for item in target.placements], run_check=False,
+    return dtensor_class().from_local(result, mesh, [torch_placement(item) for item in target.placements], run_check=False,
                                       shape=torch.Size(target.shape), stride=tuple(strides))
 
 
@@ -107,7 +107,7 @@ def _cached_op(source: Layout, target: Layout, group: Any) -> CustomOp:
     return op
 
 
-def _torch_placement(item: Any) -> Any:
+def torch_placement(item: Any) -> Any:
     import torch.distributed.tensor as dt
     if isinstance(item, Shard):
         return dt.Shard(item.dim)

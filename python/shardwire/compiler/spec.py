@@ -16,7 +16,7 @@ import torch
 
 from .. import _C
 from .fused import FusedLayout
-from .layout import Layout, Partial, _kind, as_dims, is_dtensor, local_tensor
+from .layout import Layout, Partial, kind_of, as_dims, is_dtensor, local_tensor
 from ..errors import UnsupportedError
 
 _REDUCTIONS = {"sum": "sum", "prod": "prod", "min": "min", "max": "max", "avg": "mean", "mean": "mean",
@@ -168,21 +168,21 @@ class _Builder:
             side.keys = {}
             for name, items in value.items():
                 if not isinstance(name, str):
-                    raise TypeError(f"{label} has the key {_kind(name)}; the keys are tensor names (str)")
+                    raise TypeError(f"{label} has the key {kind_of(name)}; the keys are tensor names (str)")
                 listed = [items] if _is_item(items) else items
                 if listed is None:
                     listed = []
                 if not isinstance(listed, (list, tuple)):
-                    raise TypeError(f"{label}[{name!r}] is {_kind(listed)}; give a list of {_ITEM_KINDS}")
+                    raise TypeError(f"{label}[{name!r}] is {kind_of(listed)}; give a list of {_ITEM_KINDS}")
                 side.keys[name] = (len(side.held), len(listed))
                 self.mentioned.add(name)
                 for index, item in enumerate(listed):
                     self.read_item(side, item, name, f"{label}[{name!r}][{index}]", ordinals)
             return side
         if _is_item(value):
-            raise TypeError(f"{label} is {_kind(value)}; give a list of them, or a dict of lists keyed by tensor name")
+            raise TypeError(f"{label} is {kind_of(value)}; give a list of them, or a dict of lists keyed by tensor name")
         if not isinstance(value, (list, tuple)):
-            raise TypeError(f"{label} is {_kind(value)}; give None, a list of {_ITEM_KINDS}, or a dict of such lists keyed by tensor name")
+            raise TypeError(f"{label} is {kind_of(value)}; give None, a list of {_ITEM_KINDS}, or a dict of such lists keyed by tensor name")
         for index, item in enumerate(value):
             self.read_item(side, item, None, f"{label}[{index}]", ordinals)
         return side
@@ -195,7 +195,7 @@ class _Builder:
         elif isinstance(item, Mapping):
             unknown = [name for name in item if name not in _REGION_KEYS]
             if unknown:
-                raise ValueError(f"{where} has the unknown key {_kind(unknown[0])}; a region has {', '.join(map(repr, _REGION_KEYS))}")
+                raise ValueError(f"{where} has the unknown key {kind_of(unknown[0])}; a region has {', '.join(map(repr, _REGION_KEYS))}")
             for name in ("offset", "shape"):
                 if name not in item:
                     raise ValueError(f"{where} has no {name!r}; a region needs 'offset' and 'shape'")
@@ -211,7 +211,7 @@ class _Builder:
         elif isinstance(item, torch.Tensor):
             raise TypeError(f"{where} is a plain tensor, which does not say where it lies globally; give {_ITEM_KINDS}")
         else:
-            raise TypeError(f"{where} is {_kind(item)}; give {_ITEM_KINDS}")
+            raise TypeError(f"{where} is {kind_of(item)}; give {_ITEM_KINDS}")
         side.held.append(local is not None)
         if local is not None:
             side.native.append(local)
@@ -221,7 +221,7 @@ class _Builder:
         if isinstance(tensor_id, int) and not isinstance(tensor_id, bool):
             tensor_id = str(tensor_id)
         if tensor_id is not None and not isinstance(tensor_id, str):
-            raise TypeError(f"{where}: tensor_id is {_kind(tensor_id)}; give the tensor's name (str), or a number")
+            raise TypeError(f"{where}: tensor_id is {kind_of(tensor_id)}; give the tensor's name (str), or a number")
         if key is not None and tensor_id is not None and tensor_id != key:
             raise ValueError(f"{where}: tensor_id {tensor_id!r} contradicts the key {key!r}; leave it out")
         name = key if key is not None else tensor_id
@@ -253,7 +253,7 @@ class _Builder:
         ranks = self.group_mesh(layout, where)
         share = layout.share(self.global_rank)
         if is_dtensor(item):
-            _check_local(item, share, where)
+            check_local(item, share, where)
         if share is None:
             return None
         # Equal only where every rank means the same entry of the same list: the layout and the place in the list are part of it.
@@ -279,7 +279,7 @@ class _Builder:
             raise ValueError(f"{where}: {error}") from None
         for part, dtensor in item.dtensors.items():
             if item.held == (part,):  # else the DTensor only says the layout
-                _check_local(dtensor, pieces[0][1] if pieces else None, where)
+                check_local(dtensor, pieces[0][1] if pieces else None, where)
         if not pieces:
             return None
         whole = item.share(self.global_rank)
@@ -344,7 +344,7 @@ def _read_argument(value: Any, what: str, read: Any) -> dict[str | None, Any]:
     table: dict[str | None, Any] = {}
     for name, item in value.items():
         if not isinstance(name, str):
-            raise TypeError(f"{what} has the key {_kind(name)}; the keys are tensor names (str)")
+            raise TypeError(f"{what} has the key {kind_of(name)}; the keys are tensor names (str)")
         if item is not None:
             table[name] = read(item, f"{what}[{name!r}]")
     return table
@@ -352,7 +352,7 @@ def _read_argument(value: Any, what: str, read: Any) -> dict[str | None, Any]:
 
 def _read_dtype(value: Any, what: str) -> torch.dtype:
     if not isinstance(value, torch.dtype):
-        raise TypeError(f"{what} is {_kind(value)}; give a torch.dtype such as torch.float32")
+        raise TypeError(f"{what} is {kind_of(value)}; give a torch.dtype such as torch.float32")
     if str(value).startswith(("torch.quint", "torch.qint")):
         raise UnsupportedError(f"{what} is {value}; quantized tensors are not supported: move their int_repr()")
     return value
@@ -360,7 +360,7 @@ def _read_dtype(value: Any, what: str) -> torch.dtype:
 
 def _read_reduction(value: Any, what: str) -> str:
     if not isinstance(value, str):
-        raise TypeError(f"{what} is {_kind(value)}; give one of {', '.join(map(repr, _REDUCTIONS))} or None")
+        raise TypeError(f"{what} is {kind_of(value)}; give one of {', '.join(map(repr, _REDUCTIONS))} or None")
     if value not in _REDUCTIONS:
         raise ValueError(f"{what} is {value!r}; give one of {', '.join(map(repr, _REDUCTIONS))} or None")
     return _REDUCTIONS[value]
@@ -370,17 +370,17 @@ def _check_device(device: Any, where: str) -> None:
     if device is None:
         return
     if not isinstance(device, (str, torch.device)):
-        raise TypeError(f"{where}: device is {_kind(device)}; give a torch.device, its name or None")
+        raise TypeError(f"{where}: device is {kind_of(device)}; give a torch.device, its name or None")
     try:
         kind = torch.device(device).type
     except RuntimeError:
-        raise ValueError(f"{where}: device {_kind(device)} is none that torch knows; give 'cpu', 'cuda' or None") from None
+        raise ValueError(f"{where}: device {kind_of(device)} is none that torch knows; give 'cpu', 'cuda' or None") from None
     if kind != "privateuseone" and kind not in shardwire_autoload.devices():
         raise UnsupportedError(f"{where}: device {str(device)!r} is none that this torch can move tensors of; "
                                f"give {' or '.join(map(repr, shardwire_autoload.devices()))}")
 
 
-def _check_local(dtensor: Any, share: Any, where: str) -> None:
+def check_local(dtensor: Any, share: Any, where: str) -> None:
     """The DTensor's own local tensor must be what its layout says; one made by from_local may lie about it."""
     local = local_tensor(dtensor)
     have = tuple(local.shape)

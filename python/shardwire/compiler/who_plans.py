@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 from .. import _C
 from ..groups.lookup import resolve_backend
-from .layout import _kind
+from .layout import kind_of
 
 NOBODY_KNOWS = "cc_enabled is True, but rank and world size are not known; initialise torch.distributed, give a group, or give rank_id and world_size"
 NEEDS_GROUP = "is_spmd=True ships what rank 0 compiles, which needs a process group; initialise torch.distributed, or give is_spmd=False so that every rank compiles"
@@ -18,12 +18,12 @@ NEEDS_GROUP = "is_spmd=True ships what rank 0 compiles, which needs a process gr
 def check_kinds(is_spmd: Any, cc_enabled: Any, rank_id: Any, world_size: Any) -> None:
     """TypeError or ValueError for what these can never be. is_spmd may be None where its caller says so."""
     if is_spmd is not None and not isinstance(is_spmd, bool):
-        raise TypeError(f"is_spmd is {_kind(is_spmd)}; give True or False")
+        raise TypeError(f"is_spmd is {kind_of(is_spmd)}; give True or False")
     if cc_enabled is not None and not isinstance(cc_enabled, bool):
-        raise TypeError(f"cc_enabled is {_kind(cc_enabled)}; give True, False, or None to decide by the group")
+        raise TypeError(f"cc_enabled is {kind_of(cc_enabled)}; give True, False, or None to decide by the group")
     for name, value in (("rank_id", rank_id), ("world_size", world_size)):
         if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
-            raise TypeError(f"{name} is {_kind(value)}; give an int or None")
+            raise TypeError(f"{name} is {kind_of(value)}; give an int or None")
     if world_size is not None and world_size < 1:
         raise ValueError(f"world_size is {world_size}; give a positive one")
     if rank_id is not None and (rank_id < 0 or world_size is not None and rank_id >= world_size):
@@ -33,12 +33,12 @@ def check_kinds(is_spmd: Any, cc_enabled: Any, rank_id: Any, world_size: Any) ->
 def check_keeping(use_cached: Any, build_dir: Any) -> str:
     """The folder where plans are kept, "" for none. TypeError for what these can never be."""
     if not isinstance(use_cached, bool):
-        raise TypeError(f"use_cached_if_exists is {_kind(use_cached)}; give True or False")
+        raise TypeError(f"use_cached_if_exists is {kind_of(use_cached)}; give True or False")
     if build_dir is None:
         return ""
     folder = os.fspath(build_dir) if isinstance(build_dir, (str, os.PathLike)) else None
     if not isinstance(folder, str) or not folder:
-        raise TypeError(f"build_dir is {_kind(build_dir)}; give a path or None")
+        raise TypeError(f"build_dir is {kind_of(build_dir)}; give a path or None")
     return os.path.abspath(folder)
 
 

@@ -9,7 +9,7 @@ import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple, SupportsIndex
 
-from ..compiler.layout import _kind, as_dims
+from ..compiler.layout import kind_of, as_dims
 from ..errors import GapError, MismatchError
 from .distribution import Box, Boxes, Dims, Distribution, Piece, Placements, Share, _OnGrid
 
@@ -31,7 +31,7 @@ def read_distribution(value: Any, what: str, group_ranks: Sequence[int]) -> Dist
             boxes = [Box(*item) if not isinstance(item, Box) and isinstance(item, (list, tuple)) and len(item) == 2 and all(map(is_index, item)) else item for item in value]
             value = Boxes(boxes) if all(isinstance(item, Box) for item in boxes) else Placements(value)
     if not isinstance(value, Distribution):
-        raise TypeError(f"{what} is {_kind(value)}; give a Box, a Slab or another distribution")
+        raise TypeError(f"{what} is {kind_of(value)}; give a Box, a Slab or another distribution")
     return value.grouped(group_ranks)
 
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from enum import IntEnum
 from typing import Any, Tuple
 
-from ..compiler.layout import _kind, as_dims
+from ..compiler.layout import kind_of, as_dims
 
 Dims = Tuple[int, ...]
 
@@ -44,7 +44,7 @@ class ProcessGrid:
                     raise ValueError(f"a grid of shape {list(self._shape)} can be filled by rows or by columns; give layout=ProcessGrid.Layout.ROW_MAJOR or COL_MAJOR")
                 layout = ProcessGrid.Layout.ROW_MAJOR
             if not isinstance(layout, ProcessGrid.Layout):
-                raise TypeError(f"layout is {_kind(layout)}; give ProcessGrid.Layout.ROW_MAJOR or COL_MAJOR")
+                raise TypeError(f"layout is {kind_of(layout)}; give ProcessGrid.Layout.ROW_MAJOR or COL_MAJOR")
             self._layout = layout
             ranks = [0] * math.prod(self._shape)
             order = range(len(self._shape)) if layout is ProcessGrid.Layout.COL_MAJOR else range(len(self._shape) - 1, -1, -1)

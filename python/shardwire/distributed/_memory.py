@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from .. import _C
-from ..compiler.layout import _kind, as_dims
+from ..compiler.layout import kind_of, as_dims
 from . import _meeting, _runtime
 from ._operand import wrap
 
@@ -27,7 +27,7 @@ def allocate_symmetric_memory(shape: Sequence[int], package: Any, *, dtype: Any 
     tensor = torch.empty(0, device="cpu")
     try:
         if axis_order not in ("C", "F"):
-            raise ValueError(f"axis_order is {_kind(axis_order)}; give 'C' or 'F'")
+            raise ValueError(f"axis_order is {kind_of(axis_order)}; give 'C' or 'F'")
         tensor = _runtime.empty(as_dims(shape, "shape"), dtype_in(package, dtype), torch.device("cpu"), axis_order)
     except Exception as failure:  # the other ranks wait for us
         error = failure
@@ -66,7 +66,7 @@ def dtype_in(package: Any, dtype: Any) -> torch.dtype:
     """torch's dtype for one of ``package``, which is torch or numpy; None: the package's default. ValueError for other packages."""
     name = getattr(package, "__name__", None)
     if name not in ("torch", "numpy"):
-        raise ValueError(f"package is {_kind(name)}; arrays are made for torch or numpy")
+        raise ValueError(f"package is {kind_of(name)}; arrays are made for torch or numpy")
     if dtype is None:
         return torch.get_default_dtype() if name == "torch" else torch.float64
     return dtype if isinstance(dtype, torch.dtype) else getattr(torch, package.dtype(dtype).name)

@@ -9,8 +9,8 @@ import torch
 import torch.distributed as dist
 
 from .. import _C
-from ..compiler.layout import _kind, is_dtensor, local_tensor
-from ..compiler.redistribute import _torch_placement, dtensor_class
+from ..compiler.layout import kind_of, is_dtensor, local_tensor
+from ..compiler.redistribute import torch_placement, dtensor_class
 from ..errors import UnsupportedError
 from .distribution import Distribution, Placements
 
@@ -50,7 +50,7 @@ def wrap(value: Any, what: str = "operand") -> Operand:
             return Operand(torch.from_numpy(plain), "numpy", value)
         except (TypeError, ValueError) as error:
             raise TypeError(f"{what} is an ndarray that torch cannot read: {error}") from None
-    raise TypeError(f"{what} is {_kind(value)}; give the local part of the array, as a torch.Tensor, a numpy.ndarray or a DTensor")
+    raise TypeError(f"{what} is {kind_of(value)}; give the local part of the array, as a torch.Tensor, a numpy.ndarray or a DTensor")
 
 
 def unwrap(tensor: torch.Tensor, package: str, device_mesh: Any = None, target: Distribution | None = None,
@@ -64,7 +64,7 @@ def unwrap(tensor: torch.Tensor, package: str, device_mesh: Any = None, target: 
         for dim in range(len(strides) - 2, -1, -1):
             strides[dim] = strides[dim + 1] * max(global_shape[dim + 1], 1)
         layout = target.layout(global_shape, num_ranks)
-        return dtensor_class().from_local(tensor, device_mesh, [_torch_placement(item) for item in layout.placements], run_check=False,
+        return dtensor_class().from_local(tensor, device_mesh, [torch_placement(item) for item in layout.placements], run_check=False,
                                           shape=torch.Size(global_shape), stride=tuple(strides))
     return tensor
 

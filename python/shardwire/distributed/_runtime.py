@@ -12,9 +12,9 @@ import torch.distributed as dist
 
 from .. import _C
 from ..groups.lookup import end_process_group, global_ranks, resolve_backend
-from ..compiler.layout import _kind
+from ..compiler.layout import kind_of
 from ..groups.mpi import create_process_group_from_mpi
-from ..compiler.redistribute import _group_object
+from ..compiler.redistribute import group_object
 
 _BACKENDS = ("shardwire", "mpi", "nccl", "nvshmem")
 
@@ -52,7 +52,7 @@ def initialize(device_id: int | None = None, process_group_or_comm: Any = None, 
     """
     global _context, _end
     if device_id is not None and (isinstance(device_id, bool) or not isinstance(device_id, int)):
-        raise TypeError(f"device_id is {_kind(device_id)}; give an int or None")
+        raise TypeError(f"device_id is {kind_of(device_id)}; give an int or None")
     names = _read_backends(backends)
     if communicator is not None:
         if process_group_or_comm is not None:
@@ -70,7 +70,7 @@ def initialize(device_id: int | None = None, process_group_or_comm: Any = None, 
             if process_group_or_comm is None and not dist.is_initialized():
                 dist.init_process_group("shardwire")
                 ends = "default"
-            group = _group_object(process_group_or_comm)
+            group = group_object(process_group_or_comm)
         backend = resolve_backend(group)
         _context = DistributedContext(device_id, group, comm, names, _C.rank(backend), len(global_ranks(backend)))
         _end = ends
@@ -80,10 +80,10 @@ def _read_backends(backends: Any) -> tuple[str, ...]:
     if backends is None:
         return ("shardwire",)
     if isinstance(backends, str) or not isinstance(backends, Sequence):
-        raise TypeError(f"backends is {_kind(backends)}; give a list of names")
+        raise TypeError(f"backends is {kind_of(backends)}; give a list of names")
     for name in backends:
         if name not in _BACKENDS:
-            raise ValueError(f"backends has {_kind(name)}; known: {', '.join(_BACKENDS)}")
+            raise ValueError(f"backends has {kind_of(name)}; known: {', '.join(_BACKENDS)}")
     return tuple(backends)
 
 
@@ -119,7 +119,7 @@ def group_of(group: Any) -> Any:
         return _context.process_group
     if group is None and not dist.is_initialized():
         raise RuntimeError("shardwire.distributed was not initialized: call shardwire.distributed.initialize(device_id, comm) first, or give group=")
-    return _group_object(group)
+    return group_object(group)
 
 
 def known_size() -> int:

@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
-from ..compiler.layout import Layout, Partial, Shard, StridedShard, _kind, _read_mesh, as_dims
+from ..compiler.layout import Layout, Partial, Shard, StridedShard, kind_of, read_mesh, as_dims
 from ..errors import UnsupportedError
 from ._grid import Dims, ProcessGrid, squarest
 from ._runtime import known_size, own_rank
@@ -166,7 +166,7 @@ class Slab(_OnGrid):
 
     def __init__(self, partition_dim: int, ndim: int | None = None) -> None:
         if isinstance(partition_dim, bool) or not isinstance(partition_dim, int):
-            raise TypeError(f"partition_dim is {_kind(partition_dim)}; give an int")
+            raise TypeError(f"partition_dim is {kind_of(partition_dim)}; give an int")
         if ndim is not None and not -ndim <= partition_dim < ndim:
             raise ValueError(f"partition_dim is {partition_dim}, and ndim {ndim}; give one of {-ndim}..{ndim - 1}")
         self.partition_dim = partition_dim + ndim if ndim is not None and partition_dim < 0 else partition_dim
@@ -227,7 +227,7 @@ class _OnProcessGrid(_OnGrid):
 
     def __init__(self, process_grid: ProcessGrid, first_process: Sequence[int] | None) -> None:
         if not isinstance(process_grid, ProcessGrid):
-            raise TypeError(f"process_grid is {_kind(process_grid)}; give a ProcessGrid")
+            raise TypeError(f"process_grid is {kind_of(process_grid)}; give a ProcessGrid")
         self.process_grid = process_grid
         self.first_process = _read_first(first_process, process_grid)
 
@@ -340,7 +340,7 @@ class Boxes(Distribution):
         self._boxes = tuple(boxes)
         for rank, box in enumerate(self._boxes):
             if not isinstance(box, Box):
-                raise TypeError(f"boxes[{rank}] is {_kind(box)}; give a Box for every rank")
+                raise TypeError(f"boxes[{rank}] is {kind_of(box)}; give a Box for every rank")
             if box.ndim != self._boxes[0].ndim:
                 raise ValueError(f"boxes[{rank}] has {box.ndim} dimensions, boxes[0] {self._boxes[0].ndim}; all need the same number")
         if not self._boxes:
@@ -378,7 +378,7 @@ class Placements(Distribution):
 
     def __init__(self, placements: Sequence[Any], mesh: Any = None) -> None:
         self.placements, self.mesh = tuple(placements), mesh
-        self._mesh = None if mesh is None else _read_mesh(mesh)
+        self._mesh = None if mesh is None else read_mesh(mesh)
         self._group_ranks: tuple[int, ...] | None = None
 
     def layout(self, global_shape: Sequence[int], num_ranks: int | None = None) -> Layout:
@@ -485,7 +485,7 @@ def _shape_of(global_shape: Sequence[int]) -> Dims:
 
 def _check_rank(rank: int, count: int) -> None:
     if isinstance(rank, bool) or not isinstance(rank, int):
-        raise TypeError(f"rank is {_kind(rank)}; give an int")
+        raise TypeError(f"rank is {kind_of(rank)}; give an int")
     if not 0 <= rank < count:
         raise ValueError(f"rank {rank} is none of the {count} ranks 0..{count - 1}")
 

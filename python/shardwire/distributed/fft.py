@@ -15,7 +15,7 @@ import torch
 
 from .. import _C
 from ..groups.lookup import global_ranks, resolve_backend
-from ..compiler.layout import _kind, as_dims
+from ..compiler.layout import kind_of, as_dims
 from . import _ends, _engines, _meeting, _runtime
 from ._fft_chunks import Chunking, are_between_hosts, host_with_wires
 from ._fft_plan import Plan, Settings
@@ -73,12 +73,12 @@ class FFTOptions:
     def check(self) -> None:
         """ValueError for what cannot be. By the call that takes them, on all ranks alike: an error where they are made would leave the other ranks waiting."""
         if self.chunks is not None and (isinstance(self.chunks, bool) or not isinstance(self.chunks, int) or self.chunks < 1):
-            raise ValueError(f"chunks is {_kind(self.chunks)}; give a number from 1, or None")
+            raise ValueError(f"chunks is {kind_of(self.chunks)}; give a number from 1, or None")
         for name, known in (("fft_type", (None, *_KINDS)), ("reshape", (True, False)), ("measure", (True, False)), ("redistribute", (None, True, False)),
                             ("last_axis_parity", ("even", "odd")), ("blocking", (True, "auto"))):
             value = getattr(self, name)
             if value not in known or (isinstance(value, int) and not isinstance(value, bool)):
-                raise ValueError(f"{name} is {_kind(value)}; give one of {', '.join(map(repr, known))}")
+                raise ValueError(f"{name} is {kind_of(value)}; give one of {', '.join(map(repr, known))}")
 
     @property
     def returns(self) -> bool:
@@ -140,7 +140,7 @@ class FFT:
             self._operand = wrap(operand)
             kind = _read_kind(self._operand, given, self._door)
             if norm not in _NORMS:
-                raise ValueError(f"norm is {_kind(norm)}; give one of {', '.join(map(repr, _NORMS))}")
+                raise ValueError(f"norm is {kind_of(norm)}; give one of {', '.join(map(repr, _NORMS))}")
             sides = self._read_sides(distribution, given)
             if self._operand.package == "DTensor":
                 global_shape = tuple(self._operand.given.shape) if global_shape is None else global_shape
@@ -449,7 +449,7 @@ def allocate_operand(shape: Sequence[int], package: Any, *, input_dtype: Any = N
     error: Exception | None = None
     try:
         if memory_space not in (None, "cpu"):
-            raise ValueError(f"memory_space is {_kind(memory_space)}; operands are made in 'cpu'")
+            raise ValueError(f"memory_space is {kind_of(memory_space)}; operands are made in 'cpu'")
         dtype = dtype_in(package, input_dtype)
         tensor = _runtime.empty(as_dims(shape, "shape"), dtype, torch.device("cpu"))
     except Exception as failure:
@@ -467,7 +467,7 @@ def read_direction(direction: Any, kind: str, default: bool | None) -> bool:
         return kind == "C2R" if default is None else default
     names = {"forward": False, "inverse": True, FFTDirection.FORWARD: False, FFTDirection.INVERSE: True}
     if isinstance(direction, bool) or not isinstance(direction, (str, int)) or direction not in names:
-        raise ValueError(f"direction is {_kind(direction)}; give FFTDirection.FORWARD or INVERSE")
+        raise ValueError(f"direction is {kind_of(direction)}; give FFTDirection.FORWARD or INVERSE")
     inverse = names[direction]  # type: ignore[index]
     if kind != "C2C" and inverse != (kind == "C2R"):
         raise ValueError(f"a {kind} goes {'forward' if kind == 'R2C' else 'inverse'} only")

@@ -14,7 +14,7 @@ import torch
 from .. import _C
 from ..compiler.compile_op import CustomOp, compile_op
 from ..groups.lookup import global_ranks, resolve_backend
-from ..compiler.layout import _kind, as_dims
+from ..compiler.layout import kind_of, as_dims
 from ..compiler.spec import Pieces
 from ..errors import MismatchError
 from . import _ends, _meeting, _runtime
@@ -41,7 +41,7 @@ class ReshapeOptions:
     def check(self) -> None:
         """ValueError for what cannot be. By the call that takes them, on all ranks alike: an error where they are made would leave the other ranks waiting."""
         if self.blocking is not True and self.blocking != "auto":
-            raise ValueError(f"blocking is {_kind(self.blocking)}; give True or 'auto'")
+            raise ValueError(f"blocking is {kind_of(self.blocking)}; give True or 'auto'")
 
 
 RedistributeOptions = ReshapeOptions
@@ -52,7 +52,7 @@ def read_options(cls: Any, options: Any) -> Any:
     if options is None:
         return cls()
     if not isinstance(options, (cls, Mapping)):
-        raise TypeError(f"options is {_kind(options)}; give a {cls.__name__} or a dict")
+        raise TypeError(f"options is {kind_of(options)}; give a {cls.__name__} or a dict")
     if not isinstance(options, cls):
         unknown = [name for name in options if name not in cls.__dataclass_fields__]
         if unknown:
@@ -111,7 +111,7 @@ class Reshape:
                 if isinstance(output_box, (list, tuple)):
                     output_box = Placements(output_box, dtensor.device_mesh)
                 if not isinstance(output_box, Placements):
-                    raise TypeError(f"the operand is a DTensor, and its result one too: give placements for it, not {_kind(output_box)}")
+                    raise TypeError(f"the operand is a DTensor, and its result one too: give placements for it, not {kind_of(output_box)}")
                 self._mesh = dtensor.device_mesh if output_box.mesh is None else output_box.mesh
             sides = [_ends.read_distribution(input_box, "input_box", self._ranks), _ends.read_distribution(output_box, "output_box", self._ranks)]
             requires_grad = bool(self._operand.tensor.requires_grad or getattr(self._operand.given, "requires_grad", False))

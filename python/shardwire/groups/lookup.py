@@ -19,11 +19,11 @@ from ..process.log import route
 # Names given by name_process_group and create_process_group. Weak: naming a group does not keep it alive.
 _named: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
 # What the groups made here met through: standalone ones are not in torch's table of stores.
-_stores: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+store_by_group: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
 _counter = itertools.count()  # of create_process_group: it is part of the keys by which ranks meet, so nothing else may take its numbers
 _fresh_counter = itertools.count()  # of create_over_fresh_store: its groups' names are this rank's own affair
 # Before 2.0 a backend is itself torch's ProcessGroup; since then one wraps it.
-_WRAPPED = hasattr(dist.ProcessGroup, "_register_backend")
+IS_WRAPPED = hasattr(dist.ProcessGroup, "_register_backend")
 
 
 def create_process_group(store: Any, rank: int, size: int, timeout: timedelta | float | None = None, name: str | None = None,
@@ -50,12 +50,12 @@ def create_process_group(store: Any, rank: int, size: int, timeout: timedelta | 
         raise TypeError(f"name is a {type(name).__name__}; give a str or None")
     period = as_timeout(timeout)  # what is wrong with the arguments is said before a number is taken
     unique = f"shardwire:{next(_counter)}"
-    return _create(dist.PrefixStore(f"{unique}/{name or ''}/", store), rank, size, period, unique, name, standalone)
+    return create_under_prefix(dist.PrefixStore(f"{unique}/{name or ''}/", store), rank, size, period, unique, name, standalone)
 
 
 def create_over_fresh_store(store: Any, rank: int, size: int, timeout: timedelta | float | None, name: str | None, standalone: bool = False) -> Any:
     """As create_process_group, for a store that serves this group alone: its ranks need not have made equally many groups before."""
-    return _create(store, rank, size, as_timeout(timeout), f"shardwire:fresh:{next(_fresh_counter)}", name, standalone)
+    return create_under_prefix(store, rank, size, as_timeout(timeout), f"shardwire:fresh:{next(_fresh_counter)}", name, standalone)
 
 
 def end_process_group(group: Any = None) -> None:
@@ -70,11 +70,11 @@ def end_process_group(group: Any = None) -> None:
     _C.shutdown(backend)
 
 
-def _create(prefixed: Any, rank: int, size: int, period: timedelta, unique: str, name: str | None, standalone: bool = False) -> Any:
+def create_under_prefix(prefixed: Any, rank: int, size: int, period: timedelta, unique: str, name: str | None, standalone: bool = False) -> Any:
     route()
     backend = _C.create_backend(prefixed, rank, size, period, name or unique)
-    group = _wrap(backend, prefixed, rank, size) if _WRAPPED else backend
-    _stores[group] = prefixed
+    group = wrap_backend(backend, prefixed, rank, size) if IS_WRAPPED else backend
+    store_by_group[group] = prefixed
     if standalone:
         if hasattr(group, "_set_group_name"):
             group._set_group_name(unique)
@@ -85,7 +85,7 @@ def _create(prefixed: Any, rank: int, size: int, period: timedelta, unique: str,
     return group
 
 
-def _wrap(backend: Any, store: Any, rank: int, size: int) -> Any:
+def wrap_backend(backend: Any, store: Any, rank: int, size: int) -> Any:
     """torch's ProcessGroup around a backend."""
     group = dist.ProcessGroup(store, rank, size)
     custom = dist.ProcessGroup.BackendType.CUSTOM
@@ -144,7 +144,7 @@ def find_process_group(name: str) -> Any:
         return group
     known = dict(_named)
     for group, names in _torch_groups():
-        if _backend_of(group) is not None:
+        if shardwire_behind(group) is not None:
             for each in names:
                 known.setdefault(each, group)
     if name == "WORLD" and dist.is_initialized():
@@ -170,8 +170,8 @@ def name_of_group(group: Any) -> str:
 
 def store_of(group: Any) -> Any:
     """The store that the group's ranks met through, under the group's own prefix: no other group of this store has its keys."""
-    if group in _stores:
-        return _stores[group]
+    if group in store_by_group:
+        return store_by_group[group]
     world: Any = getattr(c10d, "_world", None)
     is_old = not hasattr(world, "pg_map")  # 1.13, whose table has the store that all groups share
     entry = (c10d._pg_map if is_old else world.pg_map).get(group)
@@ -203,17 +203,17 @@ def resolve_backend(group: Any = None) -> Any:
         raise ValueError("this rank is not a member of the group")
     if not isinstance(group, dist.ProcessGroup) and not _C.is_backend(group):
         raise TypeError(f"group is a {type(group).__name__}; give a process group, the name of one, or None for the default group")
-    backend = _backend_of(group)
+    backend = shardwire_behind(group)
     if backend is None:
         raise ValueError("the group's backend for CPU tensors is not shardwire; make it with backend='shardwire' or 'cpu:shardwire,...'")
     return backend
 
 
-def _backend_of(group: Any) -> Any | None:
+def shardwire_behind(group: Any) -> Any | None:
     """The shardwire backend of a group or of a debug wrapper around one; None for groups of other backends."""
     if _C.is_backend(group):
         return group
-    if not _WRAPPED:
+    if not IS_WRAPPED:
         return None
     try:
         backend = group._get_backend(torch.device("cpu"))

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from ..compiler.layout import _kind
+from ..compiler.layout import kind_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class TensorForm:
     def check(self, tensor: Any, where: str, with_strides: bool) -> None:
         """TypeError or ValueError naming the argument, what it is and what it must be."""
         if not isinstance(tensor, torch.Tensor):
-            raise TypeError(f"{where} is {_kind(tensor)}; give a torch.Tensor")
+            raise TypeError(f"{where} is {kind_of(tensor)}; give a torch.Tensor")
         if tuple(tensor.shape) != self.shape:
             raise ValueError(f"{where} has shape {list(tensor.shape)}, the kernel was compiled for {list(self.shape)}; compile another for other shapes")
         if str(tensor.dtype) != self.dtype:
@@ -60,7 +60,7 @@ def forms_of_arguments(kernel: Any, args: Sequence[Any]) -> list[TensorForm]:
     names = _names(kernel, len(args))
     for name, value in zip(names, args):
         if not isinstance(value, torch.Tensor):
-            raise TypeError(f"argument {name!r} is {_kind(value)}; a kernel takes tensors: bind what is constant with functools.partial")
+            raise TypeError(f"argument {name!r} is {kind_of(value)}; a kernel takes tensors: bind what is constant with functools.partial")
         if value.layout is not torch.strided or value.is_quantized:
             raise TypeError(f"argument {name!r} is a {value.layout} tensor{' and quantised' if value.is_quantized else ''}; a kernel takes dense tensors")
     return [TensorForm.of(name, value) for name, value in zip(names, args)]
@@ -83,11 +83,11 @@ def _names(kernel: Any, count: int) -> list[str]:
 def by_name(given: Any, forms: Sequence[TensorForm], label: str) -> list[Any]:
     """The values of the dict ``given`` in the order of ``forms``. Every name must be there, and no other."""
     if not isinstance(given, Mapping):
-        raise TypeError(f"{label} is {_kind(given)}; give a dict of tensors by name: {_list_of(forms)}")
+        raise TypeError(f"{label} is {kind_of(given)}; give a dict of tensors by name: {_list_of(forms)}")
     known = {form.name for form in forms}
     for name in given:
         if name not in known:
-            raise ValueError(f"{label} has the name {_kind(name)}, which the kernel does not; it has {_list_of(forms)}")
+            raise ValueError(f"{label} has the name {kind_of(name)}, which the kernel does not; it has {_list_of(forms)}")
     for form in forms:
         if form.name not in given:
             raise ValueError(f"{label} lacks {form.name!r}; the kernel has {_list_of(forms)}")

@@ -16,7 +16,7 @@ import torch
 
 from .. import errors
 from ..compiler.future import Seconds, as_seconds
-from ..compiler.layout import _kind
+from ..compiler.layout import kind_of
 from . import machine
 from .arguments import TensorForm, by_name, check_memory_apart, forms_of_arguments
 from .identity import is_program, name_of
@@ -116,10 +116,10 @@ class DeviceKernel:
         Without tensors it makes some: random ones of floating types, zeros of others. A kernel that communicates is measured by all its ranks together.
         """
         if mode not in ("host", "device"):
-            raise ValueError(f"mode is {_kind(mode)}; give 'host' or 'device'")
+            raise ValueError(f"mode is {kind_of(mode)}; give 'host' or 'device'")
         for label, count, least in (("warmup", warmup, 0), ("iterations", iterations, 1)):
             if isinstance(count, bool) or not isinstance(count, int) or count < least:
-                raise ValueError(f"{label} is {_kind(count)}; give an int of at least {least}")
+                raise ValueError(f"{label} is {kind_of(count)}; give an int of at least {least}")
         given = self._tensors(tensors, inputs) if tensors or inputs is not None else [_example(form) for form in self.inputs]
         device = given[0].device if given else torch.device("cpu")
         with torch.no_grad():
@@ -167,17 +167,17 @@ def _pattern_or_failure(is_spmd: Any, cc_enabled: Any, rank_id: Any, world_size:
 
 def _request(kernel: Any, args: Sequence[Any], name: Any, compiler_args: Any, use_cached: Any, folder: str, target: Any) -> Request:
     if not isinstance(use_cached, bool):
-        raise TypeError(f"use_cached_if_exists is {_kind(use_cached)}; give True or False")
+        raise TypeError(f"use_cached_if_exists is {kind_of(use_cached)}; give True or False")
     if name is not None and not isinstance(name, str):
-        raise TypeError(f"name is {_kind(name)}; give a str or None")
+        raise TypeError(f"name is {kind_of(name)}; give a str or None")
     if target is not None and not isinstance(target, str):
-        raise TypeError(f"target is {_kind(target)}; give a kind of device, such as 'cpu', or None")
+        raise TypeError(f"target is {kind_of(target)}; give a kind of device, such as 'cpu', or None")
     given = kernel
     if is_program(kernel):
         args = args or kernel.example_inputs[0]
         kernel = kernel.module()
     if inspect.isclass(kernel) or not callable(kernel):
-        raise TypeError(f"kernel is {_kind(kernel)}; give a function of tensors, an nn.Module or a torch.export.ExportedProgram")
+        raise TypeError(f"kernel is {kind_of(kernel)}; give a function of tensors, an nn.Module or a torch.export.ExportedProgram")
     forms = forms_of_arguments(kernel, args)
     devices = sorted({form.device for form in forms})
     if target is not None and devices and devices != [target]:
@@ -194,14 +194,14 @@ def _settings(given: Any) -> dict[str, Any]:
     else:
         words = given.split() if isinstance(given, str) else given
         if not isinstance(words, (list, tuple)) or not all(isinstance(word, str) for word in words):
-            raise TypeError(f"additional_compiler_args is {_kind(given)}; give a dict of inductor's settings, or 'name=value' words")
+            raise TypeError(f"additional_compiler_args is {kind_of(given)}; give a dict of inductor's settings, or 'name=value' words")
         for word in words:
             if "=" not in word:
                 raise ValueError(f"additional_compiler_args has {word!r}; give inductor's settings as 'name=value'")
         pairs = [(name, _read(value)) for name, value in (word.split("=", 1) for word in words)]
     for name, value in pairs:
         if not isinstance(name, str) or not isinstance(value, _SCALARS):
-            raise TypeError(f"additional_compiler_args[{name!r}] is {_kind(value)}; give bools, numbers, strings or None by name")
+            raise TypeError(f"additional_compiler_args[{name!r}] is {kind_of(value)}; give bools, numbers, strings or None by name")
     return dict(pairs)
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from ..compiler.compile_op import CustomOp, Tensors, _flatten, name_of_op, op_named
+from ..compiler.compile_op import CustomOp, Tensors, flat_tensors, name_of_op, op_named
 from ..errors import MismatchError, UnsupportedError
 
 NAMESPACE = "shardwire"
@@ -31,7 +31,7 @@ def record(op: CustomOp, input_tensors: Tensors | None = None, output_tensors: T
     """In place of ``op(inputs, outputs)`` while a kernel is traced."""
     if timeout is not None:
         raise UnsupportedError("a compiled op inside a kernel takes no timeout; the group's holds")
-    inputs, outputs = _flatten(op._inputs, input_tensors), _flatten(op._outputs, output_tensors)
+    inputs, outputs = flat_tensors(op._inputs, input_tensors), flat_tensors(op._outputs, output_tensors)
     for label, tensors, locals in (("inputs", inputs, op.inputs), ("outputs", outputs, op.outputs)):
         for index, (tensor, local) in enumerate(zip(tensors, locals)):
             decl = op.tensors[local.tensor]

@@ -9,7 +9,7 @@ from typing import Any
 import torch.distributed as dist
 
 from .. import _C
-from ..compiler.layout import _kind
+from ..compiler.layout import kind_of
 from ..compiler.who_plans import NEEDS_GROUP, NOBODY_KNOWS, check_kinds, check_place, group_of
 
 
@@ -51,7 +51,7 @@ def build_folder(build_dir: Any) -> str:
     """Where packages are kept: the argument, else SHARDWIRE_KERNEL_DIR, else shardwire/kernels in the user's cache."""
     if build_dir is not None:
         if not isinstance(build_dir, (str, os.PathLike)):
-            raise TypeError(f"build_dir is {_kind(build_dir)}; give a path or None")
+            raise TypeError(f"build_dir is {kind_of(build_dir)}; give a path or None")
         return os.path.abspath(os.fspath(build_dir))
     named = os.environ.get("SHARDWIRE_KERNEL_DIR")
     if named:

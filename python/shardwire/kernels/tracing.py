@@ -24,7 +24,7 @@ from torch.distributed import distributed_c10d as c10d
 
 from .. import errors
 from ..compiler.compile_op import CustomOp, name_of_op
-from ..compiler.layout import _kind
+from ..compiler.layout import kind_of
 from . import machine
 from .arguments import TensorForm
 from .graph_text import communication_in, text_of, value_digest
@@ -86,7 +86,7 @@ class Wrapper(torch.nn.Module):
         names, values, kind = _flattened(result)
         for name, value in zip(names, values):
             if not isinstance(value, torch.Tensor):
-                raise TypeError(f"the kernel returns {_kind(value)} as {name!r}; it may return a tensor, a tuple, list or dict of tensors, or nothing")
+                raise TypeError(f"the kernel returns {kind_of(value)} as {name!r}; it may return a tensor, a tuple, list or dict of tensors, or nothing")
         self._result.set(kind, list(zip(names, values)))
         return tuple(values)
 

@@ -21,7 +21,7 @@ import torch
 from torch.distributed import distributed_c10d as c10d
 
 from .. import _C, errors
-from ..groups.lookup import _backend_of
+from ..groups.lookup import shardwire_behind
 from ..compiler.agree import Meeting
 from . import cache, machine
 from .arguments import TensorForm
@@ -179,7 +179,7 @@ def describe_group(name: str) -> list[Any]:
     except (RuntimeError, KeyError, AttributeError):
         raise ValueError(f"the kernel communicates in the group {name!r}, which this process is not in; give is_spmd=False where ranks communicate in groups of "
                          "their own") from None
-    backend = _backend_of(group)
+    backend = shardwire_behind(group)
     if backend is None:
         raise ValueError(f"the kernel communicates in the group {name!r}, whose backend for CPU tensors is not shardwire")
     return [name, list(_C.global_ranks(backend))]

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from ..compiler.layout import Layout, Partial, Placement, Replicate, Shard, StridedShard, _kind
+from ..compiler.layout import Layout, Partial, Placement, Replicate, Shard, StridedShard, kind_of
 from .planning import OfflinePlan, plan
 from .topology import read_object
 
@@ -40,7 +40,7 @@ def plan_description(given: Mapping[str, Any], topology: Any = None, folder: str
     if topology is None and isinstance(own, str):
         own = os.path.join(folder, own)
     if not isinstance(given["tensors"], list):
-        raise TypeError(f"tensors is {_kind(given['tensors'])}; give a list of objects")
+        raise TypeError(f"tensors is {kind_of(given['tensors'])}; give a list of objects")
     sides: tuple[dict[str, Any], dict[str, Any]] = ({}, {})
     for index, tensor in enumerate(given["tensors"]):
         _add_tensor(tensor, meshes, sides, f"tensors[{index}]")
@@ -51,7 +51,7 @@ def plan_description(given: Mapping[str, Any], topology: Any = None, folder: str
 def _check_keys(given: Any, known: tuple[str, ...], needed: tuple[str, ...], where: str) -> None:
     for name in _dict(given, where):
         if name not in known:
-            raise ValueError(f"{where} has the unknown key {_kind(name)}; it may have {', '.join(known)}")
+            raise ValueError(f"{where} has the unknown key {kind_of(name)}; it may have {', '.join(known)}")
     for name in needed:
         if name not in given:
             raise ValueError(f"{where} has no {name!r}")
@@ -59,7 +59,7 @@ def _check_keys(given: Any, known: tuple[str, ...], needed: tuple[str, ...], whe
 
 def _dict(given: Any, where: str) -> Mapping[str, Any]:
     if not isinstance(given, Mapping):
-        raise TypeError(f"{where} is {_kind(given)}; give an object")
+        raise TypeError(f"{where} is {kind_of(given)}; give an object")
     return given
 
 
@@ -71,7 +71,7 @@ def _mesh(given: Any, where: str) -> torch.Tensor:
     count = int(torch.tensor(shape, device="cpu").prod())
     first = given.get("first_rank", 0)
     if not isinstance(first, int) or isinstance(first, bool) or first < 0:
-        raise ValueError(f"{where}: first_rank is {_kind(first)}; give a rank")
+        raise ValueError(f"{where}: first_rank is {kind_of(first)}; give a rank")
     ranks = given.get("ranks", list(range(first, first + count)))
     if not isinstance(ranks, list) or len(ranks) != count or not all(isinstance(rank, int) and not isinstance(rank, bool) and rank >= 0 for rank in ranks):
         raise ValueError(f"{where}: ranks must be a list of {count} ranks, for shape {shape}")
@@ -82,9 +82,9 @@ def _add_tensor(given: Any, meshes: Mapping[str, torch.Tensor], sides: tuple[dic
     _check_keys(given, _TENSOR_KEYS, ("name", "shape", "dtype", "from", "to"), where)
     name, repeat = given["name"], given.get("repeat", 1)
     if not isinstance(name, str):
-        raise TypeError(f"{where}: name is {_kind(name)}; give a string")
+        raise TypeError(f"{where}: name is {kind_of(name)}; give a string")
     if isinstance(repeat, bool) or not isinstance(repeat, int) or repeat < 1:
-        raise ValueError(f"{where}: repeat is {_kind(repeat)}; give a positive int")
+        raise ValueError(f"{where}: repeat is {kind_of(repeat)}; give a positive int")
     if repeat > 1 and "{}" not in name:
         raise ValueError(f"{where}: {name!r} is repeated {repeat} times and has no {{}} for the number")
     dtypes = [_dtype(given["dtype"], f"{where}: dtype"), _dtype(given.get("to_dtype", given["dtype"]), f"{where}: to_dtype")]
@@ -100,13 +100,13 @@ def _add_tensor(given: Any, meshes: Mapping[str, torch.Tensor], sides: tuple[dic
 def _dtype(given: Any, where: str) -> torch.dtype:
     found = getattr(torch, given, None) if isinstance(given, str) else None
     if not isinstance(found, torch.dtype):
-        raise ValueError(f"{where} is {_kind(given)}; give a dtype of torch, such as 'bfloat16'")
+        raise ValueError(f"{where} is {kind_of(given)}; give a dtype of torch, such as 'bfloat16'")
     return found
 
 
 def _layout(given: Any, meshes: Mapping[str, torch.Tensor], shape: Any, dtype: torch.dtype, where: str) -> Layout:
     if not isinstance(given, list) or not given or not all(isinstance(item, str) for item in given):
-        raise TypeError(f"{where} is {_kind(given)}; give a list: the mesh's name, then a placement per dimension of it")
+        raise TypeError(f"{where} is {kind_of(given)}; give a list: the mesh's name, then a placement per dimension of it")
     if given[0] not in meshes:
         raise ValueError(f"{where}: no mesh is named {given[0]!r}; there are {', '.join(map(repr, meshes))}")
     try:

@@ -13,7 +13,7 @@ import torch
 from .. import _C
 from ..compiler.all_ranks import ARGUMENTS, check_overlap, lists_of_all
 from ..compiler.compile_op import CustomOp, Dims, Items, plan_one_rank
-from ..compiler.layout import _kind
+from ..compiler.layout import kind_of
 from ..compiler.plot import human_bytes, save_picture
 from .topology import Load, Topology, loads_of, read_topology
 
@@ -36,7 +36,7 @@ def plan(world_size: int, shape: Dims | Mapping[str, Dims] | None = None, dtype:
     NotImplementedError, :class:`GapError`, naming rank, list and index.
     """
     if isinstance(world_size, bool) or not isinstance(world_size, int):
-        raise TypeError(f"world_size is {_kind(world_size)}; give an int")
+        raise TypeError(f"world_size is {kind_of(world_size)}; give an int")
     if world_size < 1:
         raise ValueError(f"world_size is {world_size}; give a positive one")
     check_overlap(overlap)
@@ -73,7 +73,7 @@ class OfflinePlan:
         """One rank's op, without a group: it describes itself, gives its plan as bytes, and :meth:`CustomOp.attach` gives it a group to run in. Planned anew, from the arguments as they
         are now. ValueError for a number that is no rank."""
         if isinstance(rank, bool) or not isinstance(rank, int):
-            raise TypeError(f"rank is {_kind(rank)}; give an int")
+            raise TypeError(f"rank is {kind_of(rank)}; give an int")
         if not 0 <= rank < self.world_size:
             raise ValueError(f"rank is {rank}, which is no rank of 0..{self.world_size - 1}")
         return self._op_of(rank)

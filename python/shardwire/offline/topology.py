@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from ..compiler.layout import _kind
+from ..compiler.layout import kind_of
 
 _KEYS = ("ranks_per_host", "hosts", "within_host_GB_per_s", "between_hosts_GB_per_s", "links_per_host", "latency_us", "copy_GB_per_s", "reduce_GB_per_s")
 # Bytes of addends that one rank combines in a second, where a topology does not say: a sum of two float32 on one core of the machine of docs/benchmarks.md (Sum over Partial inputs),
@@ -59,7 +59,7 @@ def read_topology(given: Any, world_size: int) -> Topology:
         found = read_object(given, "a topology", _KEYS)
         topology = _from_dict(found, world_size, os.fspath(given))
     else:
-        raise TypeError(f"topology is {_kind(given)}; give a Topology, a dict, the path of a JSON file, or None")
+        raise TypeError(f"topology is {kind_of(given)}; give a Topology, a dict, the path of a JSON file, or None")
     if len(topology.hosts) != world_size:
         raise ValueError(f"topology has the hosts of {len(topology.hosts)} ranks, there are {world_size}")
     if topology.links_per_host < 1 or set(topology.hosts) != set(range(topology.num_hosts)):
@@ -75,14 +75,14 @@ def read_object(path: str | os.PathLike[str], what: str, keys: Iterable[str]) ->
         except ValueError as error:
             raise ValueError(f"{os.fspath(path)} is no JSON: {error}") from None
     if not isinstance(found, dict):
-        raise ValueError(f"{os.fspath(path)} holds {_kind(found)}; {what} is an object with {', '.join(keys)}")
+        raise ValueError(f"{os.fspath(path)} holds {kind_of(found)}; {what} is an object with {', '.join(keys)}")
     return found
 
 
 def _from_dict(given: Mapping[str, Any], world_size: int, where: str) -> Topology:
     for name in given:
         if name not in _KEYS:
-            raise ValueError(f"{where} has the unknown key {_kind(name)}; a topology has {', '.join(_KEYS)}")
+            raise ValueError(f"{where} has the unknown key {kind_of(name)}; a topology has {', '.join(_KEYS)}")
     if "hosts" in given and "ranks_per_host" in given:
         raise ValueError(f"{where} has hosts and ranks_per_host; give one")
     hosts = given.get("hosts")
@@ -101,7 +101,7 @@ def _from_dict(given: Mapping[str, Any], world_size: int, where: str) -> Topolog
 
 def _count(value: Any, what: str) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ValueError(f"{what} is {_kind(value)}; give a positive int")
+        raise ValueError(f"{what} is {kind_of(value)}; give a positive int")
     return value
 
 
@@ -109,7 +109,7 @@ def _number(value: Any, what: str, unit: float, zero: bool = False) -> float | N
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not (value > 0 or zero and value == 0):
-        raise ValueError(f"{what} is {_kind(value)}; give a positive number")
+        raise ValueError(f"{what} is {kind_of(value)}; give a positive number")
     return value * unit
 
 

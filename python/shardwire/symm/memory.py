@@ -27,20 +27,20 @@ def empty(*size: int | Sequence[int], dtype: torch.dtype | None = None, group: A
     Raises MismatchError on all ranks where shapes or dtypes differ, ValueError on all ranks where one rank's are wrong or its heap is full, with the
     reason; TimeoutError naming the ranks that did not come.
     """
-    return _make(size, dtype, group, timeout, False)
+    return make_tensor(size, dtype, group, timeout, False)
 
 
 def zeros(*size: int | Sequence[int], dtype: torch.dtype | None = None, group: Any = None, timeout: float | timedelta | None = None) -> torch.Tensor:
     """As :func:`empty`, and zero on every rank before any rank has it: for signals."""
-    return _make(size, dtype, group, timeout, True)
+    return make_tensor(size, dtype, group, timeout, True)
 
 
 def tensor(shape: Sequence[int] | int, dtype: torch.dtype | None = None, group: Any = None, timeout: float | timedelta | None = None) -> torch.Tensor:
     """:func:`empty`, as NVSHMEM names it: uninitialised."""
-    return _make((shape,), dtype, group, timeout, False)
+    return make_tensor((shape,), dtype, group, timeout, False)
 
 
-def _make(size: Sequence[Any], dtype: torch.dtype | None, group: Any, timeout: Any, zeroed: bool, error: str = "") -> torch.Tensor:
+def make_tensor(size: Sequence[Any], dtype: torch.dtype | None, group: Any, timeout: Any, zeroed: bool, error: str = "") -> torch.Tensor:
     backend = backend_of(group)
     seconds = seconds_of(timeout)
     shape = size[0] if len(size) == 1 and not isinstance(size[0], int) else size

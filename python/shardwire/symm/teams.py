@@ -12,7 +12,7 @@ from torch.distributed import distributed_c10d as c10d
 
 from .. import _C
 from ..errors import TimeoutError
-from ..groups.lookup import _WRAPPED, _stores, _wrap, find_process_group, store_of
+from ..groups.lookup import IS_WRAPPED, store_by_group, wrap_backend, find_process_group, store_of
 from .arguments import backend_of, seconds_of
 from .memory import empty, zeros
 
@@ -114,8 +114,8 @@ class Team:
         backend = self._symm_backend.split(store, ranks)
         if backend is None:
             return None
-        group = _wrap(backend, store, ranks.index(self.rank), len(ranks)) if _WRAPPED else backend
-        _stores[group] = store
+        group = wrap_backend(backend, store, ranks.index(self.rank), len(ranks)) if IS_WRAPPED else backend
+        store_by_group[group] = store
         return Team(group, backend, store, owns_group=True)
 
     def translate(self, rank: int, other: Team) -> int | None:

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from ..compiler.layout import _kind
+from ..compiler.layout import kind_of
 from ..errors import CheckpointError
 from .descriptions import Weight
 from .fused import Whole
@@ -39,7 +39,7 @@ class FileSet:
             elif isinstance(path, (list, tuple)) and path and all(isinstance(item, (str, os.PathLike)) for item in path):
                 self._join([as_path(item) for item in path])
             else:
-                raise TypeError(f"path is {_kind(path)}; give a .safetensors file, a folder of them, a list of files, or None")
+                raise TypeError(f"path is {kind_of(path)}; give a .safetensors file, a folder of them, a list of files, or None")
         except BaseException:
             self.close()
             raise

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 
 from ..compiler.fused import FusedLayout
-from ..compiler.layout import Layout, _kind, is_dtensor, local_tensor
-from ..compiler.spec import _check_local
+from ..compiler.layout import Layout, kind_of, is_dtensor, local_tensor
+from ..compiler.spec import check_local
 from ..errors import UnsupportedError
 from .fused import Whole
 
@@ -43,7 +43,7 @@ class Holdings:
 
     def __init__(self, value: Any, side: str, rank: int, group_ranks: Sequence[int]) -> None:
         if value is not None and not isinstance(value, (torch.nn.Module, Mapping)):
-            raise TypeError(f"{side} is {_kind(value)}; give a module, a state dict, a dict of DTensors or (Layout, tensor) pairs, or None")
+            raise TypeError(f"{side} is {kind_of(value)}; give a module, a state dict, a dict of DTensors or (Layout, tensor) pairs, or None")
         if isinstance(value, torch.nn.Module):
             _check_wrappers(value)
         self.side = side
@@ -123,17 +123,17 @@ class Holdings:
     def _read(self, name: Any, item: Any, where: str) -> tuple[Holding, Any]:
         """The holding, and what tied names have in common: the place in memory, or None where there is none."""
         if not isinstance(name, str):
-            raise TypeError(f"{self.side} has the key {_kind(name)}; the keys are names (str)")
+            raise TypeError(f"{self.side} has the key {kind_of(name)}; the keys are names (str)")
         layout, tensor = item if isinstance(item, tuple) and len(item) == 2 else (item, None)
         if isinstance(layout, (Layout, FusedLayout)):
             return self._read_layout(name, layout, tensor, where)
         if not isinstance(item, torch.Tensor):
-            raise TypeError(f"{where} is {_kind(item)}; give a tensor, a DTensor, a Layout, or a pair (Layout, local tensor)")
+            raise TypeError(f"{where} is {kind_of(item)}; give a tensor, a DTensor, a Layout, or a pair (Layout, local tensor)")
         _check_ordinary(item, where)
         local = item
         if is_dtensor(item):
             layout, local = Layout.of(item), local_tensor(item)
-            _check_local(item, layout.share(self.rank), where)
+            check_local(item, layout.share(self.rank), where)
         else:
             layout = Whole(tuple(item.shape))
         if local.device.type == "meta" and self.side == "source":
@@ -144,7 +144,7 @@ class Holdings:
         share = layout.share(self.rank)
         holding = Holding(name, layout.shape, layout.dtype, layout, 0)
         if tensor is not None and not isinstance(tensor, torch.Tensor):
-            raise TypeError(f"{where}: the second of the pair is {_kind(tensor)}; give this rank's local tensor, or None where it holds nothing")
+            raise TypeError(f"{where}: the second of the pair is {kind_of(tensor)}; give this rank's local tensor, or None where it holds nothing")
         if tensor is None:
             if share is not None and self.side == "source":
                 raise ValueError(f"{where}: this rank holds a part of it; give the pair (layout, local tensor)")
@@ -249,7 +249,7 @@ def _check_ordinary(tensor: Any, where: str) -> None:
     if tensor.is_quantized:
         raise UnsupportedError(f"{where} is quantized ({tensor.dtype}); only dense tensors and DTensors can be moved: move its int_repr(), scale and zero point")
     if tensor.layout != torch.strided or (dispatches and not is_dtensor(tensor)):
-        raise UnsupportedError(f"{where} is {_kind(tensor)} of layout {tensor.layout}; only dense tensors and DTensors can be moved")
+        raise UnsupportedError(f"{where} is {kind_of(tensor)} of layout {tensor.layout}; only dense tensors and DTensors can be moved")
 
 
 def _place_in_memory(tensor: torch.Tensor) -> Any:

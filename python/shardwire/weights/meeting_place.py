@@ -17,7 +17,7 @@ from urllib.parse import unquote, urlparse
 
 import torch.distributed as dist
 
-from ..compiler.layout import _kind
+from ..compiler.layout import kind_of
 from ..process.log import log
 from ..errors import CheckpointError, MismatchError, SystemFailure
 from .job_token import how_it_differs, is_proof, proof
@@ -164,7 +164,7 @@ class Address:
 
     def __init__(self, where: Any, name: str) -> None:
         if not isinstance(name, str):
-            raise TypeError(f"name is {_kind(name)}; give a str")
+            raise TypeError(f"name is {kind_of(name)}; give a str")
         if not name or not all(letter.isalnum() or letter in "-_." for letter in name) or name.startswith("."):
             raise ValueError(f"name is {name!r}; letters, digits and - _ . make a name")
         self.name = name
@@ -178,7 +178,7 @@ class Address:
             self._store = where
             self.text = f"a {type(where).__name__}"
         else:
-            raise TypeError(f"store is {_kind(where)}; give a URL (tcp://HOST:PORT or file:///FOLDER), or a store of torch.distributed")
+            raise TypeError(f"store is {kind_of(where)}; give a URL (tcp://HOST:PORT or file:///FOLDER), or a store of torch.distributed")
 
     def open(self, seconds: float) -> Place:
         """SystemFailure when nobody serves it now."""

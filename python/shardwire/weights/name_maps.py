@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Union
 
-from ..compiler.layout import _kind
+from ..compiler.layout import kind_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +127,7 @@ def as_name_map(mapping: Any) -> NameMap:
         return NameMap(lambda name: table.get(name, name), _same)
     if callable(mapping):
         return NameMap(mapping, _same)
-    raise TypeError(f"mapping is {_kind(mapping)}; give a function or a dict of source names to target names, a NameMap, "
+    raise TypeError(f"mapping is {kind_of(mapping)}; give a function or a dict of source names to target names, a NameMap, "
                     f"one of {', '.join(map(repr, READY))}, or None")
 
 
@@ -143,7 +143,7 @@ def place_of(renames: Renames, name: str, what: str) -> Place | None:
             raise TypeError(f"mapping gives {mapped!r} for the {what} name {name!r}; a list holds the target's names of a source tensor's parts")
         return Split(tuple(mapped))
     if not isinstance(mapped, Part):
-        raise TypeError(f"mapping gives {_kind(mapped)} for the {what} name {name!r}; give a str, a Part, a list of str, or None to leave it out")
+        raise TypeError(f"mapping gives {kind_of(mapped)} for the {what} name {name!r}; give a str, a Part, a list of str, or None to leave it out")
     if not mapped.name or not 0 <= mapped.index < mapped.count or mapped.dim < 0:
         raise ValueError(f"mapping gives {mapped} for the {what} name {name!r}; index counts from 0 to count - 1, dim from 0")
     return mapped

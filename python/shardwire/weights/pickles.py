@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from ..compiler.layout import _kind
+from ..compiler.layout import kind_of
 from ..errors import CheckpointError
 
 
@@ -77,5 +77,5 @@ def dtype_name_of(value: Any, name: str) -> str:
     """Of torch.float32, which is the class of a Record here since torch pickles dtypes by their names."""
     found = getattr(value, "name", "")
     if getattr(value, "module", "") != "torch" or not isinstance(getattr(torch, found, torch.float32), torch.dtype):
-        raise CheckpointError(f"{name!r} has a dtype that is none: {_kind(value)}")
+        raise CheckpointError(f"{name!r} has a dtype that is none: {kind_of(value)}")
     return found

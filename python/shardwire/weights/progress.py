@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any, Union
 
 from ..compiler.future import Future
-from ..compiler.layout import _kind
+from ..compiler.layout import kind_of
 from ..process.log import log
 
 ProgressArgument = Union[bool, Callable[[int, int], Any], None]
@@ -26,7 +26,7 @@ class Progress:
 
     def __init__(self, what: str, given: ProgressArgument, rank: int) -> None:
         if given not in (None, True, False) and not callable(given):
-            raise TypeError(f"progress is {_kind(given)}; give a function of two numbers, False for silence, or None")
+            raise TypeError(f"progress is {kind_of(given)}; give a function of two numbers, False for silence, or None")
         self._what = what if len(what) <= 120 else f"{what[:117]}..."
         self._call = given if callable(given) else None
         self._shows = given is True or given is None and rank == 0

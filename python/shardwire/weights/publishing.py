@@ -22,7 +22,7 @@ from .. import _C
 from ..groups.create import as_timeout
 from ..process.ending import close_at_exit
 from ..compiler.future import Seconds, as_seconds
-from ..compiler.layout import _kind
+from ..compiler.layout import kind_of
 from ..process.log import log
 from ..errors import AbortedError, MismatchError, SystemFailure
 from ..compiler.agree import Meeting
@@ -42,7 +42,7 @@ _publications: weakref.WeakSet[Publication] = weakref.WeakSet()
 def as_version(version: Any, hint: str) -> int:
     """A version as an int, numpy's numbers too, since steps often are numpy's. TypeError for what is none."""
     if isinstance(version, bool) or not hasattr(version, "__index__"):
-        raise TypeError(f"version is {_kind(version)}; {hint}")
+        raise TypeError(f"version is {kind_of(version)}; {hint}")
     return operator.index(version)
 
 
@@ -76,7 +76,7 @@ def publish(store: Any, name: str, state: Any, group: Any = None, *, buffers: in
     try:
         meeting.seconds = as_seconds(timeout)
         if isinstance(buffers, bool) or not isinstance(buffers, int) or not 1 <= buffers <= MAX_BUFFERS:
-            raise ValueError(f"buffers is {_kind(buffers)}; give 1 to {MAX_BUFFERS}")
+            raise ValueError(f"buffers is {kind_of(buffers)}; give 1 to {MAX_BUFFERS}")
         waits = as_seconds(patience, "patience") or 0.0
         address = Address(store, name)
         holdings = Holdings(state, "source", meeting.global_rank, meeting.ranks)

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from ..compiler.future import Seconds, as_seconds
-from ..compiler.layout import _kind
+from ..compiler.layout import kind_of
 from ..errors import MismatchError
 from ..compiler.agree import Meeting
 from .descriptions import Weight, collect, describe
@@ -86,9 +86,9 @@ def save(source: Any, folder: str | os.PathLike[str], group: Any = None, mapping
 
 def _options(folder: Any, max_file_bytes: Any, metadata: Any) -> dict[str, Any]:
     if not isinstance(folder, (str, os.PathLike)):
-        raise TypeError(f"folder is {_kind(folder)}; give a path")
+        raise TypeError(f"folder is {kind_of(folder)}; give a path")
     if not isinstance(max_file_bytes, int) or isinstance(max_file_bytes, bool) or max_file_bytes < 1:
-        raise ValueError(f"max_file_bytes is {_kind(max_file_bytes)}; give a number of bytes above 0")
+        raise ValueError(f"max_file_bytes is {kind_of(max_file_bytes)}; give a number of bytes above 0")
     metadata = {} if metadata is None else metadata
     if not isinstance(metadata, Mapping) or not all(isinstance(text, str) for pair in metadata.items() for text in pair):
         raise TypeError("metadata is no mapping of str to str, which is all that the format holds")

@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from .. import _C
 from ..compiler.future import Seconds, as_seconds, in_thread
-from ..compiler.layout import _kind
+from ..compiler.layout import kind_of
 from ..errors import AbortedError, MismatchError, PeerFailedError, ShardwireError
 from ..errors import TimeoutError as GroupTimeoutError
 from ..compiler.agree import Meeting
@@ -58,7 +58,7 @@ def subscribe(store: Any, name: str, layouts: Any = None, group: Any = None, *, 
         seconds = as_seconds(timeout)
         meeting.seconds = seconds
         if not isinstance(staged, bool):
-            raise TypeError(f"staged is {_kind(staged)}; give True or False")
+            raise TypeError(f"staged is {kind_of(staged)}; give True or False")
         wanted = Wanted(layouts, cast, mapping, strict, device, staged, meeting)
         address = Address(store, name)
         Progress("", progress, 0)  # whether it is one

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from ..compiler.layout import _kind
+from ..compiler.layout import kind_of
 from ..errors import CheckpointError, UnsupportedError
 from .pickles import dims_of, dtype_name_of, unpickle
 
@@ -87,7 +87,7 @@ def _read_tensor(pickled: Any, chunk: Chunk, dtype_name: str, where: str) -> tup
     """The storage's key and the strides that the pickle of one tensor has, checked against the metadata."""
     kind = getattr(pickled, "name", "")
     if kind not in ("_rebuild_tensor_v2", "_rebuild_tensor_v3"):
-        raise UnsupportedError(f"{where}: is {kind or _kind(pickled)}; only plain tensors can be read")
+        raise UnsupportedError(f"{where}: is {kind or kind_of(pickled)}; only plain tensors can be read")
     try:
         (_, storage, key, _, _), offset, shape, strides = pickled.arguments[:4]
         stored = dtype_name_of(pickled.arguments[6], where) if kind == "_rebuild_tensor_v3" else _STORAGES.get(storage.name)

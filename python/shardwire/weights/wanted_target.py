@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from ..compiler.fused import FusedLayout
-from ..compiler.layout import Layout, _kind, is_dtensor
+from ..compiler.layout import Layout, kind_of, is_dtensor
 from ..compiler.agree import Meeting
 from .descriptions import collect, describe, encode_place, names_in
 from .holdings import Holdings
@@ -26,7 +26,7 @@ class Wanted:
 
     def __init__(self, layouts: Any, cast: torch.dtype | None, mapping: Any, strict: bool, device: Any, staged: bool, meeting: Meeting) -> None:
         if cast is not None and (not isinstance(cast, torch.dtype) or not cast.is_floating_point):
-            raise TypeError(f"cast is {cast if isinstance(cast, torch.dtype) else _kind(cast)}; give a floating dtype such as torch.bfloat16")
+            raise TypeError(f"cast is {cast if isinstance(cast, torch.dtype) else kind_of(cast)}; give a floating dtype such as torch.bfloat16")
         self._cast, self._strict, self._device = cast, bool(strict), device
         self._names = as_name_map(mapping)
         self._rank, self._ranks = meeting.global_rank, list(meeting.ranks)
@@ -77,7 +77,7 @@ def _with_cast(layouts: Any, cast: torch.dtype | None) -> Any:
     """Layouts and meta tensors of floating dtypes with the dtype ``cast`` in its place."""
     if cast is None or not isinstance(layouts, Mapping):
         if cast is not None:
-            raise TypeError(f"cast= is for what is allocated here, and layouts is {_kind(layouts)}, which has its own dtypes; leave cast out")
+            raise TypeError(f"cast= is for what is allocated here, and layouts is {kind_of(layouts)}, which has its own dtypes; leave cast out")
         return layouts
     changed = {}
     for name, item in layouts.items():

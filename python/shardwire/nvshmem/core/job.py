@@ -108,7 +108,7 @@ def init(device: Any = None, uid: UniqueID | None = None, rank: int | None = Non
 
 def _own_group(store: Any, rank: int, size: int) -> Any:
     # A name of its own: the ranks need not have made equally many groups before.
-    return lookup._create(store, rank, size, as_timeout(None), f"nvshmem:{id(store)}", "nvshmem", True)
+    return lookup.create_under_prefix(store, rank, size, as_timeout(None), f"nvshmem:{id(store)}", "nvshmem", True)
 
 
 def finalize() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from ... import _C, symm
-from ...symm.memory import _make
+from ...symm.memory import make_tensor
 from .all_pes import NvshmemInvalid, world
 from .team_table import Teams
 
@@ -20,7 +20,7 @@ def tensor(shape: Sequence[int], dtype: torch.dtype | None = torch.float32, rele
     """
     team = world()
     error = "" if morder in ("C", "F") else f"morder is {morder!r}; give 'C' or 'F'"
-    made = _make((shape,), dtype, team, None, False, error)  # the other PEs hear of an error, too
+    made = make_tensor((shape,), dtype, team, None, False, error)  # the other PEs hear of an error, too
     if morder == "C" or made.dim() < 2:
         return made
     order = tuple(range(made.dim() - 1, -1, -1))
