@@ -436,7 +436,7 @@ def with_caches(rank, size, cases, package_bytes, folder):
         dist.barrier()
         kernel = DeviceKernel.compile_and_load(example, a, b, build_dir=build_dir, use_cached_if_exists=use_cached)
         assert torch.allclose(kernel(a, b), example(a, b), atol=1e-5)
-        found.append((kernel.origin, kernel.key == package.key, cache.kept_keys() == [kernel.key], os.path.exists(kernel.path)))
+        found.append((kernel.origin, kernel.key == package.key, list(cache._kept) == [kernel.key], os.path.exists(kernel.path)))
     return found
 
 

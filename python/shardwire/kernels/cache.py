@@ -55,12 +55,6 @@ def clear_kernel_cache() -> None:
         _kept.clear()
 
 
-def kept_keys() -> list[str]:
-    """Keys in memory, the one that goes first in front."""
-    with _lock:
-        return list(_kept)
-
-
 def path_of(folder: str, key: str) -> str:
     return os.path.join(folder, key + _ENDING)
 
