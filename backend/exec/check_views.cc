@@ -1,3 +1,7 @@
+// The tensors of a call are checked against the plan in three steps. First each list by itself: number, dtypes, shapes, and strides that a
+// kernel can walk. Then outputs: no output may overlap itself or another output, since both would be written. Last, inputs beside outputs:
+// a sweep over the addresses finds the pairs that share memory, and only for these every read of the plan is compared with every write. A
+// move that reads and writes the same element is fine, because the read comes first.
 #include "backend/exec/check_views.h"
 
 #include <fmt/format.h>

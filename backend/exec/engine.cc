@@ -1,7 +1,7 @@
 // The public calls, each a few words to the parts: Driving holds the lock and moves things along, GroupState has all that the lock guards.
 // A call that starts operations takes them under the lock, in the order of the calls, and polls for a moment before it returns. A call that
-// waits drives in slices, between which Python's signal handlers may run. An engine that shuts down tells peers why, stays for a moment for
-// peers that are not joined yet, and destroys its connections outside of the lock.
+// waits drives in slices, between which Python's signal handlers may run. An engine that shuts down notifies the peers, stays for a moment
+// for peers that are not joined yet, and destroys its connections outside of the lock.
 #include "backend/exec/engine.h"
 
 #include <fmt/format.h>
@@ -20,7 +20,7 @@ namespace shardwire::internal {
 
 namespace {
 
-// How long a failed group is kept for peers that are not joined, and for those that are about to be.
+// How long a failed group is kept for peers that are not joined, and for peers whose link is under way.
 constexpr Duration kStaysFor = std::chrono::milliseconds(500);
 constexpr Duration kStaysForKnown = std::chrono::seconds(5);
 constexpr Duration kStayNap = std::chrono::milliseconds(2);

@@ -1,5 +1,5 @@
 // The engine of one rank in one group: starts operations in the order of the calls, moves them along, and completes their Works. This class
-// is what callers use; what it is made of lies in Driving (the lock, and who moves things along) and GroupState (all that the lock guards).
+// is what callers use; Driving has the lock and moves things along, and GroupState has all that the lock guards.
 //
 // Threads: any. Callbacks and destructors of tensors run outside of the lock.
 #pragma once

@@ -1,5 +1,5 @@
-// All of a group that its lock guards, in parts of which each does one thing; here is only what goes over several of them. Driving owns it
-// beside the lock, and shows it to others under the lock alone.
+// All of a group that its lock guards, composed of parts that do one thing each; what goes over several parts is here. Driving owns the
+// state beside the lock, and shows it to other code only under the lock.
 #pragma once
 
 #include <atomic>
@@ -43,7 +43,7 @@ struct GroupState final : private RunHost {
   // Peers ask for something at any time, or there is something to send.
   bool isBusy() const { return !operations.inFlight().empty() || failure.hasNotices() || oneSided.isServing(); }
 
-  std::weak_ptr<Driver> driver;  // of those who wait for operations
+  std::weak_ptr<Driver> driver;  // moves operations along for their waiters
   RunContext context;
   Operations operations;
   PeerLinks links;

@@ -1,3 +1,8 @@
+// A caller's requests to one peer are sent in the order of their start: only the oldest of them sends, as far as the control lane has room.
+// Answers arrive in the same order, so an answer must carry the number of the oldest request that waits. An owner does each request while
+// the owner takes its frame. An answer for which the lane has no room is owed until pay() sends it; its elements are read at once all the
+// same, since the peer's next request may change them. When a peer is gone or the group ends, the peer counts as having dropped each part
+// that it reached by requests, so that the owner can free the part.
 #include "backend/exec/one_sided.h"
 
 #include <fmt/format.h>
@@ -15,7 +20,8 @@ namespace {
 // Answers that a caller waits for at a time, of one peer.
 constexpr std::size_t kMaxAsked = 64;
 
-// Peers, in all groups, of whom it is not known that all is done. seq_cst: only so that whoever sent something finds its own count.
+// Peers, in all groups, that may not have done all that was requested. seq_cst: only so that a thread that sent something finds its own
+// count.
 std::atomic<int> numUnquietPeers{0};
 
 // The box at the beginning of a sound frame's payload. Nothing when it is not what isSound() saw there: the frame lies in memory that the
@@ -72,7 +78,7 @@ void OneSided::start(const std::shared_ptr<OneSidedRequest>& request, std::span<
   }
 }
 
-// Only the oldest of each peer's sends.
+// Only the oldest request of each peer sends.
 bool OneSided::step(OneSidedRequest& request) {
   bool moved = false;
   for (Rank rank = 0; rank < context_.worldSize; ++rank) {
@@ -256,7 +262,7 @@ Status OneSided::owe(Rank to, Owed owed) {
     }
   }
   if (owed.isBox) {
-    // What this peer asks for next is done at once, and may change it.
+    // The next request of this peer is done at once, and may change the elements.
     ServedPart* part = nullptr;
     SW_RETURN_IF_ERROR(find(to, owed.box.block, &part));
     if (part == nullptr) {
@@ -321,7 +327,7 @@ bool OneSided::pay() {
 
 void OneSided::gone(Rank peer) {
   isGone_[static_cast<std::size_t>(peer)] = true;
-  // Who has the part mapped tells by himself, also when the group has ended.
+  // A peer that has the part mapped marks its own end, also when the group has ended.
   for (const auto& [block, served] : served_) {
     if (std::ranges::find(served.askers, peer) != served.askers.end()) {
       served.part->dropped(peer);

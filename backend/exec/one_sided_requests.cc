@@ -1,3 +1,7 @@
+// A box is cut into pieces, each of which fits into one control frame with its description. A cursor keeps the place while the lane is
+// full. A put ends when its last piece is in a frame, and the peer answers nothing; each piece of a get is a request of its own, whose
+// answer is unpacked into that piece. A request for a word waits for the word's value from before, unless it is silent. A quiet request
+// sends each peer a flush, which the peer answers when all earlier requests are done, and lists the ranks whose answer is missing.
 #include "backend/exec/one_sided_requests.h"
 
 #include <fmt/format.h>

@@ -1,3 +1,7 @@
+// The list of groups is replaced, never changed, so that a thread goes through one list while groups come and go. A thread enters the entry
+// of a group before it looks at the group, and remove() waits until all other threads have left that entry; a callback that removes its own
+// group does not wait for itself. The leading thread looks at each group once, and sleeps on the bell when no group moved. While a callback
+// keeps the leader for long, a follower leads (ProgressRole), and the old leader follows as soon as its callback returns.
 #include "backend/exec/progress_thread.h"
 
 #include <algorithm>
@@ -10,7 +14,7 @@
 namespace shardwire::internal {
 namespace {
 
-// Longest sleep of the thread: what idle groups are asked meanwhile is heard by then.
+// Longest sleep of the thread: frames that arrive for idle groups meanwhile are taken by then.
 constexpr Duration kLongestSleep = std::chrono::milliseconds(100);
 
 struct Threads {
@@ -116,7 +120,7 @@ void ProgressThread::State::follow(bool leadsFirst) {
   }
 }
 
-// False: it was removed.
+// False: the group was removed.
 bool ProgressThread::State::enter(Entry& entry) {
   entry.numInside.fetch_add(1, std::memory_order_seq_cst);
   if (!entry.isRemoved.load(std::memory_order_seq_cst)) {
@@ -131,7 +135,7 @@ void ProgressThread::State::leave(Entry& entry) {
   entered = nullptr;
   entry.numInside.fetch_sub(1, std::memory_order_seq_cst);
   if (entry.isRemoved.load(std::memory_order_seq_cst)) {
-    const MutexLock lock(mutex);  // who removes it looks under the lock
+    const MutexLock lock(mutex);  // remove() looks under the lock
     changed.notifyAll();
   }
 }
