@@ -35,15 +35,17 @@ struct RankAddress {
   RandomId process;                                             // processId(): whether a rank finds what it wrote itself
   bool hasJobToken = false;                                     // SHARDWIRE_JOB_TOKEN is set there
   bool joinsLate = false;                                       // it joins peers of its host when they are needed (Options::links)
-  std::string socketName;                                       // abstract Unix socket of its process (ShmDoor)
-  RandomId doorToken;                                           // and the token of that
-  std::string lifeName;                                         // of another that nobody answers: who lives has it (LifeSign)
+  std::string socketName;                                       // Unix socket of its process (ProcessAddress); empty: it could make none
+  RandomId doorToken;                                           // the token of that process address
+  std::string lifeName;                                         // random; the Unix socket that shows whether the rank lives (LifeSign)
   std::vector<NetAddress> lifeLinks;                            // the same for other hosts; empty when no wire may be used
   RandomId token;                                               // a secret; rank 0's is the group's
   std::vector<NetAddress> links;                                // where this rank listens for links; empty when no wire may be used
   std::array<TransportAddress, kNumTransportKinds> transports;  // by TransportKind
-  // Not ok: this rank could not even start, and tells the others why.
+  // Not ok: this rank could not even start, for this reason.
   Status failure;
+
+  bool hasUnixSocket() const { return !socketName.empty(); }
   friend bool operator==(const RankAddress&, const RankAddress&) = default;
 };
 

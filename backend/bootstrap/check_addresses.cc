@@ -55,6 +55,19 @@ Status checkJobTokens(const std::vector<RankAddress>& addresses) {
                           nameOf(static_cast<Rank>(with), addresses[with]), nameOf(static_cast<Rank>(without), addresses[without]))};
     }
   }
+  for (std::size_t i = 0; i < addresses.size(); ++i) {
+    if (!addresses[i].hasJobToken && !addresses[i].hasUnixSocket()) {
+      for (std::size_t j = 0; j < addresses.size(); ++j) {
+        if (j != i && isOneUserOnOneHost(addresses[i], addresses[j])) {
+          return {
+              StatusCode::kUnsupported,
+              fmt::format("{} could make no Unix socket, at which {} would ask for its secret, as ranks of one user on one host do: set "
+                          "SHARDWIRE_JOB_TOKEN to one secret for all ranks",
+                          nameOf(static_cast<Rank>(i), addresses[i]), nameOf(static_cast<Rank>(j), addresses[j]))};
+        }
+      }
+    }
+  }
   return Status::ok();
 }
 
@@ -110,9 +123,9 @@ std::string strangerWarning(Rank self, const std::vector<RankAddress>& addresses
       }
     } else if (warning.empty()) {
       warning = fmt::format(
-          "{} are not processes of one user on one host, and SHARDWIRE_JOB_TOKEN is not set: whoever can read the job's store can join as "
-          "a "
-          "rank. Set it to one secret for all ranks",
+          "{} are not processes of one user on one host, and SHARDWIRE_JOB_TOKEN is not set: every process that can read the job's store "
+          "can "
+          "join as a rank. Set it to one secret for all ranks",
           pairText(self, mine, rank, addresses[i]));
     }
   }

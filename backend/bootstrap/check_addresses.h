@@ -20,15 +20,16 @@ std::string pairText(Rank a, const RankAddress& first, Rank b, const RankAddress
 Status checkWorldSize(Rank a, const RankAddress& first, Rank b, const RankAddress& second);
 // Whether the store still holds what rank `rank` published there; kMismatch naming who calls itself the same rank.
 Status checkOwnAddress(Rank rank, const RankAddress& own, const std::string& published, const std::string& stored);
-// kMismatch when SHARDWIRE_JOB_TOKEN is set for some ranks and not for others.
+// kMismatch when SHARDWIRE_JOB_TOKEN is set for some ranks and not for others. kUnsupported when it is not set, and a rank has no Unix
+// socket over which ranks of its user and host could ask for its process's secret.
 Status checkJobTokens(const std::vector<RankAddress>& addresses);
 // kUnsupported, with all reasons, for the first pair that no transport joins.
 Status checkPairs(const std::vector<RankAddress>& addresses);
 
 // Whether the kernel can vouch for one to the other: they see each other's Unix sockets, and a user's number means the same to both.
 bool isOneUserOnOneHost(const RankAddress& a, const RankAddress& b);
-// What rank `self` should warn of: that a stranger who reads the store could join. Empty: nothing, or a lower rank of its user and host
-// says it. Not left to rank 0, whose address may be the stranger's.
+// What rank `self` should warn of: a foreign process that reads the store could join. Empty: no warning, or a lower rank of the same user
+// and host gives it. Not left to rank 0, since a foreign process may have written rank 0's address.
 std::string strangerWarning(Rank self, const std::vector<RankAddress>& addresses);
 
 }  // namespace shardwire::internal

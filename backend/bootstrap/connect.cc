@@ -15,37 +15,42 @@
 #include "backend/bootstrap/roster.h"
 #include "backend/bootstrap/store_rounds.h"
 #include "backend/bootstrap/summary.h"
-#include "backend/transport/shm/shm_doorbell.h"
-#include "backend/transport/shm/shm_fabric.h"
-#include "backend/transport/shm/shm_late_links.h"
+#include "backend/fabric/rank_doorbell.h"
 #include "backend/transport/wire_doorbell.h"
 
 namespace shardwire::internal {
 
 namespace {
 
-// Shared memory that fails is an error: no other transport is tried.
-bool isLateOverMemory(const Gathering& group, Rank peer) {
+// Whether the peer is joined later, by this transport; one that needs no line is the only one that is tried.
+bool isLateBy(const Gathering& group, Rank peer, std::size_t kind) {
   const auto& kinds = group.lateBy[Gathering::index(peer)];
-  return !kinds.empty() && kinds.front() == TransportKind::kShm;
+  return !kinds.empty() && static_cast<std::size_t>(kinds.front()) == kind;
 }
 
-std::unique_ptr<LateLinks> lateOverMemory(Gathering& group) {
-  constexpr auto kShm = static_cast<std::size_t>(TransportKind::kShm);
-  std::vector<LatePeer> late;
-  for (Rank peer = 0; peer < group.worldSize; ++peer) {
-    if (isLateOverMemory(group, peer)) {
-      late.push_back({peer, group.addressOf(peer).transports[kShm].bytes, group.nameOf(peer)});
+// Peers that are joined later by a transport that needs no line.
+std::unique_ptr<LateLinks> lateWithoutLine(Gathering& group) {
+  std::unique_ptr<LateLinks> all;
+  for (std::size_t kind = 0; kind < group.own.endpoints.size(); ++kind) {
+    std::vector<LatePeer> late;
+    for (Rank peer = 0; peer < group.worldSize; ++peer) {
+      if (isLateBy(group, peer, kind) && !group.own.endpoints[kind]->needsLine()) {
+        late.push_back({peer, group.addressOf(peer).transports[kind].bytes, group.nameOf(peer)});
+      }
+    }
+    if (!late.empty()) {
+      all = bothLateLinks(std::move(all), group.own.endpoints[kind]->joinLate(std::move(late)));
     }
   }
-  return late.empty() ? nullptr : makeShmLateLinks(std::move(group.own.endpoints[kShm]), group.own.inbox, std::move(late));
+  return all;
 }
 
-// The doors stay open.
+// Peers that are joined later by transports over links: this rank's link endpoint stays open for them.
 std::unique_ptr<LateLinks> lateOverWires(Gathering& group) {
   LateWires parts{.self = group.rank, .options = group.peers.options.get()};
   for (Rank peer = 0; peer < group.worldSize; ++peer) {
-    if (const auto& kinds = group.lateBy[Gathering::index(peer)]; !kinds.empty() && !isLateOverMemory(group, peer)) {
+    const auto& kinds = group.lateBy[Gathering::index(peer)];
+    if (!kinds.empty() && group.own.endpoints[static_cast<std::size_t>(kinds.front())]->needsLine()) {
       parts.peers.push_back({peer, kinds, group.nameOf(peer)});
     }
   }
@@ -55,7 +60,7 @@ std::unique_ptr<LateLinks> lateOverWires(Gathering& group) {
   parts.addresses = group.addresses;
   parts.doors = std::move(group.own.doors);
   parts.endpoints = std::move(group.own.endpoints);
-  parts.inbox = group.own.inbox;
+  parts.fabric = group.own.fabric;
   return makeLateWires(std::move(parts));
 }
 
@@ -84,10 +89,10 @@ Status finish(Gathering& group, const std::array<bool, kNumTransportKinds>& used
       peers.wires.push_back(std::move(wire));
     }
   }
-  auto overMemory = lateOverMemory(group);
-  peers.late = bothLateLinks(std::move(overMemory), lateOverWires(group));
+  auto withoutLine = lateWithoutLine(group);
+  peers.late = bothLateLinks(std::move(withoutLine), lateOverWires(group));
   if (!peers.wires.empty()) {
-    auto doorbell = WireDoorbell::create(std::move(peers.doorbell), peers.wires, group.own.inbox->fabric()->watches());
+    auto doorbell = WireDoorbell::create(std::move(peers.doorbell), peers.wires, group.own.fabric->watches());
     SW_RETURN_IF_ERROR(doorbell.status());
     peers.doorbell = std::move(*doorbell);
   }
@@ -103,12 +108,12 @@ Status asTimeout(const Status& failure, Deadline deadline) {
 // One rank's way through the bootstrap.
 Status gather(Gathering& group, Lookout& lookout) {
   SW_RETURN_IF_ERROR(publishAddress(group));
-  group.peers.doorbell = std::make_unique<ShmDoorbell>(group.own.inbox);
+  group.peers.doorbell = std::make_unique<RankDoorbell>(group.own.fabric, group.own.bell);
   if (group.worldSize == 1) {
     return finish(group, {});
   }
   SW_RETURN_IF_ERROR(readAddresses(group, lookout));
-  group.own.doors.know(group.rank, group.peers.options.get(), &group.addresses, group.own.inbox->fabric()->secret());
+  group.own.doors.know(group.rank, group.peers.options.get(), &group.addresses, group.own.fabric->secret());
   PeerJoiner joiner(group, lookout);
   SW_RETURN_IF_ERROR(joiner.choose());
   group.knowsAll = true;

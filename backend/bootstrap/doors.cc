@@ -6,10 +6,9 @@
 #include <utility>
 
 #include "backend/bootstrap/check_addresses.h"
+#include "backend/fabric/host_listener.h"
 #include "backend/fabric/proof.h"
 #include "backend/fabric/unix_socket.h"
-#include "backend/transport/shm/shm_fabric.h"
-#include "backend/transport/shm/shm_listener.h"
 
 namespace shardwire::internal {
 namespace {
@@ -20,17 +19,18 @@ constexpr Duration kFullDoor = std::chrono::milliseconds(2);
 }  // namespace
 
 Result<std::vector<NetAddress>> Doors::openLinks(const Options& options, std::uint64_t networkNamespace, const RandomId& token,
-                                                 int worldSize, std::shared_ptr<Inbox> inbox) {
-  const auto listener = inbox->fabric()->linkListener(networkNamespace, options);
+                                                 int worldSize, std::shared_ptr<Fabric> fabric, std::shared_ptr<RankBell> bell) {
+  const auto listener = fabric->linkListener(networkNamespace, options);
   SW_RETURN_IF_ERROR(listener.status());
-  const auto interfaces = inbox->fabric()->interfaces(networkNamespace);
+  const auto interfaces = fabric->interfaces(networkNamespace);
   SW_RETURN_IF_ERROR(interfaces.status());
-  auto wakeup = std::make_shared<LateWakeup>(inbox.get());
+  auto wakeup = std::make_shared<LateWakeup>(bell->words(), fabric->progressBell());
   auto door = (*listener)->addDoor(makeDoorId(token), worldSize, [wakeup] { wakeup->ring(); });
   SW_RETURN_IF_ERROR(door.status());
   open_ = std::make_unique<Open>();
   open_->interfaces = chooseInterfaces(*interfaces, options.socketIfname);
-  open_->inbox = std::move(inbox);
+  open_->fabric = std::move(fabric);
+  open_->bell = std::move(bell);
   open_->wakeup = std::move(wakeup);
   open_->door = std::move(*door);
   return open_->door->addresses();

@@ -1,6 +1,6 @@
 // Where others dial this rank for links, and how it dials them: a door at the listener that all groups of its process share. What comes
 // through a door is a link to a peer, over which the peer's transport then agrees. The doors know who may come in: who proves the token of
-// the group, and the secret of its user's ranks on its host, for which the peer's process is asked (ShmFabric), or the job's.
+// the group, and the secret of its user's ranks on its host, for which the peer's process is asked (HostListener), or the job's.
 //
 // They do not know transports but for their kinds, nor who dials whom and when: ready to stay open when the group is made. One thread.
 #pragma once
@@ -14,11 +14,12 @@
 
 #include "backend/base/wait_limit.h"
 #include "backend/bootstrap/address.h"
+#include "backend/fabric/fabric.h"
+#include "backend/fabric/late_wakeup.h"
 #include "backend/fabric/link.h"
 #include "backend/fabric/link_listener.h"
+#include "backend/fabric/rank_bell.h"
 #include "backend/transport/endpoint.h"
-#include "backend/transport/shm/inbox.h"
-#include "backend/transport/shm/late_wakeup.h"
 #include "shardwire/options.h"
 
 namespace shardwire::internal {
@@ -70,9 +71,9 @@ class PeerDial {
 class Doors {
  public:
   // For links of the rank that publishes `token`, at the listener of its process for these options in the calling thread's network
-  // namespace; where that listens. Who dials waits until know(). Errors of ShmFabric::linkListener().
+  // namespace; where that listens. Who dials waits until know(). Errors of Fabric::linkListener().
   Result<std::vector<NetAddress>> openLinks(const Options& options, std::uint64_t networkNamespace, const RandomId& token, int worldSize,
-                                            std::shared_ptr<Inbox> inbox);
+                                            std::shared_ptr<Fabric> fabric, std::shared_ptr<RankBell> bell);
   bool hasLinks() const { return open_ != nullptr; }
   const std::vector<InterfaceAddress>& interfaces() const { return open_->interfaces; }  // that may be used; only with links
 
@@ -96,8 +97,9 @@ class Doors {
   struct Open {
     ~Open() { wakeup->end(); }
     std::vector<InterfaceAddress> interfaces;  // that may be used
-    std::shared_ptr<Inbox> inbox;
-    std::shared_ptr<LateWakeup> wakeup;  // rings that
+    std::shared_ptr<Fabric> fabric;
+    std::shared_ptr<RankBell> bell;
+    std::shared_ptr<LateWakeup> wakeup;  // rings both
     std::unique_ptr<LinkDoor> door;
   };
   std::unique_ptr<Open> open_;

@@ -15,7 +15,6 @@
 
 #include "backend/base/log.h"
 #include "backend/fabric/fd_watches.h"
-#include "backend/transport/shm/shm_fabric.h"
 
 namespace shardwire::internal {
 namespace {
@@ -65,7 +64,7 @@ class WireLateLinks final : public LateLinks {
   Outcome beginAgain(Peer& peer);
   void watchSockets();
 
-  const std::shared_ptr<Inbox> inbox_;
+  const std::shared_ptr<Fabric> fabric_;
   const std::shared_ptr<LateWakeup> wakeup_;
   LateWires parts_;
   std::vector<Peer> peers_;     // by rank
@@ -75,8 +74,8 @@ class WireLateLinks final : public LateLinks {
 };
 
 WireLateLinks::WireLateLinks(LateWires parts)
-    : inbox_(parts.inbox), wakeup_(parts.doors.wakeup()), parts_(std::move(parts)), peers_(parts_.addresses.size()) {
-  parts_.doors.know(parts_.self, parts_.options, &parts_.addresses, inbox_->fabric()->secret());
+    : fabric_(parts.fabric), wakeup_(parts.doors.wakeup()), parts_(std::move(parts)), peers_(parts_.addresses.size()) {
+  parts_.doors.know(parts_.self, parts_.options, &parts_.addresses, fabric_->secret());
   for (LateWirePeer& each : parts_.peers) {
     peerAt(each.rank).state = State::kIdle;
     peerAt(each.rank).kinds = std::move(each.kinds);
@@ -273,7 +272,7 @@ void WireLateLinks::watchSockets() {
     wanted[each.fd] |= (each.events & POLLOUT) != 0 ? EPOLLOUT : EPOLLIN;
   }
   for (const auto& [fd, events] : wanted) {
-    auto watch = FdWatch::create(inbox_->fabric()->watches(), fd, events, [wakeup = wakeup_.get()] {
+    auto watch = FdWatch::create(fabric_->watches(), fd, events, [wakeup = wakeup_.get()] {
       wakeup->ring();
       return false;  // poll() says what is watched next
     });

@@ -10,9 +10,9 @@
 
 #include "backend/bootstrap/address.h"
 #include "backend/bootstrap/doors.h"
+#include "backend/fabric/fabric.h"
 #include "backend/transport/endpoint.h"
 #include "backend/transport/late_links.h"
-#include "backend/transport/shm/inbox.h"
 
 namespace shardwire::internal {
 
@@ -29,7 +29,7 @@ struct LateWires {
   Doors doors{};                         // that have links
   std::vector<LateWirePeer> peers{};
   std::array<std::unique_ptr<Endpoint>, kNumTransportKinds> endpoints{};  // of the peers' kinds, whose wires were taken
-  std::shared_ptr<Inbox> inbox{};
+  std::shared_ptr<Fabric> fabric{};
 };
 
 std::unique_ptr<LateLinks> makeLateWires(LateWires parts);

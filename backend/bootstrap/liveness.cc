@@ -26,9 +26,11 @@ short stateOf(const Fd& socket, short events) {
 Result<LifeSign> LifeSign::create(const Options& options, const std::vector<InterfaceAddress>* interfaces, int worldSize,
                                   RankAddress* address) {
   LifeSign sign;
-  auto local = listenUnix(address->lifeName, std::max(worldSize, kMinBacklog));
-  SW_RETURN_IF_ERROR(local.status());
-  sign.local_ = std::move(*local);
+  if (address->hasUnixSocket()) {
+    auto local = listenUnix(address->lifeName, std::max(worldSize, kMinBacklog));
+    SW_RETURN_IF_ERROR(local.status());
+    sign.local_ = std::move(*local);
+  }
   if (interfaces != nullptr) {
     auto remote = listenOnInterfaces(*interfaces, options);
     SW_RETURN_IF_ERROR(remote.status());
@@ -39,7 +41,7 @@ Result<LifeSign> LifeSign::create(const Options& options, const std::vector<Inte
 }
 
 LifeWatch::LifeWatch(const RankAddress& self, std::vector<InterfaceAddress> interfaces)
-    : kernel_(self.kernel), interfaces_(std::move(interfaces)) {}
+    : kernel_(self.kernel), hasUnixSocket_(self.hasUnixSocket()), interfaces_(std::move(interfaces)) {}
 
 bool LifeWatch::isDead(Rank rank, const RankAddress& address) {
   const auto [entry, isNew] = watched_.try_emplace(rank);
@@ -47,7 +49,7 @@ bool LifeWatch::isDead(Rank rank, const RankAddress& address) {
   if (watched.isDead) {
     return true;
   }
-  if (!kernel_.empty() && address.kernel == kernel_) {
+  if (isOnThisKernel(address) && hasUnixSocket_ && address.hasUnixSocket()) {
     lookLocally(watched, address);
     return watched.isDead;
   }
@@ -57,6 +59,10 @@ bool LifeWatch::isDead(Rank rank, const RankAddress& address) {
   }
   lookRemotely(watched);
   return watched.isDead;
+}
+
+bool LifeWatch::isOnThisKernel(const RankAddress& address) const {
+  return !kernel_.empty() && address.kernel == kernel_;
 }
 
 bool LifeWatch::refuses(Rank rank) const {
@@ -81,8 +87,9 @@ void LifeWatch::lookLocally(Watched& watched, const RankAddress& address) {
 
 void LifeWatch::waysTo(const RankAddress& address, Watched* watched) const {
   for (const NetAddress& to : orderByReach(address.lifeLinks, interfaces_)) {
-    // Hosts may share an address (docker0): behind one that is ours too, this host would answer.
-    const bool isOurs = std::any_of(interfaces_.begin(), interfaces_.end(), [&](const InterfaceAddress& each) { return each.ip == to.ip; });
+    // Hosts may share an address (docker0): this host would answer for another one at an address that is also its own.
+    const bool isOurs = !isOnThisKernel(address) &&
+                        std::any_of(interfaces_.begin(), interfaces_.end(), [&](const InterfaceAddress& each) { return each.ip == to.ip; });
     if (const auto way = makeSocketAddress(to.ip, to.scope, to.port); way.isOk() && !isOurs) {
       watched->ways.push_back(*way);
     }

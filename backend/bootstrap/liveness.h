@@ -61,7 +61,10 @@ class LifeWatch {
   void dialOn(Watched& watched);
   void waysTo(const RankAddress& address, Watched* watched) const;
 
+  bool isOnThisKernel(const RankAddress& address) const;
+
   const std::string kernel_;
+  const bool hasUnixSocket_;
   const std::vector<InterfaceAddress> interfaces_;
   std::map<Rank, Watched> watched_;
 };

@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include "backend/bootstrap/roster.h"
-#include "backend/transport/shm/shm_fabric.h"
 
 namespace shardwire::internal {
 namespace {
@@ -42,8 +41,8 @@ Status Lookout::look() {
 // others go too, and cannot say why.
 std::optional<Rank> Lookout::deadRank() {
   if (!lifeWatch_) {
-    const auto all = group_.own.inbox == nullptr ? Result<std::vector<InterfaceAddress>>(std::vector<InterfaceAddress>())
-                                                 : group_.own.inbox->fabric()->interfaces(networkNamespace());
+    const auto all = group_.own.fabric == nullptr ? Result<std::vector<InterfaceAddress>>(std::vector<InterfaceAddress>())
+                                                  : group_.own.fabric->interfaces(networkNamespace());
     lifeWatch_.emplace(group_.own.address,
                        all.isOk() ? chooseInterfaces(*all, group_.peers.options->socketIfname) : std::vector<InterfaceAddress>());
   }

@@ -1,13 +1,18 @@
+// Prepares a rank before it knows any other: its address, one endpoint for each transport that the options allow and this machine has, the
+// listeners that the endpoints and the peers need, and the rank's bell. What a machine lacks for one transport is no error: the transport's
+// part of the address says why, and other transports join the rank. Shared memory that is allowed and cannot be set up is an error, since
+// nobody should be slower without knowing it. Where it is excluded, a process that can make no Unix socket publishes none: then its ranks
+// need SHARDWIRE_JOB_TOKEN, and peers watch over TCP whether they live.
 #include "backend/bootstrap/own_ends.h"
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <functional>
 #include <utility>
 
+#include "backend/base/log.h"
 #include "backend/bootstrap/select_transport.h"
-#include "backend/transport/shm/shm_endpoint.h"
-#include "backend/transport/shm/shm_fabric.h"
 
 namespace shardwire::internal {
 namespace {
@@ -22,9 +27,7 @@ std::string excludedText(const Options& options) {
 // A transport that cannot be used here is no error: the peers are told why, and others join them.
 Status makeEndpoints(OwnEnds& own, const Self& self, const AllowedTransports& allowed) {
   using Make = std::function<Result<std::unique_ptr<Endpoint>>(const Self&)>;
-  const std::array<Make, kNumTransportKinds> makers = {
-      [&](const Self& me) { return makeShmEndpoint(me, own.inbox); }, [](const Self& me) { return makeRdmaEndpoint(me); },
-      [](const Self& me) { return makeMpiEndpoint(me); }, [](const Self& me) { return makeTcpEndpoint(me); }};
+  const std::array<Make, kNumTransportKinds> makers = {makeShmEndpoint, makeRdmaEndpoint, makeMpiEndpoint, makeTcpEndpoint};
   for (std::size_t kind = 0; kind < makers.size(); ++kind) {
     TransportAddress& address = own.address.transports[kind];
     if (!allowed[kind]) {
@@ -35,8 +38,12 @@ Status makeEndpoints(OwnEnds& own, const Self& self, const AllowedTransports& al
     if (made.status().code() == StatusCode::kInvalidArgument) {
       return made.status();  // a setting that cannot be followed
     }
+    if (made.status().code() == StatusCode::kSystem && static_cast<TransportKind>(kind) == TransportKind::kShm) {
+      return {StatusCode::kSystem, made.status().message() + ". SHARDWIRE_TRANSPORTS=^shm on all ranks joins them without shared memory"};
+    }
     if (made.isOk()) {
       own.endpoints[kind] = std::move(*made);
+      own.bell = own.bell != nullptr ? own.bell : own.endpoints[kind]->bell();
       address.bytes = own.endpoints[kind]->address();
     } else {
       address.whyNot = made.status().message();
@@ -45,21 +52,16 @@ Status makeEndpoints(OwnEnds& own, const Self& self, const AllowedTransports& al
   return Status::ok();
 }
 
-bool needsLinks(const OwnEnds& own) {
-  for (std::size_t kind = 0; kind < own.endpoints.size(); ++kind) {
-    if (own.endpoints[kind] != nullptr && static_cast<TransportKind>(kind) != TransportKind::kShm) {
-      return true;
-    }
-  }
-  return false;
+bool needsLine(const std::unique_ptr<Endpoint>& endpoint) {
+  return endpoint != nullptr && endpoint->needsLine();
 }
 
-// Without a door for links no transport over them is of use.
+// Without a listener for links no transport over links can be used.
 Status openDoors(OwnEnds& own, std::uint64_t networkNamespace, int worldSize, const Options& options) {
-  if (!needsLinks(own)) {
+  if (std::none_of(own.endpoints.begin(), own.endpoints.end(), needsLine)) {
     return Status::ok();
   }
-  auto links = own.doors.openLinks(options, networkNamespace, own.address.token, worldSize, own.inbox);
+  auto links = own.doors.openLinks(options, networkNamespace, own.address.token, worldSize, own.fabric, own.bell);
   if (links.isOk()) {
     own.address.links = std::move(*links);
     return Status::ok();
@@ -68,11 +70,23 @@ Status openDoors(OwnEnds& own, std::uint64_t networkNamespace, int worldSize, co
     return links.status();
   }
   for (std::size_t kind = 0; kind < own.endpoints.size(); ++kind) {
-    if (own.endpoints[kind] != nullptr && static_cast<TransportKind>(kind) != TransportKind::kShm) {
+    if (needsLine(own.endpoints[kind])) {
       own.endpoints[kind].reset();
       own.address.transports[kind] = {{}, links.status().message()};
     }
   }
+  return Status::ok();
+}
+
+// Where shared memory is allowed, its endpoint needs the socket, too, and gives the error.
+Status listen(OwnEnds& own, const Options& options) {
+  SW_RETURN_IF_ERROR(own.fabric->start());
+  if (const Status listening = own.fabric->listen(options.jobToken); !listening.isOk()) {
+    logInfo("this process has no Unix socket for other processes of its host: {}", listening.message());
+    return Status::ok();
+  }
+  own.address.socketName = own.fabric->address().socketName;
+  own.address.doorToken = own.fabric->address().token;
   return Status::ok();
 }
 
@@ -89,19 +103,19 @@ Status prepareAll(OwnEnds& own, Rank rank, int worldSize, const Options& options
   }
   const auto allowed = parseTransports(options.transports);
   SW_RETURN_IF_ERROR(allowed.status());
-  auto fabric = ShmFabric::instance();
+  auto fabric = Fabric::instance();
   SW_RETURN_IF_ERROR(fabric.status());
-  own.address.socketName = (*fabric)->door().socketName;
-  own.address.doorToken = (*fabric)->door().token;
-  auto inbox = Inbox::create(worldSize, options, *fabric);
-  SW_RETURN_IF_ERROR(inbox.status());
-  own.inbox = std::move(*inbox);
+  own.fabric = std::move(*fabric);
   if (worldSize == 1) {
+    own.bell = std::make_shared<PrivateBell>();
     return Status::ok();
   }
-  SW_RETURN_IF_ERROR((*fabric)->welcome(options.jobToken));
+  SW_RETURN_IF_ERROR(listen(own, options));
   const Self self{rank, worldSize, own.address.host, &options, options.storages};
   SW_RETURN_IF_ERROR(makeEndpoints(own, self, *allowed));
+  if (own.bell == nullptr) {
+    own.bell = std::make_shared<PrivateBell>();
+  }
   SW_RETURN_IF_ERROR(openDoors(own, networkNamespace, worldSize, options));
   auto sign = LifeSign::create(options, own.doors.hasLinks() ? &own.doors.interfaces() : nullptr, worldSize, &own.address);
   SW_RETURN_IF_ERROR(sign.status());

@@ -10,8 +10,9 @@
 #include "backend/bootstrap/address.h"
 #include "backend/bootstrap/doors.h"
 #include "backend/bootstrap/liveness.h"
+#include "backend/fabric/fabric.h"
+#include "backend/fabric/rank_bell.h"
 #include "backend/transport/endpoint.h"
-#include "backend/transport/shm/inbox.h"
 #include "shardwire/options.h"
 
 namespace shardwire::internal {
@@ -20,7 +21,8 @@ struct OwnEnds {
   RankAddress address;
   std::optional<LifeSign> lifeSign;
   Doors doors;
-  std::shared_ptr<Inbox> inbox;                                         // also this rank's bell, whatever joins it to others
+  std::shared_ptr<Fabric> fabric;                                       // of this process
+  std::shared_ptr<RankBell> bell;                                       // of this rank, whatever joins it to others
   std::array<std::unique_ptr<Endpoint>, kNumTransportKinds> endpoints;  // by TransportKind; null: not here
 
   // Makes all of it. A transport that cannot be used here is no error: its address says why. Else `address.failure` says what this returns.

@@ -217,7 +217,7 @@ void LinkListener::turnAway(Caller& caller, const Status& why, bool tell) {
   // A dialer tries several addresses and drops those that it does not need; a rank may look for one that has just left.
   const bool isOrdinary = why.code() == StatusCode::kPeerFailed;
   const LogLevel level = !isOrdinary ? LogLevel::kWarn : tell ? LogLevel::kInfo : LogLevel::kDebug;
-  logAt(level, "turned away {}: it {}", caller.remote, why.message());
+  logAt(level, "rejected {}: it {}", caller.remote, why.message());
   if (tell) {
     LinkMessage refusal;
     refusal.type = LinkMessageType::kRefusal;

@@ -14,6 +14,8 @@
 #include <vector>
 
 #include "backend/fabric/link.h"
+#include "backend/fabric/rank_bell.h"
+#include "backend/transport/late_links.h"
 #include "backend/transport/transport.h"
 #include "shardwire/options.h"
 #include "shardwire/storage_watch.h"
@@ -104,12 +106,21 @@ class Endpoint {
     static_cast<void>(connection);
     return true;
   }
+  // Where the peers that this transport joins ring this rank; null: they do not ring it by themselves.
+  virtual std::shared_ptr<RankBell> bell() { return nullptr; }
+  // Of a transport that needs no line: joins these peers when an operation first needs them. The endpoint may go afterwards.
+  virtual std::unique_ptr<LateLinks> joinLate(std::vector<LatePeer> peers) {
+    static_cast<void>(peers);
+    return nullptr;
+  }
   // After the last connect(): what the connections share, even when there are none. Null: they need no polling. The endpoint may go
   // afterwards.
   virtual std::unique_ptr<Wire> takeWire() = 0;
 };
 
 // Each is kUnsupported, saying why, on a machine that lacks what it needs: then the rank is joined by the others.
+// kSystem of shared memory: it is there, and cannot be set up.
+Result<std::unique_ptr<Endpoint>> makeShmEndpoint(const Self& self);
 Result<std::unique_ptr<Endpoint>> makeTcpEndpoint(const Self& self);
 Result<std::unique_ptr<Endpoint>> makeRdmaEndpoint(const Self& self);
 Result<std::unique_ptr<Endpoint>> makeMpiEndpoint(const Self& self);

@@ -45,7 +45,7 @@ class RingWriter {
 
   // See Connection. Empty: no room now.
   std::span<std::byte> reserve(std::size_t minBytes, std::size_t maxBytes);
-  // Publishes the frame; 0 gives the reservation back. Sequentially consistent with the reader's look: see ShmDoorbell.
+  // Publishes the frame; 0 gives the reservation back. Sequentially consistent with the reader's look: see ringIfArmed().
   void commit(std::size_t bytes);
   // The reader stored an impossible count.
   bool isBroken() const { return broken_; }

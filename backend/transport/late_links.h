@@ -36,6 +36,13 @@ class LateLinks {
   virtual std::string whyNotYet(Rank peer) const = 0;
 };
 
+// A peer that is to be joined when an operation first needs it.
+struct LatePeer {
+  Rank rank = 0;
+  std::string address;  // Endpoint::address() of the peer
+  std::string who;      // for messages
+};
+
 // Of two kinds in one group; null where there is none of a kind.
 std::unique_ptr<LateLinks> bothLateLinks(std::unique_ptr<LateLinks> one, std::unique_ptr<LateLinks> other);
 

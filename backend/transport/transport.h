@@ -16,6 +16,7 @@
 #include <span>
 #include <string>
 
+#include "backend/fabric/doorbell.h"
 #include "shardwire/status.h"
 #include "shardwire/types.h"
 
@@ -218,49 +219,6 @@ class Wire {
     return 0;
   }
   virtual void unpin(std::uint64_t pin) { static_cast<void>(pin); }
-};
-
-// On which the progress thread of a process sleeps, for all its groups. Any thread.
-class ProgressBell {
- public:
-  virtual ~ProgressBell() = default;
-  // The count of rings so far.
-  virtual std::uint32_t ticket() const = 0;
-  // Returns when rung since `ticket`, at `until`, after longestSleep() (100 ms), or spuriously.
-  virtual void sleep(std::uint32_t ticket, Deadline until) = 0;
-  virtual void ring() = 0;
-};
-
-// Whom an armed doorbell wakes: threads that sleep on it, the process's progress thread, or both.
-enum class Wakes : std::uint32_t { kSleepers = 1, kProgress = 2, kAll = 3 };
-
-// This rank's bell: peers ring it when they commit or release a frame while it is armed. Shared by all connections and threads of a group.
-//
-// To sleep without losing a wake-up: ticket = arm(), look once more for work, sleep(ticket, until). Any thread may disarm() while others
-// sleep; whoever does must arm() again before it goes while they are still asleep.
-class Doorbell {
- public:
-  virtual ~Doorbell() = default;
-  // From here on the next commit or release by a peer rings, once, for these as well as for those it was armed for before; then the bell
-  // is disarmed. Returns the count of rings so far.
-  virtual std::uint32_t arm(Wakes whom) = 0;
-  // Peers need not ring: somebody is looking anyway. A ring may still come.
-  virtual void disarm() = 0;
-  // The count of rings so far, without arming: for sleepers whom only ringSelf() wakes.
-  virtual std::uint32_t ticket() const = 0;
-  // Returns when rung since `ticket`, at `until`, after longestSleep() (100 ms), or spuriously.
-  virtual void sleep(std::uint32_t ticket, Deadline until) = 0;
-  // Wakes those who sleep here: used to hand over between threads of one rank.
-  virtual void ringSelf() = 0;
-  // Of this process: one for all its groups.
-  virtual std::shared_ptr<ProgressBell> progressBell() = 0;
-  // No sleep may be longer, since something that cannot ring is to be looked at.
-  virtual Duration longestNap() const { return Duration::max(); }
-
-  // Why this rank gave up, for peers that come to it only when it has left. Before leave(), once; the first kTextBytes of it.
-  virtual void leaveWord(const Status& why) { static_cast<void>(why); }
-  // Tells the peers that this rank goes in an orderly way.
-  virtual void leave() = 0;
 };
 
 }  // namespace shardwire::internal

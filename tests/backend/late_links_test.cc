@@ -419,7 +419,7 @@ TEST_P(LateLinks, APeerHearsWhyALinkFailedOnTheOtherSideAlone) {
   });
 }
 
-// It does not answer at its door: others go on meanwhile, and when it goes on, so does the group.
+// It does not answer at its Unix socket: others go on meanwhile, and when it goes on, so does the group.
 TEST_P(LateLinks, AStoppedRankHoldsUpOnlyThoseThatNeedIt) {
   withProcesses(3, [](Communicator& group, Shared& shared) {
     std::vector<std::int64_t> values = {group.rank()};

@@ -15,8 +15,10 @@ CORE = ["include/shardwire"]
 WIRE = ["ops/wire"]
 OPS = ["ops/reduce", "ops/boxes", "ops/plan", "ops/collectives"]
 # From the bottom: memory knows no peers; the fabric is what a process has once for all its groups; a transport hands the heap's descriptor
-# to a peer; bootstrap makes connections.
+# to a peer; bootstrap makes connections. What one transport consists of is its own: the rooms above include the headers of
+# backend/transport/ itself, which are the same for all.
 HOW = ["backend/base", "backend/memory", "backend/fabric", "backend/transport", "backend/bootstrap", "backend/exec"]
+TRANSPORTS = [f"backend/transport/{name}" for name in ("shm", "rdma", "mpi", "tcp")]
 ROOMS = {
     "include/shardwire": [],
     "ops/wire": CORE,
@@ -29,6 +31,7 @@ ROOMS = {
     "backend/memory": CORE + WIRE + HOW[:1],
     "backend/fabric": CORE + WIRE + HOW[:1],
     "backend/transport": CORE + WIRE + HOW[:3],
+    **{transport: CORE + WIRE + HOW[:4] for transport in TRANSPORTS},
     "backend/bootstrap": CORE + WIRE + HOW[:4],
     "backend/exec": CORE + WIRE + OPS + HOW[:5],
     # Symmetric memory: on the heap, over the engine's links.

@@ -32,6 +32,7 @@ ALLOWED = [
     ("ops/plan/plan.cc", "// #include <thread>\n/* #include <torch/torch.h>\n*/\n"),
     ("include/shardwire/c10d.h", '#include "shardwire/tensor_op.h"\n#include <torch/csrc/distributed/c10d/Store.hpp>\n'),
     ("docs/examples/cpp/a.cc", "#include <shardwire/c10d.h>\n#include <torch/torch.h>\n"),
+    ("backend/bootstrap/own_ends.cc", '#include "backend/fabric/fabric.h"\n#include "backend/transport/endpoint.h"\n'),
     ("backend/transport/shm/ring.cc", '#include "backend/memory/shared_heap.h"\n#include "ops/wire/byte_codec.h"\n'),
     ("python/csrc/bind_op.cc", '#include <pybind11/pybind11.h>\n#include "backend/c10d/process_group.h"\n'),
 ]
@@ -51,6 +52,9 @@ REFUSED = [
     ("ops/plan/plan.cc", "#include <thread>\n", "I/O, threads or clocks"),
     ("ops/reduce/kernel.cc", "#include <chrono>\n", "I/O, threads or clocks"),
     ("ops/reduce/kernel.cc", "#include <sys/mman.h>\n", "I/O, threads or clocks"),
+    ("backend/bootstrap/own_ends.cc", '#include "backend/transport/shm/shm_fabric.h"\n', "not below it"),
+    ("backend/exec/engine.cc", '#include "backend/transport/tcp/tcp_wire.h"\n', "not below it"),
+    ("backend/transport/tcp/tcp_wire.cc", '#include "backend/transport/shm/shm_fabric.h"\n', "not below it"),
     ("backend/transport/shm/ring.cc", '#include "ops/plan/plan.h"\n', "not below it"),
     ("backend/transport/shm/ring.cc", '#include "backend/exec/executor.h"\n', "not below it"),
     ("backend/base/fd.cc", "#  include <torch/torch.h>\n", "torch, pybind11 or Python"),

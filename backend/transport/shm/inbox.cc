@@ -45,7 +45,9 @@ Status checkHeader(const InboxHeader& header, const std::array<std::uint64_t, kN
     return {StatusCode::kMismatch, fmt::format("rank {} counts {} ranks, this rank {}", owner, header.worldSize, worldSize)};
   }
   if (header.id != id) {
-    return {StatusCode::kMismatch, fmt::format("where rank {} says that its inbox lies, another one does (a stale store?)", owner)};
+    return {StatusCode::kMismatch,
+            fmt::format("rank {}'s published inbox address belongs to another inbox: the store probably holds addresses of an earlier job",
+                        owner)};
   }
   for (const std::uint64_t bytes : laneBytes) {
     if (!std::has_single_bit(bytes) || bytes < kMinLaneBytes || bytes > kMaxLaneBytes) {
@@ -168,12 +170,12 @@ Inbox::~Inbox() {
     registry.inboxes.erase(id_);
   }
   if (fabric_ != nullptr) {
-    bury();
+    leaveMemory();
   }
 }
 
 // Peers may write to it until each of them has closed it, or its process has ended.
-void Inbox::bury() {
+void Inbox::leaveMemory() {
   ShmFabric::Remains remains;
   remains.offset = offset_;
   remains.bytes = header_.size() + slots_.size();
@@ -186,7 +188,7 @@ void Inbox::bury() {
       }
       const SlotReader& reader = *InboxSlot{at + slotBytes(laneBytes) * static_cast<std::size_t>(peer), laneBytes}.reader();
       const auto state = static_cast<ReaderState>(reader.state.load(std::memory_order_seq_cst));
-      if (state == ReaderState::kHere && (reader.process == fabric.door().process || fabric.isLinkedHere(reader.process))) {
+      if (state == ReaderState::kHere && (reader.process == fabric.address().process || fabric.fabric().isGuest(reader.process))) {
         return false;
       }
     }
@@ -194,7 +196,7 @@ void Inbox::bury() {
   };
   remains.mappings.push_back(std::move(header_));
   remains.mappings.push_back(std::move(slots_));
-  fabric_->bury(std::move(remains));
+  fabric_->keepUntilFree(std::move(remains));
 }
 
 InboxSlot Inbox::slot(Rank peer) const {
@@ -206,36 +208,23 @@ InboxSlot Inbox::slot(Rank peer) const {
 }
 
 void Inbox::ringIfArmed() const {
-  // seq_cst load after a seq_cst store to a ring word; the owner stores `armed` and then loads the ring word, both seq_cst too. So either
-  // we see its bell armed or it sees our change.
-  if (header().armed.load(std::memory_order_seq_cst) != 0) {
-    ring();
-  }
+  internal::ringIfArmed(header().bell, [this] { ringProgress(); });
 }
 
-void Inbox::ring() const {
-  InboxHeader& to = header();
-  // One of several peers that see the armed bell rings it; the others' changes are before its ring or seen by the woken owner's look.
-  const std::uint32_t armed = to.armed.exchange(0, std::memory_order_seq_cst);
-  if ((armed & static_cast<std::uint32_t>(Wakes::kSleepers)) != 0) {
-    to.bell.fetch_add(1, std::memory_order_seq_cst);
-    futexWakeAll(to.bell);
-  }
-  if ((armed & static_cast<std::uint32_t>(Wakes::kProgress)) != 0) {
-    page_->bell.fetch_add(1, std::memory_order_seq_cst);
-    futexWakeAll(page_->bell);
-  }
+void Inbox::ringProgress() const {
+  page_->bell.fetch_add(1, std::memory_order_seq_cst);
+  futexWakeAll(page_->bell);
 }
 
-// seq_cst throughout: either the owner, who asks for being woken before it looks, sees the bit, or its wish is seen here.
+// seq_cst throughout: the owner stores that it awaits announcements before it looks. So either the owner sees the bit, or this call sees
+// that the owner waits.
 void Inbox::announce(Rank self) const {
   const auto at = static_cast<std::size_t>(self);
   announcedWords()[at / 64].fetch_or(std::uint64_t{1} << (at % 64), std::memory_order_seq_cst);
   header().numAnnounced.fetch_add(1, std::memory_order_seq_cst);
   ringIfArmed();
   if (header().awaitsAnnouncements.load(std::memory_order_seq_cst) != 0) {
-    page_->bell.fetch_add(1, std::memory_order_seq_cst);
-    futexWakeAll(page_->bell);
+    ringProgress();
   }
 }
 
@@ -262,8 +251,9 @@ bool Inbox::ownerLeft() const {
   return state.load(std::memory_order_relaxed) == kLeft && state.load(std::memory_order_acquire) == kLeft;
 }
 
-// A reader copies, then looks; an owner marks, then lets go. The exchange is a full barrier, so that stores past the cache that the owner's
-// caller makes afterwards cannot pass it; the fence keeps the reader's copies before its look.
+// The reader copies the data, then loads `withdrawn`. The owner stores `withdrawn`, then returns the tensors. The exchange is a full
+// barrier, so that stores past the cache that the owner's caller makes afterwards cannot pass it; the fence keeps the reader's copies
+// before its load.
 bool Inbox::ownerWithdrew() const {
   fullFence();
   return header().withdrawn.load(std::memory_order_seq_cst) != 0;
@@ -271,7 +261,7 @@ bool Inbox::ownerWithdrew() const {
 
 void Inbox::markWithdrawn() {
   header().withdrawn.exchange(1, std::memory_order_seq_cst);
-  const std::lock_guard noMoreReaders(readers_);  // whoever comes later sees the mark
+  const std::lock_guard noMoreReaders(readers_);  // later readers see the mark
 }
 
 void Inbox::leaveWord(const Status& why) {

@@ -14,6 +14,7 @@
 
 #include "backend/base/mapping.h"
 #include "backend/base/random_id.h"
+#include "backend/fabric/rank_bell.h"
 #include "backend/transport/frame_ring.h"
 #include "backend/transport/lanes.h"
 #include "backend/transport/transport.h"
@@ -37,11 +38,9 @@ struct InboxHeader {
   std::uint32_t worldSize;
   RandomId id;
   std::array<std::uint64_t, kNumLanes> laneBytes;  // capacities; powers of two
-  // Doorbell: see ShmDoorbell.
-  alignas(64) std::atomic<std::uint32_t> bell;   // counts rings; sleepers wait on it
-  std::atomic<std::uint32_t> armed;              // Wakes: whoever changes a ring must ring for these
-  alignas(64) std::atomic<std::uint32_t> state;  // RankState
-  std::atomic<std::uint32_t> withdrawn;          // 1: the owner's callers have their tensors back, whoever still reads them
+  BellWords bell;                                  // whoever changes a ring must ring it if it is armed: see ringIfArmed()
+  alignas(64) std::atomic<std::uint32_t> state;    // RankState
+  std::atomic<std::uint32_t> withdrawn;            // 1: the owner's callers have their tensors back, whoever still reads them
   // Peers that said in their slots that they are there: a bit for each behind the header (Inbox::announcedWords), and how many did.
   alignas(64) std::atomic<std::uint32_t> numAnnounced;
   std::atomic<std::uint32_t> awaitsAnnouncements;  // 1: each is to wake the owner's process, whatever it does
@@ -133,7 +132,6 @@ class Inbox {
 
   // Rings the owner's bell if it is armed. After a change of a ring that was stored seq_cst.
   void ringIfArmed() const;
-  void ring() const;
 
   // What rank `self` says in its slot is said: the owner finds it among the announced.
   void announce(Rank self) const;
@@ -166,7 +164,9 @@ class Inbox {
 
  private:
   Inbox() = default;
-  void bury();
+  void ringProgress() const;
+  // Leaves the memory to the fabric until no peer can write to it any more.
+  void leaveMemory();
   std::atomic<std::uint64_t>* announcedWords() const {
     return reinterpret_cast<std::atomic<std::uint64_t>*>(header_.bytes() + InboxHeader::kAnnouncedOffset);
   }

@@ -34,7 +34,7 @@ ShmConnection::ShmConnection(ShmJoint joint) : joint_(std::move(joint)) {
     maxFrameBytes_[index(lane)] = maxRingFrameBytes(out.laneBytes[index(lane)]);
   }
   SlotReader& sign = mySign();
-  sign.process = joint_.mine->fabric()->door().process;
+  sign.process = joint_.mine->fabric()->address().process;
   sign.readGBps = joint_.readGBps;
   writeText(sign.reason, joint_.whyNoReads);
   writeText(sign.whyNoHeap, joint_.isSameProcess() ? "" : joint_.link->whyNoHeap());

@@ -7,8 +7,8 @@
 
 namespace shardwire::internal {
 
-ShmLinkRequest::ShmLinkRequest(ShmDoor door, std::string jobToken, std::function<void()> onDone)
-    : door_(std::move(door)), jobToken_(std::move(jobToken)), onDone_(std::move(onDone)) {}
+ShmLinkRequest::ShmLinkRequest(ProcessAddress to, std::string jobToken, std::function<void()> onDone)
+    : to_(std::move(to)), jobToken_(std::move(jobToken)), onDone_(std::move(onDone)) {}
 
 std::optional<ShmLinkRequest::Outcome> ShmLinkRequest::outcome() const {
   const MutexLock lock(mutex_);
@@ -40,7 +40,7 @@ bool ShmDialer::isPressed() const {
 // Nothing: it goes on.
 std::optional<ShmLinkRequest::Outcome> ShmDialer::advance(Dial& dial, const ShmLinkRequest& request) const {
   if (!dial.question.has_value()) {
-    auto socket = tryDialUnix(request.door_.socketName);
+    auto socket = tryDialUnix(request.to_.socketName);
     if (socket.status().code() == StatusCode::kTimeout) {
       return std::nullopt;
     }
@@ -48,9 +48,9 @@ std::optional<ShmLinkRequest::Outcome> ShmDialer::advance(Dial& dial, const ShmL
       return socket.status();
     }
     if (!socket->isOpen()) {
-      return Status{StatusCode::kPeerFailed, "nobody answers at its door any more: the process ended"};
+      return Status{StatusCode::kPeerFailed, "no process listens at its Unix socket any more: it ended"};
     }
-    auto question = ShmLink::ask(std::move(*socket), request.door_, request.jobToken_, process_, Clock::now());
+    auto question = ShmLink::ask(std::move(*socket), request.to_, request.jobToken_, process_, Clock::now());
     if (!question.isOk()) {
       return question.status();
     }
@@ -60,10 +60,10 @@ std::optional<ShmLinkRequest::Outcome> ShmDialer::advance(Dial& dial, const ShmL
   if (::poll(&entry, 1, 0) <= 0) {
     return std::nullopt;
   }
-  auto link = ShmLink::answered(std::move(*dial.question), request.door_, Clock::now());
+  auto link = ShmLink::answered(std::move(*dial.question), request.to_, Clock::now());
   dial.question.reset();
   if (link.status().code() == StatusCode::kTimeout) {
-    return std::nullopt;  // it took this process for one of too many strangers, since it was slow to speak: asked again
+    return std::nullopt;  // rejected since it was slow to say its hello while too many dialed: it dials again
   }
   if (link.isOk()) {
     static_cast<void>((*link)->readSpeed());  // measured here, so that nobody waits for it later
@@ -91,7 +91,7 @@ void ShmDialer::serve(const Made& made) {
       continue;
     }
     if (outcome->isOk()) {
-      outcome = made(request->door_, **outcome);  // whoever asked holds the one that lasts
+      outcome = made(request->to_, **outcome);  // whoever asked holds the one that lasts
     }
     request->settle(std::move(*outcome));
     request->onDone_();

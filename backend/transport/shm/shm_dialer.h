@@ -23,7 +23,7 @@ class ShmLinkRequest {
  public:
   using Outcome = Result<std::shared_ptr<const ShmLink>>;
   // `onDone` is called once, on the thread that serves, under no lock; it must not wait, nor drop the last holder of the fabric.
-  ShmLinkRequest(ShmDoor door, std::string jobToken, std::function<void()> onDone);
+  ShmLinkRequest(ProcessAddress to, std::string jobToken, std::function<void()> onDone);
 
   // Nothing as long as it is under way. Errors as those of ShmLink::dial(), without kTimeout; kPeerFailed where nobody is.
   std::optional<Outcome> outcome() const;
@@ -33,7 +33,7 @@ class ShmLinkRequest {
  private:
   friend class ShmDialer;
 
-  const ShmDoor door_;
+  const ProcessAddress to_;
   const std::string jobToken_;
   const std::function<void()> onDone_;
   mutable Mutex mutex_;
@@ -49,17 +49,17 @@ class ShmDialer {
   void add(const std::shared_ptr<ShmLinkRequest>& request);
   // What is to be looked at for it before the next serve().
   void appendSockets(std::vector<pollfd>& fds) const;
-  // Whether serve() is to be called again after a while, although nothing is readable: a door had no room.
+  // Whether serve() is to be called again after a while, although nothing is readable: a Unix socket had no room.
   bool isPressed() const;
   // Told of each new link; returns the one to that process that lasts, should another have been made meanwhile.
-  using Made = std::function<std::shared_ptr<const ShmLink>(const ShmDoor& door, const std::shared_ptr<const ShmLink>& link)>;
+  using Made = std::function<std::shared_ptr<const ShmLink>(const ProcessAddress& to, const std::shared_ptr<const ShmLink>& link)>;
   // Goes on with all requests, without waiting. `made` is asked before the request is settled.
   void serve(const Made& made);
 
  private:
   struct Dial {
     std::weak_ptr<ShmLinkRequest> request;
-    std::optional<ShmLink::Question> question;  // none: the door had no room yet
+    std::optional<ShmLink::Question> question;  // none: the Unix socket had no room yet
   };
   std::optional<ShmLinkRequest::Outcome> advance(Dial& dial, const ShmLinkRequest& request) const;
 

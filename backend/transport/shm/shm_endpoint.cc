@@ -1,5 +1,7 @@
-#include "backend/transport/shm/shm_endpoint.h"
-
+// Joins ranks of one host by shared memory. A rank's address says where its inbox lies in its process's arena. attach() maps the peer's
+// inbox over the link of the two processes (or finds it, within one process), measures how fast the peer's ordinary memory can be read, and
+// says so in this rank's slot of the peer's inbox. isMet() is true when the peer has done the same in this rank's inbox. The inbox is also
+// where the peers ring this rank, so the endpoint gives the rank its bell.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -7,20 +9,35 @@
 #include <utility>
 
 #include "backend/memory/shared_heap.h"
+#include "backend/transport/endpoint.h"
 #include "backend/transport/shm/cross_memory.h"
+#include "backend/transport/shm/inbox.h"
 #include "backend/transport/shm/shm_connection.h"
 #include "backend/transport/shm/shm_fabric.h"
+#include "backend/transport/shm/shm_late_links.h"
 #include "backend/transport/shm/shm_message.h"
 
 namespace shardwire::internal {
 namespace {
+
+// The bell of a rank whose peers ring it in its inbox, and look there for its last word.
+class InboxBell final : public RankBell {
+ public:
+  explicit InboxBell(std::shared_ptr<Inbox> inbox) : inbox_(std::move(inbox)) {}
+  BellWords& words() override { return inbox_->header().bell; }
+  void leaveWord(const Status& why) override { inbox_->leaveWord(why); }
+  void leave() override { inbox_->markLeft(); }
+
+ private:
+  const std::shared_ptr<Inbox> inbox_;
+};
 
 class ShmEndpoint final : public Endpoint {
  public:
   ShmEndpoint(const Self& self, std::shared_ptr<Inbox> inbox, const SharedHeap* heap)
       : self_(self), path_(self.options->ordinaryPath), inbox_(std::move(inbox)), heap_(heap) {}
 
-  std::string address() const override { return encodeShmAddress({inbox_->fabric()->door(), inbox_->offset(), inbox_->id(), path_}); }
+  std::string address() const override { return encodeShmAddress({inbox_->fabric()->address(), inbox_->offset(), inbox_->id(), path_}); }
   std::string whyNot(std::string_view peerAddress) const override {
     const auto theirs = decodeShmAddress(peerAddress);
     return theirs.isOk() ? "" : theirs.status().message();
@@ -30,6 +47,10 @@ class ShmEndpoint final : public Endpoint {
                                              const WaitLimit& limit) override;
   Result<bool> isMet(Connection& connection) override;
   std::unique_ptr<Wire> takeWire() override { return nullptr; }
+  std::shared_ptr<RankBell> bell() override { return std::make_shared<InboxBell>(inbox_); }
+  std::unique_ptr<LateLinks> joinLate(std::vector<LatePeer> peers) override {
+    return makeShmLateLinks(std::make_unique<ShmEndpoint>(self_, inbox_, heap_), inbox_, std::move(peers));
+  }
 
  private:
   Status joinProcess(const ShmAddress& theirs, const WaitLimit& limit, ShmJoint* joint) const;
@@ -46,7 +67,7 @@ class ShmEndpoint final : public Endpoint {
 // The peer's inbox, by the link of the two processes; within one process as it lies there.
 Status ShmEndpoint::joinProcess(const ShmAddress& theirs, const WaitLimit& limit, ShmJoint* joint) const {
   ShmFabric& fabric = *inbox_->fabric();
-  if (theirs.door.process == fabric.door().process) {
+  if (theirs.owner.process == fabric.address().process) {
     joint->theirs = Inbox::findInProcess(theirs.inboxId);
     if (joint->theirs == nullptr) {
       return {StatusCode::kPeerFailed, fmt::format("rank {} has left", joint->peer)};
@@ -54,7 +75,7 @@ Status ShmEndpoint::joinProcess(const ShmAddress& theirs, const WaitLimit& limit
     return joint->theirs->jobToken() == self_.options->jobToken ? Status::ok()
                                                                 : Status{StatusCode::kMismatch, "it has another SHARDWIRE_JOB_TOKEN"};
   }
-  auto link = fabric.linkTo(theirs.door, self_.options->jobToken, limit);
+  auto link = fabric.linkTo(theirs.owner, self_.options->jobToken, limit);
   SW_RETURN_IF_ERROR(link.status());
   joint->link = std::move(*link);
   auto inbox = Inbox::map({joint->link->arenaFd(), joint->link->arenaBytes(), theirs.inboxOffset, theirs.inboxId, &joint->link->page(),
@@ -134,13 +155,21 @@ Status ShmEndpoint::checkForcedPath(Rank peer, const ShmConnection::Reads& mine,
 
 }  // namespace
 
-Result<std::unique_ptr<Endpoint>> makeShmEndpoint(const Self& self, std::shared_ptr<Inbox> inbox) {
-  const Result<SharedHeap*>& heap = inbox->fabric()->heap();
-  SW_RETURN_IF_ERROR(heap.status());
+Result<std::unique_ptr<Endpoint>> makeShmEndpoint(const Self& self) {
+  auto fabric = ShmFabric::instance();
+  SW_RETURN_IF_ERROR(fabric.status());
+  const Result<SharedHeap*>& heap = (*fabric)->heap();
+  if (!heap.isOk()) {
+    const Status& why = heap.status();
+    return Status{why.code() == StatusCode::kSystem ? StatusCode::kUnsupported : why.code(), why.message()};
+  }
+  SW_RETURN_IF_ERROR((*fabric)->fabric().listen(self.options->jobToken));
+  auto inbox = Inbox::create(self.worldSize, *self.options, *fabric);
+  SW_RETURN_IF_ERROR(inbox.status());
   if (self.options->ordinaryPath != OrdinaryPath::kStaged) {
     allowCrossMemoryReads();
   }
-  return std::unique_ptr<Endpoint>(std::make_unique<ShmEndpoint>(self, std::move(inbox), *heap));
+  return std::unique_ptr<Endpoint>(std::make_unique<ShmEndpoint>(self, std::move(*inbox), *heap));
 }
 
 }  // namespace shardwire::internal

@@ -12,7 +12,7 @@
 #include <optional>
 #include <utility>
 
-#include "backend/transport/shm/late_wakeup.h"
+#include "backend/fabric/late_wakeup.h"
 #include "backend/transport/shm/shm_connection.h"
 #include "backend/transport/shm/shm_fabric.h"
 #include "backend/transport/shm/shm_message.h"
@@ -58,7 +58,9 @@ class ShmLateLinks final : public LateLinks {
 };
 
 ShmLateLinks::ShmLateLinks(std::unique_ptr<Endpoint> endpoint, std::shared_ptr<Inbox> inbox, std::vector<LatePeer> peers)
-    : endpoint_(std::move(endpoint)), inbox_(std::move(inbox)), wakeup_(std::make_shared<LateWakeup>(inbox_.get())) {
+    : endpoint_(std::move(endpoint)),
+      inbox_(std::move(inbox)),
+      wakeup_(std::make_shared<LateWakeup>(inbox_->header().bell, inbox_->fabric()->fabric().progressBell())) {
   peers_.resize(static_cast<std::size_t>(inbox_->worldSize()));
   seen_.resize((peers_.size() + 63) / 64);
   for (LatePeer& each : peers) {
@@ -165,8 +167,8 @@ Status ShmLateLinks::ask(Peer& peer) {
   const auto theirs = decodeShmAddress(peer.address);
   SW_RETURN_IF_ERROR(theirs.status());
   ShmFabric& fabric = *inbox_->fabric();
-  if (theirs->door.process != fabric.door().process) {
-    peer.request = fabric.linkSoon(theirs->door, inbox_->jobToken(), [wakeup = wakeup_] { wakeup->ring(); });
+  if (theirs->owner.process != fabric.address().process) {
+    peer.request = fabric.linkSoon(theirs->owner, inbox_->jobToken(), [wakeup = wakeup_] { wakeup->ring(); });
   }
   peer.state = State::kAsked;
   return Status::ok();
@@ -196,7 +198,7 @@ std::string ShmLateLinks::whyNotYet(Rank peer) const {
   switch (each.state) {
     case State::kWanted:
     case State::kAsked:
-      return fmt::format("{} does not answer at the door of its process (stopped?)", each.who);
+      return fmt::format("{} does not answer at the Unix socket of its process (stopped?)", each.who);
     case State::kAttached:
       return fmt::format("{} has not joined this rank in turn (stopped, or its program holds all its cores?)", each.who);
     default:

@@ -3,7 +3,6 @@
 #pragma once
 
 #include <memory>
-#include <string>
 #include <vector>
 
 #include "backend/transport/endpoint.h"
@@ -11,12 +10,6 @@
 #include "backend/transport/shm/inbox.h"
 
 namespace shardwire::internal {
-
-struct LatePeer {
-  Rank rank = 0;
-  std::string address;  // of its shared memory
-  std::string who;      // for messages
-};
 
 // `endpoint` is the one of shared memory over `inbox`.
 std::unique_ptr<LateLinks> makeShmLateLinks(std::unique_ptr<Endpoint> endpoint, std::shared_ptr<Inbox> inbox, std::vector<LatePeer> peers);

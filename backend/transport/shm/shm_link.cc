@@ -3,40 +3,40 @@
 #include <fmt/format.h>
 
 #include "backend/base/memfd.h"
+#include "backend/fabric/host_listener.h"
 #include "backend/fabric/net_socket.h"
 #include "backend/fabric/proof.h"
 #include "backend/fabric/unix_socket.h"
 #include "backend/transport/shm/cross_memory.h"
 #include "backend/transport/shm/peer_heap.h"
 #include "backend/transport/shm/shm_arena.h"
-#include "backend/transport/shm/shm_listener.h"
 
 namespace shardwire::internal {
 
-Result<ShmLink::Question> ShmLink::ask(Fd socket, const ShmDoor& door, std::string_view jobToken, const RandomId& process,
+Result<ShmLink::Question> ShmLink::ask(Fd socket, const ProcessAddress& to, std::string_view jobToken, const RandomId& process,
                                        const WaitLimit& limit) {
   const auto who = checkUser(socket);
   SW_RETURN_IF_ERROR(who.status());
-  SW_RETURN_IF_ERROR(sendUnix(socket, encodeShmHello({process, makeHostToken(door.token, jobToken)}), {}, limit));
+  SW_RETURN_IF_ERROR(sendUnix(socket, encodeHostHello({process, makeHostToken(to.token, jobToken)}), {}, limit));
   return Question{std::move(socket), who->pid};
 }
 
-Result<std::shared_ptr<const ShmLink>> ShmLink::dial(const ShmDoor& door, std::string_view jobToken, const RandomId& process,
+Result<std::shared_ptr<const ShmLink>> ShmLink::dial(const ProcessAddress& to, std::string_view jobToken, const RandomId& process,
                                                      const WaitLimit& limit) {
-  auto socket = dialProcess(door.socketName, limit);
+  auto socket = dialProcess(to.socketName, limit);
   SW_RETURN_IF_ERROR(socket.status());
-  auto question = ask(std::move(*socket), door, jobToken, process, limit);
+  auto question = ask(std::move(*socket), to, jobToken, process, limit);
   SW_RETURN_IF_ERROR(question.status());
-  return answered(std::move(*question), door, limit);
+  return answered(std::move(*question), to, limit);
 }
 
-Result<std::shared_ptr<const ShmLink>> ShmLink::answered(Question question, const ShmDoor& door, const WaitLimit& limit) {
+Result<std::shared_ptr<const ShmLink>> ShmLink::answered(Question question, const ProcessAddress& to, const WaitLimit& limit) {
   auto answer = receiveUnix(question.socket, limit);
   SW_RETURN_IF_ERROR(answer.status());
   const auto welcome = decodeShmWelcome(answer->bytes);
   SW_RETURN_IF_ERROR(welcome.status());
   auto& fds = answer->fds;
-  if (welcome->process != door.process || fds.size() != (welcome->heapBytes > 0 ? 3U : 2U)) {
+  if (welcome->process != to.process || fds.size() != (welcome->heapBytes > 0 ? 3U : 2U)) {
     return Status{StatusCode::kMismatch, fmt::format("its answer is of another process, or came with {} descriptors", fds.size())};
   }
   if (welcome->arenaBytes < kShmPage) {

@@ -20,17 +20,18 @@ namespace shardwire::internal {
 
 class ShmLink {
  public:
-  // Asks the process behind `door`, showing its token with the job's. `process`: this one's id. kUnsupported: nobody is there, or it is
+  // Asks the process at `to`, showing its token with the job's. `process`: this one's id. kUnsupported: nobody is there, or it is
   // another user's; kMismatch: it refuses; kPeerFailed: it ended; kTimeout at the limit.
-  static Result<std::shared_ptr<const ShmLink>> dial(const ShmDoor& door, std::string_view jobToken, const RandomId& process,
+  static Result<std::shared_ptr<const ShmLink>> dial(const ProcessAddress& to, std::string_view jobToken, const RandomId& process,
                                                      const WaitLimit& limit);
   // The same in two steps, for who does not wait: a socket to the process that was asked, and the link when its answer is there.
   struct Question {
     Fd socket;
     pid_t pid = 0;  // of the process, as the kernel says
   };
-  static Result<Question> ask(Fd socket, const ShmDoor& door, std::string_view jobToken, const RandomId& process, const WaitLimit& limit);
-  static Result<std::shared_ptr<const ShmLink>> answered(Question question, const ShmDoor& door, const WaitLimit& limit);
+  static Result<Question> ask(Fd socket, const ProcessAddress& to, std::string_view jobToken, const RandomId& process,
+                              const WaitLimit& limit);
+  static Result<std::shared_ptr<const ShmLink>> answered(Question question, const ProcessAddress& to, const WaitLimit& limit);
 
   // As the kernel says; 0: it has no number in this pid namespace.
   pid_t pid() const { return pid_; }

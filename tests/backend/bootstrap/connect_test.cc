@@ -41,7 +41,8 @@ RankAddress addressByShmOnly(std::uint32_t worldSize = 2) {
   for (std::size_t kind = 1; kind < address->transports.size(); ++kind) {
     address->transports[kind].whyNot = "not on this one";
   }
-  address->transports[0].bytes = encodeShmAddress({{*makeRandomId(), address->lifeName + "-door", {}}, 0, {}, OrdinaryPath::kAuto});
+  address->socketName = address->lifeName + "-socket";
+  address->transports[0].bytes = encodeShmAddress({{*makeRandomId(), address->socketName, {}}, 0, {}, OrdinaryPath::kAuto});
   return *address;
 }
 
@@ -178,8 +179,8 @@ TEST(ConnectPeers, NamesAPeerWhoseProcessDoesNotAnswer) {
   MemoryStore store;
   auto address = addressByShmOnly();
   const auto sign = LifeSign::create({}, nullptr, 2, &address);
-  const auto door = listenUnix(address.lifeName + "-door", 8);
-  ASSERT_TRUE(sign.isOk() && door.isOk());
+  const auto socket = listenUnix(address.socketName, 8);
+  ASSERT_TRUE(sign.isOk() && socket.isOk());
   ASSERT_TRUE(store.set(addressKey(1), encodeAddress(address)).isOk());
   const auto peers = connect(store, 0, 2, std::chrono::milliseconds(600));
   expectError(peers, StatusCode::kTimeout, {"rank 1 (pid", "cannot be joined by shm", "no answer in time"});
@@ -190,7 +191,7 @@ TEST(ConnectPeers, NamesAPeerWhoseProcessDoesNotAnswer) {
 TEST(ConnectPeers, SaysHowToDoWithoutSharedMemory) {
   MemoryStore store;
   auto address = addressByShmOnly();
-  const auto sign = LifeSign::create({}, nullptr, 2, &address);  // it lives, but nobody is behind its door
+  const auto sign = LifeSign::create({}, nullptr, 2, &address);  // it lives, but no process listens at its Unix socket
   ASSERT_TRUE(sign.isOk());
   ASSERT_TRUE(store.set(addressKey(1), encodeAddress(address)).isOk());
   expectError(connect(store, 0, 2), StatusCode::kSystem,

@@ -72,8 +72,8 @@ TEST(InterruptedConnect, ARankThatIsInterruptedWhileOthersDialTellsThem) {
     hanging.worldSize = 3;
     hanging.transports[static_cast<std::size_t>(TransportKind::kTcp)].bytes = "\1";  // the version of the tcp transport
     hanging.socketName = hanging.lifeName + "-door";
-    const ShmDoor door{*makeRandomId(), hanging.socketName, {}};
-    hanging.transports[static_cast<std::size_t>(TransportKind::kShm)].bytes = encodeShmAddress({door, 0, {}, OrdinaryPath::kAuto});
+    const ProcessAddress owner{*makeRandomId(), hanging.socketName, {}};
+    hanging.transports[static_cast<std::size_t>(TransportKind::kShm)].bytes = encodeShmAddress({owner, 0, {}, OrdinaryPath::kAuto});
     auto listener = listenUnix(hanging.socketName, 8);
     auto life = listenUnix(hanging.lifeName, 8);
     ASSERT_TRUE(listener.isOk() && life.isOk());

@@ -16,9 +16,11 @@
 
 #include "backend/bootstrap/connect.h"
 #include "backend/bootstrap/own_ends.h"
+#include "backend/fabric/host_listener.h"
+#include "backend/fabric/host_message.h"
 #include "backend/fabric/proof.h"
 #include "backend/fabric/unix_socket.h"
-#include "backend/transport/shm/shm_listener.h"
+#include "backend/transport/shm/inbox.h"
 #include "backend/transport/shm/shm_message.h"
 #include "shardwire/stores.h"
 #include "tests/support/fork_ranks.h"
@@ -159,8 +161,8 @@ TEST_P(DeathOfARank, AfterItDialed) {
                           const auto first = decodeAddress(*store.get(addressKey(0), soon()));
                           const auto socket = dialProcess(first->socketName, soon());
                           ASSERT_TRUE(socket.isOk());
-                          const ShmHello hello{*processId(), makeHostToken(first->doorToken, "")};
-                          ASSERT_TRUE(sendUnix(*socket, encodeShmHello(hello), {}, soon()).isOk());
+                          const HostHello hello{*processId(), makeHostToken(first->doorToken, "")};
+                          ASSERT_TRUE(sendUnix(*socket, encodeHostHello(hello), {}, soon()).isOk());
                           die();
                         }
                         expectDeath(store, rank, n_, dead, options_);
@@ -183,7 +185,9 @@ TEST_P(DeathOfARank, WhenItWasDialed) {
                         ASSERT_TRUE(store.set(addressKey(rank), encodeAddress(own.address)).isOk());
                         const Rank other = isTcp ? 1 : 0;
                         ASSERT_TRUE(store.get(addressKey(other), soon()).isOk());
-                        while (!isTcp && own.inbox->slot(other).reader()->state == 0) {
+                        const auto inbox =
+                            isTcp ? nullptr : Inbox::findInProcess(decodeShmAddress(own.address.transports[0].bytes)->inboxId);
+                        while (!isTcp && inbox->slot(other).reader()->state == 0) {
                           std::this_thread::sleep_for(milliseconds(1));
                         }
                         std::this_thread::sleep_for(milliseconds(20));  // over tcp rank 1 has dialed by now, mostly
@@ -294,6 +298,7 @@ TEST(LifeWatch, TellsTheLivingFromTheDeadOfThisHost) {
   auto mine = makeAddress();
   auto theirs = makeAddress();
   ASSERT_TRUE(mine.isOk() && theirs.isOk());
+  mine->socketName = theirs->socketName = "some";
   auto sign = LifeSign::create({}, nullptr, 2, &*theirs);
   ASSERT_TRUE(sign.isOk()) << sign.status().message();
   LifeWatch watch(*mine, {});
@@ -310,9 +315,10 @@ TEST(LifeWatch, TellsTheLivingFromTheDeadOfThisHost) {
 
 // More dialers than a queue holds do not make a rank dead.
 TEST(LifeWatch, CannotTellBehindAFullQueue) {
-  const auto mine = makeAddress();
+  auto mine = makeAddress();
   auto theirs = makeAddress();
   ASSERT_TRUE(mine.isOk() && theirs.isOk());
+  mine->socketName = theirs->socketName = "some";
   const auto listener = listenUnix(theirs->lifeName, 0);
   ASSERT_TRUE(listener.isOk());
   std::vector<Fd> crowd;

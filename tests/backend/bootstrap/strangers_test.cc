@@ -19,8 +19,8 @@
 #include "backend/bootstrap/check_addresses.h"
 #include "backend/bootstrap/connect.h"
 #include "backend/bootstrap/own_ends.h"
+#include "backend/fabric/host_listener.h"
 #include "backend/fabric/unix_socket.h"
-#include "backend/transport/shm/shm_listener.h"
 #include "shardwire/stores.h"
 #include "tests/support/fork_ranks.h"
 
@@ -75,7 +75,7 @@ void say(const Fd& socket, std::string_view bytes) {
 }
 
 // As of another process of the job.
-ShmHello goodHello(const RankAddress& of0) {
+HostHello goodHello(const RankAddress& of0) {
   return {*makeRandomId(), makeHostToken(of0.doorToken, "")};
 }
 
@@ -91,14 +91,11 @@ TEST(Strangers, WhoSayNothingHoldUpNobody) {
 
 TEST(Strangers, WhoTalkNonsenseAreTurnedAway) {
   expectGroupDespite([](const RankAddress& of0) {
-    const std::string hello = encodeShmHello(goodHello(of0));
+    const std::string hello = encodeHostHello(goodHello(of0));
     std::vector<Fd> sockets;
-    const std::vector<std::string> words = {"nonsense",
-                                            std::string(kMaxMessageBytes, '\xff'),
-                                            hello.substr(0, hello.size() / 2),
-                                            hello + "more",
-                                            encodeShmSecret("mine"),
-                                            encodeShmRefusal({StatusCode::kInternal, "no"})};
+    const std::vector<std::string> words = {
+        "nonsense",           std::string(kMaxMessageBytes, '\xff'),           hello.substr(0, hello.size() / 2), hello + "more",
+        encodeSecret("mine"), encodeHostRefusal({StatusCode::kInternal, "no"})};
     for (const std::string& each : words) {
       sockets.push_back(dialed(of0));
       say(sockets.back(), each);
@@ -111,7 +108,7 @@ TEST(Strangers, WhoDoNotKnowTheTokenAreToldSo) {
   expectGroupDespite([](const RankAddress& of0) {
     for (const RandomId& token : {RandomId{{1, 2}}, of0.doorToken, makeHostToken(of0.doorToken, "another"), makeHostToken(of0.token, "")}) {
       const Fd socket = dialed(of0);
-      say(socket, encodeShmHello({*makeRandomId(), token}));
+      say(socket, encodeHostHello({*makeRandomId(), token}));
       const auto answer = receiveUnix(socket, inTime());
       EXPECT_TRUE(answer.isOk()) << answer.status().message();
       EXPECT_NE(answer->bytes.find("token is wrong"), std::string::npos) << answer->bytes;
@@ -127,7 +124,7 @@ TEST(Strangers, WhoAreLetInAndDoNothingHoldUpNobody) {
     std::vector<Fd> staying;
     for (int i = 0; i < 9; ++i) {
       Fd socket = dialed(of0);
-      say(socket, encodeShmHello(goodHello(of0)));
+      say(socket, encodeHostHello(goodHello(of0)));
       const auto answer = receiveUnix(socket, inTime());
       EXPECT_TRUE(answer.isOk() && answer->fds.size() == 3) << answer.status().message();
       if (i % 3 == 1) {
@@ -238,7 +235,7 @@ TEST(AnotherUser, WhoFloodsTheSocketGetsFewTurnsAndOneWarning) {
     GTEST_SKIP() << "needs root, to be another user";
   }
   const std::string name = "shardwire-test-" + toString(*makeRandomId());
-  auto listener = ShmListener::create(name, {});
+  auto listener = HostListener::create(name, {});
   ASSERT_TRUE(listener.isOk()) << listener.status().message();
   const std::string wrong = asNobody([&]() -> std::string {
     for (int i = 0; i < 100; ++i) {
@@ -258,14 +255,14 @@ TEST(AnotherUser, WhoFloodsTheSocketGetsFewTurnsAndOneWarning) {
   for (; isReadable(); ++numTurns) {
     listener->serve();
   }
-  EXPECT_EQ(count(::testing::internal::GetCapturedStderr(), "turned away"), 1U);
+  EXPECT_EQ(count(::testing::internal::GetCapturedStderr(), "rejected"), 1U);
   EXPECT_GT(numTurns, 3);
 }
 
 TEST(Strangers, WithoutDescriptorsOneWarningIsGivenForEachCause) {
   runRanksAsProcesses(1, [](Rank) {
     const std::string name = "shardwire-test-" + toString(*makeRandomId());
-    auto listener = ShmListener::create(name, {});
+    auto listener = HostListener::create(name, {});
     ASSERT_TRUE(listener.isOk()) << listener.status().message();
     ::testing::internal::CaptureStderr();
     rlimit limit{};
@@ -283,7 +280,7 @@ TEST(Strangers, WithoutDescriptorsOneWarningIsGivenForEachCause) {
       ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &limit), 0);
       listener->serve();
     }
-    EXPECT_EQ(count(::testing::internal::GetCapturedStderr(), "are not let in now"), 2U);
+    EXPECT_EQ(count(::testing::internal::GetCapturedStderr(), "are not accepted now"), 2U);
   });
 }
 
@@ -309,7 +306,7 @@ TEST(AnotherUser, WhoReadsTheStoreIsNotWelcomedAsARank) {
           return "it was welcomed as rank 1";
         }
         const auto socket = dialProcess(of0.socketName, inTime());
-        if (socket.isOk() && sendUnix(*socket, encodeShmSecretRequest(makeHostToken(of0.doorToken, "")), {}, inTime()).isOk() &&
+        if (socket.isOk() && sendUnix(*socket, encodeSecretRequest(makeHostToken(of0.doorToken, "")), {}, inTime()).isOk() &&
             receiveUnix(*socket, inTime()).isOk()) {
           return "it was answered over the Unix socket";
         }

@@ -12,8 +12,8 @@
 
 #include "backend/base/memfd.h"
 #include "backend/base/random_id.h"
+#include "backend/fabric/host_listener.h"
 #include "backend/fabric/net_socket.h"
-#include "backend/transport/shm/shm_listener.h"
 
 namespace shardwire::internal {
 namespace {

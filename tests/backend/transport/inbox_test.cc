@@ -99,7 +99,7 @@ TEST(Inbox, StaysAsLongAsAPeerMayWriteToIt) {
   const auto mapped = Inbox::map(at, 0, 3, 1);
   ASSERT_TRUE(mapped.isOk());
   SlotReader& reader = *(*mapped)->slot(1).reader();
-  reader.process = fabric->door().process;
+  reader.process = fabric->address().process;
   reader.state = static_cast<std::uint32_t>(ReaderState::kHere);
   (*mapped)->announce(1);
   inbox->reset();
@@ -123,7 +123,7 @@ TEST(Inbox, StaysForAPeerThatComesWhenItsOwnerHasLeft) {
   const Inbox::At at = placeOf(**inbox);
   const std::size_t before = fabric->numRemains();
   const auto come = [&](const std::shared_ptr<Inbox>& mapped, Rank rank, ReaderState state) {
-    mapped->slot(rank).reader()->process = fabric->door().process;
+    mapped->slot(rank).reader()->process = fabric->address().process;
     mapped->slot(rank).reader()->state = static_cast<std::uint32_t>(state);
     mapped->announce(rank);
   };

@@ -200,10 +200,10 @@ TEST(ShmTransport, TwoWhoAskForOneProcessAtOnceHoldOneLink) {
   const auto made = internal::ShmFabric::instance();
   ASSERT_TRUE(made.isOk()) << made.status().message();
   const auto& fabric = *made;
-  ASSERT_TRUE(fabric->welcome("").isOk());
+  ASSERT_TRUE(fabric->fabric().listen("").isOk());
   std::array<std::shared_ptr<internal::ShmLinkRequest>, 4> requests;
   for (auto& request : requests) {
-    request = fabric->linkSoon(fabric->door(), "", [] {});
+    request = fabric->linkSoon(fabric->address(), "", [] {});
   }
   std::set<const internal::ShmLink*> links;
   std::vector<std::shared_ptr<const internal::ShmLink>> held;

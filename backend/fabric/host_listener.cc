@@ -1,4 +1,9 @@
-#include "backend/transport/shm/shm_listener.h"
+// Each accepted connection is in one of two states. A new one has a limited time to send its only message: a hello, after which it is a
+// guest as long as its process has links to this one, or a request for the secret, after which it is closed. Connections beyond a limit are
+// not accepted until others were proved or rejected, so foreign processes can neither fill this process's descriptors nor keep ranks out.
+// serve() reads what is there and never waits; the caller calls it again when the socket is readable, or after a while as long as
+// isPressed().
+#include "backend/fabric/host_listener.h"
 
 #include <errno.h>
 #include <fmt/format.h>
@@ -14,32 +19,32 @@
 namespace shardwire::internal {
 namespace {
 
-// A rank says hello as soon as it is connected.
+// A rank says its hello as soon as it is connected.
 constexpr Duration kHelloWithin = std::chrono::seconds(5);
-constexpr std::size_t kMaxStrangers = 128;
-// However many come: a rank that was let in has this long to say its hello.
-constexpr Duration kLeastStay = std::chrono::milliseconds(500);
-// Dialers that wait in the kernel for this process to look: many may come at once, wanted or not.
-constexpr int kBacklog = 4096;
+constexpr std::size_t kMaxUnproved = 128;
+// However many connections come: each has at least this long to say its hello.
+constexpr Duration kLeastToSpeak = std::chrono::milliseconds(500);
+// Connections that wait in the kernel for this process to accept them: many may come at once, wanted or not.
+constexpr int kHostBacklog = 4096;
 
-// Let in between two looks at the others, who may be of other users and dial without end.
+// Accepted between two looks at the other connections: processes of other users may dial without end.
 constexpr int kMostAtOnce = 16;
 constexpr Duration kBetweenWarnings = std::chrono::minutes(1);
 
-Status watch(const Fd& ready, const Fd& socket, void* tag) {
+Status watchForInput(const Fd& ready, const Fd& socket, void* tag) {
   epoll_event event{};
   event.events = EPOLLIN | EPOLLRDHUP;
   event.data.ptr = tag;
   return ::epoll_ctl(ready.get(), EPOLL_CTL_ADD, socket.get(), &event) == 0 ? Status::ok() : systemError("watching a socket", errno);
 }
 
-// A message fits an empty socket's buffer: what does not go at once never will.
-Status tell(const Fd& socket, std::string_view message, std::span<const int> fds = {}) {
-  const Status told = sendUnix(socket, message, fds, Clock::now());
-  if (!told.isOk()) {
-    logDebug("a dialer could not be told: {}", told.message());
+// A message fits the empty buffer of a socket: one that cannot be sent at once never can.
+Status sendNow(const Fd& socket, std::string_view message, std::span<const int> fds = {}) {
+  const Status sent = sendUnix(socket, message, fds, Clock::now());
+  if (!sent.isOk()) {
+    logDebug("a process that dialed could not be answered: {}", sent.message());
   }
-  return told;
+  return sent;
 }
 
 }  // namespace
@@ -75,16 +80,16 @@ Result<Fd> dialProcess(const std::string& socketName, const WaitLimit& limit) {
 
 Status askForSecret(const Fd& socket, const RandomId& token, const WaitLimit& limit) {
   SW_RETURN_IF_ERROR(checkUser(socket).status());
-  return sendUnix(socket, encodeShmSecretRequest(token), {}, limit);
+  return sendUnix(socket, encodeSecretRequest(token), {}, limit);
 }
 
 Result<std::string> receiveSecret(const Fd& socket, const WaitLimit& limit) {
   const auto message = receiveUnix(socket, limit);
   SW_RETURN_IF_ERROR(message.status());
-  return decodeShmSecret(message->bytes);
+  return decodeSecret(message->bytes);
 }
 
-struct ShmListener::Caller {
+struct HostListener::Caller {
   Fd socket;
   UnixPeer peer;
   Deadline since;
@@ -92,15 +97,15 @@ struct ShmListener::Caller {
   RandomId process;  // a guest's
 };
 
-ShmListener::ShmListener() = default;
-ShmListener::ShmListener(ShmListener&&) noexcept = default;
-ShmListener& ShmListener::operator=(ShmListener&&) noexcept = default;
-ShmListener::~ShmListener() = default;
+HostListener::HostListener() = default;
+HostListener::HostListener(HostListener&&) noexcept = default;
+HostListener& HostListener::operator=(HostListener&&) noexcept = default;
+HostListener::~HostListener() = default;
 
-Result<ShmListener> ShmListener::create(const std::string& name, ShmAnswers answers) {
-  ShmListener made;
+Result<HostListener> HostListener::create(const std::string& name, HostAnswers answers) {
+  HostListener made;
   made.answers_ = std::move(answers);
-  auto listener = listenUnix(name, kBacklog);
+  auto listener = listenUnix(name, kHostBacklog);
   SW_RETURN_IF_ERROR(listener.status());
   made.listener_ = std::move(*listener);
   made.ready_.reset(::epoll_create1(EPOLL_CLOEXEC));
@@ -108,19 +113,19 @@ Result<ShmListener> ShmListener::create(const std::string& name, ShmAnswers answ
     return systemError("making an epoll set", errno);
   }
   made.ready_.closeInChildren();
-  SW_RETURN_IF_ERROR(watch(made.ready_, made.listener_, nullptr));
+  SW_RETURN_IF_ERROR(watchForInput(made.ready_, made.listener_, nullptr));
   return made;
 }
 
-std::size_t ShmListener::numStrangers() const {
+std::size_t HostListener::numUnproved() const {
   return static_cast<std::size_t>(std::count_if(callers_.begin(), callers_.end(), [](const auto& each) { return !each->isGuest; }));
 }
 
-bool ShmListener::serve() {
-  if (const Status let = letIn(); !let.isOk()) {
-    if (whyNobody_ != let.message()) {
-      whyNobody_ = let.message();
-      logWarn("processes of this host that dial are not let in now: {}", let.message());
+bool HostListener::serve() {
+  if (const Status accepted = acceptAll(); !accepted.isOk()) {
+    if (whyNobody_ != accepted.message()) {
+      whyNobody_ = accepted.message();
+      logWarn("connections from processes of this host are not accepted now: {}", accepted.message());
     }
     static_cast<void>(setListening(false));  // until the next call, or the thread would be woken for nothing
   } else {
@@ -137,7 +142,7 @@ bool ShmListener::serve() {
   const Deadline now = Clock::now();
   for (const auto& caller : callers_) {
     if (caller->socket.isOpen() && !caller->isGuest && now >= caller->since + kHelloWithin) {
-      turnAway(*caller, {StatusCode::kTimeout, "it said nothing in the time it had"});
+      reject(*caller, {StatusCode::kTimeout, "it said nothing in the time it had"});
     }
     isAnyGone |= caller->isGuest && !caller->socket.isOpen();
   }
@@ -145,8 +150,8 @@ bool ShmListener::serve() {
   return isAnyGone;
 }
 
-// While the listener is not looked at, it would wake whoever waits for nothing.
-Status ShmListener::setListening(bool on) {
+// A listener that is not accepted from would wake the thread for nothing.
+Status HostListener::setListening(bool on) {
   if (on == isListening_) {
     return Status::ok();
   }
@@ -156,18 +161,18 @@ Status ShmListener::setListening(bool on) {
   return ::epoll_ctl(ready_.get(), EPOLL_CTL_MOD, listener_.get(), &event) == 0 ? Status::ok() : systemError("watching a socket", errno);
 }
 
-Status ShmListener::letIn() {
-  std::size_t strangers = numStrangers();
-  if (strangers >= kMaxStrangers) {
+Status HostListener::acceptAll() {
+  std::size_t unproved = numUnproved();
+  if (unproved >= kMaxUnproved) {
     for (const auto& caller : callers_) {
-      if (!caller->isGuest && Clock::now() >= caller->since + kLeastStay) {
-        turnAway(*caller, {StatusCode::kTimeout, "it said nothing while too many dialed"});
+      if (!caller->isGuest && Clock::now() >= caller->since + kLeastToSpeak) {
+        reject(*caller, {StatusCode::kTimeout, "it said nothing while too many dialed"});
       }
     }
     std::erase_if(callers_, [](const auto& caller) { return !caller->socket.isOpen(); });
-    strangers = numStrangers();
+    unproved = numUnproved();
   }
-  for (int i = 0; i < kMostAtOnce && strangers < kMaxStrangers; ++i) {
+  for (int i = 0; i < kMostAtOnce && unproved < kMaxUnproved; ++i) {
     auto socket = acceptUnix(listener_, Clock::now());
     if (socket.status().code() == StatusCode::kTimeout) {
       break;
@@ -176,84 +181,88 @@ Status ShmListener::letIn() {
     const auto peer = unixPeer(*socket);
     SW_RETURN_IF_ERROR(peer.status());
     if (peer->uid != ::geteuid()) {
-      turnAwayUser(*peer);
+      rejectUser(*peer);
       continue;
     }
     auto caller = std::make_unique<Caller>(Caller{std::move(*socket), *peer, Clock::now(), false, {}});
-    SW_RETURN_IF_ERROR(watch(ready_, caller->socket, caller.get()));
+    SW_RETURN_IF_ERROR(watchForInput(ready_, caller->socket, caller.get()));
     callers_.push_back(std::move(caller));
-    ++strangers;
+    ++unproved;
   }
-  return setListening(strangers < kMaxStrangers);
+  return setListening(unproved < kMaxUnproved);
 }
 
-// They may dial as often as they like: that must not fill the log.
-void ShmListener::turnAwayUser(const UnixPeer& peer) {
+// Processes of other users may dial as often as they like: that must not fill the log.
+void HostListener::rejectUser(const UnixPeer& peer) {
   ++numOtherUsers_;
   if (const Deadline now = Clock::now(); now >= nextWarning_) {
     nextWarning_ = now + kBetweenWarnings;
-    logWarn("turned away a process of user {} (pid {}); {} of other users so far", peer.uid, peer.pid, numOtherUsers_);
+    logWarn("rejected a process of user {} (pid {}); {} of other users so far", peer.uid, peer.pid, numOtherUsers_);
   }
 }
 
-// Closing would not do: a child forked just now may hold the socket, and with it the entry that points to the caller.
-void ShmListener::forget(Caller& caller) {
+// Closing alone is not enough: a child forked just now may hold the socket, and with it the epoll entry that points to the caller.
+void HostListener::close(Caller& caller) {
   ::epoll_ctl(ready_.get(), EPOLL_CTL_DEL, caller.socket.get(), nullptr);
   caller.socket.reset();
 }
 
-void ShmListener::turnAway(Caller& caller, const Status& why) {
+void HostListener::reject(Caller& caller, const Status& why) {
   const bool isGone = why.code() == StatusCode::kPeerFailed;
-  logAt(isGone ? LogLevel::kDebug : LogLevel::kWarn, "turned away pid {}: {}", caller.peer.pid, why.message());
+  logAt(isGone ? LogLevel::kDebug : LogLevel::kWarn, "rejected pid {}: {}", caller.peer.pid, why.message());
   if (!isGone) {
-    static_cast<void>(tell(caller.socket, encodeShmRefusal({why.code(), fmt::format("refused: {}", why.message())})));
+    static_cast<void>(sendNow(caller.socket, encodeHostRefusal({why.code(), fmt::format("refused: {}", why.message())})));
   }
-  forget(caller);
+  close(caller);
 }
 
-// A stranger says one thing, and is then a guest or gone. A guest says nothing more.
-void ShmListener::advance(Caller& caller) {
+// A new connection sends one message, and is a guest or closed afterwards. A guest sends nothing more.
+void HostListener::advance(Caller& caller) {
   auto message = receiveUnix(caller.socket, Clock::now());
   if (message.status().code() == StatusCode::kTimeout) {
     return;
   }
   if (caller.isGuest) {
     if (message.isOk()) {
-      logWarn("pid {}, which has a link to this process, says what it should not; the link is ended", caller.peer.pid);
+      logWarn("pid {} sent more than its hello to this process; its connection is closed", caller.peer.pid);
     }
     if (const auto guest = guests_.find(caller.process); --guest->second == 0) {
       guests_.erase(guest);
     }
-    return forget(caller);
+    return close(caller);
   }
   if (!message.isOk()) {
-    return turnAway(caller, message.status());
+    return reject(caller, message.status());
   }
-  isShmSecretRequest(message->bytes) ? answerSecret(caller, message->bytes) : answerHello(caller, message->bytes);
+  isSecretRequest(message->bytes) ? answerSecret(caller, message->bytes) : answerHello(caller, message->bytes);
 }
 
-void ShmListener::answerSecret(Caller& caller, std::string_view bytes) {
-  const auto token = decodeShmSecretRequest(bytes);
+void HostListener::answerSecret(Caller& caller, std::string_view bytes) {
+  const auto token = decodeSecretRequest(bytes);
   if (!token.isOk()) {
-    return turnAway(caller, token.status());
+    return reject(caller, token.status());
   }
   if (!answers_.maySeeSecret(*token)) {
-    return turnAway(caller, {StatusCode::kMismatch, "it asks for a secret that is not for it (another job, or a stale store)"});
+    return reject(caller, {StatusCode::kMismatch, "it may not have the secret that it asks for (another job, or a stale store)"});
   }
-  static_cast<void>(tell(caller.socket, encodeShmSecret(answers_.secret)));
-  forget(caller);
+  static_cast<void>(sendNow(caller.socket, encodeSecret(answers_.secret)));
+  close(caller);
 }
 
-void ShmListener::answerHello(Caller& caller, std::string_view bytes) {
-  const auto hello = decodeShmHello(bytes);
+void HostListener::answerHello(Caller& caller, std::string_view bytes) {
+  const auto hello = decodeHostHello(bytes);
   if (!hello.isOk()) {
-    return turnAway(caller, hello.status());
+    return reject(caller, hello.status());
   }
   if (!answers_.isWelcome(hello->token)) {
-    return turnAway(caller, {StatusCode::kMismatch, "the token is wrong (another job, a stale store, or another SHARDWIRE_JOB_TOKEN)"});
+    return reject(caller, {StatusCode::kMismatch, "the token is wrong (another job, a stale store, or another SHARDWIRE_JOB_TOKEN)"});
   }
-  if (!tell(caller.socket, encodeShmWelcome(answers_.welcome), answers_.fds).isOk()) {
-    return forget(caller);
+  const auto welcome = answers_.welcome();
+  if (!welcome.isOk()) {
+    return reject(caller, welcome.status());
+  }
+  if (!sendNow(caller.socket, welcome->bytes, welcome->fds).isOk()) {
+    return close(caller);
   }
   caller.isGuest = true;
   caller.process = hello->process;
