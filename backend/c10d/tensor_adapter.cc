@@ -14,17 +14,27 @@ namespace shardwire {
 
 namespace internal {
 namespace {
-std::atomic<InterruptThrower> interruptThrower{nullptr};  // acquire, release: the thrower's data is set up before the store
+std::atomic<PythonThrower> pythonThrower{nullptr};  // acquire, release: the thrower's data is set up before the store
+
+void throwInPython(const Status& status) {
+  if (const PythonThrower thrower = pythonThrower.load(std::memory_order_acquire); thrower != nullptr) {
+    thrower(status);
+  }
+}
 }  // namespace
 
-void setInterruptThrower(InterruptThrower thrower) {
-  interruptThrower.store(thrower, std::memory_order_release);
+void setPythonThrower(PythonThrower thrower) {
+  pythonThrower.store(thrower, std::memory_order_release);
+}
+
+void rethrowToPython(const StatusError& error) {
+  throwInPython(error.status());
+  throw;
 }
 
 void throwStatus(Status status) {
-  const InterruptThrower thrower = interruptThrower.load(std::memory_order_acquire);
-  if (status.code() == StatusCode::kInterrupted && thrower != nullptr) {
-    thrower();
+  if (status.code() == StatusCode::kInterrupted) {
+    throwInPython(status);
   }
   throw StatusError(std::move(status));
 }

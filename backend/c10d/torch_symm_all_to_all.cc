@@ -228,9 +228,9 @@ void allToAllVdev2dOffset(at::Tensor& input, at::Tensor& out, at::Tensor& inSpli
 }  // namespace
 
 void implementSymmAllToAll(torch::Library& library) {
-  library.impl("all_to_all_vdev", &allToAllVdev);
-  library.impl("all_to_all_vdev_2d", &allToAllVdev2d);
-  library.impl("all_to_all_vdev_2d_offset", &allToAllVdev2dOffset);
+  library.impl("all_to_all_vdev", &KernelForPython<&allToAllVdev>::call);
+  library.impl("all_to_all_vdev_2d", &KernelForPython<&allToAllVdev2d>::call);
+  library.impl("all_to_all_vdev_2d_offset", &KernelForPython<&allToAllVdev2dOffset>::call);
 }
 
 }  // namespace shardwire::internal

@@ -185,13 +185,13 @@ at::Tensor lowContentionReduceScatter(const at::Tensor& tensor, std::string redu
 
 void implementSymmFusedOps(torch::Library& library) {
 #if SW_TORCH_HAS_SYMM_BACKENDS
-  library.impl("fused_all_gather_matmul", &fusedAllGatherMatmul);
+  library.impl("fused_all_gather_matmul", &KernelForPython<&fusedAllGatherMatmul>::call);
 #else
-  library.impl("fused_all_gather_matmul", &fusedAllGatherMatmulWithA);
+  library.impl("fused_all_gather_matmul", &KernelForPython<&fusedAllGatherMatmulWithA>::call);
 #endif
-  library.impl("fused_matmul_reduce_scatter", &fusedMatmulReduceScatter);
-  library.impl("_low_contention_all_gather", &lowContentionAllGather);
-  library.impl("_low_contention_reduce_scatter", &lowContentionReduceScatter);
+  library.impl("fused_matmul_reduce_scatter", &KernelForPython<&fusedMatmulReduceScatter>::call);
+  library.impl("_low_contention_all_gather", &KernelForPython<&lowContentionAllGather>::call);
+  library.impl("_low_contention_reduce_scatter", &KernelForPython<&lowContentionReduceScatter>::call);
 }
 
 }  // namespace shardwire::internal

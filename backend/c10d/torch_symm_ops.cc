@@ -368,21 +368,21 @@ at::Tensor memset32(at::Tensor& input, std::int64_t offset, std::int64_t value, 
 }  // namespace
 
 void implementSymmOps(torch::Library& library) {
-  library.impl("one_shot_all_reduce", &oneShotAllReduce);
-  library.impl("one_shot_all_reduce_out", &oneShotAllReduceOut);
-  library.impl("one_shot_all_reduce_copy", &oneShotAllReduceCopy);
-  library.impl("one_shot_all_reduce_copy_out", &oneShotAllReduceCopyOut);
-  library.impl("two_shot_all_reduce_", &twoShotAllReduce);
-  library.impl("two_shot_all_reduce_out", &twoShotAllReduceOut);
-  library.impl("multimem_all_reduce_", &multimemAllReduce);
-  library.impl("multimem_one_shot_all_reduce", &multimemOneShotAllReduce);
-  library.impl("multimem_one_shot_all_reduce_out", &multimemOneShotAllReduceOut);
-  library.impl("multimem_one_shot_reduce_out", &multimemOneShotReduceOut);
-  library.impl("reduce_scatter_out", &reduceScatterOut);
-  library.impl("multimem_all_gather_out", &multimemAllGatherOut);
-  library.impl("get_remote_tensors", &remoteTensors);
-  library.impl("stream_write_value32_", &streamWriteValue32);
-  library.impl("memset32_", &memset32);
+  library.impl("one_shot_all_reduce", &KernelForPython<&oneShotAllReduce>::call);
+  library.impl("one_shot_all_reduce_out", &KernelForPython<&oneShotAllReduceOut>::call);
+  library.impl("one_shot_all_reduce_copy", &KernelForPython<&oneShotAllReduceCopy>::call);
+  library.impl("one_shot_all_reduce_copy_out", &KernelForPython<&oneShotAllReduceCopyOut>::call);
+  library.impl("two_shot_all_reduce_", &KernelForPython<&twoShotAllReduce>::call);
+  library.impl("two_shot_all_reduce_out", &KernelForPython<&twoShotAllReduceOut>::call);
+  library.impl("multimem_all_reduce_", &KernelForPython<&multimemAllReduce>::call);
+  library.impl("multimem_one_shot_all_reduce", &KernelForPython<&multimemOneShotAllReduce>::call);
+  library.impl("multimem_one_shot_all_reduce_out", &KernelForPython<&multimemOneShotAllReduceOut>::call);
+  library.impl("multimem_one_shot_reduce_out", &KernelForPython<&multimemOneShotReduceOut>::call);
+  library.impl("reduce_scatter_out", &KernelForPython<&reduceScatterOut>::call);
+  library.impl("multimem_all_gather_out", &KernelForPython<&multimemAllGatherOut>::call);
+  library.impl("get_remote_tensors", &KernelForPython<&remoteTensors>::call);
+  library.impl("stream_write_value32_", &KernelForPython<&streamWriteValue32>::call);
+  library.impl("memset32_", &KernelForPython<&memset32>::call);
 }
 
 }  // namespace shardwire::internal

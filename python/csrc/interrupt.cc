@@ -56,6 +56,19 @@ void throwInterrupt() {
   throw py::error_already_set();
 }
 
+void throwInPython(const Status& status) {
+  if (Py_IsInitialized() == 0) {
+    return;
+  }
+  if (status.code() == StatusCode::kInterrupted) {
+    return throwInterrupt();
+  }
+  const py::gil_scoped_acquire gil;
+  const py::object exception = exceptionOf(status);
+  PyErr_SetObject(py::type::handle_of(exception).ptr(), exception.ptr());
+  throw py::error_already_set();
+}
+
 }  // namespace
 
 void bindInterrupts(py::module_&) {
@@ -64,7 +77,7 @@ void bindInterrupts(py::module_&) {
       .take = [](void* released) { PyEval_RestoreThread(static_cast<PyThreadState*>(released)); },
   });
   mainThread = py::module_::import("threading").attr("main_thread")().attr("ident").cast<unsigned long>();
-  internal::setInterruptThrower(&throwInterrupt);
+  internal::setPythonThrower(&throwInPython);
   setInterruptCheck(&isInterrupted);
 }
 
