@@ -1,3 +1,7 @@
+// The bytes that a rank publishes: a magic, a version and fixed fields in order, with lengths before texts. Another version is an error
+// that names both, since only ranks of one release can be joined. Decoding trusts nothing, since any process that reaches the store may
+// have written there: lengths are bounded, flags are 0 or 1, and every byte must be used. A rank that could not start publishes its failure
+// in the same form, so that the others report it instead of waiting.
 #include "backend/bootstrap/address.h"
 
 #include <errno.h>

@@ -1,3 +1,7 @@
+// One rank's way through the bootstrap: it publishes its address (read_addresses), reads the others', chooses a transport for each pair and
+// joins the peers (join_peers), while the lookout watches for deaths, interrupts and failures of others. finish() collects what the
+// connections share, and starts what joins the remaining peers later. connectOnce() is one attempt under the store's attempt and round; it
+// begins again when the job was started anew. Whatever fails ends here, where all ranks agree on one reason (Lookout::agreeOnFailure).
 #include "backend/bootstrap/connect.h"
 
 #include <fmt/format.h>

@@ -1,3 +1,7 @@
+// A dial has two steps. Ranks of one user on one host have a secret that is not in the store, so the peer's process is first asked for it
+// over its Unix socket; other pairs use the job's token. Then the link is dialed (LinkDial), whose proof needs that secret. Both steps go
+// on without waiting (PeerDial::step()); dial() repeats them up to a limit, and dials again when the peer had no room. In the other
+// direction the listener of the process accepts connections for this rank, and callers() takes the links.
 #include "backend/bootstrap/doors.h"
 
 #include <fmt/format.h>

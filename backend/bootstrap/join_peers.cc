@@ -1,3 +1,8 @@
+// Joins this rank to all others in an order in which no ranks wait for each other in a circle. choose() checks all addresses and lists the
+// transports of each pair, best first. Peers of this host are attached to first, which needs no help of theirs. Then this rank dials all
+// lower ranks in order, and answers the higher ones, which come once they have dialed all below them; so rank 0 answers at once, and the
+// others follow. A transport that fails over a link leaves the pair to the next on both ends. Last, this rank waits until the peers that it
+// attached to have attached, too. Pairs that may be joined later get a connection that carries nothing.
 #include "backend/bootstrap/join_peers.h"
 
 #include <fmt/format.h>
@@ -57,7 +62,7 @@ Status PeerJoiner::joinAll() {
 
 // ---- each rank for itself
 
-// A pair over a wire is put off on both ends or on none: no end waits for the other's call.
+// A pair over a wire is put off on both ends or on neither: no end waits for the other's call.
 bool PeerJoiner::isLateWire(Rank peer) {
   const Endpoint& first = endpoint(choiceOf(peer).candidates.front());
   return first.needsLine() && first.mayJoinLate() && group_.own.address.joinsLate && group_.addressOf(peer).joinsLate;
@@ -92,7 +97,7 @@ Status PeerJoiner::attachAll() {
   return Status::ok();
 }
 
-// The peer may be through with its half: there is no other transport to try.
+// The peer may have finished its half: there is no other transport to try.
 Status PeerJoiner::attach(Rank peer, TransportKind kind) {
   const TransportAddress& address = group_.addressOf(peer).transports[static_cast<std::size_t>(kind)];
   group_.busyWith = peer;
@@ -115,7 +120,7 @@ Status PeerJoiner::attach(Rank peer, TransportKind kind) {
               mayHelp ? fmt::format(". SHARDWIRE_TRANSPORTS=^{} on all ranks joins them in another way", transportKindName(kind)) : "")};
 }
 
-// Joins those who did their half, too; who has not?
+// Joins the peers that have attached to this rank, too; returns those that have not.
 Result<std::vector<Rank>> PeerJoiner::unmet() {
   std::vector<Rank> missing;
   for (Rank peer = 0; peer < group_.worldSize; ++peer) {
@@ -169,11 +174,11 @@ Result<std::unique_ptr<Connection>> PeerJoiner::dialBy(TransportKind kind, Rank 
     if (connection.status().code() != StatusCode::kTimeout || lookout_.limit().isOver()) {
       return connection;
     }
-    // The peer took this rank for one of too many strangers, since it was slow to speak.
+    // The peer rejected this rank's connection: this rank was slow to speak while too many dialed.
   }
 }
 
-// The best transport first. One that turns out not to work, though both ranks offer it, leaves the pair to the next.
+// The best transport comes first. A transport that turns out not to work, though both ranks offer it, leaves the pair to the next.
 Status PeerJoiner::dial(Rank peer) {
   TransportChoice& choice = choiceOf(peer);
   Status last;
@@ -238,8 +243,8 @@ bool PeerJoiner::isCandidate(TransportKind kind, Rank peer) const {
   return std::find(candidates.begin(), candidates.end(), kind) != candidates.end();
 }
 
-// A hand-shake that this rank answered and that came to nothing. The dialer learns of it too, and tries the next transport or gives up; or
-// it died, which the next look shows.
+// A handshake that this rank answered has failed. The dialer learns of that too, and tries the next transport or gives up; or the dialer
+// died, which the next look shows.
 Status PeerJoiner::noteFailure(TransportKind kind, Rank peer, const Status& why) {
   SW_RETURN_IF_ERROR(lookout_.look());
   group_.busyWith = -1;
@@ -251,12 +256,12 @@ Status PeerJoiner::noteFailure(TransportKind kind, Rank peer, const Status& why)
 Status PeerJoiner::answer(Caller caller) {
   const Rank peer = caller.from;
   if (!isCandidate(caller.kind, peer)) {
-    logWarn("rank {}: turned away a process that calls itself rank {} and dialed by transport {}, which does not join the two ranks",
+    logWarn("rank {}: rejected a process that calls itself rank {} and dialed by transport {}, which does not join the two ranks",
             group_.rank, peer, static_cast<int>(caller.kind));
     return Status::ok();
   }
-  // A rank that is joined later is through with its own part, and its first operation needs this rank. It is hung up on, and dials again
-  // until this rank is through as well.
+  // A rank that is joined later has finished its own part, and its first operation needs this rank. This rank hangs up, and the other dials
+  // again until this rank has finished, too.
   if (!group_.lateBy[Gathering::index(peer)].empty()) {
     return Status::ok();
   }
@@ -289,7 +294,7 @@ Status PeerJoiner::missingError(const std::vector<Rank>& missing) const {
                                                             rankList(refusing) + (refusing.size() == 1 ? " refuses" : " refuse"))};
 }
 
-// The process's listener lets them in, whatever this rank does; then it rings this rank's bell.
+// The process's listener accepts them, whatever this rank does; then it rings this rank's bell.
 Status PeerJoiner::acceptHigher() {
   Doorbell& bell = *group_.peers.doorbell;
   for (std::vector<Rank> missing = missingHigher(); !missing.empty(); missing = missingHigher()) {

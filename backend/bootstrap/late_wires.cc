@@ -111,7 +111,7 @@ std::vector<LateLinks::News> WireLateLinks::poll() {
   watched_.clear();  // before a socket of them is closed
   auto callers = parts_.doors.callers();
   if (!callers.isOk()) {
-    logWarn("rank {} could not let in a peer: {}", parts_.self, callers.status().message());
+    logWarn("rank {} could not accept a peer: {}", parts_.self, callers.status().message());
   }
   for (std::size_t i = 0; callers.isOk() && i < callers->size(); ++i) {
     answer(std::move((*callers)[i]));
@@ -152,7 +152,7 @@ void WireLateLinks::answer(Caller caller) {
     return refuse(std::move(caller));
   }
   if (peer.state == State::kNotLate || kind == peer.kinds.end()) {
-    return logWarn("rank {}: turned away rank {}, which dialed by transport {} although it is not joined by that", parts_.self, rank,
+    return logWarn("rank {}: rejected rank {}, which dialed by transport {} although that transport does not join it", parts_.self, rank,
                    static_cast<int>(caller.kind));
   }
   if (hasOwn && parts_.self > rank) {
@@ -169,7 +169,7 @@ void WireLateLinks::refuse(Caller caller) {
   Peer& peer = peerAt(caller.from);
   const auto kind = static_cast<std::size_t>(caller.kind);
   const std::string why = peer.why.isOk() ? peer.failed : peer.why.message();
-  logInfo("rank {}: {} dialed, and hears why it cannot be joined: {}", parts_.self, peer.who, why);
+  logInfo("rank {}: {} dialed, and is told why it cannot be joined: {}", parts_.self, peer.who, why);
   if (kind < parts_.endpoints.size() && parts_.endpoints[kind] != nullptr) {
     // Not as a peer's end, after which it would dial again.
     const bool isEnd = peer.why.isOk() || peer.why.code() == StatusCode::kPeerFailed;

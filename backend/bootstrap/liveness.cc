@@ -11,7 +11,7 @@
 namespace shardwire::internal {
 namespace {
 
-// Every rank of the host may wait in the queue; strangers may, too.
+// Every rank of the host may wait in the queue; foreign connections may, too.
 constexpr int kMinBacklog = 1024;
 constexpr Duration kConnectWithin = std::chrono::seconds(2);
 
@@ -71,7 +71,7 @@ bool LifeWatch::refuses(Rank rank) const {
                                                               found->second.way == found->second.ways.size()));
 }
 
-// The name is known to the kernel that both run on: nobody there means that its owner is gone.
+// Both ranks run on the kernel that knows the name: when no process listens there, the owner is gone.
 void LifeWatch::lookLocally(Watched& watched, const RankAddress& address) {
   if (watched.socket.isOpen() && !isHungUp(watched.socket)) {
     return;
@@ -115,7 +115,7 @@ void LifeWatch::lookRemotely(Watched& watched) {
   }
   if (watched.isConnected) {
     if ((stateOf(watched.socket, POLLIN | POLLRDHUP) & (POLLIN | POLLHUP | POLLRDHUP | POLLERR)) != 0) {
-      dialOn(watched);  // something on the way may have ended the connection: the host itself is asked
+      dialOn(watched);  // something on the way may have ended the connection: ask the host itself
     }
     return;
   }
@@ -124,7 +124,8 @@ void LifeWatch::lookRemotely(Watched& watched) {
     return;
   }
   const int error = isDecided ? socketError(watched.socket) : ETIMEDOUT;
-  // A reset comes from a connection that was made: it has answered, and ended since. Who refuses to make one says ECONNREFUSED.
+  // A reset comes from a connection that was made: the process has answered, and has ended since. A host where nobody listens says
+  // ECONNREFUSED.
   watched.hasAnswered |= error == 0 || error == ECONNRESET;
   if (error == 0) {
     watched.isConnected = true;
@@ -136,7 +137,7 @@ void LifeWatch::lookRemotely(Watched& watched) {
   watched.numRefusals += error == ECONNREFUSED ? 1 : 0;
   if (watched.hasAnswered) {
     watched.isDead = error == ECONNREFUSED;
-    watched.socket.reset();  // else out of reach now: nobody can tell
+    watched.socket.reset();  // otherwise the host is out of reach now, and nothing is known
     return;
   }
   ++watched.way;

@@ -1,6 +1,6 @@
 // Whether ranks still live while a group is made, when most of them are not connected yet. A rank publishes with its address listeners that
-// nobody ever answers: who dials one waits in the kernel's queue, and is hung up when the process ends, however it ends. On one host that
-// is a Unix socket; for other hosts a TCP port.
+// nobody ever answers: a connection to one waits in the kernel's queue, and is hung up when the process ends, however it ends. On one host
+// the listener is a Unix socket; for other hosts, and for processes that can make no Unix socket, it is a TCP port.
 #pragma once
 
 #include <map>
@@ -21,7 +21,8 @@ namespace shardwire::internal {
 // This rank's own sign of life, as long as it is kept. One thread.
 class LifeSign {
  public:
-  // Listens at address->lifeName, and, where wires may be used, at what it adds to address->lifeLinks, on `interfaces` (null: none may).
+  // Listens at address->lifeName if the process has Unix sockets, and, where wires may be used, at TCP ports that it adds to
+  // address->lifeLinks, on `interfaces` (null: no wire may be used).
   static Result<LifeSign> create(const Options& options, const std::vector<InterfaceAddress>* interfaces, int worldSize,
                                  RankAddress* address);
 
@@ -35,10 +36,11 @@ class LifeWatch {
  public:
   // `interfaces`: of this host, that may be used.
   LifeWatch(const RankAddress& self, std::vector<InterfaceAddress> interfaces);
-  // Looks for the sign of a rank; the first look dials. True: the rank is dead, or gone. False: it lives, or nobody can tell: its host is
-  // out of reach, or a firewall refuses in its name. A rank of another host counts as dead only when it had answered before.
+  // Looks for the sign of a rank; the first look dials. True: the rank is dead, or gone. False: the rank lives, or that is not known: its
+  // host is out of reach, or a firewall refuses in its name. A rank that is watched over TCP counts as dead only when it had answered
+  // before.
   bool isDead(Rank rank, const RankAddress& address);
-  // Whether this rank's sign was seen to refuse every dialer, which a firewall may do too.
+  // Whether the rank's sign was seen to refuse every connection, which a firewall may do too.
   bool refuses(Rank rank) const;
   // For a rank that needs no watching any more.
   void forget(Rank rank) { watched_.erase(rank); }

@@ -7,10 +7,11 @@
 namespace shardwire::internal {
 namespace {
 
-// A peer that hung up knows the reason better, and is about to tell. It may also be dead, which shows a little later than its sockets do.
+// A peer that hung up knows the reason better, and is about to write it. The peer may also be dead, which shows a little later than its
+// sockets do.
 constexpr Duration kReasonWithin = std::chrono::seconds(1);
-// For what a rank wrote to the store just before it left to get there.
-constexpr Duration kToldWithin = std::chrono::milliseconds(200);
+// How long a text that a rank wrote to the store just before it left may take to get there.
+constexpr Duration kWrittenWithin = std::chrono::milliseconds(200);
 constexpr Duration kPause = std::chrono::milliseconds(20);
 
 }  // namespace
@@ -37,8 +38,8 @@ Status Lookout::look() {
   return ended_;
 }
 
-// Not among those who are joined to this rank: they may be through, and gone in good order. Rank 0 first: where the store goes with it, the
-// others go too, and cannot say why.
+// Ranks that are joined to this one are not looked at: they may have finished, and exited normally. Rank 0 comes first: when the store ends
+// with rank 0, the other ranks end too, and cannot say why.
 std::optional<Rank> Lookout::deadRank() {
   if (!lifeWatch_) {
     const auto all = group_.own.fabric == nullptr ? Result<std::vector<InterfaceAddress>>(std::vector<InterfaceAddress>())
@@ -54,17 +55,18 @@ std::optional<Rank> Lookout::deadRank() {
       continue;
     }
     ++numWatched;
-    // Who has done all of its part may have gone in good order; it has done it first. A rank that joins its peers later has only to read
-    // where they are; what it has yet to do with this one, this one knows from all addresses.
-    const auto isThrough = [&] {
+    // A rank that finished its side of every handshake may exit normally; check for that before reporting it dead. A rank that joins its
+    // peers later has only to read their addresses; this rank knows from all addresses what the other has yet to do with it.
+    const auto hasFinished = [&] {
       const auto met = group_.isMet(rank);
       if (!met.isOk() || *met) {
         return true;
       }
-      // Its half of a pair that this rank joins at once comes later, by its engine: the pair's own health says whether it died.
+      // The peer's half of a pair that this rank joins at once comes later, from the peer's engine: the pair's own health says whether the
+      // peer died.
       return group_.addressOf(rank).joinsLate && (group_.isAttached(rank) || (!group_.knowsAll && isAllPublished(group_)));
     };
-    if (lifeWatch_->isDead(rank, group_.addressOf(rank)) && !isThrough()) {
+    if (lifeWatch_->isDead(rank, group_.addressOf(rank)) && !hasFinished()) {
       return rank;
     }
   }
@@ -87,30 +89,31 @@ Status Lookout::agreeOnFailure(const Status& mine) {
     return mine;
   }
   if (isInterrupted()) {
-    // Its own, whatever others have failed with: the caller was interrupted and must hear of it. The others hear that this rank gave up.
-    const NoInterrupts telling;
+    // This rank reports its own interrupt, whatever others failed with: the caller was interrupted and must learn that. The others learn
+    // that this rank gave up.
+    const NoInterrupts writing;
     board_.write({StatusCode::kAborted, fmt::format("rank {} gave up: {}", group_.rank, mine.message())});
     return mine.code() == StatusCode::kInterrupted ? mine : Status{StatusCode::kInterrupted, mine.message()};
   }
   if (!group_.attempt.isSure) {
-    board_.write(mine);  // what is there may be an earlier attempt's
+    board_.write(mine);  // the failure in the store may be an earlier attempt's
     return mine;
   }
-  // What a rank sees of another's end is often its consequence only: a socket that closed, a store that went with its owner. A store that
-  // was silent until the deadline tells no more.
+  // A rank often sees only a consequence of another's end: a socket that closed, a store that ended with its owner. A store that was silent
+  // until the deadline has nothing more to say.
   const bool isEnd = mine.code() == StatusCode::kPeerFailed || (group_.storeFailed && mine.code() != StatusCode::kTimeout);
   const bool isMaybeEnd = group_.busyWith >= 0 && (mine.code() == StatusCode::kUnsupported || mine.code() == StatusCode::kSystem);
   const Deadline start = Clock::now();
-  const Duration patience = isEnd ? kReasonWithin : isMaybeEnd ? kToldWithin : Duration::zero();
-  group_.busyWith = -1;  // it is through with that hand-shake, one way or the other
+  const Duration patience = isEnd ? kReasonWithin : isMaybeEnd ? kWrittenWithin : Duration::zero();
+  group_.busyWith = -1;  // that handshake is over, one way or the other
   while (true) {
     if (const auto failure = board_.read()) {
       return *failure;
     }
     const std::optional<Rank> dead = isEnd || isMaybeEnd ? deadRank() : std::nullopt;
     const Duration waited = Clock::now() - start;
-    if (waited >= patience || (dead && waited >= kToldWithin)) {
-      // Once more: who seems dead may have told the others why, and left, since this rank read what they told.
+    if (waited >= patience || (dead && waited >= kWrittenWithin)) {
+      // Read once more: a rank that seems dead may have written its reason, and left, since this rank last read the board.
       if (const auto failure = board_.read()) {
         return *failure;
       }

@@ -1,5 +1,5 @@
 // What a rank looks at while it waits for others, whatever it waits for: whether it was interrupted, whether another rank gave up, and
-// whether one died. And how all ranks come to one reason when the group is not made. One thread.
+// whether a rank died. Also how all ranks come to one reason when the group is not made. One thread.
 #pragma once
 
 #include <optional>
@@ -16,8 +16,8 @@ class Lookout {
  public:
   // How often it looks.
   static constexpr Duration kLookEvery = std::chrono::milliseconds(200);
-  // Ranks that one rank watches at a time: those that it waits for, next after itself first. So each is watched by somebody, however many
-  // there are.
+  // The number of ranks that one rank watches at a time: those that it waits for, the next after itself first. So every rank is watched by
+  // some other, however many there are.
   static constexpr int kMostWatched = 64;
 
   explicit Lookout(Gathering& group)
@@ -25,22 +25,22 @@ class Lookout {
   Lookout(const Lookout&) = delete;
   Lookout& operator=(const Lookout&) = delete;
 
-  // Whatever waits takes this limit, so that this rank looks around while it waits.
+  // The limit for every wait, so that this rank calls look() while it waits.
   WaitLimit limit() const { return {group_.deadline, &look_}; }
-  // Not ok once somebody ended the group; stays so.
+  // Not ok once the making of the group has ended; stays so.
   Status look();
   const Status& ended() const { return ended_; }
   // Whether the making of the group has to begin again, since the store's attempt was an earlier one (store_attempts.h).
   bool isOutdated() const { return isOutdated_; }
-  // Whoever was interrupted gives up, however its callee took that.
+  // A rank that was interrupted gives up, whatever the called function made of the interrupt.
   bool isInterrupted() const { return numInterrupts() != interruptsBefore_; }
 
-  // Needs no watching any more.
+  // The peer needs no watching any more.
   void joined(Rank peer);
   // See LifeWatch.
   bool refuses(Rank peer) const { return lifeWatch_.has_value() && lifeWatch_->refuses(peer); }
 
-  // Tells the others why this rank could not make the group, and returns what all ranks report: the first failure.
+  // Writes for the others why this rank could not make the group, and returns what all ranks report: the first failure.
   Status agreeOnFailure(const Status& mine);
 
  private:

@@ -1,3 +1,7 @@
+// An interface counts when it is up and running, and each of its IPv4 and IPv6 addresses is an entry of its own. The user's choice is a
+// list of names with two marks: '^' excludes, '=' compares whole names instead of prefixes. Without a choice loopback and docker's bridges
+// are used only when there is nothing else. The order of the result is the order in which peers try the addresses. Subnets are compared as
+// bytes in network order, so that one function serves both families.
 #include "backend/fabric/interfaces.h"
 
 #include <arpa/inet.h>

@@ -1,3 +1,7 @@
+// Tries a peer's addresses side by side, each started 250 ms after the one before: an address may lead nowhere, or to another host that has
+// the same one. Each attempt goes through connecting, hello and proof. Only one attempt at a time gives its proof, so that the listener
+// never waits on a link that this rank drops; the others stay at the listener's challenge in case that one fails. The first attempt that is
+// welcomed is the link. Otherwise whyNot() lists what each address answered. Nothing waits in step(); dialLink() waits for its sockets.
 #include <errno.h>
 #include <fmt/format.h>
 #include <poll.h>

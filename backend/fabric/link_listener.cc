@@ -1,3 +1,7 @@
+// A caller is a connection on its way through the handshake: silent until its hello names a door (the endpoint of one rank of one group),
+// known until it sends its proof, proved until the door is open, which its rank does once it knows the group's addresses. Then the proof is
+// checked, and the link waits until the rank takes it. Limits on the silent callers, on the callers of one door, and on their time keep
+// foreign connections from using up descriptors or keeping ranks out. The fabric's thread serves all callers; nothing here waits.
 #include "backend/fabric/link_listener.h"
 
 #include <errno.h>

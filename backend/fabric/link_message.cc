@@ -1,3 +1,7 @@
+// The bytes of the handshake of a link. Each message is framed by its length and has a magic, the protocol's version, a type and the fields
+// of that type. Decoding checks every length and the end of the message, since foreign processes may have sent it. MessageReader collects
+// one message from a socket that does not block, however the bytes are cut on their way, and never holds more than the limit that its user
+// set.
 #include "backend/fabric/link_message.h"
 
 #include <errno.h>

@@ -1,3 +1,7 @@
+// Thin calls of the kernel's TCP sockets: made non-blocking, closed on exec and in forked children, with Nagle's delay off. Addresses of
+// both families lie in one struct, so that callers do not distinguish them. Accepting tells three cases apart: this process has no
+// descriptor left (an error that the user can fix), the listener is broken, or no connection is there now, which includes connections that
+// ended before they were accepted.
 #include "backend/fabric/net_socket.h"
 
 #include <arpa/inet.h>

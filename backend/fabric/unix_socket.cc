@@ -1,3 +1,7 @@
+// Sockets of type SOCK_SEQPACKET: each send is one message, and descriptors travel with it. Names are abstract, so no file is left behind.
+// Dialing a Unix socket succeeds or fails at once; a full queue of the listener is its own case (kTimeout), which the caller tries again.
+// The receiver must see the end of a connection twice before it believes it, since Linux may report the end before the last message.
+// Descriptors that were cut off are an error, since a message without them is of no use.
 #include "backend/fabric/unix_socket.h"
 
 #include <errno.h>
@@ -137,8 +141,8 @@ Result<UnixMessage> receiveUnix(const Fd& socket, const WaitLimit& limit) {
   alignas(cmsghdr) std::array<char, CMSG_SPACE(kMaxFds * sizeof(int))> control{};
   msghdr message{};
   ssize_t size = 0;
-  // The end is believed when it is seen twice. Linux looks for a message first and for the end after that: what a peer sends between the
-  // two looks, before it closes, lies in the queue behind an end (and a reset is told before what came ahead of it).
+  // The end is believed when it is seen twice. Linux looks for a message first and for the end after that: a message that the peer sends
+  // between the two looks, before it closes, is in the queue behind an end (and a reset is reported before messages that came ahead of it).
   for (int numEnds = 0; numEnds < 2;) {
     message = {};
     message.msg_iov = &piece;

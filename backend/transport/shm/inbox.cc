@@ -1,3 +1,7 @@
+// An inbox lies at a place of its process's arena that no other inbox ever gets. The owner maps all of it; a peer maps the header and its
+// own slot, after it checked the place and the header, since the address came through the store. Lengths are read once and never trusted
+// again. Words that both sides look at before they sleep are sequentially consistent: the bell with the rings, and announcements with the
+// wish to be woken. When the owner goes, the memory stays until every peer that announced itself has left its slot, or has ended.
 #include "backend/transport/shm/inbox.h"
 
 #include <fmt/format.h>

@@ -1,3 +1,7 @@
+// One peer over shared memory: this rank writes into its slot of the peer's inbox and reads from the peer's slot of its own, by one ring
+// for each lane. The constructor announces this rank in the peer's inbox, and hearPeer() reads what the peer announced here: whether it can
+// read this rank's ordinary memory, and its heap. From that expose() chooses how the peer reads a tensor. The peer's death shows in its
+// liveness mark, or, before the peer has set that, in the link's socket; a peer that leaves normally says so before it hangs up.
 #include "backend/transport/shm/shm_connection.h"
 
 #include <fmt/format.h>
