@@ -387,7 +387,7 @@ TEST(TcpConnection, APathThatLosesOnlyLongPacketsIsAFailure) {
       pollfd entry{pair.ranks[0].wire->readinessFd(), POLLIN, 0};
       ::poll(&entry, 1, 5);
     }
-    expectWords(pair.connection(0).health(), StatusCode::kPeerFailed, "it has acknowledged nothing for");
+    expectWords(pair.connection(0).health(), StatusCode::kPeerFailed, "the peer has acknowledged nothing for");
     EXPECT_EQ(count.pending, 1U);
     EXPECT_GT(numFrames, 100U);
   });
