@@ -54,7 +54,7 @@ def main():
         is_cuda = "import torch; assert torch.version.cuda, torch.__version__ + ' is no CUDA build'"
         for words in (["-c", is_cuda], ["-c", "import shardwire"], ["-m", "shardwire.launch", "-n", "2", str(script)]):
             status, said = our_run("python", *words)
-            bad = status != 0 or "symmetric memory of the CPU is not there" in said
+            bad = status != 0 or "symmetric memory for the CPU is not available" in said
             passed, failed = passed + (not bad), failed + bad
     status, said = our_run("test", "--only", "python", "--pytest=-k", f"--pytest={TESTS}")
     counts = re.findall(r"^(\d+) passed, (\d+) failed, (\d+) skipped$", said, re.MULTILINE)

@@ -57,7 +57,7 @@ OF_THE_ROOT_LOGGER = """
 import logging
 import torch.distributed as dist
 import shardwire
-from shardwire._log import log
+from shardwire.process.log import log
 
 def group(name):
     return shardwire.create_process_group(dist.HashStore(), 0, 1, name=name)
@@ -73,7 +73,7 @@ log("warn", "a warning")
 logging.getLogger().setLevel(logging.DEBUG)
 second = group("second")
 log("info", "now of the root's level")
-shardwire._log._end()
+shardwire.process.log._end()
 print([text for _, _, text in lines if text in ("not configured yet", "below the root's level", "a warning", "now of the root's level")])
 print({name for name, _, _ in lines}, any("first" in text for _, _, text in lines), any("second" in text for _, _, text in lines))
 """
