@@ -7,6 +7,7 @@ once, so a case costs tens of milliseconds. A rank that raises, dies or hangs fa
 from __future__ import annotations
 
 import faulthandler
+import gc
 import os
 import pickle
 import signal
@@ -83,6 +84,8 @@ class ForkedRanks:
         """In the rank; never returns: no atexit of a forked pytest, no teardown that could hang."""
         code = 1
         try:
+            # The rank collects no garbage of its parent: a TCPStore's destructor joins a thread that only the parent has.
+            gc.freeze()
             for end in self._parents_ends:
                 end.close()
             faulthandler.register(signal.SIGUSR2, file=self._stacks_of(rank.number).open("w"), all_threads=True)
