@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import faulthandler
 import gc
+import logging
 import os
 import pickle
 import signal
@@ -86,6 +87,7 @@ class ForkedRanks:
         try:
             # The rank collects no garbage of its parent: a TCPStore's destructor joins a thread that only the parent has.
             gc.freeze()
+            logging.root.handlers.clear()  # pytest's: with them, lines of log would go to pytest instead of stderr
             for end in self._parents_ends:
                 end.close()
             faulthandler.register(signal.SIGUSR2, file=self._stacks_of(rank.number).open("w"), all_threads=True)

@@ -72,7 +72,7 @@ def test_the_readme_example_runs_as_a_newcomer_starts_it(tmp_path: pathlib.Path)
     command = [sys.executable, "-m", "shardwire.launch", "-n", "4", str(tmp_path / "loop.py")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
-    shown = (ROOT / "README.md").read_text().partition("It prints, and then")[2].partition("```\n")[2].partition("```")[0]
+    shown = (ROOT / "README.md").read_text().partition("The program prints the following, and then")[2].partition("```\n")[2].partition("```")[0]
     assert len(shown) > 200 and re.sub("in [0-9.]+ ms", "in T ms", done.stdout).startswith(re.sub("in [0-9.]+ ms", "in T ms", shown)), done.stdout
     # Each trainer gives each server a quarter of the weight, and nothing more.
     assert "between ranks: 16.8 MB; the least possible: 16.8 MB" in done.stdout, done.stdout
