@@ -1,9 +1,10 @@
-// A caller that waits drives: it takes the lock, polls once, releases the lock, and spins for a while before it sleeps on the doorbell.
-// Where no caller waits, the progress thread does the same without spinning. A call that starts a short operation polls a few times itself
-// before it returns, without a look at the clock, since most such operations end by then. What completes under the lock leaves it first
-// (takeCompletions), and only then its callbacks run (flush), since callbacks and destructors of tensors may come back here. A callback may
-// also wait for another operation without driving; so the thread that drives hands this over before it runs callbacks: a caller to the
-// progress thread, the progress thread to a follower (ProgressThread).
+// A caller that waits drives: the caller takes the lock, polls once, releases the lock, and spins for a while before
+// sleeping on the doorbell. Where no caller waits, the progress thread does the same without spinning. A call that
+// starts a short operation polls a few times before returning, without a look at the clock, since most such operations
+// end by then. Operations completed under the lock first leave the lock (takeCompletions), and only then the callbacks
+// run (flush), since callbacks and destructors of tensors may call functions of this file. A callback may also wait for
+// another operation without driving; so the thread that drives hands the driving over before running callbacks: a
+// caller to the progress thread, the progress thread to a follower (ProgressThread).
 #include "backend/exec/driving.h"
 
 #include <sched.h>
@@ -20,20 +21,22 @@ namespace {
 
 // Between two looks at the clock while spinning: about half a microsecond.
 constexpr int kPollsWithoutClock = 8;
-// A waiter that has spun for so long offers its core to others between polls.
+// A waiter that has spun for this time offers its core to other threads between polls.
 constexpr Duration kYieldAfter = std::chrono::microseconds(3);
 // Longest sleep of the progress thread of a group with nothing in flight.
 constexpr Duration kIdleSleep = std::chrono::milliseconds(100);
 
-// Whether the machine has a core for each of them. The cores that this thread may use are asked for first: it costs little, and only where
-// they are too few (a bound rank has one) the others of the machine are counted, for which the C library reads a file.
+// Whether the machine has a core for each of the ranks. First counts the cores that this thread may use, which costs
+// little. Only if these are too few (a bound rank has one) counts all cores of the machine, for which the C library
+// reads a file.
 bool hasCores(int ranks) {
   cpu_set_t own;
   return (::sched_getaffinity(0, sizeof own, &own) == 0 && CPU_COUNT(&own) >= ranks) ||
          ranks <= static_cast<int>(std::thread::hardware_concurrency());
 }
 
-// A buffer per thread, so that completing allocates nothing; taken away while in use, since callbacks may come back here.
+// A buffer per thread, so that completing allocates nothing; taken away while in use, since callbacks may complete
+// further operations.
 thread_local std::vector<Activity::Completion> spareCompletions;
 
 }  // namespace
@@ -43,8 +46,8 @@ Driving::Driving(Peers& peers, const GroupFacts& facts, OpRecorder& recorder, Fa
       failureCallback_(callback),
       progress_(ProgressThread::of(peers.doorbell->progressBell())),
       state_(peers, facts, recorder, callback, hasWork_) {
-  // With a core for every rank a hand-off is 0.2 us when both spin and 5 us when one sleeps. Without, a spinner that offers its core after
-  // every few looks hands over in 1 us, which is still less than sleeping.
+  // With a core for every rank a hand-off takes 0.2 us when both ranks spin and 5 us when one sleeps. Without, a
+  // spinner that offers its core after every few looks hands over in 1 us, which is still less than sleeping.
   const auto onThisHost = peers.hosts.empty() ? 1 : std::ranges::count(peers.hosts, peers.hosts[static_cast<std::size_t>(facts.rank)]);
   const bool crowded = !hasCores(static_cast<int>(onThisHost));
   spin_ = facts.options.spin.count() >= 0 ? facts.options.spin : std::chrono::microseconds(200);
@@ -80,14 +83,16 @@ void Driving::spinFor(const Activity& last, Duration spinLimit) {
   }
 }
 
-// Ends a caller's turn at driving. If operations are in flight and no thread waits for them, from here on a peer's frame wakes the progress
-// thread, or another caller that is asleep. The poll takes the frames that came before arming.
+// Ends a caller's turn at driving. If operations are in flight and no thread waits for these operations, from here on a
+// peer's frame wakes the progress thread, or another caller that is asleep. The poll takes the frames that came before
+// arming.
 void Driving::stopDriving() {
   drivers_.fetch_sub(1, std::memory_order_seq_cst);
   if (!state_.operations.inFlight().empty() || state_.oneSided.isServing()) {
     peers_.doorbell->arm(Wakes::kAll);
     if (state_.poll() && !state_.operations.inFlight().empty()) {
-      wakeProgress();  // there may be more to do that waits for no peer, such as the rest of a long read: no peer rings for that
+      // Some work may be left that waits for no peer, such as the rest of a long read: no peer rings for such work.
+      wakeProgress();
     }
   }
 }
@@ -106,7 +111,7 @@ bool Driving::flushThem(Completions* done, Duty duty) {
   if (sleepers_.load(std::memory_order_seq_cst) > 0) {
     peers_.doorbell->ringSelf();
   }
-  // A callback may wait for another operation in a way that drives nothing: the thread that drives hands that over first.
+  // A callback may wait for another operation without driving: the thread that drives hands the driving over first.
   const bool handOver = duty != Duty::kNone && std::any_of(done->list.begin(), done->list.end(),
                                                            [](const auto& completion) { return completion.activity->hasCallbacks(); });
   std::uint64_t turn = 0;
@@ -127,7 +132,8 @@ bool Driving::drive(Activity& activity, Deadline until, Patience& patience) {
   auto lastSlow = patience.now();
   while (!activity.isDone()) {
     Completions done;
-    // By the clock, and not by the number of polls: beside other programs a poll may take as long as their slices.
+    // Decided by the clock, and not by the number of polls: beside other programs a poll may take as long as their time
+    // slices.
     const bool looksSlow = patience.now() - lastSlow >= kSlowCheckEvery;
     if (looksSlow) {
       lastSlow = patience.now();
@@ -153,7 +159,7 @@ bool Driving::drive(Activity& activity, Deadline until, Patience& patience) {
   return activity.isDone();
 }
 
-// The caller has spun for long enough: it arms the bell, polls once more, and sleeps.
+// Called when the caller has spun for long enough: arms the bell, polls once more, and sleeps.
 void Driving::sleepOnBell(const Activity& activity, Deadline until, Patience& patience) {
   Completions done;
   sleepers_.fetch_add(1, std::memory_order_seq_cst);

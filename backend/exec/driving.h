@@ -1,5 +1,6 @@
-// Who moves the operations of a group along: a caller that waits, or else the process's progress thread. Holds the group's lock and all
-// that the lock guards, and hands out what completed, whose callbacks run outside of the lock. Any thread.
+// Moves the operations of a group along, on the thread of a waiting caller, or else on the process's progress thread.
+// Holds the group's lock and everything that the lock guards, and passes completed operations on, whose callbacks run
+// outside of the lock. Any thread.
 #pragma once
 
 #include <atomic>
@@ -22,7 +23,7 @@ class Driving {
   Driving(const Driving&) = delete;
   Driving& operator=(const Driving&) = delete;
 
-  // Returns action(state), under the lock. `action` must not wait, and nothing completes by it.
+  // Returns action(state), under the lock. `action` must not wait, and completes no operation.
   template <typename Action>
   auto locked(Action&& action) {
     const MutexLock lock(mutex_);
@@ -43,7 +44,7 @@ class Driving {
     action(state_);
     return true;
   }
-  // As locked(), and runs the callbacks of what completed by it.
+  // As locked(), and runs the callbacks of the operations that `action` completed.
   template <typename Action>
   void act(Action&& action) {
     Completions done;
@@ -54,8 +55,8 @@ class Driving {
     }
     flush(&done);
   }
-  // Starts operations by begin(state), unless the group has failed. Polls until `last` is done, for `spinInline` at most; once, where it is
-  // null.
+  // Starts operations by begin(state), unless the group has failed. Polls until `last` is done, for `spinInline` at
+  // most; polls once if `last` is null.
   template <typename Begin>
   Status start(Begin&& begin, const Activity* last, Duration spinInline) {
     Completions done;
@@ -64,11 +65,12 @@ class Driving {
       if (state_.operations.failure().has_value()) {
         return *state_.operations.failure();
       }
-      // A driver from here on: the progress thread must not arm the bell for what is over in a moment, or every frame costs the peer a
-      // wake-up.
+      // This thread counts as a driver from here on: the progress thread must not arm the bell for an operation that is
+      // over in a moment, or every frame costs the peer a wake-up.
       drivers_.fetch_add(1, std::memory_order_seq_cst);
       begin(state_);
-      // Mostly the mark is set already, and a store that all threads must see at once is not free. Only a holder of the lock clears it.
+      // Mostly the mark is set already, and a store that all threads must see at once is not free. Only a holder of the
+      // lock clears the mark.
       if (!hasWork_.load(std::memory_order_relaxed)) {
         hasWork_.store(true, std::memory_order_seq_cst);
       }
@@ -83,7 +85,7 @@ class Driving {
     return Status::ok();
   }
 
-  // How long a caller waits in vain before it yields, and before it sleeps.
+  // The time that a caller waits in vain before the caller yields, and before the caller sleeps.
   Patience newPatience() const { return {spin_, yieldAfter_}; }
   // Polls until `activity` is done (true) or `until` passes (false).
   bool drive(Activity& activity, Deadline until, Patience& patience) SW_EXCLUDES(mutex_);
@@ -97,13 +99,13 @@ class Driving {
   void wakeProgress();
 
  private:
-  // What completed, on its way out of the lock; flush() empties it.
+  // Completed operations on their way out of the lock; flush() empties the list.
   struct Completions {
     std::vector<Activity::Completion> list;
     std::vector<Activity::Completion>* spare = nullptr;  // the thread's, where the emptied list goes
     bool hasFailure = false;                             // the failure callback is due
   };
-  // What the calling thread is responsible for while it flushes.
+  // The role of the calling thread while the thread flushes.
   enum class Duty : unsigned char { kNone, kCaller, kProgressThread };
 
   void spinFor(const Activity& last, Duration spinInline) SW_REQUIRES(mutex_);
@@ -116,7 +118,7 @@ class Driving {
     }
   }
   void takeThem(Completions* done) SW_REQUIRES(mutex_);
-  // Runs and destroys them. False when the progress thread lost the lead meanwhile.
+  // Runs and destroys the completions. False when the progress thread lost the lead meanwhile.
   bool flush(Completions* done, Duty duty = Duty::kNone) SW_EXCLUDES(mutex_) {
     return (done->list.empty() && !done->hasFailure) || flushThem(done, duty);
   }
@@ -131,9 +133,10 @@ class Driving {
   Duration maxInlineSpin_{0};
   Duration yieldAfter_{0};
 
-  std::atomic<int> drivers_{0};   // threads in drive() or start(): the progress thread leaves the work to them
-  std::atomic<int> sleepers_{0};  // threads in drive() that may be asleep: completions wake them, and only them
-  // For the progress thread: whether it must look at this group before nextIdleLook_. Set with what it is to see, cleared by it.
+  std::atomic<int> drivers_{0};   // threads in drive() or start(), to which the progress thread leaves the work
+  std::atomic<int> sleepers_{0};  // threads in drive() that may be asleep: completions wake only these threads
+  // For the progress thread: whether the thread must look at this group before nextIdleLook_. Set together with new
+  // work, cleared by the progress thread.
   std::atomic<bool> hasWork_{false};
   std::atomic<Clock::time_point> nextIdleLook_{};
   const std::shared_ptr<ProgressThread> progress_;  // of this process

@@ -1,7 +1,8 @@
-// The public calls, each a few words to the parts: Driving holds the lock and moves things along, GroupState has all that the lock guards.
-// A call that starts operations takes them under the lock, in the order of the calls, and polls for a moment before it returns. A call that
-// waits drives in slices, between which Python's signal handlers may run. An engine that shuts down notifies the peers, stays for a moment
-// for peers that are not joined yet, and destroys its connections outside of the lock.
+// The public calls, each a few words to the parts: Driving holds the lock and polls, GroupState has everything that the
+// lock guards. A call that starts operations takes the operations under the lock, in the order of the calls, and polls
+// for a moment before returning. A call that waits drives in slices, between which Python's signal handlers may run. An
+// engine that shuts down notifies the peers, stays for a moment for peers that are not joined yet, and destroys the
+// connections outside of the lock.
 #include "backend/exec/engine.h"
 
 #include <fmt/format.h>
@@ -20,7 +21,7 @@ namespace shardwire::internal {
 
 namespace {
 
-// How long a failed group is kept for peers that are not joined, and for peers whose link is under way.
+// The time that a failed group is kept for peers that are not joined, and for peers whose link is under way.
 constexpr Duration kStaysFor = std::chrono::milliseconds(500);
 constexpr Duration kStaysForKnown = std::chrono::seconds(5);
 constexpr Duration kStayNap = std::chrono::milliseconds(2);
@@ -53,7 +54,8 @@ Engine::~Engine() = default;
 
 std::shared_ptr<Engine> Engine::create(Peers peers, Rank rank, int worldSize, const Options& options, std::string groupName) {
   GroupFacts facts = factsOf(peers, rank, worldSize, options, std::move(groupName));
-  // In a child of fork() it stays for ever: its end would notify the peers, and join threads that are the parent's.
+  // In a child of fork() the engine is never destroyed: the destructor would notify the peers, and join threads of the
+  // parent.
   std::shared_ptr<Engine> engine(new Engine(std::move(peers), std::move(facts)), [](Engine* ended) {
     if (ended->owner().isHere()) {
       delete ended;
@@ -151,7 +153,7 @@ Status Engine::waitFor(Activity& activity, Deadline until) {
     return owner_.check(groupLabel());
   }
   InterruptibleWait slices(until);
-  Patience patience = driving_.newPatience();  // of the whole wait: the next slice goes on sleeping where this one slept
+  Patience patience = driving_.newPatience();  // for the whole wait: the next slice goes on sleeping where this slice slept
   while (!driving_.drive(activity, slices.sliceEnd(), patience)) {
     if (slices.isInterrupted()) {
       interruptedWaits_.add(activity.shared_from_this());
@@ -164,7 +166,7 @@ Status Engine::waitFor(Activity& activity, Deadline until) {
   }
   Status status = activity.status();
   if (!status.isOk()) {
-    failureCallback_.run();  // another thread may have noticed the failure, and be on its way to do so
+    failureCallback_.run();  // another thread may have noticed the failure, and be about to run the callback
   }
   return status;
 }
@@ -180,7 +182,8 @@ void Engine::abort(Status reason) {
 
 void Engine::onProcessFailure() {
   const bool isDone = driving_.tryLocked([](GroupState& state) {
-    if (!state.links.isClosed()) {  // then its connections are being ended, and they leave by the wires
+    // After close() the connections are being ended, and leave by the wires.
+    if (!state.links.isClosed()) {
       state.questions.sendAdvice();
       std::ranges::for_each(state.context.wires, [](const auto& wire) { wire->poll(); });
     }
@@ -201,11 +204,12 @@ void Engine::shutdown() {
   const void* const key = failureKey();
   driving_.locked([&](GroupState& state) {
     state.questions.sendAdvice(true);
-    removeProcessGroup(key);  // from here on this group keeps no other group waiting, however long it stays for late peers
+    // From here on this group keeps no other group waiting, however long this group stays for late peers.
+    removeProcessGroup(key);
   });
   stayForLatePeers();
   driving_.act([&](GroupState& state) {
-    removeProcessGroup(key);  // it may have failed meanwhile
+    removeProcessGroup(key);  // the group may have failed meanwhile
     if (const auto& why = state.operations.failure(); why.has_value() && !state.failure.notice().empty()) {
       peers_.doorbell->leaveWord({why->code(), state.failure.notice()});
     }
@@ -214,13 +218,14 @@ void Engine::shutdown() {
   });
   driving_.removeFrom(this);
   peers_.doorbell->leave();
-  // An object that still holds the engine, say a compiled op in Python, must not keep the links open: over a wire their end is what shows
-  // the peers that this rank left. They are destroyed outside of the lock, since a farewell may take a moment.
+  // An object that still holds the engine, say a compiled op in Python, must not keep the links open: over a wire the
+  // end of the links shows the peers that this rank left. The connections are destroyed outside of the lock, since a
+  // farewell may take a moment.
   const auto closing = driving_.locked([](GroupState& state) { return state.links.close(); });
 }
 
-// A failed group does not end at once while some peers are not joined: a peer that comes to the operation a moment later must get the
-// reason of the failure, and not only see that this rank left.
+// A failed group does not end at once while some peers are not joined: a peer that comes to the operation a moment
+// later must get the reason of the failure, and not only see that this rank left.
 void Engine::stayForLatePeers() {
   const Deadline begin = Clock::now();
   const auto mayLeave = [&](GroupState& state) {
@@ -228,7 +233,7 @@ void Engine::stayForLatePeers() {
     if (!state.links.joinsLate() || !state.operations.failure().has_value() || state.failure.notice().empty() || areAllNotified) {
       return true;
     }
-    // Peers under way are alive, and only have not come so far.
+    // Peers whose link is under way are alive, and only have not come so far.
     if (Clock::now() >= begin + (state.links.isAnyUnderWay() ? kStaysForKnown : kStaysFor)) {
       return true;
     }

@@ -1,5 +1,6 @@
-// The engine of one rank in one group: starts operations in the order of the calls, moves them along, and completes their Works. This class
-// is what callers use; Driving has the lock and moves things along, and GroupState has all that the lock guards.
+// The engine of one rank in one group: starts operations in the order of the calls, moves the operations along, and
+// completes their Works. Callers use this class; Driving has the lock and polls, and GroupState has everything that the
+// lock guards.
 //
 // Threads: any. Callbacks and destructors of tensors run outside of the lock.
 #pragma once
@@ -36,10 +37,10 @@ class Engine final : public Driver, public Progressed, public std::enable_shared
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
 
-  // Starts operations in this order, each with the next sequence number. kAborted, kPeerFailed, ... when the group has failed.
-  // `spinInline`: poll for so long, at most, before returning, since short operations are mostly done by then.
+  // Starts operations in this order, each with the next sequence number. kAborted, kPeerFailed, ... when the group has
+  // failed. `spinInline`: the longest time of polling before the return, since most short operations end meanwhile.
   Status submit(std::span<const std::shared_ptr<Activity>> activities, Duration spinInline, const CallRecord& record = {});
-  // Starts a send or receive: takes `activity`, then `start(points)` under the lock.
+  // Starts a send or receive: takes `activity`, then calls `start(points)` under the lock.
   Status submitPoint(const std::shared_ptr<Activity>& activity, const std::function<void(PointToPoint&)>& start,
                      const CallRecord& record = {});
   Status waitFor(Activity& activity, Deadline until) override;
@@ -47,7 +48,7 @@ class Engine final : public Driver, public Progressed, public std::enable_shared
   Look lookAsLeader() override { return driving_.lookAsLeader(); }
   // Fails the group on this rank and notifies the peers. Idempotent: the first reason stays.
   void abort(Status reason);
-  // Orderly end: fails what is pending, joins the progress thread, notifies the peers. Idempotent.
+  // Orderly end: fails pending operations, joins the progress thread, notifies the peers. Idempotent.
   void shutdown();
 
   Rank rank() const { return facts_.rank; }
@@ -59,7 +60,8 @@ class Engine final : public Driver, public Progressed, public std::enable_shared
   // Bytes of one staged segment: both ends of an edge cut boxes alike.
   std::size_t segmentBytes() const { return facts_.segmentBytes; }
   std::span<const std::int32_t> hosts() const { return peers_.hosts; }
-  // A child of fork() has neither the threads nor the peers: code that may run there checks this before it takes any lock.
+  // A child of fork() has neither the threads nor the peers: code that may run in a child checks this before taking any
+  // lock.
   const OwnerProcess& owner() const { return owner_; }
   InterruptedWaits& interruptedWaits() { return interruptedWaits_; }
   std::uint64_t sequenceNumber() const;
@@ -67,28 +69,28 @@ class Engine final : public Driver, public Progressed, public std::enable_shared
   Duration timeout() const;
   void setTimeout(Duration timeout);
   std::string describeTransports() const;
-  // engine_sight.cc. What this rank does in this group, for people. Waits for the engine's lock for `patience` at most; without it, what
-  // the flight recorder knows.
+  // engine_sight.cc. Describes this rank's activity in this group, for people. Waits for the engine's lock for
+  // `patience` at most; without the lock, returns the contents of the flight recorder.
   GroupSight sight(Duration patience);
   const OpRecorder& recorder() const { return recorder_; }
-  // The job's rank of each member, for reports about the group; 0, 1, 2... until it is set.
+  // The job's rank of each member, for reports about the group; 0, 1, 2... until setGlobalRanks().
   std::vector<std::int64_t> globalRanks() const;
   void setGlobalRanks(std::vector<std::int64_t> ranks);
-  // `call` is called after each later failure: a timeout, a rank that is gone, ranks that disagree. Outside of the lock, and before callers
-  // see the failure as far as possible.
+  // `call` is called after each later failure: a timeout, a rank that is gone, ranks that disagree. The call runs
+  // outside of the lock, and before callers see the failure as far as possible.
   void onFailure(std::function<void()> call) { failureCallback_.set(std::move(call)); }
-  // Runs `action` under the lock. It must not wait.
+  // Runs `action` under the lock. `action` must not wait.
   void underLock(const std::function<void()>& action) const {
     driving_.locked([&](const GroupState&) { action(); });
   }
   // Lets `staging` (null: nothing to do) wake this engine when bytes become ready.
   void attach(Staging* staging);
-  // Another group of this process failed: the peers of this one learn it. Never waits.
+  // Another group of this process failed: notifies the peers of this group. Never waits.
   void onProcessFailure();
-  // The first of `peers` that began the next exchange of this group, of one of those fingerprints, which this rank has not called; -1:
-  // none.
+  // The first of `peers` that began the next exchange of this group, with one of the fingerprints, before this rank
+  // called the exchange; -1: none.
   Rank firstAhead(std::span<const Rank> peers, std::span<const std::uint64_t> fingerprints) const;
-  // Whether this rank is joined to all others.
+  // Whether this rank is joined to all other ranks.
   bool areAllJoined() const;
   // For symmetric memory, whose waits and requests are outside of operations.
   GroupMemory& memory() { return memory_; }
@@ -96,7 +98,7 @@ class Engine final : public Driver, public Progressed, public std::enable_shared
  private:
   Engine(Peers peers, GroupFacts facts);
   void stayForLatePeers();
-  // By which the process's list of failures knows this group.
+  // The key of this group in the process's list of failures.
   const void* failureKey() const;
 
   const OwnerProcess owner_;

@@ -1,19 +1,22 @@
-// How blobs get to all ranks. A blob, and whatever else goes to a peer, goes in parts, as large as a control frame may be, each with its
-// offset; parts from one peer come in order, and the first says how long the whole is.
+// How blobs get to all ranks. All bytes for a peer go in parts, as large as a control frame may be, each with its
+// offset; parts from one peer come in order, and the first part states the length of the whole.
 //
-// Few ranks (kFewRanks): each sends its blob to each. It is over when this rank has sent all and heard all.
+// Few ranks (kFewRanks): each rank sends its blob to each other rank. The exchange is over when this rank has sent to
+// all ranks and received from all.
 //
-// More ranks: each sends its blob to rank 0 only. When rank 0 has all of them it sends them on as one table, down the tree (RankTree); a
-// rank sends parts on as they come. Who has the table, and whose children all said so, says so to its parent, and is done. So a rank needs
-// links to rank 0, to its parent and to its children, and rank 0 alone to all; and nobody is done, and silent, while another still waits
-// for what must come by it. All blobs go to rank 0 directly, not up the tree, so that it knows exactly who did not come: a rank on the way
-// that did not call would hide those below it.
+// More ranks: each rank sends its blob to rank 0 only. When rank 0 has all blobs, rank 0 sends one table of all blobs
+// down the tree (RankTree); each rank passes parts on as they come. A rank that has the table, and whose children have
+// all confirmed, confirms to its parent and is done. So a rank needs links to rank 0, to its parent and to its
+// children, and only rank 0 needs links to all ranks. And no rank is done, and silent, while another rank still waits
+// for parts that must come through the first. All blobs go to rank 0 directly, not up the tree, so that rank 0 knows
+// exactly which ranks did not come: a rank on the way that did not call would hide the ranks below.
 //
-// Rank 0 may keep the blobs to itself: then what it says in their place goes down the tree.
+// Rank 0 may keep the blobs to itself: then rank 0's answer goes down the tree in place of the blobs.
 //
-// No tensor is touched before the end, so a rank that waits too long may give the exchange up (cancel) and the group stays usable: who
-// comes later hears of it. Its engine tells its peers; in a large group it has frames to exchange with few of them, and each that hears of
-// it passes it on: rank 0 to all, the others to their neighbours in the tree, in case rank 0 did not come.
+// No tensor is touched before the end, so a rank that waits too long may give the exchange up (cancel) and the group
+// stays usable: ranks that come later are notified. The engine of the rank notifies the peers. In a large group a rank
+// exchanges frames with few peers, and each notified rank passes the cancel on: rank 0 to all ranks, the other ranks to
+// their neighbours in the tree, in case rank 0 did not come.
 #include "backend/exec/exchange.h"
 
 #include <fmt/format.h>
@@ -28,10 +31,10 @@ namespace shardwire::internal {
 
 namespace {
 
-// Narrow: tables may be long, and a rank sends one for each of its children.
+// Narrow: tables may be long, and a rank sends one table to each child.
 constexpr int kTreeWidth = 8;
 
-// Where rank 0 may keep the blobs, the table's first byte says what follows.
+// Where rank 0 may keep the blobs, the table's first byte states the content that follows.
 enum class TableOf : std::uint8_t { kBlobs = 0, kAnswer = 1 };
 
 }  // namespace
@@ -129,7 +132,7 @@ bool Exchange::acknowledge(RunContext& context) {
   return hasAcked_;
 }
 
-// ---- what comes
+// ---- receiving
 
 Status Exchange::misplaced(Rank from, const BlobFrame& frame, std::uint64_t expected) const {
   return {StatusCode::kInternal, fmt::format("rank {} sent a part of a message that does not fit {} (offset {} of {}, expected {})", from,
@@ -139,7 +142,7 @@ Status Exchange::misplaced(Rank from, const BlobFrame& frame, std::uint64_t expe
 Status Exchange::onBlob(Rank from, const Received<BlobFrame>& frame) {
   const std::size_t index = inOf(from);
   if (index == ins_.size()) {
-    return misplaced(from, frame, 0);  // nothing comes from there
+    return misplaced(from, frame, 0);  // no bytes are expected from this rank
   }
   In& in = ins_[index];
   if (in.isWhole || frame.offset != in.bytes->size() || (in.hasBegun && frame.totalBytes != in.totalBytes) ||
@@ -232,7 +235,8 @@ Status Exchange::onCancel(Rank from, const Received<CancelFrame>& frame) {
   const Rank origin = isPassedOn ? static_cast<Rank>(frame.origin) : from;
   std::string why(textOf(frame.payload));
   if (isByTree()) {
-    // Who gave up may not have known for whom it waited. A rank 0 that comes only now has not read what the others sent meanwhile.
+    // The rank that gave up may not have known the missing ranks. If rank 0 comes only now, rank 0 has not yet read the
+    // blobs that came meanwhile.
     if (const std::string absent = missing(); rank_ == 0 && hasStepped_ && !absent.empty() && why.find(absent) == std::string::npos) {
       why += "; rank 0 knows that " + absent;
     }
@@ -247,15 +251,15 @@ void Exchange::passOn(RunContext& context, Rank from, Rank origin, const std::st
   std::set<Rank> to;
   if (rank_ == 0) {
     std::for_each(ins_.begin(), ins_.end(), [&](const In& in) { to.insert(in.peer); });
-  } else if (from != 0) {  // rank 0 tells all by itself
+  } else if (from != 0) {  // rank 0 notifies all ranks itself
     std::for_each(outs_.begin(), outs_.end(), [&](const Out& out) { to.insert(out.peer); });
     to.insert(parent_);
   }
   to.erase(from);
   to.erase(origin);
   for (const Rank peer : to) {
-    // A peer without a link waits for nothing that comes by this rank. A full lane: it reads nothing, and learns of this by its own
-    // timeout.
+    // A peer without a link waits for nothing that comes through this rank. If the lane is full, the peer reads
+    // nothing, and learns of the cancel by its own timeout.
     if (context.connections[static_cast<std::size_t>(peer)] != nullptr) {
       const CancelFrame frame{.operation = tag(), .origin = static_cast<std::uint32_t>(origin)};
       (void)context.sendText(peer, frame, why);
@@ -265,8 +269,9 @@ void Exchange::passOn(RunContext& context, Rank from, Rank origin, const std::st
 
 // ---- waiting
 
-// In a large group: rank 0 needs whose blobs are missing, then its children. The others need rank 0 as long as they have not the table,
-// also where it comes by another: it alone knows whom all wait for, and is asked before this expires.
+// In a large group rank 0 needs the ranks whose blobs are missing, then its children. A rank without the table needs
+// rank 0, even when the table comes through another rank: only rank 0 knows which ranks are missing, and the rank asks
+// rank 0 before the exchange expires.
 bool Exchange::needs(Rank peer) const {
   const std::size_t in = inOf(peer);
   const std::size_t out = outOf(peer);
@@ -275,7 +280,7 @@ bool Exchange::needs(Rank peer) const {
   return hasIn || hasOut || (isByTree() && rank_ != 0 && peer == 0 && numOpenIns_ > 0);
 }
 
-// "rank 2 did not arrive"; empty: nobody's blob is missing, or this rank cannot know.
+// "rank 2 did not arrive"; empty: no blob is missing, or this rank cannot know.
 std::string Exchange::missing() const {
   std::string list;
   int count = 0;
@@ -283,7 +288,7 @@ std::string Exchange::missing() const {
     if (ins_[i].isWhole || isTable(ins_[i])) {
       continue;
     }
-    // Of many, neighbours in one: "1, 5 to 40".
+    // Merges neighbours in long lists: "1, 5 to 40".
     std::size_t last = i;
     while (isByTree() && last + 1 < ins_.size() && !ins_[last + 1].isWhole) {
       ++last;

@@ -1,5 +1,5 @@
-// Every rank gives one blob of bytes and gets all ranks' blobs: how specs are exchanged, and errors that one rank alone finds.
-// Owned through shared_ptr by caller and engine; stepped under the engine's lock.
+// Every rank gives one blob of bytes and gets all ranks' blobs: used for exchanging specs, and for errors that only one
+// rank finds. Owned through shared_ptr by caller and engine; stepped under the engine's lock.
 #pragma once
 
 #include <functional>
@@ -17,7 +17,7 @@ class Exchange : public Activity {
  public:
   // No `mine`: this rank takes part from now on, and gives its blob later.
   Exchange(std::optional<std::string> mine, int worldSize, Rank rank);
-  // Once, and under the engine's lock. An exchange that is over takes it and does nothing.
+  // To be called once, and under the engine's lock. An exchange that is over ignores the blob.
   void give(std::string mine);
 
   bool step(std::vector<bool>& blockedBulk) override;
@@ -27,41 +27,43 @@ class Exchange : public Activity {
   bool finished() const override { return isGiven_ && numOpenIns_ == 0 && numOpenOuts_ == 0 && hasAcked_; }
   bool needs(Rank peer) const override;
   std::string waitingFor() const override;
-  // A timeout leaves the group usable, and ranks that come later learn that it was given up.
+  // A timeout leaves the group usable, and ranks that come later learn that the exchange was given up.
   bool cancellable() const override { return true; }
 
   // By rank, this rank's included. Valid once done without error.
   const std::vector<std::string>& blobs() const { return blobs_; }
   // The same, given away.
   std::vector<std::string> takeBlobs() { return std::move(blobs_); }
-  // In a large group rank 0 may keep all blobs to itself: it asks this when it has them, and where there is an answer sends that to all in
-  // their place. Absent: every rank gets them. There or absent on all ranks.
+  // In a large group rank 0 may keep all blobs to itself: rank 0 calls this function with all blobs, and sends a
+  // returned answer to all ranks in place of the blobs. Absent: every rank gets the blobs. The function must be present
+  // on all ranks or on none.
   std::function<std::optional<std::string>(std::span<const std::string> blobs)> keepsForItself;
-  // Valid once done without error. Not absent: rank 0 did, and blobs() has this rank's own only, except on rank 0.
+  // Valid once done without error. Not absent: rank 0 kept the blobs, and blobs() has only this rank's own blob, except
+  // on rank 0.
   const std::optional<std::string>& answer() const { return answer_; }
 
  private:
-  // What comes from a peer in parts: its blob, or (from the parent) the table.
+  // Bytes that come from a peer in parts: the peer's blob, or (from the parent) the table.
   struct In {
     Rank peer = 0;
     std::string* bytes = nullptr;
-    std::uint64_t totalBytes = 0;  // as its first part says
+    std::uint64_t totalBytes = 0;  // announced by the first part
     bool hasBegun = false;
     bool isWhole = false;
   };
-  // What goes to a peer in parts: this rank's blob, or (to a child) as much of the table as is here.
+  // Bytes that go to a peer in parts: this rank's blob, or (to a child) the received beginning of the table.
   struct Out {
     Rank peer = 0;
     const std::string* bytes = nullptr;
     std::uint64_t numSent = 0;
     bool isSent = false;
-    bool isOpen = true;  // not sent, or not acknowledged where that is due
+    bool isOpen = true;  // not sent, or a due acknowledgement is missing
   };
 
   bool isByTree() const { return tree_.has_value(); }
   bool isTable(const In& in) const { return in.bytes == &table_; }
   bool isTable(const Out& out) const { return out.bytes == &table_; }
-  // Its place in the list; the list's length when there is none.
+  // The peer's place in the list; the list's length when there is none.
   std::size_t inOf(Rank peer) const;
   std::size_t outOf(Rank peer) const;
   bool sendTo(RunContext& context, Out& out);
@@ -76,8 +78,8 @@ class Exchange : public Activity {
   std::optional<RankTree> tree_;  // in large groups
   Rank parent_ = -1;              // in the tree; -1: none
   std::vector<std::string> blobs_;
-  std::string table_;             // all blobs as they go down the tree: of each its length as a varint, then its bytes; see TableOf
-  std::uint64_t tableBytes_ = 0;  // of all of it, once that is known
+  std::string table_;             // all blobs as sent down the tree: the length of each as a varint, then the bytes; see TableOf
+  std::uint64_t tableBytes_ = 0;  // of the whole table, once the length is known
   bool isTableKnown_ = false;
   std::optional<std::string> answer_;
   bool isGiven_ = false;   // this rank's own blob is here
@@ -85,7 +87,7 @@ class Exchange : public Activity {
   std::vector<Out> outs_;  // by peer
   std::size_t numOpenIns_ = 0;
   std::size_t numOpenOuts_ = 0;
-  bool hasAcked_ = true;  // the parent knows that this rank, and all below it, have the table
+  bool hasAcked_ = true;  // the parent knows that this rank, and all ranks below, have the table
   bool hasStepped_ = false;
 };
 

@@ -1,5 +1,6 @@
-// What can be wrong with the fields of a frame, looked at once, where it is read: every length against the bytes that are there, every
-// enumerator against its range. Sums are formed so that fields of a broken peer cannot overflow them.
+// Checks of a frame's fields, done once, at the read: every length is compared with the bytes that are there, every
+// enumerator with its range. Sums cannot overflow, even with the fields of a broken peer. Then the writer and the
+// reader of posted slots, and the error text for unreadable frames.
 #include "backend/exec/frame.h"
 
 #include <fmt/format.h>
@@ -10,14 +11,14 @@ namespace shardwire::internal {
 
 namespace {
 
-// A peer that announces a longer blob is broken: the specs of all ranks of the largest groups do not come near it.
+// A peer that announces a longer blob is broken: the specs of all ranks of the largest groups are far shorter.
 constexpr std::uint64_t kMaxBlobBytes = std::uint64_t{1} << 36;
 
 constexpr bool isReach(std::uint32_t reach) {
   return reach <= static_cast<std::uint32_t>(Reach::kFetch);
 }
 
-// A PostedSlot on the wire, before its strides.
+// The bytes of a PostedSlot on the wire, before the strides.
 struct SlotFields {
   std::uint8_t reach = 0;
   std::uint8_t numDims = 0;
@@ -103,14 +104,14 @@ bool OfferFrame::isSound(Payload payload) const {
 }
 
 std::optional<std::size_t> PartTag::elementBytesIn(Payload payload) const {
-  // As much as an address can be, and no sum of two of them overflows.
+  // The largest possible address; the sum of two such values does not overflow.
   constexpr std::uint64_t kMost = std::uint64_t{1} << 60;
   if (numDims > static_cast<std::uint32_t>(kMaxDims) || !std::has_single_bit(elemBytes) || elemBytes > 16 || payload.size() < boxBytes() ||
       offset > kMost) {
     return std::nullopt;
   }
   std::uint64_t count = 1;
-  std::uint64_t last = 0;  // where the last element begins, from the first
+  std::uint64_t last = 0;  // begin of the last element, from the first
   for (std::size_t dim = 0; dim < numDims; ++dim) {
     std::int64_t extent = 0;
     std::int64_t stride = 0;

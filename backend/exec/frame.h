@@ -1,10 +1,12 @@
-// The frames that engines of two ranks exchange: for each kind one struct of its fields, written by writeFrame and read by readFrame, and
-// by nothing else. Plain values, little-endian, fixed width; golden bytes in tests/backend/exec/frame_test.cc.
+// The frames that engines of two ranks exchange. Each kind has one struct of fields. Only writeFrame and readFrame
+// write and read these structs. Plain values, little-endian, fixed width; golden bytes in
+// tests/backend/exec/frame_test.cc.
 //
 //   on the wire: FrameStart (8 bytes) | the fields of the kind | payload
 //
-// readFrame gives nothing for a frame that is too short, of another kind or version, not as long as it says, or whose fields cannot be:
-// who reads one need not look at lengths and ranges again. What fits no frame is told by unreadableFrame().
+// readFrame returns nothing for a frame that is too short, of another kind or version, of another length than
+// announced, or with impossible fields: a caller need not check lengths and ranges again. unreadableFrame() describes a
+// frame that fits no kind.
 #pragma once
 
 #include <bit>
@@ -48,10 +50,10 @@ enum class FrameKind : std::uint8_t {
   kReply = 20,
   kDrop = 21,
 };
-// "post"; "unknown" for what is none of the above.
+// "post"; "unknown" for any other value.
 std::string_view frameKindName(FrameKind kind);
 
-// What every frame begins with.
+// The first bytes of every frame.
 struct FrameStart {
   std::uint8_t version = kFrameVersion;
   FrameKind kind = FrameKind::kPost;
@@ -62,8 +64,8 @@ static_assert(sizeof(FrameStart) == 8);
 
 using Payload = std::span<const std::byte>;
 
-// Which operation of the group: its number in the group's order, and a hash of what it is, so that another one under this number is
-// noticed.
+// Identifies an operation of the group: the number in the group's order, and a hash of the operation's content, so that
+// another operation under the same number is noticed.
 struct OperationTag {
   std::uint64_t seq = 0;
   std::uint64_t fingerprint = 0;
@@ -71,22 +73,23 @@ struct OperationTag {
 
 // ---- control lane, about one operation
 
-// How the sender's inputs are reached, for some of the edge's slots in their order. Payload: numSlots times a slot (PostedSlot).
+// States how to reach the sender's inputs, for some of the edge's slots in their order. Payload: numSlots times a slot
+// (PostedSlot).
 struct PostFrame {
   static constexpr FrameKind kKind = FrameKind::kPost;
   OperationTag operation;
-  std::uint64_t edgeBytes = 0;  // that the edge moves in all
+  std::uint64_t edgeBytes = 0;  // moved by the edge in all
   std::uint32_t firstSlot = 0;
   std::uint32_t numSlots = 0;
   bool isSound(Payload payload) const;
 };
-// The sender of this frame has read everything of the receiver's that it wanted.
+// The sender of this frame has read all that it needs from the receiver's memory.
 struct AckFrame {
   static constexpr FrameKind kKind = FrameKind::kAck;
   OperationTag operation;
   bool isSound(Payload payload) const { return payload.empty(); }
 };
-// Payload: the part of a blob from `offset` on; what a blob is, the operation knows.
+// Payload: the part of a blob from `offset` on; the operation knows the meaning of the blob.
 struct BlobFrame {
   static constexpr FrameKind kKind = FrameKind::kBlob;
   OperationTag operation;
@@ -94,27 +97,28 @@ struct BlobFrame {
   std::uint64_t totalBytes = 0;
   bool isSound(Payload payload) const;
 };
-// A rank gave the operation up. Payload: why.
+// A rank gave the operation up. Payload: the reason.
 struct CancelFrame {
   static constexpr FrameKind kKind = FrameKind::kCancel;
   static constexpr std::uint32_t kSender = ~std::uint32_t{0};
   OperationTag operation;
-  std::uint32_t origin = kSender;  // which rank, where the sender passes on what it heard; who takes the frame knows which ranks there are
+  // The rank that gave up, where the sender passes on another rank's cancel; the taker of the frame checks the range.
+  std::uint32_t origin = kSender;
   std::uint32_t reserved = 0;
   bool isSound(Payload) const { return true; }
 };
 
 // ---- control lane, about the group
 
-// The sender poisoned the group. Payload: why.
+// The sender poisoned the group. Payload: the reason.
 struct FailFrame {
   static constexpr FrameKind kKind = FrameKind::kFail;
   std::uint32_t code = 0;  // StatusCode, not kOk
   std::uint32_t reserved = 0;
   bool isSound(Payload) const;
 };
-// The ranks disagree about operation `seq`, which is of the sender's call `call` (its low 32 bits; 0: too long ago, or not called).
-// Payload: what the sender called as that operation.
+// The ranks disagree about operation `seq`, which belongs to the sender's call `call` (the low 32 bits; 0: too long
+// ago, or not called). Payload: the sender's call for this operation.
 struct DesyncFrame {
   static constexpr FrameKind kKind = FrameKind::kDesync;
   std::uint64_t seq = 0;
@@ -135,9 +139,9 @@ struct AskFrame {
   std::uint32_t reserved = 0;
   bool isSound(Payload payload) const { return wantsAnswer <= 1 && payload.empty(); }
 };
-// Where the rank that was asked stands with the operation.
+// The state of the operation on the rank that was asked.
 enum class AskedState : std::uint32_t { kNotCalled = 0, kInFlight = 1, kOver = 2 };
-// Payload: what the sender does, in words.
+// Payload: the sender's current activity, in words.
 struct AnswerFrame {
   static constexpr FrameKind kKind = FrameKind::kAnswer;
   std::uint64_t seq = 0;  // of the question
@@ -145,7 +149,7 @@ struct AnswerFrame {
   std::uint32_t numInFlight = 0;  // operations of the sender in this group
   bool isSound(Payload) const { return state <= AskedState::kOver; }
 };
-// Payload: why another group of the sender's process failed; empty: it is shut down meanwhile.
+// Payload: the reason why another group of the sender's process failed; empty: that group was shut down meanwhile.
 struct AdviceFrame {
   static constexpr FrameKind kKind = FrameKind::kAdvice;
   bool isSound(Payload) const { return true; }
@@ -154,10 +158,10 @@ struct AdviceFrame {
 // ---- control lane, point to point
 
 struct MessageTag {
-  std::uint64_t message = 0;  // the sender's number for it, counted per peer
+  std::uint64_t message = 0;  // the sender's number of the message, counted per peer
   std::uint64_t messageBytes = 0;
   std::int32_t tag = 0;
-  std::uint32_t textBytes = 0;  // of the text that ends the payload: what is sent, for Options::checkAll (0 otherwise)
+  std::uint32_t textBytes = 0;  // of the text at the end of the payload: the sent tensor, for Options::checkAll (0 otherwise)
 };
 // Payload: the message, the text.
 struct EagerFrame {
@@ -165,11 +169,12 @@ struct EagerFrame {
   MessageTag about;
   bool isSound(Payload payload) const;
 };
-// The receiver reads the message from the sender's memory, or asks for it where it cannot. Payload: the text.
+// The receiver reads the message from the sender's memory, or asks for the message where reading is impossible.
+// Payload: the text.
 struct OfferFrame {
   static constexpr FrameKind kKind = FrameKind::kOffer;
   MessageTag about;
-  std::uint32_t reach = 0;  // Reach; kNone: to be asked for
+  std::uint32_t reach = 0;  // Reach; kNone: the receiver must ask for the message
   std::uint32_t space = 0;
   std::uint64_t address = 0;
   bool isSound(Payload payload) const;
@@ -189,14 +194,15 @@ struct TakenFrame {
 
 // ---- control lane, one-sided access to a part of symmetric memory: see one_sided.h
 
-// A box of the receiver's part of a block. What its payload begins with: numDims extents, then as many strides in bytes, 8 bytes each.
+// A box of the receiver's part of a block. The payload begins with numDims extents, then as many strides in bytes, 8
+// bytes each.
 struct PartTag {
-  std::uint64_t block = 0;   // its number in the group
+  std::uint64_t block = 0;   // the block's number in the group
   std::uint64_t offset = 0;  // of the first element, in bytes
   std::uint32_t elemBytes = 0;
   std::uint32_t numDims = 0;
-  // How long the payload's beginning is, and the elements' bytes; nothing when they cannot be: no number, an extent below 1, a stride below
-  // 0, or a box that ends where no memory does.
+  // Bytes of the elements. Returns nothing for an impossible box: a missing number, an extent below 1, a stride below
+  // 0, or an end beyond all memory.
   std::optional<std::size_t> elementBytesIn(Payload payload) const;
   std::size_t boxBytes() const { return std::size_t{2} * numDims * sizeof(std::int64_t); }
 };
@@ -206,26 +212,26 @@ struct PutFrame {
   PartTag part;
   bool isSound(Payload payload) const;
 };
-// Payload: the box. The answer is its elements.
+// Payload: the box. The answer contains the box's elements.
 struct GetFrame {
   static constexpr FrameKind kKind = FrameKind::kGet;
   PartTag part;
-  std::uint64_t request = 0;  // the sender's number for it, counted per peer from 1
+  std::uint64_t request = 0;  // the sender's number of the request, counted per peer from 1
   bool isSound(Payload payload) const;
 };
-// An atomic operation on one element. What op and dtype may be, its taker knows.
+// An atomic operation on one element. The taker checks op and dtype.
 struct WordFrame {
   static constexpr FrameKind kKind = FrameKind::kWord;
   std::uint64_t block = 0;
   std::uint64_t offset = 0;
   std::uint64_t operand = 0;
   std::uint64_t expected = 0;
-  std::uint64_t request = 0;  // 0: nobody waits for an answer, which is what was there before
+  std::uint64_t request = 0;  // 0: no answer is wanted; an answer contains the value before the operation
   std::uint32_t op = 0;
   std::uint32_t dtype = 0;
   bool isSound(Payload payload) const { return payload.empty(); }
 };
-// The answer is empty, and says that all that came before this is done.
+// The answer is empty, and confirms that all earlier requests are done.
 struct FlushFrame {
   static constexpr FrameKind kKind = FrameKind::kFlush;
   std::uint64_t request = 0;
@@ -266,11 +272,12 @@ struct MessagePartFrame {
 
 template <typename F>
 inline constexpr std::size_t kFieldBytes = std::is_empty_v<F> ? 0 : sizeof(F);
-// Of a frame before its payload.
+// Bytes of a frame before its payload.
 template <typename F>
 inline constexpr std::size_t kHeadBytes = sizeof(FrameStart) + kFieldBytes<F>;
 
-// Writes all of the frame but its payload, which the caller writes behind kHeadBytes<F>. Precondition: `frame` has room for both.
+// Writes all of the frame but the payload, which the caller writes behind kHeadBytes<F>. Precondition: `frame` has room
+// for both.
 template <typename F>
 void writeFrame(std::span<std::byte> frame, const F& fields, std::size_t payloadBytes) {
   static_assert(std::is_empty_v<F> || std::has_unique_object_representations_v<F>, "fields leave no gaps: they go out as they lie");
@@ -286,7 +293,7 @@ struct Received : F {
   Payload payload;  // lies in the frame
 };
 
-// Nothing when the frame is no sound F.
+// Returns nothing when the frame is no sound F.
 template <typename F>
 std::optional<Received<F>> readFrame(std::span<const std::byte> frame) {
   if (frame.size() < kHeadBytes<F>) {
@@ -309,24 +316,24 @@ std::optional<Received<F>> readFrame(std::span<const std::byte> frame) {
   return received;
 }
 
-// What to read it as; nothing when it has no start, or is of another version.
+// The kind of the frame; nothing when the frame has no start, or another version.
 std::optional<FrameKind> kindOf(std::span<const std::byte> frame);
-// kInternal: names the peer, the lane, and what can be said of the frame.
+// kInternal: names the peer, the lane, and the known properties of the frame.
 Status unreadableFrame(Rank peer, Lane lane, std::span<const std::byte> frame);
 
 // ---- payloads
 
-// How the owner of an input lets a peer at it. On the wire 16 bytes, then the strides, 8 bytes each.
+// How peers may reach an input of its owner. On the wire 16 bytes, then the strides, 8 bytes each.
 struct PostedSlot {
   Reach reach = Reach::kNone;
   RemoteAddress address;
   Dims byteStrides;
 };
 std::size_t postedSlotBytes(int numDims);
-// Writes to `out` and returns where it ended.
+// Writes to `out` and returns the end of the written bytes.
 std::byte* writePostedSlot(std::byte* out, const PostedSlot& slot);
-// Takes the next slot off the payload. Nothing when there is no sound one, which a PostFrame's isSound() does not rule out for good: the
-// frame lies in memory that the peer shares.
+// Takes the next slot off the payload. Returns nothing when there is no sound slot, which is possible in spite of
+// PostFrame::isSound(): the frame lies in memory that the peer shares.
 std::optional<PostedSlot> takePostedSlot(Payload& payload);
 
 inline std::string_view textOf(Payload payload) {

@@ -1,8 +1,9 @@
-// A caller's requests to one peer are sent in the order of their start: only the oldest of them sends, as far as the control lane has room.
-// Answers arrive in the same order, so an answer must carry the number of the oldest request that waits. An owner does each request while
-// the owner takes its frame. An answer for which the lane has no room is owed until pay() sends it; its elements are read at once all the
-// same, since the peer's next request may change them. When a peer is gone or the group ends, the peer counts as having dropped each part
-// that it reached by requests, so that the owner can free the part.
+// A caller's requests to one peer are sent in the order of their start: only the oldest request sends, as far as the
+// control lane has room. Answers arrive in the same order, so an answer must carry the number of the oldest waiting
+// request. An owner carries out each request on taking the request's frame. An answer for which the lane has no room is
+// owed until pay() sends the answer; the elements are still read at once, since the peer's next request may change
+// them. When a peer is gone or the group ends, the peer counts as having dropped each part that the peer reached by
+// requests, so that the owner can free the part.
 #include "backend/exec/one_sided.h"
 
 #include <fmt/format.h>
@@ -17,15 +18,15 @@
 namespace shardwire::internal {
 namespace {
 
-// Answers that a caller waits for at a time, of one peer.
+// The most unanswered requests of a caller to one peer.
 constexpr std::size_t kMaxAsked = 64;
 
-// Peers, in all groups, that may not have done all that was requested. seq_cst: only so that a thread that sent something finds its own
-// count.
+// Peers, in all groups, with requests that may not be done. seq_cst: only so that a thread that sent something sees its
+// own count.
 std::atomic<int> numUnquietPeers{0};
 
-// The box at the beginning of a sound frame's payload. Nothing when it is not what isSound() saw there: the frame lies in memory that the
-// peer shares, so the box is copied before it is looked at for good.
+// The box at the beginning of a sound frame's payload. Returns nothing when the box differs from the box that isSound()
+// checked: the frame lies in memory that the peer shares, so this function copies the box before the final check.
 std::optional<PartBox> takeBox(const PartTag& tag, Payload payload, std::optional<std::size_t> elementBytes) {
   std::array<std::byte, std::size_t{2} * kMaxDims * sizeof(std::int64_t)> copy;
   const std::span<const std::byte> dims = std::span(copy).first(tag.boxBytes());
@@ -262,7 +263,7 @@ Status OneSided::owe(Rank to, Owed owed) {
     }
   }
   if (owed.isBox) {
-    // The next request of this peer is done at once, and may change the elements.
+    // The next request of this peer is carried out at once, and may change the elements.
     ServedPart* part = nullptr;
     SW_RETURN_IF_ERROR(find(to, owed.box.block, &part));
     if (part == nullptr) {

@@ -1,16 +1,18 @@
-// One-sided access to symmetric memory of ranks that do not share memory: puts, gets and atomic operations travel as control frames, and
-// whoever polls on the owner's rank does them there, its progress thread where nobody else does. The owner's program takes no part.
+// One-sided access to symmetric memory of ranks that do not share memory. Puts, gets and atomic operations travel as
+// control frames, and the thread that polls on the owner's rank carries the requests out: the progress thread when no
+// other thread polls. The owner's program takes no part.
 //
 //   caller                                   owner
 //   start(request): into the peer's queue
-//   step: put, get, word, flush frames ────► as they are drained: does each at once, in their order
+//   step: put, get, word, flush frames ────► each frame is carried out when drained, in order
 //   PendingReply, oldest first         ◄──── reply: elements, a word, or nothing (flush)
 //
-// Order: requests to one peer are sent in the order in which they were started, and control frames stay in order; so are done all of one
-// caller's: an answer for which there is no room is read all the same before the next request is looked at. That is what fence() promises,
-// and why a signal comes after the bytes. A put is over for its caller when its bytes are in frames; a flush is answered after all that
-// came before it, which is what quiet() waits for. A caller asks for so much at a time (kMaxAsked), so that what an owner owes stays small.
-// Under the engine's lock, all of it.
+// Order: requests to one peer are sent in the order of their start, and control frames stay in order, so an owner
+// carries out one caller's requests in this order too. A get without room for the answer is still read before the next
+// request is handled. This order is the promise of fence(), and the reason why a signal comes after the bytes. A put is
+// over for its caller when its bytes are in frames. A flush is answered after all earlier requests are done, and
+// quiet() waits for this answer. A caller has at most kMaxAsked unanswered requests, so that an owner owes few answers.
+// Everything here is under the engine's lock.
 #pragma once
 
 #include <cstdint>
@@ -36,7 +38,8 @@ struct PartBox {
   Dims byteStrides;
 };
 
-// What this rank lets its peers do with its part of a block. Nothing here waits. An error: the peer asks for what is not there.
+// A part of a block of this rank, as served to peers. No function here waits. An error means: the peer asks for
+// something that does not exist.
 class ServedPart {
  public:
   virtual ~ServedPart() = default;
@@ -44,23 +47,23 @@ class ServedPart {
   // Writes the elements, packed row by row.
   virtual Status get(const PartBox& box, std::byte* elements) = 0;
   virtual Result<std::uint64_t> apply(const WordFrame& word) = 0;
-  // That rank asks for nothing of it any more: it said so, it is gone, or the group ended.
+  // The rank makes no more requests to the part: the rank dropped the part, is gone, or the group ended.
   virtual void dropped(Rank peer) = 0;
 };
 
-// What a caller asked of one peer, or (Quiet) of several.
+// A caller's request to one peer, or (Quiet) to several.
 class OneSidedRequest : public Activity {
  public:
   bool step(std::vector<bool>& blockedBulk) override;
   bool ordered() const override { return false; }
-  // Sends to the peer what there is room for. True: all of it is sent.
+  // Sends to the peer as much as there is room for. True: everything is sent.
   virtual bool send(OneSided& all, Rank peer) = 0;
-  // The answer to a part of it. False: it is not as long as it must be.
+  // Takes the answer to part `part` of the request. False: the answer has the wrong length.
   virtual bool take(Payload elements, std::uint32_t part) = 0;
 
  protected:
   friend class OneSided;
-  OneSided* all_ = nullptr;  // set by its start()
+  OneSided* all_ = nullptr;  // set by OneSided::start()
 };
 
 class OneSided {
@@ -75,23 +78,24 @@ class OneSided {
   void start(const std::shared_ptr<OneSidedRequest>& request, std::span<const Rank> peers);
   bool step(OneSidedRequest& request);
   Status onReply(Rank from, const Received<ReplyFrame>& frame);
-  // Peers that did not say yet that all is done.
+  // Peers that have not confirmed yet that all requests are done.
   std::vector<Rank> unquiet() const;
-  // Something was sent to the peer that it does not answer; a flush was, which it answers when all of that is done.
+  // noteSilent(): a request without an answer was sent to the peer. noteFlush(): a flush was sent; the peer answers the
+  // flush when all earlier requests are done.
   void noteSilent(Rank peer) { this->peer(peer).isDirty = true; }
   void noteFlush(Rank peer) { this->peer(peer).isDirty = false; }
-  // For a request that waits for an answer: the number to send; 0: too much was asked already.
+  // The number for a request that waits for an answer; 0: too many requests are unanswered.
   std::uint64_t nextRequest(Rank peer) const;
   void expect(Rank peer, std::shared_ptr<OneSidedRequest> request, std::uint32_t part);
   RunContext& context() const { return context_; }
-  // In no group of the process anything is to be waited for: a look without any lock.
+  // True when no group of the process has anything to wait for: a look without any lock.
   static bool isAllQuiet();
-  // The group failed, and was heard to: nothing is waited for any more.
+  // The group failed, and the failure was reported: nothing is waited for any more.
   void forget();
 
   // ---- the owner's side
   void serve(std::uint64_t block, std::shared_ptr<ServedPart> part);
-  // askers: who reaches the part by requests alone, and is waited for when it is given back.
+  // askers: the ranks that reach the part only by requests. A free of the part waits for these ranks.
   void expectRequests(std::uint64_t block, std::vector<Rank> askers);
   void withdraw(std::uint64_t block);
   // Requests may come at any time.
@@ -103,12 +107,12 @@ class OneSided {
   Status onDrop(Rank from, const Received<DropFrame>& frame);
   // This rank has dropped the peer's part.
   void drop(Rank peer, std::uint64_t block);
-  // Sends what is owed, as far as there is room; true when anything went.
+  // Sends owed answers, as far as there is room; true when anything was sent.
   bool pay();
   bool isOwing() const { return numOwed_ > 0; }
   // The peer died or left.
   void gone(Rank peer);
-  // The group failed or ended: nothing is done for anybody any more.
+  // The group failed or ended: no requests are carried out any more.
   void end();
   bool hasEnded() const { return hasEnded_; }
 
@@ -121,14 +125,14 @@ class OneSided {
     std::shared_ptr<OneSidedRequest> request;
     std::uint32_t part = 0;
   };
-  // What could not be sent at once: a reply with a word, the elements of a box or nothing; or a drop.
+  // A frame that could not be sent at once: a reply with a word, the elements of a box or nothing; or a drop.
   struct Owed {
     std::uint64_t request = 0;  // 0: a drop
-    std::uint64_t word = 0;     // or the block that is dropped
+    std::uint64_t word = 0;     // or the number of the dropped block
     bool isWord = false;
     bool isBox = false;
     PartBox box;
-    std::vector<std::byte> elements;  // of the box, once they were read
+    std::vector<std::byte> elements;  // of the box, after the read
   };
   struct Peer {
     std::deque<std::shared_ptr<OneSidedRequest>> toSend;  // in the order of their start
@@ -136,7 +140,7 @@ class OneSided {
     std::uint64_t lastRequest = 0;
     std::deque<Owed> owed;
     bool isDirty = false;    // something was sent since the last flush
-    bool isUnquiet = false;  // is counted as such
+    bool isUnquiet = false;  // counted in numUnquietPeers
   };
   // Made when first needed: empty queues take 2 KiB.
   Peer& peer(Rank rank);
@@ -149,9 +153,9 @@ class OneSided {
 
   RunContext& context_;
   std::vector<std::unique_ptr<Peer>> peers_;
-  std::vector<bool> isGone_;  // by rank: what it sent before may still come
+  std::vector<bool> isGone_;  // by rank: earlier frames of a gone rank may still come
   std::unordered_map<std::uint64_t, Served> served_;
-  std::size_t numAsked_ = 0;  // of them: those with askers
+  std::size_t numAsked_ = 0;  // entries of served_ with askers
   std::size_t numOwed_ = 0;
   bool hasEnded_ = false;
   bool isForgotten_ = false;

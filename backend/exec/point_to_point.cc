@@ -1,8 +1,10 @@
-// Messages between two ranks are matched by tag, in the order in which they were issued; so a sender announces them in that order, and a
-// receiver takes the oldest announced one that fits (unexpected ones wait here). A short message is its own announcement. A longer one is
-// offered: the receiver reads it where it lies and says so (taken), or, where it cannot, asks for it (grant) and gets it in parts on the
-// point lane, one message after the other in the order of the grants. Nothing is sent there that was not asked for, so a message that
-// nobody receives never blocks the lane. A recv that was given up leaves its tag, by which the late message is dropped.
+// Messages between two ranks are matched by tag, in the order of issue. So a sender announces messages in this order,
+// and a receiver takes the oldest announced message that fits (unexpected messages wait here). A short message is its
+// own announcement. A longer message is offered: the receiver reads the message in the sender's memory and confirms the
+// read (taken). A receiver that cannot read there asks for the message (grant), and gets parts on the point lane, one
+// message after the other in the order of the grants. The point lane carries only messages that a receiver asked for,
+// so a message without a receiver never blocks the lane. A recv that was given up leaves its tag, by which the late
+// message is dropped.
 #include "backend/exec/point_to_point.h"
 
 #include <fmt/format.h>
@@ -15,10 +17,10 @@ namespace shardwire::internal {
 
 namespace {
 
-// One step reads at most this much, so that other operations are looked at in between.
+// One step reads at most this much, so that other operations make progress in between.
 constexpr std::size_t kReadPiece = std::size_t{4} << 20;
 
-// Of a frame on the point lane, before the bytes.
+// Bytes of a frame on the point lane before the message's bytes.
 constexpr std::size_t kPartHead = kHeadBytes<MessagePartFrame>;
 
 bool isEager(const RunContext& context, const PeerFrames& peer, std::size_t bytes) {
@@ -46,7 +48,7 @@ void PointToPoint::start(const std::shared_ptr<PointSend>& send) {
 
 void PointToPoint::start(const std::shared_ptr<PointRecv>& recv) {
   recv->points_ = this;
-  // The oldest message that is here already and fits.
+  // Take the oldest message with a fitting tag that is already here.
   for (Rank from = 0; from < context_.worldSize; ++from) {
     Peer* const peer = peerOrNull(from);
     if (peer == nullptr || (recv->peer >= 0 && recv->peer != from)) {
@@ -98,12 +100,13 @@ Status PointToPoint::deliverKept(PointRecv& recv, Rank from, std::span<const std
   if (const auto eager = readFrame<EagerFrame>(frame)) {
     return deliver(recv, from, *eager);
   }
-  // It was sound when it came, out of memory that the peer shares.
+  // The frame was sound on arrival, but lay in memory that the peer shares.
   const auto offer = readFrame<OfferFrame>(frame);
   return offer.has_value() ? deliver(recv, from, *offer) : unreadableFrame(from, Lane::kControl, frame);
 }
 
-// A message of this peer that is no longer here failed meanwhile; one that was never offered, or is over, cannot be asked for.
+// A message of this peer that is no longer in the list failed meanwhile. A peer may not ask for a message that was
+// never offered, or is over.
 Status PointToPoint::onGrant(Rank from, const Received<GrantFrame>& frame) {
   PointSend* const send = find(from, frame.message);
   if (send == nullptr) {
@@ -179,7 +182,7 @@ PointSend* PointToPoint::find(Rank peer, std::uint64_t message) {
 }
 
 bool PointToPoint::mayOffer(const PointSend& send) const {
-  for (const auto& earlier : peerOrNull(send.peer)->sends) {  // it is one of them
+  for (const auto& earlier : peerOrNull(send.peer)->sends) {  // `send` is one of them
     if (earlier.get() == &send) {
       return true;
     }
@@ -265,7 +268,7 @@ bool PointSend::step(std::vector<bool>&) {
       }
       const std::size_t part = std::min(left, frame.size() - kPartHead);
       writeFrame(frame, MessagePartFrame{message}, part);
-      // Past the cache: see kStreamFrom in plan_run_send.cc. A box of bytes is as good as any.
+      // Past the cache: see kStreamFrom in plan_run_send.cc. A box of bytes serves as well as any other box.
       const StridedBox source{const_cast<std::byte*>(bytes.data()) + staged_, {1}};
       packBox(frame.data() + kPartHead, source, {static_cast<std::int64_t>(part)}, 1, StoreHint::kStream);
       connection.commit(Lane::kPoint, kPartHead + part);
@@ -350,7 +353,7 @@ bool PointRecv::step(std::vector<bool>&) {
       const MemoryRun run{bytes.data() + received_, address_.value + received_, part};
       if (Status status = connection.read(std::span(&run, 1)); !status.isOk()) {
         if (connection.hasWithdrawn()) {
-          return false;  // the sender failed and has its tensor back: its reason is on the way
+          return false;  // the sender failed and has its tensor back: the sender's reason is on the way
         }
         context.fail(std::move(status));
         return true;
@@ -360,7 +363,7 @@ bool PointRecv::step(std::vector<bool>&) {
     return true;
   }
   if (fetches_.pending > 0 || (reach_ != Reach::kFetch && connection.hasWithdrawn())) {
-    return false;  // still under way; or read from a sender that failed meanwhile, so that it may be anything
+    return false;  // still under way; or the sender failed during the read, so that the bytes may be wrong
   }
   // A full control lane delays the acknowledgement, nothing else.
   finished_ = context.sendControl(source_, TakenFrame{message_});

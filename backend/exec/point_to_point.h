@@ -1,8 +1,8 @@
-// send and recv: matched by (peer, tag) in the order in which they were issued, apart from the order of collectives.
+// send and recv: matched by (peer, tag) in the order of issue, independently of the order of collectives.
 //
-// A short message travels eagerly in one control frame. A longer one is offered: the receiver that matches it reads it from the sender's
-// memory where it can, or else asks for it and gets it in frames of the point lane. Messages that come before their recv wait here:
-// payloads of short ones, offers of long ones.
+// A short message travels eagerly in one control frame. A longer message is offered: the matching receiver reads the
+// message from the sender's memory where possible, or else asks for the message and gets the bytes in frames of the
+// point lane. Messages that come before their recv wait here: payloads of short messages, offers of long messages.
 //
 // Everything here is under the engine's lock. Tensors are contiguous (the communicator packs others).
 #pragma once
@@ -29,14 +29,14 @@ class PointToPoint {
   // Called under the engine's lock, after the engine took the activity.
   void start(const std::shared_ptr<PointSend>& send);
   void start(const std::shared_ptr<PointRecv>& recv);
-  // `bytes`: the whole frame, kept until a recv matches it.
+  // `bytes`: the whole frame, kept until a recv matches the message.
   Status onEager(Rank from, const Received<EagerFrame>& frame, std::span<const std::byte> bytes);
   Status onOffer(Rank from, const Received<OfferFrame>& frame, std::span<const std::byte> bytes);
   Status onGrant(Rank from, const Received<GrantFrame>& frame);
   Status onTaken(Rank from, const Received<TakenFrame>& frame);
 
-  // Staged messages from `peer` come in the order of their grants.
-  // Messages to one peer are announced in the order in which they were issued.
+  // Messages to one peer are announced in the order of issue. Staged messages from `peer` come in the order of their
+  // grants.
   bool mayOffer(const PointSend& send) const;
   void grantedTo(Rank peer, std::shared_ptr<PointRecv> recv) { this->peer(peer).granted.push_back(std::move(recv)); }
   bool isNextGranted(Rank peer, const PointRecv* recv) const;
@@ -45,11 +45,11 @@ class PointToPoint {
   bool isNextToStage(Rank peer, const PointSend* send) const;
   void popToStage(Rank peer);
   void forget(const Activity* activity);
-  // The recv ends unmatched; the message that it waited for is dropped, should it still come.
+  // The recv ends unmatched; if the awaited message comes later, this rank drops the message.
   void giveUp(const PointRecv& recv);
 
  private:
-  // A message that came before its recv: its EagerFrame or OfferFrame.
+  // A message that came before its recv: the message's EagerFrame or OfferFrame.
   struct Unexpected {
     std::int32_t tag = 0;
     std::vector<std::byte> frame;
@@ -60,13 +60,14 @@ class PointToPoint {
     std::deque<std::shared_ptr<PointSend>> toStage;  // granted, being staged, oldest first
     std::deque<std::shared_ptr<PointRecv>> granted;  // our receives whose frames come next
     std::deque<Unexpected> unexpected;               // no recv yet
-    std::vector<std::int32_t> givenUp;               // tags of messages that nobody waits for any more, each for one message
+    std::vector<std::int32_t> givenUp;               // tags of messages without a waiting recv any more, each entry for one message
   };
-  // Made at the first message from or to the rank: empty queues take 2 KiB, and a group has many ranks that never send to each other.
+  // Made at the first message from or to the rank: empty queues take 2 KiB, and a group has many ranks that never send
+  // to each other.
   Peer& peer(Rank rank);
   Peer* peerOrNull(Rank rank) const { return peers_[static_cast<std::size_t>(rank)].get(); }
 
-  // The recv that takes it now, if one waits; else the frame is kept.
+  // Returns the recv that takes the message now, if a recv waits; else keeps the frame and returns null.
   std::shared_ptr<PointRecv> recvFor(Rank from, const MessageTag& about, std::span<const std::byte> bytes);
   Status match(PointRecv& recv, Rank from, const MessageTag& about, std::string_view sent);
   Status deliver(PointRecv& recv, Rank from, const Received<EagerFrame>& frame);
@@ -104,7 +105,7 @@ class PointSend final : public Activity {
   friend class PointToPoint;
   bool offer(RunContext& context);
 
-  PointToPoint* points_ = nullptr;  // set by its start()
+  PointToPoint* points_ = nullptr;  // set by PointToPoint::start()
   Reach reach_ = Reach::kNone;
   RemoteAddress address_;
   bool offered_ = false;
@@ -142,14 +143,14 @@ class PointRecv final : public Activity {
  private:
   friend class PointToPoint;
 
-  PointToPoint* points_ = nullptr;  // set by its start()
+  PointToPoint* points_ = nullptr;  // set by PointToPoint::start()
   Rank source_ = -1;
   std::uint64_t message_ = 0;
   Reach reach_ = Reach::kNone;
   RemoteAddress address_;
-  bool matched_ = false;  // an offer was matched; what is left is to fetch it
+  bool matched_ = false;  // an offer was matched; only the transfer is left
   bool grantSent_ = false;
-  std::size_t received_ = 0;  // or asked for, when it is fetched
+  std::size_t received_ = 0;  // or requested, for fetches
   FetchCount fetches_;
   bool finished_ = false;
 };

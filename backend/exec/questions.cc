@@ -1,12 +1,15 @@
-// Ranks that disagree mostly notice the disagreement by the frames that they get. Where each rank waits for frames of the other there are
-// none, or they come when their operation is over. So:
-//   1. A rank that has waited for 100 ms sends the peers the operation in which it waits. A peer that is, was or will be in another
-//   operation
-//      of that number answers with a desync; a peer that did not come so far keeps the question.
-//   2. A peer that finished the operation says so. When nothing more comes from it then, the two ranks disagree about sizes.
-//   3. Shortly before an operation expires the peers are asked what they do, and the error contains the answers.
-//   4. A process that failed in another group because a rank died says so in all its groups. A rank that waits for such a process, and
-//      learns that it has nothing in flight, gives up after a while and names the cause.
+// Ranks that disagree mostly notice the disagreement by the received frames. Where each rank waits for frames of the
+// other rank no frames come, or frames come after the operation is over. So:
+//   1. A rank that has waited for 100 ms sends the peers the operation in which the rank waits. A peer that is, was or
+//      will be in another operation of that number answers with a desync; a peer that did not come so far keeps the
+//      question.
+//   2. A peer that finished the operation says so. If no more frames come from the peer then, the ranks disagree about
+//      sizes.
+//   3. Shortly before an operation expires the peers are asked for their current activity, and the error contains the
+//      answers.
+//   4. A process that failed in another group because a rank died says so in all groups of the process. A rank that
+//      waits for such a process, and learns that the process has no operation in flight, gives up after a while and
+//      names the cause.
 #include "backend/exec/questions.h"
 
 #include <fmt/format.h>
@@ -22,9 +25,11 @@ namespace {
 
 constexpr Duration kLookEvery = std::chrono::milliseconds(20);
 constexpr Duration kAskAfter = std::chrono::milliseconds(100);
-// A peer sends its last frames of an operation before it says that it finished; over a wire they may be under way for some time.
+// A peer sends the last frames of an operation before saying that the operation is over; over a wire the frames may be
+// under way for some time.
 constexpr Duration kLastFramesWithin = std::chrono::seconds(2);
-// How long before an operation expires its peers are asked: this, or a fifth of its timeout.
+// The time between the question to the peers and the expiry of an operation: this, or a fifth of the operation's
+// timeout.
 constexpr Duration kLongestNotice = std::chrono::seconds(1);
 constexpr Duration kAskAgainAfter = std::chrono::seconds(1);
 constexpr std::size_t kMaxText = 2 << 10;
@@ -41,7 +46,7 @@ void Questions::look(Clock::time_point now) {
   lastLook_ = now;
   sendAdvice();
   const bool waitsLong = !operations_.inFlight().empty() && now - operations_.inFlight().front()->started >= kAskAfter;
-  // A peer that is not joined yet cannot be asked, and has nothing that it could have sent.
+  // A peer that is not joined yet cannot be asked, and cannot have sent anything.
   for (const Rank peer : links_.joined()) {
     if (operations_.failure().has_value()) {
       return;
@@ -75,7 +80,7 @@ bool Questions::ask(Rank peer, const Activity& activity, bool answerNow) {
                                        .wantsAnswer = answerNow ? 1u : 0u});
 }
 
-// Both ranks are in the same operation, and yet only the peer has finished it.
+// Both ranks are in the same operation, and yet only the peer has finished the operation.
 void Questions::checkWhetherOver(const Activity& activity, Rank peer, Clock::time_point now) {
   const Waiting& known = waiting_[static_cast<std::size_t>(peer)];
   if (!activity.ordered() || known.overSeq != activity.seq) {
@@ -96,12 +101,13 @@ void Questions::checkWhetherAbsent(const Activity& activity, Rank peer, Clock::t
   }
 }
 
-// Whether the peer has had all the time to come since another group of its process failed.
+// Whether the peer has had the whole grace time to come since another group of the peer's process failed.
 bool Questions::isPastGrace(const Activity& activity, const Waiting& known, Clock::time_point now) const {
   return !known.advice.empty() && grace_ >= Duration::zero() && now - std::max(activity.started, known.advisedAt) >= grace_;
 }
 
-// This machine may have been busy with other work when it was time to ask: the operation then expires that much later.
+// This machine may have been busy with other work when the time to ask came: then the operation expires later by that
+// delay.
 void Questions::askBeforeExpiry(Activity& activity, Clock::time_point now) {
   const Duration notice = std::min<Duration>(kLongestNotice, activity.timeout / 5);
   const bool lapses = !activity.ordered() && activity.cancellable();  // no error will contain the answers
@@ -182,7 +188,8 @@ void Questions::onAnswer(Rank from, const Received<AnswerFrame>& frame) {
     known.overSeq = frame.seq;
     known.overSince = now;
   }
-  // The answer fails this group only when the peer has nothing in flight here, long after another group of its process failed.
+  // The answer fails this group only when the peer has nothing in flight here, long after another group of the peer's
+  // process failed.
   const Activity* const activity = operations_.oldestThatNeeds(from);
   if (frame.state == AskedState::kNotCalled && frame.numInFlight == 0 && activity != nullptr && isPastGrace(*activity, known, now)) {
     context_.fail({StatusCode::kPeerFailed,
@@ -208,7 +215,7 @@ void Questions::sendAdvice(bool isFarewell) {
       std::for_each(waiting_.begin(), waiting_.end(), [](Waiting& each) { each.adviceDue = true; });
     }
   }
-  for (const Rank peer : links_.joined()) {  // the other peers get it when they are joined
+  for (const Rank peer : links_.joined()) {  // the other peers get the advice when joined
     bool& due = waiting_[static_cast<std::size_t>(peer)].adviceDue;
     due = due && !context_.sendControl(peer, AdviceFrame{}, bytesOf(advice_));
   }

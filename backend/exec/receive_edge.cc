@@ -1,8 +1,9 @@
-// The receiver pulls. What it may read where it lies, the peer says in posts; an edge without posts says so in its first staged frame. Then
-// the edge's copies are walked in the plan's order, segment by segment: out of the peer's memory, out of a fetch, or out of the frame in
-// hand; after them the Combiner takes what it combines, in the same order. When nothing is left the peer is told (ack), if it waits for
-// that. What a peer posts is checked against the boxes that the plan reads before any of it is used, so that wrong strides cannot lead out
-// of the memory that the peer exposed.
+// The receiver pulls. The peer's posts state the memory that this rank may read; an edge without posts is marked so in
+// the first staged frame. Then the edge's copies are done in the plan's order, segment by segment: out of the peer's
+// memory, out of a fetch, or out of the current frame. After the copies the Combiner takes the boxes to combine, in the
+// same order. When nothing is left the peer is notified (ack), if the peer waits for an acknowledgement. Everything
+// that a peer posts is checked against the boxes that the plan reads before the first use, so that wrong strides cannot
+// lead out of the memory that the peer exposed.
 #include "backend/exec/receive_edge.h"
 
 #include <algorithm>
@@ -42,7 +43,8 @@ void ReceiveEdge::reset() {
 
 namespace {
 
-// Bytes from a tensor's first element to the end of the one at `end` - 1; nothing where a tensor cannot have such strides.
+// Bytes from a tensor's first element to the end of the element at `end` - 1; nothing where a tensor cannot have such
+// strides.
 std::optional<std::size_t> extentOf(const Dims& byteStrides, const Dims& end, std::size_t elemBytes) {
   auto extent = static_cast<std::int64_t>(elemBytes);
   for (int d = 0; d < byteStrides.size(); ++d) {
@@ -100,11 +102,11 @@ bool ReceiveEdge::isReadable() {
   if (silent_ || (slotsKnown_ == slots_.size() && slotsKnown_ > 0)) {
     return true;
   }
-  // The first staged frame tells when no post is coming.
+  // The first staged frame shows that no post is coming.
   return openFrame() && silent_;
 }
 
-// Makes staged bytes of this run readable; false when none are here, or what is here cannot be.
+// Makes staged bytes of this run readable; false when no bytes have come, or the frame is not acceptable.
 bool ReceiveEdge::openFrame() {
   if (!frame_.empty()) {
     return true;
@@ -115,7 +117,7 @@ bool ReceiveEdge::openFrame() {
     return false;
   }
   if (staged->payload.empty() || (seen_ && silent_ != (staged->isAll == 1))) {
-    context.fail(run_.activity.misfit(edge_.peer, FrameKind::kStaged));  // nothing, or posted before, or said that it would not
+    context.fail(run_.activity.misfit(edge_.peer, FrameKind::kStaged));  // empty, or posted before, or announced without posts
     return false;
   }
   seen_ = true;
@@ -181,7 +183,8 @@ bool ReceiveEdge::step() {
   return moved;
 }
 
-// Staged boxes are cut as the sender cuts them. What is read and then cast passes through memory here: in pieces that stay in the cache.
+// Staged boxes are cut exactly as by the sender. Elements that are read and then cast pass through memory here: in
+// pieces that stay in the cache.
 void ReceiveEdge::openCursor(const PlanMove& move, Reach reach) {
   const std::size_t segmentBytes = run_.context().segmentBytes;
   if (reach == Reach::kNone) {
@@ -214,7 +217,7 @@ bool ReceiveEdge::copySegment(const PlanMove& move, const PlanSource& source) {
   return true;
 }
 
-// The current segment, out of the peer's memory.
+// Reads the current segment out of the peer's memory.
 bool ReceiveEdge::read(const PlanMove& move, const PlanSource& source, const StridedBox& dst) {
   const Dims& shape = cursor_.shape();
   const Dims offset = sumOf(source.offset, cursor_.offset());
@@ -252,7 +255,8 @@ bool ReceiveEdge::finish(bool areCombinesDone) {
     return false;
   }
   if (anyExposed_ && connection().hasWithdrawn()) {
-    return false;  // the peer failed while this rank read: what was read may be anything. Its reason is on the way
+    // The peer failed during the read, so that the bytes may be wrong. The peer's reason is on the way.
+    return false;
   }
   // Without room for the acknowledgement: later.
   done_ = !anyExposed_ || run_.context().sendControl(edge_.peer, AckFrame{run_.tag()});

@@ -1,5 +1,5 @@
-// What one run takes from one peer: learns how its inputs are reached, walks its own copies, and hands the rest to the Combiner. Under the
-// group's lock.
+// The part of one run that takes the bytes of one peer: learns how to reach the peer's inputs, does the edge's copies,
+// and gives the rest to the Combiner. Under the group's lock.
 #pragma once
 
 #include <cstddef>
@@ -15,7 +15,7 @@ namespace shardwire::internal {
 
 class ReceiveEdge {
  public:
-  // All outlive the edge.
+  // All arguments outlive the edge.
   ReceiveEdge(const RunScope& run, RemoteReads& reads, const PlanEdge& edge);
   // Before the first run: this source, of a move of `shape`, lies on this edge.
   void noteSource(const PlanSource& source, const Dims& shape, std::size_t elemBytes);
@@ -25,32 +25,33 @@ class ReceiveEdge {
   // Some frame of this run came.
   bool isSeen() const { return seen_; }
   void reset();
-  // Copies what is here, some megabytes at most.
+  // Copies available bytes, some megabytes at most.
   bool step();
-  // Ends the edge when all of it was read; acknowledges where that is due. `areCombinesDone`: the Combiner wants no more of anybody.
+  // Ends the edge when all of it was read; acknowledges if an acknowledgement is due. `areCombinesDone`: the Combiner
+  // needs no more bytes of any peer.
   bool finish(bool areCombinesDone);
   Status onPost(const Received<PostFrame>& frame);
 
   // For the Combiner.
 
-  // Whether it is known how the inputs are reached.
+  // Whether this rank knows how to reach the inputs.
   bool isReadable();
   // Precondition: isReadable().
   Reach reachOf(std::int32_t slot) const { return silent_ ? Reach::kNone : slots_[static_cast<std::size_t>(slot)].reach; }
   const RemoteInput& input(std::int32_t slot) const { return slots_[static_cast<std::size_t>(slot)]; }
-  // kDirect: the peer's box where it lies.
+  // kDirect: the peer's box in the peer's memory.
   StridedBox directBox(std::int32_t slot, const Dims& offset) const;
   // The edge's copies come first on the wire.
   bool areCopiesDone() const { return move_ == edge_.count; }
-  // The next staged bytes, so many; null when they are not here. Valid until consume().
+  // The next `bytes` staged bytes; null when the bytes have not come. Valid until consume().
   const std::byte* staged(std::size_t bytes);
   void consume(std::size_t bytes);
-  // The peer's memory could not be read. Where that is because the peer failed and withdrew it, its reason is on the way and is to be
-  // named.
+  // The peer's memory could not be read. If the peer failed and withdrew the memory, this call fails nothing: the
+  // peer's reason is on the way and is to be named.
   void refuseRead(Status status);
 
  private:
-  // Of what this rank reads of one slot: one past the highest index in each dimension.
+  // Bounds of this rank's reads of one slot: one past the highest index in each dimension.
   struct SlotBounds {
     Dims end;
     std::size_t elemBytes = 0;
@@ -72,7 +73,7 @@ class ReceiveEdge {
   bool silent_ = false;  // the peer posts nothing: all of the edge is staged
   bool seen_ = false;
   bool anyExposed_ = false;
-  bool done_ = false;  // everything read, and acknowledged where that is due
+  bool done_ = false;  // everything is read, and acknowledged if an acknowledgement is due
   std::uint32_t slotsKnown_ = 0;
   std::vector<RemoteInput> slots_;
   std::uint32_t move_ = 0;  // next copy of this edge

@@ -1,7 +1,8 @@
-// A short operation is one frame to each peer and one from each. All frames are sent first, before anything is written, so that outputs may
-// be inputs; then each peer's frame is noted where it lies in the lane, and when the last is there all moves run at once, over flat memory,
-// straight out of the frames, which are then given back. Nothing is posted, cut or acknowledged: the constructor works out every offset.
-// The frames are those that a PlanRun sends for such an edge, so that the two ends may differ in which of the two they run.
+// A short operation is one frame to each peer and one frame from each. All frames are sent first, before anything is
+// written, so that outputs may be inputs. Then each peer's frame is noted in place in the lane. When the last frame is
+// there, all moves run at once, over flat memory, straight out of the frames, and the frames are released. Nothing is
+// posted, cut or acknowledged: the constructor works out every offset. The frames equal the frames of a PlanRun for
+// such an edge, so that one end may run a ShortRun and the other end a PlanRun.
 #include "backend/exec/short_run.h"
 
 #include <fmt/format.h>
@@ -41,7 +42,7 @@ ShortRun::ShortRun(std::shared_ptr<const Plan> plan) : plan_(std::move(plan)) {
   for (const PlanEdge& edge : plan_->receives) {
     receives_.push_back({edge.peer, edge.bytes, {}, false});
   }
-  // A peer's payload holds what I take from it in the order in which my moves take it: the plan's contract.
+  // A peer's payload holds the bytes for this rank in the order of this rank's moves: the plan's contract.
   std::vector<std::size_t> taken(receives_.size());
   for (const PlanMove& move : plan_->moves) {
     addMove(move, taken);

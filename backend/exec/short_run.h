@@ -1,7 +1,7 @@
-// One run of a plan in which every edge fits one frame and every box is flat: the short collectives. Same plans, same frames and same
-// results as PlanRun, without what only large or strided tensors need: nothing is posted, cut or acknowledged.
-// Everything is sent before anything is written, so outputs may be inputs, whoever reads those.
-// Pooled by its owner, so that a re-run allocates nothing. Stepped under the engine's lock.
+// One run of a plan in which every edge fits one frame and every box is flat: the short collectives. Same plans, same
+// frames and same results as PlanRun, without the parts that only large or strided tensors need: nothing is posted, cut
+// or acknowledged. Everything is sent before anything is written, so outputs may be inputs, even inputs for other
+// ranks. Pooled by the owner, so that a re-run allocates nothing. Stepped under the engine's lock.
 #pragma once
 
 #include <memory>
@@ -16,8 +16,8 @@ namespace shardwire::internal {
 
 class ShortRun final : public Run {
  public:
-  // Every edge has at most `shortBytes`, every tensor one dimension, and nothing is cast. Both ends of an edge may differ in this: their
-  // frames are alike.
+  // True when every edge has at most `shortBytes`, every tensor has one dimension, and nothing is cast. The result may
+  // differ between the two ends of an edge: the frames are alike.
   static bool fits(const Plan& plan, std::size_t shortBytes);
 
   // Precondition: fits(*plan, the group's short bytes).
@@ -51,8 +51,8 @@ class ShortRun final : public Run {
     bool here = false;
   };
   struct Source {
-    std::int32_t receive = -1;  // index into receives_; -1: my own input
-    std::int32_t input = 0;     // of mine
+    std::int32_t receive = -1;  // index into receives_; -1: this rank's own input
+    std::int32_t input = 0;     // of this rank
     std::size_t offset = 0;     // in the input, or in the payload
   };
   struct Move {
