@@ -35,7 +35,7 @@ Status Activity::wait(Deadline until) {
   if (isDone()) {
     return status_;
   }
-  // An engine ends only after it has completed all that it took.
+  // An engine ends only after completing all taken activities.
   const std::shared_ptr<Driver> driver = driver_.lock();
   return driver == nullptr ? status() : driver->waitFor(*this, until);
 }

@@ -1,7 +1,8 @@
-// The tensors of a call are checked against the plan in three steps. First each list by itself: number, dtypes, shapes, and strides that a
-// kernel can walk. Then outputs: no output may overlap itself or another output, since both would be written. Last, inputs beside outputs:
-// a sweep over the addresses finds the pairs that share memory, and only for these every read of the plan is compared with every write. A
-// move that reads and writes the same element is fine, because the read comes first.
+// The tensors of a call are checked against the plan in three steps. First each list alone: number, dtypes, shapes, and
+// strides suitable for kernels. Then outputs: no output may overlap itself or another output, since both would be
+// written. Last, inputs against outputs: a sweep over the addresses finds the pairs with shared memory, and only for
+// these pairs every read of the plan is compared with every write. A move may read and write the same element, because
+// the read comes first.
 #include "backend/exec/check_views.h"
 
 #include <fmt/format.h>
@@ -16,7 +17,7 @@ namespace shardwire::internal {
 
 namespace {
 
-// [first, last) of the addresses that a box touches; empty boxes give first == last.
+// [first, last) of the addresses of a box; empty boxes give first == last.
 struct Range {
   std::uintptr_t first = 0;
   std::uintptr_t last = 0;
@@ -105,7 +106,7 @@ Status sharedMemory(const std::string& opName, Rank rank, std::size_t input, std
           opName, input, output, rank)};
 }
 
-// Every read of `input` against every write of `output`.
+// Compares every read of `input` with every write of `output`.
 bool mayRun(const Plan& plan, std::span<const TensorView> inputs, std::span<const TensorView> outputs, std::size_t input,
             std::size_t output) {
   const TensorView& in = inputs[input];
@@ -127,7 +128,7 @@ bool mayRun(const Plan& plan, std::span<const TensorView> inputs, std::span<cons
           continue;
         }
         const Range read = rangeOf(in, &source.offset, reader.shape);
-        // An element read and written by the same move at the same place is safe: it is read first.
+        // An element read and written by the same move at the same place is safe: the read comes first.
         const bool samePlace = &reader == &write && read.first == written.first && in.strides == out.strides && in.dtype == out.dtype;
         if (written.meets(read) && !samePlace) {
           return false;

@@ -1,4 +1,5 @@
-// Are these tensors the ones a plan was made for, and may it run over them? Checked before anything moves. Pure; any thread.
+// Checks whether the given tensors fit the plan, and whether the plan may run over them. To be called before anything
+// moves. Pure; any thread.
 #pragma once
 
 #include <span>
@@ -10,12 +11,12 @@
 
 namespace shardwire::internal {
 
-// kInvalidArgument / kTypeError naming list, index, what was given and what was expected: count, dtype, shape, strides (none negative;
-// outputs may not overlap themselves), outputs that share memory with each other.
+// kInvalidArgument / kTypeError with list, index, the given and the expected: count, dtype, shape, strides (none
+// negative; outputs may not overlap themselves), outputs with shared memory.
 Status checkViews(const Plan& plan, std::span<const TensorView> inputs, std::span<const TensorView> outputs, const std::string& opName);
 
-// Inputs and outputs that share memory: kInvalidArgument when some element would be overwritten while it is
-// still to be read. Allowed: a region that only this rank reads, and only into the very same place.
+// Inputs and outputs with shared memory: kInvalidArgument when some element would be overwritten before the read.
+// Allowed: a region read by this rank alone, and only into the very same place.
 Status checkAliasing(const Plan& plan, std::span<const TensorView> inputs, std::span<const TensorView> outputs, const std::string& opName);
 
 }  // namespace shardwire::internal

@@ -1,8 +1,9 @@
-// A combine needs the same segment of all its sources at once: they are gathered one after the other, in the plan's order, and when the
-// last is there they are reduced in rank order, straight into the output, so that every rank and every run gives the same bits. Sources
-// that lie in memory are used where they lie, staged ones in the frame, and those that must be read by a system call are read into scratch
-// at the end, when nothing else can delay the reduction. Only a peer that gives two sources to one combine has the first one copied aside,
-// since the second lies behind it in the same lane.
+// A combine needs the same segment of all sources at once. The sources are gathered one after the other, in the plan's
+// order. When the last source is there the segment is reduced in rank order, straight into the output, so every rank
+// and every run gives the same bits. Sources in memory are used in place, staged sources in the frame. Sources to be
+// read by a system call are read into scratch at the end, when nothing else can delay the reduction. Only for a peer
+// with two sources in one combine the first source is copied aside, since the second lies behind the first in the same
+// lane.
 #include "backend/exec/combiner.h"
 
 #include <fmt/format.h>
@@ -60,7 +61,7 @@ bool Combiner::step() {
   return moved;
 }
 
-// False: a peer of this process failed, whose memory is a source.
+// False: a peer of this process, whose memory is a source, failed.
 bool Combiner::reduce(const PlanMove& move, const StridedBox& to) {
   owners_.clear();
   for (std::uint32_t i = 0; i < move.numSources; ++i) {
@@ -71,7 +72,7 @@ bool Combiner::reduce(const PlanMove& move, const StridedBox& to) {
       }
     }
   }
-  // Each once, and in one order for all ranks of the process: some hold several.
+  // Takes each lock once, and in one order for all ranks of the process: some threads hold several locks.
   const auto byLock = [](PeerReads* a, PeerReads* b) { return std::less<>()(a->readersLock(), b->readersLock()); };
   std::sort(owners_.begin(), owners_.end(), byLock);
   owners_.erase(std::unique(owners_.begin(), owners_.end()), owners_.end());
@@ -134,8 +135,8 @@ bool Combiner::gatherOne(const PlanMove& move, std::uint32_t index) {
     return false;
   }
   if (appearsLater(move, index)) {
-    // The peer's next source of this combine is behind this one: keep this one apart. Most runs never come here. The first one that is kept
-    // makes room for all of the segment, so that none moves.
+    // The peer's next source of this combine is behind this source: keep this source apart. Most runs never come here.
+    // The first kept source makes room for the whole segment, so no kept source moves later.
     if (held_.size() < move.numSources * bytes) {
       held_.resize(move.numSources * bytes);
     }
@@ -167,7 +168,7 @@ bool Combiner::readCopied(const PlanMove& move) {
   if (copied == 0) {
     return true;
   }
-  // RemoteReads may use the scratch's beginning to unpack, but packed destinations never need that.
+  // RemoteReads may use the beginning of the scratch to unpack, but packed destinations never need to unpack.
   std::byte* next = run_.context().scratch(copied * cursor_.bytes()).data();
   const Dims strides = packedByteStrides(cursor_.shape(), elementBytes(move.sourceDtype));
   for (std::uint32_t i = 0; i < move.numSources; ++i) {

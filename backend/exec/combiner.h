@@ -1,4 +1,4 @@
-// The moves of one run that reduce boxes of several ranks. Under the group's lock.
+// The reducing moves of one run, over boxes of several ranks. Under the group's lock.
 #pragma once
 
 #include <cstddef>
@@ -14,12 +14,12 @@ namespace shardwire::internal {
 
 class Combiner {
  public:
-  // All outlive it. receiveOf, by rank: index into `receives`, or -1.
+  // All arguments outlive the combiner. receiveOf, by rank: index into `receives`, or -1.
   Combiner(const RunScope& run, RemoteReads& reads, std::vector<ReceiveEdge>& receives, const std::vector<std::int32_t>& receiveOf);
 
   void reset();
   bool isDone() const { return run_.plan.firstCombine + next_ == run_.plan.moves.size(); }
-  // Reduces what is here, some megabytes at most.
+  // Reduces available bytes, some megabytes at most.
   bool step();
 
  private:
@@ -42,14 +42,14 @@ class Combiner {
   std::vector<ReceiveEdge>& receives_;
   const std::vector<std::int32_t>& receiveOf_;
 
-  std::uint32_t next_ = 0;  // the combine in hand, counted from Plan::firstCombine
-  SegmentCursor cursor_;    // of it
+  std::uint32_t next_ = 0;  // the current combine, counted from Plan::firstCombine
+  SegmentCursor cursor_;    // of the current combine
   bool cursorOpen_ = false;
   std::vector<StridedBox> boxes_;  // the sources of the current segment
-  std::uint32_t ready_ = 0;        // how many of them are there
-  std::vector<std::byte> held_;    // staged segments of a peer that has another one for the same combine
+  std::uint32_t ready_ = 0;        // the number of available sources in boxes_
+  std::vector<std::byte> held_;    // staged segments of a peer with a further source for the same combine
   std::size_t heldBytes_ = 0;
-  std::vector<PeerReads*> owners_;    // scratch of reduce(): ranks of this process whose memory is read
+  std::vector<PeerReads*> owners_;    // scratch of reduce(): ranks of this process with memory to be read
   std::vector<DirectRead> readings_;  // while one segment is reduced
 };
 

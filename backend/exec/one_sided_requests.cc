@@ -1,7 +1,8 @@
-// A box is cut into pieces, each of which fits into one control frame with its description. A cursor keeps the place while the lane is
-// full. A put ends when its last piece is in a frame, and the peer answers nothing; each piece of a get is a request of its own, whose
-// answer is unpacked into that piece. A request for a word waits for the word's value from before, unless it is silent. A quiet request
-// sends each peer a flush, which the peer answers when all earlier requests are done, and lists the ranks whose answer is missing.
+// A box is cut into pieces, each of which fits into one control frame with the piece's description. A cursor keeps the
+// place while the lane is full. A put ends when the last piece is in a frame, and the peer answers nothing; each piece
+// of a get is a separate request, whose answer is unpacked into this piece. A request for a word waits for the word's
+// value from before, unless the request is silent. A quiet request sends each peer a flush, which the peer answers when
+// all earlier requests are done, and lists the ranks whose answer is missing.
 #include "backend/exec/one_sided_requests.h"
 
 #include <fmt/format.h>
@@ -15,7 +16,7 @@
 namespace shardwire::internal {
 namespace {
 
-// On the wire: what a frame says of the box, and the box, without its elements.
+// The description of the box in a frame, without extents, strides and elements.
 PartTag tagOf(const PartBox& box, const Dims& offset) {
   return {.block = box.block,
           .offset = box.offset + static_cast<std::uint64_t>(byteOffset(box.byteStrides, offset)),

@@ -1,5 +1,5 @@
-// The requests of one-sided access (one_sided.h). `keepAlive` of each holds the block and the tensors until it is over. Under the engine's
-// lock, but for the answer, which is read when the request is done.
+// The requests of one-sided access (one_sided.h). `keepAlive` of each request holds the block and the tensors until the
+// end. Under the engine's lock, except for reading the answer of a finished request.
 #pragma once
 
 #include <optional>
@@ -12,7 +12,7 @@ namespace shardwire::internal {
 // Over when all bytes are in frames.
 class PutRequest final : public OneSidedRequest {
  public:
-  // No extent of the box is 0. `from` has its shape.
+  // No extent of the box is 0. `from` has the shape of the box.
   PutRequest(Rank peer, const PartBox& to, const StridedBox& from);
   bool send(OneSided& all, Rank peer) override;
   bool take(Payload, std::uint32_t) override { return false; }
@@ -25,7 +25,7 @@ class PutRequest final : public OneSidedRequest {
   const Rank peer_;
   const PartBox to_;
   const StridedBox from_;
-  std::optional<SegmentCursor> next_;  // cut when it is known how long frames are
+  std::optional<SegmentCursor> next_;  // cut once the length of frames is known
   bool isSent_ = false;
 };
 
@@ -49,21 +49,21 @@ class GetRequest final : public OneSidedRequest {
   const PartBox from_;
   const StridedBox to_;
   std::optional<SegmentCursor> next_;
-  std::vector<Part> parts_;  // that were asked for
+  std::vector<Part> parts_;  // requested so far
   std::size_t numTaken_ = 0;
   bool isSent_ = false;
 };
 
 class WordRequest final : public OneSidedRequest {
  public:
-  // isSilent: over when it is sent.
+  // isSilent: the request is over when sent.
   WordRequest(Rank peer, const WordFrame& word, bool isSilent) : peer_(peer), word_(word), isSilent_(isSilent) {}
   bool send(OneSided& all, Rank peer) override;
   bool take(Payload elements, std::uint32_t part) override;
   bool finished() const override { return isSent_ && (isSilent_ || isAnswered_); }
   bool needs(Rank peer) const override { return peer == peer_ && !finished(); }
   std::string waitingFor() const override;
-  // What was there before.
+  // The value before the operation.
   std::uint64_t before() const { return before_; }
 
  private:
@@ -75,7 +75,7 @@ class WordRequest final : public OneSidedRequest {
   std::uint64_t before_ = 0;
 };
 
-// Over when all peers have said that all is done that was started before.
+// Over when all peers have confirmed all earlier requests.
 class QuietRequest final : public OneSidedRequest {
  public:
   explicit QuietRequest(std::vector<Rank> peers) : open_(std::move(peers)) {}

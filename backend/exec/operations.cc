@@ -1,8 +1,9 @@
-// Each operation gets the next number when the user calls it. Frames carry that number, so that all ranks find the same operation by it.
-// A frame arrives at one of three times. While its operation is in flight, the operation takes the frame; before the call, the frame is
-// kept (EarlyFrames); after the end, the frame is of no use. In each case the fingerprint shows whether both ranks mean the same operation.
-// step() goes from the oldest operation to the newest, and each notes to which peers later ones may not send yet. Operations that finished
-// are retired at once, in any order; their callbacks run later, outside of the lock.
+// Each operation gets the next number when the user calls the operation. Frames carry this number, by which all ranks
+// find the same operation. A frame arrives at one of three times. While the operation is in flight, the operation takes
+// the frame; before the call, the frame is kept (EarlyFrames); after the end, the frame is of no use. In each case the
+// fingerprint shows whether both ranks mean the same operation. step() goes from the oldest operation to the newest,
+// and each operation notes to which peers later operations may not send yet. Finished operations are retired at once,
+// in any order; the callbacks run later, outside of the lock.
 #include "backend/exec/operations.h"
 
 #include <fmt/format.h>
@@ -101,7 +102,7 @@ void Operations::retire(std::size_t index, Status status) {
   std::shared_ptr<Activity> activity = std::move(inFlight_[index]);
   inFlight_.erase(inFlight_.begin() + static_cast<std::ptrdiff_t>(index));
   if (keepsTensors_) {
-    // Leaked on purpose, with the tensors: the wire may write to them as long as the process lives.
+    // Leaked on purpose, with the tensors: the wire may write to the tensors as long as the process lives.
     new std::pair(activity, activity->keepAlive);
   }
   if (recorder_.isOn()) {

@@ -1,5 +1,6 @@
-// The operations of a group on this rank: numbers them in the order of the calls, steps those in flight, ends them, and describes them to
-// people and peers. From the group's failure on, every operation ends with that failure. Guarded by the group's lock.
+// The operations of a group on this rank: numbers the operations in the order of the calls, steps the operations in
+// flight, ends each operation, and describes operations to people and peers. From the group's failure on, every
+// operation ends with this failure. Guarded by the group's lock.
 #pragma once
 
 #include <cstddef>
@@ -31,22 +32,22 @@ class Operations {
   void number(Activity& activity, std::uint64_t call);
   void take(const std::shared_ptr<Activity>& activity);
   void record(Activity& activity, const CallRecord& record);
-  // Sets the deadlines of the activities that were taken since the last call, and returns the time. An operation that ends within its first
-  // polls never looks at the clock.
+  // Sets the deadlines of the activities taken since the last call, and returns the time. An operation of a few polls
+  // ends before the first look at the clock.
   Clock::time_point startClocks();
 
   // ---- Moving on
-  // Steps every operation once, oldest first, and retires those that finished. True when anything moved.
+  // Steps every operation once, oldest first, and retires finished operations. True when anything moved.
   bool step();
   void begin(const Activity& activity);
   void finish(const Activity& activity, Status status);
   // The group failed for this reason. The first reason stays.
   void fail(Status why) { failure_ = std::move(why); }
   const std::optional<Status>& failure() const { return failure_; }
-  // A wire could not stop its transfers: from now on the tensors of operations that end are never released.
+  // A wire could not stop its transfers: from now on the tensors of ended operations are never released.
   void keepTensors() { keepsTensors_ = true; }
   Status failureOf(const Activity& activity, const Status& cause) const;
-  // The operations that ended, whose callbacks and destructors run outside of the lock.
+  // The ended operations, whose callbacks and destructors run outside of the lock.
   std::vector<Activity::Completion>& completions() { return completions_; }
 
   // ---- Looking
@@ -67,9 +68,10 @@ class Operations {
   // ---- Frames
   EarlyFrames& early() { return early_; }
   const EarlyFrames& early() const { return early_; }
-  // False: the frame is kept until its operation starts, or the two ranks called different operations.
+  // False: the frame is kept until the operation starts, or the two ranks called different operations.
   bool isForNow(Rank from, const OperationTag& operation, std::span<const std::byte> frame);
-  // A rank gave the operation up. A peer that comes to the operation later, and was not joined to this rank then, learns it from this one.
+  // A rank gave the operation up. A peer without a link to this rank at the time may come to the operation later, and
+  // then gets the news from this rank.
   void noteGivenUp(const OperationTag& operation, Rank by, std::string_view why);
   bool sendGivenUp(Rank to, const OperationTag& operation) const;
 
@@ -78,7 +80,7 @@ class Operations {
 
   RunContext& context_;
   OpRecorder& recorder_;
-  Duration timeout_;  // of operations that have none of their own
+  Duration timeout_;  // of operations without a timeout in the call
   std::uint64_t nextSeq_ = 1;
   std::uint64_t calls_ = 0;  // of users; each is one or several activities
   std::vector<std::shared_ptr<Activity>> inFlight_;
@@ -86,7 +88,7 @@ class Operations {
   std::vector<bool> blockedBulk_;
   EarlyFrames early_;
   OpHistory history_;
-  std::vector<EdgeBytes> traffic_;  // by peer: moved so far, by operations that are recorded
+  std::vector<EdgeBytes> traffic_;  // by peer: moved so far, by recorded operations
   std::optional<Status> failure_;
   bool keepsTensors_ = false;
 };

@@ -1,8 +1,9 @@
-// A run is the sum of its parts, and each step gives every part its turn: sends first, because peers wait for them; then what peers sent;
-// then own copies, which wait for nobody and so fill the time in which nothing from others is ready; combines when these are done. It is
-// over when every part is. Nothing here waits: a part that cannot go on returns, and the engine comes back. A later operation must not send
-// to a peer for which this one still has staged bytes (`blockedBulk`). While the run before it in the same operation, or its gate, holds it
-// back, it does nothing but hold back others.
+// A run consists of parts, and each step gives every part a turn. First the sends, because peers wait for these; then
+// the receives; then the run's own copies, which wait for no peer and so fill the time without bytes from peers; the
+// combines after all own copies. The run is over when every part is done. Nothing here waits: a part without anything
+// to do returns, and the engine calls step() again. A later operation must not send to a peer while this run still has
+// staged bytes for the peer (`blockedBulk`). As long as the previous run of the same operation, or the gate, holds this
+// run back, the run only holds back later operations.
 #include "backend/exec/plan_run.h"
 
 #include <algorithm>
@@ -13,10 +14,10 @@ namespace shardwire::internal {
 
 namespace {
 
-// Up to so many bytes on its longest edge, a run is over in some tens of microseconds, at about this rate.
+// A run with at most this many bytes on the longest edge is over in some tens of microseconds, at about this rate.
 constexpr std::uint64_t kMaxSpinBytes = std::uint64_t{1} << 20;
 constexpr std::uint64_t kSpinBytesPerNanosecond = 16;
-// Tensors that come from a device come in pieces of this order.
+// Tensors from a device come in pieces of about this size.
 constexpr std::size_t kStagedCopySegment = std::size_t{1} << 20;
 
 }  // namespace
@@ -68,7 +69,7 @@ void PlanRun::noteMoves() {
       }
     }
   }
-  // The whole plan counts, not the piece in hand: one that writes this much leaves nothing useful in the cache.
+  // The whole plan counts, not the current piece: a plan with so many written bytes leaves nothing useful in the cache.
   scope_.hint = written >= kStreamFromBytes ? StoreHint::kStream : StoreHint::kAuto;
 }
 
@@ -199,13 +200,13 @@ bool PlanRun::needs(Rank peer) const {
 
 bool PlanRun::heardFrom(Rank peer) const {
   const ReceiveEdge* const receive = receiveFrom(peer);
-  // Its staged bytes may be here and not looked at yet, because another peer's come first.
+  // The peer's staged bytes may be in the lane unread, because another peer's bytes come first.
   return receive != nullptr && (receive->isSeen() || Run::heardFrom(peer));
 }
 
 // ---- pins
 
-// What peers may fetch from, and what is fetched into; staged boxes need no pins.
+// Pins inputs from which peers may fetch, and outputs into which this rank fetches; staged boxes need no pins.
 void PlanRun::pinTensors() {
   isPinned_ = true;
   const auto isFetched = [&](const PlanEdge& edge) {

@@ -1,5 +1,6 @@
-// One run of a Plan over given tensors: its sends, its receives, its own copies and its combines, each with a state of its own.
-// Resumable: step() moves on as far as it can. Pooled by its owner, so that a re-run allocates nothing. Stepped under the group's lock.
+// One run of a Plan over given tensors: the sends, the receives, the own copies and the combines, each with a separate
+// state. Resumable: step() moves on as far as possible. Pooled by the owner, so a re-run allocates nothing. Stepped
+// under the group's lock.
 #pragma once
 
 #include <cstdint>
@@ -38,7 +39,7 @@ class PlanRun final : public Run {
 
   const Plan& plan() const { return *plan_; }
 
-  // Tensors stay pinned from run to run (prepareAgain), until this is taken back. Under the group's lock.
+  // Tensors stay pinned from run to run (prepareAgain), until keepPins(false). Under the group's lock.
   void keepPins(bool keeps);
 
  private:
@@ -47,7 +48,7 @@ class PlanRun final : public Run {
   void pinTensors();
   bool stepOwnCopies();
   bool isOver() const;
-  // Null when there is none.
+  // Null when no edge goes to the peer, or comes from the peer.
   const SendEdge* sendTo(Rank peer) const;
   const ReceiveEdge* receiveFrom(Rank peer) const;
   bool isOpen(Rank peer) const override;
@@ -67,8 +68,8 @@ class PlanRun final : public Run {
   bool isPinned_ = false;
   bool keepsPins_ = false;
   bool hasStepped_ = false;
-  std::uint32_t ownCopy_ = 0;  // next one
-  SegmentCursor cursor_;       // of it
+  std::uint32_t ownCopy_ = 0;  // next own copy
+  SegmentCursor cursor_;       // of the own copy
   bool cursorOpen_ = false;
 };
 

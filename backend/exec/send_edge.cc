@@ -1,8 +1,9 @@
-// The sender chooses, for each input that the peer reads, how it travels: the peer reads it where it lies (then the edge is over when the
-// peer acknowledges), or it is packed into the peer's ring (then it is over when the last frame is committed). One post frame tells all
-// choices; an edge with so little that all of it is staged posts nothing. Boxes are packed in the plan's order, cut into segments; boxes
-// that the peer combines with each other (a group) go segment by segment in turn. Only one operation at a time packs for a peer: frames
-// of the bulk lane come in the order of the operations.
+// The sender chooses a path for each input of the edge. Either the peer reads the input in this rank's memory (then the
+// edge is over when the peer acknowledges), or this rank packs the input into the peer's ring (then the edge is over
+// when the last frame is committed). Post frames announce all choices; a short edge is staged as a whole and posts
+// nothing. Boxes are packed in the plan's order, cut into segments; boxes to be combined with each other by the peer (a
+// group) go segment by segment in turn. Only one operation at a time packs for a peer: frames of the bulk lane come in
+// the order of the operations.
 #include "backend/exec/send_edge.h"
 
 #include <algorithm>
@@ -13,8 +14,8 @@ namespace shardwire::internal {
 
 namespace {
 
-// From here on packing stores past the cache: lines that are dirty in this core's cache come to the reading core far slower than lines from
-// memory do. Shorter payloads are better off in the cache, where they arrive sooner.
+// From this size on packing stores past the cache: dirty lines in this core's cache reach the reading core far more
+// slowly than lines in memory. Shorter payloads stay in the cache, from where the peer gets the bytes sooner.
 constexpr std::uint64_t kStreamFrom = std::uint64_t{256} << 10;
 constexpr std::size_t kStagedHead = kHeadBytes<StagedFrame>;
 
@@ -101,9 +102,9 @@ void SendEdge::choosePaths() {
   }
 }
 
-// Reading pays per run: tensors that would be read in short runs are staged instead. And what arrives later cannot be combined with what is
-// here now without keeping it, so over a wire the peer's combines get frames. So does what is cast to a narrower type: it is cast here, and
-// fewer bytes go over the wire.
+// The costs of reading grow with the number of runs: a tensor with short runs is staged instead. Over a wire the peer's
+// combines get frames: fetched bytes arrive later, and the peer would have to keep the bytes of the other sources until
+// then. A tensor to be cast to a narrower type is staged, too: this rank casts, and fewer bytes go over the wire.
 Reach SendEdge::chooseReach(std::size_t slot, RemoteAddress* address) {
   PeerExposure& peer = run_.context().connection(edge_.peer);
   const ReadLimits limits = peer.readLimits();
@@ -113,7 +114,7 @@ Reach SendEdge::chooseReach(std::size_t slot, RemoteAddress* address) {
   }
   const std::size_t extent = extentBytes(view);
   if (run_.staging != nullptr && !run_.staging->isReady(view.bytes, extent)) {
-    return Reach::kNone;  // what still comes from a device goes on in pieces, as it comes
+    return Reach::kNone;  // bytes still on their way from a device go on in pieces, on arrival
   }
   const Reach reach = peer.expose(view.bytes, extent, address);
   return reach == Reach::kCopy && !isWorthReading(slot, edge_.count, limits.minRunBytes) ? Reach::kNone : reach;
@@ -181,7 +182,7 @@ bool SendEdge::postSlots() {
 
 // ---- staged bytes
 
-// Goes to the next group with anything to be staged; false when there is none.
+// Goes to the next group with anything to be staged; false when no group is left.
 bool SendEdge::openGroup() {
   for (; first_ < edge_.count; first_ = groupEnd_) {
     bool staged = isStaged(item(first_));
@@ -208,16 +209,16 @@ void SendEdge::commitFrame() {
   frame_ = {};
 }
 
-// Room for so many more bytes, in the frame being filled or in a new one.
+// Makes room for `bytes` more bytes, in the current frame or in a new frame.
 bool SendEdge::makeRoom(std::size_t bytes) {
   if (!frame_.empty() && frame_.size() >= filled_ + bytes) {
     return true;
   }
   commitFrame();
   const std::size_t segmentBytes = run_.context().segmentBytes;
-  // A short edge takes no more of the ring than it needs.
+  // A short edge takes only the needed bytes of the ring.
   const std::size_t wanted = kStagedHead + std::min<std::size_t>(segmentBytes, edge_.bytes);
-  // What fits one frame comes in one: a peer whose whole plan is short takes nothing else.
+  // An edge of at most one frame comes in one frame: a peer whose whole plan is short takes nothing else.
   const bool inOneFrame = silent_ && edge_.bytes <= segmentBytes;
   frame_ = run_.context()
                .connection(edge_.peer)

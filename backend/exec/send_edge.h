@@ -1,5 +1,5 @@
-// What one run sends to one peer: tells how each input is reached (posts), packs what must be staged, and waits until the peer has read
-// the rest. Under the group's lock.
+// The part of one run for the bytes to one peer: posts how the peer reaches each input, packs the inputs to be staged,
+// and waits until the peer has read the rest. Under the group's lock.
 #pragma once
 
 #include <cstddef>
@@ -14,7 +14,7 @@ namespace shardwire::internal {
 
 class SendEdge {
  public:
-  // Both outlive the edge.
+  // Both arguments outlive the edge.
   SendEdge(const RunScope& run, const PlanEdge& edge);
 
   Rank peer() const { return edge_.peer; }
@@ -22,7 +22,7 @@ class SendEdge {
   void reset();
   // `blockedBulk`: as Activity::step's.
   bool step(std::vector<bool>& blockedBulk);
-  // Not ok: none was due.
+  // Not ok: no acknowledgement was due.
   Status onAck();
 
  private:
@@ -43,10 +43,10 @@ class SendEdge {
 
   const RunScope& run_;
   const PlanEdge& edge_;
-  std::vector<bool> isNarrowed_;  // by slot: staged, it takes fewer bytes than it has here
+  std::vector<bool> isNarrowed_;  // by slot: staged, the input takes fewer bytes than in memory here
 
   bool started_ = false;  // paths chosen
-  bool silent_ = false;   // so little that all of it is staged and nothing is posted
+  bool silent_ = false;   // so few bytes, all staged, and nothing is posted
   bool anyExposed_ = false;
   bool anyStaged_ = false;
   bool acked_ = false;
