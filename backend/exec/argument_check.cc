@@ -11,7 +11,7 @@ namespace shardwire::internal {
 
 namespace {
 
-// On the wire: a line each. Names that users gave could hold line ends.
+// On the wire each text is a line. Names given by users could hold line ends.
 void addLine(std::string& bytes, std::string_view text) {
   const std::size_t first = bytes.size();
   bytes += text;
@@ -65,7 +65,7 @@ bool ArgumentCheck::step(std::vector<bool>& blockedBulk) {
   return moved;
 }
 
-// Staged bytes under this number: the peer compares nothing, and its operation may be over there already.
+// Staged bytes with this number: the peer compares nothing, and the peer's operation may be over there already.
 void ArgumentCheck::noticeUnchecked(RunContext& context, Rank peer) const {
   const auto staged = readFrame<StagedFrame>(context.connection(peer).peek(Lane::kBulk));
   if (staged.has_value() && staged->operation.seq == seq) {

@@ -1,5 +1,5 @@
-// Options::checkAll: before an operation all ranks exchange what they were called with, and it starts only where nothing differs.
-// Owned through shared_ptr by the operation's gate and the engine; stepped under the engine's lock.
+// Options::checkAll: before an operation all ranks exchange the arguments of their calls, and the operation starts only
+// if nothing differs. Owned through shared_ptr by the operation's gate and the engine; stepped under the engine's lock.
 #pragma once
 
 #include <string>
@@ -11,8 +11,8 @@ namespace shardwire::internal {
 
 struct CallArguments {
   std::string call;  // equal on all ranks: "all_reduce(float32[2, 3], sum)"
-  // What goes to each rank and comes from each, of calls where that is each pair's own matter: rank a's sends[b] is rank b's receives[a].
-  // Empty, or one text per rank.
+  // The bytes for and from each rank, for calls where each pair of ranks has separate arguments: rank a's sends[b] is
+  // rank b's receives[a]. Empty, or one text per rank.
   std::vector<std::string> sends;
   std::vector<std::string> receives;
 };

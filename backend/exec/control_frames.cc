@@ -1,7 +1,8 @@
-// All frames that lie in a lane are taken at once, whatever they belong to, so that an acknowledgement never waits behind an operation that
-// this rank has not called yet. Frames of an operation in flight go to that operation; Operations::isForNow decides about all others.
-// Frames of messages, of one-sided access and of the group have one taker each. A frame that cannot be read, or that its taker refuses,
-// fails the group: either a program on this wire is not shardwire, or there is a bug.
+// All frames in a lane are taken at once, even of other operations, so an acknowledgement never waits behind an
+// operation that this rank has not called yet. Frames of an operation in flight go to the operation;
+// Operations::isForNow decides about all other frames of operations. Frames of messages, of one-sided access and of the
+// group have one taker each. A frame that cannot be read, or that the taker refuses, fails the group: either a program
+// on this wire is not shardwire, or there is a bug.
 #include "backend/exec/control_frames.h"
 
 #include <type_traits>

@@ -5,9 +5,9 @@
 
 namespace shardwire::internal {
 
-// Handles all frames that lie in the lane. Callers look first whether there is any.
+// Handles all frames in the lane. Callers first check whether the lane has a frame.
 void drainControl(GroupState& group, Rank peer);
-// Handles the frames of the operation that came before its call.
+// Handles the frames of the operation from before the call.
 void deliverEarly(GroupState& group, const Activity& activity);
 
 }  // namespace shardwire::internal

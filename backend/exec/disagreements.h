@@ -1,4 +1,5 @@
-// Ranks that called different operations: finds out what the peer called, and fails the group with both calls. Guarded by the group's lock.
+// Ranks that called different operations: finds the peer's call, and fails the group with both calls. Guarded by the
+// group's lock.
 #pragma once
 
 #include <cstdint>

@@ -15,7 +15,7 @@ class EarlyFrames {
  public:
   bool empty() const { return kept_.empty(); }
   void keep(Rank from, std::uint64_t seq, std::span<const std::byte> frame);
-  // Calls `take(from, frame)` for each kept frame of operation `seq`, in the order of their arrival.
+  // Calls `take(from, frame)` for each kept frame of operation `seq`, in the order of arrival.
   template <typename Take>
   void give(std::uint64_t seq, Take&& take) {
     for (std::size_t i = 0; i < kept_.size();) {
@@ -30,13 +30,13 @@ class EarlyFrames {
       spareBuffers_.push_back(std::move(frame.bytes));
     }
   }
-  // The first of `peers` of which a blob frame of operation `seq` with one of the fingerprints is kept; -1: no such peer.
+  // The first of `peers` with a kept blob frame of operation `seq` with one of the fingerprints; -1: no peer.
   Rank firstBlobFrom(std::uint64_t seq, std::span<const Rank> peers, std::span<const std::uint64_t> fingerprints) const;
 
  private:
   struct Frame {
     Rank from = 0;
-    std::uint64_t seq = 0;  // of its operation
+    std::uint64_t seq = 0;  // of the frame's operation
     std::vector<std::byte> bytes;
   };
 

@@ -1,5 +1,6 @@
-// What a group looks like from this rank, for people. The thread that asks must disturb no other: it tries the lock for a moment, and while
-// another thread holds the lock (a long copy) it reports what the flight recorder knows, which has a lock that is held for nanoseconds.
+// The view of a group on this rank, for people. The asking thread must disturb no other thread: this thread tries the
+// lock for a moment, and while another thread holds the lock (a long copy) reports the contents of the flight recorder,
+// whose lock is held for nanoseconds.
 #include <fmt/format.h>
 
 #include <thread>
@@ -19,7 +20,7 @@ std::string withoutRank(const std::string& text) {
   return colon == std::string::npos ? text : text.substr(colon + 2);
 }
 
-// From the flight recorder, which does not know for which ranks an operation waits.
+// Reads the flight recorder, which does not know the ranks that an operation waits for.
 void lookAtRecord(GroupSight& sight) {
   const auto now = Clock::now();
   for (const RecordedOp& op : sight.latest) {

@@ -1,5 +1,5 @@
-// The failure of a group: ends everything on this rank with the first reason, and sends that reason to the peers. Guarded by the group's
-// lock.
+// The failure of a group: ends everything on this rank with the first reason, and sends the reason to the peers.
+// Guarded by the group's lock.
 #pragma once
 
 #include <atomic>
@@ -25,19 +25,20 @@ class GroupFailure {
   void fail(Status why);
   // The same, but the peers are not notified: the group ends.
   void end(Status why);
-  // The peer's reason goes on to all other peers: the peer may end before it has notified everybody, and a rank that then waits for this
-  // one must know why it does not come.
+  // The peer's reason goes on to all other peers: the peer may end before notifying every rank, and a rank waiting for
+  // this rank must know why this rank does not come.
   void onFail(Rank from, const Received<FailFrame>& frame);
   // A failure of one operation, which leaves the group usable.
   void count(StatusCode code) { isCallbackDue_ |= callback_.add(code); }
-  // Before callers get their tensors back: nothing on the wires touches these any more, or they are kept for ever.
+  // To be called before callers get their tensors back: nothing on the wires touches the tensors any more, or the
+  // tensors are kept for ever.
   void stopFetches();
 
-  // Notices that peers did not get yet, because their lanes were full or they were joined late.
+  // Notices that could not be sent yet, because lanes were full or peers were joined late.
   bool hasNotices() const { return hasNotices_; }
   void sendNotices();
   void addNoticeTo(Rank peer);
-  const std::string& notice() const { return notice_; }  // empty: peers have nothing to know
+  const std::string& notice() const { return notice_; }  // empty: there is no notice for peers
 
   bool isCallbackDue() const { return isCallbackDue_; }
   bool takeCallbackDue() { return std::exchange(isCallbackDue_, false); }

@@ -13,7 +13,7 @@ Status GroupMemory::lookFor(std::span<const Rank> peers) {
     checkSlow(state, false);
     const std::vector<Rank> gone = state.links.goneOf(peers);
     if (!gone.empty()) {
-      state.poll();  // what they sent before they went: perhaps why
+      state.poll();  // takes the last frames of gone peers: perhaps with the reason
     }
     if (state.operations.failure().has_value()) {
       status = *state.operations.failure();
@@ -29,7 +29,7 @@ Status GroupMemory::request(const std::shared_ptr<OneSidedRequest>& request, std
   const auto begin = [&](GroupState& state) {
     state.takePoint(request, {});
     if (const std::vector<Rank> gone = state.links.goneOf(peers); !gone.empty()) {
-      state.failure.fail(goneError(state, gone));  // and the request fails with it
+      state.failure.fail(goneError(state, gone));  // the request fails with the group
       return;
     }
     state.oneSided.start(request, peers);

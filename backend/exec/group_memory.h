@@ -1,5 +1,5 @@
-// What symmetric memory does in a group. Its waits are outside of operations, since peers change its words without the engine, and it sends
-// requests to peers that do not share memory (one_sided.h). Any thread.
+// The part of a group for symmetric memory. The waits are outside of operations, since peers change words of the memory
+// without the engine. Requests go to peers that do not share memory (one_sided.h). Any thread.
 #pragma once
 
 #include <cstddef>
@@ -19,16 +19,17 @@ class GroupMemory {
  public:
   GroupMemory(Driving& driving, const GroupFacts& facts, const OwnerProcess& owner) : driving_(driving), facts_(facts), owner_(owner) {}
 
-  // Moves on what is there, and returns why a wait is in vain: the group failed, or one of `peers` is gone.
+  // Moves everything that can move, and returns the reason if a wait is in vain: the group failed, or one of `peers` is
+  // gone.
   Status lookFor(std::span<const Rank> peers);
-  // Moves on what is there, unless another thread does. Does not look for peers that are gone.
+  // Moves everything that can move, unless another thread does. Does not look for gone peers.
   void help() { driving_.help(); }
   // Starts a request to the peers. Fails as Engine::submit() does.
   Status request(const std::shared_ptr<OneSidedRequest>& request, std::span<const Rank> peers);
-  // Returns when all peers have done what was requested of them. absent: the group's timeout.
+  // Returns when all peers have carried out all requests. absent: the group's timeout.
   Status quiet(std::optional<Duration> timeout);
-  // Peers may use this rank's part of a block from now on, until it is withdrawn or the group ends. expectRequests: which of them will
-  // send requests, so that a thread looks for these.
+  // Peers may use this rank's part of a block from now on, until withdraw() or the end of the group. expectRequests:
+  // the peers that will send requests, so that a thread polls for these requests.
   void serve(std::uint64_t block, std::shared_ptr<ServedPart> part);
   void expectRequests(std::uint64_t block, std::vector<Rank> askers);
   void withdraw(std::uint64_t block);

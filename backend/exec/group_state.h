@@ -1,5 +1,5 @@
-// All of a group that its lock guards, composed of parts that do one thing each; what goes over several parts is here. Driving owns the
-// state beside the lock, and shows it to other code only under the lock.
+// All parts of a group that the group's lock guards, each with one task; code that needs several parts is here. Driving
+// owns the state beside the lock, and shows the state to other code only under the lock.
 #pragma once
 
 #include <atomic>
@@ -21,7 +21,7 @@
 
 namespace shardwire::internal {
 
-// What never changes while the group lives.
+// Facts that never change while the group lives.
 struct GroupFacts {
   Rank rank = 0;
   int worldSize = 1;
@@ -35,15 +35,16 @@ struct GroupState final : private RunHost {
   // `hasWork` is set when the progress thread has to look at the group.
   GroupState(Peers& peers, const GroupFacts& facts, OpRecorder& recorder, FailureCallback& callback, std::atomic<bool>& hasWork);
 
-  // Takes frames, first those of wires, and then steps the operations. True when anything moved.
+  // Takes frames, first from wires, and then steps the operations. True when anything moved.
   bool poll();
-  // An operation begins: it is stepped from now on. takePoint(): a message, or a request of one-sided access, with its record and clock.
+  // Takes an operation, which is stepped from now on. takePoint(): takes a message, or a request of one-sided access,
+  // with record and clock.
   void take(const std::shared_ptr<Activity>& activity);
   void takePoint(const std::shared_ptr<Activity>& activity, const CallRecord& record);
-  // Peers ask for something at any time, or there is something to send.
+  // Peers may ask at any time, or there is something to send.
   bool isBusy() const { return !operations.inFlight().empty() || failure.hasNotices() || oneSided.isServing(); }
 
-  std::weak_ptr<Driver> driver;  // moves operations along for their waiters
+  std::weak_ptr<Driver> driver;  // moves operations along for waiters
   RunContext context;
   Operations operations;
   PeerLinks links;

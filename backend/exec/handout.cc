@@ -1,6 +1,6 @@
-// A blob goes in parts, as large as a control frame may be, each with its offset. Rank 0 is done when it has sent all, another rank when it
-// has its own. A rank that waits too long gives the handout up and tells rank 0, which tells the rest: the plans of an operation that one
-// rank lacks are of no use to any.
+// A blob goes in parts, as large as a control frame may be, each with an offset. Rank 0 is done when all blobs are
+// sent, another rank when the rank's blob is here. A rank that waits too long gives the handout up and notifies rank 0,
+// which notifies the other ranks: if one rank lacks its plan of an operation, no rank can use the other plans.
 #include "backend/exec/handout.h"
 
 #include <fmt/format.h>
@@ -58,7 +58,7 @@ bool Handout::sendTo(Rank peer, Out& out) {
   return moved;
 }
 
-// ---- what comes
+// ---- receiving
 
 Status Handout::misplaced(Rank from, const BlobFrame& frame) const {
   return {StatusCode::kInternal, fmt::format("rank {} sent a part of a message that does not fit {} (offset {} of {}, expected {})", from,
@@ -91,7 +91,7 @@ Status Handout::onCancel(Rank from, const Received<CancelFrame>& frame) {
   const Rank origin = isPassedOn ? static_cast<Rank>(frame.origin) : from;
   const std::string why(textOf(frame.payload));
   for (Rank peer = 1; rank_ == 0 && peer < context.worldSize; ++peer) {
-    // A full lane: that rank reads nothing, and learns of this by its own timeout.
+    // If the lane is full, the rank reads nothing, and learns of the cancel by its own timeout.
     if (peer != origin && context.connections[static_cast<std::size_t>(peer)] != nullptr) {
       (void)context.sendText(peer, CancelFrame{.operation = tag(), .origin = static_cast<std::uint32_t>(origin)}, why);
     }

@@ -1,5 +1,5 @@
-// Rank 0 gives every other rank a blob of its own, as it gets them ready: how plans that rank 0 made are shipped. Owned through shared_ptr
-// by caller and engine; stepped under the engine's lock.
+// Rank 0 gives every other rank a separate blob, as soon as each is ready: used for shipping plans made by rank 0.
+// Owned through shared_ptr by caller and engine; stepped under the engine's lock.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +14,8 @@ class Handout : public Activity {
  public:
   Handout(int worldSize, Rank rank);
 
-  // Rank 0, once for each other rank, in any order, under the engine's lock. A handout that is over takes it and does nothing.
+  // On rank 0, once for each other rank, in any order, under the engine's lock. A handout that is over ignores the
+  // blob.
   void give(Rank to, std::string blob);
   // The other ranks: valid once done without error.
   const std::string& received() const { return received_; }
@@ -29,7 +30,7 @@ class Handout : public Activity {
   bool cancellable() const override { return true; }
 
  private:
-  // What goes to one rank, in parts.
+  // The bytes for one rank, sent in parts.
   struct Out {
     std::string bytes;
     std::uint64_t numSent = 0;
@@ -43,9 +44,9 @@ class Handout : public Activity {
   const Rank rank_;
   std::vector<Out> outs_;         // rank 0: by rank
   std::vector<Rank> waiting_;     // rank 0: given and not sent
-  std::size_t numOpen_ = 0;       // rank 0: not sent; the others: 1 until all is here
-  std::string received_;          // the others
-  std::uint64_t totalBytes_ = 0;  // of received_, as its first part says
+  std::size_t numOpen_ = 0;       // rank 0: not sent; other ranks: 1 until the whole blob is here
+  std::string received_;          // other ranks
+  std::uint64_t totalBytes_ = 0;  // of received_, as announced by the first part
   bool hasBegun_ = false;
 };
 

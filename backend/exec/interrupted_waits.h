@@ -1,5 +1,6 @@
-// Waits for operations of a group that a signal ended (shardwire/interrupt.h). The operations go on; should this rank end the group while
-// one is still in flight, the peers are told why. One per engine. Any thread.
+// Waits for operations of a group that a signal ended (shardwire/interrupt.h). The operations go on; if this rank ends
+// the group while such an operation is still in flight, the peers are notified of the reason. One object per engine.
+// Any thread.
 #pragma once
 
 #include <cstdint>
@@ -20,7 +21,7 @@ class InterruptedWaits {
     std::erase_if(waits_, [](const Wait& wait) { return wait.activity.expired(); });
     waits_.push_back({activity, activity->seq, *activity->description});
   }
-  // What an operation that is still in flight is called; nullopt when there is none. Under the engine's lock.
+  // The description of an operation still in flight; nullopt without such an operation. Under the engine's lock.
   std::optional<std::string> pending() {
     const MutexLock lock(mutex_);
     for (const Wait& wait : waits_) {

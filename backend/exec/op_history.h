@@ -1,5 +1,5 @@
-// The latest operations of a group, by sequence number: what a peer hears that is doing something else, or comes when all is over here.
-// Under the engine's lock.
+// The latest operations of a group, by sequence number: for answers to a peer that calls another operation, or comes
+// when the operation is over here. Under the engine's lock.
 #pragma once
 
 #include <bit>
@@ -19,7 +19,7 @@ class OpHistory {
     std::uint64_t call = 0;  // Activity::call
     std::uint64_t fingerprint = 0;
     Description description;
-    // Which rank gave it up, and why; empty: none did.
+    // The rank that gave the operation up, and the reason; empty: no rank did.
     Rank givenUpBy = -1;
     std::string whyGivenUp;
   };

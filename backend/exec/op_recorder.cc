@@ -8,12 +8,14 @@ namespace shardwire::internal {
 namespace {
 
 std::atomic<std::uint64_t> nextRecordId{0};  // relaxed: a count alone
-// Of the tensors of one call. A compiled op may have ten thousand, and they would be kept for each of its runs.
+// The most recorded tensors of one call. A compiled op may have ten thousand tensors, and the ring would keep them for
+// each run of the op.
 constexpr std::size_t kMostTensors = 16;
-// How many tags are counted beside those that the ring holds: programs that take a new tag for each message would fill the memory.
+// The most counted tags beyond the capacity of the ring: programs with a new tag for each message would fill the
+// memory.
 constexpr std::size_t kMostTags = 4096;
 
-// Into entries of the ring's, whose memory is there after the first lap.
+// Writes into entries of the ring, whose memory exists after the first lap.
 void writeDown(std::span<const TensorView> views, CallRecord::Lists lists, std::vector<RecordedTensor>& tensors) {
   const bool asOne = lists != CallRecord::Lists::kEach && !views.empty();
   tensors.resize(asOne ? 1 : std::min(views.size(), kMostTensors));
@@ -121,7 +123,7 @@ std::uint64_t OpRecorder::nextMessage(const RecordedOp& op) {
   return ++tag.numMessages;
 }
 
-// Those whose last message the ring has lost: at most capacity_ stay, so this is seldom done.
+// Forgets tags whose last message is no longer in the ring: at most capacity_ tags stay, so calls are rare.
 void OpRecorder::forgetTags() {
   const std::uint64_t newest = count_;
   std::erase_if(tags_, [&](const auto& item) { return item.second.latest + capacity_ <= newest; });

@@ -1,6 +1,6 @@
-// The flight recorder of one rank in one group: the last operations, with sizes, times and how they ended. The engine writes it, under its
-// own lock; who wants to know reads it without that lock, so that a busy engine can be looked at, too. Off (capacity 0) it is never
-// touched.
+// The flight recorder of one rank in one group: the last operations, with sizes, times and results. The engine writes
+// the recorder under the engine's lock; readers need no engine lock, so even a busy engine can be examined. Never
+// touched when off (capacity 0).
 #pragma once
 
 #include <cstdint>
@@ -17,10 +17,10 @@
 
 namespace shardwire::internal {
 
-// How many operations are remembered where nobody said.
+// The default number of remembered operations.
 inline constexpr int kRecordedOps = 256;
 
-// By which a call goes on.
+// The place of a continuing call.
 struct CallPart {
   std::uint64_t seq = 0;     // of this part
   std::uint64_t call = 0;    // Activity::call; 0: none
@@ -30,17 +30,18 @@ inline CallPart partOf(const Activity& activity) {
   return {activity.seq, activity.call, activity.record};
 }
 
-// What a caller says of its call. All of it is read before the call returns.
+// The facts about a call for the recorder. Everything is read before the call returns.
 struct CallRecord {
   const char* name = "agree";  // of static life: "all_reduce"
   std::span<const TensorView> inputs{};
   std::span<const TensorView> outputs{};
-  // How several tensors are written down: each by itself, n of one shape as one of [n, shape...], or as one of all their elements.
+  // How several tensors are recorded: each alone, n tensors of one shape as one tensor [n, shape...], or as one tensor
+  // of all elements.
   enum class Lists : std::uint8_t { kEach, kStacked, kJoined };
   Lists lists = Lists::kEach;
-  CallPart continues{};     // this is the next part of a call that began with another submit()
-  bool isHeldBack = false;  // it starts when earlier operations over the same memory are over
-  // Of messages: who sends to whom (kNobody: from any rank, not matched yet), and their tag.
+  CallPart continues{};     // this is the next part of a call begun by another submit()
+  bool isHeldBack = false;  // the operation starts when earlier operations over the same memory are over
+  // For messages: the sending and the receiving rank (source -1: from any rank, not matched yet), and the tag.
   bool isMessage = false;
   Rank source = -1;
   Rank destination = -1;
@@ -56,8 +57,8 @@ struct RecordedOp {
   std::uint64_t number = 0;    // in this group, from 1
   std::uint64_t recordId = 0;  // in the order of all operations of the process, from 0
   std::uint64_t seq = 0;       // the call's number (Activity::call), equal on all ranks; 0 for messages
-  // Of messages: in the order of those from source to destination with this tag. It begins anew for a tag of which none was called for
-  // long.
+  // For messages: counts the messages from source to destination with this tag. The count begins anew if the tag was
+  // not used for long.
   std::uint64_t messageNumber = 0;
   const char* name = "";
   Description description;
@@ -69,7 +70,7 @@ struct RecordedOp {
   int tag = 0;
   Duration timeout{0};
   Clock::time_point called{};
-  Clock::time_point started{};  // zero: it waits for earlier operations
+  Clock::time_point started{};  // zero: the operation waits for earlier operations
   Clock::time_point ended{};    // zero: in flight
   StatusCode code = StatusCode::kOk;
 
@@ -83,7 +84,7 @@ class OpRecorder {
   OpRecorder& operator=(const OpRecorder&) = delete;
 
   bool isOn() const { return capacity_ != 0; }
-  // Gives the number by which the operation is known to the next two.
+  // Returns the number of the operation for start() and end().
   std::uint64_t call(const CallRecord& call, const Activity& activity);
   void start(std::uint64_t number);
   void end(std::uint64_t number, StatusCode code, Rank source);
@@ -96,16 +97,16 @@ class OpRecorder {
   void forgetTags() SW_REQUIRES(mutex_);
 
   const std::size_t capacity_;
-  mutable Mutex mutex_;  // taken under the engine's lock; nothing is taken under it
+  mutable Mutex mutex_;  // taken under the engine's lock; no lock is taken under this mutex
   std::uint64_t count_ SW_GUARDED_BY(mutex_) = 0;
   std::vector<RecordedOp> ring_ SW_GUARDED_BY(mutex_);  // grows to capacity_; an entry's vectors are used again
   // By source, destination and tag.
   struct Tag {
     std::uint64_t numMessages = 0;
-    std::uint64_t latest = 0;  // RecordedOp::number of its latest message
+    std::uint64_t latest = 0;  // RecordedOp::number of the tag's latest message
   };
-  // One by one among malloc's blocks, tags that come and go would break up the room that tensors of megabytes leave, and it would grow with
-  // every few of them (bench/soak.py: 60 MiB in ten minutes). So they lie together.
+  // If each tag were a separate block of malloc, tags of short life would fragment the free memory between tensors of
+  // megabytes, and the process would grow (bench/soak.py: 60 MiB in ten minutes). So the tags lie together.
   std::pmr::unsynchronized_pool_resource tagMemory_ SW_GUARDED_BY(mutex_);
   std::pmr::map<std::tuple<Rank, Rank, int>, Tag> tags_ SW_GUARDED_BY(mutex_){&tagMemory_};
 };

@@ -21,35 +21,37 @@ class PeerLinks {
   // ---- Joining
   const std::vector<Rank>& joined() const { return joined_; }
   bool isJoinedToAll() const { return joined_.size() + 1 == isJoined_.size(); }
-  // Some peers are joined only when an operation needs them.
+  // Some peers are joined only when an operation needs these peers.
   bool joinsLate() const { return peers_.late != nullptr; }
-  // Asks for the peers that the operation needs and that are not joined yet.
+  // Asks for the needed peers of the operation that are not joined yet.
   void want(Activity& activity);
-  // Takes the connections that were made since the last call; true when there was any, or a peer cannot be joined. `*joined`: the peers.
+  // Takes the connections made since the last call; true when at least one was made, or a peer cannot be joined.
+  // `*joined`: the new peers.
   bool takeLate(std::vector<Rank>* joined);
   // Peers are wanted, and alive as far as this rank knows.
   bool isAnyUnderWay() const { return peers_.late->isAnyUnderWay(); }
-  // For the error of an operation that expires: "; rank 3 (pid 7 on host a) does not answer ...".
+  // For the error of an expiring operation: "; rank 3 (pid 7 on host a) does not answer ...".
   std::string whyMissing(const Activity& activity) const;
 
-  // ---- Peers that are gone: they died, they left, or they cannot be joined
+  // ---- Peers that are gone, because they died, left, or cannot be joined
   bool isGone(Rank peer) const { return !whyGone(peer).isOk(); }
   const Status& whyGone(Rank peer) const { return whyGone_[static_cast<std::size_t>(peer)]; }
   const std::vector<Rank>& gone() const { return gone_; }
   std::vector<Rank> goneOf(std::span<const Rank> peers) const;
   // The first joined peer whose connection ended since the last call; -1: none.
   Rank nextGone();
-  // A peer that is gone may have left because of another peer, to which the link is only under way: a moment later that end is known, too.
+  // A gone peer may have left because of another peer, whose link is still under way: a moment later the end of the
+  // other peer is known, too.
   bool mayLearnMore(std::span<const std::shared_ptr<Activity>> inFlight, Clock::time_point now);
 
   // ---- The end
   // After this nothing on the wires touches tensors of callers any more. False: a wire could not stop its transfers.
   bool stopFetches();
-  // The connections, which the caller destroys outside of the lock; peers that connect from now on are refused.
+  // The connections, for destruction outside of the lock; later connection requests of peers are rejected.
   std::pair<std::vector<std::unique_ptr<Connection>>, std::unique_ptr<LateLinks>> close();
   bool isClosed() const { return isClosed_; }
 
-  // One line per rank: its transport, and why no faster one joins it.
+  // One line per rank: the transport, and the reason against each faster transport.
   std::string describe() const;
 
  private:
@@ -60,7 +62,7 @@ class PeerLinks {
   const RunContext& context_;
   std::vector<bool> isJoined_;  // by peer
   std::vector<Rank> joined_;
-  std::vector<Status> whyGone_;  // by peer; ok: it is not gone
+  std::vector<Status> whyGone_;  // by peer; ok: the peer is not gone
   std::vector<Rank> gone_;       // in order
   Clock::time_point learnsUntil_{};
   bool fetchesStopped_ = false;

@@ -1,5 +1,5 @@
-// Tensors of a run that wires move bytes from or to: made ready (registered) once, for the run or for all runs of a bound op, instead of
-// for every fetch. Under the engine's lock.
+// Tensors of a run with bytes moved by wires: made ready (registered) once, for the run or for all runs of a bound op,
+// instead of for every fetch. Under the engine's lock.
 #pragma once
 
 #include <cstdint>
@@ -14,9 +14,9 @@ namespace shardwire::internal {
 
 class Pins {
  public:
-  // `isWritten`: fetches fill it. Does nothing for a tensor without bytes.
+  // `isWritten`: fetches fill the tensor. Does nothing for a tensor without bytes.
   void add(std::span<const std::unique_ptr<Wire>> wires, const TensorView& tensor, bool isWritten);
-  // The wires still live. Pins that are not released go with their wire.
+  // The wires still live. Pins without a release go with their wire.
   void release();
 
  private:

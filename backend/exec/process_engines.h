@@ -1,4 +1,5 @@
-// The engines of this process that are alive, oldest first: for those who look into all of its groups. Any thread.
+// The engines of this process that are alive, oldest first: for code that examines all groups of the process. Any
+// thread.
 #pragma once
 
 #include <memory>

@@ -1,6 +1,7 @@
-// Who leads the progress of a group among its progress threads. The leader also runs the callbacks of what it completes, in order; a
-// callback may wait for another operation of the same group (a c10 future waits without driving), so while one keeps the leader for long a
-// follower takes the lead, and the old leader follows from then on. Any thread.
+// The choice of the leader among the progress threads. The leader also runs the callbacks of operations completed by
+// the leader, in order. A callback may wait for another operation of the same group (a c10 future waits without
+// driving), so while a callback keeps the leader for long a follower takes the lead, and the old leader follows from
+// then on. Any thread.
 #pragma once
 
 #include <cstdint>
@@ -10,16 +11,17 @@
 
 namespace shardwire::internal {
 
-// How long callbacks may keep the leader before somebody else goes on. They start in the order of completion in any case.
+// The longest time that callbacks may keep the leader before another thread goes on. Callbacks start in the order of
+// completion in any case.
 inline constexpr Duration kCallbackPatience = std::chrono::milliseconds(1);
 
 class ProgressRole {
  public:
-  // Leader: callbacks begin. True when nobody follows: then start a thread that does.
+  // Leader: callbacks begin. True when no thread follows: then the caller starts a following thread.
   bool enterCallbacks(std::uint64_t* turn);
   // Leader: callbacks are over. False when another thread leads by now.
   bool leaveCallbacks(std::uint64_t turn);
-  // Follower: returns when it leads (true), or at the end (false).
+  // Follower: returns when this thread leads (true), or at the end (false).
   bool follow();
   // The end: all followers return.
   void stop();

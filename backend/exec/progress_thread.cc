@@ -1,7 +1,8 @@
-// The list of groups is replaced, never changed, so that a thread goes through one list while groups come and go. A thread enters the entry
-// of a group before it looks at the group, and remove() waits until all other threads have left that entry; a callback that removes its own
-// group does not wait for itself. The leading thread looks at each group once, and sleeps on the bell when no group moved. While a callback
-// keeps the leader for long, a follower leads (ProgressRole), and the old leader follows as soon as its callback returns.
+// The list of groups is replaced, never changed, so a thread goes through one list while groups come and go. A thread
+// enters the entry of a group before looking at the group, and remove() waits until all other threads have left the
+// entry; a callback that removes its own group does not wait for itself. The leading thread looks at each group once,
+// and sleeps on the bell when no group moved. While a callback keeps the leader for long, a follower leads
+// (ProgressRole), and the old leader follows as soon as the callback returns.
 #include "backend/exec/progress_thread.h"
 
 #include <algorithm>
@@ -14,7 +15,7 @@
 namespace shardwire::internal {
 namespace {
 
-// Longest sleep of the thread: frames that arrive for idle groups meanwhile are taken by then.
+// Longest sleep of the thread: by then the thread takes frames for idle groups.
 constexpr Duration kLongestSleep = std::chrono::milliseconds(100);
 
 struct Threads {
@@ -60,7 +61,7 @@ ProgressThread::~ProgressThread() {
     threads.swap(threads_);
   }
   for (std::thread& thread : threads) {
-    // A callback may have dropped the last group: its thread ends by itself.
+    // A callback may have dropped the last group on this very thread, which then ends by itself.
     std::this_thread::get_id() == thread.get_id() ? thread.detach() : thread.join();
   }
 }

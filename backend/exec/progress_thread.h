@@ -1,8 +1,9 @@
-// The thread that moves the operations of all groups of this process that nobody waits for. It looks at each group that has something in
-// flight, sleeps on the process's bell when none moves, and at idle groups ten times a second. It also runs the callbacks of what it
-// completes; while one keeps it for long, a follower takes the lead (ProgressRole).
+// The thread that moves operations without a waiting caller, for all groups of this process. Looks at each group with
+// operations in flight, sleeps on the process's bell when no group moves, and looks at idle groups ten times a second.
+// Also runs the callbacks of operations completed by the thread; while a callback keeps the thread for long, a follower
+// takes the lead (ProgressRole).
 //
-// One per bell, that is per process; begun with its first group and gone with its last. Any thread.
+// One object per bell, and so per process; begins with the first group and ends with the last. Any thread.
 #pragma once
 
 #include <atomic>
@@ -17,16 +18,16 @@
 
 namespace shardwire::internal {
 
-// A group, as the thread sees it.
+// A group, as seen by the thread.
 class Progressed {
  public:
   struct Look {
     bool moved = false;
-    bool lostLead = false;  // its callbacks took long, and another thread leads by now
-    Deadline nextLook{};    // when nobody rings before
+    bool lostLead = false;  // the group's callbacks took long, and another thread leads by now
+    Deadline nextLook{};    // if the bell does not ring before
   };
   virtual ~Progressed() = default;
-  // Moves what can be moved without waiting. Armed for the process's bell if something is in flight.
+  // Moves everything possible without waiting. Arms the process's bell if something is in flight.
   virtual Look lookAsLeader() = 0;
 };
 
@@ -38,7 +39,7 @@ class ProgressThread {
   ProgressThread& operator=(const ProgressThread&) = delete;
 
   void add(const std::shared_ptr<Progressed>& group);
-  // Returns when no other thread looks at it, or ever will.
+  // Returns when no other thread looks at the group, or ever will.
   void remove(const Progressed* group);
   void ring();
   // Around callbacks on the leading thread. leaveCallbacks: false when another thread leads by now.
@@ -46,23 +47,24 @@ class ProgressThread {
   bool leaveCallbacks(std::uint64_t turn);
 
  private:
-  // A group in the list. The two words are seq_cst: of a thread that enters and one that removes, at least one sees the other.
+  // A group in the list. isRemoved and numInside are seq_cst: of an entering and a removing thread, at least one sees
+  // the other.
   struct Entry {
     std::weak_ptr<Progressed> group;
-    const Progressed* key;  // the same, to be found by
+    const Progressed* key;  // the same pointer, for the search
     std::atomic<bool> isRemoved{false};
-    std::atomic<int> numInside{0};  // threads that look at it now
+    std::atomic<int> numInside{0};  // threads that look at the group now
   };
   using Entries = std::vector<std::shared_ptr<Entry>>;
 
-  // Shared with the threads, which may outlive this: a callback may have dropped the last group.
+  // Shared with the threads, which may outlive this object: a callback may have dropped the last group.
   struct State {
     std::shared_ptr<ProgressBell> bell;
     ProgressRole role;
     std::atomic<bool> stop{false};
     Mutex mutex;
     ConditionVariable changed;
-    // Replaced, never changed: a thread goes through one while groups come and go.
+    // Replaced, never changed: a thread goes through one list while groups come and go.
     std::shared_ptr<const Entries> groups SW_GUARDED_BY(mutex) = std::make_shared<const Entries>();
 
     void follow(bool leadsFirst);

@@ -1,7 +1,8 @@
-// A box here is filled from a box of a peer's memory. Both consist of runs, of different lengths, and hold the same elements in row-major
-// order; so the two lists of runs are cut against each other into pieces that are contiguous on both sides, and the transport is given the
-// pieces. Where runs here are so short that the pieces would be crumbs, the box is read as one and unpacked: at once (copy), or when it has
-// come (Landings). Whether runs there are long enough was decided by their owner, before it offered them.
+// A box of this rank is filled from a box of a peer's memory. Both consist of runs, of different lengths, and hold the
+// same elements in row-major order; so the two lists of runs are cut against each other into pieces that are contiguous
+// on both sides, and the transport gets the pieces. Where local runs are so short that the pieces would be tiny, the
+// box is read as a whole and unpacked: at once (copy), or on arrival (Landings). The owner decided before the offer
+// whether the remote runs are long enough.
 #include "backend/exec/remote_reads.h"
 
 #include <algorithm>
@@ -28,7 +29,7 @@ std::span<const MemoryRun> RemoteReads::runsInto(const StridedBox& local, std::s
   forEachRun(local, box.shape, box.elemBytes(), [&](std::byte* run, std::size_t) { localRuns_.push_back(run); });
   runs_.clear();
   std::size_t localDone = 0;
-  // forEachRun only computes addresses, so an address of another process is as good as any.
+  // forEachRun only computes addresses, so an address of another process works, too.
   const StridedBox remote{reinterpret_cast<std::byte*>(box.address()), box.input.byteStrides};
   forEachRun(remote, box.shape, box.elemBytes(), [&](std::byte* run, std::size_t runBytes) {
     auto address = reinterpret_cast<std::uint64_t>(run);

@@ -1,5 +1,5 @@
-// Reads of a peer's memory by one PlanRun: copied at once (Reach::kCopy), or asked for and taken when they are here (Reach::kFetch).
-// Under the group's lock.
+// Reads of a peer's memory by one PlanRun: copied at once (Reach::kCopy), or requested and taken on arrival
+// (Reach::kFetch). Under the group's lock.
 #pragma once
 
 #include <array>
@@ -13,7 +13,7 @@
 
 namespace shardwire::internal {
 
-// An input of a peer, as the peer posted it.
+// An input of a peer, as posted by the peer.
 struct RemoteInput {
   Reach reach = Reach::kNone;
   const std::byte* base = nullptr;  // kDirect
@@ -22,7 +22,7 @@ struct RemoteInput {
   Dims byteStrides;
 };
 
-// A box of one, and what its elements are.
+// A box of a peer's input, and the type of the elements.
 struct RemoteBox {
   const RemoteInput& input;
   const Dims& offset;
@@ -34,14 +34,15 @@ struct RemoteBox {
   std::size_t bytes() const { return static_cast<std::size_t>(numElements(shape)) * elemBytes(); }
 };
 
-// One for all edges of a run.
+// One object for all edges of a run.
 class RemoteReads {
  public:
   explicit RemoteReads(const RunScope& run) : run_(run) {}
-  // kCopy: `dst` holds the box when this returns ok, cast if it is of another type. May use the context's scratch for that, and where runs
-  // of `dst` are short.
+  // kCopy: `dst` holds the box when the call returns ok, cast if the types differ. May use the context's scratch for
+  // the cast, and for short runs of `dst`.
   Status copy(PeerReads& owner, const StridedBox& dst, DType dstDtype, const RemoteBox& box);
-  // How `local`, which consists of runs of `localRun` bytes, is filled from the box; valid until the next call.
+  // The pieces for filling `local`, which consists of runs of `localRun` bytes, from the box; valid until the next
+  // call.
   std::span<const MemoryRun> runsInto(const StridedBox& local, std::size_t localRun, const RemoteBox& box);
 
  private:
@@ -50,20 +51,20 @@ class RemoteReads {
   std::vector<std::byte*> localRuns_;
 };
 
-// The fetches of one edge. Stays where it is while any is under way.
+// The fetches of one edge. Must not move while a fetch is under way.
 class Landings {
  public:
   Landings(const RunScope& run, RemoteReads& reads) : run_(run), reads_(reads) {}
-  // kFetch: asks for the box; false when there is no room to ask now. Local runs shorter than `minLocalRun` (ReadLimits) are not fetched
-  // into.
+  // kFetch: requests the box; false when there is no room for requests now. Local runs shorter than `minLocalRun`
+  // (ReadLimits) are not fetched into.
   bool start(PeerFetches& owner, std::size_t minLocalRun, const StridedBox& dst, DType dstDtype, const RemoteBox& box);
-  // Takes what has come; true when anything had.
+  // Takes arrived segments; true when at least one arrived.
   bool take();
   bool isFetching() const;
 
  private:
-  // A segment that needs a hand when it is here: unpacking, into an output whose runs are too short to be fetched into or whose type is
-  // another, or a word to the staging.
+  // A segment with work to do on arrival: unpacking, into an output of another type or with runs too short for fetches,
+  // or a report to the staging.
   struct Landing {
     bool inUse = false;
     bool isPacked = false;
@@ -74,7 +75,7 @@ class Landings {
     DType dtype = DType::kFloat32;
     DType dstDtype = DType::kFloat32;
   };
-  static constexpr std::size_t kMaxLandings = 4;  // one is unpacked while the others are under way
+  static constexpr std::size_t kMaxLandings = 4;  // one is unpacked while the other landings are under way
 
   const RunScope& run_;
   RemoteReads& reads_;

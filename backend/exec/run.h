@@ -1,4 +1,5 @@
-// One run of a Plan over given tensors, whichever way it is executed. Pooled: prepare() makes it ready for another run.
+// One run of a Plan over given tensors, executed as a PlanRun or a ShortRun. Pooled: prepare() makes the run ready for
+// the next execution.
 #pragma once
 
 #include <algorithm>
@@ -20,11 +21,11 @@ inline constexpr Duration kShortSpin = std::chrono::microseconds(20);
 
 class Run : public Activity {
  public:
-  // Makes the run ready: views as the plan wants them. Outputs may share memory with inputs as far as no move writes what is sent or what
-  // another move reads (checked by the caller).
+  // Makes the run ready: views as in the plan. Outputs may share memory with inputs where no move writes bytes to be
+  // sent or to be read by another move (checked by the caller).
   virtual void prepare(std::span<const TensorView> inputs, std::span<const TensorView> outputs) = 0;
-  // After prepare(): this is the next stage of the operation whose last stage so far is `previous`, and is done only after it.
-  // `startsAfter`: moves nothing before `previous` is done either.
+  // After prepare(): this run is the next stage of the operation whose last stage so far is `previous`, and is done
+  // only after `previous`. `startsAfter`: moves nothing before `previous` is done either.
   void follow(std::shared_ptr<Activity> previous, bool startsAfter) {
     previous_ = std::move(previous);
     startsAfter_ = startsAfter;
@@ -32,7 +33,8 @@ class Run : public Activity {
   }
   // After prepare() and follow(): moves nothing before the gate opens.
   void startAfter(std::shared_ptr<StartGate> gate) { gate_ = std::move(gate); }
-  // After prepare(): tensors among the views are host copies, touched as far as they are ready. null: none are.
+  // After prepare(): some tensors among the views are host copies, and the run touches only bytes that are ready. null:
+  // no tensor is a host copy.
   void stage(Staging* staging) {
     staging_ = staging;
     if (staging != nullptr) {
@@ -43,28 +45,30 @@ class Run : public Activity {
     if (!finished_ || (previous_ != nullptr && !previous_->isDone())) {
       return false;
     }
-    previous_.reset();  // back to its pool
+    previous_.reset();  // returns the run to its pool
     return true;
   }
-  // For how long the caller should poll before it goes: about as long as the run takes when all ranks are there; 0 when that is long.
-  // A caller who goes at once arms the doorbell, and ringing it costs the peer 5 us.
+  // The time for the caller to poll before returning: about the duration of the run when all ranks are there; 0 when
+  // the run is long. A caller that returns at once arms the doorbell, and ringing the doorbell costs the peer 5 us.
   virtual Duration worthSpinning() const = 0;
 
   bool misses(Rank peer) const override { return gate_ == nullptr && isOpen(peer) && !heardFrom(peer); }
-  // By what each peer still owes and what it sent: "ranks 2, 3 did not arrive; rank 1 arrived but did not finish".
+  // By the missing part and the sent frames of each peer: "ranks 2, 3 did not arrive; rank 1 arrived but did not
+  // finish".
   std::string waitingFor() const override;
 
  protected:
-  // Whether frames of this run, or of later ones, came from the peer.
+  // Whether frames of this run, or of later runs, came from the peer.
   virtual bool heardFrom(Rank peer) const;
-  // Whether this run has to do with the peer and is not done with it.
+  // Whether this run exchanges bytes with the peer and is not done with the peer.
   virtual bool isOpen(Rank peer) const { return needs(peer); }
-  // What the peer sent and we did not take yet, because another rank's part comes first, may be all that is missing.
+  // True when bytes of the peer lie in the lane untaken, because another rank's part comes first: perhaps nothing else
+  // is missing.
   bool hasSentItsPart(Rank peer) const;
   static EdgeBytes edgeBytesOf(const Plan& plan, Rank peer);
   static void addTrafficOf(const Plan& plan, std::span<EdgeBytes> byPeer);
-  // For a run that only sends, and would be over without hearing from anybody: whether a peer sent what no operation here takes. The run
-  // waits then, since the ranks disagree and will be told so.
+  // For a run that only sends, and would end without a frame from any peer: whether a peer sent bytes that no operation
+  // here takes. Then the run waits, since the ranks disagree and will be notified.
   template <typename Edges>
   bool isOutOfStep(const Edges& sends) const {
     bool isOut = false;
@@ -73,8 +77,9 @@ class Run : public Activity {
     }
     return isOut;
   }
-  // True while the run before is in flight, or what the gate waits for. Later operations must not pass: their frames would lie before ours
-  // in the peers' rings, where a peer that first waits for this operation never comes to ours.
+  // True while the previous run is in flight, or the gate is closed. Later operations must not pass: their frames would
+  // lie before the frames of this run in the peers' rings, and a peer that first waits for this operation would never
+  // get to these frames.
   template <typename Edges>
   bool mustWait(const Edges& sends, std::vector<bool>& blockedBulk) {
     if (gate_ != nullptr && gate_->isOpen()) {
@@ -91,7 +96,7 @@ class Run : public Activity {
     holdBack(sends, blockedBulk);
     return true;
   }
-  // Later operations send nothing where this one still will.
+  // Later operations send nothing to peers for which this run still has bytes.
   template <typename Edges>
   static void holdBack(const Edges& sends, std::vector<bool>& blockedBulk) {
     for (const auto& edge : sends) {
@@ -99,7 +104,7 @@ class Run : public Activity {
     }
   }
 
-  // Every byte that the run will write, to `staging`.
+  // Announces to `staging` every byte to be written by the run.
   virtual void announceWrites(Staging& staging) const = 0;
 
   int worldSize_ = 1;
@@ -112,11 +117,11 @@ class Run : public Activity {
   std::shared_ptr<StartGate> gate_;  // mostly null
 };
 
-// Finished runs wait here for the next one, so that a re-run allocates nothing. Make(): a new run. Thread-safe through its owner.
+// Finished runs wait here for reuse, so a re-run allocates nothing. Make(): a new run. Thread-safe through the owner.
 template <typename T>
 class RunPool {
  public:
-  // A run that nobody else holds; made when all are in flight or still held by a caller.
+  // A run without another holder; a new run when all runs are in flight or still held by a caller.
   template <typename Make>
   std::shared_ptr<T> take(Make&& make, bool* isNew = nullptr) {
     const auto found = std::find_if(runs_.begin(), runs_.end(), [](const auto& run) { return run.use_count() == 1 && run->isDone(); });

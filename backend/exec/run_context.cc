@@ -9,7 +9,7 @@ void RunContext::refuseStaged(Rank peer, const OperationTag& operation, std::spa
   if (!staged.has_value()) {
     fail(unreadableFrame(peer, Lane::kBulk, frame));
   } else if (staged->operation.seq != operation.seq) {
-    return;  // its turn comes first or later
+    return;  // another operation's bytes come first
   } else if (staged->operation.fingerprint != operation.fingerprint) {
     desync(peer, operation.seq);
   } else {

@@ -1,7 +1,8 @@
-// What an operation may use of its group while it runs: the links to the peers, numbers that hold for as long as the group does, scratch,
-// and four words to say that it cannot go on as planned. The engine makes one; tests make theirs over connections of their own.
+// The parts of a group that an operation may use while running: the links to the peers, numbers that hold for the life
+// of the group, scratch, and calls for reports to the group (RunHost). The engine makes one RunContext; tests make
+// separate contexts over separate connections.
 //
-// Threads: all of it under the group's lock, whose holder steps the operations. Nothing here waits.
+// Threads: everything runs under the group's lock, whose holder steps the operations. Nothing here waits.
 #pragma once
 
 #include <algorithm>
@@ -24,19 +25,21 @@ namespace shardwire::internal {
 
 class Activity;
 
-// The words. Each is heard at once, and acted upon when the operation's step is over.
+// The reports of an operation. Each takes effect at once, and the group acts on the report when the operation's step is
+// over.
 class RunHost {
  public:
   // Everything in the group fails with `why`, here and on the peers. The first reason stays.
   virtual void fail(Status why) = 0;
-  // The peer is doing something else as operation `seq`: learns what, then fails the group on both with the same text.
+  // The peer calls another operation as operation `seq`: asks for the peer's call, then fails the group on both ranks
+  // with the same text.
   virtual void desync(Rank peer, std::uint64_t seq) = 0;
-  // Whether the next staged bytes of the peer belong to an operation that is over here and did not take them: the ranks disagree. Asks the
-  // peer, and is true until it has answered.
+  // Whether the next staged bytes of the peer belong to an operation that is over here and did not take the bytes: the
+  // ranks disagree. Asks the peer, and returns true until the peer has answered.
   virtual bool refuseStale(Rank peer) = 0;
   // This operation ends now, and the group goes on.
   virtual void finish(Activity& activity, Status status) = 0;
-  // What the operation waited for before it moved anything is over.
+  // The wait of the operation before its first move is over.
   virtual void begin(Activity& activity) { static_cast<void>(activity); }
 
  protected:
@@ -50,7 +53,7 @@ struct RunContext {
   std::string label;                                         // "rank 1 of 4, group "dp"": for messages
   std::size_t inlineBytes = 0;                               // edges and messages up to this are sent, not read (Options::inlineBytes)
   std::size_t segmentBytes = 0;                              // of one staged segment: both ends of an edge cut boxes alike
-  std::span<const std::unique_ptr<Connection>> connections;  // by rank; null for this rank itself
+  std::span<const std::unique_ptr<Connection>> connections;  // by rank; null for this rank
   std::span<const std::unique_ptr<Wire>> wires;
   std::vector<std::byte> scratchBytes;
 
@@ -79,14 +82,15 @@ struct RunContext {
     return true;
   }
 
-  // The same with a text, of which as much goes as a frame takes: some texts grow with the number of ranks.
+  // The same with a text, cut to the length of one frame: some texts grow with the number of ranks.
   template <typename F>
   bool sendText(Rank peer, const F& frame, std::string_view text) const {
     return sendControl(peer, frame, bytesOf(text.substr(0, connection(peer).maxFrameBytes(Lane::kControl) - kHeadBytes<F>)));
   }
 
-  // The next staged bytes of the peer, if they are this operation's: the one place where bulk frames are read. Nothing while none are here,
-  // while another operation's turn comes first, and where the ranks disagree or the peer is broken, which is told.
+  // The next staged bytes of the peer, if the bytes belong to this operation: the only place where bulk frames are
+  // read. Nothing while no bytes are here or another operation's bytes come first. Nothing and a report where the ranks
+  // disagree or the peer is broken.
   std::optional<Received<StagedFrame>> nextStaged(Rank peer, const OperationTag& operation) const {
     const auto frame = connection(peer).peek(Lane::kBulk);
     if (frame.empty()) {
@@ -109,7 +113,7 @@ struct RunContext {
   void begin(Activity& activity) const { host.begin(activity); }
 
  private:
-  // Tells what is wrong with staged bytes that are not this operation's, if anything is.
+  // Reports the error in staged bytes that do not belong to this operation, if there is an error.
   void refuseStaged(Rank peer, const OperationTag& operation, std::span<const std::byte> frame) const;
 };
 

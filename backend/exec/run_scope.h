@@ -1,5 +1,6 @@
-// What the parts of one PlanRun share: the plan, the tensors of this run, and whose operation it is. The run owns it and its parts, so
-// that they live and go together; the run alone changes it, between runs. Under the group's lock.
+// The common data of the parts of one PlanRun: the plan, the tensors of this run, and the operation of the run. The run
+// owns the scope and the parts, so all live equally long; only the run changes the scope, between runs. Under the
+// group's lock.
 #pragma once
 
 #include <cstddef>
@@ -13,7 +14,7 @@
 
 namespace shardwire::internal {
 
-// A copy from memory that needs no staging goes in pieces of this size, so that other edges are looked at in between.
+// A copy from memory without staging goes in pieces of this size, so other edges make progress in between.
 inline constexpr std::size_t kCopySegment = std::size_t{4} << 20;
 
 inline Dims sumOf(const Dims& a, const Dims& b) {
@@ -30,13 +31,13 @@ struct RunScope {
   std::vector<TensorView> inputs;
   std::vector<TensorView> outputs;
   Staging* staging = nullptr;         // null: every tensor is the host's own
-  StoreHint hint = StoreHint::kAuto;  // for everything that this plan writes
+  StoreHint hint = StoreHint::kAuto;  // for everything written by this plan
 
   RunContext& context() const { return activity.context(); }
   OperationTag tag() const { return activity.tag(); }
 
   const TensorView& input(std::int32_t index) const { return inputs[static_cast<std::size_t>(index)]; }
-  // Of the output, whose type may be another than that of the sources (PlanMove::sourceDtype).
+  // The type of the output, which may differ from the type of the sources (PlanMove::sourceDtype).
   DType dtypeOf(const PlanMove& move) const { return outputDtypeOf(plan, move); }
   std::size_t elemBytesOf(const PlanMove& move) const { return elementBytes(dtypeOf(move)); }
   StridedBox outputBox(const PlanMove& move, const Dims& segmentOffset) const {
@@ -53,7 +54,8 @@ struct RunScope {
     }
   }
 
-  // So little on this edge that all of it is staged and nothing is posted. Both ends may differ in this: the frames tell.
+  // True for an edge with so few bytes: all are staged and nothing is posted. Both ends may differ in this: the frames
+  // show the sender's choice.
   bool isSilent(const PlanEdge& edge) const {
     return edge.bytes <= context().inlineBytes || edge.bytes < context().connection(edge.peer).readLimits().minEdgeBytes;
   }

@@ -1,10 +1,11 @@
-// Two operations, submitted at once on every rank, so that whatever goes wrong in the first the ranks go on with the same numbers:
+// Two operations, submitted at once on every rank, so the ranks go on with the same numbers after any error in the
+// first operation:
 //
-//   handout    rank 0 sends each rank a status word and its row, or why there is none, as it gets them ready
-//   verdicts   each rank tells all whether it can use what it got
+//   handout    rank 0 sends each rank a status word, and a row or an error text, as soon as the row is ready
+//   verdicts   each rank reports to all ranks whether the received row is usable
 //
-// Nobody returns before the verdicts are known. A rank that dies or does not read ends both, by the group's failure or by the timeout,
-// which counts from the begin and covers the time that rank 0 plans.
+// No rank returns before the verdicts are known. A rank that dies or does not read ends both operations, by the group's
+// failure or by the timeout, which counts from the begin and covers the planning time of rank 0.
 #include "backend/exec/ship_rows.h"
 
 #include <fmt/format.h>
@@ -21,7 +22,7 @@ namespace shardwire::internal {
 
 namespace {
 
-// The status word, then the row or the text.
+// Bytes of the status word, which precedes the row or the text.
 constexpr std::size_t kStatusBytes = 1;
 
 std::string encodeVerdict(const Status& status) {
@@ -42,7 +43,7 @@ StatusCode statusWordOf(std::string_view bytes) {
   return static_cast<StatusCode>(static_cast<std::uint8_t>(bytes[0]));
 }
 
-// What `make` gives; an exception, such as memory that is not there, is an error that all ranks hear of.
+// Returns the result of `make`; an exception, such as a lack of memory, becomes an error that all ranks receive.
 template <typename Make>
 auto guarded(const std::string& doing, Make&& make) -> decltype(make()) {
   try {
@@ -70,7 +71,7 @@ class Shipping {
     return engine_.submit(activities, Duration::zero(), {.name = "compile_op", .continues = begun});
   }
 
-  // Rank 0: this rank's own row, or what went wrong. The others have been given theirs.
+  // On rank 0: returns this rank's own row, or an error. The rows of the other ranks are given to the handout.
   Result<std::string> makeAll(const std::function<Result<std::string>(Rank)>& makeRow) {
     const std::string doing = what_ + ": rank 0 could not plan for all ranks";
     Status failed;
@@ -83,8 +84,8 @@ class Shipping {
     return failed.isOk() ? guarded(doing, [&] { return makeRow(0); }) : Result<std::string>(failed);
   }
 
-  // The others: what came. Not ok: there is no row, because of this very rank. A row that rank 0 could not make is std::nullopt, since rank
-  // 0 tells of that.
+  // On the other ranks: returns the received row. Not ok: no row came, because of this very rank. std::nullopt: rank 0
+  // could not make the row, and reports the error.
   Result<std::optional<std::string_view>> awaitRow() {
     const Status came = await(*handout_);
     if (!came.isOk()) {
@@ -97,12 +98,12 @@ class Shipping {
     return statusWordOf(answer) == StatusCode::kOk ? std::optional(answer.substr(kStatusBytes)) : std::nullopt;
   }
 
-  // Tells all ranks this one's verdict; the first that is not ok is everybody's.
+  // Reports this rank's verdict to all ranks, and returns the first verdict that is not ok.
   Status settle(const Status& own) {
     engine_.underLock([&] { verdicts_->give(encodeVerdict(own)); });
     const Status met = await(*verdicts_);
     if (!met.isOk()) {
-      // A timeout of the handout is one of the verdicts, too, and the former says more.
+      // A timeout of the handout is one of the verdicts, too, and the handout's error says more.
       return own.isOk() || met.code() == StatusCode::kInterrupted ? met : own;
     }
     for (std::size_t rank = 0; rank < verdicts_->blobs().size(); ++rank) {
@@ -129,7 +130,7 @@ class Shipping {
   Status await(Activity& activity) {
     Status met = activity.wait(kNoDeadline);
     if (met.code() == StatusCode::kInterrupted) {
-      // Some may have heard all of it and go on with what this rank does not have.
+      // Some ranks may have received everything, and go on with a plan that this rank lacks.
       engine_.abort(
           {StatusCode::kAborted, fmt::format("aborted on {}: {} was interrupted by a signal (Ctrl-C?)", engine_.groupLabel(), what_)});
     }

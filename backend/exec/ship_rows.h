@@ -1,4 +1,5 @@
-// Rank 0 makes what every rank needs and sends each its own: how plans are shipped. Blocking, collective; any thread.
+// Rank 0 makes a row of bytes for every rank and sends each rank its row: used for shipping plans. Blocking,
+// collective; any thread.
 #pragma once
 
 #include <functional>
@@ -10,10 +11,10 @@
 
 namespace shardwire::internal {
 
-// makeRow: called on rank 0 only, once for each rank, not under any lock. takeRow: called on every rank with its own row. What either of
-// them cannot do is one and the same error on all ranks: that of the lowest rank that has one. So are exceptions. `begun`: the part of the
-// user's call that came before. `what` is for messages:
-// "compile_op "x"". Errors of the group: kTimeout, which leaves it usable, and what fails it.
+// makeRow: called on rank 0 only, once for each rank, not under any lock. takeRow: called on every rank with the rank's
+// own row. An error or exception in either function is the same error on all ranks: the error of the lowest failing
+// rank. `begun`: the earlier part of the user's call. `what` is for messages: "compile_op "x"". Errors of the group:
+// kTimeout, which leaves the group usable, and failures of the group.
 Status shipRows(Engine& engine, const CallPart& begun, const std::string& what, std::optional<Duration> timeout,
                 const std::function<Result<std::string>(Rank)>& makeRow, const std::function<Status(std::string_view)>& takeRow);
 

@@ -1,8 +1,8 @@
-// A peer that is gone fails the group only when an operation needs it, and not before one more poll took what the peer sent last: perhaps
-// the reason why it left. An operation that reaches its deadline fails the group, too, since a peer may be writing to its tensors. Two
-// kinds end alone and leave the group usable: an operation that has touched no tensor (compileOp), and a message that may lapse. Shortly
-// before a deadline the peers are asked what they do (Questions); the error of the timeout contains their answers, and what is known of
-// peers that are not joined.
+// A gone peer fails the group only when an operation needs the peer, and not before one more poll took the peer's last
+// frames: perhaps the reason for leaving. An operation that reaches the deadline fails the group, too, since a peer may
+// be writing to the operation's tensors. Two kinds end alone and leave the group usable: an operation that has touched
+// no tensor (compileOp), and a message that may lapse. Shortly before a deadline the peers are asked for their current
+// activity (Questions). The error of the timeout contains the answers, and the known facts about peers without a link.
 #include "backend/exec/slow_checks.h"
 
 #include <fmt/format.h>
@@ -25,7 +25,8 @@ std::string seconds(Duration duration) {
   return fmt::format("{:.3g} s", std::chrono::duration<double>(duration).count());
 }
 
-// The other peers get the cause: this rank may soon leave because of it, and then their errors must name that peer, and not this rank.
+// The other peers are notified of the cause: this rank may soon leave because of the failure, and then the peers'
+// errors must name the gone peer, and not this rank.
 void failIfGoneIsNeeded(GroupState& group, Clock::time_point now) {
   std::vector<Rank> gone;
   std::ranges::copy_if(group.links.gone(), std::back_inserter(gone),
@@ -56,7 +57,8 @@ void expire(GroupState& group, const std::shared_ptr<Activity>& activity) {
   if (activity->ordered()) {
     group.operations.noteGivenUp(activity->tag(), group.context.rank, cause.message());
     for (const Rank peer : group.links.joined()) {
-      // A full control lane would mean that the peer reads nothing at all; then it learns of this by its own timeout.
+      // A full control lane would mean a peer that reads nothing at all; the peer then learns of the cancel by its own
+      // timeout.
       (void)group.context.sendText(peer, CancelFrame{{activity->seq, activity->fingerprint}}, cause.message());
     }
     group.failure.count(StatusCode::kTimeout);
@@ -98,7 +100,7 @@ void checkSlow(GroupState& group, bool quiet) {
   }
 }
 
-// With the reasons of all that are gone, as far as these differ: some peers leave because of others.
+// Contains the reasons of all gone peers, as far as the reasons differ: some peers leave because of other peers.
 Status goneError(const GroupState& group, const std::vector<Rank>& gone) {
   std::string text;
   for (const Rank peer : gone) {

@@ -1,4 +1,5 @@
-// Looks for peers that died and for operations that reached their deadline, once in a millisecond. Under the group's lock.
+// Looks for peers that died and for operations that reached the deadline, once in a millisecond. Under the group's
+// lock.
 #pragma once
 
 #include <vector>
@@ -14,7 +15,7 @@ inline constexpr Duration kSlowCheckEvery = std::chrono::milliseconds(1);
 
 // `quiet`: the poll before this moved nothing.
 void checkSlow(GroupState& group, bool quiet);
-// The error for peers that are gone.
+// The error for gone peers.
 Status goneError(const GroupState& group, const std::vector<Rank>& gone);
 
 }  // namespace shardwire::internal

@@ -1,5 +1,6 @@
-// What must be over before an operation may touch its tensors: earlier operations of this rank over the same memory, or the ranks'
-// agreement on its arguments. Shared by the operation's stages; everything under the engine's lock, but for the making.
+// The work that must be over before an operation may touch tensors: earlier operations of this rank over the same
+// memory, or the ranks' agreement on the arguments. Shared by the operation's stages; everything under the engine's
+// lock, except for the constructor.
 #pragma once
 
 #include <algorithm>
@@ -15,8 +16,8 @@ namespace shardwire::internal {
 
 class StartGate {
  public:
-  // `prepare` (may be empty) is called once, when all of `earlier` are done: what reads tensors before the first stage. `failure`: why the
-  // operation, when its turn comes, fails the group instead of starting.
+  // `prepare` (may be empty) is called once, when all of `earlier` are done, and reads tensors before the first stage.
+  // `failure`: not ok if the operation must fail the group instead of starting.
   StartGate(std::vector<std::shared_ptr<Activity>> earlier, std::function<void()> prepare, Status failure = Status::ok())
       : earlier_(std::move(earlier)), prepare_(std::move(prepare)), failure_(std::move(failure)) {}
 
@@ -32,7 +33,7 @@ class StartGate {
 
   const Status& failure() const { return failure_; }
 
-  // For messages, while it is closed.
+  // For messages, while the gate is closed.
   std::string waitingFor() const {
     const auto open = std::find_if(earlier_.begin(), earlier_.end(), [](const auto& activity) { return !activity->isDone(); });
     return open == earlier_.end() ? "an earlier operation" : *(*open)->description + " must be over first: " + (*open)->waitingFor();
