@@ -21,7 +21,7 @@ namespace shardwire::internal {
 
 namespace {
 
-// The time that a failed group is kept for peers that are not joined, and for peers whose link is under way.
+// How long a failed group is kept for peers without a link, and for peers with a link under way.
 constexpr Duration kStaysFor = std::chrono::milliseconds(500);
 constexpr Duration kStaysForKnown = std::chrono::seconds(5);
 constexpr Duration kStayNap = std::chrono::milliseconds(2);
@@ -189,7 +189,7 @@ void Engine::onProcessFailure() {
     }
   });
   if (!isDone) {
-    peers_.doorbell->ringSelf();  // the thread that has the lock looks soon
+    peers_.doorbell->ringSelf();  // the thread with the lock looks soon
     driving_.wakeProgress();
   }
 }
@@ -219,7 +219,7 @@ void Engine::shutdown() {
   driving_.removeFrom(this);
   peers_.doorbell->leave();
   // An object that still holds the engine, say a compiled op in Python, must not keep the links open: over a wire the
-  // end of the links shows the peers that this rank left. The connections are destroyed outside of the lock, since a
+  // end of the links is the peers' sign of this rank's end. The connections are destroyed outside of the lock, since a
   // farewell may take a moment.
   const auto closing = driving_.locked([](GroupState& state) { return state.links.close(); });
 }
@@ -233,7 +233,7 @@ void Engine::stayForLatePeers() {
     if (!state.links.joinsLate() || !state.operations.failure().has_value() || state.failure.notice().empty() || areAllNotified) {
       return true;
     }
-    // Peers whose link is under way are alive, and only have not come so far.
+    // Peers with a link under way are alive, and only have not come so far.
     if (Clock::now() >= begin + (state.links.isAnyUnderWay() ? kStaysForKnown : kStaysFor)) {
       return true;
     }

@@ -1,19 +1,19 @@
-// How blobs get to all ranks. All bytes for a peer go in parts, as large as a control frame may be, each with its
+// How blobs get to all ranks. All bytes for a peer go in parts, as large as a control frame may be, each with an
 // offset; parts from one peer come in order, and the first part states the length of the whole.
 //
 // Few ranks (kFewRanks): each rank sends its blob to each other rank. The exchange is over when this rank has sent to
 // all ranks and received from all.
 //
 // More ranks: each rank sends its blob to rank 0 only. When rank 0 has all blobs, rank 0 sends one table of all blobs
-// down the tree (RankTree); each rank passes parts on as they come. A rank that has the table, and whose children have
-// all confirmed, confirms to its parent and is done. So a rank needs links to rank 0, to its parent and to its
-// children, and only rank 0 needs links to all ranks. And no rank is done, and silent, while another rank still waits
-// for parts that must come through the first. All blobs go to rank 0 directly, not up the tree, so that rank 0 knows
-// exactly which ranks did not come: a rank on the way that did not call would hide the ranks below.
+// down the tree (RankTree); each rank passes parts on as the parts come. A rank with the whole table confirms to its
+// parent after all its children have confirmed, and is then done. So a rank needs links to rank 0, to the parent and to
+// the children, and only rank 0 needs links to all ranks. And no rank is done, and silent, while a rank below still
+// waits for parts from this rank. All blobs go to rank 0 directly, not up the tree, so rank 0 knows exactly which ranks
+// did not come: a rank on the way without a call would hide the ranks below.
 //
 // Rank 0 may keep the blobs to itself: then rank 0's answer goes down the tree in place of the blobs.
 //
-// No tensor is touched before the end, so a rank that waits too long may give the exchange up (cancel) and the group
+// No tensor is touched before the end, so a rank may give the exchange up after a long wait (cancel) and the group
 // stays usable: ranks that come later are notified. The engine of the rank notifies the peers. In a large group a rank
 // exchanges frames with few peers, and each notified rank passes the cancel on: rank 0 to all ranks, the other ranks to
 // their neighbours in the tree, in case rank 0 did not come.
@@ -34,7 +34,7 @@ namespace {
 // Narrow: tables may be long, and a rank sends one table to each child.
 constexpr int kTreeWidth = 8;
 
-// Where rank 0 may keep the blobs, the table's first byte states the content that follows.
+// Where rank 0 may keep the blobs, the table's first byte states the kind of the content behind.
 enum class TableOf : std::uint8_t { kBlobs = 0, kAnswer = 1 };
 
 }  // namespace
@@ -236,7 +236,7 @@ Status Exchange::onCancel(Rank from, const Received<CancelFrame>& frame) {
   std::string why(textOf(frame.payload));
   if (isByTree()) {
     // The rank that gave up may not have known the missing ranks. If rank 0 comes only now, rank 0 has not yet read the
-    // blobs that came meanwhile.
+    // blobs sent meanwhile.
     if (const std::string absent = missing(); rank_ == 0 && hasStepped_ && !absent.empty() && why.find(absent) == std::string::npos) {
       why += "; rank 0 knows that " + absent;
     }
@@ -251,15 +251,15 @@ void Exchange::passOn(RunContext& context, Rank from, Rank origin, const std::st
   std::set<Rank> to;
   if (rank_ == 0) {
     std::for_each(ins_.begin(), ins_.end(), [&](const In& in) { to.insert(in.peer); });
-  } else if (from != 0) {  // rank 0 notifies all ranks itself
+  } else if (from != 0) {  // rank 0 notifies all ranks directly
     std::for_each(outs_.begin(), outs_.end(), [&](const Out& out) { to.insert(out.peer); });
     to.insert(parent_);
   }
   to.erase(from);
   to.erase(origin);
   for (const Rank peer : to) {
-    // A peer without a link waits for nothing that comes through this rank. If the lane is full, the peer reads
-    // nothing, and learns of the cancel by its own timeout.
+    // A peer without a link waits for nothing from this rank. If the lane is full, the peer reads nothing, and learns
+    // of the cancel by its own timeout.
     if (context.connections[static_cast<std::size_t>(peer)] != nullptr) {
       const CancelFrame frame{.operation = tag(), .origin = static_cast<std::uint32_t>(origin)};
       (void)context.sendText(peer, frame, why);
@@ -269,9 +269,9 @@ void Exchange::passOn(RunContext& context, Rank from, Rank origin, const std::st
 
 // ---- waiting
 
-// In a large group rank 0 needs the ranks whose blobs are missing, then its children. A rank without the table needs
-// rank 0, even when the table comes through another rank: only rank 0 knows which ranks are missing, and the rank asks
-// rank 0 before the exchange expires.
+// In a large group rank 0 needs the ranks with missing blobs, then the children. A rank without the table needs rank 0,
+// even when the table comes through another rank: only rank 0 knows which ranks are missing, and the rank asks rank 0
+// before the exchange expires.
 bool Exchange::needs(Rank peer) const {
   const std::size_t in = inOf(peer);
   const std::size_t out = outOf(peer);

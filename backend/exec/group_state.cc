@@ -65,7 +65,7 @@ void GroupState::takePoint(const std::shared_ptr<Activity>& activity, const Call
   operations.startClocks();
 }
 
-// A peer that is joined late gets the notices and advice that the other peers got before.
+// A late peer gets the earlier notices and advice of the other peers, too.
 bool GroupState::takeLateLinks() {
   std::vector<Rank> joined;
   const bool progress = links.takeLate(&joined);

@@ -1,9 +1,9 @@
 // A caller's requests to one peer are sent in the order of their start: only the oldest request sends, as far as the
 // control lane has room. Answers arrive in the same order, so an answer must carry the number of the oldest waiting
-// request. An owner carries out each request on taking the request's frame. An answer for which the lane has no room is
-// owed until pay() sends the answer; the elements are still read at once, since the peer's next request may change
-// them. When a peer is gone or the group ends, the peer counts as having dropped each part that the peer reached by
-// requests, so that the owner can free the part.
+// request. An owner carries out each request on taking the request's frame. If the lane has no room for an answer, the
+// owner owes the answer until pay() sends the answer; the elements are still read at once, since the peer's next
+// request may change the elements. When a peer is gone or the group ends, the peer counts as having dropped each part
+// reached by the peer's requests, so the owner can free the part.
 #include "backend/exec/one_sided.h"
 
 #include <fmt/format.h>
@@ -21,12 +21,11 @@ namespace {
 // The most unanswered requests of a caller to one peer.
 constexpr std::size_t kMaxAsked = 64;
 
-// Peers, in all groups, with requests that may not be done. seq_cst: only so that a thread that sent something sees its
-// own count.
+// Peers, in all groups, with requests that may not be done. seq_cst: only so that a sending thread sees its own count.
 std::atomic<int> numUnquietPeers{0};
 
-// The box at the beginning of a sound frame's payload. Returns nothing when the box differs from the box that isSound()
-// checked: the frame lies in memory that the peer shares, so this function copies the box before the final check.
+// The box at the beginning of a sound frame's payload. Returns nothing when the box differs from the box checked by
+// isSound(): the frame lies in memory shared with the peer, so this function copies the box before the final check.
 std::optional<PartBox> takeBox(const PartTag& tag, Payload payload, std::optional<std::size_t> elementBytes) {
   std::array<std::byte, std::size_t{2} * kMaxDims * sizeof(std::int64_t)> copy;
   const std::span<const std::byte> dims = std::span(copy).first(tag.boxBytes());

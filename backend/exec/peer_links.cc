@@ -1,7 +1,7 @@
-// Some peers are joined only when an operation first needs them (LateLinks). The operation is taken at once and moves
-// as far as possible: a connection that is not joined yet has no room, so bulk frames keep their order, and nothing is
+// Some peers are joined only when an operation first needs the link (LateLinks). The operation is taken at once and
+// moves as far as possible: a connection without a link has no room, so bulk frames keep their order, and nothing is
 // exposed before this rank knows which memory the peer can read (SendEdge, PointSend). A peer that cannot be joined
-// counts as gone, like a peer that died, and fails the group when an operation needs the peer. Several peers may go one
+// counts as gone, like a dead peer, and fails the group when an operation needs the peer. Several peers may go one
 // after the other because of the first; so the engine waits for late links under way before naming the cause
 // (mayLearnMore).
 #include "backend/exec/peer_links.h"
@@ -66,7 +66,7 @@ bool PeerLinks::takeLate(std::vector<Rank>* joined) {
   return !news.empty();
 }
 
-// The first needed peer of the operation, from `first` on, that is not joined; worldSize: no such peer.
+// The first needed peer of the operation, from `first` on, without a link; worldSize: all are joined.
 Rank PeerLinks::nextMissing(const Activity& activity, Rank first) const {
   Rank peer = first;
   while (peer < context_.worldSize && (peer == context_.rank || isJoined_[static_cast<std::size_t>(peer)] || !activity.needs(peer))) {

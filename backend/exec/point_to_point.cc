@@ -1,10 +1,10 @@
 // Messages between two ranks are matched by tag, in the order of issue. So a sender announces messages in this order,
 // and a receiver takes the oldest announced message that fits (unexpected messages wait here). A short message is its
 // own announcement. A longer message is offered: the receiver reads the message in the sender's memory and confirms the
-// read (taken). A receiver that cannot read there asks for the message (grant), and gets parts on the point lane, one
-// message after the other in the order of the grants. The point lane carries only messages that a receiver asked for,
-// so a message without a receiver never blocks the lane. A recv that was given up leaves its tag, by which the late
-// message is dropped.
+// read (taken). A receiver unable to read there asks for the message (grant), and gets parts on the point lane, one
+// message after the other in the order of the grants. The point lane carries only requested messages, so a message
+// without a receiver never blocks the lane. A recv that was given up leaves its tag, by which the late message is
+// dropped.
 #include "backend/exec/point_to_point.h"
 
 #include <fmt/format.h>
@@ -48,7 +48,7 @@ void PointToPoint::start(const std::shared_ptr<PointSend>& send) {
 
 void PointToPoint::start(const std::shared_ptr<PointRecv>& recv) {
   recv->points_ = this;
-  // Take the oldest message with a fitting tag that is already here.
+  // Take the oldest message with a fitting tag, if a message is already here.
   for (Rank from = 0; from < context_.worldSize; ++from) {
     Peer* const peer = peerOrNull(from);
     if (peer == nullptr || (recv->peer >= 0 && recv->peer != from)) {
@@ -100,13 +100,13 @@ Status PointToPoint::deliverKept(PointRecv& recv, Rank from, std::span<const std
   if (const auto eager = readFrame<EagerFrame>(frame)) {
     return deliver(recv, from, *eager);
   }
-  // The frame was sound on arrival, but lay in memory that the peer shares.
+  // The frame was sound on arrival, but lay in memory shared with the peer.
   const auto offer = readFrame<OfferFrame>(frame);
   return offer.has_value() ? deliver(recv, from, *offer) : unreadableFrame(from, Lane::kControl, frame);
 }
 
-// A message of this peer that is no longer in the list failed meanwhile. A peer may not ask for a message that was
-// never offered, or is over.
+// A message of this peer that is no longer in the list failed meanwhile. A peer may ask neither for a message without
+// an offer nor for a finished message.
 Status PointToPoint::onGrant(Rank from, const Received<GrantFrame>& frame) {
   PointSend* const send = find(from, frame.message);
   if (send == nullptr) {
@@ -182,7 +182,7 @@ PointSend* PointToPoint::find(Rank peer, std::uint64_t message) {
 }
 
 bool PointToPoint::mayOffer(const PointSend& send) const {
-  for (const auto& earlier : peerOrNull(send.peer)->sends) {  // `send` is one of them
+  for (const auto& earlier : peerOrNull(send.peer)->sends) {  // `send` is in the list
     if (earlier.get() == &send) {
       return true;
     }
@@ -268,7 +268,7 @@ bool PointSend::step(std::vector<bool>&) {
       }
       const std::size_t part = std::min(left, frame.size() - kPartHead);
       writeFrame(frame, MessagePartFrame{message}, part);
-      // Past the cache: see kStreamFrom in plan_run_send.cc. A box of bytes serves as well as any other box.
+      // Past the cache: see kStreamFrom in send_edge.cc. A box of bytes serves as well as any other box.
       const StridedBox source{const_cast<std::byte*>(bytes.data()) + staged_, {1}};
       packBox(frame.data() + kPartHead, source, {static_cast<std::int64_t>(part)}, 1, StoreHint::kStream);
       connection.commit(Lane::kPoint, kPartHead + part);

@@ -1,5 +1,4 @@
-// The engines of this process that are alive, oldest first: for code that examines all groups of the process. Any
-// thread.
+// The live engines of this process, oldest first: for code that examines all groups of the process. Any thread.
 #pragma once
 
 #include <memory>

@@ -1,15 +1,12 @@
 // Ranks that disagree mostly notice the disagreement by the received frames. Where each rank waits for frames of the
 // other rank no frames come, or frames come after the operation is over. So:
-//   1. A rank that has waited for 100 ms sends the peers the operation in which the rank waits. A peer that is, was or
-//      will be in another operation of that number answers with a desync; a peer that did not come so far keeps the
-//      question.
-//   2. A peer that finished the operation says so. If no more frames come from the peer then, the ranks disagree about
-//      sizes.
+//   1. After waiting for 100 ms a rank sends the peers the operation in which the rank waits. A peer that is, was or will
+//      be in another operation of the same number answers with a desync; a peer without a call so far keeps the question.
+//   2. A peer reports a finished operation. If no more frames come from the peer then, the ranks disagree about sizes.
 //   3. Shortly before an operation expires the peers are asked for their current activity, and the error contains the
 //      answers.
-//   4. A process that failed in another group because a rank died says so in all groups of the process. A rank that
-//      waits for such a process, and learns that the process has no operation in flight, gives up after a while and
-//      names the cause.
+//   4. A process that failed in another group because a rank died reports this in all groups of the process. A rank that
+//      waits for the process, and learns of no operation in flight there, gives up after a while and names the cause.
 #include "backend/exec/questions.h"
 
 #include <fmt/format.h>
@@ -46,7 +43,7 @@ void Questions::look(Clock::time_point now) {
   lastLook_ = now;
   sendAdvice();
   const bool waitsLong = !operations_.inFlight().empty() && now - operations_.inFlight().front()->started >= kAskAfter;
-  // A peer that is not joined yet cannot be asked, and cannot have sent anything.
+  // A peer without a link cannot be asked, and cannot have sent anything.
   for (const Rank peer : links_.joined()) {
     if (operations_.failure().has_value()) {
       return;
@@ -106,7 +103,7 @@ bool Questions::isPastGrace(const Activity& activity, const Waiting& known, Cloc
   return !known.advice.empty() && grace_ >= Duration::zero() && now - std::max(activity.started, known.advisedAt) >= grace_;
 }
 
-// This machine may have been busy with other work when the time to ask came: then the operation expires later by that
+// This machine may have been busy with other work when the time to ask came: then the operation expires later by this
 // delay.
 void Questions::askBeforeExpiry(Activity& activity, Clock::time_point now) {
   const Duration notice = std::min<Duration>(kLongestNotice, activity.timeout / 5);

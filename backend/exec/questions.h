@@ -18,33 +18,33 @@ class Questions {
   // `grace`: Options::grace.
   Questions(const RunContext& context, Operations& operations, const PeerLinks& links, Duration grace);
 
-  // ---- The rank that waits
+  // ---- The waiting rank
   void look(Clock::time_point now);
-  // Asks the peers for their current activity shortly before the operation expires; answersAbout() returns the peers'
-  // answers for the error text.
+  // Asks the peers for their current activity shortly before the operation expires; answersAbout() returns the answers
+  // for the error text.
   void askBeforeExpiry(Activity& activity, Clock::time_point now);
   std::string answersAbout(const Activity& activity) const;
   void onAnswer(Rank from, const Received<AnswerFrame>& frame);
   void onAdvice(Rank from, const Received<AdviceFrame>& frame);
-  // The reason why another group of the peer's process failed; empty: no such group failed.
+  // The reason why another group of the peer's process failed; empty: no group failed.
   const std::string& adviceOf(Rank peer) const { return waiting_[static_cast<std::size_t>(peer)].advice; }
 
-  // ---- The rank that is asked
+  // ---- The asked rank
   void onAsk(Rank from, const Received<AskFrame>& frame, std::span<const std::byte> bytes);
-  // Notifies the peers that another group of this process failed. `isFarewell`: this group ends.
+  // Notifies the peers of a failure in another group of this process. `isFarewell`: this group ends.
   void sendAdvice(bool isFarewell = false);
   // The peer was joined just now.
   void addAdviceTo(Rank peer) { waiting_[static_cast<std::size_t>(peer)].adviceDue = !advice_.empty(); }
 
  private:
-  // The state of a peer that keeps this rank waiting, as far as known.
+  // The known state of a peer that keeps this rank waiting.
   struct Waiting {
     std::uint64_t askedSeq = 0;  // the latest operation about which this rank asked the peer
     std::uint64_t answeredSeq = 0;
     std::string answer;         // the peer's activity when the question about answeredSeq came
     std::uint64_t overSeq = 0;  // the peer has finished this operation
     Clock::time_point overSince{};
-    std::string advice;  // the reason why another group of the peer's process failed; empty: no such group failed
+    std::string advice;  // the reason why another group of the peer's process failed; empty: no group failed
     Clock::time_point advisedAt{};
     Clock::time_point lastAskedAt{};  // when this rank last asked whether the peer comes at all
     bool adviceDue = false;           // this rank's own advice is still to be sent to the peer
@@ -63,7 +63,7 @@ class Questions {
   const Duration grace_;
   std::vector<Waiting> waiting_;     // by peer
   std::uint64_t adviceVersion_ = 0;  // of processFailuresVersion()
-  std::string advice_;               // the text that the peers have, or that is still to be sent
+  std::string advice_;               // the text known to the peers, or still to be sent
   Clock::time_point lastLook_{};
 };
 
