@@ -48,8 +48,6 @@ WAITING = (
     "backend/exec",
     "backend/fabric",
     "backend/transport",
-    "docs/architecture.md",
-    "docs/threading.md",
     "docs/transports.md",
     "python/shardwire",
     "tests",
