@@ -11,8 +11,8 @@ namespace shardwire::internal {
 
 struct CallArguments {
   std::string call;  // equal on all ranks: "all_reduce(float32[2, 3], sum)"
-  // The bytes for and from each rank, for calls where each pair of ranks has separate arguments: rank a's sends[b] is
-  // rank b's receives[a]. Empty, or one text per rank.
+  // A text for the data to each rank and from each rank, for calls where each pair of ranks has separate arguments:
+  // rank a's sends[b] is rank b's receives[a]. Empty, or one text per rank.
   std::vector<std::string> sends;
   std::vector<std::string> receives;
 };

@@ -46,8 +46,8 @@ Driving::Driving(Peers& peers, const GroupFacts& facts, OpRecorder& recorder, Fa
       failureCallback_(callback),
       progress_(ProgressThread::of(peers.doorbell->progressBell())),
       state_(peers, facts, recorder, callback, hasWork_) {
-  // With a core for every rank a hand-off takes 0.2 us when both ranks spin and 5 us when one sleeps. Without, a
-  // spinner that offers its core after every few looks hands over in 1 us, which is still less than sleeping.
+  // With a core for every rank a hand-off takes 0.2 us when both ranks spin and 5 us when one sleeps. With fewer cores,
+  // a spinner that offers its core after every few looks hands over in 1 us, which is still less than sleeping.
   const auto onThisHost = peers.hosts.empty() ? 1 : std::ranges::count(peers.hosts, peers.hosts[static_cast<std::size_t>(facts.rank)]);
   const bool crowded = !hasCores(static_cast<int>(onThisHost));
   spin_ = facts.options.spin.count() >= 0 ? facts.options.spin : std::chrono::microseconds(200);

@@ -1,6 +1,6 @@
-// The view of a group on this rank, for people. The asking thread must disturb no other thread: this thread tries the
-// lock for a moment, and while another thread holds the lock (a long copy) reports the contents of the flight recorder,
-// whose lock is held for nanoseconds.
+// The state of a group as seen from this rank, for people. The asking thread must disturb no other thread: this thread
+// tries the lock for a moment, and while another thread holds the lock (a long copy) reports the contents of the flight
+// recorder, whose lock is held for nanoseconds.
 #include <fmt/format.h>
 
 #include <thread>

@@ -201,8 +201,9 @@ struct PartTag {
   std::uint64_t offset = 0;  // of the first element, in bytes
   std::uint32_t elemBytes = 0;
   std::uint32_t numDims = 0;
-  // Bytes of the elements. Returns nothing for an impossible box: a missing number, an extent below 1, a stride below
-  // 0, or an end beyond all memory.
+  // Bytes of the box's elements. Returns nothing for an impossible box: too many dimensions, an element size that is no
+  // power of two up to 16, a payload too short for the box, an extent below 1, a stride below 0, or an end beyond all
+  // memory.
   std::optional<std::size_t> elementBytesIn(Payload payload) const;
   std::size_t boxBytes() const { return std::size_t{2} * numDims * sizeof(std::int64_t); }
 };

@@ -41,7 +41,7 @@ struct GroupState final : private RunHost {
   // with record and clock.
   void take(const std::shared_ptr<Activity>& activity);
   void takePoint(const std::shared_ptr<Activity>& activity, const CallRecord& record);
-  // Peers may ask at any time, or there is something to send.
+  // True while operations are in flight, notices are unsent, or peers may send requests.
   bool isBusy() const { return !operations.inFlight().empty() || failure.hasNotices() || oneSided.isServing(); }
 
   std::weak_ptr<Driver> driver;  // moves operations along for waiters

@@ -20,7 +20,7 @@ namespace shardwire::internal {
 // The default number of remembered operations.
 inline constexpr int kRecordedOps = 256;
 
-// The place of a continuing call.
+// The numbers by which a later part continues a call.
 struct CallPart {
   std::uint64_t seq = 0;     // of this part
   std::uint64_t call = 0;    // Activity::call; 0: none

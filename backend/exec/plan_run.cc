@@ -1,9 +1,9 @@
 // A run consists of parts, and each step gives every part a turn. First the sends, because peers wait for these; then
 // the receives; then the run's own copies, which wait for no peer and so fill the time without bytes from peers; the
-// combines after all own copies. The run is over when every part is done. Nothing here waits: a part without anything
-// to do returns, and the engine calls step() again. A later operation must not send to a peer while this run still has
-// staged bytes for the peer (`blockedBulk`). As long as the previous run of the same operation, or the gate, holds this
-// run back, the run only holds back later operations.
+// combines after all own copies. The run is over when every part is done. Nothing here waits: a part that cannot go on
+// returns, and the engine calls step() again. A later operation must not send to a peer while this run still has staged
+// bytes for the peer (`blockedBulk`). As long as the previous run of the same operation, or the gate, holds this run
+// back, the run only holds back later operations.
 #include "backend/exec/plan_run.h"
 
 #include <algorithm>

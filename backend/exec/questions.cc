@@ -6,7 +6,8 @@
 //   3. Shortly before an operation expires the peers are asked for their current activity, and the error contains the
 //      answers.
 //   4. A process that failed in another group because a rank died reports this in all groups of the process. A rank that
-//      waits for the process, and learns of no operation in flight there, gives up after a while and names the cause.
+//      waits for the process, and learns that the process has nothing in flight here, gives up after a while and names
+//      the cause.
 #include "backend/exec/questions.h"
 
 #include <fmt/format.h>

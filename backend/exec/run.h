@@ -53,8 +53,8 @@ class Run : public Activity {
   virtual Duration worthSpinning() const = 0;
 
   bool misses(Rank peer) const override { return gate_ == nullptr && isOpen(peer) && !heardFrom(peer); }
-  // By the missing part and the sent frames of each peer: "ranks 2, 3 did not arrive; rank 1 arrived but did not
-  // finish".
+  // Distinguishes the peers by their missing part and their frames so far: "ranks 2, 3 did not arrive; rank 1 arrived
+  // but did not finish".
   std::string waitingFor() const override;
 
  protected:

@@ -25,8 +25,7 @@ namespace shardwire::internal {
 
 class Activity;
 
-// The reports of an operation. Each takes effect at once, and the group acts on the report when the operation's step is
-// over.
+// The reports of an operation. Each report is noted at once, and takes effect when the operation's step is over.
 class RunHost {
  public:
   // Everything in the group fails with `why`, here and on the peers. The first reason stays.

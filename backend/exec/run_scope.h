@@ -54,8 +54,8 @@ struct RunScope {
     }
   }
 
-  // True for an edge with so few bytes: all are staged and nothing is posted. Both ends may differ in this: the frames
-  // show the sender's choice.
+  // True for a short edge: all bytes are staged, and nothing is posted. Both ends may differ in this: the frames show
+  // the sender's choice.
   bool isSilent(const PlanEdge& edge) const {
     return edge.bytes <= context().inlineBytes || edge.bytes < context().connection(edge.peer).readLimits().minEdgeBytes;
   }

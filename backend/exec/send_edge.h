@@ -46,7 +46,7 @@ class SendEdge {
   std::vector<bool> isNarrowed_;  // by slot: staged, the input takes fewer bytes than in memory here
 
   bool started_ = false;  // paths chosen
-  bool silent_ = false;   // so few bytes, all staged, and nothing is posted
+  bool silent_ = false;   // a short edge: all bytes are staged, and nothing is posted
   bool anyExposed_ = false;
   bool anyStaged_ = false;
   bool acked_ = false;
