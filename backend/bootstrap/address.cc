@@ -1,7 +1,8 @@
-// The bytes that a rank publishes: a magic, a version and fixed fields in order, with lengths before texts. Another version is an error
-// that names both, since only ranks of one release can be joined. Decoding trusts nothing, since any process that reaches the store may
-// have written there: lengths are bounded, flags are 0 or 1, and every byte must be used. A rank that could not start publishes its failure
-// in the same form, so that the others report it instead of waiting.
+// The bytes of a published address: a magic, a version and fixed fields in order, with lengths before texts. Another
+// version is an error with both versions in its text, since only ranks of one release can be joined. Decoding trusts no
+// byte, since any process with access to the store may have written the entry: lengths are bounded, flags are 0 or 1,
+// and every byte must be used. A rank that could not start publishes its failure in the same form, so the other ranks
+// report the failure instead of waiting.
 #include "backend/bootstrap/address.h"
 
 #include <errno.h>
@@ -27,7 +28,7 @@ constexpr std::size_t kMaxTextBytes = 4096;
 constexpr std::size_t kMaxNameBytes = kMaxUnixNameBytes;
 constexpr std::uint32_t kMaxLinks = 256;
 
-// 0 where the kernel does not tell: then the handshake finds out.
+// 0 where the kernel does not report the namespace: then the handshake finds out.
 std::uint64_t userNamespace() {
   struct stat status {};
   return ::stat("/proc/thread-self/ns/user", &status) == 0 ? status.st_ino : 0;
@@ -43,7 +44,7 @@ void writeLinks(ByteWriter& writer, const std::vector<NetAddress>& links) {
   }
 }
 
-// False: garbled.
+// False: the bytes are garbled.
 bool readLinks(ByteReader& reader, std::vector<NetAddress>& links) {
   const std::uint32_t count = reader.u32();
   for (std::uint32_t i = 0; i < count && i < kMaxLinks && reader.ok(); ++i) {

@@ -71,7 +71,8 @@ Status checkJobTokens(const std::vector<RankAddress>& addresses) {
   return Status::ok();
 }
 
-// Ranks of one place that offer the same transports fit with others, and with each other, alike: two of each kind stand for all of it.
+// Ranks of one place with the same transports fit other ranks, and each other, alike: so two ranks of each kind
+// represent all ranks of that kind.
 Status checkPairs(const std::vector<RankAddress>& addresses) {
   const auto offers = [&](Rank rank, std::size_t kind) { return addresses[index(rank)].transports[kind].whyNot.empty(); };
   std::map<std::string, int> numOfKind;

@@ -1,7 +1,9 @@
-// One rank's way through the bootstrap: it publishes its address (read_addresses), reads the others', chooses a transport for each pair and
-// joins the peers (join_peers), while the lookout watches for deaths, interrupts and failures of others. finish() collects what the
-// connections share, and starts what joins the remaining peers later. connectOnce() is one attempt under the store's attempt and round; it
-// begins again when the job was started anew. Whatever fails ends here, where all ranks agree on one reason (Lookout::agreeOnFailure).
+// One rank's way through the bootstrap: the rank publishes its address (read_addresses), reads the other addresses,
+// chooses a transport for each pair and joins the peers (join_peers), while the lookout watches for deaths, interrupts
+// and failures of other ranks. finish() collects the objects that the connections share, and starts the late links,
+// which join the remaining peers later. connectOnce() is one attempt under the store's attempt and round; it begins
+// again when the job was restarted. Every failure ends here, where all ranks agree on one reason
+// (Lookout::agreeOnFailure).
 #include "backend/bootstrap/connect.h"
 
 #include <fmt/format.h>
@@ -26,13 +28,13 @@ namespace shardwire::internal {
 
 namespace {
 
-// Whether the peer is joined later, by this transport; one that needs no line is the only one that is tried.
+// Whether the peer is joined later by this transport. If the transport needs no line, no other transport is tried.
 bool isLateBy(const Gathering& group, Rank peer, std::size_t kind) {
   const auto& kinds = group.lateBy[Gathering::index(peer)];
   return !kinds.empty() && static_cast<std::size_t>(kinds.front()) == kind;
 }
 
-// Peers that are joined later by a transport that needs no line.
+// Peers to be joined later by a transport without a line.
 std::unique_ptr<LateLinks> lateWithoutLine(Gathering& group) {
   std::unique_ptr<LateLinks> all;
   for (std::size_t kind = 0; kind < group.own.endpoints.size(); ++kind) {
@@ -49,7 +51,7 @@ std::unique_ptr<LateLinks> lateWithoutLine(Gathering& group) {
   return all;
 }
 
-// Peers that are joined later by transports over links: this rank's link endpoint stays open for them.
+// Peers to be joined later by transports over links: this rank's link endpoint stays open for these peers.
 std::unique_ptr<LateLinks> lateOverWires(Gathering& group) {
   LateWires parts{.self = group.rank, .options = group.peers.options.get()};
   for (Rank peer = 0; peer < group.worldSize; ++peer) {
@@ -68,7 +70,8 @@ std::unique_ptr<LateLinks> lateOverWires(Gathering& group) {
   return makeLateWires(std::move(parts));
 }
 
-// Rank 0's sign of life is a random name of this group's own. It is hashed, since whoever has the name can look at the rank.
+// Rank 0's sign of life is a random name of this group alone. The name is hashed, since any process with the name can
+// check whether the rank lives.
 void nameAll(Gathering& group) {
   const bool isAlone = group.worldSize == 1;
   for (Rank peer = 0; peer < group.worldSize; ++peer) {
@@ -83,7 +86,7 @@ void nameAll(Gathering& group) {
   group.peers.groupId = fmt::format("{:016x}", hash);
 }
 
-// All pairs are joined, or put off: what the connections share comes along.
+// All pairs are joined, or put off: collects the objects that the connections share.
 Status finish(Gathering& group, const std::array<bool, kNumTransportKinds>& used) {
   Peers& peers = group.peers;
   nameAll(group);
@@ -103,7 +106,7 @@ Status finish(Gathering& group, const std::array<bool, kNumTransportKinds>& used
   return Status::ok();
 }
 
-// A store that did not answer until the time was over: to the caller this is a timeout like others.
+// A store that did not answer before the deadline: for the caller this is a timeout like any other.
 Status asTimeout(const Status& failure, Deadline deadline) {
   const bool isLate = failure.code() == StatusCode::kSystem && Clock::now() >= deadline;
   return isLate ? Status{StatusCode::kTimeout, failure.message()} : failure;
@@ -128,7 +131,7 @@ Status gather(Gathering& group, Lookout& lookout) {
   return finish(group, joiner.used());
 }
 
-// Nothing: the job was started anew meanwhile, and this rank has to begin again.
+// Nothing: the job was restarted meanwhile, and this rank has to begin again.
 std::optional<Result<Peers>> connectOnce(Store& store, Rank rank, int worldSize, const Options& options, Deadline deadline) {
   const auto attempt = worldSize > 1 && options.storeIsKept ? findAttempt(store, rank, deadline) : Result<Attempt>(Attempt{});
   if (!attempt.isOk()) {

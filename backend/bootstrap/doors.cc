@@ -1,7 +1,8 @@
-// A dial has two steps. Ranks of one user on one host have a secret that is not in the store, so the peer's process is first asked for it
-// over its Unix socket; other pairs use the job's token. Then the link is dialed (LinkDial), whose proof needs that secret. Both steps go
-// on without waiting (PeerDial::step()); dial() repeats them up to a limit, and dials again when the peer had no room. In the other
-// direction the listener of the process accepts connections for this rank, and callers() takes the links.
+// A dial has two steps. Ranks of one user on one host have a secret that is not in the store, so the dialer first asks
+// the peer's process for the secret over the process's Unix socket; other pairs use the job's token. Then LinkDial
+// makes the link, and proves knowledge of the secret. Both steps go on without waiting (PeerDial::step()); dial()
+// repeats the steps up to a limit, and dials again when the peer had no room. In the other direction the process's
+// listener accepts connections for this rank, and callers() takes the links.
 #include "backend/bootstrap/doors.h"
 
 #include <fmt/format.h>
@@ -17,7 +18,7 @@
 namespace shardwire::internal {
 namespace {
 
-// Until a process is asked again at whose door too many wait.
+// The pause before another request to a process whose listener has too many connections waiting.
 constexpr Duration kFullDoor = std::chrono::milliseconds(2);
 
 }  // namespace
@@ -105,7 +106,8 @@ std::optional<Result<std::string>> PeerDial::secret() {
   }
   auto answer = receiveSecret(question_, Clock::now());
   question_.reset();
-  if (answer.status().code() == StatusCode::kTimeout) {  // it took this rank for one of too many strangers, since it was slow to speak
+  // This rank was slow to speak, and counted as one of too many unknown callers.
+  if (answer.status().code() == StatusCode::kTimeout) {
     askAgain_ = Clock::now() + kFullDoor;
     return std::nullopt;
   }
@@ -137,16 +139,17 @@ Status PeerDial::whyNot() const {
   return link_.has_value() ? link_->whyNot() : noSecret({StatusCode::kTimeout, "it did not answer in time"});
 }
 
-// ---- the doors
+// ---- the rank's link endpoint
 
-// Ranks of one user on one host have a secret that is not in the store; which ranks those are is told by addresses that this rank has
-// read, not by who dials.
+// Ranks of one user on one host have a secret that is not in the store. The addresses read by this rank decide which
+// ranks have the secret, not the caller's claim.
 bool Doors::sharesSecret(Rank peer) const {
   return !addressOf(self_).hasJobToken && isOneUserOnOneHost(addressOf(self_), addressOf(peer));
 }
 
-// A link-local address of this very host is its own on one interface. Through another it leads nowhere, which only time tells: that a rank
-// of this host died would be known so much later.
+// A link-local address of this host belongs to one interface, and cannot be reached through another: a dial there ends
+// only by a timeout, and so delays the report of a death on this host. So this rank dials addresses of this host as
+// published.
 std::vector<NetAddress> Doors::reachOf(Rank peer) const {
   const RankAddress& to = addressOf(peer);
   const bool isHere = !to.kernel.empty() && to.kernel == addressOf(self_).kernel;

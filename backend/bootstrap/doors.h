@@ -1,8 +1,10 @@
-// Where others dial this rank for links, and how it dials them: a door at the listener that all groups of its process share. What comes
-// through a door is a link to a peer, over which the peer's transport then agrees. The doors know who may come in: who proves the token of
-// the group, and the secret of its user's ranks on its host, for which the peer's process is asked (HostListener), or the job's.
+// The rank's endpoint for links: where other ranks dial this rank, and how this rank dials them. The endpoint belongs
+// to a listener that all groups of the process share. Each accepted connection is a link to a peer, over which the
+// peer's transport then agrees. A caller must prove the token of the group, and a secret: the secret of the user's
+// ranks on this host, for which the caller asks the peer's process (HostListener), or the job's token.
 //
-// They do not know transports but for their kinds, nor who dials whom and when: ready to stay open when the group is made. One thread.
+// This file knows only the kinds of transports, and does not decide which rank dials and when. The endpoint can stay
+// open after the group is made. One thread.
 #pragma once
 
 #include <poll.h>
@@ -24,28 +26,29 @@
 
 namespace shardwire::internal {
 
-// A rank that dialed this one and showed that it belongs to the group.
+// A rank that dialed this one and proved that the rank belongs to the group.
 struct Caller {
   Rank from = 0;
-  TransportKind kind{};  // that it wants to be joined by; from the peer: any value
+  TransportKind kind{};  // the transport that the caller asks for; chosen by the peer: any value
   Link link;
 };
 
-// A link on its way to a peer, for those who must not wait: first its key, for which the peer's process is asked where the two share its
-// secret, then the link. The address and the options outlive it.
+// A dial to a peer, for callers that must not wait. The dial first gets the key, for which it asks the peer's process
+// if the two ranks share the process's secret, and then makes the link. The address and the options outlive the dial.
 class PeerDial {
  public:
-  // `reach`: the peer's addresses as this host reaches them.
+  // `reach`: the peer's addresses, as this host reaches them.
   PeerDial(const RankAddress& address, const RandomId& token, bool sharesSecret, const LinkHello& hello, std::vector<NetAddress> reach,
            const Options& options);
 
-  // Goes on without waiting. Nothing: it is under way. Errors of LinkDial::step(), and what went wrong on the way to the secret.
+  // Goes on without waiting. Nothing: the dial is under way. Errors of LinkDial::step(), and of the request for the
+  // secret.
   std::optional<Result<Link>> step();
-  // What is to be looked at before the next step; or, at the time returned, nothing.
+  // The sockets to watch before the next step. At the time returned, step() must be called even if no socket is ready.
   Deadline appendSockets(std::vector<pollfd>* entries) const;
-  // What keeps it; kTimeout as long as something may come.
+  // The reason for the delay; kTimeout as long as an answer may come.
   Status whyNot() const;
-  // Whether somebody answered and hung up; whether too many dialed there; whether nobody is there.
+  // Whether a process answered and hung up; whether the listener had too many callers; whether no process listens.
   bool wasHungUp() const { return link_.has_value() && link_->wasHungUp(); }
   bool wasCrowdedOut() const { return link_.has_value() && link_->wasCrowdedOut(); }
   bool wasRefused() const { return isRefused_ || (link_.has_value() && link_->wasRefused()); }
@@ -62,7 +65,7 @@ class PeerDial {
   const LinkHello hello_;
   std::vector<NetAddress> reach_;
   const Options& options_;
-  Fd question_;  // to the peer's process, which was asked; not open: it is to be asked
+  Fd question_;  // to the peer's process, after the request; not open: the request is still to be sent
   Deadline askAgain_{};
   bool isRefused_ = false;
   std::optional<LinkDial> link_;
@@ -70,22 +73,24 @@ class PeerDial {
 
 class Doors {
  public:
-  // For links of the rank that publishes `token`, at the listener of its process for these options in the calling thread's network
-  // namespace; where that listens. Who dials waits until know(). Errors of Fabric::linkListener().
+  // Listens for links of the rank that publishes `token`, at the process's listener for these options in the calling
+  // thread's network namespace. Returns the listener's addresses. Callers wait until know(). Errors of
+  // Fabric::linkListener().
   Result<std::vector<NetAddress>> openLinks(const Options& options, std::uint64_t networkNamespace, const RandomId& token, int worldSize,
                                             std::shared_ptr<Fabric> fabric, std::shared_ptr<RankBell> bell);
   bool hasLinks() const { return open_ != nullptr; }
-  const std::vector<InterfaceAddress>& interfaces() const { return open_->interfaces; }  // that may be used; only with links
+  // The interfaces that may be used; only with links.
+  const std::vector<InterfaceAddress>& interfaces() const { return open_->interfaces; }
 
-  // The addresses of all ranks, this one's among them; they and the options outlive this. Before dial() and callers(). `secret` is what
-  // this rank's process hands out. From here on callers may come in.
+  // The addresses of all ranks, this rank's included; the addresses and the options outlive this object. Before dial()
+  // and callers(). `secret` is the secret that this rank's process gives to peers. From here on callers are accepted.
   void know(Rank self, const Options* options, const std::vector<RankAddress>* addresses, std::string secret);
-  // A link to this peer, for a transport of this kind.
+  // Begins a link to this peer, for a transport of this kind.
   PeerDial begin(Rank peer, TransportKind kind) const;
   Result<Link> dial(Rank peer, TransportKind kind, const WaitLimit& limit) const;
-  // Who has come in by now.
+  // The callers accepted by now.
   Result<std::vector<Caller>> callers();
-  // Told when callers() has something to give: so this rank's bell rings, if it is armed.
+  // Notified when callers() has a result: so this rank's bell rings, if the bell is armed.
   const std::shared_ptr<LateWakeup>& wakeup() const { return open_->wakeup; }
 
  private:
@@ -96,14 +101,15 @@ class Doors {
 
   struct Open {
     ~Open() { wakeup->end(); }
-    std::vector<InterfaceAddress> interfaces;  // that may be used
+    std::vector<InterfaceAddress> interfaces;  // the interfaces that may be used
     std::shared_ptr<Fabric> fabric;
     std::shared_ptr<RankBell> bell;
-    std::shared_ptr<LateWakeup> wakeup;  // rings both
+    std::shared_ptr<LateWakeup> wakeup;  // rings `bell` and the fabric's progress bell
     std::unique_ptr<LinkDoor> door;
   };
   std::unique_ptr<Open> open_;
-  std::string secret_;  // known to processes of this user on this host only, who ask for it; for links with them
+  // Only processes of this user on this host can get this secret, by asking; used for links with them.
+  std::string secret_;
   Rank self_ = 0;
   const Options* options_ = nullptr;
   const std::vector<RankAddress>* addresses_ = nullptr;

@@ -30,7 +30,7 @@ std::optional<Status> decodeFailure(std::string_view bytes) {
 }
 
 std::optional<Status> FailureBoard::read() {
-  const auto bytes = store_.get(kFailureKey, Clock::now());  // a deadline that has passed means to look once
+  const auto bytes = store_.get(kFailureKey, Clock::now());  // with a deadline in the past, get() looks once
   return bytes.isOk() ? decodeFailure(*bytes) : std::nullopt;
 }
 

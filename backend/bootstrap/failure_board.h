@@ -1,5 +1,5 @@
-// The first failure of any rank while a group is made, written to the store, so that all ranks end at once and with the same words. One
-// thread.
+// The first failure of any rank while a group is made, written to the store, so that all ranks end at once and with the
+// same words. One thread.
 #pragma once
 
 #include <optional>
@@ -14,7 +14,7 @@ namespace shardwire::internal {
 class FailureBoard {
  public:
   explicit FailureBoard(Store& store) : store_(store) {}
-  // What is written there now, without waiting; nothing also when the store does not answer.
+  // The failure in the store now, without waiting; nothing also when the store does not answer.
   std::optional<Status> read();
   void write(const Status& failure);
 

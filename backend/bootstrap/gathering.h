@@ -1,5 +1,5 @@
-// A group while it is made, as one rank sees it: what the steps of the bootstrap share. Each step is a file of its own (read_addresses,
-// lookout, join_peers); connect.cc puts them in order. One thread.
+// One rank's view of a group while the group is made: the state that the steps of the bootstrap share. Each step has
+// its own file (read_addresses, lookout, join_peers); connect.cc puts the steps in order. One thread.
 #pragma once
 
 #include <cstddef>
@@ -21,15 +21,16 @@ struct Gathering {
   const RankAddress& addressOf(Rank peer) const { return addresses[index(peer)]; }
   std::string nameOf(Rank peer) const { return internal::nameOf(peer, addressOf(peer)); }
   bool isJoined(Rank peer) const { return peers.connections[index(peer)] != nullptr; }
-  // Whether this rank did its half of being joined to that peer (Endpoint::attach()), and the peer, too, did its own.
+  // Whether this rank did its half of the join to that peer (Endpoint::attach()), and whether the peer did its half,
+  // too.
   bool isAttached(Rank peer) const { return attached[index(peer)].connection != nullptr; }
   Result<bool> isMet(Rank peer) {
     Attached& half = attached[index(peer)];
     return half.connection == nullptr ? Result<bool>(false) : own.endpoints[static_cast<std::size_t>(half.kind)]->isMet(*half.connection);
   }
 
-  Store& store;     // as the attempt and the round see it
-  Store& whole;     // as all attempts see it
+  Store& store;     // the store with the keys of this attempt and round
+  Store& whole;     // the store with the keys of all attempts
   Attempt attempt;  // store_attempts.h
   const int round;  // store_rounds.h
   const Rank rank;
@@ -37,20 +38,22 @@ struct Gathering {
   const Deadline deadline;
   const Deadline start = Clock::now();
   OwnEnds own{};
-  std::string published{};               // own.address, as it was written to the store
+  std::string published{};               // own.address, as written to the store
   std::vector<RankAddress> addresses{};  // by rank
-  std::vector<bool> isRead{};            // by rank: whether its address is there
+  std::vector<bool> isRead{};            // by rank: whether the address was read
   struct Attached {
     std::unique_ptr<Connection> connection;  // null: no half is done
     TransportKind kind{};
   };
   std::vector<Attached> attached{};  // by rank
-  bool knowsAll = false;             // every rank, and so how each is joined to this one
-  // By rank: the transports, best first, one of which joins it when an operation first needs it (Options::links); none: it is joined at
-  // once.
+  bool knowsAll = false;             // every rank, and so how each peer is joined to this rank
+  // By rank: the transports, best first, one of which joins the peer when an operation first needs the peer
+  // (Options::links). Empty: the peer is joined at once.
   std::vector<std::vector<TransportKind>> lateBy{};
-  Peers peers{};       // who is joined so far
-  Rank busyWith = -1;  // whom this rank shakes hands with: its socket tells of its end, in order with what it said
+  Peers peers{};  // the peers joined so far
+  // The peer in a handshake with this rank; -1: none. The peer's socket reports the peer's end, in order with the
+  // peer's messages.
+  Rank busyWith = -1;
   bool storeFailed = false;
 };
 

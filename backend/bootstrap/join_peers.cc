@@ -1,8 +1,9 @@
-// Joins this rank to all others in an order in which no ranks wait for each other in a circle. choose() checks all addresses and lists the
-// transports of each pair, best first. Peers of this host are attached to first, which needs no help of theirs. Then this rank dials all
-// lower ranks in order, and answers the higher ones, which come once they have dialed all below them; so rank 0 answers at once, and the
-// others follow. A transport that fails over a link leaves the pair to the next on both ends. Last, this rank waits until the peers that it
-// attached to have attached, too. Pairs that may be joined later get a connection that carries nothing.
+// Joins this rank to all peers, in an order without a circle of waiting ranks. choose() checks all addresses and lists
+// the transports of each pair, best first. This rank first attaches to peers of this host, which needs no help of the
+// peer. Then this rank dials all lower ranks in order, and answers the higher ranks, each of which calls after dialing
+// the ranks below. So rank 0 answers at once, and the other ranks follow. If a transport over a link fails, both ends
+// try the next transport. Last, this rank waits until every peer attached to has attached, too. A pair that may be
+// joined later gets a connection that carries nothing.
 #include "backend/bootstrap/join_peers.h"
 
 #include <fmt/format.h>
@@ -19,7 +20,7 @@
 namespace shardwire::internal {
 namespace {
 
-// Once in a process: later groups of a job have the same ranks, or fewer.
+// Warns once in a process: later groups of a job have the same ranks, or fewer.
 void warnOfStrangers(const Gathering& group) {
   static std::atomic<bool> isSaid{false};
   const std::string warning = strangerWarning(group.rank, group.addresses);
@@ -60,9 +61,9 @@ Status PeerJoiner::joinAll() {
   return lookout_.isInterrupted() ? interruptedStatus("connecting to the peers") : Status::ok();
 }
 
-// ---- each rank for itself
+// ---- without the peer's help
 
-// A pair over a wire is put off on both ends or on neither: no end waits for the other's call.
+// A pair over a wire is put off on both ends or on neither: neither end waits for the other's call.
 bool PeerJoiner::isLateWire(Rank peer) {
   const Endpoint& first = endpoint(choiceOf(peer).candidates.front());
   return first.needsLine() && first.mayJoinLate() && group_.own.address.joinsLate && group_.addressOf(peer).joinsLate;
@@ -84,7 +85,7 @@ void PeerJoiner::putOff(Rank peer) {
 
 Status PeerJoiner::attachAll() {
   for (Rank i = 1; i < group_.worldSize; ++i) {
-    const Rank peer = (group_.rank + i) % group_.worldSize;  // so that not all ask the same process at once
+    const Rank peer = (group_.rank + i) % group_.worldSize;  // so that not all ranks ask the same process at once
     const TransportKind kind = choiceOf(peer).candidates.front();
     const bool needsLine = endpoint(kind).needsLine();
     if (needsLine ? isLateWire(peer) : group_.own.address.joinsLate) {
@@ -97,7 +98,7 @@ Status PeerJoiner::attachAll() {
   return Status::ok();
 }
 
-// The peer may have finished its half: there is no other transport to try.
+// The peer may have finished its half, so this rank cannot try another transport.
 Status PeerJoiner::attach(Rank peer, TransportKind kind) {
   const TransportAddress& address = group_.addressOf(peer).transports[static_cast<std::size_t>(kind)];
   group_.busyWith = peer;
@@ -120,7 +121,7 @@ Status PeerJoiner::attach(Rank peer, TransportKind kind) {
               mayHelp ? fmt::format(". SHARDWIRE_TRANSPORTS=^{} on all ranks joins them in another way", transportKindName(kind)) : "")};
 }
 
-// Joins the peers that have attached to this rank, too; returns those that have not.
+// Completes the join to peers that have attached to this rank, too; returns the peers that have not.
 Result<std::vector<Rank>> PeerJoiner::unmet() {
   std::vector<Rank> missing;
   for (Rank peer = 0; peer < group_.worldSize; ++peer) {
@@ -174,11 +175,11 @@ Result<std::unique_ptr<Connection>> PeerJoiner::dialBy(TransportKind kind, Rank 
     if (connection.status().code() != StatusCode::kTimeout || lookout_.limit().isOver()) {
       return connection;
     }
-    // The peer rejected this rank's connection: this rank was slow to speak while too many dialed.
+    // The peer rejected this rank's connection: this rank was slow to speak while too many callers dialed.
   }
 }
 
-// The best transport comes first. A transport that turns out not to work, though both ranks offer it, leaves the pair to the next.
+// Tries the best transport first. If a transport fails although both ranks offer it, the next transport is tried.
 Status PeerJoiner::dial(Rank peer) {
   TransportChoice& choice = choiceOf(peer);
   Status last;
@@ -207,7 +208,8 @@ Status PeerJoiner::dial(Rank peer) {
                       reasons(choice))};
 }
 
-// In the order of ranks: a rank answers once it has dialed all below it, so rank 0 answers at once and the others follow.
+// In the order of ranks: a rank answers once it has dialed all ranks below, so rank 0 answers at once and the other
+// ranks follow.
 Status PeerJoiner::dialLower() {
   for (Rank peer = 0; peer < group_.rank; ++peer) {
     if (!group_.isAttached(peer) && !group_.isJoined(peer)) {
@@ -243,8 +245,8 @@ bool PeerJoiner::isCandidate(TransportKind kind, Rank peer) const {
   return std::find(candidates.begin(), candidates.end(), kind) != candidates.end();
 }
 
-// A handshake that this rank answered has failed. The dialer learns of that too, and tries the next transport or gives up; or the dialer
-// died, which the next look shows.
+// A handshake that this rank answered has failed. The dialer learns of the failure too, and tries the next transport or
+// gives up. If the dialer died, the next look shows the death.
 Status PeerJoiner::noteFailure(TransportKind kind, Rank peer, const Status& why) {
   SW_RETURN_IF_ERROR(lookout_.look());
   group_.busyWith = -1;
@@ -260,8 +262,8 @@ Status PeerJoiner::answer(Caller caller) {
             group_.rank, peer, static_cast<int>(caller.kind));
     return Status::ok();
   }
-  // A rank that is joined later has finished its own part, and its first operation needs this rank. This rank hangs up, and the other dials
-  // again until this rank has finished, too.
+  // A caller that is joined later has finished the bootstrap, and its first operation needs this rank. This rank hangs
+  // up, and the caller dials again until this rank has finished, too.
   if (!group_.lateBy[Gathering::index(peer)].empty()) {
     return Status::ok();
   }
@@ -294,7 +296,7 @@ Status PeerJoiner::missingError(const std::vector<Rank>& missing) const {
                                                             rankList(refusing) + (refusing.size() == 1 ? " refuses" : " refuse"))};
 }
 
-// The process's listener accepts them, whatever this rank does; then it rings this rank's bell.
+// The process's listener accepts the callers, whatever this rank does; then the listener rings this rank's bell.
 Status PeerJoiner::acceptHigher() {
   Doorbell& bell = *group_.peers.doorbell;
   for (std::vector<Rank> missing = missingHigher(); !missing.empty(); missing = missingHigher()) {

@@ -1,4 +1,5 @@
-// The second step of the bootstrap: this rank is joined to every other by the first transport that works between the two. One thread.
+// The second step of the bootstrap: this rank is joined to each peer by the first transport that works between the two.
+// One thread.
 #pragma once
 
 #include <array>
@@ -13,19 +14,21 @@
 
 namespace shardwire::internal {
 
-// Does not know one transport from another but by Endpoint::needsLine(): peers are attached to without their help, or one dials and the
-// other answers, through the same calls of every endpoint and the doors.
+// Distinguishes transports only by Endpoint::needsLine(). A transport that needs no line attaches to a peer without the
+// peer's help. With any other transport, one rank dials and the other answers. All endpoints have the same calls for
+// this.
 class PeerJoiner {
  public:
-  // All addresses are there.
+  // All addresses are read already.
   PeerJoiner(Gathering& group, Lookout& lookout) : group_(group), lookout_(lookout) {}
 
-  // Which transports may join this rank to each peer. kUnsupported when none does, kMismatch when the ranks do not fit together.
+  // Finds the transports that may join this rank to each peer. kUnsupported when none does, kMismatch when the ranks do
+  // not fit together.
   Status choose();
-  // Whoever needs no line is attached to first, and met last. Else each pair is joined by its higher rank, which dials. kTimeout names the
-  // ranks that did not come.
+  // Peers with a transport that needs no line are attached to first, and met last. Each other pair is joined by the
+  // higher rank, which dials. kTimeout names the ranks that did not connect.
   Status joinAll();
-  // By TransportKind: whether it joins this rank to anybody.
+  // By TransportKind: whether the transport joins this rank to any peer.
   const std::array<bool, kNumTransportKinds>& used() const { return used_; }
 
  private:

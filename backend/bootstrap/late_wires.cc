@@ -1,8 +1,9 @@
-// A peer goes through these states, each in a poll() that does not wait: wanted, by an operation here; dialed, until there is a link that
-// both have proved; joining, while the two ends agree over it; over, with a connection or for good. Who called here comes in as joining at
-// once. What a hang-up ends is begun again after a pause: the peer may have dialed this rank at the same time, and takes its own link then;
-// when it is not there any more, the next dial finds that out. The fabric's thread lets callers in and watches the sockets that are under
-// way, for all groups of the process, so that a rank answers whatever its program does.
+// A peer goes through these states, each in a poll() that does not wait: wanted, by an operation here; dialed, until
+// there is a link that both ends have proved; joining, while the two ends agree over the link; over, with a connection
+// or for good. A peer that called this rank begins in the joining state. After a hang-up the peer is dialed again after
+// a pause: the peer may have dialed this rank at the same time, and then takes its own link; or the peer has ended, and
+// the next dial detects the end. The fabric's thread accepts callers and watches the sockets under way, for all groups
+// of the process, so a rank answers whatever its program does.
 #include "backend/bootstrap/late_wires.h"
 
 #include <fmt/format.h>
@@ -19,10 +20,10 @@
 namespace shardwire::internal {
 namespace {
 
-// Until a peer that hung up is dialed again: at first, and at most.
+// The pause before a peer that hung up is dialed again: the first and the longest.
 constexpr Duration kFirstRedial = std::chrono::milliseconds(5);
 constexpr Duration kLongestRedial = std::chrono::milliseconds(500);
-// Of two that are being joined.
+// The interval between polls while a pair is being joined.
 constexpr Duration kLookEvery = std::chrono::milliseconds(100);
 
 class WireLateLinks final : public LateLinks {
@@ -40,18 +41,19 @@ class WireLateLinks final : public LateLinks {
   enum class State : unsigned char { kNotLate, kIdle, kWanted, kDialed, kJoining, kOver };
   struct Peer {
     State state = State::kNotLate;
-    std::vector<TransportKind> kinds;  // that are left, best first; both ends see them fail in this order
-    std::string failed;                // why others were not to be used: "; rdma: no common subnet"
-    Status why;                        // of one that is over: not ok where there is no link
+    // The remaining transports, best first; both ends see transports fail in this order.
+    std::vector<TransportKind> kinds;
+    std::string failed;  // why earlier transports failed: "; rdma: no common subnet"
+    Status why;          // in state kOver: not ok where there is no link
     std::string who;
     bool isWanted = false;  // by an operation here
     std::optional<PeerDial> dial;
     std::unique_ptr<Joining> joining;
-    bool didDial = false;  // the link over which it joins
+    bool didDial = false;  // this rank dialed the link over which the peer joins
     Duration pause = kFirstRedial;
-    Deadline dialAt{};  // of one that is wanted
+    Deadline dialAt{};  // the time of the next dial, in state kWanted
   };
-  using Outcome = std::optional<Joining::Outcome>;  // nothing: it is under way
+  using Outcome = std::optional<Joining::Outcome>;  // nothing: under way
 
   Peer& peerAt(Rank rank) { return peers_[static_cast<std::size_t>(rank)]; }
   std::unique_ptr<Joining> beginJoining(Rank rank, Link link, bool isDialer);
@@ -107,8 +109,8 @@ std::vector<LateLinks::News> WireLateLinks::poll() {
   if (!wakeup_->isDue() && (underway_.empty() || Clock::now() < nextLook_)) {
     return news;
   }
-  wakeup_->clear();  // before the look at what it tells of
-  watched_.clear();  // before a socket of them is closed
+  wakeup_->clear();  // before the events are handled
+  watched_.clear();  // before any watched socket is closed
   auto callers = parts_.doors.callers();
   if (!callers.isOk()) {
     logWarn("rank {} could not accept a peer: {}", parts_.self, callers.status().message());
@@ -138,8 +140,9 @@ std::vector<LateLinks::News> WireLateLinks::poll() {
   return news;
 }
 
-// Whoever called has proved that it belongs to the group. Of two ranks that dialed each other the higher one's link is kept; where this one
-// answered before, the newer: the peer would not have called again if it still had the other.
+// The caller has proved that it belongs to the group. If two ranks dialed each other, the higher rank's link is kept.
+// If this rank answered the peer before, the newer link is kept: the peer would not have called again if it still had
+// the older link.
 void WireLateLinks::answer(Caller caller) {
   const Rank rank = caller.from;
   Peer& peer = peerAt(rank);
@@ -159,19 +162,20 @@ void WireLateLinks::answer(Caller caller) {
     return;
   }
   peer.dial.reset();
-  peer.kinds.erase(peer.kinds.begin(), kind);  // the peer saw those before it fail
+  peer.kinds.erase(peer.kinds.begin(), kind);  // the peer saw the earlier transports fail
   peer.joining = beginJoining(rank, std::move(caller.link), false);
   goOnWith(rank);
 }
 
-// The peer did not see fail what failed here, or had no part in it: it would dial until its operation expires.
+// The peer did not see the failure here, or had no part in it: without an answer the peer would dial until its
+// operation expires.
 void WireLateLinks::refuse(Caller caller) {
   Peer& peer = peerAt(caller.from);
   const auto kind = static_cast<std::size_t>(caller.kind);
   const std::string why = peer.why.isOk() ? peer.failed : peer.why.message();
   logInfo("rank {}: {} dialed, and is told why it cannot be joined: {}", parts_.self, peer.who, why);
   if (kind < parts_.endpoints.size() && parts_.endpoints[kind] != nullptr) {
-    // Not as a peer's end, after which it would dial again.
+    // kPeerFailed would mean a hang-up, after which the peer dials again.
     const bool isEnd = peer.why.isOk() || peer.why.code() == StatusCode::kPeerFailed;
     parts_.endpoints[kind]->refuse(std::move(caller.link), {isEnd ? StatusCode::kUnsupported : peer.why.code(), "it gave up: " + why});
   }
@@ -233,7 +237,8 @@ WireLateLinks::Outcome WireLateLinks::join(Peer& peer) {
   }
   const char* const kind = transportKindName(peer.kinds.front());
   peer.failed += fmt::format("{}{}: {}", peer.failed.empty() ? "" : "; ", kind, why.message());
-  // Not as the user's settings want it, or not the same program at the other end: no other is tried (Endpoint::needsLine).
+  // With other errors the user's settings forbid the pair, or another program is at the other end: no other transport
+  // is tried (Endpoint::needsLine).
   const bool mayTryNext = why.code() == StatusCode::kUnsupported || why.code() == StatusCode::kSystem;
   peer.kinds.erase(peer.kinds.begin());
   if (!mayTryNext || peer.kinds.empty()) {
@@ -252,7 +257,7 @@ WireLateLinks::Outcome WireLateLinks::beginAgain(Peer& peer) {
   return std::nullopt;
 }
 
-// Whatever is to be looked at from here on, and when at the latest.
+// Watches every socket under way from here on, and sets the time of the next poll.
 void WireLateLinks::watchSockets() {
   std::vector<pollfd> entries;
   nextLook_ = kNoDeadline;
@@ -274,7 +279,7 @@ void WireLateLinks::watchSockets() {
   for (const auto& [fd, events] : wanted) {
     auto watch = FdWatch::create(fabric_->watches(), fd, events, [wakeup = wakeup_.get()] {
       wakeup->ring();
-      return false;  // poll() says what is watched next
+      return false;  // poll() decides what is watched next
     });
     if (watch.isOk()) {
       watched_.push_back(std::move(*watch));

@@ -1,6 +1,6 @@
-// Links over a wire that are made when first needed, from either end, while the group is in use: this rank's doors stay open, and whoever
-// needs a peer dials it. Both may begin at once: then the link that the higher rank dialed is kept. A peer that ended in between is not
-// there any more, and counts as gone.
+// Links over a wire, made from either end when first needed, while the group is in use. This rank's link endpoint stays
+// open, and a rank that needs a peer dials the peer. Both ranks may begin at once: then the higher rank's link is kept.
+// A peer that ended meanwhile no longer listens, and counts as gone.
 #pragma once
 
 #include <array>
@@ -18,17 +18,19 @@ namespace shardwire::internal {
 
 struct LateWirePeer {
   Rank rank = 0;
-  std::vector<TransportKind> kinds;  // whose endpoints may join late, best first; one that turns out not to work leaves it to the next
-  std::string who;                   // for messages
+  // Transports with endpoints that may join late, best first; if one turns out not to work, the next is tried.
+  std::vector<TransportKind> kinds;
+  std::string who;  // for messages
 };
 
 struct LateWires {
   Rank self = 0;
   const Options* options = nullptr;      // outlives the links
-  std::vector<RankAddress> addresses{};  // of all ranks
-  Doors doors{};                         // that have links
+  std::vector<RankAddress> addresses{};  // by rank
+  Doors doors{};                         // with links
   std::vector<LateWirePeer> peers{};
-  std::array<std::unique_ptr<Endpoint>, kNumTransportKinds> endpoints{};  // of the peers' kinds, whose wires were taken
+  // For the peers' kinds; the wires were taken.
+  std::array<std::unique_ptr<Endpoint>, kNumTransportKinds> endpoints{};
   std::shared_ptr<Fabric> fabric{};
 };
 

@@ -1,3 +1,7 @@
+// A check of a rank's sign of life. On this kernel a Unix socket decides at once: a connection that hangs up is dialed
+// again, and if no process listens, the rank is dead. Over TCP a check starts a connection to the rank's first address,
+// and later checks read its state. A rank that never answered is tried at the next address; a rank that answered once
+// and now refuses is dead; a timeout decides nothing.
 #include "backend/bootstrap/liveness.h"
 
 #include <errno.h>
@@ -11,11 +15,11 @@
 namespace shardwire::internal {
 namespace {
 
-// Every rank of the host may wait in the queue; foreign connections may, too.
+// Every rank of the host may wait in the queue, and foreign connections, too.
 constexpr int kMinBacklog = 1024;
 constexpr Duration kConnectWithin = std::chrono::seconds(2);
 
-// Whether what the kernel knows of the socket is decided: connected, refused, or hung up.
+// Whether the kernel has decided the state of the socket: connected, refused, or hung up.
 short stateOf(const Fd& socket, short events) {
   pollfd entry{socket.get(), events, 0};
   return ::poll(&entry, 1, 0) > 0 ? entry.revents : static_cast<short>(0);
@@ -71,7 +75,7 @@ bool LifeWatch::refuses(Rank rank) const {
                                                               found->second.way == found->second.ways.size()));
 }
 
-// Both ranks run on the kernel that knows the name: when no process listens there, the owner is gone.
+// Both ranks run on the kernel that knows the name: if no process listens there, the owner is gone.
 void LifeWatch::lookLocally(Watched& watched, const RankAddress& address) {
   if (watched.socket.isOpen() && !isHungUp(watched.socket)) {
     return;
@@ -87,7 +91,7 @@ void LifeWatch::lookLocally(Watched& watched, const RankAddress& address) {
 
 void LifeWatch::waysTo(const RankAddress& address, Watched* watched) const {
   for (const NetAddress& to : orderByReach(address.lifeLinks, interfaces_)) {
-    // Hosts may share an address (docker0): this host would answer for another one at an address that is also its own.
+    // Hosts may share an address (docker0): there this host would answer for the other host.
     const bool isOurs = !isOnThisKernel(address) &&
                         std::any_of(interfaces_.begin(), interfaces_.end(), [&](const InterfaceAddress& each) { return each.ip == to.ip; });
     if (const auto way = makeSocketAddress(to.ip, to.scope, to.port); way.isOk() && !isOurs) {
@@ -96,7 +100,7 @@ void LifeWatch::waysTo(const RankAddress& address, Watched* watched) const {
   }
 }
 
-// Starts to connect by the first way, from watched.way on, that can be tried at all.
+// Starts to connect to the first address, from watched.way on, for which a connection can be started.
 void LifeWatch::dialOn(Watched& watched) {
   watched.isConnected = false;
   watched.socket.reset();
@@ -115,7 +119,7 @@ void LifeWatch::lookRemotely(Watched& watched) {
   }
   if (watched.isConnected) {
     if ((stateOf(watched.socket, POLLIN | POLLRDHUP) & (POLLIN | POLLHUP | POLLRDHUP | POLLERR)) != 0) {
-      dialOn(watched);  // something on the way may have ended the connection: ask the host itself
+      dialOn(watched);  // a device on the way may have ended the connection: ask the host itself
     }
     return;
   }
@@ -124,8 +128,8 @@ void LifeWatch::lookRemotely(Watched& watched) {
     return;
   }
   const int error = isDecided ? socketError(watched.socket) : ETIMEDOUT;
-  // A reset comes from a connection that was made: the process has answered, and has ended since. A host where nobody listens says
-  // ECONNREFUSED.
+  // A reset comes from a connection that was made: the process has answered, and has ended since. A host without a
+  // listener answers ECONNREFUSED.
   watched.hasAnswered |= error == 0 || error == ECONNRESET;
   if (error == 0) {
     watched.isConnected = true;
@@ -137,7 +141,7 @@ void LifeWatch::lookRemotely(Watched& watched) {
   watched.numRefusals += error == ECONNREFUSED ? 1 : 0;
   if (watched.hasAnswered) {
     watched.isDead = error == ECONNREFUSED;
-    watched.socket.reset();  // otherwise the host is out of reach now, and nothing is known
+    watched.socket.reset();  // otherwise the host is out of reach now, and the rank's state is not known
     return;
   }
   ++watched.way;

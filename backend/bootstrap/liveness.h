@@ -1,6 +1,7 @@
-// Whether ranks still live while a group is made, when most of them are not connected yet. A rank publishes with its address listeners that
-// nobody ever answers: a connection to one waits in the kernel's queue, and is hung up when the process ends, however it ends. On one host
-// the listener is a Unix socket; for other hosts, and for processes that can make no Unix socket, it is a TCP port.
+// Whether ranks still live while a group is made, when most of them are not connected yet. A rank publishes, with its
+// address, listeners that never accept a connection. A connection to such a listener waits in the kernel's queue. The
+// kernel hangs the connection up when the process ends, for whatever reason. On one host the listener is a Unix socket;
+// for other hosts, and for processes without a Unix socket, the listener is a TCP port.
 #pragma once
 
 #include <map>
@@ -18,11 +19,11 @@
 
 namespace shardwire::internal {
 
-// This rank's own sign of life, as long as it is kept. One thread.
+// This rank's own sign of life, shown until this object is destroyed. One thread.
 class LifeSign {
  public:
-  // Listens at address->lifeName if the process has Unix sockets, and, where wires may be used, at TCP ports that it adds to
-  // address->lifeLinks, on `interfaces` (null: no wire may be used).
+  // Listens at address->lifeName if the process has Unix sockets. Where wires may be used, also listens at TCP ports on
+  // `interfaces` (null: no wire may be used), and puts their addresses into address->lifeLinks.
   static Result<LifeSign> create(const Options& options, const std::vector<InterfaceAddress>* interfaces, int worldSize,
                                  RankAddress* address);
 
@@ -31,31 +32,31 @@ class LifeSign {
   ListeningPorts remote_;
 };
 
-// Watches others' signs. Nothing here waits. One thread.
+// Watches other ranks' signs of life. No call waits. One thread.
 class LifeWatch {
  public:
-  // `interfaces`: of this host, that may be used.
+  // `interfaces`: the interfaces of this host that may be used.
   LifeWatch(const RankAddress& self, std::vector<InterfaceAddress> interfaces);
-  // Looks for the sign of a rank; the first look dials. True: the rank is dead, or gone. False: the rank lives, or that is not known: its
-  // host is out of reach, or a firewall refuses in its name. A rank that is watched over TCP counts as dead only when it had answered
-  // before.
+  // Checks the sign of a rank; the first check dials. True: the rank is dead, or gone. False: the rank lives, or its
+  // state is not known: the host is out of reach, or a firewall refuses connections in its name. A rank watched over
+  // TCP counts as dead only if the rank answered before.
   bool isDead(Rank rank, const RankAddress& address);
-  // Whether the rank's sign was seen to refuse every connection, which a firewall may do too.
+  // Whether the rank's sign refused every connection. A firewall may do this, too.
   bool refuses(Rank rank) const;
-  // For a rank that needs no watching any more.
+  // Ends the watch of a rank.
   void forget(Rank rank) { watched_.erase(rank); }
 
  private:
   struct Watched {
     Fd socket;
     bool isDead = false;
-    // Of a rank of another host.
+    // For a rank of another host.
     std::vector<SocketAddress> ways;
-    std::size_t way = 0;  // the one that is tried; the number of ways: none is left
+    std::size_t way = 0;  // the address being tried; equal to the number of addresses: none is left
     bool isConnected = false;
     bool hasAnswered = false;
     int numRefusals = 0;
-    Deadline until{};  // of the connecting
+    Deadline until{};  // of the connection attempt
   };
 
   void lookLocally(Watched& watched, const RankAddress& address);

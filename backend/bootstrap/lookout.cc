@@ -7,16 +7,16 @@
 namespace shardwire::internal {
 namespace {
 
-// A peer that hung up knows the reason better, and is about to write it. The peer may also be dead, which shows a little later than its
-// sockets do.
+// A peer that hung up knows the reason better, and is about to write the reason. The peer may also be dead: the death
+// shows a little later than the end of the sockets.
 constexpr Duration kReasonWithin = std::chrono::seconds(1);
-// How long a text that a rank wrote to the store just before it left may take to get there.
+// The longest time for a text to reach the store, if a rank wrote the text just before exiting.
 constexpr Duration kWrittenWithin = std::chrono::milliseconds(200);
 constexpr Duration kPause = std::chrono::milliseconds(20);
 
 }  // namespace
 
-// Called again and again while this rank waits, whatever for.
+// Called again and again during every wait of this rank.
 Status Lookout::look() {
   if (ended_.isOk() && (interruptible_.isInterrupted() || isInterrupted())) {
     ended_ = interruptedStatus("making the group");
@@ -38,8 +38,8 @@ Status Lookout::look() {
   return ended_;
 }
 
-// Ranks that are joined to this one are not looked at: they may have finished, and exited normally. Rank 0 comes first: when the store ends
-// with rank 0, the other ranks end too, and cannot say why.
+// Ranks already joined to this rank are not checked: such ranks may have finished, and exited normally. Rank 0 comes
+// first: when the store ends with rank 0, the other ranks end too, and cannot say why.
 std::optional<Rank> Lookout::deadRank() {
   if (!lifeWatch_) {
     const auto all = group_.own.fabric == nullptr ? Result<std::vector<InterfaceAddress>>(std::vector<InterfaceAddress>())
@@ -55,15 +55,16 @@ std::optional<Rank> Lookout::deadRank() {
       continue;
     }
     ++numWatched;
-    // A rank that finished its side of every handshake may exit normally; check for that before reporting it dead. A rank that joins its
-    // peers later has only to read their addresses; this rank knows from all addresses what the other has yet to do with it.
+    // A rank that finished its side of every handshake may exit normally; check for that before reporting it dead. A
+    // rank that joins peers later has only to read the addresses. From all addresses this rank knows which steps the
+    // other rank still has to take with this rank.
     const auto hasFinished = [&] {
       const auto met = group_.isMet(rank);
       if (!met.isOk() || *met) {
         return true;
       }
-      // The peer's half of a pair that this rank joins at once comes later, from the peer's engine: the pair's own health says whether the
-      // peer died.
+      // If this rank joins the pair at once and the peer later, the peer attaches from its engine: the connection's own
+      // health check reports the death of the peer.
       return group_.addressOf(rank).joinsLate && (group_.isAttached(rank) || (!group_.knowsAll && isAllPublished(group_)));
     };
     if (lifeWatch_->isDead(rank, group_.addressOf(rank)) && !hasFinished()) {
@@ -89,8 +90,8 @@ Status Lookout::agreeOnFailure(const Status& mine) {
     return mine;
   }
   if (isInterrupted()) {
-    // This rank reports its own interrupt, whatever others failed with: the caller was interrupted and must learn that. The others learn
-    // that this rank gave up.
+    // An interrupted rank reports the interrupt, whatever failed on other ranks: the caller was interrupted and must
+    // learn of the interrupt. The other ranks learn that this rank gave up.
     const NoInterrupts writing;
     board_.write({StatusCode::kAborted, fmt::format("rank {} gave up: {}", group_.rank, mine.message())});
     return mine.code() == StatusCode::kInterrupted ? mine : Status{StatusCode::kInterrupted, mine.message()};
@@ -99,13 +100,13 @@ Status Lookout::agreeOnFailure(const Status& mine) {
     board_.write(mine);  // the failure in the store may be an earlier attempt's
     return mine;
   }
-  // A rank often sees only a consequence of another's end: a socket that closed, a store that ended with its owner. A store that was silent
-  // until the deadline has nothing more to say.
+  // A rank often sees only a consequence of another rank's end: a closed socket, or a store that ended with the rank. A
+  // store without an answer until the deadline will give no better reason.
   const bool isEnd = mine.code() == StatusCode::kPeerFailed || (group_.storeFailed && mine.code() != StatusCode::kTimeout);
   const bool isMaybeEnd = group_.busyWith >= 0 && (mine.code() == StatusCode::kUnsupported || mine.code() == StatusCode::kSystem);
   const Deadline start = Clock::now();
   const Duration patience = isEnd ? kReasonWithin : isMaybeEnd ? kWrittenWithin : Duration::zero();
-  group_.busyWith = -1;  // that handshake is over, one way or the other
+  group_.busyWith = -1;  // the handshake has ended, with or without success
   while (true) {
     if (const auto failure = board_.read()) {
       return *failure;
@@ -113,7 +114,8 @@ Status Lookout::agreeOnFailure(const Status& mine) {
     const std::optional<Rank> dead = isEnd || isMaybeEnd ? deadRank() : std::nullopt;
     const Duration waited = Clock::now() - start;
     if (waited >= patience || (dead && waited >= kWrittenWithin)) {
-      // Read once more: a rank that seems dead may have written its reason, and left, since this rank last read the board.
+      // Read once more: a rank that seems dead may have written the reason, and exited, since this rank last read the
+      // board.
       if (const auto failure = board_.read()) {
         return *failure;
       }

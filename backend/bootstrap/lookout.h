@@ -1,5 +1,5 @@
-// What a rank looks at while it waits for others, whatever it waits for: whether it was interrupted, whether another rank gave up, and
-// whether a rank died. Also how all ranks come to one reason when the group is not made. One thread.
+// Checks made during every wait of the bootstrap: whether this rank was interrupted, whether another rank gave up, and
+// whether a rank died. Also how all ranks agree on one reason when the group is not made. One thread.
 #pragma once
 
 #include <optional>
@@ -14,10 +14,10 @@ namespace shardwire::internal {
 
 class Lookout {
  public:
-  // How often it looks.
+  // The interval between two checks.
   static constexpr Duration kLookEvery = std::chrono::milliseconds(200);
-  // The number of ranks that one rank watches at a time: those that it waits for, the next after itself first. So every rank is watched by
-  // some other, however many there are.
+  // The number of ranks that one rank watches at a time: of the ranks not joined yet, rank 0 first, then the next ranks
+  // after this one. So every rank is watched by some other, however many ranks there are.
   static constexpr int kMostWatched = 64;
 
   explicit Lookout(Gathering& group)
@@ -25,22 +25,24 @@ class Lookout {
   Lookout(const Lookout&) = delete;
   Lookout& operator=(const Lookout&) = delete;
 
-  // The limit for every wait, so that this rank calls look() while it waits.
+  // The limit for every wait: with this limit the wait calls look().
   WaitLimit limit() const { return {group_.deadline, &look_}; }
-  // Not ok once the making of the group has ended; stays so.
+  // Not ok once the making of the group has ended; the result stays the same from then on.
   Status look();
   const Status& ended() const { return ended_; }
-  // Whether the making of the group has to begin again, since the store's attempt was an earlier one (store_attempts.h).
+  // Whether the making of the group has to begin again, since the attempt found in the store was an earlier one
+  // (store_attempts.h).
   bool isOutdated() const { return isOutdated_; }
-  // A rank that was interrupted gives up, whatever the called function made of the interrupt.
+  // An interrupted rank gives up, whatever the called function made of the interrupt.
   bool isInterrupted() const { return numInterrupts() != interruptsBefore_; }
 
-  // The peer needs no watching any more.
+  // Ends the watch of the peer.
   void joined(Rank peer);
   // See LifeWatch.
   bool refuses(Rank peer) const { return lifeWatch_.has_value() && lifeWatch_->refuses(peer); }
 
-  // Writes for the others why this rank could not make the group, and returns what all ranks report: the first failure.
+  // Writes for the other ranks why this rank could not make the group, and returns the first failure, which all ranks
+  // report.
   Status agreeOnFailure(const Status& mine);
 
  private:
@@ -53,7 +55,7 @@ class Lookout {
   InterruptibleWait interruptible_;
   const WaitLimit::Look look_ = [this] { return look(); };
   Deadline nextLook_;
-  Status ended_;  // what look() found, once it did
+  Status ended_;  // the result of look() once the making has ended
   bool isOutdated_ = false;
   std::optional<LifeWatch> lifeWatch_;
 };

@@ -1,8 +1,9 @@
-// Prepares a rank before it knows any other: its address, one endpoint for each transport that the options allow and this machine has, the
-// listeners that the endpoints and the peers need, and the rank's bell. What a machine lacks for one transport is no error: the transport's
-// part of the address says why, and other transports join the rank. Shared memory that is allowed and cannot be set up is an error, since
-// nobody should be slower without knowing it. Where it is excluded, a process that can make no Unix socket publishes none: then its ranks
-// need SHARDWIRE_JOB_TOKEN, and peers watch over TCP whether they live.
+// Prepares a rank before the other ranks are known: its address, one endpoint for each transport that the options allow
+// and this machine has, the listeners for the endpoints and the peers, and the rank's bell. A machine without the means
+// for a transport is no error: the transport's part of the address says why, and other transports join the rank. If
+// shared memory is allowed and cannot be set up, this is an error, since a job must not become slower unnoticed. If
+// shared memory is excluded, a process without a Unix socket publishes none: then the process's ranks need
+// SHARDWIRE_JOB_TOKEN, and peers watch the ranks' lives over TCP.
 #include "backend/bootstrap/own_ends.h"
 
 #include <fmt/format.h>
@@ -17,14 +18,16 @@
 namespace shardwire::internal {
 namespace {
 
-// Up to here all operations of all ranks send to all others anyway (ops/collectives/select.cc), and are joined at once (LinksWhen::kAuto).
+// Up to this world size, operations of all ranks send to all other ranks anyway (ops/collectives/select.cc), so all
+// peers are joined at once (LinksWhen::kAuto).
 constexpr int kAllAtOnce = 16;
 
 std::string excludedText(const Options& options) {
   return fmt::format("excluded by SHARDWIRE_TRANSPORTS={}", options.transports);
 }
 
-// A transport that cannot be used here is no error: the peers are told why, and others join them.
+// A transport that cannot be used here is no error: the peers read the reason in the address, and other transports join
+// the ranks.
 Status makeEndpoints(OwnEnds& own, const Self& self, const AllowedTransports& allowed) {
   using Make = std::function<Result<std::unique_ptr<Endpoint>>(const Self&)>;
   const std::array<Make, kNumTransportKinds> makers = {makeShmEndpoint, makeRdmaEndpoint, makeMpiEndpoint, makeTcpEndpoint};
@@ -78,7 +81,7 @@ Status openDoors(OwnEnds& own, std::uint64_t networkNamespace, int worldSize, co
   return Status::ok();
 }
 
-// Where shared memory is allowed, its endpoint needs the socket, too, and gives the error.
+// If shared memory is allowed, its endpoint needs the socket, too, and reports the error.
 Status listen(OwnEnds& own, const Options& options) {
   SW_RETURN_IF_ERROR(own.fabric->start());
   if (const Status listening = own.fabric->listen(options.jobToken); !listening.isOk()) {

@@ -1,5 +1,5 @@
-// What a rank brings along to be joined: its address, the doors behind it, and one endpoint for each transport that it may use. Made
-// before it is known who the others are. One thread.
+// A rank's own part in being joined: the address, the listeners named there, and one endpoint for each transport that
+// the rank may use. Made before the other ranks are known. One thread.
 #pragma once
 
 #include <array>
@@ -22,10 +22,11 @@ struct OwnEnds {
   std::optional<LifeSign> lifeSign;
   Doors doors;
   std::shared_ptr<Fabric> fabric;                                       // of this process
-  std::shared_ptr<RankBell> bell;                                       // of this rank, whatever joins it to others
-  std::array<std::unique_ptr<Endpoint>, kNumTransportKinds> endpoints;  // by TransportKind; null: not here
+  std::shared_ptr<RankBell> bell;                                       // of this rank, for all transports
+  std::array<std::unique_ptr<Endpoint>, kNumTransportKinds> endpoints;  // by TransportKind; null: not available here
 
-  // Makes all of it. A transport that cannot be used here is no error: its address says why. Else `address.failure` says what this returns.
+  // Makes all members. A transport that cannot be used here is no error: the address says why. On an error,
+  // `address.failure` holds the returned status, too.
   Status prepare(Rank rank, int worldSize, const Options& options);
 };
 

@@ -1,8 +1,9 @@
-// How ranks learn each other's addresses from the store. Few read all of them, each for itself. Many would ask the store n^2 times; there
-// rank 0 reads them and writes all into one entry, the roster, which the others take. These read rank 0's address first, so that they
-// notice its death and disagree at once where it counts other ranks than they; whoever else fails or dies meanwhile, rank 0 sees it and
-// tells all (Lookout). A roster in which a rank does not find itself is an earlier job's, or another process took its place: it waits for a
-// better one.
+// How ranks learn each other's addresses from the store. In a small group each rank reads all addresses by itself. In a
+// large group the ranks would ask the store n^2 times; so rank 0 reads the addresses and writes all into one entry, the
+// roster, which the other ranks read. The other ranks read rank 0's address first, so that they notice rank 0's death,
+// and detect a different world size at once. If any other rank fails or dies meanwhile, rank 0 detects this and
+// notifies all ranks (Lookout). A roster without this rank's address is an earlier job's, or another process claimed
+// this rank: then this rank waits for a newer roster.
 #include "backend/bootstrap/read_addresses.h"
 
 #include <fmt/format.h>
@@ -16,8 +17,8 @@
 namespace shardwire::internal {
 namespace {
 
-// Between two questions to the store for an address that is not there yet: a part of the time that it was waited for, so that what comes is
-// late by such a part at most.
+// The pause between two requests to the store for a missing address is a fraction of the time waited so far, so that
+// the reader sees an address late by at most this fraction.
 constexpr int kPausesPerWait = 8;
 constexpr Duration kShortestPause = std::chrono::microseconds(500);
 constexpr Duration kShortestPauseOfFew = std::chrono::microseconds(100);
@@ -25,7 +26,7 @@ constexpr Duration kLongestPauseAtFirst = std::chrono::milliseconds(20);
 constexpr Duration kLongestPause = std::chrono::milliseconds(100);
 constexpr Duration kAtFirst = std::chrono::seconds(1);
 
-// What the store, or the roster, says of a rank.
+// Takes the address of a rank from the store or from the roster.
 Status takeAddress(Gathering& group, Rank rank, const std::string& bytes) {
   auto address = decodeAddress(bytes);
   if (!address.isOk()) {
@@ -41,7 +42,7 @@ Status takeAddress(Gathering& group, Rank rank, const std::string& bytes) {
   return Status::ok();
 }
 
-// False: it is not there yet.
+// False: the store has no address of the rank yet.
 Result<bool> readAddress(Gathering& group, Rank rank) {
   const auto bytes = askStore(group, addressKey(rank));
   SW_RETURN_IF_ERROR(bytes.status());
@@ -52,7 +53,7 @@ Result<bool> readAddress(Gathering& group, Rank rank) {
   return true;
 }
 
-// In the order after this rank, so that not all ask for the same at once.
+// In the order after this rank, so that not all ranks ask for the same address at once.
 std::vector<Rank> unread(const Gathering& group) {
   std::vector<Rank> ranks;
   for (Rank i = 0; i < group.worldSize; ++i) {
@@ -110,7 +111,8 @@ class Pause {
   Deadline since_ = Clock::now();
 };
 
-// Waits for one after the other, and now and then looks for the rest: who came and died meanwhile is to be noticed.
+// Waits for one rank after the other, and now and then looks for the rest, to notice a rank that arrived and died
+// meanwhile.
 Status readEach(Gathering& group, Lookout& lookout, int most) {
   Pause pause(group);
   Deadline nextRound{};
@@ -120,7 +122,7 @@ Status readEach(Gathering& group, Lookout& lookout, int most) {
     SW_RETURN_IF_ERROR(isThere.status());
     if (*isThere) {
       pause.reset();
-      if (++i < most) {  // with the last one others may be through, and gone
+      if (++i < most) {  // after the last address other ranks may have finished, and exited
         SW_RETURN_IF_ERROR(lookout.look());
       }
       continue;
@@ -138,7 +140,7 @@ Status readEach(Gathering& group, Lookout& lookout, int most) {
 
 // ---- the roster
 
-// False: this rank is not in it.
+// False: this rank is not in the roster.
 Result<bool> takeRoster(Gathering& group, const std::string& bytes) {
   const auto addresses = rosterWith(group, bytes);
   for (Rank rank = 0; addresses.has_value() && rank < group.worldSize; ++rank) {
@@ -147,7 +149,7 @@ Result<bool> takeRoster(Gathering& group, const std::string& bytes) {
   return addresses.has_value();
 }
 
-// After rank 0's address.
+// Called after rank 0's address was read.
 Status awaitRoster(Gathering& group, Lookout& lookout) {
   Pause pause(group);
   while (true) {
@@ -173,7 +175,8 @@ Status awaitRoster(Gathering& group, Lookout& lookout) {
 Status publishAddress(Gathering& group) {
   const Status prepared = group.own.prepare(group.rank, group.worldSize, *group.peers.options);
   if (group.worldSize > 1) {
-    group.published = encodeAddress(group.own.address);  // with what went wrong, for the others
+    // After a failure the address has the reason, for the other ranks.
+    group.published = encodeAddress(group.own.address);
     SW_RETURN_IF_ERROR(putStore(group, addressKey(group.rank), group.published));
   }
   return prepared;

@@ -1,4 +1,5 @@
-// The first step of the bootstrap: this rank's address goes into the store, and all others' are read. One thread.
+// The first step of the bootstrap: this rank puts its address into the store, and reads all other addresses. One
+// thread.
 #pragma once
 
 #include <string>
@@ -8,11 +9,13 @@
 
 namespace shardwire::internal {
 
-// Makes this rank's ends and publishes their address; where that fails, the address tells the others why.
+// Prepares this rank's endpoints and publishes the address. If the preparation fails, the published address gives the
+// reason to the other ranks.
 Status publishAddress(Gathering& group);
 // Fills group.addresses. kTimeout names the ranks that did not arrive.
 Status readAddresses(Gathering& group, Lookout& lookout);
-// kMismatch when another process wrote over this rank's address meanwhile: some may have taken it for this rank.
+// kMismatch when another process has overwritten this rank's address: some ranks may have taken that process for this
+// rank.
 Status checkStillOwn(Gathering& group);
 
 }  // namespace shardwire::internal

@@ -12,7 +12,7 @@ constexpr std::size_t kMaxAddressBytes = std::size_t{64} << 10;
 }  // namespace
 
 Result<std::optional<std::string>> askStore(Gathering& group, const std::string& key) {
-  auto bytes = group.store.get(key, Clock::now());  // a deadline that has passed means to look once
+  auto bytes = group.store.get(key, Clock::now());  // with a deadline in the past, get() looks once
   if (bytes.isOk()) {
     return std::optional(std::move(*bytes));
   }

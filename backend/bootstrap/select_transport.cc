@@ -68,7 +68,7 @@ TransportChoice chooseTransports(Rank rank, const RankAddress& mine, Rank peer, 
   TransportChoice choice;
   for (const TransportKind kind : kByPreference) {
     std::string& why = choice.whyNot[index(kind)];
-    // The lower rank's reason first, so that both say the same.
+    // The lower rank's reason comes first, so both ranks report the same text.
     const auto& lower = rank < peer ? mine : theirs;
     const auto& higher = rank < peer ? theirs : mine;
     if (const std::string& own = lower.transports[index(kind)].whyNot; !own.empty()) {

@@ -1,4 +1,5 @@
-// Which transports may join two ranks, and why the others may not: decided from what both published, so both come to the same list.
+// The transports that may join two ranks, and the reasons against all other transports. Decided from the two published
+// addresses, so both ranks make the same list.
 #pragma once
 
 #include <array>
@@ -11,10 +12,10 @@
 
 namespace shardwire::internal {
 
-// By TransportKind: whether Options::transports allows it.
+// By TransportKind: whether Options::transports allows the transport.
 using AllowedTransports = std::array<bool, kNumTransportKinds>;
-// "", "shm,tcp" (these only), "^tcp,mpi" (all but these). kInvalidArgument for unknown names, an empty selection, or a '^' that is not
-// first.
+// "", "shm,tcp" (only these), "^tcp,mpi" (all but these). kInvalidArgument for unknown names, an empty selection, or a
+// '^' that is not first.
 Result<AllowedTransports> parseTransports(std::string_view text);
 
 struct TransportChoice {
@@ -22,7 +23,7 @@ struct TransportChoice {
   std::array<std::string, kNumTransportKinds> whyNot;  // by TransportKind; empty for candidates
 };
 
-// Endpoint::whyNot of a transport that both ranks have, and that reaches from one to the other.
+// Endpoint::whyNot of a transport available to both ranks and reaching from one rank to the other.
 using WhyNot = std::function<std::string(TransportKind)>;
 
 TransportChoice chooseTransports(Rank rank, const RankAddress& mine, Rank peer, const RankAddress& theirs, const WhyNot& whyNot);

@@ -24,7 +24,7 @@ constexpr std::uint64_t kSecond = 1'000'000'000;
 struct Named {
   RandomId process;
   std::string bootId;
-  std::uint64_t time = 0;  // since that boot, in ns
+  std::uint64_t time = 0;  // since the boot with this id, in ns
 };
 
 std::uint64_t timeSinceBoot() {
@@ -33,7 +33,8 @@ std::uint64_t timeSinceBoot() {
   return static_cast<std::uint64_t>(now.tv_sec) * kSecond + static_cast<std::uint64_t>(now.tv_nsec);
 }
 
-// By when this process had begun, by the same clock, whose ticks the kernel rounds down; nothing when the kernel does not tell.
+// A time by which this process had begun, by the same clock, whose ticks the kernel rounds down; nothing when the
+// kernel does not report the start.
 std::optional<std::uint64_t> processStart() {
   const std::unique_ptr<std::FILE, int (*)(std::FILE*)> file(std::fopen("/proc/self/stat", "re"), &std::fclose);
   std::array<char, 1024> text{};
@@ -96,7 +97,7 @@ bool isOutdated(Store& store, const Attempt& attempt) {
   if (attempt.process.isZero()) {
     return false;
   }
-  const auto bytes = store.get(kAttemptKey, Clock::now());  // a deadline that has passed means to look once
+  const auto bytes = store.get(kAttemptKey, Clock::now());  // with a deadline in the past, get() looks once
   const auto named = bytes.isOk() ? decode(*bytes) : Result<Named>(bytes.status());
   return named.isOk() && named->process != attempt.process;
 }

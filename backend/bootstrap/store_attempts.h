@@ -1,10 +1,11 @@
-// A store that one attempt of a job after another uses. The agent of an elastic launcher (torchrun --max-restarts) starts all ranks anew,
-// perhaps another number of them, and keeps the store: addresses of processes that are dead, and why they failed, are still there. The
-// launcher's count of restarts is no name of an attempt, since the agents of several hosts count differently. So rank 0's process names the
-// attempt: it writes its id, and the ranks of the attempt use keys with that id, under which nobody wrote before. A rank that reads the id
-// may be early and read an earlier attempt's. It is sure when rank 0 wrote the id after this process began (all processes of an attempt
-// have ended before those of the next begin), or when rank 0's roster has the address of this rank. Until then the rank looks whether the
-// id has changed, begins again when it has, and believes nothing else.
+// A store that several attempts of a job use, one after another. The agent of an elastic launcher (torchrun
+// --max-restarts) restarts all ranks, perhaps with another number of ranks, and keeps the store. So the store still has
+// the addresses of dead processes, and their failures. The launcher's count of restarts cannot name an attempt, since
+// the agents of several hosts count differently. So rank 0's process names the attempt: rank 0 writes its process id,
+// and the ranks of the attempt use keys with that id, which no earlier attempt used. A rank that reads the id too early
+// may read an earlier attempt's. The rank is sure of the id if rank 0 wrote the id after this process began (all
+// processes of an attempt have ended before processes of the next begin), or if rank 0's roster has the address of this
+// rank. Until then the rank checks whether the id has changed, begins again if so, and relies on no other entry.
 #pragma once
 
 #include <string>
@@ -18,16 +19,16 @@
 namespace shardwire::internal {
 
 struct Attempt {
-  RandomId process;  // rank 0's; zero: the store is of one attempt only
+  RandomId process;  // the id of rank 0's process; zero: the store serves one attempt only
   bool isSure = true;
 };
 
-// Rank 0 names the attempt; the others wait until one is named.
+// Rank 0 names the attempt; the other ranks wait for the name.
 Result<Attempt> findAttempt(Store& store, Rank rank, Deadline deadline);
-// Whether another attempt is named there now. Asks the store.
+// Whether the store names another attempt now. Asks the store.
 bool isOutdated(Store& store, const Attempt& attempt);
 
-// The store as an attempt sees it.
+// The store with the keys of one attempt.
 class AttemptStore final : public Store {
  public:
   AttemptStore(Store& store, const Attempt& attempt);

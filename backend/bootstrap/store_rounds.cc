@@ -18,9 +18,10 @@ std::atomic<bool>& anyHasEnded() {
 
 constexpr const char* kAnyKey = "shardwire/again";
 
-// Whether this process has published an address there.
+// Whether this process has published an address in the round.
 Result<bool> hasPublished(Store& store, Rank rank, int round, const RandomId& self) {
-  const auto bytes = RoundStore(store, round).get(addressKey(rank), Clock::now());  // a deadline that has passed means to look once
+  // With a deadline in the past, get() looks once.
+  const auto bytes = RoundStore(store, round).get(addressKey(rank), Clock::now());
   if (!bytes.isOk()) {
     return bytes.status().code() == StatusCode::kTimeout ? Result<bool>(false) : bytes.status();
   }
@@ -34,14 +35,15 @@ std::string RoundStore::keyOf(const std::string& key) const {
   return round_ == 0 ? key : fmt::format("{}/round {}", key, round_);
 }
 
-// Many rounds take few questions: in growing steps while they are used, and from the last one again.
+// Many rounds need few requests: the steps grow while rounds are used, and begin at one again after the first unused
+// round.
 Result<int> nextRound(Store& store, Rank rank) {
   if (!anyHasEnded().load()) {
     return 0;
   }
   const auto self = processId();
   SW_RETURN_IF_ERROR(self.status());
-  SW_RETURN_IF_ERROR(store.set(kAnyKey, ""));  // a look at torch's FileStore waits until somebody has made the file
+  SW_RETURN_IF_ERROR(store.set(kAnyKey, ""));  // a look at torch's FileStore waits until some process has made the file
   int next = 0;
   int step = 1;
   while (true) {

@@ -1,7 +1,8 @@
-// A store that serves one group after another. A job may end its default group and make it anew, and torchrun's agent keeps the store
-// meanwhile: the first group's addresses are still there, and a rank that is early would take its peers' old ones for new. So each further
-// group of a store is a round with keys of its own. A rank knows the round by itself: it is the first in which it has not written an
-// address. Ranks whose processes are not those of the round before do not meet the others.
+// A store that serves one group after another. A job may end its default group and make a new one, and torchrun's agent
+// keeps the store meanwhile. The first group's addresses are still in the store, and an early rank would mistake old
+// addresses of peers for new addresses. So each further group of a store is a round with separate keys. A rank finds
+// the round alone: the first round in which the rank has not written an address. Ranks of processes that took no part
+// in the round before do not meet the other ranks.
 #pragma once
 
 #include <string>
@@ -13,7 +14,7 @@
 
 namespace shardwire::internal {
 
-// The store as a round sees it. Round 0 has the keys as they are.
+// The store with the keys of one round. Round 0 has unchanged keys.
 class RoundStore final : public Store {
  public:
   RoundStore(Store& store, int round) : store_(store), round_(round) {}
@@ -27,11 +28,12 @@ class RoundStore final : public Store {
   int round_;
 };
 
-// The round in which this process's next group of this store is. It asks the store only if a group of this process ended before (or was
-// not made): others, such as torch's new_group, have stores of their own, and should not wait for the answer.
+// The round of this process's next group of this store. Asks the store only if a group of this process ended before (or
+// was not made): other stores, such as the store of torch's new_group, serve one group only, and the users of these
+// stores should not wait for the answer.
 Result<int> nextRound(Store& store, Rank rank);
 
-// A group of this process is no more, or was not made. Any thread.
+// A group of this process has ended, or was not made. Any thread.
 void noteEndOfGroup();
 
 }  // namespace shardwire::internal

@@ -1,4 +1,4 @@
-// What a group that was made looks like from one rank, in words. Pure. Any thread.
+// A text that describes a new group from one rank's view. Pure. Any thread.
 #pragma once
 
 #include <string>
