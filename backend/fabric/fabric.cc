@@ -1,8 +1,9 @@
-// One thread serves everything that must not wait for what the groups' own threads do: it answers other processes of the host at the Unix
-// socket, lets in ranks that dial for links, calls the watches whose descriptors are ready, and goes on with what the transport that shares
-// memory has under way (FabricPart). It sleeps in poll(2) until one of these is readable, or until wake(). Nothing that it calls waits, so
-// a process that does not answer holds up nobody. The thread runs from the first group of several ranks until the fabric's end; the Unix
-// socket and the part are made when a group first needs them, and wake() has the thread look at them from then on.
+// One thread serves all requests that must not wait for the groups' own threads: the thread answers other processes of
+// the host at the Unix socket, accepts ranks that dial for links, calls the watches with ready descriptors, and goes on
+// with the work of the transport that shares memory (FabricPart). The thread sleeps in poll(2) until one of these is
+// readable, or until wake(). No function called by the thread waits, so a process that does not answer delays no other
+// process. The thread runs from the first group of several ranks until the fabric's end. The Unix socket and the part
+// are made when a group first needs them, and wake() makes the thread watch them from then on.
 #include "backend/fabric/fabric.h"
 
 #include <errno.h>
@@ -21,9 +22,9 @@
 namespace shardwire::internal {
 namespace {
 
-// How often connections are looked at that have only a limited time to prove themselves.
+// The interval between checks of connections with a limited time to prove themselves.
 constexpr int kPressedMs = 100;
-// The pause that a part asks for.
+// The pause requested by a part.
 constexpr int kPartMs = 1;
 
 struct KnownFabric {
@@ -67,7 +68,7 @@ Result<std::shared_ptr<Fabric>> Fabric::instance() {
 
 Fabric::~Fabric() {
   const MutexLock lock(threadMutex_);
-  if (!owner_.isHere()) {  // a child of fork() has no such thread
+  if (!owner_.isHere()) {  // a child of fork() does not have this thread
     static_cast<void>(new std::thread(std::move(thread_)));
     return;
   }
@@ -110,7 +111,7 @@ Status Fabric::listen(const std::string& jobToken) {
   }
   HostAnswers answers;
   answers.isWelcome = [this](const RandomId& token) { return isWelcome(token); };
-  // Ranks of a job that has a token of its own need no other secret.
+  // Ranks of a job with a token need no other secret.
   answers.maySeeSecret = [this](const RandomId& token) { return token == makeHostToken(address_.token, "") && isWelcome(token); };
   answers.welcome = [this] {
     FabricPart* const part = begunPart();
@@ -251,7 +252,8 @@ std::vector<std::shared_ptr<LinkListener>> Fabric::linkListeners() {
   return all;
 }
 
-// Not under the lock: this thread may hold the last reference to a listener. True: some connections have only a limited time.
+// Not under the lock: this thread may hold the last reference to a listener. True: some connections have only a limited
+// time.
 bool Fabric::serveLinks() {
   bool isPressed = false;
   for (const auto& listener : linkListeners()) {

@@ -1,8 +1,8 @@
-// What a process has once for all its groups: the thread that serves them, the descriptors that it watches, the listeners for links, the
-// host's interfaces, the progress bell, the Unix socket at which other processes of this host ask for something, and the secret that it
-// hands out there.
+// The objects that all groups of a process share: the thread that serves the groups, the descriptors watched by this
+// thread, the listeners for links, the host's interfaces, the progress bell, the Unix socket that answers other
+// processes of this host, and the secret given out there.
 //
-// One per process, made with its first group and gone with its last; whatever is in use holds it. Any thread.
+// One per process, made with the first group and destroyed with the last; every user holds a reference. Any thread.
 #pragma once
 
 #include <poll.h>
@@ -31,15 +31,16 @@
 
 namespace shardwire::internal {
 
-// What a transport has once in a process and needs the fabric's thread and Unix socket for. Lives as long as the fabric. All functions are
-// called on the fabric's thread.
+// The part of a transport that exists once in a process and needs the fabric's thread and Unix socket. Lives as long as
+// the fabric. All functions are called on the fabric's thread.
 class FabricPart {
  public:
   virtual ~FabricPart() = default;
   // The first call, before any process is welcomed, and the last.
   virtual void begin() = 0;
   virtual void end() = 0;
-  // Adds what serve() waits for. True: serve() is to be called again after a millisecond, whether or not anything is readable.
+  // Adds the sockets for which serve() waits. True: serve() is to be called again after a millisecond, whether or not
+  // anything is readable.
   virtual bool appendSockets(std::vector<pollfd>* entries) = 0;
   // Goes on without waiting.
   virtual void serve() = 0;
@@ -58,29 +59,30 @@ class Fabric {
 
   ProcessBell& progressBell() { return bell_; }
   const ProcessAddress& address() const { return address_; }
-  // Known to processes of this user on this host only, which ask for it.
+  // Known only to processes of this user on this host, which ask for the secret.
   const std::string& secret() const { return secret_; }
 
-  // Starts the thread, unless it runs. Before that nothing is served. kSystem.
+  // Starts the thread, unless the thread runs already. Without the thread nothing is served. kSystem.
   Status start();
-  // From here on processes that know the address's token and this job's ("" for a job without a token) are answered at the Unix socket,
-  // which the first call makes. kSystem where this process cannot make it.
+  // From here on the Unix socket answers processes that know the address's token and this job's token ("" for a job
+  // without a token). The first call makes the socket. kSystem when the process cannot make the socket.
   Status listen(const std::string& jobToken);
-  // Whether that process was welcomed here and has not hung up.
+  // Whether the process was welcomed here and has not hung up.
   bool isGuest(const RandomId& process);
 
-  // The descriptors that the thread watches for others. A callback must not drop the last reference to the fabric.
+  // The descriptors watched by the thread for other objects. A callback must not drop the last reference to the fabric.
   const std::shared_ptr<FdWatches>& watches() const { return watches_; }
-  // The interfaces of the host in this network namespace, the calling thread's, as they were when a group of this process first asked:
-  // changes are not noticed before all groups of the process are gone. Errors of listInterfaces().
+  // The interfaces of the host in this network namespace, the calling thread's, as they were when a group of this
+  // process first asked. Changes are not noticed before all groups of the process are gone. Errors of listInterfaces().
   Result<std::vector<InterfaceAddress>> interfaces(std::uint64_t networkNamespace);
-  // Where peers dial groups with these options for links: one listener for all groups that choose the same interfaces from the same network
-  // namespace, the calling thread's; made when there is none. Errors of listenOnInterfaces().
+  // The listener where peers dial groups with these options for links: one for all groups that choose the same
+  // interfaces from the same network namespace, the calling thread's; made when there is none. Errors of
+  // listenOnInterfaces().
   Result<std::shared_ptr<LinkListener>> linkListener(std::uint64_t networkNamespace, const Options& options);
 
-  // The part of the transport that shares memory, made by `make` unless it is there. Errors of `make`.
+  // The part of the transport that shares memory; the first call makes the part by `make`. Errors of `make`.
   Result<FabricPart*> part(const std::function<Result<std::unique_ptr<FabricPart>>()>& make);
-  // Has the thread call the part's serve(). Any thread.
+  // Makes the thread call the part's serve(). Any thread.
   void wake() const;
 
  private:
@@ -102,13 +104,14 @@ class Fabric {
   std::set<std::string> jobTokens_ SW_GUARDED_BY(tokensMutex_);
   Mutex partMutex_;
   std::unique_ptr<FabricPart> part_ SW_GUARDED_BY(partMutex_);
-  FabricPart* begun_ = nullptr;  // part_ once the thread began it; used by the thread alone
+  FabricPart* begun_ = nullptr;  // part_, once the thread began the part; used by the thread alone
   Mutex listenerMutex_;
   std::optional<HostListener> listener_ SW_GUARDED_BY(listenerMutex_);
   Mutex interfacesMutex_;
   std::map<std::uint64_t, std::vector<InterfaceAddress>> interfaces_ SW_GUARDED_BY(interfacesMutex_);  // by network namespace
   Mutex linkListenersMutex_;
-  std::map<std::string, std::weak_ptr<LinkListener>> linkListeners_ SW_GUARDED_BY(linkListenersMutex_);  // by what chose their interfaces
+  // By network namespace and choice of interfaces.
+  std::map<std::string, std::weak_ptr<LinkListener>> linkListeners_ SW_GUARDED_BY(linkListenersMutex_);
 
   const Fd wakeFd_;  // an eventfd
   std::atomic<bool> mustStop_{false};

@@ -25,7 +25,8 @@ void FdWatches::serve() {
   std::array<epoll_event, 64> events;
   const int numEvents = ::epoll_wait(ready_.get(), events.data(), static_cast<int>(events.size()), 0);
   for (int i = 0; i < numEvents; ++i) {
-    // Found by number: a child forked just now may hold a descriptor that was closed here, and with it the entry of a watch that is gone.
+    // Looked up by number: a child forked just now may hold a descriptor that was closed here, and with the descriptor
+    // the epoll entry of a destroyed watch.
     const auto found = watches_.find(events[static_cast<std::size_t>(i)].data.u64);
     if (found != watches_.end() && found->second->onReady_()) {
       found->second->rearm();
@@ -58,7 +59,7 @@ Result<std::unique_ptr<FdWatch>> FdWatch::create(std::shared_ptr<FdWatches> watc
   return made;
 }
 
-// In a child of fork() the set is its parent's, and the thread that held the lock is not there.
+// In a child of fork() the set belongs to the parent, and the thread that held the lock does not exist.
 FdWatch::~FdWatch() {
   if (id_ == 0 || !watches_->owner_.isHere()) {
     return;

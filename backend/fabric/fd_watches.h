@@ -1,7 +1,7 @@
-// Descriptors that one thread of the process waits for, whatever its groups do: the fabric's. One epoll set for the watches of all groups,
-// so that a group costs neither a thread nor a descriptor for them.
+// Descriptors for which one thread of the process, the fabric's, waits, whatever the groups do. All groups share one
+// epoll set, so the watches of a group cost neither a thread nor a descriptor.
 //
-// A callback runs under the lock of the set. It must not wait, and must not make or drop a watch.
+// A callback runs under the lock of the set. The callback must not wait, and must not make or drop a watch.
 #pragma once
 
 #include <cstdint>
@@ -24,7 +24,7 @@ class FdWatches {
   static Result<std::shared_ptr<FdWatches>> create();
   // For poll(2): readable when serve() has something to do.
   const Fd& socket() const { return ready_; }
-  // Calls those whose descriptor is ready, without waiting. One thread.
+  // Calls the watches with a ready descriptor, without waiting. One thread.
   void serve();
 
  private:
@@ -38,8 +38,8 @@ class FdWatches {
   std::map<std::uint64_t, FdWatch*> watches_ SW_GUARDED_BY(mutex_);
 };
 
-// One descriptor, waited for once: then `onReady` is called, and says whether to wait again. rearm() does that, too, at any time and from
-// any thread. The descriptor outlives the watch.
+// A wait for one descriptor, armed for one event: then `onReady` is called, and returns whether to wait again. rearm()
+// also arms the watch again, at any time and from any thread. The descriptor outlives the watch.
 class FdWatch {
  public:
   using OnReady = std::function<bool()>;
@@ -47,7 +47,7 @@ class FdWatch {
   static Result<std::unique_ptr<FdWatch>> create(std::shared_ptr<FdWatches> watches, int fd, std::uint32_t events, OnReady onReady);
   FdWatch(const FdWatch&) = delete;
   FdWatch& operator=(const FdWatch&) = delete;
-  // When it returns, onReady has been called for the last time.
+  // onReady is not called any more once the destructor has returned.
   ~FdWatch();
 
   void rearm();

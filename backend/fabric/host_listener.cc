@@ -1,8 +1,9 @@
-// Each accepted connection is in one of two states. A new one has a limited time to send its only message: a hello, after which it is a
-// guest as long as its process has links to this one, or a request for the secret, after which it is closed. Connections beyond a limit are
-// not accepted until others were proved or rejected, so foreign processes can neither fill this process's descriptors nor keep ranks out.
-// serve() reads what is there and never waits; the caller calls it again when the socket is readable, or after a while as long as
-// isPressed().
+// Each accepted connection is in one of two states. A new connection has a limited time to send its only message: a
+// hello, after which the connection is a guest as long as the sender has links to this process, or a request for the
+// secret, after which the connection is closed. Connections beyond a limit are not accepted until others were proved or
+// rejected, so foreign processes can neither fill this process's descriptors nor keep ranks out. serve() reads the
+// bytes present and never waits; the caller calls serve() again when the socket is readable, or after a while as long
+// as isPressed().
 #include "backend/fabric/host_listener.h"
 
 #include <errno.h>
@@ -19,15 +20,16 @@
 namespace shardwire::internal {
 namespace {
 
-// A rank says its hello as soon as it is connected.
+// A rank sends its hello as soon as it is connected.
 constexpr Duration kHelloWithin = std::chrono::seconds(5);
 constexpr std::size_t kMaxUnproved = 128;
-// However many connections come: each has at least this long to say its hello.
+// Each connection has at least this long to send a hello, however many connections arrive.
 constexpr Duration kLeastToSpeak = std::chrono::milliseconds(500);
-// Connections that wait in the kernel for this process to accept them: many may come at once, wanted or not.
+// Connections that wait in the kernel for this process to accept them: many may arrive at once, wanted or not.
 constexpr int kHostBacklog = 4096;
 
-// Accepted between two looks at the other connections: processes of other users may dial without end.
+// The most connections accepted between two checks of the other connections: processes of other users may dial without
+// end.
 constexpr int kMostAtOnce = 16;
 constexpr Duration kBetweenWarnings = std::chrono::minutes(1);
 
@@ -38,7 +40,7 @@ Status watchForInput(const Fd& ready, const Fd& socket, void* tag) {
   return ::epoll_ctl(ready.get(), EPOLL_CTL_ADD, socket.get(), &event) == 0 ? Status::ok() : systemError("watching a socket", errno);
 }
 
-// A message fits the empty buffer of a socket: one that cannot be sent at once never can.
+// A message fits the empty buffer of a socket: a message that cannot be sent at once can never be sent.
 Status sendNow(const Fd& socket, std::string_view message, std::span<const int> fds = {}) {
   const Status sent = sendUnix(socket, message, fds, Clock::now());
   if (!sent.isOk()) {
@@ -94,7 +96,7 @@ struct HostListener::Caller {
   UnixPeer peer;
   Deadline since;
   bool isGuest = false;
-  RandomId process;  // a guest's
+  RandomId process;  // of a guest
 };
 
 HostListener::HostListener() = default;
@@ -127,7 +129,8 @@ bool HostListener::serve() {
       whyNobody_ = accepted.message();
       logWarn("connections from processes of this host are not accepted now: {}", accepted.message());
     }
-    static_cast<void>(setListening(false));  // until the next call, or the thread would be woken for nothing
+    // Until the next call; otherwise the listener would wake the thread for nothing.
+    static_cast<void>(setListening(false));
   } else {
     whyNobody_.clear();
   }
@@ -150,7 +153,7 @@ bool HostListener::serve() {
   return isAnyGone;
 }
 
-// A listener that is not accepted from would wake the thread for nothing.
+// A listener that must not accept now would wake the thread for nothing.
 Status HostListener::setListening(bool on) {
   if (on == isListening_) {
     return Status::ok();
@@ -192,7 +195,7 @@ Status HostListener::acceptAll() {
   return setListening(unproved < kMaxUnproved);
 }
 
-// Processes of other users may dial as often as they like: that must not fill the log.
+// Processes of other users may dial as often as they like: the warnings must not fill the log.
 void HostListener::rejectUser(const UnixPeer& peer) {
   ++numOtherUsers_;
   if (const Deadline now = Clock::now(); now >= nextWarning_) {
@@ -201,7 +204,8 @@ void HostListener::rejectUser(const UnixPeer& peer) {
   }
 }
 
-// Closing alone is not enough: a child forked just now may hold the socket, and with it the epoll entry that points to the caller.
+// Closing alone is not enough: a child forked just now may hold the socket, and with it the epoll entry that points to
+// the caller.
 void HostListener::close(Caller& caller) {
   ::epoll_ctl(ready_.get(), EPOLL_CTL_DEL, caller.socket.get(), nullptr);
   caller.socket.reset();

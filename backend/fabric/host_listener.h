@@ -1,10 +1,11 @@
-// The Unix socket at which a process answers the other processes of its host. Foreign processes may find it too, so all connections are
-// read side by side, and one that shows no right token is rejected, logged and closed. One thread at a time.
+// The Unix socket at which a process answers the other processes of its host. Foreign processes may find the socket,
+// too, so all connections are read side by side, and a connection without a right token is rejected, logged and closed.
+// One thread at a time.
 //
-// A process that shows a token that this process knows is welcomed: it gets what the welcome has, and stays as a guest; the socket hangs up
-// when either of the two ends. The listener also hands out this process's secret, to processes of its own user only, for which the kernel
-// vouches (SO_PEERCRED). So two ranks of one user on one host have a secret that nobody learns by reading the store, and no file or
-// environment variable contains it.
+// A process that presents a known token is welcomed: the process gets the bytes and descriptors of the welcome, and
+// stays as a guest; the socket hangs up when either of the two ends. The listener also gives out this process's secret,
+// only to processes of the same user, for which the kernel vouches (SO_PEERCRED). So two ranks of one user on one host
+// have a secret that cannot be learned from the store, and no file or environment variable contains the secret.
 #pragma once
 
 #include <cstdint>
@@ -29,7 +30,7 @@ struct HostWelcome {
   std::vector<int> fds;  // sent with the bytes
 };
 
-// How the listener decides, and what it answers.
+// The listener's decisions and answers.
 struct HostAnswers {
   std::function<bool(const RandomId& token)> isWelcome;
   std::function<bool(const RandomId& token)> maySeeSecret;
@@ -39,16 +40,18 @@ struct HostAnswers {
 
 class HostListener {
  public:
-  // Listens at the abstract name; kSystem when it cannot.
+  // Listens at the abstract name; kSystem on failure.
   static Result<HostListener> create(const std::string& name, HostAnswers answers);
   // For poll(2): readable when serve() has something to do.
   const Fd& socket() const { return ready_; }
-  // Goes on with all connections, without waiting. A new connection has five seconds to say its hello, and there are at most 128 such
-  // connections: when more come, those that had half a second, in which a rank says its hello, are rejected. True: a guest left.
+  // Goes on with all connections, without waiting. A new connection has five seconds to send a hello, and at most 128
+  // connections may be new. When more arrive, new connections older than half a second are rejected; a rank sends its
+  // hello within this time. True: a guest left.
   bool serve();
-  // Whether serve() is to be called again after a while, although nothing is readable: some connections have only a limited time.
+  // Whether serve() is to be called again after a while, although nothing is readable: some connections have only a
+  // limited time.
   bool isPressed() const { return !isListening_ || numUnproved() > 0; }
-  // Whether that process was welcomed and has not hung up.
+  // Whether the process was welcomed and has not hung up.
   bool isGuest(const RandomId& process) const { return guests_.contains(process); }
 
   HostListener(HostListener&&) noexcept;
@@ -71,22 +74,24 @@ class HostListener {
 
   HostAnswers answers_;
   Fd listener_;
-  bool isListening_ = true;                       // listener_ is looked at
-  std::string whyNobody_;                         // why no connection can be accepted now, as it was logged
+  bool isListening_ = true;                       // listener_ is watched
+  std::string whyNobody_;                         // why no connection can be accepted now, as logged
   std::uint64_t numOtherUsers_ = 0;               // connections from processes of other users
-  Deadline nextWarning_{};                        // about them
+  Deadline nextWarning_{};                        // about these connections
   Fd ready_;                                      // epoll set of the listener and of all callers
   std::vector<std::unique_ptr<Caller>> callers_;  // oldest first
-  std::map<RandomId, int> guests_;                // by process: how many of its connections are open
+  std::map<RandomId, int> guests_;                // by process: the number of open connections
 };
 
-// Dials the process that listens at the abstract name. An error other than kTimeout says why nobody listens there, and how to fix that.
+// Dials the process that listens at the abstract name. An error other than kTimeout says why no process listens there,
+// and how to fix this.
 Result<Fd> dialProcess(const std::string& socketName, const WaitLimit& limit);
-// Asks the process to which `socket` leads for its secret, which it gives to processes of its own user; the kernel vouches for the user of
-// the asked process, too. The answer has arrived when the socket is readable.
+// Asks the process at the other end of `socket` for its secret, which the process gives to processes of the same user;
+// the kernel vouches for the user of the asked process, too. The answer has arrived when the socket is readable.
 Status askForSecret(const Fd& socket, const RandomId& token, const WaitLimit& limit);
 Result<std::string> receiveSecret(const Fd& socket, const WaitLimit& limit);
-// The process at the other end, as the kernel says. kUnsupported when it is another user's: nothing is sent to such a process.
+// The process at the other end, as reported by the kernel. kUnsupported when the process belongs to another user:
+// nothing is sent to such a process.
 Result<UnixPeer> checkUser(const Fd& socket);
 
 }  // namespace shardwire::internal

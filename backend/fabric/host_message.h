@@ -1,5 +1,5 @@
-// The messages by which processes of one host talk over a Unix socket: fixed-width fields behind a magic, a version and a kind. Pure. Any
-// thread.
+// The messages between processes of one host over a Unix socket: fixed-width fields behind a magic, a version and a
+// kind. Pure. Any thread.
 #pragma once
 
 #include <cstdint>
@@ -15,14 +15,14 @@ namespace shardwire::internal {
 inline constexpr std::uint32_t kHostVersion = 4;
 inline constexpr std::size_t kMaxHostTextBytes = 2048;
 
-// Where the other processes of its host dial a process.
+// The place where other processes of the host dial a process.
 struct ProcessAddress {
   RandomId process;        // see processId()
-  std::string socketName;  // abstract; of one fabric
-  RandomId token;          // a secret; a dialer shows that it knows the token
+  std::string socketName;  // abstract; belongs to one fabric
+  RandomId token;          // a secret; a dialer shows knowledge of the token
 };
 
-// The first and only message of a process that asks for another's memory.
+// The first and only message of a process that asks for another process's memory.
 struct HostHello {
   RandomId process;
   RandomId token;  // of the process address, with the job's token: makeHostToken()
@@ -31,19 +31,21 @@ struct HostHello {
 // The kinds of messages. A welcome answers a hello; welcome and address belong to the transport that shares memory (shm_message.h).
 enum class HostMessage : std::uint8_t { kHello = 1, kRefusal = 2, kWelcome = 3, kSecretRequest = 4, kSecret = 5, kAddress = 6 };
 
-// A writer behind the part that all messages have.
+// A writer behind the part common to all messages.
 ByteWriter startHostMessage(HostMessage kind);
-// Checks that part; the reader stands behind it afterwards. A refusal is returned as the error that it carries. `what` names the message.
+// Checks the common part; afterwards the reader stands behind this part. A refusal is returned as the error inside.
+// `what` names the message.
 Status checkHostMessage(ByteReader& reader, HostMessage wanted, const char* what);
 Status garbledHostMessage(const char* what);
 
 std::string encodeHostHello(const HostHello& hello);
 std::string encodeHostRefusal(const Status& reason);
-// Asks for the secret that a process gives only to processes of its own user (see HostListener). `token` as in HostHello.
+// A request for the secret that a process gives only to processes of the same user (see HostListener). `token` as in
+// HostHello.
 std::string encodeSecretRequest(const RandomId& token);
 std::string encodeSecret(std::string_view secret);
 
-// kMismatch for garbage, kUnsupported for another version; a refusal is returned as its error.
+// kMismatch for garbage, kUnsupported for another version; a refusal is returned as the error inside.
 Result<HostHello> decodeHostHello(std::string_view bytes);
 Result<RandomId> decodeSecretRequest(std::string_view bytes);
 Result<std::string> decodeSecret(std::string_view bytes);

@@ -1,7 +1,7 @@
-// An interface counts when it is up and running, and each of its IPv4 and IPv6 addresses is an entry of its own. The user's choice is a
-// list of names with two marks: '^' excludes, '=' compares whole names instead of prefixes. Without a choice loopback and docker's bridges
-// are used only when there is nothing else. The order of the result is the order in which peers try the addresses. Subnets are compared as
-// bytes in network order, so that one function serves both families.
+// An interface counts when it is up and running, and each of its IPv4 and IPv6 addresses is a separate entry. The
+// user's choice is a list of names with two marks: '^' excludes, '=' compares whole names instead of prefixes. Without
+// a choice loopback and docker's bridges are used only when there is nothing else. Peers try the addresses in the order
+// of the result. Subnets are compared as bytes in network order, so one function serves both families.
 #include "backend/fabric/interfaces.h"
 
 #include <arpa/inet.h>
@@ -133,7 +133,7 @@ int worth(const InterfaceAddress& address) {
   return (address.isLoopback ? 4 : 0) + (isLinkLocal(address.ip) ? 2 : 0) + (address.isIpv6 ? 1 : 0);
 }
 
-// Docker's own bridges have the same address on every host, which leads a dialer back to its own.
+// Docker's own bridges have the same address on every host, so a dialer would reach its own host.
 bool isLastResort(const InterfaceAddress& address) {
   return address.isLoopback || address.interface.starts_with("docker");
 }

@@ -1,5 +1,6 @@
-// How a thread of the process tells a group that its late links have something to do (LateLinks::hasNews). It outlives the group: the
-// group's end takes the bells away, since such a thread must not hold the last reference to them. Any thread.
+// Notifies a group, from another thread of the process, that the group's late links have something to do
+// (LateLinks::hasNews). The object outlives the group: the end of the group removes the bells, since the other thread
+// must not hold the last reference to a bell. Any thread.
 #pragma once
 
 #include <atomic>

@@ -1,10 +1,11 @@
-// A TCP stream between two ranks on which both have proved that they know the job's token. The bootstrap makes it; a transport then agrees
-// on its own set-up over it and keeps it, as its socket or as the line that hangs up when the peer's process ends.
+// A TCP stream between two ranks on which both have proved knowledge of the job's token. The bootstrap makes the link.
+// A transport then agrees on its set-up over the link and keeps the link, as the transport's socket or as the line that
+// hangs up when the peer's process ends.
 //
-// Proof (backend/fabric/proof.h; link_message.h has the bytes): each side sends a random challenge, each answers with HMAC-SHA256(token,
-// version, role, ranks, both challenges), compared in constant time. Neither the token nor anything that could be replayed on another link
-// goes over the wire. The dialer proves itself first, so that a stranger who dials learns nothing.
-// Threads: one at a time. Everything that waits takes a limit.
+// Proof (backend/fabric/proof.h; link_message.h has the bytes): each side sends a random challenge, each answers with
+// HMAC-SHA256(token, version, role, ranks, both challenges), compared in constant time. Neither the token nor anything
+// that could be replayed on another link goes over the wire. The dialer proves itself first, so a foreign dialer learns
+// nothing. Threads: one at a time. Every call that waits takes a limit.
 #pragma once
 
 #include <poll.h>
@@ -36,8 +37,8 @@ class Link {
   explicit Link(Fd socket, std::string remote, const Digest& secret = {})
       : socket_(std::move(socket)), remote_(std::move(remote)), secret_(secret) {}
 
-  // One message, framed by its length. kPeerFailed when the peer hung up, kTimeout (the link is of no use after it), kMismatch for a length
-  // above kMaxMessageBytes.
+  // One message, framed by its length. kPeerFailed when the peer hung up, kTimeout (the link is unusable afterwards),
+  // kMismatch for a length above kMaxMessageBytes.
   Status send(std::string_view message, const WaitLimit& limit);
   Result<std::string> receive(const WaitLimit& limit);
 
@@ -45,7 +46,7 @@ class Link {
   Fd takeSocket() { return std::move(socket_); }
   // "10.0.0.2:41234": for messages.
   const std::string& remote() const { return remote_; }
-  // Known to the two ends of this link and nobody else: for proveSocket().
+  // Known only to the two ends of this link: for proveSocket().
   const Digest& secret() const { return secret_; }
 
  private:
@@ -54,11 +55,11 @@ class Link {
   Digest secret_;
 };
 
-// A peer's addresses as a host with these interfaces reaches them: those in a subnet of its own first, a link-local one through each
-// interface that may lead there.
+// A peer's addresses in the order of reach from a host with these interfaces: addresses in a subnet of the host first;
+// a link-local address appears once for each interface that may lead there.
 std::vector<NetAddress> orderByReach(std::span<const NetAddress> addresses, const std::vector<InterfaceAddress>& mine);
 
-// A link on its way to a peer, for those who must not wait. Tries the addresses in turn, proves the key, says hello.
+// A dial to a peer, for callers that must not wait. Tries the addresses in turn, proves the key, sends the hello.
 class LinkDial {
  public:
   struct Attempt;
@@ -67,17 +68,18 @@ class LinkDial {
   LinkDial(LinkDial&&) noexcept;
   ~LinkDial();
 
-  // Goes on without waiting. Nothing: it is under way. kUnsupported when no address answers, listing what each said; kMismatch when the
-  // other side is no rank of this group.
+  // Goes on without waiting. Nothing: the dial is under way. kUnsupported when no address answers, with the answer of
+  // each in the text; kMismatch when the other side is no rank of this group.
   std::optional<Result<Link>> step();
-  // What is to be looked at before the next step; or, at the time returned, nothing.
+  // The sockets to watch before the next step. At the time returned, step() must be called even if no socket is ready.
   Deadline appendSockets(std::vector<pollfd>* entries) const;
-  // What step() would say if nothing came any more: kTimeout where an address has not answered yet.
+  // The result of step() if nothing arrives any more: kTimeout if an address has not answered yet.
   Status whyNot() const;
-  // Whether somebody answered and hung up, or had no room for this rank; and whether at some address nobody listens, or not for this group.
+  // Whether a process answered and hung up, or had no room for this rank; and whether at some address no process
+  // listens, or none for this group.
   bool wasHungUp() const;
   bool wasRefused() const;
-  // Whether there was no room: it may dial again.
+  // Whether the listener had no room: the caller may dial again.
   bool wasCrowdedOut() const;
 
  private:
@@ -94,10 +96,10 @@ class LinkDial {
   Deadline nextStart_{};
 };
 
-// LinkDial to its end, or the limit. Errors of step(); kTimeout at the limit.
+// Runs LinkDial to the end, or to the limit. Errors of step(); kTimeout at the limit.
 Result<Link> dialLink(std::span<const NetAddress> addresses, const LinkKey& key, const LinkHello& hello, const Options& options,
                       const WaitLimit& limit);
-// The key is made of the group's token and SHARDWIRE_JOB_TOKEN.
+// With the key made of the group's token and SHARDWIRE_JOB_TOKEN.
 Result<Link> dialLink(std::span<const NetAddress> addresses, const RandomId& token, const LinkHello& hello, const Options& options,
                       const WaitLimit& limit);
 

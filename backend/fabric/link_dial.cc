@@ -1,7 +1,8 @@
-// Tries a peer's addresses side by side, each started 250 ms after the one before: an address may lead nowhere, or to another host that has
-// the same one. Each attempt goes through connecting, hello and proof. Only one attempt at a time gives its proof, so that the listener
-// never waits on a link that this rank drops; the others stay at the listener's challenge in case that one fails. The first attempt that is
-// welcomed is the link. Otherwise whyNot() lists what each address answered. Nothing waits in step(); dialLink() waits for its sockets.
+// Tries a peer's addresses side by side, each started 250 ms after the previous address: an address may lead nowhere,
+// or to another host with the same address. Each attempt goes through connecting, hello and proof. Only one attempt at
+// a time sends a proof, so the listener never waits on a link that this rank drops; the other attempts stay at the
+// listener's challenge in case the first attempt fails. The first welcomed attempt is the link. Otherwise whyNot()
+// lists the answer of each address. Nothing waits in step(); dialLink() waits for the sockets.
 #include <errno.h>
 #include <fmt/format.h>
 #include <poll.h>
@@ -19,17 +20,19 @@
 namespace shardwire::internal {
 namespace {
 
-// The next address gets its chance while this one still may answer: an address may lead nowhere, or to another host that has it too.
+// The next address is tried while this one may still answer: an address may lead nowhere, or to another host with the
+// same address.
 constexpr Duration kNextAddressAfter = std::chrono::milliseconds(250);
-// A connection that is not made by then will not be. Between hosts it takes a round trip, plus seconds where packets are lost.
+// A connection not made by then will not be made. Between hosts a connection takes a round trip, plus seconds where
+// packets are lost.
 constexpr Duration kConnectWithin = std::chrono::seconds(15);
-// Nor one to a neighbour on the same cable, where two lost packets cost 3 s: a link-local address is tried through each interface, and
-// most of them lead nowhere.
+// The same limit for a neighbour on the same cable, where two lost packets cost 3 s: a link-local address is tried
+// through each interface, and most interfaces lead nowhere.
 constexpr Duration kConnectToNeighbourWithin = std::chrono::seconds(4);
 
 }  // namespace
 
-// One address on its way to a link.
+// The attempt to make a link over one address.
 struct LinkDial::Attempt {
   enum class Stage { kWaiting, kConnecting, kHello, kProof, kWelcome, kFailed };
 
@@ -37,14 +40,14 @@ struct LinkDial::Attempt {
   std::string name;
   Fd socket;
   Stage stage = Stage::kWaiting;
-  Duration patience{};           // with the connecting
-  Deadline until = kNoDeadline;  // of it
+  Duration patience{};           // the time allowed for connecting
+  Deadline until = kNoDeadline;  // the deadline for connecting
   MessageReader reader{kMaxHandshakeBytes};
   Challenge mine;
   Challenge theirs;
   Status failure;
-  bool isRefused = false;     // nobody listens there, or not for this group
-  bool isCrowdedOut = false;  // too many dialed there
+  bool isRefused = false;     // no process listens there, or none for this group
+  bool isCrowdedOut = false;  // too many callers dialed there
 
   bool isUnderWay() const { return stage != Stage::kWaiting && stage != Stage::kFailed && stage != Stage::kWelcome; }
   void fail(const Status& why) {
@@ -132,15 +135,15 @@ Status LinkDial::greet(Attempt& attempt) {
 Status LinkDial::answer(Attempt& attempt, const LinkMessage& message) {
   if (message.type == LinkMessageType::kRefusal) {
     const StatusCode code = message.refusal.code();
-    attempt.isCrowdedOut = code == StatusCode::kTimeout;  // too slow for it, among many: the next time it may not be
-    attempt.isRefused = code == StatusCode::kPeerFailed;  // no such door
+    attempt.isCrowdedOut = code == StatusCode::kTimeout;  // too slow among many callers: a later dial may succeed
+    attempt.isRefused = code == StatusCode::kPeerFailed;  // the listener does not have the endpoint
     return {attempt.isCrowdedOut ? StatusCode::kPeerFailed
             : attempt.isRefused  ? StatusCode::kUnsupported
                                  : StatusCode::kMismatch,
             fmt::format("refused, because this rank {}", message.refusal.message())};
   }
   if (attempt.stage == Stage::kHello && message.type == LinkMessageType::kChallenge) {
-    // A proof is given to one at a time, so that no other is left hanging with it.
+    // Only one attempt at a time sends a proof, so no listener is left waiting on a proved link.
     attempt.theirs = message.challenge;
     attempt.stage = Stage::kProof;
     LinkMessage proof;
@@ -175,7 +178,7 @@ void LinkDial::advance(Attempt& attempt) {
     }
     return;
   }
-  // Another address is further on: this one waits, unread, in case that fails.
+  // The attempt at another address is further: this attempt waits, unread, in case the other fails.
   if (attempt.stage == Stage::kHello && isAnyProving()) {
     return;
   }

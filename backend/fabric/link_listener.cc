@@ -1,7 +1,8 @@
-// A caller is a connection on its way through the handshake: silent until its hello names a door (the endpoint of one rank of one group),
-// known until it sends its proof, proved until the door is open, which its rank does once it knows the group's addresses. Then the proof is
-// checked, and the link waits until the rank takes it. Limits on the silent callers, on the callers of one door, and on their time keep
-// foreign connections from using up descriptors or keeping ranks out. The fabric's thread serves all callers; nothing here waits.
+// A caller is a connection on its way through the handshake: silent until the hello names an endpoint (of one rank of
+// one group), known until the proof arrives, proved until the rank opens the endpoint, which happens once the rank
+// knows the group's addresses. Then the proof is checked, and the link waits until the rank takes the link. Limits on
+// the silent callers, on the callers of one endpoint, and on the time of each keep foreign connections from using up
+// descriptors or keeping ranks out. The fabric's thread serves all callers; nothing here waits.
 #include "backend/fabric/link_listener.h"
 
 #include <errno.h>
@@ -20,11 +21,11 @@
 namespace shardwire::internal {
 namespace {
 
-// Callers that have not said at which door they knock. A rank says so as soon as it is connected.
+// Callers that have not named an endpoint. A rank names the endpoint as soon as the rank is connected.
 constexpr std::size_t kMaxSilent = 128;
-// Callers at one door, beyond the ranks of its group.
+// Callers at one endpoint, beyond the ranks of the group.
 constexpr std::size_t kMaxStrangers = 64;
-// When more come than may, those go who had the time in which a rank would have proved itself.
+// At the limit, a caller is rejected after this time, in which a rank would have sent its proof.
 constexpr Duration kLeastStay = std::chrono::milliseconds(500);
 
 Status watch(const Fd& ready, const Fd& socket, void* tag) {
@@ -61,7 +62,7 @@ struct LinkListener::Door {
   std::optional<LinkGuests> guests;  // none: not open yet
   std::vector<AcceptedLink> accepted;
   Status failure;
-  std::string told;  // the last failure, as long as its cause lasts
+  std::string told;  // the last failure, as long as the cause lasts
 };
 
 struct LinkListener::Caller {
@@ -69,10 +70,10 @@ struct LinkListener::Caller {
 
   Caller(Fd fd, std::string name, Deadline until) : socket(std::move(fd)), remote(std::move(name)), since(Clock::now()), deadline(until) {}
 
-  Fd socket;  // not open: it is through with, one way or the other
+  Fd socket;  // not open: the caller has finished, with or without success
   std::string remote;
-  Deadline since;     // it dialed, or said at which door it knocks
-  Deadline deadline;  // of all but those who wait for their door to open
+  Deadline since;     // the time of the dial, or of the hello
+  Deadline deadline;  // of all callers, except callers waiting for the endpoint to open
   Stage stage = Stage::kSilent;
   Door* door = nullptr;
   MessageReader reader{kMaxHandshakeBytes};
@@ -83,7 +84,7 @@ struct LinkListener::Caller {
 
   bool waitsForDoor() const { return stage == Stage::kProved; }
 
-  // A handshake's messages fit an empty socket's buffer: what does not go at once never will.
+  // A handshake's messages fit an empty socket's buffer: bytes that cannot be sent at once can never be sent.
   Status say(const LinkMessage& message) const {
     const std::string bytes = framed(encodeLinkMessage(message));
     const auto sent = sendSome(socket, bytes);
@@ -116,7 +117,7 @@ Result<std::shared_ptr<LinkListener>> LinkListener::create(ListeningPorts ports,
   return made;
 }
 
-// ---- who dialed
+// ---- callers
 
 void LinkListener::serve() {
   const MutexLock lock(mutex_);
@@ -128,7 +129,7 @@ void LinkListener::serve() {
         door->onCall();
       }
     }
-    static_cast<void>(setListening(false));  // until the next call, or the thread would be woken for nothing
+    static_cast<void>(setListening(false));  // until the next call, or the ports would wake the thread for nothing
   } else if (isListening_) {
     for (const auto& [id, door] : doors_) {
       door->told.clear();
@@ -165,7 +166,7 @@ void LinkListener::clearGone() {
   std::erase_if(callers_, [](const auto& caller) { return !caller->socket.isOpen(); });
 }
 
-// While the ports are not looked at, they would wake whoever waits for nothing.
+// Ports that must not accept now would wake the watching thread for nothing.
 Status LinkListener::setListening(bool on) {
   if (on == isListening_) {
     return Status::ok();
@@ -211,14 +212,16 @@ Status LinkListener::letIn() {
   return setListening(silent < kMaxSilent);
 }
 
-// Closing would not do: a child forked just now may hold the socket, and with it the entry that points to the caller.
+// Closing alone is not enough: a child forked just now may hold the socket, and with it the epoll entry that points to
+// the caller.
 void LinkListener::forget(Caller& caller) {
   ::epoll_ctl(ready_.get(), EPOLL_CTL_DEL, caller.socket.get(), nullptr);
   caller.socket.reset();
 }
 
 void LinkListener::turnAway(Caller& caller, const Status& why, bool tell) {
-  // A dialer tries several addresses and drops those that it does not need; a rank may look for one that has just left.
+  // A dialer tries several addresses and drops the unneeded connections; a rank may look for a rank which has just
+  // left.
   const bool isOrdinary = why.code() == StatusCode::kPeerFailed;
   const LogLevel level = !isOrdinary ? LogLevel::kWarn : tell ? LogLevel::kInfo : LogLevel::kDebug;
   logAt(level, "rejected {}: it {}", caller.remote, why.message());
@@ -233,7 +236,7 @@ void LinkListener::turnAway(Caller& caller, const Status& why, bool tell) {
   forget(caller);
 }
 
-// ---- its handshake
+// ---- the handshake of a caller
 
 void LinkListener::advance(Caller& caller) {
   const auto whole = caller.reader.readOn(caller.socket);
@@ -253,7 +256,7 @@ void LinkListener::advance(Caller& caller) {
   }
   const bool isHello = message->type == LinkMessageType::kHello && caller.stage == Caller::Stage::kSilent;
   const bool isProof = message->type == LinkMessageType::kProof && caller.stage == Caller::Stage::kKnown;
-  if (!isHello && !isProof) {  // who waits for its door has nothing to say
+  if (!isHello && !isProof) {  // a caller that waits for the endpoint has nothing to send
     return turnAway(caller, {StatusCode::kMismatch, "sent the handshake's messages in another order"}, true);
   }
   if (isHello) {
@@ -292,7 +295,7 @@ void LinkListener::takeHello(Caller& caller, const LinkMessage& message) {
   }
 }
 
-// Whoever is sent away in this way dials again, if it is a rank.
+// A rank rejected in this way dials again.
 bool LinkListener::makeRoomAt(const Door& door) {
   std::size_t numCallers = 0;
   const auto isThere = [&](const Caller& each) { return each.door == &door && each.socket.isOpen(); };
@@ -332,7 +335,7 @@ void LinkListener::welcome(Caller& caller) {
   caller.door->onCall();
 }
 
-// ---- doors
+// ---- endpoints
 
 Result<std::unique_ptr<LinkDoor>> LinkListener::addDoor(const RandomId& id, int worldSize, std::function<void()> onCall) {
   auto door = std::make_unique<Door>();

@@ -1,14 +1,15 @@
-// Where a process is dialed for links, by whatever rank of whatever group: one port per interface for all its groups (ListeningPorts), and
-// one door for each rank of each group behind it. Who dials says in its hello at which door it knocks, and goes through that once it has
-// proved the key of the group:
+// The place where a process is dialed for links, by any rank of any group: one port per interface for all groups of the
+// process (ListeningPorts), and behind the port one endpoint (LinkDoor) for each rank of each group. A caller names the
+// endpoint in its hello, and is accepted once the caller has proved the key of the group:
 //
-//   silent ──hello──► known ──proof──► at an open door: checked, let in; its link waits in the door for its rank
-//                                      at a door that is not open yet: waits, as long as the door is there
+//   silent ──hello──► known ──proof──► at an open endpoint: checked, accepted; the link waits for the rank
+//                                      at an endpoint that is not open yet: waits, as long as the endpoint exists
 //
-// A rank has its door before it publishes where that is, so who knocks where no door is comes too late, or has read a stale store. The door
-// opens when the rank knows who may come in. Strangers hold up nobody: few may be silent or unproved at a time, each for a few seconds.
+// A rank adds its endpoint before publishing the addresses, so a caller that names an unknown endpoint comes too late,
+// or has read a stale store. The rank opens the endpoint once the rank knows which callers to accept. Foreign processes
+// delay no rank: only few callers may be silent or unproved at a time, each for a few seconds.
 //
-// The fabric's thread goes on with all who dialed, whatever the groups do. Any thread.
+// The fabric's thread goes on with all callers, whatever the groups do. Any thread.
 #pragma once
 
 #include <functional>
@@ -29,15 +30,15 @@
 
 namespace shardwire::internal {
 
-// Who may come through a rank's door, and the keys that they must prove.
+// The callers that a rank's endpoint accepts, and the keys that these callers must prove.
 struct LinkGuests {
   Rank self = 0;
   int worldSize = 1;
   LinkKey key{};                     // of the group's token and the job's
   LinkKey keyOfUser{};               // of the group's token and the secret that processes of one user on one host share
-  std::vector<bool> sharesSecret{};  // by rank: whether it is to prove the latter; empty: nobody is
+  std::vector<bool> sharesSecret{};  // by rank: whether the rank must prove keyOfUser; empty: no rank must
 
-  // `from`: as the caller says, any value.
+  // `from`: as claimed by the caller, any value.
   const LinkKey& keyOf(Rank from) const;
 };
 
@@ -50,10 +51,11 @@ class LinkDoor;
 
 class LinkListener : public std::enable_shared_from_this<LinkListener> {
  public:
-  // How long somebody who dialed may take to prove itself. Ranks need a round trip; the rest is for hosts with more to do than cores.
+  // The longest time for a caller to prove itself. Ranks need a round trip; the rest is for hosts with more work than
+  // cores.
   static constexpr Duration kProveWithin = std::chrono::seconds(10);
 
-  // `watches` has it served. kSystem where this process has no descriptor left.
+  // `watches` serves the listener. kSystem when this process has no descriptor left.
   static Result<std::shared_ptr<LinkListener>> create(ListeningPorts ports, std::shared_ptr<FdWatches> watches,
                                                       Duration proveWithin = kProveWithin);
   LinkListener(const LinkListener&) = delete;
@@ -61,18 +63,19 @@ class LinkListener : public std::enable_shared_from_this<LinkListener> {
   ~LinkListener();
 
   const std::vector<NetAddress>& addresses() const { return ports_.addresses; }
-  // The door that `id` (makeDoorId) names, of a rank of so many. `onCall` is called, under the listener's lock, when the door has something
-  // to take; it must not wait. Where that leads to somebody else's door, kInternal.
+  // Adds the endpoint named `id` (makeDoorId), for a rank of a group of `worldSize`. `onCall` is called, under the
+  // listener's lock, when the endpoint has a result for take(); `onCall` must not wait. kInternal when the name is in
+  // use already.
   Result<std::unique_ptr<LinkDoor>> addDoor(const RandomId& id, int worldSize, std::function<void()> onCall);
 
-  // Goes on with all who dialed, without waiting. Whoever watches calls it, and does so every 100 ms as long as isPressed(): some have only
-  // so long to speak.
+  // Goes on with all callers, without waiting. The watching thread calls serve(), and repeats the call every 100 ms as
+  // long as isPressed(): some callers have only a limited time.
   void serve();
   bool isPressed();
 
  private:
   friend class LinkDoor;
-  struct Caller;  // somebody who dialed and is not through with the handshake
+  struct Caller;  // a connection that has not finished the handshake
   struct Door;
 
   LinkListener(ListeningPorts ports, Fd ready, Duration proveWithin);
@@ -95,24 +98,26 @@ class LinkListener : public std::enable_shared_from_this<LinkListener> {
   const Fd ready_;  // epoll set of the ports and of all callers
   const Duration proveWithin_;
   Mutex mutex_;
-  bool isListening_ SW_GUARDED_BY(mutex_) = true;                       // the ports are looked at
+  bool isListening_ SW_GUARDED_BY(mutex_) = true;                       // the ports are watched
   std::vector<std::unique_ptr<Caller>> callers_ SW_GUARDED_BY(mutex_);  // oldest first
   std::map<RandomId, std::unique_ptr<Door>> doors_ SW_GUARDED_BY(mutex_);
-  std::unique_ptr<FdWatch> watch_;  // last: goes first
+  std::unique_ptr<FdWatch> watch_;  // last member: destroyed first
 };
 
-// A rank's door at a listener, as its group holds it. The listener goes with the last of its doors. One thread.
+// A rank's endpoint at a listener, held by the rank's group. The listener is destroyed with its last endpoint. One
+// thread.
 class LinkDoor {
  public:
   LinkDoor(const LinkDoor&) = delete;
   LinkDoor& operator=(const LinkDoor&) = delete;
-  // Hangs up on those who did not get in.
+  // Hangs up on callers that were not accepted.
   ~LinkDoor();
 
   const std::vector<NetAddress>& addresses() const { return listener_->addresses(); }
-  // From here on callers are let in, those who wait already first.
+  // From here on callers are accepted, the waiting callers first.
   void open(LinkGuests guests) { listener_->open(id_, std::move(guests)); }
-  // Who has come in since the last call. kSystem, once, where the listener could not let in somebody, whoever that was.
+  // The callers accepted since the last call. kSystem, once, when the listener could not accept a connection, whichever
+  // endpoint was meant.
   Result<std::vector<AcceptedLink>> take() { return listener_->take(id_); }
 
  private:

@@ -1,7 +1,7 @@
-// The bytes of the handshake of a link. Each message is framed by its length and has a magic, the protocol's version, a type and the fields
-// of that type. Decoding checks every length and the end of the message, since foreign processes may have sent it. MessageReader collects
-// one message from a socket that does not block, however the bytes are cut on their way, and never holds more than the limit that its user
-// set.
+// The bytes of the handshake of a link. Each message is framed by its length and has a magic, the protocol's version, a
+// type and the fields of the type. Decoding checks every length and the end of the message, since foreign processes may
+// have sent the message. MessageReader collects one message from a non-blocking socket, however the bytes are cut on
+// their way, and never holds more bytes than the limit set by its user.
 #include "backend/fabric/link_message.h"
 
 #include <errno.h>
@@ -114,7 +114,7 @@ Result<bool> MessageReader::readOn(const Fd& socket) {
       return true;
     }
     const std::size_t had = part.size();
-    // Memory grows with what arrives, not with what a stranger announces.
+    // Memory grows with the arriving bytes, not with the length announced by an unknown sender.
     part.resize(had + std::min<std::size_t>(missing, 64 << 10));
     const ssize_t size = ::recv(socket.get(), part.data() + had, part.size() - had, 0);
     const int error = errno;

@@ -1,15 +1,16 @@
-// The bytes of a link: messages framed by their length, and the five of the handshake. Pure, but for the reader, which takes what the
-// socket has. One thread at a time.
+// The bytes of a link: messages framed by their length, and the five messages of the handshake. Pure, except for the
+// reader, which reads the socket. One thread at a time.
 //
 //   message    length u32 | bytes
-//   handshake  magic u32 "SWLK" | version u8 | type u8 | fields      (little-endian; a challenge or proof: length u32 = 32 | bytes)
+//   handshake  magic u32 "SWLK" | version u8 | type u8 | fields
+//              (little-endian; a challenge or proof: length u32 = 32 | bytes)
 //
 //   dialer                                   listener
 //   hello      ranks, world size, kind,
-//              door, its challenge  ------->  turns away who knocks where no door is
+//              endpoint, challenge  ------->  rejects a caller that names an unknown endpoint
 //                                   <-------  challenge
-//   proof                           ------->  turns away who cannot prove the token
-//                                   <-------  welcome with its own proof, or a refusal with its reason
+//   proof                           ------->  rejects a caller that cannot prove the token
+//                                   <-------  welcome with the listener's proof, or a refusal with the reason
 #pragma once
 
 #include <string>
@@ -35,14 +36,15 @@ struct LinkMessage {
 };
 
 std::string encodeLinkMessage(const LinkMessage& message);
-// kMismatch for what is none, or of another version; the text goes after "it ".
+// kMismatch for bytes that are no message, or a message of another version; the text goes after "it ".
 Result<LinkMessage> decodeLinkMessage(std::string_view bytes);
 
-// Reads one message and not a byte of the next, as it comes.
+// Reads one message, as the bytes arrive, and not a byte of the next message.
 class MessageReader {
  public:
   explicit MessageReader(std::size_t maxBytes) : maxBytes_(maxBytes) {}
-  // True once the message is whole; take() it then. False: more is to come. Errors: kPeerFailed, kMismatch for a length above the most.
+  // True once the message is whole; then call take(). False: more bytes are expected. Errors: kPeerFailed, kMismatch
+  // for a length above the maximum.
   Result<bool> readOn(const Fd& socket);
   std::string take();
 
@@ -55,9 +57,9 @@ class MessageReader {
 
 // `message` with its length in front.
 std::string framed(std::string_view message);
-// Sends as much as goes without waiting; how much that was. kPeerFailed when the other end is gone.
+// Sends as much as possible without waiting; returns the number of bytes sent. kPeerFailed when the other end is gone.
 Result<std::size_t> sendSome(const Fd& socket, std::string_view bytes);
-// What an errno of a socket with a peer means.
+// The meaning of an errno from a socket with a peer.
 Status peerError(std::string_view what, int error);
 
 }  // namespace shardwire::internal

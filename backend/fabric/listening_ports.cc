@@ -10,9 +10,9 @@
 namespace shardwire::internal {
 namespace {
 
-// Addresses of a host beyond these are not offered: hosts of containers have hundreds.
+// Further addresses of a host are not offered: hosts of containers have hundreds.
 constexpr std::size_t kMaxAddresses = 16;
-// Dialers that wait in the kernel for this process to look: many may come at once, wanted or not.
+// Dialers that wait in the kernel for this process to accept them: many may arrive at once, wanted or not.
 constexpr int kBacklog = 4096;
 
 }  // namespace
@@ -28,7 +28,7 @@ Result<ListeningPorts> listenOnInterfaces(const std::vector<InterfaceAddress>& i
     const auto address = makeSocketAddress(each.ip, each.scope, 0);
     SW_RETURN_IF_ERROR(address.status());
     auto socket = listenTcp(*address, kBacklog);
-    if (!socket.isOk()) {  // an address may be on its way in or out
+    if (!socket.isOk()) {  // an address may just be appearing or disappearing
       whyNot += fmt::format("; {}: {}", each.interface, socket.status().message());
       continue;
     }

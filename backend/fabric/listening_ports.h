@@ -1,4 +1,5 @@
-// Where a process listens for others: one TCP port on each address of the interfaces that SHARDWIRE_SOCKET_IFNAME chooses, and on no other.
+// The ports where a process listens for other processes: one TCP port on each address of the interfaces that
+// SHARDWIRE_SOCKET_IFNAME chooses, and on no other.
 #pragma once
 
 #include <cstdint>
@@ -15,20 +16,20 @@ namespace shardwire::internal {
 // An address of one of this host's interfaces, and the port there.
 struct NetAddress {
   std::string ip;           // "10.0.0.1", "fe80::1"
-  std::uint32_t scope = 0;  // of a link-local IPv6 address, on the host that owns it
+  std::uint32_t scope = 0;  // of a link-local IPv6 address, on the owner's host
   std::uint16_t port = 0;
   std::string interface;  // "eth0"
   friend bool operator==(const NetAddress&, const NetAddress&) = default;
 };
 
-// At equal places of both, best first: IPv4 before IPv6, non-loopback before loopback.
+// Both lists are in the same order, best first: IPv4 before IPv6, non-loopback before loopback.
 struct ListeningPorts {
   std::vector<Fd> sockets;
   std::vector<NetAddress> addresses;
 };
 
-// On those of `interfaces` that options.socketIfname chooses; loopback only when nothing else is up, or asked for by name. kUnsupported,
-// listing the interfaces there are, when none is left.
+// Listens on the interfaces among `interfaces` that options.socketIfname chooses; on loopback only when nothing else is
+// up, or when loopback is named. kUnsupported, with a list of the present interfaces, when none is left.
 Result<ListeningPorts> listenOnInterfaces(const std::vector<InterfaceAddress>& interfaces, const Options& options);
 
 }  // namespace shardwire::internal

@@ -1,4 +1,4 @@
-// How long a doorbell lets anybody sleep although nobody rang. It bounds what is lost when a peer dies between taking the armed flag and
+// The longest sleep at a doorbell without a ring. Bounds the loss when a peer dies between taking the armed flag and
 // ringing. Any thread.
 #pragma once
 
@@ -9,7 +9,7 @@ namespace shardwire::internal {
 // 100 ms, unless set.
 Duration longestSleep();
 
-// For tests, before they make doorbells: a lost wake-up must not look like one that is late on a busy machine.
+// For tests, before they make doorbells: a lost wake-up must not look like a late wake-up on a busy machine.
 void setLongestSleep(Duration wanted);
 
 }  // namespace shardwire::internal

@@ -1,7 +1,7 @@
-// Thin calls of the kernel's TCP sockets: made non-blocking, closed on exec and in forked children, with Nagle's delay off. Addresses of
-// both families lie in one struct, so that callers do not distinguish them. Accepting tells three cases apart: this process has no
-// descriptor left (an error that the user can fix), the listener is broken, or no connection is there now, which includes connections that
-// ended before they were accepted.
+// Thin calls of the kernel's TCP sockets: non-blocking, closed on exec and in forked children, with Nagle's delay off.
+// Addresses of both families share one struct, so callers do not distinguish the families. Accepting distinguishes
+// three cases: this process has no descriptor left (an error that the user can fix), the listener is broken, or no
+// connection is there now, which includes connections that ended before they were accepted.
 #include "backend/fabric/net_socket.h"
 
 #include <arpa/inet.h>
@@ -138,7 +138,9 @@ Result<Fd> acceptTcp(const Fd& listener) {
     case EINVAL:
     case ENOTSOCK:
       return systemError("accepting a peer", errno);
-    default:  // nobody waits, or whoever did is gone: accept(2) also reports errors of the connection that was to be accepted
+    // No connection waits, or the waiting connection is gone: accept(2) also reports errors of the connection to be
+    // accepted.
+    default:
       return Fd();
   }
 }
@@ -156,7 +158,7 @@ bool isHungUp(const Fd& socket) {
 
 void sendAtOnce(const Fd& socket) {
   const int on = 1;
-  ::setsockopt(socket.get(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));  // only slower without
+  ::setsockopt(socket.get(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));  // without this option only slower
 }
 
 Status waitForSocket(const Fd& socket, short events, const WaitLimit& limit, std::string_view what) {

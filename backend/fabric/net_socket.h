@@ -1,4 +1,5 @@
-// TCP sockets and their addresses, as far as both the links and the tcp transport need them. A socket is used by one thread at a time.
+// TCP sockets and addresses: the part needed by both the links and the tcp transport. A socket is used by one thread at
+// a time.
 #pragma once
 
 #include <sys/socket.h>
@@ -33,17 +34,18 @@ Result<SocketAddress> remoteAddress(const Fd& socket);
 
 // Non-blocking, closed on exec; listens on this address only.
 Result<Fd> listenTcp(const SocketAddress& address, int backlog);
-// A connection that may still be on its way: writable once it is decided, and then socketError() tells how.
-// `error`: errno where the connecting failed at once.
+// Starts a connection, which may still be under way: the socket becomes writable once the outcome is decided, and then
+// socketError() returns the outcome. `error`: errno if the connection failed at once.
 Result<Fd> startTcp(const SocketAddress& address, int* error = nullptr);
-Result<Fd> acceptTcp(const Fd& listener);  // not open: nobody waits
-// errno of what happened to the socket meanwhile; 0: nothing.
+Result<Fd> acceptTcp(const Fd& listener);  // not open: no connection is waiting
+// errno of the socket's pending error; 0: none.
 int socketError(const Fd& socket);
 // Whether the other end of a TCP or Unix socket closed its side, without blocking.
 bool isHungUp(const Fd& socket);
-void sendAtOnce(const Fd& socket);  // no Nagle: frames are small, and somebody waits for them
+void sendAtOnce(const Fd& socket);  // no Nagle: frames are small, and a peer waits for each
 
-// Ok when the socket is ready for `events` of poll(2), or broken: the call that follows tells. kTimeout at the deadline.
+// Ok when the socket is ready for `events` of poll(2), or broken: the next call on the socket reports this. kTimeout at
+// the deadline.
 Status waitForSocket(const Fd& socket, short events, const WaitLimit& limit, std::string_view what);
 
 }  // namespace shardwire::internal

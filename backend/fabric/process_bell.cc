@@ -11,7 +11,7 @@ std::uint32_t ProcessBell::ticket() const {
   return word_.load(std::memory_order_seq_cst)->load(std::memory_order_seq_cst);
 }
 
-// A ticket of the word before moveTo() differs from all values of the word after it, so that such a sleep returns at once.
+// A ticket of the word before moveTo() differs from all later values of the new word, so such a sleep returns at once.
 void ProcessBell::sleep(std::uint32_t ticket, Deadline until) {
   const Deadline now = Clock::now();
   if (until <= now) {
@@ -23,7 +23,7 @@ void ProcessBell::sleep(std::uint32_t ticket, Deadline until) {
   numSleeping_.fetch_sub(1, std::memory_order_relaxed);
 }
 
-// A word that moved meanwhile is rung too: a sleeper may have taken its ticket there before this ring.
+// If the word moved meanwhile, the new word is rung too: a sleeper may have taken its ticket there before this ring.
 void ProcessBell::ring() {
   std::atomic<std::uint32_t>* rung = nullptr;
   for (auto* word = word_.load(std::memory_order_seq_cst); word != rung; word = word_.load(std::memory_order_seq_cst)) {

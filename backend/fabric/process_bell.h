@@ -1,5 +1,6 @@
-// The progress bell of this process: a futex word on which its progress thread sleeps. The word lies in this process's own memory until the
-// process shares memory with others of its host, and then where those find it (ShmProcessPage), so that they can ring it. Any thread.
+// The progress bell of this process: a futex word on which the progress thread sleeps. The word lies in private memory
+// until the process shares memory with other processes of its host. Then the word lies in the page where these
+// processes find the bell (ShmProcessPage), and they can ring it. Any thread.
 #pragma once
 
 #include <atomic>
@@ -14,7 +15,8 @@ class ProcessBell final : public ProgressBell {
   std::uint32_t ticket() const override;
   void sleep(std::uint32_t ticket, Deadline until) override;
   void ring() override;
-  // From here on `word` counts the rings. It must outlive the bell, and nobody has rung it yet. At most once.
+  // From here on `word` counts the rings. The word must outlive the bell, and must not have been rung yet. At most
+  // once.
   void moveTo(std::atomic<std::uint32_t>& word);
 
  private:

@@ -1,5 +1,5 @@
-// The words of a rank's doorbell, and where they lie: in the rank's inbox, where peers of this host ring them too, or in this process's own
-// memory, where only threads of this process ring. Any thread.
+// The words of a rank's doorbell, which lie in the rank's inbox, where peers of this host ring the bell too, or in
+// private memory, where only threads of this process ring. Any thread.
 #pragma once
 
 #include <atomic>
@@ -13,13 +13,14 @@ namespace shardwire::internal {
 
 struct alignas(64) BellWords {
   std::atomic<std::uint32_t> bell;   // counts rings; sleepers wait on it
-  std::atomic<std::uint32_t> armed;  // Wakes: a ring is for these
+  std::atomic<std::uint32_t> armed;  // Wakes: a ring is for these threads
 };
 
-// Rings for those for whom the bell is armed, and disarms it; `ringProgress` rings the progress bell of the rank's process. The caller
-// stored its change seq_cst before this. The owner stores `armed` and then looks for changes, both seq_cst too: either this load sees the
-// bell armed, or the owner sees the change. Of several callers that see the bell armed one rings; the others' changes are before that ring,
-// or the woken owner's look sees them.
+// Rings for the threads for which the bell is armed, and disarms the bell; `ringProgress` rings the progress bell of
+// the rank's process. The caller stored its change seq_cst before this. The owner stores `armed` and then looks for
+// changes, both seq_cst too: either this load sees the bell armed, or the owner sees the change. Of several callers
+// that see the bell armed, one rings; the other callers' changes precede this ring, or the woken owner's look sees the
+// changes.
 template <typename RingProgress>
 void ringIfArmed(BellWords& words, RingProgress ringProgress) {
   if (words.armed.load(std::memory_order_seq_cst) == 0) {
@@ -39,12 +40,12 @@ class RankBell {
  public:
   virtual ~RankBell() = default;
   virtual BellWords& words() = 0;
-  // Doorbell::leaveWord() and Doorbell::leave(), where peers look for that.
+  // Doorbell::leaveWord() and Doorbell::leave(), stored where peers look for the word.
   virtual void leaveWord(const Status& why) { static_cast<void>(why); }
   virtual void leave() {}
 };
 
-// Of a rank that shares no memory with peers.
+// The bell of a rank without shared memory.
 class PrivateBell final : public RankBell {
  public:
   BellWords& words() override { return words_; }

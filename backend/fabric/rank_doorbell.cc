@@ -23,7 +23,7 @@ std::uint32_t RankDoorbell::arm(Wakes whom) {
 }
 
 void RankDoorbell::disarm() {
-  words_.armed.store(0, std::memory_order_relaxed);  // a ring too many does no harm
+  words_.armed.store(0, std::memory_order_relaxed);  // an extra ring does no harm
 }
 
 std::uint32_t RankDoorbell::ticket() const {

@@ -1,4 +1,4 @@
-// The doorbell of one rank over its futex words (RankBell), whatever joins the rank to its peers. Any thread.
+// The doorbell of one rank over the rank's futex words (RankBell), for any transport. Any thread.
 #pragma once
 
 #include <atomic>

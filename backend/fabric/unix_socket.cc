@@ -1,7 +1,8 @@
-// Sockets of type SOCK_SEQPACKET: each send is one message, and descriptors travel with it. Names are abstract, so no file is left behind.
-// Dialing a Unix socket succeeds or fails at once; a full queue of the listener is its own case (kTimeout), which the caller tries again.
-// The receiver must see the end of a connection twice before it believes it, since Linux may report the end before the last message.
-// Descriptors that were cut off are an error, since a message without them is of no use.
+// Sockets of type SOCK_SEQPACKET: each send is one message, and descriptors travel with the message. Names are
+// abstract, so no file is left behind. Dialing a Unix socket succeeds or fails at once; a full queue of the listener is
+// a separate case (kTimeout), in which the caller tries again. The receiver accepts the end of a connection only when
+// it is seen twice, since Linux may report the end before the last message. Missing descriptors are an error, since a
+// message without its descriptors is of no use.
 #include "backend/fabric/unix_socket.h"
 
 #include <errno.h>
@@ -89,7 +90,7 @@ Result<Fd> tryDialUnix(const std::string& name) {
       case ECONNREFUSED:
         return Fd();
       case EAGAIN:
-        // A Unix socket connects at once or not at all; this says that the listener's queue is full just now.
+        // A Unix socket connects at once or not at all; this error says that the listener's queue is full just now.
         return Status{StatusCode::kTimeout, "connecting to a Unix socket: the listener's queue stayed full"};
       default:
         return systemError("connecting to a Unix socket", errno);
@@ -141,8 +142,9 @@ Result<UnixMessage> receiveUnix(const Fd& socket, const WaitLimit& limit) {
   alignas(cmsghdr) std::array<char, CMSG_SPACE(kMaxFds * sizeof(int))> control{};
   msghdr message{};
   ssize_t size = 0;
-  // The end is believed when it is seen twice. Linux looks for a message first and for the end after that: a message that the peer sends
-  // between the two looks, before it closes, is in the queue behind an end (and a reset is reported before messages that came ahead of it).
+  // The end counts only when seen twice. Linux looks for a message first and for the end afterwards: a message sent by
+  // the peer between the two looks, before the peer closes, is in the queue behind an end (and a reset is reported
+  // before messages that came ahead of the reset).
   for (int numEnds = 0; numEnds < 2;) {
     message = {};
     message.msg_iov = &piece;
