@@ -1,7 +1,8 @@
-// Reads another process's memory by process_vm_readv, in batches of as many pieces as the kernel takes; neighbouring runs become one piece
-// on each side. Whether such reads pay is measured, not assumed: the reader first checks a pattern at the address that the other process
-// told, which proves that the pid leads to that process, then times reads against memcpy until the decision is clear. The speeds hold for
-// the machine, so they are measured once in a process. What forbids the reads (Yama, seccomp, namespaces) is named in the error.
+// Reads another process's memory by process_vm_readv, in batches with as many pieces as the kernel takes; neighbouring
+// runs become one piece on each side. Whether such reads pay is measured, not assumed: the reader first checks a
+// pattern at an address named by the other process, which proves that the pid leads to this process. Then the reader
+// times reads against memcpy until the decision is clear. The speeds hold for the machine, so each process measures
+// once. If reads are forbidden, the error names the cause (Yama, seccomp, namespaces).
 #include "backend/transport/shm/cross_memory.h"
 
 #include <errno.h>
@@ -24,23 +25,23 @@ namespace shardwire::internal {
 namespace {
 
 constexpr std::size_t kMaxPieces = IOV_MAX;  // per call and side, the kernel's limit
-// A speed is known when so many rounds in a row were hardly faster than the best before them.
+// A speed is known when this number of rounds in a row was hardly faster than the best earlier round.
 constexpr int kMostProbeRounds = 8;
 constexpr int kRoundsWithoutGain = 3;
-// After so many reads, the first of them into cold memory, measuring ends when it is clear whether reads pay: they reach kReadsPayFrom, or
-// less than this part of it.
+// After this number of reads, the first into cold memory, measuring ends when it is clear whether reads pay: when they
+// reach kReadsPayFrom, or less than this part of it.
 constexpr int kFewestReads = 3;
 constexpr double kWellBelow = 0.5;
-// So much of a peer's pattern is read to see that it can be, and that it is that peer.
+// The part of a peer's pattern that is read to check that reads work, and reach the right peer.
 constexpr std::size_t kPatternBytes = 4096;
 
-// Where the copy stands: the next byte is byte `offset` of runs[run].
+// The position of the copy: the next byte is byte `offset` of runs[run].
 struct Cursor {
   std::size_t run = 0;
   std::size_t offset = 0;
 };
 
-// Pieces of one call. Neighbours on one side are one piece there, whatever they are on the other side.
+// Pieces of one call. Neighbours on one side are one piece there, even if they are apart on the other side.
 class Batch {
  public:
   // Takes runs from `cursor` on until either side is full.
@@ -52,7 +53,7 @@ class Batch {
         continue;
       }
       std::byte* local = run.local + cursor.offset;
-      // Only ever an address of the other process: never dereferenced here.
+      // An address in the other process: never dereferenced here.
       std::byte* remote = reinterpret_cast<std::byte*>(run.remote + cursor.offset);
       const bool localJoins = joins(locals_, numLocals_, local);
       const bool remoteJoins = joins(remotes_, numRemotes_, remote);
@@ -82,7 +83,7 @@ class Batch {
     }
   }
 
-  Pieces locals_;  // not initialised beyond what is used
+  Pieces locals_;  // initialised only up to the used length
   Pieces remotes_;
   std::size_t numLocals_ = 0;
   std::size_t numRemotes_ = 0;
@@ -105,7 +106,7 @@ Status readError(const MemoryRun& run, std::size_t offset, const char* who, int 
   const std::string text =
       fmt::format("reading {} bytes at {:#x} of {} (process_vm_readv): {}", run.bytes - offset, run.remote + offset, who, errnoText(error));
   if (error == ESRCH) {
-    // The kernel takes a process's memory away before its last thread, which holds the liveness mark.
+    // The kernel takes away a process's memory before the last thread, which holds the liveness mark.
     return {StatusCode::kPeerFailed, fmt::format("{} died ({})", who, text)};
   }
   if (error == EFAULT) {
@@ -149,19 +150,20 @@ class BestSpeed {
   int rounds_ = 0;
 };
 
-// This machine's speeds; 0: not measured yet. Two threads may measure at once. No lock, which a child of fork() could find taken for ever.
-// The reads' speed is set last.
+// This machine's speeds; 0: not measured yet. Two threads may measure at once. There is no lock, since a child of
+// fork() could find the lock taken for ever. The reads' speed is set last.
 std::atomic<double> readSpeed = 0;
 std::atomic<double> copySpeed = 0;
 
-// Whether more reads can hardly change what is decided by them.
+// Whether more reads can hardly change the decision.
 bool isDecided(const BestSpeed& reads, const CrossMemorySpeed& speed) {
   return reads.isKnown() ||
          (reads.rounds() >= kFewestReads && (speed.pays() || speed.readGBps < kWellBelow * kReadsPayFrom * speed.copyGBps));
 }
 
-// Fresh memory costs more than the copies, so both speeds are measured in one buffer: what was read into it is copied from half to half.
-// Each read costs more than all copies, and every rank of every job makes them: no more than it takes to decide.
+// Fresh memory costs more than the copies, so both speeds are measured in one buffer: bytes read into the buffer are
+// then copied from half to half. Each read costs more than all copies, and every rank of every job measures: so no more
+// reads are made than the decision needs.
 Status measureSpeeds(pid_t pid, std::uint64_t remote, const char* who) {
   const auto buffer = std::make_unique_for_overwrite<std::byte[]>(kProbeBytes);
   std::array<MemoryRun, kProbeRepeats> all;
@@ -174,7 +176,7 @@ Status measureSpeeds(pid_t pid, std::uint64_t remote, const char* who) {
   while (status.isOk() && !copies.isKnown()) {
     copies.add([&] {
       std::memcpy(buffer.get(), buffer.get() + kProbeBytes / 2, kProbeBytes / 2);
-      asm volatile("" : : "r"(buffer.get()) : "memory");  // the copy is not to be optimised away
+      asm volatile("" : : "r"(buffer.get()) : "memory");  // keeps the copy from being optimised away
     });
   }
   while (status.isOk() && !isDecided(reads, {reads.gbps(), copies.gbps()})) {
@@ -189,7 +191,7 @@ Status measureSpeeds(pid_t pid, std::uint64_t remote, const char* who) {
 }  // namespace
 
 void allowCrossMemoryReads() {
-  ::prctl(PR_SET_PTRACER, PR_SET_PTRACER_ANY, 0, 0, 0);  // EINVAL where there is no Yama: then nothing forbids it
+  ::prctl(PR_SET_PTRACER, PR_SET_PTRACER_ANY, 0, 0, 0);  // EINVAL without Yama: then reads are not restricted
 }
 
 std::string explainCrossMemoryError(int error) {
@@ -215,14 +217,15 @@ Status readCrossMemory(pid_t pid, std::span<const MemoryRun> runs, const char* w
   Cursor cursor;
   while (true) {
     while (cursor.run < runs.size() && cursor.offset == runs[cursor.run].bytes) {
-      ++cursor.run;  // empty runs
+      ++cursor.run;  // skips empty runs
       cursor.offset = 0;
     }
     if (cursor.run == runs.size()) {
       return Status::ok();
     }
     const Batch batch(runs, cursor);
-    // Fewer bytes than asked for: more than the kernel copies at once, or a fault, which then comes first in the next call.
+    // The call copies fewer bytes at the kernel's limit for one call, or at a fault, which then comes first in the next
+    // call.
     const ssize_t copied = batch.readFrom(pid);
     if (copied <= 0) {
       return readError(runs[cursor.run], cursor.offset, who, copied < 0 ? errno : EFAULT);

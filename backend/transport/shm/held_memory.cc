@@ -21,11 +21,14 @@ namespace {
 
 constexpr std::uint64_t kHeldPage = 4096;
 
-// Once the owner was told, it may give the same pages to a new block, which another thread of this process then holds: it must not make
-// them writable before this one has made them read-only. Groups may hold the same pages, each for itself: the last one closes them.
+// The lock orders a release before a new use. Once the owner is notified of the release, the owner may give the same
+// pages to a new block, which another thread of this process then holds: that thread must not make the pages writable
+// before this thread has made them read-only. Groups may hold the same pages separately: the last holder makes the
+// pages read-only.
 struct Protection {
   Mutex mutex;
-  std::map<const std::byte*, int> holders SW_GUARDED_BY(mutex);  // of the pages that begin there: who holds the same holds as many
+  // By the first byte of the held pages: the number of holders, who all hold the same length.
+  std::map<const std::byte*, int> holders SW_GUARDED_BY(mutex);
 };
 
 Protection& protection() {
@@ -33,7 +36,8 @@ Protection& protection() {
   return made.get();
 }
 
-// The letter of the process's state: the word behind the name, which is in brackets and may hold anything.
+// Reads the letter of the process's state: the word behind the name, which is in brackets and may contain any
+// character.
 bool isStopped(pid_t pid) {
   const Fd file(::open(fmt::format("/proc/{}/stat", pid).c_str(), O_RDONLY | O_CLOEXEC));
   char bytes[512];
@@ -51,7 +55,7 @@ class OwnProcessMemory final : public HeldMemory {
   explicit OwnProcessMemory(std::byte* bytes) : bytes_(bytes) {}
   std::byte* bytes() const override { return bytes_; }
   void release(const std::function<void()>& tell) override { tell(); }
-  bool isOwnerGone() const override { return false; }  // then this one is, too
+  bool isOwnerGone() const override { return false; }  // the owner is this process
   std::string ownersState() const override { return ""; }
 
  private:
@@ -71,7 +75,7 @@ class PeerHeapMemory final : public HeldMemory {
   Status makeWritable() const {
     Protection& all = protection();
     const MutexLock lock(all.mutex);
-    ++all.holders[bytes_];  // also when it fails: release() follows
+    ++all.holders[bytes_];  // also on failure: release() follows
     return ::mprotect(bytes_, size_, PROT_READ | PROT_WRITE) == 0
                ? Status::ok()
                : systemError(fmt::format("cannot make {} bytes of a peer's heap writable (see vm.max_map_count)", size_), errno);
@@ -84,9 +88,9 @@ class PeerHeapMemory final : public HeldMemory {
       const MutexLock lock(all.mutex);
       tell();
       const auto mine = all.holders.find(bytes_);
-      if (mine == all.holders.end() || --mine->second == 0) {  // a child of fork() finds none: its own table is empty
-        // It may stay writable when the kernel has no room for one more boundary: nothing is wrong then but that a stray write is not
-        // caught.
+      if (mine == all.holders.end() || --mine->second == 0) {  // none in a child of fork()
+        // The pages may stay writable when the kernel has no room for one more boundary: then only a stray write goes
+        // unnoticed.
         (void)::mprotect(bytes_, size_, PROT_READ);
         if (mine != all.holders.end()) {
           all.holders.erase(mine);

@@ -1,5 +1,5 @@
-// Memory of a rank of this host that this one writes as well: symmetric memory. A peer's heap is mapped for reading only; what is held of
-// it is made writable for as long as it is held, so that a stray write still harms nothing else. Any thread.
+// Memory of a rank of this host that this rank also writes: symmetric memory. A peer's heap is mapped for reading only.
+// A held part of the heap is made writable while it is held, so a stray write still harms nothing else. Any thread.
 #pragma once
 
 #include <memory>
@@ -12,10 +12,11 @@ namespace shardwire::internal {
 
 class ShmFabric;
 
-// Of a rank of this process: as it lies.
+// For a rank of this process: the memory itself.
 std::shared_ptr<HeldMemory> holdOwnProcess(const HeapPlace& place);
-// `size` bytes at `offset` of the heap that `link` has mapped; both multiples of a page, checked. `fabric`: of this process, which must not
-// seem to be gone meanwhile. kSystem when the kernel refuses, kMismatch for a place that is not in the heap.
+// `size` bytes at `offset` of the heap mapped by `link`; both multiples of a page, checked. `fabric`: the fabric of
+// this process, which must stay alive for peers meanwhile. kSystem when the kernel refuses, kMismatch for a place
+// outside the heap.
 Result<std::shared_ptr<HeldMemory>> holdPeerHeap(std::shared_ptr<const ShmLink> link, std::shared_ptr<ShmFabric> fabric,
                                                  std::uint64_t offset, std::size_t size, const std::string& who);
 

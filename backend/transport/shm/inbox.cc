@@ -1,7 +1,8 @@
-// An inbox lies at a place of its process's arena that no other inbox ever gets. The owner maps all of it; a peer maps the header and its
-// own slot, after it checked the place and the header, since the address came through the store. Lengths are read once and never trusted
-// again. Words that both sides look at before they sleep are sequentially consistent: the bell with the rings, and announcements with the
-// wish to be woken. When the owner goes, the memory stays until every peer that announced itself has left its slot, or has ended.
+// An inbox lies at a place of its process's arena that no other inbox ever gets. The owner maps the whole inbox. A peer
+// maps the header and the peer's own slot, after checking the place and the header, since the address came through the
+// store. Lengths are read once and never trusted again. Both sides check some words before they sleep; these words are
+// sequentially consistent: the bell with the rings, and announcements with the request to be woken. When the owner
+// leaves, the memory stays until every announced peer has left its slot, or has ended.
 #include "backend/transport/shm/inbox.h"
 
 #include <fmt/format.h>
@@ -25,7 +26,8 @@ namespace {
 constexpr std::uint64_t kMinLaneBytes = 4096;
 constexpr std::uint64_t kMaxLaneBytes = std::uint64_t{1} << 31;
 
-// Ranks of one process share each other's inbox at one address. Process-wide by nature; entries go with their inboxes.
+// Ranks of one process share each other's inbox at one address. Process-wide by nature; an entry is removed with its
+// inbox.
 struct InProcess {
   Mutex mutex;
   std::map<RandomId, std::weak_ptr<Inbox>> inboxes SW_GUARDED_BY(mutex);
@@ -178,13 +180,14 @@ Inbox::~Inbox() {
   }
 }
 
-// Peers may write to it until each of them has closed it, or its process has ended.
+// Peers may write to the memory until each peer has left its slot, or its process has ended.
 void Inbox::leaveMemory() {
   ShmFabric::Remains remains;
   remains.offset = offset_;
   remains.bytes = header_.size() + slots_.size();
-  // Only of those who were there: looking at a slot that nobody ever had would give it memory. One may still come, as long as the header is
-  // there: what it wrote after the memory was given back would be memory again, for as long as the process has groups.
+  // Only announced peers are checked: a look at an unused slot would allocate memory. A peer may still attach as long
+  // as the header is there. Its writes after the memory was given back would allocate memory again, for as long as the
+  // process has groups.
   remains.isFree = [laneBytes = laneBytes_, numPeers = worldSize_, announced = announcedWords(), at = slots_.bytes()](ShmFabric& fabric) {
     for (int peer = 0; peer < numPeers; ++peer) {
       if ((announced[peer / 64].load(std::memory_order_seq_cst) >> (peer % 64) & 1) == 0) {
@@ -220,8 +223,8 @@ void Inbox::ringProgress() const {
   futexWakeAll(page_->bell);
 }
 
-// seq_cst throughout: the owner stores that it awaits announcements before it looks. So either the owner sees the bit, or this call sees
-// that the owner waits.
+// seq_cst throughout: the owner stores `awaitsAnnouncements` before checking the bits. So either the owner sees the
+// bit, or this call sees that the owner waits.
 void Inbox::announce(Rank self) const {
   const auto at = static_cast<std::size_t>(self);
   announcedWords()[at / 64].fetch_or(std::uint64_t{1} << (at % 64), std::memory_order_seq_cst);
@@ -251,13 +254,14 @@ bool Inbox::ownerDied() const {
 bool Inbox::ownerLeft() const {
   constexpr auto kLeft = static_cast<std::uint32_t>(RankState::kLeft);
   const std::atomic<std::uint32_t>& state = header().state;
-  // The acquire pairs with markLeft(): whatever the owner committed before is visible. It is not needed while there is nothing to see.
+  // The acquire pairs with markLeft(): everything committed by the owner before is visible. The acquire is not needed
+  // while the state has not changed.
   return state.load(std::memory_order_relaxed) == kLeft && state.load(std::memory_order_acquire) == kLeft;
 }
 
-// The reader copies the data, then loads `withdrawn`. The owner stores `withdrawn`, then returns the tensors. The exchange is a full
-// barrier, so that stores past the cache that the owner's caller makes afterwards cannot pass it; the fence keeps the reader's copies
-// before its load.
+// The reader copies the data, then loads `withdrawn`. The owner stores `withdrawn`, then returns the tensors. The
+// exchange is a full barrier, so later non-temporal stores of the owner's caller cannot pass it; the fence keeps the
+// reader's copies before the load.
 bool Inbox::ownerWithdrew() const {
   fullFence();
   return header().withdrawn.load(std::memory_order_seq_cst) != 0;

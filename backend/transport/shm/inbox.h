@@ -1,5 +1,6 @@
-// The segment of shared memory into which the peers of one rank of one group write: a header (doorbell, state) and, for each peer, what
-// it could read of the owner's memory, and one ring per lane. It lies in the arena of its rank's process, which the peers' processes have.
+// The segment of shared memory into which the peers of one rank of one group write: a header (doorbell, state) and, for
+// each peer, a report of the owner's memory readable by the peer, and one ring per lane. The inbox lies in the arena of
+// its rank's process, which the peers' processes map.
 #pragma once
 
 #include <array>
@@ -38,15 +39,19 @@ struct InboxHeader {
   std::uint32_t worldSize;
   RandomId id;
   std::array<std::uint64_t, kNumLanes> laneBytes;  // capacities; powers of two
-  BellWords bell;                                  // whoever changes a ring must ring it if it is armed: see ringIfArmed()
+  BellWords bell;                                  // rung, if armed, by a peer that changes a ring: ringIfArmed()
   alignas(64) std::atomic<std::uint32_t> state;    // RankState
-  std::atomic<std::uint32_t> withdrawn;            // 1: the owner's callers have their tensors back, whoever still reads them
-  // Peers that said in their slots that they are there: a bit for each behind the header (Inbox::announcedWords), and how many did.
+  // 1: the owner's callers have their tensors back, even if peers still read the tensors.
+  std::atomic<std::uint32_t> withdrawn;
+  // Peers announced in their slots: a bit for each behind the header (Inbox::announcedWords), and the count of
+  // announcements.
   alignas(64) std::atomic<std::uint32_t> numAnnounced;
-  std::atomic<std::uint32_t> awaitsAnnouncements;  // 1: each is to wake the owner's process, whatever it does
+  // 1: each announcement must wake the owner's process, whatever the process does.
+  std::atomic<std::uint32_t> awaitsAnnouncements;
 
-  // Why the owner gave up, before it left; written before kLeft. Text up to a zero byte; nobody trusts its length.
-  alignas(64) std::uint32_t wordCode;  // StatusCode; 0: there is no word
+  // The reason why the owner gave up, before it left; written before kLeft. Text up to a zero byte; readers do not
+  // trust the length.
+  alignas(64) std::uint32_t wordCode;  // StatusCode; 0: the owner left no reason
   std::array<char, 1024> word;
 
   static constexpr std::size_t kAnnouncedOffset = 1536;
@@ -55,31 +60,31 @@ static_assert(sizeof(InboxHeader) <= InboxHeader::kAnnouncedOffset);
 
 enum class ReaderState : std::uint32_t { kNone = 0, kHere = 1, kGone = 2 };
 
-// What the peer of a slot tells the owner. Written by the peer before it stores kHere; the owner trusts no length in it.
+// The report of a slot's peer to the owner. Written by the peer before kHere; the owner trusts no length inside.
 struct SlotReader {
   static constexpr std::size_t kTextBytes = 1024;
   std::atomic<std::uint32_t> state;  // ReaderState; seq_cst
   RandomId process;
-  double readGBps;  // of the owner's ordinary memory; 0: it does not read that, for the reason
+  double readGBps;  // of the owner's ordinary memory; 0: the peer does not read this memory, for the reason below
   std::array<char, kTextBytes> reason;
-  std::array<char, kTextBytes> whyNoHeap;  // why the owner's heap is not mapped there; empty: it is
+  std::array<char, kTextBytes> whyNoHeap;  // why the peer has not mapped the owner's heap; empty: the heap is mapped
 };
 
-// What the owner tells the peer of a slot that it cannot join. Written before the code, which is not ok then; nobody trusts the text's
-// length.
+// The owner's report to a slot's peer that the owner cannot join the peer. The text is written before the code, which
+// is then not ok; readers do not trust the text's length.
 struct SlotRefusal {
   std::atomic<std::uint32_t> code;  // StatusCode
   std::array<char, 892> text;
 };
 
-// As much as fits, and a zero byte.
+// Writes as much of the text as fits, and a zero byte.
 void writeText(std::span<char> to, std::string_view text);
-// Up to a zero byte.
+// The text up to a zero byte.
 std::string readText(std::span<const char> from);
 
-// Of the header with the bits behind it, in whole pages.
+// Bytes of the header with the bits behind it, in whole pages.
 std::size_t inboxHeaderBytes(int worldSize);
-// Bytes of one peer's part: a page of ring words and of what the peer tells, then the lanes' data.
+// Bytes of one peer's part: a page of ring words and of the peer's report, then the lanes' data.
 std::size_t slotBytes(const std::array<std::uint64_t, kNumLanes>& laneBytes);
 
 struct InboxSlot {
@@ -97,24 +102,24 @@ struct InboxSlot {
   std::array<std::uint64_t, kNumLanes> laneBytes{};
 };
 
-// An inbox as mapped here: one's own whole, or of a peer's the header and the slot that is ours.
+// An inbox as mapped here: the whole own inbox, or the header and this rank's slot of a peer's inbox.
 class Inbox {
  public:
-  // Makes an inbox in this process's arena, which all of this process can find by its id.
+  // Makes an inbox in this process's arena. All code of this process can find the inbox by its id.
   static Result<std::shared_ptr<Inbox>> create(int worldSize, const Options& options, std::shared_ptr<ShmFabric> fabric);
-  // The inbox of another rank of this process, so that both ends use the same addresses; null when there is none.
+  // The inbox of another rank of this process, so both ends use the same addresses; null when there is none.
   static std::shared_ptr<Inbox> findInProcess(const RandomId& id);
-  // Where a peer's inbox lies: in an arena of `arenaBytes` (checked), as its rank says.
+  // The place of a peer's inbox, in an arena of `arenaBytes` (checked), as claimed by the peer.
   struct At {
     int arenaFd = -1;
     std::uint64_t arenaBytes = 0;
     std::uint64_t offset = 0;
     RandomId id;
-    ShmProcessPage* page = nullptr;         // of its process; outlives the inbox
-    const ShmLiveness* liveness = nullptr;  // likewise
+    ShmProcessPage* page = nullptr;         // of the peer's process; outlives the inbox
+    const ShmLiveness* liveness = nullptr;  // of the peer's process; outlives the inbox
   };
-  // Maps a peer's inbox after checking its place and its header; `slot` is the rank that will write into it. kPeerFailed: it is there no
-  // more.
+  // Maps a peer's inbox after checking the place and the header; `slot` is the rank that will write into the inbox.
+  // kPeerFailed: the inbox is not there any more.
   static Result<std::shared_ptr<Inbox>> map(const At& at, Rank owner, int worldSize, Rank slot);
 
   Inbox(const Inbox&) = delete;
@@ -126,52 +131,53 @@ class Inbox {
   InboxSlot slot(Rank peer) const;
   const RandomId& id() const { return id_; }
   std::uint64_t offset() const { return offset_; }
-  // Of its group; for ranks of this process, which need no link to find it.
+  // The job token of the group; for ranks of this process, which need no link to find the inbox.
   const std::string& jobToken() const { return jobToken_; }
   const std::shared_ptr<ShmFabric>& fabric() const { return fabric_; }
 
-  // Rings the owner's bell if it is armed. After a change of a ring that was stored seq_cst.
+  // Rings the owner's bell if it is armed. Called after a seq_cst change of a ring.
   void ringIfArmed() const;
 
-  // What rank `self` says in its slot is said: the owner finds it among the announced.
+  // The report in the slot of rank `self` is complete: the owner finds `self` among the announced ranks.
   void announce(Rank self) const;
-  // Of the owner: a change since `seen`, which counts them, and the ranks announced so far, by bit.
+  // For the owner: the count of announcements, which shows a change, and the ranks announced so far, by bit.
   std::uint32_t numAnnounced() const { return header().numAnnounced.load(std::memory_order_seq_cst); }
   std::uint64_t announcedWord(std::size_t index) const { return announcedWords()[index].load(std::memory_order_seq_cst); }
   void awaitAnnouncements() { header().awaitsAnnouncements.store(1, std::memory_order_seq_cst); }
 
-  // Of the owner: that peer cannot be joined. Who comes to this inbox nevertheless finds why.
+  // For the owner: that peer cannot be joined. A peer that attaches to this inbox nevertheless finds the reason.
   void refuse(Rank peer, const Status& why);
-  // Of a peer's inbox: why its owner cannot join rank `self`; nothing while it has not said so.
+  // In a peer's inbox: why the owner cannot join rank `self`; nothing while the owner has not reported a reason.
   std::optional<Status> refusalOf(Rank self) const;
 
   // The owner's liveness, from any process.
   bool ownerDied() const;
   bool ownerLeft() const;
-  // The owner gave its memory back, which it does when nobody had it: what this rank wrote into it since is lost.
+  // The owner gave the memory back, which happens when no peer has it: everything written here by this rank since is
+  // lost.
   bool isGivenBack() const { return header().magic == 0; }
-  // Whether what was read of the owner's memory so far may have been changed while it was read: see Connection::hasWithdrawn().
+  // Whether the owner's memory may have changed during the reads so far: see Connection::hasWithdrawn().
   bool ownerWithdrew() const;
   void leaveWord(const Status& why);
-  // Of an owner that left: what it said, if anything.
+  // The reason of an owner that left, if there is one.
   std::optional<Status> lastWord() const;
   void markLeft();
-  // Before the owner's callers may touch what peers may still be reading. Waits for reads by ranks of this process, which end by
-  // themselves.
+  // Called before the owner's callers may touch memory that peers may still be reading. Waits for reads by ranks of
+  // this process, which end by themselves.
   void markWithdrawn();
-  // Held, shared, by ranks of this process that read the owner's memory.
+  // Ranks of this process hold this lock, shared, while they read the owner's memory.
   std::shared_mutex& readers() { return readers_; }
 
  private:
   Inbox() = default;
   void ringProgress() const;
-  // Leaves the memory to the fabric until no peer can write to it any more.
+  // Leaves the memory to the fabric until no peer can write there any more.
   void leaveMemory();
   std::atomic<std::uint64_t>* announcedWords() const {
     return reinterpret_cast<std::atomic<std::uint64_t>*>(header_.bytes() + InboxHeader::kAnnouncedOffset);
   }
 
-  std::shared_ptr<ShmFabric> fabric_;  // null: a peer's
+  std::shared_ptr<ShmFabric> fabric_;  // null: a peer's inbox
   std::uint64_t offset_ = 0;
   std::string jobToken_;
   int worldSize_ = 0;
@@ -179,9 +185,9 @@ class Inbox {
   const ShmLiveness* liveness_ = nullptr;
   Mapping header_;
   Mapping slots_;
-  std::array<std::uint64_t, kNumLanes> laneBytes_{};  // as checked once: the shared words are not trusted again
+  std::array<std::uint64_t, kNumLanes> laneBytes_{};  // as checked once: the shared words are not read again
   Rank onlySlot_ = -1;                                // a peer's inbox: the one slot that slots_ holds; -1: all
-  RandomId id_;                                       // zero: a peer's
+  RandomId id_;                                       // zero: a peer's inbox
   std::shared_mutex readers_;
 };
 

@@ -14,7 +14,7 @@ namespace {
 
 constexpr std::size_t kHugePage = std::size_t{2} << 20;
 
-// Process-wide by nature: address space is. Entries die with the last connection that uses them.
+// Process-wide by nature, like the address space. An entry expires with the last connection that uses the heap.
 struct Registry {
   Mutex mutex;
   std::map<RandomId, std::weak_ptr<const Mapping>> heaps SW_GUARDED_BY(mutex);
@@ -30,8 +30,8 @@ Result<Mapping> mapChecked(int fd, std::uint64_t bytes, pid_t owner) {
   }
   auto mapping = Mapping::shared(fd, 0, bytes, Access::kRead, "a peer's shared heap", kHugePage);
   if (mapping.isOk()) {
-    ::madvise(mapping->bytes(), bytes, MADV_HUGEPAGE);  // advice only: where the kernel has no huge shared pages it refuses
-    ::madvise(mapping->bytes(), bytes, MADV_DONTDUMP);  // a core file is not the place for the peers' memory
+    ::madvise(mapping->bytes(), bytes, MADV_HUGEPAGE);  // advice only: a kernel without huge shared pages refuses
+    ::madvise(mapping->bytes(), bytes, MADV_DONTDUMP);  // keeps the peers' memory out of core files
   }
   return mapping;
 }

@@ -11,7 +11,7 @@
 
 namespace shardwire::internal {
 
-// Maps `fd` (checked: size and seals), or returns the mapping that another connection to the same process already made.
+// Maps `fd` (checked: size and seals), or returns the mapping already made by another connection to the same process.
 Result<std::shared_ptr<const Mapping>> mapPeerHeap(const RandomId& process, int fd, std::uint64_t bytes, pid_t owner);
 
 }  // namespace shardwire::internal

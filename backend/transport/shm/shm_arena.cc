@@ -17,7 +17,7 @@ namespace {
 constexpr std::uint64_t kPage = kShmPage;
 constexpr std::uint64_t kMostBytes = std::uint64_t{1} << 50;
 
-// The kernel would kill who makes a longer file.
+// The kernel would kill a process that makes a longer file.
 std::uint64_t longestFile() {
   rlimit limit{};
   const bool isLimited = ::getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY;

@@ -1,7 +1,7 @@
-// Shared memory of this process in which the inboxes of all its groups lie: one anonymous, sealed memfd, which each peer process gets once
-// and maps piece by piece. Its size is address space only (1 PiB, or what ulimit -f allows). No place is given out twice, so that whoever
-// still writes to one that its owner gave back can do no harm. The first page is the process's own
-// (ShmProcessPage). Any thread.
+// Shared memory of this process that contains the inboxes of all groups: one anonymous, sealed memfd, which each peer
+// process gets once and maps piece by piece. The size is address space only (1 PiB, or the limit of ulimit -f). No
+// place is given out twice, so a peer that still writes to a place given back by the owner does no harm. The first page
+// belongs to the process (ShmProcessPage). Any thread.
 #pragma once
 
 #include <atomic>
@@ -22,9 +22,9 @@ class ShmArena {
 
   int fd() const { return fd_.get(); }
   std::uint64_t bytes() const { return bytes_; }
-  // The offset of `bytes` zeroes, on a page; kSystem when the arena is used up.
+  // The offset of `bytes` zeroes, at a page boundary; kSystem when the arena is used up.
   Result<std::uint64_t> take(std::size_t bytes);
-  // Gives their memory back to the system.
+  // Gives the memory of these bytes back to the system.
   void giveBack(std::uint64_t offset, std::size_t bytes) const;
 
  private:

@@ -1,7 +1,9 @@
-// One peer over shared memory: this rank writes into its slot of the peer's inbox and reads from the peer's slot of its own, by one ring
-// for each lane. The constructor announces this rank in the peer's inbox, and hearPeer() reads what the peer announced here: whether it can
-// read this rank's ordinary memory, and its heap. From that expose() chooses how the peer reads a tensor. The peer's death shows in its
-// liveness mark, or, before the peer has set that, in the link's socket; a peer that leaves normally says so before it hangs up.
+// One peer over shared memory: this rank writes into its slot of the peer's inbox and reads from the peer's slot of its
+// own inbox, by one ring for each lane. The constructor announces this rank in the peer's inbox, and hearPeer() reads
+// the peer's announcement here: whether the peer can read this rank's ordinary memory, and whether the peer has mapped
+// this rank's heap. From this expose() chooses how the peer reads a tensor. A peer's death shows in its liveness mark,
+// or, before the peer has set the mark, in the link's socket. A peer that leaves normally announces this before hanging
+// up.
 #include "backend/transport/shm/shm_connection.h"
 
 #include <fmt/format.h>
@@ -16,7 +18,8 @@
 namespace shardwire::internal {
 namespace {
 
-// The socket costs a system call to look at; the liveness mark tells sooner in all cases but a peer that has not set it yet.
+// A look at the socket costs a system call; the liveness mark reports a death sooner, except for a peer that has not
+// set the mark yet.
 constexpr Duration kSocketLookEvery = std::chrono::milliseconds(5);
 // Below this average run, reading another process's memory costs more in page look-ups than packing does.
 constexpr std::size_t kMinReadRun = 2048;
@@ -47,7 +50,7 @@ ShmConnection::ShmConnection(ShmJoint joint) : joint_(std::move(joint)) {
 }
 
 ShmConnection::~ShmConnection() {
-  joint_.mine->markLeft();  // before the link's socket hangs up, so that the peer does not take it for death
+  joint_.mine->markLeft();  // before the link's socket hangs up, so the peer does not take the hang-up for a death
   mySign().state.store(static_cast<std::uint32_t>(ReaderState::kGone), std::memory_order_seq_cst);
 }
 
@@ -146,8 +149,8 @@ Status ShmConnection::read(std::span<const MemoryRun> runs) {
     return {StatusCode::kUnsupported, fmt::format("the memory of {} cannot be read: {}", joint_.who, joint_.whyNoReads)};
   }
   const Status status = readCrossMemory(joint_.link->pid(), runs, joint_.who.c_str());
-  // Its pid may have been another process's by now: what was read counts only if the peer still lived afterwards. And memory that cannot be
-  // read is mostly that of a peer that ends.
+  // The peer's pid may belong to another process by now: bytes read count only if the peer still lived afterwards. And
+  // unreadable memory mostly belongs to a peer that is ending.
   return joint_.theirs->ownerDied() ? lookAtPeer() : status;
 }
 
@@ -156,8 +159,8 @@ bool ShmConnection::stopFetches() {
   return true;
 }
 
-// Its memory stays as long as the peer knows that this rank is there. It may have left before it knew, and this rank may have heard its
-// last sign only: memory that was given back reads as that of a rank at work.
+// A peer's memory stays as long as the peer knows that this rank is there. The peer may have left before it knew, and
+// this rank may have missed the last sign: memory given back reads like the memory of a rank at work.
 bool ShmConnection::hasLeft() const {
   return joint_.theirs->ownerLeft() || joint_.theirs->isGivenBack();
 }
@@ -183,7 +186,7 @@ Status ShmConnection::lookAtPeer() {
   if (joint_.isSameProcess() || !joint_.link->isHungUp()) {
     return Status::ok();
   }
-  // An orderly peer says that it leaves before it hangs up, perhaps between our two looks.
+  // A peer that exits normally announces this before hanging up, perhaps between our two looks.
   return {StatusCode::kPeerFailed, fmt::format("{} {}", joint_.who, hasLeft() ? "left the group" : "died")};
 }
 

@@ -1,5 +1,6 @@
-// Two ranks on one host, in two processes or one, joined by shared memory: rings in each other's inbox, the peer's heap mapped for reading,
-// its other memory read by a system call where that is allowed. Made by the endpoint. Threads: see Connection.
+// Two ranks on one host, in two processes or one, joined by shared memory: rings in each other's inbox, the peer's heap
+// mapped for reading, and the peer's other memory read by a system call where allowed. Made by the endpoint. Threads:
+// see Connection.
 #pragma once
 
 #include <array>
@@ -15,28 +16,30 @@
 
 namespace shardwire::internal {
 
-// What joining found out.
+// The results of attaching to a peer.
 struct ShmJoint {
   Rank self = 0;
   Rank peer = 0;
-  std::string who;                          // the peer for messages: "rank 1 (pid 7 on host a)"
-  Reach sameProcessReach = Reach::kDirect;  // of ordinary memory, when in one process: a forced path is kept to here too
-  std::shared_ptr<const ShmLink> link;      // to the peer's process; null: it is this one
+  std::string who;  // the peer for messages: "rank 1 (pid 7 on host a)"
+  // Of ordinary memory, for two ranks of one process: a forced path applies here, too.
+  Reach sameProcessReach = Reach::kDirect;
+  std::shared_ptr<const ShmLink> link;  // to the peer's process; null: the peer is in this process
   std::shared_ptr<Inbox> mine;
   std::shared_ptr<Inbox> theirs;
   const SharedHeap* myHeap = nullptr;  // lives as long as the process
-  double readGBps = 0;                 // of my reads of the peer's ordinary memory; 0: it is not read, for the reason
+  // Of my reads of the peer's ordinary memory; 0: this memory is not read, for the reason below.
+  double readGBps = 0;
   std::string whyNoReads;
-  // As the peer says, once it is there.
+  // From the peer's report, once the peer has attached.
   bool peerReadsMe = false;      // by cross-memory reads
-  std::string whyPeerHasNoHeap;  // why mine is not mapped there; empty: it is
+  std::string whyPeerHasNoHeap;  // why the peer has not mapped my heap; empty: my heap is mapped
 
   bool isSameProcess() const { return link == nullptr; }
 };
 
 class ShmConnection final : public Connection {
  public:
-  // Tells the peer, by its slot of this rank, that this rank is there.
+  // Announces this rank to the peer, in the peer's slot for this rank.
   explicit ShmConnection(ShmJoint joint);
   ~ShmConnection() override;
 
@@ -58,13 +61,14 @@ class ShmConnection final : public Connection {
   Status health() override;
   std::string describe() const override;
 
-  // Whether the peer is there too; what it says of itself is known from then on. Nothing is exposed to it before.
+  // Whether the peer has attached, too; from then on the peer's report is known. Before that nothing is exposed to the
+  // peer.
   bool hearPeer();
-  // Why the peer, which left, had given up, if it said so.
+  // Why a peer that left had given up, if the peer left a reason.
   std::optional<Status> peersLastWord() const { return joint_.theirs->lastWord(); }
-  // Why the peer cannot join this rank; nothing while it has not said so.
+  // Why the peer cannot join this rank; nothing while the peer has not reported a reason.
   std::optional<Status> peersRefusal() const { return joint_.theirs->refusalOf(joint_.self); }
-  // Of the reads that either side may do: 0 with a reason, or GB/s. Of the peer's after hearPeer().
+  // The reads of each side: GB/s, or 0 with a reason. The peer's are known after hearPeer().
   struct Reads {
     double gbps = 0;
     std::string whyNot;

@@ -37,7 +37,7 @@ bool ShmDialer::isPressed() const {
   return std::any_of(dials_.begin(), dials_.end(), [](const Dial& dial) { return !dial.question.has_value(); });
 }
 
-// Nothing: it goes on.
+// Nothing: the dial is under way.
 std::optional<ShmLinkRequest::Outcome> ShmDialer::advance(Dial& dial, const ShmLinkRequest& request) const {
   if (!dial.question.has_value()) {
     auto socket = tryDialUnix(request.to_.socketName);
@@ -63,10 +63,10 @@ std::optional<ShmLinkRequest::Outcome> ShmDialer::advance(Dial& dial, const ShmL
   auto link = ShmLink::answered(std::move(*dial.question), request.to_, Clock::now());
   dial.question.reset();
   if (link.status().code() == StatusCode::kTimeout) {
-    return std::nullopt;  // rejected since it was slow to say its hello while too many dialed: it dials again
+    return std::nullopt;  // rejected as too slow to send the hello while too many dialed: the next serve() dials again
   }
   if (link.isOk()) {
-    static_cast<void>((*link)->readSpeed());  // measured here, so that nobody waits for it later
+    static_cast<void>((*link)->readSpeed());  // measured here, so no other thread waits for the measurement later
   }
   return link;
 }
@@ -91,7 +91,7 @@ void ShmDialer::serve(const Made& made) {
       continue;
     }
     if (outcome->isOk()) {
-      outcome = made(request->to_, **outcome);  // whoever asked holds the one that lasts
+      outcome = made(request->to_, **outcome);  // the caller holds the link to keep
     }
     request->settle(std::move(*outcome));
     request->onDone_();

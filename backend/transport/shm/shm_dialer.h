@@ -1,5 +1,6 @@
-// Links to other processes that are made while others go on: whoever needs one asks, and is told when it is there. The process's fabric
-// serves all that are under way on its thread, none of which waits for another, nor for a process that does not answer.
+// Links to other processes, made in the background: a caller requests a link, and is notified when the link is made.
+// The process's fabric serves all requests on its thread. No request waits for another, nor for a process that does not
+// answer.
 #pragma once
 
 #include <poll.h>
@@ -18,16 +19,18 @@
 
 namespace shardwire::internal {
 
-// A link that was asked for. Dropping it gives it up. Any thread.
+// A request for a link. Dropping the request gives it up. Any thread.
 class ShmLinkRequest {
  public:
   using Outcome = Result<std::shared_ptr<const ShmLink>>;
-  // `onDone` is called once, on the thread that serves, under no lock; it must not wait, nor drop the last holder of the fabric.
+  // `onDone` is called once, on the serving thread, under no lock; `onDone` must not wait, nor drop the last holder of
+  // the fabric.
   ShmLinkRequest(ProcessAddress to, std::string jobToken, std::function<void()> onDone);
 
-  // Nothing as long as it is under way. Errors as those of ShmLink::dial(), without kTimeout; kPeerFailed where nobody is.
+  // Nothing while the link is under way. Errors of ShmLink::dial(), without kTimeout; kPeerFailed when no process
+  // listens.
   std::optional<Outcome> outcome() const;
-  // By who made the link, or knows it. Does not call onDone.
+  // Called by the code that made the link, or has it already. Does not call onDone.
   void settle(Outcome outcome);
 
  private:
@@ -40,20 +43,21 @@ class ShmLinkRequest {
   std::optional<Outcome> outcome_ SW_GUARDED_BY(mutex_);
 };
 
-// One thread, but for add().
+// One thread, except for add().
 class ShmDialer {
  public:
   explicit ShmDialer(const RandomId& process) : process_(process) {}
 
-  // Any thread. To be served from the next serve() on.
+  // Any thread. The request is served from the next serve() on.
   void add(const std::shared_ptr<ShmLinkRequest>& request);
-  // What is to be looked at for it before the next serve().
+  // Adds the sockets to watch before the next serve().
   void appendSockets(std::vector<pollfd>& fds) const;
   // Whether serve() is to be called again after a while, although nothing is readable: a Unix socket had no room.
   bool isPressed() const;
-  // Told of each new link; returns the one to that process that lasts, should another have been made meanwhile.
+  // Called for each new link; returns the link to keep, which is another one if another link to the process was made
+  // meanwhile.
   using Made = std::function<std::shared_ptr<const ShmLink>(const ProcessAddress& to, const std::shared_ptr<const ShmLink>& link)>;
-  // Goes on with all requests, without waiting. `made` is asked before the request is settled.
+  // Goes on with all requests, without waiting. `made` is called before the request is settled.
   void serve(const Made& made);
 
  private:

@@ -1,7 +1,8 @@
-// Joins ranks of one host by shared memory. A rank's address says where its inbox lies in its process's arena. attach() maps the peer's
-// inbox over the link of the two processes (or finds it, within one process), measures how fast the peer's ordinary memory can be read, and
-// says so in this rank's slot of the peer's inbox. isMet() is true when the peer has done the same in this rank's inbox. The inbox is also
-// where the peers ring this rank, so the endpoint gives the rank its bell.
+// Joins ranks of one host by shared memory. A rank's address gives the place of its inbox in its process's arena.
+// attach() maps the peer's inbox over the link of the two processes (or finds the inbox, within one process), measures
+// how fast the peer's ordinary memory can be read, and reports the speed in this rank's slot of the peer's inbox.
+// isMet() is true when the peer has done the same in this rank's inbox. Peers also ring this rank in the inbox, so the
+// endpoint gives the rank its bell.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -20,7 +21,7 @@
 namespace shardwire::internal {
 namespace {
 
-// The bell of a rank whose peers ring it in its inbox, and look there for its last word.
+// The bell of a rank whose peers ring the bell in the inbox, and look there for the rank's last word.
 class InboxBell final : public RankBell {
  public:
   explicit InboxBell(std::shared_ptr<Inbox> inbox) : inbox_(std::move(inbox)) {}
@@ -64,7 +65,7 @@ class ShmEndpoint final : public Endpoint {
   std::vector<bool> isForced_;  // by rank: whether either side must read the other's ordinary memory
 };
 
-// The peer's inbox, by the link of the two processes; within one process as it lies there.
+// Finds the peer's inbox, by the link of the two processes; within one process directly.
 Status ShmEndpoint::joinProcess(const ShmAddress& theirs, const WaitLimit& limit, ShmJoint* joint) const {
   ShmFabric& fabric = *inbox_->fabric();
   if (theirs.owner.process == fabric.address().process) {
@@ -138,7 +139,7 @@ Result<bool> ShmEndpoint::isMet(Connection& connection) {
   return true;
 }
 
-// The same text on both sides.
+// Makes the same text on both sides.
 Status ShmEndpoint::checkForcedPath(Rank peer, const ShmConnection::Reads& mine, const ShmConnection::Reads& theirs) const {
   if (!isForced_[static_cast<std::size_t>(peer)] || (mine.gbps > 0 && theirs.gbps > 0)) {
     return Status::ok();

@@ -1,8 +1,8 @@
-// Makes what this process shares with others of its host: the arena for its groups' inboxes, with the process's page in it, the liveness
-// mark, and the shared heap. The fabric's thread holds the mark, hands all of it to processes that show the right token (welcome()), and
-// makes links to other processes (ShmDialer). A link is kept as long as a connection uses it, and found by the name of the other process's
-// socket. Memory of an ended group is given back when no peer can write to it any more, which is looked at again when a peer's process
-// hangs up.
+// Makes the shared objects of this process: the arena for the groups' inboxes, with the process's page, the liveness
+// mark, and the shared heap. The fabric's thread holds the mark, gives these objects to processes that present the
+// right token (welcome()), and makes links to other processes (ShmDialer). A link is kept as long as a connection uses
+// it, and found by the name of the other process's socket. Memory of an ended group is given back when no peer can
+// write there any more, which is checked again when a peer's process hangs up.
 #include "backend/transport/shm/shm_fabric.h"
 
 #include <algorithm>
@@ -82,7 +82,7 @@ std::shared_ptr<const ShmLink> ShmFabric::knownLink(const ProcessAddress& to) {
   return link != nullptr && !link->isHungUp() ? link : nullptr;
 }
 
-// Returns the link that is used from now on, perhaps another one that was made at the same time.
+// Returns the link to use from now on, perhaps another link made at the same time.
 std::shared_ptr<const ShmLink> ShmFabric::keep(const ProcessAddress& to, const std::shared_ptr<const ShmLink>& made) {
   const MutexLock lock(mutex_);
   std::weak_ptr<const ShmLink>& place = links_[to.socketName];
@@ -109,7 +109,7 @@ Result<std::shared_ptr<const ShmLink>> ShmFabric::linkTo(const ProcessAddress& t
     return link;
   }
   auto made = ShmLink::dial(to, jobToken, address().process, limit);
-  // The other process rejects a connection that is slow to say its hello while too many dial.
+  // The other process rejects a connection too slow to send the hello while too many dial.
   while (made.status().code() == StatusCode::kTimeout && !limit.isOver()) {
     made = ShmLink::dial(to, jobToken, address().process, limit);
   }

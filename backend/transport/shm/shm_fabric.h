@@ -1,10 +1,10 @@
-// What this process shares with others of its host, as the transport over shared memory needs it: the arena in which the inboxes of its
-// groups lie, the process's page in front of them, the mark by which others see that the process lives, the shared heap, and a link to each
-// process whose memory was asked for. So a further group of ranks whose processes are linked needs no handshake: its inboxes are places in
-// arenas that both processes have.
+// The objects of this process for the transport over shared memory, shared with other processes of the host: the arena
+// with the inboxes of the groups, the process's page at the arena's start, the mark by which other processes see this
+// process's life, the shared heap, and a link to each process whose memory was requested. So a further group of ranks
+// needs no handshake if the processes are linked: the inboxes are places in arenas known to both processes.
 //
-// A link goes one way: the process that asks gets the other's memory, and the other asks for itself. So either may begin, at any time, and
-// the two need not agree on whether they are linked already:
+// A link has one direction: the requesting process gets the other's memory, and the other requests a separate link. So
+// either may begin, at any time, and the two need no agreement on existing links:
 //
 //   this process                      the other process's thread, whatever its groups do
 //   hello: its token     ------->     checks the user (kernel) and the token
@@ -36,7 +36,7 @@ namespace shardwire::internal {
 
 class ShmFabric final : public FabricPart {
  public:
-  // Holds the process's fabric. kSystem where this process can make no shared memory.
+  // Holds the process's fabric. kSystem when this process can make no shared memory.
   static Result<std::shared_ptr<ShmFabric>> instance();
 
   Fabric& fabric() { return fabric_; }
@@ -44,16 +44,17 @@ class ShmFabric final : public FabricPart {
   ShmArena& arena() { return arena_; }
   ShmProcessPage& page() { return *reinterpret_cast<ShmProcessPage*>(page_.bytes()); }
   ShmLiveness& liveness() { return *liveness_; }
-  // kSystem where this process cannot have a heap: then nothing joins other ranks to it by shared memory.
+  // kSystem when this process cannot have a heap: then no rank is joined to this process by shared memory.
   const Result<SharedHeap*>& heap() const { return heap_; }
 
-  // The link to the process at that address, a new one unless there is one. Errors of ShmLink::dial().
+  // The link to the process at that address; made if there is none. Errors of ShmLink::dial().
   Result<std::shared_ptr<const ShmLink>> linkTo(const ProcessAddress& to, std::string_view jobToken, const WaitLimit& limit);
-  // The same without waiting. A link that is there is the outcome at once, and `onDone` is not called. Only after Fabric::listen().
+  // The same without waiting. An existing link is the outcome at once, and `onDone` is not called. Only after
+  // Fabric::listen().
   std::shared_ptr<ShmLinkRequest> linkSoon(const ProcessAddress& to, std::string_view jobToken, std::function<void()> onDone);
 
-  // Memory of the arena that its group does not need any more, while peers may still write to it. `isFree` says whether no peer does; it is
-  // asked again whenever a group is made or a peer's process ends.
+  // Memory of the arena that an ended group left, while peers may still write there. `isFree` returns whether no peer
+  // does, and is called again whenever a group is made or a peer's process ends.
   struct Remains {
     std::vector<Mapping> mappings;
     std::uint64_t offset = 0;
@@ -82,7 +83,7 @@ class ShmFabric final : public FabricPart {
   Mapping page_;
   const OwnLiveness liveness_;
   const Result<SharedHeap*> heap_;
-  std::vector<std::byte> probe_;  // what other processes try their reads on
+  std::vector<std::byte> probe_;  // the pattern for the trial reads of other processes
   const std::uint64_t probeSecret_;
   ShmDialer dialer_;
 

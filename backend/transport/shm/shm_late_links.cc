@@ -1,7 +1,8 @@
-// A peer goes through these states, each in a poll() that does not wait: wanted, by an operation here or because it announced itself;
-// asked for, while the link of the two processes is made on the fabric's thread (ShmDialer), unless there is one; attached, when this rank
-// has done its half; joined, when the peer has done its own. What fails ends it for good, and is told once: here as news, and to the peer,
-// whose half may succeed, by a word in its slot of this rank's inbox.
+// A peer goes through these states, each in a poll() that does not wait: wanted, by an operation here or by the peer's
+// announcement; asked for, while the fabric's thread makes the link of the two processes (ShmDialer), unless there is
+// one; attached, when this rank has done its half; joined, when the peer has done the other half. A failure is final,
+// and is reported once: here as news, and to the peer, whose half may succeed, by a word in the peer's slot of this
+// rank's inbox.
 #include "backend/transport/shm/shm_late_links.h"
 
 #include <fmt/format.h>
@@ -53,8 +54,8 @@ class ShmLateLinks final : public LateLinks {
   const std::shared_ptr<LateWakeup> wakeup_;
   std::vector<Peer> peers_;                // by rank
   std::vector<Rank> underway_;             // wanted, asked for or attached
-  std::atomic<std::uint32_t> numSeen_{0};  // of the announced
-  std::vector<std::uint64_t> seen_;        // which, by bit
+  std::atomic<std::uint32_t> numSeen_{0};  // number of announcements seen
+  std::vector<std::uint64_t> seen_;        // the announced ranks seen, by bit
 };
 
 ShmLateLinks::ShmLateLinks(std::unique_ptr<Endpoint> endpoint, std::shared_ptr<Inbox> inbox, std::vector<LatePeer> peers)
@@ -77,7 +78,8 @@ void ShmLateLinks::want(Rank peer) {
 }
 
 void ShmLateLinks::noticeAnnounced() {
-  const std::uint32_t count = inbox_->numAnnounced();  // before the bits: who comes in between is found again
+  // Read before the bits: a rank announced in between is found again later.
+  const std::uint32_t count = inbox_->numAnnounced();
   if (count == numSeen_.load(std::memory_order_relaxed)) {
     return;
   }
@@ -98,7 +100,7 @@ std::vector<LateLinks::News> ShmLateLinks::poll() {
   if (underway_.empty() && !hasNews()) {
     return news;
   }
-  wakeup_->clear();  // before the look at what it tells of
+  wakeup_->clear();  // before the events are handled
   noticeAnnounced();
   for (std::size_t i = 0; i < underway_.size();) {
     const Rank rank = underway_[i];
@@ -115,7 +117,7 @@ std::vector<LateLinks::News> ShmLateLinks::poll() {
   return news;
 }
 
-// Nothing: it is under way.
+// Nothing: under way.
 std::optional<Result<std::unique_ptr<Connection>>> ShmLateLinks::advance(Rank rank) {
   Peer& peer = peerAt(rank);
   const auto failed = [&](const Status& why) {
@@ -182,7 +184,7 @@ Status ShmLateLinks::attach(Rank rank, Peer& peer) {
     }
     SW_RETURN_IF_ERROR(link->status());
   }
-  // The link is held by the request until the half has it.
+  // The request holds the link until the half has it.
   auto half = endpoint_->attach(rank, peer.address, peer.who, Clock::now());
   if (!half.isOk()) {
     const bool isGone = peer.request != nullptr && (**peer.request->outcome())->isHungUp();

@@ -1,5 +1,6 @@
-// Links over shared memory that are made when first needed, from either end: who needs one does its half (Endpoint::attach), which the
-// other finds announced in its inbox, and does its own. No frame travels before both are there.
+// Links over shared memory, made from either end when first needed. A rank that needs a peer does its half of the link
+// (Endpoint::attach). The peer finds the half announced in its inbox, and does the other half. No frame travels before
+// both halves are done.
 #pragma once
 
 #include <memory>
@@ -11,7 +12,7 @@
 
 namespace shardwire::internal {
 
-// `endpoint` is the one of shared memory over `inbox`.
+// `endpoint` is the shared-memory endpoint over `inbox`.
 std::unique_ptr<LateLinks> makeShmLateLinks(std::unique_ptr<Endpoint> endpoint, std::shared_ptr<Inbox> inbox, std::vector<LatePeer> peers);
 
 }  // namespace shardwire::internal

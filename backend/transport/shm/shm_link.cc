@@ -66,7 +66,8 @@ Result<std::shared_ptr<const ShmLink>> ShmLink::answered(Question question, cons
     if (heap.isOk()) {
       link->heap_ = std::move(*heap);
     } else if (heap.status().code() == StatusCode::kSystem) {
-      link->whyNoHeap_ = heap.status().message();  // no room for it here: the peer is told, and stages what lies there
+      // No room for the heap here: the peer is notified, and stages tensors in its heap.
+      link->whyNoHeap_ = heap.status().message();
     } else {
       return heap.status();
     }

@@ -1,5 +1,6 @@
-// A link from this process to another of its host: that one's memory, mapped here, and a socket that hangs up when it ends. One for all
-// groups that join ranks of the two processes; made by asking the other's listener, which needs nobody's agreement. Any thread.
+// A link from this process to another process of its host: the other process's memory, mapped here, and a socket that
+// hangs up when the other process ends. One for all groups that join ranks of the two processes. Made by a request to
+// the other process's listener, which needs no agreement of a rank. Any thread.
 #pragma once
 
 #include <sys/types.h>
@@ -20,31 +21,33 @@ namespace shardwire::internal {
 
 class ShmLink {
  public:
-  // Asks the process at `to`, showing its token with the job's. `process`: this one's id. kUnsupported: nobody is there, or it is
-  // another user's; kMismatch: it refuses; kPeerFailed: it ended; kTimeout at the limit.
+  // Requests a link from the process at `to`, with its token and the job's as proof. `process`: the id of this process.
+  // kUnsupported: no process listens, or the process belongs to another user; kMismatch: the process refuses;
+  // kPeerFailed: the process ended; kTimeout at the limit.
   static Result<std::shared_ptr<const ShmLink>> dial(const ProcessAddress& to, std::string_view jobToken, const RandomId& process,
                                                      const WaitLimit& limit);
-  // The same in two steps, for who does not wait: a socket to the process that was asked, and the link when its answer is there.
+  // The same in two steps, for callers that do not wait: a socket to the asked process, and the link when the answer is
+  // there.
   struct Question {
     Fd socket;
-    pid_t pid = 0;  // of the process, as the kernel says
+    pid_t pid = 0;  // of the process, as reported by the kernel
   };
   static Result<Question> ask(Fd socket, const ProcessAddress& to, std::string_view jobToken, const RandomId& process,
                               const WaitLimit& limit);
   static Result<std::shared_ptr<const ShmLink>> answered(Question question, const ProcessAddress& to, const WaitLimit& limit);
 
-  // As the kernel says; 0: it has no number in this pid namespace.
+  // As reported by the kernel; 0: the process has no number in this pid namespace.
   pid_t pid() const { return pid_; }
-  // Where the inboxes of its groups lie.
+  // The arena with the inboxes of the other process's groups.
   int arenaFd() const { return arena_.get(); }
   std::uint64_t arenaBytes() const { return arenaBytes_; }
-  // Its first page.
+  // The first page of the arena.
   ShmProcessPage& page() const { return *reinterpret_cast<ShmProcessPage*>(page_.bytes()); }
   const ShmLiveness& liveness() const { return *reinterpret_cast<const ShmLiveness*>(liveness_.bytes()); }
-  // Its shared heap; null: it has none, or the text says why it cannot be mapped.
+  // The other process's shared heap; null: the process has none, or the text says why the heap cannot be mapped.
   const std::shared_ptr<const Mapping>& heap() const { return heap_; }
   const std::string& whyNoHeap() const { return whyNoHeap_; }
-  // How fast its ordinary memory is read, or why it cannot be. Tried once, when first asked for.
+  // The speed of reads of the other process's ordinary memory, or why it cannot be read. Tried once, at the first call.
   Result<CrossMemorySpeed> readSpeed() const;
   // The process ended, or has no groups any more.
   bool isHungUp() const;

@@ -1,5 +1,5 @@
-// What the transport over shared memory says of itself: a rank in the store, and a process in its answer to a hello (host_message.h). Pure.
-// Any thread.
+// The reports of the transport over shared memory: of a rank, in the store, and of a process, in its answer to a hello
+// (host_message.h). Pure. Any thread.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +13,7 @@
 
 namespace shardwire::internal {
 
-// What a rank says of itself (Endpoint::address()).
+// The published report of a rank (Endpoint::address()).
 struct ShmAddress {
   ProcessAddress owner;
   std::uint64_t inboxOffset = 0;  // in the arena
@@ -21,7 +21,8 @@ struct ShmAddress {
   OrdinaryPath ordinaryPath = OrdinaryPath::kAuto;
 };
 
-// The answer to a hello. With it come the descriptors of the arena, of the liveness, and of the heap if there is one.
+// The answer to a hello. The descriptors of the arena, of the liveness, and of the heap, if there is one, travel with
+// the answer.
 struct ShmWelcome {
   RandomId process;
   std::uint64_t arenaBytes = 0;
@@ -33,7 +34,7 @@ struct ShmWelcome {
 std::string encodeShmAddress(const ShmAddress& address);
 std::string encodeShmWelcome(const ShmWelcome& welcome);
 
-// kMismatch for garbage, kUnsupported for another version; a refusal is returned as its error.
+// kMismatch for garbage, kUnsupported for another version; a refusal is returned as the error inside.
 Result<ShmAddress> decodeShmAddress(std::string_view bytes);
 Result<ShmWelcome> decodeShmWelcome(std::string_view bytes);
 

@@ -62,10 +62,11 @@ void ShmLiveness::release() {
 }
 
 bool ShmLiveness::isOwnerDead() const {
-  // The C library's lock word of a robust mutex is the futex the kernel knows: the owner's thread id, or FUTEX_OWNER_DIED once that thread
-  // ended without unlocking. Reading it blocks nobody and takes nothing over, unlike a trylock.
+  // The C library's lock word of a robust mutex is the futex that the kernel knows: the owner's thread id, or
+  // FUTEX_OWNER_DIED once this thread ended without unlocking. Unlike a trylock, reading the word blocks no thread and
+  // takes nothing over.
   static_assert(sizeof(ShmLiveness::mutex.__data.__lock) == sizeof(std::uint32_t));
-  // Relaxed: nothing is published by it.
+  // Relaxed: the word publishes nothing.
   const int word = __atomic_load_n(&mutex.__data.__lock, __ATOMIC_RELAXED);
   return (static_cast<std::uint32_t>(word) & FUTEX_OWNER_DIED) != 0;
 }

@@ -1,6 +1,7 @@
-// What a process tells all others of its host that have its arena. The first page of the arena has the bell of its progress thread, which
-// all may ring. Whether the process lives stands in memory of its own, which only the process can write: the C library and the kernel
-// follow what stands in a robust mutex, so a stray write of a peer would end the process.
+// The state of a process for all processes of its host that have its arena. The first page of the arena has the bell of
+// the process's progress thread, which all may ring. The liveness of the process is kept in separate memory, which only
+// the process can write: the C library and the kernel follow the contents of a robust mutex, so a stray write of a peer
+// would end the process.
 #pragma once
 
 #include <pthread.h>
@@ -19,12 +20,12 @@ inline constexpr std::uint64_t kShmPageMagic = 0x4547415057485357;  // "WSHWPAGE
 
 struct ShmProcessPage {
   std::uint64_t magic;
-  alignas(64) std::atomic<std::uint32_t> bell;  // counts rings; the progress thread waits on it
+  alignas(64) std::atomic<std::uint32_t> bell;  // counts rings; the progress thread waits for a change
 };
 
 struct ShmLiveness {
-  // A thread of the owner holds the robust mutex as long as it has groups; the kernel marks it when that thread dies, before it frees the
-  // process's memory.
+  // A thread of the owner holds the robust mutex as long as the owner has groups; the kernel marks the mutex when this
+  // thread dies, before the kernel frees the process's memory.
   pthread_mutex_t mutex;
 
   // On one thread of the owner. Until release(), the memory stays mapped.
@@ -34,7 +35,7 @@ struct ShmLiveness {
   bool isOwnerDead() const;
 };
 
-// The owner's liveness: memory that is mapped here for writing, and that nobody can map so again.
+// The owner's liveness: memory mapped here for writing; no further writable mapping is possible.
 class OwnLiveness {
  public:
   static Result<OwnLiveness> create();
@@ -48,7 +49,7 @@ class OwnLiveness {
   Mapping page_;
 };
 
-// Another process's, checked and mapped for reading; `fd` may be closed then.
+// Another process's liveness, checked and mapped for reading; `fd` may be closed afterwards.
 Result<Mapping> mapLiveness(int fd);
 
 }  // namespace shardwire::internal
