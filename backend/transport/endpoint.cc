@@ -7,7 +7,7 @@
 namespace shardwire::internal {
 namespace {
 
-// Two ranks on the way to being joined look at the clock so often.
+// The interval at which a pair checks the clock while it is being joined.
 constexpr Duration kJoiningLook = std::chrono::milliseconds(100);
 
 }  // namespace

@@ -1,6 +1,6 @@
-// What this rank exposed to one peer over a wire: extents of memory, each under a number that the peer names in its requests, and the one
-// check that a request stays within. The numbers and addresses come from the peer and may be anything. Owned by a connection. Threads: as
-// Connection.
+// The memory exposed by this rank to one peer over a wire: extents, each under a number for the peer's requests, and
+// the check of a request against the extent. The numbers and addresses come from the peer and may have any value. Owned
+// by a connection. Threads: as Connection.
 #pragma once
 
 #include <cstddef>
@@ -21,18 +21,18 @@ struct Exposure {
     const std::uint64_t offset = address - first;  // wraps around below `first`, past every extent
     return offset <= bytes && numBytes <= bytes - offset && address >= first;
   }
-  // Ok when it holds these bytes; else kPeerFailed, in words that follow "asked for ".
+  // Ok when the exposure contains these bytes; else kPeerFailed, with words that follow "asked for ".
   Status check(std::uint64_t address, std::uint64_t numBytes) const;
 };
 
 class ExposedMemory {
  public:
-  // Under a number that was not used lately, so that a late request for what is concealed finds nothing.
+  // Exposes the bytes under a number not used lately, so a late request for concealed memory finds nothing.
   RemoteAddress expose(const void* bytes, std::size_t size);
-  // Nothing happens when it is concealed already.
+  // Does nothing when the memory is concealed already.
   void conceal(std::uint32_t space) { exposures_.erase(space); }
   void concealAll() { exposures_.clear(); }
-  // kPeerFailed, in words that follow "asked for ", when there is none of this number.
+  // kPeerFailed, with words that follow "asked for ", when there is no exposure of this number.
   Result<Exposure> find(std::uint32_t space) const;
 
  private:

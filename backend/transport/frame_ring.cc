@@ -23,8 +23,8 @@ void putHeader(std::byte* at, std::size_t bytes, std::uint32_t kind) {
 }  // namespace
 
 bool RingWriter::readReleased() {
-  // Pairs with the store in RingReader::release(): the reader is done with what lies before.
-  // seq_cst, because a writer that found no room arms its bell and then looks here once more.
+  // Pairs with the store in RingReader::release(): the reader has finished with the bytes before the count. seq_cst,
+  // because a writer without room arms its bell and then looks here once more.
   const std::uint64_t released = words_->released.load(std::memory_order_seq_cst);
   if (released < released_ || released > written_ || released % 8 != 0) {
     broken_ = true;
@@ -43,7 +43,7 @@ std::span<std::byte> RingWriter::reserve(std::size_t minBytes, std::size_t maxBy
   skip_ = toEnd < kHeaderBytes + padded(minBytes) ? toEnd : 0;
   const std::size_t needed = skip_ + kHeaderBytes + padded(minBytes);
   const std::size_t hoped = skip_ + kHeaderBytes + padded(wanted);
-  // The reader's cache line is fetched only when its last known count does not do.
+  // The reader's cache line is fetched only when the last known count is not enough.
   if (broken_ || (room() < hoped && (!readReleased() || room() < needed))) {
     return {};
   }
@@ -66,7 +66,8 @@ void RingWriter::commit(std::size_t bytes) {
   }
   putHeader(data_ + ((position + skip_) & (capacity_ - 1)), bytes, kFrame);
   written_ += skip_ + kHeaderBytes + padded(bytes);
-  // Release: pairs with RingReader::readWritten(). seq_cst: the load of the armed flag that follows must not go before it.
+  // Release: pairs with RingReader::readWritten(). seq_cst: the following load of the armed flag must not move before
+  // this store.
   words_->written.store(written_, std::memory_order_seq_cst);
 }
 
@@ -108,7 +109,8 @@ void RingReader::release() {
   SW_CHECK(frameBytes_ > 0);
   released_ += frameBytes_;
   frameBytes_ = 0;
-  // Release: pairs with RingWriter::readReleased(), which may then overwrite. seq_cst: as in commit().
+  // Release: pairs with RingWriter::readReleased(), after which the writer may overwrite the bytes. seq_cst: as in
+  // commit().
   words_->released.store(released_, std::memory_order_seq_cst);
 }
 

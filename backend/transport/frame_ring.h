@@ -1,12 +1,14 @@
-// A ring of frames in memory with one writer and one reader: in one process or two, or on two hosts, where a wire keeps a copy of the ring
-// at either end (tcp, rdma). Frames lie contiguous: the writer packs straight into the ring and the reader uses the frame where it lies.
+// A ring of frames in memory with one writer and one reader: in one process or two, or on two hosts, where a wire keeps
+// a copy of the ring at either end (tcp, rdma). Frames are contiguous: the writer packs straight into the ring and the
+// reader uses the frame in place.
 //
 //   written                          the words below count bytes since the beginning; position = count modulo capacity
 //   released                         released <= written <= released + capacity
-//   [length, kind | payload, padded to 8 bytes] ...   a frame that would not fit before the end is preceded by a skip marker
+//   [length, kind | payload, padded to 8 bytes] ...
+//   a frame that would not fit before the end is preceded by a skip marker
 //
-// Each end trusts the other's words only as far as a bug goes: what it reads is checked before it is used.
-// RingWriter and RingReader are used by one thread at a time each.
+// Each end checks the other's words before use, to catch bugs. RingWriter and RingReader are used by one thread at a
+// time each.
 #pragma once
 
 #include <atomic>
@@ -18,7 +20,7 @@
 
 namespace shardwire::internal {
 
-// The words that both ends share, each on a cache line of its own: the writer stores one, the reader the other.
+// The words shared by both ends, each on a separate cache line: the writer stores one, the reader the other.
 struct RingWords {
   alignas(64) std::atomic<std::uint64_t> written;
   alignas(64) std::atomic<std::uint64_t> released;
@@ -45,7 +47,8 @@ class RingWriter {
 
   // See Connection. Empty: no room now.
   std::span<std::byte> reserve(std::size_t minBytes, std::size_t maxBytes);
-  // Publishes the frame; 0 gives the reservation back. Sequentially consistent with the reader's look: see ringIfArmed().
+  // Publishes the frame; 0 gives the reservation back. Sequentially consistent with the reader's look: see
+  // ringIfArmed().
   void commit(std::size_t bytes);
   // The reader stored an impossible count.
   bool isBroken() const { return broken_; }
@@ -59,7 +62,7 @@ class RingWriter {
   std::size_t capacity_ = 0;
   std::uint64_t written_ = 0;   // as published
   std::uint64_t released_ = 0;  // the reader's count as last read
-  std::size_t skip_ = 0;        // bytes before the reservation that the skip marker covers
+  std::size_t skip_ = 0;        // bytes before the reservation covered by the skip marker
   std::size_t reserved_ = 0;    // payload bytes of the reservation; 0: none
   bool broken_ = false;
 };

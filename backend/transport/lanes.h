@@ -1,5 +1,5 @@
-// How long the lanes of a connection are. The same on every transport and, with equal options, on every rank, since both ends of an edge
-// cut boxes by the longest frame.
+// The lengths of a connection's lanes. The same on every transport and, with equal options, on every rank, since both
+// ends of an edge cut boxes by the longest frame.
 #pragma once
 
 #include <array>
@@ -14,8 +14,8 @@ namespace shardwire::internal {
 // Bytes of a lane's buffer; powers of two.
 std::array<std::uint64_t, kNumLanes> laneCapacities(const Options& options);
 
-// What Connection::maxFrameBytes() answers for a lane of this capacity: a quarter of it with an 8-byte header, so that an empty lane takes
-// the frame wherever it starts and a full one holds at least three.
+// The value of Connection::maxFrameBytes() for a lane of this capacity: a quarter of the capacity with an 8-byte
+// header. So an empty lane takes the frame at any position, and a full lane holds at least three.
 constexpr std::size_t maxLaneFrameBytes(std::size_t capacity) {
   return capacity / 4 - 8;
 }

@@ -1,4 +1,5 @@
-// Peers of a group that are joined when an operation first needs them. Until then a connection that carries nothing stands in their place.
+// Peers of a group that are joined when an operation first needs them. Until then each has a placeholder connection
+// that carries nothing.
 #pragma once
 
 #include <array>
@@ -14,39 +15,42 @@
 
 namespace shardwire::internal {
 
-// One per group. Threads: one at a time (the engine's lock), but for hasNews(). Nothing here waits.
+// One per group. Threads: one at a time (the engine's lock), except for hasNews(). Nothing here waits.
 class LateLinks {
  public:
   virtual ~LateLinks() = default;
   virtual bool isLate(Rank peer) const = 0;
-  // An operation needs the peer: it is to be joined. Peers that want this rank are joined without that. May be said again.
+  // An operation needs the peer: the peer must be joined. Peers that want this rank are joined without this call. May
+  // be called again.
   virtual void want(Rank peer) = 0;
   struct News {
     Rank peer = -1;
-    // Not ok: it cannot be joined, and is not tried again. kPeerFailed: it died, or left; where it left since it had given up, its reason.
+    // Not ok: the peer cannot be joined, and is not tried again. kPeerFailed: the peer died, or left. If the peer left
+    // after giving up, this is the peer's reason.
     Result<std::unique_ptr<Connection>> connection;
   };
-  // Who was joined, or cannot be, since the last call.
+  // The peers that were joined, or cannot be joined, since the last call.
   virtual std::vector<News> poll() = 0;
-  // Whether poll() has something to do. The process's progress bell is rung when that begins, and this rank's doorbell if it is armed.
+  // Whether poll() has something to do. The process's progress bell is rung when this becomes true, and this rank's
+  // doorbell, if armed.
   virtual bool hasNews() const = 0;
-  // Whether somebody is wanted and neither joined nor given up.
+  // Whether any peer is wanted and neither joined nor given up.
   virtual bool isAnyUnderWay() const = 0;
-  // "its process does not answer": why a peer that is wanted is not joined yet; empty when it is not wanted.
+  // "its process does not answer": why a wanted peer is not joined yet; empty when the peer is not wanted.
   virtual std::string whyNotYet(Rank peer) const = 0;
 };
 
-// A peer that is to be joined when an operation first needs it.
+// A peer to be joined when an operation first needs it.
 struct LatePeer {
   Rank rank = 0;
   std::string address;  // Endpoint::address() of the peer
   std::string who;      // for messages
 };
 
-// Of two kinds in one group; null where there is none of a kind.
+// Combines two kinds in one group; null for a missing kind.
 std::unique_ptr<LateLinks> bothLateLinks(std::unique_ptr<LateLinks> one, std::unique_ptr<LateLinks> other);
 
-// In the place of a peer that is not joined yet: never has room, nor a frame.
+// The placeholder for a peer that is not joined yet: never has room, nor a frame.
 class UnjoinedConnection final : public Connection {
  public:
   UnjoinedConnection(Rank peer, const char* transport, const Options& options)

@@ -7,7 +7,8 @@
 namespace shardwire::internal {
 namespace {
 
-// How long a sleeper stays away from a wire that cannot wake it. Two looks of half a microsecond in it cost 1 % of a core.
+// The time between a sleeper's looks at a wire that cannot wake the sleeper. Two looks of half a microsecond in this
+// time cost 1 % of a core.
 constexpr Duration kNap = std::chrono::microseconds(100);
 
 }  // namespace
@@ -30,7 +31,7 @@ Result<std::unique_ptr<Doorbell>> WireDoorbell::create(std::unique_ptr<Doorbell>
     }
     auto watch = FdWatch::create(watches, wire->readinessFd(), EPOLLIN, [raw = made.get()] {
       raw->ringArmed();
-      return false;  // arm() asks for the next
+      return false;  // arm() requests the next event
     });
     SW_RETURN_IF_ERROR(watch.status());
     made->watches_.push_back(std::move(*watch));
@@ -47,8 +48,8 @@ std::uint32_t WireDoorbell::arm(Wakes whom) {
   for (Wire* wire : wires_) {
     wire->prepareToSleep();
   }
-  // The kernel looks at the descriptors once more when their watches are armed, and the caller polls the wires after this returns: what
-  // comes before the poll is found by the poll, what comes later makes a descriptor readable.
+  // The kernel checks the descriptors once more when their watches are armed, and the caller polls the wires after this
+  // returns: the poll finds earlier events, and later events make a descriptor readable.
   if (armed_.fetch_or(static_cast<std::uint32_t>(whom), std::memory_order_seq_cst) == 0) {
     for (const auto& watch : watches_) {
       watch->rearm();
@@ -66,7 +67,8 @@ void WireDoorbell::sleep(std::uint32_t ticket, Deadline until) {
   bell_->sleep(ticket, mustNap_ ? std::min(until, Clock::now() + kNap) : until);
 }
 
-// Once per arming: whoever is woken arms again before it sleeps again. One that was disarmed meanwhile needs no ring.
+// Rings once per arming: a woken thread arms again before sleeping again. A bell that was disarmed meanwhile needs no
+// ring.
 void WireDoorbell::ringArmed() {
   const std::uint32_t armed = armed_.exchange(0, std::memory_order_seq_cst);
   if ((armed & static_cast<std::uint32_t>(Wakes::kSleepers)) != 0) {

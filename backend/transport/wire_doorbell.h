@@ -1,9 +1,10 @@
-// The doorbell of a rank that is joined to others by wires as well as by shared memory. The fabric's thread watches the wires' descriptors
-// while the bell is armed, and rings the shared-memory bell, on which all sleepers of the rank wait. Any thread.
+// The doorbell of a rank that is joined to peers by wires as well as by shared memory. The fabric's thread watches the
+// wires' descriptors while the bell is armed, and rings the shared-memory bell, on which all sleepers of the rank wait.
+// Any thread.
 //
-// Why a thread: sleepers wait on one futex word, which peers on this host write; the kernel has no wait for a futex and descriptors at
-// once. It costs a hand-over, some 5 us, and only to those who sleep: whoever spins polls the wires by himself. One thread does so for all
-// groups of the process.
+// Why a thread: sleepers wait on one futex word, which peers on this host write; the kernel has no wait for a futex and
+// descriptors at once. The handover costs some 5 us, and only for sleepers: a spinning thread polls the wires directly.
+// One thread does this for all groups of the process.
 #pragma once
 
 #include <atomic>
@@ -17,7 +18,7 @@ namespace shardwire::internal {
 
 class WireDoorbell final : public Doorbell {
  public:
-  // `bell` is the rank's own; `wires` outlive this. Errors of FdWatch::create().
+  // `bell` is the rank's own; `wires` outlive this object. Errors of FdWatch::create().
   static Result<std::unique_ptr<Doorbell>> create(std::unique_ptr<Doorbell> bell, const std::vector<std::unique_ptr<Wire>>& wires,
                                                   const std::shared_ptr<FdWatches>& watches);
 
@@ -39,9 +40,9 @@ class WireDoorbell final : public Doorbell {
   const std::shared_ptr<ProgressBell> progressBell_;
   const std::vector<Wire*> wires_;
   bool mustNap_ = false;  // some wire has no descriptor
-  // Wakes: whom the next frame wakes. seq_cst on both sides: see arm() and ringArmed().
+  // Wakes: the threads that the next frame wakes. seq_cst on both sides: see arm() and ringArmed().
   std::atomic<std::uint32_t> armed_{0};
-  std::vector<std::unique_ptr<FdWatch>> watches_;  // of the wires that have a descriptor; last: they go first
+  std::vector<std::unique_ptr<FdWatch>> watches_;  // of the wires with a descriptor; last member: destroyed first
 };
 
 }  // namespace shardwire::internal
