@@ -26,7 +26,7 @@
 
 namespace shardwire::internal {
 
-// A rank that dialed this one and proved that the rank belongs to the group.
+// A rank that dialed this one and proved its membership in the group.
 struct Caller {
   Rank from = 0;
   TransportKind kind{};  // the transport that the caller asks for; chosen by the peer: any value

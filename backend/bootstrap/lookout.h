@@ -17,7 +17,7 @@ class Lookout {
   // The interval between two checks.
   static constexpr Duration kLookEvery = std::chrono::milliseconds(200);
   // The number of ranks that one rank watches at a time: of the ranks not joined yet, rank 0 first, then the next ranks
-  // after this one. So every rank is watched by some other, however many ranks there are.
+  // after this one. So every rank is watched by some other rank, however many ranks there are.
   static constexpr int kMostWatched = 64;
 
   explicit Lookout(Gathering& group)

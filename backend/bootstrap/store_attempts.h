@@ -1,11 +1,12 @@
 // A store that several attempts of a job use, one after another. The agent of an elastic launcher (torchrun
 // --max-restarts) restarts all ranks, perhaps with another number of ranks, and keeps the store. So the store still has
 // the addresses of dead processes, and their failures. The launcher's count of restarts cannot name an attempt, since
-// the agents of several hosts count differently. So rank 0's process names the attempt: rank 0 writes its process id,
-// and the ranks of the attempt use keys with that id, which no earlier attempt used. A rank that reads the id too early
-// may read an earlier attempt's. The rank is sure of the id if rank 0 wrote the id after this process began (all
-// processes of an attempt have ended before processes of the next begin), or if rank 0's roster has the address of this
-// rank. Until then the rank checks whether the id has changed, begins again if so, and relies on no other entry.
+// the agents of several hosts count differently. So rank 0's process names the attempt: rank 0 writes the random id of
+// its process, and the ranks of the attempt use keys with that id, which no earlier attempt used. A rank that reads the
+// id too early may read an earlier attempt's. The rank is sure of the id if rank 0 wrote the id after this process
+// began (all processes of an attempt have ended before processes of the next begin), or if rank 0's roster has the
+// address of this rank. Until then the rank checks whether the id has changed, begins again if so, and relies on no
+// other entry.
 #pragma once
 
 #include <string>

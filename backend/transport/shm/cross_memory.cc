@@ -1,8 +1,8 @@
 // Reads another process's memory by process_vm_readv, in batches with as many pieces as the kernel takes; neighbouring
 // runs become one piece on each side. Whether such reads pay is measured, not assumed: the reader first checks a
-// pattern at an address named by the other process, which proves that the pid leads to this process. Then the reader
-// times reads against memcpy until the decision is clear. The speeds hold for the machine, so each process measures
-// once. If reads are forbidden, the error names the cause (Yama, seccomp, namespaces).
+// pattern at an address named by the other process, which proves that the pid leads to the other process. Then the
+// reader times reads against memcpy until the decision is clear. The speeds hold for the machine, so each process
+// measures once. If reads are forbidden, the error names the cause (Yama, seccomp, namespaces).
 #include "backend/transport/shm/cross_memory.h"
 
 #include <errno.h>
@@ -28,8 +28,8 @@ constexpr std::size_t kMaxPieces = IOV_MAX;  // per call and side, the kernel's 
 // A speed is known when this number of rounds in a row was hardly faster than the best earlier round.
 constexpr int kMostProbeRounds = 8;
 constexpr int kRoundsWithoutGain = 3;
-// After this number of reads, the first into cold memory, measuring ends when it is clear whether reads pay: when they
-// reach kReadsPayFrom, or less than this part of it.
+// After kFewestReads reads, the first into cold memory, measuring ends when it is clear whether reads pay: the reads
+// reach the share kReadsPayFrom of memcpy's rate, or less than kWellBelow of this share.
 constexpr int kFewestReads = 3;
 constexpr double kWellBelow = 0.5;
 // The part of a peer's pattern that is read to check that reads work, and reach the right peer.

@@ -27,7 +27,7 @@ constexpr std::uint64_t kHeldPage = 4096;
 // pages read-only.
 struct Protection {
   Mutex mutex;
-  // By the first byte of the held pages: the number of holders, who all hold the same length.
+  // By the first byte of the held pages: the number of holders; all hold the same length.
   std::map<const std::byte*, int> holders SW_GUARDED_BY(mutex);
 };
 
