@@ -34,6 +34,7 @@ PLAIN = (
     "backend/memory",
     "backend/sight",
     "backend/symm",
+    "backend/transport",
     "backend/transport/mpi",
     "backend/transport/rdma",
     "backend/transport/tcp",
