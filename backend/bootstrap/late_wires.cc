@@ -173,7 +173,7 @@ void WireLateLinks::refuse(Caller caller) {
   Peer& peer = peerAt(caller.from);
   const auto kind = static_cast<std::size_t>(caller.kind);
   const std::string why = peer.why.isOk() ? peer.failed : peer.why.message();
-  logInfo("rank {}: {} dialed, and is told why it cannot be joined: {}", parts_.self, peer.who, why);
+  logInfo("rank {}: {} dialed, and gets the reason why it cannot be joined: {}", parts_.self, peer.who, why);
   if (kind < parts_.endpoints.size() && parts_.endpoints[kind] != nullptr) {
     // kPeerFailed would mean a hang-up, after which the peer dials again.
     const bool isEnd = peer.why.isOk() || peer.why.code() == StatusCode::kPeerFailed;

@@ -192,7 +192,7 @@ void Questions::onAnswer(Rank from, const Received<AnswerFrame>& frame) {
   if (frame.state == AskedState::kNotCalled && frame.numInFlight == 0 && activity != nullptr && isPastGrace(*activity, known, now)) {
     context_.fail({StatusCode::kPeerFailed,
                    fmt::format("rank {} does not come: another group of its process failed and is still there ({}). It {}; rank {} waited "
-                               "in {}. SHARDWIRE_GRACE_S tells how long to wait for such a rank",
+                               "in {}. SHARDWIRE_GRACE_S sets how long a rank waits for it",
                                from, known.advice, known.answer, context_.rank, labelOf(*activity))});
   }
 }

@@ -230,7 +230,7 @@ void LinkListener::turnAway(Caller& caller, const Status& why, bool tell) {
     refusal.type = LinkMessageType::kRefusal;
     refusal.refusal = why;
     if (const Status told = caller.say(refusal); !told.isOk()) {
-      logDebug("{} could not be told: {}", caller.remote, told.message());
+      logDebug("{} could not be notified: {}", caller.remote, told.message());
     }
   }
   forget(caller);

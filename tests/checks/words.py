@@ -30,14 +30,13 @@ PLAIN = (
     "README.md",
     "backend",
     "backend/base",
+    "backend/bootstrap",
     "backend/c10d",
+    "backend/exec",
     "backend/memory",
     "backend/sight",
     "backend/symm",
     "backend/transport",
-    "backend/transport/mpi",
-    "backend/transport/rdma",
-    "backend/transport/tcp",
     "bench",
     "docs",
     "include",
@@ -45,11 +44,7 @@ PLAIN = (
     "python/csrc",
 )
 WAITING = (
-    "backend/bootstrap",
-    "backend/exec",
     "backend/fabric",
-    "backend/transport",
-    "docs/transports.md",
     "python/shardwire",
     "tests",
 )
