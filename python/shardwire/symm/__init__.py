@@ -1,4 +1,4 @@
-"""Symmetric memory: tensors that all ranks of a group make together, and that each rank reads and writes on every other one.
+"""Symmetric memory: tensors that all ranks of a group make together, each rank with access to every other rank's part.
 
     t = shardwire.symm.zeros(1024, dtype=torch.float32)      # collective: the same on all ranks
     theirs = shardwire.symm.get_peer_tensor(t, 1)            # rank 1's bytes, as an ordinary tensor

@@ -1,4 +1,4 @@
-"""What the calls of shardwire.symm take alike: groups or teams, ranks, times."""
+"""Arguments that all calls of shardwire.symm share: groups or teams, ranks, times."""
 
 from __future__ import annotations
 
@@ -16,5 +16,5 @@ def backend_of(group: Any) -> Any:
 
 
 def seconds_of(timeout: float | timedelta | None) -> float | None:
-    """``timeout`` in seconds; None: the group's; 0: now. TypeError or ValueError for what is no time."""
+    """``timeout`` in seconds; None: the group's; 0: now. TypeError or ValueError for a value that is no time."""
     return as_seconds(timeout)

@@ -1,10 +1,12 @@
 """Atomic operations on one element of a peer's part of a symmetric tensor.
 
-``word`` is one element, such as ``t[3]``; ``rank`` is the rank whose part it is, in the group that made the tensor. Elements of up to 8 bytes; ``add`` on every
-dtype of torch that has a sum, bitwise operations on integers and bool. 16 and 8 bit floats are added in float32 and rounded once. Integers wrap. Values of
-all ranks' operations on one element come in one order (sequential consistency), and who waits for the element is woken. Any thread. Raises TypeError for a
-dtype without the operation, ValueError for a value that the dtype cannot hold and for tensors that are not symmetric, PeerFailedError and TimeoutError
-between hosts, where the owner's process does them: with the same operations, so that those of its own host and others agree.
+``word`` is one element, such as ``t[3]``; ``rank`` is the owner of the part, in the group that made the tensor.
+Elements of up to 8 bytes; ``add`` on every dtype of torch with a sum, bitwise operations on integers and bool. 16 and 8
+bit floats are added in float32 and rounded once. Integers wrap. The operations of all ranks on one element have one
+order (sequential consistency), and threads that wait for the element are woken. Any thread. Raises TypeError for a
+dtype without the operation, ValueError for a value that the dtype cannot hold and for tensors that are not symmetric.
+Between hosts the owner's process performs the operations, and PeerFailedError and TimeoutError are possible. The owner
+uses the same operations, so accesses of its own host and of other hosts agree.
 """
 
 from __future__ import annotations
@@ -29,12 +31,12 @@ def atomic_set(word: torch.Tensor, value: Number, rank: int) -> None:
 
 
 def atomic_swap(word: torch.Tensor, value: Number, rank: int) -> Number:
-    """Stores ``value``; returns what was there."""
+    """Stores ``value``; returns the former value."""
     return _C.symm_atomic(word, "swap", rank, value)
 
 
 def atomic_compare_swap(word: torch.Tensor, cond: Number, value: Number, rank: int) -> Number:
-    """Stores ``value`` where ``cond`` is there, bit for bit; returns what was there."""
+    """Stores ``value`` where the element equals ``cond``, bit for bit; returns the former value."""
     return _C.symm_atomic(word, "compare_swap", rank, value, cond)
 
 
@@ -44,7 +46,7 @@ def atomic_inc(word: torch.Tensor, rank: int) -> None:
 
 
 def atomic_fetch_inc(word: torch.Tensor, rank: int) -> Number:
-    """Adds 1; returns what was there."""
+    """Adds 1; returns the former value."""
     return _C.symm_atomic(word, "add", rank, 1)
 
 
@@ -54,7 +56,7 @@ def atomic_add(word: torch.Tensor, value: Number, rank: int) -> None:
 
 
 def atomic_fetch_add(word: torch.Tensor, value: Number, rank: int) -> Number:
-    """Adds ``value``; returns what was there."""
+    """Adds ``value``; returns the former value."""
     return _C.symm_atomic(word, "add", rank, value)
 
 
@@ -64,7 +66,7 @@ def atomic_and(word: torch.Tensor, value: Number, rank: int) -> None:
 
 
 def atomic_fetch_and(word: torch.Tensor, value: Number, rank: int) -> Number:
-    """Bitwise and with ``value``; returns what was there."""
+    """Bitwise and with ``value``; returns the former value."""
     return _C.symm_atomic(word, "and", rank, value)
 
 
@@ -74,7 +76,7 @@ def atomic_or(word: torch.Tensor, value: Number, rank: int) -> None:
 
 
 def atomic_fetch_or(word: torch.Tensor, value: Number, rank: int) -> Number:
-    """Bitwise or with ``value``; returns what was there."""
+    """Bitwise or with ``value``; returns the former value."""
     return _C.symm_atomic(word, "or", rank, value)
 
 
@@ -84,5 +86,5 @@ def atomic_xor(word: torch.Tensor, value: Number, rank: int) -> None:
 
 
 def atomic_fetch_xor(word: torch.Tensor, value: Number, rank: int) -> Number:
-    """Bitwise exclusive or with ``value``; returns what was there."""
+    """Bitwise exclusive or with ``value``; returns the former value."""
     return _C.symm_atomic(word, "xor", rank, value)

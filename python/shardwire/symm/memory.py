@@ -1,4 +1,4 @@
-"""Making symmetric tensors, seeing the peers' parts of them, and freeing them."""
+"""Making symmetric tensors, access to the peers' parts, and freeing."""
 
 from __future__ import annotations
 
@@ -18,20 +18,22 @@ _MOST_DIMS = 16
 def empty(*size: int | Sequence[int], dtype: torch.dtype | None = None, group: Any = None, timeout: float | timedelta | None = None) -> torch.Tensor:
     """An uninitialised symmetric tensor. Collective over ``group``, blocking: all ranks ask for one shape and dtype.
 
-    Like ``torch.empty``: ``empty(2, 3)`` or ``empty((2, 3))``. It lies in the heap that all ranks of a host share: collectives and ``compile_op`` move it
-    in one copy, and the calls of this package reach the same elements of every other rank's part. The memory goes back when all ranks have dropped it
-    (the tensor, its views and peer tensors), or their groups ended; nothing waits for that.
+    Like ``torch.empty``: ``empty(2, 3)`` or ``empty((2, 3))``. The tensor lies in the heap that all ranks of a host
+    share: collectives and ``compile_op`` move its elements in one copy, and the calls of this package reach the same
+    elements of every other rank's part. The memory is returned when all ranks have dropped the tensor, its views and
+    peer tensors, or when the ranks' groups have ended; no call waits for the return.
 
-    dtype: any; torch's default dtype when absent. group: a shardwire group, its name, a :class:`Team`, or None for the default group.
+    dtype: any; torch's default dtype when absent. group: a shardwire group, its name, a :class:`Team`, or None for the
+        default group.
 
-    Raises MismatchError on all ranks where shapes or dtypes differ, ValueError on all ranks where one rank's are wrong or its heap is full, with the
-    reason; TimeoutError naming the ranks that did not come.
+    Raises MismatchError on all ranks where shapes or dtypes differ; ValueError with the reason on all ranks where one
+    rank's arguments are wrong or its heap is full; TimeoutError naming the missing ranks.
     """
     return make_tensor(size, dtype, group, timeout, False)
 
 
 def zeros(*size: int | Sequence[int], dtype: torch.dtype | None = None, group: Any = None, timeout: float | timedelta | None = None) -> torch.Tensor:
-    """As :func:`empty`, and zero on every rank before any rank has it: for signals."""
+    """As :func:`empty`, and zero on every rank before the call returns on any rank: for signals."""
     return make_tensor(size, dtype, group, timeout, True)
 
 
@@ -45,7 +47,7 @@ def make_tensor(size: Sequence[Any], dtype: torch.dtype | None, group: Any, time
     seconds = seconds_of(timeout)
     shape = size[0] if len(size) == 1 and not isinstance(size[0], int) else size
     dtype = torch.get_default_dtype() if dtype is None else dtype
-    # What is wrong on this rank alone must be said to the others, who wait for it.
+    # The other ranks wait for this rank, so an error of this rank alone must be sent to all.
     error = error or _what_is_wrong(shape, dtype)
     if error:
         return _C.symm_make(backend, [], torch.uint8, error, zeroed, seconds)
@@ -72,25 +74,31 @@ def _what_is_wrong(shape: Any, dtype: Any) -> str:
 
 
 def get_peer_tensor(tensor: torch.Tensor, rank: int) -> torch.Tensor:
-    """The same elements of the part of ``rank``, as an ordinary tensor: same shape, strides and dtype, no copy. Local, waits for nothing.
+    """The same elements of the part of ``rank``, as an ordinary tensor: same shape, strides and dtype, no copy. Local,
+    waits for nothing.
 
-    tensor: a symmetric tensor or any view of one. rank: in the group that made it; may be this rank. What is read and written is the peer's memory, at
-    once; ordering is the caller's, by signals and barriers. It keeps the block alive. The tensor stays readable when the peer has died.
+    tensor: a symmetric tensor or any view of one. rank: in the group that made the tensor; may be this rank. Reads and
+        writes access the peer's memory directly; ordering is the caller's duty, by signals and barriers. The result
+        keeps the block alive, and stays readable after the peer has died.
 
-    Raises ValueError for other tensors and ranks, UnsupportedError where that rank's memory cannot be addressed: it is on another host.
+    Raises ValueError for other tensors and ranks, UnsupportedError where the memory of ``rank`` cannot be addressed
+    because the rank is on another host.
     """
     return _C.symm_peer(tensor, rank)
 
 
 def free(tensor: torch.Tensor, timeout: float | timedelta | None = None, group: Any = None) -> None:
-    """Ends a symmetric tensor on all ranks. Collective, blocking: all ranks free the same one, in the same order.
+    """Ends a symmetric tensor on all ranks. Collective, blocking: all ranks free the same tensors, in the same order.
 
-    From here on no call of this package takes it or a view of it (ValueError). Its memory goes back when the last tensor over it, on any rank, is gone: one
-    that is still used is never pulled away. Freeing is not necessary: what all ranks dropped goes back as well.
+    After the call no function of this package takes the tensor or a view of the tensor (ValueError). The memory is
+    returned when the last tensor over the block, on any rank, is gone: memory in use is never taken away. Freeing is
+    not necessary: memory that all ranks dropped is returned as well.
 
-    group: the group that made it, as for :func:`empty`. It is asked for only where a rank gives a tensor that is none of its, so that the others hear of that.
+    group: the group that made the tensor, as for :func:`empty`. The group is used only where a rank gives a tensor that
+        is not symmetric, so that the other ranks are notified.
 
-    Raises MismatchError on all ranks where they free different tensors, ValueError on all where a rank frees it a second time, or gives a tensor that is not symmetric.
+    Raises MismatchError on all ranks where the ranks free different tensors; ValueError on all ranks where a rank frees
+    a tensor a second time, or gives a tensor that is not symmetric.
     """
     seconds = seconds_of(timeout)
     if isinstance(tensor, torch.Tensor) and _C.symm_place(tensor) is not None:
@@ -101,9 +109,9 @@ def free(tensor: torch.Tensor, timeout: float | timedelta | None = None, group: 
         backend = backend_of(group)
     except (TypeError, ValueError):
         raise ValueError(f"free: {error}") from None
-    _C.symm_agree(backend, "symmetric free", "", error, seconds)  # in the place of its free, where the other ranks wait
+    _C.symm_agree(backend, "symmetric free", "", error, seconds)  # takes the place of this rank's free, where the other ranks wait
 
 
 def is_symmetric(tensor: torch.Tensor) -> bool:
-    """Whether the tensor lies in symmetric memory, its own rank's or a peer's, that was not freed."""
+    """Whether the tensor lies in symmetric memory, the own rank's or a peer's, and was not freed."""
     return _C.symm_place(tensor) is not None and not _C.symm_is_freed(tensor)

@@ -1,4 +1,5 @@
-"""One object for the same elements of several ranks' parts: reduced on reading, written everywhere. What PTX's ``multimem`` instructions do."""
+"""One object for the same elements of several ranks' parts: reduced on reading, written everywhere, like PTX's
+``multimem`` instructions."""
 
 from __future__ import annotations
 
@@ -9,15 +10,18 @@ import torch
 from .. import _C, errors
 from .teams import Team
 
-# The instructions' names, and torch's.
+# The names of the instructions, and torch's names.
 _OPS = {"add": "sum", "sum": "sum", "mul": "prod", "prod": "prod", "min": "min", "max": "max", "and": "band", "band": "band", "or": "bor", "bor": "bor",
         "xor": "bxor", "bxor": "bxor"}
 
 
 def get_multicast_tensor(*arguments: Any) -> MulticastTensor:
-    """``get_multicast_tensor(t)``: over all ranks of the group that made ``t``; ``get_multicast_tensor(team, t)``: over the ranks of ``team``, in its order.
+    """``get_multicast_tensor(t)``: over all ranks of the group that made ``t``; ``get_multicast_tensor(team, t)``: over
+    the ranks of ``team``, in the team's order.
 
-    t: a symmetric tensor or a view of one. team: a :class:`Team` whose ranks are all in the tensor's group. Local, waits for nothing.
+    t: a symmetric tensor or a view of one. team: a :class:`Team` whose ranks are all in the tensor's group. Local,
+        waits for nothing.
+
     Raises ValueError for other tensors and teams, UnsupportedError where a rank is on another host.
     """
     if len(arguments) not in (1, 2) or not isinstance(arguments[-1], torch.Tensor):
@@ -37,14 +41,16 @@ def get_multicast_tensor(*arguments: Any) -> MulticastTensor:
             raise ValueError(f"get_multicast_tensor: ranks {foreign} of the team are not in the group that made the tensor")
         ranks = [members.index(rank) for rank in team.job_ranks]
     for rank in ranks:
-        _C.symm_peer(tensor, rank)  # says why a part cannot be addressed
+        _C.symm_peer(tensor, rank)  # raises with the reason where a part cannot be addressed
     return MulticastTensor(tensor, ranks)
 
 
 class MulticastTensor:
-    """The same elements of several ranks' parts. Index it for a slice: ``mc[4:8].ld_reduce()``. Made by :func:`get_multicast_tensor`.
+    """The same elements of several ranks' parts. Index the object for a slice: ``mc[4:8].ld_reduce()``. Made by
+    :func:`get_multicast_tensor`.
 
-    Each call is done when it returns, by the caller alone: no other rank takes part. Ordering with what the others do is the callers', by signals and barriers.
+    Each call is complete when the call returns, done by the caller alone: no other rank takes part. The callers order
+    their accesses by signals and barriers.
     """
 
     __slots__ = ("_ranks", "_tensor")
@@ -84,12 +90,12 @@ class MulticastTensor:
         return self._tensor.shape if dim is None else self._tensor.shape[dim]
 
     def stride(self, dim: int | None = None) -> tuple[int, ...] | int:
-        """Of all dimensions, or of one, in elements."""
+        """The strides of all dimensions, or of one, in elements."""
         return self._tensor.stride() if dim is None else self._tensor.stride(dim)
 
     @property
     def ranks(self) -> tuple[int, ...]:
-        """The ranks whose parts it spans, in the tensor's group."""
+        """The ranks of the parts, in the tensor's group."""
         return tuple(self._ranks)
 
     def __getitem__(self, index: Any) -> MulticastTensor:
@@ -102,13 +108,15 @@ class MulticastTensor:
         return f"MulticastTensor(shape={tuple(self.shape)}, dtype={self.dtype}, ranks={self._ranks})"
 
     def ld_reduce(self, op: str = "add", accumulate: torch.dtype | None = None, out: torch.Tensor | None = None) -> torch.Tensor:
-        """All parts reduced, element by element, in the order of the ranks: the same bits on every rank that calls it.
+        """All parts reduced, element by element, in the order of the ranks: every calling rank gets the same bits.
 
-        op: add, mul, min, max, and, or, xor. Float16, bfloat16 and float8 are accumulated in float32 and rounded once, always; ``accumulate`` may ask for less
-        (float16 of float8) and asks for nothing more. out: a CPU tensor of the same shape; its dtype, where it is another floating type, gets the accumulator
-        rounded once. Returns ``out`` or a new tensor.
+        op: add, mul, min, max, and, or, xor. Float16, bfloat16 and float8 are always accumulated in float32 and rounded
+            once.
+        accumulate: may ask for a narrower accumulator (float16 of float8), and has no further effect. out: a CPU tensor
+            of the same shape; where its dtype is another floating type, ``out`` gets the accumulator rounded once.
 
-        Raises TypeError for an op that the dtype does not have, UnsupportedError for a wider accumulator.
+        Returns ``out`` or a new tensor. Raises TypeError for an op that the dtype does not have, UnsupportedError for a
+        wider accumulator.
         """
         _check_accumulator(self.dtype, accumulate)
         if out is None:
@@ -117,14 +125,17 @@ class MulticastTensor:
         return out
 
     def store(self, values: torch.Tensor | float) -> None:
-        """Writes ``values``, a number or a tensor that broadcasts to the shape, to all parts. Who waits for an element is woken."""
+        """Writes ``values``, a number or a tensor that broadcasts to the shape, to all parts. Wakes the threads that
+        wait for an element."""
         _C.symm_store(self._tensor, self._ranks, self._expanded(values))
 
     def red(self, op: str, values: torch.Tensor | float) -> None:
-        """Each element of all parts becomes itself ``op`` the element of ``values``, atomically, and who waits for one is woken.
+        """Each element of all parts becomes itself ``op`` the element of ``values``, atomically. Wakes the threads that
+        wait for an element.
 
-        Calls of all ranks come in one order in all parts, so that parts which were equal stay equal, floats too. On integers that needs no agreement; other
-        dtypes take turns, and the wait for a turn ends as :func:`signal_wait` does. Elements of up to 8 bytes.
+        The calls of all ranks take effect in one order in all parts, so equal parts stay equal, floats too. On integers
+        this needs no agreement; for other dtypes the callers take turns, and the wait for a turn ends as
+        :func:`signal_wait` does. Elements of up to 8 bytes.
         """
         _C.symm_red(self._tensor, self._ranks, _op_of(op), self._expanded(values))
 

@@ -21,10 +21,11 @@ _REDUCTIONS = {"sum": dist.ReduceOp.SUM, "prod": dist.ReduceOp.PRODUCT, "min": d
 
 
 class Team:
-    """Ranks that make symmetric tensors, meet in barriers and call collectives together: a shardwire group. Made by :func:`team`, :meth:`split_strided`, :meth:`split_2d`.
+    """Ranks that make symmetric tensors, meet in barriers and call collectives together: a shardwire group. Made by
+    :func:`team`, :meth:`split_strided`, :meth:`split_2d`.
 
-    Its ranks are numbered from 0. ``group=`` of the other functions takes it. Collectives are issued in one order on all ranks, block until they are over, and fail as
-    all operations of groups do (docs/errors.md).
+    The ranks are numbered from 0. ``group=`` of the other functions takes a team. Collectives are issued in one order
+    on all ranks, block until their end, and fail as all operations of groups do (docs/errors.md).
     """
 
     def __init__(self, group: Any, backend: Any, store: Any, owns_group: bool = False) -> None:
@@ -39,14 +40,15 @@ class Team:
 
     @property
     def group(self) -> Any:
-        """The process group, for ``compile_op``, :class:`shardwire.Queue` and the like."""
+        """The process group, for ``compile_op``, :class:`shardwire.Queue` and similar calls."""
         return self._group
 
     def __enter__(self) -> Team:
         return self
 
     def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
-        """:meth:`destroy`, after a :meth:`barrier` where the block raised nothing: so no rank ends a team that others still use."""
+        """:meth:`destroy`, after a :meth:`barrier` where the block raised nothing: so no rank ends a team that other
+        ranks still use."""
         try:
             if kind is None and self._owns_group:
                 self.barrier()
@@ -59,9 +61,11 @@ class Team:
     # ---- making teams
 
     def split_strided(self, start: int, stride: int, size: int) -> Team | None:
-        """The team of ``size`` ranks from ``start`` on, ``stride`` apart. Collective over this team; None on ranks that are not in it.
+        """The team of ``size`` ranks, beginning with ``start``, ``stride`` apart. Collective over this team; None on
+        ranks outside the new team.
 
-        Raises ValueError on all ranks for ranks that are not in this team, MismatchError on all where the arguments differ.
+        Raises ValueError on all ranks for ranks outside this team, MismatchError on all ranks where the arguments
+        differ.
         """
         numbers = (start, stride, size)
         error = ""
@@ -73,9 +77,10 @@ class Team:
         return self._part([start + i * stride for i in range(size)], "")
 
     def split_2d(self, x_size: int) -> tuple[Team, Team]:
-        """The team's ranks as a table with rows of ``x_size``: the team of this rank's row, and that of its column. Collective over this team.
+        """The team's ranks as a table with rows of ``x_size``: returns the team of this rank's row, and the team of
+        this rank's column. Collective over this team.
 
-        The last row may be shorter, and then the columns behind it. Raises as :meth:`split_strided`.
+        The last row may be shorter, and then the last columns are shorter too. Raises as :meth:`split_strided`.
         """
         is_integer = isinstance(x_size, int) and not isinstance(x_size, bool)
         error = "" if is_integer and x_size >= 1 else f"the rows' length is {x_size!r}; give an integer from 1 on"
@@ -87,13 +92,14 @@ class Team:
         return across, down
 
     def _part(self, ranks: list[int], name: str) -> Team | None:
-        # After the agreement all ranks have issued equally many operations: a number that no other split of this group has. Without it two teams of the same
-        # ranks would meet by one name.
+        # After the agreement all ranks have issued equally many operations: a number that no other split of this group
+        # has. Without the number two teams of the same ranks would meet under one name.
         number = self._symm_backend._get_sequence_number_for_group()
         return self._part_by(dist.PrefixStore(f"symm{number}{name}", self._store), ranks)
 
     def _meet(self, key: str, size: int, place: int) -> Team:
-        """The team of ``size`` ranks that come with the same key, which no others use, each with its place. Collective over these alone."""
+        """The team of ``size`` ranks that give the same key, which no other ranks use, each with its place. Collective
+        over these ranks alone."""
         store = dist.PrefixStore(key, self._store)
         if store.add(f"taken{place}", 1) != 1:
             raise ValueError(f"place {place} of the team is another rank's already")
@@ -119,14 +125,14 @@ class Team:
         return Team(group, backend, store, owns_group=True)
 
     def translate(self, rank: int, other: Team) -> int | None:
-        """What ``rank`` of this team is in ``other``; None when it is not in it."""
+        """The rank in ``other`` of this team's ``rank``; None for a rank outside ``other``."""
         if not 0 <= rank < self.size:
             raise ValueError(f"rank {rank} is not in a team of {self.size} ranks (0..{self.size - 1})")
         job_rank = self.job_ranks[rank]
         return other.job_ranks.index(job_rank) if job_rank in other.job_ranks else None
 
     def destroy(self) -> None:
-        """Ends the team's group on this rank, unless it is the one that :func:`team` was given."""
+        """Ends the team's group on this rank, unless the group was given to :func:`team`."""
         if self._owns_group:
             _C.shutdown(self._symm_backend)
 
@@ -143,15 +149,16 @@ class Team:
     # ---- collectives
 
     def barrier(self, timeout: float | timedelta | None = None) -> None:
-        """Until all ranks have come; what each wrote to peers before is seen by all after. A timeout fails the group and names who did not come."""
+        """Waits until all ranks have called; earlier writes of each rank to its peers are then seen by all. A timeout
+        fails the group and names the missing ranks."""
         _C.symm_barrier(self._symm_backend, None if timeout is None else seconds_of(timeout))
 
     def sync(self, timeout: float | timedelta | None = None) -> None:
-        """:meth:`barrier`: here it costs nothing to complete the writes as well."""
+        """As :meth:`barrier`: here a barrier completes the writes without further cost."""
         self.barrier(timeout)
 
     def broadcast(self, tensor: torch.Tensor, root: int = 0) -> None:
-        """``tensor`` of ``root``, into ``tensor`` of all."""
+        """Copies ``tensor`` of ``root`` into ``tensor`` of all ranks."""
         options = dist.BroadcastOptions()
         options.rootRank = root
         self._symm_backend.broadcast([tensor], options).wait()
@@ -173,12 +180,14 @@ class Team:
         self._symm_backend._allgather_base(out, tensor).wait()
 
     def all_to_all(self, out: torch.Tensor, tensor: torch.Tensor) -> None:
-        """``tensor`` is cut into equal parts along the first dimension: part r goes to rank r, and ``out`` gets those of all ranks in their order."""
+        """Cuts ``tensor`` into equal parts along the first dimension: part r goes to rank r, and ``out`` gets the parts
+        of all ranks in rank order."""
         self._symm_backend.alltoall_base(out, tensor, [], []).wait()
 
 
 def team(group: Any = None) -> Team:
-    """The team of all ranks of ``group``: a shardwire group, its name, or None for the default group. Local. A team is returned as it is."""
+    """The team of all ranks of ``group``: a shardwire group, its name, or None for the default group. Local. A Team is
+    returned unchanged."""
     if isinstance(group, Team):
         return group
     backend = backend_of(group)

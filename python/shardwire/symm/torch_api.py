@@ -12,11 +12,12 @@ from ..errors import UnsupportedError
 
 
 def torch_api() -> ModuleType:
-    """``torch.distributed._symmetric_memory``: its ``empty(..., device="cpu")``, ``rendezvous`` and ops work with shardwire groups.
+    """``torch.distributed._symmetric_memory``: its ``empty(..., device="cpu")``, ``rendezvous`` and ops work with
+    shardwire groups.
 
-    ``import shardwire`` is enough for that where torch is new enough; this function says so where it is not. Any thread; the module's calls say which of
-    them are collective. Raises UnsupportedError with torch that is neither 2.6 nor 2.13 or later, and where torch refused what ``import shardwire`` registered
-    with it (a warning said so).
+    ``import shardwire`` is enough where torch is new enough; otherwise this function raises. Any thread; the
+    documentation of the module's calls says which calls are collective. Raises UnsupportedError with a torch other than
+    2.6, or 2.13 or later, and where torch refused the registration by ``import shardwire`` (after a warning).
     """
     if not _C.has_torch_symmetric_memory:
         raise UnsupportedError(f"torch's symmetric memory API on the CPU needs torch 2.6, or 2.13 or later, and this is {torch.__version__}: shardwire.symm has "
