@@ -1,6 +1,8 @@
-"""Planning without ranks: what an operation of any number of ranks would move, on one machine. See docs/offline.md.
+"""Planning without ranks: the movement of an operation of any number of ranks, computed on one machine. See
+docs/offline.md.
 
-``planning`` makes the plans of all ranks and counts them, ``topology`` says how long they take, ``description`` reads JSON, ``ready`` has descriptions to begin with.
+``planning`` makes the plans of all ranks and counts bytes, ``topology`` computes the time, ``description`` reads JSON,
+``ready`` has descriptions to begin with.
 """
 
 from .planning import OfflinePlan, plan

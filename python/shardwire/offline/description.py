@@ -28,12 +28,13 @@ _PLACEMENT = re.compile(r"\s*(R|S|P|SS)\s*(?:\(\s*([^()]*?)\s*\))?\s*$")
 
 
 def read_description(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """The description in a JSON file. ValueError when it is none."""
+    """The description in a JSON file. ValueError when the file holds no description."""
     return read_object(path, "a description", _KEYS)
 
 
 def plan_description(given: Mapping[str, Any], topology: Any = None, folder: str = ".") -> OfflinePlan:
-    """Plans a description. topology: in place of the description's own, whose file name counts from ``folder``. ValueError or TypeError naming the key that is wrong."""
+    """Plans a description. topology: in place of the description's own, whose file name is relative to ``folder``.
+    ValueError or TypeError naming the wrong key."""
     _check_keys(given, _KEYS, ("meshes", "tensors"), "the description")
     meshes = {name: _mesh(mesh, f"meshes[{name!r}]") for name, mesh in _dict(given["meshes"], "meshes").items()}
     own = given.get("topology") if topology is None else topology

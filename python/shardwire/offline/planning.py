@@ -17,23 +17,28 @@ from ..compiler.layout import kind_of
 from ..compiler.plot import human_bytes, save_picture
 from .topology import Load, Topology, loads_of, read_topology
 
-_MOST_ROWS = 16  # of ranks that a text shows
-_MOST_BLOCKS = 32  # of ranks that a picture shows
+_MOST_ROWS = 16  # rows of ranks in a text
+_MOST_BLOCKS = 32  # blocks of ranks in a picture
 
 
 def plan(world_size: int, shape: Dims | Mapping[str, Dims] | None = None, dtype: torch.dtype | Mapping[str, torch.dtype] | None = None, inputs: Items | None = None,
          outputs: Items | None = None, reduction: str | Mapping[str, str | None] | None = None, *, output_dtype: torch.dtype | Mapping[str, torch.dtype] | None = None,
          each_rank: Callable[[int], Mapping[str, Any]] | None = None, allow_gaps: bool = False, overlap: str | None = None, topology: Any = None,
          name: str | None = None) -> OfflinePlan:
-    """Plans what ``compile_op`` with these arguments would do in a group of ``world_size`` ranks. No group, no other process, no tensor's memory.
+    """Makes the plan of ``compile_op`` with these arguments in a group of ``world_size`` ranks. No group, no other
+    process, no tensor's memory.
 
-    shape, dtype, inputs, outputs, reduction, output_dtype, allow_gaps, overlap: as for ``compile_op``, the same on every rank: with :class:`Layout`, each rank's part follows from its number.
-    each_rank: a function from a rank to a dict of those arguments, for ranks that differ; what it leaves out is as given here.
-    topology: a :class:`Topology`, a dict, or the path of a JSON file: which ranks share a host, and how fast links are (docs/offline.md). None: one host.
+    shape, dtype, inputs, outputs, reduction, output_dtype, allow_gaps, overlap: as for ``compile_op``, the same on
+        every rank: with :class:`Layout`, each rank's part follows from the rank's number.
+    each_rank: a function from a rank to a dict of these arguments, for ranks that differ; arguments missing in the dict
+        are as given here.
+    topology: a :class:`Topology`, a dict, or the path of a JSON file: which ranks share a host, and how fast links are
+        (docs/offline.md). None: one host.
     name: for texts and pictures.
 
-    Every rank's plan is made, written to bytes and read again, checked, and compared with its peers' plans. Raises what ``compile_op`` raises on all ranks: ValueError, TypeError,
-    NotImplementedError, :class:`GapError`, naming rank, list and index.
+    Every rank's plan is made, written to bytes and read again, checked, and compared with its peers' plans. Raises the
+    errors that ``compile_op`` raises on all ranks: ValueError, TypeError, NotImplementedError, :class:`GapError`,
+    naming rank, list and index.
     """
     if isinstance(world_size, bool) or not isinstance(world_size, int):
         raise TypeError(f"world_size is {kind_of(world_size)}; give an int")
@@ -52,11 +57,14 @@ def plan(world_size: int, shape: Dims | Mapping[str, Dims] | None = None, dtype:
 
 
 class OfflinePlan:
-    """What an operation would move; made by :func:`plan`. All bytes are of one run.
+    """The movement of an operation; made by :func:`plan`. All bytes are of one run.
 
-    world_size; topology; tensors: (name, global shape, bytes) each; edges: an int64 tensor with rows of source rank, destination rank, bytes and pieces, own copies included;
-    ranks: for each rank a dict of bytes_sent, bytes_received, bytes_local, bytes_combined (addends that its reductions read), least_received, num_moves, num_sends, num_receives, plan_bytes (in memory) and encoded_bytes (of its plan on a wire).
-    planning_seconds: what all ranks' plans took here.
+    world_size; topology; tensors: (name, global shape, bytes) each; edges: an int64 tensor with rows of source rank,
+    destination rank, bytes and pieces, own copies included; ranks: for each rank a dict of bytes_sent, bytes_received,
+    bytes_local, bytes_combined (addends read by the rank's reductions), least_received, num_moves, num_sends,
+    num_receives, plan_bytes (in memory) and encoded_bytes (of the rank's plan on a wire).
+
+    planning_seconds: the time that the plans of all ranks took here.
     """
 
     def __init__(self, name: str, topology: Topology, found: Mapping[str, Any], seconds: float, op_of: Callable[[int], CustomOp]) -> None:
@@ -70,8 +78,9 @@ class OfflinePlan:
         self._op_of = op_of
 
     def op(self, rank: int) -> CustomOp:
-        """One rank's op, without a group: it describes itself, gives its plan as bytes, and :meth:`CustomOp.attach` gives it a group to run in. Planned anew, from the arguments as they
-        are now. ValueError for a number that is no rank."""
+        """One rank's op, without a group: the op describes itself, gives its plan as bytes, and runs in a group after
+        :meth:`CustomOp.attach`. The op is planned anew from the arguments in their present state. ValueError for a
+        number that is no rank."""
         if isinstance(rank, bool) or not isinstance(rank, int):
             raise TypeError(f"rank is {kind_of(rank)}; give an int")
         if not 0 <= rank < self.world_size:
@@ -83,22 +92,24 @@ class OfflinePlan:
 
     @property
     def bytes_between(self) -> int:
-        """That one rank sends to another, in all."""
+        """The sum of bytes that ranks send to other ranks."""
         return sum(self._column("bytes_received"))
 
     @property
     def least_between(self) -> int:
-        """What any plan must bring to the ranks: elements that a rank wants and does not hold."""
+        """Bytes that any plan must bring to the ranks: elements that a rank wants and does not hold."""
         return sum(self._column("least_received"))
 
     @property
     def over_least(self) -> float:
-        """bytes_between over least_between: 1.0 is the best. Above it where inputs are reduced, since every addend must come."""
+        """bytes_between over least_between: 1.0 is the best. Larger where inputs are reduced, since every addend must
+        be sent."""
         return self.bytes_between / self.least_between if self.least_between else 1.0
 
     @property
     def hosts(self) -> list[dict[str, int]]:
-        """Per host: ranks, bytes_out, bytes_in, and least_in: elements that its ranks want and none of them holds, once. Where replicas share a host, bytes_in may be a multiple of it."""
+        """Per host: ranks, bytes_out, bytes_in, and least_in: elements, counted once, that ranks of the host want and
+        none of these ranks holds. Where replicas share a host, bytes_in may be a multiple of least_in."""
         numbers = torch.tensor(self.topology.hosts, device="cpu")
         source, destination, count = numbers[self.edges[:, 0]], numbers[self.edges[:, 1]], self.edges[:, 2]
         across = source != destination
@@ -108,14 +119,15 @@ class OfflinePlan:
 
     @property
     def seconds(self) -> float | None:
-        """An estimate of one run: the time of the busiest rank or link at its full rate, and one latency. None where the topology has no rates. Addends are combined as they come, so a
-        reduction's time stands beside that of links, not after it. What is not in it: contention inside of switches."""
+        """An estimate of one run: the time of the busiest rank or link at its full rate, and one latency. None where
+        the topology has no rates. Addends are combined on arrival, so the time of a reduction is beside the time of
+        links, not after. The estimate leaves out contention inside of switches."""
         known = [load.seconds for load in self.loads if load.seconds is not None]
         return max(known) + self.topology.latency if known else None
 
     @property
     def busiest(self) -> Load | None:
-        """What that estimate comes from."""
+        """The resource that determines the estimate."""
         known = [(load.seconds, -index) for index, load in enumerate(self.loads) if load.seconds is not None]
         return self.loads[-max(known)[1]] if known else None
 
@@ -152,7 +164,7 @@ class OfflinePlan:
         return {"name": self.name, "world_size": self.world_size, "edges": edges, "lower_bound_bytes": self.least_between}
 
     def as_dict(self) -> dict[str, Any]:
-        """All of it for programs; ``save`` writes it as JSON."""
+        """All values for programs; ``save`` writes the dict as JSON."""
         return {"name": self.name, "world_size": self.world_size, "hosts": self.hosts, "host_of_rank": list(self.topology.hosts), "bytes_between": self.bytes_between,
                 "least_between": self.least_between, "over_least": self.over_least, "planning_seconds": self.planning_seconds, "seconds": self.seconds,
                 "busiest": None if self.busiest is None else self.busiest.what,
@@ -165,7 +177,8 @@ class OfflinePlan:
             json.dump(self.as_dict(), file)
 
     def plot(self, path: str | os.PathLike[str], title: str | None = None) -> None:
-        """Draws who sends what to whom into ``path``: .svg, or .png (needs matplotlib). More than 32 ranks are drawn as hosts, and more hosts than that as blocks of ranks."""
+        """Draws the movement between ranks into ``path``: .svg, or .png (needs matplotlib). More than 32 ranks are
+        drawn as hosts, and more than 32 hosts as blocks of ranks."""
         save_picture(self._drawn(), path, title)
 
     def _drawn(self) -> dict[str, Any]:

@@ -1,4 +1,5 @@
-"""Descriptions to begin with, for ``python -m shardwire.offline --ready NAME``. Shapes are those of published models; links are round numbers of today's machines."""
+"""Descriptions to begin with, for ``python -m shardwire.offline --ready NAME``. Shapes are taken from published models;
+links are round numbers of today's machines."""
 
 from __future__ import annotations
 
@@ -9,7 +10,8 @@ _CLUSTER = {"ranks_per_host": 8, "links_per_host": 8, "within_host_GB_per_s": 40
 
 
 def llama_70b() -> dict[str, Any]:
-    """Llama-3 70B in bf16, from 64 ranks that train with FSDP to 4 replicas of 8 ranks that serve with tensor parallelism."""
+    """Llama-3 70B in bf16, from 64 ranks training with FSDP to 4 replicas of 8 ranks serving with tensor
+    parallelism."""
     rows, columns = ["serve", "R", "S(0)"], ["serve", "R", "S(1)"]
     layer = {"attention.wq": ([8192, 8192], rows), "attention.wk": ([1024, 8192], rows), "attention.wv": ([1024, 8192], rows), "attention.wo": ([8192, 8192], columns),
              "feed_forward.w1": ([28672, 8192], rows), "feed_forward.w3": ([28672, 8192], rows), "feed_forward.w2": ([8192, 28672], columns),
@@ -33,7 +35,7 @@ def mixture() -> dict[str, Any]:
 
 
 def all_to_all() -> dict[str, Any]:
-    """1,024 ranks, each with rows of a matrix, want columns of it: 64 KiB from each to each."""
+    """1,024 ranks, each holding rows of a matrix, want columns: 64 KiB from each rank to each rank."""
     return {"name": "All-to-all of 1,024 ranks", "world_size": 1024, "topology": _CLUSTER, "meshes": {"all": {"shape": [1024]}},
             "tensors": [_tensor("matrix", [131072, 131072], ["all", "S(0)"], ["all", "S(1)"], dtype="float32")]}
 

@@ -1,4 +1,4 @@
-"""Hosts and links: which ranks share a host, what each link carries, and so how long an operation takes at least."""
+"""Hosts and links: which ranks share a host, the bytes over each link, and so the least time of an operation."""
 
 from __future__ import annotations
 
@@ -13,16 +13,19 @@ import torch
 from ..compiler.layout import kind_of
 
 _KEYS = ("ranks_per_host", "hosts", "within_host_GB_per_s", "between_hosts_GB_per_s", "links_per_host", "latency_us", "copy_GB_per_s", "reduce_GB_per_s")
-# Bytes of addends that one rank combines in a second, where a topology does not say: a sum of two float32 on one core of the machine of docs/benchmarks.md (Sum over Partial inputs),
-# `./run bench`, 2 x 33.5 MB in 4.07 ms. It is the memory's rate rather than the core's.
+# Bytes of addends that one rank combines in a second, where a topology has no rate: a sum of two float32 on one core of
+# the machine of docs/benchmarks.md (Sum over Partial inputs), `./run bench`, 2 x 33.5 MB in 4.07 ms. This is the
+# memory's rate rather than the core's.
 REDUCE_RATE = 16.5e9
 
 
 @dataclass(frozen=True, slots=True)
 class Topology:
-    """hosts: the host's number of each rank, from 0 without gaps. Rates are in bytes per second and direction: ``within`` of one rank to and from the ranks of its host together, ``link`` of
-    one of ``links_per_host`` network links, ``copy`` of a rank from its own memory to its own, ``reduce`` of the addends that a rank combines. The ranks of a host take its links in turn. latency: seconds, once per operation.
-    A rate that is None costs no time."""
+    """hosts: the host's number of each rank, from 0 without gaps. Rates are in bytes per second and direction:
+    ``within`` of one rank to and from all other ranks of its host together, ``link`` of one of ``links_per_host``
+    network links, ``copy`` of a rank from its own memory to its own, ``reduce`` of the addends that a rank combines.
+    The ranks of a host take the host's links in turn. latency: seconds, once per operation. A rate of None costs no
+    time."""
 
     hosts: tuple[int, ...]
     within: float | None = None
@@ -37,7 +40,7 @@ class Topology:
         return max(self.hosts) + 1
 
     def links(self) -> list[int]:
-        """The number of each rank's link; those of host h begin at h * links_per_host."""
+        """The number of each rank's link; the links of host h begin at h * links_per_host."""
         seen: dict[int, int] = {}
         links = []
         for host in self.hosts:
@@ -48,7 +51,8 @@ class Topology:
 
 
 def read_topology(given: Any, world_size: int) -> Topology:
-    """A Topology from one, from a dict or a JSON file of ``_KEYS``, or from None: one host, and nothing known of rates."""
+    """A Topology from a Topology, from a dict or a JSON file of ``_KEYS``, or from None: one host, and no known
+    rates."""
     if isinstance(given, Topology):
         topology = given
     elif given is None:
@@ -68,7 +72,8 @@ def read_topology(given: Any, world_size: int) -> Topology:
 
 
 def read_object(path: str | os.PathLike[str], what: str, keys: Iterable[str]) -> dict[str, Any]:
-    """The object in a JSON file; ``what`` it should be and its keys are for messages. ValueError when it holds none."""
+    """The object in a JSON file. ``what``, a name for the object, and the allowed keys are for messages. ValueError
+    when there is no such object."""
     with open(path, encoding="utf-8") as file:
         try:
             found = json.load(file)
@@ -115,7 +120,8 @@ def _number(value: Any, what: str, unit: float, zero: bool = False) -> float | N
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Bytes that each of a kind of resource carries ("rank to its host", "link out", ...), and the rate of one in bytes per second, None where that is not known."""
+    """Bytes over each resource of one kind ("rank to its host", "link out", ...), and the rate of one resource in bytes
+    per second, None where the rate is not known."""
 
     what: str
     bytes_of: tuple[int, ...]
@@ -127,13 +133,13 @@ class Load:
 
     @property
     def mean(self) -> float:
-        """Over those that carry anything."""
+        """The mean over resources that carry any bytes."""
         used = [count for count in self.bytes_of if count]
         return sum(used) / len(used) if used else 0.0
 
     @property
     def balance(self) -> float:
-        """The most over the mean: 1.0 where all that carry anything carry the same."""
+        """The most over the mean: 1.0 where all used resources carry the same."""
         return self.most / self.mean if self.mean else 1.0
 
     @property
@@ -142,7 +148,8 @@ class Load:
 
 
 def loads_of(edges: torch.Tensor, topology: Topology, local: Sequence[int], combined: Sequence[int]) -> list[Load]:
-    """What each rank and link carries. edges: rows of source, destination, bytes, pieces. local: bytes that each rank copies from its own inputs. combined: of addends that each rank reduces."""
+    """The load of each rank and link. edges: rows of source, destination, bytes, pieces. local: bytes that each rank
+    copies from its own inputs. combined: bytes of addends that each rank reduces."""
     world = len(topology.hosts)
     source, destination, count = edges[:, 0], edges[:, 1], edges[:, 2]
     hosts, links = torch.tensor(topology.hosts, device="cpu"), torch.tensor(topology.links(), device="cpu")
