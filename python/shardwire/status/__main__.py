@@ -1,6 +1,8 @@
-"""``python -m shardwire.status [PID...]``: what the ranks of running jobs on this host do, as a table that is drawn again every second.
+"""``python -m shardwire.status [PID...]``: the state of the ranks of running jobs on this host, as a table that is
+drawn again every second.
 
---once draws it once; --json gives the picture as JSON, once; --web [PORT] serves it as a page on 127.0.0.1 (see docs/sight.md).
+--once draws the table once; --json prints the picture as JSON, once; --web [PORT] serves a page on 127.0.0.1 (see
+docs/sight.md).
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from . import picture, processes, table, web
 
 
 def main(words: list[str] | None = None) -> int:
-    """The exit status: 0, or 1 when no process of this user tells anything."""
+    """Returns the exit status: 0, or 1 when no process of this user reports."""
     arguments = _parser().parse_args(words)
     if arguments.web is not None:
         return web.serve(arguments.web, lambda: _look(arguments.pids))

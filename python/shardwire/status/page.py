@@ -1,4 +1,5 @@
-"""The page of ``python -m shardwire.status --web``: one text with its style and script. Everything that a job says is put in as text, never as HTML."""
+"""The page of ``python -m shardwire.status --web``: one text with style and script. All reports of a job are inserted
+as text, never as HTML."""
 
 PAGE = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1"><title>shardwire status</title><link rel="icon" href="data:,">

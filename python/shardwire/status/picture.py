@@ -1,4 +1,5 @@
-"""Joins what processes tell into one picture of each group, and says who waits for whom. Pure but for the look at processes that do not answer."""
+"""Joins the reports of processes into one picture of each group, and names the ranks that wait and the ranks waited
+for. Pure except for a look at silent processes."""
 
 from __future__ import annotations
 
@@ -8,16 +9,18 @@ from typing import Any
 
 from .processes import Process, state_of
 
-WAITS_AFTER = 0.5  # seconds in one operation from which on a rank is said to wait
-_KNOWS = ("in", "idle", "failed")  # states of ranks that told it themselves
+WAITS_AFTER = 0.5  # seconds in one operation after which a rank counts as waiting
+_KNOWS = ("in", "idle", "failed")  # states that the ranks reported themselves
 
 
 def picture(processes: Sequence[Process], host: str, state: Callable[[int], str] = state_of) -> dict[str, Any]:
-    """All groups that the processes tell of: ``{"groups": [...], "processes": [...]}``, as JSON has it.
+    """All groups that the processes report: ``{"groups": [...], "processes": [...]}``, as JSON values.
 
-    A group has ``id``, ``name``, ``world_size``, ``global_ranks`` (the job's number of each rank), ``ranks`` (one entry per rank, whether its process answers or not), ``traffic`` (a row per
-    rank: bytes sent to each), ``culprits`` (the ranks that the others wait for) and ``sentences``.
-    host: this one's name; what ``state`` says of pids counts for ranks on it.
+    A group has ``id``, ``name``, ``world_size``, ``global_ranks`` (the job's number of each rank), ``ranks`` (one entry
+    per rank, whether the process answers or not), ``traffic`` (a row per rank: bytes sent to each rank), ``culprits``
+    (the ranks that other ranks wait for) and ``sentences``.
+
+    host: the name of this host. ``state`` gives the state of a pid, and is called for ranks on this host only.
     """
     answers = {process.pid: process for process in processes}
     told: dict[str, dict[int, tuple[int, dict[str, Any]]]] = {}
@@ -42,7 +45,7 @@ def _group(identity: str, told: dict[int, tuple[int, dict[str, Any]]], answers: 
             ranks.append(_silent_rank(rank, anyone["global_ranks"][rank], peer, answers, here or peer["host"] == host, state))
     traffic = [[told[rank][1]["peers"][peer]["sent_bytes"] if rank in told and peer < len(told[rank][1]["peers"]) else 0 for peer in range(size)]
                for rank in range(size)]
-    for rank in range(size):  # what a rank that is gone sent, those who got it know
+    for rank in range(size):  # for a rank without a report: the peers' counts of bytes received from this rank
         for peer, (_, group) in told.items():
             if rank not in told and rank < len(group["peers"]):
                 traffic[rank][peer] = group["peers"][rank]["received_bytes"]
@@ -64,15 +67,15 @@ def _silent_rank(rank: int, global_rank: int, peer: dict[str, Any], answers: dic
     known = answers.get(pid)
     how = "elsewhere" if not is_here else known.state if known is not None and known.state != "answers" else state(pid)
     if how == "silent" and known is None:
-        how = "untold"  # it runs, and has no socket
+        how = "untold"  # the process runs, and has no socket
     if known is not None and known.state == "answers":
-        how = "left"  # the process is there and has this group no more
+        how = "left"  # the process answers, but no longer has this group
     return {"rank": rank, "global_rank": global_rank, "pid": pid, "host": peer["host"], "state": how, "failure": "", "in_flight": [], "last": None, "latest": [],
             "busy": False, "sequence": None, "transports": {}}
 
 
 def _last(group: dict[str, Any]) -> dict[str, Any] | None:
-    """The latest operation that is over, with the time since then where that was recorded."""
+    """The latest finished operation, with the time since its end where the end was recorded."""
     over = [operation for operation in group["latest"] if operation["ended_s_ago"] is not None]
     if over:
         return {"operation": over[-1]["operation"], "seq": over[-1]["seq"], "seconds_ago": over[-1]["ended_s_ago"]}
@@ -81,16 +84,17 @@ def _last(group: dict[str, Any]) -> dict[str, Any] | None:
     return None
 
 
-# ---- who waits for whom
+# ---- which ranks wait for which
 
 
 def _waiting(ranks: Sequence[dict[str, Any]]) -> dict[int, dict[str, Any]]:
-    """What each rank that waits is in."""
+    """The current operation of each waiting rank."""
     return {rank["rank"]: rank["in_flight"][0] for rank in ranks if rank["state"] == "in" and rank["in_flight"][0]["seconds"] >= WAITS_AFTER}
 
 
 def _ends(first: int, waiting: dict[int, dict[str, Any]], goes_on: Callable[[int], bool]) -> list[int]:
-    """The ranks at the ends of the chains of waits that begin at ``first``: over those that wait and of which ``goes_on`` says so. Empty: the chains are circles."""
+    """The ranks at the ends of the chains of waits from ``first``. A chain continues through each waiting rank for
+    which ``goes_on`` returns True. Empty: all chains are circles."""
     ends, seen, open_ones = set(), {first}, list(waiting[first]["waits_for"])
     while open_ones:
         rank = open_ones.pop()
@@ -105,7 +109,8 @@ def _ends(first: int, waiting: dict[int, dict[str, Any]], goes_on: Callable[[int
 
 
 def culprits(ranks: Sequence[dict[str, Any]]) -> list[int]:
-    """The ranks that others wait for and that wait for nobody; where all wait for each other, those."""
+    """The ranks that other ranks wait for and that wait for no rank. Where all wait for each other: the ranks waited
+    for."""
     waiting = _waiting(ranks)
     found: set[int] = set()
     for rank, operation in waiting.items():
@@ -117,9 +122,11 @@ def culprits(ranks: Sequence[dict[str, Any]]) -> list[int]:
 
 
 def sentences(ranks: Sequence[dict[str, Any]]) -> list[str]:
-    """One for each set of ranks that wait in one call for the same ranks: "ranks 0, 2 wait in all_reduce #17 for rank 1, which ...".
+    """One sentence for each set of ranks that wait in one call for the same ranks: "ranks 0, 2 wait in all_reduce #17
+    for rank 1, which ...".
 
-    Who waits for a rank that waits in the same call itself waits for whom that one waits for.
+    Where a rank waits for another rank in the same call, and the other rank waits too, the sentence names the ranks at
+    the end of the chain.
     """
     waits = _waiting(ranks)
     waiting: dict[tuple[str, tuple[int, ...]], list[int]] = {}
@@ -149,7 +156,7 @@ def _wait(operation: str, who: list[int], whom: tuple[int, ...], ranks: Sequence
 
 
 def _how(rank: dict[str, Any], ranks: Sequence[dict[str, Any]]) -> str:
-    """What a rank does, as the end of a sentence that begins with it."""
+    """The state of a rank, as the end of a sentence that begins with the rank."""
     state, pid = rank["state"], rank["pid"]
     if state == "in":
         operation = rank["in_flight"][0]
@@ -168,7 +175,7 @@ def _how(rank: dict[str, Any], ranks: Sequence[dict[str, Any]]) -> str:
 
 
 def label(operation: dict[str, Any]) -> str:
-    """"all_reduce #17"; a message without its number."""
+    """The operation with its number, "all_reduce #17"; a message without a number."""
     text = re.sub(r"^a run of ", "", operation["operation"])
     short = re.match(r'[^(]*"[^"]*"|[^(]+', text)
     name = (short.group(0) if short else text).strip()
@@ -176,7 +183,8 @@ def label(operation: dict[str, Any]) -> str:
 
 
 def listed(who: Sequence[int], ranks: Sequence[dict[str, Any]]) -> str:
-    """"rank 1", "ranks 0, 2, 3"; "ranks 0, 1 (global ranks 2, 3)" in a group that numbers its ranks otherwise than the job."""
+    """The ranks as text: "rank 1", "ranks 0, 2, 3"; "ranks 0, 1 (global ranks 2, 3)" in a group that numbers its ranks
+    otherwise than the job."""
     def text(numbers: Sequence[int]) -> str:
         return ("rank " if len(numbers) == 1 else "ranks ") + ", ".join(map(str, numbers))
 

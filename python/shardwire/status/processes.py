@@ -1,4 +1,5 @@
-"""The processes of this user on this host that tell their status: finds their sockets, asks them, and looks at those that do not answer."""
+"""The processes of this user on this host that report their status: finds the sockets, asks each process, and looks at
+silent processes."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-ANSWER_WITHIN = 2.0  # seconds; a process that runs answers in milliseconds
+ANSWER_WITHIN = 2.0  # seconds; a running process answers in milliseconds
 VERSION = 1
 _MOST_BYTES = 64 << 20
 
@@ -22,7 +23,8 @@ _MOST_BYTES = 64 << 20
 class Process:
     """One process that has, or had, a socket.
 
-    state: "answers", "stopped" (SIGSTOP, or a debugger), "silent" (it runs and does not answer), "dead". status: its own words, where it answers.
+    state: "answers", "stopped" (SIGSTOP, or a debugger), "silent" (running without an answer), "dead". status: the
+    report of the process, where the process answers.
     """
     pid: int
     state: str
@@ -30,7 +32,8 @@ class Process:
 
 
 def folders() -> list[Path]:
-    """Where sockets may lie: the job may have been started with another XDG_RUNTIME_DIR than this program."""
+    """The folders where sockets may lie: the job may have been started with another XDG_RUNTIME_DIR than this
+    program."""
     uid = os.geteuid()
     runtime = os.environ.get("XDG_RUNTIME_DIR")
     places = [*([Path(runtime) / "shardwire"] if runtime else []), Path(f"/run/user/{uid}/shardwire"), Path(f"/tmp/shardwire-{uid}")]
@@ -42,7 +45,7 @@ def _is_ours(place: Path, uid: int) -> bool:
         found = place.lstat()
     except OSError:
         return False
-    return found.st_uid == uid and found.st_mode & 0o077 == 0  # else another user may have put sockets there
+    return found.st_uid == uid and found.st_mode & 0o077 == 0  # otherwise another user may have put sockets into the folder
 
 
 def sockets(pids: Iterable[int] = ()) -> dict[int, Path]:
@@ -53,7 +56,7 @@ def sockets(pids: Iterable[int] = ()) -> dict[int, Path]:
 
 
 def look(pids: Iterable[int] = (), within: float = ANSWER_WITHIN) -> list[Process]:
-    """All processes that have a socket, asked at once. Sockets of processes that are gone are removed."""
+    """All processes with a socket, asked at the same time. Sockets of dead processes are removed."""
     paths = sockets(pids)
     if not paths:
         return []
@@ -62,7 +65,8 @@ def look(pids: Iterable[int] = (), within: float = ANSWER_WITHIN) -> list[Proces
 
 
 def ask(pid: int, path: Path, within: float = ANSWER_WITHIN, again: bool = False) -> Process:
-    """One process. Never raises for what the process does or does not do. again: it looked dead when it was asked before."""
+    """The state of one process. Never raises for any behaviour of the process. again: the process looked dead at the
+    first attempt."""
     try:
         with contextlib.closing(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)) as connection:
             return Process(pid, "answers", _receive(connection, path, time.monotonic() + within))
@@ -71,7 +75,8 @@ def ask(pid: int, path: Path, within: float = ANSWER_WITHIN, again: bool = False
         return Process(pid, "dead")
     except (OSError, ValueError):
         state = state_of(pid)
-        # It died while it was asked: now nobody listens. Where somebody does, the number is that of another container, and the socket stays.
+        # The process died during the request: now no process listens. Where one still listens, the pid belongs to a
+        # process of another container, and the socket stays.
         return ask(pid, path, within, again=True) if state == "dead" and not again else Process(pid, state)
 
 
@@ -94,7 +99,7 @@ def _receive(connection: socket.socket, path: Path, deadline: float) -> dict[str
 
 
 def state_of(pid: int) -> str:
-    """"stopped", "silent" (it runs) or "dead", as the kernel says of a process of this host."""
+    """The kernel's state of a process of this host: "stopped", "silent" (running) or "dead"."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
     except OSError:

@@ -1,4 +1,4 @@
-"""The picture as text for a terminal: with rich where that is installed, plain lines otherwise."""
+"""The picture as text for a terminal: by rich where installed, plain lines otherwise."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def plain(picture: dict[str, Any]) -> str:
 
 
 def rendered(picture: dict[str, Any], width: int) -> str:
-    """As :func:`plain`, by rich where it is installed."""
+    """As :func:`plain`, by rich where installed."""
     try:
         from rich.console import Console
         from rich.markup import escape
@@ -86,7 +86,7 @@ def _row(rank: dict[str, Any]) -> tuple[str, ...]:
 
 
 def _transports(by_peer: dict[str, str]) -> str:
-    """"shm to 1, 2; tcp to 3"."""
+    """The peers by transport: "shm to 1, 2; tcp to 3"."""
     peers: dict[str, list[str]] = {}
     for peer, text in by_peer.items():
         peers.setdefault(text.split(",")[0].split(" ")[0], []).append(peer)
@@ -94,13 +94,13 @@ def _transports(by_peer: dict[str, str]) -> str:
 
 
 def clear() -> str:
-    """What brings the cursor to the top of an empty screen."""
+    """The escape codes that clear the screen and move the cursor to the top."""
     return "\x1b[H\x1b[2J"
 
 
 @contextlib.contextmanager
 def hidden_cursor(write: Any) -> Any:
-    """Without the cursor while the picture is drawn again and again."""
+    """A context without the cursor, while the picture is drawn again and again."""
     write("\x1b[?25l")
     try:
         yield

@@ -1,4 +1,5 @@
-"""The picture as a page: a server on 127.0.0.1 that answers under a random path only, and one HTML text that needs nothing else."""
+"""The picture as a page: a server on 127.0.0.1 that answers under a random path only, and one HTML text without other
+files."""
 
 from __future__ import annotations
 
@@ -19,11 +20,12 @@ _HEADERS = {"Cache-Control": "no-store", "Content-Security-Policy": "default-src
 
 
 class PageServer(http.server.ThreadingHTTPServer):
-    """Serves ``look()`` at ``url``. Only who knows the path gets anything, and only by this host's own name, so that no page of a browser can reach it by another."""
+    """Serves ``look()`` at ``url``. A client gets an answer only with the secret path, and only under this host's own
+    name, so that no page of a browser can reach the server under another name."""
 
     daemon_threads = True
-    request_queue_size = 128  # a caller that finds it full waits a second before it tries again
-    most_connections = 32  # each has a thread; a further one ends the oldest, so that whoever connects and says nothing keeps nobody out
+    request_queue_size = 128  # a client that finds the queue full waits a second before the next attempt
+    most_connections = 32  # each has a thread; a further connection ends the oldest, so silent clients keep no client out
 
     def __init__(self, port: int, look: Callable[[], dict[str, Any]]) -> None:
         self.look = look
@@ -42,7 +44,7 @@ class PageServer(http.server.ThreadingHTTPServer):
                 oldest = next(iter(self._open))
                 del self._open[oldest]
                 with contextlib.suppress(OSError):
-                    oldest.shutdown(socket.SHUT_RDWR)  # its thread closes it
+                    oldest.shutdown(socket.SHUT_RDWR)  # the connection's thread closes the socket
             self._open[request] = None
         super().process_request(request, client_address)
 
@@ -52,7 +54,7 @@ class PageServer(http.server.ThreadingHTTPServer):
         super().shutdown_request(request)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        if not isinstance(sys.exc_info()[1], OSError):  # that is a client that went, or was ended
+        if not isinstance(sys.exc_info()[1], OSError):  # an OSError means: the client left, or the connection was ended
             super().handle_error(request, client_address)
 
 
@@ -60,7 +62,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     server: PageServer
     server_version = "shardwire"
     sys_version = ""
-    timeout = 5  # seconds without a word of the client
+    timeout = 5  # seconds without a byte from the client
 
     def do_GET(self) -> None:
         begin, slash, rest = self.path[1:].partition("/")
@@ -81,12 +83,12 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(body)
 
-    def log_message(self, format: str, *args: Any) -> None:  # its path is a secret
+    def log_message(self, format: str, *args: Any) -> None:  # the path is a secret
         pass
 
 
 def serve(port: int, look: Callable[[], dict[str, Any]]) -> int:
-    """Prints the page's address and serves it until Ctrl-C. The exit status."""
+    """Prints the page's address and serves the page until Ctrl-C. Returns the exit status."""
     try:
         server = PageServer(port, look)
     except OSError as error:
