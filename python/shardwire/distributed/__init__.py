@@ -1,6 +1,6 @@
-"""Arrays that lie over the ranks of a group: how they are cut, moved from one cut to another, and transformed.
+"""Arrays distributed over the ranks of a group: how arrays are cut, moved from one cut to another, and transformed.
 
-Every rank calls with its own part of the array (torch, numpy or DTensor) and says how the array is cut::
+Every rank calls with its own part of the array (torch, numpy or DTensor) and a description of the cut::
 
     import shardwire.distributed as swd
     swd.initialize(None, comm)  # an mpi4py communicator, a shardwire group, or nothing

@@ -1,7 +1,9 @@
-"""MKL's transforms, called in the torch library that holds them: plans that are kept, and results written where they are wanted.
+"""MKL's transforms, called in the torch library that contains MKL: plans are kept, and results are written into the
+caller's memory.
 
-torch.fft makes memory for each result; where the next step is an exchange that memory lies outside of the heap, and costs page faults and a
-copy. pip's torch exports MKL's ``Dfti*`` functions; Debian's has no MKL, and ``find`` says None there.
+torch.fft makes memory for each result. Where the next step is an exchange, this memory lies outside of the heap, and
+costs page faults and a copy. pip's torch exports MKL's ``Dfti*`` functions; Debian's torch has no MKL, and ``find``
+returns None there.
 """
 
 from __future__ import annotations
@@ -22,7 +24,8 @@ from ._local_call import Call
 _FORWARD_SCALE, _BACKWARD_SCALE, _NUMBER_OF_TRANSFORMS = 4, 5, 7
 _CONJUGATE_EVEN_STORAGE, _PLACEMENT, _INPUT_STRIDES, _OUTPUT_STRIDES, _INPUT_DISTANCE, _OUTPUT_DISTANCE = 10, 11, 12, 13, 14, 15
 _COMPLEX, _REAL, _SINGLE, _DOUBLE, _COMPLEX_COMPLEX, _INPLACE, _NOT_INPLACE = 32, 33, 35, 36, 39, 43, 44
-# A transform whose batches no single stride leads through is called once for each of the outer ones, if these are not too many.
+# Where no single stride leads through the batches, the transform is called once for each of the outer batches, up to
+# this number of calls.
 _MOST_CALLS = 256
 _SCALES = {_FORWARD_SCALE, _BACKWARD_SCALE}
 
@@ -45,7 +48,7 @@ def find() -> Any | None:
 
 
 class _Part(NamedTuple):
-    """One call: where it begins in both arrays, in bytes."""
+    """One call: its begin in both arrays, in bytes."""
 
     source: int
     target: int
@@ -95,7 +98,7 @@ class Transform:
         return target
 
     def _set(self, parameter: int, value: float) -> None:
-        # The value is a C vararg: a double where it is a scale, a long otherwise.
+        # The value is a C vararg: a double for a scale, a long otherwise.
         given = ctypes.c_double(value) if parameter in _SCALES else ctypes.c_long(int(value))
         self._check(self._library.DftiSetValue(self._handle, ctypes.c_int(parameter), given))
 
@@ -109,7 +112,7 @@ class Transform:
 
 
 def can(call: Call) -> bool:
-    """Whether Transform takes it: few enough calls, at most seven axes, and no zero strides."""
+    """Whether Transform takes the call: few enough calls, at most seven axes, and no zero strides."""
     source = call.source
     if len(call.axes) > 7 or any(extent > 1 and stride == 0 for extent, stride in zip(source.shape, source.strides)):
         return False
@@ -118,8 +121,9 @@ def can(call: Call) -> bool:
 
 
 def _batches(call: Call) -> tuple[tuple[int, int, int], list[int]]:
-    """The batch that one call goes through, (count, step in the source, step in the target), and the dimensions that it does not."""
-    # Neighbours in memory, in both arrays, that one stride leads through.
+    """The batch inside one call, (count, step in the source, step in the target), and the dimensions outside of the
+    call."""
+    # Neighbouring dimensions in memory with one common stride in both arrays.
     runs: list[tuple[int, int, int, list[int]]] = []
     for dim in call.batches:
         count, step, target_step = call.source.shape[dim], call.source.strides[dim], call.target.strides[dim]

@@ -1,6 +1,7 @@
-"""The two ends of a movement: what every rank holds of a global array, agreed on and checked by all ranks alike.
+"""The two ends of a movement: the parts of a global array on every rank, agreed on and checked by all ranks alike.
 
-All functions here are pure: every rank calls them with what all ranks told, and comes to the same end or to the same error.
+All functions here are pure: every rank calls them with the arguments of all ranks, and gets the same end or the same
+error.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from .distribution import Box, Boxes, Dims, Distribution, Piece, Placements, Sha
 
 
 class End(NamedTuple):
-    """How an array of ``global_shape`` lies over the ranks; ``shares`` by rank."""
+    """The distribution of an array of ``global_shape`` over the ranks; ``shares`` by rank."""
 
     distribution: Distribution
     global_shape: Dims
@@ -23,7 +24,8 @@ class End(NamedTuple):
 
 
 def read_distribution(value: Any, what: str, group_ranks: Sequence[int]) -> Distribution:
-    """A caller's distribution: a Distribution, a pair (lower, upper) of numbers as a Box, a list of Box (one for each rank) or a list of placements, in the group's rank numbers."""
+    """A caller's distribution: a Distribution, a pair (lower, upper) of numbers as a Box, a list of Box (one for each
+    rank) or a list of placements, in the group's rank numbers."""
     if isinstance(value, (list, tuple)) and value:
         if len(value) == 2 and all(map(is_index, value)):
             value = Box(*value)
@@ -36,7 +38,7 @@ def read_distribution(value: Any, what: str, group_ranks: Sequence[int]) -> Dist
 
 
 def is_index(value: Any) -> bool:
-    """Whether it is a corner of a box: one int for each dimension."""
+    """Whether ``value`` is a corner of a box: one int for each dimension."""
     return isinstance(value, (list, tuple)) and all(isinstance(item, SupportsIndex) and not isinstance(item, bool) for item in value)
 
 
@@ -54,7 +56,8 @@ def _said(value: Any) -> str:
 
 
 def resolve(door: str, what: str, own: Distribution, described: Sequence[Sequence[Any]], size: int) -> Distribution:
-    """The distribution as a whole: the boxes of all ranks where each told its own, else the one that all gave."""
+    """The distribution as a whole: Boxes where each rank gave its own Box, else the distribution that all ranks
+    gave."""
     kinds = [item[0] for item in described]
     for rank, item in enumerate(described):
         if kinds[rank] != kinds[0] or (kinds[0] != "Box" and item != described[0]):
@@ -74,7 +77,7 @@ def _name(item: Sequence[Any]) -> str:
 
 
 def at_origin(boxes: Boxes) -> tuple[Boxes, Dims]:
-    """The same boxes moved so that the smallest box around them begins at 0, and by how much they were moved."""
+    """The boxes moved so that the smallest box around all begins at 0, and the distance of the move."""
     shares = [box for box in boxes._boxes if all(box.extents)]
     ndim = boxes.ndim or 0
     lower = tuple(min((box.lower[dim] for box in shares), default=0) for dim in range(ndim))
@@ -83,7 +86,7 @@ def at_origin(boxes: Boxes) -> tuple[Boxes, Dims]:
 
 
 def global_shape_of(door: str, distribution: Distribution, shapes: Sequence[Sequence[int]], given: Sequence[int] | None) -> Dims:
-    """The global shape that the local ``shapes`` make, or the given one."""
+    """The global shape of the local ``shapes``, or the given shape."""
     ndims = [len(shape) for shape in shapes]
     for rank, ndim in enumerate(ndims):
         if ndim != ndims[0]:
@@ -97,7 +100,8 @@ def global_shape_of(door: str, distribution: Distribution, shapes: Sequence[Sequ
 
 
 def make_end(door: str, what: str, distribution: Distribution, global_shape: Dims, size: int, overlaps: bool = False) -> End:
-    """All ranks' shares, which cover the array: once, or at least once with ``overlaps``. ValueError or GapError otherwise."""
+    """All ranks' shares, which cover the array: once, or at least once with ``overlaps``. ValueError or GapError
+    otherwise."""
     shares = tuple(distribution.share(rank, global_shape, size) for rank in range(size))
     if not isinstance(distribution, _OnGrid):
         check_cover(f"{door}: {what}", shares, global_shape, overlaps or isinstance(distribution, Placements))
@@ -105,7 +109,7 @@ def make_end(door: str, what: str, distribution: Distribution, global_shape: Dim
 
 
 def check_shapes(door: str, what: str, end: End, shapes: Sequence[Sequence[int]]) -> None:
-    """ValueError that names the first rank whose local array has not the shape that the distribution says."""
+    """ValueError naming the first rank whose local array has another shape than the distribution requires."""
     for rank, (share, shape) in enumerate(zip(end.shares, shapes)):
         outside = not share.pieces and math.prod(shape) == 0
         if tuple(shape) != share.local_shape and not outside:
@@ -114,7 +118,8 @@ def check_shapes(door: str, what: str, end: End, shapes: Sequence[Sequence[int]]
 
 
 def check_pieces(door: str, what: str, end: End, pieces: Sequence[Any]) -> None:
-    """ValueError that names the first rank whose DTensor holds other parts of the array than the distribution says. pieces: by rank, as Operand.tell has them."""
+    """ValueError naming the first rank whose DTensor holds other parts of the array than the distribution requires.
+    pieces: by rank, from Operand.tell."""
     for rank, (share, own) in enumerate(zip(end.shares, pieces)):
         if own is not None and own != share.plain:
             raise ValueError(f"{door}: {what} is a DTensor, whose own placements give rank {rank} {said_pieces(own)}, but {end.distribution} of the global shape "
@@ -122,13 +127,14 @@ def check_pieces(door: str, what: str, end: End, pieces: Sequence[Any]) -> None:
 
 
 def said_pieces(pieces: Sequence[Any]) -> str:
-    """Pieces as plain values, for people: where each is in the global array."""
+    """Pieces, given as plain values, as text: the place of each piece in the global array."""
     regions = [_region(Piece(*(tuple(field) for field in piece))) for piece in pieces[:4]]
     return " and ".join(regions) + (" and more" if len(pieces) > 4 else "") if regions else "nothing"
 
 
 def check_cover(what: str, shares: Sequence[Share], global_shape: Dims, overlaps: bool) -> None:
-    """ValueError where boxes overlap and must not, GapError where they leave a part of the array to nobody; both name boxes and ranks."""
+    """ValueError where boxes overlap and must not; GapError where no rank holds a part of the array. The texts name
+    boxes and ranks."""
     boxes = [(rank, piece) for rank, share in enumerate(shares) for piece in share.pieces if all(piece.shape)]
     if not overlaps:
         _check_overlaps(what, boxes)
@@ -142,7 +148,7 @@ def check_cover(what: str, shares: Sequence[Share], global_shape: Dims, overlaps
 def _check_overlaps(what: str, boxes: list[tuple[int, Piece]]) -> None:
     if not boxes:
         return
-    # Along the dimension that cuts them most, a box meets few others.
+    # Along the dimension with the most cuts, a box meets few others.
     dim = max(range(len(boxes[0][1].shape)), key=lambda dim: len({piece.offset[dim] for _, piece in boxes}), default=-1)
     ordered = boxes if dim < 0 else sorted(boxes, key=lambda item: item[1].offset[dim])
     for place, (rank, piece) in enumerate(ordered):

@@ -1,7 +1,9 @@
-"""What transforms a rank's own part: MKL's functions where torch's library has them, FFTW where the machine has it, torch.fft.
+"""The engines of a rank's local transforms: MKL's functions where torch's library has them, FFTW where the machine has
+the library, torch.fft.
 
-Which of them is fastest depends on the processor, the shape and the strides, by factors. So each local transform is measured once, on a part of it, and
-what was found is kept for the process. Ranks need not agree: what an exchange carries depends on shapes and dtypes only, and each element is computed by one rank.
+Which engine is fastest depends on the processor, the shape and the strides, by factors. So each local transform is
+measured once, on a part, and the result is kept for the process. Ranks need not agree: the bytes of an exchange depend
+on shapes and dtypes only, and each element is computed by one rank.
 """
 
 from __future__ import annotations
@@ -16,19 +18,22 @@ import torch
 from . import _dfti, _fftw
 from ._local_call import Call
 
-# Smaller transforms take about as long in all engines: the call is what costs.
+# Smaller transforms take about as long in all engines: the call itself is the cost.
 _LEAST = 4096
-# Of larger ones a part of so many elements is measured; where a single transform is larger than the second number, none.
+# Of larger transforms a part of _SAMPLE elements is measured; where a single transform is larger than _MOST, nothing is
+# measured.
 _SAMPLE, _MOST = 1 << 20, 1 << 24
-# A measurement is the best of so many runs after one to warm up, and ends early after so many seconds.
+# A measurement is the best of _RUNS runs after one to warm up, and ends early after _ENOUGH seconds.
 _RUNS, _ENOUGH = 3, 0.03
-# What torch.fft gives lies outside of the heap, so an exchange has to copy it once more: it must be so much faster than the others.
+# The results of torch.fft lie outside of the heap, so an exchange has to copy them once more: torch.fft is chosen only
+# if faster than the others by this factor.
 _HANDICAP = 1.2
 
 
 class Engine(NamedTuple):
-    """A library of local transforms on the CPU. ``make(library, call, careful)``: a transform with ``run(source, target)``, which gives the result. careful: it
-    may take some tenths of a second to find how. writes: the result is written into ``target``; else it is new memory, and target None."""
+    """A library of local transforms on the CPU. ``make(library, call, careful)``: a transform with ``run(source,
+    target)``, which returns the result. careful: make may take some tenths of a second to find the fastest way. writes:
+    the result is written into ``target``; otherwise the result is new memory, and target is None."""
 
     short: str
     name: str
@@ -39,7 +44,7 @@ class Engine(NamedTuple):
 
 
 class _TorchTransform:
-    """torch.fft: any device, any strides; memory of its own for each result."""
+    """torch.fft: any device, any strides; new memory for each result."""
 
     def __init__(self, _library: Any, call: Call, _careful: bool) -> None:
         self._call = call
@@ -54,7 +59,8 @@ class _TorchTransform:
 
 
 class Choice(NamedTuple):
-    """What runs a local transform, and why. measured: microseconds by engine, of ``elements`` elements; empty where nothing was measured. careful: as for ``make``."""
+    """The engine of a local transform, and the reason. measured: microseconds by engine, of ``elements`` elements;
+    empty where nothing was measured. careful: as for ``make``."""
 
     engine: Engine
     careful: bool
@@ -79,9 +85,10 @@ def torch_engine() -> Engine:
 
 
 def find() -> list[Engine]:
-    """The engines to choose from, best guess first. torch.fft is always the last: it takes what the others cannot.
+    """The engines to choose from, best guess first. torch.fft is always the last, and takes every call.
 
-    SHARDWIRE_FFT_ENGINE: "mkl", "fftw" or "torch" fixes it; ValueError for others and for what is not here.
+    SHARDWIRE_FFT_ENGINE: "mkl", "fftw" or "torch" fixes the engine; ValueError for other values and for a missing
+    engine.
     """
     wanted = os.environ.get("SHARDWIRE_FFT_ENGINE", "")
     if wanted not in ("", "mkl", "fftw", "torch"):
@@ -98,9 +105,10 @@ def find() -> list[Engine]:
 
 
 def choose(engines: list[Engine], call: Call, measure: bool) -> Choice:
-    """The engine for ``call``, from what was measured before in this process, or measured now: some tenths of a second at most for each engine.
+    """The engine for ``call``, from earlier measurements in this process, or measured now: some tenths of a second at
+    most for each engine.
 
-    measure: False takes the first that can.
+    measure: False takes the first suitable engine.
     """
     able = [engine for engine in engines if engine.can(call)]
     careful = measure and call.elements >= _LEAST
@@ -125,10 +133,10 @@ def _measure(engines: list[Engine], sample: Call) -> Choice:
     for engine in engines:
         try:
             transform = engine.make(engine.library, sample, True)
-        except RuntimeError as error:  # FFTW, where another library of the process broke its planner
+        except RuntimeError as error:  # raised by FFTW when another library of the process broke FFTW's planner
             refused += f"; {error}"
             continue
-        source.zero_()  # what memory happens to hold may be slow to calculate with
+        source.zero_()  # random memory contents may be slow to calculate with
         measured[engine.short] = 1e6 * _seconds(lambda: transform.run(source, target if engine.writes else None))
     best = min((engine for engine in engines if engine.short in measured), key=lambda engine: measured[engine.short] * (1.0 if engine.writes else _HANDICAP))
     return Choice(best, True, measured, sample.elements, "measured" + refused)

@@ -1,7 +1,8 @@
-"""An exchange of an FFT in chunks: each goes on its way while the local transform of the next is computed.
+"""An exchange of an FFT in chunks: each chunk is sent while the local transform of the next chunk is computed.
 
-A chunk is the same part of every rank's own box, along an axis that the step before does not transform. So ranks need not agree on where in the
-array it lies, and every chunk has something for every peer. Each is a compiled op of its own.
+A chunk is the same part of every rank's own box, along an axis that the step before does not transform. So ranks need
+not agree on the place of a chunk in the array, and every chunk has bytes for every peer. Each chunk is a separate
+compiled op.
 """
 
 from __future__ import annotations
@@ -28,21 +29,23 @@ from ._fft_route import Local, Move
 from ._local_call import packed
 from .distribution import Piece
 
-# Without a number from the caller: at most so many chunks, and of each at least so many bytes for every rank. Less was not measurably faster (docs/benchmarks.md).
+# Without the caller's number: the maximum of chunks, and the minimum of bytes of a chunk for each rank. Smaller chunks
+# were not measurably faster (docs/benchmarks.md).
 MOST, LEAST_BYTES = 4, 1 << 19
-# Transports whose bytes, between hosts, are moved by others than the cores that transform: cards, and the cable.
+# Transports whose bytes, between hosts, are moved by the card and the cable and not by the cores of the transform.
 _WIRES = ("tcp", "rdma")
 
 
 class Chunking(NamedTuple):
-    """What decides on chunks, equal on all ranks. wanted: the caller's number, or None. over_wires: whether wires lead from one host to another."""
+    """The inputs of the decision on chunks, equal on all ranks. wanted: the caller's number, or None. over_wires:
+    whether wires connect hosts of the group."""
 
     wanted: int | None
     over_wires: bool
 
 
 class Cut(NamedTuple):
-    """An exchange in so many ``chunks`` along ``axis``; why: for people. 1: whole."""
+    """An exchange in ``chunks`` parts along ``axis``; why: for people. 1: whole."""
 
     axis: int
     chunks: int
@@ -50,7 +53,8 @@ class Cut(NamedTuple):
 
 
 class Chunk(NamedTuple):
-    """One chunk on this rank: its part of the local box, and where the op writes: (shape, strides, place) in the array that it fills. ``op``: compiled by all ranks."""
+    """One chunk on this rank: a part of the local box, and the op's targets: (shape, strides, place) in the result
+    array. ``op``: compiled by all ranks."""
 
     begin: int
     length: int
@@ -62,7 +66,8 @@ _hosts: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
 
 
 def host_with_wires(group: Any) -> str:
-    """The name of this rank's host where it reaches others of ``group`` over wires, else "": as it was when it was first asked, since every call asks. Not collective."""
+    """The name of this rank's host where the rank reaches others of ``group`` over wires, else "". Found at the first
+    call and then kept, since every transform asks. Not collective."""
     known = _hosts.get(group)
     if known is None:
         transports = re.findall(r"^rank \d+: (\w+)", _C.describe(resolve_backend(group)), re.MULTILINE)
@@ -71,22 +76,22 @@ def host_with_wires(group: Any) -> str:
 
 
 def _host_name() -> str:
-    """A host is a kernel and a network namespace, as for the transports."""
+    """A name for the host: a host is a kernel and a network namespace, as for the transports."""
     name = os.environ.get("SHARDWIRE_HOST_ID") or os.environ.get("NCCL_HOSTID")
     if not name:
         with contextlib.suppress(OSError):
             with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
                 name = f"{file.read()} {os.stat('/proc/self/ns/net').st_ino}"
-    return hashlib.sha256((name or socket.gethostname()).encode()).hexdigest()[:12]  # short: every rank tells it in every call
+    return hashlib.sha256((name or socket.gethostname()).encode()).hexdigest()[:12]  # short: sent in every call
 
 
 def are_between_hosts(hosts: Sequence[str]) -> bool:
-    """Whether wires lead from one host to another. hosts: what host_with_wires() gave on each rank."""
+    """Whether wires lead from one host to another. hosts: the results of host_with_wires() on all ranks."""
     return len({host for host in hosts if host}) > 1
 
 
 def choose(step: Local, move: Move, item: int, chunking: Chunking) -> Cut:
-    """How the exchange after ``step`` is cut. Pure: the same on all ranks. item: bytes of an element."""
+    """The cut of the exchange after ``step``. Pure: the same on all ranks. item: bytes of an element."""
     free = [axis for axis in range(len(move.source.global_shape)) if axis not in step.axes]
     extents = [max((share.local_shape[axis] for share in move.source.shares if math.prod(share.local_shape)), default=0) for axis in range(len(move.source.global_shape))]
     if not any(extents[axis] > 1 for axis in free):
@@ -100,7 +105,8 @@ def choose(step: Local, move: Move, item: int, chunking: Chunking) -> Cut:
         least = LEAST_BYTES * len(move.source.shares)
         wanted = min(MOST, largest // least)
         why = f"between hosts, {human_bytes(least)} each or more" if wanted > 1 else f"too small: less than {human_bytes(2 * least)} on every rank"
-    # Along an axis that the target cuts, a chunk would be for some peers only. The outer axes leave chunks whole in memory.
+    # Along an axis that the target cuts, a chunk would be for some peers only. Outer axes leave chunks contiguous in
+    # memory.
     axis = min(free, key=lambda axis: (extents[axis] < min(wanted, 2), _is_cut(move.target, axis), extents[axis] < wanted, axis))
     if extents[axis] < wanted:
         why += f", but axis {axis} has {extents[axis]} indices"
@@ -112,20 +118,21 @@ def _is_cut(end: End, axis: int) -> bool:
 
 
 def part_of(extent: int, count: int, number: int) -> tuple[int, int]:
-    """Where part ``number`` of ``count`` begins, and its length: those of numpy's array_split."""
+    """The begin of part ``number`` of ``count``, and the part's length: the parts of numpy's array_split."""
     base, more = divmod(extent, count)
     return number * base + min(number, more), base + (number < more)
 
 
 def compile_chunks(group: Any, rank: int, move: Move, cut: Cut, dtype: torch.dtype, name: str) -> list[Chunk]:
-    """Collective."""
+    """The chunks of this rank with their compiled ops. Collective."""
     return [_compile(group, rank, move, cut, number, dtype, f"shardwire.distributed.{name}, chunk {number + 1} of {cut.chunks}") for number in range(cut.chunks)]
 
 
 def _compile(group: Any, rank: int, move: Move, cut: Cut, number: int, dtype: torch.dtype, name: str) -> Chunk:
     boxes = list(_boxes(move.source, cut, number))
     own, target = boxes[rank], move.target.shares[rank]
-    # A region and a view for each: with the whole array as the output of all chunks, one would wait for the other.
+    # A region and a view for each piece: with the whole array as the output of all chunks, one chunk would wait for the
+    # other.
     wanted = [(common, tuple(place + common.offset[dim] - piece.offset[dim] for dim, place in enumerate(piece.local_offset)))
               for piece in target.pieces for box in boxes if box is not None for common in [_meet(piece, box)] if common is not None]
     strides = packed(target.local_shape, dtype).strides
@@ -137,13 +144,13 @@ def _compile(group: Any, rank: int, move: Move, cut: Cut, number: int, dtype: to
 
 
 def _boxes(source: End, cut: Cut, number: int) -> Iterator[Piece | None]:
-    """The chunk of each rank; None for one that has nothing in it."""
+    """The chunk of each rank; None for an empty chunk."""
     for share in source.shares:
         begin, length = part_of(share.local_shape[cut.axis], cut.chunks, number)
         if not length or not math.prod(share.local_shape):
             yield None
             continue
-        (piece,) = share.pieces  # what is transformed is one box
+        (piece,) = share.pieces  # the operand of a transform is one box
         offset, shape = list(piece.offset), list(piece.shape)
         offset[cut.axis] += begin
         shape[cut.axis] = length
@@ -151,13 +158,14 @@ def _boxes(source: End, cut: Cut, number: int) -> Iterator[Piece | None]:
 
 
 def start(chunk: Chunk, part: torch.Tensor | None, result: torch.Tensor) -> Future:
-    """One chunk goes on its way. ``result``: the whole array on this rank, in C order."""
+    """Starts one chunk. ``result``: the whole array on this rank, in C order."""
     first = result.storage_offset()
     return chunk.op([] if part is None else [part], [result.as_strided(shape, strides, first + place) for shape, strides, place in chunk.views])
 
 
 def wait_for_all(futures: Sequence[Future]) -> None:
-    """Returns, or raises the first of their errors, when none of them is under way any more. Ctrl-C leaves all, as it leaves a single one."""
+    """Waits until every future has ended; then returns, or raises the first of the errors. Ctrl-C leaves all futures,
+    as a wait for a single one does."""
     failure: Exception | None = None
     try:
         for future in futures:
@@ -173,13 +181,13 @@ def wait_for_all(futures: Sequence[Future]) -> None:
 
 
 def leave_all(futures: Sequence[Future]) -> None:
-    """Nobody waits for them any more, nor hears of their errors."""
+    """Leaves all futures: no caller waits for the operations any more, or gets their errors."""
     for future in futures:
         future.leave()
 
 
 def merged(traffics: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """What CustomOp.traffic() says of the chunks of one exchange, as of one op."""
+    """The CustomOp.traffic() of the chunks of one exchange, merged as of one op."""
     edges: dict[tuple[int, int], dict[str, Any]] = {}
     for traffic in traffics:
         for edge in traffic["edges"]:

@@ -1,4 +1,5 @@
-"""A planned transform on one rank: the route's moves, compiled, and its local transforms, run one after the other, or a move beside the transform before it."""
+"""A planned transform on one rank: the route's compiled moves and the local transforms, run one after the other, or a
+move at the same time as the transform before."""
 
 from __future__ import annotations
 
@@ -22,23 +23,23 @@ from ._local_call import ALIGNMENT, Array, Call, aligned, array_of, packed
 from .reshape import move
 
 
-# The room of a spectrum that has more axes to go through at the same step. Those of steps are their numbers.
+# The room of a spectrum with further axes to transform in the same step. Other rooms have the numbers of their steps.
 _SPECTRUM = -1
 
 
 class Settings(NamedTuple):
-    """What a run may choose: inverse or not; norm: None, "backward", "ortho" or "forward"."""
+    """The choices of a run: inverse or not; norm: None, "backward", "ortho" or "forward"."""
 
     inverse: bool
     norm: str | None
 
     @property
     def torch_norm(self) -> str:
-        """The norm that scales a torch.fft of this direction so. None scales nothing."""
+        """The norm argument of torch.fft for this scale in this direction. None scales nothing."""
         return self.norm or ("forward" if self.inverse else "backward")
 
     def factor(self, lengths: Sequence[int]) -> float:
-        """What a transform along axes of these lengths is multiplied by."""
+        """The factor on the result of a transform along axes of these lengths."""
         count = math.prod(lengths)
         if self.norm == "ortho":
             return 1.0 / math.sqrt(count)
@@ -51,9 +52,11 @@ class Settings(NamedTuple):
 
 
 class _Part(NamedTuple):
-    """One call of an engine: ``axes`` of what the step before left, in place or into ``room``, a tensor of ``shape`` and ``dtype``.
+    """One call of an engine: ``axes`` of the previous result, in place or into ``room``, a tensor of ``shape`` and
+    ``dtype``.
 
-    halves, doubles: of gradients, what stands for two conjugate elements of the spectrum is halved before, or doubled after.
+    halves, doubles: of gradients, elements standing for two conjugate elements of the spectrum are halved before, or
+    doubled after.
     """
 
     kind: str
@@ -75,28 +78,29 @@ class _Narrow(NamedTuple):
 
 
 def _result_of(part: _Part, chunk: _Narrow | None) -> Array:
-    """How the result of a part lies: in memory of the plan's, in C order."""
+    """The layout of a part's result: in memory of the plan, in C order."""
     whole = packed(part.shape, part.dtype)
     return whole if chunk is None else whole.narrowed(*chunk)
 
 
 class Plan:
-    """Made by all ranks of the group at once; run by all of them. For one thread at a time.
+    """Made by all ranks of the group together, and run by all of them. For one thread at a time.
 
-    compute: the complex dtype that it is computed in. sums: what several ranks hold of the operand are addends, not copies. measure: engines are chosen by
-    measuring. chunking: what decides whether an exchange is cut into chunks. The memory between steps is kept between runs, until release().
+    compute: the complex dtype of the computation. sums: several ranks' copies of an operand element are addends, not
+    copies. measure: engines are chosen by measuring. chunking: decides whether an exchange is cut into chunks. The
+    memory between steps is kept between runs, until release().
     """
 
     def __init__(self, group: Any, rank: int, problem: Problem, source: End, target: End | None, compute: torch.dtype, name: str,
                  sums: bool = False, measure: bool = True, chunking: Chunking = Chunking(1, False)) -> None:
         self.problem, self.source, self.name = problem, source, name
-        self._group = weakref.ref(group)  # plans are kept by their group, which would never end if they kept it
+        self._group = weakref.ref(group)  # the group keeps its plans; with a strong reference the group would never end
         self._rank, self._compute, self._measure, self._chunking = rank, compute, measure, chunking
         self._real = torch.float32 if compute == torch.complex64 else torch.float64
         route = find_route(problem, source, target)
         self.target = route.target
         self._steps = route.steps
-        # Of each move how it is cut, and its compiled op, or those of its chunks.
+        # For each move: the cut, and the compiled op or the chunks with their ops.
         self._cuts = [self._cut_of(index, step) if isinstance(step, Move) else None for index, step in enumerate(self._steps)]
         self._ops: list[CustomOp | list[Chunk] | None] = [
             self._compile(step, cut, "sum" if sums and index == 0 else None) if isinstance(step, Move) and cut is not None else None
@@ -106,14 +110,14 @@ class Plan:
         self._transforms: dict[Any, tuple[Any, bool]] = {}
         self._choices: dict[tuple[int, int], _engines.Choice] = {}
         self._engines = _engines.find()
-        # The step whose memory is the result's: complex transforms after it are done in place.
+        # The step whose memory is the result's memory: later complex transforms run in place.
         self._last = len(self._steps) - 1
         if len(self._steps) > 1 and isinstance(self._steps[-1], Local) and not self._steps[-1].is_real:
             self._last -= 1
 
     @property
     def operand_dtype(self) -> torch.dtype:
-        """What run() takes."""
+        """The dtype of run()'s operand."""
         return self._real if self.problem.kind == "R2C" else self._compute
 
     def _dtype_of_move(self, step: Move) -> torch.dtype:
@@ -132,7 +136,8 @@ class Plan:
         return move(self._group(), self._rank, step.source, step.target, dtype, self.name, reduction)
 
     def adjoint(self, sums: bool) -> Plan:
-        """The transposed map. Collective. sums: gradients of one element on several ranks are added; else they are equal."""
+        """The transposed map. Collective. sums: gradients of one element on several ranks are added; otherwise these
+        gradients are equal."""
         problem = self.problem
         kind = {"C2C": "C2C", "R2C": "C2R", "C2R": "R2C"}[problem.kind]
         back = dataclasses.replace(problem, kind=kind, shape=problem.result_shape, result_shape=problem.shape, adjoint=not problem.adjoint)
@@ -143,7 +148,7 @@ class Plan:
         current = aligned(local)
         for index, (step, op) in enumerate(zip(self._steps, self._ops)):
             if isinstance(step, Local):
-                if not self._has_chunks(index + 1):  # else it goes with the move
+                if not self._has_chunks(index + 1):  # otherwise the transform runs with the move
                     current = self._transform(index, current, settings)
                 continue
             share = step.target.shares[self._rank]
@@ -160,7 +165,8 @@ class Plan:
         return index < len(self._ops) and isinstance(self._ops[index], list)
 
     def _overlap(self, index: int, chunks: Sequence[Chunk], local: torch.Tensor, result: torch.Tensor, settings: Settings) -> None:
-        """The move ``index`` and the transform before it: each chunk is on its way while the next is transformed. When this returns or raises, none is, but after Ctrl-C."""
+        """The move ``index`` and the transform before: each chunk is on its way while the next chunk is transformed.
+        When this returns or raises, no chunk is on its way, except after Ctrl-C."""
         cut = self._cuts[index]
         assert cut is not None
         under_way: list[Future] = []
@@ -171,7 +177,8 @@ class Plan:
                     part = self._transform(index - 1, local.narrow(cut.axis, chunk.begin, chunk.length), settings, _Narrow(cut.axis, chunk.begin, chunk.length))
                 under_way.append(_fft_chunks.start(chunk, part, result))
         except Exception:
-            # What failed here is told; but what peers still read or write must not be given to anybody else.
+            # The error of this rank is raised. Memory that peers still read or write must not be reused before their
+            # transfers end.
             with contextlib.suppress(Exception):
                 _fft_chunks.wait_for_all(under_way)
             raise
@@ -181,34 +188,36 @@ class Plan:
         _fft_chunks.wait_for_all(under_way)
 
     def _room(self, index: int, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-        """Where step ``index`` writes to: memory of the plan's, or new memory where it is the result's: further steps work in place."""
+        """The memory that step ``index`` writes to: memory of the plan, or, from step ``_last`` on, new memory, which
+        becomes the result: later steps run in place."""
         if index >= self._last:
             return _runtime.empty(shape, dtype, device)
         kept = self._between.get(index)
         if kept is None or kept.device != device:
-            with torch.inference_mode(False):  # later runs may be outside of it, and such tensors cannot be written to there
+            with torch.inference_mode(False):  # a later run may be outside of inference mode
                 kept = self._between[index] = _runtime.empty(shape, dtype, device)
         return kept
 
     def release(self) -> None:
-        """Lets the memory between steps go; the next run takes new."""
+        """Frees the memory between steps; the next run allocates again."""
         self._between.clear()
 
     def _parts_of(self, index: int, step: Local) -> list[_Part]:
-        """The calls of one step. The operand is not written to, so the first step's are not in place; what an exchange brought is ours."""
+        """The calls of one step. The operand is not written to, so calls of the first step are not in place; the result
+        of an exchange is the plan's own memory."""
         shape, real = step.end.shares[self._rank].local_shape, self.problem.kind if step.is_real else "C2C"
         if real == "R2C":
             return [_Part("R2C", step.axes, False, index, shape, self._compute, doubles=self.problem.adjoint)]
         if real == "C2C":
             return [_Part("C2C", step.axes, index > 0, index, shape, self._compute)]
-        # One axis after the others: only for the spectrum of something real would all at once be the same.
+        # One axis after the other: only the spectrum of a real array would allow all axes in one call.
         first, last = step.axes[:-1], step.axes[-1]
         half = tuple(self.problem.shape[dim] if dim == last else extent for dim, extent in enumerate(shape))
         parts = [_Part("C2C", first, index > 0, _SPECTRUM, half, self._compute)] if first else []
         return [*parts, _Part("C2R", (last,), False, index, shape, self._real, halves=self.problem.adjoint)]
 
     def _transform(self, index: int, local: torch.Tensor, settings: Settings, chunk: _Narrow | None = None) -> torch.Tensor:
-        """Step ``index``; with ``chunk``, ``local`` is that part of the array, and so is the result."""
+        """Step ``index``; with ``chunk``, ``local`` is this part of the array, and so is the result."""
         parts = self._parts[index]
         if not local.numel():  # no engine takes empty axes
             return local.new_empty(parts[-1].shape, dtype=parts[-1].dtype)
@@ -229,14 +238,14 @@ class Plan:
         return current
 
     def _choose(self, key: tuple[Any, ...], part: _Part, source: Array, is_cpu: bool, chunk: _Narrow | None) -> tuple[Any, bool]:
-        """The transform of a part, and whether it writes where it is told."""
+        """The transform of a part, and whether the transform writes into the given target."""
         index, number, settings = key[:3]
         call = Call(part.kind, part.axes, source, source if part.in_place else _result_of(part, chunk), part.in_place, settings.inverse, settings.torch_norm)
         call = call._replace(factor=settings.factor([call.lengths[axis] for axis in call.axes]))
         choice = _engines.choose(self._engines if is_cpu else self._engines[-1:], call, self._measure)
         try:
             transform = choice.engine.make(choice.engine.library, call, choice.careful)
-        except RuntimeError as error:  # on this rank alone, and the others are about to exchange: torch.fft takes all
+        except RuntimeError as error:  # this rank's error alone: torch.fft takes every call
             choice = _engines.Choice(self._engines[-1], False, {}, 0, f"{choice.engine.short} refused: {error}")
             transform = choice.engine.make(None, call, False)
         self._choices[index, number] = choice
@@ -245,7 +254,8 @@ class Plan:
         return made
 
     def prepare(self, local: torch.Tensor, settings: Settings) -> None:
-        """Chooses and makes the local transforms of operands that lie as ``local``, as far as they are not made yet; only its layout is read. Not collective."""
+        """Chooses and makes the missing local transforms for operands with the layout of ``local``; only the layout is
+        read. Not collective."""
         current = array_of(aligned(local))
         for index, step in enumerate(self._steps):
             if isinstance(step, Move):
@@ -261,29 +271,30 @@ class Plan:
                     if key not in self._transforms:
                         self._choose(key, part, lies, local.device.type == "cpu", chunk)
                     lies = lies if part.in_place else _result_of(part, chunk)
-            current = lies  # of chunks the last one: a move follows, which has memory of its own
+            current = lies  # of chunks the last layout: a move follows, which has its own memory
 
     def _narrows(self, index: int) -> list[_Narrow | None]:
-        """What the transform before the move ``index`` is called for: the whole, or the chunks that are not empty."""
+        """The calls of the transform before the move ``index``: the whole, or the chunks that are not empty."""
         chunks, cut = (self._ops[index], self._cuts[index]) if self._has_chunks(index) else (None, None)
         return [_Narrow(cut.axis, chunk.begin, chunk.length) for chunk in chunks if chunk.length] if isinstance(chunks, list) and cut is not None else [None]
 
     @staticmethod
     def _weighted(half: torch.Tensor, axis: int, extent: int, weight: float) -> torch.Tensor:
-        """What stands for two conjugate elements of the spectrum, times ``weight``: all but the first and, of an even extent, the last. In place."""
+        """Multiplies the elements standing for two conjugate elements of the spectrum by ``weight``: all but the first
+        and, of an even extent, the last. In place."""
         half.narrow(axis, 1, (extent - 1) // 2).mul_(weight)
         return half
 
-    # What it does, told.
+    # The plan as text and dicts.
 
     @property
     def engine(self) -> str:
-        """What transforms this rank's parts, as far as it is chosen: else the first to be asked."""
+        """The engines chosen for this rank's parts; before a choice, the first candidate."""
         names = [choice.engine.name for _, choice in sorted(self._choices.items())] or [self._engines[0].name]
         return " and ".join(dict.fromkeys(names))
 
     def _chosen(self, index: int) -> list[_engines.Choice]:
-        """Of each part of a step what was chosen last."""
+        """The last choice for each part of a step."""
         return [self._choices[index, number] for number in range(len(self._parts[index])) if (index, number) in self._choices]
 
     def traffic(self) -> dict[str, Any]:

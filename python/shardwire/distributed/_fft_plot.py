@@ -1,4 +1,5 @@
-"""The plan of a transform as a picture: from left to right each local transform, and between them who sends what to whom."""
+"""The plan of a transform as a picture: from left to right each local transform, and between two transforms the bytes
+from rank to rank."""
 
 from __future__ import annotations
 
@@ -10,12 +11,13 @@ from typing import Any
 from ..compiler.plot import COLOURS, FAINT, INK, PAPER, TITLE_SIZE, drawable, svg_flow, svg_text, byte_matrix, heading_lines, human_bytes
 
 _TRANSFORM_WIDTH, _MOVE_WIDTH, _EDGE = 190, 340, 24
-# As svg_flow divides the height, so that a rank's local boxes stand beside its bars.
+# The division of the height in svg_flow, so that a rank's local boxes stand beside the rank's bars.
 _ROW = 64
 
 
 def save_stages(traffic: Mapping[str, Any], path: str | os.PathLike[str], title: str | None = None) -> None:
-    """Draws what ``FFT.traffic()`` gave into ``path``. ValueError for names that do not end in .svg, OSError when it cannot be written."""
+    """Draws the result of ``FFT.traffic()`` into ``path``. ValueError for names that do not end in .svg, OSError when
+    the file cannot be written."""
     path = os.fspath(path)
     if not path.lower().endswith(".svg"):
         raise ValueError(f"cannot draw into {path!r}: the plan of a transform is drawn as .svg")

@@ -1,8 +1,10 @@
-"""The way of an FFT over ranks: which axes are transformed where, and what moves between. Pure arithmetic, the same on every rank.
+"""The route of an FFT over ranks: the place where each axis is transformed, and the moves between. Pure arithmetic, the
+same on every rank.
 
-An axis can be transformed where each rank's box spans it. So a route is a row of steps: a local transform of all axes that allow it, a move to a
-cut that leaves other axes whole, and so on, until all are done and the array lies as it is wanted. Candidates for cuts are where the array comes
-from, where it goes to, slabs, pencils, and one rank that has all. The cheapest route is found by Dijkstra's algorithm.
+An axis can be transformed where each rank's box spans the axis. So a route is a series of steps: a local transform of
+all possible axes, a move to a cut that leaves other axes whole, and so on, until all axes are transformed and the array
+has the wanted distribution. Candidates for cuts are the source, the target, slabs, pencils, and one rank with the whole
+array. Dijkstra's algorithm finds the cheapest route.
 """
 
 from __future__ import annotations
@@ -17,9 +19,9 @@ from typing import NamedTuple, Union
 from ._ends import End
 from .distribution import Box, Boxes, Dims, Distribution, Pencil, Share, Slab, _OnGrid
 
-# What one exchange costs beside its bytes, in bytes that could be copied meanwhile (about 30 us).
+# The cost of one exchange besides its bytes, in bytes that could be copied in the same time (about 30 us).
 _LATENCY = 100_000
-# One pass of a local transform over an element, beside one byte of it moved between ranks.
+# One pass of a local transform over an element, relative to one byte moved between ranks.
 _TRANSFORM = 1.0
 # A rank reads and writes its own part of a move too, at memory's rate.
 _OWN = 0.5
@@ -27,10 +29,11 @@ _OWN = 0.5
 
 @dataclass(frozen=True)
 class Problem:
-    """A transform of ``kind`` "C2C", "R2C" or "C2R" along ``axes`` of an array; of R2C and C2R the last of them is the real one.
+    """A transform of ``kind`` "C2C", "R2C" or "C2R" along ``axes`` of an array; of R2C and C2R the last axis is the
+    real one.
 
-    shape: of the array before, result_shape: after. item_bytes: of a complex element. adjoint: the transposed map of the other real
-    kind, for gradients: the half spectrum is weighted.
+    shape: of the array before, result_shape: after. item_bytes: of a complex element. adjoint: the transposed map of
+    the other real kind, for gradients: the half spectrum is weighted.
     """
 
     kind: str
@@ -42,11 +45,11 @@ class Problem:
 
 
 class Local(NamedTuple):
-    """Every rank transforms ``axes`` of its box. is_real: the real axis, which is the last, is among them."""
+    """Every rank transforms ``axes`` of its box. is_real: the axes include the real axis, which is the last."""
 
     axes: Dims
     is_real: bool
-    end: End  # how the array lies afterwards
+    end: End  # the distribution after the transform
 
 
 class Move(NamedTuple):
@@ -54,7 +57,7 @@ class Move(NamedTuple):
 
     source: End
     target: End
-    is_complex: bool  # of R2C and C2R the spectrum, not the real array
+    is_complex: bool  # of R2C and C2R: the spectrum moves, not the real array
 
 
 Step = Union[Local, Move]
@@ -73,7 +76,7 @@ class _State(NamedTuple):
 
 
 def find_route(problem: Problem, source: End, target: End | None) -> Route:
-    """The cheapest route from ``source`` to ``target``, or with None to wherever it ends cheapest."""
+    """The cheapest route from ``source`` to ``target``; with None, to the cheapest end."""
     size = len(source.shares)
     everything = frozenset(problem.axes)
     start = _State(source, frozenset(), problem.kind != "R2C")
@@ -107,7 +110,7 @@ def find_route(problem: Problem, source: End, target: End | None) -> Route:
             push(cost + _move_cost(state.end, target, item), _State(target, state.done, state.is_complex), (*steps, Move(state.end, target, state.is_complex)))
             continue
         if steps and isinstance(steps[-1], Move):
-            continue  # two moves in a row: one would have done
+            continue  # two moves in a row: one would have been enough
         dims = state.end.global_shape
         if dims not in cuts:
             cuts[dims] = _cuts(dims, size, target)
@@ -119,7 +122,7 @@ def find_route(problem: Problem, source: End, target: End | None) -> Route:
 
 
 def _local_step(problem: Problem, state: _State) -> Local | None:
-    """The transform that ``state`` allows, of as many axes as it can be; None where it allows none."""
+    """The transform that ``state`` allows, of as many axes as possible; None where ``state`` allows none."""
     whole = {axis for axis in problem.axes if axis not in state.done and _is_whole(state.end, axis)}
     if not whole or not _is_exact(state.end):
         return None
@@ -128,7 +131,7 @@ def _local_step(problem: Problem, state: _State) -> Local | None:
         if real not in whole:  # the real axis comes first
             return None
     elif problem.kind == "C2R" and real in whole and len(whole) + len(state.done) < len(problem.axes):
-        whole.discard(real)  # and here last
+        whole.discard(real)  # and last in C2R
         if not whole:
             return None
     axes = tuple(axis for axis in problem.axes if axis in whole)
@@ -138,13 +141,13 @@ def _local_step(problem: Problem, state: _State) -> Local | None:
 
 
 def _is_whole(end: End, axis: int) -> bool:
-    """Whether each rank has one box, or nothing, and it spans ``axis``."""
+    """Whether each rank has nothing, or one box that spans ``axis``."""
     extent = end.global_shape[axis]
     return all(share.is_one_box and share.local_shape[axis] == extent for share in end.shares if math.prod(share.local_shape))
 
 
 def _with_extent(end: End, axis: int, dims: Dims) -> End:
-    """The same cut of an array with another extent along an axis that no rank shares."""
+    """The same cut of an array with another extent along an axis without a cut."""
     shares = []
     for share in end.shares:
         local = list(share.local_shape)
@@ -176,7 +179,7 @@ def _common(a: Dims, m: Dims, b: Dims, n: Dims) -> int:
 
 
 def _cuts(dims: Dims, size: int, target: End | None) -> list[End]:
-    """Cuts of an array that a route may go through. The target's own first: what ends there need not move again."""
+    """Cuts of an array for a route. The target's own cut is first: an array that ends there needs no further move."""
     found: list[End] = []
     seen = set()
     if target is not None and (isinstance(target.distribution, _OnGrid) or (dims == target.global_shape and _is_exact(target))):
@@ -192,7 +195,7 @@ def _cuts(dims: Dims, size: int, target: End | None) -> list[End]:
 
 
 def _is_exact(end: End) -> bool:
-    """Whether every element, which at least one rank has, lies on one only."""
+    """Whether every element lies on one rank only; at least one rank has each element."""
     return sum(math.prod(share.local_shape) for share in end.shares) == math.prod(end.global_shape)
 
 

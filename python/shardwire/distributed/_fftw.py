@@ -1,8 +1,9 @@
-"""FFTW, where the machine has it: loaded by name when ranks transform, never linked, never needed.
+"""FFTW, where the machine has the library: loaded by name when ranks transform, never linked, never required.
 
-FFTW's guru interface takes any strides and batches in one plan. Its guesses (FFTW_ESTIMATE) were up to 20 times slower here than what its planner
-finds by measuring, and measuring the whole takes seconds. So a careful transform is cut into parts of equal layout that fit a cache, and the
-planner measures one part, for a bounded time. Such a part is also faster: an axis is transformed for some columns at a time.
+FFTW's guru interface takes any strides and batches in one plan. The guesses of its planner (FFTW_ESTIMATE) were up to
+20 times slower here than the results of its measurements, and measuring the whole takes seconds. So a careful transform
+is cut into parts of equal layout that fit a cache, and the planner measures one part, for a bounded time. Such a part
+is also faster: an axis is transformed for some columns at a time.
 """
 
 from __future__ import annotations
@@ -25,11 +26,13 @@ _FORWARD, _BACKWARD = -1, 1
 _PLANNERS = ("plan_guru64_dft", "plan_guru64_dft_r2c", "plan_guru64_dft_c2r")
 _RUNNERS = ("execute_dft", "execute_dft_r2c", "execute_dft_c2r")
 _ENDINGS = {"C2C": "", "R2C": "_r2c", "C2R": "_c2r"}
-# Elements of a part. The planner measures 32,768 in 0.05 to 0.1 s here; a single transform beyond the second number goes one axis after the other.
+# Elements of a part. The planner measures 32,768 in 0.05 to 0.1 s here; a single transform of more elements than
+# _SINGLE goes one axis after the other.
 _PART, _SINGLE = 1 << 15, 1 << 16
-# Seconds for the planner; then it takes its guess, which the comparison with the other engines sees.
+# Seconds for the planner; then the planner guesses, and the comparison with the other engines includes the guess.
 _PLANNING = 0.5
-# Only running plans is thread-safe in FFTW, and the time limit is the planner's. Reentrant: the garbage collector may end a transform on the thread that holds it.
+# In FFTW only the execution of plans is thread-safe, and the planner has one time limit. Reentrant: the garbage
+# collector may end a transform on the thread that holds the lock.
 _planner = threading.RLock()
 
 
@@ -57,7 +60,7 @@ class Library:
 
 @functools.lru_cache(maxsize=None)
 def find() -> dict[bool, Library] | None:
-    """FFTW by whether it is the single precision, or None where one of the two is not here."""
+    """FFTW, with the key True for single precision, or None where a precision is missing."""
     try:
         return {single: Library(single) for single in (True, False)}
     except (OSError, AttributeError):
@@ -65,7 +68,7 @@ def find() -> dict[bool, Library] | None:
 
 
 class _Part(NamedTuple):
-    """One execution: where it begins in both arrays, in bytes, and how many of the dimension that is cut it takes."""
+    """One execution: its begin in both arrays, in bytes, and the number of indices along the cut dimension."""
 
     source: int
     target: int
@@ -73,7 +76,8 @@ class _Part(NamedTuple):
 
 
 class _Pass:
-    """All batches along some axes, in parts: ``inner`` dimensions are whole in a part, ``cut`` is cut, and the others have one index."""
+    """All batches along some axes, in parts: ``inner`` dimensions are whole in a part, ``cut`` is cut, and the other
+    dimensions have one index."""
 
     def __init__(self, call: Call, limit: int) -> None:
         self.call = call
@@ -90,7 +94,7 @@ class _Pass:
                       for outer in [waiting] for at in itertools.product(*(range(lengths[dim]) for dim in outer)) for first in range(0, extent, width)]
 
     def shape(self, width: int) -> tuple[int, ...]:
-        """Of a part, without the axes: 1 where it has one index."""
+        """The shape of a part, without the axes: 1 for a dimension with one index."""
         return tuple(self.call.lengths[dim] if dim in self.inner else width if dim == self.cut else 1 for dim in range(len(self.call.lengths)))
 
 
@@ -122,7 +126,7 @@ class Transform:
         return target.mul_(self._factor) if self._factor != 1.0 else target
 
     def _runs(self, begin: int, end: int) -> list[tuple[bool, Any, list[tuple[int, int, int]]]]:
-        """Of each pass what to execute. Plans are for arrays that are aligned as those they were made for."""
+        """The executions of each pass. A plan is valid only for arrays with the alignment of the arrays at planning."""
         ready = self._ready.get((begin, end))
         if ready is None:
             ready = []
@@ -162,7 +166,7 @@ class Transform:
 
 
 def _one_by_one(call: Call) -> list[Call]:
-    """The same, one axis after the other: the real one first, and the others in place."""
+    """The same transform, one axis after the other: the real axis first, and the others in place."""
     first, *others = reversed(call.axes)
     rest = Call("C2C", (), call.target, call.target, True, call.inverse)
     return [call._replace(axes=(first,)), *(rest._replace(axes=(axis,)) for axis in others)]
@@ -175,5 +179,6 @@ def _destroy(destroy: Any, plans: dict[Any, int]) -> None:
 
 
 def can(call: Call) -> bool:
-    """Whether Transform takes it. FFTW keeps a C2R's input for one axis only, which is how it is called."""
+    """Whether Transform takes the call. FFTW keeps the input of a C2R along one axis only; a C2R call has only one
+    axis."""
     return call.source.elements > 0

@@ -14,9 +14,11 @@ Dims = Tuple[int, ...]
 
 
 class ProcessGrid:
-    """Ranks arranged in a grid of ``shape``, by rows (ROW_MAJOR) or columns (COL_MAJOR), or as ``process_array`` (nested lists or an ndarray) has them.
+    """Ranks arranged in a grid of ``shape``, by rows (ROW_MAJOR) or columns (COL_MAJOR), or in the places of
+    ``process_array`` (nested lists or an ndarray).
 
-    layout may be left out where the grid has one dimension of more than one rank. ValueError for a grid that does not hold each rank once.
+    layout may be left out where the grid has one dimension of more than one rank. ValueError for a grid that does not
+    hold each rank once.
     """
 
     class Layout(IntEnum):
@@ -59,21 +61,21 @@ class ProcessGrid:
 
     @property
     def shape(self) -> Dims:
-        """How many ranks along each dimension."""
+        """The number of ranks along each dimension."""
         return self._shape
 
     @property
     def layout(self) -> ProcessGrid.Layout | None:
-        """How ranks fill it, or None where ``process_array`` said it."""
+        """The order of ranks in the grid, or None with ``process_array``."""
         return self._layout
 
     @property
     def size(self) -> int:
-        """How many ranks it has."""
+        """The number of ranks in the grid."""
         return len(self._ranks)
 
     def coords(self, rank: int) -> Dims:
-        """Where ``rank`` is."""
+        """The coordinates of ``rank``."""
         return self._coords[rank]
 
     def describe(self) -> list[Any]:
@@ -92,7 +94,8 @@ class ProcessGrid:
 
 
 def squarest(count: int, dims: int) -> Dims:
-    """``count`` as a product of ``dims`` factors that are as near to each other as can be, the smaller ones first."""
+    """``count`` as a product of ``dims`` factors, of which the largest is as small as possible; smaller factors
+    first."""
     if dims == 1:
         return (count,)
     best: Dims | None = None

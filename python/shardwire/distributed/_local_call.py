@@ -1,4 +1,4 @@
-"""A local transform as its engine sees it: where the arrays lie in memory, along which axes, and what it is multiplied by."""
+"""A local transform as an engine sees it: the memory layout of the arrays, the axes, and the factor on the result."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from typing import NamedTuple
 
 import torch
 
-# Heaps and torch begin arrays at such places; engines prefer it.
+# Heaps and torch align arrays to so many bytes; engines prefer this alignment.
 ALIGNMENT = 64
 
 
 class Array(NamedTuple):
-    """How a tensor lies: strides in elements, and where it begins modulo ALIGNMENT bytes."""
+    """The layout of a tensor: strides in elements, and the begin modulo ALIGNMENT bytes."""
 
     shape: tuple[int, ...]
     strides: tuple[int, ...]
@@ -30,7 +30,7 @@ class Array(NamedTuple):
         return math.prod(self.shape)
 
     def resized(self, shape: tuple[int, ...]) -> Array:
-        """A part of that shape at the same place: the strides stay."""
+        """A part of the given shape at the same place: the strides stay."""
         return self._replace(shape=shape)
 
     def narrowed(self, dim: int, begin: int, length: int) -> Array:
@@ -38,7 +38,7 @@ class Array(NamedTuple):
         return self._replace(shape=(*self.shape[:dim], length, *self.shape[dim + 1:]), begin=(self.begin + begin * self.strides[dim] * self.item) % ALIGNMENT)
 
     def scratch(self) -> torch.Tensor:
-        """Memory that lies as this. None of it is touched."""
+        """Memory with this layout. No byte is touched."""
         span = 1 + sum((extent - 1) * stride for extent, stride in zip(self.shape, self.strides)) if self.elements else 0
         raw = torch.empty(span * self.item + 2 * ALIGNMENT, dtype=torch.uint8, device="cpu")
         begin = -raw.data_ptr() % ALIGNMENT + self.begin
@@ -49,17 +49,18 @@ _ITEMS = {torch.float32: 4, torch.float64: 8, torch.complex64: 8, torch.complex1
 
 
 def array_of(tensor: torch.Tensor) -> Array:
-    """How ``tensor`` lies."""
+    """The layout of ``tensor``."""
     return Array(tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.data_ptr() % ALIGNMENT)
 
 
 def aligned(tensor: torch.Tensor) -> torch.Tensor:
-    """``tensor``, or a copy where it begins amid an element, as views of numpy's may: no memory like that can be made to measure in, and engines do not expect it."""
+    """``tensor``, or a copy where the tensor begins inside an element, as views of numpy's may: scratch memory for
+    measurements cannot begin inside an element, and engines do not expect such a begin."""
     return tensor.clone() if tensor.data_ptr() % tensor.element_size() else tensor
 
 
 def packed(shape: tuple[int, ...], dtype: torch.dtype) -> Array:
-    """New memory in C order."""
+    """The layout of new memory in C order."""
     strides = [1] * len(shape)
     for dim in range(len(shape) - 2, -1, -1):
         strides[dim] = strides[dim + 1] * max(shape[dim + 1], 1)
@@ -67,9 +68,10 @@ def packed(shape: tuple[int, ...], dtype: torch.dtype) -> Array:
 
 
 class Call(NamedTuple):
-    """kind: "C2C", "R2C" or "C2R"; of the latter two the last of ``axes`` is the real one, and C2R has one axis only. in_place: source is target.
+    """kind: "C2C", "R2C" or "C2R"; of R2C and C2R the last of ``axes`` is the real one, and C2R has one axis only.
+    in_place: source is target.
 
-    norm: what torch.fft calls the scale; factor: the same as a number, by which results are multiplied.
+    norm: torch.fft's name of the scale; factor: the scale as a number, by which results are multiplied.
     """
 
     kind: str
@@ -83,12 +85,12 @@ class Call(NamedTuple):
 
     @property
     def lengths(self) -> tuple[int, ...]:
-        """The lengths of all dimensions as the transform counts them: those of the real array where there is one."""
+        """The lengths of all dimensions as the transform counts them: of the real array where there is one."""
         return (self.target if self.kind == "C2R" else self.source).shape
 
     @property
     def batches(self) -> list[int]:
-        """The dimensions that are not transformed, the outermost in memory first."""
+        """The dimensions without a transform, the outermost in memory first."""
         return sorted((dim for dim in range(len(self.source.shape)) if dim not in self.axes), key=lambda dim: -self.source.strides[dim])
 
     @property
@@ -97,7 +99,8 @@ class Call(NamedTuple):
         return max(self.source.elements, self.target.elements)
 
     def at_most(self, elements: int) -> Call:
-        """A part of it of about so many elements, cut along the outer batches; as many as one transform has where that is more."""
+        """A part of the call with about so many elements, cut along the outer batches; one whole transform where a
+        single transform has more."""
         source, target, count = list(self.source.shape), list(self.target.shape), self.elements
         for dim in self.batches:
             if count <= elements:

@@ -1,4 +1,4 @@
-"""The ranks of one call tell each other what they were given, so that all of them come to the same plan or raise the same error."""
+"""The ranks of one call exchange their arguments, so that all ranks make the same plan or raise the same error."""
 
 from __future__ import annotations
 
@@ -13,15 +13,16 @@ from .. import _C, errors
 from ..compiler.compile_op import CustomOp, compile_op
 from ..groups.lookup import global_ranks, resolve_backend
 
-# Bytes of a rank in the first exchange: most calls are said in fewer. The first 8 are the length.
+# Bytes of a rank in the first exchange: most calls need fewer. The first 8 are the length.
 _ROW = 1024
 _HEAD = 8
 _KINDS: tuple[type[Exception], ...] = (ValueError, TypeError, errors.UnsupportedError, errors.MismatchError)
-# What a group keeps: how it meets, and the plans of one-off calls.
+# The state kept for a group: its table, and the plans of one-off calls.
 PLANS_PER_GROUP = 8
 _tables: weakref.WeakKeyDictionary[Any, _Table] = weakref.WeakKeyDictionary()
 _plans: weakref.WeakKeyDictionary[Any, OrderedDict[str, Any]] = weakref.WeakKeyDictionary()
-# How often this process dropped all plans. Every rank tells it, so where one did all ranks of its groups have other keys, and none finds a plan that another does not.
+# The number of times that this process dropped all plans. Every rank sends the number, so when one rank drops plans,
+# the keys change on all ranks of its groups, and no rank finds a plan that another rank lacks.
 _forgotten = 0
 
 
@@ -32,7 +33,7 @@ class _Table:
         backend = resolve_backend(group)
         self.rank = _C.rank(backend)
         self.count = len(global_ranks(backend))
-        with torch.inference_mode(False):  # a tensor that is made in that mode could not be written to outside of it
+        with torch.inference_mode(False):  # a tensor made in inference mode could not be written to outside of the mode
             self.mine = _C.heap_empty([1, _ROW], torch.uint8)
             self.rows = _C.heap_empty([self.count, _ROW], torch.uint8)
         self.op: CustomOp = compile_op(group, shape=[self.count, _ROW], dtype=torch.uint8, inputs=[{"offset": [self.rank, 0], "shape": [1, _ROW]}],
@@ -40,10 +41,11 @@ class _Table:
 
 
 def exchange(group: Any, door: str, told: dict[str, Any], error: Exception | None = None) -> list[dict[str, Any]]:
-    """What every rank told, by rank of the group. Collective over ``group``.
+    """The arguments of every rank, by rank of the group. Collective over ``group``.
 
-    told: anything json can say. error: instead of it; then every rank raises the lowest rank's error, with its number. door: the function
-    that was called; MismatchError on all ranks where they called different ones.
+    told: any values for json. error: sent instead of ``told``; then every rank raises the lowest rank's error, with the
+    rank's number. door: the name of the called function; MismatchError on all ranks where ranks called different
+    functions.
     """
     table = _tables.get(group)
     if table is None:
@@ -52,7 +54,7 @@ def exchange(group: Any, door: str, told: dict[str, Any], error: Exception | Non
     if error is None:
         try:
             body = json.dumps({"door": door, "told": {**told, "forgotten": _forgotten}}).encode()
-        except (TypeError, ValueError) as failure:  # the others wait for us
+        except (TypeError, ValueError) as failure:  # the other ranks wait for this rank
             error = TypeError(f"an argument cannot be told to the other ranks: {failure}; give plain Python values")
     if error is not None:
         body = json.dumps({"door": door, "error": _encode(error)}).encode()
@@ -100,12 +102,13 @@ def _encode(error: Exception) -> list[str]:
 
 
 def kept_plans(group: Any) -> OrderedDict[str, Any]:
-    """The plans of one-off calls of ``group``, the last used one at the end. Keyed by what all ranks told, so all ranks drop the same one."""
+    """The plans of one-off calls of ``group``, the last used at the end. The keys are made from the arguments of all
+    ranks, so all ranks drop the same plan."""
     return _plans.setdefault(group, OrderedDict())
 
 
 def keep_plan(group: Any, key: str, plan: Any) -> None:
-    """Puts ``plan`` at the end, and drops the one that was not used for longest when there are too many."""
+    """Puts ``plan`` at the end, and drops the least recently used plan when there are too many."""
     plans = kept_plans(group)
     plans[key] = plan
     plans.move_to_end(key)
@@ -114,7 +117,7 @@ def keep_plan(group: Any, key: str, plan: Any) -> None:
 
 
 def forget(group: Any) -> None:
-    """Drops what is kept: the plans of all groups, with their memory, and how ``group`` meets."""
+    """Drops the kept state: the plans of all groups, with their memory, and the table of ``group``."""
     global _forgotten
     _forgotten += 1
     _plans.clear()

@@ -1,4 +1,4 @@
-"""Memory for operands, by nvmath's names: in the heap that the ranks share, from which an exchange copies once."""
+"""Memory for operands, by nvmath's names: in the heap that the ranks share, where an exchange copies each byte once."""
 
 from __future__ import annotations
 
@@ -17,11 +17,14 @@ def allocate_symmetric_memory(shape: Sequence[int], package: Any, *, dtype: Any 
                               skip_symmetric_check: bool = False, group: Any = None) -> Any:
     """An uninitialised array in the heap that the ranks share. Collective over the group, with one error on all ranks.
 
-    package: the module ``torch`` or ``numpy``, whose array it is. dtype: the package's; None: torch's default, float64 of numpy. axis_order: "C" or "F".
-    make_symmetric: whether ranks may ask for different numbers of bytes, ValueError else. skip_symmetric_check: this rank asks nobody; give it on all ranks or on none.
+    package: the module ``torch`` or ``numpy``, for the array's kind. dtype: the package's; None: torch's default,
+        float64 of numpy. axis_order: "C" or "F".
+    make_symmetric: whether ranks may ask for different numbers of bytes, ValueError else. skip_symmetric_check: this
+        rank exchanges nothing; give the option on all ranks or on none.
     group: None: the context's.
 
-    Its memory goes back when nobody holds it any more, as any array's, whether :func:`free_symmetric_memory` was called or not.
+    The memory is returned with the last reference to the array, as any array's, whether :func:`free_symmetric_memory`
+    was called or not.
     """
     error: Exception | None = None
     tensor = torch.empty(0, device="cpu")
@@ -29,7 +32,7 @@ def allocate_symmetric_memory(shape: Sequence[int], package: Any, *, dtype: Any 
         if axis_order not in ("C", "F"):
             raise ValueError(f"axis_order is {kind_of(axis_order)}; give 'C' or 'F'")
         tensor = _runtime.empty(as_dims(shape, "shape"), dtype_in(package, dtype), torch.device("cpu"), axis_order)
-    except Exception as failure:  # the other ranks wait for us
+    except Exception as failure:  # the other ranks wait for this rank
         error = failure
     if skip_symmetric_check:
         if error is not None:
@@ -45,9 +48,9 @@ def allocate_symmetric_memory(shape: Sequence[int], package: Any, *, dtype: Any 
 
 
 def free_symmetric_memory(*arrays: Any, group: Any = None) -> None:
-    """Says that nobody uses these arrays any more, which :func:`allocate_symmetric_memory` or ``fft.allocate_operand`` made. Collective, with one error on all ranks: as many
-    arrays on each. The memory goes back when the program drops them.
-    """
+    """States that these arrays, made by :func:`allocate_symmetric_memory` or ``fft.allocate_operand``, are no longer
+    used. Collective, with one error on all ranks: each rank gives the same number of arrays. The memory is returned
+    when the program drops the arrays."""
     error: Exception | None = None
     try:
         for index, array in enumerate(arrays):
@@ -63,7 +66,8 @@ def free_symmetric_memory(*arrays: Any, group: Any = None) -> None:
 
 
 def dtype_in(package: Any, dtype: Any) -> torch.dtype:
-    """torch's dtype for one of ``package``, which is torch or numpy; None: the package's default. ValueError for other packages."""
+    """torch's dtype for a dtype of ``package``, which is torch or numpy; None: the package's default. ValueError for
+    other packages."""
     name = getattr(package, "__name__", None)
     if name not in ("torch", "numpy"):
         raise ValueError(f"package is {kind_of(name)}; arrays are made for torch or numpy")

@@ -1,4 +1,5 @@
-"""What callers give and get: torch tensors, numpy arrays and DTensors, with a plain local torch tensor behind each."""
+"""Operands and results of the caller: torch tensors, numpy arrays and DTensors, with a plain local torch tensor behind
+each."""
 
 from __future__ import annotations
 
@@ -16,14 +17,15 @@ from .distribution import Distribution, Placements
 
 
 class Operand(NamedTuple):
-    """``tensor``: the local data. ``package``: "torch", "numpy" or "DTensor". ``given``: what the caller gave."""
+    """``tensor``: the local data. ``package``: "torch", "numpy" or "DTensor". ``given``: the caller's object."""
 
     tensor: torch.Tensor
     package: str
     given: Any
 
     def tell(self) -> dict[str, Any]:
-        """What the other ranks need know of it. pieces: of a DTensor, what it holds by its own placements: equal local shapes do not say that. UnsupportedError for a Partial one."""
+        """The description of the operand for the other ranks. pieces: the parts that a DTensor holds by its own
+        placements; equal local shapes do not imply equal pieces. UnsupportedError for a Partial placement."""
         pieces = None
         if self.package == "DTensor":
             pieces = Placements(self.given.placements, self.given.device_mesh).share(dist.get_rank(), tuple(self.given.shape)).plain
@@ -31,10 +33,11 @@ class Operand(NamedTuple):
 
 
 def wrap(value: Any, what: str = "operand") -> Operand:
-    """``value`` as an Operand; the memory is shared. TypeError for what is no array, UnsupportedError for layouts that cannot be moved."""
+    """``value`` as an Operand; the memory is shared. TypeError for a value that is no array, UnsupportedError for
+    layouts that cannot be moved."""
     if is_dtensor(value):
         local = local_tensor(value)
-        if value.device_mesh.get_coordinate() is None:  # outside of its mesh torch has one dimension, whatever the array has
+        if value.device_mesh.get_coordinate() is None:  # torch's local tensor has one dimension there
             local = local.new_empty((0,) * value.dim())
         _C.require_memory(local, what)
         return Operand(local, "DTensor", value)
@@ -55,7 +58,8 @@ def wrap(value: Any, what: str = "operand") -> Operand:
 
 def unwrap(tensor: torch.Tensor, package: str, device_mesh: Any = None, target: Distribution | None = None,
            global_shape: Sequence[int] = (), num_ranks: int | None = None) -> Any:
-    """A result as the package that its operand came from; a DTensor where ``target``, of ``num_ranks`` ranks, has placements for one."""
+    """A result in the package of its operand; a DTensor where ``target``, of ``num_ranks`` ranks, has placements for
+    one."""
     if package == "numpy":
         return tensor.numpy()
     if package == "DTensor":
@@ -70,12 +74,12 @@ def unwrap(tensor: torch.Tensor, package: str, device_mesh: Any = None, target: 
 
 
 def order_of(tensor: torch.Tensor) -> str:
-    """"F" for a tensor in Fortran order that is not in C order too, else "C"."""
+    """Returns "F" for a tensor in Fortran order but not in C order, else "C"."""
     return "F" if not tensor.is_contiguous() and tensor.permute(*range(tensor.dim() - 1, -1, -1)).is_contiguous() else "C"
 
 
 def read_out(out: Any, operand: Operand) -> Operand:
-    """The tensor that a result is to be written to. TypeError or ValueError where it cannot be."""
+    """The tensor for a result. TypeError or ValueError where a result cannot be written to the tensor."""
     target = wrap(out, "out")
     if target.package != operand.package:
         raise TypeError(f"out is of {target.package}, the operand of {operand.package}; give both of one package")

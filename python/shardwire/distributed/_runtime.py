@@ -1,4 +1,5 @@
-"""Which ranks take part: the context that ``initialize`` makes, and the group behind every call of ``shardwire.distributed``."""
+"""The ranks that take part: the context that ``initialize`` makes, and the group behind every call of
+``shardwire.distributed``."""
 
 from __future__ import annotations
 
@@ -21,10 +22,10 @@ _BACKENDS = ("shardwire", "mpi", "nccl", "nvshmem")
 
 @dataclass(frozen=True)
 class DistributedContext:
-    """What ``initialize`` fixed. rank and size are those of ``process_group``.
+    """The settings made by ``initialize``. rank and size are in ``process_group``.
 
-    device_id: the number of the accelerator that the caller works with, or None; tensors move from wherever they lie. communicator: the mpi4py
-    communicator that was given, or None. backends: the names that were given.
+    device_id: the number of the caller's accelerator, or None; tensors are moved from any device. communicator: the
+        given mpi4py communicator, or None. backends: the given names.
     """
 
     device_id: int | None
@@ -37,18 +38,20 @@ class DistributedContext:
 
 _lock = threading.Lock()
 _context: DistributedContext | None = None
-_end: str = ""  # how finalize ends the group: "default", "own", or "" for one that is the caller's
+_end: str = ""  # how finalize ends the group: "default", "own", or "" for the caller's group
 
 
 def initialize(device_id: int | None = None, process_group_or_comm: Any = None, backends: Sequence[str] | None = None, *, communicator: Any = None) -> None:
-    """Fixes the ranks that ``shardwire.distributed`` works on. Collective over them; call it once, before anything else here.
+    """Fixes the ranks of ``shardwire.distributed``. Collective over these ranks; call it once, before anything else
+    here.
 
     device_id: the caller's accelerator, or None; kept in the context, and otherwise not used.
-    process_group_or_comm: a shardwire process group (or its name), a communicator of mpi4py, or None: torch's default group, which is made
-        by ``init_process_group("shardwire")`` where there is none yet.
-    communicator: the same by nvmath's older name; give one of the two. backends: accepted for programs written for nvmath; all bytes travel over shardwire's transports.
+    process_group_or_comm: a shardwire process group (or its name), a communicator of mpi4py, or None: torch's default
+        group, made by ``init_process_group("shardwire")`` where there is none yet.
+    communicator: the same by nvmath's older name; give one of the two. backends: accepted for programs written for
+        nvmath; all bytes travel over shardwire's transports.
 
-    Raises RuntimeError when it was called before, TypeError and ValueError for what is no group.
+    Raises RuntimeError when already initialized, TypeError and ValueError for an argument that is no group.
     """
     global _context, _end
     if device_id is not None and (isinstance(device_id, bool) or not isinstance(device_id, int)):
@@ -88,7 +91,8 @@ def _read_backends(backends: Any) -> tuple[str, ...]:
 
 
 def finalize() -> None:
-    """Ends what ``initialize`` made; a group that the caller gave lives on. Collective. Does nothing when nothing is initialized."""
+    """Ends the group that ``initialize`` made; the caller's group lives on. Collective. Does nothing when nothing is
+    initialized."""
     global _context, _end
     with _lock:
         if _context is None:
@@ -113,7 +117,7 @@ def get_context() -> DistributedContext | None:
 def group_of(group: Any) -> Any:
     """The group itself: ``group`` (a group or its name), else the context's, else torch's default group.
 
-    RuntimeError where there is none of them; TypeError or ValueError when it is no shardwire group.
+    RuntimeError where there is none of these; TypeError or ValueError when ``group`` is no shardwire group.
     """
     if group is None and _context is not None:
         return _context.process_group
@@ -135,7 +139,7 @@ def own_rank() -> int | None:
 
 
 def empty(shape: Sequence[int], dtype: torch.dtype, device: torch.device, order: str = "C") -> torch.Tensor:
-    """An uninitialised tensor in C or Fortran order: in the heap that the ranks share where it lies on the CPU."""
+    """An uninitialised tensor in C or Fortran order; a CPU tensor lies in the heap that the ranks share."""
     sizes = list(shape) if order == "C" else list(reversed(shape))
     tensor = _C.heap_empty(sizes, dtype) if device.type == "cpu" else torch.empty(sizes, dtype=dtype, device=device)
     return tensor if order == "C" else tensor.permute(*range(len(sizes) - 1, -1, -1))

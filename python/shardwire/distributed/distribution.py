@@ -1,7 +1,8 @@
-"""How a global array is cut over the ranks of a group: slabs, pencils, blocks, block-cyclic, boxes and DTensor placements.
+"""How a global array is cut over the ranks of a group: slabs, pencils, blocks, block-cyclic, boxes and DTensor
+placements.
 
-Every distribution says the same thing in the end: for each rank a local shape, and which boxes of the global array its local array holds
-(:meth:`Distribution.share`). All of that is arithmetic: nothing here communicates.
+Every distribution has one result: for each rank a local shape, and the boxes of the global array in the local array
+(:meth:`Distribution.share`). All of this is arithmetic: nothing here communicates.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from ._runtime import known_size, own_rank
 
 
 class Piece(NamedTuple):
-    """A box of the global array (``offset``, ``shape``), and where it begins in the local one."""
+    """A box of the global array (``offset``, ``shape``), and the begin of the box in the local array."""
 
     offset: Dims
     shape: Dims
@@ -27,33 +28,33 @@ class Piece(NamedTuple):
 
 
 class Share(NamedTuple):
-    """What one rank holds: the shape of its local array, and its pieces, which fill it."""
+    """The part of one rank: the shape of the local array, and the pieces, which fill the array."""
 
     local_shape: Dims
     pieces: tuple[Piece, ...]
 
     @property
     def is_one_box(self) -> bool:
-        """Whether the local array is one box of the global one."""
+        """Whether the local array is one box of the global array."""
         return len(self.pieces) == 1 and self.pieces[0].shape == self.local_shape
 
     @property
     def is_empty(self) -> bool:
-        """Whether there is nothing."""
+        """Whether the rank holds no element."""
         return not self.pieces or math.prod(self.local_shape) == 0
 
     def is_as(self, other: Share) -> bool:
-        """Whether a rank has the same by both. Where nothing begins does not matter."""
+        """Whether a rank holds the same part in both shares. The offset of an empty piece does not matter."""
         return self == other or (self.is_empty and other.is_empty and self.local_shape == other.local_shape)
 
     @property
     def plain(self) -> list[Any]:
-        """The pieces that hold anything, as plain values, for json."""
+        """The nonempty pieces as plain values, for json."""
         return [[list(part) for part in piece] for piece in self.pieces if all(piece.shape)]
 
 
 class ConvertDistributionError(ValueError):
-    """A distribution cannot be said as one of another kind."""
+    """A distribution has no equal of another kind."""
 
 
 class Distribution(ABC):
@@ -61,23 +62,25 @@ class Distribution(ABC):
 
     @property
     def ndim(self) -> int | None:
-        """The number of dimensions of the arrays that it cuts, or None for any."""
+        """The number of dimensions of arrays for this distribution, or None for any."""
         return None
 
     @abstractmethod
     def share(self, rank: int, global_shape: Sequence[int], num_ranks: int | None = None) -> Share:
-        """What ``rank`` holds of an array of ``global_shape`` cut over ``num_ranks`` ranks (None: those of the context's group).
+        """The part of ``rank`` in an array of ``global_shape`` cut over ``num_ranks`` ranks (None: the ranks of the
+        context's group).
 
-        ValueError where this distribution cannot cut that array over so many ranks.
+        ValueError where this distribution cannot cut such an array over so many ranks.
         """
 
     @abstractmethod
     def infer_global_shape(self, local_shapes: Sequence[Sequence[int]]) -> Dims:
-        """The global shape that these local shapes, by rank, add up to. Whether each of them fits is the caller's to check, by :meth:`share`."""
+        """The global shape of these local shapes, by rank. The caller checks by :meth:`share` whether each local shape
+        fits."""
 
     @abstractmethod
     def describe(self) -> list[Any]:
-        """Plain values, for json: equal where two distributions cut alike. The first is the kind's name."""
+        """Plain values, for json: equal where two distributions cut alike. The first value is the kind's name."""
 
     def shape(self, rank: int, global_shape: Sequence[int] | None = None, num_ranks: int | None = None) -> Dims:
         """The shape of the local array on ``rank``."""
@@ -92,7 +95,8 @@ class Distribution(ABC):
                 for rank in range(count)]
 
     def to(self, cls: type[Distribution], /, *, global_shape: Sequence[int], num_ranks: int | None = None) -> Distribution:
-        """The same cut of an array of ``global_shape``, said as a ``cls``. ConvertDistributionError where no ``cls`` cuts it so."""
+        """The same cut of an array of ``global_shape``, as a ``cls``. ConvertDistributionError where no ``cls`` cuts
+        the array the same way."""
         if isinstance(self, cls):
             return self
         count = known_size() if num_ranks is None else num_ranks
@@ -107,7 +111,8 @@ class Distribution(ABC):
         raise ConvertDistributionError(f"{self} cuts an array of shape {list(dims)} over {count} ranks as no {cls.__name__} does")
 
     def grouped(self, group_ranks: Sequence[int]) -> Distribution:
-        """The same in the rank numbers of the group whose members have these global ranks. Only a mesh speaks of global ranks."""
+        """The same in the rank numbers of the group whose members have these global ranks. Only a mesh contains global
+        ranks."""
         return self
 
     def __eq__(self, other: object) -> bool:
@@ -121,14 +126,15 @@ class Distribution(ABC):
 
 
 class _OnGrid(Distribution):
-    """Cut along each dimension on its own: a rank holds the product of its parts."""
+    """Cut along each dimension independently: a rank holds the product of its parts."""
 
     @abstractmethod
     def grid(self, ndim: int, num_ranks: int) -> ProcessGrid:
         """The grid for arrays of ``ndim`` dimensions over ``num_ranks`` ranks. ValueError where there is none."""
 
     def cuts(self, dim: int, extent: int, parts: int, place: int) -> list[tuple[int, int]]:
-        """What place ``place`` of ``parts`` has of ``extent`` indices: (begin, end), in order. The rule of numpy's array_split."""
+        """The indices of place ``place`` of ``parts`` in ``extent`` indices: (begin, end), in order. The rule of
+        numpy's array_split."""
         base, more = divmod(extent, parts)
         begin = place * base + min(place, more)
         return [(begin, begin + base + (place < more))]
@@ -223,7 +229,7 @@ class Pencil(_OnGrid):
 
 
 class _OnProcessGrid(_OnGrid):
-    """A cut over a grid of ranks that the caller gives."""
+    """A cut over the caller's grid of ranks."""
 
     def __init__(self, process_grid: ProcessGrid, first_process: Sequence[int] | None) -> None:
         if not isinstance(process_grid, ProcessGrid):
@@ -242,9 +248,10 @@ class _OnProcessGrid(_OnGrid):
 
 
 class Block(_OnProcessGrid):
-    """Cut along every dimension over ``process_grid``, as numpy's array_split does; no rank has two parts of a dimension.
+    """Cut along every dimension over ``process_grid``, as numpy's array_split does; no rank has two parts of a
+    dimension.
 
-    first_process: where in the grid the first block is; None: at its origin.
+    first_process: the place of the first block in the grid; None: at the grid's origin.
     """
 
     def __init__(self, process_grid: ProcessGrid, *, first_process: Sequence[int] | None = None) -> None:
@@ -261,9 +268,11 @@ class Block(_OnProcessGrid):
 
 
 class BlockCyclic(_OnProcessGrid):
-    """ScaLAPACK's block-cyclic: blocks of ``block_sizes`` dealt to the ranks of ``process_grid`` in turns along each dimension.
+    """ScaLAPACK's block-cyclic: blocks of ``block_sizes`` dealt to the ranks of ``process_grid`` in turns along each
+    dimension.
 
-    A rank's local array holds its blocks in the order of their indices. first_process: where in the grid the first block is.
+    A rank's local array holds its blocks in the order of their indices. first_process: the place of the first block in
+    the grid.
     """
 
     def __init__(self, process_grid: ProcessGrid, block_sizes: Sequence[int], *, first_process: Sequence[int] | None = None) -> None:
@@ -289,7 +298,8 @@ BlockNonCyclic = Block
 
 
 class Box(Distribution):
-    """The box of this rank alone: indices from ``lower`` up to but without ``upper``. Empty ones are allowed. What the others hold they say themselves."""
+    """The box of this rank alone: indices from ``lower`` up to but without ``upper``. Empty boxes are allowed. Each
+    rank gives its own box."""
 
     def __init__(self, lower: Sequence[int], upper: Sequence[int]) -> None:
         self.lower, self.upper = as_dims(lower, "lower"), as_dims(upper, "upper")
@@ -304,7 +314,7 @@ class Box(Distribution):
 
     @property
     def extents(self) -> Dims:
-        """How many indices along each dimension."""
+        """The number of indices along each dimension."""
         return tuple(end - begin for begin, end in zip(self.lower, self.upper))
 
     def share(self, rank: int, global_shape: Sequence[int], num_ranks: int | None = None) -> Share:
@@ -334,7 +344,8 @@ class Box(Distribution):
 
 
 class Boxes(Distribution):
-    """The boxes of all ranks, one each, by rank; empty boxes are allowed, overlaps and gaps are for the caller of the array to refuse."""
+    """The boxes of all ranks, one each, by rank; empty boxes are allowed. The user of the distribution refuses overlaps
+    and gaps."""
 
     def __init__(self, boxes: Sequence[Box]) -> None:
         self._boxes = tuple(boxes)
@@ -371,9 +382,11 @@ class Boxes(Distribution):
 
 
 class Placements(Distribution):
-    """As DTensor cuts: one placement per dimension of ``mesh``, torch's or shardwire's (Shard, Replicate, StridedShard).
+    """As DTensor cuts: one placement per dimension of ``mesh``, torch's or shardwire's (Shard, Replicate,
+    StridedShard).
 
-    mesh: a DeviceMesh or nested lists of global ranks; None: all ranks of the group in one dimension. Partial is refused: it holds addends.
+    mesh: a DeviceMesh or nested lists of global ranks; None: all ranks of the group in one dimension. Partial is
+        refused: a Partial placement holds addends.
     """
 
     def __init__(self, placements: Sequence[Any], mesh: Any = None) -> None:
@@ -382,7 +395,8 @@ class Placements(Distribution):
         self._group_ranks: tuple[int, ...] | None = None
 
     def layout(self, global_shape: Sequence[int], num_ranks: int | None = None) -> Layout:
-        """The Layout of an array of ``global_shape``, in the mesh's own rank numbers. Its dtype says nothing."""
+        """The Layout of an array of ``global_shape``, in the mesh's own rank numbers. The Layout's dtype has no
+        meaning."""
         import torch
         mesh = list(range(known_size() if num_ranks is None else num_ranks)) if self.mesh is None else self.mesh
         layout = Layout(mesh, self.placements, _shape_of(global_shape), torch.float32)
@@ -430,7 +444,7 @@ class Placements(Distribution):
 
 
 def _candidates(cls: type[Distribution], shares: Sequence[Share], dims: Dims, count: int) -> Iterator[Distribution]:
-    """Those of kind ``cls`` that may cut so; each is compared by the caller."""
+    """Distributions of kind ``cls`` that may cut the same way; the caller compares each."""
     ndim = len(dims)
     grids = [(first, second) for first in range(1, count + 1) if count % first == 0 for second in [count // first]]
     if cls is Boxes and all(share.is_one_box or share.is_empty for share in shares):

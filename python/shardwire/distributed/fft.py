@@ -1,6 +1,7 @@
-"""fft: Fourier transforms of arrays that lie over the ranks of a group, with nvmath.distributed's names.
+"""fft: Fourier transforms of arrays distributed over the ranks of a group, with nvmath.distributed's names.
 
-Any number of dimensions, any axes of them (the others are batches), any distribution before and after; C2C, R2C and C2R.
+Any number of dimensions, any axes (the other dimensions are batches), any distribution before and after; C2C, R2C and
+C2R.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ _Array = TypeVar("_Array")  # the result is of the operand's kind
 
 _KINDS = ("C2C", "C2R", "R2C")
 _NORMS = (None, "backward", "ortho", "forward")
-# dtype of the operand -> (complex, real) dtypes of the computation, and those of what the caller gets.
+# dtype of the operand -> (complex, real) dtypes of the computation, then (complex, real) dtypes of the caller's result.
 _WIDTHS = {"float16": ("complex64", "float32", "complex32", "float16"), "bfloat16": ("complex64", "float32", "complex64", "bfloat16"),
            "complex32": ("complex64", "float32", "complex32", "float16"), "float32": ("complex64", "float32", "complex64", "float32"),
            "complex64": ("complex64", "float32", "complex64", "float32"), "float64": ("complex128", "float64", "complex128", "float64"),
@@ -38,7 +39,7 @@ _WIDTHS = {"float16": ("complex64", "float32", "complex32", "float16"), "bfloat1
 
 
 class InvalidFFTState(RuntimeError):
-    """The object was freed, or it was asked for something before what must come first."""
+    """The object was freed, or a call needs another call before."""
 
 
 class FFTDirection(IntEnum):
@@ -52,13 +53,19 @@ class FFTDirection(IntEnum):
 class FFTOptions:
     """Options of a transform.
 
-    fft_type: "C2C", "R2C", "C2R", or None: by the operand, C2C or R2C. reshape, redistribute (two names of one thing): whether the result lies as the operand does, where one
-        distribution is given; False leaves it cheaper: of Slab.X in Slab.Y, of other slabs in Slab.X, of others wherever it ends (``FFT.output_distribution``).
-    last_axis_parity: of C2R, whether the last transformed axis of the result is "even", 2 (m - 1), or "odd", 2 (m - 1) + 1.
-    logger: of Python's logging; plan() writes the plan there, at level INFO. blocking: accepted for programs written for nvmath; a result is there when a call returns.
-    measure: whether each local transform's engine is chosen by measuring, once in a process for each layout; False: the first that is here. Ranks may differ in it.
-    chunks: into how many parts a local transform and the exchange after it are cut, so that the exchange of one goes on while the next is transformed: 1 for whole, None for
-        what is likely to be fastest (``FFT.explain()`` says which and why). At most as many as there are indices. Equal on all ranks.
+    fft_type: "C2C", "R2C", "C2R", or None: by the operand, C2C or R2C.
+    reshape, redistribute: two names of one option: whether the result is distributed as the operand, where one
+        distribution is given. False leaves the cheaper result: Slab.Y for Slab.X, Slab.X for other slabs, and for
+        others the distribution at the end of the transform (``FFT.output_distribution``).
+    last_axis_parity: of C2R, whether the last transformed axis of the result is "even", 2 (m - 1), or "odd", 2 (m - 1)
+        + 1.
+    logger: of Python's logging; plan() writes the plan there, at level INFO. blocking: accepted for programs written
+        for nvmath; the result is complete when a call returns.
+    measure: whether each local transform's engine is chosen by measuring, once in a process for each layout; False: the
+        first available engine. Ranks may differ in this option.
+    chunks: the number of parts into which a local transform and the next exchange are cut, so that the exchange of one
+        part overlaps the transform of the next: 1 for whole, None for the number that is likely to be fastest
+        (``FFT.explain()`` has number and reason). At most as many as there are indices. Equal on all ranks.
     """
 
     fft_type: str | None = None
@@ -71,7 +78,8 @@ class FFTOptions:
     chunks: int | None = None
 
     def check(self) -> None:
-        """ValueError for what cannot be. By the call that takes them, on all ranks alike: an error where they are made would leave the other ranks waiting."""
+        """ValueError for an invalid option. Called by the call that takes the options, on all ranks alike: an error at
+        the construction of the options would leave the other ranks waiting."""
         if self.chunks is not None and (isinstance(self.chunks, bool) or not isinstance(self.chunks, int) or self.chunks < 1):
             raise ValueError(f"chunks is {kind_of(self.chunks)}; give a number from 1, or None")
         for name, known in (("fft_type", (None, *_KINDS)), ("reshape", (True, False)), ("measure", (True, False)), ("redistribute", (None, True, False)),
@@ -82,22 +90,25 @@ class FFTOptions:
 
     @property
     def returns(self) -> bool:
-        """Whether the result lies as the operand does."""
+        """Whether the result is distributed as the operand."""
         return self.reshape if self.redistribute is None else self.redistribute
 
 
 class FFT:
-    """A transform of an array that lies over ranks, planned once and executed as often as you like.
+    """A transform of an array distributed over ranks, planned once and executed any number of times.
 
-    operand: this rank's part: a torch tensor, a numpy array or a DTensor of float16, bfloat16, float32, float64 or their complex types. The
-        narrow ones are computed in float32. distribution: a Distribution, for the operand and the result, or a pair of them: what each rank holds and wants.
-        Of a DTensor it may be None. options: FFTOptions or a dict. stream: accepted and not used.
-    axes: the axes to transform, the real one of R2C and C2R last; None: all. norm: None: nothing is scaled, as in nvmath;
-        "backward", "ortho" or "forward" as in torch.fft and numpy.fft. global_shape: of the operand, where the local shapes do not tell it.
-        group: None: the context's.
+    operand: this rank's part: a torch tensor, a numpy array or a DTensor of float16, bfloat16, float32, float64 or
+        their complex types. float16, bfloat16 and complex32 are computed in float32.
+    distribution: a Distribution for operand and result, or a pair of distributions: the operand's and the result's. Of
+        a DTensor the distribution may be None. options: FFTOptions or a dict. stream: accepted and not used.
+    axes: the axes to transform, the real one of R2C and C2R last; None: all. norm: None: nothing is scaled, as in
+        nvmath; "backward", "ortho" or "forward" as in torch.fft and numpy.fft. global_shape: of the operand, where the
+        local shapes do not determine the global shape.
+    group: None: the context's.
 
-    Collective over the group, as plan, execute and reset_operand are; for one thread at a time. The operand is never written to.
-    What is wrong on any rank raises the same error on all: TypeError, ValueError, MismatchError where ranks were given different things.
+    Collective over the group, as plan, execute and reset_operand are; for one thread at a time. The operand is never
+    written to. An error on any rank is raised on all ranks: TypeError, ValueError, MismatchError where ranks were given
+    different arguments.
     """
 
     def __init__(self, operand: Any, /, distribution: Any = None, *, options: Any = None, stream: Any = None, axes: Sequence[int] | None = None,
@@ -115,7 +126,8 @@ class FFT:
         self._plans: dict[bool, Plan] = {}
         self._swapped = False
         self._operand: Operand | None = None
-        # What every execute needs, found by the first: small transforms take about as long as finding it.
+        # The values that every execute needs, found by the first: for small transforms the search takes about as long
+        # as the transform.
         self._usual: Settings | None = None
         self._dtypes: tuple[torch.dtype, torch.dtype] | None = None
         told, sides, error = self._read(operand, distribution, options, axes, norm, global_shape, _error)
@@ -124,19 +136,19 @@ class FFT:
         kept = None if _inverse is None else _meeting.kept_plans(self._group).get(self._key)
         if kept is None:
             self._settle(everyone, sides)
-        else:  # all ranks told the same before, and so came to the same
+        else:  # all ranks gave the same arguments before, and so have equal plans
             self._problem, self._source, self._target, self._norm, self._told, self._chunking, plan = kept
             self._plans[False] = plan
 
     def _read(self, operand: Any, distribution: Any, options: Any, axes: Any, norm: Any, global_shape: Any,
               error: Exception | None) -> tuple[dict[str, Any], list[Distribution | None], Exception | None]:
-        """What this rank tells the others, or the error that it has instead."""
+        """This rank's arguments for the other ranks, or the error of this rank."""
         try:
             if error is not None:
                 raise error
             given = read_options(FFTOptions, options)
             self._logger = given.logger
-            _engines.find()  # SHARDWIRE_FFT_ENGINE may name one that is not on this rank's host
+            _engines.find()  # SHARDWIRE_FFT_ENGINE may name an engine missing on this rank's host
             self._operand = wrap(operand)
             kind = _read_kind(self._operand, given, self._door)
             if norm not in _NORMS:
@@ -150,11 +162,11 @@ class FFT:
                     "global_shape": None if global_shape is None else list(as_dims(global_shape, "global_shape")),
                     "requires_grad": self._operand.tensor.requires_grad or getattr(self._operand.given, "requires_grad", False)}
             return told, sides, None
-        except Exception as failure:  # whatever it was: the other ranks wait for us
+        except Exception as failure:  # any error is sent: the other ranks wait for this rank
             return {}, [], failure
 
     def _read_sides(self, distribution: Any, options: FFTOptions) -> list[Distribution | None]:
-        """Where it comes from and where it goes to; None: see _settle."""
+        """The distributions of operand and result; None: see _settle."""
         assert self._operand is not None
         dtensor = self._operand.given if self._operand.package == "DTensor" else None
         pair = list(distribution) if isinstance(distribution, (list, tuple)) else [distribution, distribution]
@@ -178,7 +190,8 @@ class FFT:
         return sides
 
     def _settle(self, told: Sequence[dict[str, Any]], sides: Sequence[Distribution | None]) -> None:
-        """From what all ranks told to the problem and its ends. Pure: it raises on all ranks alike."""
+        """Computes the problem and its two ends from the arguments of all ranks. Pure: an error is raised on all ranks
+        alike."""
         door, size = self._door, len(self._ranks)
         _ends.agree(told, door, ("dtype", "package", "device", "kind", "norm", "axes", "last_axis_parity", "redistribute", "global_shape", "requires_grad", "chunks"))
         mine = told[self._rank]
@@ -205,7 +218,7 @@ class FFT:
         self._target = None if target is None else _ends.make_end(door, "the result's distribution", target, self._problem.result_shape, size, overlaps=True)
         self._norm, self._told = mine["norm"], mine
 
-    # What it is.
+    # Properties.
 
     @property
     def global_extents(self) -> Dims:
@@ -214,7 +227,7 @@ class FFT:
 
     @property
     def output_distribution(self) -> Distribution:
-        """How the result lies. Where the options left that open, known after plan()."""
+        """The distribution of the result. Where the options leave the distribution open, known after plan()."""
         end = self._source if self._swapped else self._target
         return self._planned(False).target.distribution if end is None else end.distribution
 
@@ -223,7 +236,8 @@ class FFT:
         return self._planned(self._swapped).explain()
 
     def traffic(self) -> dict[str, Any]:
-        """The same for programs: name, world_size, engine, and steps, each {"transform": axes} or {"move": what CustomOp.traffic() gives, "chunks": number, "why": text}."""
+        """The plan for programs: name, world_size, engine, and steps, each {"transform": axes} or {"move": the dict of
+        CustomOp.traffic(), "chunks": number, "why": text}."""
         return self._planned(self._swapped).traffic()
 
     def plot(self, path: str | os.PathLike[str], title: str | None = None) -> None:
@@ -231,11 +245,12 @@ class FFT:
         from ._fft_plot import save_stages
         save_stages(self.traffic(), path, title)
 
-    # What it does.
+    # Operations.
 
     def plan(self, *, stream: Any = None) -> None:
-        """Finds the route, compiles its moves, and chooses what transforms locally, which may be measured: some tenths of a second. Done once; further
-        calls do nothing. The other direction of a C2C is chosen when it is first executed. Collective."""
+        """Finds the route, compiles the moves, and chooses the engines of the local transforms, which may be measured:
+        some tenths of a second. Done once; further calls do nothing. The other direction of a C2C is chosen at its
+        first execution. Collective."""
         del stream
         self._check_alive()
         if self._swapped not in self._plans:
@@ -257,10 +272,11 @@ class FFT:
         return made
 
     def execute(self, *, direction: Any = None, stream: Any = None, sync_symmetric_memory: bool = True, release_workspace: bool = False) -> Any:
-        """Transforms the operand, and returns the result, which is there when this returns: new memory in C order, in the heap that the ranks share
-        where that is free. Collective.
+        """Transforms the operand and returns the complete result: new memory in C order, in the heap that the ranks
+        share where this costs no further copy. Collective.
 
-        direction: an FFTDirection, "forward" or "inverse", for C2C; None: forward, and inverse for C2R. release_workspace: lets the memory between steps go.
+        direction: an FFTDirection, "forward" or "inverse", for C2C; None: forward, and inverse for C2R.
+            release_workspace: frees the memory between steps.
         """
         del stream, sync_symmetric_memory
         plan = self._planned(self._swapped)
@@ -301,10 +317,12 @@ class FFT:
         return self._plans[swapped]
 
     def reset_operand(self, operand: Any = None, *, distribution: Any = None, stream: Any = None) -> None:
-        """Takes another operand of the same dtype, package and device, or with None lets the present one go.
+        """Takes another operand of the same dtype, package and device; None drops the present operand.
 
-        distribution: None or the one before: the operand lies as before; for C2C also that of the result: then the result will lie as the
-        operand did. Collective: what is wrong on one rank is one error on all, and the former operand stays.
+        distribution: None or the former distribution: the operand is distributed as before; for C2C also the
+            distribution of the result: then the new result is distributed as the former operand.
+
+        Collective: an error on one rank is raised on all ranks, and the former operand stays.
         """
         del stream
         self._check_alive()
@@ -325,18 +343,19 @@ class FFT:
             self.plan()
 
     def reset_operand_unchecked(self, operand: Any = None, *, stream: Any = None) -> None:
-        """As reset_operand with the distribution unchanged, without a word to the other ranks: what is wrong here raises here, and the other
-        ranks' execute waits for this rank."""
+        """As reset_operand with the distribution unchanged, without communication: an error is raised on this rank
+        only, and the other ranks' execute waits for this rank."""
         del stream
         self._check_alive()
         self._operand, _ = self._fitting(operand, None)
 
     def release_operand(self) -> None:
-        """Lets the operand go, without a word to the other ranks."""
+        """Drops the operand, without communication."""
         self.reset_operand_unchecked(None)
 
     def _fitting(self, operand: Any, distribution: Any) -> tuple[Operand | None, list[bool]]:
-        """The operand, and of which ends it may be (True: of the result's): a Box may be this rank's of both."""
+        """The operand, and the ends that the operand may belong to (True: the result's): a Box may be this rank's at
+        both ends."""
         if operand is None:
             return None, [self._swapped]
         fresh = wrap(operand)
@@ -345,7 +364,7 @@ class FFT:
             if key not in ("shape", "pieces") and value != self._told[key]:
                 raise (TypeError if key in ("package", "dtype") else ValueError)(f"the operand's {key} was {self._told[key]}, the new one's is {value}")
         fits = [self._swapped] if distribution is None else self._ends_of(distribution)
-        end = self._target if fits[0] else self._source  # where it may be of both, this rank has the same of both
+        end = self._target if fits[0] else self._source  # where both ends are possible, this rank has the same box at both
         assert end is not None
         share = end.shares[self._rank]
         if tuple(fresh.tensor.shape) != share.local_shape and (share.pieces or fresh.tensor.numel()):
@@ -357,7 +376,8 @@ class FFT:
         return fresh, fits
 
     def _ends_of(self, distribution: Any) -> list[bool]:
-        """Whether ``distribution`` is the operand's (False), the result's (True), or may be both, as they were at the beginning."""
+        """Whether ``distribution`` is the operand's (False), the result's (True), or may be both, in the original order
+        of the ends."""
         is_pair = isinstance(distribution, (list, tuple)) and distribution and not all(map(_ends.is_index, distribution))
         first = distribution[0] if is_pair else distribution
         said = _ends.read_distribution(first, "distribution", self._ranks)
@@ -380,7 +400,7 @@ class FFT:
         return isinstance(box, Boxes) and share.is_one_box and said.describe()[1:] == [list(share.pieces[0].offset), [a + b for a, b in zip(share.pieces[0].offset, share.local_shape)]]
 
     def free(self) -> None:
-        """Lets everything go; the object cannot be used any more. A second call does nothing."""
+        """Frees plans and operand; the object cannot be used any more. A second call does nothing."""
         self._freed = True
         self._plans.clear()
         self._operand = None
@@ -399,10 +419,11 @@ class FFT:
 
 def fft(operand: _Array, /, distribution: Any = None, *, sync_symmetric_memory: bool = True, options: Any = None, stream: Any = None,
         axes: Sequence[int] | None = None, norm: str | None = None, global_shape: Sequence[int] | None = None, group: Any = None) -> _Array:
-    """The forward transform of a complex array: this rank's part of the result. Arguments and errors as in :class:`FFT`. Collective.
+    """The forward transform of a complex array: this rank's part of the result. Arguments and errors as in
+    :class:`FFT`. Collective.
 
-    Differentiable once. Plans are kept (8 per group, with their memory, until finalize): a further call with equal arguments on all ranks exchanges a
-    few hundred bytes and transforms.
+    Differentiable once. Plans are kept (8 per group, with their memory, until finalize): a further call with equal
+    arguments on all ranks exchanges a few hundred bytes and transforms.
     """
     del sync_symmetric_memory, stream
     return _once("fft.fft", operand, distribution, options, axes, norm, global_shape, group, False)
@@ -410,7 +431,8 @@ def fft(operand: _Array, /, distribution: Any = None, *, sync_symmetric_memory: 
 
 def ifft(operand: _Array, /, distribution: Any = None, *, sync_symmetric_memory: bool = True, options: Any = None, stream: Any = None,
          axes: Sequence[int] | None = None, norm: str | None = None, global_shape: Sequence[int] | None = None, group: Any = None) -> _Array:
-    """The inverse transform of a complex array, as :func:`fft`. With norm=None nothing is divided by the number of elements; "backward" does that."""
+    """The inverse transform of a complex array, as :func:`fft`. With norm=None nothing is divided by the number of
+    elements; norm="backward" divides."""
     del sync_symmetric_memory, stream
     return _once("fft.ifft", operand, distribution, options, axes, norm, global_shape, group, True)
 
@@ -438,10 +460,11 @@ def _once(door: str, operand: Any, distribution: Any, options: Any, axes: Any, n
 
 def allocate_operand(shape: Sequence[int], package: Any, *, input_dtype: Any = None, distribution: Any, memory_space: str | None = None,
                      fft_type: str | None = None, logger: Any = None, group: Any = None) -> Any:
-    """An uninitialised operand of the local ``shape`` in the heap that the ranks share: its first exchange copies each byte once.
+    """An uninitialised operand of the local ``shape`` in the heap that the ranks share: its first exchange copies each
+    byte once.
 
-    package: torch or numpy, the modules. input_dtype: the package's, or its default. memory_space: "cpu" (or None). Collective, and checked
-    on all ranks as :class:`FFT` checks.
+    package: torch or numpy, the modules. input_dtype: the package's, or its default. memory_space: "cpu" (or None).
+        Collective, and checked on all ranks as :class:`FFT` checks.
     """
     del logger
     name = getattr(package, "__name__", None)
@@ -462,7 +485,7 @@ def allocate_operand(shape: Sequence[int], package: Any, *, input_dtype: Any = N
 # Arguments.
 
 def read_direction(direction: Any, kind: str, default: bool | None) -> bool:
-    """Whether it is the inverse. ValueError for a direction that the kind has not."""
+    """Whether the direction is the inverse. ValueError for a direction that the kind does not have."""
     if direction is None:
         return kind == "C2R" if default is None else default
     names = {"forward": False, "inverse": True, FFTDirection.FORWARD: False, FFTDirection.INVERSE: True}
@@ -475,7 +498,7 @@ def read_direction(direction: Any, kind: str, default: bool | None) -> bool:
 
 
 def read_axes(axes: Sequence[int] | None, ndim: int) -> Dims:
-    """The axes counted from the front. ValueError for none, for one twice and for what is no axis."""
+    """The axes counted from the front. ValueError for no axes, for a repeated axis and for a number that is no axis."""
     read = tuple(range(ndim)) if axes is None else tuple(axis + ndim if axis < 0 else axis for axis in axes)
     if not read or len(set(read)) != len(read) or any(not 0 <= axis < ndim for axis in read):
         raise ValueError(f"axes is {list(axes or ())} for {ndim} dimensions; give each axis once, and at least one")

@@ -1,6 +1,7 @@
-"""reshape: an array from one distribution to another, each element moved once.
+"""reshape: moves an array from one distribution to another, each element once.
 
-The names are those of nvmath.distributed: ``reshape``/``Reshape`` take boxes, ``redistribute``/``Redistribute`` distributions. Here both take either.
+The names are from nvmath.distributed: ``reshape``/``Reshape`` take boxes, ``redistribute``/``Redistribute``
+distributions. Here both take either.
 """
 
 from __future__ import annotations
@@ -26,20 +27,20 @@ _Array = TypeVar("_Array")  # the result is of the operand's kind
 
 
 class InvalidReshapeState(RuntimeError):
-    """The object was freed, or it was asked for something before what must come first."""
+    """The object was freed, or a call needs another call before."""
 
 
 @dataclass
 class ReshapeOptions:
-    """Options of :func:`reshape`. logger: of Python's logging; plan() writes the plan there, at level INFO. blocking: accepted for programs written for nvmath; a result is
-    there when a call returns.
-    """
+    """Options of :func:`reshape`. logger: of Python's logging; plan() writes the plan there, at level INFO. blocking:
+    accepted for programs written for nvmath; the result is complete when a call returns."""
 
     logger: Any = None
     blocking: Any = "auto"
 
     def check(self) -> None:
-        """ValueError for what cannot be. By the call that takes them, on all ranks alike: an error where they are made would leave the other ranks waiting."""
+        """ValueError for an invalid option. Called by the call that takes the options, on all ranks alike: an error at
+        the construction of the options would leave the other ranks waiting."""
         if self.blocking is not True and self.blocking != "auto":
             raise ValueError(f"blocking is {kind_of(self.blocking)}; give True or 'auto'")
 
@@ -63,17 +64,19 @@ def read_options(cls: Any, options: Any) -> Any:
 
 
 class Reshape:
-    """An array from one distribution to another, planned once and executed as often as you like.
+    """The move of an array from one distribution to another, planned once and executed any number of times.
 
-    operand: this rank's part: a torch tensor, a numpy array or a DTensor; any dtype, dimensions (up to 16) and strides. input_box, output_box:
-        what this rank holds and wants: a Box, or on all ranks the same distribution (Slab, Pencil, Block, BlockCyclic, Boxes, a list of placements).
-        Of a DTensor input_box may be None. The input covers the array once; the output covers it, and may hold parts of it several times.
-    options: ReshapeOptions or a dict. stream: accepted and not used. global_shape: where the local shapes do not tell it. out: where results
-        go; None: each execute makes a tensor, in the operand's order (C or Fortran), in the heap that the ranks share. group: None: the context's.
+    operand: this rank's part: a torch tensor, a numpy array or a DTensor; any dtype, dimensions (up to 16) and strides.
+        input_box, output_box: the part that this rank holds and the part that this rank wants: a Box, or on all ranks
+        the same distribution (Slab, Pencil, Block, BlockCyclic, Boxes, a list of placements). Of a DTensor input_box
+        may be None. The input covers the array once; the output covers the array, and may hold parts several times.
+    options: ReshapeOptions or a dict. stream: accepted and not used. global_shape: where the local shapes do not
+        determine the global shape. out: the destination of results; None: each execute makes a tensor, in the operand's
+        order (C or Fortran), in the heap that the ranks share. group: None: the context's.
 
     Collective over the group, as are plan, execute, reset_operand and redistribution itself; for one thread at a time.
-    What is wrong on any rank raises the same error on all: TypeError, ValueError (:class:`~shardwire.GapError` for a gap), MismatchError
-    where ranks were given different things.
+    An error on any rank is raised on all ranks: TypeError, ValueError (:class:`~shardwire.GapError` for a gap),
+    MismatchError where ranks were given different arguments.
     """
 
     _door = "reshape"
@@ -95,12 +98,12 @@ class Reshape:
         kept = _meeting.kept_plans(self._group).get(self._key) if _keeps else None
         if kept is None:
             self._settle(everyone, sides)
-        else:  # all ranks told the same before, and so came to the same
+        else:  # all ranks gave the same arguments before, and so have equal plans
             self._source, self._target, self._dtype, self._told, self._op = kept
 
     def _read(self, operand: Any, input_box: Any, output_box: Any, options: Any, global_shape: Any,
               out: Any) -> tuple[dict[str, Any], list[Distribution], Exception | None]:
-        """What this rank tells the others, or the error that it has instead."""
+        """This rank's arguments for the other ranks, or the error of this rank."""
         try:
             self._logger = read_options(ReshapeOptions, options).logger
             self._operand = wrap(operand)
@@ -123,17 +126,18 @@ class Reshape:
                 self._refuse_gradient(requires_grad)
                 told["out"] = self._out.tell()
             return told, sides, None
-        except Exception as failure:  # whatever it was: the other ranks wait for us
+        except Exception as failure:  # any error is sent: the other ranks wait for this rank
             return {}, [], failure
 
     @staticmethod
     def _refuse_gradient(requires_grad: bool) -> None:
-        """As torch's own functions with out=: silently without its gradient, the operand would be taken for a constant."""
+        """Refuses as torch's own functions with out= do: without its gradient the operand would silently count as a
+        constant."""
         if requires_grad and torch.is_grad_enabled():
             raise ValueError("the operand requires grad, and no gradient goes through out=; leave out= away, give operand.detach(), or call under torch.no_grad()")
 
     def _settle(self, told: Sequence[dict[str, Any]], sides: Sequence[Distribution]) -> None:
-        """From what all ranks told to the two ends. Pure: it raises on all ranks alike."""
+        """Computes the two ends from the arguments of all ranks. Pure: an error is raised on all ranks alike."""
         door, size = self._door, len(self._ranks)
         _ends.agree(told, door, ("dtype", "package", "device", "global_shape", "requires_grad"))
         shapes = [record["shape"] for record in told]
@@ -144,7 +148,7 @@ class Reshape:
                 raise ValueError(f"{door}: {what} has {side.ndim} dimensions, the operand {len(shapes[0])} on rank 0")
         given = told[0]["global_shape"]
         if isinstance(source, Boxes) and given is None:
-            # As nvmath: the array is the smallest box around all boxes, wherever that begins.
+            # As in nvmath: the array is the smallest box around all boxes, at any offset.
             source, lower = _ends.at_origin(source)
             if isinstance(target, Boxes):
                 target, other = _ends.at_origin(target)
@@ -191,7 +195,7 @@ class Reshape:
                 self._logger.info("shardwire.distributed: %s", self.explain())
 
     def execute(self, *, stream: Any = None, release_workspace: bool = False, sync_symmetric_memory: bool = True) -> Any:
-        """Moves the operand, and returns the result, which is there when this returns. Collective."""
+        """Moves the operand and returns the complete result. Collective."""
         del stream, release_workspace, sync_symmetric_memory
         self._check_alive()
         if self._op is None:
@@ -220,8 +224,8 @@ class Reshape:
         return result
 
     def reset_operand(self, operand: Any = None, *, stream: Any = None) -> None:
-        """Takes another operand of the same shape, dtype, package and device, or with None lets the present one go. Collective: what is
-        wrong on one rank is one error on all, and the former operand stays."""
+        """Takes another operand of the same shape, dtype, package and device; None drops the present operand.
+        Collective: an error on one rank is raised on all ranks, and the former operand stays."""
         del stream
         self._check_alive()
         error: Exception | None = None
@@ -235,13 +239,14 @@ class Reshape:
         self._operand = fresh
 
     def reset_operand_unchecked(self, operand: Any = None, *, stream: Any = None) -> None:
-        """As reset_operand, without a word to the other ranks: what is wrong here raises here, and the other ranks' execute waits for this rank."""
+        """As reset_operand, without communication: an error is raised on this rank only, and the other ranks' execute
+        waits for this rank."""
         del stream
         self._check_alive()
         self._operand = None if operand is None else self._fitting(operand)
 
     def release_operand(self) -> None:
-        """Lets the operand go, without a word to the other ranks."""
+        """Drops the operand, without communication."""
         self.reset_operand_unchecked(None)
 
     def _fitting(self, operand: Any) -> Operand:
@@ -257,14 +262,14 @@ class Reshape:
         return fresh
 
     def explain(self) -> str:
-        """Who sends what to whom. After plan()."""
+        """The bytes between each pair of ranks, as text. After plan()."""
         self._check_alive()
         if self._op is None:
             raise InvalidReshapeState("explain() comes after plan()")
         return f"{self._door} of {list(self.global_shape)} {self._dtype}: {self._source.distribution} to {self._target.distribution}\n{self._op.explain()}"
 
     def free(self) -> None:
-        """Lets everything go; the object cannot be used any more. A second call does nothing."""
+        """Frees operation, operand and out; the object cannot be used any more. A second call does nothing."""
         self._freed = True
         self._op = self._operand = self._out = None
 
@@ -293,9 +298,11 @@ class Redistribute(Reshape):
 
 def reshape(operand: _Array, /, input_box: Any, output_box: Any, *, sync_symmetric_memory: bool = True, options: Any = None, stream: Any = None,
             global_shape: Sequence[int] | None = None, out: Any = None, group: Any = None) -> _Array:
-    """This rank's part of the array, laid out anew; arguments and errors as in :class:`Reshape`. Collective over the group.
+    """This rank's part of the array, laid out anew; arguments and errors as in :class:`Reshape`. Collective over the
+    group.
 
-    Differentiable once. What was compiled is kept: a further call with equal arguments on all ranks exchanges a few hundred bytes and moves.
+    Differentiable once. Compiled plans are kept: a further call with equal arguments on all ranks exchanges a few
+    hundred bytes and moves.
     """
     del sync_symmetric_memory
     return _once(Reshape(operand, input_box, output_box, options=options, stream=stream, global_shape=global_shape, out=out, group=group,
@@ -317,7 +324,8 @@ def _once(one: Reshape) -> Any:
 
 
 def move(group: Any, rank: int, source: _ends.End, target: _ends.End, dtype: torch.dtype, name: str, reduction: str | None = None) -> CustomOp:
-    """The compiled op that brings an array from one end to the other. Collective. Equal copies of the input supply what is nearest."""
+    """The compiled op that brings an array from one end to the other. Collective. Of equal copies of the input the
+    nearest supplies an element."""
     def regions(end: _ends.End) -> list[Any]:
         share = end.shares[rank]
         return [Pieces(share.local_shape, share.pieces)] if share.pieces else []
@@ -326,8 +334,8 @@ def move(group: Any, rank: int, source: _ends.End, target: _ends.End, dtype: tor
 
 
 class _Move(torch.autograd.Function):
-    """The differentiable form: gradients go back the same way, and are added where the output held an element several times;
-    a DTensor's replicas have equal ones by contract."""
+    """The differentiable form: gradients go back the same way, and are added where the output held an element several
+    times; a DTensor's replicas have equal gradients by contract."""
 
     @staticmethod
     def forward(ctx: Any, local: torch.Tensor, one: Reshape) -> torch.Tensor:
