@@ -1,7 +1,7 @@
 """Kernels: functions over tensors, compiled once and loaded on every rank. See docs/kernels.md.
 
-``DeviceKernel.compile_and_load`` decides who compiles (``pattern``), traces and compiles (``tracing``), ships the package's bytes (``who_compiles``), keeps
-them (``cache``), and gives the loaded kernel (``device_kernel``).
+``DeviceKernel.compile_and_load`` chooses the compiling ranks (``pattern``), traces and compiles (``tracing``), sends
+the package's bytes (``who_compiles``), keeps packages (``cache``), and returns the loaded kernel (``device_kernel``).
 """
 
 from .cache import clear_kernel_cache

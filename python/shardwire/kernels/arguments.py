@@ -1,4 +1,4 @@
-"""The tensors of a kernel: their names, and what each must look like. Local to one rank."""
+"""The tensors of a kernel: names, and the required form of each tensor. Local to one rank."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from ..compiler.layout import kind_of
 
 @dataclass(frozen=True, slots=True)
 class TensorForm:
-    """What a tensor given to a kernel must look like. device: "cpu", "cuda", ...: which of several is the caller's to choose."""
+    """The form that a kernel requires of one tensor. device: "cpu", "cuda", ...; the caller chooses among several
+    devices of a kind."""
 
     name: str
     shape: tuple[int, ...]
@@ -35,7 +36,7 @@ class TensorForm:
         return [self.name, list(self.shape), self.dtype, self.device, list(self.strides)]
 
     def check(self, tensor: Any, where: str, with_strides: bool) -> None:
-        """TypeError or ValueError naming the argument, what it is and what it must be."""
+        """TypeError or ValueError naming the argument, the given form and the required form."""
         if not isinstance(tensor, torch.Tensor):
             raise TypeError(f"{where} is {kind_of(tensor)}; give a torch.Tensor")
         if tuple(tensor.shape) != self.shape:
@@ -53,9 +54,9 @@ class TensorForm:
 
 
 def forms_of_arguments(kernel: Any, args: Sequence[Any]) -> list[TensorForm]:
-    """The forms of the example tensors ``args``, named as the kernel names its parameters.
+    """The forms of the example tensors ``args``, with the names of the kernel's parameters.
 
-    TypeError for a kernel that cannot be called with that many tensors, or for an argument that is no dense tensor.
+    TypeError where the kernel cannot be called with so many tensors, or where an argument is no dense tensor.
     """
     names = _names(kernel, len(args))
     for name, value in zip(names, args):
@@ -72,7 +73,7 @@ def _names(kernel: Any, count: int) -> list[str]:
         bound = inspect.signature(function).bind(*range(count))
     except TypeError as error:
         raise TypeError(f"the kernel cannot be called with {count} tensors: {error}") from None
-    except ValueError:  # a builtin that does not say
+    except ValueError:  # a builtin without a signature
         return [f"input{index}" for index in range(count)]
     names: list[str] = []
     for name, given in bound.arguments.items():
@@ -81,7 +82,7 @@ def _names(kernel: Any, count: int) -> list[str]:
 
 
 def by_name(given: Any, forms: Sequence[TensorForm], label: str) -> list[Any]:
-    """The values of the dict ``given`` in the order of ``forms``. Every name must be there, and no other."""
+    """The values of the dict ``given`` in the order of ``forms``. Each name must be there, and no other."""
     if not isinstance(given, Mapping):
         raise TypeError(f"{label} is {kind_of(given)}; give a dict of tensors by name: {_list_of(forms)}")
     known = {form.name for form in forms}
@@ -99,7 +100,8 @@ def _list_of(forms: Sequence[TensorForm]) -> str:
 
 
 def check_memory_apart(tensors: Sequence[torch.Tensor], forms: Sequence[TensorForm], changed: Sequence[int]) -> None:
-    """ValueError where a tensor that the kernel changes shares memory with another argument: compiled code reads and writes in an order of its own."""
+    """ValueError where a tensor that the kernel changes shares memory with another argument: compiled code chooses its
+    own order of reads and writes."""
     for index in changed:
         own = _span(tensors[index])
         for other, tensor in enumerate(tensors):

@@ -1,8 +1,9 @@
-"""Packages that were made before: in memory with a bound, then on disk.
+"""Packages made before: in memory with a bound, then on disk.
 
-Files are those of ``backend/base/kept_file``, as plans' are: a reader sees a whole one or none, whoever else writes and whoever is killed. What cannot be read, has
-another key or a wrong digest, or could have been written by another user is a miss. What cannot be written is told once, as a warning: a kernel that was compiled
-works without its file.
+Files are written as ``backend/base/kept_file`` writes, like the files of plans: a reader sees a whole file or no file,
+even while other processes write or are killed. A file that cannot be read, has another key or a wrong digest, or could
+have been written by another user is a miss. When a file cannot be written, one warning says so: a compiled kernel works
+without a file.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ _kept: OrderedDict[str, Package] = OrderedDict()
 
 
 def find(folder: str, key: str) -> tuple[Package, str] | None:
-    """The package of ``key`` and where it was found, "memory" or "disk"; None when it must be made."""
+    """The package of ``key`` and its place, "memory" or "disk"; None when the package must be compiled."""
     with _lock:
         package = _kept.get(key)
         if package is not None:
@@ -38,7 +39,8 @@ def find(folder: str, key: str) -> tuple[Package, str] | None:
 
 
 def remember(package: Package) -> None:
-    """Keeps it in memory; the least recently used ones make room. One that is larger than all the room is not kept."""
+    """Keeps the package in memory and drops the least recently used packages to make room. A package larger than the
+    whole room is not kept."""
     if len(package.code) > MEMORY_BYTES:
         return
     with _lock:
@@ -50,7 +52,8 @@ def remember(package: Package) -> None:
 
 
 def clear_kernel_cache() -> None:
-    """Forgets the kernels that are kept in memory. Files stay: remove the folder, or compile with ``use_cached_if_exists=False``."""
+    """Drops the kernels kept in memory. Files stay: remove the folder, or compile with
+    ``use_cached_if_exists=False``."""
     with _lock:
         _kept.clear()
 
@@ -64,7 +67,7 @@ def has_file(folder: str, key: str) -> bool:
 
 
 def store(folder: str, package: Package) -> None:
-    """Writes the package's file. Never raises for what the system refuses."""
+    """Writes the package's file. Never raises for an error of the system."""
     failed = _C.write_kept(folder, package.key + _ENDING, package.encode())
     if failed:
         warnings.warn(f"shardwire: the kernel {package.name!r} was compiled but could not be kept in {folder}: {failed}; the next process compiles it "
@@ -72,7 +75,7 @@ def store(folder: str, package: Package) -> None:
 
 
 def _read(path: str, key: str) -> Package | None:
-    data = _C.read_kept(path)  # its code will be run: nobody else may have put it there
+    data = _C.read_kept(path)  # the code will run in this process: no other user may have written the file
     if data is None:
         return None
     try:

@@ -32,11 +32,13 @@ _SCALARS = (bool, int, float, str, type(None))
 
 
 class DeviceKernel:
-    """A kernel that was compiled and loaded, made by :meth:`compile_and_load`. Call it with tensors; any thread may.
+    """A kernel, compiled and loaded by :meth:`compile_and_load`. Call the kernel with tensors, from any thread.
 
-    name. key: what it was made from. inputs, outputs: forms (name, shape, dtype, device, strides). compiler: "aotinductor" or "torchscript".
-    origin: "compiled" here, "received" from another rank, or found in "memory" or on "disk". path: where its file belongs. rank_id, world_size, cc_enabled: as they were
-    decided. seconds: what compile_and_load took.
+    name. key: a hash of the graph, the settings and the machine. inputs, outputs: forms (name, shape, dtype, device,
+    strides). compiler: "aotinductor" or "torchscript".
+    origin: "compiled" here, "received" from another rank, or found in "memory" or on "disk". path: the file of the
+    package. rank_id, world_size, cc_enabled: the values that the call decided on. seconds: the duration of
+    compile_and_load.
     """
 
     def __init__(self, name: str, package: Package, run: Callable[[list[torch.Tensor]], Sequence[torch.Tensor]], origin: str, pattern: Pattern, path: str, seconds: float) -> None:
@@ -44,29 +46,36 @@ class DeviceKernel:
         self.origin, self.path, self.seconds = origin, path, seconds
         self.rank_id, self.world_size, self.cc_enabled = pattern.rank, pattern.world, pattern.cc
         self._run, self._returns, self._changed = run, package.returns, package.changed
-        self._ops = held_ops(package.ops)  # the code finds them by name while they live
+        self._ops = held_ops(package.ops)  # the compiled code finds the ops by name, as long as the ops live
 
     @classmethod
     def compile_and_load(cls, kernel: Any, *args: torch.Tensor, name: str | None = None, additional_compiler_args: CompilerArgs = None, use_cached_if_exists: bool = True,
                          build_dir: str | os.PathLike[str] | None = None, target: str | None = None, is_spmd: bool = True, cc_enabled: bool | None = None,
                          rank_id: int | None = None, world_size: int | None = None, group: Any = None, timeout: Seconds = None) -> DeviceKernel:
-        """Compiles ``kernel`` for tensors like ``args`` and loads it. Where communication is on, every rank of the group calls it.
+        """Compiles ``kernel`` for tensors like ``args`` and loads the result. Where communication is on, every rank of
+        the group calls compile_and_load.
 
-        kernel: a function of tensors that returns a tensor, or a tuple, list or dict of tensors; an ``nn.Module``; or a ``torch.export.ExportedProgram``, whose own example tensors
-            serve where none are given. It is compiled for inference: results carry no gradients.
-        args: example tensors: their shapes, dtypes, strides and kind of device count; their values do not.
+        kernel: a function of tensors that returns a tensor, or a tuple, list or dict of tensors; an ``nn.Module``; or a
+            ``torch.export.ExportedProgram``, whose own example tensors serve where none are given. The kernel is
+            compiled for inference: results carry no gradients.
+        args: example tensors. Shapes, dtypes, strides and kind of device count; values do not.
         name: for messages; None: the kernel's own.
-        additional_compiler_args: settings of torch's inductor, ``{"max_autotune": True}`` or ``"max_autotune=True"``; part of the key.
-        use_cached_if_exists: False compiles anew, and replaces what was kept in memory and on disk.
-        build_dir: where packages are kept, in ``spmd``, ``rank_R`` or ``local``; None: SHARDWIRE_KERNEL_DIR, else shardwire/kernels in the user's cache folder.
-        target: the kind of device, "cpu" or "cuda", on which all tensors must lie; None: wherever they do.
-        is_spmd: with communication on, True: rank 0 traces and compiles, and the others get the package's bytes. False: each rank compiles its own, and nothing is sent.
+        additional_compiler_args: settings of torch's inductor, ``{"max_autotune": True}`` or ``"max_autotune=True"``;
+            part of the key.
+        use_cached_if_exists: False compiles anew, and replaces the package in memory and on disk.
+        build_dir: the folder of packages, with subfolders ``spmd``, ``rank_R`` or ``local``; None:
+            SHARDWIRE_KERNEL_DIR, else shardwire/kernels in the user's cache folder.
+        target: the kind of device, "cpu" or "cuda", on which all tensors must lie; None: the devices of the tensors.
+        is_spmd: with communication on, True: rank 0 traces and compiles, and the other ranks get the package's bytes.
+            False: each rank compiles its own package, and nothing is sent.
         cc_enabled: whether the kernel may communicate; None: where there is a group of more than one rank.
-        rank_id, world_size: where there is no group. group: as for ``compile_op``; None: the default group, if there is one.
+        rank_id, world_size: where there is no group. group: as for ``compile_op``; None: the default group, if there is
+            one.
         timeout: seconds to wait for the other ranks in each step, rank 0's compiler included; None: the group's.
 
-        Raises with is_spmd=True and communication on the same type and text on every rank: TypeError, ValueError, :class:`MismatchError` where ranks ask for different things,
-        :class:`KernelError` when it cannot be traced, compiled or loaded, :class:`TimeoutError` naming the ranks that did not come, :class:`UnsupportedError`.
+        With is_spmd=True and communication on, every rank raises an error of the same type and text: TypeError,
+        ValueError, :class:`MismatchError` where ranks ask for different things, :class:`KernelError` when the kernel
+        cannot be traced, compiled or loaded, :class:`TimeoutError` naming the missing ranks, :class:`UnsupportedError`.
         """
         start = time.perf_counter()
         pattern, failure = _pattern_or_failure(is_spmd, cc_enabled, rank_id, world_size, group)
@@ -87,15 +96,18 @@ class DeviceKernel:
         else:
             assert request is not None
             package, origin, run = compile_here(request, pattern, _load)
-        assert request is not None  # else one of them has raised
+        assert request is not None  # otherwise one of the calls above has raised
         path = os.path.join(folder, package.key + ".swkn")
         return cls(request.name, package, run, origin, pattern, path, time.perf_counter() - start)
 
     def __call__(self, *tensors: torch.Tensor, inputs: Mapping[str, torch.Tensor] | None = None, outputs: Mapping[str, torch.Tensor] | None = None) -> Result | Mapping[str, torch.Tensor]:
         """Runs the kernel: ``k(a, b)``, or ``k(inputs={"a": a, "b": b})``.
 
-        outputs: tensors by name that the results are copied into ("output0", "output1", ..., or the keys of the dict that the kernel returns); then these are returned.
-        TypeError or ValueError before anything runs where count, names, shapes, dtypes, devices or strides are not those that it was compiled for.
+        outputs: tensors by name ("output0", "output1", ..., or the keys of the dict that the kernel returns). The
+            results are copied into these tensors, and the call returns the same tensors.
+
+        Raises TypeError or ValueError before anything runs where count, names, shapes, dtypes, devices or strides
+        differ from the compiled forms.
         """
         given = self._tensors(tensors, inputs)
         targets = None if outputs is None else by_name(outputs, self.outputs, "outputs")
@@ -110,10 +122,13 @@ class DeviceKernel:
         return self._as_returned(results)
 
     def benchmark(self, *tensors: torch.Tensor, inputs: Mapping[str, torch.Tensor] | None = None, mode: str = "host", warmup: int = 10, iterations: int = 100) -> KernelTimes:
-        """Runs it ``warmup`` and then ``iterations`` times and gives the times of the latter, in seconds.
+        """Runs the kernel ``warmup`` times, then ``iterations`` times, and returns the times of the latter, in seconds.
 
-        mode: "host", whole calls with their checks; "device", the compiled code alone (on an accelerator, between two of its events).
-        Without tensors it makes some: random ones of floating types, zeros of others. A kernel that communicates is measured by all its ranks together.
+        mode: "host", whole calls with all checks; "device", the compiled code alone (on an accelerator, between two of
+            its events).
+
+        Without tensors, example tensors are made: random values for floating types, zeros for other types. All ranks
+        together measure a kernel that communicates.
         """
         if mode not in ("host", "device"):
             raise ValueError(f"mode is {kind_of(mode)}; give 'host' or 'device'")
@@ -150,7 +165,8 @@ class DeviceKernel:
 
 
 def _pattern_or_failure(is_spmd: Any, cc_enabled: Any, rank_id: Any, world_size: Any, group: Any) -> tuple[Pattern, Exception | None]:
-    """The pattern; where the arguments are wrong and yet name a group, that of an SPMD call, so that all its ranks hear of the error."""
+    """The pattern. Where the arguments are wrong and yet name a group: the pattern of an SPMD call and the error, so
+    that all ranks of the group are notified of the error."""
     try:
         return choose_pattern(is_spmd, cc_enabled, rank_id, world_size, group), None
     except (TypeError, ValueError) as error:
@@ -224,11 +240,11 @@ def _example(form: TensorForm) -> torch.Tensor:
 
 
 def _load(package: Package) -> Callable[[list[torch.Tensor]], Sequence[torch.Tensor]]:
-    """What runs the package's code. KernelError when torch cannot load it."""
+    """A function that runs the package's code. KernelError when torch cannot load the code."""
     wanted = "aotinductor" if machine.HAS_AOTI else "torchscript"
     if package.compiler != wanted:
         raise errors.KernelError(f"the kernel {package.name!r} is a package of {package.compiler}; torch {torch.__version__} loads {wanted}")
-    held_ops(package.ops)  # before torch looks for the operator that runs them
+    held_ops(package.ops)  # before torch looks up the operator that runs the ops
     try:
         if package.compiler == "torchscript":
             module = torch.jit.load(io.BytesIO(package.code))
@@ -239,11 +255,11 @@ def _load(package: Package) -> Callable[[list[torch.Tensor]], Sequence[torch.Ten
 
 
 _loading = threading.Lock()
-_UNPACKED = re.compile(r"(/\S*/aotinductor_\w+|/tmp/\w{6}(?=/data/aotinductor/))/\S*$")  # the latter: torch 2.6
+_UNPACKED = re.compile(r"(/\S*/aotinductor_\w+|/tmp/\w{6}(?=/data/aotinductor/))/\S*$")  # the second form: torch 2.6
 
 
 def _load_aoti(code: bytes) -> Callable[[list[torch.Tensor]], Sequence[torch.Tensor]]:
-    # torch reads a file by its name; this one has none in any folder, and goes with the process.
+    # torch reads a file by name. This file has a name in no folder, and ends with the process.
     descriptor = os.memfd_create("shardwire-kernel", os.MFD_CLOEXEC)
     try:
         with os.fdopen(os.dup(descriptor), "wb") as file:
@@ -256,7 +272,7 @@ def _load_aoti(code: bytes) -> Callable[[list[torch.Tensor]], Sequence[torch.Ten
                 loaded = loader(path, "model", False, 1, -1)
             except TypeError:  # torch before 2.8
                 loaded = loader(path, "model")
-            for folder in _unpacked() - before:  # mapped by now; a process that is killed would leave it
+            for folder in _unpacked() - before:  # already mapped; a killed process would leave these folders behind
                 shutil.rmtree(folder, ignore_errors=True)
     finally:
         os.close(descriptor)
@@ -264,7 +280,7 @@ def _load_aoti(code: bytes) -> Callable[[list[torch.Tensor]], Sequence[torch.Ten
 
 
 def _unpacked() -> set[str]:
-    """The folders that torch unpacked packages into, as far as this process has mapped something of them."""
+    """The folders of torch's unpacked packages, as far as this process has mapped a file there."""
     with open("/proc/self/maps") as file:
         found = (_UNPACKED.search(line.rstrip()) for line in file)
         return {match.group(1) for match in found if match}

@@ -1,4 +1,5 @@
-"""An exported program as text that is equal exactly for programs that compute the same by the same steps, and what in it communicates."""
+"""An exported program as text, equal exactly for programs that compute the same by the same steps; and the
+communication in a program."""
 
 from __future__ import annotations
 
@@ -10,7 +11,8 @@ import torch
 
 
 def text_of(program: Any) -> str:
-    """Every node of the graph and of graphs within it, with shapes, strides, dtypes and devices; and the values of all parameters and constants."""
+    """Every node of the graph and of nested graphs, with shapes, strides, dtypes and devices; and the values of all
+    parameters and constants."""
     lines: list[str] = []
     for path, module in program.graph_module.named_modules():
         graph = getattr(module, "graph", None)
@@ -27,7 +29,8 @@ def text_of(program: Any) -> str:
 
 
 def value_digest(value: Any) -> str:
-    """Of a tensor: form and bytes. What is no tensor is its repr, which may have an address: then the kernel is compiled anew, and never a wrong one found."""
+    """Form and bytes of a tensor. For other values the repr, which may contain an address: then the kernel is compiled
+    anew, and a wrong package is never found."""
     if not isinstance(value, torch.Tensor):
         return repr(value)
     plain = value.detach().cpu().contiguous()
@@ -54,7 +57,7 @@ def _meta(value: Any) -> str:
 
 
 def communication_in(program: Any) -> list[tuple[str, str | None]]:
-    """Every collective of the graph, and the name of the group that it uses (None: it names none)."""
+    """Every collective of the graph, with the name of the collective's group (None: the node names no group)."""
     return [(str(node.target), _group_of(node)) for node in _nodes(program) if _namespace(node.target) in ("_c10d_functional", "c10d_functional", "c10d", "_dtensor")
             and "wait_tensor" not in str(node.target)]
 

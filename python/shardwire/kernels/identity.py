@@ -1,4 +1,5 @@
-"""What a kernel is, as text that ranks compare before one of them compiles for all: its code, the plain values bound to it, and its parameters."""
+"""The identity of a kernel as text, which ranks compare before one rank compiles for all: the code, the plain values
+bound to the code, and the parameters."""
 
 from __future__ import annotations
 
@@ -22,12 +23,13 @@ def name_of(kernel: Any) -> str:
 
 
 def is_program(kernel: Any) -> bool:
-    """Whether it is torch's ExportedProgram; never imports torch.export."""
+    """Whether ``kernel`` is torch's ExportedProgram; never imports torch.export."""
     return any(base.__name__ == "ExportedProgram" and base.__module__.startswith("torch.") for base in type(kernel).__mro__)
 
 
 def identity(kernel: Any) -> dict[str, str]:
-    """By aspect ("the kernel's code", "the parameter 'weight'"): a name or digest that is equal on ranks that hold the same."""
+    """By aspect ("the kernel's code", "the parameter 'weight'"): a name or digest, equal on ranks with equal
+    kernels."""
     if is_program(kernel):
         return {"the exported program": _digest(text_of(kernel))}
     if isinstance(kernel, functools.partial):
@@ -44,7 +46,7 @@ def identity(kernel: Any) -> dict[str, str]:
     for name, cell in zip(names, getattr(function, "__closure__", None) or ()):
         try:
             found[f"the variable {name!r}, which the kernel reads"] = _value(cell.cell_contents)
-        except ValueError:  # not assigned yet
+        except ValueError:  # the variable is not assigned yet
             pass
     globals_of = getattr(function, "__globals__", {})
     for name in _globals_read(getattr(function, "__code__", None)):
@@ -58,7 +60,8 @@ def _globals_read(code: types.CodeType | None) -> list[str]:
 
 
 def _value(value: Any) -> str:
-    """Plain values and tensors in full; of others only their type, since two that are equal need not look it."""
+    """Plain values and tensors in full; for other values only the type, since two equal values may have different
+    texts."""
     if isinstance(value, torch.Tensor):
         return value_digest(value)
     return repr(value) if isinstance(value, _PLAIN) else type(value).__qualname__

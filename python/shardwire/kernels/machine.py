@@ -1,4 +1,5 @@
-"""What compiled code depends on besides the graph: torch, compilers, the CPU and the compiler's settings. All of it is part of a kernel's key."""
+"""The inputs of compiled code besides the graph: torch, compilers, the CPU and the compiler's settings. All of these
+are part of a kernel's key."""
 
 from __future__ import annotations
 
@@ -22,16 +23,17 @@ HAS_AOTI = tuple(int(part) for part in torch.__version__.split(".")[:2]) >= (2, 
 
 
 def loads() -> dict[str, str]:
-    """What must be equal on all ranks that load one package: it is machine code for this torch on this kind of CPU."""
+    """Values that must be equal on all ranks that load one package: the package is machine code for this torch on this
+    kind of CPU."""
     return {"torch": torch.__version__, "shardwire": _build_info.VERSION, "python": "%d.%d" % sys.version_info[:2], "CPU": _cpu()}
 
 
 def compiles(settings: dict[str, Any], device: str) -> dict[str, Any]:
-    """What decides how this process compiles. Read anew each time: settings and the environment change."""
+    """Values that decide how this process compiles. Read anew each time, since settings and the environment change."""
     found: dict[str, Any] = {"settings": sorted((name, repr(value)) for name, value in settings.items())}
     if HAS_AOTI:
         from torch._inductor import config
-        # Threads are a constant of compiled loops.
+        # The number of threads is a constant in compiled loops.
         found["torch"] = [torch.get_num_threads(), torch.get_float32_matmul_precision(), torch.are_deterministic_algorithms_enabled()]
         found["inductor"] = _digest_of_settings(config)
         found["cxx"] = _compiler(os.environ.get("CXX", "g++"))
@@ -43,7 +45,8 @@ def compiles(settings: dict[str, Any], device: str) -> dict[str, Any]:
 
 
 def _digest_of_settings(config: Any) -> str:
-    """A compile notes its device and machine in one of the settings (AOTI_DEVICE_KEY, ...): nobody set them, and the next key of the same kernel would be another one."""
+    """The digest of inductor's settings. A compile writes the device and machine into one setting (AOTI_DEVICE_KEY,
+    ...). No user made these entries, and with them the next key of the same kernel would differ."""
     given = {name: value for name, value in config.aot_inductor.metadata.items() if not name.startswith("AOTI_")}
     with config.patch({"aot_inductor.metadata": given}):
         return str(config.get_hash().hex())
@@ -54,8 +57,9 @@ _linking = threading.Lock()
 
 @contextlib.contextmanager
 def links_with_this_torch() -> Iterator[None]:
-    """Within it AOTInductor links with the libtorch of this process. Alone it looks into the folder of Python's library first, and where Debian's libtorch-dev lies there, too,
-    it takes that other torch: the kernel compiles, and no process can load it."""
+    """A context in which AOTInductor links with the libtorch of this process. By default AOTInductor first looks into
+    the folder of Python's library. Where Debian's libtorch-dev lies in the same folder, AOTInductor takes this other
+    torch: the kernel compiles, and no process can load the result."""
     own = os.path.join(os.path.dirname(torch.__file__), "lib")
     variables = sysconfig.get_config_vars()
     with _linking:
@@ -72,7 +76,8 @@ def links_with_this_torch() -> Iterator[None]:
 
 @functools.lru_cache(maxsize=8)
 def _compiler(command: str) -> str:
-    """Path and version of the C++ compiler; a word where there is none, so that the compile says so and not the key."""
+    """Path and version of the C++ compiler. A word where there is none, so that the compile fails with the error and
+    not the key."""
     path = shutil.which(command.split()[0]) if command.strip() else None
     if path is None:
         return f"no {command}"
@@ -85,7 +90,7 @@ def _compiler(command: str) -> str:
 
 @functools.lru_cache(maxsize=1)
 def _cpu() -> str:
-    """The CPU's instructions: code is compiled for all that this one has."""
+    """The CPU's instructions: code is compiled for all instructions of this CPU."""
     try:
         with open("/proc/cpuinfo") as file:
             lines = [line for line in file if line.startswith(("flags", "Features"))]

@@ -1,6 +1,8 @@
-"""Compiled ops inside a kernel: while it is traced, a call of one becomes a node of the graph, which names the op; when the kernel runs, the node runs the op of that name.
+"""Compiled ops inside a kernel. While a kernel is traced, a call of an op becomes a node of the graph with the op's
+name; when the kernel runs, the node runs the op of this name.
 
-An op's name is its group's and its number among the ops that were compiled in that group, so it is the same on all ranks. Needs AOTInductor.
+An op's name consists of the group's name and the op's number among the ops compiled in the group, so the name is the
+same on all ranks. Needs AOTInductor.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ NAMESPACE = "shardwire"
 
 
 class RecordedRun:
-    """What a call of an op returns while it is traced: the run ends within the kernel before its results are used."""
+    """The result of an op's call during tracing: the run ends within the kernel before the kernel uses the results."""
 
     def wait(self, timeout: Any = None) -> None:
         """Does nothing."""
@@ -28,7 +30,7 @@ class RecordedRun:
 
 
 def record(op: CustomOp, input_tensors: Tensors | None = None, output_tensors: Tensors | None = None, *, timeout: Any = None) -> RecordedRun:
-    """In place of ``op(inputs, outputs)`` while a kernel is traced."""
+    """Takes the place of ``op(inputs, outputs)`` while a kernel is traced."""
     if timeout is not None:
         raise UnsupportedError("a compiled op inside a kernel takes no timeout; the group's holds")
     inputs, outputs = flat_tensors(op._inputs, input_tensors), flat_tensors(op._outputs, output_tensors)
@@ -49,7 +51,8 @@ def record(op: CustomOp, input_tensors: Tensors | None = None, output_tensors: T
 
 @functools.lru_cache(maxsize=1)
 def _library() -> Any:
-    """torch's operator, made when first needed. Functional: new outputs that begin as copies of those given, since an op may leave gaps."""
+    """torch's operator, made when first needed. Functional: new outputs that begin as copies of the given outputs,
+    since an op may leave gaps."""
     library = torch.library.Library(NAMESPACE, "FRAGMENT")
     library.define("run_op(Tensor[] inputs, Tensor[] outputs, str op) -> Tensor[]")
     library.impl("run_op", _run, "CompositeExplicitAutograd")
@@ -76,14 +79,15 @@ def _op(name: str) -> CustomOp:
 
 
 def held_ops(names: list[str]) -> list[CustomOp]:
-    """The ops of these names, for a kernel to keep. ValueError where one is missing."""
+    """The ops of these names, for a kernel to hold. ValueError where one is missing."""
     if names:
         _library()
     return [_op(name) for name in names]
 
 
 def describe_op(name: str) -> list[str]:
-    """The op's name and a digest of what it moves, equal on all ranks of one op, and of its forms on this rank."""
+    """The op's name, and one digest of the op's traffic, equal on all ranks of one op, and of the op's forms on this
+    rank."""
     op = _op(name)
     traffic = {what: value for what, value in op.traffic().items() if what != "rank"}
     forms = [[list(local.local_shape) for local in side] for side in (op.inputs, op.outputs)]
@@ -91,14 +95,14 @@ def describe_op(name: str) -> list[str]:
 
 
 def check_op(told: list[str]) -> None:
-    """MismatchError where this rank's op of that name is another than rank 0's."""
+    """MismatchError where this rank's op of the same name differs from rank 0's op."""
     if describe_op(told[0]) != told:
         raise MismatchError(f"the kernel runs the compiled op {told[0]!r}, which on this rank moves something else or takes other shapes than on rank 0; "
                             "give is_spmd=False where ranks differ")
 
 
 def names_in(program: Any) -> list[str]:
-    """The op of each node of an exported program that runs one and of whose results something is used."""
+    """The op of each node of an exported program that runs an op and has a used result."""
     nodes = list(program.graph_module.graph.nodes)
     used = {node for node in nodes if node.op == "output"}
     for node in reversed(nodes):

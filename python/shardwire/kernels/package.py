@@ -1,9 +1,11 @@
-"""A compiled kernel as bytes: what travels between ranks and lies on disk. ::
+"""A compiled kernel as bytes, to be sent between ranks and kept on disk. ::
 
-    "SWKN", u32 schema, u32 bytes of the head | head: JSON | code: what torch loads | 32 bytes of blake2b over all before
+    "SWKN", u32 schema, u32 bytes of the head | head: JSON | code: what torch loads | 32 bytes of blake2b over all
+    before
 
-Reading checks every length and the digest; what is not exactly what ``encode`` wrote is ``Broken``. The code itself is machine code (or TorchScript): a package is
-loaded only from a rank of the group, which proved the job's token, or from a file that only this user can have written (``cache``).
+Reading checks every length and the digest, and raises ``Broken`` for any bytes but the exact output of ``encode``. The
+code itself is machine code (or TorchScript): a package is loaded only from a rank of the group, which proved the job's
+token, or from a file that only this user can have written (``cache``).
 """
 
 from __future__ import annotations
@@ -28,8 +30,10 @@ class Broken(ValueError):
 
 @dataclass(slots=True)
 class Package:
-    """key: what it was made from (``cache``). compiler: "aotinductor" or "torchscript". returns: "tensor", "tuple", "list" or "dict". changed: indices of
-    inputs that the kernel writes to. groups: torch's names of the process groups that its collectives use. ops: names of the compiled ops that it runs (``ops_inside``)."""
+    """key: a hash of the graph, settings and machine (``tracing``). compiler: "aotinductor" or "torchscript". returns:
+    "tensor", "tuple", "list" or "dict". changed: indices of inputs that the kernel writes to. groups: torch's names of
+    the process groups of the kernel's collectives. ops: names of the compiled ops that the kernel runs
+    (``ops_inside``)."""
 
     key: str
     name: str

@@ -1,4 +1,4 @@
-"""How long a kernel takes."""
+"""The time that a kernel takes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ import torch
 
 @dataclass(frozen=True, slots=True)
 class KernelTimes:
-    """Seconds of each timed call, and what they come to. mode: "host", the whole call as the caller sees it; "device", the compiled code alone."""
+    """Seconds of each timed call, and statistics. mode: "host", the whole call as the caller sees it; "device", the
+    compiled code alone."""
 
     mode: str
     warmup: int
@@ -41,7 +42,8 @@ class KernelTimes:
 
 
 def measure(call: Callable[[], object], device: torch.device, mode: str, warmup: int, iterations: int) -> KernelTimes:
-    """Times ``call``. On an accelerator the host's times end when the device is done, and the device's are those between two of its events."""
+    """Times ``call``. On an accelerator the host's times end when the device is done, and the device's times are
+    between two of its events."""
     module = None if device.type == "cpu" else getattr(torch, device.type)
     for _ in range(warmup):
         call()

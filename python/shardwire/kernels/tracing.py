@@ -1,4 +1,5 @@
-"""From a kernel and example tensors to a graph, its key, and compiled code. One rank's work: nothing here communicates, and what would is refused.
+"""Makes a graph, a key and compiled code of a kernel and example tensors. One rank's work: nothing here communicates,
+and a kernel that would communicate while tracing is refused.
 
 torch 2.6 and later: torch.export, then AOTInductor. Before: torch.jit.trace, whose package is TorchScript.
 """
@@ -36,14 +37,14 @@ _tracing = threading.RLock()
 
 
 class Traced:
-    """A kernel's graph. ``package`` has its key and all but the code, which ``compile`` adds."""
+    """A kernel's graph. ``package`` is complete except for the code; ``compile`` adds the code."""
 
     def __init__(self, package: Package, make_code: Callable[[], bytes]) -> None:
         self.package = package
         self._make_code = make_code
 
     def compile(self) -> Package:
-        """The whole package. KernelError when the compiler fails, with its words."""
+        """The whole package. KernelError with the compiler's message when the compiler fails."""
         try:
             with _tracing:
                 self.package.code = self._make_code()
@@ -57,18 +58,19 @@ class Traced:
 
 
 class _Result:
-    """How a kernel's own result looked while it was traced. An object of its own, since torch.export undoes changes of a module's attributes."""
+    """The form of a kernel's own result during tracing. A separate object, since torch.export undoes changes of a
+    module's attributes."""
 
     def __init__(self) -> None:
         self.returns = ""
-        self.ops: list[str] = []  # that it ran, by name
+        self.ops: list[str] = []  # names of the compiled ops that the kernel ran
         self._tensors: list[tuple[str, torch.Tensor]] = []
 
     def set(self, returns: str, tensors: list[tuple[str, torch.Tensor]]) -> None:
         self.returns, self._tensors = returns, tensors
 
     def outputs(self) -> list[TensorForm]:
-        """After tracing: while torch.jit traces, shapes are tensors."""
+        """Only after tracing: while torch.jit traces, shapes are tensors."""
         return [TensorForm.of(name, value) for name, value in self._tensors]
 
 
@@ -77,7 +79,7 @@ class Wrapper(torch.nn.Module):
 
     def __init__(self, kernel: Any, result: _Result) -> None:
         super().__init__()
-        self.kernel = kernel  # a module becomes a part of this one, with its parameters
+        self.kernel = kernel  # a module becomes a submodule of the wrapper, with its parameters
         self._result = result
 
     def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -103,10 +105,13 @@ def _flattened(result: Any) -> tuple[list[str], list[Any], str]:
 
 def trace(kernel: Any, args: Sequence[torch.Tensor], forms: list[TensorForm], name: str, settings: dict[str, Any], cc: bool,
           describe_group: Callable[[str], Any]) -> Traced:
-    """Traces ``kernel``. settings: of the compiler. cc: whether it may communicate. describe_group: of a name that the graph has, what its key should hold;
-    raises when this process has no such group.
+    """Traces ``kernel``.
 
-    KernelError when it cannot be traced; UnsupportedError for what a compiled kernel cannot be; ValueError for communication where it is off.
+    settings: of the compiler. cc: whether the kernel may communicate. describe_group: maps the name of a group in the
+    graph to the group's part of the key; raises when this process has no such group.
+
+    Raises KernelError when the kernel cannot be traced, UnsupportedError for features that a compiled kernel cannot
+    have, ValueError for communication where communication is off.
     """
     result = _Result()
     wrapper = Wrapper(kernel, result)
@@ -115,7 +120,7 @@ def trace(kernel: Any, args: Sequence[torch.Tensor], forms: list[TensorForm], na
             try:
                 graph, code, changed, calls, ops = (_export if machine.HAS_AOTI else _script)(wrapper, args, settings)
             except Exception:
-                if refusals:  # without what torch put around it
+                if refusals:  # raises our own error, without the text that torch added
                     raise refusals[0] from None
                 raise
     check_all_used(result.ops, ops)
@@ -131,7 +136,8 @@ def trace(kernel: Any, args: Sequence[torch.Tensor], forms: list[TensorForm], na
     return Traced(package, code)
 
 
-# The graph's text, its compiler, changed inputs, collectives and their groups, compiled ops.
+# The graph's text, a function that compiles, indices of changed inputs, collectives with group names, names of compiled
+# ops.
 _Made = tuple[str, Callable[[], bytes], list[int], list[tuple[str, "str | None"]], list[str]]
 
 
@@ -163,7 +169,7 @@ def _export(wrapper: Wrapper, args: Sequence[torch.Tensor], settings: dict[str, 
 def _script(wrapper: Wrapper, args: Sequence[torch.Tensor], settings: dict[str, Any]) -> _Made:
     if settings:
         raise errors.UnsupportedError(f"additional_compiler_args are AOTInductor's, which torch {torch.__version__} does not have; it needs torch 2.6")
-    copies = tuple(tensor.detach().clone() for tensor in args)  # tracing runs the kernel, which may write to them
+    copies = tuple(tensor.detach().clone() for tensor in args)  # tracing runs the kernel, which may write to its inputs
     before = [tensor._version for tensor in copies]
     wrapper.train(wrapper.kernel.training if isinstance(wrapper.kernel, torch.nn.Module) else False)
     try:
@@ -190,7 +196,8 @@ def _script(wrapper: Wrapper, args: Sequence[torch.Tensor], settings: dict[str, 
 
 
 def _text_of_script(traced: Any) -> str:
-    """Its code, its graph, and the values of its constants and parameters, without what differs between equal ones: line numbers, and numbers in class names."""
+    """The code, the graph, and the values of constants and parameters, without the parts that differ between equal
+    kernels: line numbers, and numbers in class names."""
     graph = traced.inlined_graph
     parts = [re.sub(r"\s*# .*$", "", str(graph), flags=re.MULTILINE)]
     parts += [value_digest(node.t("value")) for node in graph.findAllNodes("prim::Constant") if "value" in node.attributeNames() and node.kindOf("value") == "t"]
@@ -200,7 +207,8 @@ def _text_of_script(traced: Any) -> str:
     return re.sub(r"\.?___torch_mangle_\d+", "", "\n".join(parts))
 
 
-# Communication that tracing would run instead of recording: on the rank that traces alone, so that it would wait for ever.
+# Eager communication: tracing would run such a call instead of recording the call. Only one rank traces, so the call
+# would wait for ever.
 
 _OFF = ("the kernel calls a compiled op, and communication is off: run it in a group of more than one rank, or give cc_enabled=True; or call it outside of the kernel")
 _EAGER = ("a kernel cannot call {what}: it would run while rank 0 traces, and not in the kernel; use torch.distributed._functional_collectives "
@@ -209,8 +217,11 @@ _EAGER = ("a kernel cannot call {what}: it would run while rank 0 traces, and no
 
 @contextlib.contextmanager
 def _without_eager_communication(cc: bool, ops: list[str]) -> Iterator[list[Exception]]:
-    """Within it, this thread's calls of torch.distributed's collectives raise UnsupportedError, and those of compiled ops are recorded where that can be. Other threads' go through.
-    ops: gets the names of those. Gives the list of what was raised."""
+    """A context in which this thread's calls of torch.distributed's collectives raise UnsupportedError, and calls of
+    compiled ops are recorded where recording is possible. Calls of other threads pass through.
+
+    ops: receives the names of the recorded ops. Yields the list of raised errors.
+    """
     own = threading.get_ident()
     refusals: list[Exception] = []
 
@@ -236,7 +247,9 @@ def _without_eager_communication(cc: bool, ops: list[str]) -> Iterator[list[Exce
                 raise
         return asked
 
-    is_outside = c10d._rank_not_in_group  # each collective of torch.distributed asks this first, however it was imported; and get_rank() and its like
+    # Each collective of torch.distributed calls this function first, however the collective was imported. get_rank()
+    # and similar functions call the function too.
+    is_outside = c10d._rank_not_in_group
 
     def ask(group: Any) -> Any:
         return is_outside(group) if "get_" in sys._getframe(2).f_code.co_name else refuse("a collective of torch.distributed")
@@ -254,7 +267,7 @@ def _without_eager_communication(cc: bool, ops: list[str]) -> Iterator[list[Exce
 
 
 def _own(error: Exception) -> Exception:
-    """The same kind of error without what torch added to its text."""
+    """The same kind of error without the text that torch added."""
     return type(error)(_first_line(error))
 
 

@@ -1,12 +1,13 @@
-"""From a request to a package on this rank: compiled here, found, or shipped.
+"""Brings the package of a request to this rank: compiled here, found, or received.
 
-Without communication: trace, look in the cache, else compile and keep. SPMD, where every step is one of all ranks and an error of any is everyone's:
+Without communication: trace, look in the cache, else compile and keep. SPMD: all ranks take every step together, and an
+error of any rank is raised on all ranks:
 
-1. the ranks compare what they ask for, and what their machines can load;
-2. rank 0 traces, and tells the key;
-3. they vote: who has that key. Where all do nothing more is sent;
-4. the lowest rank that has it, else rank 0 after compiling, gives the bytes to all;
-5. all load it, and leave together.
+1. the ranks compare their requests, and the package formats that their machines can load;
+2. rank 0 traces, and sends the key to all;
+3. all ranks vote on whether they have the key's package. Where all have the package, nothing more is sent;
+4. the lowest rank with the package sends the bytes to all; where no rank has the package, rank 0 compiles and sends;
+5. all ranks load the package, and return together.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ _LONGEST_SHOWN = 200
 
 @dataclass(slots=True)
 class Request:
-    """What one rank asks for. kernel: callable. folder: where its packages lie."""
+    """The request of one rank. kernel: callable. folder: the folder of this rank's packages."""
 
     kernel: Any
     args: Sequence[torch.Tensor]
@@ -45,7 +46,7 @@ class Request:
     settings: dict[str, Any]
     use_cached: bool
     folder: str
-    identity_of: Any  # the kernel as it was given
+    identity_of: Any  # the kernel as given by the caller
 
     def trace(self, pattern: Pattern) -> Traced:
         return trace(self.kernel, self.args, self.forms, self.name, self.settings, pattern.cc, describe_group)
@@ -59,7 +60,7 @@ class Request:
             cache.store(self.folder, package)
 
     def described(self) -> dict[str, str]:
-        """What must be equal on all ranks of one SPMD call."""
+        """Values that must be equal on all ranks of one SPMD call."""
         about = {"the kernel's name": self.name, **{f"the tensor {form.name!r}": f"{form.dtype}{list(form.shape)} on {form.device}, strides {list(form.strides)}" for form in self.forms},
                  **identity(self.identity_of), "additional_compiler_args": json.dumps(self.settings, sort_keys=True), "use_cached_if_exists": str(self.use_cached)}
         return {"the number of tensors": str(len(self.forms)), **about, **{f"this machine's {what}": value for what, value in machine.loads().items()}}
@@ -69,16 +70,16 @@ Load = Callable[[Package], Any]
 
 
 def compile_here(request: Request, pattern: Pattern, load: Load) -> tuple[Package, str, Any]:
-    """The package, whence it came, and what ``load`` made of it. Nothing is sent to anybody."""
+    """The package, its origin, and the result of ``load``. Nothing is sent to any rank."""
     traced = request.trace(pattern)
     found = request.find(traced.package.key)
     if found is not None:
         try:
             loaded = load(found[0])
-            request.keep(found[0], unless_there=True)  # one that was found in memory may be wanted in another folder
+            request.keep(found[0], unless_there=True)  # a package found in memory may be missing in this folder
             return *found, loaded
         except errors.KernelError:
-            pass  # whole, and yet torch cannot load it: made anew, and the file replaced
+            pass  # the package is intact, and yet torch cannot load the code: compile anew and replace the file
     package = traced.compile()
     loaded = load(package)
     request.keep(package)
@@ -86,16 +87,17 @@ def compile_here(request: Request, pattern: Pattern, load: Load) -> tuple[Packag
 
 
 def compile_together(request: Request | None, pattern: Pattern, seconds: float | None, error: Exception | None, load: Load) -> tuple[Package, str, Any]:
-    """The same for all ranks of the group. request: None where this rank's arguments were wrong, as ``error`` says."""
+    """As compile_here, by all ranks of the group together. request: None where this rank's arguments were wrong;
+    ``error`` is the reason."""
     meeting = Meeting(pattern.backend, "compile_and_load", seconds)
     described = b""
     if request is not None:
         try:
             described = json.dumps(request.described()).encode()
-        except Exception as failure:  # the others wait for this rank and must hear of it
+        except Exception as failure:  # the other ranks wait for this rank and must receive the error
             error = failure
     _compare([json.loads(rows[0]) for rows in meeting.exchange([described, b"", b""], error)])
-    assert request is not None  # else exchange has raised
+    assert request is not None  # otherwise exchange has raised
     traced, told = _trace_on_rank_0(request, pattern, meeting)
     found, votes = _vote(request, told, meeting)
     package, origin = found or (None, "received")
@@ -113,7 +115,7 @@ def compile_together(request: Request | None, pattern: Pattern, seconds: float |
     except Exception as failure:
         load_error = failure
     meeting.settle(load_error)
-    assert package is not None  # else settle has raised
+    assert package is not None  # otherwise settle has raised
     request.keep(package, unless_there=origin in ("memory", "disk") or origin == "received" and request.use_cached)
     return package, origin, loaded
 
@@ -159,12 +161,13 @@ def _vote(request: Request, told: dict[str, Any], meeting: Meeting) -> tuple[tup
 
 
 def _ship(traced: Traced | None, package: Package | None, origin: str, source: int, meeting: Meeting) -> tuple[Package | None, str, bytes]:
-    """``source`` gives its package to all, and makes it first where it has none. The package that this rank has now, whence it came, and the bytes that came."""
+    """``source`` gives its package to all ranks, and first compiles where there is none. Returns the package that this
+    rank has now, the origin, and the received bytes."""
     data, error = b"", None
     if meeting.rank == source:
         try:
             if package is None:
-                assert traced is not None  # only rank 0 is asked for what nobody has
+                assert traced is not None  # only rank 0 is the source of a package that no rank has
                 package, origin = traced.compile(), "compiled"
             data = package.encode()
         except Exception as failure:
@@ -173,7 +176,8 @@ def _ship(traced: Traced | None, package: Package | None, origin: str, source: i
 
 
 def describe_group(name: str) -> list[Any]:
-    """torch's name of a group, and its members. ValueError where this process has no such group, or it is not shardwire's."""
+    """torch's name of a group, and the group's members. ValueError where this process has no such group, or the group
+    is not shardwire's."""
     try:
         group = c10d._resolve_process_group(name)
     except (RuntimeError, KeyError, AttributeError):
