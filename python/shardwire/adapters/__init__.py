@@ -1,4 +1,6 @@
-"""shardwire in the places that other packages keep for a transport of weights: one module a package, named as it. See docs/adapters.md.
+"""Adapters: shardwire as a transport of weights in other packages, one module for each package, with the package's
+name. See docs/adapters.md.
 
-Each imports its package, so each is imported by name: ``import shardwire.adapters.verl`` registers shardwire there.
+Each adapter imports its package, so each is imported by name: ``import shardwire.adapters.verl`` registers shardwire in
+verl.
 """

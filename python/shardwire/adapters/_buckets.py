@@ -1,7 +1,9 @@
-"""A stream of named tensors through buckets of fixed size, by broadcasts of one group: rank 0 sends, all others receive.
+"""A stream of named tensors through buckets of fixed size, by broadcasts of one group: rank 0 sends, all others
+receive.
 
-A bucket is three broadcasts: how long (``_Sizes``), what is in it (names, dtypes, shapes), and the bytes. Two buckets take turns: one is filled or read while the other
-travels. A tensor longer than a bucket goes in several and is put together again by the receiver.
+A bucket is three broadcasts: the sizes, the contents (names, dtypes, shapes), and the bytes. Two buckets take turns:
+one is filled or read while the other is sent. A tensor longer than a bucket is sent in several buckets, and the
+receiver puts the parts together.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from ..groups import torch_backend
 from ..plain.serialize import deserialize, serialize
 from ..errors import MismatchError
 
-_ALIGNED = 64  # any dtype may begin there
+_ALIGNED = 64  # any dtype may begin at a multiple
 _NO_STEP = -1
 
 
@@ -30,7 +32,8 @@ class Buckets:
         self._buckets = [torch_backend.empty(bucket_bytes, dtype=torch.uint8) for _ in range(2)]
 
     async def send(self, weights: AsyncIterator[tuple[str, torch.Tensor]], step: int | None, dtype: torch.dtype | None) -> int:
-        """Sends all of ``weights``; floating ones as ``dtype`` unless that is None. Returns the bytes."""
+        """Sends all of ``weights``; floating tensors are cast to ``dtype`` unless ``dtype`` is None. Returns the
+        bytes."""
         filled, total, travelling = 0, 0, None
         parts: list[list[Any]] = []
         async for name, weight in weights:
@@ -50,7 +53,7 @@ class Buckets:
         return total
 
     def _send(self, parts: list[list[Any]], filled: int, step: int | None, last: bool) -> Any:
-        """Starts a bucket on its way; the other one is the next to be filled."""
+        """Starts to send a bucket; the other bucket is the next to be filled."""
         head = serialize(parts)
         sizes = torch.tensor([head.numel(), filled, int(last), _NO_STEP if step is None else step], dtype=torch.int64)
         works = [_broadcast(self._group, tensor) for tensor in (sizes, head, self._buckets[0][:filled]) if tensor.numel()]
@@ -58,7 +61,8 @@ class Buckets:
         return works
 
     async def receive(self, step: int | None) -> AsyncIterator[tuple[str, torch.Tensor]]:
-        """Yields what rank 0 sends. A tensor is a view of a bucket, whole until the next one is asked for; MismatchError where rank 0 sends another step."""
+        """Yields the tensors of rank 0. A tensor is a view of a bucket, or a whole copy of a longer tensor, and is
+        valid until the next is requested; MismatchError where rank 0 sends another step."""
         whole: tuple[str, torch.Tensor] | None = None
         parts, last = await self._receive(step)
         while True:
@@ -80,14 +84,14 @@ class Buckets:
                     if begin + piece.numel() == elements:
                         yield whole
                         whole = None
-            finally:  # also where the reader leaves early: a receive that is under way writes into our buckets
+            finally:  # also when the reader leaves early: a pending receive writes into our buckets
                 if following is not None:
                     parts, last = await following
             if following is None:
                 return
 
     async def _receive(self, step: int | None) -> tuple[list[list[Any]], bool]:
-        """The next bucket, into the first of the two."""
+        """Receives the next bucket into the first of the two."""
         bucket = self._buckets[0]
         sizes = torch.empty(4, dtype=torch.int64)
         await _done([_broadcast(self._group, sizes)])
@@ -113,7 +117,7 @@ def _broadcast(group: Any, tensor: torch.Tensor) -> Any:
 
 
 async def _done(works: list[Any] | None) -> None:
-    """Waits beside the event loop, which may serve other requests meanwhile."""
+    """Waits outside of the event loop, which may serve other requests meanwhile."""
     loop = asyncio.get_running_loop()
     for work in works or []:
         await loop.run_in_executor(None, work.wait)

@@ -1,6 +1,8 @@
-"""shardwire under checkpoint-engine: :func:`use` makes it the transport of that package's process groups. See docs/adapters.md.
+"""shardwire under checkpoint-engine: :func:`use` makes shardwire the transport of checkpoint-engine's process groups.
+See docs/adapters.md.
 
-Written for checkpoint-engine 0.4. Its ParameterServer itself wants GPUs (or NPUs); its tensors are staged through the host.
+Written for checkpoint-engine 0.4. The ParameterServer itself needs GPUs (or NPUs); its tensors are staged through the
+host.
 """
 
 from __future__ import annotations
@@ -13,10 +15,10 @@ from checkpoint_engine.distributed import base
 
 
 class DistributedShardwire(base.TorchBackend):
-    """checkpoint-engine's ``Distributed``: torch's functions, over a default group of shardwire's."""
+    """checkpoint-engine's ``Distributed``: torch's functions, over a default group of shardwire."""
 
     def init_process_group(self, rank: int, world_size: int, store: Any, **kwargs: Any) -> None:
-        """As checkpoint-engine calls it; the ``backend`` that it names is not looked at."""
+        """As checkpoint-engine calls the method; the given ``backend`` is ignored."""
         dist.init_process_group("shardwire", world_size=world_size, rank=rank, timeout=kwargs.get("timeout", timedelta(minutes=10)), store=store)
 
 

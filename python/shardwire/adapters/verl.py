@@ -1,6 +1,7 @@
-"""shardwire as a checkpoint engine of verl: how the actors' weights get to the rollout workers. See docs/adapters.md.
+"""shardwire as a checkpoint engine of verl: brings the actors' weights to the rollout workers. See docs/adapters.md.
 
-Importing this registers it as "shardwire" in verl's ``CheckpointEngineRegistry``; verl imports it itself by its configuration::
+The import of this module registers the engine as "shardwire" in verl's ``CheckpointEngineRegistry``; verl imports the
+module by its configuration::
 
     actor_rollout_ref.rollout.checkpoint_engine.backend=shardwire
     actor_rollout_ref.rollout.checkpoint_engine.custom_backend_module=shardwire.adapters.verl
@@ -28,12 +29,16 @@ _HOST = "shardwire_host"
 
 @CheckpointEngineRegistry.register("shardwire")
 class ShardwireCheckpointEngine(CheckpointEngine):
-    """One rank's end. Actor rank 0 sends what its generator yields, bucket by bucket, to all rollout workers; the other actors walk theirs, which gathers.
+    """One rank's end. Actor rank 0 sends the tensors of its generator, bucket by bucket, to all rollout workers. The
+    other actors only iterate over their generators, which take part in gathering.
 
-    The group is kept from update to update while the same workers take part, and made anew when one was replaced or had an error.
+    The group is kept from update to update while the same workers take part, and made anew after a worker was replaced
+    or had an error.
 
-    bucket_size: bytes of each of two buckets, the same on every rank; a longer tensor goes in pieces. is_master: this is actor rank 0.
-    rebuild_group: ends the group after each update. rollout_dtype: floating weights are cast to it on the way ("bfloat16", a torch.dtype); None: as they are.
+    bucket_size: bytes of each of two buckets, the same on every rank; a longer tensor is sent in pieces. is_master:
+        this is actor rank 0.
+    rebuild_group: ends the group after each update. rollout_dtype: the dtype to which floating weights are cast on the
+        way ("bfloat16", a torch.dtype); None: no cast.
     timeout: seconds for making the group, and for each of its operations.
     """
 
@@ -53,7 +58,8 @@ class ShardwireCheckpointEngine(CheckpointEngine):
         self._buckets: Buckets | None = None
 
     def prepare(self) -> dict[str, Any]:
-        """Who this worker is, so that all see whether the group still fits; of actor rank 0 also where the group's ranks meet."""
+        """The identity of this worker, so that all workers can check whether the group still fits; of actor rank 0 also
+        the address of the group's store."""
         if self.is_master and self._server is None:
             host = ray.util.get_node_ip_address().strip("[]")
             self._server = dist.TCPStore(host, 0, None, True, wait_for_workers=False)
@@ -77,7 +83,8 @@ class ShardwireCheckpointEngine(CheckpointEngine):
         return arguments([0] + [-1] * (actor_wg_world_size - 1)), arguments(list(range(1, size)))
 
     def init_process_group(self, rank: int, world_size: int, address: tuple[str, int], members: str) -> None:
-        """Joins the others, unless the group of just these workers is there. Rank -1 is an actor that sends nothing."""
+        """Joins the other workers, unless the group of exactly these workers exists. Rank -1 is an actor that sends
+        nothing."""
         if rank >= 0 and (self._group is None or self._members != members):
             self._end_group()
             store = self._server if self.is_master else dist.TCPStore(*address, None, False)
@@ -107,12 +114,13 @@ class ShardwireCheckpointEngine(CheckpointEngine):
             await self._prepared().send(_whole(weights), global_steps, self.rollout_dtype)
             done = True
         finally:
-            if not done:  # the others are somewhere in the stream: they hear of it, and the next update makes a new group
+            if not done:  # the other workers, amid the stream, get an error; the next update makes a new group
                 self._end_group()
 
     @torch.no_grad()
     async def receive_weights(self, global_steps: int | None = None) -> AsyncIterator[tuple[str, torch.Tensor]]:
-        """Yields (name, tensor) on the CPU; each is valid until the next is asked for, so copy what is kept."""
+        """Yields (name, tensor) on the CPU. Each tensor is valid until the next is requested, so copy tensors to
+        keep."""
         if self.rank <= 0:
             raise RuntimeError("this is an actor; it sends weights")
         done = False
@@ -136,7 +144,7 @@ class ShardwireCheckpointEngine(CheckpointEngine):
 
 
 async def _whole(weights: Any) -> AsyncIterator[tuple[str, torch.Tensor]]:
-    """From an iterator of either kind; DTensors are gathered, on every rank alike."""
+    """Yields from an iterator of either kind; DTensors are gathered, on every rank alike."""
     if hasattr(weights, "__aiter__"):
         async for name, weight in weights:
             yield name, weight.full_tensor() if hasattr(weight, "full_tensor") else weight

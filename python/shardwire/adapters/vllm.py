@@ -1,9 +1,12 @@
-"""shardwire as a weight transfer of vLLM: from a trainer on any mesh into vLLM's workers, version by version. See docs/adapters.md.
+"""shardwire as a weight transfer of vLLM: from a trainer on any mesh into vLLM's workers, version by version. See
+docs/adapters.md.
 
-The trainer publishes (``shardwire.publish``), the workers of each engine subscribe together; no rank gathers a whole tensor unless a worker asks for whole ones.
-:func:`register` enters both ends in vLLM's factories as "shardwire"; where shardwire is installed by pip vLLM calls it itself, in every process (its general plugins).
+The trainer publishes (``shardwire.publish``), the workers of each engine subscribe together; no rank gathers a whole
+tensor unless a worker asks for whole tensors. :func:`register` enters both ends in vLLM's factories as "shardwire";
+where shardwire is installed by pip, vLLM itself calls register in every process (vLLM's general plugins).
 
-Written for vLLM's interface with trainer engines (``TrainerWeightTransferEngine``, ``WeightSource``), by its public source.
+Written for vLLM's interface with trainer engines (``TrainerWeightTransferEngine``, ``WeightSource``), by vLLM's public
+source.
 """
 
 from __future__ import annotations
@@ -23,16 +26,19 @@ from ..weights import Publication, Subscription, publish, subscribe
 from ..compiler.agree import Meeting
 from ..weights.publishing import own_group
 
-_SLACK_S = 10.0  # for the sender's other ranks, which wait while it drives the workers
+_SLACK_S = 10.0  # for the sender's other ranks, which wait while the sender drives the workers
 
 
 @dataclass
 class ShardwireInitInfo(WeightTransferInitInfo):
-    """What the trainer tells the workers, once. Plain values: it may travel as JSON.
+    """The trainer's information for the workers, given once. Plain values: the object may be sent as JSON.
 
-    store, name: as in ``shardwire.subscribe``. layouts: "module:function" of the worker: called with (model, vllm_config) it returns what subscribe takes as layouts,
-    over the ranks of the engine's own torch group; weights then land in place. None: every worker gets whole tensors, and gives them to ``model.load_weights``.
-    mapping: the name of a ready table of names, such as "llama"; only with layouts. timeout: seconds for finding the publisher, and for each update.
+    store, name: as in ``shardwire.subscribe``.
+    layouts: "module:function" of the worker. The function is called with (model, vllm_config) and returns the layouts
+        for subscribe, over the ranks of the engine's own torch group; weights are then written in place. None: every
+        worker gets whole tensors, and gives them to ``model.load_weights``.
+    mapping: the name of a ready table of names, such as "llama"; only with layouts. timeout: seconds for finding the
+        publisher, and for each update.
     """
 
     store: str
@@ -48,7 +54,7 @@ class ShardwireUpdateInfo(WeightTransferUpdateInfo):
 
 
 class ShardwireWeightTransferEngine(WeightTransferEngine[ShardwireInitInfo, ShardwireUpdateInfo]):
-    """A worker's end. All workers of an engine get each call, as vLLM's collective_rpc makes it."""
+    """A worker's end. All workers of an engine receive each call, as from vLLM's collective_rpc."""
 
     init_info_cls = ShardwireInitInfo
     update_info_cls = ShardwireUpdateInfo
@@ -59,7 +65,7 @@ class ShardwireWeightTransferEngine(WeightTransferEngine[ShardwireInitInfo, Shar
     _in_place = False
 
     def init_transfer_engine(self, init_info: ShardwireInitInfo) -> None:
-        """Finds the publisher and compiles the movement. A second call ends the first one's subscription."""
+        """Finds the publisher and compiles the movement. A second call ends the first call's subscription."""
         self.shutdown()
         layouts = None
         if init_info.layouts is not None:
@@ -77,7 +83,8 @@ class ShardwireWeightTransferEngine(WeightTransferEngine[ShardwireInitInfo, Shar
             initialize_layerwise_reload(self.model)
 
     def receive_weights(self, update_info: ShardwireUpdateInfo) -> None:
-        """Returns with that version in the model; raises what ``fetch`` raises, the same on every worker."""
+        """Returns when the model has the requested version. Raises the errors of ``fetch``, the same on every
+        worker."""
         if self._subscription is None:
             raise RuntimeError("init_transfer_engine was not called, or shutdown was: there is no publisher to fetch from")
         self._subscription.fetch(update_info.version)
@@ -101,10 +108,12 @@ class ShardwireWeightTransferEngine(WeightTransferEngine[ShardwireInitInfo, Shar
 
 @dataclass
 class ShardwireTrainerInitInfo(TrainerInitInfo):
-    """One trainer rank's end. store, name, layouts, mapping, timeout: as in :class:`ShardwireInitInfo`, which the sender makes of them.
+    """One trainer rank's end.
 
-    state: what ``shardwire.publish`` takes: the model itself, with DTensors where it has them, and nothing is gathered. None: the ``source``'s tensors, which are
-    whole, from rank 0. group: of the trainer's ranks; None: the default group, which is to be shardwire's, or this process alone where there is none.
+    store, name, layouts, mapping, timeout: as in :class:`ShardwireInitInfo`, which the sender makes from these fields.
+    state: the argument of ``shardwire.publish``: the model itself, DTensors included; nothing is gathered. None: the
+        whole tensors of ``source``, from rank 0. group: of the trainer's ranks; None: the default group, which must be
+        shardwire's, or this process alone where there is none.
     buffers, patience: as in ``publish``.
     """
 
@@ -122,7 +131,8 @@ class ShardwireTrainerInitInfo(TrainerInitInfo):
 
 
 class ShardwireTrainerWeightTransferEngine(TrainerWeightTransferEngine[ShardwireTrainerInitInfo]):
-    """What ``trainer_init`` returns: ``send_weights()`` on every trainer rank makes the weights as they are now the next version, and has the workers fetch it."""
+    """The result of ``trainer_init``. ``send_weights()`` on every trainer rank publishes the present weights as the
+    next version and has the workers fetch this version."""
 
     init_info_cls = ShardwireTrainerInitInfo
 
@@ -139,12 +149,12 @@ class ShardwireTrainerWeightTransferEngine(TrainerWeightTransferEngine[Shardwire
         if state is None:
             if source is None:
                 raise ValueError("give init_info a state (a module or a dict: nothing is gathered), or a WeightSource")
-            described = source.metadata()  # on every rank: it may be a collective
+            described = source.metadata()  # on every rank, since metadata() may be a collective
             taken = {each.name: torch_backend.empty(tuple(each.shape), dtype=each.dtype) for each in described} if init_info.is_sender else {}
             state = taken or None
         group = own_group(init_info.group, init_info.timeout)
         publication = publish(init_info.store, init_info.name, state, group, buffers=init_info.buffers, patience=init_info.patience, timeout=init_info.timeout)
-        # The workers' own limit is a timeout for finding the publisher and one more for each update.
+        # The workers' own limit is one timeout for finding the publisher and one more for each update.
         engine = cls(publication, Meeting(group, "publish", 2 * init_info.timeout + _SLACK_S), taken, client=client, source=source, is_sender=init_info.is_sender)
         told = {"store": init_info.store, "name": init_info.name, "layouts": init_info.layouts, "mapping": init_info.mapping, "timeout": init_info.timeout}
         try:
@@ -155,7 +165,8 @@ class ShardwireTrainerWeightTransferEngine(TrainerWeightTransferEngine[Shardwire
         return engine
 
     def send_weights(self) -> None:
-        """Returns on every rank when all workers have the version; or raises the same on every rank, and the workers' ``version`` tells what they hold."""
+        """Returns on every rank when all workers have the version; or raises the same on every rank, and the workers'
+        ``version`` shows the version that each holds."""
         self._together(self._send)
 
     def _send(self) -> None:
@@ -169,7 +180,8 @@ class ShardwireTrainerWeightTransferEngine(TrainerWeightTransferEngine[Shardwire
             self.client.finish_weight_update()
 
     def _together(self, step: Callable[[], None]) -> None:
-        """A step of all ranks. One that ran ahead would commit versions that push out the one that the workers still ask for."""
+        """Runs a step on all ranks, and settles errors. Without the settling a rank could run ahead and commit versions
+        that push out the version that workers still fetch."""
         error: Exception | None = None
         try:
             step()
@@ -178,7 +190,8 @@ class ShardwireTrainerWeightTransferEngine(TrainerWeightTransferEngine[Shardwire
         self._meeting.settle(error)
 
     def _take(self) -> None:
-        """From the source, whose ranks all walk it: producing a tensor may be a collective."""
+        """Copies the tensors from the source. All ranks iterate over the source, since producing a tensor may be a
+        collective."""
         assert self._taken is not None and self.source is not None
         seen = set()
         for name, tensor in self.source:
@@ -198,10 +211,12 @@ class ShardwireTrainerWeightTransferEngine(TrainerWeightTransferEngine[Shardwire
 
 
 def _workers(init_info: ShardwireInitInfo) -> Any:
-    """A group of the engine's workers, beside vLLM's own: of all processes of its torch group, or of this one alone."""
+    """A group of the engine's workers, beside vLLM's own group: of all processes in the engine's torch group, or of
+    this process alone."""
     if not dist.is_initialized():
         return create_over_fresh_store(dist.HashStore(), 0, 1, init_info.timeout, None, standalone=True)
-    # Not counted by how many groups a process made: all workers of an engine make the same calls of ours.
+    # The store's prefix has a number counted by this adapter, since processes may have made different numbers of
+    # groups: all workers of an engine make the same calls of the adapter.
     store = dist.PrefixStore(f"shardwire.adapters.vllm/{_counted(init_info.name)}", store_of(dist.group.WORLD))
     return create_over_fresh_store(store, dist.get_rank(), dist.get_world_size(), init_info.timeout, None, standalone=True)
 
@@ -225,7 +240,7 @@ def _function(path: str) -> Callable[..., Any]:
 
 
 def register() -> None:
-    """Enters both ends in vLLM's factories as "shardwire", unless they are there."""
+    """Enters both ends in vLLM's factories as "shardwire", unless they are registered already."""
     import shardwire_autoload
 
     shardwire_autoload.register_in_vllm()
