@@ -1,6 +1,7 @@
-"""``python -m shardwire.demo``: arguments, the ranks as processes, and the end of it.
+"""``python -m shardwire.demo``: arguments, the ranks as processes, and the end of all processes.
 
-Exit status: 0 when every byte arrived, 1 when one did not or a rank failed, 2 for arguments or files that cannot be used.
+Exit status: 0 when every byte arrived, 1 when a byte did not or a rank failed, 2 for arguments or files that cannot be
+used.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ _CASTS = {"bf16": torch.bfloat16, "f16": torch.float16, "f32": torch.float32, "f
 
 
 class RankFailed(RuntimeError):
-    """A rank raised or died; the text says which and why."""
+    """A rank raised or died; the text has the rank and the reason."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -43,11 +44,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         from . import two_jobs
         try:
             if arguments.checkpoint:
-                load_checkpoint(arguments.checkpoint)  # each rank does so for itself; here to tell early what is wrong with it
+                load_checkpoint(arguments.checkpoint)  # each rank loads for itself; this load reports errors early
         except CheckpointError as error:
             return _fail(str(error), 2)
         return two_jobs.start(arguments.ranks, arguments.runs, arguments.checkpoint, arguments.timeout)
-    torch.set_num_threads(1)  # the ranks are forked: torch's thread pool must not exist before
+    torch.set_num_threads(1)  # the ranks are forked, so torch's thread pool must not exist yet
     try:
         source, what = _source(arguments.checkpoint)
         what += f", cast to {arguments.cast}" if arguments.cast else ""
@@ -81,7 +82,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 @contextlib.contextmanager
 def _nameless_file(name: str) -> Iterator[str]:
-    """A path to an empty file in memory, for as long as the context and this process last: whoever is killed, nothing is left behind."""
+    """A path to an empty file in memory, valid as long as the context and this process last: nothing is left behind,
+    whichever process is killed."""
     descriptor = os.memfd_create(f"shardwire-demo-{name}")
     try:
         yield f"/proc/{os.getpid()}/fd/{descriptor}"
@@ -140,7 +142,7 @@ def _count(source: Source) -> str:
 
 
 def _check_writable(path: str | None, option: str) -> None:
-    """Before the work, not after it."""
+    """Checks before the work that the file can be written later."""
     if path is None:
         return
     folder = os.path.dirname(os.path.abspath(path))
@@ -156,7 +158,7 @@ def _fail(text: str, status: int) -> int:
 # The ranks.
 
 def _run(settings: Settings, source: Source) -> list[RankReport]:
-    """Forks the ranks, so that they share the source's memory; returns their reports by rank. Raises RankFailed."""
+    """Forks the ranks, which share the source's memory this way; returns the reports by rank. Raises RankFailed."""
     context = multiprocessing.get_context("fork")
     barrier = context.Barrier(settings.num_ranks)
     pipes: dict[Connection, int] = {}
@@ -205,7 +207,8 @@ def _collect(settings: Settings, pipes: dict[Connection, int], processes: list[A
 
 
 def _work(settings: Settings, source: Source) -> int:
-    """Bytes that the ranks will report as done: laid out once, moved and copied per run, checked once, and today's way."""
+    """The bytes of work that the ranks will report: laid out once, moved and copied per run, checked once, and today's
+    way."""
     training, inference, _ = layouts_of(source, settings)
 
     def local_bytes(layouts: dict[str, Any], ranks: list[int]) -> int:
@@ -224,11 +227,11 @@ def _work(settings: Settings, source: Source) -> int:
 
 
 def _rank_main(rank: int, settings: Settings, source: Source, barrier: Any, pipe: Connection, parent: int) -> None:
-    """A forked process from its first line to its last."""
+    """The main function of a forked rank."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # no rank outlives the program
     if os.getppid() != parent:
         os._exit(1)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends us
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends the rank
     pending, told_at = [0], [time.monotonic()]
 
     def tell(count: int, what: str) -> None:
@@ -244,7 +247,7 @@ def _rank_main(rank: int, settings: Settings, source: Source, barrier: Any, pipe
     code = 1
     try:
         outcome = run_rank(rank, settings, source, meet, tell)
-        meet()  # nobody leaves while another still reads its memory
+        meet()  # no rank leaves while another still reads its memory
         pipe.send(("done", outcome))
         code = 0
     except BaseException:

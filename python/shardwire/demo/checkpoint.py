@@ -19,23 +19,27 @@ from ..weights.checkpoint_folder import read_index
 from ..weights.dcp_folder import METADATA, DcpFolder
 from ..weights.safetensors_file import DTYPES, OpenFile
 
-# For a torch that lacks a file's dtype: moving bits needs only the width.
+# For a torch without a file's dtype: a move of bits needs only the width.
 _SAME_WIDTH = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _TORCH_ENDINGS = (".pt", ".pth", ".bin", ".ckpt", ".pth.tar", ".pt.tar")
-# Where training programs put the model's weights, in the order of preference; one may lie in another.
+# The keys under which training programs store the model's weights, in the order of preference; one may be nested in
+# another.
 _WRAPPERS = ("state_dict", "model_state_dict", "model", "module", "net", "network", "params")
 _NOT_WEIGHTS = re.compile("optim|sched|(^|_)scaler|(^|_)rng", re.IGNORECASE)
 _MOST_LEVELS = 8
-# A folder of one model, among whose files others may lie (training_args.bin, the same weights in another form): first what transformers looks for first.
+# The main files of a folder of one model, where other files may lie too (training_args.bin, the same weights in another
+# form), in the order in which transformers looks.
 _MAIN_FILES = ("model.safetensors", "pytorch_model.bin")
 
 
 def load_checkpoint(path: str | os.PathLike[str]) -> dict[str, torch.Tensor]:
-    """All tensors of a .safetensors file, a torch file, a folder of shards, or one of torch.distributed.checkpoint, in the file's order, on the CPU.
+    """All tensors of a .safetensors file, a torch file, a folder of shards, or a folder of
+    torch.distributed.checkpoint, in the file's order, on the CPU.
 
-    Of a torch file's nested dicts the model's state dict is taken, by the usual names, else all tensors but an optimizer's, by their path ("generator.conv.weight").
-    safetensors data stay in the page cache until they are read; tensors that share storage in a torch file (tied weights) still do. The tensors
-    must not be written. Raises CheckpointError.
+    From the nested dicts of a torch file the model's state dict is taken, by the usual names; without such a name all
+    tensors except an optimizer's, named by their path ("generator.conv.weight"). safetensors data stay in the page
+    cache until read; tensors with shared storage in a torch file (tied weights) still share. The tensors must not be
+    written. Raises CheckpointError.
     """
     path = Path(path)
     try:
@@ -83,11 +87,13 @@ def _load_folder(path: Path) -> dict[str, torch.Tensor]:
 
 
 def _load_dcp(path: Path) -> dict[str, torch.Tensor]:
-    """Each tensor whole, in memory. torch names them by their path in what was saved: "model.layer.weight", "optimizer.state...."."""
+    """Each tensor whole, in memory. torch names each tensor by its path in the saved object: "model.layer.weight",
+    "optimizer.state...."."""
     try:
         folder = DcpFolder(path)
         names = [name for name in folder.tensors if not _NOT_WEIGHTS.search(name.partition(".")[0])]
-        # "model" may be a part of the names themselves, as in Llama's beside lm_head: it is a wrapper where it is before all of them.
+        # "model" may be a part of the names themselves, as in Llama's beside lm_head. "model" is a wrapper only where
+        # all names begin with the word.
         is_wrapped = {name.partition(".")[0] for name in names} in [{wrapper} for wrapper in _WRAPPERS]
         return {name.partition(".")[2] if is_wrapped else name: folder.whole(name) for name in names}
     except UnsupportedError as error:
@@ -144,7 +150,8 @@ def _load_torch(path: Path) -> dict[str, torch.Tensor]:
 
 
 def _model_in(loaded: dict[Any, Any], levels: int) -> dict[Any, Any] | None:
-    """The innermost dict under the usual names that has tensors: ["state_dict"], ["model"]["state_dict"]. None where there is none."""
+    """The innermost dict under the usual names with tensors inside: ["state_dict"], ["model"]["state_dict"]. None where
+    there is none."""
     for wrapper in _WRAPPERS:
         inner = loaded.get(wrapper)
         if levels and isinstance(inner, dict):
@@ -165,7 +172,7 @@ def _tensors_in(loaded: dict[Any, Any], path: str, levels: int) -> Iterator[tupl
 
 
 def _describe_keys(loaded: dict[Any, Any]) -> str:
-    """What lies at the top, for whoever has to find the weights himself."""
+    """The top-level keys, for a user searching the weights."""
     if not loaded:
         return "the dict is empty"
     keys = [f"{str(key)[:40]!r} ({type(value).__name__})" for key, value in list(loaded.items())[:8]]
@@ -180,7 +187,7 @@ def _torch_load(path: Path) -> Any:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 return torch.load(str(path), map_location="cpu", weights_only=True, **options)
-        except Exception as error:  # whatever the unpickler of this torch raises on a broken file
+        except Exception as error:  # any error that this torch's unpickler raises on a broken file
             if number + 1 < len(attempts):
                 continue  # this torch, or this file's old format, has no mmap
             raise CheckpointError(f"{path}: torch cannot read it as weights: {_reason(error)}") from None
@@ -188,7 +195,7 @@ def _torch_load(path: Path) -> Any:
 
 
 def _reason(error: Exception) -> str:
-    """The part of torch's message that says what is wrong; around it torch advises to run the file's code."""
+    """The part of torch's message with the reason; the rest of the message advises to run the file's code."""
     text = str(error)
     unpickler = re.search(r"Weights\w*Unpickler error: *([^\n]+)", text)
     if unpickler:

@@ -8,12 +8,12 @@ from collections.abc import Callable
 import torch
 
 _LAYERS, _WIDTH, _VOCABULARY, _POSITIONS = 12, 768, 50257, 1024
-# Elements of the random block that fills the tensors. A prime, so that it never falls in step with a row.
+# Elements of the random block that fills the tensors. A prime number, so that the block never aligns with a row.
 _BLOCK = 1_048_573
 
 
 def gpt2_shapes() -> dict[str, tuple[int, ...]]:
-    """Parameter name -> shape, as ``GPT2Model.state_dict()`` has them: Conv1D weights are (in, out)."""
+    """Parameter name -> shape, as in ``GPT2Model.state_dict()``: Conv1D weights are (in, out)."""
     shapes: dict[str, tuple[int, ...]] = {"wte.weight": (_VOCABULARY, _WIDTH), "wpe.weight": (_POSITIONS, _WIDTH)}
     for layer in range(_LAYERS):
         for name, shape in (("ln_1.weight", (_WIDTH,)), ("ln_1.bias", (_WIDTH,)),
@@ -29,10 +29,11 @@ def gpt2_shapes() -> dict[str, tuple[int, ...]]:
 
 
 def make_gpt2(progress: Callable[[int], None] = lambda count: None) -> dict[str, torch.Tensor]:
-    """A state dict with values of about weight size, the same in every run. ``progress`` is called with the bytes just made.
+    """A state dict with values of about weight size, the same in every run. ``progress`` is called with the number of
+    bytes just made.
 
-    The mantissas are one random block repeated, with bits flipped by a mask that is another for every repetition and tensor: as fast as
-    memory, and a piece that lands in a wrong place still differs.
+    The mantissas are one random block repeated, with bits flipped by a mask that differs for every repetition and
+    tensor: the speed is the memory's, and a piece at a wrong place still differs.
     """
     random = torch.Generator().manual_seed(2019)
     mantissas = torch.randint(0, 1 << 24, (_BLOCK,), generator=random, dtype=torch.int32)

@@ -1,4 +1,4 @@
-"""One rank's part of the demo: lay the weights out, compile, run, check, and measure what to compare with."""
+"""One rank's part of the demo: lay the weights out, compile, run, check, and measure the comparisons."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Source = dict[str, torch.Tensor]
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What the ranks must know. meeting, gloo_meeting: paths of empty files where the ranks meet."""
+    """The settings of all ranks. meeting, gloo_meeting: paths of empty files, which the ranks use as stores to meet."""
 
     num_ranks: int
     runs: int
@@ -31,7 +31,7 @@ class Settings:
     timeout: timedelta
     meeting: str
     gloo_meeting: str
-    cast: torch.dtype | None = None  # of the inference mesh's floating tensors; None: as they are
+    cast: torch.dtype | None = None  # of the inference mesh's floating tensors; None: no cast
 
     @property
     def training(self) -> list[int]:
@@ -44,7 +44,8 @@ class Settings:
 
 @dataclass(slots=True)
 class RankReport:
-    """What one rank measured. Times in seconds; intervals are (begin, end) on the machine's monotonic clock; sizes in bytes."""
+    """The measurements of one rank. Times in seconds; intervals are (begin, end) on the machine's monotonic clock;
+    sizes in bytes."""
 
     compile_seconds: float = 0.0
     run_intervals: list[tuple[float, float]] = field(default_factory=list)
@@ -73,7 +74,8 @@ def layouts_of(source: Source, settings: Settings) -> tuple[dict[str, Layout], d
 
 
 def run_rank(rank: int, settings: Settings, source: Source, meet: Callable[[], None], tell: Callable[[int, str], None]) -> RankReport:
-    """Everything rank ``rank`` does. ``meet`` returns when all ranks called it; ``tell(bytes, what)`` reports progress."""
+    """The whole work of rank ``rank``. ``meet`` returns when all ranks have called; ``tell(bytes, what)`` reports
+    progress."""
     torch.set_num_threads(1)
     store = torch.distributed.FileStore(settings.meeting, settings.num_ranks)
     group = shardwire.create_process_group(store, rank, settings.num_ranks, settings.timeout)
@@ -115,7 +117,7 @@ def run_rank(rank: int, settings: Settings, source: Source, meet: Callable[[], N
 
 
 def _allocate(layouts: dict[str, Layout], rank: int, settings: Settings) -> Source:
-    """The local tensors of ``rank``; none where it is outside of the mesh."""
+    """The local tensors of ``rank``; none for a rank outside of the mesh."""
     tensors = {}
     for name, layout in layouts.items():
         shape = layout.local_shape(rank)
@@ -131,7 +133,8 @@ def _part(layout: Layout, tensor: torch.Tensor, rank: int) -> torch.Tensor:
 
 
 def _expected(tensor: torch.Tensor, part: torch.Tensor) -> torch.Tensor:
-    """What ``tensor`` is to be when it has this part of the source. A NaN that is cast is some NaN: torch's own bits of it differ from path to path."""
+    """The expected contents of ``tensor`` from this part of the source. The cast of a NaN is some NaN, with bits that
+    differ between torch's code paths."""
     if part.dtype == tensor.dtype:
         return part
     cast = part.to(tensor.dtype)
@@ -143,13 +146,14 @@ def _num_bytes(tensors: Source) -> int:
 
 
 def _poison(tensors: Iterable[torch.Tensor]) -> None:
-    """Leaves a pattern that no weight has, so that bytes which were not moved are found."""
+    """Fills the tensors with a pattern that no weight has, so that missing bytes are found."""
     for tensor in tensors:
         ctypes.memset(tensor.data_ptr(), 0xA5, tensor.numel() * tensor.element_size())
 
 
 def count_mismatches(tensor: torch.Tensor, expected: torch.Tensor) -> int:
-    """How many bytes of ``tensor`` differ from ``expected`` (the same shape and dtype); NaNs are compared by their bits."""
+    """The number of bytes of ``tensor`` that differ from ``expected`` (the same shape and dtype); NaNs are compared by
+    bits."""
     if tensor.numel() == 0:
         return 0
     mine, theirs = _as_bytes(tensor), _as_bytes(expected)
@@ -170,7 +174,8 @@ def _private_bytes() -> int:
 
 
 def _measure_memcpy(wanted: Source, runs: int, meet: Callable[[], None], tell: Callable[[int, str], None]) -> list[tuple[float, float]]:
-    """The yardstick: every receiving rank copies as many bytes, tensor by tensor, from memory of its own to the same places, all at once."""
+    """The yardstick: every receiving rank copies as many bytes, tensor by tensor, from its own memory to the same
+    places, all ranks at the same time."""
     copies = [(tensor.data_ptr(), tensor.clone(), tensor.numel() * tensor.element_size()) for tensor in wanted.values() if tensor.numel()]
     intervals = []
     for _ in range(runs):

@@ -1,4 +1,4 @@
-"""A progress bar in bytes on stderr: tqdm's where it is installed, a plain one otherwise, nothing when nobody watches."""
+"""A progress bar in bytes on stderr: tqdm's where installed, a plain bar otherwise, nothing without a terminal."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Progress:
                 pass
 
     def advance(self, count: int, label: str) -> None:
-        """``count`` more bytes of work are done; ``label`` says which."""
+        """Adds ``count`` bytes of finished work; ``label`` names the kind of work."""
         self._done = min(self._done + count, self._total)
         if not self._shown:
             return

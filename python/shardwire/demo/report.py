@@ -1,4 +1,4 @@
-"""From what the ranks measured to one result: the numbers, the table, the JSON."""
+"""Makes one result of the ranks' measurements: the numbers, the table, the JSON."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ from .job import RankReport, Settings
 class Result:
     """The demo's numbers; the JSON has exactly these keys. Rates in 1e9 bytes per second.
 
-    bytes: what the inference ranks received in one run. run_ms, memcpy_ms behind memcpy_gbps, today_ms: medians of runs, each from the first
-    rank's start to the last rank's end. ratio_to_memcpy: gbps / memcpy_gbps, 1 being as fast as memcpy. extra_bytes: staging memory of all
-    ranks plus what their private memory grew by from before compiling until after the runs. today_ms: None when it was not measured.
+    bytes: received by the inference ranks in one run. run_ms, memcpy_ms behind memcpy_gbps, today_ms: medians of runs,
+    each from the first rank's start to the last rank's end. ratio_to_memcpy: gbps / memcpy_gbps, 1 being as fast as
+    memcpy. extra_bytes: staging memory of all ranks plus the growth of the ranks' private memory from before compiling
+    until after the runs. today_ms: None when not measured.
     """
 
     bytes: int
@@ -42,7 +43,7 @@ def summarise(reports: list[RankReport], num_tensors: int) -> Result:
     """One result from all ranks' reports."""
     num_bytes = sum(report.received_bytes for report in reports)
     run = _median_seconds([report.run_intervals for report in reports])
-    # Ranks that received nothing copied nothing; they do not stretch the yardstick.
+    # Ranks that received nothing copied nothing: the yardstick leaves these ranks out.
     memcpy = _median_seconds([report.memcpy_intervals for report in reports if report.received_bytes] or [reports[0].memcpy_intervals])
     gbps, memcpy_gbps = _rate(num_bytes, run), _rate(num_bytes, memcpy)
     usual = _median_seconds([report.today_intervals for report in reports]) if reports[0].today_intervals else None
@@ -63,7 +64,7 @@ def _rate(num_bytes: int, seconds: float) -> float:
 
 
 def _figure(value: float) -> float:
-    """Five digits are more than a measurement has."""
+    """Five digits: more than a measurement has."""
     return float(f"{value:.5g}")
 
 
@@ -99,7 +100,8 @@ def table(result: Result, reports: list[RankReport], settings: Settings, what: s
 
 
 def matrix_text(traffic: dict[str, Any]) -> str:
-    """Who sends what to whom, as text: rows send, columns receive. Ranks that do neither are left out; nothing for more than 16 ranks."""
+    """The bytes from rank to rank, as text: rows send, columns receive. Ranks without traffic are left out; empty for
+    more than 16 ranks."""
     matrix = byte_matrix(traffic)
     senders = [rank for rank, row in enumerate(matrix) if any(row)]
     receivers = [rank for rank in range(len(matrix)) if any(row[rank] for row in matrix)]

@@ -1,4 +1,4 @@
-"""Who holds what: the layouts of the two meshes, by parameter name and shape."""
+"""The layouts of the two meshes, by parameter name and shape."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from collections.abc import Sequence
 
 from shardwire.compiler.layout import Placement, Replicate, Shard, StridedShard
 
-# Tensor parallelism as GPT-2, Llama, BERT and GPT-NeoX name their parts. "column" cuts the outputs of a matrix, "row" its inputs, "vocabulary" the
-# rows of an embedding; a torch Linear's weight is (out, in), GPT-2's Conv1D (in, out).
+# Tensor parallelism with the parameter names of GPT-2, Llama, BERT and GPT-NeoX. "column" cuts the outputs of a matrix,
+# "row" the inputs, "vocabulary" the rows of an embedding; a torch Linear's weight is (out, in), GPT-2's Conv1D (in,
+# out).
 _COLUMN_LINEAR = re.compile(r"(^|\.)(q_proj|k_proj|v_proj|gate_proj|up_proj|query|key|value|intermediate\.dense|query_key_value|"
                             r"dense_h_to_4h|fc1|fc_in)\.(weight|bias)$")
 _ROW_LINEAR = re.compile(r"(^|\.)(o_proj|out_proj|down_proj|output\.dense|attention\.dense|dense_4h_to_h|fc2|fc_out)\.(weight|bias)$")
@@ -27,7 +28,8 @@ def training_placement(shape: Sequence[int]) -> Placement:
 
 
 def inference_placement(name: str, shape: Sequence[int], num_ranks: int) -> tuple[Placement, str]:
-    """The placement over ``num_ranks`` ranks, and the rule that chose it: "column", "row", "vocabulary", "replicated" or "by shape"."""
+    """The placement over ``num_ranks`` ranks, and the name of the rule: "column", "row", "vocabulary", "replicated" or
+    "by shape"."""
     if len(shape) == 0 or num_ranks == 1:
         return Replicate(), "replicated"
     is_matrix = len(shape) == 2
@@ -35,7 +37,7 @@ def inference_placement(name: str, shape: Sequence[int], num_ranks: int) -> tupl
         return Replicate(), "replicated"
     if _FUSED_QKV.search(name):
         dim = _wide_dim(shape)
-        # Queries, keys and values lie side by side: each rank takes its part of all three.
+        # Queries, keys and values lie side by side: each rank takes a part of all three.
         even = shape[dim] % (3 * num_ranks) == 0
         return (StridedShard(dim, 3) if even else Shard(dim)), "column"
     if _COLUMN_CONV1D.search(name):
@@ -54,7 +56,8 @@ def inference_placement(name: str, shape: Sequence[int], num_ranks: int) -> tupl
 
 
 def _wide_dim(shape: Sequence[int]) -> int:
-    """The output dimension of a projection to more features than it takes, whichever way its weight lies."""
+    """The output dimension of a projection with more outputs than inputs, for either order of the weight's
+    dimensions."""
     return 1 if len(shape) == 2 and shape[1] >= shape[0] else 0
 
 

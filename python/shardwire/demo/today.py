@@ -1,7 +1,8 @@
-"""The way people do it today, for comparison: full tensors through gloo.
+"""The usual way today, for comparison: full tensors through gloo.
 
-Parameter by parameter, the training ranks gather their shards to rank 0, which puts the full tensor together and broadcasts it to the inference
-ranks; each of those copies out its part. (DTensor.redistribute does not serve here: it does not change meshes.)
+Parameter by parameter, the training ranks gather their shards to rank 0. Rank 0 puts the full tensor together and
+broadcasts the result to the inference ranks; each inference rank copies out its own part. (DTensor.redistribute is no
+alternative here: redistribute cannot change meshes.)
 """
 
 from __future__ import annotations
@@ -20,12 +21,12 @@ if TYPE_CHECKING:
     from .job import Settings, Source
 
 DESCRIPTION = "today = gloo: each parameter gathered to rank 0, its full tensor broadcast to the inference ranks, which cut out their part"
-# Above this many bytes one run has to do: it takes seconds, and its spread is small.
+# Above this many bytes one run is enough: a run takes seconds, with little spread.
 _ONE_RUN_BYTES = 256 << 20
 
 
 def num_runs(total_bytes: int) -> int:
-    """How often the comparison is run, by the size of the model; equal on all ranks."""
+    """The number of runs of the comparison, by the size of the model; equal on all ranks."""
     return 1 if total_bytes > _ONE_RUN_BYTES else 3
 
 
@@ -38,8 +39,9 @@ def measure(rank: int, settings: Settings, held: Source, wanted: Source, trainin
     trainers = dist.new_group(settings.training)
     receivers = dist.new_group([0] + settings.inference)
     total = sum(layout_bytes(layout) for layout in training.values())
-    # gloo's threads let go of tensors under a lock that the group's end takes while it holds the GIL: were theirs the last references, which
-    # need the GIL to go, both would wait for ever (seen on torch 2.6). So all that gloo was given stays, without its memory.
+    # gloo's threads release tensors under a lock. The end of the group takes the same lock while holding the GIL, and
+    # the release of a last reference needs the GIL: if gloo's references were the last, both threads would wait for
+    # ever (seen on torch 2.6). So all tensors given to gloo are kept, without their memory.
     given: list[torch.Tensor] = []
     husks: list[torch.Tensor] = []
     intervals = []
@@ -76,7 +78,8 @@ def layout_bytes(layout: Layout) -> int:
 
 def _gather(rank: int, settings: Settings, local: torch.Tensor | None, layout: Layout, trainers: Any,
             given: list[torch.Tensor]) -> torch.Tensor | None:
-    """The bytes of the full tensor on rank 0, None elsewhere. gloo gathers equal sizes only, so short shards are padded."""
+    """The bytes of the full tensor on rank 0, None elsewhere. gloo gathers equal sizes only, so short shards are
+    padded."""
     if local is None:
         return None
     mine = local.reshape(-1).view(torch.uint8)

@@ -1,7 +1,8 @@
 """``python -m shardwire.demo --jobs 2``: a training job and a serving job, started apart, that meet by a URL.
 
-The trainer commits version after version and goes on; each has other values in every byte (the weights' bytes xor the version), so that the servers, who check
-every byte, would see a mixture. This file starts both jobs and is the program of their ranks.
+The trainer commits version after version and continues. Each version has other values in every byte (the weights' bytes
+xor the version), so the servers, which check every byte, would notice a mixture. This file starts both jobs and is the
+program of their ranks.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ _NAME = "demo"
 
 
 def start(num_ranks: int, runs: int, checkpoint: str | None, timeout: float) -> int:
-    """Starts both jobs on this host, each by a launcher of its own; the exit status of the first that fails, else 0."""
+    """Starts both jobs on this host, each with its own launcher; returns the exit status of the first failed job, else
+    0."""
     with tempfile.TemporaryDirectory(prefix="shardwire-demo-") as folder:
         return _run(f"file://{folder}/meeting", folder, num_ranks, ["--runs", str(runs), "--timeout", str(timeout),
                                                                     *(["--checkpoint", checkpoint] if checkpoint else [])])
@@ -47,7 +49,7 @@ def _run(url: str, folder: str, num_ranks: int, options: list[str]) -> int:
     try:
         while all(job.poll() is None for job in jobs.values()):
             time.sleep(0.02)
-        if not any(job.returncode for job in jobs.values()):  # where one failed the other has nobody to work with
+        if not any(job.returncode for job in jobs.values()):  # when one job failed, the other has no partner
             for job in jobs.values():
                 job.wait()
         failed = next((job.returncode for job in jobs.values() if job.returncode), 0)
@@ -79,7 +81,7 @@ def _train(url: str, runs: int, source: Source) -> int:
         publication.commit(version)
         pauses.append(time.perf_counter() - begin)
         subscribers = torch.tensor(float(publication.subscribers))
-        dist.all_reduce(subscribers)  # a step's collective; and all ranks stop together, once the servers came and left
+        dist.all_reduce(subscribers)  # a step's collective; all ranks stop together, once the servers came and left
         here = subscribers.item()
         came = came or here > 0
     if rank == 0:
@@ -98,7 +100,7 @@ def _serve(url: str, runs: int, source: Source) -> int:
     joined = time.perf_counter() - begin
     took, versions, wrong = [], [], 0
     for _ in range(runs):
-        subscription.fetch(newer=True)  # may wait for the trainer, so it is not timed
+        subscription.fetch(newer=True)  # may wait for the trainer, so this fetch is not timed
         begin = time.perf_counter()
         versions.append(subscription.fetch())
         took.append(time.perf_counter() - begin)
@@ -106,7 +108,7 @@ def _serve(url: str, runs: int, source: Source) -> int:
             part = layout.take(source[name], rank)
             assert part is not None
             wrong += count_mismatches(subscription.target[name].reshape(-1).view(torch.uint8), _bytes_of(part) ^ _mask(part.dtype, versions[-1]))
-    subscription.fetch(newer=True)  # the trainer has seen us by then
+    subscription.fetch(newer=True)  # after this fetch the trainer has seen this subscriber
     subscription.close()
     num_bytes = sum(tensor.numel() * tensor.element_size() for tensor in subscription.target.values())
     received = torch.tensor([num_bytes, wrong], dtype=torch.float64)
@@ -120,7 +122,7 @@ def _serve(url: str, runs: int, source: Source) -> int:
 
 
 def _mask(dtype: torch.dtype, version: int) -> int:
-    """A bool of another byte than 0 and 1 is none."""
+    """The byte of the version for this dtype. 0 for bool: a byte other than 0 and 1 is no bool."""
     return 0 if dtype == torch.bool else version % 256
 
 
@@ -129,7 +131,7 @@ def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """What each rank of either job runs."""
+    """The program of each rank of either job."""
     parser = argparse.ArgumentParser(prog="python -m shardwire.demo.two_jobs", description="One rank of the demo's two jobs; use python -m shardwire.demo --jobs 2.")
     parser.add_argument("role", choices=("train", "serve"))
     parser.add_argument("url")
