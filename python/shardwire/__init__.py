@@ -1,6 +1,6 @@
 """shardwire: a torch.distributed backend, and a compiler of data movement between ranks.
 
-Importing it registers the backend::
+The import registers the backend::
 
     import torch.distributed as dist, shardwire
     dist.init_process_group("shardwire")            # collectives as with any backend
@@ -17,7 +17,7 @@ import importlib
 import sys
 from typing import TYPE_CHECKING, Any
 
-# First, always: our libraries are linked to torch's, and must find those of this interpreter.
+# First, always: our libraries are linked to torch's, and must find the libraries of this interpreter.
 import torch
 
 from ._glue import choose_glue
@@ -28,7 +28,7 @@ from . import _build_info  # noqa: E402: of the chosen one
 
 
 def _check_build() -> None:
-    """ImportError when this interpreter's torch or Python is not the one that the native part was built for."""
+    """ImportError when the native part was built for another torch or Python than this interpreter's."""
     torch_here = ".".join(torch.__version__.split(".")[:2])
     python_here = "%d.%d" % sys.version_info[:2]
     for what, here, built in (("torch", torch_here, _build_info.TORCH), ("Python", python_here, _build_info.PYTHON)):
@@ -56,7 +56,7 @@ from .process.trace import trace  # noqa: E402
 from .errors import (AbortedError, CheckpointError, ClosedError, GapError, InternalError, KernelError, MismatchError, PeerFailedError,  # noqa: E402
                      ShardwireError, SystemFailure, TimeoutError, UnsupportedError)
 
-if TYPE_CHECKING:  # what __getattr__ below imports when it is first used
+if TYPE_CHECKING:  # the imports that __getattr__ below makes on first use
     from . import adapters, distributed, kernels, nvshmem, offline, queues, status, symm, weights
     from .compiler.redistribute import clear_redistribute_cache, redistribute
     from .compiler.shards import ShardInfo, apply_local_reshard, compute_local_reshard, compute_shards, dtensor_shards, specs_from_dtensor
@@ -68,7 +68,7 @@ if TYPE_CHECKING:  # what __getattr__ below imports when it is first used
     from .queues import Queue, QueueWork, Transaction
     from .weights import NameMap, Part, Publication, Subscription, WeightSync, load, publish, save, subscribe, sync
 
-# Imported on first use (PEP 562): a program that does not use a feature does not wait for it at its start.
+# Imported on first use (PEP 562), so a program does not wait at its start for unused features.
 _FEATURES = ("adapters", "distributed", "kernels", "nvshmem", "offline", "queues", "status", "symm", "weights")
 _MODULE_OF = {name: module for module, names in {
     "groups.mpi": ("create_process_group_from_mpi",),
@@ -97,7 +97,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """The public names of _FEATURES and _MODULE_OF, imported when they are first asked for."""
+    """The public names of _FEATURES and _MODULE_OF, imported on first use."""
     if name in _FEATURES:
         return importlib.import_module(f"{__name__}.{name}")
     if name in _MODULE_OF:

@@ -1,4 +1,5 @@
-"""The doctor's look at what joins hosts: interfaces, RDMA devices, MPI, and how fast the loopback is. Standard library only."""
+"""The doctor's checks of connections between hosts: interfaces, RDMA devices, MPI, and the speed of the loopback.
+Standard library only."""
 
 import ctypes
 import dataclasses
@@ -72,7 +73,7 @@ def _interfaces() -> List[_Interface]:
 
 
 def _is_chosen(name: str, wanted: str) -> bool:
-    """SHARDWIRE_SOCKET_IFNAME's rule, which is NCCL's: prefixes; '=' exactly; '^' all but those."""
+    """SHARDWIRE_SOCKET_IFNAME's rule, which is NCCL's: prefixes; '=' exact names; '^' all except the listed names."""
     excludes = wanted.startswith("^")
     wanted = wanted[1:] if excludes else wanted
     exactly = wanted.startswith("=")
@@ -103,7 +104,7 @@ def _network_interfaces() -> Iterator[Finding]:
 
 
 def _loopback_speed() -> Iterator[Finding]:
-    """One TCP stream within this machine, which is what the tcp transport can at best do here."""
+    """One TCP stream within this machine, which is the best possible speed of the tcp transport here."""
     total = 256 << 20
     piece = bytearray(1 << 20)
 
@@ -145,7 +146,7 @@ def _has_library(name: str) -> bool:
 
 
 def _gids(port: pathlib.Path) -> List[Tuple[int, str, str]]:
-    """(index, GID, type) of those that are set."""
+    """(index, GID, type) of each GID that is set."""
     found = []
     for entry in sorted((port / "gids").glob("*"), key=lambda path: int(path.name)):
         gid = _read(entry)
@@ -160,7 +161,7 @@ def _describe_port(port: pathlib.Path) -> Tuple[str, bool]:
     text = f"{port.parents[1].name}:{port.name} {layer}, {_read(port / 'rate') or 'rate unknown'}, {state.lower() or 'state unknown'}"
     gids = _gids(port)
     if layer == "Ethernet":
-        # As the transport chooses: RoCE v2 over IPv4, then over IPv6, then v1.
+        # The same order as in the transport: RoCE v2 over IPv4, then over IPv6, then v1.
         ranked = sorted(gids, key=lambda gid: ("v2" not in gid[2], "0000:0000:ffff" not in gid[1], gid[0]))
         text += f", GID {ranked[0][0]} of {len(gids)} ({ranked[0][1]}, {ranked[0][2]})" if ranked else ", no GID"
     return text, state == "ACTIVE" and (layer != "Ethernet" or bool(gids))
@@ -207,9 +208,9 @@ def _mpi() -> Iterator[Finding]:
 
 
 def examine_wires() -> Iterator[Finding]:
-    """Everything that was looked at, in order."""
+    """All findings, in order."""
     for look in (_network_interfaces, _loopback_speed, _rdma, _mpi):
         try:
             yield from look()
-        except Exception as error:  # one odd device hides nothing else
+        except Exception as error:  # an odd device must not hide the other findings
             yield "WARN", look.__name__.strip("_"), f"could not look: {type(error).__name__}: {error}", "report this machine with uname -a"

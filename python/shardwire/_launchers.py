@@ -1,5 +1,5 @@
-"""Who started this process, and what that launcher's environment variables say of its place in the job: srun, Open MPI's mpirun, the mpiexec of
-MPICH and Intel, PMIx. Pure functions of an environment.
+"""Finds the launcher of this process, and the place in the job that the launcher's environment variables state: srun,
+Open MPI's mpirun, the mpiexec of MPICH and Intel, PMIx. Pure functions of an environment.
 
 This file imports the standard library only: ``shardwire.launch`` can be run as a file.
 """
@@ -13,27 +13,28 @@ import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-# Below the ports that Linux hands out by itself (32768 and up), so that no program holds one of them by chance.
+# Below the ports that Linux assigns by itself (32768 and up), so that no program has one of these by chance.
 FIRST_PORT, NUM_PORTS = 10000, 20000
 _LOOPBACK = "127.0.0.1"
 _MAX_HOSTS = 1 << 20
 
-# What tells a child of ours that it is a process of an MPI job. Several children of one such process are not.
+# Prefixes of the variables that mark a process of an MPI job. Several children of one such process are not processes of
+# the job.
 _MPI_PREFIXES = ("OMPI_COMM_WORLD_", "PMIX_", "PMI_", "MPI_LOCAL")
 
 
 @dataclass(frozen=True)
 class Place:
-    """A process's place in its job, as its launcher tells it."""
+    """A process's place in its job, as stated by the launcher."""
 
-    launcher: str                  # as people call it
-    evidence: str                  # the variables that were believed, with their values
+    launcher: str                  # the common name
+    evidence: str                  # the variables behind this place, with their values
     rank: int
-    size: int | None = None        # None, here and below: not told
+    size: int | None = None        # None, here and below: unknown
     local_rank: int | None = None
     local_size: int | None = None
-    host: str | None = None        # where rank 0 runs, by a name that the other ranks can look up
-    port: int | None = None        # the same on all ranks of the job, and another one in another job
+    host: str | None = None        # the host of rank 0, by a name that the other ranks can look up
+    port: int | None = None        # the same on all ranks of the job, and different in other jobs
     cpus: int | None = None        # of this process alone
     is_open_mpi: bool = False
 
@@ -43,9 +44,9 @@ class Place:
 
 
 def recognise(environment: Mapping[str, str]) -> Place | None:
-    """The place that the innermost launcher gave this process; None where none of those above started it. Raises
-    ValueError where its variables make no sense."""
-    # mpirun inside of an srun step or of a Slurm job: the SLURM_ variables are those of its daemon.
+    """The place given by the innermost launcher of this process; None where no known launcher started the process.
+    Raises ValueError where the launcher's variables make no sense."""
+    # With mpirun inside of an srun step or of a Slurm job, the SLURM_ variables describe mpirun's daemon.
     if environment.get("OMPI_COMM_WORLD_RANK"):
         return _open_mpi(environment)
     if environment.get("PMI_RANK") and (environment.get("MPI_LOCALNRANKS") or not _is_srun_task(environment)):
@@ -59,7 +60,7 @@ def recognise(environment: Mapping[str, str]) -> Place | None:
 
 
 def why_none(environment: Mapping[str, str]) -> str:
-    """A sentence on why :func:`recognise` found nothing."""
+    """A sentence with the reason why :func:`recognise` found nothing."""
     if environment.get("SLURM_JOB_ID"):
         return (f"this is the batch script or the shell of Slurm job {environment['SLURM_JOB_ID']}, not a task that srun started: "
                 "put srun before the command")
@@ -67,18 +68,19 @@ def why_none(environment: Mapping[str, str]) -> str:
 
 
 def address_of(place: Place) -> tuple[str | None, int | None]:
-    """Where rank 0's store is to be, as far as the launcher tells: host and port."""
+    """Host and port of rank 0's store, as far as the launcher's variables state them."""
     alone = place.size is not None and place.size == place.local_size
     return (_LOOPBACK if alone else place.host), place.port
 
 
 def without_mpi(environment: Mapping[str, str]) -> dict[str, str]:
-    """The environment for children that are not the MPI job's processes."""
+    """The environment for children that are not processes of the MPI job."""
     return {name: value for name, value in environment.items() if not name.startswith(_MPI_PREFIXES)}
 
 
 def expand_hostlist(text: str) -> list[str]:
-    """The hosts of Slurm's ``rack[1-2,7]node[01-16]-ib,login``, in that order. As ``scontrol show hostnames``, which needs a configured Slurm."""
+    """The hosts of Slurm's ``rack[1-2,7]node[01-16]-ib,login``, in the list's order. As ``scontrol show hostnames``,
+    which needs a configured Slurm."""
     hosts: list[str] = []
     for item in _split_outside_brackets(text):
         if not item:
@@ -104,7 +106,7 @@ def expand_tasks_per_node(text: str) -> list[int]:
 
 
 def _is_srun_task(environment: Mapping[str, str]) -> bool:
-    # A batch script has SLURM_PROCID=0 too, and no step of its own.
+    # A batch script has SLURM_PROCID=0 too, but no step.
     return bool(environment.get("SLURM_PROCID") and (environment.get("SLURM_STEP_ID") or environment.get("SLURM_STEPID")))
 
 
@@ -124,7 +126,7 @@ def _srun(environment: Mapping[str, str]) -> Place:
         host = next(iter(expand_hostlist(nodes)), None)
     job = environment.get("SLURM_JOB_ID") or environment.get("SLURM_JOBID") or ""
     step = environment.get("SLURM_STEP_ID") or environment.get("SLURM_STEPID") or ""
-    # Jobs that run at one time have ids that differ by little, and so do steps: no two of them get one port.
+    # Jobs that run at the same time have similar ids, and so do steps: no two of these jobs and steps get one port.
     port = FIRST_PORT + (int(job) + 997 * int(step)) % NUM_PORTS if job.isdecimal() and step.isdecimal() else None
     return Place("srun", _evidence(environment, "SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_PROCID", *sizes[:1]), _number(environment, "SLURM_PROCID"), size,
                  _optional(environment, "SLURM_LOCALID"), local_size, host, port, _optional(environment, "SLURM_CPUS_PER_TASK"))
@@ -132,7 +134,7 @@ def _srun(environment: Mapping[str, str]) -> Place:
 
 def _open_mpi(environment: Mapping[str, str]) -> Place:
     name = environment.get("OMPI_MCA_orte_precondition_transports") or environment.get("PMIX_NAMESPACE")
-    # Inside of a Slurm job mpirun fills its hosts in their order.
+    # Inside of a Slurm job mpirun fills the hosts in the order of the list.
     nodes = environment.get("SLURM_JOB_NODELIST")
     return Place("Open MPI's mpirun", _evidence(environment, "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
                  _number(environment, "OMPI_COMM_WORLD_RANK"), _optional(environment, "OMPI_COMM_WORLD_SIZE"),
@@ -169,7 +171,7 @@ def _split_outside_brackets(text: str) -> list[str]:
 
 
 def _alternatives(group: str, text: str) -> list[str]:
-    """What ``[08-11,20]`` stands for; the first number of a range says how wide all are."""
+    """The texts that ``[08-11,20]`` stands for; the first number of a range gives the width of all."""
     numbers: list[str] = []
     for part in group[1:-1].split(","):
         match = re.fullmatch(r"([0-9]{1,18})(?:-([0-9]{1,18}))?", part)

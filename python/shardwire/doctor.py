@@ -1,7 +1,9 @@
-"""python -m shardwire.doctor [--json]: looks at this machine and says what is missing or slow for shardwire, and how to fix it.
+"""python -m shardwire.doctor [--json]: checks this machine, and reports missing or slow parts for shardwire, with
+fixes.
 
-It changes nothing and needs only the standard library, so it also runs (by path, or as ./run doctor) where nothing is built.
-Each line is OK, WARN or FAIL; the exit status is 1 when a line is FAIL. --json prints the same as {"ok": ..., "checks": [...]}.
+The doctor changes nothing and needs only the standard library, so the file also runs (by path, or as ./run doctor)
+where nothing is built. Each line is OK, WARN or FAIL; the exit status is 1 when a line is FAIL. --json prints the same
+as {"ok": ..., "checks": [...]}.
 """
 
 import argparse
@@ -28,7 +30,7 @@ MIB = 1 << 20
 
 @dataclasses.dataclass(frozen=True)
 class Check:
-    """One thing that was looked at: level is OK, WARN or FAIL; fix says how to fix it, or is empty."""
+    """One result: level is OK, WARN or FAIL; fix is the instruction for a fix, or empty."""
 
     level: str
     name: str
@@ -48,7 +50,7 @@ def _gib(count: float) -> str:
 
 
 def _said(command: List[str], seconds: float = 60) -> Tuple[int, str]:
-    """Exit status and output of a command; 127 when it cannot be started."""
+    """Exit status and output of a command; 127 when the command cannot be started."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=seconds, check=False, stdin=subprocess.DEVNULL)
     except subprocess.TimeoutExpired:
@@ -134,7 +136,7 @@ _FIND = "import importlib.util as u, sys; s = u.find_spec('shardwire'); print(s.
 
 
 def _built_for(package: str) -> str:
-    """What the build wrote beside the package: the versions that its native part wants."""
+    """The versions that the build wrote beside the package: torch and Python of the native part."""
     text = _read(os.path.join(os.path.dirname(package), "_build_info.py"))
     found = dict(re.findall(r'^(TORCH|PYTHON) = "([^"]*)"', text, re.M))
     return f" (built for torch {found.get('TORCH', '?')}, Python {found.get('PYTHON', '?')})" if found else ""
@@ -156,7 +158,7 @@ def _module() -> Iterator[Check]:
 
 
 def _signs_of_mpi() -> str:
-    """What says that this machine has MPI; empty when nothing does."""
+    """A sign of MPI on this machine; empty when there is none."""
     launched = next((name for name in ("OMPI_COMM_WORLD_SIZE", "PMIX_RANK", "PMI_RANK") if name in os.environ), "")
     return shutil.which("mpicxx") or shutil.which("mpirun") or (f"{launched} is set" if launched else "")
 
@@ -169,7 +171,7 @@ def _signs_of_rdma() -> str:
 
 
 def _built_transports(facts: Dict[str, object]) -> Iterator[Check]:
-    """The transports in the built module, which need not be those that this machine could have: it may have been built before they came."""
+    """The transports in the built module. This machine may have further transports, installed after the build."""
     built = facts.get("transports")
     again = "./run setup, or pip install --force-reinstall --no-deps --no-build-isolation ."
     if not isinstance(built, list):
@@ -258,7 +260,7 @@ def _shared_memory() -> Iterator[Check]:
     try:
         descriptor = os.memfd_create("shardwire-doctor", os.MFD_CLOEXEC)
         try:
-            os.ftruncate(descriptor, 1 << 40)  # sparse: costs nothing until it is touched
+            os.ftruncate(descriptor, 1 << 40)  # sparse: costs nothing until touched
             with mmap.mmap(descriptor, MIB) as mapped:
                 mapped[: MIB - 1 : 4096] = b"x" * len(range(0, MIB - 1, 4096))
         finally:
@@ -293,7 +295,8 @@ class _Iovec(ctypes.Structure):
 
 
 def _siblings_can_read(allow: bool) -> Tuple[bool, str]:
-    """Whether one child of ours can read another's memory, as two ranks would; `allow`: the owner lets any process trace it first."""
+    """Whether one child of this process can read another child's memory, as two ranks would; `allow`: the owner first
+    allows any process to trace it."""
     libc = ctypes.CDLL(None, use_errno=True)
     word = ctypes.create_string_buffer(b"shardwire", 16)
     ready_read, ready_write = os.pipe()
@@ -306,7 +309,7 @@ def _siblings_can_read(allow: bool) -> Tuple[bool, str]:
                 libc.prctl(0x59616D61, ctypes.c_ulong(-1), 0, 0, 0)  # PR_SET_PTRACER, PR_SET_PTRACER_ANY
             os.close(end_write)
             os.write(ready_write, b"r")
-            os.read(end_read, 1)  # until the parent has closed its end
+            os.read(end_read, 1)  # returns when the parent has closed its end
         finally:
             os._exit(0)
     os.close(end_read)
@@ -374,7 +377,7 @@ def _network() -> Iterator[Check]:
 
 
 def _wires() -> Iterator[Check]:
-    # By path: this file may run where the package cannot be imported.
+    # Loaded by path: this file may run where the package cannot be imported.
     path = pathlib.Path(__file__).resolve().with_name("_doctor_wires.py")
     spec = importlib.util.spec_from_file_location("shardwire_doctor_wires", path)
     assert spec is not None and spec.loader is not None, path
@@ -392,12 +395,12 @@ def _environment() -> Iterator[Check]:
 
 
 def _stale() -> Iterator[Check]:
-    """What jobs that were killed may have left: shared files that no process maps, and orphaned ranks."""
+    """Leftovers of killed jobs: shared files that no process maps, and orphaned ranks."""
     try:
         names = [path for path in pathlib.Path("/dev/shm").iterdir() if re.match(r"(torch_|shardwire)", path.name) and path.stat().st_uid == os.getuid()]
     except OSError:
         names = []
-    # torch_<pid>_...: its maker is gone
+    # torch_<pid>_...: the process of this pid made the file, and is gone
     dead = [path for path in names if (found := re.match(r"torch_(\d+)_", path.name)) and not os.path.exists(f"/proc/{found.group(1)}")]
     dead += [path for path in names if path.name.startswith("shardwire")]
     if dead:
@@ -434,12 +437,12 @@ EXAMINED: Tuple[Callable[[], Iterator[Check]], ...] = (
 
 
 def examine() -> List[Check]:
-    """Everything that was looked at, in order. A look that itself fails is a WARN, so the others are still told."""
+    """All checks, in order. A check that itself fails is a WARN, so the other checks still run."""
     checks: List[Check] = []
     for look in EXAMINED:
         try:
             checks += look()
-        except Exception as error:  # a doctor that stops at the first odd machine helps nobody
+        except Exception as error:  # a failing check must not end the other checks
             checks.append(Check("WARN", look.__name__.strip("_"), f"could not look: {type(error).__name__}: {error}"))
     return checks
 

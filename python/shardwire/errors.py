@@ -1,8 +1,9 @@
 """The exceptions of shardwire.
 
-A wrong value is a plain :class:`ValueError`, a wrong kind of thing a plain :class:`TypeError`. What goes wrong between ranks is a
-:class:`ShardwireError`, which is a :class:`RuntimeError`, as torch.distributed's own errors are. Texts name the rank, the operation, and what to
-do. An error of an operation leaves the process alive; whether the group can still be used is said in each class.
+A wrong value is a plain :class:`ValueError`, a wrong kind of object a plain :class:`TypeError`. An error between ranks
+is a :class:`ShardwireError`, which is a :class:`RuntimeError` like torch.distributed's own errors. Texts name the rank,
+the operation, and the remedy. An error of an operation leaves the process alive; each class states whether the group
+can still be used.
 """
 
 from __future__ import annotations
@@ -15,11 +16,12 @@ class ShardwireError(RuntimeError):
 
 
 class TimeoutError(ShardwireError, builtins.TimeoutError):  # noqa: A001: the same meaning as the builtin, and caught as it
-    """Ranks did not arrive in time; the text names them. From a wait with a timeout of its own: the operation goes on."""
+    """Ranks did not arrive in time; the text names these ranks. When raised by a wait with its own timeout, the
+    operation continues."""
 
 
 class PeerFailedError(ShardwireError):
-    """A rank of the group died or left; the text names it. The group cannot be used any more."""
+    """A rank of the group died or left; the text names the rank. The group cannot be used any more."""
 
 
 class MismatchError(ShardwireError):
@@ -31,27 +33,30 @@ class AbortedError(ShardwireError):
 
 
 class SystemFailure(ShardwireError):
-    """The operating system refused something; the text holds its reason and what to do."""
+    """The operating system refused a request; the text holds the system's reason and the remedy."""
 
 
 class UnsupportedError(ShardwireError, NotImplementedError):
-    """Asked for something that cannot be done here, such as moving a sparse tensor."""
+    """The request cannot be served here, such as moving a sparse tensor."""
 
 
 class CheckpointError(ShardwireError, ValueError):
-    """A file of weights is missing, broken, or not what its index says; the text names file, tensor and numbers."""
+    """A file of weights is missing, broken, or in contradiction to its index; the text names file, tensor and
+    numbers."""
 
 
 class GapError(ShardwireError, ValueError):
-    """No input of any rank covers part of an output; the text has the regions and the ranks that want them. Raised by ``compile_op`` on all ranks."""
+    """No input of any rank covers part of an output; the text has the regions and the ranks with such outputs. Raised
+    by ``compile_op`` on all ranks."""
 
 
 class ClosedError(ShardwireError):
-    """A :class:`Queue` was closed: nothing can be put into it, or everything was taken from it."""
+    """A :class:`Queue` was closed: no item can be put any more, or all items were taken."""
 
 
 class KernelError(ShardwireError):
-    """A kernel could not be traced, compiled or loaded; the text has the compiler's words. Raised by ``DeviceKernel.compile_and_load``, on all ranks alike where rank 0 compiles."""
+    """A kernel could not be traced, compiled or loaded; the text has the compiler's message. Raised by
+    ``DeviceKernel.compile_and_load``, on all ranks alike where rank 0 compiles."""
 
 
 class InternalError(ShardwireError):

@@ -1,4 +1,5 @@
-"""Starts the ranks of a script, on this host or under srun and mpirun, and tells each what ``init_process_group("shardwire")`` reads.
+"""Starts the ranks of a script, on this host or under srun and mpirun, and sets the variables that
+``init_process_group("shardwire")`` reads.
 
 N ranks on this host::
 
@@ -13,15 +14,16 @@ One task for each host that starts N ranks there, as with torchrun::
 
     srun -N 2 --ntasks-per-node=1 python -m shardwire.launch -n 4 train.py
 
-Two hosts by hand, or in two pods: this on each, with ``--node-rank 1`` on the other::
+Two hosts by hand, or in two pods: run this on each, with ``--node-rank 1`` on the other::
 
     python -m shardwire.launch --nnodes 2 --node-rank 0 -n 4 --master-addr HOST0 --master-port 29500 train.py
 
-Works alike with all torch versions that shardwire supports, also where torchrun does not. Each rank gets RANK, LOCAL_RANK, WORLD_SIZE,
-LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT, and where this program starts all of them a random SHARDWIRE_JOB_TOKEN, unless it is set, so that
-nobody else can join. Of the ranks that this program starts: when one fails, the others are stopped, the rank is named, and its
-exit code is this program's (128 + N for one that signal N killed); signals to this program go to all of them. A rank that this program became is srun's
-or mpirun's, which tell and end as they do.
+Works alike with all torch versions that shardwire supports, also where torchrun does not. Each rank gets RANK,
+LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT. Where this program starts all ranks of the job,
+each rank also gets a random SHARDWIRE_JOB_TOKEN, unless one is set, so that no foreign process can join. When one of
+the ranks started by this program fails, the program stops the other ranks, names the failed rank, and exits with this
+rank's exit code (128 + N for a rank killed by signal N); signals to this program are sent to all ranks. Where this
+program itself becomes a rank, srun or mpirun reports and ends the ranks in its own way.
 
 This file imports the standard library only, and runs as a file too.
 """
@@ -46,7 +48,7 @@ from typing import BinaryIO
 
 try:
     from ._launchers import FIRST_PORT, NUM_PORTS, Place, address_of, recognise, why_none, without_mpi
-except ImportError:  # run as a file, whose folder Python looks into first
+except ImportError:  # run as a file: Python looks first into the file's folder
     from _launchers import FIRST_PORT, NUM_PORTS, Place, address_of, recognise, why_none, without_mpi  # type: ignore[import-not-found,no-redef]
 
 _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -55,8 +57,9 @@ _MOST_TRIES = 1000
 
 
 def free_port() -> int:
-    """A TCP port of this host that no socket has now, below those that Linux hands out by itself (ip_local_port_range, 32768 and up): it is still
-    free when rank 0 opens its store there seconds later, unless somebody asks for this very number."""
+    """A TCP port of this host without a socket, below the ports that Linux assigns by itself (ip_local_port_range,
+    32768 and up). The port is still free when rank 0 opens its store there seconds later, unless a program asks for
+    exactly this number."""
     for _ in range(_MOST_TRIES):
         port = FIRST_PORT + secrets.randbelow(NUM_PORTS)
         with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe, contextlib.suppress(OSError):
@@ -67,19 +70,19 @@ def free_port() -> int:
 
 @dataclass(frozen=True)
 class Job:
-    """The ranks that this program starts, and the job that they are part of."""
+    """The ranks started by this program, and their job."""
 
     count: int                       # ranks of this program
-    first: int = 0                   # the first one's RANK
-    size: int = 0                    # of the job; 0: these ranks are all
-    first_local: int | None = 0      # the first one's LOCAL_RANK; None: the launcher does not tell, and it is left out
+    first: int = 0                   # RANK of the first rank
+    size: int = 0                    # ranks of the job; 0: these ranks are all
+    first_local: int | None = 0      # LOCAL_RANK of the first rank; None: unknown from the launcher, and not set
     local_size: int | None = 0       # 0: these ranks are all of this host
     address: str = "127.0.0.1"
-    port: int = 0                    # 0: a free one is chosen
+    port: int = 0                    # 0: a free port is chosen
     threads: int = 1                 # OMP_NUM_THREADS of a rank, where the environment has none
 
     def environment(self, index: int, base: Mapping[str, str]) -> dict[str, str]:
-        """``base`` with what ``init_method="env://"`` reads on the rank of this number."""
+        """``base`` with the variables that ``init_method="env://"`` reads on the rank of this index."""
         environment = dict(base)
         environment.update(RANK=str(self.first + index), WORLD_SIZE=str(self.size or self.count), MASTER_ADDR=self.address, MASTER_PORT=str(self.port))
         for name, value in (("LOCAL_RANK", None if self.first_local is None else self.first_local + index),
@@ -88,13 +91,14 @@ class Job:
             if value is not None:
                 environment[name] = str(value)
         environment.setdefault("OMP_NUM_THREADS", str(self.threads))
-        # Debian's torch 2.6 was built without libuv and yet asks for it; the plain TCPStore exists everywhere.
+        # Debian's torch 2.6 asks for libuv although built without; the plain TCPStore exists everywhere.
         environment.setdefault("USE_LIBUV", "0")
         return environment
 
 
 def job_of(place: Place, count: int, address: str | None, port: int, environment: Mapping[str, str]) -> Job:
-    """The job where each of the launcher's processes stands for ``count`` ranks. ValueError where it does not tell enough."""
+    """The job where each of the launcher's processes stands for ``count`` ranks. ValueError where the launcher's
+    variables are not enough."""
     told_address, told_port = address_of(place)
     host = address or environment.get("MASTER_ADDR") or told_address
     chosen = port or _port(environment) or told_port
@@ -115,7 +119,8 @@ def job_of(place: Place, count: int, address: str | None, port: int, environment
 
 
 def job_of_nodes(nodes: int, node: int | None, count: int, address: str | None, port: int, environment: Mapping[str, str]) -> Job:
-    """The job of ``count`` ranks on each of ``nodes`` hosts, of which this is number ``node``. ValueError where something is not told."""
+    """The job of ``count`` ranks on each of ``nodes`` hosts, of which this is number ``node``. ValueError where an
+    option is missing or wrong."""
     if nodes < 1:
         raise ValueError(f"--nnodes is {nodes}; give at least 1")
     node = 0 if node is None and nodes == 1 else node
@@ -146,7 +151,8 @@ class Launcher:
         self._command = list(command)
         self._job = job if job.port else replace(job, port=free_port())
         self._environment = dict(environment)
-        # Only processes of this user can read it there, while the store is open to everybody on this host. Ranks of other launchers would have another.
+        # The environment is readable only by processes of this user, while the store is open to everybody on this host.
+        # Ranks of other launchers would have another token.
         if job.size in (0, job.count) and not environment.get("SHARDWIRE_JOB_TOKEN"):
             self._environment["SHARDWIRE_JOB_TOKEN"] = secrets.token_hex(16)
         self._prefix = prefix
@@ -217,7 +223,7 @@ class Launcher:
         return 128 + self._signal if self._signal else code
 
     def _report(self, index: int, others: int) -> int:
-        """Says which rank failed and how; returns the code to exit with."""
+        """Reports which rank failed and how; returns the code to exit with."""
         process = self._ranks[index]
         returned = process.returncode
         how = f"exited with code {returned}" if returned > 0 else f"was killed by {_signal_name(-returned)}"
@@ -237,13 +243,13 @@ class Launcher:
         for process in self._ranks:
             if process.poll() is None:
                 try:
-                    os.killpg(process.pid, number)  # with what the rank itself started
+                    os.killpg(process.pid, number)  # includes the processes that the rank itself started
                 except ProcessLookupError:
                     pass
 
 
 def _die_with_parent() -> None:
-    """In a new rank: end with this program, however that ends."""
+    """Makes a new rank end with this program, however the program ends."""
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
@@ -280,7 +286,8 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _become(command: Sequence[str], environment: Mapping[str, str]) -> int:
-    """This process goes on as the rank, with its pid and the descriptors that srun and mpirun gave it. Returns only where that fails."""
+    """Turns this process into the rank, with the same pid and the descriptors from srun and mpirun. Returns only on
+    failure."""
     sys.stdout.flush()
     sys.stderr.flush()
     try:
@@ -291,7 +298,8 @@ def _become(command: Sequence[str], environment: Mapping[str, str]) -> int:
 
 
 def _port_trouble(job: Job) -> str | None:
-    """Why rank 0, which is to start here, could not have its store on the job's port; the others would wait for it."""
+    """The reason why rank 0, which will start here, could not have its store on the job's port; the other ranks would
+    wait for the store."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -337,7 +345,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if place is not None and options.nproc is None and not options.prefix:
         return _become(command, job.environment(0, environment))
     if job.count > 1 or options.standalone or options.nnodes:
-        environment = without_mpi(environment)  # MPI knows this process only
+        environment = without_mpi(environment)  # only this process is known to MPI
     return Launcher(command, job, environment, options.prefix, options.grace).run()
 
 
