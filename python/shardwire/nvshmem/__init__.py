@@ -1,4 +1,5 @@
-"""Where ``import nvshmem`` stood: ``import shardwire.nvshmem as nvshmem``. See :mod:`shardwire.nvshmem.core` and docs/symmetric.md."""
+"""In place of ``import nvshmem``: ``import shardwire.nvshmem as nvshmem``. See :mod:`shardwire.nvshmem.core` and
+docs/symmetric.md."""
 
 from __future__ import annotations
 

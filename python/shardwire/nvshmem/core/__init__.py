@@ -1,9 +1,11 @@
-"""The names and arguments of NVSHMEM4Py's ``nvshmem.core`` (0.4), for CPU tensors: a program changes its import and needs no GPU.
+"""The names and arguments of NVSHMEM4Py's ``nvshmem.core`` (0.4), for CPU tensors: a program changes its import and
+needs no GPU.
 
-PEs are the ranks of one group: the default process group where there is one of shardwire, or the one that :func:`init` makes. ``stream`` arguments are
-taken and not used: calls are over when they return, and what was put to another host is there after quiet(). What NVSHMEM4Py leaves open is done: views at an
-offset and of any strides and order, every dtype, and an error that names the rank where it would hang. Errors are those of shardwire (docs/errors.md);
-NvshmemInvalid is raised for what only this module checks.
+PEs are the ranks of one group: the default process group where this is a shardwire group, or the group made by
+:func:`init`. ``stream`` arguments are accepted and not used: a call is complete when the call returns, and a put to
+another host is complete after quiet(). Features that NVSHMEM4Py leaves open are implemented: views at an offset and of
+any strides and order, every dtype, and an error naming the rank where NVSHMEM would hang. Errors are shardwire's
+(docs/errors.md); NvshmemInvalid is raised for checks of this module alone.
 
 Not here, since they are about CUDA: module_init, library_init and their ends, device code, external buffers.
 """

@@ -8,11 +8,11 @@ from ... import symm
 
 
 class NvshmemInvalid(ValueError):
-    """Called with what cannot be, or before :func:`init`."""
+    """A call with invalid arguments, or before :func:`init`."""
 
 
 class NvshmemError(RuntimeError):
-    """It could not be begun."""
+    """Initialization failed."""
 
 
 class Job:

@@ -1,4 +1,5 @@
-"""Atomics on one element, at ``offset`` of a symmetric tensor, with the arguments of NVSHMEM4Py. See :mod:`shardwire.symm.atomics`."""
+"""Atomics on one element, at ``offset`` of a symmetric tensor, with the arguments of NVSHMEM4Py. See
+:mod:`shardwire.symm.atomics`."""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ def _at(target: torch.Tensor, offset: int, dtype: Any) -> torch.Tensor:
 
 
 def _nth(target: torch.Tensor, offset: int) -> torch.Tensor:
-    """The element at that place in row-major order, of a view that cannot be flattened."""
+    """The element at the given place in row-major order, of a view that cannot be flattened."""
     index: list[int] = []
     for extent in reversed(target.shape):
         index.append(offset % extent)

@@ -1,4 +1,4 @@
-"""Collectives on teams. ``stream`` is taken and not used. Tensors need not be symmetric."""
+"""Collectives on teams. ``stream`` is accepted and not used. Tensors need not be symmetric."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .team_table import Teams
 
 
 def barrier(team: Any, stream: Any = None) -> None:
-    """Until all PEs of the team have come."""
+    """Waits until all PEs of the team have called."""
     Teams.team_of(team).barrier()
 
 
@@ -31,7 +31,9 @@ def sync_all(stream: Any = None) -> None:
 
 
 def reduce(team: Any, dst_array: torch.Tensor, src_array: torch.Tensor, op: str, stream: Any = None) -> None:
-    """The reduction of all PEs' ``src_array`` into ``dst_array`` of all. op: sum, min, max, and prod, mean, band, bor, bxor."""
+    """The reduction of all PEs' ``src_array`` into ``dst_array`` of all. op: sum, min, max, and prod, mean, band, bor,
+    bxor.
+    """
     found = Teams.team_of(team)
     if dst_array.data_ptr() != src_array.data_ptr():
         dst_array.copy_(src_array)
@@ -44,7 +46,7 @@ def reducescatter(team: Any, dst_array: torch.Tensor, src_array: torch.Tensor, o
 
 
 def alltoall(team: Any, dst_array: torch.Tensor, src_array: torch.Tensor, stream: Any = None) -> None:
-    """Part r of ``src_array`` goes to PE r."""
+    """Sends part r of ``src_array`` to PE r."""
     Teams.team_of(team).all_to_all(dst_array, src_array)
 
 
@@ -54,7 +56,7 @@ def fcollect(team: Any, dst_array: torch.Tensor, src_array: torch.Tensor, stream
 
 
 def broadcast(team: Any, dst_array: torch.Tensor, src_array: torch.Tensor, root: int = 0, stream: Any = None) -> None:
-    """``src_array`` of ``root`` into ``dst_array`` of all."""
+    """Copies ``src_array`` of ``root`` into ``dst_array`` of all."""
     found = Teams.team_of(team)
     if found.rank == root and dst_array.data_ptr() != src_array.data_ptr():
         dst_array.copy_(src_array)

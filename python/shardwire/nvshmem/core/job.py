@@ -1,4 +1,4 @@
-"""Beginning and end: which group the PEs are."""
+"""Beginning and end: the group of the PEs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class InitStatus(IntEnum):
 
 
 class Version:
-    """What stands behind the names."""
+    """The versions behind the names."""
 
     def __init__(self, openshmem_spec_version: str = "", nvshmem4py_version: str = "", libnvshmem_version: str = "") -> None:
         self.openshmem_spec_version = openshmem_spec_version
@@ -36,25 +36,27 @@ class Version:
 
 
 class UniqueID:
-    """Where the PEs of a job meet: made by one, given to all by whatever means the program has (``_data`` is a numpy array of bytes; it can be pickled)."""
+    """The meeting point of the PEs of a job: made by one PE, given to all PEs by any means of the program (``_data`` is
+    a numpy array of bytes; a UniqueID can be pickled)."""
 
     def __init__(self) -> None:
         import numpy
         self._data = numpy.zeros(_ID_BYTES, dtype=numpy.int8)
-        self._store: Any = None  # of the rank that made it, which serves the others
+        self._store: Any = None  # only on the rank that made the UniqueID and serves the others
 
     def __getstate__(self) -> dict[str, Any]:
         return {"_data": self._data, "_store": None}
 
 
 def get_version() -> Version:
-    """As NVSHMEM4Py's; ``libnvshmem_version`` says what does the work."""
+    """As NVSHMEM4Py's; ``libnvshmem_version`` names shardwire, which does the work."""
     from ... import __version__
     return Version("1.5", "0.4", f"shardwire {__version__}")
 
 
 def get_unique_id(empty: bool = False) -> UniqueID:
-    """A place to meet, for ``init(uid=...)``: ``empty=True`` makes one to be overwritten by another PE's. It serves as long as the object, or the job, lives."""
+    """A meeting point for ``init(uid=...)``: ``empty=True`` makes a UniqueID to be overwritten by another PE's. The
+    meeting point serves as long as the object, or the job, lives."""
     uid = UniqueID()
     if not empty:
         import numpy
@@ -68,7 +70,7 @@ def get_unique_id(empty: bool = False) -> UniqueID:
 
 
 def _meet(uid: UniqueID) -> Any:
-    """The store that the uid's maker serves."""
+    """The store served by the uid's maker."""
     if uid._store is not None:
         return uid._store
     text = bytes(uid._data.view("uint8")).rstrip(b"\0").decode(errors="replace").split()
@@ -81,10 +83,11 @@ def init(device: Any = None, uid: UniqueID | None = None, rank: int | None = Non
          initializer_method: str = "") -> None:
     """Begins. Collective, blocking.
 
-    initializer_method: "uid": ``rank`` and ``nranks`` meet by ``uid``, which one of them made; "mpi" and "emulated_mpi": the ranks of the MPI job that this
-    process was started in, or of ``mpi_comm``, a communicator of mpi4py; "": the default process group, which is shardwire's. device is not used.
+    initializer_method: "uid": ``rank`` and ``nranks`` meet by ``uid``, which one of the ranks made; "mpi" and
+        "emulated_mpi": the ranks of the MPI job of this process, or of ``mpi_comm``, a communicator of mpi4py; "": the
+        default process group, which must be shardwire's. device is not used.
 
-    Raises NvshmemInvalid for arguments that do not fit, shardwire's errors when the ranks do not meet.
+    Raises NvshmemInvalid for arguments that contradict each other, shardwire's errors when the ranks do not meet.
     """
     if job.world is not None:
         raise NvshmemInvalid("nvshmem is initialized already; call finalize() first")
@@ -107,12 +110,13 @@ def init(device: Any = None, uid: UniqueID | None = None, rank: int | None = Non
 
 
 def _own_group(store: Any, rank: int, size: int) -> Any:
-    # A name of its own: the ranks need not have made equally many groups before.
+    # A separate name: the ranks need not have made equally many groups before.
     return lookup.create_under_prefix(store, rank, size, as_timeout(None), f"nvshmem:{id(store)}", "nvshmem", True)
 
 
 def finalize() -> None:
-    """Ends. Collective, blocking: all PEs have come when it returns. A group that :func:`init` made ends with it; tensors stay readable until they are dropped."""
+    """Ends. Collective, blocking: returns after all PEs have called. A group made by :func:`init` ends too; tensors
+    stay readable until the program drops them."""
     team = world()
     team.barrier()
     Teams.end()
@@ -132,5 +136,5 @@ def my_pe() -> int:
 
 
 def n_pes() -> int:
-    """How many ranks there are."""
+    """The number of ranks."""
     return world().size

@@ -16,11 +16,12 @@ from .team_table import Teams
 def tensor(shape: Sequence[int], dtype: torch.dtype | None = torch.float32, release: bool = False, morder: str = "C", except_on_del: bool = True) -> torch.Tensor:
     """An uninitialised symmetric tensor over all PEs. Collective. morder "F": column-major strides.
 
-    release and except_on_del are taken and not used: a tensor that nobody holds is freed when no PE holds it, and that is no error.
+    release and except_on_del are accepted and not used: an unused tensor is freed when no PE holds a reference any
+    more, which is no error.
     """
     team = world()
     error = "" if morder in ("C", "F") else f"morder is {morder!r}; give 'C' or 'F'"
-    made = make_tensor((shape,), dtype, team, None, False, error)  # the other PEs hear of an error, too
+    made = make_tensor((shape,), dtype, team, None, False, error)  # the other PEs receive the error, too
     if morder == "C" or made.dim() < 2:
         return made
     order = tuple(range(made.dim() - 1, -1, -1))
@@ -38,7 +39,7 @@ def buffer(size: int, release: bool = False, except_on_del: bool = True) -> torc
 
 
 def tensor_get_buffer(tensor: torch.Tensor) -> tuple[torch.Tensor, int, str]:
-    """(the tensor as bytes, their number, its dtype's name). The tensor must be contiguous."""
+    """(the tensor as bytes, the number of bytes, the name of the tensor's dtype). The tensor must be contiguous."""
     if _C.symm_place(tensor) is None:
         raise NvshmemInvalid("the tensor was not made by nvshmem.core")
     return tensor.view(-1).view(torch.uint8), tensor.numel() * tensor.element_size(), str(tensor.dtype)
@@ -55,7 +56,8 @@ def get_peer_buffer(buffer: torch.Tensor, pe: int) -> torch.Tensor:
 
 
 def get_multicast_tensor(*arguments: Any) -> symm.MulticastTensor:
-    """``get_multicast_tensor(team, tensor)``, or as the seed document writes it ``get_multicast_tensor(tensor)``: :func:`shardwire.symm.get_multicast_tensor`."""
+    """``get_multicast_tensor(team, tensor)``, or as the seed document writes ``get_multicast_tensor(tensor)``:
+    :func:`shardwire.symm.get_multicast_tensor`."""
     if len(arguments) == 2:
         return symm.get_multicast_tensor(Teams.team_of(arguments[0]), arguments[1])
     return symm.get_multicast_tensor(*arguments)
@@ -67,18 +69,20 @@ def get_multicast_buffer(team: Any, buffer: torch.Tensor) -> symm.MulticastTenso
 
 
 def free_tensor(tensor: torch.Tensor | symm.MulticastTensor) -> None:
-    """Frees what :func:`tensor` gave. Collective over all PEs: they free the same tensors in the same order.
+    """Frees a tensor made by :func:`tensor`. Collective over all PEs: all PEs free the same tensors in the same order.
 
-    A peer's tensor or a multicast tensor is only let go, by this PE alone, as in NVSHMEM: it owns nothing.
+    A peer's tensor or a multicast tensor owns nothing. The call only drops such a tensor, on this PE alone, as in
+    NVSHMEM.
     """
     if isinstance(tensor, symm.MulticastTensor):
         return
     place = _C.symm_place(tensor) if isinstance(tensor, torch.Tensor) else None
-    # A peer tensor of this PE itself is its own tensor: the document frees all of a list of peer tensors, and the tensor with it.
+    # A peer tensor of this PE itself is the PE's own tensor: the document frees a list with all peer tensors, and so
+    # the own tensor too.
     if place is None or place[1] == place[2]:
         try:
             symm.free(tensor, group=world())
-        except ValueError as error:  # on all PEs
+        except ValueError as error:  # raised on all PEs
             raise NvshmemInvalid(str(error)) from None
 
 

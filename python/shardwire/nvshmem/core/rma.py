@@ -1,4 +1,5 @@
-"""Puts, gets and signals. ``stream`` is taken and not used: each call is over when it returns, but a put between hosts: that is there after :func:`quiet` or a barrier."""
+"""Puts, gets and signals. ``stream`` is accepted and not used: each call is complete when the call returns, except a
+put between hosts, which is complete after :func:`quiet` or a barrier."""
 
 from __future__ import annotations
 
@@ -33,7 +34,8 @@ _COMPARISON_NAMES = {ComparisonType.CMP_EQ: "eq", ComparisonType.CMP_NE: "ne", C
 
 
 def put(dst: torch.Tensor, src: torch.Tensor, remote_pe: int = -1, stream: Any = None) -> None:
-    """Copies ``src`` to ``remote_pe``'s ``dst``. Of contiguous tensors of different length the shorter one counts, as in NVSHMEM."""
+    """Copies ``src`` to ``remote_pe``'s ``dst``. Of contiguous tensors of different length the shorter one counts, as
+    in NVSHMEM."""
     symm.put(*_alike(dst, src), _pe(remote_pe))
 
 
@@ -51,12 +53,14 @@ def put_signal(dst: torch.Tensor, src: torch.Tensor, signal_var: torch.Tensor, s
 
 
 def signal_op(signal_var: torch.Tensor, signal_val: int, signal_op: SignalOp, remote_pe: int = -1, stream: Any = None) -> None:
-    """Sets ``remote_pe``'s signal, or adds to it. signal_var: a symmetric tensor of 8 bytes or more: its first integer, or its first 8 bytes."""
+    """Sets ``remote_pe``'s signal, or adds to the signal. signal_var: a symmetric tensor of 8 bytes or more: its first
+    integer, or its first 8 bytes."""
     symm.signal_op(_word(signal_var), signal_val, _pe(remote_pe), op=_signal_name(signal_op))
 
 
 def signal_wait(signal_var: torch.Tensor, signal_val: int, signal_op: ComparisonType, stream: Any = None, timeout: float | timedelta | None = None) -> int:
-    """Waits for this PE's own signal. timeout: seconds, which NVSHMEM does not have; None: the group's. Returns its value.
+    """Waits for this PE's own signal. timeout: seconds, which NVSHMEM does not have; None: the group's. Returns the
+    signal's value.
 
     Raises PeerFailedError when a PE died, TimeoutError with the PEs' names.
     """
@@ -75,13 +79,13 @@ def quiet(stream: Any = None) -> None:
 def _alike(dst: torch.Tensor, src: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     world()
     if dst.shape == src.shape or dst.dtype != src.dtype or not (dst.is_contiguous() and src.is_contiguous()):
-        return dst, src  # symm says what does not fit
+        return dst, src  # symm raises for unsuitable tensors
     count = min(dst.numel(), src.numel())
     return dst.view(-1)[:count], src.view(-1)[:count]
 
 
 def _word(signal: torch.Tensor) -> torch.Tensor:
-    """The element that is meant: buffers of bytes hold a signal of 64 bits."""
+    """The signal's element: a buffer of bytes holds a signal of 64 bits."""
     if _C.symm_place(signal) is None or not signal.is_contiguous() or signal.numel() * signal.element_size() < 4:
         raise NvshmemInvalid("a signal is a symmetric tensor that begins with an integer, made by nvshmem.core")
     flat = signal.view(-1)

@@ -14,7 +14,7 @@ from .all_pes import NvshmemInvalid, world
 
 
 class TeamConfig:
-    """Taken where NVSHMEM4Py takes one. ``uniqueid`` says which team :func:`team_init` makes; nothing else is used."""
+    """Accepted where NVSHMEM4Py accepts one. ``uniqueid`` names the team of :func:`team_init`; nothing else is used."""
 
     def __init__(self) -> None:
         self.num_contexts = 0
@@ -24,8 +24,8 @@ class TeamConfig:
 class _Teams:
     """``Teams.TEAM_WORLD``, ``Teams["name"]``: handles, which are numbers.
 
-    Predefined, from init() on: TEAM_WORLD; TEAM_SHARED and TEAM_NODE, the PEs whose memory this one addresses; TEAM_SAME_MYPE_NODE, the PEs that have this
-    PE's number in their TEAM_NODE.
+    Predefined after init(): TEAM_WORLD; TEAM_SHARED and TEAM_NODE, the PEs with memory addressable by this PE;
+    TEAM_SAME_MYPE_NODE, the PEs with this PE's number in the own TEAM_NODE.
     """
 
     TEAM_INVALID = -1
@@ -41,7 +41,7 @@ class _Teams:
         self._next = self._FIRST_OWN
 
     def begin(self, team: symm.Team) -> None:
-        """Collective."""
+        """Makes the predefined teams. Collective."""
         node, same = _node_teams(team)
         self._names = {name: getattr(self, name) for name in ("TEAM_WORLD", "TEAM_SHARED", "TEAM_NODE", "TEAM_SAME_MYPE_NODE")}
         self._teams = {self.TEAM_WORLD: team, self.TEAM_SHARED: node, self.TEAM_NODE: node, self.TEAM_SAME_MYPE_NODE: same}
@@ -72,7 +72,7 @@ class _Teams:
         return self._teams.pop(handle)
 
     def team_of(self, team: Any) -> symm.Team:
-        """Of a handle, a name, or a :class:`shardwire.symm.Team`."""
+        """The team of a handle, a name, or a :class:`shardwire.symm.Team`."""
         if isinstance(team, symm.Team):
             return team
         everybody = world()
@@ -103,7 +103,7 @@ Teams = _Teams()
 
 
 def _node_teams(everybody: symm.Team) -> tuple[symm.Team, symm.Team]:
-    """The PEs that this one shares memory with, and those with its number among theirs. Collective."""
+    """The PEs that share memory with this PE, and the PEs with this PE's number in their own node. Collective."""
     probe = everybody.zeros(1, dtype=torch.int64)
     near = [rank for rank in range(everybody.size) if _is_near(probe, rank)]
     mine = near.index(everybody.rank)
@@ -130,15 +130,18 @@ def _is_near(probe: torch.Tensor, rank: int) -> bool:
 
 
 def team_get_uniqueid() -> int:
-    """A number for ``TeamConfig.uniqueid``: one PE takes it, and gives it to all that :func:`team_init` makes the team of."""
+    """A number for ``TeamConfig.uniqueid``: one PE takes the number, and gives it to all future members of the team of
+    :func:`team_init`."""
     world()
     return secrets.randbits(63)
 
 
 def team_init(config: TeamConfig, config_mask: int = 0, npes: int = 1, pe_idx_in_team: int = 0, new_team_name: str | None = None) -> int:
-    """A team of any PEs: each of its ``npes`` members calls this with its place in the team and the same ``config.uniqueid``. The others do not.
+    """A team of any PEs: each of the ``npes`` members calls this with its place in the team and the same
+    ``config.uniqueid``. Other PEs do not call.
 
-    Returns the team's handle. Raises NvshmemInvalid for a place that there is not or that another PE has, TimeoutError on the members when one does not come.
+    Returns the team's handle. Raises NvshmemInvalid for a place that does not exist or is taken, TimeoutError
+    on the members when a member is missing.
     """
     everybody = world()
     numbers = (npes, pe_idx_in_team, config.uniqueid)
@@ -157,13 +160,14 @@ def team_my_pe(team: Any) -> int:
 
 
 def team_n_pes(team: Any) -> int:
-    """How many ranks ``team`` has."""
+    """The number of ranks in ``team``."""
     return Teams.team_of(team).size
 
 
 def team_split_strided(parent_team: Any, start: int, stride: int, size: int, config: TeamConfig | None = None, config_mask: int = 0,
                        new_team_name: str | None = None) -> int | None:
-    """:meth:`shardwire.symm.Team.split_strided`: the new team's handle, None on PEs that are not in it. Collective over the parent."""
+    """:meth:`shardwire.symm.Team.split_strided`: the new team's handle, None on PEs outside the new team. Collective
+    over the parent."""
     team = Teams.team_of(parent_team).split_strided(start, stride, size)
     return None if team is None else Teams.add(new_team_name, "TEAM", team)
 
@@ -177,7 +181,7 @@ def team_split_2d(parent_team: Any, xrange: int, xaxis_config: TeamConfig | None
 
 
 def team_translate_pe(src_team: Any, src_pe: int, dest_team: Any) -> int:
-    """What ``src_pe`` is in ``dest_team``; -1 when it is not in it."""
+    """The PE in ``dest_team`` of ``src_pe``; -1 for a PE outside ``dest_team``."""
     pe = Teams.team_of(src_team).translate(src_pe, Teams.team_of(dest_team))
     return -1 if pe is None else pe
 
