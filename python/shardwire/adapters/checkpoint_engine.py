@@ -23,7 +23,8 @@ class DistributedShardwire(base.TorchBackend):
 
 
 def use() -> None:
-    """Makes shardwire checkpoint-engine's transport in this process. Every rank calls it before its ParameterServer makes a group."""
+    """Makes shardwire checkpoint-engine's transport in this process. Every rank calls use() before its ParameterServer
+    makes a group."""
     if base._BACKEND_INSTANCE.is_initialized():
         raise RuntimeError("checkpoint-engine has a process group already; call shardwire.adapters.checkpoint_engine.use() before it makes one")
     base._BACKEND_INSTANCE = DistributedShardwire()

@@ -102,7 +102,8 @@ class ShardwireCheckpointEngine(CheckpointEngine):
 
     @torch.no_grad()
     async def send_weights(self, weights: Any, global_steps: int | None = None) -> None:
-        """weights: yields (name, tensor), each whole (a DTensor is gathered); every actor's yields the same names in the same order."""
+        """weights: yields (name, tensor), each whole (a DTensor is gathered); every actor's generator yields the same
+        names in the same order."""
         if self.rank > 0:
             raise RuntimeError(f"rank {self.rank} is a rollout worker; it receives weights")
         if self.rank < 0:

@@ -1,6 +1,8 @@
-"""Checkpoints as name -> tensor: safetensors (memory-mapped), torch files, folders of shards of either, and folders of torch.distributed.checkpoint.
+"""Checkpoints as name -> tensor: safetensors (memory-mapped), torch files, folders of shards of either, and folders of
+torch.distributed.checkpoint.
 
-Nothing is executed from a file: safetensors is plain data, torch files are read with ``weights_only=True``, and the rest as inert records.
+Nothing in a file is executed: safetensors is plain data, torch files are read with ``weights_only=True``, and the rest
+as inert records.
 """
 
 from __future__ import annotations

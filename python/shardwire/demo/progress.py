@@ -8,7 +8,8 @@ from typing import Any
 
 
 class Progress:
-    """``with Progress(total) as bar: bar.advance(bytes, "checking")``. Shown only when stderr is a terminal, and only after half a second."""
+    """``with Progress(total) as bar: bar.advance(bytes, "checking")``. Shown only when stderr is a terminal, and only
+    after half a second."""
 
     def __init__(self, total: int) -> None:
         self._total = max(total, 1)

@@ -86,9 +86,9 @@ def _result_of(part: _Part, chunk: _Narrow | None) -> Array:
 class Plan:
     """Made by all ranks of the group together, and run by all of them. For one thread at a time.
 
-    compute: the complex dtype of the computation. sums: several ranks' copies of an operand element are addends, not
-    copies. measure: engines are chosen by measuring. chunking: decides whether an exchange is cut into chunks. The
-    memory between steps is kept between runs, until release().
+    compute: the complex dtype of the computation. sums: where several ranks hold an element of the operand, the values
+    are addends, not copies. measure: engines are chosen by measuring. chunking: decides whether an exchange is cut into
+    chunks. The memory between steps is kept between runs, until release().
     """
 
     def __init__(self, group: Any, rank: int, problem: Problem, source: End, target: End | None, compute: torch.dtype, name: str,
@@ -210,7 +210,7 @@ class Plan:
             return [_Part("R2C", step.axes, False, index, shape, self._compute, doubles=self.problem.adjoint)]
         if real == "C2C":
             return [_Part("C2C", step.axes, index > 0, index, shape, self._compute)]
-        # One axis after the other: only the spectrum of a real array would allow all axes in one call.
+        # One axis after the other: only for the spectrum of a real array would one call give the same result.
         first, last = step.axes[:-1], step.axes[-1]
         half = tuple(self.problem.shape[dim] if dim == last else extent for dim, extent in enumerate(shape))
         parts = [_Part("C2C", first, index > 0, _SPECTRUM, half, self._compute)] if first else []

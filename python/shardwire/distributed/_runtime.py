@@ -22,7 +22,7 @@ _BACKENDS = ("shardwire", "mpi", "nccl", "nvshmem")
 
 @dataclass(frozen=True)
 class DistributedContext:
-    """The settings made by ``initialize``. rank and size are in ``process_group``.
+    """The settings made by ``initialize``. rank and size belong to ``process_group``.
 
     device_id: the number of the caller's accelerator, or None; tensors are moved from any device. communicator: the
         given mpi4py communicator, or None. backends: the given names.

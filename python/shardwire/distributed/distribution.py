@@ -54,7 +54,7 @@ class Share(NamedTuple):
 
 
 class ConvertDistributionError(ValueError):
-    """A distribution has no equal of another kind."""
+    """A distribution cannot be expressed as one of another kind."""
 
 
 class Distribution(ABC):
@@ -161,7 +161,8 @@ class _OnGrid(Distribution):
 
 
 class Slab(_OnGrid):
-    """Cut along one dimension into as many parts as there are ranks, as numpy's array_split does. ``Slab.X``, ``Y``, ``Z``: dimensions 0, 1, 2.
+    """Cut along one dimension into as many parts as there are ranks, as numpy's array_split does. ``Slab.X``, ``Y``,
+    ``Z``: dimensions 0, 1, 2.
 
     partition_dim: may count from the end. ndim: the number of dimensions, or None for any.
     """
@@ -201,7 +202,8 @@ Slab.X, Slab.Y, Slab.Z = Slab(0), Slab(1), Slab(2)
 
 
 class Pencil(_OnGrid):
-    """Cut along the dimensions ``partition_dims`` over a grid of ``grid_shape`` ranks, by rows; None: the squarest grid that holds all ranks."""
+    """Cut along the dimensions ``partition_dims`` over a grid of ``grid_shape`` ranks, by rows; None: the squarest grid
+    of all ranks."""
 
     def __init__(self, partition_dims: Sequence[int] = (0, 1), grid_shape: Sequence[int] | None = None) -> None:
         self.partition_dims = as_dims(partition_dims, "partition_dims")

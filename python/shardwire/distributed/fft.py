@@ -39,7 +39,7 @@ _WIDTHS = {"float16": ("complex64", "float32", "complex32", "float16"), "bfloat1
 
 
 class InvalidFFTState(RuntimeError):
-    """The object was freed, or a call needs another call before."""
+    """The object was freed, or an earlier call is missing."""
 
 
 class FFTDirection(IntEnum):
@@ -364,7 +364,7 @@ class FFT:
             if key not in ("shape", "pieces") and value != self._told[key]:
                 raise (TypeError if key in ("package", "dtype") else ValueError)(f"the operand's {key} was {self._told[key]}, the new one's is {value}")
         fits = [self._swapped] if distribution is None else self._ends_of(distribution)
-        end = self._target if fits[0] else self._source  # where both ends are possible, this rank has the same box at both
+        end = self._target if fits[0] else self._source  # a box of both ends is the same box at both
         assert end is not None
         share = end.shares[self._rank]
         if tuple(fresh.tensor.shape) != share.local_shape and (share.pieces or fresh.tensor.numel()):
@@ -439,14 +439,16 @@ def ifft(operand: _Array, /, distribution: Any = None, *, sync_symmetric_memory:
 
 def rfft(operand: _Array, /, distribution: Any = None, *, sync_symmetric_memory: bool = True, options: Any = None, stream: Any = None,
          axes: Sequence[int] | None = None, norm: str | None = None, global_shape: Sequence[int] | None = None, group: Any = None) -> _Array:
-    """The forward transform of a real array, as :func:`fft`: of n indices along the last axis the result has n // 2 + 1."""
+    """The forward transform of a real array, as :func:`fft`: for n indices along the last axis the result has n // 2 +
+    1 indices."""
     del sync_symmetric_memory, stream
     return _once("fft.rfft", operand, distribution, options, axes, norm, global_shape, group, False)
 
 
 def irfft(operand: _Array, /, distribution: Any = None, *, sync_symmetric_memory: bool = True, options: Any = None, stream: Any = None,
           axes: Sequence[int] | None = None, norm: str | None = None, global_shape: Sequence[int] | None = None, group: Any = None) -> _Array:
-    """The real array whose :func:`rfft` the operand is, times the number of elements unless norm="backward". See ``last_axis_parity``."""
+    """The inverse of :func:`rfft`: a real array, times the number of elements unless norm="backward". See
+    ``last_axis_parity``."""
     del sync_symmetric_memory, stream
     return _once("fft.irfft", operand, distribution, options, axes, norm, global_shape, group, True)
 
@@ -534,7 +536,7 @@ def _problem(door: str, kind: str, dims: Dims, axes: Dims, parity: str, compute:
 
 
 class _Transform(torch.autograd.Function):
-    """The differentiable form: the gradient goes through the transposed map, which is a transform of the other direction."""
+    """The differentiable form: the gradient goes through the transposed map, a transform of the other direction."""
 
     @staticmethod
     def forward(ctx: Any, local: torch.Tensor, one: FFT, plan: Plan, settings: Settings) -> torch.Tensor:

@@ -27,7 +27,7 @@ _Array = TypeVar("_Array")  # the result is of the operand's kind
 
 
 class InvalidReshapeState(RuntimeError):
-    """The object was freed, or a call needs another call before."""
+    """The object was freed, or an earlier call is missing."""
 
 
 @dataclass

@@ -76,8 +76,8 @@ def links_with_this_torch() -> Iterator[None]:
 
 @functools.lru_cache(maxsize=8)
 def _compiler(command: str) -> str:
-    """Path and version of the C++ compiler. A word where there is none, so that the compile fails with the error and
-    not the key."""
+    """Path and version of the C++ compiler. A text where there is none, so that the compile fails and not the
+    computation of the key."""
     path = shutil.which(command.split()[0]) if command.strip() else None
     if path is None:
         return f"no {command}"

@@ -1,7 +1,6 @@
 """A compiled kernel as bytes, to be sent between ranks and kept on disk. ::
 
-    "SWKN", u32 schema, u32 bytes of the head | head: JSON | code: what torch loads | 32 bytes of blake2b over all
-    before
+    "SWKN", u32 schema, u32 bytes of the head | head: JSON | code: what torch loads | 32 bytes: blake2b of all before
 
 Reading checks every length and the digest, and raises ``Broken`` for any bytes but the exact output of ``encode``. The
 code itself is machine code (or TorchScript): a package is loaded only from a rank of the group, which proved the job's

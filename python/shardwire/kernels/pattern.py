@@ -1,4 +1,5 @@
-"""Which of the three patterns a call of ``compile_and_load`` is: SPMD, MPMD, or no communication. Decided before anything is compiled or sent."""
+"""Chooses among the three patterns of a call of ``compile_and_load``: SPMD, MPMD, or no communication. The choice is
+made before anything is compiled or sent."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ from ..compiler.who_plans import NEEDS_GROUP, NOBODY_KNOWS, check_kinds, check_p
 
 @dataclass(frozen=True, slots=True)
 class Pattern:
-    """backend: the group, where communication is on and there is one. ships: rank 0 compiles and the others get the bytes."""
+    """backend: the group, where communication is on and there is one. ships: rank 0 compiles and sends the bytes."""
 
     backend: Any
     ships: bool

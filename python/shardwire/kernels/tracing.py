@@ -1,5 +1,5 @@
-"""Makes a graph, a key and compiled code of a kernel and example tensors. One rank's work: nothing here communicates,
-and a kernel that would communicate while tracing is refused.
+"""Makes a graph, a key and compiled code from a kernel and example tensors. One rank's work: nothing here
+communicates, and a kernel that would communicate while tracing is refused.
 
 torch 2.6 and later: torch.export, then AOTInductor. Before: torch.jit.trace, whose package is TorchScript.
 """

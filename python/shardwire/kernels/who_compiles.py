@@ -3,7 +3,7 @@
 Without communication: trace, look in the cache, else compile and keep. SPMD: all ranks take every step together, and an
 error of any rank is raised on all ranks:
 
-1. the ranks compare their requests, and the package formats that their machines can load;
+1. the ranks compare their requests, and the versions and CPUs that decide which packages their machines can load;
 2. rank 0 traces, and sends the key to all;
 3. all ranks vote on whether they have the key's package. Where all have the package, nothing more is sent;
 4. the lowest rank with the package sends the bytes to all; where no rank has the package, rank 0 compiles and sends;

@@ -24,7 +24,8 @@ def llama_70b() -> dict[str, Any]:
 
 
 def mixture() -> dict[str, Any]:
-    """A mixture of 64 experts in bf16 on 16 ranks: from expert parallelism (4 experts a rank) to tensor parallelism over 8 ranks, twice."""
+    """A mixture of 64 experts in bf16 on 16 ranks: from expert parallelism (4 experts a rank) to tensor parallelism
+    over 8 ranks, twice."""
     experts, shared = ["experts", "S(0)"], ["experts", "R"]
     layer = {"experts.gate_proj": ([64, 1536, 4096], experts, ["tensor", "R", "S(1)"]), "experts.up_proj": ([64, 1536, 4096], experts, ["tensor", "R", "S(1)"]),
              "experts.down_proj": ([64, 4096, 1536], experts, ["tensor", "R", "S(2)"]), "router": ([64, 4096], shared, ["tensor", "R", "R"]),

@@ -45,7 +45,7 @@ def _is_ours(place: Path, uid: int) -> bool:
         found = place.lstat()
     except OSError:
         return False
-    return found.st_uid == uid and found.st_mode & 0o077 == 0  # otherwise another user may have put sockets into the folder
+    return found.st_uid == uid and found.st_mode & 0o077 == 0  # otherwise another user could add sockets
 
 
 def sockets(pids: Iterable[int] = ()) -> dict[int, Path]:

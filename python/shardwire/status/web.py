@@ -25,7 +25,7 @@ class PageServer(http.server.ThreadingHTTPServer):
 
     daemon_threads = True
     request_queue_size = 128  # a client that finds the queue full waits a second before the next attempt
-    most_connections = 32  # each has a thread; a further connection ends the oldest, so silent clients keep no client out
+    most_connections = 32  # each has a thread; a further one ends the oldest, so silent clients keep no client out
 
     def __init__(self, port: int, look: Callable[[], dict[str, Any]]) -> None:
         self.look = look

@@ -109,7 +109,7 @@ def free(tensor: torch.Tensor, timeout: float | timedelta | None = None, group: 
         backend = backend_of(group)
     except (TypeError, ValueError):
         raise ValueError(f"free: {error}") from None
-    _C.symm_agree(backend, "symmetric free", "", error, seconds)  # takes the place of this rank's free, where the other ranks wait
+    _C.symm_agree(backend, "symmetric free", "", error, seconds)  # in place of free: the other ranks wait there
 
 
 def is_symmetric(tensor: torch.Tensor) -> bool:

@@ -112,11 +112,12 @@ class MulticastTensor:
 
         op: add, mul, min, max, and, or, xor. Float16, bfloat16 and float8 are always accumulated in float32 and rounded
             once.
-        accumulate: may ask for a narrower accumulator (float16 of float8), and has no further effect. out: a CPU tensor
-            of the same shape; where its dtype is another floating type, ``out`` gets the accumulator rounded once.
+        accumulate: the dtype itself, or float32 or float16 for floating types of at most 16 bits; has no effect.
+        out: a CPU tensor of the same shape; where its dtype is another floating type, ``out`` gets the accumulator
+            rounded once.
 
-        Returns ``out`` or a new tensor. Raises TypeError for an op that the dtype does not have, UnsupportedError for a
-        wider accumulator.
+        Returns ``out`` or a new tensor. Raises TypeError for an op that the dtype does not have, UnsupportedError for
+        another accumulator.
         """
         _check_accumulator(self.dtype, accumulate)
         if out is None:

@@ -164,7 +164,9 @@ class Team:
         self._symm_backend.broadcast([tensor], options).wait()
 
     def all_reduce(self, tensor: torch.Tensor, op: str = "sum") -> None:
-        """In place: the reduction of all ranks' tensors, the same bits on each. op: sum, prod, min, max, mean, band, bor, bxor."""
+        """In place: the reduction of all ranks' tensors, the same bits on each. op: sum, prod, min, max, mean, band,
+        bor, bxor.
+        """
         options = dist.AllreduceOptions()
         options.reduceOp = _reduction_of(op)
         self._symm_backend.allreduce([tensor], options).wait()
