@@ -42,6 +42,11 @@ PLAIN = (
     "include",
     "ops",
     "python/csrc",
+    "python/shardwire/adapters",
+    "python/shardwire/demo",
+    "python/shardwire/nvshmem",
+    "python/shardwire/offline",
+    "python/shardwire/symm",
 )
 WAITING = (
     "backend/fabric",
