@@ -119,7 +119,7 @@ def check_shapes(door: str, what: str, end: End, shapes: Sequence[Sequence[int]]
 
 def check_pieces(door: str, what: str, end: End, pieces: Sequence[Any]) -> None:
     """ValueError naming the first rank whose DTensor holds other parts of the array than the distribution requires.
-    pieces: by rank, from Operand.tell."""
+    pieces: by rank, from ``Operand.tell``."""
     for rank, (share, own) in enumerate(zip(end.shares, pieces)):
         if own is not None and own != share.plain:
             raise ValueError(f"{door}: {what} is a DTensor, whose own placements give rank {rank} {said_pieces(own)}, but {end.distribution} of the global shape "

@@ -43,9 +43,9 @@ class _Table:
 def exchange(group: Any, door: str, told: dict[str, Any], error: Exception | None = None) -> list[dict[str, Any]]:
     """The arguments of every rank, by rank of the group. Collective over ``group``.
 
-    told: any values for json. error: sent instead of ``told``; then every rank raises the lowest rank's error, with the
-    rank's number. door: the name of the called function; MismatchError on all ranks where ranks called different
-    functions.
+    ``told``: any values for json. ``error``: sent instead of ``told``; then every rank raises the lowest rank's error,
+    with the rank's number. ``door``: the name of the called function; MismatchError on all ranks where ranks called
+    different functions.
     """
     table = _tables.get(group)
     if table is None:
