@@ -1,7 +1,8 @@
 """Queues between ranks: :class:`shardwire.Queue` (docs/queue.md).
 
-``queue`` what users call; ``works`` what a put returns, and transactions; ``content`` entries as bytes; ``entries`` what a queue holds and who waits;
-``hub`` this rank's queues and links; ``held_link`` and ``use_link`` the two ends of a link; ``wire`` its messages.
+``queue``: the users' class; ``works``: the works of puts, and transactions; ``content``: entries as bytes; ``entries``:
+the entries, getters and putters of one queue; ``hub``: this rank's queues and links; ``held_link`` and ``use_link``:
+the two ends of a link; ``wire``: the messages of a link.
 """
 
 from .queue import Queue

@@ -1,4 +1,4 @@
-"""How a task of an event loop waits for answers and for puts: their callbacks wake the loop, and no thread waits."""
+"""How a task of an event loop waits for answers and for puts: callbacks wake the loop, and no thread waits."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ async def until_came(came: asyncio.Future[None], until: float) -> bool:
 
 
 async def answered(link: UseLink, call: Call, deadline: float | None) -> bool:
-    """Whether the answer came before the deadline, well or not."""
+    """Whether the answer came before the deadline, successful or not."""
     if call.work.is_completed():
         return True
     loop = asyncio.get_running_loop()

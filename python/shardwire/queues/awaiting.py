@@ -1,5 +1,6 @@
-"""Queues for asyncio: an event loop's task waits for what callbacks of works tell the loop, and no thread waits with it. What blocks for longer than a message takes, the first
-use of a holder, the bytes of long entries, and taking a put back, runs in a thread of its own: threads of a pool could all be waiting for each other.
+"""Queues for asyncio: a task of the event loop waits for a notification from the callbacks of works, and no thread
+waits with the task. Steps that block longer than a message (the first use of a holder, the bytes of long entries,
+taking a put back) run in a separate thread each: the threads of a pool could all be waiting for each other.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ def _quietly(call: Callable[[], Any]) -> None:
     try:
         call()
     except Exception:
-        pass  # nobody waits for it any more
+        pass  # no caller waits for the result any more
 
 
 async def get(queue: Queue, timeout: Seconds, out: torch.Tensor | None) -> Any:
@@ -86,7 +87,8 @@ async def _get_there(queue: Queue, link: UseLink, call: Call, deadline: float, s
     try:
         came = await asyncio.shield(coming)
     except asyncio.CancelledError:
-        coming.add_done_callback(partial(_give_back, link, call))  # the bytes come all the same; then the entry goes back to its place
+        # The bytes come all the same; then the entry goes back to its place
+        coming.add_done_callback(partial(_give_back, link, call))
         raise
     return queue.taken(link, call, came, out)[0]
 

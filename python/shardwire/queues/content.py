@@ -1,4 +1,4 @@
-"""What an entry is: a tensor's dtype and shape, or an object's head, in the bytes that go before its parts."""
+"""The description of an entry: a tensor's dtype and shape, or an object's head, in the bytes before the parts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _SHAPE = struct.Struct("<B")
 
 
 def of_tensor(tensor: Any) -> tuple[bytes, list[torch.Tensor]]:
-    """Head and parts of a tensor; its own memory where it is contiguous and on the CPU."""
+    """Head and parts of a tensor; the tensor's own memory when contiguous and on the CPU."""
     if not isinstance(tensor, torch.Tensor):
         raise TypeError(f"a {type(tensor).__name__} is no tensor; put_object takes objects, and put takes both")
     if tensor.layout != torch.strided or tensor.is_quantized or tensor.device.type == "meta":
@@ -37,7 +37,7 @@ def of_object(value: Any, allow_pickle: bool) -> tuple[bytes, list[torch.Tensor]
 
 
 class Content:
-    """An entry as its head tells it."""
+    """An entry as described by its head."""
 
     def __init__(self, head: bytes) -> None:
         what, second = _START.unpack_from(head)
@@ -51,7 +51,7 @@ class Content:
         self.shape = struct.unpack_from(f"<{dims}q", head, at + 1)
 
     def check(self, wanted: str | None, out: torch.Tensor | None) -> None:
-        """Raises when it is not what the getter can take."""
+        """Raises when the getter cannot take the entry."""
         if wanted == "object" and self.is_tensor:
             raise TypeError(f"the next entry is a tensor ({self.told()}); take it by get_tensor or get. It is in the queue still")
         if not self.is_tensor and (wanted == "tensor" or out is not None):
@@ -65,7 +65,7 @@ class Content:
         return f"{name_of(self.dtype)}{list(self.shape)}"
 
     def memory(self, sizes: tuple[int, ...], out: torch.Tensor | None) -> tuple[list[torch.Tensor], torch.Tensor | None]:
-        """Where the parts are to come, and the tensor that they then make."""
+        """The memory for the parts, and the tensor that the parts will make."""
         if not self.is_tensor:
             return [torch.empty(size, dtype=torch.uint8, device="cpu") for size in sizes], None
         direct = out is not None and out.device.type == "cpu" and out.is_contiguous() and not out.is_conj() and not out.is_neg()
@@ -73,7 +73,8 @@ class Content:
         return [bytes_of(tensor)], tensor
 
     def value(self, parts: list[torch.Tensor], tensor: torch.Tensor | None, out: torch.Tensor | None, allow_pickle: bool) -> Any:
-        """The getter's tensor or object. `tensor`: of memory(), or None where `parts` are the queue's own, which the getter may keep."""
+        """The getter's tensor or object. `tensor`: of memory(), or None where `parts` are the queue's own, which the
+        getter may keep."""
         if not self.is_tensor:
             return serialize.from_parts(self.kind, self.rest, parts, allow_pickle)
         if tensor is None:

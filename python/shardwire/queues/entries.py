@@ -1,8 +1,10 @@
-"""What a queue holds, on the rank that holds it: entries, who waits for one, who waits for room. Plain state, no threads: the hub calls it from one
-thread at a time, and whoever is served is told by a callback.
+"""The contents of one queue on the holder's rank: entries, getters waiting for an entry, putters waiting for room.
+Plain state without threads: the hub calls the functions from one thread at a time, and a callback notifies each served
+getter or putter.
 
-Getters are served in the order in which they came, local or not, and so are putters that wait for room. What a putter sent is seen in the order in which it
-sent it. An entry that was handed out but not taken (its getter died or gave up) goes back to where it was.
+Getters are served in the order of arrival, local or not. The same holds for putters waiting for room. The entries of
+one putter become visible in the order of sending. An entry handed out but not taken (the getter died or gave up) goes
+back to its place.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ READY, NOTHING, OVER = "ready", "nothing", "over"
 
 
 class Entry:
-    """One tensor or object: what it is (`head`), its bytes, and its place in the order."""
+    """One tensor or object: the description (`head`), the bytes, and the place in the order."""
 
     __slots__ = ("head", "parts", "number")
 
@@ -35,8 +37,8 @@ def _nobody(_: str) -> None:
 
 
 class Getter:
-    """Somebody who waits for an entry, or (takes=False) for there to be one. `serve(entry or None, why)` is called once; `why` is READY, NOTHING, OVER,
-    or the text of what failed."""
+    """Waits for an entry, or (takes=False) until there is an entry. `serve(entry or None, why)` is called once; `why`
+    is READY, NOTHING, OVER, or the text of the failure."""
 
     __slots__ = ("serve", "takes")
 
@@ -45,19 +47,22 @@ class Getter:
 
 
 class Putting:
-    """Entries that become visible together: one put, or a transaction. `tell(outcome)` is called once: READY, OVER (closed) or NOTHING (no room)."""
+    """Entries to become visible together: one put, or a transaction. `tell(outcome)` is called once: READY, OVER
+    (closed) or NOTHING (no room)."""
 
     __slots__ = ("entries", "missing", "source", "admitted", "fetch", "tell", "room")
 
     def __init__(self, source: Any, tell: Callable[[str], None], fetch: Callable[[], None] | None = None) -> None:
-        self.source, self.tell, self.fetch = source, tell, fetch  # fetch: starts to bring the bytes, once there is room
+        # fetch: starts to bring the bytes, once there is room
+        self.source, self.tell, self.fetch = source, tell, fetch
         self.entries: list[Entry] = []
-        self.missing = 0  # parts whose bytes are still on their way
+        self.missing = 0  # parts with bytes still on the way
         self.admitted = False
-        self.room = 0  # entries it has room for
+        self.room = 0  # reserved room, in entries
 
     def end(self, outcome: str) -> None:
-        """Tells, and lets go of everything: a circle of references would keep the bytes until Python looks for circles."""
+        """Calls `tell`, and releases all references: a reference cycle would keep the bytes until Python collects
+        cycles."""
         tell, self.tell, self.fetch, self.entries = self.tell, _nobody, None, []
         tell(outcome)
 
@@ -69,10 +74,11 @@ class HeldQueue:
         self.key, self.about, self.capacity, self.survives = key, about, capacity, survives
         self.entries: deque[Entry] = deque()  # by number
         self.getters: deque[Getter] = deque()
-        self.watchers: list[Getter] = []  # who waits without taking
+        self.watchers: list[Getter] = []  # getters with takes=False
         self.for_room: deque[Putting] = deque()
-        self.in_order: dict[Any, deque[Putting]] = {}  # source -> what it sent and is not visible yet, oldest first
-        self.reserved = 0  # room of admitted ones that are not visible yet
+        # source -> puts not visible yet, oldest first
+        self.in_order: dict[Any, deque[Putting]] = {}
+        self.reserved = 0  # room of admitted puts not visible yet
         self.closed = False
         self.failure: str | None = None
         self._numbers = itertools.count()
@@ -104,7 +110,8 @@ class HeldQueue:
         self.arrived(putting.source)
 
     def arrived(self, source: Any) -> None:
-        """Bytes of something that `source` sent are here: what is complete, and has nothing older before it, is seen now."""
+        """Bytes of a put of `source` are here: makes complete puts visible, in order, up to the first incomplete
+        put."""
         line = self.in_order.get(source)
         visible = []
         while line and line[0].missing == 0:
@@ -116,12 +123,13 @@ class HeldQueue:
             visible.append(putting)
         if line is not None and not line:
             del self.in_order[source]
-        for putting in visible:  # before the getters: one that ends its process with what it got would take the answer with it
+        # Before the getters: a getter may end the process with the entry, and the answer would be lost.
+        for putting in visible:
             putting.end(READY)
         self._serve()
 
     def give_up(self, putting: Putting) -> None:
-        """A putter went or gave up before what it put could be seen."""
+        """A putter died or gave up before the put was visible."""
         if putting in self.for_room:
             self.for_room.remove(putting)
         line = self.in_order.get(putting.source)
@@ -164,7 +172,7 @@ class HeldQueue:
                 getter.serve(None, why)
 
     def forget(self, getter: Getter) -> bool:
-        """Whether it was still waiting. It waits no more."""
+        """Ends the getter's wait. Returns whether the getter was still waiting."""
         line: Any = self.getters if getter.takes else self.watchers
         if getter not in line:
             return False
@@ -172,18 +180,18 @@ class HeldQueue:
         return True
 
     def give_back(self, entries: list[Entry]) -> None:
-        """Entries that were handed out and not taken: where they were in the order."""
+        """Entries handed out and not taken go back to their places in the order."""
         for entry in entries:
             bisect.insort(self.entries, entry)
         self._serve()
 
     def fail(self, failure: str) -> None:
-        """Somebody who put died: who finds nothing here is told, since nobody knows what would have come."""
+        """A putter died: getters with an empty queue get the failure, since the missing entries are unknown."""
         self.failure = self.failure or failure
         self._serve()
 
     def close(self) -> None:
-        """Nothing more can be put; what is here can still be taken."""
+        """Nothing more can be put; entries in the queue can still be taken."""
         self.closed = True
         waiting, self.for_room = list(self.for_room), deque()
         for putting in waiting:

@@ -1,5 +1,5 @@
-"""A link as the rank that holds queues sees it: takes a user's requests and answers them. Everything here runs in the hub's pump, but for the callbacks
-of works, which only post what happened."""
+"""A link on the rank that holds queues: takes a user's requests and answers. All functions run in the hub's pump,
+except the callbacks of works, which only post the event."""
 
 from __future__ import annotations
 
@@ -19,13 +19,15 @@ if TYPE_CHECKING:
     from .hub import Hub
 
 _ANSWERS = {READY: wire.OK, NOTHING: wire.NOTHING, OVER: wire.OVER}
-# Bytes: the copy of longer ones is several steps, which the progress thread takes up when it next wakes; a thread that waits takes them at once.
+# Bytes. A longer copy takes several steps. The progress thread takes the next step when the thread next wakes; a
+# waiting thread takes all steps at once.
 _DRIVEN_FROM = 1 << 20
-_HEAP_FROM = 8192  # bytes: shorter ones travel within a frame wherever they lie
+# bytes: shorter parts travel within a frame, in any memory
+_HEAP_FROM = 8192
 
 
 def buffer(size: int) -> torch.Tensor:
-    """Memory for a part that stays in a queue: others read it in place."""
+    """Memory for a part that stays in a queue: other ranks read the part in place."""
     return _C.heap_empty([size], torch.uint8) if size >= _HEAP_FROM else torch.empty(size, dtype=torch.uint8, device="cpu")
 
 
@@ -33,8 +35,9 @@ class HeldLink:
     def __init__(self, hub: Hub, backend: Any, user: int) -> None:
         self.hub, self.backend, self.user = hub, backend, user
         self.frame = wire.new_frame()
-        self.getters: dict[int, tuple[HeldQueue, Getter]] = {}  # request -> who waits for it
-        self.handed: dict[int, tuple[HeldQueue, Entry]] = {}  # request -> handed out, not known to have arrived
+        self.getters: dict[int, tuple[HeldQueue, Getter]] = {}  # request -> the waiting getter
+        # request -> entry handed out, arrival not confirmed
+        self.handed: dict[int, tuple[HeldQueue, Entry]] = {}
         self.puttings: dict[int, tuple[HeldQueue, Putting, wire.Message]] = {}
         self.has_put: set[HeldQueue] = set()
         self.transactions: dict[int, Putting] = {}
@@ -47,10 +50,10 @@ class HeldLink:
         self.hub.held_links.add(self)
         self._listen()
 
-    # ---- what comes
+    # ---- requests
 
     def _receive(self, tensor: torch.Tensor, tag: int, then: Callable[[], None]) -> None:
-        """Calls `then` in the pump, when the bytes are here; ends the link when they cannot come."""
+        """Calls `then` in the pump when the bytes are here; ends the link when the bytes cannot come."""
         def ended(future: Any) -> None:
             try:
                 future.wait()
@@ -74,7 +77,7 @@ class HeldLink:
             return
         try:
             outside = wire.head_outside(self.frame)
-            if outside:  # the head comes by itself, under the request's tag
+            if outside:  # the head follows separately, under the request's tag
                 request = wire.decode(self.frame, torch.zeros(outside, dtype=torch.uint8, device="cpu")).request
                 rest = torch.empty(outside, dtype=torch.uint8, device="cpu")
                 self._receive(rest, wire.tag_of(request), lambda: self._on_message(rest))
@@ -90,7 +93,8 @@ class HeldLink:
         try:
             message = wire.decode(self.frame, rest)
             self._answers[message.op](message)
-        except Exception as error:  # not what a user's end sends: nothing that follows can be understood
+        # Not a message of a user's end: the following bytes cannot be understood
+        except Exception as error:
             self._end(error)
             return
         self._listen()
@@ -113,7 +117,7 @@ class HeldLink:
     def _open(self, message: wire.Message) -> None:
         key, about = json.loads(message.head)
         held = self.hub.held.get(key)
-        if held is None:  # its Queue was not made here yet
+        if held is None:  # the Queue was not made on this rank yet
             self.hub.openings.setdefault(key, []).append(partial(self._open, message))
         elif list(held.about) != about:
             self.answer(message, wire.MISMATCH, head=json.dumps(held.about).encode())
@@ -131,7 +135,8 @@ class HeldLink:
             return
         putting = Putting(self, partial(self._put_ended, message))
         putting.entries.append(entry)
-        putting.missing = 1  # until it is known to have come; _fetch counts
+        # Until the parts are counted: _fetch_one resets this, _fetch counts
+        putting.missing = 1
         putting.fetch = partial(self._fetch_one, held, putting, entry, message)
         self.puttings[message.request] = (held, putting, message)
         held.put(putting, not message.flags & wire.NOT_BLOCKING)
@@ -148,7 +153,7 @@ class HeldLink:
 
     def _fetch(self, held: HeldQueue, putting: Putting, entry: Entry, message: wire.Message, then: Callable[[], None] | None) -> None:
         """Brings the bytes of an entry; `then` is called when all are here."""
-        if message.parts is not None:  # they came with the request
+        if message.parts is not None:  # the bytes came with the request
             entry.parts = message.parts
             if then is not None:
                 then()
@@ -173,7 +178,7 @@ class HeldLink:
             then()
 
     def _drop_bytes(self, message: wire.Message) -> None:
-        """Bytes that were sent for nothing: somebody has to receive them."""
+        """Receives and drops bytes that were sent in vain: a receive must match every send."""
         for size in message.part_sizes if message.parts is None else ():
             if size:
                 waste = torch.empty(size, dtype=torch.uint8, device="cpu")
@@ -224,7 +229,7 @@ class HeldLink:
         self.handed.pop(message.request, None)
 
     def _cancel(self, message: wire.Message) -> None:
-        """A user gave up. What it waits for it gets no more; what it was handed and did not take goes back."""
+        """A user gave up: ends the user's wait, and returns an entry that was handed out and not taken."""
         waiting = self.getters.pop(message.request, None)
         handed = self.handed.pop(message.request, None)
         putting = self.puttings.pop(message.request, None)
@@ -238,7 +243,7 @@ class HeldLink:
                 self._drop_bytes(asked)
             held.give_up(what)
         if waiting is not None or putting is not None:
-            self.answer(message, wire.NOTHING)  # so that its end knows that nothing more comes
+            self.answer(message, wire.NOTHING)  # so that the user's end knows that nothing more comes
 
     def _size(self, message: wire.Message) -> None:
         self.answer(message, wire.OK, len(self._queue(message).entries))
@@ -256,13 +261,13 @@ class HeldLink:
     # ---- the end
 
     def _end(self, error: BaseException) -> None:
-        """The user went: it waits no more, and has not put what did not arrive whole."""
+        """The user is gone: ends the user's waits, and drops puts that did not arrive whole."""
         if self.over:
             return
         self.over = True
         self.hub.held_links.discard(self)
         if self.hub.is_stopped():
-            return  # the program ends, and with it all that is held here
+            return  # the program ends, and all held queues with it
         for held, getter in self.getters.values():
             held.forget(getter)
         puttings, self.puttings = self.puttings, {}
@@ -275,11 +280,11 @@ class HeldLink:
         for held in self.has_put:
             if not self.left and not held.survives:
                 held.fail(f"rank {self.user} of group {self.hub.label!r}, which had put into it, {how_it_ended(error)}")
-        # Not here: it may wait for the thread whose callback this is.
+        # In a thread: shutdown may wait for the thread that runs this callback.
         threading.Thread(target=_C.shutdown, args=(self.backend,), name="shardwire-queue-end", daemon=True).start()
 
 
 def how_it_ended(error: BaseException) -> str:
-    """ "died (pid 12 on host a)" out of a link's error, whose ranks are not those of the user's group."""
+    """ "died (pid 12 on host a)" out of a link's error; ranks in the error are not ranks of the user's group."""
     found = re.search(r"rank \d+ (\(pid \d+ on host [^)]*\)) ([^;:]*)", str(error))
     return f"{found.group(2).strip()} {found.group(1)}" if found else f"broke the link: {error}"

@@ -1,11 +1,14 @@
-"""The hub of one group on this rank: the queues that this rank holds, and the links to ranks that use them and to ranks whose queues it uses.
+"""The hub of one group on this rank: the queues that this rank holds, and the links to ranks that use these queues or
+hold queues that this rank uses.
 
-A link is a group of two ranks, made when the user first needs it, so the traffic of queues is apart from the user's group and its order, a rank that dies
-takes nobody's link with it but its own, and who never uses a queue takes part in nothing. A user *knocks*: it writes a key for the holder into the group's store,
-and both make the link. A holder looks for the next knock as the house waits for keys: at first often, then five times in a second.
+A link is a group of two ranks, made when a user first needs the link. So the traffic of queues is separate from the
+user's group and its order, a dead rank breaks only its own links, and a rank without queues takes part in nothing. A
+user sends a *connection request*: the user writes a key for the holder into the group's store, and both make the link.
+A holder looks for the next request often at first, then five times per second, as the rest of shardwire waits for keys.
 
-What happens to the queues that this rank holds happens in `_pump`, in one thread at a time and never on the main thread, where Ctrl-C could end it half done:
-on the thread that brings a message (the progress thread's callbacks) or that of a local caller, and for the main thread on the hub's own.
+Changes of the queues on this rank run in `_pump`, in one thread at a time and never on the main thread, where Ctrl-C
+could interrupt a change halfway. The thread is the one that brings a message (the progress thread's callbacks) or the
+thread of a local caller; for the main thread, a thread of the hub.
 """
 
 from __future__ import annotations
@@ -36,25 +39,26 @@ from .entries import HeldQueue
 from .held_link import HeldLink
 from .use_link import UseLink
 
-_FOREVER = timedelta(days=3650)  # of a link's operations: a getter may wait for days. Calls have timeouts of their own.
+# Timeout of a link's operations: a getter may wait for days. Calls have their own timeouts.
+_FOREVER = timedelta(days=3650)
 _SHORTEST_PAUSE, _LONGEST_PAUSE = 0.001, 0.2
 _DRIVE_LIMIT = timedelta(milliseconds=200)
-_LOST_S = 1.0  # between two looks at the number of knocks
-_MEET_S = 60.0  # how long a holder tries to meet one who knocked
+_LOST_S = 1.0  # between two checks of the number of connection requests
+_MEET_S = 60.0  # the longest attempt of a holder to meet a requesting user
 
 _hubs: weakref.WeakKeyDictionary[Any, Hub] = weakref.WeakKeyDictionary()
 _hubs_lock = threading.Lock()
 
 
 def hub_of(group: Any) -> tuple[Any, Hub]:
-    """The group itself and its hub, made when first asked for. `group`: as compile_op takes it, but for a name."""
+    """The group itself and its hub, made at the first call. `group`: as in compile_op, but not a name."""
     backend = resolve_backend(group)
     group = c10d._get_default_group() if group is None else group
     with _hubs_lock:
         hub = _hubs.get(group)
         if hub is None or hub.pid != os.getpid():
             hub = _hubs[group] = Hub(group, backend)
-            weakref.finalize(group, hub.stop).atexit = False  # at exit stop_all comes sooner
+            weakref.finalize(group, hub.stop).atexit = False  # at exit stop_all runs earlier
         return group, hub
 
 
@@ -63,17 +67,20 @@ class Hub:
         self.pid = os.getpid()
         self.rank, self.size = _C.rank(backend), _C.size(backend)
         self.label = _C.group_name(backend)
-        self.silence = backend.options._timeout.total_seconds()  # how long a holder may stay silent before it is called stopped
+        # The longest silence of a holder before the holder counts as stopped
+        self.silence = backend.options._timeout.total_seconds()
         self.store = _own_store(group, self.silence)
         self.held: dict[str, HeldQueue] = {}
         self.held_by_number: list[HeldQueue] = []
         self.unnamed = itertools.count()
-        self.about: dict[str, list[Any]] = {}  # key -> what a Queue of that name was made with
+        # key -> the arguments of the first Queue with that key
+        self.about: dict[str, list[Any]] = {}
         self._lock = threading.Lock()
         self._users: dict[int, UseLink] = {}
         self._meeting: dict[int, threading.Lock] = {}
         self.held_links: set[HeldLink] = set()
-        self.openings: dict[str, list[Callable[[], None]]] = {}  # users that came before the queue was made here
+        # Open requests that came before the queue was made on this rank
+        self.openings: dict[str, list[Callable[[], None]]] = {}
         self._events: deque[Callable[[], Any]] = deque()
         self._pumping = threading.Lock()
         self._woken: queue.SimpleQueue[None] = queue.SimpleQueue()
@@ -82,10 +89,10 @@ class Hub:
         self._knocked_at = 0.0
         self._threads: dict[str, threading.Thread] = {}
 
-    # ---- one thing at a time
+    # ---- one event at a time
 
     def post(self, event: Callable[[], Any]) -> None:
-        """Has `event` run, soon, perhaps within this call. From any thread."""
+        """Runs `event` soon, perhaps within this call. From any thread."""
         self._events.append(event)
         if threading.get_ident() == threading.main_thread().ident:
             self._start(self._pump_for_main)
@@ -94,14 +101,14 @@ class Hub:
             self._pump()
 
     def _pump(self) -> None:
-        # Who finds it busy has been heard all the same: whoever pumps looks again after it has let go.
+        # The event of a thread that finds the pump busy is not lost: the pumping thread looks again after the release.
         while self._events and self._pumping.acquire(blocking=False):
             try:
                 while self._events:
                     event = self._events.popleft()
                     try:
                         event()
-                    except Exception:  # a bug of ours; the other events go on
+                    except Exception:  # a bug of shardwire; the other events go on
                         sys.stderr.write(f"shardwire: a queue of group {self.label!r} failed:\n{traceback.format_exc()}")
             finally:
                 self._pumping.release()
@@ -112,7 +119,7 @@ class Hub:
             self._pump()
 
     def drive(self, work: Any) -> None:
-        """Has a thread of the hub wait for a long transfer, and so move it."""
+        """Lets a thread of the hub wait for a long transfer, which moves the transfer on."""
         self._start(self._drive)
         self._to_drive.put(work)
 
@@ -123,7 +130,9 @@ class Hub:
                 if work is not None:
                     work.wait(_DRIVE_LIMIT)
             except Exception:
-                pass  # its callback hears of it; or it waits for its peer, whose frames wake the progress thread
+                # The work's callback gets the error; or the work waits for the peer, whose frames wake the progress
+                # thread
+                pass
 
     def _start(self, body: Callable[[], None]) -> None:
         name = body.__name__
@@ -162,7 +171,7 @@ class Hub:
         return held
 
     def call(self, action: Callable[[], Any]) -> Any:
-        """What `action` returns, run as post() runs it."""
+        """Returns the result of `action`, run as by post()."""
         done, result = threading.Event(), []
 
         def run() -> None:
@@ -178,10 +187,11 @@ class Hub:
         return self.held_by_number.index(held)
 
     def _listen(self) -> None:
-        """Waits for knocks, in the order of their numbers. A user that is killed or interrupted after it took a number never writes it: that one is passed over,
-        and looked for while its user, if it is just slow, may wait for us."""
+        """Waits for connection requests, in the order of their numbers. A user that is killed or interrupted after
+        taking a number never writes the request. The number is passed over, and checked again for as long as a slow
+        user may still wait for this rank."""
         knock, doubtful, look_at = 1, 0, 0.0
-        passed: dict[int, float] = {}  # number -> until when
+        passed: dict[int, float] = {}  # number -> end of the checks for it
         while not self._stopped.is_set():
             try:
                 if self._hear(knock):
@@ -192,18 +202,19 @@ class Hub:
                     look_at = now + _LOST_S
                     passed = {number: until for number, until in passed.items() if now < until and not self._hear(number)}
                     is_taken = _C.store_has(self.store, f"{self.rank}/knocks") and int(self.store.get(f"{self.rank}/knocks")) >= knock
-                    if is_taken and doubtful == knock:  # as it was at the look before
+                    if is_taken and doubtful == knock:  # unchanged since the previous check
                         passed[knock] = now + self.silence
                         knock += 1
                         continue
                     doubtful = knock if is_taken else 0
             except Exception:
-                return  # the store is gone, with rank 0 perhaps: the links that there are go on
+                # The store is gone, perhaps with rank 0: existing links go on
+                return
             pause = (time.monotonic() - self._knocked_at) / 10
             self._stopped.wait(min(max(pause, _SHORTEST_PAUSE), _LONGEST_PAUSE))
 
     def _hear(self, knock: int) -> bool:
-        """Whether that one is there; then its user is met."""
+        """Whether the request is there; then a thread meets the user."""
         if not _C.store_has(self.store, f"{self.rank}/knock/{knock}"):
             return False
         user = int(self.store.get(f"{self.rank}/knock/{knock}"))
@@ -215,7 +226,7 @@ class Hub:
         try:
             backend = self._make_link(self.rank, knock, user, wire.HOST, min(_MEET_S, self.silence))
         except Exception:
-            return  # it gave up or died; if it lives it knocks again
+            return  # the user gave up or died; a live user requests again
         link = HeldLink(self, backend, user)
         self.post(link.start)
 
@@ -228,7 +239,7 @@ class Hub:
     # ---- using
 
     def link_to(self, holder: int, deadline: float | None) -> UseLink:
-        """The link to the rank that holds a queue; made when there is none, or the last one broke."""
+        """The link to the rank that holds a queue; made when there is none, or the last link broke."""
         self.check_process()
         link = self._users.get(holder)
         if link is not None and link.broken is None:
@@ -282,25 +293,27 @@ class Hub:
             try:
                 _C.shutdown(backend)
             except Exception:
-                pass  # it failed before, and is over all the same
+                # The backend failed before, and has ended all the same
+                pass
 
 
 def _own_store(group: Any, limit: float) -> Any:
-    """The group's store under a name of its own; over a connection of its own where that is TCP, since a store's connection serves one caller at a
-    time, and the user may be waiting in it for a rank that waits for a queue."""
+    """The group's store under a separate name. A TCP store gets a separate connection: a connection serves one caller
+    at a time, and the user's program may be waiting in it for a rank that waits for a queue."""
     shared = dist.PrefixStore("shardwire.queue", store_of(group))
     root = shared
     while isinstance(root, dist.PrefixStore):
         root = root.underlying_store
     if not isinstance(root, dist.TCPStore):
         return shared
-    name = shared.compare_set("name", "", uuid.uuid4().hex).decode()  # the first one's, in one step: nobody dies between two
+    # The first rank's name, set in one step: no rank can die between two steps
+    name = shared.compare_set("name", "", uuid.uuid4().hex).decode()
     own = tcp_store(root.host, root.port, None, False, timedelta(seconds=limit))
     return dist.PrefixStore(f"shardwire.queue.{name}", own)
 
 
 def stop_all() -> None:
-    """For the end of the interpreter: before its threads are stopped."""
+    """Runs at the end of the interpreter, before the interpreter stops its threads."""
     for hub in list(_hubs.values()):
         hub.stop()
 

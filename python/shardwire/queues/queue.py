@@ -25,7 +25,7 @@ from .works import LocalGet, LocalPut, QueueWork, RemotePut, Transaction, copies
 
 
 class _Received(NamedTuple):
-    """An entry of another rank whose bytes are here."""
+    """An entry of another rank, with its bytes on this rank."""
 
     found: content.Content
     parts: list[torch.Tensor]
@@ -34,23 +34,28 @@ class _Received(NamedTuple):
 
 
 class Queue:
-    """A first-in first-out queue of tensors and objects that one rank holds, or several.
+    """A first-in first-out queue of tensors and objects, held by one rank or by several ranks.
 
-    Every rank of the group can put. With one location every rank can get, and each entry goes to one getter; with several each location gets every
-    entry, and gets it from its own part. Nothing here is a collective, and nothing touches the order of the group's collectives.
+    Every rank of the group can put. With one location every rank can get, and each entry goes to one getter. With
+    several locations each location gets every entry, out of its own part. No call is a collective, and no call affects
+    the order of the group's collectives.
 
-    group: as in :func:`compile_op`: a shardwire group, a name, None for the default group; ``Queue(location=0)`` leaves it out.
+    group: as in :func:`compile_op`: a shardwire group, a name, None for the default group; ``Queue(location=0)`` uses
+        the default group.
     location: the rank that holds the queue, or several, as ranks of the group.
-    name: ranks make a named queue whenever they like, and it can be pickled or sent through another queue. Unnamed ones belong together by
-        the order in which a rank makes them: all ranks that use them make the same ones in the same order.
-    capacity: entries that each location has room for; putters wait for room. None, or 0 as in ``queue.Queue``: no limit.
-    survive: what getters do when a rank dies that had put into the queue. False: who finds the queue empty gets PeerFailedError with its name. True: they go on
-        waiting for others.
-    allow_pickle: objects that are not plain (see :func:`serialize`) travel by pickle. Reading a pickle runs whatever its writer put into it.
+    name: ranks make a named queue at any time, and the queue can be pickled or sent through another queue. Unnamed
+        queues are matched by the order in which a rank makes them: all ranks that use unnamed queues make the same
+        queues in the same order.
+    capacity: the number of entries for which each location has room; putters wait for room. None, or 0 as in
+        ``queue.Queue``: no limit.
+    survive: the behaviour of getters when a rank dies that had put into the queue. False: a getter that finds the queue
+        empty gets PeerFailedError with the rank's name. True: getters go on waiting for other putters.
+    allow_pickle: objects that are not plain (see :func:`serialize`) travel by pickle. Reading a pickle runs any code
+        that the writer put into the pickle.
 
-    capacity, survive and location must be equal on all ranks; ValueError shows both where they are not. Usable from any thread.
-    ``with Queue(...) as queue:`` closes the queue at the end of the block, for all ranks. A queue that was read out of another one, or by :func:`deserialize`, is made on this
-    rank when it is first used.
+    capacity, survive and location must be equal on all ranks; ValueError shows both values where ranks differ. Usable
+    from any thread. ``with Queue(...) as queue:`` closes the queue at the end of the block, for all ranks. A queue that
+    was read out of another queue, or by :func:`deserialize`, is made on this rank at its first use.
     """
 
     def __init__(self, group: Any = None, location: int | Iterable[int] | None = None, name: str | None = None, *, capacity: int | None = None,
@@ -66,7 +71,8 @@ class Queue:
         self._join()
 
     def _join(self) -> Hub:
-        """Enters the queue into this rank's hub. Of a queue that was read that is its first use: reading alone makes nothing."""
+        """Enters the queue into this rank's hub. For a queue that was read this is the first use: reading alone makes
+        nothing."""
         group = self._group
         group, hub = hub_of(find_process_group(group) if isinstance(group, str) else group)
         hub.check_process()
@@ -81,7 +87,8 @@ class Queue:
                              "take another name, or the same values")
         self._about, self._key, self.label = about, key, label
         self._held: HeldQueue | None = hub.hold(key, about, self.capacity, self.survive) if hub.rank in self.location else None
-        self._group, self._hub = group, hub  # last: other threads may use the queue from here on
+        # last: other threads may use the queue after this line
+        self._group, self._hub = group, hub
         return hub
 
     @property
@@ -90,13 +97,13 @@ class Queue:
 
     @property
     def group(self) -> Any:
-        """The process group; of a queue that was read and not used yet, its name."""
+        """The process group; the group's name for a queue that was read and not used yet."""
         return self._group
 
-    # ---- where it is
+    # ---- locations and links
 
     def links(self, deadline: float | None) -> list[tuple[UseLink | None, int]]:
-        """Of each location: the link and the queue's number there; None for this rank."""
+        """For each location: the link and the queue's number there; None for this rank."""
         return [(None, 0) if rank == self.hub.rank else self._link(rank, deadline) for rank in self.location]
 
     def _link(self, rank: int, deadline: float | None) -> tuple[UseLink, int]:
@@ -104,16 +111,17 @@ class Queue:
         return link, link.open(self._key, self._about, self.label, deadline)
 
     def links_made(self) -> list[tuple[UseLink, int]]:
-        """The links that there are, and are whole."""
+        """The existing, unbroken links."""
         made = [(rank, self.hub.link_if_made(rank)) for rank in self.location if rank != self.hub.rank]
         return [(link, link.numbers[self._key]) for _, link in made if link is not None and self._key in link.numbers]
 
     def is_linked(self) -> bool:
-        """Whether nobody has to be asked before it is used: links() and source() do not wait."""
+        """Whether the queue can be used without a request to a location first: then links() and source() do not
+        wait."""
         return len(self.links_made()) == len([rank for rank in self.location if rank != self.hub.rank])
 
     def source(self, what: str, deadline: float | None) -> tuple[UseLink | None, int]:
-        """Where this rank gets from."""
+        """The link from which this rank gets, and the queue's number there; None: this rank's own part."""
         self.hub.check_process()
         if self._held is not None:
             return None, 0
@@ -123,17 +131,18 @@ class Queue:
         return self._link(self.location[0], deadline)
 
     def held(self) -> HeldQueue:
-        """This rank's part. Only where _source says that it is here."""
+        """This rank's part. Call this only where source() returned None for the link."""
         assert self.hub and self._held is not None
         return self._held
 
     @staticmethod
     def blocks(block: bool, timeout: Seconds) -> bool:
-        """A timeout of 0 is now: what is there, or has room, at this moment counts, however far away it is."""
+        """Whether a call waits. A timeout of 0 means now: an entry or room counts only at this moment, however far away
+        the holder is."""
         return block and as_seconds(timeout) != 0
 
     def deadline(self, block: bool, timeout: Seconds) -> tuple[float, float]:
-        """When to give up, and after how many seconds that is. Not blocking: what is asked must be answered all the same."""
+        """The deadline, and the seconds until then. A call that does not block still waits for the holder's answer."""
         limit = as_seconds(timeout)
         seconds = self.hub.silence if limit is None or not block else min(limit, 1e9)
         return time.monotonic() + seconds, seconds
@@ -141,10 +150,12 @@ class Queue:
     # ---- putting
 
     def put(self, value: Any, block: bool = True, timeout: Seconds = None, *, async_op: bool = False) -> QueueWork:
-        """Puts a tensor or an object. Over when the entry can be got, and the tensors may change again; async_op: returns at once, and the work says
-        when that is.
+        """Puts a tensor or an object. Returns when getters can get the entry, and the tensors may change again;
+        async_op: returns at once, and the work reports the end of the put.
 
-        block, timeout: of a queue with a capacity, how long to wait for room: ``queue.Full`` after that; None: as long as the group's timeout; 0: as block=False.
+        block, timeout: of a queue with a capacity, how long to wait for room: ``queue.Full`` after that; None: as long
+            as the group's timeout; 0: as block=False.
+
         Raises ClosedError for a closed queue, PeerFailedError with the name of a location that died.
         """
         return self._put(*self.content_of(value), block, timeout, async_op)
@@ -154,7 +165,7 @@ class Queue:
         return self._put(*self.content_of(tensor, "tensor"), block, timeout, async_op)
 
     def put_object(self, value: Any, block: bool = True, timeout: Seconds = None, *, async_op: bool = False) -> QueueWork:
-        """As :meth:`put`, of an object, which may be a tensor too."""
+        """As :meth:`put`, of an object; the object may also be a tensor."""
         return self._put(*self.content_of(value, "object"), block, timeout, async_op)
 
     def content_of(self, value: Any, kind: str | None = None) -> tuple[bytes, list[torch.Tensor]]:
@@ -167,7 +178,8 @@ class Queue:
         self.put(value, block=False)
 
     async def put_async(self, value: Any, timeout: Seconds = None) -> None:
-        """As :meth:`put`, for asyncio: the event loop goes on while the put waits. A put that is cancelled is taken back where it waits for room still."""
+        """As :meth:`put`, for asyncio: the event loop goes on while the put waits. Cancelling takes a put back that
+        still waits for room."""
         await awaiting.put(self, *self.content_of(value), timeout)
 
     def _put(self, head: bytes, parts: list[torch.Tensor], block: bool, timeout: Seconds, async_op: bool) -> QueueWork:
@@ -191,11 +203,12 @@ class Queue:
         return QueueWork(self, puts, parts)
 
     def transaction(self, block: bool = True, timeout: Seconds = None) -> Transaction:
-        """Puts that appear together or not at all; see :class:`Transaction`. block, timeout: for room at its end, as in :meth:`put`."""
+        """Puts that appear together or not at all; see :class:`Transaction`. block, timeout: for room at the end of the
+        transaction, as in :meth:`put`."""
         return Transaction(self, self.blocks(block, timeout), as_seconds(timeout))
 
     def commit(self, number: int, local: list[Entry], block: bool, timeout: float | None) -> None:
-        """The end of a transaction. For Transaction."""
+        """Ends a transaction. Called by Transaction."""
         deadline, seconds = self.deadline(block, timeout)
         puts: list[Any] = []
         for link, there in self.links(deadline):
@@ -221,14 +234,18 @@ class Queue:
     def get(self, block: bool = True, timeout: Seconds = None, *, out: torch.Tensor | None = None, return_size: bool = False) -> Any: ...
 
     def get(self, block: bool = True, timeout: Seconds = None, *, out: torch.Tensor | None = None, return_size: bool = False) -> Any:
-        """The next entry, a tensor or an object, whatever was put. Getters are served in the order in which they came, on whichever rank.
+        """The next entry, a tensor or an object, as it was put. Getters are served in the order of arrival, on all
+        ranks.
 
-        block: False: ``queue.Empty`` when there is none. timeout: Empty after that; None: as long as the group's timeout; 0: as block=False.
-        out: a tensor that is written and returned, for entries of its dtype and shape; contiguous on the CPU it is where the bytes come.
-        return_size: a pair: the entry, and how many are left.
+        block: False: ``queue.Empty`` when there is no entry. timeout: Empty after that; None: as long as the group's
+        timeout; 0: as block=False.
+        out: a tensor that is written and returned, for entries of its dtype and shape; a contiguous CPU tensor receives
+            the bytes directly.
+        return_size: return a pair: the entry, and the number of entries left.
 
-        Raises ClosedError when the queue is closed and drained; PeerFailedError with its name when the rank that holds the queue died, or (unless
-        ``survive``) the queue is empty and a rank that had put into it died; TimeoutError when the holder answers nothing at all.
+        Raises ClosedError when the queue is closed and drained; PeerFailedError with the rank's name when the rank that
+        holds the queue died, or (unless ``survive``) the queue is empty and a rank that had put into the queue died;
+        TimeoutError when the holder answers nothing at all.
         """
         return self._get(None, block, timeout, out, return_size)
 
@@ -252,8 +269,8 @@ class Queue:
         return self.get(block=False)
 
     async def get_async(self, timeout: Seconds = None, *, out: torch.Tensor | None = None) -> Any:
-        """As :meth:`get`, for asyncio: the event loop goes on while the getter waits. A getter that is cancelled has taken nothing. ``async for value in queue`` goes on until
-        the queue is closed and drained.
+        """As :meth:`get`, for asyncio: the event loop goes on while the getter waits. A cancelled getter has taken
+        nothing. ``async for value in queue`` goes on until the queue is closed and drained.
         """
         return await awaiting.get(self, timeout, out)
 
@@ -277,11 +294,11 @@ class Queue:
         return (value, size) if return_size else value
 
     def _take(self, link: UseLink, call: Call, wanted: str | None, deadline: float, seconds: float, out: torch.Tensor | None) -> tuple[Any, int]:
-        """The entry that a GET asked another rank for."""
+        """The entry that a GET requested from another rank."""
         return self.taken(link, call, self.receive(link, call, wanted, deadline, seconds, out), out)
 
     def receive(self, link: UseLink, call: Call, wanted: str | None, deadline: float, seconds: float, out: torch.Tensor | None) -> _Received:
-        """The entry's bytes. The holder keeps the entry until it is said to be taken."""
+        """The entry's bytes. The holder keeps the entry until this rank confirms it with TAKEN."""
         try:
             message = link.answer(call, deadline)
             if message is None:
@@ -305,7 +322,7 @@ class Queue:
         return came.found.value(came.parts, came.tensor, out, self.allow_pickle), came.size
 
     def error_of(self, why: str) -> Exception:
-        """Of a getter that was served with nothing."""
+        """The error of a getter that was served without an entry."""
         if why == NOTHING:
             return self.nothing(0.0)
         if why == OVER:
@@ -330,7 +347,7 @@ class Queue:
         return found.value(get.parts, None, out, self.allow_pickle), size
 
     def served(self, get: LocalGet, wanted: str | None, out: torch.Tensor | None) -> tuple[content.Content, int]:
-        """What a getter of this rank's part was served with, if it can take that."""
+        """The entry that a getter of this rank's part was served with, if the getter can take the entry."""
         entry, why, size = get.served[0]
         if entry is None:
             raise self.error_of(why)
@@ -339,8 +356,9 @@ class Queue:
         return found, size
 
     def stream(self, ahead: int = 2) -> Iterator[Any]:
-        """The entries, one after the other, until the queue is closed and drained. `ahead` more are asked for before they are needed, so that they come while
-        the loop works; those that were not reached when the loop ends go back to the queue. Each wait is as in :meth:`get`.
+        """The entries, one after the other, until the queue is closed and drained. The stream requests `ahead` more
+        entries before the loop needs them, so that these entries travel while the loop works. Entries that the loop did
+        not reach go back to the queue when the loop ends. Each wait is as in :meth:`get`.
         """
         if self.hub.rank in self.location or ahead < 1:
             yield from self._one_by_one()
@@ -372,13 +390,13 @@ class Queue:
             yield value
 
     def __iter__(self) -> Iterator[Any]:
-        """Until the queue is closed and drained."""
+        """The entries, until the queue is closed and drained."""
         return self._one_by_one()
 
     # ---- looking
 
     def qsize(self) -> int:
-        """How many entries there are now: of this rank's part, or of the one location."""
+        """The number of entries now: of this rank's part, or of the one location."""
         link, number = self.source("qsize", self.deadline(True, None)[0])
         if link is None:
             held = self.held()
@@ -391,12 +409,12 @@ class Queue:
         return self.qsize()
 
     def __bool__(self) -> bool:
-        """True, as of every object, whatever the queue holds: asking another rank is no matter of an ``if queue:``."""
+        """True, as for any object, whatever the queue holds: ``if queue:`` must not send a request to another rank."""
         return True
 
     @property
     def maxsize(self) -> int:
-        """The capacity as ``queue.Queue`` has it: 0 is no limit."""
+        """The capacity as in ``queue.Queue``: 0 is no limit."""
         return self.capacity or 0
 
     def empty(self) -> bool:
@@ -406,14 +424,17 @@ class Queue:
         return self.capacity is not None and self.qsize() >= self.capacity
 
     def wait(self, timeout: Seconds = None) -> bool:
-        """Waits for an entry without taking it; True when there is one, False when `timeout` passed (None: the group's). Errors as in :meth:`get`."""
+        """Waits for an entry without taking the entry; True when there is one, False when `timeout` passed (None: the
+        group's). Errors as in :meth:`get`."""
         return bool(self.wait_any([self], timeout))
 
     @staticmethod
     def wait_any(queues: Sequence[Queue], timeout: Seconds = None) -> list[Queue]:
-        """Waits until one of the queues has an entry or is closed; those that do, in order. An empty list when `timeout` passed (None: the first queue's group's).
+        """Waits until one of the queues has an entry or is closed; returns all such queues, in order. An empty list
+        when `timeout` passed (None: the timeout of the first queue's group).
 
-        Another getter may be faster: take with ``block=False``. Raises as :meth:`get` does when one of the queues failed.
+        Another getter may be faster: take with ``block=False``. Raises as :meth:`get` does when one of the queues
+        failed.
         """
         if not queues:
             raise ValueError("wait_any of no queue would never end")
@@ -421,7 +442,8 @@ class Queue:
         return wait_any(queues, queues[0].hub.silence if limit is None else min(limit, 1e9))
 
     def close(self) -> None:
-        """Nothing more can be put, by any rank; what is in it can still be taken, and then getters get ClosedError. Idempotent."""
+        """Closes the queue for all ranks: puts fail, entries in the queue can still be taken, and then getters get
+        ClosedError. Idempotent."""
         self.hub.check_process()
         for link, number in self.links(self.deadline(True, None)[0]):
             if link is None:
@@ -433,14 +455,16 @@ class Queue:
         return self
 
     def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
-        """Closes the queue, for all ranks. Where the block raised, its error counts, and none of the closing is raised."""
+        """Closes the queue, for all ranks. When the block raised an error, that error counts, and no error of the
+        closing is raised."""
         with suppress(*(() if kind is None else (ShardwireError,))):
             self.close()
 
     # ---- by name
 
     def address(self) -> tuple[Any, ...]:
-        """What another rank of the group needs to make it. Not allow_pickle: whom a reader trusts is not the writer's to say."""
+        """The values from which another rank of the group makes the queue. allow_pickle is left out: each reader
+        decides which writers to trust."""
         if self.name is None:
             raise TypeError(f"{self.label} has no name, by which another rank could know it: give it one to send or pickle it")
         group = self._group if isinstance(self._group, str) else name_of_group(self._group)
@@ -448,7 +472,8 @@ class Queue:
 
     @classmethod
     def from_address(cls, group: Any, location: Any, name: Any, capacity: Any, flags: Any, allow_pickle: bool = False) -> Queue:
-        """The queue of an address, which may come from anywhere: a value, and nothing else, until it is used."""
+        """The queue of an address. The address may come from an untrusted source: the queue is only a value until its
+        first use."""
         if (type(group) is not str or type(location) is not str or _RANKS.fullmatch(location) is None or type(name) is not str or not name
                 or not (capacity is None or type(capacity) is int and capacity > 0) or type(flags) is not int):
             raise ValueError("a Queue that cannot be read")
@@ -471,7 +496,7 @@ _RANKS = re.compile(r"\d{1,9}(,\d{1,9})*", re.ASCII)
 
 
 def _ranks_of(location: Any) -> tuple[int, ...]:
-    """The ranks that `location` names, in its order."""
+    """The ranks in `location`, in the given order."""
     ranks = [location] if isinstance(location, int) else list(location) if isinstance(location, Iterable) else None
     if ranks is None or any(isinstance(rank, bool) or not isinstance(rank, int) for rank in ranks):
         raise TypeError(f"location is {location!r}; give a rank of the group, or several")

@@ -1,5 +1,5 @@
-"""A link as a user of another rank's queues sees it. Calls from any thread; who waits for an answer drives the link itself, and hears there that the holder
-died, that it does not answer, or Ctrl-C."""
+"""A link on a rank using another rank's queues. Calls from any thread. A thread waiting for an answer drives the link,
+and so notices the holder's death, the holder's silence, or Ctrl-C."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _SHORTEST_WAIT = timedelta(milliseconds=1)  # torch takes 0 for no limit
 
 
 class Call:
-    """One request, and where its answer will be."""
+    """One request, and the place of the answer."""
 
     __slots__ = ("op", "queue", "request", "frame", "work", "sends")
 
@@ -42,7 +42,7 @@ class UseLink:
         self.hub, self.backend, self.holder = hub, backend, holder
         self.broken: ShardwireError | None = None
         self.peer_gone = False
-        self.numbers: dict[str, int] = {}  # key of a queue -> its number there
+        self.numbers: dict[str, int] = {}  # key of a queue -> the queue's number at the holder
         self._requests = itertools.count(1)
         self._abandoned: list[Call] = []
         self._sweeping = threading.Lock()
@@ -50,7 +50,7 @@ class UseLink:
     # ---- asking
 
     def ask(self, op: int, queue: int = 0, *, flags: int = 0, value: int = 0, head: bytes = b"", parts: list[torch.Tensor] | None = None) -> Call:
-        """Sends a request; its answer can be waited for."""
+        """Sends a request; the caller can wait for the answer."""
         if self.broken is not None:
             raise self.broken
         self._sweep()
@@ -65,7 +65,7 @@ class UseLink:
         return call
 
     def tell(self, op: int, queue: int, request: int = 0, value: int = 0) -> None:
-        """Sends what has no answer of its own."""
+        """Sends a message without an answer."""
         if self.broken is None:
             try:
                 wire.send(self.backend, wire.HOST, wire.REQUESTS, wire.Message(op, 0, queue, request, value), [])
@@ -73,7 +73,8 @@ class UseLink:
                 raise self._break(error) from error
 
     def answer(self, call: Call, deadline: float | None) -> wire.Message | None:
-        """The answer; None when `deadline` passes first. TimeoutError when the holder answers nothing at all for as long as its group's timeout."""
+        """The answer; None when `deadline` passes first. TimeoutError when the holder sends no answer to anything for
+        as long as its group's timeout."""
         steps = self.waits(call, deadline)
         until = next(steps)
         while True:
@@ -94,7 +95,8 @@ class UseLink:
         return message.parts is not None or not any(message.part_sizes)
 
     def waits(self, call: Call, deadline: float | None) -> Generator[float, bool, bool]:
-        """How an answer is waited for: yields until when to wait, takes whether it came by then, and returns whether it came before the deadline."""
+        """The steps of waiting for an answer: yields the time until which to wait, takes whether the answer came by
+        then, and returns whether the answer came before the deadline."""
         half = self.hub.silence / 2
         ping: Call | None = None
         look = time.monotonic() + half
@@ -122,7 +124,8 @@ class UseLink:
         return wire.decode(call.frame, rest)
 
     def receive(self, call: Call, parts: list[torch.Tensor]) -> None:
-        """What follows an answer's frame. A transfer that is not over in time, or interrupted, ends the link: `parts` are the caller's again."""
+        """Receives the bytes that follow an answer's frame. A transfer that is late or interrupted ends the link, after
+        which `parts` belong to the caller again."""
         try:
             works = [self.backend.recv([part], wire.HOST, wire.tag_of(call.request)) for part in parts if part.numel()]
             deadline = time.monotonic() + self.hub.silence
@@ -148,7 +151,7 @@ class UseLink:
             raise self._break(error) from error
 
     def _break(self, error: ShardwireError) -> ShardwireError:
-        """Nothing comes from the holder any more; the error that says so by its rank in the user's group."""
+        """Marks the link as broken; returns an error with the holder's rank in the user's group."""
         if self.broken is None:
             self.peer_gone = True
             self.broken = PeerFailedError(f"rank {self.holder} of group {self.hub.label!r}, which holds the queue, {how_it_ended(error)}")
@@ -157,13 +160,13 @@ class UseLink:
     # ---- giving up
 
     def give_up(self, call: Call) -> None:
-        """Nobody waits for the answer any more. What the holder had handed out for it goes back there."""
+        """Ends the wait for an answer. The holder takes back an entry handed out for the request."""
         if self.broken is None:
             self._abandoned.append(call)
             self.tell(wire.CANCEL, call.queue, call.request)
 
     def _sweep(self) -> None:
-        """Answers to what was given up: their bytes have to be received, or they would be kept for ever."""
+        """Receives late answers of given-up requests: unreceived bytes would be kept for ever."""
         if not self._abandoned:
             return
         with self._sweeping:
@@ -184,7 +187,7 @@ class UseLink:
     # ---- queues
 
     def open(self, key: str, about: list[Any], label: str, deadline: float | None) -> int:
-        """The queue's number at the holder, which has to have made it."""
+        """The queue's number at the holder, which must have made the queue."""
         number = self.numbers.get(key)
         if number is not None:
             return number
@@ -207,7 +210,7 @@ class UseLink:
         return message.value
 
     def leave(self) -> None:
-        """An orderly end: this rank is not to be taken for a dead one."""
+        """Ends the link normally: the holder must not take this rank for a dead rank."""
         try:
             self.tell(wire.BYE, 0)
         except ShardwireError:

@@ -1,4 +1,4 @@
-"""Waiting for one of several queues: what Queue.wait_any does."""
+"""Waiting for one of several queues: the implementation of Queue.wait_any."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def wait_any(queues: Sequence[Queue], seconds: float) -> list[Queue]:
-    """Those that have an entry or are closed, in order; empty after `seconds`. 0: those that do now."""
+    """The queues with an entry, and closed queues, in order; empty after `seconds`. 0: the queues ready now."""
     deadline = time.monotonic() + seconds
     changed = threading.Event()
     with _watching(queues, changed, deadline, seconds > 0) as watches:
@@ -67,7 +67,7 @@ class _Watch:
         return self.why in (READY, OVER)
 
     def check(self) -> None:
-        """After a long silence: whether the holder still answers."""
+        """After a long silence: checks that the holder still answers."""
         if self._link is not None and self._call is not None:
             self._link.answer(self._link.ask(wire.PING), None)
 

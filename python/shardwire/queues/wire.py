@@ -1,7 +1,8 @@
-"""Messages between a rank that holds queues and one that uses them, over their link: a group of the two.
+"""Messages between a rank that holds queues and a rank that uses queues, over their link: a group of the two.
 
-A message is a frame of fixed size, then what did not fit into it: its head, and the bytes of its parts; small parts lie in the frame. All of a message that
-follows the frame has the tag of the request that it belongs to, so that requests never wait for each other.
+A message is a frame of fixed size, then the rest that does not fit into the frame: the head, and the bytes of the
+parts. Small parts are in the frame. All bytes of a message after the frame have the tag of the request that the message
+belongs to, so requests never wait for each other.
 """
 
 from __future__ import annotations
@@ -24,14 +25,15 @@ _TAGS = 1 << 30
 
 HOST, USER = 0, 1  # ranks within a link
 
-# What a user asks. Flags below.
+# Requests of a user. Flags below.
 OPEN, PUT, COMMIT, ROLLBACK, GET, CANCEL, TAKEN, SIZE, WAIT, CLOSE, PING, BYE = range(1, 13)
-# What a host answers.
+# Answers of a host.
 OK, NOTHING, OVER, MISMATCH, FAILED = range(101, 106)  # NOTHING: empty, or full; OVER: closed; FAILED: with a text
 NOT_BLOCKING = 1  # GET, PUT, COMMIT, WAIT: answer at once
-IN_TRANSACTION = 2  # PUT: not to be seen before COMMIT; `value` is the transaction
-_PARTS_WITHIN = 128  # all parts lie in the frame, behind the head
-_ALIGNED = 16  # the widest element
+# PUT: not visible before COMMIT; `value` is the transaction
+IN_TRANSACTION = 2
+_PARTS_WITHIN = 128  # all parts are in the frame, behind the head
+_ALIGNED = 16  # size of the widest element
 
 
 class Message(NamedTuple):
@@ -42,7 +44,8 @@ class Message(NamedTuple):
     value: int = 0
     head: bytes = b""
     part_sizes: tuple[int, ...] = ()
-    parts: list[torch.Tensor] | None = None  # those that came within the frame, as the reader's own; None: they follow
+    # Parts from within the frame, owned by the reader; None: the parts follow
+    parts: list[torch.Tensor] | None = None
 
 
 def tag_of(request: int) -> int:
@@ -54,7 +57,7 @@ def new_frame() -> torch.Tensor:
 
 
 def _places(begin: int, sizes: Sequence[int]) -> tuple[list[int], int]:
-    """Where parts lie that follow each other from ``begin`` on, and where the last one ends."""
+    """The places of parts that follow each other from ``begin`` on, and the end of the last part."""
     places = []
     for size in sizes:
         begin += -begin % _ALIGNED
@@ -64,7 +67,7 @@ def _places(begin: int, sizes: Sequence[int]) -> tuple[list[int], int]:
 
 
 def encode(message: Message, parts: Sequence[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor | None, Sequence[torch.Tensor]]:
-    """The frame, the rest of the head where it does not fit, and the parts that are not in the frame."""
+    """The frame, the rest of the head when the head does not fit, and the parts that are not in the frame."""
     sizes = message.part_sizes
     head = struct.pack(f"<{len(sizes)}Q", *sizes) + message.head if sizes else message.head
     flags, end = message.flags, _FIELDS.size + len(head)
@@ -122,7 +125,7 @@ def _unpack(frame: torch.Tensor) -> tuple[Any, ...]:
 
 
 def send(backend: Any, peer: int, tag: int, message: Message, parts: Sequence[torch.Tensor]) -> list[Any]:
-    """The works of sending a message whose frame has `tag`."""
+    """Sends a message whose frame has `tag`; returns the works."""
     frame, rest, outside = encode(message, parts)
     works = [backend.send([frame], peer, tag)]
     body = tag_of(message.request)

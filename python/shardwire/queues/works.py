@@ -1,4 +1,4 @@
-"""What a put returns, and transactions."""
+"""The works that puts return, and transactions."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def _serve_nobody(entry: Entry | None, why: str) -> None:
 
 
 class LocalGet:
-    """A getter of this rank's own part of a queue. `came` is called once, in the pump, when it is served."""
+    """A getter of this rank's own part of a queue. `came` is called once, in the pump, when the getter is served."""
 
     def __init__(self, hub: Hub, held: HeldQueue, came: Callable[[], Any]) -> None:
         self.hub, self.held, self._came = hub, held, came
@@ -46,14 +46,15 @@ class LocalGet:
     def _serve(self, entry: Entry | None, why: str) -> None:
         self.served.append((entry, why, len(self.held.entries)))
         self.parts = entry.parts if entry is not None else []
-        self._getter.serve = _serve_nobody  # no circle of references, which would keep the bytes until Python looks for circles
+        # No reference cycle, which would keep the bytes until Python collects cycles
+        self._getter.serve = _serve_nobody
         self._came()
 
     def start(self, block: bool) -> None:
         self.hub.post(lambda: self.held.get(self._getter, block))
 
     def forget(self) -> bool:
-        """Whether it was still waiting. It waits no more."""
+        """Ends the wait. Returns whether the getter was still waiting."""
         return self.hub.call(lambda: self.held.forget(self._getter))
 
     def give_back(self) -> None:
@@ -70,7 +71,7 @@ class LocalPut:
         self.hub, self.held, self.ended = queue.hub, held, threading.Event()
         self.outcome = ""
         self._told: list[Callable[[], None]] = []
-        # All local putters are one source: their puts are complete as they come.
+        # All local putters are one source: their puts are complete at once.
         self.putting = Putting(queue.hub, self._tell)
         self.putting.entries = entries
         self.hub.post(lambda: held.put(self.putting, may_wait))
@@ -82,7 +83,7 @@ class LocalPut:
             told()
 
     def when_over(self, told: Callable[[], None]) -> None:
-        """Has `told` called when it is over, at least once, on any thread."""
+        """Calls `told` when the put is over, at least once, on any thread."""
         self._told.append(told)
         if self.ended.is_set():
             told()
@@ -94,7 +95,7 @@ class LocalPut:
         return self.outcome if self.ended.wait(None if deadline is None else max(0.0, deadline - time.monotonic())) else None
 
     def give_up(self) -> str:
-        """Its outcome after all; NOTHING when it was not put."""
+        """Gives up and returns the final outcome; NOTHING when the entry was not put."""
         def give_up() -> str:
             if not self.ended.is_set():
                 self.held.give_up(self.putting)
@@ -122,30 +123,34 @@ class RemotePut:
 
     def give_up(self) -> str:
         self.link.tell(wire.CANCEL, self.call.queue, self.call.request)
-        self.wait(None)  # bounded by the holder's silence
+        self.wait(None)  # the holder's silence limits the wait
         return self.outcome
 
 
 class QueueWork:
-    """A put under way: over when every location of the queue has the bytes and shows the entry. The tensors must not change before.
+    """A put under way: over when every location of the queue has the bytes and shows the entry. The tensors must not
+    change before.
 
-    ``wait()`` waits, and raises what went wrong; ``await work`` does so without blocking the event loop. Dropping it waits too, and prints an error that nobody saw.
+    ``wait()`` waits, and raises the error of a failed put; ``await work`` does the same without blocking the event
+    loop. Dropping the work waits too, and prints an error that was never raised.
     """
 
     def __init__(self, queue: Queue, puts: list[Any], keep: Any) -> None:
         self._queue, self._puts, self._keep = queue, puts, keep
         self._pid = os.getpid()
         self._over = False
-        self._failure: tuple[type[Exception], tuple[Any, ...]] | None = None  # not the error itself, whose traceback would keep the tensors
+        # Not the error itself, whose traceback would keep the tensors
+        self._failure: tuple[type[Exception], tuple[Any, ...]] | None = None
 
     def done(self) -> bool:
-        """Whether it is over, well or not. Never blocks."""
+        """Whether the put is over, with or without an error. Never blocks."""
         return self._over or all(put.done() for put in self._puts)
 
     is_completed = done
 
     def wait(self, timeout: Seconds = None) -> None:
-        """Waits until it is over. timeout: TimeoutError when it passes first, and the put goes on; None: the timeout of the queue's group."""
+        """Waits until the put is over. timeout: TimeoutError when the timeout passes first, and the put goes on; None:
+        the timeout of the queue's group."""
         limit = as_seconds(timeout)
         seconds = self._queue.hub.silence if limit is None else min(limit, 1e9)
         self._wait_for(time.monotonic() + seconds, seconds)
@@ -155,7 +160,7 @@ class QueueWork:
             raise TimeoutError(f"{self._queue.label}: a put is not over after {seconds:.3g} s: {self._queue.why_full()}; it goes on")
 
     def exception(self) -> BaseException | None:
-        """What ``wait()`` would raise; None while it runs and after success. Never blocks."""
+        """The error that ``wait()`` would raise; None while the put runs and after success. Never blocks."""
         if not self.done():
             return None
         try:
@@ -206,7 +211,7 @@ class QueueWork:
             raise self._queue.full_error(0.0)
 
     def put_or_give_up(self, deadline: float | None, waited: float) -> None:
-        """Waits until the deadline, then takes back what was not put: Full."""
+        """Waits until the deadline, then takes back the parts that were not put: Full."""
         puts = self._puts
         try:
             if self._wait_until(deadline):
@@ -220,7 +225,7 @@ class QueueWork:
                     try:
                         put.give_up()
                     except Exception:
-                        pass  # the first error is told
+                        pass  # the first error is raised
             raise
         if READY in outcomes and NOTHING in outcomes:
             raise TimeoutError(f"{self._queue.label}: some of its locations had room within {waited:.3g} s and others had not; the entry is in "
@@ -248,10 +253,11 @@ class QueueWork:
 
 
 class Transaction:
-    """Puts that become visible together, in each location of the queue, or not at all: ``with queue.transaction() as puts: puts.put(x)``.
+    """Puts that become visible together, in each location of the queue, or not at all: ``with queue.transaction() as
+    puts: puts.put(x)``.
 
-    They appear when the block ends, one after the other and with nothing in between; an exception in the block, or the death of this process before its
-    end, drops them. Their bytes go to the locations at once.
+    The entries appear when the block ends, one after the other and with nothing in between. An exception in the block,
+    or the death of this process before the block's end, drops the entries. The bytes go to the locations at once.
     """
 
     def __init__(self, queue: Queue, block: bool, timeout: float | None) -> None:
@@ -318,13 +324,13 @@ class Transaction:
             try:
                 link.tell(wire.ROLLBACK, number, value=self._number)
             except ShardwireError:
-                pass  # it died, and the entries with it
+                pass  # the holder died, and the entries are gone too
         for work in self._works:
             work._end()
 
 
 def copies(parts: list[torch.Tensor]) -> list[torch.Tensor]:
-    """Parts as the queue's own, so that the putter may change its tensors."""
+    """Copies of the parts for the queue, so that the putter may change its tensors."""
     return [buffer(part.numel()).copy_(part) for part in parts]
 
 
