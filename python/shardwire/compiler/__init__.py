@@ -1,1 +1,2 @@
-"""compile_op and what it needs: layouts, specs, who plans, futures, and the calls that compile a movement of their own."""
+"""compile_op and its parts: layouts, specs, the choice of the planning rank, futures, and the calls with their own
+compiled movement."""

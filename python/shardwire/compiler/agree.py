@@ -1,6 +1,7 @@
-"""The ranks of one call agree: they exchange bytes, and where any of them has an error all raise the same one.
+"""Agreement of the ranks of one call: the ranks exchange bytes, and an error of any rank is raised on all ranks.
 
-Everything goes through compiled ops, so that a rank that never calls is named by the others' timeout and the group stays usable.
+All data goes through compiled ops: a rank that never calls is named by the timeout of the others, and the group stays
+usable.
 """
 
 from __future__ import annotations
@@ -19,18 +20,22 @@ from .compile_op import CustomOp, compile_op
 from ..groups.lookup import global_ranks, resolve_backend
 
 DOORS = ("sync", "load", "save", "publish", "subscribe", "fetch", "compile_and_load")
-# Bytes that a rank gives in one exchange: what it has, what it wants, and the rest. Apart, since ranks often have equal ones.
+# Blobs of a rank in one exchange: the rank's holdings, its wants, and the rest. Separate, since ranks often have equal
+# blobs.
 BLOBS = 3
-_ROW = 3 + 3 * BLOBS  # door, step, whether it is an error; per blob its length and 16 bytes of digest
+# call, step, whether the rank has an error; per blob the length and 16 bytes of digest
+_ROW = 3 + 3 * BLOBS
 _KINDS: tuple[type[Exception], ...] = (
     ValueError, TypeError, errors.UnsupportedError, errors.CheckpointError, errors.KernelError, errors.SystemFailure, errors.MismatchError, errors.TimeoutError,
     errors.PeerFailedError, errors.AbortedError)
 
 
 class Meeting:
-    """One call of ``sync``, ``load``, ``save`` and the other DOORS as all ranks of the group make it. Made on every rank at the same place of its program.
+    """One call of ``sync``, ``load``, ``save`` or another of ``DOORS``, made by all ranks of the group. Every rank
+    makes the Meeting at the same place of its program.
 
-    layout_rank: this rank's number in the meshes of its layouts, where that is not its global rank, as in a group of two jobs.
+    layout_rank: this rank's number in the meshes of its layouts, where the number differs from the global rank, as in a
+    group of two jobs.
     """
 
     def __init__(self, group: Any, door: str, seconds: float | None, layout_rank: int | None = None) -> None:
@@ -44,7 +49,8 @@ class Meeting:
         self._rows: CustomOp | None = None
 
     def exchange(self, blobs: Sequence[bytes], error: Exception | None = None) -> list[list[bytes]]:
-        """What every rank gave, by rank. Equal blobs travel once. Raises on all ranks alike when any rank gives an error."""
+        """The blobs of every rank, by rank. Equal blobs travel once. Raises on all ranks alike when any rank gives an
+        error."""
         given = list(blobs) if error is None else [_encode(error), b"", b""]
         rows = self._exchange_rows(given, error is not None)
         self._compare(rows)
@@ -55,7 +61,7 @@ class Meeting:
         return [blobs_of[rank] for rank in wanted]
 
     def settle(self, error: Exception | None) -> None:
-        """Returns when no rank has an error; else all raise the lowest rank's."""
+        """Returns when no rank has an error; else all ranks raise the lowest rank's error."""
         self.exchange([b""] * BLOBS, error)
 
     def _exchange_rows(self, blobs: list[bytes], failed: bool) -> list[list[int]]:
@@ -79,8 +85,9 @@ class Meeting:
                 raise errors.MismatchError(f"ranks are doing different things: {calls}; every rank of the group makes the same calls in the same order")
 
     def _exchange_bytes(self, rows: list[list[int]], wanted: list[int], own: list[bytes]) -> dict[int, list[bytes]]:
-        """The blobs of the wanted ranks. Of equal ones the lowest rank gives the bytes."""
-        places: dict[tuple[int, ...], tuple[int, int]] = {}  # length and digest -> where it lies in the joined bytes
+        """The blobs of the wanted ranks. Of equal blobs the lowest rank gives the bytes."""
+        # length and digest -> place in the joined bytes
+        places: dict[tuple[int, ...], tuple[int, int]] = {}
         inputs, tensors, total = [], [], 0
         for rank in wanted:
             for which in range(BLOBS):
@@ -112,7 +119,7 @@ class Meeting:
 
 
 def check_strict(door: str, told: Sequence[bool]) -> None:
-    """MismatchError, on all ranks, where they told different ones: one rank would go on where another finds that something is missing."""
+    """MismatchError, on all ranks, for different values: one rank would go on where another rank misses something."""
     for rank, strict in enumerate(told):
         if strict != told[0]:
             raise errors.MismatchError(f"{door}: strict is {told[0]} on rank 0 and {strict} on rank {rank}; give the same on all ranks")
@@ -127,7 +134,8 @@ def _encode(error: Exception) -> bytes:
 
 
 def _kind_of(error: Exception) -> type[Exception]:
-    """The class that all ranks raise: the error's own where it is one of ours or plain, SystemFailure for what the system refused."""
+    """The class raised on all ranks: the error's own class for shardwire's and plain errors, SystemFailure for errors
+    of the operating system."""
     for kind in type(error).__mro__:
         if kind in _KINDS:
             return kind

@@ -1,4 +1,5 @@
-"""What all ranks of a group that is not there would give ``compile_op``: made here, one after the other."""
+"""The arguments of ``compile_op`` on all ranks of a missing group: made on this rank, one rank after the
+other."""
 
 from __future__ import annotations
 
@@ -11,13 +12,13 @@ from .spec import Spec, build_spec
 
 ErrorKind = Literal["value", "type", "runtime", "unsupported"]
 ARGUMENTS = ("shape", "dtype", "inputs", "outputs", "reduction", "output_dtype")
-# Tensors, inputs, outputs, and what went wrong in their place.
+# Tensors, inputs, outputs, and instead of the lists the error, if any.
 RankLists = tuple[list[_C.TensorDecl], list[_C.LocalTensor], list[_C.LocalTensor], "tuple[ErrorKind, str] | None"]
 EachRank = Callable[[int], Mapping[str, Any]]
 
 
 def error_kind(failure: Exception) -> ErrorKind:
-    """As which exception all ranks raise it."""
+    """The kind of exception for all ranks to raise."""
     if isinstance(failure, TypeError):
         return "type"
     if isinstance(failure, ValueError):
@@ -26,13 +27,14 @@ def error_kind(failure: Exception) -> ErrorKind:
 
 
 def spec_of_rank(rank: int, world_size: int, given: Mapping[str, Any], each_rank: EachRank | None) -> Spec:
-    """One rank's. given: the ARGUMENTS as all ranks give them; each_rank: as for :func:`shardwire.plan`."""
+    """The spec of one rank. given: the ARGUMENTS as all ranks give them; each_rank: as for :func:`shardwire.plan`."""
     own = given if each_rank is None else {**given, **_arguments_of(each_rank(rank))}
     return build_spec(own["shape"], own["dtype"], own["inputs"], own["outputs"], own["reduction"], own["output_dtype"], rank, range(world_size))
 
 
 def lists_of_all(world_size: int, given: Mapping[str, Any], each_rank: EachRank | None = None) -> list[RankLists]:
-    """Those of every rank. What is wrong with one stands in its place, as ``compile_op`` would tell all ranks of it."""
+    """The lists of every rank. The error of a rank stands in place of the rank's lists, as ``compile_op`` would report
+    the error to all ranks."""
     lists: list[RankLists] = []
     for rank in range(world_size):
         try:

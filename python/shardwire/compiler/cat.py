@@ -1,4 +1,4 @@
-"""cat: tensors that lie on several ranks, joined on all of them."""
+"""cat: joins tensors of several ranks, on all ranks."""
 
 from __future__ import annotations
 
@@ -35,11 +35,13 @@ class CatFuture(Future):
 def cat(locals: Sequence[tuple[int, torch.Tensor]], group: Any = None, timeout: Seconds = None) -> CatFuture:
     """Joins tensors along dimension 0, in the order of their numbers; every rank gets the whole.
 
-    Collective. locals: pairs of a number and a tensor, those that this rank gives: none, one or several. Over all ranks each number is given once; they
-    need not be without gaps. Tensors have one dtype, at least one dimension, and equal sizes but for dimension 0.
+    Collective. locals: pairs of a number and a tensor, given by this rank: none, one or several. Over all ranks each
+    number is given once; gaps between numbers are allowed. Tensors have one dtype, at least one dimension, and equal
+    sizes except in dimension 0.
 
-    Returns at once, as a compiled op does: ``cat(pairs).result()`` waits and gives the tensor. ValueError or TypeError on all ranks alike, naming rank and number,
-    for what does not fit together; TimeoutError names ranks that do not come.
+    Returns at once, as a compiled op does: ``cat(pairs).result()`` waits and gives the tensor. ValueError or TypeError
+    on all ranks alike, naming rank and number, for tensors that do not fit together; TimeoutError names the missing
+    ranks.
     """
     backend = resolve_backend(group)
     seconds = as_seconds(timeout)
@@ -47,7 +49,8 @@ def cat(locals: Sequence[tuple[int, torch.Tensor]], group: Any = None, timeout: 
     mine: list[tuple[int, torch.Tensor]] = []
     try:
         mine = _read(locals)
-    except (TypeError, ValueError) as failure:  # the others wait for this rank and must hear of it
+    # The other ranks wait for this rank and must be notified
+    except (TypeError, ValueError) as failure:
         error = str(failure)
     pieces = _all_pieces(backend, mine, error, seconds)
     shape, dtype = _judge(pieces)

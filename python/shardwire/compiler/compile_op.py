@@ -32,43 +32,56 @@ def compile_op(group: Any = None, shape: Dims | Mapping[str, Dims] | None = None
                output_dtype: torch.dtype | Mapping[str, torch.dtype] | None = None, allow_gaps: bool = False, timeout: Seconds = None,
                name: str | None = None, overlap: str | None = None, is_spmd: bool | None = None, cc_enabled: bool | None = None,
                rank_id: int | None = None, world_size: int | None = None, use_cached_if_exists: bool = True, build_dir: str | os.PathLike[str] | None = None) -> CustomOp:
-    """Compiles a movement of data: each rank says which boxes of which global tensors it has (``inputs``) and wants (``outputs``).
+    """Compiles a movement of data: each rank says which boxes of which global tensors it has (``inputs``) and wants
+    (``outputs``).
 
-    Collective: every rank of ``group`` calls it, each with its own lists. Returns a :class:`CustomOp` to be called with local tensors.
+    Collective: every rank of ``group`` calls, each with its own lists. Returns a :class:`CustomOp` to be called with
+    local tensors.
 
-    group: a shardwire process group, a torch.distributed group whose backend is shardwire, a group's name, or None for the default group.
-    shape: the global shape (int each, up to 16 dimensions); absent: a DTensor's or Layout's, else the smallest box around all ranks' regions.
-    dtype: a torch.dtype, of the inputs; absent: that of the DTensors or Layouts among them, else of the outputs.
+    group: a shardwire process group, a torch.distributed group with the backend shardwire, a group's name, or None for
+        the default group.
+    shape: the global shape (int each, up to 16 dimensions); absent: a DTensor's or Layout's, else the smallest box
+        around all ranks' regions.
+    dtype: a torch.dtype, of the inputs; absent: the dtype of the DTensors or Layouts among the inputs, else of the
+        outputs.
     inputs, outputs: None, or a list whose entries are
-        dicts ``{'offset': [...], 'shape': [...]}`` (also ``'device'``, ``'tensor_id'``), :class:`TensorRegion`, :class:`Layout`, or DTensors
-        (meta ones too; only their layout is read); :func:`fused` and :func:`unfused` make those of tensors that are slices of one.
-        Lists of several tensors: dicts of such lists keyed by tensor name, with ``shape`` and ``dtype`` keyed likewise where no DTensor says
-        them; or flat lists with ``tensor_id``. DTensors in a flat list are all of one tensor.
-        A rank outside of a DTensor's or Layout's mesh holds nothing there.
-    reduction: how inputs that overlap combine, in rank order: "sum", "prod", "min", "max", "avg"/"mean", "band", "bor", "bxor"; a dict gives it
-        per tensor. None: the last one wins (higher rank, then higher index). The pending reduction of a Partial input becomes its tensor's.
-    output_dtype: a torch.dtype, of the outputs; absent: that of the DTensors or Layouts among them, else of the inputs. Where it differs, every
-        element is cast on its way, once, exactly as torch's ``.to`` does it, and the narrower type travels; a reduction is computed first and
-        rounded once, at its end. Between floating types (8 to 64 bits) and between complex types; others are refused.
-    overlap: what it is where inputs overlap without a reduction: "last" (or None): the last one wins, as above; "any": they are equal there, says the caller, and
-        whoever is nearest supplies them; "error": a mistake, raised on all ranks with both regions and their ranks. Replicas of a DTensor are equal
-        always. Equal on all ranks.
-    allow_gaps: leave output elements that no input covers as they are, instead of refusing them.
+        dicts ``{'offset': [...], 'shape': [...]}`` (also ``'device'``, ``'tensor_id'``), :class:`TensorRegion`,
+        :class:`Layout`, or DTensors (meta ones too; only the layout is read); :func:`fused` and :func:`unfused` make
+        entries for tensors that are slices of one tensor. Lists of several tensors: dicts of such lists keyed by tensor
+        name, with ``shape`` and ``dtype`` keyed likewise where no DTensor gives the values; or flat lists with
+        ``tensor_id``. DTensors in a flat list are all of one tensor. A rank outside of a DTensor's or Layout's mesh
+        holds nothing there.
+    reduction: how overlapping inputs combine, in rank order: "sum", "prod", "min", "max", "avg"/"mean", "band", "bor",
+        "bxor"; a dict gives one reduction per tensor. None: the last input wins (higher rank, then higher index). The
+        pending reduction of a Partial input becomes its tensor's.
+    output_dtype: a torch.dtype, of the outputs; absent: the dtype of the DTensors or Layouts among the outputs, else of
+        the inputs. Where the dtypes differ, every element is cast on its way, once, exactly as by torch's ``.to``, and
+        the narrower type travels; a reduction is computed first and rounded once, at its end. Between floating types (8
+        to 64 bits) and between complex types; other casts are refused.
+    overlap: the meaning of inputs that overlap without a reduction. "last" (or None): the last input wins, as above.
+        "any": the caller guarantees equal inputs, and the nearest rank supplies the elements. "error": an overlap is a
+        mistake, raised on all ranks with both regions and their ranks. Replicas of a DTensor are equal always. Equal on
+        all ranks.
+    allow_gaps: leave output elements without an input as they are, instead of refusing the gaps.
     timeout: seconds (or a timedelta) to wait for ranks that do not call; None: the group's.
-    name: for messages and pictures; rank 0's counts.
-    is_spmd: True: rank 0 plans for all and sends every rank its plan; False: each rank plans its own from what all gave; None: the first in groups of more than
-        16 ranks where it is over sooner (docs/compile.md says when), else the second. The plans are the same. Equal on all ranks.
-    cc_enabled: False: nobody is asked, and one rank's plan is made here, as if every rank had given these arguments (a :class:`Layout` says what each has). Such an op
-        describes itself, and :meth:`CustomOp.attach` gives it a group to run in. None: so where there is no group, and rank_id and world_size are given.
-    rank_id, world_size: whose plan that is, in a group of how many; with a group they must be the group's.
-    use_cached_if_exists: False: plans anew, and replaces what was kept of an equal call, in memory and in build_dir.
-    build_dir: a folder where plans outlive the process, in ``spmd``, ``rank_R`` or ``local``; None: equal calls are remembered in memory only. One that cannot be
-        written is a RuntimeWarning. Each rank's own: ranks may differ in both.
+    name: for messages and pictures; rank 0's name counts.
+    is_spmd: True: rank 0 plans for all ranks and sends every rank its plan. False: each rank plans its own part from
+        the lists of all ranks. None: as True in groups of more than 16 ranks where rank 0's planning ends sooner
+        (docs/compile.md has the rule), else as False. The plans are the same. Equal on all ranks.
+    cc_enabled: False: no communication; one rank's plan is made here, as if every rank had given these arguments (a
+        :class:`Layout` gives each rank's part). Such an op describes itself, and :meth:`CustomOp.attach` gives the op a
+        group to run in. None: as False where there is no group and rank_id and world_size are given.
+    rank_id, world_size: the rank of the plan, and the number of ranks; with a group both must be the group's values.
+    use_cached_if_exists: False: plans anew, and replaces the kept plan of an equal call, in memory and in build_dir.
+    build_dir: a folder where plans outlive the process, in ``spmd``, ``rank_R`` or ``local``; None: equal calls are
+        remembered in memory only. A folder that cannot be written is a RuntimeWarning. Ranks may differ in
+        use_cached_if_exists and in build_dir.
 
-    Raises on every rank the same type and text when any rank's specification is wrong or they do not fit together (ValueError, TypeError,
-    NotImplementedError; :class:`GapError`, a ValueError, where no input covers an output), naming rank, list and index; the group stays usable. TimeoutError names the ranks that never called.
+    Raises on every rank the same type and text when any rank's specification is wrong or the specifications do not fit
+    together (ValueError, TypeError, NotImplementedError; :class:`GapError`, a ValueError, where no input covers an
+    output), naming rank, list and index; the group stays usable. TimeoutError names the ranks that never called.
     """
-    # Most calls say nothing of this, and pay nothing for it.
+    # Most calls leave all these arguments out, and pay nothing for them.
     is_plain = is_spmd is None and cc_enabled is None and rank_id is None and world_size is None and build_dir is None and use_cached_if_exists is True
     backend = resolve_backend(group) if is_plain else group_of(group, cc_enabled)
     if backend is None:
@@ -90,7 +103,8 @@ def compile_op(group: Any = None, shape: Dims | Mapping[str, Dims] | None = None
             check_place(rank_id, world_size, backend)
             kept_in = check_keeping(use_cached_if_exists, build_dir)
         spec = build_spec(shape, dtype, inputs, outputs, reduction, output_dtype, _C.rank(backend), global_ranks(backend))
-    except Exception as failure:  # whatever it was: the other ranks wait for us in the exchange and must hear of it
+    # Any exception: the other ranks wait for this rank in the exchange and must be notified
+    except Exception as failure:
         error = (error_kind(failure), str(failure) or type(failure).__name__)
     if spec is None:
         spec = Spec([], Side("inputs"), Side("outputs"))
@@ -121,7 +135,8 @@ def _check_flags(allow_gaps: Any, overlap: Any, name: Any) -> None:
 
 def plan_one_rank(rank: int, world_size: int, given: Mapping[str, Any], each_rank: EachRank | None, allow_gaps: bool, overlap: str | None, name: str | None,
                   hosts: Sequence[int], is_spmd: bool | None = None, use_cached: bool = True, build_dir: str = "") -> CustomOp:
-    """One rank's op without a group. given, each_rank: as for ``lists_of_all``. hosts: of each rank the number of its host; empty: all on one."""
+    """One rank's op without a group. given, each_rank: as for ``lists_of_all``. hosts: for each rank the number of its host;
+    empty: all ranks on one host."""
     native = _C.plan_offline(lists_of_all(world_size, given, each_rank), rank, allow_gaps, overlap or "last", name or "", hosts, is_spmd, use_cached, build_dir)
     _tell_what_was_not_kept(native, name or "")
     spec = spec_of_rank(rank, world_size, given, each_rank)
@@ -144,21 +159,23 @@ def _forget_the_dead() -> None:
     _look_at[0] = 2 * len(_by_name) + 1000
 
 
-# Ops by their group and their number in it, which are the same on all ranks of a group, since every rank compiles the same ones: for kernels.
+# Ops by group and number. Numbers are the same on all ranks of a group, since every rank compiles the same ops: for
+# kernels.
 _numbers: dict[str, int] = {}
 # Plain references: a WeakValueDictionary takes twice as long, in every compile_op.
 _by_name: dict[str, weakref.ref[CustomOp]] = {}
-_look_at = [1000]  # at so many entries those of dead ops go
+# At this many entries the entries of dead ops are removed
+_look_at = [1000]
 
 
 def op_named(name: str) -> CustomOp | None:
-    """The op of that name, while somebody holds it."""
+    """The op with this name, while a reference to the op exists."""
     known = _by_name.get(name)
     return None if known is None else known()
 
 
 def name_of_op(op: CustomOp) -> str:
-    """The name under which other ranks know the op. ValueError for one that ``compile_op`` did not make."""
+    """The name of the op on all ranks. ValueError for an op not made by ``compile_op``."""
     for name, known in list(_by_name.items()):
         if known() is op:
             return name
@@ -166,15 +183,16 @@ def name_of_op(op: CustomOp) -> str:
 
 
 class CustomOp:
-    """A compiled movement of data; call it with this rank's local tensors.
+    """A compiled movement of data; call the op with this rank's local tensors.
 
-    ``op(input_tensors, output_tensors)`` starts one run and returns a :class:`Future`. Both are lists in the order of the lists given to
-    ``compile_op``, or dicts of lists when those were dicts. Tensors have the compiled shape and their side's dtype and any strides (none negative). A single
-    tensor may stand for a list of one. A DTensor stands for its local tensor (the same memory). Where this rank holds nothing (it is outside of
-    the mesh), leave the tensor out, or give None or an empty one. Inputs may be read and outputs written until the Future is done.
+    ``op(input_tensors, output_tensors)`` starts one run and returns a :class:`Future`. Both are lists in the order of
+    the lists given to ``compile_op``, or dicts of lists when ``compile_op`` was given dicts. Tensors have the compiled
+    shape, the dtype of their side, and any strides (none negative). A single tensor may stand for a list of one tensor.
+    A DTensor stands for its local tensor (the same memory). Where this rank holds nothing (outside of the mesh), leave
+    the tensor out, or give None or an empty tensor. Inputs may be read and outputs written until the Future is done.
 
-    Every rank of the group calls, in the same order relative to its other operations. A wrong call (count, shape, dtype, device, aliasing) raises
-    TypeError or ValueError on the caller before anything moves; the op stays usable.
+    Every rank of the group calls, in the same order relative to the other operations. A wrong call (count, shape,
+    dtype, device, aliasing) raises TypeError or ValueError on the caller before anything moves; the op stays usable.
     """
 
     __slots__ = ("_op", "_inputs", "_outputs", "_has_group", "__weakref__")
@@ -191,48 +209,55 @@ class CustomOp:
         return Future(self._op.run(flat_tensors(self._inputs, input_tensors), flat_tensors(self._outputs, output_tensors), seconds))
 
     def bind(self, input_tensors: Tensors | None = None, output_tensors: Tensors | None = None, *, timeout: Seconds = None) -> BoundOp:
-        """Checks the tensors once and keeps them: the result is called without arguments and returns a :class:`Future`."""
+        """Checks the tensors once and keeps them: the result is called without arguments and returns a
+        :class:`Future`."""
         seconds = None if timeout is None else as_seconds(timeout)
         bound = self._op.bind(flat_tensors(self._inputs, input_tensors), flat_tensors(self._outputs, output_tensors), seconds)
         return BoundOp(bound, self._told())
 
     @property
     def has_group(self) -> bool:
-        """False for an op that was planned without a group: it describes itself, and calls raise :class:`UnsupportedError`."""
+        """False for an op planned without a group: the op describes itself, and calls raise
+        :class:`UnsupportedError`."""
         return self._has_group
 
     def attach(self, group: Any = None, *, timeout: Seconds = None) -> CustomOp:
-        """An op that was planned without a group gets one to run in: the result is as compiled there, and this one stays as it is.
+        """Gives an op planned without a group a group to run in: the result is as compiled there, and this op stays
+        unchanged.
 
-        Collective: every rank of ``group`` gives the plan of its own rank, all of one operation, planned for the same hosts. ValueError or :class:`MismatchError` on all ranks
-        alike where they do not; TimeoutError names the ranks that did not come. group, timeout: as for ``compile_op``. Nothing is planned, and no specs are sent.
+        Collective: every rank of ``group`` gives the plan of its own rank, all of one operation, planned for the same
+        hosts. ValueError or :class:`MismatchError` on all ranks alike where the plans do not match; TimeoutError names
+        the missing ranks. group, timeout: as for ``compile_op``. Nothing is planned, and no specs are sent.
         """
         backend = resolve_backend(group)
         try:
             seconds = as_seconds(timeout)
         except (TypeError, ValueError) as failure:
-            _C.symm_agree(backend, "attach", "", str(failure))  # in its place: the other ranks wait there, and raise the same
+            # In place of the attach: the other ranks wait there, and raise the same error
+            _C.symm_agree(backend, "attach", "", str(failure))
             raise
         return _numbered(CustomOp(_C.attach(backend, self._op, seconds), self._inputs, self._outputs), backend)
 
     @property
     def origin(self) -> str:
-        """How this rank came by its plan: "planned" here, "received" from rank 0, or made before and found in "memory" or on "disk"."""
+        """The origin of this rank's plan: "planned" here, "received" from rank 0, or made before and found in "memory"
+        or on "disk"."""
         return self._op.plan_provenance()[0]
 
     @property
     def plan_path(self) -> str | None:
-        """Where this rank's plan is kept on disk; None where no ``build_dir`` was given."""
+        """The path of this rank's plan on disk; None where no ``build_dir`` was given."""
         return self._op.plan_provenance()[1] or None
 
     def plan_bytes(self) -> bytes:
-        """This rank's plan as bytes, for :meth:`from_plan_bytes`: the same whoever planned, for equal arguments of all ranks and the same hosts."""
+        """This rank's plan as bytes, for :meth:`from_plan_bytes`: the same on any planning rank, for equal arguments of
+        all ranks and the same hosts."""
         return self._op.plan_bytes()
 
     @staticmethod
     def from_plan_bytes(data: bytes) -> CustomOp:
-        """The op whose plan these bytes are, without a group (:meth:`attach`). It takes flat lists of tensors, and knows of this rank's own traffic only.
-        ValueError for bytes that are no whole plan of this version."""
+        """The op of a plan from :meth:`plan_bytes`, without a group (:meth:`attach`). The op takes flat lists of
+        tensors, and knows only this rank's traffic. ValueError for bytes that are no whole plan of this version."""
         if not isinstance(data, (bytes, bytearray)):
             raise TypeError(f"data is {kind_of(data)}; give what plan_bytes() gave")
         native = _C.read_plan(bytes(data))
@@ -240,12 +265,14 @@ class CustomOp:
         return CustomOp(native, *sides, has_group=False)
 
     def explain(self) -> str:
-        """A table for people: who sends what to whom, bytes, contiguous runs, data path, and the least bytes any plan must move."""
+        """A table for people: senders, receivers, bytes, contiguous runs, data path, and the least bytes any plan must
+        move."""
         return self._op.explain()
 
     def traffic(self) -> dict[str, Any]:
-        """The same for programs: name, rank, world_size, tensors, edges (list of {src, dst, bytes, pieces}, group ranks), lower_bound_bytes.
-        Where another rank planned (``is_spmd=True``) edges are this rank's own, and lower_bound_bytes is None."""
+        """The content of :meth:`explain` for programs: name, rank, world_size, tensors, edges (list of {src, dst,
+        bytes, pieces}, group ranks), lower_bound_bytes. Where another rank planned (``is_spmd=True``) edges are this
+        rank's own, and lower_bound_bytes is None."""
         return json.loads(self._op.explain_json())
 
     def stats(self) -> dict[str, Any]:
@@ -253,23 +280,24 @@ class CustomOp:
         return self._op.stats()
 
     def plot(self, path: str | os.PathLike[str], title: str | None = None) -> None:
-        """Draws who sends what to whom into ``path``: .svg (needs nothing) or .png (needs matplotlib). ValueError for other endings."""
+        """Draws the traffic between ranks into ``path``: .svg (needs nothing) or .png (needs matplotlib). ValueError
+        for other endings."""
         from .plot import save_picture
         save_picture(self.traffic(), path, title)
 
     @property
     def tensors(self) -> Any:
-        """The global tensors of the op as all ranks agreed on them."""
+        """The global tensors of the op, as agreed by all ranks."""
         return self._op.tensors
 
     @property
     def inputs(self) -> Any:
-        """What each local input tensor must look like."""
+        """The required shape and dtype of each local input tensor."""
         return self._op.inputs
 
     @property
     def outputs(self) -> Any:
-        """What each local output tensor must look like."""
+        """The required shape and dtype of each local output tensor."""
         return self._op.outputs
 
     def __repr__(self) -> str:
@@ -280,7 +308,8 @@ class CustomOp:
 
 
 class BoundOp:
-    """A compiled op with its tensors fixed: ``bound()`` starts one run and returns a :class:`Future`. Keeps the tensors alive."""
+    """A compiled op with fixed tensors: ``bound()`` starts one run and returns a :class:`Future`. Keeps the tensors
+    alive."""
 
     __slots__ = ("_bound", "_told")
 
@@ -297,7 +326,8 @@ class BoundOp:
 # From the caller's tensors to the native side's list.
 
 def flat_tensors(side: Side, value: Any) -> list[torch.Tensor]:
-    """The tensors of the held positions, in order. The common case, a plain list of plain tensors, is one pass over it."""
+    """The tensors of the held positions, in order. The common case, a plain list of plain tensors, takes one pass over
+    the list."""
     if type(value) is list and len(value) == side.count and side.keys is None:
         for tensor in value:
             if type(tensor) is not _Tensor:
@@ -337,7 +367,7 @@ def _flatten_keyed(side: Side, value: Mapping[Any, Any]) -> list[torch.Tensor]:
 
 
 def _pick(label: str, held: Sequence[bool], given: Sequence[Any]) -> list[torch.Tensor]:
-    """``given`` has a tensor per position, or per held position only."""
+    """Picks the held tensors out of ``given``, which has a tensor per position, or per held position only."""
     expected = sum(held)
     if len(given) == len(held):
         picked = []

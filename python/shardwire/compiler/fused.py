@@ -1,4 +1,5 @@
-"""FusedLayout: several tensors that are slices of one, each cut on its own (q, k, v <-> qkv; gate, up <-> gate_up); fused and unfused make them by names."""
+"""FusedLayout: several tensors as slices of one tensor, each cut separately (q, k, v <-> qkv; gate, up <-> gate_up);
+fused and unfused make FusedLayouts by names."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ from ..errors import UnsupportedError
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """What one rank holds, as ``Layout.share`` says it."""
+    """The part of one rank, as returned by ``Layout.share``."""
 
     local_shape: tuple[int, ...]
     boxes: list[_C.Box]
@@ -23,15 +24,20 @@ class Share:
 
 
 class FusedLayout:
-    """Tensors joined along ``dim``, each laid out on its own; the local tensor is this rank's shares of them, joined in the same order.
+    """Tensors joined along ``dim``, each with a separate layout; the local tensor is this rank's shares of the parts,
+    joined in the same order.
 
-    With tensor parallelism over 2 ranks a fused qkv_proj of a serving engine is no ``Shard(0)`` of the joined tensor: rank 0 holds its half of q,
-    then its half of k, then its half of v. ``FusedLayout([q, k, v])`` says so, for :func:`sync`, :func:`load`, :func:`save`, :func:`publish`, :func:`subscribe` and
-    :func:`compile_op`. Layouts of parts may be over meshes of their own: k and v with fewer heads than ranks are replicated over part of the mesh.
+    With tensor parallelism over 2 ranks a fused qkv_proj of a serving engine is no ``Shard(0)`` of the joined tensor:
+    rank 0 holds its half of q, then its half of k, then its half of v. ``FusedLayout([q, k, v])`` describes this
+    layout, for :func:`sync`, :func:`load`, :func:`save`, :func:`publish`, :func:`subscribe` and :func:`compile_op`.
+    Layouts of parts may be over different meshes: k and v with fewer heads than ranks are replicated over part of the
+    mesh.
 
-    parts: Layouts or DTensors of equal dtype whose shapes differ in ``dim`` only, in a list, or in a dict by name (:func:`fused`); in a list their names are "0", "1"...
-    held: the names of those that the local tensor holds, where it is not all (:func:`unfused`).
-    shape, dtype: of the whole joined tensor. Raises TypeError, ValueError, UnsupportedError (Partial beside parts that are laid out otherwise).
+    parts: Layouts or DTensors of equal dtype whose shapes differ in ``dim`` only, in a list, or in a dict by name
+        (:func:`fused`); in a list their names are "0", "1"...
+    held: the names of the parts in the local tensor, where the local tensor does not hold all parts (:func:`unfused`).
+    shape, dtype: of the whole joined tensor. Raises TypeError, ValueError, UnsupportedError (Partial beside parts with
+        another layout).
     """
 
     __slots__ = ("parts", "names", "held", "dim", "shape", "dtype", "ranks", "offsets", "dtensors")
@@ -74,16 +80,17 @@ class FusedLayout:
 
     @property
     def placements(self) -> tuple[Any, ...]:
-        """Those of all parts that the local tensor holds."""
+        """The placements of all parts in the local tensor."""
         return tuple(placement for name in self.held for placement in self.layout(name).placements)
 
     @property
     def pending_reduction(self) -> str | None:
-        """What its Partial parts wait for, or None."""
+        """The pending reduction of the Partial parts, or None."""
         return next((found for name in self.held if (found := self.layout(name).pending_reduction) is not None), None)
 
     def pieces(self, rank: int) -> list[tuple[str, Any, int, int]]:
-        """What global rank ``rank`` holds: name, share, where the part begins in the joined tensor, and where the share begins in the local one.
+        """The part of global rank ``rank``: for each held part the name, share, begin of the part in the joined tensor,
+        and begin of the share in the local tensor.
 
         Empty outside of all meshes. ValueError where the shares do not fit behind each other.
         """
@@ -104,13 +111,13 @@ class FusedLayout:
         return found
 
     def share(self, rank: int) -> Share | None:
-        """What global rank ``rank`` holds; None when none of the parts."""
+        """The part of global rank ``rank``; None when the rank holds none of the parts."""
         pieces = self.pieces(rank)
         if not pieces:
             return None
         boxes = [_C.Box(shifted(box.offset, self.dim, begin), box.shape, shifted(box.local_offset, self.dim, local_begin))
                  for _, share, begin, local_begin in pieces for box in share.boxes]
-        # Parts that wait for a reduction are all laid out alike, so the first tells which addends these are.
+        # Parts that wait for a reduction all have the same layout, so the first part says which addends the rank holds.
         addend = 1 if self.pending_reduction is None else pieces[0][1].replica_class
         _, last, _, begin = pieces[-1]
         shape = last.local_shape
@@ -122,7 +129,7 @@ class FusedLayout:
         return None if share is None else share.local_shape
 
     def views(self, tensor: torch.Tensor, rank: int) -> dict[str, torch.Tensor]:
-        """The parts of the local ``tensor`` of global rank ``rank``, by name: views of it."""
+        """The parts of the local ``tensor`` of global rank ``rank``, by name, as views of ``tensor``."""
         shape = self.local_shape(rank)
         if tuple(tensor.shape) != (shape or ()):
             raise ValueError(f"the tensor has shape {list(tensor.shape)}, rank {rank} holds {'nothing' if shape is None else list(shape)}")
@@ -139,22 +146,24 @@ class FusedLayout:
 
 
 def fused(parts: Mapping[str, Any], dim: int = 0) -> FusedLayout:
-    """A :class:`FusedLayout` by names: a local tensor with this rank's shares of all ``parts``, one behind the other along ``dim``.
+    """A :class:`FusedLayout` by names: a local tensor with this rank's shares of all ``parts``, one behind the other
+    along ``dim``.
 
-    parts: name -> DTensor or Layout, in the order in which they lie. An entry of compile_op's lists::
+    parts: name -> DTensor or Layout, in the order within the tensor. An entry of compile_op's lists::
 
         op = shardwire.compile_op(None, inputs={"qkv": shardwire.unfused({"q": q, "k": k, "v": v})},
                                   outputs={"qkv": shardwire.fused({"q": q_tp, "k": k_tp, "v": v_tp})})
         op({"qkv": [q, k, v]}, {"qkv": qkv_local}).wait()
 
-    The global tensor has the parts one behind the other as well, so a fused tensor that is not cut part by part is an ordinary Layout of it.
-    Raises TypeError, ValueError or UnsupportedError for parts that cannot lie in one tensor.
+    The global tensor has the parts one behind the other as well, so a fused tensor that is not cut part by part is an
+    ordinary Layout of the global tensor. Raises TypeError, ValueError or UnsupportedError for parts that cannot lie in
+    one tensor.
     """
     return FusedLayout(_named(parts, "fused"), dim, _what="fused")
 
 
 def unfused(parts: Mapping[str, Any], dim: int = 0) -> list[FusedLayout]:
-    """For each of ``parts``, which are slices of one global tensor, a local tensor of its own. See :func:`fused`."""
+    """For each of ``parts``, which are slices of one global tensor, a separate local tensor. See :func:`fused`."""
     return [FusedLayout(parts, dim, (name,), _what="unfused") for name in _named(parts, "unfused")]
 
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 Seconds = Union[float, int, timedelta, None]
 
-# Counts the forks that led to this process: transfers are under way in the process that started them, not in its children.
+# Counts the forks that led to this process: transfers run in the process that started them, not in its children.
 _forks = 0
 
 
@@ -31,7 +31,8 @@ os.register_at_fork(after_in_child=_count_fork)
 
 
 def as_seconds(timeout: Seconds, what: str = "timeout") -> float | None:
-    """``timeout`` in seconds; None stays None. Raises TypeError for what is no time, ValueError for a negative one or NaN."""
+    """``timeout`` in seconds; None stays None. Raises TypeError for other types, ValueError for a negative time or
+    NaN."""
     if timeout is None:
         return None
     if isinstance(timeout, timedelta):
@@ -48,27 +49,29 @@ def as_seconds(timeout: Seconds, what: str = "timeout") -> float | None:
 class Future:
     """One run under way. Made by calling a compiled op; returned at once.
 
-    Dropping it waits: ``op(inputs, outputs)`` as a statement is over when the transfer is. Keep it to do other work meanwhile. When a dropped
-    Future ends in an error that nobody asked for, the error is printed on stderr, since a destructor cannot raise.
-    Usable from any thread. Tensors given to the call stay alive until the transfer ends.
+    Dropping a Future waits: ``op(inputs, outputs)`` as a statement ends with the transfer. Keep the Future to do other
+    work meanwhile. When a dropped Future ends in an error that was never raised, the error is printed on stderr, since
+    a destructor cannot raise. Usable from any thread. Tensors given to the call stay alive until the transfer ends.
     """
 
     __slots__ = ("_work", "_seen", "_waited", "_forks", "__weakref__")
 
     def __init__(self, work: Any) -> None:
         self._work = work
-        self._seen = False  # the outcome reached somebody: there is nothing left to wait for or to print
-        self._waited = False  # streams wait for it, so nobody need wait again
+        # The caller has the outcome: there is nothing left to wait for or to print
+        self._seen = False
+        self._waited = False  # streams wait for the transfer, so no thread need wait again
         self._forks = _forks
 
     def wait(self, timeout: Seconds = None) -> None:
         """Blocks until the transfer is over (the GIL is free meanwhile).
 
-        Tensors on accelerators, and no timeout: their current streams wait for the transfer instead, so that what is queued next comes after it,
-        and the CPU goes on at once (it waits for the transfer's CPU tensors, if it has any). See :meth:`synchronize`.
+        Tensors on accelerators, and no timeout: the current streams of the devices wait for the transfer instead. So
+        later work in the streams comes after the transfer, and the CPU goes on at once (the CPU waits for the
+        transfer's CPU tensors, if any). See :meth:`synchronize`.
 
-        timeout: seconds or a timedelta; TimeoutError when it passes first, and the transfer goes on. None waits as long as the operation's own
-        timeout lets it. Raises the operation's error if it failed.
+        timeout: seconds or a timedelta; TimeoutError when the timeout passes first, and the transfer goes on. None:
+            waits until the operation's own timeout. Raises the operation's error if the operation failed.
         """
         if timeout is None:
             self._seen = True
@@ -84,11 +87,12 @@ class Future:
         self._seen = True
 
     def leave(self) -> None:
-        """Nobody waits for the transfer any more, nor asks for its error: dropping the Future does not wait. For a caller that was interrupted."""
+        """Gives the transfer up: no caller waits for the end or the error, and dropping the Future does not wait. For
+        an interrupted caller."""
         self._seen = True
 
     def done(self) -> bool:
-        """Whether the transfer is over, well or not. Never blocks."""
+        """Whether the transfer is over, with or without an error. Never blocks."""
         return self._work.done()
 
     is_completed = done
@@ -106,18 +110,20 @@ class Future:
         return list(self._work.get_future().wait())
 
     def get_future(self) -> torch.futures.Future:
-        """The same as a c10 future, for ``then``, ``torch.futures.collect_all`` and the like: what ``get_future`` of torch.distributed's works
-        gives (``torch._C.Future``, the class behind ``torch.futures.Future``). Its value is the list of output tensors.
+        """The Future as a c10 future, for ``then``, ``torch.futures.collect_all`` and the like, as returned by
+        ``get_future`` of torch.distributed's works (``torch._C.Future``, the class behind ``torch.futures.Future``).
+        The value is the list of output tensors.
         """
         return self._work.get_future()
 
     def __await__(self) -> Generator[Any, None, None]:
         """``await future``: like :meth:`wait`, without blocking the event loop."""
         if not self._work.done():
-            import asyncio  # here, since it takes longer to load than all of this package
+            import asyncio  # here: asyncio takes longer to load than this whole package
             loop = asyncio.get_running_loop()
             arrived: asyncio.Future[None] = loop.create_future()
-            # torch runs the callback on whatever thread ends the transfer; asyncio's future belongs to the loop's thread.
+            # torch runs the callback on the thread that ends the transfer; asyncio's future belongs to the loop's
+            # thread.
             self._work.get_future().add_done_callback(lambda _: wake(loop, arrived))
             yield from arrived
         self.synchronize()
@@ -134,7 +140,8 @@ class Future:
             elif (error := self._work.exception()) is not None:
                 _print_lost(error)
         except AttributeError:
-            pass  # __init__ did not get through, or the interpreter is taking modules apart
+            # __init__ did not finish, or the interpreter is removing modules
+            pass
         except KeyboardInterrupt:
             _interrupt_later()
         except BaseException as error:  # noqa: B902: nothing may leave a destructor
@@ -142,7 +149,8 @@ class Future:
 
 
 def _interrupt_later() -> None:
-    """Ctrl-C while a destructor waits: raised in it, it would be swallowed. So the main thread gets it again, once the destructor is over."""
+    """Ctrl-C while a destructor waits: an exception raised in a destructor would be lost. So the main thread gets
+    Ctrl-C again, after the destructor."""
     try:
         threading.Timer(0.02, _thread.interrupt_main).start()
     except RuntimeError:
@@ -150,15 +158,15 @@ def _interrupt_later() -> None:
 
 
 def wake(loop: asyncio.AbstractEventLoop, arrived: asyncio.Future[None]) -> None:
-    """Has the loop's thread set the future, once. From any thread."""
+    """Lets the loop's thread set the future, once. From any thread."""
     try:
         loop.call_soon_threadsafe(_set, arrived)
     except RuntimeError:
-        pass  # the loop was closed meanwhile: nobody awaits any more
+        pass  # the loop was closed meanwhile: no task awaits any more
 
 
 async def in_thread(call: Callable[[], Any]) -> Any:
-    """What `call` returns or raises. A task that is cancelled meanwhile leaves the thread to end by itself."""
+    """The result or error of `call`. A task cancelled meanwhile leaves the thread to end by itself."""
     import asyncio
     loop = asyncio.get_running_loop()
     over: asyncio.Future[None] = loop.create_future()
@@ -168,7 +176,8 @@ async def in_thread(call: Callable[[], Any]) -> Any:
     def run() -> None:
         try:
             found.append(call())
-        except BaseException as error:  # noqa: B902: it is raised where the task waits
+        # noqa: B902: the error is raised in the waiting task
+        except BaseException as error:
             failed.append(error)
         wake(loop, over)
     threading.Thread(target=run, name="shardwire-await", daemon=True).start()

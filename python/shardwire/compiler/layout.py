@@ -1,7 +1,7 @@
-"""How a global tensor is laid out over a mesh of ranks: DTensor's rules as plain values that exist on every torch.
+"""The layout of a global tensor over a mesh of ranks: DTensor's rules as plain values for every version of torch.
 
-A :class:`Layout` is what a DTensor knows besides its data. ``compile_op`` takes either; a DTensor is read into a Layout first, so both mean
-the same. Nothing here communicates.
+A :class:`Layout` is a DTensor without its data. ``compile_op`` takes either; a DTensor is read into a Layout first, so
+both mean the same. No function here communicates.
 """
 
 from __future__ import annotations
@@ -61,7 +61,8 @@ Placement = Union[Shard, Replicate, Partial, StridedShard]
 def as_dims(value: Any, what: str) -> tuple[int, ...]:
     """``value`` (a tuple, list, torch.Size... of int) as a tuple of int.
 
-    Raises TypeError when it is not a sequence of int, ValueError when it has more than 16 dimensions or leaves 64 bits. ``what`` names it.
+    Raises TypeError when ``value`` is not a sequence of int, ValueError for more than 16 dimensions or more than 64
+    bits. ``what`` is the name of ``value`` in the error.
     """
     if type(value) is not tuple and type(value) is not list:
         if isinstance(value, (str, bytes, dict, set)) or not isinstance(value, Iterable):
@@ -94,14 +95,14 @@ def kind_of(value: Any) -> str:
 class Layout:
     """A global tensor of ``shape`` and ``dtype`` laid out over ``mesh`` by ``placements``.
 
-    mesh: a DeviceMesh, or nested lists, a tensor or an ndarray of GLOBAL ranks (those of the default group), one nesting level per mesh
-        dimension. Ranks outside of it hold nothing.
-    placements: one per mesh dimension: ``Shard(dim)``, ``Replicate()``, ``Partial(reduce_op)``, ``StridedShard(dim, split_factor)``, or
-        torch's own.
+    mesh: a DeviceMesh, or nested lists, a tensor or an ndarray of GLOBAL ranks (ranks of the default group), one
+        nesting level per mesh dimension. Ranks outside of the mesh hold nothing.
+    placements: one per mesh dimension: ``Shard(dim)``, ``Replicate()``, ``Partial(reduce_op)``, ``StridedShard(dim,
+        split_factor)``, or torch's own.
     shape: the global shape. dtype: a torch.dtype.
 
-    Raises TypeError or ValueError for what cannot be a layout, UnsupportedError (a NotImplementedError) for placements it does not know.
-    Immutable, hashable, comparable.
+    Raises TypeError or ValueError for arguments that cannot be a layout, UnsupportedError (a NotImplementedError) for
+    unknown placements. Immutable, hashable, comparable.
     """
 
     __slots__ = ("mesh_shape", "ranks", "placements", "shape", "dtype", "_native")
@@ -132,18 +133,19 @@ class Layout:
 
     @classmethod
     def of(cls, dtensor: Any) -> Layout:
-        """The layout of a DTensor (its data are not looked at; a meta one will do)."""
+        """The layout of a DTensor (the data are not read; a meta DTensor will do)."""
         if not is_dtensor(dtensor):
             raise TypeError(f"Layout.of takes a DTensor, not {kind_of(dtensor)}")
         return cls(dtensor.device_mesh, dtensor.placements, tuple(dtensor.shape), dtensor.dtype)
 
     @property
     def pending_reduction(self) -> str | None:
-        """The reduction its Partial placements wait for ("sum", "mean", "min", "max", "prod"), or None."""
+        """The pending reduction of the Partial placements ("sum", "mean", "min", "max", "prod"), or None."""
         return self._native.pending_reduction
 
     def share(self, rank: int) -> _C.LocalShare | None:
-        """What global rank ``rank`` holds: ``local_shape``, and ``boxes`` with ``offset``, ``shape`` and ``local_offset``; None outside of the mesh."""
+        """The part of global rank ``rank``: ``local_shape``, and ``boxes`` with ``offset``, ``shape`` and
+        ``local_offset``; None outside of the mesh."""
         return self._native.share_of(rank)
 
     def local_shape(self, rank: int) -> tuple[int, ...] | None:
@@ -152,7 +154,8 @@ class Layout:
         return None if share is None else share.local_shape
 
     def take(self, tensor: torch.Tensor, rank: int) -> torch.Tensor | None:
-        """The part of the global ``tensor`` that global rank ``rank`` holds: a view where that is one box, else a copy. None outside."""
+        """The part of the global ``tensor`` on global rank ``rank``: a view where the part is one box, else a copy.
+        None outside."""
         if tuple(tensor.shape) != self.shape:
             raise ValueError(f"the tensor has shape {list(tensor.shape)}, the layout {list(self.shape)}")
         share = self.share(rank)
@@ -232,7 +235,7 @@ def read_mesh(mesh: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
 
 
 def _walk_mesh(level: Any, depth: int, shape: list[int], ranks: list[int]) -> None:
-    """Appends the ranks under ``level``; ``shape[depth]`` is the extent that every list at that depth must have."""
+    """Appends the ranks under ``level``; ``shape[depth]`` is the required extent of every list at this depth."""
     if depth == len(shape):
         shape.append(len(level))
     if len(level) != shape[depth]:
@@ -256,7 +259,8 @@ def _walk_mesh(level: Any, depth: int, shape: list[int], ranks: list[int]) -> No
 
 
 def _read_placement(item: Any, index: int, num_dims: int) -> Placement:
-    """Ours for torch's or ours. By exact class name: a subclass may mean something else, and torch's classes moved between versions."""
+    """Converts torch's or shardwire's placement to shardwire's. By exact class name: a subclass may mean something
+    else, and torch's classes moved between versions."""
     name = type(item).__name__
     if name in ("_StridedShard", "StridedShard"):
         dim = _placement_dim(item.dim, index, num_dims)

@@ -1,4 +1,4 @@
-"""Who sends what to whom, as a picture: ribbons from senders to receivers, and the same as a matrix of bytes."""
+"""A picture of the traffic between ranks: ribbons from senders to receivers, and a matrix of the same bytes."""
 
 from __future__ import annotations
 
@@ -9,16 +9,18 @@ from collections.abc import Mapping
 from html import escape
 from typing import Any
 
-# One hue per sending rank, told apart by colour-blind eyes too; repeated past twelve.
+# One hue per sending rank, distinct for colour-blind eyes too; repeated past twelve.
 COLOURS = ("#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377", "#994455", "#004488", "#997700", "#44aa99", "#882255", "#6699cc")
 INK, FAINT, PAPER = "#222222", "#888888", "#ffffff"
 TITLE_SIZE, _TITLE_LINES = 19.0, 3
 
 
 def save_picture(traffic: Mapping[str, Any], path: str | os.PathLike[str], title: str | None = None) -> None:
-    """Draws ``traffic`` (keys name, world_size, edges of {src, dst, bytes, pieces}, lower_bound_bytes or None; unit: what is drawn in place of ranks) into ``path``.
+    """Draws ``traffic`` (keys name, world_size, edges of {src, dst, bytes, pieces}, lower_bound_bytes or None; unit:
+    the word for the drawn things in place of "rank") into ``path``.
 
-    .svg is written by hand; .png needs matplotlib (ImportError names it). ValueError for other endings, OSError when the file cannot be written.
+    .svg is written directly; .png needs matplotlib (ImportError names matplotlib). ValueError for other endings,
+    OSError when the file cannot be written.
     """
     path = os.fspath(path)
     ending = os.path.splitext(path)[1].lower()
@@ -69,7 +71,7 @@ def svg_picture(traffic: Mapping[str, Any], title: str | None = None) -> str:
     known = f"least possible between ranks {human_bytes(int(least))}" if least is not None else f"of rank {traffic.get('rank')} only, another rank planned"
     facts = f"{human_bytes(between)} between ranks, {human_bytes(own)} within, {known}"
     line = 1.3 * TITLE_SIZE
-    below = line * (len(lines) - 1)  # everything under the title makes room for its further lines
+    below = line * (len(lines) - 1)  # space for the title's further lines
     height = math.ceil(max(420, 170 + cell * (size + 1)) + below)
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" viewBox="0 0 {width} {height}" font-family="sans-serif">',
@@ -85,7 +87,8 @@ def svg_picture(traffic: Mapping[str, Any], title: str | None = None) -> str:
 
 
 def text_width(text: str, size: float) -> float:
-    """About how wide `text` is in a bold sans-serif of that size, never less than in DejaVu Sans Bold, the widest of the usual ones."""
+    """The approximate width of `text` in a bold sans-serif of this size, never less than in DejaVu Sans Bold, the
+    widest of the usual fonts."""
     return size * sum(_char_width(char) for char in text)
 
 
@@ -100,8 +103,8 @@ def _char_width(char: str) -> float:
 
 
 def heading_lines(text: str, size: float, room: float, most: int = _TITLE_LINES) -> list[str]:
-    """`text` in at most `most` lines that are no wider than `room`. A word that is wider, such as a path, loses its beginning; what is too long
-    in all loses its end."""
+    """`text` in at most `most` lines, none wider than `room`. A wider word, such as a path, loses its beginning; a text
+    with too many lines loses its end."""
     lines: list[str] = []
     for paragraph in text.split("\n"):
         line = ""
@@ -123,7 +126,7 @@ def heading_lines(text: str, size: float, room: float, most: int = _TITLE_LINES)
 
 
 def _end_of(word: str, size: float, room: float) -> str:
-    """The end of a word that fits, after a "…"; of a path whole names as long as the last one fits."""
+    """The end of a word that fits, after a "…"; for a path whole names, as long as the last name fits."""
     if text_width(word, size) <= room:
         return word
     start = next(start for start in range(1, len(word) + 1) if text_width("…" + word[start:], size) <= room or start == len(word))
@@ -132,7 +135,7 @@ def _end_of(word: str, size: float, room: float) -> str:
 
 
 def drawable(text: Any) -> str:
-    """Without what no XML and no UTF-8 may hold: a path may have any bytes."""
+    """Replaces characters not allowed in XML or UTF-8: a path may have any bytes."""
     return "".join(char if char.isprintable() or char == "\n" else "\N{REPLACEMENT CHARACTER}" for char in str(text))
 
 
@@ -142,7 +145,8 @@ def svg_text(x: float, y: float, text: str, size: float, anchor: str = "middle",
 
 
 def svg_flow(matrix: list[list[int]], x: float, y: float, width: float, height: float, what: str) -> list[str]:
-    """Bars of senders at the left, of receivers at the right, both as high as their bytes; a ribbon per edge. Idle ranks keep a thin bar."""
+    """Bars of senders at the left, of receivers at the right, as high as their bytes; a ribbon per edge. Idle ranks
+    keep a thin bar."""
     size = len(matrix)
     sent = [sum(row) for row in matrix]
     received = [sum(row[d] for row in matrix) for d in range(size)]
@@ -191,7 +195,7 @@ def svg_flow(matrix: list[list[int]], x: float, y: float, width: float, height: 
 
 
 def _matrix(matrix: list[list[int]], x: float, y: float, cell: float, what: str) -> list[str]:
-    """Rows send, columns receive; the darker the more bytes; the last row and column are sums."""
+    """Rows send, columns receive; darker cells have more bytes; the last row and column are sums."""
     size = len(matrix)
     most = max((amount for row in matrix for amount in row), default=0)
     font = 12 if cell >= 60 else 9
@@ -241,9 +245,10 @@ def _save_png(traffic: Mapping[str, Any], path: str, title: str | None) -> None:
     axes.set_xlabel(f"to {what}")
     axes.set_ylabel(f"from {what}")
     points = 12.0
-    heading = drawable(title or traffic.get("name") or "compiled op").replace("$", r"\$")  # a pair of them would be read as mathematics
+    # A pair of dollar signs would be read as mathematics
+    heading = drawable(title or traffic.get("name") or "compiled op").replace("$", r"\$")
     lines = heading_lines(heading, points, 72 * figure.get_figwidth() - 2 * points)
-    # Over the whole figure: the axes are narrower, and a title over them would be cut.
+    # Over the whole figure: the axes are narrower, and would cut a title.
     figure.suptitle("\n".join(lines), fontsize=points, weight="bold")
     figure.tight_layout()
     figure.savefig(path)

@@ -18,21 +18,24 @@ from ..errors import UnsupportedError
 
 # Compiled ops kept per group. Every rank of a group makes the same sequence of calls, so all of them evict the same op at the same time.
 CACHED_OPS_PER_GROUP = 64
-# By torch's group object, which torch holds until the group is destroyed: then its ops go with it.
+# By torch's group object, kept by torch until the group is destroyed: the ops of the group end with the object.
 _caches: weakref.WeakKeyDictionary[Any, OrderedDict[tuple[Layout, Layout], CustomOp]] = weakref.WeakKeyDictionary()
 
 
 def redistribute(dtensor: Any, mesh: Any = None, placements: Sequence[Any] | None = None, group: Any = None) -> Any:
-    """A new DTensor with the values of ``dtensor`` laid out by ``placements`` over ``mesh``. Only what each rank needs is moved.
+    """A new DTensor with the values of ``dtensor`` laid out by ``placements`` over ``mesh``. Each rank receives only
+    the elements that it needs.
 
-    Collective over ``group`` (None: the default group), which must hold both meshes; every rank of it calls, those outside of a mesh as well.
+    Collective over ``group`` (None: the default group), which must hold both meshes; every rank of the group calls,
+    also ranks outside of a mesh.
 
-    dtensor: any DTensor on CPU; Partial ones are reduced on the way. mesh: a DeviceMesh, another one or None for the tensor's own.
-    placements: torch's or shardwire's, one per mesh dimension; None keeps the tensor's own. Partial targets are refused unless nothing changes.
+    dtensor: any DTensor on CPU; Partial ones are reduced on the way. mesh: a DeviceMesh, another one or None for the
+    tensor's own. placements: torch's or shardwire's, one per mesh dimension; None keeps the tensor's own. Partial
+    targets are refused unless nothing changes.
 
-    Returns ``dtensor`` itself when nothing changes. Differentiable once: the gradient goes back the same way, as of DTensor.redistribute.
-    The compiled op of each pair of layouts is kept (64 per group, least recently used out first).
-    Raises TypeError, ValueError or NotImplementedError for what cannot be laid out, ImportError where torch has no DTensor.
+    Returns ``dtensor`` itself when nothing changes. Differentiable once: the gradient goes back the same way, as in
+    DTensor.redistribute. The compiled op of each pair of layouts is kept (64 per group, least recently used out first).
+    Raises TypeError, ValueError or NotImplementedError for impossible layouts, ImportError where torch has no DTensor.
     """
     dtensor_class()
     if not is_dtensor(dtensor):
@@ -54,9 +57,10 @@ def redistribute(dtensor: Any, mesh: Any = None, placements: Sequence[Any] | Non
 
 
 def clear_redistribute_cache(group: Any = None) -> None:
-    """Forgets the compiled ops of ``group`` (a group or its name), or of all groups when None. Every rank of a group must do so alike.
+    """Forgets the compiled ops of ``group`` (a group or its name), or of all groups when None. Every rank of a group
+    must make the same call.
 
-    They go by themselves when their group is destroyed.
+    The ops of a destroyed group are forgotten automatically.
     """
     if group is None:
         _caches.clear()
@@ -65,7 +69,7 @@ def clear_redistribute_cache(group: Any = None) -> None:
 
 
 def group_object(group: Any) -> Any:
-    """The group itself for None and names. Raises what resolve_backend raises when it is no shardwire group."""
+    """The group itself for None and names. Raises the errors of resolve_backend for a group without shardwire."""
     resolve_backend(group)
     if group is None:
         return c10d._get_default_group()
@@ -73,7 +77,7 @@ def group_object(group: Any) -> Any:
 
 
 def dtensor_class() -> Any:
-    """torch's DTensor class. Raises ImportError naming what to use instead where torch has none."""
+    """torch's DTensor class. The ImportError for a torch without DTensor names the alternative."""
     try:
         from torch.distributed.tensor import DTensor
     except ImportError:

@@ -1,6 +1,8 @@
-"""Shards as plain numbers: which boxes of a tensor a place in a mesh holds, and resharding that needs no other rank. Nothing here communicates.
+"""Shards as plain numbers: the boxes of a tensor at a place in a mesh, and resharding without other ranks. No function
+here communicates.
 
-The rules are :class:`Layout`'s, so they are DTensor's, with several mesh dimensions on one tensor dimension and strided shards.
+The rules are :class:`Layout`'s, and so DTensor's, with several mesh dimensions on one tensor dimension and strided
+shards.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from .spec import TensorRegion
 
 @dataclass(frozen=True)
 class ShardInfo:
-    """A box of a tensor: where it lies there, where in the local tensor, and how large it is."""
+    """A box of a tensor: the offset in the global tensor, the offset in the local tensor, and the shape."""
 
     global_offset: list[int]
     local_offset: list[int]
@@ -27,10 +29,11 @@ class ShardInfo:
 
 
 def compute_shards(shape: Sequence[int], placements: Sequence[Any], indices_and_sizes: Sequence[tuple[int, int]]) -> list[ShardInfo]:
-    """The boxes that a place in a mesh holds of a tensor of ``shape``.
+    """The boxes of a tensor of ``shape`` at one place of a mesh.
 
-    placements: one for each mesh dimension, as :class:`Layout` takes them. indices_and_sizes: for each mesh dimension the place's index and the
-    dimension's size. A place that holds nothing gives one empty box, whose shape is that of its local tensor.
+    placements: one for each mesh dimension, as :class:`Layout` takes them. indices_and_sizes: for each mesh dimension
+    the place's index and the dimension's size. A place that holds nothing gives one empty box, with the shape of the
+    local tensor.
     """
     dims = as_dims(shape, "shape")
     places = _places(indices_and_sizes, placements)
@@ -41,7 +44,8 @@ def compute_shards(shape: Sequence[int], placements: Sequence[Any], indices_and_
 
 
 def dtensor_shards(dtensor: Any, coord: Sequence[int] | None = None) -> list[ShardInfo]:
-    """The boxes of a DTensor or :class:`Layout` at a coordinate of its mesh; None: this rank's, an empty list where it is outside."""
+    """The boxes of a DTensor or :class:`Layout` at a coordinate of its mesh; None: this rank's boxes, an empty list for
+    a rank outside of the mesh."""
     layout = dtensor if isinstance(dtensor, Layout) else Layout.of(dtensor)
     if coord is None:
         rank = dist.get_rank()
@@ -54,9 +58,10 @@ def dtensor_shards(dtensor: Any, coord: Sequence[int] | None = None) -> list[Sha
 
 
 def specs_from_dtensor(dtensor: Any, tensor_id: str | int | None = None) -> list[TensorRegion]:
-    """This rank's boxes of a DTensor or :class:`Layout` as regions for ``compile_op``, one local tensor each; an empty list outside of its mesh.
+    """This rank's boxes of a DTensor or :class:`Layout` as regions for ``compile_op``, one local tensor each; an empty
+    list outside of the mesh.
 
-    Regions do not say that replicas are equal, as the DTensor itself does: give ``compile_op`` the DTensor, or ``overlap="any"``.
+    Regions do not say that replicas are equal, unlike a DTensor: give ``compile_op`` the DTensor, or ``overlap="any"``.
     """
     device = dtensor.device if is_dtensor(dtensor) else None
     return [TensorRegion(tuple(info.global_offset), tuple(info.shape), device, tensor_id) for info in dtensor_shards(dtensor)]
@@ -64,11 +69,14 @@ def specs_from_dtensor(dtensor: Any, tensor_id: str | int | None = None) -> list
 
 def compute_local_reshard(local_shape: Sequence[int], current_placements: Sequence[Any], target_placements: Sequence[Any],
                           indices_and_sizes: Sequence[tuple[int, int]], shape: Sequence[int] | None = None) -> list[ShardInfo]:
-    """The boxes of a local tensor that make it one of other placements, where no other rank is needed for that: ``Replicate`` becomes ``Shard`` or
-    ``StridedShard``. ``global_offset`` counts in the local tensor, ``local_offset`` in the new one.
+    """The boxes of a local tensor that make a local tensor of other placements without other ranks: ``Replicate``
+    becomes ``Shard`` or ``StridedShard``. ``global_offset`` counts in the local tensor, ``local_offset`` in the new
+    tensor.
 
-    shape: the global shape; with it any placements are compared box by box. It can be left out where no two mesh dimensions cut one tensor dimension, or
-    only ``Shard`` placements do and the new ones come after those that stay. ValueError for what needs other ranks' elements, or cannot be told without ``shape``.
+    shape: the global shape; with ``shape`` any placements are compared box by box. ``shape`` can be left out where no
+    two mesh dimensions cut one tensor dimension, or where only ``Shard`` placements do and the new placements come
+    after the unchanged ones. ValueError when other ranks' elements are needed, or when ``shape`` is needed for the
+    answer.
     """
     dims = as_dims(local_shape, "local_shape")
     places = _places(indices_and_sizes, current_placements)
@@ -91,7 +99,8 @@ def compute_local_reshard(local_shape: Sequence[int], current_placements: Sequen
 
 
 def apply_local_reshard(tensor: torch.Tensor, chunks: Sequence[ShardInfo]) -> torch.Tensor:
-    """The local tensor that ``chunks`` of ``compute_local_reshard`` make of ``tensor``: a view where it is one box, else a copy."""
+    """The local tensor made of ``tensor`` by the ``chunks`` of ``compute_local_reshard``: a view for one box, else a
+    copy."""
     if not chunks:
         raise ValueError("chunks is empty; give what compute_local_reshard returned")
     if len(chunks) == 1 and 0 in chunks[0].shape:

@@ -1,7 +1,8 @@
-"""From what a caller gives ``compile_op`` to the values of the native side.
+"""Converts the arguments of ``compile_op`` to the values of the native side.
 
-Everything here is local to one rank and raises ordinary exceptions; ``compile_op`` carries them to all ranks. Checks that need numbers only
-(boxes inside their tensor, ranks that agree, gaps) are the native side's, which makes them for all ranks at once.
+All code here is local to one rank and raises ordinary exceptions; ``compile_op`` carries the exceptions to all ranks.
+The native side makes the checks on plain numbers (boxes inside their tensor, ranks that agree, gaps), for all ranks at
+once.
 """
 
 from __future__ import annotations
@@ -29,9 +30,9 @@ _ITEM_KINDS = "a dict {'offset', 'shape'}, a TensorRegion, a Layout, a DTensor o
 class TensorRegion:
     """A box of a global tensor: the same as the dict ``{'offset': ..., 'shape': ...}``.
 
-    offset, shape: one int per dimension of the global tensor, in elements. device: for readers, as each call takes tensors where they
-    lie. tensor_id: the name of the global tensor, or a number, which stands for its digits; None when the op has one tensor. Checked by ``compile_op``, not here, so that a
-    wrong one raises on every rank.
+    offset, shape: one int per dimension of the global tensor, in elements. device: for readers only, as each call takes
+    tensors on their own devices. tensor_id: the name of the global tensor, or a number, which stands for its digits;
+    None when the op has one tensor. Checked by ``compile_op``, not here: a wrong region raises on every rank.
     """
 
     offset: Sequence[int]
@@ -42,7 +43,8 @@ class TensorRegion:
 
 @dataclass(frozen=True, slots=True)
 class Pieces:
-    """A local tensor that is several boxes of the global one: for each (offset, shape, local offset). Made by this package only."""
+    """A local tensor with several boxes of the global tensor: for each (offset, shape, local offset). Made by this
+    package only."""
 
     local_shape: tuple[int, ...]
     boxes: Sequence[tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]]
@@ -50,10 +52,11 @@ class Pieces:
 
 @dataclass(slots=True)
 class Side:
-    """One list of the call: how the caller's tensors map to what the native side wants.
+    """One list of the call: the mapping from the caller's tensors to the native side's list.
 
-    label: "inputs" or "outputs". held: per position of the caller's list, whether this rank holds anything there (a Layout on a mesh that this
-    rank is not in holds nothing). keys: name -> (first position, count) when the spec was a dict, else None. native: one per held position.
+    label: "inputs" or "outputs". held: per position of the caller's list, whether this rank holds anything there (a
+    Layout on a mesh without this rank holds nothing). keys: name -> (first position, count) when the spec was a dict,
+    else None. native: one per held position.
     """
 
     label: str
@@ -74,7 +77,7 @@ class Spec:
 
 @dataclass(slots=True)
 class _Decl:
-    """What is known of one global tensor so far, and who said it."""
+    """The known facts of one global tensor so far, and the source of each."""
 
     name: str
     shape: tuple[int, ...] | None = None
@@ -85,8 +88,8 @@ class _Decl:
     output_dtype_from: str = ""
     reduction: str | None = None
     reduction_from: str = ""
-    from_layout: str = ""  # the first DTensor or Layout that mentioned it
-    parts: tuple[tuple[str, int], ...] = ()  # of a fused tensor: names, and where they begin
+    from_layout: str = ""  # the first DTensor or Layout of the tensor
+    parts: tuple[tuple[str, int], ...] = ()  # of a fused tensor: names and begins
     parts_from: str = ""
 
 
@@ -256,7 +259,8 @@ class _Builder:
             check_local(item, share, where)
         if share is None:
             return None
-        # Equal only where every rank means the same entry of the same list: the layout and the place in the list are part of it.
+        # Equal only for the same entry of the same list on every rank: the class includes the layout and the place in
+        # the list.
         replica_class = 0 if label == "outputs" else _replica_class(name, ordinal, layout.mesh_shape, ranks, layout.placements, share.replica_class)
         return _C.LocalTensor(self.index_of[name], share.local_shape, share.boxes, replica_class)
 
@@ -278,7 +282,7 @@ class _Builder:
         except ValueError as error:
             raise ValueError(f"{where}: {error}") from None
         for part, dtensor in item.dtensors.items():
-            if item.held == (part,):  # else the DTensor only says the layout
+            if item.held == (part,):  # else the DTensor gives only the layout
                 check_local(dtensor, pieces[0][1] if pieces else None, where)
         if not pieces:
             return None
@@ -293,7 +297,7 @@ class _Builder:
 
     @staticmethod
     def merge_dtype(decl: _Decl, dtype: torch.dtype, label: str, where: str, hint: str) -> None:
-        """Inputs and outputs have a dtype each."""
+        """Inputs and outputs each have a dtype."""
         attribute = "dtype" if label == "inputs" else "output_dtype"
         said = getattr(decl, attribute)
         if said is None:
@@ -336,7 +340,8 @@ class _Builder:
 # Arguments.
 
 def _read_argument(value: Any, what: str, read: Any) -> dict[str | None, Any]:
-    """An argument that may be one value for all tensors (key None in the result) or a dict keyed by tensor name. Absent ones are left out."""
+    """Reads an argument: one value for all tensors (key None in the result) or a dict keyed by tensor name. Absent
+    values are left out."""
     if value is None:
         return {}
     if not isinstance(value, Mapping):
@@ -381,7 +386,7 @@ def _check_device(device: Any, where: str) -> None:
 
 
 def check_local(dtensor: Any, share: Any, where: str) -> None:
-    """The DTensor's own local tensor must be what its layout says; one made by from_local may lie about it."""
+    """Checks the DTensor's local tensor against the layout; a DTensor made by from_local may contradict its layout."""
     local = local_tensor(dtensor)
     have = tuple(local.shape)
     if share is None:
@@ -401,7 +406,7 @@ def _is_item(value: Any) -> bool:
 
 
 def _replica_class(*what: Any) -> int:
-    """Not 0, and equal on ranks where ``what`` is."""
+    """Not 0, and equal on ranks with equal ``what``."""
     return int.from_bytes(hashlib.blake2b(repr(what).encode(), digest_size=8).digest(), "little") >> 1 | 1
 
 

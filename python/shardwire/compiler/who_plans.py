@@ -1,4 +1,4 @@
-"""Who compiles: the arguments that ``compile_op`` and ``DeviceKernel.compile_and_load`` share."""
+"""The choice of the compiling rank: the arguments shared by ``compile_op`` and ``DeviceKernel.compile_and_load``."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NEEDS_GROUP = "is_spmd=True ships what rank 0 compiles, which needs a process gr
 
 
 def check_kinds(is_spmd: Any, cc_enabled: Any, rank_id: Any, world_size: Any) -> None:
-    """TypeError or ValueError for what these can never be. is_spmd may be None where its caller says so."""
+    """TypeError or ValueError for impossible values. is_spmd may be None where the caller allows None."""
     if is_spmd is not None and not isinstance(is_spmd, bool):
         raise TypeError(f"is_spmd is {kind_of(is_spmd)}; give True or False")
     if cc_enabled is not None and not isinstance(cc_enabled, bool):
@@ -31,7 +31,7 @@ def check_kinds(is_spmd: Any, cc_enabled: Any, rank_id: Any, world_size: Any) ->
 
 
 def check_keeping(use_cached: Any, build_dir: Any) -> str:
-    """The folder where plans are kept, "" for none. TypeError for what these can never be."""
+    """The folder of kept plans, "" for none. TypeError for impossible values."""
     if not isinstance(use_cached, bool):
         raise TypeError(f"use_cached_if_exists is {kind_of(use_cached)}; give True or False")
     if build_dir is None:
@@ -43,21 +43,23 @@ def check_keeping(use_cached: Any, build_dir: Any) -> str:
 
 
 def check_place(rank_id: int | None, world_size: int | None, backend: Any) -> None:
-    """ValueError where they are not what the group says."""
+    """ValueError where the values differ from the group's."""
     for name, given, own in (("rank_id", rank_id, _C.rank(backend)), ("world_size", world_size, _C.size(backend))):
         if given is not None and given != own:
             raise ValueError(f"{name} is {given}, but in the group it is {own}; leave it out where there is a group")
 
 
 def group_of(group: Any, cc_enabled: Any) -> Any | None:
-    """The backend to communicate in: of the group that is given, else of the default one; None where there is none, or communication is declined."""
+    """The backend to communicate in: of the given group, else of the default group; None without a group, or when
+    communication is declined."""
     if cc_enabled is False or group is None and not (dist.is_available() and dist.is_initialized()):
         return None
     return resolve_backend(group)
 
 
 def place_without_group(group: Any, is_spmd: bool | None, cc_enabled: bool | None, rank_id: int | None, world_size: int | None) -> tuple[int, int]:
-    """The rank and the number of ranks to plan for, where ``compile_op`` does not communicate. ValueError where nobody says them."""
+    """The rank and the number of ranks to plan for, where ``compile_op`` does not communicate. ValueError where neither
+    is known."""
     if cc_enabled and (rank_id is None or world_size is None):
         raise ValueError(NOBODY_KNOWS)
     if cc_enabled and is_spmd:
@@ -71,7 +73,7 @@ def place_without_group(group: Any, is_spmd: bool | None, cc_enabled: bool | Non
         if dist.is_available() and dist.is_initialized():
             return dist.get_rank(), dist.get_world_size()
         if cc_enabled is None:
-            resolve_backend(None)  # says that there is no group
+            resolve_backend(None)  # raises the error for a missing group
         return 0, 1
     backend = resolve_backend(group)
     return _C.rank(backend), _C.size(backend)
