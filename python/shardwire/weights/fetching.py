@@ -1,11 +1,12 @@
-"""One subscription: a group of the publisher's ranks and then the subscriber's, and the steps of a fetch in it.
+"""One subscription: a group of the publisher's ranks followed by the subscriber's, and the steps of a fetch in this
+group.
 
     request   the subscriber's rank 0 -> all           which version, since which, how long
-    answer    each publisher's rank   -> all           the versions that it holds; all choose alike, or ask again
-    move      the compiled op                          out of the buffers of that version
-    done      each publisher's rank   -> subscriber    the version that its bytes had
+    answer    each publisher's rank   -> all           the held versions; all choose alike, or ask again
+    move      the compiled op                          out of the buffers of the chosen version
+    done      each publisher's rank   -> subscriber    the version of the moved bytes
 
-Both sides make the same calls in the same order; what each decides by itself follows from what all have.
+Both sides make the same calls in the same order; each rank's decisions follow from data that all ranks have.
 """
 
 from __future__ import annotations
@@ -32,10 +33,11 @@ from .movement import End, Movement, RowsOf, compile_movement
 from .problems import Problems
 from .versions import MAX_BUFFERS
 
-# Beyond a fetch's own time: so that what ends it in order comes before what ends it by force.
+# Beyond a fetch's own time: a normal end must come before a forced end.
 SLACK_S = 2.0
 _FOREVER = timedelta(days=3650)
-_ANSWER = 3 + 2 * MAX_BUFFERS  # newest version, bytes of the state, whether the time is over; per buffer its version and changed bytes
+# Newest version, bytes of the state, whether the time is over; per buffer the version and the changed bytes
+_ANSWER = 3 + 2 * MAX_BUFFERS
 _KEPT_MATCHES = 16
 _matches: dict[bytes, Match] = {}
 _matches_lock = threading.Lock()
@@ -45,8 +47,8 @@ FETCH, LEAVE = 1, 2
 
 @dataclass(slots=True)
 class Request:
-    """wanted: a version, or -1 for the newest. since: the version that the subscriber has, or -1. newer: only one after that. changed: what
-    changed since is enough.
+    """wanted: a version, or -1 for the newest. since: the subscriber's version, or -1. newer: only a version after
+    ``since``. changed: the changes after ``since`` are enough.
     """
 
     kind: int
@@ -59,7 +61,8 @@ class Request:
 
 @dataclass(slots=True)
 class Choice:
-    """verdict: "take", "wait", "late" or "gone". whole: the whole state moves, not only what changed; moves: anything does."""
+    """verdict: "take", "wait", "late" or "gone". whole: the whole state moves, not only the changes; moves: any bytes
+    move."""
 
     verdict: str
     version: int = -1
@@ -69,7 +72,8 @@ class Choice:
 
 
 def choose(rows: Sequence[Sequence[int]], request: Request) -> Choice:
-    """What all ranks take of the answers of all publisher's ranks: the newest version that every one of them holds."""
+    """The common choice of all ranks from the answers of all publisher's ranks: the newest version held by every
+    publisher's rank."""
     held = [{version: changed for version, changed in zip(row[3::2], row[4::2]) if version >= 0} for row in rows]
     common = tuple(sorted(set.intersection(*(set(one) for one in held))))
     fitting = [version for version in common if request.wanted in (-1, version) and (not request.newer or version > request.since)]
@@ -91,11 +95,12 @@ def answer_row(newest: int, total: int, is_late: bool, changed: dict[int, int]) 
 
 
 class Joint:
-    """The group of one subscription on this rank, and its small ops. ``layout_rank``: this rank's number in its own job's layouts."""
+    """The group of one subscription on this rank, and the small ops of the group. ``layout_rank``: this rank's number
+    in the layouts of its own job."""
 
     def __init__(self, store: Any, name: str, rank: int, publishers: int, subscribers: int, layout_rank: int, seconds: float) -> None:
         self.publishers, self.subscribers = publishers, subscribers
-        self._store = store  # some are Python's, and the group asks them
+        self._store = store  # kept: the group uses the store, and some stores are Python objects
         with told(publishers, subscribers):
             self.backend = _C.create_backend(store, rank, publishers + subscribers, timedelta(seconds=seconds), name)
             self.meeting = Meeting(self.backend, "fetch", seconds, layout_rank)
@@ -114,10 +119,11 @@ class Joint:
         return compile_op(self.backend, shape, torch.int64, mine, outputs, timeout=self.meeting.seconds, name="fetch")
 
     def compile(self, source: bytes, ours: End | None, targets: Callable[[Sequence[bytes]], tuple[bytes, bytes, bool, Callable[[Match], End]]] | None) -> Match:
-        """The movement between the two jobs. source: the publisher's description of its part.
+        """Compiles the movement between the two jobs. source: the publisher's description of its part.
 
-        targets: the subscriber's: from the publisher's descriptions to its places of their names, its own description, whether it is strict, and what
-        allocates. Raises the same error on every rank.
+        targets: the subscriber's function: from the publisher's descriptions to the places of the publisher's names,
+            the subscriber's description, whether the subscriber is strict, and the allocator. Raises the same error on
+            every rank.
         """
         given = [blobs[0] for blobs in self.meeting.exchange([source, b"", b""])[:self.publishers]]
         error: Exception | None = None
@@ -126,7 +132,8 @@ class Joint:
             try:
                 places, described, strict, allocate = targets(given)
                 blobs = [places, described, b"strict" if strict else b""]
-            except Exception as failure:  # whatever it was: the others wait and must hear of it
+            # Any exception: the other ranks wait and must be notified
+            except Exception as failure:
                 error = failure
         theirs = self.meeting.exchange(blobs, error)[self.publishers:]
         found = _matched(given, theirs)
@@ -164,12 +171,12 @@ class Joint:
         return [] if self.is_publisher else got.reshape(-1).tolist()
 
     def abort(self) -> None:
-        """From another thread than the one that uses it: ends what that waits for."""
+        """Ends the waits of the thread that uses this object. Called from another thread."""
         _C.abort(self.backend)
 
     def leave(self) -> None:
-        """When nothing is under way here. The others may still be about to end what all did together. A failed group that was left concerns the
-        process's other groups no more.
+        """Leaves the group when no call is under way on this rank. Other ranks may still be about to end the last
+        common call. A failed group that was left does not affect the process's other groups.
         """
         _C.shutdown(self.backend)
 
@@ -179,7 +186,8 @@ class Joint:
 
 @contextmanager
 def told(publishers: int, subscribers: int) -> Iterator[None]:
-    """Errors name ranks of the joint group; here they become the publisher's and the subscriber's."""
+    """Errors name ranks of the joint group; this context replaces the numbers by the publisher's and the subscriber's
+    ranks."""
     try:
         yield
     except (ShardwireError, ValueError, TypeError) as error:
@@ -187,7 +195,8 @@ def told(publishers: int, subscribers: int) -> Iterator[None]:
 
 
 def _matched(sources: Sequence[bytes], subscribers: Sequence[Sequence[bytes]]) -> Match:
-    """The publisher's names against the subscriber's. Kept by what both sides say: subscribers come again and again with the same layouts."""
+    """Matches the publisher's names with the subscriber's. Results are cached by the descriptions of both sides:
+    subscribers often return with the same layouts."""
     places, _, strict = subscribers[0]
     for rank, blobs in enumerate(subscribers):
         if (blobs[0], blobs[2]) != (places, strict):
@@ -218,5 +227,5 @@ def rename_ranks(text: str, publishers: int, subscribers: int) -> str:
             return f"the publisher's rank {rank}"
         return f"the subscriber's rank {rank - publishers}" if rank < publishers + subscribers else f"rank {rank}"
 
-    own, other, rest = text.partition(_ELSEWHERE)  # the rest tells of ranks of another group
+    own, other, rest = text.partition(_ELSEWHERE)  # the rest names ranks of another group
     return _RANKS.sub(lambda found: re.sub(r"\d+", lambda number: name(int(number[0])), found[1]), own) + other + rest

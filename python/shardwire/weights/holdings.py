@@ -1,6 +1,7 @@
-"""What one rank has of one side: names, layouts and tensors of a module, a state dict, or a dict of Layouts.
+"""The weights of one side on one rank: names, layouts and tensors of a module, a state dict, or a dict of Layouts.
 
-The description is read once, when the call is made; the tensors are looked up again at each run, since optimizers and wrappers exchange them.
+The description is read once, at the call; the tensors are looked up again at each run, since optimizers and wrappers
+replace tensors.
 """
 
 from __future__ import annotations
@@ -17,16 +18,16 @@ from ..compiler.spec import check_local
 from ..errors import UnsupportedError
 from .fused import Whole
 
-# What torch's wrappers put into the names of the parameters below them.
+# Prefixes that torch's wrappers put into the names of the parameters below.
 _WRAPPERS = ("_orig_mod.", "_checkpoint_wrapped_module.")
 
 
 @dataclass(slots=True)
 class Holding:
-    """One name of one side, as this rank has it.
+    """One name of one side on this rank.
 
-    layout: a Layout, FusedLayout, or Whole. alias: the same number for names of one storage, -1 where there is none. optional: a buffer that state dicts leave out.
-    absent: there is no storage yet (a meta tensor, or a Layout alone).
+    layout: a Layout, FusedLayout, or Whole. alias: the same number for names of one storage, -1 without a storage.
+    optional: a buffer left out by state dicts. absent: there is no storage yet (a meta tensor, or a Layout alone).
     """
 
     name: str
@@ -39,7 +40,7 @@ class Holding:
 
 
 class Holdings:
-    """``value`` is what the caller gave as ``side`` ("source" or "target"): a module, a mapping or None."""
+    """``value``: the caller's argument ``side`` ("source" or "target"): a module, a mapping or None."""
 
     def __init__(self, value: Any, side: str, rank: int, group_ranks: Sequence[int]) -> None:
         if value is not None and not isinstance(value, (torch.nn.Module, Mapping)):
@@ -50,7 +51,7 @@ class Holdings:
         self.value = value
         self.rank = rank
         self.entries: dict[str, Holding] = {}
-        self._made: dict[str, Any] = {}  # what was allocated for a dict's names
+        self._made: dict[str, Any] = {}  # tensors allocated for a dict's names
         aliases: dict[Any, int] = {}
         members = frozenset(group_ranks)
         for name, item, optional in self._items():
@@ -66,7 +67,8 @@ class Holdings:
             self.entries[name] = holding
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """This rank's local tensors by name, as they lie now. Names without one here (outside of the mesh) are left out."""
+        """This rank's current local tensors by name. Names without a tensor on this rank (outside of the mesh) are left
+        out."""
         found = {}
         for name, item, _ in self._items():
             tensor = _tensor_of(self._made.get(name, item))
@@ -75,13 +77,14 @@ class Holdings:
         return found
 
     def refuse_lazy_views(self) -> None:
-        """ValueError for a tensor whose elements are not what its memory has."""
+        """ValueError for a tensor whose memory does not hold the elements' values: a lazily conjugated or negated
+        view."""
         for name, tensor in self.tensors().items():
             if tensor.is_conj() or tensor.is_neg():
                 raise ValueError(f"{self.side} {name!r} is a lazily conjugated or negated view; call resolve_conj() and resolve_neg() first")
 
     def result(self) -> Any:
-        """The module itself; for a dict a dict with what was allocated in its place."""
+        """The module itself; for a dict a dict with the allocated tensors in place."""
         if not isinstance(self.value, Mapping):
             return self.value
         whole = {}
@@ -91,7 +94,7 @@ class Holdings:
         return whole
 
     def allocate(self, names: frozenset[str], device: Any) -> None:
-        """Gives the absent ones among ``names`` storage, uninitialised. Tied ones stay tied."""
+        """Allocates storage for the absent names among ``names``, uninitialised. Tied names stay tied."""
         wanted = {name for name, holding in self.entries.items() if holding.absent and name in names}
         if not wanted:
             return
@@ -121,7 +124,7 @@ class Holdings:
                 yield name, item, False
 
     def _read(self, name: Any, item: Any, where: str) -> tuple[Holding, Any]:
-        """The holding, and what tied names have in common: the place in memory, or None where there is none."""
+        """The holding, and the key shared by tied names: the place in memory, or None without storage."""
         if not isinstance(name, str):
             raise TypeError(f"{self.side} has the key {kind_of(name)}; the keys are names (str)")
         layout, tensor = item if isinstance(item, tuple) and len(item) == 2 else (item, None)
@@ -168,12 +171,13 @@ class Holdings:
 # Modules.
 
 def _module_items(module: torch.nn.Module) -> Iterator[tuple[str, Any, bool]]:
-    """(name, tensor, whether state dicts leave it out) of all parameters and buffers; tied ones under each of their names."""
+    """(name, tensor, whether state dicts leave the tensor out) of all parameters and buffers; tied ones under each
+    name."""
     if type(module).__name__ == "DistributedDataParallel":
         module = module.module
     # FSDP2 brings its parameters back into their sharded form in the hooks of state_dict.
     for name, item in module.state_dict(keep_vars=True).items():
-        if isinstance(item, torch.Tensor):  # others are extra state, which is not for us
+        if isinstance(item, torch.Tensor):  # other items are extra state, not weights
             yield _clean(name), item, False
     for prefix, child in module.named_modules(remove_duplicate=False):
         for name in sorted(child._non_persistent_buffers_set):
@@ -196,7 +200,8 @@ def _clean(name: str) -> str:
 
 
 def _allocate_in_module(module: torch.nn.Module, wanted: list[torch.Tensor], device: Any) -> None:
-    """Through ``_apply``, as ``to_empty`` does, so that FSDP2 hears of it; but only the wanted tensors, and what is tied stays tied."""
+    """Through ``_apply``, as in ``to_empty``, so that FSDP2 is notified; but only for the wanted tensors, and tied
+    tensors stay tied."""
     made: dict[int, torch.Tensor] = {id(item): torch.empty_like(item, device=_device_for(item, device)) for item in wanted}
     owners: dict[int, list[tuple[dict[str, Any], str]]] = {}
     for child in module.modules():
@@ -204,7 +209,7 @@ def _allocate_in_module(module: torch.nn.Module, wanted: list[torch.Tensor], dev
             for name, item in table.items():
                 if item is not None and id(item) in made:
                     owners.setdefault(id(item), []).append((table, name))
-    keep = list(wanted)  # ids stay theirs
+    keep = list(wanted)  # keeps the tensors alive, so that ids stay unique
     module._apply(lambda tensor: made.get(id(tensor), tensor))
     del keep
     for places in owners.values():
@@ -220,7 +225,7 @@ def _device_for(item: Any, device: Any) -> Any:
 
 
 def _allocated(item: Any, rank: int, device: Any) -> Any:
-    """In place of one entry of a dict: a meta tensor, a Layout, or a pair with one of them."""
+    """The replacement for one entry of a dict: a meta tensor, a Layout, or a pair with either."""
     layout, tensor = item if isinstance(item, tuple) else (item, None)
     if isinstance(layout, (Layout, FusedLayout)):
         if tensor is not None:
@@ -242,7 +247,7 @@ def _tensor_of(item: Any) -> torch.Tensor | None:
 
 
 def _check_ordinary(tensor: Any, where: str) -> None:
-    """A tensor that has plain memory behind it."""
+    """Checks that plain memory backs the tensor."""
     if isinstance(tensor, torch.nn.parameter.UninitializedTensorMixin):
         raise ValueError(f"{where} is a lazy parameter, which has no shape yet; run the module once, or give it one")
     dispatches = type(tensor).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__
@@ -253,7 +258,8 @@ def _check_ordinary(tensor: Any, where: str) -> None:
 
 
 def _place_in_memory(tensor: torch.Tensor) -> Any:
-    """Equal for two tensors that are the same one; None where there is nothing. Of the storage object, since meta tensors have no address."""
+    """Equal for two tensors with the same elements in memory; None for an empty tensor. Based on the storage object,
+    since meta tensors have no address."""
     if tensor.numel() == 0:
         return None
     storage = tensor.untyped_storage() if hasattr(tensor, "untyped_storage") else tensor._storage()

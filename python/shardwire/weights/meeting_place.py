@@ -1,7 +1,8 @@
-"""Where two jobs find each other: small records under a name, in a store that both know by URL.
+"""The place where two jobs find each other: small records under a name, in a store known to both jobs by URL.
 
-A place has records (``peek``, ``put``), boxes into which anybody posts and whose notes anybody lists, and fresh c10d stores for groups. Only ``rest`` waits.
-One thread uses one place; who needs it on another thread opens another. Errors are OSError and RuntimeError: then open it anew.
+A place has records (``peek``, ``put``), boxes in which any process can post and list notes, and fresh c10d stores for
+groups. Only ``rest`` waits. One thread uses one place; another thread opens another place. Errors are OSError and
+RuntimeError: then open the place anew.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from .records import RecordClient, RecordStore
 from .regular_file import read_regular
 
 _LOOK_S = 0.02
-_ABSENT = b"?"  # no record is this
+_ABSENT = b"?"  # no record has this value
 
 
 class Place(Protocol):
@@ -36,21 +37,22 @@ class Place(Protocol):
         """Puts a note into the box and returns its name: ``peek(box + "/" + note)`` has the value."""
     def notes(self, box: str) -> list[str]: ...
     def remove(self, note: str) -> None:
-        """The note, and what has its name and more."""
+        """Removes the note, and records whose names continue the note's name."""
     def group_store(self, key: str) -> Any:
-        """To be kept as long as the group."""
+        """A c10d store; keep the store as long as the group."""
     def rest(self, seconds: float) -> None:
-        """Until something may have changed; about so long where nothing tells."""
+        """Waits until the place may have changed; about `seconds` where the place has no notifications."""
 
 
 class StorePlace:
-    """In a torch.distributed store, which many connections may share."""
+    """A place in a torch.distributed store, which many connections may share."""
 
     def __init__(self, store: Any, prefix: str) -> None:
         self._store = dist.PrefixStore(prefix, store)
 
     def peek(self, key: str) -> bytes | None:
-        # The one call of every store of every torch that reads without waiting: nothing is exchanged unless the value is "?".
+        # The only call that reads without waiting in every store of every torch: nothing is exchanged unless the value
+        # is "?".
         value = bytes(self._store.compare_set(key, _ABSENT.decode(), _ABSENT.decode()))
         return None if value == _ABSENT else value
 
@@ -77,7 +79,7 @@ class StorePlace:
 
 
 class RecordPlace:
-    """In the records that the publisher's rank 0 serves."""
+    """A place in the records served by the publisher's rank 0."""
 
     def __init__(self, client: RecordClient, prefix: str) -> None:
         self._client, self._prefix = client, f"{prefix}/"
@@ -108,8 +110,8 @@ class RecordPlace:
 
 
 class FolderPlace:
-    """In a folder that all hosts see. A record is a file that appears whole; a group's store is a file of its own, so that whoever is killed while he
-    writes into one harms no other.
+    """A place in a folder visible to all hosts. A record is a file that appears whole. Each group has a separate file
+    as its store, so a process killed while writing harms no other group.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -160,7 +162,8 @@ class FolderPlace:
 
 
 class Address:
-    """What the caller gave as ``store``: a URL, or a store of torch.distributed. Opened anew for each use; ``text`` is for messages."""
+    """The caller's ``store``: a URL, or a store of torch.distributed. Opened anew for each use; ``text`` is for
+    messages."""
 
     def __init__(self, where: Any, name: str) -> None:
         if not isinstance(name, str):
@@ -181,7 +184,7 @@ class Address:
             raise TypeError(f"store is {kind_of(where)}; give a URL (tcp://HOST:PORT or file:///FOLDER), or a store of torch.distributed")
 
     def open(self, seconds: float) -> Place:
-        """SystemFailure when nobody serves it now."""
+        """Opens the place. SystemFailure without a server."""
         if self._folder is not None:
             return FolderPlace(self._folder / self._prefix)
         if self._store is not None:
@@ -192,13 +195,15 @@ class Address:
             raise SystemFailure(f"the store at {self.text} cannot be reached: {error}. The publisher's rank 0 serves it where HOST is its own host") from None
 
     def serve(self) -> RecordServer | None:
-        """A server at this address, to be kept, where the address is this host's and nobody serves it yet."""
+        """A server at this address, to be kept by the caller; None where the address is not this host's or already has
+        a server."""
         if not self._host:
             return None
         try:
             server = RecordServer(self._host, self._port)
         except OSError:
-            return None  # another host's, or taken: opening it tells
+            # The address is another host's, or taken: open() reports the error
+            return None
         log("info", f"publish {self.name!r}: the records of {self.text} are served at {server.address}")
         return server
 
@@ -218,12 +223,12 @@ class Address:
 
 
 def tidy(place: Place, note: str) -> None:
-    """Takes away what served its purpose; where the store is gone, so is that."""
+    """Removes a note after its use; a store that is gone has no note either."""
     with contextlib.suppress(OSError, RuntimeError):
         place.remove(note)
 
 
-# Records that prove the job's token.
+# Records with a proof of the job's token.
 
 def signed(role: str, record: dict[str, Any]) -> bytes:
     body = json.dumps(record, sort_keys=True)
@@ -231,7 +236,8 @@ def signed(role: str, record: dict[str, Any]) -> bytes:
 
 
 def verified(role: str, data: bytes, what: str) -> dict[str, Any]:
-    """MismatchError, in words for ``what``, where its writer has another token than this process; ValueError where it is no such record."""
+    """The record. MismatchError, with ``what`` in its text, where the writer has another token than this process;
+    ValueError for a malformed record."""
     try:
         whole = json.loads(data)
         body, given = whole["body"], whole["proof"]

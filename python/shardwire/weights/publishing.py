@@ -1,7 +1,8 @@
-"""publish: a job's weights, version by version, for whoever asks, without the job taking notice.
+"""publish: offers a job's weights, version by version, to any subscriber, without disturbing the job.
 
-The trainer's thread only copies (``commit``). Beside it each rank has a thread that looks for subscribers in the store, and one for each
-subscription, which runs this rank's half of its fetches in a group of that subscription's own.
+The trainer's thread only copies (``commit``). Each rank also has a thread that looks for subscribers in the store, and
+one thread for each subscription. The latter runs this rank's half of the subscription's fetches, in a separate group
+per subscription.
 """
 
 from __future__ import annotations
@@ -40,14 +41,14 @@ _publications: weakref.WeakSet[Publication] = weakref.WeakSet()
 
 
 def as_version(version: Any, hint: str) -> int:
-    """A version as an int, numpy's numbers too, since steps often are numpy's. TypeError for what is none."""
+    """A version as an int, also of numpy's integer types, since steps often are numpy's. TypeError for other types."""
     if isinstance(version, bool) or not hasattr(version, "__index__"):
         raise TypeError(f"version is {kind_of(version)}; {hint}")
     return operator.index(version)
 
 
 def own_group(group: Any, timeout: Seconds) -> Any:
-    """The caller's group; without one and without a default group this process alone."""
+    """The caller's group; without a group and without a default group, a group of this process alone."""
     if group is None and not dist.is_initialized():
         return _C.create_backend(dist.HashStore(), 0, 1, as_timeout(as_seconds(timeout)), "alone")
     return group
@@ -55,19 +56,25 @@ def own_group(group: Any, timeout: Seconds) -> Any:
 
 def publish(store: Any, name: str, state: Any, group: Any = None, *, buffers: int = 2, changes: bool = False, patience: float = 10.0,
             timeout: Seconds = None) -> Publication:
-    """Offers ``state`` to other jobs as ``name``; they get what ``commit`` takes of it. See docs/publish.md.
+    """Offers ``state`` to other jobs as ``name``; subscribers get the copies that ``commit`` takes. See
+    docs/publish.md.
 
-    Collective: every rank of ``group`` (None: the default group, or this process alone where there is none) calls it.
+    Collective: every rank of ``group`` (None: the default group, or this process alone where there is none) calls.
 
-    store: where the jobs meet: "tcp://HOST:PORT" (this job's rank 0 serves it where HOST is its host and nobody does yet), "file:///FOLDER" that all
-        hosts see, or a store of torch.distributed.
-    state: what ``sync`` takes as a source: a module, a state dict, a dict of DTensors or (Layout, local tensor). Its names, shapes and dtypes stay.
-    buffers: copies of the state that this rank holds in the shared heap, 1 to 4. With one, readers wait while a commit copies.
-    changes: note which blocks each commit changes, so that subscribers can fetch only those. A commit then reads the version before as well.
-    patience: seconds that a commit waits for a subscriber that still reads the oldest version; then that subscriber gets an error.
-    timeout: seconds until ranks that do not call are an error, here.
+    store: where the jobs meet: "tcp://HOST:PORT" (this job's rank 0 serves the store where HOST is its host and no
+        server runs yet), "file:///FOLDER" visible to all hosts, or a store of torch.distributed.
+    state: a source as in ``sync``: a module, a state dict, a dict of DTensors or (Layout, local tensor). Names, shapes
+        and dtypes must not change.
+    buffers: copies of the state that this rank holds in the shared heap, 1 to 4. With one buffer, readers wait while a
+        commit copies.
+    changes: note the blocks that each commit changes, so that subscribers can fetch only those blocks. A commit then
+        also reads the version before.
+    patience: seconds that a commit waits for a subscriber that still reads the oldest version; then the subscriber gets
+        an error.
+    timeout: seconds to wait for ranks that do not call; then TimeoutError.
 
-    A publisher that has the name already is over then: its commits are errors, and its subscribers get one error and find the new one.
+    An earlier publisher of the same name ends: its commits are errors, and its subscribers get one error and find the
+    new publisher.
     """
     meeting = Meeting(own_group(group, timeout), "publish", None)
     error: Exception | None = None
@@ -83,7 +90,8 @@ def publish(store: Any, name: str, state: Any, group: Any = None, *, buffers: in
         blobs = [describe(holdings, lambda name: name), json.dumps([address.text, name, buffers, bool(changes)]).encode(),
                  json.dumps([secrets.token_hex(8), f"pid {os.getpid()} on {socket.gethostname()}"]).encode()]
         parts = [address, holdings, waits]
-    except Exception as failure:  # whatever it was: the others wait and must hear of it
+    # Any exception: the other ranks wait and must be notified
+    except Exception as failure:
         error = failure
     everyone = meeting.exchange(blobs, error)
     for rank, given in enumerate(everyone):
@@ -117,7 +125,8 @@ def publish(store: Any, name: str, state: Any, group: Any = None, *, buffers: in
 
 
 class Publication:
-    """What :func:`publish` returns. Of the trainer's thread: ``commit`` and ``close``; ``with publish(...) as publication:`` closes it at the end of the block."""
+    """The result of :func:`publish`. Use ``commit`` and ``close`` on the trainer's thread; ``with publish(...) as
+    publication:`` closes the publication at the end of the block."""
 
     def __init__(self, meeting: Meeting, address: Address, holdings: Holdings, versions: Versions, description: bytes, who: list[Any],
                  patience: float) -> None:
@@ -132,8 +141,8 @@ class Publication:
         self._lock = threading.Lock()
         self._servings: dict[str, Serving] = {}
         self._closing = threading.Event()
-        self._over = ""          # why nobody is served any more
-        self._announced = False  # our record is there, or was seen: another one is newer
+        self._over = ""  # why no subscriber is served any more
+        self._announced = False  # this publisher's record is there, or was seen: a different record is newer
         self._server = address.serve() if self.rank == 0 else None
         self._nonces: set[str] = set()
         self._place: Place = address.open(10.0) if self.rank == 0 else _opened(address)
@@ -142,10 +151,11 @@ class Publication:
         self._watcher.start()
 
     def commit(self, version: int) -> None:
-        """Makes the state as it is now ``version``, which subscribers may fetch once every rank has committed it.
+        """Makes the present state ``version``; subscribers may fetch the version once every rank has committed it.
 
-        Each rank copies its part into a buffer and returns; the state may be written again then. Every rank commits the same versions in the same order,
-        and each is greater than the one before. Waits for no reader, unless one still reads the oldest version: see ``patience``.
+        Each rank copies its part into a buffer and returns; then the state may be written again. Every rank commits the
+        same versions in the same order, and each version is greater than the one before. A commit waits for a reader
+        only when the reader still reads the oldest version: see ``patience``.
         """
         version = as_version(version, "give an int")
         if not self._versions.newest < version < 1 << 62:
@@ -158,12 +168,13 @@ class Publication:
 
     @property
     def subscribers(self) -> int:
-        """How many subscriptions this rank serves now."""
+        """The number of subscriptions served by this rank now."""
         with self._lock:
             return len(self._servings)
 
     def close(self) -> None:
-        """Ends the publication on this rank: subscribers get an error, or find the next publisher of this name. Happens at the end of the program as well."""
+        """Ends the publication on this rank: subscribers get an error, or find the next publisher of this name. Called
+        at the end of the program as well."""
         if self._closing.is_set() or os.getpid() != self._pid:
             return
         self._closing.set()
@@ -175,12 +186,12 @@ class Publication:
             try:
                 self._sign_off()
             except Exception:
-                pass  # the store is gone: nobody finds us there
+                pass  # the store is gone: no subscriber finds this publisher there
         if self._server is not None:
             self._server.close()
 
     def _stop(self, reason: str) -> list[Serving]:
-        """No subscriber is served any more."""
+        """Ends the service of all subscribers."""
         with self._lock:
             self._over = self._over or reason
             servings = list(self._servings.values())
@@ -204,7 +215,8 @@ class Publication:
         self._announced = True
 
     def _sign_off(self) -> None:
-        """In a record of its own. The name's may become a newer one's at any moment, also between a look and a write, which would end that one."""
+        """Writes a separate record. A newer publisher may replace the record of the name at any moment, also between a
+        check and a write here, and the write would end the newer publisher."""
         if self._announced:
             self._place.put(closed_key(self._id), signed("closed", {"id": self._id}))
 
@@ -235,24 +247,26 @@ class Publication:
                 seen.clear()
 
     def _return_to_store(self) -> None:
-        """The store may have ended with another process, and our record with it."""
+        """Serves the store again: the store may have ended with another process, and lost this publisher's record."""
         self._server = self._address.serve() or self._server
         self._place = self._address.open(5.0)
         if self._place.peek("publisher") is None:
             self._announce()
 
     def _is_replaced(self, place: Place) -> bool:
-        """Another one's record is newer than ours where it was read after ours was there. Only rank 0, which wrote ours, knows that at once: elsewhere a folder
-        over NFS may show an older one for a while yet. A rank that never sees ours hears from rank 0.
+        """Whether another publisher's record is newer: the record was read after this publisher's record was written.
+        Only rank 0, the writer, knows this at once: on other ranks a folder over NFS may show an older record for a
+        while. Rank 0 notifies a rank that never sees this publisher's record.
         """
-        announced = self._announced  # before the look, which may be over before ours is there
+        # Read before peek: peek may end before this publisher's record is there
+        announced = self._announced
         data = place.peek("publisher")
         if data is None:
             return False
         try:
             is_ours = verified("publisher", data, "the publisher's record")["id"] == self._id
         except (MismatchError, ValueError, KeyError):
-            return False  # a stranger's: our subscribers do not take it either
+            return False  # a foreign job's: this job's subscribers reject the record too
         if is_ours:
             self._announced = True
             return False
@@ -265,7 +279,7 @@ class Publication:
                 continue
             data = place.peek(key)
             if data is None:
-                continue  # killed between its two writes, or still writing
+                continue  # the writer was killed between two writes, or still writes
             seen.add(note)
             try:
                 ask = verified("subscriber", data, "a subscriber's note")
@@ -273,7 +287,8 @@ class Publication:
                 if ask["id"] != self._id or not isinstance(size, int) or not 0 < size < _MAX_RANKS or not 0 <= seconds < 1e12:
                     raise ValueError("a subscriber's note is of another form")
                 if nonce in self._nonces:
-                    continue  # served already: the store was away, and we read all its notes again
+                    # Served already: the store was away, and all notes are read again
+                    continue
             except Exception as error:
                 place.put(f"{key}.heard.{self.rank}", json.dumps(["no", str(error)]).encode())
                 log("warn" if self.rank == 0 else "info", f"publish {self.name!r}: a subscriber was refused: {error}")
@@ -302,7 +317,7 @@ class Publication:
 
 
 def _opened(address: Address) -> Place:
-    """On another rank than the one that serves the store, which may come a moment later."""
+    """Opens the place on a rank other than the store's server, which may start a moment later."""
     until = time.monotonic() + 10.0
     while True:
         try:

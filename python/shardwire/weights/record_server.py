@@ -1,10 +1,13 @@
-"""The server of a small store of records, for jobs that meet by ``tcp://``: rank 0 of the publisher runs it, the others ask (``records.py``).
+"""The server of a small store of records, for jobs that meet by ``tcp://``: rank 0 of the publisher runs the server,
+all others are clients (``records.py``).
 
-A connection begins with the server's banner, which has a number of its own. The caller's first frame proves the job's token by it; nothing is answered before.
-Then frames go both ways: 4 bytes of length, and JSON; bytes are written as latin-1. Nothing is kept but what callers put.
+A connection begins with the server's banner, which contains a fresh number. The caller's first frame proves the job's
+token with this number; before the proof the server answers nothing. Then frames go both ways: 4 bytes of length, and
+JSON; bytes are written as latin-1. The server keeps only the records of callers.
 
-One thread serves all. A caller that does not prove the token costs a descriptor for a while, and others nothing: few may be silent at a time, and all callers together have a
-share of the process's descriptors, so that the job's own files can be opened whoever calls.
+One thread serves all callers. A caller without a proof costs one descriptor for a while, and does not affect other
+callers: only a few callers may be silent at a time, and all callers together have a share of the process's descriptors,
+so the job can always open its own files.
 """
 
 from __future__ import annotations
@@ -28,17 +31,19 @@ from .job_token import TOKEN, is_proof
 BANNER = b"shardwire.records 2\n"
 NONCE_BYTES = 32  # in the banner, as hexadecimal digits
 MAX_FRAME = 1 << 20
-_MAX_FIRST_FRAME = 1 << 10  # of a caller that has proved nothing
-_MAX_RECORDS, _MAX_BYTES = 1 << 20, 256 << 20  # against callers without end
+_MAX_FIRST_FRAME = 1 << 10  # of a caller without a proof
+# Limits against endless callers
+_MAX_RECORDS, _MAX_BYTES = 1 << 20, 256 << 20
 _LONGEST_REST_S = 0.25
-# As the links' listener has it (backend/fabric/link_listener.cc).
+# The same values as in the links' listener (backend/fabric/link_listener.cc).
 _MAX_SILENT, _LEAST_STAY_S, _PROVE_WITHIN_S = 128, 0.5, 10.0
-_LOOK_AGAIN_S = 0.1  # after the system had no descriptor for a caller
+# The pause after the system had no descriptor for a caller
+_LOOK_AGAIN_S = 0.1
 _servers: weakref.WeakSet[RecordServer] = weakref.WeakSet()
 
 
 class _Caller:
-    """One connection. resting: what it saw last, and until when it waits for something else."""
+    """One connection. resting: the last count seen by the caller, and the end of the wait for another count."""
 
     __slots__ = ("socket", "since", "nonce", "is_proved", "inbox", "outbox", "resting")
 
@@ -48,7 +53,7 @@ class _Caller:
         self.resting: tuple[int, float] | None = None
 
     def pending(self) -> Any:
-        """The next request that is there whole; None where there is none. ValueError for what is no request."""
+        """The next complete request; None where there is none. ValueError for a malformed request."""
         if self.resting is not None or len(self.inbox) < 4:
             return None
         size = int.from_bytes(self.inbox[:4], "big")
@@ -68,7 +73,7 @@ class _Caller:
 
 
 class RecordServer:
-    """Serves on a thread of its own until ``close`` or the end of the process. OSError where the address is not to be had."""
+    """Serves on a separate thread until ``close`` or the end of the process. OSError for an unavailable address."""
 
     def __init__(self, host: str, port: int) -> None:
         self._listener = listen_for(host, port)
@@ -79,8 +84,8 @@ class RecordServer:
         self._closing = threading.Event()
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._listener, selectors.EVENT_READ)
-        self._is_full = False  # told once
-        self._listens_from: float | None = None  # set while nobody is let in
+        self._is_full = False  # warned once
+        self._listens_from: float | None = None  # set while no caller is accepted
         self._wakes, self._is_woken = socket.socketpair()
         self._selector.register(self._is_woken, selectors.EVENT_READ)
         _servers.add(self)
@@ -89,7 +94,7 @@ class RecordServer:
 
     @property
     def address(self) -> str:
-        """Where it listens, for messages."""
+        """The address of the listener, for messages."""
         host, port = self._listener.getsockname()[:2]
         return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
@@ -100,7 +105,7 @@ class RecordServer:
         self._thread.join(5.0)
 
     def close_sockets(self) -> None:
-        """All that a forked child needs to do, lest it keep the address when its parent has died."""
+        """Closes all sockets: a forked child must not keep the address after the parent's death."""
         for each in [self._listener, self._wakes, self._is_woken, *(caller.socket for caller in list(self._callers.values()))]:
             each.close()
         self._selector.close()
@@ -138,7 +143,8 @@ class RecordServer:
             self._let_in()
 
     def _let_in(self) -> None:
-        """Those who call, as far as there is room. Where there is none for a silent one, those go who had the time in which a rank would have proved itself."""
+        """Accepts callers, as far as there is room. Without room for another silent caller, drops silent callers after
+        a time in which a rank would have proved the token."""
         allowed = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         allowed = 1 << 20 if allowed == resource.RLIM_INFINITY else allowed
         most_silent, most = min(_MAX_SILENT, max(1, allowed // 8)), max(2, allowed // 2)
@@ -161,11 +167,11 @@ class RecordServer:
                 if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.ENOSPC):
                     self._listen(now + _LOOK_AGAIN_S)
                     return
-                # else this caller is gone
+                # Otherwise this caller is gone.
         self._listen(min((caller.since + _LEAST_STAY_S for caller in silent), default=now + _LEAST_STAY_S))
 
     def _listen(self, again: float | None) -> None:
-        """again: when to let in the next; None: when they call."""
+        """again: the time to accept the next caller; None: when a caller connects."""
         if (again is None) != (self._listens_from is None):
             if again is None:
                 self._selector.register(self._listener, selectors.EVENT_READ)
@@ -197,7 +203,8 @@ class RecordServer:
             self._step(caller, lambda caller: None)
 
     def _step(self, caller: _Caller, step: Any) -> None:
-        """Something with a caller, the requests of it that are there by then, and their answers as far as it takes them."""
+        """Runs a step for a caller, then takes the caller's complete requests, and sends as many answers as the socket
+        accepts."""
         if caller.socket.fileno() not in self._callers:
             return
         try:
@@ -210,7 +217,8 @@ class RecordServer:
             if len(caller.outbox) > 4 * MAX_FRAME:
                 raise ValueError("it asks, and does not read the answers")
             self._selector.modify(caller.socket, selectors.EVENT_READ | (selectors.EVENT_WRITE if caller.outbox else 0), caller)
-        except (OSError, ValueError, TypeError, LookupError, RecursionError):  # gone, or no client of ours
+        # The caller is gone, or no client of shardwire
+        except (OSError, ValueError, TypeError, LookupError, RecursionError):
             self._drop(caller)
 
     def _read(self, caller: _Caller) -> None:
@@ -228,7 +236,8 @@ class RecordServer:
                 raise ValueError("no proof")
             caller.is_proved = is_proof(str(request[1]), "caller", caller.nonce)
             caller.answer("welcome" if caller.is_proved else "token" if os.environ.get(TOKEN) else "no token")
-        elif request[0] == "rest":  # what the client saw last, seconds
+        # arguments: the last count seen by the client, seconds
+        elif request[0] == "rest":
             seconds = float(request[2])
             if not 0 <= seconds:
                 raise ValueError("no time")
@@ -247,7 +256,8 @@ class RecordServer:
             if len(self._records) > _MAX_RECORDS or self._bytes > _MAX_BYTES:
                 self._bytes -= len(key) + len(self._records.pop(key))
                 raise ValueError("the store is full")
-        elif kind == "remove":  # and what has its name and more
+        # The key, and longer keys that begin with the key and a "." or "/"
+        elif kind == "remove":
             for each in [each for each in self._records if each == key or each.startswith((f"{key}.", f"{key}/"))]:
                 self._bytes -= len(each) + len(self._records.pop(each))
         else:
@@ -257,14 +267,16 @@ class RecordServer:
 
 
 def listen_for(host: str, port: int) -> socket.socket:
-    """A listening socket where callers of ``host`` come, if that is this host: on all its addresses, as torch's TCPStore, since a host's own name is a loopback address in many an
-    /etc/hosts. On loopback alone where ``host`` says so itself. OSError for another host's address, and for one that is taken.
+    """A listening socket for callers of ``host``, if ``host`` is this host. Like torch's TCPStore, the socket listens
+    on all addresses, since a host's own name is a loopback address in many an /etc/hosts; on loopback alone where
+    ``host`` is a loopback address. OSError for another host's address, and for a used address.
     """
     family, _, _, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     if host == "localhost" or host == place[0] and (host.startswith("127.") or host == "::1"):
         return socket.create_server((host, port), family=family, backlog=1024)
     with socket.socket(family, socket.SOCK_STREAM) as probe:
-        probe.bind((place[0], 0, *place[2:]))  # OSError where it is no address of this host
+        # OSError for an address of another host
+        probe.bind((place[0], 0, *place[2:]))
     if socket.has_dualstack_ipv6():
         return socket.create_server(("::", port), family=socket.AF_INET6, backlog=1024, dualstack_ipv6=True)
     return socket.create_server(("", port), backlog=1024)

@@ -1,4 +1,5 @@
-"""The files of a checkpoint while it is being written: hidden under names of their own, and moved into place when all of it is on the disk."""
+"""The files of a checkpoint during a save: hidden under temporary names, and moved into place when all bytes are on the
+disk."""
 
 from __future__ import annotations
 
@@ -21,14 +22,15 @@ from .progress import SILENT, Progress
 from .safetensors_file import Stored
 from .save_plan import PlannedFile
 
-_PIECE = 8 << 20  # bytes that are written before the disk is asked to begin with them
+_PIECE = 8 << 20  # bytes written before the disk is asked to begin with them
 _SYNC_FILE_RANGE_WRITE = 2  # Linux's; Python has no name for it
 _MOST_HELD = 64  # descriptors of replaced files; a process may have few
-_removals: list[threading.Thread] = []  # that give back the blocks of replaced files
+_removals: list[threading.Thread] = []  # threads that release the blocks of replaced files
 
 
 class Draft:
-    """The hidden files of one save, as one rank sees them. token: the same on all ranks, and of this save only."""
+    """The hidden files of one save, as one rank sees them. token: the same on all ranks, and different for each
+    save."""
 
     def __init__(self, folder: str, token: str, files: Sequence[PlannedFile]) -> None:
         self.folder = Path(folder)
@@ -43,7 +45,7 @@ class Draft:
         return self.folder / f".index.shardwire-{self.token}.tmp"
 
     def create(self, number: int) -> None:
-        """The whole file with its header, its blocks taken from the disk: who is told that it is full is told here."""
+        """Creates the whole file with its header, and allocates all blocks: a full disk is reported here."""
         file = self.files[number]
         descriptor = os.open(self.hidden(number), os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
         try:
@@ -54,10 +56,11 @@ class Draft:
             os.close(descriptor)
 
     def write(self, number: int, parts: Iterable[tuple[int, torch.Tensor]], shown: Progress = SILENT) -> None:
-        """Contiguous CPU tensors to their places in a file, (first byte, tensor) each, in the order of places. The disk begins at once with what is there."""
+        """Writes contiguous CPU tensors to their places in a file, (first byte, tensor) each, in the order of places.
+        The disk begins at once with the written bytes."""
         descriptor = os.open(self.hidden(number), os.O_WRONLY | os.O_CLOEXEC)
         try:
-            begin = end = 0  # written, and not told to the disk
+            begin = end = 0  # written, and not yet passed to the disk
             for place, tensor in parts:
                 content = memory_of(tensor)
                 for at in range(0, len(content), _PIECE):
@@ -74,7 +77,7 @@ class Draft:
             os.close(descriptor)
 
     def view(self, number: int, stored: Stored, part: object, dtype: torch.dtype) -> torch.Tensor:
-        """The memory of one tensor of a file, or of some of its rows; what is written there is in the file."""
+        """The memory of one tensor of a file, or of some of its rows; writes to the memory go into the file."""
         rows = (part.start, part.stop) if isinstance(part, Rows) else (0, stored.rows)
         shape = (rows[1] - rows[0], *stored.shape[1:]) if stored.shape else ()
         if stored.begin == stored.end:
@@ -89,7 +92,7 @@ class Draft:
         return self._mapped[number]
 
     def sync(self, number: int) -> None:
-        """All ranks' bytes of the file onto the disk; raises OSError when that fails."""
+        """Brings the bytes of all ranks in the file onto the disk; raises OSError for a failure."""
         descriptor = os.open(self.hidden(number), os.O_RDWR | os.O_CLOEXEC)
         try:
             with _named(self._where(number, f"its {self.files[number].size} bytes cannot be brought onto the disk")):
@@ -101,7 +104,7 @@ class Draft:
         return f"{self.folder}: file {number + 1} of {len(self.files)} of the checkpoint ({self.hidden(number).name}): {what}"
 
     def check(self) -> None:
-        """That this rank, which is to move them, sees all files."""
+        """Checks that this rank, which moves the files, sees all files."""
         for number, file in enumerate(self.files):
             try:
                 size = self.hidden(number).stat().st_size
@@ -112,7 +115,8 @@ class Draft:
                                       f"{'does not see' if size < 0 else f'sees with {size} bytes'}; save needs a folder that all ranks share")
 
     def publish(self, metadata: Mapping[str, str]) -> list[str]:
-        """Moves the files into place. Until the last rename a reader finds the old checkpoint, if there was one, and from then on the new one."""
+        """Moves the files into place. Until the last rename a reader finds the old checkpoint, if any, and after the
+        last rename the new one."""
         old = _files_of(self.folder)
         names = self._names()
         moved: list[Path] = []
@@ -127,7 +131,7 @@ class Draft:
         is_indexed = False
         try:
             for number, name in enumerate(names):
-                moved.append(self.folder / name)  # first: what ends the rename may end it when it is done
+                moved.append(self.folder / name)  # first: an interrupt may come after the rename
                 os.rename(self.hidden(number), self.folder / name)
             _sync_folder(self.folder)
             if names != [SINGLE]:
@@ -135,15 +139,16 @@ class Draft:
                 is_indexed = True  # perhaps: see below
                 os.rename(self._hidden_index(), self.folder / INDEX)
         except BaseException:
-            # Once the index has its name they are the checkpoint, and they stay. Ctrl-C, and some file systems, fail a rename that is done: so it counts
-            # whether the index's draft is there still.
+            # Once the index has its final name, the files are the checkpoint and must stay. Ctrl-C and some file
+            # systems report a completed rename as failed, so the test is whether the index's draft still exists.
             if names != [SINGLE] and not (is_indexed and not os.path.lexists(self._hidden_index())):
                 for path in moved:
-                    path.unlink(missing_ok=True)  # no index names them
+                    path.unlink(missing_ok=True)  # no index names these files
             raise
         if names != [SINGLE]:
             _sync_folder(self.folder)
-        # What the old one alone had. model.safetensors comes first in readers' order, so it goes now, or the index that it came in place of.
+        # Files of the old checkpoint only. Readers look for model.safetensors first: an old one goes now, or, when the
+        # new checkpoint is one file, the old index.
         stale = [name for name in old if name not in names and name != INDEX]
         if names == [SINGLE] and INDEX in old:
             stale.insert(0, INDEX)
@@ -153,7 +158,8 @@ class Draft:
         _sync_folder(self.folder)
 
     def _names(self) -> list[str]:
-        """As transformers names them; with the token where such names are taken, since an old index may still count on those files."""
+        """The names that transformers uses; with the token where these names are taken, since an old index may still
+        name the files."""
         if len(self.files) == 1:
             return [SINGLE]
         for stem in ("model", f"model-{self.token}"):
@@ -175,7 +181,7 @@ class Draft:
             os.close(descriptor)
 
     def discard(self) -> None:
-        """Removes what is left of the draft, whoever made it; after a failure."""
+        """Removes the rest of the draft of all ranks, after a failure."""
         self._mapped.clear()
         for path in [*(self.hidden(number) for number in range(len(self.files))), self._hidden_index()]:
             with contextlib.suppress(OSError):
@@ -184,7 +190,7 @@ class Draft:
 
 @contextlib.contextmanager
 def _named(where: str) -> Iterator[None]:
-    """An OSError in here says where it was. The system's own text of a full disk names no file."""
+    """Adds the place to an OSError raised inside. The system's own text for a full disk names no file."""
     try:
         yield
     except OSError as error:
@@ -192,7 +198,7 @@ def _named(where: str) -> Iterator[None]:
 
 
 def _held_open(paths: Sequence[Path]) -> list[int]:
-    """Descriptors of those that can be had; each keeps its file's blocks when its name goes."""
+    """Descriptors of the files that can be opened; each descriptor keeps its file's blocks after the name is gone."""
     held = []
     for path in paths[:_MOST_HELD]:
         with contextlib.suppress(OSError):
@@ -201,7 +207,7 @@ def _held_open(paths: Sequence[Path]) -> list[int]:
 
 
 def _let_go(descriptors: Sequence[int]) -> None:
-    """Closes files that have no name any more, beside the caller: giving back the blocks and pages of some GB takes a while."""
+    """Closes files without names on a separate thread: freeing the blocks and pages of some GB takes a while."""
     def close() -> None:
         for descriptor in descriptors:
             os.close(descriptor)
@@ -211,13 +217,14 @@ def _let_go(descriptors: Sequence[int]) -> None:
 
 
 def wait_for_removals() -> None:
-    """Until the disk has the space of all files back that this process replaced."""
+    """Waits until the disk has freed the space of all files replaced by this process."""
     while _removals:
         _removals.pop().join()
 
 
 def _begin_writing(descriptor: int, begin: int, end: int) -> None:
-    """Asks the disk to begin with these bytes of a file, and does not wait. A hint: fsync comes later, and tells what fails."""
+    """Asks the disk to begin with these bytes of a file, and does not wait. A hint: fsync comes later, and reports
+    failures."""
     if begin < end:
         ctypes.CDLL(None).sync_file_range(descriptor, ctypes.c_int64(begin), ctypes.c_int64(end - begin), _SYNC_FILE_RANGE_WRITE)
 
@@ -243,7 +250,7 @@ def _sync_folder(folder: Path) -> None:
 
 
 def _files_of(folder: Path) -> list[str]:
-    """The files of the checkpoint that is in the folder now; none where its index cannot be read."""
+    """The files of the current checkpoint in the folder; none where the index cannot be read."""
     names = [name for name in (SINGLE, INDEX) if (folder / name).is_file()]
     if INDEX in names:
         with contextlib.suppress(CheckpointError):

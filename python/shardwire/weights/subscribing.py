@@ -1,4 +1,4 @@
-"""subscribe: another job's weights, in this job's layouts, one whole version at a time."""
+"""subscribe: brings another job's weights into this job's layouts, one whole version at a time."""
 
 from __future__ import annotations
 
@@ -31,23 +31,26 @@ _DEFAULT_S = 1800.0
 
 def subscribe(store: Any, name: str, layouts: Any = None, group: Any = None, *, cast: torch.dtype | None = None, mapping: Any = None, strict: bool = True,
               device: Any = None, staged: bool = False, timeout: Seconds = None, progress: ProgressArgument = None) -> Subscription:
-    """Finds the publisher ``name`` and compiles the movement from its layouts into ours; then ``fetch`` as often as you like. See docs/publish.md.
+    """Finds the publisher ``name`` and compiles the movement from its layouts into this job's layouts; then call
+    ``fetch`` as often as you like. See docs/publish.md.
 
-    Collective: every rank of ``group`` (None: the default group, or this process alone where there is none) calls it. Waits for a publisher.
+    Collective: every rank of ``group`` (None: the default group, or this process alone where there is none) calls.
+    Waits for a publisher.
 
-    store: where the jobs meet, as :func:`publish` was given it.
-    layouts: what ``sync`` takes as a target: a module, or a dict of Layouts (allocated), tensors, DTensors and (Layout, tensor) pairs. None: every tensor
-        whole, as it was published.
-    cast: a floating dtype for what is allocated here of floating Layouts and meta tensors; ``None``: their own. Tensors and modules have theirs.
+    store: where the jobs meet, as given to :func:`publish`.
+    layouts: a target as in ``sync``: a module, or a dict of Layouts (allocated), tensors, DTensors and (Layout, tensor)
+        pairs. None: every tensor whole, as published.
+    cast: a floating dtype for allocated tensors of floating Layouts and meta tensors; ``None``: their own dtypes. Given
+        tensors and modules keep their dtypes.
     mapping, strict, device: as in ``sync``; the mapping's source is the publisher.
-    staged: versions come into a second copy of the target, in the shared heap, and are copied from there when they are whole: a fetch that fails leaves
-        the target as it was. False: they come into the target itself, which after a failed fetch may hold parts of two versions.
-    timeout: seconds for finding the publisher, and for each fetch that gives none; None: 30 minutes.
+    staged: True: versions arrive in a second copy of the target, in the shared heap, and are copied into the target
+        when whole: a failed fetch leaves the target unchanged. False: versions arrive in the target itself; after a
+        failed fetch the target may hold parts of two versions.
+    timeout: seconds for finding the publisher, and for each fetch without a timeout; None: 30 minutes.
+    progress: as for :func:`load`, for the search of the publisher and for each transfer of a version.
 
-    progress: as for :func:`load`, of looking for the publisher and of each transfer of a version.
-
-    Raises TimeoutError when there is no publisher or its ranks do not answer (by number), MismatchError for another job's token, ValueError listing by name
-    what does not fit.
+    Raises TimeoutError when there is no publisher or its ranks do not answer (by number), MismatchError for another
+    job's token, ValueError with the names of the weights that do not fit.
     """
     meeting = Meeting(own_group(group, timeout), "subscribe", None)
     error: Exception | None = None
@@ -61,9 +64,10 @@ def subscribe(store: Any, name: str, layouts: Any = None, group: Any = None, *, 
             raise TypeError(f"staged is {kind_of(staged)}; give True or False")
         wanted = Wanted(layouts, cast, mapping, strict, device, staged, meeting)
         address = Address(store, name)
-        Progress("", progress, 0)  # whether it is one
+        Progress("", progress, 0)  # checks the argument
         blobs = [f"ranks.{secrets.token_hex(8)}".encode(), json.dumps([address.text, name, staged]).encode(), b""]
-    except Exception as failure:  # whatever it was, of a caller's mapping as well: the others wait and must hear of it
+    # Any exception, also of a caller's mapping: the other ranks wait and must be notified
+    except Exception as failure:
         error = failure
     everyone = meeting.exchange(blobs, error)
     assert wanted is not None and address is not None
@@ -72,7 +76,8 @@ def subscribe(store: Any, name: str, layouts: Any = None, group: Any = None, *, 
             raise MismatchError(f"ranks 0 and {rank} subscribe differently: store, name, staged are {everyone[0][1].decode()} and {given[1].decode()}")
     limit = _DEFAULT_S if seconds is None else seconds
     deadline = time.monotonic() + limit
-    place = None if len(everyone) == 1 else open_place(address, deadline)  # one that is alone needs no store for its group
+    # A single rank needs no store for its group
+    place = None if len(everyone) == 1 else open_place(address, deadline)
     key = everyone[0][0].decode()
     meets_in = dist.HashStore() if place is None else place.group_store(key)
     control = _C.create_backend(meets_in, meeting.rank, len(everyone), timedelta(seconds=limit + SLACK_S), f"subscribers of {name}")
@@ -88,64 +93,74 @@ def subscribe(store: Any, name: str, layouts: Any = None, group: Any = None, *, 
 
 
 class Subscription:
-    """What :func:`subscribe` returns. Every rank of the subscribing group makes the same calls, in the same order. A fetch that another thread calls waits for the one under way."""
+    """The result of :func:`subscribe`. Every rank of the subscribing group makes the same calls, in the same order. A
+    fetch from another thread waits for the running fetch."""
 
     def __init__(self, address: Address, control: Meeting, store: Any, wanted: Wanted, seconds: float, progress: ProgressArgument) -> None:
         self._address, self._control, self._wanted, self._seconds = address, control, wanted, seconds
-        self._store = store  # some are Python's, and the group asks them
+        self._store = store  # kept: the group uses the store, and some stores are Python objects
         self._joint: Joint | None = None
-        self._publisher = ""         # the id of the one that we are joined with
-        self._fetched_from = ""      # and of the one that our version came from
+        self._publisher = ""  # the id of the joined publisher
+        self._fetched_from = ""  # the id of the publisher of the fetched version
         self._version: int | None = None
-        self._staged: int | None = None  # the version in the second copy; None while it has none whole
+        # The version in the second copy; None while the copy has no whole version
+        self._staged: int | None = None
         self._closed = False
         self._progress = progress
         self._turn = threading.Lock()
 
     @property
     def target(self) -> Any:
-        """The target module; for a dict a new dict with the local tensors and DTensors. While ``version`` is None it holds nothing whole: do not read it."""
+        """The target module; for a dict a new dict with the local tensors and DTensors. While ``version`` is None the
+        target holds no whole version: do not read the target."""
         return self._wanted.result()
 
     @property
     def version(self) -> int | None:
-        """The version that the target holds, whole; None before the first fetch, and (unless ``staged``) while one runs and after one that failed."""
+        """The whole version in the target; None before the first fetch, and (unless ``staged``) while a fetch runs and
+        after a failed fetch."""
         return self._version
 
     def fetch(self, version: int | None = None, timeout: Seconds = None, *, newer: bool = False, changed: bool = False) -> int:
         """Moves one version into the target, whole, and returns its number.
 
-        version: an int waits until it is committed; None takes the newest that all the publisher's ranks have, and waits where there is none.
-        newer: waits for one after ``self.version``. changed: moves only the blocks that changed since ``self.version``, where the publisher notes them
-        (``changes=True``), and it is the same publisher still; else everything.
+        version: an int waits until the version is committed; None takes the newest version of all the publisher's
+        ranks, and waits where there is none.
+        newer: waits for a version after ``self.version``.
+        changed: moves only the blocks changed since ``self.version``, where the publisher notes the changes
+            (``changes=True``) and is still the same publisher; else everything.
 
-        An error tells what the target holds now. With ``staged`` that is what it was before. Otherwise ``version`` is None, and the target may hold parts of
-        two versions until a fetch succeeds; but where no bytes moved yet (nothing in time, a version that is gone) both are what they were.
-        The next fetch joins the publisher, or the next one of its name, anew.
+        The text of an error says what the target holds. With ``staged`` the target is unchanged. Otherwise ``version``
+        is None, and the target may hold parts of two versions until a fetch succeeds; but where no bytes moved yet
+        (nothing in time, a version that is gone) target and version are unchanged. The next fetch joins the publisher,
+        or the next publisher of the name, anew.
 
-        Raises the same type on every rank: TimeoutError (nothing in time, ranks by number), PeerFailedError (a rank of either side died, named),
-        AbortedError (the publisher closed, or sent us away), ValueError (a version that is gone).
+        Raises the same type on every rank: TimeoutError (nothing in time, ranks by number), PeerFailedError (a rank of
+        either side died, named), AbortedError (the publisher closed, or ended this subscription), ValueError (a version
+        that is gone).
         """
         found = self._bring(version, timeout, newer, changed)
         return found if self._wanted.stage is None else self.apply()
 
     async def fetch_async(self, version: int | None = None, timeout: Seconds = None, *, newer: bool = False, changed: bool = False) -> int:
-        """:meth:`fetch` for asyncio: the event loop goes on meanwhile. A task that is cancelled leaves the fetch to end by itself, since the other ranks are in it:
-        no other one of this subscription may begin before.
+        """:meth:`fetch` for asyncio: the event loop goes on meanwhile. A cancelled task leaves the fetch to end by
+        itself, since the other ranks take part in the fetch: no other fetch of this subscription may begin before.
         """
         return await in_thread(lambda: self.fetch(version, timeout, newer=newer, changed=changed))
 
     def stage(self, version: int | None = None, timeout: Seconds = None, *, newer: bool = False, changed: bool = False) -> int:
-        """The first half of :meth:`fetch` of a ``staged`` subscription: moves one version into the second copy. The target may be read meanwhile, also by
-        other threads. ``newer`` and ``changed`` count from what was staged last. Collective, with the errors of ``fetch``.
+        """The first half of :meth:`fetch` of a ``staged`` subscription: moves one version into the second copy. The
+        target may be read meanwhile, also by other threads. ``newer`` and ``changed`` count from the last staged
+        version. Collective, with the errors of ``fetch``.
         """
         if not self._wanted.is_staged:
             raise ValueError(f"the subscription to {self._address.name!r} has no second copy to fetch into; make it with subscribe(staged=True)")
         return self._bring(version, timeout, newer, changed)
 
     def apply(self) -> int:
-        """The second half: copies what was staged into the target, and returns its version. Of this rank alone, at the speed of memory; the target is not to
-        be read meanwhile. ValueError, before anything is written, where nothing is staged whole or the target has other tensors than it had.
+        """The second half: copies the staged version into the target, and returns its number. Local to this rank, at
+        the speed of memory; the target must not be read meanwhile. ValueError, before anything is written, where
+        nothing is staged whole or the target's tensors have changed.
         """
         stage, staged = self._wanted.stage, self._staged
         if stage is None or staged is None:
@@ -157,7 +172,8 @@ class Subscription:
         return staged
 
     def _bring(self, version: int | None, timeout: Seconds, newer: bool, changed: bool) -> int:
-        """A version into the second copy, or where there is none into the target. One thread at a time; another one's call waits for its turn."""
+        """Brings a version into the second copy, or without a second copy into the target. One thread at a time; other
+        threads wait."""
         seconds = as_seconds(timeout)
         seconds = self._seconds if seconds is None else seconds
         deadline = time.monotonic() + seconds
@@ -178,7 +194,7 @@ class Subscription:
             return self._fetch(request, deadline)
         except Exception:
             raise
-        except BaseException:  # Ctrl-C: nobody knows how far the others are
+        except BaseException:  # Ctrl-C: the progress of the other ranks is unknown
             if self._joint is not None:
                 self._joint.abort()
             _C.abort(self._control.backend)
@@ -186,13 +202,14 @@ class Subscription:
             raise
 
     def close(self) -> None:
-        """Leaves the publisher, which goes on. Collective in so far as a rank that closes ends the subscription for all."""
+        """Leaves the publisher, which goes on. One rank's close ends the subscription for all ranks of the
+        subscriber."""
         if self._closed:
             return
         self._closed = True
         joint, self._joint = self._joint, None
         if joint is not None:
-            with contextlib.suppress(Exception):  # it was gone before us
+            with contextlib.suppress(Exception):  # the publisher was gone before
                 joint.request(Request(LEAVE) if self._control.rank == 0 else None, 1.0)
             joint.leave()
         _C.shutdown(self._control.backend)
@@ -212,10 +229,10 @@ class Subscription:
     def __repr__(self) -> str:
         return f"<shardwire.Subscription {self._address.name!r}, version {self._version}>"
 
-    # ---- steps of a fetch, as all our ranks make them
+    # ---- steps of a fetch, the same on all ranks of the subscriber
 
     def _agree(self, version: int | None, newer: bool, changed: bool, seconds: float) -> Request:
-        """The same request on all ranks, before the publisher hears of it."""
+        """Agrees on the same request on all ranks, before the request goes to the publisher."""
         error: Exception | None = None
         request = Request(FETCH, milliseconds=int(seconds * 1000))
         try:
@@ -234,13 +251,14 @@ class Subscription:
                 raise MismatchError(f"ranks 0 and {rank} fetch differently: version (-1: the newest), newer, changed are {everyone[0][0].decode()} and "
                                     f"{given[0].decode()}")
         here = self._staged if self._wanted.is_staged else self._version
-        if here is None:  # a second copy that is not whole takes everything, but what is newer than the target is known all the same
+        # An incomplete second copy needs the whole state; newer= then counts from the target's version
+        if here is None:
             request.changed, here = 0, self._version
         request.since = -1 if here is None else here
         return request
 
     def _alone(self, call: Any, seconds: float) -> Any:
-        """A step among our own ranks. Where that fails the group of our ranks is gone, and with it the subscription."""
+        """A step among the subscriber's own ranks. A failure ends the group of these ranks, and so the subscription."""
         self._control.seconds = seconds + 4 * SLACK_S
         try:
             return call()
@@ -251,7 +269,8 @@ class Subscription:
             raise
 
     def _is_well(self) -> bool:
-        """Whether the group of our own ranks still works: an error that all agreed on leaves it whole."""
+        """Whether the group of the subscriber's ranks still works: an error that all ranks agreed on does not harm the
+        group."""
         try:
             self._control.settle(None)
             return True
@@ -267,7 +286,8 @@ class Subscription:
             joint.leave()
 
     def _connect(self, deadline: float) -> None:
-        """Joins the publisher that has the name now: rank 0 finds it, all make a group with it and compile."""
+        """Joins the current publisher of the name: rank 0 finds the publisher, all ranks make a group with the
+        publisher and compile."""
         error: Exception | None = None
         note: dict[str, Any] = {}
         if self._control.rank == 0:
@@ -298,7 +318,8 @@ class Subscription:
             joint.compile(b"", None, self._wanted.read)
 
     def _settle_or_drop(self, error: Exception | None, deadline: float) -> None:
-        """All ranks of the subscriber have no error, or all raise one and are out of the subscription's group."""
+        """No rank of the subscriber has an error, or all ranks raise the same error and leave the subscription's
+        group."""
         try:
             self._settle(error, deadline)
         except BaseException:
@@ -308,7 +329,8 @@ class Subscription:
     def _fetch(self, request: Request, deadline: float) -> int:
         if self._publisher != self._fetched_from:
             request.since = -1
-        before = self._holds(None)  # on all ranks, since nobody knows whose bytes move before a failure
+        # On all ranks: before a failure, bytes may have moved on any rank
+        before = self._holds(None)
         error: Exception | None = None
         choice = Choice("wait")
         try:
@@ -324,7 +346,8 @@ class Subscription:
             self._settle_or_drop(error, deadline)
         except Exception as failure:
             raise type(failure)(f"{failure}; {self._what_target_holds()}") from failure
-        if choice.verdict != "take":  # on all ranks, since all had the same answers; nothing moved
+        # On all ranks, since all had the same answers; nothing moved
+        if choice.verdict != "take":
             self._holds(before)
             raise self._without(request, choice)
         self._holds(choice.version)
@@ -332,7 +355,8 @@ class Subscription:
         return choice.version
 
     def _holds(self, version: int | None) -> int | None:
-        """Notes what is where versions come; returns what was there before."""
+        """Notes the version of the second copy, or without a second copy of the target; returns the previous
+        version."""
         if self._wanted.is_staged:
             before, self._staged = self._staged, version
         else:
@@ -340,7 +364,7 @@ class Subscription:
         return before
 
     def _what_target_holds(self) -> str:
-        """After a fetch that failed, for its error."""
+        """A text about the target for the error of a failed fetch."""
         if not self._wanted.is_staged:
             return ("the target may hold parts of two versions now (its version is None): do not read it before a fetch succeeds. "
                     "With subscribe(staged=True) it would be what it was")
@@ -360,7 +384,7 @@ class Subscription:
     def _move(self, joint: Joint, choice: Choice, deadline: float) -> None:
         left = max(0.0, deadline - time.monotonic()) + SLACK_S
         if self._wanted.stage is not None:
-            self._wanted.stage.check()  # now, when all ranks still hear of it
+            self._wanted.stage.check()  # now, while all ranks can still be notified
         with Progress(f"fetch version {choice.version} of {self._address.name!r}", self._progress, self._control.rank) as shown:
             movement = joint.full if choice.whole else joint.compile_changed(lambda name: (), left) if choice.moves else None
             if movement is not None:

@@ -1,7 +1,8 @@
-"""What a publisher's rank holds: one or several versions of its state, each whole, and who reads them.
+"""The versions on a publisher's rank: one or several whole versions of the state, and their readers.
 
-A buffer has a version only while its bytes do not change. Who reads pins it; a commit takes the oldest buffer, and whoever still reads that is
-given ``patience`` seconds and then sent away. Used by the trainer's thread (write) and by the threads that serve subscribers.
+A buffer has a version only while its bytes do not change. A reader pins the buffer; a commit takes the oldest buffer,
+and a reader of this buffer gets ``patience`` seconds before the publisher ends the reader's subscription. Used by the
+trainer's thread (write) and by the threads that serve subscribers.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from ..errors import InternalError
 from .holdings import Holdings
 
 MAX_BUFFERS = 4
-_LEAVE_S = 60.0  # a reader that was sent away is gone by then, whatever it did
+# The longest time until an ended reader is gone
+_LEAVE_S = 60.0
 
 
 class Reader(Protocol):
@@ -26,7 +28,8 @@ class Reader(Protocol):
 
 
 class Slot:
-    """One storage of the state on this rank: tied names share it. Blocks are of whole rows of the local tensor."""
+    """One storage of the state on this rank: tied names share the storage. Blocks are whole rows of the local
+    tensor."""
 
     __slots__ = ("names", "shape", "dtype", "row_bytes", "rows", "block_rows", "num_blocks")
 
@@ -45,8 +48,8 @@ class Slot:
 
 
 class Buffer:
-    """A copy of the state. version: what new readers may have of it, or None; content: what its bytes are, or None while they are written.
-    changed: per slot and block the version that last changed it, at the time of this one.
+    """A copy of the state. version: the version for new readers, or None; content: the version of the bytes, or None
+    during a write. changed: per slot and block the version that last changed the block, at the time of this version.
     """
 
     __slots__ = ("version", "content", "blocks", "tensors", "changed", "readers")
@@ -77,7 +80,8 @@ class Versions:
     # ---- the trainer's side
 
     def write(self, version: int, patience: float) -> None:
-        """Takes the state as it is now as ``version``. On an error the older versions stay, less the one whose buffer was taken."""
+        """Copies the present state as ``version``. On an error the older versions stay, except the version of the taken
+        buffer."""
         tensors = self._holdings.tensors()
         for name, given in tensors.items():
             _C.require_memory(given, f"the state's {name!r}")
@@ -100,7 +104,8 @@ class Versions:
             self._state.notify_all()
 
     def _claim(self, patience: float) -> tuple[Buffer, int]:
-        """The oldest buffer, without a version from now on, once nobody reads it; and the version that it had, -1 for none."""
+        """The oldest buffer, without a version from now on and without readers; and the buffer's previous version, -1
+        for none."""
         with self._state:
             buffer = min(self._buffers, key=lambda one: -1 if one.version is None else one.version)
             before = -1 if buffer.version is None else buffer.version
@@ -116,7 +121,7 @@ class Versions:
         return buffer, before
 
     def _write_blocks(self, index: int, tensor: torch.Tensor, buffer: Buffer, before: int, latest: Buffer | None, version: int) -> None:
-        """Compares with the version before, byte by byte, and writes what the buffer does not have yet."""
+        """Compares with the version before, byte by byte, and writes the blocks in which the buffer is out of date."""
         slot, table = self.slots[index], self._changed[index]
         now = _bytes_of(tensor)
         known = None if latest is None else latest.blocks[index]
@@ -132,7 +137,7 @@ class Versions:
     # ---- the readers' side
 
     def pin_all(self, reader: Reader) -> dict[int, Buffer]:
-        """Every version that is there, none of which is overwritten until the reader releases it."""
+        """All present versions; none is overwritten until the reader releases it."""
         with self._state:
             held = {buffer.version: buffer for buffer in self._buffers if buffer.version is not None}
             for buffer in held.values():
@@ -147,13 +152,14 @@ class Versions:
             self._state.notify_all()
 
     def wait_for_commit(self, seconds: float) -> None:
-        """Until another version is there, at most so long."""
+        """Waits for the next version, at most `seconds`."""
         with self._state:
             newest = self.newest
             self._state.wait_for(lambda: self.newest != newest, max(0.0, seconds))
 
     def changed_rows(self, buffer: Buffer, name: str, since: int) -> list[tuple[int, int]]:
-        """Ranges of rows of the name's local tensor that may differ between version ``since`` and the buffer's."""
+        """Ranges of rows of the name's local tensor that may differ between version ``since`` and the buffer's
+        version."""
         index = self._place.get(name)
         if index is None:
             return []
