@@ -1,6 +1,7 @@
-"""Weights where they are wanted: between modules of one job, from files and into files. See docs/weights.md.
+"""Weights between modules of one job, from files and into files. See docs/weights.md.
 
-sync, load and save are three doors into one corridor: holdings (what a rank has), matching (which names are which), movement (one compiled op).
+sync, load and save share three steps: holdings (the weights of a rank), matching (source names to target names),
+movement (one compiled op).
 """
 
 from ..compiler.fused import FusedLayout

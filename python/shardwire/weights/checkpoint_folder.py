@@ -1,4 +1,5 @@
-"""Which safetensors files a path means, and which of them has which tensor: single files, lists of files, folders with and without an index."""
+"""The safetensors files of a path, and the tensors of each file: single files, lists of files, folders with and without
+an index."""
 
 from __future__ import annotations
 
@@ -22,7 +23,8 @@ from .wanted import Asking, meet, wanted_ranges
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
-# One of several files. Without an index it is of a checkpoint that is being saved, or whose save was killed: it neither is one nor hides one.
+# The name of one of several files. Without an index the file belongs to an unfinished or killed save: such a file is no
+# checkpoint, and hides none.
 _PART = re.compile(r"-\d{5}-of-(?!00001)\d{5}\.safetensors$")
 
 
@@ -32,7 +34,8 @@ class FileSet:
     def __init__(self, path: Any) -> None:
         """path: a file, a folder, or a list of files. Raises CheckpointError, UnsupportedError, TypeError, OSError."""
         self.files: list[OpenFile] = []
-        self.tensors: dict[str, tuple[int, Stored]] = {}  # name -> (which file, where in it)
+        # name -> (which file, where in the file)
+        self.tensors: dict[str, tuple[int, Stored]] = {}
         try:
             if isinstance(path, (str, os.PathLike)):
                 self._read_path(as_path(path))
@@ -54,14 +57,15 @@ class FileSet:
             yield name, stored.shape, stored.dtype or DTYPES[stored.dtype_name][1]
 
     def supply(self, found: Match, targets: dict[str, Weight], asking: Asking, shown: Progress = SILENT) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Layouts and tensors of what is moved. Every reader has all of it, in the page cache, into which each brings its even part."""
+        """Layouts and tensors of the moved weights. Every reader has all tensors, in the page cache; each reader brings
+        an even part into the cache."""
         bring_in(self, share_of(self.wanted_spans(found, targets, asking), asking.which, asking.count), shown)
         needed = [placed.name for space in found.spaces for placed in space.sources]
         tensors = {name: self.files[self.tensors[name][0]].tensor(self.tensors[name][1]) for name in needed}
         return {name: Whole(self.tensors[name][1].shape) for name in needed}, tensors
 
     def wanted_spans(self, found: Match, targets: dict[str, Weight], asking: Asking) -> list[Span]:
-        """The bytes that are asked for, as whole rows of the tensors: sorted, not overlapping."""
+        """The requested bytes, as whole rows of the tensors: sorted, not overlapping."""
         spans = []
         for placed, ranges in wanted_ranges(found, targets, asking):
             which, stored = self.tensors[placed.name]
@@ -82,7 +86,8 @@ class FileSet:
     def _read_path(self, path: Path) -> None:
         if not path.is_dir():
             self._join([path])
-        elif (path / SINGLE).is_file():  # first, as transformers looks; save() relies on it
+        # first, as in transformers; save() relies on this order
+        elif (path / SINGLE).is_file():
             self._join([path / SINGLE])
         elif (path / INDEX).is_file():
             self._read_indexed(path)
@@ -126,7 +131,7 @@ def _merged(spans: list[Span]) -> list[Span]:
 
 
 def read_index(index: Path) -> dict[str, str]:
-    """The weight_map of an index: tensor names to file names, all of them files of the index's folder that are there."""
+    """The weight_map of an index: tensor names to file names; all files exist in the index's folder."""
     try:
         weight_map = json.loads(read_regular(index).decode("utf-8"))["weight_map"]
         wanted = {str(name): str(file) for name, file in weight_map.items()}

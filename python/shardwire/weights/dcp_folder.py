@@ -1,6 +1,8 @@
-"""A checkpoint of torch.distributed.checkpoint as a source of weights: .metadata says which chunk of which tensor lies where in which file.
+"""A checkpoint of torch.distributed.checkpoint as a source of weights: .metadata gives the file and place of each
+tensor's chunks.
 
-Both the metadata and the chunks are pickles, read as inert records (pickles.py), of which this file looks for the few that it knows.
+Both the metadata and the chunks are pickles, read as inert records (pickles.py). This file uses the few known kinds of
+records.
 """
 
 from __future__ import annotations
@@ -36,10 +38,11 @@ class ChunkedTensor:
 
 
 class DcpFolder:
-    """The tensors of one such folder by name. Other values (step counts and the like) are not for us."""
+    """The tensors of one such folder by name. Other values (step counts and the like) are ignored."""
 
     def __init__(self, folder: Path) -> None:
-        """Raises CheckpointError for what is broken, UnsupportedError for what is kept in another way, OSError for what cannot be read."""
+        """Raises CheckpointError for a broken folder, UnsupportedError for another way of storage, OSError for
+        unreadable files."""
         self.folder = folder
         self.tensors: dict[str, ChunkedTensor] = {}
         size = (folder / METADATA).stat().st_size
@@ -64,7 +67,7 @@ class DcpFolder:
     def _read(self, described: dict[str, Record], stored: dict[Record, Record]) -> None:
         places: dict[tuple[str, tuple[int, ...]], Record] = {}
         for index, place in stored.items():
-            offset = index.get("offset")  # other values than tensors have none
+            offset = index.get("offset")  # values other than tensors have none
             if offset is not None:
                 places[index["fqn"], dims_of(offset)] = place
         for name, record in described.items():
@@ -97,7 +100,7 @@ class DcpFolder:
         return Chunk(offset, shape, file, begin, length)
 
     def supply(self, found: Match, targets: dict[str, Weight], asking: Asking, shown: Progress = SILENT) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Layouts and tensors of the chunks that this rank reads: of all that are wanted on its host, an even part."""
+        """Layouts and tensors of the chunks read by this rank: an even part of all chunks wanted on its host."""
         wanted: list[tuple[str, Chunk]] = []
         for placed, ranges in wanted_ranges(found, targets, asking):
             for chunk in self.tensors[placed.name].chunks:
@@ -108,7 +111,8 @@ class DcpFolder:
         layouts: dict[str, Any] = {}
         tensors: dict[str, Any] = {}
         mine: dict[str, list[Chunk]] = {}
-        for name, chunk in sorted(dict.fromkeys(wanted), key=lambda each: -each[1].length):  # the largest first: even parts
+        # Largest first, for even parts
+        for name, chunk in sorted(dict.fromkeys(wanted), key=lambda each: -each[1].length):
             reader = loads.index(min(loads))
             loads[reader] += chunk.length
             if reader == asking.which:
@@ -134,7 +138,7 @@ class DcpFolder:
         return joined
 
     def _load(self, name: str, chunk: Chunk) -> torch.Tensor:
-        """The elements of a chunk, read into memory of their own: in the archive they are not aligned."""
+        """The elements of a chunk, read into separate memory: elements in the archive are not aligned."""
         dtype_name = self.tensors[name].dtype_name
         dtype = getattr(torch, dtype_name, None)
         where = f"{self.folder / chunk.file}: {name!r} at {list(chunk.offset)}"

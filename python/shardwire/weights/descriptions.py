@@ -1,4 +1,5 @@
-"""What ranks tell each other of one side: names, shapes, dtypes, layouts, places on common ground, and which names are one storage."""
+"""The exchanged descriptions of one side: names, shapes, dtypes, layouts, common names (Part), and the names that share
+a storage."""
 
 from __future__ import annotations
 
@@ -27,7 +28,7 @@ class Weight:
     layouts: dict[int, Any]
     optional: bool
     absent: bool
-    alias: str = ""  # the first of the names that share its storage
+    alias: str = ""  # the first name with the same storage
 
     @property
     def part(self) -> Part:
@@ -36,12 +37,12 @@ class Weight:
 
     @property
     def common_shape(self) -> tuple[int, ...]:
-        """On common ground, where no side is transposed."""
+        """The shape of the common tensor, which is never transposed."""
         return self.shape[::-1] if self.part.transposed else self.shape
 
 
 def describe(holdings: Holdings, renames: Renames) -> bytes:
-    """This rank's part of one side. Layouts are listed once, since thousands of parameters share a few."""
+    """This rank's part of one side. Layouts are listed once, since thousands of parameters share a few layouts."""
     layouts: dict[str, int] = {}
     tensors = []
     for holding in holdings.entries.values():
@@ -78,14 +79,15 @@ def names_in(description: bytes) -> list[str]:
 
 
 def moved_to(description: bytes, places: Mapping[str, Any]) -> bytes:
-    """The same with other places, by name as ``encode_place`` gives them: for who describes itself before it knows the mapping."""
+    """The description with other places, by name as in ``encode_place``: for a side described before the mapping is
+    known."""
     layouts, tensors = json.loads(zlib.decompress(description))
     moved = [[*tensor[:-1], places[tensor[0]]] for tensor in tensors if places[tensor[0]] is not None]
     return zlib.compress(json.dumps([layouts, moved]).encode(), 1)
 
 
 def collect(descriptions: Sequence[bytes], side: str, problems: Problems) -> dict[str, Weight]:
-    """All ranks' descriptions of one side as one table. Where ranks contradict each other: a problem."""
+    """All ranks' descriptions of one side as one table. Contradictions between ranks are added to ``problems``."""
     weights: dict[str, Weight] = {}
     ties = _Ties()
     ranks_of: dict[bytes, list[int]] = {}
@@ -95,7 +97,8 @@ def collect(descriptions: Sequence[bytes], side: str, problems: Problems) -> dic
         layouts, tensors = json.loads(zlib.decompress(description))
         decoded: dict[Any, Any] = {}
         for name, dims, dtype_name, which, alias, optional, absent, where in tensors:
-            shape, dtype = tuple(dims), getattr(torch, dtype_name.removeprefix("torch."), dtype_name)  # its name where this torch lacks it
+            # A dtype's name where this torch lacks the dtype
+            shape, dtype = tuple(dims), getattr(torch, dtype_name.removeprefix("torch."), dtype_name)
             key = (which, shape, dtype)
             if key not in decoded:
                 decoded[key] = decode_layout(None if which < 0 else json.loads(layouts[which]), shape, dtype)
@@ -126,12 +129,14 @@ def _compare(weight: Weight, shape: tuple[int, ...], dtype: torch.dtype, place: 
 
 
 class _Ties:
-    """Names that are one storage on some rank, and so on all that have storage for them. The first name that was seen stands for all."""
+    """Names that share a storage on some rank, and so on all ranks with a storage for these names. The first name seen
+    stands for all."""
 
     def __init__(self) -> None:
         self.parent: dict[str, str] = {}
         self.order: dict[str, int] = {}
-        self.names: dict[tuple[int, int], list[str]] = {}  # by rank and its number for the storage
+        # By rank and the rank's number for the storage
+        self.names: dict[tuple[int, int], list[str]] = {}
 
     def first(self, name: str) -> str:
         while self.parent[name] != name:
@@ -149,7 +154,7 @@ class _Ties:
         self.parent[late] = early
 
     def contradictions(self) -> Iterator[tuple[int, str, str]]:
-        """Rank and two names that are tied elsewhere and have storages of their own there."""
+        """A rank and two names: the names are tied on another rank and have separate storages on this rank."""
         seen: dict[tuple[int, str], str] = {}
         for (rank, _), tied in self.names.items():
             other = seen.setdefault((rank, self.first(tied[0])), tied[0])

@@ -1,5 +1,5 @@
-"""Rows that lie side by side in a file and in memory of this rank. They go between the two by system calls, past the compiled op: the kernel copies
-faster into and out of files than anybody through a mapping, whose every page costs a fault.
+"""Rows that are contiguous in a file and in memory of this rank. These rows move by system calls, without the compiled
+op: the kernel copies files faster than a thread can read or write a mapping, where every page costs a fault.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ class LocalRows(NamedTuple):
 
 def local_rows(space: Space, placed_list: Sequence[Placed], entries: Mapping[str, Holding], tensors: Mapping[str, torch.Tensor], rank: int,
                dtype: torch.dtype) -> list[LocalRows]:
-    """The whole rows of ``space`` that this rank has side by side in CPU memory as ``dtype``. ``rank``: its number in layouts. A scalar is one row."""
+    """The whole rows of ``space`` in contiguous CPU memory of this rank as ``dtype``. ``rank``: this rank's number in
+    layouts. A scalar is one row."""
     found: list[LocalRows] = []
     for placed in placed_list if space.reduction is None else ():
         tensor, holding = tensors.get(placed.name), entries.get(placed.name)
@@ -47,9 +48,9 @@ def local_rows(space: Space, placed_list: Sequence[Placed], entries: Mapping[str
 
 
 def cover(found: Iterable[LocalRows], begin: int, end: int) -> list[LocalRows] | None:
-    """Parts of ``found`` that are rows ``begin`` to ``end``, each once; None where some are not there."""
+    """Parts of ``found`` that make up rows ``begin`` to ``end``, each row once; None where rows are missing."""
     parts: list[LocalRows] = []
-    for rows in found:  # by their begin
+    for rows in found:  # sorted by begin
         if begin < end and rows.begin <= begin < rows.end:
             stop = min(rows.end, end)
             parts.append(LocalRows(begin, stop, rows.tensor[begin - rows.begin:stop - rows.begin]))

@@ -1,4 +1,5 @@
-"""How a subscriber finds the publisher of a name: its record, a note for it, and the word of each of its ranks that it was heard."""
+"""A subscriber's search for the publisher of a name: read the publisher's record, post a note, and wait until each of
+the publisher's ranks has accepted the note."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ from .meeting_place import Address, Place, signed, verified
 from .progress import SILENT, Progress
 
 _LOOK_S = 0.01
-_STRANGER_S = 2.0  # a record or a store with another token may be an earlier job's, about to be replaced
+# A record or a store with another token may be an earlier job's, and may soon be replaced
+_STRANGER_S = 2.0
 
 
 def open_place(address: Address, deadline: float, shown: Progress = SILENT) -> Place:
@@ -35,7 +37,8 @@ def open_place(address: Address, deadline: float, shown: Progress = SILENT) -> P
 
 
 def find(address: Address, size: int, deadline: float, shown: Progress = SILENT) -> dict[str, Any]:
-    """The publisher of the name, all of whose ranks have heard us: its id, its size, and our note there. A newer publisher takes the older's place."""
+    """The publisher of the name, after all its ranks accepted this subscriber: the id, the size, and the name of the
+    posted note. A newer publisher replaces an older one."""
     place: Place | None = None
     seen, note, record = "", "", {}
     stranger_since: float | None = None
@@ -64,14 +67,15 @@ def find(address: Address, size: int, deadline: float, shown: Progress = SILENT)
         except (RuntimeError, OSError) as error:
             if isinstance(error, ShardwireError):
                 raise
-            place, seen, record = None, "", {}  # the store's server ended; the next publisher serves another
+            # The store's server ended; the next publisher starts another
+            place, seen, record = None, "", {}
             time.sleep(_LOOK_S)
         if time.monotonic() > deadline:
             raise _nobody(address, record, missing)
 
 
 def _record(place: Place, address: Address) -> tuple[dict[str, Any] | None, MismatchError | None]:
-    """The publisher's record; None where there is none, it was closed, or it is another job's."""
+    """The publisher's record; None without a record, or when the publication was closed or is another job's."""
     data = place.peek("publisher")
     if data is None:
         return None, None
@@ -91,11 +95,11 @@ def _is_closed(place: Place, publication: str) -> bool:
     try:
         return data is not None and verified("closed", data, "the publisher's last record")["id"] == publication
     except (MismatchError, ValueError, KeyError):
-        return False  # a stranger's
+        return False  # a foreign job's record
 
 
 def _missing(place: Place, record: dict[str, Any], note: str) -> list[int]:
-    """The publisher's ranks that have not heard us yet. Raises what any of them answers in place of yes."""
+    """The publisher's ranks that have not answered the note yet. Raises the answer of a rank that refused."""
     missing = []
     for rank in range(record["size"]):
         heard = place.peek(f"{record['id']}/{note}.heard.{rank}")

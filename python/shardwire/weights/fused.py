@@ -1,4 +1,5 @@
-"""What a rank holds of a tensor that no Layout says: whole tensors, rows, chunks of files; and all of them as JSON."""
+"""Layouts of a tensor on one rank for which there is no Layout: whole tensors, rows, chunks of files; and all layouts
+as JSON."""
 
 from __future__ import annotations
 
@@ -43,7 +44,7 @@ class Rows:
 
 @dataclass(frozen=True, slots=True)
 class Chunks:
-    """Several boxes of the tensor, (offset, shape) each, and each in a local tensor of its own."""
+    """Several boxes of the tensor, (offset, shape) each, with a separate local tensor for each box."""
 
     shape: tuple[int, ...]
     boxes: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]
@@ -55,7 +56,7 @@ class Chunks:
 
 
 def encode_layout(layout: Any) -> Any:
-    """As JSON; None for a Whole."""
+    """The layout as JSON; None for a Whole."""
     if isinstance(layout, Layout):
         placements = [[type(item).__name__, *(getattr(item, field) for field in item.__dataclass_fields__)] for item in layout.placements]
         return [list(layout.mesh_shape), list(layout.ranks), placements, list(layout.shape)]

@@ -1,4 +1,4 @@
-"""Which ranks share a host, and with it a page cache."""
+"""The ranks of each host: ranks of one host share a page cache."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from collections.abc import Sequence
 
 
 def host_name() -> str:
-    """What ranks of one host have in common, by the rule of the transports: SHARDWIRE_HOST_ID, NCCL_HOSTID, else the kernel's boot id."""
+    """A text that is equal on all ranks of one host, by the rule of the transports: SHARDWIRE_HOST_ID, NCCL_HOSTID,
+    else the kernel's boot id."""
     for variable in ("SHARDWIRE_HOST_ID", "NCCL_HOSTID"):
         if os.environ.get(variable):
             return f"{variable}={os.environ[variable]}"

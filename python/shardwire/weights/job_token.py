@@ -1,4 +1,4 @@
-"""The secret that jobs which exchange weights have in common, and how one proves it to the other without sending it."""
+"""The shared secret of jobs that exchange weights, and a proof of the secret that does not reveal the secret."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ TOKEN = "SHARDWIRE_JOB_TOKEN"
 
 
 def proof(role: str, body: str) -> str:
-    """Empty in a job without a token."""
+    """The proof; empty in a job without a token."""
     token = os.environ.get(TOKEN, "")
     return hmac.new(token.encode(), f"shardwire.{role}|{body}".encode(), hashlib.sha256).hexdigest() if token else ""
 
@@ -20,7 +20,7 @@ def is_proof(given: str, role: str, body: str) -> bool:
 
 
 def how_it_differs(other_has_one: bool) -> str:
-    """For an error, after the name of who has another token than this process."""
+    """The text of an error after the name of the other side, whose token differs."""
     own = bool(os.environ.get(TOKEN))
     if own and other_has_one:
         how = f"has another {TOKEN} than this process"

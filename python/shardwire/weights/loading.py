@@ -1,4 +1,5 @@
-"""load: files are ranks. What the readers have of them, mapped or read, are inputs of one compiled op, which takes each box where it lies nearest."""
+"""load: treats files as ranks. The readers' parts of the files, mapped or read, are inputs of one compiled op, which
+takes each box from the nearest reader."""
 
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ from .regular_file import as_path
 from .wanted import Asking
 
 
-# A module may be anything where mypy does not see torch, and nothing is left for the other two.
+# Where mypy does not see torch, a module may be any type, and the other two overloads never match.
 _Module = TypeVar("_Module", bound=torch.nn.Module)
 
 
@@ -43,21 +44,24 @@ def load(path: Any, target: None, group: Any = None, mapping: Any = None, *, str
 
 def load(path: Any, target: Any, group: Any = None, mapping: Any = None, *, strict: bool = True, device: Any = None, timeout: Seconds = None,
          progress: ProgressArgument = None) -> Any:
-    """Fills ``target`` from safetensors files, or from a folder of torch.distributed.checkpoint, whatever the layouts.
+    """Fills ``target`` from safetensors files, or from a folder of torch.distributed.checkpoint, for any layouts.
 
-    Returns the target; for a dict a new one with what was allocated.
+    Returns the target; for a dict a new dict with the allocated tensors.
 
-    Collective: every rank of ``group`` (None: the default group) calls it. Each byte that a host's ranks want is read from the file system once
-    per host, evenly shared among those of its ranks that give ``path``, and moved into place by one compiled op.
+    Collective: every rank of ``group`` (None: the default group) calls. Each byte wanted by a host's ranks is read from
+    the file system once per host, evenly shared among the host's ranks with a ``path``, and moved into place by one
+    compiled op.
 
-    path: a .safetensors file; a folder with model.safetensors, or model.safetensors.index.json and its files, or one ``*.safetensors``; a list of
-        files; a folder that torch.distributed.checkpoint wrote; None on a rank that shall not read. ``~`` is the user's home. All ranks mean the same files.
-    target, mapping, strict, device: as for :func:`shardwire.sync`; the source's names are those in the files.
-    progress: how far it is: None: rank 0 shows a bar on a terminal, else a line every few seconds; False: nothing; else a function that gets the bytes that are done on this rank,
-        and their total.
+    path: a .safetensors file; a folder with model.safetensors, or model.safetensors.index.json and its files, or one
+        ``*.safetensors``; a list of files; a folder written by torch.distributed.checkpoint; None on a rank that must
+        not read. ``~`` is the user's home. All ranks name the same files.
+    target, mapping, strict, device: as for :func:`shardwire.sync`; the source's names are the names in the files.
+    progress: how to show the progress. None: rank 0 shows a bar on a terminal, else a line every few seconds; False:
+        nothing; else a function called with the finished bytes on this rank and the total.
 
-    Raises the same error on every rank: CheckpointError (a ValueError) with file, tensor and numbers for a file that is missing or broken,
-    SystemFailure for one that cannot be read, and what sync raises. Files must not be changed while they are read.
+    Raises the same error on every rank: CheckpointError (a ValueError) with file, tensor and numbers for a missing or
+    broken file, SystemFailure for an unreadable file, and the errors of sync. Files must not be changed during the
+    load.
     """
     meeting = Meeting(group, "load", None)
     files: FileSet | DcpFolder | None = None
@@ -74,7 +78,7 @@ def load(path: Any, target: Any, group: Any = None, mapping: Any = None, *, stri
             have = _FileHoldings(files)
             wanted = Holdings(target, "target", meeting.global_rank, meeting.ranks)
             blobs = [describe(have, names.source), describe(wanted, names.target), json.dumps([host_name(), path is not None, bool(strict)]).encode()]
-        except Exception as failure:  # the others wait and must hear of it
+        except Exception as failure:  # the other ranks wait and must be notified
             error = failure
         everyone = meeting.exchange(blobs, error)
         assert wanted is not None
@@ -113,7 +117,8 @@ def _load(meeting: Meeting, files: FileSet | DcpFolder | None, wanted: Holdings,
 
 
 def _asking(meeting: Meeting, hosts: list[list[int]], readers: list[int]) -> Asking:
-    """For whom this rank reads: its host, and on the first host that has readers also for hosts that have none."""
+    """The ranks for which this rank reads: the ranks of its host; on the first host with readers, also the ranks of all
+    hosts without readers."""
     reading = [ranks for ranks in hosts if set(ranks) & set(readers)]
     mine = next(ranks for ranks in reading if meeting.rank in ranks)
     ranks = set(mine)

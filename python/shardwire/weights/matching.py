@@ -1,6 +1,7 @@
-"""Source names against target names: from what all ranks said to the list of global tensors that are to be moved.
+"""Matches source names with target names: from the descriptions of all ranks to the list of global tensors to move.
 
-Pure: every rank has the same descriptions, hence the same result and, where the sides do not fit together, the same error.
+Pure: every rank has the same descriptions, hence the same result and, where the sides do not fit together, the same
+error.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from .problems import Problems
 
 @dataclass(slots=True)
 class Placed:
-    """A weight in a space: where its first element lies."""
+    """A weight in a space, and the position of the weight's first element."""
 
     name: str
     offset: tuple[int, ...]
@@ -26,12 +27,13 @@ class Placed:
 
 @dataclass(slots=True)
 class Space:
-    """One global tensor of the compiled op, with the source and target weights that are it or parts of it."""
+    """One global tensor of the compiled op, with the source and target weights that are the tensor or parts of it."""
 
     name: str
     shape: tuple[int, ...]
     dtype: torch.dtype  # of the sources
-    output_dtype: torch.dtype  # of the targets; equal to dtype, until compile_op converts
+    # Of the targets; compile_op casts where the dtypes differ
+    output_dtype: torch.dtype
     reduction: str | None
     sources: list[Placed]
     targets: list[Placed]
@@ -40,12 +42,15 @@ class Space:
 @dataclass(slots=True)
 class Match:
     spaces: list[Space]
-    missing: list[str] = field(default_factory=list)  # the target has them, the source does not
-    unused: list[str] = field(default_factory=list)  # the source has them, the target does not
+    # Names of the target without a source
+    missing: list[str] = field(default_factory=list)
+    # Names of the source without a target
+    unused: list[str] = field(default_factory=list)
 
 
 def joined(sources: dict[str, Weight], problems: Problems) -> dict[str, Weight]:
-    """What ``sources`` are on common ground: the weights that a checkpoint of them has, of tied ones the first. For ``match`` as targets."""
+    """The weights of a checkpoint of ``sources``, with common names; of tied weights the first. For ``match`` as
+    targets."""
     result = {}
     first: dict[str, Weight] = {}
     kept = []
@@ -64,7 +69,7 @@ def joined(sources: dict[str, Weight], problems: Problems) -> dict[str, Weight]:
 
 
 def match(sources: dict[str, Weight], targets: dict[str, Weight], problems: Problems, strict: bool) -> Match:
-    """Raises nothing: what does not fit is added to ``problems``; with ``strict`` what has no counterpart as well."""
+    """Raises nothing: misfits are added to ``problems``; with ``strict`` also names without a counterpart."""
     _place_splits(sources, targets)
     source_places = _by_space(sources.values(), "source", problems)
     kept = _without_ties(targets, source_places, problems)
@@ -85,7 +90,8 @@ def match(sources: dict[str, Weight], targets: dict[str, Weight], problems: Prob
 
 
 def _place_splits(sources: dict[str, Weight], targets: dict[str, Weight]) -> None:
-    """A source that a mapping splits is a space of its own; the targets that it names are parts of that."""
+    """A source split by a mapping becomes a separate space; the targets named by the split become parts of this
+    space."""
     part_of = {}
     for weight in sources.values():
         if isinstance(weight.place, Split):
@@ -110,7 +116,7 @@ def _by_space(weights: Iterable[Weight], side: str, problems: Problems) -> dict[
 
 
 def _without_ties(targets: dict[str, Weight], sources: dict[str, list[Weight]], problems: Problems) -> list[Weight]:
-    """Of tied targets one that the source has: one storage is written once."""
+    """Of tied targets one with a source: one storage is written once."""
     groups: dict[str, list[Weight]] = {}
     for weight in targets.values():
         groups.setdefault(weight.alias, []).append(weight)
@@ -144,7 +150,7 @@ def _fit(name: str, sources: list[Weight], targets: list[Weight], result: Match,
     elif 1 in counts and (len(sources), len(targets)) == counts:
         _join(name, sources, targets, result, problems)
     elif 1 in counts:
-        # Without all parts nobody knows where those that are there lie.
+        # Without all parts the positions of the present parts are unknown.
         result.missing += [weight.name for weight in targets]
         result.unused += [weight.name for weight in sources]
     else:
@@ -169,12 +175,13 @@ def _join(name: str, sources: list[Weight], targets: list[Weight], result: Match
 
 
 def _converts(source: torch.dtype, target: torch.dtype) -> bool:
-    """Whether a move can turn one into the other: compile_op casts between floating types, and between complex ones."""
+    """Whether a move can convert the source's dtype to the target's: compile_op casts between floating types, and
+    between complex types."""
     return source == target or (source.is_floating_point and target.is_floating_point) or (source.is_complex and target.is_complex)
 
 
 def _joined_shape(weights: list[Weight]) -> tuple[int, ...] | None:
-    """The shape of the parts joined, None where they cannot be."""
+    """The shape of the joined parts, None where the parts do not fit."""
     dim = weights[0].part.dim
     shapes = [weight.common_shape for weight in weights]
     if len(weights) == 1:

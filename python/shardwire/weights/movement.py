@@ -1,4 +1,4 @@
-"""From matched weights to one compiled op, and its runs."""
+"""One compiled op for matched weights, and the op's runs."""
 
 from __future__ import annotations
 
@@ -22,16 +22,18 @@ from .holdings import Holdings
 from .matching import Match, Placed, Space
 
 Tensors = Callable[[], Mapping[str, "torch.Tensor | list[torch.Tensor]"]]  # a list where the layout is Chunks
-Piece = tuple[Placed, int]  # which of the name's local tensors
+Piece = tuple[Placed, int]  # the number of one of the name's local tensors
 _PLACE = re.compile(r"\b(input|output)s\[(\d+)\]")
 RowsOf = Callable[[str], Sequence[tuple[int, int]]]
 
 
 @dataclass(slots=True)
 class End:
-    """One side of the movement on this rank: the layouts of its names, and how to find their tensors when a run starts.
+    """One side of the movement on this rank: the layouts of its names, and the function that finds the tensors at the
+    start of a run.
 
-    given: the caller's own tensors, where runs take others in their place. None: runs take tensors that this package makes anew for each, so there is nothing to check.
+    given: finds the caller's own tensors, where runs use others instead. None: runs use tensors made anew by this
+    package, so a check is not needed.
     """
 
     layouts: Mapping[str, Any]
@@ -56,18 +58,19 @@ class Movement:
             return self.op(_present(self._source.tensors, self._inputs, "source"), _present(self._target.tensors, self._outputs, "target"), timeout=timeout)
 
     def num_bytes(self) -> int:
-        """What a run writes on this rank."""
+        """The bytes written by a run on this rank."""
         return sum(tensor.numel() * tensor.element_size() for tensor in _present(self._target.tensors, self._outputs, "target"))
 
     def check(self) -> None:
-        """Raises what a run with the caller's tensors would raise on this rank alone: for a lazily conjugated view, a target with stride 0, tensors that overlap."""
+        """Raises the local errors of a run with the caller's tensors: a lazily conjugated view, a target with stride 0,
+        overlapping tensors."""
         if self._source.given is not None and self._target.given is not None:
             with self._names_for_places():
                 self.op.bind(_present(self._source.given, self._inputs, "source"), _present(self._target.given, self._outputs, "target"))
 
     @contextmanager
     def _names_for_places(self) -> Iterator[None]:
-        """Errors of the op count its tensors; here each gets the name that the caller gave it."""
+        """Errors of the op count tensors; this context replaces each number by the caller's name."""
         def name(found: re.Match[str]) -> str:
             which, places = ("source", self._inputs) if found[1] == "input" else ("target", self._outputs)
             return f"{which} {places[int(found[2])][0].name!r}"
@@ -80,8 +83,9 @@ class Movement:
 
 def compile_movement(meeting: Meeting, found: Match, source: End, target: End, name: str, error: Exception | None = None,
                      rows: RowsOf | None = None) -> Movement:
-    """Collective. ``error``: what went wrong on this rank since the ranks last met; then all raise it. Tensors that a run would refuse are refused here, on all ranks. ``rows``: given on all ranks or on none:
-    of each source name here the ranges of rows of its local tensor that are moved; the rest of the target stays as it is.
+    """Collective. ``error``: this rank's error since the last common step; then all ranks raise the error. Tensors that
+    a run would refuse are refused here, on all ranks. ``rows``: given on all ranks or on none: for each source name on
+    this rank the ranges of moved rows of the local tensor; the rest of the target stays unchanged.
     """
     meeting.settle(error)
     tensors: list[_C.TensorDecl] = []
@@ -117,7 +121,7 @@ def compile_movement(meeting: Meeting, found: Match, source: End, target: End, n
 
 
 def _shares(layout: Any, rank: int) -> list[Any]:
-    """One for each local tensor that the rank has of a name."""
+    """One share for each local tensor of the rank for a name."""
     if isinstance(layout, Chunks):
         return layout.pieces()
     share = None if layout is None else layout.share(rank)
@@ -125,7 +129,7 @@ def _shares(layout: Any, rank: int) -> list[Any]:
 
 
 def _only_rows(share: Any, rows: Sequence[tuple[int, int]]) -> Share:
-    """The parts of the share's boxes that lie in these ranges of rows of its local tensor. A scalar is one row."""
+    """The parts of the share's boxes in the given ranges of rows of the local tensor. A scalar is one row."""
     boxes = []
     for box in share.boxes:
         first = box.local_offset[0] if box.local_offset else 0
@@ -146,7 +150,8 @@ def _local(tensor: int, placed: Placed, share: Any, replicas: int) -> _C.LocalTe
 
 
 def _replica_class(space: Space, placed: Placed, layout: Any, share: Any) -> int:
-    """All holders of a name are replicas of one another, whatever their layouts; only addends of a Partial are told apart."""
+    """All holders of a name are replicas of one another, for any layouts; only addends of a Partial get different
+    classes."""
     addend = share.replica_class if layout.pending_reduction is not None else 0
     text = repr((space.name, placed.name, addend))
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little") >> 1 | 1

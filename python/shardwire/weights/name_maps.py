@@ -1,6 +1,8 @@
-"""Which name on one side is which on the other: Hugging Face's names, the fused names of serving engines, and callers' own.
+"""The correspondence of names on both sides: Hugging Face's names, the fused names of serving engines, and callers' own
+names.
 
-A map is applied by each rank to its own names. What it gives is a :class:`Part`: a tensor's name on common ground, and which part of it.
+Each rank applies a map to its own names. The result is a :class:`Part`: a tensor's common name, and the number of the
+part.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from ..compiler.layout import kind_of
 class Part:
     """Part ``index`` of the ``count`` tensors that, joined along ``dim``, are the tensor ``name``.
 
-    transposed: this side has it with its dimensions in reverse order. ``dim`` counts those of the tensor ``name``.
+    transposed: this side has the dimensions in reverse order. ``dim`` counts dimensions of the tensor ``name``.
     """
 
     name: str
@@ -29,7 +31,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """A source tensor that is several of the target, joined along dimension 0."""
+    """A source tensor made of several target tensors, joined along dimension 0."""
 
     names: tuple[str, ...]
 
@@ -40,7 +42,8 @@ Renames = Callable[[str], Mapped]
 
 
 class NameMap:
-    """Two functions from names to :class:`Part`, str, or None (leave that tensor out): one for the source's names, one for the target's."""
+    """Two functions from names to :class:`Part`, str, or None (leave the tensor out): one for the source's names, one
+    for the target's."""
 
     __slots__ = ("source", "target")
 
@@ -55,11 +58,11 @@ class NameMap:
 
     @property
     def inverse(self) -> NameMap:
-        """The same with source and target exchanged."""
+        """The map with source and target exchanged."""
         return NameMap(self.target, self.source)
 
     def without(self, *names: str) -> NameMap:
-        """The same, and these names are left out on both sides."""
+        """The map, with these names left out on both sides."""
         source, target = self.source, self.target
         return NameMap(lambda name: None if name in names else source(name), lambda name: None if name in names else target(name))
 
@@ -69,7 +72,7 @@ def _told(renames: Renames) -> str:
 
 
 class _Fusing:
-    """Renames the last component but one, so that q_proj.weight becomes a part of qkv_proj.weight. Other names stay."""
+    """Renames the last component but one: q_proj.weight becomes a part of qkv_proj.weight. Other names stay."""
 
     def __init__(self, fusions: Mapping[str, Sequence[str]]) -> None:
         self.parts = {name: (fused, index, len(names)) for fused, names in fusions.items() for index, name in enumerate(names)}
@@ -88,7 +91,8 @@ def _same(name: str) -> Mapped:
 
 
 _CONV1D = re.compile(r"(^|\.)(c_attn|c_proj|c_fc)\.weight$")
-_MASKS = re.compile(r"(^|\.)attn\.(bias|masked_bias)$")  # causal masks that old checkpoints hold as buffers
+# Causal masks, which old checkpoints hold as buffers
+_MASKS = re.compile(r"(^|\.)attn\.(bias|masked_bias)$")
 
 
 def _gpt2_of_hugging_face(name: str) -> Mapped:
@@ -98,7 +102,7 @@ def _gpt2_of_hugging_face(name: str) -> Mapped:
 
 
 def _both(fusions: Mapping[str, Sequence[str]]) -> NameMap:
-    """The fused names are common ground: either side may have them or Hugging Face's."""
+    """A map with the fused names as common names: either side may have fused names or Hugging Face's names."""
     return NameMap(_Fusing(fusions), _Fusing(fusions))
 
 
@@ -106,14 +110,16 @@ _QKV_AND_GATE = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("g
 LLAMA = _both(_QKV_AND_GATE)
 QWEN = _both(_QKV_AND_GATE)
 BERT = _both({"qkv_proj": ("query", "key", "value")})
-# Hugging Face's GPT-2 keeps the weights of its Conv1D layers as (in, out), serving engines as Linear's (out, in). Names are equal, so direction matters.
+# Hugging Face's GPT-2 keeps the weights of Conv1D layers as (in, out), serving engines as Linear's (out, in). Names are
+# equal, so direction matters.
 GPT2 = NameMap(_gpt2_of_hugging_face, _same)
 
 READY = {"llama": LLAMA, "qwen": QWEN, "bert": BERT, "gpt2": GPT2}
 
 
 def as_name_map(mapping: Any) -> NameMap:
-    """What callers give as ``mapping``: None, a ready map's name, a NameMap, a table of source names to target names, or a function of one."""
+    """Reads the argument ``mapping``: None, a ready map's name, a NameMap, a table of source names to target names, or
+    a function with the same purpose."""
     if mapping is None:
         return NameMap(_same, _same)
     if isinstance(mapping, NameMap):
@@ -132,7 +138,7 @@ def as_name_map(mapping: Any) -> NameMap:
 
 
 def place_of(renames: Renames, name: str, what: str) -> Place | None:
-    """Where ``name`` belongs; None when it is left out. ``what`` is "source" or "target", for messages."""
+    """The place of ``name``; None for a name left out. ``what`` is "source" or "target", for messages."""
     mapped = renames(name)
     if mapped is None:
         return None

@@ -1,5 +1,5 @@
-"""Pickles read as plain data. Nothing that they name is imported or called: every class and function becomes an inert Record, which keeps what it
-was given.
+"""Reads pickles as plain data. Nothing named in a pickle is imported or called: every class and function becomes an
+inert Record, which keeps the arguments.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from ..errors import CheckpointError
 
 
 class Record:
-    """An object of a pickle: what it is called, and what it was made of."""
+    """An object of a pickle: its name, and its arguments."""
 
     module = name = ""
 
@@ -27,14 +27,14 @@ class Record:
         self.state = state
 
     def __getitem__(self, key: str) -> Any:
-        """A field. KeyError where there is none."""
+        """A field. KeyError for a missing field."""
         state: Any = getattr(self, "state", None)
         if isinstance(state, tuple) and len(state) == 2:  # objects with slots: (None, fields)
             state = state[1] or state[0]
         return state[key]
 
     def get(self, key: str) -> Any:
-        """A field; None where there is none."""
+        """A field; None for a missing field."""
         try:
             return self[key]
         except KeyError:
@@ -55,12 +55,12 @@ class _Unpickler(pickle.Unpickler):
 def unpickle(content: bytes, where: str) -> Any:
     try:
         return _Unpickler(io.BytesIO(content)).load()
-    except Exception as error:  # whatever a broken pickle leads to
+    except Exception as error:  # any error of a broken pickle
         raise CheckpointError(f"{where}: cannot be read as a pickle: {type(error).__name__}: {str(error)[:100]}") from None
 
 
 def dims_of(value: Any) -> tuple[int, ...]:
-    """A torch.Size, which is a Record here, or a tuple."""
+    """The sizes of a torch.Size, which is a Record here, or of a tuple."""
     if isinstance(value, Record):
         value = value.arguments[0]
     dims = tuple(value)
@@ -74,7 +74,8 @@ def is_natural(value: Any) -> bool:
 
 
 def dtype_name_of(value: Any, name: str) -> str:
-    """Of torch.float32, which is the class of a Record here since torch pickles dtypes by their names."""
+    """The name of a pickled dtype such as torch.float32: torch pickles dtypes by name, so a dtype is the class of a
+    Record here."""
     found = getattr(value, "name", "")
     if getattr(value, "module", "") != "torch" or not isinstance(getattr(torch, found, torch.float32), torch.dtype):
         raise CheckpointError(f"{name!r} has a dtype that is none: {kind_of(value)}")

@@ -1,10 +1,10 @@
-"""What does not fit together, gathered and raised as one error."""
+"""Misfits between source and target, gathered and raised as one error."""
 
 from __future__ import annotations
 
 from ..errors import UnsupportedError
 
-# Names of one kind of trouble that an error lists; the rest is counted.
+# The number of names listed per kind of misfit; further names are counted only.
 _LISTED = 100
 
 

@@ -1,4 +1,5 @@
-"""How far a long call is: a bar on a terminal, else a line of log every few seconds, or the caller's own function."""
+"""The progress of a long call: a bar on a terminal, else a line of log every few seconds, or the caller's own
+function."""
 
 from __future__ import annotations
 
@@ -20,8 +21,9 @@ _BAR = 30
 
 
 class Progress:
-    """Of one call on this rank, by the thread that calls. given: None: the group's rank 0 shows a bar or lines; False: nothing; else a function, called with the bytes that are
-    done and their total on this rank, some times a second, and once at the end. Used as a context.
+    """The progress of one call on this rank. Used by the calling thread, as a context. given: None: the group's rank 0
+    shows a bar or lines; False: nothing; else a function, called with the finished bytes and the total on this rank,
+    several times a second, and once at the end.
     """
 
     def __init__(self, what: str, given: ProgressArgument, rank: int) -> None:
@@ -37,7 +39,7 @@ class Progress:
         self._was_shown = False
 
     def begin(self, step: str, num_bytes: int = 0) -> None:
-        """A step of the call, and how many bytes more it makes."""
+        """Begins a step of the call; ``num_bytes`` is added to the total."""
         self._step = step
         self.total += num_bytes
         self.look()
@@ -47,13 +49,13 @@ class Progress:
         self.look()
 
     def wait(self, future: Future, num_bytes: int = 0) -> None:
-        """Waits for a transfer of so many bytes, which is told when they are there."""
+        """Waits for a transfer of ``num_bytes``, which are added at the end."""
         while (self._call or self._shows) and not future.done():
             try:
                 future.synchronize(_LOOK_S)
             except Exception:
                 if future.done():
-                    raise  # else only so much time has passed
+                    raise  # otherwise only the poll's time has passed
             self.look()
         future.wait()
         self.add(num_bytes)
@@ -66,7 +68,8 @@ class Progress:
             self._next = now + _CALL_EVERY_S
             try:
                 self._call(self.done, self.total)
-            except Exception as error:  # it must not end a call that other ranks are in
+            # An error of the function must not end a call in which other ranks take part
+            except Exception as error:
                 self._call = None
                 log("warn", f"{self._what}: progress= raised {type(error).__name__}: {error}; it is not called any more")
         elif self._is_bar:

@@ -1,6 +1,8 @@
-"""Bringing parts of files into the page cache, shared evenly by the ranks of a host, so that a disk's error is an error and no signal.
+"""Brings parts of files into the page cache, shared evenly by the ranks of a host, so that a failing disk causes an
+error and no signal.
 
-A page that is missing when a mapping is read, and cannot be read, would end the process with SIGBUS; here the kernel reports it.
+Reading a mapping ends the process with SIGBUS when a page is missing and cannot be read; here the kernel returns an
+error.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ if TYPE_CHECKING:
     from .checkpoint_folder import FileSet
 
 _PIECE = 32 << 20  # read at once
-_CUT = 1 << 20  # shares end at multiples of this, so that no page is read twice
+_CUT = 1 << 20  # shares end at multiples of this, so no page is read twice
 _POPULATE_READ = 22  # MADV_POPULATE_READ, Linux 5.14; Python has no name for it
 
 
@@ -48,11 +50,13 @@ def share_of(spans: Iterable[Span], which: int, count: int) -> list[Span]:
 
 
 def bring_in(files: FileSet, spans: Iterable[Span], shown: Progress = SILENT) -> None:
-    """Returns when the bytes are in the page cache. Raises CheckpointError where a file is shorter than it was, OSError where it cannot be read."""
+    """Returns when the bytes are in the page cache. Raises CheckpointError for a file that became shorter, OSError for
+    an unreadable file."""
     pieces = [Span(span.file, begin, min(begin + _PIECE, span.end)) for span in spans for begin in range(span.begin, span.end, _PIECE)]
     shown.begin("reading", sum(piece.end - piece.begin for piece in pieces))
     for index, piece in enumerate(pieces):
-        for ahead in pieces[index + 1:index + 3]:  # the disk works while this piece is waited for
+        # The disk works during the wait for this piece
+        for ahead in pieces[index + 1:index + 3]:
             descriptor = files.files[ahead.file].descriptor
             if not (_is_cached(descriptor, ahead.begin) and _is_cached(descriptor, ahead.end - 1)):
                 os.posix_fadvise(descriptor, ahead.begin, ahead.end - ahead.begin, os.POSIX_FADV_WILLNEED)
@@ -64,12 +68,13 @@ def bring_in(files: FileSet, spans: Iterable[Span], shown: Progress = SILENT) ->
         try:
             file.mapped.madvise(_POPULATE_READ, start, piece.end - start)
         except OSError:
-            _read_through(file.path, file.descriptor, piece)  # an older kernel; or a disk that fails, and then this says how
+            # An older kernel, or a failing disk: then this call reports the error
+            _read_through(file.path, file.descriptor, piece)
         shown.add(piece.end - piece.begin)
 
 
 def _is_cached(descriptor: int, at: int) -> bool:
-    """Whether the byte is in the page cache; False where the file system does not tell. A hint only."""
+    """Whether the byte is in the page cache; False where the file system cannot answer. A hint only."""
     try:
         return os.preadv(descriptor, [bytearray(1)], at, os.RWF_NOWAIT) == 1
     except OSError:

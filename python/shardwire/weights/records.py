@@ -1,7 +1,9 @@
-"""A small store of records, for jobs that meet by ``tcp://``: rank 0 of the publisher serves it (``record_server.py``), the others ask.
+"""The client of a small store of records, for jobs that meet by ``tcp://``: rank 0 of the publisher runs the server
+(``record_server.py``), all others are clients.
 
-Not torch's TCPStore: on torch 1.13 that one ends a client's process when its server dies in the middle of an exchange, and on all it waits for ever for
-a server that is stopped. Here every answer has its time, and each error is an exception. Records prove the job's token by themselves, too (``meeting_place``).
+Torch's TCPStore does not fit: on torch 1.13 a client's process ends when the server dies in the middle of an exchange,
+and on all versions a client waits for ever for a stopped server. Here every answer has a time limit, and each error is
+an exception. Records also contain a proof of the job's token (``meeting_place``).
 """
 
 from __future__ import annotations
@@ -23,8 +25,8 @@ _ANSWER_S = 5.0
 
 
 class RecordClient:
-    """One connection. OSError for whatever goes wrong with it; then it is of no use any more. MismatchError where the server's job has another token. Any thread,
-    one at a time.
+    """One connection. OSError for any failure, after which the connection is unusable. MismatchError for another token
+    of the server's job. Any thread, one at a time.
     """
 
     def __init__(self, host: str, port: int, seconds: float) -> None:
@@ -32,7 +34,8 @@ class RecordClient:
         self._seen = 0
         self._socket = socket.create_connection((host, port), timeout=min(max(seconds, 0.2), _ANSWER_S))
         try:
-            # Where nobody listens, on a port that the kernel also gives to those who connect, a socket can reach itself, and keeps the server from its port.
+            # Without a listener, on a port in the kernel's range for outgoing connections, a socket can connect to
+            # itself, and would keep the server from the port.
             if self._socket.getsockname() == self._socket.getpeername():
                 raise ConnectionRefusedError("nobody listens there")
             self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -61,7 +64,7 @@ class RecordClient:
                 raise
 
     def rest(self, seconds: float) -> None:
-        """Until anything changed in the store, at most so long."""
+        """Waits for a change in the store, at most `seconds`."""
         self._seen = self.ask("rest", str(self._seen), seconds)
 
     def __del__(self) -> None:
@@ -70,7 +73,7 @@ class RecordClient:
 
 
 class RecordStore(dist.Store):  # type: ignore[misc]
-    """What a group of ours needs of a c10d store. Keep the object as long as the group."""
+    """The part of a c10d store that a group of shardwire needs. Keep the object as long as the group."""
 
     def __init__(self, client: RecordClient, prefix: str) -> None:
         super().__init__()

@@ -1,4 +1,5 @@
-"""Opening what the caller named, without waiting for it: a pipe that lies in a folder of weights would have its reader wait for a writer that never comes."""
+"""Opens a file named by the caller, without waiting: opening a pipe in a folder of weights would wait for a writer that
+never comes."""
 
 from __future__ import annotations
 
@@ -13,13 +14,15 @@ _KINDS = ((stat.S_ISDIR, "a folder"), (stat.S_ISFIFO, "a named pipe"), (stat.S_I
 
 
 def as_path(given: Any) -> Path:
-    """``~`` is the user's home, as in a shell."""
+    """The path; ``~`` is the user's home, as in a shell."""
     return Path(given).expanduser()
 
 
 def open_regular(path: str | os.PathLike[str]) -> int:
-    """A descriptor to read a regular file by. CheckpointError for anything else, at once; OSError where there is none or it may not be read."""
-    _refuse_others(path, os.stat(path))  # before it is opened: to open some devices has an effect
+    """A descriptor for reading a regular file. CheckpointError at once for anything else; OSError for a missing or
+    unreadable file."""
+    # Before opening: opening some devices has an effect
+    _refuse_others(path, os.stat(path))
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     try:
         _refuse_others(path, os.fstat(descriptor))

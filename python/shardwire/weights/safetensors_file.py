@@ -1,6 +1,7 @@
-"""One safetensors file: 8 bytes of little-endian header length, a JSON header, then the bytes of all tensors without holes.
+"""One safetensors file: 8 bytes of little-endian header length, a JSON header, then the bytes of all tensors without
+holes.
 
-Nothing in a header is believed: lengths, offsets, sizes and names are checked against each other and against the file.
+No field of a header is trusted: lengths, offsets, sizes and names are checked against each other and against the file.
 """
 
 from __future__ import annotations
@@ -20,11 +21,11 @@ import torch
 from ..errors import CheckpointError, UnsupportedError
 from .regular_file import open_regular
 
-# The format's own limit: a header larger than this is taken for a broken file.
+# The format's own limit: a file with a larger header counts as broken.
 MAX_HEADER = 100_000_000
 _MAX_DIMS = 16
 
-# The format's names: bytes of an element, and torch's name, which an old torch may lack.
+# The format's names: bytes of an element, and torch's name; an old torch may lack the dtype.
 DTYPES = {
     "BOOL": (1, "bool"), "U8": (1, "uint8"), "I8": (1, "int8"), "I16": (2, "int16"), "I32": (4, "int32"), "I64": (8, "int64"),
     "U16": (2, "uint16"), "U32": (4, "uint32"), "U64": (8, "uint64"), "F16": (2, "float16"), "BF16": (2, "bfloat16"), "F32": (4, "float32"),
@@ -36,7 +37,7 @@ _NAME_OF = {torch_name: name for name, (_, torch_name) in DTYPES.items()}
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """One tensor of a file. begin, end: its bytes, counted from the file's first."""
+    """One tensor of a file. begin, end: the range of bytes, counted from the file's first byte."""
 
     name: str
     dtype_name: str
@@ -46,12 +47,12 @@ class Stored:
 
     @property
     def dtype(self) -> torch.dtype | None:
-        """None where this torch does not have it."""
+        """The dtype; None where this torch lacks the dtype."""
         return getattr(torch, DTYPES[self.dtype_name][1], None)
 
     @property
     def rows(self) -> int:
-        """A scalar is one row."""
+        """The number of rows; a scalar is one row."""
         return self.shape[0] if self.shape else 1
 
     @property
@@ -60,10 +61,11 @@ class Stored:
 
 
 class OpenFile:
-    """An open file whose header was checked. Keeps its descriptor until closed; what was mapped stays as long as tensors show it."""
+    """An open file with a checked header. Keeps its descriptor until closed; the mapping lives as long as tensors show
+    it."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        """Raises CheckpointError for a file that is missing, broken or not a regular one, OSError for one that cannot be read."""
+        """Raises CheckpointError for a missing, broken or not regular file, OSError for an unreadable file."""
         self.path = os.fspath(path)
         self._mapped: mmap.mmap | None = None
         try:
@@ -84,14 +86,15 @@ class OpenFile:
 
     @property
     def mapped(self) -> mmap.mmap:
-        """The whole file, read from the page cache. Not writable, not even a private copy: the kernel would count one as memory in use."""
+        """The whole file, read from the page cache. Not writable, not even as a private copy, which the kernel would
+        count as memory in use."""
         if self._mapped is None:
             self._mapped = mmap.mmap(self.descriptor, self.size, access=mmap.ACCESS_READ)
         return self._mapped
 
     def tensor(self, stored: Stored, dtype: torch.dtype | None = None) -> torch.Tensor:
-        """The bytes of one tensor as ``dtype`` (None: its own), where they lie; writing there ends the process. UnsupportedError where this torch
-        lacks the dtype.
+        """The bytes of one tensor as ``dtype`` (None: the stored dtype), in place; a write to the tensor ends the
+        process. UnsupportedError where this torch lacks the dtype.
         """
         dtype = dtype or stored.dtype
         if dtype is None:
@@ -103,7 +106,7 @@ class OpenFile:
             return torch.frombuffer(bytearray(self.mapped[stored.begin:stored.end]), dtype=dtype).reshape(stored.shape)
         count = (stored.end - stored.begin) // DTYPES[stored.dtype_name][0]
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)  # that it cannot be written
+            warnings.simplefilter("ignore", UserWarning)  # the tensor is not writable
             return torch.frombuffer(self.mapped, dtype=dtype, count=count, offset=stored.begin).reshape(stored.shape)
 
 
@@ -186,7 +189,7 @@ def _check_entry(path: str, name: str, entry: Any, start: int) -> Stored:
 
 
 def _check_places(path: str, tensors: Any, start: int, size: int) -> None:
-    """Side by side from the header's end to the file's, without holes or overlaps."""
+    """Checks that the tensors lie side by side from the header's end to the file's end, without holes or overlaps."""
     end, before = start, ""
     for stored in sorted(tensors, key=lambda each: (each.begin, each.end)):
         if stored.begin < end:
@@ -204,7 +207,8 @@ def _check_places(path: str, tensors: Any, start: int, size: int) -> None:
 # Writing headers.
 
 def dtype_name(dtype: torch.dtype, name: str) -> str:
-    """The format's name of ``dtype``. UnsupportedError, with the tensor's name, where it has none."""
+    """The format's name of ``dtype``. UnsupportedError, with the tensor's name, for a dtype without a name in the
+    format."""
     known = _NAME_OF.get(str(dtype).removeprefix("torch."))
     if known is None:
         raise UnsupportedError(f"{name!r} has dtype {dtype}, which a safetensors file cannot hold")
@@ -212,8 +216,8 @@ def dtype_name(dtype: torch.dtype, name: str) -> str:
 
 
 def build_header(tensors: Sequence[tuple[str, str, tuple[int, ...]]], metadata: Mapping[str, str]) -> tuple[bytes, list[Stored]]:
-    """The header's bytes, length included, for (name, dtype name, shape) in the order in which they shall lie; and where they lie.
-    UnsupportedError for what no reader would take.
+    """The header's bytes, length included, for (name, dtype name, shape) in the order of places; and the place of each
+    tensor. UnsupportedError for a header that no reader would accept.
     """
     entries: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
     at = 0

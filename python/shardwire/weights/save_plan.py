@@ -1,4 +1,5 @@
-"""Which file gets which tensors, where in it they lie, and which rank writes which rows. Pure; the same on every rank."""
+"""The plan of a save: the tensors of each file, their places in the file, and the writing rank of each row. Pure; the
+same on every rank."""
 
 from __future__ import annotations
 
@@ -11,13 +12,14 @@ from .fused import Rows, Whole
 from .matching import Match
 from .safetensors_file import DTYPES, Stored, build_header, dtype_name
 
-# A tensor below this is written by one rank: a share of it would be smaller than what it costs to ask for it.
+# A smaller tensor is written by one rank: a share of the tensor would cost less than the request for the share.
 _SHARED_FROM = 1 << 20
 
 
 @dataclass(slots=True)
 class PlannedFile:
-    """One file to be. writers: group ranks, all of one host, since two hosts cannot share a page of a file. The first of them creates it."""
+    """One planned file. writers: group ranks, all of one host, since two hosts cannot share a page of a file. The first
+    writer creates the file."""
 
     header: bytes
     tensors: list[Stored]
@@ -38,7 +40,8 @@ class _Host:
 
 def plan_files(found: Match, sources: Mapping[str, Weight], targets: Mapping[str, Weight], hosts: Sequence[list[int]], max_bytes: int,
                metadata: Mapping[str, str]) -> list[PlannedFile]:
-    """hosts: the writing ranks of each host. Each tensor goes to a host that holds some of it, the one with the least so far."""
+    """hosts: the writing ranks of each host. Each tensor goes to a host that holds some of the tensor; among several,
+    to the host with the fewest bytes so far."""
     planned = [_Host(writers) for writers in hosts]
     for space in found.spaces:
         (placed,) = space.targets
@@ -81,14 +84,15 @@ def _cut(weights: list[tuple[Weight, str, int]], max_bytes: int) -> list[list[tu
 
 
 def rows_of(file: PlannedFile, index: int, rank: int) -> Any:
-    """What ``rank`` writes of the file's tensor ``index``: a Whole, Rows, or None."""
+    """The part of the file's tensor ``index`` that ``rank`` writes: a Whole, Rows, or None."""
     stored = file.tensors[index]
     if rank not in file.writers:
         return None
-    writers = sorted(file.writers)  # in the order of ranks, which is mostly the order of shards
+    writers = sorted(file.writers)  # in the order of ranks: mostly the order of shards
     if stored.end - stored.begin < _SHARED_FROM or not stored.shape or stored.shape[0] < len(writers):
         return Whole(stored.shape) if writers[index % len(writers)] == rank else None
-    size = -(-stored.shape[0] // len(writers))  # as torch.chunk cuts, so that shards over these ranks stay where they are
+    # As torch.chunk cuts, so that shards over these ranks stay on their ranks
+    size = -(-stored.shape[0] // len(writers))
     start = min(writers.index(rank) * size, stored.shape[0])
     stop = min(start + size, stored.shape[0])
     return Rows(stored.shape, start, stop) if start < stop else None

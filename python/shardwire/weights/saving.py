@@ -1,5 +1,5 @@
-"""save: files are ranks. The ranks of a host write each file, each its rows of it, every byte once: what a rank has it writes itself, the rest comes by the
-compiled op."""
+"""save: treats files as ranks. The ranks of a host write each file, each rank its rows, every byte once: a rank writes
+its own rows directly, and the rest arrives by the compiled op."""
 
 from __future__ import annotations
 
@@ -28,27 +28,29 @@ from .progress import SILENT, Progress, ProgressArgument
 from .save_files import Draft, wait_for_removals
 from .save_plan import plan_files, rows_of
 
-_MOST_BYTES = 5_000_000_000  # of one file, as transformers has it
+_MOST_BYTES = 5_000_000_000  # of one file, as in transformers
 
 
 def save(source: Any, folder: str | os.PathLike[str], group: Any = None, mapping: Any = None, *, max_file_bytes: int = _MOST_BYTES,
          metadata: Mapping[str, str] | None = None, timeout: Seconds = None, progress: ProgressArgument = None) -> list[str]:
-    """Writes ``source`` as a safetensors checkpoint into ``folder``, each byte once. Returns the paths of its files, on every rank.
+    """Writes ``source`` as a safetensors checkpoint into ``folder``, each byte once. Returns the paths of the files, on
+    every rank.
 
-    Collective: every rank of ``group`` (None: the default group) calls it. The folder is made when it is not there; all ranks share it. One
-    file is called model.safetensors; several, as transformers names them, have an index. The writing is shared by the ranks of each host that
-    have a part of ``source``; a file is written by ranks of one host.
+    Collective: every rank of ``group`` (None: the default group) calls. The folder is made when missing; all ranks
+    share the folder. A single file is called model.safetensors; several files, named as in transformers, have an index.
+    The ranks with a part of ``source`` share the writing on each host; a file is written by ranks of one host.
 
-    source, mapping: as for :func:`shardwire.sync`; the mapping's target names are those in the files. Of tied weights the first name is written;
-        non-persistent buffers are not. max_file_bytes: a file holds at most so many, or one tensor.
+    source, mapping: as for :func:`shardwire.sync`; the mapping's target names are the names in the files. Of tied
+    weights the first name is written; non-persistent buffers are not written.
+    max_file_bytes: the most bytes of a file with more than one tensor.
     metadata: strings for the header of each file; "format": "pt" is always there.
-    progress: how far it is: None: rank 0 shows a bar on a terminal, else a line every few seconds; False: nothing; else a function that gets the bytes that are done on this rank,
-        and their total.
+    progress: how to show the progress. None: rank 0 shows a bar on a terminal, else a line every few seconds; False:
+        nothing; else a function called with the finished bytes on this rank and the total.
 
-    A reader finds the checkpoint that was in the folder before, whole, until the new one is whole on the disk, and from then on that one,
-    whoever fails or is killed meanwhile. When all ranks are killed, hidden files (``.*.shardwire-*.tmp``) may be left.
-    Raises the same error on every rank: SystemFailure for what the system refuses (a full disk), CheckpointError for a folder that is not
-    shared, and what sync raises.
+    A reader finds the old checkpoint of the folder, whole, until the new checkpoint is whole on the disk, and from then
+    on the new one, even when any rank fails or is killed meanwhile. When all ranks are killed, hidden files
+    (``.*.shardwire-*.tmp``) may be left. Raises the same error on every rank: SystemFailure for errors of the system (a
+    full disk), CheckpointError for a folder that is not shared, and the errors of sync.
     """
     meeting = Meeting(group, "save", None)
     error: Exception | None = None
@@ -60,13 +62,15 @@ def save(source: Any, folder: str | os.PathLike[str], group: Any = None, mapping
         options = _options(folder, max_file_bytes, metadata)
         renames = as_name_map(mapping).source
         have = Holdings(source, "source", meeting.global_rank, meeting.ranks)
-        have.refuse_lazy_views()  # here, since rows that another rank writes are not looked at below
-        wait_for_removals()  # of a save before this one, whose space may be needed
+        # here, since rows written by another rank are not checked below
+        have.refuse_lazy_views()
+        # Of an earlier save, whose space may be needed
+        wait_for_removals()
         if meeting.rank == 0:
             os.makedirs(options["folder"], exist_ok=True)
         told = {"host": host_name(), "token": secrets.token_hex(4), "has": bool(have.entries), "options": options}
         blobs = [describe(have, renames), b"", json.dumps(told).encode()]
-    except Exception as failure:  # the others wait and must hear of it
+    except Exception as failure:  # the other ranks wait and must be notified
         error = failure
     everyone = meeting.exchange(blobs, error)
     ranks = [json.loads(given[2]) for given in everyone]
@@ -125,7 +129,7 @@ def _save(meeting: Meeting, ranks: list[Any], have: Holdings, sources: dict[str,
 
 
 def _attempt(meeting: Meeting, step: Callable[[int], None], numbers: Sequence[int]) -> None:
-    """A step of each rank for each of these files, after which all know whether all did it."""
+    """A step of each rank for each of the given files; afterwards all ranks know whether all succeeded."""
     error: Exception | None = None
     try:
         for number in numbers:
@@ -136,7 +140,8 @@ def _attempt(meeting: Meeting, step: Callable[[int], None], numbers: Sequence[in
 
 
 def _write(meeting: Meeting, draft: Draft, have: Holdings, targets: dict[str, Weight], found: Match, shown: Progress) -> None:
-    """The bytes, from all ranks' tensors into the files: by this rank itself where it has whole rows, by the compiled op into mapped files for the rest."""
+    """Writes the bytes of all ranks' tensors into the files: directly for whole rows of this rank, by the compiled op
+    into mapped files for the rest."""
     layouts: dict[str, Any] = {}
     views: dict[str, Any] = {}
     error: Exception | None = None
@@ -157,7 +162,7 @@ def _write(meeting: Meeting, draft: Draft, have: Holdings, targets: dict[str, We
                     views[stored.name] = draft.view(number, stored, part, dtype)
                 else:
                     own += [(stored.begin + rows.begin * stored.row_bytes, rows.tensor) for rows in here]
-            if own:  # another host's files need not be seen here yet
+            if own:  # another host's files may not be visible here yet
                 shown.begin("writing", sum(tensor.numel() * tensor.element_size() for _, tensor in own))
                 draft.write(number, own, shown)
     except Exception as failure:

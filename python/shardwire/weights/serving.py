@@ -1,4 +1,5 @@
-"""One rank's half of one subscription, on a thread of its own: it waits for requests and answers them out of the committed versions."""
+"""One rank's half of one subscription, on a separate thread: the thread waits for requests and answers with the
+committed versions."""
 
 from __future__ import annotations
 
@@ -34,7 +35,8 @@ class Serving(threading.Thread):
         self._buffer: Buffer | None = None
 
     def send_away(self, reason: str) -> None:
-        """From any thread: the subscriber gets an error, and what it was reading may be overwritten once the reader is released."""
+        """Ends the subscription, from any thread: the subscriber gets an error, and the buffer may be overwritten after
+        the reader's release."""
         with self._lock:
             self._sent_away = self._sent_away or reason
             if self._joint is not None:
@@ -50,7 +52,7 @@ class Serving(threading.Thread):
             if self._sent_away:
                 log("info" if self._publication._closing.is_set() else "warn", f"{self._label} was sent away: {self._sent_away}")
             else:
-                # One line for the job: every rank hears of it.
+                # One line for the job: every rank gets the error.
                 what = "is gone" if isinstance(error, (PeerFailedError, AbortedError)) else "failed"
                 log("warn" if self._publication.rank == 0 else "info", f"{self._label} {what}: {error}")
         finally:
@@ -75,7 +77,7 @@ class Serving(threading.Thread):
         with joint.told():
             joint.compile(own._description, End(layouts, self._tensors, None), None)
         if own.rank == 0:
-            tidy(place, key)  # all ranks are through with it
+            tidy(place, key)  # all ranks have used the note
 
     def _tensors(self) -> Any:
         assert self._buffer is not None
@@ -98,7 +100,8 @@ class Serving(threading.Thread):
             return max(0.0, deadline - time.monotonic()) + 2 * SLACK_S
 
         while True:
-            newest = self._versions.newest  # read first: a version that is committed between the two is not told as gone
+            # Read first: a version committed between the two lines is not reported as gone
+            newest = self._versions.newest
             held = self._versions.pin_all(self)
             changed = {version: self._versions.changed_bytes(buffer, request.since) for version, buffer in held.items()}
             row = answer_row(newest, self._versions.total_bytes, time.monotonic() >= deadline, changed)

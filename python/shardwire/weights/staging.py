@@ -1,4 +1,5 @@
-"""A second copy of what a subscription writes. Versions arrive here, and the target stays what it was until one is whole."""
+"""A second copy of a subscription's target. Versions arrive in this copy, and the target stays unchanged until a
+version is whole."""
 
 from __future__ import annotations
 
@@ -11,14 +12,15 @@ from .holdings import Holdings
 
 
 class Stage:
-    """Memory for the local tensors of a target, in the shared heap. Used by the thread that fetches."""
+    """Memory for the local tensors of a target, in the shared heap. Used by the fetching thread."""
 
     def __init__(self, holdings: Holdings) -> None:
         self._holdings = holdings
         self._tensors: dict[str, torch.Tensor] = {}
 
     def prepare(self, names: Set[str]) -> None:
-        """Room for these names of the target, as far as this rank has a part of them. What it had for them stays."""
+        """Makes room for these names of the target, for the parts of this rank. Existing memory with the right shape
+        and dtype stays."""
         now = self._holdings.tensors()
         self._tensors = {name: self._room(name, now[name]) for name in names if name in now}
 
@@ -30,17 +32,17 @@ class Stage:
         return self._tensors
 
     def check(self) -> None:
-        """Raises ValueError where the target is not what it was when it was subscribed."""
+        """Raises ValueError where the target differs from the target at the time of the subscription."""
         for _ in self._pairs():
             pass
 
     def copy_to_target(self) -> None:
-        """ValueError as in check(); then nothing was written."""
+        """Copies into the target. ValueError as in check(), before any write."""
         for tensor, staged in list(self._pairs()):
             tensor.copy_(staged)
 
     def _pairs(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        now = self._holdings.tensors()  # optimizers and modules exchange their tensors
+        now = self._holdings.tensors()  # optimizers and modules replace tensors
         for name, staged in self._tensors.items():
             tensor = now.get(name)
             if tensor is None or not _alike(tensor, staged):

@@ -1,4 +1,4 @@
-"""sync: the weights of one model into another one, laid out otherwise, again and again."""
+"""sync: moves the weights of one model into another model with another layout, again and again."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .problems import Problems
 
 
 class WeightSync:
-    """What :func:`sync` returns. ``run()`` moves the weights as they are now."""
+    """The result of :func:`sync`. ``run()`` moves the present weights."""
 
     __slots__ = ("_movement", "_match", "_source", "_target")
 
@@ -26,25 +26,29 @@ class WeightSync:
         self._target = target
 
     def run(self, timeout: Seconds = None) -> Future:
-        """Starts one movement and returns its Future. Every rank of the group calls it, in the same order relative to its other operations.
+        """Starts one movement and returns its Future. Every rank of the group calls, in the same order relative to its
+        other operations.
 
-        The parameters' storage is looked up anew in each run. Until the Future is done the source must not be written nor the target read.
+        The parameters' storage is looked up anew in each run. Until the Future is done the source must not be written
+        nor the target read.
         """
         return self._movement.run(timeout)
 
     @property
     def target(self) -> Any:
-        """The target module; for a dict a new dict with the local tensors and DTensors, allocated where there were none. None without a target here."""
+        """The target module; for a dict a new dict with the local tensors and DTensors, allocated where missing. None
+        without a target on this rank."""
         return self._target.result()
 
     @property
     def pairs(self) -> list[tuple[list[str], list[str]]]:
-        """Source names and target names of each tensor that is moved; several on one side where parts are joined or split."""
+        """Source names and target names of each moved tensor; several names on one side where parts are joined or
+        split."""
         return [([placed.name for placed in space.sources], [placed.name for placed in space.targets]) for space in self._match.spaces]
 
     @property
     def missing(self) -> list[str]:
-        """Target names without a source; they are left as they are. Empty unless strict=False."""
+        """Target names without a source; these targets stay unchanged. Empty unless strict=False."""
         return list(self._match.missing)
 
     @property
@@ -53,11 +57,11 @@ class WeightSync:
         return list(self._match.unused)
 
     def explain(self) -> str:
-        """Who sends what to whom: :meth:`CustomOp.explain`."""
+        """The table of senders and receivers: :meth:`CustomOp.explain`."""
         return self._movement.op.explain()
 
     def traffic(self) -> dict[str, Any]:
-        """The same for programs: :meth:`CustomOp.traffic`."""
+        """The content of :meth:`explain` for programs: :meth:`CustomOp.traffic`."""
         return self._movement.op.traffic()
 
     def stats(self) -> dict[str, Any]:
@@ -70,21 +74,26 @@ class WeightSync:
 
 def sync(source: Any, target: Any, group: Any = None, mapping: Any = None, *, strict: bool = True, device: Any = None, timeout: Seconds = None,
          name: str = "sync") -> WeightSync:
-    """Compiles the movement of all parameters and buffers of ``source`` into ``target``; run it with ``.run()`` as often as you like.
+    """Compiles the movement of all parameters and buffers of ``source`` into ``target``; run the movement with
+    ``.run()`` as often as you like.
 
-    Collective: every rank of ``group`` (None: the default group) calls it. Either side may be None on a rank that has no part in it.
+    Collective: every rank of ``group`` (None: the default group) calls. Either side may be None on a rank without a
+    part in this side.
 
-    source, target: a module; a state dict; or a dict of DTensors, plain tensors, pairs (Layout or :class:`FusedLayout`, local tensor), and on the
-        target Layouts alone, which are allocated. Plain tensors are whole: those of one name on several ranks are replicas, and readers spread
-        over them. A rank may have some of the names only, as a pipeline's stage does. Meta tensors of the target are allocated (``device``;
-        DTensors on their mesh's). Non-persistent buffers are moved where both sides have them.
-    mapping: how names differ. None; "llama", "qwen", "bert" (fused names on either side, or on none), "gpt2" (the source is Hugging Face's;
-        ``shardwire.weights.GPT2.inverse`` the other way); a dict of source names to target names (others stay); a function from a source name to
-        the target's, to a :class:`Part` of it, to a list of the names it splits into, or to None to leave it out; or a :class:`NameMap`.
-    strict: False moves what matches and lists the rest in ``.missing`` and ``.unused``.
+    source, target: a module; a state dict; or a dict of DTensors, plain tensors, pairs (Layout or :class:`FusedLayout`,
+        local tensor), and on the target Layouts alone, which are allocated. Plain tensors are whole: plain tensors of
+        one name on several ranks are replicas, and readers spread over the replicas. A rank may have some of the names
+        only, like a pipeline's stage. Meta tensors of the target are allocated (``device``; DTensors on their mesh's).
+        Non-persistent buffers are moved where both sides have them.
+    mapping: how names differ. None; "llama", "qwen", "bert" (fused names on either side, or on none), "gpt2" (the
+        source is Hugging Face's; ``shardwire.weights.GPT2.inverse`` the other way); a dict of source names to target
+        names (others stay); a function from a source name to the target's name, to a :class:`Part` of a target, to a
+        list of the names of its parts, or to None to leave the source out; or a :class:`NameMap`.
+    strict: False moves the matching names and lists the rest in ``.missing`` and ``.unused``.
 
-    Tied weights are moved once. Raises the same error on every rank: ValueError listing by name what is missing, not wanted, or differs in
-    shape; UnsupportedError for dtypes that differ; MismatchError when ranks make different calls; TimeoutError naming ranks that do not call.
+    Tied weights are moved once. Raises the same error on every rank: ValueError with the names that are missing, not
+    wanted, or of different shape; UnsupportedError for dtypes that are not cast into each other; MismatchError when
+    ranks make different calls; TimeoutError naming ranks that do not call.
     """
     meeting = Meeting(group, "sync", None)
     error: Exception | None = None
@@ -97,7 +106,8 @@ def sync(source: Any, target: Any, group: Any = None, mapping: Any = None, *, st
             sides.append(Holdings(value, side, meeting.global_rank, meeting.ranks))
             blobs[which] = describe(sides[which], renames)
         blobs[2] = b"1" if strict else b""
-    except Exception as failure:  # whatever it was, of a caller's mapping as well: the others wait and must hear of it
+    # Any exception, also of a caller's mapping: the other ranks wait and must be notified
+    except Exception as failure:
         error = failure
     everyone = meeting.exchange(blobs, error)
     check_strict("sync", [bool(given[2]) for given in everyone])

@@ -1,4 +1,5 @@
-"""One chunk of a checkpoint as torch.save wrote it: a zip archive with a pickle that describes the tensor, and its bytes, which nothing aligns."""
+"""One chunk of a checkpoint as written by torch.save: a zip archive with a pickle that describes the tensor, and the
+tensor's unaligned bytes."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ from ..compiler.layout import kind_of
 from ..errors import CheckpointError, UnsupportedError
 from .pickles import dims_of, dtype_name_of, unpickle
 
-# Of torch's storage classes of old, each of one dtype.
+# Torch's old storage classes, each of one dtype.
 _STORAGES = {"FloatStorage": "float32", "DoubleStorage": "float64", "HalfStorage": "float16", "BFloat16Storage": "bfloat16", "LongStorage": "int64",
              "IntStorage": "int32", "ShortStorage": "int16", "CharStorage": "int8", "ByteStorage": "uint8", "BoolStorage": "bool",
              "ComplexFloatStorage": "complex64", "ComplexDoubleStorage": "complex128"}
@@ -23,7 +24,7 @@ _STORAGES = {"FloatStorage": "float32", "DoubleStorage": "float64", "HalfStorage
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """A box of a tensor, and the bytes of the archive that has its elements."""
+    """A box of a tensor, and the bytes of the archive with the elements."""
 
     offset: tuple[int, ...]
     shape: tuple[int, ...]
@@ -33,7 +34,7 @@ class Chunk:
 
 
 class _Window(io.RawIOBase):
-    """Some bytes of a file, as a file."""
+    """A range of bytes of a file, as a file."""
 
     def __init__(self, descriptor: int, begin: int, length: int) -> None:
         self.descriptor, self.begin, self.length, self.at = descriptor, begin, length, 0
@@ -59,7 +60,7 @@ class _Window(io.RawIOBase):
 
 
 def find_elements(descriptor: int, chunk: Chunk, dtype_name: str, where: str) -> tuple[int, int, tuple[int, ...]]:
-    """Where the elements begin in the file, how many bytes they are, and their strides."""
+    """The first byte of the elements in the file, the number of bytes, and the strides."""
     size = os.fstat(descriptor).st_size
     if chunk.begin + chunk.length > size:
         raise CheckpointError(f"{where}: bytes {chunk.begin} to {chunk.begin + chunk.length} are wanted, the file has {size}")
@@ -84,7 +85,7 @@ def find_elements(descriptor: int, chunk: Chunk, dtype_name: str, where: str) ->
 
 
 def _read_tensor(pickled: Any, chunk: Chunk, dtype_name: str, where: str) -> tuple[str, tuple[int, ...]]:
-    """The storage's key and the strides that the pickle of one tensor has, checked against the metadata."""
+    """The storage's key and the strides in the pickle of one tensor, checked against the metadata."""
     kind = getattr(pickled, "name", "")
     if kind not in ("_rebuild_tensor_v2", "_rebuild_tensor_v3"):
         raise UnsupportedError(f"{where}: is {kind or kind_of(pickled)}; only plain tensors can be read")

@@ -1,4 +1,4 @@
-"""Which parts of the source's tensors some ranks want: what of files is to be read for them."""
+"""The parts of the source's tensors wanted by some ranks: the bytes of files to read for these ranks."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ Ranges = tuple[tuple[int, int], ...]  # begin and end in each dimension
 
 @dataclass(frozen=True, slots=True)
 class Asking:
-    """ranks: those of the group for whom this rank reads, with others of its host; group_ranks: their global ranks. which, count: this rank
-    among the host's readers.
+    """ranks: the group ranks for which this rank reads, together with other ranks of its host; group_ranks: the global
+    rank of each group rank. which, count: this rank's place among the host's readers, and their number.
     """
 
     ranks: Collection[int]
@@ -24,7 +24,8 @@ class Asking:
 
 
 def wanted_ranges(found: Match, targets: dict[str, Weight], asking: Asking) -> Iterator[tuple[Placed, list[Ranges]]]:
-    """Each source weight that is moved, and the boxes that are wanted of its space, in the weight's own coordinates (they may lie outside)."""
+    """Each moved source weight, and the wanted boxes of its space, in the weight's own coordinates (boxes may lie
+    outside)."""
     for space in found.spaces:
         boxes = _boxes(space, targets, asking)
         for placed in space.sources:
@@ -44,6 +45,6 @@ def _boxes(space: Space, targets: dict[str, Weight], asking: Asking) -> list[Ran
 
 
 def meet(one: Ranges, other: Ranges) -> Ranges | None:
-    """What two boxes share; None for nothing."""
+    """The intersection of two boxes; None for nothing."""
     met = tuple((max(a[0], b[0]), min(a[1], b[1])) for a, b in zip(one, other))
     return None if any(begin >= end for begin, end in met) else met

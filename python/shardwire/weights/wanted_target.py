@@ -1,4 +1,4 @@
-"""What a subscriber wants: layouts, names, dtypes. Described anew for each publisher, allocated once."""
+"""A subscriber's wishes: layouts, names, dtypes. Described anew for each publisher, allocated once."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from .staging import Stage
 
 
 class Wanted:
-    """``layouts`` is what the caller gave; None is everything, whole, as the publisher describes it."""
+    """``layouts``: the caller's argument; None: everything, whole, as described by the publisher."""
 
     def __init__(self, layouts: Any, cast: torch.dtype | None, mapping: Any, strict: bool, device: Any, staged: bool, meeting: Meeting) -> None:
         if cast is not None and (not isinstance(cast, torch.dtype) or not cast.is_floating_point):
@@ -32,7 +32,8 @@ class Wanted:
         self._rank, self._ranks = meeting.global_rank, list(meeting.ranks)
         self._holdings: Holdings | None = None
         self.is_staged = staged
-        self.stage: Stage | None = None  # from when the publisher's names are known, where the caller wants one
+        # Made once the publisher's names are known, where the caller wants one
+        self.stage: Stage | None = None
         if layouts is not None:
             self._hold(_with_cast(layouts, cast))
 
@@ -40,7 +41,7 @@ class Wanted:
         return None if self._holdings is None else self._holdings.result()
 
     def read(self, sources: Sequence[bytes]) -> tuple[bytes, bytes, bool, Any]:
-        """For ``Joint.compile``."""
+        """Used by ``Joint.compile``."""
         if self._holdings is None:
             self._hold(self._as_published(sources))
         holdings = self._holdings
@@ -74,7 +75,7 @@ class Wanted:
 
 
 def _with_cast(layouts: Any, cast: torch.dtype | None) -> Any:
-    """Layouts and meta tensors of floating dtypes with the dtype ``cast`` in its place."""
+    """The layouts; Layouts and meta tensors of floating dtypes get the dtype ``cast``."""
     if cast is None or not isinstance(layouts, Mapping):
         if cast is not None:
             raise TypeError(f"cast= is for what is allocated here, and layouts is {kind_of(layouts)}, which has its own dtypes; leave cast out")
