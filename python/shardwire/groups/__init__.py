@@ -1,1 +1,2 @@
-"""Groups: the backend's registration in torch, making groups, finding them, and how their ranks meet."""
+"""Groups: the backend's registration in torch, the making and finding of groups, and the stores through which ranks
+meet."""

@@ -1,4 +1,5 @@
-"""What torch calls to make a group's backend (``shardwire_autoload`` registers these functions), and the timeouts that it gives."""
+"""The functions by which torch makes a group's backend (``shardwire_autoload`` registers the functions), and the
+timeouts of torch's calls."""
 
 from __future__ import annotations
 
@@ -8,14 +9,16 @@ from typing import Any
 from .. import _C
 from ..process.log import route
 
-_DEFAULT_TIMEOUT = timedelta(minutes=30)  # torch's
-_SHORTEST = timedelta(milliseconds=1)  # c10d counts milliseconds, and takes 0 for no timeout
+_DEFAULT_TIMEOUT = timedelta(minutes=30)  # torch's default
+# c10d counts milliseconds, and reads 0 as no timeout
+_SHORTEST = timedelta(milliseconds=1)
 
 
 def create_from_options(options: Any, backend_options: Any, for_gloo: bool = False) -> Any:
-    """What torch calls when a group with this backend is made. ``options`` is c10d's; ``backend_options`` the caller's pg_options. for_gloo: in gloo's place.
+    """Makes a group's backend; called by torch. ``options``: c10d's; ``backend_options``: the caller's pg_options.
+    for_gloo: in gloo's place.
 
-    Those for another backend of the same group are not ours to judge; of ours (``shardwire.Options``) the timeout counts when it is set.
+    pg_options for another backend of the same group are ignored; of ``shardwire.Options`` the timeout counts when set.
     """
     timeout = as_timeout(options.timeout)
     if getattr(backend_options, "backend", None) == "shardwire" and backend_options._timeout != _DEFAULT_TIMEOUT:
@@ -26,13 +29,14 @@ def create_from_options(options: Any, backend_options: Any, for_gloo: bool = Fal
 
 
 def create_in_place_of_gloo(store: Any, rank: int, size: int, timeout: timedelta | None, name: str, ranks: list[int]) -> Any:
-    """What torch calls in place of gloo's class, where ours stands in."""
+    """Makes a group's backend in place of gloo's class; called by torch where shardwire stands in for gloo."""
     route()
     return _C.create_backend(store, rank, size, as_timeout(timeout), name, ranks, for_gloo=True, is_of_one_job=True)
 
 
 def as_timeout(timeout: timedelta | float | None) -> timedelta:
-    """``timeout`` as a timedelta; None means torch's default of 30 minutes, 0 means now. Raises TypeError or ValueError for what is no time."""
+    """``timeout`` as a timedelta; None means torch's default of 30 minutes, 0 means now. Raises TypeError for other
+    types, ValueError for a negative time."""
     if timeout is None:
         return _DEFAULT_TIMEOUT
     if isinstance(timeout, (int, float)) and not isinstance(timeout, bool):

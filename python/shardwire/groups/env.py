@@ -1,7 +1,8 @@
-"""``env://``, torch's default way to meet, for groups of ours where RANK, WORLD_SIZE, MASTER_ADDR or MASTER_PORT is missing: srun and mpirun tell
-the same by variables of their own.
+"""``env://``, torch's default way to meet, for shardwire's groups where RANK, WORLD_SIZE, MASTER_ADDR or MASTER_PORT is
+missing: srun and mpirun set other variables with the same meaning.
 
-``shardwire_autoload`` puts this before torch's handler, which goes on to serve other backends, and ours where all four are set.
+``shardwire_autoload`` puts this handler before torch's. Torch's handler still serves other backends, and shardwire
+where all four variables are set.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from . import mpi
 from .create import as_timeout
 from .._launchers import Place, address_of, recognise, why_none
 
-_BY_QUERY = {"RANK": "rank", "WORLD_SIZE": "world_size"}  # what init_process_group(rank=..., world_size=...) adds to the URL
+# Names in the URL's query, added by init_process_group(rank=..., world_size=...)
+_BY_QUERY = {"RANK": "rank", "WORLD_SIZE": "world_size"}
 _NEEDED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _HAS_MPI = (Path(__file__).parents[1] / "libshardwire_mpi.so").exists()
 _INSTEAD = ("start the ranks by `python -m shardwire.launch -n N SCRIPT`, torchrun, srun or mpirun, or "
@@ -25,19 +27,20 @@ _INSTEAD = ("start the ranks by `python -m shardwire.launch -n N SCRIPT`, torchr
 
 
 def missing_from(url: str, environment: Mapping[str, str]) -> list[str]:
-    """Which variables torch's own ``env://`` would miss."""
+    """The variables that torch's own ``env://`` would miss."""
     query = parse_qs(urlparse(url).query)
     return [name for name in _NEEDED if not environment.get(name) and _BY_QUERY.get(name) not in query]
 
 
 def rendezvous(url: str, timeout: timedelta | None = None, **more: Any) -> Iterator[tuple[Any, int, int]]:
-    """What torch calls for ``env://`` when :func:`missing_from` names variables: the launcher's are taken for those."""
+    """Called by torch for ``env://`` when :func:`missing_from` names variables: uses the launcher's variables
+    instead."""
     missing = missing_from(url, os.environ)
     place = recognise(os.environ)
     if place is None:
         raise ValueError(f"{_head(missing)}; {why_none(os.environ)}. To fix it, {_INSTEAD}")
     rank, size = _rank_and_size(url, place, missing)
-    # Across hosts mpirun can map rank 0 to any of them, and MPI knows; on one host MPI is left alone.
+    # Across hosts mpirun can map rank 0 to any host, and MPI knows the host; on one host MPI is not used.
     if place.is_open_mpi and place.size != place.local_size and "MASTER_ADDR" in missing and _HAS_MPI:
         yield from mpi.rendezvous(url, timeout, **more)
     host, port = address_of(place)

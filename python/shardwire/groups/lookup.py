@@ -1,4 +1,5 @@
-"""Process groups: making one beside or without torch's default group, names for groups, and from any kind of group to its backend."""
+"""Process groups: making a group beside or without torch's default group, names for groups, and the backend of a group
+of any kind."""
 
 from __future__ import annotations
 
@@ -18,29 +19,34 @@ from ..process.log import route
 
 # Names given by name_process_group and create_process_group. Weak: naming a group does not keep it alive.
 _named: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
-# What the groups made here met through: standalone ones are not in torch's table of stores.
+# The stores of groups made here: standalone groups are not in torch's table of stores.
 store_by_group: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
-_counter = itertools.count()  # of create_process_group: it is part of the keys by which ranks meet, so nothing else may take its numbers
-_fresh_counter = itertools.count()  # of create_over_fresh_store: its groups' names are this rank's own affair
-# Before 2.0 a backend is itself torch's ProcessGroup; since then one wraps it.
+# Of create_process_group: the number is part of the keys by which ranks meet, so no other code may take numbers
+_counter = itertools.count()
+# Of create_over_fresh_store: the names of these groups are local to this rank
+_fresh_counter = itertools.count()
+# Before 2.0 a backend is itself torch's ProcessGroup; since 2.0 a ProcessGroup wraps the backend.
 IS_WRAPPED = hasattr(dist.ProcessGroup, "_register_backend")
 
 
 def create_process_group(store: Any, rank: int, size: int, timeout: timedelta | float | None = None, name: str | None = None,
                          standalone: bool = False) -> Any:
-    """Makes a group of the processes that share ``store``, beside the default group or without one.
+    """Makes a group of the processes that share ``store``, beside the default group or without a default group.
 
-    Collective: every rank of 0..size-1 calls it, with the same ``name`` (or each without). Blocks until all have met.
+    Collective: every rank of 0..size-1 calls, with the same ``name`` (or each without). Blocks until all have met.
 
-    store: any torch.distributed store (TCPStore, FileStore, HashStore for threads). One store may serve several groups made in the same order.
+    store: any torch.distributed store (TCPStore, FileStore, HashStore for threads). One store may serve several groups
+        made in the same order.
     timeout: seconds or a timedelta for meeting, and for the group's operations; None: 30 minutes.
     name: for messages and :func:`find_process_group`.
-    standalone: leaves the group out of torch's tables. ``destroy_process_group()`` does not end it then: :func:`end_process_group` does, or the last
-        reference to it. ``compile_op``, :class:`Queue`, sync and the group's own methods take it; functions of torch.distributed that look a group up do not.
+    standalone: leaves the group out of torch's tables. Then ``destroy_process_group()`` does not end the group: call
+        :func:`end_process_group`, or drop the last reference to the group. ``compile_op``, :class:`Queue`, sync and the
+        group's own methods accept a standalone group; functions of torch.distributed that look a group up do not.
 
-    Returns a ``torch.distributed.ProcessGroup`` that is known to torch: use it as ``group=`` in torch.distributed functions, in ``compile_op``,
-    and end it with ``torch.distributed.destroy_process_group(group)``. Its ranks are its own: functions that take global ranks (``src``, ``dst``)
-    take the group's ranks. Note that ``destroy_process_group()`` without a group, as always, ends all groups.
+    Returns a ``torch.distributed.ProcessGroup`` known to torch: use the group as ``group=`` in torch.distributed
+    functions, in ``compile_op``, and end the group with ``torch.distributed.destroy_process_group(group)``. The group
+    has its own ranks: functions that take global ranks (``src``, ``dst``) take the group's ranks. Note that
+    ``destroy_process_group()`` without a group, as always, ends all groups.
     """
     if isinstance(rank, bool) or isinstance(size, bool) or not isinstance(rank, int) or not isinstance(size, int):
         raise TypeError("rank and size must be ints")
@@ -48,18 +54,21 @@ def create_process_group(store: Any, rank: int, size: int, timeout: timedelta | 
         raise ValueError(f"rank {rank} is not in a group of {size} ranks (0..{size - 1})")
     if name is not None and not isinstance(name, str):
         raise TypeError(f"name is a {type(name).__name__}; give a str or None")
-    period = as_timeout(timeout)  # what is wrong with the arguments is said before a number is taken
+    # Arguments are checked before a number is taken
+    period = as_timeout(timeout)
     unique = f"shardwire:{next(_counter)}"
     return create_under_prefix(dist.PrefixStore(f"{unique}/{name or ''}/", store), rank, size, period, unique, name, standalone)
 
 
 def create_over_fresh_store(store: Any, rank: int, size: int, timeout: timedelta | float | None, name: str | None, standalone: bool = False) -> Any:
-    """As create_process_group, for a store that serves this group alone: its ranks need not have made equally many groups before."""
+    """As create_process_group, for a store with this group alone: ranks may have made different numbers of groups
+    before."""
     return create_under_prefix(store, rank, size, as_timeout(timeout), f"shardwire:fresh:{next(_fresh_counter)}", name, standalone)
 
 
 def end_process_group(group: Any = None) -> None:
-    """Ends a group on this rank, standalone or not: pending and later operations fail here with AbortedError, and peers that wait for this rank are told."""
+    """Ends a group on this rank, standalone or not: pending and later operations fail on this rank with AbortedError,
+    and peers that wait for this rank are notified."""
     backend = resolve_backend(group)
     world: Any = getattr(c10d, "_world", None)
     known = world.pg_map if hasattr(world, "pg_map") else c10d._pg_map
@@ -95,7 +104,8 @@ def wrap_backend(backend: Any, store: Any, rank: int, size: int) -> Any:
 
 
 def _make_known(group: Any, store: Any, unique: str, size: int, name: str | None) -> None:
-    """Enters the group in torch's tables, as new_group does, so that functions with ``src`` and destroy_process_group accept it."""
+    """Enters the group in torch's tables, like new_group, so that functions with ``src`` and destroy_process_group
+    accept the group."""
     world: Any = getattr(c10d, "_world", None)
     ranks = {rank: rank for rank in range(size)}
     if not hasattr(world, "pg_map"):  # 1.13
@@ -121,7 +131,7 @@ def _make_known(group: Any, store: Any, unique: str, size: int, name: str | None
 def name_process_group(group: Any, name: str) -> None:
     """Gives ``group`` a name for :func:`find_process_group` and for ``compile_op(name, ...)``. Local to this process.
 
-    A name that another living group has moves to this one. Raises TypeError when ``group`` is no shardwire group.
+    A name of another living group moves to this group. Raises TypeError when ``group`` is no shardwire group.
     """
     if not isinstance(name, str):
         raise TypeError(f"name is a {type(name).__name__}; give a str")
@@ -132,10 +142,11 @@ def name_process_group(group: Any, name: str) -> None:
 
 
 def find_process_group(name: str) -> Any:
-    """The group of that name: given by :func:`name_process_group` or ``create_process_group(name=...)``, else a shardwire group whose name or
-    description (``group_desc``) is ``name`` in torch. "default_pg" and "WORLD" are torch's names of the default group.
+    """The group with this name: given by :func:`name_process_group` or ``create_process_group(name=...)``, else a
+    shardwire group whose name or description (``group_desc``) is ``name`` in torch. "default_pg" and "WORLD" are
+    torch's names of the default group.
 
-    Raises ValueError when there is none, listing the known names.
+    Raises ValueError, with the known names, when no group has the name.
     """
     if not isinstance(name, str):
         raise TypeError(f"name is a {type(name).__name__}; give a str")
@@ -156,7 +167,8 @@ def find_process_group(name: str) -> Any:
 
 
 def name_of_group(group: Any) -> str:
-    """A name by which :func:`find_process_group` finds the group, on other ranks too where they gave it the same."""
+    """A name by which :func:`find_process_group` finds the group, also on other ranks where the group has the same
+    name."""
     if group is None:
         return "WORLD"
     for name, named in list(_named.items()):
@@ -169,11 +181,12 @@ def name_of_group(group: Any) -> str:
 
 
 def store_of(group: Any) -> Any:
-    """The store that the group's ranks met through, under the group's own prefix: no other group of this store has its keys."""
+    """The store through which the group's ranks met, under the group's own prefix: no other group of this store has
+    these keys."""
     if group in store_by_group:
         return store_by_group[group]
     world: Any = getattr(c10d, "_world", None)
-    is_old = not hasattr(world, "pg_map")  # 1.13, whose table has the store that all groups share
+    is_old = not hasattr(world, "pg_map")  # 1.13: its table has the store shared by all groups
     entry = (c10d._pg_map if is_old else world.pg_map).get(group)
     if entry is None or entry[1] is None:
         raise ValueError("this group is not known to torch any more (was it destroyed?), or was made in C++: it has no store to meet ranks through")
@@ -190,8 +203,9 @@ def _torch_groups() -> Iterator[tuple[Any, list[str]]]:
 
 
 def resolve_backend(group: Any = None) -> Any:
-    """The native backend behind ``group``: None (the default group), a name, a torch.distributed group with shardwire for CPU, or such a
-    backend itself. TypeError for another kind of thing, ValueError for a group that is not shardwire's or not there.
+    """The native backend behind ``group``: None (the default group), a name, a torch.distributed group with shardwire
+    for CPU, or a native backend. TypeError for another type, ValueError for a group without shardwire or a missing
+    group.
     """
     if group is None:
         if not dist.is_initialized():
@@ -229,10 +243,10 @@ def global_ranks(group: Any = None) -> list[int]:
 
 
 def describe_collectives(group: Any = None) -> str:
-    """The table by which collectives choose their algorithm in ``group``: bytes of a rank's tensor, algorithm, reason."""
+    """The table by which collectives choose an algorithm in ``group``: bytes of a rank's tensor, algorithm, reason."""
     return _C.describe_collectives(resolve_backend(group))
 
 
 def describe_transports(group: Any = None) -> str:
-    """One line per peer of this rank in ``group``: its transport and data path, and why not a faster one."""
+    """One line per peer of this rank in ``group``: the transport and data path, and the reason against a faster one."""
     return _C.describe(resolve_backend(group))

@@ -1,4 +1,4 @@
-"""Groups that meet by MPI: ``init_method="mpi://"``, and groups over an mpi4py communicator. No address has to be given.
+"""Groups that meet by MPI: ``init_method="mpi://"``, and groups over an mpi4py communicator. No address is needed.
 
 ``shardwire_autoload`` registers the URL with torch.
 """
@@ -22,9 +22,9 @@ from ..errors import UnsupportedError
 
 
 def create_process_group_from_mpi(comm: Any, timeout: timedelta | float | None = None, name: str | None = None) -> Any:
-    """Makes a group of the processes of ``comm``, an intracommunicator of mpi4py, with its ranks.
+    """Makes a group of the processes of ``comm``, an intracommunicator of mpi4py, with the ranks of ``comm``.
 
-    Collective: every process of ``comm`` calls it. The rest is as in :func:`create_process_group`.
+    Collective: every process of ``comm`` calls. The rest is as in :func:`create_process_group`.
     """
     missing = [method for method in ("Get_rank", "Get_size", "bcast") if not callable(getattr(comm, method, None))]
     if missing:
@@ -37,7 +37,7 @@ def create_process_group_from_mpi(comm: Any, timeout: timedelta | float | None =
 
 
 def rendezvous(url: str, timeout: timedelta | None = None, **_more: Any) -> Iterator[tuple[Any, int, int]]:
-    """What torch calls for ``init_method="mpi://"``: rank and world size are those of the MPI job."""
+    """Called by torch for ``init_method="mpi://"``: rank and world size are the MPI job's."""
     period = as_timeout(timeout)
     seconds = period.total_seconds()
     try:
@@ -53,7 +53,7 @@ def rendezvous(url: str, timeout: timedelta | None = None, **_more: Any) -> Iter
 
 
 def _instead_of_mpi() -> str:
-    """Which launcher started this process, and what to call where it brings no MPI that we can use."""
+    """The launcher of this process, and the call to make instead when the launcher has no usable MPI."""
     place = recognise(os.environ)
     if place is None:
         return f"init_method='mpi://' is for ranks that one of the two started; {why_none(os.environ)}"
@@ -61,13 +61,14 @@ def _instead_of_mpi() -> str:
 
 
 def _meet(broadcast: Callable[[bytes], bytes], rank: int, size: int, timeout: timedelta) -> Any:
-    """A TCPStore that rank 0 keeps on a free port, known to the others by ``broadcast``; what fails on rank 0 fails on all."""
+    """A TCPStore on a free port of rank 0, known to the others by ``broadcast``; a failure on rank 0 is raised on all
+    ranks."""
     host = socket.gethostname()
     store, failure = None, ""
     if rank == 0:
         try:
             store = tcp_store("localhost", 0, size, True, timeout)
-        except Exception as error:  # the others wait for our broadcast
+        except Exception as error:  # the other ranks wait for rank 0's broadcast
             failure = str(error)
     told = broadcast(f"{host}\n{0 if store is None else store.port}\n{failure}".encode()).decode()
     there, port, failure = told.split("\n", 2)
@@ -77,7 +78,7 @@ def _meet(broadcast: Callable[[bytes], bytes], rank: int, size: int, timeout: ti
 
 
 def tcp_store(host: str, port: int, size: int | None, is_master: bool, timeout: timedelta) -> Any:
-    """A TCPStore, also where torch was built without the libuv that it asks for."""
+    """A TCPStore, also for a torch built without libuv, the default of torch's TCPStore."""
     try:
         return dist.TCPStore(host, port, size, is_master, timeout, wait_for_workers=False)
     except Exception as error:

@@ -1,4 +1,4 @@
-"""The backend's place in torch: its registration with torch.distributed, and the shared heap of CPU tensors."""
+"""The backend in torch: the registration with torch.distributed, and the shared heap of CPU tensors."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from ..process import trace
 
 
 def register() -> None:
-    """Registers "shardwire" with torch.distributed, for tensors of the CPU and of the accelerators that torch has by now. ``import shardwire``
-    calls it. Call it again after a package has added a kind of device to torch.
+    """Registers "shardwire" with torch.distributed, for tensors of the CPU and of torch's present accelerators.
+    ``import shardwire`` calls this function. Call again after a package has added a kind of device to torch.
     """
     if not dist.is_available():
         raise ImportError("this torch was built without torch.distributed, which shardwire extends")
@@ -23,15 +23,18 @@ def register() -> None:
 
 
 def stand_in_for(name: str) -> None:
-    """Makes groups that are asked for by the name ``name`` ("gloo") shardwire's from now on, in this process; torch's gloo is "torch_gloo" then.
+    """Makes groups with the backend name ``name`` ("gloo") shardwire's from now on, in this process; torch's gloo is
+    "torch_gloo" then.
 
-    Call it before ``init_process_group``, or set SHARDWIRE_AS=gloo in the environment, for which no line changes. ValueError for another name. See docs/drop-in.md.
+    Call this before ``init_process_group``, or set SHARDWIRE_AS=gloo in the environment, for which no line changes.
+    ValueError for another name. See docs/drop-in.md.
     """
     shardwire_autoload.stand_in_for(name)
 
 
 def empty(*size: int | Sequence[int], dtype: torch.dtype | None = None) -> torch.Tensor:
-    """An uninitialised CPU tensor in the heap that all ranks of this host share: it moves between them in one copy.
+    """An uninitialised CPU tensor in the shared heap of this host's ranks: the tensor moves between these ranks in one
+    copy.
 
     Like ``torch.empty``: ``empty(2, 3)`` or ``empty((2, 3))``. An ordinary tensor to everything else in torch.
     dtype: torch's default dtype when absent.
@@ -41,10 +44,10 @@ def empty(*size: int | Sequence[int], dtype: torch.dtype | None = None) -> torch
 
 
 def enable_cpu_allocator() -> None:
-    """Puts every CPU tensor that this process makes from now on into the shared heap: models, gradients and buffers move in one copy.
+    """Puts every new CPU tensor of this process into the shared heap: models, gradients and buffers move in one copy.
 
-    Earlier tensors stay where they are. It cannot be undone. The tensors of a forked child, such as a DataLoader worker, lie in ordinary memory
-    until it calls this itself.
+    Earlier tensors stay in their memory. The call cannot be undone. The tensors of a forked child, such as a DataLoader
+    worker, are in ordinary memory until the child calls this function.
     """
     _C.enable_cpu_allocator()
 
@@ -60,5 +63,6 @@ def in_shared_heap(tensor: torch.Tensor) -> bool:
 
 
 def cpu_allocator_owns(tensor: torch.Tensor) -> bool:
-    """Whether the tensor's memory was given by :func:`enable_cpu_allocator`'s allocator or :func:`empty`: the same as :func:`in_shared_heap`."""
+    """Whether the tensor's memory is from :func:`enable_cpu_allocator`'s allocator or :func:`empty`: the same as
+    :func:`in_shared_heap`."""
     return _C.in_shared_heap(tensor)
