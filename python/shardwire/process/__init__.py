@@ -1,1 +1,1 @@
-"""What this process has once: its lines of log, its flight recorder, and what happens at its end."""
+"""The parts that exist once per process: the log, the flight recorder, and the end of the program."""

@@ -1,8 +1,9 @@
-"""The end of the program: features close what they hold, and then every group ends.
+"""The end of the program: features close their objects, and then every group ends.
 
-torch calls nothing of ours when a program ends without destroy_process_group, and a callback on a future that runs while the interpreter is taken apart ends the process with
-an abort. So every live group ends before that. The handler is registered when shardwire is imported: the program's own handlers, registered later, run before it and may use
-shardwire, even features that are first loaded then.
+torch calls no function of shardwire when a program ends without destroy_process_group, and a callback on a future
+during the interpreter's shutdown aborts the process. So every live group ends before the shutdown. The handler is
+registered when shardwire is imported: the program's own handlers, registered later, run before this handler and may use
+shardwire, even features first loaded then.
 """
 
 from __future__ import annotations
@@ -20,5 +21,6 @@ atexit.register(_at_exit.close)
 
 
 def close_at_exit(close: Callable[[], None]) -> None:
-    """Has ``close`` called when the program ends, while the groups still work. What was registered last is closed first."""
+    """Calls ``close`` at the end of the program, while the groups still work. The function registered last is called
+    first."""
     _at_exit.callback(close)

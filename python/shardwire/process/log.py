@@ -1,7 +1,10 @@
-"""Lines of log: to Python's ``logging``, logger "shardwire", once the program configured that logger or the root logger; before that, to stderr by SHARDWIRE_LOG.
+"""Lines of log. They go to Python's ``logging``, logger "shardwire", once the program has configured this logger or the
+root logger; before, to stderr by SHARDWIRE_LOG.
 
-Lines of the native side come from threads that must never wait for the GIL. So they do not call Python: they send each line into a local socket, without waiting, and a thread of
-Python's reads them there. A line that finds no room goes to stderr, and so do the native side's errors, which may be a process's last. A forked child begins anew with stderr.
+Lines of the native side come from threads that must never wait for the GIL. So these threads do not call Python: they
+send each line into a local socket, without waiting, and a Python thread reads the lines. When the socket is full, the
+line goes to stderr. The native side's errors go to stderr too, since an error may be a process's last line. A forked
+child starts again with stderr.
 """
 
 from __future__ import annotations
@@ -19,24 +22,28 @@ from .. import _C
 _LEVELS = {"error": logging.ERROR, "warn": logging.WARNING, "info": logging.INFO, "debug": logging.DEBUG}
 _logger = logging.getLogger("shardwire")
 _lock = threading.Lock()
-_sockets: tuple[socket.socket, socket.socket] | None = None  # the native side's end, and ours; never closed
-_routed = ""  # the level of the native lines that come to us; empty: they go to stderr
+# The native side's end, and Python's end; never closed
+_sockets: tuple[socket.socket, socket.socket] | None = None
+# The level of native lines sent to the socket; empty: native lines go to stderr
+_routed = ""
 
 
 def log(level: str, text: str, is_news: bool = False) -> None:
-    """A line as the native side writes it. is_news: shown unless SHARDWIRE_LOG says otherwise, though its level is below a warning's."""
+    """Writes a line in the native side's format. is_news: the line is shown, despite a level below warnings, unless
+    SHARDWIRE_LOG forbids the level."""
     text = " ".join(text.split())
     if route():
         _logger.log(_LEVELS[level], "%s", text)
         return
     chosen = os.environ.get("SHARDWIRE_LOG") or ("info" if is_news else "warn")
     if _LEVELS[level] >= _LEVELS.get(chosen.lower(), logging.WARNING):
-        with contextlib.suppress(OSError, AttributeError, ValueError):  # nobody reads it
+        with contextlib.suppress(OSError, AttributeError, ValueError):  # stderr is closed
             os.write(sys.__stderr__.fileno(), f"shardwire {level} [{os.getpid()}]: {text}\n".encode())  # type: ignore[union-attr]
 
 
 def route() -> bool:
-    """Has the native side's lines go where the program wants them now, and tells whether that is ``logging``. Called where groups are made, and by every line of Python's."""
+    """Sends the native side's lines to the target that the program wants now, and returns whether the target is
+    ``logging``. Called where groups are made, and for every line of Python's side."""
     global _routed
     is_taken = _is_configured()
     if not is_taken and not _routed:
@@ -51,7 +58,8 @@ def route() -> bool:
 
 
 def _is_configured() -> bool:
-    """Whether the program said where lines of this logger go. What it said about all loggers gives way to SHARDWIRE_LOG, which speaks of ours alone."""
+    """Whether the program configured a target for this logger. SHARDWIRE_LOG is for this logger alone, so the variable
+    overrides a configuration of all loggers."""
     if _logger.handlers or _logger.level != logging.NOTSET:
         return True
     return not os.environ.get("SHARDWIRE_LOG") and (_logger.hasHandlers() or (_logger.propagate and logging.root.level != logging.WARNING))
@@ -66,14 +74,14 @@ def _ends() -> tuple[socket.socket, socket.socket]:
 
 
 def _read(ours: socket.socket, flags: int = 0) -> None:
-    with contextlib.suppress(OSError):  # with MSG_DONTWAIT: nothing is there any more
+    with contextlib.suppress(OSError):  # with MSG_DONTWAIT: no line is left
         while True:
             level, _, text = ours.recv(1 << 16, flags).decode(errors="replace").split(" ", 2)
             _logger.log(_LEVELS.get(level, logging.WARNING), "%s", text)
 
 
 def _begin_anew() -> None:
-    """In a forked child, which has neither the thread nor the lock's owner."""
+    """Resets a forked child, which has neither the thread nor the lock's owner."""
     global _lock, _sockets, _routed
     _lock = threading.Lock()
     if _routed:
@@ -82,7 +90,7 @@ def _begin_anew() -> None:
 
 
 def _end() -> None:
-    """What is under way still comes; what the end of the process has to say goes to stderr."""
+    """Reads the lines under way; later lines of the ending process go to stderr."""
     if _sockets is not None:
         _C.send_log_to(-1, os.environ.get("SHARDWIRE_LOG", "warn"))
         _read(_sockets[1], socket.MSG_DONTWAIT)

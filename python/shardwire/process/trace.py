@@ -1,4 +1,5 @@
-"""The flight recorder: the last operations of all groups of this process, in the form of torch's own (docs/sight.md)."""
+"""The flight recorder: the last operations of all groups of this process, in the format of torch's recorder
+(docs/sight.md)."""
 
 from __future__ import annotations
 
@@ -11,16 +12,19 @@ from .. import _C
 
 
 def trace(*, only_active: bool = False) -> dict[str, Any]:
-    """What the flight recorders of this process hold: a dict with ``entries``, ``pg_config``, ``pg_status`` and ``version``, as torch's flight recorder has them.
+    """The contents of this process's flight recorders: a dict with ``entries``, ``pg_config``, ``pg_status`` and
+    ``version``, as in torch's flight recorder.
 
-    ``pickle.dump(shardwire.trace(), file)`` into files named ``<prefix><rank>`` of one folder is what ``torchfrtrace`` reads. only_active: without operations that are
-    over. Takes microseconds per entry and stops nobody. Any thread may call.
+    ``torchfrtrace`` reads files made by ``pickle.dump(shardwire.trace(), file)`` and named ``<prefix><rank>`` in one
+    folder. only_active: leave finished operations out. Takes microseconds per entry and stops no thread. Any thread may
+    call.
     """
     return cast("dict[str, Any]", json.loads(_C.trace_json(only_active)))
 
 
 def extend_torchs_dump() -> None:
-    """Makes torch's ``_dump_fr_trace`` and ``_dump_fr_trace_json`` tell of our operations, too, where torch has them: what calls them sees the whole process."""
+    """Extends torch's ``_dump_fr_trace`` and ``_dump_fr_trace_json``, where torch has these functions, by shardwire's
+    operations: callers see the whole process."""
     import torch._C._distributed_c10d as c10d
     for name, extended in (("_dump_fr_trace", _extended_pickle), ("_dump_fr_trace_json", _extended_json)):
         torchs = getattr(c10d, name, None)
@@ -50,7 +54,8 @@ def _marked(dump: Callable[..., Any], torchs: Callable[..., Any]) -> Callable[..
 
 
 def _joined(whole: dict[str, Any], collectives: bool, only_active: bool) -> dict[str, Any]:
-    """torch's dump with our entries behind its own; numbers of records and groups go on where its end."""
+    """torch's dump with shardwire's entries behind torch's own; numbers of records and groups continue torch's
+    numbers."""
     ours = trace(only_active=only_active)
     entries = list(whole.get("entries", []))
     first_record = max((entry["record_id"] for entry in entries), default=-1) + 1
