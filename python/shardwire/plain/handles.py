@@ -1,7 +1,8 @@
-"""Objects that plain bytes hold by their address: a Queue is written as what its reader needs to make its own handle of the same queue.
+"""Objects held by address in plain bytes: a Queue is written as the values from which a reader makes another handle of
+the same queue.
 
-The class registers itself, so that the serializer knows no feature. A process that reads the first handle of a kind may not have loaded the feature yet; the module that
-registers the class is loaded then.
+The class registers itself, so the serializer knows no feature. When a process reads the first handle of a kind without
+the feature loaded, the module that registers the class is loaded.
 """
 
 from __future__ import annotations
@@ -16,12 +17,14 @@ HANDLE_TAGS = frozenset(_REGISTERED_BY)
 
 
 class Handle(NamedTuple):
-    """How objects of one class are written and read."""
+    """The functions for writing and reading objects of one class."""
 
     tag: bytes
     num_values: int
-    address: Callable[[Any], Sequence[Any]]  # num_values texts and numbers; TypeError where the object has no address
-    make: Callable[[Sequence[Any], bool], Any]  # from these values, and whether the reader trusts pickles of their writer
+    # num_values texts and numbers; TypeError for an object without an address
+    address: Callable[[Any], Sequence[Any]]
+    # From the values of address(), and whether the reader trusts pickles of the writer
+    make: Callable[[Sequence[Any], bool], Any]
 
 
 _by_class: dict[type, Handle] = {}
@@ -32,11 +35,11 @@ def register_handle(cls: type, handle: Handle) -> None:
 
 
 def handle_of(value: Any) -> Handle | None:
-    """How ``value`` is written; None where no class of it is registered."""
+    """The Handle that writes ``value``; None where no class of ``value`` is registered."""
     return next((handle for cls, handle in _by_class.items() if isinstance(value, cls)), None)
 
 
 def handle_with(tag: bytes) -> Handle:
-    """How the objects with this one of HANDLE_TAGS are read."""
+    """The Handle that reads objects with ``tag``, one of HANDLE_TAGS."""
     importlib.import_module(_REGISTERED_BY[tag])
     return next(handle for handle in _by_class.values() if handle.tag == tag)

@@ -1,8 +1,9 @@
-"""What it costs to hash a key, or a member of a set.
+"""Limits for the cost of hashing a key, or a member of a set.
 
-Python hashes nested tuples by C's recursion, and does not count: too many in each other end the process. Nor does it keep what it found: a tuple that
-holds another one twice hashes that twice, so n of them in each other take 2^n steps, from a few bytes each. Two that are equal are compared as often,
-frozensets, too, whose hashes are kept. So all that keys hold is counted as often as it is met.
+Python hashes nested tuples by recursion in C, without a limit: a deep nest ends the process. Python also does not cache
+the hash of a tuple: a tuple with another tuple in two places hashes the inner tuple twice, so a nest of n such tuples
+takes 2^n steps, from a few bytes each. The comparison of two equal nests takes as many steps, also for frozensets,
+whose hashes are cached. So this module counts each value in keys as often as Python meets the value.
 """
 
 from __future__ import annotations
@@ -12,30 +13,35 @@ from typing import Any
 
 import torch
 
-DEEPEST_KEY = 1000  # 81 bytes of stack each, in Python 3.11; some threads have 512 KiB
-MOST_IN_KEYS = 1 << 26  # beyond what is written out: half a second of hashing
-ENDLESS = 1 << 62  # where counting stops
+# Each level takes 81 bytes of stack in Python 3.11; some threads have 512 KiB
+DEEPEST_KEY = 1000
+# The number of values in addition to the written bytes: half a second of hashing
+MOST_IN_KEYS = 1 << 26
+ENDLESS = 1 << 62  # the end of counting
 
-NESTING: set[type] = {tuple, frozenset, torch.Size}  # what keys may hold values in, and the classes that were registered
-NO_KEYS: set[type] = set()  # of these the dataclasses: a reader gives them their fields when keys were hashed
+# Types of keys that may hold values, and the registered classes
+NESTING: set[type] = {tuple, frozenset, torch.Size}
+# The dataclasses among NESTING: a reader sets the fields only after keys were hashed
+NO_KEYS: set[type] = set()
 _TUPLES = frozenset((b"t", b"P"))
-_TAGS = frozenset((b"t", b"Z", b"z", b"P"))  # and how they are written
+_TAGS = frozenset((b"t", b"Z", b"z", b"P"))  # the tags of NESTING's types in the bytes
 _UNFIT = "a dataclass as a key or member"
 _TOO_DEEP = f"a key or member of more than {DEEPEST_KEY} tuples in each other"
 _TOO_MANY = f"keys and members that share tuples, with more than {MOST_IN_KEYS} values in all where each counts as often as it is met"
 
 
 class Ref(int):
-    """The number of a node, among the values that are read."""
+    """The number of a node, among the values of a reader."""
 
     __slots__ = ()
 
 
 class WrittenKeys:
-    """Of one object that is written. ``add`` and ``wrong`` say what is wrong; empty: nothing."""
+    """The keys of one object to be written. ``add`` and ``wrong`` return a text about an error; empty: no error."""
 
     def __init__(self) -> None:
-        self._known: dict[int, tuple[int, int]] = {}  # of tuples and frozensets, by id: they live as long as the object
+        # Depth and count of tuples and frozensets, by id: the tuples live as long as the object
+        self._known: dict[int, tuple[int, int]] = {}
         self.count = 0  # of all values in keys
 
     def add(self, keys: Iterable[Any]) -> str:
@@ -58,18 +64,19 @@ class WrittenKeys:
 
 
 class ReadKeys:
-    """The same of what is read. kinds, made: of the nodes, as far as they are known."""
+    """The keys of one object being read. kinds, made: of the nodes, as far as known."""
 
     def __init__(self, kinds: list[bytes], made: list[Any], head_bytes: int) -> None:
         self._kinds, self._made = kinds, made
         self._limit = MOST_IN_KEYS + head_bytes
-        self._depths: dict[int, int] = {}  # of tuples that hold nodes
-        self._unfit: set[int] = set()  # tuples and frozensets that hold a dataclass
-        self._counts: dict[int, int] = {}  # of tuples and frozensets that do
+        self._depths: dict[int, int] = {}  # of tuples with nodes inside
+        self._unfit: set[int] = set()  # tuples and frozensets with a dataclass inside
+        self._counts: dict[int, int] = {}  # values in tuples and frozensets with nodes inside
         self.count = 0
 
     def nest(self, number: int, items: list[Any]) -> None:
-        """Node ``number``, a tuple or frozenset, is to hold these items, of which nodes are made."""
+        """Notes node ``number``, a tuple or frozenset, before the node is made of ``items``; nodes among ``items`` are
+        made already."""
         refs = [item for item in items if type(item) is Ref]
         if any(self._kinds[ref] == b"D" or ref in self._unfit for ref in refs):
             self._unfit.add(number)
@@ -78,7 +85,7 @@ class ReadKeys:
         self._counts[number] = min(ENDLESS, 1 + len(items) - len(refs) + sum(self._count_of(ref) if self._kinds[ref] in _TAGS else 1 for ref in refs))
 
     def add(self, number: int, keys: list[Any]) -> str:
-        """Before the keys of node ``number`` are hashed."""
+        """Checks the keys of node ``number`` before Python hashes the keys."""
         if Ref not in map(type, keys):
             return ""
         for key in keys:
@@ -103,7 +110,8 @@ def _measure(value: Any, known: dict[int, tuple[int, int]]) -> tuple[int, int]:
         inner = [item for item in each if type(item) in NESTING]
         unknown = [item for item in inner if id(item) not in known]
         if not unknown:
-            depth = 1 + max((known[id(item)][0] for item in inner), default=0) if isinstance(each, tuple) else 0  # others hash without recursion
+            # Other types hash without recursion
+            depth = 1 + max((known[id(item)][0] for item in inner), default=0) if isinstance(each, tuple) else 0
             count = 1 + len(each) - len(inner) + sum(known[id(item)][1] for item in inner)
             known[id(each)] = depth, min(ENDLESS, count)
             waiting.pop()

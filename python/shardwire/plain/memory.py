@@ -1,4 +1,4 @@
-"""Dense tensors as bytes: where their elements lie in memory, and the names of their dtypes."""
+"""Dense tensors as bytes: the places of elements in memory, and the names of dtypes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def untyped(tensor: torch.Tensor) -> Any:
 
 
 def reach(tensor: torch.Tensor) -> int:
-    """Bytes from a tensor's first element to the end of its last."""
+    """Bytes from a tensor's first element to the end of the last element."""
     return (1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride()))) * tensor.element_size()
 
 
@@ -34,11 +34,12 @@ def contiguous_strides(shape: Any) -> list[int]:
 
 
 class Broken(ValueError):
-    """The bytes are not what ``serialize`` writes."""
+    """The bytes do not have the format of ``serialize``."""
 
 
 def bytes_of(tensor: torch.Tensor) -> torch.Tensor:
-    """The elements of a dense CPU tensor as a flat uint8 tensor; a view where it is contiguous. ValueError where its storage was freed."""
+    """The elements of a dense CPU tensor as a flat uint8 tensor; a view of a contiguous tensor. ValueError for a tensor
+    with freed storage."""
     _C.require_memory(tensor, "the tensor")
     flat = tensor.contiguous()
     if flat.dim() != 1:
@@ -47,7 +48,7 @@ def bytes_of(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def typed(flat: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """``flat`` (uint8, one dimension) as elements of ``dtype``; a view where its address allows."""
+    """``flat`` (uint8, one dimension) as elements of ``dtype``; a view where the address allows a view."""
     if dtype == torch.uint8:
         return flat
     size = item_bytes(dtype)

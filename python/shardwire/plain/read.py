@@ -1,5 +1,5 @@
-"""Plain objects out of the bytes that ``write`` writes. Reading makes only the types that are listed here, and those of the user's classes that this process registered
-(``records``), and checks every length, number and bound before it uses it.
+"""Makes plain objects from the bytes of ``write``. Reading makes only the types listed here, and the user's classes
+registered by this process (``records``), and checks every length, number and bound before use.
 """
 
 from __future__ import annotations
@@ -28,15 +28,17 @@ class _Reader:
     def __init__(self, head: bytes, parts: list[torch.Tensor], trusts: bool = False) -> None:
         self.head, self.parts, self.at = bytes(head), parts, 0
         self.trusts = trusts
-        self.records: dict[int, Record] = {}  # nodes of registered classes that hold nodes
-        self.count = 0  # of nodes
+        self.records: dict[int, Record] = {}  # nodes of registered classes with nodes inside
+        self.count = 0  # the number of nodes
         self.kinds: list[bytes] = []
-        self.items: list[Any] = []  # of containers that hold nodes: their values, with references as Ref
-        self.made: list[Any] = []  # _NOT_YET: of what cannot be made before its nodes are
-        self.filled: list[int] = []  # nodes that are there already, empty
-        self.frozen: list[int] = []  # nodes that are to be made
+        # For containers with nodes inside: the values, with references as Ref
+        self.items: list[Any] = []
+        # The object of each node; _NOT_YET for a node that needs other nodes first
+        self.made: list[Any] = []
+        self.filled: list[int] = []  # nodes made already, still empty
+        self.frozen: list[int] = []  # nodes to be made later
         self.keys = ReadKeys(self.kinds, self.made, len(self.head))
-        self.linked = False  # there was a reference among the values that were read last
+        self.linked = False  # whether the last values() read a reference
 
     def read(self) -> Any:
         try:
@@ -61,7 +63,7 @@ class _Reader:
             self.fill(number)
         return self.made[root] if type(root) is Ref else root
 
-    # Numbers and tags: struct.error and IndexError where the head ends before.
+    # Numbers and tags: struct.error and IndexError for a head that ends too early.
 
     def take(self, count: int) -> bytes:
         if count > len(self.head) - self.at:
@@ -81,12 +83,13 @@ class _Reader:
         return self.values(1)[0]
 
     def values(self, count: int) -> list[Any]:
-        """The next values. ``linked`` says whether there are references among them."""
+        """The next values. ``linked`` says whether the values contain references."""
         head, at = self.head, self.at
         found: list[Any] = []
         add = found.append
         self.linked = False
-        for _ in range(count):  # what is common first, as the writer has it; each takes a byte at least
+        # Common tags first, in the order of the writer; each value takes a byte at least
+        for _ in range(count):
             tag = head[at]
             at += 1
             if tag == _TAG_TEXT:
@@ -179,7 +182,8 @@ class _Reader:
         self.made.append(made)
 
     def record(self, tag: bytes) -> tuple[Any, Any]:
-        """The values of a namedtuple or dataclass where they have nodes, and what is made of it so far."""
+        """Reads a namedtuple or dataclass. Returns the values, or None without nodes among the values; and the object,
+        as far as made."""
         name, number = self.value(), len(self.made)
         if type(name) is not str:
             raise Broken("a record without a name")
@@ -257,7 +261,8 @@ class _Reader:
             raise Broken(f"a tensor of {end} elements of {size} bytes in a part of {num_bytes} bytes")
         whole = typed(flat if num_bytes % size == 0 else flat[:num_bytes // size * size], dtype)
         if first == 0 and end * size == num_bytes and strides == contiguous_strides(shape):
-            return whole if len(shape) == 1 and whole is not flat else whole.view(shape)  # a tensor of its own, though parts may be shared
+            # A separate tensor object, though parts may be shared
+            return whole if len(shape) == 1 and whole is not flat else whole.view(shape)
         return whole.as_strided(shape, strides, whole.storage_offset() + first)
 
     def numpy(self) -> Any:
@@ -268,7 +273,7 @@ class _Reader:
         is_scalar, name = self.take(1)[0], self.value()
         part, dims = self.i64(), self.i64()
         shape = self.numbers(dims)
-        if type(name) is not str or _DTYPE_OF_NUMPY.fullmatch(name) is None:  # numpy itself takes whole expressions
+        if type(name) is not str or _DTYPE_OF_NUMPY.fullmatch(name) is None:  # numpy itself accepts whole expressions
             raise Broken(f"{name!r} is no plain dtype of numpy")
         try:
             dtype = np.dtype(name)
@@ -283,10 +288,12 @@ class _Reader:
             raise Broken(f"{count} elements of {name}, whose number no bytes bound")
         if count * dtype.itemsize != flat.numel():
             raise Broken(f"{count} elements of {name} in a part of {flat.numel()} bytes")
-        array = flat.numpy().view(dtype).reshape(shape) if flat.numel() else np.ndarray(shape, dtype)  # empty() would widen "<U0"
+        # empty() would widen "<U0"
+        array = flat.numpy().view(dtype).reshape(shape) if flat.numel() else np.ndarray(shape, dtype)
         return array[()] if is_scalar else array
 
-    # Tuples and frozensets cannot be filled later, so what they hold is made first. Lists, dicts and sets are there already, empty.
+    # Tuples and frozensets cannot be filled later, so their nodes are made first. Lists, dicts and sets exist already,
+    # empty.
     def freeze(self, number: int) -> None:
         waiting, within = [number], set()
         while waiting:
@@ -325,7 +332,8 @@ class _Reader:
     def build(self, make: Callable[[Any], Any], values: Any) -> Any:
         try:
             return make(values)
-        except (TypeError, AttributeError, RecursionError) as error:  # AttributeError: of a dataclass whose field cannot be set. RecursionError: of keys that are compared
+        # AttributeError: a dataclass with a field that cannot be set. RecursionError: the comparison of keys
+        except (TypeError, AttributeError, RecursionError) as error:
             raise Broken(f"a container of things that cannot be in it: {error}") from None
 
     def resolved(self, number: int) -> list[Any]:
@@ -344,6 +352,6 @@ _NOT_YET = object()
 
 
 def read(head: bytes, parts: list[torch.Tensor], trusts: bool = False) -> Any:
-    """What ``write`` was given; tensors are views of ``parts``. Broken for bytes that it did not write. trusts: the reader takes pickles of who wrote
-    this, and so of those who put into the queues in it."""
+    """The object given to ``write``; tensors are views of ``parts``. Broken for bytes of another origin. trusts: the
+    reader trusts pickles of the writer, and so pickles in the queues of the object."""
     return _Reader(head, parts, trusts).read()

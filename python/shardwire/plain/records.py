@@ -1,7 +1,9 @@
-"""The user's classes that plain objects may hold: namedtuples and dataclasses, by the name under which both ends registered them.
+"""The user's classes in plain objects: namedtuples and dataclasses, by the name under which both ends registered the
+class.
 
-Bytes have the name and the fields. The reader makes the class that it registered under that name itself: bytes never bring or import a class, and no code of the class runs
-to make an object of it. Fields are set as ``copy.copy`` sets them, without ``__init__`` and ``__post_init__``.
+The bytes have the name and the fields. The reader makes an object of the class registered under the name on its own
+side: bytes never bring or import a class, and no code of the class runs. Fields are set as by ``copy.copy``, without
+``__init__`` and ``__post_init__``.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ class Record:
         self.cls, self.name, self.fields, self.is_tuple = cls, name, fields, is_tuple
 
     def values_of(self, value: Any) -> list[Any]:
-        """The fields' values; AttributeError where one is not set."""
+        """The fields' values; AttributeError for a missing field."""
         return list(tuple.__iter__(value)) if self.is_tuple else [getattr(value, field) for field in self.fields]
 
     def make(self, values: Any) -> Any:
@@ -31,7 +33,7 @@ class Record:
         return tuple.__new__(self.cls, values)
 
     def empty(self) -> Any:
-        """A dataclass without its fields, for ``fill``."""
+        """A dataclass without fields, for ``fill``."""
         return object.__new__(self.cls)
 
     def fill(self, made: Any, values: list[Any]) -> Any:
@@ -45,17 +47,19 @@ by_name: dict[str, Record] = {}
 
 
 def register_plain(cls: _Class, name: str | None = None) -> _Class:
-    """Lets objects of ``cls``, a namedtuple or a dataclass, travel without pickle: by :func:`serialize` and through every :class:`Queue`.
+    """Lets objects of ``cls``, a namedtuple or a dataclass, travel without pickle: by :func:`serialize` and through
+    every :class:`Queue`.
 
-    Both ends register it, and the reader gets the class that it registered itself: nothing is imported, and of the class's own code none runs, so ``__init__`` and
-    ``__post_init__`` do not. All fields travel, and nothing but the fields. A reader that did not register the class, or has other fields in it, gets a ValueError that
-    says so. A dataclass is no key of a dict and no member of a set here; a namedtuple may be.
+    Both ends register the class, and the reader gets the class registered on its own side: nothing is imported, and no
+    code of the class runs, also not ``__init__`` and ``__post_init__``. All fields travel, and nothing else. A reader
+    without the class, or with other fields in the class, gets a ValueError with this reason. A dataclass must not be a
+    key of a dict or a member of a set; a namedtuple may be.
 
-    name: by which the ends know the class; None: its module and qualified name. Give one where the two ends are different programs. A class that is made anew under the
-    same module and qualified name takes the place of the one before.
+    name: the name of the class on both ends; None: the module and qualified name. Give a name where the two ends are
+        different programs. A new class with the same module and qualified name replaces the class before.
 
-    Returns ``cls``, so that it serves as a decorator, above ``@dataclass``. Raises TypeError for another kind of class, ValueError where another class has the name.
-    Usable from any thread.
+    Returns ``cls``, so the function serves as a decorator, above ``@dataclass``. Raises TypeError for another kind of
+    class, ValueError where another class has the name. Usable from any thread.
     """
     if not isinstance(cls, type):
         raise TypeError(f"cls is {cls!r}; give a class")

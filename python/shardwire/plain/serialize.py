@@ -4,8 +4,8 @@
 
     whole:  "SWOB", version, kind, number of parts | bytes of the head | bytes of each part | head | parts, each at a multiple of 64 bytes
 
-Kind 0 is plain (``write``): reading it executes nothing. Kind 1 holds a pickle, whose tensors are parts too: reading one can run any code that its
-writer wished, so it is read only where the reader asks for that.
+Kind 0 is plain (``write``): reading executes nothing. Kind 1 holds a pickle, whose tensors are parts too. Reading a
+pickle can run any code of the writer, so the reader must ask for kind 1.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _MAGIC = b"SWOB"
 _VERSION = 1
 PLAIN, PICKLED = 0, 1
 _ALIGNED = 64
-_ALIGNED_FOR_VIEWS = 16  # the widest element
+_ALIGNED_FOR_VIEWS = 16  # size of the widest element
 
 
 class _Pickler(pickle.Pickler):
@@ -56,7 +56,7 @@ class _Unpickler(pickle.Unpickler):
 
 
 def to_parts(value: Any, allow_pickle: bool) -> tuple[int, bytes, list[torch.Tensor]]:
-    """Kind, head and parts of an object. TypeError when it needs pickle and may not have it."""
+    """Kind, head and parts of an object. TypeError for an object that needs pickle without allow_pickle."""
     try:
         return PLAIN, *write.write(value)
     except NotPlain as error:
@@ -86,11 +86,13 @@ def from_parts(kind: int, head: bytes, parts: list[torch.Tensor], allow_pickle: 
 def serialize(value: Any, *, allow_pickle: bool = False) -> torch.Tensor:
     """``value`` as a uint8 tensor of one dimension, for :func:`deserialize`.
 
-    Plain are None, bool, int, float, complex, str, bytes, bytearray, list, tuple, dict, OrderedDict, set, frozenset, range, slice, torch's tensors
-    (strided; parameters too), sizes, dtypes and devices, numpy's arrays and scalars of plain dtypes, and a :class:`Queue` with a name. References that
-    are shared or form a cycle stay so, and tensors that share memory still do. Tensors on accelerators are written as CPU tensors.
+    Plain types are None, bool, int, float, complex, str, bytes, bytearray, list, tuple, dict, OrderedDict, set,
+    frozenset, range, slice, torch's tensors (strided; parameters too), sizes, dtypes and devices, numpy's arrays and
+    scalars of plain dtypes, and a :class:`Queue` with a name. Shared and cyclic references stay shared and cyclic, and
+    tensors that share memory still do. Tensors on accelerators are written as CPU tensors.
 
-    allow_pickle: everything else is written by pickle, as TypeError says where it is False. The reader must ask for pickle as well.
+    allow_pickle: True: all other types are written by pickle; False: they are a TypeError. The reader must ask for
+        pickle as well.
     """
     kind, head, parts = to_parts(value, allow_pickle)
     begin = _START.size + 8 * len(parts) + len(head)
@@ -113,12 +115,13 @@ def serialize(value: Any, *, allow_pickle: bool = False) -> torch.Tensor:
 
 
 def deserialize(tensor: torch.Tensor, *, allow_pickle: bool = False) -> Any:
-    """What :func:`serialize` was given. Its tensors and arrays are views of ``tensor``, without a copy.
+    """The value given to :func:`serialize`. Its tensors and arrays are views of ``tensor``, without a copy.
 
-    Executes nothing of what it reads, and checks every length: bytes that serialize did not write are a ValueError, or read as some plain object.
+    Executes nothing from the bytes, and checks every length: bytes not written by serialize are a ValueError, or read
+    as some plain object.
 
-    allow_pickle: also reads what was written by pickle. **A pickle can run any code as it is read**: ask for it only where you trust everybody who
-    could have written or changed the bytes.
+    allow_pickle: also read objects written by pickle. **A pickle can run any code while the pickle is read**: ask for
+    pickle only where you trust everybody who could have written or changed the bytes.
     """
     if not isinstance(tensor, torch.Tensor) or tensor.dtype != torch.uint8 or tensor.dim() != 1:
         raise TypeError("give the uint8 tensor of one dimension that serialize returned")

@@ -1,10 +1,10 @@
 """Plain objects as bytes and back, without executing anything: numbers, text, containers, tensors, numpy arrays.
 
-An object is a graph. Each container, tensor and long text is a node with a number; where it is met again only the number is written, so shared and
-cyclic references come back as they were, and depth costs no stack. Bytes of tensors stay outside of the head, in *parts*: tensors that share
-memory share one part.
+An object is a graph. Each container, tensor and long text is a node with a number; a second reference to a node is
+written as the number. So shared and cyclic references are restored by the reader, and depth costs no stack. Bytes of
+tensors stay outside of the head, in *parts*: tensors that share memory share one part.
 
-``read`` reads them.
+``read`` is the reader.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from .memory import bytes_of, contiguous_strides, name_of, reach, storage_addres
 from .records import Record, by_class
 
 MAGIC = b"SWG1"
-_LONG = 32  # texts from this length on are nodes: met twice, written once
+# Texts of this length or longer are nodes: written once, also with several references
+_LONG = 32
 U32 = struct.Struct("<I")
 I64 = struct.Struct("<q")
 F64 = struct.Struct("<d")
@@ -36,11 +37,12 @@ _CONTAINERS: dict[type, bytes] = {list: b"l", tuple: b"t", dict: b"d", OrderedDi
 _TENSORS = (torch.Tensor, torch.nn.Parameter)
 _OFTEN_NODES = frozenset((*_CONTAINERS, *_TENSORS))
 _HASHING = frozenset((dict, OrderedDict, set, frozenset))
-PLAIN_KINDS = "biufcmMSU"  # of numpy's dtypes: those that are mere bytes
+# Kinds of numpy's dtypes whose elements are mere bytes
+PLAIN_KINDS = "biufcmMSU"
 
 
 class NotPlain(TypeError):
-    """The object holds something that only pickle can write."""
+    """Some part of the object needs pickle."""
 
 
 def is_plain_tensor(value: Any) -> bool:
@@ -52,7 +54,8 @@ def is_plain_tensor(value: Any) -> bool:
 class _Writer:
     def __init__(self) -> None:
         self.parts: list[torch.Tensor] = []
-        self.nodes: list[Any] = []  # in the order of their numbers; holds them, so that ids stay theirs
+        # In the order of numbers; the references keep ids unique
+        self.nodes: list[Any] = []
         self.numbers: dict[int, int] = {}
         self.texts: dict[Any, int] = {}
         self.out = bytearray()
@@ -72,7 +75,8 @@ class _Writer:
 
     def values(self, values: Iterable[Any]) -> None:
         out, numbers, nodes = self.out, self.numbers, self.nodes
-        for value in values:  # what is common first: objects have many values, and each is looked at here
+        # Common types first: objects have many values, and all pass through this loop
+        for value in values:
             kind = type(value)
             if kind is str and len(value) < _LONG:
                 data = value.encode("utf-8", "surrogatepass")
@@ -155,7 +159,8 @@ class _Writer:
         except AttributeError as error:
             raise NotPlain(f"a {of.name} of which a field is not set: {error}") from None
         self.out += b"P" if of.is_tuple else b"D"
-        self.text(b"s", of.name.encode("utf-8", "surrogatepass"))  # names where they are, not as nodes: the reader asks for them at once
+        # Names are in place, not nodes: the reader needs the names at once
+        self.text(b"s", of.name.encode("utf-8", "surrogatepass"))
         self.out += U32.pack(len(values))
         for field in of.fields:
             self.text(b"s", field.encode("utf-8", "surrogatepass"))
@@ -168,7 +173,7 @@ class _Writer:
             dense = dense.cpu().resolve_conj().resolve_neg()
         part, first = self.part_of(dense)
         shape = tuple(dense.shape)
-        if part < 0:  # alone in its memory
+        if part < 0:  # no other tensor shares the memory
             part, first, strides = len(self.parts), 0, contiguous_strides(shape)
             self.parts.append(bytes_of(dense))
         else:
@@ -178,7 +183,8 @@ class _Writer:
         self.out += struct.pack(f"<{3 + 2 * len(shape)}q", part, first, len(shape), *shape, *strides)
 
     def part_of(self, dense: torch.Tensor) -> tuple[int, int]:
-        """Part and first element of a tensor whose memory another node of the graph has as well; (-1, 0) for the others."""
+        """Part and first element of a tensor that shares memory with another node of the graph; (-1, 0) for other
+        tensors."""
         known = self.storages.get(storage_address(dense)) if self.storages else None
         if known is None:
             return -1, 0
@@ -186,7 +192,8 @@ class _Writer:
         return part, (dense.data_ptr() - begin) // dense.element_size()
 
     def share(self, tensors: list[torch.Tensor]) -> None:
-        """One part for all tensors that share a storage: the bytes from the first to the last element that any of them has."""
+        """Makes one part for all tensors with the same storage: the bytes from the first to the last element of these
+        tensors."""
         groups: dict[int, list[torch.Tensor]] = {}
         for tensor in tensors:
             if tensor.is_cpu and tensor.numel() > 0 and not tensor.is_conj() and not tensor.is_neg():
@@ -213,7 +220,8 @@ class _Writer:
         self.value(value.dtype.str)
         for number in (len(self.parts), value.ndim, *value.shape):
             self.out += I64.pack(number)
-        flat = array.reshape(-1).view(np.uint8) if value.nbytes else np.empty(0, np.uint8)  # of an empty text numpy's copy has bytes
+        # numpy's copy of an empty text has bytes
+        flat = array.reshape(-1).view(np.uint8) if value.nbytes else np.empty(0, np.uint8)
         self.parts.append(torch.from_numpy(flat))
         return True
 
@@ -221,7 +229,8 @@ class _Writer:
         self.out += of.tag
         for each in of.address(value):
             if type(each) is str:
-                self.text(b"s", each.encode("utf-8", "surrogatepass"))  # long texts, too: the reader makes the object before it has read other nodes
+                # Long texts too: the reader makes the object before other nodes are read
+                self.text(b"s", each.encode("utf-8", "surrogatepass"))
             else:
                 self.value(each)
 
@@ -232,7 +241,7 @@ def _could_be(kind: type) -> str:
 
 
 def _tensors_in(value: Any) -> list[torch.Tensor]:
-    """The CPU tensors that the graph holds, each once."""
+    """The CPU tensors of the graph, each once."""
     found: list[torch.Tensor] = []
     seen: dict[int, Any] = {}
     left = [value]
@@ -258,7 +267,8 @@ def _tensors_in(value: Any) -> list[torch.Tensor]:
 
 
 def write(value: Any) -> tuple[bytes, list[torch.Tensor]]:
-    """The head and the parts (uint8, CPU) of ``value``. Parts are views of the tensors' own memory where these are contiguous. NotPlain otherwise."""
+    """The head and the parts (uint8, CPU) of ``value``. Parts are views of the tensors' own memory for contiguous
+    tensors. NotPlain for an object that needs pickle."""
     writer = _Writer()
     tensors = _tensors_in(value)
     if len(tensors) > 1:
