@@ -35,7 +35,7 @@ class Meeting:
     makes the Meeting at the same place of its program.
 
     layout_rank: this rank's number in the meshes of its layouts, where the number differs from the global rank, as in a
-    group of two jobs.
+        group of two jobs.
     """
 
     def __init__(self, group: Any, door: str, seconds: float | None, layout_rank: int | None = None) -> None:

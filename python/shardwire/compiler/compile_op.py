@@ -1,4 +1,5 @@
-"""compile_op: any movement of tensor slices between the ranks of a group, compiled once and run as often as you like."""
+"""compile_op: compiles any movement of tensor slices between the ranks of a group once, to be run as often as you
+like."""
 
 from __future__ import annotations
 
@@ -135,8 +136,8 @@ def _check_flags(allow_gaps: Any, overlap: Any, name: Any) -> None:
 
 def plan_one_rank(rank: int, world_size: int, given: Mapping[str, Any], each_rank: EachRank | None, allow_gaps: bool, overlap: str | None, name: str | None,
                   hosts: Sequence[int], is_spmd: bool | None = None, use_cached: bool = True, build_dir: str = "") -> CustomOp:
-    """One rank's op without a group. given, each_rank: as for ``lists_of_all``. hosts: for each rank the number of its host;
-    empty: all ranks on one host."""
+    """One rank's op without a group. given, each_rank: as for ``lists_of_all``. hosts: for each rank the number of its
+    host; empty: all ranks on one host."""
     native = _C.plan_offline(lists_of_all(world_size, given, each_rank), rank, allow_gaps, overlap or "last", name or "", hosts, is_spmd, use_cached, build_dir)
     _tell_what_was_not_kept(native, name or "")
     spec = spec_of_rank(rank, world_size, given, each_rank)
@@ -276,7 +277,8 @@ class CustomOp:
         return json.loads(self._op.explain_json())
 
     def stats(self) -> dict[str, Any]:
-        """Counters of this rank: bytes sent, received, local and reduced per run, moves, plan and scratch bytes, runs so far, seconds."""
+        """Counters of this rank: bytes sent, received, local and reduced per run, moves, plan and scratch bytes, runs
+        so far, seconds."""
         return self._op.stats()
 
     def plot(self, path: str | os.PathLike[str], title: str | None = None) -> None:

@@ -20,7 +20,7 @@ from ..errors import UnsupportedError
 MAX_DIMS = 16
 _INT64_MAX = 2**63 - 1
 
-# torch's names for a pending reduction -> ours. Both spellings of the mean are the same reduction.
+# torch's names for a pending reduction -> shardwire's. Both spellings of the mean are the same reduction.
 _PENDING = {"sum": "sum", "avg": "mean", "mean": "mean", "min": "min", "max": "max", "product": "prod", "prod": "prod",
             "band": "band", "bor": "bor", "bxor": "bxor"}
 
@@ -49,7 +49,8 @@ class Partial:
 
 @dataclass(frozen=True, slots=True)
 class StridedShard:
-    """torch's ``_StridedShard``: ``dim`` was cut into ``split_factor`` pieces by mesh dimensions to the right before this one cuts it."""
+    """torch's ``_StridedShard``: mesh dimensions to the right cut ``dim`` into ``split_factor`` pieces before this mesh
+    dimension cuts ``dim``."""
 
     dim: int
     split_factor: int

@@ -16,7 +16,8 @@ from ..groups.lookup import find_process_group, resolve_backend
 from .layout import Layout, Partial, Replicate, Shard, StridedShard, kind_of, is_dtensor, local_tensor
 from ..errors import UnsupportedError
 
-# Compiled ops kept per group. Every rank of a group makes the same sequence of calls, so all of them evict the same op at the same time.
+# Compiled ops kept per group. Every rank of a group makes the same sequence of calls, so all ranks evict the same op at
+# the same time.
 CACHED_OPS_PER_GROUP = 64
 # By torch's group object, kept by torch until the group is destroyed: the ops of the group end with the object.
 _caches: weakref.WeakKeyDictionary[Any, OrderedDict[tuple[Layout, Layout], CustomOp]] = weakref.WeakKeyDictionary()
@@ -30,8 +31,9 @@ def redistribute(dtensor: Any, mesh: Any = None, placements: Sequence[Any] | Non
     also ranks outside of a mesh.
 
     dtensor: any DTensor on CPU; Partial ones are reduced on the way. mesh: a DeviceMesh, another one or None for the
-    tensor's own. placements: torch's or shardwire's, one per mesh dimension; None keeps the tensor's own. Partial
-    targets are refused unless nothing changes.
+        tensor's own.
+    placements: torch's or shardwire's, one per mesh dimension; None keeps the tensor's own. Partial targets are refused
+        unless nothing changes.
 
     Returns ``dtensor`` itself when nothing changes. Differentiable once: the gradient goes back the same way, as in
     DTensor.redistribute. The compiled op of each pair of layouts is kept (64 per group, least recently used out first).
@@ -123,7 +125,8 @@ def torch_placement(item: Any) -> Any:
 
 
 class _Redistribute(torch.autograd.Function):
-    """The differentiable form. The gradient of a Partial input is replicated, as in torch: every addend has the value's gradient."""
+    """The differentiable form. The gradient of a Partial input is replicated, as in torch: every addend has the value's
+    gradient."""
 
     @staticmethod
     def forward(ctx: Any, dtensor: Any, mesh: Any, target: Layout, group: Any) -> Any:

@@ -33,7 +33,8 @@ def extend_torchs_dump() -> None:
 
 
 def _extended_pickle(torchs: Callable[..., bytes]) -> Callable[..., bytes]:
-    def dump(includeCollectives: bool = True, includeStackTraces: bool = True, onlyActive: bool = False) -> bytes:  # torch's names
+    # The parameters' names are torch's
+    def dump(includeCollectives: bool = True, includeStackTraces: bool = True, onlyActive: bool = False) -> bytes:
         whole = _joined(pickle.loads(torchs(includeCollectives, includeStackTraces, onlyActive)), includeCollectives, onlyActive)
         return pickle.dumps(whole, protocol=2)
     return _marked(dump, torchs)

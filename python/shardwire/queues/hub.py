@@ -119,7 +119,7 @@ class Hub:
             self._pump()
 
     def drive(self, work: Any) -> None:
-        """Lets a thread of the hub wait for a long transfer, which moves the transfer on."""
+        """Lets a thread of the hub wait for a long transfer: the wait drives the transfer."""
         self._start(self._drive)
         self._to_drive.put(work)
 
@@ -299,7 +299,7 @@ class Hub:
 
 def _own_store(group: Any, limit: float) -> Any:
     """The group's store under a separate name. A TCP store gets a separate connection: a connection serves one caller
-    at a time, and the user's program may be waiting in it for a rank that waits for a queue."""
+    at a time, and the user's program may be waiting in the connection for a rank that waits for a queue."""
     shared = dist.PrefixStore("shardwire.queue", store_of(group))
     root = shared
     while isinstance(root, dist.PrefixStore):

@@ -238,7 +238,7 @@ class Queue:
         ranks.
 
         block: False: ``queue.Empty`` when there is no entry. timeout: Empty after that; None: as long as the group's
-        timeout; 0: as block=False.
+            timeout; 0: as block=False.
         out: a tensor that is written and returned, for entries of its dtype and shape; a contiguous CPU tensor receives
             the bytes directly.
         return_size: return a pair: the entry, and the number of entries left.

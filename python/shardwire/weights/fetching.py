@@ -62,7 +62,7 @@ class Request:
 @dataclass(slots=True)
 class Choice:
     """verdict: "take", "wait", "late" or "gone". whole: the whole state moves, not only the changes; moves: any bytes
-    move."""
+        move."""
 
     verdict: str
     version: int = -1

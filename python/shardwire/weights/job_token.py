@@ -20,7 +20,7 @@ def is_proof(given: str, role: str, body: str) -> bool:
 
 
 def how_it_differs(other_has_one: bool) -> str:
-    """The text of an error after the name of the other side, whose token differs."""
+    """The text of an error after the name of the other side: the difference between the tokens of both sides."""
     own = bool(os.environ.get(TOKEN))
     if own and other_has_one:
         how = f"has another {TOKEN} than this process"

@@ -33,7 +33,7 @@ class End:
     start of a run.
 
     given: finds the caller's own tensors, where runs use others instead. None: runs use tensors made anew by this
-    package, so a check is not needed.
+        package, so a check is not needed.
     """
 
     layouts: Mapping[str, Any]

@@ -35,7 +35,7 @@ _MAX_FIRST_FRAME = 1 << 10  # of a caller without a proof
 # Limits against endless callers
 _MAX_RECORDS, _MAX_BYTES = 1 << 20, 256 << 20
 _LONGEST_REST_S = 0.25
-# The same values as in the links' listener (backend/fabric/link_listener.cc).
+# The same values as in the links' listener (backend/fabric/link_listener.h and .cc).
 _MAX_SILENT, _LEAST_STAY_S, _PROVE_WITHIN_S = 128, 0.5, 10.0
 # The pause after the system had no descriptor for a caller
 _LOOK_AGAIN_S = 0.1

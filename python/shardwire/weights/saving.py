@@ -41,7 +41,7 @@ def save(source: Any, folder: str | os.PathLike[str], group: Any = None, mapping
     The ranks with a part of ``source`` share the writing on each host; a file is written by ranks of one host.
 
     source, mapping: as for :func:`shardwire.sync`; the mapping's target names are the names in the files. Of tied
-    weights the first name is written; non-persistent buffers are not written.
+        weights the first name is written; non-persistent buffers are not written.
     max_file_bytes: the most bytes of a file with more than one tensor.
     metadata: strings for the header of each file; "format": "pt" is always there.
     progress: how to show the progress. None: rank 0 shows a bar on a terminal, else a line every few seconds; False:

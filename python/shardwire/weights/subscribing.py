@@ -125,7 +125,7 @@ class Subscription:
         """Moves one version into the target, whole, and returns its number.
 
         version: an int waits until the version is committed; None takes the newest version of all the publisher's
-        ranks, and waits where there is none.
+            ranks, and waits where there is none.
         newer: waits for a version after ``self.version``.
         changed: moves only the blocks changed since ``self.version``, where the publisher notes the changes
             (``changes=True``) and is still the same publisher; else everything.
