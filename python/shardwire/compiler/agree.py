@@ -119,7 +119,7 @@ class Meeting:
 
 
 def check_strict(door: str, told: Sequence[bool]) -> None:
-    """MismatchError, on all ranks, for different values: one rank would go on where another rank misses something."""
+    """MismatchError, on all ranks, for different values: one rank would go on where another rank finds missing names."""
     for rank, strict in enumerate(told):
         if strict != told[0]:
             raise errors.MismatchError(f"{door}: strict is {told[0]} on rank 0 and {strict} on rank {rank}; give the same on all ranks")

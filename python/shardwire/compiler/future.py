@@ -176,8 +176,7 @@ async def in_thread(call: Callable[[], Any]) -> Any:
     def run() -> None:
         try:
             found.append(call())
-        # noqa: B902: the error is raised in the waiting task
-        except BaseException as error:
+        except BaseException as error:  # noqa: B902: the waiting task raises the error
             failed.append(error)
         wake(loop, over)
     threading.Thread(target=run, name="shardwire-await", daemon=True).start()
