@@ -44,8 +44,12 @@ PLAIN = (
     "python/csrc",
     "python/shardwire/adapters",
     "python/shardwire/demo",
+    "python/shardwire/groups",
     "python/shardwire/nvshmem",
     "python/shardwire/offline",
+    "python/shardwire/plain",
+    "python/shardwire/process",
+    "python/shardwire/queues",
     "python/shardwire/symm",
 )
 WAITING = (
