@@ -1,7 +1,9 @@
-"""Frameworks that ask for gloo, run over gloo and over shardwire in its place (SHARDWIRE_AS=gloo), without a changed line: equal weights, and the time of a step.
+"""Frameworks that ask for gloo, run unchanged over gloo and over shardwire under gloo's name (SHARDWIRE_AS=gloo): equal
+weights, and the time of a step.
 
-compare.py [JOB...]: the jobs of jobs/ in turns, gloo first, and one table. Called by ../../run frameworks, whose environment has the packages; a job whose package is missing says so.
-Weights are equal when every rank's are, bit for bit, after all runs. A step's time is the median over rank 0's timed steps of all runs.
+compare.py [JOB...]: the jobs of jobs/ in turns, gloo first, and one table. Called by ../../run frameworks, with the
+packages in the environment; the table names the missing package of a job. Weights are equal when the weights of every
+rank are equal, bit for bit, after all runs. A step's time is the median over rank 0's timed steps of all runs.
 """
 
 from __future__ import annotations
@@ -27,7 +29,9 @@ BACKENDS = {"gloo": {}, "shardwire": {"SHARDWIRE_AS": "gloo"}}
 
 
 class Job(NamedTuple):
-    """A program of jobs/ with its words. packages: what it wants beside torch, as pip calls it; the first is the framework whose version is shown."""
+    """A program of jobs/ with its words. packages: the needed packages beside torch, by pip's names; the first is the
+    framework, and its version is shown.
+    """
 
     name: str
     title: str
@@ -55,18 +59,20 @@ JOBS = [
 
 
 class JobFailed(Exception):
-    """A job that did not end well, with the end of what it said."""
+    """A job that failed, with the end of the output."""
 
 
 class Outcome(NamedTuple):
-    """What a job gave. milliseconds: of a step, by backend. differs: the first weight that is not equal, with its rank; empty where all are."""
+    """The result of a job. milliseconds: of a step, by backend. differs: the first unequal weight, with the rank; empty
+    where all are equal.
+    """
 
     milliseconds: dict[str, float]
     differs: str
 
 
 def missing(job: Job) -> str:
-    """The first package that is not installed; empty where all are."""
+    """The first missing package; empty where all packages are installed."""
     for package in job.packages:
         try:
             importlib.metadata.version(package)
@@ -80,9 +86,10 @@ def version(job: Job) -> str:
 
 
 def run(job: Job, backend: str, steps: int, reports: Path, limit: float, plugins: Path) -> None:
-    """One run of a job over one backend; its ranks' reports lie in `reports` afterwards. JobFailed when it fails or takes more than `limit` seconds.
+    """One run of a job over one backend; afterwards `reports` has the ranks' reports. JobFailed when the job fails or
+    takes more than `limit` seconds.
 
-    plugins: a folder by which torch finds shardwire, as it finds an installed one.
+    plugins: a folder by which torch finds shardwire like an installed package.
     """
     reports.mkdir()
     start = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(job.ranks)] if job.torchrun else []
@@ -100,7 +107,7 @@ def run(job: Job, backend: str, steps: int, reports: Path, limit: float, plugins
 
 
 def _end(said: Any) -> str:
-    """The last words of the ranks; what torchrun says of them afterwards is left out."""
+    """The last words of the ranks, without torchrun's later report."""
     text = said.decode(errors="replace") if isinstance(said, bytes) else said or ""
     lines = text.splitlines()
     told = next((number for number, line in enumerate(lines) if number and re.match(r"[EW]\d{4} .*torch/distributed/elastic/", line)), len(lines))
@@ -125,7 +132,7 @@ def read(job: Job, backend: str, reports: Path) -> list[dict[str, Any]]:
 
 
 def difference(wanted: list[dict[str, Any]], found: list[dict[str, Any]]) -> str:
-    """The first weight that differs between two runs' reports; empty where all are equal bit for bit."""
+    """The first weight that differs between two runs' reports; empty where all weights are equal bit for bit."""
     import torch
 
     for rank, (one, other) in enumerate(zip(wanted, found)):
@@ -167,7 +174,7 @@ HEAD = "| | version | ranks | gloo, ms a step | shardwire, ms a step | ratio | w
 
 
 def main(words: list[str] | None = None) -> int:
-    """The exit status: 0 when every job that could run gave equal weights, else 1."""
+    """The exit status: 0 when every job that ran gave equal weights, else 1."""
     parser = argparse.ArgumentParser(prog="./run frameworks jobs", description="Frameworks over gloo and over shardwire in its place: equal weights, time of a step.")
     parser.add_argument("jobs", nargs="*", metavar="JOB", help="some of: " + ", ".join(job.name for job in JOBS))
     parser.add_argument("--runs", type=int, default=3, help="runs of each job over each backend, in turns (3)")

@@ -1,6 +1,8 @@
-"""What the jobs in jobs/ share: a model and its batches, the clock of the steps, and the report that every rank leaves for compare.py.
+"""The common parts of the jobs in jobs/: a model and its batches, the clock of the steps, and every rank's report for
+compare.py.
 
-A job is a program as the framework's own users write it, and it asks for gloo. It calls tick() after each step, or train() for all of them, and finish() at its end; compare.py starts it.
+A job is a program as users of the framework write programs, and asks for gloo. The job calls tick() after each step, or
+train() for all steps, and finish() at the end; compare.py starts the job.
 """
 
 from __future__ import annotations
@@ -12,8 +14,8 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-STEPS = int(os.environ.get("JOB_STEPS", "20"))  # that are timed
-WARM_UP = 3  # steps before those
+STEPS = int(os.environ.get("JOB_STEPS", "20"))  # timed steps
+WARM_UP = 3  # steps before the timed steps
 WIDTH = 1024
 _ticks: list[float] = []
 
@@ -36,7 +38,7 @@ def batch(rank: int, step: int, rows: int = 8) -> tuple[torch.Tensor, torch.Tens
 
 
 def data(rows_per_step: int) -> torch.utils.data.TensorDataset:
-    """For frameworks that take a data set: all ranks' rows of all steps."""
+    """All ranks' rows of all steps, for frameworks that take a data set."""
     generator = torch.Generator().manual_seed(7)
     count = rows_per_step * len(steps())
     return torch.utils.data.TensorDataset(torch.randn(count, WIDTH, generator=generator), torch.randn(count, WIDTH, generator=generator))
@@ -52,7 +54,9 @@ def tick() -> None:
 
 
 def train(model: torch.nn.Module, share: int) -> None:
-    """The loop of frameworks that leave it as torch's own, on the batches of this share; ranks that hold parts of one replica have one share."""
+    """Torch's own training loop, on the batches of this share; for frameworks without a loop. Ranks with parts of one
+    replica have one share.
+    """
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     for step in steps():
         given, wanted = batch(share, step)
@@ -63,7 +67,9 @@ def train(model: torch.nn.Module, share: int) -> None:
 
 
 def finish(weights: dict[str, torch.Tensor]) -> None:
-    """Writes this rank's report: its weights, or its part of them; the seconds of each timed step; and who stood behind gloo's name."""
+    """Writes this rank's report: the weights, or the rank's part; the seconds of each timed step; and the backend
+    behind gloo's name.
+    """
     seconds = [end - begin for begin, end in zip(_ticks[WARM_UP - 1:], _ticks[WARM_UP:])]
     assert len(seconds) == STEPS, f"{len(seconds)} steps were timed, not {STEPS}"
     backend = dist.group.WORLD._get_backend(torch.device("cpu"))
