@@ -1,6 +1,7 @@
-"""The test device (tests/python/device): a kind of device that torch itself does not have, whose streams are threads.
+"""The test device (tests/python/device): a kind of device unknown to torch, with threads as streams.
 
-``load()`` before any rank is forked builds it where the package is run from a build folder, imports it and tells torch and shardwire of it.
+``load()``, called before any rank is forked, builds the device where the package runs from a build folder, imports the
+module, and registers the device with torch and shardwire.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import shardwire
 import shardwire_autoload
 
 TORCH = tuple(int(part) for part in torch.__version__.split(".")[:2])
-NAME = "swtest" if TORCH >= (2, 0) else "privateuseone"  # 1.13 cannot give it a name of its own
+NAME = "swtest" if TORCH >= (2, 0) else "privateuseone"  # 1.13 cannot rename the device
 DEVICE_NAME = f"{NAME}:0"
 
 
@@ -32,7 +33,7 @@ def _build_folder() -> Path | None:
 
 
 def build() -> None:
-    """Builds the module shardwire_test_device beside the package. Skips the test where there is no build folder to build it in."""
+    """Builds the module shardwire_test_device beside the package. Skips the test where there is no build folder."""
     folder = _build_folder()
     if folder is None:
         pytest.skip("the test device is built in a build folder, and this package is installed")
@@ -44,7 +45,7 @@ def build() -> None:
 
 
 def load() -> Any:
-    """The device's module: its controls. Skips the test where there is no build folder to build it in."""
+    """The device's module, with the controls. Skips the test where there is no build folder."""
     build()
     first = "shardwire_test_device" not in sys.modules
     if first and TORCH >= (2, 0):

@@ -1,7 +1,8 @@
-"""Ranks as forked processes: what ranks.py, conftest.py, two_jobs.py and frameworks/both_backends.py stand on.
+"""Ranks as forked processes: the base of ranks.py, conftest.py, two_jobs.py and frameworks/both_backends.py.
 
-``ForkedRanks(n, main, *args)`` forks n processes, each of which calls ``main(rank, *args)`` with a ``Rank`` of its own and ends. Fork, not spawn: torch is imported
-once, so a case costs tens of milliseconds. A rank that raises, dies or hangs fails the test with its traceback, its signal or its threads' stacks.
+``ForkedRanks(n, main, *args)`` forks n processes. Each process calls ``main(rank, *args)`` with its own ``Rank``, and
+ends. Fork, not spawn: torch is imported once, so a case costs tens of milliseconds. A rank that raises, dies or hangs
+fails the test with the rank's traceback, signal or stacks of threads.
 """
 
 from __future__ import annotations
@@ -22,15 +23,15 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
-GRACE_S = 10  # once a rank failed the others get a moment to say why they failed too
+GRACE_S = 10  # once a rank failed, the other ranks get this time to report why they failed too
 
 
 class RankFailed(AssertionError):
-    """A rank raised, died or hung; the text has the rank and its traceback, or its stacks."""
+    """A rank raised, died or hung; the text has the rank and the traceback, or the stacks."""
 
 
 class Rank:
-    """A rank's own side: its number, where its group meets, and its pipes from and to the parent."""
+    """A rank's own side: the rank's number, the store of the group, and the pipes from and to the parent."""
 
     def __init__(self, number: int, size: int, store: str, orders: Connection, parent: Connection) -> None:
         self.number, self.size, self.store, self.orders, self._parent = number, size, store, orders, parent
@@ -39,7 +40,7 @@ class Rank:
         self._parent.send_bytes(pickle.dumps(words))
 
     def answer(self, call: Callable[..., Any], *args: Any) -> bool:
-        """Tells what call(*args) returned, or the traceback of what it raised. Whether it returned."""
+        """Reports the result of call(*args), or the traceback of the exception. Whether the call returned."""
         try:
             told, returned = pickle.dumps(("result", call(*args))), True
         except BaseException:
@@ -50,18 +51,20 @@ class Rank:
         return returned
 
     def linger(self) -> None:
-        """Until the parent ends this rank, or has ended itself: to ranks still at work one that leaves is one that died."""
+        """Waits until the parent ends this rank, or has itself ended: ranks still at work take a rank that leaves for
+        dead.
+        """
         self.orders.poll(None)
 
 
 class ForkedRanks:
-    """In a with statement, or with a call of end(), which ends whatever is left of them."""
+    """The ranks, for a with statement, or followed by a call of end(), which ends the remaining ranks."""
 
-    _parents_ends: set[Connection] = set()  # of all pipes: a rank that kept one would keep another from seeing that the parent has ended
+    _parents_ends: set[Connection] = set()  # of all pipes: while a rank keeps an end open, the other ranks cannot see the end of the parent
 
     def __init__(self, size: int, main: Callable[..., Any], *args: Any, title: str = "rank") -> None:
         self.size, self._title = size, title
-        self.told: list[list[Any]] = [[] for _ in range(size)]  # each rank's words, with its last answer at the end
+        self.told: list[list[Any]] = [[] for _ in range(size)]  # each rank's reports, the last answer at the end
         self.ended: list[int | None] = [None] * size  # wait status
         self.pids: list[int] = []
         self._from: list[Connection] = []
@@ -82,12 +85,12 @@ class ForkedRanks:
             self.pids.append(pid)
 
     def _run(self, rank: Rank, main: Callable[..., Any], args: tuple[Any, ...]) -> None:
-        """In the rank; never returns: no atexit of a forked pytest, no teardown that could hang."""
+        """Runs in the rank and never returns: no atexit of a forked pytest runs, and no teardown, which could hang."""
         code = 1
         try:
-            # The rank collects no garbage of its parent: a TCPStore's destructor joins a thread that only the parent has.
+            # The rank collects no garbage of the parent: a TCPStore's destructor joins a thread of the parent.
             gc.freeze()
-            logging.root.handlers.clear()  # pytest's: with them, lines of log would go to pytest instead of stderr
+            logging.root.handlers.clear()  # pytest's handlers would send lines of log to pytest instead of stderr
             for end in self._parents_ends:
                 end.close()
             faulthandler.register(signal.SIGUSR2, file=self._stacks_of(rank.number).open("w"), all_threads=True)
@@ -110,7 +113,7 @@ class ForkedRanks:
         return [rank for rank, ended in enumerate(self.ended) if ended is None]
 
     def order(self, what: Any) -> None:
-        """Sends it to each rank, whose next answer counts. Of ranks that died answers() tells."""
+        """Sends `what` to each rank, whose next answer counts. answers() reports the ranks that died."""
         pickled = pickle.dumps(what)
         for told, pipe in zip(self.told, self._to):
             told.clear()
@@ -120,7 +123,7 @@ class ForkedRanks:
                 pass
 
     def poll(self, seconds: float = 0.0) -> bool:
-        """Reads what the ranks told. Whether anything came, or a rank ended."""
+        """Reads the reports of the ranks. Whether a report came, or a rank ended."""
         live = {self._from[rank]: rank for rank in self.running()}
         ready = wait(list(live), seconds)
         for pipe in ready:
@@ -133,11 +136,13 @@ class ForkedRanks:
                 self.told[rank].append(pickle.loads(self._from[rank].recv_bytes()))
         except (EOFError, OSError):
             if self.ended[rank] is None:
-                self.kill(rank)  # its end is closed: if it has not ended nobody would hear of it again
+                self.kill(rank)  # the rank's end of the pipe is closed: a rank that still runs could report nothing more
                 self.ended[rank] = os.waitpid(self.pids[rank], 0)[1]
 
     def answers(self, seconds: float, to_the_end: bool = False, may_die: Collection[int] = ()) -> list[Any]:
-        """What each rank answered, by rank; None of a rank in may_die that did not. to_the_end: only once all processes have ended."""
+        """The answers by rank; None for a rank of may_die without an answer. to_the_end: only once all processes have
+        ended.
+        """
         start, failed = time.monotonic(), False
         limit = start + seconds
         while (late := [rank for rank in self.running() if to_the_end or self._last(rank)[0] not in ("result", "error")]) and time.monotonic() < limit:
@@ -156,7 +161,7 @@ class ForkedRanks:
         return self.told[rank][-1] if self.told[rank] else ("",)
 
     def _failure(self, rank: int, may_die: Collection[int]) -> str:
-        """What went wrong with the rank so far, or nothing."""
+        """The failure of the rank so far, or an empty text."""
         last, status = self._last(rank), self.ended[rank]
         if last[0] == "error":
             return str(last[1])
@@ -178,11 +183,11 @@ class ForkedRanks:
         limit = time.monotonic() + 5
         while not all(path.exists() and path.stat().st_size for path in paths.values()) and time.monotonic() < limit:
             time.sleep(0.05)
-        time.sleep(0.2)  # nothing says when a rank has written all of them
+        time.sleep(0.2)  # no event reports that a rank has written all stacks
         return {rank: path.exists() and path.read_text() or "it wrote no stacks (is it stopped?)" for rank, path in paths.items()}
 
     def kill(self, *ranks: int, number: int = signal.SIGKILL) -> None:
-        """Those that have not ended; all when none is named."""
+        """Kills the named ranks that have not ended; all ranks when none is named."""
         for rank in ranks or range(self.size):
             if self.ended[rank] is None:
                 os.kill(self.pids[rank], number)

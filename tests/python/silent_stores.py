@@ -1,4 +1,6 @@
-"""Stores that stop answering: one of Python whose look never returns, and torch's TCPStore behind a proxy that swallows what is sent from a moment on."""
+"""Stores that stop answering: a store in Python with a check() that never returns, and torch's TCPStore behind a proxy that
+drops all bytes from a moment on.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-NO_LIBUV = {"use_libuv": False} if torch.__version__.startswith("2.6.") else {}  # Debian 13's asks for it by default, and was built without it
+NO_LIBUV = {"use_libuv": False} if torch.__version__.startswith("2.6.") else {}  # Debian 13's torch asks for libuv by default, and was built without libuv
 
 
 class _Blocked(dist.Store):
@@ -39,7 +41,7 @@ def silent_store(kind: str) -> Iterator[dist.Store]:
     if kind == "python":
         blocked = _Blocked()
         yield blocked
-        blocked.released.set()  # the thread that was left behind
+        blocked.released.set()  # ends the abandoned thread
         return
     swallows, ends = threading.Event(), []
     host = dist.TCPStore("127.0.0.1", 0, None, True, timedelta(seconds=60), wait_for_workers=False, **NO_LIBUV)
@@ -57,6 +59,6 @@ def silent_store(kind: str) -> Iterator[dist.Store]:
         assert store.get("before") == b"the end"
         swallows.set()
         yield store
-        for end in ends:  # the thread that was left behind hears of it
+        for end in ends:  # ends the abandoned thread
             with contextlib.suppress(OSError):
                 end.shutdown(socket.SHUT_RDWR)

@@ -1,6 +1,8 @@
-"""The algorithms of the seed document's examples, written with shardwire.symm: what its kernels do per thread, here per rank, over whole slices.
+"""The algorithms of the seed document's examples, written with shardwire.symm: the kernels' steps per thread are here
+steps per rank, over whole slices.
 
-Each is a function of a team and of symmetric tensors made before, as a kernel takes its workspace. They are examples as well: docs/symmetric.md names them.
+Each algorithm takes a team and symmetric tensors made before, as a kernel takes its workspace. The classes are examples
+as well: docs/symmetric.md names the classes.
 """
 
 from __future__ import annotations
@@ -11,7 +13,9 @@ from shardwire import symm
 
 
 class OneShotAllReduce:
-    """Every rank reads all parts and reduces them itself. A barrier before (all have written) and one after (all have read)."""
+    """Every rank reads and reduces all parts. One barrier comes before (all have written) and one after (all have
+    read).
+    """
 
     def __init__(self, team: symm.Team, shape: tuple[int, ...], dtype: torch.dtype) -> None:
         self.team = team
@@ -29,8 +33,9 @@ class OneShotAllReduce:
 
 
 class LamportAllReduce:
-    """One-shot without a barrier: who waits looks at the bytes themselves. Every place that was not written yet holds -0.0, which no rank sends (it sends 0.0
-    instead). Three buffers in turn: one is being filled, one may still be read by a slower rank, and the third is marked again meanwhile.
+    """One-shot without a barrier: a waiting rank looks at the bytes of the tensor. Every element not yet written is
+    -0.0, which no rank sends (0.0 is sent instead). Three buffers take turns: one is being filled, a slower rank may
+    still read the second, and the third is marked again meanwhile.
     """
 
     def __init__(self, team: symm.Team, count: int) -> None:
@@ -52,13 +57,16 @@ class LamportAllReduce:
         while bool((marks == -(1 << 31)).any()):
             pass
         total = mine.sum(0)
-        # Two rounds ago all wrote here; each has come to this round, or this rank would not have its bytes: nobody reads that buffer any more.
+        # All ranks wrote into this buffer two rounds ago. This rank has the bytes of all ranks, so all ranks have come
+        # to this round: no rank reads the buffer any more.
         self.buffers[cleared].fill_(-0.0)
         return total
 
 
 class TwoShotAllReduce:
-    """Each rank reduces its share of all parts (multimem.ld_reduce) and stores the result to all (multimem.st). A counter in each part is the barrier."""
+    """Each rank reduces its share of all parts (multimem.ld_reduce) and stores the sum to all (multimem.st). A counter
+    in each part is the barrier.
+    """
 
     def __init__(self, team: symm.Team, shape: tuple[int, ...], dtype: torch.dtype) -> None:
         self.team = team
@@ -68,7 +76,7 @@ class TwoShotAllReduce:
         self.arrivals = 0
 
     def meet(self) -> None:
-        """multimem.red.release.add, and a wait for one's own counter."""
+        """multimem.red.release.add, then a wait for this rank's counter."""
         self.arrivals += self.team.size
         self.multi_count.red("add", 1)
         symm.signal_wait(self.count[0], "ge", self.arrivals)
@@ -84,7 +92,9 @@ class TwoShotAllReduce:
 
 
 class AllGatherMatmul:
-    """all_gather(x) @ w: each rank's rows go to all tile by tile, each with a signal, and a tile is multiplied when its signal is there."""
+    """all_gather(x) @ w: each rank's rows go to all ranks tile by tile, each tile with a signal; a tile is multiplied
+    after the signal.
+    """
 
     def __init__(self, team: symm.Team, rows: int, inner: int, tile: int) -> None:
         self.team, self.rows, self.tile = team, rows, tile
@@ -96,7 +106,7 @@ class AllGatherMatmul:
         self.round += 1
         size, me, tiles = self.team.size, self.team.rank, self.rows // self.tile
         out = torch.empty(size * self.rows, w.shape[1])
-        for step in range(size):  # to itself first, then to the next: not all to one at once
+        for step in range(size):  # to this rank first, then to the next rank: not all ranks to one rank at once
             peer = (me + step) % size
             for t in range(tiles):
                 at = me * tiles + t
@@ -112,7 +122,9 @@ class AllGatherMatmul:
 
 
 class MatmulReduceScatter:
-    """reduce_scatter(x @ w): a tile is multiplied, put to the rank that owns its rows, and signalled; the owner adds the tiles of all ranks in their order."""
+    """reduce_scatter(x @ w): a tile is multiplied, put to the rank that owns the rows, and signalled; the owner adds
+    the tiles in rank order.
+    """
 
     def __init__(self, team: symm.Team, rows: int, columns: int, tile: int) -> None:
         self.team, self.rows, self.tile = team, rows, tile
@@ -123,7 +135,7 @@ class MatmulReduceScatter:
     def __call__(self, x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
         self.round += 1
         size, me, tiles = self.team.size, self.team.rank, self.rows // self.tile
-        for step in range(1, size + 1):  # its own last
+        for step in range(1, size + 1):  # this rank's own rows last
             owner = (me + step) % size
             for t in range(tiles):
                 rows = slice(owner * self.rows + t * self.tile, owner * self.rows + (t + 1) * self.tile)

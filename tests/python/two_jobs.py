@@ -1,6 +1,8 @@
-"""Two jobs as separate groups of forked processes (fork_ranks.py), for tests: each rank has its job's group, and reports what it did.
+"""Two jobs as separate groups of forked processes (fork_ranks.py), for tests: each rank has its job's group, and sends
+reports.
 
-``Job(n, body, *args)`` starts n ranks that call ``body(rank, *args)``. A rank reports lines while it works (``tell``), and its result at the end.
+``Job(n, body, *args)`` starts n ranks that call ``body(rank, *args)``. A rank reports lines during the work (``tell``),
+and the result at the end.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ _rank: Rank
 
 
 def tell(*words: Any) -> None:
-    """From a rank to its Job, which has it in ``told``."""
+    """Sends a report from a rank to the Job, which keeps reports in ``told``."""
     _rank.tell(*words)
 
 
@@ -34,7 +36,7 @@ class Job(ForkedRanks):
             assert time.monotonic() < limit, f"{what} did not happen within {seconds} s; told: {self.told}; stacks: {self.stacks(self.running())}"
 
     def results(self, seconds: float = 60) -> list[Any]:
-        """What the bodies returned; fails with the ranks' tracebacks."""
+        """The results of the bodies; fails with the ranks' tracebacks."""
         return self.answers(seconds, to_the_end=True)
 
 
@@ -66,5 +68,5 @@ def _rank_main(rank: Rank, body: Callable[..., Any], args: tuple[Any, ...], envi
         os.dup2(opened, 2)
         sys.__stderr__ = sys.stderr = os.fdopen(2, "w", closefd=False)
     if rank.answer(joined):
-        with contextlib.suppress(Exception):  # the others may be dead
-            group().barrier().wait()  # to ranks still at work one that leaves is one that died
+        with contextlib.suppress(Exception):  # other ranks may be dead
+            group().barrier().wait()  # ranks still at work would take a rank that leaves for dead

@@ -30,7 +30,7 @@ def registrations() -> int:
 def main() -> None:
     dist.init_process_group("shardwire", timeout=timedelta(seconds=60))
     rank, size, local = dist.get_rank(), dist.get_world_size(), int(os.environ["LOCAL_WORLD_SIZE"])
-    # Who reaches whom by what.
+    # The transport to each rank.
     for peer, line in enumerate(shardwire.describe_transports().splitlines()):
         if peer != rank:
             wanted = "shm" if peer // local == rank // local else os.environ.get("SHARDWIRE_JOB_WIRE", "tcp")
@@ -63,7 +63,7 @@ def main() -> None:
         op([whole[rank * rows : (rank + 1) * rows].clone()], [out.zero_()]).wait()
         assert torch.equal(out, whole[:, rank * columns : (rank + 1) * columns])
 
-    # A training loop's tensors: their memory is registered in the first rounds, and then no more. Nothing was bound.
+    # A training loop's tensors: the memory is registered in the first rounds only. No op was bound.
     if os.environ.get("SHARDWIRE_JOB_WIRE") == "rdma":
         rows_of_mine, gradient = whole[rank * rows : (rank + 1) * rows].clone(), torch.ones(1 << 20)
         counts = []
@@ -75,10 +75,10 @@ def main() -> None:
         say(f"REGISTERED {counts}")
 
     if "--kill" in sys.argv:
-        # The last rank dies; the others, on both nodes, are told who it was, long before their timeout.
+        # The last rank dies; the error on the other ranks, on both nodes, names this rank long before the timeout.
         start = time.monotonic()
         try:
-            dist.barrier()  # nobody is in an operation from before; some may be in this one
+            dist.barrier()  # no rank is in an earlier operation; some ranks may be in this barrier
             if rank == size - 1:
                 os.kill(os.getpid(), 9)
             dist.all_reduce(torch.ones(1 << 20))
@@ -86,7 +86,8 @@ def main() -> None:
             assert f"rank {size - 1}" in str(error), error
             assert time.monotonic() - start < 30, "that was the timeout"
             say(f"NAMED {rank}")
-            # A failure too, or torchrun would wait five minutes for the other node; late, so that it does not end a neighbour that has yet to look.
+            # This rank fails too, or torchrun would wait five minutes for the other node. The exit is late: torchrun
+            # must not end a neighbour that has not looked yet.
             time.sleep(3)
             os._exit(1)
         raise AssertionError("a dead rank was not noticed")

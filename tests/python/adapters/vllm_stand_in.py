@@ -1,7 +1,9 @@
-"""A stand-in for the part of vLLM that shardwire.adapters.vllm sees, where vLLM is not installed (it has no wheel for the CPU that a test could fetch).
+"""A stand-in for the part of vLLM that shardwire.adapters.vllm uses, where vLLM is not installed (vLLM has no wheel for
+the CPU that a test could fetch).
 
-It has the names, signatures and abstract methods of vLLM's public ``vllm/distributed/weight_transfer/{base,factory}.py`` and of its reload module, and nothing else of it:
-a method that vLLM would call and the adapter lacks is an error here as there. What the real one does beside (threads, HTTP, devices) is not tested by it.
+The stand-in has only the names, signatures and abstract methods of vLLM's public
+``vllm/distributed/weight_transfer/{base,factory}.py`` and of the reload module: a method that vLLM would call and the
+adapter lacks is an error here too. The other parts of the real vLLM (threads, HTTP, devices) are not tested.
 """
 
 from __future__ import annotations
@@ -138,7 +140,7 @@ class WeightTransferTrainerFactory(_Factory):
         return cls._registry[init_info.backend]().trainer_init(init_info, client=client, source=source)
 
 
-reloads: list[str] = []  # what the reload module was asked for
+reloads: list[str] = []  # the requests to the reload module
 
 
 def install() -> None:
@@ -153,6 +155,6 @@ def install() -> None:
                           "vllm.distributed.weight_transfer.factory": factories, "vllm.model_executor": {}, "vllm.model_executor.model_loader": {},
                           "vllm.model_executor.model_loader.reload": reload}.items():
         module = types.ModuleType(name)
-        module.__spec__ = importlib.machinery.ModuleSpec(name, None)  # who looks for vLLM in vain must not stumble over it
+        module.__spec__ = importlib.machinery.ModuleSpec(name, None)  # a module that looks for vLLM in vain must not fail on the stand-in
         module.__dict__.update(content)
         sys.modules[name] = module

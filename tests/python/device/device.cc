@@ -1,5 +1,7 @@
-// A device that torch itself does not have (PrivateUse1), for tests: an allocator, a guard, copies, and shardwire's stream gates, over
-// streams that are threads. What it lacks runs on the CPU, behind blocking copies. One device, of index 0.
+// A device unknown to torch (PrivateUse1), for tests: an allocator, a guard, copies, and shardwire's stream gates, over
+// streams that are threads. Operators without a kernel run on the CPU, behind blocking copies. There is one device, of
+// index 0. The parts follow in this order: memory, the guard with its events, operators, gates, kernels of torch's
+// symm_mem ops for tests, and last the Python module with the controls of the device.
 #include <ATen/ATen.h>
 #include <ATen/EmptyTensor.h>
 #include <ATen/core/LegacyTypeDispatch.h>
@@ -34,7 +36,7 @@ constexpr auto kType = c10::DeviceType::PrivateUse1;
 const c10::Device kDevice(kType, 0);
 
 thread_local std::int64_t currentStream = 0;
-std::atomic<int> copyMicroseconds{0};  // what every copy takes at least
+std::atomic<int> copyMicroseconds{0};  // the least duration of every copy
 std::atomic<bool> capturing{false};
 std::atomic<int> usesAfterFree{0};
 std::atomic<int> pinnedBlocks{0};
@@ -46,7 +48,8 @@ Stream& current() {
 
 // ---- memory
 
-// Like the allocators of real devices: what the stream that allocated it has queued so far may still use it, other streams may not.
+// Like the allocators of real devices: tasks queued so far on the allocating stream may still use the memory, other
+// streams may not.
 void freeOnDevice(void* shown) {
   if (shown != nullptr) {
     stream(memory().streamOf(shown)).queue([shown] { memory().free(shown); });
@@ -83,7 +86,7 @@ DeviceAllocator& allocator() {
 
 // ---- guard
 
-// An event's state at the time of its last record.
+// The state of an event at the last record.
 struct EventState {
   std::shared_ptr<Flag> recorded;
 };
@@ -127,7 +130,7 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
 
 // ---- operators
 
-// A tensor as a task sees it later: addresses, not references, so that memory freed too early is noticed.
+// A tensor for use in a later task: holds addresses, not references, so that memory freed too early is noticed.
 struct Seen {
   explicit Seen(const at::Tensor& tensor)
       : bytes(tensor.data_ptr()),
@@ -250,7 +253,8 @@ TORCH_LIBRARY_IMPL(_, PrivateUse1, m) {
 }
 
 #if !SW_TORCH_AT_LEAST(2, 7)
-// torch 1.13 and 2.6 lack it, so that operators without a kernel for gradients, such as c10d's, find none at all.
+// torch 1.13 and 2.6 lack this fallback: operators without a kernel for gradients, for example c10d's, would find no
+// kernel.
 TORCH_LIBRARY_IMPL(_, AutogradPrivateUse1, m) {
   m.fallback(torch::CppFunction::makeFallthrough());
 }
@@ -294,7 +298,7 @@ std::unique_ptr<::c10d::cuda::StreamBlock> makeBlock(std::chrono::milliseconds) 
 }
 #endif
 
-// Whose stream gates wait() finds: shardwire's registry ("own"), torch's ("torch"), or none ("none").
+// Sets the source of the stream gates in wait(): shardwire's registry ("own"), torch's ("torch"), or no source ("none").
 void useGates(const std::string& whose) {
   shardwire::setStreamGates(kType, whose == "own" ? &makeGate : nullptr);
   if (whose == "torch") {
@@ -327,7 +331,7 @@ void install() {
 #endif
 }
 
-// ---- kernels of torch's symm_mem ops for a device that no test has: with the C++ signatures of torch's CUDA builds, or with others
+// ---- kernels of torch's symm_mem ops for a missing device: with the C++ signatures of torch's CUDA builds, or others
 
 void vdevOfTorch(at::Tensor&, at::Tensor&, at::Tensor&, at::Tensor&, std::string) {}
 void vdev2dOfTorch(at::Tensor&, at::Tensor&, at::Tensor&, at::Tensor&, std::string, SW_TORCH_OPTIONAL<std::int64_t>) {}

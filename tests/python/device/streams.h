@@ -1,5 +1,6 @@
-// The test device's memory and streams. Memory has two addresses: the one that tensors show, at which nothing may be read or written, and
-// the device's own. A stream is a thread with a queue. Streams start when they are first used, so that processes may fork before.
+// The test device's memory and streams. Memory has two addresses: tensors show an address at which nothing may be read
+// or written, and the device uses its own. A stream is a thread with a queue. Streams start on first use, so processes
+// may fork before.
 #pragma once
 
 #include <chrono>
@@ -17,7 +18,7 @@
 
 namespace test_device {
 
-// Addresses that tensors show -> the device's own. Thread-safe.
+// Maps the addresses shown by tensors to the device's own. Thread-safe.
 class Memory {
  public:
   void* allocate(std::size_t bytes, std::int64_t stream);
@@ -37,7 +38,7 @@ class Memory {
   std::map<std::uintptr_t, Block> blocks_;
 };
 
-// What a stream did, in seconds of CLOCK_MONOTONIC, which all processes share.
+// One task of a stream, in seconds of CLOCK_MONOTONIC, the clock of all processes.
 struct Event {
   std::string kind;
   std::int64_t stream;
@@ -60,7 +61,7 @@ class Stream {
  public:
   explicit Stream(std::int64_t id) : id(id) {}
   void queue(std::function<void()> task);
-  // Blocks until all that was queued so far is done.
+  // Blocks until all tasks queued so far are done.
   void synchronize();
   bool isIdle();
   const std::int64_t id;
@@ -73,7 +74,7 @@ class Stream {
   bool started_ = false;
 };
 
-// What an event or a gate waits for.
+// The flag of an event or a gate, to be waited for.
 class Flag {
  public:
   void set();
@@ -86,7 +87,7 @@ class Flag {
   bool set_ = false;
 };
 
-inline constexpr std::int64_t kNumStreams = 9;  // 0: the default one; the others are the pool
+inline constexpr std::int64_t kNumStreams = 9;  // 0: the default stream; the other streams are the pool
 
 Memory& memory();
 Trace& trace();

@@ -1,8 +1,10 @@
-"""One function, run by gloo's ranks and by shardwire's, must give the same on every rank: what the tests of the frameworks stand on.
+"""One function, run by gloo's ranks and by shardwire's, must give the same on every rank: the base of the frameworks'
+tests.
 
-``both(n, body)`` runs ``body(rank, size)`` in n processes whose default group is gloo's, then in n others whose default group is shardwire's,
-and compares what they returned, rank by rank, down to the bits unless ``atol`` says otherwise. A rank returns tensors in tuples, lists and
-dicts; other values must be equal. A module's tests share the processes; those of a test that fails are replaced.
+``both(n, body)`` runs ``body(rank, size)`` in n processes with gloo's default group, then in n processes with
+shardwire's default group, and compares the results rank by rank, down to the bits unless ``atol`` is given. A rank
+returns tensors in tuples, lists and dicts; other values must be equal. The tests of a module share the processes; a
+failed test's processes are replaced.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from conftest import TORCH
 from fork_ranks import ForkedRanks
 
 if TORCH >= (2, 0):
-    import torch._dynamo  # noqa: F401  optimisers import it at their first step: seconds for each rank, unless it is here before the fork
+    import torch._dynamo  # noqa: F401  optimisers import _dynamo at the first step: seconds for each rank, unless imported before the fork
 
 BACKENDS = ("gloo", "shardwire")
 GLOO_AVERAGES = TORCH >= (2, 7)  # and has reduce_scatter of lists
@@ -48,10 +50,10 @@ def _one_body(rank, backend, body, args):
 
 class Both:
     def __init__(self):
-        self._pools = {}  # ranks that know what this process had imported when they were forked
+        self._pools = {}  # ranks with the modules that this process had imported before the fork
 
     def __call__(self, size, body, *args, atol=0.0, rtol=0.0, limit=BODY_LIMIT):
-        """shardwire's results by rank, after they were compared with gloo's; with atol or rtol 0 bit by bit."""
+        """shardwire's results by rank, compared with gloo's before; with atol or rtol 0 bit by bit."""
         results = []
         for backend in BACKENDS:
             key = (backend, size)
@@ -69,7 +71,7 @@ class Both:
         return results[1]
 
     def close(self):
-        """Each rank leaves its group in order, and is killed if it does not."""
+        """Each rank leaves its group normally, or is killed."""
         for pool in self._pools.values():
             pool.order(None)
             pool.answers(10, to_the_end=True, may_die=range(pool.size))
