@@ -66,10 +66,10 @@ def test_missing_rank_times_out_by_name(run_ranks, tmp_path):
         start = time.monotonic()
         error = raises(shardwire.TimeoutError, lambda: dist.init_process_group(
             "shardwire", store=dist.FileStore(str(tmp_path / "alone"), 1), rank=0, world_size=2, timeout=timedelta(seconds=1)), contains="1")
-        assert time.monotonic() - start < 10  # its own 1 s, not the group's 20
+        assert time.monotonic() - start < 10  # the call's own 1 s, not the group's 20
         return str(error)
 
-    if TORCH >= (2, 0):  # 1.13 has a store barrier of its own that needs all ranks first
+    if TORCH >= (2, 0):  # a store barrier of 1.13 needs all ranks first
         run_ranks(1, body, init=False)
 
 
@@ -80,7 +80,7 @@ def test_a_store_that_does_not_answer(kind):
     def make():
         start = time.monotonic()
         with silent_store(kind) as store:
-            for _ in range(2):  # the thread that waits for the first answer is in nobody's way
+            for _ in range(2):  # the thread that waits for the first answer blocks no later call
                 errors.append(raises(shardwire.TimeoutError, lambda: shardwire.create_process_group(store, 0, 2, 0.7), contains="the c10d store did not answer"))
         errors.append(time.monotonic() - start)
 
@@ -92,13 +92,13 @@ def test_a_store_that_does_not_answer(kind):
 
 
 def stay_away_until(path):
-    """For a rank that the others are to miss, until they have said so."""
+    """For a rank that must be missing: waits until the other ranks have reported this, then exits."""
     await_file(path)
     os._exit(0)
 
 
 def late(rank, size, missed):
-    """Rank 1 stays away; the group's timeout holds and the error says who is missing."""
+    """Rank 1 stays away; the group's timeout holds and the error names the missing rank."""
     if rank == 1:
         stay_away_until(missed)
     start = time.monotonic()
@@ -116,7 +116,7 @@ def test_timeout_names_the_late_rank(run_ranks, tmp_path):
 
 def die(rank, size):
     def until_it_fails():
-        dist.barrier()  # which may be what fails: the others need not be out of it
+        dist.barrier()  # this barrier may fail already: other ranks may still be inside
         if rank == size - 1:
             os.kill(os.getpid(), signal.SIGKILL)
         for _ in range(1000):
@@ -208,12 +208,12 @@ def of_one_name(rank, size):
             dist.all_reduce(tensor, group=group)
             assert tensor.item() == 2
             dist.destroy_process_group(group)
-            del group  # before torch 2.8 a group ends with its last reference
+            del group  # before torch 2.8 a group ends with the last reference
 
 
 @pytest.mark.skipif(TORCH < (2, 6), reason="this torch names no group by its ranks")
 def test_groups_of_one_name_come_and_go(run_ranks):
-    """torch names such a group by its ranks, and so gives each the keys of the one before in the store."""
+    """torch names such a group by the ranks, so each group has the store keys of the group before."""
     run_ranks(3, of_one_name)
 
 
@@ -232,7 +232,8 @@ print("end")
 
 
 def test_exit_without_destroy_is_clean(tmp_path):
-    """Futures with Python callbacks pending, no destroy_process_group: the process must end by itself with code 0."""
+    """Futures with Python callbacks pending, no destroy_process_group: the process must end with code 0, without help.
+    """
     ranks = [subprocess.Popen([sys.executable, "-c", EXIT_SCRIPT, str(tmp_path / "store"), str(rank)], stdout=subprocess.PIPE,
                               stderr=subprocess.PIPE, text=True) for rank in range(2)]
     for rank in ranks:

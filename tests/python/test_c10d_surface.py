@@ -1,4 +1,6 @@
-"""What c10d offers beside the collectives: options, groups from groups, timing, hooks, monitored barriers, the profiler, debug mode."""
+"""c10d beside the collectives: options, groups from groups, timing, hooks, monitored barriers, the profiler, debug
+mode.
+"""
 
 import copy
 import threading
@@ -131,7 +133,7 @@ def test_split_group_of_torch(run_ranks):
 
 
 def test_merge(run_ranks, tmp_path):
-    """Two groups that know nothing of each other become one."""
+    """Two groups unknown to each other become one."""
     def body(rank, size):
         part = shardwire.create_process_group(dist.FileStore(str(tmp_path / f"part{rank // 2}"), 2), rank % 2, 2)
         store = dist.FileStore(str(tmp_path / "whole"), 4)
@@ -144,7 +146,7 @@ def test_merge(run_ranks, tmp_path):
             whole = part.merge_remote_group(dist.PrefixStore("again", store), 4, timeout=timedelta(seconds=9), group_name="merged")
             tensor = torch.tensor([2.0**rank])
             whole.allreduce([tensor]).wait()
-            # torch numbers the ranks of the groups as it likes; each is there once.
+            # torch numbers the ranks of the groups in any order; each rank is there once.
             assert tensor.item() == 15.0
 
     run_ranks(4, body, init=False)
@@ -160,7 +162,7 @@ def test_sub_groups_and_again(run_ranks, tmp_path):
                 assert len(all_groups) == 2 and total(mine, rank) == (1.0 if rank < 2 else 5.0)
                 mine, _ = dist.new_subgroups_by_enumeration([[0, 3], [1, 2]])
                 assert total(mine, rank) == 3.0 and shardwire.global_ranks(mine) == ([0, 3] if rank in (0, 3) else [1, 2])
-                # From 2.14 on torch counts these groups, and its names of later ones differ on ranks that made another number of them.
+                # From 2.14 on torch counts these groups: the names of later groups differ on ranks with another count.
                 own = dist.new_group([rank % 2, rank % 2 + 2], use_local_synchronization=True)
                 assert total(own, rank) == 2.0 + 2 * (rank % 2)
             assert dist.get_backend(dist.new_group([0, 1, 2, 3])) == "shardwire"
@@ -172,7 +174,7 @@ def test_sub_groups_and_again(run_ranks, tmp_path):
 
 
 def test_new_group_keeps_its_timeout(run_ranks):
-    """Without one of its own it has torch's default, not that of init_process_group (docs/limits.md)."""
+    """A group without an own timeout has torch's default, not the timeout of init_process_group (docs/limits.md)."""
     def body(rank, size):
         if rank == 0:
             start = time.monotonic()
@@ -189,7 +191,8 @@ def test_backend_strings(run_ranks, tmp_path):
             try:
                 dist.init_process_group(text, init_method=f"file://{tmp_path}/{number}", rank=rank, world_size=size, timeout=20 * SECONDS)
             except (RuntimeError, ValueError) as error:
-                # Built without NCCL, torch says so before any group is made; with it, and without a GPU, NCCL refuses after ours was made.
+                # A torch without NCCL refuses before any group is made; with NCCL and without a GPU, NCCL refuses after
+                # ours was made.
                 assert "NCCL" in str(error) and text.endswith("nccl"), error
                 continue
             config = dist.distributed_c10d._world.pg_backend_config[dist.group.WORLD]
@@ -219,8 +222,8 @@ def test_shutdown_and_abort(run_ranks):
         backend_of(second).abort()
         raises(shardwire.AbortedError, late.wait)
         raises(shardwire.AbortedError, lambda: total(second, 1))
-        assert total(None, 1) == 2.0  # others are not touched
-        # torch 2.6 without NCCL has the function, which then looks for a class that is not there.
+        assert total(None, 1) == 2.0  # other groups are not touched
+        # torch 2.6 without NCCL has the function, which then looks for a missing class.
         if hasattr(dist.distributed_c10d, "_abort_process_group") and TORCH >= (2, 7):
             third = dist.new_group([0, 1])
             backend = backend_of(third)
@@ -320,7 +323,7 @@ def test_timing(run_ranks):
         milliseconds = duration(work)
         assert 0 < milliseconds < 10000
         if rank == 0:
-            assert milliseconds > 100  # it waited for the other
+            assert milliseconds > 100  # the rank waited for the other rank
 
     run_ranks(2, body)
 
@@ -395,14 +398,14 @@ def test_profiler(run_ranks):
         with torch.autograd.profiler.profile(record_shapes=True) as profile:
             for _ in range(20):
                 dist.all_reduce(ones)
-        # Each range is closed when its wait() returns, whichever thread noticed the end.
+        # Each range is closed when wait() returns, on any thread.
         closed = [event for event in profile.function_events if event.name == "shardwire:all_reduce"]
         assert len(closed) == 20 and all(event.is_async and event.input_shapes == [[4, 3]] for event in closed)
 
     run_ranks(2, body)
 
 
-# ---- barriers that name who is late
+# ---- barriers that name the late ranks
 
 
 def monitored(group, seconds, wait_all_ranks=False):
@@ -434,7 +437,7 @@ def test_monitored_barrier_names_the_late(run_ranks):
             assert "Ranks" not in str(error)
             dist.barrier()
         else:
-            dist.barrier()  # no barrier of that kind: the group is as usable as before
+            dist.barrier()  # no monitored barrier: the group is as usable as before
             for _ in range(2):
                 raises(shardwire.TimeoutError, lambda: monitored(world, 5), contains=f"Rank {rank} failed to pass monitoredBarrier")
         assert total(None, rank) == 6.0
@@ -444,7 +447,7 @@ def test_monitored_barrier_names_the_late(run_ranks):
 
 
 def test_the_group_outlives_who_missed_a_monitored_barrier(run_ranks):
-    """Rank 2 misses the barrier of a group and leaves it in good order: what the barrier waited for is of no interest any more."""
+    """Rank 2 misses the barrier of a group and leaves normally: the wait of the barrier does not matter any more."""
     def body(rank, size):
         group = dist.new_group(list(range(size)))
         if rank != 2:
@@ -455,7 +458,7 @@ def test_the_group_outlives_who_missed_a_monitored_barrier(run_ranks):
         dist.barrier()
         if rank != 2:
             if rank == 1:
-                time.sleep(0.05)  # rank 0 waits, and looks for who has left
+                time.sleep(0.05)  # rank 0 waits, and looks for ranks that have left
             tensor = torch.full((4,), float(rank))
             for _ in range(3):
                 dist.send(tensor, 0, group=group) if rank == 1 else dist.recv(tensor, 1, group=group)
@@ -492,7 +495,7 @@ def test_monitored_barriers_of_plugins_by_torch(run_ranks):
 def test_batches(run_ranks):
     def body(rank, size):
         right, left = (rank + 1) % size, (rank - 1) % size
-        for count in (4, 100_000):  # small ones go at once, long ones wait for their recv
+        for count in (4, 100_000):  # small messages are sent at once, long messages wait for the recv
             sent = [torch.full((count,), float(10 * rank + i)) for i in range(3)]
             received = [torch.zeros(count) for _ in range(3)]
             operations = [dist.P2POp(dist.isend, tensor, right) for tensor in sent] + [dist.P2POp(dist.irecv, tensor, left) for tensor in received]
@@ -609,7 +612,7 @@ def test_debug_levels(run_ranks, tmp_path, monkeypatch, level):
         model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 1, bias=False))
         model(torch.full((1, 2), float(rank))).sum().backward()
         assert model.module.weight.grad.tolist() == [[1.0, 1.0]]
-        if level == "DETAIL" and WRAPS:  # torch's wrapper tells of a desync before it comes to us
+        if level == "DETAIL" and WRAPS:  # torch's wrapper reports a desync before our backend is called
             raises(RuntimeError, lambda: dist.all_reduce(torch.ones(2 + rank)), contains="Detected mismatch between collectives")
 
     run_ranks(3, body, init=False)

@@ -1,4 +1,6 @@
-"""The demo: its checkpoint readers on good and broken files, its layouts on real models' names, and the program from end to end."""
+"""The demo: checkpoint readers on good and broken files, layouts on real models' names, and the program from end to
+end.
+"""
 
 from __future__ import annotations
 
@@ -149,7 +151,7 @@ def test_folders_as_hugging_face_has_them(tmp_path: Path) -> None:
     for number, part in enumerate((names[:3], names[3:])):
         write_safetensors(folder / f"model.fp16-{number}.safetensors", {name: tensors[name] for name in part})
     weight_map = {name: f"model.fp16-{number}.safetensors" for number, part in enumerate((names[:3], names[3:])) for name in part}
-    (folder / "model.safetensors.index.fp16.json").write_text("{}")  # transformers' name of variants, whose index we do not know
+    (folder / "model.safetensors.index.fp16.json").write_text("{}")  # transformers' name of variants, with an index unknown to the demo
     (folder / "diffusion_pytorch_model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
     single = tmp_path / "single"
     single.mkdir()
@@ -190,7 +192,7 @@ def test_folders_of_torch_distributed_checkpoint(tmp_path: Path) -> None:
 
 
 def broken_files(folder: Path) -> dict[str, tuple[str, str]]:
-    """File name -> (what the error must say); writes them."""
+    """Writes broken files. File name -> the expected error."""
     good = folder / "good.safetensors"
     write_safetensors(good, some_tensors())
     raw = good.read_bytes()
@@ -365,7 +367,8 @@ def test_mismatches_are_counted_in_bytes() -> None:
 
 # The picture.
 
-# Advance widths of DejaVu Sans Bold, U+0020 to U+007E, in thousandths of its size: read from the font, which is the widest of the usual ones.
+# Advance widths of DejaVu Sans Bold, U+0020 to U+007E, in thousandths of its size: read from the font, the widest of
+# the usual fonts.
 WIDTHS = [
     348, 456, 521, 838, 696, 1002, 872, 306, 457, 457, 523, 838, 380, 415, 380, 365, 696, 696, 696, 696, 696, 696, 696, 696, 696, 696, 400, 400, 838, 838, 838,
     580, 1000, 774, 762, 734, 830, 683, 683, 821, 837, 372, 372, 775, 637, 995, 837, 850, 733, 850, 770, 720, 682, 812, 774, 1103, 771, 724, 725, 457, 365,
@@ -378,7 +381,9 @@ def drawn_width(text: str, size: float) -> float:
 
 
 def texts_in(svg: str) -> list[tuple[str, float, float, float, float, float]]:
-    """(text, left, right, baseline, size, y of what surrounds it) of every text; asserts that each lies in the picture."""
+    """(text, left, right, baseline, size, y of the surrounding element) of every text; asserts that each text lies in
+    the picture.
+    """
     root = ElementTree.fromstring(svg)
     width, height = float(root.attrib["width"]), float(root.attrib["height"])
     assert root.attrib["viewBox"] == f"0 0 {root.attrib['width']} {root.attrib['height']}"
@@ -396,7 +401,7 @@ def texts_in(svg: str) -> list[tuple[str, float, float, float, float, float]]:
             left = float(child.attrib["x"]) - {"start": 0.0, "middle": wide / 2, "end": wide}[child.attrib["text-anchor"]]
             base = float(child.attrib["y"])
             box = (left, left + wide, base - size, base + 0.3 * size)
-            if inherited is not None:  # a quarter turn to the left about that point
+            if inherited is not None:  # a quarter turn to the left about the inherited point
                 box = (inherited[0] + box[2], inherited[0] + box[3], inherited[1] - box[1], inherited[1] - box[0])
             assert 0 <= box[0] and box[1] <= width and 0 <= box[2] and box[3] <= height, f"{text!r} runs out of the picture: {box} in {width} x {height}"
             found.append((text, *box, size))
@@ -509,8 +514,8 @@ def test_demo_moves_tied_strided_and_mixed_tensors_of_a_torch_file(tmp_path: Pat
 
 
 def test_demo_refuses_wrong_files_and_arguments_with_status_2(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """In this process: seven Pythons that import torch took 25 s. test_demo_of_two_jobs sees the program's own status."""
-    monkeypatch.setattr(torch, "set_num_threads", lambda count: None)  # for the ranks that it does not come to
+    """In this process: seven Pythons with torch took 25 s. test_demo_of_two_jobs checks the program's own status."""
+    monkeypatch.setattr(torch, "set_num_threads", lambda count: None)  # for the ranks, which main does not reach
     (tmp_path / "cut.safetensors").write_bytes(b"\x10\0\0\0\0\0\0\0{")
     good = tmp_path / "good.safetensors"
     write_safetensors(good, {"w": torch.zeros(2)})
@@ -580,12 +585,12 @@ def test_a_rank_that_dies_is_named(tmp_path: Path) -> None:
 
 
 def test_killed_whole_it_leaves_nothing_behind(tmp_path: Path) -> None:
-    # Its own temporary folder: another job may be at work on this machine.
+    # A temporary folder of this test: another job may be at work on this machine.
     before = {path for path in Path("/dev/shm").iterdir() if "shardwire" in path.name}
     process = subprocess.Popen([sys.executable, "-m", "shardwire.demo", "--runs", "1000"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
                                start_new_session=True,
                                env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "TMPDIR": str(tmp_path)})
-    time.sleep(3)  # in the middle of its runs, or of what comes before
+    time.sleep(3)  # in the middle of the runs, or before
     assert process.poll() is None
     os.killpg(process.pid, signal.SIGKILL)
     process.wait(10)

@@ -45,13 +45,13 @@ sources: list[torch.Tensor] = []
 
 
 def queued(values: torch.Tensor) -> torch.Tensor:
-    """The values on the device, when its stream comes to it."""
+    """The values on the device, once the stream has run the copy."""
     sources.append(values)
     return torch.empty_like(values, device=accelerator.DEVICE_NAME).copy_(values, non_blocking=True)
 
 
 def late(module: Any, values: torch.Tensor) -> torch.Tensor:
-    """A tensor of the device that holds these values only when its stream comes to it, later; until then -1."""
+    """A tensor of the device that holds these values only after a delay of the stream; until then -1."""
     tensor = on_device(torch.full_like(values, -1))
     module.delay(round(DELAY * 1000))
     sources.append(values)
@@ -59,7 +59,9 @@ def late(module: Any, values: torch.Tensor) -> torch.Tensor:
 
 
 def held(module: Any, values: torch.Tensor) -> tuple[torch.Tensor, Any]:
-    """The same, but the stream stands still until the second's release(): whoever waits for the transfer before that waits for ever."""
+    """Like late(), but the stream stops until release() of the second result: a wait for the transfer before never
+    ends.
+    """
     tensor = on_device(torch.full_like(values, -1))
     hold = module.hold()
     sources.append(values)
@@ -108,7 +110,7 @@ def wait_times(rank: int, module: Any, waited: Any) -> list[float]:
 
 def test_wait_of_a_delayed_transfer_returns_at_once(device: Any, tmp_path: Any) -> None:
     times = sorted(run(device, 2, wait_times, dist.FileStore(str(tmp_path / "store"), 2))[0])
-    # That it does not wait for the transfer shows in that the test ends; how long it takes is for the figure.
+    # If wait() waited for the transfer, this test would not end; the duration is only printed.
     print(f"wait() of a transfer that a peer holds up returned after {times[0] * 1e6:.1f} us at best, median {times[10] * 1e6:.1f} us")
 
 
@@ -118,7 +120,7 @@ def other_streams(rank: int, module: Any) -> None:
     work.wait()
     before = module.set_stream(5)
     other = on_device(torch.ones(3))
-    module.synchronize()  # of a stream that waits for nothing
+    module.synchronize()  # synchronizes a stream that waits for nothing
     assert other.cpu().tolist() == [1, 1, 1]
     module.set_stream(before)
     assert not module.is_idle()
@@ -131,7 +133,7 @@ def test_only_the_current_stream_waits(device: Any) -> None:
 
 
 def sequence(rank: int, module: Any) -> None:
-    """Operations behind gates of earlier ones: whatever waits for a stream must not stand in its way."""
+    """Operations behind gates of earlier operations: a wait for a stream must not block the stream."""
     tensor = late(module, torch.ones(300_000))
     for _ in range(10):
         dist.all_reduce(tensor)
@@ -198,7 +200,7 @@ def callbacks(rank: int, module: Any) -> None:
     copy = queued(torch.zeros(10))
 
     def then(done: Any) -> list[Any]:
-        # The callback's stream is one that comes after the operation, with no wait of its own.
+        # The callback's stream continues after the operation, without another wait.
         copy.copy_(done.value()[0], non_blocking=True)
         again = done.value()[0].clone()
         dist.all_reduce(again)
@@ -219,13 +221,13 @@ def test_callbacks_run_on_streams_behind_the_operation(device: Any) -> None:
 def dropped(rank: int, module: Any) -> None:
     module.synchronize()
     before = module.live_blocks()
-    module.set_copy_microseconds(3000)  # whatever is let go too early is gone before its copy
+    module.set_copy_microseconds(3000)  # memory released too early is gone before the copy
     for turn in range(6):
         source = late(module, torch.full((500_000,), rank + 1.0))
         target = queued(torch.zeros(500_000))
         gathered = [target, queued(torch.zeros(500_000))]
         work = dist.all_gather(gathered, source, async_op=True)
-        del source, target, gathered  # nothing but the operation holds them now
+        del source, target, gathered  # only the operation holds these tensors now
         if turn % 2:
             work.wait()
         del work  # without a wait, the stream may come to the end of the tensors' lives before the transfer does

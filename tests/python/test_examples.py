@@ -1,4 +1,5 @@
-"""Every Python example of README.md and docs/ runs as it is written there: all that are marked "run", found by tests/checks/docs.py, and those below by the real launcher."""
+"""Every Python example of README.md and docs/ runs unchanged: every example
+marked "run", found by tests/checks/docs.py, and the examples below by the real launcher."""
 
 from __future__ import annotations
 
@@ -23,21 +24,23 @@ from shardwire.offline.description import plan_description
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tests" / "checks"))
-import docs  # noqa: E402: it lies beside the checks
+import docs  # noqa: E402: the module lies beside the checks
 
 EXAMPLES = [example for example, _, _ in docs.examples(ROOT) if example is not None]
 TORCH = tuple(int(part) for part in torch.__version__.split(".")[:2])
 
 
-# What an example must print.
+# The output of each example.
 SAYS = {
-    # 12 of the 16 pieces cross ranks, and nothing more.
+    # Exactly 12 of the 16 pieces cross ranks.
     "docs/quickstart.md": "between ranks: 12.6 MB; the least possible: 12.6 MB",
 }
 
 
 def as_a_launcher_starts_it(rank: int, example: docs.Example, size: int, port: int, folder: str, *words: str) -> str:
-    """What it prints. In a fork, where torch is imported already: starting interpreters would take most of the time."""
+    """The output of an example. It runs in a fork, where torch is imported already: new interpreters would take most of
+    the time.
+    """
     sys.argv[1:] = words
     os.environ.update(RANK=str(rank), WORLD_SIZE=str(size), LOCAL_RANK=str(rank), MASTER_ADDR="localhost", MASTER_PORT=str(port), USE_LIBUV="0")
     os.chdir(folder)
@@ -48,7 +51,7 @@ def as_a_launcher_starts_it(rank: int, example: docs.Example, size: int, port: i
 
 
 def imports(code: str) -> list[str]:
-    """The modules that a program names in its import statements."""
+    """The modules in the import statements of a program."""
     nodes = list(ast.walk(ast.parse(code)))
     return [node.module for node in nodes if isinstance(node, ast.ImportFrom) and node.module] + [name.name for node in nodes if isinstance(node, ast.Import) for name in node.names]
 
@@ -79,7 +82,7 @@ def test_the_readme_example_runs_as_a_newcomer_starts_it(tmp_path: pathlib.Path)
 
 
 def test_the_two_jobs_of_publish_meet(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """docs/publish.md's trainer.py and server.py, by the commands that it shows: two ranks and one, with one token."""
+    """docs/publish.md's trainer.py and server.py, by the commands of the page: two ranks and one, with one token."""
     page = (ROOT / "docs" / "publish.md").read_text()
     trainer, server = (each for each in EXAMPLES if each.page == "docs/publish.md" and each.how == "run by")
     assert "launch -n 2 trainer.py tcp://localhost:29600" in page and "launch -n 1 server.py tcp://localhost:29600" in page
@@ -95,7 +98,7 @@ def test_the_two_jobs_of_publish_meet(tmp_path: pathlib.Path, monkeypatch: pytes
 
 
 def test_the_examples_of_the_pages_are_found() -> None:
-    """At least those that were there when the collector was written; less means that it does not find them any more."""
+    """The pages from the time when the collector was written are still found."""
     found = {example.page for example in EXAMPLES if example.sizes}
     assert {"docs/move-weights.md", "docs/queue.md", "docs/symmetric.md", "docs/weights.md"} <= found, found
 

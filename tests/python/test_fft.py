@@ -66,7 +66,8 @@ def check(result: Any, whole: torch.Tensor, distribution: Any, rank: int, ranks:
 
 
 def outline(rank: int, ranks: int, shapes: Any) -> int:
-    """nvmath's published test: kinds, reshape or not or by boxes, direction, and resets that go on with the result."""
+    """nvmath's published test: kinds, reshape or not or by boxes, direction, and resets that continue with the result.
+    """
     swd.initialize(None, group())
     done = 0
     kinds = [("C2C", "even"), ("R2C", "even"), ("C2R", "even"), ("C2R", "odd")]
@@ -93,14 +94,14 @@ def outline(rank: int, ranks: int, shapes: Any) -> int:
             check(result, expected, target, rank, ranks, note)
             if reshape is not True:
                 assert f.output_distribution.boxes(expected.shape, ranks) == other.boxes(expected.shape, ranks)
-            if kind == "C2C":  # back to where it came from, and once more
+            if kind == "C2C":  # back to the source, and once more
                 f.reset_operand(result, distribution=distribution[1] if reshape == "use_box" else target)
                 back = f.execute(direction=FFTDirection(-direction))
                 check(back, whole * whole.numel(), source, rank, ranks, note + " back")
                 f.reset_operand(back, distribution=distribution[0] if reshape == "use_box" else source)
                 check(f.execute(direction=direction), expected * whole.numel(), target, rank, ranks, note + " again")
             else:
-                operand *= 2  # what the operand's memory holds when it is executed is transformed
+                operand *= 2  # execute() transforms the operand's values at the time of the call
                 check(f.execute(), expected * 2, target, rank, ranks, note + " in place")
                 f.reset_operand((operand / 4).numpy() if use_numpy else operand / 4)
                 check(f.execute(), expected / 2, target, rank, ranks, note + " reset")
@@ -153,7 +154,7 @@ def random_cases(rank: int, ranks: int, seed: int, cases: int, cuts: bool = Fals
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4, 5, 6])
 def test_random_cases(ranks: int) -> None:
-    """SHARDWIRE_ORACLE_CASES=1667 makes 10,002 cases of them."""
+    """SHARDWIRE_ORACLE_CASES=1667 gives 10,002 cases."""
     assert run_ranks(ranks, random_cases, ranks, SEED + ranks, CASES, timeout=60 + CASES) == [CASES] * ranks
 
 
@@ -187,7 +188,9 @@ def test_each_engine(name: str) -> None:
 
 
 def in_parts(rank: int, ranks: int, name: str, cases: int) -> int:
-    """Parts and limits so small that small transforms are measured, cut with remainders, and go one axis after the other."""
+    """Parts and limits so small that small transforms are measured, cut with remainders, and run one axis after the
+    other.
+    """
     from shardwire.distributed import _engines, _fftw
     os.environ["SHARDWIRE_FFT_ENGINE"] = name
     _engines._LEAST, _engines._SAMPLE, _engines._ENOUGH, _fftw._PLANNING = 0, 200, 1e-4, 1e-3
@@ -249,7 +252,7 @@ def test_the_fastest_engine_is_chosen_and_kept() -> None:
 
 
 def measures_differ(rank: int) -> tuple[str, str]:
-    """One rank measures and the other does not: nothing depends on it but speed."""
+    """One rank measures and the other does not: only the speed depends on this."""
     whole = data_of((32, 24, 20), torch.complex64, 1)
     local = take(Slab.X, whole, rank, 2)
     with FFT(local, distribution=Slab.X, options={"measure": rank == 0}, group=group()) as f:
@@ -279,7 +282,7 @@ def test_an_engine_that_is_not_here(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_transform_may_end_while_its_thread_plans() -> None:
-    """As the garbage collector does it, which runs wherever Python allocates."""
+    """The garbage collector may end a transform: it runs wherever Python allocates."""
     import threading
 
     from shardwire.distributed import _fftw
@@ -296,7 +299,7 @@ def test_a_transform_may_end_while_its_thread_plans() -> None:
 
 
 def without_its_engine(rank: int) -> tuple[str, str]:
-    """The variable names an engine that rank 1's host lacks, and then one that refuses there when it is asked for a plan."""
+    """The variable names an engine that rank 1's host lacks, and then an engine that refuses to plan on rank 1."""
     from shardwire.distributed import _engines, _fftw
     whole = data_of((6, 4), torch.complex128, 1)
     mine, expected = take(Slab.X, whole, rank, 2), torch.fft.fftn(whole)
@@ -347,7 +350,7 @@ def gradients(rank: int, ranks: int, chunks: Any) -> None:
         loss = result * take(target, weights, rank, ranks)
         (loss.real if loss.is_complex() else loss).sum().backward()
         check(mine.grad, whole.grad, source, rank, ranks, f"gradient of {call.__name__} {norm} {parity} {axes}")
-    # Lazy conjugates and negations on the way in and on the way back: their memory does not hold their values.
+    # Lazy conjugates and negations, forward and backward: the memory does not hold the values.
     whole, given = data_of((4, 6), torch.complex128, 3).requires_grad_(), data_of((4, 6), torch.complex128, 4)
     torch.fft.fftn(whole.conj()).backward(given.conj())
     for also_moved in (False, True):
@@ -408,12 +411,12 @@ def test_exchanges_are_cut_between_hosts(way: str, hosts: int, tmp_path: Any, mo
     assert ("each or more" if by_itself else "no tcp or rdma between hosts") in whys[0]
     assert counts[4] == 1 and ("too small" in whys[4]) == by_itself  # 256 bytes on a rank
     assert whys[2] == "as the options say" and whys[3].endswith("axis 0 has 8 indices")
-    assert counts[6] == 1 and counts[7] == 1  # one index on each rank; one rank has all, and transforms every axis that is longer than one
+    assert counts[6] == 1 and counts[7] == 1  # one index on each rank; one rank has all, and transforms every axis longer than one
     assert counts[8] == 4
 
 
 def one_has_nothing(rank: int, ranks: int) -> None:
-    """More ranks than planes, boxes that are empty on some ranks, and arrays of which one rank has all."""
+    """More ranks than planes, boxes that are empty on some ranks, and whole arrays on one rank."""
     shape = (2, 6, 5)
     whole = data_of(shape, torch.complex128, 1)
     expected = naive(whole, "C2C", False, "even", None, None)
@@ -431,7 +434,9 @@ def test_chunks_where_a_rank_has_nothing() -> None:
 
 
 def failing_chunks(rank: int, size: int, chunks: int, when: int, how: str) -> tuple[str, str]:
-    """Rank 1 dies, stays away, or cannot transform, before chunk ``when`` of the second execute: what the others are told."""
+    """Rank 1 dies, stays away, or cannot transform, before chunk ``when`` of the second execute: the errors of the
+    ranks.
+    """
     from shardwire.distributed import _fft_plan
     whole = data_of((12, 8, 6), torch.complex64, 1)
     with FFT(take(Slab.X, whole, rank, size), distribution=[Slab.X, Slab.Y], options={"chunks": chunks}) as f:
@@ -455,7 +460,7 @@ def failing_chunks(rank: int, size: int, chunks: int, when: int, how: str) -> tu
         told = ("none", "") if rank == 1 and how == "is away" else error_of(f.execute)
         assert all(future.done() for future in started)  # nothing is under way any more
         assert rank == 0 or how == "is away" or len(started) == when
-        if rank == 1:  # until the other was told
+        if rank == 1:  # until the other rank has its error
             time.sleep(2)
     torch.distributed.destroy_process_group()
     return told
@@ -496,7 +501,7 @@ def options_and_views(rank: int) -> None:
         f.plan()
         assert f.output_distribution == Slab.Y
         first = f.execute()
-        assert torch.equal(f.execute(), first)  # the operand is as it was
+        assert torch.equal(f.execute(), first)  # the operand is unchanged
         text = f.explain()
         assert "exchange" in text and "rank 0 to rank 1: " in text and f"by {f.traffic()['engine']}" in text
         assert sum("move" in step for step in f.traffic()["steps"]) == 1  # transposed: one exchange
@@ -535,7 +540,7 @@ def test_options_states_and_strides() -> None:
 
 
 def first_in_inference_mode(rank: int) -> None:
-    """What a group keeps of its first call serves later ones, whatever mode they are in."""
+    """A group's state of the first call serves later calls in every mode."""
     whole = data_of((4, 6, 8), torch.complex128, 1)
     expected = torch.fft.ifftn(whole)
     for inference in (True, False, True):
@@ -560,7 +565,7 @@ def test_a_first_call_in_inference_mode() -> None:
 
 
 def other_default_device(rank: int) -> None:
-    """Told in few bytes and in many, and measured where there are engines: all of it stays on the CPU."""
+    """Short and long messages between ranks, and measurements where there are engines: all tensors stay on the CPU."""
     whole = data_of((16, 20, 32), torch.complex128, 1)
     mine, expected = take(Slab.X, whole, rank, 2), torch.fft.fftn(whole)
     with torch.device("meta"):
@@ -581,7 +586,7 @@ def test_the_default_device_does_not_matter() -> None:
 
 
 def amid_an_element(rank: int) -> None:
-    """A field of a packed record begins anywhere; numpy gives a view of it. On one rank only, as chance has it."""
+    """A field of a packed record begins at any byte, and numpy gives a view of the field. Here on one rank only."""
     whole = data_of((64, 32, 16), torch.complex64, 1)
     expected = torch.fft.fftn(whole)
     for offset in (4, 1):
@@ -603,7 +608,7 @@ def test_an_operand_that_begins_amid_an_element() -> None:
 
 
 def same_box_on_one_rank(rank: int) -> list[tuple[str, str]]:
-    """Rank 0 has the same box of the operand and of the result, the others have not."""
+    """Rank 0 has the same box of the operand and of the result, the other ranks do not."""
     whole = data_of((8, 8), torch.complex128, 1)
     before = Boxes([Box((0, 0), (4, 4)), Box((0, 4), (4, 8)), Box((4, 0), (8, 8))])
     after = Boxes([Box((0, 0), (4, 4)), Box((4, 0), (8, 4)), Box((0, 4), (8, 8))])
@@ -664,7 +669,7 @@ def kept_for_how_long(rank: int) -> None:
         swd.finalize()
         assert not _meeting._plans
     for _ in range(2):
-        transform()  # rank 2 has kept a plan that the others dropped
+        transform()  # rank 2 has kept a plan that the other ranks dropped
     if rank < 2:
         fft(take(Slab.X, whole, rank, 2), distribution=Slab.X, group=pair)
         gone = weakref.ref(pair)

@@ -1,4 +1,6 @@
-"""Children of fork() in a rank: tensors of the shared heap, DataLoader workers, the parent's groups, what peers see of it all."""
+"""Children of fork() in a rank: tensors of the shared heap, DataLoader workers, the parent's groups, and the peers'
+view.
+"""
 
 import gc
 import os
@@ -19,7 +21,9 @@ from ranks import await_file, outcome
 
 
 def in_child(work, *args, timeout=30):
-    """Runs work(*args) in a forked child; the text of its exception when it raised. Fails when it dies or hangs."""
+    """Runs work(*args) in a forked child; the text of the exception when the work raised. Fails when the child dies or
+    hangs.
+    """
     with ForkedRanks(1, lambda rank: rank.answer(outcome, work, *args)) as child:
         found = child.answers(timeout, to_the_end=True)[0]
     return ": ".join(found) if found else ""
@@ -31,7 +35,7 @@ def check_in_child(work, *args):
 
 
 class Rows(Dataset):
-    """Rows of a tensor that lies in the shared heap. Each worker writes into its rows before it hands them over."""
+    """Rows of a tensor in the shared heap. Each worker writes into rows before the worker returns the rows."""
 
     def __init__(self):
         self.whole = torch.arange(4000.0).reshape(40, 100)
@@ -93,7 +97,7 @@ def test_a_grandchild_frees_too(run_ranks):
 
             check_in_child(grandchild)
             assert own.sum() == 100
-            shardwire.enable_cpu_allocator()  # a heap of its own
+            shardwire.enable_cpu_allocator()  # the child's own heap
             third = torch.ones(5)
             assert shardwire.in_shared_heap(third) and not shardwire.in_shared_heap(own)
             del mine, own, third
@@ -260,7 +264,7 @@ def test_a_child_does_not_hide_its_parents_death(run_ranks, tmp_path, monkeypatc
         if rank == 1:
             if os.fork() == 0:
                 signal.alarm(60)
-                await_file(tmp_path / "seen")  # holds all that it inherited
+                await_file(tmp_path / "seen")  # the child keeps all inherited descriptors and mappings
                 os._exit(0)
             os.kill(os.getpid(), signal.SIGKILL)
         start = time.monotonic()

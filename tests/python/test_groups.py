@@ -36,7 +36,7 @@ def test_group_without_a_default_group(run_ranks, tmp_path):
         group.allreduce([tensor]).wait()
         assert tensor.tolist() == [3.0, 3.0]
         dist.destroy_process_group(group)
-        if TORCH >= (2, 8):  # before, torch only drops its references, and the group goes with the last one
+        if TORCH >= (2, 8):  # before 2.8 torch only drops its references, and the group ends with the last reference
             raises(shardwire.AbortedError, lambda: transpose(group, rank, size))
 
     run_ranks(3, body, init=False)
@@ -265,7 +265,7 @@ def test_peers_learn_of_a_groups_end_at_once(run_ranks):
 
 
 def test_a_group_that_is_dropped_while_callbacks_run_ends(run_ranks):
-    """Its end joins the threads that run them, which need the GIL."""
+    """The end of the group joins the threads of the callbacks, which need the GIL."""
     def body(rank, size):
         for _ in range(5):
             group = dist.new_group([0, 1])
@@ -274,7 +274,7 @@ def test_a_group_that_is_dropped_while_callbacks_run_ends(run_ranks):
             def callback(future):
                 begun.set()
                 for _ in range(20):
-                    time.sleep(0.005)  # lets the GIL go, and needs it again
+                    time.sleep(0.005)  # releases the GIL, and takes the GIL again
                 ended.set()
                 return future.value()
 
@@ -299,7 +299,9 @@ CALLS_THAT_WAIT = {
 
 @pytest.mark.parametrize("call", CALLS_THAT_WAIT)
 def test_a_group_that_a_waiting_call_outlives_ends(run_ranks, tmp_path, call):
-    """The call has the last reference to the group when it gives up, and a callback that needs the GIL runs on the group's thread."""
+    """The call has the last reference to the group when the call gives up, and a callback that needs the GIL runs on
+    the group's thread.
+    """
     def body(rank, size):
         store = dist.FileStore(str(tmp_path / "store"), size)
         group = shardwire.create_process_group(store, rank, size, timeout=60, name="ended")
@@ -313,7 +315,7 @@ def test_a_group_that_a_waiting_call_outlives_ends(run_ranks, tmp_path, call):
 
         def callback(future):
             begun.set()
-            end.wait()  # without the GIL, and needs it to come back
+            end.wait()  # waits without the GIL, and returns with the GIL
 
         def waits():
             try:
@@ -327,9 +329,9 @@ def test_a_group_that_a_waiting_call_outlives_ends(run_ranks, tmp_path, call):
         begun.wait()
         thread = threading.Thread(target=waits, daemon=True)
         thread.start()
-        time.sleep(0.2)  # it is in the call by then; were it not, it would only find the group ended
+        time.sleep(0.2)  # the thread is in the call by then; a later call would only find the group ended
         threading.Timer(0.3, end.set).start()
-        shardwire._C.shutdown(backend)  # it waits for the callback, and the call gives up: here, if anywhere, all stands still
+        shardwire._C.shutdown(backend)  # waits for the callback, and the call gives up: a deadlock would happen here
         thread.join(30)
         assert not thread.is_alive() and len(errors) == 1
         dist.barrier()

@@ -1,4 +1,6 @@
-"""Ctrl-C: heard in every call that blocks, and the peers learn of it. Handlers that do not raise let the wait go on."""
+"""Ctrl-C interrupts every call that blocks, and the peers are notified. After a handler that does not raise the wait
+goes on.
+"""
 
 import os
 import signal
@@ -18,11 +20,11 @@ from ranks import await_file
 from silent_stores import silent_store
 
 SOON = 10  # seconds; the groups' timeouts are 60 and more
-NO_LIBUV = {"use_libuv": False} if TORCH >= (2, 3) else {}  # Debian 13's 2.6 asks for it by default, and was built without it
+NO_LIBUV = {"use_libuv": False} if TORCH >= (2, 3) else {}  # Debian 13's torch 2.6 asks for libuv by default, and was built without libuv
 
 
 def until_main_thread_sleeps(pid):
-    """Returns when the main thread slept at every one of many looks: it is inside the call that it announced."""
+    """Returns when the main thread slept at each of many looks: the thread is inside the announced call."""
     looks = 0
     while looks < 30:
         with open(f"/proc/{pid}/task/{pid}/stat") as file:
@@ -31,7 +33,7 @@ def until_main_thread_sleeps(pid):
 
 
 class Interrupter:
-    """Sends SIGINT to this process once the main thread blocks in the call that follows."""
+    """Sends SIGINT to this process once the main thread blocks in the next call."""
 
     def __init__(self):
         self.sent = None
@@ -50,7 +52,7 @@ class Interrupter:
 
 
 def interrupted(call, *args):
-    """call(*args) blocks; Ctrl-C gets it out of there, soon."""
+    """call(*args) blocks; Ctrl-C ends the call soon."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     interrupter = Interrupter()
     try:
@@ -126,7 +128,8 @@ def wait_with_a_timeout(rank):
 
 def coalesced(rank):
     tensors = [torch.full((3,), float(rank + 1)) for _ in range(3)]
-    # Not dist.all_reduce_coalesced: torch gives a c10 future back there, whose wait looks for no signals (docs/limits.md).
+    # Not dist.all_reduce_coalesced: torch returns a c10 future there, and the wait of a future checks no signals
+    # (docs/limits.md).
     work = dist.distributed_c10d._get_default_group().allreduce_coalesced(tensors)
     return work.wait, work.wait, lambda: all(each.tolist() == [3.0] * 3 for each in tensors)
 
@@ -158,7 +161,7 @@ def test_a_wait_hears_ctrl_c_and_the_operation_goes_on(run_ranks, tmp_path, case
     run_ranks(2, body, group_timeout=60, timeout=90)
 
 
-# Calls that end half done: the group ends with them, and the peers are told at once.
+# Calls that end half done: the group ends too, and the peers are notified at once.
 
 def meet(rank):
     shardwire.compile_op(None, (2,), torch.float32, [{"offset": [rank], "shape": [1]}], [{"offset": [0], "shape": [2]}])
@@ -229,7 +232,7 @@ if rank == 1:
     sys.stdin.readline()
 dist.all_reduce(torch.ones(1))
 ''')
-    # A shell that puts the tests into the background has them ignore SIGINT, and with them their children.
+    # A shell that runs the tests in the background makes the tests and all their children ignore SIGINT.
     ranks = [subprocess.Popen([sys.executable, str(script), str(rank)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
                               text=True, preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)) for rank in range(2)]
     try:
@@ -294,7 +297,7 @@ def test_new_group_hears_ctrl_c(run_ranks, tmp_path):
             (tmp_path / "interrupted").touch()
         else:
             await_file(tmp_path / "interrupted")
-        dist.barrier()  # the default group is as it was
+        dist.barrier()  # the default group is unchanged
 
     run_ranks(2, body, group_timeout=60, timeout=90)
 
@@ -354,7 +357,7 @@ def test_a_wait_of_another_thread_is_not_interrupted(run_ranks, tmp_path):
             thread.start()
             interrupted(thread.join)
             path.touch()
-            assert received.wait(60)  # not join(): Python takes a thread whose join was interrupted for one that ended
+            assert received.wait(60)  # not join(): after an interrupted join Python takes the thread for ended
             assert outcome and tensor.item() == 1
         else:
             await_file(path)
