@@ -22,7 +22,9 @@ HIDDEN, RATE, STEPS = 8, 0.1, 5
 
 
 def step(x, y, w1, w2, rows, turn):
-    """One step of a two-layer MLP whose hidden units are spread over the ranks; changes the weights and returns the loss. Then each rank gets rows of the whole first weight."""
+    """One step of a two-layer MLP with hidden units spread over the ranks; changes the weights and returns the loss.
+    Then each rank gets rows of the whole first weight.
+    """
     before = x @ w1
     hidden = torch.relu(before)
     error = functional.all_reduce(hidden @ w2, "sum", dist.group.WORLD) - y
@@ -40,7 +42,9 @@ def whole_model():
 
 
 def reference(rank, size):
-    """The same by one process and autograd. In a process of its own: autograd has threads from then on, and torch lets no child of theirs use it."""
+    """The same step by one process and autograd. Call this in a separate process: autograd then has threads, and torch
+    forbids autograd in a child of such a process.
+    """
     x, y, *weights = whole_model()
     weights = [weight.requires_grad_() for weight in weights]
     losses = []
@@ -53,12 +57,12 @@ def reference(rank, size):
 
 
 def refused(rank, x, y, w1, w2, rows, turn):
-    """What is refused when the kernel is traced, on all ranks alike."""
+    """The refusals while the kernel is traced, the same on all ranks."""
     own = [dist.new_group([0]), dist.new_group([1])][rank]
     lost = compile_turn(rank, 2)
     given = lost
     if rank == 1:
-        given, lost = turn, None  # this rank's op of that name is gone
+        given, lost = turn, None  # this rank's op of the name is gone
     off = {"cc_enabled": False}
     kernels = [(lambda x: functional.all_reduce(x, "sum", dist.group.WORLD), (x,), off), (lambda w1, rows: turn([w1], [rows]), (w1, rows), off),
                (lambda x: functional.all_reduce(x, "sum", own), (x,), {}), (lambda w1: turn([w1], [torch.empty(2, HIDDEN)]).wait(), (w1,), {}),
@@ -77,7 +81,7 @@ REFUSED = [("ValueError", "communicates (_c10d_functional.all_reduce.default)"),
 
 
 def compile_turn(rank, size):
-    """From columns of the first weight to rows of it."""
+    """From columns of the first weight to rows."""
     columns, rows = HIDDEN // size, 4 // size
     return shardwire.compile_op(None, shape=[4, HIDDEN], dtype=torch.float32, inputs=[{"offset": [0, rank * columns], "shape": [4, columns]}],
                                 outputs=[{"offset": [rank * rows, 0], "shape": [rows, HIDDEN]}])
@@ -90,10 +94,10 @@ def train(rank, size, folder):
     turn = compile_turn(rank, size)
     wrong = refused(rank, x, y, w1, w2, rows, turn)
     from torch._inductor import config
-    quickly = "aot_inductor.compile_wrapper_opt_level=O0" if hasattr(config.aot_inductor, "compile_wrapper_opt_level") else None  # torch 2.6 has no such setting
+    quickly = "aot_inductor.compile_wrapper_opt_level=O0" if hasattr(config.aot_inductor, "compile_wrapper_opt_level") else None  # torch 2.6 lacks the setting
     kernel = DeviceKernel.compile_and_load(functools.partial(step, turn=turn), x, y, w1, w2, rows, build_dir=folder,
                                            additional_compiler_args=quickly)
-    del turn  # the kernel keeps it
+    del turn  # the kernel keeps the op
     losses = [kernel(x, y, w1, w2, rows).item() for _ in range(STEPS)]
     alias = outcome(kernel, x, y, w1, w1.view(-1)[:w2.numel()].view(w2.shape), rows)
     return kernel.origin, wrong, losses, w1, w2, alias, rows
@@ -113,5 +117,5 @@ def test_a_tensor_parallel_mlp_whose_step_is_one_kernel(run_ranks, tmp_path):
     for each in found:
         for refusal, (kind, text) in zip(each[1], REFUSED):
             assert refusal is not None and refusal[0] == kind and text in refusal[1], refusal
-    # Where communication is on the texts are the same; where it is off each rank is by itself.
+    # With communication the texts are the same; without communication each rank has its own text.
     assert found[0][1] == found[1][1]

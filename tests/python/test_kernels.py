@@ -1,4 +1,6 @@
-"""DeviceKernel.compile_and_load: the three patterns of the documents, what ranks tell each other, and calls of what was loaded."""
+"""DeviceKernel.compile_and_load: the three patterns of the documents, messages between ranks, and calls of loaded
+kernels.
+"""
 
 from __future__ import annotations
 
@@ -34,17 +36,21 @@ def examples(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def package(examples):
-    """That of ``example``, under the key that it has in this process, whose settings may differ from those of the examples' processes."""
+    """The package of ``example``, under the key of this process: settings may differ from the processes of the
+    examples.
+    """
     (path,) = (examples[1] / "spmd").iterdir()
     found = decode(path.read_bytes())
-    args = example_tensors()  # traced here, so that what tracing imports is there for all forked ranks
+    args = example_tensors()  # traced here, so that all forked ranks have the modules that tracing imports
     found.key = tracing.trace(example, args, forms_of_arguments(example, args), "example", {}, False, str).package.key
     return found
 
 
 @pytest.fixture
 def cheap_compiler(monkeypatch, package, tmp_path):
-    """In place of the compiler, for kernels that are ``example``: notes each call in a file, and gives the code that was compiled before."""
+    """Replaces the compiler, for kernels equal to ``example``: notes each call in a file, and returns the code compiled
+    before.
+    """
     calls = tmp_path / "calls"
     calls.write_text("")
 
@@ -76,7 +82,7 @@ def test_the_documents_examples(examples):
 
 
 def test_the_example_of_the_page(examples):
-    """On one rank, where it finds what the examples above compiled: the same graph."""
+    """The page's example on one rank finds the kernel of the examples above: the graph is the same."""
     (code,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(), flags=re.S)
     alone = {**os.environ, **CHEAP, "SHARDWIRE_KERNEL_DIR": str(examples[1])}
     script = examples[1].parent / "page.py"
@@ -163,7 +169,7 @@ def test_calls(kernel):
     assert [form.name for form in kernel.inputs] == ["a", "b"] and kernel.outputs[0].shape == (3, 2)
     assert kernel.compiler == ("aotinductor" if AOTI else "torchscript")
     mapped = [line.rstrip() for line in Path("/proc/self/maps").read_text().splitlines() if "/aotinductor" in line]
-    assert bool(mapped) == AOTI and all(line.endswith("(deleted)") for line in mapped)  # a killed process leaves no file of it
+    assert bool(mapped) == AOTI and all(line.endswith("(deleted)") for line in mapped)  # a killed process leaves no file of the kernel
 
 
 WRONG = [
@@ -199,7 +205,7 @@ def test_benchmark(kernel):
     assert len(kernel.benchmark(*example_tensors(), iterations=3).seconds) == 3
 
 
-# One key for what is equal, another for anything that matters.
+# Equal kernels have one key, kernels with any difference that matters have different keys.
 
 
 def key_of(kernel, *args, **settings):
@@ -234,7 +240,7 @@ def looks_at_values(a):
 
 
 def communicates(a):
-    dist.barrier()  # torch 2.13 records an all_reduce as the functional one; this it cannot
+    dist.barrier()  # torch 2.13 records all_reduce as the functional op; a barrier cannot be recorded
     return a + 1
 
 
@@ -289,7 +295,7 @@ def test_communication_that_tracing_would_run_is_refused_on_all_ranks(run_ranks)
         assert kind == "UnsupportedError" and "a kernel cannot call a compiled op" in text
 
 
-# Ranks that differ: the same error on all, and a group that is whole.
+# Ranks that differ: all ranks raise the same error, and the group still works.
 
 
 def misuse(rank, size, which, folder):
@@ -419,7 +425,7 @@ def leave(result):
     return result
 
 
-# Caches that differ.
+# Different caches.
 
 
 def with_caches(rank, size, cases, package_bytes, folder):

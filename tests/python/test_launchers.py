@@ -1,5 +1,6 @@
-"""A group made under other people's launchers: torchrun, mpirun, torch.multiprocessing, and by hand through tcp:// and file://; and what is read of
-the variables of srun, mpirun and mpiexec. Slurm itself: test_slurm.py."""
+"""Groups under foreign launchers: torchrun, mpirun, torch.multiprocessing, and by hand through tcp:// and file://; and
+how shardwire reads the variables of srun, mpirun and mpiexec. Slurm: test_slurm.py.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ from shardwire.groups import env
 from shardwire._launchers import Place, address_of, expand_hostlist, expand_tasks_per_node, recognise, why_none, without_mpi
 
 VERSION = tuple(int(part) for part in torch.__version__.split(".")[:2])
-# 2.6 is Debian 13's, built without the libuv that it asks for by default.
+# 2.6 is Debian 13's, which asks for libuv by default, and was built without libuv.
 NO_LIBUV = {"USE_LIBUV": "0"} if VERSION == (2, 6) else {}
 
 SCRIPT = """
@@ -50,7 +51,7 @@ def _run(command: list[str], tmp_path: Path, script_text: str = SCRIPT.replace("
 
 @pytest.mark.skipif(VERSION == (2, 6), reason="Debian 13's torchrun asks for libuv, which its torch was built without")
 def test_torchrun(tmp_path: Path) -> None:
-    options = ["-r", "1", "-t", "1"] if VERSION == (1, 13) else []  # 1.13 on Python 3.11 fails without them
+    options = ["-r", "1", "-t", "1"] if VERSION == (1, 13) else []  # 1.13 on Python 3.11 fails without these options
     _run([sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_port", str(launch.free_port()), *options], tmp_path)
 
 
@@ -61,7 +62,7 @@ REPEATED = SCRIPT.split("dist.init")[0] + "for _ in range(20):\n" + "".join(
 @pytest.mark.skipif(VERSION == (1, 13), reason="its init_process_group counts the ranks in the store, and waits for ever the second time, whatever the backend")
 @pytest.mark.skipif(VERSION == (2, 6), reason="Debian 13's torchrun asks for libuv, which its torch was built without")
 def test_the_default_group_is_made_again_and_again_by_torchrun(tmp_path: Path) -> None:
-    """Its agent keeps the store: the addresses of the groups before are still there."""
+    """torchrun's agent keeps the store: the addresses of the groups before are still there."""
     _run([sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_port", str(launch.free_port())], tmp_path,
          REPEATED.replace("IMPORT", "import shardwire"))
 
@@ -89,12 +90,12 @@ dist.destroy_process_group()
 @pytest.mark.skipif(VERSION == (1, 13), reason="Debian 12's torchrun does not start ranks anew on Python 3.11")
 @pytest.mark.skipif(VERSION == (2, 6), reason="Debian 13's torchrun asks for libuv, which its torch was built without")
 def test_torchrun_starts_a_job_anew(tmp_path: Path) -> None:
-    """The agent keeps the store: the addresses of processes that are dead are still there, and why they failed."""
+    """The agent keeps the store: the addresses of dead processes are still there, and the reasons of their failures."""
     _run([sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "3", "--max-restarts", "1", "--monitor-interval", "0.05"],
          tmp_path, STARTED_ANEW)
 
 
-# torch loads backends by itself from 2.5 on; a script for older ones imports shardwire.
+# torch loads backends on import from 2.5 on; a script for older versions imports shardwire.
 WITHOUT_IMPORT = SCRIPT.replace("IMPORT", "" if VERSION >= (2, 5) else "import shardwire")
 AGAIN = 'dist.init_process_group("shardwire", init_method="mpi://")\ndist.barrier()\ndist.destroy_process_group()\n'
 MPIRUN = ["mpirun", "-n", "2", "--oversubscribe", *(["--allow-run-as-root"] if os.geteuid() == 0 else [])]
@@ -111,7 +112,7 @@ def test_mpirun_without_rank(address: str, tmp_path: Path) -> None:
 @needs_mpirun
 @pytest.mark.skipif(not env._HAS_MPI, reason="built without MPI (Debian: libopenmpi-dev)")
 def test_mpirun_across_hosts_meets_by_mpi(tmp_path: Path) -> None:
-    """Its variables do not tell where rank 0 runs, which is what a rank of another host would have to know."""
+    """mpirun's variables do not name the host of rank 0, which a rank of another host would need."""
     _run([*MPIRUN, "env", "OMPI_COMM_WORLD_LOCAL_SIZE=1", sys.executable], tmp_path, WITHOUT_IMPORT + AGAIN)
 
 
@@ -159,7 +160,7 @@ def test_srun_is_recognised() -> None:
     assert (place.launcher, place.rank, place.size, place.local_rank, place.local_size, place.cpus) == ("srun", 5, 7, 1, 2, 6)
     assert address_of(place) == ("gpu07", 10000 + (1234 + 2 * 997) % 20000)
     assert "SLURM_PROCID=5" in place.describe() and "rank 5 of 7" in place.describe()
-    # pmi2 adds the same in its own names; a step of the whole job names no list of its own in old versions
+    # pmi2 adds the same values under other names; in old versions a step of the whole job has no node list
     assert _place({**SRUN, "PMI_RANK": "5", "PMI_SIZE": "7", "PMI_JOBID": "1234.2"}) == place
     assert address_of(_place({**SRUN, "SLURM_STEP_NODELIST": ""}))[0] == "gpu03"
     assert address_of(_place({**SRUN, "SLURM_DISTRIBUTION": "arbitrary"}))[0] is None
@@ -172,7 +173,7 @@ def test_ports_of_jobs_and_steps_differ() -> None:
 
 
 def test_the_innermost_launcher_counts() -> None:
-    place = _place({**SRUN, **OPEN_MPI})  # mpirun inside of a Slurm job: SLURM_PROCID is its daemon's
+    place = _place({**SRUN, **OPEN_MPI})  # mpirun inside of a Slurm job: SLURM_PROCID belongs to mpirun's daemon
     assert (place.launcher, place.rank, place.size, place.is_open_mpi) == ("Open MPI's mpirun", 3, 8, True)
     assert address_of(place)[0] == "gpu03"
     place = _place({**SRUN, **HYDRA})

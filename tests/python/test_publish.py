@@ -1,4 +1,6 @@
-"""publish and subscribe: two jobs, each its own processes. Every version has its own values in every element, so that a mixture would be seen."""
+"""publish and subscribe: two jobs in separate processes. Every version has different values in every element, so that a
+mixture of versions shows.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,7 @@ SHAPES = {"w": (64, 48), "b": (37,), "e": (5, 4, 6)}
 
 
 def in_a_child(test: Any) -> Any:
-    """Runs the test in a process of its own: what forks later must not have had groups, stores or a heap."""
+    """Runs the test in a separate process: a process that forks later must not have had groups, stores or a heap."""
     @functools.wraps(test)
     def wrapper(**named: Any) -> None:
         with jobs() as start:
@@ -88,7 +90,7 @@ def columns(ranks: int) -> dict[str, Any]:
 
 
 def publisher(rank: int, url: str, ranks: int, versions: int = 3, pause: float = 0.0, options: dict[str, Any] | None = None) -> None:
-    """Commits versions 1, 2, ... and serves until the test ends it."""
+    """Commits versions 1, 2, ... and serves until the test ends the process."""
     state = state_of(rank, ranks)
     pub = shardwire.publish(url, "policy", state, group(), timeout=60, **(options or {}))
     for version in range(1, versions + 1):
@@ -96,14 +98,14 @@ def publisher(rank: int, url: str, ranks: int, versions: int = 3, pause: float =
         begin = time.monotonic()
         pub.commit(version)
         tell("committed", version, time.monotonic() - begin)
-        advance(state, rank, 15000)  # what was committed does not change any more
+        advance(state, rank, 15000)  # the committed values do not change any more
         time.sleep(pause)
     while True:
         time.sleep(0.05)
         tell("serves", pub.subscribers)
 
 
-# What is fetched.
+# The fetched values.
 
 def reader(rank: int, url: str, ranks: int) -> int:
     wanted = columns(ranks)
@@ -156,7 +158,7 @@ def test_a_subscriber_may_come_first_and_have_everything_cast(tmp_path: Path) ->
     with jobs() as start:
         url = url_of("tcp", tmp_path)
         early = start(1, early_reader, url)
-        time.sleep(0.3)  # so that it looks for a publisher already, mostly
+        time.sleep(0.3)  # by then the reader mostly looks for a publisher already
         start(2, publisher, url, 2, 5, 0.1)
         (seen,) = early.results()
         assert seen == sorted(set(seen)) and seen[-1] == 5
@@ -263,7 +265,7 @@ def test_stores_of_torch(kind: str, tmp_path: Path) -> None:
     pub.close()
 
 
-# What changed.
+# Changed blocks.
 
 def changing_publisher(rank: int, url: str, buffers: int) -> None:
     rows = torch.zeros(4000, 64)  # 1 MB on each of two ranks, in blocks of 64 KiB
@@ -293,7 +295,7 @@ def changing_reader(rank: int, url: str) -> None:
         assert sub.fetch(version, changed=True) == version
         assert torch.equal(sub.target["w"].float(), expected), version
         if version == 3:
-            sub.target["w"][7000] = expected[7000] = 99  # a row of a block that does not change
+            sub.target["w"][7000] = expected[7000] = 99  # a row of an unchanged block
             sub.target["s"].fill_(5)
         if version > 3:
             assert (sub.target["s"] == 5).all(), "only what changed moves"
@@ -312,7 +314,7 @@ def test_fetch_of_what_changed(buffers: int, tmp_path: Path) -> None:
         start(1, changing_reader, url).results()
 
 
-# Who may, and who is there.
+# Permission, and processes that come and go.
 
 def refused(rank: int, url: str, text: str) -> None:
     begin = time.monotonic()
@@ -334,7 +336,7 @@ def test_the_jobs_token(tmp_path: Path) -> None:
 
 @in_a_child
 def test_the_publisher_refuses_strangers_notes(tmp_path: Path) -> None:
-    """Who can write the store, but does not know the token."""
+    """The writer can write into the store, but does not know the token."""
     from shardwire.weights import publishing, subscribing
     address = Address(f"file://{tmp_path}", "policy")
     before = os.environ.get("SHARDWIRE_JOB_TOKEN")
@@ -414,7 +416,7 @@ def test_a_version_that_is_committed_while_a_fetch_asks_is_not_gone(tmp_path: Pa
 # Deaths.
 
 def following(rank: int, url: str, ranks: int, seconds: float = 5.0) -> None:
-    """Fetches until the test ends it, and tells versions and errors."""
+    """Fetches until the test ends the process, and reports versions and errors."""
     wanted = columns(ranks)
     sub = shardwire.subscribe(url, "policy", wanted, group(), timeout=60)
     while True:
@@ -619,7 +621,7 @@ def test_an_interrupted_fetch_ends_the_subscription_and_nothing_else(tmp_path: P
         served = start(2, publisher, url, 2)
         job = start(2, interrupted)
         job.until(lambda: all(("waits",) in told for told in job.told), 60, "the wait")
-        time.sleep(0.2)  # it said so before it waits
+        time.sleep(0.2)  # the rank reports just before the wait
         begin = time.monotonic()
         job.kill(0, number=signal.SIGINT)
         assert all(kind == "AbortedError" and "make another" in text for kind, text in job.results())
@@ -633,7 +635,7 @@ BIG = {"w": (1024, 512), "b": (1000,)}
 
 
 def trainer(rank: int, url: str, first: int) -> None:
-    """Steps with collectives of its own between, which nothing of the subscribers may disturb."""
+    """Steps with the trainer's own collectives between, which subscribers must not disturb."""
     cut = Layout([0, 1], [Shard(0)], BIG["w"], F32)
     local, whole = torch.zeros(cut.local_shape(rank)), torch.zeros(BIG["b"])
     pub = shardwire.publish(url, "policy", {"w": (cut, local), "b": whole}, group(), changes=first % 2 == 0, buffers=1 + first // 100 % 3, timeout=30)
@@ -694,7 +696,8 @@ def test_random_kills(tmp_path: Path) -> None:
     rng = random.Random(seed)
     port = free_port()
     with jobs() as start:
-        # Half of the campaigns have a store that outlives the publishers; in the others their rank 0 serves it.
+        # In half of the campaigns the store outlives the publishers; in the other half the rank 0 of the publishers
+        # serves the store.
         store = RecordServer("127.0.0.1", port) if seed % 2 else None
         url, log = f"tcp://127.0.0.1:{port}", str(tmp_path / "log")
         first, kills_of = 100, {"publisher": 0, "subscriber": 0}
@@ -818,7 +821,7 @@ def test_changed_rows_are_all_that_changed(buffers: int) -> None:
                     tensor[rng.randrange(tensor.shape[0])] = rng.choice([version, -0.0, float("nan")])
                 else:
                     tensor.fill_(version)
-        if version % 9 == 4:  # one that fails in the middle
+        if version % 9 == 4:  # a commit that fails in the middle
             kept = state["c"]
             state["c"] = torch.zeros(1, dtype=torch.complex64)
             assert raised(lambda: versions.write(version, 0.0))[0] == "ValueError"
@@ -873,7 +876,7 @@ ANOTHER = {"id": "another", "size": 1, "who": ["another"]}
 
 
 def overtaken(rank: int, url: str, folder: Path) -> None:
-    """Another one takes the name before any rank looks for its own record."""
+    """Another publisher takes the name before any rank looks for its own record."""
     announce, is_replaced = Publication._announce, Publication._is_replaced
 
     def announce_both(self: Publication) -> None:
@@ -905,7 +908,7 @@ def test_a_publisher_that_never_saw_its_own_record_hears_of_the_newer_one(kind: 
 
 @in_a_child
 def test_an_older_publishers_record_is_not_taken_for_a_newer_one(tmp_path: Path) -> None:
-    """The look for it begins before our record is there, and is over after."""
+    """The look for a newer record begins before our record is there, and ends after."""
     url, peek, announce = url_of("file", tmp_path), FolderPlace.peek, Publication._announce
     Address(url, "policy").open(5.0).put("publisher", signed("publisher", ANOTHER))
     begun, announced, looks = threading.Event(), threading.Event(), []

@@ -23,7 +23,8 @@ DTYPES = [torch.float32, torch.bfloat16, torch.int64, torch.bool, torch.complex6
 
 
 def entry_of(rng, source, number):
-    """Entry `number` of a source: the same wherever it is computed. Tensors of 0 bytes to 2 MiB, and objects with such in them."""
+    """Entry `number` of a source, the same on every rank: tensors of 0 bytes to 2 MiB, and objects with such tensors.
+    """
     shape = rng.choice([(), (0,), (3,), (7, 5), (100, 41), (1 << 10, 130), (1 << 19,)])
     generator = torch.Generator().manual_seed(source * 100003 + number)
     tensor = (torch.rand(shape, generator=generator) * 100).to(rng.choice(DTYPES))
@@ -51,7 +52,9 @@ COUNT = 60
 
 
 def put_and_get(rank, seed, location, capacity):
-    """Every rank puts COUNT entries, tagged; every rank gets until all are there. Returns what it got, as (source, number) in order."""
+    """Every rank puts COUNT entries, tagged, and gets until all are there. Returns the received entries, (source,
+    number) in order.
+    """
     q = Queue(group(), location, capacity=capacity)
     done = Queue(group(), location)
     entries = [list(entries_of(seed, source)) for source in range(4)]
@@ -98,7 +101,7 @@ def test_every_entry_comes_once_whole_and_in_its_sources_order(capacity, way, mo
     results = run_ranks(4, put_and_get, SEED, SEED % 4, capacity, timeout=90)
     everything = sorted(tag for got in results for tag in got)
     assert everything == [(source, number) for source in range(4) for number in range(COUNT)]
-    for got in results:  # what one getter got of one source came in the order in which it was put
+    for got in results:  # entries of one source reached each getter in the order of the puts
         for source in range(4):
             mine = [number for from_, number in got if from_ == source]
             assert mine == sorted(mine)
@@ -265,7 +268,7 @@ def transactions(rank, seed):
                 seen.append((source, number))
                 if number == count - 1:
                     break
-                for at in range(number + 1, count):  # the rest is there already, next to it
+                for at in range(number + 1, count):  # the rest of the batch is there already
                     other = q.get(block=False)
                     assert other[:2] == (source, at), (other[:2], source, at)
                 break
@@ -354,7 +357,7 @@ def names(rank):
         return answers.get(timeout=20)
     time.sleep(0.3)  # rank 1 puts by now
     q = Queue(group(), 0, name="work", capacity=4)
-    assert Queue(group(), 0, name="work", capacity=4).held() is q.held()  # not by their sizes: rank 1 may put between two looks
+    assert Queue(group(), 0, name="work", capacity=4).held() is q.held()  # not compared by size: rank 1 may put between two looks
     kind, text = raised(Queue, group(), 0, "work")
     assert kind is ValueError and "[[0], 4, False]" in text and "[[0], None, False]" in text, text
     assert raised(pickle.dumps, Queue(group(), 0))[0] is TypeError
@@ -496,7 +499,7 @@ def closing(rank):
         late = []
         thread = threading.Thread(target=lambda: late.append(raised(full.put, 1, timeout=20)))
         thread.start()
-        time.sleep(0.1)  # it waits for room by now
+        time.sleep(0.1)  # the putter waits for room by now
         for number in range(20):
             q.put([number, torch.ones(20000) * number])
         q.close()
@@ -509,7 +512,7 @@ def closing(rank):
         return full.get()
     got = [int(tensor[0]) for _, tensor in q.stream(ahead=3)]
     assert raised(q.get)[0] is shardwire.ClosedError and raised(q.put, 1)[0] is shardwire.ClosedError and list(q) == []
-    assert q.wait()  # to be told by get
+    assert q.wait()  # a closed queue ends the wait; get() then raises
     return got
 
 
@@ -538,7 +541,9 @@ def test_what_a_stream_did_not_reach_goes_back_in_order():
 # ---- asyncio
 
 def with_asyncio(rank):
-    """Rank 0 holds; both put and get by tasks: many that wait at once, one that is cancelled, and a loop that goes on meanwhile."""
+    """Rank 0 holds; both ranks put and get by tasks: many wait at once, one is cancelled, and the loop goes on
+    meanwhile.
+    """
     q, back = Queue(group(), 0, capacity=3), Queue(group(), 1)
     big = torch.arange(200000.0)
 
@@ -548,7 +553,7 @@ def with_asyncio(rank):
 
     async def cancelled(of):
         waiting = asyncio.ensure_future(of.get_async(timeout=30))
-        await asyncio.sleep(0.05)  # it waits by now
+        await asyncio.sleep(0.05)  # the getter waits by now
         assert not waiting.done()
         waiting.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -588,7 +593,8 @@ def test_tasks_of_asyncio_put_and_get():
 
 
 def taken_back(rank):
-    """A task that is cancelled while its entry's bytes come, or its put waits for room, has taken and put nothing."""
+    """A task takes and puts nothing if cancelled while the bytes of its entry arrive, or while its put waits for room.
+    """
     q, full, go = Queue(group(), 0), Queue(group(), 0, capacity=1), Queue(group(), 0)
     big = torch.arange(1 << 20, dtype=torch.float32)
     if rank == 0:
@@ -614,7 +620,7 @@ def taken_back(rank):
         await started.wait()
         getter.cancel()
         putter = asyncio.ensure_future(full.put_async("never"))
-        await asyncio.sleep(0.05)  # it waits for room by now
+        await asyncio.sleep(0.05)  # the putter waits for room by now
         putter.cancel()
         for task in (getter, putter):
             with pytest.raises(asyncio.CancelledError):
@@ -715,7 +721,7 @@ def test_pickle_only_where_it_is_asked_for():
 
 
 def brought_trust(rank):
-    """Rank 1 puts queues of its own, and objects that need pickle into them; rank 0 reads."""
+    """Rank 1 puts its own queues, and puts objects that need pickle into these queues; rank 0 reads."""
     plain, trusting = Queue(group(), 0, "plain"), Queue(group(), 0, "trusting", allow_pickle=True)
     if rank == 1:
         reply = Queue(group(), 1, "reply", allow_pickle=True)
@@ -743,7 +749,7 @@ def reading_makes_nothing(rank):
     threads = threading.active_count()
     (read,) = shardwire.deserialize(torch.frombuffer(bytearray(data), dtype=torch.uint8))
     assert "not used here yet" in repr(read) and list(q.hub.held) == ["name x"] and threading.active_count() == threads
-    assert shardwire.deserialize(shardwire.serialize(read)).name == "w"  # it can be sent on, unused
+    assert shardwire.deserialize(shardwire.serialize(read)).name == "w"  # the unused queue can be sent on
     mine = Queue(group(), 0, "w")
     kind, text = raised(read.put, 1)
     assert kind is ValueError and "[[0], None, False]" in text and "[[0], 7, False]" in text, text
@@ -776,7 +782,7 @@ def test_wrong_arguments():
 def freed(rank):
     import gc
     import weakref
-    gc.disable()  # what only the search for circles would free stays
+    gc.disable()  # an object that only the search for circles would free stays
     q = Queue(group(), 0)
     if rank == 1:
         for number in range(6):
@@ -802,7 +808,7 @@ def test_entries_are_freed_when_they_were_taken():
 
 
 def test_a_putter_hears_before_a_getter_does():
-    """Who gets the last entry may end its process with it; the putter's answer must be on its way by then."""
+    """A getter may end its process after the last entry; the putter's answer must be on its way by then."""
     from shardwire.queues.entries import READY, Entry, Getter, HeldQueue, Putting
     heard = []
     held = HeldQueue("key", [], None, False)

@@ -40,7 +40,7 @@ def joined(folder, rank, size, timeout=20):
 
 
 def meet(folder, name, count):
-    """A barrier of files: it works whoever died."""
+    """A barrier of files, which works also when ranks have died."""
     (folder / f"{name}.{os.getpid()}").touch()
     deadline = time.monotonic() + 40
     while len(list(folder.glob(f"{name}.*"))) < count:
@@ -61,7 +61,7 @@ def dead_holder(rank, size, folder):
     assert rank != 2 or not empty.wait(0.01)
     meet(folder, "ready", size)
     if rank == 0:
-        time.sleep(0.3)  # so that the others are in their calls, mostly
+        time.sleep(0.3)  # by then the other ranks are mostly in their calls
         die()
     start = time.monotonic()
     if rank == 1:
@@ -92,7 +92,7 @@ def dead_putter(rank, size, folder):
             puts = q.transaction().__enter__()
             puts.put(torch.ones(100000))
         meet(folder, "put", size)
-        time.sleep(0.3)  # so that the others are in their calls, mostly
+        time.sleep(0.3)  # by then the other ranks are mostly in their calls
         die()
     meet(folder, "put", size)
     if rank == 2:
@@ -146,7 +146,7 @@ def log(folder, rank, what, tag):
 
 
 def killed_at_random(rank, size, folder, seed):
-    """0 holds; 1, 2, 3 put, 4, 5, 6 get; 1 and 4 live, the others are killed."""
+    """Rank 0 holds the queue; ranks 1, 2, 3 put, ranks 4, 5, 6 get. Ranks 1 and 4 live, the other users are killed."""
     group = joined(folder, rank, size, timeout=15)
     q = Queue(group, 0, capacity=6, survive=True)
     rng = random.Random(seed * 10 + rank)
@@ -196,7 +196,7 @@ def test_kills_of_putters_and_getters_lose_nothing_and_mix_nothing(run_ranks, tm
     for getter in range(4, 7):
         for putter in range(1, 4):
             order = [number for rank, source, number in lines["got"] if (rank, source) == (getter, putter)]
-            # A killed getter's entry comes later than those that others got meanwhile.
+            # The entry of a killed getter arrives later than the entries that other getters got meanwhile.
             assert sum(one > other for one, other in zip(order, order[1:])) <= 2, order
 
 
@@ -217,7 +217,7 @@ def stopped_holder(rank, size, folder):
     time.sleep(0.2)  # a holder at rest
     os.kill(holder, signal.SIGSTOP)
     while any(text.rpartition(")")[2].split()[0] != "T" for text in (path.read_text() for path in Path(f"/proc/{holder}/task").glob("*/stat"))):
-        time.sleep(0.001)  # a thread stops when it next runs
+        time.sleep(0.001)  # a thread stops the next time that the kernel schedules the thread
     try:
         start = time.monotonic()
         in_time = raised(q.get, timeout=0.5)
@@ -263,10 +263,10 @@ def test_a_rank_that_made_no_queue_is_named(run_ranks, tmp_path):
         assert kind is shardwire.TimeoutError and "rank 0 of group 'job'" in text and ("has not made" in text), (kind, text)
 
 
-# ---- who dies while it comes
+# ---- users that die while they join
 
 def lost_knock(rank, size, folder):
-    """Two users took their numbers; one was killed before it knocked, the other is slow."""
+    """Two users took numbers; one was killed before its connection request, the other is slow."""
     group = joined(folder, rank, size, timeout=40)
     q = Queue(group, 0)
     got = None

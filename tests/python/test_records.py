@@ -1,4 +1,6 @@
-"""The server of records of publish("tcp://..."): where it listens, and what callers who never prove the token can do to it and to the process that runs it."""
+"""The server of records of publish("tcp://..."): the listening addresses, and the effect of callers without the token
+on the server and on the server's process.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ from shardwire.weights.records import RecordClient
 
 @contextlib.contextmanager
 def called_by_another_process(port: int, count: int) -> Iterator[None]:
-    """That says nothing, as often as the listener's queue takes it up to ``count`` times, and stays until the end."""
+    """Another process connects as often as the listener's queue permits, up to ``count`` times, sends nothing, and
+    stays until the end.
+    """
     ready, end = os.pipe(), os.pipe()
     caller = os.fork()
     if caller == 0:
@@ -100,7 +104,7 @@ def test_a_server_without_descriptors_goes_on_when_it_has_some_again(tmp_path: P
             taken.append(os.dup(0))
     caller.settimeout(0.3)
     caller.connect(("127.0.0.1", port))
-    with pytest.raises(TimeoutError):  # nobody accepted it
+    with pytest.raises(TimeoutError):  # the server did not accept the connection
         caller.recv(1)
     for descriptor in taken:
         os.close(descriptor)
@@ -133,7 +137,7 @@ def test_nothing_is_answered_before_the_token(tmp_path: Path) -> None:
 
 
 def client_token(token: str, port: int, text: str) -> None:
-    """What a process of another job hears, where the server's thread answers for ours."""
+    """The error in a process of another job, while the server's thread answers for our job."""
     from shardwire.weights import records
     real = records.proof
     records.proof = lambda role, body: real(role, body + token) if token else ""  # type: ignore[assignment]
@@ -148,7 +152,7 @@ def client_token(token: str, port: int, text: str) -> None:
 
 
 def test_it_listens_on_all_addresses_where_the_hosts_name_is_a_loopback_address(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As Debian's /etc/hosts has it."""
+    """Debian's /etc/hosts maps the host's name to a loopback address."""
     real = socket.getaddrinfo
     known = {"trainer0": "127.0.1.1", "another": "192.0.2.7"}
 
@@ -201,7 +205,7 @@ def test_the_store_of_records() -> None:
     if child == 0:
         time.sleep(30)
         os._exit(0)
-    server.close()  # as its process's end would; a child keeps neither the port nor the connections
+    server.close()  # like the end of the server's process; a child keeps neither the port nor the connections
     try:
         assert raised(lambda: [one.ask("peek", "k") for _ in range(3)])[0] in ("ConnectionError", "ConnectionResetError", "BrokenPipeError", "OSError")
         again = RecordServer("127.0.0.1", port)

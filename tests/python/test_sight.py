@@ -1,4 +1,6 @@
-"""Sight into a running job: the status of its processes, the flight recorder and torch's tool for it, the profiler's ranges."""
+"""Sight into a running job: the status of the processes, the flight recorder and torch's tool for its files, the
+profiler's ranges.
+"""
 
 import contextlib
 import http.client
@@ -41,7 +43,7 @@ def runtime(monkeypatch):
 
 
 def seen_until(is_there, within=20):
-    """The picture of all processes, looked at until it is as wanted."""
+    """Takes pictures of all processes until is_there accepts one; returns this picture."""
     deadline = time.monotonic() + within
     while True:
         seen = picture.picture(processes.look(within=0.5), os.uname().nodename)
@@ -75,11 +77,13 @@ def test_a_rank_that_does_not_come_is_named_with_what_it_did_last(run_ranks, run
 
     run_ranks(3, body)
     assert {process.state for process in processes.look()} == {"dead"}  # these ranks end as if they were killed
-    assert not list(runtime.glob("shardwire/*.sock"))  # and who looked has removed what they left
+    assert not list(runtime.glob("shardwire/*.sock"))  # and look() has removed the sockets of the dead ranks
 
 
 def check_commands(group):
-    """What `python -m shardwire.status` prints, in this process (importing torch anew takes seconds) and once as a program of its own."""
+    """The output of `python -m shardwire.status`: in this process (to import torch anew takes seconds), and once as a
+    program.
+    """
     for words in (["--once"], ["--json"], ["--once", str(os.getpid())]):
         out = io.StringIO()
         with contextlib.redirect_stdout(out):
@@ -113,7 +117,7 @@ def test_a_stopped_and_a_dead_rank_are_shown_as_such(run_ranks, runtime, tmp_pat
         assert "STOPPED" in table.plain(seen)
         os.kill(pid, signal.SIGKILL)
         raises(shardwire.PeerFailedError, work.wait, contains="rank 1")
-        # Its peer may know before the process has ended: then the socket goes when somebody looks again.
+        # Rank 0 may know of the failure before the process has ended: then the next look removes the socket.
         socket = runtime / "shardwire" / f"{pid}.sock"
         seen = seen_until(lambda seen: seen["groups"][0]["ranks"][1]["state"] == "dead" and not socket.exists())
         assert any("cannot use this group any more" in sentence and f"pid {pid}" in sentence for sentence in sentences(seen)), sentences(seen)
@@ -166,14 +170,15 @@ def test_sentences_for_every_state_of_the_awaited_rank():
     assert told(processes.Process(101, "stopped"), status_of(2))[0].endswith("which is stopped (pid 101 got SIGSTOP, or a debugger holds it)")
     assert told(status_of(1, failure="rank 2 died"), status_of(2)) == [
         "rank 0 waits in all_reduce #17 for rank 1, which cannot use this group any more (rank 2 died)", "rank 1 cannot use this group any more: rank 2 died"]
-    # Who waits for one that waits itself, in the same call, waits for that one's: by a tree, or in a later part of the call.
+    # A rank that waits for a rank which waits in the same call (in a tree, or in a later part of the call) is shown to
+    # wait for the rank at the end of the chain.
     assert told(status_of(1, [wait([2])]), status_of(2)) == ["ranks 0, 1 wait in all_reduce #17 for rank 2, which is in no operation (last: barrier #4)"]
     assert told(status_of(1, [wait([0])]), status_of(2)) == [
         "rank 0 waits in all_reduce #17 for rank 1, which is in all_reduce #17 since 12 s and waits for rank 0",
         "rank 1 waits in all_reduce #17 for rank 0, which is in all_reduce #17 since 12 s and waits for rank 1"]
     both = picture.picture([status_of(0, [wait([1, 2])])], "h", lambda pid: "dead")["groups"][0]
     assert both["sentences"] == ["rank 0 waits in all_reduce #17 for ranks 1, 2: rank 1 is dead (pid 101 is gone); rank 2 is dead (pid 102 is gone)"]
-    assert both["traffic"] == [[0, 5, 10], [1, 0, 0], [2, 0, 0]]  # what the dead ones sent, rank 0 has got
+    assert both["traffic"] == [[0, 5, 10], [1, 0, 0], [2, 0, 0]]  # rank 0 received the bytes that the dead ranks sent
     assert [picture.label({"operation": text, "seq": 3}) for text in ('a run of compile_op "my op (1)" (2 tensors, plan 00)', "barrier")] == ['compile_op "my op (1)" #3', "barrier #3"]
 
 
@@ -243,9 +248,9 @@ def test_silent_connections_to_the_page_are_few_and_keep_nobody_out():
             assert silent[0].recv(1) == b""  # the oldest were ended
             deadline = time.monotonic() + 20
             while threading.active_count() > before + server.most_connections and time.monotonic() < deadline:
-                time.sleep(0.01)  # their threads are on their way out
+                time.sleep(0.01)  # the closed connections' threads are ending
             assert threading.active_count() <= before + server.most_connections
-            assert web._Handler.timeout is not None  # and the others are, soon
+            assert web._Handler.timeout is not None  # and the silent connections' threads end soon
             for each in silent:
                 each.close()
         finally:
@@ -254,7 +259,7 @@ def test_silent_connections_to_the_page_are_few_and_keep_nobody_out():
 
 
 def test_the_page_in_a_browser(tmp_path):
-    """What its script makes of the picture, with what a job says put in as text and never as HTML."""
+    """The output of its script for a picture: words of the job are inserted as text, never as HTML."""
     browser = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
     if browser is None:
         pytest.skip("no Chromium is installed")
@@ -343,7 +348,7 @@ def test_no_recorder_where_it_is_switched_off(run_ranks, monkeypatch):
 
 
 def analysed(folder):
-    """What torch's own tool says of the files in the folder."""
+    """The report of torch's own tool on the files in the folder."""
     done = subprocess.run([sys.executable, "-m", "torch.distributed.flight_recorder.fr_trace", str(folder), "--prefix", "trace_"], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout + done.stderr
@@ -371,7 +376,7 @@ def test_torchs_tool_reads_what_is_written_on_failure(run_ranks, monkeypatch, tm
         elif rank == 0:
             raises(shardwire.TimeoutError, lambda: dist.all_reduce(torch.ones(6)), contains="rank 1")
         else:
-            await_file(tmp_path / "trace_1")  # rank 0 told of its failure, and this rank wrote what it knows, called or not
+            await_file(tmp_path / "trace_1")  # rank 0 reported its failure, and this rank wrote its trace, in a call or not
         dist.destroy_process_group()
 
     run_ranks(2, body, group_timeout=20 if kind != "stuck" else 1)

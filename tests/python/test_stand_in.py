@@ -1,4 +1,6 @@
-"""shardwire under gloo's name: who asks for gloo gets shardwire, what torch decides by the name works, and gloo itself is still there."""
+"""shardwire under gloo's name: a request for gloo gives shardwire, torch's decisions by the name work, and gloo is
+still there.
+"""
 
 from __future__ import annotations
 
@@ -62,7 +64,8 @@ def by_name(rank, size, store, backend):
     end()
 
 
-# Without any name: test_without_a_changed_line, in a process of its own, since torch wants a name where other tests have brought a device.
+# Without any name: test_without_a_changed_line, in a separate process, since torch needs a name once other tests have
+# registered a device.
 @pytest.mark.parametrize("backend", ["gloo", "shardwire", *(["cpu:gloo", "cpu:gloo,cuda:fake"] if WRAPS else [])])
 def test_who_asks_for_gloo_gets_shardwire(run_ranks, tmp_path, backend):
     run_ranks(2, by_name, str(tmp_path / "meet"), backend, init=False)
@@ -78,7 +81,7 @@ def by_its_own_name(rank, size, store):
     assert total(rank, own) == 1.0
     ours = dist.new_group([0, 1], backend="gloo")
     assert is_ours(ours) and total(rank, ours) == 1.0
-    # By its class, as some programs make it, gloo is gloo.
+    # Some programs make gloo by its class: this remains gloo.
     direct = dist.ProcessGroupGloo(dist.PrefixStore("direct", dist.FileStore(store + ".direct", 2)), rank, size, timedelta(seconds=20))
     tensor = torch.ones(2)
     direct.allreduce([tensor]).wait()
@@ -101,13 +104,13 @@ def by_what_torch_decides(rank, size, store):
     set_timeout = getattr(dist, "set_timeout", None) or getattr(c10d, "_set_pg_timeout", None)
     if set_timeout is not None:
         with warnings.catch_warnings():
-            warnings.simplefilter("error")  # it warns where it knows no backend
+            warnings.simplefilter("error")  # set_timeout warns about an unknown backend
             set_timeout(timedelta(seconds=7), other)
         assert shardwire.resolve_backend(other).options._timeout == timedelta(seconds=7)
     if rank == 1:
         end()
         return
-    # A rank that does not come is named, by the error that torch's users know. Rank 1 waits in the barrier of end().
+    # The error known to torch's users names the missing rank. Rank 1 waits in the barrier of end().
     error = raises(RuntimeError, lambda: dist.monitored_barrier(group=other, timeout=timedelta(seconds=0.5)), contains="monitoredBarrier")
     assert "1" in str(error)
     end()
@@ -122,7 +125,7 @@ def in_debug_mode(rank, size, store):
         dist.set_debug_level(dist.DebugLevel.DETAIL)
     joined(rank, size, store)
     assert total(rank) == 1.0
-    assert is_ours() or not WRAPS  # before 2.0 torch does not tell what its wrapper wraps
+    assert is_ours() or not WRAPS  # before 2.0 torch does not show the wrapped backend
     end()
 
 
@@ -131,7 +134,7 @@ def test_debug_mode_still_has_its_helper(run_ranks, tmp_path):
 
 
 def made_in_another_way(rank, size, store):
-    """A torch to come, or a package that enters a gloo of its own: what asks for gloo gets it, and is told."""
+    """A future torch, or a package that registers another gloo: a request for gloo gives this gloo, with a warning."""
     torchs = c10d.ProcessGroupGloo
     joined(rank, size, store)
     assert is_ours()
@@ -214,7 +217,8 @@ def main():
 if __name__ == "__main__":
     main()
 """
-# Both ways in which torch writes a checkpoint beside the training: by a thread over the given group, and by a process that makes a gloo group of its own.
+# Both ways of torch to write a checkpoint beside the training: by a thread over the given group, and by a process that
+# makes another gloo group.
 CHECKPOINTS = """
     import sys
     import torch.distributed.checkpoint as dcp
@@ -240,7 +244,9 @@ def run(tmp_path: Path, launcher: str, backend: str, more: str = "", **environme
 
 @pytest.mark.parametrize("backend", ['"gloo"', *(["", '"cpu:gloo"'] if AUTOLOADS else [])])
 def test_without_a_changed_line(launcher: str, tmp_path: Path, backend: str) -> None:
-    """By the environment alone; torch below 2.5 loads no backends by itself, so there a program imports shardwire."""
+    """By the environment alone. Before 2.5 torch does not load backends on import, so there the program imports
+    shardwire.
+    """
     done = run(tmp_path, launcher, backend)
     assert done.returncode == 0 and "done as " in done.stdout, done.stdout + done.stderr
 

@@ -1,4 +1,5 @@
-"""sync against the values themselves: random models over random meshes, names that differ, ties, and what does not fit together."""
+"""sync against the true values: random models over random meshes, different names, ties, and models that do not match.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ WORLD = 4
 
 
 def value_of(name: str, shape: Any, dtype: torch.dtype = F32) -> torch.Tensor:
-    """The tensor that every rank agrees ``name`` has."""
+    """The tensor of ``name``, the same on every rank."""
     generator = torch.Generator().manual_seed(sum(map(ord, name)) * 7919 + len(name))
     return (torch.randn(tuple(shape), generator=generator) * 100).to(dtype)
 
@@ -37,7 +38,7 @@ def same_on_all(results: list[tuple[str, str]], kind: str, *texts: str) -> str:
 # Random models.
 
 def random_layout(rng: random.Random, shape: tuple[int, ...], dtype: torch.dtype, ranks: list[int]) -> Any:
-    """A Layout over some of ``ranks``, or a list of ranks that hold the whole."""
+    """A Layout over some of ``ranks``, or a list of ranks with the whole tensor."""
     if rng.random() < 0.25 or not shape:
         return sorted(rng.sample(ranks, rng.randint(1, len(ranks))))
     count = rng.randint(1, len(ranks))
@@ -143,7 +144,7 @@ def plain_modules(rank: int) -> None:
             assert torch.equal(tensor, expected.state_dict()[name]), name
         assert target.head.weight is target.embed.weight
     if source is not None:
-        # An optimizer that exchanges storages: the present one counts.
+        # As an optimizer does that exchanges storages: the present storage counts.
         source.embed.weight.data = torch.full_like(source.embed.weight.data, 3.0)
     op.run().wait()
     if target is not None:
@@ -178,7 +179,7 @@ def test_meta_modules_are_allocated_and_stay_tied() -> None:
 
 
 def pipeline(rank: int) -> None:
-    """Two stages of a model, each on one rank, into a whole model on each of two others."""
+    """Two stages of a model, each on one rank, into a whole model on each of two other ranks."""
     whole = filled(torch.nn.Sequential(*(torch.nn.Linear(5, 5) for _ in range(4))))
     names = {0: ("0.", "1."), 1: ("2.", "3.")}.get(rank)
     stage = None if names is None else {name: tensor for name, tensor in whole.state_dict().items() if name.startswith(names)}
@@ -194,7 +195,9 @@ def test_pipeline_stages() -> None:
 
 
 def replicas(rank: int) -> dict[str, Any]:
-    """A plain module on ranks 0 to 2: what rank 3 wants comes from all of them, and nobody sends to one who has it."""
+    """A plain module on ranks 0 to 2: rank 3 reads from all three ranks, and no rank sends to a rank that has the
+    module.
+    """
     big = torch.ones(1024, 1024)
     op = shardwire.sync({"w": big} if rank < 3 else None, {"w": torch.zeros(1024, 1024)} if rank != 1 else None, group())
     op.run().wait()
@@ -253,10 +256,10 @@ def test_the_ready_llama_map_works_in_all_directions(from_fused: bool, to_fused:
 
 
 def tensor_parallel_fused(rank: int) -> None:
-    """A serving engine's qkv_proj over two ranks: each has its part of q, then of k, then of v."""
+    """A serving engine's qkv_proj over two ranks: each rank has a part of q, then of k, then of v."""
     parts = {name: value_of(name, (rows, HIDDEN)) for name, rows in HEADS.items()}
     source = {f"attn.{name}.weight": tensor for name, tensor in parts.items()} if rank == 0 else None
-    # k has one head only: both ranks hold it.
+    # k has one head only: both ranks hold this head.
     cut = [Layout([1, 2], [Replicate() if name == "k_proj" else Shard(0)], tensor.shape, F32) for name, tensor in parts.items()]
     layout = FusedLayout(cut)
     op = shardwire.sync(source, {"attn.qkv_proj.weight": layout} if rank else None, group(), "llama")
@@ -362,7 +365,7 @@ def ties(rank: int) -> list[tuple[str, str]]:
     op = shardwire.sync({"a": one, "b": one, "c": one}, {"a": meta, "b": meta, "c": layout}, group())
     op.run().wait()
     assert op.target["a"] is op.target["b"] and torch.equal(op.target["b"], one) and torch.equal(op.target["c"], one)
-    # Tied in the target, two in the source: nobody can tell which. And ranks that contradict each other.
+    # One tied tensor in the target and two in the source: the choice is undefined. And ranks contradict each other.
     apart = {"a": torch.zeros(5, 3), "b": torch.zeros(5, 3)}
     return [raised(lambda: shardwire.sync({"a": one, "b": two}, {"a": shared, "b": shared}, group())),
             raised(lambda: shardwire.sync({"a": one, "b": one}, {"a": shared, "b": shared} if rank == 0 else apart, group()))]
@@ -386,7 +389,7 @@ def test_partial_sources_are_reduced() -> None:
 
 
 def in_a_subgroup(rank: int) -> None:
-    """Layouts speak of the job's ranks, whatever their numbers in the group; who is not in the group does not call."""
+    """Layouts name the job's ranks, not the numbers in the group; a rank outside the group does not call."""
     import torch.distributed as dist
     some = dist.new_group([1, 3], backend="shardwire")
     if rank not in (1, 3):
@@ -418,10 +421,12 @@ def test_a_source_that_dies_is_named() -> None:
     assert "rank 0:\nthe process ended" in str(caught.value) and "rank 1:" not in str(caught.value)
 
 
-# What does not fit.
+# Models that do not match.
 
 def cast(rank: int) -> None:
-    """Floating weights of one dtype into those of another, rounded as torch's .to does; beside others that are moved as they are."""
+    """Floating weights of one dtype into weights of another, rounded like torch's .to; other weights are moved
+    unchanged.
+    """
     for source_dtype, target_dtype in ((F32, torch.bfloat16), (torch.bfloat16, F32), (torch.float64, torch.float16), (torch.float16, torch.bfloat16)):
         full = {"q_proj.weight": value_of("q", (8, 6), source_dtype), "k_proj.weight": value_of("k", (4, 6), source_dtype),
                 "v_proj.weight": value_of("v", (4, 6), source_dtype), "norm.weight": value_of("n", (6,), source_dtype), "step": torch.tensor([7])}
@@ -433,7 +438,7 @@ def cast(rank: int) -> None:
             assert torch.equal(target["qkv_proj.weight"], joined.to(target_dtype)), (source_dtype, target_dtype)
             assert torch.equal(target["norm.weight"], full["norm.weight"].to(target_dtype)) and target["step"].item() == 7
             for weight in full.values():
-                weight.add_(1)  # the second run reads what is there then, on the source; the others compute it alike
+                weight.add_(1)  # the second run reads the new values of the source; the other ranks compute the same values
             full["step"].sub_(1)
 
 

@@ -1,4 +1,5 @@
-"""The memory of the tensors of a call: storages that were freed or made smaller, strides that mean nothing, and autograd's version counters."""
+"""The memory of the tensors of a call: freed or shrunk storages, meaningless strides, and autograd's version counters.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ N = 1 << 12  # elements: more than fit one frame
 
 
 def without_memory(*shape):
-    """A tensor whose storage was freed, as FSDP frees those of parameters that are not in use."""
+    """A tensor with a freed storage, as FSDP frees the storages of unused parameters."""
     tensor = torch.ones(shape)
     untyped(tensor).resize_(0)
     return tensor
@@ -31,12 +32,12 @@ def with_less_memory(*shape):
 
 
 def whole_op():
-    """Moves N elements of rank 0 to rank 1, whatever its shape is there."""
+    """Moves N elements of rank 0 to rank 1, into a tensor of any shape."""
     rank, whole = dist.get_rank(), [{"offset": [0, 0], "shape": [1, N]}]
     return shardwire.compile_op(None, shape=(1, N), dtype=torch.float32, inputs=whole if rank == 0 else [], outputs=whole if rank == 1 else [])
 
 
-# ---- memory that is not there
+# ---- missing memory
 
 def fine():
     return torch.ones(4)
@@ -141,7 +142,7 @@ def test_tensors_without_elements_need_none(run_ranks):
 # ---- strides
 
 def run_stride(rank, size):
-    """One element along a dimension: its stride may be any number, also one that is no number of bytes."""
+    """One element along a dimension: the stride may be any number, also one that does not fit in bytes."""
     for stride in (1 << 61, (1 << 63) - 1, 1000000, 0):
         def odd(value):
             return torch.full((N,), value).as_strided((1, N), (stride, 1))
@@ -155,7 +156,7 @@ def run_stride(rank, size):
         gathered = [odd(0.0) for _ in range(size)]
         dist.all_gather(gathered, total)
         assert total[0, 5].item() == 3.0 and gathered[1][0, N - 1].item() == 3.0
-        # Every other element, so that it is not contiguous for another reason.
+        # Every other element: the tensor is not contiguous for another reason.
         half = torch.full((2 * N,), rank + 1.0).as_strided((N, 1), (2, stride))
         dist.all_reduce(half)
         assert half[N - 1, 0].item() == 3.0
@@ -170,10 +171,10 @@ def test_a_stride_that_means_nothing_is_not_looked_at(run_ranks):
     run_ranks(2, run_stride)
 
 
-# ---- autograd hears of what was written
+# ---- autograd is notified of writes
 
 def is_noticed(write):
-    """Whether a backward that needs what `write` was given says that it was overwritten."""
+    """Whether a backward that needs the argument of `write` reports the overwritten tensor."""
     weight = torch.ones(4, requires_grad=True)
     saved = weight * 2
     result = (saved * saved).sum()
@@ -220,7 +221,7 @@ def run_versions(rank, size):
     }
     for name, read in only_read.items():
         assert not is_noticed(read), name
-    # The root of a broadcast and the others of a reduce keep theirs.
+    # The root of a broadcast, and every rank but the root of a reduce, keep the counter.
     assert is_noticed(lambda saved: dist.broadcast(saved, 0)) == (rank != 0)
     assert is_noticed(lambda saved: dist.reduce(saved, 0)) == (rank == 0)
     with torch.inference_mode():
@@ -229,7 +230,7 @@ def run_versions(rank, size):
     dist.all_reduce(uncounted)
     op(inputs, [uncounted]).wait()
     assert uncounted.tolist() == [1.0] * 4
-    parameter = torch.nn.Parameter(torch.ones(4))  # a leaf that autograd knows
+    parameter = torch.nn.Parameter(torch.ones(4))  # a leaf of autograd
     dist.all_reduce(parameter.data)
     assert parameter.tolist() == [2.0] * 4
 
