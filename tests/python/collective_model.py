@@ -17,13 +17,13 @@ def existing(*names: str) -> list[torch.dtype]:
 
 
 INTEGERS = existing("uint8", "int8", "int16", "int32", "int64")
-UNSIGNED = existing("uint16", "uint32", "uint64")  # torch itself hardly computes with these
+UNSIGNED = existing("uint16", "uint32", "uint64")  # torch hardly computes with these
 FLOATS = existing("float16", "bfloat16", "float32", "float64")
 NARROW = existing("float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz") if TORCH >= (2, 3) else []
 COMPLEX = [torch.complex64, torch.complex128]
-BYTES = [torch.bool, *INTEGERS, *FLOATS]  # weighs the usual ones more
+BYTES = [torch.bool, *INTEGERS, *FLOATS]  # weighs the usual dtypes more
 DTYPES = [*BYTES, *BYTES, *UNSIGNED, *NARROW, *COMPLEX]
-RAW = existing("bits8", "bits16", "float4_e2m1fn_x2", "float8_e8m0fnu") if TORCH >= (2, 3) else []  # moved, never computed with
+RAW = existing("bits8", "bits16", "float4_e2m1fn_x2", "float8_e8m0fnu") if TORCH >= (2, 3) else []  # dtypes that are moved and never computed with
 
 
 # Puts some tensors elsewhere, with the same strides; set by test_device_oracle.py.
@@ -31,7 +31,7 @@ PLACE: Callable[[random.Random, torch.Tensor], torch.Tensor] | None = None
 
 
 def bytes_of(tensor: torch.Tensor) -> torch.Tensor:
-    # torch cannot copy what it only stores; those are contiguous here.
+    # torch cannot copy dtypes that torch only stores; these tensors are contiguous here.
     plain = tensor if tensor.dtype in RAW else tensor.clone(memory_format=torch.contiguous_format)
     return plain.reshape(-1).view(torch.uint8)
 
@@ -55,7 +55,7 @@ def random_values(seed: str, shape: tuple[int, ...], dtype: torch.dtype) -> torc
 def in_memory(rng: random.Random, values: torch.Tensor) -> torch.Tensor:
     """The same values with other strides, in the shared heap or outside."""
     heap = rng.random() < 0.4
-    if values.dtype in RAW:  # torch cannot copy some of them
+    if values.dtype in RAW:  # torch cannot copy some of these
         return values
 
     def empty(shape: Any) -> torch.Tensor:
@@ -97,7 +97,7 @@ def reduced(op: str, values: list[torch.Tensor], factor: float) -> torch.Tensor:
         return values[0]
     if dtype == torch.bool:
         op = {"SUM": "BOR", "MAX": "BOR", "PRODUCT": "BAND", "MIN": "BAND", "AVG": "BAND"}.get(op, op)
-    flip = -(2**63) if dtype in UNSIGNED[2:] and op in ("MIN", "MAX") else 0  # order of unsigned in signed ones
+    flip = -(2**63) if dtype in UNSIGNED[2:] and op in ("MIN", "MAX") else 0  # order of unsigned numbers in signed numbers
     wide = torch.float32 if dtype.is_floating_point and values[0].element_size() < 4 else dtype if dtype not in UNSIGNED else torch.int64
     same = [value.view(torch.int64) ^ flip if dtype in UNSIGNED[2:] else value.to(wide) for value in values]
     result = same[0]

@@ -24,7 +24,7 @@ from fork_ranks import ForkedRanks
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
 from entry_points import write_entry_points  # noqa: E402, F401  for the tests
 
-if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell has it for what it starts in the background: tests of Ctrl-C, and the ranks that they fork, need Python's
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # set by a shell for background jobs: tests of Ctrl-C, and their ranks, need Python's handler
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 TORCH = tuple(int(part) for part in torch.__version__.split(".")[:2])
@@ -33,7 +33,9 @@ TORCH = tuple(int(part) for part in torch.__version__.split(".")[:2])
 @pytest.fixture
 def run_ranks():
     def run(size, body, *args, timeout=60, group_timeout=20, init=True, may_die=()):
-        """The list of what body(rank, size, *args) returned, by rank; None for ranks in may_die that did. Fails with every rank's traceback, and when a rank does not end."""
+        """The results of body(rank, size, *args) by rank; None for ranks of may_die that died. Fails with every rank's
+        traceback, and when a rank does not end.
+        """
         with ForkedRanks(size, _rank_main, body, args, timedelta(seconds=group_timeout) if init else None) as ranks:
             return ranks.answers(timeout, to_the_end=True, may_die=may_die)
 
@@ -46,7 +48,7 @@ def _rank_main(rank, body, args, group_timeout):
             dist.init_process_group("shardwire", init_method=f"file://{rank.store}", rank=rank.number, world_size=rank.size, timeout=group_timeout)
         result = body(rank.number, rank.size, *args)
         if group_timeout is not None and dist.is_initialized():
-            # A rank that leaves at once would look like a failed one to those still at work.
+            # Ranks still at work would take a rank that leaves at once for failed.
             dist.barrier()
             dist.destroy_process_group()
         return result
@@ -55,7 +57,9 @@ def _rank_main(rank, body, args, group_timeout):
 
 
 def raises(kind, call, *args, contains=""):
-    """The exception of `kind` that call(*args) raises; its text must hold `contains`. For bodies, which run outside of pytest's reach."""
+    """The exception of `kind` that call(*args) raises; the text must hold `contains`. For bodies, which run in other
+    processes than pytest.
+    """
     try:
         call(*args)
     except kind as error:

@@ -1,6 +1,7 @@
-"""Kernels of the tests, and the script that compiles them once for all tests of a session: the examples of the documents, in processes of their own.
+"""Kernels of the tests, and the script that compiles them once for all tests of a session: the examples of the
+documents, in separate processes.
 
-A kernel takes AOTInductor seconds, so every other test finds these on disk, or lets ``cheap_compiler`` stand for the compiler.
+AOTInductor needs seconds for a kernel, so every other test finds these kernels on disk, or uses ``cheap_compiler``.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ def example_tensors(rows=3):
     return torch.randn(rows, 4, generator=generator), torch.randn(4, 2, generator=generator)
 
 
-# The blocks are the document's; `my_kernel` and the tensors around them are ours.
+# The blocks are the document's; `my_kernel` and the tensors are ours.
 SPMD = """\
 import torch.distributed as dist
 
@@ -119,13 +120,13 @@ def told(output):
 
 
 def compile_examples(folder: Path) -> dict[tuple[str, int], list[str]]:
-    """Runs the documents' examples, first together and then alone; their packages lie in ``folder`` afterwards."""
+    """Runs the documents' examples, first together and then alone; afterwards ``folder`` has the packages."""
     environment = {**os.environ, "SHARDWIRE_KERNEL_DIR": str(folder / "kernels"), **CHEAP}
     blocks = {"tests": str(Path(__file__).parent), "spmd": SPMD, "mpmd": MPMD, "opt_out": OPT_OUT, "mpmd_alone": MPMD_ALONE, "alone": ALONE}
     found = {}
     for name, script, command in (("together.py", _TOGETHER, ["-m", "shardwire.launch", "-n", "2"]), ("apart.py", _APART, [])):
         (folder / name).write_text(script.format(**blocks))
-        if name == "apart.py":  # its kernels were compiled by the first one: the same graphs
+        if name == "apart.py":  # the first script compiled its kernels: the graphs are the same
             for source in (folder / "kernels" / "spmd").iterdir():
                 (folder / "kernels" / "rank_1").mkdir(exist_ok=True)
                 shutil.copy(source, folder / "kernels" / "rank_1")

@@ -1,7 +1,8 @@
-"""Ranks as processes: what most Python tests of shardwire run on.
+"""Ranks as processes, for most Python tests of shardwire.
 
-``run_ranks(n, fn, *args)`` forks n processes (fork_ranks.py); each joins one shardwire group through a file store in a fresh folder, calls
-``fn(rank, *args)`` and hands its result back. Inside ``fn``, ``group()`` is that group, which also has the name "my_group".
+``run_ranks(n, fn, *args)`` forks n processes (fork_ranks.py); each joins one shardwire group through a file store in a
+fresh folder, calls ``fn(rank, *args)`` and returns the result. Inside ``fn``, ``group()`` is this group, also named
+"my_group".
 """
 
 from __future__ import annotations
@@ -32,8 +33,9 @@ def group() -> Any:
 def run_ranks(n: int, fn: Callable[..., Any], *args: Any, timeout: float = 60, join: bool = True, default_group: bool = False) -> list[Any]:
     """Results of ``fn(rank, *args)`` by rank.
 
-    timeout: seconds for the whole case. join=False: no group is made (the function brings its own). default_group=True: the group is torch's
-    default group, made by init_process_group("shardwire"), for code that needs torch.distributed itself, such as DTensors.
+    timeout: seconds for the whole case. join=False: no group is made (the function makes a group). default_group=True:
+    the group is torch's default group, made by init_process_group("shardwire"), for code that needs torch.distributed,
+    for example DTensors.
     """
     with ForkedRanks(n, _rank_main, fn, args, timeout, join, default_group) as ranks:
         return ranks.answers(timeout)
@@ -64,13 +66,17 @@ def join_group(rank: Rank, timeout: float, default_group: bool = False) -> None:
 
 
 def await_file(path: Path) -> None:
-    """Waits for a file. So ranks wait for each other by no means of the group; the limit of the whole case ends it."""
+    """Waits for a file, without a time limit: ranks wait for each other without the group. The limit of the whole case
+    ends the wait.
+    """
     while not path.exists():
         time.sleep(0.01)
 
 
 def killed_in_the_middle(write: Callable[..., Any], *args: Any, after: float) -> None:
-    """Forks a process that calls write(*args) again and again, and kills it `after` seconds after the first is done: somewhere in another."""
+    """Forks a process that calls write(*args) again and again; kills the process `after` seconds after the first call,
+    in the middle of a later call.
+    """
     def again_and_again(rank: Rank) -> None:
         write(*args)
         rank.tell("wrote")
@@ -85,7 +91,7 @@ def killed_in_the_middle(write: Callable[..., Any], *args: Any, after: float) ->
 
 
 def raised(call: Callable[..., Any], *args: Any, **options: Any) -> tuple[type[Exception], str]:
-    """Kind and text of the error that a call must raise."""
+    """Kind and text of the error; the call must raise."""
     try:
         call(*args, **options)
     except Exception as error:
@@ -100,7 +106,7 @@ def error_of(call: Callable[..., Any], *args: Any, **options: Any) -> tuple[str,
 
 
 def outcome(call: Callable[..., Any], *args: Any, **options: Any) -> tuple[str, str] | None:
-    """Name of the kind, and text, of the error that a call raises; None when it raises none."""
+    """Name of the kind, and text, of the error that a call raises; None when the call raises no error."""
     try:
         call(*args, **options)
     except Exception as error:

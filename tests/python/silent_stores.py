@@ -1,5 +1,5 @@
-"""Stores that stop answering: a store in Python with a check() that never returns, and torch's TCPStore behind a proxy that
-drops all bytes from a moment on.
+"""Stores that stop answering: a store in Python with a check() that never returns, and torch's TCPStore behind a proxy
+that drops all bytes from a moment on.
 """
 
 from __future__ import annotations

@@ -1,6 +1,9 @@
-"""Each bench of bench/ still runs, with little to do; its figures mean nothing here. The campaigns have tests of their own, and the C++ benches are among the C++ tests.
+"""Each bench of bench/ still runs, with little to do; the figures mean nothing here. The campaigns have separate tests,
+and the C++ benches are among the C++ tests.
 
-Left out are kernels.py, which compiles for minutes (test_kernels.py has its ops), rounds.py and symm.py, which want thousands of rounds and a C++ program."""
+Left out are kernels.py, which compiles for minutes (test_kernels.py has its ops), rounds.py and symm.py, which need
+thousands of rounds and a C++ program.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,7 @@ RUNS = {
     "queues.py": ["--rounds", "5", "--entries", "2", "--turns", "1", "--bytes", "4096"],
     "weights.py": ["-i", "1", "--hidden", "64", "--layers", "1"],
 }
-# Those whose ranks the launcher starts.
+# Benches with ranks started by the launcher.
 LAUNCHED = {"cast.py"}
 
 

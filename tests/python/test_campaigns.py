@@ -50,7 +50,7 @@ def test_every_kind_of_mismatch_raises_on_every_rank(part: int, capsys: pytest.C
 
 
 def test_the_soak_goes_round(capsys: pytest.CaptureFixture[str]) -> None:
-    """Every kind of use, with a checked result. Whether memory grows, an hour of it tells, and no second."""
+    """Every kind of use, with a checked result. Only a soak of an hour shows whether memory grows."""
     assert not soak.campaign(soak.arguments(["--seconds", "1", "--ranks", "2", "--settle", "1"])), capsys.readouterr().out
 
 

@@ -47,7 +47,9 @@ def assert_same(got: torch.Tensor, expected: torch.Tensor, what: Any) -> None:
 
 
 def sample(dtype: torch.dtype, elements: int, seed: int) -> torch.Tensor:
-    """Any bits: every code of the narrow types comes by, and of the wide ones most lie where the narrow ones round."""
+    """Any bits: every code of the narrow types occurs, and most values of the wide types lie where the narrow types
+    round.
+    """
     generator = torch.Generator().manual_seed(seed)
     if dtype.is_complex:
         part = torch.empty((), dtype=dtype).real.dtype
@@ -58,7 +60,7 @@ def sample(dtype: torch.dtype, elements: int, seed: int) -> torch.Tensor:
         return torch.arange(elements).to(BITS[size]).view(dtype)
     any_bits = torch.randint(-2**63, 2**63 - 1, (elements,), generator=generator).to(BITS[size]).view(dtype)
     near = torch.randn(elements, generator=generator, dtype=torch.float64) * torch.exp2(torch.randint(-30, 18, (elements,), generator=generator).double())
-    # Half of them in the middle between two values of bfloat16 or float16, or one step beside that.
+    # Half of the values lie in the middle between two values of bfloat16 or float16, or one step beside the middle.
     coarse = near.to(torch.bfloat16 if seed % 2 else torch.float16).double()
     middle = coarse * (1 + 2.0**-(9 if seed % 2 else 12) * (1 + 2.0**-30 * torch.randint(-1, 2, (elements,), generator=generator)))
     values = torch.where(torch.rand(elements, generator=generator) < 0.5, near, middle).to(dtype)
@@ -107,7 +109,7 @@ def test_every_pair_is_torchs_to(path: str, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def large(rank: int) -> None:
-    """Long enough for streamed stores, several segments and rows that do not begin at a line."""
+    """Long enough for streamed stores, several segments and rows that do not begin at a cache line."""
     rows, cols = 1025, 4099
     for source, target in ((torch.float32, torch.bfloat16), (torch.bfloat16, torch.float32), (torch.float64, torch.float16)):
         whole = sample(source, rows * cols, 5).reshape(rows, cols)
@@ -151,7 +153,7 @@ def test_a_reduction_is_rounded_once(path: str, monkeypatch: pytest.MonkeyPatch)
 
 
 def layouts(rank: int) -> None:
-    """Layouts say the dtypes by themselves; so does a Partial one, and a rank that knows one side only."""
+    """Layouts carry the dtypes; so does a Partial layout, and so does a rank with one side only."""
     whole = torch.arange(48.0).reshape(8, 6) * 1.0078125
     rows, cols = Layout([0, 1], [Shard(0)], [8, 6], torch.float32), Layout([0, 1, 2], [Shard(1)], [8, 6], torch.bfloat16)
     # In the second, rank 2 declares the outputs' dtype only; in the third, rank 0 the inputs'.
@@ -246,7 +248,7 @@ def failing(rank: int, specs: list[dict[str, Any]]) -> list[tuple[str, str]]:
     for tensors in (([torch.zeros(4)], [torch.zeros(4)]), ([torch.zeros(4).half()], [torch.zeros(4).half()])):
         with pytest.raises(TypeError, match=r"(outputs|inputs)\[0\].*float"):
             op(*tensors)
-    if rank == 1:  # whose input wins, and is read here; elements of two sizes never lie in one place
+    if rank == 1:  # rank 1's input wins, and is read here; elements of two sizes may never share memory
         shared = torch.zeros(4)
         with pytest.raises(ValueError, match="share memory"):
             op([shared], [shared.view(torch.float16)[:4]])

@@ -17,7 +17,7 @@ SIZES = [1, 2, 3, 4]
 
 
 def values(rank, shape, dtype):
-    """Small whole numbers, so that sums are exact in every dtype."""
+    """Small whole numbers: sums are exact in every dtype."""
     count = max(1, torch.Size(shape).numel())
     base = (torch.arange(count) * 3 + rank * 5) % 7
     return base[: torch.Size(shape).numel()].reshape(shape).to(dtype)
@@ -108,7 +108,7 @@ def test_broadcast_newer_dtypes(run_ranks):
 
 
 def run_strided(rank, size):
-    """Non-contiguous tensors as they are, inputs and outputs."""
+    """Non-contiguous tensors without a copy before, as inputs and outputs."""
     tensor = values(rank, (6, 4), torch.float32).t()
     dist.all_reduce(tensor)
     assert torch.equal(tensor, sum(values(r, (6, 4), torch.float32).t() for r in range(size)))
@@ -124,7 +124,7 @@ def run_with_a_small_heap(rank, size, store):
     if rank == 0:
         os.environ["SHARDWIRE_HEAP_BYTES"] = "4M"
     dist.init_process_group("shardwire", init_method=f"file://{store}", rank=rank, world_size=size, timeout=timedelta(seconds=20))
-    tensor = torch.full((1000, 2001), float(rank + 1))[:, :2000]  # 8 MB, in ordinary memory, and all_reduce wants it contiguous
+    tensor = torch.full((1000, 2001), float(rank + 1))[:, :2000]  # 8 MB, in ordinary memory, and all_reduce needs a contiguous copy
     dist.all_reduce(tensor)
     assert torch.equal(tensor, torch.full((1000, 2000), 3.0))
     gathered = [torch.empty(1000, 2001)[:, :2000] for _ in range(size)]
@@ -351,7 +351,7 @@ def run_refusals(rank, size):
     ones = torch.ones(2)
     unsupported = (NotImplementedError,)
     raises(unsupported, lambda: dist.all_reduce(ones.to_sparse(), op=dist.ReduceOp.MAX), contains="to_dense()")
-    # Newer torch's dispatcher refuses quantised tensors by itself, with the same class.
+    # Newer torch's dispatcher refuses quantised tensors first, with the same class.
     raises(unsupported, lambda: dist.broadcast(torch.quantize_per_tensor(ones, 1.0, 0, torch.quint8), 0))
     raises(TypeError, lambda: dist.all_reduce(torch.ones(2).half(), op=dist.ReduceOp.BXOR), contains="bxor")
     raises(ValueError, lambda: dist.all_to_all_single(torch.zeros(size + 1), torch.zeros(size + 1)), contains="divide")
@@ -361,7 +361,7 @@ def run_refusals(rank, size):
     raises(TypeError, lambda: gather_base(torch.zeros(3 * size), torch.zeros(3).long()), contains="dtype")
     raises(ValueError, lambda: dist.all_gather([torch.zeros(4), torch.zeros(4)], torch.zeros(3)), contains="output[0]")
     raises(ValueError, lambda: dist.all_gather([torch.zeros(4), torch.zeros(5)], torch.zeros(3)), contains=f"output[{rank}]")
-    # torch's dispatcher resolves conjugate views before a backend sees them; a compiled op is given them as they are.
+    # torch's dispatcher resolves conjugate views before the call of a backend; a compiled op receives conjugate views.
     whole = [{"offset": [0], "shape": [2]}]
     op = shardwire.compile_op(None, (2,), torch.complex64, whole, whole)
     raises(ValueError, lambda: op([torch.zeros(2, dtype=torch.complex64).conj()], [torch.zeros(2, dtype=torch.complex64)]),
@@ -404,4 +404,4 @@ def free_gib():
 @pytest.mark.skipif(free_gib() < 14, reason="less than 14 GiB of free memory")
 @pytest.mark.parametrize("heap", [False, True])
 def test_more_than_2_31_elements(run_ranks, heap):
-    run_ranks(2, more_than_2_31, heap, timeout=180, group_timeout=90)  # memory that nobody touched since the machine began comes slowly
+    run_ranks(2, more_than_2_31, heap, timeout=180, group_timeout=90)  # the kernel is slow to give memory that was never touched since the boot

@@ -1,4 +1,6 @@
-"""What compile_op and the op it returns promise: forms of specs and calls, overlap, gaps, reductions, dtypes, strides, futures, bind, inspection."""
+"""The promises of compile_op and of the returned op: forms of specs and calls, overlap, gaps, reductions, dtypes,
+strides, futures, bind, inspection.
+"""
 
 from __future__ import annotations
 
@@ -201,7 +203,7 @@ def strides(rank: int) -> None:
         for out in (torch.zeros(4, 6), torch.zeros(6, 4).t(), torch.zeros(4, 12)[:, ::2], torch.zeros(2, 4, 6)[1]):
             op([held], [out]).wait()
             assert torch.equal(out, values)
-    row = torch.zeros(1, 6).expand(2, 6)  # an input may repeat itself
+    row = torch.zeros(1, 6).expand(2, 6)  # an input may repeat elements
     out = torch.ones(4, 6)
     op([row], [out]).wait()
     assert out.sum() == 0
@@ -368,7 +370,7 @@ def wait_frees_the_gil(rank: int, seen: pathlib.Path) -> None:
 
     other = threading.Thread(target=run_now_and_then)
     other.start()
-    future.wait()  # rank 0's ends only after its other thread has run ten times: rank 1 waits for that
+    future.wait()  # rank 0's run ends only after ten runs of rank 0's other thread: rank 1 waits for these
     other.join()
 
 
@@ -379,7 +381,7 @@ def test_wait_frees_the_gil(tmp_path: pathlib.Path) -> None:
 def tensors_live(rank: int) -> None:
     op = all_gather(rank, 2, 1 << 16)
     out = torch.zeros(2 << 16)
-    future = op([torch.full((1 << 16,), rank + 1.0)], [out])  # nobody else holds the input
+    future = op([torch.full((1 << 16,), rank + 1.0)], [out])  # only the run holds the input
     gc.collect()
     junk = [torch.full((1 << 16,), -5.0) for _ in range(8)]
     future.wait()

@@ -1,4 +1,4 @@
-"""docs/distributed.md's program and the examples beside it run as they are written there, and the picture of a plan is one."""
+"""docs/distributed.md's program and the other examples there run unchanged, and the picture of a plan is valid."""
 
 from __future__ import annotations
 
@@ -23,7 +23,9 @@ DOCS = pathlib.Path(__file__).resolve().parents[2] / "docs"
 
 
 def script(rank: int, path: str, folder: str) -> str:
-    """What a script prints on this rank. Forked ranks with a default group: starting interpreters would take most of the time."""
+    """The output of a script on this rank. The ranks are forked, with a default group: new interpreters would take most
+    of the time.
+    """
     os.chdir(folder)
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):

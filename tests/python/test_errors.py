@@ -25,12 +25,12 @@ def box(offset: Any, shape: Any, **more: Any) -> dict[str, Any]:
 
 
 def good(rank: int, **changes: Any) -> Spec:
-    """Every rank has a row and wants them all."""
+    """Every rank has a row and wants all rows."""
     return {"shape": [RANKS, 4], "dtype": F32, "inputs": [box([rank, 0], [1, 4])], "outputs": [box([0, 0], [RANKS, 4])], **changes}
 
 
 def only(culprit: int, **changes: Any) -> Callable[[int], Spec]:
-    """A spec that is wrong on one rank only."""
+    """A spec with a mistake on one rank only."""
     return lambda rank: good(rank, **changes) if rank == culprit else good(rank)
 
 
@@ -53,7 +53,7 @@ def unknown_region(rank: int) -> Spec:
 
 # name: (the spec by rank, exception, what the text must have)
 SPECS: dict[str, tuple[Callable[[int], Spec], type[Exception], str]] = {
-    # The arguments themselves.
+    # The arguments.
     "shape is a number": (only(1, shape=4), TypeError, r"rank 1: shape is 4; give a tuple or list of int"),
     "shape is a str": (only(1, shape="34"), TypeError, r"rank 1: shape is '34'"),
     "shape holds a float": (only(2, shape=[3, 4.0]), TypeError, r"rank 2: shape\[1\] is 4\.0"),
@@ -204,7 +204,8 @@ def test_one_group_takes_all_wrong_specs() -> None:
     assert results == [results[0]] * RANKS
 
 
-# Calls. The op moves rank r's row to everybody; on this rank it has one input of (1, 4) and one output of (3, 4), f32.
+# Calls. The op moves rank r's row to all ranks; on this rank the op has one input of (1, 4) and one output of (3, 4),
+# f32.
 
 def row() -> torch.Tensor:
     return torch.zeros(1, 4)
@@ -231,7 +232,7 @@ CALLS: dict[str, tuple[Callable[[Any], Any], type[Exception] | tuple[type[Except
     "wrong device": (lambda op: op([torch.zeros(1, 4, device="meta")], [table()]), Exception, r"inputs\[0\].*meta"),
     "sparse input": (lambda op: op([torch.eye(1, 4).to_sparse()], [table()]), Exception, r"inputs\[0\]"),
     "expanded output": (lambda op: op([row()], [torch.zeros(1, 4).expand(RANKS, 4)]), ValueError, r"outputs\[0\]"),
-    # Rank 1's input would be the row that rank 0's lands in: no order of copying makes that safe.
+    # Rank 1's input would be the row that receives rank 0's input: no order of copies is safe.
     "output is the input": (lambda op: (lambda t: op([t[:1]], [t]))(table()), ValueError, r"outputs\[0\]|inputs\[0\]"),
     "timeout is a str": (lambda op: op([row()], [table()], timeout="1"), TypeError, r"timeout is a str"),
     "timeout is negative": (lambda op: op([row()], [table()], timeout=-0.5), ValueError, r"timeout is -0\.5"),
@@ -304,7 +305,7 @@ def test_what_is_no_group_is_refused_at_once() -> None:
 
 
 class Blocked:
-    """A placement of a class nobody knows."""
+    """A placement of an unknown class."""
 
     dim = 0
 

@@ -1,4 +1,6 @@
-"""load and save against bytes made by hand, against the safetensors package where it is, and against ranks and disks that fail midway."""
+"""load and save against bytes made by hand, against the safetensors package where installed, and with ranks and disks
+that fail midway.
+"""
 
 from __future__ import annotations
 
@@ -67,7 +69,7 @@ def read_file(path: Path) -> dict[str, torch.Tensor]:
 
 
 def read_folder(folder: Path) -> dict[str, torch.Tensor]:
-    """What is in a folder of save's, with nothing else in it."""
+    """The tensors in a folder written by save; asserts that the folder has no other files."""
     files = sorted(path.name for path in folder.iterdir())
     if files == ["model.safetensors"]:
         return read_file(folder / files[0])
@@ -119,7 +121,7 @@ def random_models(rank: int, folder: str, seeds: range) -> int:
 
 @contextlib.contextmanager
 def recorded_spans() -> Iterator[list[Any]]:
-    """What load found to be wanted by this rank's host."""
+    """The files and spans that load found wanted by this rank's host."""
     real, kept = FileSet.wanted_spans, []
 
     def recording(self: FileSet, *rest: Any) -> Any:
@@ -132,7 +134,7 @@ def recorded_spans() -> Iterator[list[Any]]:
 
 
 def check_brought_in(recorded: list[Any], name: str, elements: torch.Tensor, item: int, seed: int) -> None:
-    """Every byte that the rank needs of the tensor is in one of the spans, and no span is of other tensors."""
+    """Every needed byte of the tensor is in one of the spans, and no span has bytes of other tensors."""
     files, spans = recorded
     which, stored = files.tensors[name]
     mine = [span for span in spans if span.file == which and span.begin < stored.end and stored.begin < span.end]
@@ -154,7 +156,7 @@ def on_two_hosts(rank: int, store: str, folder: str, seeds: range) -> None:
     import torch.distributed as dist
     ranks._group = shardwire.create_process_group(dist.FileStore(store, 4), rank, 4, 60)
     random_models(rank, folder, seeds)
-    # Files that one host has only, and in it one rank; the other host gets its part from there.
+    # Files on one host only, and in one rank there; the other host gets its part from this rank.
     place = Path(folder) / "one"
     whole = value_of("w", (700, 1000))
     shardwire.save({"w": whole} if rank == 3 else None, place, ranks._group)
@@ -180,7 +182,7 @@ def modules(rank: int, folder: str) -> None:
     assert shardwire.load(folder, target, group()) is target
     same(target.state_dict(), expected.state_dict())
     assert target.head.weight is target.embed.weight
-    # A plain list of files; a folder with one file of another name; ranks that do not read.
+    # A plain list of files; a folder with a file of another name; ranks that do not read.
     other = Tied()
     shardwire.load([Path(folder) / "model.safetensors"] if rank == 2 else None, other if rank < 2 else None, group())
     if rank < 2:
@@ -192,7 +194,9 @@ def test_modules_with_ties_and_ranks_that_do_not_read(tmp_path: Path) -> None:
 
 
 def mapped(rank: int, folder: str) -> None:
-    """Hugging Face's names in the file, a serving engine's fused ones over two ranks in the target; and saved with fused names."""
+    """Hugging Face's names in the file, a serving engine's fused names over two ranks in the target; and saved with
+    fused names.
+    """
     names = llama(False)
     path = Path(folder)
     if rank == 0:
@@ -288,7 +292,7 @@ def test_the_safetensors_package_reads_ours_and_we_read_its(tmp_path: Path) -> N
     run_ranks(3, package_there_and_back, str(tmp_path))
 
 
-# Who reads what.
+# Shares of the ranks.
 
 def test_shares_are_even_and_cover_every_byte_once() -> None:
     for seed in range(200):
@@ -317,7 +321,7 @@ def test_shares_are_even_and_cover_every_byte_once() -> None:
 
 
 def counted(rank: int, path: str, rows: int) -> tuple[int, dict[str, int]]:
-    """Bytes that this rank asked the file system for; a wanted part of the rows only."""
+    """The bytes that this rank requests from the file system when it wants a part of the rows."""
     asked = []
     real = read_ahead.bring_in
 
@@ -341,7 +345,7 @@ def test_each_byte_is_read_once_by_one_rank_of_the_host(tmp_path: Path) -> None:
     assert sum(sizes) == rows * 4096 and abs(sizes[0] - sizes[1]) <= 1 << 20, sizes
 
 
-# What is wrong with files.
+# Broken files.
 
 def pipe(path: Path) -> Path:
     os.mkfifo(path)
@@ -349,7 +353,7 @@ def pipe(path: Path) -> Path:
 
 
 def broken(folder: Path) -> dict[str, tuple[Any, str, tuple[str, ...]]]:
-    """name -> (path, the error's class, what it says)."""
+    """name -> (path, the error's class, parts of the error's text)."""
     whole = write_file(folder / "good.safetensors", {"w": torch.zeros(4), "v": torch.zeros(2, 2)}).read_bytes()
     length = struct.unpack("<Q", whole[:8])[0]
 
@@ -416,7 +420,7 @@ def broken(folder: Path) -> dict[str, tuple[Any, str, tuple[str, ...]]]:
 
 
 def load_all(rank: int, folder: str, cases: dict[str, tuple[Any, str, tuple[str, ...]]]) -> list[tuple[str, str]]:
-    """Only rank 1 has the broken file; the others have a good one."""
+    """Only rank 1 has the broken file; the other ranks have a good file."""
     good = Path(folder) / "good.safetensors"
     results = [raised(lambda: shardwire.load(case[0] if rank == 1 else good, {"w": torch.zeros(4)}, group(), strict=False)) for case in cases.values()]
     target = {"w": torch.ones(4), "v": torch.ones(2, 2)}
@@ -516,7 +520,7 @@ def test_a_file_that_may_not_be_read(tmp_path: Path) -> None:
     same_on_all(run_ranks(2, unreadable, str(path)), "SystemFailure", "rank 0: ", "Permission denied", "m.safetensors")
 
 
-# Saves that fail leave what was there.
+# After a failed save the old files are still there.
 
 OLD = {"a": torch.full((300, 1000), 1.0), "b": torch.full((300, 1000), 2.0), "c": torch.full((3,), 3.0)}
 NEW = {name: tensor + 10 for name, tensor in OLD.items()}
@@ -528,7 +532,9 @@ def save_old(rank: int, folder: str, most: int) -> None:
 
 
 def save_over(rank: int, folder: str, most: int, step: str, count: int, how: str) -> tuple[str, str]:
-    """The ``count``-th call of os.``step`` on rank 0, which creates and moves, fails or ends the process; "late": fails when it is done."""
+    """The ``count``-th call of os.``step`` on rank 0, which creates and moves files, fails or ends the process; "late":
+    fails after the step.
+    """
     if rank == 0:
         real = getattr(save_files.os, step)
         calls = [0]
@@ -623,7 +629,7 @@ def test_whole_rows_are_written_past_the_op(tmp_path: Path) -> None:
 
 
 def limited(rank: int, folder: str) -> tuple[str, str]:
-    """A disk that is full for rank 1 only: the system refuses files above a size."""
+    """A full disk for rank 1 only: the system refuses files above a size."""
     if rank == 1:
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, resource.RLIM_INFINITY))
@@ -638,7 +644,7 @@ def test_a_full_disk_is_told_before_anything_is_moved(tmp_path: Path) -> None:
 
 
 def views(rank: int, folder: str) -> list[tuple[str, str]]:
-    """Tensors of one rank alone that no run can take, and then the group's next call."""
+    """Tensors on one rank that no run can take, and then the group's next call."""
     x, other = torch.tensor([1 + 2j, 3 - 4j]), torch.ones(3, 4)
     shardwire.save({"w": x, "v": other}, folder + "/ok", group())
     whole, cut = torch.zeros(8), torch.zeros(2, 4)

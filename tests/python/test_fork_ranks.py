@@ -1,4 +1,6 @@
-"""What the tests' ranks stand on: a rank that raises, dies or hangs is named with what there is to know, and nobody is left."""
+"""The base of the tests' ranks: the error names a rank that raises, dies or hangs, with all known details, and no
+process is left.
+"""
 
 import os
 import select
@@ -56,11 +58,11 @@ def test_who_does_not_end_fails_and_is_ended():
 
 
 def test_ranks_end_with_their_parent(tmp_path):
-    """However it ends: here by SIGKILL."""
+    """The ranks end also after SIGKILL of the parent."""
     reader, writer = os.pipe()
 
     def parent(rank):
-        tempfile.tempdir = str(tmp_path)  # nobody is left to clear the folder
+        tempfile.tempdir = str(tmp_path)  # no process is left to clear the folder
         inner = ForkedRanks(2, lambda inner: inner.tell("here") or inner.linger())
         while not all(inner.told):
             inner.poll(1)

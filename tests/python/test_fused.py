@@ -1,4 +1,4 @@
-"""fused and unfused: tensors that are slices of one, by names, against slicing and concatenating whole tensors."""
+"""fused and unfused: named slices of one tensor, against slicing and concatenating whole tensors."""
 
 from __future__ import annotations
 
@@ -20,13 +20,15 @@ def whole_of(shape: tuple[int, ...], seed: int) -> torch.Tensor:
 
 
 def local_fused(wholes: dict[str, torch.Tensor], layouts: dict[str, Layout], rank: int, dim: int) -> torch.Tensor | None:
-    """What a tensor-parallel module holds: its shares of the parts, one behind the other."""
+    """The fused tensor of a tensor-parallel module: the module's shares of the parts, one behind the other."""
     shares = [share for name, layout in layouts.items() if (share := layout.take(wholes[name], rank)) is not None]
     return torch.cat(shares, dim) if shares else None
 
 
 def qkv(rank: int) -> None:
-    """Rows of q, k and v over four trainers; two tensor-parallel servers, then four of them, where k and v have two heads only."""
+    """Rows of q, k and v over four trainers; two tensor-parallel servers, then four servers, where k and v have two
+    heads only.
+    """
     heads, kv_heads, head, hidden = 8, 2, 4, 12
     shapes = {"q": (heads * head, hidden), "k": (kv_heads * head, hidden), "v": (kv_heads * head, hidden)}
     wholes = {name: whole_of(shape, seed) for seed, (name, shape) in enumerate(shapes.items())}
@@ -61,7 +63,7 @@ def test_q_k_v_and_qkv() -> None:
 
 
 def gate_up(rank: int) -> None:
-    """Flat lists, another dim, a fused tensor that is an ordinary layout, and one side given as boxes."""
+    """Flat lists, another dim, a fused tensor with an ordinary layout, and one side given as boxes."""
     shape = (6, 10)
     wholes = {"gate": whole_of(shape, 1), "up": whole_of(shape, 2)}
     both = torch.cat([*wholes.values()], 1)
@@ -85,7 +87,7 @@ def test_gate_up_along_another_dim() -> None:
 
 
 def partial_parts(rank: int) -> None:
-    """Parts that wait for a sum are summed; parts beside them count once."""
+    """Partial parts are summed; other parts count once."""
     parts = {"a": Layout([0, 1], [Partial()], (2, 3), F32), "b": Layout([0, 1], [Replicate()], (4, 3), F32)}
     out = torch.zeros(6, 3)
     op = shardwire.compile_op(group(), inputs=unfused(parts), outputs=[Layout([0, 1], [Replicate()], (6, 3), F32)])
@@ -103,7 +105,7 @@ def test_parts_that_wait_for_a_reduction() -> None:
 
 
 def one_word_everywhere(rank: int) -> None:
-    """What fused() gives goes into sync, what FusedLayout([...]) says into compile_op; a fused Partial is summed in both."""
+    """sync takes the result of fused(), compile_op a FusedLayout([...]); a fused Partial is summed in both."""
     shape, mesh = (4, 3), [0, 1]
     wholes = {name: whole_of(shape, index) for index, name in enumerate("qk")}
     cut = {name: Layout(mesh, [Shard(0)], shape, F32) for name in wholes}
@@ -127,7 +129,7 @@ def test_one_word_for_what_a_fused_tensor_is() -> None:
 
 
 def random_layouts(rng: random.Random, shapes: dict[str, tuple[int, ...]], world: int, dim: int, dtype: torch.dtype) -> dict[str, Layout]:
-    """Any layouts for unfused parts; here only such that fit behind each other: cut along ``dim`` or copied, over meshes of their own."""
+    """Layouts of unfused parts that fit behind each other: cut along ``dim`` or copied, each over a separate mesh."""
     layouts = {}
     for name, shape in shapes.items():
         ranks = rng.sample(range(world), rng.randint(1, world))

@@ -1,4 +1,4 @@
-"""What `import shardwire` loads, and what loads on first use."""
+"""The modules that `import shardwire` loads, and the modules that load on first use."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import sys
 
 import shardwire
 
-# The trunk: the backend, compile_op and what these need. A new module here makes every rank of every job wait at its start.
+# The trunk: the backend, compile_op and their needs. A new module here makes every rank of every job wait at its start.
 TRUNK = {"shardwire", "shardwire_autoload", *(f"shardwire.{name}" for name in (
     "_C", "_build_info", "_glue", "errors", "compiler", *(f"compiler.{name}" for name in ("all_ranks", "cat", "compile_op", "fused", "future", "layout", "spec", "who_plans")),
     "groups", "groups.create", "groups.lookup", "groups.torch_backend", "plain", "plain.memory", "process", "process.ending", "process.log", "process.trace"))}
 FEATURES = ("adapters", "distributed", "kernels", "nvshmem", "offline", "queues", "status", "symm", "weights")
-LOADED_BY_OTHERS = ("symm",)  # nvshmem is made of it
+LOADED_BY_OTHERS = ("symm",)  # nvshmem is built on symm
 
 
 def run(code: str) -> str:
@@ -23,7 +23,7 @@ def run(code: str) -> str:
 
 
 def modules_after(code: str) -> set[str]:
-    """What ``code`` adds to what torch has loaded."""
+    """The modules that ``code`` loads beside the modules of torch."""
     return set(json.loads(run(f"import json, sys, torch\nbefore = set(sys.modules)\n{code}\nprint(json.dumps(sorted(set(sys.modules) - before)))")))
 
 

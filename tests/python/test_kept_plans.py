@@ -1,4 +1,6 @@
-"""Plans that are kept: ``use_cached_if_exists`` and ``build_dir`` of compile_op. What one file can be: tests/backend/plan_cache_test.cc."""
+"""Kept plans: ``use_cached_if_exists`` and ``build_dir`` of compile_op. tests/backend/plan_cache_test.cc tests the
+possible files.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,7 @@ F32 = torch.float32
 
 
 def compiled(size, folder, **named):
-    """How the plan was come by, after a run; the file's place; and what was told."""
+    """The origin of the plan, after a run; the file's place; and the warnings."""
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
         op = shardwire.compile_op(None, **layouts(size), build_dir=folder, **named)
@@ -42,7 +44,7 @@ def in_its_folder(rank, size, folder, is_spmd):
 
 @pytest.mark.parametrize("is_spmd", [True, False, None])
 def test_plans_lie_in_the_folder_of_their_pattern(run_ranks, tmp_path, is_spmd):
-    plans = tmp_path / "plans"  # beside the ranks' store, which goes when the last of them is gone
+    plans = tmp_path / "plans"  # beside the ranks' store, which is removed with the last rank
     for again in (False, True):
         for rank, ((first, path, _), (second, *_), (anew, *_)) in enumerate(run_ranks(3, in_its_folder, plans, is_spmd)):
             made = "received" if is_spmd and rank else "planned"
@@ -62,7 +64,7 @@ def test_without_a_group_plans_lie_in_local_and_in_the_ranks_folder(tmp_path):
     assert shardwire.compile_op(None, **layouts(3), rank_id=1, world_size=3).plan_path is None
 
 
-# Ranks that differ.
+# Different ranks.
 
 
 def with_own_folders(rank, size, folder):
@@ -72,7 +74,7 @@ def with_own_folders(rank, size, folder):
 
 def test_ranks_with_different_caches_and_folders_agree(run_ranks, tmp_path):
     assert [origin for origin, *_ in run_ranks(3, with_own_folders, tmp_path)] == ["planned", "received", "received"]
-    # Rank 0 keeps nothing, so it votes no, plans its own, and sends nothing.
+    # Rank 0 keeps nothing, so rank 0 votes no, makes its own plan, and sends nothing.
     assert [origin for origin, *_ in run_ranks(3, with_own_folders, tmp_path)] == ["planned", "disk", "disk"]
     for name in os.listdir(tmp_path / "1" / "spmd"):
         (tmp_path / "1" / "spmd" / name).write_bytes(b"half")

@@ -1,4 +1,6 @@
-"""The cache of kernels: its bound in memory, and files that are corrupt, foreign, half written, raced for, or cannot be written. Nothing is compiled here."""
+"""The cache of kernels: the bound in memory, and files that are corrupt, foreign, half written, raced for, or cannot be
+written. No test compiles.
+"""
 
 from __future__ import annotations
 
@@ -129,7 +131,7 @@ def test_a_file_that_is_not_ours_or_not_whole_is_a_miss_and_is_replaced(tmp_path
     (path,) = tmp_path.iterdir()
     SPOILT[how](path)
     assert found_on_disk(tmp_path, "k" * 40) is None
-    if how == "a folder":  # a rename cannot replace it: told, and not fatal
+    if how == "a folder":  # a rename cannot replace a folder: a warning, not an error
         with pytest.warns(RuntimeWarning, match="could not be kept"):
             cache.store(str(tmp_path), package_of())
         return

@@ -50,7 +50,7 @@ def test_ranks_share_a_secret_that_no_other_job_has(launcher, script):
         assert len(seen) == 1
         tokens += seen
     assert tokens[0] != tokens[1] and all(len(token) == 32 for token in tokens)
-    environment["SHARDWIRE_JOB_TOKEN"] = ""  # as if it were not set
+    environment["SHARDWIRE_JOB_TOKEN"] = ""  # like an unset variable
     assert len(launch(launcher, "-n", "1", path, env=environment).stdout.strip()) == 32
     environment["SHARDWIRE_JOB_TOKEN"] = "the user's own"
     assert launch(launcher, "-n", "1", path, env=environment).stdout == "the user's own\n"
@@ -127,7 +127,8 @@ SRUN = {"SLURM_JOB_ID": "1234", "SLURM_STEP_ID": "2", "SLURM_PROCID": "5", "SLUR
 
 
 def under(more):
-    """The environment of a process that a launcher gave the variables ``more``; nothing else names a rank in it."""
+    """The environment of a process under a launcher that sets the variables ``more``; no other variable names a rank.
+    """
     prefixes = ("RANK", "WORLD_SIZE", "LOCAL_", "MASTER_", "OMP_NUM", "SLURM_", "OMPI_", "PMI_", "PMIX_", "MPI_LOCAL")
     return {**{name: value for name, value in os.environ.items() if not name.startswith(prefixes)}, **more}
 
@@ -221,6 +222,6 @@ def test_a_busy_port_is_told_by_rank_0(launcher, script):
 
 
 def test_no_module_beside_it_hides_one_of_python(launcher):
-    """Run by its path, the launcher has its own folder first in sys.path."""
+    """When run by path, the launcher's folder comes first in sys.path."""
     folder = os.path.dirname(os.path.realpath(launcher))
     assert not {name.removesuffix(".py") for name in os.listdir(folder)} & set(sys.stdlib_module_names)

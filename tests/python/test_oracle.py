@@ -166,7 +166,7 @@ def run_case(rank: int, world: int, seed: int) -> str:
     op = shardwire.compile_op(group(), **arguments)
     for _ in range(2):
         inputs = {tensor.name: [in_memory(rng, value, rng.random() < 0.5) for value in held[rank]] for tensor, held in zip(tensors, values)}
-        # What no input covers must stay as it was: ones.
+        # Elements that no input covers must stay ones.
         outputs = {tensor.name: [in_memory(rng, torch.ones(box[1], dtype=tensor.output_dtype), rng.random() < 0.5) for box in tensor.outputs[rank]]
                    for tensor in tensors}
         op(inputs, outputs).wait()

@@ -1,4 +1,6 @@
-"""Calls of torch.distributed over tensors that share memory: what is legal gives what the same calls give one after the other; the rest is refused."""
+"""Calls of torch.distributed over tensors that share memory: legal calls give the results of the same calls one after
+the other; other calls are refused.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,7 @@ def into_tensor(output, tensor, **more):
 
 
 def alone(group=None):
-    """The group itself: what torch's Python does not offer is called on it."""
+    """The backend of the group, for methods that torch's Python lacks."""
     return shardwire.resolve_backend(group)
 
 
@@ -49,7 +51,7 @@ def test_a_tensor_listed_twice_is_reduced_once(run_ranks, count):
 
 
 def run_repeated_on_some_ranks(rank, size):
-    """The ranks need not repeat alike: each distinct tensor is reduced once, and nobody is left waiting."""
+    """The ranks need not repeat alike: each distinct tensor is reduced once, and no rank is left waiting."""
     mine = [torch.full((5,), rank + 1.0) for _ in range(3)]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -78,7 +80,7 @@ def run_refusals(rank, size):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         raises(ValueError, lambda: dist.all_reduce_coalesced([apart, base[:4], base[3:6]]), contains="tensors[1] and tensors[2] share part")
-        # torch's Python refuses several dtypes by itself; who calls the group is refused by us.
+        # torch's Python refuses several dtypes; shardwire refuses a direct call of the group.
         raises((TypeError, ValueError, RuntimeError), lambda: dist.all_reduce_coalesced([apart, apart.long()]))
         raises(TypeError, lambda: alone().allreduce_coalesced([apart, apart.long()]), contains="tensors[1] is int64")
         lists = [[torch.zeros(4), torch.zeros(4)] for _ in range(size)]
@@ -109,7 +111,7 @@ def run_refusals(rank, size):
         raises(ValueError, lambda: dist.gather(apart, [base[:4], base[2:6], base[6:10]]), contains="outputs[0] and outputs[1]")
         raises(ValueError, lambda: dist.scatter(base[6:10], pieces), contains="inputs[1] and the output")
     raises(ValueError, lambda: dist.reduce_scatter(base[2:6], pieces), contains="inputs[0] and the output")
-    # What is legal: in place, interleaving columns, one input for all.
+    # Legal calls: in place, interleaving columns, one input for all.
     mine = torch.zeros(3, 4)
     mine[rank] = rank + 1
     dist.all_gather(list(mine), mine[rank])
@@ -198,7 +200,7 @@ def test_random_overlaps_are_as_if_in_order(run_ranks):
 
 @pytest.mark.skipif(TORCH < (2, 1), reason="this torch has no coalescing manager with results")
 def test_coalescing_manager_over_one_tensor(run_ranks):
-    """torch makes one all_reduce_coalesced of it, in which a tensor is reduced once; other operations run in order."""
+    """torch makes one all_reduce_coalesced of the calls, which reduces a tensor once; other operations run in order."""
 
     def body(rank, size):
         for count in (3, 300_000):

@@ -124,7 +124,7 @@ def test_as_published() -> None:
 
 
 def older_forms(rank: int, communicator: bool) -> None:
-    """As nvmath's documents of 0.5 and 0.6 write it."""
+    """The calls as in nvmath's documents of 0.5 and 0.6."""
     swd.initialize(0, **{"communicator" if communicator else "process_group_or_comm": group()})
     lines: list[str] = []
     logger = logging.getLogger("nvmath-like")
@@ -285,7 +285,7 @@ EXPECTED = [
 
 
 def check_misuse(misuse: Any, expected: list[tuple[str, str]]) -> None:
-    """Both ranks' lists of errors are those."""
+    """Checks that the errors of both ranks are the expected ones."""
     first, second = run_ranks(2, misuse)
     assert len(first) == len(expected)
     for index, (here, there, (kind, text)) in enumerate(zip(first, second, expected)):
@@ -298,7 +298,7 @@ def test_each_misuse_is_one_error_on_all_ranks() -> None:
 
 
 class Communicator:
-    """What initialize asks of a communicator of mpi4py."""
+    """The methods of a communicator of mpi4py that initialize calls."""
 
     def __init__(self, rank: int, size: int) -> None:
         self.rank, self.size, self.said = rank, size, 0
@@ -366,7 +366,9 @@ def test_dtensors() -> None:
 
 
 def differently_placed(whole: Any) -> Any:
-    """(rows, everywhere): placements on a mesh of 2 by 2; and `whole` by rows, by rows of the mesh's other dimension, whose local shapes are the same, and as addends."""
+    """(rows, everywhere): placements on a mesh of 2 by 2; and `whole` by rows, by rows of the mesh's other dimension
+    with the same local shapes, and as addends.
+    """
     import torch.distributed.tensor as dt
     from torch.distributed.device_mesh import DeviceMesh
     mesh = DeviceMesh("cpu", torch.arange(4).reshape(2, 2))
@@ -376,7 +378,9 @@ def differently_placed(whole: Any) -> Any:
 
 
 def check_other_placements(body: Any) -> list[tuple[str, str]]:
-    """The errors that body(rank) gives, the same on all ranks: by turns of placements that say other parts of the array, and of addends."""
+    """The errors that body(rank) gives, the same on all ranks: by turns of placements with other parts of the array,
+    and of addends.
+    """
     pytest.importorskip("torch.distributed.tensor", reason="this torch has no DTensor")
     errors, *others = run_ranks(4, body, default_group=True)
     assert all(each == errors for each in others)
@@ -437,7 +441,7 @@ def test_dtensors_on_a_part_of_the_ranks() -> None:
 
 
 def over_another_default_group(rank: int) -> None:
-    """torch's default group is not shardwire's: nothing may ask for its size."""
+    """torch's default group is not shardwire's: no code may ask for the size of the default group."""
     import torch.distributed as dist
     import torch.distributed.tensor as dt
     from torch.distributed.device_mesh import DeviceMesh

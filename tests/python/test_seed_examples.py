@@ -1,7 +1,8 @@
-"""The eight examples of the document that compile_op was written from, run as they stand there.
+"""The eight examples of the seed document of compile_op, run unchanged.
 
-The blocks are that document's text. Two words change before they run: the import's name, and the device of the last one. What follows each block
-in a test (making tensors and calling the op where the block stops at compile_op, and the checks) is ours.
+The blocks are the document's text. Two words change before a run: the import's name, and the device of the last block.
+The code after each block in a test (to make tensors and call the op where the block stops at compile_op, and to check)
+is ours.
 """
 
 from __future__ import annotations
@@ -216,14 +217,14 @@ op([input_dtensor.to_local()], [output_dtensor.to_local()])
 
 
 def run_block(text: str) -> dict[str, Any]:
-    """Runs a block as a script of its own; its variables."""
+    """Runs a block as a separate script; the variables of the script."""
     variables: dict[str, Any] = {"__name__": "__example__"}
     exec(compile(text.replace("moodist", "shardwire").replace('"cuda"', '"cpu"'), "<example>", "exec"), variables)
     return variables
 
 
 def filled(rank: int, *shape: int) -> torch.Tensor:
-    """Values that say which rank and element they are."""
+    """Values that encode the rank and the element."""
     numel = 1
     for extent in shape:
         numel *= extent
@@ -323,7 +324,7 @@ def test_example_7_all_reduce() -> None:
 
 
 def example_8(rank: int) -> tuple[torch.Tensor, torch.Tensor]:
-    torch.manual_seed(8)  # distribute_tensor takes rank 0's values: let all ranks have them, to compare with
+    torch.manual_seed(8)  # distribute_tensor takes rank 0's values: with one seed all ranks can compare
     variables = run_block(EXAMPLE_8)
     return variables["global_tensor"], variables["output_dtensor"].to_local()
 

@@ -1,4 +1,5 @@
-"""serialize and deserialize: random graphs come back with their shape, what cannot be read is an error, and nothing is executed."""
+"""serialize and deserialize: random graphs keep their shape, unreadable bytes raise an error, and nothing is executed.
+"""
 
 from __future__ import annotations
 
@@ -90,7 +91,7 @@ def random_tensor(rng):
 
 
 def random_graph(rng, pool, depth=0):
-    """A value; `pool` has containers and tensors that may be met again, those that are not finished yet included."""
+    """A random value; `pool` has containers and tensors that may appear again, unfinished containers included."""
     if pool and rng.random() < 0.15:
         return rng.choice(pool)
     roll = rng.random()
@@ -175,7 +176,7 @@ def nested(depth, inner=()):
 
 
 def head_of(*nodes):
-    """The bytes of serialize for a graph whose root is the last node."""
+    """The bytes of serialize for a graph with the last node as root."""
     head = b"SWG1" + struct.pack("<IcI", len(nodes), b"R", len(nodes) - 1) + b"".join(nodes)
     return torch.frombuffer(bytearray(struct.pack("<4sBBxxIQ", b"SWOB", 1, 0, 0, len(head)) + head), dtype=torch.uint8)
 
@@ -220,17 +221,19 @@ def test_keys_that_only_broken_bytes_have():
     twice = head_of(*chain(999), *chain(999, 999), holder(b"S", 0, 999))
     try:
         assert len(deserialize(twice)) == 1
-    except ValueError as error:  # compared, they are deeper than this Python goes
+    except ValueError as error:  # a comparison recurses deeper than this Python permits
         assert "cannot be in it" in str(error)
 
 
 def doubled(kind, depth, first=0):
-    """Nodes of which each holds the next one twice: 2^depth values, where each counts as often as it is met."""
+    """Nodes with the next node twice in each: 2^depth values, as each node counts at every visit."""
     return [struct.pack("<cI", kind, 2) + 2 * reference(first + number) for number in range(1, depth)] + [struct.pack("<cI", b"t", 0)]
 
 
 def paired(depth, first=0):
-    """The same of frozensets, which keep their hashes, but are compared: each holds two tuples that hold the next one."""
+    """Like doubled(), of frozensets, which keep their hashes, but are compared: each holds two tuples with the next
+    frozenset.
+    """
     nodes = []
     for number in range(first, first + 3 * depth, 3):
         nodes.append(struct.pack("<cI", b"Z", 2) + reference(number + 1) + reference(number + 2))
@@ -251,7 +254,7 @@ except ValueError as error:
 @pytest.mark.parametrize("keys", [[*doubled(b"t", 100)], [*paired(100), *paired(100, 301)]], ids=["hashed", "compared"])
 def test_keys_that_would_be_hashed_or_compared_for_ever_are_refused(kind, keys):
     nodes = [*keys, holder(kind, *range(0, len(keys), 301))]
-    # C's hashing hears no signal: in a process that can be ended.
+    # Hashing in C does not react to signals, so this runs in a process that can be killed.
     done = subprocess.run([sys.executable, "-c", READS], input=bytes(head_of(*nodes).numpy()), capture_output=True, timeout=120, check=True)
     assert f"more than {plain_keys.MOST_IN_KEYS} values in all" in done.stdout.decode() and "with those of node" in done.stdout.decode(), done
 
@@ -263,7 +266,7 @@ def test_what_is_no_key_may_share_as_it_likes():
 
 
 def test_writer_and_reader_count_what_keys_hold_alike(monkeypatch):
-    """What the one writes the other reads."""
+    """The reader accepts all output of the writer."""
     shared = tuple(range(20))
     twice = ((shared, shared), "x" * 40, frozenset([shared, torch.Size([2, 3])]))
     values = [{(shared, number): number for number in range(10)}, OrderedDict({twice: 1, shared: [2]}), {twice, frozenset([twice]), "y" * 40, 5},
@@ -320,7 +323,7 @@ def test_only_what_the_reader_registered_is_made(monkeypatch):
 
 @pytest.mark.parametrize("keys", [{Frozen("a"): 1}, {(1, (Frozen("a"), 2)): 1}, {Frozen("a"), 2}, frozenset([Pair(Frozen("a"))])])
 def test_a_dataclass_is_no_key(keys, monkeypatch):
-    """Its fields are set when keys were hashed."""
+    """The fields of a dataclass are set after keys were hashed."""
     with pytest.raises(TypeError, match="a dataclass as a key or member"):
         serialize([keys])
     monkeypatch.setattr(plain_keys.WrittenKeys, "add", lambda self, keys: "")

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.skipif(slurm_cluster.why_not() is not None, reason=f"no
 
 HAS_MPI = (Path(shardwire.__file__).parent / "libshardwire_mpi.so").exists()
 
-# Without RANK, and without import shardwire where torch loads backends by itself.
+# Without RANK, and without import shardwire where torch loads backends on import.
 MEET = """
 import os, sys, torch, torch.distributed as dist
 def meet(**more):
@@ -131,7 +131,9 @@ def test_a_failed_rank_gives_srun_its_code(srun: Steps, launcher: str, how: tupl
 
 
 def test_steps_of_one_job_get_ports_of_their_own(srun: Steps, launcher: str) -> None:
-    """Two steps at one time, as in a batch script: the second meets on another port, or joins a stranger's store."""
+    """Two steps at one time, as in a batch script: the second step must meet on another port, or the ranks would join a
+    foreign store.
+    """
     script = srun.script("import os\nos.write(1, (os.environ['MASTER_PORT'] + chr(10)).encode())\n")
     step = f"srun -n 2 --overlap {sys.executable} {launcher} {script}"
     done = subprocess.run(["salloc", "-n", "2", "sh", "-c", f"{step} & {step}; wait"], capture_output=True, text=True, timeout=60, check=False,

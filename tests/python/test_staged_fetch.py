@@ -1,4 +1,4 @@
-"""What a subscriber's target holds when a fetch fails in the middle, and fetches into a second copy (staged=True)."""
+"""A subscriber's target after a fetch fails in the middle, and fetches into a second copy (staged=True)."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def until(condition: Any) -> None:
 
 
 def half_a_publisher(rank: int, url: str, folder: str, first: int) -> None:
-    """Commits ``first``. When that was fetched it commits the next one, and its rank 1 never gives any of that."""
+    """Commits ``first``. After the fetch commits the next version, of which rank 1 never sends any byte."""
     part = torch.full((ROWS // 2, COLUMNS), float(first))
     pub = shardwire.publish(url, "policy", {"w": (CUT, part)}, group(), changes=True, timeout=LIMIT_S)
     pub.commit(first)
@@ -95,7 +95,7 @@ def test_a_publisher_that_is_killed_in_the_middle(staged: bool, tmp_path: Path) 
 
 
 class Failing:
-    """While it is entered a fetch fails on this rank when the bytes are there."""
+    """Inside the with statement a fetch fails on this rank after the bytes have arrived."""
 
     def __enter__(self) -> None:
         self.done = Joint.done
@@ -110,7 +110,9 @@ class Failing:
 
 @pytest.mark.parametrize("staged", [True, False])
 def test_what_changed_is_not_counted_from_a_copy_that_is_not_whole(staged: bool, tmp_path: Path) -> None:
-    """A failed fetch brought version 3; version 2, of which less changed since version 1, must undo all of it."""
+    """A failed fetch brought version 3. Version 2, with fewer changes since version 1, must undo all changes of version
+    3.
+    """
     def fetching(rank: int) -> None:
         rows = torch.zeros(1000, 256)
         url = f"file://{tmp_path}/{rank}"
@@ -163,7 +165,7 @@ def test_halves_of_a_fetch(tmp_path: Path) -> None:
         assert same(target, first if version == 0 else then[0]) and sub.version == (None if version == 0 else 0), "only apply writes the target"
         if version == 0:
             assert sub.apply() == 0 == sub.version and same(target, then[0])
-    target.body[0].weight.data = torch.zeros(6, 6)  # as optimizers do it
+    target.body[0].weight.data = torch.zeros(6, 6)  # as optimizers do
     assert sub.apply() == 2 == sub.version and same(target, then[2]) and target.head.weight is target.embed.weight
     target.body[0].weight.data = torch.zeros(3, 6)
     for call in (sub.apply, sub.fetch):
@@ -176,7 +178,9 @@ def test_halves_of_a_fetch(tmp_path: Path) -> None:
 
 @in_a_child
 def test_what_is_staged_is_cast_and_cut_as_without(tmp_path: Path) -> None:
-    """Random shapes and layouts: a staged target has the bits of one that is written in place. SHARDWIRE_ORACLE_SEED repeats a run."""
+    """Random shapes and layouts: a staged target has the bits of a target written in place. SHARDWIRE_ORACLE_SEED
+    repeats a run.
+    """
     seed = int(os.environ.get("SHARDWIRE_ORACLE_SEED", time.time_ns() % (1 << 30)))
     print(f"seed {seed}")
     draw = torch.Generator().manual_seed(seed)

@@ -1,6 +1,8 @@
-"""_C.pyi says what the extension has: every name of one is in the other, and every function has the same arguments in the same order, with and without defaults.
+"""_C.pyi describes the extension: both have the same names, and every function has the same arguments in the same
+order, with and without defaults.
 
-mypy's stubtest would read the whole of torch to say less: it cannot see the arguments of pybind11's functions, which stand in their docstrings.
+mypy's stubtest would read the whole of torch to find less: stubtest cannot see the arguments of pybind11's functions,
+which are only in docstrings.
 """
 
 from __future__ import annotations
@@ -14,14 +16,14 @@ import shardwire
 from shardwire import _C
 
 STUB = ast.parse((pathlib.Path(shardwire.__file__).parent / "_C.pyi").read_text())
-# Members that the stub has and the extension of some torches lacks.
+# Members of the stub that the extension of some torches lacks.
 OF_SOME_TORCHES = {"get_error"}
-# "name(self: Type, a: Type, b: Optional[Type] = None) -> Type", the first line of what pybind11 writes.
+# "name(self: Type, a: Type, b: Optional[Type] = None) -> Type", the first line of pybind11's docstrings.
 SIGNATURE = re.compile(r"\w+\((.*)\)(?: -> .*)?$")
 
 
 def arguments_of_stub(function: ast.FunctionDef) -> list[tuple[str, bool]]:
-    """(name, whether it has a default) of each argument but self."""
+    """(name, whether there is a default) of each argument but self."""
     given = function.args.args
     defaults = len(function.args.defaults)
     named = [(argument.arg, place >= len(given) - defaults) for place, argument in enumerate(given)]
@@ -29,7 +31,7 @@ def arguments_of_stub(function: ast.FunctionDef) -> list[tuple[str, bool]]:
 
 
 def arguments_of_extension(function: object) -> list[tuple[str, bool]] | None:
-    """The same by its docstring; None for one that pybind11 did not make, or that has several forms."""
+    """The same pairs, read from the docstring; None for a function not made by pybind11, or with several forms."""
     first = (getattr(function, "__doc__", None) or "").split("\n")[0]
     found = SIGNATURE.match(first)
     if found is None or "(*args, **kwargs)" in first:
@@ -73,7 +75,7 @@ def test_the_package_uses_every_function_of_the_extension() -> None:
     package = pathlib.Path(shardwire.__file__).parent
     text = "\n".join(path.read_text() for path in package.rglob("*.py"))
     unused = {node.name for node in STUB.body if isinstance(node, ast.FunctionDef) and not re.search(rf"\b{node.name}\b", text)}
-    assert unused == {"heap_used_bytes", "symm_num_buried"}, unused  # what tests of leaks look at
+    assert unused == {"heap_used_bytes", "symm_num_buried"}, unused  # used by tests of leaks
 
 
 def test_functions_have_the_same_arguments() -> None:

@@ -60,7 +60,7 @@ def peers_body(rank):
             for view in (lambda x: x, lambda x: x[2], lambda x: x[1:5:2, 3:], lambda x: x.t(), lambda x: x[3, 5], lambda x: x[2:].view(-1)):
                 theirs = symm.get_peer_tensor(view(t), peer)
                 assert type(theirs) is torch.Tensor and theirs.stride() == view(t).stride() and same_bytes(theirs, view(wanted)), (dtype, peer)
-                # A peer tensor is symmetric itself: any rank's elements lead to every other's.
+                # A peer tensor is symmetric too: any rank's elements lead to the elements of every other rank.
                 again = symm.get_peer_tensor(theirs, (peer + 1) % 3)
                 assert same_bytes(again, view(pattern((peer + 1) % 3, dtype, 48).view(6, 8)))
         symm.barrier(world)
@@ -188,7 +188,7 @@ def free_body(rank):
 
 def test_memory_comes_back_when_all_have_dropped_it():
     for used, buried in run_ranks(2, free_body):
-        assert buried <= 1 and used <= 4096  # the last one may still be on its way
+        assert buried <= 1 and used <= 4096  # the release of the last tensor may still be under way
 
 
 def rounds_body(rank, rounds):
@@ -361,7 +361,7 @@ def killed_body(rank, pids, kind):
 
 
 def forever(mc):
-    """A float red needs no rank's help, so this is what tells: the group that its turn is taken in."""
+    """A float red needs no help of another rank, so only the barrier of the group notices the death."""
     while True:
         mc.red("add", 1.0)
         symm.barrier(group())
@@ -464,7 +464,7 @@ def team_body(rank):
         assert t.tolist() == [float(4 - rank)] * 4
         inner = odd.split_strided(odd.size - 1, 1, 1)
         assert (inner is not None) == (rank == 3)
-    # The same ranks again, from another object and from a part of themselves.
+    # The same ranks again, from another object and from a part of the team.
     same = [symm.team(group()).split_strided(0, 1, 4) for _ in range(2)]
     inner = [each.split_strided(0, 1, 4) for each in same for _ in range(2)]
     for index, each in enumerate([*same, *inner]):
@@ -496,7 +496,7 @@ def team_body(rank):
     symm.barrier(world)
     with down:
         down.barrier()
-    assert raised(down.barrier)[0] is shardwire.errors.AbortedError  # the end of the block ended it
+    assert raised(down.barrier)[0] is shardwire.errors.AbortedError  # the end of the block ended the team
     down.destroy()
     world.destroy()  # the group is not the team's
     symm.barrier(world)
@@ -609,7 +609,7 @@ def red_body(rank):
         for peer in range(3):
             assert same_bytes(symm.get_peer_tensor(t, peer), t)
     world.barrier()
-    # As a barrier of the seed document: every rank adds to all, and waits for its own.
+    # Like a barrier of the seed document: every rank adds to all counters, and waits for its own counter.
     mc[0, 0].store(0) if rank == 0 else None
     world.barrier()
     mc[0, 0].red("add", 1)
@@ -657,10 +657,10 @@ def requests_killed_body(rank, kind):
         os.kill(os.getpid(), signal.SIGKILL)
     calls = {"get": lambda: symm.get(torch.empty(1000), data, 2), "get_nbi": lambda: symm.get_nbi(torch.empty(1000), data, 2), "put": lambda: symm.put(data, data, 2),
              "fetch": lambda: symm.atomic_fetch_add(word[0], 1, 2), "signal": lambda: symm.signal_op(word[1], 1, 2), "wait": lambda: symm.signal_wait(away[0], "ge", 1)}
-    error, text = raised(lambda: [(calls[kind](), symm.quiet()) for _ in iter(int, 1)])  # it may still serve one
+    error, text = raised(lambda: [(calls[kind](), symm.quiet()) for _ in iter(int, 1)])  # rank 2 may still serve a call
     assert error is shardwire.errors.PeerFailedError and "rank 2" in text, text
     outcome(symm.quiet)
-    symm.quiet()  # it was told
+    symm.quiet()  # the error was raised before
     return True
 
 
@@ -675,7 +675,7 @@ def test_death_is_named_where_it_is_asked_by_requests(kind, monkeypatch):
 
 
 def elsewhere_body(rank):
-    """The owner's program holds Python's lock and calls nothing: its process serves all the same."""
+    """The owner's program holds Python's lock and calls nothing: the owner's process serves all the same."""
     world = group()
     t, flag = symm.zeros(1 << 18, group=world), symm.zeros(1, dtype=torch.int64, group=world)
     symm.barrier(world)

@@ -32,7 +32,7 @@ def api():
 
 
 def met(t, group):
-    """The handle of a tensor in a group. torch 2.6's own rendezvous() takes only groups that torch.distributed made."""
+    """The handle of a tensor in a group. torch 2.6's own rendezvous() takes only groups made by torch.distributed."""
     if NEWER:
         return api().rendezvous(t, group)
     from torch._C._distributed_c10d import _SymmetricMemory
@@ -139,7 +139,7 @@ def newer_body(rank):
     name = group().group_name
     t = made((6, 5)).fill_(rank)
     assert api().is_symm_mem_tensor(t) and not api().is_symm_mem_tensor(torch.empty(3)) and api().get_backend("cpu") == "shardwire"
-    assert api().get_backend("cuda") != "shardwire"  # other devices' stay as they were
+    assert api().get_backend("cuda") != "shardwire"  # the backends of other devices are unchanged
     h = api().rendezvous(t, name)
     assert (h.offset, h.device, h.signal_pad_size) == (0, torch.device("cpu"), api().get_signal_pad_size())
     h.barrier()
@@ -165,7 +165,7 @@ def kept_body(rank):
     del t, h
     gc.collect()
     symm.barrier(group())
-    made((1,))  # what nobody holds would go now
+    made((1,))  # would release memory that no rank holds
     assert theirs.tolist() == [1.0 - rank] * 6 and not pad.view(torch.int32).any()
     symm.barrier(group())
     return True
@@ -188,7 +188,7 @@ def signal_body(rank):
         h.put_signal(right, channel)
         h.wait_signal(left, channel, timeout_ms=30000)
         assert t.tolist() == [100 * turn + left] * 4
-        h.put_signal(left, channel)  # it may be written again
+        h.put_signal(left, channel)  # the left rank may write again
         h.wait_signal(right, channel)
     h.put_signal(rank, 2)
     assert h.get_signal_pad(rank)[2 * 3 + rank].item() == 1
@@ -198,7 +198,7 @@ def signal_body(rank):
     kinds = [raised(h.barrier, channel=channels), raised(h.put_signal, right, -1), raised(h.wait_signal, left, channels), raised(h.put_signal, 3),
              raised(h.wait_signal, -1)]
     assert all(kind is ValueError and "out of range" in text for kind, text in kinds), kinds
-    # A waiting thread leaves Python to the others: the one that signals is one of them.
+    # A waiting thread releases Python to other threads, such as the thread that signals.
     waiter = threading.Thread(target=h.wait_signal, args=(rank, 5))
     waiter.start()
     h.put_signal(rank, 5)
@@ -222,7 +222,7 @@ def persistent_body(rank):
     t = make()
     place = t.data_ptr()
     assert "still active" in raised(make)[1]
-    pointers = _SymmetricMemory.rendezvous(t).buffer_ptrs  # the group it was made for
+    pointers = _SymmetricMemory.rendezvous(t).buffer_ptrs  # in the group of the allocation
     del t
     gc.collect()
     t = make()
@@ -252,7 +252,7 @@ def memory_body(rank):
     gc.collect()
     symm.barrier(world)
     del part
-    made((1,))  # looks for what the others let go
+    made((1,))  # finds the memory that the other ranks released
     return _C.heap_used_bytes() - before, _C.symm_num_buried()
 
 
@@ -282,7 +282,7 @@ def two_groups_body(rank):
     del one
     gc.collect()
     two.barrier()
-    two.get_buffer(other, (4,), torch.float32).fill_(rank)  # still writable: the world holds it
+    two.get_buffer(other, (4,), torch.float32).fill_(rank)  # still writable: the world holds the tensor
     two.barrier()
     assert small.tolist() == [float(other)] * 4
     two.barrier()
@@ -344,7 +344,7 @@ def ops_body(rank, size, seed, cases):
     for case in range(cases):
         salt = f"{seed}/{case}"
         dtype = rng.choice([*BYTES, *BYTES, *UNSIGNED, *NARROW, *COMPLEX])
-        # What the model has: torch cannot average unsigned numbers, nor multiply complex ones bit for bit.
+        # The reductions of the model: torch cannot average unsigned numbers, nor multiply complex numbers bit for bit.
         allowed = ["sum"] + ([] if dtype in UNSIGNED else ["avg"]) + ([] if dtype.is_complex else ["prod", "min", "max"]) + \
             ([] if dtype.is_complex or dtype.is_floating_point else ["band", "bor", "bxor"])
         op = rng.choice(allowed)
@@ -412,7 +412,7 @@ def scatter_body(rank, size, seed):
         pieces = [random_values(f"{salt}/g{peer}", rows, dtype) for peer in range(size)]
         out = made((size * rows[0], *rows[1:]), dtype)
         piece = pieces[rank]
-        if rng.random() < 0.5:  # in place: the piece lies where it goes
+        if rng.random() < 0.5:  # in place: the piece lies in the output
             piece = out[rank * rows[0]:(rank + 1) * rows[0]].copy_(piece)
         ops.multimem_all_gather_out(piece, name, out)
         assert same(out, torch.cat(pieces)), f"seed {seed}, case {case}: {dtype} {rows}"
@@ -456,7 +456,7 @@ def vdev_body(rank, size, seed):
                 place += rows
             step = align or 1
             place = begin + max(1, -(-(place - begin) // step)) * step
-        # And back, from where they lie now: each rank has again what it sent.
+        # And back, from the present places: each rank has its own rows again.
         back, again = made((most, width), dtype), made((2, size * experts), torch.int64)
         ops.all_to_all_vdev_2d_offset(out, back, told, again, name)
         assert torch.equal(again, torch.stack([splits[rank], offsets[rank]])), text
@@ -465,7 +465,7 @@ def vdev_body(rank, size, seed):
         # Without experts.
         plain = splits[:, :size].contiguous()
         one, into = made((size,), torch.int64).copy_(plain[rank]), made((2, size), torch.int64)
-        gathered = torch.empty(room, width, dtype=dtype)  # needs not be symmetric: it is read into
+        gathered = torch.empty(room, width, dtype=dtype)  # need not be symmetric: no peer accesses the output
         ops.all_to_all_vdev(t, gathered, one, into, name)
         begins = plain.cumsum(1) - plain
         rows = torch.cat([inputs[source][begins[source, rank]:begins[source, rank] + plain[source, rank]] for source in range(size)])
@@ -574,12 +574,12 @@ def one_alone_body(rank):
     plain = torch.ones(12)
     assert ops.one_shot_all_reduce(t, "sum", name).tolist() == [3.0] * 12
     texts = []
-    for alone, mine in ((1, t), (0, fresh), (2, t), (2, t)):  # others wait in the op, or let their tensor meet
+    for alone, mine in ((1, t), (0, fresh), (2, t), (2, t)):  # other ranks wait in the op, or in the rendezvous of the tensor
         texts.append(raised(ops.one_shot_all_reduce, plain if rank == alone else mine, "sum", name))
         for each, value in ((t, 3.0), (later, 9.0)):
             assert ops.one_shot_all_reduce(each, "sum", name).tolist() == [value] * 12  # the group and the tensors are usable
     texts.append(raised(ops.two_shot_all_reduce_, plain if rank == 1 else t, "sum", name))
-    # What another rank does instead of the op is told as well.
+    # The error also names the call of another rank instead of the op.
     texts.append(raised(lambda: met(made((5,)), name) if rank == 0 else ops.one_shot_all_reduce(t, "sum", name)))
     assert ops.one_shot_all_reduce(t, "sum", name).tolist() == [3.0] * 12
     return texts
@@ -627,7 +627,7 @@ def hosts_body(rank, store):
     world = shardwire.create_process_group(dist.FileStore(store, 3), rank, 3, 60)
     result = raised(met, made((3,)), world)
     again = raised(torch.ops.symm_mem.one_shot_all_reduce, made((3,)), "sum", world.group_name)
-    # What needs no memory of a peer works over wires, too.
+    # Ops that need no memory of a peer work over wires, too.
     gathered = torch.ops._c10d_functional.wait_tensor(torch.ops.symm_mem._low_contention_all_gather(torch.ones(2) * rank, world.group_name))
     assert gathered.tolist() == [0.0, 0.0, 1.0, 1.0, 2.0, 2.0]
     return result, again

@@ -1,4 +1,6 @@
-"""Who plans an operation: rank 0 for all, each rank its own, or one process without a group. The rows of the documents' table, and what goes wrong in each."""
+"""The planner of an operation: rank 0 for all, each rank for itself, or one process without a group. The rows of the
+documents' table, and the errors of each.
+"""
 
 from __future__ import annotations
 
@@ -96,7 +98,7 @@ def test_without_a_group(given, expected):
     assert found == expected if expected is None or found is None else ": ".join(found).startswith(expected), found
 
 
-# Who plans where nobody says it.
+# The default planner.
 
 
 def chosen(rank, size, boxes, cores):
@@ -256,7 +258,7 @@ def test_a_rank_0_that_dies_is_named(run_ranks):
     assert all(each[0] == "PeerFailedError" and "rank 0" in each[1] for each in found[1:]), found
 
 
-# Random cases: whoever plans, the plans are the same, and so are the errors.
+# Random cases: the plans and the errors are the same with every planner.
 
 
 def random_cases(rank, size):

@@ -1,8 +1,9 @@
-"""Runs torch's own distributed tests against one backend, in this process and forked ranks, and writes a line per event for run_suite.py.
+"""Runs torch's own distributed tests against one backend, in this process and forked ranks, and writes a line per event
+for run_suite.py.
 
-A *view* is the backend that the tests' skip decorators believe in: "gloo" gives the tests that torch runs on CPU tensors, "mpi" those for operations
-that gloo lacks. The groups themselves are made with --backend. Lines on the file descriptor --events are JSON: ["start", test] and
-["end", test, outcome, text]. What the tests print is noise and goes to stdout.
+A *view* is the backend for the tests' skip decorators: "gloo" gives the tests that torch runs on CPU tensors, "mpi" the
+tests of operations that gloo lacks. The groups are made with --backend. Lines on the file descriptor --events are JSON:
+["start", test] and ["end", test, outcome, text]. The tests' own output goes to stdout, and nothing reads it.
 """
 
 import argparse
@@ -29,7 +30,7 @@ def arguments():
 
 
 def stub_expecttest():
-    """Debian 12 has no expecttest; torch's test classes only derive from it."""
+    """Debian 12 has no expecttest; torch's test classes only derive from its TestCase."""
     try:
         import expecttest  # noqa: F401
     except ImportError:
@@ -39,7 +40,9 @@ def stub_expecttest():
 
 
 class RuntimeName(str):
-    """The backend's name for torch, which the tests' `BACKEND == "gloo"` takes for the view's: so they choose CPU tensors."""
+    """The backend's name for torch. In the tests' `BACKEND == "gloo"` this name equals the name of the view, so the
+    tests choose CPU tensors.
+    """
 
     def __new__(cls, name, view):
         self = super().__new__(cls, name)
@@ -56,7 +59,7 @@ class RuntimeName(str):
 
 
 def let_monitored_barrier_through(dist):
-    """dist.monitored_barrier refuses every backend but gloo by its name; the group's method behind it does not."""
+    """dist.monitored_barrier refuses every backend but gloo by name; the method of the group accepts all backends."""
     def monitored_barrier(group=None, timeout=None, wait_all_ranks=False):
         c10d = dist.distributed_c10d
         if not c10d._rank_not_in_group(group):
@@ -67,7 +70,7 @@ def let_monitored_barrier_through(dist):
 
 
 def load_tests(options):
-    """The test class of torch's distributed_test, its decorators made for the view and its groups for the backend."""
+    """The test class of torch's distributed_test, with decorators for the view and groups for the backend."""
     stub_expecttest()
     import torch
 

@@ -1,8 +1,10 @@
-"""./run suite: torch's own distributed tests (torch.testing._internal.distributed.distributed_test) on gloo and on shardwire, side by side.
+"""./run suite: torch's own distributed tests (torch.testing._internal.distributed.distributed_test) on gloo and on
+shardwire, side by side.
 
-Every test that passes on gloo must pass on shardwire, and so must those that torch runs for operations which gloo lacks, except what exceptions.txt
-lists with a reason. An exception that passes is stale: a failure too. With --as gloo the tests ask for gloo, and shardwire stands in for it. The tests run
-in one_view.py, a process of its own that is started anew after a test which hangs.
+Every test that passes on gloo must pass on shardwire, and so must torch's tests of operations that gloo lacks, except
+the tests in exceptions.txt, each with a reason. An exception that passes is stale: a failure too. With --as gloo the
+tests ask for gloo, and shardwire takes gloo's place. The tests run in one_view.py, a separate process that is started
+anew after a test hangs.
 """
 
 import argparse
@@ -21,7 +23,7 @@ import time
 
 HERE = pathlib.Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
-SLACK = 30  # seconds beyond a test's own limit until its process is ended
+SLACK = 30  # seconds beyond a test's own limit until the test's process is ended
 Result = collections.namedtuple("Result", "outcome text")
 Rule = collections.namedtuple("Rule", "test torch pattern reason")
 
@@ -75,16 +77,16 @@ def read_rules(version, python="%d.%d" % sys.version_info[:2], alias=None):
 
 
 class Child:
-    """one_view.py at work; ended with its ranks on leaving."""
+    """A running one_view.py; ended with its ranks on leaving the with statement."""
 
     def __init__(self, backend, view, world, limit, pattern, done, log, alias):
         reader, writer = os.pipe()
         stands_in = {"SHARDWIRE_AS": alias} if alias and backend == "shardwire" else {}
         command = [sys.executable, HERE / "one_view.py", "--backend", alias if stands_in else backend, "--view", view, "--world", world, "--limit", limit,
                    "--events", writer, "--filter", pattern, "--without", done]
-        # What a launcher or a user set for other programs would change the tests.
+        # Variables that a launcher or a user set for other programs would change the tests.
         clean = {name: value for name, value in os.environ.items() if not re.match(r"(RANK|WORLD_SIZE|LOCAL_|MASTER_|TORCHELASTIC_|SHARDWIRE_AS)", name)}
-        # Debian 13's torch has no libuv, and asks for it.
+        # Debian 13's torch has no libuv, and asks for libuv.
         env = {**clean, **stands_in, "OMP_NUM_THREADS": "1", "USE_LIBUV": "0"}
         self.process = subprocess.Popen([str(word) for word in command], stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
                                         pass_fds=[writer], start_new_session=True, env=env)
@@ -111,7 +113,7 @@ class Child:
 
 
 def run_view(backend, view, world, limit, pattern, log_path, alias):
-    """{test: Result} of the tests whose names the pattern finds."""
+    """{test: Result} of the tests with names that match the pattern."""
     results = {}
     with tempfile.TemporaryDirectory(prefix="shardwire-suite-") as folder, open(log_path, "wb") as log:
         done = pathlib.Path(folder) / "done"
@@ -131,7 +133,7 @@ def run_view(backend, view, world, limit, pattern, log_path, alias):
 
 
 def run_child(child, left, limit, results):
-    """Until no test is left, or one hangs or ends the process: that one failed."""
+    """Reads results until no test is left, or a test hangs or ends the process: this test failed."""
     running = None
     while left:
         event = child.event(limit + SLACK)
@@ -162,7 +164,7 @@ def last_line(text):
 
 
 class Verdict:
-    """What must be told of one world size; `bad` counts what makes the suite fail."""
+    """The report on one world size; `bad` counts the findings that fail the suite."""
 
     def __init__(self, rules):
         self._rules = rules
@@ -199,7 +201,8 @@ def run_world(world, options, version, tag, rules):
         begun = time.monotonic()
         log = logs / f"torch-suite-{tag}-{backend}-{world}.log"
         tables[backend] = run_view(backend, "gloo", world, options.limit, options.filter, log, options.alias)
-        # What torch skips for gloo because it lacks the operation, or for small groups, it runs for mpi on CPU tensors too.
+        # torch skips tests for gloo because gloo lacks the operation, or for small groups. For mpi torch runs these on
+        # CPU tensors too.
         skipped = [name for name, result in tables[backend].items() if result.outcome == "skipped" and may_run(name, result.text, world)]
         log = logs / f"torch-suite-{tag}-{backend}-{world}-mpi.log"
         more = run_view(backend, "mpi", world, options.limit, f"^({'|'.join(skipped)})$", log, options.alias) if skipped else {}
@@ -217,13 +220,15 @@ def run_world(world, options, version, tag, rules):
     verdict.judge(tables["shardwire as mpi"], None)
     tell(f"  listed exceptions: {verdict.excused}; not as they should be: {verdict.bad}")
     counts = [count(tables[title]) for title in ("shardwire", "shardwire as mpi")]
-    # A test that ran as mpi was skipped before.
+    # Tests that ran as mpi were skipped before.
     skipped = counts[0][2] - counts[1][0] + verdict.excused
     return {"passed": counts[0][1] + counts[1][1], "failed": verdict.bad, "skipped": skipped}
 
 
 def may_run(name, reason, world):
-    """Whether a test that is skipped for this reason can run on CPU tensors. Those of sub-groups, which torch skips in small worlds, use ranks 1 and 2."""
+    """Whether a test that is skipped for this reason can run on CPU tensors. Tests of sub-groups, which torch skips in
+    small worlds, use ranks 1 and 2.
+    """
     sub_group = "_group" in name and "full_group" not in name
     return not re.search("CUDA|cuda|GPU|gpu|Nccl|nccl|NCCL", reason) and (world > 2 or not sub_group)
 

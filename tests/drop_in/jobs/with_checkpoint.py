@@ -1,4 +1,6 @@
-"""torch.distributed.checkpoint: a step writes an FSDP2 model, at once or asynchronously (a group of its own), and reads it back into other weights."""
+"""torch.distributed.checkpoint: a step writes an FSDP2 model, at once or asynchronously (a separate group), and reads
+the model back into other weights.
+"""
 
 import tempfile
 from pathlib import Path

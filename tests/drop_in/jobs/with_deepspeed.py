@@ -1,4 +1,4 @@
-"""DeepSpeed's ZeRO of the stage that the first word says."""
+"""DeepSpeed's ZeRO of the stage in the first word."""
 
 import sys
 

@@ -11,7 +11,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 import job
 
 tensor_ranks = 2 if sys.argv[1] == "fsdp-tp" else 1
-mesh = init_device_mesh("cpu", (int(os.environ["WORLD_SIZE"]) // tensor_ranks, tensor_ranks), mesh_dim_names=("dp", "tp"))  # torch takes gloo for it
+mesh = init_device_mesh("cpu", (int(os.environ["WORLD_SIZE"]) // tensor_ranks, tensor_ranks), mesh_dim_names=("dp", "tp"))  # torch takes gloo for the mesh
 model = job.model()
 if tensor_ranks > 1:
     parallelize_module(model, mesh["tp"], {"0": ColwiseParallel(), "2": RowwiseParallel(), "4": ColwiseParallel(output_layouts=Replicate())})

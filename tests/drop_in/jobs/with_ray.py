@@ -1,4 +1,4 @@
-"""Ray Train's TorchTrainer; started as a plain program, its workers are Ray's."""
+"""Ray Train's TorchTrainer; started as a plain program, the workers are Ray's."""
 
 import os
 import sys
@@ -20,12 +20,12 @@ def train():
     model = ray.train.torch.prepare_model(job.model())
     job.train(model, dist.get_rank())
     job.finish(model.module.state_dict())
-    dist.barrier()  # Ray itself ends the group
+    dist.barrier()  # Ray ends the group
 
 
 ranks = int(sys.argv[1])
 with tempfile.TemporaryDirectory(prefix="ray-") as folder:
-    # Its sockets' paths must be short, and nothing of it may lie in the user's home.
+    # The paths of Ray's sockets must be short, and Ray must write nothing into the user's home.
     os.environ["HOME"] = folder
     ray.init(num_cpus=ranks + 1, include_dashboard=False, log_to_driver=False)
     TorchTrainer(train, scaling_config=ScalingConfig(num_workers=ranks, use_gpu=False), torch_config=TorchConfig(backend="gloo"),

@@ -1,4 +1,6 @@
-"""torchtitan's Llama 3 with its own parallel plan, FSDP2 over two ranks times tensor parallel over two, on meshes that it makes. Its Trainer wants CUDA, so the loop is here."""
+"""torchtitan's Llama 3 with its own parallel plan, FSDP2 over two ranks times tensor parallel over two, on torchtitan's
+meshes. torchtitan's Trainer needs CUDA, so the loop is here.
+"""
 
 import torch
 from torch.distributed.fsdp import FSDPModule

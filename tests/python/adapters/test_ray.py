@@ -1,4 +1,4 @@
-"""Ray's actors as ranks, as docs/launching.md shows it: by our name, and by gloo's under SHARDWIRE_AS."""
+"""Ray's actors as ranks, as in docs/launching.md: by our name, and by gloo's under SHARDWIRE_AS."""
 
 from __future__ import annotations
 

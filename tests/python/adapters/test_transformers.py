@@ -1,4 +1,6 @@
-"""Hugging Face transformers' models on both ends: sharded by FSDP2, cut by a tensor parallel plan, as a serving engine's fused tensors, and in its files."""
+"""Hugging Face transformers' models on both ends: sharded by FSDP2, cut by a tensor parallel plan, as a serving
+engine's fused tensors, and in files.
+"""
 
 from __future__ import annotations
 
@@ -26,13 +28,15 @@ SIZES = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "nu
 
 def llama(seed: int, kind: str = "llama") -> torch.nn.Module:
     torch.manual_seed(seed)
-    if kind == "qwen":  # its q, k and v have biases, and the head is tied to the embedding
+    if kind == "qwen":  # q, k and v have biases, and the head is tied to the embedding
         return Qwen2ForCausalLM(Qwen2Config(**SIZES, tie_word_embeddings=True)).eval()
     return LlamaForCausalLM(LlamaConfig(**SIZES)).eval()
 
 
 def sharded(model: Any, ranks: list[int]) -> Any:
-    """By fully_shard over ``ranks``. Every rank calls it, since a mesh is made by all; None on the others."""
+    """The model by fully_shard over ``ranks``. Every rank calls this function, since all ranks make a mesh; None on the
+    other ranks.
+    """
     mesh = DeviceMesh("cpu", ranks)
     if torch.distributed.get_rank() not in ranks:
         return None
@@ -54,7 +58,9 @@ def cut(model: Any, ranks: list[int]) -> Any:
 
 
 def fused_layouts(model: Any, ranks: list[int]) -> dict[str, Any]:
-    """What a tensor parallel serving engine holds of ``model``: qkv_proj and gate_up_proj, each rank its share of every part."""
+    """The parts of ``model`` in a tensor parallel serving engine: qkv_proj and gate_up_proj, each rank its share of
+    every part.
+    """
     mesh = torch.tensor(ranks)
     whole = {name: tensor for name, tensor in model.state_dict().items()}
     wanted: dict[str, Any] = {}
@@ -74,7 +80,7 @@ def fused_layouts(model: Any, ranks: list[int]) -> dict[str, Any]:
 
 
 def fused_by_hand(name: str, model: Any, index: int, count: int) -> torch.Tensor:
-    """What rank ``index`` of ``count`` must hold as ``name``, from the whole model."""
+    """The tensor ``name`` of rank ``index`` of ``count``, from the whole model."""
     whole = model.state_dict()
     for into, parts in (("qkv_proj", ("q_proj", "k_proj", "v_proj")), ("gate_up_proj", ("gate_proj", "up_proj"))):
         if into in name:
@@ -105,7 +111,9 @@ def test_a_sharded_trainer_to_a_fused_server(kind: str) -> None:
 
 
 def trained(rank: int) -> float:
-    """A trainer that steps, and a transformers model cut for serving that must give the same logits as a plain one with the trainer's weights."""
+    """A trainer that steps, and a transformers model cut for serving, which must give the logits of a plain model with
+    the trainer's weights.
+    """
     trainer, served, plain = sharded(llama(1), [0, 1]), cut(llama(2), [2, 3]), llama(3)
     tokens = torch.arange(12).reshape(2, 6)
     op = shardwire.sync(trainer, served, group())

@@ -1,4 +1,6 @@
-"""shardwire.adapters.verl with the real verl: its registry, and updates driven as its CheckpointEngineManager drives them."""
+"""shardwire.adapters.verl with the real verl: the registry, and updates driven like verl's CheckpointEngineManager
+does.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ def weight(name: str, shape: Any, dtype: torch.dtype, step: int) -> torch.Tensor
 
 
 def random_weights(rng: random.Random) -> list[tuple[str, tuple[int, ...], torch.dtype]]:
-    """Some longer than a bucket, some empty, some without dimensions, of dtypes that must be aligned anew."""
+    """Random weights: some longer than a bucket, some empty, some without dimensions, with dtypes that must be aligned
+    anew.
+    """
     dtypes = [torch.float32, torch.bfloat16, torch.uint8, torch.int64, torch.float64]
     shapes = [(), (0, 3), *[tuple(rng.randint(1, 40) for _ in range(rng.randint(1, 3))) for _ in range(rng.randint(3, 12))], (rng.randint(900, 4000),)]
     rng.shuffle(shapes)
@@ -39,7 +43,9 @@ def random_weights(rng: random.Random) -> list[tuple[str, tuple[int, ...], torch
 
 
 class Workers:
-    """What the manager does, among forked ranks: metadata to all through the group, then each rank its own arguments."""
+    """The manager's steps, among forked ranks: metadata to all ranks through the group, then separate arguments to each
+    rank.
+    """
 
     def __init__(self, rank: int, **options: Any) -> None:
         from ranks import group
@@ -158,7 +164,9 @@ def test_what_is_no_dtype_is_refused() -> None:
 
 
 def test_verls_own_manager_moves_weights(tmp_path: Path) -> None:
-    """Its CheckpointEngineManager, CheckpointEngineWorker and RayWorkerGroup, with shardwire named in the configuration alone."""
+    """verl's CheckpointEngineManager, CheckpointEngineWorker and RayWorkerGroup, with shardwire named in the
+    configuration alone.
+    """
     script = Path(__file__).with_name("verl_job.py")
     told = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "HOME": str(tmp_path), "OMP_NUM_THREADS": "1"}  # Ray keeps a token there
     done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=400, check=False, env=told, cwd=tmp_path)

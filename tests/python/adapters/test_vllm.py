@@ -1,4 +1,6 @@
-"""shardwire.adapters.vllm: a trainer's job and a serving job, against a stand-in with vLLM's interface (vllm_stand_in says what it is and what it is not)."""
+"""shardwire.adapters.vllm: a trainer's job and a serving job, against a stand-in with vLLM's interface (vllm_stand_in
+describes the interface).
+"""
 
 from __future__ import annotations
 
@@ -70,7 +72,7 @@ class Client:
 
 
 class Model:
-    """A worker's: fused parameters of its share of heads, or whole tensors by ``load_weights``."""
+    """A worker's model: fused parameters of the worker's share of heads, or whole tensors by ``load_weights``."""
 
     def __init__(self, rank: int) -> None:
         self.parameters = {"layers.0.qkv_proj.weight": torch.zeros((HEADS + 4 + 4) // 2, WIDTH), "norm.weight": torch.zeros(WIDTH)}
@@ -82,14 +84,14 @@ class Model:
 
 
 def two_way_layouts(model: Model, vllm_config: Any) -> dict[str, Any]:
-    """What a user writes for a model of his: named in init_info as "module:function"."""
+    """A user's function for a model: named in init_info as "module:function"."""
     mesh = torch.arange(vllm_config.parallel_config.world_size)
     parts = [Layout(mesh, [Shard(0)], NAMES[f"layers.0.{part}_proj.weight"], torch.float32) for part in "qkv"]
     return {"layers.0.qkv_proj.weight": (FusedLayout(parts), model.parameters["layers.0.qkv_proj.weight"]), "norm.weight": model.parameters["norm.weight"]}
 
 
 def serve(rank: int, ends: list[socket.socket], size: int, store: str) -> list[Any]:
-    """A vLLM worker: calls come in the order of collective_rpc, and it has a torch group of its own kind."""
+    """A vLLM worker: calls come in the order of collective_rpc, and the worker has a torch group of another backend."""
     if size > 1:
         dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=size)
     config = types.SimpleNamespace(parallel_config=types.SimpleNamespace(world_size=size), model_config=None)
@@ -139,7 +141,7 @@ def train(rank: int, ends: list[socket.socket], url: str, given: dict[str, Any],
 
 
 class Source:
-    """vLLM's WeightSource, as the adapter uses it."""
+    """The part of vLLM's WeightSource that the adapter uses."""
 
     step = 0
 

@@ -52,7 +52,7 @@ def differentiated(rank, size, case):
     if case == "all_reduce":
         assert torch.equal(gradients[0], sum(torch.arange(1.0, 13).reshape(4, 3) + 100 * r for r in range(size)))
     if case == "reduce" and rank != 0:
-        outputs = []  # what the others' tensor holds after a reduce is left open
+        outputs = []  # the other ranks' tensors have no defined values after a reduce
     return [output.detach().clone() for output in outputs], gradients
 
 
@@ -63,7 +63,8 @@ def test_collective_with_a_gradient(both, case):
     both(2, differentiated, case)
 
 
-# ---- SyncBatchNorm: its module refuses CPU tensors and its kernels are CUDA's; torch's own function runs here on kernels written in Python
+# ---- SyncBatchNorm: the module refuses CPU tensors and the kernels are CUDA's; torch's function runs here on kernels
+# in Python
 
 
 def stats(given, eps):

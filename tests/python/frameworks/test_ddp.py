@@ -64,7 +64,7 @@ def test_equals_one_process(both):
 
 
 class Branches(torch.nn.Module):
-    """Rank 0 uses one branch, the others another; the last is never used."""
+    """Rank 0 uses one branch, the other ranks another; the last branch is never used."""
 
     def __init__(self):
         super().__init__()
@@ -138,14 +138,14 @@ def test_buffers(both, broadcast):
 
 
 def chained(group, bucket):
-    """A future that hangs on a future of a future."""
+    """A future that depends on a future of a future."""
     future = dist.all_reduce(bucket.buffer(), group=group, async_op=True).get_future()
     halved = future.then(lambda done: done.value()[0].div_(2))
     return halved.then(lambda done: done.value() * 0.5).then(lambda done: done.value() * 2)
 
 
 def nested(group, bucket):
-    """The second collective starts, and is waited for, in the callback of the first, on whatever thread that runs."""
+    """The callback of the first collective starts the second and waits for its end, on any thread."""
     size = dist.get_world_size(group)
     pieces = torch.nn.functional.pad(bucket.buffer(), (0, -bucket.buffer().numel() % size)).chunk(size)
     received = [torch.empty_like(piece) for piece in pieces]
@@ -169,7 +169,9 @@ def completed(group, bucket):
 
 
 def bf16(group, bucket):
-    """By another name, since DDP refuses the hook without NCCL. gloo of 1.13 has no bfloat16: there the sum of two is rounded once, as it is here."""
+    """The bf16 hook under another name, since DDP refuses the hook without NCCL. gloo of 1.13 has no bfloat16: there
+    the sum of two is rounded once, as here.
+    """
     if TORCH >= (2, 0) or dist.get_backend() != "gloo":
         return default_hooks.bf16_compress_hook(group, bucket)
     rounded = bucket.buffer().bfloat16().div_(dist.get_world_size(group)).float()
@@ -203,7 +205,9 @@ def test_hook(both, name):
 
 @contextmanager
 def late(rank):
-    """Rank 1 comes late to each collective: rank 0's callbacks run on the thread that notices the end, and what they start is not over at once."""
+    """Rank 1 comes late to each collective: rank 0's callbacks run on the thread that notices the end, and collectives
+    that the callbacks start are not over at once.
+    """
     originals = {name: getattr(dist, name) for name in ("all_reduce", "all_gather", "gather")}
 
     def delayed(call):

@@ -1,4 +1,4 @@
-"""What trains beside or below DDP: ZeroRedundancyOptimizer, model averaging, local SGD, and the join context."""
+"""Training beside or below DDP: ZeroRedundancyOptimizer, model averaging, local SGD, and the join context."""
 
 from collections import OrderedDict
 
@@ -38,7 +38,9 @@ def test_zero(both, options):
 
 
 def zero_hooked(rank, size, hook, options):
-    """gloo is refused by the hook: its ranks train with plain SGD, without the updates of the two steps in which the hook learns the buckets."""
+    """The hook refuses gloo: gloo's ranks train with plain SGD, without the updates of the two steps in which the hook
+    learns the buckets.
+    """
     model = DDP(mlp(), **options)
     if dist.get_backend() == "gloo":
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -157,7 +159,7 @@ def averaged(rank, size):
 
 def test_periodic_averager(both):
     mine, others = both(2, averaged)
-    # Averaged at steps 1 and 3, and not between them.
+    # Averaged at steps 1 and 3, and not at the steps between.
     assert [torch.equal(a[0], b[0]) for a, b in zip(mine, others)] == [False, True, False, True]
 
 
