@@ -3,7 +3,7 @@ for run_suite.py.
 
 A *view* is the backend for the tests' skip decorators: "gloo" gives the tests that torch runs on CPU tensors, "mpi" the
 tests of operations that gloo lacks. The groups are made with --backend. Lines on the file descriptor --events are JSON:
-["start", test] and ["end", test, outcome, text]. The tests' own output goes to stdout, and nothing reads it.
+["start", test] and ["end", test, outcome, text]. The tests' own output is noise and goes to stdout.
 """
 
 import argparse

@@ -86,7 +86,7 @@ class Child:
                    "--events", writer, "--filter", pattern, "--without", done]
         # Variables that a launcher or a user set for other programs would change the tests.
         clean = {name: value for name, value in os.environ.items() if not re.match(r"(RANK|WORLD_SIZE|LOCAL_|MASTER_|TORCHELASTIC_|SHARDWIRE_AS)", name)}
-        # Debian 13's torch has no libuv, and asks for libuv.
+        # Debian 13's torch asks for libuv, and was built without libuv.
         env = {**clean, **stands_in, "OMP_NUM_THREADS": "1", "USE_LIBUV": "0"}
         self.process = subprocess.Popen([str(word) for word in command], stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
                                         pass_fds=[writer], start_new_session=True, env=env)

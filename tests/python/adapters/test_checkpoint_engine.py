@@ -1,4 +1,6 @@
-"""shardwire.adapters.checkpoint_engine under the real checkpoint-engine's process groups. (Its ParameterServer wants GPUs.)"""
+"""shardwire.adapters.checkpoint_engine under the real checkpoint-engine's process groups. (checkpoint-engine's
+ParameterServer needs GPUs.)
+"""
 
 from __future__ import annotations
 

@@ -46,7 +46,9 @@ def sharded(model: Any, ranks: list[int]) -> Any:
 
 
 def cut(model: Any, ranks: list[int]) -> Any:
-    """By a tensor parallel plan over ``ranks``; k and v have as many heads as there are ranks. As sharded."""
+    """The model by a tensor parallel plan over ``ranks``; k and v have as many heads as there are ranks. Called like
+    sharded().
+    """
     mesh = DeviceMesh("cpu", ranks)
     if torch.distributed.get_rank() not in ranks:
         return None

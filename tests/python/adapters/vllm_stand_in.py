@@ -1,5 +1,5 @@
 """A stand-in for the part of vLLM that shardwire.adapters.vllm uses, where vLLM is not installed (vLLM has no wheel for
-the CPU that a test could fetch).
+the CPU for a test to fetch).
 
 The stand-in has only the names, signatures and abstract methods of vLLM's public
 ``vllm/distributed/weight_transfer/{base,factory}.py`` and of the reload module: a method that vLLM would call and the
@@ -144,7 +144,7 @@ reloads: list[str] = []  # the requests to the reload module
 
 
 def install() -> None:
-    """Puts the stand-in where ``import vllm`` finds it."""
+    """Registers the stand-in as the module of ``import vllm``."""
     here = sys.modules[__name__]
     base = {name: getattr(here, name) for name in ("ParamMeta", "TrainerInitInfo", "TrainerWeightTransferEngine", "WeightTransferEngine",
                                                    "WeightTransferInitInfo", "WeightTransferUpdateInfo")}

@@ -17,7 +17,7 @@ def random(rank, *shape):
 
 
 def outputs_and_inputs(case, rank, size):
-    """The collective's outputs, and the leaves that want a gradient."""
+    """The collective's outputs, and the leaves with a gradient."""
     mine = random(rank, 4, 3).requires_grad_()
     many = [random(rank + 10 * k, 5).requires_grad_() for k in range(size)]
     if case == "all_reduce":

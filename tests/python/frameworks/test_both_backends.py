@@ -1,4 +1,5 @@
-"""The comparison itself can fail: on other bits, other shapes, other types, a failing rank, and a body that returns nothing."""
+"""The comparison can fail: on other bits, other shapes, other types, a failing rank, and a body that returns nothing.
+"""
 
 import pytest
 import torch

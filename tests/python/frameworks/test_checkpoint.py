@@ -58,7 +58,7 @@ def test_two_ranks_save_and_four_load(both, tmp_path):
 
 
 def saved_in_the_background(rank, size, folder):
-    """Collectives of the background go over a group of their own, while this thread uses the other."""
+    """Collectives of the background use a separate group, while this thread uses the default group."""
     group = dist.new_group()
     where = os.path.join(folder, dist.get_backend())
     mesh = init_device_mesh("cpu", (size,))
@@ -69,7 +69,7 @@ def saved_in_the_background(rank, size, folder):
     for _ in range(50):
         dist.all_reduce(value)
         value /= size
-    contents["weight"].to_local().zero_()  # the save has copied it
+    contents["weight"].to_local().zero_()  # the save has copied the weight
     future.result()
     return value
 
@@ -82,7 +82,9 @@ def test_async_save(both, tmp_path):
 
 
 def trained_and_saved(rank, size, folder):
-    """A tensor parallel model and its optimizer: saved, loaded into a fresh pair, and trained on to the same end."""
+    """A tensor parallel model and its optimizer: saved, loaded into a fresh pair, and trained on to the same end
+    values.
+    """
     where = os.path.join(folder, dist.get_backend())
     mesh = init_device_mesh("cpu", (size,))
     ends = []

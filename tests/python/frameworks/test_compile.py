@@ -24,11 +24,14 @@ COMPILERS = ["aot_eager", pytest.param("inductor", marks=pytest.mark.skipif(not 
 
 @pytest.fixture(scope="module", autouse=True)
 def quick_inductor(tmp_path_factory):
-    """Imported before the ranks are forked; no pool of compilers, no compiled headers; what one rank compiled, the others find."""
+    """Inductor is imported before the ranks are forked, without a pool of compilers and compiled headers. All ranks
+    share one cache.
+    """
     import torch._inductor.compile_fx
     import torch._inductor.config as config
     settings = {"compile_threads": 1, "cpp_cache_precompile_headers": False}
-    # Not by MonkeyPatch: it would take the settings out of torch's configuration at the end, and later tests compile too.
+    # Not by MonkeyPatch, which would remove the settings from torch's configuration at the end: later tests compile
+    # too.
     with pytest.MonkeyPatch.context() as patch, config.patch({name: value for name, value in settings.items() if hasattr(config, name)}):
         patch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path_factory.mktemp("inductor")))
         yield

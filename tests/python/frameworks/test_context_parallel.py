@@ -40,7 +40,8 @@ def test_ring_attention(both, size, causal, method):
 
 
 def ring(rank, size):
-    """The same by hand: keys and values go round by batch_isend_irecv, partial results are merged by their log-sum-exp."""
+    """The ring by hand: keys and values go round by batch_isend_irecv, partial results are merged by the log-sum-exp.
+    """
     torch.manual_seed(2)
     queries, keys, values = (torch.randn(4 * size, 8).chunk(size)[rank] for _ in range(3))
     total, weight = torch.zeros(4, 8), torch.zeros(4, 1)

@@ -118,7 +118,7 @@ def test_no_sync_accumulates(both):
 
 
 def with_buffers(rank, size, options):
-    """The running statistics of rank 0 are the others' at the start of each forward."""
+    """At the start of each forward all ranks take the running statistics of rank 0."""
     torch.manual_seed(1 + rank)
     layers = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.BatchNorm1d(16), torch.nn.Linear(16, 4))
     layers.register_buffer("counts", torch.arange(5) * (rank + 1))

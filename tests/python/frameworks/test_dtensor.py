@@ -1,4 +1,6 @@
-"""DTensor: distribution, redistribution between all placements, and operations whose sharding is propagated. Each also equals the plain tensor."""
+"""DTensor: distribution, redistribution between all placements, and operations with propagated sharding. Each result
+also equals the plain tensor.
+"""
 
 import itertools
 
@@ -50,7 +52,7 @@ def test_redistribute(both, size, shape):
 def reduced(rank, size):
     mesh, results = mesh_of(size), []
     mine = whole(6, 4, seed=rank)
-    # gloo before 2.7 sums in reduce_scatter whatever it is asked for
+    # gloo before 2.7 always sums in reduce_scatter
     for kind in ("sum", "max", "min", "avg") if GLOO_AVERAGES else ("sum",):
         for after in (Shard(0), Shard(1), Replicate()):
             results.append(DTensor.from_local(mine, mesh, [Partial(kind)], run_check=False).redistribute(mesh, [after]).to_local().clone())

@@ -24,8 +24,8 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 
 
 def sharded(model, **options):
-    """Every layer a group of its own, and the root."""
-    options.setdefault("mesh", init_device_mesh("cpu", (dist.get_world_size(),)))  # by itself it would take an accelerator that another test brought here
+    """fully_shard of every layer and of the root, each as a separate group."""
+    options.setdefault("mesh", init_device_mesh("cpu", (dist.get_world_size(),)))  # without a mesh fully_shard would take an accelerator registered by another test
     for layer in model:
         if isinstance(layer, torch.nn.Linear):
             fully_shard(layer, **options)
@@ -92,7 +92,7 @@ def test_fully_shard_with_uneven_rows(both):
 
 
 def accumulated(rank, size):
-    """Gradients stay unsharded until the last step; then they are clipped by a norm that all ranks sum."""
+    """Gradients stay unsharded until the last step; then the gradients are clipped by a norm over all ranks."""
     model = sharded(mlp())
     for step in range(3):
         model.set_requires_gradient_sync(step == 2)

@@ -1,4 +1,4 @@
-"""torch.distributed._functional_collectives: every collective there, its gradients, and tensors that wait when they are used."""
+"""torch.distributed._functional_collectives: every collective there, the gradients, and tensors that wait on use."""
 
 import pytest
 import torch
@@ -76,7 +76,7 @@ def test_collective_of_three(both, name):
 
 
 def lazily(rank, size):
-    """A tensor in flight: views of it do not wait, arithmetic does."""
+    """A tensor in flight: views do not wait, arithmetic does."""
     group = dist.group.WORLD
     flying = functional.all_reduce(rows(rank, size), "sum", group)
     assert isinstance(flying, functional.AsyncCollectiveTensor)
@@ -132,7 +132,7 @@ def test_in_place_operators(both):
 
 
 def managed(rank, size):
-    """A block of collectives that goes as one."""
+    """A block of collectives that starts as one."""
     from torch.distributed.distributed_c10d import _coalescing_manager
     tensors = [rows(rank, size), random(rank, 5)]
     with _coalescing_manager(async_ops=True) as manager:

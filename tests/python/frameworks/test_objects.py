@@ -1,4 +1,4 @@
-"""Object collectives, also within subgroups that share ranks."""
+"""Object collectives, also within subgroups with common ranks."""
 
 import pytest
 import torch

@@ -34,7 +34,7 @@ def zero(rank, size, options):
 @pytest.mark.parametrize("options", [{}, {"parameters_as_bucket_view": True}], ids=["plain", "views"])
 def test_zero(both, options):
     results = both(2, zero, options)
-    assert len(results[0][2]) == 6  # the states of all parameters came together on rank 0
+    assert len(results[0][2]) == 6  # rank 0 has the collected states of all parameters
 
 
 def zero_hooked(rank, size, hook, options):
@@ -165,7 +165,7 @@ def test_periodic_averager(both):
 
 def hierarchical(rank, size):
     model = mlp(seed=rank)
-    sum(p.sum() for p in model.parameters()).backward()  # only what has a gradient is averaged
+    sum(p.sum() for p in model.parameters()).backward()  # only parameters with a gradient are averaged
     averager = HierarchicalModelAverager(period_group_size_dict=OrderedDict([(1, 2), (2, 4)]), warmup_steps=0)
     seen = []
     for _ in range(3):

@@ -16,7 +16,7 @@ SCHEDULES = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B, "interleaved": Schedu
 
 
 def stages_of(rank, size, kind):
-    """The whole module, and this rank's stages of it: one, or two that are not neighbours."""
+    """The whole module, and this rank's stages: one stage, or two stages that are not neighbours."""
     module = mlp()
     count = 2 * size if kind == "interleaved" else size
     parts = [module[:1], module[1:3], module[3:4], module[4:]] if count == 4 else [module[:2], module[2:]]
@@ -29,7 +29,7 @@ def steps(rank, size, kind):
     schedule = SCHEDULES[kind](stages if kind == "interleaved" else stages[0], n_microbatches=4, loss_fn=torch.nn.functional.mse_loss, scale_grads=True)
     given, target = batch(0, rows=8)
     results = []
-    for _ in range(2):  # the gradients are scaled at each step, so they must not build up
+    for _ in range(2):  # the gradients are scaled at each step, so gradients must not build up
         losses = []
         module.zero_grad()
         if rank == 0 and size > 1:

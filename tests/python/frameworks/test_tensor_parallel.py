@@ -16,7 +16,7 @@ from torch.distributed.tensor.parallel import (ColwiseParallel, PrepareModuleInp
 
 
 def parameters(module):
-    """Whole parameters, whatever their placement."""
+    """Whole parameters of any placement."""
     return {name: (p.full_tensor() if isinstance(p, DTensor) else p).detach().clone() for name, p in module.named_parameters()}
 
 

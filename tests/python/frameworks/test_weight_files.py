@@ -1,4 +1,6 @@
-"""shardwire.load of folders that torch.distributed.checkpoint wrote, and load and save of models of torch's parallelisms."""
+"""shardwire.load of folders written by torch.distributed.checkpoint, and load and save of models of torch's
+parallelisms.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,7 @@ def model_of(kind):
 
 
 def written_by_torch(rank, folder, kind):
-    """A model of torch's is saved by torch, and read into a plain one, into other layouts, and by some ranks only."""
+    """A model of torch's is saved by torch, and read into a plain model, into other layouts, and by some ranks only."""
     model = model_of(kind)
     wanted = whole(model)
     dcp.save({**model.state_dict(), "step": 7}, checkpoint_id=folder)
@@ -51,7 +53,7 @@ def written_by_torch(rank, folder, kind):
     with torch.no_grad():
         for tensor in plain.state_dict().values():
             tensor.zero_()
-    # torch writes tied weights under each of their names.
+    # torch writes tied weights under each name.
     shardwire.load(folder, plain, mapping=lambda name: None if name == "head.weight" else name)
     same(whole(plain), wanted)
     layouts = {name: shardwire.Layout([3, 0, 2], [shardwire.Shard(tensor.dim() - 1)], tensor.shape, tensor.dtype) for name, tensor in wanted.items()}
@@ -96,7 +98,7 @@ class Evil:
 
 
 def broken_folders(folder):
-    """name -> (folder, the error's class, what it says). ``folder/good`` is whole, with one tensor "w"."""
+    """name -> (folder, the error's class, parts of the error's text). ``folder/good`` is whole, with one tensor "w"."""
     good = folder / "good"
     metadata = (good / ".metadata").read_bytes()
     (data,) = [path.name for path in good.iterdir() if path.suffix == ".distcp"]

@@ -95,7 +95,9 @@ def test_from_fully_shard_to_tensor_parallel(reshard):
 
 
 def into_fully_shard(rank):
-    """A plain model of rank 0 into a meta fully_shard model over all ranks, uneven, which then trains like the plain one."""
+    """A plain model of rank 0 into a meta fully_shard model over all ranks, uneven, which then trains like the plain
+    model.
+    """
     plain = Net()
     with torch.device("meta"):
         target = Net()
@@ -108,7 +110,7 @@ def into_fully_shard(rank):
         steps(model, optimizer)
     for name, tensor in whole(plain).items():
         assert torch.allclose(whole(target)[name], tensor, atol=1e-5), name
-    op.run().wait()  # back to what rank 0 has
+    op.run().wait()  # back to the values of rank 0
     same(whole(target), whole(plain))
 
 
@@ -153,7 +155,7 @@ def dtensors(rank):
     target = {name: distribute_tensor(torch.zeros_like(value), second, [Shard(value.dim() - 1)]) for name, value in values.items()}
     shardwire.sync(source, target if rank != 2 else None).run().wait()
     for name, value in values.items():
-        # Not against distribute_tensor: it scatters by the order of the group's ranks, which is not the mesh's.
+        # Not against distribute_tensor, which scatters in the order of the group's ranks: the mesh has another order.
         expected = shardwire.Layout(second, [Shard(value.dim() - 1)], value.shape, value.dtype).take(value, rank)
         assert torch.equal(target[name].to_local(), value.new_empty(0) if expected is None else expected), name
 
@@ -172,7 +174,7 @@ def test_dicts_of_dtensors():
 
 
 def stages(rank):
-    """Pipeline stages that are each fully_shard over two ranks, into a plain model on rank 0."""
+    """Pipeline stages, each with fully_shard over two ranks, into a plain model on rank 0."""
     meshes = [DeviceMesh("cpu", [0, 1]), DeviceMesh("cpu", [2, 3])]
     torch.manual_seed(2)
     layers = torch.nn.ModuleDict({f"layer{i}": torch.nn.Linear(6, 6) for i in range(4)})
