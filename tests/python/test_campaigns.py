@@ -1,4 +1,6 @@
-"""A short, repeatable cut of bench/kills.py and bench/mismatches.py: nothing may hang, be wrong, or be left unnamed. And a second of bench/soak.py."""
+"""A short, repeatable cut of bench/kills.py and bench/mismatches.py: no rank may hang, no result may be wrong, and
+every error must name the cause. And a second of bench/soak.py.
+"""
 
 from __future__ import annotations
 
@@ -34,15 +36,16 @@ def test_gloo_runs_beside() -> None:
 
 def test_a_reader_paused_in_a_copy_never_reports_success_with_wrong_bytes() -> None:
     outcomes = [pauses.pause_once(SEED, number) for number in range(12)]
-    # On a busy machine some copies are over before the reader stops; when all are, this test has seen nothing.
+    # On a busy machine some copies are over before the reader stops. If all copies are, this test has shown nothing.
     assert any(outcome["kind"] in ("raised", "right") for outcome in outcomes), outcomes
     assert not any(pauses.is_fault(outcome) for outcome in outcomes), [outcome for outcome in outcomes if pauses.is_fault(outcome)]
 
 
-# Four parts, so that a failure does not hide the others. "late" is for campaigns on quiet machines: here only timeouts count.
+# Four parts, so that a failure does not hide other failures. "late" is for campaigns on quiet machines: here only
+# timeouts count.
 @pytest.mark.parametrize("part", range(4))
 def test_every_kind_of_mismatch_raises_on_every_rank(part: int, capsys: pytest.CaptureFixture[str]) -> None:
-    # The round chooses the number of ranks: 3, where most kinds can be seen.
+    # The round chooses the number of ranks: 3 ranks can show most kinds.
     numbers = [len(KINDS) + kind for kind in range(len(KINDS)) if kind % 4 == part]
     outcomes = mismatches.campaign(SEED, numbers, ["shm", "tcp"][part % 2 :][:1], checked=False)
     faults = [outcome for outcome in outcomes if mismatches.is_fault(outcome, False) and mismatches.judge(outcome, False) != "late"]
@@ -50,7 +53,7 @@ def test_every_kind_of_mismatch_raises_on_every_rank(part: int, capsys: pytest.C
 
 
 def test_the_soak_goes_round(capsys: pytest.CaptureFixture[str]) -> None:
-    """Every kind of use, with a checked result. Only a soak of an hour shows whether memory grows."""
+    """One round of every kind of use, with checked results. Only a soak of an hour shows whether memory grows."""
     assert not soak.campaign(soak.arguments(["--seconds", "1", "--ranks", "2", "--settle", "1"])), capsys.readouterr().out
 
 

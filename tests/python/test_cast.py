@@ -39,7 +39,8 @@ def bits_of(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def assert_same(got: torch.Tensor, expected: torch.Tensor, what: Any) -> None:
-    """Bit for bit. torch's own NaN depends on the length of the row and on the version: a NaN need only be one."""
+    """Bit for bit. torch's own NaN depends on the length of the row and on the version: any NaN equals any other NaN.
+    """
     if got.is_complex():
         got, expected = torch.view_as_real(got.to(torch.complex128)), torch.view_as_real(expected.to(torch.complex128))
     same = (bits_of(got) == bits_of(expected)) | (torch.isnan(got.to(torch.float64)) & torch.isnan(expected.to(torch.float64)))
@@ -82,7 +83,9 @@ def place(tensor: torch.Tensor, kind: int) -> torch.Tensor:
 
 
 def every_pair(rank: int, types: list[torch.dtype], rows: int) -> int:
-    """Both ranks hold half of the rows and want half of the columns: own copies and the other's at once."""
+    """Both ranks hold half of the rows and want half of the columns: local copies and copies from the other rank at
+    once.
+    """
     done = 0
     for number, (source, target) in enumerate(itertools.permutations(types, 2)):
         whole = sample(source, rows * 256, number).reshape(rows, 256)
@@ -156,7 +159,7 @@ def layouts(rank: int) -> None:
     """Layouts carry the dtypes; so does a Partial layout, and so does a rank with one side only."""
     whole = torch.arange(48.0).reshape(8, 6) * 1.0078125
     rows, cols = Layout([0, 1], [Shard(0)], [8, 6], torch.float32), Layout([0, 1, 2], [Shard(1)], [8, 6], torch.bfloat16)
-    # In the second, rank 2 declares the outputs' dtype only; in the third, rank 0 the inputs'.
+    # In the second case rank 2 declares the outputs' dtype only; in the third rank 0 declares the inputs' dtype only.
     for inputs, outputs in (([rows], [cols]), ([rows] if rank < 2 else None, [cols]), ([rows], [cols] if rank else None)):
         op = shardwire.compile_op(group(), inputs=inputs, outputs=outputs, allow_gaps=True)
         tensor = op.tensors[0]
@@ -165,7 +168,7 @@ def layouts(rank: int) -> None:
         op([whole[rank * 4:rank * 4 + 4]] if rank < 2 else [], [out] if outputs else []).wait()
         if outputs:
             assert torch.equal(out, whole.to(torch.bfloat16)[:, rank * 2:rank * 2 + 2])
-    # dtype= says the inputs', the layout the outputs'.
+    # dtype= gives the inputs' dtype, the layout the outputs' dtype.
     op = shardwire.compile_op(group(), dtype=torch.float64, inputs=[box([0, 0], [8, 6])] if rank == 1 else [], outputs=[cols])
     out = torch.zeros(8, 2, dtype=torch.bfloat16)
     op([whole.double()] if rank == 1 else [], [out]).wait()
@@ -198,7 +201,7 @@ def test_dtensors_of_two_dtypes() -> None:
 
 
 def several_tensors(rank: int) -> None:
-    """One op, some tensors cast and some not; the others' dtype is as ever."""
+    """One op, some tensors cast and some not; tensors without a cast keep the dtype."""
     op = shardwire.compile_op(group(), {"w": [4], "b": [4], "n": [4]}, {"w": torch.float32, "b": torch.float32, "n": torch.int64},
                               {name: [box([rank * 2], [2])] for name in "wbn"}, {name: [box([0], [4])] for name in "wbn"},
                               output_dtype={"w": torch.float16})
@@ -219,7 +222,7 @@ def test_several_tensors_with_and_without_a_cast() -> None:
 
 
 def inspection(rank: int) -> dict[str, Any]:
-    """The narrower type travels, and is what is counted."""
+    """The narrower type travels, and traffic counts bytes of this type."""
     op = shardwire.compile_op(group(), [1000], torch.float32, [box([0], [1000])] if rank == 0 else [], [box([0], [1000])] if rank else [],
                               output_dtype=torch.bfloat16)
     assert "float32[1000], cast to bfloat16" in op.explain(), op.explain()

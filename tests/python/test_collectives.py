@@ -1,4 +1,4 @@
-"""Every collective through torch.distributed against what plain torch says."""
+"""Every collective through torch.distributed against the results of plain torch."""
 
 import os
 from datetime import timedelta
@@ -404,4 +404,4 @@ def free_gib():
 @pytest.mark.skipif(free_gib() < 14, reason="less than 14 GiB of free memory")
 @pytest.mark.parametrize("heap", [False, True])
 def test_more_than_2_31_elements(run_ranks, heap):
-    run_ranks(2, more_than_2_31, heap, timeout=180, group_timeout=90)  # the kernel is slow to give memory that was never touched since the boot
+    run_ranks(2, more_than_2_31, heap, timeout=180, group_timeout=90)  # the kernel is slow to give memory never touched since the boot

@@ -1,8 +1,9 @@
-"""Random calls of torch.distributed in real processes, on several overlapping groups, against plain torch. The seed of a failing case is in the message.
+"""Random calls of torch.distributed in real processes, on several overlapping groups, against plain torch. The seed of
+a failing case is in the message.
 
-Every rank derives a case, and all ranks' inputs, from the seed; results are compared byte by byte. Reductions are modelled in rank order, half
-and eight-bit types in a wider one with one rounding at the end.
-SHARDWIRE_ORACLE_CASES: how many cases (default 4000). SHARDWIRE_ORACLE_SEED: the first seed (default 1).
+Every rank derives a case, and all ranks' inputs, from the seed; results are compared byte by byte. Reductions are
+modelled in rank order, half and eight-bit types in a wider one with one rounding at the end. SHARDWIRE_ORACLE_CASES:
+the number of cases (default 4000). SHARDWIRE_ORACLE_SEED: the first seed (default 1).
 """
 
 from __future__ import annotations
@@ -26,12 +27,12 @@ SUBSETS = ((0, 1, 2), (1, 3), (0, 2, 3), (2,), (0, 3))
 
 Check = Callable[[], None]
 WHOLE_OPS = ("SUM", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR", "AVG")
-# The op and how its name reads in our messages.
+# The op and the name in our messages.
 WRONG_OPS = (("BAND", "band"), ("BOR", "bor"), ("BXOR", "bxor"))
 
 
 class Case:
-    """One call as this rank sees it."""
+    """One call from this rank's view."""
 
     def __init__(self, seed: int, groups: list[tuple[tuple[int, ...], Any]]) -> None:
         self.seed = seed
@@ -50,7 +51,7 @@ class Case:
 
     def random_op(self) -> str:
         if self.dtype.is_complex:
-            return self.rng.choice(("SUM", "AVG"))  # torch itself refuses the others
+            return self.rng.choice(("SUM", "AVG"))  # torch refuses the other ops
         if self.dtype in UNSIGNED:
             return self.rng.choice(("SUM", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR"))
         if self.dtype.is_floating_point:
@@ -87,7 +88,7 @@ class Case:
         return reduced(self.op, self.everyone(index, shape), self.factor)
 
     def check(self, *pairs: tuple[torch.Tensor, torch.Tensor]) -> Check:
-        """A function that compares what is in each first tensor by then with the second."""
+        """A function that compares the values of each first tensor, at the time of the call, with the second tensor."""
         def compare() -> None:
             for number, (is_, expected) in enumerate(pairs):
                 assert is_.dtype == expected.dtype and is_.shape == expected.shape, f"output {number}: {is_.dtype}{tuple(is_.shape)}"
@@ -167,7 +168,7 @@ def reduce_scatter_tensor(case: Case, **more: Any) -> tuple[Any, Check]:
 
 
 def splits(case: Case) -> list[list[int]]:
-    """Rows from each rank to each other one."""
+    """Rows from each rank to each other rank."""
     return [[case.rng.choice((0, 1, 2, 5)) for _ in range(case.size)] for _ in range(case.size)]
 
 
@@ -199,7 +200,7 @@ def coalesced(case: Case, **more: Any) -> tuple[Any, Check]:
 
 
 def managed(case: Case, group: Any, async_op: bool) -> tuple[Any, Check]:
-    """Several calls that torch hands over as one."""
+    """Several calls that torch passes on as one call."""
     case.shape = case.shape or (1,)
     if case.dtype.is_complex:
         return coalesced(case, group=group, async_op=async_op)
@@ -259,7 +260,7 @@ def messages(case: Case, group: Any, async_op: bool) -> tuple[Any, Check]:
 
 
 def refused(case: Case, group: Any, async_op: bool) -> tuple[Any, Check]:
-    """A reduction that is not defined: the same error on every rank, and nothing moves."""
+    """An undefined reduction: the same error on every rank, and nothing moves."""
     op, name = case.rng.choice(WRONG_OPS)
     case.dtype = case.rng.choice(FLOATS)
     tensor = case.input()
@@ -291,13 +292,13 @@ def finish(rng: random.Random, work: Any, check: Check) -> None:
             assert doubled.wait() == 2
         else:
             work.wait()
-        # Of accelerators' tensors streams wait, not the CPU.
+        # For accelerators' tensors the streams wait, not the CPU.
         assert collective_model.PLACE is not None or not hasattr(work, "is_completed") or work.is_completed()
     check()
 
 
 def run_cases(rank: int, first: int, count: int) -> dict[str, int]:
-    """How many cases of each kind this rank took part in."""
+    """The number of cases of each kind with this rank."""
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     groups = [(tuple(range(WORLD)), dist.group.WORLD), *[(members, dist.new_group(list(members))) for members in SUBSETS]]

@@ -83,7 +83,7 @@ def test_forms_of_a_call() -> None:
 
 
 def many_tensors(rank: int) -> None:
-    """Tensors of other shapes, dtypes and reductions in one op; a rank may have nothing of some."""
+    """Tensors of different shapes, dtypes and reductions in one op; a rank may have no part of some tensors."""
     regions_in: dict[str, Any] = {"w": [box([rank * 2, 0], [2, 3])], "scale": [box([], [])]}
     regions_out: dict[str, Any] = {"w": [box([0, 0], [4, 3])], "scale": [box([], [])]}
     if rank == 1:
@@ -291,7 +291,7 @@ def dropped(rank: int) -> None:
     out = torch.zeros(8)
     for round_number in range(50):
         mine = torch.full((4,), float(rank * round_number))
-        op([mine], [out])  # dropped: over when the statement is
+        op([mine], [out])  # dropped: over at the end of the statement
         assert torch.equal(out, expected_gather(2, scale=round_number))
     kept = op([torch.full((4,), float(rank))], [out])
     del kept
@@ -343,7 +343,7 @@ def late_rank(rank: int, seen: pathlib.Path) -> None:
     out = torch.zeros(8)
     if rank == 1:
         await_file(seen)
-    future = op([torch.full((4,), float(rank))], [out])  # which returns at once: rank 1 comes only after what follows
+    future = op([torch.full((4,), float(rank))], [out])  # the call returns at once: rank 1 comes only after the next steps
     if rank == 0:
         assert not future.done() and future.exception() is None
         with pytest.raises(TimeoutError):
@@ -452,7 +452,7 @@ def test_a_dropped_future_prints_its_error_once_and_never_raises() -> None:
     assert ended.returncode == 0, ended.stderr
     assert ended.stdout.splitlines() == ["raised rank 3 died", "rank 3 died", "end"]
     lost = [line for line in ended.stderr.splitlines() if "rank 3 died" in line]
-    assert 1 <= len(lost) <= 2, ended.stderr  # one dropped; the one kept till exit may be past printing
+    assert 1 <= len(lost) <= 2, ended.stderr  # one future is dropped; the future kept until exit may end too late to print
     assert "Exception ignored" not in ended.stderr and "a Future was dropped" in ended.stderr
 
 

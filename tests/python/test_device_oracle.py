@@ -1,5 +1,6 @@
-"""The two property tests, of compile_op and of the collectives, over the test device: tensors of one call lie on the CPU and on the device at
-random, by rank and by slice, and are filled by earlier work of the device's stream. SHARDWIRE_ORACLE_CASES and SHARDWIRE_ORACLE_SEED as there.
+"""The two property tests, of compile_op and of the collectives, over the test device: tensors of one call lie on the
+CPU and on the device at random, by rank and by slice, and are filled by earlier work of the device's stream.
+SHARDWIRE_ORACLE_CASES and SHARDWIRE_ORACLE_SEED mean the same as in the two tests.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Any:
     module = accelerator.load()
 
     def place(rng: random.Random, tensor: torch.Tensor) -> torch.Tensor:
-        # torch shows complex tensors to a backend as views that it cannot make of this device's.
+        # torch passes complex tensors to a backend as views, which torch cannot make of tensors of this device.
         if tensor.is_complex() or rng.random() < 0.4:
             placements["host"] += 1
             return tensor
@@ -33,7 +34,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Any:
         there = torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device=accelerator.DEVICE_NAME)
         if rng.random() < 0.1:
             module.delay(1)
-        # The values come when the stream comes to it; until then `tensor` must live.
+        # The stream copies the values later; until then `tensor` must live.
         keep.append(tensor)
         return there.copy_(tensor, non_blocking=True)
 

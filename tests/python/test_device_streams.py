@@ -1,4 +1,6 @@
-"""Order between streams and transfers, on the test device: what the calls promise of accelerators' tensors (docs/threading.md)."""
+"""Order between streams and transfers, on the test device: the promises of the calls for accelerators' tensors
+(docs/threading.md).
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,7 @@ from ranks import group, run_ranks
 
 import shardwire
 
-DELAY = 0.15  # seconds by which a stream is late
+DELAY = 0.15  # the delay of a stream, in seconds
 
 
 @pytest.fixture

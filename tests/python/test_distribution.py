@@ -15,7 +15,7 @@ ROW, COLUMN = ProcessGrid.Layout.ROW_MAJOR, ProcessGrid.Layout.COL_MAJOR
 
 
 def pieces_of(distribution: Distribution, whole: numpy.ndarray, ranks: int) -> list[numpy.ndarray]:
-    """Each rank's local array, filled through the shares; what no piece fills is -1."""
+    """Each rank's local array, filled through the shares; elements outside of all pieces are -1."""
     locals_ = []
     for rank in range(ranks):
         share = distribution.share(rank, whole.shape, ranks)

@@ -1,4 +1,4 @@
-"""./run frameworks jobs: that it compares what it says, and on torch 2.5 and later one of its jobs, which needs torch alone."""
+"""./run frameworks jobs: the comparison itself, and on torch 2.5 and later one of the jobs, which needs torch alone."""
 
 from __future__ import annotations
 

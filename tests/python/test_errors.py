@@ -1,5 +1,6 @@
-"""Malformed specs and calls. A spec: every rank raises the same type and text, and the group works on. A call: the caller alone raises, and the op
-works on. The tables are the list of what is refused."""
+"""Malformed specs and calls. A spec: every rank raises the same type and text, and the group stays usable. A call: only
+the caller raises, and the op stays usable. The tables list all refusals.
+"""
 
 from __future__ import annotations
 

@@ -38,9 +38,7 @@ SAYS = {
 
 
 def as_a_launcher_starts_it(rank: int, example: docs.Example, size: int, port: int, folder: str, *words: str) -> str:
-    """The output of an example. It runs in a fork, where torch is imported already: new interpreters would take most of
-    the time.
-    """
+    """The output of an example, run in a fork with torch imported: new interpreters would take most of the time."""
     sys.argv[1:] = words
     os.environ.update(RANK=str(rank), WORLD_SIZE=str(size), LOCAL_RANK=str(rank), MASTER_ADDR="localhost", MASTER_PORT=str(port), USE_LIBUV="0")
     os.chdir(folder)
@@ -77,7 +75,7 @@ def test_the_readme_example_runs_as_a_newcomer_starts_it(tmp_path: pathlib.Path)
     assert done.returncode == 0, done.stdout + done.stderr
     shown = (ROOT / "README.md").read_text().partition("The program prints the following, and then")[2].partition("```\n")[2].partition("```")[0]
     assert len(shown) > 200 and re.sub("in [0-9.]+ ms", "in T ms", done.stdout).startswith(re.sub("in [0-9.]+ ms", "in T ms", shown)), done.stdout
-    # Each trainer gives each server a quarter of the weight, and nothing more.
+    # Each trainer gives each server exactly a quarter of the weight.
     assert "between ranks: 16.8 MB; the least possible: 16.8 MB" in done.stdout, done.stdout
 
 
@@ -109,6 +107,6 @@ def test_an_excerpt_names_what_is_there(example: docs.Example) -> None:
 
 
 def test_the_picture_is_what_the_plan_draws(tmp_path: pathlib.Path) -> None:
-    """docs/pictures/move-weights.svg, which docs/move-weights.md says how to draw again."""
+    """docs/pictures/move-weights.svg; docs/move-weights.md shows how to draw the picture again."""
     plan_description(json.loads((ROOT / "docs/pictures/move-weights.json").read_text())).plot(tmp_path / "again.svg")
     assert (ROOT / "docs/pictures/move-weights.svg").read_text() == (tmp_path / "again.svg").read_text()

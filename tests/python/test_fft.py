@@ -66,8 +66,7 @@ def check(result: Any, whole: torch.Tensor, distribution: Any, rank: int, ranks:
 
 
 def outline(rank: int, ranks: int, shapes: Any) -> int:
-    """nvmath's published test: kinds, reshape or not or by boxes, direction, and resets that continue with the result.
-    """
+    """nvmath's published test: kinds, reshape or not or by boxes, direction, and resets that go on with the result."""
     swd.initialize(None, group())
     done = 0
     kinds = [("C2C", "even"), ("R2C", "even"), ("C2R", "even"), ("C2R", "odd")]
@@ -117,7 +116,7 @@ def test_the_published_outline(ranks: int) -> None:
 
 
 def random_cases(rank: int, ranks: int, seed: int, cases: int, cuts: bool = False) -> int:
-    """cuts: each case in a random number of chunks, more than there are indices too, and once more whole."""
+    """cuts: each case runs in a random number of chunks, also more chunks than indices, and once more whole."""
     rng, cutting = random.Random(seed), random.Random(f"chunks {seed}")
     done = cut = 0
     for case in range(cases):
@@ -212,7 +211,7 @@ def test_engines_that_are_measured_and_parts(name: str) -> None:
 
 
 class CountingEngine:
-    """Stands in for an engine: as slow as ``turns`` says, and counted."""
+    """A stand-in for an engine: as slow as ``turns`` requests, and counted."""
 
     def __init__(self, turns: int) -> None:
         self.turns, self.made = turns, 0
@@ -282,7 +281,7 @@ def test_an_engine_that_is_not_here(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_transform_may_end_while_its_thread_plans() -> None:
-    """The garbage collector may end a transform: it runs wherever Python allocates."""
+    """The garbage collector, which runs wherever Python allocates, may end a transform."""
     import threading
 
     from shardwire.distributed import _fftw
@@ -361,7 +360,7 @@ def gradients(rank: int, ranks: int, chunks: Any) -> None:
         assert gradient.is_conj()
         spectrum.backward(gradient)
         check(mine.grad.resolve_conj(), whole.grad.resolve_conj(), Slab.X, rank, ranks, f"gradient of conjugates, also moved: {also_moved}")
-    # On every rank the whole result: each rank's gradient counts.
+    # The whole result on every rank: each rank's gradient counts.
     whole = data_of((4, 6), torch.complex128, 3).requires_grad_()
     weights = data_of((4, 6), torch.complex128, 4)
     (torch.fft.fftn(whole) * weights).real.sum().backward()
@@ -376,7 +375,7 @@ def test_gradients_are_torchs(chunks: Any) -> None:
 
 
 def chunk_choices(rank: int, ranks: int, store: str, hosts: int) -> list[tuple[int, str]]:
-    """Of some transforms into how many chunks the first exchange is cut, and why."""
+    """The number of chunks of the first exchange in some transforms, and the reason."""
     import torch.distributed as dist
 
     from shardwire.distributed import _fft_chunks
@@ -557,7 +556,7 @@ def first_in_inference_mode(rank: int) -> None:
         f.plan()
         f.execute()
         rooms = f._plans[False]._between.values()
-        assert rooms and not any(room.is_inference() for room in rooms)  # FFTW scales what lies in one in place
+        assert rooms and not any(room.is_inference() for room in rooms)  # FFTW scales values in these rooms in place
 
 
 def test_a_first_call_in_inference_mode() -> None:

@@ -39,7 +39,7 @@ def raw(tensor: torch.Tensor) -> bytes:
 
 
 def write_file(path: Path, tensors: dict[str, torch.Tensor], pad: int = 0) -> Path:
-    """As the format's description says, by hand. ``pad`` spaces leave the data unaligned."""
+    """Writes a file by hand, after the format's description. ``pad`` spaces leave the data unaligned."""
     header, data = {}, b""
     for name, tensor in tensors.items():
         header[name] = {"dtype": NAMES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [len(data), len(data) + len(raw(tensor))]}
@@ -51,7 +51,7 @@ def write_file(path: Path, tensors: dict[str, torch.Tensor], pad: int = 0) -> Pa
 
 
 def read_file(path: Path) -> dict[str, torch.Tensor]:
-    """The same backwards, and every byte of the file is some tensor's."""
+    """Reads a file by hand; asserts that every byte of the file belongs to a tensor."""
     content = path.read_bytes()
     (length,) = struct.unpack("<Q", content[:8])
     header, data = json.loads(content[8:8 + length]), content[8 + length:]
@@ -599,7 +599,7 @@ def test_a_save_that_is_killed_hides_no_checkpoint_of_another_name_and_is_none(t
 
 
 def by_system_calls(rank: int, folder: str) -> list[int]:
-    """How many ops are compiled to save rows, fused parts, replicas, columns, and transposed rows."""
+    """The number of ops compiled to save rows, fused parts, replicas, columns, and transposed rows."""
     whole = torch.arange(4e6).reshape(2000, 2000)
     compiled: list[int] = []
 

@@ -1,4 +1,4 @@
-"""Groups beside and without the default one, names, and from any kind of group to its backend."""
+"""Groups beside and without the default group, names, and the backend of any kind of group."""
 
 import gc
 import os
@@ -185,7 +185,7 @@ def test_bad_arguments():
 
 
 def test_a_timeout_of_0_is_now_and_none_is_rounded_to_it():
-    """0 had been an error, and less than a millisecond 30 minutes."""
+    """Once 0 was an error, and less than a millisecond meant 30 minutes."""
     for timeout in (0, 1e-5, timedelta(microseconds=3)):
         with pytest.raises(shardwire.TimeoutError):
             shardwire.create_process_group(dist.HashStore(), 0, 2, timeout=timeout)
@@ -238,7 +238,7 @@ def test_ended_groups_leave_nothing_behind(run_ranks):
             op([tensor], [torch.zeros(2)]).wait()
             dist.destroy_process_group(group)
 
-        dist.barrier()  # joins the group of all, where links are late
+        dist.barrier()  # connects the default group, where links are late
         make_and_end()
         before = threads_and_descriptors()
         for _ in range(100):

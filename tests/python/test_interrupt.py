@@ -64,7 +64,7 @@ def interrupted(call, *args):
     raise AssertionError("the call returned without a KeyboardInterrupt")
 
 
-# Waits: the operation goes on. rank 0 is interrupted before rank 1 calls the same, and waits again.
+# Waits: the operation goes on. Rank 0 is interrupted before rank 1 makes the same call, and waits again.
 
 def async_all_reduce(rank):
     tensor = torch.full((4,), float(rank + 1))
@@ -142,7 +142,7 @@ def test_a_wait_hears_ctrl_c_and_the_operation_goes_on(run_ranks, tmp_path, case
     path = tmp_path / "interrupted"
 
     def body(rank, size):
-        # Both are there; compile_op of the cases meets as well.
+        # Both ranks are there; compile_op in the cases is a meeting too.
         dist.barrier()
         if rank == 1 and case in (async_all_reduce, long_all_reduce, plain_all_reduce, plain_barrier, coalesced):
             await_file(path)
@@ -309,7 +309,7 @@ def test_a_handler_that_does_not_raise_lets_the_wait_go_on(run_ranks, tmp_path, 
     def body(rank, size):
         dist.barrier()
         if rank == 0:
-            signal.signal(signal.SIGUSR1, lambda *_: path.touch())  # rank 1 comes only when the handler has run
+            signal.signal(signal.SIGUSR1, lambda *_: path.touch())  # rank 1 comes only after the handler has run
             main = threading.main_thread().ident
             threading.Thread(target=lambda: (until_main_thread_sleeps(os.getpid()), signal.pthread_kill(main, signal.SIGUSR1)), daemon=True).start()
         else:

@@ -35,7 +35,7 @@ def compiled(size, folder, **named):
     return op.origin, op.plan_path, [str(each.message) for each in told]
 
 
-# The rows of the document's table: what lies where.
+# The rows of the document's table: the place of each file.
 
 
 def in_its_folder(rank, size, folder, is_spmd):

@@ -35,7 +35,7 @@ def empty_memory():
 
 
 def found_on_disk(folder, key):
-    """With what memory holds left aside."""
+    """The kernel on disk, without the cache in memory."""
     shardwire.clear_kernel_cache()
     return cache.find(str(folder), key)
 

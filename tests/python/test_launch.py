@@ -127,8 +127,7 @@ SRUN = {"SLURM_JOB_ID": "1234", "SLURM_STEP_ID": "2", "SLURM_PROCID": "5", "SLUR
 
 
 def under(more):
-    """The environment of a process under a launcher that sets the variables ``more``; no other variable names a rank.
-    """
+    """The environment of a process under a launcher that sets ``more``; no other variable names a rank."""
     prefixes = ("RANK", "WORLD_SIZE", "LOCAL_", "MASTER_", "OMP_NUM", "SLURM_", "OMPI_", "PMI_", "PMIX_", "MPI_LOCAL")
     return {**{name: value for name, value in os.environ.items() if not name.startswith(prefixes)}, **more}
 
@@ -177,7 +176,7 @@ def test_hosts_by_hand_make_one_job(launcher, script):
         done = launch(launcher, "--nnodes", "2", "--node-rank", node, "-n", "3", "--master-addr", "head", "--master-port", "29499", script(SHOW), env=under(SRUN))
         assert done.returncode == 0, done.stderr
         shown += sorted(line.rsplit(" ", 1)[0] for line in done.stdout.splitlines())
-    assert shown == [f"{rank} 6 {rank % 3} 3 head 29499 1 None" for rank in range(6)]  # srun's variables count for nothing, and MPI's are hidden
+    assert shown == [f"{rank} 6 {rank % 3} 3 head 29499 1 None" for rank in range(6)]  # srun's variables do not count, and MPI's variables are hidden
     pods = under({"MASTER_ADDR": "trainer-master-0", "MASTER_PORT": "23456"})
     done = launch(launcher, "--nnodes", "3", "--node-rank", "2", "-n", "1", script(SHOW), env=pods)
     assert done.stdout.rsplit(" ", 1)[0] == "2 3 0 1 trainer-master-0 23456 1 None", done.stderr

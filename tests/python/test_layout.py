@@ -24,7 +24,7 @@ def chunk(indices: list[int], pieces: int, which: int) -> list[int]:
 
 
 def naive_indices(layout: Layout, rank: int) -> list[list[int]]:
-    """The global indices that ``rank`` holds, in local order, per dimension."""
+    """The global indices of ``rank``, in local order, per dimension."""
     coordinates = np.unravel_index(layout.ranks.index(rank), layout.mesh_shape)
     held = [list(range(extent)) for extent in layout.shape]
     for placement, pieces, which in zip(layout.placements, layout.mesh_shape, coordinates):
@@ -143,7 +143,7 @@ def test_shares_equal_torchs_own_arithmetic() -> None:
 # Layouts and DTensors in an op.
 
 def move_layouts(rank: int, seed: int, world: int) -> None:
-    """Random pairs of layouts of one tensor; every rank checks what it receives."""
+    """Random pairs of layouts of one tensor; every rank checks the received values."""
     rng = random.Random(seed)
     shape = [rng.randint(0, 9) for _ in range(rng.randint(1, 3))]
     pair = []
@@ -246,7 +246,7 @@ def dtensors(rank: int) -> None:
         op([tensor_in.to_local()], [tensor_out.to_local()]).wait()
         assert torch.equal(tensor_out.to_local(), local(target)), (source, target)
         tensor_out.to_local().zero_()
-        op([tensor_in], [tensor_out]).wait()  # a DTensor stands for its local tensor
+        op([tensor_in], [tensor_out]).wait()  # a DTensor means the local tensor
         assert torch.equal(tensor_out.to_local(), local(target)), (source, target)
     keyed = shardwire.compile_op(group(), inputs={"w": tensor_in}, outputs={"w": [tensor_out]})
     keyed({"w": tensor_in}, {"w": [tensor_out]}).wait()

@@ -1,4 +1,6 @@
-"""Where lines of log go: to stderr, or to Python's logging once the program configured its logger "shardwire" or the root logger."""
+"""The destination of lines of log: stderr, or Python's logging once the program configured the logger "shardwire" or
+the root logger.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,7 @@ print("native", any("second" in text for _, text in lines), all("fourth" not in 
 def test_lines_go_to_pythons_logging_once_it_is_configured_for_them() -> None:
     done = subprocess.run([sys.executable, "-c", PROGRAM], check=True, capture_output=True, text=True, timeout=60, env={**os.environ, "SHARDWIRE_LOG": "debug"})
     assert sorted(done.stdout.splitlines()) == ["child True True", "native True True", "python True"], done
-    # The groups end with the program, when lines go to stderr again.
+    # The groups end with the program; by then lines go to stderr again.
     assert not [line for line in done.stderr.splitlines() if ("second" in line or "third" in line) and "shut down" not in line], done.stderr
     assert "first" in done.stderr and "fourth" in done.stderr and "and this too" in done.stderr, done.stderr
     assert "a line of Python's" not in done.stderr, done.stderr

@@ -1,4 +1,4 @@
-"""Groups that meet by MPI, in processes that mpirun started: init_method="mpi://", and communicators of mpi4py."""
+"""Groups that meet by MPI, in processes started by mpirun: init_method="mpi://", and communicators of mpi4py."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def _run(script: str, tmp_path: Path, ranks: int = 3, **more: str) -> subprocess
                           timeout=120, check=False, env=environment)
 
 
-# A rank that fails ends the job: mpi4py would wait in MPI_Finalize for the others, who wait for it.
+# A rank that fails ends the job: mpi4py would wait in MPI_Finalize for the other ranks, which wait for the failed rank.
 SERIALIZED = """
 import sys, traceback
 import mpi4py

@@ -1,4 +1,4 @@
-"""shardwire.nvshmem.core: a program written for NVSHMEM4Py runs with its import changed, on CPU tensors."""
+"""shardwire.nvshmem.core: a program written for NVSHMEM4Py runs on CPU tensors with a changed import."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ import shardwire
 import shardwire.nvshmem.core as core
 from shardwire import symm
 
-# As the seed document (shared/seeds/004) and NVSHMEM4Py's documentation write it; only the import and what names CUDA are other.
+# A program as in the seed document (shared/seeds/004) and NVSHMEM4Py's documentation; only the import and the names of
+# CUDA differ.
 PROGRAM = """
 import os
 import sys
@@ -168,7 +169,7 @@ def all_names_body(rank, _):
     assert (core.team_my_pe(row), core.team_n_pes(row)) == (rank % 2, 2) and core.team_my_pe("grid_Y") == rank // 2
     assert core.team_translate_pe(column, 1, core.Teams.TEAM_WORLD) == rank % 2 + 2
     assert core.team_translate_pe(core.Teams.TEAM_WORLD, (rank + 2) % 4, row) == -1
-    # Those that are there, and one of any PEs.
+    # The existing teams, and a team of any PEs.
     assert core.Teams.TEAM_SHARED in (1,) and core.team_n_pes(core.Teams.TEAM_NODE) == core.team_n_pes("TEAM_SHARED") == 4 and core.team_my_pe("TEAM_NODE") == rank
     assert core.team_n_pes(core.Teams.TEAM_SAME_MYPE_NODE) == 1
     with pytest.raises(core.NvshmemInvalid):
