@@ -1,4 +1,4 @@
-"""An operation that several test files compile and run: rows on each rank become the whole on every rank."""
+"""An operation for several test files to compile and run: rows on each rank become the whole on every rank."""
 
 from __future__ import annotations
 

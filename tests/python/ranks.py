@@ -100,7 +100,7 @@ def raised(call: Callable[..., Any], *args: Any, **options: Any) -> tuple[type[E
 
 
 def error_of(call: Callable[..., Any], *args: Any, **options: Any) -> tuple[str, str]:
-    """As raised, by the name of the kind: fit to be sent from a rank to the test."""
+    """Like raised(), with the name of the kind: a rank can send the result to the test."""
     kind, text = raised(call, *args, **options)
     return kind.__name__, text
 

@@ -40,7 +40,7 @@ def random_boxes(chance):
 
 
 def cases():
-    """Per case: the arguments of all ranks alike, and those of each."""
+    """Per case: the common arguments of all ranks, and the arguments of each rank."""
     chance = random.Random(SEED)
     made = []
     for number in range(CASES):
@@ -119,7 +119,7 @@ def test_reductions_take_time():
     assert "reduction of a rank: at most 16.0 KiB" in found.explain()
     slow = shardwire.plan(4, **given, topology={**links, "reduce_GB_per_s": 2})
     assert slow.seconds == pytest.approx(4 * 4096 / 2e9)
-    fast = shardwire.plan(4, **given, topology={**links, "reduce_GB_per_s": 1000})  # then the links are what takes time
+    fast = shardwire.plan(4, **given, topology={**links, "reduce_GB_per_s": 1000})  # then the links take the most time
     assert fast.busiest.what.startswith("rank ") and fast.seconds == pytest.approx(3 * 4096 / 100e9)
     free = shardwire.plan(4, **given, topology={**links, "reduce_GB_per_s": None})
     assert free.seconds == fast.seconds
@@ -153,7 +153,7 @@ def test_replicas_on_one_host_are_counted_once_in_the_least():
     held, wanted = Layout([0], [Replicate()], [100], torch.float64), Layout([2, 3], [Replicate()], [100], torch.float64)
     found = shardwire.plan(4, inputs=[held], outputs=[wanted], topology={"hosts": [0, 0, 1, 1]})
     assert found.hosts[1] == {"ranks": 2, "bytes_out": 0, "bytes_in": 1600, "least_in": 800} and found.over_least == 1.0 and found.seconds is None
-    assert [load.balance for load in found.loads if load.what == "link out of a host"] == [1.0]  # one link is all that is used
+    assert [load.balance for load in found.loads if load.what == "link out of a host"] == [1.0]  # only one link is used
 
 
 def test_addends_that_must_come_are_over_the_least():

@@ -1,6 +1,6 @@
 """Random specs in real processes against a naive model. The seed of a failing case is in the message.
 
-SHARDWIRE_ORACLE_CASES: how many cases (default 300). SHARDWIRE_ORACLE_SEED: the first seed (default 1).
+SHARDWIRE_ORACLE_CASES: the number of cases (default 300). SHARDWIRE_ORACLE_SEED: the first seed (default 1).
 """
 
 from __future__ import annotations
@@ -86,7 +86,9 @@ def random_case(seed: int, world: int) -> tuple[list[Tensor], bool]:
 
 
 def random_values(generator: torch.Generator, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    """Small integers: every sum, product and mean of a few is exact, in any order, in every dtype but for the last rounding."""
+    """Small integers: every sum, product and mean of a few values is exact, in any order, in every dtype but for the
+    last rounding.
+    """
     if dtype == torch.bool:
         return torch.randint(0, 2, shape, generator=generator).bool()
     low = 0 if dtype == torch.uint8 else -3

@@ -73,7 +73,7 @@ def test_ranks_may_repeat_tensors_differently(run_ranks):
 
 
 def run_refusals(rank, size):
-    """Before anything moves, naming both; the group goes on."""
+    """The error comes before any transfer and names both tensors; the group stays usable."""
     base = torch.arange(12.0)
     apart = torch.ones(4)
     pieces = list(base.chunk(3))
@@ -137,7 +137,7 @@ def run_order(rank, size):
         for work in works:
             work.wait()
         assert torch.equal(tensor, torch.full_like(tensor, size**6))
-        # Each reads what the one before wrote.
+        # Each operation reads the output of the operation before.
         gathered, first = torch.zeros(size * count), torch.full((count,), float(rank))
         works = [dist.broadcast(first, 1, async_op=True), into_tensor(gathered, first, async_op=True), dist.all_reduce(gathered, async_op=True)]
         for work in reversed(works):

@@ -500,7 +500,7 @@ def test_a_subscriber_that_stops_in_a_fetch_is_sent_away(tmp_path: Path) -> None
         url, log = url_of("tcp", tmp_path), tmp_path / "log"
 
         def large(rank: int) -> None:
-            """Too much to wait in a ring."""
+            """A publisher of tensors too large for a ring."""
             tensor = torch.zeros(1 << 20)
             pub = shardwire.publish(url, "policy", {f"w{rank}": tensor}, group(), patience=0.5, timeout=60)
             for version in range(1 << 20):
@@ -508,7 +508,7 @@ def test_a_subscriber_that_stops_in_a_fetch_is_sent_away(tmp_path: Path) -> None
                 begin = time.monotonic()
                 pub.commit(version)
                 tell("committed", version, time.monotonic() - begin)
-                group().barrier().wait()  # in step, as a training's ranks are: else one may be further ahead than versions are kept
+                group().barrier().wait()  # in step, like the ranks of a training: else a rank may be ahead by more versions than are kept
                 time.sleep(0.02)
 
         def stopping(rank: int) -> tuple[str, str]:
@@ -556,7 +556,7 @@ def test_a_publisher_that_stops_is_a_timeout_and_is_found_again(kind: str, tmp_p
             sub.fetch()
             tell("fetched")
             await_file(tmp_path / "stopped")
-            for attempt in range(2):  # in a fetch, and in joining anew
+            for attempt in range(2):  # in a fetch, and in a new join
                 begin = time.monotonic()
                 assert raised(lambda: sub.fetch(timeout=0.5))[0] == "TimeoutError" and sub.version is None
                 assert time.monotonic() - begin < 15
@@ -575,7 +575,7 @@ def test_a_publisher_that_stops_is_a_timeout_and_is_found_again(kind: str, tmp_p
 
 
 def test_all_ranks_of_the_subscriber_have_one_outcome(tmp_path: Path) -> None:
-    """Where the answer reached one rank, and the publisher's death the other."""
+    """The answer reached one rank, and the publisher's death the other rank."""
     def apart(rank: int) -> None:
         from shardwire.weights.fetching import Joint
         sub = shardwire.subscribe(url, "policy", columns(2), group(), timeout=60)
@@ -690,7 +690,7 @@ def campaigner(rank: int, url: str, ranks: int, seed: int) -> None:
 
 
 def test_random_kills(tmp_path: Path) -> None:
-    """SHARDWIRE_TEST_KILLS says how many; the seed is printed."""
+    """SHARDWIRE_TEST_KILLS is the number of kills; the seed is printed."""
     kills, seed = int(os.environ.get("SHARDWIRE_TEST_KILLS", "12")), int(os.environ.get("SHARDWIRE_TEST_SEED", random.randrange(1 << 30)))
     print(f"seed {seed}")
     rng = random.Random(seed)

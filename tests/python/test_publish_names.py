@@ -1,4 +1,4 @@
-"""A publisher that closes signs off for itself alone: the name may be a newer one's by then."""
+"""A closing publisher signs off only for itself: the name may belong to a newer publisher by then."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from shardwire.weights.record_server import RecordServer
 
 @in_a_child
 def close_while_a_newer_one_comes(url: str) -> None:
-    """Between the older one's last look into the store and what it writes there."""
+    """A newer publisher comes between the older publisher's last look into the store and the older publisher's write.
+    """
     state, newer = {"b": torch.zeros(3)}, []
     older = shardwire.publish(url, "policy", state)
     put = type(older._place).put

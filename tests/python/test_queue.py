@@ -23,8 +23,7 @@ DTYPES = [torch.float32, torch.bfloat16, torch.int64, torch.bool, torch.complex6
 
 
 def entry_of(rng, source, number):
-    """Entry `number` of a source, the same on every rank: tensors of 0 bytes to 2 MiB, and objects with such tensors.
-    """
+    """Entry `number` of a source, the same on every rank: tensors of 0 bytes to 2 MiB, and objects with tensors."""
     shape = rng.choice([(), (0,), (3,), (7, 5), (100, 41), (1 << 10, 130), (1 << 19,)])
     generator = torch.Generator().manual_seed(source * 100003 + number)
     tensor = (torch.rand(shape, generator=generator) * 100).to(rng.choice(DTYPES))
@@ -348,7 +347,7 @@ ANSWERS = "answers, by a name that is longer than those texts that are written w
 
 def names(rank):
     if rank == 2:
-        return None  # takes part in nothing: named queues ask nothing of other ranks
+        return None  # takes no part: named queues need no other ranks
     if rank == 1:
         q = Queue("my_group", 0, name="work", capacity=4)
         q.put("before it was made there", timeout=20)
@@ -427,7 +426,7 @@ def waiting(rank):
         assert Queue.wait_any([here, there], 20) == [there] and there.wait() and there.get() == "at home"
         return here.empty() and there.qsize() == 0
     go.get()
-    time.sleep(0.2)  # the other waits by now
+    time.sleep(0.2)  # the other rank waits by now
     there.put("to you")
     go.get()
     time.sleep(0.2)  # again
@@ -440,7 +439,7 @@ def test_waits_and_timeouts():
 
 
 def now(rank):
-    """timeout=0 is now: what is there counts, on whichever rank."""
+    """timeout=0 means now: only present entries and room count, on any rank."""
     q, full, over = Queue(group(), 0, "now"), Queue(group(), 0, "full", capacity=1), Queue(group(), 0)
     if rank == 0:
         assert q.wait(0) is False
@@ -593,13 +592,12 @@ def test_tasks_of_asyncio_put_and_get():
 
 
 def taken_back(rank):
-    """A task takes and puts nothing if cancelled while the bytes of its entry arrive, or while its put waits for room.
-    """
+    """A task takes and puts nothing if cancelled while its entry's bytes arrive, or while its put waits for room."""
     q, full, go = Queue(group(), 0), Queue(group(), 0, capacity=1), Queue(group(), 0)
     big = torch.arange(1 << 20, dtype=torch.float32)
     if rank == 0:
         full.put(0)
-        q.put(big)  # rank 1 begins when this comes
+        q.put(big)  # rank 1 begins when this entry comes
         go.get(timeout=20)
         assert full.get(timeout=20) == 0
         full.put("next")
@@ -804,7 +802,7 @@ def freed(rank):
 
 def test_entries_are_freed_when_they_were_taken():
     used = run_ranks(2, freed)[0]
-    assert used[-1] <= 3 << 20, used  # one may have come already
+    assert used[-1] <= 3 << 20, used  # one entry may have come already
 
 
 def test_a_putter_hears_before_a_getter_does():

@@ -196,7 +196,7 @@ def test_kills_of_putters_and_getters_lose_nothing_and_mix_nothing(run_ranks, tm
     for getter in range(4, 7):
         for putter in range(1, 4):
             order = [number for rank, source, number in lines["got"] if (rank, source) == (getter, putter)]
-            # The entry of a killed getter arrives later than the entries that other getters got meanwhile.
+            # The entry of a killed getter arrives later than the entries of other getters.
             assert sum(one > other for one, other in zip(order, order[1:])) <= 2, order
 
 
@@ -217,7 +217,7 @@ def stopped_holder(rank, size, folder):
     time.sleep(0.2)  # a holder at rest
     os.kill(holder, signal.SIGSTOP)
     while any(text.rpartition(")")[2].split()[0] != "T" for text in (path.read_text() for path in Path(f"/proc/{holder}/task").glob("*/stat"))):
-        time.sleep(0.001)  # a thread stops the next time that the kernel schedules the thread
+        time.sleep(0.001)  # a thread stops when the kernel schedules the thread again
     try:
         start = time.monotonic()
         in_time = raised(q.get, timeout=0.5)
@@ -263,7 +263,7 @@ def test_a_rank_that_made_no_queue_is_named(run_ranks, tmp_path):
         assert kind is shardwire.TimeoutError and "rank 0 of group 'job'" in text and ("has not made" in text), (kind, text)
 
 
-# ---- users that die while they join
+# ---- death during the join
 
 def lost_knock(rank, size, folder):
     """Two users took numbers; one was killed before its connection request, the other is slow."""

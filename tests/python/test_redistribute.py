@@ -1,4 +1,4 @@
-"""redistribute against DTensor.redistribute and against the values themselves."""
+"""redistribute against DTensor.redistribute and against the true values."""
 
 from __future__ import annotations
 

@@ -190,7 +190,7 @@ def stateful(rank: int) -> None:
     with pytest.raises(InvalidReshapeState, match="freed"):
         r.execute()
     assert reshape(mine, Slab.X, Slab.Y, group=group(), out=out) is out and torch.equal(out, wanted + 1)
-    backwards = mine.numpy()[::-1]  # torch has no negative strides; what the array holds at each execute counts all the same
+    backwards = mine.numpy()[::-1]  # torch has no negative strides; each execute still reads the present values of the array
     with Reshape(backwards, Slab.X, Slab.X, group=group()) as r:
         r.plan()
         assert numpy.array_equal(r.execute(), backwards)
@@ -226,7 +226,7 @@ def gradients(rank: int) -> None:
             r.reset_operand(mine)
     with torch.no_grad():
         assert torch.equal(reshape(mine, Slab.X, Slab.Y, out=out, group=group()), take(Slab.Y, whole, rank, 2))
-    with pytest.raises(RuntimeError, match="once_differentiable"):  # not a part of the sum left out
+    with pytest.raises(RuntimeError, match="once_differentiable"):  # an error, instead of a gradient that lacks a part of the sum
         (slope.pow(2).sum() + mine.sum()).backward()
 
 
@@ -285,7 +285,7 @@ EXPECTED = [
 
 
 def check_misuse(misuse: Any, expected: list[tuple[str, str]]) -> None:
-    """Checks that the errors of both ranks are the expected ones."""
+    """Checks the errors of both ranks."""
     first, second = run_ranks(2, misuse)
     assert len(first) == len(expected)
     for index, (here, there, (kind, text)) in enumerate(zip(first, second, expected)):
@@ -310,7 +310,7 @@ class Communicator:
         return self.size
 
     def bcast(self, value: Any, root: int) -> Any:
-        """Over the test's own group."""
+        """A communicator over the test's own group."""
         import torch.distributed as dist
         box = [value]
         dist.broadcast_object_list(box, src=root, group=group())

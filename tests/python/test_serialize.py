@@ -1,5 +1,4 @@
-"""serialize and deserialize: random graphs keep their shape, unreadable bytes raise an error, and nothing is executed.
-"""
+"""serialize and deserialize: random graphs keep their shape, unreadable bytes raise errors, and nothing is executed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""compute_shards, local resharding and specs_from_dtensor against Layout.take on tensors whose elements know where they lie."""
+"""compute_shards, local resharding and specs_from_dtensor against Layout.take on tensors with elements that encode
+their places.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ SEED = int(os.environ.get("SHARDWIRE_TEST_SEED", random.SystemRandom().randrange
 
 
 def places_of(sizes):
-    """Each place of a mesh: its number, and its (index, size) pairs."""
+    """Each place of a mesh: the number, and the (index, size) pairs."""
     for number, at in enumerate(itertools.product(*map(range, sizes))):
         yield number, list(zip(at, sizes))
 

@@ -1,4 +1,6 @@
-"""Groups and shardwire.launch under Slurm's srun, on a Slurm of two nodes that this file starts: with pmix, with pmi2 and without either."""
+"""Groups and shardwire.launch under Slurm's srun, on a Slurm of two nodes, started by this file: with pmix, with pmi2
+and without either.
+"""
 
 from __future__ import annotations
 

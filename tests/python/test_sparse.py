@@ -1,4 +1,4 @@
-"""all_reduce of sparse COO tensors, against the sum of the dense ones."""
+"""all_reduce of sparse COO tensors, against the sum of the dense tensors."""
 
 import pytest
 import torch
@@ -12,7 +12,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*parse.*")
 
 
 def entries(rank, shape, sparse_dims, count, dtype=torch.float32):
-    """`count` entries, some at equal indices, others at indices that other ranks have too."""
+    """`count` entries, some at equal indices, some at indices of other ranks."""
     generator = torch.Generator().manual_seed(100 + rank)
     indices = torch.stack([torch.randint(size, (count,), generator=generator) for size in shape[:sparse_dims]])
     values = torch.randint(-4, 5, (count, *shape[sparse_dims:]), generator=generator).to(dtype)
@@ -26,7 +26,7 @@ def check_sum(rank, size, shape, sparse_dims, counts, dtype=torch.float32):
     dist.all_reduce(mine)
     assert mine.is_sparse and mine.is_coalesced() and mine.sparse_dim() == sparse_dims
     assert torch.equal(mine.to_dense(), expected), (mine.to_dense(), expected)
-    # Only what some rank had is stored.
+    # Only entries of some rank are stored.
     touched = {tuple(index) for r in range(size) for index in entries(r, shape, sparse_dims, counts[r])._indices().t().tolist()}
     assert {tuple(index) for index in mine.indices().t().tolist()} == touched
 
@@ -54,7 +54,7 @@ def test_average(run_ranks):
 
 
 def test_asynchronous(run_ranks):
-    """Two in flight, one waited for by its future."""
+    """Two operations in flight; the wait for one is by the future."""
     def body(rank, size):
         first = torch.sparse_coo_tensor([[rank]], [1.0 + rank], (4,))
         second = torch.sparse_coo_tensor([[0]], [10.0 * rank], (4,))

@@ -74,7 +74,7 @@ def in_the_middle(rank: int, url: str, folder: str, staged: bool) -> str:
         assert (now[:ROWS // 2] == 2).all() and (now[ROWS // 2:] == 1).all(), "else this test shows nothing"
         assert sub.version is None and "the target may hold parts of two versions now" in text and "staged=True" in text, text
     tell("told")
-    # Of the next publisher everything comes, whatever is asked for.
+    # From the next publisher the fetch gets all bytes, also with changed=True.
     assert sub.fetch(timeout=LIMIT_S, changed=True) == 11 == sub.version and (now == 11).all()
     return text
 

@@ -16,7 +16,7 @@ import shardwire
 from shardwire import _C
 
 STUB = ast.parse((pathlib.Path(shardwire.__file__).parent / "_C.pyi").read_text())
-# Members of the stub that the extension of some torches lacks.
+# Members of the stub missing in the extension of some torches.
 OF_SOME_TORCHES = {"get_error"}
 # "name(self: Type, a: Type, b: Optional[Type] = None) -> Type", the first line of pybind11's docstrings.
 SIGNATURE = re.compile(r"\w+\((.*)\)(?: -> .*)?$")

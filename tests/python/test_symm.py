@@ -1,4 +1,4 @@
-"""shardwire.symm: symmetric tensors and their views, access, signals, atomics, teams, and what each call refuses."""
+"""shardwire.symm: symmetric tensors and their views, access, signals, atomics, teams, and the refusals of each call."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ DTYPES = [dtype for dtype in (torch.bool, torch.uint8, torch.int8, torch.int16, 
 
 @pytest.fixture(params=["addresses", "requests"])
 def links(request, monkeypatch):
-    """How the ranks of a case reach each other's parts: by shared memory, or as between hosts."""
+    """The access of the ranks to each other's parts: by shared memory, or as between hosts."""
     if request.param == "requests":
         monkeypatch.setenv("SHARDWIRE_TRANSPORTS", "tcp")
     return request.param
@@ -164,12 +164,12 @@ def free_body(rank):
         assert kind in (ValueError, TypeError), text
     assert not symm.is_symmetric(t)
     assert raised(symm.free, t)[0] is ValueError
-    theirs.fill_(1)  # no memory is pulled away from under a tensor
+    theirs.fill_(1)  # the memory of a live tensor stays
     symm.barrier(world)
     view.add_(1)
     del t, view, theirs
     symm.barrier(world)
-    # Dropped without a word, on one rank first.
+    # Dropped without a call of free(), on one rank first.
     t = symm.empty(1000, group=world)
     if rank == 0:
         del t
@@ -361,7 +361,9 @@ def killed_body(rank, pids, kind):
 
 
 def forever(mc):
-    """A float red needs no help of another rank, so only the barrier of the group notices the death."""
+    """A float red needs no help of another rank, so the barrier notices the death: it is of the group in which the red
+    takes turns.
+    """
     while True:
         mc.red("add", 1.0)
         symm.barrier(group())
@@ -498,7 +500,7 @@ def team_body(rank):
         down.barrier()
     assert raised(down.barrier)[0] is shardwire.errors.AbortedError  # the end of the block ended the team
     down.destroy()
-    world.destroy()  # the group is not the team's
+    world.destroy()  # does not end the group
     symm.barrier(world)
     return True
 
@@ -565,7 +567,7 @@ def multicast_body(rank, seed):
             assert torch.equal(wide, sum((whole[r].float() for r in (1, 2)), whole[0].float()))
             assert raised(symm.get_multicast_tensor(t).ld_reduce, "add", torch.float64)[0] is shardwire.errors.UnsupportedError
         world.barrier()
-    # A store by one, seen by all.
+    # A store by one rank, seen by all ranks.
     t = world.zeros(4, 4, dtype=torch.float16)
     mc = symm.get_multicast_tensor(t)
     assert mc.shape == (4, 4) and mc.dtype == torch.float16 and mc.ranks == (0, 1, 2) and "MulticastTensor" in repr(mc)
@@ -604,7 +606,7 @@ def red_body(rank):
     mc[0, 0].red("or", 1 << rank)
     world.barrier()
     assert count.tolist() == [[7, 120], [0, 240], [0, 360]]
-    # Floats were added in some order of the calls, and in the same one everywhere.
+    # Floats were added in some order of the calls, the same on all ranks.
     for t in (floats, halves):
         for peer in range(3):
             assert same_bytes(symm.get_peer_tensor(t, peer), t)

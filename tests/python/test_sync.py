@@ -1,5 +1,4 @@
-"""sync against the true values: random models over random meshes, different names, ties, and models that do not match.
-"""
+"""sync against the true values: random models over random meshes, different names, ties, and models without a match."""
 
 from __future__ import annotations
 
@@ -144,7 +143,7 @@ def plain_modules(rank: int) -> None:
             assert torch.equal(tensor, expected.state_dict()[name]), name
         assert target.head.weight is target.embed.weight
     if source is not None:
-        # As an optimizer does that exchanges storages: the present storage counts.
+        # Like an optimizer that exchanges storages: the present storage counts.
         source.embed.weight.data = torch.full_like(source.embed.weight.data, 3.0)
     op.run().wait()
     if target is not None:
@@ -337,7 +336,7 @@ def own_mappings(rank: int) -> None:
     target = {"w": torch.zeros(3, 5)}
     shardwire.sync({"w0": value_of("l", (3, 2)), "w1": value_of("r", (3, 3))}, target, group(), columns).run().wait()
     assert torch.equal(target["w"], torch.cat([value_of("l", (3, 2)), value_of("r", (3, 3))], 1))
-    # The same again, a name left out on both sides.
+    # The same models again, without one name on both sides.
     shardwire.sync({"w0": value_of("l", (3, 2)), "w1": value_of("r", (3, 3)), "x": torch.ones(1)}, target, group(), columns.without("x")).run().wait()
 
 
@@ -354,7 +353,7 @@ def ties(rank: int) -> list[tuple[str, str]]:
     target = {"a": torch.zeros(5, 3), "b": torch.zeros(5, 3)}
     shardwire.sync({"a": one, "b": one}, target, group()).run().wait()
     assert torch.equal(target["a"], one) and torch.equal(target["b"], one)
-    # Tied in the target, and the source has either name only.
+    # Tied in the target, and the source has only one of the names.
     for name in ("a", "b"):
         shared.zero_()
         shardwire.sync({name: one}, {"a": shared, "b": shared}, group()).run().wait()

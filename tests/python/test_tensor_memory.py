@@ -96,7 +96,7 @@ def run_refused(rank, size):
     swd.initialize()
     run_refused.part, run_refused.queue = symm.zeros(4), shardwire.Queue(None, 0)
     for _ in range(4):
-        run_refused.queue.put(fine())  # for both ranks to get
+        run_refused.queue.put(fine())  # entries for both ranks
     warnings.simplefilter("ignore")  # all_reduce_coalesced is deprecated
     for bad, why in ((without_memory, "storage was freed"), (with_less_memory, "8")):
         for name, call in CALLS.items():

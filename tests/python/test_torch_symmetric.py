@@ -1,5 +1,6 @@
-"""torch's own symmetric memory API on the CPU (torch.distributed._symmetric_memory) over shardwire: handles, signals, every op against naive results,
-what is refused, and what a death or a timeout says."""
+"""torch's own symmetric memory API on the CPU (torch.distributed._symmetric_memory) over shardwire: handles, signals,
+every op against naive results, refusals, and the errors after a death or a timeout.
+"""
 
 from __future__ import annotations
 
@@ -227,7 +228,7 @@ def persistent_body(rank):
     gc.collect()
     t = make()
     assert t.data_ptr() == place and _SymmetricMemory.rendezvous(t).buffer_ptrs == pointers
-    assert raised(_SymmetricMemory.rendezvous, made((3,)))[0] is ValueError  # made for no group, and none is given
+    assert raised(_SymmetricMemory.rendezvous, made((3,)))[0] is ValueError  # allocated without a group, and no group is given
     torch.ops.symm_mem.two_shot_all_reduce_(t.fill_(rank + 1), "sum", group().group_name)
     return t.tolist() == [3.0] * 8
 
@@ -317,7 +318,8 @@ def renamed_body(rank, folder):
     name = groups[0].group_name
     assert torch.ops.symm_mem.one_shot_all_reduce(t, "sum", name).tolist() == [3.0] * 4
     symm.barrier(groups[1])
-    # Rank 0 keeps the first one alive, as any variable does where torch's destroy_process_group() shuts no backend down (before 2.8).
+    # Rank 0 keeps the first group alive, as any variable does where torch's destroy_process_group() shuts no backend
+    # down (before 2.8).
     if rank == 0:
         _unregister_process_group(name)
     else:
@@ -650,7 +652,7 @@ def timeout_body(rank):
         kind, text = raised(h.wait_signal, 1, 3, timeout_ms=50)
         assert kind is shardwire.TimeoutError and "wait_signal" in text and "rank 1 did not take the matching step" in text, text
         h.put_signal(1, 4)
-        kind, text = raised(h.put_signal, 1, 4, timeout_ms=50)  # the first was not taken
+        kind, text = raised(h.put_signal, 1, 4, timeout_ms=50)  # the first signal was not taken
         assert kind is shardwire.TimeoutError and "put_signal" in text and "rank 1 did not take the matching step" in text, text
     h.barrier()  # the group is usable
     if rank == 1:

@@ -1,4 +1,6 @@
-"""torchrun with two nodes: two network namespaces of this machine, joined by a pair of interfaces, so that nothing but tcp reaches across."""
+"""torchrun with two nodes: two network namespaces of this machine, joined by a pair of interfaces: only tcp reaches
+across.
+"""
 
 import contextlib
 import os
@@ -12,7 +14,8 @@ import torch
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "support"))
 import network_namespaces  # noqa: E402
 
-# Debian's torch 1.13 on Python 3.11 starts no workers without them; 2.6 asks for a libuv that it was built without.
+# Debian's torch 1.13 on Python 3.11 starts no workers without these options; 2.6 asks for libuv, and was built without
+# libuv.
 TORCH = tuple(int(part) for part in torch.__version__.split(".")[:2])
 REDIRECTS = ["-r", "1", "-t", "1"] if TORCH == (1, 13) else []
 pytestmark = pytest.mark.skipif(TORCH == (2, 6), reason="Debian 13's torchrun asks for libuv, which its torch was built without")
@@ -32,7 +35,7 @@ def nodes():
 
 
 def _torchrun(nodes, folder, *words):
-    """The outputs of both nodes' torchrun, and their statuses."""
+    """The outputs and statuses of both nodes' torchrun."""
     env = dict(os.environ, OMP_NUM_THREADS="1", PYTHONUNBUFFERED="1", PYTHONPATH=os.pathsep.join(sys.path), SHARDWIRE_JOB_FOLDER=str(folder))
     running = [
         subprocess.Popen(
@@ -61,6 +64,6 @@ def test_shared_memory_inside_and_tcp_between(nodes, tmp_path):
 
 def test_a_rank_that_dies_is_named_on_both_nodes(nodes, tmp_path):
     said, statuses = _torchrun(nodes, tmp_path, "--kill")
-    # torchrun of the node where it died may end its other rank before that one looks.
+    # The torchrun of the dead rank's node may end the node's other rank before this rank has looked.
     assert {"NAMED 0", "NAMED 1"} <= {path.name for path in tmp_path.iterdir()}, "\n".join(said)
     assert all(statuses)

@@ -1,4 +1,6 @@
-"""One wheel for several torches: which native part is taken, what the wheel says that it needs, and that builds which do not fit are refused."""
+"""One wheel for several torches: the choice of the native part, the stated requirements of the wheel, and the refusal
+of builds that do not fit.
+"""
 
 from __future__ import annotations
 
@@ -81,7 +83,7 @@ def test_builds_that_do_not_fit(make_wheel, tmp_path):
 
 
 def test_a_wheel_of_this_build_works_where_it_is_unpacked(make_wheel, tmp_path):
-    """The build that runs these tests, as a wheel, unpacked as pip does, in a process that sees nothing else of shardwire."""
+    """The build of these tests, as a wheel, unpacked as pip does, in a process without any other shardwire."""
     pytest.importorskip("wheel", reason="Debian: python3-wheel")
     build = pathlib.Path(shardwire.__file__).parents[2]  # the package's files are links, so not resolved
     if not (build / "CMakeCache.txt").exists():

@@ -103,7 +103,7 @@ def test_without_a_group(given, expected):
 
 def chosen(rank, size, boxes, cores):
     every = sorted(os.sched_getaffinity(0))
-    os.sched_setaffinity(0, every[:cores])  # rank 0's are what counts
+    os.sched_setaffinity(0, every[:cores])  # only rank 0's cores count
     given = {"shape": [size, boxes, 4], "dtype": F32, "inputs": [{"offset": [rank, box, 0], "shape": [1, 1, 4]} for box in range(boxes)],
              "outputs": [{"offset": [(rank + 1) % size, box, 0], "shape": [1, 1, 4]} for box in range(boxes)]}
     by_default, each = shardwire.compile_op(None, **given), shardwire.compile_op(None, **given, is_spmd=False)
@@ -223,7 +223,7 @@ def test_a_misuse_is_one_error_on_all_ranks_whoever_plans(run_ranks, which):
     kind, text = MISUSES[which]
     found = [each for is_spmd in (True, False) for each in run_ranks(3, misuse, which, is_spmd)]
     assert found[0] is not None and found[0][0] == kind and text in found[0][1], found[0]
-    assert found == [found[0]] * 6  # of rank 0 as of each alone
+    assert found == [found[0]] * 6  # planned by rank 0 and by each rank
 
 
 def never_comes(rank, size, absent, is_spmd):

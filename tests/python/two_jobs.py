@@ -1,5 +1,5 @@
-"""Two jobs as separate groups of forked processes (fork_ranks.py), for tests: each rank has its job's group, and sends
-reports.
+"""Two jobs as separate groups of forked processes (fork_ranks.py), for tests: each rank has the group of the job, and
+sends reports.
 
 ``Job(n, body, *args)`` starts n ranks that call ``body(rank, *args)``. A rank reports lines during the work (``tell``),
 and the result at the end.
