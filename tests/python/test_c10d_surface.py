@@ -398,7 +398,7 @@ def test_profiler(run_ranks):
         with torch.autograd.profiler.profile(record_shapes=True) as profile:
             for _ in range(20):
                 dist.all_reduce(ones)
-        # Each range is closed when wait() returns, on any thread.
+        # Each range is closed when wait() returns; any thread may notice the end.
         closed = [event for event in profile.function_events if event.name == "shardwire:all_reduce"]
         assert len(closed) == 20 and all(event.is_async and event.input_shapes == [[4, 3]] for event in closed)
 
