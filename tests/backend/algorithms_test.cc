@@ -43,7 +43,7 @@ void withAlgorithm(int n, const std::string& algorithms, const std::function<voi
   });
 }
 
-// Nothing, one element, fewer than ranks, a frame, several segments; chunks that are uneven and empty.
+// No element, one element, fewer than ranks, a frame, several segments; uneven and empty chunks.
 const std::vector<std::size_t> kCutSizes = {0, 1, 7, 9, 100, 1025, 40001};
 
 struct Forced {
@@ -99,7 +99,7 @@ TEST_P(Algorithms, GiveTheSameResult) {
     }
   };
   withAlgorithm(n, text(), body);
-  // Every tensor that does not fit a frame is longer than the ring, in place or not.
+  // Every tensor longer than a frame is longer than the ring, in place or not.
   withAlgorithm(n, text(), body, OrdinaryPath::kStaged, 4096);
 }
 
@@ -121,7 +121,7 @@ INSTANTIATE_TEST_SUITE_P(All, Algorithms, ::testing::Combine(::testing::ValuesIn
                                               std::get<1>(test.param));
                          });
 
-// Its levels are complete, cut short, and three; parts above a frame are read from memory or cut into segments.
+// The tree's levels are complete, cut short, and three; parts above a frame are read from memory or cut into segments.
 TEST(Algorithms, TreeGivesTheSameResultOfManyRanks) {
   for (const int n : {17, 33, 66}) {
     for (const OrdinaryPath path : {OrdinaryPath::kAuto, OrdinaryPath::kStaged}) {
@@ -158,8 +158,8 @@ TEST(Barrier, HoldsEverybodyUntilTheLastComes) {
   }
 }
 
-// A later operation's frames must not lie in a peer's ring before the frames of an earlier one's second stage: that peer may wait for the
-// earlier one first, and then nobody would ever take them.
+// A later operation's frames must not lie in a peer's ring before the second-stage frames of an earlier operation: the
+// peer may wait for the earlier operation first, and then would never take the frames.
 TEST(Order, ALaterShortOperationDoesNotOvertakeTheSecondStageOfALongOne) {
   for (const OrdinaryPath path : {OrdinaryPath::kStaged, OrdinaryPath::kAuto}) {
     withAlgorithm(
@@ -168,13 +168,14 @@ TEST(Order, ALaterShortOperationDoesNotOvertakeTheSecondStageOfALongOne) {
           for (int round = 0; round < 20; ++round) {
             Values first = patternOf(group.rank(), 30000);
             Values second = patternOf(group.rank(), 10);
-            // Rank 1 comes late to everything, so that the others' second stage cannot start yet when they issue what follows.
+            // Rank 1 calls everything late, so the second stage of the other ranks cannot start yet when they issue the
+            // next operation.
             if (group.rank() == 1) {
               std::this_thread::sleep_for(std::chrono::milliseconds(2));
             }
             const auto longWork = group.allReduce(viewOf(first), ReduceOp::kSum);
             if (group.rank() == 2) {
-              expectOk(longWork);  // before it comes to the other
+              expectOk(longWork);  // before the call of the short operation
             }
             const auto shortWork = group.broadcast(viewOf(second), 0);
             expectOk(longWork);

@@ -1,4 +1,6 @@
-// Options::checkAll between ranks that are threads.
+// Options::checkAll between ranks that are threads. First equal calls, then calls that differ in shape, root, kind,
+// splits, or message, then groups where checking is off or on at some ranks only, and at last runs of compiled ops. A
+// mismatch must name both calls on every rank.
 #include <gtest/gtest.h>
 
 #include <mutex>
@@ -26,7 +28,7 @@ Status endOf(const Result<WorkPtr>& work) {
 
 using Call = std::function<Result<WorkPtr>(Communicator&, std::vector<std::int64_t>&)>;
 
-// Every rank's `call` fails in that operation, with both calls in the text.
+// Every rank's `call` fails in the same operation, with both calls in the text.
 void expectBothNamed(int n, const Call& call, const std::string& one, const std::string& other) {
   withGroup(
       n,
@@ -144,7 +146,7 @@ TEST(CheckAll, MessagesOfAsManyBytesDiffer) {
                                                         : group.recv(typedViewOf(values, DType::kInt32, {2 * count}), 0, 3));
           const std::string text = "rank 0 sent float32[" + std::to_string(count) + ", 2] with tag 3, but rank 1 receives int32[" +
                                    std::to_string(2 * count) + "]";
-          if (group.rank() == 1 || !status.isOk()) {  // an eager send is over before anybody looks at it
+          if (group.rank() == 1 || !status.isOk()) {  // an eager send is over before any rank checks the arguments
             EXPECT_EQ(status.code(), StatusCode::kMismatch) << status.message();
             EXPECT_NE(status.message().find(text), std::string::npos) << status.message();
           }
@@ -155,7 +157,7 @@ TEST(CheckAll, MessagesOfAsManyBytesDiffer) {
   }
 }
 
-// Without it the bytes pass: docs/errors.md.
+// Without checkAll the bytes pass: docs/errors.md.
 TEST(CheckAll, IsOffByDefault) {
   withGroup(2, [](Communicator& group) {
     std::vector<std::int64_t> values(8, group.rank() + 1);
@@ -165,7 +167,7 @@ TEST(CheckAll, IsOffByDefault) {
   });
 }
 
-// A message says what it is only when its sender checks, and is compared only by one who checks.
+// A message describes its content only when the sender checks, and only a checking receiver compares.
 TEST(CheckAll, OfOneEndOfAMessageOnlyComparesNothing) {
   for (const Rank who : {0, 1}) {
     for (const std::int64_t count : {4, 100000}) {
@@ -195,7 +197,7 @@ TEST(CheckAll, OfSomeRanksOnlyIsNamed) {
           Status status = endOf(broadcasts ? (*group)->broadcast(internal::viewOf(values), root)
                                            : (*group)->allReduce(internal::viewOf(values), ReduceOp::kSum));
           if (status.isOk()) {
-            status = endOf((*group)->barrier());  // a root's bytes may be gone before it learns
+            status = endOf((*group)->barrier());  // the root may have sent all bytes before the root is notified
           }
           EXPECT_EQ(status.code(), StatusCode::kMismatch) << status.message();
           EXPECT_NE(status.message().find("SHARDWIRE_CHECK=full"), std::string::npos) << status.message();
@@ -211,7 +213,7 @@ TEST(CheckAll, RunsOfCompiledOpsAreCompared) {
     local.name = name;
     local.tensors.push_back({.name = "", .shape = Dims{4}, .dtype = DType::kInt64});
     local.inputs.push_back({.localShape = {2}, .slices = {{.slice = {{2 * rank}, {2}}, .localOffset = {0}}}});
-    // Nothing crosses: no frame would tell.
+    // No bytes travel: no frame would show the difference.
     local.outputs.push_back({.localShape = {2}, .slices = {{.slice = {{2 * rank}, {2}}, .localOffset = {0}}}});
     return local;
   };

@@ -1,4 +1,6 @@
-// Callbacks that wait, and operations that fail, between ranks that are threads.
+// Callbacks that wait, and failed operations, between ranks that are threads. First callbacks that wait for operations
+// or throw. Then failures: no memory, lapsed messages, different operations, timeouts, abort, and at last the end of a
+// group that is still held or inside a call.
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -31,7 +33,8 @@ TEST(Callbacks, MayWaitForAnotherOperationWithoutDrivingIt) {
       std::vector<std::int64_t> second(10, 2);
       std::vector<std::int64_t> third(10, 3);
       if (group.rank() != 0) {
-        // Late, so that rank 0's callbacks run on its progress thread and what they start is not over at once.
+        // Late, so that rank 0's callbacks run on rank 0's progress thread, and operations started by the callbacks are
+        // not over at once.
         std::this_thread::sleep_for(milliseconds(5));
       }
       auto work = group.allReduce(viewOf(first), ReduceOp::kSum);
@@ -59,7 +62,7 @@ TEST(Callbacks, MayWaitForAnotherOperationWithoutDrivingIt) {
   });
 }
 
-// The same on the thread of a caller who waits for something else.
+// The same on the thread of a caller that waits for another operation.
 TEST(Callbacks, OfAWaiterMayWaitForAnotherOperation) {
   withGroup(2, [&](Communicator& group) {
     std::vector<std::int64_t> first(10, 1);
@@ -83,7 +86,7 @@ TEST(Callbacks, OfAWaiterMayWaitForAnotherOperation) {
   });
 }
 
-// On rank 0 they run on the progress thread, on rank 1 on the thread of a waiter.
+// On rank 0 the callbacks run on the progress thread, on rank 1 on the thread of a waiter.
 TEST(Callbacks, ThatThrowTakeNothingFromTheOthers) {
   withGroup(2, [&](Communicator& group) {
     std::vector<std::int64_t> first(10, 1);
@@ -113,11 +116,12 @@ TEST(Callbacks, ThatThrowTakeNothingFromTheOthers) {
 
 // ---- failure
 
-// The root's tensor is one number that is seen many times: a copy of it finds no memory anywhere. The other rank only points somewhere.
+// The root's tensor is one number expanded to many elements: no memory anywhere holds a copy of the tensor. The other
+// rank only points somewhere.
 TEST(Failure, WithoutMemoryForACopyTheOperationFailsInItsPlaceOnAllRanks) {
   if (testOptions().transports == "rdma") {
-    // Where a kernel before 5.12 or without RDMA's netlink runs, libibverbs marks the range MADV_DONTFORK, finds holes in it, and leaves
-    // the marks.
+    // Where a kernel before 5.12 or without RDMA's netlink runs, libibverbs marks the range MADV_DONTFORK, finds holes
+    // in the range, and leaves the marks.
     GTEST_SKIP() << "rank 1 would register 128 TiB that are not there";
   }
   constexpr std::int64_t kElements = std::int64_t{1} << 44;
@@ -135,7 +139,8 @@ TEST(Failure, WithoutMemoryForACopyTheOperationFailsInItsPlaceOnAllRanks) {
     ASSERT_TRUE(work.isOk() || group.rank() == 1) << work.status().message();
     const Status earlierStatus = (*earlier)->wait();
     const Status status = work.isOk() ? (*work)->wait() : work.status();
-    // Rank 0 gives up when its own part of the earlier operation is over; rank 1 may hear of it before it has taken all of that, or called.
+    // Rank 0 gives up when its own part of the earlier operation is over. Rank 1 may be notified before rank 1 has
+    // received all of the earlier operation, or called.
     EXPECT_TRUE(earlierStatus.isOk() || (group.rank() == 1 && earlierStatus.message().find(kLacking) != std::string::npos))
         << earlierStatus.message();
     EXPECT_EQ(status.code(), StatusCode::kSystem);
@@ -143,7 +148,7 @@ TEST(Failure, WithoutMemoryForACopyTheOperationFailsInItsPlaceOnAllRanks) {
   });
 }
 
-// Rank 2 comes after rank 0 has given up, and then leaves in good order.
+// Rank 2 comes after rank 0 has given up, and then leaves normally.
 TEST(Failure, AMessageThatLapsedLeavesNothingBehind) {
   MemoryStore store;
   std::atomic<int> lapsed{0};
@@ -175,11 +180,11 @@ TEST(Failure, AMessageThatLapsedLeavesNothingBehind) {
     }
     await(left, 1);
     for (int round = 0; round < 10; ++round) {
-      std::this_thread::sleep_for(milliseconds(rank));  // rank 0 waits, and looks for who has left
+      std::this_thread::sleep_for(milliseconds(rank));  // rank 0 waits, and looks for ranks that left
       expectOk(rank == 0 ? group->recv(viewOf(value), 1, 8) : group->send(viewOf(value), 0, 8));
     }
     EXPECT_TRUE(group->status().isOk()) << group->status().message();
-    // Nobody leaves while the other still needs it.
+    // No rank leaves while the other still needs the rank.
     expectOk(rank == 0 ? group->send(viewOf(value), 1, 9) : group->recv(viewOf(value), 0, 9));
   });
 }
@@ -203,7 +208,7 @@ TEST(Failure, DifferentOperationsAreNamedOnBothRanks) {
   });
 }
 
-// Each of three disagrees with each: whoever asks last must not wait for ranks that gave up already.
+// Each of three ranks disagrees with each: the rank that asks last must not wait for ranks that gave up already.
 TEST(Failure, ThreeDifferentOperationsEndOnAllRanks) {
   for (int round = 0; round < 10; ++round) {
     std::atomic<int> looked{0};
@@ -214,7 +219,7 @@ TEST(Failure, ThreeDifferentOperationsEndOnAllRanks) {
       EXPECT_TRUE(group.status().isOk());
       ++looked;
       while (looked < 3) {
-        std::this_thread::yield();  // two that disagree tell the third, which may not have looked yet
+        std::this_thread::yield();  // two ranks that disagree notify the third, which may not have looked yet
       }
       std::this_thread::sleep_for(milliseconds(round % 3 == group.rank() ? 3 : 0));
       auto work = group.allReduce(view, ReduceOp::kSum);
@@ -223,7 +228,7 @@ TEST(Failure, ThreeDifferentOperationsEndOnAllRanks) {
       EXPECT_EQ(group.status().code(), StatusCode::kMismatch);
       ++ended;
       while (ended < 3) {
-        std::this_thread::yield();  // nobody leaves: only what the others say ends the wait
+        std::this_thread::yield();  // no rank leaves: only the notices of the other ranks end the wait
       }
     });
   }
@@ -234,7 +239,7 @@ TEST(Failure, ATimeoutNamesTheAbsentRankAndPoisonsTheGroup) {
   withGroup(3, [&](Communicator& group) {
     if (group.rank() == 1) {
       while (group.status().isOk()) {
-        std::this_thread::yield();  // until what the others say is here: it may come later than they return
+        std::this_thread::yield();  // until the notices of the other ranks arrive: possibly after the other ranks return
       }
       std::vector<std::int64_t> values(10);
       auto work = group.allReduce(viewOf(values), ReduceOp::kSum);
@@ -259,7 +264,7 @@ TEST(Failure, AbortUnblocksWaitersAndReachesPeers) {
     std::vector<std::int64_t> values(10);
     if (group.rank() == 0) {
       std::thread aborter([&] {
-        std::this_thread::sleep_for(milliseconds(100));  // so that the other thread waits, mostly
+        std::this_thread::sleep_for(milliseconds(100));  // so the other thread mostly waits
         group.abort("enough");
         group.abort("again");
       });
@@ -277,7 +282,8 @@ TEST(Failure, AbortUnblocksWaitersAndReachesPeers) {
   });
 }
 
-// What is still held of a group, a compiled op here, keeps nothing open that hides from the peers that this rank left.
+// An object that still holds a group, a compiled op here, keeps nothing open that would hide the rank's departure from
+// the peers.
 TEST(Failure, AGroupThatEndsWithACompiledOpInHandIsLeft) {
   MemoryStore store;
   std::atomic<int> left{0};
@@ -312,7 +318,8 @@ TEST(Failure, AGroupThatEndsWithACompiledOpInHandIsLeft) {
   });
 }
 
-// Whoever else holds the group, inside a call or not, it has ended when end() returns, and in good order: the other rank hears of no abort.
+// The group has ended when end() returns, and ended normally, even if another thread holds the group, inside a call or
+// not: the other rank is notified of no abort.
 TEST(Failure, AGroupEndsWhileAnotherThreadIsInsideACall) {
   MemoryStore store;
   std::atomic<int> ended{0};

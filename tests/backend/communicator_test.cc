@@ -1,4 +1,6 @@
-// Collectives, send/recv and compileOp between ranks that are threads, against plain loops.
+// Collectives, send/recv and compileOp between ranks that are threads, against plain loops. First the collectives,
+// their memory, and many ranks; then messages; then tensors with gaps; then compiled ops: data, errors in specs, absent
+// ranks, wrong tensors, runs in flight.
 #include "shardwire/communicator.h"
 
 #include <fmt/format.h>
@@ -105,7 +107,7 @@ TEST_P(Collectives, ReduceScatterAndAllToAllMoveTheRightParts) {
       std::vector<TensorView> outputs;
       for (Rank r = 0; r < n; ++r) {
         parts.push_back(patternOf(group.rank(), size, r * 17));
-        received.emplace_back(size + static_cast<std::size_t>(r));  // uneven: rank r sends size + (its own rank) elements
+        received.emplace_back(size + static_cast<std::size_t>(r));  // uneven: rank r sends size + r elements
       }
       std::vector<std::int64_t> sum(size);
       for (auto& part : parts) {
@@ -154,7 +156,8 @@ TEST_P(Collectives, ManyInFlightFinishInAnyOrderOfWaiting) {
   });
 }
 
-// Long reductions read their sources where they lie: what is kept for the next call of a shape is small, however many shapes there are.
+// Long reductions read their sources in place: the memory kept for the next call of a shape is small, however many
+// shapes there are.
 TEST(Memory, OfReductionsOfManyShapesIsSmall) {
   constexpr std::size_t kElements = std::size_t{64} << 10;  // 512 KiB: a segment for each rank at least
   constexpr std::size_t kShapes = 20;
@@ -200,7 +203,7 @@ TEST_P(Collectives, FinishWithoutAnyoneWaiting) {
 
 INSTANTIATE_TEST_SUITE_P(Ranks, Collectives, ::testing::Values(1, 2, 3, 5));
 
-// By the tree of rank_tree.h up to a frame; in place, so that nobody may read what its owner wrote.
+// By the tree of rank_tree.h up to a frame; in place, so no rank may read bytes that another rank wrote.
 TEST(ManyRanks, AllReduceIsTheSumInRankOrderOnEveryRank) {
   constexpr int kRanks = 33;
   const auto valueOf = [](Rank rank, std::size_t i) { return 1.0F / static_cast<float>(3 + rank * 7 + static_cast<Rank>(i)); };
@@ -264,7 +267,7 @@ TEST(PointToPoint, DoesNotBlockCollectivesNorIsBlockedByThem) {
     std::vector<std::int64_t> received(kSize);
     auto sum = patternOf(group.rank(), kSize);
     const Rank peer = 1 - group.rank();
-    auto send = group.send(viewOf(message), peer, 0);  // nobody receives it before the collective is over
+    auto send = group.send(viewOf(message), peer, 0);  // the peer does not receive the message before the collective is over
     expectOk(group.allReduce(viewOf(sum), ReduceOp::kMax));
     expectOk(group.recv(viewOf(received), peer, 0));
     expectOk(send);
@@ -373,7 +376,8 @@ TEST(CompileOp, ARankThatDoesNotCallIsNamedAndTheGroupStaysUsable) {
   withGroup(3, [&](Communicator& group) {
     std::vector<std::int64_t> word = {7};
     if (group.rank() == 2) {
-      // Their messages come behind what told this rank that they gave up; by a counter alone it might be still on its way.
+      // The messages of ranks 0 and 1 arrive after the notice that the two gave up; a counter alone could run ahead of
+      // the notice.
       expectOk(group.recv(viewOf(word), 0, 0));
       expectOk(group.recv(viewOf(word), 1, 0));
     } else {
@@ -459,19 +463,20 @@ TEST(CompileOp, ABadSpecAmongManyRanksFailsEveryRankWithTheSameText) {
   EXPECT_NE(texts[0].find("rank 20"), std::string::npos) << texts[0];
 }
 
-// One that all blobs come to, one on the way of others, one that only gets.
+// An absent rank to which all blobs are sent, one on the way of other blobs, and one that only receives.
 TEST(CompileOp, ARankOfManyThatDoesNotCallIsNamedAndTheGroupStaysUsable) {
   for (const auto& [n, absent] : {std::pair{17, 2}, std::pair{33, 8}, std::pair{17, 0}}) {
     SCOPED_TRACE(absent);
     std::atomic<int> started{0};
     const int others = n - 1;
-    // Who waits hears of the absent rank from rank 0, which it asks a second before the end: a fifth of this, on a busy machine.
+    // A waiting rank asks rank 0 about the absent rank a second before the timeout: a fifth of this timeout, on a busy
+    // machine.
     const auto timeout = absent == 0 ? milliseconds(1000) : milliseconds(5000);
     withGroup(n, [&, absent = absent](Communicator& group) {
       std::vector<std::int64_t> word = {7};
       const bool isAbsent = group.rank() == absent;
       if (isAbsent) {
-        // Their messages come behind what told this rank that they gave up.
+        // The messages of the other ranks arrive after the notice that they gave up.
         for (Rank peer = 0; peer < group.worldSize(); ++peer) {
           if (peer != absent) {
             expectOk(group.recv(viewOf(word), peer, 0));
@@ -495,7 +500,7 @@ TEST(CompileOp, ARankOfManyThatDoesNotCallIsNamedAndTheGroupStaysUsable) {
       } else if (absent == 0) {
         EXPECT_NE(text.find("what rank 0 collects from all ranks did not come"), std::string::npos) << text;
       } else {
-        EXPECT_NE(text.find(fmt::format("rank {} did not arrive", absent)), std::string::npos) << text;  // it alone
+        EXPECT_NE(text.find(fmt::format("rank {} did not arrive", absent)), std::string::npos) << text;  // only the absent rank is named
         EXPECT_LE(Clock::now() - before, seconds(15));                                                   // not the group's 20 s
       }
       runReshape(group, 1);

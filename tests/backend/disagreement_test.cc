@@ -1,5 +1,6 @@
-// Ranks that call different things where no frame tells it: each waits for the other's, or what comes belongs to an operation that is over.
-// Every rank gets a mismatch that shows both calls, in that operation or as soon as it waits for the others again, long before any timeout.
+// Ranks that call different operations, where no frame shows the difference: each rank waits for the other, or a frame
+// belongs to an operation that is over. Every rank gets a mismatch with both calls, in the same operation or in the
+// next operation of all ranks, long before any timeout.
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -21,13 +22,14 @@ Status waitFor(const Result<WorkPtr>& work) {
 
 using Calls = std::function<Status(Communicator&)>;
 
-// `calls` on each rank, then, where that went well, operations in which all meet. `words` are in every rank's error.
+// Runs `calls` on each rank, then, if `calls` succeeded, operations of all ranks. `words` are in every rank's error.
 void expectMismatch(int n, const Calls& calls, const std::vector<std::string>& words) {
   std::atomic<int> ended{0};
   withGroup(n, [&](Communicator& group) {
     Status status = calls(group);
     std::vector<std::int64_t> next(8);
-    // Mostly the first. A rank whose peers sent all that it takes may be through with it while the one that noticed is just telling.
+    // Mostly the first. A rank that has received all frames of its peers may finish the operation before the notice of
+    // the mismatch arrives.
     for (int i = 0; i < 3 && status.isOk(); ++i) {
       status = waitFor(group.allReduce(viewOf(next), ReduceOp::kSum));
     }
@@ -36,14 +38,14 @@ void expectMismatch(int n, const Calls& calls, const std::vector<std::string>& w
       EXPECT_NE(status.message().find(word), std::string::npos) << word << " is not in: " << status.message();
     }
     ++ended;
-    await(ended, n);  // nobody leaves: only what the others say ends the wait
+    await(ended, n);  // no rank leaves: only the notices of the other ranks end the wait
   });
 }
 
 constexpr std::int64_t kFew = 4;
 constexpr std::int64_t kMany = std::int64_t{1} << 18;
 
-// Rank 1 believes in another root than the others.
+// Rank 1 names another root than the other ranks.
 Rank rootOn(Rank rank) {
   return rank == 1 ? 1 : 0;
 }
@@ -105,13 +107,13 @@ TEST_P(OtherRoots, OfAScatterAreAMismatch) {
 
 INSTANTIATE_TEST_SUITE_P(FewAndMany, OtherRoots, ::testing::Combine(::testing::Values(2, 3), ::testing::Values(kFew, kMany)));
 
-// A root that only sends would end one broadcast after the other, though the others mean something else.
+// A root that only sends would end one broadcast after the other, though the other ranks called different broadcasts.
 TEST(Disagreement, ReachesARootThatOnlySends) {
   std::atomic<int> failed{0};
   withGroup(2, [&](Communicator& group) {
     std::vector<std::int64_t> values(4, 1);
     Status status = waitFor(group.broadcast(viewOf(values), group.rank()));  // each its own root
-    await(failed, group.rank() == 0 ? 1 : 0);                                // rank 1 knows by now, and has told
+    await(failed, group.rank() == 0 ? 1 : 0);                                // rank 1 knows by now, and has notified rank 0
     for (int i = 0; i < 2 && status.isOk(); ++i) {
       status = waitFor(group.rank() == 0 ? group.broadcast(viewOf(values), 0) : group.barrier());
     }
@@ -121,7 +123,7 @@ TEST(Disagreement, ReachesARootThatOnlySends) {
   });
 }
 
-// Elements [0, elems) of a tensor that `from` has and `to` wants.
+// Elements [0, elems) of a tensor: rank `from` has the elements, rank `to` wants the elements.
 LocalSpec oneMove(Rank rank, Rank from, Rank to, std::int64_t elems, const std::string& name) {
   LocalSpec spec;
   spec.name = name;
@@ -139,9 +141,9 @@ TEST(Disagreement, OfCompiledOpsInAnotherOrderIsNoticedWhereOneMovesNothing) {
   for (const std::int64_t elems : {kFew, kMany}) {
     expectMismatch(3,
                    [&](Communicator& group) {
-                     auto away = group.compileOp(oneMove(group.rank(), 1, 2, elems, "away"));  // rank 0 has no part in it
+                     auto away = group.compileOp(oneMove(group.rank(), 1, 2, elems, "away"));  // rank 0 takes no part
                      auto here = group.compileOp(oneMove(group.rank(), 0, 1, elems, "here"));
-                     if (!away.isOk() || !here.isOk()) {  // the others may disagree before this rank is through with compiling
+                     if (!away.isOk() || !here.isOk()) {  // the other ranks may disagree before this rank has finished compiling
                        return away.isOk() ? here.status() : away.status();
                      }
                      std::vector<std::int64_t> values(static_cast<std::size_t>(elems), group.rank());
@@ -193,7 +195,7 @@ TEST(Disagreement, OfSplitsIsNoticedWhereTheyAreReadFromThePeersMemory) {
   expectSplitMismatch(0, kMany);
 }
 
-// ---- what a timeout tells
+// ---- the text of a timeout
 
 TEST(Timeout, TellsWhatTheAbsentRankDoes) {
   std::atomic<int> ended{0};

@@ -1,4 +1,5 @@
-// Ranks that are joined when an operation first needs them: who is, in what order things happen, and what those learn who come late.
+// Ranks that are joined when an operation first needs them: which ranks are joined, in what order things happen, and
+// which errors late ranks receive.
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <sys/mman.h>
@@ -26,7 +27,7 @@ struct Shared {
   std::atomic<int> pids[8]{};
 };
 
-// All of it over each transport that joins ranks late.
+// All tests over each transport that joins ranks late.
 class LateLinks : public ::testing::TestWithParam<const char*> {
  protected:
   void SetUp() override {
@@ -46,7 +47,7 @@ class LateLinks : public ::testing::TestWithParam<const char*> {
 INSTANTIATE_TEST_SUITE_P(Over, LateLinks, ::testing::Values("shm", "tcp", "rdma"),
                          [](const auto& info) { return std::string(info.param); });
 
-// Peers of a rank that are joined.
+// Number of joined peers of a rank.
 int numJoined(Communicator& group) {
   const std::string text = group.describeTransports();
   int joined = group.worldSize() - 1;
@@ -57,7 +58,7 @@ int numJoined(Communicator& group) {
   return joined;
 }
 
-// Each rank has one row of ten elements, and wants those of the next `reach` ranks.
+// Each rank has one row of ten elements, and wants the rows of the next `reach` ranks.
 LocalSpec ringSpec(Rank rank, int n, int reach) {
   LocalSpec spec;
   spec.tensors.push_back({.name = "", .shape = Dims{n, 10}, .dtype = DType::kInt64});
@@ -71,7 +72,7 @@ LocalSpec ringSpec(Rank rank, int n, int reach) {
   return spec;
 }
 
-// ---- who is joined
+// ---- which ranks are joined
 
 TEST_P(LateLinks, AreMadeByTheOperationsThatNeedThem) {
   constexpr int kRanks = 12;
@@ -136,14 +137,15 @@ TEST_P(LateLinks, ACompiledOpMakesOnlyThoseThatItMovesBytesOver) {
         for (int i = 0; i < 4; ++i) {
           EXPECT_EQ(got[static_cast<std::size_t>(i)], std::vector<std::int64_t>(10, (group.rank() + i + 1) % kRanks));
         }
-        EXPECT_LE(numJoined(group), before + 8);  // four that it reads from, four that read from it
+        EXPECT_LE(numJoined(group), before + 8);  // reads from four ranks, and four ranks read from this rank
         ++counted;
         await(counted, kRanks);
       },
       lazy());
 }
 
-// What rank 1 of three sees of the store: rank 2's address comes when the others are through with making the group.
+// The store as rank 1 of three sees the store: rank 2's address arrives when the other ranks have finished making the
+// group.
 class SlowStore final : public Store {
  public:
   SlowStore(Store& store, std::atomic<int>& numMade) : store_(store), numMade_(numMade) {}
@@ -152,7 +154,7 @@ class SlowStore final : public Store {
     if (!key.ends_with("/2")) {
       return store_.get(key, deadline);
     }
-    isAsked_ ? await(numMade_, 2) : std::this_thread::sleep_for(milliseconds(300));  // until a rank that waits looks around
+    isAsked_ ? await(numMade_, 2) : std::this_thread::sleep_for(milliseconds(300));  // until a waiting rank looks around
     return std::exchange(isAsked_, true) ? store_.get(key, deadline) : Status{StatusCode::kTimeout, "not there yet"};
   }
 
@@ -162,7 +164,7 @@ class SlowStore final : public Store {
   bool isAsked_ = false;
 };
 
-// Whoever has read all addresses is through, and its sign of life is gone: it did not die.
+// A rank that has read all addresses is finished and closes its sign of life: the rank did not die.
 TEST_P(LateLinks, ARankMayBeThroughWhileAnotherStillReads) {
   MemoryStore store;
   std::atomic<int> numMade{0};
@@ -178,7 +180,7 @@ TEST_P(LateLinks, ARankMayBeThroughWhileAnotherStillReads) {
   });
 }
 
-// Ranks of one host by its memory, those of two over tcp.
+// Ranks of one host are joined over shared memory, ranks of two hosts over tcp.
 TEST(LateLinksOfTwoHosts, AreOfBothKindsInOneGroup) {
   constexpr int kRanks = 6;
   MemoryStore store;
@@ -281,7 +283,7 @@ TEST_P(LateLinks, WhoComesLateHearsThatTheGroupFailed) {
       lazy());
 }
 
-// It has called nothing yet, and links back: see Inbox.WakesAnOwnerThatAwaitsAnnouncements.
+// The idle rank has made no call yet, and links back: see Inbox.WakesAnOwnerThatAwaitsAnnouncements.
 TEST_P(LateLinks, AnIdleRankAnswers) {
   std::atomic<int> sent{0};
   withGroup(
@@ -301,7 +303,7 @@ TEST_P(LateLinks, AnIdleRankAnswers) {
 
 // ---- processes
 
-// Returns when the process is stopped: the signal takes a while to reach all its threads.
+// Returns when the process is stopped: the signal takes a while to reach all threads.
 void stop(pid_t pid) {
   ::kill(pid, SIGSTOP);
   while (true) {
@@ -315,7 +317,7 @@ void stop(pid_t pid) {
   }
 }
 
-// Runs `body` on ranks that are processes, over one group that is made when they are needed.
+// Runs `body` on ranks that are processes, over one group whose links are made when operations need them.
 void LateLinks::withProcesses(int n, const std::function<void(Communicator&, Shared&)>& body, const std::set<Rank>& mayDie,
                               const std::function<void(std::unique_ptr<Communicator>&, Shared&)>& owning) {
   MemoryStore store;
@@ -384,7 +386,7 @@ TEST_P(LateLinks, ARankThatLeftBeforeItWasNeededIsNamed) {
   });
 }
 
-// Rank 0 could not dial: rank 1 had no part in that, and dials it later.
+// Rank 0 could not dial: rank 1 took no part in the failed call, and dials rank 0 later.
 TEST_P(LateLinks, APeerHearsWhyALinkFailedOnTheOtherSideAlone) {
 #if defined(__SANITIZE_ADDRESS__)
   if (std::string_view(GetParam()) == "shm") {
@@ -397,7 +399,7 @@ TEST_P(LateLinks, APeerHearsWhyALinkFailedOnTheOtherSideAlone) {
       await(shared.stage, 3);
       auto work = group.send(viewOf(values), 0, 0, {.timeout = seconds(10)});
       const Status status = work.isOk() ? (*work)->wait() : work.status();
-      // As rank 0 has it; the hand-shake of rdma tells the text and no code.
+      // The same code as on rank 0; the handshake of rdma sends the text and no code.
       const StatusCode asThere = std::string_view(GetParam()) == "rdma" ? StatusCode::kUnsupported : StatusCode::kSystem;
       EXPECT_EQ(status.code(), asThere) << status.message();
       EXPECT_NE(status.message().find("rank 0"), std::string::npos) << status.message();
@@ -419,7 +421,8 @@ TEST_P(LateLinks, APeerHearsWhyALinkFailedOnTheOtherSideAlone) {
   });
 }
 
-// It does not answer at its Unix socket: others go on meanwhile, and when it goes on, so does the group.
+// The stopped rank does not answer at its Unix socket: the other ranks continue meanwhile. When the rank continues, so
+// does the group.
 TEST_P(LateLinks, AStoppedRankHoldsUpOnlyThoseThatNeedIt) {
   withProcesses(3, [](Communicator& group, Shared& shared) {
     std::vector<std::int64_t> values = {group.rank()};
@@ -433,7 +436,7 @@ TEST_P(LateLinks, AStoppedRankHoldsUpOnlyThoseThatNeedIt) {
       stop(shared.pids[2]);
       auto late = group.send(viewOf(values), 2, 0);
       std::vector<std::int64_t> got(1);
-      expectOk(group.recv(viewOf(got), 1, 1));  // over a link that is made while the other is not
+      expectOk(group.recv(viewOf(got), 1, 1));  // over a link that is made while the link to rank 2 is not
       EXPECT_EQ(got[0], 1);
       EXPECT_FALSE((*late)->isDone());
       ::kill(shared.pids[2], SIGCONT);
@@ -446,7 +449,7 @@ TEST_P(LateLinks, AStoppedRankHoldsUpOnlyThoseThatNeedIt) {
   });
 }
 
-// Those that gave up had no link to it, since it was stopped: it hears of it when it comes.
+// The ranks that gave up had no link to the stopped rank: the rank receives the error when it arrives.
 TEST_P(LateLinks, WhoComesLateHearsThatAnOperationWasGivenUp) {
   withProcesses(3, [](Communicator& group, Shared& shared) {
     const bool isLate = group.rank() == 2;

@@ -1,4 +1,5 @@
-// Operations of one rank over the same memory, and lists whose tensors share some, between ranks that are threads.
+// Operations of one rank over the same memory, and lists with tensors that share memory, between ranks that are
+// threads.
 #include <gtest/gtest.h>
 
 #include <cstdlib>
@@ -57,7 +58,7 @@ TEST_P(OverOneTensor, OperationsRunInTheOrderOfTheirCalls) {
 
 INSTANTIATE_TEST_SUITE_P(Elements, OverOneTensor, ::testing::Values(1, 700, 20000, 300000));
 
-// One rank's tensors overlap, the others' do not: the first waits, nobody is in its way.
+// One rank's tensors overlap, the other ranks' tensors do not: the first rank waits, and delays no other rank's end.
 TEST(OverOneTensor, OfOneRankOnlyEndsEverywhere) {
   withGroup(3, [&](Communicator& group) {
     constexpr std::int64_t kCount = 100000;
@@ -75,7 +76,7 @@ TEST(OverOneTensor, OfOneRankOnlyEndsEverywhere) {
   });
 }
 
-// Who waits behind another operation says so, and for whom that waits.
+// A rank that waits behind another operation says so, and names the ranks that the other operation waits for.
 TEST(OverOneTensor, ATimeoutNamesTheOperationBeforeIt) {
   std::atomic<int> ended{0};
   withGroup(2, [&](Communicator& group) {
@@ -123,7 +124,8 @@ Place randomPlace(Random& random, int n, std::int64_t size, std::int64_t count) 
   return place;
 }
 
-// n pieces of `count` elements, one after the other, and one more place of that size: that of rank r among them, or apart from them all.
+// n pieces of `count` elements, one after the other, and one more place of the same size: the place of piece r, or a
+// place apart from all pieces.
 struct Pieces {
   std::int64_t count = 0;
   std::vector<std::int64_t> first;  // of the pieces, by rank
@@ -148,7 +150,7 @@ Pieces randomPieces(Random& random, int n, std::int64_t size, std::int64_t count
   return pieces;
 }
 
-// Issues one call on this rank and does to the model what it does on all.
+// Issues one call on this rank and applies to the model the call's effect on all ranks.
 Result<WorkPtr> randomCall(Random& random, Communicator& group, std::vector<std::int64_t>& buffer, Model& model, std::int64_t mostElems) {
   const int n = group.worldSize();
   const Rank me = group.rank();
@@ -271,12 +273,12 @@ TEST(CompiledOps, RunInTheOrderOfTheirCallsWhereTheyShareTensors) {
             auto bound = (*op)->bind({&in, 1}, {&out, 1});
             ASSERT_TRUE(bound.isOk());
             works.push_back(*(*bound)->run());
-            waitForAll({works.back()});  // the bound op must outlive its runs
+            waitForAll({works.back()});  // the bound op must outlive the runs
           }
         }
         works.push_back(*group.allReduce(viewOf(buffers[0]), ReduceOp::kBxor));
         waitForAll(works);
-        const std::int64_t held = (group.rank() + 5) % kRanks;  // after five moves; the sixth brought it round
+        const std::int64_t held = (group.rank() + 5) % kRanks;  // after five moves; the sixth moved the row round
         ASSERT_EQ(buffers[2], std::vector<std::int64_t>(static_cast<std::size_t>(rows), held));
         ASSERT_EQ(buffers[0], std::vector<std::int64_t>(static_cast<std::size_t>(rows), 0 ^ 1 ^ 2));
       }
@@ -298,7 +300,7 @@ TEST(CompiledOps, RefuseOutputsThatOverlapPartly) {
     const TensorView in = viewOf(from);
     const std::vector<TensorView> apart = {part(to, 0, 2, 3), part(to, 1, 2, 3), part(to, 6, 2)};
     expectOk((*op)->run({&in, 1}, apart));
-    // The first and the last: between their addresses lies the second.
+    // The first and the last share memory: between the two addresses lies the second.
     const Status refused = (*op)->run({&in, 1}, std::vector{part(to, 0, 2, 3), part(to, 1, 2), part(to, 3, 2)}).status();
     EXPECT_EQ(refused.code(), StatusCode::kInvalidArgument);
     EXPECT_NE(refused.message().find("outputs[0] and outputs[2] of rank 0 share memory"), std::string::npos) << refused.message();
@@ -335,7 +337,7 @@ TEST(Lists, ThatShareMemoryAreRefusedByName) {
       expectRefused(group.gather(apart, three(0, 0, 8), 0), "gather: outputs[0] and outputs[1]" + rank);
       expectRefused(group.scatter(part(buffer, 6, 4), all, 0), "scatter: inputs[1] and the output" + rank);
     }
-    // Legal: one input for all, outputs that interleave, this rank's own in place; and the group goes on after refusals.
+    // Legal: one input for all, interleaved outputs, this rank's own in place; and the group continues after refusals.
     const std::vector<TensorView> columns = {part(buffer, 0, 4, 3), part(buffer, 1, 4, 3), part(buffer, 2, 4, 3)};
     other.assign(30, group.rank());
     expectOk(group.allToAll(columns, std::vector{apart, apart, apart}));

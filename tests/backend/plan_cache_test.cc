@@ -1,4 +1,4 @@
-// Plans that were made before: in memory with a bound, on disk in whatever state, and the vote of ranks that found different things.
+// Plans made earlier: in memory with a bound, on disk in whatever state, and the vote of ranks with different finds.
 #include "backend/plan_cache.h"
 
 #include <fmt/format.h>
@@ -67,7 +67,7 @@ void runGather(Communicator& group, CompiledOp& op, std::int64_t rows) {
   }
 }
 
-// How this rank came by its plan, which runs and is what planning alone gives.
+// The origin of this rank's plan. The plan runs, and equals the plan that planning alone makes.
 From compile(Communicator& group, const LocalSpec& spec, std::int64_t rows, std::string* whyNoFile = nullptr) {
   auto op = group.compileOp(spec);
   EXPECT_TRUE(op.isOk()) << op.status().message();
@@ -121,15 +121,15 @@ TEST(PlanCache, KeepsWhatIsAskedForTwiceUpToItsBound) {
   EXPECT_EQ(cache.numKept(), PlanCache::kMaxEntries);
   EXPECT_TRUE(has(0) && has(1000) && has(2));
   EXPECT_FALSE(has(1));
-  // Equal bytes that are cut elsewhere are another op's.
+  // Equal bytes that are cut elsewhere belong to another op.
   const std::vector<std::string> joined = {"spec 0of rank 1"};
   EXPECT_FALSE(cache.find(PlanOrigin(joined)).has_value());
-  // One that is larger than all the room is not kept, and pushes nothing out.
+  // An entry larger than all the room is not kept, and pushes nothing out.
   const std::vector<std::string> huge = {std::string(PlanCache::kMaxBytes + 1, 'x')};
   cache.remember(PlanOrigin(huge), facts, true);
   EXPECT_FALSE(cache.find(PlanOrigin(huge)).has_value());
   EXPECT_EQ(cache.numKept(), PlanCache::kMaxEntries);
-  // Large ones go when their bytes are too many.
+  // Large entries are removed when the bytes exceed the bound.
   for (int i = 0; i < 4; ++i) {
     const std::vector<std::string> large = {std::string(PlanCache::kMaxBytes / 3, static_cast<char>('a' + i))};
     cache.remember(PlanOrigin(large), facts, true);
@@ -211,7 +211,7 @@ TEST(KeptPlans, ARankWithoutItsFileIsGivenItAndTheOthersTakeTheirs) {
   for (const Rank without : {-1, 1, 0, 2}) {
     std::string path;
     withGroup(3, [&](Communicator& group) {
-      // Who loses its file does so before the call; the paths are told by the op.
+      // The file of rank `without` is removed before the call; the op states the paths.
       auto op = group.compileOp(gather(group.rank(), 3, 2, WhoPlans::kRank0, folder.path()));
       ASSERT_TRUE(op.isOk());
       if (group.rank() == without) {

@@ -1,4 +1,5 @@
-// compileOp where rank 0 plans for all, and ops that were planned without a group. What goes wrong on a plan's way: exec/ship_rows_test.
+// compileOp where rank 0 plans for all, and ops planned without a group. For errors on a plan's way see
+// exec/ship_rows_test.
 #include <fmt/format.h>
 
 #include <numeric>
@@ -43,8 +44,8 @@ void compileAndRun(Communicator& group, std::int64_t rows, WhoPlans who = WhoPla
   runTurn(group, **op, rows);
 }
 
-// Each of these runs with 33 ranks, too, which plans travel to in two steps, in a test of its own: over rdma each pair's link takes 4 MiB,
-// and the machine of tests/rig/run_rdma.py has no room for 33 * 32 of them.
+// Each of these tests also runs with 33 ranks, which plans reach in two steps, in a separate test: over rdma each
+// pair's link takes 4 MiB, and the machine of tests/rig/run_rdma.py has no room for 33 * 32 links.
 
 void movesWhatItShould(int n) {
   SCOPED_TRACE(n);
@@ -178,7 +179,7 @@ TEST(PlannedOffline, IsThePlanOfTheGroupAndRunsOnceItHasOne) {
     auto read = readPlan((*offline)->planBytes());
     ASSERT_TRUE(read.isOk()) << read.status().message();
     EXPECT_EQ((*read)->planBytes(), (*offline)->planBytes());
-    // One of them from bytes and the others not: the same operation.
+    // One rank's op comes from bytes, the other ranks' does not: the same operation.
     auto first = group.attach(group.rank() == 1 ? **read : **offline);
     auto second = group.attach(**offline);
     ASSERT_TRUE(first.isOk()) << first.status().message();

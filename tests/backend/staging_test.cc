@@ -1,5 +1,6 @@
-// Operations over host copies that fill up while they run (shardwire/staging.h): nothing is read or overwritten before it is ready, every
-// byte that is written is announced and told, and the results are those of ordinary tensors.
+// Operations over host copies that fill up while the operations run (shardwire/staging.h): no byte is read or
+// overwritten before it is ready, every written byte is announced and reported, and the results are the results of
+// ordinary tensors.
 #include "shardwire/staging.h"
 
 #include <gtest/gtest.h>
@@ -17,7 +18,7 @@ namespace {
 
 using shardwire::testing::runRanksAsThreads;
 
-// One tensor whose values come piece by piece from another thread; until then each is poison.
+// One tensor, filled piece by piece by another thread; until then each value is poison.
 class ComingTensor final : public Staging {
  public:
   static constexpr std::int64_t kPoison = -1;
@@ -78,7 +79,7 @@ std::vector<std::int64_t> valuesOf(Rank rank, std::size_t size) {
   return values;
 }
 
-// Every rank but the last has a tensor that is still coming.
+// The tensor of every rank but the last is still being filled.
 void allReduce(int n, std::size_t size) {
   MemoryStore store;
   runRanksAsThreads(n, [&](Rank rank) {

@@ -1,4 +1,4 @@
-// Groups whose ranks are threads of one process, and what their tests share.
+// Groups of ranks that are threads of one process, and shared parts of the tests of such groups.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -33,7 +33,7 @@ inline void withGroup(int n, const std::function<void(Communicator&)>& body, con
     auto group = Communicator::create(store, rank, n, options, "test");
     ASSERT_TRUE(group.isOk()) << group.status().message();
     body(**group);
-    // Nobody leaves while others still need it.
+    // No rank leaves while others still need the rank.
     auto last = (*group)->barrier();
     if (last.isOk()) {
       (void)(*last)->wait();
@@ -45,7 +45,7 @@ inline TensorView viewOf(std::vector<std::int64_t>& values) {
   return TensorView::contiguous(values.data(), DType::kInt64, {static_cast<std::int64_t>(values.size())});
 }
 
-// Values that differ by rank, place and salt.
+// Values depending on rank, place and salt.
 inline std::vector<std::int64_t> patternOf(Rank rank, std::size_t size, std::int64_t salt = 0) {
   std::vector<std::int64_t> values(size);
   for (std::size_t i = 0; i < size; ++i) {
@@ -67,7 +67,7 @@ inline void await(const std::atomic<int>& arrived, int many) {
   }
 }
 
-// What the ranks of one group are told: one and the same.
+// The errors of the ranks of one group: all must be the same.
 class Sayings {
  public:
   void add(const Status& status) {

@@ -1,4 +1,5 @@
-// The small things: errno text, log, random ids, wire fields, futex, mutex.
+// The small parts of backend/base, one after the other: errno text, the log (levels, lines, socket, environment),
+// random ids, wire fields, futex across processes, and mutex.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 #include <stdlib.h>
@@ -62,7 +63,7 @@ TEST(Log, SendsLinesToASocketAndWaitsForNobody) {
   ASSERT_GT(size, 0);
   EXPECT_EQ(std::string_view(got.data(), static_cast<std::size_t>(size)), fmt::format("info {} rank 3 says hello", ::getpid()));
   EXPECT_LT(::recv(pair[1], got.data(), got.size(), MSG_DONTWAIT), 0);
-  for (int i = 0; i < 10000; ++i) {  // nobody reads, and what does not fit goes to stderr
+  for (int i = 0; i < 10000; ++i) {  // no process reads, and lines without room go to stderr
     logInfo("line {}", i);
   }
   sendLogTo(-1, before);

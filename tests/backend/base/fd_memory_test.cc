@@ -1,4 +1,5 @@
-// Fd, Mapping and makeMemfd: they own what they hold.
+// Fd, Mapping and makeMemfd: each owns its descriptor or mapping. First descriptors (closing, release, children of
+// fork), then OwnerProcess, then memory files (sealed size, access), and at last mappings (sharing, alignment, errors).
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <sys/mman.h>
@@ -75,7 +76,7 @@ TEST(Fd, ThatIsClosedInChildrenIsNotTheirs) {
             }),
             7);
   EXPECT_GE(::fcntl(number, F_GETFD), 0);
-  // One that was closed or given away is no concern of a child.
+  // A descriptor that was closed or given away is not closed in a child.
   moved.reset();
   EXPECT_EQ(::fcntl(number, F_GETFD), -1);
   Fd second(::dup(read.get()));

@@ -1,4 +1,5 @@
-// When a wait polls, when it offers its core, and when it sleeps. A long yield is told by its length alone, so it is simulated here.
+// Tests when a wait polls, when a wait offers its core, and when a wait sleeps. Only the length of a yield shows that
+// the yield was long, so a long yield is simulated here.
 #include "backend/base/patience.h"
 
 #include <gtest/gtest.h>
@@ -10,7 +11,7 @@ using std::chrono::hours;
 using std::chrono::milliseconds;
 using std::chrono::seconds;
 
-// A yield that took so long, as far as yieldCore() can see.
+// A yield of length `took`, as far as yieldCore() can see.
 Clock::time_point yieldThatTook(Duration took) {
   return yieldCore(Clock::now() - took);
 }
@@ -22,7 +23,8 @@ Clock::time_point afterAnyRest() {
 
 class PatienceTest : public ::testing::Test {
  protected:
-  // What tests leave behind is the process's: as many short yields as forget any rest. Those that another program makes long count anew.
+  // The state that tests leave behind belongs to the process: enough short yields reset any rest. Long yields caused by
+  // another program start the count anew.
   void SetUp() override {
     for (int quick = 0; quick < 64; ++quick) {
       yieldCore(Clock::now());
@@ -37,7 +39,7 @@ TEST_F(PatienceTest, NoYieldFollowsALongOneForAWhile) {
   EXPECT_TRUE(mayYield(afterAnyRest()));
 }
 
-// The trial after a rest costs as much as the yield before it: it comes the more seldom the more often it is in vain.
+// The trial after a rest costs as much as the yield before the rest: trials become rarer with each trial in vain.
 TEST_F(PatienceTest, TheWhileGrowsWithLongTrialsUpToALimit) {
   yieldThatTook(milliseconds(10));
   const auto after = yieldThatTook(milliseconds(10));
@@ -79,7 +81,7 @@ TEST_F(PatienceTest, AfterASleepInVainTheNextFollowsAtOnceUntilSomethingMoved) {
   EXPECT_TRUE(patience.spins());
 }
 
-// Else a wait whose polls always move something, for others, would never see its deadline.
+// Otherwise a wait whose polls always move something, for other waits, would never see its deadline.
 TEST_F(PatienceTest, TheClockIsLookedAtWhileEveryPollMoves) {
   Patience patience(hours(1), hours(1));
   const auto began = patience.now();

@@ -36,7 +36,7 @@ TEST(PerProcess, IsOneForAllThreads) {
   }
 }
 
-// The parent's lock is held while it forks, as by a thread that the child lacks.
+// The parent holds the lock during the fork, as a thread would that the child lacks.
 TEST(PerProcess, AChildOfForkBeginsWithItsOwn) {
   Registry& mine = registry();
   const MutexLock lock(mine.mutex);

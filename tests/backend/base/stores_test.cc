@@ -1,4 +1,6 @@
-// The stores that come along: what they promise to ranks that are threads, processes, or killed in the middle.
+// The stores of this library: their promises to ranks that are threads, processes, or killed in the middle. The first
+// tests run over every store: values, deadlines, waiting threads, processes, a killed writer, signals. Then come the
+// files and error texts of FileStore, and the limits of MemoryStore.
 #include "shardwire/stores.h"
 
 #include <fmt/format.h>
@@ -151,7 +153,7 @@ TEST_P(Stores, OutliveAWriterThatIsKilled) {
     SharedValue<std::atomic<int>> numSets;
     const auto writes = [&] {
       *writer = ::getpid();
-      while (true) {  // until it is killed; a MemoryStore may be full by then
+      while (true) {  // until the process is killed; a MemoryStore may be full by then
         static_cast<void>(store_->set("key", valueOf(++*numSets)));
       }
     };
@@ -230,7 +232,7 @@ TEST(FileStore, SaysWhichPathCouldNotBeWrittenAndWhy) {
 TEST(FileStore, SaysWhichPathCouldNotBeReadAndWhy) {
   const Folder folder;
   FileStore store(folder.path());
-  std::filesystem::create_directory(folder.path() + "/key_key");  // what nobody can read, root neither
+  std::filesystem::create_directory(folder.path() + "/key_key");  // a folder cannot be read as a file, even by root
   expectWords(store.get("key", soon()).status(), {folder.path() + "/key_key", "EISDIR"});
   expectWords(store.set("key", "value"), {folder.path() + "/key_key", "rename: ", "EISDIR"});
   EXPECT_EQ(folder.files(), std::vector<std::string>{"key_key"});

@@ -37,13 +37,13 @@ TEST(RankAddress, HasOneWireFormat) {
       std::string("SWAD\x06\0\0\0", 8) + std::string("\0\0\0\0\0", 5) + std::string("\x09\0\0\0\x04\0\0\0boot", 12) +
       std::string("\x05\0\0\0\0\0\0\0", 8) + std::string("\x01\0\0\0k\x06\0\0\0\0\0\0\0", 13) + std::string("\x01\0\0\0h", 5) +
       std::string("\x07\0\0\0\xe8\x03\0\0", 8) + std::string("\x08\0\0\0\0\0\0\0\x09\0\0\0\0\0\0\0", 16) +
-      // the flags of the job token and of late joining, the door, the sign of life and one link of it, the token
+      // the flags of the job token and of late joining, the endpoint, the sign of life with one link, the token
       std::string("\x01\x01\x03\0\0\0s-1", 9) + std::string("\x01\0\0\0\0\0\0\0\x02\0\0\0\0\0\0\0", 16) + std::string("\x01\0\0\0l", 5) +
       std::string("\x01\0\0\0\x01\0\0\0", 8) + "1" + std::string("\0\0\0\0\x01\0\0\0\x01\0\0\0e", 13) +
       std::string("\x03\0\0\0\0\0\0\0\x04\0\0\0\0\0\0\0", 16) +
       // one link
       std::string("\x01\0\0\0\x03\0\0\0::1\x02\0\0\0\x34\x12\0\0\x02\0\0\0lo", 25) +
-      // by transport: what it says, why not
+      // by transport: the bytes, the reason why not
       std::string(8, '\0') + std::string("\0\0\0\0\x03\0\0\0why", 11) + std::string(8, '\0') + std::string("\x01\0\0\0t\0\0\0\0", 9);
   EXPECT_EQ(encodeAddress(sample()), golden);
   const auto decoded = decodeAddress(golden);
@@ -70,7 +70,7 @@ TEST(RankAddress, RefusesWhatIsNone) {
   EXPECT_EQ(decodeAddress(other).status().code(), StatusCode::kUnsupported);
   EXPECT_NE(decodeAddress(other).status().message().find("version 9"), std::string::npos);
   other = good;
-  other[8] = 77;  // no such status code
+  other[8] = 77;  // an unknown status code
   EXPECT_EQ(decodeAddress(other).status().code(), StatusCode::kMismatch);
 }
 

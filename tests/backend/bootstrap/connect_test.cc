@@ -1,3 +1,6 @@
+// Connecting the ranks of a group, over shared memory and wires. First groups that are made, of one rank and of many,
+// with and without a roster. Then errors, the same on every rank: absent ranks, unreachable peers, wrong addresses,
+// different sizes. At last one store for many groups and for several attempts of a job.
 #include "backend/bootstrap/connect.h"
 
 #include <gtest/gtest.h>
@@ -33,7 +36,7 @@ Result<Peers> connect(Store& store, Rank rank, int worldSize, Duration timeout =
   return connectPeers(store, rank, worldSize, options, Clock::now() + timeout, "g");
 }
 
-// The address of a rank that no wire reaches.
+// The address of a rank without a wire.
 RankAddress addressByShmOnly(std::uint32_t worldSize = 2) {
   auto address = makeAddress();
   SW_CHECK(address.isOk());
@@ -69,7 +72,7 @@ class AskedStore final : public Store {
   Store& store_;
 };
 
-// Counts what the store is told and has.
+// Counts the calls and keeps the values.
 class CountingStore final : public Store {
  public:
   Status set(const std::string& key, std::string_view value) override {
@@ -165,7 +168,7 @@ TEST(ConnectPeers, NamesTheRanksThatDidNotArriveInTime) {
 
 TEST(ConnectPeers, NamesAPeerThatNeverDials) {
   MemoryStore store;
-  // Its process answers who asks for its memory; itself it does nothing.
+  // Rank 1's process answers requests for its memory; the rank itself does nothing.
   OwnEnds own;
   ASSERT_TRUE(own.prepare(1, 2, {}).isOk());
   const RankAddress& address = own.address;
@@ -174,7 +177,7 @@ TEST(ConnectPeers, NamesAPeerThatNeverDials) {
               {"rank 1 published an address but did not connect to rank 0"});
 }
 
-// Its process stands still, say.
+// The process of rank 1 is stopped, for example.
 TEST(ConnectPeers, NamesAPeerWhoseProcessDoesNotAnswer) {
   MemoryStore store;
   auto address = addressByShmOnly();
@@ -191,7 +194,7 @@ TEST(ConnectPeers, NamesAPeerWhoseProcessDoesNotAnswer) {
 TEST(ConnectPeers, SaysHowToDoWithoutSharedMemory) {
   MemoryStore store;
   auto address = addressByShmOnly();
-  const auto sign = LifeSign::create({}, nullptr, 2, &address);  // it lives, but no process listens at its Unix socket
+  const auto sign = LifeSign::create({}, nullptr, 2, &address);  // rank 1 is alive, but no process listens at its Unix socket
   ASSERT_TRUE(sign.isOk());
   ASSERT_TRUE(store.set(addressKey(1), encodeAddress(address)).isOk());
   expectError(connect(store, 0, 2), StatusCode::kSystem,
@@ -248,7 +251,7 @@ TEST(ConnectPeers, RanksInOtherNetworkNamespacesAreToldSo) {
 
 TEST(ConnectPeers, AStaleAddressIsNotWaitedFor) {
   MemoryStore store;
-  const auto gone = addressByShmOnly();  // nobody listens there
+  const auto gone = addressByShmOnly();  // no process listens there
   ASSERT_TRUE(store.set(addressKey(0), encodeAddress(gone)).isOk());
   const auto start = Clock::now();
   expectError(connect(store, 1, 2), StatusCode::kPeerFailed, {"rank 0 (pid", "died while the group was being made", "an earlier job"});
@@ -280,7 +283,7 @@ TEST(ConnectPeers, RanksThatCountTooManyDoNotWaitForThem) {
   });
 }
 
-// Whatever is set after it is another's, who calls itself the same.
+// A later value under the key is of another process with the same rank.
 class OverwritingStore final : public Store {
  public:
   OverwritingStore(MemoryStore& store, std::string key, std::string value)
@@ -302,7 +305,7 @@ TEST(ConnectPeers, TwoProcessesOfOneRankAreNamed) {
   expectError(connect(store, 1, 2), StatusCode::kMismatch, {"two processes call themselves rank 1", "on host elsewhere"});
 }
 
-// Where all take the roster, the one who is not in it.
+// The rank missing in the roster, where all ranks take the roster.
 TEST(ConnectPeers, TwoProcessesOfOneRankAmongManyAreNamed) {
   MemoryStore memory;
   auto other = addressByShmOnly(6);
@@ -335,7 +338,7 @@ void expectOneValueOnAll(Communicator& group) {
   EXPECT_EQ(value, group.worldSize() * (group.worldSize() + 1) / 2);
 }
 
-// Nobody waits for the others before it goes, nor before it comes again: a rank may be a round ahead.
+// No rank waits for the others before it leaves or joins again: a rank may be a round ahead.
 void comeAndGo(int worldSize, LinksWhen links, int numRounds, bool isWorking) {
   MemoryStore store;
   Options options;
@@ -395,7 +398,7 @@ TEST(OneStoreForMany, TheRoundIsFoundWithFewQuestions) {
     for (int round = 0; round < 1000; ++round) {
       ASSERT_TRUE(RoundStore(memory, round).set(addressKey(3), encodeAddress(*address)).isOk());
     }
-    EXPECT_EQ(*nextRound(memory, 3), 0);  // no group of this process has ended: nobody asks
+    EXPECT_EQ(*nextRound(memory, 3), 0);  // no group of this process has ended: the process does not ask
     noteEndOfGroup();
     AskedStore asked(memory);
     EXPECT_EQ(*nextRound(asked, 3), 1000);
@@ -423,8 +426,8 @@ void expectMade(Store& store, Rank rank, int worldSize, const Options& options) 
   expectOneValueOnAll(**group);
 }
 
-// An earlier attempt of `before` ranks, all of them dead by now; then one of `after` ranks, of which the last has read the earlier name of
-// the attempt, and published its address under that, before rank 0 comes.
+// An earlier attempt of `before` ranks, all dead by now; then an attempt of `after` ranks. The last of these ranks has
+// read the earlier attempt's name, and has published its address under the earlier name, before rank 0 starts.
 void startAnew(int before, int after, const Options& options) {
   MemoryStore store;
   runRanksAsProcesses(before, [&](Rank rank) { expectMade(store, rank, before, options); });
@@ -471,7 +474,7 @@ TEST(OneStoreForManyAttempts, WhyAnEarlierOneFailedIsForgotten) {
   }
 }
 
-// As a process of another host, to whose clock the attempt's means nothing.
+// As a process of another host, for which the attempt's clock means nothing.
 class FarStore final : public Store {
  public:
   explicit FarStore(Store& store) : store_(store) {}

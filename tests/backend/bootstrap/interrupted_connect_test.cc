@@ -1,4 +1,4 @@
-// Ctrl-C while a group is made: the rank that was interrupted hears of it, and the others hear that it gave up.
+// Ctrl-C while a group is made: the interrupted rank returns an error, and the other ranks receive its reason.
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -30,7 +30,7 @@ void expectWords(const Result<Peers>& peers, StatusCode code, const std::vector<
   }
 }
 
-// Interrupts a thread that says that it may be.
+// Interrupts a thread that has declared itself interruptible.
 std::atomic<bool> interruptNow{false};
 thread_local bool isInterruptible = false;
 
@@ -67,7 +67,7 @@ TEST(InterruptedConnect, ARankThatIsInterruptedWhileOthersDialTellsThem) {
     MemoryStore store;
     Options options;
     options.transports = transports;
-    // Rank 2 published its address and hangs: it answers nobody, and dials nobody.
+    // Rank 2 published an address and hangs: the rank answers no dialer, and dials no rank.
     RankAddress hanging = *makeAddress();
     hanging.worldSize = 3;
     hanging.transports[static_cast<std::size_t>(TransportKind::kTcp)].bytes = "\1";  // the version of the tcp transport

@@ -1,4 +1,5 @@
-// A rank that dies while the group is being made: whoever waits hears of it, by name, long before the timeout.
+// A rank that dies while the group is being made: every waiting rank is notified of the death, with the rank's number,
+// long before the timeout.
 #include "backend/bootstrap/liveness.h"
 
 #include <fmt/format.h>
@@ -33,8 +34,8 @@ using std::chrono::milliseconds;
 using std::chrono::seconds;
 using testing::runRanksAsProcesses;
 
-// The timeout of all groups here. What ends in a fraction of it ended by itself; how soon is for the benches, since a loaded test machine
-// may keep any process waiting for a second.
+// The timeout of all groups here. A test that ends in a fraction of the timeout ended without the timeout. The benches
+// measure how soon, since a loaded test machine may keep any process waiting for a second.
 constexpr seconds kTimeout{60};
 constexpr seconds kNotTheTimeout{20};
 
@@ -53,14 +54,14 @@ Options over(const std::string& transports) {
   std::abort();
 }
 
-// A rank of a test's own making, as far as it goes before it dies.
+// The ends of a rank that a test makes by hand, up to the point of the rank's death.
 OwnEnds prepared(Rank rank, int worldSize, const Options& options) {
   OwnEnds own;
   EXPECT_TRUE(own.prepare(rank, worldSize, options).isOk()) << own.address.failure.message();
   return own;
 }
 
-// What a survivor must see; it leaves its words in the store, for the parent to compare.
+// Expects a survivor's error, and leaves the error's text in the store for the parent to compare.
 void expectDeath(Store& store, Rank self, int worldSize, Rank dead, const Options& options) {
   const auto start = Clock::now();
   const auto peers = connectPeers(store, self, worldSize, options, soon(), "g");
@@ -103,13 +104,14 @@ INSTANTIATE_TEST_SUITE_P(Ranks, DeathOfARank,
                                            Case{"Shm5", "shm", 5}, Case{"Any8", "", 8}, Case{"Tcp8", "tcp", 8}),
                          [](const auto& info) { return info.param.name; });
 
-// With one that dies, one that is late, and some that wait.
+// With one rank that dies, one rank that is late, and some waiting ranks.
 class DeathAmongMany : public DeathOfARank {};
 INSTANTIATE_TEST_SUITE_P(Ranks, DeathAmongMany,
                          ::testing::Values(Case{"Any3", "", 3}, Case{"Tcp4", "tcp", 4}, Case{"Shm5", "shm", 5}, Case{"Any8", "", 8}),
                          [](const auto& info) { return info.param.name; });
 
-// It had arrived, and never says a word to anybody. Before the others come, or while they wait for it.
+// The dead rank had published its address and never sent a byte. The rank dies before the other ranks arrive, or while
+// the others wait.
 TEST_P(DeathOfARank, AfterItPublishedItsAddress) {
   for (const Rank dead : {0, n_ / 2, n_ - 1}) {
     MemoryStore store;
@@ -127,7 +129,7 @@ TEST_P(DeathOfARank, AfterItPublishedItsAddress) {
   }
 }
 
-// While all others wait for one that has not come: nobody has a reason to speak to the dead one.
+// While all other ranks wait for a rank that has not arrived: no rank has a reason to send to the dead rank.
 TEST_P(DeathAmongMany, WhileAnotherIsAwaited) {
   const Rank dead = n_ - 1;
   const Rank late = 1;
@@ -149,7 +151,7 @@ TEST_P(DeathAmongMany, WhileAnotherIsAwaited) {
   expectSameTexts(store, n_, {dead, late});
 }
 
-// In the middle of a hand-shake that it began: it says hello, and is gone when the answer comes.
+// In the middle of a handshake that the dead rank began: the rank sends its hello, and is dead when the answer arrives.
 TEST_P(DeathOfARank, AfterItDialed) {
   const Rank dead = n_ - 1;
   MemoryStore store;
@@ -171,7 +173,8 @@ TEST_P(DeathOfARank, AfterItDialed) {
   expectSameTexts(store, n_, {dead});
 }
 
-// In the middle of a hand-shake that others began: by shared memory one has done its half, by tcp all dial the lowest rank.
+// In the middle of a handshake begun by other ranks: over shared memory one rank has done its half, over tcp all ranks
+// dial the lowest rank.
 TEST_P(DeathOfARank, WhenItWasDialed) {
   const bool isTcp = options_.transports == "tcp";
   const Rank dead = isTcp ? 0 : n_ - 1;
@@ -197,7 +200,7 @@ TEST_P(DeathOfARank, WhenItWasDialed) {
   expectSameTexts(store, n_, {dead});
 }
 
-// At any time: a group that is made all the same is right too, where the dead rank had done its part for it.
+// At any time: a group that is made all the same is also right, if the dead rank had finished its part.
 TEST_P(DeathOfARank, AtARandomMoment) {
   std::mt19937 random(static_cast<unsigned>(n_));
   for (int round = 0; round < 6; ++round) {
@@ -209,7 +212,7 @@ TEST_P(DeathOfARank, AtARandomMoment) {
                           if (rank == dead) {
                             std::thread joining([&] {
                               const auto peers = connectPeers(store, rank, n_, options_, soon(), "g");
-                              std::this_thread::sleep_for(kTimeout);  // what it made is held until it dies
+                              std::this_thread::sleep_for(kTimeout);  // holds the peers until the process dies
                             });
                             ASSERT_TRUE(store.get(addressKey(rank), soon()).isOk());
                             std::this_thread::sleep_for(delay);
@@ -263,7 +266,7 @@ TEST(DeathOfRank0, IsNamedWhenTheStoreGoesWithIt) {
   StoreOfRank0 store(memory);
   runRanksAsProcesses(4,
                       [&](Rank rank) {
-                        if (rank == 3) {  // never comes, so that the others wait for its address
+                        if (rank == 3) {  // never publishes an address: the other ranks wait
                           return;
                         }
                         if (rank != 0) {
@@ -283,7 +286,7 @@ TEST(DeathOfRank0, IsNamedWhenTheStoreGoesWithIt) {
                       kTimeout, {0});
 }
 
-// A rank that made its group, used it up and left in good order is not dead to those who are still at it.
+// A rank that made a group, used the group and left normally does not count as dead for ranks still connecting.
 TEST(LeavingRank, IsNotTakenForDead) {
   for (int round = 0; round < 5; ++round) {
     MemoryStore store;
@@ -309,7 +312,7 @@ TEST(LifeWatch, TellsTheLivingFromTheDeadOfThisHost) {
   EXPECT_TRUE(watch.refuses(1));
   LifeWatch late(*mine, {});
   EXPECT_TRUE(late.isDead(1, *theirs));
-  theirs->kernel = "elsewhere";  // nobody can tell
+  theirs->kernel = "elsewhere";  // the kernels differ, so liveness is unknown
   EXPECT_FALSE(late.isDead(2, *theirs));
 }
 
@@ -329,7 +332,7 @@ TEST(LifeWatch, CannotTellBehindAFullQueue) {
   EXPECT_FALSE(watch.isDead(1, *theirs));
 }
 
-// Rank 1 is alone on its host, so only over the network can anybody see that it ended.
+// Rank 1 is alone on its host, so other ranks can see the end of rank 1 only over the network.
 TEST(DeathBetweenHosts, IsNoticedByWhoHadSeenItAlive) {
   std::string whyNot;
   const auto hosts = testing::NetNamespaces::create(testing::NetNamespaces::Addresses::kIpv4, &whyNot);
@@ -345,7 +348,8 @@ TEST(DeathBetweenHosts, IsNoticedByWhoHadSeenItAlive) {
                           return expectDeath(store, 0, 2, 1, options);
                         }
                         OwnEnds own = prepared(1, 2, options);
-                        auto sign = listenOnInterfaces(*listInterfaces(), options);  // in place of its own, which nobody can look into
+                        // Replaces the sign of life of rank 1: no connection reaches the process.
+                        auto sign = listenOnInterfaces(*listInterfaces(), options);
                         ASSERT_TRUE(sign.isOk());
                         own.address.lifeLinks = sign->addresses;
                         ASSERT_TRUE(store.set(addressKey(1), encodeAddress(own.address)).isOk());
@@ -355,7 +359,8 @@ TEST(DeathBetweenHosts, IsNoticedByWhoHadSeenItAlive) {
                       kTimeout, {1});
 }
 
-// Who was dead before anybody looked, or hides behind a firewall, is not called dead; the timeout's text says what was seen.
+// A rank that was dead before any rank looked, or that hides behind a firewall, is not reported as dead; the timeout's
+// text states the observations.
 TEST(DeathBetweenHosts, IsNotGuessedFromARefusal) {
   std::string whyNot;
   const auto hosts = testing::NetNamespaces::create(testing::NetNamespaces::Addresses::kIpv4, &whyNot);
@@ -373,7 +378,7 @@ TEST(DeathBetweenHosts, IsNotGuessedFromARefusal) {
     ASSERT_TRUE(store.get(addressKey(1), soon()).isOk());
     const auto peers = connectPeers(store, 0, 2, over("tcp"), Clock::now() + seconds(2), "g");
     ASSERT_FALSE(peers.isOk());
-    if (peers.status().code() != StatusCode::kPeerFailed) {  // rank 1 may take its time to end, and be seen alive
+    if (peers.status().code() != StatusCode::kPeerFailed) {  // rank 1 may end late, and be seen alive
       EXPECT_EQ(peers.status().code(), StatusCode::kTimeout);
       EXPECT_NE(peers.status().message().find("rank 1 refuses to connect: it died, or a firewall"), std::string::npos)
           << peers.status().message();

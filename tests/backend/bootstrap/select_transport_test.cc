@@ -56,7 +56,7 @@ TEST(ChooseTransports, SaysWhyTheFasterOnesDoNot) {
             "shm: they run on different hosts (a and b; boot ids boot of a and boot of b)");
 }
 
-// A Unix socket does not reach from one to the other, whatever the user calls their host.
+// A Unix socket does not reach from one kernel to the other, whatever host id the user gives.
 TEST(ChooseTransports, ANamedHostOfSeveralKernelsHasNoSharedMemory) {
   RankAddress here = rankOn("named");
   RankAddress there = here;
@@ -66,7 +66,7 @@ TEST(ChooseTransports, ANamedHostOfSeveralKernelsHasNoSharedMemory) {
   EXPECT_EQ(choice.candidates, (std::vector{TransportKind::kRdma, TransportKind::kMpi, TransportKind::kTcp}));
   EXPECT_NE(reasons(choice).find("SHARDWIRE_HOST_ID calls their hosts one"), std::string::npos) << reasons(choice);
   EXPECT_TRUE(chooseTransports(0, here, 1, here, allReach).candidates.front() == TransportKind::kShm);
-  there.kernel = "";  // nobody can tell
+  there.kernel = "";  // the kernels may be one
   EXPECT_TRUE(chooseTransports(0, here, 1, there, allReach).candidates.front() == TransportKind::kShm);
 }
 

@@ -1,5 +1,6 @@
-// Who finds the sockets of a group that is being made, and does not belong to it: refused and logged, and the group is made all the same.
-// And who may join: SHARDWIRE_JOB_TOKEN, and the secret that ranks of one user on one host have without it.
+// Foreign processes that find the sockets of a group while the group is made: they are rejected and logged, and the
+// group is made all the same. Also the rules for joining: SHARDWIRE_JOB_TOKEN, and without a token the secret of the
+// ranks of one user on one host.
 #include <gtest/gtest.h>
 #include <poll.h>
 #include <signal.h>
@@ -49,7 +50,7 @@ RankAddress addressOf(Store& store, Rank rank) {
   return *address;
 }
 
-// Rank 0 of two; the stranger does its worst before rank 1 comes, and goes when the group is made.
+// Rank 0 of two; the foreign process does its worst before rank 1 arrives, and leaves when the group is made.
 void expectGroupDespite(const std::function<std::vector<Fd>(const RankAddress& of0)>& stranger) {
   MemoryStore store;
   runRanksAsThreads(2, [&](Rank rank) {
@@ -118,7 +119,8 @@ TEST(Strangers, WhoDoNotKnowTheTokenAreToldSo) {
   });
 }
 
-// It has the token, so it is a guest; whether it stays, says more or hangs up concerns nobody.
+// The foreign process has the token, so the listener accepts it. No rank waits for a further message or for the end of
+// the connection.
 TEST(Strangers, WhoAreLetInAndDoNothingHoldUpNobody) {
   expectGroupDespite([](const RankAddress& of0) {
     std::vector<Fd> staying;
@@ -144,7 +146,7 @@ TEST(Strangers, OfAnotherReleaseAreToldSo) {
     Fd stranger;
     if (rank == 1) {
       stranger = dialed(addressOf(store, 0));
-      say(stranger, std::string_view("WSHM\x07\0\0\0\x01more", 13));  // before rank 1, so it is answered before rank 1 is
+      say(stranger, std::string_view("WSHM\x07\0\0\0\x01more", 13));  // before rank 1, so this connection is answered before rank 1
     }
     const auto peers = connectAll(store, rank, 2);
     EXPECT_TRUE(peers.isOk()) << peers.status().message();
@@ -157,7 +159,7 @@ TEST(Strangers, OfAnotherReleaseAreToldSo) {
   });
 }
 
-// More dial and say nothing than may wait, again and again: a rank finds its place among them.
+// More silent connections than the limit, again and again: the rank still gets in.
 TEST(Strangers, WhoFloodInSilenceDelayTheGroupAtMost) {
   MemoryStore store;
   std::atomic<bool> isMade{false};
@@ -197,7 +199,7 @@ TEST(Strangers, WhoFloodTheSocketDelayTheGroupAtMost) {
   });
 }
 
-// Runs in a child that is another user; its text is empty when all was as expected.
+// Runs in a child of another user; the returned text is empty when all was as expected.
 std::string asNobody(const std::function<std::string()>& function) {
   int ends[2];
   EXPECT_EQ(::pipe(ends), 0);
@@ -229,7 +231,7 @@ std::size_t count(const std::string& text, std::string_view word) {
   return found;
 }
 
-// The listener hands the turn back among however many callers, and its log stays short.
+// The listener yields to the other callers, however many there are, and the log stays short.
 TEST(AnotherUser, WhoFloodsTheSocketGetsFewTurnsAndOneWarning) {
   if (::geteuid() != 0) {
     GTEST_SKIP() << "needs root, to be another user";
@@ -284,7 +286,8 @@ TEST(Strangers, WithoutDescriptorsOneWarningIsGivenForEachCause) {
   });
 }
 
-// The store is open to everybody on the host, and the token lies in it. What else a stranger would need, only ranks of the user can get.
+// The store is open to all users of the host, and contains the token. Only ranks of the user can get the other secret
+// that a foreign process would need.
 TEST(AnotherUser, WhoReadsTheStoreIsNotWelcomedAsARank) {
   if (::geteuid() != 0) {
     GTEST_SKIP() << "needs root, to be another user";
@@ -294,7 +297,7 @@ TEST(AnotherUser, WhoReadsTheStoreIsNotWelcomedAsARank) {
   options.transports = "tcp";
   runRanksAsProcesses(2, [&](Rank rank) {
     if (rank == 1) {
-      // Its address says that rank 1 is a process of this user; who comes instead is not.
+      // The address says that rank 1 is a process of this user; the process that connects instead is not.
       OwnEnds own;
       ASSERT_TRUE(own.prepare(1, 2, options).isOk());
       ASSERT_TRUE(store.set(addressKey(1), encodeAddress(own.address)).isOk());
@@ -313,7 +316,7 @@ TEST(AnotherUser, WhoReadsTheStoreIsNotWelcomedAsARank) {
         return link.status().code() == StatusCode::kMismatch ? "" : link.status().message();
       });
       EXPECT_EQ(wrong, "");
-      // The rank itself is.
+      // Rank 1's own process is accepted.
       const auto socket = dialProcess(of0.socketName, inTime());
       ASSERT_TRUE(socket.isOk());
       ASSERT_TRUE(askForSecret(*socket, makeHostToken(of0.doorToken, ""), inTime()).isOk());
@@ -356,7 +359,7 @@ TEST(JobToken, ThatDiffersIsAnErrorOfAllRanks) {
   }
 }
 
-// Never does a rank that has a secret go on without it.
+// A rank that has a secret never continues without the secret.
 TEST(JobToken, OfSomeRanksOnlyIsAnErrorOfAll) {
   for (const Rank without : {0, 1, 2}) {
     MemoryStore store;
@@ -383,7 +386,7 @@ TEST(StrangerWarning, ComesWhereTheKernelCannotVouchForAll) {
     ranks[2] = *address;
     change(ranks[2]);
     EXPECT_NE(strangerWarning(0, ranks).find("SHARDWIRE_JOB_TOKEN is not set"), std::string::npos);
-    EXPECT_EQ(strangerWarning(1, ranks), "");  // rank 0 says it for both
+    EXPECT_EQ(strangerWarning(1, ranks), "");  // rank 0 warns for both
     EXPECT_NE(strangerWarning(2, ranks).find("SHARDWIRE_JOB_TOKEN is not set"), std::string::npos);
     for (RankAddress& each : ranks) {
       each.hasJobToken = true;
@@ -394,7 +397,7 @@ TEST(StrangerWarning, ComesWhereTheKernelCannotVouchForAll) {
     }
   }
   ranks.assign(2, *address);
-  ranks[0].kernel = ranks[1].kernel = "";  // a kernel that does not say who it is
+  ranks[0].kernel = ranks[1].kernel = "";  // a kernel without an identity
   EXPECT_NE(strangerWarning(0, ranks), "");
 }
 

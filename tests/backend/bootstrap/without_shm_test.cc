@@ -1,5 +1,5 @@
-// Ranks whose processes can make no Unix socket and no memory file, as in some sandboxes: shared memory does not join them, and other
-// transports do all the same.
+// Ranks whose processes can make no Unix socket and no memory file, as in some sandboxes: shared memory does not join
+// such ranks, and other transports do all the same.
 #include <errno.h>
 #include <gtest/gtest.h>
 #include <linux/audit.h>
@@ -27,7 +27,7 @@ namespace {
 
 using testing::runRanksAsProcesses;
 
-// From here on this process and its threads get EPERM for memfd_create() and for sockets of the Unix family.
+// From here on this process, with all threads, gets EPERM for memfd_create() and for sockets of the Unix family.
 void forbidSharedMemory() {
   constexpr auto kDenied = static_cast<std::uint32_t>(SECCOMP_RET_ERRNO) | EPERM;
   std::array<sock_filter, 7> program = {{
@@ -103,19 +103,19 @@ void expectErrorOnAll(const Options& options, StatusCode code, const std::vector
   });
 }
 
-// Nobody should be slower without knowing it.
+// No user should get slower transports without notice.
 TEST(WithoutSharedMemory, IsAnErrorWhereItIsNotExcluded) {
   expectErrorOnAll({}, StatusCode::kSystem, {"rank 1 could not start: ", "SHARDWIRE_TRANSPORTS=^shm on all ranks"});
 }
 
-// Ranks of one user on one host have a secret that is not in the store, from their Unix sockets or from the user.
+// Ranks of one user on one host have a secret outside the store, from the Unix sockets or from the user.
 TEST(WithoutSharedMemory, NeedsAJobToken) {
   Options options = withoutShm();
   options.jobToken.clear();
   expectErrorOnAll(options, StatusCode::kUnsupported, {"rank 1 (pid", "no Unix socket", "SHARDWIRE_JOB_TOKEN"});
 }
 
-// No Unix socket shows that it lives: the others watch its TCP port.
+// No Unix socket shows that the rank lives: the other ranks watch the rank's TCP port.
 TEST(WithoutSharedMemory, ADeathWhileTheGroupIsMadeIsNoticed) {
   MemoryStore store;
   const Options options = withoutShm();

@@ -1,4 +1,5 @@
-// The engine of rank 0, with the test in the place of rank 1: what it makes of frames that no sound peer sends, and how it tells of them.
+// The engine of rank 0, with the test in the place of rank 1: how the engine handles frames that no sound peer sends,
+// and how it reports errors.
 #include "backend/exec/engine.h"
 
 #include <gtest/gtest.h>
@@ -11,7 +12,8 @@
 namespace shardwire::internal {
 namespace {
 
-// Another thread tells of a failure beside while this one ends the group: what is left of the connections leaves by the wires.
+// Another thread reports a failure of another group while this thread ends the group: the rest of the connections
+// leaves by the wires.
 TEST_F(EngineTest, PollsNoWireOnceItsGroupIsClosed) {
   const int before = polls_;
   engine_->onProcessFailure();
@@ -22,7 +24,7 @@ TEST_F(EngineTest, PollsNoWireOnceItsGroupIsClosed) {
   EXPECT_EQ(polls_, atTheEnd);
 }
 
-// A long read waits for no peer, so nobody rings for its rest.
+// A long read waits for no peer, so no ring announces the rest.
 TEST_F(EngineTest, LeavesWhatWaitsForNobodyToTheProgressThreadAtOnce) {
   constexpr std::size_t kBytes = std::size_t{64} << 20;  // in pieces of 4 MiB
   std::vector<std::byte> theirs(kBytes, std::byte{7});
@@ -66,7 +68,7 @@ TEST_F(EngineTest, TakesAPeersFailureAsItsOwn) {
   EXPECT_EQ(statusOnceFailed(), Status(StatusCode::kTimeout, "rank 1 gave up: why"));
 }
 
-// Nobody waits for it, so nobody else would ever look.
+// No operation waits for the bytes, so only the progress thread looks.
 TEST_F(EngineTest, NoticesStagedBytesThatCannotBeReadWhileNothingIsInFlight) {
   put(Lane::kBulk, Bytes(9));
   EXPECT_NE(statusOnceFailed().message().find("rank 1 sent a frame of 9 bytes on the bulk lane that cannot be read"), std::string::npos);
@@ -79,9 +81,9 @@ TEST_F(EngineTest, KeepsFramesOfOperationsToCome) {
   EXPECT_EQ(exchange->blobs(), (std::vector<std::string>{"mine", "theirs"}));
 }
 
-// Answers of many ranks, or of one that says much, are more than a frame takes.
+// Answers of many ranks, or one long answer, are more than a frame takes.
 TEST_F(EngineTest, TellsOfALongReasonAsMuchAsFits) {
-  // Before the operation: however late this thread gets on, the answer is there when it expires.
+  // Before the operation: however late this thread runs, the answer is there when the operation expires.
   put(Lane::kControl, frameOf(AnswerFrame{.seq = 1, .state = AskedState::kNotCalled}, bytesOf(std::string(2000, 'x'))));
   auto exchange = std::make_shared<Exchange>("mine", 2, 0);
   exchange->description = std::make_shared<const std::string>("the exchange");

@@ -1,4 +1,6 @@
-// Blobs from all ranks to all, over fake links.
+// Blobs from all ranks to all, over fake links, stepped by hand. First small groups, where each rank sends to each:
+// late blobs, wrong parts, a peer that gives up. Then ExchangeOfMany, along the tree: few links, absent ranks, notices
+// of a rank that gave up, and broken frames.
 #include "backend/exec/exchange.h"
 
 #include <fmt/format.h>
@@ -34,7 +36,7 @@ TEST(Exchange, GivesEveryRankAllBlobs) {
   }
 }
 
-// One takes part at once, and knows only later what it has to say.
+// One rank takes part at once, and gives its blob only later.
 TEST(Exchange, WaitsForABlobThatIsGivenLater) {
   for (const Rank many : {1, 2, 3, 33}) {
     for (const Rank late : {0, many - 1}) {
@@ -187,7 +189,7 @@ TEST(ExchangeOfMany, IsOverForARankWhenAllBelowItHaveEverything) {
       if (rank != 12) {
         group[rank].step(*all[static_cast<std::size_t>(rank)]);
       } else if (turn == 0) {
-        group[rank].step(*all[12]);  // sends its blob, and nothing after that
+        group[rank].step(*all[12]);  // sends the blob of rank 12, and nothing more
       }
     }
   }
@@ -216,7 +218,7 @@ TEST(ExchangeOfMany, NamesExactlyWhoDidNotCome) {
   EXPECT_EQ(all[9]->waitingFor(), "what rank 0 collects from all ranks did not come by way of rank 8");
 }
 
-// As the engine does, of those that a rank has links to.
+// As the engine does, for the ranks with links to `rank`.
 void giveUp(FakeGroup& group, Rank rank, const std::vector<Rank>& linked) {
   for (const Rank peer : linked) {
     group[rank].to(peer).sent(Lane::kControl).push_back(frameOf(CancelFrame{{3, kHash}}, bytesOf("reached its timeout: nothing came")));
@@ -226,7 +228,7 @@ void giveUp(FakeGroup& group, Rank rank, const std::vector<Rank>& linked) {
 TEST(ExchangeOfMany, GivenUpByOneIsHeardOfByAllWithItsNameAndWhoIsMissing) {
   FakeGroup group(kMany);
   const auto all = exchangesOf(group, blobsOf(kMany));
-  // Rank 20 does not call; 33 gives up, and has links to rank 0 and to its parent.
+  // Rank 20 does not call; 33 gives up, and has links to rank 0 and to the parent.
   for (Rank rank = 0; rank < kMany; ++rank) {
     if (rank != 20) {
       group[rank].step(*all[static_cast<std::size_t>(rank)]);
@@ -247,7 +249,7 @@ TEST(ExchangeOfMany, GivenUpByOneIsHeardOfByAllWithItsNameAndWhoIsMissing) {
   }
 }
 
-// Rank 0 did not come: it passes nothing on before it does, and then to those that are still to come.
+// Rank 0 is late: rank 0 passes on no notice before it arrives, and then only to ranks that are still to arrive.
 TEST(ExchangeOfMany, GivenUpIsPassedOnAlongTheTreeWhereRank0IsAbsent) {
   FakeGroup group(kMany);
   const auto all = exchangesOf(group, blobsOf(kMany));
@@ -308,7 +310,7 @@ TEST(ExchangeOfMany, RefusesFramesOfWhoHasNothingToSay) {
   }
 }
 
-// A table in which a rank does not find what it gave is another operation's, or broken.
+// A table in which a rank does not find its own blob belongs to another operation, or is broken.
 TEST(ExchangeOfMany, RefusesATableWithoutItsOwnBlob) {
   FakeGroup group(17);
   const auto exchange = exchangeOf(group[9], "mine");

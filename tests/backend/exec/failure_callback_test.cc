@@ -7,7 +7,7 @@ namespace {
 
 TEST(FailureCallback, RunsOncePerFailureAndNotForAnAbort) {
   FailureCallback callback;
-  EXPECT_FALSE(callback.add(StatusCode::kTimeout));  // nobody registered one yet
+  EXPECT_FALSE(callback.add(StatusCode::kTimeout));  // no callback is registered yet
   callback.run();
   int calls = 0;
   callback.set([&] { ++calls; });

@@ -1,4 +1,5 @@
-// The engine of rank 0 of two, with the test in the place of rank 1: what goes to that rank is looked at, and any frame can come from it.
+// The engine of rank 0 of two, with the test in the place of rank 1: the test reads the frames to rank 1, and can send
+// any frame from rank 1.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -21,7 +22,7 @@ class FakeBell final : public ProgressBell {
  public:
   std::uint32_t ticket() const override { return rings_.load(); }
   void sleep(std::uint32_t ticket, Deadline until) override {
-    const Deadline soon = std::min(until, Clock::now() + std::chrono::milliseconds(1));  // frames that the test puts ring nothing
+    const Deadline soon = std::min(until, Clock::now() + std::chrono::milliseconds(1));  // the test's frames ring nothing
     while (rings_.load() == ticket && Clock::now() < soon) {
       std::this_thread::yield();
     }
@@ -98,7 +99,7 @@ class EngineTest : public ::testing::Test {
     }
     return engine_->status();
   }
-  // Of the frames that went to rank 1, the first that is an F.
+  // Of the frames to rank 1, the text of the first F.
   template <typename F>
   std::optional<std::string> textOfFirst() {
     std::optional<std::string> text;

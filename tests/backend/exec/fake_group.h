@@ -1,5 +1,5 @@
-// A group whose ranks are objects of one thread, joined by links that are queues: what operations do is seen step by step, and any frame
-// can be put into a lane. Reads of a peer's memory go to what the peer exposed, and nowhere else.
+// A group whose ranks are objects of one thread, joined by queues as links: a test sees the steps of operations, and
+// can put any frame into a lane. Reads of a peer's memory go to exposed memory, and nowhere else.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -50,7 +50,7 @@ class FakeConnection final : public Connection {
     sent(lane).push_back(std::move(reserved_));
   }
   std::size_t maxFrameBytes(Lane) const override { return 1024; }
-  // A copy of its own each time, so that ASan sees what is read past the end.
+  // A separate copy each time, so that ASan sees reads past the end.
   std::span<const std::byte> peek(Lane lane) override {
     auto& frames = other->sent(lane);
     return frames.empty() ? std::span<const std::byte>() : frames.front();
@@ -93,7 +93,7 @@ class FakeConnection final : public Connection {
   Status health() override { return Status::ok(); }
   std::string describe() const override { return "fake"; }
 
-  // What was asked for comes.
+  // The requested bytes arrive.
   void endFetches() {
     for (auto& [runs, count] : std::exchange(fetches, {})) {
       EXPECT_TRUE(read(runs).isOk());
@@ -114,7 +114,7 @@ class FakeConnection final : public Connection {
   bool withdrawn = false;
   std::vector<std::pair<std::uint64_t, std::size_t>> exposed;
   int numConcealed = 0;
-  std::shared_ptr<HeldMemory> held;  // what hold() gives; null: nothing can be held
+  std::shared_ptr<HeldMemory> held;  // the result of hold(); null: no memory can be held
   struct Fetch {
     std::vector<MemoryRun> runs;
     FetchCount* count;

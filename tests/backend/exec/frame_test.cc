@@ -1,4 +1,6 @@
-// The frames of engines: their bytes, and that no bytes at all are taken for a frame that they are not.
+// The frames of engines. First the exact bytes of each kind, then the round trip of every kind, then the refusal of
+// frames with impossible fields and of frames with random damage (never read past the end), and at last the error text
+// for an unreadable frame: peer, lane and kind.
 #include "backend/exec/frame.h"
 
 #include <gtest/gtest.h>
@@ -150,7 +152,7 @@ TEST(Frame, IsReadAsItWasWritten) {
   EXPECT_TRUE(rest.empty());
   EXPECT_FALSE(takePostedSlot(rest).has_value());
   Bytes changed = second;
-  changed[1] = std::byte{200};  // dimensions, by a peer that shares the memory in which the frame lies
+  changed[1] = std::byte{200};  // dimensions, by a peer that shares the frame's memory
   rest = changed;
   EXPECT_FALSE(takePostedSlot(rest).has_value());
 
@@ -211,8 +213,8 @@ TEST(Frame, IsRefusedWhenItsFieldsCannotBe) {
   expectRefused(ReplyFrame{0}, {}, "no number");
 }
 
-// Cut at any byte, with a byte too many, and with any bit turned: it is either refused or sound by its own rules, and never read past its
-// end (each frame is a heap block of its own, which ASan watches).
+// Cut at any byte, with a byte too many, and with any bit flipped: the frame is either refused or sound by its own
+// rules, and never read past the end (each frame is a separate heap block, which ASan watches).
 template <typename F>
 void tryDamage(const F& fields, Payload payload, testing::Random& random) {
   const Bytes sound = frameOf(fields, payload);

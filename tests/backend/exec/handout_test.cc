@@ -83,7 +83,7 @@ TEST(Handout, GivenUpByOneIsHeardOfByAll) {
                                                                               "waited, too: it reached its timeout",
                                                                               rank)));
   }
-  EXPECT_TRUE(group[2].to(0).other->sent(Lane::kControl).empty());  // who gave it up is not told
+  EXPECT_TRUE(group[2].to(0).other->sent(Lane::kControl).empty());  // the rank that gave the exchange up is not notified
 }
 
 }  // namespace

@@ -1,5 +1,5 @@
-// A rank waits for one peer of a group with others that are not joined yet: it has nothing to ask those. With 1,024 ranks in one process,
-// looks at all of them, by each, a hundred times a second, took two cores whole.
+// A rank waits for one peer of a group with unjoined ranks: the rank has no question to the unjoined ranks. With 1,024
+// ranks in one process, checks of all ranks by each rank, a hundred times a second, took two cores whole.
 #include <gtest/gtest.h>
 
 #include <array>

@@ -1,4 +1,4 @@
-// The flight recorder of one group: what it writes down of a call, and what is left when the ring has come round.
+// The flight recorder of one group: the record of a call, and the remaining records when the ring has come round.
 #include "backend/exec/op_recorder.h"
 
 #include <gtest/gtest.h>
@@ -10,7 +10,7 @@
 namespace shardwire::internal {
 namespace {
 
-// Any activity will do: only its description and its timeout are looked at.
+// Any activity will do: only the description and the timeout are used.
 std::shared_ptr<Exchange> activityOf(const char* description, std::uint64_t call = 1) {
   auto activity = std::make_shared<Exchange>("", 1, 0);
   activity->description = std::make_shared<const std::string>(description);
@@ -75,7 +75,7 @@ TEST(OpRecorder, KeepsTheLatestAndTakesNoEndOfWhatIsForgotten) {
   for (std::uint64_t seq = 1; seq <= 5; ++seq) {
     numbers.push_back(recorder.call({.name = "x"}, *activityOf("x", seq)));
   }
-  recorder.end(numbers[0], StatusCode::kPeerFailed, -1);  // its place has seq 4 now
+  recorder.end(numbers[0], StatusCode::kPeerFailed, -1);  // the place holds seq 4 now
   const auto left = recorder.latest();
   ASSERT_EQ(left.size(), 3u);
   for (std::size_t i = 0; i < left.size(); ++i) {
@@ -110,7 +110,7 @@ TEST(OpRecorder, NumbersMessagesByRanksAndTag) {
   EXPECT_EQ(numberOf(1, 5), 2u);
   EXPECT_EQ(numberOf(1, 6), 1u);
   EXPECT_EQ(numberOf(2, 5), 1u);
-  EXPECT_EQ(numberOf(-1, 5), 2u);  // from any rank: it was rank 2's
+  EXPECT_EQ(numberOf(-1, 5), 2u);  // from any rank: the last message was rank 2's
 }
 
 TEST(OpRecorder, IsOneRecordForACallOfSeveralParts) {
@@ -126,7 +126,7 @@ TEST(OpRecorder, IsOneRecordForACallOfSeveralParts) {
   EXPECT_EQ(recorder.latest().at(0).code, StatusCode::kTimeout);
 }
 
-// A queue takes a new tag for each request: what is kept of them must not grow for ever.
+// A queue takes a new tag for each request: the memory for tags must not grow for ever.
 TEST(OpRecorder, ForgetsTheTagsThatNobodyUses) {
   OpRecorder recorder(8);
   const auto activity = activityOf("send");

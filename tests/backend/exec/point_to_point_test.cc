@@ -96,7 +96,7 @@ TEST(PointToPoint, TellsSizesAndArgumentsThatDiffer) {
     if (isKept) {
       message.startSend();
       message.group[0].step(*message.send);
-      message.group[1].step(*message.send);  // takes the frame; nobody waits for it
+      message.group[1].step(*message.send);  // takes the frame; no receive waits for the message
       message.startRecv();
     } else {
       message.startRecv();
@@ -118,7 +118,7 @@ TEST(PointToPoint, TellsSizesAndArgumentsThatDiffer) {
 
 // ---- broken peers
 
-// Rank 1 after it asked for a message and rank 0 put `frame` into the point lane.
+// Rank 1's status after rank 1 asked for a message and rank 0 put `frame` into the point lane.
 Status failureOfPart(const Bytes& frame) {
   Message message(5000);
   message.startRecv();
@@ -145,14 +145,14 @@ TEST(PointToPoint, NamesThePeerOfPartsThatCannotBe) {
   }
 }
 
-// Rank 0 after it offered a message and rank 1 answered so, `times` times.
+// Rank 0's status after rank 0 offered a message and rank 1 sent `answer` `times` times.
 template <typename F>
 Status failureOfAnswer(Reach reach, const F& answer, int times = 1) {
   Message message(5000);
   message.group[0].to(1).reach = reach;
   message.startSend();
   message.group[0].step(*message.send);
-  message.group[0].to(1).maxFrames = 0;  // so that the message stays
+  message.group[0].to(1).maxFrames = 0;  // the message stays
   for (int i = 0; i < times; ++i) {
     message.group[1].to(0).sent(Lane::kControl).push_back(frameOf(answer));
   }

@@ -1,4 +1,4 @@
-// The list of groups that the progress thread goes through, with groups that do nothing.
+// The list of groups in the progress thread, with groups without work.
 #include "backend/exec/progress_thread.h"
 
 #include <gtest/gtest.h>
@@ -47,7 +47,7 @@ Duration cpuTimeOfThread() {
   return std::chrono::seconds(time.tv_sec) + std::chrono::nanoseconds(time.tv_nsec);
 }
 
-// The least that one walk over so many groups took the thread.
+// The thread's shortest time for one walk over `numGroups` groups.
 Duration costOfWalk(int numGroups) {
   const auto thread = ProgressThread::of(std::make_shared<BusyBell>());
   Duration last{0};
@@ -110,7 +110,7 @@ TEST(ProgressThreads, RemovalWaitsForALookThatIsUnderWay) {
   lets.join();
 }
 
-// As a callback that drops the last reference to its own group does.
+// A callback that drops the last reference to its group does the same.
 TEST(ProgressThreads, ALookMayRemoveItsOwnGroup) {
   const auto thread = ProgressThread::of(std::make_shared<BusyBell>());
   std::atomic<Group*> self{nullptr};

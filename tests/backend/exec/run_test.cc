@@ -1,5 +1,5 @@
-// Runs of plans between ranks of one thread over fake links: what they move by every path, what they put into the lanes, and what they say
-// of frames that a broken or a different peer sends.
+// Runs of plans between ranks of one thread over fake links: the bytes moved by every path, the frames in the lanes,
+// and the errors about frames of a broken or a different peer.
 #include <gtest/gtest.h>
 
 #include <memory>
@@ -47,7 +47,7 @@ std::vector<std::shared_ptr<const Plan>> plansOf(const Dims& shape, const std::v
   return plans;
 }
 
-// A group in which every rank runs its plan.
+// A group in which each rank runs a plan.
 template <typename R>
 struct Ranks {
   explicit Ranks(const std::vector<std::shared_ptr<const Plan>>& plans) : group(static_cast<int>(plans.size())), outputs(plans.size()) {
@@ -272,7 +272,7 @@ TEST(PlanRun, RunsAgain) {
   }
 }
 
-// ---- runs of plans, and peers that are broken
+// ---- runs of plans, and broken peers
 
 struct Posted {
   Reach reach = Reach::kDirect;
@@ -305,7 +305,7 @@ Status failureOfPost(const Posted& posted, int times = 1) {
 TEST(PlanRun, RefusesAPostThatLeadsOutOfThePeersMemory) {
   const std::string words = "rank 1 sent a frame (kind 1: post) that does not fit the test's operation";
   EXPECT_TRUE(failureOfPost({}).isOk()) << failureOfPost({}).message();
-  // Fewer or more dimensions than the plan reads, steps that are too long, negative, or overflow, and memory that is not exposed.
+  // Fewer or more dimensions than the plan reads, steps that are too long, negative, or overflow, and unexposed memory.
   EXPECT_EQ(failureOfPost({.byteStrides = {8}}).message(), words);
   EXPECT_EQ(failureOfPost({.byteStrides = {}}).message(), words);
   EXPECT_EQ(failureOfPost({.byteStrides = {24 * 8, 8, 8}}).message(), words);
@@ -371,7 +371,7 @@ TEST(PlanRun, NamesThePeerOfStagedBytesThatCannotBe) {
         return Frames{frame};
       },
       [](auto& ranks) { expectFailure(ranks.rank(0), "on the bulk lane that cannot be read"); });
-  // The first says that nothing is posted, the second that something is.
+  // The first frame says that nothing is posted, the second says the contrary.
   withStaged(
       [&](const OperationTag& tag) {
         return Frames{frameOf(StagedFrame{tag, 512, 1}, Payload(segment).first(384)), frameOf(StagedFrame{tag, 512, 0}, segment)};

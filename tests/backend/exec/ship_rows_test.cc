@@ -1,5 +1,5 @@
-// Faults put in where plans are made and where they are taken: one and the same error on all ranks, and a group that goes on. Ranks are
-// threads, each with an engine of its own.
+// Faults put in where plans are made and where plans are taken: one and the same error on all ranks, and the group
+// continues. Ranks are threads, each with a separate engine.
 #include "backend/exec/ship_rows.h"
 
 #include <fmt/format.h>
@@ -26,7 +26,7 @@ LocalSpec specOfRank(Rank rank, int n) {
   return spec;
 }
 
-// Ranks that are threads, each with an engine of its own.
+// Runs `body` on ranks that are threads, each with a separate engine.
 void withEngines(int n, const std::function<void(Engine&)>& body) {
   MemoryStore store;
   const Options options = testOptions();
@@ -117,7 +117,7 @@ TEST(Shipping, ARank0ThatPlansForTooLongIsNamedAndTheGroupStaysUsable) {
   std::atomic<int> given{0};
   withEngines(3, [&](Engine& engine) {
     const auto make = [&](Rank rank) -> Result<std::string> {
-      await(given, 2);  // until the others have their errors
+      await(given, 2);  // until the other ranks have their errors
       return rowOf(rank, 3);
     };
     const Status found =

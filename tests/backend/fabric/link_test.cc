@@ -1,4 +1,6 @@
-// Links: who gets one, who is turned away, and that strangers hold up nobody.
+// Links: which dialers get a link, which are rejected, and that foreign processes delay no rank. First the handshake
+// with right and wrong tokens, ranks and proofs; then silent dialers and garbage; then several endpoints at one
+// listener; then addresses, deadlines and interfaces; at last the bytes of the messages.
 #include "backend/fabric/link.h"
 
 #include <gtest/gtest.h>
@@ -36,7 +38,8 @@ Options onLoopback() {
   return options;
 }
 
-// A listener with a door of rank 1, and a thread that serves it, as the fabric's does, until it goes.
+// A listener with an endpoint of rank 1, and a thread that serves the listener, as the fabric's thread does, until the
+// destructor.
 class Listening {
  public:
   explicit Listening(const Options& options = onLoopback(), Duration proveWithin = LinkListener::kProveWithin, bool isOpen = true) {
@@ -67,7 +70,7 @@ class Listening {
     }
     return found;
   }
-  // Ends the thread; the links that came through the door.
+  // Ends the thread; returns the links that the endpoint accepted.
   std::vector<AcceptedLink>& finish() {
     stop_ = true;
     if (thread_.joinable()) {
@@ -103,7 +106,7 @@ class Listening {
   std::thread thread_;
 };
 
-// A socket to the listener that has said nothing yet.
+// A socket to the listener on which nothing was sent yet.
 Fd callFrom(const std::vector<NetAddress>& addresses) {
   const auto address = makeSocketAddress(addresses.at(0).ip, addresses.at(0).scope, addresses.at(0).port);
   auto socket = startTcp(*address);
@@ -165,7 +168,7 @@ TEST(Link, TwoRanksWithOneTokenAreJoined) {
   sender.join();
   ASSERT_TRUE(accepted[0].link.send("answer", soon()).isOk());
   EXPECT_EQ(*link->receive(soon()), "answer");
-  // Both know a secret that was never sent, of this link alone.
+  // Both ends know a secret of this link alone, which was never sent.
   EXPECT_EQ(link->secret(), accepted[0].link.secret());
   EXPECT_NE(link->secret(), Digest{});
   EXPECT_NE(link->remote().find("127.0.0.1:"), std::string::npos) << link->remote();
@@ -247,7 +250,7 @@ TEST(Link, ARecordedSessionDoesNotOpenAnother) {
   EXPECT_EQ(listening.finish().size(), 1U);
 }
 
-// Who claims other ranks than the proof is for.
+// A dialer that claims other ranks than the ranks of the proof.
 TEST(Link, AProofHoldsForItsRanksOnly) {
   const LinkKey key = makeLinkKey(kToken, "");
   Listening listening;
@@ -259,7 +262,7 @@ TEST(Link, AProofHoldsForItsRanksOnly) {
   expectRefusal(link, "does not know the group's token");
 }
 
-// A false listener that answers every dialer with what the dialer said: its challenge, its proof.
+// A false listener that answers every dialer with the dialer's own bytes: the challenge, the proof.
 TEST(Link, ReflectionDoesNotConvinceADialer) {
   auto listener = listenTcp(*makeSocketAddress("127.0.0.1", 0, 0), 4);
   ASSERT_TRUE(listener.isOk());
@@ -294,7 +297,7 @@ TEST(Link, SilentStrangersHoldUpNobody) {
   const auto start = Clock::now();
   const auto link = dialLink(listening.addresses(), kToken, kHello, onLoopback(), soon());
   ASSERT_TRUE(link.isOk()) << link.status().message();
-  EXPECT_LT(Clock::now() - start, std::chrono::seconds(5));  // each of them may stay for 10 s
+  EXPECT_LT(Clock::now() - start, std::chrono::seconds(5));  // each silent connection may stay for 10 s
   EXPECT_EQ(listening.finish().size(), 1U);
 }
 
@@ -349,7 +352,8 @@ TEST(Link, AWelcomeComesLastOrNotAtAll) {
   }
 }
 
-// Whoever comes before its rank is ready waits for it, without a limit of its own, and is let in as soon as the rank is.
+// A dialer that connects before the listening rank is ready waits without a time limit, and is accepted as soon as the
+// rank is ready.
 TEST(LinkDoor, ThatIsNotOpenYetHoldsItsCallers) {
   Listening listening(onLoopback(), std::chrono::seconds(1), false);
   Link early(callFrom(listening.addresses()), "listener");
@@ -357,17 +361,17 @@ TEST(LinkDoor, ThatIsNotOpenYetHoldsItsCallers) {
   LinkMessage proof = say(LinkMessageType::kProof);
   proof.proof = proveLink(makeLinkKey(kToken, ""), LinkRole::kDialer, kHello, {}, receive(early).challenge);
   ASSERT_TRUE(send(early, proof).isOk());
-  // Who proves nothing has no longer than before.
+  // A dialer without a proof has no more time than before.
   Link silent(callFrom(listening.addresses()), "listener");
   ASSERT_TRUE(send(silent, hello(kHello, {})).isOk());
   EXPECT_EQ(receive(silent).type, LinkMessageType::kChallenge);
   expectRefusal(silent, "said too little");
-  // Who knows no token is held, too, and finds out then.
+  // A dialer without the token is held, too, and is rejected later.
   Link stranger(callFrom(listening.addresses()), "listener");
   ASSERT_TRUE(send(stranger, hello(kHello, {})).isOk());
   EXPECT_EQ(receive(stranger).type, LinkMessageType::kChallenge);
   ASSERT_TRUE(send(stranger, say(LinkMessageType::kProof)).isOk());
-  // Who goes on talking meanwhile is no rank.
+  // A dialer that continues to send meanwhile is no rank.
   Link talker(callFrom(listening.addresses()), "listener");
   ASSERT_TRUE(send(talker, hello(kHello, {})).isOk());
   EXPECT_EQ(receive(talker).type, LinkMessageType::kChallenge);
@@ -397,14 +401,15 @@ TEST(LinkDoor, OfNoGroupIsRefusedAtOnce) {
     return link->status();
   };
   const Status refused = hello(elsewhere);
-  EXPECT_EQ(refused.code(), StatusCode::kUnsupported);  // as where nobody listens
+  EXPECT_EQ(refused.code(), StatusCode::kUnsupported);  // as without a listener
   EXPECT_NE(refused.message().find("asks for a group that is not here"), std::string::npos) << refused.message();
   EXPECT_TRUE(hello(kHello).isOk());
   listening.leave();
   EXPECT_NE(hello(kHello).message().find("asks for a group that is not here"), std::string::npos);
 }
 
-// Two groups of one process: each lets in its own, by its own token, and one that goes hangs up on nobody else's.
+// Two groups of one process: each accepts only its own dialers, by the group's own token, and the end of one group
+// closes no connection of the other.
 TEST(LinkDoor, IsOneOfManyAtAListener) {
   constexpr RandomId kOther{{0x3333, 0x4444}};
   Listening listening;
@@ -440,7 +445,8 @@ TEST(LinkDoor, ThatGoesHangsUpOnWhoWaits) {
   expectRefusal(early, "its rank has just left");
 }
 
-// More at one door than may be there: whoever had its time makes room, and a rank gets in; other doors do not notice.
+// More connections at one endpoint than the limit: a connection whose time is over makes room, and a rank gets in;
+// other endpoints are not affected.
 TEST(LinkDoor, ManyStrangersAtItDoNotUseItUp) {
   Listening listening;
   auto other = listening.listener().addDoor(makeDoorId({{5, 6}}), 2, [] {});
@@ -456,7 +462,7 @@ TEST(LinkDoor, ManyStrangersAtItDoNotUseItUp) {
   EXPECT_TRUE(dialLink(listening.addresses(), kToken, kHello, onLoopback(), soon()).isOk());
   (*other)->open({kListener, kWorldSize, makeLinkKey({{5, 6}}, ""), {}, {}});
   Status joined;
-  do {  // too many dialed there: again, as Doors::dial() does
+  do {  // too many dialers at this endpoint: dial again, as `Doors::dial()` does
     joined = dialLink(listening.addresses(), RandomId{{5, 6}}, toOther, onLoopback(), soon()).status();
   } while (!joined.isOk() && joined.message().find("while too many dialed") != std::string::npos);
   EXPECT_TRUE(joined.isOk()) << joined.message();
@@ -464,7 +470,7 @@ TEST(LinkDoor, ManyStrangersAtItDoNotUseItUp) {
 
 TEST(Link, DialersTryTheNextAddress) {
   Listening listening;
-  // Nobody listens there; somebody listens and says nothing; at last the right one.
+  // The first address has no listener; the listener of the second sends nothing; the last address is right.
   auto closed = listenTcp(*makeSocketAddress("127.0.0.1", 0, 0), 1);
   const std::uint16_t closedPort = localAddress(*closed)->port();
   closed->reset();
@@ -646,7 +652,7 @@ TEST(Link, MessagesAreReadAsWritten) {
     const auto read = decodeLinkMessage(bytes);
     ASSERT_TRUE(read.isOk()) << read.status().message();
     EXPECT_EQ(encodeLinkMessage(*read), bytes);
-    // Cut short or with a byte too many, it is none.
+    // A message that is cut short or has one byte too many is refused.
     for (std::size_t size = 0; size < bytes.size(); ++size) {
       EXPECT_FALSE(decodeLinkMessage(std::string_view(bytes).substr(0, size)).isOk()) << size;
     }

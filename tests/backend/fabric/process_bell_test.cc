@@ -18,7 +18,7 @@ TEST(ProcessBell, AMoveWakesAThreadThatSleepsOnTheOldWord) {
   ProcessBell bell;
   const Deadline start = Clock::now();
   std::thread sleeper([&] { bell.sleep(bell.ticket(), start + kLong); });
-  std::this_thread::sleep_for(std::chrono::milliseconds(20));  // it mostly sleeps by now
+  std::this_thread::sleep_for(std::chrono::milliseconds(20));  // the sleeper mostly sleeps by now
   bell.moveTo(word);
   sleeper.join();
   EXPECT_LT(Clock::now() - start, kLong / 2);

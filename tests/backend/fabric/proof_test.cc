@@ -1,4 +1,4 @@
-// Proofs: HMAC-SHA256 by the vectors of RFC 4231. What ranks do with proofs: link_test.cc.
+// Proofs: HMAC-SHA256 by the vectors of RFC 4231. For the use of proofs by ranks see link_test.cc.
 #include "backend/fabric/proof.h"
 
 #include <gtest/gtest.h>

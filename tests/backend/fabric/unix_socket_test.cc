@@ -78,7 +78,8 @@ TEST(UnixSocket, NoticesTheEnd) {
   EXPECT_EQ(sendUnix(pair.near, "x", {}, inTenSeconds()).code(), StatusCode::kPeerFailed);  // and no SIGPIPE
 }
 
-// Who looks just then finds the message, not the end behind it: without the second look 1 in 20,000 is lost here.
+// A receiver that looks just then finds the message, not the end behind the message: without the second look 1 in
+// 20,000 is lost here.
 TEST(UnixSocket, FindsTheLastMessageOfOneWhoClosesAtOnce) {
   constexpr int kRounds = 200'000;
   std::atomic<int> far{-1};

@@ -34,7 +34,7 @@ TEST(ExtentMap, JoinsNeighboursOfOneKindOnly) {
   map.give({200, 100}, false);
   map.give({100, 100}, true);
   EXPECT_EQ(map.dirtyBytes(), 100U);
-  EXPECT_EQ(map.take(200, 1), std::nullopt);  // the dirty one parts them
+  EXPECT_EQ(map.take(200, 1), std::nullopt);  // the dirty extent separates the two
   ASSERT_EQ(map.takeOldestDirty(1000), (Extent{100, 100}));
   map.give({100, 100}, false);
   EXPECT_EQ(map.take(300, 1), (Extent{0, 300}));
@@ -94,7 +94,7 @@ TEST(ExtentMap, NeverHandsOutAByteTwice) {
         taken.pop_back();
       }
       ASSERT_EQ(map.freeBytes(), numFree);
-      if (step % 100 == 99) {  // what the heap does when its cache is full
+      if (step % 100 == 99) {  // as the heap does when its cache is full
         while (const auto dirty = map.takeOldestDirty(64)) {
           map.give(*dirty, false);
         }

@@ -15,7 +15,7 @@ namespace {
 
 constexpr std::size_t kHugePage = std::size_t{2} << 20;
 
-// Kilobytes of shared memory that this process has mapped by huge pages.
+// Kilobytes of shared memory mapped by huge pages in this process.
 std::uint64_t hugeKilobytes() {
   std::ifstream rollup("/proc/self/smaps_rollup");
   for (std::string word; rollup >> word;) {

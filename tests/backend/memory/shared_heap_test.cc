@@ -1,3 +1,6 @@
+// The shared heap of the process. First blocks: alignment, offsets, wrong frees, and random allocations by one thread
+// and by many. Then the pages of freed blocks, children of fork(), limited address space, pages given back by another
+// thread, a full heap, and at last limits of files.
 #include "backend/memory/shared_heap.h"
 
 #include <gtest/gtest.h>
@@ -31,7 +34,7 @@ std::byte* allocate(std::size_t bytes) {
   return static_cast<std::byte*>(*block);
 }
 
-// Bytes of memory that the heap really takes.
+// Bytes of memory in use by the heap, as the kernel counts.
 std::uint64_t residentBytes(const SharedHeap& heap) {
   struct stat status {};
   EXPECT_EQ(::fstat(heap.fd(), &status), 0);
@@ -57,7 +60,7 @@ TEST(SharedHeap, AlignsBlocksAndTellsTheirOffset) {
     EXPECT_EQ(address % (bytes >= (std::size_t{2} << 20) ? std::size_t{2} << 20 : 64), 0U) << bytes;
     const auto offset = heap().offsetOf(block, bytes);
     ASSERT_TRUE(offset) << bytes;
-    // What is written here is in the descriptor at that offset: that is where peers look.
+    // Bytes written here are in the descriptor at the offset of the block: peers read there.
     if (bytes > 0) {
       std::memset(block, 0x5a, bytes);
       unsigned char seen = 0;
@@ -125,7 +128,7 @@ void check(const Block& block) {
   }
 }
 
-// Every block keeps its own pattern whatever happens to the others: none overlap.
+// Every block keeps its own pattern whatever happens to the other blocks: no two overlap.
 void allocateAndFreeAtRandom(unsigned seed, int numSteps) {
   std::mt19937 random(seed);
   std::vector<Block> blocks;
@@ -189,11 +192,12 @@ TEST(SharedHeap, TakesFreedLargeBlocksAgainWithTheirPages) {
 TEST(SharedHeap, ReturnsPagesBeyondItsCacheAndUsesAllOfASmallReservation) {
   runRanksAsProcesses(1, [](Rank) {
     ::setenv("SHARDWIRE_HEAP_BYTES", "64M", 1);
-    auto made = SharedHeap::instance();  // this process was forked: the heap is its own
+    auto made = SharedHeap::instance();  // this process was forked: the heap belongs to this process
     ASSERT_TRUE(made.isOk()) << made.status().message();
     SharedHeap& small = **made;
     ASSERT_EQ(small.reservedBytes(), std::uint64_t{64} << 20);
-    // Touch nearly all of it in small pieces, free them, and ask for nearly all in one: the pieces must become one again.
+    // Touch nearly all of the heap in small pieces, free the pieces, and allocate nearly all in one block: the pieces
+    // must become one again.
     std::vector<void*> pieces;
     while (true) {
       const auto piece = small.allocate(300000);
@@ -232,7 +236,7 @@ TEST(SharedHeap, AForkedChildLeavesItsParentsHeapAlone) {
     ASSERT_TRUE(SharedHeap::instanceOrInherited().isOk());
     EXPECT_EQ(*SharedHeap::instanceOrInherited(), parents);
     EXPECT_EQ(inherited[999], std::byte{7});
-    std::memset(inherited, 8, 1000);  // its own copy from here on
+    std::memset(inherited, 8, 1000);  // the child's own copy from here on
     EXPECT_EQ(inherited[999], std::byte{8});
     const auto early = parents->allocate(500);
     ASSERT_TRUE(early.isOk());
@@ -270,8 +274,8 @@ TEST(SharedHeap, AForkedChildLeavesItsParentsHeapAlone) {
   heap().free(inherited);
 }
 
-#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)  // they need the address space themselves
-// From here on this process may map 1 GiB more; a forked one still has its parent's heap mapped.
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)  // the sanitizers need the address space
+// From here on this process may map 1 GiB more; a forked process still maps the parent's heap.
 void limitAddressSpace() {
   std::uint64_t pages = 0;
   std::ifstream("/proc/self/statm") >> pages;
@@ -289,7 +293,7 @@ TEST(SharedHeap, MakesDoWithLimitedAddressSpace) {
     EXPECT_TRUE((*made)->allocate(1000).isOk());
   });
   runRanksAsProcesses(1, [](Rank) {
-    ::setenv("SHARDWIRE_HEAP_BYTES", "4G", 1);  // a warning tells that it is less
+    ::setenv("SHARDWIRE_HEAP_BYTES", "4G", 1);  // a warning states the smaller size
     limitAddressSpace();
     const auto made = SharedHeap::instance();
     ASSERT_TRUE(made.isOk()) << made.status().message();
@@ -300,7 +304,8 @@ TEST(SharedHeap, MakesDoWithLimitedAddressSpace) {
 }
 #endif
 
-// What one thread is giving back to the system is in no table of free memory: another one that needs it waits.
+// Pages that one thread is giving back to the system are in no table of free memory: another thread that needs the
+// pages waits.
 TEST(SharedHeap, HasRoomWhileAnotherThreadGivesPagesBack) {
   runRanksAsProcesses(1, [](Rank) {
     ::setenv("SHARDWIRE_HEAP_BYTES", "64M", 1);
@@ -318,7 +323,8 @@ TEST(SharedHeap, HasRoomWhileAnotherThreadGivesPagesBack) {
       for (void* block : blocks) {
         (*made)->free(block);
       }
-      // The whole heap is not to be had while one block of it is kept, but all else is given back before that is told.
+      // The whole heap cannot be allocated while one block is kept, but all other pages are given back before the
+      // allocation fails.
       std::thread other([&] { EXPECT_FALSE((*made)->allocate((*made)->reservedBytes()).isOk()); });
       while (residentBytes(**made) == (*made)->reservedBytes()) {
         std::this_thread::yield();
@@ -356,7 +362,7 @@ TEST(SharedHeap, SaysSoWhenFilesAreLimited) {
     const auto made = SharedHeap::instance();  // the kernel would send SIGXFSZ
     ASSERT_TRUE(made.isOk()) << made.status().message();
     EXPECT_EQ((*made)->reservedBytes(), 0u);
-    const auto block = (*made)->allocate(std::size_t{4} << 20);  // in ordinary memory; a warning has told
+    const auto block = (*made)->allocate(std::size_t{4} << 20);  // in ordinary memory; a warning was logged
     ASSERT_TRUE(block.isOk()) << block.status().message();
     EXPECT_FALSE((*made)->offsetOf(*block, 1).has_value());
     (*made)->free(*block);

@@ -1,4 +1,5 @@
-// What a process tells of its groups: as JSON, over the socket, in torch's form, and to a file when a group fails. Ranks are threads.
+// Tests the status of a process's groups: as JSON, over the socket, in torch's form, and in a file when a group fails.
+// Ranks are threads.
 #include <gtest/gtest.h>
 #include <stdlib.h>
 #include <sys/resource.h>
@@ -79,7 +80,7 @@ class Folder {
   std::string path_;
 };
 
-// What the socket says; nothing when nobody listens there.
+// Returns the answer of the socket; nothing when no process listens there.
 std::optional<std::string> ask(const std::string& path) {
   const Fd socket(::socket(AF_UNIX, SOCK_STREAM, 0));
   sockaddr_un address{};
@@ -108,7 +109,7 @@ TEST(Status, TellsWhoWaitsForWhomAndWhatWasLast) {
         }
         auto work = group.allReduce(viewOf(values), ReduceOp::kSum);
         if (group.rank() == 0) {
-          // Rank 1 may still be on its way into the group, or in the broadcast: the root waits for neither.
+          // Rank 1 may still be joining the group, or in the broadcast: the root waits for neither.
           const Json status = awaitStatus([](const Json& each) {
             return each["groups"].size() == 2 && !groupOf(each, 0)["in_flight"].empty() && hasEnded(groupOf(each, 1));
           });
@@ -133,7 +134,8 @@ TEST(Status, TellsWhoWaitsForWhomAndWhatWasLast) {
       recorded());
 }
 
-// A large all_reduce has two parts, and ranks that are there are waited for as well. People want the call, and who did not come.
+// A large all_reduce has two parts, and also waits for ranks that have arrived. Users want to know the call, and the
+// ranks that did not arrive.
 TEST(Status, NumbersCallsAndNamesWhoDidNotCome) {
   std::atomic<int> arrived{0};
   std::atomic<int> seen{0};
@@ -267,7 +269,7 @@ Fd dial(const std::string& path) {
   return ::connect(socket.get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address)) == 0 ? std::move(socket) : Fd();
 }
 
-// An answer that is longer than a socket holds.
+// The answer is longer than a socket holds.
 TEST(StatusSocket, WhoDoesNotReadKeepsNobodyWaiting) {
   const Folder folder;
   withGroup(
@@ -295,7 +297,7 @@ TEST(StatusSocket, WhoDoesNotReadKeepsNobodyWaiting) {
       recorded(32));
 }
 
-// Who asks while there is no descriptor for an answer stays in the backlog, and poll() returns at once.
+// A client that asks while there is no descriptor for an answer stays in the backlog, and poll() returns at once.
 TEST(StatusSocket, SleepsWhileThereIsNoDescriptorForAnAnswer) {
   const pid_t child = ::fork();
   if (child == 0) {
@@ -330,7 +332,8 @@ TEST(StatusSocket, SleepsWhileThereIsNoDescriptorForAnAnswer) {
   EXPECT_TRUE(WIFEXITED(ended) && WEXITSTATUS(ended) == 0) << "wait status " << ended;
 }
 
-// Each removes the sockets of killed processes when it begins: another's that is being made is not one.
+// Each process removes the sockets of killed processes at its start: a socket that another process is just making does
+// not count.
 TEST(StatusSocket, ProcessesThatBeginAtOnceLeaveEachOthersSocket) {
   const Folder folder;
   std::vector<pid_t> children;
@@ -361,7 +364,7 @@ TEST(StatusSocket, RefusesAFolderThatOthersCanEnter) {
   const auto path = serveStatus();
   EXPECT_EQ(path.status().code(), StatusCode::kSystem);
   EXPECT_NE(path.status().message().find("mode 0700"), std::string::npos) << path.status().message();
-  // Nobody sees the group then, and it works all the same.
+  // The status is not served then, and the group works all the same.
   Options options = testOptions();
   options.serveStatus = true;
   withGroup(
@@ -415,7 +418,7 @@ TEST(Trace, HasOneEntryPerOperationWithTheSameNumberOnAllRanks) {
 
 TEST(Trace, IsWrittenWhenARankDoesNotCome) {
   const Folder folder;
-  Options options = recorded(-1);  // the file alone asks for it
+  Options options = recorded(-1);  // only the option of the file enables recording
   options.recordFile = folder.path() + "/trace_";
   std::atomic<int> failed{0};
   withGroup(
@@ -429,7 +432,7 @@ TEST(Trace, IsWrittenWhenARankDoesNotCome) {
         auto work = group.allReduce(viewOf(values), ReduceOp::kSum, {.timeout = std::chrono::milliseconds(200)});
         ASSERT_TRUE(work.isOk());
         EXPECT_EQ((*work)->wait().code(), StatusCode::kTimeout);
-        std::ifstream file(options.recordFile + "0", std::ios::binary);  // before anybody hears of it
+        std::ifstream file(options.recordFile + "0", std::ios::binary);  // before the failure is reported
         const std::string bytes((std::istreambuf_iterator<char>(file)), {});
         EXPECT_NE(bytes.find("gloo:all_reduce"), std::string::npos);
         failed = 1;
@@ -437,7 +440,7 @@ TEST(Trace, IsWrittenWhenARankDoesNotCome) {
       options);
 }
 
-// Where a rank dies, all its groups fail at once, and write one file.
+// When a rank dies, all groups of a rank fail at once, and write one file.
 TEST(Trace, IsWholeWhenGroupsFailTogether) {
   const Folder folder;
   Options options = recorded(-1);

@@ -1,5 +1,6 @@
-// What docs/threading.md says of the order of stores to symmetric memory, as small programs that would show it broken; under TSan a missing
-// happens-before is found whether or not the machine shows it. Ranks are threads.
+// The statements of docs/threading.md on the order of stores to symmetric memory, as small programs that fail if the
+// order is broken. TSan finds a missing happens-before even if the machine does not show the wrong order. Ranks are
+// threads.
 #include <gtest/gtest.h>
 
 #include <array>
@@ -35,7 +36,7 @@ std::int64_t* wordsOf(const Block& block, Rank rank) {
 
 constexpr int kRounds = 3000;
 
-// Message passing: plain stores, then a signal. Who saw the signal sees them.
+// Message passing: plain stores, then a signal. A rank that saw the signal sees the stores.
 TEST(Litmus, StoresBeforeASignalAreSeenAfterIt) {
   withGroup(
       2,
@@ -58,7 +59,8 @@ TEST(Litmus, StoresBeforeASignalAreSeenAfterIt) {
       litmusOptions());
 }
 
-// Store buffering: of two ranks that store their own word and then read the other's, at least one sees the other's.
+// Store buffering: two ranks each store their own word and then read the other's word. At least one of the two sees the
+// other's store.
 TEST(Litmus, TwoSetsAreSeenInOneOrder) {
   std::vector<std::array<std::uint64_t, 2>> seen(kRounds);
   withGroup(
@@ -80,7 +82,7 @@ TEST(Litmus, TwoSetsAreSeenInOneOrder) {
   }
 }
 
-// Two ranks take steps over one word by turns: each sees what the other stored before its step.
+// Two ranks take steps over one word by turns: each sees the other's stores from before the step.
 TEST(Litmus, StepsOfASignalCarryPlainStores) {
   withGroup(
       2,
@@ -104,7 +106,7 @@ TEST(Litmus, StepsOfASignalCarryPlainStores) {
       litmusOptions());
 }
 
-// A barrier orders plain stores of all ranks, and nobody is a whole round ahead.
+// A barrier orders plain stores of all ranks, and no rank is a whole round ahead.
 TEST(Litmus, BarriersOrderPlainStores) {
   withGroup(
       3,
@@ -123,7 +125,7 @@ TEST(Litmus, BarriersOrderPlainStores) {
       litmusOptions());
 }
 
-// A section in order excludes all others: plain counters in two parts move together.
+// A section in order excludes all other sections: plain counters in two parts move together.
 TEST(Litmus, OrderedSectionsExcludeEachOther) {
   withGroup(
       3,
@@ -143,8 +145,8 @@ TEST(Litmus, OrderedSectionsExcludeEachOther) {
       litmusOptions());
 }
 
-// Sections in turn that last a little longer than the other rank spins: it looks a last time before it sleeps, and may get its turn in that
-// very look.
+// Sections in turn, a little longer than the other rank spins: the waiting rank looks a last time before it sleeps, and
+// may get the turn in exactly this look.
 TEST(Litmus, ATurnThatComesWithTheLastLookIsTaken) {
   std::array<std::atomic<int>, 2> entered{};
   withGroup(
@@ -168,7 +170,7 @@ TEST(Litmus, ATurnThatComesWithTheLastLookIsTaken) {
       litmusOptions());
 }
 
-// Who waits for its turn sleeps on the bell of its own part, in whichever thread of whichever rank.
+// A rank waiting for the turn sleeps on the bell of its own part, in any thread of any rank.
 TEST(Litmus, WhoLeavesTheOrderWakesWhoWaitsForIt) {
   withGroup(
       2,
@@ -206,7 +208,7 @@ TEST(Litmus, AtomicsOfAllRanksAllCount) {
           applyWord(block->address(1), DType::kInt32, WordOp::kAdd, 1);
           applyWord(block->address(1) + 8, DType::kFloat32, WordOp::kAdd, oneBits);
           applyWord(block->address(1) + 16, DType::kUInt8, WordOp::kAdd, 1);
-          applyWord(block->address(1) + 17, DType::kUInt8, WordOp::kXor, 1);  // its neighbour in one word of the machine
+          applyWord(block->address(1) + 17, DType::kUInt8, WordOp::kXor, 1);  // the neighbour in the same machine word
         }
         ASSERT_TRUE(block->barrier(0, std::nullopt).isOk());
         EXPECT_EQ(loadInteger(block->address(1), DType::kInt32), std::uint64_t{3 * kRounds});

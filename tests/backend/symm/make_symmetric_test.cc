@@ -1,4 +1,5 @@
-// How making a block ends where the ranks do not hear the same: the engine of rank 0, with the test in the place of rank 1.
+// Tests how the making of a block ends where the ranks receive different notices: the engine of rank 0, with the test
+// in the place of rank 1.
 #include "backend/symm/make_symmetric.h"
 
 #include <gtest/gtest.h>
@@ -15,7 +16,7 @@
 namespace shardwire::internal {
 namespace {
 
-// Rank 1's part, as rank 0 has it.
+// Rank 1's part, as rank 0 holds the part.
 class FakeHeld final : public HeldMemory {
  public:
   explicit FakeHeld(std::size_t size) : bytes_(size) {}
@@ -45,7 +46,7 @@ class MakeSymmetric : public EngineTest {
   MakeSymmetric() : held_(std::make_shared<FakeHeld>(SymmetricBlock::partBytes(kBytes, 2, 8))) {
     engine_->underLock([&] { to_->held = held_; });
   }
-  // Takes what rank 0 sends in its next exchange; rank 1 says the same, or nothing.
+  // Takes the blob of rank 0's next exchange; rank 1 answers with the same blob, or not at all.
   void takeBlob(bool isAnswered) {
     bool isTaken = false;
     while (!isTaken) {
@@ -62,7 +63,8 @@ class MakeSymmetric : public EngineTest {
       std::this_thread::yield();
     }
   }
-  // Rank 0's end of a block: it is interrupted when it has told rank 1 all that there is to tell, before it hears as much.
+  // Rank 0's end of a block: rank 0 is interrupted after all its messages to rank 1, before the last answer of rank 1
+  // arrives.
   Status makeInVain() {
     std::thread rank1([&] {
       takeBlob(true);
@@ -77,7 +79,7 @@ class MakeSymmetric : public EngineTest {
   const std::shared_ptr<FakeHeld> held_;
 };
 
-// Rank 1 may have the block: rank 0's part is not given to another until it cannot be written to.
+// Rank 1 may have the block: the heap does not reuse rank 0's part until rank 1 can no longer write to the part.
 TEST_F(MakeSymmetric, APartThatAPeerMayHoldIsKeptWhenOnlyThisRankFails) {
   clearBuried();
   const std::size_t buried = numBuried();
@@ -85,7 +87,7 @@ TEST_F(MakeSymmetric, APartThatAPeerMayHoldIsKeptWhenOnlyThisRankFails) {
   EXPECT_EQ(makeInVain().code(), StatusCode::kAborted);
   EXPECT_GE(usedBytes(), before + kBytes);
   EXPECT_EQ(numBuried(), buried + 1);
-  // Rank 1 may have failed as well, and may have given its part to others.
+  // Rank 1 may have failed as well, and may have reused its part.
   EXPECT_EQ(held_->numReleased, 1);
   EXPECT_TRUE(held_->isUntouched());
   held_->isGone = true;
@@ -94,7 +96,7 @@ TEST_F(MakeSymmetric, APartThatAPeerMayHoldIsKeptWhenOnlyThisRankFails) {
   EXPECT_EQ(usedBytes(), before);
 }
 
-// Rank 1 gave up, and makes another one: what it wants of that is no answer to how the first one went.
+// Rank 1 gave up, and makes another block: the wants of the second block are no answer about the first.
 TEST_F(MakeSymmetric, TellsARankThatBeginsAnewWhichStepEachIsIn) {
   std::atomic<bool> isOver{false};
   std::thread rank1([&] {

@@ -122,7 +122,8 @@ struct Geometry {
   std::size_t extent = 0;  // bytes
 };
 
-// A box of up to `most` bytes in extent: dense or with gaps, its dimensions in any order; now and then with an extent of 0.
+// A box of up to `most` bytes in extent: dense or with gaps, the dimensions in any order; now and then with an extent
+// of 0.
 Geometry randomGeometry(testing::Random& random, std::size_t most) {
   constexpr std::array<DType, 6> kTypes = {DType::kUInt8, DType::kBFloat16,   DType::kFloat32,
                                            DType::kInt64, DType::kComplex128, DType::kBool};
@@ -156,7 +157,7 @@ Geometry randomGeometry(testing::Random& random, std::size_t most) {
   return box;
 }
 
-// Each rank writes and reads a stripe of its own in every part, and keeps a model of these.
+// Each rank writes and reads its own stripe in every part, and keeps a model of the stripes.
 void campaign(Communicator& group, std::uint64_t seed, int cases) {
   constexpr std::size_t kStripe = std::size_t{256} << 10;
   const auto n = static_cast<std::size_t>(group.worldSize());
@@ -219,7 +220,7 @@ void campaign(Communicator& group, std::uint64_t seed, int cases) {
     }
   }
   expectFine(group.symmetricBarrier());
-  // What others wrote here is what they know: each tells all.
+  // The writer of a stripe knows the stripe's bytes: each rank broadcasts all of its model.
   for (Rank writer = 0; writer < group.worldSize(); ++writer) {
     for (Rank owner = 0; owner < group.worldSize(); ++owner) {
       std::vector<std::uint8_t> told = model[static_cast<std::size_t>(owner)];
@@ -236,7 +237,7 @@ void campaign(Communicator& group, std::uint64_t seed, int cases) {
 
 TEST_P(OneSidedAccess, OfAnyGeometryAgreesWithAModel) {
   const std::uint64_t seed = testing::numberFromEnvironment("SHARDWIRE_ORACLE_SEED", 11);
-  // The number is that of specs; a case here is many messages, each of which a rank waits for.
+  // The number is meant for specs; a case here is many messages, and a rank waits for each.
   const int cases = std::max(50, static_cast<int>(testing::numberFromEnvironment("SHARDWIRE_ORACLE_CASES", 3000) / 20));
   withProcesses(3, [&](Communicator& group) { campaign(group, seed, cases); });
   withThreads(3, [&](Communicator& group) { campaign(group, seed + 100, cases / 3); });
@@ -244,7 +245,7 @@ TEST_P(OneSidedAccess, OfAnyGeometryAgreesWithAModel) {
 
 // ---- atomics
 
-// Ranks of the owner's host and of others at the same words.
+// Ranks of the owner's host and of other hosts use the same words.
 TEST_P(OneSidedAccess, AtomicsOfAllRanksAgree) {
   withProcesses(3, [](Communicator& group) {
     const Block block = zeroedBlock(group, 4096);
@@ -255,12 +256,12 @@ TEST_P(OneSidedAccess, AtomicsOfAllRanksAgree) {
     for (int i = 0; i < kRounds; ++i) {
       const std::uint64_t turn = atomicOf(block, 2, 0, DType::kInt64, WordOp::kAdd, 1);
       ASSERT_LT(turn, 3U * kRounds);
-      // Nobody else has this turn.
+      // No other rank has this turn.
       EXPECT_EQ(atomicOf(block, 0, 1024 + turn, DType::kUInt8, WordOp::kSwap, 1), 0U) << turn;
       atomicOf(block, 2, 8, DType::kFloat32, WordOp::kAdd, one, 0, false);
       atomicOf(block, 2, 12, DType::kUInt8, WordOp::kAdd, 1, 0, i % 2 == 0);
-      atomicOf(block, 2, 13, DType::kUInt8, WordOp::kXor, 255, 0, false);  // its neighbour in one word of the machine
-      // A lock: 1 + rank of who has it, and a plain word behind it.
+      atomicOf(block, 2, 13, DType::kUInt8, WordOp::kXor, 255, 0, false);  // the neighbour in the same machine word
+      // A lock: 1 + rank of the holder, and a plain word behind it.
       while (atomicOf(block, 1, 16, DType::kInt32, WordOp::kCompareSwap, static_cast<std::uint64_t>(group.rank()) + 1, 0) != 0) {
       }
       std::vector<std::uint64_t> value(1);
@@ -349,7 +350,7 @@ TEST(OneSidedOwner, AGetWhoseAnswerWaitsGivesWhatWasThereBeforeLaterRequests) {
   }
 }
 
-// The frame lies in memory that the peer shares, and may change after it was found sound.
+// The frame lies in memory shared with the peer, and may change after the checks.
 TEST(OneSidedOwner, RefusesABoxThatChangesWhileItIsRead) {
   FakeGroup group(2);
   OneSided owner(group[0].context);
@@ -368,12 +369,12 @@ TEST(OneSidedOwner, RefusesABoxThatChangesWhileItIsRead) {
   const std::array<std::int64_t, 2> box = {2, 8};
   Bytes get = frameOf(GetFrame{.part = part, .request = 1}, std::as_bytes(std::span(box)));
   const auto soundGet = receivedOf<GetFrame>(get);
-  writeAt(get, kHeadBytes<GetFrame> + sizeof(std::int64_t), -8);  // a stride that leaves the block
+  writeAt(get, kHeadBytes<GetFrame> + sizeof(std::int64_t), -8);  // a stride beyond the block
   EXPECT_EQ(owner.onGet(1, soundGet).code(), StatusCode::kInternal);
   EXPECT_EQ(memory[0], 0U);
 }
 
-// The owner's program is elsewhere: its progress thread serves.
+// The owner's program does not call shardwire: the owner's progress thread serves.
 TEST_P(OneSidedAccess, NeedsNothingOfTheOwnersProgram) {
   std::atomic<bool> isOver{false};
   withThreads(2, [&](Communicator& group) {
@@ -433,15 +434,15 @@ TEST_P(OneSidedAccess, MemoryComesBackWhenAllHaveDroppedIt) {
     for (int i = 0; i < 50; ++i) {
       Block block = zeroedBlock(group, 120000);
       ASSERT_NE(block, nullptr);
-      const PartView mine = wordsAt(static_cast<std::size_t>(group.rank()) * 40000, 5000);  // nobody else writes there
-      // Still on its way when this rank drops the block.
+      const PartView mine = wordsAt(static_cast<std::size_t>(group.rank()) * 40000, 5000);  // only this rank writes there
+      // The messages are still on the way when this rank drops the block.
       for (Rank peer = 0; peer < 3; ++peer) {
         expectFine(block->put(peer, mine, viewOfWords(values), {.isNonBlocking = true}));
       }
       expectFine(block->quiet(std::nullopt));
       expectFine(block->put((group.rank() + 1) % 3, mine, viewOfWords(values), {}));
     }
-    for (int i = 0; i < 4000 && (clearBuried(), numBuried() > 0); ++i) {  // told by frames, or by words
+    for (int i = 0; i < 4000 && (clearBuried(), numBuried() > 0); ++i) {  // the notice comes by frames, or by words
       ::usleep(1000);
     }
     EXPECT_EQ(numBuried(), 0U);
@@ -472,7 +473,7 @@ TEST_P(OneSidedAccess, OutsideOfThePartIsRefusedHere) {
   });
 }
 
-// What a broken peer may ask for.
+// Requests that a broken peer may send.
 TEST(ServedBlock, StaysWithinItsBytes) {
   std::vector<std::byte> memory(64 + BlockWords::sizeFor(2, 1));
   std::byte* const at = memory.data();
@@ -505,7 +506,7 @@ std::string whereName(const ::testing::TestParamInfo<Where>& info) {
 }
 INSTANTIATE_TEST_SUITE_P(All, OneSidedAccess, ::testing::Values(Where::kOneHost, Where::kWires, Where::kTwoHosts), whereName);
 
-// ---- when the owner is gone: only where it is asked by requests is there anything to wait for
+// ---- when the owner is dead: only a rank that sends requests has an answer to wait for
 
 Status callOf(int kind, Communicator& group, const Block& block) {
   std::vector<std::uint64_t> values(3000);
@@ -541,18 +542,18 @@ TEST_P(OwnerGone, DeathIsNamed) {
         expectFine((*group)->symmetricBarrier());
         ready->fetch_add(1);
         if (rank == 2) {
-          await(*ready, 3);  // the others are through the barrier
+          await(*ready, 3);  // the other ranks have left the barrier
           ::kill(::getpid(), SIGKILL);
         }
         Status status;
-        while (status.isOk()) {  // it may still have served one
+        while (status.isOk()) {  // rank 2 may still have served one call
           status = callOf(GetParam(), **group, block);
         }
         EXPECT_EQ(status.code(), StatusCode::kPeerFailed) << status.message();
         EXPECT_NE(status.message().find("rank 2"), std::string::npos) << status.message();
         EXPECT_FALSE(block->put(2, wordsAt(0, 0), TensorView::contiguous(nullptr, DType::kUInt64, {0}), {}).code() ==
                      StatusCode::kPeerFailed);
-        (void)quietAll();  // what failed is told once
+        (void)quietAll();  // the failure is reported once
         EXPECT_TRUE(isAllQuiet());
         expectFine(quietAll());
       },

@@ -1,4 +1,5 @@
-// Symmetric blocks between ranks that are threads, and between processes: what is agreed, what is seen, what comes back, and how waits end.
+// Symmetric blocks between ranks that are threads, and between processes: what the ranks agree on, which stores the
+// ranks see, which memory is returned, and how waits end.
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <unistd.h>
@@ -42,7 +43,7 @@ void withSymmetric(int n, const std::function<void(Communicator&)>& body, Durati
   withGroup(n, body, symmetricOptions(timeout));
 }
 
-// The same over processes. `body` ends each rank's part; who lives waits for the others.
+// The same over processes. `body` ends each rank's part; a living rank waits for the other ranks.
 void withProcesses(int n, const std::function<void(Communicator&)>& body, const std::set<Rank>& mayDie = {}, Duration timeout = seconds(20),
                    LinksWhen links = LinksWhen::kAuto) {
   MemoryStore store;
@@ -118,7 +119,7 @@ TEST(SymmetricMemory, IsWrittenAndReadByAllProcesses) {
   }
 }
 
-// More ranks than are joined by an exchange of their own.
+// More ranks than an exchange joins.
 TEST(SymmetricMemory, JoinsRanksThatNothingJoinedYet) {
   withProcesses(
       18, [](Communicator& group) { checkThatAllSeeEachOther(group, 64); }, {}, seconds(40), LinksWhen::kLazy);
@@ -171,7 +172,7 @@ TEST(SymmetricMemory, OtherOperationOnOneRankIsAMismatchAndNoHang) {
   });
 }
 
-// ---- pages that a block brings along
+// ---- pages that the caller gives to a block
 
 Block blockOver(Communicator& group, const std::shared_ptr<void>& pages, std::size_t bytes) {
   auto made = group.makeSymmetric({.bytes = 64,
@@ -185,7 +186,7 @@ Block blockOver(Communicator& group, const std::shared_ptr<void>& pages, std::si
   return made.isOk() ? *made : nullptr;
 }
 
-// Each block over the same pages holds them for itself.
+// Each block over the same pages holds the pages separately.
 TEST(SymmetricMemory, PagesAreHeldByEachBlockThatBringsThem) {
   withProcesses(2, [](Communicator& group) {
     const SharedHeap* heap = *SharedHeap::instance();
@@ -357,7 +358,7 @@ TEST(SymmetricWait, SeesEachSignalInTurn) {
   });
 }
 
-// Who sleeps is woken by wake(), and finds a plain store within its naps.
+// wake() wakes a sleeper, and a sleeper finds a plain store within its sleeping periods.
 TEST(SymmetricWait, SleepersAreWokenAndFindPlainStores) {
   withSymmetric(2, [](Communicator& group) {
     const Block block = makeBlock(group, 16);
@@ -460,7 +461,8 @@ TEST(SymmetricWait, StoppedRankIsNamedAtTheTimeout) {
                 {1});
 }
 
-// Ranks on two hosts: the block is there, only that rank's part cannot be addressed, and barriers go the ordinary way.
+// Ranks on two hosts: the block is made, only the part of the rank on the other host cannot be addressed, and barriers
+// go the ordinary way.
 TEST(SymmetricMemory, BetweenHostsSaysWhatCannotBeAddressed) {
   MemoryStore store;
   testing::runRanksAsProcesses(3, [&](Rank rank) {

@@ -1,5 +1,6 @@
-// What every transport must do: one suite, run with a small fixture for each transport and each kind of rank (threads, processes).
-// Include it in one test file for each transport and instantiate TransportContract there.
+// The requirements of every transport: one suite, run with a small fixture for each transport and each kind of rank
+// (threads, processes). Include this header in one test file for each transport, and instantiate TransportContract
+// there.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -24,7 +25,7 @@ using internal::Connection;
 using internal::Lane;
 using internal::Peers;
 
-// The wires of the rank that this thread is: whoever waits polls them, as the engine does.
+// The wires of this thread's rank: a waiting thread polls the wires, as the engine does.
 inline thread_local Peers* ownPeers = nullptr;
 
 inline void pollWires() {
@@ -37,18 +38,19 @@ inline void pollWires() {
 
 struct TransportFixture {
   std::string name;
-  bool forked;  // ranks are processes that this one makes; ranks that mpirun made are neither these nor threads
+  bool forked;  // ranks are processes made by this process; ranks made by mpirun are neither forked nor threads
   Options options;
-  bool isWire = false;  // memory is reached by fetches, and a thread's end is nobody's death
+  bool isWire = false;  // memory is reached by fetches, and the end of a thread counts as no rank's death
   Duration noticeDeathWithin = std::chrono::milliseconds(50);
-  // Where ranks are on several hosts: makes those, null or why it cannot; then called on each rank before it joins.
+  // Where ranks are on several hosts: makes the hosts; returns null, or the reason of the failure. `enterHost` is then
+  // called on each rank before the rank joins.
   const char* (*prepareHosts)() = nullptr;
   void (*enterHost)(Rank) = nullptr;
 };
 
 class TransportContract : public ::testing::TestWithParam<TransportFixture> {
  protected:
-  // Connects `numRanks` ranks and runs `function` on each; the connections go when it returns.
+  // Connects `numRanks` ranks and runs `function` on each; the connections end when run() returns.
   void run(int numRanks, const std::function<void(Rank, Peers&)>& function, const std::set<Rank>& mayDie = {}) {
     if (const char* whyNot = GetParam().prepareHosts != nullptr ? GetParam().prepareHosts() : nullptr; whyNot != nullptr) {
       GTEST_SKIP() << "no two hosts here: " << whyNot;
@@ -107,7 +109,7 @@ inline std::span<const std::byte> awaitFrame(Connection& connection, Lane lane) 
   }
 }
 
-// A one-byte frame each way on the control lane: after it, both ranks have come this far.
+// A one-byte frame in each direction on the control lane: when meet() returns, both ranks have called meet().
 inline void meet(Connection& connection) {
   const char byte = '!';
   sendFrame(connection, Lane::kControl, &byte, 1);
@@ -117,7 +119,7 @@ inline void meet(Connection& connection) {
   connection.release(Lane::kControl);
 }
 
-// Frame number `number` of a lane: its size and bytes follow from the number.
+// Frame number `number` of a lane: size and bytes follow from the number.
 inline std::vector<std::byte> makeFrame(Lane lane, std::uint32_t number, std::size_t largest) {
   std::minstd_rand random(number * 7919 + static_cast<std::uint32_t>(lane) + 1);
   // Mostly small, at times the largest.
@@ -130,7 +132,7 @@ inline std::vector<std::byte> makeFrame(Lane lane, std::uint32_t number, std::si
 }
 
 TEST_P(TransportContract, DeliversFramesOnceInOrderAndWholeOnEveryLane) {
-#if defined(__SANITIZE_THREAD__)  // 1500 took it 28 s; the lanes' rings are full and wrap around in less
+#if defined(__SANITIZE_THREAD__)  // 1500 took 28 s; the lanes' rings are full and wrap around in less
   constexpr std::uint32_t kNumFrames = 300;
 #else
   constexpr std::uint32_t kNumFrames = 1500;
@@ -194,7 +196,7 @@ TEST_P(TransportContract, AFullLaneHoldsBackItsSenderAndNoOtherLane) {
       // The other lanes go on, and so does a smaller look at the full one: still nothing is lost.
       sendFrame(connection, Lane::kPoint, &sent, sizeof(sent));
       sendFrame(connection, Lane::kControl, &sent, sizeof(sent));
-      const auto answer = awaitFrame(connection, Lane::kControl);  // the peer has released one bulk frame, and the room is on its way
+      const auto answer = awaitFrame(connection, Lane::kControl);  // the peer has released one bulk frame, and the freed room is on the way
       ASSERT_FALSE(answer.empty());
       connection.release(Lane::kControl);
       std::span<std::byte> room;
@@ -227,8 +229,8 @@ TEST_P(TransportContract, AFullLaneHoldsBackItsSenderAndNoOtherLane) {
   });
 }
 
-// One rank releases frames while its own lie in a lane that is nearly full. Where frames take the news of what was released along, the
-// last ones must not keep it: nobody may have taken them yet.
+// One rank releases frames while its own frames fill a lane almost completely. Where frames carry the news of released
+// frames, the last frames must not hold the news back: the peer may not have taken these frames yet.
 TEST_P(TransportContract, AFullLaneHoldsBackNoRoomOfAnother) {
   run(2, [](Rank rank, Peers& peers) {
     Connection& connection = *peers.connections[static_cast<std::size_t>(1 - rank)];
@@ -259,7 +261,7 @@ TEST_P(TransportContract, AFullLaneHoldsBackNoRoomOfAnother) {
       }
       sendFrame(connection, Lane::kControl, &count, sizeof(count));
       int idle = 0;
-      for (int sent = 0; sent < count / 2; ++sent) {  // of the room for all of them
+      for (int sent = 0; sent < count / 2; ++sent) {  // of the room for all frames
         const auto start = Clock::now();
         for (; connection.reserve(Lane::kPoint, kPointBytes, kPointBytes).empty(); pause(&idle)) {
           ASSERT_LT(Clock::now() - start, std::chrono::seconds(10)) << "the room does not come";

@@ -3,7 +3,8 @@
 
 namespace shardwire::testing {
 
-// While it lives nobody wakes by himself for long: one wake-up that is lost costs seconds, which no busy machine does.
+// During the life of this object no sleeper wakes by its own timer for long: one lost wake-up costs seconds, more than
+// any busy machine costs.
 class LongSleeps {
  public:
   LongSleeps() { internal::setLongestSleep(std::chrono::seconds(4)); }
@@ -15,7 +16,7 @@ class LongSleeps {
   const Duration usual_ = internal::longestSleep();
 };
 
-// Counts wake-ups that did not come, where ranks ring each other all the time.
+// Counts wake-ups that did not come, where ranks ring each other continuously.
 class SleepWatch {
  public:
   void sleep(internal::Doorbell& doorbell, std::uint32_t ticket) {
@@ -29,7 +30,7 @@ class SleepWatch {
   int numLost_ = 0;
 };
 
-// Waits for a frame by arm, look, sleep only: every wake-up that is lost shows as a long sleep.
+// Waits for a frame by arm, look, sleep only: every lost wake-up shows as a long sleep.
 inline std::span<const std::byte> sleepForFrame(Connection& connection, internal::Doorbell& doorbell, Lane lane, SleepWatch* watch) {
   while (true) {
     const std::uint32_t ticket = doorbell.arm(internal::Wakes::kSleepers);
@@ -42,7 +43,8 @@ inline std::span<const std::byte> sleepForFrame(Connection& connection, internal
   }
 }
 
-// A round takes microseconds, but on a machine that others keep busy, and over MPI, whose sleepers take naps, it may take milliseconds.
+// A round takes microseconds. On a machine kept busy by other programs, and over MPI, where sleepers take naps, a round
+// may take milliseconds.
 struct Turn {
   int round = 0;
   bool isLast = false;
@@ -223,14 +225,14 @@ TEST_P(TransportContract, ARingAfterArmEndsEverySleepThatStartedFromItsTicket) {
     }
     const std::uint32_t ticket = peers.doorbell->arm(internal::Wakes::kSleepers);
     sendFrame(connection, Lane::kControl, "g", 1);
-    ASSERT_FALSE(awaitFrame(connection, Lane::kBulk).empty());  // whoever looked found it, and rings are counted all the same
+    ASSERT_FALSE(awaitFrame(connection, Lane::kBulk).empty());  // the look found the frame, and rings are counted all the same
     connection.release(Lane::kBulk);
     meet(connection);
     const auto start = Clock::now();
     for (int i = 0; i < 100; ++i) {
       peers.doorbell->sleep(ticket, start + std::chrono::seconds(60));
     }
-    EXPECT_LT(Clock::now() - start, std::chrono::seconds(5));  // were they to sleep on, 100 ms each
+    EXPECT_LT(Clock::now() - start, std::chrono::seconds(5));  // 100 ms for each sleep if the sleeps did not end early
     // Nobody rang since this one: the sleep ends at its deadline.
     peers.doorbell->sleep(peers.doorbell->ticket(), Clock::now() + std::chrono::milliseconds(20));
     EXPECT_GE(Clock::now() - start, std::chrono::milliseconds(19));

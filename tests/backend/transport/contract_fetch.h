@@ -10,7 +10,8 @@ using internal::FetchCount;
 
 class WireContract : public TransportContract {};
 
-// A wire may as well have its owner stage everything (an RDMA device without memory to pin): then there is nothing to look at here.
+// A wire may also stage everything at the owner (an RDMA device without memory to pin): then this test has no fetch to
+// check.
 inline bool isFetched(const Exposed& exposed) {
   return exposed.reach == Reach::kFetch;
 }
@@ -116,7 +117,7 @@ TEST_P(WireContract, BothRanksFetchAtOnceWhileFramesTravel) {
   });
 }
 
-// More rows at once than an owner that packs them has room for, and a long run behind them.
+// More rows at once than a packing owner has room for, and a long run behind the rows.
 TEST_P(WireContract, FetchesOfRowsBesideLongRunsKeepTheirPlaces) {
   constexpr std::size_t kRow = 2048, kStride = 4096, kRows = 512, kLong = 100003, kNumFetches = 8;
   constexpr std::size_t kBlock = kRows * kStride, kTaken = kRows * kRow + kLong;
@@ -156,7 +157,7 @@ TEST_P(WireContract, FetchesOfRowsBesideLongRunsKeepTheirPlaces) {
 }
 
 TEST_P(WireContract, OnlyWhatIsExposedIsFetched) {
-  // Before the exposure, past its end, wrapping around, never exposed, no longer exposed.
+  // Before the exposure, past the end, wrapping around, never exposed, no longer exposed.
   for (int attempt = 0; attempt < 5; ++attempt) {
     run(2, [&](Rank rank, Peers& peers) {
       Connection& connection = *peers.connections[static_cast<std::size_t>(1 - rank)];
@@ -243,7 +244,8 @@ TEST_P(WireContract, NothingIsTouchedOnceFetchesAreStopped) {
       EXPECT_EQ(std::count(memory.begin(), memory.end(), std::byte{3}), static_cast<std::ptrdiff_t>(kSize));
     }
     meet(connection);
-    // MPI: what is under way goes on. What the fetcher has not cancelled ends; a message that nobody receives any more never does.
+    // MPI: messages under way continue. A message that the fetcher has not cancelled ends; a message without a receiver
+    // never does.
     int idle = 0;
     for (const auto start = Clock::now(); rank == 1 && !stopped; pause(&idle)) {
       stopped = connection.stopFetches();

@@ -10,7 +10,7 @@
 
 namespace shardwire::testing {
 
-// Polls until the peer counts as failed; the time that took.
+// Polls until the peer counts as failed; returns the time of the wait.
 inline Duration awaitFailure(Connection& connection, Status* failure) {
   const auto start = Clock::now();
   while ((*failure = connection.health()).isOk() && Clock::now() - start < std::chrono::seconds(10)) {
@@ -45,7 +45,7 @@ class SharedDuration {
   std::atomic<Duration::rep>* value_;
 };
 
-// Tells the time and dies by SIGKILL, with memory that the kernel must free before it closes the socket.
+// Sends the time and dies by SIGKILL, with memory that the kernel must free before it closes the socket.
 [[noreturn]] inline void die(Connection& connection, bool isLarge) {
   std::vector<char> memory(isLarge ? std::size_t{256} << 20 : 1, 1);
   const auto now = Clock::now();
@@ -55,7 +55,7 @@ class SharedDuration {
   }
 }
 
-// From the peer's death until it counts as failed.
+// The time from the peer's death until the peer counts as failed.
 inline Duration timeToNotice(Connection& connection) {
   const auto frame = awaitFrame(connection, Lane::kControl);
   Deadline killed;
@@ -67,7 +67,7 @@ inline Duration timeToNotice(Connection& connection) {
   const auto late = Clock::now() - killed;
   expectFailure(failure, 1, "died");
   EXPECT_EQ(connection.health(), failure);
-  // What is mapped stays mapped, and what is sent goes nowhere.
+  // Mapped memory stays mapped, and sent frames go nowhere.
   EXPECT_TRUE(connection.peek(Lane::kControl).empty());
   EXPECT_FALSE(connection.reserve(Lane::kBulk, 8, 8).empty());
   connection.commit(Lane::kBulk, 8);
@@ -113,7 +113,7 @@ TEST_P(TransportContract, OrderlyLeaveIsTold) {
     Status failure;
     awaitFailure(leaver, &failure);
     expectFailure(failure, 1, "left the group");
-    // What it sent before is still there.
+    // The frames sent before the departure are still there.
     const auto frame = leaver.peek(Lane::kBulk);
     ASSERT_EQ(frame.size(), 4U);
     ASSERT_EQ(std::memcmp(frame.data(), "last", 4), 0);

@@ -11,7 +11,7 @@ using internal::MemoryRun;
 using internal::Reach;
 using internal::RemoteAddress;
 
-// What an owner tells its peer about a buffer.
+// An owner's description of a buffer for the peer.
 struct Exposed {
   RemoteAddress address;
   Reach reach;
@@ -37,8 +37,8 @@ inline bool isPattern(const std::byte* bytes, std::size_t size, std::size_t firs
   return true;
 }
 
-// Runs of all of `exposed` into `copy`, which is twice as long and all 0xee: now the local side is contiguous, now the remote one, now
-// neither; empty ones in between.
+// Runs of all of `exposed` into `copy`, which is twice as long and all 0xee: now the local side is contiguous, now the
+// remote one, now neither; empty runs in between.
 inline std::vector<MemoryRun> scatteredRuns(std::vector<std::byte>& copy, const Exposed& exposed) {
   std::minstd_rand random(5);
   std::vector<MemoryRun> runs;
@@ -65,7 +65,7 @@ inline void expectScattered(const std::vector<std::byte>& copy, const std::vecto
   }
 }
 
-// Rank 0 exposes `bytes` and waits until rank 1's `function` is through with them.
+// Rank 0 exposes `bytes` and waits until rank 1's `function` has finished with the bytes.
 inline void withExposed(Rank rank, Peers& peers, const std::function<std::span<std::byte>()>& makeBuffer,
                         const std::function<void(Connection&, const Exposed&)>& function) {
   Connection& connection = *peers.connections[static_cast<std::size_t>(1 - rank)];
@@ -150,7 +150,7 @@ TEST_P(TransportContract, OrdinaryMemoryIsReadAsExposed) {
               break;
             }
             case Reach::kNone:
-            case Reach::kFetch:  // FetchedRunsArrive and others are about it
+            case Reach::kFetch:  // for the tests of fetches, such as FetchedRunsArrive
               const MemoryRun whole{copy.data(), exposed.address.value, kSize};
               EXPECT_EQ(connection.read({&whole, 1}).code(), StatusCode::kUnsupported);
               break;
@@ -174,7 +174,8 @@ TEST_P(TransportContract, ReadsScatteredRunsIntoScatteredPlaces) {
           if (exposed.reach != Reach::kCopy) {
             return;  // there is no read() to look at
           }
-          // More pieces than one call takes; now the local side is contiguous, now the remote one, now neither; empty ones in between.
+          // More pieces than one call takes; now the local side is contiguous, now the remote one, now neither; empty
+          // runs in between.
           std::vector<std::byte> copy(2 * kSize, std::byte{0xee});
           const std::vector<MemoryRun> runs = scatteredRuns(copy, exposed);
           ASSERT_GT(runs.size(), 3000U);

@@ -12,14 +12,15 @@
 namespace shardwire::internal {
 namespace {
 
-// Killed in the middle of a copy a peer may have lost its memory before its liveness mark tells: whoever reads then says who died.
+// A peer killed in the middle of a copy may lose its memory before the liveness mark reports the death: a reader then
+// names the dead process.
 TEST(CrossMemory, AProcessThatIsGoneIsNamedAsDead) {
   const pid_t child = ::fork();
   if (child == 0) {
     ::_exit(0);
   }
   siginfo_t ended{};
-  ASSERT_EQ(::waitid(P_PID, static_cast<id_t>(child), &ended, WEXITED | WNOWAIT), 0);  // its pid stays its own
+  ASSERT_EQ(::waitid(P_PID, static_cast<id_t>(child), &ended, WEXITED | WNOWAIT), 0);  // the pid is not reused
   std::array<std::byte, 64> bytes{};
   const MemoryRun run{bytes.data(), reinterpret_cast<std::uint64_t>(bytes.data()), bytes.size()};
   const Status read = readCrossMemory(child, {&run, 1}, "rank 3 (pid 7 on host a)");
@@ -28,7 +29,7 @@ TEST(CrossMemory, AProcessThatIsGoneIsNamedAsDead) {
   ::waitpid(child, nullptr, 0);
 }
 
-// A child has its parent's memory at the same addresses.
+// A child has the parent's memory at the same addresses.
 TEST(CrossMemory, APeerIsKnownByItsPattern) {
   constexpr std::uint64_t kSecret = 0x0123456789abcdef;
   std::vector<std::byte> pattern(kProbeBytes);

@@ -1,4 +1,4 @@
-// What a peer may ask for. The check is compared with the obvious one in wider arithmetic.
+// Which requests a peer may make. The check is compared with the obvious check in wider arithmetic.
 #include "backend/transport/exposed_memory.h"
 
 #include <gtest/gtest.h>
@@ -26,7 +26,7 @@ TEST(Exposure, HoldsWhatLiesWithinAndNothingElse) {
   EXPECT_FALSE(exposure.holds(0x0fff, 0x102));
   EXPECT_FALSE(exposure.holds(0x1000, 0x101));
   EXPECT_FALSE(exposure.holds(0x1100, 1));
-  EXPECT_FALSE(exposure.holds(0x1001, kEnd));  // its end wraps around, into the extent
+  EXPECT_FALSE(exposure.holds(0x1001, kEnd));  // the end wraps around, into the extent
   EXPECT_FALSE(exposure.holds(kEnd, 0x1010));
   EXPECT_FALSE(exposure.holds(0, kEnd));
 }

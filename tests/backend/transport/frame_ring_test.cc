@@ -1,3 +1,6 @@
+// One ring of frames, by a writer and a reader in one thread. First right use: the largest frame at every place, random
+// frames against a queue, and the room on offer. Then misuse, impossible words and headers, and at last random
+// corruption of the memory.
 #include "backend/transport/frame_ring.h"
 
 #include <gtest/gtest.h>
@@ -115,7 +118,7 @@ TEST(FrameRing, MisuseIsABug) {
   EXPECT_THROW(ring.writer.commit(room.size() + 1), std::logic_error);
 }
 
-// Whatever a stray write leaves in the shared words, the ends notice or go on: they never leave the ring.
+// The ends notice the value of a stray write to the shared words, or continue: no access leaves the ring.
 TEST(FrameRing, NoticesWordsThatCannotBe) {
   for (const std::uint64_t written : {std::uint64_t{3}, std::uint64_t{2048}, ~std::uint64_t{0} - 7}) {
     Ring ring(1024);

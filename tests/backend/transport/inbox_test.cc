@@ -1,3 +1,6 @@
+// The inbox of a rank in the arena of its process. First sizes, lanes and the slots of peers; then the registry of
+// inboxes and wrong mappings; then how long the memory stays, for peers that write or come late; at last the wake-up of
+// an idle owner, and a peer process that is gone.
 #include "backend/transport/shm/inbox.h"
 
 #include <gtest/gtest.h>
@@ -31,7 +34,7 @@ Result<std::shared_ptr<Inbox>> makeInbox(int worldSize) {
   return Inbox::create(worldSize, Options{}, *fabric);
 }
 
-// As a peer finds it.
+// The address of the inbox, as a peer gets the address.
 Inbox::At placeOf(const Inbox& inbox) {
   ShmFabric& fabric = *inbox.fabric();
   return {fabric.arena().fd(), fabric.arena().bytes(), inbox.offset(), inbox.id(), &fabric.page()};
@@ -82,14 +85,14 @@ TEST(Inbox, RefusesToMapWhatIsNone) {
   at.id = RandomId{{1, 2}};
   EXPECT_EQ(Inbox::map(at, 0, 2, 1).status().code(), StatusCode::kMismatch);
   at = right;
-  at.arenaBytes = right.offset + inboxHeaderBytes(2);  // the header is all that fits
+  at.arenaBytes = right.offset + inboxHeaderBytes(2);  // only the header fits
   EXPECT_EQ(Inbox::map(at, 0, 2, 1).status().code(), StatusCode::kMismatch);
   auto& header = (*inbox)->header();
   header.laneBytes[1] = 12345;
   EXPECT_FALSE(Inbox::map(right, 0, 2, 1).isOk());
 }
 
-// Memory of an inbox that peers may still write to stays until each has closed it.
+// Memory of an inbox stays as long as a peer may write there: until each peer has closed the inbox.
 TEST(Inbox, StaysAsLongAsAPeerMayWriteToIt) {
   auto inbox = makeInbox(3);
   ASSERT_TRUE(inbox.isOk());
@@ -115,7 +118,7 @@ TEST(Inbox, StaysAsLongAsAPeerMayWriteToIt) {
   EXPECT_GT((*next)->offset(), at.offset);
 }
 
-// It found the header while another peer kept it, and says that it is there when the owner has left.
+// The peer found the header while another peer kept the memory, and announces its presence when the owner has left.
 TEST(Inbox, StaysForAPeerThatComesWhenItsOwnerHasLeft) {
   auto inbox = makeInbox(3);
   ASSERT_TRUE(inbox.isOk());
@@ -142,7 +145,7 @@ TEST(Inbox, StaysForAPeerThatComesWhenItsOwnerHasLeft) {
   EXPECT_EQ(fabric->numRemains(), before);
 }
 
-// Who joins late does not look at what it is not told of.
+// A rank that joins late looks only at announced peers.
 TEST(Inbox, WakesAnOwnerThatAwaitsAnnouncements) {
   const auto inbox = makeInbox(130);
   ASSERT_TRUE(inbox.isOk());
@@ -161,7 +164,7 @@ TEST(Inbox, WakesAnOwnerThatAwaitsAnnouncements) {
   EXPECT_EQ(fabric->page().bell.load(), before + 1);
 }
 
-// A process that has no link to this one (any more) writes to nothing of it.
+// A process without a link to this process (any more) writes nothing into the inbox.
 TEST(Inbox, DoesNotStayForAProcessThatIsGone) {
   auto inbox = makeInbox(2);
   ASSERT_TRUE(inbox.isOk());

@@ -16,7 +16,7 @@ using namespace internal;
 
 class NoPair final : public MpiPair {};
 
-// Messages of one direction: `send` keeps the runs, as MPI may, and reads them only in deliver().
+// Messages of one direction: `send` keeps the runs, as MPI may, and reads the runs only in deliver().
 class KeptMessages final : public MpiOperations {
  public:
   Status send(MpiPair&, int, std::span<const MpiRun> runs, const MpiCookie& cookie) override {
@@ -49,7 +49,7 @@ class NoReceiver final : public MpiReceiver {
   void onDone(const MpiDone&) override {}
 };
 
-// One rank's side, as its connection uses it.
+// One rank's side, as the connection uses the side.
 struct Side {
   KeptMessages* messages = new KeptMessages;
   MpiWire wire{nullptr, std::unique_ptr<MpiOperations>(messages)};
@@ -157,7 +157,7 @@ TEST(MpiFetches, AMessageUnderWayWhenTheOwnerStopsEndsNoFetch) {
   EXPECT_EQ(two.owner.fetches.numConfirmed(), 1U);
 }
 
-// Counts go with messages that overtake each other, and wrap around.
+// Counts travel with messages, may overtake each other, and wrap around.
 TEST(MpiFetches, OlderCountsAreNoNewsAndImpossibleOnesAreErrors) {
   TwoSides two;
   std::vector<std::byte> from(kMpiLongRun, std::byte{1});

@@ -1,5 +1,5 @@
-// The parts of the mpi transport that need no MPI: what a launcher says, the lanes' bookkeeping, the bytes on the wire, and what is said
-// where there is no MPI job.
+// The parts of the mpi transport without MPI: a launcher's variables, the lanes' bookkeeping, the bytes on the wire,
+// and the error texts outside an MPI job.
 #include <gtest/gtest.h>
 
 #include <cstring>
@@ -63,7 +63,7 @@ TEST(MpiEndpoint, IsUnsupportedWithoutAJob) {
   EXPECT_NE(made.status().message().find("MPI is not initialised"), std::string::npos) << made.status().message();
 }
 
-// Frames of random lengths go from a writer to a reader as MPI would carry them, each end keeping as much as it may.
+// Frames of random lengths go from a writer to a reader as over MPI, each end keeping as much as allowed.
 TEST(MpiLane, CarriesFramesInOrderAndNeverOverwritesOne) {
   for (const std::size_t capacity : {std::size_t{4096}, std::size_t{16} << 10}) {
     const std::size_t maxFrame = capacity / 4 - 8;
@@ -183,7 +183,7 @@ TEST(MpiMessage, BothEndsCutRunsAlikeAndLongOnesApart) {
   for (const std::size_t longest : {std::size_t{100000}, std::size_t{70000}, kMpiLongestMessage}) {
     std::vector<MpiRun> runs;
     for (int i = 0; i < 200; ++i) {
-      const bool mayBeLong = i < 100 && random() % 5 == 0;  // then so many short ones that they fill messages
+      const bool mayBeLong = i < 100 && random() % 5 == 0;  // then enough short runs to fill messages
       runs.push_back({memory.data(), 1 + random() % (mayBeLong ? 300000 : 9000)});
     }
     std::vector<MpiRun> scratch;

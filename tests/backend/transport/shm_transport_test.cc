@@ -1,4 +1,6 @@
-// The contract over shared memory, and what is special to it.
+// The contract over shared memory, and tests of shared memory alone. First files and descriptors: no named file, no
+// descriptor left, links shared by groups, remains of groups. Then two requests for one link, staged and cross-memory
+// paths, withdrawn memory, and two groups of the same ranks.
 #include <dirent.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
@@ -56,7 +58,7 @@ Result<Peers> connect(MemoryStore& store, Rank rank, int worldSize, const Option
   return internal::connectPeers(store, rank, worldSize, options, Clock::now() + std::chrono::seconds(20), "shm test");
 }
 
-// Every file that this process has open or mapped, by the kernel's names.
+// Every open or mapped file of this process, by the kernel's names.
 std::set<std::string> openAndMappedFiles() {
   std::set<std::string> files;
   for (const std::string& fd : listFolder("/proc/self/fd", "")) {
@@ -75,7 +77,7 @@ std::set<std::string> openAndMappedFiles() {
   return files;
 }
 
-// No file means none that kill -9 could leave behind.
+// Without a file, kill -9 can leave no file behind.
 TEST(ShmTransport, UsesNoNamedFile) {
   const auto before = openAndMappedFiles();
   MemoryStore store;
@@ -96,7 +98,8 @@ TEST(ShmTransport, UsesNoNamedFile) {
   });
 }
 
-// What the C library and the kernel follow when the owner ends: peers read it, and have no way to write it.
+// The liveness memory, which the C library and the kernel write when the owner ends: peers read the memory, and have no
+// way to write.
 TEST(ShmTransport, NobodyElseCanWriteTheLiveness) {
   auto own = internal::OwnLiveness::create();
   ASSERT_TRUE(own.isOk()) << own.status().message();
@@ -130,8 +133,8 @@ TEST(ShmTransport, LeavesNoDescriptor) {
   });
 }
 
-// The fabric has five of its own (arena, liveness, listener, what waits for it, what ends its thread), and for each peer process the link
-// there, with its arena, and the link from there.
+// The fabric has five descriptors (arena, liveness, listener, the epoll descriptor, the wake-up of the thread's end),
+// and for each peer process the link to the peer, with the peer's arena, and the link from the peer.
 TEST(ShmTransport, GroupsShareTheLinksOfTheirProcesses) {
   constexpr int kGroups = 5;
   std::array<MemoryStore, kGroups> stores;
@@ -152,12 +155,12 @@ TEST(ShmTransport, GroupsShareTheLinksOfTheirProcesses) {
         }
       };
       meetAll();
-      // Of the fabric: its arena, its liveness, its socket, and three that its thread waits on. Of each peer: its arena, and a socket each
-      // way.
+      // Of the fabric: the arena, the liveness, the socket, and three that the fabric's thread waits on. Of each peer:
+      // the arena, and a socket for each direction.
       EXPECT_EQ(listFolder("/proc/self/fd", "").size(), before + 6 + 2 * 3);
       threads.push_back(listFolder("/proc/self/task", "").size());
       EXPECT_EQ(threads.back(), threads.front());  // the fabric's has come with the first group
-      meetAll();                                   // nobody leaves before all have counted
+      meetAll();                                   // no rank leaves before all have counted
     }
     groups.clear();
     EXPECT_EQ(listFolder("/proc/self/fd", "").size(), before);
@@ -165,7 +168,7 @@ TEST(ShmTransport, GroupsShareTheLinksOfTheirProcesses) {
   });
 }
 
-// What groups leave behind goes as soon as their peers are through with it, while others stay.
+// The remains of a group are released as soon as the peers have finished with the group, while other groups stay.
 TEST(ShmTransport, ManyGroupsLeaveNothing) {
   constexpr int kRounds = 300;
   MemoryStore first;
@@ -195,7 +198,8 @@ TEST(ShmTransport, ManyGroupsLeaveNothing) {
   });
 }
 
-// Each has a link of its own for a moment; the one that is not known to the process would go with the first group that drops the other.
+// Each has its own link for a moment; a link unknown to the process would end with the first group that drops the other
+// link.
 TEST(ShmTransport, TwoWhoAskForOneProcessAtOnceHoldOneLink) {
   const auto made = internal::ShmFabric::instance();
   ASSERT_TRUE(made.isOk()) << made.status().message();
@@ -246,7 +250,7 @@ TEST(ShmTransport, CrossMemoryCanBeRequired) {
   });
 }
 
-// Readers that were about to use it learn that it may be anything by now.
+// Readers that were about to use the memory learn that the contents may be anything by now.
 TEST(ShmTransport, MemoryThatTheOwnerTookBackIsKnownAsWithdrawn) {
   MemoryStore store;
   runRanksAsProcesses(2, [&](Rank rank) {

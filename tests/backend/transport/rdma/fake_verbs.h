@@ -1,5 +1,5 @@
-// A table of verbs without devices: what is asked of it succeeds, is counted, or fails as a test wants. For what happens before a byte
-// travels, and for errors that a real device does not make on demand.
+// A table of verbs without devices: each call succeeds, is counted, or fails as a test wants. Used for the steps before
+// a byte travels, and for errors that a real device does not make on demand.
 #pragma once
 
 #include <errno.h>
@@ -12,7 +12,7 @@
 
 namespace shardwire::testing {
 
-// The table holds plain functions, so what they act on is one for the whole test program. Main thread only.
+// The table holds plain functions, so their state is one for the whole test program. Main thread only.
 struct FakeVerbs {
   struct Port {
     ibv_port_state state = IBV_PORT_ACTIVE;
@@ -28,8 +28,8 @@ struct FakeVerbs {
   };
 
   std::deque<Device> devices;
-  int numRegistered = 0;      // regions that exist
-  int numRegistering = 0;     // regMr calls that succeeded
+  int numRegistered = 0;      // existing regions
+  int numRegistering = 0;     // successful regMr calls
   int failRegistrations = 0;  // so many calls fail from now on, with this errno
   int registrationError = ENOMEM;
   std::size_t lastSize = 0;
@@ -75,7 +75,7 @@ struct FakeVerbs {
 inline internal::VerbsApi FakeVerbs::api() {
   using internal::VerbsApi;
   VerbsApi api;
-  // The list's entries stand for the devices: only we look into them.
+  // The list's entries stand for the devices: only this table looks into the entries.
   api.getDeviceList = [](int* numDevices) {
     auto& devices = instance().devices;
     *numDevices = static_cast<int>(devices.size());

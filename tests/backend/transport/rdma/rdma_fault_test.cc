@@ -1,4 +1,6 @@
-// Errors of devices, and limits of the system: injected into a real device's table of verbs, or real.
+// Errors of devices, and limits of the system: injected into a real device's table of verbs, or real. First failed
+// completions and memory that cannot be locked, then the limit of a user, then registrations in a steady state, and at
+// last the power cut of a machine.
 #include <errno.h>
 #include <gtest/gtest.h>
 #include <stdlib.h>
@@ -76,7 +78,7 @@ TEST_F(RdmaFaults, AFailedCompletionNamesPeerPortStatusAndCause) {
     Connection& connection = *pair.ends[0].connection;
     ASSERT_TRUE(connection.health().isOk());
     failSends = status;
-    for (int i = 0; i < 40; ++i) {  // enough for a completion that is asked for
+    for (int i = 0; i < 40; ++i) {  // enough for a requested completion
       ASSERT_FALSE(connection.reserve(Lane::kControl, 8, 8).empty());
       connection.commit(Lane::kControl, 8);
     }
@@ -140,7 +142,7 @@ TEST_F(RdmaFaults, ARingThatCannotBeLockedIsAnErrorOnBothSides) {
   EXPECT_NE(pair.ends[1].failure.message().find("memlock"), std::string::npos) << pair.ends[1].failure.message();
 }
 
-// The real limit, for a user who is not root.
+// The real limit, for a user other than root.
 TEST_F(RdmaFaults, TheMemlockLimitIsTold) {
   if (::geteuid() != 0) {
     GTEST_SKIP() << "only root can become another user with a limit of its own";
@@ -181,7 +183,8 @@ TEST_F(RdmaFaults, ASteadyStateRegistersNothing) {
   }
 }
 
-// Rank 1's machine loses its power while rank 0 is busy with it or not; each test needs two machines of its own (tests/rig/run_rdma.py).
+// Rank 1's machine loses power while rank 0 fetches from rank 1 or is idle; each test needs two separate machines
+// (tests/rig/run_rdma.py).
 class RdmaPowerCut : public ::testing::Test {
  protected:
   void run(bool isBusy) {
@@ -252,7 +255,7 @@ class RdmaPowerCut : public ::testing::Test {
     EXPECT_NE(health.message().find("rank 1"), std::string::npos) << health.message();
     EXPECT_NE(health.message().find("died or cannot be reached"), std::string::npos) << health.message();
     EXPECT_LT(silent.count(), 10)
-        << health.message();  // not the timeout of 30 s; how soon is for the note, an emulated machine has no clock of its own
+        << health.message();  // not the timeout of 30 s; the note measures how soon, since an emulated machine has no independent clock
     std::printf("noticed %.2f s after the last sign of life (%u fetches): %s\n", silent.count(), fetched, health.message().c_str());
     EXPECT_TRUE(connection.stopFetches());
   }

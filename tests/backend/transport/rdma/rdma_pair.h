@@ -15,11 +15,11 @@ namespace shardwire::testing {
 
 struct RdmaEnd {
   std::unique_ptr<internal::Wire> wire;
-  std::unique_ptr<internal::Connection> connection;  // goes before its wire
+  std::unique_ptr<internal::Connection> connection;  // destroyed before the wire
   Status failure;                                    // why there is none
 };
 
-// Each end with its own table of verbs.
+// Each end with a separate table of verbs.
 class RdmaPair {
  public:
   RdmaPair(const internal::VerbsApi& first, const internal::VerbsApi& second) {
@@ -60,7 +60,7 @@ class RdmaPair {
       end.wire->poll();
     }
   }
-  // Polls both ends; false when it does not come true in 10 s.
+  // Polls both ends; false when `isTrue` returns false for 10 s.
   bool pollUntil(const std::function<bool()>& isTrue) {
     const Deadline until = Clock::now() + std::chrono::seconds(10);
     while (!isTrue()) {

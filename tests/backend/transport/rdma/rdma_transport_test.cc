@@ -47,7 +47,7 @@ TEST(RdmaTransport, HasADevice) {
   }
 }
 
-// A storage that is always alive, and no other than it was.
+// A storage that is always alive and always the same.
 const StorageWatch kEternal = {.retainWeak = [](const void* storage) { return const_cast<void*>(storage); },
                                .isExpired = [](void*) { return false; },
                                .releaseWeak = [](void*) {}};
@@ -100,7 +100,7 @@ TEST(RdmaSteadyState, ABoundOpAndAKnownStorageRegisterOnce) {
     }
     input.storage = &mine;
     output.storage = &theirs;
-    for (int i = 0; i < 3; ++i) {  // the first may find memory that the bound op has not let go yet
+    for (int i = 0; i < 3; ++i) {  // the first run may find memory that the bound op has not released yet
       check((*op)->run({&input, 1}, {&output, 1}, nullptr, std::nullopt, nullptr));
     }
     const int after = numRegistrations(**group);
@@ -108,7 +108,7 @@ TEST(RdmaSteadyState, ABoundOpAndAKnownStorageRegisterOnce) {
       check((*op)->run({&input, 1}, {&output, 1}, nullptr, std::nullopt, nullptr));
     }
     EXPECT_EQ(numRegistrations(**group), after) << "known storages";
-    // And of memory that nobody knows, nothing is kept.
+    // And no registration of unknown memory is kept.
     input.storage = output.storage = nullptr;
     check((*op)->run({&input, 1}, {&output, 1}, nullptr, std::nullopt, nullptr));
   });

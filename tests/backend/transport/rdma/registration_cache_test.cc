@@ -1,3 +1,6 @@
+// The cache of registrations over fake verbs. First memory of unknown and of known storages, and storages that die;
+// then views that share a registration; then limits and refusals; at last memory of the heap, which stays registered
+// until pages go back to the system.
 #include "backend/transport/rdma/registration_cache.h"
 
 #include <dlfcn.h>
@@ -12,7 +15,7 @@
 
 namespace {
 
-// What another thread does just before the heap's memory goes back to the system.
+// Runs on another thread just before the heap's memory goes back to the system.
 std::function<void()> beforeHole;
 
 }  // namespace
@@ -30,7 +33,7 @@ namespace {
 
 using shardwire::testing::FakeVerbs;
 
-// Storages whose life the test decides.
+// The test decides how long these storages live.
 std::set<const void*> liveStorages;
 int numWeak = 0;
 const StorageWatch kWatch = {
@@ -81,7 +84,7 @@ TEST_F(RegistrationCacheTest, AnUnknownPieceOfMemoryIsRegisteredForItsPinOnly) {
   RegistrationCache& kept = cache();
   Registration* first = pin(kept, memory_.data(), 5000, false, nullptr);
   EXPECT_EQ(fake_.numRegistered, 2);  // on both devices
-  EXPECT_EQ(fake_.lastAccess, 0);     // nobody else may touch what is only read
+  EXPECT_EQ(fake_.lastAccess, 0);     // no other rank may touch memory that is only read
   kept.unpin(first);
   EXPECT_EQ(fake_.numRegistered, 0);
   EXPECT_EQ(kept.numEntries(), 0U);
@@ -120,8 +123,8 @@ TEST_F(RegistrationCacheTest, MemoryOfAnotherStorageAtTheSameAddressIsRegistered
   liveStorages = {&otherStorage_};
   kept.unpin(pin(kept, memory_.data(), 5000, false, &otherStorage_));
   EXPECT_EQ(kept.numRegistered(), 2U);
-  EXPECT_EQ(fake_.numRegistered, 2);  // the first one's is gone
-  // The same identity, but it died in between.
+  EXPECT_EQ(fake_.numRegistered, 2);  // the first storage's registration is gone
+  // The same identity, but the storage died in between.
   liveStorages.clear();
   kept.unpin(pin(kept, memory_.data(), 5000, false, &otherStorage_));
   EXPECT_EQ(kept.numRegistered(), 3U);
@@ -208,7 +211,7 @@ TEST_F(RegistrationCacheTest, HeapMemoryStaysRegisteredUntilSomeWentBackToTheSys
   EXPECT_EQ(kept.numRegistered(), 1U);
   EXPECT_EQ(fake_.lastSize % (std::size_t{2} << 20), 0U);
   heap->free(block);
-  // More than can be had: the heap gives all free memory back before it says so.
+  // More than the heap has: the heap gives all free memory back before the failure.
   const auto before = heap->numPurges();
   EXPECT_FALSE(heap->allocate(heap->reservedBytes()).isOk());
   ASSERT_GT(heap->numPurges(), before);
@@ -219,13 +222,14 @@ TEST_F(RegistrationCacheTest, HeapMemoryStaysRegisteredUntilSomeWentBackToTheSys
   heap->free(inUse);
 }
 
-// A registration covers free memory beside the block that was asked for. While the heap gives that back, its old pages are pinned.
+// A registration covers free memory beside the requested block. While the heap gives the free memory back, the old
+// pages are pinned.
 TEST_F(RegistrationCacheTest, WhatIsRegisteredWhileMemoryGoesBackIsStaleAfterwards) {
   constexpr std::size_t kBlock = std::size_t{256} << 10;
   RegistrationCache& kept = cache();
   SharedHeap* heap = *SharedHeap::instance();
   void* block = *heap->allocate(kBlock);
-  EXPECT_FALSE(heap->allocate(heap->reservedBytes()).isOk());  // what was freed before goes first
+  EXPECT_FALSE(heap->allocate(heap->reservedBytes()).isOk());  // memory freed earlier goes first
   heap->free(*heap->allocate(kBlock));                         // in the same 2 MiB
   Registration* made = nullptr;
   beforeHole = [&] { made = pin(kept, block, kBlock, false, nullptr); };

@@ -1,4 +1,5 @@
-// Fetches: the bytes of a request, what an owner refuses, and very long ones.
+// Fetches. First the bytes of a request, then the refusals of an owner and unexpected bytes, then a fetch of many runs
+// as several requests, then the limit of one turn, and at last a run above 2 GiB.
 #include "backend/transport/tcp/fetch_stream.h"
 
 #include <gtest/gtest.h>
@@ -146,7 +147,7 @@ class Endless {
   std::byte* bytes_;
 };
 
-// A single system call goes on for as long as the other end keeps up; frames of the same peer would wait all that time.
+// A single system call continues for as long as the other end keeps up; frames of the same peer would wait so long.
 TEST(FetchStream, ATurnIsBoundedHoweverFastTheOtherEndIs) {
   constexpr std::size_t kSize = std::size_t{64} << 20;
   for (const bool isSender : {true, false}) {
@@ -172,7 +173,7 @@ TEST(FetchStream, ATurnIsBoundedHoweverFastTheOtherEndIs) {
     ASSERT_TRUE(internal::waitForSocket(one.socket(), isSender ? POLLOUT : POLLIN, soon(), "waiting").isOk());
     bool moved = false;
     EXPECT_TRUE((isSender ? one.send(&moved) : one.receive(&moved)).isOk());
-    one.close();  // a mere shutdown would leave an owner whose peer's window is full waiting for ever
+    one.close();  // a mere shutdown would leave an owner waiting for ever if the peer's window is full
     other.join();
     EXPECT_TRUE(moved);
     EXPECT_EQ(count.pending, 1U);
@@ -180,7 +181,7 @@ TEST(FetchStream, ATurnIsBoundedHoweverFastTheOtherEndIs) {
   }
 }
 
-#if !defined(__SANITIZE_THREAD__)  // it takes 47 s to watch these bytes
+#if !defined(__SANITIZE_THREAD__)  // watching these bytes takes 47 s
 TEST(FetchStream, ARunMayBeLongerThanTwoGigabytes) {
   constexpr std::size_t kPeriod = std::size_t{16} << 20;
   constexpr std::size_t kSize = (std::size_t{2} << 30) + kPeriod;

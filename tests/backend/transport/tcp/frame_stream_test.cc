@@ -1,4 +1,5 @@
-// The stream of frames: its bytes, and what it makes of bytes that cannot be.
+// The stream of frames: first the exact bytes on the wire, then the errors for impossible bytes, for frames that only
+// the reader can check, and for random bytes, and at last frames over a stream that is cut at random places.
 #include "backend/transport/tcp/frame_stream.h"
 
 #include <gtest/gtest.h>
@@ -43,7 +44,7 @@ std::string read(const Fd& socket, std::size_t size) {
   return bytes;
 }
 
-// What the stream says once these bytes have reached it.
+// The stream's status after these bytes have arrived.
 Status feed(std::string_view bytes) {
   auto [near, far] = makeTcpPair();
   FrameStream stream(std::move(far), kCapacities);
@@ -91,7 +92,7 @@ TEST(FrameStream, WireBytesAreThese) {
             "3132333435363738"
             "080000004652414d"
             "6162636465666768");
-  // What the peer sends is released by credit.
+  // The peer's frames are released by credit.
   ASSERT_EQ(*internal::sendSome(far, unit(UnitType::kFrames, 1, 0, 16) + std::string("\x08\0\0\0FRAM", 8) + "abcdefgh"), 24U);
   ASSERT_TRUE(internal::waitForSocket(stream.socket(), POLLIN, soon(), "receiving").isOk());
   ASSERT_TRUE(stream.receive(&moved).isOk());
@@ -141,7 +142,7 @@ TEST(FrameStream, RandomBytesNeverGetThrough) {
     for (char& byte : bytes) {
       byte = static_cast<char>(random.bits());
     }
-    bytes[0] = static_cast<char>(random.between(0, 5));  // often a type that there is
+    bytes[0] = static_cast<char>(random.between(0, 5));  // often a valid type
     bytes[1] = static_cast<char>(random.between(0, 3));
     bytes[2] = bytes[3] = 0;
     (void)feed(bytes).isOk();  // no crash, no endless loop; most are refused

@@ -78,7 +78,7 @@ struct TcpRanks {
       rank.wire->poll();
     }
   }
-  // Polls both until `done`; false: it took too long.
+  // Polls both until `done`; false after 30 s.
   template <typename Done>
   bool pollUntil(Done done) {
     for (const auto start = Clock::now(); !done(); poll()) {

@@ -1,4 +1,6 @@
-// The contract over TCP, and what is special to it.
+// The contract over TCP, and tests of TCP alone. First the endpoint: joined ranks, foreign processes, peers that give
+// up or die, deadlines. Then the connection: forged and broken fetches, foreign bytes, idle wires, busy peers, paths
+// that lose packets, and a peer killed during a fetch.
 #include <fcntl.h>
 #include <linux/filter.h>
 #include <netinet/in.h>
@@ -32,7 +34,8 @@ Options smallRings() {
   return options;
 }
 
-// The kernel frees a dead process's memory before it closes its sockets: how long that takes grows with the memory.
+// The kernel frees a dead process's memory before the kernel closes the sockets: the time grows with the size of the
+// memory.
 constexpr Duration kNoticeDeathWithin = std::chrono::seconds(1);
 
 // Two hosts for the whole suite, made when first needed; ranks are on them in turn.
@@ -68,7 +71,7 @@ INSTANTIATE_TEST_SUITE_P(Tcp, WireContract, kFixtures, nameOf);
 using internal::Fd;
 using internal::Link;
 
-// A peer made by hand: it speaks the endpoint's protocol as far as the test wants.
+// A peer made by hand: speaks the endpoint's protocol as far as the test wants.
 class FakeDialer {
  public:
   FakeDialer() {
@@ -78,7 +81,7 @@ class FakeDialer {
   }
   ~FakeDialer() { finish(); }
 
-  // What the dialer says first; the port that the other end listens on.
+  // Sends the dialer's first message; returns the port on which the other end listens.
   std::uint16_t greet(const std::array<std::uint64_t, internal::kNumLanes>& capacities = internal::laneCapacities(Options{})) {
     internal::ByteWriter writer;
     writer.u32(0x50545753);
@@ -109,7 +112,7 @@ class FakeDialer {
     const auto proof = internal::proveSocket(link_->secret(), "tcp fetches, dialer");
     EXPECT_TRUE(internal::sendSome(socket, internal::framed(internal::asText(proof))).isOk());
   }
-  // After the other end has proved itself on the second socket.
+  // To be called after the other end has proved its identity on the second socket.
   void agree(const Fd& socket) {
     EXPECT_TRUE(internal::waitForSocket(socket, POLLIN, soon(), "waiting for the proof").isOk());
     EXPECT_TRUE(link_->send(std::string(5, '\0'), soon()).isOk());
@@ -120,7 +123,7 @@ class FakeDialer {
       thread_.join();
     }
   }
-  // All of it: a joined pair, of which this end is raw.
+  // All steps: a joined pair, of which this end is a raw socket.
   Fd join() {
     Fd socket = call(greet());
     prove(socket);
@@ -193,8 +196,8 @@ TEST(TcpEndpoint, APeerThatGivesUpIsNoticedBeforeTheDeadline) {
   EXPECT_EQ(dialer.real.status.code(), StatusCode::kPeerFailed) << dialer.real.status.message();
 }
 
-// It has taken the dialer's set-up, and nobody listens where it said: that is no reason to take another transport, or to speak of
-// firewalls.
+// The dead peer has received the dialer's set-up, and its port has no listener. The dialer must neither try another
+// transport, nor mention firewalls.
 TEST(TcpEndpoint, APeerThatDiesBeforeTheSecondSocketIsGone) {
   auto [near, far] = makeLinkPair();
   const Options options;
@@ -219,7 +222,7 @@ TEST(TcpEndpoint, APeerThatDiesBeforeTheSecondSocketIsGone) {
 
 TEST(TcpEndpoint, ADialerThatCannotComeBackSaysWhy) {
   FakeDialer dialer;
-  const Fd silent = dialer.call(dialer.greet());  // a stranger does not hide it
+  const Fd silent = dialer.call(dialer.greet());  // a foreign process does not hide the error
   internal::ByteWriter verdict;
   verdict.u8(static_cast<std::uint8_t>(StatusCode::kSystem));
   verdict.text("a firewall");
@@ -310,7 +313,7 @@ TEST(TcpConnection, AnIdleWireIsNotReadable) {
   pair.poll();
   pollfd entry{pair.ranks[0].wire->readinessFd(), POLLIN, 0};
   EXPECT_EQ(::poll(&entry, 1, 0), 0);
-  // A full lane that nobody empties is no reason to stay awake, either.
+  // A full lane without a reader is no reason to stay awake, either.
   while (!pair.connection(1).reserve(Lane::kBulk, 100, 100).empty()) {
     pair.connection(1).commit(Lane::kBulk, 100);
     pair.poll();
@@ -322,7 +325,7 @@ TEST(TcpConnection, AnIdleWireIsNotReadable) {
   EXPECT_FALSE(pair.ranks[0].wire->poll());
 }
 
-// A rank that computes reads nothing for as long as it likes. Its host answers for it.
+// A computing rank reads nothing for as long as it likes. The rank's host answers for the rank.
 TEST(TcpConnection, APeerThatIsBusyIsNoFailure) {
   TcpRanks pair;
   pair.join();
@@ -347,7 +350,7 @@ TEST(TcpConnection, APeerThatIsBusyIsNoFailure) {
   EXPECT_TRUE(pair.pollUntil([&] { return count.pending == 0; }));
 }
 
-// Every TCP socket of this process loses the packets that reach it and are longer than this.
+// Every TCP socket of this process loses arriving packets longer than `bytes`.
 void losePacketsLongerThan(std::uint32_t bytes) {
   sock_filter code[] = {BPF_STMT(BPF_LD | BPF_W | BPF_LEN, 0), BPF_JUMP(BPF_JMP | BPF_JGT | BPF_K, bytes, 0, 1),
                         BPF_STMT(BPF_RET | BPF_K, 0), BPF_STMT(BPF_RET | BPF_K, 0xffffffff)};
@@ -361,7 +364,7 @@ void losePacketsLongerThan(std::uint32_t bytes) {
   }
 }
 
-// Such paths are those whose routers do not say that a packet is too long. The frames, which are short, get through all the time.
+// On such paths routers do not report that a packet is too long. Frames, which are short, get through all the time.
 TEST(TcpConnection, APathThatLosesOnlyLongPacketsIsAFailure) {
   runRanksAsProcesses(1, [](Rank) {
     TcpRanks pair;
