@@ -20,7 +20,7 @@ namespace {
 
 constexpr StoreHint kCastHints[] = {StoreHint::kAuto, StoreHint::kCached, StoreHint::kStream};
 
-// Any bits; most wide ones near 1, or where the narrow types round, underflow and overflow.
+// Any bits; most wide values near 1, or where the narrow types round, underflow and overflow.
 void fillLanes(Random& random, std::byte* bytes, std::size_t size, DType dtype) {
   const std::size_t lane = naiveLaneBytes(dtype);
   for (std::size_t i = 0; i + lane <= size; i += lane) {
@@ -156,7 +156,7 @@ TEST(CastBox, PacksAndUnpacks) {
 }
 
 TEST(CastBox, IsACopyBetweenEqualTypes) {
-  std::vector<std::uint32_t> from = {0x7F800001, 0xFFFFFFFF, 1}, to(3);  // what computing would change
+  std::vector<std::uint32_t> from = {0x7F800001, 0xFFFFFFFF, 1}, to(3);  // bits that a computation would change
   castBox({reinterpret_cast<std::byte*>(to.data()), {4}}, DType::kFloat32, {reinterpret_cast<std::byte*>(from.data()), {4}},
           DType::kFloat32, {3});
   EXPECT_EQ(to, from);
@@ -175,7 +175,7 @@ TEST(ReduceBox, RoundsOnceIntoAnotherType) {
       Random random(static_cast<std::uint64_t>(static_cast<int>(pair.from) * 100 + static_cast<int>(op)));
       const Dims shape{3, 300};
       for (const std::size_t numSources : {2, 3}) {
-        std::deque<Arena> sources;  // they point into themselves
+        std::deque<Arena> sources;  // an arena points into its own memory
         std::vector<StridedBox> boxes;
         for (std::size_t i = 0; i < numSources; ++i) {
           sources.push_back(castArena(random, shape, pair.from, false));

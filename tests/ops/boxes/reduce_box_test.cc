@@ -1,4 +1,6 @@
 // Every dtype and op against an independent element loop, on random geometry, on every instruction set: the same bits.
+// First the table of kernels, then boxes, long rows, destinations that are sources, one source, and at last contiguous
+// reductions of many sources.
 #include "ops/boxes/reduce_box.h"
 
 #include <gtest/gtest.h>
@@ -15,7 +17,8 @@
 namespace shardwire::internal {
 namespace {
 
-// Values whose sums and products say something, and now and then any bits at all (NaN, infinities, subnormals).
+// Values with sums and products that depend on each value, and now and then any bits at all (NaN, infinities,
+// subnormals).
 void fillRandom(Random& random, std::byte* bytes, std::size_t size, DType dtype) {
   const std::size_t lane = naiveLaneBytes(dtype);
   for (std::size_t i = 0; i + lane <= size; i += lane) {
@@ -103,7 +106,7 @@ TEST(ReduceBox, MatchesElementLoopOnRandomGeometry) {
       SCOPED_TRACE(::testing::Message() << "seed " << seed);
       Random random(seed * 1000 + static_cast<std::uint64_t>(c.dtype) * 10 + static_cast<std::uint64_t>(c.op));
       const Dims shape = randomShape(random, static_cast<int>(pick(random, 0, seed == 0 ? 16 : 4)), 3000);
-      std::deque<Arena> arenas;  // never moved: boxes point into them
+      std::deque<Arena> arenas;  // never moved: boxes point into the arenas
       std::vector<StridedBox> sources;
       for (int i = 0; i < numSources[seed % 5]; ++i) {
         arenas.push_back(filledArena(random, shape, c.dtype, true));
@@ -132,7 +135,7 @@ TEST(ReduceBox, MatchesElementLoopOnLongRows) {
           fillRandom(random, made.box.bytes, made.memory.size() - static_cast<std::size_t>(offset), c.dtype);
           return made;
         };
-        std::deque<Arena> arenas;  // never moved: boxes point into them
+        std::deque<Arena> arenas;  // never moved: boxes point into the arenas
         std::vector<StridedBox> sources;
         for (std::size_t i = 0; i < numSources; ++i) {
           arenas.push_back(arena());
@@ -153,7 +156,7 @@ TEST(ReduceBox, DestinationMayBeAnySource) {
           useKernelsForTest(isa);
           Random random(same);
           const Dims shape{7, 450};
-          std::deque<Arena> arenas;  // never moved: boxes point into them
+          std::deque<Arena> arenas;  // never moved: boxes point into the arenas
           std::vector<StridedBox> sources;
           for (std::size_t i = 0; i < numSources; ++i) {
             arenas.push_back(filledArena(random, shape, c.dtype, false));

@@ -72,7 +72,7 @@ TEST(ViewOverlap, IsWhatTheBytesSay) {
 }
 
 TEST(ViewOverlap, ColumnsOfOneBufferAreApart) {
-  // 2^20 rows of 64 columns: found without walking them.
+  // 2^20 rows of 64 columns: found without a walk over the rows.
   const auto columns = [](std::int64_t first, std::int64_t count) {
     return TensorView{at(static_cast<std::uintptr_t>(4096 + 4 * first)), DType::kFloat32, {1 << 20, count}, {64, 1}};
   };

@@ -1,4 +1,5 @@
-// The tree over ranks, and all_reduce by it on random groups, run in memory: the bits of a sum in rank order, and few links.
+// The tree over ranks, and all_reduce by the tree on random groups, run in memory: the bits of a sum in rank order, and
+// few links.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
@@ -59,7 +60,7 @@ TEST(RankTree, TakesRanksByItsWidth) {
   EXPECT_EQ(RankTree(std::numeric_limits<Rank>::max(), 32).numLevels(), 7);
 }
 
-// Numbers whose sum depends on the order in which they are added.
+// The sum of these numbers depends on the order of the additions.
 void fillRandom(Random& random, DType dtype, Bytes& bytes) {
   const std::size_t elemBytes = elementBytes(dtype);
   for (std::size_t at = 0; at < bytes.size(); at += elemBytes) {

@@ -1,3 +1,6 @@
+// Merging the specs of all ranks. First specs that fit, with dtypes, derived shapes and empty boxes; then each wrong
+// spec with its error text, also after the exchange; then overlaps among many boxes; at last the fingerprint, which
+// depends on every field.
 #include "ops/plan/global_spec.h"
 
 #include <gtest/gtest.h>
@@ -53,7 +56,7 @@ TEST(MergeSpecs, LetsEachSideHaveItsDtype) {
   EXPECT_EQ(merge(std::nullopt, kNarrow, kWide, std::nullopt).value(), cast.value());
   EXPECT_EQ(merge(kWide, kNarrow, kWide, kNarrow).value(), cast.value());
   EXPECT_NE(fingerprint(cast.value()), fingerprint(mergeSpecs(goodSpecs()).value()));
-  // Both sides alike, however that is said.
+  // Both sides have one dtype, in every way to write this.
   EXPECT_EQ(merge(kWide, kWide, std::nullopt, kWide).value(), mergeSpecs(goodSpecs()).value());
   EXPECT_EQ(merge(std::nullopt, kWide, std::nullopt, kWide).value(), mergeSpecs(goodSpecs()).value());
 
@@ -256,7 +259,7 @@ TEST(MergeSpecs, KeepsTheKindOfALocalError) {
   EXPECT_EQ(mergeSpecs(specs).status().code(), StatusCode::kInvalidArgument);
 }
 
-// What a rank sees is what was encoded elsewhere: a wrong spec must arrive as it was sent.
+// A rank gets specs that other ranks encoded: a wrong spec must arrive unchanged.
 TEST(MergeSpecs, SaysTheSameAfterTheExchange) {
   for (const Wrong& wrong : wrongSpecs()) {
     std::vector<LocalSpec> specs = goodSpecs();

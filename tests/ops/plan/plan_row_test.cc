@@ -1,4 +1,5 @@
-// Rows as they are shipped: what a Planner makes for all ranks is what each rank makes alone, and nothing else passes for a row.
+// Rows in the form of shipping: a Planner's rows for all ranks equal the row that each rank makes alone, and nothing
+// else passes for a row.
 #include "ops/plan/plan_row.h"
 
 #include <gtest/gtest.h>
@@ -78,7 +79,7 @@ TEST(PlanRow, KeepsItsBytes) {
             "b6c860aec2576bbb"  // hosts
             "17"                // length of the agreed spec
             "04000000010177070b0a00010801000001040103010000" +
-                toHex(serialise(smallRow(0).plan)));  // which has a golden test of its own
+                toHex(serialise(smallRow(0).plan)));  // has a separate golden test
 }
 
 TEST(PlanRow, RefusesWhateverIsNotWhole) {

@@ -1,3 +1,5 @@
+// Plans and their codec. First a valid sample, then each broken invariant, the dump for people, and the memory count.
+// Then serialised plans: the round trip, the exact bytes, other versions, truncation, and random damage.
 #include "ops/plan/plan.h"
 
 #include <gtest/gtest.h>
@@ -24,7 +26,8 @@ std::vector<Plan> randomPlans(std::uint64_t seed) {
   return plans;
 }
 
-// Rank 1 of 3: one own copy, one copy from rank 2, one sum of rank 0, itself and rank 2; it sends two boxes to rank 0, combined there.
+// Rank 1 of 3: one own copy, one copy from rank 2, one sum of ranks 0, 1 and 2; rank 1 sends two boxes to rank 0,
+// combined there.
 Plan samplePlan() {
   Plan plan;
   plan.rank = 1;

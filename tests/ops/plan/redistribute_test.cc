@@ -1,3 +1,6 @@
+// Planning of a redistribution. First random cases against the naive model, and the determinism of plans. Then sources:
+// which input wins, merged cells, replicas, near hosts, shared load. Then error texts for gaps and overlaps, equal on
+// every rank. At last traffic counts and many irregular boxes.
 #include "ops/plan/redistribute.h"
 
 #include <gtest/gtest.h>
@@ -55,7 +58,7 @@ std::uint64_t remoteBytes(const std::vector<Plan>& plans) {
   return bytes;
 }
 
-// Everything that must hold for specs that fit; "" or what does not.
+// Checks all rules for specs that fit; returns "" or the first broken rule.
 std::string findFault(const std::vector<LocalSpec>& specs, std::uint64_t seed, HostMap hosts) {
   const Result<GlobalSpec> spec = mergeSpecs(specs);
   if (!spec.isOk()) {
@@ -116,7 +119,7 @@ TEST(Redistribute, MatchesTheNaiveModelOnRandomCases) {
   }
 }
 
-// The generator must reach what it promises, or the test above proves little.
+// The generator must reach all its features, or the test above proves little.
 TEST(Redistribute, RandomCasesCoverTheFeatures) {
   std::map<std::string, int> seen;
   for (std::uint64_t seed = 0; seed < 3000; ++seed) {
@@ -202,7 +205,7 @@ TEST(Redistribute, LetsTheHigherRankThenTheHigherInputWin) {
 }
 
 TEST(Redistribute, MergesCellsThatHaveTheSameSources) {
-  // A cross of two bars over a plate: the plate's four corners stay, the bars are one piece each where they can be.
+  // A cross of two bars over a plate: the plate's four corners stay, the bars are one piece each where possible.
   std::vector<LocalSpec> specs = specsOf(2, DType::kFloat32, ReduceOp::kSum);
   specs[0].inputs = {boxTensor({0, 0}, {9, 9}), boxTensor({3, 0}, {3, 9})};
   specs[1].inputs = {boxTensor({3, 0}, {3, 9})};
@@ -254,7 +257,7 @@ double imbalance(const std::vector<Plan>& plans, const std::vector<Rank>& holder
   return sum == 0 ? 1 : static_cast<double>(most) * static_cast<double>(holders.size()) / static_cast<double>(sum);
 }
 
-// numBoxes boxes of `shape`, one behind the other, each on every holder; every rank wants all of them numOutputs times.
+// numBoxes boxes of `shape`, one behind the other, each on every holder; every rank wants all boxes numOutputs times.
 std::vector<LocalSpec> replicatedSpecs(int numRanks, const std::vector<Rank>& holders, const Dims& shape, int numBoxes, int numOutputs) {
   std::vector<LocalSpec> specs = specsOf(numRanks);
   for (int box = 0; box < numBoxes; ++box) {
@@ -265,7 +268,7 @@ std::vector<LocalSpec> replicatedSpecs(int numRanks, const std::vector<Rank>& ho
     }
   }
   Dims whole = shape;
-  whole[0] = numBoxes * shape[0];  // g++ 14 thinks that a shape may be empty, so that *= would read what nobody wrote
+  whole[0] = numBoxes * shape[0];  // g++ 14 assumes that a shape may be empty, so *= would read unwritten memory
   for (std::size_t rank = 0; rank < specs.size(); ++rank) {
     for (int output = 0; output < numOutputs; ++output) {
       specs[rank].outputs.push_back(boxTensor(Dims::filled(shape.size(), 0), whole));
@@ -297,7 +300,7 @@ TEST(Redistribute, CutsLargeBoxesWithoutLosingAnElement) {
 }
 
 TEST(Redistribute, TakesTurnsWithSmallBoxes) {
-  // One reader alone: its boxes go round.
+  // One reader alone: the boxes go round.
   EXPECT_LE(imbalance(replicatedTo(3, {0, 1}, {100}, 60, 1), {0, 1}), 1.2);
   EXPECT_LE(imbalance(replicatedTo(4, {0, 1, 2}, {100}, 1, 60), {0, 1, 2}), 1.2);
   for (const std::vector<Rank>& holders : {std::vector<Rank>{0, 1}, {1, 3, 5}, {0, 2, 4, 6}}) {

@@ -1,3 +1,6 @@
+// Layouts of tensors over meshes. First random layouts against lists of indices, then torch's rules for chunks, strided
+// shards and FSDP over tensor parallelism, then classes of equal layouts, ranks outside the mesh, scalars and pending
+// reductions, and at last refused layouts.
 #include "ops/plan/sharding.h"
 
 #include <gtest/gtest.h>
@@ -202,7 +205,7 @@ TEST(Sharding, PlacesFsdpOverTensorParallelismOrRefuses) {
   EXPECT_GT(numUneven, 200);
 }
 
-// Expert parallelism between them: three cuts of one dimension, the right ones first.
+// Expert parallelism between the two: three cuts of one dimension, the right cuts first.
 TEST(Sharding, PlacesThreeCutsRightToLeft) {
   const Layout layout{{2, 3, 2}, ranksUpTo(12), {strided(0, 6), strided(0, 2), shard(0)}, {24}};
   ASSERT_TRUE(checkLayout(layout).isOk());
@@ -240,7 +243,7 @@ TEST(Sharding, GivesDifferentLayoutsDifferentClasses) {
   for (const Layout& other : others) {
     EXPECT_TRUE(classes.insert(shareOf(other, 0)->replicaClass).second) << describe(other);
   }
-  // Fields that a kind does not use say nothing.
+  // Fields unused by a kind have no effect.
   Layout same = base;
   same.placements[1] = {PlacementKind::kReplicate, 1, 5, ReduceOp::kMax};
   EXPECT_EQ(shareOf(same, 0)->replicaClass, shareOf(base, 0)->replicaClass);

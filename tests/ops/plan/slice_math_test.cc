@@ -1,3 +1,5 @@
+// Slices, the search for boxes, and the grid of covered cells, each against plain sets of elements: first random
+// slices, empty boxes and texts, then overlapping boxes, then gaps, overlaps, and cases with too much memory.
 #include "ops/plan/slice_math.h"
 
 #include <gtest/gtest.h>

@@ -1,3 +1,5 @@
+// The codec of specs. First the round trip, also of wrong values, and the exact bytes; then the beginning and the size;
+// then refusals of other versions, truncation and impossible counts; at last random damage.
 #include <gtest/gtest.h>
 
 #include "ops/plan/global_spec.h"
@@ -87,7 +89,7 @@ TEST(SpecCodec, KeepsItsBytes) {
             "020408"
             "01"
             "03"
-            "021400"  // tensor 1, class, local [2, 4], one slice: fills it, at its origin
+            "021400"  // tensor 1, class, local [2, 4], one slice: fills the tensor, at the origin
             "01"      // outputs
             "00"
             "00"

@@ -40,7 +40,7 @@ void collect(const std::vector<LocalTensor>& locals, std::set<Element>& elements
   }
 }
 
-// leastBytes by its definition, element by element.
+// leastBytes by definition, element by element.
 std::uint64_t naiveLeast(const GlobalSpec& spec, const std::vector<Rank>& ranks) {
   std::set<Element> wanted;
   std::set<Element> held;

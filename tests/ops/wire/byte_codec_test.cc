@@ -5,7 +5,7 @@
 namespace shardwire::internal {
 namespace {
 
-// The bytes of every field, as all wire formats have them.
+// The bytes of every field, equal in all wire formats.
 TEST(ByteCodec, WritesGoldenBytes) {
   ByteWriter writer;
   writer.u8(0xfe);
@@ -52,7 +52,7 @@ TEST(ByteCodec, StopsAtTheEndOfTheBytes) {
   ByteReader shorter("abc");
   EXPECT_EQ(shorter.u32(), 0U);
   EXPECT_FALSE(shorter.ok());
-  EXPECT_EQ(shorter.u8(), 0U);  // nothing more comes, not even the bytes that are there
+  EXPECT_EQ(shorter.u8(), 0U);  // nothing more is read, not even the bytes that are there
   ByteReader longText(
       std::string_view("\xff\xff\xff\xff"
                        "abc",
