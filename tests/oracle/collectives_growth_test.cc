@@ -1,4 +1,5 @@
-// What operations leave behind: 100000 of every kind, over every data path, and the process has as much of everything as before.
+// Tests that operations leave nothing behind: after 100000 of every kind, over every data path, the process has as much
+// of every resource as before.
 #include <gtest/gtest.h>
 #include <malloc.h>
 
@@ -18,7 +19,8 @@ namespace {
 
 constexpr Rank kGrowthRanks = 3;
 
-// Of this process. The memory is what malloc has handed out; a sanitizer's malloc does not tell, and maps what it likes.
+// The resources of this process. The memory is the bytes handed out by malloc; a sanitizer's malloc has no such
+// counter, and maps freely.
 struct Belongings {
   std::size_t allocatedBytes = 0;
   std::size_t heapBytes = 0;
@@ -58,7 +60,7 @@ class Operations {
  public:
   explicit Operations(Communicator& group) : group_(group), memory_(4 * kGrowthRanks * kMostElems) {}
 
-  // Number i of an endless row: all kinds, short and long, and tensors that have to be packed.
+  // Number i of an endless row: all kinds, short and long, and tensors that must be packed.
   std::vector<Result<WorkPtr>> start(int i) {
     constexpr std::int64_t kElems[] = {1, 40, 3000, 0, kMostElems};
     const std::int64_t elems = kElems[i % 97 == 0 ? 4 : i % 4];
@@ -131,7 +133,7 @@ TEST_P(GrowthTest, NoneByManyOperationsOfEveryKind) {
             const Status status = (*work)->wait();
             ASSERT_TRUE(status.isOk()) << status.message();
           }
-          if (i == numOps() * 3 / 10) {  // pools and spare buffers have their size by then
+          if (i == numOps() * 3 / 10) {  // pools and spare buffers have reached full size by then
             before = belongings();
           }
         }

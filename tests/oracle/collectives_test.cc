@@ -1,9 +1,11 @@
-// Every call of Communicator against its definition: random operations, types, shapes, strides, roots, splits and messages, several in
-// flight at once, on several overlapping groups from several threads of each rank, over every data path; every byte is compared. The groups
-// stay for all cases of one path, so that kept plans, pooled runs and rings are used again and again.
+// Every call of Communicator against its definition: random operations, types, shapes, strides, roots, splits and
+// messages, several in flight at once, on several overlapping groups from several threads of each rank, over every data
+// path; every byte is compared. The groups stay for all cases of one path, so kept plans, pooled runs and rings are
+// used again and again.
 //
-// Nothing keeps the ranks in step but the calls themselves: each derives a case from its seed alone.
-// SHARDWIRE_ORACLE_CASES: how many cases (default 20000; CI 100000). SHARDWIRE_ORACLE_SEED: the first seed (a failing one, to repeat it).
+// Only the calls keep the ranks in step: each rank derives a case from the case's seed alone.
+// SHARDWIRE_ORACLE_CASES: how many cases (default 20000; CI 100000). SHARDWIRE_ORACLE_SEED: the first seed (to repeat a
+// failure: the failing seed).
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 #include <sys/mman.h>
@@ -25,8 +27,8 @@ namespace shardwire::testing {
 namespace {
 
 constexpr int kRanks = 5;
-constexpr int kLanes = 2;  // threads of each rank, each with groups of its own
-// Who is in each group of a lane, in the group's own order of ranks.
+constexpr int kLanes = 2;  // threads of each rank, each with separate groups
+// The members of each group of a lane, in the group's own order of ranks.
 const std::vector<std::vector<Rank>> kMembers = {{0, 1, 2, 3, 4}, {3, 0, 4, 1}, {1, 2, 3}, {4, 2, 0}, {3, 4}, {1, 0}, {2}};
 
 struct CollectivesPath {
@@ -41,10 +43,10 @@ struct CollectivesPath {
   int numHosts = 0;  // as many hosts as SHARDWIRE_HOST_ID makes; 0: this one
 };
 
-// A group as one rank sees it.
+// A group on one rank.
 struct Member {
   std::unique_ptr<Communicator> group;
-  Rank rank = -1;  // in it; -1: not a member
+  Rank rank = -1;  // rank in the group; -1: not a member
 };
 
 class CollectiveOracle {
@@ -115,7 +117,7 @@ class CollectiveOracle {
     if (!runCases(rank, lane, groups)) {
       return;
     }
-    for (Member& member : groups) {  // nobody leaves while others still need it
+    for (Member& member : groups) {  // no rank leaves while others still need the rank
       if (member.group != nullptr) {
         auto last = member.group->barrier();
         if (!last.isOk() || !(*last)->wait().isOk()) {
@@ -125,7 +127,8 @@ class CollectiveOracle {
     }
   }
 
-  // A batch in flight: ranks wait for it at once or only after they have issued a later one, each as it likes.
+  // A batch in flight: each rank waits for the batch at once or only after it has issued a later batch, as the rank
+  // likes.
   struct Flight {
     std::uint64_t seed = 0;
     std::vector<RandomCall> batch;
@@ -199,7 +202,8 @@ class CollectiveOracle {
     return true;
   }
 
-  // Any order in which the calls of each group keep theirs: calls of different groups need not come in the same order on all ranks.
+  // A random order in which the calls of each group keep their order: calls of different groups need not come in the
+  // same order on all ranks.
   static std::vector<std::size_t> randomOrder(const std::vector<const RandomCall*>& calls, Random& random) {
     std::vector<std::size_t> groups;
     for (const RandomCall* call : calls) {
@@ -230,7 +234,7 @@ class CollectiveOracle {
 
   static Status waitSomehow(Work& work, Random& random) {
     const auto draw = random.between(0, 19);
-    if (draw == 0) {  // nobody drives it but the progress thread
+    if (draw == 0) {  // only the progress thread drives the operation
       while (!work.isDone()) {
         std::this_thread::yield();
       }
@@ -255,7 +259,7 @@ class CollectiveOracle {
     return work.wait();
   }
 
-  // Only the first failure is told: a rank that stops takes the others down.
+  // Only the first failure is reported: a rank that stops makes the other ranks fail.
   void fail(Rank rank, std::uint64_t seed, const std::string& what, const std::vector<RandomCall>& batch) {
     if (failed_->exchange(true)) {
       return;
@@ -288,7 +292,7 @@ TEST_P(CollectivesOracleTest, AgreesWithTheDefinitions) {
   CollectiveOracle(path, seed, cases).run();
 }
 
-// Rings of 4 KiB: most tensors travel in many segments, even those that are short enough for one frame elsewhere.
+// Rings of 4 KiB: most tensors travel in many segments, even tensors short enough for one frame elsewhere.
 INSTANTIATE_TEST_SUITE_P(
     Paths, CollectivesOracleTest,
     ::testing::Values(CollectivesPath{"as_is", false, OrdinaryPath::kAuto, 8 << 10, 1 << 20, 30, 1000000},

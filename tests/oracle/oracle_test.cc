@@ -1,6 +1,7 @@
-// compileOp and its runs between real ranks against the naive model: random specs, over every data path, with strided tensors, bound and
-// not, one and two runs in flight. Ranks are threads, so that many cases fit, or processes that mpirun made; the groups stay for all cases
-// of one path. SHARDWIRE_ORACLE_CASES: how many cases (default 20000; CI 100000). SHARDWIRE_ORACLE_SEED: the first seed.
+// compileOp and runs of compiled ops between real ranks against the naive model: random specs, over every data path,
+// with strided tensors, bound and not, one and two runs in flight. Ranks are threads, for speed, or processes made by
+// mpirun; the groups stay for all cases of one path. SHARDWIRE_ORACLE_CASES: how many cases (default 20000; CI 100000).
+// SHARDWIRE_ORACLE_SEED: the first seed.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
@@ -22,7 +23,7 @@ namespace {
 
 constexpr int kMaxRanks = 6;
 
-// A local tensor in memory of its own: contiguous, or with permuted dimensions and gaps, in the shared heap or not.
+// A local tensor in separate memory: contiguous, or with permuted dimensions and gaps, in the shared heap or not.
 class LocalBuffer {
  public:
   LocalBuffer(const Dims& shape, DType dtype, std::uint64_t variety) : dtype_(dtype), shape_(shape), strides_(contiguousStrides(shape)) {
@@ -60,7 +61,7 @@ class LocalBuffer {
   }
 
  private:
-  // visit(row-major index, offset in elements); a plain loop, so that nothing of ours is trusted here.
+  // visit(row-major index, offset in elements); a plain loop, which trusts no code of shardwire.
   template <typename Visit>
   void forEachElement(Visit visit) const {
     const auto count = static_cast<std::size_t>(numElements(shape_));
@@ -110,7 +111,8 @@ struct Tensors {
   }
 };
 
-// What all ranks need to know of the case in hand; made between two barriers by rank 0, or by each where they share no memory.
+// The data of the current case for all ranks; made between two barriers by rank 0, or by each rank where the ranks
+// share no memory.
 struct Current {
   RandomCase randomCase;
   RankBytes inputs;
@@ -183,7 +185,7 @@ class Oracle {
     if (!op.isOk()) {
       return fail(rank, "compileOp: " + op.status().message());
     }
-    if (seed % 4 == 1) {  // the same, planned by rank 0, runs in its place
+    if (seed % 4 == 1) {  // the same op, planned by rank 0, runs instead
       spec.whoPlans = WhoPlans::kRank0;
       auto shipped = group.compileOp(spec);
       if (!shipped.isOk()) {
@@ -196,7 +198,7 @@ class Oracle {
     }
     Tensors first(**op, current_.inputs[r], current_.blank[r], seed * 7 + r);
     Tensors second(**op, current_.inputs[r], current_.blank[r], seed * 13 + r);
-    // Every other case has two runs in flight, one of them bound.
+    // Every other case has two runs in flight, one bound, one not.
     auto work = (*op)->run(first.inputViews, first.outputViews);
     if (!work.isOk()) {
       return fail(rank, "run: " + work.status().message());
@@ -265,7 +267,7 @@ INSTANTIATE_TEST_SUITE_P(Paths, OracleTest,
                          ::testing::Values(SpecPath{"as_is", OrdinaryPath::kAuto, 8 << 10, 1 << 20, 4},
                                            SpecPath{"direct", OrdinaryPath::kAuto, 0, 1 << 20, 2},
                                            SpecPath{"copied", OrdinaryPath::kCrossMemory, 0, 1 << 20, 1},
-                                           // Rings so small that boxes travel in many segments.
+                                           // With such small rings boxes travel in many segments.
                                            SpecPath{"staged", OrdinaryPath::kStaged, 0, 4 << 10, 3},
                                            SpecPath{"tcp_fetched", OrdinaryPath::kCrossMemory, 0, 1 << 20, 1, "tcp"},
                                            SpecPath{"tcp_staged", OrdinaryPath::kStaged, 0, 4 << 10, 1, "tcp"},

@@ -1,5 +1,5 @@
-// Staged bytes go through rings of bounded size, in the order of operations: what CollectivesOracleTest found once, by itself. Each of
-// these hung until its timeout.
+// Staged bytes go through rings of bounded size, in the order of operations: cases that CollectivesOracleTest once
+// found. Each of these cases hung until the timeout.
 #include <gtest/gtest.h>
 
 #include <vector>
@@ -38,7 +38,7 @@ void expectOk(const Result<WorkPtr>& work) {
   ASSERT_TRUE(status.isOk()) << status.message();
 }
 
-// Both ends must take while they still have more to give than the rings hold.
+// Both ends must take bytes while each still has more to give than the rings hold.
 TEST(Staging, MovesMoreThanTheRingHoldsBothWaysAtOnce) {
   withStagedGroup(2, 64 << 10, [](Communicator& group) {
     constexpr std::size_t kElems = 100000;
