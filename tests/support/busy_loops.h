@@ -1,4 +1,4 @@
-// Other programs that compute: processes that do nothing else until this goes, or their parent does.
+// Other computing programs: processes that only compute, until this object is destroyed or the parent ends.
 #pragma once
 
 #include <signal.h>

@@ -1,3 +1,6 @@
+// Random elements and placements of test tensors, and storage that checks every byte. Elements come from a seed, then a
+// placement chooses strides and gaps. CheckedStorage holds the bytes with margins and a copy of the expected bytes:
+// put() writes both, expect() changes only the expected bytes, and findDifference() compares the two.
 #include "tests/support/checked_storage.h"
 
 #include <fmt/format.h>
@@ -20,7 +23,7 @@ bool isWideFloat(DType dtype) {
   return dtype == DType::kFloat32 || dtype == DType::kFloat64 || dtype == DType::kComplex64 || dtype == DType::kComplex128;
 }
 
-// visit(row-major index of the first, its offset in elements, number of elements, their stride) for every innermost row.
+// visit(row-major index of the first, the offset in elements, number of elements, the stride) for every innermost row.
 template <typename Visit>
 void forEachRow(const Dims& shape, const Dims& strides, Visit visit) {
   const std::int64_t count = numElements(shape);

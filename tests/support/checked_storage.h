@@ -1,4 +1,5 @@
-// Memory that random tensors of a test lie in, of which every byte is known: what tensors hold, and that nothing beside them changes.
+// Memory for the random tensors of a test, with every byte known: the contents of tensors, and the bytes beside them,
+// which must not change.
 #pragma once
 
 #include <cstdint>
@@ -11,8 +12,9 @@
 
 namespace shardwire::testing {
 
-// The elements of a tensor in row-major order: a pattern that repeats after `period` elements, so that long tensors cost little. The period
-// is prime where it is shorter than the tensor, so that a piece that went astray by any round number of bytes shows.
+// The elements of a tensor in row-major order: a pattern that repeats after `period` elements, so long tensors cost
+// little. The period is prime if shorter than the tensor, so a piece that is misplaced by any round number of bytes
+// shows.
 struct Elements {
   std::vector<std::byte> bytes;
   std::int64_t period = 0;
@@ -24,7 +26,8 @@ struct Elements {
 // Any bits at all, but floats of four and eight bytes are mostly of a size at which sums say something.
 Elements randomElements(std::uint64_t seed, DType dtype, std::int64_t count);
 
-// How a tensor lies in its storage: element strides, and the first element's offset. Elements [0, span) of the storage are the tensor's.
+// How a tensor lies in the storage: element strides, and the first element's offset. Elements [0, span) of the storage
+// are the tensor's.
 struct Placement {
   Dims strides;
   std::int64_t offset = 0;
@@ -39,11 +42,11 @@ class CheckedStorage {
   CheckedStorage(std::size_t bytes, bool isInHeap);
 
   TensorView view(DType dtype, const Dims& shape, const Placement& placement) const;
-  // What the tensor holds from now on, and shall hold in the end unless expect() says otherwise.
+  // Writes elements into the tensor; the tensor shall hold the same elements in the end unless expect() says otherwise.
   void put(const TensorView& tensor, const Elements& elements);
-  // What the tensor shall hold in the end.
+  // The elements that the tensor shall hold in the end.
   void expect(const TensorView& tensor, const Elements& elements);
-  // "" when every byte is as expected, else where the first other one lies.
+  // "" when every byte is as expected, else a text with the place of the first wrong byte.
   std::string findDifference() const;
 
  private:

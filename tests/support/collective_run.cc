@@ -1,3 +1,6 @@
+// Runs one random call on one rank and checks the result. makeTensors() or makeMessages() places the tensors and the
+// expected values, issue() starts the call or a wrong call, and check() waits and compares the tensors, the received
+// messages, and the status.
 #include "tests/support/collective_run.h"
 
 #include <fmt/format.h>
@@ -50,7 +53,8 @@ CollectiveRun::Tensor CollectiveRun::place(const Dims& shape, unsigned expanded)
   return {view, storages_.size() - 1};
 }
 
-// One tensor per shape: each in storage of its own, or all in one, side by side or (of equal shapes) element by element in turns.
+// One tensor per shape: each in a separate storage, or all in one, side by side or (of equal shapes) element by element
+// in turns.
 std::vector<CollectiveRun::Tensor> CollectiveRun::placeList(const std::vector<Dims>& shapes, ListLayout layout, bool areInputs) {
   std::vector<Tensor> tensors;
   if (layout == ListLayout::kSeparate) {
@@ -217,7 +221,7 @@ std::string CollectiveRun::issue(Communicator& group) {
   return call_.kind == CallKind::kRefused ? issueWrong(group) : keep(start(group));
 }
 
-// In random order, but for messages of equal ends and tag, which match in theirs.
+// In random order, but messages of equal ends and tag keep their order, by which they match.
 std::string CollectiveRun::issueMessages(Communicator& group) {
   struct Step {
     bool isSend;
@@ -326,7 +330,7 @@ std::string CollectiveRun::issueWrong(Communicator& group) {
 
 // ---- what came out
 
-// The k-th message that a rank sent with this tag went to the k-th of the receives that it matched.
+// The k-th message that a rank sent with this tag went to the k-th of the matching receives.
 std::string CollectiveRun::expectReceived() {
   std::map<std::pair<int, Rank>, std::vector<std::size_t>> toCome;
   for (const std::size_t m : received_) {
@@ -362,7 +366,7 @@ std::string CollectiveRun::check() {
       return fmt::format("storage {} of {} inputs and {} outputs: {}", i, inputs_.size(), outputs_.size(), difference);
     }
   }
-  // Whoever completed the call lets go of it a moment after others see it done.
+  // The thread that completed the call releases the tensors a moment after other threads see the end.
   const Deadline deadline = Clock::now() + std::chrono::seconds(20);
   for (const std::weak_ptr<void>& kept : kept_) {
     while (!kept.expired()) {

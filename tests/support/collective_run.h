@@ -1,4 +1,4 @@
-// One rank's part of a random call: its tensors in random memory, the call itself, and whether every byte came out right.
+// One rank's part of a random call: the tensors in random memory, the call, and the check of every byte.
 #pragma once
 
 #include <memory>
@@ -14,9 +14,9 @@ class CollectiveRun {
  public:
   CollectiveRun(const RandomCall& call, Rank rank);
 
-  // Starts the call on the group it is for. "" or what was wrong.
+  // Starts the call on the group of the call. Returns "" or the fault.
   std::string issue(Communicator& group);
-  // What it started and has to be waited for, by its caller; take them out.
+  // The works that issue() started, to be waited for by the caller; takes the works out.
   std::vector<WorkPtr> takeWorks() { return std::move(works_); }
   // After all works are done with success, and dropped: "" or what is wrong.
   std::string check();
@@ -45,9 +45,9 @@ class CollectiveRun {
   const int numRanks_;
   Random random_;
   std::vector<CheckedStorage> storages_;
-  std::vector<Tensor> inputs_;                // for messages: one per message that this rank sends
-  std::vector<Tensor> outputs_;               // for messages: one per message that it receives
-  std::vector<std::size_t> sent_, received_;  // the numbers of those messages
+  std::vector<Tensor> inputs_;                // for messages: one per message from this rank
+  std::vector<Tensor> outputs_;               // for messages: one per message to this rank
+  std::vector<std::size_t> sent_, received_;  // the numbers of the messages
   std::vector<WorkPtr> works_;
   std::vector<WorkPtr> fromAny_;  // by received message; null where the sender was named
   std::vector<std::weak_ptr<void>> kept_;

@@ -1,4 +1,6 @@
-"""What pip writes beside an installed package, for one that was built and not installed: torch finds a backend to load by it."""
+"""The metadata that pip writes beside an installed package, for a package that was built and not installed: torch finds
+a backend by this metadata.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,9 @@ from pathlib import Path
 
 
 def write_entry_points(folder: Path) -> Path:
-    """A folder to put on PYTHONPATH: with it torch (2.5 and later) finds the build's shardwire as it finds an installed one."""
+    """A folder to put on PYTHONPATH: with the folder torch (2.5 and later) finds the build's shardwire like an
+    installed one.
+    """
     pyproject = (Path(__file__).resolve().parents[2] / "pyproject.toml").read_text()
     about = folder / "entry-points" / "shardwire-0.dist-info"
     about.mkdir(parents=True)

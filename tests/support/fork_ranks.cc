@@ -1,3 +1,6 @@
+// Runs the ranks of a test as threads or as processes. For threads: start all, wait until the limit, and collect what
+// each threw. For processes: fork one child for each rank, run the function there, and send the failures of the child
+// through a pipe. The parent gathers all pipes until the limit, kills what is left, and judges how each child ended.
 #include "tests/support/fork_ranks.h"
 
 #include <errno.h>
@@ -20,7 +23,8 @@
 #include "backend/base/fd.h"
 
 #if defined(__SANITIZE_THREAD__)
-// A forked rank leaves by _exit(), which skips the exit code that the sanitizer sets for its findings: so it stops at the first one.
+// A forked rank leaves by _exit(), which skips the sanitizer's exit code for findings: so the rank stops at the first
+// finding.
 extern "C" const char* __tsan_default_options() {
   return "halt_on_error=1:die_after_fork=0";
 }
@@ -56,7 +60,7 @@ void writeAll(int fd, const std::string& text) {
   }
 }
 
-// Sends a child's failed expectations to its parent.
+// Sends a child's failed expectations to the parent.
 class FailureListener final : public ::testing::EmptyTestEventListener {
  public:
   FailureListener(int fd, Rank rank) : fd_(fd), rank_(rank) {}
@@ -85,12 +89,12 @@ class FailureListener final : public ::testing::EmptyTestEventListener {
 
 struct Child {
   pid_t pid = -1;
-  internal::Fd failures;  // end of file once the child (and whatever it forked) is gone
+  internal::Fd failures;  // end of file once the child (and every process that the child forked) is gone
   std::string text;
   bool overLimit = false;
 };
 
-// Reads what the children tell until all have closed, or the deadline; then the late ones are killed.
+// Reads the children's reports until all have closed, or the deadline; then the late children are killed.
 void gather(std::vector<Child>& children, Deadline deadline) {
   while (true) {
     std::vector<pollfd> entries;

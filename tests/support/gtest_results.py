@@ -1,4 +1,4 @@
-"""What GoogleTest programs wrote into result files, several ranks' files taken together."""
+"""The results that GoogleTest programs wrote into files, several ranks' files taken together."""
 
 import collections
 import xml.etree.ElementTree as xml
@@ -8,7 +8,7 @@ Outcome = collections.namedtuple("Outcome", "passed failed skipped text")
 
 
 def read(paths):
-    """Outcomes by test, and the paths of which nothing can be read: their programs did not get to the end."""
+    """Outcomes by test, and the paths of unreadable files: the programs of these files did not get to the end."""
     outcomes, missing = {}, []
     for path in paths:
         try:
@@ -29,7 +29,7 @@ def read(paths):
 
 
 def count(outcomes):
-    """How many tests passed on all ranks that did not skip them, failed on any, were skipped on all."""
+    """How many tests passed on all ranks without a skip, failed on any, were skipped on all."""
     failed = sum(1 for outcome in outcomes.values() if outcome.failed)
     skipped = sum(1 for outcome in outcomes.values() if not outcome.passed and not outcome.failed)
     return len(outcomes) - failed - skipped, failed, skipped

@@ -23,13 +23,13 @@ int number(const char* name) {
   return text == nullptr ? 0 : ::atoi(text);
 }
 
-// A store of its own each time, the same on all ranks.
+// A separate store each time, the same on all ranks.
 std::unique_ptr<Store> freshStore() {
   static int count = 0;
   return std::make_unique<FileStore>(folder(), fmt::format("store{}-", count++));
 }
 
-// As a program that uses MPI itself does: groups of some ranks cannot initialise it.
+// Like a program that itself uses MPI: groups of some ranks cannot initialise MPI.
 void initialiseMpi() {
   static const Status status = [] {
     const auto process = internal::MpiProcess::instance();
@@ -62,7 +62,7 @@ std::string testedTransports() {
 }
 
 void runLaunchedRank(int numRanks, const RankFunction& function, Duration limit) {
-  ::prctl(PR_SET_PDEATHSIG, SIGKILL);  // no rank outlives its mpirun
+  ::prctl(PR_SET_PDEATHSIG, SIGKILL);  // no rank outlives mpirun
   ASSERT_LE(numRanks, numLaunchedRanks());
   if (testedTransports().find("mpi") != std::string::npos) {
     initialiseMpi();
@@ -72,7 +72,7 @@ void runLaunchedRank(int numRanks, const RankFunction& function, Duration limit)
     if (launchedRank() < numRanks) {
       function(launchedRank());
     }
-  } catch (const std::exception& error) {  // the others wait for this rank all the same
+  } catch (const std::exception& error) {  // the other ranks wait for this rank all the same
     ADD_FAILURE() << "rank " << launchedRank() << " threw: " << error.what();
   }
   const Status told = meeting->set(std::to_string(launchedRank()), "here");

@@ -1,5 +1,6 @@
-// Ranks that somebody else started as processes: this process is one of them. tests/mpi/run_mpi.py does, by mpirun, and names a folder
-// where they meet in SHARDWIRE_TEST_FOLDER. All processes run the same tests in the same order. Main thread of the test only.
+// Ranks that another program started as processes: this process is one rank. tests/mpi/run_mpi.py starts the ranks by
+// mpirun, and names a folder for the meeting in SHARDWIRE_TEST_FOLDER. All processes run the same tests in the same
+// order. Main thread of the test only.
 #pragma once
 
 #include <memory>
@@ -14,13 +15,14 @@ bool areRanksLaunched();
 Rank launchedRank();
 int numLaunchedRanks();
 
-// A store for the ranks of a test, however they run. Every process makes the same ones in the same order.
+// A store for the ranks of a test, whether the ranks are forked or launched. Every process makes the same stores in the
+// same order.
 std::unique_ptr<Store> makeStore();
-// The transports that tests with groups of their own shall use: SHARDWIRE_TRANSPORTS.
+// The transports for tests with separate groups: SHARDWIRE_TRANSPORTS.
 std::string testedTransports();
 
-// Calls function(rank) if this process is one of the first numRanks; returns once all processes came here. Where MPI is the transport it is
-// initialised first, by all of them.
+// Calls function(rank) if this process is one of the first numRanks; returns once all processes have reached this call.
+// If MPI is the transport, all processes initialise MPI first.
 void runLaunchedRank(int numRanks, const RankFunction& function, Duration limit = kRankTimeLimit);
 
 }  // namespace shardwire::testing

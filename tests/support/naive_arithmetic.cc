@@ -1,4 +1,6 @@
-// The arithmetic of the naive model: one element at a time, every format by its definition.
+// The arithmetic of the naive model: one element at a time, every format by its definition. First the decoding and
+// encoding of small floats, then loads and stores of each dtype, then the reductions of real, complex, integer and bool
+// elements, and at last the choice by dtype.
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -15,7 +17,7 @@ struct SmallFloat {
   int mantissaBits;
   int bias;
   std::uint16_t maxFinite;
-  std::uint16_t overflow;  // what larger values become: infinity, or NaN where there is none
+  std::uint16_t overflow;  // the code of larger values: infinity, or NaN in formats without infinity
   std::uint16_t signBit;
   bool hasNegativeZero;
 };
@@ -66,7 +68,7 @@ std::uint16_t encode(const SmallFloat& format, float value) {
   const double magnitude = std::fabs(static_cast<double>(value));
   std::uint16_t low = 0;
   std::uint16_t high = format.maxFinite;
-  while (low < high) {  // the largest code whose value is at most `magnitude`
+  while (low < high) {  // the largest code with a value of at most `magnitude`
     const auto middle = static_cast<std::uint16_t>((low + high + 1) / 2);
     if (magnitudeOf(format, middle) <= magnitude) {
       low = middle;
@@ -74,7 +76,8 @@ std::uint16_t encode(const SmallFloat& format, float value) {
       high = static_cast<std::uint16_t>(middle - 1);
     }
   }
-  // What lies as far past the largest value as the next code would is beyond the format; nearer than half of it still rounds down.
+  // A value as far past the largest value as the next code would be is beyond the format; a value nearer than half of
+  // this distance still rounds down.
   const double below = magnitude - magnitudeOf(format, low);
   const double above = (low == format.maxFinite ? magnitudeOf(format, low) +
                                                       (magnitudeOf(format, low) - magnitudeOf(format, static_cast<std::uint16_t>(low - 1)))
@@ -101,7 +104,7 @@ void store(std::byte* bytes, T value) {
   std::memcpy(bytes, &value, sizeof value);
 }
 
-// Small floats in and out of f32; others as they are.
+// Small floats in and out of f32; other types unchanged.
 template <typename T>
 T loadReal(DType dtype, const std::byte* bytes) {
   if constexpr (std::is_same_v<T, float>) {
@@ -247,7 +250,7 @@ void reduceElement(DType dtype, ReduceOp op, std::span<const std::byte* const> s
     case DType::kComplex64:
       return reduceComplex<float>(dtype, op, sources, out);
     case DType::kFloat8E8M0FNU:
-      // Powers of two, ascending with their codes: enough for min and max of whole numbers.
+      // Powers of two, ascending with the codes: enough for min and max of whole numbers.
       *out = *sources[0];
       for (const std::byte* source : sources) {
         *out = (op == ReduceOp::kMin) == (*source < *out) ? *source : *out;

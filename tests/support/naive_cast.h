@@ -14,7 +14,7 @@
 
 namespace shardwire::internal {
 
-// Of complex types, that of a part.
+// Of complex types, the dtype of a part.
 inline DType naiveLaneDtype(DType dtype) {
   switch (dtype) {
     case DType::kComplex32:
@@ -28,8 +28,8 @@ inline DType naiveLaneDtype(DType dtype) {
   }
 }
 
-// The float32 NaN that stands for a stored NaN on its way; nothing where the code is a number. double keeps more payload than that, and is
-// narrowed and widened without coming here.
+// The float32 NaN that stands for a stored NaN in a cast; nothing where the code is a number. double keeps more payload
+// than float32, and is narrowed and widened without this function.
 inline std::optional<std::uint32_t> naiveNanOf(DType dtype, std::uint64_t code) {
   const auto bits = static_cast<std::uint32_t>(code);
   switch (dtype) {
@@ -120,7 +120,7 @@ struct CastPair {
   DType from;
   DType to;
 };
-// All pairs of different types that can be cast.
+// All castable pairs of different types.
 inline std::vector<CastPair> allCasts() {
   std::vector<CastPair> pairs;
   for (int from = 0; from < kNumDTypes; ++from) {

@@ -1,3 +1,6 @@
+// The naive model of compiled ops: every output element is looked up in all inputs. First the walk over indices and the
+// writers of each tensor, then the contributions to one element, then the bytes of random inputs and expected outputs,
+// and at last gaps and the least traffic.
 #include "tests/support/naive_model.h"
 
 #include <algorithm>
@@ -58,7 +61,7 @@ std::size_t localElements(const LocalTensor& local) {
 struct Writer {
   Rank rank;
   std::size_t input;
-  std::size_t contribution;  // inputs of one class share it; ascending by the lowest (rank, input) of each
+  std::size_t contribution;  // inputs of one class share a contribution; ascending by the lowest (rank, input) of each
   const LocalTensor* local;
 };
 
@@ -70,7 +73,7 @@ struct NamedTensor {
 
   DType dtype() const { return inputDtype.value_or(outputDtype.value_or(DType::kFloat32)); }
   DType dtypeOfOutputs() const { return outputDtype.value_or(dtype()); }
-  // What is combined is computed in this, and then rounded once.
+  // Combined values are computed in this type, and then rounded once.
   DType accumulator() const {
     const bool isSmall = internal::naiveIsFloat(dtype()) && internal::naiveLaneBytes(dtype()) < 4;
     return !isSmall ? dtype() : (internal::naiveIsComplex(dtype()) ? DType::kComplex64 : DType::kFloat32);
@@ -108,7 +111,7 @@ std::map<std::string, NamedTensor> gatherWriters(const std::vector<LocalSpec>& s
   return tensors;
 }
 
-// The element of the writer's local tensor that is the global `index`; false when it holds none.
+// The element of the writer's local tensor at the global `index`; false when the tensor does not hold the element.
 bool findElement(const LocalTensor& local, const Dims& index, std::size_t& element) {
   for (const PlacedSlice& placed : local.slices) {
     bool isInside = true;
@@ -126,12 +129,12 @@ bool findElement(const LocalTensor& local, const Dims& index, std::size_t& eleme
   return false;
 }
 
-// Who takes part in one output element.
+// A participant in one output element.
 struct Contribution {
   std::size_t number;
-  const Writer* writer;  // one of its holders
-  std::size_t element;   // of that writer's local tensor
-  bool isOwn;            // the wanting rank is among its holders
+  const Writer* writer;  // one of the holders
+  std::size_t element;   // of the writer's local tensor
+  bool isOwn;            // the wanting rank is among the holders
 };
 
 // Ascending by number; only the last one when nothing is reduced.
@@ -198,7 +201,7 @@ std::uint64_t valueAt(std::uint64_t contributionSeed, const Dims& index) {
   return mix64(hash);
 }
 
-// A factor of products is 1, 2 or -1: their product stays small.
+// A factor of products is 1, 2 or -1: products stay small.
 int smallValue(ReduceOp reduction, std::uint64_t bits) {
   if (reduction == ReduceOp::kProd) {
     return bits % 8 == 0 ? 2 : (bits % 8 < 3 ? -1 : 1);
@@ -231,7 +234,7 @@ RankBytes fillInputs(std::uint64_t seed, const std::vector<LocalSpec>& specs) {
       const std::size_t elemBytes = elementBytes(dtype);
       Bytes& bytes = inputs[rank].emplace_back(localElements(local) * elemBytes);
       Random noise(mix64(seed) + rank * 1000 + i);
-      for (std::byte& byte : bytes) {  // elements in none of the boxes: nobody may read them
+      for (std::byte& byte : bytes) {  // elements in none of the boxes: no rank may read the noise
         byte = static_cast<std::byte>(noise.bits());
       }
       const std::uint64_t own = local.replicaClass != 0 ? local.replicaClass : mix64((rank << 20) + i + 1);
@@ -316,7 +319,7 @@ bool hasGap(const std::vector<LocalSpec>& specs) {
 }
 
 std::uint64_t leastRemoteBytes(const std::vector<LocalSpec>& specs) {
-  // As the bytes are when they are staged: the narrower type, but for addends.
+  // As long as staged bytes: the narrower type, but for addends.
   std::uint64_t bytes = 0;
   forEachOutputElement(specs,
                        [&bytes](std::size_t, std::size_t, std::size_t, const NamedTensor& tensor, const std::vector<Contribution>& found) {

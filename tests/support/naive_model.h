@@ -1,5 +1,5 @@
-// What compileOp promises, element by element: expected outputs computed from the definitions alone, with none of the planner's code. Slow
-// and plain on purpose. Also the data that random tests move. Pure functions.
+// The promises of compileOp, element by element: expected outputs computed from the definitions alone, with none of the
+// planner's code. Slow and plain on purpose. Also the data of random tests. Pure functions.
 #pragma once
 
 #include <cstddef>
@@ -15,10 +15,10 @@ using Bytes = std::vector<std::byte>;
 // [rank][input or output]: a contiguous row-major local tensor.
 using RankBytes = std::vector<std::vector<Bytes>>;
 
-// What outputs hold before a run.
+// The bytes of outputs before a run.
 inline constexpr std::byte kUntouched{0xa5};
 
-// Outputs filled with kUntouched. Precondition here and below: the specs fit together (mergeSpecs accepts them).
+// Outputs filled with kUntouched. Precondition here and below: the specs fit together (mergeSpecs succeeds).
 RankBytes blankOutputs(const std::vector<LocalSpec>& specs);
 
 // Inputs of every rank: equal wherever replicas overlap. Arbitrary bytes where nothing is reduced; else small whole numbers, whose sums and
@@ -31,18 +31,19 @@ RankBytes expectedOutputs(const std::vector<LocalSpec>& specs, const RankBytes& 
 // One element of a reduction: in the accumulator's type, then rounded once into `to`.
 void reduceAndCast(DType from, DType accumulator, DType to, ReduceOp op, std::span<const std::byte* const> sources, std::byte* out);
 
-// Per output element: whether any input covers it. [rank][output][element], true where covered or held by none of the output's boxes.
+// Per output element: whether any input covers the element. [rank][output][element], true where covered or held by none
+// of the output's boxes.
 std::vector<std::vector<std::vector<bool>>> coveredElements(const std::vector<LocalSpec>& specs);
 bool hasGap(const std::vector<LocalSpec>& specs);
 
-// Bytes that must come from other ranks, whatever the plan: of each output element, every contribution it needs that its rank does not
-// hold.
+// Bytes that must come from other ranks, whatever the plan: of each output element, every needed contribution that the
+// output's rank does not hold.
 std::uint64_t leastRemoteBytes(const std::vector<LocalSpec>& specs);
 
 // One element: out = sources[0] op sources[1] op ... in that order. Precondition: supportsReduction(dtype, op), op != kNone, sources not
 // empty.
 void reduceElement(DType dtype, ReduceOp op, std::span<const std::byte* const> sources, std::byte* out);
-// A small whole number as an element; negative ones only for types that have a sign.
+// A small whole number as an element; negative numbers only for signed types.
 void encodeSmall(DType dtype, int value, std::byte* out);
 
 }  // namespace shardwire::testing

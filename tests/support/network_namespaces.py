@@ -15,7 +15,7 @@ def _ip(*words):
 
 
 def _await_running(name, link):
-    """The kernel notices at its leisure that a cable has both its ends; until then the interface does not count as running."""
+    """The kernel notices late that both ends of a cable are up; until then the interface does not count as running."""
     for _ in range(500):
         if " state UP " in _ip("-n", name, "link", "show", "dev", link):
             return
@@ -25,7 +25,9 @@ def _await_running(name, link):
 
 @contextlib.contextmanager
 def two_namespaces(network):
-    """Their names; they reach each other as NETWORK.1 and NETWORK.2, where network is such as 10.83.0. OSError where they cannot be made."""
+    """The names of the namespaces; the two reach each other as NETWORK.1 and NETWORK.2, where network is for example
+    10.83.0. OSError where the namespaces cannot be made.
+    """
     if os.geteuid() != 0 or shutil.which("ip") is None:
         raise OSError("making network namespaces needs root and iproute2")
     names = [f"sw{os.getpid()}{letter}" for letter in "ab"]  # of the interfaces as well, which takes at most 15 characters

@@ -1,4 +1,4 @@
-// Random boxes in memory, and the naive walk over their elements, for tests of everything that moves boxes. Header only.
+// Random boxes in memory, and the naive walk over the elements, for tests of all code that moves boxes. Header only.
 #pragma once
 
 #include <algorithm>
@@ -12,7 +12,7 @@
 
 namespace shardwire::internal {
 
-// The instruction sets that this build and this CPU have.
+// The instruction sets of this build and this CPU.
 inline std::vector<Isa> isasHere() {
   std::vector<Isa> isas;
   for (int i = 0; i < kNumIsas; ++i) {
@@ -23,7 +23,7 @@ inline std::vector<Isa> isasHere() {
   return isas;
 }
 
-// A box inside memory of its own, with room around it that must stay as it was.
+// A box inside separate memory, with room around the box that must stay unchanged.
 struct Arena {
   std::vector<std::byte> memory;
   StridedBox box;

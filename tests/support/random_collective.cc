@@ -1,3 +1,6 @@
+// Random collective calls from a seed. makeRandomBatch() draws kinds, dtypes, shapes, roots and layouts for all ranks;
+// then inputElements() and reducedElements() give the inputs of a rank and the expected result; describe() gives a text
+// for errors.
 #include "tests/support/random_collective.h"
 
 #include <fmt/format.h>
@@ -46,7 +49,7 @@ class BatchMaker {
 
   CallKind randomKind() {
     const auto kind = static_cast<CallKind>(random_.between(0, kNumCallKinds - 1));
-    // Barriers and wrong calls say little: half of them become sums.
+    // Barriers and wrong calls test little: half of these calls become sums.
     const bool saysLittle = kind == CallKind::kBarrier || kind == CallKind::kRefused;
     return saysLittle && random_.chance(50) ? CallKind::kAllReduce : kind;
   }
@@ -85,7 +88,8 @@ class BatchMaker {
       message.to = static_cast<Rank>(random_.between(0, n - 1));
       message.shape = randomShape(randomElems(call.dtype, 2));
       message.isFromAny = random_.chance(30);
-      // The ranks are not in step: a receive from anyone could match a message of a later batch, were its tag not its own.
+      // The ranks are not in step: a receive from any rank could match a message of a later batch if the two had one
+      // tag.
       message.tag = static_cast<int>(message.isFromAny ? 1000 + (static_cast<std::int64_t>(seed_ % 1000000) * 4 + number) * 8 + left
                                                        : random_.between(-1, 2));
       for (auto copies = message.isFromAny ? random_.between(1, 3) : 1; copies > 0; --copies) {

@@ -1,5 +1,6 @@
-// Random calls of a Communicator that fit together, several at once: what every rank of a group is to do, and what comes out, by the
-// definitions alone. The same seed and options make the same batch on every rank, so that ranks need to tell each other nothing.
+// Random calls of a Communicator that fit together, several at once: the calls of every rank of a group, and the
+// results, by the definitions alone. The same seed and options make the same batch on every rank, so the ranks need no
+// messages to agree.
 #pragma once
 
 #include <cstdint>
@@ -33,14 +34,14 @@ struct Message {
   Rank to = 0;
   int tag = 0;
   Dims shape;
-  // The receiver does not say from whom. Then all messages of this tag to this rank are so, and alike.
+  // The receiver does not name the sender. Then all messages of this tag to this rank are of this kind, and alike.
   bool isFromAny = false;
 };
 
 // How a list of tensors lies in memory.
 enum class ListLayout : std::uint8_t { kSeparate, kJoined, kInterleaved };
 
-// What a rank chooses for itself, but others must know, since it says what its inputs hold.
+// A choice of one rank that other ranks must know, since the choice decides the contents of the rank's inputs.
 struct RankChoice {
   bool isInPlace = false;   // the input is the rank's own part of the outputs (or the other way round)
   bool isExpanded = false;  // inputs have dimensions of stride 0
@@ -48,13 +49,13 @@ struct RankChoice {
 };
 
 struct RandomCall {
-  std::uint64_t seed = 0;  // of the values, and of what each rank chooses for itself
+  std::uint64_t seed = 0;  // of the values, and of each rank's choices
   std::size_t group = 0;
   CallKind kind = CallKind::kBarrier;
   DType dtype = DType::kFloat32;
   ReduceOp reduction = ReduceOp::kSum;
   WrongCall wrong = WrongCall::kReduction;
-  Dims shape;  // of each tensor; all-to-all and messages have shapes of their own
+  Dims shape;  // of each tensor; all-to-all and messages have further shapes
   Rank root = 0;
   std::vector<Dims> pairShapes;  // all-to-all: [from * ranks + to]
   std::vector<Message> messages;
@@ -72,12 +73,12 @@ struct CallOptionsForTest {
 // One to four calls in flight at once. `groupSizes`: the groups to choose from.
 std::vector<RandomCall> makeRandomBatch(std::uint64_t seed, const std::vector<int>& groupSizes, const CallOptionsForTest& options);
 
-// Whether a reduction is defined, as docs and types.h say it.
+// Whether a reduction is defined, by docs and types.h.
 bool isDefined(DType dtype, ReduceOp op);
 
 // Dimensions of stride 0 in input `index` of `rank`: a bit each.
 unsigned expandedDims(const RandomCall& call, Rank rank, std::size_t index);
-// What input `index` of `rank` holds. (Of messages: number `index` of all of them, from its sender.)
+// The elements of input `index` of `rank`. (Of messages: the elements of message `index`, from the message's sender.)
 Elements inputElements(const RandomCall& call, Rank rank, std::size_t index);
 // inputElements(rank, index) of all ranks, reduced in rank order.
 Elements reducedElements(const RandomCall& call, int numRanks, std::size_t index);

@@ -1,3 +1,6 @@
+// Random specs of compiled ops from a seed. makeRandomCase() draws tensors, dtypes and reductions, cuts each tensor
+// into boxes, and gives the boxes to ranks as inputs and outputs, with gaps, overlaps and replicas; describe() gives a
+// text for errors.
 #include "tests/support/random_spec.h"
 
 #include <fmt/format.h>
@@ -106,7 +109,7 @@ class CaseMaker {
       return;
     }
     const auto op = static_cast<ReduceOp>(random_.between(1, kNumReduceOps - 1));
-    // Sums of powers of two are not powers of two: how they round is the reductions' own test.
+    // Sums of powers of two are not powers of two: the reductions' own test checks the rounding.
     const bool isExact = decl_.dtype != DType::kFloat8E8M0FNU || op == ReduceOp::kMin || op == ReduceOp::kMax;
     if (supportsReduction(*decl_.dtype, op) && isExact) {
       decl_.reduction = op;
@@ -125,7 +128,7 @@ class CaseMaker {
     }
   }
 
-  // Of a tensor that is cast, a rank may know one side only; the first that declares it knows both.
+  // Of a cast tensor, a rank may know one side only; the first rank to declare the tensor knows both.
   void dropDtypes() {
     std::set<std::string> seen;
     for (LocalSpec& spec : specs_) {
@@ -156,7 +159,8 @@ class CaseMaker {
     return box;
   }
 
-  // A local tensor of 1 to 3 disjoint boxes, one after the other along dimension 0, with unused elements around them.
+  // A local tensor of 1 to 3 disjoint boxes, one after the other along dimension 0, with unused elements around the
+  // boxes.
   LocalTensor localOf(const LocalSpec& spec, Slice whole) {
     LocalTensor local;
     local.tensor = static_cast<std::int32_t>(spec.tensors.size()) - 1;
@@ -190,7 +194,7 @@ class CaseMaker {
   }
 
   void addBoxInputs() {
-    // Any boxes may be declared equal where they overlap: fillInputs makes them so.
+    // Any overlapping boxes may be declared equal: fillInputs makes the overlaps equal.
     const bool hasReplicas = random_.chance(25);
     for (LocalSpec& spec : specs_) {
       for (std::int64_t i = random_.between(0, 3); i > 0; --i) {
@@ -262,7 +266,7 @@ class CaseMaker {
       }
       LocalTensor local{static_cast<std::int32_t>(specs_[rank].tensors.size()) - 1, share->localShape, share->slices, 0};
       if (isInput) {
-        // Two DTensors of one layout are two tensors, whose values differ.
+        // Two DTensors of one layout are two tensors with different values.
         local.replicaClass = mix64(share->replicaClass + layoutClasses_) | 1;
         specs_[rank].inputs.push_back(std::move(local));
       } else {
@@ -271,7 +275,7 @@ class CaseMaker {
     }
   }
 
-  // Ranks declare tensors in orders of their own and leave out some that they do not use.
+  // Ranks declare tensors in different orders and leave out some unused tensors.
   void shuffleDeclarations(LocalSpec& spec) {
     std::vector<std::int32_t> order(spec.tensors.size());
     std::iota(order.begin(), order.end(), 0);
@@ -295,7 +299,7 @@ class CaseMaker {
   }
 
   Random random_;
-  Random castRandom_;  // of its own, so that cases with and without casts have one geometry
+  Random castRandom_;  // separate, so cases with and without casts have one geometry
   const RandomOptions options_;
   std::vector<LocalSpec> specs_;
   // Of the tensor in hand:

@@ -19,7 +19,8 @@ struct RandomOptions {
   bool hasReductions = true;
   bool hasLayouts = true;
   bool hasCasts = true;  // outputs of another floating type than the inputs
-  // Uncovered outputs: false: specs with gaps allow them; true: some such specs do not, and compileOp must refuse them.
+  // Uncovered outputs: false: specs with gaps allow gaps; true: some specs with gaps do not, and compileOp must refuse
+  // these specs.
   bool hasForbiddenGaps = false;
 };
 

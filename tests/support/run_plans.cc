@@ -50,7 +50,7 @@ void runMove(const std::vector<Plan>& plans, const Plan& plan, const PlanMove& m
   }
 }
 
-// What rank `plan.rank` takes from `peer`, in its order.
+// The items that rank `plan.rank` takes from `peer`, in the order of the plan.
 std::vector<PlanSendItem> consumedFrom(const Plan& plan, Rank peer) {
   std::vector<PlanSendItem> items;
   for (std::size_t m = 0; m < plan.moves.size(); ++m) {
@@ -106,7 +106,7 @@ std::string findEdgeMismatch(const std::vector<Plan>& plans) {
       if (!std::equal(consumed.begin(), consumed.end(), first, first + send->count)) {
         return edge + "the items sent are not the items consumed";
       }
-      // The combines that need the sender come after all copies from it.
+      // The combines that need the sender come after all copies from the sender.
       for (std::uint32_t m = receive->first; m < receive->first + receive->count; ++m) {
         if (receiver.sources[receiver.moves[m].firstSource].rank != sender.rank) {
           return edge + "a copy of the edge is from another rank";

@@ -1,5 +1,5 @@
-// Runs the plans of all ranks one after the other in this thread, element by element, reading every source where it lies. For tests of
-// planners.
+// Runs the plans of all ranks one after the other in this thread, element by element, reading every source in place.
+// For tests of planners.
 #pragma once
 
 #include <vector>
@@ -9,7 +9,7 @@
 
 namespace shardwire::testing {
 
-// plans[r] is rank r's. Writes `outputs`; every move reads the inputs as they were.
+// plans[r] is rank r's. Writes `outputs`; every move reads the inputs from before the run.
 void runPlans(const std::vector<internal::Plan>& plans, const RankBytes& inputs, RankBytes& outputs);
 
 // "" when, for every pair of ranks, what the one sends is what the other consumes, in the same order; else what differs first.

@@ -1,5 +1,5 @@
-// The memory of all ranks of a group, and the programs of one collective run over it stage by stage in this thread. For tests of
-// algorithms.
+// The memory of all ranks of a group, and the programs of one collective run over this memory stage by stage in this
+// thread. For tests of algorithms.
 #pragma once
 
 #include <cstdint>
@@ -22,7 +22,7 @@ class RanksInMemory {
   RankBytes inputs;           // by rank, by tensor
   RankBytes outputs;          // likewise
   bool isInPlace = false;     // inputs are the outputs as well
-  std::uint64_t acrossBytes;  // that went from one host to another
+  std::uint64_t acrossBytes;  // moved from one host to another
 
  private:
   Bytes& whole(std::size_t rank, const internal::StageTensor& part);

@@ -1,4 +1,4 @@
-// What forked ranks of a test share beside their group: made before the fork, seen by all.
+// Memory that forked ranks of a test share beside the group: made before the fork, seen by all ranks.
 #pragma once
 
 #include <sys/mman.h>
@@ -23,7 +23,7 @@ class SharedValue {
   T* value_;
 };
 
-// Until n ranks have come here, by no means of the group: one that dies after it can fail nothing that came before.
+// Waits until n ranks have called, without the group: the later death of a rank can fail no earlier call.
 inline void meetOutside(std::atomic<int>& arrived, int n) {
   ++arrived;
   while (arrived < n) {

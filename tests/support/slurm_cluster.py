@@ -1,8 +1,9 @@
-"""A Slurm of two nodes on this machine, in a scratch folder: a controller and two slurmd, all with root's rights and ended after. Nothing of a
-Slurm that the machine may have is touched: its own configuration, ports, folders; no munge.
+"""A Slurm of two nodes on this machine, in a scratch folder: a controller and two slurmd, all with root's rights and
+ended after. The machine's own Slurm, if there is one, stays untouched: this cluster has a separate configuration, ports
+and folders; no munge.
 
-The nodes are called 127.0.0.1 and 127.0.0.2, names that every machine can look up; the second has a host name of its own, by a UTS namespace,
-since a slurmd of Debian takes its node from that.
+The nodes are called 127.0.0.1 and 127.0.0.2, names that every machine can look up; the second has a different host
+name, by a UTS namespace, since a slurmd of Debian derives the node from the host name.
 """
 
 import contextlib
@@ -61,7 +62,9 @@ def why_not():
 
 @contextlib.contextmanager
 def cluster():
-    """The environment for srun and its like, as soon as both nodes wait for work. OSError, with the daemons' last words, where they do not come up."""
+    """The environment for srun and similar commands, as soon as both nodes wait for work. OSError, with the daemons'
+    last words, where the nodes do not come up.
+    """
     host = socket.gethostname()
     second = f"{host[:40]}-second"
     with tempfile.TemporaryDirectory(prefix="sw-slurm-", ignore_cleanup_errors=True) as name, contextlib.ExitStack() as stack:
@@ -109,7 +112,9 @@ def _stop(daemon):
 
 
 def _end_steps(folder):
-    """What a step leaves behind when its slurmd goes: each has the folder in its environment, and nothing else on this machine has."""
+    """Kills the processes that a step leaves behind when the step's slurmd ends: each has the folder in its
+    environment, and no other process of this machine has.
+    """
     wanted = f"SLURM_CONF={folder}/slurm.conf".encode()
     for process in pathlib.Path("/proc").glob("[0-9]*"):
         try:
