@@ -1,4 +1,6 @@
-// The contract over MPI, and what is special to it. Every test runs in each process that mpirun started: see run_mpi.py.
+// The contract over MPI, and tests of MPI alone. Every test runs in each process started by mpirun: see run_mpi.py.
+// First the contract and the moves of one look, then fetches under way when an owner gives up, then pairs left behind,
+// and at last the death of a rank.
 #include <signal.h>
 #include <unistd.h>
 
@@ -72,7 +74,7 @@ TEST(MpiTransport, GroupsOfTheSameRanksAreIndependent) {
   });
 }
 
-// MPI may copy what is under way inside of one look at it, while whatever else this rank does waits.
+// MPI may copy messages under way inside of one look, while all other work of this rank waits.
 TEST(MpiTransport, AnyLookMovesAFewMessagesOnly) {
   constexpr std::size_t kStep = std::size_t{1} << 20;
   constexpr std::size_t kSize = 512 * kStep;
@@ -109,10 +111,11 @@ TEST(MpiTransport, AnyLookMovesAFewMessagesOnly) {
   });
 }
 
-// The owner gives up while a message from its tensor is under way to a reader that the machine paused, and its caller writes to the tensor.
-// MPI copies the bytes when the reader goes on: whatever they are then, they must not pass for what was fetched.
+// The owner gives up while a message from its tensor is under way to a reader paused by the machine, and the owner's
+// caller writes to the tensor. MPI copies the bytes when the reader continues: whatever values the bytes have then, the
+// fetch must not succeed.
 TEST(MpiTransport, AFetchDoesNotEndWithWhatTheOwnerWroteAfterItStopped) {
-  // One message; so many that some have not started when the owner gives up.
+  // One message; then so many messages as to leave some unstarted when the owner gives up.
   for (const std::size_t size : {std::size_t{1} << 20, std::size_t{64} << 20}) {
     const auto store = makeStore();
     runLaunchedRank(2, [&](Rank rank) {
@@ -136,7 +139,7 @@ TEST(MpiTransport, AFetchDoesNotEndWithWhatTheOwnerWroteAfterItStopped) {
         std::memcpy(&reader, frame.data(), sizeof(reader));
         connection.release(Lane::kControl);
         awaitStopped(reader);
-        pollFor(std::chrono::milliseconds(50));  // takes the request, and starts to answer it
+        pollFor(std::chrono::milliseconds(50));  // takes the request, and starts to answer
         static_cast<void>(connection.stopFetches());
         std::fill(memory.begin(), memory.end(), std::byte{2});
         ASSERT_EQ(::kill(reader, SIGCONT), 0);
@@ -167,14 +170,15 @@ TEST(MpiTransport, AFetchDoesNotEndWithWhatTheOwnerWroteAfterItStopped) {
       }
       meet(connection);
       if (rank == 0) {
-        new std::vector<std::byte>(std::move(memory));  // MPI may read it as long as the process lives
+        new std::vector<std::byte>(std::move(memory));  // MPI may read the memory as long as the process lives
       }
       ownPeers = nullptr;
     });
   }
 }
 
-// Run by itself, on two ranks, before anything else made their pair. Rank 1 comes to the first call when rank 0 has given it up twice.
+// Runs alone, on two ranks, before any other test made the pair. Rank 1 makes its first call when rank 0 has given the
+// pair up twice.
 TEST(MpiPairs, ThatWereLeftBehindFailSoonByTheFirstReasonAndAreUsedOnceTheyEnd) {
   const auto store = makeStore();
   runLaunchedRank(2, [&](Rank rank) {
@@ -202,8 +206,8 @@ TEST(MpiPairs, ThatWereLeftBehindFailSoonByTheFirstReasonAndAreUsedOnceTheyEnd) 
   });
 }
 
-// Run by itself, on two ranks, by an mpirun that lets the others live on when a rank dies. The group initialises MPI; the process ends
-// without finalising it.
+// Runs alone, on two ranks, by an mpirun that lets the other ranks live when a rank dies. The group initialises MPI;
+// the process ends without finalising MPI.
 TEST(MpiDeath, IsNoticedWithinMillisecondsAndNobodyHangs) {
   const auto store = makeStore();
   const Rank rank = launchedRank();

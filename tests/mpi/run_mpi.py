@@ -1,7 +1,8 @@
-"""Runs C++ tests whose ranks are processes of an MPI job: every rank runs all tests, and a test passes when it passes on each.
+"""Runs C++ tests whose ranks are processes of an MPI job: every rank runs all tests, and a test passes when every rank
+passes.
 
-Usage: run_mpi.py BUILD [--quick]. Prints one line per program, what failed, and "N passed, N failed, N skipped"; exit status 1 when anything
-failed, or where there is no mpirun: a machine that cannot run these tests has not passed them.
+Usage: run_mpi.py BUILD [--quick]. Prints one line per program, the failures, and "N passed, N failed, N skipped"; exit
+status 1 when a test failed, or without mpirun: a machine that cannot run these tests has not passed.
 """
 
 import contextlib
@@ -16,7 +17,8 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "support"))
 import gtest_results  # noqa: E402
 import network_namespaces  # noqa: E402
 
-# Rank 0 writes to the log; the others to files of their own. Each has its results in a file, since several would choose one name.
+# Rank 0 writes to the log, each other rank to a separate file. Each rank has its results in a file, since several ranks
+# would choose one name.
 WRAPPER = """
 rank=${OMPI_COMM_WORLD_RANK:-$PMIX_RANK}
 export GTEST_OUTPUT=xml:$SHARDWIRE_TEST_FOLDER/rank$rank.xml
@@ -40,8 +42,9 @@ exec ip netns exec "$host" unshare -u sh -c "hostname $host; $*"
 
 @contextlib.contextmanager
 def two_hosts(ranks):
-    """A command prefix and options of mpirun for a job on two hosts that see each other by a network only: two network namespaces of this
-    machine with host names of their own. None where they cannot be made."""
+    """A command prefix and options of mpirun for a job on two hosts joined by a network only: two network namespaces of
+    this machine with different host names. None where the namespaces cannot be made.
+    """
     with tempfile.TemporaryDirectory(prefix="shardwire-mpi-agent-") as folder, contextlib.ExitStack() as stack:
         try:
             first, second = stack.enter_context(network_namespaces.two_namespaces("10.78.0"))
@@ -103,7 +106,7 @@ def main():
     cases = {"SHARDWIRE_ORACLE_CASES": "400" if quick else "4000"}
     programs = [
         ("contract", "tests_mpi", 5, 600, {"GTEST_FILTER": "-MpiDeath.*:MpiPairs.*"}),
-        # Its pair must not have been made before.
+        # No earlier test may have made the pair.
         ("pairs left behind", "tests_mpi", 2, 120, {"GTEST_FILTER": "MpiPairs.*"}),
         # By default mpirun ends all ranks when one dies.
         ("death", "tests_mpi", 2, 60, {"GTEST_FILTER": "MpiDeath.*", "mpi_options": ["--mca", "orte_enable_recovery", "1"], "may_die": [1]}),
@@ -118,7 +121,7 @@ def main():
             counts[1] += 1
             continue
         counts = [sum(pair) for pair in zip(counts, run(title, program, ranks, limit, **environment))]
-    # The pairs' test knows of one host. Then shared memory on each host and MPI between them in one group.
+    # The pairs' test works on one host only. Then shared memory on each host and MPI between them in one group.
     for title, name, ranks, environment in [
         ("contract, two hosts", "tests_mpi", 4, {"GTEST_FILTER": "-MpiDeath.*:MpiPairs.*:*EveryPair*"}),
         ("compile_op, two hosts", "tests_oracle", 6, {"GTEST_FILTER": "Paths/OracleTest.*:-*copied", "SHARDWIRE_TRANSPORTS": "shm,mpi", **cases}),
