@@ -1,4 +1,5 @@
-// Ranks whose address space is limited (ulimit -v): what cannot be mapped is staged, and the group is made all the same.
+// Ranks with a limited address space (ulimit -v): memory that cannot be mapped is staged, and the group is made all the
+// same.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 #include <stdlib.h>
@@ -43,7 +44,7 @@ void expectOk(Result<WorkPtr> work) {
   ASSERT_TRUE(status.isOk()) << status.message();
 }
 
-// Sums and broadcasts, of memory that lies in the shared heap where there is one, and of ordinary memory.
+// Sums and broadcasts, of memory in the shared heap if there is one, and of ordinary memory.
 void checkTransfers(Communicator& group, Rank rank, int n) {
   const auto shared = allocateShared(kCount * sizeof(std::int64_t));
   ASSERT_TRUE(shared.isOk()) << shared.status().message();
@@ -105,7 +106,7 @@ TEST_P(LimitedAddressSpace, OfAllRanksStagesWhatIsNotMapped) {
   });
 }
 
-// One side maps the other's heap, and not the other way round: that way goes on being direct.
+// Rank 0 maps the heap of rank 1, and not the other way round: the mapped direction stays direct.
 TEST_P(LimitedAddressSpace, OfOneRankIsToldToItsPeers) {
   MemoryStore store;
   runRanksAsProcesses(2, [&](Rank rank) {
@@ -123,7 +124,7 @@ TEST_P(LimitedAddressSpace, OfOneRankIsToldToItsPeers) {
   });
 }
 
-// By default a heap leaves room for those of a few peers.
+// By default a heap leaves room for the heaps of a few peers.
 TEST_P(LimitedAddressSpace, IsSharedWithThePeersByDefault) {
   MemoryStore store;
   runRanksAsProcesses(4, [&](Rank rank) {
@@ -149,7 +150,7 @@ TEST_P(LimitedAddressSpace, WithoutRoomForAHeapMeansOrdinaryMemory) {
   });
 }
 
-// What was asked for and cannot be is made smaller.
+// A heap size that was asked for and is impossible is reduced.
 TEST_P(LimitedAddressSpace, CutsAHeapThatWasAskedFor) {
   MemoryStore store;
   runRanksAsProcesses(1, [&](Rank rank) {

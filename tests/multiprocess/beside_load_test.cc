@@ -1,5 +1,5 @@
-// What a group does on cores that other programs keep busy: there a rank that offers its core gets it back after a slice of each of them.
-// Ranks are forked processes, more than there are cores for them.
+// A group on cores kept busy by other programs: there a rank that offers its core gets the core back after a slice of
+// each program. Ranks are forked processes, more than there are cores.
 #include <gtest/gtest.h>
 #include <sched.h>
 #include <signal.h>
@@ -28,7 +28,7 @@ using std::chrono::seconds;
 constexpr int kRanks = 3;
 constexpr int kLoops = 12;
 
-// This process and its children share two cores, whatever the machine has. Waits are cut into slices, as Python's are.
+// This process and all children share two cores, whatever the machine has. Waits are cut into slices, as Python's are.
 class BesideLoad : public ::testing::Test {
  protected:
   void SetUp() override {
@@ -64,7 +64,7 @@ Status sumOne(Communicator& group) {
   return work.isOk() ? (*work)->wait() : work.status();
 }
 
-// So that nobody is late by its own start.
+// Waits for all ranks, so the start of a process makes no rank late.
 void meet(std::atomic<int>& arrived) {
   ++arrived;
   while (arrived < kRanks) {
@@ -83,7 +83,7 @@ TEST_F(BesideLoad, ADeathIsHeardOf) {
                         ASSERT_TRUE(sumOne(*group).isOk());
                         meet(*arrived);
                         if (rank == 1) {
-                          ::usleep(300000);  // so that the others wait for it, in more than one slice of their wait
+                          ::usleep(300000);  // the other ranks wait for rank 1, in more than one slice of their wait
                           ::raise(SIGKILL);
                         }
                         const auto before = Clock::now();

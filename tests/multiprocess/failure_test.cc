@@ -1,4 +1,5 @@
-// What happens to the others when a rank is killed, stopped, or leaves; and what is left behind. Ranks are forked processes.
+// Tests what happens to the other ranks when a rank is killed, stopped, or leaves, and which files and memory remain.
+// Ranks are forked processes.
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <gtest/gtest.h>
@@ -30,8 +31,8 @@ using shardwire::testing::SharedValue;
 using std::chrono::milliseconds;
 using std::chrono::seconds;
 
-// The group's own timeout is 30 s. What is noticed sooner was noticed by itself; how soon is for the benches, since a loaded test machine
-// may keep any process waiting for a second.
+// The group's timeout is 30 s. A failure within this time was noticed without the timeout; the benches measure how
+// soon, since a loaded test machine may keep any process waiting for a second.
 constexpr seconds kNotTheTimeout{15};
 
 // As the environment says: SHARDWIRE_TRANSPORTS runs all of this over another transport (tests/CMakeLists.txt).
@@ -47,7 +48,7 @@ std::unique_ptr<Communicator> join(MemoryStore& store, Rank rank, int n, const O
   return group.isOk() ? std::move(*group) : nullptr;
 }
 
-// Names in `folder` that could be ours. Other programs may use both folders meanwhile.
+// Names in `folder` that may belong to shardwire. Other programs may use both folders meanwhile.
 std::set<std::string> namesIn(const char* folder, const std::string& like) {
   std::set<std::string> names;
   for (const auto& entry : std::filesystem::directory_iterator(folder)) {
@@ -107,7 +108,8 @@ TEST(KilledRank, IsNamedToThoseWhoLookAfterOthersHaveLeftBecauseOfIt) {
                           while (rank == 1 && !*left) {
                             std::this_thread::yield();
                           }
-                          // Long enough to go by chunks: rank 1 needs the chunk that rank 0 sums, and rank 0 never had rank 2's part of it.
+                          // Long enough to go by chunks: rank 1 needs the chunk summed by rank 0, and rank 0 never had
+                          // rank 2's part of the chunk.
                           std::vector<float> values(100000);
                           auto work = group->allReduce(TensorView::contiguous(values.data(), DType::kFloat32, {100000}), ReduceOp::kSum);
                           const Status status = work.isOk() ? (*work)->wait() : work.status();
@@ -119,7 +121,8 @@ TEST(KilledRank, IsNamedToThoseWhoLookAfterOthersHaveLeftBecauseOfIt) {
                       seconds(60), {2});
 }
 
-// In a large group specs go by rank 0 and a tree: its root, one on the way of others, one at the end of it.
+// In a large group specs go by rank 0 and a tree: the killed rank is the root, a rank on the way of other ranks, or a
+// rank at the end of the tree.
 TEST(KilledRank, EndsACompileOpThatWaitsForIt) {
   for (const auto& [numRanks, killed] : {std::pair{3, 1}, std::pair{17, 0}, std::pair{17, 8}, std::pair{17, 12}}) {
     MemoryStore store;
@@ -130,7 +133,7 @@ TEST(KilledRank, EndsACompileOpThatWaitsForIt) {
                           ASSERT_NE(group, nullptr);
                           meetOutside(*arrived, n);
                           if (rank == killed) {
-                            std::this_thread::sleep_for(milliseconds(50));  // so that the others wait for it, mostly
+                            std::this_thread::sleep_for(milliseconds(50));  // the other ranks mostly wait for the killed rank by then
                             raise(SIGKILL);
                           }
                           const auto before = Clock::now();
@@ -149,7 +152,7 @@ TEST(KilledRank, EndsAnAllReduceByATreeThatWaitsForIt) {
   for (const Rank killed : {0, 32, 34}) {
     constexpr int kRanks = 35;
     Options options = testOptions();
-    options.ringBytes = std::size_t{64} << 10;  // a device takes memory for each of the 1,190 directed pairs, and keeps it
+    options.ringBytes = std::size_t{64} << 10;  // a device keeps memory for each of the 1,190 directed pairs
     MemoryStore store;
     SharedValue<std::atomic<int>> arrived;
     runRanksAsProcesses(kRanks,
@@ -158,7 +161,7 @@ TEST(KilledRank, EndsAnAllReduceByATreeThatWaitsForIt) {
                           ASSERT_NE(group, nullptr);
                           meetOutside(*arrived, kRanks);
                           if (rank == killed) {
-                            std::this_thread::sleep_for(milliseconds(50));  // so that the others wait for it, mostly
+                            std::this_thread::sleep_for(milliseconds(50));  // the other ranks mostly wait for the killed rank by then
                             raise(SIGKILL);
                           }
                           const auto before = Clock::now();
@@ -192,7 +195,8 @@ TEST(KilledRank, WithMuchMemoryIsNoticed) {
                         ASSERT_TRUE(first.isOk() && (*first)->wait().isOk());
                         meetOutside(*arrived, 2);
                         if (rank == 1) {
-                          // Tearing down 2 GB takes the kernel some hundred milliseconds; the mark in shared memory does not wait for that.
+                          // Tearing down 2 GB takes the kernel some hundred milliseconds; the mark in shared memory
+                          // appears before the end.
                           std::vector<char> large(kMuch, 1);
                           *killedAt = Clock::now().time_since_epoch().count();
                           raise(SIGKILL);
@@ -250,7 +254,7 @@ TEST(LeavingRank, FailsThoseWhoStillNeedIt) {
     auto sum = group->allReduce(view, ReduceOp::kMax);
     ASSERT_TRUE(sum.isOk() && (*sum)->wait().isOk());
     if (rank == 0) {
-      // What rank 0 sends and then leaves behind still arrives.
+      // The frames that rank 0 sent before it left still arrive.
       auto work = group->broadcast(view, 0);
       ASSERT_TRUE(work.isOk() && (*work)->wait().isOk());
       group.reset();
@@ -278,7 +282,8 @@ TEST(LeavingRank, HasDoneItsPartOnceItsFramesAreSent) {
     ASSERT_NE(group, nullptr);
     std::vector<float> values(10, static_cast<float>(rank + 1));
     const auto view = TensorView::contiguous(values.data(), DType::kFloat32, {10});
-    // Rank 2 only gives, and goes. Rank 1 comes after that; until then rank 0 cannot take what rank 2 sent, since it adds in rank order.
+    // Rank 2 only gives, and leaves. Rank 1 arrives afterwards; until then rank 0 cannot take rank 2's frames, since
+    // rank 0 adds in rank order.
     while (rank == 1 && !*isGone) {
       std::this_thread::yield();
     }
@@ -296,7 +301,7 @@ TEST(LeavingRank, HasDoneItsPartOnceItsFramesAreSent) {
 
 TEST(KilledJob, LeavesNothingBehind) {
   const auto shm = namesIn("/dev/shm", "shardwire");
-  // A folder of the ranks' own: beside this test others come and go in /tmp.
+  // A separate folder for the ranks: beside this test other files come and go in /tmp.
   std::string folder = std::filesystem::temp_directory_path() / "killed-job-XXXXXX";
   ASSERT_NE(::mkdtemp(folder.data()), nullptr);
   for (int round = 0; round < 20; ++round) {
@@ -341,7 +346,8 @@ std::size_t countThreads() {
   return count;
 }
 
-// Bytes that malloc has handed out, exact and whatever the kernel does with pages. A sanitizer's malloc does not tell.
+// Bytes that malloc has handed out, exact and whatever the kernel does with pages. A sanitizer's malloc has no such
+// counter.
 std::size_t allocatedBytes() {
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
   return 0;
@@ -351,7 +357,7 @@ std::size_t allocatedBytes() {
 #endif
 }
 
-// All mappings of this process, heap and rings included. A sanitizer makes mappings of its own.
+// All mappings of this process, heap and rings included. A sanitizer makes further mappings.
 std::size_t countMappings() {
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
   return 0;
@@ -405,7 +411,7 @@ TEST(Leaks, TenThousandOperationsAndHundredGroupsGrowNothing) {
         EXPECT_EQ(countThreads(), threads);
         EXPECT_LE(allocatedBytes(), allocated + kMayGrow) << "by groups";
         EXPECT_LE(countMappings(), mappings + 4) << "by groups";
-        auto last = group->barrier();  // who goes takes its links along
+        auto last = group->barrier();  // a leaving rank also removes the links to the rank
         ASSERT_TRUE(last.isOk() && (*last)->wait().isOk());
       },
       seconds(120));

@@ -1,4 +1,5 @@
-// A rank died in one group, and others wait in another one for somebody who failed because of it: they hear of the death, not only of him.
+// A rank died in one group, and the ranks of another group wait for a rank that failed because of the death: their
+// error names the death, not only the failed rank.
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <unistd.h>
@@ -34,8 +35,8 @@ Status sumIn(Communicator& group) {
   return work.isOk() ? (*work)->wait() : work.status();
 }
 
-// Ranks 0, 1, 2 are the world; ranks 0 and 1 have a group of their own. Rank 2 dies. `afterFailure`: what rank 0 does once its world has
-// failed. Returns what rank 1, which looks at nothing but the small group, got there.
+// Ranks 0, 1, 2 are the world; ranks 0 and 1 also have a small group. Rank 2 dies. Rank 0 calls `afterFailure` once its
+// world has failed. `check` gets the status of rank 1, which uses nothing but the small group.
 void runWorld(Duration grace,
               const std::function<void(std::unique_ptr<Communicator>& world, std::unique_ptr<Communicator>& pair)>& afterFailure,
               const std::function<void(const Status&, const std::string& victim)>& check) {
@@ -86,7 +87,7 @@ void runWorld(Duration grace,
 
 TEST(IndirectDeath, IsNamedWhereARankThatFailedBecauseOfItStaysAway) {
   runWorld(
-      milliseconds(300), [](auto&, auto&) {},  // rank 0 stays, with both of its groups, and calls nothing any more
+      milliseconds(300), [](auto&, auto&) {},  // rank 0 stays, with both groups, and calls nothing any more
       [](const Status& status, const std::string& victim) {
         EXPECT_EQ(status.code(), StatusCode::kPeerFailed) << status.message();
         EXPECT_NE(status.message().find("rank 2 (pid " + victim), std::string::npos) << status.message();

@@ -1,4 +1,5 @@
-// What further groups of a process cost where a wire joins its ranks, and that they do not disturb each other. Ranks are forked processes.
+// The cost of further groups of a process whose ranks a wire joins, and the independence of the groups. Ranks are
+// forked processes.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -70,12 +71,12 @@ TEST(ManyGroups, OverTcpCostADescriptorEachAndNoThreadUntilTheyAreUsed) {
     std::printf("rank %d: %zu descriptors and %zu threads with one group, %zu and %zu with %d more that have no link\n", rank, fds, threads,
                 openFds(), runningThreads(), kGroups);
     EXPECT_EQ(runningThreads(), threads);
-    expectSum(*first, rank, 1);  // a peer that is ahead would make links here
+    expectSum(*first, rank, 1);  // a peer further ahead would make links here
     for (const int i : {17, 3, 11}) {
       expectSum(*groups[static_cast<std::size_t>(i)], rank + i, 2 * i + 1);
     }
     EXPECT_EQ(runningThreads(), threads);
-    expectSum(*first, rank, 1);  // nobody leaves before
+    expectSum(*first, rank, 1);  // no rank leaves before
     groups.clear();
     EXPECT_EQ(openFds(), fds);
     EXPECT_EQ(runningThreads(), threads);
@@ -83,7 +84,8 @@ TEST(ManyGroups, OverTcpCostADescriptorEachAndNoThreadUntilTheyAreUsed) {
   });
 }
 
-// The listener of the first group goes on when that ends, and a group that is made when all have ended has one again.
+// The listener of the first group continues when the group ends, and a group made when all groups have ended has a
+// listener again.
 TEST(ManyGroups, OverTcpMayEndInAnyOrder) {
   MemoryStore stores[4];
   runRanksAsProcesses(2, [&](Rank rank) {
@@ -91,20 +93,21 @@ TEST(ManyGroups, OverTcpMayEndInAnyOrder) {
     const std::size_t fds = openFds();
     GroupPtr first = joinGroup(stores[0], rank, 2, options, "first");
     GroupPtr second = joinGroup(stores[1], rank, 2, options, "second");
-    first.reset();  // without any operation: the peers of it never met
+    first.reset();  // without any operation: its peers never met
     GroupPtr third = joinGroup(stores[2], rank, 2, options, "third");
     expectSum(*second, rank, 1);
     expectSum(*third, rank, 1);
     third.reset();
     expectSum(*second, rank, 1);
     second.reset();
-    EXPECT_LE(openFds(), fds + 2);  // of the process: its heap
+    EXPECT_LE(openFds(), fds + 2);  // the descriptors of the process: the heap
     GroupPtr last = joinGroup(stores[3], rank, 2, options, "last");
     expectSum(*last, rank, 1);
   });
 }
 
-// Groups of several jobs in one process, with tokens and interfaces of their own: those that choose others have another listener.
+// Groups of several jobs in one process, with separate tokens and interfaces: groups with other interfaces have another
+// listener.
 TEST(ManyGroups, OfSeveralJobsHaveSettingsOfTheirOwn) {
   MemoryStore stores[3];
   runRanksAsProcesses(2, [&](Rank rank) {
@@ -119,14 +122,15 @@ TEST(ManyGroups, OfSeveralJobsHaveSettingsOfTheirOwn) {
       fds.push_back(openFds());
     }
     EXPECT_LE(fds[2], fds[1] + 1);  // one listener for both
-    EXPECT_GE(fds[3], fds[2] + 3);  // its epoll set, loopback's port, and the descriptor that each group costs
+    EXPECT_GE(fds[3], fds[2] + 3);  // the epoll set, loopback's port, and the descriptor of each group
     for (int i = 2; i >= 0; --i) {
       expectSum(*groups[static_cast<std::size_t>(i)], rank + i, 2 * i + 1);
     }
   });
 }
 
-// One rank is far ahead: it wants a peer in a group that the peer does not know to be wanted in, and the other groups go on meanwhile.
+// One rank is far ahead: the rank wants a peer in a group in which the peer expects no request, and the other groups
+// continue meanwhile.
 TEST(ManyGroups, OfWhichOneWaitsHoldUpNoOther) {
   MemoryStore stores[2];
   runRanksAsProcesses(3, [&](Rank rank) {
@@ -134,7 +138,7 @@ TEST(ManyGroups, OfWhichOneWaitsHoldUpNoOther) {
     GroupPtr all = joinGroup(stores[0], rank, 3, options, "all");
     std::int64_t value = 7;
     WorkPtr waiting;
-    if (rank == 0) {  // nobody receives it for a while
+    if (rank == 0) {  // rank 2 does not receive the value for a while
       const auto work = all->send(TensorView::contiguous(&value, DType::kInt64, {1}), 2, 5);
       ASSERT_TRUE(work.isOk());
       waiting = *work;

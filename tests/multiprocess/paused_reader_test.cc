@@ -1,5 +1,5 @@
-// A reader that the machine pauses in the middle of a copy from its peer's memory. The peer gives up meanwhile and has its tensor back:
-// what the reader then gets to see is anything, and must not pass for a result.
+// The machine pauses a reader in the middle of a copy from a peer's memory. The peer gives up meanwhile and has its
+// tensor back: the reader may then read any bytes, and these bytes must not pass for a result.
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <sys/mman.h>
@@ -44,7 +44,8 @@ struct Shared {
 std::byte* lockedPages = nullptr;
 Shared* sharedByReader = nullptr;
 
-// The copy came to the locked pages. Stops this process; whoever lets it go on finds the copy where it was.
+// The copy has reached the locked pages. Stops this process; after a continue signal the copy is still at the same
+// place.
 void pauseHere(int) {
   sharedByReader->isPaused = true;
   kill(getpid(), SIGSTOP);
@@ -78,7 +79,7 @@ void readWithPause(Communicator& group, Shared& shared, const Move& move) {
   const Status status = work.isOk() ? (*work)->wait() : work.status();
   EXPECT_FALSE(status.isOk()) << "success with " << kBytes - static_cast<std::size_t>(std::count(bytes, bytes + kBytes, 1))
                               << " wrong bytes";
-  EXPECT_EQ(status.code(), StatusCode::kTimeout) << status.message();  // the owner's reason, told on
+  EXPECT_EQ(status.code(), StatusCode::kTimeout) << status.message();  // the owner's reason, passed on
   EXPECT_NE(status.message().find("rank 0 gave up"), std::string::npos) << status.message();
   shared.isOver = true;
   munmap(output, kBytes);

@@ -36,7 +36,7 @@ class TwoHosts : public ::testing::Test {
 
 Options testOptions() {
   Options options;
-  options.transports = "shm,tcp";  // a machine with an RDMA device would use that
+  options.transports = "shm,tcp";  // a machine with an RDMA device would use RDMA
   options.timeout = seconds(30);
   return options;
 }
@@ -55,7 +55,7 @@ void expectOk(const Status& status) {
   ASSERT_TRUE(status.isOk()) << status.message();
 }
 
-// All_reduce of `count` numbers: short ones travel in frames, long ones are fetched.
+// All_reduce of `count` numbers: short tensors travel in frames, long tensors are fetched.
 void checkAllReduce(Communicator& group, Rank rank, int n, std::size_t count) {
   std::vector<std::int64_t> values(count);
   for (std::size_t i = 0; i < count; ++i) {
@@ -139,7 +139,7 @@ TEST_F(TwoHosts, OfTwoRanksEachRunEverything) {
   run(NetNamespaces::Addresses::kIpv4, 4, [](Rank rank, Store& store) { checkEverything(rank, 4, store); });
 }
 
-// Operations until one fails; the cable is pulled in the midst of them.
+// Operations until one fails; the cable is pulled in between.
 void pullCable(const NetNamespaces& hosts, Rank rank, Store& store, std::size_t numBytes) {
   const auto group = join(store, rank, 2);
   ASSERT_NE(group, nullptr);
@@ -158,7 +158,7 @@ void pullCable(const NetNamespaces& hosts, Rank rank, Store& store, std::size_t 
   }
   EXPECT_EQ(status.code(), StatusCode::kPeerFailed) << status.message();
   EXPECT_NE(status.message().find(fmt::format("rank {} (pid", 1 - rank)), std::string::npos) << status.message();
-  // Either the kernel's probes or our own look found it.
+  // Either the kernel's probes or shardwire's own look found the failure.
   const bool saysWhy = status.message().find("does not answer any more") != std::string::npos ||
                        status.message().find("acknowledged nothing for") != std::string::npos;
   EXPECT_TRUE(saysWhy) << status.message();
