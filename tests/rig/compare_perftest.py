@@ -1,8 +1,9 @@
-"""Compares shardwire's rdma transport with perftest's ib_write_bw and ib_write_lat: in turns on one machine, medians, ratios.
+"""Compares shardwire's rdma transport with perftest's ib_write_bw and ib_write_lat: in turns on one machine, medians,
+ratios.
 
 Usage: compare_perftest.py --bench FOLDER/bench/rdma_bench [--turns 7] [--device rxe0] [--here]
-Boots a machine of the rig and runs there; with --here it runs on this machine, which has a device. An emulated processor says little about
-real ones; the ratios say how much of what verbs give here shardwire passes on.
+Boots a machine of the rig and runs there; with --here runs on this machine, which has a device. An emulated processor
+says little about real processors; the ratios state how much of the verbs' speed shardwire passes on.
 """
 
 import argparse

@@ -1,6 +1,7 @@
-"""A Debian kernel with soft-RoCE, its modules and an initrd for the rig's machines: fetched once and kept in a cache.
+"""A Debian kernel with soft-RoCE, the kernel's modules and an initrd for the rig's machines: fetched once and kept in a
+cache.
 
-Needs no root where the packages are installed: kernels are downloaded and unpacked, not installed.
+Needs no root if the packages are installed: kernels are downloaded and unpacked, not installed.
 """
 
 import contextlib
@@ -17,7 +18,8 @@ import time
 
 HERE = pathlib.Path(__file__).resolve().parent
 CACHE = pathlib.Path(os.environ.get("SHARDWIRE_RIG_CACHE") or pathlib.Path.home() / ".cache" / "shardwire-rig")
-# What the host must have; the guests run in the host's userland and see it too. Also listed in .ci/machine.sh.
+# Packages that the host must have; the guests run in the host's userland and see the packages, too. Also listed in
+# .ci/machine.sh.
 PACKAGES = "qemu-system-x86 kmod cpio xz-utils zstd iproute2 libibverbs1 ibverbs-providers ibverbs-utils perftest".split()
 PROGRAMS = {"qemu-system-x86_64": "qemu-system-x86", "modprobe": "kmod", "cpio": "cpio", "xz": "xz-utils", "zstd": "zstd", "rdma": "iproute2", "ibv_devinfo": "ibverbs-utils"}
 MODULES = ["virtio_pci", "virtio_net", "9p", "9pnet_virtio", "overlay", "crc32_generic", "rdma_rxe", "ib_uverbs", "ib_umad", "rdma_ucm"]
@@ -35,7 +37,7 @@ def say(*words):
 
 
 def call(command, tries=1, **more):
-    """Output of a command; Unavailable with the end of what it said when it fails."""
+    """Output of a command; on failure Unavailable with the end of the output."""
     for rest in reversed(range(tries)):
         done = subprocess.run(list(map(str, command)), stdin=subprocess.DEVNULL, capture_output=True, timeout=600, check=False, **more)
         if done.returncode == 0:
@@ -73,7 +75,7 @@ def prepare():
 
 
 def apt_options(suite):
-    """For a suite other than the host's: lists of its own, so that the host's are left alone."""
+    """For a suite other than the host's: separate lists, which leave the host's alone."""
     options = ["-q", "-o", "APT::Sandbox::User=root"]
     if suite == "host":
         return options
@@ -110,7 +112,7 @@ def kernel_of(suite):
     if not image:
         raise Unavailable("its archive has no linux-image-amd64")
     say("fetching", image[0])
-    # The host's busybox: the suite's may be of another libc, and static ones run anywhere.
+    # The host's busybox: the suite's may be of another libc, and static programs run anywhere.
     call(["apt-get", "-q", "-o", "APT::Sandbox::User=root", "download", "busybox-static"], tries=3, cwd=fresh)
     call(["apt-get", *options, "download", image[0], *depends(image[0], "binary|modules|base")], tries=3, cwd=fresh)
     for package in fresh.glob("*.deb"):
@@ -128,7 +130,7 @@ def kernel_of(suite):
 
 
 def unpacked_kernel(image):
-    """The ELF image inside a bzImage: an emulated guest that need not decompress it starts seconds sooner."""
+    """The ELF image inside a bzImage: an emulated guest without decompression starts seconds sooner."""
     offset, length = struct.unpack_from("<II", image, 0x248)
     start = ((image[0x1F1] or 4) + 1) * 512 + offset
     tools = {b"\xfd7zX": "xz", b"(\xb5/\xfd": "zstd", b"\x1f\x8b\x08\x00": "gzip"}
@@ -162,7 +164,7 @@ def initrd_of(folder):
 
 
 def unpack_modules(root, version, to):
-    """Unpacks the modules and what they depend on; returns their file names in the order of loading."""
+    """Unpacks the modules and their dependencies; returns the file names in the order of loading."""
     order = []
     for module in MODULES:
         try:

@@ -1,10 +1,11 @@
-"""Runs a command in one or more small QEMU machines that have software RDMA devices (soft-RoCE), in the host's own userland.
+"""Runs a command in one or more small QEMU machines with software RDMA devices (soft-RoCE), in the host's own userland.
 
     python3 tests/rig/machines.py [--nodes N] [--write FOLDER] ... -- COMMAND
 
-No KVM is needed: the processor is emulated, so only compare times within one machine. Each has rxe0 and rxe1 on networks of their own
-(10.77.0.x and 10.77.1.x), sees the host's root read-only under an overlay in memory, keeps the current folder and the environment, and sets
-NODE_RANK, NNODES and MASTER_ADDR. `node-die [STATUS]` in a machine cuts its power.
+No KVM is needed: the processor is emulated, so only compare times within one machine. Each machine has rxe0 and rxe1 on
+separate networks (10.77.0.x and 10.77.1.x), sees the host's root read-only under an overlay in memory, keeps the
+current folder and the environment, and sets NODE_RANK, NNODES and MASTER_ADDR. `node-die [STATUS]` in a machine cuts
+the power.
 """
 
 import argparse
@@ -25,7 +26,7 @@ import time
 import kernel
 
 QEMU = ["qemu-system-x86_64"]
-HIDDEN = ("/tmp", "/dev/shm", "/run")  # the machines have file systems of their own there
+HIDDEN = ("/tmp", "/dev/shm", "/run")  # the machines have separate file systems there
 RAILS = 2
 MTU = 9000
 BOOT_LIMIT, BOOT_TRIES = 90, 3
@@ -118,7 +119,7 @@ class Machines:
         (control / "output").touch()
 
     def start(self, node):
-        """Starts a machine; returns its process and its control folder."""
+        """Starts a machine; returns the process and the control folder."""
         control = pathlib.Path(tempfile.mkdtemp(prefix=f"node{node}-", dir=self.home))
         self.configure(node, control)
         share = "local,security_model=none,multidevs=remap,"
@@ -174,7 +175,7 @@ class Machines:
                 return TIMED_OUT
             for node in set(range(self.nodes)) - set(status):
                 process, control = machines[node]
-                gone = process.poll() is not None  # before the status, which a machine writes before it ends
+                gone = process.poll() is not None  # before the status, which a machine writes before its end
                 said = read(control / "status").strip()
                 if said:
                     status[node] = int(said)

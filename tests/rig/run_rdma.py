@@ -1,9 +1,10 @@
-"""Runs the C++ tests that need an RDMA device in machines that have one: the contract, compile_op and collectives over rdma inside one
-machine and across two, and what happens when a machine goes.
+"""Runs the C++ tests for RDMA devices in machines with devices: the contract, compile_op and collectives over rdma
+inside one machine and across two, and the death of a machine.
 
 Usage: run_rdma.py --build FOLDER [--quick] [--only NAME,...] [--budget SECONDS]
-Prints one line per part, what failed, and "N passed, N failed, N skipped". Where no machine can be had (no QEMU, no kernel), it says why and
-counts every part as skipped. A part that finds no time left within the budget is skipped too, and says so.
+Prints one line per part, the failures, and "N passed, N failed, N skipped". If no machine can be started (no QEMU, no
+kernel), prints the reason and counts every part as skipped. A part without time left within the budget is skipped too,
+and says so.
 """
 
 import argparse
@@ -25,33 +26,36 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "support"))
 import gtest_results  # noqa: E402
 
 Count = collections.namedtuple("Count", "passed failed skipped")
-# nodes: machines; ranks: 0 where the tests start their own; cases: of random tests; limit: seconds; memory: MiB of each
+# nodes: machines; ranks: 0 if the tests start the ranks; cases: of random tests; limit: seconds; memory: MiB of each
 Part = collections.namedtuple("Part", "name nodes ranks program filter cases limit memory", defaults=[2048])
 
 PARTS = [
     Part("contract", 1, 0, "tests_backend_transport_rdma", "*", 0, 420),
     Part("power-cut", 2, 2, "tests_backend_transport_rdma", "RdmaPowerCut.IsNoticedWhileFetching", 0, 90),
     Part("power-cut-idle", 2, 2, "tests_backend_transport_rdma", "RdmaPowerCut.IsNoticedWhileIdle", 0, 90),
-    # Across two machines the ranks are processes that the rig starts, as mpirun does elsewhere (tests/support/launched_ranks.h). Deaths and
-    # sleepers need ranks that a test starts itself.
+    # Across two machines the ranks are processes started by the rig, as mpirun does elsewhere
+    # (tests/support/launched_ranks.h). Tests of deaths and sleepers need ranks started by the
+    # test.
     Part("contract-two", 2, 6, "tests_backend_transport_rdma", "Rdma/*/Processes:-*Killed*:*Sleep*:*Ring*:*WakeUp*:*EveryPair*", 0, 240),
     Part("compile_op-two", 2, 6, "tests_oracle", "Paths/OracleTest.*:-*copied", 300, 240),
     Part("collectives-two", 2, 6, "tests_oracle", "Paths/CollectivesOracleTest.*:-*copied*:*_processes", 300, 240),
     Part("compile_op", 1, 0, "tests_oracle", "Paths/OracleTest.*:-*copied", 2000, 240),
     Part("collectives", 1, 0, "tests_oracle", "Paths/CollectivesOracleTest.*:-*copied*", 1000, 240),
-    Part("failures", 1, 0, "tests_multiprocess", "-TwoHosts.*:ManyGroups.*:*LimitedAddressSpace*", 0, 300, 4096),  # one of its ranks dies with 2 GiB
-    # Without the tests that choose shm or tcp themselves, which need no RDMA device, and those of so many ranks that their rings are more than the machine's memory.
+    Part("failures", 1, 0, "tests_multiprocess", "-TwoHosts.*:ManyGroups.*:*LimitedAddressSpace*", 0, 300, 4096),  # one of the ranks dies with 2 GiB
+    # Without the tests that choose shm or tcp, which need no RDMA device, and without the tests of many ranks, whose
+    # rings are more than the machine's memory.
     Part("communicator", 1, 0, "tests_backend", "-Options*:*LateLinks*/shm:*LateLinks*/tcp:LateLinksOfTwoHosts*:*Many*:*AreMadeByThe*/rdma:*AreAllMade*/rdma:*ACompiledOpMakes*/rdma:*RandomOperations*Peers*/rdma", 0, 420, 4096),
 ]
 
-# A job of torch.distributed over two machines. Importing torch takes 40 s there, in torchrun and once more in its worker.
+# A job of torch.distributed over two machines. Importing torch takes 40 s there, in torchrun and once more in the
+# worker.
 TORCH_LIMIT = 480
 TORCH_SCRIPT = """
 "$RIG_PYTHON" -m torch.distributed.run --nnodes 2 --nproc_per_node 1 --node_rank "$NODE_RANK" --master_addr "$MASTER_ADDR" --master_port 29561 \\
   $RIG_TORCHRUN "$RIG_ROOT"/tests/python/two_nodes_job.py
 """
 
-# Started on each machine: its share of the ranks, or the program as it is.
+# Started on each machine: the machine's share of the ranks, or the unchanged program.
 SCRIPT = """
 export PATH=$PATH:/usr/sbin
 if [ "$RIG_RANKS" = 0 ]; then
@@ -74,7 +78,7 @@ def run_part(part, build, quick):
     if not program.exists():
         print(f"rdma {part.name}: {program} is missing: was libibverbs-dev there when this was built?")
         return Count(0, 1, 0)
-    # Where the machines see it: they have a /tmp of their own, so it is shared by name.
+    # A folder that the machines see: each has a separate /tmp, so the folder is shared by name.
     results = pathlib.Path(tempfile.mkdtemp(prefix="shardwire-rdma-"))
     said, start = io.BytesIO(), time.monotonic()
     cases = part.cases // 5 if quick else part.cases
@@ -88,7 +92,7 @@ def run_part(part, build, quick):
         outcomes, unread = gtest_results.read([results / f"rank{rank}.xml" for rank in range(part.ranks)] or [results / "all.xml"])
         missing = [path.stem for path in unread]
         if part.name.startswith("power-cut"):
-            missing = [name for name in missing if name != "rank1"]  # its machine is gone
+            missing = [name for name in missing if name != "rank1"]  # the machine of rank 1 is dead
         count = Count(*gtest_results.count(outcomes))
         lost = bool(missing) or not outcomes or (status != 0 and not count.failed)
         count = count._replace(failed=count.failed + lost)
@@ -113,7 +117,7 @@ def run_torch(python, package):
     if version.startswith("2.6"):
         print("rdma torch-two: NOT RUN, Debian 13's torchrun asks for libuv, which its torch was built without")
         return Count(0, 0, 1)
-    # Debian's 1.13 has no metadata, and on Python 3.11 it starts no workers without redirects.
+    # Debian's 1.13 has no metadata, and on Python 3.11 its torchrun starts no workers without redirects.
     redirects = "" if version and not version.startswith("1.13") else "-r 1 -t 1"
     values = {"RIG_PYTHON": python, "RIG_ROOT": pathlib.Path(__file__).resolve().parents[2], "RIG_TORCHRUN": redirects, "PYTHONPATH": package}
     values |= {"SHARDWIRE_JOB_WIRE": "rdma", "OMP_NUM_THREADS": 1, "PYTHONUNBUFFERED": 1}
