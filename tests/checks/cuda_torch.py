@@ -1,7 +1,9 @@
-"""The torch that most users have: the CUDA build of PyPI, which needs no GPU to be imported. An environment with it, a build of shardwire for it, its
-import, two ranks, and the Python tests of what such builds do differently. The last line is 'N passed, N failed, N skipped'.
+"""The torch of most users: the CUDA build of PyPI, whose import needs no GPU. Makes an environment with this torch,
+builds shardwire for it, and runs the import, two ranks, and the Python tests of the differences of such builds. The
+last line is 'N passed, N failed, N skipped'.
 
-./run test --only cuda-torch calls it; SHARDWIRE_CUDA_TORCH names another version (2.14.1). It takes 6 GB and half an hour on two cores.
+./run test --only cuda-torch calls this file; SHARDWIRE_CUDA_TORCH names another version (2.14.1). The part takes 6 GB
+and half an hour on two cores.
 """
 
 import os
@@ -31,14 +33,14 @@ def make_environment():
     if (VENV / ".installed").exists():
         return
     subprocess.run([sys.executable, "-m", "venv", "--clear", VENV], check=True)
-    # What a machine's own settings of pip may lead to is a CPU build.
+    # A machine's own settings of pip may lead to a CPU build.
     plain = {**os.environ, "PIP_CONFIG_FILE": "/dev/null", "PIP_FIND_LINKS": ""}
     subprocess.run([PYTHON, "-m", "pip", "install", f"torch=={VERSION}", "numpy", "pytest", "pytest-xdist", "setuptools", "wheel"], check=True, env=plain)
     (VENV / ".installed").touch()
 
 
 def our_run(*words):
-    """./run with that torch: its status, and what it printed."""
+    """./run with the CUDA torch: the status and the output."""
     done = subprocess.run([ROOT / "run", *words], env={**os.environ, "PYTHON": str(PYTHON)}, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
                           stderr=subprocess.STDOUT, text=True, check=False)
     print(done.stdout, flush=True)

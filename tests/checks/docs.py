@@ -1,12 +1,15 @@
 """The docs check: the pages of the root and docs/*.md hold together, without building the site.
 
-Links lead to files and headings that are there. docs/index.md leads to every page. docs/api.md has every name that the package exports. The errors that docs/errors.md explains are
-those of the sources. No sentence has more than 40
-words, code in backquotes counted as one. Each Python block is a whole program, to be pasted and run, and says by the line before it who runs it as it is shown:
+Links lead to existing files and headings. docs/index.md leads to every page. docs/api.md has every exported name of the
+package. The errors in docs/errors.md occur in the sources. No sentence has more than 40 words, code in backquotes
+counted as one. Each Python block is a whole program, to be pasted and run. The line before the block says how the block
+is run as shown:
 
-    <!-- run: 4 ranks -->, also "1 and 3 ranks", ", torch 2.6"    tests/python/test_examples.py does
-    <!-- run by tests/python/test_kernels.py -->                  that test does, and names the page
-    <!-- excerpt of tests/python/test_publish.py -->              nobody: part of a program which that test has whole. Its first line says what it continues: "# Continues server.py above."
+    <!-- run: 4 ranks -->, also "1 and 3 ranks", ", torch 2.6"    by tests/python/test_examples.py
+    <!-- run by tests/python/test_kernels.py -->                  by the named test, which names the page
+    <!-- excerpt of tests/python/test_publish.py -->              not at all: a part of the named test's program
+
+The first line of an excerpt names the block that it continues: "# Continues server.py above."
 
 Usage: docs.py [ROOT].
 """
@@ -19,7 +22,7 @@ import sys
 from typing import NamedTuple
 
 LONGEST = 40
-# Packages whose __all__ must be in docs/api.md, by their names there.
+# Packages with an __all__ that must be in docs/api.md, by their names there.
 PACKAGES = {"": "__init__.py", "symm.": "symm/__init__.py", "distributed.": "distributed/__init__.py", "distributed.fft.": "distributed/fft.py",
             "distributed.reshape.": "distributed/reshape.py"}
 FENCE = re.compile(r"^( *)```(\w*)[^\n]*\n(.*?)^\1```$", re.MULTILINE | re.DOTALL)
@@ -28,7 +31,9 @@ MARK = re.compile(r"<!-- (?:run: (?P<sizes>\d+(?: and \d+)*) ranks?(?:, torch (?
 
 
 class Example(NamedTuple):
-    """A Python block. sizes: numbers of ranks that run it whole; test: the file that runs it or has it, where nobody else does."""
+    """A Python block. sizes: numbers of ranks that run the block whole; test: the file that runs or contains the block,
+    where no size is given.
+    """
 
     page: str
     line: int
@@ -44,7 +49,7 @@ def pages(root):
 
 
 def examples(root):
-    """(Example or None where its mark is missing, page, line) of each Python block."""
+    """(Example or None if the mark is missing, page, line) of each Python block."""
     for path in pages(root):
         text, name = path.read_text(encoding="utf-8"), path.relative_to(root).as_posix()
         for block in FENCE.finditer(text):
@@ -90,7 +95,7 @@ def undefined(program):
 
 
 def error_findings(root):
-    """The words by which docs/errors.md explains errors are those of the sources."""
+    """The error words in docs/errors.md occur in the sources."""
     said = re.findall(r"^\| `([^`]+)` \|", (root / "docs" / "errors.md").read_text(encoding="utf-8").partition("## The types")[0], re.MULTILINE)
     sources = [path for folder in ("backend", "ops", "python") for path in sorted((root / folder).rglob("*")) if path.suffix in (".cc", ".h", ".py")]
     # Strings that go on in the next line are one.
@@ -103,12 +108,12 @@ def error_findings(root):
 
 
 def without_code(text):
-    """The page with each fenced block's lines empty, so that lines keep their numbers."""
+    """The page with each fenced block's lines empty: other lines keep their numbers."""
     return FENCE.sub(lambda block: "\n" * block[0].count("\n"), text)
 
 
 def slug(heading):
-    """A heading's anchor, as GitHub makes it."""
+    """A heading's anchor, in GitHub's form."""
     return re.sub(r"[^\w\- ]", "", heading.replace("`", "").lower()).strip().replace(" ", "-")
 
 
@@ -152,7 +157,7 @@ def api_findings(root):
     wanted = {prefix + name for prefix, module in PACKAGES.items() for name in exported(root / "python" / "shardwire" / module)}
     for name in sorted(wanted.difference(listed)):
         yield f"docs/api.md:1: does not have shardwire.{name}, which is exported"
-    # In tables, without docstrings: those of NVSHMEM4Py hold for the names.
+    # In tables, without docstrings: the docstrings of NVSHMEM4Py hold for the names.
     text, package = (root / "docs" / "api.md").read_text(encoding="utf-8"), root / "python" / "shardwire"
     tables = "".join(re.findall(r"^\|.*$", text, re.MULTILINE))
     commands = {f"python -m shardwire.{path.parent.name}" for path in package.glob("*/__main__.py")} | {f"python -m shardwire.{path.stem}" for path in package.glob("*.py") if "__main__" in path.read_text(encoding="utf-8")}
@@ -163,7 +168,7 @@ def api_findings(root):
 
 
 def sentences(text):
-    """(line, sentence) of a page: of its paragraphs, points and cells of tables."""
+    """(line, sentence) of a page: of the paragraphs, points and cells of tables."""
     text = re.sub(r"<!--.*?-->", lambda comment: "\n" * comment[0].count("\n"), without_code(text), flags=re.DOTALL)
     text = re.sub(r"`[^`]*`", lambda code: "X" + "\n" * code[0].count("\n"), text)
     text = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", text)

@@ -1,4 +1,6 @@
-"""For the clang checks: the core's sources and the units that they are compiled in, with their compile commands, and a loop over them on all cores."""
+"""For the clang checks: the core's sources and the units that include the sources, with compile commands, and a loop
+over all on all cores.
+"""
 
 import concurrent.futures
 import json
@@ -14,7 +16,7 @@ SKIPPED = 77
 
 
 def find_clang(program):
-    """A clang tool by its plain or its versioned name, the newest last; None where there is none."""
+    """A clang tool by the plain or a versioned name, the newest last; None if there is none."""
     for name in [program] + [f"{program}-{version}" for version in range(25, 13, -1)]:
         if shutil.which(name):
             return shutil.which(name)
@@ -22,14 +24,16 @@ def find_clang(program):
 
 
 def sources_of(file):
-    """The sources that a unit which CMake wrote includes (merged.cmake), or the file itself."""
+    """The sources included by a unit that CMake wrote (merged.cmake), or the file alone."""
     if file.parent.name != "Unity":
         return [file]
     return [pathlib.Path(name).resolve() for name in re.findall(r'^#include "(.*)"$', file.read_text(), re.M)]
 
 
 def core_units(path):
-    """(file that is compiled, its sources, its -I, -D, -std and other front-end words) for what is of ops/ and backend/ in a compile_commands.json."""
+    """(compiled file, sources, -I, -D, -std and other front-end words) for the units of ops/ and backend/ in a
+    compile_commands.json.
+    """
     for entry in json.loads(pathlib.Path(path).read_text()):
         file = pathlib.Path(entry["directory"], entry["file"]).resolve()
         sources = sources_of(file)
@@ -44,14 +48,14 @@ def core_units(path):
 
 
 def core_commands(path):
-    """(source, its words) for each source of ops/ and backend/, alone, however it is compiled."""
+    """(source, words) for each source of ops/ and backend/, alone, however the source is compiled."""
     for _, sources, words in core_units(path):
         for source in sources:
             yield source, words
 
 
 def on_each(commands, command_of):
-    """Runs command_of(source, words) for each source; returns (how many, outputs of those that failed)."""
+    """Runs command_of(source, words) for each source; returns (how many, outputs of the failed commands)."""
     commands = list(commands)
 
     def one(item):

@@ -1,7 +1,7 @@
-"""The format check: the C++ sources are as clang-format 14 writes them.
+"""The format check: the C++ sources have the layout of clang-format 14.
 
-Other versions lay some lines out differently, so they are no judge: then the check is skipped (status 77) and says so.
-Usage: format.py [FILE...]; without files all sources of the tree. format.py --fix rewrites them.
+Other versions lay some lines out differently and cannot judge: then the check is skipped (status 77) and says so.
+Usage: format.py [FILE...]; without files all sources of the tree. format.py --fix rewrites the files.
 """
 
 import os
@@ -49,7 +49,7 @@ def main():
     if "--fix" in sys.argv:
         return subprocess.run([*command, "-i", *map(str, files)], check=False).returncode
     said = subprocess.run([*command, "--dry-run", "-Werror", *map(str, files)], capture_output=True, text=True, check=False)
-    # One line a file: where it begins to differ.
+    # One line a file: the first difference.
     first = {}
     for place in re.findall(r"^(\S+?):(\d+):\d+: error", said.stderr, flags=re.M):
         first.setdefault(place[0], place[1])

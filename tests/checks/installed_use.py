@@ -1,4 +1,5 @@
-"""Run with the interpreter of an environment into which shardwire was installed: is it that one, whole, and does it work?
+"""Run with the interpreter of an environment into which shardwire was installed: is the imported shardwire the
+installed one, whole and working?
 
 Usage: installed_use.py FOLDER_OF_THE_ENVIRONMENT
 """

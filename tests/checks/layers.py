@@ -9,20 +9,21 @@ import pathlib
 import re
 import sys
 
-# Each room and the rooms of ours that it may include; its own is always allowed. The longest matching prefix decides.
+# Each room and the rooms of ours that the room may include; the room itself is always allowed. The longest matching
+# prefix decides.
 CORE = ["include/shardwire"]
-# The bytes of our wire formats: pure, and below everything that writes one.
+# The bytes of our wire formats: pure, and below every room that writes a wire format.
 WIRE = ["ops/wire"]
 OPS = ["ops/reduce", "ops/boxes", "ops/plan", "ops/collectives"]
-# From the bottom: memory knows no peers; the fabric is what a process has once for all its groups; a transport hands the heap's descriptor
-# to a peer; bootstrap makes connections. What one transport consists of is its own: the rooms above include the headers of
-# backend/transport/ itself, which are the same for all.
+# From the bottom: memory knows no peers; the fabric is the part of a process that exists once for all groups; a
+# transport hands the heap's descriptor to a peer; bootstrap makes connections. The parts of one transport are private:
+# the rooms above include only the headers of backend/transport/, which are the same for all.
 HOW = ["backend/base", "backend/memory", "backend/fabric", "backend/transport", "backend/bootstrap", "backend/exec"]
 TRANSPORTS = [f"backend/transport/{name}" for name in ("shm", "rdma", "mpi", "tcp")]
 ROOMS = {
     "include/shardwire": [],
     "ops/wire": CORE,
-    # Two branches that do not know each other: how bytes are moved (kernels, then boxes), and which bytes (plans, then collectives).
+    # Two independent branches: how bytes are moved (kernels, then boxes), and which bytes (plans, then collectives).
     "ops/reduce": CORE,
     "ops/boxes": CORE + ["ops/reduce"],
     "ops/plan": CORE + WIRE,
@@ -36,29 +37,29 @@ ROOMS = {
     "backend/exec": CORE + WIRE + OPS + HOW[:5],
     # Symmetric memory: on the heap, over the engine's links.
     "backend/symm": CORE + WIRE + OPS + HOW,
-    # What people see of a running job: reads the engines, and writes to nobody's memory.
+    # The visible status of a running job: reads the engines, and writes only to its own memory.
     "backend/sight": CORE + WIRE + HOW,
-    # communicator.cc and the files that wire it.
+    # communicator.cc and the files that connect it.
     "backend": CORE + WIRE + OPS + HOW + ["backend/symm", "backend/sight"],
 }
 ALL_BELOW_TORCH = sorted(ROOMS)
-# The public headers that show torch: what a C++ program on libtorch includes. Nothing of ours is installed but public headers.
+# The public headers that show torch: for a C++ program on libtorch. Only public headers of ours are installed.
 PUBLIC_TORCH = [f"include/shardwire/{name}.h" for name in ("c10d", "stream_gate", "tensor_fft", "tensor_op", "torch_backend")]
 ROOMS.update({header: CORE + PUBLIC_TORCH for header in PUBLIC_TORCH})
 ROOMS["backend/c10d"] = ALL_BELOW_TORCH + PUBLIC_TORCH
 ROOMS["python/csrc"] = ALL_BELOW_TORCH + ["backend/c10d"]
-# Programs that look into every room.
+# Programs that use every room.
 ROOMS["tests"] = ALL_BELOW_TORCH
 # A device of the tests' own, for torch.
 ROOMS["tests/python/device"] = ALL_BELOW_TORCH + PUBLIC_TORCH + ["backend/c10d"]
 ROOMS["bench"] = ALL_BELOW_TORCH
-# What a user of the installed library may see.
+# The headers for a user of the installed library.
 ROOMS["docs/examples"] = CORE + PUBLIC_TORCH
 
 LOOKS_AT_VERSION = ("backend/c10d/torch_compat.h", "include/shardwire/torch_backend.h")
 SEES_TORCH = ("backend/c10d", *PUBLIC_TORCH, "python/csrc", "docs/examples", "tests/python/device")
 
-# (what the include line matches, what it is called, in which files it is allowed)
+# (pattern of the include line, name of the header, test for the files that may include the header)
 OUTSIDE = [
     (re.compile(r"(torch|c10|ATen|caffe2|pybind11)/|Python\.h$"), "torch, pybind11 or Python", lambda path, room: room in SEES_TORCH),
     (re.compile(r"(infiniband|rdma)/"), "an RDMA header", lambda path, room: path.startswith("backend/transport/rdma/")),
@@ -84,7 +85,7 @@ SOURCE = {".h", ".cc", ".cu", ".hpp", ".cpp", ".inc"}
 
 
 def room_of(path):
-    """The room of a file or of an include written from the root; None when it is none of ours."""
+    """The room of a file or of an include written from the root; None outside of our rooms."""
     found = [room for room in ROOMS if path == room or path.startswith(room + "/")]
     return max(found, key=len) if found else None
 
@@ -99,7 +100,7 @@ def without_comments(text):
 
 
 def findings_of(path, text):
-    """What is wrong in one file: lines 'path:line: words'. path is written from the repository root."""
+    """The faults of one file: lines 'path:line: words'. path is written from the repository root."""
     room, found = room_of(path), []
     if room is None:
         return [f"{path}:1: this folder is no room of tests/checks/layers.py: name it there with what it may include"]
@@ -127,7 +128,8 @@ def findings_of_include(path, room, quote, name):
         yield f"<{name}>: the public headers include only std and shardwire/"
 
 
-# Python: the rooms of the package and those that each may import; its own, and the loose files, always. The first four are the trunk: no feature is in reach of it.
+# Python: the rooms of the package and the rooms that each may import; the room itself, and the loose files, always. The
+# first four are the trunk: the trunk may import no feature.
 TRUNK = ["groups", "process", "compiler", "plain"]
 PYTHON_ROOMS = {
     "process": [], "plain": [], "groups": ["process"], "compiler": ["groups", "plain"],
@@ -137,7 +139,9 @@ PYTHON_ROOMS = {
 
 
 def python_findings(path, text):
-    """What a module of a room imports, wherever in it: of rooms in its reach, and of another room no name that begins with an underscore."""
+    """Checks the imports of a module of a room, wherever in the module: only rooms in reach, and of another room no
+    name that begins with an underscore.
+    """
     package = pathlib.PurePath(path).relative_to("python").parent.parts
     room = package[1] if len(package) > 1 else ""
     if room not in PYTHON_ROOMS:
@@ -167,7 +171,7 @@ def sources(root):
 
 
 def not_installed_with_torch(rules):
-    """install.cmake installs the public headers that show torch with the c10d library, by a list of its own."""
+    """install.cmake installs the public headers that show torch with the c10d library, by a separate list."""
     listed = re.search(r"set\(SHARDWIRE_TORCH_HEADERS ([^)]*)\)", rules)
     if listed is None or sorted(listed[1].split()) != sorted(pathlib.PurePath(header).name for header in PUBLIC_TORCH):
         yield "install.cmake:1: SHARDWIRE_TORCH_HEADERS and PUBLIC_TORCH of tests/checks/layers.py must name the same headers"

@@ -1,7 +1,8 @@
-"""clang-tidy's look at names and at functions of more than 100 lines, over the core as it is compiled; .clang-tidy has the rules.
+"""clang-tidy checks names and functions of more than 100 lines, over the core as compiled; .clang-tidy has the rules.
 
-The rooms that see torch are left out, since their headers cost more than all of the core. sizes.py counts the lines of their functions, and of code that this machine's preprocessor skips.
-Usage: names.py COMPILE_COMMANDS.json. Status 77 where no clang-tidy 14 is installed.
+The rooms with torch are left out, since torch's headers cost more than all of the core. sizes.py counts the lines of
+functions in these rooms, and of code skipped by this machine's preprocessor.
+Usage: names.py COMPILE_COMMANDS.json. Status 77 if no clang-tidy 14 is installed.
 """
 
 import shutil

@@ -1,10 +1,13 @@
-"""One name, one definition: no two classes, functions or variables with external linkage share a name in what may be one process.
+"""One name, one definition: no two classes, functions or variables with external linkage share a name in code that may
+be one process.
 
-The linker keeps one copy of an inline function that several units bring and says nothing when they differ; which one decides what the program does.
-Two looks: at the sources (types, functions and inline variables at namespace scope, everywhere, also where this machine cannot compile), and, with
---objects BUILD, at what the compiler made of them: each inline function that names something of ours must refer to the same symbols in every unit, and
-each inline variable and table of virtual functions be the same bytes. (Not the functions' bytes: with destructors that a unit happens to see, GCC
-leaves out what would clean up after them.) BUILD is one with -O0, where nothing is inlined, so that every function that is used is there.
+The linker keeps one copy of an inline function of several units and reports no difference; the kept copy decides what
+the program does.
+Two passes. The first reads the sources (types, functions and inline variables at namespace scope, everywhere, also in
+code that this machine cannot compile). The second, with --objects BUILD, reads the compiled objects: each inline
+function with a name of ours must refer to the same symbols in every unit, and each inline variable and table of virtual
+functions must have the same bytes. (Not the functions' bytes: if a unit happens to see a destructor, GCC leaves out the
+clean-up after its exceptions.) BUILD is compiled with -O0, which inlines nothing, so every used function is there.
 A test program is one process with the library and tests/support.
 Usage: one_definition.py [--objects BUILD] [ROOT].
 """
@@ -20,14 +23,15 @@ import sys
 
 from layers import sources
 
-# Of such a pair CMake compiles one: where libibverbs has headers, and where it has none.
+# CMake compiles one of each pair: the second if libibverbs has headers, else the first.
 ALTERNATIVES = [("backend/transport/rdma/no_verbs.cc", "backend/transport/rdma/")]
-# Compiled for processors that not every machine is: a weak symbol in them could be the copy that the linker keeps for all.
+# Compiled for processors that not every machine has: a weak symbol in these objects could be the copy that the linker
+# keeps for all.
 FOR_SOME_PROCESSORS = re.compile(r"shardwire_kernels_\w+\.dir/")
 
 
 def program_of(path):
-    """None: part of every process. Else the one kind of process that this file is part of."""
+    """None: part of every process. Else the one kind of process with this file."""
     if path.startswith("tests/") and not path.startswith("tests/support/"):
         return str(pathlib.PurePosixPath(path).parent)
     if path.startswith("docs/"):
@@ -56,7 +60,7 @@ FUNCTION = re.compile(r"([\w:~]*(?:operator\s*(?:\(\)|[^\s(]+|\w+))?)\s*\(")
 
 
 def blanked(text):
-    """The text with comments, literals and preprocessor lines emptied; lines stay where they are."""
+    """The text with comments, literals and preprocessor lines emptied; all other text keeps its place."""
     return TOKEN.sub(lambda match: re.sub(r"[^\n]", " ", match.group()) if match.group()[0] not in "\"'R" else '""' + "\n" * match.group().count("\n"), text)
 
 
@@ -72,7 +76,9 @@ def without_template(head):
 
 
 def parameters(head):
-    """The types of the parameters of a function's head, without their names and defaults; None when the head has no parameters."""
+    """The types of the parameters of a function's head, without names and defaults; None when the head has no
+    parameters.
+    """
     # Not what stands in a template's brackets, as in std::function<void()> next().
     starts = (match for match in FUNCTION.finditer(head) if head.count("<", 0, match.start()) <= head.count(">", 0, match.start()))
     start = next(starts, None)
@@ -103,7 +109,7 @@ def parameters(head):
 def named_by(head, closer):
     """(kind, name) of a definition at namespace scope, None for what has no external linkage or is none. closer: the '{' or ';' behind the head."""
     head = re.sub(r"(__attribute__\(\(.*?\)\)|\[\[.*?\]\]|\balignas\(\w+\))+\)? ?", "", without_template(" ".join(head.split())))
-    head = re.sub(r"^(?:[A-Z][A-Z0-9]*_[A-Z0-9_]+ )+(?=\w)", "", head)  # a macro on a line of its own
+    head = re.sub(r"^(?:[A-Z][A-Z0-9]*_[A-Z0-9_]+ )+(?=\w)", "", head)  # a macro on a separate line
     if re.match(r"(static|using|typedef|friend|extern|static_assert|namespace)\b", head) or re.match(r"[A-Z][A-Z0-9_]+ ?\(", head):
         return None
     is_type = TYPE.match(head)
@@ -139,7 +145,8 @@ def definitions(text):
                 found = named_by(head, "{")
                 if found and None not in scopes:
                     yield text.count("\n", 0, begin) + 1, found[0], "::".join(filter(None, [*scopes, found[1]]))
-                # After a body comes the next statement. After a type or an initialiser the rest of this one, which defines nothing that we look for.
+                # After a body comes the next statement. After a type or an initialiser comes the rest of the statement,
+                # which defines nothing of interest.
                 goes_on = found and found[0] == "type" or re.match(r"\s*[;,({<>+*/|&?.=%^-]", text[end + 1 : end + 200])
                 head = "using " if goes_on else ""
                 position = end
@@ -169,7 +176,7 @@ def closing(text, position):
 
 
 def clashes(places):
-    """{name: [place]} whose definitions may meet; place is (path, what to tell)."""
+    """{name: [place]} of definitions that may meet; place is (path, text for the report)."""
     for name, found in sorted(places.items()):
         bad = [one for one in found if any(may_meet(one[0], other[0]) for other in found)]
         if bad:
@@ -205,12 +212,14 @@ def text_at(data, offset):
     return data[offset : data.index(b"\0", offset)].decode()
 
 
-# What cleaning up after an exception needs: destructors, operator delete, the way on.
+# The functions that clean-up after an exception needs: destructors, operator delete, the unwinder.
 CLEANING = re.compile(r"_ZN.*D[012]Ev$|_Zd[la]P|_Unwind_|__cxa_|__gxx_|_ZSt9terminatev|_ZSt10terminate|__stack_chk_fail")
 
 
 def weak_symbols(data):
-    """(mangled name, what it must have in common with its like elsewhere) of each inline function or variable in an object file."""
+    """(mangled name, the facts that must be equal in all objects) of each inline function or variable in an object
+    file.
+    """
     sections = list(sections_of(data))
     tables = [section for section in sections if section[0] == 2]  # SHT_SYMTAB
     if not tables:
@@ -236,7 +245,7 @@ def weak_symbols(data):
         told = []
         for place, what, addend in relocations[where]:
             target = symbols[what >> 32]
-            if not target[1] >> 4 and what & 0xFFFFFFFF in (2, 4):  # R_X86_64_PC32, PLT32: calls a function that this unit defines itself
+            if not target[1] >> 4 and what & 0xFFFFFFFF in (2, 4):  # R_X86_64_PC32, PLT32: calls a function defined in this unit
                 target = functions.get((target[3], target[4] + addend + 4), target)
             # A unit's own places (texts, tables of jumps) lie elsewhere in each unit.
             if value <= place < value + size and target[1] >> 4:
@@ -248,7 +257,7 @@ def weak_symbols(data):
 
 
 def object_findings(objects):
-    """objects: (path of the source, path of the object as told, its bytes)."""
+    """objects: (path of the source, path of the object for reports, bytes of the object)."""
     places = collections.defaultdict(lambda: collections.defaultdict(list))
     for source, told, data in objects:
         for name, digest in weak_symbols(data):

@@ -1,4 +1,6 @@
-"""The check of shell scripts: each is read by bash, and by shellcheck where that is installed, which must find nothing. Usage: shell.py [FILE...]."""
+"""The check of shell scripts: each is read by bash, and by shellcheck if installed, without a finding. Usage: shell.py
+[FILE...].
+"""
 
 import pathlib
 import shutil
@@ -6,8 +8,9 @@ import subprocess
 import sys
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-# SC1091: what a script sources is checked by itself. SC2034, SC2154: ./run and the files that it sources share variables, which each says at its head.
-# SC2015: in `A && B || C` the last is meant for when either of the others fails.
+# SC1091: a sourced script is checked separately. SC2034, SC2154: ./run and the files that ./run sources share
+# variables, named at the head of each. SC2015: in `A && B || C` the last command is meant for a failure of either A or
+# B.
 LEFT_OUT = "SC1091,SC2034,SC2154,SC2015"
 
 

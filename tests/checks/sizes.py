@@ -1,7 +1,8 @@
-"""The size check: files of at most 600 lines, functions of at most 100; says how many pass the aims of 300 and 40.
+"""The size check: files of at most 600 lines, functions of at most 100; prints how many exceed the aims of 300 and 40.
 
-C++ functions are found by the shape that clang-format gives them: an opening line that ends in '{', closed by '}' at the same indent.
-clang-tidy counts them too (names.py), but only in the core and only what this machine's preprocessor keeps: code for another torch, another processor or CUDA is read here alone.
+C++ functions are found by clang-format's shape: an opening line that ends in '{', closed by '}' at the same indent.
+clang-tidy also counts lines of functions (names.py), but only in the core, after this machine's preprocessor: code for
+another torch, another processor or CUDA is read here alone.
 Test files may hold longer functions, and files up to 1000 lines.
 Usage: sizes.py [ROOT].
 """
@@ -29,7 +30,7 @@ def statement_start(lines, number):
 
 
 def cpp_functions(text):
-    """(first line, lines) of each function; lambdas and blocks inside one belong to it."""
+    """(first line, lines) of each function; lambdas and blocks inside a function belong to the function."""
     lines, number = text.split("\n"), 0
     while number < len(lines):
         start = statement_start(lines, number) if lines[number].rstrip().endswith("{") else number
@@ -51,7 +52,7 @@ def python_functions(text):
 
 
 def measure(path, text):
-    """(findings, lines of the file, lengths of its functions)."""
+    """(findings, lines of the file, lengths of the functions)."""
     suffix, is_test, found = pathlib.PurePath(path).suffix, path.startswith("tests/"), []
     count, limit = len(text.splitlines()), TEST_FILE_LIMIT if is_test else FILE_LIMIT
     if count > limit:

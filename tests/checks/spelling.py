@@ -1,4 +1,6 @@
-"""The spelling check: codespell over our sources and pages, our own words left alone. Status 77 where it is not installed. Usage: spelling.py [FILE...]."""
+"""The spelling check: codespell over our sources and pages, except our own words. Status 77 if codespell is not
+installed. Usage: spelling.py [FILE...].
+"""
 
 import pathlib
 import shutil

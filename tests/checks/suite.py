@@ -1,7 +1,8 @@
-"""Runs the parts of ./run test one after the other and sums what they counted.
+"""Runs the parts of ./run test one after the other and sums the counts.
 
-Called by ../../run, which has installed and selected everything; SHARDWIRE_ROOT, SHARDWIRE_BUILD and SHARDWIRE_TAG come from it.
-Parts run one after the other: several of them measure time. Whatever a part prints goes to a log, of which a failure shows the end.
+Called by ../../run, which has installed and selected everything; SHARDWIRE_ROOT, SHARDWIRE_BUILD and SHARDWIRE_TAG come
+from ../../run. Parts run one after the other: several parts measure time. The output of a part goes to a log; after a
+failure the end of the log is shown.
 """
 
 import argparse
@@ -24,7 +25,7 @@ ROOT = pathlib.Path(os.environ.get("SHARDWIRE_ROOT") or pathlib.Path(__file__).r
 BUILD = pathlib.Path(os.environ.get("SHARDWIRE_BUILD") or ROOT / "build" / "none")
 CHECKS = ROOT / "tests" / "checks"
 LOGS = ROOT / "build" / "log"
-SKIPPED = 77  # the exit status by which a check says that it could not look
+SKIPPED = 77  # the exit status of a check that could not run
 
 Count = collections.namedtuple("Count", "passed failed skipped")
 NONE = Count(0, 0, 0)
@@ -40,7 +41,8 @@ SANITIZERS = {
 }
 
 
-# Most tests wait for timeouts and dead ranks most of their time (a third of a core each): more of them than cores end sooner side by side.
+# Most tests wait for timeouts and dead ranks most of the time (a third of a core each): more tests than cores end
+# sooner side by side.
 AT_A_TIME = 1 + (os.cpu_count() or 1)
 
 
@@ -52,8 +54,8 @@ def tell(text):
     print(text, flush=True)
 
 
-durations = []  # (seconds, test) of everything that was counted
-complaints = []  # told once more at the end: who reads a long log reads there, and some show nothing else
+durations = []  # (seconds, test) of every counted test
+complaints = []  # printed once more at the end: a reader of a long log reads the end, and some viewers show nothing else
 
 
 def complain(text):
@@ -73,7 +75,9 @@ def clean_environment(**more):
 
 
 def run(name, command, env=None, cwd=ROOT, limit=1800):
-    """Runs command with its output in a log; returns (status, log). A part that hangs is ended with all its children and is a failure."""
+    """Runs command with the output in a log; returns (status, log). A part that hangs is ended with all children and is
+    a failure.
+    """
     LOGS.mkdir(parents=True, exist_ok=True)
     log = LOGS / f"{name}.log"
     with open(log, "wb") as out:
@@ -99,7 +103,7 @@ def run(name, command, env=None, cwd=ROOT, limit=1800):
 
 
 def end_session(child):
-    """No rank of a failed test outlives its part."""
+    """No rank of a failed test outlives the part."""
     try:
         os.killpg(child.pid, signal.SIGKILL)
     except ProcessLookupError:
@@ -112,7 +116,7 @@ def end_of(log, lines):
 
 
 def remember(name, log, lines):
-    """A complaint for the end only: the log's end is shown at length where it happens."""
+    """A complaint for the end only: the log's end was shown at length where the failure happened."""
     complaints.append(f"  FAIL {name}\n{end_of(log, lines)}")
 
 
@@ -122,7 +126,7 @@ def show_end(log, lines=60):
 
 
 def build(folder, target, title, *options):
-    """One build folder, by the rules of ./run. Returns whether it could be built."""
+    """One build folder, by the rules of ./run. Returns whether the build succeeded."""
     child = subprocess.run(
         [str(ROOT / "run"), "_build", str(ROOT / "build" / folder), target, title, *options], stdin=subprocess.DEVNULL, check=False
     )
@@ -132,7 +136,9 @@ def build(folder, target, title, *options):
 
 
 def junit(path, where=None):
-    """Counts one JUnit file, of pytest or GoogleTest; also what failed with its text and why something was skipped. The seconds of each test go to `durations` under the name `where`."""
+    """Counts one JUnit file, of pytest or GoogleTest; also the failures with their texts, and the reasons of skips. The
+    seconds of each test go to `durations` under the name `where`.
+    """
     counted, failed, skips = NONE, [], collections.Counter()
     for case in ElementTree.parse(path).iter("testcase"):
         name = f"{case.get('classname', '')}.{case.get('name', '')}"
@@ -202,7 +208,7 @@ def check(name, command):
 
 
 def compiled_commands():
-    """The compile commands of the torch-free tree; configuring writes them, nothing is compiled."""
+    """The compile commands of the torch-free tree; configuring writes the file, without compiling."""
     if not build("cpp", "help", "configuring the core", *cpp_options("cpp")):
         return None
     return ROOT / "build" / "cpp" / "compile_commands.json"
@@ -215,14 +221,14 @@ def cpp_options(folder, *more):
 
 
 def cpp(folder, env, options, *more, target="all", only="."):
-    """Builds a tree of the C++ tests and runs those programs whose names the pattern `only` finds."""
+    """Builds a tree of the C++ tests and runs the programs with a name that matches the pattern `only`."""
     if not build(folder, target, f"building the C++ tests ({folder})", *cpp_options(folder, *more)):
         return FAIL
     reports = ROOT / "build" / folder / "reports"
     shutil.rmtree(reports, ignore_errors=True)
     reports.mkdir(parents=True)
     programs = reports / "ctest.xml"
-    # The random specs: their number counts for the plain build; under a sanitizer each costs ten times as much.
+    # The random specs: the full number is for the plain build; under a sanitizer each costs ten times as much.
     cases = options.oracle or (20000 if options.quick else 100000)
     oracle = {"SHARDWIRE_ORACLE_CASES": cases if folder == "cpp" else min(cases, 5000)}
     status, log = run(
@@ -239,7 +245,8 @@ def cpp(folder, env, options, *more, target="all", only="."):
             skips += reasons
             if names:
                 with_failures.add(report.stem)
-    # A program that died or hung has written no report, or one in which nothing failed: it counts as one failure itself.
+    # A program that died or hung has written no report, or a report without a failure: the program counts as one
+    # failure.
     if status != 0:
         ended_badly = [name.splitlines()[0].rpartition(".")[2] for name in (junit(programs)[1] if programs.exists() else [])]
         dead = [name for name in ended_badly if name not in with_failures]
@@ -254,7 +261,9 @@ def cpp(folder, env, options, *more, target="all", only="."):
 
 
 def steady_addresses(folder):
-    """TSan of GCC 12 gives up where the kernel randomises addresses by more bits than it knows of; some containers forbid switching that off."""
+    """TSan of GCC 12 gives up if the kernel randomises addresses by more bits than TSan expects; some containers forbid
+    switching the randomisation off.
+    """
     command = ["setarch", "-R"]
     if folder != "tsan" or shutil.which(command[0]) is None:
         return []
@@ -266,7 +275,9 @@ def part_cpp(options):
 
 
 def part_alone(options):
-    """What merging hides: each file of the core compiled alone, where a missing #include shows, and a look at the objects for names that clash. Nothing of it runs."""
+    """The errors that merging hides: each file of the core is compiled alone, where a missing #include shows, and the
+    objects are searched for clashing names. No object runs.
+    """
     # -O0, where nothing is inlined. By GCC: clang's objects of one and the same definition differ (docs/architecture.md).
     how = ["-DCMAKE_BUILD_TYPE=Debug", "-DCMAKE_CXX_FLAGS_DEBUG=-O0", "-DSHARDWIRE_MERGE=OFF", "-DSHARDWIRE_C10D=OFF", "-DSHARDWIRE_PYTHON=OFF",
            "-DSHARDWIRE_BENCH=OFF", "-DSHARDWIRE_TESTS=OFF"]
@@ -282,7 +293,7 @@ def part_asan(options):
 
 
 def part_tsan(options):
-    """What starts threads."""
+    """The programs with threads."""
     return cpp("tsan", SANITIZERS["tsan"], options, "-DSHARDWIRE_SANITIZE=thread", target="tests_with_threads", only="^tests_(backend|multiprocess|oracle)")
 
 
@@ -301,7 +312,8 @@ def pytest(name, where, options, python, env, *more):
     """pytest's own status 5, no test found, is a failure here."""
     report = LOGS / f"{name}.xml"
     report.unlink(missing_ok=True)
-    # No faulthandler_timeout: its thread does not survive a fork, and a forked rank that sets its own would wait for it for ever.
+    # No faulthandler_timeout: the timeout's thread does not survive a fork, and a forked rank with its own timeout
+    # would wait for the thread for ever.
     command = [python, "-m", "pytest", "-q", "-ra", "-p", "no:cacheprovider"]
     status, log = run(name, [*command, f"--junitxml={report}", *more, where], env)
     try:
@@ -338,7 +350,9 @@ def part_python(options):
 
 
 def part_docs(options):
-    """The site, in which every warning is an error: a broken link, a page that nothing leads to, a name in a docstring that is nowhere."""
+    """The site, with every warning as an error: a broken link, a page without a link to it, an unknown name in a
+    docstring.
+    """
     missing = [name for name in ("sphinx", "myst_parser", "furo") if importlib.util.find_spec(name) is None]
     if missing:
         tell(f"  skipped: {sys.executable} has no {', '.join(missing)}; Debian's Python gets them from packages")
@@ -371,7 +385,7 @@ def part_torch_suite(options):
 
 
 def part_example(options):
-    """An installed tree, and a program of its own CMakeLists that finds it there: what a C++ user of ours does."""
+    """An installed tree, and a program with a separate CMakeLists that finds the tree: the steps of a C++ user."""
     if not build_package():
         return FAIL
     with tempfile.TemporaryDirectory(prefix="shardwire-example-") as scratch:
@@ -403,7 +417,7 @@ def part_example(options):
 
 
 def debian_packages(folder):
-    """What cpack makes of the build says for which torch it is."""
+    """The Debian package that cpack makes of the build names the right torch."""
     if shutil.which("dpkg-deb") is None:
         tell("  skipped: there is no dpkg here")
         return SKIP
@@ -443,7 +457,9 @@ def run_example(program, store):
 
 
 def part_pip_install(options):
-    """A source package, from it pip install --no-build-isolation into a new environment that sees the selected torch, then a use of it from elsewhere."""
+    """A source package, pip install --no-build-isolation of the package into a new environment that sees the selected
+    torch, then a use of shardwire from elsewhere.
+    """
     with tempfile.TemporaryDirectory(prefix="shardwire-pip-") as scratch:
         venv = pathlib.Path(scratch) / "venv"
         # The install builds beside the sources; ccache makes the repeat cheap. The tree always has one name, by which ccache knows the objects.
@@ -460,7 +476,8 @@ def part_pip_install(options):
         ).stdout
         status, log = run("pip-install-venv", [sys.executable, "-m", "venv", venv])
         if status == 0:
-            # A .pth file, not --system-site-packages: that would not see the packages of another virtual environment.
+            # A .pth file, not --system-site-packages: the option would not see the packages of another virtual
+            # environment.
             next(venv.glob("lib/python*/site-packages")).joinpath("selected.pth").write_text(sites)
             pack = f"from setuptools import build_meta; build_meta.build_sdist({scratch!r})"
             status, log = run("pip-install-sdist", [venv / "bin" / "python", "-c", pack], cwd=copy)
@@ -468,7 +485,7 @@ def part_pip_install(options):
             (package,) = pathlib.Path(scratch).glob("shardwire-*.tar.gz")
             shutil.unpack_archive(package, scratch)
             (pathlib.Path(scratch) / package.name.removesuffix(".tar.gz")).rename(tree)
-            # The same warnings as elsewhere, so that ccache knows the objects.
+            # The same warnings as elsewhere: ccache knows the objects.
             warnings = "-DSHARDWIRE_WERROR=" + os.environ.get("SHARDWIRE_WERROR", "OFF")
             same = {"CCACHE_NOHASHDIR": 1, "CCACHE_BASEDIR": scratch, "SHARDWIRE_CMAKE_ARGS": warnings}
             env = clean_environment(PIP_NO_INDEX=1, **same)
@@ -485,7 +502,7 @@ def part_pip_install(options):
 
 
 def counting_script(name, command, limit, env=None):
-    """A script of tests/ whose last line is 'N passed, N failed, N skipped'; its own lines are shown."""
+    """A script of tests/ with the last line 'N passed, N failed, N skipped'; the script's own lines are shown."""
     status, log = run(name, [sys.executable, *command], env, limit=limit)
     lines = log.read_text(errors="replace").splitlines()
     said = re.fullmatch(r"(\d+) passed, (\d+) failed, (\d+) skipped", lines[-1]) if lines else None
@@ -499,28 +516,28 @@ def counting_script(name, command, limit, env=None):
 
 
 def with_cpp(name, command, limit):
-    """The same for a script that runs what the C++ tests' build has."""
+    """The same for a script that runs programs of the C++ tests' build."""
     if not build("cpp", "all", "building the C++ tests (cpp)", *cpp_options("cpp")):
         return FAIL
     return counting_script(name, command, limit)
 
 
 def part_cuda_torch(options):
-    """torch's CUDA build from PyPI in an environment of its own: cuda_torch.py. 6 GB, so weekly and by name, not in CI."""
+    """torch's CUDA build from PyPI in a separate environment: cuda_torch.py. 6 GB, so weekly and by name, not in CI."""
     version = {"SHARDWIRE_CUDA_TORCH": os.environ.get("SHARDWIRE_CUDA_TORCH", "")}
     return counting_script("cuda-torch", [CHECKS / "cuda_torch.py"], 7200, clean_environment(**version))
 
 
 def part_mpi(options):
-    """Ranks that mpirun starts, joined by the mpi transport."""
+    """Ranks started by mpirun, joined by the mpi transport."""
     return with_cpp("mpi", [ROOT / "tests" / "mpi" / "run_mpi.py", ROOT / "build" / "cpp", *([] if options.oracle else ["--quick"])], 1800)
 
 
 def part_rdma(options):
-    """Small machines with soft-RoCE devices, since the verbs need a kernel that has one."""
-    budget = 480  # of which the first parts take most; what finds no time left is skipped, and says so
+    """Small machines with soft-RoCE devices, since the verbs need a kernel with soft-RoCE."""
+    budget = 480  # the first parts take most; a part without time left is skipped, and says so
     command = [ROOT / "tests" / "rig" / "run_rdma.py", "--build", ROOT / "build" / "cpp", "--budget", budget]
-    command += [] if options.oracle else ["--quick"]  # emulated processors: a fifth of the random cases unless somebody asks for many
+    command += [] if options.oracle else ["--quick"]  # emulated processors: a fifth of the random cases unless --oracle is given
     if (BUILD / "python").exists():  # built by an earlier part
         command += ["--python", sys.executable, "--package", BUILD / "python"]
     return with_cpp("rdma", command, budget + 900)

@@ -1,4 +1,6 @@
-"""What ./run configures and when: with programs of the test's own in place of cmake, ninja and dpkg-query, on the real .ci/build.sh. And what is compiled with what."""
+"""Tests what ./run configures and when: with the test's own programs in place of cmake, ninja and dpkg-query, on the
+real .ci/build.sh. Also tests which sources are compiled together.
+"""
 
 import collections
 import json
@@ -16,7 +18,7 @@ import each_source
 import one_definition
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-# Sourced as ./run does it; `root` is where the logs and builds go.
+# Sourced as in ./run; `root` is the folder of logs and builds.
 SCRIPT = """
 set -euo pipefail
 root=$1 torch_choice=debian python=/usr/bin/python3
@@ -27,7 +29,7 @@ build_dir "$root/build/one" all "building one" -DOPTION=ON
 
 
 class Machine:
-    """A machine whose packages and programs the test chooses."""
+    """A machine with packages and programs that the test chooses."""
 
     def __init__(self, folder):
         self.root, self.bin, self.packages = folder / "root", folder / "bin", folder / "packages"
@@ -36,7 +38,7 @@ class Machine:
         self.packages.write_text("")
         self.program("cmake", f'echo configured >>{folder}/calls; mkdir -p {self.root}/build/one; touch {self.root}/build/one/build.ninja; cat {folder}/said')
         self.program("ninja", f"echo built >>{folder}/calls")
-        self.program("dpkg-query", f"cat {self.packages}; exit 1")  # 1: of some it never heard
+        self.program("dpkg-query", f"cat {self.packages}; exit 1")  # 1: some packages are unknown
         self.program("c++", "echo 'g++ (Debian) 12.2.0'")
         self.calls, self.said = folder / "calls", folder / "said"
         self.said.write_text("-- Found fmt\n")
@@ -47,7 +49,7 @@ class Machine:
         path.chmod(0o755)
 
     def build(self, **env):
-        """(what was called, in order, and what was said)"""
+        """(the calls, in order, and the output)"""
         self.calls.write_text("")
         kept = {name: value for name, value in os.environ.items() if name not in ("CXX", "CXXFLAGS", "LDFLAGS", "CPATH", "CMAKE_PREFIX_PATH", "MPI_HOME")}
         kept.update(PATH=f"{self.bin}:/usr/bin:/bin", HOME=str(self.root), **env)
@@ -76,7 +78,7 @@ def test_an_optional_package_that_comes_goes_or_is_upgraded_configures_again(mac
         "libopenmpi-dev 4.1.4-3 installed\n",
         "libopenmpi-dev 4.1.4-4 installed\n",
         "libopenmpi-dev 4.1.4-4 installed\nlibibverbs-dev 44 installed\n",
-        "libibverbs-dev 44 installed\nlibopenmpi-dev 4.1.4-4 config-files\n",  # removed, its settings kept
+        "libibverbs-dev 44 installed\nlibopenmpi-dev 4.1.4-4 config-files\n",  # removed, the package's settings kept
         "",
     ):
         machine.packages.write_text(packages)
@@ -116,7 +118,7 @@ def test_what_is_left_out_is_said_with_the_package_that_brings_it(machine):
 
 
 def test_the_words_that_are_looked_for_are_those_of_cmake_lists():
-    """build_dir and setup.py find them by 'without the'."""
+    """build_dir and setup.py find the words by 'without the'."""
     for file, package in (("CMakeLists.txt", "libibverbs-dev"), ("backend/transport/mpi/mpi.cmake", "libopenmpi-dev")):
         assert re.search(rf'message\(STATUS "without the \w+ transport: .*\(Debian: {package}\)"\)', (ROOT / file).read_text()), file
 
@@ -139,7 +141,7 @@ echo PYTHON_VERSION=3.11; echo PYTHON_INCLUDE_DIR={0}; echo PYTHON_EXT_SUFFIX=.s
 
 
 def compiled(folder, *options):
-    """{unit or source that is compiled: its sources}, of the whole tree as cmake configures it in `folder`."""
+    """{compiled unit or source: included sources}, of the whole tree as cmake configures the tree in `folder`."""
     folder.mkdir()
     python = folder / "python"
     python.write_text(A_TORCH.format(folder))
@@ -173,13 +175,13 @@ def test_every_source_is_compiled_once(merged):
     counts = sources_of(merged)
     assert [name for name, count in counts.items() if count != 1] == []
     there = {str(path.relative_to(ROOT)) for folder in ("ops", "backend", "python", "tests") for path in (ROOT / folder).rglob("*.cc")}
-    # What this machine has no headers for, and what stands in for it.
+    # Sources without headers on this machine, and the stand-ins.
     left_out = re.compile(r"(backend/transport/(rdma|mpi/module)|tests/(backend/transport/rdma|mpi))/")
     assert sorted(name for name in there - set(counts) if not left_out.match(name)) == []
 
 
 def test_the_files_of_a_folder_are_few_units(merged):
-    """Each unit that includes torch costs ten seconds before its first line of ours."""
+    """Each unit that includes torch costs ten seconds before the first line of ours."""
     units = collections.Counter()
     for sources in merged.values():
         folders = {source.parent for source in sources}
@@ -214,7 +216,7 @@ def test_clashes_of_names_are_looked_for_in_single_files_only(merged, capsys):
 
 
 def test_ccache_shares_units_between_folders_and_copies_of_the_tree(tmp_path):
-    """build/cpp, the folders of each torch, and the copy that pip builds in: with the environment that build.sh and suite.py set."""
+    """build/cpp, the folders of each torch, and pip's copy: with the environment of build.sh and suite.py."""
     for program in ("cmake", "ninja", "ccache", "c++"):
         if shutil.which(program) is None:
             pytest.skip(f"no {program} here")

@@ -1,4 +1,4 @@
-"""The checks check: each finds what it is there to find, and is silent about what is allowed."""
+"""The checks check: each check finds its faults, and is silent about allowed code."""
 
 import collections
 import pathlib
@@ -133,7 +133,7 @@ def test_sizes_measures_python_functions():
 
 INSIDE = "namespace shardwire::internal {\n%s\n}\n"
 ONE_NAME = [
-    # a pair of files, what each says, what is found in them
+    # a pair of files, the text of each, the finding
     ("ops/a.h", "backend/b.h", "class X {\n int a;\n};", "type shardwire::internal::X"),
     ("ops/a.h", "backend/b.cc", "template <typename T>\nstruct [[nodiscard]] X final : Y<T> {};", "type shardwire::internal::X"),
     ("ops/a.h", "python/csrc/b.h", "SW_BEGIN\nclass __attribute__((visibility(\"default\"))) X final : public ::c10::Y {};", "type shardwire::internal::X"),
@@ -184,7 +184,7 @@ def test_one_definition_reads_objects(tmp_path):
     assert list(one_definition.object_findings(named)) == []
     found = list(one_definition.object_findings([*named, ("backend/other.cc", "other.o", objects["other"])]))
     assert len(found) == 1 and "_ZN9shardwire8internal1X1fEi" in found[0] and "backend/other.cc" in found[0], found
-    # In two test programs each has its own.
+    # In two test programs each has a separate definition.
     assert list(one_definition.object_findings([("tests/x/one.cc", "one.o", objects["one"]), ("tests/y/other.cc", "other.o", objects["other"])])) == []
 
 
@@ -203,12 +203,12 @@ def test_one_definition_does_not_mind_what_a_unit_knows_of_exceptions(tmp_path):
 
 
 def test_one_definition_knows_a_function_of_the_unit_itself(tmp_path):
-    """-fno-semantic-interposition calls it by its place, not by its name."""
+    """-fno-semantic-interposition calls the function by place, not by name."""
     text = "int g(); int h();\nstruct X { int f(int a) { return g() + a; } };\n%s\nint %s(int a) { return X().f(a); }"
     options = ["-fPIC", "-fno-semantic-interposition"]
     objects = [(f"ops/{name}.cc", f"{name}.o", compiled(tmp_path, name, text % (own, name), *options)) for name, own in (("one", ""), ("other", "int g() { return 1; }"))]
     assert list(one_definition.object_findings(objects)) == []
-    # Another one of its own is another.
+    # Another function of the unit itself is a different one.
     text = text.replace("return g()", "return h()")
     objects.append(("ops/third.cc", "third.o", compiled(tmp_path, "third", text % ("int h() { return 1; }\nint g() { return 1; }", "third"), *options)))
     assert len(list(one_definition.object_findings(objects))) == 1

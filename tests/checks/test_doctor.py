@@ -1,4 +1,4 @@
-"""The doctor: its lines, its JSON, its exit status, and that it names what is wrong when something is."""
+"""The doctor: the lines, the JSON, the exit status, and the names of faults."""
 
 import json
 import pathlib
@@ -72,7 +72,7 @@ def test_a_module_that_does_not_load_is_a_failure(tmp_path):
 
 
 def with_module(tmp_path, transports, programs=(), broken=False, **env):
-    """The doctor's checks with a module of the test's own that was built with these transports, on a machine with these programs."""
+    """The doctor's checks with the test's own module, built with these transports, on a machine with these programs."""
     package, programs_folder = tmp_path / "path" / "shardwire", tmp_path / "bin"
     package.mkdir(parents=True)
     programs_folder.mkdir()

@@ -1,4 +1,6 @@
-"""The verdicts of ./run suite: what counts as bad, what a listed exception excuses, what becomes of a test that hangs."""
+"""The verdicts of ./run suite: which results count as bad, what a listed exception excuses, and the verdict of a test
+that hangs.
+"""
 
 import importlib.util
 import pathlib
@@ -42,10 +44,10 @@ def test_the_list_can_be_read():
     for version in ("1.13", "2.6", "2.13"):
         for rule in run_suite.read_rules(version).values():
             assert rule.test.startswith("test_") and rule.reason
-    # What a Python says is no fault of a torch with another one.
+    # An exception for one version of Python excuses no torch with another Python.
     assert "test_gather_object" in run_suite.read_rules("2.6", "3.13")
     assert not any("test_gather_object" in run_suite.read_rules(*pair) for pair in (("2.6", "3.11"), ("2.13", "3.13"), ("1.13", "3.11")))
-    # Where shardwire stands in for gloo no test is told another name.
+    # Where shardwire stands in for gloo no test gets another name.
     assert "test_ddp_logging_data_cpu" not in run_suite.read_rules("2.13", alias="gloo") and "test_gather_object" in run_suite.read_rules("2.6", "3.13", "gloo")
     assert "test_ddp_logging_data_cpu" not in run_suite.read_rules("1.13") and "test_ddp_logging_data_cpu" in run_suite.read_rules("2.13")
 

@@ -1,4 +1,4 @@
-"""The words check: what it counts, what it refuses, and what it leaves alone."""
+"""The words check: what is counted, what is refused, and what is left alone."""
 
 import pathlib
 import sys

@@ -1,10 +1,11 @@
-"""clang reads every source of the core: the thread-safety annotations (what GUARDED_BY and REQUIRES promise) as errors, and its warnings, which are
-errors too with SHARDWIRE_WERROR=ON. It reads them as they are compiled, a folder at a time, which takes a quarter of the time. What clang says only of
-the file that it was given, such as a function that nobody uses, GCC says of all when it compiles them. Of backend/c10d it reads the sources that take
-locks, all as one unit: reading torch's headers costs 8 s each time.
+"""clang reads every source of the core: violations of the thread-safety annotations (GUARDED_BY and REQUIRES) are
+errors, and with SHARDWIRE_WERROR=ON all warnings are errors, too. clang reads the sources as compiled, a folder at a
+time, which takes a quarter of the time. Some warnings of clang concern only the given file, such as a function without
+a use; GCC gives these warnings for all files at compilation. Of backend/c10d clang reads the sources with locks, all as
+one unit: reading torch's headers costs 8 s each time.
 
-Usage: thread_safety.py COMPILE_COMMANDS.json. Status 77 where no clang is installed. The torch is that of the Python that runs this; without one
-backend/c10d is left out, and the last line says so.
+Usage: thread_safety.py COMPILE_COMMANDS.json. Status 77 if no clang is installed. The torch is the torch of the running
+Python; without torch backend/c10d is left out, and the last line says so.
 """
 
 import os
@@ -20,12 +21,12 @@ ERRORS = ["-Werror"] if os.environ.get("SHARDWIRE_WERROR") == "ON" else ["-Werro
 
 
 def torch_words(python=sys.executable):
-    """The words that let clang find the torch of `python`; None where it has none."""
+    """The words by which clang finds the torch of `python`; None without torch."""
     said = subprocess.run([python, str(ROOT / "backend/c10d/query_torch.py")], capture_output=True, text=True, check=False)
     facts = dict(line.split("=", 1) for line in said.stdout.splitlines() if "=" in line)
     if said.returncode != 0:
         return None
-    # fmt as a header: torch brings one of its own, which need not fit the system's library.
+    # fmt as a header: torch brings a separate fmt, which need not fit the system's library.
     words = ["-std=c++20", "-DFMT_HEADER_ONLY=1", "-I", str(ROOT), "-I", str(ROOT / "include")]
     return words + [word for folder in facts["TORCH_INCLUDE_DIRS"].split(";") if folder for word in ("-isystem", folder)]
 
@@ -35,7 +36,7 @@ def locking_sources(folder=ROOT / "backend/c10d"):
 
 
 def c10d_command(scratch):
-    """(source, words) of the one unit, as core_commands() gives them; None where there is no torch."""
+    """(source, words) of the one unit, in the form of core_commands(); None without torch."""
     words = torch_words()
     if words is None:
         return None

@@ -1,6 +1,7 @@
-"""clang-tidy over every source of the core, with the checks of .clang-tidy; any finding fails. Minutes, so it runs only when asked for.
+"""clang-tidy over every source of the core, with the checks of .clang-tidy; any finding fails. A run takes minutes, so
+only by request.
 
-Usage: tidy.py COMPILE_COMMANDS.json. Status 77 where no clang-tidy is installed.
+Usage: tidy.py COMPILE_COMMANDS.json. Status 77 if no clang-tidy is installed.
 """
 
 import sys

@@ -1,7 +1,7 @@
-"""The variables check: docs/variables.md has every SHARDWIRE_* variable that the library reads, and no other.
+"""The variables check: docs/variables.md has every SHARDWIRE_* variable of the library, and no other.
 
-Those of a group stand in include/shardwire/options.h, each member with its comment: the first table is made of them. The others are written by hand; each variable
-that is read somewhere in the library must be in one of the tables.
+A group's variables are in include/shardwire/options.h, each member with a comment: the first table is made of these
+comments. The other tables are written by hand; each variable that the library reads must be in one of the tables.
 Usage: variables.py [ROOT]; variables.py --fix rewrites the first table.
 """
 
@@ -15,7 +15,7 @@ MEMBER = re.compile(r"((?:^  //.*\n)+)^  [^/\n]+?\b\w+(?: = (?P<default>[^;]+))?
 
 
 def rows(header):
-    """(variable, values, default, other libraries' variables, meaning) of each option that the environment sets."""
+    """(variable, values, default, other libraries' variables, meaning) of each option with an environment variable."""
     for member in MEMBER.finditer(header):
         comment = " ".join(line.strip()[2:].strip() for line in member.group(1).splitlines())
         named = re.search(r"SHARDWIRE_[A-Z_]+(=[a-z01_|]+)?", comment)
@@ -27,7 +27,7 @@ def rows(header):
 
 
 def default_of(written):
-    """A member's default as people say it: "30 min", "1 MiB", "auto"."""
+    """A member's default in common words: "30 min", "1 MiB", "auto"."""
     for pattern, say in ((r"std::chrono::(minutes|seconds)\((\d+)\)", lambda m: f"{m[2]} {'min' if m[1] == 'minutes' else 's'}"),
                          (r"std::size_t\{(\d+)\} << (10|20|30)", lambda m: f"{m[1]} {dict([('10', 'KiB'), ('20', 'MiB'), ('30', 'GiB')])[m[2]]}"),
                          (r"\w+::k([A-Z]\w*)", lambda m: m[1].lower()), (r"std::chrono::nanoseconds\(-1\)|-1|0", lambda m: "chosen"), (r"false", lambda m: "default")):
@@ -46,7 +46,7 @@ def table(header):
 
 
 def read_by(text):
-    """Names that a source reads: quoted whole, as getenv and os.environ take them."""
+    """Names that a source reads: quoted whole, as in getenv and os.environ."""
     return set(re.findall(r"[\"'](SHARDWIRE_[A-Z0-9_]+)[\"']", text))
 
 

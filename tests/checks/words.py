@@ -1,17 +1,23 @@
 """The words check: comments, docstrings and pages in plain English. docs/CONTRIBUTING.md has the list of words.
 
 Of each file of the rooms below:
-  reference words   words that only refer to another word (REFERENCE) are at most 4 of 100. TensorPipe, KJ, Abseil, gloo, nixl, MSCCL++ and UCX have between 1.1 and 3.8. Files with fewer
-                    than 100 words are added up with their room's other small files, where two words would decide.
-  free clauses      no sentence begins with Who, Whoever, Whose, Whom or What, except a question: the sentence names its subject.
-  metaphors         the field's word stands in place of each word of METAPHORS: in comments, pages, and texts that the program prints.
-  stories           a .cc of 150 lines or more begins with a comment of at least 20 words that says what the file does and in which order.
+  reference words   words that only refer to another word (REFERENCE) are at most 4 of 100. TensorPipe, KJ, Abseil,
+                    gloo, nixl, MSCCL++ and UCX have between 1.1 and 3.8. Files with fewer than 100 words are added up
+                    with the other small files of the room, since two words would decide.
+  free clauses      no sentence begins with `Who`, `Whoever`, `Whose`, `Whom` or `What`, except a question: the sentence
+                    names its subject.
+  metaphors         the field's word stands in place of each word of METAPHORS: in comments, pages, and texts that the
+                    program prints.
+  stories           a .cc of 150 lines or more begins with a comment of at least 20 words that says what the file does
+                    and in which order.
 
-A sentence without a verb is not looked for. A comment that describes a member ("Bytes of the header.") is rightly a noun phrase, and English verbs look like plural nouns ("copies", "waits").
-A trial with a list of verbs and endings found 112 of 2,526 sentences of C++. Of 40 of these 30 were noun phrases or labels, 6 had a verb that was not in the list, and 4 were broken sentences.
+The check does not look for sentences without a verb. A comment that describes a member ("Bytes of the header.") is
+rightly a noun phrase, and English verbs look like plural nouns ("copies", "waits"). A trial with a list of verbs and
+endings found 112 of 2,526 sentences of C++. Of 40 of these 30 were noun phrases or labels, 6 had a verb missing in the
+list, and 4 were broken sentences.
 
-PLAIN lists the rooms that are rewritten and must stay so: folders and pages, of which the longest name counts. The rooms of WAITING are not rewritten yet: their figures are printed, and
-nothing there is refused. The list shrinks.
+PLAIN lists the rewritten rooms, which must stay plain: folders and pages, of which the longest name counts. The rooms
+of WAITING are not rewritten yet: their figures are printed, and nothing there is refused. The list shrinks.
 Usage: words.py [ROOT].
 """
 
@@ -83,7 +89,9 @@ TOKEN = re.compile(r'(?P<comment>//[^\n]*|/\*.*?\*/)|(?P<text>R"(?P<fence>\w*)\(
 
 
 class Prose(NamedTuple):
-    """A piece of text, the line where it begins, and whether it is prose to be counted or a text that the program prints."""
+    """A piece of text, the line of the beginning, and whether the text is prose to be counted or printed by the
+    program.
+    """
 
     line: int
     text: str
@@ -91,7 +99,7 @@ class Prose(NamedTuple):
 
 
 def cpp_prose(source):
-    """Comments, consecutive ones that stand alone on their lines joined, and string literals."""
+    """Comments and string literals; consecutive comments alone on a line are joined."""
     found, last = [], -1
     for match in TOKEN.finditer(source):
         line = source.count("\n", 0, match.start()) + 1
