@@ -1,5 +1,5 @@
-// A re-run of a bound op, and a repeated collective, allocate nothing; the flight recorder little. operator new is replaced for the whole
-// test program by one that counts.
+// A re-run of a bound op, and a repeated collective, allocate nothing; the flight recorder little. A counting operator
+// new replaces the ordinary one for the whole test program.
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -101,16 +101,17 @@ TEST(Allocations, NoneInABoundRunNorInARepeatedCollective) {
       const std::uint64_t before = numAllocations;
       repeat(200);
       const std::uint64_t made = numAllocations - before;
-      // A bound run makes none. A long all_reduce passes its views in a vector-free way too. What is tolerated is the rare growth of a
-      // buffer: when a peer runs ahead farther than ever before, or when the progress thread completes something for the first time. One
-      // allocation in each of these 400 operations, or in each second one, is far beyond it.
+      // A bound run allocates nothing. A long all_reduce passes its views without a vector, too. The limit tolerates
+      // the rare growth of a buffer: when a peer runs ahead farther than ever before, or when the progress thread
+      // completes an operation for the first time. One allocation in each of these 400 operations, or in each second
+      // one, is far above the limit.
       EXPECT_LE(made, 20u) << rows << " rows";
     }
   });
 }
 
-// A queue takes a new tag for each request. Blocks of their own, one by one among the program's, would break up the room that large tensors
-// leave.
+// A queue takes a new tag for each request. Separate blocks, spread among the program's blocks, would break up the room
+// that large tensors leave.
 TEST(Allocations, FewForMessagesThatEachHaveATag) {
   OpRecorder recorder(256);
   Exchange activity("", 1, 0);
