@@ -1,4 +1,5 @@
-// Every algorithm of every collective, forced, for all group sizes up to 9, against plain loops; and operations that overlap in time.
+// Every algorithm of every collective, forced, for all group sizes up to 9, against plain loops; and operations that
+// overlap in time.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 

@@ -19,7 +19,7 @@ using std::chrono::seconds;
 
 // ---- callbacks
 
-// As a c10 future does: waits for a callback, and drives nothing.
+// Waits for a callback like a c10 future, and drives no operation.
 Status waitAsleep(Work& work) {
   std::promise<Status> done;
   work.onDone([&](const Status& status) { done.set_value(status); });

@@ -203,7 +203,8 @@ TEST_P(Collectives, FinishWithoutAnyoneWaiting) {
 
 INSTANTIATE_TEST_SUITE_P(Ranks, Collectives, ::testing::Values(1, 2, 3, 5));
 
-// By the tree of rank_tree.h up to a frame; in place, so no rank may read bytes that another rank wrote.
+// By the tree of rank_tree.h up to a frame; in place, so no rank may read an input after the owner has overwritten the
+// input.
 TEST(ManyRanks, AllReduceIsTheSumInRankOrderOnEveryRank) {
   constexpr int kRanks = 33;
   const auto valueOf = [](Rank rank, std::size_t i) { return 1.0F / static_cast<float>(3 + rank * 7 + static_cast<Rank>(i)); };

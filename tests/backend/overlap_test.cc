@@ -58,7 +58,8 @@ TEST_P(OverOneTensor, OperationsRunInTheOrderOfTheirCalls) {
 
 INSTANTIATE_TEST_SUITE_P(Elements, OverOneTensor, ::testing::Values(1, 700, 20000, 300000));
 
-// One rank's tensors overlap, the other ranks' tensors do not: the first rank waits, and delays no other rank's end.
+// One rank's tensors overlap, the other ranks' tensors do not: the first rank waits, and no other rank blocks
+// the first.
 TEST(OverOneTensor, OfOneRankOnlyEndsEverywhere) {
   withGroup(3, [&](Communicator& group) {
     constexpr std::int64_t kCount = 100000;
@@ -70,7 +71,7 @@ TEST(OverOneTensor, OfOneRankOnlyEndsEverywhere) {
       works.push_back(*group.allReduce(viewOf(mine), ReduceOp::kSum));
     }
     waitForAll(works);
-    // Rank 1 gives what the operation before left: v' = v + 2, from 1 on.
+    // Rank 1 gives the result of the operation before: v' = v + 2, from 1 on.
     const std::int64_t last = 1 + 2 * kOps;
     EXPECT_EQ(tensors[group.rank() == 1 ? 0 : kOps - 1], std::vector<std::int64_t>(kCount, last));
   });

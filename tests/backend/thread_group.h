@@ -19,7 +19,8 @@
 
 namespace shardwire::internal {
 
-// As the environment says: SHARDWIRE_TRANSPORTS runs all of this over another transport (tests/CMakeLists.txt).
+// Options from the environment: SHARDWIRE_TRANSPORTS runs all of these tests over another transport
+// (tests/CMakeLists.txt).
 inline Options testOptions() {
   Options options = *Options::fromEnvironment();
   options.timeout = std::chrono::seconds(20);
@@ -60,7 +61,7 @@ inline void expectOk(const Result<WorkPtr>& work) {
   ASSERT_TRUE(status.isOk()) << status.message();
 }
 
-// Until as many ranks have come here.
+// Waits until `many` ranks have arrived.
 inline void await(const std::atomic<int>& arrived, int many) {
   while (arrived < many) {
     std::this_thread::yield();

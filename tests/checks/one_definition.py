@@ -7,7 +7,8 @@ Two passes. The first reads the sources (types, functions and inline variables a
 code that this machine cannot compile). The second, with --objects BUILD, reads the compiled objects: each inline
 function with a name of ours must refer to the same symbols in every unit, and each inline variable and table of virtual
 functions must have the same bytes. (Not the functions' bytes: if a unit happens to see a destructor, GCC leaves out the
-clean-up after its exceptions.) BUILD is compiled with -O0, which inlines nothing, so every used function is there.
+code that would clean up after the destructor.) BUILD is compiled with -O0, which inlines nothing, so every used
+function is there.
 A test program is one process with the library and tests/support.
 Usage: one_definition.py [--objects BUILD] [ROOT].
 """
@@ -107,7 +108,9 @@ def parameters(head):
 
 
 def named_by(head, closer):
-    """(kind, name) of a definition at namespace scope, None for what has no external linkage or is none. closer: the '{' or ';' behind the head."""
+    """(kind, name) of a definition at namespace scope, None for what has no external linkage or is none. closer: the
+    '{' or ';' behind the head.
+    """
     head = re.sub(r"(__attribute__\(\(.*?\)\)|\[\[.*?\]\]|\balignas\(\w+\))+\)? ?", "", without_template(" ".join(head.split())))
     head = re.sub(r"^(?:[A-Z][A-Z0-9]*_[A-Z0-9_]+ )+(?=\w)", "", head)  # a macro on a separate line
     if re.match(r"(static|using|typedef|friend|extern|static_assert|namespace)\b", head) or re.match(r"[A-Z][A-Z0-9_]+ ?\(", head):

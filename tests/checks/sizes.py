@@ -20,7 +20,9 @@ NOT_A_FUNCTION = re.compile(r"^\s*(if|for|while|switch|else|do|try|catch|namespa
 
 
 def statement_start(lines, number):
-    """The first line of the statement that ends in line `number`: an opening brace may follow several lines of arguments or initialisers."""
+    """The first line of the statement that ends in line `number`: an opening brace may follow several lines of
+    arguments or initialisers.
+    """
     while number > 0:
         before = lines[number - 1].strip()
         if not before or before.endswith((";", "}", "{")) or before.startswith(("//", "#", "template")) or re.match(r"(public|private|protected):$", before):

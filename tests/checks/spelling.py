@@ -13,7 +13,8 @@ FOLDERS = (".ci", ".github", "backend", "bench", "docs", "include", "ops", "pyth
 SUFFIXES = {"", ".cc", ".cmake", ".cpp", ".cu", ".h", ".json", ".md", ".py", ".pyi", ".sh", ".supp", ".toml", ".txt", ".yaml", ".yml"}
 # Names in code are no words: theirOwn, their_own, COO.
 NAMES = r"\b(\w*[a-z][A-Z]\w*|[A-Z]{2,}\w*|\w*_\w*)\b"
-# Words of ours that codespell takes for mistakes, in small letters: names of variables, and what tests misspell on purpose.
+# Words of ours that codespell takes for mistakes, in small letters: names of variables, and what tests misspell on
+# purpose.
 OURS = ("inflight", "nd", "ptd", "brodcast")
 
 

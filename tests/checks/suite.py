@@ -278,7 +278,8 @@ def part_alone(options):
     """The errors that merging hides: each file of the core is compiled alone, where a missing #include shows, and the
     objects are searched for clashing names. No object runs.
     """
-    # -O0, where nothing is inlined. By GCC: clang's objects of one and the same definition differ (docs/architecture.md).
+    # -O0, where nothing is inlined. By GCC: clang's objects of one and the same definition differ
+    # (docs/architecture.md).
     how = ["-DCMAKE_BUILD_TYPE=Debug", "-DCMAKE_CXX_FLAGS_DEBUG=-O0", "-DSHARDWIRE_MERGE=OFF", "-DSHARDWIRE_C10D=OFF", "-DSHARDWIRE_PYTHON=OFF",
            "-DSHARDWIRE_BENCH=OFF", "-DSHARDWIRE_TESTS=OFF"]
     if not build("alone", "shardwire_core", "compiling each file of the core alone", *how):
@@ -368,7 +369,9 @@ def part_docs(options):
 
 
 def part_torch_suite(options):
-    """torch's own distributed tests, on shardwire alone: what fails is listed as an exception or a failure here, whatever gloo does."""
+    """torch's own distributed tests, on shardwire alone: what fails is listed as an exception or a failure here,
+    whatever gloo does.
+    """
     if not build_package():
         return FAIL
     report = LOGS / f"torch-suite-{BUILD.name}.json"
@@ -462,7 +465,8 @@ def part_pip_install(options):
     """
     with tempfile.TemporaryDirectory(prefix="shardwire-pip-") as scratch:
         venv = pathlib.Path(scratch) / "venv"
-        # The install builds beside the sources; ccache makes the repeat cheap. The tree always has one name, by which ccache knows the objects.
+        # The install builds beside the sources; ccache makes the repeat cheap. The tree always has one name, by which
+        # ccache knows the objects.
         copy, tree = pathlib.Path(scratch) / "copy", pathlib.Path(scratch) / "tree"
         ignore = shutil.ignore_patterns("build", ".git", ".venv*", "__pycache__", "*.egg-info")
         shutil.copytree(ROOT, copy, ignore=ignore)

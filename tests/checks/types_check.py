@@ -1,5 +1,5 @@
-"""mypy over the package and over a user's program (user_types.py), every import from elsewhere taken as Any: torch's own types are not ours to judge. Status 77 where no mypy
-is installed.
+"""mypy over the package and over a user's program (user_types.py), every import from elsewhere taken as Any: torch's
+own types are not ours to judge. Status 77 where no mypy is installed.
 """
 
 import pathlib

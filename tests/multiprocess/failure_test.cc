@@ -35,7 +35,8 @@ using std::chrono::seconds;
 // soon, since a loaded test machine may keep any process waiting for a second.
 constexpr seconds kNotTheTimeout{15};
 
-// As the environment says: SHARDWIRE_TRANSPORTS runs all of this over another transport (tests/CMakeLists.txt).
+// Options from the environment: SHARDWIRE_TRANSPORTS runs all of these tests over another transport
+// (tests/CMakeLists.txt).
 Options testOptions() {
   Options options = *Options::fromEnvironment();
   options.timeout = seconds(30);
@@ -411,7 +412,7 @@ TEST(Leaks, TenThousandOperationsAndHundredGroupsGrowNothing) {
         EXPECT_EQ(countThreads(), threads);
         EXPECT_LE(allocatedBytes(), allocated + kMayGrow) << "by groups";
         EXPECT_LE(countMappings(), mappings + 4) << "by groups";
-        auto last = group->barrier();  // a leaving rank also removes the links to the rank
+        auto last = group->barrier();  // a rank that leaves removes its links
         ASSERT_TRUE(last.isOk() && (*last)->wait().isOk());
       },
       seconds(120));

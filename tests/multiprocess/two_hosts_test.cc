@@ -1,4 +1,5 @@
-// Groups over two hosts: network namespaces of this machine, joined by a virtual cable. Shared memory does not reach across.
+// Groups over two hosts: network namespaces of this machine, joined by a virtual cable. Shared memory does not reach
+// across.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 

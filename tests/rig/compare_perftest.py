@@ -22,7 +22,9 @@ AIMS = {"bandwidth": 0.95, "latency": 1.5, "scatter": 0.4}
 
 
 def perftest(program, device, size, count, port):
-    """The average MB/s of ib_write_bw or the typical microseconds of ib_write_lat, between two processes of this machine."""
+    """The average MB/s of ib_write_bw or the typical microseconds of ib_write_lat, between two processes of this
+    machine.
+    """
     command = [program, "-d", device, "-s", str(size), "-n", str(count), "-p", str(port), "-F"]
     server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.STDOUT)
     try:

@@ -24,7 +24,8 @@ PACKAGES = "qemu-system-x86 kmod cpio xz-utils zstd iproute2 libibverbs1 ibverbs
 PROGRAMS = {"qemu-system-x86_64": "qemu-system-x86", "modprobe": "kmod", "cpio": "cpio", "xz": "xz-utils", "zstd": "zstd", "rdma": "iproute2", "ibv_devinfo": "ibverbs-utils"}
 MODULES = ["virtio_pci", "virtio_net", "9p", "9pnet_virtio", "overlay", "crc32_generic", "rdma_rxe", "ib_uverbs", "ib_umad", "rdma_ucm"]
 OPTIONAL_MODULES = {"crc32_generic"}  # needed by rxe up to about Linux 6.12, gone later
-# trixie's kernel also on Debian 12, so that both hosts run the same rxe; the host's own suite where trixie cannot be had.
+# trixie's kernel also on Debian 12, so that both hosts run the same rxe; the host's own suite where trixie cannot be
+# had.
 SUITES = [name for name in os.environ.get("SHARDWIRE_RIG_SUITE", "trixie host").split() if name]
 
 
@@ -54,7 +55,9 @@ def missing_packages():
 
 
 def prepare():
-    """The path of an initrd, beside which lie vmlinux, version and root/lib/modules. Unavailable says why there is none."""
+    """The path of an initrd, beside which lie vmlinux, version and root/lib/modules. Unavailable says why there is
+    none.
+    """
     if os.uname().machine != "x86_64":
         raise Unavailable(f"the machines are x86_64 ones, this host is {os.uname().machine}")
     if missing_packages():

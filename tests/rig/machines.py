@@ -53,7 +53,9 @@ def die_with_parent():
 
 
 class Machines:
-    """N machines and one command. Use with `with`; run() returns the exit status: the first that is not 0, else TIMED_OUT or BROKEN."""
+    """N machines and one command. Use with `with`; run() returns the exit status: the first that is not 0, else
+    TIMED_OUT or BROKEN.
+    """
 
     def __init__(self, command, nodes=1, memory=2048, cores=None, timeout=600, write=(), show=(), out=None):
         self.command, self.nodes, self.memory, self.timeout = command, nodes, memory, timeout
@@ -141,7 +143,9 @@ class Machines:
         return process, control
 
     def relay(self, path, prefix):
-        """Passes on what a machine says, line by line where several speak, until the machines are gone and all is passed on."""
+        """Passes on what a machine says, line by line where several speak, until the machines are gone and all is
+        passed on.
+        """
         rest = b""
         with open(path, "rb") as said:
             while True:

@@ -1,6 +1,6 @@
 // Runs one random call on one rank and checks the result. makeTensors() or makeMessages() places the tensors and the
-// expected values, issue() starts the call or a wrong call, and check() waits and compares the tensors, the received
-// messages, and the status.
+// expected values, issue() starts the call or makes a wrong call, and check() compares the received messages and every
+// byte, and waits for the release of the kept objects.
 #include "tests/support/collective_run.h"
 
 #include <fmt/format.h>
@@ -228,7 +228,7 @@ std::string CollectiveRun::issueMessages(Communicator& group) {
     std::size_t index;  // of inputs_ or outputs_
   };
   std::vector<Step> steps;
-  std::map<std::tuple<bool, Rank, int>, std::vector<std::size_t>> rows;  // positions of what must stay in order
+  std::map<std::tuple<bool, Rank, int>, std::vector<std::size_t>> rows;  // positions of the messages that must stay in order
   for (std::size_t i = 0; i < sent_.size(); ++i) {
     steps.push_back({true, i});
   }
@@ -267,7 +267,7 @@ std::string CollectiveRun::issueMessages(Communicator& group) {
   return "";
 }
 
-// Every rank makes the same wrong call; the text says nothing of the rank, so all get the same.
+// Every rank makes the same wrong call; the text does not name the rank, so all get the same text.
 std::string CollectiveRun::issueWrong(Communicator& group) {
   std::vector<TensorView> inputs = viewsOf(inputs_);
   std::vector<TensorView> outputs = viewsOf(outputs_);

@@ -18,7 +18,7 @@ class CollectiveRun {
   std::string issue(Communicator& group);
   // The works that issue() started, to be waited for by the caller; takes the works out.
   std::vector<WorkPtr> takeWorks() { return std::move(works_); }
-  // After all works are done with success, and dropped: "" or what is wrong.
+  // After all works are done with success, and dropped: returns "" or the fault.
   std::string check();
 
  private:

@@ -183,7 +183,7 @@ void runRanksAsThreads(int numRanks, const RankFunction& function, Duration limi
 }
 
 void runRanksAsProcesses(int numRanks, const RankFunction& function, Duration limit, const std::set<Rank>& mayDie) {
-  ::fflush(nullptr);  // else every child writes out what is buffered here
+  ::fflush(nullptr);  // otherwise every child writes the bytes buffered here
   std::vector<Child> children(static_cast<std::size_t>(numRanks));
   for (Rank rank = 0; rank < numRanks; ++rank) {
     Child& child = children[static_cast<std::size_t>(rank)];

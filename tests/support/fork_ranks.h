@@ -1,5 +1,6 @@
-// Runs a function once for each rank of a test, as threads or as forked processes, under a time limit: a hang is a failure, with a text.
-// Call on the main thread of the test. Failed expectations, exceptions and unexpected deaths of ranks fail the running test.
+// Runs a function once for each rank of a test, as threads or as forked processes, under a time limit: a hang is a
+// failure, with a text. Call on the main thread of the test. Failed expectations, exceptions and unexpected deaths of
+// ranks fail the running test.
 #pragma once
 
 #include <chrono>

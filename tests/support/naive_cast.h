@@ -1,5 +1,5 @@
-// Casts by the definitions of the formats, one lane at a time: what castBox and compileOp promise. Independent of the kernels; slow and
-// plain on purpose; header only.
+// Casts by the definitions of the formats, one lane at a time: the promises of castBox and compileOp. Independent of
+// the kernels; slow and plain on purpose; header only.
 #pragma once
 
 #include <cmath>

@@ -159,7 +159,8 @@ void contributionsTo(const NamedTensor& tensor, Rank rank, const Dims& index, st
   }
 }
 
-// visit(rank, output, element of the output's local tensor, tensor, contributions) for every element of every output's boxes.
+// visit(rank, output, element of the output's local tensor, tensor, contributions) for every element of every output's
+// boxes.
 template <typename Visit>
 void forEachOutputElement(const std::vector<LocalSpec>& specs, Visit visit) {
   const std::map<std::string, NamedTensor> tensors = gatherWriters(specs);

@@ -21,8 +21,8 @@ inline constexpr std::byte kUntouched{0xa5};
 // Outputs filled with kUntouched. Precondition here and below: the specs fit together (mergeSpecs succeeds).
 RankBytes blankOutputs(const std::vector<LocalSpec>& specs);
 
-// Inputs of every rank: equal wherever replicas overlap. Arbitrary bytes where nothing is reduced; else small whole numbers, whose sums and
-// products are exact in every dtype.
+// Inputs of every rank: equal wherever replicas overlap. Arbitrary bytes where nothing is reduced; else small whole
+// numbers, whose sums and products are exact in every dtype.
 RankBytes fillInputs(std::uint64_t seed, const std::vector<LocalSpec>& specs);
 
 // Outputs of every rank after a run over `inputs`; elements that no input covers hold kUntouched.
@@ -40,8 +40,8 @@ bool hasGap(const std::vector<LocalSpec>& specs);
 // output's rank does not hold.
 std::uint64_t leastRemoteBytes(const std::vector<LocalSpec>& specs);
 
-// One element: out = sources[0] op sources[1] op ... in that order. Precondition: supportsReduction(dtype, op), op != kNone, sources not
-// empty.
+// One element: out = sources[0] op sources[1] op ... in that order. Precondition: supportsReduction(dtype, op), op !=
+// kNone, sources not empty.
 void reduceElement(DType dtype, ReduceOp op, std::span<const std::byte* const> sources, std::byte* out);
 // A small whole number as an element; negative numbers only for signed types.
 void encodeSmall(DType dtype, int value, std::byte* out);

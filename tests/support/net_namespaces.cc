@@ -102,7 +102,8 @@ std::string NetNamespaces::setUp(Addresses addresses) {
       return why;
     }
   }
-  // Some time after both ends are up the kernel notices that the cable is whole, and gives each end a link-local address.
+  // Some time after both ends are up the kernel notices that the cable is whole, and gives each end a link-local
+  // address.
   const std::string isRunning = fmt::format("ip link show dev {} | grep -q 'state UP'", kInterface);
   const std::string hasLinkLocal = fmt::format("ip -6 addr show dev {} scope link -tentative | grep -q inet6", kInterface);
   for (const int host : {0, 1}) {

@@ -1,4 +1,6 @@
-"""Two network namespaces of this machine, joined by a cable: two hosts as far as the network is concerned. Takes root and iproute2."""
+"""Two network namespaces of this machine, joined by a cable: two hosts as far as the network is concerned. Takes root
+and iproute2.
+"""
 
 import contextlib
 import os

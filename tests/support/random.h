@@ -9,7 +9,7 @@
 
 namespace shardwire::testing {
 
-// How many, from which seed: what the environment says of a random test.
+// The number of cases and the first seed of a random test, from the environment.
 inline std::uint64_t numberFromEnvironment(const char* name, std::uint64_t otherwise) {
   const char* text = std::getenv(name);
   return text == nullptr ? otherwise : std::strtoull(text, nullptr, 10);

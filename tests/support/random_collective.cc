@@ -114,7 +114,8 @@ class BatchMaker {
     }
   }
 
-  // Elements of one of `numTensors` tensors: nothing, one, about a cache line, a few, and about each size from which another way is taken.
+  // Elements of one of `numTensors` tensors: nothing, one, about a cache line, a few, and about each size from which
+  // another way is taken.
   std::int64_t randomElems(DType dtype, int numTensors) {
     const auto size = static_cast<std::int64_t>(elementBytes(dtype));
     const auto about = [&](std::size_t bytes) {

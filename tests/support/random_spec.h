@@ -1,5 +1,5 @@
-// Random specs that fit together: boxes and DTensor layouts, overlaps, replicas, several tensors, empty boxes, all dtypes and reductions.
-// The same seed and options make the same case everywhere.
+// Random specs that fit together: boxes and DTensor layouts, overlaps, replicas, several tensors, empty boxes, all
+// dtypes and reductions. The same seed and options make the same case everywhere.
 #pragma once
 
 #include <cstdint>

@@ -12,7 +12,8 @@ namespace shardwire::testing {
 // plans[r] is rank r's. Writes `outputs`; every move reads the inputs from before the run.
 void runPlans(const std::vector<internal::Plan>& plans, const RankBytes& inputs, RankBytes& outputs);
 
-// "" when, for every pair of ranks, what the one sends is what the other consumes, in the same order; else what differs first.
+// "" when, for every pair of ranks, the sent items are the consumed items, in the same order; else the first
+// difference.
 std::string findEdgeMismatch(const std::vector<internal::Plan>& plans);
 
 }  // namespace shardwire::testing

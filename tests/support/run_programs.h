@@ -14,7 +14,8 @@ class RanksInMemory {
  public:
   RanksInMemory(const internal::CollectiveCall& call, internal::Algorithm algorithm, const internal::Topology& topology);
 
-  // Every rank runs each stage before any rank runs the next. Fails the test where plans are not sound or do not fit together.
+  // Every rank runs each stage before any rank runs the next. Fails the test where plans are not sound or do not fit
+  // together.
   void run();
 
   const internal::Program& program(Rank rank) const { return programs_[static_cast<std::size_t>(rank)]; }

@@ -50,7 +50,7 @@ PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 
 
 def why_not():
-    """Why no cluster can be made here; None where one can."""
+    """The reason why no cluster can be made here; None if a cluster can be made."""
     missing = [name for name in ("slurmctld", "slurmd", "srun", "scontrol", "sinfo", "unshare") if _program(name) is None]
     if missing:
         return f"no {', '.join(missing)} here (Debian: {PACKAGES})"

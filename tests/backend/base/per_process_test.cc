@@ -36,7 +36,7 @@ TEST(PerProcess, IsOneForAllThreads) {
   }
 }
 
-// The parent holds the lock during the fork, as a thread would that the child lacks.
+// The parent holds the lock during the fork, like a thread that does not exist in the child.
 TEST(PerProcess, AChildOfForkBeginsWithItsOwn) {
   Registry& mine = registry();
   const MutexLock lock(mine.mutex);

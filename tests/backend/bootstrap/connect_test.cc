@@ -57,7 +57,7 @@ void expectError(const Result<Peers>& peers, StatusCode code, const std::vector<
   }
 }
 
-// Counts what the store is asked for.
+// Counts the requests to the store.
 class AskedStore final : public Store {
  public:
   explicit AskedStore(Store& store) : store_(store) {}
@@ -72,7 +72,7 @@ class AskedStore final : public Store {
   Store& store_;
 };
 
-// Counts the calls and keeps the values.
+// Counts the values that are set and found.
 class CountingStore final : public Store {
  public:
   Status set(const std::string& key, std::string_view value) override {
@@ -190,7 +190,7 @@ TEST(ConnectPeers, NamesAPeerWhoseProcessDoesNotAnswer) {
   EXPECT_EQ(peers.status().message().find("SHARDWIRE_TRANSPORTS"), std::string::npos) << peers.status().message();
 }
 
-// Shared memory was chosen and cannot be had: no other transport is tried in silence.
+// Shared memory was chosen and is not available: no other transport is tried in silence.
 TEST(ConnectPeers, SaysHowToDoWithoutSharedMemory) {
   MemoryStore store;
   auto address = addressByShmOnly();
@@ -268,7 +268,7 @@ TEST(ConnectPeers, RanksThatCountDifferentlyAgreeOnTheError) {
   MemoryStore store;
   std::vector<std::string> texts(2);
   runRanksAsThreads(2, [&](Rank rank) {
-    // Rank 1 believes in three ranks, and does not wait for the third.
+    // Rank 1 expects three ranks, and does not wait for the third.
     const auto peers = connect(store, rank, 2 + rank);
     expectError(peers, StatusCode::kMismatch, {"do not agree on how many they are: rank 0 (pid", "world size 2, rank 1 (pid", "with 3"});
   });
@@ -283,7 +283,7 @@ TEST(ConnectPeers, RanksThatCountTooManyDoNotWaitForThem) {
   });
 }
 
-// A later value under the key is of another process with the same rank.
+// Stores the value of another process with the same rank under `key`, in place of this rank's value.
 class OverwritingStore final : public Store {
  public:
   OverwritingStore(MemoryStore& store, std::string key, std::string value)
@@ -305,7 +305,7 @@ TEST(ConnectPeers, TwoProcessesOfOneRankAreNamed) {
   expectError(connect(store, 1, 2), StatusCode::kMismatch, {"two processes call themselves rank 1", "on host elsewhere"});
 }
 
-// The rank missing in the roster, where all ranks take the roster.
+// All ranks take the roster: the error names the process that is not in the roster.
 TEST(ConnectPeers, TwoProcessesOfOneRankAmongManyAreNamed) {
   MemoryStore memory;
   auto other = addressByShmOnly(6);

@@ -1,4 +1,5 @@
-// Ctrl-C while a group is made: the interrupted rank returns an error, and the other ranks receive its reason.
+// Ctrl-C while a group is made: the interrupted rank returns an error, and the other ranks are notified that the
+// rank gave up.
 #include <gtest/gtest.h>
 
 #include <atomic>

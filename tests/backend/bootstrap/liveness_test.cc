@@ -34,8 +34,8 @@ using std::chrono::milliseconds;
 using std::chrono::seconds;
 using testing::runRanksAsProcesses;
 
-// The timeout of all groups here. A test that ends in a fraction of the timeout ended without the timeout. The benches
-// measure how soon, since a loaded test machine may keep any process waiting for a second.
+// The timeout of all groups here. A wait that ends in a fraction of the timeout was not ended by the timeout. The
+// benches measure how soon, since a loaded test machine may keep any process waiting for a second.
 constexpr seconds kTimeout{60};
 constexpr seconds kNotTheTimeout{20};
 
@@ -348,7 +348,7 @@ TEST(DeathBetweenHosts, IsNoticedByWhoHadSeenItAlive) {
                           return expectDeath(store, 0, 2, 1, options);
                         }
                         OwnEnds own = prepared(1, 2, options);
-                        // Replaces the sign of life of rank 1: no connection reaches the process.
+                        // Replaces rank 1's own sign of life, on which the test cannot see rank 0's connection.
                         auto sign = listenOnInterfaces(*listInterfaces(), options);
                         ASSERT_TRUE(sign.isOk());
                         own.address.lifeLinks = sign->addresses;

@@ -75,7 +75,7 @@ void say(const Fd& socket, std::string_view bytes) {
   EXPECT_TRUE(sendUnix(socket, bytes, {}, inTime()).isOk());
 }
 
-// As of another process of the job.
+// The hello of another process of the job.
 HostHello goodHello(const RankAddress& of0) {
   return {*makeRandomId(), makeHostToken(of0.doorToken, "")};
 }

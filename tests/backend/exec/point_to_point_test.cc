@@ -1,4 +1,5 @@
-// Messages between ranks of one thread over fake links: eager, read from the sender, asked for; and frames that a broken peer sends.
+// Messages between ranks of one thread over fake links: eager, read from the sender, asked for; and frames that a
+// broken peer sends.
 #include "backend/exec/point_to_point.h"
 
 #include <gtest/gtest.h>

@@ -282,7 +282,7 @@ struct Posted {
   std::uint64_t address = 0;  // 0: as exposed
 };
 
-// Rank 0 after rank 1 posted this.
+// The status of rank 0 after rank 1 posted `posted`.
 Status failureOfPost(const Posted& posted, int times = 1) {
   Ranks<PlanRun> ranks(turnPlans(24));
   FakeConnection& link = ranks.rank(1).to(0);
@@ -338,7 +338,7 @@ TEST(PlanRun, RefusesAnAcknowledgementThatIsNotDue) {
   }
 }
 
-// Rank 0 after rank 1 put these into the bulk lane.
+// Checks rank 0 after rank 1 put the frames of `make` into the bulk lane.
 template <typename Make>
 void withStaged(Make make, const std::function<void(Ranks<PlanRun>&)>& check) {
   Ranks<PlanRun> ranks(turnPlans(24));

@@ -140,7 +140,7 @@ LinkMessage receive(Link& link) {
   return message.isOk() ? *message : LinkMessage{};
 }
 
-// The link is refused with these words, and then hung up.
+// The link is refused with these words, and then closed.
 void expectRefusal(Link& link, const std::string& words) {
   const LinkMessage refusal = receive(link);
   EXPECT_EQ(refusal.type, LinkMessageType::kRefusal);

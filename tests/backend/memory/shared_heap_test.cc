@@ -215,7 +215,7 @@ TEST(SharedHeap, ReturnsPagesBeyondItsCacheAndUsesAllOfASmallReservation) {
     EXPECT_EQ(residentBytes(small), resident);  // kept for reuse: the cache is larger than this heap
     const auto whole = small.allocate(std::size_t{64} << 20);
     ASSERT_TRUE(whole.isOk()) << whole.status().message();
-    // Joining what was clean and dirty gave the pages back: what comes now is new.
+    // The join of clean and dirty extents gave the pages back: the next block has new pages.
     const auto* bytes = static_cast<const std::byte*>(*whole);
     for (std::size_t at = 0; at < std::size_t{64} << 20; at += 4096) {
       ASSERT_EQ(bytes[at], std::byte{0});

@@ -440,14 +440,14 @@ TEST(Trace, IsWrittenWhenARankDoesNotCome) {
       options);
 }
 
-// When a rank dies, all groups of a rank fail at once, and write one file.
+// When a rank dies, all groups with the rank fail at once, and write one file.
 TEST(Trace, IsWholeWhenGroupsFailTogether) {
   const Folder folder;
   Options options = recorded(-1);
   options.recordFile = folder.path() + "/trace_";
   const std::string victim = folder.path() + "/victim";
   std::ofstream(victim) << "mine";
-  ASSERT_EQ(::symlink(victim.c_str(), (options.recordFile + "0.part").c_str()), 0);  // by another user, where the folder is everybody's
+  ASSERT_EQ(::symlink(victim.c_str(), (options.recordFile + "0.part").c_str()), 0);  // by another user, where all users share the folder
   ASSERT_EQ(::symlink(victim.c_str(), (options.recordFile + "0").c_str()), 0);
   ::testing::internal::CaptureStderr();
   withGroup(

@@ -1,5 +1,6 @@
-// One-sided access, on one host and between hosts alike: puts, gets and atomic operations of any geometry against a model, what is seen in
-// which order, what quiet() says, what comes back, and how calls end when the owner dies or is stopped.
+// One-sided access, on one host and between hosts alike: puts, gets and atomic operations of any geometry against a
+// model, what is seen in which order, what quiet() says, what comes back, and how calls end when the owner dies or is
+// stopped.
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <unistd.h>

@@ -25,7 +25,7 @@ using std::chrono::milliseconds;
 using std::chrono::seconds;
 using Block = std::shared_ptr<SymmetricMemory>;
 
-// Symmetric memory needs shared memory, whatever the environment says of transports.
+// Symmetric memory needs shared memory, whatever transports the environment names.
 Options symmetricOptions(Duration timeout = seconds(20)) {
   Options options = testOptions();
   options.transports = "";

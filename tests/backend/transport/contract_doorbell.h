@@ -233,7 +233,7 @@ TEST_P(TransportContract, ARingAfterArmEndsEverySleepThatStartedFromItsTicket) {
       peers.doorbell->sleep(ticket, start + std::chrono::seconds(60));
     }
     EXPECT_LT(Clock::now() - start, std::chrono::seconds(5));  // 100 ms for each sleep if the sleeps did not end early
-    // Nobody rang since this one: the sleep ends at its deadline.
+    // No ring follows: the sleep ends at its deadline.
     peers.doorbell->sleep(peers.doorbell->ticket(), Clock::now() + std::chrono::milliseconds(20));
     EXPECT_GE(Clock::now() - start, std::chrono::milliseconds(19));
   });

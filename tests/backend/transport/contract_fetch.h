@@ -1,5 +1,5 @@
-// The part of the contract about fetches: memory of a peer that arrives later. For wires only: instantiate WireContract beside
-// TransportContract.
+// The part of the contract about fetches: memory of a peer that arrives later. For wires only: instantiate WireContract
+// beside TransportContract.
 #pragma once
 
 #include "tests/backend/transport/contract.h"

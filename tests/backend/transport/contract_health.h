@@ -80,7 +80,8 @@ TEST_P(TransportContract, KilledPeerIsNoticedWithinMilliseconds) {
     GTEST_SKIP() << "a thread cannot be killed";
   }
   for (const bool isLarge : {true, false}) {
-    // On a machine with more to do than cores the dying process or this one may have to wait for a core: the best of a few tries counts.
+    // On a machine with more to do than cores the dying process or this one may have to wait for a core: the best of a
+    // few tries counts.
     SharedDuration best(Duration(std::chrono::hours(1)).count());
     for (int attempt = 0; attempt < 5 && best.get() >= GetParam().noticeDeathWithin; ++attempt) {
       run(2,

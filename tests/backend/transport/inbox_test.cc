@@ -145,7 +145,7 @@ TEST(Inbox, StaysForAPeerThatComesWhenItsOwnerHasLeft) {
   EXPECT_EQ(fabric->numRemains(), before);
 }
 
-// A rank that joins late looks only at announced peers.
+// A rank that joins peers late looks only at announced peers.
 TEST(Inbox, WakesAnOwnerThatAwaitsAnnouncements) {
   const auto inbox = makeInbox(130);
   ASSERT_TRUE(inbox.isOk());

@@ -1,4 +1,5 @@
-// Every pair of types against an independent element loop, on random geometry, on every instruction set: the same bits, NaN included.
+// Every pair of types against an independent element loop, on random geometry, on every instruction set: the same bits,
+// NaN included.
 #include "ops/boxes/cast_box.h"
 
 #include <gtest/gtest.h>
@@ -89,7 +90,8 @@ TEST(CastBox, MatchesElementLoopOnRandomGeometry) {
   }
 }
 
-// Rows long enough for every path of the row kernels: heads, one stream, two streams, several stretches, ragged ends, any alignment.
+// Rows long enough for every path of the row kernels: heads, one stream, two streams, several stretches, ragged ends,
+// any alignment.
 TEST(CastBox, MatchesElementLoopOnLongRows) {
   const std::vector<CastPair> pairs = {{DType::kFloat32, DType::kBFloat16},   {DType::kBFloat16, DType::kFloat32},
                                        {DType::kFloat32, DType::kFloat16},    {DType::kFloat64, DType::kFloat8E4M3FN},
@@ -162,7 +164,7 @@ TEST(CastBox, IsACopyBetweenEqualTypes) {
   EXPECT_EQ(to, from);
 }
 
-// A reduction into another type: what is accumulated is rounded once. Sums here are exact in the accumulator.
+// A reduction into another type: the accumulated value is rounded once. Sums here are exact in the accumulator.
 TEST(ReduceBox, RoundsOnceIntoAnotherType) {
   for (const CastPair pair : allCasts()) {
     for (const ReduceOp op : {ReduceOp::kSum, ReduceOp::kMean, ReduceOp::kMin, ReduceOp::kProd}) {

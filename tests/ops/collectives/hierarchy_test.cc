@@ -1,5 +1,5 @@
-// The hierarchical programs on random placements of ranks, run in memory: the right bytes everywhere, and each part crosses between two
-// hosts once.
+// The hierarchical programs on random placements of ranks, run in memory: the right bytes everywhere, and each part
+// crosses between two hosts once.
 #include "ops/collectives/hierarchy.h"
 
 #include <fmt/format.h>

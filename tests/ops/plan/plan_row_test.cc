@@ -39,7 +39,7 @@ TEST(PlanRow, ARankThatPlansForAllMakesWhatEachMakesAloneByteForByte) {
     const std::vector<std::int32_t> hosts = hostsOf(seed, spec->ranks.size());
     const Result<std::unique_ptr<Planner>> planner = Planner::create(*spec, hosts);
     ASSERT_TRUE(planner.isOk()) << planner.status().message() << "\n" << describe(randomCase);
-    // Not in order: what one rank's plan leaves behind must not show in another's.
+    // Not in order: the state left by one rank's plan must not affect another's.
     for (std::size_t turn = 0; turn < spec->ranks.size(); ++turn) {
       const auto rank = static_cast<Rank>((turn * 5 + seed) % spec->ranks.size());
       const PlanRow made{specOf(*spec, rank), hashOf(hosts, spec->ranks.size()), (*planner)->planOf(rank)};

@@ -292,7 +292,7 @@ TEST(PlanCodec, RefusesEveryTruncationAndTrailingBytes) {
   EXPECT_FALSE(deserialise(bytes + '\0').isOk());
 }
 
-// Never a crash (this test runs under the sanitizers too); what is accepted keeps every rule.
+// Never a crash (this test runs under the sanitizers too); an accepted plan keeps every rule.
 TEST(PlanCodec, SurvivesDamage) {
   Random random(12);
   std::vector<std::string> originals;

@@ -75,7 +75,8 @@ std::vector<Indices> indicesByLists(const Layout& layout, const Dims& coordinate
   return lists;
 }
 
-// Checks that the share puts global index (lists[0][i0], lists[1][i1], ...) at local (i0, i1, ...), each local element once.
+// Checks that the share puts global index (lists[0][i0], lists[1][i1], ...) at local (i0, i1, ...), each local element
+// once.
 void expectShare(const LocalShare& share, const std::vector<Indices>& lists, const std::string& what) {
   std::vector<std::int64_t> owner(static_cast<std::size_t>(numElements(share.localShape)), 0);
   for (std::size_t d = 0; d < lists.size(); ++d) {

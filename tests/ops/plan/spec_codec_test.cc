@@ -172,8 +172,8 @@ TEST(SpecCodec, RefusesCountsThatTheBytesCannotHold) {
   EXPECT_FALSE(decodeSpec(out.take()).isOk());
 }
 
-// Damaged bytes give an error or another spec, never a crash (this test runs under the sanitizers too); and what comes out merges or is
-// refused.
+// Damaged bytes give an error or another spec, never a crash (this test runs under the sanitizers too); and the other
+// spec merges or is refused.
 TEST(SpecCodec, SurvivesDamage) {
   Random random(11);
   std::size_t numAccepted = 0;

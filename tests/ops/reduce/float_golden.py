@@ -1,4 +1,6 @@
-"""Prints the table of float_golden_test.cc: torch's own conversions of the small floating types. Needs torch >= 2.7 (float8_e8m0fnu)."""
+"""Prints the table of float_golden_test.cc: torch's own conversions of the small floating types. Needs torch >= 2.7
+(float8_e8m0fnu).
+"""
 
 import numpy as np
 import torch

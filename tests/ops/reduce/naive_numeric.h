@@ -1,4 +1,5 @@
-// An independent, slow and plain implementation of what reduce_box.h promises, one element at a time. For tests only; header only.
+// An independent, slow and plain implementation of what reduce_box.h promises, one element at a time. For tests only;
+// header only.
 #pragma once
 
 #include <cmath>
@@ -12,7 +13,7 @@
 
 namespace shardwire::internal {
 
-// A small floating type: how many mantissa bits, the bias, and what lies at the top.
+// A small floating type: how many mantissa bits, the bias, and the codes at the top.
 struct NaiveFormat {
   int mantissaBits;
   int exponentBits;

@@ -1,4 +1,4 @@
-// Which ports are used, and which of two ranks' are joined.
+// Tests which ports are used, and which ports of two ranks are joined.
 #include "backend/transport/rdma/rdma_device.h"
 
 #include <gtest/gtest.h>

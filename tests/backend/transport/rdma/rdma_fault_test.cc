@@ -255,7 +255,7 @@ class RdmaPowerCut : public ::testing::Test {
     EXPECT_NE(health.message().find("rank 1"), std::string::npos) << health.message();
     EXPECT_NE(health.message().find("died or cannot be reached"), std::string::npos) << health.message();
     EXPECT_LT(silent.count(), 10)
-        << health.message();  // not the timeout of 30 s; the note measures how soon, since an emulated machine has no independent clock
+        << health.message();  // not the timeout of 30 s; the line below prints how soon, since an emulated machine has no independent clock
     std::printf("noticed %.2f s after the last sign of life (%u fetches): %s\n", silent.count(), fetched, health.message().c_str());
     EXPECT_TRUE(connection.stopFetches());
   }

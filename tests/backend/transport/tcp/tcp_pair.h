@@ -39,7 +39,7 @@ inline std::pair<internal::Link, internal::Link> makeLinkPair() {
   return {internal::Link(std::move(near), "far end", testSecret()), internal::Link(std::move(far), "near end", testSecret())};
 }
 
-// One rank with one connection. Members go in the right order.
+// One rank with one connection. Members are destroyed in the right order.
 struct TcpRank {
   Options options;
   std::unique_ptr<internal::Endpoint> endpoint;
