@@ -104,13 +104,13 @@ INSTANTIATE_TEST_SUITE_P(Ranks, DeathOfARank,
                                            Case{"Shm5", "shm", 5}, Case{"Any8", "", 8}, Case{"Tcp8", "tcp", 8}),
                          [](const auto& info) { return info.param.name; });
 
-// With one rank that dies, one rank that is late, and some waiting ranks.
+// With one dying rank, one late rank, and some waiting ranks.
 class DeathAmongMany : public DeathOfARank {};
 INSTANTIATE_TEST_SUITE_P(Ranks, DeathAmongMany,
                          ::testing::Values(Case{"Any3", "", 3}, Case{"Tcp4", "tcp", 4}, Case{"Shm5", "shm", 5}, Case{"Any8", "", 8}),
                          [](const auto& info) { return info.param.name; });
 
-// The dead rank had published its address and never sent a byte. The rank dies before the other ranks arrive, or while
+// The dead rank had published an address and never sent a byte. The rank dies before the other ranks arrive, or while
 // the others wait.
 TEST_P(DeathOfARank, AfterItPublishedItsAddress) {
   for (const Rank dead : {0, n_ / 2, n_ - 1}) {
@@ -151,7 +151,7 @@ TEST_P(DeathAmongMany, WhileAnotherIsAwaited) {
   expectSameTexts(store, n_, {dead, late});
 }
 
-// In the middle of a handshake that the dead rank began: the rank sends its hello, and is dead when the answer arrives.
+// In the middle of a handshake begun by the dead rank: the rank sends a hello, and is dead when the answer arrives.
 TEST_P(DeathOfARank, AfterItDialed) {
   const Rank dead = n_ - 1;
   MemoryStore store;
