@@ -114,7 +114,7 @@ Status Fabric::listen(const std::string& jobToken) {
   // Ranks of a job with a token need no other secret.
   answers.maySeeSecret = [this](const RandomId& token) { return token == makeHostToken(address_.token, "") && isWelcome(token); };
   answers.welcome = [this] {
-    FabricPart* const part = begunPart();
+    FabricPart* const part = madePart();
     return part == nullptr ? Result<HostWelcome>(Status{StatusCode::kUnsupported, "it shares no memory"}) : part->welcome();
   };
   answers.secret = secret_;
@@ -159,10 +159,18 @@ Result<FabricPart*> Fabric::part(const std::function<Result<std::unique_ptr<Fabr
   return part_.get();
 }
 
+FabricPart* Fabric::madePart() {
+  if (begun_ != nullptr) {
+    return begun_;
+  }
+  const MutexLock lock(partMutex_);
+  return part_.get();
+}
+
+// Without a lock: shm's part locks its liveness for as long as the thread runs.
 FabricPart* Fabric::begunPart() {
   if (begun_ == nullptr) {
-    const MutexLock lock(partMutex_);
-    begun_ = part_.get();
+    begun_ = madePart();
     if (begun_ != nullptr) {
       begun_->begin();
     }

@@ -90,6 +90,8 @@ class Fabric {
   void serve();
   bool isWelcome(const RandomId& token);
   int listenerSocket();
+  // Called by the thread alone. The part, or null before the part is made. begunPart() also begins the part.
+  FabricPart* madePart();
   FabricPart* begunPart();
   std::vector<std::shared_ptr<LinkListener>> linkListeners();
   bool serveLinks();
