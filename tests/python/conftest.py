@@ -72,3 +72,8 @@ def raises(kind, call, *args, contains=""):
 def launcher():
     """The launcher's file, to be run without importing torch first."""
     return str(Path(shardwire.__file__).parent / "launch.py")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests of devices come last: they load an accelerator into the process, and torch then synchronises it also in tests of the CPU."""
+    items.sort(key=lambda item: "test_device" in item.nodeid)

@@ -24,6 +24,8 @@ _logger = logging.getLogger("shardwire")
 _lock = threading.Lock()
 # The native side's end, and Python's end; never closed
 _sockets: tuple[socket.socket, socket.socket] | None = None
+_reader: threading.Thread | None = None
+_END_S = 5.0  # a handler that blocks does not keep the process
 # The level of native lines sent to the socket; empty: native lines go to stderr
 _routed = ""
 
@@ -66,17 +68,18 @@ def _is_configured() -> bool:
 
 
 def _ends() -> tuple[socket.socket, socket.socket]:
-    global _sockets
+    global _sockets, _reader
     if _sockets is None:
         _sockets = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
-        threading.Thread(target=_read, args=(_sockets[1],), daemon=True, name="shardwire-log").start()
+        _reader = threading.Thread(target=_read, args=(_sockets[1],), daemon=True, name="shardwire-log")
+        _reader.start()
     return _sockets
 
 
-def _read(ours: socket.socket, flags: int = 0) -> None:
-    with contextlib.suppress(OSError):  # with MSG_DONTWAIT: no line is left
-        while True:
-            level, _, text = ours.recv(1 << 16, flags).decode(errors="replace").split(" ", 2)
+def _read(ours: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        while line := ours.recv(1 << 16).decode(errors="replace"):  # an empty line ends the thread
+            level, _, text = line.split(" ", 2)
             _logger.log(_LEVELS.get(level, logging.WARNING), "%s", text)
 
 
@@ -90,10 +93,11 @@ def _begin_anew() -> None:
 
 
 def _end() -> None:
-    """Reads the lines under way; later lines of the ending process go to stderr."""
-    if _sockets is not None:
+    """Waits until the thread has logged the lines under way; later lines of the ending process go to stderr."""
+    if _sockets is not None and _reader is not None and _reader.is_alive():
         _C.send_log_to(-1, os.environ.get("SHARDWIRE_LOG", "warn"))
-        _read(_sockets[1], socket.MSG_DONTWAIT)
+        _sockets[0].send(b"")
+        _reader.join(_END_S)
 
 
 os.register_at_fork(after_in_child=_begin_anew)
