@@ -195,7 +195,8 @@ TEST(MpiPairs, ThatWereLeftBehindFailSoonByTheFirstReasonAndAreUsedOnceTheyEnd) 
       const auto second = pairWithin(kLong, nullptr);
       EXPECT_LT(Clock::now() - start, kLong / 4);
       EXPECT_EQ(second.status().code(), StatusCode::kPeerFailed);
-      EXPECT_NE(second.status().message().find("has not ended yet: the peer closed the connection"), std::string::npos) << second.status().message();
+      EXPECT_NE(second.status().message().find("has not ended yet: the peer closed the connection"), std::string::npos)
+          << second.status().message();
       ASSERT_TRUE(store->set("given up", "").isOk());
     } else {
       ASSERT_TRUE(store->get("given up", Clock::now() + kLong).isOk());
