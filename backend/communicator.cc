@@ -21,18 +21,20 @@
 
 namespace shardwire {
 
-Result<std::unique_ptr<Communicator>> Communicator::create(Store& store, Rank rank, int worldSize, const Options& options,
-                                                           std::string groupName) {
+Result<std::unique_ptr<Communicator>> Communicator::create(Store& store, Rank rank, int worldSize,
+                                                           const Options& options, std::string groupName) {
   if (worldSize < 1 || rank < 0 || rank >= worldSize) {
     return Status(StatusCode::kInvalidArgument,
                   worldSize < 1 ? fmt::format("a group needs at least one rank, but its size is {}", worldSize)
-                                : fmt::format("rank {} is out of range: the group has {} ranks, 0 to {}", rank, worldSize, worldSize - 1));
+                                : fmt::format("rank {} is out of range: the group has {} ranks, 0 to {}", rank,
+                                              worldSize, worldSize - 1));
   }
   Result<std::vector<internal::ForcedAlgorithm>> forced = internal::parseAlgorithms(options.algorithms);
   if (!forced.isOk()) {
     return forced.status();
   }
-  Result<internal::Peers> peers = internal::connectPeers(store, rank, worldSize, options, deadlineAfter(options.timeout), groupName);
+  Result<internal::Peers> peers =
+      internal::connectPeers(store, rank, worldSize, options, deadlineAfter(options.timeout), groupName);
   if (!peers.isOk()) {
     return peers.status();
   }
@@ -45,10 +47,12 @@ Result<std::unique_ptr<Communicator>> Communicator::create(Store& store, Rank ra
   if (options.serveStatus) {
     // The group is made, and its peers count on this rank: a missing status socket is no reason to end the group.
     if (const Status served = internal::serveStatus().status(); !served.isOk()) {
-      internal::logWarn("{} goes on, but python -m shardwire.status cannot show this process: {}", engine->groupLabel(), served.message());
+      internal::logWarn("{} goes on, but python -m shardwire.status cannot show this process: {}", engine->groupLabel(),
+                        served.message());
     }
   }
-  return std::unique_ptr<Communicator>(std::make_unique<internal::CommunicatorImpl>(std::move(engine), std::move(*forced)));
+  return std::unique_ptr<Communicator>(
+      std::make_unique<internal::CommunicatorImpl>(std::move(engine), std::move(*forced)));
 }
 
 namespace internal {
@@ -65,7 +69,8 @@ Selection selectionOf(const Engine& engine, std::vector<ForcedAlgorithm> forced)
 
 // The arguments that the two ends of a message compare with Options::checkAll.
 std::string pointArguments(const Engine& engine, const TensorView& tensor) {
-  return engine.options().checkAll ? fmt::format("{}{}", dtypeName(tensor.dtype), toString(tensor.shape)) : std::string();
+  return engine.options().checkAll ? fmt::format("{}{}", dtypeName(tensor.dtype), toString(tensor.shape))
+                                   : std::string();
 }
 
 }  // namespace
@@ -112,8 +117,8 @@ Status CommunicatorImpl::status() const {
 // group is aborted.
 Status CommunicatorImpl::checkMemory(const Call& call) const {
   if (!call.flat.status().isOk()) {
-    engine_->abort({StatusCode::kSystem, fmt::format("there is no memory for the copy of a message on {}: {}", engine_->groupLabel(),
-                                                     call.flat.status().message())});
+    engine_->abort({StatusCode::kSystem, fmt::format("there is no memory for the copy of a message on {}: {}",
+                                                     engine_->groupLabel(), call.flat.status().message())});
   }
   return call.flat.status();
 }
@@ -163,8 +168,9 @@ Result<WorkPtr> CommunicatorImpl::recv(TensorView tensor, Rank peer, int tag, Ca
   SW_RETURN_IF_ERROR(checkMemory(call));
   const std::size_t bytes = static_cast<std::size_t>(flat->shape[0]) * elementBytes(tensor.dtype);
   auto work = std::make_shared<PointRecv>(peer, tag, std::span<std::byte>(flat->bytes, bytes));
-  work->description = std::make_shared<const std::string>(fmt::format(
-      "recv({}[{}], from {}, tag {})", dtypeName(tensor.dtype), flat->shape[0], peer < 0 ? "any rank" : fmt::format("rank {}", peer), tag));
+  work->description = std::make_shared<const std::string>(
+      fmt::format("recv({}[{}], from {}, tag {})", dtypeName(tensor.dtype), flat->shape[0],
+                  peer < 0 ? "any rank" : fmt::format("rank {}", peer), tag));
   work->timeout = call.options.timeout.value_or(Duration{0});
   work->keepAlive = call.keepAlive();
   work->epilogue = call.flat.finish();
@@ -196,7 +202,8 @@ void CommunicatorImpl::abort(const std::string& reason) {
   if (!owner().isHere()) {
     return;
   }
-  engine_->abort({StatusCode::kAborted, fmt::format("aborted on {}{}{}", engine_->groupLabel(), reason.empty() ? "" : ": ", reason)});
+  engine_->abort({StatusCode::kAborted,
+                  fmt::format("aborted on {}{}{}", engine_->groupLabel(), reason.empty() ? "" : ": ", reason)});
 }
 
 std::string CommunicatorImpl::describeCollectives() const {

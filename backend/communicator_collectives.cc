@@ -41,12 +41,14 @@ std::shared_ptr<void> CommunicatorImpl::Call::keepAlive(std::shared_ptr<void> sc
   if (flat.memory() == nullptr && scratch == nullptr) {
     return options.keepAlive;
   }
-  return std::make_shared<std::array<std::shared_ptr<void>, 3>>(std::array{options.keepAlive, flat.memory(), std::move(scratch)});
+  return std::make_shared<std::array<std::shared_ptr<void>, 3>>(
+      std::array{options.keepAlive, flat.memory(), std::move(scratch)});
 }
 
 // The memory in use until the operation is done. Tensors with copies are read at the start, and written, if at all, at
 // the end.
-MemoryUse& CommunicatorImpl::Call::fill(MemoryUse& use, std::span<const TensorView> inputs, std::span<const TensorView> outputs) const {
+MemoryUse& CommunicatorImpl::Call::fill(MemoryUse& use, std::span<const TensorView> inputs,
+                                        std::span<const TensorView> outputs) const {
   use.reads(inputs);
   use.writes(outputs);
   flat.forEachCopied([&](const TensorView& user, bool isWritten) {
@@ -66,7 +68,9 @@ std::shared_ptr<Activity> CommunicatorImpl::argumentCheck(const Call& call, cons
     const auto shapesOf = [](std::span<const TensorView> tensors) {
       std::vector<std::string> shapes;
       for (const TensorView& tensor : tensors) {
-        shapes.push_back(numElements(tensor.shape) == 0 ? "nothing" : fmt::format("{}{}", dtypeName(tensor.dtype), toString(tensor.shape)));
+        shapes.push_back(numElements(tensor.shape) == 0
+                             ? "nothing"
+                             : fmt::format("{}{}", dtypeName(tensor.dtype), toString(tensor.shape)));
       }
       return shapes;
     };
@@ -80,8 +84,8 @@ std::shared_ptr<Activity> CommunicatorImpl::argumentCheck(const Call& call, cons
   return check;
 }
 
-Result<WorkPtr> CommunicatorImpl::start(Call& call, const CollectiveCall& collective, std::span<const TensorView> inputs,
-                                        std::span<const TensorView> outputs) {
+Result<WorkPtr> CommunicatorImpl::start(Call& call, const CollectiveCall& collective,
+                                        std::span<const TensorView> inputs, std::span<const TensorView> outputs) {
   SW_RETURN_IF_ERROR(checkOwner());
   std::unique_ptr<MemoryUse> use;
   std::vector<std::shared_ptr<Activity>> earlier;
@@ -100,8 +104,8 @@ Result<WorkPtr> CommunicatorImpl::start(Call& call, const CollectiveCall& collec
   }
   std::shared_ptr<StartGate> gate;
   if (!memory.isOk()) {
-    Status failure(memory.code(), fmt::format("{} needs memory for copies that rank {} does not have: {}", describe(collective), rank(),
-                                              memory.message()));
+    Status failure(memory.code(), fmt::format("{} needs memory for copies that rank {} does not have: {}",
+                                              describe(collective), rank(), memory.message()));
     gate = std::make_shared<StartGate>(std::move(earlier), nullptr, std::move(failure));
     runs.spin = Duration::zero();
   } else if (earlier.empty()) {
@@ -130,8 +134,8 @@ Result<WorkPtr> CommunicatorImpl::start(Call& call, const CollectiveCall& collec
                           .outputs = call.givenOutputs,
                           .lists = listsOf(collective.kind),
                           .isHeldBack = gate != nullptr};
-  SW_RETURN_IF_ERROR(
-      engine_->submit(checked.empty() ? runs.span() : std::span<const std::shared_ptr<Activity>>(checked), runs.spin, record));
+  SW_RETURN_IF_ERROR(engine_->submit(
+      checked.empty() ? runs.span() : std::span<const std::shared_ptr<Activity>>(checked), runs.spin, record));
   if (!last->isDone()) {
     if (use == nullptr) {
       use = inFlight_->newUse();
@@ -181,11 +185,12 @@ Result<WorkPtr> CommunicatorImpl::reduce(TensorView tensor, Rank root, ReduceOp 
   if (!flat.isOk()) {
     return flat.status();
   }
-  return start(call, {Collective::kReduce, tensor.dtype, op, root, flat->shape[0]}, one(*flat), isRoot ? one(*flat) : kNone);
+  return start(call, {Collective::kReduce, tensor.dtype, op, root, flat->shape[0]}, one(*flat),
+               isRoot ? one(*flat) : kNone);
 }
 
-Result<WorkPtr> CommunicatorImpl::startGathering(CollectiveCall collective, TensorView input, std::span<const TensorView> outputs,
-                                                 CallOptions options) {
+Result<WorkPtr> CommunicatorImpl::startGathering(CollectiveCall collective, TensorView input,
+                                                 std::span<const TensorView> outputs, CallOptions options) {
   Call call{.options = std::move(options), .like = &input, .givenInputs = one(input), .givenOutputs = outputs};
   Result<TensorView> flat = call.flat.input(input);
   SW_RETURN_IF_ERROR(flat.status());
@@ -195,8 +200,8 @@ Result<WorkPtr> CommunicatorImpl::startGathering(CollectiveCall collective, Tens
   return start(call, collective, one(*flat), *flatOutputs);
 }
 
-Result<WorkPtr> CommunicatorImpl::startScattering(CollectiveCall collective, TensorView output, std::span<const TensorView> inputs,
-                                                  CallOptions options) {
+Result<WorkPtr> CommunicatorImpl::startScattering(CollectiveCall collective, TensorView output,
+                                                  std::span<const TensorView> inputs, CallOptions options) {
   Call call{.options = std::move(options), .like = &output, .givenInputs = inputs, .givenOutputs = one(output)};
   Result<TensorView> flat = call.flat.output(output);
   SW_RETURN_IF_ERROR(flat.status());
@@ -206,37 +211,49 @@ Result<WorkPtr> CommunicatorImpl::startScattering(CollectiveCall collective, Ten
   return start(call, collective, *flatInputs, one(*flat));
 }
 
-Result<WorkPtr> CommunicatorImpl::allGather(TensorView input, std::span<const TensorView> outputs, CallOptions options) {
+Result<WorkPtr> CommunicatorImpl::allGather(TensorView input, std::span<const TensorView> outputs,
+                                            CallOptions options) {
   SW_RETURN_IF_ERROR(checkList(outputs, input.dtype, numElements(input.shape), "all_gather", "outputs"));
   SW_RETURN_IF_ERROR(checkListMemory({"all_gather", "input", "output"}, rank(), one(input), outputs));
   return startGathering({.kind = Collective::kAllGather, .dtype = input.dtype}, input, outputs, std::move(options));
 }
 
-Result<WorkPtr> CommunicatorImpl::gather(TensorView input, std::span<const TensorView> outputs, Rank root, CallOptions options) {
+Result<WorkPtr> CommunicatorImpl::gather(TensorView input, std::span<const TensorView> outputs, Rank root,
+                                         CallOptions options) {
   SW_RETURN_IF_ERROR(checkRootList(outputs, input, root, "gather", "outputs"));
   SW_RETURN_IF_ERROR(checkListMemory({"gather", "input", "output"}, rank(), one(input), outputs));
-  return startGathering({.kind = Collective::kGather, .dtype = input.dtype, .root = root}, input, outputs, std::move(options));
+  return startGathering({.kind = Collective::kGather, .dtype = input.dtype, .root = root}, input, outputs,
+                        std::move(options));
 }
 
-Result<WorkPtr> CommunicatorImpl::scatter(TensorView output, std::span<const TensorView> inputs, Rank root, CallOptions options) {
+Result<WorkPtr> CommunicatorImpl::scatter(TensorView output, std::span<const TensorView> inputs, Rank root,
+                                          CallOptions options) {
   SW_RETURN_IF_ERROR(checkRootList(inputs, output, root, "scatter", "inputs"));
   SW_RETURN_IF_ERROR(checkListMemory({"scatter", "input", "output"}, rank(), inputs, one(output)));
-  return startScattering({.kind = Collective::kScatter, .dtype = output.dtype, .root = root}, output, inputs, std::move(options));
+  return startScattering({.kind = Collective::kScatter, .dtype = output.dtype, .root = root}, output, inputs,
+                         std::move(options));
 }
 
-Result<WorkPtr> CommunicatorImpl::reduceScatter(TensorView output, std::span<const TensorView> inputs, ReduceOp op, CallOptions options) {
+Result<WorkPtr> CommunicatorImpl::reduceScatter(TensorView output, std::span<const TensorView> inputs, ReduceOp op,
+                                                CallOptions options) {
   SW_RETURN_IF_ERROR(checkReduction(output.dtype, op, "reduce_scatter"));
   SW_RETURN_IF_ERROR(checkList(inputs, output.dtype, numElements(output.shape), "reduce_scatter", "inputs"));
   SW_RETURN_IF_ERROR(checkListMemory({"reduce_scatter", "input", "output"}, rank(), inputs, one(output)));
-  return startScattering({.kind = Collective::kReduceScatter, .dtype = output.dtype, .op = op}, output, inputs, std::move(options));
+  return startScattering({.kind = Collective::kReduceScatter, .dtype = output.dtype, .op = op}, output, inputs,
+                         std::move(options));
 }
 
-Result<WorkPtr> CommunicatorImpl::allToAll(std::span<const TensorView> outputs, std::span<const TensorView> inputs, CallOptions options) {
+Result<WorkPtr> CommunicatorImpl::allToAll(std::span<const TensorView> outputs, std::span<const TensorView> inputs,
+                                           CallOptions options) {
   const DType dtype = inputs.empty() ? DType::kFloat32 : inputs[0].dtype;
   SW_RETURN_IF_ERROR(checkList(inputs, dtype, -1, "all_to_all", "inputs"));
   SW_RETURN_IF_ERROR(checkList(outputs, dtype, -1, "all_to_all", "outputs"));
   SW_RETURN_IF_ERROR(checkListMemory({"all_to_all", "input", "output"}, rank(), inputs, outputs));
-  Call call{.options = std::move(options), .sends = inputs, .receives = outputs, .givenInputs = inputs, .givenOutputs = outputs};
+  Call call{.options = std::move(options),
+            .sends = inputs,
+            .receives = outputs,
+            .givenInputs = inputs,
+            .givenOutputs = outputs};
   const Result<std::vector<TensorView>> flatInputs = call.flat.inputs(inputs);
   const Result<std::vector<TensorView>> flatOutputs = call.flat.outputs(outputs);
   if (!flatInputs.isOk() || !flatOutputs.isOk()) {
@@ -250,9 +267,11 @@ Result<WorkPtr> CommunicatorImpl::allToAll(std::span<const TensorView> outputs, 
   }
   if (const auto self = static_cast<std::size_t>(rank()); inputElems[self] != outputElems[self]) {
     return Status(StatusCode::kInvalidArgument,
-                  fmt::format("all_to_all: rank {} sends itself {} elements and expects {}", rank(), inputElems[self], outputElems[self]));
+                  fmt::format("all_to_all: rank {} sends itself {} elements and expects {}", rank(), inputElems[self],
+                              outputElems[self]));
   }
-  const CollectiveCall collective{.kind = Collective::kAllToAll, .dtype = dtype, .inputElems = inputElems, .outputElems = outputElems};
+  const CollectiveCall collective{
+      .kind = Collective::kAllToAll, .dtype = dtype, .inputElems = inputElems, .outputElems = outputElems};
   return start(call, collective, *flatInputs, *flatOutputs);
 }
 
@@ -260,16 +279,16 @@ Result<WorkPtr> CommunicatorImpl::allToAll(std::span<const TensorView> outputs, 
 
 Status CommunicatorImpl::checkRoot(Rank root, const char* name) const {
   if (root < 0 || root >= worldSize()) {
-    return {StatusCode::kInvalidArgument,
-            fmt::format("{}: root {} is out of range: the group has {} ranks, 0 to {}", name, root, worldSize(), worldSize() - 1)};
+    return {StatusCode::kInvalidArgument, fmt::format("{}: root {} is out of range: the group has {} ranks, 0 to {}",
+                                                      name, root, worldSize(), worldSize() - 1)};
   }
   return Status::ok();
 }
 
 Status CommunicatorImpl::checkPeer(Rank peer, const char* name) const {
   if (peer < 0 || peer >= worldSize()) {
-    return {StatusCode::kInvalidArgument,
-            fmt::format("{}: rank {} is out of range: the group has {} ranks, 0 to {}", name, peer, worldSize(), worldSize() - 1)};
+    return {StatusCode::kInvalidArgument, fmt::format("{}: rank {} is out of range: the group has {} ranks, 0 to {}",
+                                                      name, peer, worldSize(), worldSize() - 1)};
   }
   if (peer == rank()) {
     return {StatusCode::kInvalidArgument, fmt::format("{}: rank {} cannot exchange a message with itself", name, peer)};
@@ -279,37 +298,39 @@ Status CommunicatorImpl::checkPeer(Rank peer, const char* name) const {
 
 Status CommunicatorImpl::checkReduction(DType dtype, ReduceOp op, const char* name) const {
   if (op == ReduceOp::kNone || !supportsReduction(dtype, op)) {
-    return {StatusCode::kTypeError, fmt::format("{}: {} is not defined on {}", name, reduceOpName(op), dtypeName(dtype))};
+    return {StatusCode::kTypeError,
+            fmt::format("{}: {} is not defined on {}", name, reduceOpName(op), dtypeName(dtype))};
   }
   return Status::ok();
 }
 
-Status CommunicatorImpl::checkRootList(std::span<const TensorView> tensors, const TensorView& like, Rank root, const char* name,
-                                       const char* list) const {
+Status CommunicatorImpl::checkRootList(std::span<const TensorView> tensors, const TensorView& like, Rank root,
+                                       const char* name, const char* list) const {
   SW_RETURN_IF_ERROR(checkRoot(root, name));
   if (rank() == root) {
     return checkList(tensors, like.dtype, numElements(like.shape), name, list);
   }
   if (!tensors.empty()) {
-    return {StatusCode::kInvalidArgument, fmt::format("{}: rank {} is not the root ({}) and must give no {}", name, rank(), root, list)};
+    return {StatusCode::kInvalidArgument,
+            fmt::format("{}: rank {} is not the root ({}) and must give no {}", name, rank(), root, list)};
   }
   return Status::ok();
 }
 
-Status CommunicatorImpl::checkList(std::span<const TensorView> tensors, DType dtype, std::int64_t numElems, const char* name,
-                                   const char* list) const {
+Status CommunicatorImpl::checkList(std::span<const TensorView> tensors, DType dtype, std::int64_t numElems,
+                                   const char* name, const char* list) const {
   if (tensors.size() != static_cast<std::size_t>(worldSize())) {
     return {StatusCode::kInvalidArgument,
             fmt::format("{}: {} must hold one tensor per rank ({}), not {}", name, list, worldSize(), tensors.size())};
   }
   for (std::size_t r = 0; r < tensors.size(); ++r) {
     if (tensors[r].dtype != dtype) {
-      return {StatusCode::kTypeError,
-              fmt::format("{}: {}[{}] is {}, the others are {}", name, list, r, dtypeName(tensors[r].dtype), dtypeName(dtype))};
+      return {StatusCode::kTypeError, fmt::format("{}: {}[{}] is {}, the others are {}", name, list, r,
+                                                  dtypeName(tensors[r].dtype), dtypeName(dtype))};
     }
     if (numElems >= 0 && numElements(tensors[r].shape) != numElems) {
-      return {StatusCode::kInvalidArgument,
-              fmt::format("{}: {}[{}] has {} elements, {} are needed", name, list, r, numElements(tensors[r].shape), numElems)};
+      return {StatusCode::kInvalidArgument, fmt::format("{}: {}[{}] has {} elements, {} are needed", name, list, r,
+                                                        numElements(tensors[r].shape), numElems)};
     }
   }
   return Status::ok();

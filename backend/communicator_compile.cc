@@ -52,8 +52,9 @@ std::optional<std::string> keepSpecs(std::span<const std::string> specs, const E
     return std::accumulate(specs.begin(), specs.end(), std::size_t{0},
                            [](std::size_t sum, const std::string& spec) { return sum + spec.size(); });
   };
-  const bool plansForAll = areAll(specs, WhoPlans::kRank0) ||
-                           (areAll(specs, WhoPlans::kChosen) && isShippingSooner(engine.worldSize(), numBytes(), ranksPerCore(engine)));
+  const bool plansForAll =
+      areAll(specs, WhoPlans::kRank0) ||
+      (areAll(specs, WhoPlans::kChosen) && isShippingSooner(engine.worldSize(), numBytes(), ranksPerCore(engine)));
   return plansForAll ? std::optional(std::string(asText(digestOf(specs)))) : std::nullopt;
 }
 
@@ -67,7 +68,8 @@ struct Made {
 class Compilation {
  public:
   // `exchange` is done; this constructor takes the blobs.
-  Compilation(Exchange& exchange, Engine& engine, PlanCache& cache, const LocalSpec& asked, std::optional<Duration> timeout)
+  Compilation(Exchange& exchange, Engine& engine, PlanCache& cache, const LocalSpec& asked,
+              std::optional<Duration> timeout)
       : exchange_(exchange),
         specs_(std::make_shared<const std::vector<std::string>>(exchange.takeBlobs())),
         engine_(engine),
@@ -87,12 +89,14 @@ class Compilation {
   void useFile(std::string mode, const Digest& specs);
 
   OpFacts factsOf(PlanRow row) const {
-    return std::move(
-        OpFacts(std::move(row), nullptr, {engine_.hosts().begin(), engine_.hosts().end()}, exchange_.seq).knowsAllBy(allSpecs()));
+    return std::move(OpFacts(std::move(row), nullptr, {engine_.hosts().begin(), engine_.hosts().end()}, exchange_.seq)
+                         .knowsAllBy(allSpecs()));
   }
   // If rank 0 plans, the other ranks know only their own part: in a group of many ranks they do not have the specs, and
   // in a group of few ranks the specs need not be kept.
-  std::shared_ptr<const std::vector<std::string>> allSpecs() const { return isByRank0_ && engine_.rank() != 0 ? nullptr : specs_; }
+  std::shared_ptr<const std::vector<std::string>> allSpecs() const {
+    return isByRank0_ && engine_.rank() != 0 ? nullptr : specs_;
+  }
 
   const Exchange& exchange_;
   const std::shared_ptr<const std::vector<std::string>> specs_;  // encoded, by rank
@@ -201,7 +205,8 @@ Result<Made> Compilation::planOnRank0() {
   const std::string digest = exchange_.answer().value_or(std::string(asText(digestOf(std::span(*specs_)))));
   Digest specs{};
   if (digest.size() != specs.size()) {
-    return Status(StatusCode::kInternal, fmt::format("{}: rank 0's digest of all ranks' specs cannot be read", *exchange_.description));
+    return Status(StatusCode::kInternal,
+                  fmt::format("{}: rank 0's digest of all ranks' specs cannot be read", *exchange_.description));
   }
   std::copy(digest.begin(), digest.end(), specs.begin());
   if (!asked_.buildDir.empty()) {
@@ -210,10 +215,12 @@ Result<Made> Compilation::planOnRank0() {
   const PlanOrigin origin(std::span(&digest, 1));
   std::optional<Made> found = find(origin);
   CallPart part = partOf(exchange_);
-  const auto votes = exchangeAll(engine_, "compile_op: who has its plan", found.has_value() ? "1" : "0", timeout_, &part);
+  const auto votes =
+      exchangeAll(engine_, "compile_op: who has its plan", found.has_value() ? "1" : "0", timeout_, &part);
   SW_RETURN_IF_ERROR(votes.status());
   const auto hasVoted = [&](Rank rank) { return (*votes)[static_cast<std::size_t>(rank)] == "1"; };
-  if (std::all_of(votes->begin(), votes->end(), [](const std::string& vote) { return vote == "1"; }) && found.has_value()) {
+  if (std::all_of(votes->begin(), votes->end(), [](const std::string& vote) { return vote == "1"; }) &&
+      found.has_value()) {
     return std::move(*found);
   }
   RowMaker rows(*specs_, engine_);
@@ -242,11 +249,14 @@ Result<Made> Compilation::planOnRank0() {
 
 }  // namespace
 
-Result<std::shared_ptr<CompiledOp>> CommunicatorImpl::compileOp(const LocalSpec& spec, std::optional<Duration> timeout) {
+Result<std::shared_ptr<CompiledOp>> CommunicatorImpl::compileOp(const LocalSpec& spec,
+                                                                std::optional<Duration> timeout) {
   SW_RETURN_IF_ERROR(checkOwner());
   const auto started = Clock::now();
   auto exchange = std::make_shared<Exchange>(encodeSpec(spec), worldSize(), rank());
-  exchange->keepsForItself = [engine = engine_.get()](std::span<const std::string> specs) { return keepSpecs(specs, *engine); };
+  exchange->keepsForItself = [engine = engine_.get()](std::span<const std::string> specs) {
+    return keepSpecs(specs, *engine);
+  };
   exchange->description = std::make_shared<const std::string>(labelOf(spec.name));
   Hasher hash;
   hash.add(std::string_view("compile_op"));
@@ -265,11 +275,12 @@ Result<std::shared_ptr<CompiledOp>> CommunicatorImpl::compileOp(const LocalSpec&
   if (!made.isOk()) {
     return made.status();
   }
-  return std::shared_ptr<CompiledOp>(
-      std::make_shared<CompiledOpImpl>(engine_, inFlight_, std::move(made->facts), std::move(made->provenance), secondsSince(started)));
+  return std::shared_ptr<CompiledOp>(std::make_shared<CompiledOpImpl>(
+      engine_, inFlight_, std::move(made->facts), std::move(made->provenance), secondsSince(started)));
 }
 
-Result<std::shared_ptr<CompiledOp>> CommunicatorImpl::attach(const CompiledOp& planned, std::optional<Duration> timeout) {
+Result<std::shared_ptr<CompiledOp>> CommunicatorImpl::attach(const CompiledOp& planned,
+                                                             std::optional<Duration> timeout) {
   SW_RETURN_IF_ERROR(checkOwner());
   const auto started = Clock::now();
   const OpFacts* facts = offlineFactsOf(planned);
@@ -278,8 +289,8 @@ Result<std::shared_ptr<CompiledOp>> CommunicatorImpl::attach(const CompiledOp& p
   if (facts == nullptr) {
     error = "this op has a group already; attach one that was planned without a group";
   } else if (const Plan& plan = *facts->plan(); plan.rank != rank() || plan.worldSize != worldSize()) {
-    error = fmt::format("{} was planned for rank {} of {}, and this is rank {} of {}: plan it for this rank and size", facts->label(),
-                        plan.rank, plan.worldSize, rank(), worldSize());
+    error = fmt::format("{} was planned for rank {} of {}, and this is rank {} of {}: plan it for this rank and size",
+                        facts->label(), plan.rank, plan.worldSize, rank(), worldSize());
   } else {
     const PlanRow row = facts->row();
     text = fmt::format("{}, plan {:016x} for hosts {:016x}", facts->label(), row.plan.fingerprint, row.hosts);
@@ -287,8 +298,8 @@ Result<std::shared_ptr<CompiledOp>> CommunicatorImpl::attach(const CompiledOp& p
   CallPart part;
   SW_RETURN_IF_ERROR(internal::agree(*engine_, "attach", text, error, timeout, &part));
   SW_CHECK(facts != nullptr);
-  return std::shared_ptr<CompiledOp>(
-      std::make_shared<CompiledOpImpl>(engine_, inFlight_, facts->numbered(part.seq), planned.planProvenance(), secondsSince(started)));
+  return std::shared_ptr<CompiledOp>(std::make_shared<CompiledOpImpl>(engine_, inFlight_, facts->numbered(part.seq),
+                                                                      planned.planProvenance(), secondsSince(started)));
 }
 
 }  // namespace shardwire::internal

@@ -1,4 +1,5 @@
-// Wires the rooms together: exchanges specs, plans, hands runs to the engine. The collectives are in communicator_collectives.cc.
+// Wires the rooms together: exchanges specs, plans, hands runs to the engine. The collectives are in
+// communicator_collectives.cc.
 #pragma once
 
 #include <memory>
@@ -42,14 +43,18 @@ class CommunicatorImpl final : public Communicator {
   Result<WorkPtr> allGather(TensorView input, std::span<const TensorView> outputs, CallOptions call) override;
   Result<WorkPtr> gather(TensorView input, std::span<const TensorView> outputs, Rank root, CallOptions call) override;
   Result<WorkPtr> scatter(TensorView output, std::span<const TensorView> inputs, Rank root, CallOptions call) override;
-  Result<WorkPtr> reduceScatter(TensorView output, std::span<const TensorView> inputs, ReduceOp op, CallOptions call) override;
-  Result<WorkPtr> allToAll(std::span<const TensorView> outputs, std::span<const TensorView> inputs, CallOptions call) override;
+  Result<WorkPtr> reduceScatter(TensorView output, std::span<const TensorView> inputs, ReduceOp op,
+                                CallOptions call) override;
+  Result<WorkPtr> allToAll(std::span<const TensorView> outputs, std::span<const TensorView> inputs,
+                           CallOptions call) override;
   Result<WorkPtr> send(TensorView tensor, Rank peer, int tag, CallOptions call) override;
   Result<WorkPtr> recv(TensorView tensor, Rank peer, int tag, CallOptions call) override;
 
-  Result<std::shared_ptr<SymmetricMemory>> makeSymmetric(const SymmetricRequest& request, std::optional<Duration> timeout) override;
+  Result<std::shared_ptr<SymmetricMemory>> makeSymmetric(const SymmetricRequest& request,
+                                                         std::optional<Duration> timeout) override;
   Status symmetricBarrier(std::optional<Duration> timeout) override;
-  Status agree(const std::string& what, const std::string& text, const std::string& error, std::optional<Duration> timeout) override;
+  Status agree(const std::string& what, const std::string& text, const std::string& error,
+               std::optional<Duration> timeout) override;
 
   void abort(const std::string& reason) override;
   void end() override;
@@ -76,8 +81,10 @@ class CommunicatorImpl final : public Communicator {
   Result<WorkPtr> start(Call& call, const CollectiveCall& collective, std::span<const TensorView> inputs,
                         std::span<const TensorView> outputs);
   // One tensor to many, and many to one; the tensors are checked.
-  Result<WorkPtr> startGathering(CollectiveCall collective, TensorView input, std::span<const TensorView> outputs, CallOptions options);
-  Result<WorkPtr> startScattering(CollectiveCall collective, TensorView output, std::span<const TensorView> inputs, CallOptions options);
+  Result<WorkPtr> startGathering(CollectiveCall collective, TensorView input, std::span<const TensorView> outputs,
+                                 CallOptions options);
+  Result<WorkPtr> startScattering(CollectiveCall collective, TensorView output, std::span<const TensorView> inputs,
+                                  CallOptions options);
   // Every call checks its process first, before any lock: in a child of fork(), a thread missing in the child may have
   // held the lock.
   const OwnerProcess& owner() const { return engine_->owner(); }
@@ -87,9 +94,11 @@ class CommunicatorImpl final : public Communicator {
   Status checkPeer(Rank peer, const char* name) const;
   Status checkReduction(DType dtype, ReduceOp op, const char* name) const;
   // The root has one tensor like `like` per rank, the other ranks have none.
-  Status checkRootList(std::span<const TensorView> tensors, const TensorView& like, Rank root, const char* name, const char* list) const;
+  Status checkRootList(std::span<const TensorView> tensors, const TensorView& like, Rank root, const char* name,
+                       const char* list) const;
   // One tensor per rank, all of `dtype`, each of `numElems` elements (any when negative).
-  Status checkList(std::span<const TensorView> tensors, DType dtype, std::int64_t numElems, const char* name, const char* list) const;
+  Status checkList(std::span<const TensorView> tensors, DType dtype, std::int64_t numElems, const char* name,
+                   const char* list) const;
 
   const std::shared_ptr<Engine> engine_;
   const std::shared_ptr<InFlight> inFlight_ = std::make_shared<InFlight>();
@@ -98,7 +107,8 @@ class CommunicatorImpl final : public Communicator {
   Mutex endMutex_;
   bool hasEnded_ SW_GUARDED_BY(endMutex_) = false;
   Mutex symmetricMutex_;
-  std::shared_ptr<SymmetricMemory> barrierWords_ SW_GUARDED_BY(symmetricMutex_);  // made by the first symmetricBarrier()
+  std::shared_ptr<SymmetricMemory> barrierWords_
+      SW_GUARDED_BY(symmetricMutex_);  // made by the first symmetricBarrier()
 };
 
 }  // namespace shardwire::internal

@@ -6,7 +6,8 @@
 
 namespace shardwire::internal {
 
-Result<std::shared_ptr<SymmetricMemory>> CommunicatorImpl::makeSymmetric(const SymmetricRequest& request, std::optional<Duration> timeout) {
+Result<std::shared_ptr<SymmetricMemory>> CommunicatorImpl::makeSymmetric(const SymmetricRequest& request,
+                                                                         std::optional<Duration> timeout) {
   SW_RETURN_IF_ERROR(checkOwner());
   // Sends a byte from each rank to each rank. This operation needs all links.
   const auto joinAll = [&]() -> Status {

@@ -15,7 +15,8 @@ namespace shardwire::internal {
 
 namespace {
 
-std::unique_ptr<MemoryUse> useOf(std::unique_ptr<MemoryUse> use, std::span<const TensorView> inputs, std::span<const TensorView> outputs) {
+std::unique_ptr<MemoryUse> useOf(std::unique_ptr<MemoryUse> use, std::span<const TensorView> inputs,
+                                 std::span<const TensorView> outputs) {
   use->reads(inputs);
   use->writes(outputs);
   use->sort();
@@ -27,8 +28,8 @@ std::unique_ptr<MemoryUse> useOf(std::unique_ptr<MemoryUse> use, std::span<const
 // Runs over tensors checked once.
 class BoundOpImpl final : public BoundOp {
  public:
-  BoundOpImpl(std::shared_ptr<CompiledOpImpl> op, std::span<const TensorView> inputs, std::span<const TensorView> outputs,
-              std::shared_ptr<void> keepAlive, std::optional<Duration> timeout)
+  BoundOpImpl(std::shared_ptr<CompiledOpImpl> op, std::span<const TensorView> inputs,
+              std::span<const TensorView> outputs, std::shared_ptr<void> keepAlive, std::optional<Duration> timeout)
       : op_(std::move(op)),
         inputs_(inputs.begin(), inputs.end()),
         outputs_(outputs.begin(), outputs.end()),
@@ -72,15 +73,16 @@ class BoundOpImpl final : public BoundOp {
   RunPool<PlanRun> pool_ SW_GUARDED_BY(mutex_);
 };
 
-CompiledOpImpl::CompiledOpImpl(std::shared_ptr<Engine> engine, std::shared_ptr<InFlight> inFlight, OpFacts facts, PlanProvenance provenance,
-                               double compileSeconds)
+CompiledOpImpl::CompiledOpImpl(std::shared_ptr<Engine> engine, std::shared_ptr<InFlight> inFlight, OpFacts facts,
+                               PlanProvenance provenance, double compileSeconds)
     : engine_(std::move(engine)),
       inFlight_(std::move(inFlight)),
       facts_(std::move(facts)),
       provenance_(std::move(provenance)),
       plan_(facts_.plan()),
-      description_(std::make_shared<const std::string>(
-          fmt::format("a run of {} ({} tensors, plan {:016x})", facts_.label(), facts_.agreed().tensors.size(), plan_->fingerprint))),
+      description_(
+          std::make_shared<const std::string>(fmt::format("a run of {} ({} tensors, plan {:016x})", facts_.label(),
+                                                          facts_.agreed().tensors.size(), plan_->fingerprint))),
       compileSeconds_(compileSeconds) {}
 
 Status CompiledOpImpl::check(std::span<const TensorView> inputs, std::span<const TensorView> outputs) const {
@@ -109,13 +111,15 @@ Result<WorkPtr> CompiledOpImpl::start(std::shared_ptr<PlanRun> run, Views views,
   std::array<std::shared_ptr<Activity>, 2> activities = {nullptr, run};
   std::span<const std::shared_ptr<Activity>> submitted(&activities[1], 1);
   if (engine_->options().checkAll) {
-    activities[0] = std::make_shared<ArgumentCheck>(CallArguments{*description_, {}, {}}, engine_->worldSize(), engine_->rank());
+    activities[0] =
+        std::make_shared<ArgumentCheck>(CallArguments{*description_, {}, {}}, engine_->worldSize(), engine_->rank());
     activities[0]->timeout = run->timeout;
     earlier.push_back(activities[0]);
     submitted = activities;
   }
   Duration spin = run->worthSpinning();
-  const CallRecord record{.name = "compiled_op", .inputs = views.inputs, .outputs = views.outputs, .isHeldBack = !earlier.empty()};
+  const CallRecord record{
+      .name = "compiled_op", .inputs = views.inputs, .outputs = views.outputs, .isHeldBack = !earlier.empty()};
   if (!earlier.empty()) {
     run->startAfter(std::make_shared<StartGate>(std::move(earlier), nullptr));
     spin = Duration::zero();
@@ -129,7 +133,8 @@ Result<WorkPtr> CompiledOpImpl::start(std::shared_ptr<PlanRun> run, Views views,
 }
 
 Result<WorkPtr> CompiledOpImpl::run(std::span<const TensorView> inputs, std::span<const TensorView> outputs,
-                                    std::shared_ptr<void> keepAlive, std::optional<Duration> timeout, Staging* staging) {
+                                    std::shared_ptr<void> keepAlive, std::optional<Duration> timeout,
+                                    Staging* staging) {
   SW_RETURN_IF_ERROR(checkOwner());
   SW_RETURN_IF_ERROR(check(inputs, outputs));
   (void)inFlight_->isEmpty();  // finished runs go back to the pool
@@ -140,14 +145,18 @@ Result<WorkPtr> CompiledOpImpl::run(std::span<const TensorView> inputs, std::spa
   run->prepare(inputs, outputs);
   run->stage(staging);
   engine_->attach(staging);
-  return start(run, {inputs, outputs}, std::move(keepAlive), timeout, [&] { return useOf(inFlight_->newUse(), inputs, outputs); });
+  return start(run, {inputs, outputs}, std::move(keepAlive), timeout,
+               [&] { return useOf(inFlight_->newUse(), inputs, outputs); });
 }
 
-Result<std::unique_ptr<BoundOp>> CompiledOpImpl::bind(std::span<const TensorView> inputs, std::span<const TensorView> outputs,
-                                                      std::shared_ptr<void> keepAlive, std::optional<Duration> timeout) {
+Result<std::unique_ptr<BoundOp>> CompiledOpImpl::bind(std::span<const TensorView> inputs,
+                                                      std::span<const TensorView> outputs,
+                                                      std::shared_ptr<void> keepAlive,
+                                                      std::optional<Duration> timeout) {
   SW_RETURN_IF_ERROR(checkOwner());
   SW_RETURN_IF_ERROR(check(inputs, outputs));
-  return std::unique_ptr<BoundOp>(std::make_unique<BoundOpImpl>(shared_from_this(), inputs, outputs, std::move(keepAlive), timeout));
+  return std::unique_ptr<BoundOp>(
+      std::make_unique<BoundOpImpl>(shared_from_this(), inputs, outputs, std::move(keepAlive), timeout));
 }
 
 OpStats CompiledOpImpl::stats() const {
@@ -156,8 +165,8 @@ OpStats CompiledOpImpl::stats() const {
   for (const PlanMove& move : plan_->moves) {
     mostSources = std::max(mostSources, move.numSources);
   }
-  stats.scratchBytes =
-      plan_->receives.size() * engine_->options().ringBytes + (mostSources > 1 ? mostSources * engine_->segmentBytes() : 0);
+  stats.scratchBytes = plan_->receives.size() * engine_->options().ringBytes +
+                       (mostSources > 1 ? mostSources * engine_->segmentBytes() : 0);
   stats.compileSeconds = compileSeconds_;
   const MutexLock lock(mutex_);
   stats.numRuns = numRuns_;
@@ -168,8 +177,8 @@ OpStats CompiledOpImpl::stats() const {
 }
 
 std::string CompiledOpImpl::explain() const {
-  return facts_.explain(fmt::format("; compiled in {:.3f} ms", compileSeconds_ * 1e3)) + fmt::format("paths from rank {}:\n", plan_->rank) +
-         engine_->describeTransports();
+  return facts_.explain(fmt::format("; compiled in {:.3f} ms", compileSeconds_ * 1e3)) +
+         fmt::format("paths from rank {}:\n", plan_->rank) + engine_->describeTransports();
 }
 
 }  // namespace shardwire::internal

@@ -17,12 +17,12 @@ namespace shardwire::internal {
 class CompiledOpImpl final : public CompiledOp, public std::enable_shared_from_this<CompiledOpImpl> {
  public:
   // `inFlight`: the communicator's.
-  CompiledOpImpl(std::shared_ptr<Engine> engine, std::shared_ptr<InFlight> inFlight, OpFacts facts, PlanProvenance provenance,
-                 double compileSeconds);
+  CompiledOpImpl(std::shared_ptr<Engine> engine, std::shared_ptr<InFlight> inFlight, OpFacts facts,
+                 PlanProvenance provenance, double compileSeconds);
 
   Status check(std::span<const TensorView> inputs, std::span<const TensorView> outputs) const override;
-  Result<WorkPtr> run(std::span<const TensorView> inputs, std::span<const TensorView> outputs, std::shared_ptr<void> keepAlive,
-                      std::optional<Duration> timeout, Staging* staging) override;
+  Result<WorkPtr> run(std::span<const TensorView> inputs, std::span<const TensorView> outputs,
+                      std::shared_ptr<void> keepAlive, std::optional<Duration> timeout, Staging* staging) override;
   Result<std::unique_ptr<BoundOp>> bind(std::span<const TensorView> inputs, std::span<const TensorView> outputs,
                                         std::shared_ptr<void> keepAlive, std::optional<Duration> timeout) override;
   OpStats stats() const override;
@@ -37,15 +37,17 @@ class CompiledOpImpl final : public CompiledOp, public std::enable_shared_from_t
  private:
   friend class BoundOpImpl;
   // Called before any lock: in a child of fork(), a thread missing in the child may have held the lock.
-  Status checkOwner() const { return engine_->owner().isHere() ? Status::ok() : engine_->owner().check(facts_.label()); }
+  Status checkOwner() const {
+    return engine_->owner().isHere() ? Status::ok() : engine_->owner().check(facts_.label());
+  }
   // `makeUse` returns the memory that the run reads and writes, and is called only on demand.
   struct Views {
     std::span<const TensorView> inputs;
     std::span<const TensorView> outputs;
   };
   template <typename MakeUse>
-  Result<WorkPtr> start(std::shared_ptr<PlanRun> run, Views views, std::shared_ptr<void> keepAlive, std::optional<Duration> timeout,
-                        MakeUse&& makeUse);
+  Result<WorkPtr> start(std::shared_ptr<PlanRun> run, Views views, std::shared_ptr<void> keepAlive,
+                        std::optional<Duration> timeout, MakeUse&& makeUse);
 
   const std::shared_ptr<Engine> engine_;
   const std::shared_ptr<InFlight> inFlight_;

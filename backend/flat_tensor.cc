@@ -31,10 +31,10 @@ Result<TensorView> FlatTensors::flatten(const TensorView& tensor, bool pack, boo
     return flat;
   }
   if (!isAddressable(tensor)) {
-    return Status(StatusCode::kInvalidArgument,
-                  fmt::format("a tensor of shape {} has strides {}, which are more bytes than any memory has; where an extent is 1, pass a "
-                              "stride that fits",
-                              toString(tensor.shape), toString(tensor.strides)));
+    return Status(StatusCode::kInvalidArgument, fmt::format("a tensor of shape {} has strides {}, which are more bytes "
+                                                            "than any memory has; where an extent is 1, pass a "
+                                                            "stride that fits",
+                                                            toString(tensor.shape), toString(tensor.strides)));
   }
   const std::size_t bytes = static_cast<std::size_t>(elems) * elementBytes(tensor.dtype);
   Result<std::shared_ptr<void>> memory = allocateScratch(bytes);
@@ -66,7 +66,8 @@ Result<std::vector<TensorView>> FlatTensors::flattenAll(std::span<const TensorVi
 void FlatTensors::pack(const std::vector<Copy>* copies) {
   for (std::size_t i = 0; copies != nullptr && i < copies->size(); ++i) {
     if (const Copy& copy = (*copies)[i]; copy.pack) {
-      packBox(copy.packed, boxOf(copy.user, Dims::filled(copy.user.shape.size(), 0)), copy.user.shape, elementBytes(copy.user.dtype));
+      packBox(copy.packed, boxOf(copy.user, Dims::filled(copy.user.shape.size(), 0)), copy.user.shape,
+              elementBytes(copy.user.dtype));
     }
   }
 }
@@ -78,7 +79,8 @@ std::function<void()> FlatTensors::finish() const {
   return [copies = copies_] {
     for (const Copy& copy : *copies) {
       if (copy.unpack) {
-        unpackBox(boxOf(copy.user, Dims::filled(copy.user.shape.size(), 0)), copy.packed, copy.user.shape, elementBytes(copy.user.dtype));
+        unpackBox(boxOf(copy.user, Dims::filled(copy.user.shape.size(), 0)), copy.packed, copy.user.shape,
+                  elementBytes(copy.user.dtype));
       }
     }
   };

@@ -24,8 +24,12 @@ class FlatTensors {
   Result<TensorView> inOut(const TensorView& tensor) { return flatten(tensor, true, true); }
 
   // The same for each tensor of a list.
-  Result<std::vector<TensorView>> inputs(std::span<const TensorView> tensors) { return flattenAll(tensors, true, false); }
-  Result<std::vector<TensorView>> outputs(std::span<const TensorView> tensors) { return flattenAll(tensors, false, true); }
+  Result<std::vector<TensorView>> inputs(std::span<const TensorView> tensors) {
+    return flattenAll(tensors, true, false);
+  }
+  Result<std::vector<TensorView>> outputs(std::span<const TensorView> tensors) {
+    return flattenAll(tensors, false, true);
+  }
 
   // kSystem: there was no memory for one of the copies.
   const Status& status() const { return status_; }

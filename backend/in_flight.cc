@@ -23,7 +23,8 @@ void MemoryUse::add(const TensorView& view, bool written) {
   if (range.first == range.last) {
     return;
   }
-  whole_ = parts_.empty() ? range : AddressRange{std::min(whole_.first, range.first), std::max(whole_.last, range.last)};
+  whole_ =
+      parts_.empty() ? range : AddressRange{std::min(whole_.first, range.first), std::max(whole_.last, range.last)};
   parts_.push_back({range, written, view});
   writes_ = writes_ || written;
 }
@@ -42,10 +43,13 @@ bool MemoryUse::conflictsWith(const MemoryUse& other) const {
   if ((!writes_ && !other.writes_) || !whole_.meets(other.whole_)) {
     return false;
   }
-  const auto conflict = [](const Part& a, const Part& b) { return (a.written || b.written) && shareMemory(a.view, b.view); };
+  const auto conflict = [](const Part& a, const Part& b) {
+    return (a.written || b.written) && shareMemory(a.view, b.view);
+  };
   if (parts_.size() * other.parts_.size() <= kFewPairs) {
     return std::any_of(parts_.begin(), parts_.end(), [&](const Part& part) {
-      return std::any_of(other.parts_.begin(), other.parts_.end(), [&](const Part& theirs) { return conflict(part, theirs); });
+      return std::any_of(other.parts_.begin(), other.parts_.end(),
+                         [&](const Part& theirs) { return conflict(part, theirs); });
     });
   }
   // Both lists in one sweep by address: each part is compared with parts of the other list whose range goes on where
@@ -54,13 +58,14 @@ bool MemoryUse::conflictsWith(const MemoryUse& other) const {
   std::vector<const Part*> otherOpen;
   const auto meetsOpen = [&](const Part& part, std::vector<const Part*>& candidates) {
     std::erase_if(candidates, [&](const Part* candidate) { return candidate->range.last <= part.range.first; });
-    return std::any_of(candidates.begin(), candidates.end(), [&](const Part* candidate) { return conflict(part, *candidate); });
+    return std::any_of(candidates.begin(), candidates.end(),
+                       [&](const Part* candidate) { return conflict(part, *candidate); });
   };
   std::size_t mine = 0;
   std::size_t theirs = 0;
   while (mine < parts_.size() || theirs < other.parts_.size()) {
-    const bool isMine =
-        theirs == other.parts_.size() || (mine < parts_.size() && parts_[mine].range.first <= other.parts_[theirs].range.first);
+    const bool isMine = theirs == other.parts_.size() ||
+                        (mine < parts_.size() && parts_[mine].range.first <= other.parts_[theirs].range.first);
     const Part& part = isMine ? parts_[mine++] : other.parts_[theirs++];
     if (meetsOpen(part, isMine ? otherOpen : open)) {
       return true;

@@ -62,9 +62,13 @@ class InFlight {
   void giveBack(std::unique_ptr<MemoryUse> use);
   void giveBack(const std::shared_ptr<const MemoryUse>&) {}
   // An operation under way; `last`: its last stage.
-  void add(std::shared_ptr<Activity> last, std::unique_ptr<MemoryUse> use) { add({std::move(last), std::move(use), nullptr}); }
+  void add(std::shared_ptr<Activity> last, std::unique_ptr<MemoryUse> use) {
+    add({std::move(last), std::move(use), nullptr});
+  }
   // The same for bound tensors: many operations share one use.
-  void add(std::shared_ptr<Activity> last, std::shared_ptr<const MemoryUse> use) { add({std::move(last), nullptr, std::move(use)}); }
+  void add(std::shared_ptr<Activity> last, std::shared_ptr<const MemoryUse> use) {
+    add({std::move(last), nullptr, std::move(use)});
+  }
 
  private:
   struct Operation {

@@ -19,7 +19,9 @@ AddressRange wholeOf(std::span<const TensorView> views) {
   AddressRange whole;
   for (const TensorView& view : views) {
     if (const AddressRange range = addressRange(view); range.first < range.last) {
-      whole = whole.first == whole.last ? range : AddressRange{std::min(whole.first, range.first), std::max(whole.last, range.last)};
+      whole = whole.first == whole.last
+                  ? range
+                  : AddressRange{std::min(whole.first, range.first), std::max(whole.last, range.last)};
     }
   }
   return whole;
@@ -27,18 +29,23 @@ AddressRange wholeOf(std::span<const TensorView> views) {
 
 }  // namespace
 
-Status checkListMemory(const ListNames& names, Rank rank, std::span<const TensorView> inputs, std::span<const TensorView> outputs) {
+Status checkListMemory(const ListNames& names, Rank rank, std::span<const TensorView> inputs,
+                       std::span<const TensorView> outputs) {
   if (const auto pair = findShared(outputs)) {
     return {
         StatusCode::kInvalidArgument,
-        fmt::format("{}: {} and {} of rank {} share memory, and the operation writes both; give each output memory of its own", names.call,
-                    nameOf(names.outputs, pair->first, outputs.size()), nameOf(names.outputs, pair->second, outputs.size()), rank)};
+        fmt::format(
+            "{}: {} and {} of rank {} share memory, and the operation writes both; give each output memory of its own",
+            names.call, nameOf(names.outputs, pair->first, outputs.size()),
+            nameOf(names.outputs, pair->second, outputs.size()), rank)};
   }
   const AddressRange read = wholeOf(inputs);
   if (!read.meets(wholeOf(outputs))) {
     return Status::ok();
   }
-  const auto isOwn = [&](std::size_t index, std::size_t count) { return count == 1 || index == static_cast<std::size_t>(rank); };
+  const auto isOwn = [&](std::size_t index, std::size_t count) {
+    return count == 1 || index == static_cast<std::size_t>(rank);
+  };
   for (std::size_t o = 0; o < outputs.size(); ++o) {
     if (!addressRange(outputs[o]).meets(read)) {
       continue;
@@ -46,12 +53,12 @@ Status checkListMemory(const ListNames& names, Rank rank, std::span<const Tensor
     for (std::size_t i = 0; i < inputs.size(); ++i) {
       const bool inPlace = isOwn(i, inputs.size()) && isOwn(o, outputs.size()) && areOneTensor(inputs[i], outputs[o]);
       if (!inPlace && shareMemory(inputs[i], outputs[o])) {
-        return {
-            StatusCode::kInvalidArgument,
-            fmt::format(
-                "{}: {} and {} of rank {} share memory, and the operation would write there before it has read everything; give the output "
-                "memory of its own, or pass a clone of the input",
-                names.call, nameOf(names.inputs, i, inputs.size()), nameOf(names.outputs, o, outputs.size()), rank)};
+        return {StatusCode::kInvalidArgument,
+                fmt::format("{}: {} and {} of rank {} share memory, and the operation would write there before it has "
+                            "read everything; give the output "
+                            "memory of its own, or pass a clone of the input",
+                            names.call, nameOf(names.inputs, i, inputs.size()),
+                            nameOf(names.outputs, o, outputs.size()), rank)};
       }
     }
   }

@@ -18,6 +18,7 @@ struct ListNames {
 // kInvalidArgument naming both tensors when two outputs share memory, or an output and an input that a peer (or another
 // part of the collective) still reads. One output may be identical with the input that this rank gives itself: with the
 // tensor at `rank` of each list, or with the only tensor of a list.
-Status checkListMemory(const ListNames& names, Rank rank, std::span<const TensorView> inputs, std::span<const TensorView> outputs);
+Status checkListMemory(const ListNames& names, Rank rank, std::span<const TensorView> inputs,
+                       std::span<const TensorView> outputs);
 
 }  // namespace shardwire::internal

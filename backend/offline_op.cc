@@ -13,11 +13,12 @@ namespace {
 
 class OfflineOp final : public CompiledOp {
  public:
-  explicit OfflineOp(OpFacts facts, PlanProvenance provenance = {}) : facts_(std::move(facts)), provenance_(std::move(provenance)) {}
+  explicit OfflineOp(OpFacts facts, PlanProvenance provenance = {})
+      : facts_(std::move(facts)), provenance_(std::move(provenance)) {}
 
   Status check(std::span<const TensorView>, std::span<const TensorView>) const override { return refused(); }
-  Result<WorkPtr> run(std::span<const TensorView>, std::span<const TensorView>, std::shared_ptr<void>, std::optional<Duration>,
-                      Staging*) override {
+  Result<WorkPtr> run(std::span<const TensorView>, std::span<const TensorView>, std::shared_ptr<void>,
+                      std::optional<Duration>, Staging*) override {
     return refused();
   }
   Result<std::unique_ptr<BoundOp>> bind(std::span<const TensorView>, std::span<const TensorView>, std::shared_ptr<void>,
@@ -37,11 +38,11 @@ class OfflineOp final : public CompiledOp {
 
  private:
   Status refused() const {
-    return {
-        StatusCode::kUnsupported,
-        fmt::format("{} was planned for rank {} of {} without a group, and has none to run in: attach it to a group of {} ranks first, or "
-                    "compile it in the group",
-                    facts_.label(), facts_.plan()->rank, facts_.plan()->worldSize, facts_.plan()->worldSize)};
+    return {StatusCode::kUnsupported,
+            fmt::format("{} was planned for rank {} of {} without a group, and has none to run in: attach it to a "
+                        "group of {} ranks first, or "
+                        "compile it in the group",
+                        facts_.label(), facts_.plan()->rank, facts_.plan()->worldSize, facts_.plan()->worldSize)};
   }
 
   const OpFacts facts_;
@@ -74,18 +75,20 @@ Result<internal::OpFacts> planNow(std::span<const LocalSpec> specs, Rank rank, s
 }
 
 // `rank` is one of the specs' ranks. The spec of `rank` says where plans are kept.
-Result<std::shared_ptr<CompiledOp>> planKept(std::span<const LocalSpec> specs, Rank rank, std::span<const std::int32_t> hosts) {
+Result<std::shared_ptr<CompiledOp>> planKept(std::span<const LocalSpec> specs, Rank rank,
+                                             std::span<const std::int32_t> hosts) {
   const LocalSpec& asked = specs[static_cast<std::size_t>(rank)];
   auto encoded = std::make_shared<std::vector<std::string>>();
   for (LocalSpec spec : specs) {
     spec.whoPlans = WhoPlans::kChosen;
     encoded->push_back(internal::encodeSpec(spec));
   }
-  const internal::PlanFile file(asked.buildDir, {.mode = asked.whoPlans == WhoPlans::kEachRank ? fmt::format("rank_{}", rank) : "local",
-                                                 .rank = rank,
-                                                 .worldSize = static_cast<int>(specs.size()),
-                                                 .specs = internal::digestOf(std::span<const std::string>(*encoded)),
-                                                 .hosts = hosts});
+  const internal::PlanFile file(asked.buildDir,
+                                {.mode = asked.whoPlans == WhoPlans::kEachRank ? fmt::format("rank_{}", rank) : "local",
+                                 .rank = rank,
+                                 .worldSize = static_cast<int>(specs.size()),
+                                 .specs = internal::digestOf(std::span<const std::string>(*encoded)),
+                                 .hosts = hosts});
   PlanProvenance provenance{.path = file.path()};
   if (std::optional<internal::PlanRow> row = asked.useCached ? file.read(asked) : std::nullopt) {
     provenance.from = PlanProvenance::From::kDisk;
@@ -103,8 +106,10 @@ Result<std::shared_ptr<CompiledOp>> planKept(std::span<const LocalSpec> specs, R
 
 }  // namespace
 
-Result<std::shared_ptr<CompiledOp>> planOffline(std::span<const LocalSpec> specs, Rank rank, std::span<const std::int32_t> hosts) {
-  if (rank >= 0 && static_cast<std::size_t>(rank) < specs.size() && !specs[static_cast<std::size_t>(rank)].buildDir.empty()) {
+Result<std::shared_ptr<CompiledOp>> planOffline(std::span<const LocalSpec> specs, Rank rank,
+                                                std::span<const std::int32_t> hosts) {
+  if (rank >= 0 && static_cast<std::size_t>(rank) < specs.size() &&
+      !specs[static_cast<std::size_t>(rank)].buildDir.empty()) {
     return planKept(specs, rank, hosts);
   }
   Result<internal::OpFacts> facts = planNow(specs, rank, hosts);
@@ -119,7 +124,8 @@ Result<std::shared_ptr<CompiledOp>> readPlan(std::string_view bytes) {
   if (!row.isOk()) {
     return row.status();
   }
-  return std::shared_ptr<CompiledOp>(std::make_shared<internal::OfflineOp>(internal::OpFacts(std::move(*row), nullptr, {}, std::nullopt)));
+  return std::shared_ptr<CompiledOp>(
+      std::make_shared<internal::OfflineOp>(internal::OpFacts(std::move(*row), nullptr, {}, std::nullopt)));
 }
 
 }  // namespace shardwire

@@ -38,9 +38,11 @@ std::string listTensors(const std::vector<TensorDecl>& tensors) {
   std::string text;
   for (std::size_t i = 0; i < std::min(kMaxListed, tensors.size()); ++i) {
     const TensorDecl& tensor = tensors[i];
-    text += fmt::format("  {} {}{}{}{}\n", tensor.name.empty() ? "tensor" : tensor.name, dtypeName(*tensor.dtype), toString(*tensor.shape),
-                        tensor.reduction == ReduceOp::kNone ? "" : fmt::format(", {}", reduceOpName(tensor.reduction)),
-                        tensor.outputDtype != tensor.dtype ? fmt::format(", cast to {}", dtypeName(*tensor.outputDtype)) : "");
+    text += fmt::format(
+        "  {} {}{}{}{}\n", tensor.name.empty() ? "tensor" : tensor.name, dtypeName(*tensor.dtype),
+        toString(*tensor.shape),
+        tensor.reduction == ReduceOp::kNone ? "" : fmt::format(", {}", reduceOpName(tensor.reduction)),
+        tensor.outputDtype != tensor.dtype ? fmt::format(", cast to {}", dtypeName(*tensor.outputDtype)) : "");
   }
   return tensors.size() <= kMaxListed ? text : text + fmt::format("  ... and {} more\n", tensors.size() - kMaxListed);
 }
@@ -54,7 +56,8 @@ std::vector<Traffic::Edge> edgesOf(const Plan& plan) {
     for (std::uint32_t s = 0; s < move.numSources; ++s) {
       const bool isOwn = plan.sources[move.firstSource + s].rank == plan.rank;
       numLocal += isOwn ? 1 : 0;
-      local += isOwn ? static_cast<std::uint64_t>(numElements(move.shape)) * elementBytes(stagedDtypeOf(plan, move)) : 0;
+      local +=
+          isOwn ? static_cast<std::uint64_t>(numElements(move.shape)) * elementBytes(stagedDtypeOf(plan, move)) : 0;
     }
   }
   if (numLocal > 0) {
@@ -88,7 +91,8 @@ std::string labelOf(const std::string& name) {
   return name.empty() ? "compile_op" : fmt::format("compile_op \"{}\"", name);
 }
 
-OpFacts::OpFacts(PlanRow row, std::shared_ptr<const GlobalSpec> spec, std::vector<std::int32_t> hosts, std::optional<std::uint64_t> seq)
+OpFacts::OpFacts(PlanRow row, std::shared_ptr<const GlobalSpec> spec, std::vector<std::int32_t> hosts,
+                 std::optional<std::uint64_t> seq)
     : agreed_(std::move(row.agreed)),
       hostsHash_(row.hosts),
       fingerprint_(row.plan.fingerprint),
@@ -148,15 +152,17 @@ std::string OpFacts::explain(const std::string& heading) const {
   text += fmt::format("{:>6} {:>6} {:>12} {:>8}\n", "from", "to", "bytes", "boxes");
   std::uint64_t moved = 0;
   for (const Traffic::Edge& edge : traffic->edges) {
-    text += fmt::format("{:>6} {:>6} {:>12} {:>8}{}\n", edge.source, edge.destination, bytesText(edge.bytes), edge.pieces,
-                        edge.source == edge.destination ? "  (within the rank)" : "");
+    text += fmt::format("{:>6} {:>6} {:>12} {:>8}{}\n", edge.source, edge.destination, bytesText(edge.bytes),
+                        edge.pieces, edge.source == edge.destination ? "  (within the rank)" : "");
     moved += edge.source == edge.destination ? 0 : edge.bytes;
   }
-  text += knowsAll() ? fmt::format("between ranks: {}; the least possible: {}\n", bytesText(moved), bytesText(traffic->lowerBoundBytes))
-                     : fmt::format("to and from rank {}: {}; another rank planned, and this rank knows only its own part\n", plan_->rank,
-                                   bytesText(moved));
-  return text + fmt::format("rank {} runs {} moves ({} within the rank, {} reductions)\n", plan_->rank, plan_->moves.size(),
-                            plan_->numOwnCopies, plan_->moves.size() - plan_->firstCombine);
+  text += knowsAll()
+              ? fmt::format("between ranks: {}; the least possible: {}\n", bytesText(moved),
+                            bytesText(traffic->lowerBoundBytes))
+              : fmt::format("to and from rank {}: {}; another rank planned, and this rank knows only its own part\n",
+                            plan_->rank, bytesText(moved));
+  return text + fmt::format("rank {} runs {} moves ({} within the rank, {} reductions)\n", plan_->rank,
+                            plan_->moves.size(), plan_->numOwnCopies, plan_->moves.size() - plan_->firstCombine);
 }
 
 std::string OpFacts::explainJson() const {
@@ -181,7 +187,8 @@ std::string OpFacts::explainJson() const {
                                {"reduction", reduceOpName(tensor.reduction)}});
   }
   for (const Traffic::Edge& edge : traffic->edges) {
-    json["edges"].push_back({{"src", edge.source}, {"dst", edge.destination}, {"bytes", edge.bytes}, {"pieces", edge.pieces}});
+    json["edges"].push_back(
+        {{"src", edge.source}, {"dst", edge.destination}, {"bytes", edge.bytes}, {"pieces", edge.pieces}});
   }
   return json.dump();
 }

@@ -19,7 +19,8 @@ class OpFacts {
   // plan. `seq`: the number of the ranks' agreement in the group, absent without a group. `seq` is part of the plan's
   // fingerprint: two ops of one spec differ, and if their runs come in different orders on two ranks, the runs must not
   // take each other's bytes.
-  OpFacts(PlanRow row, std::shared_ptr<const GlobalSpec> spec, std::vector<std::int32_t> hosts, std::optional<std::uint64_t> seq);
+  OpFacts(PlanRow row, std::shared_ptr<const GlobalSpec> spec, std::vector<std::int32_t> hosts,
+          std::optional<std::uint64_t> seq);
 
   // All ranks' encoded specs: merged on demand, for the traffic between all ranks.
   OpFacts& knowsAllBy(std::shared_ptr<const std::vector<std::string>> encodedSpecs);

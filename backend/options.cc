@@ -70,7 +70,8 @@ Status readBytes(const char* name, std::size_t least, std::size_t most, bool zer
   const auto value = parseBytes(*text);
   if (!value || ((*value < least || *value > most) && !(zeroIsLegal && *value == 0))) {
     return invalid(name, *text,
-                   fmt::format("a number of bytes between {} and {}{} (suffixes K, M, G)", least, most, zeroIsLegal ? " or 0" : ""));
+                   fmt::format("a number of bytes between {} and {}{} (suffixes K, M, G)", least, most,
+                               zeroIsLegal ? " or 0" : ""));
   }
   *bytes = *value;
   return Status::ok();
@@ -86,7 +87,8 @@ Status readDuration(const char* name, Duration unit, bool negativeIsLegal, Durat
   const auto [end, error] = std::from_chars(text->data(), text->data() + text->size(), value);
   const double nanoseconds = value * static_cast<double>(unit.count());
   const bool isNumber = error == std::errc() && end == text->data() + text->size() && std::isfinite(nanoseconds);
-  if (!isNumber || std::abs(nanoseconds) > 9e18 || (value < 0 && !negativeIsLegal) || (value == 0 && !negativeIsLegal)) {
+  if (!isNumber || std::abs(nanoseconds) > 9e18 || (value < 0 && !negativeIsLegal) ||
+      (value == 0 && !negativeIsLegal)) {
     return invalid(name, *text, negativeIsLegal ? "a number" : "a number above 0");
   }
   *duration = value < 0 ? Duration(-1) : Duration(static_cast<Duration::rep>(nanoseconds));
@@ -99,7 +101,8 @@ using Choices = std::array<std::pair<std::string_view, T>, 3>;
 
 constexpr Choices<OrdinaryPath> kOrdinaryPaths = {
     {{"auto", OrdinaryPath::kAuto}, {"cross_memory", OrdinaryPath::kCrossMemory}, {"staged", OrdinaryPath::kStaged}}};
-constexpr Choices<LinksWhen> kLinks = {{{"auto", LinksWhen::kAuto}, {"eager", LinksWhen::kEager}, {"lazy", LinksWhen::kLazy}}};
+constexpr Choices<LinksWhen> kLinks = {
+    {{"auto", LinksWhen::kAuto}, {"eager", LinksWhen::kEager}, {"lazy", LinksWhen::kLazy}}};
 
 template <typename T>
 Status readChoice(const char* name, const Choices<T>& choices, T* value) {
@@ -205,28 +208,34 @@ Result<Options> Options::fromEnvironment() {
   options.recordFile = firstOf({"SHARDWIRE_RECORD_FILE", "TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"});
   SW_RETURN_IF_ERROR(readStatus(&options.serveStatus));
   SW_RETURN_IF_ERROR(readBytes("SHARDWIRE_HEAP_BYTES", kMinHeapBytes, kMaxHeapBytes, true, &options.heapBytes));
-  SW_RETURN_IF_ERROR(readBytes("SHARDWIRE_STAGING_BYTES", kMinStagingBytes, kMaxHeapBytes, false, &options.stagingBytes));
+  SW_RETURN_IF_ERROR(
+      readBytes("SHARDWIRE_STAGING_BYTES", kMinStagingBytes, kMaxHeapBytes, false, &options.stagingBytes));
   return options;
 }
 
 std::string toString(const Options& options) {
-  const auto orAuto = [](const std::string& text) { return text.empty() ? std::string_view("auto") : std::string_view(text); };
+  const auto orAuto = [](const std::string& text) {
+    return text.empty() ? std::string_view("auto") : std::string_view(text);
+  };
   const std::chrono::duration<double> timeout = options.timeout;
-  const std::string spin =
-      options.spin < Duration::zero() ? "auto" : fmt::format("{}", std::chrono::duration<double, std::micro>(options.spin).count());
+  const std::string spin = options.spin < Duration::zero()
+                               ? "auto"
+                               : fmt::format("{}", std::chrono::duration<double, std::micro>(options.spin).count());
   const std::string heap = options.heapBytes == 0 ? "auto" : fmt::format("{}", options.heapBytes);
   return fmt::format(
-      "timeout_s={} grace_s={} spin_us={} ring_bytes={} inline_bytes={} ordinary_path={} heap_bytes={} transports={} links={} host_id={} "
+      "timeout_s={} grace_s={} spin_us={} ring_bytes={} inline_bytes={} ordinary_path={} heap_bytes={} transports={} "
+      "links={} host_id={} "
       "socket_ifname={} "
       "rdma_devices={} "
       "rdma_gid_index={} job_token={} algorithms={} check={} staging_bytes={} "
       "recorded_ops={} record_file={} status={}",
-      timeout.count(), std::chrono::duration<double>(options.grace).count(), spin, options.ringBytes, options.inlineBytes,
-      choiceName(kOrdinaryPaths, options.ordinaryPath), heap, orAuto(options.transports), choiceName(kLinks, options.links),
-      orAuto(options.hostId), orAuto(options.socketIfname), orAuto(options.rdmaDevices), options.rdmaGidIndex,
-      options.jobToken.empty() ? "none" : "set", orAuto(options.algorithms), options.checkAll ? "full" : "default", options.stagingBytes,
-      options.recordedOps < 0 ? "auto" : fmt::format("{}", options.recordedOps), options.recordFile.empty() ? "none" : options.recordFile,
-      options.serveStatus ? 1 : 0);
+      timeout.count(), std::chrono::duration<double>(options.grace).count(), spin, options.ringBytes,
+      options.inlineBytes, choiceName(kOrdinaryPaths, options.ordinaryPath), heap, orAuto(options.transports),
+      choiceName(kLinks, options.links), orAuto(options.hostId), orAuto(options.socketIfname),
+      orAuto(options.rdmaDevices), options.rdmaGidIndex, options.jobToken.empty() ? "none" : "set",
+      orAuto(options.algorithms), options.checkAll ? "full" : "default", options.stagingBytes,
+      options.recordedOps < 0 ? "auto" : fmt::format("{}", options.recordedOps),
+      options.recordFile.empty() ? "none" : options.recordFile, options.serveStatus ? 1 : 0);
 }
 
 }  // namespace shardwire

@@ -21,7 +21,8 @@ PlanOrigin::PlanOrigin(std::span<const std::string> specs) : specs_(specs), hash
 
 std::list<PlanCache::Kept>::iterator PlanCache::placeOf(const PlanOrigin& origin) {
   return std::find_if(kept_.begin(), kept_.end(), [&](const Kept& kept) {
-    return kept.hash == origin.hash() && std::equal(kept.specs.begin(), kept.specs.end(), origin.specs().begin(), origin.specs().end());
+    return kept.hash == origin.hash() &&
+           std::equal(kept.specs.begin(), kept.specs.end(), origin.specs().begin(), origin.specs().end());
   });
 }
 

@@ -107,20 +107,22 @@ ProgramCache::Kept& ProgramCache::keptFor(const CollectiveCall& call) {
   return *last_;
 }
 
-Status ProgramCache::prepare(const CollectiveCall& call, std::span<const TensorView> inputs, std::span<const TensorView> outputs,
-                             Runs* runs) {
+Status ProgramCache::prepare(const CollectiveCall& call, std::span<const TensorView> inputs,
+                             std::span<const TensorView> outputs, Runs* runs) {
   const MutexLock lock(mutex_);
   Kept& kept = keptFor(call);
   Status memory;
   if (kept.scratchElems > 0) {
-    Result<std::shared_ptr<void>> scratch = allocateScratch(static_cast<std::size_t>(kept.scratchElems) * elementBytes(call.dtype));
+    Result<std::shared_ptr<void>> scratch =
+        allocateScratch(static_cast<std::size_t>(kept.scratchElems) * elementBytes(call.dtype));
     memory = scratch.status();
     runs->scratch = scratch.isOk() ? std::move(*scratch) : nullptr;
   }
   bool isLong = false;
   for (KeptStage& stage : kept.stages) {
     std::shared_ptr<Run> run = stage.pool.take([&]() -> std::shared_ptr<Run> {
-      return stage.isShort ? std::shared_ptr<Run>(std::make_shared<ShortRun>(stage.plan)) : std::make_shared<PlanRun>(stage.plan);
+      return stage.isShort ? std::shared_ptr<Run>(std::make_shared<ShortRun>(stage.plan))
+                           : std::make_shared<PlanRun>(stage.plan);
     });
     auto* scratch = static_cast<std::byte*>(runs->scratch.get());
     pointAt(stage.inputViews, stage.inputs, inputs, outputs, scratch);

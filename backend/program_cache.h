@@ -1,5 +1,5 @@
-// Programs of collectives, kept by shape for the next call, with runs of their stages ready to be used again: a repeated call plans nothing
-// and allocates nothing. One per communicator; any thread.
+// Programs of collectives, kept by shape for the next call, with runs of their stages ready to be used again: a
+// repeated call plans nothing and allocates nothing. One per communicator; any thread.
 #pragma once
 
 #include <array>
@@ -37,7 +37,8 @@ class ProgramCache {
 
   // Sets `runs` (empty before) to runs over these tensors, which are flat, contiguous and as the call says. kSystem
   // without memory for scratch: the runs exist nevertheless, and must not start.
-  Status prepare(const CollectiveCall& call, std::span<const TensorView> inputs, std::span<const TensorView> outputs, Runs* runs);
+  Status prepare(const CollectiveCall& call, std::span<const TensorView> inputs, std::span<const TensorView> outputs,
+                 Runs* runs);
   const Selection& selection() const { return selection_; }
 
  private:

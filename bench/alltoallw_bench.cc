@@ -1,7 +1,8 @@
-// The same reshape by Open MPI: MPI_Alltoallw with subarray types, and a 4-byte MPI_Allreduce. Run by mpirun; prints the same keys as
-// reshape_bench. Times are of the slowest rank; buffers are rewritten before every iteration.
+// The same reshape by Open MPI: MPI_Alltoallw with subarray types, and a 4-byte MPI_Allreduce. Run by mpirun; prints
+// the same keys as reshape_bench. Times are of the slowest rank; buffers are rewritten before every iteration.
 //
-// --only alltoallw,mpi_ordinary: in turns with it shardwire does the reshape, over its mpi transport, between the same tensors.
+// --only alltoallw,mpi_ordinary: in turns with it shardwire does the reshape, over its mpi transport, between the same
+// tensors.
 #include <fmt/format.h>
 #include <mpi.h>
 #include <stdlib.h>
@@ -88,8 +89,8 @@ class Reshape {
 
   std::size_t outputBytes() const { return out_.size() * sizeof(float); }
   void byAlltoallw() {
-    MPI_Alltoallw(in_.data(), sendCounts_.data(), zeros_.data(), sendTypes_.data(), out_.data(), receiveCounts_.data(), zeros_.data(),
-                  receiveTypes_.data(), MPI_COMM_WORLD);
+    MPI_Alltoallw(in_.data(), sendCounts_.data(), zeros_.data(), sendTypes_.data(), out_.data(), receiveCounts_.data(),
+                  zeros_.data(), receiveTypes_.data(), MPI_COMM_WORLD);
   }
   void byShardwire() {
     auto work = bound_->run();
@@ -127,11 +128,12 @@ class Reshape {
     const double start = MPI_Wtime();
     way();
     const double took = slowest((MPI_Wtime() - start) * 1e6);
-    for (int row = 0; row < rows_; row += iteration < 0 ? 1 : std::max(1, rows_ - 1)) {  // all of it while warming up, then first and last
+    for (int row = 0; row < rows_;
+         row += iteration < 0 ? 1 : std::max(1, rows_ - 1)) {  // all of it while warming up, then first and last
       for (int column = 0; column < myColumns_.extent; ++column) {
         const std::int64_t index = static_cast<std::int64_t>(row) * columns_ + myColumns_.from + column;
-        if (out_[static_cast<std::size_t>(row) * static_cast<std::size_t>(myColumns_.extent) + static_cast<std::size_t>(column)] !=
-            valueAt(index, iteration)) {
+        if (out_[static_cast<std::size_t>(row) * static_cast<std::size_t>(myColumns_.extent) +
+                 static_cast<std::size_t>(column)] != valueAt(index, iteration)) {
           fail(fmt::format("a wrong value at [{}, {}]", row, myColumns_.from + column));
         }
       }

@@ -27,8 +27,8 @@ class BenchRanks {
   int size() const { return numRanks_; }
   void barrier();
 
-  // Times `timed` on all ranks at once: per iteration prepare, barrier, timed. Microseconds of the slowest rank, one per iteration after
-  // the warm-up; on every rank.
+  // Times `timed` on all ranks at once: per iteration prepare, barrier, timed. Microseconds of the slowest rank, one
+  // per iteration after the warm-up; on every rank.
   std::vector<double> measure(int warmup, int iterations, const std::function<void(int iteration)>& prepare,
                               const std::function<void()>& timed);
 

@@ -184,10 +184,11 @@ void measure(int ranks, const Options& options) {
   Groups further;
   const double madeFurther = make(&further, furtherStore, ranks, options, "further");
   fmt::print(
-      "{:>6} {:>9.1f} {:>9.1f} {:>10.0f} {:>11.0f} {:>9.0f} {:>9.0f} {:>6.1f} {:>6.1f} {:>6.1f} {:>9.1f} {:>9.1f} {:>9.1f} {:>8.1f}\n",
+      "{:>6} {:>9.1f} {:>9.1f} {:>10.0f} {:>11.0f} {:>9.0f} {:>9.0f} {:>6.1f} {:>6.1f} {:>6.1f} {:>9.1f} {:>9.1f} "
+      "{:>9.1f} {:>8.1f}\n",
       ranks, made, madeFurther, static_cast<double>(in) / ranks, static_cast<double>(out) / ranks,
-      (idle.residentKib - before.residentKib) / ranks, (used.residentKib - before.residentKib) / ranks, linksMade, linksReduced, linksRun,
-      first, again, compiled, run);
+      (idle.residentKib - before.residentKib) / ranks, (used.residentKib - before.residentKib) / ranks, linksMade,
+      linksReduced, linksRun, first, again, compiled, run);
 }
 
 int run(std::vector<int> numsOfRanks) {
@@ -198,9 +199,12 @@ int run(std::vector<int> numsOfRanks) {
   if (numsOfRanks.empty()) {
     numsOfRanks = {2, 4, 8, 16, 32, 64};
   }
-  fmt::print("# per rank: store bytes, KiB resident when made and after all, links when made, after all_reduce, after the compiled op\n");
-  fmt::print("{:>6} {:>9} {:>9} {:>10} {:>11} {:>9} {:>9} {:>6} {:>6} {:>6} {:>9} {:>9} {:>9} {:>8}\n", "ranks", "made ms", "again ms",
-             "in B", "out B", "KiB idle", "KiB used", "links", "", "", "4 B 1st", "4 B ms", "compile", "run ms");
+  fmt::print(
+      "# per rank: store bytes, KiB resident when made and after all, links when made, after all_reduce, after the "
+      "compiled op\n");
+  fmt::print("{:>6} {:>9} {:>9} {:>10} {:>11} {:>9} {:>9} {:>6} {:>6} {:>6} {:>9} {:>9} {:>9} {:>8}\n", "ranks",
+             "made ms", "again ms", "in B", "out B", "KiB idle", "KiB used", "links", "", "", "4 B 1st", "4 B ms",
+             "compile", "run ms");
   for (const int ranks : numsOfRanks) {
     measure(ranks, *options);
   }

@@ -64,7 +64,9 @@ double CollectiveCase::busFactor(const std::string& name, int numRanks) {
 CollectiveCase::CollectiveCase(Communicator& group, std::string name, std::size_t bytes)
     : group_(group), name_(std::move(name)), rank_(group.rank()), numRanks_(group.worldSize()) {
   const auto elems = static_cast<std::int64_t>(bytes / sizeof(float));
-  chunk_ = name_ == "barrier" ? 0 : isList(name_) ? std::max<std::int64_t>(1, elems / numRanks_) : std::max<std::int64_t>(1, elems);
+  chunk_ = name_ == "barrier" ? 0
+           : isList(name_)    ? std::max<std::int64_t>(1, elems / numRanks_)
+                              : std::max<std::int64_t>(1, elems);
   const auto room = static_cast<std::size_t>(chunk_ * (isList(name_) ? numRanks_ : 1));
   ordinaryIn_.resize(room);
   heapIn_ = newInHeap(room);
@@ -132,7 +134,8 @@ void CollectiveCase::runShardwire(By by) {
   } else if (name_ == "all_gather") {
     wait(group_.allGather(in, views(output(by))));
   } else if (name_ == "reduce_scatter") {
-    wait(group_.reduceScatter(TensorView::contiguous(output(by), DType::kFloat32, {chunk_}), views(input(by)), ReduceOp::kSum));
+    wait(group_.reduceScatter(TensorView::contiguous(output(by), DType::kFloat32, {chunk_}), views(input(by)),
+                              ReduceOp::kSum));
   } else if (name_ == "all_to_all") {
     wait(group_.allToAll(views(output(by)), views(input(by))));
   } else if (rank_ < 2) {
@@ -205,7 +208,8 @@ void CollectiveCase::check(By by, int iteration) {
   const float* result = hasOutput() ? output(by) : input(by);
   for (const auto i : {std::int64_t{0}, static_cast<std::int64_t>(ordinaryIn_.size()) - 1}) {
     if (result[i] != expectAt(i)) {
-      giveUp(fmt::format("{} by way {}: element {} is {}, not {}", name_, static_cast<int>(by), i, result[i], expectAt(i)));
+      giveUp(fmt::format("{} by way {}: element {} is {}, not {}", name_, static_cast<int>(by), i, result[i],
+                         expectAt(i)));
     }
   }
 }

@@ -9,7 +9,11 @@
 
 namespace shardwire::bench {
 
-enum class By : std::uint8_t { kHeap = 0, kOrdinary = 1, kMpi = 2 };  // shardwire with tensors in the shared heap, and elsewhere; Open MPI
+enum class By : std::uint8_t {
+  kHeap = 0,
+  kOrdinary = 1,
+  kMpi = 2
+};  // shardwire with tensors in the shared heap, and elsewhere; Open MPI
 inline constexpr int kNumWays = 3;
 
 // One collective of `bytes` bytes on this rank; owns the f32 tensors.

@@ -73,12 +73,14 @@ Row measure(Communicator& group, const std::string& name, std::size_t bytes, con
 }
 
 void printHead(int numRanks) {
-  fmt::print("# {} ranks on {} cores; out-of-place where there is a list, in place elsewhere; f32, sum; time of the slowest rank\n",
-             numRanks, std::thread::hardware_concurrency());
-  fmt::print("# {:<15} {:>10} | {:>10} {:>7} {:>7} {:>6} | {:>10} {:>7} {:>7} {:>6} | {:>10} {:>7} {:>7}\n", "", "", "heap", "algbw",
-             "busbw", "of", "ordinary", "algbw", "busbw", "of", "mpi", "algbw", "busbw");
-  fmt::print("# {:<15} {:>10} | {:>10} {:>7} {:>7} {:>6} | {:>10} {:>7} {:>7} {:>6} | {:>10} {:>7} {:>7}\n", "collective", "bytes", "us",
-             "GB/s", "GB/s", "mpi", "us", "GB/s", "GB/s", "mpi", "us", "GB/s", "GB/s");
+  fmt::print(
+      "# {} ranks on {} cores; out-of-place where there is a list, in place elsewhere; f32, sum; time of the slowest "
+      "rank\n",
+      numRanks, std::thread::hardware_concurrency());
+  fmt::print("# {:<15} {:>10} | {:>10} {:>7} {:>7} {:>6} | {:>10} {:>7} {:>7} {:>6} | {:>10} {:>7} {:>7}\n", "", "",
+             "heap", "algbw", "busbw", "of", "ordinary", "algbw", "busbw", "of", "mpi", "algbw", "busbw");
+  fmt::print("# {:<15} {:>10} | {:>10} {:>7} {:>7} {:>6} | {:>10} {:>7} {:>7} {:>6} | {:>10} {:>7} {:>7}\n",
+             "collective", "bytes", "us", "GB/s", "GB/s", "mpi", "us", "GB/s", "GB/s", "mpi", "us", "GB/s", "GB/s");
 }
 
 void print(const Row& row, int numRanks) {
@@ -86,8 +88,8 @@ void print(const Row& row, int numRanks) {
   const double mpi = row.microseconds[static_cast<std::size_t>(By::kMpi)];
   for (std::size_t way = 0; way < kNumWays; ++way) {
     const double rate = static_cast<double>(row.bytes) / row.microseconds[way] / 1e3;
-    line +=
-        fmt::format(" | {:>10.2f} {:>7.2f} {:>7.2f}", row.microseconds[way], rate, rate * CollectiveCase::busFactor(row.name, numRanks));
+    line += fmt::format(" | {:>10.2f} {:>7.2f} {:>7.2f}", row.microseconds[way], rate,
+                        rate * CollectiveCase::busFactor(row.name, numRanks));
     line += static_cast<By>(way) == By::kMpi ? "" : fmt::format(" {:>6.2f}", row.microseconds[way] / mpi);
   }
   fmt::print("{}\n", line);
@@ -125,7 +127,9 @@ std::array<std::vector<double>, 2> measureLatency(Communicator& group, int calls
 double cpuSeconds() {
   rusage usage{};
   ::getrusage(RUSAGE_SELF, &usage);
-  const auto seconds = [](const timeval& time) { return static_cast<double>(time.tv_sec) + static_cast<double>(time.tv_usec) / 1e6; };
+  const auto seconds = [](const timeval& time) {
+    return static_cast<double>(time.tv_sec) + static_cast<double>(time.tv_usec) / 1e6;
+  };
   return seconds(usage.ru_utime) + seconds(usage.ru_stime);
 }
 
@@ -147,7 +151,8 @@ double measureIdleWait(Communicator& group, bool isMpi) {
 }
 
 nlohmann::ordered_json toJson(const std::vector<Row>& rows, int numRanks) {
-  nlohmann::ordered_json all = {{"bench", "collectives"}, {"ranks", numRanks}, {"rows", nlohmann::ordered_json::array()}};
+  nlohmann::ordered_json all = {
+      {"bench", "collectives"}, {"ranks", numRanks}, {"rows", nlohmann::ordered_json::array()}};
   for (const Row& row : rows) {
     nlohmann::ordered_json one = {{"collective", row.name}, {"bytes", row.bytes}};
     for (std::size_t way = 0; way < kNumWays; ++way) {
@@ -169,7 +174,8 @@ void runAll(Communicator& group, const BenchOptions& options) {
     if (!options.wants(name) || (name == "send_recv" && n < 2)) {
       continue;
     }
-    for (std::size_t bytes = name == "barrier" ? options.maxBytes : options.minBytes; bytes <= options.maxBytes; bytes *= 4) {
+    for (std::size_t bytes = name == "barrier" ? options.maxBytes : options.minBytes; bytes <= options.maxBytes;
+         bytes *= 4) {
       rows.push_back(measure(group, name, bytes, options));
       if (prints) {
         print(rows.back(), n);
@@ -186,8 +192,10 @@ void runAll(Communicator& group, const BenchOptions& options) {
       const double idle = measureIdleWait(group, i == 1);
       all["latency"][names[i]] = {{"p50_us", middle}, {"p99_us", late}, {"idle_wait_cores", idle}};
       if (prints) {
-        fmt::print("# all_reduce of 4 B, {:<9}: p50 {:.2f} us, p99 {:.2f} us; a wait of 2 s for sleeping ranks uses {:.4f} of a core\n",
-                   names[i], middle, late, idle);
+        fmt::print(
+            "# all_reduce of 4 B, {:<9}: p50 {:.2f} us, p99 {:.2f} us; a wait of 2 s for sleeping ranks uses {:.4f} of "
+            "a core\n",
+            names[i], middle, late, idle);
       }
     }
   }
@@ -201,7 +209,8 @@ int runRank(int argc, char** argv) {
   MPI_Init_thread(&argc, &argv, MPI_THREAD_FUNNELED, &threads);
   MPI_Comm_rank(MPI_COMM_WORLD, &rank);
   MPI_Comm_size(MPI_COMM_WORLD, &numRanks);
-  const BenchOptions options = parseBenchOptions(argc, argv, "shardwire and Open MPI: collectives between local processes");
+  const BenchOptions options =
+      parseBenchOptions(argc, argv, "shardwire and Open MPI: collectives between local processes");
   char folder[] = "/tmp/shardwire-bench-XXXXXX";
   if (rank == 0 && ::mkdtemp(folder) == nullptr) {
     MPI_Abort(MPI_COMM_WORLD, 1);
@@ -209,7 +218,8 @@ int runRank(int argc, char** argv) {
   MPI_Bcast(folder, sizeof(folder), MPI_CHAR, 0, MPI_COMM_WORLD);
   FileStore store(folder);
   const Result<Options> environment = Options::fromEnvironment();
-  auto group = environment.isOk() ? Communicator::create(store, rank, numRanks, *environment, "bench") : environment.status();
+  auto group =
+      environment.isOk() ? Communicator::create(store, rank, numRanks, *environment, "bench") : environment.status();
   if (!group.isOk()) {
     fmt::print(stderr, "collectives_bench: {}\n", group.status().message());
     MPI_Abort(MPI_COMM_WORLD, 1);
@@ -225,7 +235,8 @@ int runRank(int argc, char** argv) {
 
 // Without mpirun the program starts again under mpirun.
 int startRanks(int argc, char** argv) {
-  const BenchOptions options = parseBenchOptions(argc, argv, "shardwire and Open MPI: collectives between local processes");
+  const BenchOptions options =
+      parseBenchOptions(argc, argv, "shardwire and Open MPI: collectives between local processes");
   std::vector<std::string> words = {"mpirun", "-n", std::to_string(options.ranks), "--oversubscribe"};
   if (::geteuid() == 0) {
     words.emplace_back("--allow-run-as-root");
@@ -245,5 +256,6 @@ int startRanks(int argc, char** argv) {
 }  // namespace shardwire::bench
 
 int main(int argc, char** argv) {
-  return std::getenv("OMPI_COMM_WORLD_RANK") == nullptr ? shardwire::bench::startRanks(argc, argv) : shardwire::bench::runRank(argc, argv);
+  return std::getenv("OMPI_COMM_WORLD_RANK") == nullptr ? shardwire::bench::startRanks(argc, argv)
+                                                        : shardwire::bench::runRank(argc, argv);
 }

@@ -71,7 +71,8 @@ std::string body(BenchRanks& ranks, const BenchOptions& options, std::vector<std
     const auto flat = join(*stores[2 * c], ranks.rank(), ranks.size(), one.flat);
     const auto hierarchical = join(*stores[2 * c + 1], ranks.rank(), ranks.size(), one.hierarchical);
     for (std::size_t bytes = options.minBytes; bytes <= options.maxBytes; bytes *= 4) {
-      std::vector<std::vector<float>> tensors(static_cast<std::size_t>(ranks.size()) + 1, std::vector<float>(bytes / sizeof(float), 1.0F));
+      std::vector<std::vector<float>> tensors(static_cast<std::size_t>(ranks.size()) + 1,
+                                              std::vector<float>(bytes / sizeof(float), 1.0F));
       std::vector<double> times[2];
       for (int turn = 0; turn < options.iterations; ++turn) {
         for (const int which : {0, 1}) {
@@ -100,7 +101,8 @@ std::string body(BenchRanks& ranks, const BenchOptions& options, std::vector<std
 
 int main(int argc, char** argv) {
   using namespace shardwire::bench;
-  BenchOptions options = parseBenchOptions(argc, argv, "hierarchical against flat collectives, hosts of two ranks each joined by tcp");
+  BenchOptions options =
+      parseBenchOptions(argc, argv, "hierarchical against flat collectives, hosts of two ranks each joined by tcp");
   std::vector<std::unique_ptr<shardwire::MemoryStore>> stores;
   for (std::size_t i = 0; i < 2 * cases().size(); ++i) {
     stores.push_back(std::make_unique<shardwire::MemoryStore>());
@@ -110,7 +112,7 @@ int main(int argc, char** argv) {
   if (!text) {
     return 1;
   }
-  fmt::print("# {} ranks, {} on each host; us of the slowest rank, medians\n{:<12} {:>10} {:>12} {:>12} {:>8}\n{}", options.ranks,
-             kRanksPerHost, "collective", "bytes", "flat", "hierarchical", "ratio", *text);
+  fmt::print("# {} ranks, {} on each host; us of the slowest rank, medians\n{:<12} {:>10} {:>12} {:>12} {:>8}\n{}",
+             options.ranks, kRanksPerHost, "collective", "bytes", "flat", "hierarchical", "ratio", *text);
   return 0;
 }

@@ -1,4 +1,5 @@
-// The kernels by themselves, in one process: copies and reductions against memcpy, in cache and out of it, on every instruction set.
+// The kernels by themselves, in one process: copies and reductions against memcpy, in cache and out of it, on every
+// instruction set.
 #include <benchmark/benchmark.h>
 #include <sys/mman.h>
 
@@ -70,7 +71,8 @@ BENCHMARK(memcpyPerRow)->RangeMultiplier(8)->Range(16, 64 << 10)->UseRealTime();
 void copyRows(benchmark::State& state) {
   const std::int64_t row = state.range(0);
   for (auto _ : state) {
-    copyBox({buffer(0), {row, 1}}, {buffer(1), {2 * row, 1}}, {kRowsBytes / row, row}, 1, static_cast<StoreHint>(state.range(1)));
+    copyBox({buffer(0), {row, 1}}, {buffer(1), {2 * row, 1}}, {kRowsBytes / row, row}, 1,
+            static_cast<StoreHint>(state.range(1)));
     benchmark::ClobberMemory();
   }
   setRate(state, kRowsBytes);
@@ -80,7 +82,8 @@ BENCHMARK(copyRows)->ArgNames({"row", "hint"})->ArgsProduct({{16, 128, 1024, 819
 void transpose(benchmark::State& state) {
   const std::int64_t elem = state.range(0), extent = 2048;
   for (auto _ : state) {
-    copyBox({buffer(0), {extent * elem, elem}}, {buffer(1), {elem, extent * elem}}, {extent, extent}, static_cast<std::size_t>(elem));
+    copyBox({buffer(0), {extent * elem, elem}}, {buffer(1), {elem, extent * elem}}, {extent, extent},
+            static_cast<std::size_t>(elem));
     benchmark::ClobberMemory();
   }
   setRate(state, static_cast<std::size_t>(extent * extent * elem));
@@ -94,7 +97,8 @@ void reduce(benchmark::State& state, DType dtype, ReduceOp op, Isa isa) {
     return;
   }
   useKernelsForTest(isa);
-  const std::size_t bytes = static_cast<std::size_t>(state.range(0)), numSources = static_cast<std::size_t>(state.range(1));
+  const std::size_t bytes = static_cast<std::size_t>(state.range(0)),
+                    numSources = static_cast<std::size_t>(state.range(1));
   std::vector<const std::byte*> sources;
   for (std::size_t i = 0; i < numSources; ++i) {
     sources.push_back(buffer(1) + i * bytes);
@@ -108,8 +112,8 @@ void reduce(benchmark::State& state, DType dtype, ReduceOp op, Isa isa) {
 
 constexpr std::size_t kLongBytes = std::size_t{64} << 20;
 
-// A long copy, or sum of two sources, to a destination that lies `offset` bytes above its source modulo a page: kernels that stream past
-// the cache depend on it.
+// A long copy, or sum of two sources, to a destination that lies `offset` bytes above its source modulo a page: kernels
+// that stream past the cache depend on it.
 void longMove(benchmark::State& state, bool isSum, Isa isa) {
   useKernelsForTest(isa);
   std::byte* const dst = buffer(0) + state.range(0);
@@ -132,7 +136,8 @@ int registerLongMoves() {
     }
     for (const bool isSum : {false, true}) {
       const std::string name = std::string(isSum ? "longSum/" : "longCopy/") + kernelsOf(static_cast<Isa>(isa))->name;
-      benchmark::RegisterBenchmark(name.c_str(), [=](benchmark::State& state) { longMove(state, isSum, static_cast<Isa>(isa)); })
+      benchmark::RegisterBenchmark(name.c_str(),
+                                   [=](benchmark::State& state) { longMove(state, isSum, static_cast<Isa>(isa)); })
           ->ArgName("offset")
           ->ArgsProduct({{0, 64, 128, 2048}})
           ->UseRealTime();
@@ -149,9 +154,10 @@ int registerReductions() {
         if (kernelsOf(static_cast<Isa>(isa)) == nullptr) {
           continue;
         }
-        const std::string name =
-            "reduce/" + std::string(dtypeName(dtype)) + "/" + std::string(reduceOpName(op)) + "/" + kernelsOf(static_cast<Isa>(isa))->name;
-        benchmark::RegisterBenchmark(name.c_str(), [=](benchmark::State& state) { reduce(state, dtype, op, static_cast<Isa>(isa)); })
+        const std::string name = "reduce/" + std::string(dtypeName(dtype)) + "/" + std::string(reduceOpName(op)) + "/" +
+                                 kernelsOf(static_cast<Isa>(isa))->name;
+        benchmark::RegisterBenchmark(name.c_str(),
+                                     [=](benchmark::State& state) { reduce(state, dtype, op, static_cast<Isa>(isa)); })
             ->ArgNames({"bytes", "sources"})
             ->ArgsProduct({{64 << 10, 32 << 20}, {2, 4}})
             ->UseRealTime();

@@ -19,7 +19,8 @@ void runAndWait(const Step& step) {
 }
 
 // Every call is timed by itself; ranks keep in step through the operation alone.
-void runLatencyCase(BenchRanks& ranks, const std::string& name, const BenchOptions& options, Report& report, const Step& step) {
+void runLatencyCase(BenchRanks& ranks, const std::string& name, const BenchOptions& options, Report& report,
+                    const Step& step) {
   if (!options.wants(name)) {
     return;
   }
@@ -38,7 +39,8 @@ void runLatencyCase(BenchRanks& ranks, const std::string& name, const BenchOptio
   const std::uint64_t after = numAllocations();
   ranks.barrier();
   report.cases.push_back({name, 0, std::move(microseconds)});
-  report.counts.push_back({name + "_allocations_per_run", static_cast<double>(after - before) / options.latencyIterations});
+  report.counts.push_back(
+      {name + "_allocations_per_run", static_cast<double>(after - before) / options.latencyIterations});
 }
 
 // Tiles of one row: rank r has tiles [r * slices, ...), and wants every ranks.size()-th one.

@@ -8,8 +8,8 @@
 namespace shardwire::internal {
 namespace {
 
-// The global tensor as a grid of tiles, numTiles of them: every rank has `slices` neighbouring tiles in row-major order as inputs, and
-// wants as many in column-major order.
+// The global tensor as a grid of tiles, numTiles of them: every rank has `slices` neighbouring tiles in row-major order
+// as inputs, and wants as many in column-major order.
 std::vector<LocalSpec> tileSpecs(std::int64_t numRanks, std::int64_t slices) {
   const std::int64_t numTiles = numRanks * slices;
   std::int64_t rows = 1;
@@ -40,7 +40,12 @@ void planOneRank(benchmark::State& state) {
     benchmark::DoNotOptimize(redistribute(spec, rank));
   }
 }
-BENCHMARK(planOneRank)->Args({8, 16})->Args({64, 64})->Args({1024, 64})->Args({16384, 1})->Unit(benchmark::kMicrosecond);
+BENCHMARK(planOneRank)
+    ->Args({8, 16})
+    ->Args({64, 64})
+    ->Args({1024, 64})
+    ->Args({16384, 1})
+    ->Unit(benchmark::kMicrosecond);
 
 // One local tensor of many slices, as a _StridedShard makes it, instead of many local tensors.
 void planOneRankOfManySlices(benchmark::State& state) {

@@ -2,8 +2,9 @@
 // same machine (tests/rig/compare_perftest.py does so). Two ranks, forked; one number on standard output.
 //
 //   rdma_bench bandwidth BYTES COUNT   fetches of BYTES each, many under way: MB/s (2^20 bytes)
-//   rdma_bench latency BYTES COUNT     frames of BYTES there and back: microseconds one way, median (polls as perftest does)
-//   rdma_bench scatter COUNT           compile_op of 256 rows of 1 KiB, apart, and of 256 KiB in one piece: ratio of the medians
+//   rdma_bench latency BYTES COUNT     frames of BYTES there and back: microseconds one way, median (polls as perftest
+//   does) rdma_bench scatter COUNT           compile_op of 256 rows of 1 KiB, apart, and of 256 KiB in one piece: ratio
+//   of the medians
 // SHARDWIRE_RDMA_DEVICES chooses the devices.
 #include <fmt/format.h>
 #include <poll.h>
@@ -46,7 +47,8 @@ Options benchOptions() {
   return *options;
 }
 
-// Polls, offers its core to others, and then sleeps, after about the times that the engine takes: software devices need cores too.
+// Polls, offers its core to others, and then sleeps, after about the times that the engine takes: software devices need
+// cores too.
 class Waiter {
  public:
   explicit Waiter(Peers& peers) : wire_(*peers.wires.at(0)) {}
@@ -197,7 +199,9 @@ double moveRows(Communicator& group, int rank, std::int64_t stride, int count) {
 }
 
 std::string runRank(int rank, MemoryStore& store, const std::vector<std::string>& words) {
-  const auto number = [&](std::size_t i) { return i < words.size() ? std::strtoull(words[i].c_str(), nullptr, 10) : 0; };
+  const auto number = [&](std::size_t i) {
+    return i < words.size() ? std::strtoull(words[i].c_str(), nullptr, 10) : 0;
+  };
   const Options options = benchOptions();
   if (words[0] == "scatter") {
     auto group = Communicator::create(store, rank, 2, options, "bench");
@@ -223,8 +227,8 @@ std::string runRank(int rank, MemoryStore& store, const std::vector<std::string>
 
 int main(int argc, char** argv) {
   const std::vector<std::string> words(argv + 1, argv + argc);
-  const bool isKnown =
-      (words.size() == 3 && (words[0] == "bandwidth" || words[0] == "latency")) || (words.size() == 2 && words[0] == "scatter");
+  const bool isKnown = (words.size() == 3 && (words[0] == "bandwidth" || words[0] == "latency")) ||
+                       (words.size() == 2 && words[0] == "scatter");
   if (!isKnown) {
     fmt::print(stderr, "usage: rdma_bench bandwidth|latency BYTES COUNT, or rdma_bench scatter COUNT\n");
     return 2;

@@ -35,15 +35,18 @@ void printJson(const Report& report, const BenchOptions& options) {
 }
 
 void printTable(const Report& report, const BenchOptions& options) {
-  fmt::print("# {}: {} ranks, f32 {} x {}; times of the slowest rank\n", report.bench, options.ranks, options.rows, options.columns);
-  fmt::print("# {:<26} {:>12} {:>6} {:>11} {:>11} {:>11} {:>9}\n", "case", "bytes/rank", "n", "median(us)", "min(us)", "p90(us)", "GB/s");
+  fmt::print("# {}: {} ranks, f32 {} x {}; times of the slowest rank\n", report.bench, options.ranks, options.rows,
+             options.columns);
+  fmt::print("# {:<26} {:>12} {:>6} {:>11} {:>11} {:>11} {:>9}\n", "case", "bytes/rank", "n", "median(us)", "min(us)",
+             "p90(us)", "GB/s");
   for (const CaseResult& result : report.cases) {
     std::vector<double> sorted = result.microseconds;
     std::sort(sorted.begin(), sorted.end());
     const double middle = median(sorted);
-    const std::string rate = result.bytes == 0 ? "-" : fmt::format("{:.2f}", static_cast<double>(result.bytes) / middle / 1e3);
-    fmt::print("  {:<26} {:>12} {:>6} {:>11.2f} {:>11.2f} {:>11.2f} {:>9}\n", result.name, result.bytes, sorted.size(), middle,
-               sorted.front(), sorted[(sorted.size() - 1) * 9 / 10], rate);
+    const std::string rate =
+        result.bytes == 0 ? "-" : fmt::format("{:.2f}", static_cast<double>(result.bytes) / middle / 1e3);
+    fmt::print("  {:<26} {:>12} {:>6} {:>11.2f} {:>11.2f} {:>11.2f} {:>9}\n", result.name, result.bytes, sorted.size(),
+               middle, sorted.front(), sorted[(sorted.size() - 1) * 9 / 10], rate);
   }
   for (const CountResult& result : report.counts) {
     fmt::print("  {:<26} {:>12}\n", result.name, result.value);

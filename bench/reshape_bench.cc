@@ -61,5 +61,6 @@ int run(const BenchOptions& options) {
 }  // namespace shardwire::bench
 
 int main(int argc, char** argv) {
-  return shardwire::bench::run(shardwire::bench::parseBenchOptions(argc, argv, "shardwire: reshape and latency between local processes"));
+  return shardwire::bench::run(
+      shardwire::bench::parseBenchOptions(argc, argv, "shardwire: reshape and latency between local processes"));
 }

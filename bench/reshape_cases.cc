@@ -1,6 +1,6 @@
-// Each case is three functions: prepare() rewrites the tensors, `timed` moves the bytes, verify() compares the output with
-// the expected values. First come the cases inside one rank (memcpy and strided copies), then the compiled ops over heap
-// tensors and ordinary tensors. All cases take turns in every iteration; the last iteration is verified.
+// Each case is three functions: prepare() rewrites the tensors, `timed` moves the bytes, verify() compares the output
+// with the expected values. First come the cases inside one rank (memcpy and strided copies), then the compiled ops
+// over heap tensors and ordinary tensors. All cases take turns in every iteration; the last iteration is verified.
 #include "bench/reshape_cases.h"
 
 #include <fmt/format.h>
@@ -95,7 +95,9 @@ class ReshapeCases {
     return all;
   }
 
-  std::uint64_t outputBytes() const { return static_cast<std::uint64_t>(options_.rows * columns_.extent) * sizeof(float); }
+  std::uint64_t outputBytes() const {
+    return static_cast<std::uint64_t>(options_.rows * columns_.extent) * sizeof(float);
+  }
 
  private:
   struct Tensors {
@@ -143,14 +145,16 @@ class ReshapeCases {
   }
   void copyFlat() {
     const Tensors& mine = tensors_[Place::kOrdinary];
-    std::memcpy(mine.out, mine.in,
-                static_cast<std::size_t>(std::min(rows_.extent * options_.columns, options_.rows * columns_.extent)) * 4);
+    std::memcpy(
+        mine.out, mine.in,
+        static_cast<std::size_t>(std::min(rows_.extent * options_.columns, options_.rows * columns_.extent)) * 4);
   }
   template <typename Copy>
   void forEachBox(Copy&& copy) {
     const Tensors& mine = tensors_[Place::kOrdinary];
     for (int part = 0; part < ranks_.size(); ++part) {
-      const Share to = shareOf(options_.rows, ranks_.size(), part), from = shareOf(options_.columns, ranks_.size(), part);
+      const Share to = shareOf(options_.rows, ranks_.size(), part),
+                  from = shareOf(options_.columns, ranks_.size(), part);
       const Dims shape{std::min(to.extent, rows_.extent), std::min(from.extent, columns_.extent)};
       copy(mine.out + to.from * columns_.extent, mine.in + from.from, shape);
     }
@@ -158,7 +162,8 @@ class ReshapeCases {
   void copyRuns() {
     forEachBox([this](float* dst, const float* src, const Dims& shape) {
       for (std::int64_t row = 0; row < shape[0]; ++row) {
-        std::memcpy(dst + row * columns_.extent, src + row * options_.columns, static_cast<std::size_t>(shape[1]) * sizeof(float));
+        std::memcpy(dst + row * columns_.extent, src + row * options_.columns,
+                    static_cast<std::size_t>(shape[1]) * sizeof(float));
       }
     });
   }
@@ -226,7 +231,8 @@ class ReshapeCases {
               fill(mine.addend, all, iteration);
               scribble(mine.out);
             },
-            [op] { runAndWait(*op); }, [this, name, factor, &mine](int iteration) { check(name, mine.out, iteration, factor); }};
+            [op] { runAndWait(*op); },
+            [this, name, factor, &mine](int iteration) { check(name, mine.out, iteration, factor); }};
   }
 
   BenchRanks& ranks_;

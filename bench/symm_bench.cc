@@ -1,5 +1,5 @@
-// Symmetric memory between two processes of this host: an atomic, a signal there and back, a put of 1 MiB, a barrier. The same as
-// bench/openshmem_bench.c does under oshrun; bench/symm.py runs both by turns. Usage: symm_bench [rounds]
+// Symmetric memory between two processes of this host: an atomic, a signal there and back, a put of 1 MiB, a barrier.
+// The same as bench/openshmem_bench.c does under oshrun; bench/symm.py runs both by turns. Usage: symm_bench [rounds]
 #include <fmt/format.h>
 
 #include <algorithm>

@@ -1,5 +1,6 @@
-// tcp between two ranks of this machine against one plain TCP socket between the same two processes, in turns: what a frame and a send/recv
-// cost, and how fast long tensors travel. `raw_spin` polls its socket as our ranks do, `raw_blocking` sleeps in the kernel.
+// tcp between two ranks of this machine against one plain TCP socket between the same two processes, in turns: what a
+// frame and a send/recv cost, and how fast long tensors travel. `raw_spin` polls its socket as our ranks do,
+// `raw_blocking` sleeps in the kernel.
 #include <errno.h>
 #include <fmt/format.h>
 #include <poll.h>
@@ -51,7 +52,8 @@ void pause(int* idle) {
   }
 }
 
-// One plain stream between the two ranks, which find each other by the store: a rank has none of its parent's descriptors.
+// One plain stream between the two ranks, which find each other by the store: a rank has none of its parent's
+// descriptors.
 class RawSocket {
  public:
   RawSocket(Store& store, int rank) {
@@ -62,16 +64,21 @@ class RawSocket {
       check(internal::waitForSocket(listener, POLLIN, soon(), "waiting for the other rank"));
       socket_ = orFail(internal::acceptTcp(listener));
     } else {
-      socket_ = orFail(internal::startTcp(addressOf(static_cast<std::uint16_t>(std::stoi(orFail(store.get(key, soon())))))));
+      socket_ =
+          orFail(internal::startTcp(addressOf(static_cast<std::uint16_t>(std::stoi(orFail(store.get(key, soon())))))));
       check(internal::waitForSocket(socket_, POLLOUT, soon(), "connecting"));
     }
   }
 
-  void send(const std::byte* bytes, std::size_t size, bool spin) { transfer(const_cast<std::byte*>(bytes), size, spin, POLLOUT); }
+  void send(const std::byte* bytes, std::size_t size, bool spin) {
+    transfer(const_cast<std::byte*>(bytes), size, spin, POLLOUT);
+  }
   void receive(std::byte* bytes, std::size_t size, bool spin) { transfer(bytes, size, spin, POLLIN); }
 
  private:
-  static internal::SocketAddress addressOf(std::uint16_t port) { return orFail(internal::makeSocketAddress("127.0.0.1", 0, port)); }
+  static internal::SocketAddress addressOf(std::uint16_t port) {
+    return orFail(internal::makeSocketAddress("127.0.0.1", 0, port));
+  }
 
   void transfer(std::byte* bytes, std::size_t size, bool spin, short direction) {
     int idle = 0;
@@ -120,9 +127,9 @@ class TcpBench {
     }
     Report report{"tcp", {}, {}};
     report.cases = cases_;
-    for (const auto& [ours, raw] :
-         {std::pair{"frame_8B", "raw_spin_8B"}, std::pair{"allreduce_8B", "raw_spin_8B"}, std::pair{"sendrecv_8B", "raw_blocking_8B"},
-          std::pair{"sendrecv_long", "raw_long"}, std::pair{"frames_long", "raw_long"}}) {
+    for (const auto& [ours, raw] : {std::pair{"frame_8B", "raw_spin_8B"}, std::pair{"allreduce_8B", "raw_spin_8B"},
+                                    std::pair{"sendrecv_8B", "raw_blocking_8B"}, std::pair{"sendrecv_long", "raw_long"},
+                                    std::pair{"frames_long", "raw_long"}}) {
       compare(report, ours, raw);
     }
     return report;
@@ -130,7 +137,8 @@ class TcpBench {
 
  private:
   CaseResult* find(const std::string& name) {
-    const auto found = std::find_if(cases_.begin(), cases_.end(), [&](const CaseResult& each) { return each.name == name; });
+    const auto found =
+        std::find_if(cases_.begin(), cases_.end(), [&](const CaseResult& each) { return each.name == name; });
     return found == cases_.end() ? nullptr : &*found;
   }
   // Of the times of one turn, which lie close to each other: a busy machine disturbs both.
@@ -204,7 +212,8 @@ class TcpBench {
     }
   }
   void ourTransfer() {
-    await(ranks_.rank() == 0 ? group_.send(view(from_, from_.size()), peer_, 2) : group_.recv(view(to_, to_.size()), peer_, 2));
+    await(ranks_.rank() == 0 ? group_.send(view(from_, from_.size()), peer_, 2)
+                             : group_.recv(view(to_, to_.size()), peer_, 2));
   }
   void frameTransfer() {
     const std::size_t longest = connection_.maxFrameBytes(Lane::kBulk);
@@ -268,5 +277,6 @@ int run(const BenchOptions& options) {
 }  // namespace shardwire::bench
 
 int main(int argc, char** argv) {
-  return shardwire::bench::run(shardwire::bench::parseBenchOptions(argc, argv, "shardwire: tcp against a plain socket"));
+  return shardwire::bench::run(
+      shardwire::bench::parseBenchOptions(argc, argv, "shardwire: tcp against a plain socket"));
 }

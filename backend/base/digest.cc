@@ -31,7 +31,9 @@ class Sha256 {
 
  private:
   // Fails only without memory or without SHA-256.
-  void addBytes(std::string_view bytes) { SW_CHECK(::EVP_DigestUpdate(context_.get(), bytes.data(), bytes.size()) == 1); }
+  void addBytes(std::string_view bytes) {
+    SW_CHECK(::EVP_DigestUpdate(context_.get(), bytes.data(), bytes.size()) == 1);
+  }
 
   const std::unique_ptr<EVP_MD_CTX, decltype(&::EVP_MD_CTX_free)> context_;
 };

@@ -71,7 +71,8 @@ void Fd::reset(int fd) {
   } else if (fd_ >= 0) {
     NotForChildren& list = notForChildren();
     const MutexLock lock(list.mutex);
-    if (std::exchange(forks_, kInherited) == list.numForks) {  // else this process closed the descriptor when it was forked
+    if (std::exchange(forks_, kInherited) ==
+        list.numForks) {  // else this process closed the descriptor when it was forked
       list.fds.erase(fd_);
       ::close(fd_);
     }

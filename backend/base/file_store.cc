@@ -62,10 +62,13 @@ Status write(const std::string& folder, const std::string& path, std::string_vie
   std::error_code error;
   std::filesystem::create_directories(folder, error);
   if (error) {
-    return {StatusCode::kSystem, fmt::format("cannot make the folder {} of a file store: {}", folder, internal::errnoText(error.value()))};
+    return {StatusCode::kSystem,
+            fmt::format("cannot make the folder {} of a file store: {}", folder, internal::errnoText(error.value()))};
   }
   const Status written = internal::writeWhole(path, value, internal::Lasting::kWhileTheSystemRuns);
-  return written.isOk() ? written : Status(written.code(), fmt::format("cannot write {} of a file store: {}", path, written.message()));
+  return written.isOk()
+             ? written
+             : Status(written.code(), fmt::format("cannot write {} of a file store: {}", path, written.message()));
 }
 
 // nullopt while there is no such file.
@@ -80,7 +83,8 @@ Result<std::optional<std::string>> read(const std::string& path) {
   }
   auto bytes = internal::readAll(file.get(), static_cast<std::size_t>(about.st_size));
   if (!bytes.isOk()) {
-    return Status(bytes.status().code(), fmt::format("cannot read {} of a file store: {}", path, bytes.status().message()));
+    return Status(bytes.status().code(),
+                  fmt::format("cannot read {} of a file store: {}", path, bytes.status().message()));
   }
   return std::optional(std::move(*bytes));
 }
@@ -109,7 +113,8 @@ Result<std::string> FileStore::get(const std::string& key, Deadline deadline) {
     }
     const Deadline now = Clock::now();
     if (now >= deadline) {
-      return Status(StatusCode::kTimeout, fmt::format("nobody set the key '{}' of a file store in time: there is no {}", key, path));
+      return Status(StatusCode::kTimeout,
+                    fmt::format("nobody set the key '{}' of a file store in time: there is no {}", key, path));
     }
     const Duration pause = std::clamp<Duration>((now - start) / kLooksPerWait, kShortestPause, kLongestPause);
     std::this_thread::sleep_until(std::min({deadline, slices.sliceEnd(), now + pause}));

@@ -8,8 +8,8 @@
 
 namespace shardwire::internal {
 
-// Sleeps while `word` holds `expected`, for at most `timeout`. Returns when woken, at the timeout, at once when the word differs, or
-// spuriously (a signal).
+// Sleeps while `word` holds `expected`, for at most `timeout`. Returns when woken, at the timeout, at once when the
+// word differs, or spuriously (a signal).
 void futexWait(const std::atomic<std::uint32_t>& word, std::uint32_t expected, Duration timeout);
 
 // Wakes every sleeper on `word`, in all processes.

@@ -61,8 +61,9 @@ std::optional<std::string> readKept(const std::string& path) {
   // Not blocking: the path may be a pipe.
   const Fd file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
   struct stat about {};
-  if (!file.isOpen() || ::fstat(file.get(), &about) != 0 || !S_ISREG(about.st_mode) || (about.st_mode & (S_IWGRP | S_IWOTH)) != 0 ||
-      (about.st_uid != 0 && about.st_uid != ::geteuid()) || about.st_size > kMostBytes) {
+  if (!file.isOpen() || ::fstat(file.get(), &about) != 0 || !S_ISREG(about.st_mode) ||
+      (about.st_mode & (S_IWGRP | S_IWOTH)) != 0 || (about.st_uid != 0 && about.st_uid != ::geteuid()) ||
+      about.st_size > kMostBytes) {
     return std::nullopt;
   }
   auto bytes = readAll(file.get(), static_cast<std::size_t>(about.st_size));

@@ -20,12 +20,14 @@ std::atomic<int> currentLevel{kNotRead};
 std::atomic<int> logSocket{-1};
 
 bool isSent(std::string_view levelName, std::string_view text) {
-  const int socket = logSocket.load(std::memory_order_relaxed);  // the socket stays open, so an older value does no harm
+  const int socket =
+      logSocket.load(std::memory_order_relaxed);  // the socket stays open, so an older value does no harm
   if (socket < 0) {
     return false;
   }
   const std::string message = fmt::format("{} {} {}", levelName, ::getpid(), text);
-  return ::send(socket, message.data(), message.size(), MSG_DONTWAIT | MSG_NOSIGNAL) == static_cast<ssize_t>(message.size());
+  return ::send(socket, message.data(), message.size(), MSG_DONTWAIT | MSG_NOSIGNAL) ==
+         static_cast<ssize_t>(message.size());
 }
 
 LogLevel readLevel() {
@@ -35,7 +37,8 @@ LogLevel readLevel() {
   }
   const std::optional<LogLevel> level = parseLogLevel(text);
   if (!level) {
-    writeLogLine(LogLevel::kWarn, fmt::format("SHARDWIRE_LOG={} is not one of error, warn, info, debug; using warn", text));
+    writeLogLine(LogLevel::kWarn,
+                 fmt::format("SHARDWIRE_LOG={} is not one of error, warn, info, debug; using warn", text));
   }
   return level.value_or(LogLevel::kWarn);
 }

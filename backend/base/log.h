@@ -1,5 +1,5 @@
-// One line of text to stderr for people: logInfo("rank {}: connected", rank). SHARDWIRE_LOG=error|warn|info|debug says how much;
-// the default is warn. Any thread: a line is one write(), so lines of threads and ranks never mix.
+// One line of text to stderr for people: logInfo("rank {}: connected", rank). SHARDWIRE_LOG=error|warn|info|debug says
+// how much; the default is warn. Any thread: a line is one write(), so lines of threads and ranks never mix.
 #pragma once
 
 #include <fmt/format.h>

@@ -12,7 +12,8 @@ namespace {
 constexpr std::size_t kPage = 4096;
 
 Status mapError(const char* what, std::size_t size, int error) {
-  const char* hint = error == ENOMEM ? " (address space is limited: see ulimit -v, vm.max_map_count and SHARDWIRE_HEAP_BYTES)" : "";
+  const char* hint =
+      error == ENOMEM ? " (address space is limited: see ulimit -v, vm.max_map_count and SHARDWIRE_HEAP_BYTES)" : "";
   return systemError(fmt::format("cannot map {} bytes of {}{}", size, what, hint), error);
 }
 
@@ -24,12 +25,14 @@ Mapping::~Mapping() {
   }
 }
 
-Result<Mapping> Mapping::shared(int fd, std::uint64_t offset, std::size_t size, Access access, const char* what, std::size_t alignment) {
+Result<Mapping> Mapping::shared(int fd, std::uint64_t offset, std::size_t size, Access access, const char* what,
+                                std::size_t alignment) {
   SW_CHECK(size > 0 && (alignment & (alignment - 1)) == 0);
   const int protection = access == Access::kRead ? PROT_READ : PROT_READ | PROT_WRITE;
   if (alignment <= kPage) {
     void* mapped = ::mmap(nullptr, size, protection, MAP_SHARED | MAP_NORESERVE, fd, static_cast<off_t>(offset));
-    return mapped == MAP_FAILED ? Result<Mapping>(mapError(what, size, errno)) : Mapping(static_cast<std::byte*>(mapped), size);
+    return mapped == MAP_FAILED ? Result<Mapping>(mapError(what, size, errno))
+                                : Mapping(static_cast<std::byte*>(mapped), size);
   }
   // Address space with room to align in; what is left over at both ends is given back.
   void* reserved = ::mmap(nullptr, size + alignment, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -44,7 +47,8 @@ Result<Mapping> Mapping::shared(int fd, std::uint64_t offset, std::size_t size, 
   }
   Mapping mapping(start + before, size);
   ::munmap(start + before + ((size + kPage - 1) & ~(kPage - 1)), alignment - before);
-  if (::mmap(mapping.bytes_, size, protection, MAP_SHARED | MAP_NORESERVE | MAP_FIXED, fd, static_cast<off_t>(offset)) == MAP_FAILED) {
+  if (::mmap(mapping.bytes_, size, protection, MAP_SHARED | MAP_NORESERVE | MAP_FIXED, fd,
+             static_cast<off_t>(offset)) == MAP_FAILED) {
     return mapError(what, size, errno);
   }
   return mapping;

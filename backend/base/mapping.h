@@ -14,7 +14,8 @@ enum class Access : unsigned char { kRead, kReadWrite };
 class Mapping {
  public:
   Mapping() = default;
-  Mapping(Mapping&& other) noexcept : bytes_(std::exchange(other.bytes_, nullptr)), size_(std::exchange(other.size_, 0)) {}
+  Mapping(Mapping&& other) noexcept
+      : bytes_(std::exchange(other.bytes_, nullptr)), size_(std::exchange(other.size_, 0)) {}
   Mapping& operator=(Mapping&& other) noexcept {
     std::swap(bytes_, other.bytes_);
     std::swap(size_, other.size_);

@@ -21,8 +21,8 @@ Result<Fd> makeMemfd(const char* name, std::uint64_t bytes) {
   rlimit limit{};
   if (::getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY && limit.rlim_cur < bytes) {
     // The kernel would not refuse but kill (SIGXFSZ).
-    return Status{StatusCode::kSystem,
-                  fmt::format("{} needs {} bytes, but files are limited to {}: raise ulimit -f", name, bytes, limit.rlim_cur)};
+    return Status{StatusCode::kSystem, fmt::format("{} needs {} bytes, but files are limited to {}: raise ulimit -f",
+                                                   name, bytes, limit.rlim_cur)};
   }
   Fd fd(::memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING));
   if (!fd.isOpen()) {

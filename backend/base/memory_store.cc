@@ -46,14 +46,16 @@ struct MemoryStore::Shared {
 
   void lock() {
     if (::pthread_mutex_lock(&mutex) == EOWNERDEAD) {
-      ::pthread_mutex_consistent(&mutex);  // an entry counts only when `used` covers the entry, so no entry is half written
+      ::pthread_mutex_consistent(
+          &mutex);  // an entry counts only when `used` covers the entry, so no entry is half written
     }
   }
   void unlock() { ::pthread_mutex_unlock(&mutex); }
 };
 
 MemoryStore::MemoryStore(std::size_t bytes) : bytes_(bytes) {
-  void* memory = ::mmap(nullptr, sizeof(Shared) + bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  void* memory = ::mmap(nullptr, sizeof(Shared) + bytes, PROT_READ | PROT_WRITE,
+                        MAP_SHARED | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (memory == MAP_FAILED) {
     noMemory_ = internal::systemError(fmt::format("mmap of {} bytes for a memory store", bytes), errno);
     return;
@@ -73,8 +75,9 @@ Status MemoryStore::set(const std::string& key, std::string_view value) {
     const std::lock_guard lock(*shared_);
     const std::size_t free = bytes_ - shared_->used, wanted = sizeof(EntryHead) + key.size() + value.size();
     if (wanted > free || std::max(key.size(), value.size()) > UINT32_MAX) {
-      return {StatusCode::kSystem, fmt::format("a memory store of {} bytes has {} left, and the key '{}' needs {}: make it with more",
-                                               bytes_, free, key, wanted)};
+      return {StatusCode::kSystem,
+              fmt::format("a memory store of {} bytes has {} left, and the key '{}' needs {}: make it with more",
+                          bytes_, free, key, wanted)};
     }
     char* at = shared_->log() + shared_->used;
     const EntryHead head{static_cast<std::uint32_t>(key.size()), static_cast<std::uint32_t>(value.size())};
@@ -119,7 +122,8 @@ Result<std::string> MemoryStore::get(const std::string& key, Deadline deadline) 
     if (slices.isInterrupted()) {
       return internal::interruptedStatus(fmt::format("waiting for the key '{}' of a memory store", key));
     }
-    internal::futexWait(shared_->numSets, seen, std::clamp<Duration>(slices.sliceEnd() - now, Duration(1), kLongestSleep));
+    internal::futexWait(shared_->numSets, seen,
+                        std::clamp<Duration>(slices.sliceEnd() - now, Duration(1), kLongestSleep));
   }
 }
 

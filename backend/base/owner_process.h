@@ -24,7 +24,8 @@ class OwnerProcess {
   Status check(std::string_view what) const;
 
  private:
-  static std::atomic<std::uint32_t> current_;  // number of forks on the way to this process; changed only while a child has one thread
+  static std::atomic<std::uint32_t>
+      current_;  // number of forks on the way to this process; changed only while a child has one thread
 
   std::uint32_t generation_;
   pid_t pid_;

@@ -47,7 +47,8 @@ Clock::time_point yieldCore(Clock::time_point now) {
   return after;
 }
 
-Patience::Patience(Duration spin, Duration yieldAfter) : spin_(spin), yieldAfter_(yieldAfter), now_(Clock::now()), started_(now_) {}
+Patience::Patience(Duration spin, Duration yieldAfter)
+    : spin_(spin), yieldAfter_(yieldAfter), now_(Clock::now()), started_(now_) {}
 
 bool Patience::spins() {
   relax();
@@ -81,7 +82,8 @@ bool Patience::isTimeToLook(bool yieldsAlways) {
   if (!yieldsAlways) {
     return ++numPolls_ % kPollsPerLook == 0;
   }
-  const unsigned number = numYields.load(std::memory_order_relaxed) + 1;  // two threads may use the same count without harm
+  const unsigned number =
+      numYields.load(std::memory_order_relaxed) + 1;  // two threads may use the same count without harm
   numYields.store(number, std::memory_order_relaxed);
   return number % kYieldsPerLook == 0 || !mayYield(now_);
 }

@@ -1,5 +1,5 @@
-// Calls of what a user supplied (a callback, a hook) where an exception has nowhere to go: on whichever thread notices the end of an
-// operation, with the callbacks of other operations still to be run.
+// Calls of what a user supplied (a callback, a hook) where an exception has nowhere to go: on whichever thread notices
+// the end of an operation, with the callbacks of other operations still to be run.
 #pragma once
 
 #include <cxxabi.h>

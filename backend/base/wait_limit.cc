@@ -28,7 +28,8 @@ Result<int> WaitLimit::poll(std::span<pollfd> entries) const {
   InterruptibleWait slices(deadline_);
   while (true) {
     SW_RETURN_IF_ERROR(look());
-    const Deadline until = look_ == nullptr ? slices.sliceEnd() : std::min(slices.sliceEnd(), Clock::now() + kLookEvery);
+    const Deadline until =
+        look_ == nullptr ? slices.sliceEnd() : std::min(slices.sliceEnd(), Clock::now() + kLookEvery);
     const timespec left = until == kNoDeadline ? timespec{} : timeUntil(until);
     const int ready = ::ppoll(entries.data(), entries.size(), until == kNoDeadline ? nullptr : &left, nullptr);
     if (ready > 0) {

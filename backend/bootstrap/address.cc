@@ -121,9 +121,11 @@ Result<RankAddress> decodeAddress(std::string_view bytes) {
     return Status{StatusCode::kMismatch, "what the store holds is no address of a shardwire rank"};
   }
   if (version != kAddressVersion) {
-    return Status{StatusCode::kUnsupported,
-                  fmt::format("its address has version {}, this rank knows version {}: all ranks must run the same release of shardwire",
-                              version, kAddressVersion)};
+    return Status{
+        StatusCode::kUnsupported,
+        fmt::format(
+            "its address has version {}, this rank knows version {}: all ranks must run the same release of shardwire",
+            version, kAddressVersion)};
   }
   RankAddress address;
   const auto code = static_cast<StatusCode>(reader.u8());

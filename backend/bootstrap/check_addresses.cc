@@ -30,8 +30,9 @@ Status checkWorldSize(Rank a, const RankAddress& first, Rank b, const RankAddres
   if (a > b) {
     return checkWorldSize(b, second, a, first);
   }
-  return {StatusCode::kMismatch, fmt::format("the ranks do not agree on how many they are: {} was started with world size {}, {} with {}",
-                                             nameOf(a, first), first.worldSize, nameOf(b, second), second.worldSize)};
+  return {StatusCode::kMismatch,
+          fmt::format("the ranks do not agree on how many they are: {} was started with world size {}, {} with {}",
+                      nameOf(a, first), first.worldSize, nameOf(b, second), second.worldSize)};
 }
 
 Status checkOwnAddress(Rank rank, const RankAddress& own, const std::string& published, const std::string& stored) {
@@ -40,8 +41,9 @@ Status checkOwnAddress(Rank rank, const RankAddress& own, const std::string& pub
   }
   const auto other = decodeAddress(stored);
   return {StatusCode::kMismatch,
-          fmt::format("two processes call themselves rank {}: pid {} on host {}, and {} that wrote its address over that", rank, own.pid,
-                      own.host, other.isOk() ? fmt::format("pid {} on host {}", other->pid, other->host) : "one")};
+          fmt::format(
+              "two processes call themselves rank {}: pid {} on host {}, and {} that wrote its address over that", rank,
+              own.pid, own.host, other.isOk() ? fmt::format("pid {} on host {}", other->pid, other->host) : "one")};
 }
 
 Status checkJobTokens(const std::vector<RankAddress>& addresses) {
@@ -52,18 +54,19 @@ Status checkJobTokens(const std::vector<RankAddress>& addresses) {
       return {StatusCode::kMismatch,
               fmt::format("SHARDWIRE_JOB_TOKEN is set for {} and not for {}: set it to one secret for all ranks, or "
                           "for none",
-                          nameOf(static_cast<Rank>(with), addresses[with]), nameOf(static_cast<Rank>(without), addresses[without]))};
+                          nameOf(static_cast<Rank>(with), addresses[with]),
+                          nameOf(static_cast<Rank>(without), addresses[without]))};
     }
   }
   for (std::size_t i = 0; i < addresses.size(); ++i) {
     if (!addresses[i].hasJobToken && !addresses[i].hasUnixSocket()) {
       for (std::size_t j = 0; j < addresses.size(); ++j) {
         if (j != i && isOneUserOnOneHost(addresses[i], addresses[j])) {
-          return {
-              StatusCode::kUnsupported,
-              fmt::format("{} could make no Unix socket, at which {} would ask for its secret, as ranks of one user on one host do: set "
-                          "SHARDWIRE_JOB_TOKEN to one secret for all ranks",
-                          nameOf(static_cast<Rank>(i), addresses[i]), nameOf(static_cast<Rank>(j), addresses[j]))};
+          return {StatusCode::kUnsupported,
+                  fmt::format("{} could make no Unix socket, at which {} would ask for its secret, as ranks of one "
+                              "user on one host do: set "
+                              "SHARDWIRE_JOB_TOKEN to one secret for all ranks",
+                              nameOf(static_cast<Rank>(i), addresses[i]), nameOf(static_cast<Rank>(j), addresses[j]))};
         }
       }
     }
@@ -74,7 +77,9 @@ Status checkJobTokens(const std::vector<RankAddress>& addresses) {
 // Ranks of one place with the same transports fit other ranks, and each other, alike: so two ranks of each kind
 // represent all ranks of that kind.
 Status checkPairs(const std::vector<RankAddress>& addresses) {
-  const auto offers = [&](Rank rank, std::size_t kind) { return addresses[index(rank)].transports[kind].whyNot.empty(); };
+  const auto offers = [&](Rank rank, std::size_t kind) {
+    return addresses[index(rank)].transports[kind].whyNot.empty();
+  };
   std::map<std::string, int> numOfKind;
   std::vector<Rank> some;
   for (Rank rank = 0; rank < static_cast<Rank>(addresses.size()); ++rank) {
@@ -91,15 +96,18 @@ Status checkPairs(const std::vector<RankAddress>& addresses) {
     for (std::size_t j = i + 1; j < some.size(); ++j) {
       const Rank a = some[i];
       const Rank b = some[j];
-      bool joined = offers(a, 0) && offers(b, 0) &&
-                    whyOutOfReach(TransportKind::kShm, placeOf(addresses[index(a)]), placeOf(addresses[index(b)])).empty();
+      bool joined =
+          offers(a, 0) && offers(b, 0) &&
+          whyOutOfReach(TransportKind::kShm, placeOf(addresses[index(a)]), placeOf(addresses[index(b)])).empty();
       for (std::size_t kind = 1; kind < kNumTransportKinds && !joined; ++kind) {
         joined = offers(a, kind) && offers(b, kind);
       }
       if (!joined) {
-        const auto choice = chooseTransports(a, addresses[index(a)], b, addresses[index(b)], [](TransportKind) { return std::string(); });
+        const auto choice = chooseTransports(a, addresses[index(a)], b, addresses[index(b)],
+                                             [](TransportKind) { return std::string(); });
         return {StatusCode::kUnsupported,
-                fmt::format("no transport joins {}: {}", pairText(a, addresses[index(a)], b, addresses[index(b)]), reasons(choice))};
+                fmt::format("no transport joins {}: {}", pairText(a, addresses[index(a)], b, addresses[index(b)]),
+                            reasons(choice))};
       }
     }
   }
@@ -107,7 +115,8 @@ Status checkPairs(const std::vector<RankAddress>& addresses) {
 }
 
 bool isOneUserOnOneHost(const RankAddress& a, const RankAddress& b) {
-  return !a.kernel.empty() && a.kernel == b.kernel && a.userNamespace != 0 && a.userNamespace == b.userNamespace && a.uid == b.uid;
+  return !a.kernel.empty() && a.kernel == b.kernel && a.userNamespace != 0 && a.userNamespace == b.userNamespace &&
+         a.uid == b.uid;
 }
 
 std::string strangerWarning(Rank self, const std::vector<RankAddress>& addresses) {
@@ -124,7 +133,8 @@ std::string strangerWarning(Rank self, const std::vector<RankAddress>& addresses
       }
     } else if (warning.empty()) {
       warning = fmt::format(
-          "{} are not processes of one user on one host, and SHARDWIRE_JOB_TOKEN is not set: every process that can read the job's store "
+          "{} are not processes of one user on one host, and SHARDWIRE_JOB_TOKEN is not set: every process that can "
+          "read the job's store "
           "can "
           "join as a rank. Set it to one secret for all ranks",
           pairText(self, mine, rank, addresses[i]));

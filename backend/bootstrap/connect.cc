@@ -132,8 +132,10 @@ Status gather(Gathering& group, Lookout& lookout) {
 }
 
 // Nothing: the job was restarted meanwhile, and this rank has to begin again.
-std::optional<Result<Peers>> connectOnce(Store& store, Rank rank, int worldSize, const Options& options, Deadline deadline) {
-  const auto attempt = worldSize > 1 && options.storeIsKept ? findAttempt(store, rank, deadline) : Result<Attempt>(Attempt{});
+std::optional<Result<Peers>> connectOnce(Store& store, Rank rank, int worldSize, const Options& options,
+                                         Deadline deadline) {
+  const auto attempt =
+      worldSize > 1 && options.storeIsKept ? findAttempt(store, rank, deadline) : Result<Attempt>(Attempt{});
   if (!attempt.isOk()) {
     return asTimeout(attempt.status(), deadline);
   }
@@ -176,7 +178,8 @@ Result<Peers> connectPeers(Store& store, Rank rank, int worldSize, const Options
     peers = connectOnce(store, rank, worldSize, options, deadline);
   }
   if (!peers->isOk()) {
-    return Status{peers->status().code(), fmt::format("group '{}' could not be made: {}", groupName, peers->status().message())};
+    return Status{peers->status().code(),
+                  fmt::format("group '{}' could not be made: {}", groupName, peers->status().message())};
   }
   logInfo("group '{}', rank {} of {}: {}", groupName, rank, worldSize, summary(**peers));
   return std::move(*peers);

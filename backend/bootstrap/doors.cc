@@ -23,8 +23,9 @@ constexpr Duration kFullDoor = std::chrono::milliseconds(2);
 
 }  // namespace
 
-Result<std::vector<NetAddress>> Doors::openLinks(const Options& options, std::uint64_t networkNamespace, const RandomId& token,
-                                                 int worldSize, std::shared_ptr<Fabric> fabric, std::shared_ptr<RankBell> bell) {
+Result<std::vector<NetAddress>> Doors::openLinks(const Options& options, std::uint64_t networkNamespace,
+                                                 const RandomId& token, int worldSize, std::shared_ptr<Fabric> fabric,
+                                                 std::shared_ptr<RankBell> bell) {
   const auto listener = fabric->linkListener(networkNamespace, options);
   SW_RETURN_IF_ERROR(listener.status());
   const auto interfaces = fabric->interfaces(networkNamespace);
@@ -64,7 +65,12 @@ void Doors::know(Rank self, const Options* options, const std::vector<RankAddres
 
 PeerDial::PeerDial(const RankAddress& address, const RandomId& token, bool sharesSecret, const LinkHello& hello,
                    std::vector<NetAddress> reach, const Options& options)
-    : address_(address), token_(token), sharesSecret_(sharesSecret), hello_(hello), reach_(std::move(reach)), options_(options) {}
+    : address_(address),
+      token_(token),
+      sharesSecret_(sharesSecret),
+      hello_(hello),
+      reach_(std::move(reach)),
+      options_(options) {}
 
 std::optional<Result<Link>> PeerDial::step() {
   if (!link_.has_value()) {
@@ -94,7 +100,8 @@ std::optional<Result<std::string>> PeerDial::secret() {
       const auto again = tryDialUnix(address_.socketName);
       isRefused_ = again.isOk() && !again->isOpen();
     }
-    const Status asked = socket.isOk() ? askForSecret(*socket, makeHostToken(address_.doorToken, ""), Clock::now()) : socket.status();
+    const Status asked =
+        socket.isOk() ? askForSecret(*socket, makeHostToken(address_.doorToken, ""), Clock::now()) : socket.status();
     if (!asked.isOk()) {
       return Result<std::string>(asked);
     }
@@ -119,9 +126,10 @@ void PeerDial::beginLink(const std::string& secret) {
 }
 
 Status PeerDial::noSecret(const Status& why) const {
-  return {why.code(), fmt::format("rank {} gave no secret over its Unix socket, as ranks of one user on one host do ({}); "
-                                  "where that cannot work, set SHARDWIRE_JOB_TOKEN to one secret for all ranks",
-                                  hello_.to, why.message())};
+  return {why.code(),
+          fmt::format("rank {} gave no secret over its Unix socket, as ranks of one user on one host do ({}); "
+                      "where that cannot work, set SHARDWIRE_JOB_TOKEN to one secret for all ranks",
+                      hello_.to, why.message())};
 }
 
 Deadline PeerDial::appendSockets(std::vector<pollfd>* entries) const {

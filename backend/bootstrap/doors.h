@@ -38,8 +38,8 @@ struct Caller {
 class PeerDial {
  public:
   // `reach`: the peer's addresses, as this host reaches them.
-  PeerDial(const RankAddress& address, const RandomId& token, bool sharesSecret, const LinkHello& hello, std::vector<NetAddress> reach,
-           const Options& options);
+  PeerDial(const RankAddress& address, const RandomId& token, bool sharesSecret, const LinkHello& hello,
+           std::vector<NetAddress> reach, const Options& options);
 
   // Goes on without waiting. Nothing: the dial is under way. Errors of LinkDial::step(), and of the request for the
   // secret.
@@ -76,8 +76,9 @@ class Doors {
   // Listens for links of the rank that publishes `token`, at the process's listener for these options in the calling
   // thread's network namespace. Returns the listener's addresses. Callers wait until know(). Errors of
   // Fabric::linkListener().
-  Result<std::vector<NetAddress>> openLinks(const Options& options, std::uint64_t networkNamespace, const RandomId& token, int worldSize,
-                                            std::shared_ptr<Fabric> fabric, std::shared_ptr<RankBell> bell);
+  Result<std::vector<NetAddress>> openLinks(const Options& options, std::uint64_t networkNamespace,
+                                            const RandomId& token, int worldSize, std::shared_ptr<Fabric> fabric,
+                                            std::shared_ptr<RankBell> bell);
   bool hasLinks() const { return open_ != nullptr; }
   // The interfaces that may be used; only with links.
   const std::vector<InterfaceAddress>& interfaces() const { return open_->interfaces; }

@@ -26,7 +26,8 @@ struct Gathering {
   bool isAttached(Rank peer) const { return attached[index(peer)].connection != nullptr; }
   Result<bool> isMet(Rank peer) {
     Attached& half = attached[index(peer)];
-    return half.connection == nullptr ? Result<bool>(false) : own.endpoints[static_cast<std::size_t>(half.kind)]->isMet(*half.connection);
+    return half.connection == nullptr ? Result<bool>(false)
+                                      : own.endpoints[static_cast<std::size_t>(half.kind)]->isMet(*half.connection);
   }
 
   Store& store;     // the store with the keys of this attempt and round

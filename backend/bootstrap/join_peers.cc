@@ -46,8 +46,9 @@ Status PeerJoiner::choose() {
       return endpoint(kind).whyNot(theirs.transports[static_cast<std::size_t>(kind)].bytes);
     });
     if (choiceOf(peer).candidates.empty()) {
-      return {StatusCode::kUnsupported,
-              fmt::format("no transport joins {}: {}", pairText(group_.rank, mine, peer, theirs), reasons(choiceOf(peer)))};
+      return {
+          StatusCode::kUnsupported,
+          fmt::format("no transport joins {}: {}", pairText(group_.rank, mine, peer, theirs), reasons(choiceOf(peer)))};
     }
   }
   return Status::ok();
@@ -115,10 +116,12 @@ Status PeerJoiner::attach(Rank peer, TransportKind kind) {
   const Status& why = half.status();
   const bool mayHelp = why.code() == StatusCode::kUnsupported || why.code() == StatusCode::kSystem;
   return {why.code(),
-          fmt::format(
-              "{} cannot be joined by {}: {}{}", pairText(group_.rank, group_.addressOf(group_.rank), peer, group_.addressOf(peer)),
-              transportKindName(kind), why.message(),
-              mayHelp ? fmt::format(". SHARDWIRE_TRANSPORTS=^{} on all ranks joins them in another way", transportKindName(kind)) : "")};
+          fmt::format("{} cannot be joined by {}: {}{}",
+                      pairText(group_.rank, group_.addressOf(group_.rank), peer, group_.addressOf(peer)),
+                      transportKindName(kind), why.message(),
+                      mayHelp ? fmt::format(". SHARDWIRE_TRANSPORTS=^{} on all ranks joins them in another way",
+                                            transportKindName(kind))
+                              : "")};
 }
 
 // Completes the join to peers that have attached to this rank, too; returns the peers that have not.
@@ -131,7 +134,9 @@ Result<std::vector<Rank>> PeerJoiner::unmet() {
     Gathering::Attached& half = group_.attached[Gathering::index(peer)];
     const auto isMet = group_.isMet(peer);
     if (!isMet.isOk()) {
-      return isMet.status().code() == StatusCode::kInvalidArgument ? forbiddenBySettings(half.kind, peer, isMet.status()) : isMet.status();
+      return isMet.status().code() == StatusCode::kInvalidArgument
+                 ? forbiddenBySettings(half.kind, peer, isMet.status())
+                 : isMet.status();
     }
     if (*isMet) {
       SW_RETURN_IF_ERROR(join(std::move(half.connection), half.kind));
@@ -199,13 +204,14 @@ Status PeerJoiner::dial(Rank peer) {
     }
     choice.whyNot[static_cast<std::size_t>(kind)] = last.message();
     if (last.code() == StatusCode::kTimeout || last.code() == StatusCode::kMismatch) {
-      return {last.code(),
-              fmt::format("rank {} could not be joined by rank {} ({}): {}", peer, group_.rank, transportKindName(kind), last.message())};
+      return {last.code(), fmt::format("rank {} could not be joined by rank {} ({}): {}", peer, group_.rank,
+                                       transportKindName(kind), last.message())};
     }
   }
-  return {last.code() == StatusCode::kPeerFailed ? StatusCode::kPeerFailed : StatusCode::kUnsupported,
-          fmt::format("no transport joins {}: {}", pairText(group_.rank, group_.addressOf(group_.rank), peer, group_.addressOf(peer)),
-                      reasons(choice))};
+  return {
+      last.code() == StatusCode::kPeerFailed ? StatusCode::kPeerFailed : StatusCode::kUnsupported,
+      fmt::format("no transport joins {}: {}",
+                  pairText(group_.rank, group_.addressOf(group_.rank), peer, group_.addressOf(peer)), reasons(choice))};
 }
 
 // In the order of ranks: a rank answers once it has dialed all ranks below, so rank 0 answers at once and the other
@@ -221,8 +227,9 @@ Status PeerJoiner::dialLower() {
 }
 
 Status PeerJoiner::forbiddenBySettings(TransportKind kind, Rank peer, const Status& why) const {
-  return {StatusCode::kUnsupported, fmt::format("ranks {} and {} cannot be joined ({}): {}", std::min(group_.rank, peer),
-                                                std::max(group_.rank, peer), transportKindName(kind), why.message())};
+  return {StatusCode::kUnsupported,
+          fmt::format("ranks {} and {} cannot be joined ({}): {}", std::min(group_.rank, peer),
+                      std::max(group_.rank, peer), transportKindName(kind), why.message())};
 }
 
 Status PeerJoiner::join(std::unique_ptr<Connection> connection, TransportKind kind) {
@@ -258,8 +265,10 @@ Status PeerJoiner::noteFailure(TransportKind kind, Rank peer, const Status& why)
 Status PeerJoiner::answer(Caller caller) {
   const Rank peer = caller.from;
   if (!isCandidate(caller.kind, peer)) {
-    logWarn("rank {}: rejected a process that calls itself rank {} and dialed by transport {}, which does not join the two ranks",
-            group_.rank, peer, static_cast<int>(caller.kind));
+    logWarn(
+        "rank {}: rejected a process that calls itself rank {} and dialed by transport {}, which does not join the two "
+        "ranks",
+        group_.rank, peer, static_cast<int>(caller.kind));
     return Status::ok();
   }
   // A caller that is joined later has finished the bootstrap, and its first operation needs this rank. This rank hangs
@@ -273,8 +282,9 @@ Status PeerJoiner::answer(Caller caller) {
     return join(std::move(*connection), caller.kind);
   }
   SW_RETURN_IF_ERROR(lookout_.ended());
-  return connection.status().code() == StatusCode::kInvalidArgument ? forbiddenBySettings(caller.kind, peer, connection.status())
-                                                                    : noteFailure(caller.kind, peer, connection.status());
+  return connection.status().code() == StatusCode::kInvalidArgument
+             ? forbiddenBySettings(caller.kind, peer, connection.status())
+             : noteFailure(caller.kind, peer, connection.status());
 }
 
 std::vector<Rank> PeerJoiner::missingHigher() const {
@@ -290,10 +300,13 @@ std::vector<Rank> PeerJoiner::missingHigher() const {
 Status PeerJoiner::missingError(const std::vector<Rank>& missing) const {
   std::vector<Rank> refusing = missing;
   std::erase_if(refusing, [&](Rank rank) { return !lookout_.refuses(rank); });
-  Status late = lateError(group_, fmt::format("published an address but did not connect to rank {}", group_.rank), missing);
-  return refusing.empty() ? late
-                          : Status{late.code(), fmt::format("{}; {} to connect: it died, or a firewall is in the way", late.message(),
-                                                            rankList(refusing) + (refusing.size() == 1 ? " refuses" : " refuse"))};
+  Status late =
+      lateError(group_, fmt::format("published an address but did not connect to rank {}", group_.rank), missing);
+  return refusing.empty()
+             ? late
+             : Status{late.code(),
+                      fmt::format("{}; {} to connect: it died, or a firewall is in the way", late.message(),
+                                  rankList(refusing) + (refusing.size() == 1 ? " refuses" : " refuse"))};
 }
 
 // The process's listener accepts the callers, whatever this rank does; then the listener rings this rank's bell.

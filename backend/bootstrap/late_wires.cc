@@ -155,8 +155,8 @@ void WireLateLinks::answer(Caller caller) {
     return refuse(std::move(caller));
   }
   if (peer.state == State::kNotLate || kind == peer.kinds.end()) {
-    return logWarn("rank {}: rejected rank {}, which dialed by transport {} although that transport does not join it", parts_.self, rank,
-                   static_cast<int>(caller.kind));
+    return logWarn("rank {}: rejected rank {}, which dialed by transport {} although that transport does not join it",
+                   parts_.self, rank, static_cast<int>(caller.kind));
   }
   if (hasOwn && parts_.self > rank) {
     return;
@@ -177,7 +177,8 @@ void WireLateLinks::refuse(Caller caller) {
   if (kind < parts_.endpoints.size() && parts_.endpoints[kind] != nullptr) {
     // kPeerFailed would mean a hang-up, after which the peer dials again.
     const bool isEnd = peer.why.isOk() || peer.why.code() == StatusCode::kPeerFailed;
-    parts_.endpoints[kind]->refuse(std::move(caller.link), {isEnd ? StatusCode::kUnsupported : peer.why.code(), "it gave up: " + why});
+    parts_.endpoints[kind]->refuse(std::move(caller.link),
+                                   {isEnd ? StatusCode::kUnsupported : peer.why.code(), "it gave up: " + why});
   }
 }
 
@@ -187,7 +188,8 @@ std::unique_ptr<Joining> WireLateLinks::beginJoining(Rank rank, Link link, bool 
   peer.didDial = isDialer;
   peer.state = State::kJoining;
   return parts_.endpoints[kind]->begin(std::move(link), rank, isDialer,
-                                       parts_.addresses[static_cast<std::size_t>(rank)].transports[kind].bytes, peer.who);
+                                       parts_.addresses[static_cast<std::size_t>(rank)].transports[kind].bytes,
+                                       peer.who);
 }
 
 WireLateLinks::Outcome WireLateLinks::advance(Rank rank) {
@@ -216,7 +218,8 @@ WireLateLinks::Outcome WireLateLinks::dial(Rank rank, Peer& peer) {
     }
     if (peer.dial->wasRefused()) {
       return Joining::Outcome(
-          Status{StatusCode::kPeerFailed, fmt::format("{} died or left before it was joined to this rank ({})", peer.who, why.message())});
+          Status{StatusCode::kPeerFailed,
+                 fmt::format("{} died or left before it was joined to this rank ({})", peer.who, why.message())});
     }
     return Joining::Outcome(Status{why.code(), fmt::format("{} cannot be joined: {}", peer.who, why.message())});
   }
@@ -244,7 +247,8 @@ WireLateLinks::Outcome WireLateLinks::join(Peer& peer) {
   if (!mayTryNext || peer.kinds.empty()) {
     return Joining::Outcome(Status{why.code(), fmt::format("{} cannot be joined: {}", peer.who, peer.failed)});
   }
-  logInfo("rank {}: {} to {} failed, {} is tried: {}", parts_.self, kind, peer.who, transportKindName(peer.kinds.front()), why.message());
+  logInfo("rank {}: {} to {} failed, {} is tried: {}", parts_.self, kind, peer.who,
+          transportKindName(peer.kinds.front()), why.message());
   return beginAgain(peer);
 }
 
@@ -297,7 +301,8 @@ std::string WireLateLinks::whyNotYet(Rank rank) const {
     case State::kDialed:
       return fmt::format("{} does not answer: {} (stopped?)", peer.who, peer.dial->whyNot().message());
     case State::kJoining:
-      return fmt::format("{} does not go on being joined to this rank: {} (stopped?)", peer.who, peer.joining->awaited());
+      return fmt::format("{} does not go on being joined to this rank: {} (stopped?)", peer.who,
+                         peer.joining->awaited());
     default:
       return {};
   }

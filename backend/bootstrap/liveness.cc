@@ -27,8 +27,8 @@ short stateOf(const Fd& socket, short events) {
 
 }  // namespace
 
-Result<LifeSign> LifeSign::create(const Options& options, const std::vector<InterfaceAddress>* interfaces, int worldSize,
-                                  RankAddress* address) {
+Result<LifeSign> LifeSign::create(const Options& options, const std::vector<InterfaceAddress>* interfaces,
+                                  int worldSize, RankAddress* address) {
   LifeSign sign;
   if (address->hasUnixSocket()) {
     auto local = listenUnix(address->lifeName, std::max(worldSize, kMinBacklog));
@@ -71,8 +71,9 @@ bool LifeWatch::isOnThisKernel(const RankAddress& address) const {
 
 bool LifeWatch::refuses(Rank rank) const {
   const auto found = watched_.find(rank);
-  return found != watched_.end() && (found->second.isDead || (!found->second.ways.empty() && found->second.numRefusals > 0 &&
-                                                              found->second.way == found->second.ways.size()));
+  return found != watched_.end() &&
+         (found->second.isDead || (!found->second.ways.empty() && found->second.numRefusals > 0 &&
+                                   found->second.way == found->second.ways.size()));
 }
 
 // Both ranks run on the kernel that knows the name: if no process listens there, the owner is gone.
@@ -92,8 +93,9 @@ void LifeWatch::lookLocally(Watched& watched, const RankAddress& address) {
 void LifeWatch::waysTo(const RankAddress& address, Watched* watched) const {
   for (const NetAddress& to : orderByReach(address.lifeLinks, interfaces_)) {
     // Hosts may share an address (docker0): there this host would answer for the other host.
-    const bool isOurs = !isOnThisKernel(address) &&
-                        std::any_of(interfaces_.begin(), interfaces_.end(), [&](const InterfaceAddress& each) { return each.ip == to.ip; });
+    const bool isOurs =
+        !isOnThisKernel(address) && std::any_of(interfaces_.begin(), interfaces_.end(),
+                                                [&](const InterfaceAddress& each) { return each.ip == to.ip; });
     if (const auto way = makeSocketAddress(to.ip, to.scope, to.port); way.isOk() && !isOurs) {
       watched->ways.push_back(*way);
     }

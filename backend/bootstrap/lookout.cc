@@ -42,16 +42,17 @@ Status Lookout::look() {
 // first: when the store ends with rank 0, the other ranks end too, and cannot say why.
 std::optional<Rank> Lookout::deadRank() {
   if (!lifeWatch_) {
-    const auto all = group_.own.fabric == nullptr ? Result<std::vector<InterfaceAddress>>(std::vector<InterfaceAddress>())
-                                                  : group_.own.fabric->interfaces(networkNamespace());
-    lifeWatch_.emplace(group_.own.address,
-                       all.isOk() ? chooseInterfaces(*all, group_.peers.options->socketIfname) : std::vector<InterfaceAddress>());
+    const auto all = group_.own.fabric == nullptr
+                         ? Result<std::vector<InterfaceAddress>>(std::vector<InterfaceAddress>())
+                         : group_.own.fabric->interfaces(networkNamespace());
+    lifeWatch_.emplace(group_.own.address, all.isOk() ? chooseInterfaces(*all, group_.peers.options->socketIfname)
+                                                      : std::vector<InterfaceAddress>());
   }
   int numWatched = 0;
   for (Rank i = 0; i < group_.worldSize && numWatched < kMostWatched; ++i) {
     const Rank rank = i == 0 ? 0 : (group_.rank + i) % group_.worldSize;
-    if (rank == group_.rank || rank == group_.busyWith || (rank == 0 && i != 0) || !group_.isRead[Gathering::index(rank)] ||
-        group_.isJoined(rank)) {
+    if (rank == group_.rank || rank == group_.busyWith || (rank == 0 && i != 0) ||
+        !group_.isRead[Gathering::index(rank)] || group_.isJoined(rank)) {
       continue;
     }
     ++numWatched;
@@ -65,7 +66,8 @@ std::optional<Rank> Lookout::deadRank() {
       }
       // If this rank joins the pair at once and the peer later, the peer attaches from its engine: the connection's own
       // health check reports the death of the peer.
-      return group_.addressOf(rank).joinsLate && (group_.isAttached(rank) || (!group_.knowsAll && isAllPublished(group_)));
+      return group_.addressOf(rank).joinsLate &&
+             (group_.isAttached(rank) || (!group_.knowsAll && isAllPublished(group_)));
     };
     if (lifeWatch_->isDead(rank, group_.addressOf(rank)) && !hasFinished()) {
       return rank;
@@ -76,7 +78,8 @@ std::optional<Rank> Lookout::deadRank() {
 
 Status Lookout::diedError(Rank rank) const {
   return {StatusCode::kPeerFailed,
-          fmt::format("{} died while the group was being made (or an earlier job left its address in the store)", group_.nameOf(rank))};
+          fmt::format("{} died while the group was being made (or an earlier job left its address in the store)",
+                      group_.nameOf(rank))};
 }
 
 void Lookout::joined(Rank peer) {
@@ -102,8 +105,10 @@ Status Lookout::agreeOnFailure(const Status& mine) {
   }
   // A rank often sees only a consequence of another rank's end: a closed socket, or a store that ended with the rank. A
   // store without an answer until the deadline will give no better reason.
-  const bool isEnd = mine.code() == StatusCode::kPeerFailed || (group_.storeFailed && mine.code() != StatusCode::kTimeout);
-  const bool isMaybeEnd = group_.busyWith >= 0 && (mine.code() == StatusCode::kUnsupported || mine.code() == StatusCode::kSystem);
+  const bool isEnd =
+      mine.code() == StatusCode::kPeerFailed || (group_.storeFailed && mine.code() != StatusCode::kTimeout);
+  const bool isMaybeEnd =
+      group_.busyWith >= 0 && (mine.code() == StatusCode::kUnsupported || mine.code() == StatusCode::kSystem);
   const Deadline start = Clock::now();
   const Duration patience = isEnd ? kReasonWithin : isMaybeEnd ? kWrittenWithin : Duration::zero();
   group_.busyWith = -1;  // the handshake has ended, with or without success

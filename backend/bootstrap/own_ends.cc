@@ -30,7 +30,8 @@ std::string excludedText(const Options& options) {
 // the ranks.
 Status makeEndpoints(OwnEnds& own, const Self& self, const AllowedTransports& allowed) {
   using Make = std::function<Result<std::unique_ptr<Endpoint>>(const Self&)>;
-  const std::array<Make, kNumTransportKinds> makers = {makeShmEndpoint, makeRdmaEndpoint, makeMpiEndpoint, makeTcpEndpoint};
+  const std::array<Make, kNumTransportKinds> makers = {makeShmEndpoint, makeRdmaEndpoint, makeMpiEndpoint,
+                                                       makeTcpEndpoint};
   for (std::size_t kind = 0; kind < makers.size(); ++kind) {
     TransportAddress& address = own.address.transports[kind];
     if (!allowed[kind]) {
@@ -42,7 +43,8 @@ Status makeEndpoints(OwnEnds& own, const Self& self, const AllowedTransports& al
       return made.status();  // a setting that cannot be followed
     }
     if (made.status().code() == StatusCode::kSystem && static_cast<TransportKind>(kind) == TransportKind::kShm) {
-      return {StatusCode::kSystem, made.status().message() + ". SHARDWIRE_TRANSPORTS=^shm on all ranks joins them without shared memory"};
+      return {StatusCode::kSystem,
+              made.status().message() + ". SHARDWIRE_TRANSPORTS=^shm on all ranks joins them without shared memory"};
     }
     if (made.isOk()) {
       own.endpoints[kind] = std::move(*made);
@@ -98,7 +100,8 @@ Status prepareAll(OwnEnds& own, Rank rank, int worldSize, const Options& options
   SW_RETURN_IF_ERROR(address.status());
   own.address = std::move(*address);
   own.address.hasJobToken = !options.jobToken.empty();
-  own.address.joinsLate = options.links == LinksWhen::kLazy || (options.links == LinksWhen::kAuto && worldSize > kAllAtOnce);
+  own.address.joinsLate =
+      options.links == LinksWhen::kLazy || (options.links == LinksWhen::kAuto && worldSize > kAllAtOnce);
   const std::uint64_t networkNamespace = own.address.networkNamespace;
   if (!options.hostId.empty()) {
     own.address.bootId = "SHARDWIRE_HOST_ID=" + options.hostId;
@@ -120,7 +123,8 @@ Status prepareAll(OwnEnds& own, Rank rank, int worldSize, const Options& options
     own.bell = std::make_shared<PrivateBell>();
   }
   SW_RETURN_IF_ERROR(openDoors(own, networkNamespace, worldSize, options));
-  auto sign = LifeSign::create(options, own.doors.hasLinks() ? &own.doors.interfaces() : nullptr, worldSize, &own.address);
+  auto sign =
+      LifeSign::create(options, own.doors.hasLinks() ? &own.doors.interfaces() : nullptr, worldSize, &own.address);
   SW_RETURN_IF_ERROR(sign.status());
   own.lifeSign = std::move(*sign);
   return Status::ok();

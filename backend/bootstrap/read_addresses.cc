@@ -83,16 +83,17 @@ Status absentError(Gathering& group, Rank awaited) {
   }
   std::sort(absent.begin(), absent.end());
   if (!absent.empty() && group.round > 0) {
-    return lateError(
-        group,
-        fmt::format(
-            "did not join group {} of this store. A process that took no part in the groups before it cannot join it: use a new store",
-            group.round + 1),
-        absent);
+    return lateError(group,
+                     fmt::format("did not join group {} of this store. A process that took no part in the groups "
+                                 "before it cannot join it: use a new store",
+                                 group.round + 1),
+                     absent);
   }
-  return absent.empty()
-             ? lateError(group, fmt::format("arrived, but wrote no list of ranks in which this process is rank {}", group.rank), {awaited})
-             : lateError(group, "did not arrive", absent);
+  return absent.empty() ? lateError(group,
+                                    fmt::format("arrived, but wrote no list of ranks in which this process is rank {}",
+                                                group.rank),
+                                    {awaited})
+                        : lateError(group, "did not arrive", absent);
 }
 
 class Pause {
@@ -103,7 +104,10 @@ class Pause {
     const Deadline now = Clock::now();
     const Duration longest = now - group_.start < kAtFirst ? kLongestPauseAtFirst : kLongestPause;
     const Duration shortest = group_.worldSize <= kFewAddresses ? kShortestPauseOfFew : kShortestPause;
-    return lookout.limit().sooner(now + std::clamp((now - since_) / kPausesPerWait, shortest, longest)).poll({}).status();
+    return lookout.limit()
+        .sooner(now + std::clamp((now - since_) / kPausesPerWait, shortest, longest))
+        .poll({})
+        .status();
   }
 
  private:
@@ -202,7 +206,9 @@ Status readAddresses(Gathering& group, Lookout& lookout) {
 
 Status checkStillOwn(Gathering& group) {
   const auto stored = askStore(group, addressKey(group.rank));
-  return stored.isOk() && stored->has_value() ? checkOwnAddress(group.rank, group.own.address, group.published, **stored) : Status::ok();
+  return stored.isOk() && stored->has_value()
+             ? checkOwnAddress(group.rank, group.own.address, group.published, **stored)
+             : Status::ok();
 }
 
 }  // namespace shardwire::internal

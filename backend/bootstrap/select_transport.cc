@@ -10,8 +10,8 @@
 namespace shardwire::internal {
 namespace {
 
-constexpr std::array<TransportKind, kNumTransportKinds> kByPreference = {TransportKind::kShm, TransportKind::kRdma, TransportKind::kMpi,
-                                                                         TransportKind::kTcp};
+constexpr std::array<TransportKind, kNumTransportKinds> kByPreference = {TransportKind::kShm, TransportKind::kRdma,
+                                                                         TransportKind::kMpi, TransportKind::kTcp};
 
 std::size_t index(TransportKind kind) {
   return static_cast<std::size_t>(kind);
@@ -32,7 +32,9 @@ Result<AllowedTransports> parseTransports(std::string_view text) {
   const auto refuse = [&](std::string_view why) {
     return Status{
         StatusCode::kInvalidArgument,
-        fmt::format("SHARDWIRE_TRANSPORTS={}: {} (names: shm, rdma, mpi, tcp; \"shm,tcp\" allows these, \"^tcp\" all but tcp)", text, why)};
+        fmt::format(
+            "SHARDWIRE_TRANSPORTS={}: {} (names: shm, rdma, mpi, tcp; \"shm,tcp\" allows these, \"^tcp\" all but tcp)",
+            text, why)};
   };
   AllowedTransports allowed;
   std::string_view rest = text;
@@ -64,7 +66,8 @@ Result<AllowedTransports> parseTransports(std::string_view text) {
   return allowed;
 }
 
-TransportChoice chooseTransports(Rank rank, const RankAddress& mine, Rank peer, const RankAddress& theirs, const WhyNot& whyNot) {
+TransportChoice chooseTransports(Rank rank, const RankAddress& mine, Rank peer, const RankAddress& theirs,
+                                 const WhyNot& whyNot) {
   TransportChoice choice;
   for (const TransportKind kind : kByPreference) {
     std::string& why = choice.whyNot[index(kind)];

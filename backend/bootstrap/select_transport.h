@@ -26,9 +26,11 @@ struct TransportChoice {
 // Endpoint::whyNot of a transport available to both ranks and reaching from one rank to the other.
 using WhyNot = std::function<std::string(TransportKind)>;
 
-TransportChoice chooseTransports(Rank rank, const RankAddress& mine, Rank peer, const RankAddress& theirs, const WhyNot& whyNot);
+TransportChoice chooseTransports(Rank rank, const RankAddress& mine, Rank peer, const RankAddress& theirs,
+                                 const WhyNot& whyNot);
 
-// "shm: they run on different hosts (a and b); rdma: ...": the reasons against all kinds before `end` in the order of preference.
+// "shm: they run on different hosts (a and b); rdma: ...": the reasons against all kinds before `end` in the order of
+// preference.
 std::string reasons(const TransportChoice& choice, int end = kNumTransportKinds);
 
 // Ranks with equal numbers share a host, as far as shared memory reaches: one kernel and one network namespace.

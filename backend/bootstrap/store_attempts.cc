@@ -43,7 +43,8 @@ std::optional<std::uint64_t> processStart() {
   }
   const char* const afterName = std::strrchr(text.data(), ')');  // the name may contain anything
   std::uint64_t ticks = 0;
-  constexpr const char* kField22 = ") %*c %*d %*d %*d %*d %*d %*u %*u %*u %*u %*u %*u %*u %*d %*d %*d %*d %*d %*d %" SCNu64;
+  constexpr const char* kField22 =
+      ") %*c %*d %*d %*d %*d %*d %*u %*u %*u %*u %*u %*u %*u %*d %*d %*d %*d %*d %*d %" SCNu64;
   if (afterName == nullptr || std::sscanf(afterName, kField22, &ticks) != 1) {
     return std::nullopt;
   }
@@ -58,7 +59,8 @@ Result<Named> decode(const std::string& bytes) {
   named.bootId = reader.text(kMaxIdBytes);
   named.time = reader.u64();
   if (!reader.isDone()) {
-    return Status{StatusCode::kMismatch, fmt::format("what the store holds at '{}' is no attempt of a shardwire job", kAttemptKey)};
+    return Status{StatusCode::kMismatch,
+                  fmt::format("what the store holds at '{}' is no attempt of a shardwire job", kAttemptKey)};
   }
   return named;
 }

@@ -34,7 +34,9 @@ class AttemptStore final : public Store {
  public:
   AttemptStore(Store& store, const Attempt& attempt);
   Status set(const std::string& key, std::string_view value) override { return store_.set(key + suffix_, value); }
-  Result<std::string> get(const std::string& key, Deadline deadline) override { return store_.get(key + suffix_, deadline); }
+  Result<std::string> get(const std::string& key, Deadline deadline) override {
+    return store_.get(key + suffix_, deadline);
+  }
 
  private:
   Store& store_;

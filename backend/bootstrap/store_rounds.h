@@ -19,7 +19,9 @@ class RoundStore final : public Store {
  public:
   RoundStore(Store& store, int round) : store_(store), round_(round) {}
   Status set(const std::string& key, std::string_view value) override { return store_.set(keyOf(key), value); }
-  Result<std::string> get(const std::string& key, Deadline deadline) override { return store_.get(keyOf(key), deadline); }
+  Result<std::string> get(const std::string& key, Deadline deadline) override {
+    return store_.get(keyOf(key), deadline);
+  }
 
  private:
   std::string keyOf(const std::string& key) const;

@@ -17,7 +17,8 @@ std::string summary(const Peers& peers) {
   for (std::size_t peer = 0; peer < peers.connections.size(); ++peer) {
     if (const auto& connection = peers.connections[peer]; connection != nullptr) {
       const bool isLate = peers.late != nullptr && peers.late->isLate(static_cast<Rank>(peer));
-      byTransport[{fmt::format("{}{}", connection->transportName(), isLate ? ", when first needed," : ""), peers.whyNotFaster[peer]}]
+      byTransport[{fmt::format("{}{}", connection->transportName(), isLate ? ", when first needed," : ""),
+                   peers.whyNotFaster[peer]}]
           .push_back(static_cast<Rank>(peer));
     }
   }

@@ -39,7 +39,8 @@ class CallbackThreads {
   static Task next(State& state, const std::function<void()>& reply);
   static void run(const std::shared_ptr<State>& state);
 
-  const std::shared_ptr<State> state_;  // shared with the threads, which are never joined: a callback may drop the group
+  const std::shared_ptr<State>
+      state_;  // shared with the threads, which are never joined: a callback may drop the group
 };
 
 }  // namespace shardwire::internal

@@ -37,7 +37,8 @@ Rank groupRootOf(std::int64_t rank, std::int64_t rootTensor, int size, const cha
 }
 
 // One view per rank, each with the shape of the tensor on the other side.
-std::vector<TensorView> viewsLike(const std::vector<at::Tensor>& tensors, const TensorView& model, const char* name, const char* which) {
+std::vector<TensorView> viewsLike(const std::vector<at::Tensor>& tensors, const TensorView& model, const char* name,
+                                  const char* which) {
   std::vector<TensorView> views;
   views.reserve(tensors.size());
   for (std::size_t i = 0; i < tensors.size(); ++i) {
@@ -53,8 +54,8 @@ void checkOneShape(const std::vector<at::Tensor>& list, const char* name) {
     if (list[i].sizes() != list[0].sizes()) {
       std::ostringstream shapes;
       shapes << "output[0] has shape " << list[0].sizes() << " but output[" << i << "] " << list[i].sizes();
-      refuseCall(StatusCode::kInvalidArgument, "{}: {}, which are as many elements; outputs of one size must have one shape", name,
-                 shapes.str());
+      refuseCall(StatusCode::kInvalidArgument,
+                 "{}: {}, which are as many elements; outputs of one size must have one shape", name, shapes.str());
     }
   }
 }
@@ -81,13 +82,15 @@ TorchWork ProcessGroupShardwire::broadcast(Tensors& tensors, const ::c10d::Broad
   call.writes = root != getRank();
   HostTensors host(stager_);
   const TensorView view =
-      viewOf(root == getRank() ? host.in(tensor, "broadcast: tensor") : host.out(tensor, "broadcast: tensor"), "broadcast: tensor");
+      viewOf(root == getRank() ? host.in(tensor, "broadcast: tensor") : host.out(tensor, "broadcast: tensor"),
+             "broadcast: tensor");
   return start(call, {{tensor}, {}}, host, options.timeout, [&](Communicator& communicator, CallOptions callOptions) {
     return communicator.broadcast(view, root, std::move(callOptions));
   });
 }
 
-TorchWork ProcessGroupShardwire::allgather(TensorLists& outputs, Tensors& inputs, const ::c10d::AllgatherOptions& options) {
+TorchWork ProcessGroupShardwire::allgather(TensorLists& outputs, Tensors& inputs,
+                                           const ::c10d::AllgatherOptions& options) {
   const Call call{OpType::ALLGATHER, "all_gather", "all_gather"};
   onlyTensor(inputs, call.name);
   const Tensors& list = onlyList(outputs, sizeAsCount(), call.name, "output");
@@ -99,13 +102,15 @@ TorchWork ProcessGroupShardwire::allgather(TensorLists& outputs, Tensors& inputs
   const TensorView input = viewOf(host.in(inputs.front(), "all_gather: input"), "all_gather: input");
   const auto views = viewsLike(host.out(list, "all_gather: output"), input, call.name, "output");
   refuseSharedOnDevices(host, list, call.name);
-  return start(call, tensorsOf(list, inputs), host, options.timeout, [&](Communicator& communicator, CallOptions callOptions) {
-    return communicator.allGather(input, views, std::move(callOptions));
-  });
+  return start(call, tensorsOf(list, inputs), host, options.timeout,
+               [&](Communicator& communicator, CallOptions callOptions) {
+                 return communicator.allGather(input, views, std::move(callOptions));
+               });
 }
 
 // Outputs of several sizes: every rank knows all sizes from its list, so each rank's tensor is a broadcast of its own.
-TorchWork ProcessGroupShardwire::allgatherUneven(Call call, const Tensors& list, const at::Tensor& input, Milliseconds timeout) {
+TorchWork ProcessGroupShardwire::allgatherUneven(Call call, const Tensors& list, const at::Tensor& input,
+                                                 Milliseconds timeout) {
   const auto own = static_cast<std::size_t>(getRank());
   HostTensors host(stager_);
   Tensors seen;
@@ -131,54 +136,61 @@ TorchWork ProcessGroupShardwire::allgatherUneven(Call call, const Tensors& list,
     list[own].view_as(input).copy_(input);
   }
   return start(call, tensorsOf(list, {}), host, timeout, [&](Communicator& communicator, CallOptions callOptions) {
-    return internal::issueEach(views.size(),
-                               [&](std::size_t i) { return communicator.broadcast(views[i], static_cast<Rank>(i), callOptions); });
+    return internal::issueEach(views.size(), [&](std::size_t i) {
+      return communicator.broadcast(views[i], static_cast<Rank>(i), callOptions);
+    });
   });
 }
 
-TorchWork ProcessGroupShardwire::_allgather_base(at::Tensor& output, at::Tensor& input, const ::c10d::AllgatherOptions& options) {
+TorchWork ProcessGroupShardwire::_allgather_base(at::Tensor& output, at::Tensor& input,
+                                                 const ::c10d::AllgatherOptions& options) {
   const Call call{OpType::_ALLGATHER_BASE, "all_gather_into_tensor", "all_gather_into_tensor"};
   HostTensors host(stager_);
   const TensorView inputView = viewOf(host.in(input, "all_gather_into_tensor: input"), "all_gather_into_tensor: input");
   const at::Tensor whole = host.out(output, "all_gather_into_tensor: output");
   const auto pieces = equalPieces(whole, getSize(), inputView.shape, "all_gather_into_tensor: output");
   checkSameDType(pieces.front(), inputView, call.name);
-  return start(call, {{output}, {input}}, host, options.timeout, [&](Communicator& communicator, CallOptions callOptions) {
-    return communicator.allGather(inputView, pieces, std::move(callOptions));
-  });
+  return start(call, {{output}, {input}}, host, options.timeout,
+               [&](Communicator& communicator, CallOptions callOptions) {
+                 return communicator.allGather(inputView, pieces, std::move(callOptions));
+               });
 }
 
-TorchWork ProcessGroupShardwire::allgather_coalesced(TensorLists& outputs, Tensors& inputs, const ::c10d::AllgatherOptions& options) {
+TorchWork ProcessGroupShardwire::allgather_coalesced(TensorLists& outputs, Tensors& inputs,
+                                                     const ::c10d::AllgatherOptions& options) {
   const Call call{OpType::ALLGATHER_COALESCED, "all_gather_coalesced", "all_gather"};
   checkPairs(outputs.size(), sizeAsCount(), call.name);
   HostTensors host(stager_);
-  std::vector<TensorView> inputViews = viewsOf(host.in(inputs, "all_gather_coalesced: input"), "all_gather_coalesced: input");
+  std::vector<TensorView> inputViews =
+      viewsOf(host.in(inputs, "all_gather_coalesced: input"), "all_gather_coalesced: input");
   std::vector<std::vector<TensorView>> outputViews(inputs.size());
   OperationTensors tensors = tensorsOf({}, inputs);
   internal::ListMemory memory(call.name);
   for (std::size_t i = 0; i < inputs.size(); ++i) {
     memory.reads(inputs[i], i, "input", i);
     if (inputViews[i].dtype != inputViews[0].dtype) {
-      refuseCall(StatusCode::kTypeError, "{}: input[0] is {} but input[{}] is {}; one call takes tensors of one dtype", call.name,
-                 dtypeName(inputViews[0].dtype), i, dtypeName(inputViews[i].dtype));
+      refuseCall(StatusCode::kTypeError, "{}: input[0] is {} but input[{}] is {}; one call takes tensors of one dtype",
+                 call.name, dtypeName(inputViews[0].dtype), i, dtypeName(inputViews[i].dtype));
     }
   }
   for (std::size_t r = 0; r < outputs.size(); ++r) {
     const Tensors& ofRank = outputs[r];
     checkPairs(ofRank.size(), inputs.size(), call.name);
     for (std::size_t i = 0; i < inputs.size(); ++i) {
-      outputViews[i].push_back(
-          viewAs(host.out(ofRank[i], "all_gather_coalesced: output"), inputViews[i].shape, "all_gather_coalesced: output"));
+      outputViews[i].push_back(viewAs(host.out(ofRank[i], "all_gather_coalesced: output"), inputViews[i].shape,
+                                      "all_gather_coalesced: output"));
       checkSameDType(outputViews[i].back(), inputViews[i], call.name);
       tensors.outputs.push_back(ofRank[i]);
       memory.writes(ofRank[i], i, "output", r, i);
     }
   }
   memory.refuse();
-  return start(call, std::move(tensors), host, options.timeout, [&](Communicator& communicator, CallOptions callOptions) {
-    return internal::issueEach(inputs.size(),
-                               [&](std::size_t i) { return communicator.allGather(inputViews[i], outputViews[i], callOptions); });
-  });
+  return start(call, std::move(tensors), host, options.timeout,
+               [&](Communicator& communicator, CallOptions callOptions) {
+                 return internal::issueEach(inputs.size(), [&](std::size_t i) {
+                   return communicator.allGather(inputViews[i], outputViews[i], callOptions);
+                 });
+               });
 }
 
 TorchWork ProcessGroupShardwire::allgather_into_tensor_coalesced(Tensors& outputs, Tensors& inputs,
@@ -192,16 +204,19 @@ TorchWork ProcessGroupShardwire::allgather_into_tensor_coalesced(Tensors& output
   std::vector<std::vector<TensorView>> outputViews;
   internal::ListMemory memory(call.name);
   for (std::size_t i = 0; i < inputs.size(); ++i) {
-    outputViews.push_back(equalPieces(wholes[i], getSize(), inputViews[i].shape, "all_gather_into_tensor_coalesced: output"));
+    outputViews.push_back(
+        equalPieces(wholes[i], getSize(), inputViews[i].shape, "all_gather_into_tensor_coalesced: output"));
     checkSameDType(outputViews[i].front(), inputViews[i], call.name);
     memory.reads(inputs[i], i, "input", i);
     memory.writes(outputs[i], i, "output", i);
   }
   memory.refuse();
-  return start(call, tensorsOf(outputs, inputs), host, options.timeout, [&](Communicator& communicator, CallOptions callOptions) {
-    return internal::issueEach(inputs.size(),
-                               [&](std::size_t i) { return communicator.allGather(inputViews[i], outputViews[i], callOptions); });
-  });
+  return start(call, tensorsOf(outputs, inputs), host, options.timeout,
+               [&](Communicator& communicator, CallOptions callOptions) {
+                 return internal::issueEach(inputs.size(), [&](std::size_t i) {
+                   return communicator.allGather(inputViews[i], outputViews[i], callOptions);
+                 });
+               });
 }
 
 TorchWork ProcessGroupShardwire::gather(TensorLists& outputs, Tensors& inputs, const ::c10d::GatherOptions& options) {
@@ -216,9 +231,10 @@ TorchWork ProcessGroupShardwire::gather(TensorLists& outputs, Tensors& inputs, c
   const TensorView input = viewOf(host.in(inputs.front(), "gather: input"), "gather: input");
   const auto views = viewsLike(host.out(list, "gather: output"), input, call.name, "output");
   refuseSharedOnDevices(host, list, call.name);
-  return start(call, tensorsOf(list, inputs), host, options.timeout, [&](Communicator& communicator, CallOptions callOptions) {
-    return communicator.gather(input, views, root, std::move(callOptions));
-  });
+  return start(call, tensorsOf(list, inputs), host, options.timeout,
+               [&](Communicator& communicator, CallOptions callOptions) {
+                 return communicator.gather(input, views, root, std::move(callOptions));
+               });
 }
 
 TorchWork ProcessGroupShardwire::scatter(Tensors& outputs, TensorLists& inputs, const ::c10d::ScatterOptions& options) {
@@ -232,9 +248,10 @@ TorchWork ProcessGroupShardwire::scatter(Tensors& outputs, TensorLists& inputs, 
   HostTensors host(stager_);
   const TensorView output = viewOf(host.out(outputs.front(), "scatter: output"), "scatter: output");
   const auto views = viewsLike(host.in(list, "scatter: input"), output, call.name, "input");
-  return start(call, tensorsOf(outputs, list), host, options.timeout, [&](Communicator& communicator, CallOptions callOptions) {
-    return communicator.scatter(output, views, root, std::move(callOptions));
-  });
+  return start(call, tensorsOf(outputs, list), host, options.timeout,
+               [&](Communicator& communicator, CallOptions callOptions) {
+                 return communicator.scatter(output, views, root, std::move(callOptions));
+               });
 }
 
 TorchWork ProcessGroupShardwire::alltoall(Tensors& outputs, Tensors& inputs, const ::c10d::AllToAllOptions& options) {
@@ -248,23 +265,27 @@ TorchWork ProcessGroupShardwire::alltoall(Tensors& outputs, Tensors& inputs, con
     checkSameDType(outputViews[i], inputViews[i], call.name);
   }
   refuseSharedOnDevices(host, outputs, call.name);
-  return start(call, tensorsOf(outputs, inputs), host, options.timeout, [&](Communicator& communicator, CallOptions callOptions) {
-    return communicator.allToAll(outputViews, inputViews, std::move(callOptions));
-  });
+  return start(call, tensorsOf(outputs, inputs), host, options.timeout,
+               [&](Communicator& communicator, CallOptions callOptions) {
+                 return communicator.allToAll(outputViews, inputViews, std::move(callOptions));
+               });
 }
 
-TorchWork ProcessGroupShardwire::alltoall_base(at::Tensor& output, at::Tensor& input, std::vector<std::int64_t>& outputSplits,
-                                               std::vector<std::int64_t>& inputSplits, const ::c10d::AllToAllOptions& options) {
+TorchWork ProcessGroupShardwire::alltoall_base(at::Tensor& output, at::Tensor& input,
+                                               std::vector<std::int64_t>& outputSplits,
+                                               std::vector<std::int64_t>& inputSplits,
+                                               const ::c10d::AllToAllOptions& options) {
   const Call call{OpType::ALLTOALL_BASE, "all_to_all_single", "all_to_all"};
   HostTensors host(stager_);
-  const auto outputViews =
-      internal::rowPieces(host.out(output, "all_to_all_single: output"), getSize(), outputSplits, "all_to_all_single: output");
-  const auto inputViews =
-      internal::rowPieces(host.in(input, "all_to_all_single: input"), getSize(), inputSplits, "all_to_all_single: input");
+  const auto outputViews = internal::rowPieces(host.out(output, "all_to_all_single: output"), getSize(), outputSplits,
+                                               "all_to_all_single: output");
+  const auto inputViews = internal::rowPieces(host.in(input, "all_to_all_single: input"), getSize(), inputSplits,
+                                              "all_to_all_single: input");
   checkSameDType(outputViews.front(), inputViews.front(), call.name);
-  return start(call, {{output}, {input}}, host, options.timeout, [&](Communicator& communicator, CallOptions callOptions) {
-    return communicator.allToAll(outputViews, inputViews, std::move(callOptions));
-  });
+  return start(call, {{output}, {input}}, host, options.timeout,
+               [&](Communicator& communicator, CallOptions callOptions) {
+                 return communicator.allToAll(outputViews, inputViews, std::move(callOptions));
+               });
 }
 
 }  // namespace shardwire

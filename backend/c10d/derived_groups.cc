@@ -57,8 +57,10 @@ c10::intrusive_ptr<Base::Options> ProcessGroupShardwire::getBackendOptions() {
   return options;
 }
 
-c10::intrusive_ptr<ProcessGroupShardwire> ProcessGroupShardwire::groupOfRanks(const StorePtr& store, const std::vector<int>& ranks,
-                                                                              Milliseconds timeout, const std::string& name) {
+c10::intrusive_ptr<ProcessGroupShardwire> ProcessGroupShardwire::groupOfRanks(const StorePtr& store,
+                                                                              const std::vector<int>& ranks,
+                                                                              Milliseconds timeout,
+                                                                              const std::string& name) {
   const auto own = std::ranges::find(ranks, getRank());
   if (own == ranks.end()) {
     return {};
@@ -79,8 +81,10 @@ c10::intrusive_ptr<ProcessGroupShardwire> ProcessGroupShardwire::groupOfRanks(co
     const internal::MutexLock lock(mutex_);
     number = groupsMade_[key]++;
   }
-  const StorePtr prefixed = c10::make_intrusive<::c10d::PrefixStore>(fmt::format("shardwire/{}/{}", key, number), store);
-  auto group = create(prefixed, static_cast<int>(own - ranks.begin()), static_cast<int>(ranks.size()), timeout, name, isOfOneJob_);
+  const StorePtr prefixed =
+      c10::make_intrusive<::c10d::PrefixStore>(fmt::format("shardwire/{}/{}", key, number), store);
+  auto group = create(prefixed, static_cast<int>(own - ranks.begin()), static_cast<int>(ranks.size()), timeout, name,
+                      isOfOneJob_);
   group->setGlobalRanks(std::move(global));
   group->setProfiledAs(profiledAs_);
   return group;
@@ -90,16 +94,18 @@ c10::intrusive_ptr<Base> ProcessGroupShardwire::split(const StorePtr& store, con
                                                       const c10::intrusive_ptr<Base::Options>& options) {
   std::vector<int> sorted = ranks;
   std::ranges::sort(sorted);
-  if (sorted.empty() || sorted.front() < 0 || sorted.back() >= getSize() || std::ranges::adjacent_find(sorted) != sorted.end()) {
-    refuseCall(StatusCode::kInvalidArgument, "split: ranks {} must be different ranks of this group, which has {}", fmt::join(ranks, ", "),
-               getSize());
+  if (sorted.empty() || sorted.front() < 0 || sorted.back() >= getSize() ||
+      std::ranges::adjacent_find(sorted) != sorted.end()) {
+    refuseCall(StatusCode::kInvalidArgument, "split: ranks {} must be different ranks of this group, which has {}",
+               fmt::join(ranks, ", "), getSize());
   }
   const c10::intrusive_ptr<Base::Options> chosen = options ? options : getBackendOptions();
   return groupOfRanks(store, ranks, chosen->timeout, nameIn(*chosen));
 }
 
-c10::intrusive_ptr<Base> ProcessGroupShardwire::merge(const StorePtr& store, const c10::intrusive_ptr<Base::Options>& options,
-                                                      const int& rank, const int& size) {
+c10::intrusive_ptr<Base> ProcessGroupShardwire::merge(const StorePtr& store,
+                                                      const c10::intrusive_ptr<Base::Options>& options, const int& rank,
+                                                      const int& size) {
   const c10::intrusive_ptr<Base::Options> chosen = options ? options : getBackendOptions();
   auto group = create(store, rank, size, chosen->timeout, nameIn(*chosen));
   group->setProfiledAs(profiledAs_);

@@ -48,7 +48,8 @@ bool isCapturing(const Guard& guard, const c10::Stream& stream) {
 DeviceStager::DeviceStager(std::size_t stagingBytes, std::function<void(const std::string&)> fail)
     : pool_(std::make_shared<PinnedPool>(stagingBytes)), fail_(std::move(fail)) {}
 
-std::shared_ptr<DeviceStager> DeviceStager::create(std::size_t stagingBytes, std::function<void(const std::string&)> fail) {
+std::shared_ptr<DeviceStager> DeviceStager::create(std::size_t stagingBytes,
+                                                   std::function<void(const std::string&)> fail) {
   // In a child of fork() the stager is never destroyed: the thread is the parent's.
   return {new DeviceStager(stagingBytes, std::move(fail)), [](DeviceStager* ended) {
             if (ended->owner_.isHere()) {
@@ -67,7 +68,8 @@ DeviceStager::Streams DeviceStager::streamsOf(const c10::Device& device) {
   auto found = streams_.find(key);
   if (found == streams_.end()) {
     const c10::impl::VirtualGuardImpl guard(device.type());
-    found = streams_.emplace(key, Streams{guard.getStreamFromGlobalPool(device), guard.getStreamFromGlobalPool(device)}).first;
+    found = streams_.emplace(key, Streams{guard.getStreamFromGlobalPool(device), guard.getStreamFromGlobalPool(device)})
+                .first;
   }
   return found->second;
 }
@@ -98,15 +100,16 @@ std::shared_ptr<std::byte> DeviceStager::takeMemory(std::size_t bytes, bool* dir
   if (memory == nullptr) {
     const Result<std::shared_ptr<void>> scratch = allocateScratch(bytes);
     if (!scratch.isOk()) {
-      fail_(fmt::format("there is no memory for the host copy of a tensor on a device: {}", scratch.status().message()));
+      fail_(
+          fmt::format("there is no memory for the host copy of a tensor on a device: {}", scratch.status().message()));
     }
     memory = {valueOrThrow(scratch), static_cast<std::byte*>(scratch->get())};
   }
   return memory;
 }
 
-std::shared_ptr<StagedWork> DeviceStager::begin(std::shared_ptr<StagedTensors> tensors, WorkPtr transport, bool hasHostTensors,
-                                                std::shared_ptr<void> keepAlive) {
+std::shared_ptr<StagedWork> DeviceStager::begin(std::shared_ptr<StagedTensors> tensors, WorkPtr transport,
+                                                bool hasHostTensors, std::shared_ptr<void> keepAlive) {
   Operation operation;
   std::vector<c10::Stream> streams;
   for (const c10::Device& device : tensors->devices()) {
@@ -117,7 +120,8 @@ std::shared_ptr<StagedWork> DeviceStager::begin(std::shared_ptr<StagedTensors> t
   if (transport == nullptr) {
     tensors->drop();
   }
-  auto work = std::make_shared<StagedWork>(tensors, transport, hasHostTensors, std::move(keepAlive), std::move(streams));
+  auto work =
+      std::make_shared<StagedWork>(tensors, transport, hasHostTensors, std::move(keepAlive), std::move(streams));
   operation.work = work;
   for (const StagedTensors::Twin& twin : tensors->twins()) {
     operation.drained.emplace_back(twin.segments.size());
@@ -238,7 +242,8 @@ bool DeviceStager::step(Operation& operation) {
   const bool isLoaded = operation.loadTwin == operation.drained.size() && operation.loading.empty();
   const bool isOver = transport == nullptr ? isLoaded : transport->isDone();
   if (isOver && !operation.completed) {
-    Status status = transport == nullptr ? Status(StatusCode::kAborted, "the operation was refused") : transport->status();
+    Status status =
+        transport == nullptr ? Status(StatusCode::kAborted, "the operation was refused") : transport->status();
     if (!status.isOk()) {
       complete(operation, std::move(status));
     }
@@ -460,12 +465,12 @@ std::string DeviceStager::describe() const {
   if (streams_.empty()) {
     return "";
   }
-  std::string text =
-      fmt::format("tensors on devices are staged through {}, in segments of {} KiB\n", pool_->describe(), kDeviceSegment >> 10);
+  std::string text = fmt::format("tensors on devices are staged through {}, in segments of {} KiB\n", pool_->describe(),
+                                 kDeviceSegment >> 10);
   for (const auto& [key, streams] : streams_) {
-    text += fmt::format(
-        "{}: wait() {}\n", streams.load.device().str(),
-        hasStreamGates(key.first) ? "queues a gate in the current stream" : "blocks the CPU, because this device has no stream gates");
+    text += fmt::format("{}: wait() {}\n", streams.load.device().str(),
+                        hasStreamGates(key.first) ? "queues a gate in the current stream"
+                                                  : "blocks the CPU, because this device has no stream gates");
   }
   return text;
 }

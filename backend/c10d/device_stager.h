@@ -101,7 +101,8 @@ class DeviceStager : public std::enable_shared_from_this<DeviceStager> {
   ConditionVariable changed_;
   std::map<std::pair<c10::DeviceType, c10::DeviceIndex>, Streams> streams_ SW_GUARDED_BY(mutex_);
   std::list<Operation> arrived_ SW_GUARDED_BY(mutex_);
-  std::vector<std::weak_ptr<StagedWork>> recent_ SW_GUARDED_BY(mutex_);  // works in flight, and maybe some that are over
+  std::vector<std::weak_ptr<StagedWork>> recent_
+      SW_GUARDED_BY(mutex_);  // works in flight, and maybe some that are over
   bool kicked_ SW_GUARDED_BY(mutex_) = false;
   bool stopping_ SW_GUARDED_BY(mutex_) = false;
   bool running_ SW_GUARDED_BY(mutex_) = false;

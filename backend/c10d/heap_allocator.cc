@@ -24,11 +24,14 @@ class HeapAllocator final : public c10::Allocator {
  public:
   c10::DataPtr allocate(std::size_t bytes) SW_TORCH_ALLOCATE_CONST override {
     // torch expects null for zero bytes, as torch's own allocators return.
-    void* memory = bytes == 0 ? nullptr : valueOrThrow(valueOrThrow(SharedHeap::instanceOrInherited())->allocate(bytes));
+    void* memory =
+        bytes == 0 ? nullptr : valueOrThrow(valueOrThrow(SharedHeap::instanceOrInherited())->allocate(bytes));
     return {memory, memory, &freeInHeap, c10::Device(c10::DeviceType::CPU)};
   }
   c10::DeleterFnPtr raw_deleter() const override { return &freeInHeap; }
-  void copy_data(void* destination, const void* source, std::size_t bytes) const { std::memcpy(destination, source, bytes); }
+  void copy_data(void* destination, const void* source, std::size_t bytes) const {
+    std::memcpy(destination, source, bytes);
+  }
 };
 SW_TORCH_VIRTUALS_END
 
@@ -46,7 +49,8 @@ c10::Allocator& heapAllocator() {
 }
 
 at::Tensor heapEmpty(c10::IntArrayRef shape, c10::ScalarType type) {
-  return at::Tensor(at::detail::empty_generic(shape, &heapAllocator(), c10::DispatchKeySet(c10::DispatchKey::CPU), type, {}));
+  return at::Tensor(
+      at::detail::empty_generic(shape, &heapAllocator(), c10::DispatchKeySet(c10::DispatchKey::CPU), type, {}));
 }
 
 void enableCpuAllocator() {

@@ -13,7 +13,8 @@ namespace shardwire::internal {
 c10::Allocator& heapAllocator();
 // An uninitialised, contiguous CPU tensor in the shared heap.
 at::Tensor heapEmpty(c10::IntArrayRef shape, c10::ScalarType type);
-// Makes every later CPU tensor of this process lie in the shared heap. Cannot be undone: tensors may outlive any switch.
+// Makes every later CPU tensor of this process lie in the shared heap. Cannot be undone: tensors may outlive any
+// switch.
 void enableCpuAllocator();
 bool isCpuAllocatorEnabled();
 // Whether all of the tensor's storage lies in the shared heap. False when no heap was made yet.

@@ -14,8 +14,9 @@ at::Tensor HostTensors::see(const at::Tensor& tensor, StagedTensors::Role role, 
     hasHostTensors_ = hasHostTensors_ || (tensor.defined() && tensor.numel() > 0);
     return tensor;
   }
-  const bool isPlain = tensor.layout() == c10::kStrided && !tensor.is_quantized() && !tensor.is_meta() && !tensor.is_conj() &&
-                       !tensor.is_neg() && tensor.has_storage() && tensor.dim() <= kMaxDims && fitsStorage(tensor);
+  const bool isPlain = tensor.layout() == c10::kStrided && !tensor.is_quantized() && !tensor.is_meta() &&
+                       !tensor.is_conj() && !tensor.is_neg() && tensor.has_storage() && tensor.dim() <= kMaxDims &&
+                       fitsStorage(tensor);
   return isPlain ? copyOf(tensor, role, what) : tensor;
 }
 
@@ -39,7 +40,8 @@ at::Tensor HostTensors::copyOf(const at::Tensor& tensor, StagedTensors::Role rol
     return at::empty(tensor.sizes(), at::TensorOptions(tensor.scalar_type()));
   }
   bool direct = false;
-  std::shared_ptr<std::byte> memory = stager_->takeMemory(static_cast<std::size_t>(tensor.numel()) * tensor.element_size(), &direct);
+  std::shared_ptr<std::byte> memory =
+      stager_->takeMemory(static_cast<std::size_t>(tensor.numel()) * tensor.element_size(), &direct);
   return staged_->add(tensor, role, std::move(memory), direct);
 }
 

@@ -23,8 +23,12 @@ class HostTensors {
   // device (in, inOut) before the start and copies the result back (out, inOut). Throws StatusError, in which `what`
   // names the tensor. A tensor that is not plain is returned unchanged; later checks refuse such tensors.
   at::Tensor in(const at::Tensor& tensor, std::string_view what) { return see(tensor, StagedTensors::Role::kIn, what); }
-  at::Tensor out(const at::Tensor& tensor, std::string_view what) { return see(tensor, StagedTensors::Role::kOut, what); }
-  at::Tensor inOut(const at::Tensor& tensor, std::string_view what) { return see(tensor, StagedTensors::Role::kInOut, what); }
+  at::Tensor out(const at::Tensor& tensor, std::string_view what) {
+    return see(tensor, StagedTensors::Role::kOut, what);
+  }
+  at::Tensor inOut(const at::Tensor& tensor, std::string_view what) {
+    return see(tensor, StagedTensors::Role::kInOut, what);
+  }
   List in(const List& tensors, std::string_view what) { return see(tensors, StagedTensors::Role::kIn, what); }
   List out(const List& tensors, std::string_view what) { return see(tensors, StagedTensors::Role::kOut, what); }
   List inOut(const List& tensors, std::string_view what) { return see(tensors, StagedTensors::Role::kInOut, what); }

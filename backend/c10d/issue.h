@@ -22,8 +22,9 @@ struct ProcessGroupShardwire::Call {
 // `issue` gets the communicator and the call's options, and returns Result<WorkPtr>. The views inside `issue` are views
 // of the tensors that `host` returned.
 template <typename Issue>
-ProcessGroupShardwire::TorchWork ProcessGroupShardwire::start(Call call, internal::OperationTensors tensors, internal::HostTensors& host,
-                                                              Milliseconds timeout, Issue&& issue) {
+ProcessGroupShardwire::TorchWork ProcessGroupShardwire::start(Call call, internal::OperationTensors tensors,
+                                                              internal::HostTensors& host, Milliseconds timeout,
+                                                              Issue&& issue) {
   const std::shared_ptr<Communicator> communicator = this->communicator();
   auto kept = std::make_shared<internal::OperationTensors>(std::move(tensors));
   std::shared_ptr<internal::ProfilerRange> range = internal::ProfilerRange::open(profiledAs_, call.title, *kept);
@@ -48,7 +49,8 @@ ProcessGroupShardwire::TorchWork ProcessGroupShardwire::start(Call call, interna
     coalescedTensors_.outputs.append(kept->outputs.begin(), kept->outputs.end());
   }
   return internal::WorkShardwire::create(std::move(work), std::move(kept),
-                                         {getRank(), call.type, communicator->sequenceNumber(), std::move(range)}, observer_);
+                                         {getRank(), call.type, communicator->sequenceNumber(), std::move(range)},
+                                         observer_);
 }
 
 namespace internal {
@@ -66,11 +68,12 @@ inline at::Tensor& onlyTensor(std::vector<at::Tensor>& tensors, const char* name
   return tensors.front();
 }
 
-inline std::vector<at::Tensor>& onlyList(std::vector<std::vector<at::Tensor>>& lists, std::size_t size, const char* name,
-                                         const char* which) {
+inline std::vector<at::Tensor>& onlyList(std::vector<std::vector<at::Tensor>>& lists, std::size_t size,
+                                         const char* name, const char* which) {
   if (lists.size() != 1 || lists.front().size() != size) {
-    refuseCall(StatusCode::kInvalidArgument, "{}: the {} list must hold one tensor for each of the {} ranks, but holds {}", name, which,
-               size, lists.size() == 1 ? lists.front().size() : 0);
+    refuseCall(StatusCode::kInvalidArgument,
+               "{}: the {} list must hold one tensor for each of the {} ranks, but holds {}", name, which, size,
+               lists.size() == 1 ? lists.front().size() : 0);
   }
   return lists.front();
 }
@@ -97,8 +100,8 @@ inline bool areUneven(const std::vector<at::Tensor>& list) {
 
 inline void checkSameDType(const TensorView& a, const TensorView& b, const char* name) {
   if (a.dtype != b.dtype) {
-    refuseCall(StatusCode::kTypeError, "{}: input and output tensors must have one dtype, got {} and {}", name, dtypeName(a.dtype),
-               dtypeName(b.dtype));
+    refuseCall(StatusCode::kTypeError, "{}: input and output tensors must have one dtype, got {} and {}", name,
+               dtypeName(a.dtype), dtypeName(b.dtype));
   }
 }
 

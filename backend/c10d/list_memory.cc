@@ -31,13 +31,15 @@ void forEachPair(std::span<const at::Tensor* const> tensors, Visit&& visit) {
       entries.push_back({range, i});
     }
   }
-  std::sort(entries.begin(), entries.end(), [](const Entry& a, const Entry& b) { return a.range.first < b.range.first; });
+  std::sort(entries.begin(), entries.end(),
+            [](const Entry& a, const Entry& b) { return a.range.first < b.range.first; });
   std::vector<Entry> open;  // ranges that go on at the current address
   for (const Entry& entry : entries) {
     std::erase_if(open, [&](const Entry& other) { return other.range.last <= entry.range.first; });
     for (const Entry& other : open) {
       // Addresses of two devices, or of a device and the host, are unrelated.
-      if (tensors[other.index]->device() == tensors[entry.index]->device() && shareMemory(views[other.index], views[entry.index])) {
+      if (tensors[other.index]->device() == tensors[entry.index]->device() &&
+          shareMemory(views[other.index], views[entry.index])) {
         visit(std::min(other.index, entry.index), std::max(other.index, entry.index));
       }
     }
@@ -65,12 +67,14 @@ void ListMemory::refuse() {
     const Use& a = uses_[i];
     const Use& b = uses_[j];
     if (a.written && b.written) {
-      refuseWith(fmt::format("{}: {} and {} share memory, and the operation writes both; give each output memory of its own", call_,
-                             nameOf(a), nameOf(b)));
+      refuseWith(
+          fmt::format("{}: {} and {} share memory, and the operation writes both; give each output memory of its own",
+                      call_, nameOf(a), nameOf(b)));
     }
     if (a.written != b.written && a.operation != b.operation) {
       refuseWith(
-          fmt::format("{}: {} and {} share memory, and the operation would write there before it has read everything; give the output "
+          fmt::format("{}: {} and {} share memory, and the operation would write there before it has read everything; "
+                      "give the output "
                       "memory of its own, or pass a clone of the input",
                       call_, nameOf(a), nameOf(b)));
     }
@@ -94,10 +98,10 @@ std::vector<std::size_t> findRepeated(const char* call, std::span<const at::Tens
   }
   forEachPair(pointers, [&](std::size_t i, std::size_t j) {
     if (!areOneTensor(deviceViewOf(tensors[i]), deviceViewOf(tensors[j]))) {
-      refuseWith(
-          fmt::format("{}: tensors[{}] and tensors[{}] share part of their memory; pass tensors that lie apart, or one that covers "
-                      "both",
-                      call, i, j));
+      refuseWith(fmt::format(
+          "{}: tensors[{}] and tensors[{}] share part of their memory; pass tensors that lie apart, or one that covers "
+          "both",
+          call, i, j));
     }
     first[j] = std::min(first[j], i);
   });

@@ -23,7 +23,8 @@ class ListMemory {
   void reads(const at::Tensor& tensor, std::size_t operation, const char* list, std::size_t index = kNone) {
     uses_.push_back({&tensor, operation, list, index, kNone, false});
   }
-  void writes(const at::Tensor& tensor, std::size_t operation, const char* list, std::size_t index = kNone, std::size_t inner = kNone) {
+  void writes(const at::Tensor& tensor, std::size_t operation, const char* list, std::size_t index = kNone,
+              std::size_t inner = kNone) {
     uses_.push_back({&tensor, operation, list, index, inner, true});
   }
   // ValueError naming both tensors when two written tensors share memory, or when a written tensor shares memory with a

@@ -25,7 +25,8 @@ struct Messages {
 };
 
 TensorView viewOfBytes(std::uint8_t* bytes, std::size_t count) {
-  return TensorView::contiguous(reinterpret_cast<std::byte*>(bytes), DType::kUInt8, Dims{static_cast<std::int64_t>(count)});
+  return TensorView::contiguous(reinterpret_cast<std::byte*>(bytes), DType::kUInt8,
+                                Dims{static_cast<std::int64_t>(count)});
 }
 
 std::vector<Rank> lateRanks(const Messages& messages) {
@@ -41,8 +42,8 @@ std::vector<Rank> lateRanks(const Messages& messages) {
 // In gloo's words, since people search logs for these.
 std::string failedToPass(const std::vector<Rank>& late, bool all, std::int64_t milliseconds) {
   if (all) {
-    return fmt::format("Rank{} {} failed to pass monitoredBarrier in {} ms", late.size() > 1 ? "s" : "", fmt::join(late, ", "),
-                       milliseconds);
+    return fmt::format("Rank{} {} failed to pass monitoredBarrier in {} ms", late.size() > 1 ? "s" : "",
+                       fmt::join(late, ", "), milliseconds);
   }
   const std::string others =
       late.size() > 1 ? fmt::format("; {} more did not either (wait_all_ranks=True names them)", late.size() - 1) : "";
@@ -59,12 +60,14 @@ void ProcessGroupShardwire::monitoredBarrier(const ::c10d::BarrierOptions& optio
   const std::shared_ptr<Communicator> communicator = this->communicator();
   const Duration timeout = options.timeout.count() < 0 ? communicator->timeout() : Duration(options.timeout);
   const std::int64_t milliseconds = std::chrono::duration_cast<Milliseconds>(timeout).count();
-  const int tag = kFirstTag + static_cast<int>(monitoredBarriers_.fetch_add(1, std::memory_order_relaxed) % (1U << 30U));
+  const int tag =
+      kFirstTag + static_cast<int>(monitoredBarriers_.fetch_add(1, std::memory_order_relaxed) % (1U << 30U));
   const auto messages = std::make_shared<Messages>(getSize());
   // Rank 0 may arrive up to the timeout later than another rank, and then waits for the timeout, too.
-  const CallOptions call{.timeout = std::max<Duration>(getRank() == 0 ? timeout : 2 * timeout, std::chrono::milliseconds(1)),
-                         .keepAlive = messages,
-                         .lapses = true};
+  const CallOptions call{
+      .timeout = std::max<Duration>(getRank() == 0 ? timeout : 2 * timeout, std::chrono::milliseconds(1)),
+      .keepAlive = messages,
+      .lapses = true};
   const std::size_t size = sizeAsCount();
   const TensorView verdict = viewOfBytes(messages->verdict.data(), size);
   if (getRank() != 0) {
@@ -80,19 +83,22 @@ void ProcessGroupShardwire::monitoredBarrier(const ::c10d::BarrierOptions& optio
       if (messages->verdict[static_cast<std::size_t>(getRank())] != 0) {
         timedOut(failedToPass({getRank()}, true, milliseconds) + ": it arrived after rank 0 had given up");
       }
-      timedOut(fmt::format("Rank {} successfully reached monitoredBarrier, but received errors while waiting for send/recv from rank 0: {}",
-                           getRank(), failedToPass(late, waitAllRanks, milliseconds)));
+      timedOut(
+          fmt::format("Rank {} successfully reached monitoredBarrier, but received errors while waiting for send/recv "
+                      "from rank 0: {}",
+                      getRank(), failedToPass(late, waitAllRanks, milliseconds)));
     }
     throwUnlessOk(communicator->status());  // the group itself may have reached its timeout
-    timedOut(
-        fmt::format("Rank {} successfully reached monitoredBarrier, but received errors while waiting for send/recv from rank 0: "
-                    "no answer in {} ms",
-                    getRank(), 2 * milliseconds));
+    timedOut(fmt::format(
+        "Rank {} successfully reached monitoredBarrier, but received errors while waiting for send/recv from rank 0: "
+        "no answer in {} ms",
+        getRank(), 2 * milliseconds));
   }
   const Deadline deadline = deadlineAfter(2 * timeout);  // all messages lapse before, so none is left at the return
   std::vector<WorkPtr> reports(size);
   for (std::size_t rank = 1; rank < size; ++rank) {
-    reports[rank] = valueOrThrow(communicator->recv(viewOfBytes(&messages->reports[rank], 1), static_cast<Rank>(rank), tag, call));
+    reports[rank] =
+        valueOrThrow(communicator->recv(viewOfBytes(&messages->reports[rank], 1), static_cast<Rank>(rank), tag, call));
   }
   for (std::size_t rank = 1; rank < size; ++rank) {
     const Status status = reports[rank]->wait(deadline);

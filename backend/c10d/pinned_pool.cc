@@ -65,7 +65,8 @@ void PinnedPool::give(at::Tensor block) {
 std::string PinnedPool::describe() const {
   const MutexLock lock(mutex_);
   const std::string size = fmt::format("up to {} MiB of ", maxBytes_ >> 20);
-  return whyOrdinary_.empty() ? size + "pinned memory" : size + "ordinary memory (no pinned memory here: " + whyOrdinary_ + ")";
+  return whyOrdinary_.empty() ? size + "pinned memory"
+                              : size + "ordinary memory (no pinned memory here: " + whyOrdinary_ + ")";
 }
 
 std::size_t PinnedPool::usedBytes() const {

@@ -33,7 +33,7 @@ class PinnedPool : public std::enable_shared_from_this<PinnedPool> {
   mutable Mutex mutex_;
   std::map<std::size_t, std::vector<at::Tensor>> free_ SW_GUARDED_BY(mutex_);  // by size
   std::size_t total_ SW_GUARDED_BY(mutex_) = 0;                                // bytes of all blocks
-  std::string whyOrdinary_ SW_GUARDED_BY(mutex_);                              // not empty: this machine has no pinned memory
+  std::string whyOrdinary_ SW_GUARDED_BY(mutex_);  // not empty: this machine has no pinned memory
 };
 
 }  // namespace shardwire::internal

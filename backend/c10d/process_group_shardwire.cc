@@ -26,7 +26,8 @@ using internal::throwUnlessOk;
 using internal::valueOrThrow;
 using internal::viewOf;
 
-c10::intrusive_ptr<ProcessGroupShardwire> ProcessGroupShardwire::create(const StorePtr& store, int rank, int size, Milliseconds timeout,
+c10::intrusive_ptr<ProcessGroupShardwire> ProcessGroupShardwire::create(const StorePtr& store, int rank, int size,
+                                                                        Milliseconds timeout,
                                                                         const std::string& groupName, bool isOfOneJob) {
   ::shardwire::Options options = valueOrThrow(::shardwire::Options::fromEnvironment());
   if (timeout.count() > 0) {
@@ -41,11 +42,11 @@ c10::intrusive_ptr<ProcessGroupShardwire> ProcessGroupShardwire::create(const St
   internal::C10dStore adapted(store, options.timeout);
   // Dropping the last reference ends the group, and waits for threads that may be in a Python callback. The owner of
   // the last reference, a Python binding or torch with Python's lock held, must not keep the lock meanwhile.
-  std::shared_ptr<Communicator> communicator(valueOrThrow(Communicator::create(adapted, rank, size, options, groupName)).release(),
-                                             [](Communicator* ended) {
-                                               const internal::WithoutPython released;
-                                               delete ended;
-                                             });
+  std::shared_ptr<Communicator> communicator(
+      valueOrThrow(Communicator::create(adapted, rank, size, options, groupName)).release(), [](Communicator* ended) {
+        const internal::WithoutPython released;
+        delete ended;
+      });
   auto group = c10::make_intrusive<ProcessGroupShardwire>(std::move(communicator), rank, size, options.stagingBytes);
   group->isOfOneJob_ = isOfOneJob;
   return group;
@@ -64,7 +65,8 @@ std::function<void(const std::string&)> failureOf(const std::shared_ptr<Communic
 
 }  // namespace
 
-ProcessGroupShardwire::ProcessGroupShardwire(std::shared_ptr<Communicator> communicator, int rank, int size, std::size_t stagingBytes)
+ProcessGroupShardwire::ProcessGroupShardwire(std::shared_ptr<Communicator> communicator, int rank, int size,
+                                             std::size_t stagingBytes)
     : TorchBackend(rank, size),
       observer_(std::make_shared<internal::Observer>()),
       stager_(internal::DeviceStager::create(stagingBytes, failureOf(communicator))),
@@ -100,16 +102,19 @@ std::vector<std::int64_t> ProcessGroupShardwire::globalRanks() const {
 
 void ProcessGroupShardwire::setGlobalRanks(std::vector<std::int64_t> ranks) {
   if (ranks.size() != sizeAsCount()) {
-    internal::refuseCall(StatusCode::kInvalidArgument, "{} global ranks were given for a group of {} ranks", ranks.size(), getSize());
+    internal::refuseCall(StatusCode::kInvalidArgument, "{} global ranks were given for a group of {} ranks",
+                         ranks.size(), getSize());
   }
   communicator()->setGlobalRanks(ranks);
   const internal::MutexLock lock(mutex_);
   globalRanks_ = std::move(ranks);
 }
 
-std::unique_ptr<internal::TensorOpShardwire> ProcessGroupShardwire::compileOp(const LocalSpec& spec, std::optional<Duration> timeout) {
+std::unique_ptr<internal::TensorOpShardwire> ProcessGroupShardwire::compileOp(const LocalSpec& spec,
+                                                                              std::optional<Duration> timeout) {
   std::shared_ptr<Communicator> communicator = this->communicator();
-  const std::shared_ptr<internal::ProfilerRange> range = internal::ProfilerRange::open("shardwire", "compile_op", {}, spec.name);
+  const std::shared_ptr<internal::ProfilerRange> range =
+      internal::ProfilerRange::open("shardwire", "compile_op", {}, spec.name);
   std::shared_ptr<CompiledOp> op = valueOrThrow(communicator->compileOp(spec, timeout));
   if (range != nullptr) {
     range->end();
@@ -117,11 +122,13 @@ std::unique_ptr<internal::TensorOpShardwire> ProcessGroupShardwire::compileOp(co
   return std::make_unique<internal::TensorOpShardwire>(std::move(op), getRank(), stager_, spec.name);
 }
 
-std::unique_ptr<internal::TensorOpShardwire> ProcessGroupShardwire::attach(const CompiledOp& planned, std::optional<Duration> timeout) {
+std::unique_ptr<internal::TensorOpShardwire> ProcessGroupShardwire::attach(const CompiledOp& planned,
+                                                                           std::optional<Duration> timeout) {
   std::shared_ptr<Communicator> communicator = this->communicator();
   std::shared_ptr<CompiledOp> op = valueOrThrow(communicator->attach(planned, timeout));
   const internal::OpFacts* facts = internal::offlineFactsOf(planned);
-  return std::make_unique<internal::TensorOpShardwire>(std::move(op), getRank(), stager_, facts != nullptr ? facts->agreed().name : "");
+  return std::make_unique<internal::TensorOpShardwire>(std::move(op), getRank(), stager_,
+                                                       facts != nullptr ? facts->agreed().name : "");
 }
 
 ProcessGroupShardwire::TorchWork ProcessGroupShardwire::send(Tensors& tensors, int peer, int tag) {
@@ -130,8 +137,9 @@ ProcessGroupShardwire::TorchWork ProcessGroupShardwire::send(Tensors& tensors, i
   internal::HostTensors host(stager_);
   const TensorView view = viewOf(host.in(tensor, "send: tensor"), "send: tensor");
   // The tensor is passed as an input: the future of a send has no value to show.
-  return start(call, {{}, {tensor}}, host, ::c10d::kUnsetTimeout,
-               [&](Communicator& communicator, CallOptions options) { return communicator.send(view, peer, tag, std::move(options)); });
+  return start(call, {{}, {tensor}}, host, ::c10d::kUnsetTimeout, [&](Communicator& communicator, CallOptions options) {
+    return communicator.send(view, peer, tag, std::move(options));
+  });
 }
 
 ProcessGroupShardwire::TorchWork ProcessGroupShardwire::recv(Tensors& tensors, int peer, int tag) {
@@ -143,19 +151,22 @@ ProcessGroupShardwire::TorchWork ProcessGroupShardwire::recvAnysource(Tensors& t
 }
 
 ProcessGroupShardwire::TorchWork ProcessGroupShardwire::receive(Tensors& tensors, int peer, int tag) {
-  const Call call = peer == kAnySource ? Call{OpType::RECVANYSOURCE, "recv", "recvAnySource"} : Call{OpType::RECV, "recv", "recv"};
+  const Call call =
+      peer == kAnySource ? Call{OpType::RECVANYSOURCE, "recv", "recvAnySource"} : Call{OpType::RECV, "recv", "recv"};
   const at::Tensor& tensor = onlyTensor(tensors, call.name);
   internal::HostTensors host(stager_);
   const TensorView view = viewOf(host.out(tensor, "recv: tensor"), "recv: tensor");
-  return start(call, {{tensor}, {}}, host, ::c10d::kUnsetTimeout,
-               [&](Communicator& communicator, CallOptions options) { return communicator.recv(view, peer, tag, std::move(options)); });
+  return start(call, {{tensor}, {}}, host, ::c10d::kUnsetTimeout, [&](Communicator& communicator, CallOptions options) {
+    return communicator.recv(view, peer, tag, std::move(options));
+  });
 }
 
 ProcessGroupShardwire::TorchWork ProcessGroupShardwire::barrier(const ::c10d::BarrierOptions& options) {
   const Call call{OpType::BARRIER, "barrier", "barrier"};
   internal::HostTensors none(stager_);
-  return start(call, {}, none, options.timeout,
-               [](Communicator& communicator, CallOptions callOptions) { return communicator.barrier(std::move(callOptions)); });
+  return start(call, {}, none, options.timeout, [](Communicator& communicator, CallOptions callOptions) {
+    return communicator.barrier(std::move(callOptions));
+  });
 }
 
 void ProcessGroupShardwire::startCoalescing() {
@@ -198,15 +209,16 @@ void ProcessGroupShardwire::registerOnCompletionHook(std::function<void(std::sha
     const auto told = [](Clock::time_point time) {
       return Time::clock::now() + std::chrono::duration_cast<Time::duration>(time - Clock::now());
     };
-    hook(std::make_shared<::c10d::WorkInfo>(operation.type, operation.sequence, told(operation.started), told(operation.ended),
-                                            operation.ended - operation.started));
+    hook(std::make_shared<::c10d::WorkInfo>(operation.type, operation.sequence, told(operation.started),
+                                            told(operation.ended), operation.ended - operation.started));
   });
 }
 #endif
 
 void ProcessGroupShardwire::waitForPendingWorks() {
   if (!observer_->isActive()) {
-    internal::refuseCall(StatusCode::kInvalidArgument, "no completion hook was registered: this group does not know what is pending");
+    internal::refuseCall(StatusCode::kInvalidArgument,
+                         "no completion hook was registered: this group does not know what is pending");
   }
   throwUnlessOk(observer_->waitForAll(communicator()->timeout()));
 }
@@ -240,7 +252,8 @@ std::shared_ptr<c10::Allocator> ProcessGroupShardwire::getMemAllocator() {
 
 at::Tensor ProcessGroupShardwire::allocateTensor(long size, at::TensorOptions options) {
   if (!options.device().is_cpu()) {
-    internal::refuseCall(StatusCode::kUnsupported, "allocate_tensor: device {}; shardwire's memory is the CPU's", options.device().str());
+    internal::refuseCall(StatusCode::kUnsupported, "allocate_tensor: device {}; shardwire's memory is the CPU's",
+                         options.device().str());
   }
   return internal::heapEmpty({size}, c10::typeMetaToScalarType(options.dtype()));
 }

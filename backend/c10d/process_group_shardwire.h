@@ -47,8 +47,9 @@ class __attribute__((visibility("default"))) ProcessGroupShardwire final : publi
 
   // Collective over the group: meets the other ranks through `store`. Blocks up to `timeout`, which is also the default
   // timeout of the operations. `isOfOneJob`: one launcher has started all ranks.
-  static c10::intrusive_ptr<ProcessGroupShardwire> create(const StorePtr& store, int rank, int size, Milliseconds timeout,
-                                                          const std::string& groupName, bool isOfOneJob = false);
+  static c10::intrusive_ptr<ProcessGroupShardwire> create(const StorePtr& store, int rank, int size,
+                                                          Milliseconds timeout, const std::string& groupName,
+                                                          bool isOfOneJob = false);
   // Use create().
   ProcessGroupShardwire(std::shared_ptr<Communicator> communicator, int rank, int size, std::size_t stagingBytes);
   ~ProcessGroupShardwire() override;
@@ -63,22 +64,30 @@ class __attribute__((visibility("default"))) ProcessGroupShardwire final : publi
   // replaces gloo. A literal; set before the first operation. Groups made from this one inherit the name.
   void setProfiledAs(const char* backend) { profiledAs_ = backend; }
   // Collective, blocking.
-  std::unique_ptr<internal::TensorOpShardwire> compileOp(const LocalSpec& spec, std::optional<Duration> timeout = std::nullopt);
-  std::unique_ptr<internal::TensorOpShardwire> attach(const CompiledOp& planned, std::optional<Duration> timeout = std::nullopt);
+  std::unique_ptr<internal::TensorOpShardwire> compileOp(const LocalSpec& spec,
+                                                         std::optional<Duration> timeout = std::nullopt);
+  std::unique_ptr<internal::TensorOpShardwire> attach(const CompiledOp& planned,
+                                                      std::optional<Duration> timeout = std::nullopt);
 
   TorchWork broadcast(Tensors& tensors, const ::c10d::BroadcastOptions& options = {}) override;
   TorchWork allreduce(Tensors& tensors, const ::c10d::AllreduceOptions& options = {}) override;
   TorchWork allreduce_coalesced(Tensors& tensors, const ::c10d::AllreduceCoalescedOptions& options = {}) override;
   TorchWork reduce(Tensors& tensors, const ::c10d::ReduceOptions& options = {}) override;
   TorchWork allgather(TensorLists& outputs, Tensors& inputs, const ::c10d::AllgatherOptions& options = {}) override;
-  TorchWork _allgather_base(at::Tensor& output, at::Tensor& input, const ::c10d::AllgatherOptions& options = {}) override;
-  TorchWork allgather_coalesced(TensorLists& outputs, Tensors& inputs, const ::c10d::AllgatherOptions& options = {}) override;
-  TorchWork allgather_into_tensor_coalesced(Tensors& outputs, Tensors& inputs, const ::c10d::AllgatherOptions& options = {});
+  TorchWork _allgather_base(at::Tensor& output, at::Tensor& input,
+                            const ::c10d::AllgatherOptions& options = {}) override;
+  TorchWork allgather_coalesced(TensorLists& outputs, Tensors& inputs,
+                                const ::c10d::AllgatherOptions& options = {}) override;
+  TorchWork allgather_into_tensor_coalesced(Tensors& outputs, Tensors& inputs,
+                                            const ::c10d::AllgatherOptions& options = {});
   TorchWork gather(TensorLists& outputs, Tensors& inputs, const ::c10d::GatherOptions& options = {}) override;
   TorchWork scatter(Tensors& outputs, TensorLists& inputs, const ::c10d::ScatterOptions& options = {}) override;
-  TorchWork reduce_scatter(Tensors& outputs, TensorLists& inputs, const ::c10d::ReduceScatterOptions& options = {}) override;
-  TorchWork _reduce_scatter_base(at::Tensor& output, at::Tensor& input, const ::c10d::ReduceScatterOptions& options = {}) override;
-  TorchWork reduce_scatter_tensor_coalesced(Tensors& outputs, Tensors& inputs, const ::c10d::ReduceScatterOptions& options = {});
+  TorchWork reduce_scatter(Tensors& outputs, TensorLists& inputs,
+                           const ::c10d::ReduceScatterOptions& options = {}) override;
+  TorchWork _reduce_scatter_base(at::Tensor& output, at::Tensor& input,
+                                 const ::c10d::ReduceScatterOptions& options = {}) override;
+  TorchWork reduce_scatter_tensor_coalesced(Tensors& outputs, Tensors& inputs,
+                                            const ::c10d::ReduceScatterOptions& options = {});
   TorchWork alltoall(Tensors& outputs, Tensors& inputs, const ::c10d::AllToAllOptions& options = {}) override;
   TorchWork alltoall_base(at::Tensor& output, at::Tensor& input, std::vector<std::int64_t>& outputSplits,
                           std::vector<std::int64_t>& inputSplits, const ::c10d::AllToAllOptions& options = {}) override;
@@ -101,9 +110,11 @@ class __attribute__((visibility("default"))) ProcessGroupShardwire final : publi
   // The group of some ranks of this group. Each rank of `ranks` calls split() with equal arguments; the position in
   // `ranks` is the new rank. Blocks until these ranks have met. Null on a rank outside `ranks`.
   bool supportsSplitting() const { return true; }
-  c10::intrusive_ptr<Base> split(const StorePtr& store, const std::vector<int>& ranks, const c10::intrusive_ptr<Base::Options>& options);
+  c10::intrusive_ptr<Base> split(const StorePtr& store, const std::vector<int>& ranks,
+                                 const c10::intrusive_ptr<Base::Options>& options);
   // A new group of all ranks that share `store`, no matter to which groups these ranks belong.
-  c10::intrusive_ptr<Base> merge(const StorePtr& store, const c10::intrusive_ptr<Base::Options>& options, const int& rank, const int& size);
+  c10::intrusive_ptr<Base> merge(const StorePtr& store, const c10::intrusive_ptr<Base::Options>& options,
+                                 const int& rank, const int& size);
   // supportsShrinking() stays false: torch 2.13 gives a shrunken group of CPU tensors the type of gloo's groups, and
   // then treats the object as one of gloo's.
   c10::intrusive_ptr<Base::Options> getBackendOptions();
@@ -146,12 +157,14 @@ class __attribute__((visibility("default"))) ProcessGroupShardwire final : publi
   // A wait in the middle of a call: after an interruption there the call is half done, so the group fails.
   void waitInside(::c10d::Work& work, const char* name);
   template <typename Issue>
-  TorchWork start(Call call, internal::OperationTensors tensors, internal::HostTensors& host, Milliseconds timeout, Issue&& issue);
+  TorchWork start(Call call, internal::OperationTensors tensors, internal::HostTensors& host, Milliseconds timeout,
+                  Issue&& issue);
   TorchWork allgatherUneven(Call call, const Tensors& list, const at::Tensor& input, Milliseconds timeout);
-  TorchWork reduceScatterUneven(Call call, const at::Tensor& output, const Tensors& list, ReduceOp op, Milliseconds timeout);
+  TorchWork reduceScatterUneven(Call call, const at::Tensor& output, const Tensors& list, ReduceOp op,
+                                Milliseconds timeout);
   TorchWork receive(Tensors& tensors, int peer, int tag);
-  c10::intrusive_ptr<ProcessGroupShardwire> groupOfRanks(const StorePtr& store, const std::vector<int>& ranks, Milliseconds timeout,
-                                                         const std::string& name);
+  c10::intrusive_ptr<ProcessGroupShardwire> groupOfRanks(const StorePtr& store, const std::vector<int>& ranks,
+                                                         Milliseconds timeout, const std::string& name);
   std::size_t sizeAsCount() const {
     return static_cast<std::size_t>(getSize());
   }

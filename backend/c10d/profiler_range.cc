@@ -8,8 +8,8 @@
 
 namespace shardwire::internal {
 
-std::shared_ptr<ProfilerRange> ProfilerRange::open(const char* backend, const char* title, const OperationTensors& tensors,
-                                                   const std::string& name) {
+std::shared_ptr<ProfilerRange> ProfilerRange::open(const char* backend, const char* title,
+                                                   const OperationTensors& tensors, const std::string& name) {
   if (!at::hasCallbacks()) {
     return nullptr;
   }

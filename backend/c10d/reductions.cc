@@ -71,26 +71,27 @@ Reduction reductionOf(const ::c10d::ReduceOp& op, const char* name) {
     default:
       break;
   }
-  refuseCall(StatusCode::kInvalidArgument, "{}: reduce operation number {} is not known here", name, static_cast<int>(op.op_));
+  refuseCall(StatusCode::kInvalidArgument, "{}: reduce operation number {} is not known here", name,
+             static_cast<int>(op.op_));
 }
 
 void checkComputable(DType dtype, const Reduction& reduction, const char* name) {
   if (!supportsReduction(dtype, reduction.op)) {
-    refuseCall(StatusCode::kTypeError, "{}: operation '{}' is not defined for dtype {}", name, reduceOpName(reduction.op),
-               dtypeName(dtype));
+    refuseCall(StatusCode::kTypeError, "{}: operation '{}' is not defined for dtype {}", name,
+               reduceOpName(reduction.op), dtypeName(dtype));
   }
-  const bool fractional = dtype == DType::kFloat16 || dtype == DType::kBFloat16 || dtype == DType::kFloat32 || dtype == DType::kFloat64 ||
-                          dtype == DType::kComplex64 || dtype == DType::kComplex128;
+  const bool fractional = dtype == DType::kFloat16 || dtype == DType::kBFloat16 || dtype == DType::kFloat32 ||
+                          dtype == DType::kFloat64 || dtype == DType::kComplex64 || dtype == DType::kComplex128;
   if (reduction.scales() && !fractional) {
-    refuseCall(StatusCode::kTypeError, "{}: PREMUL_SUM is defined for floating point and complex tensors, not for {}", name,
-               dtypeName(dtype));
+    refuseCall(StatusCode::kTypeError, "{}: PREMUL_SUM is defined for floating point and complex tensors, not for {}",
+               name, dtypeName(dtype));
   }
 }
 
 Rank reduceRootOf(const ::c10d::ReduceOptions& options, int size) {
   if (options.rootRank < 0 || options.rootRank >= size || options.rootTensor != 0) {
-    refuseCall(StatusCode::kInvalidArgument, "reduce: root rank {} (tensor {}) is not in the group of {} ranks", options.rootRank,
-               options.rootTensor, size);
+    refuseCall(StatusCode::kInvalidArgument, "reduce: root rank {} (tensor {}) is not in the group of {} ranks",
+               options.rootRank, options.rootTensor, size);
   }
   return static_cast<Rank>(options.rootRank);
 }
@@ -112,7 +113,8 @@ TorchWork ProcessGroupShardwire::allreduce(Tensors& tensors, const ::c10d::Allre
   });
 }
 
-TorchWork ProcessGroupShardwire::allreduce_coalesced(Tensors& tensors, const ::c10d::AllreduceCoalescedOptions& options) {
+TorchWork ProcessGroupShardwire::allreduce_coalesced(Tensors& tensors,
+                                                     const ::c10d::AllreduceCoalescedOptions& options) {
   const Call call{OpType::ALLREDUCE_COALESCED, "all_reduce_coalesced", "all_reduce"};
   HostTensors host(stager_);
   Tensors seen = host.inOut(tensors, "all_reduce_coalesced: tensors");
@@ -121,7 +123,8 @@ TorchWork ProcessGroupShardwire::allreduce_coalesced(Tensors& tensors, const ::c
   for (std::size_t i = 0; i < views.size(); ++i) {
     checkComputable(views[i].dtype, reduction, call.name);
     if (views[i].dtype != views[0].dtype) {
-      refuseCall(StatusCode::kTypeError, "{}: tensors[0] is {} but tensors[{}] is {}; one call takes tensors of one dtype", call.name,
+      refuseCall(StatusCode::kTypeError,
+                 "{}: tensors[0] is {} but tensors[{}] is {}; one call takes tensors of one dtype", call.name,
                  dtypeName(views[0].dtype), i, dtypeName(views[i].dtype));
     }
   }
@@ -140,7 +143,8 @@ TorchWork ProcessGroupShardwire::allreduce_coalesced(Tensors& tensors, const ::c
     }
   }
   return start(call, std::move(kept), host, options.timeout, [&](Communicator& communicator, CallOptions callOptions) {
-    return internal::issueEach(views.size(), [&](std::size_t i) { return communicator.allReduce(views[i], reduction.op, callOptions); });
+    return internal::issueEach(
+        views.size(), [&](std::size_t i) { return communicator.allReduce(views[i], reduction.op, callOptions); });
   });
 }
 
@@ -157,14 +161,15 @@ TorchWork ProcessGroupShardwire::reduce(Tensors& tensors, const ::c10d::ReduceOp
     reduction.scaleInPlace(tensor);
   }
   HostTensors host(stager_);
-  const TensorView view =
-      viewOf(root == getRank() ? host.inOut(tensor, "reduce: tensor") : host.in(tensor, "reduce: tensor"), "reduce: tensor");
+  const TensorView view = viewOf(
+      root == getRank() ? host.inOut(tensor, "reduce: tensor") : host.in(tensor, "reduce: tensor"), "reduce: tensor");
   return start(call, {{tensor}, {}}, host, options.timeout, [&](Communicator& communicator, CallOptions callOptions) {
     return communicator.reduce(view, root, reduction.op, std::move(callOptions));
   });
 }
 
-TorchWork ProcessGroupShardwire::reduce_scatter(Tensors& outputs, TensorLists& inputs, const ::c10d::ReduceScatterOptions& options) {
+TorchWork ProcessGroupShardwire::reduce_scatter(Tensors& outputs, TensorLists& inputs,
+                                                const ::c10d::ReduceScatterOptions& options) {
   const Call call{OpType::REDUCE_SCATTER, "reduce_scatter", "reduce_scatter"};
   const at::Tensor& outputTensor = onlyTensor(outputs, call.name);
   Tensors list = onlyList(inputs, sizeAsCount(), call.name, "input");
@@ -185,20 +190,22 @@ TorchWork ProcessGroupShardwire::reduce_scatter(Tensors& outputs, TensorLists& i
   }
   const auto own = static_cast<std::size_t>(getRank());
   views[own] = internal::viewAs(seen[own], output.shape, "reduce_scatter: this rank's input");
-  return start(call, tensorsOf(outputs, list), host, options.timeout, [&](Communicator& communicator, CallOptions callOptions) {
-    return communicator.reduceScatter(output, views, reduction.op, std::move(callOptions));
-  });
+  return start(call, tensorsOf(outputs, list), host, options.timeout,
+               [&](Communicator& communicator, CallOptions callOptions) {
+                 return communicator.reduceScatter(output, views, reduction.op, std::move(callOptions));
+               });
 }
 
 // Pieces of several sizes: each piece is a reduction of its own, to the rank of the piece. On this root the reduction
 // runs in the output, in place.
-TorchWork ProcessGroupShardwire::reduceScatterUneven(Call call, const at::Tensor& output, const Tensors& list, ReduceOp op,
-                                                     Milliseconds timeout) {
+TorchWork ProcessGroupShardwire::reduceScatterUneven(Call call, const at::Tensor& output, const Tensors& list,
+                                                     ReduceOp op, Milliseconds timeout) {
   const auto own = static_cast<std::size_t>(getRank());
   HostTensors host(stager_);
   const Tensors seen = host.in(list, "reduce_scatter: input");
   std::vector<TensorView> views = viewsOf(seen, "reduce_scatter: input");
-  const TensorView outputView = internal::viewAs(host.inOut(output, "reduce_scatter: output"), views[own].shape, "reduce_scatter: output");
+  const TensorView outputView =
+      internal::viewAs(host.inOut(output, "reduce_scatter: output"), views[own].shape, "reduce_scatter: output");
   for (const TensorView& view : views) {
     checkSameDType(outputView, view, call.name);
   }
@@ -213,32 +220,38 @@ TorchWork ProcessGroupShardwire::reduceScatterUneven(Call call, const at::Tensor
     output.view_as(list[own]).copy_(list[own]);
   }
   views[own] = outputView;
-  return start(call, tensorsOf({output}, list), host, timeout, [&](Communicator& communicator, CallOptions callOptions) {
-    return internal::issueEach(views.size(),
-                               [&](std::size_t i) { return communicator.reduce(views[i], static_cast<Rank>(i), op, callOptions); });
-  });
+  return start(call, tensorsOf({output}, list), host, timeout,
+               [&](Communicator& communicator, CallOptions callOptions) {
+                 return internal::issueEach(views.size(), [&](std::size_t i) {
+                   return communicator.reduce(views[i], static_cast<Rank>(i), op, callOptions);
+                 });
+               });
 }
 
-TorchWork ProcessGroupShardwire::_reduce_scatter_base(at::Tensor& output, at::Tensor& input, const ::c10d::ReduceScatterOptions& options) {
+TorchWork ProcessGroupShardwire::_reduce_scatter_base(at::Tensor& output, at::Tensor& input,
+                                                      const ::c10d::ReduceScatterOptions& options) {
   const Call call{OpType::_REDUCE_SCATTER_BASE, "reduce_scatter_tensor", "reduce_scatter_tensor"};
   HostTensors host(stager_);
-  const TensorView outputView = viewOf(host.out(output, "reduce_scatter_tensor: output"), "reduce_scatter_tensor: output");
+  const TensorView outputView =
+      viewOf(host.out(output, "reduce_scatter_tensor: output"), "reduce_scatter_tensor: output");
   const Reduction reduction = reductionOf(options.reduceOp, call.name);
   checkComputable(outputView.dtype, reduction, call.name);
   const at::Tensor source = reduction.scales() ? reduction.scaled(input) : input;
-  const auto pieces =
-      equalPieces(host.in(source, "reduce_scatter_tensor: input"), getSize(), outputView.shape, "reduce_scatter_tensor: input");
+  const auto pieces = equalPieces(host.in(source, "reduce_scatter_tensor: input"), getSize(), outputView.shape,
+                                  "reduce_scatter_tensor: input");
   checkSameDType(outputView, pieces.front(), call.name);
-  return start(call, {{output}, {source}}, host, options.timeout, [&](Communicator& communicator, CallOptions callOptions) {
-    return communicator.reduceScatter(outputView, pieces, reduction.op, std::move(callOptions));
-  });
+  return start(call, {{output}, {source}}, host, options.timeout,
+               [&](Communicator& communicator, CallOptions callOptions) {
+                 return communicator.reduceScatter(outputView, pieces, reduction.op, std::move(callOptions));
+               });
 }
 
 TorchWork ProcessGroupShardwire::reduce_scatter_tensor_coalesced(Tensors& outputs, Tensors& inputs,
                                                                  const ::c10d::ReduceScatterOptions& options) {
   const Call call{OpType::_REDUCE_SCATTER_BASE, "reduce_scatter_tensor_coalesced", "reduce_scatter_tensor_coalesced"};
   if (outputs.size() != inputs.size()) {
-    refuseCall(StatusCode::kInvalidArgument, "{}: {} output tensors for {} input tensors", call.name, outputs.size(), inputs.size());
+    refuseCall(StatusCode::kInvalidArgument, "{}: {} output tensors for {} input tensors", call.name, outputs.size(),
+               inputs.size());
   }
   const Reduction reduction = reductionOf(options.reduceOp, call.name);
   HostTensors host(stager_);
@@ -259,11 +272,12 @@ TorchWork ProcessGroupShardwire::reduce_scatter_tensor_coalesced(Tensors& output
     memory.writes(outputs[i], i, "output", i);
   }
   memory.refuse();
-  return start(call, tensorsOf(outputs, sources), host, options.timeout, [&](Communicator& communicator, CallOptions callOptions) {
-    return internal::issueEach(outputs.size(), [&](std::size_t i) {
-      return communicator.reduceScatter(outputViews[i], inputViews[i], reduction.op, callOptions);
-    });
-  });
+  return start(call, tensorsOf(outputs, sources), host, options.timeout,
+               [&](Communicator& communicator, CallOptions callOptions) {
+                 return internal::issueEach(outputs.size(), [&](std::size_t i) {
+                   return communicator.reduceScatter(outputViews[i], inputViews[i], reduction.op, callOptions);
+                 });
+               });
 }
 
 }  // namespace shardwire

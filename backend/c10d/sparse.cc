@@ -21,7 +21,15 @@ using TorchWork = ProcessGroupShardwire::TorchWork;
 namespace {
 
 // The values on which the ranks must agree, followed by the number of this rank's entries.
-enum MetadataField : std::int64_t { kDType, kReduction, kSparseDims, kDenseDims, kSizes, kNumEntries = kSizes + kMaxDims, kNumFields };
+enum MetadataField : std::int64_t {
+  kDType,
+  kReduction,
+  kSparseDims,
+  kDenseDims,
+  kSizes,
+  kNumEntries = kSizes + kMaxDims,
+  kNumFields
+};
 
 at::Tensor metadataOf(const at::Tensor& tensor, const ::c10d::ReduceOp& op) {
   at::Tensor metadata = at::zeros({kNumFields}, at::kLong);
@@ -40,8 +48,8 @@ at::Tensor metadataOf(const at::Tensor& tensor, const ::c10d::ReduceOp& op) {
 std::string describeFields(const std::int64_t* fields) {
   const std::int64_t dims = std::min<std::int64_t>(fields[kSparseDims] + fields[kDenseDims], kMaxDims);
   return fmt::format("{} of shape [{}], {} of its dimensions sparse, reduction {}",
-                     c10::toString(static_cast<c10::ScalarType>(fields[kDType])), fmt::join(fields + kSizes, fields + kSizes + dims, ", "),
-                     fields[kSparseDims], fields[kReduction]);
+                     c10::toString(static_cast<c10::ScalarType>(fields[kDType])),
+                     fmt::join(fields + kSizes, fields + kSizes + dims, ", "), fields[kSparseDims], fields[kReduction]);
 }
 
 // An operation, followed by a computation on its outputs. The computation runs once, before any caller sees the work
@@ -101,11 +109,12 @@ TorchWork ProcessGroupShardwire::allreduce_sparse(Tensors& tensors, const ::c10d
   at::Tensor& tensor = onlyTensor(tensors, call.name);
   const bool average = options.reduceOp.op_ == ::c10d::ReduceOp::AVG;
   if (!tensor.is_sparse() || !tensor.device().is_cpu() || tensor.dim() > kMaxDims) {
-    refuseCall(StatusCode::kUnsupported, "all_reduce: a sparse tensor must be in COO layout, on the CPU and of at most {} dimensions",
-               kMaxDims);
+    refuseCall(StatusCode::kUnsupported,
+               "all_reduce: a sparse tensor must be in COO layout, on the CPU and of at most {} dimensions", kMaxDims);
   }
   if (!average && options.reduceOp.op_ != ::c10d::ReduceOp::SUM) {
-    refuseCall(StatusCode::kUnsupported, "all_reduce: sparse tensors can be summed and averaged only; call to_dense() first");
+    refuseCall(StatusCode::kUnsupported,
+               "all_reduce: sparse tensors can be summed and averaged only; call to_dense() first");
   }
   const c10::AutoGradMode noGradients(false);
   const at::Tensor own = tensor.coalesce();
@@ -122,8 +131,8 @@ TorchWork ProcessGroupShardwire::allreduce_sparse(Tensors& tensors, const ::c10d
   for (int rank = 0; rank < getSize(); ++rank) {
     const auto* fields = first + rank * kNumFields;
     if (!std::equal(first, first + kNumEntries, fields)) {
-      refuseCall(StatusCode::kMismatch, "all_reduce of sparse tensors: rank 0 gave {}, but rank {} {}", describeFields(first), rank,
-                 describeFields(fields));
+      refuseCall(StatusCode::kMismatch, "all_reduce of sparse tensors: rank 0 gave {}, but rank {} {}",
+                 describeFields(first), rank, describeFields(fields));
     }
     indices.push_back(at::empty({own.sparse_dim(), fields[kNumEntries]}, at::kLong));
     auto shape = own._values().sizes().vec();
@@ -147,18 +156,19 @@ TorchWork ProcessGroupShardwire::allreduce_sparse(Tensors& tensors, const ::c10d
     tensor.copy_(sum);
   };
   internal::HostTensors none(stager_);
-  return start(call, std::move(kept), none, options.timeout, [&](Communicator& communicator, CallOptions callOptions) -> Result<WorkPtr> {
-    Result<WorkPtr> moved = internal::issueEach(2, [&](std::size_t i) {
-      return i == 0 ? communicator.allToAll(views(indices), views(ownIndices), callOptions)
-                    : communicator.allToAll(views(values), views(ownValues), callOptions);
-    });
-    if (!moved.isOk()) {
-      return moved;
-    }
-    auto work = std::make_shared<ComputedWork>(std::move(moved).value(), compute);
-    work->start();
-    return WorkPtr(std::move(work));
-  });
+  return start(call, std::move(kept), none, options.timeout,
+               [&](Communicator& communicator, CallOptions callOptions) -> Result<WorkPtr> {
+                 Result<WorkPtr> moved = internal::issueEach(2, [&](std::size_t i) {
+                   return i == 0 ? communicator.allToAll(views(indices), views(ownIndices), callOptions)
+                                 : communicator.allToAll(views(values), views(ownValues), callOptions);
+                 });
+                 if (!moved.isOk()) {
+                   return moved;
+                 }
+                 auto work = std::make_shared<ComputedWork>(std::move(moved).value(), compute);
+                 work->start();
+                 return WorkPtr(std::move(work));
+               });
 }
 
 }  // namespace shardwire

@@ -33,7 +33,8 @@ at::Tensor StagedTensors::Twin::piece(const at::Tensor& tensor, std::size_t segm
   }
   const auto elements = [&](std::size_t count) { return static_cast<std::int64_t>(count / device.element_size()); };
   if (device.is_contiguous()) {
-    return tensor.as_strided({elements(pieceBytes(segment))}, {1}, tensor.storage_offset() + elements(segment * segmentBytes));
+    return tensor.as_strided({elements(pieceBytes(segment))}, {1},
+                             tensor.storage_offset() + elements(segment * segmentBytes));
   }
   const std::size_t rowBytes = bytes / static_cast<std::size_t>(device.size(0));
   std::vector<std::int64_t> sizes = tensor.sizes().vec();
@@ -53,8 +54,9 @@ at::Tensor StagedTensors::add(const at::Tensor& device, Role role, std::shared_p
   twin.drain = role != Role::kIn;
   twin.direct = direct;
   // Whole elements of a contiguous tensor, whole rows of any other tensor.
-  const std::size_t unit =
-      device.is_contiguous() || device.dim() == 0 ? device.element_size() : twin.bytes / static_cast<std::size_t>(device.size(0));
+  const std::size_t unit = device.is_contiguous() || device.dim() == 0
+                               ? device.element_size()
+                               : twin.bytes / static_cast<std::size_t>(device.size(0));
   twin.segmentBytes = std::min(twin.bytes, std::max(unit, kDeviceSegment / unit * unit));
   twin.segments = std::vector<Segment>((twin.bytes + twin.segmentBytes - 1) / twin.segmentBytes);
   if (std::find(devices_.begin(), devices_.end(), device.device()) == devices_.end()) {
@@ -151,7 +153,8 @@ void StagedTensors::willWrite(const std::byte* first, std::size_t extent, std::s
 
 bool StagedTensors::isReady(const std::byte* first, std::size_t extent) const {
   const Twin* twin = find(first);
-  return twin == nullptr || static_cast<std::size_t>(first - twin->first) + extent <= twin->ready.load(std::memory_order_acquire);
+  return twin == nullptr ||
+         static_cast<std::size_t>(first - twin->first) + extent <= twin->ready.load(std::memory_order_acquire);
 }
 
 bool StagedTensors::allReady() const {
@@ -180,7 +183,8 @@ void StagedTensors::wrote(const std::byte* first, std::size_t extent, std::size_
 
 bool StagedTensors::isFinal(const Twin& twin, std::size_t index) const {
   const Segment& segment = twin.segments[index];
-  return early_ && !segment.late && segment.announced > 0 && segment.written.load(std::memory_order_acquire) == segment.announced;
+  return early_ && !segment.late && segment.announced > 0 &&
+         segment.written.load(std::memory_order_acquire) == segment.announced;
 }
 
 void StagedTensors::markReady(Twin& twin, std::size_t bytes) {

@@ -12,8 +12,8 @@
 
 namespace shardwire::internal {
 
-StagedWork::StagedWork(std::shared_ptr<StagedTensors> tensors, WorkPtr transport, bool hasHostTensors, std::shared_ptr<void> keepAlive,
-                       std::vector<c10::Stream> streams)
+StagedWork::StagedWork(std::shared_ptr<StagedTensors> tensors, WorkPtr transport, bool hasHostTensors,
+                       std::shared_ptr<void> keepAlive, std::vector<c10::Stream> streams)
     : tensors_(std::move(tensors)),
       transport_(std::move(transport)),
       hasHostTensors_(hasHostTensors),
@@ -60,7 +60,8 @@ Status StagedWork::waitHere(Deadline deadline) {
     }
     if (Clock::now() >= deadline) {
       return {StatusCode::kTimeout,
-              "the operation is still in flight between the host and a device: the wait ended first, the operation goes on"};
+              "the operation is still in flight between the host and a device: the wait ended first, the operation "
+              "goes on"};
     }
   }
   return status_;

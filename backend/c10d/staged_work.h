@@ -35,8 +35,8 @@ class StagedWork final : public DeviceWork, public std::enable_shared_from_this<
  public:
   // `transport`: the operation over the host copies; null when it was refused. `hasHostTensors`: some tensors of the
   // operation are CPU tensors.
-  StagedWork(std::shared_ptr<StagedTensors> tensors, WorkPtr transport, bool hasHostTensors, std::shared_ptr<void> keepAlive,
-             std::vector<c10::Stream> streams);
+  StagedWork(std::shared_ptr<StagedTensors> tensors, WorkPtr transport, bool hasHostTensors,
+             std::shared_ptr<void> keepAlive, std::vector<c10::Stream> streams);
   ~StagedWork() override;
 
   // Whether a stream waits for this work.

@@ -49,7 +49,8 @@ bool isTcpStore(c10::intrusive_ptr<::c10d::Store> store) {
 
 // Shared with the requesting thread, which may be left behind.
 struct Answer {
-  Result<std::optional<std::string>> found = std::optional<std::string>();  // owned by the requesting thread until `said` is set
+  Result<std::optional<std::string>> found =
+      std::optional<std::string>();  // owned by the requesting thread until `said` is set
   Mutex mutex;
   ConditionVariable came;
   std::optional<Result<std::optional<std::string>>> said SW_GUARDED_BY(mutex);
@@ -63,12 +64,14 @@ CallbackThreads& askers() {
 
 }  // namespace
 
-C10dStore::C10dStore(StorePtr store, Duration timeout) : store_(std::move(store)), isTcp_(isTcpStore(store_)), timeout_(timeout) {}
+C10dStore::C10dStore(StorePtr store, Duration timeout)
+    : store_(std::move(store)), isTcp_(isTcpStore(store_)), timeout_(timeout) {}
 
 Result<C10dStore::Value> C10dStore::ask(const std::string& what, std::function<Value(::c10d::Store&)> question) {
   if (isSilent_) {
-    return Status(StatusCode::kSystem,
-                  fmt::format("the request to {} was not sent: the c10d store did not answer an earlier request", what));
+    return Status(
+        StatusCode::kSystem,
+        fmt::format("the request to {} was not sent: the c10d store did not answer an earlier request", what));
   }
   deadline_ = deadline_.value_or(deadlineAfter(timeout_));
   const auto answer = std::make_shared<Answer>();
@@ -76,7 +79,8 @@ Result<C10dStore::Value> C10dStore::ask(const std::string& what, std::function<V
     try {
       answer->found = question(*store);
     } catch (const std::exception& error) {
-      answer->found = Status(StatusCode::kSystem, fmt::format("the c10d store failed on the request to {}: {}", what, error.what()));
+      answer->found = Status(StatusCode::kSystem,
+                             fmt::format("the c10d store failed on the request to {}: {}", what, error.what()));
     }
   };
   askers().post(asking, [answer] {
@@ -100,9 +104,9 @@ Result<C10dStore::Value> C10dStore::ask(const std::string& what, std::function<V
     return interruptedStatus(fmt::format("asking the c10d store to {}", what));
   }
   if (isSilent_) {
-    return Status(
-        StatusCode::kSystem,
-        fmt::format("the c10d store did not answer the request to {}: the store's host has stopped, or the network loses packets", what));
+    return Status(StatusCode::kSystem, fmt::format("the c10d store did not answer the request to {}: the store's host "
+                                                   "has stopped, or the network loses packets",
+                                                   what));
   }
   return std::move(*answer->said);
 }
@@ -149,7 +153,8 @@ Result<std::string> C10dStore::get(const std::string& key, Deadline deadline) {
     if (now >= deadline) {
       return Status(StatusCode::kTimeout, fmt::format("key '{}' did not appear in the c10d store in time", key));
     }
-    const Deadline next = std::min(deadline, now + std::clamp<Duration>((now - made_) / kAsksPerWait, kShortestPause, kLongestPause));
+    const Deadline next =
+        std::min(deadline, now + std::clamp<Duration>((now - made_) / kAsksPerWait, kShortestPause, kLongestPause));
     while (Clock::now() < next) {
       std::this_thread::sleep_until(std::min(next, slices.sliceEnd()));
       if (slices.isInterrupted()) {

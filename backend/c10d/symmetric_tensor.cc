@@ -31,9 +31,10 @@ c10::Storage storageOver(SymmetricPlace place) {
   return {c10::Storage::use_byte_size_t(), size, std::move(data), nullptr, false};
 }
 
-at::Tensor tensorOver(c10::Storage storage, c10::ScalarType type, c10::IntArrayRef shape, c10::IntArrayRef strides, std::int64_t offset) {
-  at::Tensor tensor = at::detail::make_tensor<c10::TensorImpl>(std::move(storage), c10::DispatchKeySet(c10::DispatchKey::CPU),
-                                                               c10::scalarTypeToTypeMeta(type));
+at::Tensor tensorOver(c10::Storage storage, c10::ScalarType type, c10::IntArrayRef shape, c10::IntArrayRef strides,
+                      std::int64_t offset) {
+  at::Tensor tensor = at::detail::make_tensor<c10::TensorImpl>(
+      std::move(storage), c10::DispatchKeySet(c10::DispatchKey::CPU), c10::scalarTypeToTypeMeta(type));
   tensor.unsafeGetTensorImpl()->set_sizes_and_strides(shape, strides);
   tensor.unsafeGetTensorImpl()->set_storage_offset(offset);
   return tensor;
@@ -42,11 +43,13 @@ at::Tensor tensorOver(c10::Storage storage, c10::ScalarType type, c10::IntArrayR
 SymmetricPlace requirePlace(const at::Tensor& tensor, std::string_view what) {
   auto place = symmetricPlaceOf(tensor);
   if (!place.has_value()) {
-    refuseTensor(StatusCode::kInvalidArgument,
-                 fmt::format("{} does not lie in symmetric memory: make it by shardwire.symm.empty() on all ranks", what));
+    refuseTensor(
+        StatusCode::kInvalidArgument,
+        fmt::format("{} does not lie in symmetric memory: make it by shardwire.symm.empty() on all ranks", what));
   }
   if (place->block->isFreed()) {
-    refuseTensor(StatusCode::kInvalidArgument, fmt::format("{}: symmetric memory #{} was freed", what, place->block->number()));
+    refuseTensor(StatusCode::kInvalidArgument,
+                 fmt::format("{}: symmetric memory #{} was freed", what, place->block->number()));
   }
   return std::move(*place);
 }
@@ -55,7 +58,8 @@ void requireRank(const SymmetricPlace& place, Rank rank, std::string_view what) 
   const int size = place.block->worldSize();
   if (rank < 0 || rank >= size) {
     refuseTensor(StatusCode::kInvalidArgument,
-                 fmt::format("{}: rank {} is out of range: the tensor's group has {} ranks, 0 to {}", what, rank, size, size - 1));
+                 fmt::format("{}: rank {} is out of range: the tensor's group has {} ranks, 0 to {}", what, rank, size,
+                             size - 1));
   }
 }
 
@@ -82,7 +86,8 @@ StridedBox boxInPart(const TensorView& view, const SymmetricPlace& place, Rank r
 // The same elements of any rank's part.
 PartView partView(const TensorView& view, const SymmetricPlace& place) {
   const bool isEmpty = numElements(view.shape) == 0;
-  return {isEmpty ? 0 : static_cast<std::size_t>(view.bytes - place.block->address(place.rank)), view.dtype, view.shape, view.strides};
+  return {isEmpty ? 0 : static_cast<std::size_t>(view.bytes - place.block->address(place.rank)), view.dtype, view.shape,
+          view.strides};
 }
 
 // A request keeps the tensor alive beyond the end of the call.
@@ -94,8 +99,8 @@ OneSidedCall callOver(const at::Tensor& tensor, const SymmetricPlace& place, Ran
 void requireAlike(const TensorView& one, const TensorView& other, std::string_view what) {
   if (one.dtype != other.dtype || !(one.shape == other.shape)) {
     refuseTensor(one.dtype != other.dtype ? StatusCode::kTypeError : StatusCode::kInvalidArgument,
-                 fmt::format("{}: the tensors must have one shape and dtype, not {}{} and {}{}", what, dtypeName(one.dtype),
-                             toString(one.shape), dtypeName(other.dtype), toString(other.shape)));
+                 fmt::format("{}: the tensors must have one shape and dtype, not {}{} and {}{}", what,
+                             dtypeName(one.dtype), toString(one.shape), dtypeName(other.dtype), toString(other.shape)));
   }
 }
 
@@ -103,7 +108,8 @@ void requireAlike(const TensorView& one, const TensorView& other, std::string_vi
 void requireWritable(const TensorView& view, std::string_view what) {
   for (int dim = 0; dim < view.shape.size(); ++dim) {
     if (view.strides[dim] == 0 && view.shape[dim] > 1) {
-      refuseTensor(StatusCode::kInvalidArgument, fmt::format("{} is an expanded tensor: several of its elements are one in memory", what));
+      refuseTensor(StatusCode::kInvalidArgument,
+                   fmt::format("{} is an expanded tensor: several of its elements are one in memory", what));
     }
   }
 }
@@ -140,7 +146,8 @@ class OrderedTurn {
 
 }  // namespace
 
-at::Tensor symmetricTensor(std::shared_ptr<SymmetricMemory> block, Rank rank, c10::IntArrayRef shape, c10::ScalarType type) {
+at::Tensor symmetricTensor(std::shared_ptr<SymmetricMemory> block, Rank rank, c10::IntArrayRef shape,
+                           c10::ScalarType type) {
   const Dims strides = contiguousStrides(Dims(std::span<const std::int64_t>(shape.data(), shape.size())));
   return tensorOver(storageOver({std::move(block), rank}), type, shape,
                     c10::IntArrayRef(strides.begin(), static_cast<std::size_t>(strides.size())), 0);
@@ -151,14 +158,17 @@ std::optional<SymmetricPlace> symmetricPlaceOf(const at::Tensor& tensor) {
     return std::nullopt;
   }
   const c10::DataPtr& data = tensor.storage().data_ptr();
-  return data.get_deleter() == &dropPlace ? std::optional(*static_cast<const SymmetricPlace*>(data.get_context())) : std::nullopt;
+  return data.get_deleter() == &dropPlace ? std::optional(*static_cast<const SymmetricPlace*>(data.get_context()))
+                                          : std::nullopt;
 }
 
 at::Tensor peerTensor(const at::Tensor& tensor, Rank rank) {
   const SymmetricPlace place = requirePlace(tensor, "get_peer_tensor: the tensor");
   requireAddress(place, rank, "get_peer_tensor");
-  (void)viewOf(tensor, "get_peer_tensor: the tensor");  // refuses properties lost in a peer's tensor, such as a lazy conjugation
-  return tensorOver(storageOver({place.block, rank}), tensor.scalar_type(), tensor.sizes(), tensor.strides(), tensor.storage_offset());
+  (void)viewOf(
+      tensor, "get_peer_tensor: the tensor");  // refuses properties lost in a peer's tensor, such as a lazy conjugation
+  return tensorOver(storageOver({place.block, rank}), tensor.scalar_type(), tensor.sizes(), tensor.strides(),
+                    tensor.storage_offset());
 }
 
 bool isDirect(const at::Tensor& tensor, Rank rank) {
@@ -187,18 +197,21 @@ void getFrom(const at::Tensor& to, const at::Tensor& from, Rank rank, bool isNon
   bumpVersions(to);
 }
 
-std::uint64_t atomicOn(const at::Tensor& word, WordOp op, Rank rank, std::uint64_t operand, std::uint64_t expected, bool fetches) {
+std::uint64_t atomicOn(const at::Tensor& word, WordOp op, Rank rank, std::uint64_t operand, std::uint64_t expected,
+                       bool fetches) {
   const SymmetricPlace place = requirePlace(word, "atomic: the tensor");
   requireRank(place, rank, "atomic");
   const TensorView view = oneElement(word, "atomic: the tensor");
   if (!supportsWordOp(view.dtype, op)) {
-    refuseTensor(StatusCode::kTypeError, fmt::format("atomic {} is not defined on {}", wordOpName(op), dtypeName(view.dtype)));
+    refuseTensor(StatusCode::kTypeError,
+                 fmt::format("atomic {} is not defined on {}", wordOpName(op), dtypeName(view.dtype)));
   }
-  return valueOrThrow(place.block->atomic(rank, partView(view, place).offset, view.dtype, op, operand, expected, fetches));
+  return valueOrThrow(
+      place.block->atomic(rank, partView(view, place).offset, view.dtype, op, operand, expected, fetches));
 }
 
-std::uint64_t waitOn(const at::Tensor& word, Comparison comparison, std::uint64_t value, std::optional<Duration> timeout,
-                     std::span<const Rank> sources) {
+std::uint64_t waitOn(const at::Tensor& word, Comparison comparison, std::uint64_t value,
+                     std::optional<Duration> timeout, std::span<const Rank> sources) {
   const SymmetricPlace place = requirePlace(word, "signal_wait: the tensor");
   if (place.rank != place.block->rank()) {
     refuseTensor(StatusCode::kInvalidArgument,
@@ -215,11 +228,13 @@ void reduceParts(const at::Tensor& tensor, std::span<const Rank> ranks, ReduceOp
   const TensorView view = viewOf(tensor, "ld_reduce: the tensor");
   const TensorView result = viewOf(out, "ld_reduce: out");
   if (op == ReduceOp::kNone || !supportsReduction(view.dtype, op)) {
-    refuseTensor(StatusCode::kTypeError, fmt::format("ld_reduce: {} is not defined on {}", reduceOpName(op), dtypeName(view.dtype)));
+    refuseTensor(StatusCode::kTypeError,
+                 fmt::format("ld_reduce: {} is not defined on {}", reduceOpName(op), dtypeName(view.dtype)));
   }
   if (!(view.shape == result.shape) || !supportsCast(view.dtype, result.dtype)) {
-    refuseTensor(StatusCode::kInvalidArgument, fmt::format("ld_reduce: out is {}{}, and the tensor {}{}", dtypeName(result.dtype),
-                                                           toString(result.shape), dtypeName(view.dtype), toString(view.shape)));
+    refuseTensor(StatusCode::kInvalidArgument,
+                 fmt::format("ld_reduce: out is {}{}, and the tensor {}{}", dtypeName(result.dtype),
+                             toString(result.shape), dtypeName(view.dtype), toString(view.shape)));
   }
   requireWritable(result, "ld_reduce: out");
   std::vector<StridedBox> sources;
@@ -251,7 +266,8 @@ void reduceIntoParts(const at::Tensor& tensor, std::span<const Rank> ranks, Word
   requireAlike(view, source, "red");
   requireWritable(view, "red: the tensor");
   if (!supportsWordOp(view.dtype, op)) {
-    refuseTensor(StatusCode::kTypeError, fmt::format("red: {} is not defined on {}", wordOpName(op), dtypeName(view.dtype)));
+    refuseTensor(StatusCode::kTypeError,
+                 fmt::format("red: {} is not defined on {}", wordOpName(op), dtypeName(view.dtype)));
   }
   {
     const auto turn = commutes(view.dtype, op) ? std::nullopt : std::optional<OrderedTurn>(std::in_place, *place.block);

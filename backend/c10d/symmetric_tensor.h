@@ -22,7 +22,8 @@ struct SymmetricPlace {
 };
 
 // The part of `rank` as a contiguous tensor.
-at::Tensor symmetricTensor(std::shared_ptr<SymmetricMemory> block, Rank rank, c10::IntArrayRef shape, c10::ScalarType type);
+at::Tensor symmetricTensor(std::shared_ptr<SymmetricMemory> block, Rank rank, c10::IntArrayRef shape,
+                           c10::ScalarType type);
 // Nothing: the tensor lies in other memory.
 std::optional<SymmetricPlace> symmetricPlaceOf(const at::Tensor& tensor);
 // The same elements of the part of `rank`, with the same strides. kUnsupported when the part of `rank` cannot be
@@ -36,13 +37,14 @@ void getFrom(const at::Tensor& to, const at::Tensor& from, Rank rank, bool isNon
 
 // Changes one element of the part of `rank` and wakes threads that wait for the element. With `fetches` returns the
 // value before the change, otherwise any value.
-std::uint64_t atomicOn(const at::Tensor& word, WordOp op, Rank rank, std::uint64_t operand, std::uint64_t expected, bool fetches);
+std::uint64_t atomicOn(const at::Tensor& word, WordOp op, Rank rank, std::uint64_t operand, std::uint64_t expected,
+                       bool fetches);
 // Whether such a call on the part of `rank` waits for no other rank: the part is addressed here, or the call is
 // refused.
 bool isDirect(const at::Tensor& tensor, Rank rank);
 // Waits for this rank's own part.
-std::uint64_t waitOn(const at::Tensor& word, Comparison comparison, std::uint64_t value, std::optional<Duration> timeout,
-                     std::span<const Rank> sources);
+std::uint64_t waitOn(const at::Tensor& word, Comparison comparison, std::uint64_t value,
+                     std::optional<Duration> timeout, std::span<const Rank> sources);
 
 // Over the same elements of the parts of `ranks`, in their order. The reduction is rounded once into `out`.
 void reduceParts(const at::Tensor& tensor, std::span<const Rank> ranks, ReduceOp op, const at::Tensor& out);

@@ -50,7 +50,8 @@ namespace {
 
 std::string describeTensor(const at::Tensor& tensor) {
   return fmt::format("{} of shape {}", c10::toString(tensor.scalar_type()),
-                     toString(Dims(std::span<const std::int64_t>(tensor.sizes().data(), std::min<std::size_t>(tensor.dim(), kMaxDims)))));
+                     toString(Dims(std::span<const std::int64_t>(tensor.sizes().data(),
+                                                                 std::min<std::size_t>(tensor.dim(), kMaxDims)))));
 }
 
 // Bytes of the storage up to the end of the tensor's farthest element; nothing if 64 bits do not hold the number.
@@ -68,7 +69,8 @@ std::optional<std::size_t> bytesReached(const at::Tensor& tensor) {
     }
   }
   std::size_t bytes = 0;
-  return __builtin_mul_overflow(static_cast<std::size_t>(reach), static_cast<std::size_t>(tensor.element_size()), &bytes)
+  return __builtin_mul_overflow(static_cast<std::size_t>(reach), static_cast<std::size_t>(tensor.element_size()),
+                                &bytes)
              ? std::nullopt
              : std::optional(bytes);
 }
@@ -76,15 +78,16 @@ std::optional<std::size_t> bytesReached(const at::Tensor& tensor) {
 [[noreturn]] void refuseStorage(const at::Tensor& tensor, std::string_view what) {
   const std::size_t has = tensor.storage().nbytes();
   if (has == 0) {
-    fail(StatusCode::kInvalidArgument,
-         fmt::format("{} is {}, but its storage was freed (resize_(0), as FSDP does with parameters that are not in use): give the storage "
-                     "its size back first",
-                     what, describeTensor(tensor)));
+    fail(StatusCode::kInvalidArgument, fmt::format("{} is {}, but its storage was freed (resize_(0), as FSDP does with "
+                                                   "parameters that are not in use): give the storage "
+                                                   "its size back first",
+                                                   what, describeTensor(tensor)));
   }
   const std::optional<std::size_t> needs = bytesReached(tensor);
   fail(StatusCode::kInvalidArgument,
-       fmt::format("{} is {}, a view that needs {} bytes of its storage, which has {}: the storage was made smaller after the view", what,
-                   describeTensor(tensor), needs.has_value() ? std::to_string(*needs) : "more than 2^64", has));
+       fmt::format("{} is {}, a view that needs {} bytes of its storage, which has {}: the storage was made smaller "
+                   "after the view",
+                   what, describeTensor(tensor), needs.has_value() ? std::to_string(*needs) : "more than 2^64", has));
 }
 
 [[noreturn]] void refuse(const at::Tensor& tensor, std::string_view what) {
@@ -106,7 +109,8 @@ std::optional<std::size_t> bytesReached(const at::Tensor& tensor) {
   }
   if (!tensor.device().is_cpu()) {
     fail(StatusCode::kUnsupported,
-         fmt::format("{} is on device {}, which this operation does not take: call cpu() first", what, tensor.device().str()));
+         fmt::format("{} is on device {}, which this operation does not take: call cpu() first", what,
+                     tensor.device().str()));
   }
   if (tensor.is_conj() || tensor.is_neg()) {
     fail(StatusCode::kInvalidArgument,
@@ -115,12 +119,14 @@ std::optional<std::size_t> bytesReached(const at::Tensor& tensor) {
   if (!tensor.has_storage()) {
     fail(StatusCode::kUnsupported, fmt::format("{} has no storage of its own (a wrapper subclass?)", what));
   }
-  fail(StatusCode::kUnsupported, fmt::format("{} has {} dimensions; shardwire knows up to {}", what, tensor.dim(), kMaxDims));
+  fail(StatusCode::kUnsupported,
+       fmt::format("{} has {} dimensions; shardwire knows up to {}", what, tensor.dim(), kMaxDims));
 }
 
 bool isPlain(const at::Tensor& tensor) {
-  return tensor.defined() && tensor.layout() == c10::kStrided && tensor.device().is_cpu() && !tensor.is_quantized() && !tensor.is_conj() &&
-         !tensor.is_neg() && tensor.has_storage() && tensor.dim() <= kMaxDims && fitsStorage(tensor);
+  return tensor.defined() && tensor.layout() == c10::kStrided && tensor.device().is_cpu() && !tensor.is_quantized() &&
+         !tensor.is_conj() && !tensor.is_neg() && tensor.has_storage() && tensor.dim() <= kMaxDims &&
+         fitsStorage(tensor);
 }
 
 Dims dimsOf(c10::IntArrayRef values) {
@@ -148,7 +154,8 @@ Dims stridesOf(const at::Tensor& tensor) {
 }
 
 TensorView plainViewOf(const at::Tensor& tensor, const void* storage) {
-  return {static_cast<std::byte*>(tensor.data_ptr()), dtypeOf(tensor.scalar_type()), dimsOf(tensor.sizes()), stridesOf(tensor), storage};
+  return {static_cast<std::byte*>(tensor.data_ptr()), dtypeOf(tensor.scalar_type()), dimsOf(tensor.sizes()),
+          stridesOf(tensor), storage};
 }
 
 DType opaqueOf(std::size_t bytes) {
@@ -202,7 +209,8 @@ DType dtypeOf(c10::ScalarType type) {
   }
   if (c10::isQIntType(type) || type == c10::ScalarType::Undefined) {
     fail(StatusCode::kTypeError,
-         fmt::format("the elements of dtype {} are not plain numbers; shardwire cannot move tensors of this dtype", c10::toString(type)));
+         fmt::format("the elements of dtype {} are not plain numbers; shardwire cannot move tensors of this dtype",
+                     c10::toString(type)));
   }
   return opaqueOf(c10::elementSize(type));
 }
@@ -250,20 +258,24 @@ TensorView viewAs(const at::Tensor& tensor, const Dims& shape, std::string_view 
     reshaped.storage = view.storage;
     return reshaped;
   }
-  fail(StatusCode::kInvalidArgument, fmt::format("{} is {}, but shape {} is needed (or a contiguous tensor of as many elements)", what,
-                                                 describeTensor(tensor), toString(shape)));
+  fail(StatusCode::kInvalidArgument,
+       fmt::format("{} is {}, but shape {} is needed (or a contiguous tensor of as many elements)", what,
+                   describeTensor(tensor), toString(shape)));
 }
 
 std::vector<TensorView> equalPieces(const at::Tensor& tensor, int count, const Dims& piece, std::string_view what) {
   const TensorView whole = viewOf(tensor, what);
   const auto elementSize = static_cast<std::int64_t>(elementBytes(whole.dtype));
   const auto tail = [](const Dims& dims) { return dims.span().subspan(1); };
-  const auto equal = [](std::span<const std::int64_t> a, std::span<const std::int64_t> b) { return std::ranges::equal(a, b); };
+  const auto equal = [](std::span<const std::int64_t> a, std::span<const std::int64_t> b) {
+    return std::ranges::equal(a, b);
+  };
   std::vector<TensorView> pieces(static_cast<std::size_t>(count));
   TensorView first = whole;
   first.shape = piece;
   std::int64_t step = 0;
-  if (!whole.shape.empty() && !piece.empty() && equal(tail(whole.shape), tail(piece)) && whole.shape[0] == count * piece[0]) {
+  if (!whole.shape.empty() && !piece.empty() && equal(tail(whole.shape), tail(piece)) &&
+      whole.shape[0] == count * piece[0]) {
     step = piece[0] * whole.strides[0];
   } else if (!whole.shape.empty() && whole.shape[0] == count && equal(tail(whole.shape), piece.span())) {
     first.strides = Dims(tail(whole.strides));
@@ -272,8 +284,9 @@ std::vector<TensorView> equalPieces(const at::Tensor& tensor, int count, const D
     first.strides = contiguousStrides(piece);
     step = numElements(piece);
   } else {
-    fail(StatusCode::kInvalidArgument, fmt::format("{} is {}, which is not {} pieces of shape {}: concatenate or stack them along dim 0",
-                                                   what, describeTensor(tensor), count, toString(piece)));
+    fail(StatusCode::kInvalidArgument,
+         fmt::format("{} is {}, which is not {} pieces of shape {}: concatenate or stack them along dim 0", what,
+                     describeTensor(tensor), count, toString(piece)));
   }
   for (int i = 0; i < count; ++i) {
     pieces[static_cast<std::size_t>(i)] = first;
@@ -284,15 +297,18 @@ std::vector<TensorView> equalPieces(const at::Tensor& tensor, int count, const D
   return pieces;
 }
 
-std::vector<TensorView> rowPieces(const at::Tensor& tensor, int count, const std::vector<std::int64_t>& rowCounts, std::string_view what) {
+std::vector<TensorView> rowPieces(const at::Tensor& tensor, int count, const std::vector<std::int64_t>& rowCounts,
+                                  std::string_view what) {
   const TensorView whole = viewOf(tensor, what);
   if (whole.shape.empty()) {
-    fail(StatusCode::kInvalidArgument, fmt::format("{} has no dimensions; there are no rows to split among {} ranks", what, count));
+    fail(StatusCode::kInvalidArgument,
+         fmt::format("{} has no dimensions; there are no rows to split among {} ranks", what, count));
   }
   const std::int64_t rows = whole.shape[0];
   if (rowCounts.empty() && rows % count != 0) {
-    fail(StatusCode::kInvalidArgument,
-         fmt::format("{} has {} rows, which do not divide equally among {} ranks; give split sizes", what, rows, count));
+    fail(
+        StatusCode::kInvalidArgument,
+        fmt::format("{} has {} rows, which do not divide equally among {} ranks; give split sizes", what, rows, count));
   }
   if (!rowCounts.empty()) {
     const bool negative = std::ranges::any_of(rowCounts, [](std::int64_t n) { return n < 0; });

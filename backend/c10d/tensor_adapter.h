@@ -50,6 +50,7 @@ TensorView viewAs(const at::Tensor& tensor, const Dims& shape, std::string_view 
 // dim 0 (any strides), or contiguous with as many elements as all pieces.
 std::vector<TensorView> equalPieces(const at::Tensor& tensor, int count, const Dims& piece, std::string_view what);
 // Rows along dim 0, cut by `rowCounts`, or into `count` equal parts if `rowCounts` is empty.
-std::vector<TensorView> rowPieces(const at::Tensor& tensor, int count, const std::vector<std::int64_t>& rowCounts, std::string_view what);
+std::vector<TensorView> rowPieces(const at::Tensor& tensor, int count, const std::vector<std::int64_t>& rowCounts,
+                                  std::string_view what);
 
 }  // namespace shardwire::internal

@@ -46,17 +46,20 @@ at::ScalarType spectrumType(const FftSpec& spec) {
 }
 
 std::string nameOf(const FftSpec& spec) {
-  return std::string(spec.transposed ? "transposed" : "natural") + " spectrum of " + c10::toString(spec.type) + " " + toString(spec.shape);
+  return std::string(spec.transposed ? "transposed" : "natural") + " spectrum of " + c10::toString(spec.type) + " " +
+         toString(spec.shape);
 }
 
 Status check(const FftSpec& spec) {
-  if (spec.type != at::kFloat && spec.type != at::kDouble && spec.type != at::kComplexFloat && spec.type != at::kComplexDouble) {
+  if (spec.type != at::kFloat && spec.type != at::kDouble && spec.type != at::kComplexFloat &&
+      spec.type != at::kComplexDouble) {
     return Status(StatusCode::kTypeError, std::string("planFft: the type is ") + c10::toString(spec.type) +
                                               "; give kFloat, kDouble, kComplexFloat or kComplexDouble");
   }
-  if (spec.shape.size() < 2 || std::any_of(spec.shape.begin(), spec.shape.end(), [](std::int64_t extent) { return extent < 1; })) {
-    return Status(StatusCode::kInvalidArgument,
-                  "planFft: the shape is " + toString(spec.shape) + "; give two dimensions or more, each of at least one index");
+  if (spec.shape.size() < 2 ||
+      std::any_of(spec.shape.begin(), spec.shape.end(), [](std::int64_t extent) { return extent < 1; })) {
+    return Status(StatusCode::kInvalidArgument, "planFft: the shape is " + toString(spec.shape) +
+                                                    "; give two dimensions or more, each of at least one index");
   }
   return Status();
 }
@@ -72,7 +75,8 @@ std::vector<std::int64_t> innerDims(const FftSpec& spec) {
 
 class TensorFftShardwire final : public TensorFft {
  public:
-  TensorFftShardwire(TorchBackend& group, const FftSpec& spec, std::optional<Duration> timeout) : spec_(spec), inner_(innerDims(spec)) {
+  TensorFftShardwire(TorchBackend& group, const FftSpec& spec, std::optional<Duration> timeout)
+      : spec_(spec), inner_(innerDims(spec)) {
     Status wrong = check(spec);
     if (wrong.isOk()) {
       Dims shape = spec.shape;
@@ -92,8 +96,8 @@ class TensorFftShardwire final : public TensorFft {
     checkOperand("forward", array, array_, spec_.type);
     at::Tensor rows = emptyLike(array, rows_);
     if (!isEmpty(array_)) {
-      rows =
-          isReal(spec_) ? at::fft_rfftn(array, at::OptionalIntArrayRef(), inner_) : at::fft_fftn(array, at::OptionalIntArrayRef(), inner_);
+      rows = isReal(spec_) ? at::fft_rfftn(array, at::OptionalIntArrayRef(), inner_)
+                           : at::fft_fftn(array, at::OptionalIntArrayRef(), inner_);
     }
     at::Tensor columns = move(*toColumns_, rows, rows_, columns_);
     if (!isEmpty(columns_)) {
@@ -122,8 +126,8 @@ class TensorFftShardwire final : public TensorFft {
   const Slice& spectrumSlice() const override { return spec_.transposed ? columns_ : rows_; }
 
   std::string explain() const override {
-    std::string told =
-        "FFT: every rank transforms dimensions 1 and up by at::fft; exchange:\n" + toColumns_->explain() + "then dimension 0\n";
+    std::string told = "FFT: every rank transforms dimensions 1 and up by at::fft; exchange:\n" +
+                       toColumns_->explain() + "then dimension 0\n";
     return spec_.transposed ? told : told + "then back:\n" + toRows_->explain();
   }
 
@@ -162,15 +166,16 @@ class TensorFftShardwire final : public TensorFft {
 
   static void checkOperand(const char* call, const at::Tensor& operand, const Slice& slice, at::ScalarType type) {
     if (!operand.defined() || operand.scalar_type() != type) {
-      internal::throwStatus(Status(StatusCode::kTypeError, std::string(call) + ": the operand is " +
-                                                               (operand.defined() ? c10::toString(operand.scalar_type()) : "undefined") +
-                                                               ", the plan is for " + c10::toString(type)));
+      internal::throwStatus(
+          Status(StatusCode::kTypeError, std::string(call) + ": the operand is " +
+                                             (operand.defined() ? c10::toString(operand.scalar_type()) : "undefined") +
+                                             ", the plan is for " + c10::toString(type)));
     }
     if (operand.sizes() != sizesOf(slice.shape)) {
-      internal::throwStatus(
-          Status(StatusCode::kInvalidArgument, std::string(call) + ": the operand's shape is " +
-                                                   toString(Dims(std::span(operand.sizes().data(), operand.sizes().size()))) +
-                                                   ", this rank's part is " + toString(slice.shape)));
+      internal::throwStatus(Status(StatusCode::kInvalidArgument,
+                                   std::string(call) + ": the operand's shape is " +
+                                       toString(Dims(std::span(operand.sizes().data(), operand.sizes().size()))) +
+                                       ", this rank's part is " + toString(slice.shape)));
     }
   }
 

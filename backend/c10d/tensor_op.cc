@@ -28,7 +28,8 @@ std::shared_ptr<const OperationTensors> kept(Tensors inputs, Tensors outputs) {
 c10::intrusive_ptr<WorkShardwire> adapt(int rank, WorkPtr work, std::shared_ptr<const OperationTensors> tensors,
                                         std::shared_ptr<ProfilerRange> range) {
   constexpr std::uint64_t kNoSequence = 0;  // reading the group's number would take a lock in every run
-  return WorkShardwire::create(std::move(work), std::move(tensors), {rank, ::c10d::OpType::UNKNOWN, kNoSequence, std::move(range)});
+  return WorkShardwire::create(std::move(work), std::move(tensors),
+                               {rank, ::c10d::OpType::UNKNOWN, kNoSequence, std::move(range)});
 }
 
 // The core holds the tensors as void and writes nothing through the pointer.
@@ -64,14 +65,16 @@ Views bothViewsOf(HostTensors& host, Tensors tensors, bool areInputs, const char
 }  // namespace
 
 BoundTensorOpShardwire::BoundTensorOpShardwire(std::shared_ptr<CompiledOp> op, std::unique_ptr<BoundOp> bound,
-                                               std::shared_ptr<const OperationTensors> tensors, int rank, std::string name)
+                                               std::shared_ptr<const OperationTensors> tensors, int rank,
+                                               std::string name)
     : op_(std::move(op)), bound_(std::move(bound)), tensors_(std::move(tensors)), rank_(rank), name_(std::move(name)) {
   for (const auto* list : {&tensors_->inputs, &tensors_->outputs}) {
     std::ranges::transform(*list, std::back_inserter(places_), &placeOf);
   }
 }
 
-BoundTensorOpShardwire::BoundTensorOpShardwire(std::shared_ptr<TensorOpShardwire> op, std::shared_ptr<const OperationTensors> tensors,
+BoundTensorOpShardwire::BoundTensorOpShardwire(std::shared_ptr<TensorOpShardwire> op,
+                                               std::shared_ptr<const OperationTensors> tensors,
                                                std::optional<Duration> timeout)
     : unbound_(std::move(op)), tensors_(std::move(tensors)), timeout_(timeout), rank_(0) {}
 
@@ -82,7 +85,8 @@ void BoundTensorOpShardwire::checkPlaces() const {
     for (std::size_t i = 0; i < list.size(); ++i) {
       if (placeOf(list[i]) != places_[place++] || !fitsStorage(list[i])) {
         throwStatus({StatusCode::kInvalidArgument,
-                     fmt::format("{}: the memory of {}[{}] was freed or moved since bind(): bind the tensors again", name_, which, i)});
+                     fmt::format("{}: the memory of {}[{}] was freed or moved since bind(): bind the tensors again",
+                                 name_, which, i)});
       }
     }
   };
@@ -103,7 +107,8 @@ c10::intrusive_ptr<WorkShardwire> BoundTensorOpShardwire::start() {
   return adapt(rank_, std::move(work), tensors_, std::move(range));
 }
 
-TensorOpShardwire::TensorOpShardwire(std::shared_ptr<CompiledOp> op, int rank, std::shared_ptr<DeviceStager> stager, std::string name)
+TensorOpShardwire::TensorOpShardwire(std::shared_ptr<CompiledOp> op, int rank, std::shared_ptr<DeviceStager> stager,
+                                     std::string name)
     : op_(std::move(op)), rank_(rank), stager_(std::move(stager)), name_(std::move(name)) {}
 
 void TensorOpShardwire::checkGroup() const {
@@ -112,7 +117,8 @@ void TensorOpShardwire::checkGroup() const {
   }
 }
 
-c10::intrusive_ptr<WorkShardwire> TensorOpShardwire::start(Tensors inputs, Tensors outputs, std::optional<Duration> timeout) {
+c10::intrusive_ptr<WorkShardwire> TensorOpShardwire::start(Tensors inputs, Tensors outputs,
+                                                           std::optional<Duration> timeout) {
   checkGroup();
   if (hasDeviceTensors(inputs) || hasDeviceTensors(outputs)) {
     return startStaged(inputs, outputs, timeout);
@@ -126,14 +132,16 @@ c10::intrusive_ptr<WorkShardwire> TensorOpShardwire::start(Tensors inputs, Tenso
   return adapt(rank_, std::move(work), std::move(tensors), std::move(range));
 }
 
-c10::intrusive_ptr<WorkShardwire> TensorOpShardwire::startStaged(Tensors inputs, Tensors outputs, std::optional<Duration> timeout) {
+c10::intrusive_ptr<WorkShardwire> TensorOpShardwire::startStaged(Tensors inputs, Tensors outputs,
+                                                                 std::optional<Duration> timeout) {
   HostTensors host(stager_);
   const Views inputViews = bothViewsOf(host, inputs, true, "inputs");
   const Views outputViews = bothViewsOf(host, outputs, false, "outputs");
   throwUnlessOk(op_->check(inputViews.checked, outputViews.checked));
   auto tensors = kept(inputs, outputs);
   std::shared_ptr<ProfilerRange> range = ProfilerRange::open(kBackend, kTitle, *tensors, name_);
-  auto alive = std::make_shared<std::pair<std::shared_ptr<void>, std::shared_ptr<void>>>(opaque(tensors), host.staged());
+  auto alive =
+      std::make_shared<std::pair<std::shared_ptr<void>, std::shared_ptr<void>>>(opaque(tensors), host.staged());
   Result<WorkPtr> issued = op_->run(inputViews.seen, outputViews.seen, std::move(alive), timeout, host.staged().get());
   WorkPtr work = host.begin(issued.isOk() ? std::move(issued).value() : nullptr, opaque(tensors));
   throwUnlessOk(issued.status());
@@ -145,7 +153,8 @@ std::string TensorOpShardwire::explain() const {
   return op_->explain() + (stager_ == nullptr ? std::string() : stager_->describe());
 }
 
-std::unique_ptr<BoundTensorOpShardwire> TensorOpShardwire::bound(Tensors inputs, Tensors outputs, std::optional<Duration> timeout) {
+std::unique_ptr<BoundTensorOpShardwire> TensorOpShardwire::bound(Tensors inputs, Tensors outputs,
+                                                                 std::optional<Duration> timeout) {
   checkGroup();
   auto tensors = kept(inputs, outputs);
   if (hasDeviceTensors(inputs) || hasDeviceTensors(outputs)) {
@@ -154,8 +163,8 @@ std::unique_ptr<BoundTensorOpShardwire> TensorOpShardwire::bound(Tensors inputs,
     const Views inputViews = bothViewsOf(host, inputs, true, "inputs");
     const Views outputViews = bothViewsOf(host, outputs, false, "outputs");
     throwUnlessOk(op_->check(inputViews.checked, outputViews.checked));
-    return std::make_unique<BoundTensorOpShardwire>(std::make_shared<TensorOpShardwire>(op_, rank_, stager_, name_), std::move(tensors),
-                                                    timeout);
+    return std::make_unique<BoundTensorOpShardwire>(std::make_shared<TensorOpShardwire>(op_, rank_, stager_, name_),
+                                                    std::move(tensors), timeout);
   }
   const auto inputViews = viewsOf(inputs, "inputs");
   const auto outputViews = viewsOf(outputs, "outputs");

@@ -18,8 +18,8 @@ class TensorOpShardwire;
 
 class BoundTensorOpShardwire final : public BoundTensorOp {
  public:
-  BoundTensorOpShardwire(std::shared_ptr<CompiledOp> op, std::unique_ptr<BoundOp> bound, std::shared_ptr<const OperationTensors> tensors,
-                         int rank, std::string name);
+  BoundTensorOpShardwire(std::shared_ptr<CompiledOp> op, std::unique_ptr<BoundOp> bound,
+                         std::shared_ptr<const OperationTensors> tensors, int rank, std::string name);
   // For device tensors: the tensors are kept, and each run copies them anew.
   BoundTensorOpShardwire(std::shared_ptr<TensorOpShardwire> op, std::shared_ptr<const OperationTensors> tensors,
                          std::optional<Duration> timeout);

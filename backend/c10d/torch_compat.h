@@ -21,7 +21,8 @@
 #define SW_TORCH_OPTIONAL std::optional
 #else
 #define SW_TORCH_OPTIONAL c10::optional
-#define SW_TORCH_SUPPLEMENT_FACTOR(supplement) ((supplement).tensor_factors.empty() ? ::at::Tensor() : (supplement).tensor_factors.front())
+#define SW_TORCH_SUPPLEMENT_FACTOR(supplement) \
+  ((supplement).tensor_factors.empty() ? ::at::Tensor() : (supplement).tensor_factors.front())
 #endif
 
 // c10::Allocator::allocate lost its const, and copy_data appeared, in 2.2.
@@ -60,7 +61,8 @@ inline constexpr bool kTorchCoalesces = SW_TORCH_AT_LEAST(2, 0);
 #define SW_TORCH_HAS_STREAM_BLOCK SW_TORCH_AT_LEAST(2, 8)
 // torch's symmetric memory API: the handle and the allocator are classes to be derived from, and changed from version
 // to version. Our classes fit torch 2.6 and 2.13; versions between were not compiled against.
-#define SW_TORCH_HAS_SYMMETRIC_MEMORY (SW_TORCH_AT_LEAST(2, 13) || (SW_TORCH_AT_LEAST(2, 6) && !SW_TORCH_AT_LEAST(2, 7)))
+#define SW_TORCH_HAS_SYMMETRIC_MEMORY \
+  (SW_TORCH_AT_LEAST(2, 13) || (SW_TORCH_AT_LEAST(2, 6) && !SW_TORCH_AT_LEAST(2, 7)))
 // In these versions allocators have names, and torch makes the tensors of a handle, reports the size of a signal pad,
 // and defines the ops also without CUDA.
 #define SW_TORCH_HAS_SYMM_BACKENDS SW_TORCH_AT_LEAST(2, 13)
@@ -70,18 +72,21 @@ inline constexpr bool kTorchCoalesces = SW_TORCH_AT_LEAST(2, 0);
 // Element types of this torch, and ours for each. Types of torch that are missing here travel as kOpaqueN.
 inline constexpr auto kScalarTypes = std::to_array<std::pair<c10::ScalarType, DType>>({
   {c10::ScalarType::Bool, DType::kBool}, {c10::ScalarType::Byte, DType::kUInt8}, {c10::ScalarType::Char, DType::kInt8},
-      {c10::ScalarType::Short, DType::kInt16}, {c10::ScalarType::Int, DType::kInt32}, {c10::ScalarType::Long, DType::kInt64},
-      {c10::ScalarType::Half, DType::kFloat16}, {c10::ScalarType::BFloat16, DType::kBFloat16}, {c10::ScalarType::Float, DType::kFloat32},
+      {c10::ScalarType::Short, DType::kInt16}, {c10::ScalarType::Int, DType::kInt32},
+      {c10::ScalarType::Long, DType::kInt64}, {c10::ScalarType::Half, DType::kFloat16},
+      {c10::ScalarType::BFloat16, DType::kBFloat16}, {c10::ScalarType::Float, DType::kFloat32},
       {c10::ScalarType::Double, DType::kFloat64}, {c10::ScalarType::ComplexHalf, DType::kComplex32},
       {c10::ScalarType::ComplexFloat, DType::kComplex64}, {c10::ScalarType::ComplexDouble, DType::kComplex128},
 #if SW_TORCH_AT_LEAST(2, 1)
       {c10::ScalarType::Float8_e4m3fn, DType::kFloat8E4M3FN}, {c10::ScalarType::Float8_e5m2, DType::kFloat8E5M2},
 #endif
 #if SW_TORCH_AT_LEAST(2, 2)
-      {c10::ScalarType::Float8_e4m3fnuz, DType::kFloat8E4M3FNUZ}, {c10::ScalarType::Float8_e5m2fnuz, DType::kFloat8E5M2FNUZ},
+      {c10::ScalarType::Float8_e4m3fnuz, DType::kFloat8E4M3FNUZ},
+      {c10::ScalarType::Float8_e5m2fnuz, DType::kFloat8E5M2FNUZ},
 #endif
 #if SW_TORCH_AT_LEAST(2, 3)
-      {c10::ScalarType::UInt16, DType::kUInt16}, {c10::ScalarType::UInt32, DType::kUInt32}, {c10::ScalarType::UInt64, DType::kUInt64},
+      {c10::ScalarType::UInt16, DType::kUInt16}, {c10::ScalarType::UInt32, DType::kUInt32},
+      {c10::ScalarType::UInt64, DType::kUInt64},
 #endif
 #if SW_TORCH_AT_LEAST(2, 7)
       {c10::ScalarType::Float8_e8m0fnu, DType::kFloat8E8M0FNU},

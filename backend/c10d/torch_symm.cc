@@ -27,7 +27,8 @@ namespace {
 // torch keeps kernels of ops that its Python module defines later until that module is imported. If torch refuses one
 // kernel, the kernels registered before are removed; otherwise no kernel is ever removed.
 void registerKernels() {
-  auto library = std::make_unique<torch::Library>(torch::Library::IMPL, "symm_mem", c10::DispatchKey::CPU, __FILE__, __LINE__);
+  auto library =
+      std::make_unique<torch::Library>(torch::Library::IMPL, "symm_mem", c10::DispatchKey::CPU, __FILE__, __LINE__);
   implementSymmOps(*library);
   implementSymmAllToAll(*library);
   implementSymmFusedOps(*library);
@@ -65,8 +66,10 @@ const std::string& registerTorchSymmetricMemory() {
   static const std::string failure = [] {
     const std::string why = whatFailedIn(registerAll);
     if (!why.empty()) {
-      logWarn("torch's symmetric memory for the CPU is not available: torch {} refused the registration; all else works. torch says: {}",
-              torchVersion(), why);
+      logWarn(
+          "torch's symmetric memory for the CPU is not available: torch {} refused the registration; all else works. "
+          "torch says: {}",
+          torchVersion(), why);
     }
     return why;
   }();

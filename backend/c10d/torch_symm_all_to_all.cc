@@ -42,8 +42,8 @@ struct RowOrder {
 
 class RowExchange {
  public:
-  RowExchange(const RowOrder& kind, const at::Tensor& input, const at::Tensor& out, const at::Tensor& counts, const at::Tensor& outCounts,
-              const std::string& group)
+  RowExchange(const RowOrder& kind, const at::Tensor& input, const at::Tensor& out, const at::Tensor& counts,
+              const at::Tensor& outCounts, const std::string& group)
       : kind_(kind),
         input_(input),
         out_(out),
@@ -90,8 +90,8 @@ class RowExchange {
     requireContiguous(outCounts_, "out_splits_offsets");
     if (input_.dim() < 1 || out_.dim() != input_.dim() || to.dtype != from_.view.dtype ||
         out_.sizes().slice(1) != input_.sizes().slice(1)) {
-      refuseRows(fmt::format("out is {}{}, and input {}{}: their rows must be alike", dtypeName(to.dtype), toString(to.shape),
-                             dtypeName(from_.view.dtype), toString(from_.view.shape)));
+      refuseRows(fmt::format("out is {}{}, and input {}{}: their rows must be alike", dtypeName(to.dtype),
+                             toString(to.shape), dtypeName(from_.view.dtype), toString(from_.view.shape)));
     }
     if (counts.scalar_type() != c10::ScalarType::Long || outCounts_.scalar_type() != c10::ScalarType::Long ||
         !outCounts_.device().is_cpu()) {
@@ -100,9 +100,10 @@ class RowExchange {
     const std::int64_t wanted = numChunks() * (kind_.hasOffsets ? 2 : 1);
     if (counts.numel() != wanted || counts.numel() == 0 || outCounts_.dim() != 2 || outCounts_.size(0) != 2 ||
         outCounts_.size(1) != numChunks()) {
-      refuseRows(
-          fmt::format("splits have {} numbers and out_splits_offsets {}: {} and 2 rows of {} are needed for {} ranks with {} chunks each",
-                      counts.numel(), outCounts_.numel(), wanted, numChunks(), meeting_.worldSize(), kind_.chunksPerPeer));
+      refuseRows(fmt::format(
+          "splits have {} numbers and out_splits_offsets {}: {} and 2 rows of {} are needed for {} ranks with {} "
+          "chunks each",
+          counts.numel(), outCounts_.numel(), wanted, numChunks(), meeting_.worldSize(), kind_.chunksPerPeer));
     }
     requireStorage(outCounts_, "out_splits_offsets");
     if (kind_.align < 0) {
@@ -149,7 +150,8 @@ class RowExchange {
       if (chunk.rows < 0 || chunk.from < 0 ||
           (rowBytes_ > 0 && (chunk.from > most / rowBytes_ || chunk.rows > most / rowBytes_ - chunk.from))) {
         refuseRows(
-            fmt::format("the splits of rank {} say that {} rows from row {} on go to rank {}; the input on the source rank is shorter",
+            fmt::format("the splits of rank {} say that {} rows from row {} on go to rank {}; the input on the source "
+                        "rank is shorter",
                         chunk.source, chunk.rows, chunk.from, meeting_.rank()));
       }
     }
@@ -203,14 +205,17 @@ std::int64_t chunksPerPeer(const at::Tensor& counts, bool hasOffsets, const std:
 
 // The dispatcher takes one C++ signature for an op. CUDA builds of torch have kernels for these three ops, with inputs
 // that are not const.
-void allToAllVdev(at::Tensor& input, at::Tensor& out, at::Tensor& inSplits, at::Tensor& outSplitsOffsets, std::string group) {
+void allToAllVdev(at::Tensor& input, at::Tensor& out, at::Tensor& inSplits, at::Tensor& outSplitsOffsets,
+                  std::string group) {
   RowExchange({.name = "all_to_all_vdev"}, input, out, inSplits, outSplitsOffsets, group).run();
 }
 
-void allToAllVdev2d(at::Tensor& input, at::Tensor& out, at::Tensor& inSplits, at::Tensor& outSplitsOffsets, std::string group,
-                    std::optional<std::int64_t> majorAlign) {
+void allToAllVdev2d(at::Tensor& input, at::Tensor& out, at::Tensor& inSplits, at::Tensor& outSplitsOffsets,
+                    std::string group, std::optional<std::int64_t> majorAlign) {
   const std::int64_t align = majorAlign.value_or(1);
-  RowExchange({.name = "all_to_all_vdev_2d", .chunksPerPeer = chunksPerPeer(inSplits, false, group), .align = align > 0 ? align : -1},
+  RowExchange({.name = "all_to_all_vdev_2d",
+               .chunksPerPeer = chunksPerPeer(inSplits, false, group),
+               .align = align > 0 ? align : -1},
               input, out, inSplits, outSplitsOffsets, group)
       .run();
 }

@@ -62,7 +62,8 @@ FusedWork gatherRows(const Group& group, at::Tensor& all, at::Tensor mine) {
 
 std::int64_t dimOf(const char* op, const at::Tensor& tensor, std::int64_t dim) {
   if (tensor.dim() < 2 || dim < 0 || dim >= tensor.dim()) {
-    refuseFused(fmt::format("{}: dimension {} of a tensor of {}; give one of a matrix's or of more", op, dim, tensor.dim()));
+    refuseFused(
+        fmt::format("{}: dimension {} of a tensor of {}; give one of a matrix's or of more", op, dim, tensor.dim()));
   }
   return dim;
 }
@@ -86,9 +87,8 @@ at::Tensor gathered(const Group& group, const at::Tensor& shard, std::int64_t di
   return isLast ? at::cat(all.chunk(world, 0), -1) : all;
 }
 
-std::tuple<std::optional<at::Tensor>, std::vector<at::Tensor>> fusedAllGatherMatmul(const at::Tensor& shard, at::TensorList Bs,
-                                                                                    std::int64_t gatherDim, std::string groupName,
-                                                                                    bool returnA) {
+std::tuple<std::optional<at::Tensor>, std::vector<at::Tensor>> fusedAllGatherMatmul(
+    const at::Tensor& shard, at::TensorList Bs, std::int64_t gatherDim, std::string groupName, bool returnA) {
   constexpr const char* kName = "fused_all_gather_matmul";
   const std::int64_t dim = dimOf(kName, shard, gatherDim);
   for (const at::Tensor& B : Bs) {
@@ -110,14 +110,16 @@ std::tuple<std::optional<at::Tensor>, std::vector<at::Tensor>> fusedAllGatherMat
 
 #if !SW_TORCH_HAS_SYMM_BACKENDS
 std::tuple<at::Tensor, std::vector<at::Tensor>> fusedAllGatherMatmulWithA(const at::Tensor& shard, at::TensorList Bs,
-                                                                          std::int64_t gatherDim, std::string groupName) {
+                                                                          std::int64_t gatherDim,
+                                                                          std::string groupName) {
   auto [A, products] = fusedAllGatherMatmul(shard, Bs, gatherDim, std::move(groupName), true);
   return {*std::move(A), std::move(products)};
 }
 #endif
 
 // Reduces `whole`, cut in rank order along `dim`, into each rank's `out`.
-FusedWork scatterReduced(const Group& group, const at::Tensor& whole, std::int64_t dim, ::c10d::ReduceOp op, const at::Tensor& out) {
+FusedWork scatterReduced(const Group& group, const at::Tensor& whole, std::int64_t dim, ::c10d::ReduceOp op,
+                         const at::Tensor& out) {
   std::vector<at::Tensor> outputs = {out};
   std::vector<std::vector<at::Tensor>> inputs = {whole.chunk(group->getSize(), dim)};
   ::c10d::ReduceScatterOptions options;
@@ -135,8 +137,8 @@ std::vector<std::int64_t> shareOf(const char* op, const at::Tensor& whole, std::
   return shape;
 }
 
-at::Tensor fusedMatmulReduceScatter(const at::Tensor& A, const at::Tensor& B, std::string reduceOp, std::int64_t scatterDim,
-                                    std::string groupName) {
+at::Tensor fusedMatmulReduceScatter(const at::Tensor& A, const at::Tensor& B, std::string reduceOp,
+                                    std::int64_t scatterDim, std::string groupName) {
   constexpr const char* kName = "fused_matmul_reduce_scatter";
   const std::int64_t dim = dimOf(kName, A, scatterDim);
   requireMatrix(kName, B);

@@ -32,7 +32,8 @@ SymmetricOperand operandOf(TorchSymmetricMemory& memory, const at::Tensor& tenso
   return operand;
 }
 
-Meeting::Meeting(SymmetricHandle memory, const char* op, std::string_view detail) : memory_(std::move(memory)), op_(op), detail_(detail) {}
+Meeting::Meeting(SymmetricHandle memory, const char* op, std::string_view detail)
+    : memory_(std::move(memory)), op_(op), detail_(detail) {}
 
 void Meeting::add(const char* what, const SymmetricOperand& operand) {
   tensors_.at(numTensors_++) = {what, operand.view, operand.byteOffset};
@@ -62,8 +63,8 @@ std::string Meeting::text() const {
   std::string text = detail_.empty() ? std::string(op_) : fmt::format("{} {}", op_, detail_);
   for (std::size_t i = 0; i < numTensors_; ++i) {
     const Tensor& each = tensors_[i];
-    text += fmt::format(", {} {}{} of strides {} at byte {}", each.what, dtypeName(each.view.dtype), toString(each.view.shape),
-                        toString(each.view.strides), each.byteOffset);
+    text += fmt::format(", {} {}{} of strides {} at byte {}", each.what, dtypeName(each.view.dtype),
+                        toString(each.view.shape), toString(each.view.strides), each.byteOffset);
   }
   for (std::size_t i = 0; i < numNumbers_; ++i) {
     text += fmt::format(", {} {}", numbers_[i].what, numbers_[i].value);

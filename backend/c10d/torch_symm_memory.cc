@@ -34,7 +34,8 @@ constexpr std::size_t kTicketLine = 64;
 
 std::optional<Duration> timeoutOf(std::size_t milliseconds) {
   constexpr std::size_t kLongest = std::size_t{1000} * 3600 * 24 * 365 * 30;
-  return milliseconds == 0 ? std::nullopt : std::optional<Duration>(std::chrono::milliseconds(std::min(milliseconds, kLongest)));
+  return milliseconds == 0 ? std::nullopt
+                           : std::optional<Duration>(std::chrono::milliseconds(std::min(milliseconds, kLongest)));
 }
 
 std::size_t signalPadBytes() {
@@ -62,7 +63,8 @@ std::size_t TorchSymmetricMemory::blockBytes(std::size_t padBytes, int worldSize
 }
 
 TorchSymmetricMemory::TorchSymmetricMemory(std::shared_ptr<shardwire::SymmetricMemory> block,
-                                           const std::shared_ptr<Communicator>& communicator, std::size_t bytes, std::size_t padBytes)
+                                           const std::shared_ptr<Communicator>& communicator, std::size_t bytes,
+                                           std::size_t padBytes)
     : block_(std::move(block)), communicator_(communicator), bytes_(bytes), padBytes_(padBytes) {
   for (Rank rank = 0; rank < block_->worldSize(); ++rank) {
     buffers_.push_back(block_->attached(rank));
@@ -75,8 +77,8 @@ std::size_t TorchSymmetricMemory::padWord(int channel, Rank from, const char* wh
   const int numChannels = opsChannel();
   if (channel < 0 || channel >= numChannels) {
     refuseSymm(StatusCode::kInvalidArgument,
-               fmt::format("{}: channel {} is out of range: a signal pad of {} bytes has channels 0 to {} for {} ranks", what, channel,
-                           padBytes_, numChannels - 1, block_->worldSize()));
+               fmt::format("{}: channel {} is out of range: a signal pad of {} bytes has channels 0 to {} for {} ranks",
+                           what, channel, padBytes_, numChannels - 1, block_->worldSize()));
   }
   return static_cast<std::size_t>(channel * block_->worldSize() + from) * sizeof(std::uint32_t);
 }
@@ -95,8 +97,9 @@ void TorchSymmetricMemory::put_signal(int dstRank, int channel, std::size_t time
 
 void TorchSymmetricMemory::wait_signal(int srcRank, int channel, std::size_t timeoutMs) {
   if (srcRank < 0 || srcRank >= block_->worldSize()) {  // before the rank is used as a position in the pad
-    refuseSymm(StatusCode::kInvalidArgument, fmt::format("wait_signal: rank {} is out of range: the group has {} ranks, 0 to {}", srcRank,
-                                                         block_->worldSize(), block_->worldSize() - 1));
+    refuseSymm(StatusCode::kInvalidArgument,
+               fmt::format("wait_signal: rank {} is out of range: the group has {} ranks, 0 to {}", srcRank,
+                           block_->worldSize(), block_->worldSize() - 1));
   }
   const std::size_t word = padWord(channel, srcRank, "wait_signal");
   const WithoutPython released;
@@ -104,10 +107,11 @@ void TorchSymmetricMemory::wait_signal(int srcRank, int channel, std::size_t tim
 }
 
 #if !SW_TORCH_HAS_SYMM_BACKENDS
-at::Tensor TorchSymmetricMemory::tensorAt(const char* what, const std::vector<void*>& places, int rank, std::size_t bytes,
-                                          c10::IntArrayRef sizes, c10::ScalarType dtype, std::int64_t storageOffset) {
-  TORCH_CHECK(rank >= 0 && rank < block_->worldSize(), what, ": rank ", rank, " is out of range: the group has ", block_->worldSize(),
-              " ranks");
+at::Tensor TorchSymmetricMemory::tensorAt(const char* what, const std::vector<void*>& places, int rank,
+                                          std::size_t bytes, c10::IntArrayRef sizes, c10::ScalarType dtype,
+                                          std::int64_t storageOffset) {
+  TORCH_CHECK(rank >= 0 && rank < block_->worldSize(), what, ": rank ", rank, " is out of range: the group has ",
+              block_->worldSize(), " ranks");
   TORCH_CHECK(storageOffset >= 0, what, ": storage_offset is ", storageOffset, "; it must not be negative");
   const std::size_t room = bytes / c10::elementSize(dtype);
   std::size_t elements = 1;
@@ -119,16 +123,17 @@ at::Tensor TorchSymmetricMemory::tensorAt(const char* what, const std::vector<vo
     elements = isEmpty ? 0 : elements * static_cast<std::size_t>(size);
     TORCH_CHECK(fits, what, ": ", sizes, " elements of ", dtype, " are more than the ", bytes, " bytes that there are");
   }
-  TORCH_CHECK(static_cast<std::size_t>(storageOffset) <= room - elements, what, ": ", sizes, " elements of ", dtype, " from element ",
-              storageOffset, " on are more than the ", bytes, " bytes that there are");
-  auto* const begin =
-      static_cast<std::byte*>(places[static_cast<std::size_t>(rank)]) + static_cast<std::size_t>(storageOffset) * c10::elementSize(dtype);
+  TORCH_CHECK(static_cast<std::size_t>(storageOffset) <= room - elements, what, ": ", sizes, " elements of ", dtype,
+              " from element ", storageOffset, " on are more than the ", bytes, " bytes that there are");
+  auto* const begin = static_cast<std::byte*>(places[static_cast<std::size_t>(rank)]) +
+                      static_cast<std::size_t>(storageOffset) * c10::elementSize(dtype);
   const auto self = c10::intrusive_ptr<TorchSymmetricMemory>::reclaim_copy(this);
   return at::from_blob(
       begin, sizes, [self](void*) {}, at::TensorOptions().dtype(dtype).device(c10::DeviceType::CPU));
 }
 
-at::Tensor TorchSymmetricMemory::get_buffer(int rank, c10::IntArrayRef sizes, c10::ScalarType dtype, std::int64_t storageOffset) {
+at::Tensor TorchSymmetricMemory::get_buffer(int rank, c10::IntArrayRef sizes, c10::ScalarType dtype,
+                                            std::int64_t storageOffset) {
   return tensorAt("get_buffer", buffers_, rank, bytes_, sizes, dtype, storageOffset);
 }
 
@@ -136,7 +141,8 @@ at::Tensor TorchSymmetricMemory::get_signal_pad(int rank, c10::IntArrayRef sizes
                                                 std::int64_t storageOffset) {
   const c10::ScalarType type = dtype.value_or(c10::ScalarType::UInt32);
   const auto whole = static_cast<std::int64_t>(padBytes_ / c10::elementSize(type));
-  return tensorAt("get_signal_pad", pads_, rank, padBytes_, sizes.empty() ? c10::IntArrayRef(whole) : sizes, type, storageOffset);
+  return tensorAt("get_signal_pad", pads_, rank, padBytes_, sizes.empty() ? c10::IntArrayRef(whole) : sizes, type,
+                  storageOffset);
 }
 #endif
 
@@ -169,8 +175,10 @@ void TorchSymmetricMemory::meet(const Call& call) {
     refuseSymm(StatusCode::kAborted, fmt::format("{}: the group was ended", call.name));
   }
   const bool isFine = call.error.empty();  // the ranks may even have called different ops
-  throwUnlessOk(communicator->agree("symm_mem op", isFine ? call.text() : "", isFine ? "" : fmt::format("{}: {}", call.name, call.error)));
-  refuseSymm(StatusCode::kInternal, fmt::format("{}: the ranks' tickets differ, but their reports are equal", call.name));
+  throwUnlessOk(communicator->agree("symm_mem op", isFine ? call.text() : "",
+                                    isFine ? "" : fmt::format("{}: {}", call.name, call.error)));
+  refuseSymm(StatusCode::kInternal,
+             fmt::format("{}: the ranks' tickets differ, but their reports are equal", call.name));
 }
 
 void TorchSymmetricMemory::leave(const char* name) {
@@ -201,7 +209,8 @@ void TorchSymmetricMemory::meetOnOpsChannel(const char* name) {
 
 const c10::intrusive_ptr<TorchSymmetricAllocator>& TorchSymmetricAllocator::instance() {
   // Never destroyed: torch's table releases its reference at exit.
-  static const auto* const kept = new c10::intrusive_ptr<TorchSymmetricAllocator>(c10::make_intrusive<TorchSymmetricAllocator>());
+  static const auto* const kept =
+      new c10::intrusive_ptr<TorchSymmetricAllocator>(c10::make_intrusive<TorchSymmetricAllocator>());
   return *kept;
 }
 
@@ -239,8 +248,8 @@ bool TorchSymmetricAllocator::has_allocation(void* memory) {
 }
 #endif
 
-c10::intrusive_ptr<torch_symm::SymmetricMemory> TorchSymmetricAllocator::rendezvous(void* memory,
-                                                                                    const std::optional<std::string>& groupName) {
+c10::intrusive_ptr<torch_symm::SymmetricMemory> TorchSymmetricAllocator::rendezvous(
+    void* memory, const std::optional<std::string>& groupName) {
   return handleOf(memory, groupName);
 }
 
@@ -283,8 +292,9 @@ SymmetricHandle TorchSymmetricAllocator::handleOf(void* memory, const std::optio
                            .attached = pages,
                            .attachedBytes = wholePages(std::max<std::size_t>(bytes, 1))};
   if (numChannels < 1) {
-    request.localError = fmt::format("a signal pad of {} bytes has no word for each of {} ranks: call set_signal_pad_size()", padBytes,
-                                     communicator->worldSize());
+    request.localError =
+        fmt::format("a signal pad of {} bytes has no word for each of {} ranks: call set_signal_pad_size()", padBytes,
+                    communicator->worldSize());
     request.numChannels = 1;
   }
   {

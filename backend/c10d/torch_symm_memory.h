@@ -44,15 +44,17 @@ class TorchSymmetricMemory final : public ::c10d::symmetric_memory::SymmetricMem
   // How many bytes a block has for signal pads of `padBytes`, and how many channels.
   static std::size_t blockBytes(std::size_t padBytes, int worldSize);
   static int channelsOf(std::size_t padBytes, int worldSize);
-  TorchSymmetricMemory(std::shared_ptr<shardwire::SymmetricMemory> block, const std::shared_ptr<Communicator>& communicator,
-                       std::size_t bytes, std::size_t padBytes);
+  TorchSymmetricMemory(std::shared_ptr<shardwire::SymmetricMemory> block,
+                       const std::shared_ptr<Communicator>& communicator, std::size_t bytes, std::size_t padBytes);
 
   std::vector<void*> get_buffer_ptrs() override { return buffers_; }
   std::vector<void*> get_signal_pad_ptrs() override { return pads_; }
   void** get_buffer_ptrs_dev() override { return buffers_.data(); }  // the CPU is the device
   void** get_signal_pad_ptrs_dev() override { return pads_.data(); }
   std::size_t get_buffer_size() override { return bytes_; }
-  bool has_multicast_support() override { return false; }  // no address stands for all parts at once; the multimem ops work without one
+  bool has_multicast_support() override {
+    return false;
+  }  // no address stands for all parts at once; the multimem ops work without one
   void* get_multicast_ptr() override { return nullptr; }
   int get_rank() override { return block_->rank(); }
   int get_world_size() override { return block_->worldSize(); }
@@ -80,7 +82,8 @@ class TorchSymmetricMemory final : public ::c10d::symmetric_memory::SymmetricMem
   // parts alive.
   at::Tensor get_buffer(int rank, c10::IntArrayRef sizes, c10::ScalarType dtype, std::int64_t storageOffset) override;
   // Without sizes all of the pad, without a dtype uint32.
-  at::Tensor get_signal_pad(int rank, c10::IntArrayRef sizes, std::optional<c10::ScalarType> dtype, std::int64_t storageOffset) override;
+  at::Tensor get_signal_pad(int rank, c10::IntArrayRef sizes, std::optional<c10::ScalarType> dtype,
+                            std::int64_t storageOffset) override;
 #endif
 
   // timeout_ms 0: the group's timeout. A barrier that reaches its timeout fails the group; a signal does not.
@@ -111,8 +114,8 @@ class TorchSymmetricMemory final : public ::c10d::symmetric_memory::SymmetricMem
  private:
   std::size_t padWord(int channel, Rank from, const char* what) const;
 #if !SW_TORCH_HAS_SYMM_BACKENDS
-  at::Tensor tensorAt(const char* what, const std::vector<void*>& places, int rank, std::size_t bytes, c10::IntArrayRef sizes,
-                      c10::ScalarType dtype, std::int64_t storageOffset);
+  at::Tensor tensorAt(const char* what, const std::vector<void*>& places, int rank, std::size_t bytes,
+                      c10::IntArrayRef sizes, c10::ScalarType dtype, std::int64_t storageOffset);
 #endif
   std::uint64_t* ticket(Rank at, std::uint32_t round, Rank from) const;
   // If a signal interrupts the wait, the op is half done, and the group fails.
@@ -142,8 +145,8 @@ class TorchSymmetricAllocator final : public ::c10d::symmetric_memory::Symmetric
   void free(void* memory) override;
   std::size_t get_alloc_size(void* memory) override;
   // Null for memory of another allocator, as torch's other allocators return.
-  c10::intrusive_ptr<::c10d::symmetric_memory::SymmetricMemory> rendezvous(void* memory,
-                                                                           const std::optional<std::string>& groupName) override;
+  c10::intrusive_ptr<::c10d::symmetric_memory::SymmetricMemory> rendezvous(
+      void* memory, const std::optional<std::string>& groupName) override;
   bool has_multicast_support(int) override { return false; }
 #if SW_TORCH_HAS_SYMM_BACKENDS
   c10::DeviceType supported_device_type() override {
@@ -178,7 +181,8 @@ SW_TORCH_VIRTUALS_END
 c10::intrusive_ptr<ProcessGroupShardwire> groupNamed(const std::string& name, const char* what);
 // The handle of a tensor in a group, for an op. ValueError for a tensor that symm_mem.empty() did not make. If the op
 // isCollective, all ranks get this error, because the other ranks wait for this rank in the op.
-SymmetricHandle handleFor(const at::Tensor& tensor, const std::string& groupName, const char* op, bool isCollective = true);
+SymmetricHandle handleFor(const at::Tensor& tensor, const std::string& groupName, const char* op,
+                          bool isCollective = true);
 
 }  // namespace shardwire::internal
 

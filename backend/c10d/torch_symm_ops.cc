@@ -33,7 +33,8 @@ constexpr std::int64_t kPieceBytes = 128 << 10;
 ReduceOp reductionFor(const std::string& name, DType dtype) {
   const auto op = reduceOpNamed(name == "product" ? "prod" : name);
   if (!op.has_value()) {
-    refuseOp(StatusCode::kInvalidArgument, fmt::format("'{}' is not a reduction; use sum, prod, min, max, avg, band, bor or bxor", name));
+    refuseOp(StatusCode::kInvalidArgument,
+             fmt::format("'{}' is not a reduction; use sum, prod, min, max, avg, band, bor or bxor", name));
   }
   if (!supportsReduction(dtype, *op)) {
     refuseOp(StatusCode::kInvalidArgument, fmt::format("{} is not defined on {}", reduceOpName(*op), dtypeName(dtype)));
@@ -43,8 +44,9 @@ ReduceOp reductionFor(const std::string& name, DType dtype) {
 
 void requireLike(const TensorView& out, const TensorView& input) {
   if (out.dtype != input.dtype || !(out.shape == input.shape)) {
-    refuseOp(StatusCode::kInvalidArgument, fmt::format("out is {}{}, and {}{} is needed", dtypeName(out.dtype), toString(out.shape),
-                                                       dtypeName(input.dtype), toString(input.shape)));
+    refuseOp(StatusCode::kInvalidArgument,
+             fmt::format("out is {}{}, and {}{} is needed", dtypeName(out.dtype), toString(out.shape),
+                         dtypeName(input.dtype), toString(input.shape)));
   }
 }
 
@@ -62,8 +64,8 @@ void reduceAll(const StridedBox& dst, const SymmetricOperand& from, std::int64_t
 
 // ---- one shot: each rank reduces all elements
 
-at::Tensor oneShot(const char* name, const at::Tensor& input, const std::string& reduceOp, const std::string& group, at::Tensor out,
-                   Rank root = -1) {
+at::Tensor oneShot(const char* name, const at::Tensor& input, const std::string& reduceOp, const std::string& group,
+                   at::Tensor out, Rank root = -1) {
   Meeting meeting(handleFor(input, group, name), name, reduceOp);
   SymmetricOperand from;
   TensorView to;
@@ -73,7 +75,8 @@ at::Tensor oneShot(const char* name, const at::Tensor& input, const std::string&
     from = operandOf(meeting.memory(), input, "input");
     op = reductionFor(reduceOp, from.view.dtype);
     if (root >= meeting.worldSize()) {
-      refuseOp(StatusCode::kInvalidArgument, fmt::format("root {} is out of range: the group has {} ranks", root, meeting.worldSize()));
+      refuseOp(StatusCode::kInvalidArgument,
+               fmt::format("root {} is out of range: the group has {} ranks", root, meeting.worldSize()));
     }
     if (isMine) {
       to = viewOf(out, "out");
@@ -99,7 +102,8 @@ at::Tensor oneShotAllReduce(const at::Tensor& input, std::string reduceOp, std::
   return oneShot("one_shot_all_reduce", input, reduceOp, group, at::empty_like(input));
 }
 
-at::Tensor multimemOneShotAllReduceOut(const at::Tensor& input, std::string reduceOp, std::string group, at::Tensor out) {
+at::Tensor multimemOneShotAllReduceOut(const at::Tensor& input, std::string reduceOp, std::string group,
+                                       at::Tensor out) {
   return oneShot("multimem_one_shot_all_reduce", input, reduceOp, group, std::move(out));
 }
 
@@ -107,15 +111,16 @@ at::Tensor multimemOneShotAllReduce(const at::Tensor& input, std::string reduceO
   return oneShot("multimem_one_shot_all_reduce", input, reduceOp, group, at::empty_like(input));
 }
 
-at::Tensor multimemOneShotReduceOut(const at::Tensor& input, std::string reduceOp, std::int64_t root, std::string group, at::Tensor out) {
+at::Tensor multimemOneShotReduceOut(const at::Tensor& input, std::string reduceOp, std::int64_t root, std::string group,
+                                    at::Tensor out) {
   constexpr std::int64_t kNoRank = 1 << 30;  // rejected like any other bad rank, whatever value the caller gave
   const auto rank = static_cast<Rank>(root < 0 ? kNoRank : std::min(root, kNoRank));
   return oneShot("multimem_one_shot_reduce", input, reduceOp, group, std::move(out), rank);
 }
 
 // Copies `local` to the first elements of `buffer`, then goes on like a one-shot op on these elements.
-at::Tensor oneShotAllReduceCopyOut(const at::Tensor& buffer, const at::Tensor& local, std::string reduceOp, std::string group,
-                                   at::Tensor out) {
+at::Tensor oneShotAllReduceCopyOut(const at::Tensor& buffer, const at::Tensor& local, std::string reduceOp,
+                                   std::string group, at::Tensor out) {
   constexpr const char* kName = "one_shot_all_reduce_copy";
   Meeting meeting(handleFor(buffer, group, kName), kName, reduceOp);
   SymmetricOperand from;
@@ -128,7 +133,8 @@ at::Tensor oneShotAllReduceCopyOut(const at::Tensor& buffer, const at::Tensor& l
     if (own.dtype != from.view.dtype || numElements(own.shape) > numElements(from.view.shape)) {
       refuseOp(StatusCode::kInvalidArgument,
                fmt::format("local_input is {}{}, and symm_buffer {}{}: it must hold as many elements of the same dtype",
-                           dtypeName(own.dtype), toString(own.shape), dtypeName(from.view.dtype), toString(from.view.shape)));
+                           dtypeName(own.dtype), toString(own.shape), dtypeName(from.view.dtype),
+                           toString(from.view.shape)));
     }
     op = reductionFor(reduceOp, own.dtype);
     to = viewOf(out, "out");
@@ -147,7 +153,8 @@ at::Tensor oneShotAllReduceCopyOut(const at::Tensor& buffer, const at::Tensor& l
   return out;
 }
 
-at::Tensor oneShotAllReduceCopy(const at::Tensor& buffer, const at::Tensor& local, std::string reduceOp, std::string group) {
+at::Tensor oneShotAllReduceCopy(const at::Tensor& buffer, const at::Tensor& local, std::string reduceOp,
+                                std::string group) {
   return oneShotAllReduceCopyOut(buffer, local, std::move(reduceOp), std::move(group), at::empty_like(local));
 }
 
@@ -185,14 +192,16 @@ void reduceChunk(const SymmetricOperand& operand, ReduceOp op, bool toAll) {
     reduceContiguous(mine, sources, static_cast<std::size_t>(count), operand.view.dtype, op);
     for (Rank rank = 0; toAll && rank < worldSize; ++rank) {
       if (rank != self) {
-        copyBox({memory.part(rank) + byte, {elemBytes}}, {mine, {elemBytes}}, {count}, static_cast<std::size_t>(elemBytes));
+        copyBox({memory.part(rank) + byte, {elemBytes}}, {mine, {elemBytes}}, {count},
+                static_cast<std::size_t>(elemBytes));
       }
     }
   }
 }
 
 // `out` null: in place.
-void twoShot(const char* name, const at::Tensor& input, const std::string& reduceOp, const std::string& group, const at::Tensor* out) {
+void twoShot(const char* name, const at::Tensor& input, const std::string& reduceOp, const std::string& group,
+             const at::Tensor* out) {
   Meeting meeting(handleFor(input, group, name), name, reduceOp);
   SymmetricOperand operand;
   TensorView to;
@@ -209,7 +218,9 @@ void twoShot(const char* name, const at::Tensor& input, const std::string& reduc
     }
   });
   meeting.add("input", operand);
-  meeting.add("in place", out == nullptr ? 1 : 0);  // in place the other ranks write this rank's part, otherwise this rank reads theirs
+  meeting.add(
+      "in place",
+      out == nullptr ? 1 : 0);  // in place the other ranks write this rank's part, otherwise this rank reads theirs
   meeting.meet();
   reduceChunk(operand, op, out == nullptr);
   meeting.leave();
@@ -219,10 +230,12 @@ void twoShot(const char* name, const at::Tensor& input, const std::string& reduc
   const auto elemBytes = static_cast<std::int64_t>(elementBytes(operand.view.dtype));
   for (int step = 0; step < meeting.worldSize(); ++step) {
     const Rank rank = (meeting.rank() + step) % meeting.worldSize();  // the ranks begin at different parts
-    const Chunk chunk = chunkOf(numElements(operand.view.shape), static_cast<std::size_t>(elemBytes), rank, meeting.worldSize());
+    const Chunk chunk =
+        chunkOf(numElements(operand.view.shape), static_cast<std::size_t>(elemBytes), rank, meeting.worldSize());
     if (chunk.begin < chunk.end) {
-      copyBox({to.bytes + chunk.begin * elemBytes, {elemBytes}}, {operand.bytes(rank) + chunk.begin * elemBytes, {elemBytes}},
-              {chunk.end - chunk.begin}, static_cast<std::size_t>(elemBytes));
+      copyBox({to.bytes + chunk.begin * elemBytes, {elemBytes}},
+              {operand.bytes(rank) + chunk.begin * elemBytes, {elemBytes}}, {chunk.end - chunk.begin},
+              static_cast<std::size_t>(elemBytes));
     }
   }
   meeting.leave();
@@ -271,15 +284,17 @@ at::Tensor reduceScatterOut(at::Tensor input, std::string group, bool splitLastD
     } else {
       if (share.size() != 1 || share[0] % size != 0) {
         refuseOp(StatusCode::kInvalidArgument,
-                 fmt::format("input is of shape {}: without split_last_dim it must have one dimension that divides by {} ranks",
-                             toString(share), size));
+                 fmt::format(
+                     "input is of shape {}: without split_last_dim it must have one dimension that divides by {} ranks",
+                     toString(share), size));
       }
       share[0] /= size;
       more = share[0] * meeting.rank();
     }
     if (to.dtype != from.view.dtype || !(to.shape == share)) {
-      refuseOp(StatusCode::kInvalidArgument, fmt::format("output is {}{}, and {}{} is needed", dtypeName(to.dtype), toString(to.shape),
-                                                         dtypeName(from.view.dtype), toString(share)));
+      refuseOp(StatusCode::kInvalidArgument,
+               fmt::format("output is {}{}, and {}{} is needed", dtypeName(to.dtype), toString(to.shape),
+                           dtypeName(from.view.dtype), toString(share)));
     }
     requireApart(to, from, "output");
   });
@@ -301,12 +316,14 @@ at::Tensor multimemAllGatherOut(const at::Tensor& input, std::string group, at::
     from = viewOf(input, "input");
     Dims whole = from.shape;
     if (whole.empty()) {
-      refuseOp(StatusCode::kInvalidArgument, "input has no dimensions: give at least one, along which the ranks' inputs are put together");
+      refuseOp(StatusCode::kInvalidArgument,
+               "input has no dimensions: give at least one, along which the ranks' inputs are put together");
     }
     whole[0] *= meeting.worldSize();
     if (to.view.dtype != from.dtype || !(to.view.shape == whole)) {
-      refuseOp(StatusCode::kInvalidArgument, fmt::format("out is {}{}, and {}{} is needed", dtypeName(to.view.dtype),
-                                                         toString(to.view.shape), dtypeName(from.dtype), toString(whole)));
+      refuseOp(StatusCode::kInvalidArgument,
+               fmt::format("out is {}{}, and {}{} is needed", dtypeName(to.view.dtype), toString(to.view.shape),
+                           dtypeName(from.dtype), toString(whole)));
     }
     requireContiguous(out, "out");
     const std::byte* const own = to.bytes(meeting.rank()) + meeting.rank() * static_cast<std::int64_t>(input.nbytes());
@@ -341,16 +358,17 @@ std::vector<at::Tensor> remoteTensors(const at::Tensor& x, std::string group) {
 
 // ---- 32-bit words of any tensor
 
-std::uint32_t* wordsFor(const char* name, const at::Tensor& input, std::int64_t offset, std::int64_t value, std::int64_t count) {
+std::uint32_t* wordsFor(const char* name, const at::Tensor& input, std::int64_t offset, std::int64_t value,
+                        std::int64_t count) {
   // RuntimeErrors, as programs expect from these two ops.
   TORCH_CHECK(input.dim() == 1 && input.is_contiguous() && input.scalar_type() == c10::ScalarType::UInt32, name,
               ": input must be a flat, contiguous uint32 tensor");
   TORCH_CHECK(offset >= 0, name, ": offset must be greater than or equal to 0, not ", offset);
   TORCH_CHECK(count > 0, name, ": count must be a positive integer, not ", count);
-  TORCH_CHECK(value >= 0 && value <= std::int64_t{0xffffffff}, name, ": val must be in the range of [0, 4294967295] (uint32_t), not ",
-              value);
-  TORCH_CHECK(offset <= input.numel() && count <= input.numel() - offset, name, ": offset + count (", offset, " + ", count,
-              ") exceeded the numel of the input (", input.numel(), ")");
+  TORCH_CHECK(value >= 0 && value <= std::int64_t{0xffffffff}, name,
+              ": val must be in the range of [0, 4294967295] (uint32_t), not ", value);
+  TORCH_CHECK(offset <= input.numel() && count <= input.numel() - offset, name, ": offset + count (", offset, " + ",
+              count, ") exceeded the numel of the input (", input.numel(), ")");
   requireStorage(input, name);
   return static_cast<std::uint32_t*>(input.data_ptr()) + offset;
 }

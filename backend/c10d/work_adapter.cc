@@ -130,7 +130,8 @@ std::vector<c10::Device> devicesOf(const OperationTensors& tensors) {
       continue;
     }
     if (!devices.empty() && devices.front().type() != tensor.device().type()) {
-      throw StatusError(Status(StatusCode::kUnsupported, "a c10 future cannot hold tensors of several kinds of devices: use wait()"));
+      throw StatusError(
+          Status(StatusCode::kUnsupported, "a c10 future cannot hold tensors of several kinds of devices: use wait()"));
     }
     devices.push_back(tensor.device());
   }
@@ -143,7 +144,8 @@ std::vector<c10::Stream> streamsFor(const std::vector<c10::Device>& devices, con
   if (work != nullptr) {
     for (const c10::Device& device : devices) {
       const auto all = work->streams();
-      const auto found = std::find_if(all.begin(), all.end(), [&](const c10::Stream& stream) { return stream.device() == device; });
+      const auto found =
+          std::find_if(all.begin(), all.end(), [&](const c10::Stream& stream) { return stream.device() == device; });
       if (found != all.end()) {
         streams.push_back(*found);
       }
@@ -166,9 +168,10 @@ WorkPtr bundleWorks(std::vector<WorkPtr> works) {
   return works.size() == 1 ? std::move(works.front()) : std::make_shared<WorkBundle>(std::move(works));
 }
 
-c10::intrusive_ptr<WorkShardwire> WorkShardwire::create(WorkPtr work, std::shared_ptr<const OperationTensors> tensors, Origin origin,
-                                                        std::shared_ptr<Observer> observer) {
-  auto self = c10::make_intrusive<WorkShardwire>(std::move(work), std::move(tensors), std::move(origin), std::move(observer));
+c10::intrusive_ptr<WorkShardwire> WorkShardwire::create(WorkPtr work, std::shared_ptr<const OperationTensors> tensors,
+                                                        Origin origin, std::shared_ptr<Observer> observer) {
+  auto self =
+      c10::make_intrusive<WorkShardwire>(std::move(work), std::move(tensors), std::move(origin), std::move(observer));
   if (self->range_ != nullptr) {
     self->work_->onDone([range = self->range_](const Status&) { range->end(); });
   }
@@ -234,7 +237,8 @@ void WorkShardwire::synchronize() {
 
 bool WorkShardwire::wait(std::chrono::milliseconds timeout) {
   const bool onStreams = device_ != nullptr && timeout == kNoTimeout;
-  Status status = onStreams ? device_->waitOnStreams() : work_->wait(timeout == kNoTimeout ? kNoDeadline : deadlineAfter(timeout));
+  Status status =
+      onStreams ? device_->waitOnStreams() : work_->wait(timeout == kNoTimeout ? kNoDeadline : deadlineAfter(timeout));
   throwUnlessOk(std::move(status));
   if (range_ != nullptr) {
     range_->end();  // before the caller goes on and may end the profile; the thread that ended the work may be late
@@ -285,8 +289,9 @@ std::uint64_t WorkShardwire::getSequencenumber() const {
 float WorkShardwire::getDuration() const {
   const std::int64_t nanoseconds = durationNs_.load(std::memory_order_relaxed);
   if (nanoseconds < 0) {
-    throw StatusError(Status(StatusCode::kInvalidArgument,
-                             "the operation has no duration: it is not over, or began before the group's timing was enabled"));
+    throw StatusError(
+        Status(StatusCode::kInvalidArgument,
+               "the operation has no duration: it is not over, or began before the group's timing was enabled"));
   }
   return static_cast<float>(nanoseconds) * 1e-6F;
 }

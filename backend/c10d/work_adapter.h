@@ -29,10 +29,11 @@ class __attribute__((visibility("default"))) WorkShardwire final : public ::c10d
     std::shared_ptr<ProfilerRange> range = nullptr;
   };
   // `observer` may be null.
-  static c10::intrusive_ptr<WorkShardwire> create(WorkPtr work, std::shared_ptr<const OperationTensors> tensors, Origin origin,
-                                                  std::shared_ptr<Observer> observer = nullptr);
+  static c10::intrusive_ptr<WorkShardwire> create(WorkPtr work, std::shared_ptr<const OperationTensors> tensors,
+                                                  Origin origin, std::shared_ptr<Observer> observer = nullptr);
   // Use create().
-  WorkShardwire(WorkPtr work, std::shared_ptr<const OperationTensors> tensors, Origin origin, std::shared_ptr<Observer> observer);
+  WorkShardwire(WorkPtr work, std::shared_ptr<const OperationTensors> tensors, Origin origin,
+                std::shared_ptr<Observer> observer);
   ~WorkShardwire() override;
 
   bool isCompleted() override;
@@ -42,8 +43,9 @@ class __attribute__((visibility("default"))) WorkShardwire final : public ::c10d
   std::vector<at::Tensor> result() override;
   // CPU tensors: nothing, done means done. Device tensors: as wait() without a timeout.
   void synchronize() override;
-  // Throws the operation's StatusError, or one of kTimeout while the operation goes on. kNoTimeout: the CPU waits for CPU tensors, the
-  // current streams for devices' tensors (DeviceWork::waitOnStreams). Anything else: the CPU waits; negative: without a deadline.
+  // Throws the operation's StatusError, or one of kTimeout while the operation goes on. kNoTimeout: the CPU waits for
+  // CPU tensors, the current streams for devices' tensors (DeviceWork::waitOnStreams). Anything else: the CPU waits;
+  // negative: without a deadline.
   bool wait(std::chrono::milliseconds timeout = kNoTimeout) override;
   // Value: List[Tensor], the outputs.
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;

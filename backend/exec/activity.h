@@ -98,9 +98,11 @@ class Activity : public Work, public std::enable_shared_from_this<Activity> {
   std::shared_ptr<void> keepAlive;
   bool hasAskedPeers = false;  // about to expire: the needed peers were asked what they do
   bool mayLackLinks = false;   // a needed peer was not joined when the engine took the activity
-  bool timed = false;          // wants `started` and `ended` in any case: reading the clock costs as much as a small operation's copy
-  Clock::time_point ended{};   // only when timed
-  std::uint64_t record = 0;    // number in the flight recorder (OpRecorder); 0: not recorded, or recorded by another activity of the call
+  bool timed =
+      false;  // wants `started` and `ended` in any case: reading the clock costs as much as a small operation's copy
+  Clock::time_point ended{};  // only when timed
+  std::uint64_t record =
+      0;  // number in the flight recorder (OpRecorder); 0: not recorded, or recorded by another activity of the call
   // Runs under the lock after success, before callers see the activity as done: unpacks into non-contiguous
   // tensors. Mostly empty.
   std::function<void()> epilogue;

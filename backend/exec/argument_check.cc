@@ -41,7 +41,8 @@ std::vector<std::string_view> linesOf(std::string_view bytes) {
 
 }  // namespace
 
-ArgumentCheck::ArgumentCheck(const CallArguments& mine, int worldSize, Rank rank) : Exchange(encode(mine), worldSize, rank) {
+ArgumentCheck::ArgumentCheck(const CallArguments& mine, int worldSize, Rank rank)
+    : Exchange(encode(mine), worldSize, rank) {
   Hasher hash;
   hash.add(std::string_view("argument check"));
   fingerprint = hash.value();
@@ -80,7 +81,8 @@ Status ArgumentCheck::compare() const {
   for (std::size_t r = 0; r < n; ++r) {
     lines.push_back(linesOf(blobs()[r]));
     if (lines[r].size() != 1 && lines[r].size() != 1 + 2 * n) {
-      return {StatusCode::kInternal, fmt::format("rank {} sent arguments of a call that cannot be read ({} lines)", r, lines[r].size())};
+      return {StatusCode::kInternal,
+              fmt::format("rank {} sent arguments of a call that cannot be read ({} lines)", r, lines[r].size())};
     }
   }
   const auto differs = [&](std::size_t r) { return lines[r][0] != lines[0][0] || lines[r].size() != lines[0].size(); };
@@ -91,11 +93,11 @@ Status ArgumentCheck::compare() const {
         more += differs(other) ? 1 : 0;
       }
       const std::string others = more == 0 ? "" : fmt::format(" ({} more differ from rank 0)", more);
-      return {
-          StatusCode::kMismatch,
-          fmt::format("the ranks disagree about operation #{}: rank 0 called {}, but rank {} called {}{}. All ranks of a group must call "
-                      "the same operations in the same order with the same shapes and dtypes",
-                      call, lines[0][0], r, lines[r][0], others)};
+      return {StatusCode::kMismatch,
+              fmt::format("the ranks disagree about operation #{}: rank 0 called {}, but rank {} called {}{}. All "
+                          "ranks of a group must call "
+                          "the same operations in the same order with the same shapes and dtypes",
+                          call, lines[0][0], r, lines[r][0], others)};
     }
   }
   for (std::size_t a = 0; a < n && lines[0].size() > 1; ++a) {
@@ -104,8 +106,8 @@ Status ArgumentCheck::compare() const {
       const std::string_view expected = lines[b][1 + n + a];
       if (sent != expected) {
         return {StatusCode::kMismatch,
-                fmt::format("the ranks disagree about operation #{}, {}: rank {} sends {} to rank {}, which expects {}", call, lines[0][0],
-                            a, sent, b, expected)};
+                fmt::format("the ranks disagree about operation #{}, {}: rank {} sends {} to rank {}, which expects {}",
+                            call, lines[0][0], a, sent, b, expected)};
       }
     }
   }

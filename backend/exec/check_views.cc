@@ -67,48 +67,47 @@ bool overlapsItself(const TensorView& view) {
   return false;
 }
 
-Status checkList(const std::vector<PlanTensor>& expected, std::span<const TensorView> given, const char* list, const std::string& opName,
-                 Rank rank) {
+Status checkList(const std::vector<PlanTensor>& expected, std::span<const TensorView> given, const char* list,
+                 const std::string& opName, Rank rank) {
   if (given.size() != expected.size()) {
     return {StatusCode::kInvalidArgument,
-            fmt::format("{}: rank {} got {} {} tensor{}, but its spec has {} {} entr{}", opName, rank, given.size(), list,
-                        given.size() == 1 ? "" : "s", expected.size(), list, expected.size() == 1 ? "y" : "ies")};
+            fmt::format("{}: rank {} got {} {} tensor{}, but its spec has {} {} entr{}", opName, rank, given.size(),
+                        list, given.size() == 1 ? "" : "s", expected.size(), list, expected.size() == 1 ? "y" : "ies")};
   }
   for (std::size_t i = 0; i < given.size(); ++i) {
     if (given[i].dtype != expected[i].dtype) {
-      return {StatusCode::kTypeError, fmt::format("{}: {}s[{}] of rank {} is {}, but the spec says {}", opName, list, i, rank,
-                                                  dtypeName(given[i].dtype), dtypeName(expected[i].dtype))};
+      return {StatusCode::kTypeError, fmt::format("{}: {}s[{}] of rank {} is {}, but the spec says {}", opName, list, i,
+                                                  rank, dtypeName(given[i].dtype), dtypeName(expected[i].dtype))};
     }
     if (!(given[i].shape == expected[i].shape)) {
-      return {StatusCode::kInvalidArgument, fmt::format("{}: {}s[{}] of rank {} has shape {}, but the spec says {}", opName, list, i, rank,
-                                                        toString(given[i].shape), toString(expected[i].shape))};
+      return {StatusCode::kInvalidArgument,
+              fmt::format("{}: {}s[{}] of rank {} has shape {}, but the spec says {}", opName, list, i, rank,
+                          toString(given[i].shape), toString(expected[i].shape))};
     }
     if (!isAddressable(given[i])) {
-      return {StatusCode::kInvalidArgument,
-              fmt::format(
-                  "{}: {}s[{}] of rank {} has strides {}, which are more bytes than any memory has; where an extent is 1, pass a stride "
-                  "that fits",
-                  opName, list, i, rank, toString(given[i].strides))};
+      return {StatusCode::kInvalidArgument, fmt::format("{}: {}s[{}] of rank {} has strides {}, which are more bytes "
+                                                        "than any memory has; where an extent is 1, pass a stride "
+                                                        "that fits",
+                                                        opName, list, i, rank, toString(given[i].strides))};
     }
     if (std::any_of(given[i].strides.begin(), given[i].strides.end(), [](std::int64_t stride) { return stride < 0; })) {
-      return {StatusCode::kInvalidArgument, fmt::format("{}: {}s[{}] of rank {} has negative strides; pass a copy", opName, list, i, rank)};
+      return {StatusCode::kInvalidArgument,
+              fmt::format("{}: {}s[{}] of rank {} has negative strides; pass a copy", opName, list, i, rank)};
     }
   }
   return Status::ok();
 }
 
 Status sharedMemory(const std::string& opName, Rank rank, std::size_t input, std::size_t output) {
-  return {
-      StatusCode::kInvalidArgument,
-      fmt::format(
-          "{}: inputs[{}] and outputs[{}] of rank {} share memory that would be overwritten while it is still to be read; pass an output "
-          "that does not overlap the input",
-          opName, input, output, rank)};
+  return {StatusCode::kInvalidArgument, fmt::format("{}: inputs[{}] and outputs[{}] of rank {} share memory that would "
+                                                    "be overwritten while it is still to be read; pass an output "
+                                                    "that does not overlap the input",
+                                                    opName, input, output, rank)};
 }
 
 // Compares every read of `input` with every write of `output`.
-bool mayRun(const Plan& plan, std::span<const TensorView> inputs, std::span<const TensorView> outputs, std::size_t input,
-            std::size_t output) {
+bool mayRun(const Plan& plan, std::span<const TensorView> inputs, std::span<const TensorView> outputs,
+            std::size_t input, std::size_t output) {
   const TensorView& in = inputs[input];
   const TensorView& out = outputs[output];
   for (const PlanMove& write : plan.moves) {
@@ -129,7 +128,8 @@ bool mayRun(const Plan& plan, std::span<const TensorView> inputs, std::span<cons
         }
         const Range read = rangeOf(in, &source.offset, reader.shape);
         // An element read and written by the same move at the same place is safe: the read comes first.
-        const bool samePlace = &reader == &write && read.first == written.first && in.strides == out.strides && in.dtype == out.dtype;
+        const bool samePlace =
+            &reader == &write && read.first == written.first && in.strides == out.strides && in.dtype == out.dtype;
         if (written.meets(read) && !samePlace) {
           return false;
         }
@@ -141,24 +141,28 @@ bool mayRun(const Plan& plan, std::span<const TensorView> inputs, std::span<cons
 
 }  // namespace
 
-Status checkViews(const Plan& plan, std::span<const TensorView> inputs, std::span<const TensorView> outputs, const std::string& opName) {
+Status checkViews(const Plan& plan, std::span<const TensorView> inputs, std::span<const TensorView> outputs,
+                  const std::string& opName) {
   SW_RETURN_IF_ERROR(checkList(plan.inputs, inputs, "input", opName, plan.rank));
   SW_RETURN_IF_ERROR(checkList(plan.outputs, outputs, "output", opName, plan.rank));
   for (std::size_t i = 0; i < outputs.size(); ++i) {
     if (overlapsItself(outputs[i])) {
       return {StatusCode::kInvalidArgument,
-              fmt::format("{}: outputs[{}] of rank {} has elements that share memory (strides {}); pass a tensor of its own", opName, i,
-                          plan.rank, toString(outputs[i].strides))};
+              fmt::format(
+                  "{}: outputs[{}] of rank {} has elements that share memory (strides {}); pass a tensor of its own",
+                  opName, i, plan.rank, toString(outputs[i].strides))};
     }
   }
   if (const auto pair = findShared(outputs)) {
-    return {StatusCode::kInvalidArgument, fmt::format("{}: outputs[{}] and outputs[{}] of rank {} share memory; give each its own", opName,
-                                                      pair->first, pair->second, plan.rank)};
+    return {StatusCode::kInvalidArgument,
+            fmt::format("{}: outputs[{}] and outputs[{}] of rank {} share memory; give each its own", opName,
+                        pair->first, pair->second, plan.rank)};
   }
   return Status::ok();
 }
 
-Status checkAliasing(const Plan& plan, std::span<const TensorView> inputs, std::span<const TensorView> outputs, const std::string& opName) {
+Status checkAliasing(const Plan& plan, std::span<const TensorView> inputs, std::span<const TensorView> outputs,
+                     const std::string& opName) {
   struct Entry {
     Range range;
     std::size_t index;
@@ -172,7 +176,8 @@ Status checkAliasing(const Plan& plan, std::span<const TensorView> inputs, std::
   for (std::size_t i = 0; i < outputs.size(); ++i) {
     entries.push_back({rangeOf(outputs[i]), i, true});
   }
-  std::sort(entries.begin(), entries.end(), [](const Entry& a, const Entry& b) { return a.range.first < b.range.first; });
+  std::sort(entries.begin(), entries.end(),
+            [](const Entry& a, const Entry& b) { return a.range.first < b.range.first; });
   // A sweep: entries still open at the current address.
   std::vector<const Entry*> open;
   for (const Entry& entry : entries) {

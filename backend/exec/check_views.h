@@ -13,10 +13,12 @@ namespace shardwire::internal {
 
 // kInvalidArgument / kTypeError, whose text names the list, the index, the given value and the expected value: count,
 // dtype, shape, strides (none negative; outputs may not overlap themselves), outputs with shared memory.
-Status checkViews(const Plan& plan, std::span<const TensorView> inputs, std::span<const TensorView> outputs, const std::string& opName);
+Status checkViews(const Plan& plan, std::span<const TensorView> inputs, std::span<const TensorView> outputs,
+                  const std::string& opName);
 
 // Inputs and outputs with shared memory: kInvalidArgument when some element would be overwritten before the read.
 // Allowed: a region read by this rank alone, and only into the very same place.
-Status checkAliasing(const Plan& plan, std::span<const TensorView> inputs, std::span<const TensorView> outputs, const std::string& opName);
+Status checkAliasing(const Plan& plan, std::span<const TensorView> inputs, std::span<const TensorView> outputs,
+                     const std::string& opName);
 
 }  // namespace shardwire::internal

@@ -15,7 +15,8 @@
 
 namespace shardwire::internal {
 
-Combiner::Combiner(const RunScope& run, RemoteReads& reads, std::vector<ReceiveEdge>& receives, const std::vector<std::int32_t>& receiveOf)
+Combiner::Combiner(const RunScope& run, RemoteReads& reads, std::vector<ReceiveEdge>& receives,
+                   const std::vector<std::int32_t>& receiveOf)
     : run_(run), reads_(reads), receives_(receives), receiveOf_(receiveOf) {
   std::uint32_t most = 0;
   for (const PlanMove& move : run_.plan.moves) {
@@ -82,8 +83,8 @@ bool Combiner::reduce(const PlanMove& move, const StridedBox& to) {
     isAllowed = readings_.emplace_back(*owner).isAllowed() && isAllowed;
   }
   if (isAllowed) {
-    reduceBox(to, run_.dtypeOf(move), std::span(boxes_).first(move.numSources), cursor_.shape(), move.sourceDtype, move.reduction,
-              run_.hint);
+    reduceBox(to, run_.dtypeOf(move), std::span(boxes_).first(move.numSources), cursor_.shape(), move.sourceDtype,
+              move.reduction, run_.hint);
   }
   readings_.clear();
   return isAllowed;
@@ -123,8 +124,8 @@ bool Combiner::gatherOne(const PlanMove& move, std::uint32_t index) {
       return true;  // readCopied
     case Reach::kFetch:
       // See SendEdge::chooseReach.
-      run_.context().fail(
-          {StatusCode::kInternal, fmt::format("rank {} offered fetches of what {} combines", edge.peer(), *run_.activity.description)});
+      run_.context().fail({StatusCode::kInternal, fmt::format("rank {} offered fetches of what {} combines",
+                                                              edge.peer(), *run_.activity.description)});
       return false;
     case Reach::kNone:
       break;
@@ -180,7 +181,8 @@ bool Combiner::readCopied(const PlanMove& move) {
     const Dims offset = sumOf(source.offset, cursor_.offset());
     boxes_[i] = {next, strides};
     const RemoteBox box{edge.input(source.slot), offset, cursor_.shape(), move.sourceDtype};
-    if (Status status = reads_.copy(run_.context().connection(edge.peer()), boxes_[i], move.sourceDtype, box); !status.isOk()) {
+    if (Status status = reads_.copy(run_.context().connection(edge.peer()), boxes_[i], move.sourceDtype, box);
+        !status.isOk()) {
       edge.refuseRead(std::move(status));
       return false;
     }

@@ -15,7 +15,8 @@ namespace shardwire::internal {
 class Combiner {
  public:
   // All arguments outlive the combiner. receiveOf, by rank: index into `receives`, or -1.
-  Combiner(const RunScope& run, RemoteReads& reads, std::vector<ReceiveEdge>& receives, const std::vector<std::int32_t>& receiveOf);
+  Combiner(const RunScope& run, RemoteReads& reads, std::vector<ReceiveEdge>& receives,
+           const std::vector<std::int32_t>& receiveOf);
 
   void reset();
   bool isDone() const { return run_.plan.firstCombine + next_ == run_.plan.moves.size(); }
@@ -30,12 +31,16 @@ class Combiner {
   bool readCopied(const PlanMove& move);
   void consume(const PlanMove& move);
   bool appearsLater(const PlanMove& move, std::uint32_t index) const;
-  const PlanSource& source(const PlanMove& move, std::uint32_t index) const { return run_.plan.sources[move.firstSource + index]; }
+  const PlanSource& source(const PlanMove& move, std::uint32_t index) const {
+    return run_.plan.sources[move.firstSource + index];
+  }
   bool isOwn(const PlanSource& source) const { return source.rank == run_.plan.rank; }
   ReceiveEdge& edgeOf(const PlanSource& source) {
     return receives_[static_cast<std::size_t>(receiveOf_[static_cast<std::size_t>(source.rank)])];
   }
-  bool isReached(const PlanSource& source, Reach reach) { return !isOwn(source) && edgeOf(source).reachOf(source.slot) == reach; }
+  bool isReached(const PlanSource& source, Reach reach) {
+    return !isOwn(source) && edgeOf(source).reachOf(source.slot) == reach;
+  }
 
   const RunScope& run_;
   RemoteReads& reads_;

@@ -19,7 +19,8 @@ void failUnlessOk(const GroupState& group, Status status) {
 }
 
 template <typename F>
-void toOperation(GroupState& group, Rank from, std::span<const std::byte> frame, Status (Activity::*take)(Rank, const Received<F>&)) {
+void toOperation(GroupState& group, Rank from, std::span<const std::byte> frame,
+                 Status (Activity::*take)(Rank, const Received<F>&)) {
   const auto received = readFrame<F>(frame);
   if (!received.has_value()) {
     return group.context.fail(unreadableFrame(from, Lane::kControl, frame));
@@ -35,7 +36,8 @@ void toOperation(GroupState& group, Rank from, std::span<const std::byte> frame,
     return;
   }
   if constexpr (std::is_same_v<F, CancelFrame>) {
-    group.operations.noteGivenUp(received->operation, received->origin == CancelFrame::kSender ? from : static_cast<Rank>(received->origin),
+    group.operations.noteGivenUp(received->operation,
+                                 received->origin == CancelFrame::kSender ? from : static_cast<Rank>(received->origin),
                                  textOf(received->payload));
   }
   failUnlessOk(group, (activity->*take)(from, *received));
@@ -122,7 +124,8 @@ void drainControl(GroupState& group, Rank peer) {
 
 void deliverEarly(GroupState& group, const Activity& activity) {
   if (!group.operations.early().empty()) {
-    group.operations.early().give(activity.seq, [&](Rank from, std::span<const std::byte> frame) { handle(group, from, frame); });
+    group.operations.early().give(activity.seq,
+                                  [&](Rank from, std::span<const std::byte> frame) { handle(group, from, frame); });
   }
 }
 

@@ -9,8 +9,8 @@ namespace shardwire::internal {
 
 namespace {
 
-// Calls may have different lengths: the same activity may be of call 5 here and of call 6 on the peer. The ranks part in the first of the
-// two, and both report that number.
+// Calls may have different lengths: the same activity may be of call 5 here and of call 6 on the peer. The ranks part
+// in the first of the two, and both report that number.
 std::uint64_t firstCall(std::uint64_t mine, std::uint32_t theirs) {
   if (mine == 0 || theirs == 0) {
     return std::max<std::uint64_t>(mine, theirs);
@@ -51,18 +51,19 @@ void Disagreements::onDesync(Rank from, const Received<DesyncFrame>& frame) {
   const std::string theirs(textOf(frame.payload));
   const std::string mine = operations_.describe(frame.seq);
   if (frame.wantsAnswer == 1) {
-    context_.sendText(from, DesyncFrame{.seq = frame.seq, .call = static_cast<std::uint32_t>(operations_.callOf(frame.seq))}, mine);
+    context_.sendText(
+        from, DesyncFrame{.seq = frame.seq, .call = static_cast<std::uint32_t>(operations_.callOf(frame.seq))}, mine);
   }
   const std::uint64_t call = firstCall(operations_.callOf(frame.seq), frame.call);
   askedSeq_[static_cast<std::size_t>(from)] = 0;
   const Rank rank = context_.rank;
   const bool mineFirst = rank < from;
   // The peers are notified, too: a third rank may be waiting for either of the two.
-  context_.fail(
-      {StatusCode::kMismatch,
-       fmt::format("the ranks disagree about operation #{}: rank {} called {}, but rank {} called {}. All ranks of a group must call the "
-                   "same operations in the same order with the same shapes and dtypes",
-                   call, std::min(rank, from), mineFirst ? mine : theirs, std::max(rank, from), mineFirst ? theirs : mine)});
+  context_.fail({StatusCode::kMismatch, fmt::format("the ranks disagree about operation #{}: rank {} called {}, but "
+                                                    "rank {} called {}. All ranks of a group must call the "
+                                                    "same operations in the same order with the same shapes and dtypes",
+                                                    call, std::min(rank, from), mineFirst ? mine : theirs,
+                                                    std::max(rank, from), mineFirst ? theirs : mine)});
 }
 
 }  // namespace shardwire::internal

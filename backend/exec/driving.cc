@@ -48,7 +48,8 @@ Driving::Driving(Peers& peers, const GroupFacts& facts, OpRecorder& recorder, Fa
       state_(peers, facts, recorder, callback, hasWork_) {
   // With a core for every rank a hand-off takes 0.2 us when both ranks spin and 5 us when one sleeps. With fewer cores,
   // a spinner that offers its core after every few looks hands over in 1 us, which is still less than sleeping.
-  const auto onThisHost = peers.hosts.empty() ? 1 : std::ranges::count(peers.hosts, peers.hosts[static_cast<std::size_t>(facts.rank)]);
+  const auto onThisHost =
+      peers.hosts.empty() ? 1 : std::ranges::count(peers.hosts, peers.hosts[static_cast<std::size_t>(facts.rank)]);
   const bool crowded = !hasCores(static_cast<int>(onThisHost));
   spin_ = facts.options.spin.count() >= 0 ? facts.options.spin : std::chrono::microseconds(200);
   yieldAfter_ = crowded ? Duration(0) : kYieldAfter;
@@ -112,8 +113,9 @@ bool Driving::flushThem(Completions* done, Duty duty) {
     peers_.doorbell->ringSelf();
   }
   // A callback may wait for another operation without driving: the thread that drives hands the driving over first.
-  const bool handOver = duty != Duty::kNone && std::any_of(done->list.begin(), done->list.end(),
-                                                           [](const auto& completion) { return completion.activity->hasCallbacks(); });
+  const bool handOver =
+      duty != Duty::kNone && std::any_of(done->list.begin(), done->list.end(),
+                                         [](const auto& completion) { return completion.activity->hasCallbacks(); });
   std::uint64_t turn = 0;
   if (handOver) {
     stepAside(duty, &turn);
@@ -171,7 +173,8 @@ void Driving::sleepOnBell(const Activity& activity, Deadline until, Patience& pa
     ticket = peers_.doorbell->arm(Wakes::kSleepers);
     const bool progress = state_.poll();
     checkSlow(state_, !progress);
-    sleeps = !progress && state_.operations.completions().empty() && !activity.isDone() && !state_.operations.failure().has_value();
+    sleeps = !progress && state_.operations.completions().empty() && !activity.isDone() &&
+             !state_.operations.failure().has_value();
     soonest = std::min({until, activity.deadline, patience.now() + kMaxSleep});
     takeCompletions(&done);
   }

@@ -17,7 +17,8 @@ void EarlyFrames::keep(Rank from, std::uint64_t seq, std::span<const std::byte> 
   kept_.push_back(std::move(early));
 }
 
-Rank EarlyFrames::firstBlobFrom(std::uint64_t seq, std::span<const Rank> peers, std::span<const std::uint64_t> fingerprints) const {
+Rank EarlyFrames::firstBlobFrom(std::uint64_t seq, std::span<const Rank> peers,
+                                std::span<const std::uint64_t> fingerprints) const {
   for (const Frame& early : kept_) {
     const auto blob = early.seq == seq ? readFrame<BlobFrame>(early.bytes) : std::nullopt;
     if (blob.has_value() && std::ranges::find(fingerprints, blob->operation.fingerprint) != fingerprints.end() &&

@@ -1,4 +1,5 @@
-// Control frames of operations that this rank has not called yet, kept until the operation starts. Guarded by the group's lock.
+// Control frames of operations that this rank has not called yet, kept until the operation starts. Guarded by the
+// group's lock.
 #pragma once
 
 #include <cstddef>

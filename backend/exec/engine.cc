@@ -52,7 +52,8 @@ Engine::Engine(Peers peers, GroupFacts facts)
 
 Engine::~Engine() = default;
 
-std::shared_ptr<Engine> Engine::create(Peers peers, Rank rank, int worldSize, const Options& options, std::string groupName) {
+std::shared_ptr<Engine> Engine::create(Peers peers, Rank rank, int worldSize, const Options& options,
+                                       std::string groupName) {
   GroupFacts facts = factsOf(peers, rank, worldSize, options, std::move(groupName));
   // In a child of fork() the engine is never destroyed: the destructor would notify the peers, and join threads of the
   // parent.
@@ -97,8 +98,9 @@ std::string Engine::describeTransports() const {
 }
 
 Rank Engine::firstAhead(std::span<const Rank> peers, std::span<const std::uint64_t> fingerprints) const {
-  return driving_.locked(
-      [&](const GroupState& state) { return state.operations.early().firstBlobFrom(state.operations.nextSeq(), peers, fingerprints); });
+  return driving_.locked([&](const GroupState& state) {
+    return state.operations.early().firstBlobFrom(state.operations.nextSeq(), peers, fingerprints);
+  });
 }
 
 bool Engine::areAllJoined() const {
@@ -118,7 +120,8 @@ void Engine::attach(Staging* staging) {
 
 // ---- Starting and waiting
 
-Status Engine::submit(std::span<const std::shared_ptr<Activity>> activities, Duration spinInline, const CallRecord& record) {
+Status Engine::submit(std::span<const std::shared_ptr<Activity>> activities, Duration spinInline,
+                      const CallRecord& record) {
   const auto begin = [&](GroupState& state) {
     const std::uint64_t call = record.continues.call != 0 ? record.continues.call : state.operations.nextCall();
     for (const auto& activity : activities) {
@@ -153,15 +156,17 @@ Status Engine::waitFor(Activity& activity, Deadline until) {
     return owner_.check(groupLabel());
   }
   InterruptibleWait slices(until);
-  Patience patience = driving_.newPatience();  // for the whole wait: the next slice goes on sleeping where this slice slept
+  Patience patience =
+      driving_.newPatience();  // for the whole wait: the next slice goes on sleeping where this slice slept
   while (!driving_.drive(activity, slices.sliceEnd(), patience)) {
     if (slices.isInterrupted()) {
       interruptedWaits_.add(activity.shared_from_this());
       return interruptedStatus(*activity.description + " (" + groupLabel() + ")");
     }
     if (Clock::now() >= until) {
-      return {StatusCode::kTimeout,
-              *activity.description + " is still in flight: the wait ended first, the operation goes on (" + groupLabel() + ")"};
+      return {StatusCode::kTimeout, *activity.description +
+                                        " is still in flight: the wait ended first, the operation goes on (" +
+                                        groupLabel() + ")"};
     }
   }
   Status status = activity.status();
@@ -230,7 +235,8 @@ void Engine::stayForLatePeers() {
   const Deadline begin = Clock::now();
   const auto mayLeave = [&](GroupState& state) {
     const bool areAllNotified = state.links.isJoinedToAll() && !state.failure.hasNotices();
-    if (!state.links.joinsLate() || !state.operations.failure().has_value() || state.failure.notice().empty() || areAllNotified) {
+    if (!state.links.joinsLate() || !state.operations.failure().has_value() || state.failure.notice().empty() ||
+        areAllNotified) {
       return true;
     }
     // Peers with a link under way are alive, and only have not come so far.

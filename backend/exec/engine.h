@@ -32,14 +32,16 @@ namespace shardwire::internal {
 
 class Engine final : public Driver, public Progressed, public std::enable_shared_from_this<Engine> {
  public:
-  static std::shared_ptr<Engine> create(Peers peers, Rank rank, int worldSize, const Options& options, std::string groupName);
+  static std::shared_ptr<Engine> create(Peers peers, Rank rank, int worldSize, const Options& options,
+                                        std::string groupName);
   ~Engine();
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
 
   // Starts operations in this order, each with the next sequence number. kAborted, kPeerFailed, ... when the group has
   // failed. `spinInline`: the longest time of polling before the return, since most short operations end meanwhile.
-  Status submit(std::span<const std::shared_ptr<Activity>> activities, Duration spinInline, const CallRecord& record = {});
+  Status submit(std::span<const std::shared_ptr<Activity>> activities, Duration spinInline,
+                const CallRecord& record = {});
   // Starts a send or receive: takes `activity`, then calls `start(points)` under the lock.
   Status submitPoint(const std::shared_ptr<Activity>& activity, const std::function<void(PointToPoint&)>& start,
                      const CallRecord& record = {});

@@ -26,7 +26,8 @@ void lookAtRecord(GroupSight& sight) {
   for (const RecordedOp& op : sight.latest) {
     sight.sequence = std::max(sight.sequence, op.seq);
     if (!op.isOver()) {
-      sight.inFlight.push_back({op.seq, *op.description, now - op.called, op.timeout, {}, "another thread of this rank moves it on"});
+      sight.inFlight.push_back(
+          {op.seq, *op.description, now - op.called, op.timeout, {}, "another thread of this rank moves it on"});
     }
   }
 }
@@ -75,7 +76,8 @@ void lookAtState(const GroupState& state, GroupSight& sight) {
   sight.lastCall = operations.describeLatest();
   lookAtPeers(state, sight);
   for (const auto& activity : operations.inFlight()) {
-    const bool isLaterPart = !sight.inFlight.empty() && activity->call != 0 && activity->call == sight.inFlight.back().seq;
+    const bool isLaterPart =
+        !sight.inFlight.empty() && activity->call != 0 && activity->call == sight.inFlight.back().seq;
     if (!isLaterPart) {
       sight.inFlight.push_back(sightOf(state, *activity));
     }
@@ -91,7 +93,8 @@ GroupSight Engine::sight(Duration patience) {
   sight.isRecorded = recorder_.isOn();
   sight.latest = recorder_.latest(kLatest);
   for (std::size_t peer = 0; peer < peers_.names.size(); ++peer) {
-    sight.peers.push_back({.rank = static_cast<Rank>(peer), .host = peers_.names[peer].host, .pid = peers_.names[peer].pid});
+    sight.peers.push_back(
+        {.rank = static_cast<Rank>(peer), .host = peers_.names[peer].host, .pid = peers_.names[peer].pid});
   }
   const Deadline until = Clock::now() + patience;
   while (!driving_.tryLocked([&](const GroupState& state) { lookAtState(state, sight); })) {

@@ -80,7 +80,8 @@ void Exchange::give(std::string mine) {
 }
 
 std::size_t Exchange::inOf(Rank peer) const {
-  const auto found = std::lower_bound(ins_.begin(), ins_.end(), peer, [](const In& in, Rank wanted) { return in.peer < wanted; });
+  const auto found =
+      std::lower_bound(ins_.begin(), ins_.end(), peer, [](const In& in, Rank wanted) { return in.peer < wanted; });
   return found == ins_.end() || found->peer != peer ? ins_.size() : static_cast<std::size_t>(found - ins_.begin());
 }
 
@@ -135,8 +136,9 @@ bool Exchange::acknowledge(RunContext& context) {
 // ---- receiving
 
 Status Exchange::misplaced(Rank from, const BlobFrame& frame, std::uint64_t expected) const {
-  return {StatusCode::kInternal, fmt::format("rank {} sent a part of a message that does not fit {} (offset {} of {}, expected {})", from,
-                                             *description, frame.offset, frame.totalBytes, expected)};
+  return {StatusCode::kInternal,
+          fmt::format("rank {} sent a part of a message that does not fit {} (offset {} of {}, expected {})", from,
+                      *description, frame.offset, frame.totalBytes, expected)};
 }
 
 Status Exchange::onBlob(Rank from, const Received<BlobFrame>& frame) {
@@ -205,8 +207,9 @@ Status Exchange::readTable(Rank from) {
     }
   }
   if (!reader.isDone() || !hasMine) {
-    return {StatusCode::kInternal, fmt::format("rank {} sent what all ranks gave for {} in a form that cannot be read ({} bytes)", from,
-                                               *description, table_.size())};
+    return {StatusCode::kInternal,
+            fmt::format("rank {} sent what all ranks gave for {} in a form that cannot be read ({} bytes)", from,
+                        *description, table_.size())};
   }
   return Status::ok();
 }
@@ -237,13 +240,16 @@ Status Exchange::onCancel(Rank from, const Received<CancelFrame>& frame) {
   if (isByTree()) {
     // The rank that gave up may not have known the missing ranks. If rank 0 comes only now, rank 0 has not yet read the
     // blobs sent meanwhile.
-    if (const std::string absent = missing(); rank_ == 0 && hasStepped_ && !absent.empty() && why.find(absent) == std::string::npos) {
+    if (const std::string absent = missing();
+        rank_ == 0 && hasStepped_ && !absent.empty() && why.find(absent) == std::string::npos) {
       why += "; rank 0 knows that " + absent;
     }
     passOn(context, from, origin, why);
   }
-  const std::string when = hasStepped_ ? fmt::format("while {} waited, too", context.label) : fmt::format("before {} came", context.label);
-  context.finish(*this, {StatusCode::kTimeout, fmt::format("{} was given up by rank {} {}: it {}", *description, origin, when, why)});
+  const std::string when =
+      hasStepped_ ? fmt::format("while {} waited, too", context.label) : fmt::format("before {} came", context.label);
+  context.finish(*this, {StatusCode::kTimeout,
+                         fmt::format("{} was given up by rank {} {}: it {}", *description, origin, when, why)});
   return Status::ok();
 }
 

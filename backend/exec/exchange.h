@@ -78,7 +78,7 @@ class Exchange : public Activity {
   std::optional<RankTree> tree_;  // in large groups
   Rank parent_ = -1;              // in the tree; -1: none
   std::vector<std::string> blobs_;
-  std::string table_;             // all blobs as sent down the tree: the length of each as a varint, then the bytes; see TableOf
+  std::string table_;  // all blobs as sent down the tree: the length of each as a varint, then the bytes; see TableOf
   std::uint64_t tableBytes_ = 0;  // of the whole table, once the length is known
   bool isTableKnown_ = false;
   std::optional<std::string> answer_;

@@ -21,9 +21,10 @@ class FailureCallback {
   void run();
 
  private:
-  std::atomic<bool> isSet_{false};          // release: a thread that loads true finds call_
-  std::atomic<std::uint64_t> failures_{0};  // acq_rel: a thread that loads a count finds the flight recorder as of the failure
-  Mutex mutex_;                             // held while call_ runs; a second thread waits for the end
+  std::atomic<bool> isSet_{false};  // release: a thread that loads true finds call_
+  std::atomic<std::uint64_t> failures_{
+      0};        // acq_rel: a thread that loads a count finds the flight recorder as of the failure
+  Mutex mutex_;  // held while call_ runs; a second thread waits for the end
   std::function<void()> call_ SW_GUARDED_BY(mutex_);
   std::uint64_t reported_ SW_GUARDED_BY(mutex_) = 0;  // of failures_
 };

@@ -92,7 +92,8 @@ bool BlobFrame::isSound(Payload payload) const {
 }
 
 bool FailFrame::isSound(Payload) const {
-  return code > static_cast<std::uint32_t>(StatusCode::kOk) && code <= static_cast<std::uint32_t>(StatusCode::kInterrupted);
+  return code > static_cast<std::uint32_t>(StatusCode::kOk) &&
+         code <= static_cast<std::uint32_t>(StatusCode::kInterrupted);
 }
 
 bool EagerFrame::isSound(Payload payload) const {
@@ -106,8 +107,8 @@ bool OfferFrame::isSound(Payload payload) const {
 std::optional<std::size_t> PartTag::elementBytesIn(Payload payload) const {
   // The largest possible address; the sum of two such values does not overflow.
   constexpr std::uint64_t kMost = std::uint64_t{1} << 60;
-  if (numDims > static_cast<std::uint32_t>(kMaxDims) || !std::has_single_bit(elemBytes) || elemBytes > 16 || payload.size() < boxBytes() ||
-      offset > kMost) {
+  if (numDims > static_cast<std::uint32_t>(kMaxDims) || !std::has_single_bit(elemBytes) || elemBytes > 16 ||
+      payload.size() < boxBytes() || offset > kMost) {
     return std::nullopt;
   }
   std::uint64_t count = 1;
@@ -154,12 +155,13 @@ Status unreadableFrame(Rank peer, Lane lane, std::span<const std::byte> frame) {
   if (frame.size() >= sizeof(FrameStart)) {
     FrameStart start;
     std::memcpy(&start, frame.data(), sizeof start);
-    what = start.version == kFrameVersion ? fmt::format(" (kind {}: {})", static_cast<int>(start.kind), frameKindName(start.kind))
-                                          : fmt::format(" (version {}, here {})", start.version, kFrameVersion);
+    what = start.version == kFrameVersion
+               ? fmt::format(" (kind {}: {})", static_cast<int>(start.kind), frameKindName(start.kind))
+               : fmt::format(" (version {}, here {})", start.version, kFrameVersion);
   }
   return {StatusCode::kInternal,
-          fmt::format("rank {} sent a frame of {} bytes on the {} lane that cannot be read{}: a bug, or a stray write", peer, frame.size(),
-                      lanes[static_cast<int>(lane)], what)};
+          fmt::format("rank {} sent a frame of {} bytes on the {} lane that cannot be read{}: a bug, or a stray write",
+                      peer, frame.size(), lanes[static_cast<int>(lane)], what)};
 }
 
 std::size_t postedSlotBytes(int numDims) {

@@ -161,7 +161,8 @@ struct MessageTag {
   std::uint64_t message = 0;  // the sender's number of the message, counted per peer
   std::uint64_t messageBytes = 0;
   std::int32_t tag = 0;
-  std::uint32_t textBytes = 0;  // of the text at the end of the payload: the sent tensor, for Options::checkAll (0 otherwise)
+  std::uint32_t textBytes =
+      0;  // of the text at the end of the payload: the sent tensor, for Options::checkAll (0 otherwise)
 };
 // Payload: the message, the text.
 struct EagerFrame {
@@ -253,8 +254,8 @@ struct DropFrame {
 
 // ---- bulk and point lane
 
-// Bulk lane. Payload: staged bytes of the operation, in the order of the edge's boxes, cut into segments of at most segmentBytes. A
-// barrier's is empty.
+// Bulk lane. Payload: staged bytes of the operation, in the order of the edge's boxes, cut into segments of at most
+// segmentBytes. A barrier's is empty.
 struct StagedFrame {
   static constexpr FrameKind kKind = FrameKind::kStaged;
   OperationTag operation;
@@ -281,7 +282,8 @@ inline constexpr std::size_t kHeadBytes = sizeof(FrameStart) + kFieldBytes<F>;
 // for both.
 template <typename F>
 void writeFrame(std::span<std::byte> frame, const F& fields, std::size_t payloadBytes) {
-  static_assert(std::is_empty_v<F> || std::has_unique_object_representations_v<F>, "fields leave no gaps: they go out as they lie");
+  static_assert(std::is_empty_v<F> || std::has_unique_object_representations_v<F>,
+                "fields leave no gaps: they go out as they lie");
   const FrameStart start{.kind = F::kKind, .payloadBytes = static_cast<std::uint32_t>(payloadBytes)};
   std::memcpy(frame.data(), &start, sizeof start);
   if constexpr (kFieldBytes<F> != 0) {

@@ -77,7 +77,8 @@ void GroupFailure::addNoticeTo(Rank peer) {
 }
 
 void GroupFailure::sendNotices() {
-  const auto code = static_cast<std::uint32_t>(operations_.failure().has_value() ? operations_.failure()->code() : StatusCode::kAborted);
+  const auto code = static_cast<std::uint32_t>(operations_.failure().has_value() ? operations_.failure()->code()
+                                                                                 : StatusCode::kAborted);
   hasNotices_ = false;
   for (const Rank peer : links_.joined()) {
     const auto p = static_cast<std::size_t>(peer);

@@ -18,8 +18,8 @@ class OneSided;
 class GroupFailure {
  public:
   // `hasWork` is set when notices to peers are still to be sent.
-  GroupFailure(const RunContext& context, Operations& operations, PeerLinks& links, OneSided& oneSided, FailureCallback& callback,
-               std::atomic<bool>& hasWork);
+  GroupFailure(const RunContext& context, Operations& operations, PeerLinks& links, OneSided& oneSided,
+               FailureCallback& callback, std::atomic<bool>& hasWork);
 
   // The group fails here, and the peers fail at once with the same text. The first reason stays.
   void fail(Status why);

@@ -78,7 +78,8 @@ void GroupMemory::drop(Rank peer, std::uint64_t block) {
 Result<std::shared_ptr<HeldMemory>> GroupMemory::hold(Rank peer, const HeapPlace& place, std::size_t size) {
   return driving_.locked([&](GroupState& state) -> Result<std::shared_ptr<HeldMemory>> {
     if (state.links.isClosed()) {
-      return state.operations.failure().value_or(Status{StatusCode::kAborted, "the group was shut down on " + facts_.label});
+      return state.operations.failure().value_or(
+          Status{StatusCode::kAborted, "the group was shut down on " + facts_.label});
     }
     return state.context.connection(peer).hold(place, size);
   });

@@ -17,7 +17,8 @@ namespace shardwire::internal {
 
 class GroupMemory {
  public:
-  GroupMemory(Driving& driving, const GroupFacts& facts, const OwnerProcess& owner) : driving_(driving), facts_(facts), owner_(owner) {}
+  GroupMemory(Driving& driving, const GroupFacts& facts, const OwnerProcess& owner)
+      : driving_(driving), facts_(facts), owner_(owner) {}
 
   // Moves everything that can move, and returns the reason if a wait is in vain: the group failed, or one of `peers` is
   // gone.

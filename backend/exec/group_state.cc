@@ -6,7 +6,8 @@
 
 namespace shardwire::internal {
 
-GroupState::GroupState(Peers& peers, const GroupFacts& facts, OpRecorder& recorder, FailureCallback& callback, std::atomic<bool>& hasWork)
+GroupState::GroupState(Peers& peers, const GroupFacts& facts, OpRecorder& recorder, FailureCallback& callback,
+                       std::atomic<bool>& hasWork)
     : context{.host = *this,
               .rank = facts.rank,
               .worldSize = facts.worldSize,
@@ -74,10 +75,11 @@ bool GroupState::takeLateLinks() {
     questions.addAdviceTo(peer);
     const std::size_t theirs = context.connection(peer).maxFrameBytes(Lane::kBulk) - kHeadBytes<StagedFrame>;
     if (theirs < context.segmentBytes) {
-      failure.fail({StatusCode::kMismatch,
-                    fmt::format("rank {} has shorter rings than rank {} ({} and {} bytes at most at once): SHARDWIRE_RING_BYTES "
-                                "must be the same on all ranks",
-                                peer, context.rank, theirs, context.segmentBytes)});
+      failure.fail(
+          {StatusCode::kMismatch,
+           fmt::format("rank {} has shorter rings than rank {} ({} and {} bytes at most at once): SHARDWIRE_RING_BYTES "
+                       "must be the same on all ranks",
+                       peer, context.rank, theirs, context.segmentBytes)});
     }
   }
   return progress;

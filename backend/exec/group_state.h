@@ -33,7 +33,8 @@ struct GroupFacts {
 
 struct GroupState final : private RunHost {
   // `hasWork` is set when the progress thread has to look at the group.
-  GroupState(Peers& peers, const GroupFacts& facts, OpRecorder& recorder, FailureCallback& callback, std::atomic<bool>& hasWork);
+  GroupState(Peers& peers, const GroupFacts& facts, OpRecorder& recorder, FailureCallback& callback,
+             std::atomic<bool>& hasWork);
 
   // Takes frames, first from wires, and then steps the operations. True when anything moved.
   bool poll();

@@ -9,7 +9,8 @@
 
 namespace shardwire::internal {
 
-Handout::Handout(int worldSize, Rank rank) : rank_(rank), numOpen_(rank == 0 ? static_cast<std::size_t>(worldSize) - 1 : 1) {
+Handout::Handout(int worldSize, Rank rank)
+    : rank_(rank), numOpen_(rank == 0 ? static_cast<std::size_t>(worldSize) - 1 : 1) {
   if (rank == 0) {
     outs_.resize(static_cast<std::size_t>(worldSize));
   }
@@ -61,13 +62,14 @@ bool Handout::sendTo(Rank peer, Out& out) {
 // ---- receiving
 
 Status Handout::misplaced(Rank from, const BlobFrame& frame) const {
-  return {StatusCode::kInternal, fmt::format("rank {} sent a part of a message that does not fit {} (offset {} of {}, expected {})", from,
-                                             *description, frame.offset, frame.totalBytes, received_.size())};
+  return {StatusCode::kInternal,
+          fmt::format("rank {} sent a part of a message that does not fit {} (offset {} of {}, expected {})", from,
+                      *description, frame.offset, frame.totalBytes, received_.size())};
 }
 
 Status Handout::onBlob(Rank from, const Received<BlobFrame>& frame) {
-  if (rank_ == 0 || from != 0 || numOpen_ == 0 || frame.offset != received_.size() || (hasBegun_ && frame.totalBytes != totalBytes_) ||
-      (frame.payload.empty() && frame.totalBytes > 0)) {
+  if (rank_ == 0 || from != 0 || numOpen_ == 0 || frame.offset != received_.size() ||
+      (hasBegun_ && frame.totalBytes != totalBytes_) || (frame.payload.empty() && frame.totalBytes > 0)) {
     return misplaced(from, frame);
   }
   hasBegun_ = true;
@@ -96,8 +98,8 @@ Status Handout::onCancel(Rank from, const Received<CancelFrame>& frame) {
       (void)context.sendText(peer, CancelFrame{.operation = tag(), .origin = static_cast<std::uint32_t>(origin)}, why);
     }
   }
-  context.finish(*this, {StatusCode::kTimeout,
-                         fmt::format("{} was given up by rank {} while {} waited, too: it {}", *description, origin, context.label, why)});
+  context.finish(*this, {StatusCode::kTimeout, fmt::format("{} was given up by rank {} while {} waited, too: it {}",
+                                                           *description, origin, context.label, why)});
   return Status::ok();
 }
 
@@ -112,8 +114,10 @@ std::string Handout::waitingFor() const {
   if (rank_ != 0) {
     return "rank 0 did not send this rank's plan";
   }
-  const auto unread = std::find_if(outs_.begin() + 1, outs_.end(), [](const Out& out) { return out.isGiven && !out.isSent; });
-  return unread == outs_.end() ? "rank 0 itself is still planning" : fmt::format("rank {} reads nothing", unread - outs_.begin());
+  const auto unread =
+      std::find_if(outs_.begin() + 1, outs_.end(), [](const Out& out) { return out.isGiven && !out.isSent; });
+  return unread == outs_.end() ? "rank 0 itself is still planning"
+                               : fmt::format("rank {} reads nothing", unread - outs_.begin());
 }
 
 }  // namespace shardwire::internal

@@ -42,9 +42,10 @@ std::optional<PartBox> takeBox(const PartTag& tag, Payload payload, std::optiona
 }
 
 Status changedMeanwhile(Rank from, std::uint64_t block) {
-  return {
-      StatusCode::kInternal,
-      fmt::format("a request of rank {} for symmetric memory #{} changed while it was read: a bug there, or a stray write", from, block)};
+  return {StatusCode::kInternal,
+          fmt::format(
+              "a request of rank {} for symmetric memory #{} changed while it was read: a bug there, or a stray write",
+              from, block)};
 }
 
 }  // namespace
@@ -54,7 +55,9 @@ bool OneSidedRequest::step(std::vector<bool>&) {
 }
 
 OneSided::OneSided(RunContext& context)
-    : context_(context), peers_(static_cast<std::size_t>(context.worldSize)), isGone_(static_cast<std::size_t>(context.worldSize)) {}
+    : context_(context),
+      peers_(static_cast<std::size_t>(context.worldSize)),
+      isGone_(static_cast<std::size_t>(context.worldSize)) {}
 
 OneSided::~OneSided() {
   forget();
@@ -83,8 +86,8 @@ bool OneSided::step(OneSidedRequest& request) {
   bool moved = false;
   for (Rank rank = 0; rank < context_.worldSize; ++rank) {
     Peer* const peer = peerOrNull(rank);
-    if (peer != nullptr && !peer->toSend.empty() && peer->toSend.front().get() == &request && context_.connection(rank).isJoined() &&
-        request.send(*this, rank)) {
+    if (peer != nullptr && !peer->toSend.empty() && peer->toSend.front().get() == &request &&
+        context_.connection(rank).isJoined() && request.send(*this, rank)) {
       peer->toSend.pop_front();
       count(*peer);
       moved = true;
@@ -187,8 +190,8 @@ Status OneSided::find(Rank from, std::uint64_t block, ServedPart** part) const {
     return Status::ok();
   }
   if (found == served_.end()) {
-    return {StatusCode::kInternal,
-            fmt::format("rank {} asked for symmetric memory #{}, which rank {} does not have", from, block, context_.rank)};
+    return {StatusCode::kInternal, fmt::format("rank {} asked for symmetric memory #{}, which rank {} does not have",
+                                               from, block, context_.rank)};
   }
   *part = found->second.part.get();
   return Status::ok();
@@ -215,8 +218,10 @@ Status OneSided::onGet(Rank from, const Received<GetFrame>& frame) {
   if (!box.has_value()) {
     return changedMeanwhile(from, frame.part.block);
   }
-  if (kHeadBytes<ReplyFrame> + boxBytes(box->shape, box->elemBytes) > context_.connection(from).maxFrameBytes(Lane::kControl)) {
-    return {StatusCode::kInternal, fmt::format("rank {} asked for more than one frame of symmetric memory #{}", from, box->block)};
+  if (kHeadBytes<ReplyFrame> + boxBytes(box->shape, box->elemBytes) >
+      context_.connection(from).maxFrameBytes(Lane::kControl)) {
+    return {StatusCode::kInternal,
+            fmt::format("rank {} asked for more than one frame of symmetric memory #{}", from, box->block)};
   }
   return owe(from, {.request = frame.request, .isBox = true, .box = *box});
 }
@@ -229,7 +234,8 @@ Status OneSided::onWord(Rank from, const Received<WordFrame>& frame) {
   }
   const auto before = part->apply(frame);
   SW_RETURN_IF_ERROR(before.status());
-  return frame.request == 0 ? Status::ok() : owe(from, {.request = frame.request, .word = *before, .isWord = true, .box = {}});
+  return frame.request == 0 ? Status::ok()
+                            : owe(from, {.request = frame.request, .word = *before, .isWord = true, .box = {}});
 }
 
 Status OneSided::onFlush(Rank from, const Received<FlushFrame>& frame) {

@@ -58,13 +58,14 @@ bool PutRequest::send(OneSided& all, Rank peer) {
   }
   for (; !next_->done(); next_->next()) {
     const std::size_t payload = dimsBytes(to_) + next_->bytes();
-    const auto room = connection.reserve(Lane::kControl, kHeadBytes<PutFrame> + payload, kHeadBytes<PutFrame> + payload);
+    const auto room =
+        connection.reserve(Lane::kControl, kHeadBytes<PutFrame> + payload, kHeadBytes<PutFrame> + payload);
     if (room.empty()) {
       return false;
     }
     writeFrame(room, PutFrame{tagOf(to_, next_->offset())}, payload);
-    packBox(writeBox(room.data() + kHeadBytes<PutFrame>, next_->shape(), to_.byteStrides), boxAt(from_, next_->offset()), next_->shape(),
-            to_.elemBytes);
+    packBox(writeBox(room.data() + kHeadBytes<PutFrame>, next_->shape(), to_.byteStrides),
+            boxAt(from_, next_->offset()), next_->shape(), to_.elemBytes);
     connection.commit(Lane::kControl, kHeadBytes<PutFrame> + payload);
     all.noteSilent(peer);
   }
@@ -96,7 +97,8 @@ bool GetRequest::send(OneSided& all, Rank peer) {
     if (request == 0 || !all.context().sendControl(peer, frame, Payload(box).first(dimsBytes(from_)))) {
       return false;
     }
-    all.expect(peer, std::static_pointer_cast<GetRequest>(shared_from_this()), static_cast<std::uint32_t>(parts_.size()));
+    all.expect(peer, std::static_pointer_cast<GetRequest>(shared_from_this()),
+               static_cast<std::uint32_t>(parts_.size()));
     parts_.push_back({next_->offset(), next_->shape()});
   }
   isSent_ = true;

@@ -14,7 +14,8 @@
 namespace shardwire::internal {
 
 std::string labelOf(const Activity& activity) {
-  return activity.ordered() ? fmt::format("{} (operation #{})", *activity.description, activity.call) : *activity.description;
+  return activity.ordered() ? fmt::format("{} (operation #{})", *activity.description, activity.call)
+                            : *activity.description;
 }
 
 Operations::Operations(RunContext& context, OpRecorder& recorder, Duration timeout)
@@ -121,13 +122,14 @@ Status Operations::failureOf(const Activity& activity, const Status& cause) cons
 }
 
 Activity* Operations::find(std::uint64_t seq) const {
-  const auto found =
-      std::find_if(inFlight_.begin(), inFlight_.end(), [&](const auto& each) { return each->ordered() && each->seq == seq; });
+  const auto found = std::find_if(inFlight_.begin(), inFlight_.end(),
+                                  [&](const auto& each) { return each->ordered() && each->seq == seq; });
   return found == inFlight_.end() ? nullptr : found->get();
 }
 
 Activity* Operations::oldestThatNeeds(Rank peer) const {
-  const auto found = std::find_if(inFlight_.begin(), inFlight_.end(), [&](const auto& each) { return each->needs(peer); });
+  const auto found =
+      std::find_if(inFlight_.begin(), inFlight_.end(), [&](const auto& each) { return each->needs(peer); });
   return found == inFlight_.end() ? nullptr : found->get();
 }
 
@@ -143,8 +145,9 @@ std::string Operations::describeNow() const {
     const Activity& oldest = *inFlight_.front();
     return fmt::format("is in {}: {}", labelOf(oldest), oldest.waitingFor());
   }
-  return nextSeq_ == 1 ? "has called nothing in this group"
-                       : fmt::format("has called nothing in this group since {} (operation #{})", describeLatest(), calls_);
+  return nextSeq_ == 1
+             ? "has called nothing in this group"
+             : fmt::format("has called nothing in this group since {} (operation #{})", describeLatest(), calls_);
 }
 
 std::uint64_t Operations::callOf(std::uint64_t seq) const {
@@ -179,9 +182,9 @@ bool Operations::sendGivenUp(Rank to, const OperationTag& operation) const {
   if (entry == nullptr || entry->givenUpBy < 0) {
     return false;
   }
-  const CancelFrame frame{
-      .operation = operation,
-      .origin = entry->givenUpBy == context_.rank ? CancelFrame::kSender : static_cast<std::uint32_t>(entry->givenUpBy)};
+  const CancelFrame frame{.operation = operation,
+                          .origin = entry->givenUpBy == context_.rank ? CancelFrame::kSender
+                                                                      : static_cast<std::uint32_t>(entry->givenUpBy)};
   return context_.sendText(to, frame, entry->whyGivenUp);
 }
 

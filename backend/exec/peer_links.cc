@@ -69,7 +69,8 @@ bool PeerLinks::takeLate(std::vector<Rank>* joined) {
 // The first needed peer of the operation, from `first` on, without a link; worldSize: all are joined.
 Rank PeerLinks::nextMissing(const Activity& activity, Rank first) const {
   Rank peer = first;
-  while (peer < context_.worldSize && (peer == context_.rank || isJoined_[static_cast<std::size_t>(peer)] || !activity.needs(peer))) {
+  while (peer < context_.worldSize &&
+         (peer == context_.rank || isJoined_[static_cast<std::size_t>(peer)] || !activity.needs(peer))) {
     ++peer;
   }
   return peer;

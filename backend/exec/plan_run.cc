@@ -139,7 +139,8 @@ bool PlanRun::stepOwnCopies() {
   }
   const StridedBox from = boxOf(scope_.input(source.input), sumOf(source.offset, cursor_.offset()));
   const StridedBox to = scope_.outputBox(move, cursor_.offset());
-  if (!scope_.isReady(from, cursor_.shape(), elementBytes(move.sourceDtype)) || !scope_.isReady(to, cursor_.shape(), elemBytes)) {
+  if (!scope_.isReady(from, cursor_.shape(), elementBytes(move.sourceDtype)) ||
+      !scope_.isReady(to, cursor_.shape(), elemBytes)) {
     return false;
   }
   castBox(to, scope_.dtypeOf(move), from, move.sourceDtype, cursor_.shape(), scope_.hint);

@@ -29,7 +29,8 @@ bool isEager(const RunContext& context, const PeerFrames& peer, std::size_t byte
 
 }  // namespace
 
-PointToPoint::PointToPoint(RunContext& context) : context_(context), peers_(static_cast<std::size_t>(context.worldSize)) {}
+PointToPoint::PointToPoint(RunContext& context)
+    : context_(context), peers_(static_cast<std::size_t>(context.worldSize)) {}
 
 PointToPoint::Peer& PointToPoint::peer(Rank rank) {
   std::unique_ptr<Peer>& peer = peers_[static_cast<std::size_t>(rank)];
@@ -113,7 +114,8 @@ Status PointToPoint::onGrant(Rank from, const Received<GrantFrame>& frame) {
     return Status::ok();
   }
   if (!send->offered_ || send->granted_ || send->finished_) {
-    return {StatusCode::kInternal, fmt::format("rank {} asked for message {}, which is not to be had", from, frame.message)};
+    return {StatusCode::kInternal,
+            fmt::format("rank {} asked for message {}, which is not to be had", from, frame.message)};
   }
   send->granted_ = true;
   peer(from).toStage.push_back(std::static_pointer_cast<PointSend>(send->shared_from_this()));
@@ -126,7 +128,8 @@ Status PointToPoint::onTaken(Rank from, const Received<TakenFrame>& frame) {
     return Status::ok();
   }
   if (!send->offered_ || send->granted_ || send->reach_ == Reach::kNone) {
-    return {StatusCode::kInternal, fmt::format("rank {} says it has read message {}, which it cannot have", from, frame.message)};
+    return {StatusCode::kInternal,
+            fmt::format("rank {} says it has read message {}, which it cannot have", from, frame.message)};
   }
   if (send->reach_ == Reach::kFetch) {
     context_.connection(from).conceal(send->address_);
@@ -145,10 +148,11 @@ Status PointToPoint::match(PointRecv& recv, Rank from, const MessageTag& about, 
                         from, sent, recv.tag, context_.rank, recv.arguments)};
   }
   if (about.messageBytes != recv.bytes.size()) {
-    return {StatusCode::kMismatch,
-            fmt::format("rank {} sent {} bytes with tag {}, but rank {} receives {} bytes: send and recv must have tensors "
-                        "of the same size",
-                        from, about.messageBytes, recv.tag, context_.rank, recv.bytes.size())};
+    return {
+        StatusCode::kMismatch,
+        fmt::format("rank {} sent {} bytes with tag {}, but rank {} receives {} bytes: send and recv must have tensors "
+                    "of the same size",
+                    from, about.messageBytes, recv.tag, context_.rank, recv.bytes.size())};
   }
   return Status::ok();
 }
@@ -230,8 +234,10 @@ void PointToPoint::giveUp(const PointRecv& recv) {
 
 bool PointSend::offer(RunContext& context) {
   Connection& connection = context.connection(peer);
-  const MessageTag about{
-      .message = message, .messageBytes = bytes.size(), .tag = tag, .textBytes = static_cast<std::uint32_t>(arguments.size())};
+  const MessageTag about{.message = message,
+                         .messageBytes = bytes.size(),
+                         .tag = tag,
+                         .textBytes = static_cast<std::uint32_t>(arguments.size())};
   if (isEager(context, connection, bytes.size() + arguments.size())) {
     if (arguments.empty()) {
       offered_ = context.sendControl(peer, EagerFrame{about}, bytes);
@@ -246,7 +252,8 @@ bool PointSend::offer(RunContext& context) {
   if (reach_ == Reach::kNone && bytes.size() >= connection.readLimits().minEdgeBytes) {
     reach_ = connection.expose(bytes.data(), bytes.size(), &address_);
   }
-  const OfferFrame frame{.about = about, .reach = static_cast<std::uint32_t>(reach_), .space = address_.space, .address = address_.value};
+  const OfferFrame frame{
+      .about = about, .reach = static_cast<std::uint32_t>(reach_), .space = address_.space, .address = address_.value};
   offered_ = context.sendControl(peer, frame, bytesOf(arguments));
   return offered_;
 }
@@ -254,15 +261,16 @@ bool PointSend::offer(RunContext& context) {
 bool PointSend::step(std::vector<bool>&) {
   RunContext& context = this->context();
   bool moved = false;
-  if (!offered_ && context.connection(peer).isJoined() && (staging == nullptr || staging->allReady()) && points_->mayOffer(*this)) {
+  if (!offered_ && context.connection(peer).isJoined() && (staging == nullptr || staging->allReady()) &&
+      points_->mayOffer(*this)) {
     moved = offer(context);
   }
   if (granted_ && !finished_ && points_->isNextToStage(peer, this)) {
     Connection& connection = context.connection(peer);
     while (staged_ < bytes.size()) {
       const std::size_t left = bytes.size() - staged_;
-      const auto frame =
-          connection.reserve(Lane::kPoint, kPartHead + 1, std::min(connection.maxFrameBytes(Lane::kPoint), kPartHead + left));
+      const auto frame = connection.reserve(Lane::kPoint, kPartHead + 1,
+                                            std::min(connection.maxFrameBytes(Lane::kPoint), kPartHead + left));
       if (frame.empty()) {
         return moved;
       }
@@ -316,8 +324,8 @@ bool PointRecv::step(std::vector<bool>&) {
         return true;
       }
       if (part->message != message_ || part->payload.size() > bytes.size() - received_) {
-        context.fail(
-            {StatusCode::kInternal, fmt::format("rank {} sent bytes of another message than rank {} asked for", source_, context.rank)});
+        context.fail({StatusCode::kInternal, fmt::format("rank {} sent bytes of another message than rank {} asked for",
+                                                         source_, context.rank)});
         return true;
       }
       std::copy(part->payload.begin(), part->payload.end(), bytes.begin() + static_cast<std::ptrdiff_t>(received_));
@@ -336,7 +344,8 @@ bool PointRecv::step(std::vector<bool>&) {
     if (reach_ == Reach::kDirect) {
       const std::byte* source = connection.map({address_.space, address_.value + received_}, part);
       if (source == nullptr) {
-        context.fail({StatusCode::kInternal, fmt::format("rank {} offered memory that is not mapped on rank {}", source_, context.rank)});
+        context.fail({StatusCode::kInternal,
+                      fmt::format("rank {} offered memory that is not mapped on rank {}", source_, context.rank)});
         return true;
       }
       const DirectRead reading(connection);
@@ -374,7 +383,8 @@ std::string PointRecv::waitingFor() const {
   if (source_ >= 0) {
     return fmt::format("rank {} offered a message but did not finish", source_);
   }
-  return peer >= 0 ? fmt::format("rank {} sent nothing with tag {}", peer, tag) : fmt::format("no rank sent anything with tag {}", tag);
+  return peer >= 0 ? fmt::format("rank {} sent nothing with tag {}", peer, tag)
+                   : fmt::format("no rank sent anything with tag {}", tag);
 }
 
 }  // namespace shardwire::internal

@@ -60,7 +60,7 @@ class PointToPoint {
     std::deque<std::shared_ptr<PointSend>> toStage;  // granted, being staged, oldest first
     std::deque<std::shared_ptr<PointRecv>> granted;  // our receives whose frames come next
     std::deque<Unexpected> unexpected;               // no recv yet
-    std::vector<std::int32_t> givenUp;               // tags of messages without a waiting recv any more, each entry for one message
+    std::vector<std::int32_t> givenUp;  // tags of messages without a waiting recv any more, each entry for one message
   };
   // Made at the first message from or to the rank: empty queues take 2 KiB, and a group has many ranks that never send
   // to each other.
@@ -89,7 +89,9 @@ class PointSend final : public Activity {
   bool cancellable() const override { return lapses && !offered_; }
   bool outlivesTimeout() const override { return lapses && offered_; }
   void giveUp() override { points_->forget(this); }
-  void addTraffic(std::span<EdgeBytes> byPeer) const override { byPeer[static_cast<std::size_t>(peer)].sends += bytes.size(); }
+  void addTraffic(std::span<EdgeBytes> byPeer) const override {
+    byPeer[static_cast<std::size_t>(peer)].sends += bytes.size();
+  }
   std::string waitingFor() const override;
   bool ordered() const override { return false; }
 

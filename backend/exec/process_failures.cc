@@ -44,8 +44,9 @@ void removeProcessGroup(const void* group) {
   const MutexLock lock(all.mutex);
   all.groups.erase(group);
   const auto now = Clock::now();
-  std::erase_if(all.failures,
-                [&](const Failure& each) { return each.overAt != Clock::time_point::max() && now - each.overAt > kEndsBecauseOfIt; });
+  std::erase_if(all.failures, [&](const Failure& each) {
+    return each.overAt != Clock::time_point::max() && now - each.overAt > kEndsBecauseOfIt;
+  });
   for (Failure& each : all.failures) {
     if (each.group == group && each.overAt == Clock::time_point::max()) {
       each.overAt = now;

@@ -1,13 +1,14 @@
 // Ranks that disagree mostly notice the disagreement by the received frames. Where each rank waits for frames of the
 // other rank no frames come, or frames come after the operation is over. So:
-//   1. After waiting for 100 ms a rank sends the peers the operation in which the rank waits. A peer that is, was or will
-//      be in another operation of the same number answers with a desync; a peer without a call so far keeps the question.
+//   1. After waiting for 100 ms a rank sends the peers the operation in which the rank waits. A peer that is, was or
+//      will be in another operation of the same number answers with a desync; a peer without a call so far keeps the
+//      question.
 //   2. A peer reports a finished operation. If no more frames come from the peer then, the ranks disagree about sizes.
 //   3. Shortly before an operation expires the peers are asked for their current activity, and the error contains the
 //      answers.
-//   4. A process that failed in another group because a rank died reports this in all groups of the process. A rank that
-//      waits for the process, and learns that the process has nothing in flight here, gives up after a while and names
-//      the cause.
+//   4. A process that failed in another group because a rank died reports this in all groups of the process. A rank
+//      that waits for the process, and learns that the process has nothing in flight here, gives up after a while and
+//      names the cause.
 #include "backend/exec/questions.h"
 
 #include <fmt/format.h>
@@ -35,7 +36,11 @@ constexpr std::size_t kMaxText = 2 << 10;
 }  // namespace
 
 Questions::Questions(const RunContext& context, Operations& operations, const PeerLinks& links, Duration grace)
-    : context_(context), operations_(operations), links_(links), grace_(grace), waiting_(static_cast<std::size_t>(context.worldSize)) {}
+    : context_(context),
+      operations_(operations),
+      links_(links),
+      grace_(grace),
+      waiting_(static_cast<std::size_t>(context.worldSize)) {}
 
 void Questions::look(Clock::time_point now) {
   if (now - lastLook_ < kLookEvery) {
@@ -71,11 +76,12 @@ void Questions::askAboutOldest(Rank peer, Clock::time_point now) {
 
 bool Questions::ask(Rank peer, const Activity& activity, bool answerNow) {
   const EdgeBytes bytes = activity.edgeBytes(peer);
-  return context_.sendControl(peer,
-                              AskFrame{.operation = activity.ordered() ? OperationTag{activity.seq, activity.fingerprint} : OperationTag{},
-                                       .sends = bytes.sends,
-                                       .receives = bytes.receives,
-                                       .wantsAnswer = answerNow ? 1u : 0u});
+  return context_.sendControl(
+      peer,
+      AskFrame{.operation = activity.ordered() ? OperationTag{activity.seq, activity.fingerprint} : OperationTag{},
+               .sends = bytes.sends,
+               .receives = bytes.receives,
+               .wantsAnswer = answerNow ? 1u : 0u});
 }
 
 // Both ranks are in the same operation, and yet only the peer has finished the operation.
@@ -101,7 +107,8 @@ void Questions::checkWhetherAbsent(const Activity& activity, Rank peer, Clock::t
 
 // Whether the peer has had the whole grace time to come since another group of the peer's process failed.
 bool Questions::isPastGrace(const Activity& activity, const Waiting& known, Clock::time_point now) const {
-  return !known.advice.empty() && grace_ >= Duration::zero() && now - std::max(activity.started, known.advisedAt) >= grace_;
+  return !known.advice.empty() && grace_ >= Duration::zero() &&
+         now - std::max(activity.started, known.advisedAt) >= grace_;
 }
 
 // This machine may have been busy with other work when the time to ask came: then the operation expires later by this
@@ -141,7 +148,8 @@ std::string Questions::answersAbout(const Activity& activity) const {
 void Questions::onAsk(Rank from, const Received<AskFrame>& ask, std::span<const std::byte> bytes) {
   const std::uint64_t seq = ask.operation.seq;
   if (seq == 0) {
-    answer(from, 0, operations_.inFlight().empty() ? AskedState::kNotCalled : AskedState::kInFlight, operations_.describeNow());
+    answer(from, 0, operations_.inFlight().empty() ? AskedState::kNotCalled : AskedState::kInFlight,
+           operations_.describeNow());
     return;
   }
   const bool isToCome = seq >= operations_.nextSeq();
@@ -171,7 +179,8 @@ void Questions::onAsk(Rank from, const Received<AskFrame>& ask, std::span<const 
 void Questions::answer(Rank to, std::uint64_t seq, AskedState state, const std::string& text) {
   // Without room for the frame the peer gets no answer.
   (void)context_.sendControl(
-      to, AnswerFrame{.seq = seq, .state = state, .numInFlight = static_cast<std::uint32_t>(operations_.inFlight().size())},
+      to,
+      AnswerFrame{.seq = seq, .state = state, .numInFlight = static_cast<std::uint32_t>(operations_.inFlight().size())},
       bytesOf(std::string_view(text).substr(0, kMaxText)));
 }
 
@@ -189,11 +198,13 @@ void Questions::onAnswer(Rank from, const Received<AnswerFrame>& frame) {
   // The answer fails this group only when the peer has nothing in flight here, long after another group of the peer's
   // process failed.
   const Activity* const activity = operations_.oldestThatNeeds(from);
-  if (frame.state == AskedState::kNotCalled && frame.numInFlight == 0 && activity != nullptr && isPastGrace(*activity, known, now)) {
-    context_.fail({StatusCode::kPeerFailed,
-                   fmt::format("rank {} does not come: another group of its process failed and is still there ({}). It {}; rank {} waited "
-                               "in {}. SHARDWIRE_GRACE_S sets how long a rank waits for it",
-                               from, known.advice, known.answer, context_.rank, labelOf(*activity))});
+  if (frame.state == AskedState::kNotCalled && frame.numInFlight == 0 && activity != nullptr &&
+      isPastGrace(*activity, known, now)) {
+    context_.fail(
+        {StatusCode::kPeerFailed, fmt::format("rank {} does not come: another group of its process failed and is still "
+                                              "there ({}). It {}; rank {} waited "
+                                              "in {}. SHARDWIRE_GRACE_S sets how long a rank waits for it",
+                                              from, known.advice, known.answer, context_.rank, labelOf(*activity))});
   }
 }
 

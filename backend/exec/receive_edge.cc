@@ -49,7 +49,8 @@ std::optional<std::size_t> extentOf(const Dims& byteStrides, const Dims& end, st
   auto extent = static_cast<std::int64_t>(elemBytes);
   for (int d = 0; d < byteStrides.size(); ++d) {
     std::int64_t step = 0;
-    if (byteStrides[d] < 0 || __builtin_mul_overflow(byteStrides[d], end[d] - 1, &step) || __builtin_add_overflow(extent, step, &extent)) {
+    if (byteStrides[d] < 0 || __builtin_mul_overflow(byteStrides[d], end[d] - 1, &step) ||
+        __builtin_add_overflow(extent, step, &extent)) {
       return std::nullopt;
     }
   }
@@ -117,7 +118,8 @@ bool ReceiveEdge::openFrame() {
     return false;
   }
   if (staged->payload.empty() || (seen_ && silent_ != (staged->isAll == 1))) {
-    context.fail(run_.activity.misfit(edge_.peer, FrameKind::kStaged));  // empty, or posted before, or announced without posts
+    context.fail(
+        run_.activity.misfit(edge_.peer, FrameKind::kStaged));  // empty, or posted before, or announced without posts
     return false;
   }
   seen_ = true;

@@ -37,7 +37,9 @@ class ReceiveEdge {
   // Whether this rank knows how to reach the inputs.
   bool isReadable();
   // Precondition: isReadable().
-  Reach reachOf(std::int32_t slot) const { return silent_ ? Reach::kNone : slots_[static_cast<std::size_t>(slot)].reach; }
+  Reach reachOf(std::int32_t slot) const {
+    return silent_ ? Reach::kNone : slots_[static_cast<std::size_t>(slot)].reach;
+  }
   const RemoteInput& input(std::int32_t slot) const { return slots_[static_cast<std::size_t>(slot)]; }
   // kDirect: the peer's box in the peer's memory.
   StridedBox directBox(std::int32_t slot, const Dims& offset) const;

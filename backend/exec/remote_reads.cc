@@ -58,7 +58,8 @@ Status RemoteReads::copy(PeerReads& owner, const StridedBox& dst, DType dstDtype
   return Status::ok();
 }
 
-bool Landings::start(PeerFetches& owner, std::size_t minLocalRun, const StridedBox& dst, DType dstDtype, const RemoteBox& box) {
+bool Landings::start(PeerFetches& owner, std::size_t minLocalRun, const StridedBox& dst, DType dstDtype,
+                     const RemoteBox& box) {
   const std::size_t bytes = box.bytes();
   const std::size_t localRun = longestRun(dst, box.shape, elementBytes(dstDtype));
   const bool isPacked = dstDtype != box.dtype || localRun < std::min(minLocalRun, bytes);
@@ -72,7 +73,8 @@ bool Landings::start(PeerFetches& owner, std::size_t minLocalRun, const StridedB
   if (isPacked && free->packed.size() < bytes) {
     free->packed.resize(bytes);
   }
-  const StridedBox local = isPacked ? StridedBox{free->packed.data(), packedByteStrides(box.shape, box.elemBytes())} : dst;
+  const StridedBox local =
+      isPacked ? StridedBox{free->packed.data(), packedByteStrides(box.shape, box.elemBytes())} : dst;
   free->inUse = owner.fetch(box.input.space, reads_.runsInto(local, isPacked ? bytes : localRun, box), &free->fetches);
   free->isPacked = isPacked;
   free->dst = dst;
@@ -99,7 +101,8 @@ bool Landings::take() {
 }
 
 bool Landings::isFetching() const {
-  return straight_.pending > 0 || std::any_of(landings_.begin(), landings_.end(), [](const Landing& each) { return each.inUse; });
+  return straight_.pending > 0 ||
+         std::any_of(landings_.begin(), landings_.end(), [](const Landing& each) { return each.inUse; });
 }
 
 }  // namespace shardwire::internal

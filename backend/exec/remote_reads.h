@@ -30,7 +30,9 @@ struct RemoteBox {
   DType dtype;
 
   std::size_t elemBytes() const { return elementBytes(dtype); }
-  std::uint64_t address() const { return input.address + static_cast<std::uint64_t>(byteOffset(input.byteStrides, offset)); }
+  std::uint64_t address() const {
+    return input.address + static_cast<std::uint64_t>(byteOffset(input.byteStrides, offset));
+  }
   std::size_t bytes() const { return static_cast<std::size_t>(numElements(shape)) * elemBytes(); }
 };
 

@@ -20,7 +20,8 @@ bool Run::heardFrom(Rank peer) const {
 
 EdgeBytes Run::edgeBytesOf(const Plan& plan, Rank peer) {
   const auto bytesOf = [&](const std::vector<PlanEdge>& edges) {
-    const auto found = std::find_if(edges.begin(), edges.end(), [&](const PlanEdge& edge) { return edge.peer == peer; });
+    const auto found =
+        std::find_if(edges.begin(), edges.end(), [&](const PlanEdge& edge) { return edge.peer == peer; });
     return found == edges.end() ? std::uint64_t{0} : found->bytes;
   };
   return {bytesOf(plan.sends), bytesOf(plan.receives)};

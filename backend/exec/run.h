@@ -124,7 +124,8 @@ class RunPool {
   // A run without another holder; a new run when all runs are in flight or still held by a caller.
   template <typename Make>
   std::shared_ptr<T> take(Make&& make, bool* isNew = nullptr) {
-    const auto found = std::find_if(runs_.begin(), runs_.end(), [](const auto& run) { return run.use_count() == 1 && run->isDone(); });
+    const auto found =
+        std::find_if(runs_.begin(), runs_.end(), [](const auto& run) { return run.use_count() == 1 && run->isDone(); });
     if (isNew != nullptr) {
       *isNew = found == runs_.end();
     }

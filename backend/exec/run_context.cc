@@ -14,9 +14,10 @@ void RunContext::refuseStaged(Rank peer, const OperationTag& operation, std::spa
     desync(peer, operation.seq);
   } else {
     // A sender with other options cuts boxes otherwise.
-    fail({StatusCode::kInternal, fmt::format("rank {} sent a staged frame that cannot be read: segments of {} bytes there, {} here. "
-                                             "SHARDWIRE_RING_BYTES must be the same on all ranks",
-                                             peer, staged->segmentBytes, segmentBytes)});
+    fail({StatusCode::kInternal,
+          fmt::format("rank {} sent a staged frame that cannot be read: segments of {} bytes there, {} here. "
+                      "SHARDWIRE_RING_BYTES must be the same on all ranks",
+                      peer, staged->segmentBytes, segmentBytes)});
   }
 }
 

@@ -49,9 +49,9 @@ struct RunContext {
   RunHost& host;
   Rank rank = 0;
   int worldSize = 1;
-  std::string label;                                         // "rank 1 of 4, group "dp"": for messages
-  std::size_t inlineBytes = 0;                               // edges and messages up to this are sent, not read (Options::inlineBytes)
-  std::size_t segmentBytes = 0;                              // of one staged segment: both ends of an edge cut boxes alike
+  std::string label;             // "rank 1 of 4, group "dp"": for messages
+  std::size_t inlineBytes = 0;   // edges and messages up to this are sent, not read (Options::inlineBytes)
+  std::size_t segmentBytes = 0;  // of one staged segment: both ends of an edge cut boxes alike
   std::span<const std::unique_ptr<Connection>> connections;  // by rank; null for this rank
   std::span<const std::unique_ptr<Wire>> wires;
   std::vector<std::byte> scratchBytes;
@@ -84,7 +84,8 @@ struct RunContext {
   // The same with a text, cut to the length of one frame: some texts grow with the number of ranks.
   template <typename F>
   bool sendText(Rank peer, const F& frame, std::string_view text) const {
-    return sendControl(peer, frame, bytesOf(text.substr(0, connection(peer).maxFrameBytes(Lane::kControl) - kHeadBytes<F>)));
+    return sendControl(peer, frame,
+                       bytesOf(text.substr(0, connection(peer).maxFrameBytes(Lane::kControl) - kHeadBytes<F>)));
   }
 
   // The next staged bytes of the peer, if the bytes belong to this operation: the only place where bulk frames are

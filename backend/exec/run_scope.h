@@ -50,14 +50,16 @@ struct RunScope {
   }
   void wrote(const StridedBox& box, const Dims& shape, std::size_t elemBytes) const {
     if (staging != nullptr) {
-      staging->wrote(box.bytes, extentBytes(box, shape, elemBytes), static_cast<std::size_t>(numElements(shape)) * elemBytes);
+      staging->wrote(box.bytes, extentBytes(box, shape, elemBytes),
+                     static_cast<std::size_t>(numElements(shape)) * elemBytes);
     }
   }
 
   // True for a short edge: all bytes are staged, and nothing is posted. Both ends may differ in this: the frames show
   // the sender's choice.
   bool isSilent(const PlanEdge& edge) const {
-    return edge.bytes <= context().inlineBytes || edge.bytes < context().connection(edge.peer).readLimits().minEdgeBytes;
+    return edge.bytes <= context().inlineBytes ||
+           edge.bytes < context().connection(edge.peer).readLimits().minEdgeBytes;
   }
 };
 

@@ -26,7 +26,11 @@ std::size_t extentBytes(const TensorView& view) {
 }  // namespace
 
 SendEdge::SendEdge(const RunScope& run, const PlanEdge& edge)
-    : run_(run), edge_(edge), isNarrowed_(edge.inputs.size()), reach_(edge.inputs.size()), address_(edge.inputs.size()) {
+    : run_(run),
+      edge_(edge),
+      isNarrowed_(edge.inputs.size()),
+      reach_(edge.inputs.size()),
+      address_(edge.inputs.size()) {
   for (std::uint32_t i = 0; i < edge.count; ++i) {
     const DType dtype = run.plan.inputs[static_cast<std::size_t>(item(i).input)].dtype;
     if (elementBytes(item(i).stagedDtype) < elementBytes(dtype)) {
@@ -109,7 +113,8 @@ Reach SendEdge::chooseReach(std::size_t slot, RemoteAddress* address) {
   PeerExposure& peer = run_.context().connection(edge_.peer);
   const ReadLimits limits = peer.readLimits();
   const TensorView& view = run_.input(edge_.inputs[slot]);
-  if (limits.isWire && (isNarrowed(slot) || isCombined(slot) || !isWorthReading(slot, edge_.numCopies, limits.minRunBytes))) {
+  if (limits.isWire &&
+      (isNarrowed(slot) || isCombined(slot) || !isWorthReading(slot, edge_.numCopies, limits.minRunBytes))) {
     return Reach::kNone;  // before expose(), which may cost a registration
   }
   const std::size_t extent = extentBytes(view);
@@ -135,8 +140,10 @@ bool SendEdge::isWorthReading(std::size_t slot, std::uint32_t numItems, std::siz
 }
 
 bool SendEdge::isCombined(std::size_t slot) const {
-  const auto items = std::span(run_.plan.sendItems).subspan(edge_.first + edge_.numCopies, edge_.count - edge_.numCopies);
-  return std::any_of(items.begin(), items.end(), [&](const PlanSendItem& each) { return each.slot == static_cast<std::int32_t>(slot); });
+  const auto items =
+      std::span(run_.plan.sendItems).subspan(edge_.first + edge_.numCopies, edge_.count - edge_.numCopies);
+  return std::any_of(items.begin(), items.end(),
+                     [&](const PlanSendItem& each) { return each.slot == static_cast<std::int32_t>(slot); });
 }
 
 void SendEdge::conceal() {
@@ -152,7 +159,9 @@ void SendEdge::conceal() {
 bool SendEdge::postSlots() {
   PeerFrames& peer = run_.context().connection(edge_.peer);
   bool moved = false;
-  const auto slotBytes = [&](std::uint32_t slot) { return postedSlotBytes(run_.input(edge_.inputs[slot]).shape.size()); };
+  const auto slotBytes = [&](std::uint32_t slot) {
+    return postedSlotBytes(run_.input(edge_.inputs[slot]).shape.size());
+  };
   while (slotsPosted_ < edge_.inputs.size()) {
     std::uint32_t end = slotsPosted_;
     std::size_t bytes = kHeadBytes<PostFrame>;
@@ -164,7 +173,10 @@ bool SendEdge::postSlots() {
       return moved;
     }
     writeFrame(frame,
-               PostFrame{.operation = run_.tag(), .edgeBytes = edge_.bytes, .firstSlot = slotsPosted_, .numSlots = end - slotsPosted_},
+               PostFrame{.operation = run_.tag(),
+                         .edgeBytes = edge_.bytes,
+                         .firstSlot = slotsPosted_,
+                         .numSlots = end - slotsPosted_},
                bytes - kHeadBytes<PostFrame>);
     std::byte* out = frame.data() + kHeadBytes<PostFrame>;
     for (; slotsPosted_ < end; ++slotsPosted_) {
@@ -202,8 +214,9 @@ void SendEdge::commitFrame() {
   if (frame_.empty()) {
     return;
   }
-  const StagedFrame fields{
-      .operation = run_.tag(), .segmentBytes = static_cast<std::uint32_t>(run_.context().segmentBytes), .isAll = silent_ ? 1u : 0u};
+  const StagedFrame fields{.operation = run_.tag(),
+                           .segmentBytes = static_cast<std::uint32_t>(run_.context().segmentBytes),
+                           .isAll = silent_ ? 1u : 0u};
   writeFrame(frame_, fields, filled_ - kStagedHead);
   run_.context().connection(edge_.peer).commit(Lane::kBulk, filled_);
   frame_ = {};
@@ -241,7 +254,8 @@ bool SendEdge::packSome() {
       if (!run_.isReady(box, cursor_.shape(), elemBytes) || !makeRoom(cursor_.bytes())) {
         return moved;
       }
-      filled_ += packCastBox(frame_.data() + filled_, item(inGroup_).stagedDtype, box, view.dtype, cursor_.shape(), hint);
+      filled_ +=
+          packCastBox(frame_.data() + filled_, item(inGroup_).stagedDtype, box, view.dtype, cursor_.shape(), hint);
       moved = true;
     }
     inGroup_ = first_;

@@ -36,7 +36,8 @@ std::string encodeAnswer(const Result<std::string>& row) {
 }
 
 bool isStatusWord(std::string_view bytes) {
-  return bytes.size() >= kStatusBytes && static_cast<std::uint8_t>(bytes[0]) <= static_cast<std::uint8_t>(StatusCode::kGap);
+  return bytes.size() >= kStatusBytes &&
+         static_cast<std::uint8_t>(bytes[0]) <= static_cast<std::uint8_t>(StatusCode::kGap);
 }
 
 StatusCode statusWordOf(std::string_view bytes) {
@@ -76,7 +77,8 @@ class Shipping {
     const std::string doing = what_ + ": rank 0 could not plan for all ranks";
     Status failed;
     for (Rank to = 1; to < engine_.worldSize() && !handout_->isDone(); ++to) {
-      Result<std::string> row = failed.isOk() ? guarded(doing, [&] { return makeRow(to); }) : Result<std::string>(failed);
+      Result<std::string> row =
+          failed.isOk() ? guarded(doing, [&] { return makeRow(to); }) : Result<std::string>(failed);
       failed = row.status();
       std::string answer = encodeAnswer(row);
       engine_.underLock([&] { handout_->give(to, std::move(answer)); });
@@ -119,7 +121,8 @@ class Shipping {
   }
 
  private:
-  static void name(Activity& activity, std::string description, std::string_view kind, std::optional<Duration> timeout) {
+  static void name(Activity& activity, std::string description, std::string_view kind,
+                   std::optional<Duration> timeout) {
     activity.description = std::make_shared<const std::string>(std::move(description));
     Hasher hash;
     hash.add(kind);
@@ -131,8 +134,8 @@ class Shipping {
     Status met = activity.wait(kNoDeadline);
     if (met.code() == StatusCode::kInterrupted) {
       // Some ranks may have received everything, and go on with a plan that this rank lacks.
-      engine_.abort(
-          {StatusCode::kAborted, fmt::format("aborted on {}: {} was interrupted by a signal (Ctrl-C?)", engine_.groupLabel(), what_)});
+      engine_.abort({StatusCode::kAborted, fmt::format("aborted on {}: {} was interrupted by a signal (Ctrl-C?)",
+                                                       engine_.groupLabel(), what_)});
     }
     return met;
   }
@@ -146,15 +149,16 @@ class Shipping {
 }  // namespace
 
 Status shipRows(Engine& engine, const CallPart& begun, const std::string& what, std::optional<Duration> timeout,
-                const std::function<Result<std::string>(Rank)>& makeRow, const std::function<Status(std::string_view)>& takeRow) {
+                const std::function<Result<std::string>(Rank)>& makeRow,
+                const std::function<Status(std::string_view)>& takeRow) {
   Shipping shipping(engine, what, timeout);
   SW_RETURN_IF_ERROR(shipping.start(begun));
   const auto take = [&](std::string_view bytes) -> Status {
     const Status taken = guarded("it could not be read", [&] { return takeRow(bytes); });
-    return taken.isOk()
-               ? taken
-               : Status(taken.code() == StatusCode::kInvalidArgument ? StatusCode::kInternal : taken.code(),
-                        fmt::format("{}: rank {} cannot use the plan that rank 0 made for it: {}", what, engine.rank(), taken.message()));
+    return taken.isOk() ? taken
+                        : Status(taken.code() == StatusCode::kInvalidArgument ? StatusCode::kInternal : taken.code(),
+                                 fmt::format("{}: rank {} cannot use the plan that rank 0 made for it: {}", what,
+                                             engine.rank(), taken.message()));
   };
   if (engine.rank() == 0) {
     const Result<std::string> own = shipping.makeAll(makeRow);

@@ -16,6 +16,7 @@ namespace shardwire::internal {
 // rank. `begun`: the earlier part of the user's call. `what` is for messages: "compile_op "x"". Errors of the group:
 // kTimeout, which leaves the group usable, and failures of the group.
 Status shipRows(Engine& engine, const CallPart& begun, const std::string& what, std::optional<Duration> timeout,
-                const std::function<Result<std::string>(Rank)>& makeRow, const std::function<Status(std::string_view)>& takeRow);
+                const std::function<Result<std::string>(Rank)>& makeRow,
+                const std::function<Status(std::string_view)>& takeRow);
 
 }  // namespace shardwire::internal

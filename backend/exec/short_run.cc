@@ -23,8 +23,10 @@ bool ShortRun::fits(const Plan& plan, std::size_t shortBytes) {
   };
   return std::none_of(plan.moves.begin(), plan.moves.end(), isCast) &&
          std::none_of(plan.sendItems.begin(), plan.sendItems.end(), isNarrowed) &&
-         std::all_of(plan.sends.begin(), plan.sends.end(), isShort) && std::all_of(plan.receives.begin(), plan.receives.end(), isShort) &&
-         std::all_of(plan.inputs.begin(), plan.inputs.end(), isFlat) && std::all_of(plan.outputs.begin(), plan.outputs.end(), isFlat);
+         std::all_of(plan.sends.begin(), plan.sends.end(), isShort) &&
+         std::all_of(plan.receives.begin(), plan.receives.end(), isShort) &&
+         std::all_of(plan.inputs.begin(), plan.inputs.end(), isFlat) &&
+         std::all_of(plan.outputs.begin(), plan.outputs.end(), isFlat);
 }
 
 ShortRun::ShortRun(std::shared_ptr<const Plan> plan) : plan_(std::move(plan)) {
@@ -35,8 +37,8 @@ ShortRun::ShortRun(std::shared_ptr<const Plan> plan) : plan_(std::move(plan)) {
     for (std::uint32_t i = 0; i < edge.count; ++i) {
       const PlanSendItem& item = plan_->sendItems[edge.first + i];
       const std::size_t elemBytes = elementBytes(plan_->inputs[static_cast<std::size_t>(item.input)].dtype);
-      pieces_.push_back(
-          {item.input, static_cast<std::size_t>(item.offset[0]) * elemBytes, static_cast<std::size_t>(item.shape[0]) * elemBytes});
+      pieces_.push_back({item.input, static_cast<std::size_t>(item.offset[0]) * elemBytes,
+                         static_cast<std::size_t>(item.shape[0]) * elemBytes});
     }
   }
   for (const PlanEdge& edge : plan_->receives) {
@@ -58,15 +60,16 @@ void ShortRun::addMove(const PlanMove& move, std::vector<std::size_t>& taken) {
   const DType dtype = plan_->outputs[static_cast<std::size_t>(move.output)].dtype;
   const std::size_t elemBytes = elementBytes(dtype);
   const auto numElems = static_cast<std::size_t>(move.shape[0]);
-  moves_.push_back({move.output, static_cast<std::size_t>(move.offset[0]) * elemBytes, numElems, numElems * elemBytes, dtype,
-                    move.reduction, static_cast<std::uint32_t>(sources_.size()), move.numSources});
+  moves_.push_back({move.output, static_cast<std::size_t>(move.offset[0]) * elemBytes, numElems, numElems * elemBytes,
+                    dtype, move.reduction, static_cast<std::uint32_t>(sources_.size()), move.numSources});
   for (std::uint32_t i = 0; i < move.numSources; ++i) {
     const PlanSource& source = plan_->sources[move.firstSource + i];
     if (source.rank == plan_->rank) {
       sources_.push_back({-1, source.input, static_cast<std::size_t>(source.offset[0]) * elemBytes});
       continue;
     }
-    const auto edge = std::find_if(receives_.begin(), receives_.end(), [&](const Receive& r) { return r.peer == source.rank; });
+    const auto edge =
+        std::find_if(receives_.begin(), receives_.end(), [&](const Receive& r) { return r.peer == source.rank; });
     const auto index = static_cast<std::size_t>(edge - receives_.begin());
     sources_.push_back({static_cast<std::int32_t>(index), 0, taken[index]});
     taken[index] += numElems * elemBytes;
@@ -144,8 +147,10 @@ bool ShortRun::send(RunContext& context, Send& edge) {
   if (frame.empty()) {
     return false;
   }
-  writeFrame(frame, StagedFrame{.operation = tag(), .segmentBytes = static_cast<std::uint32_t>(context.segmentBytes), .isAll = 1},
-             edge.bytes);
+  writeFrame(
+      frame,
+      StagedFrame{.operation = tag(), .segmentBytes = static_cast<std::uint32_t>(context.segmentBytes), .isAll = 1},
+      edge.bytes);
   std::byte* out = frame.data() + kHeadBytes<StagedFrame>;
   for (std::uint32_t i = 0; i < edge.numPieces; ++i) {
     const Piece& piece = pieces_[edge.firstPiece + i];
@@ -209,7 +214,8 @@ void ShortRun::announceWrites(Staging& staging) const {
 
 Status ShortRun::misfit(Rank from, FrameKind kind) const {
   return {StatusCode::kInternal,
-          Activity::misfit(from, kind).message() + ": short operations need none. SHARDWIRE_INLINE_BYTES must be the same on all ranks"};
+          Activity::misfit(from, kind).message() +
+              ": short operations need none. SHARDWIRE_INLINE_BYTES must be the same on all ranks"};
 }
 
 EdgeBytes ShortRun::edgeBytes(Rank peer) const {

@@ -37,9 +37,9 @@ void failIfGoneIsNeeded(GroupState& group, Clock::time_point now) {
 }
 
 void expire(GroupState& group, const std::shared_ptr<Activity>& activity) {
-  const Status cause(StatusCode::kTimeout,
-                     fmt::format("reached its timeout of {}: {}{}{}", seconds(activity->timeout), activity->waitingFor(),
-                                 group.links.whyMissing(*activity), group.questions.answersAbout(*activity)));
+  const Status cause(StatusCode::kTimeout, fmt::format("reached its timeout of {}: {}{}{}", seconds(activity->timeout),
+                                                       activity->waitingFor(), group.links.whyMissing(*activity),
+                                                       group.questions.answersAbout(*activity)));
   if (activity->outlivesTimeout()) {
     activity->deadline = Clock::now() + kForEver;
     return;
@@ -107,8 +107,9 @@ Status goneError(const GroupState& group, const std::vector<Rank>& gone) {
     const std::string& why = group.links.whyGone(peer).message();
     if (text.find(why) == std::string::npos) {
       const std::string& advice = group.questions.adviceOf(peer);
-      text += fmt::format("{}{}{}", text.empty() ? "" : "; ", why,
-                          advice.empty() ? "" : fmt::format(", after another group of its process had failed ({})", advice));
+      text += fmt::format(
+          "{}{}{}", text.empty() ? "" : "; ", why,
+          advice.empty() ? "" : fmt::format(", after another group of its process had failed ({})", advice));
     }
   }
   return {group.links.whyGone(gone.front()).code(), std::move(text)};

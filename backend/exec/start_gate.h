@@ -18,7 +18,8 @@ class StartGate {
  public:
   // `prepare` (may be empty) is called once, when all of `earlier` are done, and reads tensors before the first stage.
   // `failure`: not ok if the operation must fail the group instead of starting.
-  StartGate(std::vector<std::shared_ptr<Activity>> earlier, std::function<void()> prepare, Status failure = Status::ok())
+  StartGate(std::vector<std::shared_ptr<Activity>> earlier, std::function<void()> prepare,
+            Status failure = Status::ok())
       : earlier_(std::move(earlier)), prepare_(std::move(prepare)), failure_(std::move(failure)) {}
 
   bool isOpen() {
@@ -35,8 +36,10 @@ class StartGate {
 
   // For messages, while the gate is closed.
   std::string waitingFor() const {
-    const auto open = std::find_if(earlier_.begin(), earlier_.end(), [](const auto& activity) { return !activity->isDone(); });
-    return open == earlier_.end() ? "an earlier operation" : *(*open)->description + " must be over first: " + (*open)->waitingFor();
+    const auto open =
+        std::find_if(earlier_.begin(), earlier_.end(), [](const auto& activity) { return !activity->isDone(); });
+    return open == earlier_.end() ? "an earlier operation"
+                                  : *(*open)->description + " must be over first: " + (*open)->waitingFor();
   }
 
  private:

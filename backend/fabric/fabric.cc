@@ -39,7 +39,10 @@ KnownFabric& knownFabric() {
 }  // namespace
 
 Fabric::Fabric(ProcessAddress address, std::string secret, std::shared_ptr<FdWatches> watches, Fd wakeFd)
-    : address_(std::move(address)), secret_(std::move(secret)), watches_(std::move(watches)), wakeFd_(std::move(wakeFd)) {}
+    : address_(std::move(address)),
+      secret_(std::move(secret)),
+      watches_(std::move(watches)),
+      wakeFd_(std::move(wakeFd)) {}
 
 Result<std::shared_ptr<Fabric>> Fabric::instance() {
   KnownFabric& one = knownFabric();
@@ -60,8 +63,8 @@ Result<std::shared_ptr<Fabric>> Fabric::instance() {
   if (!wakeFd.isOpen()) {
     return systemError("making an eventfd", errno);
   }
-  std::shared_ptr<Fabric> made(
-      new Fabric({*process, "shardwire-" + toString(*name), *token}, std::string(asText(*secret)), std::move(*watches), std::move(wakeFd)));
+  std::shared_ptr<Fabric> made(new Fabric({*process, "shardwire-" + toString(*name), *token},
+                                          std::string(asText(*secret)), std::move(*watches), std::move(wakeFd)));
   one.fabric = made;
   return made;
 }
@@ -112,10 +115,13 @@ Status Fabric::listen(const std::string& jobToken) {
   HostAnswers answers;
   answers.isWelcome = [this](const RandomId& token) { return isWelcome(token); };
   // Ranks of a job with a token need no other secret.
-  answers.maySeeSecret = [this](const RandomId& token) { return token == makeHostToken(address_.token, "") && isWelcome(token); };
+  answers.maySeeSecret = [this](const RandomId& token) {
+    return token == makeHostToken(address_.token, "") && isWelcome(token);
+  };
   answers.welcome = [this] {
     FabricPart* const part = madePart();
-    return part == nullptr ? Result<HostWelcome>(Status{StatusCode::kUnsupported, "it shares no memory"}) : part->welcome();
+    return part == nullptr ? Result<HostWelcome>(Status{StatusCode::kUnsupported, "it shares no memory"})
+                           : part->welcome();
   };
   answers.secret = secret_;
   auto listener = HostListener::create(address_.socketName, std::move(answers));
@@ -185,7 +191,8 @@ void Fabric::serve() {
   std::vector<pollfd> fds;
   while (true) {
     FabricPart* const part = begunPart();
-    fds.assign({pollfd{wakeFd_.get(), POLLIN, 0}, pollfd{watches_->socket().get(), POLLIN, 0}, pollfd{listenerSocket(), POLLIN, 0}});
+    fds.assign({pollfd{wakeFd_.get(), POLLIN, 0}, pollfd{watches_->socket().get(), POLLIN, 0},
+                pollfd{listenerSocket(), POLLIN, 0}});
     const bool mustGoOn = part != nullptr && part->appendSockets(&fds);
     const int ready = ::poll(fds.data(), fds.size(), mustGoOn ? kPartMs : isPressed ? kPressedMs : -1);
     if (ready > 0 && fds[1].revents != 0) {

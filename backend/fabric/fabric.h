@@ -110,7 +110,8 @@ class Fabric {
   Mutex listenerMutex_;
   std::optional<HostListener> listener_ SW_GUARDED_BY(listenerMutex_);
   Mutex interfacesMutex_;
-  std::map<std::uint64_t, std::vector<InterfaceAddress>> interfaces_ SW_GUARDED_BY(interfacesMutex_);  // by network namespace
+  std::map<std::uint64_t, std::vector<InterfaceAddress>> interfaces_
+      SW_GUARDED_BY(interfacesMutex_);  // by network namespace
   Mutex linkListenersMutex_;
   // By network namespace and choice of interfaces.
   std::map<std::string, std::weak_ptr<LinkListener>> linkListeners_ SW_GUARDED_BY(linkListenersMutex_);

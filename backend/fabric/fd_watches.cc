@@ -37,7 +37,8 @@ void FdWatches::serve() {
 FdWatch::FdWatch(std::shared_ptr<FdWatches> watches, int fd, std::uint32_t events, OnReady onReady)
     : watches_(std::move(watches)), fd_(fd), events_(events | EPOLLONESHOT), onReady_(std::move(onReady)) {}
 
-Result<std::unique_ptr<FdWatch>> FdWatch::create(std::shared_ptr<FdWatches> watches, int fd, std::uint32_t events, OnReady onReady) {
+Result<std::unique_ptr<FdWatch>> FdWatch::create(std::shared_ptr<FdWatches> watches, int fd, std::uint32_t events,
+                                                 OnReady onReady) {
   FdWatches& set = *watches;
   std::unique_ptr<FdWatch> made(new FdWatch(std::move(watches), fd, events, std::move(onReady)));
   int error = 0;

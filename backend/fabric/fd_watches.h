@@ -44,7 +44,8 @@ class FdWatch {
  public:
   using OnReady = std::function<bool()>;
   // `events`: EPOLLIN, EPOLLOUT. kSystem when the kernel refuses.
-  static Result<std::unique_ptr<FdWatch>> create(std::shared_ptr<FdWatches> watches, int fd, std::uint32_t events, OnReady onReady);
+  static Result<std::unique_ptr<FdWatch>> create(std::shared_ptr<FdWatches> watches, int fd, std::uint32_t events,
+                                                 OnReady onReady);
   FdWatch(const FdWatch&) = delete;
   FdWatch& operator=(const FdWatch&) = delete;
   // onReady is not called any more once the destructor has returned.

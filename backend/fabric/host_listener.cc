@@ -37,7 +37,8 @@ Status watchForInput(const Fd& ready, const Fd& socket, void* tag) {
   epoll_event event{};
   event.events = EPOLLIN | EPOLLRDHUP;
   event.data.ptr = tag;
-  return ::epoll_ctl(ready.get(), EPOLL_CTL_ADD, socket.get(), &event) == 0 ? Status::ok() : systemError("watching a socket", errno);
+  return ::epoll_ctl(ready.get(), EPOLL_CTL_ADD, socket.get(), &event) == 0 ? Status::ok()
+                                                                            : systemError("watching a socket", errno);
 }
 
 // A message fits the empty buffer of a socket: a message that cannot be sent at once can never be sent.
@@ -54,7 +55,8 @@ Status sendNow(const Fd& socket, std::string_view message, std::span<const int> 
 Result<UnixPeer> checkUser(const Fd& socket) {
   const auto who = unixPeer(socket);
   if (who.isOk() && who->uid != ::geteuid()) {
-    return Status{StatusCode::kUnsupported, fmt::format("it runs as user {}, this rank as user {}", who->uid, ::geteuid())};
+    return Status{StatusCode::kUnsupported,
+                  fmt::format("it runs as user {}, this rank as user {}", who->uid, ::geteuid())};
   }
   return who;
 }
@@ -68,10 +70,12 @@ Result<Fd> dialProcess(const std::string& socketName, const WaitLimit& limit) {
     }
     if (socket.status().code() != StatusCode::kTimeout) {
       const Status why = socket.isOk() ? systemError("connecting to a Unix socket", ECONNREFUSED) : socket.status();
-      return Status{why.code(),
-                    fmt::format("{}; its process has ended, or is in another network namespace (containers of one host must share it: "
-                                "--network=host or one pod)",
-                                why.message())};
+      return Status{
+          why.code(),
+          fmt::format(
+              "{}; its process has ended, or is in another network namespace (containers of one host must share it: "
+              "--network=host or one pod)",
+              why.message())};
     }
     if (limit.isOver()) {
       return socket;
@@ -120,7 +124,8 @@ Result<HostListener> HostListener::create(const std::string& name, HostAnswers a
 }
 
 std::size_t HostListener::numUnproved() const {
-  return static_cast<std::size_t>(std::count_if(callers_.begin(), callers_.end(), [](const auto& each) { return !each->isGuest; }));
+  return static_cast<std::size_t>(
+      std::count_if(callers_.begin(), callers_.end(), [](const auto& each) { return !each->isGuest; }));
 }
 
 bool HostListener::serve() {
@@ -161,7 +166,9 @@ Status HostListener::setListening(bool on) {
   isListening_ = on;
   epoll_event event{};
   event.events = on ? static_cast<std::uint32_t>(EPOLLIN) : 0U;
-  return ::epoll_ctl(ready_.get(), EPOLL_CTL_MOD, listener_.get(), &event) == 0 ? Status::ok() : systemError("watching a socket", errno);
+  return ::epoll_ctl(ready_.get(), EPOLL_CTL_MOD, listener_.get(), &event) == 0
+             ? Status::ok()
+             : systemError("watching a socket", errno);
 }
 
 Status HostListener::acceptAll() {
@@ -215,7 +222,8 @@ void HostListener::reject(Caller& caller, const Status& why) {
   const bool isGone = why.code() == StatusCode::kPeerFailed;
   logAt(isGone ? LogLevel::kDebug : LogLevel::kWarn, "rejected pid {}: {}", caller.peer.pid, why.message());
   if (!isGone) {
-    static_cast<void>(sendNow(caller.socket, encodeHostRefusal({why.code(), fmt::format("refused: {}", why.message())})));
+    static_cast<void>(
+        sendNow(caller.socket, encodeHostRefusal({why.code(), fmt::format("refused: {}", why.message())})));
   }
   close(caller);
 }
@@ -247,7 +255,8 @@ void HostListener::answerSecret(Caller& caller, std::string_view bytes) {
     return reject(caller, token.status());
   }
   if (!answers_.maySeeSecret(*token)) {
-    return reject(caller, {StatusCode::kMismatch, "it may not have the secret that it asks for (another job, or a stale store)"});
+    return reject(
+        caller, {StatusCode::kMismatch, "it may not have the secret that it asks for (another job, or a stale store)"});
   }
   static_cast<void>(sendNow(caller.socket, encodeSecret(answers_.secret)));
   close(caller);
@@ -259,7 +268,8 @@ void HostListener::answerHello(Caller& caller, std::string_view bytes) {
     return reject(caller, hello.status());
   }
   if (!answers_.isWelcome(hello->token)) {
-    return reject(caller, {StatusCode::kMismatch, "the token is wrong (another job, a stale store, or another SHARDWIRE_JOB_TOKEN)"});
+    return reject(caller, {StatusCode::kMismatch,
+                           "the token is wrong (another job, a stale store, or another SHARDWIRE_JOB_TOKEN)"});
   }
   const auto welcome = answers_.welcome();
   if (!welcome.isOk()) {

@@ -31,9 +31,10 @@ Status checkHostMessage(ByteReader& reader, HostMessage wanted, const char* what
     return garbledHostMessage(what);
   }
   if (version != kHostVersion) {
-    return {StatusCode::kUnsupported, fmt::format("the other side speaks version {} of the shm handshake, this rank version {}: all ranks "
-                                                  "must run the same release of shardwire",
-                                                  version, kHostVersion)};
+    return {StatusCode::kUnsupported,
+            fmt::format("the other side speaks version {} of the shm handshake, this rank version {}: all ranks "
+                        "must run the same release of shardwire",
+                        version, kHostVersion)};
   }
   if (kind == HostMessage::kRefusal) {
     const auto code = static_cast<StatusCode>(reader.u8());

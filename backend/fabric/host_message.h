@@ -28,8 +28,16 @@ struct HostHello {
   RandomId token;  // of the process address, with the job's token: makeHostToken()
 };
 
-// The kinds of messages. A welcome answers a hello; welcome and address belong to the transport that shares memory (shm_message.h).
-enum class HostMessage : std::uint8_t { kHello = 1, kRefusal = 2, kWelcome = 3, kSecretRequest = 4, kSecret = 5, kAddress = 6 };
+// The kinds of messages. A welcome answers a hello; welcome and address belong to the transport that shares memory
+// (shm_message.h).
+enum class HostMessage : std::uint8_t {
+  kHello = 1,
+  kRefusal = 2,
+  kWelcome = 3,
+  kSecretRequest = 4,
+  kSecret = 5,
+  kAddress = 6
+};
 
 // A writer behind the part common to all messages.
 ByteWriter startHostMessage(HostMessage kind);

@@ -171,8 +171,9 @@ std::vector<InterfaceAddress> chooseInterfaces(const std::vector<InterfaceAddres
   if (parsed.names.empty()) {
     const bool anyOrdinary = std::any_of(all.begin(), all.end(), [](const auto& each) { return !isLastResort(each); });
     const bool anyBridge = std::any_of(all.begin(), all.end(), [](const auto& each) { return !each.isLoopback; });
-    std::copy_if(all.begin(), all.end(), std::back_inserter(chosen),
-                 [&](const InterfaceAddress& each) { return anyOrdinary ? !isLastResort(each) : !anyBridge || !each.isLoopback; });
+    std::copy_if(all.begin(), all.end(), std::back_inserter(chosen), [&](const InterfaceAddress& each) {
+      return anyOrdinary ? !isLastResort(each) : !anyBridge || !each.isLoopback;
+    });
   } else {
     std::copy_if(all.begin(), all.end(), std::back_inserter(chosen),
                  [&](const InterfaceAddress& each) { return parsed.takes(each.interface); });

@@ -10,7 +10,8 @@ namespace shardwire::internal {
 
 Status Link::send(std::string_view message, const WaitLimit& limit) {
   if (message.size() > kMaxMessageBytes) {
-    return {StatusCode::kInvalidArgument, fmt::format("a link takes messages of {} bytes, not of {}", kMaxMessageBytes, message.size())};
+    return {StatusCode::kInvalidArgument,
+            fmt::format("a link takes messages of {} bytes, not of {}", kMaxMessageBytes, message.size())};
   }
   const std::string bytes = framed(message);
   for (std::size_t sent = 0; sent < bytes.size();) {

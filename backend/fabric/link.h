@@ -97,10 +97,10 @@ class LinkDial {
 };
 
 // Runs LinkDial to the end, or to the limit. Errors of step(); kTimeout at the limit.
-Result<Link> dialLink(std::span<const NetAddress> addresses, const LinkKey& key, const LinkHello& hello, const Options& options,
-                      const WaitLimit& limit);
+Result<Link> dialLink(std::span<const NetAddress> addresses, const LinkKey& key, const LinkHello& hello,
+                      const Options& options, const WaitLimit& limit);
 // With the key made of the group's token and SHARDWIRE_JOB_TOKEN.
-Result<Link> dialLink(std::span<const NetAddress> addresses, const RandomId& token, const LinkHello& hello, const Options& options,
-                      const WaitLimit& limit);
+Result<Link> dialLink(std::span<const NetAddress> addresses, const RandomId& token, const LinkHello& hello,
+                      const Options& options, const WaitLimit& limit);
 
 }  // namespace shardwire::internal

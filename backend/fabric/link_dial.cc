@@ -58,7 +58,8 @@ struct LinkDial::Attempt {
 };
 using Stage = LinkDial::Attempt::Stage;
 
-LinkDial::LinkDial(std::span<const NetAddress> addresses, const LinkKey& key, const LinkHello& hello) : key_(key), hello_(hello) {
+LinkDial::LinkDial(std::span<const NetAddress> addresses, const LinkKey& key, const LinkHello& hello)
+    : key_(key), hello_(hello) {
   for (const NetAddress& to : addresses) {
     Attempt& attempt = attempts_.emplace_back();
     attempt.patience = isLinkLocal(to.ip) ? kConnectToNeighbourWithin : kConnectWithin;
@@ -76,12 +77,15 @@ LinkDial::LinkDial(LinkDial&&) noexcept = default;
 LinkDial::~LinkDial() = default;
 
 bool LinkDial::isAnyProving() const {
-  return std::any_of(attempts_.begin(), attempts_.end(), [](const Attempt& each) { return each.stage == Stage::kProof; });
+  return std::any_of(attempts_.begin(), attempts_.end(),
+                     [](const Attempt& each) { return each.stage == Stage::kProof; });
 }
 
 void LinkDial::startNext() {
-  const auto next = std::find_if(attempts_.begin(), attempts_.end(), [](const Attempt& each) { return each.stage == Stage::kWaiting; });
-  const bool anyUnderWay = std::any_of(attempts_.begin(), attempts_.end(), [](const Attempt& each) { return each.isUnderWay(); });
+  const auto next = std::find_if(attempts_.begin(), attempts_.end(),
+                                 [](const Attempt& each) { return each.stage == Stage::kWaiting; });
+  const bool anyUnderWay =
+      std::any_of(attempts_.begin(), attempts_.end(), [](const Attempt& each) { return each.isUnderWay(); });
   const Deadline now = Clock::now();
   if (next == attempts_.end() || (anyUnderWay && now < nextStart_)) {
     return;
@@ -106,7 +110,8 @@ Deadline LinkDial::appendSockets(std::vector<pollfd>* entries) const {
     if (each.stage == Stage::kWaiting) {
       until = std::min(until, nextStart_);
     } else if (each.isUnderWay() && !(each.stage == Stage::kHello && anyProving)) {
-      entries->push_back({each.socket.get(), static_cast<short>(each.stage == Stage::kConnecting ? POLLOUT : POLLIN), 0});
+      entries->push_back(
+          {each.socket.get(), static_cast<short>(each.stage == Stage::kConnecting ? POLLOUT : POLLIN), 0});
       until = each.stage == Stage::kConnecting ? std::min(until, each.until) : until;
     }
   }
@@ -152,7 +157,8 @@ Status LinkDial::answer(Attempt& attempt, const LinkMessage& message) {
     return say(attempt, proof);
   }
   if (attempt.stage == Stage::kProof && message.type == LinkMessageType::kWelcome) {
-    if (!sameDigest(asText(message.proof), proveLink(key_, LinkRole::kListener, hello_, attempt.mine, attempt.theirs))) {
+    if (!sameDigest(asText(message.proof),
+                    proveLink(key_, LinkRole::kListener, hello_, attempt.mine, attempt.theirs))) {
       return {StatusCode::kMismatch, "it does not know the group's token (another job, or a stale store)"};
     }
     attempt.stage = Stage::kWelcome;
@@ -189,7 +195,8 @@ void LinkDial::advance(Attempt& attempt) {
   Status status = whole.status();
   if (status.isOk()) {
     const auto message = decodeLinkMessage(attempt.reader.take());
-    status = message.isOk() ? answer(attempt, *message) : Status{message.status().code(), "it " + message.status().message()};
+    status = message.isOk() ? answer(attempt, *message)
+                            : Status{message.status().code(), "it " + message.status().message()};
   }
   if (!status.isOk()) {
     attempt.fail(status);
@@ -204,15 +211,17 @@ Status LinkDial::whyNot() const {
     const bool isPending = each.stage != Stage::kFailed;
     anyPending |= isPending;
     anyMismatch |= each.failure.code() == StatusCode::kMismatch;
-    reasons += fmt::format("{}{}: {}", reasons.empty() ? "" : "; ", each.name, isPending ? "no answer in time" : each.failure.message());
+    reasons += fmt::format("{}{}: {}", reasons.empty() ? "" : "; ", each.name,
+                           isPending ? "no answer in time" : each.failure.message());
   }
-  const std::string text =
-      fmt::format("no link to rank {} ({})", hello_.to, reasons.empty() ? "it has no address that leads there from here" : reasons);
+  const std::string text = fmt::format("no link to rank {} ({})", hello_.to,
+                                       reasons.empty() ? "it has no address that leads there from here" : reasons);
   if (anyPending) {
     return {StatusCode::kTimeout, text};
   }
-  return {anyMismatch ? StatusCode::kMismatch : StatusCode::kUnsupported,
-          anyMismatch ? text : text + "; is a firewall between the hosts? SHARDWIRE_SOCKET_IFNAME chooses the interface"};
+  return {
+      anyMismatch ? StatusCode::kMismatch : StatusCode::kUnsupported,
+      anyMismatch ? text : text + "; is a firewall between the hosts? SHARDWIRE_SOCKET_IFNAME chooses the interface"};
 }
 
 bool LinkDial::wasHungUp() const {
@@ -263,8 +272,8 @@ std::vector<NetAddress> orderByReach(std::span<const NetAddress> addresses, cons
   return near;
 }
 
-Result<Link> dialLink(std::span<const NetAddress> addresses, const LinkKey& key, const LinkHello& hello, const Options& options,
-                      const WaitLimit& limit) {
+Result<Link> dialLink(std::span<const NetAddress> addresses, const LinkKey& key, const LinkHello& hello,
+                      const Options& options, const WaitLimit& limit) {
   const auto interfaces = listInterfaces();
   SW_RETURN_IF_ERROR(interfaces.status());
   LinkDial dial(orderByReach(addresses, chooseInterfaces(*interfaces, options.socketIfname)), key, hello);
@@ -281,8 +290,8 @@ Result<Link> dialLink(std::span<const NetAddress> addresses, const LinkKey& key,
   }
 }
 
-Result<Link> dialLink(std::span<const NetAddress> addresses, const RandomId& token, const LinkHello& hello, const Options& options,
-                      const WaitLimit& limit) {
+Result<Link> dialLink(std::span<const NetAddress> addresses, const RandomId& token, const LinkHello& hello,
+                      const Options& options, const WaitLimit& limit) {
   return dialLink(addresses, makeLinkKey(token, options.jobToken), hello, options, limit);
 }
 

@@ -32,16 +32,19 @@ Status watch(const Fd& ready, const Fd& socket, void* tag) {
   epoll_event event{};
   event.events = EPOLLIN;
   event.data.ptr = tag;
-  return ::epoll_ctl(ready.get(), EPOLL_CTL_ADD, socket.get(), &event) == 0 ? Status::ok() : systemError("watching a socket", errno);
+  return ::epoll_ctl(ready.get(), EPOLL_CTL_ADD, socket.get(), &event) == 0 ? Status::ok()
+                                                                            : systemError("watching a socket", errno);
 }
 
 // The text goes after "it ".
 Status checkHello(const LinkHello& hello, Rank self, int worldSize) {
   if (hello.to != self) {
-    return {StatusCode::kMismatch, fmt::format("is rank {}, looked for rank {} and found rank {}", hello.from, hello.to, self)};
+    return {StatusCode::kMismatch,
+            fmt::format("is rank {}, looked for rank {} and found rank {}", hello.from, hello.to, self)};
   }
   if (hello.worldSize != static_cast<std::uint32_t>(worldSize)) {
-    return {StatusCode::kMismatch, fmt::format("is rank {} of {}, and rank {} is one of {}", hello.from, hello.worldSize, self, worldSize)};
+    return {StatusCode::kMismatch,
+            fmt::format("is rank {} of {}, and rank {} is one of {}", hello.from, hello.worldSize, self, worldSize)};
   }
   if (hello.from < 0 || hello.from >= worldSize || hello.from == self) {
     return {StatusCode::kMismatch, fmt::format("calls itself rank {} of {} to rank {}", hello.from, worldSize, self)};
@@ -68,7 +71,8 @@ struct LinkListener::Door {
 struct LinkListener::Caller {
   enum class Stage : unsigned char { kSilent, kKnown, kProved };
 
-  Caller(Fd fd, std::string name, Deadline until) : socket(std::move(fd)), remote(std::move(name)), since(Clock::now()), deadline(until) {}
+  Caller(Fd fd, std::string name, Deadline until)
+      : socket(std::move(fd)), remote(std::move(name)), since(Clock::now()), deadline(until) {}
 
   Fd socket;  // not open: the caller has finished, with or without success
   std::string remote;
@@ -98,7 +102,8 @@ LinkListener::LinkListener(ListeningPorts ports, Fd ready, Duration proveWithin)
 
 LinkListener::~LinkListener() = default;
 
-Result<std::shared_ptr<LinkListener>> LinkListener::create(ListeningPorts ports, std::shared_ptr<FdWatches> watches, Duration proveWithin) {
+Result<std::shared_ptr<LinkListener>> LinkListener::create(ListeningPorts ports, std::shared_ptr<FdWatches> watches,
+                                                           Duration proveWithin) {
   Fd ready(::epoll_create1(EPOLL_CLOEXEC));
   if (!ready.isOpen()) {
     return systemError(errno == EMFILE ? "making an epoll set (raise ulimit -n)" : "making an epoll set", errno);
@@ -154,12 +159,13 @@ void LinkListener::serve() {
 
 bool LinkListener::isPressed() {
   const MutexLock lock(mutex_);
-  return !isListening_ || std::any_of(callers_.begin(), callers_.end(), [](const auto& each) { return !each->waitsForDoor(); });
+  return !isListening_ ||
+         std::any_of(callers_.begin(), callers_.end(), [](const auto& each) { return !each->waitsForDoor(); });
 }
 
 std::size_t LinkListener::numSilent() const {
-  return static_cast<std::size_t>(
-      std::count_if(callers_.begin(), callers_.end(), [](const auto& each) { return each->stage == Caller::Stage::kSilent; }));
+  return static_cast<std::size_t>(std::count_if(
+      callers_.begin(), callers_.end(), [](const auto& each) { return each->stage == Caller::Stage::kSilent; }));
 }
 
 void LinkListener::clearGone() {
@@ -202,8 +208,8 @@ Status LinkListener::letIn() {
         break;
       }
       const auto remote = remoteAddress(*socket);
-      auto caller = std::make_unique<Caller>(std::move(*socket), remote.isOk() ? toString(*remote) : "a peer that is gone",
-                                             Clock::now() + proveWithin_);
+      auto caller = std::make_unique<Caller>(
+          std::move(*socket), remote.isOk() ? toString(*remote) : "a peer that is gone", Clock::now() + proveWithin_);
       SW_RETURN_IF_ERROR(watch(ready_, caller->socket, caller.get()));
       callers_.push_back(std::move(caller));
       ++silent;
@@ -272,7 +278,9 @@ void LinkListener::advance(Caller& caller) {
 void LinkListener::takeHello(Caller& caller, const LinkMessage& message) {
   const auto door = doors_.find(message.hello.door);
   if (door == doors_.end()) {
-    return turnAway(caller, {StatusCode::kPeerFailed, "asks for a group that is not here: its rank has left, or the store is stale"}, true);
+    return turnAway(
+        caller,
+        {StatusCode::kPeerFailed, "asks for a group that is not here: its rank has left, or the store is stale"}, true);
   }
   if (!makeRoomAt(*door->second)) {
     return turnAway(caller, {StatusCode::kTimeout, "came while too many dialed"}, true);
@@ -317,7 +325,8 @@ void LinkListener::welcome(Caller& caller) {
   const LinkKey& key = guests.keyOf(caller.hello.from);
   if (!sameDigest(asText(caller.proof), proveLink(key, LinkRole::kDialer, caller.hello, caller.theirs, caller.mine))) {
     return turnAway(caller,
-                    {StatusCode::kMismatch, "does not know the group's token (another job, a stale store, or another SHARDWIRE_JOB_TOKEN)"},
+                    {StatusCode::kMismatch,
+                     "does not know the group's token (another job, a stale store, or another SHARDWIRE_JOB_TOKEN)"},
                     true);
   }
   if (const Status fits = checkHello(caller.hello, guests.self, guests.worldSize); !fits.isOk()) {
@@ -331,13 +340,15 @@ void LinkListener::welcome(Caller& caller) {
   }
   ::epoll_ctl(ready_.get(), EPOLL_CTL_DEL, caller.socket.get(), nullptr);
   caller.door->accepted.push_back(
-      {Link(std::move(caller.socket), caller.remote, linkSecret(key, caller.hello, caller.theirs, caller.mine)), caller.hello});
+      {Link(std::move(caller.socket), caller.remote, linkSecret(key, caller.hello, caller.theirs, caller.mine)),
+       caller.hello});
   caller.door->onCall();
 }
 
 // ---- endpoints
 
-Result<std::unique_ptr<LinkDoor>> LinkListener::addDoor(const RandomId& id, int worldSize, std::function<void()> onCall) {
+Result<std::unique_ptr<LinkDoor>> LinkListener::addDoor(const RandomId& id, int worldSize,
+                                                        std::function<void()> onCall) {
   auto door = std::make_unique<Door>();
   door->mostCallers = static_cast<std::size_t>(worldSize) + kMaxStrangers;
   door->onCall = std::move(onCall);

@@ -93,9 +93,10 @@ Result<LinkMessage> decodeLinkMessage(std::string_view bytes) {
     return Status{StatusCode::kMismatch, "does not speak shardwire's link protocol"};
   }
   if (const int version = reader.u8(); version != kLinkVersion) {
-    return Status{StatusCode::kMismatch,
-                  fmt::format("speaks version {} of the link protocol, this build version {}: use one release on all hosts", version,
-                              static_cast<int>(kLinkVersion))};
+    return Status{
+        StatusCode::kMismatch,
+        fmt::format("speaks version {} of the link protocol, this build version {}: use one release on all hosts",
+                    version, static_cast<int>(kLinkVersion))};
   }
   LinkMessage message;
   message.type = static_cast<LinkMessageType>(reader.u8());
@@ -131,7 +132,8 @@ Result<bool> MessageReader::readOn(const Fd& socket) {
     if (&part == &length_ && length_.size() == kLengthBytes) {
       wanted_ = ByteReader(length_).u32();
       if (wanted_ > maxBytes_) {
-        return Status{StatusCode::kMismatch, fmt::format("{}: a message of {} bytes, where {} are the most", kWhat, wanted_, maxBytes_)};
+        return Status{StatusCode::kMismatch,
+                      fmt::format("{}: a message of {} bytes, where {} are the most", kWhat, wanted_, maxBytes_)};
       }
     }
   }
@@ -166,10 +168,12 @@ Result<std::size_t> sendSome(const Fd& socket, std::string_view bytes) {
 
 Status peerError(std::string_view what, int error) {
   if (error == EPIPE || error == ECONNRESET) {
-    return {StatusCode::kPeerFailed, fmt::format("{}: the other end closed the connection ({})", what, errnoText(error))};
+    return {StatusCode::kPeerFailed,
+            fmt::format("{}: the other end closed the connection ({})", what, errnoText(error))};
   }
   if (error == ETIMEDOUT || error == EHOSTUNREACH || error == ENETUNREACH || error == ENETDOWN || error == EHOSTDOWN) {
-    return {StatusCode::kPeerFailed, fmt::format("{}: the other end does not answer any more: {}", what, errnoText(error))};
+    return {StatusCode::kPeerFailed,
+            fmt::format("{}: the other end does not answer any more: {}", what, errnoText(error))};
   }
   return systemError(what, error);
 }

@@ -22,7 +22,8 @@ Result<ListeningPorts> listenOnInterfaces(const std::vector<InterfaceAddress>& i
   std::string whyNot;
   for (const InterfaceAddress& each : chooseInterfaces(interfaces, options.socketIfname)) {
     if (made.sockets.size() == kMaxAddresses) {
-      logInfo("this host has more addresses than {}: {} ({}) and what follows are not offered", kMaxAddresses, each.interface, each.ip);
+      logInfo("this host has more addresses than {}: {} ({}) and what follows are not offered", kMaxAddresses,
+              each.interface, each.ip);
       break;
     }
     const auto address = makeSocketAddress(each.ip, each.scope, 0);
@@ -38,10 +39,12 @@ Result<ListeningPorts> listenOnInterfaces(const std::vector<InterfaceAddress>& i
     made.sockets.push_back(std::move(*socket));
   }
   if (made.sockets.empty()) {
-    return Status{StatusCode::kUnsupported,
-                  fmt::format("no network interface to listen on{}{}; this host has {}",
-                              options.socketIfname.empty() ? "" : fmt::format(" fits SHARDWIRE_SOCKET_IFNAME={}", options.socketIfname),
-                              whyNot, toString(interfaces))};
+    return Status{
+        StatusCode::kUnsupported,
+        fmt::format(
+            "no network interface to listen on{}{}; this host has {}",
+            options.socketIfname.empty() ? "" : fmt::format(" fits SHARDWIRE_SOCKET_IFNAME={}", options.socketIfname),
+            whyNot, toString(interfaces))};
   }
   return made;
 }

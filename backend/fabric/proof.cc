@@ -93,8 +93,10 @@ Result<Challenge> makeChallenge() {
   return challenge;
 }
 
-Digest proveLink(const LinkKey& key, LinkRole role, const LinkHello& hello, const Challenge& dialer, const Challenge& listener) {
-  return hmac(asText(key), transcript(role == LinkRole::kDialer ? Use::kDialer : Use::kListener, hello, dialer, listener));
+Digest proveLink(const LinkKey& key, LinkRole role, const LinkHello& hello, const Challenge& dialer,
+                 const Challenge& listener) {
+  return hmac(asText(key),
+              transcript(role == LinkRole::kDialer ? Use::kDialer : Use::kListener, hello, dialer, listener));
 }
 
 Digest linkSecret(const LinkKey& key, const LinkHello& hello, const Challenge& dialer, const Challenge& listener) {

@@ -45,7 +45,8 @@ RandomId makeDoorId(const RandomId& token);
 Result<Challenge> makeChallenge();
 
 // The proof sent by `role`.
-Digest proveLink(const LinkKey& key, LinkRole role, const LinkHello& hello, const Challenge& dialer, const Challenge& listener);
+Digest proveLink(const LinkKey& key, LinkRole role, const LinkHello& hello, const Challenge& dialer,
+                 const Challenge& listener);
 // A secret of this one link, for later agreements of the two ends (further sockets). Never sent.
 Digest linkSecret(const LinkKey& key, const LinkHello& hello, const Challenge& dialer, const Challenge& listener);
 // The proof for a further socket between the two ends of one link, named by `purpose`. Good for one use, which the

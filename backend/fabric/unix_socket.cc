@@ -59,7 +59,8 @@ Result<Fd> listenUnix(const std::string& name, int backlog) {
   auto socket = makeSocket();
   SW_RETURN_IF_ERROR(socket.status());
   const Address address = abstractAddress(name);
-  if (::bind(socket->get(), reinterpret_cast<const sockaddr*>(&address.text), address.size) != 0 || ::listen(socket->get(), backlog) != 0) {
+  if (::bind(socket->get(), reinterpret_cast<const sockaddr*>(&address.text), address.size) != 0 ||
+      ::listen(socket->get(), backlog) != 0) {
     return systemError("listening on a Unix socket", errno);
   }
   return socket;
@@ -177,7 +178,8 @@ Result<UnixMessage> receiveUnix(const Fd& socket, const WaitLimit& limit) {
     }
   }
   if ((message.msg_flags & MSG_CTRUNC) != 0) {
-    return Status{StatusCode::kSystem, fmt::format("{}: its file descriptors did not all arrive (raise ulimit -n)", kWhat)};
+    return Status{StatusCode::kSystem,
+                  fmt::format("{}: its file descriptors did not all arrive (raise ulimit -n)", kWhat)};
   }
   if ((message.msg_flags & MSG_TRUNC) != 0) {
     return Status{StatusCode::kMismatch, fmt::format("{}: a message of more than {} bytes", kWhat, kMaxMessageBytes)};

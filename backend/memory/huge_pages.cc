@@ -26,7 +26,8 @@ bool HugePages::areOnDemand() {
   std::ifstream file("/sys/kernel/mm/transparent_hugepage/shmem_enabled");
   std::string text;
   std::getline(file, text);
-  return text.find('[') != std::string::npos && text.find("[never]") == std::string::npos && text.find("[deny]") == std::string::npos;
+  return text.find('[') != std::string::npos && text.find("[never]") == std::string::npos &&
+         text.find("[deny]") == std::string::npos;
 }
 
 bool HugePages::isUseful() {
@@ -40,8 +41,8 @@ void HugePages::back(std::byte* start, std::size_t size) {
   if (!isUseful()) {
     return;
   }
-  // The kernel collapses only where there is a page already. One call for all: each drains queues of every core first, which takes
-  // milliseconds on a busy machine.
+  // The kernel collapses only where there is a page already. One call for all: each drains queues of every core first,
+  // which takes milliseconds on a busy machine.
   for (std::size_t at = 0; at < size; at += kHugePageBytes) {
     *static_cast<volatile std::byte*>(start + at) = std::byte{0};
   }

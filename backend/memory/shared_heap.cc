@@ -115,7 +115,8 @@ class MemfdHeap final : public SharedHeap {
     SW_RETURN_IF_ERROR(fd.status());
     auto mapping = Mapping::shared(fd->get(), 0, bytes, Access::kReadWrite, "the shared heap", kHugePage);
     SW_RETURN_IF_ERROR(mapping.status());
-    ::madvise(mapping->bytes(), bytes, MADV_HUGEPAGE);  // advice only: refused where the kernel has no huge shared pages
+    ::madvise(mapping->bytes(), bytes,
+              MADV_HUGEPAGE);  // advice only: refused where the kernel has no huge shared pages
     return std::unique_ptr<MemfdHeap>(new MemfdHeap(std::move(*fd), std::move(*mapping), inherited));
   }
 
@@ -141,14 +142,19 @@ class MemfdHeap final : public SharedHeap {
     // not write stay the parent's. A kernel that counts all private memory (vm.overcommit_memory=2) may refuse, and has
     // then already unmapped the range.
     constexpr int kFlags = MAP_FIXED | MAP_NORESERVE;
-    if (::mmap(mapping_.bytes(), mapping_.size(), PROT_READ | PROT_WRITE, MAP_PRIVATE | kFlags, fd_.get(), 0) == MAP_FAILED) {
+    if (::mmap(mapping_.bytes(), mapping_.size(), PROT_READ | PROT_WRITE, MAP_PRIVATE | kFlags, fd_.get(), 0) ==
+        MAP_FAILED) {
       ::mmap(mapping_.bytes(), mapping_.size(), PROT_READ | PROT_WRITE, MAP_SHARED | kFlags, fd_.get(), 0);
     }
   }
 
  private:
   MemfdHeap(Fd fd, Mapping mapping, const MemfdHeap* inherited)
-      : fd_(std::move(fd)), mapping_(std::move(mapping)), inherited_(inherited), cacheLimit_(cacheLimit()), extents_(mapping_.size()) {}
+      : fd_(std::move(fd)),
+        mapping_(std::move(mapping)),
+        inherited_(inherited),
+        cacheLimit_(cacheLimit()),
+        extents_(mapping_.size()) {}
 
   bool contains(const void* bytes) const {
     const auto* at = static_cast<const std::byte*>(bytes);
@@ -231,9 +237,10 @@ Result<void*> MemfdHeap::allocate(std::size_t bytes) {
     purge(0);
     awaitPurges();
   }
-  return Status{StatusCode::kSystem,
-                fmt::format("the shared heap of {} bytes has {} in use and no room for {} more: raise SHARDWIRE_HEAP_BYTES",
-                            mapping_.size(), usedBytes(), bytes)};
+  return Status{
+      StatusCode::kSystem,
+      fmt::format("the shared heap of {} bytes has {} in use and no room for {} more: raise SHARDWIRE_HEAP_BYTES",
+                  mapping_.size(), usedBytes(), bytes)};
 }
 
 void MemfdHeap::giveBack(std::uint64_t offset) {
@@ -360,16 +367,18 @@ Result<std::unique_ptr<MemfdHeap>> makeHeap(const MemfdHeap* parentHeap) {
     auto heap = MemfdHeap::create(bytes, parentHeap);
     if (heap.isOk()) {
       if (bytes < wanted) {
-        logWarn("the shared heap reserves only {} MiB of address space instead of {} MiB ({}): {}", bytes >> 20, wanted >> 20,
-                options->heapBytes != 0 ? "SHARDWIRE_HEAP_BYTES" : "twice the machine's memory",
-                failure.isOk() ? "ulimit -v leaves no more for it; SHARDWIRE_HEAP_BYTES sets another size" : failure.message());
+        logWarn("the shared heap reserves only {} MiB of address space instead of {} MiB ({}): {}", bytes >> 20,
+                wanted >> 20, options->heapBytes != 0 ? "SHARDWIRE_HEAP_BYTES" : "twice the machine's memory",
+                failure.isOk() ? "ulimit -v leaves no more for it; SHARDWIRE_HEAP_BYTES sets another size"
+                               : failure.message());
       }
       return heap;
     }
     failure = heap.status();  // address space or file size is limited: take what is allowed
     isLast = bytes / 2 < std::min(kLeastAutoBytes, wanted);
   }
-  logWarn("there is no shared heap, so tensors lie in ordinary memory, which other ranks cannot map: {}", failure.message());
+  logWarn("there is no shared heap, so tensors lie in ordinary memory, which other ranks cannot map: {}",
+          failure.message());
   return MemfdHeap::createWithoutReservation(parentHeap);
 }
 
@@ -436,12 +445,13 @@ Result<std::shared_ptr<void>> allocateScratch(std::size_t bytes) {
   }
   const Result<void*> ordinary = allocateOrdinary(bytes);
   if (!ordinary.isOk()) {
-    return Status{StatusCode::kSystem,
-                  fmt::format("{}; nor is there ordinary memory: {}", shared.status().message(), ordinary.status().message())};
+    return Status{StatusCode::kSystem, fmt::format("{}; nor is there ordinary memory: {}", shared.status().message(),
+                                                   ordinary.status().message())};
   }
   static std::atomic_flag isTold;
   if (!isTold.test_and_set(std::memory_order_relaxed)) {
-    logWarn("copies of tensors go to ordinary memory, out of which other ranks read more slowly: {}", shared.status().message());
+    logWarn("copies of tensors go to ordinary memory, out of which other ranks read more slowly: {}",
+            shared.status().message());
   }
   return std::shared_ptr<void>(*ordinary, &::free);
 }

@@ -29,10 +29,12 @@ class SharedHeap {
   static void freeBlock(void* bytes);
 
   virtual ~SharedHeap() = default;
-  // 64-byte aligned (2 MiB aligned from 2 MiB on, and then backed by memory at once where the kernel has huge pages to give); kSystem when
-  // the reservation is exhausted, also after free memory was given back to the system. bytes == 0 gives a unique pointer.
+  // 64-byte aligned (2 MiB aligned from 2 MiB on, and then backed by memory at once where the kernel has huge pages to
+  // give); kSystem when the reservation is exhausted, also after free memory was given back to the system. bytes == 0
+  // gives a unique pointer.
   virtual Result<void*> allocate(std::size_t bytes) = 0;
-  // Accepts what allocate() gave, from any thread. Memory of large blocks goes back to the system after a while of not being reused.
+  // Accepts what allocate() gave, from any thread. Memory of large blocks goes back to the system after a while of not
+  // being reused.
   virtual void free(void* bytes) = 0;
   // Offset in the heap when the whole range lies in the heap.
   virtual std::optional<std::uint64_t> offsetOf(const void* bytes, std::size_t size) const = 0;

@@ -87,7 +87,8 @@ std::string statusAsJson(Duration patience) {
   for (const auto& engine : processEngines()) {
     groups.push_back(groupJson(engine->sight(patience)));
   }
-  const Json status{{"version", kStatusVersion}, {"pid", ::getpid()}, {"host", hostName()}, {"groups", std::move(groups)}};
+  const Json status{
+      {"version", kStatusVersion}, {"pid", ::getpid()}, {"host", hostName()}, {"groups", std::move(groups)}};
   return status.dump(-1, ' ', false, Json::error_handler_t::replace);
 }
 

@@ -48,9 +48,10 @@ Status makeFolder(const std::string& folder) {
     return systemError(fmt::format("SHARDWIRE_STATUS: the folder {}", folder), errno);
   }
   if (!S_ISDIR(found.st_mode) || found.st_uid != ::geteuid() || (found.st_mode & 0077) != 0) {
-    return {StatusCode::kSystem, fmt::format("SHARDWIRE_STATUS: {} must be a folder of user {} that nobody else can enter (mode 0700); "
-                                             "remove it, or set XDG_RUNTIME_DIR",
-                                             folder, ::geteuid())};
+    return {StatusCode::kSystem,
+            fmt::format("SHARDWIRE_STATUS: {} must be a folder of user {} that nobody else can enter (mode 0700); "
+                        "remove it, or set XDG_RUNTIME_DIR",
+                        folder, ::geteuid())};
   }
   return Status::ok();
 }
@@ -82,7 +83,8 @@ void removeStale(const std::string& folder) {
       continue;
     }
     const Fd probe = makeSocket();
-    if (::connect(probe.get(), reinterpret_cast<const sockaddr*>(&*address), sizeof(*address)) != 0 && errno == ECONNREFUSED) {
+    if (::connect(probe.get(), reinterpret_cast<const sockaddr*>(&*address), sizeof(*address)) != 0 &&
+        errno == ECONNREFUSED) {
       (void)::unlink(path.c_str());
     }
   }
@@ -95,7 +97,8 @@ Result<Fd> listenAt(const std::string& path) {
   const std::string unfinished = fmt::format("{}.new", path.substr(0, path.rfind('.')));
   const auto address = addressOf(unfinished);
   if (!address.has_value() || !addressOf(path).has_value()) {
-    return Status(StatusCode::kSystem, fmt::format("SHARDWIRE_STATUS: the path {} is too long for a socket; set XDG_RUNTIME_DIR", path));
+    return Status(StatusCode::kSystem,
+                  fmt::format("SHARDWIRE_STATUS: the path {} is too long for a socket; set XDG_RUNTIME_DIR", path));
   }
   (void)::unlink(unfinished.c_str());  // left by a process that had our pid before
   Fd socket = makeSocket();
@@ -111,7 +114,8 @@ Result<Fd> listenAt(const std::string& path) {
 bool isOurUser(const Fd& client) {
   ucred peer{};
   socklen_t size = sizeof(peer);
-  return ::getsockopt(client.get(), SOL_SOCKET, SO_PEERCRED, &peer, &size) == 0 && (peer.uid == ::geteuid() || peer.uid == 0);
+  return ::getsockopt(client.get(), SOL_SOCKET, SO_PEERCRED, &peer, &size) == 0 &&
+         (peer.uid == ::geteuid() || peer.uid == 0);
 }
 
 // One connection, and the bytes left to send.
@@ -146,9 +150,9 @@ class Client {
 
 // For poll(2).
 int millisecondsUntil(Deadline until) {
-  return until == kNoDeadline
-             ? -1
-             : static_cast<int>(std::max<std::int64_t>(0, std::chrono::ceil<std::chrono::milliseconds>(until - Clock::now()).count()));
+  return until == kNoDeadline ? -1
+                              : static_cast<int>(std::max<std::int64_t>(
+                                    0, std::chrono::ceil<std::chrono::milliseconds>(until - Clock::now()).count()));
 }
 
 // Serves all connections at once: a client that does not read delays no other client.
@@ -261,8 +265,9 @@ Server& server() {
 
 std::string statusFolder() {
   const char* const runtime = ::getenv("XDG_RUNTIME_DIR");
-  return runtime != nullptr && *runtime == '/' && ::access(runtime, W_OK) == 0 ? fmt::format("{}/shardwire", runtime)
-                                                                               : fmt::format("/tmp/shardwire-{}", ::geteuid());
+  return runtime != nullptr && *runtime == '/' && ::access(runtime, W_OK) == 0
+             ? fmt::format("{}/shardwire", runtime)
+             : fmt::format("/tmp/shardwire-{}", ::geteuid());
 }
 
 Result<std::string> serveStatus() {

@@ -1,10 +1,10 @@
 // Torch's own recorder cannot be written to: FlightRecorder<c10::Event> is a template whose one instance is hidden in
 // libtorch_cpu. So shardwire keeps its own records and writes them in torch's form, for every torch version. The
 // requirements of torch's tool shape the form:
-//   - The tool accepts the names of some backends only, so entries say "gloo:all_reduce"; "backend" and "operation" have
-//     the real names.
-//   - The tool accepts c10d's collectives only. Operations that only shardwire has (compile_op and runs of compiled ops)
-//     are written as "coalesced", whose sizes the tool does not compare.
+//   - The tool accepts the names of some backends only, so entries say "gloo:all_reduce"; "backend" and "operation"
+//     have the real names.
+//   - The tool accepts c10d's collectives only. Operations that only shardwire has (compile_op and runs of compiled
+//     ops) are written as "coalesced", whose sizes the tool does not compare.
 //   - The tool matches entries of a group by their sequence numbers. Messages have none, so each pair of ranks that
 //     exchanges messages is written as a group of two, with numbers that count messages by direction and tag.
 #include "backend/sight/trace.h"
@@ -68,10 +68,13 @@ std::string torchName(DType dtype) {
 // Converts times of our clock to times since 1970. One conversion for a whole trace, so that differences are kept.
 class UnixTime {
  public:
-  std::int64_t nanoseconds(Clock::time_point time) const { return std::chrono::nanoseconds(offset_ + time.time_since_epoch()).count(); }
+  std::int64_t nanoseconds(Clock::time_point time) const {
+    return std::chrono::nanoseconds(offset_ + time.time_since_epoch()).count();
+  }
 
  private:
-  const std::chrono::nanoseconds offset_ = std::chrono::system_clock::now().time_since_epoch() - Clock::now().time_since_epoch();
+  const std::chrono::nanoseconds offset_ =
+      std::chrono::system_clock::now().time_since_epoch() - Clock::now().time_since_epoch();
 };
 
 // A group in the trace, and this rank in the group.
@@ -108,13 +111,15 @@ void placeMessage(const RecordedOp& op, const TracedGroup& group, Json& entry, J
     pair.push_back(globalOf(high));
   }
   const std::string name = isMatched ? fmt::format("{}:{}-{}", group.name, low, high) : group.name + ":any";
-  const bool goesUp = globalOf(source) < globalOf(op.destination);  // torch's tool counts in the order of the job's ranks
+  const bool goesUp =
+      globalOf(source) < globalOf(op.destination);  // torch's tool counts in the order of the job's ranks
   const int from = isMatched && !goesUp ? 1 : 0;
   const int to = isMatched && goesUp ? 1 : 0;
   const bool isSend = std::string_view(op.name) == "send";
-  entry["profiling_name"] = isSend ? fmt::format("gloo:send {}->{}", from, to) : fmt::format("gloo:recv {}<-{}", to, from);
-  const auto number =
-      static_cast<std::int64_t>((static_cast<std::uint64_t>(op.tag & 0xffff) << 40) | op.messageNumber << 1 | (goesUp ? 1 : 0));
+  entry["profiling_name"] =
+      isSend ? fmt::format("gloo:send {}->{}", from, to) : fmt::format("gloo:recv {}<-{}", to, from);
+  const auto number = static_cast<std::int64_t>((static_cast<std::uint64_t>(op.tag & 0xffff) << 40) |
+                                                op.messageNumber << 1 | (goesUp ? 1 : 0));
   entry["p2p_seq_id"] = number;
   entry["collective_seq_id"] = number;
   entry["process_group"] = {name, "undefined"};
@@ -176,7 +181,8 @@ Json trace(bool onlyActive, std::int64_t ofRank) {
   std::size_t groupNumber = 0;
   const UnixTime unixTime;
   for (const auto& engine : processEngines()) {
-    const TracedGroup group{uniqueName(engine->groupName(), config), groupNumber, engine->rank(), engine->globalRanks()};
+    const TracedGroup group{uniqueName(engine->groupName(), config), groupNumber, engine->rank(),
+                            engine->globalRanks()};
     if (ofRank >= 0 && group.globalRanks[static_cast<std::size_t>(group.rank)] != ofRank) {
       continue;
     }
@@ -190,22 +196,28 @@ Json trace(bool onlyActive, std::int64_t ofRank) {
         entries.push_back(entryOf(op, group, unixTime, config));
       }
     }
-    status[std::to_string(groupNumber++)] = {
-        {"last_enqueued_collective", called}, {"last_started_collective", called}, {"last_completed_collective", completed}};
+    status[std::to_string(groupNumber++)] = {{"last_enqueued_collective", called},
+                                             {"last_started_collective", called},
+                                             {"last_completed_collective", completed}};
   }
-  std::sort(entries.begin(), entries.end(),
-            [](const Json& a, const Json& b) { return a["record_id"].get<std::uint64_t>() < b["record_id"].get<std::uint64_t>(); });
-  return {
-      {"version", kTraceVersion}, {"pg_config", config}, {"pg_status", status}, {"comm_lib_version", "shardwire"}, {"entries", entries}};
+  std::sort(entries.begin(), entries.end(), [](const Json& a, const Json& b) {
+    return a["record_id"].get<std::uint64_t>() < b["record_id"].get<std::uint64_t>();
+  });
+  return {{"version", kTraceVersion},
+          {"pg_config", config},
+          {"pg_status", status},
+          {"comm_lib_version", "shardwire"},
+          {"entries", entries}};
 }
 
 void writeTrace(const std::string& prefix, std::int64_t globalRank) {
   static PerProcess<Mutex> mutex;  // groups fail together, and the file of the last must include all
   const MutexLock lock(mutex.get());
   const std::string path = fmt::format("{}{}", prefix, globalRank);
-  if (const Status written = writeWhole(path, pickled(trace(false, globalRank)), Lasting::kWhileTheSystemRuns); !written.isOk()) {
-    logError("the flight recorder could not be written to {} (SHARDWIRE_RECORD_FILE or TORCH_FR_DUMP_TEMP_FILE): {}", path,
-             written.message());
+  if (const Status written = writeWhole(path, pickled(trace(false, globalRank)), Lasting::kWhileTheSystemRuns);
+      !written.isOk()) {
+    logError("the flight recorder could not be written to {} (SHARDWIRE_RECORD_FILE or TORCH_FR_DUMP_TEMP_FILE): {}",
+             path, written.message());
   } else {
     logInfo("the flight recorder was written to {}", path);
   }

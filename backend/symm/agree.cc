@@ -34,20 +34,21 @@ std::uint64_t exchangeFingerprint(const std::string& what) {
   return hash.value();
 }
 
-Result<std::vector<std::string>> exchangeAll(Engine& engine, const std::string& what, std::string blob, std::optional<Duration> timeout,
-                                             CallPart* part) {
+Result<std::vector<std::string>> exchangeAll(Engine& engine, const std::string& what, std::string blob,
+                                             std::optional<Duration> timeout, CallPart* part) {
   SW_RETURN_IF_ERROR(engine.owner().check(engine.groupLabel()));
   auto exchange = std::make_shared<Exchange>(std::move(blob), engine.worldSize(), engine.rank());
   exchange->description = std::make_shared<const std::string>(what);
   exchange->fingerprint = exchangeFingerprint(what);
   exchange->timeout = timeout.value_or(Duration{0});
   const std::shared_ptr<Activity> activity = exchange;
-  SW_RETURN_IF_ERROR(engine.submit(std::span(&activity, 1), Duration::zero(), {.continues = part == nullptr ? CallPart{} : *part}));
+  SW_RETURN_IF_ERROR(
+      engine.submit(std::span(&activity, 1), Duration::zero(), {.continues = part == nullptr ? CallPart{} : *part}));
   if (Status met = exchange->wait(kNoDeadline); !met.isOk()) {
     if (met.code() == StatusCode::kInterrupted) {
       // Some ranks may have received all blobs and go on with a result that this rank does not have.
-      engine.abort(
-          {StatusCode::kAborted, fmt::format("aborted on {}: {} was interrupted by a signal (Ctrl-C?)", engine.groupLabel(), what)});
+      engine.abort({StatusCode::kAborted,
+                    fmt::format("aborted on {}: {} was interrupted by a signal (Ctrl-C?)", engine.groupLabel(), what)});
     }
     return met;
   }
@@ -81,14 +82,15 @@ Status judge(const std::string& what, const std::vector<Saying>& sayings) {
       isTold[other] = true;
     }
     if (!alike.empty()) {
-      text += fmt::format("{}rank{} {} gave {}", text.empty() ? "" : ", ", alike.size() > 1 ? "s" : "", listOf(alike), sayings[rank].text);
+      text += fmt::format("{}rank{} {} gave {}", text.empty() ? "" : ", ", alike.size() > 1 ? "s" : "", listOf(alike),
+                          sayings[rank].text);
     }
   }
   return {StatusCode::kMismatch, fmt::format("{}: all ranks must give the same, but {}", what, text)};
 }
 
-Status agree(Engine& engine, const std::string& what, const std::string& text, const std::string& error, std::optional<Duration> timeout,
-             CallPart* part) {
+Status agree(Engine& engine, const std::string& what, const std::string& text, const std::string& error,
+             std::optional<Duration> timeout, CallPart* part) {
   ByteWriter writer;
   writer.varintText(text);
   writer.varintText(error);

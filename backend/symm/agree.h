@@ -14,8 +14,8 @@ namespace shardwire::internal {
 // All ranks' blobs, by rank. `what` names the operation in errors; ranks with different operations get a mismatch.
 // part: if not null, names this exchange after the call, for the next part of the same operation; part->seq is the same
 // on all ranks. Before the call `part` names the part that comes before this exchange.
-Result<std::vector<std::string>> exchangeAll(Engine& engine, const std::string& what, std::string blob, std::optional<Duration> timeout,
-                                             CallPart* part = nullptr);
+Result<std::vector<std::string>> exchangeAll(Engine& engine, const std::string& what, std::string blob,
+                                             std::optional<Duration> timeout, CallPart* part = nullptr);
 
 // The fingerprint by which ranks recognise the same exchange.
 std::uint64_t exchangeFingerprint(const std::string& what);
@@ -34,7 +34,7 @@ struct Saying {
 Status judge(const std::string& what, const std::vector<Saying>& sayings);
 
 // exchangeAll() and judge(), for exchanges without other data.
-Status agree(Engine& engine, const std::string& what, const std::string& text, const std::string& error, std::optional<Duration> timeout,
-             CallPart* part = nullptr);
+Status agree(Engine& engine, const std::string& what, const std::string& text, const std::string& error,
+             std::optional<Duration> timeout, CallPart* part = nullptr);
 
 }  // namespace shardwire::internal

@@ -1,7 +1,7 @@
 // The words behind a rank's part of a symmetric block, which peers write: a bell for threads that sleep until a word of
-// the block changes, the ranks that released the block, the latest barrier of each rank, and the rank inside its ordered
-// section. The words lie in shared memory and are zeroed before any peer maps them. docs/threading.md explains the use
-// of the words and why each memory order is enough.
+// the block changes, the ranks that released the block, the latest barrier of each rank, and the rank inside its
+// ordered section. The words lie in shared memory and are zeroed before any peer maps them. docs/threading.md explains
+// the use of the words and why each memory order is enough.
 #pragma once
 
 #include <atomic>
@@ -43,7 +43,9 @@ class BlockWords {
   // 1: `rank` has released this block.
   Word& dropped(Rank rank) const { return at(kArrays + static_cast<std::size_t>(rank)); }
   // The number of the latest barrier of `rank` on the channel.
-  Word& arrived(int channel, Rank rank) const { return at(kArrays + static_cast<std::size_t>((1 + channel) * worldSize_ + rank)); }
+  Word& arrived(int channel, Rank rank) const {
+    return at(kArrays + static_cast<std::size_t>((1 + channel) * worldSize_ + rank));
+  }
 
  private:
   static constexpr std::size_t kLine = 64;

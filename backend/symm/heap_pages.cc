@@ -16,7 +16,8 @@ constexpr std::size_t kSlabLimit = std::size_t{64} << 10;
 }  // namespace
 
 std::size_t wholePages(std::size_t bytes) {
-  return bytes <= kSlabLimit ? std::bit_ceil(std::max(bytes, kHeapPage)) : (bytes + kHeapPage - 1) / kHeapPage * kHeapPage;
+  return bytes <= kSlabLimit ? std::bit_ceil(std::max(bytes, kHeapPage))
+                             : (bytes + kHeapPage - 1) / kHeapPage * kHeapPage;
 }
 
 Result<std::shared_ptr<void>> allocatePages(std::size_t bytes) {

@@ -66,7 +66,8 @@ Result<std::vector<Offer>> decodeOffers(const std::vector<std::string>& blobs) {
     decodePlace(&reader, &offer.place);
     decodePlace(&reader, &offer.attached);
     if (!reader.isDone()) {
-      return Status{StatusCode::kInternal, fmt::format("{}: the message of rank {} cannot be read", kWhat, offers.size())};
+      return Status{StatusCode::kInternal,
+                    fmt::format("{}: the message of rank {} cannot be read", kWhat, offers.size())};
     }
     offers.push_back(std::move(offer));
   }
@@ -90,7 +91,8 @@ std::string encodeOutcome(const Status& failure, const std::vector<BlockPart>& p
 }
 
 // askers: the ranks that reach this rank's part only by requests.
-Status readOutcomes(const std::vector<std::string>& blobs, Rank self, std::vector<BlockPart>* parts, std::vector<Rank>* askers) {
+Status readOutcomes(const std::vector<std::string>& blobs, Rank self, std::vector<BlockPart>* parts,
+                    std::vector<Rank>* askers) {
   for (std::size_t rank = 0; rank < blobs.size(); ++rank) {
     ByteReader reader(blobs[rank]);
     const std::string failure = reader.varintText();
@@ -125,7 +127,8 @@ Result<OwnPart> makeOwnPart(const SymmetricRequest& request, std::size_t size, H
     return Status{StatusCode::kInvalidArgument, fmt::format("{} bytes are more than any memory", request.bytes)};
   }
   if (request.numChannels < 1) {
-    return Status{StatusCode::kInvalidArgument, fmt::format("{} channels; at least one is needed", request.numChannels)};
+    return Status{StatusCode::kInvalidArgument,
+                  fmt::format("{} channels; at least one is needed", request.numChannels)};
   }
   const auto heap = SharedHeap::instance();
   SW_RETURN_IF_ERROR(heap.status());
@@ -139,8 +142,8 @@ Result<OwnPart> makeOwnPart(const SymmetricRequest& request, std::size_t size, H
 
 // kUnsupported is a failure only with needsAll: otherwise the peer is on another host, for example, and is reached by
 // requests.
-Status holdAll(Engine& engine, const SymmetricRequest& request, const std::vector<Offer>& offers, std::size_t size, std::byte* own,
-               std::vector<BlockPart>* parts) {
+Status holdAll(Engine& engine, const SymmetricRequest& request, const std::vector<Offer>& offers, std::size_t size,
+               std::byte* own, std::vector<BlockPart>* parts) {
   for (std::size_t rank = 0; rank < offers.size(); ++rank) {
     BlockPart& part = (*parts)[rank];
     if (static_cast<Rank>(rank) == engine.rank()) {
@@ -203,7 +206,10 @@ class Serving {
 // there, not even the word for the release. So parts stay until the peers that mapped a part have released the block,
 // are dead, or have no groups any more.
 void buryOffered(OwnPart own, const SymmetricRequest& request, const std::vector<BlockPart>& parts) {
-  BuriedBlock mine{own.get(), SymmetricBlock::wordsOf(own.get(), request.bytes, static_cast<int>(parts.size())), request.attached, {}};
+  BuriedBlock mine{own.get(),
+                   SymmetricBlock::wordsOf(own.get(), request.bytes, static_cast<int>(parts.size())),
+                   request.attached,
+                   {}};
   for (std::size_t rank = 0; rank < parts.size(); ++rank) {
     const BlockPart& part = parts[rank];
     if (part.attachedHeld != nullptr) {
@@ -220,8 +226,9 @@ void buryOffered(OwnPart own, const SymmetricRequest& request, const std::vector
 
 }  // namespace
 
-Result<std::shared_ptr<SymmetricMemory>> makeSymmetric(const std::shared_ptr<Engine>& engine, const SymmetricRequest& request,
-                                                       std::optional<Duration> timeout, const std::function<Status()>& joinAll) {
+Result<std::shared_ptr<SymmetricMemory>> makeSymmetric(const std::shared_ptr<Engine>& engine,
+                                                       const SymmetricRequest& request, std::optional<Duration> timeout,
+                                                       const std::function<Status()>& joinAll) {
   clearBuried();
   const int worldSize = engine->worldSize();
   const std::size_t size = SymmetricBlock::partBytes(request.bytes, worldSize, request.numChannels);
@@ -259,7 +266,8 @@ Result<std::shared_ptr<SymmetricMemory>> makeSymmetric(const std::shared_ptr<Eng
   // Serving begins before any rank has the block, since a rank with the block may send requests at once.
   Serving serving(engine, number);
   if (held.isOk()) {
-    serving.begin(std::make_shared<ServedBlock>(own.get(), request.bytes, SymmetricBlock::wordsOf(own.get(), request.bytes, worldSize)));
+    serving.begin(std::make_shared<ServedBlock>(own.get(), request.bytes,
+                                                SymmetricBlock::wordsOf(own.get(), request.bytes, worldSize)));
   }
   const auto outcomes = exchangeAll(*engine, kSettlesSymmetric, encodeOutcome(held, parts), timeout, &part);
   if (!outcomes.isOk() && held.isOk()) {

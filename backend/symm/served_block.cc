@@ -15,7 +15,8 @@ bool ServedBlock::holds(const PartBox& box) const {
 
 Status ServedBlock::outside(const char* what, std::uint64_t block) const {
   return {StatusCode::kInternal,
-          fmt::format("a {} of a peer goes outside of the {} bytes of symmetric memory #{}: a bug there", what, size_, block)};
+          fmt::format("a {} of a peer goes outside of the {} bytes of symmetric memory #{}: a bug there", what, size_,
+                      block)};
 }
 
 Status ServedBlock::put(const PartBox& box, Payload elements) {
@@ -40,7 +41,8 @@ Result<std::uint64_t> ServedBlock::apply(const WordFrame& word) {
   const auto dtype = static_cast<DType>(word.dtype);
   if (word.op >= static_cast<std::uint32_t>(kNumWordOps) || word.dtype >= static_cast<std::uint32_t>(kNumDTypes) ||
       !supportsWordOp(dtype, op)) {
-    return Status{StatusCode::kInternal, fmt::format("a peer asked for atomic operation {} on type {}: a bug there", word.op, word.dtype)};
+    return Status{StatusCode::kInternal,
+                  fmt::format("a peer asked for atomic operation {} on type {}: a bug there", word.op, word.dtype)};
   }
   const std::size_t bytes = elementBytes(dtype);
   if (word.offset > size_ || bytes > size_ - word.offset || word.offset % bytes != 0) {

@@ -65,8 +65,8 @@ BlockWords SymmetricBlock::wordsOf(std::byte* part, std::size_t bytes, int world
   return {part + roundUp(std::max<std::size_t>(bytes, 1), kLine), worldSize};
 }
 
-SymmetricBlock::SymmetricBlock(const std::shared_ptr<Engine>& engine, const SymmetricRequest& request, std::uint64_t number,
-                               std::vector<BlockPart> parts)
+SymmetricBlock::SymmetricBlock(const std::shared_ptr<Engine>& engine, const SymmetricRequest& request,
+                               std::uint64_t number, std::vector<BlockPart> parts)
     : engine_(engine),
       rank_(engine->rank()),
       worldSize_(engine->worldSize()),
@@ -226,15 +226,18 @@ Status SymmetricBlock::ended() const {
 
 Status SymmetricBlock::usable() const {
   SW_RETURN_IF_ERROR(owner_.check(groupLabel_));
-  return isFreed() ? Status{StatusCode::kInvalidArgument, fmt::format("{} of {} was freed", name_, groupLabel_)} : Status::ok();
+  return isFreed() ? Status{StatusCode::kInvalidArgument, fmt::format("{} of {} was freed", name_, groupLabel_)}
+                   : Status::ok();
 }
 
-Result<std::uint64_t> SymmetricBlock::waitUntil(std::size_t offset, DType dtype, Comparison comparison, std::uint64_t value,
-                                                std::optional<Duration> timeout, std::span<const Rank> sources) {
+Result<std::uint64_t> SymmetricBlock::waitUntil(std::size_t offset, DType dtype, Comparison comparison,
+                                                std::uint64_t value, std::optional<Duration> timeout,
+                                                std::span<const Rank> sources) {
   SW_RETURN_IF_ERROR(usable());
   if (!isInteger(dtype) || offset % elementBytes(dtype) != 0 || offset + elementBytes(dtype) > bytes_) {
     return Status{StatusCode::kTypeError,
-                  fmt::format("a signal is one integer of symmetric memory, not {} at byte {} of {}", dtypeName(dtype), offset, bytes_)};
+                  fmt::format("a signal is one integer of symmetric memory, not {} at byte {} of {}", dtypeName(dtype),
+                              offset, bytes_)};
   }
   if (sources.empty()) {
     sources = others_;
@@ -242,7 +245,8 @@ Result<std::uint64_t> SymmetricBlock::waitUntil(std::size_t offset, DType dtype,
   for (const Rank source : sources) {
     if (source < 0 || source >= worldSize()) {
       return Status{StatusCode::kInvalidArgument,
-                    fmt::format("source {} is out of range: the group has {} ranks, 0 to {}", source, worldSize(), worldSize() - 1)};
+                    fmt::format("source {} is out of range: the group has {} ranks, 0 to {}", source, worldSize(),
+                                worldSize() - 1)};
     }
   }
   std::byte* const at = partOf(rank()).bytes + offset;
@@ -252,26 +256,26 @@ Result<std::uint64_t> SymmetricBlock::waitUntil(std::size_t offset, DType dtype,
     return compareIntegers(dtype, seen, comparison, value);
   };
   SW_RETURN_IF_ERROR(waitFor(isOver, [&] {
-    return Wait{.what = fmt::format("signal_wait({} {}, {} at byte {} of {})", symbolOf(comparison), integerText(dtype, value),
-                                    dtypeName(dtype), offset, name_),
+    return Wait{.what = fmt::format("signal_wait({} {}, {} at byte {} of {})", symbolOf(comparison),
+                                    integerText(dtype, value), dtypeName(dtype), offset, name_),
                 .needed = sources,
                 .timeout = timeout,
                 .isCollective = false,
                 .whoIsMissing = [&] {
-                  return fmt::format("the signal is {}, and nothing else came from {}", integerText(dtype, loadInteger(at, dtype)),
-                                     named(sources));
+                  return fmt::format("the signal is {}, and nothing else came from {}",
+                                     integerText(dtype, loadInteger(at, dtype)), named(sources));
                 }};
   }));
   return seen;
 }
 
-Status SymmetricBlock::stepWord(std::string_view what, Rank owner, std::size_t offset, std::uint32_t from, std::uint32_t to, Rank other,
-                                std::optional<Duration> timeout) {
+Status SymmetricBlock::stepWord(std::string_view what, Rank owner, std::size_t offset, std::uint32_t from,
+                                std::uint32_t to, Rank other, std::optional<Duration> timeout) {
   SW_RETURN_IF_ERROR(usable());
   for (const Rank peer : {owner, other}) {
     if (peer < 0 || peer >= worldSize()) {
-      return {StatusCode::kInvalidArgument,
-              fmt::format("{}: rank {} is out of range: the group has {} ranks, 0 to {}", what, peer, worldSize(), worldSize() - 1)};
+      return {StatusCode::kInvalidArgument, fmt::format("{}: rank {} is out of range: the group has {} ranks, 0 to {}",
+                                                        what, peer, worldSize(), worldSize() - 1)};
     }
     if (partOf(peer).bytes == nullptr) {
       return {StatusCode::kUnsupported, fmt::format("{}: {}", what, partOf(peer).whyNot)};
@@ -304,7 +308,8 @@ Status SymmetricBlock::stepWord(std::string_view what, Rank owner, std::size_t o
 Status SymmetricBlock::barrier(int channel, std::optional<Duration> timeout, bool givesWay) {
   SW_RETURN_IF_ERROR(usable());
   if (channel < 0 || channel >= numChannels()) {
-    return {StatusCode::kInvalidArgument, fmt::format("channel {} is out of range: 0 to {}", channel, numChannels() - 1)};
+    return {StatusCode::kInvalidArgument,
+            fmt::format("channel {} is out of range: 0 to {}", channel, numChannels() - 1)};
   }
   if (!reachesAll_) {
     const auto missing = std::ranges::find_if(parts_, [](const BlockPart& part) { return part.bytes == nullptr; });
@@ -343,16 +348,18 @@ Status SymmetricBlock::barrier(int channel, std::optional<Duration> timeout, boo
     return elsewhere < 0 || hasCome(elsewhere)
                ? Status::ok()
                : Status(StatusCode::kMismatch,
-                        fmt::format("rank {} makes symmetric memory, and does not come to channel {} of {}", elsewhere, channel, name_));
+                        fmt::format("rank {} makes symmetric memory, and does not come to channel {} of {}", elsewhere,
+                                    channel, name_));
   };
   return waitFor(isOver, [&] {
-    return Wait{.what = fmt::format("barrier of channel {} of {}", channel, name_),
-                .needed = others_,
-                .stillNeeded = waiting,  // a rank that came may have finished and exited before this rank sees all others
-                .timeout = timeout,
-                .isCollective = true,
-                .whoIsMissing = [&] { return named(waiting()) + " did not arrive"; },
-                .whyLeave = givesWay ? std::function<Status()>(whyLeave) : nullptr};
+    return Wait{
+        .what = fmt::format("barrier of channel {} of {}", channel, name_),
+        .needed = others_,
+        .stillNeeded = waiting,  // a rank that came may have finished and exited before this rank sees all others
+        .timeout = timeout,
+        .isCollective = true,
+        .whoIsMissing = [&] { return named(waiting()) + " did not arrive"; },
+        .whyLeave = givesWay ? std::function<Status()>(whyLeave) : nullptr};
   });
 }
 
@@ -389,7 +396,8 @@ void SymmetricBlock::leaveOrder() {
   orderWord().store(0, std::memory_order_seq_cst);
   for (Rank peer = 0; peer < worldSize(); ++peer) {
     if (partOf(peer).bytes != nullptr) {
-      wake(peer);  // a waiting rank sleeps on the bell of its own part; another thread of this rank sleeps on this rank's bell
+      wake(peer);  // a waiting rank sleeps on the bell of its own part; another thread of this rank sleeps on this
+                   // rank's bell
     }
   }
 }

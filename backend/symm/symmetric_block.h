@@ -53,15 +53,15 @@ class SymmetricBlock final : public SymmetricMemory, public std::enable_shared_f
   const std::vector<std::int64_t>& jobRanks() const override { return jobRanks_; }
   Status put(Rank peer, const PartView& to, const TensorView& from, const OneSidedCall& call) override;
   Status get(Rank peer, const PartView& from, const TensorView& to, const OneSidedCall& call) override;
-  Result<std::uint64_t> atomic(Rank peer, std::size_t offset, DType dtype, WordOp op, std::uint64_t operand, std::uint64_t expected,
-                               bool fetches) override;
+  Result<std::uint64_t> atomic(Rank peer, std::size_t offset, DType dtype, WordOp op, std::uint64_t operand,
+                               std::uint64_t expected, bool fetches) override;
   Status quiet(std::optional<Duration> timeout) override;
   int numChannels() const override { return static_cast<int>(barriers_.size()); }
   void wake(Rank peer) override;
   Result<std::uint64_t> waitUntil(std::size_t offset, DType dtype, Comparison comparison, std::uint64_t value,
                                   std::optional<Duration> timeout, std::span<const Rank> sources) override;
-  Status stepWord(std::string_view what, Rank owner, std::size_t offset, std::uint32_t from, std::uint32_t to, Rank other,
-                  std::optional<Duration> timeout) override;
+  Status stepWord(std::string_view what, Rank owner, std::size_t offset, std::uint32_t from, std::uint32_t to,
+                  Rank other, std::optional<Duration> timeout) override;
   Status barrier(int channel, std::optional<Duration> timeout, bool givesWay) override;
   Status enterOrder() override;
   void leaveOrder() override;
@@ -101,7 +101,8 @@ class SymmetricBlock final : public SymmetricMemory, public std::enable_shared_f
   BlockWords words(Rank rank) const { return wordsOf(partOf(rank).bytes, bytes_, worldSize()); }
 
   const OwnerProcess owner_;
-  const std::weak_ptr<Engine> engine_;  // weak: the last reference may be released on a thread that Engine::shutdown() waits for
+  const std::weak_ptr<Engine>
+      engine_;  // weak: the last reference may be released on a thread that Engine::shutdown() waits for
   const Rank rank_;
   const int worldSize_;
   const std::string groupLabel_;

@@ -48,7 +48,8 @@ bool isEmpty(const Dims& shape) {
 // either. Boxes and longer runs are copied by the loops of copyBox.
 void copyNow(const StridedBox& to, const StridedBox& from, const Dims& shape, std::size_t elemBytes) {
   const std::size_t bytes = boxBytes(shape, elemBytes);
-  const bool isRun = bytes > 0 && bytes < kStreamFromBytes && isPacked(to, shape, elemBytes) && isPacked(from, shape, elemBytes);
+  const bool isRun =
+      bytes > 0 && bytes < kStreamFromBytes && isPacked(to, shape, elemBytes) && isPacked(from, shape, elemBytes);
   if (isRun && to.bytes != from.bytes) {
     std::memcpy(to.bytes, from.bytes, bytes);
   } else {
@@ -66,18 +67,18 @@ std::string textOf(std::string_view what, const PartView& box, Rank peer) {
 Status SymmetricBlock::checkBox(std::string_view what, Rank peer, const PartView& box, const TensorView& other) const {
   SW_RETURN_IF_ERROR(usable());
   if (peer < 0 || peer >= worldSize()) {
-    return {StatusCode::kInvalidArgument,
-            fmt::format("{}: rank {} is out of range: the group has {} ranks, 0 to {}", what, peer, worldSize(), worldSize() - 1)};
+    return {StatusCode::kInvalidArgument, fmt::format("{}: rank {} is out of range: the group has {} ranks, 0 to {}",
+                                                      what, peer, worldSize(), worldSize() - 1)};
   }
   if (box.dtype != other.dtype || !(box.shape == other.shape) || box.strides.size() != box.shape.size()) {
     return {StatusCode::kInvalidArgument,
-            fmt::format("{}: the two must have one shape and dtype, not {}{} and {}{}", what, dtypeName(box.dtype), toString(box.shape),
-                        dtypeName(other.dtype), toString(other.shape))};
+            fmt::format("{}: the two must have one shape and dtype, not {}{} and {}{}", what, dtypeName(box.dtype),
+                        toString(box.shape), dtypeName(other.dtype), toString(other.shape))};
   }
   const std::size_t extent = extentBytes({nullptr, byteStridesOf(box)}, box.shape, elementBytes(box.dtype));
   if (box.offset > bytes_ || extent > bytes_ - box.offset) {
-    return {StatusCode::kInvalidArgument,
-            fmt::format("{}: {} bytes from byte {} on are outside of the {} bytes of {}", what, extent, box.offset, bytes_, name_)};
+    return {StatusCode::kInvalidArgument, fmt::format("{}: {} bytes from byte {} on are outside of the {} bytes of {}",
+                                                      what, extent, box.offset, bytes_, name_)};
   }
   return Status::ok();
 }
@@ -95,7 +96,8 @@ Status SymmetricBlock::request(std::string_view what, Rank peer, const OneSidedC
   const auto request = std::make_shared<Request>(peer, std::forward<Arguments>(arguments)...);
   request->description = std::make_shared<const std::string>(what);
   // Peers keep their parts until this rank has released the block, which happens after the last request.
-  request->keepAlive = std::make_shared<std::pair<std::shared_ptr<void>, std::shared_ptr<void>>>(shared_from_this(), call.keepAlive);
+  request->keepAlive =
+      std::make_shared<std::pair<std::shared_ptr<void>, std::shared_ptr<void>>>(shared_from_this(), call.keepAlive);
   SW_RETURN_IF_ERROR(engine->memory().request(request, std::span(&peer, 1)));
   return call.isNonBlocking ? Status::ok() : request->wait(kNoDeadline);
 }
@@ -107,9 +109,10 @@ Status SymmetricBlock::put(Rank peer, const PartView& to, const TensorView& from
     copyNow(boxIn(peer, to), boxOfAll(from), to.shape, elemBytes);
     return Status::ok();
   }
-  return isEmpty(to.shape) ? Status::ok()
-                           : request<PutRequest>(textOf("put", to, peer), peer, call,
-                                                 PartBox{number_, to.offset, elemBytes, to.shape, byteStridesOf(to)}, boxOfAll(from));
+  return isEmpty(to.shape)
+             ? Status::ok()
+             : request<PutRequest>(textOf("put", to, peer), peer, call,
+                                   PartBox{number_, to.offset, elemBytes, to.shape, byteStridesOf(to)}, boxOfAll(from));
 }
 
 Status SymmetricBlock::get(Rank peer, const PartView& from, const TensorView& to, const OneSidedCall& call) {
@@ -119,13 +122,15 @@ Status SymmetricBlock::get(Rank peer, const PartView& from, const TensorView& to
     copyNow(boxOfAll(to), boxIn(peer, from), from.shape, elemBytes);
     return Status::ok();
   }
-  return isEmpty(from.shape) ? Status::ok()
-                             : request<GetRequest>(textOf("get", from, peer), peer, call,
-                                                   PartBox{number_, from.offset, elemBytes, from.shape, byteStridesOf(from)}, boxOfAll(to));
+  return isEmpty(from.shape)
+             ? Status::ok()
+             : request<GetRequest>(textOf("get", from, peer), peer, call,
+                                   PartBox{number_, from.offset, elemBytes, from.shape, byteStridesOf(from)},
+                                   boxOfAll(to));
 }
 
-Result<std::uint64_t> SymmetricBlock::atomic(Rank peer, std::size_t offset, DType dtype, WordOp op, std::uint64_t operand,
-                                             std::uint64_t expected, bool fetches) {
+Result<std::uint64_t> SymmetricBlock::atomic(Rank peer, std::size_t offset, DType dtype, WordOp op,
+                                             std::uint64_t operand, std::uint64_t expected, bool fetches) {
   const PartView word{offset, dtype, {}, {}};
   SW_RETURN_IF_ERROR(checkBox("atomic", peer, word, TensorView{.bytes = nullptr, .dtype = dtype}));
   if (!supportsWordOp(dtype, op) || offset % elementBytes(dtype) != 0) {
@@ -150,7 +155,8 @@ Result<std::uint64_t> SymmetricBlock::atomic(Rank peer, std::size_t offset, DTyp
                         .op = static_cast<std::uint32_t>(op),
                         .dtype = static_cast<std::uint32_t>(dtype)};
   const auto request = std::make_shared<WordRequest>(peer, frame, !fetches);
-  request->description = std::make_shared<const std::string>(fmt::format("atomic {}({}, rank {})", wordOpName(op), dtypeName(dtype), peer));
+  request->description = std::make_shared<const std::string>(
+      fmt::format("atomic {}({}, rank {})", wordOpName(op), dtypeName(dtype), peer));
   request->keepAlive = shared_from_this();
   SW_RETURN_IF_ERROR(engine->memory().request(request, std::span(&peer, 1)));
   SW_RETURN_IF_ERROR(request->wait(kNoDeadline));

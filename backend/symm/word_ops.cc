@@ -1,6 +1,6 @@
-// applyWord() picks the unsigned integer of the element's size. applySized() then uses the machine's own operation where
-// there is one, else a loop of compare-and-swap over the kernels of reductions. The second half of the file loads,
-// compares and prints integers for waits.
+// applyWord() picks the unsigned integer of the element's size. applySized() then uses the machine's own operation
+// where there is one, else a loop of compare-and-swap over the kernels of reductions. The second half of the file
+// loads, compares and prints integers for waits.
 #include "backend/symm/word_ops.h"
 
 #include <array>
@@ -12,9 +12,9 @@
 namespace shardwire::internal {
 namespace {
 
-constexpr std::array<ReduceOp, kNumWordOps> kReductions = {ReduceOp::kNone, ReduceOp::kNone, ReduceOp::kNone, ReduceOp::kNone,
-                                                           ReduceOp::kSum,  ReduceOp::kProd, ReduceOp::kMin,  ReduceOp::kMax,
-                                                           ReduceOp::kBand, ReduceOp::kBor,  ReduceOp::kBxor};
+constexpr std::array<ReduceOp, kNumWordOps> kReductions = {
+    ReduceOp::kNone, ReduceOp::kNone, ReduceOp::kNone, ReduceOp::kNone, ReduceOp::kSum, ReduceOp::kProd,
+    ReduceOp::kMin,  ReduceOp::kMax,  ReduceOp::kBand, ReduceOp::kBor,  ReduceOp::kBxor};
 
 ReduceOp reductionOf(WordOp op) {
   return kReductions[static_cast<std::size_t>(op)];
@@ -27,7 +27,8 @@ bool isSigned(DType dtype) {
 template <typename U>
 U combined(U left, U right, DType dtype, ReduceOp op) {
   U result = 0;
-  const std::array<const std::byte*, 2> sources = {reinterpret_cast<const std::byte*>(&left), reinterpret_cast<const std::byte*>(&right)};
+  const std::array<const std::byte*, 2> sources = {reinterpret_cast<const std::byte*>(&left),
+                                                   reinterpret_cast<const std::byte*>(&right)};
   reduceContiguous(reinterpret_cast<std::byte*>(&result), sources, 1, dtype, op);
   return result;
 }
@@ -118,7 +119,8 @@ void applyWords(const StridedBox& to, const StridedBox& operands, const Dims& sh
 }
 
 bool isInteger(DType dtype) {
-  return isSigned(dtype) || dtype == DType::kUInt8 || dtype == DType::kUInt16 || dtype == DType::kUInt32 || dtype == DType::kUInt64;
+  return isSigned(dtype) || dtype == DType::kUInt8 || dtype == DType::kUInt16 || dtype == DType::kUInt32 ||
+         dtype == DType::kUInt64;
 }
 
 std::uint64_t loadInteger(const std::byte* at, DType dtype) {
@@ -132,7 +134,8 @@ std::uint64_t loadInteger(const std::byte* at, DType dtype) {
 }
 
 bool compareIntegers(DType dtype, std::uint64_t left, Comparison comparison, std::uint64_t right) {
-  const bool isLess = isSigned(dtype) ? static_cast<std::int64_t>(left) < static_cast<std::int64_t>(right) : left < right;
+  const bool isLess =
+      isSigned(dtype) ? static_cast<std::int64_t>(left) < static_cast<std::int64_t>(right) : left < right;
   switch (comparison) {
     case Comparison::kEq:
       return left == right;

@@ -24,7 +24,8 @@ bool commutes(DType dtype, WordOp op);
 // Returns the value before the operation. Sequentially consistent. kCompareSwap stores `operand` where the element's
 // bytes equal `expected`. Precondition: supportsWordOp(); `at` is a multiple of the element's size.
 std::uint64_t applyWord(std::byte* at, DType dtype, WordOp op, std::uint64_t operand, std::uint64_t expected = 0);
-// The same for each element of a box, with the elements of `operands`, row by row; each element is atomic, the box is not.
+// The same for each element of a box, with the elements of `operands`, row by row; each element is atomic, the box is
+// not.
 void applyWords(const StridedBox& to, const StridedBox& operands, const Dims& shape, DType dtype, WordOp op);
 
 // Integers, without bool.

@@ -31,16 +31,19 @@ std::string whyOutOfReach(TransportKind kind, const Place& a, const Place& b) {
     return {};  // a network may lead anywhere
   }
   if (a.bootId != b.bootId) {
-    return fmt::format("they run on different hosts ({} and {}; boot ids {} and {})", a.host, b.host, a.bootId, b.bootId);
+    return fmt::format("they run on different hosts ({} and {}; boot ids {} and {})", a.host, b.host, a.bootId,
+                       b.bootId);
   }
   if (a.uid != b.uid) {
     return fmt::format("it joins processes of one user, and they run as users {} and {}", a.uid, b.uid);
   }
   if (a.networkNamespace != b.networkNamespace) {
-    return "they run in different network namespaces (containers of one host must share one: --network=host or one pod)";
+    return "they run in different network namespaces (containers of one host must share one: --network=host or one "
+           "pod)";
   }
   if (!a.kernel.empty() && !b.kernel.empty() && a.kernel != b.kernel) {
-    return "SHARDWIRE_HOST_ID calls their hosts one, but they run on different kernels or in different network namespaces";
+    return "SHARDWIRE_HOST_ID calls their hosts one, but they run on different kernels or in different network "
+           "namespaces";
   }
   return {};
 }

@@ -94,8 +94,10 @@ class Endpoint {
   // Whether begin() is implemented, and may be called after takeWire(), when connections are polled already.
   virtual bool mayJoinLate() const { return false; }
   // connect() for callers that must not wait.
-  virtual std::unique_ptr<Joining> begin(Link link, Rank peer, bool isDialer, std::string_view peerAddress, const std::string& who) {
-    static_cast<void>(link), static_cast<void>(peer), static_cast<void>(isDialer), static_cast<void>(peerAddress), static_cast<void>(who);
+  virtual std::unique_ptr<Joining> begin(Link link, Rank peer, bool isDialer, std::string_view peerAddress,
+                                         const std::string& who) {
+    static_cast<void>(link), static_cast<void>(peer), static_cast<void>(isDialer), static_cast<void>(peerAddress),
+        static_cast<void>(who);
     return nullptr;
   }
   // Reports to a caller why the caller is not joined, in place of begin(). Does not wait: a caller that misses the

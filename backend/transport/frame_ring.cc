@@ -72,7 +72,8 @@ void RingWriter::commit(std::size_t bytes) {
 }
 
 bool RingReader::readWritten() {
-  // Pairs with the store in RingWriter::commit(). seq_cst, because a reader arms its bell and then looks here once more.
+  // Pairs with the store in RingWriter::commit(). seq_cst, because a reader arms its bell and then looks here once
+  // more.
   const std::uint64_t written = words_->written.load(std::memory_order_seq_cst);
   if (written < written_ || written - released_ > capacity_ || written % 8 != 0) {
     broken_ = true;

@@ -43,7 +43,8 @@ class RingWriter {
  public:
   RingWriter() = default;
   // `capacity` is a power of two, at least 64; `data` is 8-byte aligned. The ring is new: nothing written yet.
-  RingWriter(RingWords* words, std::byte* data, std::size_t capacity) : words_(words), data_(data), capacity_(capacity) {}
+  RingWriter(RingWords* words, std::byte* data, std::size_t capacity)
+      : words_(words), data_(data), capacity_(capacity) {}
 
   // See Connection. Empty: no room now.
   std::span<std::byte> reserve(std::size_t minBytes, std::size_t maxBytes);
@@ -70,7 +71,8 @@ class RingWriter {
 class RingReader {
  public:
   RingReader() = default;
-  RingReader(RingWords* words, const std::byte* data, std::size_t capacity) : words_(words), data_(data), capacity_(capacity) {}
+  RingReader(RingWords* words, const std::byte* data, std::size_t capacity)
+      : words_(words), data_(data), capacity_(capacity) {}
 
   // The oldest frame, or empty.
   std::span<const std::byte> peek();

@@ -13,7 +13,8 @@ constexpr std::uint64_t kMinLaneBytes = 4096;
 }  // namespace
 
 std::array<std::uint64_t, kNumLanes> laneCapacities(const Options& options) {
-  const std::uint64_t control = std::max<std::uint64_t>(kControlBytes, std::bit_ceil(std::uint64_t{options.inlineBytes} * 8));
+  const std::uint64_t control =
+      std::max<std::uint64_t>(kControlBytes, std::bit_ceil(std::uint64_t{options.inlineBytes} * 8));
   const std::uint64_t bulk = std::max(kMinLaneBytes, std::bit_ceil(std::uint64_t{options.ringBytes}));
   return {control, bulk, kPointBytes};
 }

@@ -10,7 +10,8 @@ namespace {
 
 class BothLateLinks final : public LateLinks {
  public:
-  BothLateLinks(std::unique_ptr<LateLinks> one, std::unique_ptr<LateLinks> other) : one_(std::move(one)), other_(std::move(other)) {}
+  BothLateLinks(std::unique_ptr<LateLinks> one, std::unique_ptr<LateLinks> other)
+      : one_(std::move(one)), other_(std::move(other)) {}
 
   bool isLate(Rank peer) const override { return one_->isLate(peer) || other_->isLate(peer); }
   void want(Rank peer) override { of(peer).want(peer); }

@@ -18,7 +18,8 @@ WireDoorbell::WireDoorbell(std::unique_ptr<Doorbell> bell, std::vector<Wire*> wi
   mustNap_ = std::any_of(wires_.begin(), wires_.end(), [](const Wire* wire) { return wire->readinessFd() < 0; });
 }
 
-Result<std::unique_ptr<Doorbell>> WireDoorbell::create(std::unique_ptr<Doorbell> bell, const std::vector<std::unique_ptr<Wire>>& wires,
+Result<std::unique_ptr<Doorbell>> WireDoorbell::create(std::unique_ptr<Doorbell> bell,
+                                                       const std::vector<std::unique_ptr<Wire>>& wires,
                                                        const std::shared_ptr<FdWatches>& watches) {
   std::vector<Wire*> all;
   for (const auto& wire : wires) {

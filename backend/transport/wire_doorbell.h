@@ -19,7 +19,8 @@ namespace shardwire::internal {
 class WireDoorbell final : public Doorbell {
  public:
   // `bell` is the rank's own; `wires` outlive this object. Errors of FdWatch::create().
-  static Result<std::unique_ptr<Doorbell>> create(std::unique_ptr<Doorbell> bell, const std::vector<std::unique_ptr<Wire>>& wires,
+  static Result<std::unique_ptr<Doorbell>> create(std::unique_ptr<Doorbell> bell,
+                                                  const std::vector<std::unique_ptr<Wire>>& wires,
                                                   const std::shared_ptr<FdWatches>& watches);
 
   std::uint32_t arm(Wakes whom) override;

@@ -1,5 +1,6 @@
-// shardwire for C++ programs on libtorch: make a group from a c10d store, use it as any c10d backend, compile operations on at::Tensors.
-// Link shardwire::c10d. Built for one torch version. Any thread. Errors are thrown as shardwire::StatusError (a std::runtime_error).
+// shardwire for C++ programs on libtorch: make a group from a c10d store, use it as any c10d backend, compile
+// operations on at::Tensors. Link shardwire::c10d. Built for one torch version. Any thread. Errors are thrown as
+// shardwire::StatusError (a std::runtime_error).
 //
 //   auto group = shardwire::create(store, rank, worldSize);
 //   auto op = shardwire::compileOp(*group, spec);
@@ -23,17 +24,20 @@ namespace shardwire {
 // Collective over the ranks that share `store`: blocks until all ranks have joined, up to `timeout`, which is also the
 // default timeout of operations.
 c10::intrusive_ptr<TorchBackend> create(const c10::intrusive_ptr<::c10d::Store>& store, int rank, int worldSize,
-                                        std::chrono::milliseconds timeout = std::chrono::minutes(30), const std::string& groupName = "");
+                                        std::chrono::milliseconds timeout = std::chrono::minutes(30),
+                                        const std::string& groupName = "");
 
 // The functions below require a group made with shardwire by create() or torch.distributed. A group of another backend
 // is a kTypeError.
 
 // Collective and blocking: every rank of the group gives its own spec. All ranks get the same error when the specs do
 // not fit together.
-std::unique_ptr<TensorOp> compileOp(TorchBackend& group, const LocalSpec& spec, std::optional<Duration> timeout = std::nullopt);
+std::unique_ptr<TensorOp> compileOp(TorchBackend& group, const LocalSpec& spec,
+                                    std::optional<Duration> timeout = std::nullopt);
 // Collective and blocking: makes the op of planOffline() or readPlan() (shardwire/offline.h) runnable in this group.
 // Each rank gives the op of that rank.
-std::unique_ptr<TensorOp> attach(TorchBackend& group, const CompiledOp& planned, std::optional<Duration> timeout = std::nullopt);
+std::unique_ptr<TensorOp> attach(TorchBackend& group, const CompiledOp& planned,
+                                 std::optional<Duration> timeout = std::nullopt);
 // The same group without torch: collectives on TensorViews. Throws kAborted after shutdown().
 std::shared_ptr<Communicator> communicatorOf(TorchBackend& group);
 // Ends the group on this rank; pending and later operations of the group fail here. The other ranks notice only when

@@ -61,15 +61,18 @@ class Communicator {
   // The table from which collectives choose their algorithm on this group: bytes, algorithm, reason.
   virtual std::string describeCollectives() const = 0;
 
-  // Collective, blocking. Every rank gets the same error when the ranks' specs do not fit together, and, with WhoPlans::kRank0, whatever
-  // rank 0 cannot do.
-  virtual Result<std::shared_ptr<CompiledOp>> compileOp(const LocalSpec& spec, std::optional<Duration> timeout = std::nullopt) = 0;
+  // Collective, blocking. Every rank gets the same error when the ranks' specs do not fit together, and, with
+  // WhoPlans::kRank0, whatever rank 0 cannot do.
+  virtual Result<std::shared_ptr<CompiledOp>> compileOp(const LocalSpec& spec,
+                                                        std::optional<Duration> timeout = std::nullopt) = 0;
   // Collective, blocking: makes an op that was planned without a group (shardwire/offline.h) runnable in this group.
   // Each rank gives the plan of that rank, and all plans belong to one operation; otherwise every rank gets the same
   // error.
-  virtual Result<std::shared_ptr<CompiledOp>> attach(const CompiledOp& planned, std::optional<Duration> timeout = std::nullopt) = 0;
+  virtual Result<std::shared_ptr<CompiledOp>> attach(const CompiledOp& planned,
+                                                     std::optional<Duration> timeout = std::nullopt) = 0;
 
-  // Collectives. Shapes, dtypes and options must be equal on all ranks; results are the same bits on every rank and in every run.
+  // Collectives. Shapes, dtypes and options must be equal on all ranks; results are the same bits on every rank and in
+  // every run.
   virtual Result<WorkPtr> barrier(CallOptions call = {}) = 0;
   virtual Result<WorkPtr> broadcast(TensorView tensor, Rank root, CallOptions call = {}) = 0;
   // In place: `tensor` is input and output.
@@ -78,16 +81,22 @@ class Communicator {
   // outputs[r] receives rank r's input; all ranks' inputs have input's shape.
   virtual Result<WorkPtr> allGather(TensorView input, std::span<const TensorView> outputs, CallOptions call = {}) = 0;
   // outputs is empty on all ranks but root.
-  virtual Result<WorkPtr> gather(TensorView input, std::span<const TensorView> outputs, Rank root, CallOptions call = {}) = 0;
+  virtual Result<WorkPtr> gather(TensorView input, std::span<const TensorView> outputs, Rank root,
+                                 CallOptions call = {}) = 0;
   // inputs is empty on all ranks but root.
-  virtual Result<WorkPtr> scatter(TensorView output, std::span<const TensorView> inputs, Rank root, CallOptions call = {}) = 0;
+  virtual Result<WorkPtr> scatter(TensorView output, std::span<const TensorView> inputs, Rank root,
+                                  CallOptions call = {}) = 0;
   // output = reduction over all ranks r of inputs[rank()] of r.
-  virtual Result<WorkPtr> reduceScatter(TensorView output, std::span<const TensorView> inputs, ReduceOp op, CallOptions call = {}) = 0;
-  // inputs[r] goes to rank r, outputs[r] comes from rank r; sizes may differ per pair, and must agree between the two ends.
-  virtual Result<WorkPtr> allToAll(std::span<const TensorView> outputs, std::span<const TensorView> inputs, CallOptions call = {}) = 0;
+  virtual Result<WorkPtr> reduceScatter(TensorView output, std::span<const TensorView> inputs, ReduceOp op,
+                                        CallOptions call = {}) = 0;
+  // inputs[r] goes to rank r, outputs[r] comes from rank r; sizes may differ per pair, and must agree between the two
+  // ends.
+  virtual Result<WorkPtr> allToAll(std::span<const TensorView> outputs, std::span<const TensorView> inputs,
+                                   CallOptions call = {}) = 0;
   // Point to point. Matched by (peer, tag) in order; not ordered with the collectives.
   virtual Result<WorkPtr> send(TensorView tensor, Rank peer, int tag, CallOptions call = {}) = 0;
-  virtual Result<WorkPtr> recv(TensorView tensor, Rank peer, int tag, CallOptions call = {}) = 0;  // peer may be kAnySource
+  virtual Result<WorkPtr> recv(TensorView tensor, Rank peer, int tag,
+                               CallOptions call = {}) = 0;  // peer may be kAnySource
 
   // Collective, blocking: makes a block of symmetric memory. Every rank gets the same error: kMismatch where the ranks
   // ask for different blocks.
@@ -97,7 +106,8 @@ class Communicator {
   // ordinary barrier. Bytes that a rank stored earlier to a peer's memory, or requested of a peer in any group of the
   // process, are visible there after the barrier.
   virtual Status symmetricBarrier(std::optional<Duration> timeout = std::nullopt) = 0;
-  // Collective, blocking: all ranks are about to do the same (`text`), or one cannot (`error`): then every rank gets the same Status.
+  // Collective, blocking: all ranks are about to do the same (`text`), or one cannot (`error`): then every rank gets
+  // the same Status.
   virtual Status agree(const std::string& what, const std::string& text, const std::string& error,
                        std::optional<Duration> timeout = std::nullopt) = 0;
 

@@ -65,8 +65,9 @@ class CompiledOp {
   // A table for people: which rank sends how many bytes to which rank, contiguous runs, data path, and the lower bound
   // on bytes.
   virtual std::string explain() const = 0;
-  // The same facts for programs: JSON with keys name, rank, world_size, tensors, edges[{src,dst,bytes,pieces}], lower_bound_bytes. All
-  // edges of the group, not only this rank's; but where another rank planned (WhoPlans::kRank0) this rank's, and lower_bound_bytes is null.
+  // The same facts for programs: JSON with keys name, rank, world_size, tensors, edges[{src,dst,bytes,pieces}],
+  // lower_bound_bytes. All edges of the group, not only this rank's; but where another rank planned (WhoPlans::kRank0)
+  // this rank's, and lower_bound_bytes is null.
   virtual std::string explainJson() const = 0;
   // This rank's plan, with the rank's lists and the agreement of all ranks, as bytes for readPlan(). Equal for equal
   // specs of all ranks and the same hosts, on whichever rank the plan was made.

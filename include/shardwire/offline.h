@@ -1,5 +1,5 @@
-// Plans of one rank, made without a group: to be looked at, kept as bytes, and given a group later (Communicator::attach). Pure; any
-// thread.
+// Plans of one rank, made without a group: to be looked at, kept as bytes, and given a group later
+// (Communicator::attach). Pure; any thread.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +14,8 @@ namespace shardwire {
 // The op that compileOp would make on `rank` of a group of specs.size() ranks, where rank r gives specs[r]. hosts: the
 // number of each rank's host; empty: all ranks on one host. The op describes itself; run() and bind() are kUnsupported.
 // Errors: the errors that compileOp returns on all ranks. specs[rank].buildDir: the folder on disk for the plan.
-Result<std::shared_ptr<CompiledOp>> planOffline(std::span<const LocalSpec> specs, Rank rank, std::span<const std::int32_t> hosts = {});
+Result<std::shared_ptr<CompiledOp>> planOffline(std::span<const LocalSpec> specs, Rank rank,
+                                                std::span<const std::int32_t> hosts = {});
 
 // The op whose planBytes() are `bytes`. The op has only this rank's part. kInvalidArgument for all other bytes.
 Result<std::shared_ptr<CompiledOp>> readPlan(std::string_view bytes);

@@ -12,7 +12,8 @@
 
 namespace shardwire {
 
-// A box in the index space of a tensor: offset[d] <= index[d] < offset[d] + shape[d]. Both have the same number of dimensions.
+// A box in the index space of a tensor: offset[d] <= index[d] < offset[d] + shape[d]. Both have the same number of
+// dimensions.
 struct Slice {
   Dims offset;
   Dims shape;
@@ -23,7 +24,8 @@ struct Slice {
 struct TensorDecl {
   std::string name;           // "" when the op has one tensor only
   std::optional<Dims> shape;  // absent: the bounding box of all ranks' regions
-  // Of the inputs. Absent: as other ranks say; where none does, as the outputs'. Each rank gives this or outputDtype, or both.
+  // Of the inputs. Absent: as other ranks say; where none does, as the outputs'. Each rank gives this or outputDtype,
+  // or both.
   std::optional<DType> dtype = DType::kFloat32;
   ReduceOp reduction = ReduceOp::kNone;
   // Dtype of the outputs. Absent: as declared by other ranks, else as the inputs. Where the dtypes differ, elements are
@@ -32,7 +34,8 @@ struct TensorDecl {
   friend bool operator==(const TensorDecl&, const TensorDecl&) = default;
 };
 
-// Where one box of the global tensor lies in a rank's local tensor: local index = global index - slice.offset + localOffset.
+// Where one box of the global tensor lies in a rank's local tensor: local index = global index - slice.offset +
+// localOffset.
 struct PlacedSlice {
   Slice slice;
   Dims localOffset;
@@ -60,8 +63,9 @@ enum class Overlap : std::uint8_t {
 
 // The ranks on which plans are made. The plans are the same, byte for byte.
 enum class WhoPlans : std::uint8_t {
-  kChosen = 0,    // as kRank0 where that ends sooner, else as kEachRank; all ranks choose the same (docs/compile.md)
-  kRank0 = 1,     // rank 0 makes all plans and sends each rank its plan: less work in all, but a longer wait where every rank has a core
+  kChosen = 0,  // as kRank0 where that ends sooner, else as kEachRank; all ranks choose the same (docs/compile.md)
+  kRank0 = 1,   // rank 0 makes all plans and sends each rank its plan: less work in all, but a longer wait where every
+                // rank has a core
   kEachRank = 2,  // each rank makes its own plan from all ranks' specs
 };
 

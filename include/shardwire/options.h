@@ -28,8 +28,8 @@ struct Options {
   // Payloads of one edge up to this many bytes travel inside a frame even when the peer could address them.
   // SHARDWIRE_INLINE_BYTES
   std::size_t inlineBytes = std::size_t{8} << 10;
-  // How tensors outside the shared heap travel: read by the peer (on one host across memories, over tcp fetched), or packed into frames.
-  // SHARDWIRE_ORDINARY_PATH=auto|cross_memory|staged
+  // How tensors outside the shared heap travel: read by the peer (on one host across memories, over tcp fetched), or
+  // packed into frames. SHARDWIRE_ORDINARY_PATH=auto|cross_memory|staged
   OrdinaryPath ordinaryPath = OrdinaryPath::kAuto;
   // The transports that may join ranks: "rdma,tcp" only these two, "^tcp" all but tcp; empty: all. The fastest that
   // reaches a peer is used. SHARDWIRE_TRANSPORTS
@@ -49,9 +49,11 @@ struct Options {
   // A secret of the job beside the store's token, so that a process which can read the store still cannot join. Equal
   // on all ranks. SHARDWIRE_JOB_TOKEN
   std::string jobToken;
-  // RDMA devices and ports by name prefix ("mlx5_0:1,mlx5_1"), as socketIfname. SHARDWIRE_RDMA_DEVICES, else NCCL_IB_HCA
+  // RDMA devices and ports by name prefix ("mlx5_0:1,mlx5_1"), as socketIfname. SHARDWIRE_RDMA_DEVICES, else
+  // NCCL_IB_HCA
   std::string rdmaDevices;
-  // GID of RoCE ports by index; negative: chosen (RoCE v2 over IPv4 first). SHARDWIRE_RDMA_GID_INDEX, else NCCL_IB_GID_INDEX
+  // GID of RoCE ports by index; negative: chosen (RoCE v2 over IPv4 first). SHARDWIRE_RDMA_GID_INDEX, else
+  // NCCL_IB_GID_INDEX
   int rdmaGidIndex = -1;
   // Before each operation all ranks compare the whole call (dtype, shapes, root, reduction, splits; for send and recv
   // dtype and shape), not only the arguments that must be equal for the bytes to fit. A difference fails the operation

@@ -20,8 +20,9 @@ enum class StatusCode : unsigned char {
   kSystem = 7,           // the operating system refused (errno in the text)
   kUnsupported = 8,      // this build, machine or version cannot do the request
   kInternal = 9,         // a bug of ours
-  kInterrupted = 10,     // a signal ended the wait (shardwire/interrupt.h): Python KeyboardInterrupt. Never sent to peers
-  kGap = 11,             // no input covers part of an output: Python GapError. Every rank detects the gap alone; never sent to peers
+  kInterrupted = 10,  // a signal ended the wait (shardwire/interrupt.h): Python KeyboardInterrupt. Never sent to peers
+  kGap =
+      11,  // no input covers part of an output: Python GapError. Every rank detects the gap alone; never sent to peers
 };
 std::string_view statusCodeName(StatusCode code);
 
@@ -68,7 +69,8 @@ class [[nodiscard]] Result {
 
 }  // namespace shardwire
 
-#define SW_CHECK(condition) ((condition) ? static_cast<void>(0) : ::shardwire::checkFailed(#condition, __FILE__, __LINE__))
+#define SW_CHECK(condition) \
+  ((condition) ? static_cast<void>(0) : ::shardwire::checkFailed(#condition, __FILE__, __LINE__))
 // Returns the Status of `expression` from the enclosing function when it is not ok.
 #define SW_RETURN_IF_ERROR(expression)                      \
   do {                                                      \

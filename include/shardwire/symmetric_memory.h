@@ -53,7 +53,8 @@ struct PartView {
 // (Ctrl-C, isNonBlocking).
 struct OneSidedCall {
   std::shared_ptr<void> keepAlive = nullptr;
-  bool isNonBlocking = false;  // between hosts the call returns at once; its tensors must not be touched until quiet() returns
+  bool isNonBlocking =
+      false;  // between hosts the call returns at once; its tensors must not be touched until quiet() returns
 };
 
 // The request of one rank when a block is made.
@@ -64,7 +65,7 @@ struct SymmetricRequest {
   bool isZeroed = false;               // before any rank can write to the block
   std::vector<std::int64_t> jobRanks;  // the job's rank of each member, where these will be asked for
   int numChannels = 8;                 // of barriers: equal on all ranks
-  bool needsAll = false;               // an error on all ranks, kUnsupported, when any rank cannot reach any other's part
+  bool needsAll = false;  // an error on all ranks, kUnsupported, when any rank cannot reach any other's part
   // Pages of this process's heap that the peers can reach too (backend/symm/heap_pages.h), equally many bytes on all
   // ranks. Several blocks, of several groups, may attach the same pages. Null: none.
   std::shared_ptr<void> attached = nullptr;
@@ -100,8 +101,8 @@ class SymmetricMemory {
   virtual Status get(Rank peer, const PartView& from, const TensorView& to, const OneSidedCall& call) = 0;
   // On one element of the part of `peer`, sequentially consistent. Wakes the waiters of the element. Returns the
   // earlier value if `fetches`; else 0, without waiting for a peer on another host.
-  virtual Result<std::uint64_t> atomic(Rank peer, std::size_t offset, DType dtype, WordOp op, std::uint64_t operand, std::uint64_t expected,
-                                       bool fetches) = 0;
+  virtual Result<std::uint64_t> atomic(Rank peer, std::size_t offset, DType dtype, WordOp op, std::uint64_t operand,
+                                       std::uint64_t expected, bool fetches) = 0;
   // Waits until all requests of this block's group are done. Absent: the group's timeout.
   virtual Status quiet(std::optional<Duration> timeout) = 0;
 
@@ -117,8 +118,8 @@ class SymmetricMemory {
   // word is `from`, sets the word to `to`, atomically, and wakes `other`, whose step comes before or after this step.
   // `what` is for errors: "put_signal". kPeerFailed, and a failed group, when `other` is dead; kTimeout (absent: the
   // group's) leaves the group usable; kUnsupported; kInterrupted.
-  virtual Status stepWord(std::string_view what, Rank owner, std::size_t offset, std::uint32_t from, std::uint32_t to, Rank other,
-                          std::optional<Duration> timeout) = 0;
+  virtual Status stepWord(std::string_view what, Rank owner, std::size_t offset, std::uint32_t from, std::uint32_t to,
+                          Rank other, std::optional<Duration> timeout) = 0;
   // Barriers of different channels, of the request's many, do not mix.
   virtual int numChannels() const = 0;
   // Waits until all ranks have come. Stores made by any rank before the barrier are visible to all ranks after it. A

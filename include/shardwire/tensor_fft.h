@@ -18,14 +18,16 @@
 namespace shardwire {
 
 struct FftSpec {
-  Dims shape;  // of the whole array, two dimensions or more, each of at least one index
-  at::ScalarType type =
-      at::kComplexFloat;   // kComplexFloat or kComplexDouble; of kFloat and kDouble the spectrum's last dimension has n / 2 + 1
-  bool transposed = true;  // the spectrum lies in slabs of dimension 1; false: of dimension 0, which costs one exchange more
+  Dims shape;                               // of the whole array, two dimensions or more, each of at least one index
+  at::ScalarType type = at::kComplexFloat;  // kComplexFloat or kComplexDouble; of kFloat and kDouble the spectrum's
+                                            // last dimension has n / 2 + 1
+  bool transposed =
+      true;  // the spectrum lies in slabs of dimension 1; false: of dimension 0, which costs one exchange more
 };
 
-// Both transforms are collective and return when the result is there: new memory in C order, where the operand lies. The operand is not
-// written to. A wrong operand throws (kTypeError, kInvalidArgument) on its rank before anything moves.
+// Both transforms are collective and return when the result is there: new memory in C order, where the operand lies.
+// The operand is not written to. A wrong operand throws (kTypeError, kInvalidArgument) on its rank before anything
+// moves.
 class __attribute__((visibility("default"))) TensorFft {
  public:
   virtual ~TensorFft() = default;
@@ -41,7 +43,9 @@ class __attribute__((visibility("default"))) TensorFft {
   virtual std::string explain() const = 0;
 };
 
-// Collective and blocking: every rank of the group gives the same spec, and all get the same error when one is wrong or they differ.
-std::unique_ptr<TensorFft> planFft(TorchBackend& group, const FftSpec& spec, std::optional<Duration> timeout = std::nullopt);
+// Collective and blocking: every rank of the group gives the same spec, and all get the same error when one is wrong or
+// they differ.
+std::unique_ptr<TensorFft> planFft(TorchBackend& group, const FftSpec& spec,
+                                   std::optional<Duration> timeout = std::nullopt);
 
 }  // namespace shardwire

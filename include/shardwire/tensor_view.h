@@ -1,4 +1,5 @@
-// A tensor as the inside knows it: a pointer, a dtype, a shape and strides. Owns nothing: whoever passes one keeps the memory alive.
+// A tensor as the inside knows it: a pointer, a dtype, a shape and strides. Owns nothing: whoever passes one keeps the
+// memory alive.
 #pragma once
 
 #include "shardwire/types.h"
@@ -12,7 +13,8 @@ struct TensorView {
   Dims shape;
   // In elements, not bytes; never negative. 0 (an expanded tensor) is legal for inputs only.
   Dims strides;
-  // Identity of what owns the memory, for a StorageWatch; null: unknown, and nothing is remembered about the memory after an operation.
+  // Identity of what owns the memory, for a StorageWatch; null: unknown, and nothing is remembered about the memory
+  // after an operation.
   const void* storage = nullptr;
 
   static TensorView contiguous(void* bytes, DType dtype, const Dims& shape) {

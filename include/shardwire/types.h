@@ -1,5 +1,5 @@
-// The value types every room shares: ranks, element types, reductions, small dimension vectors, deadlines. Torch-free; copyable; any
-// thread.
+// The value types every room shares: ranks, element types, reductions, small dimension vectors, deadlines. Torch-free;
+// copyable; any thread.
 #pragma once
 
 #include <algorithm>
@@ -20,7 +20,8 @@ using Rank = std::int32_t;
 // Most dimensions a tensor may have anywhere in shardwire.
 inline constexpr int kMaxDims = 16;
 
-// Element types. kOpaqueN are types that we move but never compute with (torch dtypes without a counterpart here), N bytes wide.
+// Element types. kOpaqueN are types that we move but never compute with (torch dtypes without a counterpart here), N
+// bytes wide.
 enum class DType : std::uint8_t {
   kBool = 0,
   kUInt8 = 1,
@@ -57,22 +58,34 @@ std::size_t elementBytes(DType dtype);
 std::string_view dtypeName(DType dtype);
 
 // How overlapping inputs combine. kNone: the last writer wins (higher rank, then higher input index).
-enum class ReduceOp : std::uint8_t { kNone = 0, kSum = 1, kProd = 2, kMin = 3, kMax = 4, kMean = 5, kBand = 6, kBor = 7, kBxor = 8 };
+enum class ReduceOp : std::uint8_t {
+  kNone = 0,
+  kSum = 1,
+  kProd = 2,
+  kMin = 3,
+  kMax = 4,
+  kMean = 5,
+  kBand = 6,
+  kBor = 7,
+  kBxor = 8
+};
 inline constexpr int kNumReduceOps = 9;
 std::string_view reduceOpName(ReduceOp op);
 // The reduction of that name, or "avg" for mean; nullopt for any other, "none" too.
 std::optional<ReduceOp> reduceOpNamed(std::string_view name);
-// Whether `op` is defined on `dtype`: kNone always; kBand.. on integers and bool; kMin/kMax not on complex; nothing else on opaque types.
+// Whether `op` is defined on `dtype`: kNone always; kBand.. on integers and bool; kMin/kMax not on complex; nothing
+// else on opaque types.
 bool supportsReduction(DType dtype, ReduceOp op);
-// Whether elements can be cast on their way: equal types, or both floating point (8 bits to 64), or both complex. As torch's `.to`: to the
-// nearest value, ties to even; float64 goes to 8 and 16 bits by way of float32.
+// Whether elements can be cast on their way: equal types, or both floating point (8 bits to 64), or both complex. As
+// torch's `.to`: to the nearest value, ties to even; float64 goes to 8 and 16 bits by way of float32.
 bool supportsCast(DType from, DType to);
 
 // Up to kMaxDims 64-bit extents, offsets or strides, stored in place: no allocation, cheap to copy when short.
 class Dims {
  public:
   Dims() = default;
-  Dims(std::initializer_list<std::int64_t> values) : Dims(std::span<const std::int64_t>(values.begin(), values.size())) {}
+  Dims(std::initializer_list<std::int64_t> values)
+      : Dims(std::span<const std::int64_t>(values.begin(), values.size())) {}
   // Precondition: values.size() <= kMaxDims.
   explicit Dims(std::span<const std::int64_t> values) : size_(static_cast<std::uint8_t>(values.size())) {
     std::copy(values.begin(), values.end(), values_.begin());

@@ -1,5 +1,5 @@
-// Blocks of boxes that fit L1: what is computed with goes through contiguous buffers where it does not lie so. Plain functions over the
-// caller's memory; any thread.
+// Blocks of boxes that fit L1: what is computed with goes through contiguous buffers where it does not lie so. Plain
+// functions over the caller's memory; any thread.
 #pragma once
 
 #include <cstddef>
@@ -26,12 +26,14 @@ template <typename T>
 inline void copyBlockOf(std::byte* dst, Steps dstSteps, const std::byte* src, Steps srcSteps, Block block) {
   for (std::int64_t row = 0; row < block.rows; ++row) {
     for (std::int64_t col = 0; col < block.cols; ++col) {
-      std::memcpy(dst + row * dstSteps.row + col * dstSteps.col, src + row * srcSteps.row + col * srcSteps.col, sizeof(T));
+      std::memcpy(dst + row * dstSteps.row + col * dstSteps.col, src + row * srcSteps.row + col * srcSteps.col,
+                  sizeof(T));
     }
   }
 }
 
-inline void copyBlock(std::byte* dst, Steps dstSteps, const std::byte* src, Steps srcSteps, Block block, std::int64_t elemBytes) {
+inline void copyBlock(std::byte* dst, Steps dstSteps, const std::byte* src, Steps srcSteps, Block block,
+                      std::int64_t elemBytes) {
   if (dstSteps.col == elemBytes && srcSteps.col == elemBytes) {
     for (std::int64_t row = 0; row < block.rows; ++row) {
       std::memcpy(dst + row * dstSteps.row, src + row * srcSteps.row, static_cast<std::size_t>(block.cols * elemBytes));

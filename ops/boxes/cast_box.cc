@@ -1,6 +1,7 @@
-// A cast joins the dimensions that both boxes allow to be one, like a copy. Where the innermost steps of both are one element, rows are
-// cast by the kernels of ops/reduce, past the caches when the move is large. Else it goes block by block: a block of the source is gathered
-// into L1, cast there, and scattered; squares where the two disagree about which dimension is contiguous.
+// A cast joins the dimensions that both boxes allow to be one, like a copy. Where the innermost steps of both are one
+// element, rows are cast by the kernels of ops/reduce, past the caches when the move is large. Else it goes block by
+// block: a block of the source is gathered into L1, cast there, and scattered; squares where the two disagree about
+// which dimension is contiguous.
 #include "ops/boxes/cast_box.h"
 
 #include <algorithm>
@@ -33,7 +34,9 @@ class BoxCaster {
         srcBytes_(src.bytes),
         totalBytes_(boxBytes(shape, elementBytes(dstDtype))) {
     SW_CHECK(cast_ != nullptr);
-    const auto strideOf = [&](std::size_t tensor, int dim) { return tensor == 0 ? dst.byteStrides[dim] : src.byteStrides[dim]; };
+    const auto strideOf = [&](std::size_t tensor, int dim) {
+      return tensor == 0 ? dst.byteStrides[dim] : src.byteStrides[dim];
+    };
     const JointLoops joined = joinLoops(shape, 2, strideOf);
     for (int i = 0; i < joined.size; ++i) {
       const JointLoop& loop = joined.loops[static_cast<std::size_t>(i)];
@@ -87,7 +90,8 @@ class BoxCaster {
 
   void castRuns(StoreHint hint) const {
     const std::size_t rowBytes = static_cast<std::size_t>(loops_[0].extent * dstElem_);
-    const bool wantsStream = hint == StoreHint::kStream || (hint == StoreHint::kAuto && totalBytes_ >= kStreamFromBytes);
+    const bool wantsStream =
+        hint == StoreHint::kStream || (hint == StoreHint::kAuto && totalBytes_ >= kStreamFromBytes);
     const RowStore store = wantsStream && rowBytes >= kStreamRowBytes                             ? RowStore::kStream
                            : totalBytes_ >= kCastAheadFromBytes && rowBytes >= kCastAheadRowBytes ? RowStore::kAhead
                                                                                                   : RowStore::kPlain;
@@ -115,8 +119,8 @@ class BoxCaster {
       for (std::int64_t row = 0; row < loops_[1].extent; row += whole.rows) {
         for (std::int64_t col = 0; col < loops_[0].extent; col += whole.cols) {
           const Block block{std::min(whole.cols, loops_[0].extent - col), std::min(whole.rows, loops_[1].extent - row)};
-          castBlock(dst + row * loops_[1].dstStep + col * loops_[0].dstStep, src + row * loops_[1].srcStep + col * loops_[0].srcStep,
-                    block);
+          castBlock(dst + row * loops_[1].dstStep + col * loops_[0].dstStep,
+                    src + row * loops_[1].srcStep + col * loops_[0].srcStep, block);
         }
       }
     });
@@ -161,7 +165,8 @@ StridedBox packedBox(std::byte* bytes, const Dims& shape, DType dtype) {
 
 }  // namespace
 
-void castBox(const StridedBox& dst, DType dstDtype, const StridedBox& src, DType srcDtype, const Dims& shape, StoreHint hint) {
+void castBox(const StridedBox& dst, DType dstDtype, const StridedBox& src, DType srcDtype, const Dims& shape,
+             StoreHint hint) {
   if (dstDtype == srcDtype) {
     copyBox(dst, src, shape, elementBytes(srcDtype), hint);
   } else if (numElements(shape) > 0) {
@@ -169,12 +174,14 @@ void castBox(const StridedBox& dst, DType dstDtype, const StridedBox& src, DType
   }
 }
 
-std::size_t packCastBox(std::byte* packed, DType packedDtype, const StridedBox& src, DType srcDtype, const Dims& shape, StoreHint hint) {
+std::size_t packCastBox(std::byte* packed, DType packedDtype, const StridedBox& src, DType srcDtype, const Dims& shape,
+                        StoreHint hint) {
   castBox(packedBox(packed, shape, packedDtype), packedDtype, src, srcDtype, shape, hint);
   return boxBytes(shape, elementBytes(packedDtype));
 }
 
-void unpackCastBox(const StridedBox& dst, DType dstDtype, const std::byte* packed, DType packedDtype, const Dims& shape, StoreHint hint) {
+void unpackCastBox(const StridedBox& dst, DType dstDtype, const std::byte* packed, DType packedDtype, const Dims& shape,
+                   StoreHint hint) {
   // The box type has one kind of pointer; a source is only read.
   castBox(dst, dstDtype, packedBox(const_cast<std::byte*>(packed), shape, packedDtype), packedDtype, shape, hint);
 }

@@ -9,8 +9,8 @@
 
 namespace shardwire::internal {
 
-// As copyBox; each element is rounded to nearest even, once. Precondition: supportsCast(srcDtype, dstDtype); the boxes do not overlap
-// unless the types are equal (then it is copyBox).
+// As copyBox; each element is rounded to nearest even, once. Precondition: supportsCast(srcDtype, dstDtype); the boxes
+// do not overlap unless the types are equal (then it is copyBox).
 void castBox(const StridedBox& dst, DType dstDtype, const StridedBox& src, DType srcDtype, const Dims& shape,
              StoreHint hint = StoreHint::kAuto);
 // Row-major packing as `packedDtype`; returns the number of bytes.

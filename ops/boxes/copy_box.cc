@@ -1,7 +1,8 @@
-// A copy joins the dimensions that both boxes allow to be one, and takes the one with the smallest steps in the destination as the
-// innermost. Then it is one of three cases. Both innermost steps are one element: rows of bytes, moved by the kernels of ops/reduce, past
-// the caches when the move is large. The destination's innermost step is one element, and another dimension's is in the source: a
-// transpose, in blocks that fit L1. Else: element by element. A short row that is 2, 4, 8 or 16 bytes long counts as one element.
+// A copy joins the dimensions that both boxes allow to be one, and takes the one with the smallest steps in the
+// destination as the innermost. Then it is one of three cases. Both innermost steps are one element: rows of bytes,
+// moved by the kernels of ops/reduce, past the caches when the move is large. The destination's innermost step is one
+// element, and another dimension's is in the source: a transpose, in blocks that fit L1. Else: element by element. A
+// short row that is 2, 4, 8 or 16 bytes long counts as one element.
 #include "ops/boxes/copy_box.h"
 
 #include <algorithm>
@@ -61,7 +62,9 @@ bool isWordSize(std::int64_t bytes) {
 }
 
 CopyLoops copyLoopsOf(const StridedBox& dst, const StridedBox& src, const Dims& shape, std::size_t elemBytes) {
-  const auto strideOf = [&](std::size_t tensor, int dim) { return tensor == 0 ? dst.byteStrides[dim] : src.byteStrides[dim]; };
+  const auto strideOf = [&](std::size_t tensor, int dim) {
+    return tensor == 0 ? dst.byteStrides[dim] : src.byteStrides[dim];
+  };
   const JointLoops joined = joinLoops(shape, 2, strideOf);
   CopyLoops loops;
   loops.elemBytes = elemBytes;
@@ -104,11 +107,11 @@ void copyStrided(std::byte* dst, const std::byte* src, const CopyLoops& loops) {
 constexpr std::int64_t kBlockRows = 64;
 constexpr std::int64_t kBlockRowBytes = 256;
 
-// Moves one block of a transpose through a buffer in L1, so that every line of src is read once and every line of dst is written once,
-// whatever the strides do to the sets of the caches. Rows are runs of src, columns are runs of dst.
+// Moves one block of a transpose through a buffer in L1, so that every line of src is read once and every line of dst
+// is written once, whatever the strides do to the sets of the caches. Rows are runs of src, columns are runs of dst.
 template <typename T, typename NumRows, typename NumCols>
-inline void copyTransposedBlock(std::byte* dst, std::int64_t dstStride, const std::byte* src, std::int64_t srcStride, NumRows numRows,
-                                NumCols numCols) {
+inline void copyTransposedBlock(std::byte* dst, std::int64_t dstStride, const std::byte* src, std::int64_t srcStride,
+                                NumRows numRows, NumCols numCols) {
   T block[kBlockRows][kBlockRowBytes / static_cast<std::int64_t>(sizeof(T))];
   for (std::int64_t row = 0; row < numRows; ++row) {
     std::memcpy(block[row], src + row * srcStride, static_cast<std::size_t>(numCols) * sizeof(T));
@@ -146,8 +149,8 @@ void copyTransposed(std::byte* dst, const std::byte* src, const CopyLoops& loops
 void copyOddElements(std::byte* dst, const std::byte* src, const CopyLoops& loops) {
   for (std::int64_t row = 0; row < loops.extents[1]; ++row) {
     for (std::int64_t i = 0; i < loops.extents[0]; ++i) {
-      std::memcpy(dst + row * loops.dstStrides[1] + i * loops.dstStrides[0], src + row * loops.srcStrides[1] + i * loops.srcStrides[0],
-                  loops.elemBytes);
+      std::memcpy(dst + row * loops.dstStrides[1] + i * loops.dstStrides[0],
+                  src + row * loops.srcStrides[1] + i * loops.srcStrides[0], loops.elemBytes);
     }
   }
 }
@@ -208,7 +211,8 @@ void copyRuns(std::byte* dst, const std::byte* src, const CopyLoops& loops, Stor
   const RowStore store = rowStoreOf(hint, totalBytes, rowBytes);
   const KernelTable& table = kernels();
   forEachOuter(dst, src, loops, [&](std::byte* to, const std::byte* from) {
-    table.copyRows(to, loops.dstStrides[1], from, loops.srcStrides[1], rowBytes, static_cast<std::size_t>(loops.extents[1]), store);
+    table.copyRows(to, loops.dstStrides[1], from, loops.srcStrides[1], rowBytes,
+                   static_cast<std::size_t>(loops.extents[1]), store);
   });
   if (store == RowStore::kStream) {
     table.fence();
@@ -241,7 +245,8 @@ void copyBox(const StridedBox& dst, const StridedBox& src, const Dims& shape, st
   }
   bool isTransposed = false;
   for (int i = 1; i < loops.size && !isTransposed && loops.dstStrides[0] == loops.elem(); ++i) {
-    if (loops.srcStrides[static_cast<std::size_t>(i)] == loops.elem() && loops.extents[static_cast<std::size_t>(i)] > 1) {
+    if (loops.srcStrides[static_cast<std::size_t>(i)] == loops.elem() &&
+        loops.extents[static_cast<std::size_t>(i)] > 1) {
       loops.swap(1, i);
       isTransposed = true;
     }
@@ -250,12 +255,14 @@ void copyBox(const StridedBox& dst, const StridedBox& src, const Dims& shape, st
   forEachOuter(dst.bytes, src.bytes, loops, [&](std::byte* to, const std::byte* from) { leaf(to, from, loops); });
 }
 
-std::size_t packBox(std::byte* packed, const StridedBox& src, const Dims& shape, std::size_t elemBytes, StoreHint hint) {
+std::size_t packBox(std::byte* packed, const StridedBox& src, const Dims& shape, std::size_t elemBytes,
+                    StoreHint hint) {
   copyBox(packedBox(packed, shape, elemBytes), src, shape, elemBytes, hint);
   return boxBytes(shape, elemBytes);
 }
 
-std::size_t unpackBox(const StridedBox& dst, const std::byte* packed, const Dims& shape, std::size_t elemBytes, StoreHint hint) {
+std::size_t unpackBox(const StridedBox& dst, const std::byte* packed, const Dims& shape, std::size_t elemBytes,
+                      StoreHint hint) {
   // The box type has one kind of pointer; a source is only read.
   copyBox(dst, packedBox(const_cast<std::byte*>(packed), shape, elemBytes), shape, elemBytes, hint);
   return boxBytes(shape, elemBytes);

@@ -1,5 +1,6 @@
-// The loops that walk one box in several strided tensors at once: dimensions that all tensors allow to be one are one, and the innermost is
-// the one with the smallest steps in the first tensor. Plain values, any thread. Used where the order of visits does not matter.
+// The loops that walk one box in several strided tensors at once: dimensions that all tensors allow to be one are one,
+// and the innermost is the one with the smallest steps in the first tensor. Plain values, any thread. Used where the
+// order of visits does not matter.
 #pragma once
 
 #include <array>

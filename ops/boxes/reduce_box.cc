@@ -26,7 +26,8 @@ constexpr std::size_t kLineBytes = 64;
 class SourceList {
  public:
   explicit SourceList(std::span<const StridedBox> boxes) : boxes_(boxes), size_(boxes.size()) {}
-  SourceList(std::span<const std::byte* const> runs, std::int64_t elemBytes) : runs_(runs), size_(runs.size()), elemBytes_(elemBytes) {}
+  SourceList(std::span<const std::byte* const> runs, std::int64_t elemBytes)
+      : runs_(runs), size_(runs.size()), elemBytes_(elemBytes) {}
   std::size_t size() const { return size_; }
   const std::byte* bytes(std::size_t i) const { return boxes_.empty() ? runs_[i] : boxes_[i].bytes; }
   std::int64_t stride(std::size_t i, int dim) const { return boxes_.empty() ? elemBytes_ : boxes_[i].byteStrides[dim]; }
@@ -40,7 +41,8 @@ class SourceList {
 
 class BoxReducer {
  public:
-  BoxReducer(const StridedBox& dst, DType dstDtype, SourceList sources, const Dims& shape, DType dtype, ReduceOp op, StoreHint hint)
+  BoxReducer(const StridedBox& dst, DType dstDtype, SourceList sources, const Dims& shape, DType dtype, ReduceOp op,
+             StoreHint hint)
       : table_(kernels()),
         kernel_(table_.reduce[static_cast<int>(dtype)][static_cast<int>(op)]),
         dst_(dst),
@@ -52,8 +54,9 @@ class BoxReducer {
     if (dstDtype != dtype) {
       chooseCast(dtype, dstDtype, op);
     }
-    loops_ = joinLoops(shape, sources.size() + 1,
-                       [&](std::size_t tensor, int dim) { return tensor == 0 ? dst.byteStrides[dim] : sources.stride(tensor - 1, dim); });
+    loops_ = joinLoops(shape, sources.size() + 1, [&](std::size_t tensor, int dim) {
+      return tensor == 0 ? dst.byteStrides[dim] : sources.stride(tensor - 1, dim);
+    });
     for (; loops_.size < 2; ++loops_.size) {
       loops_.loops[static_cast<std::size_t>(loops_.size)] = {1, -1};
     }
@@ -113,7 +116,8 @@ class BoxReducer {
       isAnyTransposed = isAnyTransposed || (extent(1) > 1 && steps.row == elemBytes_ && steps.col != elemBytes_);
     }
     const std::int64_t rowBytes = extent(0) * elemBytes_;
-    isFused_ = areAllRuns && sources_.size() == 2 && kernel_.reduceTwo != nullptr && (rowBytes >= kFusedRowBytes || extent(1) == 1);
+    isFused_ = areAllRuns && sources_.size() == 2 && kernel_.reduceTwo != nullptr &&
+               (rowBytes >= kFusedRowBytes || extent(1) == 1);
     if (isFused_) {
       block_ = {std::min(extent(0), kAheadBytes / elemBytes_), 1};
       return;
@@ -186,7 +190,8 @@ class BoxReducer {
   void reduceBlock(Block block) {
     const std::size_t numLanes = static_cast<std::size_t>(block.cols * block.rows) * kernel_.lanesPerElem;
     if (isFused_) {
-      kernel_.reduceTwo(dstBytes(), bytesOf(0), bytesOf(1), numLanes, aheadOf(0), aheadOf(1), divisor_ != 0, isStreamed_);
+      kernel_.reduceTwo(dstBytes(), bytesOf(0), bytesOf(1), numLanes, aheadOf(0), aheadOf(1), divisor_ != 0,
+                        isStreamed_);
       return;
     }
     std::size_t numCombined = 0;
@@ -263,8 +268,8 @@ class BoxReducer {
 
 }  // namespace
 
-void reduceBox(const StridedBox& dst, DType dstDtype, std::span<const StridedBox> sources, const Dims& shape, DType dtype, ReduceOp op,
-               StoreHint hint) {
+void reduceBox(const StridedBox& dst, DType dstDtype, std::span<const StridedBox> sources, const Dims& shape,
+               DType dtype, ReduceOp op, StoreHint hint) {
   if (sources.size() == 1) {
     castBox(dst, dstDtype, sources[0], dtype, shape, hint);
     return;
@@ -275,12 +280,13 @@ void reduceBox(const StridedBox& dst, DType dstDtype, std::span<const StridedBox
   BoxReducer(dst, dstDtype, SourceList(sources), shape, dtype, op, hint).run();
 }
 
-void reduceBox(const StridedBox& dst, std::span<const StridedBox> sources, const Dims& shape, DType dtype, ReduceOp op, StoreHint hint) {
+void reduceBox(const StridedBox& dst, std::span<const StridedBox> sources, const Dims& shape, DType dtype, ReduceOp op,
+               StoreHint hint) {
   reduceBox(dst, dtype, sources, shape, dtype, op, hint);
 }
 
-void reduceContiguous(std::byte* dst, std::span<const std::byte* const> sources, std::size_t numElems, DType dtype, ReduceOp op,
-                      StoreHint hint) {
+void reduceContiguous(std::byte* dst, std::span<const std::byte* const> sources, std::size_t numElems, DType dtype,
+                      ReduceOp op, StoreHint hint) {
   const std::int64_t elemBytes = static_cast<std::int64_t>(elementBytes(dtype));
   if (numElems == 0 || (sources.size() == 1 && sources[0] == dst)) {
     return;

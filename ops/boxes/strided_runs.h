@@ -31,8 +31,9 @@ std::int64_t byteOffset(const Dims& byteStrides, const Dims& offset);
 // The strides of a packed box.
 Dims packedByteStrides(const Dims& shape, std::size_t elemBytes);
 
-// Cuts a box, row-major, into segments of about equal size, at most maxBytes each (at least one element): both ends of an edge cut alike.
-// Usage: for (SegmentCursor c(shape, elemBytes, maxBytes); !c.done(); c.next()) use(c.offset(), c.shape());
+// Cuts a box, row-major, into segments of about equal size, at most maxBytes each (at least one element): both ends of
+// an edge cut alike. Usage: for (SegmentCursor c(shape, elemBytes, maxBytes); !c.done(); c.next()) use(c.offset(),
+// c.shape());
 class SegmentCursor {
  public:
   SegmentCursor() = default;  // done
@@ -55,12 +56,13 @@ class SegmentCursor {
   bool done_ = true;
 };
 
-// Visits the contiguous runs of a box, in row-major order: forEachRun(box, shape, elemBytes, [](std::byte* run, std::size_t bytes) {...}).
-// Runs as long as the strides allow. Used for scatter/gather system calls.
+// Visits the contiguous runs of a box, in row-major order: forEachRun(box, shape, elemBytes, [](std::byte* run,
+// std::size_t bytes) {...}). Runs as long as the strides allow. Used for scatter/gather system calls.
 template <typename Visit>
 void forEachRun(const StridedBox& box, const Dims& shape, std::size_t elemBytes, Visit&& visit);
 // Number of runs that forEachRun visits; bytes of each run in runBytes.
-std::uint64_t countRuns(const StridedBox& box, const Dims& shape, std::size_t elemBytes, std::size_t* runBytes = nullptr);
+std::uint64_t countRuns(const StridedBox& box, const Dims& shape, std::size_t elemBytes,
+                        std::size_t* runBytes = nullptr);
 
 }  // namespace shardwire::internal
 

@@ -29,7 +29,8 @@ class StepSum {
       return;
     }
     // Rows of one buffer have one pitch: what is one term is not searched twice.
-    const auto same = std::find_if(terms_.begin(), terms_.begin() + count_, [&](const Term& term) { return term.bytes == bytes; });
+    const auto same =
+        std::find_if(terms_.begin(), terms_.begin() + count_, [&](const Term& term) { return term.bytes == bytes; });
     if (same != terms_.begin() + count_) {
       same->most += most;
     } else {
@@ -105,8 +106,8 @@ bool shareMemory(const TensorView& a, const AddressRange& rangeA, const TensorVi
   }
   const auto elemA = static_cast<std::int64_t>(elementBytes(a.dtype));
   const auto elemB = static_cast<std::int64_t>(elementBytes(b.dtype));
-  // firstA + stepsOfA + byteInElement == firstB + stepsOfB + byteInElement; b's steps are counted backwards from its last byte, so that
-  // every step has one sign.
+  // firstA + stepsOfA + byteInElement == firstB + stepsOfB + byteInElement; b's steps are counted backwards from its
+  // last byte, so that every step has one sign.
   StepSum sum;
   const auto addSteps = [&](const TensorView& view, std::int64_t elem) {
     for (int d = 0; d < view.shape.size(); ++d) {
@@ -152,7 +153,8 @@ bool isAddressable(const TensorView& view) {
   for (int d = 0; d < view.shape.size(); ++d) {
     std::int64_t step = 0;
     if (__builtin_mul_overflow(view.strides[d], elem, &step) ||
-        __builtin_mul_overflow(step, std::max<std::int64_t>(view.shape[d], 1) - 1, &step) || __builtin_add_overflow(reach, step, &reach)) {
+        __builtin_mul_overflow(step, std::max<std::int64_t>(view.shape[d], 1) - 1, &step) ||
+        __builtin_add_overflow(reach, step, &reach)) {
       return false;
     }
   }
@@ -190,7 +192,8 @@ std::optional<std::pair<std::size_t, std::size_t>> findShared(std::span<const Te
       entries.push_back({range, i});
     }
   }
-  std::sort(entries.begin(), entries.end(), [](const Entry& a, const Entry& b) { return a.range.first < b.range.first; });
+  std::sort(entries.begin(), entries.end(),
+            [](const Entry& a, const Entry& b) { return a.range.first < b.range.first; });
   std::vector<Entry> open;  // ranges that go on at the current address
   for (const Entry& entry : entries) {
     std::erase_if(open, [&](const Entry& other) { return other.range.last <= entry.range.first; });

@@ -78,7 +78,8 @@ Program hierarchicalAllReduce(const CollectiveCall& call, Rank rank, const Topol
   program.stages.push_back(combineStage(call, rank, topology.worldSize));
   const auto partOf = [&](Rank r) { return chunkOf(call, r, topology.worldSize); };
   const auto placeOf = [&](Rank r) { return chunkInOutput(call, r, topology.worldSize); };
-  addSpread(program, {.call = call, .globalElems = call.numElems, .partOf = partOf, .placeOf = placeOf}, rank, topology);
+  addSpread(program, {.call = call, .globalElems = call.numElems, .partOf = partOf, .placeOf = placeOf}, rank,
+            topology);
   return program;
 }
 

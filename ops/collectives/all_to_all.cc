@@ -55,8 +55,12 @@ Plan plan(const CollectiveCall& call, Rank rank) {
     }
     const auto first = static_cast<std::uint32_t>(plan.sendItems.size());
     plan.sendItems.push_back({.input = to, .slot = 0, .offset = {0}, .shape = {elems}, .stagedDtype = dtype});
-    plan.sends.push_back(
-        {.peer = to, .first = first, .count = 1, .bytes = static_cast<std::uint64_t>(elems) * elemBytes, .numItems = 1, .inputs = {to}});
+    plan.sends.push_back({.peer = to,
+                          .first = first,
+                          .count = 1,
+                          .bytes = static_cast<std::uint64_t>(elems) * elemBytes,
+                          .numItems = 1,
+                          .inputs = {to}});
   }
   return plan;
 }

@@ -1,9 +1,11 @@
 // Broadcast: root's input -> everybody else's output.
 //
-//   direct        (n - 1) B out of root, one stage. Best on one host: all readers read the same memory, and a short message is one store
+//   direct        (n - 1) B out of root, one stage. Best on one host: all readers read the same memory, and a short
+//   message is one store
 //                 each.
 //   tree          B out of each inner rank up to log2 n times, ceil(log2 n) stages: for short messages to many ranks.
-//   chunks        root scatters n chunks, then all exchange them: 2 B out of root and B out of the others, two stages. For long messages
+//   chunks        root scatters n chunks, then all exchange them: 2 B out of root and B out of the others, two stages.
+//   For long messages
 //                 between hosts, where one rank's link is the limit.
 //   hierarchical  as chunks, three stages; the exchange takes B from each host instead of L B for L ranks on it.
 #include "ops/collectives/families.h"
@@ -108,8 +110,9 @@ Program hierarchicalBroadcast(const CollectiveCall& call, Rank rank, const Topol
   program.stages.push_back(scatterStage(call, rank, topology.worldSize));
   const auto partOf = [&](Rank r) { return chunkOf(call, r, topology.worldSize); };
   const auto placeOf = [&](Rank r) { return chunkPlace(call, r, rank, topology.worldSize); };
-  addSpread(program, {.call = call, .globalElems = call.numElems, .partOf = partOf, .placeOf = placeOf, .hasAll = call.root}, rank,
-            topology);
+  addSpread(program,
+            {.call = call, .globalElems = call.numElems, .partOf = partOf, .placeOf = placeOf, .hasAll = call.root},
+            rank, topology);
   return program;
 }
 

@@ -52,9 +52,9 @@ std::string_view algorithmName(Algorithm algorithm) {
 
 std::uint64_t fingerprintOf(const CollectiveCall& call) {
   Hasher hash;
-  for (const std::uint64_t part :
-       {static_cast<std::uint64_t>(call.kind), static_cast<std::uint64_t>(call.dtype), static_cast<std::uint64_t>(call.op),
-        static_cast<std::uint64_t>(call.root), static_cast<std::uint64_t>(call.numElems)}) {
+  for (const std::uint64_t part : {static_cast<std::uint64_t>(call.kind), static_cast<std::uint64_t>(call.dtype),
+                                   static_cast<std::uint64_t>(call.op), static_cast<std::uint64_t>(call.root),
+                                   static_cast<std::uint64_t>(call.numElems)}) {
     hash.add(part);
   }
   return hash.value();
@@ -65,8 +65,8 @@ std::string describe(const CollectiveCall& call) {
     return "barrier";
   }
   if (call.kind == Collective::kAllToAll) {
-    return fmt::format("all_to_all({}, sends [{}], receives [{}])", dtypeName(call.dtype), fmt::join(call.inputElems, ", "),
-                       fmt::join(call.outputElems, ", "));
+    return fmt::format("all_to_all({}, sends [{}], receives [{}])", dtypeName(call.dtype),
+                       fmt::join(call.inputElems, ", "), fmt::join(call.outputElems, ", "));
   }
   return describe(call, {call.numElems});
 }

@@ -1,6 +1,7 @@
-// Gather: everybody's input -> root's outputs[r]; (n - 1) B into root. All-gather: the same on every rank, n (n - 1) B in all, (n - 1) B in
-// and out of each rank, which is the least there can be. One stage, direct. The input may be the rank's own output: it is then rewritten
-// with itself. All-gather, hierarchical: two stages; (H - 1) L B out of a host of L ranks instead of L (n - L) B.
+// Gather: everybody's input -> root's outputs[r]; (n - 1) B into root. All-gather: the same on every rank, n (n - 1) B
+// in all, (n - 1) B in and out of each rank, which is the least there can be. One stage, direct. The input may be the
+// rank's own output: it is then rewritten with itself. All-gather, hierarchical: two stages; (H - 1) L B out of a host
+// of L ranks instead of L (n - L) B.
 #include "ops/collectives/families.h"
 #include "ops/collectives/hierarchy.h"
 #include "ops/collectives/stages.h"
@@ -15,8 +16,12 @@ Program hierarchicalAllGather(const CollectiveCall& call, Rank rank, const Topol
   const auto placeOf = [&](Rank r) { return r == rank ? inputOf(n) : outputOf(n, r); };
   Program program;
   addSpread(program,
-            {.call = call, .globalElems = n * topology.worldSize, .partOf = partOf, .placeOf = placeOf, .ownCopy = outputOf(n, rank)}, rank,
-            topology);
+            {.call = call,
+             .globalElems = n * topology.worldSize,
+             .partOf = partOf,
+             .placeOf = placeOf,
+             .ownCopy = outputOf(n, rank)},
+            rank, topology);
   return program;
 }
 

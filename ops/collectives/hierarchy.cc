@@ -18,7 +18,8 @@ LocalTensor partTensor(const Spread& spread, Rank owner) {
 // Which parts each rank has and wants in a stage.
 using Picks = std::function<bool(Rank rank, Rank owner)>;
 
-Stage stageOf(const Spread& spread, Rank rank, const Topology& topology, const Picks& has, const Picks& wants, bool copyOwn) {
+Stage stageOf(const Spread& spread, Rank rank, const Topology& topology, const Picks& has, const Picks& wants,
+              bool copyOwn) {
   Stage stage;
   const auto specOf = [&](Rank r) {
     RankSpec spec;
@@ -34,7 +35,8 @@ Stage stageOf(const Spread& spread, Rank rank, const Topology& topology, const P
     }
     return spec;
   };
-  stage.plan = planStage(spread.call, ReduceOp::kNone, spread.globalElems, rank, topology.worldSize, specOf, topology.hosts);
+  stage.plan =
+      planStage(spread.call, ReduceOp::kNone, spread.globalElems, rank, topology.worldSize, specOf, topology.hosts);
   for (Rank owner = 0; owner < topology.worldSize; ++owner) {
     if (has(rank, owner)) {
       stage.inputs.push_back(spread.placeOf(owner));

@@ -26,7 +26,9 @@ class HostGroups {
   std::size_t hostOf(Rank rank) const { return hostOf_[static_cast<std::size_t>(rank)]; }
   // The rank that receives `owner`'s part for all of `host`, another host than the owner's. Ranks with the same place
   // on their hosts exchange their parts.
-  Rank agentOf(std::size_t host, Rank owner) const { return ranks_[host][indexOf_[static_cast<std::size_t>(owner)] % ranks_[host].size()]; }
+  Rank agentOf(std::size_t host, Rank owner) const {
+    return ranks_[host][indexOf_[static_cast<std::size_t>(owner)] % ranks_[host].size()];
+  }
   // Whether `rank` has `owner`'s part after the parts crossed between the hosts.
   bool holds(Rank rank, Rank owner) const {
     return rank == owner || (hostOf(rank) != hostOf(owner) && agentOf(hostOf(rank), owner) == rank);

@@ -1,7 +1,8 @@
 // Reduce: everybody's input -> root's output, combined in rank order.
 //
 //   direct   (n - 1) B into root, which does all the arithmetic; one stage.
-//   chunks   each rank combines one chunk of all inputs, root collects the chunks: 2 (n - 1) / n B in and out of each rank, two stages. All
+//   chunks   each rank combines one chunk of all inputs, root collects the chunks: 2 (n - 1) / n B in and out of each
+//   rank, two stages. All
 //            cores do the arithmetic, and no link carries more than two tensors.
 #include "ops/collectives/families.h"
 #include "ops/collectives/stages.h"
@@ -67,7 +68,8 @@ Program chunkedReduce(const CollectiveCall& call, Rank rank, int worldSize) {
 }  // namespace
 
 Program reduceProgram(const CollectiveCall& call, Algorithm algorithm, Rank rank, const Topology& topology) {
-  return algorithm == Algorithm::kChunks ? chunkedReduce(call, rank, topology.worldSize) : directReduce(call, rank, topology.worldSize);
+  return algorithm == Algorithm::kChunks ? chunkedReduce(call, rank, topology.worldSize)
+                                         : directReduce(call, rank, topology.worldSize);
 }
 
 }  // namespace shardwire::internal

@@ -1,5 +1,6 @@
-// Reduce-scatter: everybody's inputs[r] -> rank r's output, combined in rank order. (n - 1) B in and out of each rank, which is the least
-// there can be; one stage, direct: the reduction is fused into the reading. The output may be the rank's own inputs[rank].
+// Reduce-scatter: everybody's inputs[r] -> rank r's output, combined in rank order. (n - 1) B in and out of each rank,
+// which is the least there can be; one stage, direct: the reduction is fused into the reading. The output may be the
+// rank's own inputs[rank].
 #include "ops/collectives/families.h"
 #include "ops/collectives/stages.h"
 

@@ -1,4 +1,5 @@
-// Scatter: root's inputs[r] -> rank r's output; (n - 1) B out of root. One stage, direct. Root's output may be its own inputs[root].
+// Scatter: root's inputs[r] -> rank r's output; (n - 1) B out of root. One stage, direct. Root's output may be its own
+// inputs[root].
 #include "ops/collectives/families.h"
 #include "ops/collectives/stages.h"
 

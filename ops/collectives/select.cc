@@ -44,24 +44,34 @@ struct Row {
 constexpr Row kTable[] = {
     {Collective::kBroadcast, kFrame, kFewRanks, Hosts::kAny, Algorithm::kDirect,
      "a store for each rank costs less than the hops of a tree"},
-    {Collective::kBroadcast, kFrame, kManyRanks, Hosts::kAny, Algorithm::kTree, "log2 n stores in a row instead of n - 1"},
+    {Collective::kBroadcast, kFrame, kManyRanks, Hosts::kAny, Algorithm::kTree,
+     "log2 n stores in a row instead of n - 1"},
     {Collective::kBroadcast, kAny, kManyRanks, Hosts::kOne, Algorithm::kDirect, "all read the same memory at once"},
-    {Collective::kBroadcast, std::size_t{256} << 10, 3, Hosts::kAny, Algorithm::kDirect, "short enough for root's link"},
+    {Collective::kBroadcast, std::size_t{256} << 10, 3, Hosts::kAny, Algorithm::kDirect,
+     "short enough for root's link"},
     {Collective::kBroadcast, kAny, 2, Hosts::kAny, Algorithm::kDirect, "one receiver"},
-    {Collective::kBroadcast, kAny, kManyRanks, Hosts::kShared, Algorithm::kHierarchical, "chunks cross between two hosts once"},
-    {Collective::kBroadcast, kAny, kManyRanks, Hosts::kAny, Algorithm::kChunks, "root's link carries 2 B, not (n - 1) B"},
+    {Collective::kBroadcast, kAny, kManyRanks, Hosts::kShared, Algorithm::kHierarchical,
+     "chunks cross between two hosts once"},
+    {Collective::kBroadcast, kAny, kManyRanks, Hosts::kAny, Algorithm::kChunks,
+     "root's link carries 2 B, not (n - 1) B"},
     {Collective::kReduce, kFrame, kManyRanks, Hosts::kAny, Algorithm::kDirect, "one message each"},
     {Collective::kReduce, kAny, 2, Hosts::kAny, Algorithm::kDirect, "there is one addend to fetch"},
     {Collective::kReduce, kAny, kManyRanks, Hosts::kAny, Algorithm::kChunks, "all ranks do the arithmetic"},
     {Collective::kAllReduce, kFrame, kFewRanks, Hosts::kAny, Algorithm::kDirect, "one message each"},
-    {Collective::kAllReduce, kFrame, kManyRanks, Hosts::kAny, Algorithm::kTree, "2 (n - 1) messages and n - 1 links, not n (n - 1)"},
-    {Collective::kAllReduce, kShortAcross, kManyRanks, Hosts::kAny, Algorithm::kChunks, "the least traffic there can be; two stages"},
-    {Collective::kAllReduce, kAny, kManyRanks, Hosts::kShared, Algorithm::kHierarchical, "combined chunks cross between two hosts once"},
+    {Collective::kAllReduce, kFrame, kManyRanks, Hosts::kAny, Algorithm::kTree,
+     "2 (n - 1) messages and n - 1 links, not n (n - 1)"},
+    {Collective::kAllReduce, kShortAcross, kManyRanks, Hosts::kAny, Algorithm::kChunks,
+     "the least traffic there can be; two stages"},
+    {Collective::kAllReduce, kAny, kManyRanks, Hosts::kShared, Algorithm::kHierarchical,
+     "combined chunks cross between two hosts once"},
     {Collective::kAllReduce, kAny, kManyRanks, Hosts::kAny, Algorithm::kChunks, "the least traffic there can be"},
-    {Collective::kBarrier, kAny, kFewRanks, Hosts::kAny, Algorithm::kDirect, "a store for each rank costs less than further hops"},
-    {Collective::kBarrier, kAny, kManyRanks, Hosts::kAny, Algorithm::kDissemination, "log2 n messages instead of n - 1"},
+    {Collective::kBarrier, kAny, kFewRanks, Hosts::kAny, Algorithm::kDirect,
+     "a store for each rank costs less than further hops"},
+    {Collective::kBarrier, kAny, kManyRanks, Hosts::kAny, Algorithm::kDissemination,
+     "log2 n messages instead of n - 1"},
     {Collective::kAllGather, kShortAcross, kManyRanks, Hosts::kAny, Algorithm::kDirect, "one stage"},
-    {Collective::kAllGather, kAny, kManyRanks, Hosts::kShared, Algorithm::kHierarchical, "each tensor crosses between two hosts once"},
+    {Collective::kAllGather, kAny, kManyRanks, Hosts::kShared, Algorithm::kHierarchical,
+     "each tensor crosses between two hosts once"},
     {Collective::kAllGather, kAny, kManyRanks, Hosts::kAny, Algorithm::kDirect, "the least traffic there can be"},
     {Collective::kGather, kAny, kManyRanks, Hosts::kAny, Algorithm::kDirect, "the least traffic there can be"},
     {Collective::kScatter, kAny, kManyRanks, Hosts::kAny, Algorithm::kDirect, "the least traffic there can be"},
@@ -76,7 +86,8 @@ std::size_t limitOf(const Row& row, const Selection& selection) {
 bool fits(const Row& row, const Selection& selection) {
   const Topology& topology = selection.topology;
   const bool onOne = topology.numHosts == 1;
-  const bool isPlaced = row.hosts == Hosts::kAny || (row.hosts == Hosts::kOne ? onOne : !onOne && topology.numHosts < topology.worldSize);
+  const bool isPlaced =
+      row.hosts == Hosts::kAny || (row.hosts == Hosts::kOne ? onOne : !onOne && topology.numHosts < topology.worldSize);
   return topology.worldSize <= row.maxRanks && isPlaced;
 }
 
@@ -87,7 +98,8 @@ constexpr std::array kAllGathers{Algorithm::kDirect, Algorithm::kHierarchical};
 constexpr std::array kBarriers{Algorithm::kDirect, Algorithm::kDissemination};
 
 const Algorithm* forcedFor(Collective kind, const Selection& selection) {
-  const auto found = std::find_if(selection.forced.begin(), selection.forced.end(), [&](const auto& f) { return f.kind == kind; });
+  const auto found =
+      std::find_if(selection.forced.begin(), selection.forced.end(), [&](const auto& f) { return f.kind == kind; });
   return found == selection.forced.end() ? nullptr : &found->algorithm;
 }
 
@@ -129,9 +141,9 @@ Algorithm select(const CollectiveCall& call, const Selection& selection) {
 }
 
 std::string describeSelection(const Selection& selection) {
-  std::string text =
-      fmt::format("{} ranks on {} host{}\n{:<15}{:>14}  {:<14} why\n", selection.topology.worldSize, selection.topology.numHosts,
-                  selection.topology.numHosts == 1 ? "" : "s", "collective", "bytes up to", "algorithm");
+  std::string text = fmt::format("{} ranks on {} host{}\n{:<15}{:>14}  {:<14} why\n", selection.topology.worldSize,
+                                 selection.topology.numHosts, selection.topology.numHosts == 1 ? "" : "s", "collective",
+                                 "bytes up to", "algorithm");
   if (selection.topology.worldSize == 1) {
     return "one rank: nothing to choose\n";
   }
@@ -147,8 +159,8 @@ std::string describeSelection(const Selection& selection) {
         continue;
       }
       covered = limit;
-      text += fmt::format("{:<15}{:>14}  {:<14} {}\n", collectiveName(kind), limit == kAny ? "any" : fmt::format("{}", limit),
-                          algorithmName(row.algorithm), row.why);
+      text += fmt::format("{:<15}{:>14}  {:<14} {}\n", collectiveName(kind),
+                          limit == kAny ? "any" : fmt::format("{}", limit), algorithmName(row.algorithm), row.why);
     }
   }
   return text;
@@ -157,10 +169,12 @@ std::string describeSelection(const Selection& selection) {
 Result<std::vector<ForcedAlgorithm>> parseAlgorithms(std::string_view text) {
   std::vector<ForcedAlgorithm> forced;
   const auto refuse = [&](std::string_view what, std::string_view given, std::string_view known) {
-    return Status(StatusCode::kInvalidArgument,
-                  fmt::format("SHARDWIRE_ALGORITHMS={}: {} \"{}\" is not known; there are {}. Write collective=algorithm pairs, as in "
-                              "broadcast=tree,reduce=chunks",
-                              text, what, given, known));
+    return Status(
+        StatusCode::kInvalidArgument,
+        fmt::format(
+            "SHARDWIRE_ALGORITHMS={}: {} \"{}\" is not known; there are {}. Write collective=algorithm pairs, as in "
+            "broadcast=tree,reduce=chunks",
+            text, what, given, known));
   };
   for (std::size_t at = 0; at < text.size();) {
     const std::size_t end = std::min(text.find(',', at), text.size());
@@ -169,15 +183,16 @@ Result<std::vector<ForcedAlgorithm>> parseAlgorithms(std::string_view text) {
     const std::size_t equals = std::min(pair.find('='), pair.size());
     const std::string_view name = pair.substr(0, equals);
     const std::string_view wanted = equals < pair.size() ? pair.substr(equals + 1) : std::string_view();
-    const auto* kind =
-        std::find_if(std::begin(kCollectives), std::end(kCollectives), [&](Collective k) { return collectiveName(k) == name; });
+    const auto* kind = std::find_if(std::begin(kCollectives), std::end(kCollectives),
+                                    [&](Collective k) { return collectiveName(k) == name; });
     if (kind == std::end(kCollectives)) {
       std::vector<std::string_view> known;
       std::transform(std::begin(kCollectives), std::end(kCollectives), std::back_inserter(known), collectiveName);
       return refuse("the collective", name, fmt::format("{}", fmt::join(known, ", ")));
     }
     const auto algorithms = algorithmsOf(*kind);
-    const auto algorithm = std::find_if(algorithms.begin(), algorithms.end(), [&](Algorithm a) { return algorithmName(a) == wanted; });
+    const auto algorithm =
+        std::find_if(algorithms.begin(), algorithms.end(), [&](Algorithm a) { return algorithmName(a) == wanted; });
     if (algorithm == algorithms.end()) {
       std::vector<std::string_view> known;
       std::transform(algorithms.begin(), algorithms.end(), std::back_inserter(known), algorithmName);

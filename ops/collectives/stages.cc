@@ -1,5 +1,5 @@
-// Most stages are written as a global spec, which redistribute() plans like any compiled op. Those of trees and barriers are written as
-// plans by hand: there the algorithm names the partner, whatever the ranks hold.
+// Most stages are written as a global spec, which redistribute() plans like any compiled op. Those of trees and
+// barriers are written as plans by hand: there the algorithm names the partner, whatever the ranks hold.
 #include "ops/collectives/stages.h"
 
 #include <algorithm>
@@ -61,7 +61,8 @@ Plan combineChunks(const CollectiveCall& call, Rank rank, int worldSize) {
   });
 }
 
-Plan pairStage(const CollectiveCall& call, std::int64_t numElems, std::span<const Rank> to, Rank from, Rank rank, int worldSize) {
+Plan pairStage(const CollectiveCall& call, std::int64_t numElems, std::span<const Rank> to, Rank from, Rank rank,
+               int worldSize) {
   const std::uint64_t bytes = static_cast<std::uint64_t>(numElems) * elementBytes(call.dtype);
   const bool isEmpty = numElems == 0;
   Plan plan;

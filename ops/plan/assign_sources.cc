@@ -27,7 +27,8 @@ Cut chooseCut(int numDims, const std::int64_t* row, std::uint32_t numParts) {
     const auto parts = static_cast<std::uint32_t>(std::min<std::int64_t>(numParts, extent));
     const std::int64_t longest = (extent - 1) / parts + 1;
     const double unevenness = static_cast<double>(longest) * parts / static_cast<double>(extent);
-    if (parts > best.numParts || (parts == best.numParts && parts > 1 && bestUnevenness > 1.1 && unevenness < bestUnevenness)) {
+    if (parts > best.numParts ||
+        (parts == best.numParts && parts > 1 && bestUnevenness > 1.1 && unevenness < bestUnevenness)) {
       best = {d, parts};
       bestUnevenness = unevenness;
     }
@@ -67,7 +68,8 @@ void Assigner::setSupplier(Rank supplier) {
     std::vector<std::uint32_t> held;
     for (std::uint32_t stock = 0; stock < sources.stocks.size(); ++stock) {
       const auto holders = sources.holdersOf(stock);
-      if (std::any_of(holders.begin(), holders.end(), [supplier](const Holder& holder) { return holder.rank == supplier; })) {
+      if (std::any_of(holders.begin(), holders.end(),
+                      [supplier](const Holder& holder) { return holder.rank == supplier; })) {
         held.push_back(stock);
       }
     }
@@ -102,7 +104,8 @@ const Pieces& Assigner::assign(const WantedBox& wanted) {
     }
   } else {
     std::sort(candidates_.begin(), candidates_.end(), [&sources](std::uint32_t a, std::uint32_t b) {
-      return sources.contribution[a] != sources.contribution[b] ? sources.contribution[a] < sources.contribution[b] : a < b;
+      return sources.contribution[a] != sources.contribution[b] ? sources.contribution[a] < sources.contribution[b]
+                                                                : a < b;
     });
     if (sources.reduction == ReduceOp::kNone) {
       decomposeLastWriter(sources, wanted);
@@ -116,8 +119,8 @@ const Pieces& Assigner::assign(const WantedBox& wanted) {
 const Pieces& Assigner::assignFromSupplier(const WantedBox& wanted) {
   const TensorSources& sources = index_[wanted.tensor];
   reset(sources);
-  supplierSearch_[static_cast<std::size_t>(wanted.tensor)].forEachOverlap(wanted.row,
-                                                                          [this](std::uint32_t stock) { candidates_.push_back(stock); });
+  supplierSearch_[static_cast<std::size_t>(wanted.tensor)].forEachOverlap(
+      wanted.row, [this](std::uint32_t stock) { candidates_.push_back(stock); });
   if (candidates_.empty()) {
     return pieces_;
   }
@@ -203,7 +206,8 @@ Assigner::Tier Assigner::tierOf(std::span<const Holder> holders, const WantedBox
   const RankPlaces& places = index_.places();
   const std::int32_t place = places.placeOf(wanted.rank);
   const auto firstFrom = [&holders](std::int32_t bound) {
-    return std::partition_point(holders.begin(), holders.end(), [bound](const Holder& holder) { return holder.place < bound; });
+    return std::partition_point(holders.begin(), holders.end(),
+                                [bound](const Holder& holder) { return holder.place < bound; });
   };
   const auto at = firstFrom(place);
   if (at != holders.end() && at->place == place) {
@@ -212,7 +216,8 @@ Assigner::Tier Assigner::tierOf(std::span<const Holder> holders, const WantedBox
   const auto hostBegin = firstFrom(places.hostBegin(wanted.rank));
   const auto hostEnd = firstFrom(places.hostEnd(wanted.rank));
   if (hostBegin != hostEnd) {
-    const std::int32_t nonHoldersBefore = (place - places.hostBegin(wanted.rank)) - static_cast<std::int32_t>(at - hostBegin);
+    const std::int32_t nonHoldersBefore =
+        (place - places.hostBegin(wanted.rank)) - static_cast<std::int32_t>(at - hostBegin);
     return {&*hostBegin, static_cast<std::uint32_t>(hostEnd - hostBegin), static_cast<std::uint32_t>(nonHoldersBefore)};
   }
   const std::int32_t nonHoldersBefore = place - static_cast<std::int32_t>(at - holders.begin());
@@ -227,7 +232,8 @@ std::span<const Holder> Assigner::unionOfHolders(const TensorSources& sources, s
     all.insert(all.end(), holders.begin(), holders.end());
   }
   std::stable_sort(all.begin(), all.end(), [](const Holder& a, const Holder& b) { return a.place < b.place; });
-  all.erase(std::unique(all.begin(), all.end(), [](const Holder& a, const Holder& b) { return a.place == b.place; }), all.end());
+  all.erase(std::unique(all.begin(), all.end(), [](const Holder& a, const Holder& b) { return a.place == b.place; }),
+            all.end());
   return all;
 }
 
@@ -264,7 +270,8 @@ bool Assigner::sameTiers(const TieredCell& a, const TieredCell& b) const {
       return false;
     }
     for (std::uint32_t h = 0; x.holders != y.holders && h < x.numHolders; ++h) {
-      if (x.holders[h].rank != y.holders[h].rank || x.holders[h].input != y.holders[h].input || x.holders[h].slice != y.holders[h].slice) {
+      if (x.holders[h].rank != y.holders[h].rank || x.holders[h].input != y.holders[h].input ||
+          x.holders[h].slice != y.holders[h].slice) {
         return false;
       }
     }
@@ -279,11 +286,13 @@ void Assigner::nameKinds() {
     Hasher hasher;
     for (std::uint32_t t = cell.firstTier; t < cell.firstTier + cell.numTiers; ++t) {
       hasher.add(static_cast<std::uint64_t>(tiers_[t].numHolders));
-      hasher.add(static_cast<std::uint64_t>(tiers_[t].holders[0].rank) << 32 | static_cast<std::uint32_t>(tiers_[t].holders[0].slice));
+      hasher.add(static_cast<std::uint64_t>(tiers_[t].holders[0].rank) << 32 |
+                 static_cast<std::uint32_t>(tiers_[t].holders[0].slice));
     }
     cell.kind = i;
     const auto [begin, end] = cellOfHash.equal_range(hasher.value());
-    const auto same = std::find_if(begin, end, [&](const auto& entry) { return sameTiers(tiered_[entry.second], cell); });
+    const auto same =
+        std::find_if(begin, end, [&](const auto& entry) { return sameTiers(tiered_[entry.second], cell); });
     if (same != end) {
       cell.kind = same->second;
     } else {
@@ -372,19 +381,21 @@ void Assigner::emit(const TensorSources& sources, const WantedBox& wanted) {
     if (maxHolders > 1) {
       const std::uint64_t bytes = rowElements(sources.numDims, row) * sources.elemBytes(cell.numTiers);
       if (bytes >= kCutBytes) {
-        cut = chooseCut(sources.numDims, row, static_cast<std::uint32_t>(std::min<std::uint64_t>(maxHolders, bytes / kMinPartBytes)));
+        cut = chooseCut(sources.numDims, row,
+                        static_cast<std::uint32_t>(std::min<std::uint64_t>(maxHolders, bytes / kMinPartBytes)));
       }
     }
     for (std::uint32_t part = 0; part < cut.numParts; ++part) {
       BoxRow partRow;
       partOf(sources.numDims, row, cut, part, partRow.data());
-      pieces_.pieces.push_back(
-          {static_cast<std::uint32_t>(pieces_.boxes.size()), static_cast<std::uint32_t>(pieces_.sources.size()), cell.numTiers});
+      pieces_.pieces.push_back({static_cast<std::uint32_t>(pieces_.boxes.size()),
+                                static_cast<std::uint32_t>(pieces_.sources.size()), cell.numTiers});
       pieces_.boxes.add(partRow.data());
       for (std::uint32_t t = 0; t < cell.numTiers; ++t) {
         const Tier& tier = tiers_[cell.firstTier + t];
         // Fewer parts than holders: the next box goes on where this one ends.
-        const std::uint64_t first = cut.numParts < tier.numHolders ? std::uint64_t{turns_[t]} * cut.numParts : turns_[t];
+        const std::uint64_t first =
+            cut.numParts < tier.numHolders ? std::uint64_t{turns_[t]} * cut.numParts : turns_[t];
         const Holder& holder = tier.holders[(first + part) % tier.numHolders];
         pieces_.sources.push_back({holder.rank, holder.input, holder.slice});
       }

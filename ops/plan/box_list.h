@@ -133,7 +133,9 @@ class BoxSearch {
     for (const std::uint32_t member : members) {
       entries_.push_back({dim_ < 0 ? 0 : boxes[member][dim_], 0, member});
     }
-    const auto byBegin = [](const Entry& a, const Entry& b) { return a.begin != b.begin ? a.begin < b.begin : a.member < b.member; };
+    const auto byBegin = [](const Entry& a, const Entry& b) {
+      return a.begin != b.begin ? a.begin < b.begin : a.member < b.member;
+    };
     if (!std::is_sorted(entries_.begin(), entries_.end(), byBegin)) {
       std::sort(entries_.begin(), entries_.end(), byBegin);
     }
@@ -153,7 +155,8 @@ class BoxSearch {
     const int numDims = boxes_->numDims();
     const std::int64_t begin = dim_ < 0 ? 0 : row[dim_];
     const std::int64_t end = dim_ < 0 ? 1 : row[numDims + dim_];
-    auto at = std::partition_point(entries_.begin(), entries_.end(), [end](const Entry& entry) { return entry.begin < end; });
+    auto at =
+        std::partition_point(entries_.begin(), entries_.end(), [end](const Entry& entry) { return entry.begin < end; });
     while (at != entries_.begin() && (--at)->maxEnd > begin) {
       if (rowsOverlap(numDims, row, (*boxes_)[at->member])) {
         visit(at->member);

@@ -65,7 +65,8 @@ std::size_t indexOfCut(const std::vector<std::int64_t>& cuts, std::int64_t value
 
 // Visits the innermost rows of a box of cells: visit(first cell, number of cells) returns false to stop.
 template <typename Visit>
-void forEachCellRow(int numDims, const std::size_t* begin, const std::size_t* end, const std::vector<std::size_t>& strides, Visit visit) {
+void forEachCellRow(int numDims, const std::size_t* begin, const std::size_t* end,
+                    const std::vector<std::size_t>& strides, Visit visit) {
   if (numDims == 0) {
     visit(std::size_t{0}, std::size_t{1});
     return;

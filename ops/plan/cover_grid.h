@@ -1,6 +1,6 @@
-// How many of a set of boxes cover each place: the boxes' begins and ends cut every dimension into intervals, whose cross product is a grid
-// of cells of constant cover. Answers "covered everywhere?" and "nowhere twice?" for a box in time that does not depend on the number of
-// boxes. Immutable once built.
+// How many of a set of boxes cover each place: the boxes' begins and ends cut every dimension into intervals, whose
+// cross product is a grid of cells of constant cover. Answers "covered everywhere?" and "nowhere twice?" for a box in
+// time that does not depend on the number of boxes. Immutable once built.
 #pragma once
 
 #include <cstdint>

@@ -72,7 +72,8 @@ Status checkGaps(const GlobalSpec& spec, const SourceIndex& index) {
           if (++numRegions <= kMaxListed) {
             const std::string& name = spec.tensors[static_cast<std::size_t>(outputs[o].tensor)].name;
             listed += fmt::format("{}rank {}, outputs[{}]{} {}", listed.empty() ? "" : "; ", rank, o,
-                                  name.empty() ? "" : fmt::format(", tensor '{}',", name), toString(sliceOf(sources.numDims, rest[i])));
+                                  name.empty() ? "" : fmt::format(", tensor '{}',", name),
+                                  toString(sliceOf(sources.numDims, rest[i])));
           }
         }
       }
@@ -82,12 +83,11 @@ Status checkGaps(const GlobalSpec& spec, const SourceIndex& index) {
     return Status::ok();
   }
   const std::string more = numRegions > kMaxListed ? fmt::format("; and {} more", numRegions - kMaxListed) : "";
-  return Status(
-      StatusCode::kGap,
-      fmt::format(
-          "compile_op{}: no input covers {} region{} of the outputs: {}{}. Give inputs that cover them, shrink the outputs, or pass "
-          "allow_gaps=True to leave these elements as they are",
-          spec.name.empty() ? "" : fmt::format(" '{}'", spec.name), numRegions, numRegions == 1 ? "" : "s", listed, more));
+  return Status(StatusCode::kGap, fmt::format("compile_op{}: no input covers {} region{} of the outputs: {}{}. Give "
+                                              "inputs that cover them, shrink the outputs, or pass "
+                                              "allow_gaps=True to leave these elements as they are",
+                                              spec.name.empty() ? "" : fmt::format(" '{}'", spec.name), numRegions,
+                                              numRegions == 1 ? "" : "s", listed, more));
 }
 
 }  // namespace shardwire::internal

@@ -17,7 +17,8 @@ constexpr std::size_t kMaxPairs = 8;
 
 std::string inputText(const TensorSources& sources, std::uint32_t stock) {
   const Holder& holder = sources.holdersOf(stock).front();
-  return fmt::format("rank {}, inputs[{}] {}", holder.rank, holder.input, toString(sliceOf(sources.numDims, sources.stocks[stock])));
+  return fmt::format("rank {}, inputs[{}] {}", holder.rank, holder.input,
+                     toString(sliceOf(sources.numDims, sources.stocks[stock])));
 }
 
 }  // namespace
@@ -42,8 +43,9 @@ Status checkOverlaps(const GlobalSpec& spec, const SourceIndex& index) {
       for (const std::uint32_t other : others) {
         if (++numPairs <= kMaxPairs) {
           const std::string& name = spec.tensors[t].name;
-          listed += fmt::format("{}{}{} and {}", listed.empty() ? "" : "; ", name.empty() ? "" : fmt::format("tensor '{}': ", name),
-                                inputText(sources, stock), inputText(sources, other));
+          listed += fmt::format("{}{}{} and {}", listed.empty() ? "" : "; ",
+                                name.empty() ? "" : fmt::format("tensor '{}': ", name), inputText(sources, stock),
+                                inputText(sources, other));
         }
       }
     }
@@ -52,10 +54,13 @@ Status checkOverlaps(const GlobalSpec& spec, const SourceIndex& index) {
     return Status::ok();
   }
   const std::string more = numPairs > kMaxPairs ? fmt::format("; and {} more", numPairs - kMaxPairs) : "";
-  return Status(StatusCode::kInvalidArgument,
-                fmt::format("compile_op{}: {} pair{} of inputs overlap, and overlap is 'error': {}{}. Give inputs that do not, a reduction "
-                            "that combines them, overlap='last' to take the last, or overlap='any' where they are equal",
-                            spec.name.empty() ? "" : fmt::format(" '{}'", spec.name), numPairs, numPairs == 1 ? "" : "s", listed, more));
+  return Status(
+      StatusCode::kInvalidArgument,
+      fmt::format("compile_op{}: {} pair{} of inputs overlap, and overlap is 'error': {}{}. Give inputs that do not, a "
+                  "reduction "
+                  "that combines them, overlap='last' to take the last, or overlap='any' where they are equal",
+                  spec.name.empty() ? "" : fmt::format(" '{}'", spec.name), numPairs, numPairs == 1 ? "" : "s", listed,
+                  more));
 }
 
 }  // namespace shardwire::internal

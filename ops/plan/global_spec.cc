@@ -34,7 +34,8 @@ class Merger {
 
   Result<GlobalSpec> merge() {
     if (specs_.empty()) {
-      return Status(StatusCode::kInvalidArgument, "compile_op: there are no specs to merge: a group has at least one rank");
+      return Status(StatusCode::kInvalidArgument,
+                    "compile_op: there are no specs to merge: a group has at least one rank");
     }
     result_.name = specs_[0].name;
     SW_RETURN_IF_ERROR(checkLocalErrors());
@@ -59,14 +60,18 @@ class Merger {
   };
 
   Status invalid(const std::string& message) const { return Status(StatusCode::kInvalidArgument, prefix() + message); }
-  std::string prefix() const { return result_.name.empty() ? "compile_op: " : fmt::format("compile_op '{}': ", result_.name); }
+  std::string prefix() const {
+    return result_.name.empty() ? "compile_op: " : fmt::format("compile_op '{}': ", result_.name);
+  }
   static std::string nameOf(Overlap overlap) {
     return overlap == Overlap::kLast ? "'last'" : overlap == Overlap::kAny ? "'any'" : "'error'";
   }
   static std::string nameOf(const GlobalTensor& tensor) {
     return tensor.name.empty() ? "the tensor" : fmt::format("tensor '{}'", tensor.name);
   }
-  static std::string nameOf(const Place& place) { return fmt::format("rank {}, {}[{}]", place.rank, place.list, place.index); }
+  static std::string nameOf(const Place& place) {
+    return fmt::format("rank {}, {}[{}]", place.rank, place.list, place.index);
+  }
   static std::string nameOf(const Place& place, std::size_t slice) {
     return place.numSlices == 1 ? nameOf(place) : fmt::format("{} box {}", nameOf(place), slice);
   }
@@ -84,8 +89,8 @@ class Merger {
     const Status& first = specs_[ranks[0]].localError;
     std::string text = fmt::format("{}rank {}: {}", prefix(), ranks[0], first.message());
     if (ranks.size() > 1) {
-      text +=
-          fmt::format(" ({} more rank{} reported an error, the next is rank {})", ranks.size() - 1, ranks.size() == 2 ? "" : "s", ranks[1]);
+      text += fmt::format(" ({} more rank{} reported an error, the next is rank {})", ranks.size() - 1,
+                          ranks.size() == 2 ? "" : "s", ranks[1]);
     }
     return Status(first.code(), text);
   }
@@ -95,12 +100,14 @@ class Merger {
     result_.overlap = specs_[0].overlap;
     for (std::size_t rank = 1; rank < specs_.size(); ++rank) {
       if (specs_[rank].allowGaps != result_.allowGaps) {
-        return invalid(fmt::format("rank 0 gives allow_gaps={}, rank {} gives allow_gaps={}: give the same value on all ranks",
-                                   result_.allowGaps, rank, specs_[rank].allowGaps));
+        return invalid(
+            fmt::format("rank 0 gives allow_gaps={}, rank {} gives allow_gaps={}: give the same value on all ranks",
+                        result_.allowGaps, rank, specs_[rank].allowGaps));
       }
       if (specs_[rank].overlap != result_.overlap) {
-        return invalid(fmt::format("rank 0 gives overlap={}, rank {} gives overlap={}: give the same value on all ranks",
-                                   nameOf(result_.overlap), rank, nameOf(specs_[rank].overlap)));
+        return invalid(
+            fmt::format("rank 0 gives overlap={}, rank {} gives overlap={}: give the same value on all ranks",
+                        nameOf(result_.overlap), rank, nameOf(specs_[rank].overlap)));
       }
       if (specs_[rank].whoPlans != specs_[0].whoPlans) {
         const auto nameOfPlanner = [&](std::size_t of) {
@@ -114,8 +121,8 @@ class Merger {
           }
           return "is_spmd=None (shardwire chooses)";
         };
-        return invalid(fmt::format("rank 0 gives {}, rank {} gives {}: give the same value on all ranks", nameOfPlanner(0), rank,
-                                   nameOfPlanner(rank)));
+        return invalid(fmt::format("rank 0 gives {}, rank {} gives {}: give the same value on all ranks",
+                                   nameOfPlanner(0), rank, nameOfPlanner(rank)));
       }
     }
     return Status::ok();
@@ -127,7 +134,8 @@ class Merger {
       std::vector<std::int32_t>& globalOf = globalIndex_[rank];
       for (const TensorDecl& decl : specs_[rank].tensors) {
         SW_RETURN_IF_ERROR(checkDeclaration(static_cast<Rank>(rank), decl));
-        const auto [found, isNew] = indexOfName_.try_emplace(decl.name, static_cast<std::int32_t>(result_.tensors.size()));
+        const auto [found, isNew] =
+            indexOfName_.try_emplace(decl.name, static_cast<std::int32_t>(result_.tensors.size()));
         if (isNew) {
           addTensor(static_cast<Rank>(rank), decl);
         } else if (facts_[static_cast<std::size_t>(found->second)].lastRank == static_cast<Rank>(rank)) {
@@ -155,23 +163,26 @@ class Merger {
       tensor.outputDtype.reset();
     }
     if (!supportsReduction(tensor.dtype, tensor.reduction)) {
-      return invalid(fmt::format("rank {} asks for reduction {} of {}, but it is not defined on {}: use another reduction or dtype",
-                                 facts.firstRank, reduceOpName(tensor.reduction), nameOf(tensor), dtypeName(tensor.dtype)));
+      return invalid(fmt::format(
+          "rank {} asks for reduction {} of {}, but it is not defined on {}: use another reduction or dtype",
+          facts.firstRank, reduceOpName(tensor.reduction), nameOf(tensor), dtypeName(tensor.dtype)));
     }
     if (!supportsCast(tensor.dtype, tensor.dtypeOfOutputs())) {
-      return Status(StatusCode::kUnsupported,
-                    fmt::format("{}rank {} gives {} dtype {} for inputs, rank {} gives it {} for outputs: elements are cast between "
-                                "floating types, or between complex ones; for others give both sides the same dtype, and convert the "
-                                "tensors with .to() before or after",
-                                prefix(), facts.dtypeRank, nameOf(tensor), dtypeName(tensor.dtype), facts.outputDtypeRank,
-                                dtypeName(tensor.dtypeOfOutputs())));
+      return Status(
+          StatusCode::kUnsupported,
+          fmt::format(
+              "{}rank {} gives {} dtype {} for inputs, rank {} gives it {} for outputs: elements are cast between "
+              "floating types, or between complex ones; for others give both sides the same dtype, and convert the "
+              "tensors with .to() before or after",
+              prefix(), facts.dtypeRank, nameOf(tensor), dtypeName(tensor.dtype), facts.outputDtypeRank,
+              dtypeName(tensor.dtypeOfOutputs())));
     }
     return Status::ok();
   }
 
   void addTensor(Rank rank, const TensorDecl& decl) {
-    result_.tensors.push_back(
-        {decl.name, decl.shape.value_or(Dims{}), decl.dtype.value_or(DType::kFloat32), decl.reduction, decl.outputDtype});
+    result_.tensors.push_back({decl.name, decl.shape.value_or(Dims{}), decl.dtype.value_or(DType::kFloat32),
+                               decl.reduction, decl.outputDtype});
     facts_.emplace_back();
     facts_.back().firstRank = rank;
     facts_.back().dtypeRank = decl.dtype ? rank : -1;
@@ -191,17 +202,19 @@ class Merger {
   Status checkDeclaration(Rank rank, const TensorDecl& decl) const {
     const std::string name = decl.name.empty() ? "the tensor" : fmt::format("tensor '{}'", decl.name);
     if (!decl.dtype && !decl.outputDtype) {
-      return invalid(fmt::format("rank {} declares {} without a dtype: give that of the inputs, that of the outputs, or both", rank, name));
+      return invalid(fmt::format(
+          "rank {} declares {} without a dtype: give that of the inputs, that of the outputs, or both", rank, name));
     }
     const auto numberOf = [](std::optional<DType> dtype) { return static_cast<int>(dtype.value_or(DType::kFloat32)); };
     const int dtype = std::max(numberOf(decl.dtype), numberOf(decl.outputDtype));
     if (dtype >= kNumDTypes || static_cast<int>(decl.reduction) >= kNumReduceOps) {
-      return invalid(fmt::format("rank {} declares {} with dtype number {} and reduction number {}, which do not exist", rank, name, dtype,
-                                 static_cast<int>(decl.reduction)));
+      return invalid(fmt::format("rank {} declares {} with dtype number {} and reduction number {}, which do not exist",
+                                 rank, name, dtype, static_cast<int>(decl.reduction)));
     }
     if (decl.dtype && !supportsReduction(*decl.dtype, decl.reduction)) {
-      return invalid(fmt::format("rank {} asks for reduction {} of {}, but it is not defined on {}: use another reduction or dtype", rank,
-                                 reduceOpName(decl.reduction), name, dtypeName(*decl.dtype)));
+      return invalid(fmt::format(
+          "rank {} asks for reduction {} of {}, but it is not defined on {}: use another reduction or dtype", rank,
+          reduceOpName(decl.reduction), name, dtypeName(*decl.dtype)));
     }
     if (decl.shape) {
       for (int d = 0; d < decl.shape->size(); ++d) {
@@ -223,7 +236,8 @@ class Merger {
       facts.dtypeRank = rank;
     } else if (decl.dtype && *decl.dtype != merged.dtype) {
       return invalid(
-          fmt::format("rank {} gives {} dtype {}, rank {} gives it {}: give the same dtype on all ranks, and output_dtype where the "
+          fmt::format("rank {} gives {} dtype {}, rank {} gives it {}: give the same dtype on all ranks, and "
+                      "output_dtype where the "
                       "outputs have another",
                       facts.dtypeRank, nameOf(merged), dtypeName(merged.dtype), rank, dtypeName(*decl.dtype)));
     }
@@ -231,13 +245,14 @@ class Merger {
       merged.outputDtype = decl.outputDtype;
       facts.outputDtypeRank = rank;
     } else if (decl.outputDtype && decl.outputDtype != merged.outputDtype) {
-      return invalid(fmt::format("rank {} gives {} dtype {} for outputs, rank {} gives it {}: give the same output_dtype on all ranks",
-                                 facts.outputDtypeRank, nameOf(merged), dtypeName(*merged.outputDtype), rank,
-                                 dtypeName(*decl.outputDtype)));
+      return invalid(fmt::format(
+          "rank {} gives {} dtype {} for outputs, rank {} gives it {}: give the same output_dtype on all ranks",
+          facts.outputDtypeRank, nameOf(merged), dtypeName(*merged.outputDtype), rank, dtypeName(*decl.outputDtype)));
     }
     if (decl.reduction != merged.reduction) {
-      return invalid(fmt::format("rank {} gives {} reduction {}, rank {} gives it {}: give the same reduction on all ranks", first,
-                                 nameOf(merged), reduceOpName(merged.reduction), rank, reduceOpName(decl.reduction)));
+      return invalid(
+          fmt::format("rank {} gives {} reduction {}, rank {} gives it {}: give the same reduction on all ranks", first,
+                      nameOf(merged), reduceOpName(merged.reduction), rank, reduceOpName(decl.reduction)));
     }
     if (!decl.shape) {
       return Status::ok();
@@ -245,25 +260,28 @@ class Merger {
     if (facts_[tensor].shapeRank < 0) {
       setShape(rank, *decl.shape, tensor);
     } else if (*decl.shape != merged.shape) {
-      return invalid(fmt::format("rank {} gives {} shape {}, rank {} gives it {}: give the same shape on all ranks, or None",
-                                 facts_[tensor].shapeRank, nameOf(merged), toString(merged.shape), rank, toString(*decl.shape)));
+      return invalid(
+          fmt::format("rank {} gives {} shape {}, rank {} gives it {}: give the same shape on all ranks, or None",
+                      facts_[tensor].shapeRank, nameOf(merged), toString(merged.shape), rank, toString(*decl.shape)));
     }
     return Status::ok();
   }
 
-  Status mergeLocals(std::size_t rank, const char* list, const std::vector<LocalTensor>& locals, std::vector<LocalTensor>& merged) {
+  Status mergeLocals(std::size_t rank, const char* list, const std::vector<LocalTensor>& locals,
+                     std::vector<LocalTensor>& merged) {
     merged = locals;
     const std::vector<std::int32_t>& globalOf = globalIndex_[rank];
     for (std::size_t i = 0; i < merged.size(); ++i) {
       LocalTensor& local = merged[i];
       const Place place{rank, list, i, local.slices.size()};
       if (local.tensor < 0 || static_cast<std::size_t>(local.tensor) >= globalOf.size()) {
-        return invalid(fmt::format("{} belongs to tensor number {}, but that rank declares {} tensors, counted from 0", nameOf(place),
-                                   local.tensor, globalOf.size()));
+        return invalid(fmt::format("{} belongs to tensor number {}, but that rank declares {} tensors, counted from 0",
+                                   nameOf(place), local.tensor, globalOf.size()));
       }
       local.tensor = globalOf[static_cast<std::size_t>(local.tensor)];
       if (local.replicaClass != 0 && list[0] == 'o') {
-        return invalid(fmt::format("{} has a replica class: only inputs can be replicas of one another", nameOf(place)));
+        return invalid(
+            fmt::format("{} has a replica class: only inputs can be replicas of one another", nameOf(place)));
       }
       SW_RETURN_IF_ERROR(checkLocalShape(place, local));
       for (std::size_t s = 0; s < local.slices.size(); ++s) {
@@ -284,8 +302,9 @@ class Merger {
     }
     if (dims.size() != facts.numDims) {
       return invalid(fmt::format(
-          "{}: {} {} has {} dimensions, but {} has {} by {}: give every box of a tensor the same number of dimensions", nameOf(place), what,
-          toString(dims), dims.size(), nameOf(result_.tensors[static_cast<std::size_t>(tensor)]), facts.numDims, facts.numDimsFrom));
+          "{}: {} {} has {} dimensions, but {} has {} by {}: give every box of a tensor the same number of dimensions",
+          nameOf(place), what, toString(dims), dims.size(), nameOf(result_.tensors[static_cast<std::size_t>(tensor)]),
+          facts.numDims, facts.numDimsFrom));
     }
     return Status::ok();
   }
@@ -298,15 +317,16 @@ class Merger {
     bool isEmptyTensor = false;
     for (int d = 0; d < local.localShape.size(); ++d) {
       if (local.localShape[d] < 0) {
-        return invalid(
-            fmt::format("{}: local shape {} has a negative extent in dimension {}", nameOf(place), toString(local.localShape), d));
+        return invalid(fmt::format("{}: local shape {} has a negative extent in dimension {}", nameOf(place),
+                                   toString(local.localShape), d));
       }
       isEmptyTensor |= local.localShape[d] == 0;
       overflows |= __builtin_mul_overflow(bytes, std::max<std::int64_t>(local.localShape[d], 1), &bytes);
     }
     if (overflows && !isEmptyTensor) {
-      return invalid(fmt::format("{}: a local tensor of shape {} has more than 2^63 bytes: no machine holds it, check the extents",
-                                 nameOf(place), toString(local.localShape)));
+      return invalid(
+          fmt::format("{}: a local tensor of shape {} has more than 2^63 bytes: no machine holds it, check the extents",
+                      nameOf(place), toString(local.localShape)));
     }
     return Status::ok();
   }
@@ -320,13 +340,15 @@ class Merger {
     SW_RETURN_IF_ERROR(checkNumDims(place, "local offset", placed.localOffset, local.tensor));
     for (int d = 0; d < slice.shape.size(); ++d) {
       if (slice.shape[d] < 0) {
-        return invalid(fmt::format("{}: box shape {} has a negative extent in dimension {}: use 0 for a box without elements",
-                                   nameOf(place, index), toString(slice.shape), d));
+        return invalid(
+            fmt::format("{}: box shape {} has a negative extent in dimension {}: use 0 for a box without elements",
+                        nameOf(place, index), toString(slice.shape), d));
       }
       std::int64_t end = 0;
       if (__builtin_add_overflow(slice.offset[d], slice.shape[d], &end)) {
-        return invalid(fmt::format("{}: offset {} plus extent {} in dimension {} is larger than 2^63: coordinates have 64 bits",
-                                   nameOf(place, index), slice.offset[d], slice.shape[d], d));
+        return invalid(
+            fmt::format("{}: offset {} plus extent {} in dimension {} is larger than 2^63: coordinates have 64 bits",
+                        nameOf(place, index), slice.offset[d], slice.shape[d], d));
       }
     }
     if (isEmpty(slice)) {
@@ -335,23 +357,25 @@ class Merger {
     const bool hasShape = facts_[static_cast<std::size_t>(local.tensor)].shapeRank >= 0;
     for (int d = 0; d < slice.shape.size(); ++d) {
       if (slice.offset[d] < 0) {
-        return invalid(fmt::format("{}: offset {} is negative in dimension {}: boxes start at 0 or later", nameOf(place, index),
-                                   toString(slice.offset), d));
+        return invalid(fmt::format("{}: offset {} is negative in dimension {}: boxes start at 0 or later",
+                                   nameOf(place, index), toString(slice.offset), d));
       }
       if (hasShape && slice.offset[d] + slice.shape[d] > tensor.shape[d]) {
-        return invalid(
-            fmt::format("{}: box {} reaches outside {} of shape {} in dimension {}: move or shrink the box, or give a larger shape",
-                        nameOf(place, index), toString(slice), nameOf(tensor), toString(tensor.shape), d));
+        return invalid(fmt::format(
+            "{}: box {} reaches outside {} of shape {} in dimension {}: move or shrink the box, or give a larger shape",
+            nameOf(place, index), toString(slice), nameOf(tensor), toString(tensor.shape), d));
       }
       if (placed.localOffset[d] < 0) {
-        return invalid(fmt::format("{}: local offset {} is negative in dimension {}: a box lies inside its local tensor",
-                                   nameOf(place, index), toString(placed.localOffset), d));
+        return invalid(
+            fmt::format("{}: local offset {} is negative in dimension {}: a box lies inside its local tensor",
+                        nameOf(place, index), toString(placed.localOffset), d));
       }
       if (slice.shape[d] > local.localShape[d] - placed.localOffset[d]) {
-        return invalid(
-            fmt::format("{}: box {} at local offset {} reaches outside its local tensor of shape {} in dimension {}: the local tensor must "
-                        "hold the whole box",
-                        nameOf(place, index), toString(slice), toString(placed.localOffset), toString(local.localShape), d));
+        return invalid(fmt::format(
+            "{}: box {} at local offset {} reaches outside its local tensor of shape {} in dimension {}: the local "
+            "tensor must "
+            "hold the whole box",
+            nameOf(place, index), toString(slice), toString(placed.localOffset), toString(local.localShape), d));
       }
     }
     return Status::ok();
@@ -385,8 +409,9 @@ class Merger {
       }
     }
     if (numDims > 0) {
-      std::stable_sort(order.begin(), order.end(),
-                       [&](std::size_t a, std::size_t b) { return boxes[a].offset[sweepDim] < boxes[b].offset[sweepDim]; });
+      std::stable_sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) {
+        return boxes[a].offset[sweepDim] < boxes[b].offset[sweepDim];
+      });
     }
     for (std::size_t i = 0; i < order.size(); ++i) {
       const Slice& box = boxes[order[i]];
@@ -408,10 +433,11 @@ class Merger {
     SW_RETURN_IF_ERROR(sweepOverlaps(
         local.slices.size(), numDims, [&](std::size_t i) { return local.slices[i].slice; },
         [&](std::size_t a, std::size_t b) {
-          return invalid(
-              fmt::format("{}: its boxes {} ({}) and {} ({}) overlap: the boxes of one local tensor must be disjoint, give overlapping "
-                          "boxes as separate {}",
-                          nameOf(place), a, toString(local.slices[a].slice), b, toString(local.slices[b].slice), place.list));
+          return invalid(fmt::format(
+              "{}: its boxes {} ({}) and {} ({}) overlap: the boxes of one local tensor must be disjoint, give "
+              "overlapping "
+              "boxes as separate {}",
+              nameOf(place), a, toString(local.slices[a].slice), b, toString(local.slices[b].slice), place.list));
         }));
     if (place.list[0] != 'o') {
       return Status::ok();  // reading one element for two boxes does no harm
@@ -422,10 +448,11 @@ class Merger {
           return Slice{local.slices[i].localOffset, local.slices[i].slice.shape};
         },
         [&](std::size_t a, std::size_t b) {
-          return invalid(
-              fmt::format("{}: its boxes {} and {} lie on the same elements of the local tensor (local offsets {} and {}): give each "
-                          "its own place",
-                          nameOf(place), a, b, toString(local.slices[a].localOffset), toString(local.slices[b].localOffset)));
+          return invalid(fmt::format(
+              "{}: its boxes {} and {} lie on the same elements of the local tensor (local offsets {} and {}): give "
+              "each "
+              "its own place",
+              nameOf(place), a, b, toString(local.slices[a].localOffset), toString(local.slices[b].localOffset)));
         });
   }
 

@@ -1,5 +1,5 @@
-// All ranks' LocalSpecs together: the one input of planning. Every rank holds the same GlobalSpec and so derives the same answers and
-// errors.
+// All ranks' LocalSpecs together: the one input of planning. Every rank holds the same GlobalSpec and so derives the
+// same answers and errors.
 #pragma once
 
 #include <optional>
@@ -39,9 +39,11 @@ struct GlobalSpec {
   friend bool operator==(const GlobalSpec&, const GlobalSpec&) = default;
 };
 
-// One rank's spec on the wire: version byte, then fixed-width little-endian fields with varint extents; <= 64 bytes per ordinary slice.
+// One rank's spec on the wire: version byte, then fixed-width little-endian fields with varint extents; <= 64 bytes per
+// ordinary slice.
 std::string encodeSpec(const LocalSpec& spec);
-// Bounds-checked; kInvalidArgument on anything malformed (overflowing extents, counts larger than the bytes left, unknown enumerators).
+// Bounds-checked; kInvalidArgument on anything malformed (overflowing extents, counts larger than the bytes left,
+// unknown enumerators).
 Result<LocalSpec> decodeSpec(std::string_view bytes);
 
 // The value of LocalSpec::whoPlans in an encoded spec, read without decoding the rest. nullopt for bytes that are no

@@ -1,4 +1,5 @@
-// A 64-bit hash of plain values, the same on every rank and build: for fingerprints and replica classes. Not for adversaries.
+// A 64-bit hash of plain values, the same on every rank and build: for fingerprints and replica classes. Not for
+// adversaries.
 #pragma once
 
 #include <algorithm>

@@ -39,8 +39,8 @@ class Validator {
     SW_RETURN_IF_ERROR(checkTensors("inputs", plan_.inputs));
     SW_RETURN_IF_ERROR(checkTensors("outputs", plan_.outputs));
     if (plan_.numOwnCopies > plan_.firstCombine || plan_.firstCombine > plan_.moves.size()) {
-      return broken(fmt::format("{} own copies and first combine {} do not fit {} moves", plan_.numOwnCopies, plan_.firstCombine,
-                                plan_.moves.size()));
+      return broken(fmt::format("{} own copies and first combine {} do not fit {} moves", plan_.numOwnCopies,
+                                plan_.firstCombine, plan_.moves.size()));
     }
     SW_RETURN_IF_ERROR(checkEdges("receives", plan_.receives, plan_.numOwnCopies, plan_.firstCombine));
     SW_RETURN_IF_ERROR(checkEdges("sends", plan_.sends, 0, static_cast<std::uint32_t>(plan_.sendItems.size())));
@@ -73,15 +73,18 @@ class Validator {
   }
 
   // Peers by distance, ranges one after the other from `first` to `last`, inputs ascending.
-  Status checkEdges(const char* list, const std::vector<PlanEdge>& edges, std::uint32_t first, std::uint32_t last) const {
+  Status checkEdges(const char* list, const std::vector<PlanEdge>& edges, std::uint32_t first,
+                    std::uint32_t last) const {
     std::int64_t previousDistance = 0;
     std::uint64_t next = first;
     for (std::size_t e = 0; e < edges.size(); ++e) {
       const PlanEdge& edge = edges[e];
       const bool isPeer = edge.peer >= 0 && edge.peer < plan_.worldSize && edge.peer != plan_.rank;
-      const std::int64_t distance = (static_cast<std::int64_t>(edge.peer) - plan_.rank + plan_.worldSize) % plan_.worldSize;
+      const std::int64_t distance =
+          (static_cast<std::int64_t>(edge.peer) - plan_.rank + plan_.worldSize) % plan_.worldSize;
       if (!isPeer || distance <= previousDistance) {
-        return broken(fmt::format("{}[{}] has peer {}: peers are other ranks, by distance from rank {}", list, e, edge.peer, plan_.rank));
+        return broken(fmt::format("{}[{}] has peer {}: peers are other ranks, by distance from rank {}", list, e,
+                                  edge.peer, plan_.rank));
       }
       previousDistance = distance;
       if (edge.first != next) {
@@ -117,8 +120,8 @@ class Validator {
       }
       const PlanTensor& output = plan_.outputs[static_cast<std::size_t>(move.output)];
       if (!isInside(move.offset, move.shape, output.shape)) {
-        return broken(fmt::format("moves[{}] writes {} at {} of outputs[{}] of shape {}", m, toString(move.shape), toString(move.offset),
-                                  move.output, toString(output.shape)));
+        return broken(fmt::format("moves[{}] writes {} at {} of outputs[{}] of shape {}", m, toString(move.shape),
+                                  toString(move.offset), move.output, toString(output.shape)));
       }
       const auto elements = static_cast<std::uint64_t>(numElements(move.shape));
       std::uint64_t& sum = written[static_cast<std::size_t>(move.output)];
@@ -129,7 +132,8 @@ class Validator {
       while (edge < plan_.receives.size() && m >= plan_.receives[edge].first + plan_.receives[edge].count) {
         ++edge;
       }
-      const Rank supplier = m < plan_.numOwnCopies ? plan_.rank : (m < plan_.firstCombine ? plan_.receives[edge].peer : -1);
+      const Rank supplier =
+          m < plan_.numOwnCopies ? plan_.rank : (m < plan_.firstCombine ? plan_.receives[edge].peer : -1);
       SW_RETURN_IF_ERROR(checkMoveSources(m, supplier));
     }
     return Status::ok();
@@ -147,13 +151,13 @@ class Validator {
       return broken(fmt::format("moves[{}] is a {} of {} sources", m, isCopy ? "copy" : "combine", move.numSources));
     }
     if (move.firstSource > plan_.sources.size() || move.numSources > plan_.sources.size() - move.firstSource) {
-      return broken(
-          fmt::format("moves[{}] has {} sources from {}, there are {}", m, move.numSources, move.firstSource, plan_.sources.size()));
+      return broken(fmt::format("moves[{}] has {} sources from {}, there are {}", m, move.numSources, move.firstSource,
+                                plan_.sources.size()));
     }
     if (static_cast<int>(move.reduction) >= kNumReduceOps || (move.reduction == ReduceOp::kNone) != isCopy ||
         !supportsReduction(move.sourceDtype, move.reduction)) {
-      return broken(fmt::format("moves[{}] with {} sources of {} has reduction {}", m, move.numSources, dtypeName(move.sourceDtype),
-                                static_cast<int>(move.reduction)));
+      return broken(fmt::format("moves[{}] with {} sources of {} has reduction {}", m, move.numSources,
+                                dtypeName(move.sourceDtype), static_cast<int>(move.reduction)));
     }
     if (!supportsCast(move.sourceDtype, output.dtype)) {
       return broken(fmt::format("moves[{}] casts {} to {}", m, dtypeName(move.sourceDtype), dtypeName(output.dtype)));
@@ -161,7 +165,8 @@ class Validator {
     for (std::uint32_t s = move.firstSource; s < move.firstSource + move.numSources; ++s) {
       const PlanSource& source = plan_.sources[s];
       if (isCopy && source.rank != supplier) {
-        return broken(fmt::format("moves[{}] copies from rank {} among the copies from rank {}", m, source.rank, supplier));
+        return broken(
+            fmt::format("moves[{}] copies from rank {} among the copies from rank {}", m, source.rank, supplier));
       }
       SW_RETURN_IF_ERROR(source.rank == plan_.rank ? checkOwnSource(m, s) : checkRemoteSource(m, s));
     }
@@ -171,8 +176,10 @@ class Validator {
   Status checkOwnSource(std::uint32_t m, std::uint32_t s) const {
     const PlanMove& move = plan_.moves[m];
     const PlanSource& source = plan_.sources[s];
-    if (source.input < 0 || static_cast<std::size_t>(source.input) >= plan_.inputs.size() || source.slot != source.input) {
-      return broken(fmt::format("sources[{}] is own input {} in slot {} of {}", s, source.input, source.slot, plan_.inputs.size()));
+    if (source.input < 0 || static_cast<std::size_t>(source.input) >= plan_.inputs.size() ||
+        source.slot != source.input) {
+      return broken(fmt::format("sources[{}] is own input {} in slot {} of {}", s, source.input, source.slot,
+                                plan_.inputs.size()));
     }
     const PlanTensor& input = plan_.inputs[static_cast<std::size_t>(source.input)];
     if (!isInside(source.offset, move.shape, input.shape) || input.dtype != move.sourceDtype) {
@@ -191,7 +198,8 @@ class Validator {
     const std::vector<std::int32_t>& inputs = plan_.receives[edge].inputs;
     if (source.slot < 0 || static_cast<std::size_t>(source.slot) >= inputs.size() ||
         inputs[static_cast<std::size_t>(source.slot)] != source.input) {
-      return broken(fmt::format("sources[{}] is input {} of rank {}, which is not in slot {}", s, source.input, source.rank, source.slot));
+      return broken(fmt::format("sources[{}] is input {} of rank {}, which is not in slot {}", s, source.input,
+                                source.rank, source.slot));
     }
     const PlanMove& move = plan_.moves[m];
     bool isPlace = source.offset.size() == move.shape.size();
@@ -199,7 +207,8 @@ class Validator {
       isPlace = source.offset[d] >= 0 && source.offset[d] <= INT64_MAX - move.shape[d];
     }
     if (!isPlace) {
-      return broken(fmt::format("sources[{}] begins at {} for a box of shape {}", s, toString(source.offset), toString(move.shape)));
+      return broken(fmt::format("sources[{}] begins at {} for a box of shape {}", s, toString(source.offset),
+                                toString(move.shape)));
     }
     Received& received = received_[edge];
     received.isUsed[static_cast<std::size_t>(source.slot)] = true;
@@ -214,15 +223,16 @@ class Validator {
     };
     const auto at = std::partition_point(plan_.receives.begin(), plan_.receives.end(),
                                          [&](const PlanEdge& edge) { return distance(edge.peer) < distance(peer); });
-    return at != plan_.receives.end() && at->peer == peer ? static_cast<std::size_t>(at - plan_.receives.begin()) : plan_.receives.size();
+    return at != plan_.receives.end() && at->peer == peer ? static_cast<std::size_t>(at - plan_.receives.begin())
+                                                          : plan_.receives.size();
   }
 
   Status checkReceiveTotals() const {
     for (std::size_t e = 0; e < plan_.receives.size(); ++e) {
       const PlanEdge& edge = plan_.receives[e];
       if (received_[e].bytes != edge.bytes || received_[e].numItems != edge.numItems) {
-        return broken(fmt::format("receives[{}] says {} bytes in {} items, its moves need {} in {}", e, edge.bytes, edge.numItems,
-                                  received_[e].bytes, received_[e].numItems));
+        return broken(fmt::format("receives[{}] says {} bytes in {} items, its moves need {} in {}", e, edge.bytes,
+                                  edge.numItems, received_[e].bytes, received_[e].numItems));
       }
       if (std::find(received_[e].isUsed.begin(), received_[e].isUsed.end(), false) != received_[e].isUsed.end()) {
         return broken(fmt::format("receives[{}] names an input that no move uses", e));
@@ -239,9 +249,10 @@ class Validator {
       for (std::uint32_t i = edge.first; i < edge.first + edge.count; ++i) {
         const PlanSendItem& item = plan_.sendItems[i];
         if (item.slot < 0 || static_cast<std::size_t>(item.slot) >= edge.inputs.size() ||
-            edge.inputs[static_cast<std::size_t>(item.slot)] != item.input || static_cast<std::size_t>(item.input) >= plan_.inputs.size()) {
-          return broken(
-              fmt::format("sendItems[{}] is input {} of {}, which is not in slot {}", i, item.input, plan_.inputs.size(), item.slot));
+            edge.inputs[static_cast<std::size_t>(item.slot)] != item.input ||
+            static_cast<std::size_t>(item.input) >= plan_.inputs.size()) {
+          return broken(fmt::format("sendItems[{}] is input {} of {}, which is not in slot {}", i, item.input,
+                                    plan_.inputs.size(), item.slot));
         }
         const PlanTensor& input = plan_.inputs[static_cast<std::size_t>(item.input)];
         if (!isInside(item.offset, item.shape, input.shape)) {
@@ -249,18 +260,20 @@ class Validator {
                                     toString(item.offset), item.input, toString(input.shape)));
         }
         if (item.withPrevious && (i == edge.first || plan_.sendItems[i - 1].shape != item.shape)) {
-          return broken(fmt::format("sendItems[{}] goes with the item before it, which is of another shape or edge", i));
+          return broken(
+              fmt::format("sendItems[{}] goes with the item before it, which is of another shape or edge", i));
         }
         if (static_cast<int>(item.stagedDtype) >= kNumDTypes || !supportsCast(input.dtype, item.stagedDtype) ||
             elementBytes(item.stagedDtype) > elementBytes(input.dtype)) {
-          return broken(fmt::format("sendItems[{}] sends {} as dtype {}", i, dtypeName(input.dtype), static_cast<int>(item.stagedDtype)));
+          return broken(fmt::format("sendItems[{}] sends {} as dtype {}", i, dtypeName(input.dtype),
+                                    static_cast<int>(item.stagedDtype)));
         }
         isUsed[static_cast<std::size_t>(item.slot)] = true;
         bytes += static_cast<std::uint64_t>(numElements(item.shape)) * elementBytes(item.stagedDtype);
       }
       if (bytes != edge.bytes || edge.count != edge.numItems) {
-        return broken(
-            fmt::format("sends[{}] says {} bytes in {} items, its items have {} in {}", e, edge.bytes, edge.numItems, bytes, edge.count));
+        return broken(fmt::format("sends[{}] says {} bytes in {} items, its items have {} in {}", e, edge.bytes,
+                                  edge.numItems, bytes, edge.count));
       }
       if (std::find(isUsed.begin(), isUsed.end(), false) != isUsed.end()) {
         return broken(fmt::format("sends[{}] names an input that no item uses", e));
@@ -314,7 +327,8 @@ Status validate(const Plan& plan) {
 }
 
 std::string dump(const Plan& plan) {
-  std::string text = fmt::format("plan of rank {} of {}, fingerprint {:016x}\n", plan.rank, plan.worldSize, plan.fingerprint);
+  std::string text =
+      fmt::format("plan of rank {} of {}, fingerprint {:016x}\n", plan.rank, plan.worldSize, plan.fingerprint);
   dumpTensors("inputs", plan.inputs, text);
   dumpTensors("outputs", plan.outputs, text);
   if (plan.numOwnCopies > 0) {
@@ -322,8 +336,8 @@ std::string dump(const Plan& plan) {
     dumpMoves(plan, 0, plan.numOwnCopies, text);
   }
   for (const PlanEdge& edge : plan.receives) {
-    text += fmt::format("  from rank {}: {} bytes in {} boxes of its inputs [{}], {} copies\n", edge.peer, edge.bytes, edge.numItems,
-                        fmt::join(edge.inputs, ", "), edge.count);
+    text += fmt::format("  from rank {}: {} bytes in {} boxes of its inputs [{}], {} copies\n", edge.peer, edge.bytes,
+                        edge.numItems, fmt::join(edge.inputs, ", "), edge.count);
     dumpMoves(plan, edge.first, edge.first + edge.count, text);
   }
   if (plan.firstCombine < plan.moves.size()) {
@@ -344,8 +358,8 @@ std::string dump(const Plan& plan) {
 
 std::uint64_t memoryBytes(const Plan& plan) {
   const auto bytesOf = [](const auto& items) { return items.capacity() * sizeof(items[0]); };
-  std::uint64_t bytes = sizeof plan + bytesOf(plan.inputs) + bytesOf(plan.outputs) + bytesOf(plan.sources) + bytesOf(plan.moves) +
-                        bytesOf(plan.receives) + bytesOf(plan.sendItems) + bytesOf(plan.sends);
+  std::uint64_t bytes = sizeof plan + bytesOf(plan.inputs) + bytesOf(plan.outputs) + bytesOf(plan.sources) +
+                        bytesOf(plan.moves) + bytesOf(plan.receives) + bytesOf(plan.sendItems) + bytesOf(plan.sends);
   for (const std::vector<PlanEdge>* edges : {&plan.receives, &plan.sends}) {
     for (const PlanEdge& edge : *edges) {
       bytes += bytesOf(edge.inputs);

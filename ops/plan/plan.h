@@ -30,8 +30,9 @@ struct PlanTensor {
 struct PlanSource {
   Rank rank = 0;
   std::int32_t input = 0;  // index into the inputs of `rank`
-  std::int32_t slot = 0;  // index of `input` among the inputs used on the edge rank -> this rank (PlanEdge::inputs); for own inputs = input
-  Dims offset;            // in the local input of `rank`
+  std::int32_t slot = 0;   // index of `input` among the inputs used on the edge rank -> this rank (PlanEdge::inputs);
+                           // for own inputs = input
+  Dims offset;             // in the local input of `rank`
   friend bool operator==(const PlanSource&, const PlanSource&) = default;
 };
 
@@ -63,10 +64,12 @@ struct PlanSendItem {
 // All data that flows between me and one peer in one direction.
 struct PlanEdge {
   Rank peer = 0;
-  // Sends: range of Plan::sendItems. Receives: range of Plan::moves, the copies whose source is `peer` (combines are apart).
+  // Sends: range of Plan::sendItems. Receives: range of Plan::moves, the copies whose source is `peer` (combines are
+  // apart).
   std::uint32_t first = 0;
   std::uint32_t count = 0;
-  std::uint32_t numCopies = 0;       // the receiver copies the first numCopies items and combines the rest (receives: all items, see above)
+  std::uint32_t numCopies =
+      0;  // the receiver copies the first numCopies items and combines the rest (receives: all items, see above)
   std::uint64_t bytes = 0;           // of all items of the edge, combines' sources included, as they are when staged
   std::uint64_t numItems = 0;        // boxes on the edge, combines' sources included
   std::vector<std::int32_t> inputs;  // the supplier's inputs used on this edge, ascending
@@ -86,7 +89,8 @@ struct Plan {
   std::vector<PlanMove> moves;
   std::uint32_t numOwnCopies = 0;
   std::uint32_t firstCombine = 0;
-  std::vector<PlanEdge> receives;  // by distance from rank: (rank + 1) % worldSize first, so that not all ranks start at the same peer
+  std::vector<PlanEdge>
+      receives;  // by distance from rank: (rank + 1) % worldSize first, so that not all ranks start at the same peer
   std::vector<PlanSendItem> sendItems;
   std::vector<PlanEdge> sends;  // likewise
   friend bool operator==(const Plan&, const Plan&) = default;

@@ -1,9 +1,10 @@
-// Plans as bytes. Layout, version 3, all fields fixed-width little-endian (dims = u8 count + i64 each; a list = u32 count + records):
+// Plans as bytes. Layout, version 3, all fields fixed-width little-endian (dims = u8 count + i64 each; a list = u32
+// count + records):
 //   u32 magic "SWPL", u8 version, i32 rank, i32 worldSize, u64 fingerprint, u32 numOwnCopies, u32 firstCombine,
 //   inputs, outputs: { u8 dtype, dims shape }; sources: { i32 rank, i32 input, i32 slot, dims offset },
 //   moves: { i32 output, dims offset, dims shape, u32 firstSource, u32 numSources, u8 reduction, u8 sourceDtype },
-//   receives: edges; sendItems: { i32 input, i32 slot, dims offset, dims shape, u8 withPrevious, u8 stagedDtype }; sends: edges
-//   edge: i32 peer, u32 first, u32 count, u32 numCopies, u64 bytes, u64 numItems, list of i32 inputs
+//   receives: edges; sendItems: { i32 input, i32 slot, dims offset, dims shape, u8 withPrevious, u8 stagedDtype };
+//   sends: edges edge: i32 peer, u32 first, u32 count, u32 numCopies, u64 bytes, u64 numItems, list of i32 inputs
 #include "ops/plan/plan.h"
 #include "ops/wire/byte_codec.h"
 
@@ -146,11 +147,13 @@ Result<Plan> deserialise(std::string_view bytes) {
   const auto magic = in.fixed<std::uint32_t>();
   const auto version = in.fixed<std::uint8_t>();
   if (!in.ok() || magic != kPlanMagic) {
-    return Status(StatusCode::kInvalidArgument, "these bytes are not a shardwire plan: they do not begin with its mark");
+    return Status(StatusCode::kInvalidArgument,
+                  "these bytes are not a shardwire plan: they do not begin with its mark");
   }
   if (version != kPlanVersion) {
-    return Status(StatusCode::kInvalidArgument, "a plan has format version " + std::to_string(version) + ", this build reads version " +
-                                                    std::to_string(kPlanVersion) + ": compile it again");
+    return Status(StatusCode::kInvalidArgument, "a plan has format version " + std::to_string(version) +
+                                                    ", this build reads version " + std::to_string(kPlanVersion) +
+                                                    ": compile it again");
   }
   Plan plan;
   plan.rank = in.fixed<Rank>();
@@ -163,10 +166,12 @@ Result<Plan> deserialise(std::string_view bytes) {
   readSteps(in, plan);
   if (!in.isDone()) {
     return Status(StatusCode::kInvalidArgument,
-                  "a plan of " + std::to_string(bytes.size()) + " bytes is malformed: it was cut short or damaged, compile it again");
+                  "a plan of " + std::to_string(bytes.size()) +
+                      " bytes is malformed: it was cut short or damaged, compile it again");
   }
   if (const Status status = validate(plan); !status.isOk()) {
-    return Status(StatusCode::kInvalidArgument, "a plan was read that breaks its own rules (" + status.message() + "): compile it again");
+    return Status(StatusCode::kInvalidArgument,
+                  "a plan was read that breaks its own rules (" + status.message() + "): compile it again");
   }
   return plan;
 }

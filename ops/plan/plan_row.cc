@@ -1,5 +1,5 @@
-// Layout, version 1: u32 magic "SWPR", u8 version, u64 checksum of all that follows, u64 hosts, v length + the agreed spec
-// (spec_codec.cc), then the plan (plan_codec.cc) to the end.
+// Layout, version 1: u32 magic "SWPR", u8 version, u64 checksum of all that follows, u64 hosts, v length + the agreed
+// spec (spec_codec.cc), then the plan (plan_codec.cc) to the end.
 #include "ops/plan/plan_row.h"
 
 #include <fmt/format.h>
@@ -30,13 +30,15 @@ DType typeOnSide(const TensorDecl& tensor, bool isInput) {
 }
 
 // The plan is of these lists: as many tensors, of these shapes and types.
-bool fits(const LocalSpec& agreed, const std::vector<LocalTensor>& locals, const std::vector<PlanTensor>& planned, bool areInputs) {
+bool fits(const LocalSpec& agreed, const std::vector<LocalTensor>& locals, const std::vector<PlanTensor>& planned,
+          bool areInputs) {
   if (locals.size() != planned.size()) {
     return false;
   }
   for (std::size_t i = 0; i < locals.size(); ++i) {
     const LocalTensor& local = locals[i];
-    if (local.tensor < 0 || static_cast<std::size_t>(local.tensor) >= agreed.tensors.size() || local.localShape != planned[i].shape ||
+    if (local.tensor < 0 || static_cast<std::size_t>(local.tensor) >= agreed.tensors.size() ||
+        local.localShape != planned[i].shape ||
         typeOnSide(agreed.tensors[static_cast<std::size_t>(local.tensor)], areInputs) != planned[i].dtype) {
       return false;
     }
@@ -61,7 +63,8 @@ bool isSameList(const LocalSpec& agreed, const std::vector<LocalTensor>& own, co
   }
   for (std::size_t i = 0; i < own.size(); ++i) {
     if (own[i].slices != wanted[i].slices || own[i].localShape != wanted[i].localShape ||
-        agreed.tensors[static_cast<std::size_t>(own[i].tensor)].name != asked.tensors[static_cast<std::size_t>(wanted[i].tensor)].name) {
+        agreed.tensors[static_cast<std::size_t>(own[i].tensor)].name !=
+            asked.tensors[static_cast<std::size_t>(wanted[i].tensor)].name) {
       return false;
     }
   }
@@ -99,12 +102,14 @@ Result<PlanRow> decodeRow(std::string_view bytes) {
     return unusable(fmt::format("these {} bytes are no rank's plan: they do not begin with its mark", bytes.size()));
   }
   if (version != kRowVersion) {
-    return unusable(fmt::format("a rank's plan has format version {}, this build reads version {}", version, kRowVersion));
+    return unusable(
+        fmt::format("a rank's plan has format version {}, this build reads version {}", version, kRowVersion));
   }
   const std::string_view rest = bytes.substr(kRowHeadBytes);
   if (checksum != checksumOf(rest)) {
-    return unusable(fmt::format("a rank's plan of {} bytes was cut short or damaged: its checksum is {:016x}, it says {:016x}",
-                                bytes.size(), checksumOf(rest), checksum));
+    return unusable(
+        fmt::format("a rank's plan of {} bytes was cut short or damaged: its checksum is {:016x}, it says {:016x}",
+                    bytes.size(), checksumOf(rest), checksum));
   }
   const auto hosts = in.fixed<std::uint64_t>();
   const std::string agreedBytes = in.varintText();
@@ -128,7 +133,8 @@ Result<PlanRow> decodeRow(std::string_view bytes) {
 
 Status checkRow(const PlanRow& row, Rank rank, int worldSize, const LocalSpec& asked) {
   if (row.plan.rank != rank || row.plan.worldSize != worldSize) {
-    return unusable(fmt::format("the plan is of rank {} of {}, not of rank {} of {}", row.plan.rank, row.plan.worldSize, rank, worldSize));
+    return unusable(fmt::format("the plan is of rank {} of {}, not of rank {} of {}", row.plan.rank, row.plan.worldSize,
+                                rank, worldSize));
   }
   if (!isSameList(row.agreed, row.agreed.inputs, asked, asked.inputs) ||
       !isSameList(row.agreed, row.agreed.outputs, asked, asked.outputs)) {

@@ -13,8 +13,9 @@
 namespace shardwire::internal {
 
 struct PlanRow {
-  LocalSpec agreed;         // as returned by specOf
-  std::uint64_t hosts = 0;  // hashOf the hosts of the planning; plans of one operation for different hosts do not fit together
+  LocalSpec agreed;  // as returned by specOf
+  std::uint64_t hosts =
+      0;  // hashOf the hosts of the planning; plans of one operation for different hosts do not fit together
   Plan plan;
 };
 

@@ -66,7 +66,11 @@ std::int32_t slotOf(const std::vector<std::int32_t>& inputs, std::int32_t input)
 class PlanBuilder {
  public:
   PlanBuilder(const GlobalSpec& spec, Rank rank, const SourceIndex& index)
-      : spec_(spec), rank_(rank), worldSize_(static_cast<std::int32_t>(spec.ranks.size())), index_(index), assigner_(index) {}
+      : spec_(spec),
+        rank_(rank),
+        worldSize_(static_cast<std::int32_t>(spec.ranks.size())),
+        index_(index),
+        assigner_(index) {}
 
   Plan build() {
     plan_.rank = rank_;
@@ -93,10 +97,12 @@ class PlanBuilder {
   };
 
   std::int32_t distanceTo(Rank peer) const { return peer >= rank_ ? peer - rank_ : peer - rank_ + worldSize_; }
-  Rank rankAt(std::int32_t distance) const { return static_cast<Rank>((static_cast<std::int64_t>(rank_) + distance) % worldSize_); }
+  Rank rankAt(std::int32_t distance) const {
+    return static_cast<Rank>((static_cast<std::int64_t>(rank_) + distance) % worldSize_);
+  }
 
-  // visit(pieces, output, slice index) for every non-empty box of that rank's outputs. `ask` gives the pieces, or null to pass over the
-  // box.
+  // visit(pieces, output, slice index) for every non-empty box of that rank's outputs. `ask` gives the pieces, or null
+  // to pass over the box.
   template <typename Ask, typename Visit>
   void forEachBox(Rank wanting, Ask ask, Visit visit) {
     assigner_.startRank();
@@ -125,7 +131,8 @@ class PlanBuilder {
     forEachBox(
         rank_, [this](const WantedBox& wanted) { return &assigner_.assign(wanted); },
         [this](const Pieces& pieces, const WantedBox& wanted, std::int32_t slice) { draft(pieces, wanted, slice); });
-    std::stable_sort(copies_.begin(), copies_.end(), [](const Draft& a, const Draft& b) { return a.distance < b.distance; });
+    std::stable_sort(copies_.begin(), copies_.end(),
+                     [](const Draft& a, const Draft& b) { return a.distance < b.distance; });
     makeReceiveEdges();
     plan_.moves.reserve(copies_.size() + combines_.size());
     plan_.sources.reserve(draftSources_.size());
@@ -191,8 +198,8 @@ class PlanBuilder {
   void account(const Draft& draft) {
     const std::int32_t tensor = tensorOf(draft);
     const TensorSources& sources = index_[tensor];
-    const std::uint64_t bytes =
-        rowElements(sources.numDims, draftBoxes_[static_cast<std::size_t>(tensor)][draft.box]) * sources.elemBytes(draft.numSources);
+    const std::uint64_t bytes = rowElements(sources.numDims, draftBoxes_[static_cast<std::size_t>(tensor)][draft.box]) *
+                                sources.elemBytes(draft.numSources);
     for (std::uint32_t s = draft.firstSource; s < draft.firstSource + draft.numSources; ++s) {
       const std::int32_t edgeIndex = edgeAt_[static_cast<std::size_t>(distanceTo(draftSources_[s].rank))];
       if (edgeIndex < 0) {
@@ -212,20 +219,25 @@ class PlanBuilder {
   }
 
   void addMove(const Draft& draft) {
-    const LocalTensor& output = spec_.ranks[static_cast<std::size_t>(rank_)].outputs[static_cast<std::size_t>(draft.output)];
+    const LocalTensor& output =
+        spec_.ranks[static_cast<std::size_t>(rank_)].outputs[static_cast<std::size_t>(draft.output)];
     const TensorSources& sources = index_[output.tensor];
     const GlobalTensor& tensor = spec_.tensors[static_cast<std::size_t>(output.tensor)];
     const std::int64_t* row = draftBoxes_[static_cast<std::size_t>(output.tensor)][draft.box];
-    plan_.moves.push_back({draft.output, localOffsetOf(output.slices[static_cast<std::size_t>(draft.slice)], sources.numDims, row),
-                           shapeOf(sources.numDims, row), static_cast<std::uint32_t>(plan_.sources.size()), draft.numSources,
-                           draft.numSources == 1 ? ReduceOp::kNone : sources.reduction, tensor.dtype});
+    plan_.moves.push_back(
+        {draft.output, localOffsetOf(output.slices[static_cast<std::size_t>(draft.slice)], sources.numDims, row),
+         shapeOf(sources.numDims, row), static_cast<std::uint32_t>(plan_.sources.size()), draft.numSources,
+         draft.numSources == 1 ? ReduceOp::kNone : sources.reduction, tensor.dtype});
     for (std::uint32_t s = draft.firstSource; s < draft.firstSource + draft.numSources; ++s) {
       const PieceSource& source = draftSources_[s];
-      const LocalTensor& input = spec_.ranks[static_cast<std::size_t>(source.rank)].inputs[static_cast<std::size_t>(source.input)];
+      const LocalTensor& input =
+          spec_.ranks[static_cast<std::size_t>(source.rank)].inputs[static_cast<std::size_t>(source.input)];
       const std::int32_t edge = edgeAt_[static_cast<std::size_t>(distanceTo(source.rank))];
-      const std::int32_t slot = edge < 0 ? source.input : slotOf(plan_.receives[static_cast<std::size_t>(edge)].inputs, source.input);
+      const std::int32_t slot =
+          edge < 0 ? source.input : slotOf(plan_.receives[static_cast<std::size_t>(edge)].inputs, source.input);
       plan_.sources.push_back(
-          {source.rank, source.input, slot, localOffsetOf(input.slices[static_cast<std::size_t>(source.slice)], sources.numDims, row)});
+          {source.rank, source.input, slot,
+           localOffsetOf(input.slices[static_cast<std::size_t>(source.slice)], sources.numDims, row)});
     }
   }
 
@@ -239,8 +251,12 @@ class PlanBuilder {
       edge.first = static_cast<std::uint32_t>(plan_.sendItems.size());
       forEachBox(
           peer,
-          [this](const WantedBox& wanted) { return assigner_.supplies(wanted.tensor) ? &assigner_.assignFromSupplier(wanted) : nullptr; },
-          [&](const Pieces& pieces, const WantedBox& wanted, std::int32_t) { sendPieces(pieces, wanted.tensor, edge); });
+          [this](const WantedBox& wanted) {
+            return assigner_.supplies(wanted.tensor) ? &assigner_.assignFromSupplier(wanted) : nullptr;
+          },
+          [&](const Pieces& pieces, const WantedBox& wanted, std::int32_t) {
+            sendPieces(pieces, wanted.tensor, edge);
+          });
       edge.numCopies = static_cast<std::uint32_t>(plan_.sendItems.size()) - edge.first;
       plan_.sendItems.insert(plan_.sendItems.end(), lateItems_.begin(), lateItems_.end());
       finishSendEdge(edge);
@@ -259,9 +275,11 @@ class PlanBuilder {
           continue;
         }
         const std::int64_t* row = pieces.boxes[piece.box];
-        const LocalTensor& input = spec_.ranks[static_cast<std::size_t>(rank_)].inputs[static_cast<std::size_t>(source.input)];
+        const LocalTensor& input =
+            spec_.ranks[static_cast<std::size_t>(rank_)].inputs[static_cast<std::size_t>(source.input)];
         std::vector<PlanSendItem>& items = piece.numSources == 1 ? plan_.sendItems : lateItems_;
-        items.push_back({source.input, 0, localOffsetOf(input.slices[static_cast<std::size_t>(source.slice)], sources.numDims, row),
+        items.push_back({source.input, 0,
+                         localOffsetOf(input.slices[static_cast<std::size_t>(source.slice)], sources.numDims, row),
                          shapeOf(sources.numDims, row), !isFirstOfPiece,
                          stagedDtype(sent.dtype, sent.dtypeOfOutputs(), piece.numSources > 1)});
         isFirstOfPiece = false;
@@ -300,9 +318,9 @@ class PlanBuilder {
 
 Status checkHosts(const GlobalSpec& spec, HostMap hosts) {
   if (!hosts.empty() && hosts.size() != spec.ranks.size()) {
-    return Status(
-        StatusCode::kInvalidArgument,
-        fmt::format("the host map has {} entries for a group of {} ranks: give one per rank, or none", hosts.size(), spec.ranks.size()));
+    return Status(StatusCode::kInvalidArgument,
+                  fmt::format("the host map has {} entries for a group of {} ranks: give one per rank, or none",
+                              hosts.size(), spec.ranks.size()));
   }
   return Status::ok();
 }
@@ -349,8 +367,9 @@ Plan Planner::planOf(Rank rank) const {
 Result<Plan> redistribute(const GlobalSpec& spec, Rank rank, HostMap hosts) {
   SW_RETURN_IF_ERROR(checkHosts(spec, hosts));
   if (rank < 0 || static_cast<std::size_t>(rank) >= spec.ranks.size()) {
-    return Status(StatusCode::kInvalidArgument,
-                  fmt::format("rank {} is out of range: the group has {} ranks, counted from 0", rank, spec.ranks.size()));
+    return Status(
+        StatusCode::kInvalidArgument,
+        fmt::format("rank {} is out of range: the group has {} ranks, counted from 0", rank, spec.ranks.size()));
   }
   const Result<std::unique_ptr<Planner>> planner = Planner::create(spec, hosts);
   return planner.isOk() ? Result<Plan>((*planner)->planOf(rank)) : Result<Plan>(planner.status());
@@ -374,12 +393,15 @@ Result<Traffic> trafficOf(const GlobalSpec& spec, HostMap hosts) {
         if (isEmptyRow(sources.numDims, row.data())) {
           continue;
         }
-        const Pieces& pieces = assigner.assign({static_cast<Rank>(rank), outputs[o].tensor, static_cast<std::int32_t>(o), row.data()});
+        const Pieces& pieces =
+            assigner.assign({static_cast<Rank>(rank), outputs[o].tensor, static_cast<std::int32_t>(o), row.data()});
         for (const Piece& piece : pieces.pieces) {
-          const std::uint64_t bytes = rowElements(sources.numDims, pieces.boxes[piece.box]) * sources.elemBytes(piece.numSources);
+          const std::uint64_t bytes =
+              rowElements(sources.numDims, pieces.boxes[piece.box]) * sources.elemBytes(piece.numSources);
           for (std::uint32_t s = piece.firstSource; s < piece.firstSource + piece.numSources; ++s) {
             const Rank source = pieces.sources[s].rank;
-            Traffic::Edge& edge = edges.try_emplace(source, Traffic::Edge{source, static_cast<Rank>(rank), 0, 0}).first->second;
+            Traffic::Edge& edge =
+                edges.try_emplace(source, Traffic::Edge{source, static_cast<Rank>(rank), 0, 0}).first->second;
             edge.bytes += bytes;
             ++edge.pieces;
             // Own holders come first, so each piece from another rank is missing on this rank.

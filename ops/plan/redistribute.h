@@ -1,4 +1,5 @@
-// GlobalSpec x rank -> Plan: the compiler behind compileOp. Pure, deterministic; every rank calls it with the same spec.
+// GlobalSpec x rank -> Plan: the compiler behind compileOp. Pure, deterministic; every rank calls it with the same
+// spec.
 #pragma once
 
 #include <memory>
@@ -42,8 +43,9 @@ struct Traffic {
     std::uint64_t pieces;
     friend bool operator==(const Edge&, const Edge&) = default;
   };
-  std::vector<Edge> edges;            // source == destination included; by (source, destination)
-  std::uint64_t lowerBoundBytes = 0;  // output elements that the wanting rank does not hold; with a reduction, every remote addend
+  std::vector<Edge> edges;  // source == destination included; by (source, destination)
+  std::uint64_t lowerBoundBytes =
+      0;  // output elements that the wanting rank does not hold; with a reduction, every remote addend
 };
 Result<Traffic> trafficOf(const GlobalSpec& spec, HostMap hosts = {});
 

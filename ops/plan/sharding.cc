@@ -91,7 +91,8 @@ bool isShard(const Placement& placement) {
 }
 
 Spans cut(const Spans& spans, const Placement& placement, std::int64_t k, std::int64_t index) {
-  return placement.kind == PlacementKind::kShard ? shard(spans, k, index) : stridedShard(spans, placement.splitFactor, k, index);
+  return placement.kind == PlacementKind::kShard ? shard(spans, k, index)
+                                                 : stridedShard(spans, placement.splitFactor, k, index);
 }
 
 // Coordinates of position `index` in the row-major mesh.
@@ -169,8 +170,9 @@ Status checkMesh(const Layout& layout) {
   for (int m = 0; m < layout.meshShape.size(); ++m) {
     const std::int64_t extent = layout.meshShape[m];
     if (extent < 1) {
-      return invalid(fmt::format("layout: mesh shape {} has extent {} in dimension {}: every mesh dimension holds at least one rank",
-                                 toString(layout.meshShape), extent, m));
+      return invalid(fmt::format(
+          "layout: mesh shape {} has extent {} in dimension {}: every mesh dimension holds at least one rank",
+          toString(layout.meshShape), extent, m));
     }
     if (static_cast<std::uint64_t>(extent) > layout.mesh.size() / size) {
       size = 0;
@@ -179,8 +181,9 @@ Status checkMesh(const Layout& layout) {
     size *= static_cast<std::size_t>(extent);
   }
   if (size != layout.mesh.size()) {
-    return invalid(fmt::format("layout: mesh shape {} does not hold the {} ranks given: list exactly one rank per mesh position, row-major",
-                               toString(layout.meshShape), layout.mesh.size()));
+    return invalid(fmt::format(
+        "layout: mesh shape {} does not hold the {} ranks given: list exactly one rank per mesh position, row-major",
+        toString(layout.meshShape), layout.mesh.size()));
   }
   std::unordered_set<Rank> seen;
   for (const Rank rank : layout.mesh) {
@@ -201,17 +204,20 @@ Status checkPlacement(const Layout& layout, int meshDim, const Placement& placem
     case PlacementKind::kShard:
     case PlacementKind::kStridedShard:
       if (placement.dim < 0 || placement.dim >= layout.shape.size()) {
-        return invalid(fmt::format("layout: placement {} shards tensor dimension {}, but shape {} has {} dimensions, counted from 0",
-                                   meshDim, placement.dim, toString(layout.shape), layout.shape.size()));
+        return invalid(fmt::format(
+            "layout: placement {} shards tensor dimension {}, but shape {} has {} dimensions, counted from 0", meshDim,
+            placement.dim, toString(layout.shape), layout.shape.size()));
       }
       if (placement.kind == PlacementKind::kStridedShard && placement.splitFactor < 1) {
-        return invalid(fmt::format("layout: placement {} is a _StridedShard with split factor {}: it must be at least 1", meshDim,
-                                   placement.splitFactor));
+        return invalid(
+            fmt::format("layout: placement {} is a _StridedShard with split factor {}: it must be at least 1", meshDim,
+                        placement.splitFactor));
       }
       return Status::ok();
     case PlacementKind::kPartial:
       if (placement.reduction == ReduceOp::kNone) {
-        return invalid(fmt::format("layout: placement {} is Partial without a reduction: name one, such as sum", meshDim));
+        return invalid(
+            fmt::format("layout: placement {} is Partial without a reduction: name one, such as sum", meshDim));
       }
       return Status::ok();
   }
@@ -293,8 +299,8 @@ Status checkLayout(const Layout& layout) {
   }
   SW_RETURN_IF_ERROR(checkMesh(layout));
   if (static_cast<int>(layout.placements.size()) != layout.meshShape.size()) {
-    return invalid(fmt::format("layout: {} placements for a mesh of shape {}: give one per mesh dimension", layout.placements.size(),
-                               toString(layout.meshShape)));
+    return invalid(fmt::format("layout: {} placements for a mesh of shape {}: give one per mesh dimension",
+                               layout.placements.size(), toString(layout.meshShape)));
   }
   ReduceOp pending = ReduceOp::kNone;
   for (int m = 0; m < layout.meshShape.size(); ++m) {
@@ -304,16 +310,19 @@ Status checkLayout(const Layout& layout) {
       continue;
     }
     if (pending != ReduceOp::kNone && pending != placement.reduction) {
-      return invalid(fmt::format("layout: placements are Partial({}) and Partial({}): one tensor can have only one pending reduction",
-                                 reduceOpName(pending), reduceOpName(placement.reduction)));
+      return invalid(fmt::format(
+          "layout: placements are Partial({}) and Partial({}): one tensor can have only one pending reduction",
+          reduceOpName(pending), reduceOpName(placement.reduction)));
     }
     pending = placement.reduction;
   }
   for (int d = 0; d < layout.shape.size(); ++d) {
     if (!readingsAgree(layout, d)) {
       return invalid(
-          fmt::format("layout: _StridedShard of tensor dimension {} of extent {} is ambiguous: cut by the placements from left to right "
-                      "and cut by the right mesh dimensions first (as FSDP2 over tensor parallelism does) differ for this uneven extent; "
+          fmt::format("layout: _StridedShard of tensor dimension {} of extent {} is ambiguous: cut by the placements "
+                      "from left to right "
+                      "and cut by the right mesh dimensions first (as FSDP2 over tensor parallelism does) differ for "
+                      "this uneven extent; "
                       "pad the dimension to a multiple of its number of shards",
                       d, layout.shape[d]));
     }

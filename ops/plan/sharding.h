@@ -20,7 +20,8 @@ struct Placement {
   friend bool operator==(const Placement&, const Placement&) = default;
 };
 
-// A tensor laid out over a mesh of ranks. mesh holds the group ranks row-major over meshShape; placements has one entry per mesh dimension.
+// A tensor laid out over a mesh of ranks. mesh holds the group ranks row-major over meshShape; placements has one entry
+// per mesh dimension.
 struct Layout {
   Dims meshShape;
   std::vector<Rank> mesh;
@@ -28,7 +29,8 @@ struct Layout {
   Dims shape;  // global
 };
 
-// One rank's share: the local shape and where its boxes lie. numBoxes may be 0 (empty shard), 1, or more (_StridedShard).
+// One rank's share: the local shape and where its boxes lie. numBoxes may be 0 (empty shard), 1, or more
+// (_StridedShard).
 struct LocalShare {
   Dims localShape;
   std::vector<PlacedSlice> slices;
@@ -36,8 +38,9 @@ struct LocalShare {
   std::uint64_t replicaClass = 0;
 };
 
-// kInvalidArgument for an impossible layout: dims out of range, mesh size, repeated ranks, two reductions, a split factor < 1; or that
-// cannot be placed exactly: [_StridedShard, Shard] of one uneven dimension where torch's reading and FSDP2's own shards differ.
+// kInvalidArgument for an impossible layout: dims out of range, mesh size, repeated ranks, two reductions, a split
+// factor < 1; or that cannot be placed exactly: [_StridedShard, Shard] of one uneven dimension where torch's reading
+// and FSDP2's own shards differ.
 Status checkLayout(const Layout& layout);
 // The reduction pending on the layout (of its kPartial placements), kNone when there is none.
 ReduceOp pendingReduction(const Layout& layout);

@@ -1,4 +1,5 @@
-// Arithmetic on boxes. Pure. All slices given to one call have the same number of dimensions; 0 dimensions is a box of one element.
+// Arithmetic on boxes. Pure. All slices given to one call have the same number of dimensions; 0 dimensions is a box of
+// one element.
 #pragma once
 
 #include <optional>

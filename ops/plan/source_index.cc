@@ -113,7 +113,8 @@ class TensorGatherer {
       const auto [begin, end] = stocksOfHash_.equal_range(hasher.value());
       for (auto at = begin; at != end; ++at) {
         const std::int64_t* other = out_.stocks[at->second];
-        if (out_.contribution[at->second] == contribution && std::equal(other, other + 2 * out_.numDims, row_.begin())) {
+        if (out_.contribution[at->second] == contribution &&
+            std::equal(other, other + 2 * out_.numDims, row_.begin())) {
           return at->second;
         }
       }
@@ -135,13 +136,14 @@ class TensorGatherer {
     std::vector<std::uint32_t> order(holders_.size());
     std::iota(order.begin(), order.end(), 0U);
     std::stable_sort(order.begin(), order.end(), [this](std::uint32_t a, std::uint32_t b) {
-      return stockOfHolder_[a] != stockOfHolder_[b] ? stockOfHolder_[a] < stockOfHolder_[b] : holders_[a].place < holders_[b].place;
+      return stockOfHolder_[a] != stockOfHolder_[b] ? stockOfHolder_[a] < stockOfHolder_[b]
+                                                    : holders_[a].place < holders_[b].place;
     });
     std::size_t previous = order.size();
     for (const std::uint32_t at : order) {
       // A rank that holds the box twice supplies it from the first.
-      const bool isRepeat =
-          previous < order.size() && stockOfHolder_[previous] == stockOfHolder_[at] && holders_[previous].rank == holders_[at].rank;
+      const bool isRepeat = previous < order.size() && stockOfHolder_[previous] == stockOfHolder_[at] &&
+                            holders_[previous].rank == holders_[at].rank;
       previous = at;
       if (!isRepeat) {
         out_.holders.push_back(holders_[at]);
@@ -185,7 +187,8 @@ RankPlaces::RankPlaces(std::span<const std::int32_t> hosts, std::size_t numRanks
   }
 }
 
-SourceIndex::SourceIndex(const GlobalSpec& spec, std::span<const std::int32_t> hosts) : places_(hosts, spec.ranks.size()) {
+SourceIndex::SourceIndex(const GlobalSpec& spec, std::span<const std::int32_t> hosts)
+    : places_(hosts, spec.ranks.size()) {
   tensors_.resize(spec.tensors.size());
   std::vector<TensorGatherer> gatherers;
   gatherers.reserve(tensors_.size());
@@ -203,8 +206,8 @@ SourceIndex::SourceIndex(const GlobalSpec& spec, std::span<const std::int32_t> h
     const auto place = places_.placeOf(static_cast<Rank>(rank));
     const std::vector<LocalTensor>& inputs = spec.ranks[rank].inputs;
     for (std::size_t i = 0; i < inputs.size(); ++i) {
-      gatherers[static_cast<std::size_t>(inputs[i].tensor)].addInput(inputs[i], static_cast<std::int32_t>(i), static_cast<Rank>(rank),
-                                                                     place);
+      gatherers[static_cast<std::size_t>(inputs[i].tensor)].addInput(inputs[i], static_cast<std::int32_t>(i),
+                                                                     static_cast<Rank>(rank), place);
     }
   }
   HolderSets sets;

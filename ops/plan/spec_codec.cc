@@ -1,9 +1,10 @@
-// LocalSpec on the wire. Layout, version 4 (v = varint, z = zigzag varint, dims = count byte + z each, text = v length + bytes):
-//   u8 version, u8 allowGaps | overlap << 1 | whoPlans << 3, u8 error code, [text error message when the code is not ok], text name,
-//   v numTensors x { text name, u8 given, [u8 dtype], [u8 outputDtype], u8 reduction, [dims shape] }, given: kHasShape, kHasDtype, ...,
-//   v numInputs x local tensor, v numOutputs x local tensor
-//   local tensor: v tensor, u8 hasReplicaClass, [u64 replicaClass], dims localShape, v numSlices x slice
-//   slice: u8 flags (kFillsLocal: shape == localShape; kAtOrigin: localOffset is zeros), dims offset, [dims shape], [dims localOffset]
+// LocalSpec on the wire. Layout, version 4 (v = varint, z = zigzag varint, dims = count byte + z each, text = v length
+// + bytes):
+//   u8 version, u8 allowGaps | overlap << 1 | whoPlans << 3, u8 error code, [text error message when the code is not
+//   ok], text name, v numTensors x { text name, u8 given, [u8 dtype], [u8 outputDtype], u8 reduction, [dims shape] },
+//   given: kHasShape, kHasDtype, ..., v numInputs x local tensor, v numOutputs x local tensor local tensor: v tensor,
+//   u8 hasReplicaClass, [u64 replicaClass], dims localShape, v numSlices x slice slice: u8 flags (kFillsLocal: shape ==
+//   localShape; kAtOrigin: localOffset is zeros), dims offset, [dims shape], [dims localOffset]
 // Wrong specs (negative extents, dims that do not fit together) are carried unchanged: mergeSpecs reports them on every
 // rank.
 #include "ops/plan/global_spec.h"
@@ -116,7 +117,8 @@ void decodeTensorDecls(ByteReader& in, std::vector<TensorDecl>& tensors) {
 std::string encodeSpec(const LocalSpec& spec) {
   ByteWriter out;
   out.fixed(kSpecVersion);
-  out.fixed(static_cast<std::uint8_t>(static_cast<unsigned>(spec.allowGaps) | static_cast<unsigned>(spec.overlap) << kOverlapAt |
+  out.fixed(static_cast<std::uint8_t>(static_cast<unsigned>(spec.allowGaps) |
+                                      static_cast<unsigned>(spec.overlap) << kOverlapAt |
                                       static_cast<unsigned>(spec.whoPlans) << kWhoPlansAt));
   out.fixed(static_cast<std::uint8_t>(spec.localError.code()));
   if (!spec.localError.isOk()) {
@@ -126,8 +128,8 @@ std::string encodeSpec(const LocalSpec& spec) {
   out.varint(spec.tensors.size());
   for (const TensorDecl& decl : spec.tensors) {
     out.varintText(decl.name);
-    out.fixed(
-        static_cast<std::uint8_t>((decl.shape ? kHasShape : 0) | (decl.dtype ? kHasDtype : 0) | (decl.outputDtype ? kHasOutputDtype : 0)));
+    out.fixed(static_cast<std::uint8_t>((decl.shape ? kHasShape : 0) | (decl.dtype ? kHasDtype : 0) |
+                                        (decl.outputDtype ? kHasOutputDtype : 0)));
     for (const std::optional<DType>& dtype : {decl.dtype, decl.outputDtype}) {
       if (dtype) {
         out.fixed(static_cast<std::uint8_t>(*dtype));
@@ -194,7 +196,8 @@ Result<GlobalSpec> mergeEncoded(std::span<const std::string> encoded) {
   for (std::size_t rank = 0; rank < encoded.size(); ++rank) {
     Result<LocalSpec> decoded = decodeSpec(encoded[rank]);
     if (!decoded.isOk()) {
-      return Status(decoded.status().code(), "the spec of rank " + std::to_string(rank) + " cannot be read: " + decoded.status().message());
+      return Status(decoded.status().code(),
+                    "the spec of rank " + std::to_string(rank) + " cannot be read: " + decoded.status().message());
     }
     specs.push_back(std::move(*decoded));
   }

@@ -1,6 +1,6 @@
-// Makes the plan of every rank, validates each plan, and books the edges of all plans: both plans of an edge must agree.
-// Then adds up bytes by rank and by host. The least bytes come from another source, so that the survey checks the
-// planner: boxes held are cut out of boxes wanted (leastBytes).
+// Makes the plan of every rank, validates each plan, and books the edges of all plans: both plans of an edge must
+// agree. Then adds up bytes by rank and by host. The least bytes come from another source, so that the survey checks
+// the planner: boxes held are cut out of boxes wanted (leastBytes).
 #include "ops/plan/survey.h"
 
 #include <fmt/format.h>
@@ -84,8 +84,8 @@ std::uint64_t missingElements(const BoxList& wanted, const BoxList& held) {
 }
 
 Status misfit(Rank rank, const char* what, Rank peer, std::uint64_t own, std::uint64_t theirs) {
-  return Status(StatusCode::kInternal,
-                fmt::format("the plans of ranks {} and {} do not fit together: {} {} and {}", rank, peer, what, own, theirs));
+  return Status(StatusCode::kInternal, fmt::format("the plans of ranks {} and {} do not fit together: {} {} and {}",
+                                                   rank, peer, what, own, theirs));
 }
 
 struct EdgeEnd {
@@ -147,7 +147,8 @@ Result<RankSurvey> surveyRank(const GlobalSpec& spec, Rank rank, const Plan& pla
     return Status(read.status().code(), fmt::format("the plan of rank {}: {}", rank, read.status().message()));
   }
   if (!(*read == plan)) {
-    return Status(StatusCode::kInternal, fmt::format("the plan of rank {} changed between serialising and reading", rank));
+    return Status(StatusCode::kInternal,
+                  fmt::format("the plan of rank {} changed between serialising and reading", rank));
   }
   RankSurvey survey;
   survey.bytesSent = sumOf(plan.sends);
@@ -193,7 +194,8 @@ std::uint64_t leastBytes(const GlobalSpec& spec, std::span<const Rank> ranks) {
     const BoxList boxes = boxesOf(wanted[t], numDims);
     const std::uint64_t missing = missingElements(boxes, boxesOf(held[t], numDims));
     // Elements that no rank holds cannot be received.
-    const std::uint64_t gaps = spec.allowGaps ? missingElements(boxes, boxesOf(inputsOf(spec, static_cast<std::int32_t>(t)), numDims)) : 0;
+    const std::uint64_t gaps =
+        spec.allowGaps ? missingElements(boxes, boxesOf(inputsOf(spec, static_cast<std::int32_t>(t)), numDims)) : 0;
     bytes += (missing - gaps) * elemBytes;
   }
   return bytes;

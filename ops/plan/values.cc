@@ -1,5 +1,6 @@
-// The functions behind the value types in types.h and status.h of include/shardwire: first the names and sizes of dtypes
-// and the reductions and casts that each dtype supports, then dimensions, deadlines, and the names of status codes.
+// The functions behind the value types in types.h and status.h of include/shardwire: first the names and sizes of
+// dtypes and the reductions and casts that each dtype supports, then dimensions, deadlines, and the names of status
+// codes.
 #include <fmt/format.h>
 
 #include <stdexcept>
@@ -27,7 +28,8 @@ constexpr std::array<DTypeFacts, kNumDTypes> kDTypeFacts = {{
     {"opaque16", 16},
 }};
 
-constexpr std::array<std::string_view, kNumReduceOps> kReduceOpNames = {"none", "sum", "prod", "min", "max", "mean", "band", "bor", "bxor"};
+constexpr std::array<std::string_view, kNumReduceOps> kReduceOpNames = {"none", "sum",  "prod", "min", "max",
+                                                                        "mean", "band", "bor",  "bxor"};
 
 const DTypeFacts& factsOf(DType dtype) {
   const auto index = static_cast<std::size_t>(dtype);
@@ -88,7 +90,9 @@ bool supportsReduction(DType dtype, ReduceOp op) {
 
 bool supportsCast(DType from, DType to) {
   const auto isComplex = [](DType dtype) { return dtype >= DType::kComplex32 && dtype <= DType::kComplex128; };
-  const auto isReal = [&](DType dtype) { return dtype >= DType::kFloat16 && dtype <= DType::kFloat8E8M0FNU && !isComplex(dtype); };
+  const auto isReal = [&](DType dtype) {
+    return dtype >= DType::kFloat16 && dtype <= DType::kFloat8E8M0FNU && !isComplex(dtype);
+  };
   return from == to || (isReal(from) && isReal(to)) || (isComplex(from) && isComplex(to));
 }
 

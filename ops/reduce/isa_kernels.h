@@ -1,6 +1,8 @@
-// The inner loops that are compiled once per instruction set, as tables of plain functions, and the choice between them. Any thread.
+// The inner loops that are compiled once per instruction set, as tables of plain functions, and the choice between
+// them. Any thread.
 //
-// kernels.cc is built several times, so nothing here may tempt it to emit inline functions of the std headers: plain pointers only.
+// kernels.cc is built several times, so nothing here may tempt it to emit inline functions of the std headers: plain
+// pointers only.
 #pragma once
 
 #include <cstddef>
@@ -14,25 +16,28 @@ namespace shardwire::internal {
 enum class RowStore : unsigned char {
   kPlain = 0,   // memcpy per row: everything is small or warm
   kAhead = 1,   // ordinary stores, sources fetched ahead into L2: cold source, warm destination
-  kStream = 2,  // stores past the cache, sources fetched ahead: cold source and destination. Unordered until the table's fence().
+  kStream = 2,  // stores past the cache, sources fetched ahead: cold source and destination. Unordered until the
+                // table's fence().
 };
 
-// How a dtype and op are reduced, on lanes: one per element, two (real, imaginary) for complex. acc is an array of accumulator lanes (float
-// for the 8 and 16 bit floats, else the dtype itself). Pointers to sources may be unaligned; outputs overlap no source, unless said
-// otherwise. ahead: while a source is read, the lines that many bytes further on are fetched into L2; 0 costs next to nothing.
+// How a dtype and op are reduced, on lanes: one per element, two (real, imaginary) for complex. acc is an array of
+// accumulator lanes (float for the 8 and 16 bit floats, else the dtype itself). Pointers to sources may be unaligned;
+// outputs overlap no source, unless said otherwise. ahead: while a source is read, the lines that many bytes further on
+// are fetched into L2; 0 costs next to nothing.
 struct ReduceKernel {
   // acc = the values of n stored lanes. Null: the stored lanes are accumulator lanes already.
   void (*decode)(float* acc, const std::byte* stored, std::size_t numLanes, std::int64_t ahead) = nullptr;
   // acc = acc op b.
   void (*combine)(void* acc, const void* b, std::size_t numLanes, std::int64_t ahead) = nullptr;
   // acc = a op b.
-  void (*combineTwo)(void* acc, const void* a, const void* b, std::size_t numLanes, std::int64_t aheadA, std::int64_t aheadB) = nullptr;
+  void (*combineTwo)(void* acc, const void* a, const void* b, std::size_t numLanes, std::int64_t aheadA,
+                     std::int64_t aheadB) = nullptr;
   // Stores acc (divided by divisor unless that is 0), with the one NaN of the dtype for every NaN.
   void (*encode)(std::byte* stored, const void* acc, std::size_t numLanes, std::int64_t divisor) = nullptr;
-  // All of it at once for two sources, past the cache if asked: stored = a op b, halved if isMean. stored may be a or b. Null where
-  // combineTwo and encode must do.
-  void (*reduceTwo)(std::byte* stored, const std::byte* a, const std::byte* b, std::size_t numLanes, std::int64_t aheadA,
-                    std::int64_t aheadB, bool isMean, bool isStreamed) = nullptr;
+  // All of it at once for two sources, past the cache if asked: stored = a op b, halved if isMean. stored may be a or
+  // b. Null where combineTwo and encode must do.
+  void (*reduceTwo)(std::byte* stored, const std::byte* a, const std::byte* b, std::size_t numLanes,
+                    std::int64_t aheadA, std::int64_t aheadB, bool isMean, bool isStreamed) = nullptr;
   std::uint8_t lanesPerElem = 1;
   std::uint8_t storedBytes = 0;  // of one lane
   std::uint8_t accBytes = 0;     // of one lane
@@ -44,8 +49,8 @@ using CastLanes = void (*)(std::byte* dst, const std::byte* src, std::size_t num
 struct KernelTable {
   const char* name;
   // Copies numRows rows of rowBytes; strides in bytes.
-  void (*copyRows)(std::byte* dst, std::int64_t dstStride, const std::byte* src, std::int64_t srcStride, std::size_t rowBytes,
-                   std::size_t numRows, RowStore store);
+  void (*copyRows)(std::byte* dst, std::int64_t dstStride, const std::byte* src, std::int64_t srcStride,
+                   std::size_t rowBytes, std::size_t numRows, RowStore store);
   // Stores bytes from a buffer in L1 past the cache.
   void (*streamOut)(std::byte* dst, const std::byte* buffer, std::size_t bytes);
   // Makes streamed rows visible to other cores in order with later stores.
@@ -55,8 +60,9 @@ struct KernelTable {
   // [from][to]: null where the two are equal, or supportsCast() says no. Complex elements are two lanes.
   CastLanes castLanes[kNumDTypes][kNumDTypes];
   // Casts numRows rows of rowLanes lanes; strides and sizes of lanes in bytes. `cast` is one of the above.
-  void (*castRows)(CastLanes cast, std::byte* dst, std::int64_t dstStride, std::size_t dstLaneBytes, const std::byte* src,
-                   std::int64_t srcStride, std::size_t srcLaneBytes, std::size_t rowLanes, std::size_t numRows, RowStore store);
+  void (*castRows)(CastLanes cast, std::byte* dst, std::int64_t dstStride, std::size_t dstLaneBytes,
+                   const std::byte* src, std::int64_t srcStride, std::size_t srcLaneBytes, std::size_t rowLanes,
+                   std::size_t numRows, RowStore store);
 };
 
 enum class Isa : unsigned char { kBaseline = 0, kAvx2 = 1, kAvx512 = 2 };
@@ -64,7 +70,8 @@ inline constexpr int kNumIsas = 3;
 
 // The table of one level; null when this build or this CPU does not have it. The baseline is always there.
 const KernelTable* kernelsOf(Isa isa);
-// The best level that the CPU has, or the one that SHARDWIRE_ISA=baseline|avx2|avx512 names (when the CPU has it); chosen once.
+// The best level that the CPU has, or the one that SHARDWIRE_ISA=baseline|avx2|avx512 names (when the CPU has it);
+// chosen once.
 const KernelTable& kernels();
 // For tests: from now on kernels() gives this table. Precondition: kernelsOf(isa) is not null; no kernel is running.
 void useKernelsForTest(Isa isa);

@@ -1,6 +1,6 @@
 // The table of kernels of one instruction set. Compiled several times (isa.cmake): SW_KERNEL_ISA names the namespace.
-// Everything but kernelTable() is local to the translation unit, and nothing of the std library is called, so that the linker can never
-// take a function compiled here for wide registers in place of an ordinary one.
+// Everything but kernelTable() is local to the translation unit, and nothing of the std library is called, so that the
+// linker can never take a function compiled here for wide registers in place of an ordinary one.
 #include "ops/reduce/isa_kernels.h"
 
 #ifndef SW_KERNEL_ISA

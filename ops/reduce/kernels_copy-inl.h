@@ -77,8 +77,8 @@ inline void copyLine(std::byte* dst, const std::byte* src) {
   }
 }
 
-// Copies whole lines and fetches, as it goes, the lines `ahead` bytes further on in the source. Prefetching never faults, so the last
-// rows of a box fetch what lies after it: often the next segment, else wasted but harmless.
+// Copies whole lines and fetches, as it goes, the lines `ahead` bytes further on in the source. Prefetching never
+// faults, so the last rows of a box fetch what lies after it: often the next segment, else wasted but harmless.
 template <bool kStream>
 void copyLines(std::byte* dst, const std::byte* src, std::size_t numLines, std::int64_t ahead) {
   if (!hasTwoStreams<kStream>(kVectorBytes) || numLines * kLineBytes <= kOneStreamBytes) {
@@ -133,8 +133,8 @@ void copyRow(std::byte* dst, const std::byte* src, std::size_t bytes, std::int64
 }
 
 template <bool kStream>
-void copyRowsAhead(std::byte* dst, std::int64_t dstStride, const std::byte* src, std::int64_t srcStride, std::size_t rowBytes,
-                   std::size_t numRows) {
+void copyRowsAhead(std::byte* dst, std::int64_t dstStride, const std::byte* src, std::int64_t srcStride,
+                   std::size_t rowBytes, std::size_t numRows) {
   const std::size_t rowsAhead = rowBytes >= kAheadBytes ? 1 : (kAheadBytes + rowBytes - 1) / rowBytes;
   const std::int64_t nextRow = static_cast<std::int64_t>(rowsAhead) * srcStride;
   for (std::size_t row = 0; row < numRows; ++row) {
@@ -144,8 +144,8 @@ void copyRowsAhead(std::byte* dst, std::int64_t dstStride, const std::byte* src,
   }
 }
 
-void copyRows(std::byte* dst, std::int64_t dstStride, const std::byte* src, std::int64_t srcStride, std::size_t rowBytes,
-              std::size_t numRows, RowStore store) {
+void copyRows(std::byte* dst, std::int64_t dstStride, const std::byte* src, std::int64_t srcStride,
+              std::size_t rowBytes, std::size_t numRows, RowStore store) {
   if (store == RowStore::kStream) {
     copyRowsAhead<true>(dst, dstStride, src, srcStride, rowBytes, numRows);
   } else if (store == RowStore::kAhead) {

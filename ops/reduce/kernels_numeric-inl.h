@@ -1,6 +1,7 @@
-// The 8 and 16 bit floating types: stored bits <-> float. Included by kernels.cc only. Written without branches, so that the compiler
-// vectorises; the same bits on every CPU. Values and rounding are torch's (round to nearest even), but for NaN: encoding always gives the
-// one positive quiet NaN of the type, so that results do not depend on which operand's NaN a CPU passes on.
+// The 8 and 16 bit floating types: stored bits <-> float. Included by kernels.cc only. Written without branches, so
+// that the compiler vectorises; the same bits on every CPU. Values and rounding are torch's (round to nearest even),
+// but for NaN: encoding always gives the one positive quiet NaN of the type, so that results do not depend on which
+// operand's NaN a CPU passes on.
 #pragma once
 
 namespace shardwire::internal::SW_KERNEL_ISA {
@@ -69,7 +70,8 @@ inline typename Layout::Stored encodeLane(float value) {
   const std::uint32_t subnormal = asBits(asFloat(magnitude) + asFloat(kSubnormalAdd)) - kSubnormalAdd;
   const std::uint32_t isOdd = (magnitude >> kShift) & 1;
   const std::uint32_t normal =
-      (magnitude - (std::uint32_t{127 - Layout::kBias} << 23) + ((std::uint32_t{1} << (kShift - 1)) - 1) + isOdd) >> kShift;
+      (magnitude - (std::uint32_t{127 - Layout::kBias} << 23) + ((std::uint32_t{1} << (kShift - 1)) - 1) + isOdd) >>
+      kShift;
   std::uint32_t code = magnitude < kMinNormal ? subnormal : normal;
   // Rounding may have carried into the codes above.
   code = magnitude >= Layout::kOverflowFrom || code > Layout::kOverflow ? Layout::kOverflow : code;
@@ -82,7 +84,8 @@ inline typename Layout::Stored encodeLane(float value) {
   return static_cast<typename Layout::Stored>(magnitude > kInfBits ? Layout::kNan : code);
 }
 
-// 8 exponent bits, nothing else: a power of two. The sign is lost; a tie goes up from a normal float and down from a subnormal one.
+// 8 exponent bits, nothing else: a power of two. The sign is lost; a tie goes up from a normal float and down from a
+// subnormal one.
 inline std::uint8_t encodeE8M0(float value) {
   const std::uint32_t exponent = (asBits(value) >> 23) & 0xFF;
   const std::uint32_t mantissa = asBits(value) & 0x7FFFFF;
@@ -100,7 +103,8 @@ inline float decodeFloat16(std::uint16_t stored) {
   const std::uint32_t word = std::uint32_t{stored} << 16;
   const std::uint32_t sign = word & 0x80000000;
   const std::uint32_t shifted = word + word;
-  // Exponents move by multiplication, which also keeps infinities and NaN; subnormals by a subtraction that renormalises.
+  // Exponents move by multiplication, which also keeps infinities and NaN; subnormals by a subtraction that
+  // renormalises.
   const float normal = asFloat((shifted >> 4) + (std::uint32_t{0xE0} << 23)) * 0x1.0p-112f;
   const float subnormal = asFloat((shifted >> 17) | (std::uint32_t{126} << 23)) - 0.5f;
   return asFloat(sign | (shifted < (std::uint32_t{1} << 27) ? asBits(subnormal) : asBits(normal)));

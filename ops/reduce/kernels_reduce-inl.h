@@ -1,5 +1,5 @@
-// Reduction loops over lanes. Included by kernels.cc only. Every loop is elementwise and strictly in source order, so neither the width of
-// the registers nor the split into blocks changes a bit.
+// Reduction loops over lanes. Included by kernels.cc only. Every loop is elementwise and strictly in source order, so
+// neither the width of the registers nor the split into blocks changes a bit.
 #pragma once
 
 namespace shardwire::internal::SW_KERNEL_ISA {
@@ -88,7 +88,8 @@ void encodeLanes(std::byte* __restrict stored, const void* __restrict acc, std::
 
 #if defined(__F16C__)
 // The same bits as Float16::decode and encode, faster.
-void decodeFloat16Lanes(float* __restrict acc, const std::byte* __restrict stored, std::size_t numLanes, std::int64_t ahead) {
+void decodeFloat16Lanes(float* __restrict acc, const std::byte* __restrict stored, std::size_t numLanes,
+                        std::int64_t ahead) {
   std::size_t i = 0;
   for (; i + 8 <= numLanes; i += 8) {
     if (i % 32 == 0) {
@@ -101,7 +102,8 @@ void decodeFloat16Lanes(float* __restrict acc, const std::byte* __restrict store
   }
 }
 
-void encodeFloat16Lanes(std::byte* __restrict stored, const void* __restrict acc, std::size_t numLanes, std::int64_t divisor) {
+void encodeFloat16Lanes(std::byte* __restrict stored, const void* __restrict acc, std::size_t numLanes,
+                        std::int64_t divisor) {
   const float* lanes = static_cast<const float*>(acc);
   // Dividing by 1 changes nothing.
   const float by = divisor != 0 ? static_cast<float>(divisor) : 1.0f;
@@ -110,9 +112,10 @@ void encodeFloat16Lanes(std::byte* __restrict stored, const void* __restrict acc
     const __m256 value = _mm256_div_ps(_mm256_loadu_ps(lanes + i), _mm256_set1_ps(by));
     const __m128i half = _mm256_cvtps_ph(value, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
     const __m256 isNan = _mm256_cmp_ps(value, value, _CMP_UNORD_Q);
-    const __m128i nanMask =
-        _mm_packs_epi32(_mm_castps_si128(_mm256_castps256_ps128(isNan)), _mm_castps_si128(_mm256_extractf128_ps(isNan, 1)));
-    _mm_storeu_si128(reinterpret_cast<__m128i*>(stored + 2 * i), _mm_blendv_epi8(half, _mm_set1_epi16(0x7E00), nanMask));
+    const __m128i nanMask = _mm_packs_epi32(_mm_castps_si128(_mm256_castps256_ps128(isNan)),
+                                            _mm_castps_si128(_mm256_extractf128_ps(isNan, 1)));
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(stored + 2 * i),
+                     _mm_blendv_epi8(half, _mm_set1_epi16(0x7E00), nanMask));
   }
   for (; i < numLanes; ++i) {
     storeLane(stored, i, encodeLane<Float16Layout>(lanes[i] / by));
@@ -219,8 +222,8 @@ struct OddTrue {
 };
 
 template <typename T, typename Op>
-void combineTwoLanes(void* __restrict acc, const void* __restrict a, const void* __restrict b, std::size_t numLanes, std::int64_t aheadA,
-                     std::int64_t aheadB) {
+void combineTwoLanes(void* __restrict acc, const void* __restrict a, const void* __restrict b, std::size_t numLanes,
+                     std::int64_t aheadA, std::int64_t aheadB) {
   T* lanes = static_cast<T*>(acc);
   for (std::size_t i = 0; i < numLanes;) {
     prefetchChunk(laneAt<T>(a, i), aheadA);
@@ -266,7 +269,8 @@ inline void multiplyComplexLanes(T* acc, const void* a, const void* b) {
 }
 
 template <typename T>
-void multiplyComplexTwo(void* acc, const void* a, const void* b, std::size_t numLanes, std::int64_t aheadA, std::int64_t aheadB) {
+void multiplyComplexTwo(void* acc, const void* a, const void* b, std::size_t numLanes, std::int64_t aheadA,
+                        std::int64_t aheadB) {
   constexpr std::size_t kLanes = kChunkBytes / sizeof(T);
   T* lanes = static_cast<T*>(acc);
   std::size_t i = 0;

@@ -1,5 +1,5 @@
-// Reductions of two sources in one go, from load to (streamed) store: the common case, and the one where memory is the limit. Included by
-// kernels.cc only. The same bits as combineTwo and encode.
+// Reductions of two sources in one go, from load to (streamed) store: the common case, and the one where memory is the
+// limit. Included by kernels.cc only. The same bits as combineTwo and encode.
 #pragma once
 
 namespace shardwire::internal::SW_KERNEL_ISA {
@@ -51,7 +51,8 @@ inline Half narrow(Vector<std::uint32_t> lanes) {
 
 inline Vector<std::uint32_t> widen(Half lanes) {
 #if defined(__AVX512F__)
-  return __builtin_bit_cast(Vector<std::uint32_t>, _mm512_maskz_cvtepu16_epi32(0xFFFF, __builtin_bit_cast(__m256i, lanes)));
+  return __builtin_bit_cast(Vector<std::uint32_t>,
+                            _mm512_maskz_cvtepu16_epi32(0xFFFF, __builtin_bit_cast(__m256i, lanes)));
 #elif defined(__AVX2__)
   return __builtin_bit_cast(Vector<std::uint32_t>, _mm256_cvtepu16_epi32(__builtin_bit_cast(__m128i, lanes)));
 #else
@@ -157,8 +158,8 @@ void reduceTwoPart(std::byte* dst, const std::byte* a, const std::byte* b, std::
 }
 
 template <typename Step>
-void reduceTwoSteps(std::byte* dst, const std::byte* a, const std::byte* b, std::size_t bytes, std::int64_t aheadA, std::int64_t aheadB,
-                    std::size_t laneBytes, bool isStreamed) {
+void reduceTwoSteps(std::byte* dst, const std::byte* a, const std::byte* b, std::size_t bytes, std::int64_t aheadA,
+                    std::int64_t aheadB, std::size_t laneBytes, bool isStreamed) {
   const std::size_t misaligned = bytesToNextLine(dst);
   if (misaligned % laneBytes != 0) {  // then no line boundary is a lane boundary
     reduceTwoPart<Step>(dst, a, b, bytes);
@@ -177,8 +178,8 @@ void reduceTwoSteps(std::byte* dst, const std::byte* a, const std::byte* b, std:
 }
 
 template <typename T, typename Op>
-void reduceTwo(std::byte* dst, const std::byte* a, const std::byte* b, std::size_t numLanes, std::int64_t aheadA, std::int64_t aheadB,
-               bool isMean, bool isStreamed) {
+void reduceTwo(std::byte* dst, const std::byte* a, const std::byte* b, std::size_t numLanes, std::int64_t aheadA,
+               std::int64_t aheadB, bool isMean, bool isStreamed) {
   if constexpr (kIsFloating<T>) {
     if (isMean) {
       reduceTwoSteps<SameStep<T, Op, true>>(dst, a, b, numLanes * sizeof(T), aheadA, aheadB, sizeof(T), isStreamed);
@@ -189,8 +190,8 @@ void reduceTwo(std::byte* dst, const std::byte* a, const std::byte* b, std::size
 }
 
 template <typename Type, typename Op>
-void reduceTwoHalves(std::byte* dst, const std::byte* a, const std::byte* b, std::size_t numLanes, std::int64_t aheadA, std::int64_t aheadB,
-                     bool isMean, bool isStreamed) {
+void reduceTwoHalves(std::byte* dst, const std::byte* a, const std::byte* b, std::size_t numLanes, std::int64_t aheadA,
+                     std::int64_t aheadB, bool isMean, bool isStreamed) {
   if (isMean) {
     reduceTwoSteps<HalfStep<Type, Op, true>>(dst, a, b, numLanes * 2, aheadA, aheadB, 2, isStreamed);
   } else {

@@ -74,7 +74,8 @@ struct CastFloat8E8M0 {
 };
 
 template <typename From, typename To>
-void castLanesOneByOne(std::byte* __restrict dst, const std::byte* __restrict src, std::size_t first, std::size_t numLanes) {
+void castLanesOneByOne(std::byte* __restrict dst, const std::byte* __restrict src, std::size_t first,
+                       std::size_t numLanes) {
   for (std::size_t i = first; i < numLanes; ++i) {
     storeLane(dst, i, To::store(From::load(loadLane<typename From::Stored>(src, i))));
   }
@@ -138,7 +139,8 @@ void castLanes(std::byte* __restrict dst, const std::byte* __restrict src, std::
 // Bytes of the destination that are cast between two prefetches.
 constexpr std::size_t kCastBytes = 256;
 
-// One row. As copyRow() does it: two streams, the source fetched ahead into L2, and the destination, if asked, written past the cache.
+// One row. As copyRow() does it: two streams, the source fetched ahead into L2, and the destination, if asked, written
+// past the cache.
 struct RowCaster {
   CastLanes cast;
   std::size_t dstLaneBytes;
@@ -198,7 +200,8 @@ struct RowCaster {
 };
 
 void castRows(CastLanes cast, std::byte* dst, std::int64_t dstStride, std::size_t dstLaneBytes, const std::byte* src,
-              std::int64_t srcStride, std::size_t srcLaneBytes, std::size_t rowLanes, std::size_t numRows, RowStore store) {
+              std::int64_t srcStride, std::size_t srcLaneBytes, std::size_t rowLanes, std::size_t numRows,
+              RowStore store) {
   const RowCaster caster{cast, dstLaneBytes, srcLaneBytes};
   const std::size_t rowBytes = rowLanes * srcLaneBytes;
   const std::size_t rowsAhead = rowBytes >= kAheadBytes ? 1 : (kAheadBytes + rowBytes - 1) / rowBytes;

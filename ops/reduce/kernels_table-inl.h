@@ -125,8 +125,8 @@ constexpr void setAllCasts(KernelTable& table) {
 }
 
 constexpr void setCasts(KernelTable& table) {
-  setAllCasts<CastFloat16, CastBFloat16, CastFloat32, CastFloat64, CastFloat8E4M3FN, CastFloat8E5M2, CastFloat8E4M3FNUZ, CastFloat8E5M2FNUZ,
-              CastFloat8E8M0>(table);
+  setAllCasts<CastFloat16, CastBFloat16, CastFloat32, CastFloat64, CastFloat8E4M3FN, CastFloat8E5M2, CastFloat8E4M3FNUZ,
+              CastFloat8E5M2FNUZ, CastFloat8E8M0>(table);
   constexpr DType kParts[] = {DType::kFloat16, DType::kFloat32, DType::kFloat64};
   constexpr DType kComplex[] = {DType::kComplex32, DType::kComplex64, DType::kComplex128};
   for (int from = 0; from < 3; ++from) {

@@ -40,7 +40,9 @@ class ByteWriter {
     bytes_.push_back(static_cast<char>(value));
   }
   // Zigzag encoding: negative values of a wrong spec must be carried too.
-  void signedVarint(std::int64_t value) { varint((static_cast<std::uint64_t>(value) << 1) ^ static_cast<std::uint64_t>(value >> 63)); }
+  void signedVarint(std::int64_t value) {
+    varint((static_cast<std::uint64_t>(value) << 1) ^ static_cast<std::uint64_t>(value >> 63));
+  }
   // The length in four bytes, then the text.
   void text(std::string_view value) {
     u32(static_cast<std::uint32_t>(value.size()));

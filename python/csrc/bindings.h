@@ -26,7 +26,8 @@ struct type_caster<shardwire::Dims> {
     }
     const auto items = reinterpret_borrow<sequence>(source);
     if (items.size() > static_cast<std::size_t>(shardwire::kMaxDims)) {
-      throw value_error(std::to_string(items.size()) + " dimensions; at most " + std::to_string(shardwire::kMaxDims) + " are supported");
+      throw value_error(std::to_string(items.size()) + " dimensions; at most " + std::to_string(shardwire::kMaxDims) +
+                        " are supported");
     }
     value = {};
     for (const handle item : items) {
@@ -87,8 +88,10 @@ Status localErrorOf(const LocalError& error);
 // "last", "any", "error"; Python has refused other names.
 Overlap overlapOf(const std::string& name);
 // All ranks' lists, as made in Python: of each rank the tensors, inputs, outputs and error.
-using RankLists = std::tuple<std::vector<DeclaredTensor>, std::vector<LocalTensor>, std::vector<LocalTensor>, std::optional<LocalError>>;
-std::vector<LocalSpec> specsOf(std::vector<RankLists>& ranks, bool allowGaps, const std::string& overlap, const std::string& name);
+using RankLists = std::tuple<std::vector<DeclaredTensor>, std::vector<LocalTensor>, std::vector<LocalTensor>,
+                             std::optional<LocalError>>;
+std::vector<LocalSpec> specsOf(std::vector<RankLists>& ranks, bool allowGaps, const std::string& overlap,
+                               const std::string& name);
 // None for kNone.
 py::object nameOf(ReduceOp op);
 c10::ScalarType scalarTypeOf(const py::handle& dtype);  // TypeError for anything but a torch.dtype

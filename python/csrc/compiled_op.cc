@@ -169,7 +169,8 @@ std::tuple<std::string, std::string, std::string> PyCompiledOp::planProvenance()
 std::vector<DeclaredTensor> PyCompiledOp::tensors() const {
   std::vector<DeclaredTensor> tensors;
   for (const TensorDecl& decl : op_->compiled().tensors()) {
-    const auto own = std::ranges::find(declared_, decl.name, [](const DeclaredTensor& declared) { return declared.decl.name; });
+    const auto own =
+        std::ranges::find(declared_, decl.name, [](const DeclaredTensor& declared) { return declared.decl.name; });
     const bool isOwn = own != declared_.end();
     const bool isCast = decl.dtype != decl.outputDtype;
     // This rank's declaration of one side holds for the other side, too, unless there is a cast.
@@ -193,8 +194,9 @@ WhoPlans whoPlansOf(std::optional<bool> rank0Plans) {
 // error.
 PyCompiledOp compileOp(const py::object& backend, std::vector<DeclaredTensor> tensors, std::vector<LocalTensor> inputs,
                        std::vector<LocalTensor> outputs, bool allowGaps, const std::string& name,
-                       const std::optional<LocalError>& localError, std::optional<double> seconds, const std::string& overlap,
-                       std::optional<bool> rank0Plans, bool useCached, const std::string& buildDir) {
+                       const std::optional<LocalError>& localError, std::optional<double> seconds,
+                       const std::string& overlap, std::optional<bool> rank0Plans, bool useCached,
+                       const std::string& buildDir) {
   ProcessGroupShardwire& group = groupOf(backend);
   LocalSpec spec{.inputs = std::move(inputs),
                  .outputs = std::move(outputs),
@@ -214,9 +216,9 @@ PyCompiledOp compileOp(const py::object& backend, std::vector<DeclaredTensor> te
   return PyCompiledOp(group.compileOp(spec, durationOf(seconds)), std::move(tensors));
 }
 
-PyCompiledOp planOffline(std::vector<RankLists> ranks, Rank rank, bool allowGaps, const std::string& overlap, const std::string& name,
-                         const std::vector<std::int32_t>& hosts, std::optional<bool> rank0Plans, bool useCached,
-                         const std::string& buildDir) {
+PyCompiledOp planOffline(std::vector<RankLists> ranks, Rank rank, bool allowGaps, const std::string& overlap,
+                         const std::string& name, const std::vector<std::int32_t>& hosts,
+                         std::optional<bool> rank0Plans, bool useCached, const std::string& buildDir) {
   std::vector<DeclaredTensor> declared = std::get<0>(ranks.at(static_cast<std::size_t>(rank)));
   const py::gil_scoped_release release;
   std::vector<LocalSpec> specs = specsOf(ranks, allowGaps, overlap, name);
@@ -227,7 +229,8 @@ PyCompiledOp planOffline(std::vector<RankLists> ranks, Rank rank, bool allowGaps
     spec.whoPlans = rank0Plans == false ? WhoPlans::kEachRank : WhoPlans::kChosen;  // names the folder
   }
   std::shared_ptr<CompiledOp> op = internal::valueOrThrow(shardwire::planOffline(specs, rank, hosts));
-  return PyCompiledOp(std::make_unique<internal::TensorOpShardwire>(std::move(op), rank, nullptr, name), std::move(declared));
+  return PyCompiledOp(std::make_unique<internal::TensorOpShardwire>(std::move(op), rank, nullptr, name),
+                      std::move(declared));
 }
 
 PyCompiledOp readPlan(const std::string& bytes) {
@@ -262,33 +265,39 @@ PyCompiledOp attach(const py::object& backend, const PyCompiledOp& planned, std:
 void bindCompiledOps(py::module_& module) {
   py::class_<PyWork>(module, "Work", "One run under way.")
       .def("done", &PyWork::done, "Whether the run is over, with or without an error.")
-      .def(
-          "wait", &PyWork::wait, py::arg("timeout_s") = py::none(),
-          "Blocks until the run is over, and raises its error; TimeoutError when the time is up first. Without a time, and with tensors of "
-          "devices: the "
-          "current streams wait instead of the CPU, and the result says whether the run is over.")
-      .def("synchronize", &PyWork::synchronize, py::arg("timeout_s") = py::none(), "Like wait, but always the CPU waits.")
+      .def("wait", &PyWork::wait, py::arg("timeout_s") = py::none(),
+           "Blocks until the run is over, and raises its error; TimeoutError when the time is up first. Without a "
+           "time, and with tensors of "
+           "devices: the "
+           "current streams wait instead of the CPU, and the result says whether the run is over.")
+      .def("synchronize", &PyWork::synchronize, py::arg("timeout_s") = py::none(),
+           "Like wait, but always the CPU waits.")
       .def("exception", &PyWork::exception, "The run's error; None during the run and after success.")
       .def("get_future", &PyWork::getFuture, "A c10 future whose value is the list of output tensors.");
-  py::class_<PyBoundOp>(module, "BoundOp", "A compiled op with its tensors fixed.").def("__call__", &PyBoundOp::call, "Starts one run.");
+  py::class_<PyBoundOp>(module, "BoundOp", "A compiled op with its tensors fixed.")
+      .def("__call__", &PyBoundOp::call, "Starts one run.");
   py::class_<PyCompiledOp>(module, "CompiledOp", "A compiled movement of data.")
-      .def("run", &PyCompiledOp::run, py::arg("inputs"), py::arg("outputs"), py::arg("timeout_s") = py::none(), "Starts one run.")
+      .def("run", &PyCompiledOp::run, py::arg("inputs"), py::arg("outputs"), py::arg("timeout_s") = py::none(),
+           "Starts one run.")
       .def("bind", &PyCompiledOp::bind, py::arg("inputs"), py::arg("outputs"), py::arg("timeout_s") = py::none(),
            "Checks the tensors once and keeps them.")
       .def("explain", &PyCompiledOp::explain, "A table for people.")
       .def("explain_json", &PyCompiledOp::explainJson, "The same facts as JSON.")
       .def("stats", &PyCompiledOp::stats, "Counters of this rank.")
       .def("plan_bytes", &PyCompiledOp::planBytes, "This rank's plan for read_plan.")
-      .def("plan_provenance", &PyCompiledOp::planProvenance, "Where the plan came from, its file, and why the file could not be written.")
+      .def("plan_provenance", &PyCompiledOp::planProvenance,
+           "Where the plan came from, its file, and why the file could not be written.")
       .def_property_readonly("inputs", &PyCompiledOp::inputs)
       .def_property_readonly("outputs", &PyCompiledOp::outputs)
       .def_property_readonly("tensors", &PyCompiledOp::tensors);
-  module.def("compile_op", &compileOp, py::arg("backend"), py::arg("tensors"), py::arg("inputs"), py::arg("outputs"), py::arg("allow_gaps"),
-             py::arg("name"), py::arg("local_error") = py::none(), py::arg("timeout_s") = py::none(), py::arg("overlap") = "last",
-             py::arg("rank0_plans") = py::none(), py::arg("use_cached") = true, py::arg("build_dir") = "",
+  module.def("compile_op", &compileOp, py::arg("backend"), py::arg("tensors"), py::arg("inputs"), py::arg("outputs"),
+             py::arg("allow_gaps"), py::arg("name"), py::arg("local_error") = py::none(),
+             py::arg("timeout_s") = py::none(), py::arg("overlap") = "last", py::arg("rank0_plans") = py::none(),
+             py::arg("use_cached") = true, py::arg("build_dir") = "",
              "Collective: every rank gives its spec; all raise the same error when these do not fit together.");
-  module.def("plan_offline", &planOffline, py::arg("ranks"), py::arg("rank"), py::arg("allow_gaps"), py::arg("overlap"), py::arg("name"),
-             py::arg("hosts"), py::arg("rank0_plans") = py::none(), py::arg("use_cached") = true, py::arg("build_dir") = "",
+  module.def("plan_offline", &planOffline, py::arg("ranks"), py::arg("rank"), py::arg("allow_gaps"), py::arg("overlap"),
+             py::arg("name"), py::arg("hosts"), py::arg("rank0_plans") = py::none(), py::arg("use_cached") = true,
+             py::arg("build_dir") = "",
              "One rank's op, from all ranks' lists, without a group: the op can only describe itself.");
   module.def("read_kept", &readKept, py::arg("path"),
              "The bytes of a kept file; None if there is no file, or if another user may have written the file.");

@@ -64,9 +64,9 @@ using Base = ProcessGroupShardwire::Base;
 using Options = ProcessGroupShardwire::Options;
 constexpr auto kDefaultTimeout = std::chrono::minutes(30);  // torch's
 
-c10::intrusive_ptr<Base> createBackend(const c10::intrusive_ptr<::c10d::Store>& store, int rank, int size, Milliseconds timeout,
-                                       const std::string& groupName, std::vector<std::int64_t> globalRanks, bool isForGloo,
-                                       bool isOfOneJob) {
+c10::intrusive_ptr<Base> createBackend(const c10::intrusive_ptr<::c10d::Store>& store, int rank, int size,
+                                       Milliseconds timeout, const std::string& groupName,
+                                       std::vector<std::int64_t> globalRanks, bool isForGloo, bool isOfOneJob) {
   auto group = ProcessGroupShardwire::create(store, rank, size, timeout, groupName, isOfOneJob);
   if (!globalRanks.empty()) {
     group->setGlobalRanks(std::move(globalRanks));
@@ -86,7 +86,8 @@ c10::intrusive_ptr<Options> copyOf(const Options& options) {
 // Registers a group made from another group, so that the group ends at exit, too.
 c10::intrusive_ptr<Base> adopted(c10::intrusive_ptr<Base> group) {
   if (group) {
-    liveGroups().add(c10::intrusive_ptr<ProcessGroupShardwire>::reclaim_copy(static_cast<ProcessGroupShardwire*>(group.get())));
+    liveGroups().add(
+        c10::intrusive_ptr<ProcessGroupShardwire>::reclaim_copy(static_cast<ProcessGroupShardwire*>(group.get())));
   }
   return group;
 }
@@ -97,9 +98,10 @@ void bindBackend(py::module_& module) {
   using OptionsPtr = c10::intrusive_ptr<Base::Options>;
   using Store = c10::intrusive_ptr<::c10d::Store>;
   using Ranks = std::vector<int>;
-  py::class_<Options, c10::intrusive_ptr<Options>, Base::Options>(module, "Options",
-                                                                  "Options of a group, for pg_options of torch.distributed.")
-      .def(py::init([](Milliseconds timeout) { return c10::make_intrusive<Options>(timeout); }), py::arg("timeout") = kDefaultTimeout)
+  py::class_<Options, c10::intrusive_ptr<Options>, Base::Options>(
+      module, "Options", "Options of a group, for pg_options of torch.distributed.")
+      .def(py::init([](Milliseconds timeout) { return c10::make_intrusive<Options>(timeout); }),
+           py::arg("timeout") = kDefaultTimeout)
       .def("__copy__", &copyOf)
       .def("__deepcopy__", [](const Options& options, const py::dict&) { return copyOf(options); });
   const py::call_guard<py::gil_scoped_release> released;
@@ -108,7 +110,8 @@ void bindBackend(py::module_& module) {
       .def("abort", &ProcessGroupShardwire::abort, released)
       .def("shutdown", &ProcessGroupShardwire::shutdown, released)
       .def("set_timeout", &ProcessGroupShardwire::setTimeout, py::arg("timeout"), released)
-      .def("_set_default_timeout", &ProcessGroupShardwire::setTimeout, py::arg("timeout"), released)  // torch uses this name for gloo
+      .def("_set_default_timeout", &ProcessGroupShardwire::setTimeout, py::arg("timeout"),
+           released)  // torch uses this name for gloo
 #if SW_TORCH_HAS_ERROR_TYPE
       .def("get_error", &ProcessGroupShardwire::getError)
 #endif
@@ -142,15 +145,17 @@ ProcessGroupShardwire& groupOf(const py::handle& object) {
 
 void bindGroups(py::module_& module) {
   bindBackend(module);
+  module.def("create_backend", &createBackend, py::arg("store"), py::arg("rank"), py::arg("size"), py::arg("timeout"),
+             py::arg("group_name"), py::arg("global_ranks") = std::vector<std::int64_t>(), py::arg("for_gloo") = false,
+             py::arg("is_of_one_job") = false, py::call_guard<py::gil_scoped_release>(),
+             "Meets the other ranks through the store; returns the c10d backend object. for_gloo: in profiles the "
+             "operations have gloo's name.");
   module.def(
-      "create_backend", &createBackend, py::arg("store"), py::arg("rank"), py::arg("size"), py::arg("timeout"), py::arg("group_name"),
-      py::arg("global_ranks") = std::vector<std::int64_t>(), py::arg("for_gloo") = false, py::arg("is_of_one_job") = false,
-      py::call_guard<py::gil_scoped_release>(),
-      "Meets the other ranks through the store; returns the c10d backend object. for_gloo: in profiles the operations have gloo's name.");
-  module.def(
-      "store_has", [](const c10::intrusive_ptr<::c10d::Store>& store, const std::string& key) { return store->check({key}); },
+      "store_has",
+      [](const c10::intrusive_ptr<::c10d::Store>& store, const std::string& key) { return store->check({key}); },
       py::arg("store"), py::arg("key"), py::call_guard<py::gil_scoped_release>(),
-      "Whether the key is set. Torch shows its stores' check() to Python in later versions only, and wait() blocks the store for other "
+      "Whether the key is set. Torch shows its stores' check() to Python in later versions only, and wait() blocks the "
+      "store for other "
       "calls.");
   module.def(
       "shutdown_all",
@@ -158,7 +163,8 @@ void bindGroups(py::module_& module) {
         liveGroups().shutdownAll();
         internal::stopServingStatus();
       },
-      py::call_guard<py::gil_scoped_release>(), "Shuts down every group of this process, and the status socket. For interpreter exit.");
+      py::call_guard<py::gil_scoped_release>(),
+      "Shuts down every group of this process, and the status socket. For interpreter exit.");
   module.def(
       "is_backend", [](const py::object& object) { return findGroup(object) != nullptr; }, py::arg("object"),
       "Whether the object is the c10d backend object of a shardwire group.");
@@ -170,15 +176,18 @@ void bindGroups(py::module_& module) {
       "global_ranks", [](const py::object& backend) { return groupOf(backend).globalRanks(); }, py::arg("backend"),
       "The job's rank of each member of the group.");
   module.def(
-      "describe", [](const py::object& backend) { return groupOf(backend).communicator()->describeTransports(); }, py::arg("backend"),
-      "One line per peer: transport and data path, and why not a faster one.");
+      "describe", [](const py::object& backend) { return groupOf(backend).communicator()->describeTransports(); },
+      py::arg("backend"), "One line per peer: transport and data path, and why not a faster one.");
   module.def(
-      "describe_collectives", [](const py::object& backend) { return groupOf(backend).communicator()->describeCollectives(); },
+      "describe_collectives",
+      [](const py::object& backend) { return groupOf(backend).communicator()->describeCollectives(); },
       py::arg("backend"), "The table by which collectives choose their algorithm.");
   module.def(
-      "group_name", [](const py::object& backend) { return groupOf(backend).communicator()->groupName(); }, py::arg("backend"));
+      "group_name", [](const py::object& backend) { return groupOf(backend).communicator()->groupName(); },
+      py::arg("backend"));
   module.def(
-      "set_timeout", [](const py::object& backend, std::chrono::milliseconds timeout) { groupOf(backend).setTimeout(timeout); },
+      "set_timeout",
+      [](const py::object& backend, std::chrono::milliseconds timeout) { groupOf(backend).setTimeout(timeout); },
       py::arg("backend"), py::arg("timeout"));
   module.def(
       "abort",

@@ -6,15 +6,21 @@ namespace shardwire::python {
 
 void bindHeap(py::module_& module) {
   module.def(
-      "require_memory", [](const at::Tensor& tensor, const std::string& what) { internal::requireStorage(tensor, what); },
-      py::arg("tensor"), py::arg("what"), "ValueError where the tensor's storage was freed, or made smaller than the tensor needs.");
+      "require_memory",
+      [](const at::Tensor& tensor, const std::string& what) { internal::requireStorage(tensor, what); },
+      py::arg("tensor"), py::arg("what"),
+      "ValueError where the tensor's storage was freed, or made smaller than the tensor needs.");
   module.def(
       "heap_empty",
-      [](const std::vector<std::int64_t>& shape, const py::object& dtype) { return internal::heapEmpty(shape, scalarTypeOf(dtype)); },
+      [](const std::vector<std::int64_t>& shape, const py::object& dtype) {
+        return internal::heapEmpty(shape, scalarTypeOf(dtype));
+      },
       py::arg("shape"), py::arg("dtype"), "An uninitialised CPU tensor in the shared heap.");
-  module.def("enable_cpu_allocator", &internal::enableCpuAllocator, "Puts every later CPU tensor of this process into the shared heap.");
+  module.def("enable_cpu_allocator", &internal::enableCpuAllocator,
+             "Puts every later CPU tensor of this process into the shared heap.");
   module.def("cpu_allocator_enabled", &internal::isCpuAllocatorEnabled);
-  module.def("in_shared_heap", &internal::isInSharedHeap, py::arg("tensor"), "Whether the tensor's storage lies in the shared heap.");
+  module.def("in_shared_heap", &internal::isInSharedHeap, py::arg("tensor"),
+             "Whether the tensor's storage lies in the shared heap.");
   module.def("heap_used_bytes", &internal::heapUsedBytes);
 }
 

@@ -9,7 +9,8 @@ namespace {
 internal::MpiProcess& readyMpi(double timeout) {
   const auto process = internal::MpiProcess::instance();
   internal::throwUnlessOk(process.status());
-  internal::throwUnlessOk((*process)->prepare(internal::MpiProcess::kWholeWorld, true, deadlineAfter(durationOf(timeout))));
+  internal::throwUnlessOk(
+      (*process)->prepare(internal::MpiProcess::kWholeWorld, true, deadlineAfter(durationOf(timeout))));
   return **process;
 }
 
@@ -27,7 +28,8 @@ void bindMpi(py::module_& module) {
         return py::make_tuple(state.rank, state.size);
       },
       py::arg("timeout"),
-      "This process's rank in its MPI job, and the job's size. Initialises MPI if needed; the call is collective then.");
+      "This process's rank in its MPI job, and the job's size. Initialises MPI if needed; the call is collective "
+      "then.");
   module.def(
       "mpi_broadcast",
       [](std::string bytes, double timeout) {

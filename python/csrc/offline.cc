@@ -38,8 +38,9 @@ at::Tensor ranksOf(const Survey& survey) {
   at::Tensor table = tableOf(survey.ranks.size(), static_cast<std::int64_t>(kColumns.size()));
   std::int64_t* at = table.data_ptr<std::int64_t>();
   for (const RankSurvey& rank : survey.ranks) {
-    for (const std::uint64_t value : {rank.bytesSent, rank.bytesReceived, rank.bytesLocal, rank.bytesCombined, rank.leastReceived,
-                                      rank.numMoves, rank.numSendEdges, rank.numReceiveEdges, rank.planBytes, rank.encodedBytes}) {
+    for (const std::uint64_t value :
+         {rank.bytesSent, rank.bytesReceived, rank.bytesLocal, rank.bytesCombined, rank.leastReceived, rank.numMoves,
+          rank.numSendEdges, rank.numReceiveEdges, rank.planBytes, rank.encodedBytes}) {
       *at++ = static_cast<std::int64_t>(value);
     }
   }
@@ -56,7 +57,8 @@ py::dict survey(std::vector<RankLists> ranks, bool allowGaps, const std::string&
     ranks.clear();
     internal::throwUnlessOk(spec.status());
     for (const internal::GlobalTensor& tensor : spec->tensors) {
-      tensors.emplace_back(tensor.name, tensor.shape, static_cast<std::uint64_t>(numElements(tensor.shape)) * elementBytes(tensor.dtype));
+      tensors.emplace_back(tensor.name, tensor.shape,
+                           static_cast<std::uint64_t>(numElements(tensor.shape)) * elementBytes(tensor.dtype));
     }
     counted = internal::surveyOf(*spec, hosts);
     internal::throwUnlessOk(counted.status());
@@ -72,7 +74,8 @@ py::dict survey(std::vector<RankLists> ranks, bool allowGaps, const std::string&
 
 }  // namespace
 
-std::vector<LocalSpec> specsOf(std::vector<RankLists>& ranks, bool allowGaps, const std::string& overlap, const std::string& name) {
+std::vector<LocalSpec> specsOf(std::vector<RankLists>& ranks, bool allowGaps, const std::string& overlap,
+                               const std::string& name) {
   std::vector<LocalSpec> specs;
   specs.reserve(ranks.size());
   for (auto& [tensors, inputs, outputs, error] : ranks) {
@@ -93,9 +96,10 @@ std::vector<LocalSpec> specsOf(std::vector<RankLists>& ranks, bool allowGaps, co
 }
 
 void bindOffline(py::module_& module) {
-  module.def(
-      "survey", &survey, py::arg("ranks"), py::arg("allow_gaps"), py::arg("overlap"), py::arg("name"), py::arg("hosts"),
-      "Plans for all ranks (of each: tensors, inputs, outputs, error) without a group, checks the plans against each other, and counts.");
+  module.def("survey", &survey, py::arg("ranks"), py::arg("allow_gaps"), py::arg("overlap"), py::arg("name"),
+             py::arg("hosts"),
+             "Plans for all ranks (of each: tensors, inputs, outputs, error) without a group, checks the plans against "
+             "each other, and counts.");
 }
 
 }  // namespace shardwire::python

@@ -12,8 +12,8 @@ namespace {
 
 using Boxes = std::vector<PlacedSlice>;
 
-DeclaredTensor declared(std::string name, std::optional<Dims> shape, const py::object& dtype, const std::optional<std::string>& reduction,
-                        const py::object& outputDtype) {
+DeclaredTensor declared(std::string name, std::optional<Dims> shape, const py::object& dtype,
+                        const std::optional<std::string>& reduction, const py::object& outputDtype) {
   DeclaredTensor tensor;
   tensor.decl = {.name = std::move(name),
                  .shape = shape,
@@ -98,7 +98,8 @@ void bindSpecTypes(py::module_& module) {
       .def_property_readonly("local_offset", [](const PlacedSlice& box) { return box.localOffset; })
       .def(py::self == py::self)
       .def("__repr__", [](const PlacedSlice& box) { return "<Box " + textOf(box) + ">"; });
-  py::class_<LocalTensor>(module, "LocalTensor", "One local tensor: its shape, and the boxes of a global tensor that it holds.")
+  py::class_<LocalTensor>(module, "LocalTensor",
+                          "One local tensor: its shape, and the boxes of a global tensor that it holds.")
       .def(py::init([](std::int32_t tensor, const Dims& localShape, Boxes boxes, std::uint64_t replicaClass) {
              return LocalTensor{tensor, localShape, std::move(boxes), replicaClass};
            }),
@@ -109,13 +110,15 @@ void bindSpecTypes(py::module_& module) {
       .def_readonly("replica_class", &LocalTensor::replicaClass)
       .def(py::self == py::self)
       .def("__repr__", [](const LocalTensor& local) {
-        std::string text = "<LocalTensor of tensor " + std::to_string(local.tensor) + ", shape " + toString(local.localShape);
+        std::string text =
+            "<LocalTensor of tensor " + std::to_string(local.tensor) + ", shape " + toString(local.localShape);
         for (const PlacedSlice& box : local.slices) {
           text += ", " + textOf(box);
         }
         return text + ">";
       });
-  py::class_<DeclaredTensor>(module, "TensorDecl", "A global tensor as a rank declares it, or as all ranks agreed on it.")
+  py::class_<DeclaredTensor>(module, "TensorDecl",
+                             "A global tensor as a rank declares it, or as all ranks agreed on it.")
       .def(py::init(&declared), py::arg("name"), py::arg("shape"), py::arg("dtype"), py::arg("reduction"),
            py::arg("output_dtype") = py::none())
       .def_property_readonly("name", [](const DeclaredTensor& tensor) { return tensor.decl.name; })

@@ -65,7 +65,8 @@ WordOp redOpOf(const std::string& name) {
     case ReduceOp::kBxor:
       return WordOp::kXor;
     default:
-      throw py::value_error("red: '" + name + "' is no operation on one element; give sum, prod, min, max, band, bor or bxor");
+      throw py::value_error("red: '" + name +
+                            "' is no operation on one element; give sum, prod, min, max, band, bor or bxor");
   }
 }
 
@@ -119,8 +120,8 @@ std::uint64_t bitsOf(const py::handle& value, c10::ScalarType type) {
   }
   std::uint64_t bits = 0;
   const bool isComplex = c10::isComplexType(type);
-  const at::Scalar scalar =
-      isComplex ? at::Scalar(c10::complex<double>(value.cast<std::complex<double>>())) : at::Scalar(value.cast<double>());
+  const at::Scalar scalar = isComplex ? at::Scalar(c10::complex<double>(value.cast<std::complex<double>>()))
+                                      : at::Scalar(value.cast<double>());
   const at::Tensor element = at::scalar_tensor(scalar, isComplex ? c10::kComplexDouble : c10::kDouble).to(type);
   std::memcpy(&bits, element.data_ptr(), std::min<std::size_t>(sizeof bits, element.element_size()));
   return bits;
@@ -147,8 +148,8 @@ py::object numberOf(std::uint64_t bits, c10::ScalarType type) {
 
 // ---- calls
 
-at::Tensor makeTensor(const py::object& backend, const std::vector<std::int64_t>& shape, const py::object& dtype, const std::string& error,
-                      bool isZeroed, Seconds timeout) {
+at::Tensor makeTensor(const py::object& backend, const std::vector<std::int64_t>& shape, const py::object& dtype,
+                      const std::string& error, bool isZeroed, Seconds timeout) {
   const auto communicator = groupOf(backend).communicator();
   const c10::ScalarType type = scalarTypeOf(dtype);
   const Dims dims{std::span<const std::int64_t>(shape)};
@@ -176,14 +177,15 @@ py::object placeOf(const at::Tensor& tensor) {
 std::shared_ptr<SymmetricMemory> blockOf(const at::Tensor& tensor, const char* what) {
   const auto place = internal::symmetricPlaceOf(tensor);
   if (!place.has_value()) {
-    throw py::value_error(std::string(what) +
-                          ": the tensor does not lie in symmetric memory: make it by shardwire.symm.empty() on all ranks");
+    throw py::value_error(
+        std::string(what) +
+        ": the tensor does not lie in symmetric memory: make it by shardwire.symm.empty() on all ranks");
   }
   return place->block;
 }
 
-py::object atomic(const at::Tensor& word, const std::string& op, Rank rank, const py::object& value, const py::object& expected,
-                  bool fetches) {
+py::object atomic(const at::Tensor& word, const std::string& op, Rank rank, const py::object& value,
+                  const py::object& expected, bool fetches) {
   const WordOp wordOp = wordOpOf(op);
   const c10::ScalarType type = word.scalar_type();
   if (c10::elementSize(type) > 8) {
@@ -201,7 +203,8 @@ py::object atomic(const at::Tensor& word, const std::string& op, Rank rank, cons
   return fetches ? numberOf(before, type) : py::object(py::none());
 }
 
-py::object wait(const at::Tensor& word, const std::string& cmp, const py::object& value, Seconds timeout, const Ranks& sources) {
+py::object wait(const at::Tensor& word, const std::string& cmp, const py::object& value, Seconds timeout,
+                const Ranks& sources) {
   const Comparison comparison = comparisonOf(cmp);
   const DType dtype = internal::dtypeOf(word.scalar_type());
   if (!internal::isInteger(dtype)) {
@@ -218,18 +221,24 @@ py::object wait(const at::Tensor& word, const std::string& cmp, const py::object
 
 void bindMemory(py::module_& module) {
   module.def(
-      "symm_job_ranks", [](const at::Tensor& tensor) { return blockOf(tensor, "job_ranks")->jobRanks(); }, py::arg("tensor"),
-      "The job's rank of each member of the tensor's group.");
+      "symm_job_ranks", [](const at::Tensor& tensor) { return blockOf(tensor, "job_ranks")->jobRanks(); },
+      py::arg("tensor"), "The job's rank of each member of the tensor's group.");
   const py::call_guard<py::gil_scoped_release> released;
-  module.def("symm_make", &makeTensor, py::arg("backend"), py::arg("shape"), py::arg("dtype"), py::arg("error"), py::arg("zeroed"),
-             py::arg("timeout") = py::none(), "Collective: this rank's part of a new block, as a tensor.");
-  module.def("symm_place", &placeOf, py::arg("tensor"), "(number, rank of the part, this rank, size of the group), or None.");
+  module.def("symm_make", &makeTensor, py::arg("backend"), py::arg("shape"), py::arg("dtype"), py::arg("error"),
+             py::arg("zeroed"), py::arg("timeout") = py::none(),
+             "Collective: this rank's part of a new block, as a tensor.");
+  module.def("symm_place", &placeOf, py::arg("tensor"),
+             "(number, rank of the part, this rank, size of the group), or None.");
   module.def("symm_peer", &internal::peerTensor, py::arg("tensor"), py::arg("rank"));
   module.def(
-      "symm_free", [](const at::Tensor& tensor, Seconds timeout) { throwUnlessOk(blockOf(tensor, "free")->free(durationOf(timeout))); },
+      "symm_free",
+      [](const at::Tensor& tensor, Seconds timeout) {
+        throwUnlessOk(blockOf(tensor, "free")->free(durationOf(timeout)));
+      },
       py::arg("tensor"), py::arg("timeout") = py::none(), released);
   module.def(
-      "symm_is_freed", [](const at::Tensor& tensor) { return blockOf(tensor, "is_freed")->isFreed(); }, py::arg("tensor"));
+      "symm_is_freed", [](const at::Tensor& tensor) { return blockOf(tensor, "is_freed")->isFreed(); },
+      py::arg("tensor"));
   module.def(
       "symm_put",
       [](const at::Tensor& dst, const at::Tensor& src, Rank rank, bool nonBlocking) {
@@ -250,7 +259,8 @@ void bindMemory(py::module_& module) {
 void bindWords(py::module_& module) {
   module.def("symm_atomic", &atomic, py::arg("word"), py::arg("op"), py::arg("rank"), py::arg("value") = py::none(),
              py::arg("expected") = py::none(), py::arg("fetches") = true, "The value before; None without `fetches`.");
-  module.def("symm_wait", &wait, py::arg("word"), py::arg("cmp"), py::arg("value"), py::arg("timeout"), py::arg("sources"));
+  module.def("symm_wait", &wait, py::arg("word"), py::arg("cmp"), py::arg("value"), py::arg("timeout"),
+             py::arg("sources"));
   module.def("symm_fence", &internal::fullFence);
   module.def("symm_quiet", [] {
     if (internal::isAllQuiet()) {
@@ -270,7 +280,8 @@ void bindWords(py::module_& module) {
       py::arg("backend"), py::arg("timeout") = py::none());
   module.def(
       "symm_agree",
-      [](const py::object& backend, const std::string& what, const std::string& text, const std::string& error, Seconds timeout) {
+      [](const py::object& backend, const std::string& what, const std::string& text, const std::string& error,
+         Seconds timeout) {
         const auto communicator = groupOf(backend).communicator();
         const py::gil_scoped_release release;
         throwUnlessOk(communicator->agree(what, text, error, durationOf(timeout)));

@@ -68,8 +68,10 @@ LocalSpec reshapeSpec(Rank rank, int n, std::int64_t rows) {
   const std::int64_t whole = rows * n;
   LocalSpec spec;
   spec.tensors.push_back({.name = "", .shape = Dims{whole, whole}, .dtype = DType::kFloat32});
-  spec.inputs.push_back({.localShape = {rows, whole}, .slices = {{.slice = {{rank * rows, 0}, {rows, whole}}, .localOffset = {0, 0}}}});
-  spec.outputs.push_back({.localShape = {whole, rows}, .slices = {{.slice = {{0, rank * rows}, {whole, rows}}, .localOffset = {0, 0}}}});
+  spec.inputs.push_back(
+      {.localShape = {rows, whole}, .slices = {{.slice = {{rank * rows, 0}, {rows, whole}}, .localOffset = {0, 0}}}});
+  spec.outputs.push_back(
+      {.localShape = {whole, rows}, .slices = {{.slice = {{0, rank * rows}, {whole, rows}}, .localOffset = {0, 0}}}});
   return spec;
 }
 

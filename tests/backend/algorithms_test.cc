@@ -106,8 +106,8 @@ TEST_P(Algorithms, GiveTheSameResult) {
 
 std::vector<Forced> allForced() {
   std::vector<Forced> all;
-  for (const Collective kind :
-       {Collective::kBroadcast, Collective::kReduce, Collective::kAllReduce, Collective::kAllGather, Collective::kBarrier}) {
+  for (const Collective kind : {Collective::kBroadcast, Collective::kReduce, Collective::kAllReduce,
+                                Collective::kAllGather, Collective::kBarrier}) {
     for (const Algorithm algorithm : algorithmsOf(kind)) {
       all.push_back({kind, algorithm});
     }
@@ -115,7 +115,8 @@ std::vector<Forced> allForced() {
   return all;
 }
 
-INSTANTIATE_TEST_SUITE_P(All, Algorithms, ::testing::Combine(::testing::ValuesIn(allForced()), ::testing::Values(1, 2, 3, 4, 5, 8, 9)),
+INSTANTIATE_TEST_SUITE_P(All, Algorithms,
+                         ::testing::Combine(::testing::ValuesIn(allForced()), ::testing::Values(1, 2, 3, 4, 5, 8, 9)),
                          [](const auto& test) {
                            const auto& forced = std::get<0>(test.param);
                            return fmt::format("{}_{}_{}", collectiveName(forced.kind), algorithmName(forced.algorithm),
@@ -195,7 +196,8 @@ TEST(Algorithms, OneThatIsNotKnownIsRefusedWhenTheGroupIsMade) {
   options.algorithms = "broadcast=ring";
   const auto group = Communicator::create(store, 0, 1, options, "test");
   ASSERT_FALSE(group.isOk());
-  EXPECT_NE(group.status().message().find("SHARDWIRE_ALGORITHMS=broadcast=ring"), std::string::npos) << group.status().message();
+  EXPECT_NE(group.status().message().find("SHARDWIRE_ALGORITHMS=broadcast=ring"), std::string::npos)
+      << group.status().message();
 }
 
 }  // namespace

@@ -85,7 +85,8 @@ TEST(CheckAll, EqualCallsGoThrough) {
 
 TEST(CheckAll, ShapesOfAsManyElementsDiffer) {
   const Call call = [](Communicator& group, std::vector<std::int64_t>& values) {
-    return group.allReduce(typedViewOf(values, DType::kInt64, group.rank() == 1 ? Dims{8, 2} : Dims{2, 8}), ReduceOp::kSum);
+    return group.allReduce(typedViewOf(values, DType::kInt64, group.rank() == 1 ? Dims{8, 2} : Dims{2, 8}),
+                           ReduceOp::kSum);
   };
   expectBothNamed(3, call, "rank 0 called all_reduce(int64[2, 8], sum)", "rank 1 called all_reduce(int64[8, 2], sum)");
 }
@@ -99,9 +100,11 @@ TEST(CheckAll, RootsDiffer) {
 
 TEST(CheckAll, CallsDiffer) {
   const Call call = [](Communicator& group, std::vector<std::int64_t>& values) {
-    return group.rank() == 0 ? group.barrier() : group.allReduce(typedViewOf(values, DType::kInt64, {4}), ReduceOp::kMax);
+    return group.rank() == 0 ? group.barrier()
+                             : group.allReduce(typedViewOf(values, DType::kInt64, {4}), ReduceOp::kMax);
   };
-  expectBothNamed(3, call, "operation #1: rank 0 called barrier", "rank 1 called all_reduce(int64[4], max) (1 more differ from rank 0)");
+  expectBothNamed(3, call, "operation #1: rank 0 called barrier",
+                  "rank 1 called all_reduce(int64[4], max) (1 more differ from rank 0)");
 }
 
 // Arguments go by rank 0 and a tree then.
@@ -117,9 +120,11 @@ TEST(CheckAll, CallsOfManyRanksAreCompared) {
       },
       checked());
   const Call call = [](Communicator& group, std::vector<std::int64_t>& values) {
-    return group.allReduce(typedViewOf(values, DType::kInt64, group.rank() == 12 ? Dims{8, 2} : Dims{2, 8}), ReduceOp::kSum);
+    return group.allReduce(typedViewOf(values, DType::kInt64, group.rank() == 12 ? Dims{8, 2} : Dims{2, 8}),
+                           ReduceOp::kSum);
   };
-  expectBothNamed(17, call, "rank 0 called all_reduce(int64[2, 8], sum)", "rank 12 called all_reduce(int64[8, 2], sum)");
+  expectBothNamed(17, call, "rank 0 called all_reduce(int64[2, 8], sum)",
+                  "rank 12 called all_reduce(int64[8, 2], sum)");
 }
 
 TEST(CheckAll, SplitsDiffer) {
@@ -142,10 +147,11 @@ TEST(CheckAll, MessagesOfAsManyBytesDiffer) {
         2,
         [&](Communicator& group) {
           std::vector<std::int64_t> values(static_cast<std::size_t>(count), group.rank());
-          const Status status = endOf(group.rank() == 0 ? group.send(typedViewOf(values, DType::kFloat32, {count, 2}), 1, 3)
-                                                        : group.recv(typedViewOf(values, DType::kInt32, {2 * count}), 0, 3));
-          const std::string text = "rank 0 sent float32[" + std::to_string(count) + ", 2] with tag 3, but rank 1 receives int32[" +
-                                   std::to_string(2 * count) + "]";
+          const Status status =
+              endOf(group.rank() == 0 ? group.send(typedViewOf(values, DType::kFloat32, {count, 2}), 1, 3)
+                                      : group.recv(typedViewOf(values, DType::kInt32, {2 * count}), 0, 3));
+          const std::string text = "rank 0 sent float32[" + std::to_string(count) +
+                                   ", 2] with tag 3, but rank 1 receives int32[" + std::to_string(2 * count) + "]";
           if (group.rank() == 1 || !status.isOk()) {  // an eager send is over before any rank checks the arguments
             EXPECT_EQ(status.code(), StatusCode::kMismatch) << status.message();
             EXPECT_NE(status.message().find(text), std::string::npos) << status.message();
@@ -161,7 +167,8 @@ TEST(CheckAll, MessagesOfAsManyBytesDiffer) {
 TEST(CheckAll, IsOffByDefault) {
   withGroup(2, [](Communicator& group) {
     std::vector<std::int64_t> values(8, group.rank() + 1);
-    expectOk(group.allReduce(typedViewOf(values, DType::kInt64, group.rank() == 1 ? Dims{4, 2} : Dims{2, 4}), ReduceOp::kSum));
+    expectOk(group.allReduce(typedViewOf(values, DType::kInt64, group.rank() == 1 ? Dims{4, 2} : Dims{2, 4}),
+                             ReduceOp::kSum));
     expectOk(group.rank() == 0 ? group.send(typedViewOf(values, DType::kFloat32, {16}), 1, 0)
                                : group.recv(typedViewOf(values, DType::kInt32, {4, 4}), 0, 0));
   });
@@ -177,8 +184,10 @@ TEST(CheckAll, OfOneEndOfAMessageOnlyComparesNothing) {
         ASSERT_TRUE(group.isOk()) << group.status().message();
         std::vector<std::int64_t> values(static_cast<std::size_t>(count), 7 + rank);
         std::vector<std::int64_t> answer(static_cast<std::size_t>(count));
-        expectOk(rank == 0 ? (*group)->send(internal::viewOf(values), 1, 0) : (*group)->recv(internal::viewOf(answer), 0, 0));
-        expectOk(rank == 1 ? (*group)->send(internal::viewOf(values), 0, 0) : (*group)->recv(internal::viewOf(answer), 1, 0));
+        expectOk(rank == 0 ? (*group)->send(internal::viewOf(values), 1, 0)
+                           : (*group)->recv(internal::viewOf(answer), 0, 0));
+        expectOk(rank == 1 ? (*group)->send(internal::viewOf(values), 0, 0)
+                           : (*group)->recv(internal::viewOf(answer), 1, 0));
         EXPECT_EQ(answer, std::vector<std::int64_t>(static_cast<std::size_t>(count), 8 - rank));
       });
     }
@@ -231,8 +240,10 @@ TEST(CheckAll, RunsOfCompiledOpsAreCompared) {
         auto& swapped = group.rank() == 0 ? *a : *b;
         const Status status = endOf(swapped->run({&in, 1}, {&out, 1}));
         EXPECT_EQ(status.code(), StatusCode::kMismatch) << status.message();
-        EXPECT_NE(status.message().find("rank 0 called a run of compile_op \"a\""), std::string::npos) << status.message();
-        EXPECT_NE(status.message().find("rank 1 called a run of compile_op \"b with a line end\""), std::string::npos) << status.message();
+        EXPECT_NE(status.message().find("rank 0 called a run of compile_op \"a\""), std::string::npos)
+            << status.message();
+        EXPECT_NE(status.message().find("rank 1 called a run of compile_op \"b with a line end\""), std::string::npos)
+            << status.message();
       },
       checked());
 }

@@ -141,7 +141,8 @@ TEST(Failure, WithoutMemoryForACopyTheOperationFailsInItsPlaceOnAllRanks) {
     const Status status = work.isOk() ? (*work)->wait() : work.status();
     // Rank 0 gives up when its own part of the earlier operation is over. Rank 1 may be notified before rank 1 has
     // received all of the earlier operation, or called.
-    EXPECT_TRUE(earlierStatus.isOk() || (group.rank() == 1 && earlierStatus.message().find(kLacking) != std::string::npos))
+    EXPECT_TRUE(earlierStatus.isOk() ||
+                (group.rank() == 1 && earlierStatus.message().find(kLacking) != std::string::npos))
         << earlierStatus.message();
     EXPECT_EQ(status.code(), StatusCode::kSystem);
     EXPECT_NE(status.message().find(kLacking), std::string::npos) << status.message();
@@ -199,7 +200,8 @@ TEST(Failure, DifferentOperationsAreNamedOnBothRanks) {
     ASSERT_TRUE(work.isOk());
     const Status status = (*work)->wait();
     EXPECT_EQ(status.code(), StatusCode::kMismatch) << status.message();
-    EXPECT_NE(status.message().find("rank 0 called all_reduce(int64[100], sum), but rank 1 called all_reduce(int64[50], sum)"),
+    EXPECT_NE(status.message().find(
+                  "rank 0 called all_reduce(int64[100], sum), but rank 1 called all_reduce(int64[50], sum)"),
               std::string::npos)
         << status.message();
     EXPECT_FALSE(group.barrier().isOk());  // poisoned
@@ -239,7 +241,8 @@ TEST(Failure, ATimeoutNamesTheAbsentRankAndPoisonsTheGroup) {
   withGroup(3, [&](Communicator& group) {
     if (group.rank() == 1) {
       while (group.status().isOk()) {
-        std::this_thread::yield();  // until the notices of the other ranks arrive: possibly after the other ranks return
+        std::this_thread::yield();  // until the notices of the other ranks arrive: possibly after the other ranks
+                                    // return
       }
       std::vector<std::int64_t> values(10);
       auto work = group.allReduce(viewOf(values), ReduceOp::kSum);
@@ -294,7 +297,8 @@ TEST(Failure, AGroupThatEndsWithACompiledOpInHandIsLeft) {
     LocalSpec spec;
     spec.tensors.push_back({.name = "", .shape = Dims{2, 8}, .dtype = DType::kInt64});
     spec.inputs.push_back({.localShape = {1, 8}, .slices = {{.slice = {{rank, 0}, {1, 8}}, .localOffset = {0, 0}}}});
-    spec.outputs.push_back({.localShape = {1, 8}, .slices = {{.slice = {{1 - rank, 0}, {1, 8}}, .localOffset = {0, 0}}}});
+    spec.outputs.push_back(
+        {.localShape = {1, 8}, .slices = {{.slice = {{1 - rank, 0}, {1, 8}}, .localOffset = {0, 0}}}});
     auto op = (*group)->compileOp(spec);
     ASSERT_TRUE(op.isOk()) << op.status().message();
     std::vector<std::int64_t> values(8);

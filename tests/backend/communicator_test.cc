@@ -123,13 +123,15 @@ TEST_P(Collectives, ReduceScatterAndAllToAllMoveTheRightParts) {
 
       inputs.clear();
       for (Rank r = 0; r < n; ++r) {
-        parts[static_cast<std::size_t>(r)] = patternOf(group.rank(), size + static_cast<std::size_t>(group.rank()), r * 13);
+        parts[static_cast<std::size_t>(r)] =
+            patternOf(group.rank(), size + static_cast<std::size_t>(group.rank()), r * 13);
         inputs.push_back(viewOf(parts[static_cast<std::size_t>(r)]));
         outputs.push_back(viewOf(received[static_cast<std::size_t>(r)]));
       }
       expectOk(group.allToAll(outputs, inputs));
       for (Rank r = 0; r < n; ++r) {
-        ASSERT_EQ(received[static_cast<std::size_t>(r)], patternOf(r, size + static_cast<std::size_t>(r), group.rank() * 13));
+        ASSERT_EQ(received[static_cast<std::size_t>(r)],
+                  patternOf(r, size + static_cast<std::size_t>(r), group.rank() * 13));
       }
     }
   });
@@ -169,7 +171,8 @@ TEST(Memory, OfReductionsOfManyShapesIsSmall) {
   withGroup(4, [&](Communicator& group) {
     std::vector<std::int64_t> values(kElements + kShapes * 64, 1);
     for (std::size_t shape = 0; shape <= kShapes; ++shape) {
-      const auto view = TensorView::contiguous(values.data(), DType::kInt64, {static_cast<std::int64_t>(kElements + shape * 64)});
+      const auto view =
+          TensorView::contiguous(values.data(), DType::kInt64, {static_cast<std::int64_t>(kElements + shape * 64)});
       expectOk(group.allReduce(view, ReduceOp::kMax));
       if (shape == 0 || shape == kShapes) {
         expectOk(group.barrier());
@@ -207,7 +210,9 @@ INSTANTIATE_TEST_SUITE_P(Ranks, Collectives, ::testing::Values(1, 2, 3, 5));
 // input.
 TEST(ManyRanks, AllReduceIsTheSumInRankOrderOnEveryRank) {
   constexpr int kRanks = 33;
-  const auto valueOf = [](Rank rank, std::size_t i) { return 1.0F / static_cast<float>(3 + rank * 7 + static_cast<Rank>(i)); };
+  const auto valueOf = [](Rank rank, std::size_t i) {
+    return 1.0F / static_cast<float>(3 + rank * 7 + static_cast<Rank>(i));
+  };
   withGroup(kRanks, [&](Communicator& group) {
     for (const std::size_t size : {std::size_t{1}, std::size_t{0}, std::size_t{33}, std::size_t{2048}}) {
       std::vector<float> expected(size);
@@ -268,7 +273,8 @@ TEST(PointToPoint, DoesNotBlockCollectivesNorIsBlockedByThem) {
     std::vector<std::int64_t> received(kSize);
     auto sum = patternOf(group.rank(), kSize);
     const Rank peer = 1 - group.rank();
-    auto send = group.send(viewOf(message), peer, 0);  // the peer does not receive the message before the collective is over
+    auto send =
+        group.send(viewOf(message), peer, 0);  // the peer does not receive the message before the collective is over
     expectOk(group.allReduce(viewOf(sum), ReduceOp::kMax));
     expectOk(group.recv(viewOf(received), peer, 0));
     expectOk(send);
@@ -304,8 +310,10 @@ LocalSpec rowsSpec(Rank rank, int n, std::int64_t rows, bool transposed) {
   LocalSpec spec;
   spec.tensors.push_back({.name = "", .shape = Dims{rows * n, rows * n}, .dtype = DType::kInt64});
   const auto whole = rows * n;
-  LocalTensor byRow{.localShape = {rows, whole}, .slices = {{.slice = {{rank * rows, 0}, {rows, whole}}, .localOffset = {0, 0}}}};
-  LocalTensor byColumn{.localShape = {whole, rows}, .slices = {{.slice = {{0, rank * rows}, {whole, rows}}, .localOffset = {0, 0}}}};
+  LocalTensor byRow{.localShape = {rows, whole},
+                    .slices = {{.slice = {{rank * rows, 0}, {rows, whole}}, .localOffset = {0, 0}}}};
+  LocalTensor byColumn{.localShape = {whole, rows},
+                       .slices = {{.slice = {{0, rank * rows}, {whole, rows}}, .localOffset = {0, 0}}}};
   spec.inputs.push_back(transposed ? byColumn : byRow);
   spec.outputs.push_back(transposed ? byRow : byColumn);
   return spec;
@@ -501,8 +509,9 @@ TEST(CompileOp, ARankOfManyThatDoesNotCallIsNamedAndTheGroupStaysUsable) {
       } else if (absent == 0) {
         EXPECT_NE(text.find("what rank 0 collects from all ranks did not come"), std::string::npos) << text;
       } else {
-        EXPECT_NE(text.find(fmt::format("rank {} did not arrive", absent)), std::string::npos) << text;  // only the absent rank is named
-        EXPECT_LE(Clock::now() - before, seconds(15));                                                   // not the group's 20 s
+        EXPECT_NE(text.find(fmt::format("rank {} did not arrive", absent)), std::string::npos)
+            << text;                                    // only the absent rank is named
+        EXPECT_LE(Clock::now() - before, seconds(15));  // not the group's 20 s
       }
       runReshape(group, 1);
     });
@@ -520,7 +529,8 @@ TEST(CompileOp, RefusesWrongTensorsBeforeAnythingMoves) {
     const TensorView wrongShape = TensorView::contiguous(output.data(), DType::kInt64, {2, 4});
     const TensorView wrongType = TensorView::contiguous(output.data(), DType::kFloat64, {4, 2});
     const TensorView overlapping{reinterpret_cast<std::byte*>(output.data()), DType::kInt64, {4, 2}, {1, 1}};
-    const TensorView tooFar{reinterpret_cast<std::byte*>(output.data()), DType::kInt64, {4, 2}, {std::int64_t{1} << 60, 1}};
+    const TensorView tooFar{
+        reinterpret_cast<std::byte*>(output.data()), DType::kInt64, {4, 2}, {std::int64_t{1} << 60, 1}};
     const TensorView sameAsInput = TensorView::contiguous(input.data(), DType::kInt64, {4, 2});
     const std::span<const TensorView> none;
     EXPECT_EQ((*op)->run(none, {&out, 1}).status().code(), StatusCode::kInvalidArgument);

@@ -33,7 +33,8 @@ void expectMismatch(int n, const Calls& calls, const std::vector<std::string>& w
     for (int i = 0; i < 3 && status.isOk(); ++i) {
       status = waitFor(group.allReduce(viewOf(next), ReduceOp::kSum));
     }
-    EXPECT_EQ(status.code(), StatusCode::kMismatch) << "rank " << group.rank() << " of " << n << ": " << status.message();
+    EXPECT_EQ(status.code(), StatusCode::kMismatch)
+        << "rank " << group.rank() << " of " << n << ": " << status.message();
     for (const std::string& word : words) {
       EXPECT_NE(status.message().find(word), std::string::npos) << word << " is not in: " << status.message();
     }
@@ -76,36 +77,39 @@ TEST_P(OtherRoots, OfAReduceAreAMismatch) {
 }
 
 TEST_P(OtherRoots, OfAGatherAreAMismatch) {
-  expectMismatch(ranks(),
-                 [&](Communicator& group) {
-                   auto values = one();
-                   std::vector<std::vector<std::int64_t>> gathered(static_cast<std::size_t>(ranks()), values);
-                   std::vector<TensorView> outputs;
-                   for (auto& each : gathered) {
-                     outputs.push_back(viewOf(each));
-                   }
-                   const Rank root = rootOn(group.rank());
-                   return waitFor(group.gather(viewOf(values), root == group.rank() ? outputs : std::vector<TensorView>{}, root));
-                 },
-                 {"root 0", "root 1"});
+  expectMismatch(
+      ranks(),
+      [&](Communicator& group) {
+        auto values = one();
+        std::vector<std::vector<std::int64_t>> gathered(static_cast<std::size_t>(ranks()), values);
+        std::vector<TensorView> outputs;
+        for (auto& each : gathered) {
+          outputs.push_back(viewOf(each));
+        }
+        const Rank root = rootOn(group.rank());
+        return waitFor(group.gather(viewOf(values), root == group.rank() ? outputs : std::vector<TensorView>{}, root));
+      },
+      {"root 0", "root 1"});
 }
 
 TEST_P(OtherRoots, OfAScatterAreAMismatch) {
-  expectMismatch(ranks(),
-                 [&](Communicator& group) {
-                   auto values = one();
-                   std::vector<std::vector<std::int64_t>> scattered(static_cast<std::size_t>(ranks()), values);
-                   std::vector<TensorView> inputs;
-                   for (auto& each : scattered) {
-                     inputs.push_back(viewOf(each));
-                   }
-                   const Rank root = rootOn(group.rank());
-                   return waitFor(group.scatter(viewOf(values), root == group.rank() ? inputs : std::vector<TensorView>{}, root));
-                 },
-                 {"root 0", "root 1"});
+  expectMismatch(
+      ranks(),
+      [&](Communicator& group) {
+        auto values = one();
+        std::vector<std::vector<std::int64_t>> scattered(static_cast<std::size_t>(ranks()), values);
+        std::vector<TensorView> inputs;
+        for (auto& each : scattered) {
+          inputs.push_back(viewOf(each));
+        }
+        const Rank root = rootOn(group.rank());
+        return waitFor(group.scatter(viewOf(values), root == group.rank() ? inputs : std::vector<TensorView>{}, root));
+      },
+      {"root 0", "root 1"});
 }
 
-INSTANTIATE_TEST_SUITE_P(FewAndMany, OtherRoots, ::testing::Combine(::testing::Values(2, 3), ::testing::Values(kFew, kMany)));
+INSTANTIATE_TEST_SUITE_P(FewAndMany, OtherRoots,
+                         ::testing::Combine(::testing::Values(2, 3), ::testing::Values(kFew, kMany)));
 
 // A root that only sends would end one broadcast after the other, though the other ranks called different broadcasts.
 TEST(Disagreement, ReachesARootThatOnlySends) {
@@ -113,7 +117,7 @@ TEST(Disagreement, ReachesARootThatOnlySends) {
   withGroup(2, [&](Communicator& group) {
     std::vector<std::int64_t> values(4, 1);
     Status status = waitFor(group.broadcast(viewOf(values), group.rank()));  // each its own root
-    await(failed, group.rank() == 0 ? 1 : 0);                                // rank 1 knows by now, and has notified rank 0
+    await(failed, group.rank() == 0 ? 1 : 0);  // rank 1 knows by now, and has notified rank 0
     for (int i = 0; i < 2 && status.isOk(); ++i) {
       status = waitFor(group.rank() == 0 ? group.broadcast(viewOf(values), 0) : group.barrier());
     }
@@ -139,34 +143,37 @@ LocalSpec oneMove(Rank rank, Rank from, Rank to, std::int64_t elems, const std::
 
 TEST(Disagreement, OfCompiledOpsInAnotherOrderIsNoticedWhereOneMovesNothing) {
   for (const std::int64_t elems : {kFew, kMany}) {
-    expectMismatch(3,
-                   [&](Communicator& group) {
-                     auto away = group.compileOp(oneMove(group.rank(), 1, 2, elems, "away"));  // rank 0 takes no part
-                     auto here = group.compileOp(oneMove(group.rank(), 0, 1, elems, "here"));
-                     if (!away.isOk() || !here.isOk()) {  // the other ranks may disagree before this rank has finished compiling
-                       return away.isOk() ? here.status() : away.status();
-                     }
-                     std::vector<std::int64_t> values(static_cast<std::size_t>(elems), group.rank());
-                     const TensorView view = viewOf(values);
-                     const std::span<const TensorView> none;
-                     const auto runAway = [&] {
-                       return (*away)->run(group.rank() == 1 ? std::span(&view, 1) : none, group.rank() == 2 ? std::span(&view, 1) : none);
-                     };
-                     const auto runHere = [&] {
-                       return (*here)->run(group.rank() == 0 ? std::span(&view, 1) : none, group.rank() == 1 ? std::span(&view, 1) : none);
-                     };
-                     if (group.rank() == 1) {
-                       auto first = runHere();
-                       auto second = runAway();
-                       const Status status = waitFor(first);
-                       return status.isOk() ? waitFor(second) : status;
-                     }
-                     auto first = runAway();
-                     auto second = runHere();
-                     const Status status = waitFor(first);
-                     return status.isOk() ? waitFor(second) : status;
-                   },
-                   {"away", "here"});
+    expectMismatch(
+        3,
+        [&](Communicator& group) {
+          auto away = group.compileOp(oneMove(group.rank(), 1, 2, elems, "away"));  // rank 0 takes no part
+          auto here = group.compileOp(oneMove(group.rank(), 0, 1, elems, "here"));
+          if (!away.isOk() || !here.isOk()) {  // the other ranks may disagree before this rank has finished compiling
+            return away.isOk() ? here.status() : away.status();
+          }
+          std::vector<std::int64_t> values(static_cast<std::size_t>(elems), group.rank());
+          const TensorView view = viewOf(values);
+          const std::span<const TensorView> none;
+          const auto runAway = [&] {
+            return (*away)->run(group.rank() == 1 ? std::span(&view, 1) : none,
+                                group.rank() == 2 ? std::span(&view, 1) : none);
+          };
+          const auto runHere = [&] {
+            return (*here)->run(group.rank() == 0 ? std::span(&view, 1) : none,
+                                group.rank() == 1 ? std::span(&view, 1) : none);
+          };
+          if (group.rank() == 1) {
+            auto first = runHere();
+            auto second = runAway();
+            const Status status = waitFor(first);
+            return status.isOk() ? waitFor(second) : status;
+          }
+          auto first = runAway();
+          auto second = runHere();
+          const Status status = waitFor(first);
+          return status.isOk() ? waitFor(second) : status;
+        },
+        {"away", "here"});
   }
 }
 
@@ -174,7 +181,9 @@ TEST(Disagreement, OfCompiledOpsInAnotherOrderIsNoticedWhereOneMovesNothing) {
 void expectSplitMismatch(std::int64_t sent, std::int64_t expected) {
   expectMismatch(2,
                  [&](Communicator& group) {
-                   const auto made = [](std::int64_t elems) { return std::vector<std::int64_t>(static_cast<std::size_t>(elems), 3); };
+                   const auto made = [](std::int64_t elems) {
+                     return std::vector<std::int64_t>(static_cast<std::size_t>(elems), 3);
+                   };
                    std::vector<std::vector<std::int64_t>> inputs = {made(group.rank() == 1 ? sent : 1), made(1)};
                    std::vector<std::vector<std::int64_t>> outputs = {made(1), made(group.rank() == 0 ? expected : 1)};
                    const std::vector<TensorView> in = {viewOf(inputs[0]), viewOf(inputs[1])};
@@ -205,7 +214,8 @@ TEST(Timeout, TellsWhatTheAbsentRankDoes) {
       std::vector<std::int64_t> values(4);
       const Status status = waitFor(group.allReduce(viewOf(values), ReduceOp::kSum, {.timeout = seconds(3)}));
       EXPECT_EQ(status.code(), StatusCode::kTimeout) << status.message();
-      EXPECT_NE(status.message().find("rank 1 has called nothing in this group since barrier (operation #1)"), std::string::npos)
+      EXPECT_NE(status.message().find("rank 1 has called nothing in this group since barrier (operation #1)"),
+                std::string::npos)
           << status.message();
     }
     ++ended;

@@ -41,7 +41,8 @@ class LateLinks : public ::testing::TestWithParam<const char*> {
     options.transports = GetParam();
     return options;
   }
-  static void withProcesses(int n, const std::function<void(Communicator&, Shared&)>& body, const std::set<Rank>& mayDie = {},
+  static void withProcesses(int n, const std::function<void(Communicator&, Shared&)>& body,
+                            const std::set<Rank>& mayDie = {},
                             const std::function<void(std::unique_ptr<Communicator>&, Shared&)>& owning = nullptr);
 };
 INSTANTIATE_TEST_SUITE_P(Over, LateLinks, ::testing::Values("shm", "tcp", "rdma"),
@@ -154,7 +155,8 @@ class SlowStore final : public Store {
     if (!key.ends_with("/2")) {
       return store_.get(key, deadline);
     }
-    isAsked_ ? await(numMade_, 2) : std::this_thread::sleep_for(milliseconds(300));  // until a waiting rank looks around
+    isAsked_ ? await(numMade_, 2)
+             : std::this_thread::sleep_for(milliseconds(300));  // until a waiting rank looks around
     return std::exchange(isAsked_, true) ? store_.get(key, deadline) : Status{StatusCode::kTimeout, "not there yet"};
   }
 
@@ -231,7 +233,8 @@ TEST_P(LateLinks, RandomOperationsOverSomeOfThePeersGiveWhatTheyShould) {
             const bool isMessage = random.chance(50);
             tensors.push_back(patternOf(group.rank(), size, i));
             if (isMessage && (group.rank() == a || group.rank() == b)) {
-              auto work = group.rank() == a ? group.send(viewOf(tensors.back()), b, i) : group.recv(viewOf(tensors.back()), a, i);
+              auto work = group.rank() == a ? group.send(viewOf(tensors.back()), b, i)
+                                            : group.recv(viewOf(tensors.back()), a, i);
               ASSERT_TRUE(work.isOk());
               works.push_back(std::move(*work));
               expected.emplace_back(tensors.size() - 1, patternOf(a, size, i));
@@ -318,7 +321,8 @@ void stop(pid_t pid) {
 }
 
 // Runs `body` on ranks that are processes, over one group whose links are made when operations need them.
-void LateLinks::withProcesses(int n, const std::function<void(Communicator&, Shared&)>& body, const std::set<Rank>& mayDie,
+void LateLinks::withProcesses(int n, const std::function<void(Communicator&, Shared&)>& body,
+                              const std::set<Rank>& mayDie,
                               const std::function<void(std::unique_ptr<Communicator>&, Shared&)>& owning) {
   MemoryStore store;
   testing::SharedValue<Shared> shared;
@@ -390,7 +394,8 @@ TEST_P(LateLinks, ARankThatLeftBeforeItWasNeededIsNamed) {
 TEST_P(LateLinks, APeerHearsWhyALinkFailedOnTheOtherSideAlone) {
 #if defined(__SANITIZE_ADDRESS__)
   if (std::string_view(GetParam()) == "shm") {
-    GTEST_SKIP() << "the sanitizer looks at the types of objects through a pipe, and there is no descriptor left for it";
+    GTEST_SKIP()
+        << "the sanitizer looks at the types of objects through a pipe, and there is no descriptor left for it";
   }
 #endif
   withProcesses(2, [](Communicator& group, Shared& shared) {
@@ -400,7 +405,8 @@ TEST_P(LateLinks, APeerHearsWhyALinkFailedOnTheOtherSideAlone) {
       auto work = group.send(viewOf(values), 0, 0, {.timeout = seconds(10)});
       const Status status = work.isOk() ? (*work)->wait() : work.status();
       // The same code as on rank 0; the handshake of rdma sends the text and no code.
-      const StatusCode asThere = std::string_view(GetParam()) == "rdma" ? StatusCode::kUnsupported : StatusCode::kSystem;
+      const StatusCode asThere =
+          std::string_view(GetParam()) == "rdma" ? StatusCode::kUnsupported : StatusCode::kSystem;
       EXPECT_EQ(status.code(), asThere) << status.message();
       EXPECT_NE(status.message().find("rank 0"), std::string::npos) << status.message();
       EXPECT_NE(status.message().find("it gave up: rank 1"), std::string::npos) << status.message();

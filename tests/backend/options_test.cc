@@ -52,7 +52,8 @@ TEST_F(OptionsTest, AreTheDefaultsWithoutVariables) {
   ASSERT_TRUE(options.isOk());
   EXPECT_EQ(toString(*options), toString(Options{}));
   EXPECT_EQ(toString(*options),
-            "timeout_s=1800 grace_s=5 spin_us=auto ring_bytes=1048576 inline_bytes=8192 ordinary_path=auto heap_bytes=auto transports=auto "
+            "timeout_s=1800 grace_s=5 spin_us=auto ring_bytes=1048576 inline_bytes=8192 ordinary_path=auto "
+            "heap_bytes=auto transports=auto "
             "links=auto host_id=auto socket_ifname=auto "
             "rdma_devices=auto rdma_gid_index=-1 job_token=none algorithms=auto check=default staging_bytes=268435456 "
             "recorded_ops=auto record_file=none status=0");
@@ -82,11 +83,12 @@ TEST_F(OptionsTest, ReadEveryVariable) {
   ::setenv("SHARDWIRE_STATUS", "1", 1);
   const auto options = Options::fromEnvironment();
   ASSERT_TRUE(options.isOk()) << options.status().message();
-  EXPECT_EQ(
-      toString(*options),
-      "timeout_s=2.5 grace_s=0.5 spin_us=20 ring_bytes=2097152 inline_bytes=0 ordinary_path=staged heap_bytes=3221225472 transports=^tcp "
-      "links=lazy host_id=auto socket_ifname=eth rdma_devices=auto rdma_gid_index=3 job_token=set algorithms=broadcast=tree check=full "
-      "staging_bytes=67108864 recorded_ops=100 record_file=/tmp/trace_ status=1");
+  EXPECT_EQ(toString(*options),
+            "timeout_s=2.5 grace_s=0.5 spin_us=20 ring_bytes=2097152 inline_bytes=0 ordinary_path=staged "
+            "heap_bytes=3221225472 transports=^tcp "
+            "links=lazy host_id=auto socket_ifname=eth rdma_devices=auto rdma_gid_index=3 job_token=set "
+            "algorithms=broadcast=tree check=full "
+            "staging_bytes=67108864 recorded_ops=100 record_file=/tmp/trace_ status=1");
   ::setenv("SHARDWIRE_ORDINARY_PATH", "cross_memory", 1);
   ::setenv("SHARDWIRE_SPIN_US", "-1", 1);
   EXPECT_EQ(Options::fromEnvironment()->ordinaryPath, OrdinaryPath::kCrossMemory);
@@ -123,7 +125,8 @@ TEST_F(OptionsTest, RefuseWhatTheyCannotReadByNameAndValue) {
     const auto options = Options::fromEnvironment();
     ASSERT_FALSE(options.isOk()) << name << "=" << value;
     EXPECT_EQ(options.status().code(), StatusCode::kInvalidArgument);
-    EXPECT_NE(options.status().message().find(std::string(name) + "=" + value), std::string::npos) << options.status().message();
+    EXPECT_NE(options.status().message().find(std::string(name) + "=" + value), std::string::npos)
+        << options.status().message();
   }
 }
 

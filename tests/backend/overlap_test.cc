@@ -49,7 +49,8 @@ TEST_P(OverOneTensor, OperationsRunInTheOrderOfTheirCalls) {
         }
         waitForAll(works);
         for (std::int64_t i = 0; i < count; ++i) {
-          ASSERT_EQ(buffer[static_cast<std::size_t>(i * step)], expected) << "element " << i << ", step " << step << ", round " << round;
+          ASSERT_EQ(buffer[static_cast<std::size_t>(i * step)], expected)
+              << "element " << i << ", step " << step << ", round " << round;
         }
       }
     }
@@ -91,7 +92,8 @@ TEST(OverOneTensor, ATimeoutNamesTheOperationBeforeIt) {
     ASSERT_TRUE(first.isOk() && second.isOk());
     const Status status = (*second)->wait();
     EXPECT_EQ(status.code(), StatusCode::kTimeout);
-    EXPECT_NE(status.message().find("all_reduce(int64[1000], sum) must be over first: rank 1 did not arrive"), std::string::npos)
+    EXPECT_NE(status.message().find("all_reduce(int64[1000], sum) must be over first: rank 1 did not arrive"),
+              std::string::npos)
         << status.message();
     ++ended;
   });
@@ -101,7 +103,9 @@ TEST(OverOneTensor, ATimeoutNamesTheOperationBeforeIt) {
 
 struct Model {
   std::vector<std::vector<std::int64_t>> buffers;  // by rank
-  std::int64_t& at(Rank rank, std::int64_t index) { return buffers[static_cast<std::size_t>(rank)][static_cast<std::size_t>(index)]; }
+  std::int64_t& at(Rank rank, std::int64_t index) {
+    return buffers[static_cast<std::size_t>(rank)][static_cast<std::size_t>(index)];
+  }
 };
 
 // A view of each rank's buffer: the same count, anywhere.
@@ -152,7 +156,8 @@ Pieces randomPieces(Random& random, int n, std::int64_t size, std::int64_t count
 }
 
 // Issues one call on this rank and applies to the model the call's effect on all ranks.
-Result<WorkPtr> randomCall(Random& random, Communicator& group, std::vector<std::int64_t>& buffer, Model& model, std::int64_t mostElems) {
+Result<WorkPtr> randomCall(Random& random, Communicator& group, std::vector<std::int64_t>& buffer, Model& model,
+                           std::int64_t mostElems) {
   const int n = group.worldSize();
   const Rank me = group.rank();
   const auto size = static_cast<std::int64_t>(buffer.size());
@@ -186,7 +191,8 @@ Result<WorkPtr> randomCall(Random& random, Communicator& group, std::vector<std:
       for (std::int64_t i = 0; i < count; ++i) {
         if (kind == 3) {  // all_gather
           model.at(rank, pieces.first[r] + peer * count + i) =
-              before.buffers[static_cast<std::size_t>(peer)][static_cast<std::size_t>(own[static_cast<std::size_t>(peer)] + i)];
+              before.buffers[static_cast<std::size_t>(peer)]
+                            [static_cast<std::size_t>(own[static_cast<std::size_t>(peer)] + i)];
         } else {  // reduce_scatter
           std::int64_t& out = model.at(rank, own[r] + i);
           const std::int64_t theirs =
@@ -262,7 +268,8 @@ TEST(CompiledOps, RunInTheOrderOfTheirCallsWhereTheyShareTensors) {
       ASSERT_TRUE(op.isOk()) << op.status().message();
       for (int round = 0; round < 5; ++round) {
         // a -> b -> c -> a, and a sum over all ranks at the end: each reads what the one before wrote.
-        std::vector<std::vector<std::int64_t>> buffers(3, std::vector<std::int64_t>(static_cast<std::size_t>(rows), -1));
+        std::vector<std::vector<std::int64_t>> buffers(3,
+                                                       std::vector<std::int64_t>(static_cast<std::size_t>(rows), -1));
         buffers[0].assign(static_cast<std::size_t>(rows), group.rank());
         std::vector<WorkPtr> works;
         for (std::size_t i = 0; i < 6; ++i) {
@@ -302,9 +309,11 @@ TEST(CompiledOps, RefuseOutputsThatOverlapPartly) {
     const std::vector<TensorView> apart = {part(to, 0, 2, 3), part(to, 1, 2, 3), part(to, 6, 2)};
     expectOk((*op)->run({&in, 1}, apart));
     // The first and the last share memory: between the two addresses lies the second.
-    const Status refused = (*op)->run({&in, 1}, std::vector{part(to, 0, 2, 3), part(to, 1, 2), part(to, 3, 2)}).status();
+    const Status refused =
+        (*op)->run({&in, 1}, std::vector{part(to, 0, 2, 3), part(to, 1, 2), part(to, 3, 2)}).status();
     EXPECT_EQ(refused.code(), StatusCode::kInvalidArgument);
-    EXPECT_NE(refused.message().find("outputs[0] and outputs[2] of rank 0 share memory"), std::string::npos) << refused.message();
+    EXPECT_NE(refused.message().find("outputs[0] and outputs[2] of rank 0 share memory"), std::string::npos)
+        << refused.message();
   });
 }
 
@@ -327,13 +336,17 @@ TEST(Lists, ThatShareMemoryAreRefusedByName) {
     const auto all = three(0, 4, 8);
     const auto own = static_cast<std::size_t>(group.rank());
     const std::string rank = " of rank " + std::to_string(group.rank());
-    expectRefused(group.allGather(apart, three(0, 8, 0)), "all_gather: outputs[0] and outputs[2]" + rank + " share memory");
-    expectRefused(group.allGather(apart, three(0, 3, 8)), "all_gather: outputs[0] and outputs[1]" + rank + " share memory");
+    expectRefused(group.allGather(apart, three(0, 8, 0)),
+                  "all_gather: outputs[0] and outputs[2]" + rank + " share memory");
+    expectRefused(group.allGather(apart, three(0, 3, 8)),
+                  "all_gather: outputs[0] and outputs[1]" + rank + " share memory");
     expectRefused(group.allGather(all[(own + 1) % 3], all),
                   "all_gather: the input and outputs[" + std::to_string((own + 1) % 3) + "]" + rank + " share memory");
-    expectRefused(group.reduceScatter(part(buffer, 2, 4), all, ReduceOp::kSum), "reduce_scatter: inputs[0] and the output" + rank);
+    expectRefused(group.reduceScatter(part(buffer, 2, 4), all, ReduceOp::kSum),
+                  "reduce_scatter: inputs[0] and the output" + rank);
     expectRefused(group.allToAll(all, all), "all_to_all: inputs[");
-    expectRefused(group.allToAll(three(0, 4, 6), std::vector{apart, apart, apart}), "all_to_all: outputs[1] and outputs[2]" + rank);
+    expectRefused(group.allToAll(three(0, 4, 6), std::vector{apart, apart, apart}),
+                  "all_to_all: outputs[1] and outputs[2]" + rank);
     if (group.rank() == 0) {
       expectRefused(group.gather(apart, three(0, 0, 8), 0), "gather: outputs[0] and outputs[1]" + rank);
       expectRefused(group.scatter(part(buffer, 6, 4), all, 0), "scatter: inputs[1] and the output" + rank);

@@ -177,7 +177,9 @@ TEST(KeptPlans, LieInTheirPatternsFolderAndAreFoundByTheNextGroup) {
       for (const bool isFirst : {true, false}) {
         withGroup(n, [&](Communicator& group) {
           const From from = compile(group, gather(group.rank(), n, 2, who, folder.path()), 2);
-          EXPECT_EQ(from, !isFirst ? From::kDisk : who == WhoPlans::kRank0 && group.rank() != 0 ? From::kReceived : From::kPlanned);
+          EXPECT_EQ(from, !isFirst                                       ? From::kDisk
+                          : who == WhoPlans::kRank0 && group.rank() != 0 ? From::kReceived
+                                                                         : From::kPlanned);
           EXPECT_EQ(compile(group, gather(group.rank(), n, 2, who, folder.path()), 2), From::kMemory);
         });
       }
@@ -242,9 +244,11 @@ TEST(KeptPlans, AFileThatIsNotOursOrNotWholeIsAMissAndIsReplaced) {
   const std::vector<std::pair<std::string, std::function<void(const fs::path&, const fs::path&)>>> faults = {
       {"empty", [](const fs::path& path, const fs::path&) { put(path, ""); }},
       {"foreign", [](const fs::path& path, const fs::path&) { put(path, std::string(5000, 'P')); }},
-      {"cut", [](const fs::path& path, const fs::path&) { put(path, contentsOf(path).substr(0, contentsOf(path).size() - 33)); }},
+      {"cut", [](const fs::path& path,
+                 const fs::path&) { put(path, contentsOf(path).substr(0, contentsOf(path).size() - 33)); }},
       {"longer", [](const fs::path& path, const fs::path&) { put(path, contentsOf(path) + "x"); }},
-      {"sparse, and larger than all memory", [](const fs::path& path, const fs::path&) { fs::resize_file(path, std::uintmax_t{1} << 40); }},
+      {"sparse, and larger than all memory",
+       [](const fs::path& path, const fs::path&) { fs::resize_file(path, std::uintmax_t{1} << 40); }},
       {"one bit",
        [](const fs::path& path, const fs::path&) {
          std::string bytes = contentsOf(path);
@@ -289,7 +293,8 @@ TEST(KeptPlans, AFileThatIsNotOursOrNotWholeIsAMissAndIsReplaced) {
       const From made = who == WhoPlans::kRank0 ? From::kReceived : From::kPlanned;
       for (const From expected : {made, From::kDisk}) {
         withGroup(2, [&](Communicator& group) {
-          EXPECT_EQ(compile(group, gather(group.rank(), 2, 2, who, folder.path()), 2), group.rank() == 1 ? expected : From::kDisk);
+          EXPECT_EQ(compile(group, gather(group.rank(), 2, 2, who, folder.path()), 2),
+                    group.rank() == 1 ? expected : From::kDisk);
         });
       }
     }
@@ -329,7 +334,8 @@ TEST(KeptPlans, OfOtherSpecsOrPatternsOrGroupsAreOthers) {
 TEST(KeptPlans, TheKeyHoldsAllThatTheDocumentNames) {
   const std::vector<std::int32_t> oneHost = {0, 0};
   const std::vector<std::int32_t> twoHosts = {0, 1};
-  const PlanPlace place{.mode = "spmd", .rank = 0, .worldSize = 2, .hosts = oneHost, .members = {0, 1}, .transports = ""};
+  const PlanPlace place{
+      .mode = "spmd", .rank = 0, .worldSize = 2, .hosts = oneHost, .members = {0, 1}, .transports = ""};
   std::set<std::string> paths = {PlanFile("/b", place).path()};
   const auto expectOther = [&](const std::function<void(PlanPlace&)>& change) {
     PlanPlace other = place;

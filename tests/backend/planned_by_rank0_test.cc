@@ -17,8 +17,10 @@ LocalSpec turn(Rank rank, int n, std::int64_t rows, WhoPlans who = WhoPlans::kRa
   const auto whole = rows * n;
   LocalSpec spec;
   spec.tensors.push_back({.name = "", .shape = Dims{whole, whole}, .dtype = DType::kInt64});
-  spec.inputs.push_back({.localShape = {rows, whole}, .slices = {{.slice = {{rank * rows, 0}, {rows, whole}}, .localOffset = {0, 0}}}});
-  spec.outputs.push_back({.localShape = {whole, rows}, .slices = {{.slice = {{0, rank * rows}, {whole, rows}}, .localOffset = {0, 0}}}});
+  spec.inputs.push_back(
+      {.localShape = {rows, whole}, .slices = {{.slice = {{rank * rows, 0}, {rows, whole}}, .localOffset = {0, 0}}}});
+  spec.outputs.push_back(
+      {.localShape = {whole, rows}, .slices = {{.slice = {{0, rank * rows}, {whole, rows}}, .localOffset = {0, 0}}}});
   spec.whoPlans = who;
   return spec;
 }
@@ -111,13 +113,16 @@ void findOneErrorWhere(Rank other, int n) {
   SCOPED_TRACE(fmt::format("{} of {}", other, n));
   Sayings sayings;
   withGroup(n, [&](Communicator& group) {
-    sayings.add(group.compileOp(turn(group.rank(), n, 1, group.rank() == other ? WhoPlans::kEachRank : WhoPlans::kRank0)).status());
+    sayings.add(
+        group.compileOp(turn(group.rank(), n, 1, group.rank() == other ? WhoPlans::kEachRank : WhoPlans::kRank0))
+            .status());
     compileAndRun(group, 1);
     compileAndRun(group, 1, WhoPlans::kEachRank);
   });
   expectSays(sayings.only(static_cast<std::size_t>(n)), StatusCode::kInvalidArgument,
-             other == 0 ? "rank 0 gives is_spmd=False (each rank plans), rank 1 gives is_spmd=True (rank 0 plans for all)"
-                        : fmt::format("rank 0 gives is_spmd=True (rank 0 plans for all), rank {} gives is_spmd=False", other));
+             other == 0
+                 ? "rank 0 gives is_spmd=False (each rank plans), rank 1 gives is_spmd=True (rank 0 plans for all)"
+                 : fmt::format("rank 0 gives is_spmd=True (rank 0 plans for all), rank {} gives is_spmd=False", other));
 }
 
 TEST(PlannedByRank0, RanksThatDisagreeAboutItFindOneError) {
@@ -174,7 +179,8 @@ TEST(PlannedOffline, IsThePlanOfTheGroupAndRunsOnceItHasOne) {
     auto inGroup = group.compileOp(turn(group.rank(), 3, 2));
     ASSERT_TRUE(inGroup.isOk());
     EXPECT_EQ((*offline)->planBytes(), (*inGroup)->planBytes());
-    expectSays((*offline)->run({}, {}).status(), StatusCode::kUnsupported, fmt::format("was planned for rank {} of 3", group.rank()));
+    expectSays((*offline)->run({}, {}).status(), StatusCode::kUnsupported,
+               fmt::format("was planned for rank {} of 3", group.rank()));
     EXPECT_EQ((*offline)->bind({}, {}).status().code(), StatusCode::kUnsupported);
     auto read = readPlan((*offline)->planBytes());
     ASSERT_TRUE(read.isOk()) << read.status().message();
@@ -206,8 +212,10 @@ TEST(PlannedOffline, AnAttachThatDoesNotFitIsOneErrorOnAllRanks) {
     sayings[3].add(group.attach(rank == 1 ? **inGroup : **own).status());
     compileAndRun(group, 2);
   });
-  expectSays(sayings[0].only(3), StatusCode::kMismatch, "all ranks must give the same, but ranks 0, 1 gave compile_op, plan");
-  expectSays(sayings[1].only(3), StatusCode::kInvalidArgument, "rank 1: compile_op was planned for rank 0 of 3, and this is rank 1 of 3");
+  expectSays(sayings[0].only(3), StatusCode::kMismatch,
+             "all ranks must give the same, but ranks 0, 1 gave compile_op, plan");
+  expectSays(sayings[1].only(3), StatusCode::kInvalidArgument,
+             "rank 1: compile_op was planned for rank 0 of 3, and this is rank 1 of 3");
   expectSays(sayings[2].only(3), StatusCode::kMismatch, "for hosts");
   expectSays(sayings[3].only(3), StatusCode::kInvalidArgument, "rank 1: this op has a group already");
 }

@@ -22,7 +22,8 @@ using shardwire::testing::runRanksAsThreads;
 class ComingTensor final : public Staging {
  public:
   static constexpr std::int64_t kPoison = -1;
-  explicit ComingTensor(std::vector<std::int64_t> values) : values_(std::move(values)), copy_(values_.size(), kPoison) {}
+  explicit ComingTensor(std::vector<std::int64_t> values)
+      : values_(std::move(values)), copy_(values_.size(), kPoison) {}
   ~ComingTensor() override {
     if (thread_.joinable()) {
       thread_.join();
@@ -35,20 +36,25 @@ class ComingTensor final : public Staging {
       while (ready_ < values_.size()) {
         std::this_thread::yield();
         const std::size_t next = std::min(values_.size(), ready_ + 1 + random() % (values_.size() / 8 + 1));
-        std::copy(values_.begin() + static_cast<std::ptrdiff_t>(ready_), values_.begin() + static_cast<std::ptrdiff_t>(next),
+        std::copy(values_.begin() + static_cast<std::ptrdiff_t>(ready_),
+                  values_.begin() + static_cast<std::ptrdiff_t>(next),
                   copy_.begin() + static_cast<std::ptrdiff_t>(ready_));
         ready_.store(next, std::memory_order_release);
         wake_();
       }
     });
   }
-  TensorView view() { return TensorView::contiguous(copy_.data(), DType::kInt64, {static_cast<std::int64_t>(copy_.size())}); }
+  TensorView view() {
+    return TensorView::contiguous(copy_.data(), DType::kInt64, {static_cast<std::int64_t>(copy_.size())});
+  }
   const std::vector<std::int64_t>& copy() const { return copy_; }
   std::size_t announced() const { return announced_; }
   std::size_t written() const { return written_; }
 
   void attach(std::function<void()> wake) override { wake_ = std::move(wake); }
-  void willWrite(const std::byte* first, std::size_t, std::size_t bytes) override { announced_ += isMine(first) ? bytes : 0; }
+  void willWrite(const std::byte* first, std::size_t, std::size_t bytes) override {
+    announced_ += isMine(first) ? bytes : 0;
+  }
   bool isReady(const std::byte* first, std::size_t extent) const override {
     return !isMine(first) || first + extent <= base() + ready_.load(std::memory_order_acquire) * sizeof(std::int64_t);
   }
@@ -60,7 +66,9 @@ class ComingTensor final : public Staging {
 
  private:
   const std::byte* base() const { return reinterpret_cast<const std::byte*>(copy_.data()); }
-  bool isMine(const std::byte* first) const { return first >= base() && first < base() + copy_.size() * sizeof(std::int64_t); }
+  bool isMine(const std::byte* first) const {
+    return first >= base() && first < base() + copy_.size() * sizeof(std::int64_t);
+  }
 
   const std::vector<std::int64_t> values_;
   std::vector<std::int64_t> copy_;
@@ -94,7 +102,8 @@ void allReduce(int n, std::size_t size) {
       CallOptions call;
       call.staging = isComing ? &tensor : nullptr;
       const TensorView view =
-          isComing ? tensor.view() : TensorView::contiguous(plain.data(), DType::kInt64, {static_cast<std::int64_t>(size)});
+          isComing ? tensor.view()
+                   : TensorView::contiguous(plain.data(), DType::kInt64, {static_cast<std::int64_t>(size)});
       auto work = (*group)->allReduce(view, ReduceOp::kSum, call);
       ASSERT_TRUE(work.isOk()) << work.status().message();
       if (isComing) {
@@ -105,7 +114,8 @@ void allReduce(int n, std::size_t size) {
       ASSERT_TRUE(status.isOk()) << status.message();
       const std::vector<std::int64_t>& result = isComing ? tensor.copy() : plain;
       for (std::size_t i = 0; i < size; ++i) {
-        ASSERT_EQ(result[i], static_cast<std::int64_t>(i) * 7 * n + n * (n + 1) / 2) << "element " << i << " of rank " << rank;
+        ASSERT_EQ(result[i], static_cast<std::int64_t>(i) * 7 * n + n * (n + 1) / 2)
+            << "element " << i << " of rank " << rank;
       }
       if (isComing) {
         EXPECT_EQ(tensor.announced(), tensor.written());
@@ -136,9 +146,11 @@ TEST(Staging, MessagesAreSentOnceTheyAreHere) {
       ComingTensor tensor(valuesOf(0, size));
       CallOptions call;
       call.staging = rank == 0 ? &tensor : nullptr;
-      auto work = rank == 0
-                      ? (*group)->send(tensor.view(), 1, 5, call)
-                      : (*group)->recv(TensorView::contiguous(received.data(), DType::kInt64, {static_cast<std::int64_t>(size)}), 0, 5);
+      auto work =
+          rank == 0
+              ? (*group)->send(tensor.view(), 1, 5, call)
+              : (*group)->recv(
+                    TensorView::contiguous(received.data(), DType::kInt64, {static_cast<std::int64_t>(size)}), 0, 5);
       ASSERT_TRUE(work.isOk()) << work.status().message();
       if (rank == 0) {
         tensor.start(1);

@@ -38,8 +38,8 @@ void awaitStopped(pid_t process) {
   }
 }
 
-const auto kFixtures =
-    ::testing::Values(TransportFixture{"Mpi", false, overMpi(), true}, TransportFixture{"SmallLanes", false, smallLanes(), true});
+const auto kFixtures = ::testing::Values(TransportFixture{"Mpi", false, overMpi(), true},
+                                         TransportFixture{"SmallLanes", false, smallLanes(), true});
 INSTANTIATE_TEST_SUITE_P(Mpi, TransportContract, kFixtures, [](const auto& info) { return info.param.name; });
 INSTANTIATE_TEST_SUITE_P(Mpi, WireContract, kFixtures, [](const auto& info) { return info.param.name; });
 
@@ -119,7 +119,8 @@ TEST(MpiTransport, AFetchDoesNotEndWithWhatTheOwnerWroteAfterItStopped) {
   for (const std::size_t size : {std::size_t{1} << 20, std::size_t{64} << 20}) {
     const auto store = makeStore();
     runLaunchedRank(2, [&](Rank rank) {
-      auto peers = internal::connectPeers(*store, rank, 2, overMpi(), Clock::now() + std::chrono::seconds(20), "paused");
+      auto peers =
+          internal::connectPeers(*store, rank, 2, overMpi(), Clock::now() + std::chrono::seconds(20), "paused");
       ASSERT_TRUE(peers.isOk()) << peers.status().message();
       ownPeers = &*peers;
       Connection& connection = *peers->connections[static_cast<std::size_t>(1 - rank)];
@@ -234,7 +235,8 @@ TEST(MpiDeath, IsNoticedWithinMillisecondsAndNobodyHangs) {
   connection.release(Lane::kControl);
   Status failure;
   awaitFailure(connection, &failure);
-  EXPECT_LT(Clock::now() - killed, std::chrono::seconds(10));  // not the 20 s of a timeout; the link is looked at every 5 ms
+  EXPECT_LT(Clock::now() - killed,
+            std::chrono::seconds(10));  // not the 20 s of a timeout; the link is looked at every 5 ms
   expectFailure(failure, 1, "died");
   EXPECT_EQ(connection.health(), failure);
   ownPeers = nullptr;

@@ -117,7 +117,8 @@ TEST_P(LimitedAddressSpace, OfOneRankIsToldToItsPeers) {
     auto group = join(store, rank, 2, GetParam());
     ASSERT_NE(group, nullptr);
     const std::string description = group->describeTransports();
-    EXPECT_NE(description.find(rank == 1 ? "its shared heap is not mapped here" : "this rank's shared heap is not mapped there"),
+    EXPECT_NE(description.find(rank == 1 ? "its shared heap is not mapped here"
+                                         : "this rank's shared heap is not mapped there"),
               std::string::npos)
         << description;
     checkTransfers(*group, rank, 2);

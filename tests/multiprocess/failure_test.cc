@@ -86,7 +86,8 @@ TEST(KilledRank, IsNamedByEverySurvivorWithinMilliseconds) {
                           status = work.isOk() ? (*work)->wait() : work.status();
                         }
                         const auto took = Clock::now().time_since_epoch().count() - *killedAt;
-                        EXPECT_LT(took, std::chrono::nanoseconds(kNotTheTimeout).count()) << "noticed after " << took / 1000000 << " ms";
+                        EXPECT_LT(took, std::chrono::nanoseconds(kNotTheTimeout).count())
+                            << "noticed after " << took / 1000000 << " ms";
                         EXPECT_NE(status.message().find("rank 2"), std::string::npos) << status.message();
                         EXPECT_FALSE(group->barrier().isOk());
                       },
@@ -112,7 +113,8 @@ TEST(KilledRank, IsNamedToThoseWhoLookAfterOthersHaveLeftBecauseOfIt) {
                           // Long enough to go by chunks: rank 1 needs the chunk summed by rank 0, and rank 0 never had
                           // rank 2's part of the chunk.
                           std::vector<float> values(100000);
-                          auto work = group->allReduce(TensorView::contiguous(values.data(), DType::kFloat32, {100000}), ReduceOp::kSum);
+                          auto work = group->allReduce(TensorView::contiguous(values.data(), DType::kFloat32, {100000}),
+                                                       ReduceOp::kSum);
                           const Status status = work.isOk() ? (*work)->wait() : work.status();
                           EXPECT_EQ(status.code(), StatusCode::kPeerFailed);
                           EXPECT_NE(status.message().find("rank 2 (pid"), std::string::npos) << status.message();
@@ -128,23 +130,24 @@ TEST(KilledRank, EndsACompileOpThatWaitsForIt) {
   for (const auto& [numRanks, killed] : {std::pair{3, 1}, std::pair{17, 0}, std::pair{17, 8}, std::pair{17, 12}}) {
     MemoryStore store;
     SharedValue<std::atomic<int>> arrived;
-    runRanksAsProcesses(numRanks,
-                        [&, n = numRanks, killed = killed](Rank rank) {
-                          auto group = join(store, rank, n);
-                          ASSERT_NE(group, nullptr);
-                          meetOutside(*arrived, n);
-                          if (rank == killed) {
-                            std::this_thread::sleep_for(milliseconds(50));  // the other ranks mostly wait for the killed rank by then
-                            raise(SIGKILL);
-                          }
-                          const auto before = Clock::now();
-                          auto op = group->compileOp(LocalSpec{});
-                          ASSERT_FALSE(op.isOk());
-                          EXPECT_LT(Clock::now() - before, kNotTheTimeout);
-                          const std::string text = op.status().message();
-                          EXPECT_NE(text.find(fmt::format("rank {} (pid", killed)), std::string::npos) << text;
-                        },
-                        seconds(60), {killed});
+    runRanksAsProcesses(
+        numRanks,
+        [&, n = numRanks, killed = killed](Rank rank) {
+          auto group = join(store, rank, n);
+          ASSERT_NE(group, nullptr);
+          meetOutside(*arrived, n);
+          if (rank == killed) {
+            std::this_thread::sleep_for(milliseconds(50));  // the other ranks mostly wait for the killed rank by then
+            raise(SIGKILL);
+          }
+          const auto before = Clock::now();
+          auto op = group->compileOp(LocalSpec{});
+          ASSERT_FALSE(op.isOk());
+          EXPECT_LT(Clock::now() - before, kNotTheTimeout);
+          const std::string text = op.status().message();
+          EXPECT_NE(text.find(fmt::format("rank {} (pid", killed)), std::string::npos) << text;
+        },
+        seconds(60), {killed});
   }
 }
 
@@ -156,24 +159,25 @@ TEST(KilledRank, EndsAnAllReduceByATreeThatWaitsForIt) {
     options.ringBytes = std::size_t{64} << 10;  // a device keeps memory for each of the 1,190 directed pairs
     MemoryStore store;
     SharedValue<std::atomic<int>> arrived;
-    runRanksAsProcesses(kRanks,
-                        [&](Rank rank) {
-                          auto group = join(store, rank, kRanks, options);
-                          ASSERT_NE(group, nullptr);
-                          meetOutside(*arrived, kRanks);
-                          if (rank == killed) {
-                            std::this_thread::sleep_for(milliseconds(50));  // the other ranks mostly wait for the killed rank by then
-                            raise(SIGKILL);
-                          }
-                          const auto before = Clock::now();
-                          std::vector<float> values(10, 1.0f);
-                          auto work = group->allReduce(TensorView::contiguous(values.data(), DType::kFloat32, {10}), ReduceOp::kSum);
-                          const Status status = work.isOk() ? (*work)->wait() : work.status();
-                          EXPECT_EQ(status.code(), StatusCode::kPeerFailed) << status.message();
-                          EXPECT_LT(Clock::now() - before, kNotTheTimeout);
-                          EXPECT_NE(status.message().find(fmt::format("rank {} (pid", killed)), std::string::npos) << status.message();
-                        },
-                        seconds(60), {killed});
+    runRanksAsProcesses(
+        kRanks,
+        [&](Rank rank) {
+          auto group = join(store, rank, kRanks, options);
+          ASSERT_NE(group, nullptr);
+          meetOutside(*arrived, kRanks);
+          if (rank == killed) {
+            std::this_thread::sleep_for(milliseconds(50));  // the other ranks mostly wait for the killed rank by then
+            raise(SIGKILL);
+          }
+          const auto before = Clock::now();
+          std::vector<float> values(10, 1.0f);
+          auto work = group->allReduce(TensorView::contiguous(values.data(), DType::kFloat32, {10}), ReduceOp::kSum);
+          const Status status = work.isOk() ? (*work)->wait() : work.status();
+          EXPECT_EQ(status.code(), StatusCode::kPeerFailed) << status.message();
+          EXPECT_LT(Clock::now() - before, kNotTheTimeout);
+          EXPECT_NE(status.message().find(fmt::format("rank {} (pid", killed)), std::string::npos) << status.message();
+        },
+        seconds(60), {killed});
   }
 }
 
@@ -206,7 +210,8 @@ TEST(KilledRank, WithMuchMemoryIsNoticed) {
                         const Status status = work.isOk() ? (*work)->wait() : work.status();
                         EXPECT_EQ(status.code(), StatusCode::kPeerFailed) << status.message();
                         const auto took = Clock::now().time_since_epoch().count() - *killedAt;
-                        EXPECT_LT(took, std::chrono::nanoseconds(kNotTheTimeout).count()) << "noticed after " << took / 1000000 << " ms";
+                        EXPECT_LT(took, std::chrono::nanoseconds(kNotTheTimeout).count())
+                            << "noticed after " << took / 1000000 << " ms";
                       },
                       seconds(60), {1});
 }
@@ -228,8 +233,8 @@ TEST(StoppedRank, MakesTheTimeoutHoldAndIsNamed) {
                         }
                         std::vector<float> values(10);
                         const auto before = Clock::now();
-                        auto work = group->allReduce(TensorView::contiguous(values.data(), DType::kFloat32, {10}), ReduceOp::kSum,
-                                                     {.timeout = seconds(1)});
+                        auto work = group->allReduce(TensorView::contiguous(values.data(), DType::kFloat32, {10}),
+                                                     ReduceOp::kSum, {.timeout = seconds(1)});
                         ASSERT_TRUE(work.isOk());
                         const Status status = (*work)->wait();
                         const auto took = Clock::now() - before;

@@ -37,9 +37,10 @@ Status sumIn(Communicator& group) {
 
 // Ranks 0, 1, 2 are the world; ranks 0 and 1 also have a small group. Rank 2 dies. Rank 0 calls `afterFailure` once its
 // world has failed. `check` gets the status of rank 1, which uses nothing but the small group.
-void runWorld(Duration grace,
-              const std::function<void(std::unique_ptr<Communicator>& world, std::unique_ptr<Communicator>& pair)>& afterFailure,
-              const std::function<void(const Status&, const std::string& victim)>& check) {
+void runWorld(
+    Duration grace,
+    const std::function<void(std::unique_ptr<Communicator>& world, std::unique_ptr<Communicator>& pair)>& afterFailure,
+    const std::function<void(const Status&, const std::string& victim)>& check) {
   MemoryStore stores[2];
   SharedValue<Meeting> meeting;
   runRanksAsProcesses(3,

@@ -68,8 +68,8 @@ TEST(ManyGroups, OverTcpCostADescriptorEachAndNoThreadUntilTheyAreUsed) {
       ASSERT_NE(groups.back(), nullptr);
     }
     EXPECT_LE(openFds(), fds + kGroups);
-    std::printf("rank %d: %zu descriptors and %zu threads with one group, %zu and %zu with %d more that have no link\n", rank, fds, threads,
-                openFds(), runningThreads(), kGroups);
+    std::printf("rank %d: %zu descriptors and %zu threads with one group, %zu and %zu with %d more that have no link\n",
+                rank, fds, threads, openFds(), runningThreads(), kGroups);
     EXPECT_EQ(runningThreads(), threads);
     expectSum(*first, rank, 1);  // a peer further ahead would make links here
     for (const int i : {17, 3, 11}) {

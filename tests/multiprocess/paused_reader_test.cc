@@ -77,7 +77,8 @@ void readWithPause(Communicator& group, Shared& shared, const Move& move) {
   meetOutside(shared.joined, 2);
   auto work = move(group, TensorView::contiguous(bytes, DType::kUInt8, {kBytes}), {});
   const Status status = work.isOk() ? (*work)->wait() : work.status();
-  EXPECT_FALSE(status.isOk()) << "success with " << kBytes - static_cast<std::size_t>(std::count(bytes, bytes + kBytes, 1))
+  EXPECT_FALSE(status.isOk()) << "success with "
+                              << kBytes - static_cast<std::size_t>(std::count(bytes, bytes + kBytes, 1))
                               << " wrong bytes";
   EXPECT_EQ(status.code(), StatusCode::kTimeout) << status.message();  // the owner's reason, passed on
   EXPECT_NE(status.message().find("rank 0 gave up"), std::string::npos) << status.message();
@@ -90,8 +91,8 @@ void ownAndGiveUp(Communicator& group, Shared& shared, const Move& move) {
   ASSERT_TRUE(memory.isOk()) << memory.status().message();
   std::memset(memory->get(), 1, kBytes);
   meetOutside(shared.joined, 2);
-  auto work =
-      move(group, TensorView::contiguous(static_cast<std::uint8_t*>(memory->get()), DType::kUInt8, {kBytes}), {.timeout = seconds(1)});
+  auto work = move(group, TensorView::contiguous(static_cast<std::uint8_t*>(memory->get()), DType::kUInt8, {kBytes}),
+                   {.timeout = seconds(1)});
   ASSERT_TRUE(work.isOk());
   const auto giveUp = Clock::now() + seconds(20);
   while ((!shared.isPaused || !isStopped(shared.reader)) && Clock::now() < giveUp) {
@@ -129,7 +130,9 @@ void expectNoSuccess(const Move& move) {
 }
 
 TEST(PausedReader, OfABroadcastReportsNoSuccessAfterTheOwnerGaveUp) {
-  expectNoSuccess([](Communicator& group, TensorView tensor, CallOptions call) { return group.broadcast(tensor, 0, std::move(call)); });
+  expectNoSuccess([](Communicator& group, TensorView tensor, CallOptions call) {
+    return group.broadcast(tensor, 0, std::move(call));
+  });
 }
 
 TEST(PausedReader, OfAMessageReportsNoSuccessAfterTheOwnerGaveUp) {

@@ -62,7 +62,8 @@ void checkAllReduce(Communicator& group, Rank rank, int n, std::size_t count) {
   for (std::size_t i = 0; i < count; ++i) {
     values[i] = static_cast<std::int64_t>(i) * (rank + 1);
   }
-  expectOk(wait(group.allReduce(TensorView::contiguous(values.data(), DType::kInt64, {static_cast<std::int64_t>(count)}), ReduceOp::kSum)));
+  expectOk(wait(group.allReduce(
+      TensorView::contiguous(values.data(), DType::kInt64, {static_cast<std::int64_t>(count)}), ReduceOp::kSum)));
   for (std::size_t i = 0; i < count; ++i) {
     ASSERT_EQ(values[i], static_cast<std::int64_t>(i) * n * (n + 1) / 2) << i;
   }
@@ -86,7 +87,8 @@ void checkReshape(Communicator& group, Rank rank, int n, std::int64_t part) {
   expectOk(wait((*op)->run(inputs, outputs)));
   for (std::int64_t row = 0; row < whole; ++row) {
     for (std::int64_t column = 0; column < part; ++column) {
-      ASSERT_EQ(out[static_cast<std::size_t>(row * part + column)], row * whole + from + column) << row << ", " << column;
+      ASSERT_EQ(out[static_cast<std::size_t>(row * part + column)], row * whole + from + column)
+          << row << ", " << column;
     }
   }
 }
@@ -167,7 +169,8 @@ void pullCable(const NetNamespaces& hosts, Rank rank, Store& store, std::size_t 
 }
 
 TEST_F(TwoHosts, ACablePulledInALongTransferIsAnErrorThatNamesThePeer) {
-  run(NetNamespaces::Addresses::kIpv4, 2, [&](Rank rank, Store& store) { pullCable(*hosts_, rank, store, std::size_t{64} << 20); });
+  run(NetNamespaces::Addresses::kIpv4, 2,
+      [&](Rank rank, Store& store) { pullCable(*hosts_, rank, store, std::size_t{64} << 20); });
 }
 
 TEST_F(TwoHosts, ACablePulledAmongShortMessagesIsAnErrorThatNamesThePeer) {

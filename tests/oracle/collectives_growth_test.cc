@@ -69,8 +69,9 @@ class Operations {
     const Rank next = (group_.rank() + 1) % kGrowthRanks;
     const auto view = [&](int number) {
       float* at = memory_.data() + number * kMostElems;
-      return isStrided && elems > 0 ? TensorView{reinterpret_cast<std::byte*>(at), DType::kFloat32, {(elems + 1) / 2}, {2}}
-                                    : TensorView::contiguous(at, DType::kFloat32, {elems});
+      return isStrided && elems > 0
+                 ? TensorView{reinterpret_cast<std::byte*>(at), DType::kFloat32, {(elems + 1) / 2}, {2}}
+                 : TensorView::contiguous(at, DType::kFloat32, {elems});
     };
     std::vector<TensorView> parts;
     std::vector<TensorView> others;
@@ -102,8 +103,9 @@ class Operations {
       case 9:
         return {group_.allReduce(view(0), ReduceOp::kMax), group_.allReduce(view(1), ReduceOp::kSum)};
       default:
-        return {group_.send(view(0), next, i % 3),
-                group_.recv(view(1), i % 2 == 0 ? kAnySource : (group_.rank() + kGrowthRanks - 1) % kGrowthRanks, i % 3)};
+        return {
+            group_.send(view(0), next, i % 3),
+            group_.recv(view(1), i % 2 == 0 ? kAnySource : (group_.rank() + kGrowthRanks - 1) % kGrowthRanks, i % 3)};
     }
   }
 
@@ -151,7 +153,9 @@ TEST_P(GrowthTest, NoneByManyOperationsOfEveryKind) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Paths, GrowthTest, ::testing::Values(OrdinaryPath::kStaged, OrdinaryPath::kCrossMemory),
-                         [](const auto& info) { return std::string(info.param == OrdinaryPath::kStaged ? "staged" : "copied"); });
+                         [](const auto& info) {
+                           return std::string(info.param == OrdinaryPath::kStaged ? "staged" : "copied");
+                         });
 
 }  // namespace
 }  // namespace shardwire::testing

@@ -29,7 +29,8 @@ namespace {
 constexpr int kRanks = 5;
 constexpr int kLanes = 2;  // threads of each rank, each with separate groups
 // The members of each group of a lane, in the group's own order of ranks.
-const std::vector<std::vector<Rank>> kMembers = {{0, 1, 2, 3, 4}, {3, 0, 4, 1}, {1, 2, 3}, {4, 2, 0}, {3, 4}, {1, 0}, {2}};
+const std::vector<std::vector<Rank>> kMembers = {{0, 1, 2, 3, 4}, {3, 0, 4, 1}, {1, 2, 3}, {4, 2, 0},
+                                                 {3, 4},          {1, 0},       {2}};
 
 struct CollectivesPath {
   const char* name;
@@ -53,7 +54,8 @@ class CollectiveOracle {
  public:
   CollectiveOracle(const CollectivesPath& path, std::uint64_t firstSeed, std::uint64_t numCases)
       : path_(path), firstSeed_(firstSeed), numCases_(numCases) {
-    void* memory = ::mmap(nullptr, sizeof(std::atomic<bool>), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    void* memory =
+        ::mmap(nullptr, sizeof(std::atomic<bool>), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     SW_CHECK(memory != MAP_FAILED);
     failed_ = new (memory) std::atomic<bool>(false);
     options_.timeout = std::chrono::seconds(60);
@@ -107,8 +109,8 @@ class CollectiveOracle {
         continue;
       }
       groups[g].rank = static_cast<Rank>(at - members.begin());
-      auto group = Communicator::create(*stores_[static_cast<std::size_t>(lane) * groups.size() + g], groups[g].rank, groupSizes_[g],
-                                        optionsOf(rank), fmt::format("oracle{}-{}", lane, g));
+      auto group = Communicator::create(*stores_[static_cast<std::size_t>(lane) * groups.size() + g], groups[g].rank,
+                                        groupSizes_[g], optionsOf(rank), fmt::format("oracle{}-{}", lane, g));
       if (!group.isOk()) {
         return fail(rank, 0, "no group: " + group.status().message(), {});
       }
@@ -268,8 +270,8 @@ class CollectiveOracle {
     for (const RandomCall& call : batch) {
       text += "  " + describe(call) + "\n";
     }
-    ADD_FAILURE() << "seed " << seed << " on path " << path_.name << " (from seed " << firstSeed_ << "), rank " << rank << ": " << what
-                  << "\n"
+    ADD_FAILURE() << "seed " << seed << " on path " << path_.name << " (from seed " << firstSeed_ << "), rank " << rank
+                  << ": " << what << "\n"
                   << text;
   }
 
@@ -286,7 +288,8 @@ class CollectivesOracleTest : public ::testing::TestWithParam<CollectivesPath> {
 
 TEST_P(CollectivesOracleTest, AgreesWithTheDefinitions) {
   const CollectivesPath& path = GetParam();
-  const std::uint64_t cases = std::max<std::uint64_t>(1, numberFromEnvironment("SHARDWIRE_ORACLE_CASES", 20000) * path.share / 100);
+  const std::uint64_t cases =
+      std::max<std::uint64_t>(1, numberFromEnvironment("SHARDWIRE_ORACLE_CASES", 20000) * path.share / 100);
   const std::uint64_t seed = numberFromEnvironment("SHARDWIRE_ORACLE_SEED", path.firstSeed);
   fmt::print("{} cases from seed {}\n", cases, seed);
   CollectiveOracle(path, seed, cases).run();
@@ -295,21 +298,22 @@ TEST_P(CollectivesOracleTest, AgreesWithTheDefinitions) {
 // Rings of 4 KiB: most tensors travel in many segments, even tensors short enough for one frame elsewhere.
 INSTANTIATE_TEST_SUITE_P(
     Paths, CollectivesOracleTest,
-    ::testing::Values(CollectivesPath{"as_is", false, OrdinaryPath::kAuto, 8 << 10, 1 << 20, 30, 1000000},
-                      CollectivesPath{"direct", false, OrdinaryPath::kAuto, 0, 1 << 20, 15, 2000000},
-                      CollectivesPath{"copied", false, OrdinaryPath::kCrossMemory, 0, 1 << 20, 15, 3000000},
-                      CollectivesPath{"staged", false, OrdinaryPath::kStaged, 0, 4 << 10, 14, 4000000},
-                      CollectivesPath{"staged_whole", false, OrdinaryPath::kStaged, 8 << 10, 4 << 10, 6, 9000000},
-                      CollectivesPath{"as_is_processes", true, OrdinaryPath::kAuto, 8 << 10, 1 << 20, 5, 5000000},
-                      CollectivesPath{"direct_processes", true, OrdinaryPath::kAuto, 0, 1 << 20, 5, 6000000},
-                      CollectivesPath{"copied_processes", true, OrdinaryPath::kCrossMemory, 0, 1 << 20, 5, 7000000},
-                      CollectivesPath{"staged_processes", true, OrdinaryPath::kStaged, 0, 4 << 10, 5, 8000000},
-                      CollectivesPath{"tcp_fetched", false, OrdinaryPath::kCrossMemory, 0, 1 << 20, 4, 10000000, "tcp"},
-                      CollectivesPath{"tcp_staged", false, OrdinaryPath::kStaged, 8 << 10, 4 << 10, 4, 11000000, "tcp"},
-                      CollectivesPath{"tcp_processes", true, OrdinaryPath::kAuto, 8 << 10, 1 << 20, 4, 12000000, "tcp"},
-                      // Two hosts: shared memory inside, tcp between.
-                      CollectivesPath{"mixed_fetched", false, OrdinaryPath::kCrossMemory, 0, 1 << 20, 4, 13000000, "shm,tcp", 2},
-                      CollectivesPath{"mixed_staged", true, OrdinaryPath::kStaged, 8 << 10, 4 << 10, 4, 14000000, "shm,tcp", 2}),
+    ::testing::Values(
+        CollectivesPath{"as_is", false, OrdinaryPath::kAuto, 8 << 10, 1 << 20, 30, 1000000},
+        CollectivesPath{"direct", false, OrdinaryPath::kAuto, 0, 1 << 20, 15, 2000000},
+        CollectivesPath{"copied", false, OrdinaryPath::kCrossMemory, 0, 1 << 20, 15, 3000000},
+        CollectivesPath{"staged", false, OrdinaryPath::kStaged, 0, 4 << 10, 14, 4000000},
+        CollectivesPath{"staged_whole", false, OrdinaryPath::kStaged, 8 << 10, 4 << 10, 6, 9000000},
+        CollectivesPath{"as_is_processes", true, OrdinaryPath::kAuto, 8 << 10, 1 << 20, 5, 5000000},
+        CollectivesPath{"direct_processes", true, OrdinaryPath::kAuto, 0, 1 << 20, 5, 6000000},
+        CollectivesPath{"copied_processes", true, OrdinaryPath::kCrossMemory, 0, 1 << 20, 5, 7000000},
+        CollectivesPath{"staged_processes", true, OrdinaryPath::kStaged, 0, 4 << 10, 5, 8000000},
+        CollectivesPath{"tcp_fetched", false, OrdinaryPath::kCrossMemory, 0, 1 << 20, 4, 10000000, "tcp"},
+        CollectivesPath{"tcp_staged", false, OrdinaryPath::kStaged, 8 << 10, 4 << 10, 4, 11000000, "tcp"},
+        CollectivesPath{"tcp_processes", true, OrdinaryPath::kAuto, 8 << 10, 1 << 20, 4, 12000000, "tcp"},
+        // Two hosts: shared memory inside, tcp between.
+        CollectivesPath{"mixed_fetched", false, OrdinaryPath::kCrossMemory, 0, 1 << 20, 4, 13000000, "shm,tcp", 2},
+        CollectivesPath{"mixed_staged", true, OrdinaryPath::kStaged, 8 << 10, 4 << 10, 4, 14000000, "shm,tcp", 2}),
     [](const auto& info) { return std::string(info.param.name); });
 
 }  // namespace

@@ -26,7 +26,8 @@ constexpr int kMaxRanks = 6;
 // A local tensor in separate memory: contiguous, or with permuted dimensions and gaps, in the shared heap or not.
 class LocalBuffer {
  public:
-  LocalBuffer(const Dims& shape, DType dtype, std::uint64_t variety) : dtype_(dtype), shape_(shape), strides_(contiguousStrides(shape)) {
+  LocalBuffer(const Dims& shape, DType dtype, std::uint64_t variety)
+      : dtype_(dtype), shape_(shape), strides_(contiguousStrides(shape)) {
     std::int64_t last = 0;
     if (variety % 3 == 1) {  // first dimension innermost, padded
       std::int64_t stride = 1 + static_cast<std::int64_t>(variety % 2);
@@ -41,7 +42,8 @@ class LocalBuffer {
     bytes_ = static_cast<std::size_t>(last + 1) * elementBytes(dtype);
     if (variety % 5 < 2) {
       internal::SharedHeap* heap = internal::SharedHeap::instance().value();
-      memory_ = {static_cast<std::byte*>(heap->allocate(bytes_).value()), [heap](std::byte* block) { heap->free(block); }};
+      memory_ = {static_cast<std::byte*>(heap->allocate(bytes_).value()),
+                 [heap](std::byte* block) { heap->free(block); }};
     } else {
       memory_ = {new std::byte[bytes_], [](std::byte* block) { delete[] block; }};
     }
@@ -51,12 +53,14 @@ class LocalBuffer {
   void load(const Bytes& packed) {
     std::memset(memory_.get(), static_cast<int>(kUntouched), bytes_);
     const std::size_t size = elementBytes(dtype_);
-    forEachElement([&](std::size_t i, std::size_t at) { std::memcpy(memory_.get() + at * size, packed.data() + i * size, size); });
+    forEachElement(
+        [&](std::size_t i, std::size_t at) { std::memcpy(memory_.get() + at * size, packed.data() + i * size, size); });
   }
   Bytes save() const {
     Bytes packed(static_cast<std::size_t>(numElements(shape_)) * elementBytes(dtype_));
     const std::size_t size = elementBytes(dtype_);
-    forEachElement([&](std::size_t i, std::size_t at) { std::memcpy(packed.data() + i * size, memory_.get() + at * size, size); });
+    forEachElement(
+        [&](std::size_t i, std::size_t at) { std::memcpy(packed.data() + i * size, memory_.get() + at * size, size); });
     return packed;
   }
 
@@ -90,8 +94,8 @@ struct Tensors {
   std::vector<TensorView> outputViews;
 
   Tensors(const CompiledOp& op, const std::vector<Bytes>& in, const std::vector<Bytes>& out, std::uint64_t seed) {
-    const auto fill = [&](const std::vector<LocalTensor>& locals, const std::vector<Bytes>& packed, std::vector<LocalBuffer>& buffers,
-                          std::vector<TensorView>& views, bool areOutputs) {
+    const auto fill = [&](const std::vector<LocalTensor>& locals, const std::vector<Bytes>& packed,
+                          std::vector<LocalBuffer>& buffers, std::vector<TensorView>& views, bool areOutputs) {
       for (std::size_t i = 0; i < locals.size(); ++i) {
         const TensorDecl& tensor = op.tensors()[static_cast<std::size_t>(locals[i].tensor)];
         buffers.emplace_back(locals[i].localShape, *(areOutputs ? tensor.outputDtype : tensor.dtype), seed++);
@@ -143,7 +147,8 @@ class Oracle {
       options.hostId = fmt::format("host{}", rank % numHosts_);
     }
     for (int n = std::max(rank + 1, 1); n <= kMaxRanks; ++n) {
-      auto group = Communicator::create(*stores_[static_cast<std::size_t>(n)], rank, n, options, fmt::format("oracle{}", n));
+      auto group =
+          Communicator::create(*stores_[static_cast<std::size_t>(n)], rank, n, options, fmt::format("oracle{}", n));
       ASSERT_TRUE(group.isOk()) << group.status().message();
       groups[static_cast<std::size_t>(n)] = std::move(*group);
     }
@@ -227,7 +232,8 @@ class Oracle {
   void fail(Rank rank, const std::string& what) {
     failed_ = true;
     std::lock_guard lock(mutex_);
-    ADD_FAILURE() << "seed " << current_.randomCase.seed << ", rank " << rank << ": " << what << "\n" << describe(current_.randomCase);
+    ADD_FAILURE() << "seed " << current_.randomCase.seed << ", rank " << rank << ": " << what << "\n"
+                  << describe(current_.randomCase);
   }
 
   const Options options_;
@@ -272,7 +278,8 @@ INSTANTIATE_TEST_SUITE_P(Paths, OracleTest,
                                            SpecPath{"tcp_fetched", OrdinaryPath::kCrossMemory, 0, 1 << 20, 1, "tcp"},
                                            SpecPath{"tcp_staged", OrdinaryPath::kStaged, 0, 4 << 10, 1, "tcp"},
                                            // Two hosts: shared memory inside, tcp between.
-                                           SpecPath{"mixed_fetched", OrdinaryPath::kCrossMemory, 0, 1 << 20, 1, "shm,tcp", 2},
+                                           SpecPath{"mixed_fetched", OrdinaryPath::kCrossMemory, 0, 1 << 20, 1,
+                                                    "shm,tcp", 2},
                                            SpecPath{"mixed", OrdinaryPath::kAuto, 8 << 10, 1 << 20, 1, "shm,tcp", 2}),
                          [](const auto& info) { return std::string(info.param.name); });
 

@@ -20,7 +20,8 @@ constexpr std::int64_t kPeriod = 1009;
 constexpr std::size_t kMargin = 64;  // before and after the tensors
 
 bool isWideFloat(DType dtype) {
-  return dtype == DType::kFloat32 || dtype == DType::kFloat64 || dtype == DType::kComplex64 || dtype == DType::kComplex128;
+  return dtype == DType::kFloat32 || dtype == DType::kFloat64 || dtype == DType::kComplex64 ||
+         dtype == DType::kComplex128;
 }
 
 // visit(row-major index of the first, the offset in elements, number of elements, the stride) for every innermost row.
@@ -102,10 +103,12 @@ Placement randomPlacement(Random& random, const Dims& shape, unsigned expanded) 
   return placement;
 }
 
-CheckedStorage::CheckedStorage(std::size_t bytes, bool isInHeap) : bytes_(bytes + 2 * kMargin), expected_(bytes_, kBackground) {
+CheckedStorage::CheckedStorage(std::size_t bytes, bool isInHeap)
+    : bytes_(bytes + 2 * kMargin), expected_(bytes_, kBackground) {
   if (isInHeap) {
     internal::SharedHeap* heap = internal::SharedHeap::instance().value();
-    memory_ = {static_cast<std::byte*>(heap->allocate(bytes_).value()), [heap](std::byte* block) { heap->free(block); }};
+    memory_ = {static_cast<std::byte*>(heap->allocate(bytes_).value()),
+               [heap](std::byte* block) { heap->free(block); }};
   } else {
     memory_ = {new std::byte[bytes_], [](std::byte* block) { delete[] block; }};
   }
@@ -113,21 +116,24 @@ CheckedStorage::CheckedStorage(std::size_t bytes, bool isInHeap) : bytes_(bytes 
 }
 
 TensorView CheckedStorage::view(DType dtype, const Dims& shape, const Placement& placement) const {
-  return {memory_.get() + kMargin + static_cast<std::size_t>(placement.offset) * elementBytes(dtype), dtype, shape, placement.strides};
+  return {memory_.get() + kMargin + static_cast<std::size_t>(placement.offset) * elementBytes(dtype), dtype, shape,
+          placement.strides};
 }
 
 void CheckedStorage::write(std::byte* to, const TensorView& tensor, const Elements& elements) const {
   const std::size_t size = elements.elemBytes;
-  forEachRow(tensor.shape, tensor.strides, [&](std::int64_t first, std::int64_t offset, std::int64_t length, std::int64_t stride) {
-    std::byte* row = to + static_cast<std::size_t>(offset) * size;
-    for (std::int64_t i = 0; i < length;) {
-      // As many as lie side by side in the pattern too.
-      const std::int64_t left = elements.period - (first + i) % elements.period;
-      const std::int64_t part = stride == 1 ? std::min(length - i, left) : 1;
-      std::memcpy(row + static_cast<std::size_t>(i * stride) * size, elements.at(first + i), static_cast<std::size_t>(part) * size);
-      i += part;
-    }
-  });
+  forEachRow(tensor.shape, tensor.strides,
+             [&](std::int64_t first, std::int64_t offset, std::int64_t length, std::int64_t stride) {
+               std::byte* row = to + static_cast<std::size_t>(offset) * size;
+               for (std::int64_t i = 0; i < length;) {
+                 // As many as lie side by side in the pattern too.
+                 const std::int64_t left = elements.period - (first + i) % elements.period;
+                 const std::int64_t part = stride == 1 ? std::min(length - i, left) : 1;
+                 std::memcpy(row + static_cast<std::size_t>(i * stride) * size, elements.at(first + i),
+                             static_cast<std::size_t>(part) * size);
+                 i += part;
+               }
+             });
 }
 
 void CheckedStorage::put(const TensorView& tensor, const Elements& elements) {
@@ -155,9 +161,9 @@ std::string CheckedStorage::findDifference() const {
       ++count;
     }
   }
-  return fmt::format("{} of {} bytes differ, the first at {} from the storage's tensors: {:02x}, not {:02x}", count, bytes_ - 2 * kMargin,
-                     static_cast<std::int64_t>(first) - static_cast<std::int64_t>(kMargin), static_cast<int>(memory_.get()[first]),
-                     static_cast<int>(expected_[first]));
+  return fmt::format("{} of {} bytes differ, the first at {} from the storage's tensors: {:02x}, not {:02x}", count,
+                     bytes_ - 2 * kMargin, static_cast<std::int64_t>(first) - static_cast<std::int64_t>(kMargin),
+                     static_cast<int>(memory_.get()[first]), static_cast<int>(expected_[first]));
 }
 
 }  // namespace shardwire::testing

@@ -27,8 +27,8 @@ std::string wrongStatus(const Status& status, StatusCode code, const std::string
   if (status.code() == code && (text.empty() || status.message() == text)) {
     return "";
   }
-  return fmt::format("a wrong call gave {} \"{}\", not {} \"{}\"", statusCodeName(status.code()), status.message(), statusCodeName(code),
-                     text);
+  return fmt::format("a wrong call gave {} \"{}\", not {} \"{}\"", statusCodeName(status.code()), status.message(),
+                     statusCodeName(code), text);
 }
 
 }  // namespace
@@ -55,7 +55,8 @@ CollectiveRun::Tensor CollectiveRun::place(const Dims& shape, unsigned expanded)
 
 // One tensor per shape: each in a separate storage, or all in one, side by side or (of equal shapes) element by element
 // in turns.
-std::vector<CollectiveRun::Tensor> CollectiveRun::placeList(const std::vector<Dims>& shapes, ListLayout layout, bool areInputs) {
+std::vector<CollectiveRun::Tensor> CollectiveRun::placeList(const std::vector<Dims>& shapes, ListLayout layout,
+                                                            bool areInputs) {
   std::vector<Tensor> tensors;
   if (layout == ListLayout::kSeparate) {
     for (std::size_t i = 0; i < shapes.size(); ++i) {
@@ -108,7 +109,8 @@ void CollectiveRun::makeTensors() {
       if (call_.kind == CallKind::kAllGather || isRoot) {
         outputs_ = placeList(equal, choice.list, false);
       }
-      inputs_.push_back(choice.isInPlace && !outputs_.empty() ? outputs_[me] : place(call_.shape, expandedDims(call_, rank_, 0)));
+      inputs_.push_back(choice.isInPlace && !outputs_.empty() ? outputs_[me]
+                                                              : place(call_.shape, expandedDims(call_, rank_, 0)));
       put(inputs_[0], inputElements(call_, rank_, 0));
       for (std::size_t r = 0; r < outputs_.size(); ++r) {
         expect(outputs_[r], inputElements(call_, static_cast<Rank>(r), 0));
@@ -123,8 +125,8 @@ void CollectiveRun::makeTensors() {
       for (std::size_t r = 0; r < inputs_.size(); ++r) {
         put(inputs_[r], inputElements(call_, rank_, r));
       }
-      return expect(outputs_[0],
-                    call_.kind == CallKind::kScatter ? inputElements(call_, call_.root, me) : reducedElements(call_, numRanks_, me));
+      return expect(outputs_[0], call_.kind == CallKind::kScatter ? inputElements(call_, call_.root, me)
+                                                                  : reducedElements(call_, numRanks_, me));
     case CallKind::kAllToAll: {
       std::vector<Dims> shapesIn;
       std::vector<Dims> shapesOut;
@@ -228,7 +230,8 @@ std::string CollectiveRun::issueMessages(Communicator& group) {
     std::size_t index;  // of inputs_ or outputs_
   };
   std::vector<Step> steps;
-  std::map<std::tuple<bool, Rank, int>, std::vector<std::size_t>> rows;  // positions of the messages that must stay in order
+  std::map<std::tuple<bool, Rank, int>, std::vector<std::size_t>>
+      rows;  // positions of the messages that must stay in order
   for (std::size_t i = 0; i < sent_.size(); ++i) {
     steps.push_back({true, i});
   }
@@ -254,9 +257,10 @@ std::string CollectiveRun::issueMessages(Communicator& group) {
   fromAny_.resize(received_.size());
   for (const Step& step : steps) {
     const Message& message = call_.messages[step.isSend ? sent_[step.index] : received_[step.index]];
-    if (std::string wrong = keep(
-            step.isSend ? group.send(inputs_[step.index].view, message.to, message.tag, options())
-                        : group.recv(outputs_[step.index].view, message.isFromAny ? kAnySource : message.from, message.tag, options()));
+    if (std::string wrong =
+            keep(step.isSend ? group.send(inputs_[step.index].view, message.to, message.tag, options())
+                             : group.recv(outputs_[step.index].view, message.isFromAny ? kAnySource : message.from,
+                                          message.tag, options()));
         !wrong.empty()) {
       return wrong;
     }

@@ -32,7 +32,9 @@ class CollectiveRun {
   Tensor place(const Dims& shape, unsigned expanded);
   std::vector<Tensor> placeList(const std::vector<Dims>& shapes, ListLayout layout, bool areInputs);
   void put(const Tensor& tensor, const Elements& elements) { storages_[tensor.storage].put(tensor.view, elements); }
-  void expect(const Tensor& tensor, const Elements& elements) { storages_[tensor.storage].expect(tensor.view, elements); }
+  void expect(const Tensor& tensor, const Elements& elements) {
+    storages_[tensor.storage].expect(tensor.view, elements);
+  }
   std::string keep(Result<WorkPtr> work);
   Result<WorkPtr> start(Communicator& group);
   std::string issueMessages(Communicator& group);

@@ -135,11 +135,15 @@ void judge(const Child& child, Rank rank, bool mayDie, Duration limit) {
   while (::waitpid(child.pid, &status, 0) < 0 && errno == EINTR) {
   }
   if (child.overLimit) {
-    ADD_FAILURE() << "rank " << rank << " was still running after " << std::chrono::duration<double>(limit).count() << " s\n" << child.text;
+    ADD_FAILURE() << "rank " << rank << " was still running after " << std::chrono::duration<double>(limit).count()
+                  << " s\n"
+                  << child.text;
   } else if (WIFSIGNALED(status) && !mayDie) {
     ADD_FAILURE() << "rank " << rank << " was killed by signal " << WTERMSIG(status) << "\n" << child.text;
   } else if (!child.text.empty() || (WIFEXITED(status) && WEXITSTATUS(status) != 0)) {
-    ADD_FAILURE() << "rank " << rank << " failed (exit status " << (WIFEXITED(status) ? WEXITSTATUS(status) : -1) << ")\n" << child.text;
+    ADD_FAILURE() << "rank " << rank << " failed (exit status " << (WIFEXITED(status) ? WEXITSTATUS(status) : -1)
+                  << ")\n"
+                  << child.text;
   }
 }
 
@@ -168,8 +172,8 @@ void runRanksAsThreads(int numRanks, const RankFunction& function, Duration limi
   {
     std::unique_lock lock(mutex);
     if (!ended.wait_for(lock, limit, [&] { return running.empty(); })) {
-      fmt::print(stderr, "{}: {} of {} ranks were still running after {} s, the first is rank {}\n", currentTest(), running.size(),
-                 numRanks, std::chrono::duration<double>(limit).count(), *running.begin());
+      fmt::print(stderr, "{}: {} of {} ranks were still running after {} s, the first is rank {}\n", currentTest(),
+                 running.size(), numRanks, std::chrono::duration<double>(limit).count(), *running.begin());
       ::fflush(nullptr);
       ::_exit(1);
     }

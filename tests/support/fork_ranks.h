@@ -19,6 +19,7 @@ void runRanksAsThreads(int numRanks, const RankFunction& function, Duration limi
 
 // Each rank is a separate child; children alive after the limit are killed. `mayDie`: ranks whose death by a signal is
 // part of the test. Results of a child stay in the child: check them there, or hand them over in memory mapped before.
-void runRanksAsProcesses(int numRanks, const RankFunction& function, Duration limit = kRankTimeLimit, const std::set<Rank>& mayDie = {});
+void runRanksAsProcesses(int numRanks, const RankFunction& function, Duration limit = kRankTimeLimit,
+                         const std::set<Rank>& mayDie = {});
 
 }  // namespace shardwire::testing

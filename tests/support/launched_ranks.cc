@@ -33,7 +33,8 @@ std::unique_ptr<Store> freshStore() {
 void initialiseMpi() {
   static const Status status = [] {
     const auto process = internal::MpiProcess::instance();
-    return process.isOk() ? (*process)->prepare(numLaunchedRanks(), true, Clock::now() + std::chrono::seconds(60)) : process.status();
+    return process.isOk() ? (*process)->prepare(numLaunchedRanks(), true, Clock::now() + std::chrono::seconds(60))
+                          : process.status();
   }();
   ASSERT_TRUE(status.isOk()) << status.message();
 }

@@ -59,7 +59,8 @@ double magnitudeOf(const SmallFloat& format, std::uint16_t code) {
 
 float decode(const SmallFloat& format, std::uint16_t code) {
   const auto magnitude = static_cast<std::uint16_t>(code & ~format.signBit);
-  const double value = magnitude > format.maxFinite ? std::numeric_limits<double>::quiet_NaN() : magnitudeOf(format, magnitude);
+  const double value =
+      magnitude > format.maxFinite ? std::numeric_limits<double>::quiet_NaN() : magnitudeOf(format, magnitude);
   return static_cast<float>((code & format.signBit) != 0 ? -value : value);
 }
 
@@ -79,9 +80,10 @@ std::uint16_t encode(const SmallFloat& format, float value) {
   // A value as far past the largest value as the next code would be is beyond the format; a value nearer than half of
   // this distance still rounds down.
   const double below = magnitude - magnitudeOf(format, low);
-  const double above = (low == format.maxFinite ? magnitudeOf(format, low) +
-                                                      (magnitudeOf(format, low) - magnitudeOf(format, static_cast<std::uint16_t>(low - 1)))
-                                                : magnitudeOf(format, static_cast<std::uint16_t>(low + 1))) -
+  const double above = (low == format.maxFinite
+                            ? magnitudeOf(format, low) +
+                                  (magnitudeOf(format, low) - magnitudeOf(format, static_cast<std::uint16_t>(low - 1)))
+                            : magnitudeOf(format, static_cast<std::uint16_t>(low + 1))) -
                        magnitude;
   std::uint16_t code = low;
   if (above < below || (above == below && (low & 1) != 0)) {

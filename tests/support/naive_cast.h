@@ -38,7 +38,8 @@ inline std::optional<std::uint32_t> naiveNanOf(DType dtype, std::uint64_t code) 
     case DType::kBFloat16:
       return (bits & 0x7FFF) > 0x7F80 ? std::optional(bits << 16) : std::nullopt;
     case DType::kFloat16:
-      return (bits & 0x7FFF) > 0x7C00 ? std::optional((bits & 0x8000) << 16 | 0x7FC00000 | (bits & 0x3FF) << 13) : std::nullopt;
+      return (bits & 0x7FFF) > 0x7C00 ? std::optional((bits & 0x8000) << 16 | 0x7FC00000 | (bits & 0x3FF) << 13)
+                                      : std::nullopt;
     case DType::kFloat8E5M2:
       return (bits & 0x7F) > 0x7C ? std::optional((bits & 0x80) << 24 | 0x7FC00000 | (bits & 3) << 21) : std::nullopt;
     case DType::kFloat8E4M3FN:
@@ -81,7 +82,8 @@ inline void naiveCastLane(DType from, const std::byte* in, DType to, std::byte* 
     std::memcpy(&wide, in, sizeof(wide));
     value = static_cast<float>(wide);
     if (std::isnan(wide)) {
-      nan = static_cast<std::uint32_t>(code >> 63) << 31 | 0x7FC00000 | static_cast<std::uint32_t>(code >> 29 & 0x7FFFFF);
+      nan =
+          static_cast<std::uint32_t>(code >> 63) << 31 | 0x7FC00000 | static_cast<std::uint32_t>(code >> 29 & 0x7FFFFF);
     }
   } else if (from == DType::kFloat32) {
     std::memcpy(&value, in, sizeof(value));

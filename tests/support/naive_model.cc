@@ -217,8 +217,9 @@ RankBytes blankOutputs(const std::vector<LocalSpec>& specs) {
   const std::map<std::string, NamedTensor> tensors = gatherWriters(specs);
   for (std::size_t rank = 0; rank < specs.size(); ++rank) {
     for (const LocalTensor& output : specs[rank].outputs) {
-      outputs[rank].emplace_back(localElements(output) * elementBytes(tensors.at(declOf(specs[rank], output).name).dtypeOfOutputs()),
-                                 kUntouched);
+      outputs[rank].emplace_back(
+          localElements(output) * elementBytes(tensors.at(declOf(specs[rank], output).name).dtypeOfOutputs()),
+          kUntouched);
     }
   }
   return outputs;
@@ -263,7 +264,8 @@ RankBytes fillInputs(std::uint64_t seed, const std::vector<LocalSpec>& specs) {
   return inputs;
 }
 
-void reduceAndCast(DType from, DType accumulator, DType to, ReduceOp op, std::span<const std::byte* const> sources, std::byte* out) {
+void reduceAndCast(DType from, DType accumulator, DType to, ReduceOp op, std::span<const std::byte* const> sources,
+                   std::byte* out) {
   if (from == to) {
     reduceElement(from, op, sources, out);
     return;
@@ -289,7 +291,8 @@ RankBytes expectedOutputs(const std::vector<LocalSpec>& specs, const RankBytes& 
     sources.clear();
     for (const Contribution& contribution : found) {
       const Writer& writer = *contribution.writer;
-      sources.push_back(inputs[static_cast<std::size_t>(writer.rank)][writer.input].data() + contribution.element * elemBytes);
+      sources.push_back(inputs[static_cast<std::size_t>(writer.rank)][writer.input].data() +
+                        contribution.element * elemBytes);
     }
     if (sources.size() == 1) {
       internal::naiveCast(tensor.dtype(), sources[0], tensor.dtypeOfOutputs(), out);
@@ -307,29 +310,31 @@ std::vector<std::vector<std::vector<bool>>> coveredElements(const std::vector<Lo
       covered[rank].emplace_back(localElements(output), true);
     }
   }
-  forEachOutputElement(specs, [&](std::size_t rank, std::size_t output, std::size_t element, const NamedTensor&,
-                                  const std::vector<Contribution>& found) { covered[rank][output][element] = !found.empty(); });
+  forEachOutputElement(
+      specs, [&](std::size_t rank, std::size_t output, std::size_t element, const NamedTensor&,
+                 const std::vector<Contribution>& found) { covered[rank][output][element] = !found.empty(); });
   return covered;
 }
 
 bool hasGap(const std::vector<LocalSpec>& specs) {
   bool found = false;
-  forEachOutputElement(specs, [&found](std::size_t, std::size_t, std::size_t, const NamedTensor&,
-                                       const std::vector<Contribution>& contributions) { found = found || contributions.empty(); });
+  forEachOutputElement(
+      specs, [&found](std::size_t, std::size_t, std::size_t, const NamedTensor&,
+                      const std::vector<Contribution>& contributions) { found = found || contributions.empty(); });
   return found;
 }
 
 std::uint64_t leastRemoteBytes(const std::vector<LocalSpec>& specs) {
   // As long as staged bytes: the narrower type, but for addends.
   std::uint64_t bytes = 0;
-  forEachOutputElement(specs,
-                       [&bytes](std::size_t, std::size_t, std::size_t, const NamedTensor& tensor, const std::vector<Contribution>& found) {
-                         for (const Contribution& contribution : found) {
-                           const std::size_t whole = elementBytes(tensor.dtype());
-                           const std::size_t narrow = std::min(whole, elementBytes(tensor.dtypeOfOutputs()));
-                           bytes += contribution.isOwn ? 0 : (found.size() > 1 ? whole : narrow);
-                         }
-                       });
+  forEachOutputElement(specs, [&bytes](std::size_t, std::size_t, std::size_t, const NamedTensor& tensor,
+                                       const std::vector<Contribution>& found) {
+    for (const Contribution& contribution : found) {
+      const std::size_t whole = elementBytes(tensor.dtype());
+      const std::size_t narrow = std::min(whole, elementBytes(tensor.dtypeOfOutputs()));
+      bytes += contribution.isOwn ? 0 : (found.size() > 1 ? whole : narrow);
+    }
+  });
   return bytes;
 }
 

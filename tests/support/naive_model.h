@@ -29,7 +29,8 @@ RankBytes fillInputs(std::uint64_t seed, const std::vector<LocalSpec>& specs);
 RankBytes expectedOutputs(const std::vector<LocalSpec>& specs, const RankBytes& inputs);
 
 // One element of a reduction: in the accumulator's type, then rounded once into `to`.
-void reduceAndCast(DType from, DType accumulator, DType to, ReduceOp op, std::span<const std::byte* const> sources, std::byte* out);
+void reduceAndCast(DType from, DType accumulator, DType to, ReduceOp op, std::span<const std::byte* const> sources,
+                   std::byte* out);
 
 // Per output element: whether any input covers the element. [rank][output][element], true where covered or held by none
 // of the output's boxes.

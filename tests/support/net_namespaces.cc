@@ -58,7 +58,8 @@ std::string NetNamespaces::startKeeper(Host& host) {
   readyWrite.reset();
   int error = EIO;
   if (host.keeper < 0 || ::read(readyRead.get(), &error, sizeof(error)) != sizeof(error) || error != 0) {
-    return fmt::format("making a network namespace: {} (it takes root, or CAP_SYS_ADMIN in a container)", errnoText(error));
+    return fmt::format("making a network namespace: {} (it takes root, or CAP_SYS_ADMIN in a container)",
+                       errnoText(error));
   }
   host.file.reset(::open(fmt::format("/proc/{}/ns/net", host.keeper).c_str(), O_RDONLY | O_CLOEXEC));
   return host.file.isOpen() ? "" : fmt::format("opening a network namespace: {}", errnoText(errno));
@@ -74,9 +75,10 @@ std::string NetNamespaces::run(int host, const std::string& command) const {
   int status = -1;
   while (child > 0 && ::waitpid(child, &status, 0) < 0 && errno == EINTR) {
   }
-  return status == 0 ? ""
-                     : fmt::format("`{}` failed (status {}): is iproute2 installed, and may this user set up interfaces?", command,
-                                   WIFEXITED(status) ? WEXITSTATUS(status) : -1);
+  return status == 0
+             ? ""
+             : fmt::format("`{}` failed (status {}): is iproute2 installed, and may this user set up interfaces?",
+                           command, WIFEXITED(status) ? WEXITSTATUS(status) : -1);
 }
 
 std::string NetNamespaces::setUp(Addresses addresses) {
@@ -85,16 +87,18 @@ std::string NetNamespaces::setUp(Addresses addresses) {
       return why;
     }
   }
-  if (std::string why = run(0, fmt::format("ip link add {0} type veth peer name {0} netns {1}", kInterface, hosts_[1].keeper));
+  if (std::string why =
+          run(0, fmt::format("ip link add {0} type veth peer name {0} netns {1}", kInterface, hosts_[1].keeper));
       !why.empty()) {
     return why;
   }
   for (const int host : {0, 1}) {
     // No duplicate detection: an address counts at once. Two hosts of our own have no duplicates.
-    std::string command =
-        fmt::format("echo 0 > /proc/sys/net/ipv6/conf/{0}/accept_dad && ip link set lo up && ip link set {0} up", kInterface);
+    std::string command = fmt::format(
+        "echo 0 > /proc/sys/net/ipv6/conf/{0}/accept_dad && ip link set lo up && ip link set {0} up", kInterface);
     if (addresses == Addresses::kIpv4) {
-      command = fmt::format("ip link set lo up && ip link set {0} up && ip addr add 10.77.0.{1}/24 dev {0}", kInterface, host + 1);
+      command = fmt::format("ip link set lo up && ip link set {0} up && ip addr add 10.77.0.{1}/24 dev {0}", kInterface,
+                            host + 1);
     } else if (addresses == Addresses::kIpv6) {
       command += fmt::format(" && ip addr add fd77::{1}/64 dev {0} nodad", kInterface, host + 1);
     }
@@ -105,10 +109,12 @@ std::string NetNamespaces::setUp(Addresses addresses) {
   // Some time after both ends are up the kernel notices that the cable is whole, and gives each end a link-local
   // address.
   const std::string isRunning = fmt::format("ip link show dev {} | grep -q 'state UP'", kInterface);
-  const std::string hasLinkLocal = fmt::format("ip -6 addr show dev {} scope link -tentative | grep -q inet6", kInterface);
+  const std::string hasLinkLocal =
+      fmt::format("ip -6 addr show dev {} scope link -tentative | grep -q inet6", kInterface);
   for (const int host : {0, 1}) {
     const std::string all = addresses == Addresses::kLinkLocalOnly ? isRunning + " && " + hasLinkLocal : isRunning;
-    if (std::string why = run(host, "for i in $(seq 500); do " + all + " && exit 0; sleep 0.01; done; exit 1"); !why.empty()) {
+    if (std::string why = run(host, "for i in $(seq 500); do " + all + " && exit 0; sleep 0.01; done; exit 1");
+        !why.empty()) {
       return why;
     }
   }

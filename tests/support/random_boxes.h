@@ -65,7 +65,8 @@ inline Arena randomArena(Random& random, const Dims& shape, std::size_t elemByte
       continue;
     }
     arena.box.byteStrides[dim] = step;
-    step = step * shape[dim] + (pick(random, 0, 2) == 0 ? static_cast<std::int64_t>(elemBytes) * pick(random, 1, 7) : 0);
+    step =
+        step * shape[dim] + (pick(random, 0, 2) == 0 ? static_cast<std::int64_t>(elemBytes) * pick(random, 1, 7) : 0);
   }
   const std::int64_t offset = pick(random, 0, 200);
   arena.memory.resize(static_cast<std::size_t>(step + offset + 200));

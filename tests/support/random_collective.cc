@@ -23,7 +23,8 @@ bool isReduction(CallKind kind) {
 }
 
 bool isList(CallKind kind) {
-  return kind == CallKind::kAllGather || kind == CallKind::kGather || kind == CallKind::kScatter || kind == CallKind::kReduceScatter;
+  return kind == CallKind::kAllGather || kind == CallKind::kGather || kind == CallKind::kScatter ||
+         kind == CallKind::kReduceScatter;
 }
 
 class BatchMaker {
@@ -90,8 +91,9 @@ class BatchMaker {
       message.isFromAny = random_.chance(30);
       // The ranks are not in step: a receive from any rank could match a message of a later batch if the two had one
       // tag.
-      message.tag = static_cast<int>(message.isFromAny ? 1000 + (static_cast<std::int64_t>(seed_ % 1000000) * 4 + number) * 8 + left
-                                                       : random_.between(-1, 2));
+      message.tag = static_cast<int>(message.isFromAny
+                                         ? 1000 + (static_cast<std::int64_t>(seed_ % 1000000) * 4 + number) * 8 + left
+                                         : random_.between(-1, 2));
       for (auto copies = message.isFromAny ? random_.between(1, 3) : 1; copies > 0; --copies) {
         message.from = (message.to + static_cast<Rank>(random_.between(1, n - 1))) % n;
         call.messages.push_back(message);
@@ -195,7 +197,8 @@ const Dims& inputShape(const RandomCall& call, Rank rank, std::size_t index) {
 
 }  // namespace
 
-std::vector<RandomCall> makeRandomBatch(std::uint64_t seed, const std::vector<int>& groupSizes, const CallOptionsForTest& options) {
+std::vector<RandomCall> makeRandomBatch(std::uint64_t seed, const std::vector<int>& groupSizes,
+                                        const CallOptionsForTest& options) {
   return BatchMaker(seed, groupSizes, options).make();
 }
 
@@ -220,8 +223,9 @@ bool isDefined(DType dtype, ReduceOp op) {
 unsigned expandedDims(const RandomCall& call, Rank rank, std::size_t index) {
   const RankChoice& choice = call.choices[static_cast<std::size_t>(rank)];
   const bool isInOut = call.kind == CallKind::kAllReduce || (call.kind == CallKind::kReduce && rank == call.root);
-  const bool isShared = (isList(call.kind) && choice.isInPlace) ||
-                        (call.kind != CallKind::kAllGather && call.kind != CallKind::kGather && choice.list != ListLayout::kSeparate);
+  const bool isShared =
+      (isList(call.kind) && choice.isInPlace) ||
+      (call.kind != CallKind::kAllGather && call.kind != CallKind::kGather && choice.list != ListLayout::kSeparate);
   const Dims& shape = inputShape(call, rank, index);
   if (!choice.isExpanded || isInOut || isShared || numElements(shape) > kMostExpanded) {
     return 0;
@@ -247,7 +251,8 @@ Elements inputElements(const RandomCall& call, Rank rank, std::size_t index) {
       rest /= shape[d];
       stride *= shape[d];
     }
-    std::copy_n(elements.at(from), elements.elemBytes, all.bytes.data() + static_cast<std::size_t>(i) * elements.elemBytes);
+    std::copy_n(elements.at(from), elements.elemBytes,
+                all.bytes.data() + static_cast<std::size_t>(i) * elements.elemBytes);
   }
   return all;
 }
@@ -259,22 +264,25 @@ Elements reducedElements(const RandomCall& call, int numRanks, std::size_t index
     inputs.push_back(inputElements(call, rank, index));
     period = std::max(period, inputs.back().period);  // all of one length, or some written out in full
   }
-  Elements reduced{std::vector<std::byte>(static_cast<std::size_t>(period) * inputs[0].elemBytes), period, inputs[0].elemBytes};
+  Elements reduced{std::vector<std::byte>(static_cast<std::size_t>(period) * inputs[0].elemBytes), period,
+                   inputs[0].elemBytes};
   std::vector<const std::byte*> sources(inputs.size());
   for (std::int64_t i = 0; i < period; ++i) {
     std::transform(inputs.begin(), inputs.end(), sources.begin(), [i](const Elements& input) { return input.at(i); });
-    internal::naiveReduce(reduced.bytes.data() + static_cast<std::size_t>(i) * reduced.elemBytes, sources, call.dtype, call.reduction);
+    internal::naiveReduce(reduced.bytes.data() + static_cast<std::size_t>(i) * reduced.elemBytes, sources, call.dtype,
+                          call.reduction);
   }
   return reduced;
 }
 
 std::string describe(const RandomCall& call) {
-  constexpr std::array<std::string_view, kNumCallKinds> kNames = {"barrier",    "broadcast", "all_reduce",  "reduce",
-                                                                  "all_gather", "gather",    "scatter",     "reduce_scatter",
-                                                                  "all_to_all", "messages",  "refused call"};
-  std::string text = fmt::format("{} in group {} of {} ranks: {} {} {} root {} wrong {}", kNames[static_cast<std::size_t>(call.kind)],
-                                 call.group, call.choices.size(), dtypeName(call.dtype), reduceOpName(call.reduction), toString(call.shape),
-                                 call.root, static_cast<int>(call.wrong));
+  constexpr std::array<std::string_view, kNumCallKinds> kNames = {
+      "barrier", "broadcast",      "all_reduce", "reduce",   "all_gather",  "gather",
+      "scatter", "reduce_scatter", "all_to_all", "messages", "refused call"};
+  std::string text =
+      fmt::format("{} in group {} of {} ranks: {} {} {} root {} wrong {}", kNames[static_cast<std::size_t>(call.kind)],
+                  call.group, call.choices.size(), dtypeName(call.dtype), reduceOpName(call.reduction),
+                  toString(call.shape), call.root, static_cast<int>(call.wrong));
   for (const Dims& shape : call.pairShapes) {
     text += " " + toString(shape);
   }

@@ -71,7 +71,8 @@ struct CallOptionsForTest {
 };
 
 // One to four calls in flight at once. `groupSizes`: the groups to choose from.
-std::vector<RandomCall> makeRandomBatch(std::uint64_t seed, const std::vector<int>& groupSizes, const CallOptionsForTest& options);
+std::vector<RandomCall> makeRandomBatch(std::uint64_t seed, const std::vector<int>& groupSizes,
+                                        const CallOptionsForTest& options);
 
 // Whether a reduction is defined, by docs and types.h.
 bool isDefined(DType dtype, ReduceOp op);

@@ -94,7 +94,8 @@ class CaseMaker {
     std::iota(order.begin(), order.end(), 0);
     random_.shuffle(order);
     for (const int d : order) {
-      shape[d] = random_.between(1, std::max<std::int64_t>(1, shape.size() > 2 ? std::min<std::int64_t>(left, 5) : left));
+      shape[d] =
+          random_.between(1, std::max<std::int64_t>(1, shape.size() > 2 ? std::min<std::int64_t>(left, 5) : left));
       left /= shape[d];
     }
     if (shape.size() > 0 && random_.chance(2)) {
@@ -264,7 +265,8 @@ class CaseMaker {
       if (!share) {
         continue;
       }
-      LocalTensor local{static_cast<std::int32_t>(specs_[rank].tensors.size()) - 1, share->localShape, share->slices, 0};
+      LocalTensor local{static_cast<std::int32_t>(specs_[rank].tensors.size()) - 1, share->localShape, share->slices,
+                        0};
       if (isInput) {
         // Two DTensors of one layout are two tensors with different values.
         local.replicaClass = mix64(share->replicaClass + layoutClasses_) | 1;
@@ -309,8 +311,9 @@ class CaseMaker {
 };
 
 std::string describe(const LocalSpec& spec, const LocalTensor& local) {
-  std::string text = fmt::format("tensor '{}' local {} class {:x}:", spec.tensors[static_cast<std::size_t>(local.tensor)].name,
-                                 toString(local.localShape), local.replicaClass);
+  std::string text =
+      fmt::format("tensor '{}' local {} class {:x}:", spec.tensors[static_cast<std::size_t>(local.tensor)].name,
+                  toString(local.localShape), local.replicaClass);
   for (const PlacedSlice& placed : local.slices) {
     text += fmt::format(" {}@{}", internal::toString(placed.slice), toString(placed.localOffset));
   }
@@ -330,8 +333,8 @@ std::string describe(const RandomCase& randomCase) {
     text += fmt::format(" rank {}{}\n", rank, spec.allowGaps ? " allows gaps" : "");
     for (const TensorDecl& decl : spec.tensors) {
       const auto nameOf = [](std::optional<DType> dtype) { return dtype ? dtypeName(*dtype) : "?"; };
-      text += fmt::format("  declares '{}' {} {} to {} {}\n", decl.name, decl.shape ? toString(*decl.shape) : "?", nameOf(decl.dtype),
-                          nameOf(decl.outputDtype), reduceOpName(decl.reduction));
+      text += fmt::format("  declares '{}' {} {} to {} {}\n", decl.name, decl.shape ? toString(*decl.shape) : "?",
+                          nameOf(decl.dtype), nameOf(decl.outputDtype), reduceOpName(decl.reduction));
     }
     for (std::size_t i = 0; i < spec.inputs.size(); ++i) {
       text += fmt::format("  inputs[{}] {}\n", i, describe(spec, spec.inputs[i]));

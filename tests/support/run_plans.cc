@@ -24,7 +24,8 @@ std::size_t flatIndex(const Dims& shape, const Dims& offset, const Dims& within)
   return static_cast<std::size_t>(flat);
 }
 
-void runMove(const std::vector<Plan>& plans, const Plan& plan, const PlanMove& move, const RankBytes& inputs, Bytes& output) {
+void runMove(const std::vector<Plan>& plans, const Plan& plan, const PlanMove& move, const RankBytes& inputs,
+             Bytes& output) {
   const auto& target = plan.outputs[static_cast<std::size_t>(move.output)];
   const std::size_t elemBytes = elementBytes(move.sourceDtype);
   const bool isSmall = internal::naiveIsFloat(move.sourceDtype) && internal::naiveLaneBytes(move.sourceDtype) < 4;
@@ -36,7 +37,8 @@ void runMove(const std::vector<Plan>& plans, const Plan& plan, const PlanMove& m
       const PlanSource& source = plan.sources[move.firstSource + s];
       const auto rank = static_cast<std::size_t>(source.rank);
       const auto input = static_cast<std::size_t>(source.input);
-      sources[s] = inputs[rank][input].data() + flatIndex(plans[rank].inputs[input].shape, source.offset, within) * elemBytes;
+      sources[s] =
+          inputs[rank][input].data() + flatIndex(plans[rank].inputs[input].shape, source.offset, within) * elemBytes;
     }
     std::byte* out = output.data() + flatIndex(target.shape, move.offset, within) * elementBytes(target.dtype);
     if (move.numSources == 1) {
@@ -58,7 +60,8 @@ std::vector<PlanSendItem> consumedFrom(const Plan& plan, Rank peer) {
     for (std::uint32_t s = 0; s < plan.moves[m].numSources; ++s) {
       const PlanSource& source = plan.sources[plan.moves[m].firstSource + s];
       if (source.rank == peer) {
-        items.push_back({source.input, source.slot, source.offset, plan.moves[m].shape, !isFirst, stagedDtypeOf(plan, plan.moves[m])});
+        items.push_back({source.input, source.slot, source.offset, plan.moves[m].shape, !isFirst,
+                         stagedDtypeOf(plan, plan.moves[m])});
         isFirst = false;
       }
     }
@@ -76,7 +79,8 @@ const PlanEdge* edgeOf(const std::vector<PlanEdge>& edges, Rank peer) {
 void runPlans(const std::vector<Plan>& plans, const RankBytes& inputs, RankBytes& outputs) {
   for (const Plan& plan : plans) {
     for (const PlanMove& move : plan.moves) {
-      runMove(plans, plan, move, inputs, outputs[static_cast<std::size_t>(plan.rank)][static_cast<std::size_t>(move.output)]);
+      runMove(plans, plan, move, inputs,
+              outputs[static_cast<std::size_t>(plan.rank)][static_cast<std::size_t>(move.output)]);
     }
   }
 }
@@ -92,15 +96,16 @@ std::string findEdgeMismatch(const std::vector<Plan>& plans) {
       const std::string edge = fmt::format("edge {} -> {}: ", sender.rank, receiver.rank);
       const std::vector<PlanSendItem> consumed = consumedFrom(receiver, sender.rank);
       if ((receive == nullptr) != consumed.empty() || (send == nullptr) != consumed.empty()) {
-        return edge +
-               fmt::format("{} items are consumed, receive edge {}, send edge {}", consumed.size(), receive != nullptr, send != nullptr);
+        return edge + fmt::format("{} items are consumed, receive edge {}, send edge {}", consumed.size(),
+                                  receive != nullptr, send != nullptr);
       }
       if (consumed.empty()) {
         continue;
       }
       if (receive->bytes != send->bytes || receive->numItems != send->numItems || receive->inputs != send->inputs ||
           receive->numCopies != send->numCopies) {
-        return edge + fmt::format("{} and {} bytes, {} and {} items", send->bytes, receive->bytes, send->numItems, receive->numItems);
+        return edge + fmt::format("{} and {} bytes, {} and {} items", send->bytes, receive->bytes, send->numItems,
+                                  receive->numItems);
       }
       const auto first = sender.sendItems.begin() + send->first;
       if (!std::equal(consumed.begin(), consumed.end(), first, first + send->count)) {

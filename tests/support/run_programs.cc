@@ -49,7 +49,8 @@ Bytes& RanksInMemory::whole(std::size_t rank, const StageTensor& part) {
   if (part.from == StageTensor::From::kScratch) {
     return scratch_[rank];
   }
-  return (part.from == StageTensor::From::kInput || isInPlace ? inputs : outputs)[rank][static_cast<std::size_t>(part.index)];
+  return (part.from == StageTensor::From::kInput || isInPlace ? inputs
+                                                              : outputs)[rank][static_cast<std::size_t>(part.index)];
 }
 
 std::vector<Bytes> RanksInMemory::read(std::size_t rank, const std::vector<StageTensor>& parts) {
@@ -60,9 +61,9 @@ std::vector<Bytes> RanksInMemory::read(std::size_t rank, const std::vector<Stage
     const std::size_t bytes = static_cast<std::size_t>(part.numElems) * elemBytes_;
     const bool isInside = first <= from.size() && bytes <= from.size() - first;
     EXPECT_TRUE(isInside || bytes == 0) << "rank " << rank << " names elements past the end of a tensor";
-    all.push_back(isInside
-                      ? Bytes(from.begin() + static_cast<std::ptrdiff_t>(first), from.begin() + static_cast<std::ptrdiff_t>(first + bytes))
-                      : Bytes(bytes));
+    all.push_back(isInside ? Bytes(from.begin() + static_cast<std::ptrdiff_t>(first),
+                                   from.begin() + static_cast<std::ptrdiff_t>(first + bytes))
+                           : Bytes(bytes));
   }
   return all;
 }

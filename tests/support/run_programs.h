@@ -12,7 +12,8 @@ namespace shardwire::testing {
 
 class RanksInMemory {
  public:
-  RanksInMemory(const internal::CollectiveCall& call, internal::Algorithm algorithm, const internal::Topology& topology);
+  RanksInMemory(const internal::CollectiveCall& call, internal::Algorithm algorithm,
+                const internal::Topology& topology);
 
   // Every rank runs each stage before any rank runs the next. Fails the test where plans are not sound or do not fit
   // together.

@@ -12,7 +12,8 @@ namespace shardwire::testing {
 template <typename T>
 class SharedValue {
  public:
-  SharedValue() : value_(new (mmap(nullptr, sizeof(T), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0)) T()) {}
+  SharedValue()
+      : value_(new (mmap(nullptr, sizeof(T), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0)) T()) {}
   ~SharedValue() { munmap(value_, sizeof(T)); }
   SharedValue(const SharedValue&) = delete;
   SharedValue& operator=(const SharedValue&) = delete;

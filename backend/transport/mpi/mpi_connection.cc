@@ -127,8 +127,9 @@ void MpiConnection::commit(Lane lane, std::size_t bytes) {
   const std::span<std::byte> message = writers_[index(lane)].commit(bytes, &number);
   encodeHead(head(MpiKind::kFrame, isReceived), message.data());
   const MpiRun run{message.data(), message.size()};
-  const Status sent = wire_->operations().send(*joint_.pair, joint_.firstTag + static_cast<int>(lane), {&run, 1},
-                                               {static_cast<MpiReceiver*>(this), kFrameSend, static_cast<std::uint16_t>(lane), number});
+  const Status sent =
+      wire_->operations().send(*joint_.pair, joint_.firstTag + static_cast<int>(lane), {&run, 1},
+                               {static_cast<MpiReceiver*>(this), kFrameSend, static_cast<std::uint16_t>(lane), number});
   sent.isOk() ? static_cast<void>(++numSends_) : fail(sent);
 }
 
@@ -137,7 +138,8 @@ std::size_t MpiConnection::maxFrameBytes(Lane lane) const {
 }
 
 void MpiConnection::sendService(MpiKind kind, std::string_view body) {
-  auto place = std::find_if(serviceOut_.begin(), serviceOut_.end(), [](const auto& message) { return !message->isInFlight; });
+  auto place =
+      std::find_if(serviceOut_.begin(), serviceOut_.end(), [](const auto& message) { return !message->isInFlight; });
   if (place == serviceOut_.end()) {
     serviceOut_.push_back(std::make_unique<ServiceMessage>());
     place = serviceOut_.end() - 1;
@@ -147,9 +149,10 @@ void MpiConnection::sendService(MpiKind kind, std::string_view body) {
   encodeHead(head(kind, true), reinterpret_cast<std::byte*>(message.bytes.data()));
   message.bytes += body;
   const MpiRun run{reinterpret_cast<std::byte*>(message.bytes.data()), message.bytes.size()};
-  const Status sent = wire_->operations().send(*joint_.pair, joint_.firstTag + kServiceTag, {&run, 1},
-                                               {static_cast<MpiReceiver*>(this), kServiceSend, static_cast<std::uint16_t>(kind),
-                                                static_cast<std::uint32_t>(place - serviceOut_.begin())});
+  const Status sent =
+      wire_->operations().send(*joint_.pair, joint_.firstTag + kServiceTag, {&run, 1},
+                               {static_cast<MpiReceiver*>(this), kServiceSend, static_cast<std::uint16_t>(kind),
+                                static_cast<std::uint32_t>(place - serviceOut_.begin())});
   if (!sent.isOk()) {
     return fail(sent);
   }
@@ -191,8 +194,9 @@ void MpiConnection::post(std::size_t lane) {
     return;
   }
   const MpiRun run{room.data(), room.size()};
-  const Status posted = wire_->operations().receive(*joint_.pair, joint_.firstTag + static_cast<int>(lane), {&run, 1},
-                                                    {static_cast<MpiReceiver*>(this), kFrameReceive, static_cast<std::uint16_t>(lane), 0});
+  const Status posted = wire_->operations().receive(
+      *joint_.pair, joint_.firstTag + static_cast<int>(lane), {&run, 1},
+      {static_cast<MpiReceiver*>(this), kFrameReceive, static_cast<std::uint16_t>(lane), 0});
   if (!posted.isOk()) {
     readers_[lane].cancelled();
     return fail(posted);
@@ -318,9 +322,10 @@ Status MpiConnection::named(const Status& failure) const {
 
 void MpiConnection::fail(const Status& failure) {
   if (failure_.isOk()) {
-    failure_ = failure.code() == StatusCode::kPeerFailed
-                   ? named(failure)
-                   : Status{failure.code(), fmt::format("the MPI connection to {} failed: {}", joint_.who, failure.message())};
+    failure_ =
+        failure.code() == StatusCode::kPeerFailed
+            ? named(failure)
+            : Status{failure.code(), fmt::format("the MPI connection to {} failed: {}", joint_.who, failure.message())};
   }
 }
 
@@ -383,8 +388,8 @@ Status MpiConnection::health() {
 }
 
 std::string MpiConnection::describe() const {
-  return fmt::format("rank {}: mpi ({}, MPI rank {}){}", joint_.peer, wire_->process().api().library(), joint_.worldRank,
-                     joint_.isStaged ? ", staged (SHARDWIRE_ORDINARY_PATH)" : "");
+  return fmt::format("rank {}: mpi ({}, MPI rank {}){}", joint_.peer, wire_->process().api().library(),
+                     joint_.worldRank, joint_.isStaged ? ", staged (SHARDWIRE_ORDINARY_PATH)" : "");
 }
 
 }  // namespace shardwire::internal

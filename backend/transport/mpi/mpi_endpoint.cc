@@ -28,7 +28,8 @@ constexpr std::size_t kInlineOverRun = 8;
 constexpr std::size_t kLocalRunOverInline = 8;
 
 ReadLimits limitsOf(const Options& options) {
-  ReadLimits limits = wireReadLimits(options.ordinaryPath, options.inlineBytes * kEdgeOverInline, options.inlineBytes / kInlineOverRun);
+  ReadLimits limits =
+      wireReadLimits(options.ordinaryPath, options.inlineBytes * kEdgeOverInline, options.inlineBytes / kInlineOverRun);
   if (limits.minLocalRunBytes > 0) {  // unless the options force fetches
     limits.minLocalRunBytes = options.inlineBytes * kLocalRunOverInline;
   }
@@ -94,15 +95,17 @@ bool decodeJoint(std::string_view bytes, Joint* joint) {
 
 class MpiEndpoint final : public Endpoint {
  public:
-  MpiEndpoint(const Self& self, MpiProcess* process) : self_(self), process_(process), wire_(std::make_unique<MpiWire>(process)) {
+  MpiEndpoint(const Self& self, MpiProcess* process)
+      : self_(self), process_(process), wire_(std::make_unique<MpiWire>(process)) {
     const MpiState state = process->state();
-    mine_ = {process->job().substr(0, kMaxJobBytes), static_cast<std::uint32_t>(state.rank), static_cast<std::uint32_t>(state.size)};
+    mine_ = {process->job().substr(0, kMaxJobBytes), static_cast<std::uint32_t>(state.rank),
+             static_cast<std::uint32_t>(state.size)};
   }
 
   std::string address() const override { return encodeAddress(mine_); }
   std::string whyNot(std::string_view peerAddress) const override;
-  Result<std::unique_ptr<Connection>> connect(Link link, Rank peer, bool isDialer, std::string_view peerAddress, const std::string& who,
-                                              const WaitLimit& limit) override;
+  Result<std::unique_ptr<Connection>> connect(Link link, Rank peer, bool isDialer, std::string_view peerAddress,
+                                              const std::string& who, const WaitLimit& limit) override;
   std::unique_ptr<Wire> takeWire() override { return std::move(wire_); }
 
  private:
@@ -156,16 +159,16 @@ Status MpiEndpoint::agree(Link& link, int worldRank, const std::string& who, con
     return {StatusCode::kUnsupported, mine.failure.empty() ? fmt::format("{}: {}", who, theirs.failure) : mine.failure};
   }
   if (theirs.laneBytes != mine.laneBytes) {
-    return {
-        StatusCode::kMismatch,
-        fmt::format("this rank and {} have different SHARDWIRE_RING_BYTES or SHARDWIRE_INLINE_BYTES; set them equally on all ranks", who)};
+    return {StatusCode::kMismatch, fmt::format("this rank and {} have different SHARDWIRE_RING_BYTES or "
+                                               "SHARDWIRE_INLINE_BYTES; set them equally on all ranks",
+                                               who)};
   }
   *firstTag = static_cast<int>(static_cast<int>(mine_.rank) < worldRank ? mine.firstTag : theirs.firstTag);
   return Status::ok();
 }
 
-Result<std::unique_ptr<Connection>> MpiEndpoint::connect(Link link, Rank peer, bool, std::string_view peerAddress, const std::string& who,
-                                                         const WaitLimit& limit) {
+Result<std::unique_ptr<Connection>> MpiEndpoint::connect(Link link, Rank peer, bool, std::string_view peerAddress,
+                                                         const std::string& who, const WaitLimit& limit) {
   MpiAddress theirs;
   if (!decodeAddress(peerAddress, &theirs)) {
     return Status{StatusCode::kMismatch, fmt::format("the address of {} cannot be read", who)};
@@ -188,9 +191,10 @@ Result<std::unique_ptr<Connection>> MpiEndpoint::connect(Link link, Rank peer, b
   if (!pair.isOk()) {
     return Status{pair.status().code(), fmt::format("no MPI communicator with {}: {}", who, pair.status().message())};
   }
-  return MpiConnection::create({peer, who, worldRank, link.takeSocket(), *pair, firstTag, laneCapacities(*self_.options),
-                                limitsOf(*self_.options), self_.options->ordinaryPath == OrdinaryPath::kStaged},
-                               wire_.get());
+  return MpiConnection::create(
+      {peer, who, worldRank, link.takeSocket(), *pair, firstTag, laneCapacities(*self_.options),
+       limitsOf(*self_.options), self_.options->ordinaryPath == OrdinaryPath::kStaged},
+      wire_.get());
 }
 
 }  // namespace
@@ -203,7 +207,8 @@ Result<std::unique_ptr<Endpoint>> makeMpiEndpoint(const Self& self) {
   SW_RETURN_IF_ERROR((*process)->prepare(self.worldSize, isAskedFor, deadlineAfter(self.options->timeout)));
   if ((*process)->state().size < 2) {
     return Status{StatusCode::kUnsupported,
-                  fmt::format("the MPI job has this process only; start the ranks by one mpirun (of {})", (*process)->api().library())};
+                  fmt::format("the MPI job has this process only; start the ranks by one mpirun (of {})",
+                              (*process)->api().library())};
   }
   return std::unique_ptr<Endpoint>(std::make_unique<MpiEndpoint>(self, *process));
 }

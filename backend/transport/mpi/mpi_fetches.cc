@@ -123,14 +123,17 @@ void MpiFetches::abandon() {
   }
 }
 
-Status MpiFetches::fetch(std::uint32_t space, std::span<const MemoryRun> runs, FetchCount* count, std::vector<std::string>* requests) {
+Status MpiFetches::fetch(std::uint32_t space, std::span<const MemoryRun> runs, FetchCount* count,
+                         std::vector<std::string>* requests) {
   std::vector<MemoryRun> wanted;
   wanted.reserve(runs.size());
-  std::copy_if(runs.begin(), runs.end(), std::back_inserter(wanted), [](const MemoryRun& run) { return run.bytes > 0; });
+  std::copy_if(runs.begin(), runs.end(), std::back_inserter(wanted),
+               [](const MemoryRun& run) { return run.bytes > 0; });
   if (wanted.empty()) {
     return Status::ok();
   }
-  const auto place = std::find_if(fetches_.begin(), fetches_.end(), [](const Fetch& each) { return each.count == nullptr; });
+  const auto place =
+      std::find_if(fetches_.begin(), fetches_.end(), [](const Fetch& each) { return each.count == nullptr; });
   *place = {count, 0, 0, 0};
   ++numFetches_;
   ++count->pending;
@@ -145,12 +148,13 @@ Status MpiFetches::fetch(std::uint32_t space, std::span<const MemoryRun> runs, F
       runs_.push_back({run.local, run.bytes});
       place->bytes += run.bytes;
     }
-    SW_RETURN_IF_ERROR(forEachMessage(runs_, kMpiLongestMessage, &message_, [&](std::span<const MpiRun> message) -> Status {
-      SW_RETURN_IF_ERROR(wire_->operations().receive(*pair_, tag_, message, cookie));
-      ++place->numMessages;
-      ++numReceives_;
-      return Status::ok();
-    }));
+    SW_RETURN_IF_ERROR(
+        forEachMessage(runs_, kMpiLongestMessage, &message_, [&](std::span<const MpiRun> message) -> Status {
+          SW_RETURN_IF_ERROR(wire_->operations().receive(*pair_, tag_, message, cookie));
+          ++place->numMessages;
+          ++numReceives_;
+          return Status::ok();
+        }));
     left = left.subspan(asked);
   }
   return Status::ok();

@@ -30,7 +30,8 @@ class MpiFetches {
   static constexpr std::uint16_t kReceiveKind = 101;
 
   // `owner`: the owner in the cookies; passes finished messages to sent() and received().
-  MpiFetches(MpiWire* wire, MpiPair* pair, int tag, MpiReceiver* owner) : wire_(wire), pair_(pair), tag_(tag), owner_(owner) {}
+  MpiFetches(MpiWire* wire, MpiPair* pair, int tag, MpiReceiver* owner)
+      : wire_(wire), pair_(pair), tag_(tag), owner_(owner) {}
 
   // Owner's side.
   RemoteAddress expose(const void* bytes, std::size_t size) { return exposed_.expose(bytes, size); }
@@ -46,7 +47,8 @@ class MpiFetches {
   // Asker's side.
   bool hasRoom() const { return numFetches_ < kMostFetches && !isStopped_; }
   // Posts the receives; appends the requests to be sent, in order. Precondition: hasRoom().
-  Status fetch(std::uint32_t space, std::span<const MemoryRun> runs, FetchCount* count, std::vector<std::string>* requests);
+  Status fetch(std::uint32_t space, std::span<const MemoryRun> runs, FetchCount* count,
+               std::vector<std::string>* requests);
   Status received(const MpiDone& done);
   // `total`: the peer's numConfirmed(), modulo MpiHead::kConfirmedModulo. False: more than this rank requested.
   bool confirmedByPeer(std::uint32_t total);

@@ -38,7 +38,9 @@ class MpiLaneWriter {
   std::span<std::byte> commit(std::size_t frameBytes, std::uint32_t* number);
   // Whether the peer is certain to receive the next message. The peer posts no receive without room for a longest
   // message (MpiLaneReader::post()).
-  bool isNextReceived() const { return memory_.maxMessage <= memory_.capacity - static_cast<std::size_t>(committed_ - released_); }
+  bool isNextReceived() const {
+    return memory_.maxMessage <= memory_.capacity - static_cast<std::size_t>(committed_ - released_);
+  }
   void sent(std::uint32_t number);
   // The peer released this many bytes of the lane in all, modulo 2^32. False: an impossible count.
   bool releasedByPeer(std::uint32_t total);
@@ -74,7 +76,9 @@ class MpiLaneReader {
   // Room to receive the next message; empty while a receive is posted, or without room for a longest message.
   std::span<std::byte> post();
   // The received message, head and frame. arrived() then makes the frame visible to peek().
-  std::span<const std::byte> received(std::size_t messageBytes) const { return {memory_.bytes.get() + nextOffset_, messageBytes}; }
+  std::span<const std::byte> received(std::size_t messageBytes) const {
+    return {memory_.bytes.get() + nextOffset_, messageBytes};
+  }
   void arrived(std::size_t messageBytes);
   void cancelled() { isPosted_ = false; }
   bool isPosted() const { return isPosted_; }

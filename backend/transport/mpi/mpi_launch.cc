@@ -55,7 +55,9 @@ std::optional<MpiLaunch> readMpiLaunch(const ReadVariable& variable, std::string
     return std::nullopt;
   }
   if (!firstOf(variable, {"TORCHELASTIC_RUN_ID"}).empty()) {
-    *whyNot = "torchrun started this process inside of an MPI job, whose ranks are other processes; start the ranks by mpirun itself";
+    *whyNot =
+        "torchrun started this process inside of an MPI job, whose ranks are other processes; start the ranks by "
+        "mpirun itself";
     return std::nullopt;
   }
   launch.job = jobOf(variable);

@@ -84,10 +84,11 @@ bool isMpiInitialisedHere() {
 Result<MpiApi*> loadModule() {
   const std::string path = ownFolder() + kModuleName;
   if (::access(path.c_str(), R_OK) != 0) {
-    return unsupported(
-        fmt::format("this build of shardwire has no MPI module ({} is missing): build it again where MPI is installed (on Debian: "
-                    "apt-get install libopenmpi-dev; then ./run setup, or pip install --force-reinstall --no-deps --no-build-isolation .)",
-                    path));
+    return unsupported(fmt::format(
+        "this build of shardwire has no MPI module ({} is missing): build it again where MPI is installed (on Debian: "
+        "apt-get install libopenmpi-dev; then ./run setup, or pip install --force-reinstall --no-deps "
+        "--no-build-isolation .)",
+        path));
   }
   void* module = ::dlopen(path.c_str(), RTLD_NOW | RTLD_GLOBAL);
   if (module == nullptr) {
@@ -103,7 +104,8 @@ Result<MpiApi*> loadModule() {
 
 // Runs a function that waits for other ranks, on a new thread, since MPI has no deadlines. At the deadline, or when the
 // result is no longer wanted, this function returns and the thread continues detached.
-Status runUntil(Deadline deadline, const std::function<bool()>& isWanted, const char* what, std::function<Status()> function) {
+Status runUntil(Deadline deadline, const std::function<bool()>& isWanted, const char* what,
+                std::function<Status()> function) {
   struct Outcome {
     Mutex mutex;
     ConditionVariable changed;
@@ -125,7 +127,8 @@ Status runUntil(Deadline deadline, const std::function<bool()>& isWanted, const 
       return interruptedStatus(what);
     }
     if (Clock::now() >= deadline) {
-      return {StatusCode::kTimeout, fmt::format("{} did not end in time: another rank did not make this call, or died", what)};
+      return {StatusCode::kTimeout,
+              fmt::format("{} did not end in time: another rank did not make this call, or died", what)};
     }
     if (isWanted && !isWanted()) {
       return {StatusCode::kPeerFailed, fmt::format("the peer closed the connection during {}", what)};
@@ -158,7 +161,8 @@ Result<MpiProcess*> MpiProcess::instance() {
 Status MpiProcess::prepare(int groupSize, bool isAskedFor, Deadline deadline) {
   const MutexLock lock(preparing_);
   if (owner_ != ::getpid()) {
-    return unsupported("this process was forked from one that uses MPI, which does not survive a fork; start the ranks by mpirun");
+    return unsupported(
+        "this process was forked from one that uses MPI, which does not survive a fork; start the ranks by mpirun");
   }
   MpiState now = state();
   if (!now.isInitialised) {
@@ -184,17 +188,18 @@ Status MpiProcess::initialise(int groupSize, bool isAskedFor, Deadline deadline)
     return unsupported(std::move(whyNot));
   }
   if (isPmiOnly_ && api_->library().starts_with("Open MPI")) {
-    return unsupported(
-        fmt::format("another MPI's launcher started this process, while this build of shardwire is for {}", api_->library()));
+    return unsupported(fmt::format(
+        "another MPI's launcher started this process, while this build of shardwire is for {}", api_->library()));
   }
   if (groupSize != kWholeWorld && launch->size != groupSize) {
-    return unsupported(
-        fmt::format("MPI is not initialised, and a group of {} ranks cannot do it for a job of {}: make the group of all ranks "
-                    "first, or initialise MPI before (MPI_Init_thread, import mpi4py.MPI)",
-                    groupSize, launch->size == 0 ? "unknown size" : std::to_string(launch->size)));
+    return unsupported(fmt::format(
+        "MPI is not initialised, and a group of {} ranks cannot do it for a job of {}: make the group of all ranks "
+        "first, or initialise MPI before (MPI_Init_thread, import mpi4py.MPI)",
+        groupSize, launch->size == 0 ? "unknown size" : std::to_string(launch->size)));
   }
   if (!isAskedFor && launch->localSize == launch->size) {
-    return unsupported("all ranks of the MPI job are on this host, and MPI is not initialised; SHARDWIRE_TRANSPORTS=mpi asks for it");
+    return unsupported(
+        "all ranks of the MPI job are on this host, and MPI is not initialised; SHARDWIRE_TRANSPORTS=mpi asks for it");
   }
   SW_RETURN_IF_ERROR(runUntil(deadline, nullptr, "MPI_Init_thread", [api = api_] { return api->initialise(); }));
   logDebug("initialised {}", api_->library());
@@ -244,8 +249,8 @@ Result<MpiPair*> MpiProcess::pairWith(int worldRank, const std::function<bool()>
         break;
       }
       if (!pair.leftBehind.isOk() && Clock::now() >= enough) {
-        return Status{codeForPeers(pair.leftBehind.code()),
-                      fmt::format("{} for an earlier group has not ended yet: {}", kMakingPair, pair.leftBehind.message())};
+        return Status{codeForPeers(pair.leftBehind.code()), fmt::format("{} for an earlier group has not ended yet: {}",
+                                                                        kMakingPair, pair.leftBehind.message())};
       }
     }
     if (wait.isInterrupted()) {
@@ -285,7 +290,8 @@ Result<int> MpiProcess::takeTags(int worldRank) {
   const MutexLock lock(mutex_);
   const int row = pairs_[worldRank].numTagRows++;
   if (row >= api_->mostTag() / kTagsPerConnection) {
-    return unsupported(fmt::format("MPI's tags are used up: {} groups were made with MPI rank {} in this process", row, worldRank));
+    return unsupported(
+        fmt::format("MPI's tags are used up: {} groups were made with MPI rank {} in this process", row, worldRank));
   }
   return row * kTagsPerConnection;
 }

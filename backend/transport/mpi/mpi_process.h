@@ -38,8 +38,8 @@ class MpiProcess {
   std::string job() const;
 
   // The pair of this process and MPI rank `worldRank`. Made on first use, collectively with the other process. The wait
-  // ends early when `isWanted` returns false. If an earlier call gave up and MPI still makes the pair, this call waits a
-  // few seconds and then fails with the reason of the earlier call.
+  // ends early when `isWanted` returns false. If an earlier call gave up and MPI still makes the pair, this call waits
+  // a few seconds and then fails with the reason of the earlier call.
   Result<MpiPair*> pairWith(int worldRank, const std::function<bool()>& isWanted, Deadline deadline);
   // The first of kTagsPerConnection tags that no other connection of this pair uses. Called by the lower of the two
   // ranks.

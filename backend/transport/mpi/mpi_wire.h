@@ -21,7 +21,8 @@ class MpiReceiver {
 class MpiWire final : public Wire {
  public:
   explicit MpiWire(MpiProcess* process) : MpiWire(process, process->api().makeOperations()) {}
-  MpiWire(MpiProcess* process, std::unique_ptr<MpiOperations> operations) : process_(process), operations_(std::move(operations)) {}
+  MpiWire(MpiProcess* process, std::unique_ptr<MpiOperations> operations)
+      : process_(process), operations_(std::move(operations)) {}
 
   bool poll() override;
   int readinessFd() const override { return -1; }  // MPI has none

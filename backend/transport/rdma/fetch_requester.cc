@@ -35,7 +35,8 @@ std::size_t FetchRequester::takePlace() {
 }
 
 // Groups of consecutive runs, each group in one registration. Usually all runs lie in one registered tensor.
-Status FetchRequester::pinRuns(std::span<const MemoryRun> runs, std::vector<std::pair<std::size_t, Registration*>>* groups) {
+Status FetchRequester::pinRuns(std::span<const MemoryRun> runs,
+                               std::vector<std::pair<std::size_t, Registration*>>* groups) {
   RegistrationCache& cache = fabric_.registrations();
   std::size_t begin = 0;
   while (begin < runs.size()) {
@@ -50,7 +51,8 @@ Status FetchRequester::pinRuns(std::span<const MemoryRun> runs, std::vector<std:
       const std::uintptr_t newHigh = std::max(high, at + runs[end].bytes);
       // Unless the memory between two runs is registered already, only adjacent runs are joined: the addresses between
       // distant runs may be unmapped.
-      const bool joins = isKnown ? cache.isReady(reinterpret_cast<const void*>(newLow), newHigh - newLow, true) : at == high;
+      const bool joins =
+          isKnown ? cache.isReady(reinterpret_cast<const void*>(newLow), newHigh - newLow, true) : at == high;
       if (!joins) {
         break;
       }
@@ -70,8 +72,8 @@ Status FetchRequester::pinRuns(std::span<const MemoryRun> runs, std::vector<std:
   return Status::ok();
 }
 
-std::string FetchRequester::encode(std::uint32_t id, std::uint32_t space, std::span<const MemoryRun> runs, const Registration& memory,
-                                   std::uint32_t* numParts) {
+std::string FetchRequester::encode(std::uint32_t id, std::uint32_t space, std::span<const MemoryRun> runs,
+                                   const Registration& memory, std::uint32_t* numParts) {
   RequestHeader header;
   header.id = id;
   header.space = space;
@@ -109,12 +111,14 @@ bool FetchRequester::send(const std::string& request, std::uint32_t numParts) {
 }
 
 Result<bool> FetchRequester::fetch(std::uint32_t space, std::span<const MemoryRun> runs, FetchCount* count) {
-  if (!waiting_.empty() || partsUnderWay_ + devices_.size() > kMostParts || fetches_.size() - free_.size() >= kMostFetches) {
+  if (!waiting_.empty() || partsUnderWay_ + devices_.size() > kMostParts ||
+      fetches_.size() - free_.size() >= kMostFetches) {
     return false;
   }
   std::vector<MemoryRun> kept;  // empty runs have no memory to register
   if (std::any_of(runs.begin(), runs.end(), [](const MemoryRun& run) { return run.bytes == 0; })) {
-    std::copy_if(runs.begin(), runs.end(), std::back_inserter(kept), [](const MemoryRun& run) { return run.bytes > 0; });
+    std::copy_if(runs.begin(), runs.end(), std::back_inserter(kept),
+                 [](const MemoryRun& run) { return run.bytes > 0; });
     runs = kept;
   }
   if (runs.empty()) {

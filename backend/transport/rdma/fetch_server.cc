@@ -108,7 +108,8 @@ bool FetchServer::servePart(std::uint32_t part) {
   QueuePair& queue = *queues_[index];
   while (cursor.left > 0) {
     const RunRecord record = run(cursor.run);
-    const std::uint64_t bytes = std::min({record.bytes - cursor.offset, cursor.left, std::uint64_t{QueuePair::kMaxWriteBytes}});
+    const std::uint64_t bytes =
+        std::min({record.bytes - cursor.offset, cursor.left, std::uint64_t{QueuePair::kMaxWriteBytes}});
     if (bytes > 0) {
       RdmaWrite write;
       write.local = reinterpret_cast<const void*>(record.remote + cursor.offset);

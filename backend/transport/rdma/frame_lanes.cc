@@ -64,11 +64,13 @@ std::size_t FrameMemory::inOffset(std::size_t lane) const {
   return offset;
 }
 
-Result<std::unique_ptr<FrameMemory>> FrameMemory::create(RdmaFabric& fabric, const Rail& rail, const LaneBytes& laneBytes) {
+Result<std::unique_ptr<FrameMemory>> FrameMemory::create(RdmaFabric& fabric, const Rail& rail,
+                                                         const LaneBytes& laneBytes) {
   for (const std::uint64_t bytes : laneBytes) {
     if (bytes / kUnit > kAmountMask) {
       return Status{StatusCode::kInvalidArgument,
-                    fmt::format("SHARDWIRE_RING_BYTES asks for a ring of {} bytes; rdma takes at most {}", bytes, kAmountMask * kUnit)};
+                    fmt::format("SHARDWIRE_RING_BYTES asks for a ring of {} bytes; rdma takes at most {}", bytes,
+                                kAmountMask * kUnit)};
     }
   }
   std::unique_ptr<FrameMemory> memory(new FrameMemory(fabric.api()));
@@ -82,11 +84,13 @@ Result<std::unique_ptr<FrameMemory>> FrameMemory::create(RdmaFabric& fabric, con
   SW_RETURN_IF_ERROR(mapping.status());
   memory->mapping_ = std::move(*mapping);
   errno = 0;
-  memory->region_ =
-      fabric.api().regMr(fabric.device(rail.device).pd(), memory->bytes(), size, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE);
+  memory->region_ = fabric.api().regMr(fabric.device(rail.device).pd(), memory->bytes(), size,
+                                       IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE);
   if (memory->region_ == nullptr) {
-    const char* advice = errno == ENOMEM ? " (the memlock limit is too low: ulimit -l unlimited; or lower SHARDWIRE_RING_BYTES)" : "";
-    return systemError(fmt::format("{}: ibv_reg_mr of {} bytes of rings{}", toString(rail.address), size, advice), errno);
+    const char* advice =
+        errno == ENOMEM ? " (the memlock limit is too low: ulimit -l unlimited; or lower SHARDWIRE_RING_BYTES)" : "";
+    return systemError(fmt::format("{}: ibv_reg_mr of {} bytes of rings{}", toString(rail.address), size, advice),
+                       errno);
   }
   return memory;
 }
@@ -97,7 +101,8 @@ FrameMemory::~FrameMemory() {
   }
 }
 
-FrameLanes::FrameLanes(std::unique_ptr<FrameMemory> memory, std::unique_ptr<QueuePair> queue, std::uint64_t remote, std::uint32_t remoteKey)
+FrameLanes::FrameLanes(std::unique_ptr<FrameMemory> memory, std::unique_ptr<QueuePair> queue, std::uint64_t remote,
+                       std::uint32_t remoteKey)
     : memory_(std::move(memory)), queue_(std::move(queue)), remote_(remote), remoteKey_(remoteKey) {
   for (std::size_t lane = 0; lane < kNumWireLanes; ++lane) {
     const std::size_t bytes = memory_->laneBytes()[lane];
@@ -117,7 +122,8 @@ void FrameLanes::commit(std::size_t lane, std::size_t bytes) {
   const std::uint64_t capacity = memory_->laneBytes()[lane];
   const std::uint64_t toEnd = capacity - (out.committed & (capacity - 1));
   if (committed - out.committed > toEnd) {
-    out.skipAt = out.committed;  // frames are contiguous: a skip marker ends this lap, and the frame begins the next lap
+    out.skipAt =
+        out.committed;  // frames are contiguous: a skip marker ends this lap, and the frame begins the next lap
   }
   out.committed = committed;
   flushLane(lane);
@@ -282,9 +288,9 @@ std::string FrameLanes::whatIsBroken() const {
   if (isBroken_) {
     return "the peer returned more receives than it was sent frames, or announced a frame of impossible size";
   }
-  return queue_->error() == 0
-             ? std::string()
-             : fmt::format("a request could not be posted on {}: {}", toString(queue_->rail().address), errnoText(queue_->error()));
+  return queue_->error() == 0 ? std::string()
+                              : fmt::format("a request could not be posted on {}: {}", toString(queue_->rail().address),
+                                            errnoText(queue_->error()));
 }
 
 }  // namespace shardwire::internal

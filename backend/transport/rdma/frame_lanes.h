@@ -65,7 +65,8 @@ class FrameLanes {
   static constexpr QueuePairDepth kDepth = {256, 256};
 
   // `remote`: the peer's FrameMemory, of the same layout.
-  FrameLanes(std::unique_ptr<FrameMemory> memory, std::unique_ptr<QueuePair> queue, std::uint64_t remote, std::uint32_t remoteKey);
+  FrameLanes(std::unique_ptr<FrameMemory> memory, std::unique_ptr<QueuePair> queue, std::uint64_t remote,
+             std::uint32_t remoteKey);
 
   std::span<std::byte> reserve(std::size_t lane, std::size_t minBytes, std::size_t maxBytes);
   // Sends as many bytes at once as the window and the queue pair permit.

@@ -5,7 +5,8 @@ namespace shardwire::internal {
 
 Result<std::unique_ptr<Endpoint>> makeRdmaEndpoint(const Self&) {
   return Status{StatusCode::kUnsupported,
-                "shardwire was built on a machine without libibverbs-dev; install it and build again: ./run setup, or pip install "
+                "shardwire was built on a machine without libibverbs-dev; install it and build again: ./run setup, or "
+                "pip install "
                 "--force-reinstall --no-deps "
                 "--no-build-isolation ."};
 }

@@ -31,7 +31,8 @@ constexpr std::uint32_t kWantedInline[] = {256, 64, 0};
 
 }  // namespace
 
-Result<std::unique_ptr<QueuePair>> QueuePair::create(RdmaFabric& fabric, const Rail& rail, QueuePairDepth depth, const WorkId& id) {
+Result<std::unique_ptr<QueuePair>> QueuePair::create(RdmaFabric& fabric, const Rail& rail, QueuePairDepth depth,
+                                                     const WorkId& id) {
   const RdmaDevice& device = fabric.device(rail.device);
   const auto most = static_cast<std::uint32_t>(std::max(device.attributes().max_qp_wr, 1));
   depth = {std::min(depth.sends, most), std::min(depth.receives, most)};
@@ -42,8 +43,11 @@ Result<std::unique_ptr<QueuePair>> QueuePair::create(RdmaFabric& fabric, const R
   attributes.sq_sig_all = 0;
   int error = 0;
   for (const std::uint32_t wanted : kWantedInline) {
-    attributes.cap = {
-        .max_send_wr = depth.sends, .max_recv_wr = depth.receives, .max_send_sge = 1, .max_recv_sge = 1, .max_inline_data = wanted};
+    attributes.cap = {.max_send_wr = depth.sends,
+                      .max_recv_wr = depth.receives,
+                      .max_send_sge = 1,
+                      .max_recv_sge = 1,
+                      .max_inline_data = wanted};
     errno = 0;
     made->qp_ = fabric.api().createQp(device.pd(), &attributes);
     if (made->qp_ != nullptr) {
@@ -52,7 +56,9 @@ Result<std::unique_ptr<QueuePair>> QueuePair::create(RdmaFabric& fabric, const R
     error = errno;
   }
   if (made->qp_ == nullptr) {
-    const char* advice = error == ENOMEM ? " (the memlock limit is too low, or the device is out of queue pairs: ulimit -l unlimited)" : "";
+    const char* advice =
+        error == ENOMEM ? " (the memlock limit is too low, or the device is out of queue pairs: ulimit -l unlimited)"
+                        : "";
     return systemError(fmt::format("{}: ibv_create_qp{}", toString(rail.address), advice), error);
   }
   made->maxInline_ = attributes.cap.max_inline_data;
@@ -75,7 +81,8 @@ QueuePair::~QueuePair() {
 
 Status QueuePair::modify(ibv_qp_attr* attributes, int mask, const char* to) {
   const int error = api_.modifyQp(qp_, attributes, mask);
-  return error == 0 ? Status::ok() : systemError(fmt::format("{}: ibv_modify_qp to {}", toString(rail_.address), to), error);
+  return error == 0 ? Status::ok()
+                    : systemError(fmt::format("{}: ibv_modify_qp to {}", toString(rail_.address), to), error);
 }
 
 QueuePairAddress QueuePair::address() const {
@@ -100,10 +107,10 @@ Status QueuePair::connect(const RailAddress& peer, const QueuePairAddress& peerQ
     ready.ah_attr.grh.sgid_index = static_cast<std::uint8_t>(rail_.gidIndex);
     std::memcpy(ready.ah_attr.grh.dgid.raw, peer.gid.data(), peer.gid.size());
   }
-  SW_RETURN_IF_ERROR(modify(
-      &ready,
-      IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN | IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER,
-      "RTR (is the peer's address reachable from this port?)"));
+  SW_RETURN_IF_ERROR(modify(&ready,
+                            IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN |
+                                IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER,
+                            "RTR (is the peer's address reachable from this port?)"));
   if (!postReceives(depth_.receives)) {
     return systemError(fmt::format("{}: ibv_post_recv", toString(rail_.address)), error_);
   }
@@ -114,8 +121,10 @@ Status QueuePair::connect(const RailAddress& peer, const QueuePairAddress& peerQ
   sending.rnr_retry = kReceiverNotReadyRetries;
   sending.sq_psn = firstPacket_;
   sending.max_rd_atomic = 1;
-  return modify(&sending, IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_SQ_PSN | IBV_QP_MAX_QP_RD_ATOMIC,
-                "RTS");
+  return modify(
+      &sending,
+      IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_SQ_PSN | IBV_QP_MAX_QP_RD_ATOMIC,
+      "RTS");
 }
 
 bool QueuePair::write(const RdmaWrite& write) {

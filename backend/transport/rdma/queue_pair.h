@@ -39,7 +39,8 @@ class QueuePair {
   static constexpr std::size_t kMaxWriteBytes = std::size_t{1} << 20;
 
   // `id` names the connection and the queue; write() sets the sequence.
-  static Result<std::unique_ptr<QueuePair>> create(RdmaFabric& fabric, const Rail& rail, QueuePairDepth depth, const WorkId& id);
+  static Result<std::unique_ptr<QueuePair>> create(RdmaFabric& fabric, const Rail& rail, QueuePairDepth depth,
+                                                   const WorkId& id);
   ~QueuePair();
   QueuePair(const QueuePair&) = delete;
   QueuePair& operator=(const QueuePair&) = delete;

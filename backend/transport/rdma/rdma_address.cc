@@ -55,7 +55,8 @@ Result<std::vector<RailAddress>> decodeRailAddresses(std::string_view bytes) {
   ByteReader reader(bytes);
   const std::uint8_t version = reader.u8();
   if (version != kRdmaAddressVersion) {
-    return Status{StatusCode::kMismatch, fmt::format("speaks version {} of the RDMA set-up, this rank {}", version, kRdmaAddressVersion)};
+    return Status{StatusCode::kMismatch,
+                  fmt::format("speaks version {} of the RDMA set-up, this rank {}", version, kRdmaAddressVersion)};
   }
   const std::size_t numRails = reader.u8();
   std::vector<RailAddress> rails;
@@ -92,7 +93,8 @@ std::vector<std::pair<std::size_t, std::size_t>> pairRails(const std::vector<Rai
       }
     }
   }
-  std::stable_sort(candidates.begin(), candidates.end(), [](const Candidate& x, const Candidate& y) { return x.worth > y.worth; });
+  std::stable_sort(candidates.begin(), candidates.end(),
+                   [](const Candidate& x, const Candidate& y) { return x.worth > y.worth; });
   std::vector<bool> isUsedA(dialer.size());
   std::vector<bool> isUsedB(listener.size());
   std::vector<std::pair<std::size_t, std::size_t>> pairs;

@@ -44,7 +44,8 @@ const char* likelyCause(ibv_wc_status status) {
     case IBV_WC_RETRY_EXC_ERR:
     case IBV_WC_RESP_TIMEOUT_ERR:
     case IBV_WC_REM_ABORT_ERR:
-      return "its process or machine is down, a cable or switch port is down, or the two ports are in networks that do not reach each "
+      return "its process or machine is down, a cable or switch port is down, or the two ports are in networks that do "
+             "not reach each "
              "other";
     case IBV_WC_RNR_RETRY_EXC_ERR:
       return "the peer receives nothing any more";
@@ -137,7 +138,8 @@ Reach RdmaConnection::expose(const void* bytes, std::size_t size, RemoteAddress*
   const auto space = server_.expose(bytes, size);
   if (!space.isOk()) {
     if (!hasWarnedOfStaging_) {
-      logWarn("rank {}: a tensor of {} bytes is staged for {}, which is slower: {}", join_.self, size, join_.who, space.status().message());
+      logWarn("rank {}: a tensor of {} bytes is staged for {}, which is slower: {}", join_.self, size, join_.who,
+              space.status().message());
       hasWarnedOfStaging_ = true;
     }
     return Reach::kNone;
@@ -161,7 +163,8 @@ const std::byte* RdmaConnection::map(const RemoteAddress& address, std::size_t s
 
 Status RdmaConnection::read(std::span<const MemoryRun> runs) {
   static_cast<void>(runs);
-  return {StatusCode::kUnsupported, fmt::format("the memory of {} is fetched over rdma, and cannot be read at once", join_.who)};
+  return {StatusCode::kUnsupported,
+          fmt::format("the memory of {} is fetched over rdma, and cannot be read at once", join_.who)};
 }
 
 bool RdmaConnection::fetch(std::uint32_t space, std::span<const MemoryRun> runs, FetchCount* count) {
@@ -171,7 +174,8 @@ bool RdmaConnection::fetch(std::uint32_t space, std::span<const MemoryRun> runs,
   const auto asked = requester_.fetch(space, runs, count);
   if (!asked.isOk()) {
     ++count->pending;
-    fail(asked.status().code(), fmt::format("rank {} cannot fetch from {}: {}", join_.self, join_.who, asked.status().message()));
+    fail(asked.status().code(),
+         fmt::format("rank {} cannot fetch from {}: {}", join_.self, join_.who, asked.status().message()));
     return true;
   }
   if (requester_.hasWork()) {
@@ -250,11 +254,12 @@ void RdmaConnection::onFailedCompletion(const WorkId& id, const ibv_wc& completi
   }
   const Rail& rail = id.queue == 0 ? join_.lanes->queue().rail() : join_.payload[id.queue - 1U]->rail();
   const std::string& port = join_.peerPorts[id.queue == 0 ? 0 : id.queue - 1U];
-  transportFailure_ = fmt::format("{}{}: an RDMA {} from {} to its {} failed with status {}, {} (vendor error {:#x}): {}{}", join_.who,
-                                  meansGone(completion.status) ? " died or cannot be reached" : " cannot be reached any more",
-                                  id.isReceive ? "receive" : "write", toString(rail.address), port, static_cast<int>(completion.status),
-                                  fabric_->api().wcStatusStr(completion.status), completion.vendor_err, likelyCause(completion.status),
-                                  deviceTrouble_.empty() ? "" : fmt::format("; {}", deviceTrouble_));
+  transportFailure_ =
+      fmt::format("{}{}: an RDMA {} from {} to its {} failed with status {}, {} (vendor error {:#x}): {}{}", join_.who,
+                  meansGone(completion.status) ? " died or cannot be reached" : " cannot be reached any more",
+                  id.isReceive ? "receive" : "write", toString(rail.address), port, static_cast<int>(completion.status),
+                  fabric_->api().wcStatusStr(completion.status), completion.vendor_err, likelyCause(completion.status),
+                  deviceTrouble_.empty() ? "" : fmt::format("; {}", deviceTrouble_));
 }
 
 void RdmaConnection::onLinkReadable() {
@@ -328,7 +333,8 @@ std::string RdmaConnection::describe() const {
   }
   // Registrations are counted for the rank, not for the pair. A number that grows from run to run costs time.
   return fmt::format("rank {}: rdma over {}, {} registrations so far", join_.peer,
-                     rails.empty() ? toString(join_.lanes->queue().rail().address) : rails, fabric_->registrations().numRegistered());
+                     rails.empty() ? toString(join_.lanes->queue().rail().address) : rails,
+                     fabric_->registrations().numRegistered());
 }
 
 }  // namespace shardwire::internal

@@ -91,7 +91,8 @@ Result<Rail> examinePort(const VerbsApi& api, const RdmaDevice& device, std::uin
   const int end = !rail.address.isEthernet ? 1 : wantedGid >= 0 ? wantedGid + 1 : port.gid_tbl_len;
   for (int index = rail.address.isEthernet ? first : 0; index < end; ++index) {
     ibv_gid_entry entry{};
-    const int error = api.queryGidEx(device.context(), number, static_cast<std::uint32_t>(index), &entry, 0, sizeof(entry));
+    const int error =
+        api.queryGidEx(device.context(), number, static_cast<std::uint32_t>(index), &entry, 0, sizeof(entry));
     if (error == 0 && gidWorth(entry) > best) {
       best = gidWorth(entry);
       rail.gidIndex = index;
@@ -99,8 +100,9 @@ Result<Rail> examinePort(const VerbsApi& api, const RdmaDevice& device, std::uin
     }
   }
   if (best == 0 && rail.address.isEthernet) {
-    return Status{StatusCode::kUnsupported, wantedGid >= 0 ? fmt::format("has no GID of index {} (SHARDWIRE_RDMA_GID_INDEX)", wantedGid)
-                                                           : std::string("has no GID: does its network interface have an address?")};
+    return Status{StatusCode::kUnsupported,
+                  wantedGid >= 0 ? fmt::format("has no GID of index {} (SHARDWIRE_RDMA_GID_INDEX)", wantedGid)
+                                 : std::string("has no GID: does its network interface have an address?")};
   }
   return rail;
 }
@@ -175,7 +177,8 @@ Result<RdmaPorts> openRdmaPorts(const VerbsApi& api, const Options& options) {
     if (list != nullptr) {
       api.freeDeviceList(list);
     }
-    return Status{StatusCode::kUnsupported, fmt::format("this machine has no RDMA device that libibverbs can use{}", why)};
+    return Status{StatusCode::kUnsupported,
+                  fmt::format("this machine has no RDMA device that libibverbs can use{}", why)};
   }
   RdmaPorts found;
   std::vector<std::string> reasons;
@@ -188,7 +191,8 @@ Result<RdmaPorts> openRdmaPorts(const VerbsApi& api, const Options& options) {
     bool isUsed = false;
     for (std::uint8_t port = 1; port <= (*device)->attributes().phys_port_cnt; ++port) {
       if (!admitsPort(options.rdmaDevices, (*device)->name(), port)) {
-        reasons.push_back(fmt::format("{}:{}: excluded by SHARDWIRE_RDMA_DEVICES={}", (*device)->name(), port, options.rdmaDevices));
+        reasons.push_back(
+            fmt::format("{}:{}: excluded by SHARDWIRE_RDMA_DEVICES={}", (*device)->name(), port, options.rdmaDevices));
         continue;
       }
       auto rail = examinePort(api, **device, port, options.rdmaGidIndex);

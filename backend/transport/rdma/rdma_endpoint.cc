@@ -25,8 +25,10 @@ class RdmaEndpoint final : public Endpoint {
   }
 
   bool mayJoinLate() const override { return true; }
-  std::unique_ptr<Joining> begin(Link link, Rank peer, bool isDialer, std::string_view peerAddress, const std::string& who) override {
-    return joinByRdma({fabric_, self_.options, self_.rank, peer, isDialer, who, own_, std::string(peerAddress)}, std::move(link));
+  std::unique_ptr<Joining> begin(Link link, Rank peer, bool isDialer, std::string_view peerAddress,
+                                 const std::string& who) override {
+    return joinByRdma({fabric_, self_.options, self_.rank, peer, isDialer, who, own_, std::string(peerAddress)},
+                      std::move(link));
   }
 
   void refuse(Link link, const Status& why) override { refuseByRdma(std::move(link), why); }

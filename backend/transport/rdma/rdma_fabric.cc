@@ -108,7 +108,8 @@ void RdmaFabric::take(std::uint32_t slot, FabricMember* member, int linkSocket) 
   if (!members_[slot].early.empty()) {
     withEarly_.push_back(slot);
   }
-  if (const Status watched = watchFd(linkSocket, tagOf(Ready::kLink, slot), EPOLLIN | EPOLLRDHUP | EPOLLET); !watched.isOk()) {
+  if (const Status watched = watchFd(linkSocket, tagOf(Ready::kLink, slot), EPOLLIN | EPOLLRDHUP | EPOLLET);
+      !watched.isOk()) {
     logWarn("the end of a peer's process will be noticed late: {}", watched.message());
   }
 }
@@ -259,8 +260,9 @@ void RdmaFabric::readAsyncEvents(std::size_t device) {
     const bool isPort = event.event_type == IBV_EVENT_PORT_ERR || event.event_type == IBV_EVENT_PORT_ACTIVE;
     const bool isFatal = event.event_type == IBV_EVENT_DEVICE_FATAL || event.event_type == IBV_EVENT_CQ_ERR;
     const bool isTrouble = isFatal || event.event_type == IBV_EVENT_PORT_ERR;
-    const std::string what = fmt::format("{}{}: {}", ports_.devices[device]->name(),
-                                         isPort ? fmt::format(":{}", event.element.port_num) : "", api_.eventTypeStr(event.event_type));
+    const std::string what =
+        fmt::format("{}{}: {}", ports_.devices[device]->name(),
+                    isPort ? fmt::format(":{}", event.element.port_num) : "", api_.eventTypeStr(event.event_type));
     api_.ackAsyncEvent(&event);
     if (isTrouble) {
       logWarn("RDMA device {}", what);

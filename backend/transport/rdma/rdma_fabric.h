@@ -25,7 +25,8 @@ struct WorkId {
   std::uint32_t sequence = 0;  // sends: requests posted up to this one
 
   std::uint64_t encode() const {
-    return std::uint64_t{sequence} | std::uint64_t{queue} << 32 | std::uint64_t{isReceive} << 39 | std::uint64_t{slot} << 40;
+    return std::uint64_t{sequence} | std::uint64_t{queue} << 32 | std::uint64_t{isReceive} << 39 |
+           std::uint64_t{slot} << 40;
   }
   static WorkId decode(std::uint64_t id) {
     return {.slot = static_cast<std::uint32_t>(id >> 40),
@@ -50,7 +51,8 @@ class FabricMember {
 
 class RdmaFabric {
  public:
-  static Result<std::shared_ptr<RdmaFabric>> create(const VerbsApi& api, const Options& options, int worldSize, const StorageWatch* watch);
+  static Result<std::shared_ptr<RdmaFabric>> create(const VerbsApi& api, const Options& options, int worldSize,
+                                                    const StorageWatch* watch);
   ~RdmaFabric();
   RdmaFabric(const RdmaFabric&) = delete;
   RdmaFabric& operator=(const RdmaFabric&) = delete;

@@ -68,7 +68,8 @@ std::string encodeFailure(const Status& failure) {
 
 class RdmaJoining final : public Joining {
  public:
-  RdmaJoining(RdmaHandshake handshake, Link link) : h_(std::move(handshake)), link_(std::move(link)), fromLink_(Link::kMaxMessageBytes) {
+  RdmaJoining(RdmaHandshake handshake, Link link)
+      : h_(std::move(handshake)), link_(std::move(link)), fromLink_(Link::kMaxMessageBytes) {
     if (const Status begun = begin(); !begun.isOk()) {
       giveUp(begun);
     }
@@ -80,7 +81,9 @@ class RdmaJoining final : public Joining {
   }
 
   std::optional<Outcome> step() override;
-  void appendSockets(std::vector<pollfd>* entries) const override { entries->push_back({link_.socket().get(), POLLIN, 0}); }
+  void appendSockets(std::vector<pollfd>* entries) const override {
+    entries->push_back({link_.socket().get(), POLLIN, 0});
+  }
   std::string awaited() const override { return "waiting for the peer's part of the RDMA set-up"; }
   void giveUp(const Status& why) override;
 
@@ -199,7 +202,10 @@ Status RdmaJoining::makeQueues() {
   auto frames = QueuePair::create(*h_.fabric, rails[pairs_[0].first], FrameLanes::kDepth, id);
   SW_RETURN_IF_ERROR(frames.status());
   frames_ = std::move(*frames);
-  offer_ = {memory_->laneBytes(), reinterpret_cast<std::uintptr_t>(memory_->bytes()), memory_->remoteKey(), {frames_->address()}};
+  offer_ = {memory_->laneBytes(),
+            reinterpret_cast<std::uintptr_t>(memory_->bytes()),
+            memory_->remoteKey(),
+            {frames_->address()}};
   for (const auto& [own, other] : pairs_) {
     ++id.queue;
     auto queue = QueuePair::create(*h_.fabric, rails[own], kPayloadDepth, id);
@@ -215,7 +221,8 @@ Result<std::string_view> RdmaJoining::bodyOf(std::string_view message, Message k
   const std::uint8_t version = reader.u8();
   const auto said = static_cast<Message>(reader.u8());
   if (version != kVersion) {
-    return Status{StatusCode::kMismatch, fmt::format("{} speaks version {} of the RDMA set-up, this rank {}", h_.who, version, kVersion)};
+    return Status{StatusCode::kMismatch,
+                  fmt::format("{} speaks version {} of the RDMA set-up, this rank {}", h_.who, version, kVersion)};
   }
   if (said == Message::kFailure) {
     return Status{StatusCode::kUnsupported, fmt::format("{} says: {}", h_.who, reader.text(kMaxTextBytes))};
@@ -240,11 +247,15 @@ Status RdmaJoining::takeOffer(std::string_view body) {
     theirs_.queues.push_back({number, reader.u32()});
   }
   if (!reader.isDone() || theirs_.queues.size() != offer_.queues.size()) {
-    return {StatusCode::kMismatch, fmt::format("{} sent {} RDMA queue pairs, this rank {}", h_.who, numQueues, offer_.queues.size())};
+    return {StatusCode::kMismatch,
+            fmt::format("{} sent {} RDMA queue pairs, this rank {}", h_.who, numQueues, offer_.queues.size())};
   }
   if (theirs_.laneBytes != offer_.laneBytes) {
-    return {StatusCode::kMismatch,
-            fmt::format("{} has rings of other sizes: SHARDWIRE_RING_BYTES and SHARDWIRE_INLINE_BYTES must be equal on all ranks", h_.who)};
+    return {
+        StatusCode::kMismatch,
+        fmt::format(
+            "{} has rings of other sizes: SHARDWIRE_RING_BYTES and SHARDWIRE_INLINE_BYTES must be equal on all ranks",
+            h_.who)};
   }
   return Status::ok();
 }
@@ -276,7 +287,8 @@ void RdmaJoining::finish() {
   for (const auto& [own, other] : pairs_) {
     join.peerPorts.push_back(toString(theirRails_[other]));
   }
-  outcome_ = std::unique_ptr<Connection>(std::make_unique<RdmaConnection>(h_.fabric, *std::exchange(slot_, std::nullopt), std::move(join)));
+  outcome_ = std::unique_ptr<Connection>(
+      std::make_unique<RdmaConnection>(h_.fabric, *std::exchange(slot_, std::nullopt), std::move(join)));
   stage_ = Stage::kOver;
 }
 

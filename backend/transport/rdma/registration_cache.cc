@@ -33,7 +33,8 @@ rlim_t memlockLimit() {
 
 // Half of the memlock limit, at most a quarter of the machine's memory.
 std::uint64_t defaultKeptBytes() {
-  const auto machine = static_cast<std::uint64_t>(::sysconf(_SC_PHYS_PAGES)) * static_cast<std::uint64_t>(::sysconf(_SC_PAGESIZE));
+  const auto machine =
+      static_cast<std::uint64_t>(::sysconf(_SC_PHYS_PAGES)) * static_cast<std::uint64_t>(::sysconf(_SC_PAGESIZE));
   const rlim_t limit = memlockLimit();
   return limit == RLIM_INFINITY ? machine / 4 : std::min<std::uint64_t>(machine / 4, limit / 2);
 }
@@ -75,7 +76,9 @@ bool RegistrationCache::isCurrent(const Registration& entry, const void* storage
 }
 
 Registration* RegistrationCache::find(const void* bytes, std::size_t size, bool isWritten, const void* storage) {
-  const auto fits = [&](const Registration& entry) { return entry.covers(bytes, size) && (entry.isWritable || !isWritten); };
+  const auto fits = [&](const Registration& entry) {
+    return entry.covers(bytes, size) && (entry.isWritable || !isWritten);
+  };
   auto next = entries_.upper_bound(reinterpret_cast<std::uintptr_t>(bytes));
   if (next != entries_.begin()) {
     Registration* entry = std::prev(next)->second.get();
@@ -111,7 +114,8 @@ Result<Registration*> RegistrationCache::pin(const void* bytes, std::size_t size
     const std::uint64_t from = roundDown(*offset, limits_.heapUnit);
     const std::uint64_t to = std::min<std::uint64_t>(roundUp(*offset + size, limits_.heapUnit), heap->reservedBytes());
     *fresh = {.base = heapBase + from, .size = to - from, .isWritable = true, .kind = Registration::Kind::kHeap};
-    fresh->heapPurges = heap->numPurges();  // read before the pages are pinned: a purge that ends later makes the entry stale
+    fresh->heapPurges =
+        heap->numPurges();  // read before the pages are pinned: a purge that ends later makes the entry stale
   } else {
     fresh->base = at;
     fresh->size = size;
@@ -206,11 +210,13 @@ Status RegistrationCache::describeRefusal(const Registration& entry, int error) 
     advice = limit == RLIM_INFINITY
                  ? "; the memlock limit is unlimited, so the machine or the device is out of memory"
                  : fmt::format(
-                       "; {} bytes are registered and the memlock limit is {} bytes: raise it (ulimit -l unlimited; 'memlock' in "
+                       "; {} bytes are registered and the memlock limit is {} bytes: raise it (ulimit -l unlimited; "
+                       "'memlock' in "
                        "/etc/security/limits.conf; LimitMEMLOCK= of the service; --ulimit memlock=-1 of the container)",
                        keptBytes_, limit);
   }
-  return systemError(fmt::format("cannot register {} bytes with the RDMA device{}: ibv_reg_mr", entry.size, advice), error);
+  return systemError(fmt::format("cannot register {} bytes with the RDMA device{}: ibv_reg_mr", entry.size, advice),
+                     error);
 }
 
 void RegistrationCache::deregister(Registration* entry) {
@@ -231,7 +237,8 @@ void RegistrationCache::unpin(Registration* registration) {
   if (--registration->numPins > 0) {
     return;
   }
-  const auto retired = std::find_if(retired_.begin(), retired_.end(), [&](const auto& entry) { return entry.get() == registration; });
+  const auto retired =
+      std::find_if(retired_.begin(), retired_.end(), [&](const auto& entry) { return entry.get() == registration; });
   if (retired != retired_.end()) {
     keptBytes_ -= registration->size;
     deregister(registration);

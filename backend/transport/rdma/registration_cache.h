@@ -55,14 +55,15 @@ struct RegistrationLimits {
 class RegistrationCache {
  public:
   // `devices` and `watch` (may be null) outlive the cache.
-  RegistrationCache(const VerbsApi& api, const std::vector<std::unique_ptr<RdmaDevice>>& devices, const StorageWatch* watch,
-                    RegistrationLimits limits = {});
+  RegistrationCache(const VerbsApi& api, const std::vector<std::unique_ptr<RdmaDevice>>& devices,
+                    const StorageWatch* watch, RegistrationLimits limits = {});
   ~RegistrationCache();
   RegistrationCache(const RegistrationCache&) = delete;
   RegistrationCache& operator=(const RegistrationCache&) = delete;
 
-  // A registration that covers the bytes, until unpin(). `isWritten`: peers will write there. `storage`: see TensorView; may be null.
-  // kSystem when the system refuses. If the memlock limit is the cause, the text has the limit and how to raise it.
+  // A registration that covers the bytes, until unpin(). `isWritten`: peers will write there. `storage`: see
+  // TensorView; may be null. kSystem when the system refuses. If the memlock limit is the cause, the text has the limit
+  // and how to raise it.
   Result<Registration*> pin(const void* bytes, std::size_t size, bool isWritten, const void* storage);
   void unpin(Registration* registration);
   // Whether pin() without a storage would find these bytes registered and known to be the same memory.

@@ -13,7 +13,8 @@ class Loader {
 
   template <typename Function>
   void find(Function** function, const char* name, const char* version = "IBVERBS_1.1") {
-    void* found = ::dlvsym(library_, name, version);  // some functions have an older version with another layout of structures
+    void* found =
+        ::dlvsym(library_, name, version);  // some functions have an older version with another layout of structures
     if (found == nullptr) {
       found = ::dlsym(library_, name);
     }
@@ -33,8 +34,9 @@ Result<VerbsApi> loadOnce() {
   void* library = ::dlopen("libibverbs.so.1", RTLD_NOW | RTLD_LOCAL);
   if (library == nullptr) {
     const char* said = ::dlerror();
-    return Status{StatusCode::kUnsupported, fmt::format("libibverbs cannot be loaded ({}): install libibverbs1 and ibverbs-providers",
-                                                        said != nullptr ? said : "the loader does not say why")};
+    return Status{StatusCode::kUnsupported,
+                  fmt::format("libibverbs cannot be loaded ({}): install libibverbs1 and ibverbs-providers",
+                              said != nullptr ? said : "the loader does not say why")};
   }
   VerbsApi api;
   Loader loader(library);
@@ -66,8 +68,9 @@ Result<VerbsApi> loadOnce() {
   int (*forkInit)() = nullptr;
   loader.find(&forkInit, "ibv_fork_init");
   if (loader.missing() != nullptr) {
-    return Status{StatusCode::kUnsupported,
-                  fmt::format("libibverbs.so.1 has no {}: it is older than rdma-core 32, which is needed", loader.missing())};
+    return Status{
+        StatusCode::kUnsupported,
+        fmt::format("libibverbs.so.1 has no {}: it is older than rdma-core 32, which is needed", loader.missing())};
   }
   api.postSend = [](ibv_qp* qp, ibv_send_wr* first, ibv_send_wr** bad) { return ::ibv_post_send(qp, first, bad); };
   api.postRecv = [](ibv_qp* qp, ibv_recv_wr* first, ibv_recv_wr** bad) { return ::ibv_post_recv(qp, first, bad); };

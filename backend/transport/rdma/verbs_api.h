@@ -20,15 +20,16 @@ struct VerbsApi {
   int (*closeDevice)(ibv_context* context) = nullptr;
   int (*queryDevice)(ibv_context* context, ibv_device_attr* attributes) = nullptr;
   int (*queryPort)(ibv_context* context, std::uint8_t port, ibv_port_attr* attributes) = nullptr;
-  int (*queryGidEx)(ibv_context* context, std::uint32_t port, std::uint32_t index, ibv_gid_entry* entry, std::uint32_t flags,
-                    std::size_t entryBytes) = nullptr;
+  int (*queryGidEx)(ibv_context* context, std::uint32_t port, std::uint32_t index, ibv_gid_entry* entry,
+                    std::uint32_t flags, std::size_t entryBytes) = nullptr;
   ibv_pd* (*allocPd)(ibv_context* context) = nullptr;
   int (*deallocPd)(ibv_pd* pd) = nullptr;
   ibv_mr* (*regMr)(ibv_pd* pd, void* bytes, std::size_t size, int access) = nullptr;
   int (*deregMr)(ibv_mr* mr) = nullptr;
   ibv_comp_channel* (*createCompChannel)(ibv_context* context) = nullptr;
   int (*destroyCompChannel)(ibv_comp_channel* channel) = nullptr;
-  ibv_cq* (*createCq)(ibv_context* context, int numEntries, void* cqContext, ibv_comp_channel* channel, int vector) = nullptr;
+  ibv_cq* (*createCq)(ibv_context* context, int numEntries, void* cqContext, ibv_comp_channel* channel,
+                      int vector) = nullptr;
   int (*destroyCq)(ibv_cq* cq) = nullptr;
   int (*getCqEvent)(ibv_comp_channel* channel, ibv_cq** cq, void** cqContext) = nullptr;
   void (*ackCqEvents)(ibv_cq* cq, unsigned numEvents) = nullptr;

@@ -67,7 +67,9 @@ class Batch {
   }
 
   std::size_t bytes() const { return bytes_; }
-  ssize_t readFrom(pid_t pid) const { return ::process_vm_readv(pid, locals_.data(), numLocals_, remotes_.data(), numRemotes_, 0); }
+  ssize_t readFrom(pid_t pid) const {
+    return ::process_vm_readv(pid, locals_.data(), numLocals_, remotes_.data(), numRemotes_, 0);
+  }
 
  private:
   using Pieces = std::array<iovec, kMaxPieces>;
@@ -103,8 +105,8 @@ void advance(std::span<const MemoryRun> runs, Cursor* cursor, std::size_t bytes)
 }
 
 Status readError(const MemoryRun& run, std::size_t offset, const char* who, int error) {
-  const std::string text =
-      fmt::format("reading {} bytes at {:#x} of {} (process_vm_readv): {}", run.bytes - offset, run.remote + offset, who, errnoText(error));
+  const std::string text = fmt::format("reading {} bytes at {:#x} of {} (process_vm_readv): {}", run.bytes - offset,
+                                       run.remote + offset, who, errnoText(error));
   if (error == ESRCH) {
     // The kernel takes away a process's memory before the last thread, which holds the liveness mark.
     return {StatusCode::kPeerFailed, fmt::format("{} died ({})", who, text)};
@@ -122,7 +124,8 @@ std::uint64_t probeWord(std::uint64_t secret, std::size_t index) {
 
 bool isPattern(std::span<const std::uint64_t> words, std::uint64_t secret) {
   std::size_t index = 0;
-  return std::all_of(words.begin(), words.end(), [&](std::uint64_t word) { return word == probeWord(secret, index++); });
+  return std::all_of(words.begin(), words.end(),
+                     [&](std::uint64_t word) { return word == probeWord(secret, index++); });
 }
 
 // The best of rounds that move `bytes` each.
@@ -141,7 +144,9 @@ class BestSpeed {
   }
   bool isKnown() const { return withoutGain_ == kRoundsWithoutGain || rounds_ == kMostProbeRounds; }
   int rounds() const { return rounds_; }
-  double gbps() const { return static_cast<double>(bytes_) / static_cast<double>(best_.count()); }  // bytes per nanosecond
+  double gbps() const {
+    return static_cast<double>(bytes_) / static_cast<double>(best_.count());
+  }  // bytes per nanosecond
 
  private:
   const std::size_t bytes_;
@@ -157,8 +162,8 @@ std::atomic<double> copySpeed = 0;
 
 // Whether more reads can hardly change the decision.
 bool isDecided(const BestSpeed& reads, const CrossMemorySpeed& speed) {
-  return reads.isKnown() ||
-         (reads.rounds() >= kFewestReads && (speed.pays() || speed.readGBps < kWellBelow * kReadsPayFrom * speed.copyGBps));
+  return reads.isKnown() || (reads.rounds() >= kFewestReads &&
+                             (speed.pays() || speed.readGBps < kWellBelow * kReadsPayFrom * speed.copyGBps));
 }
 
 // Fresh memory costs more than the copies, so both speeds are measured in one buffer: bytes read into the buffer are
@@ -210,7 +215,8 @@ std::string explainCrossMemoryError(int error) {
   if (yama == '2' || yama == '3') {
     return fmt::format("; Yama forbids it (/proc/sys/kernel/yama/ptrace_scope is {}, 0 or 1 would do)", yama);
   }
-  return "; forbidden by a seccomp filter (a container without SYS_PTRACE), another user namespace, or a process that is not dumpable";
+  return "; forbidden by a seccomp filter (a container without SYS_PTRACE), another user namespace, or a process that "
+         "is not dumpable";
 }
 
 Status readCrossMemory(pid_t pid, std::span<const MemoryRun> runs, const char* who) {

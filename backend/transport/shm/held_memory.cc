@@ -64,7 +64,8 @@ class OwnProcessMemory final : public HeldMemory {
 
 class PeerHeapMemory final : public HeldMemory {
  public:
-  PeerHeapMemory(std::shared_ptr<const ShmLink> link, std::shared_ptr<ShmFabric> fabric, std::byte* bytes, std::size_t size)
+  PeerHeapMemory(std::shared_ptr<const ShmLink> link, std::shared_ptr<ShmFabric> fabric, std::byte* bytes,
+                 std::size_t size)
       : link_(std::move(link)), fabric_(std::move(fabric)), bytes_(bytes), size_(size) {}
   ~PeerHeapMemory() override {
     if (fabric_ != nullptr) {
@@ -78,7 +79,9 @@ class PeerHeapMemory final : public HeldMemory {
     ++all.holders[bytes_];  // also on failure: release() follows
     return ::mprotect(bytes_, size_, PROT_READ | PROT_WRITE) == 0
                ? Status::ok()
-               : systemError(fmt::format("cannot make {} bytes of a peer's heap writable (see vm.max_map_count)", size_), errno);
+               : systemError(
+                     fmt::format("cannot make {} bytes of a peer's heap writable (see vm.max_map_count)", size_),
+                     errno);
   }
 
   std::byte* bytes() const override { return bytes_; }
@@ -118,9 +121,11 @@ std::shared_ptr<HeldMemory> holdOwnProcess(const HeapPlace& place) {
 Result<std::shared_ptr<HeldMemory>> holdPeerHeap(std::shared_ptr<const ShmLink> link, std::shared_ptr<ShmFabric> fabric,
                                                  std::uint64_t offset, std::size_t size, const std::string& who) {
   const std::uint64_t heapBytes = link->heap()->size();
-  if (offset % kHeldPage != 0 || size % kHeldPage != 0 || size == 0 || offset > heapBytes || size > heapBytes - offset) {
+  if (offset % kHeldPage != 0 || size % kHeldPage != 0 || size == 0 || offset > heapBytes ||
+      size > heapBytes - offset) {
     return Status{StatusCode::kMismatch,
-                  fmt::format("{} says that {} bytes of symmetric memory lie at {} of its heap of {} bytes", who, size, offset, heapBytes)};
+                  fmt::format("{} says that {} bytes of symmetric memory lie at {} of its heap of {} bytes", who, size,
+                              offset, heapBytes)};
   }
   std::byte* const bytes = link->heap()->bytes() + offset;
   auto held = std::make_shared<PeerHeapMemory>(std::move(link), std::move(fabric), bytes, size);

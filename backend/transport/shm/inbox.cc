@@ -37,23 +37,26 @@ InProcess& inProcess() {
   return registry.get();
 }
 
-Status checkHeader(const InboxHeader& header, const std::array<std::uint64_t, kNumLanes>& laneBytes, const RandomId& id, Rank owner,
-                   int worldSize) {
+Status checkHeader(const InboxHeader& header, const std::array<std::uint64_t, kNumLanes>& laneBytes, const RandomId& id,
+                   Rank owner, int worldSize) {
   if (header.magic == 0) {
     return {StatusCode::kPeerFailed, fmt::format("rank {} has left", owner)};
   }
   if (header.magic != kInboxMagic || header.version != kInboxVersion) {
-    return {StatusCode::kUnsupported,
-            fmt::format("rank {} runs another build of shardwire: its inbox has magic {:x} version {}, this rank's {:x} version {}", owner,
-                        header.magic, header.version, kInboxMagic, kInboxVersion)};
+    return {
+        StatusCode::kUnsupported,
+        fmt::format(
+            "rank {} runs another build of shardwire: its inbox has magic {:x} version {}, this rank's {:x} version {}",
+            owner, header.magic, header.version, kInboxMagic, kInboxVersion)};
   }
   if (header.worldSize != static_cast<std::uint32_t>(worldSize)) {
-    return {StatusCode::kMismatch, fmt::format("rank {} counts {} ranks, this rank {}", owner, header.worldSize, worldSize)};
+    return {StatusCode::kMismatch,
+            fmt::format("rank {} counts {} ranks, this rank {}", owner, header.worldSize, worldSize)};
   }
   if (header.id != id) {
-    return {StatusCode::kMismatch,
-            fmt::format("rank {}'s published inbox address belongs to another inbox: the store probably holds addresses of an earlier job",
-                        owner)};
+    return {StatusCode::kMismatch, fmt::format("rank {}'s published inbox address belongs to another inbox: the store "
+                                               "probably holds addresses of an earlier job",
+                                               owner)};
   }
   for (const std::uint64_t bytes : laneBytes) {
     if (!std::has_single_bit(bytes) || bytes < kMinLaneBytes || bytes > kMaxLaneBytes) {
@@ -108,7 +111,8 @@ Result<std::shared_ptr<Inbox>> Inbox::create(int worldSize, const Options& optio
   auto header = Mapping::shared(fd, *offset, headerBytes, Access::kReadWrite, "the inbox header");
   SW_RETURN_IF_ERROR(header.status());
   inbox->header_ = std::move(*header);
-  auto slots = Mapping::shared(fd, *offset + headerBytes, allSlots, Access::kReadWrite, "the inbox (see SHARDWIRE_RING_BYTES)");
+  auto slots =
+      Mapping::shared(fd, *offset + headerBytes, allSlots, Access::kReadWrite, "the inbox (see SHARDWIRE_RING_BYTES)");
   SW_RETURN_IF_ERROR(slots.status());
   inbox->slots_ = std::move(*slots);
   const auto id = makeRandomId();
@@ -143,7 +147,8 @@ std::shared_ptr<Inbox> Inbox::findInProcess(const RandomId& id) {
 Result<std::shared_ptr<Inbox>> Inbox::map(const At& at, Rank owner, int worldSize, Rank slot) {
   const std::size_t headerBytes = inboxHeaderBytes(worldSize);
   const auto outside = [&] {
-    return Status{StatusCode::kMismatch, fmt::format("rank {} says that its inbox lies at byte {} of {}", owner, at.offset, at.arenaBytes)};
+    return Status{StatusCode::kMismatch,
+                  fmt::format("rank {} says that its inbox lies at byte {} of {}", owner, at.offset, at.arenaBytes)};
   };
   if (at.offset % kInboxPage != 0 || at.offset > at.arenaBytes || at.arenaBytes - at.offset < headerBytes) {
     return outside();
@@ -159,8 +164,8 @@ Result<std::shared_ptr<Inbox>> Inbox::map(const At& at, Rank owner, int worldSiz
   if (slots > at.arenaBytes - at.offset - headerBytes) {
     return outside();
   }
-  auto mapped = Mapping::shared(at.arenaFd, at.offset + headerBytes + oneSlot * static_cast<std::uint64_t>(slot), oneSlot,
-                                Access::kReadWrite, "a slot of a peer's inbox");
+  auto mapped = Mapping::shared(at.arenaFd, at.offset + headerBytes + oneSlot * static_cast<std::uint64_t>(slot),
+                                oneSlot, Access::kReadWrite, "a slot of a peer's inbox");
   SW_RETURN_IF_ERROR(mapped.status());
   inbox->slots_ = std::move(*mapped);
   inbox->onlySlot_ = slot;
@@ -188,14 +193,17 @@ void Inbox::leaveMemory() {
   // Only announced peers are checked: a look at an unused slot would allocate memory. A peer may still attach as long
   // as the header is there. Its writes after the memory was given back would allocate memory again, for as long as the
   // process has groups.
-  remains.isFree = [laneBytes = laneBytes_, numPeers = worldSize_, announced = announcedWords(), at = slots_.bytes()](ShmFabric& fabric) {
+  remains.isFree = [laneBytes = laneBytes_, numPeers = worldSize_, announced = announcedWords(),
+                    at = slots_.bytes()](ShmFabric& fabric) {
     for (int peer = 0; peer < numPeers; ++peer) {
       if ((announced[peer / 64].load(std::memory_order_seq_cst) >> (peer % 64) & 1) == 0) {
         continue;
       }
-      const SlotReader& reader = *InboxSlot{at + slotBytes(laneBytes) * static_cast<std::size_t>(peer), laneBytes}.reader();
+      const SlotReader& reader =
+          *InboxSlot{at + slotBytes(laneBytes) * static_cast<std::size_t>(peer), laneBytes}.reader();
       const auto state = static_cast<ReaderState>(reader.state.load(std::memory_order_seq_cst));
-      if (state == ReaderState::kHere && (reader.process == fabric.address().process || fabric.fabric().isGuest(reader.process))) {
+      if (state == ReaderState::kHere &&
+          (reader.process == fabric.address().process || fabric.fabric().isGuest(reader.process))) {
         return false;
       }
     }

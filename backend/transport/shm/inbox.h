@@ -95,7 +95,8 @@ struct InboxSlot {
 
   static constexpr std::size_t kReaderOffset = 1024;
   static constexpr std::size_t kRefusalOffset = 3136;
-  static_assert(kNumLanes * sizeof(RingWords) <= kReaderOffset && kReaderOffset + sizeof(SlotReader) <= kRefusalOffset &&
+  static_assert(kNumLanes * sizeof(RingWords) <= kReaderOffset &&
+                kReaderOffset + sizeof(SlotReader) <= kRefusalOffset &&
                 kRefusalOffset + sizeof(SlotRefusal) <= kInboxPage);
 
   std::byte* bytes = nullptr;
@@ -106,7 +107,8 @@ struct InboxSlot {
 class Inbox {
  public:
   // Makes an inbox in this process's arena. All code of this process can find the inbox by its id.
-  static Result<std::shared_ptr<Inbox>> create(int worldSize, const Options& options, std::shared_ptr<ShmFabric> fabric);
+  static Result<std::shared_ptr<Inbox>> create(int worldSize, const Options& options,
+                                               std::shared_ptr<ShmFabric> fabric);
   // The inbox of another rank of this process, so both ends use the same addresses; null when there is none.
   static std::shared_ptr<Inbox> findInProcess(const RandomId& id);
   // The place of a peer's inbox, in an arena of `arenaBytes` (checked), as claimed by the peer.
@@ -142,7 +144,9 @@ class Inbox {
   void announce(Rank self) const;
   // For the owner: the count of announcements, which shows a change, and the ranks announced so far, by bit.
   std::uint32_t numAnnounced() const { return header().numAnnounced.load(std::memory_order_seq_cst); }
-  std::uint64_t announcedWord(std::size_t index) const { return announcedWords()[index].load(std::memory_order_seq_cst); }
+  std::uint64_t announcedWord(std::size_t index) const {
+    return announcedWords()[index].load(std::memory_order_seq_cst);
+  }
   void awaitAnnouncements() { header().awaitsAnnouncements.store(1, std::memory_order_seq_cst); }
 
   // For the owner: that peer cannot be joined. A peer that attaches to this inbox nevertheless finds the reason.

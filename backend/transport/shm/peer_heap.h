@@ -1,4 +1,5 @@
-// The shared heap of another process, mapped here for reading. One mapping per process pair, however many groups join the two.
+// The shared heap of another process, mapped here for reading. One mapping per process pair, however many groups join
+// the two.
 #pragma once
 
 #include <sys/types.h>

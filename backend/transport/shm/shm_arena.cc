@@ -38,10 +38,11 @@ Result<std::uint64_t> ShmArena::take(std::size_t bytes) {
   const std::uint64_t whole = (bytes + kPage - 1) / kPage * kPage;
   const std::uint64_t offset = used_.fetch_add(whole, std::memory_order_relaxed);
   if (offset > bytes_ || whole > bytes_ - offset) {
-    return Status{StatusCode::kSystem,
-                  fmt::format("all {} bytes of address space for inboxes are used up: too many groups were made by this "
-                              "process, or ulimit -f is low; SHARDWIRE_RING_BYTES makes each smaller",
-                              bytes_)};
+    return Status{
+        StatusCode::kSystem,
+        fmt::format("all {} bytes of address space for inboxes are used up: too many groups were made by this "
+                    "process, or ulimit -f is low; SHARDWIRE_RING_BYTES makes each smaller",
+                    bytes_)};
   }
   return offset;
 }

@@ -128,8 +128,8 @@ Result<std::shared_ptr<HeldMemory>> ShmConnection::hold(const HeapPlace& place, 
   const bool isMapped = joint_.link->heap() != nullptr;
   if (!isMapped || !place.isInHeap) {
     const std::string why = isMapped ? "the memory lies outside of its shared heap" : joint_.link->whyNoHeap();
-    return Status{StatusCode::kUnsupported,
-                  fmt::format("the shared heap of {} is not mapped here{}{}", joint_.who, why.empty() ? "" : ": ", why)};
+    return Status{StatusCode::kUnsupported, fmt::format("the shared heap of {} is not mapped here{}{}", joint_.who,
+                                                        why.empty() ? "" : ": ", why)};
   }
   return holdPeerHeap(joint_.link, joint_.mine->fabric(), place.offset, size, joint_.who);
 }
@@ -146,7 +146,8 @@ Status ShmConnection::read(std::span<const MemoryRun> runs) {
     return Status::ok();
   }
   if (joint_.readGBps == 0) {
-    return {StatusCode::kUnsupported, fmt::format("the memory of {} cannot be read: {}", joint_.who, joint_.whyNoReads)};
+    return {StatusCode::kUnsupported,
+            fmt::format("the memory of {} cannot be read: {}", joint_.who, joint_.whyNoReads)};
   }
   const Status status = readCrossMemory(joint_.link->pid(), runs, joint_.who.c_str());
   // The peer's pid may belong to another process by now: bytes read count only if the peer still lived afterwards. And
@@ -174,8 +175,9 @@ Status ShmConnection::lookAtPeer() {
   }
   for (const Lane lane : {Lane::kControl, Lane::kBulk, Lane::kPoint}) {
     if (writers_[index(lane)].isBroken() || readers_[index(lane)].isBroken()) {
-      return {StatusCode::kPeerFailed, fmt::format("the {} ring shared with {} is corrupt: a stray write on one of the two sides",
-                                                   kLaneNames[index(lane)], joint_.who)};
+      return {StatusCode::kPeerFailed,
+              fmt::format("the {} ring shared with {} is corrupt: a stray write on one of the two sides",
+                          kLaneNames[index(lane)], joint_.who)};
     }
   }
   const Deadline now = Clock::now();

@@ -56,7 +56,8 @@ class ShmDialer {
   bool isPressed() const;
   // Called for each new link; returns the link to keep, which is another one if another link to the process was made
   // meanwhile.
-  using Made = std::function<std::shared_ptr<const ShmLink>(const ProcessAddress& to, const std::shared_ptr<const ShmLink>& link)>;
+  using Made = std::function<std::shared_ptr<const ShmLink>(const ProcessAddress& to,
+                                                            const std::shared_ptr<const ShmLink>& link)>;
   // Goes on with all requests, without waiting. `made` is called before the request is settled.
   void serve(const Made& made);
 

@@ -38,7 +38,9 @@ class ShmEndpoint final : public Endpoint {
   ShmEndpoint(const Self& self, std::shared_ptr<Inbox> inbox, const SharedHeap* heap)
       : self_(self), path_(self.options->ordinaryPath), inbox_(std::move(inbox)), heap_(heap) {}
 
-  std::string address() const override { return encodeShmAddress({inbox_->fabric()->address(), inbox_->offset(), inbox_->id(), path_}); }
+  std::string address() const override {
+    return encodeShmAddress({inbox_->fabric()->address(), inbox_->offset(), inbox_->id(), path_});
+  }
   std::string whyNot(std::string_view peerAddress) const override {
     const auto theirs = decodeShmAddress(peerAddress);
     return theirs.isOk() ? "" : theirs.status().message();
@@ -73,14 +75,15 @@ Status ShmEndpoint::joinProcess(const ShmAddress& theirs, const WaitLimit& limit
     if (joint->theirs == nullptr) {
       return {StatusCode::kPeerFailed, fmt::format("rank {} has left", joint->peer)};
     }
-    return joint->theirs->jobToken() == self_.options->jobToken ? Status::ok()
-                                                                : Status{StatusCode::kMismatch, "it has another SHARDWIRE_JOB_TOKEN"};
+    return joint->theirs->jobToken() == self_.options->jobToken
+               ? Status::ok()
+               : Status{StatusCode::kMismatch, "it has another SHARDWIRE_JOB_TOKEN"};
   }
   auto link = fabric.linkTo(theirs.owner, self_.options->jobToken, limit);
   SW_RETURN_IF_ERROR(link.status());
   joint->link = std::move(*link);
-  auto inbox = Inbox::map({joint->link->arenaFd(), joint->link->arenaBytes(), theirs.inboxOffset, theirs.inboxId, &joint->link->page(),
-                           &joint->link->liveness()},
+  auto inbox = Inbox::map({joint->link->arenaFd(), joint->link->arenaBytes(), theirs.inboxOffset, theirs.inboxId,
+                           &joint->link->page(), &joint->link->liveness()},
                           joint->peer, self_.worldSize, self_.rank);
   SW_RETURN_IF_ERROR(inbox.status());
   joint->theirs = std::move(*inbox);
@@ -100,8 +103,9 @@ void ShmEndpoint::decideOnReads(const ShmAddress& theirs, ShmJoint* joint) const
   }
   const bool isForced = path_ == OrdinaryPath::kCrossMemory || theirs.ordinaryPath == OrdinaryPath::kCrossMemory;
   if (!isForced && !speed->pays()) {
-    joint->whyNoReads = fmt::format("reads of its memory run at {:.1f} GB/s where memcpy runs at {:.1f}: staging is faster",
-                                    speed->readGBps, speed->copyGBps);
+    joint->whyNoReads =
+        fmt::format("reads of its memory run at {:.1f} GB/s where memcpy runs at {:.1f}: staging is faster",
+                    speed->readGBps, speed->copyGBps);
     return;
   }
   joint->readGBps = speed->readGBps;
@@ -125,7 +129,8 @@ Result<std::unique_ptr<Connection>> ShmEndpoint::attach(Rank peer, std::string_v
                                                                    : Reach::kDirect;
   } else {
     decideOnReads(*theirs, &joint);
-    isForced_[static_cast<std::size_t>(peer)] = path_ == OrdinaryPath::kCrossMemory || theirs->ordinaryPath == OrdinaryPath::kCrossMemory;
+    isForced_[static_cast<std::size_t>(peer)] =
+        path_ == OrdinaryPath::kCrossMemory || theirs->ordinaryPath == OrdinaryPath::kCrossMemory;
   }
   return std::unique_ptr<Connection>(std::make_unique<ShmConnection>(std::move(joint)));
 }
@@ -140,7 +145,8 @@ Result<bool> ShmEndpoint::isMet(Connection& connection) {
 }
 
 // Makes the same text on both sides.
-Status ShmEndpoint::checkForcedPath(Rank peer, const ShmConnection::Reads& mine, const ShmConnection::Reads& theirs) const {
+Status ShmEndpoint::checkForcedPath(Rank peer, const ShmConnection::Reads& mine,
+                                    const ShmConnection::Reads& theirs) const {
   if (!isForced_[static_cast<std::size_t>(peer)] || (mine.gbps > 0 && theirs.gbps > 0)) {
     return Status::ok();
   }
@@ -151,7 +157,8 @@ Status ShmEndpoint::checkForcedPath(Rank peer, const ShmConnection::Reads& mine,
   return {StatusCode::kInvalidArgument,
           fmt::format("SHARDWIRE_ORDINARY_PATH=cross_memory, but rank {} cannot read the memory of rank {}: {}",
                       lowerFails ? std::min(self_.rank, peer) : std::max(self_.rank, peer),
-                      lowerFails ? std::max(self_.rank, peer) : std::min(self_.rank, peer), (lowerFails ? lower : higher).whyNot)};
+                      lowerFails ? std::max(self_.rank, peer) : std::min(self_.rank, peer),
+                      (lowerFails ? lower : higher).whyNot)};
 }
 
 }  // namespace

@@ -57,14 +57,15 @@ bool ShmFabric::appendSockets(std::vector<pollfd>* entries) {
 }
 
 void ShmFabric::serve() {
-  dialer_.serve([this](const ProcessAddress& to, const std::shared_ptr<const ShmLink>& link) { return keep(to, link); });
+  dialer_.serve(
+      [this](const ProcessAddress& to, const std::shared_ptr<const ShmLink>& link) { return keep(to, link); });
 }
 
 HostWelcome ShmFabric::welcome() {
   const std::uint64_t heapBytes = heap_.isOk() ? (*heap_)->reservedBytes() : 0;
   HostWelcome welcome;
-  welcome.bytes =
-      encodeShmWelcome({address().process, arena_.bytes(), heapBytes, reinterpret_cast<std::uint64_t>(probe_.data()), probeSecret_});
+  welcome.bytes = encodeShmWelcome(
+      {address().process, arena_.bytes(), heapBytes, reinterpret_cast<std::uint64_t>(probe_.data()), probeSecret_});
   welcome.fds = {arena_.fd(), liveness_.fd()};
   if (heapBytes > 0) {
     welcome.fds.push_back((*heap_)->fd());
@@ -93,7 +94,8 @@ std::shared_ptr<const ShmLink> ShmFabric::keep(const ProcessAddress& to, const s
   return made;
 }
 
-std::shared_ptr<ShmLinkRequest> ShmFabric::linkSoon(const ProcessAddress& to, std::string_view jobToken, std::function<void()> onDone) {
+std::shared_ptr<ShmLinkRequest> ShmFabric::linkSoon(const ProcessAddress& to, std::string_view jobToken,
+                                                    std::function<void()> onDone) {
   auto request = std::make_shared<ShmLinkRequest>(to, std::string(jobToken), std::move(onDone));
   if (auto link = knownLink(to); link != nullptr) {
     request->settle(std::move(link));
@@ -104,7 +106,8 @@ std::shared_ptr<ShmLinkRequest> ShmFabric::linkSoon(const ProcessAddress& to, st
   return request;
 }
 
-Result<std::shared_ptr<const ShmLink>> ShmFabric::linkTo(const ProcessAddress& to, std::string_view jobToken, const WaitLimit& limit) {
+Result<std::shared_ptr<const ShmLink>> ShmFabric::linkTo(const ProcessAddress& to, std::string_view jobToken,
+                                                         const WaitLimit& limit) {
   if (auto link = knownLink(to); link != nullptr) {
     return link;
   }

@@ -48,10 +48,12 @@ class ShmFabric final : public FabricPart {
   const Result<SharedHeap*>& heap() const { return heap_; }
 
   // The link to the process at that address; made if there is none. Errors of ShmLink::dial().
-  Result<std::shared_ptr<const ShmLink>> linkTo(const ProcessAddress& to, std::string_view jobToken, const WaitLimit& limit);
+  Result<std::shared_ptr<const ShmLink>> linkTo(const ProcessAddress& to, std::string_view jobToken,
+                                                const WaitLimit& limit);
   // The same without waiting. An existing link is the outcome at once, and `onDone` is not called. Only after
   // Fabric::listen().
-  std::shared_ptr<ShmLinkRequest> linkSoon(const ProcessAddress& to, std::string_view jobToken, std::function<void()> onDone);
+  std::shared_ptr<ShmLinkRequest> linkSoon(const ProcessAddress& to, std::string_view jobToken,
+                                           std::function<void()> onDone);
 
   // Memory of the arena that an ended group left, while peers may still write there. `isFree` returns whether no peer
   // does, and is called again whenever a group is made or a peer's process ends.
@@ -88,7 +90,8 @@ class ShmFabric final : public FabricPart {
   ShmDialer dialer_;
 
   Mutex mutex_;
-  std::map<std::string, std::weak_ptr<const ShmLink>> links_ SW_GUARDED_BY(mutex_);  // by the other process's socket name
+  std::map<std::string, std::weak_ptr<const ShmLink>> links_
+      SW_GUARDED_BY(mutex_);  // by the other process's socket name
   std::vector<Remains> remains_ SW_GUARDED_BY(mutex_);
 };
 

@@ -29,7 +29,9 @@ class ShmLateLinks final : public LateLinks {
   bool isLate(Rank peer) const override { return peers_[static_cast<std::size_t>(peer)].state != State::kNotLate; }
   void want(Rank peer) override;
   std::vector<News> poll() override;
-  bool hasNews() const override { return inbox_->numAnnounced() != numSeen_.load(std::memory_order_relaxed) || wakeup_->isDue(); }
+  bool hasNews() const override {
+    return inbox_->numAnnounced() != numSeen_.load(std::memory_order_relaxed) || wakeup_->isDue();
+  }
   bool isAnyUnderWay() const override { return !underway_.empty(); }
   std::string whyNotYet(Rank peer) const override;
 
@@ -58,7 +60,8 @@ class ShmLateLinks final : public LateLinks {
   std::vector<std::uint64_t> seen_;        // the announced ranks seen, by bit
 };
 
-ShmLateLinks::ShmLateLinks(std::unique_ptr<Endpoint> endpoint, std::shared_ptr<Inbox> inbox, std::vector<LatePeer> peers)
+ShmLateLinks::ShmLateLinks(std::unique_ptr<Endpoint> endpoint, std::shared_ptr<Inbox> inbox,
+                           std::vector<LatePeer> peers)
     : endpoint_(std::move(endpoint)),
       inbox_(std::move(inbox)),
       wakeup_(std::make_shared<LateWakeup>(inbox_->header().bell, inbox_->fabric()->fabric().progressBell())) {
@@ -122,10 +125,11 @@ std::optional<Result<std::unique_ptr<Connection>>> ShmLateLinks::advance(Rank ra
   Peer& peer = peerAt(rank);
   const auto failed = [&](const Status& why) {
     if (why.code() == StatusCode::kPeerFailed) {
-      return Status{why.code(), fmt::format("{} died or left before it was joined to this rank ({})", peer.who, why.message())};
+      return Status{why.code(),
+                    fmt::format("{} died or left before it was joined to this rank ({})", peer.who, why.message())};
     }
-    return Status{why.code(),
-                  fmt::format("{} cannot be joined by {}: {}", peer.who, transportKindName(TransportKind::kShm), why.message())};
+    return Status{why.code(), fmt::format("{} cannot be joined by {}: {}", peer.who,
+                                          transportKindName(TransportKind::kShm), why.message())};
   };
   const auto failedHere = [&](const Status& why) {
     const Status told = failed(why);
@@ -202,7 +206,8 @@ std::string ShmLateLinks::whyNotYet(Rank peer) const {
     case State::kAsked:
       return fmt::format("{} does not answer at the Unix socket of its process (stopped?)", each.who);
     case State::kAttached:
-      return fmt::format("{} has not joined this rank in turn (stopped, or its program holds all its cores?)", each.who);
+      return fmt::format("{} has not joined this rank in turn (stopped, or its program holds all its cores?)",
+                         each.who);
     default:
       return {};
   }
@@ -210,7 +215,8 @@ std::string ShmLateLinks::whyNotYet(Rank peer) const {
 
 }  // namespace
 
-std::unique_ptr<LateLinks> makeShmLateLinks(std::unique_ptr<Endpoint> endpoint, std::shared_ptr<Inbox> inbox, std::vector<LatePeer> peers) {
+std::unique_ptr<LateLinks> makeShmLateLinks(std::unique_ptr<Endpoint> endpoint, std::shared_ptr<Inbox> inbox,
+                                            std::vector<LatePeer> peers) {
   return std::make_unique<ShmLateLinks>(std::move(endpoint), std::move(inbox), std::move(peers));
 }
 

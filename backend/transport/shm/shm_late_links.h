@@ -13,6 +13,7 @@
 namespace shardwire::internal {
 
 // `endpoint` is the shared-memory endpoint over `inbox`.
-std::unique_ptr<LateLinks> makeShmLateLinks(std::unique_ptr<Endpoint> endpoint, std::shared_ptr<Inbox> inbox, std::vector<LatePeer> peers);
+std::unique_ptr<LateLinks> makeShmLateLinks(std::unique_ptr<Endpoint> endpoint, std::shared_ptr<Inbox> inbox,
+                                            std::vector<LatePeer> peers);
 
 }  // namespace shardwire::internal

@@ -13,16 +13,16 @@
 
 namespace shardwire::internal {
 
-Result<ShmLink::Question> ShmLink::ask(Fd socket, const ProcessAddress& to, std::string_view jobToken, const RandomId& process,
-                                       const WaitLimit& limit) {
+Result<ShmLink::Question> ShmLink::ask(Fd socket, const ProcessAddress& to, std::string_view jobToken,
+                                       const RandomId& process, const WaitLimit& limit) {
   const auto who = checkUser(socket);
   SW_RETURN_IF_ERROR(who.status());
   SW_RETURN_IF_ERROR(sendUnix(socket, encodeHostHello({process, makeHostToken(to.token, jobToken)}), {}, limit));
   return Question{std::move(socket), who->pid};
 }
 
-Result<std::shared_ptr<const ShmLink>> ShmLink::dial(const ProcessAddress& to, std::string_view jobToken, const RandomId& process,
-                                                     const WaitLimit& limit) {
+Result<std::shared_ptr<const ShmLink>> ShmLink::dial(const ProcessAddress& to, std::string_view jobToken,
+                                                     const RandomId& process, const WaitLimit& limit) {
   auto socket = dialProcess(to.socketName, limit);
   SW_RETURN_IF_ERROR(socket.status());
   auto question = ask(std::move(*socket), to, jobToken, process, limit);
@@ -30,14 +30,16 @@ Result<std::shared_ptr<const ShmLink>> ShmLink::dial(const ProcessAddress& to, s
   return answered(std::move(*question), to, limit);
 }
 
-Result<std::shared_ptr<const ShmLink>> ShmLink::answered(Question question, const ProcessAddress& to, const WaitLimit& limit) {
+Result<std::shared_ptr<const ShmLink>> ShmLink::answered(Question question, const ProcessAddress& to,
+                                                         const WaitLimit& limit) {
   auto answer = receiveUnix(question.socket, limit);
   SW_RETURN_IF_ERROR(answer.status());
   const auto welcome = decodeShmWelcome(answer->bytes);
   SW_RETURN_IF_ERROR(welcome.status());
   auto& fds = answer->fds;
   if (welcome->process != to.process || fds.size() != (welcome->heapBytes > 0 ? 3U : 2U)) {
-    return Status{StatusCode::kMismatch, fmt::format("its answer is of another process, or came with {} descriptors", fds.size())};
+    return Status{StatusCode::kMismatch,
+                  fmt::format("its answer is of another process, or came with {} descriptors", fds.size())};
   }
   if (welcome->arenaBytes < kShmPage) {
     return Status{StatusCode::kMismatch, fmt::format("its arena has {} bytes", welcome->arenaBytes)};
@@ -54,7 +56,8 @@ Result<std::shared_ptr<const ShmLink>> ShmLink::answered(Question question, cons
   SW_RETURN_IF_ERROR(page.status());
   link->page_ = std::move(*page);
   if (link->page().magic != kShmPageMagic) {
-    return Status{StatusCode::kUnsupported, "it runs another build of shardwire: the first page of its arena is of another kind"};
+    return Status{StatusCode::kUnsupported,
+                  "it runs another build of shardwire: the first page of its arena is of another kind"};
   }
   auto liveness = mapLiveness(fds[1].get());
   SW_RETURN_IF_ERROR(liveness.status());
@@ -80,7 +83,8 @@ Result<CrossMemorySpeed> ShmLink::readSpeed() const {
   const MutexLock lock(mutex_);
   if (readSpeed_ == nullptr) {
     readSpeed_ = std::make_unique<const Result<CrossMemorySpeed>>(
-        pid_ == 0 ? Result<CrossMemorySpeed>(Status{StatusCode::kUnsupported, "it is in a pid namespace that this process does not see"})
+        pid_ == 0 ? Result<CrossMemorySpeed>(
+                        Status{StatusCode::kUnsupported, "it is in a pid namespace that this process does not see"})
                   : probeCrossMemory(pid_, probeAddress_, probeSecret_, fmt::format("pid {}", pid_).c_str()));
   }
   return *readSpeed_;

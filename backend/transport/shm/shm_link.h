@@ -24,8 +24,8 @@ class ShmLink {
   // Requests a link from the process at `to`, with its token and the job's as proof. `process`: the id of this process.
   // kUnsupported: no process listens, or the process belongs to another user; kMismatch: the process refuses;
   // kPeerFailed: the process ended; kTimeout at the limit.
-  static Result<std::shared_ptr<const ShmLink>> dial(const ProcessAddress& to, std::string_view jobToken, const RandomId& process,
-                                                     const WaitLimit& limit);
+  static Result<std::shared_ptr<const ShmLink>> dial(const ProcessAddress& to, std::string_view jobToken,
+                                                     const RandomId& process, const WaitLimit& limit);
   // The same in two steps, for callers that do not wait: a socket to the asked process, and the link when the answer is
   // there.
   struct Question {
@@ -34,7 +34,8 @@ class ShmLink {
   };
   static Result<Question> ask(Fd socket, const ProcessAddress& to, std::string_view jobToken, const RandomId& process,
                               const WaitLimit& limit);
-  static Result<std::shared_ptr<const ShmLink>> answered(Question question, const ProcessAddress& to, const WaitLimit& limit);
+  static Result<std::shared_ptr<const ShmLink>> answered(Question question, const ProcessAddress& to,
+                                                         const WaitLimit& limit);
 
   // As reported by the kernel; 0: the process has no number in this pid namespace.
   pid_t pid() const { return pid_; }

@@ -73,7 +73,8 @@ Status FetchStream::serve(std::string_view request) {
     const std::uint64_t address = reader.u64();
     const std::uint64_t bytes = reader.u64();
     if (const Status inside = exposure->check(address, bytes); !inside.isOk() || bytes == 0) {
-      return {StatusCode::kMismatch, bytes == 0 ? "a malformed request" : fmt::format("a request for {}", inside.message())};
+      return {StatusCode::kMismatch,
+              bytes == 0 ? "a malformed request" : fmt::format("a request for {}", inside.message())};
     }
     transfer.runs.push_back({reinterpret_cast<std::byte*>(address), bytes});
   }
@@ -84,7 +85,8 @@ Status FetchStream::serve(std::string_view request) {
   return Status::ok();
 }
 
-bool FetchStream::ask(std::uint32_t space, std::span<const MemoryRun> runs, FetchCount* count, std::vector<std::string>* requests) {
+bool FetchStream::ask(std::uint32_t space, std::span<const MemoryRun> runs, FetchCount* count,
+                      std::vector<std::string>* requests) {
   if (fetches_.size() >= kMaxFetches) {
     return false;
   }

@@ -72,7 +72,8 @@ bool FrameStream::Batch::isFull() const {
   return numUnits == kMaxUnits || bytes >= kBatchBytes;
 }
 
-void FrameStream::Batch::add(UnitType type, std::uint8_t tag, std::uint8_t flags, std::size_t unitBytes, const void* payload) {
+void FrameStream::Batch::add(UnitType type, std::uint8_t tag, std::uint8_t flags, std::size_t unitBytes,
+                             const void* payload) {
   auto& header = headers[numUnits++];
   header = {static_cast<std::byte>(type), static_cast<std::byte>(tag), static_cast<std::byte>(flags), std::byte{0}};
   putLittleEndian(header.data() + 4, static_cast<std::uint32_t>(unitBytes));
@@ -272,7 +273,8 @@ Status FrameStream::parse() {
 }
 
 Status FrameStream::beginUnit(const std::byte* header) {
-  unit_ = {static_cast<UnitType>(header[0]), static_cast<std::uint8_t>(header[1]), static_cast<std::uint8_t>(header[2]), 0};
+  unit_ = {static_cast<UnitType>(header[0]), static_cast<std::uint8_t>(header[1]), static_cast<std::uint8_t>(header[2]),
+           0};
   const std::size_t bytes = getLittleEndian(header + 4);
   if (header[3] != std::byte{0} || (unit_.flags & ~kMore) != 0) {
     return garbled("a malformed unit header");

@@ -53,7 +53,9 @@ constexpr std::size_t kMinEdgeBytes = std::size_t{256} << 10;
 constexpr std::size_t kMinRunBytes = std::size_t{4} << 10;
 
 void keepAlive(const Fd& socket) {
-  const auto set = [&](int level, int option, int value) { ::setsockopt(socket.get(), level, option, &value, sizeof(value)); };
+  const auto set = [&](int level, int option, int value) {
+    ::setsockopt(socket.get(), level, option, &value, sizeof(value));
+  };
   set(SOL_SOCKET, SO_KEEPALIVE, 1);
   set(IPPROTO_TCP, TCP_KEEPIDLE, kIdleSeconds);
   set(IPPROTO_TCP, TCP_KEEPINTVL, 1);
@@ -74,7 +76,9 @@ Duration silenceOf(const Fd& socket) {
 }  // namespace
 
 TcpConnection::TcpConnection(TcpJoint joint)
-    : joint_(std::move(joint)), frames_(std::move(joint_.frames), joint_.capacities), fetches_(std::move(joint_.fetches)) {
+    : joint_(std::move(joint)),
+      frames_(std::move(joint_.frames), joint_.capacities),
+      fetches_(std::move(joint_.fetches)) {
   frameWatch_ = {this, false, 0};
   fetchWatch_ = {this, true, 0};
 }
@@ -154,7 +158,8 @@ void TcpConnection::endOfFrames(const std::string& how) {
   if (peerLeft_) {
     fail({StatusCode::kPeerFailed, fmt::format("{} left the group", joint_.who)});
   } else {
-    fail({StatusCode::kPeerFailed, fmt::format("{} died, or its network connection failed: tcp {}: {}", joint_.who, joint_.remote, how)});
+    fail({StatusCode::kPeerFailed,
+          fmt::format("{} died, or its network connection failed: tcp {}: {}", joint_.who, joint_.remote, how)});
   }
 }
 
@@ -216,7 +221,8 @@ bool TcpConnection::receiveFrames() {
   for (const Lane lane : {Lane::kControl, Lane::kBulk, Lane::kPoint}) {
     if (frames_.writer(lane).isBroken() || frames_.reader(lane).isBroken()) {
       fail({StatusCode::kPeerFailed,
-            fmt::format("received a malformed frame from {}: a bug, or a foreign process wrote to this connection", joint_.who)});
+            fmt::format("received a malformed frame from {}: a bug, or a foreign process wrote to this connection",
+                        joint_.who)});
     }
   }
   return moved;
@@ -382,16 +388,17 @@ void TcpConnection::look() {
     }
   }
   if (fetchesBrokeAt_ != kNoDeadline && !peerStopped_ && !stopped_ && now - fetchesBrokeAt_ > kExplainWithin) {
-    fail({StatusCode::kPeerFailed,
-          fmt::format("the connection for fetches from {} (tcp {}) broke: {}", joint_.who, joint_.remote, howFetchesBroke_)});
+    fail({StatusCode::kPeerFailed, fmt::format("the connection for fetches from {} (tcp {}) broke: {}", joint_.who,
+                                               joint_.remote, howFetchesBroke_)});
   }
   if (now < nextPathLook_) {
     return;
   }
   nextPathLook_ = now + kPathLookEvery;
   if (const Duration silent = silence(); silent > kSilentFor) {
-    endOfFrames(fmt::format("the peer has acknowledged nothing for {:.0f} s; is its host down, or a link or firewall between?",
-                            std::chrono::duration<double>(silent).count()));
+    endOfFrames(
+        fmt::format("the peer has acknowledged nothing for {:.0f} s; is its host down, or a link or firewall between?",
+                    std::chrono::duration<double>(silent).count()));
   }
 }
 

@@ -17,7 +17,9 @@ namespace {
 
 class TcpEndpoint final : public Endpoint {
  public:
-  TcpEndpoint(const Self& self, Fd epoll) : self_(self), poller_(std::make_shared<TcpPoller>()) { poller_->epoll = std::move(epoll); }
+  TcpEndpoint(const Self& self, Fd epoll) : self_(self), poller_(std::make_shared<TcpPoller>()) {
+    poller_->epoll = std::move(epoll);
+  }
 
   std::string address() const override {
     ByteWriter writer;
@@ -27,12 +29,14 @@ class TcpEndpoint final : public Endpoint {
   std::string whyNot(std::string_view peerAddress) const override {
     ByteReader reader(peerAddress);
     const int version = reader.u8();
-    return version == kTcpVersion ? ""
-                                  : fmt::format("the two ranks speak versions {} and {} of the tcp protocol",
-                                                std::min<int>(version, kTcpVersion), std::max<int>(version, kTcpVersion));
+    return version == kTcpVersion
+               ? ""
+               : fmt::format("the two ranks speak versions {} and {} of the tcp protocol",
+                             std::min<int>(version, kTcpVersion), std::max<int>(version, kTcpVersion));
   }
   bool mayJoinLate() const override { return true; }
-  std::unique_ptr<Joining> begin(Link link, Rank peer, bool isDialer, std::string_view, const std::string& who) override {
+  std::unique_ptr<Joining> begin(Link link, Rank peer, bool isDialer, std::string_view,
+                                 const std::string& who) override {
     TcpJoint joint;
     joint.self = self_.rank;
     joint.peer = peer;

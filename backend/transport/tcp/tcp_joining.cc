@@ -68,10 +68,11 @@ Result<Setup> decodeSetup(std::string_view bytes) {
     return Status{StatusCode::kMismatch, "the peer does not speak shardwire's tcp protocol"};
   }
   if (const int version = reader.u8(); version != kTcpVersion) {
-    return Status{StatusCode::kMismatch,
-                  fmt::format("the peer speaks version {} of the tcp protocol, this build version {}: use one release on "
-                              "all hosts",
-                              version, static_cast<int>(kTcpVersion))};
+    return Status{
+        StatusCode::kMismatch,
+        fmt::format("the peer speaks version {} of the tcp protocol, this build version {}: use one release on "
+                    "all hosts",
+                    version, static_cast<int>(kTcpVersion))};
   }
   Setup setup;
   for (std::uint64_t& capacity : setup.capacities) {
@@ -111,7 +112,11 @@ void refuseByTcp(Link link, const Status& why) {
 }
 
 TcpJoining::TcpJoining(Link link, bool isDialer, TcpJoint joint)
-    : link_(std::move(link)), isDialer_(isDialer), joint_(std::move(joint)), fromLink_(kMaxHandshakeBytes), fromSecond_(sizeof(Digest)) {
+    : link_(std::move(link)),
+      isDialer_(isDialer),
+      joint_(std::move(joint)),
+      fromLink_(kMaxHandshakeBytes),
+      fromSecond_(sizeof(Digest)) {
   if (const Status begun = begin(); !begun.isOk()) {
     judge(begun);
   }
@@ -233,7 +238,8 @@ Status TcpJoining::connected() {
     return Status::ok();
   }
   if (const int error = socketError(second_); error != 0) {
-    return suspect(systemError(fmt::format("connecting a second socket to {} (is a firewall between?)", secondName_), error));
+    return suspect(
+        systemError(fmt::format("connecting a second socket to {} (is a firewall between?)", secondName_), error));
   }
   stage_ = Stage::kProving;
   return sendProof(second_, proveSocket(link_.secret(), kDialerProof));
@@ -285,7 +291,8 @@ Status TcpJoining::acceptSecond() {
   if (!*whole) {
     return Status::ok();
   }
-  return {StatusCode::kPeerFailed, fmt::format("the peer has no second socket: {}", decodeVerdict(fromLink_.take()).message())};
+  return {StatusCode::kPeerFailed,
+          fmt::format("the peer has no second socket: {}", decodeVerdict(fromLink_.take()).message())};
 }
 
 // Sends this end's verdict, and waits for the peer's verdict when this end agrees.

@@ -59,7 +59,8 @@ int runRank(int rank, int worldSize, const std::string& folder) {
   // Two operations in flight: everyone's four elements on every rank, and element r of each rank's row to rank r.
   std::vector<float> mine(4, static_cast<float>(rank)), everyones(4 * n), row(n), column(n);
   std::iota(row.begin(), row.end(), static_cast<float>(rank * worldSize));
-  auto gathered = (*group)->allGather(TensorView::contiguous(mine.data(), DType::kFloat32, {4}), partsOf(everyones, worldSize));
+  auto gathered =
+      (*group)->allGather(TensorView::contiguous(mine.data(), DType::kFloat32, {4}), partsOf(everyones, worldSize));
   auto exchanged = (*group)->allToAll(partsOf(column, worldSize), partsOf(row, worldSize));
   wait(gathered);
   wait(exchanged);

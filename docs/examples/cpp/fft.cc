@@ -1,4 +1,5 @@
-// Fourier transforms of arrays in slabs, from C++: each is compared with at::fft of the whole array, and the way back with the array.
+// Fourier transforms of arrays in slabs, from C++: each is compared with at::fft of the whole array, and the way back
+// with the array.
 #include <ATen/ATen.h>
 #include <shardwire/c10d.h>
 #include <shardwire/tensor_fft.h>
@@ -24,7 +25,8 @@ at::Tensor partOf(const at::Tensor& whole, const shardwire::Slice& slice) {
 }
 
 bool areClose(const at::Tensor& a, const at::Tensor& b) {
-  return a.sizes() == b.sizes() && a.scalar_type() == b.scalar_type() && (a.numel() == 0 || (a - b).abs().max().item<double>() < 1e-3);
+  return a.sizes() == b.sizes() && a.scalar_type() == b.scalar_type() &&
+         (a.numel() == 0 || (a - b).abs().max().item<double>() < 1e-3);
 }
 
 bool check(shardwire::TorchBackend& group, const shardwire::FftSpec& spec) {
@@ -51,9 +53,12 @@ bool isRefused(const Call& call) {
   return false;
 }
 
-// A rank with a different spec gets an error, and so do the other ranks. An operand of a wrong shape is refused on its rank.
+// A rank with a different spec gets an error, and so do the other ranks. An operand of a wrong shape is refused on its
+// rank.
 bool isMisuseRefused(shardwire::TorchBackend& group) {
-  const auto refuses = [&](const shardwire::FftSpec& spec) { return isRefused([&] { shardwire::planFft(group, spec); }); };
+  const auto refuses = [&](const shardwire::FftSpec& spec) {
+    return isRefused([&] { shardwire::planFft(group, spec); });
+  };
   const int rank = group.getRank();
   const auto fft = shardwire::planFft(group, {{8, 8}});
   const at::Tensor narrow = at::zeros({8, 7}, at::kComplexFloat);
@@ -66,12 +71,14 @@ int run() {
   const int rank = intFromEnvironment("RANK", 0);
   const int worldSize = intFromEnvironment("WORLD_SIZE", 1);
   const char* path = std::getenv("STORE");
-  auto store = c10::make_intrusive<::c10d::FileStore>(path == nullptr ? "/tmp/shardwire_example.store" : path, worldSize);
+  auto store =
+      c10::make_intrusive<::c10d::FileStore>(path == nullptr ? "/tmp/shardwire_example.store" : path, worldSize);
   auto group = shardwire::create(store, rank, worldSize, std::chrono::seconds(60), "example");
 
   int wrong = 0;
   int cases = 0;
-  for (const shardwire::Dims& shape : std::vector<shardwire::Dims>{{8, 6}, {9, 7}, {5, 4, 6}, {1, 3, 2}, {4, 3, 2, 5}}) {
+  for (const shardwire::Dims& shape :
+       std::vector<shardwire::Dims>{{8, 6}, {9, 7}, {5, 4, 6}, {1, 3, 2}, {4, 3, 2, 5}}) {
     for (const at::ScalarType type : {at::kFloat, at::kDouble, at::kComplexFloat, at::kComplexDouble}) {
       for (const bool transposed : {true, false}) {
         wrong += check(*group, {shape, type, transposed}) ? 0 : 1;

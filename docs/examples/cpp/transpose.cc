@@ -30,7 +30,8 @@ int run() {
   const int rank = intFromEnvironment("RANK", 0);
   const int worldSize = intFromEnvironment("WORLD_SIZE", 1);
   const char* path = std::getenv("STORE");
-  auto store = c10::make_intrusive<::c10d::FileStore>(path == nullptr ? "/tmp/shardwire_example.store" : path, worldSize);
+  auto store =
+      c10::make_intrusive<::c10d::FileStore>(path == nullptr ? "/tmp/shardwire_example.store" : path, worldSize);
   auto group = shardwire::create(store, rank, worldSize, std::chrono::seconds(60), "example");
 
   const std::int64_t n = 4 * worldSize;
@@ -53,7 +54,8 @@ int run() {
 
   std::vector<at::Tensor> sum{at::full({1}, rank + 1.0F)};
   group->allreduce(sum)->wait();
-  const bool right = output.equal(global.chunk(worldSize, 1)[rank]) && sum[0].item<float>() == worldSize * (worldSize + 1) / 2.0F;
+  const bool right =
+      output.equal(global.chunk(worldSize, 1)[rank]) && sum[0].item<float>() == worldSize * (worldSize + 1) / 2.0F;
   std::printf("rank %d of %d: columns and sum %s\n", rank, worldSize, right ? "right" : "WRONG");
   if (rank == 0) {
     std::printf("%s%s", op->explain().c_str(), shardwire::communicatorOf(*group)->describeTransports().c_str());

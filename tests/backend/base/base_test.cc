@@ -28,7 +28,8 @@ namespace {
 TEST(SystemError, SpellsErrnoOut) {
   EXPECT_EQ(errnoText(EPERM), "Operation not permitted (EPERM)");
   EXPECT_EQ(errnoText(99999), "unknown error 99999");
-  EXPECT_EQ(systemError("opening the door", ENOENT), Status(StatusCode::kSystem, "opening the door: No such file or directory (ENOENT)"));
+  EXPECT_EQ(systemError("opening the door", ENOENT),
+            Status(StatusCode::kSystem, "opening the door: No such file or directory (ENOENT)"));
 }
 
 TEST(Log, KnowsItsLevels) {
@@ -61,7 +62,8 @@ TEST(Log, SendsLinesToASocketAndWaitsForNobody) {
   std::array<char, 200> got{};
   const ssize_t size = ::recv(pair[1], got.data(), got.size(), MSG_DONTWAIT);
   ASSERT_GT(size, 0);
-  EXPECT_EQ(std::string_view(got.data(), static_cast<std::size_t>(size)), fmt::format("info {} rank 3 says hello", ::getpid()));
+  EXPECT_EQ(std::string_view(got.data(), static_cast<std::size_t>(size)),
+            fmt::format("info {} rank 3 says hello", ::getpid()));
   EXPECT_LT(::recv(pair[1], got.data(), got.size(), MSG_DONTWAIT), 0);
   for (int i = 0; i < 10000; ++i) {  // no process reads, and lines without room go to stderr
     logInfo("line {}", i);

@@ -92,9 +92,11 @@ TEST(OwnerProcess, KnowsChildrenAndNamesBoth) {
   EXPECT_EQ(inChild([&] {
               const OwnerProcess own;
               const Status status = owner.check("it");
-              const auto has = [&](pid_t pid) { return status.message().find("process " + std::to_string(pid)) != std::string::npos; };
-              const bool isRight =
-                  !owner.isHere() && own.isHere() && status.code() == StatusCode::kUnsupported && has(::getppid()) && has(::getpid());
+              const auto has = [&](pid_t pid) {
+                return status.message().find("process " + std::to_string(pid)) != std::string::npos;
+              };
+              const bool isRight = !owner.isHere() && own.isHere() && status.code() == StatusCode::kUnsupported &&
+                                   has(::getppid()) && has(::getpid());
               return isRight && inChild([&] { return owner.isHere() || own.isHere() ? 8 : 7; }) == 7 ? 7 : 8;
             }),
             7);
@@ -142,8 +144,9 @@ TEST(Mapping, AlignsItsAddressAndUnmapsAllOfIt) {
       at[kAlignment - 1] = std::byte{1};
     }
     unsigned char resident = 0;
-    EXPECT_NE(::mincore(at, 4096, &resident), 0);                                                 // ENOMEM: nothing is mapped there
-    const auto shift = ::mmap(nullptr, 4096 * 3, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);  // another start the next time
+    EXPECT_NE(::mincore(at, 4096, &resident), 0);  // ENOMEM: nothing is mapped there
+    const auto shift =
+        ::mmap(nullptr, 4096 * 3, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);  // another start the next time
     ASSERT_NE(shift, MAP_FAILED);
   }
 }

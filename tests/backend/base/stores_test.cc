@@ -178,10 +178,11 @@ TEST_P(Stores, HearOfSignals) {
   EXPECT_EQ(got.status().code(), StatusCode::kInterrupted) << got.status().message();
 }
 
-INSTANTIATE_TEST_SUITE_P(Both, Stores,
-                         ::testing::Values(Kind{"File", [](const Folder& folder) { return std::make_unique<FileStore>(folder.path()); }},
-                                           Kind{"Memory", [](const Folder&) { return std::make_unique<MemoryStore>(); }}),
-                         [](const auto& info) { return info.param.name; });
+INSTANTIATE_TEST_SUITE_P(
+    Both, Stores,
+    ::testing::Values(Kind{"File", [](const Folder& folder) { return std::make_unique<FileStore>(folder.path()); }},
+                      Kind{"Memory", [](const Folder&) { return std::make_unique<MemoryStore>(); }}),
+    [](const auto& info) { return info.param.name; });
 
 TEST(FileStore, MakesItsFolderAndLeavesAFileForEachKeyThatItsUserAloneMayRead) {
   const Folder folder;
@@ -225,7 +226,8 @@ TEST(FileStore, SaysWhichPathCouldNotBeWrittenAndWhy) {
   expectWords(FileStore(file).set("key", "value"), {file, "ENOTDIR"});
   expectWords(FileStore("/proc/shardwire").set("key", "value"), {"/proc/shardwire", "ENOENT"});
   expectWords(FileStore("/proc").set("key", "value"), {"cannot write /proc/key_key", "open: ", "ENOENT"});
-  expectWords(FileStore(folder.path()).set(std::string(300, 'k'), "value"), {folder.path() + "/key_kkk", "ENAMETOOLONG"});
+  expectWords(FileStore(folder.path()).set(std::string(300, 'k'), "value"),
+              {folder.path() + "/key_kkk", "ENAMETOOLONG"});
   EXPECT_EQ(folder.files(), std::vector<std::string>{"file"});
 }
 

@@ -35,16 +35,18 @@ RankAddress sample() {
 TEST(RankAddress, HasOneWireFormat) {
   const std::string golden =
       std::string("SWAD\x06\0\0\0", 8) + std::string("\0\0\0\0\0", 5) + std::string("\x09\0\0\0\x04\0\0\0boot", 12) +
-      std::string("\x05\0\0\0\0\0\0\0", 8) + std::string("\x01\0\0\0k\x06\0\0\0\0\0\0\0", 13) + std::string("\x01\0\0\0h", 5) +
-      std::string("\x07\0\0\0\xe8\x03\0\0", 8) + std::string("\x08\0\0\0\0\0\0\0\x09\0\0\0\0\0\0\0", 16) +
+      std::string("\x05\0\0\0\0\0\0\0", 8) + std::string("\x01\0\0\0k\x06\0\0\0\0\0\0\0", 13) +
+      std::string("\x01\0\0\0h", 5) + std::string("\x07\0\0\0\xe8\x03\0\0", 8) +
+      std::string("\x08\0\0\0\0\0\0\0\x09\0\0\0\0\0\0\0", 16) +
       // the flags of the job token and of late joining, the endpoint, the sign of life with one link, the token
-      std::string("\x01\x01\x03\0\0\0s-1", 9) + std::string("\x01\0\0\0\0\0\0\0\x02\0\0\0\0\0\0\0", 16) + std::string("\x01\0\0\0l", 5) +
-      std::string("\x01\0\0\0\x01\0\0\0", 8) + "1" + std::string("\0\0\0\0\x01\0\0\0\x01\0\0\0e", 13) +
-      std::string("\x03\0\0\0\0\0\0\0\x04\0\0\0\0\0\0\0", 16) +
+      std::string("\x01\x01\x03\0\0\0s-1", 9) + std::string("\x01\0\0\0\0\0\0\0\x02\0\0\0\0\0\0\0", 16) +
+      std::string("\x01\0\0\0l", 5) + std::string("\x01\0\0\0\x01\0\0\0", 8) + "1" +
+      std::string("\0\0\0\0\x01\0\0\0\x01\0\0\0e", 13) + std::string("\x03\0\0\0\0\0\0\0\x04\0\0\0\0\0\0\0", 16) +
       // one link
       std::string("\x01\0\0\0\x03\0\0\0::1\x02\0\0\0\x34\x12\0\0\x02\0\0\0lo", 25) +
       // by transport: the bytes, the reason why not
-      std::string(8, '\0') + std::string("\0\0\0\0\x03\0\0\0why", 11) + std::string(8, '\0') + std::string("\x01\0\0\0t\0\0\0\0", 9);
+      std::string(8, '\0') + std::string("\0\0\0\0\x03\0\0\0why", 11) + std::string(8, '\0') +
+      std::string("\x01\0\0\0t\0\0\0\0", 9);
   EXPECT_EQ(encodeAddress(sample()), golden);
   const auto decoded = decodeAddress(golden);
   ASSERT_TRUE(decoded.isOk()) << decoded.status().message();

@@ -32,7 +32,8 @@ namespace {
 using testing::runRanksAsProcesses;
 using testing::runRanksAsThreads;
 
-Result<Peers> connect(Store& store, Rank rank, int worldSize, Duration timeout = std::chrono::seconds(10), const Options& options = {}) {
+Result<Peers> connect(Store& store, Rank rank, int worldSize, Duration timeout = std::chrono::seconds(10),
+                      const Options& options = {}) {
   return connectPeers(store, rank, worldSize, options, Clock::now() + timeout, "g");
 }
 
@@ -45,7 +46,8 @@ RankAddress addressByShmOnly(std::uint32_t worldSize = 2) {
     address->transports[kind].whyNot = "not on this one";
   }
   address->socketName = address->lifeName + "-socket";
-  address->transports[0].bytes = encodeShmAddress({{*makeRandomId(), address->socketName, {}}, 0, {}, OrdinaryPath::kAuto});
+  address->transports[0].bytes =
+      encodeShmAddress({{*makeRandomId(), address->socketName, {}}, 0, {}, OrdinaryPath::kAuto});
   return *address;
 }
 
@@ -53,7 +55,8 @@ void expectError(const Result<Peers>& peers, StatusCode code, const std::vector<
   ASSERT_FALSE(peers.isOk());
   EXPECT_EQ(peers.status().code(), code) << peers.status().message();
   for (const std::string& word : words) {
-    EXPECT_NE(peers.status().message().find(word), std::string::npos) << "no '" << word << "' in: " << peers.status().message();
+    EXPECT_NE(peers.status().message().find(word), std::string::npos)
+        << "no '" << word << "' in: " << peers.status().message();
   }
 }
 
@@ -141,7 +144,8 @@ TEST(ConnectPeers, ARosterWithoutThisRankIsNotTaken) {
   const auto theirs = earlier.get("shardwire/roster", Clock::now());
   ASSERT_TRUE(theirs.isOk());
   const std::string& whole = *theirs;
-  for (const std::string& roster : {whole, std::string(), std::string("nonsense"), whole.substr(0, whole.size() / 2), whole + "more"}) {
+  for (const std::string& roster :
+       {whole, std::string(), std::string("nonsense"), whole.substr(0, whole.size() / 2), whole + "more"}) {
     MemoryStore store;
     ASSERT_TRUE(store.set("shardwire/roster", roster).isOk());
     runRanksAsThreads(kRanks, [&](Rank rank) {
@@ -194,7 +198,8 @@ TEST(ConnectPeers, NamesAPeerWhoseProcessDoesNotAnswer) {
 TEST(ConnectPeers, SaysHowToDoWithoutSharedMemory) {
   MemoryStore store;
   auto address = addressByShmOnly();
-  const auto sign = LifeSign::create({}, nullptr, 2, &address);  // rank 1 is alive, but no process listens at its Unix socket
+  const auto sign =
+      LifeSign::create({}, nullptr, 2, &address);  // rank 1 is alive, but no process listens at its Unix socket
   ASSERT_TRUE(sign.isOk());
   ASSERT_TRUE(store.set(addressKey(1), encodeAddress(address)).isOk());
   expectError(connect(store, 0, 2), StatusCode::kSystem,
@@ -208,7 +213,8 @@ TEST(ConnectPeers, EveryRankSaysWhyOneCouldNotStart) {
       ::setenv("SHARDWIRE_HEAP_BYTES", "nonsense", 1);
     }
     const auto start = Clock::now();
-    expectError(connect(store, rank, 3), StatusCode::kInvalidArgument, {"rank 2 could not start", "SHARDWIRE_HEAP_BYTES=nonsense"});
+    expectError(connect(store, rank, 3), StatusCode::kInvalidArgument,
+                {"rank 2 could not start", "SHARDWIRE_HEAP_BYTES=nonsense"});
     EXPECT_LT(Clock::now() - start, std::chrono::seconds(5)) << "nobody needs to wait for the timeout";
   });
 }
@@ -220,7 +226,8 @@ TEST(ConnectPeers, EveryRankNamesThePairOnDifferentHosts) {
   far.host = "faraway";
   ASSERT_TRUE(store.set(addressKey(2), encodeAddress(far)).isOk());
   runRanksAsThreads(2, [&](Rank rank) {
-    expectError(connect(store, rank, 3), StatusCode::kUnsupported, {"rank 0", "rank 2", "faraway", "different hosts", "00000000-aaaa"});
+    expectError(connect(store, rank, 3), StatusCode::kUnsupported,
+                {"rank 0", "rank 2", "faraway", "different hosts", "00000000-aaaa"});
   });
 }
 
@@ -254,7 +261,8 @@ TEST(ConnectPeers, AStaleAddressIsNotWaitedFor) {
   const auto gone = addressByShmOnly();  // no process listens there
   ASSERT_TRUE(store.set(addressKey(0), encodeAddress(gone)).isOk());
   const auto start = Clock::now();
-  expectError(connect(store, 1, 2), StatusCode::kPeerFailed, {"rank 0 (pid", "died while the group was being made", "an earlier job"});
+  expectError(connect(store, 1, 2), StatusCode::kPeerFailed,
+              {"rank 0 (pid", "died while the group was being made", "an earlier job"});
   EXPECT_LT(Clock::now() - start, std::chrono::seconds(5));
 }
 
@@ -270,7 +278,8 @@ TEST(ConnectPeers, RanksThatCountDifferentlyAgreeOnTheError) {
   runRanksAsThreads(2, [&](Rank rank) {
     // Rank 1 expects three ranks, and does not wait for the third.
     const auto peers = connect(store, rank, 2 + rank);
-    expectError(peers, StatusCode::kMismatch, {"do not agree on how many they are: rank 0 (pid", "world size 2, rank 1 (pid", "with 3"});
+    expectError(peers, StatusCode::kMismatch,
+                {"do not agree on how many they are: rank 0 (pid", "world size 2, rank 1 (pid", "with 3"});
   });
 }
 
@@ -278,7 +287,8 @@ TEST(ConnectPeers, RanksThatCountTooManyDoNotWaitForThem) {
   MemoryStore store;
   runRanksAsThreads(2, [&](Rank rank) {
     const auto start = Clock::now();
-    expectError(connect(store, rank, rank == 0 ? 2 : 5, std::chrono::seconds(60)), StatusCode::kMismatch, {"rank 1 (pid", "with 5"});
+    expectError(connect(store, rank, rank == 0 ? 2 : 5, std::chrono::seconds(60)), StatusCode::kMismatch,
+                {"rank 1 (pid", "with 5"});
     EXPECT_LT(Clock::now() - start, std::chrono::seconds(20));
   });
 }
@@ -288,7 +298,9 @@ class OverwritingStore final : public Store {
  public:
   OverwritingStore(MemoryStore& store, std::string key, std::string value)
       : store_(store), key_(std::move(key)), value_(std::move(value)) {}
-  Status set(const std::string& key, std::string_view value) override { return store_.set(key, key == key_ ? value_ : value); }
+  Status set(const std::string& key, std::string_view value) override {
+    return store_.set(key, key == key_ ? value_ : value);
+  }
   Result<std::string> get(const std::string& key, Deadline deadline) override { return store_.get(key, deadline); }
 
  private:
@@ -302,7 +314,8 @@ TEST(ConnectPeers, TwoProcessesOfOneRankAreNamed) {
   auto other = addressByShmOnly();
   other.host = "elsewhere";
   OverwritingStore store(memory, addressKey(1), encodeAddress(other));
-  expectError(connect(store, 1, 2), StatusCode::kMismatch, {"two processes call themselves rank 1", "on host elsewhere"});
+  expectError(connect(store, 1, 2), StatusCode::kMismatch,
+              {"two processes call themselves rank 1", "on host elsewhere"});
 }
 
 // All ranks take the roster: the error names the process that is not in the roster.
@@ -313,7 +326,8 @@ TEST(ConnectPeers, TwoProcessesOfOneRankAmongManyAreNamed) {
   runRanksAsThreads(6, [&](Rank rank) {
     OverwritingStore overwriting(memory, addressKey(3), encodeAddress(other));
     Store& store = rank == 3 ? static_cast<Store&>(overwriting) : memory;
-    expectError(connect(store, rank, 6), StatusCode::kMismatch, {"two processes call themselves rank 3", "on host elsewhere"});
+    expectError(connect(store, rank, 6), StatusCode::kMismatch,
+                {"two processes call themselves rank 3", "on host elsewhere"});
   });
 }
 

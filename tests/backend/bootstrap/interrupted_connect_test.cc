@@ -27,7 +27,8 @@ void expectWords(const Result<Peers>& peers, StatusCode code, const std::vector<
   ASSERT_FALSE(peers.isOk());
   EXPECT_EQ(peers.status().code(), code) << peers.status().message();
   for (const std::string& word : words) {
-    EXPECT_NE(peers.status().message().find(word), std::string::npos) << "no '" << word << "' in: " << peers.status().message();
+    EXPECT_NE(peers.status().message().find(word), std::string::npos)
+        << "no '" << word << "' in: " << peers.status().message();
   }
 }
 
@@ -74,7 +75,8 @@ TEST(InterruptedConnect, ARankThatIsInterruptedWhileOthersDialTellsThem) {
     hanging.transports[static_cast<std::size_t>(TransportKind::kTcp)].bytes = "\1";  // the version of the tcp transport
     hanging.socketName = hanging.lifeName + "-door";
     const ProcessAddress owner{*makeRandomId(), hanging.socketName, {}};
-    hanging.transports[static_cast<std::size_t>(TransportKind::kShm)].bytes = encodeShmAddress({owner, 0, {}, OrdinaryPath::kAuto});
+    hanging.transports[static_cast<std::size_t>(TransportKind::kShm)].bytes =
+        encodeShmAddress({owner, 0, {}, OrdinaryPath::kAuto});
     auto listener = listenUnix(hanging.socketName, 8);
     auto life = listenUnix(hanging.lifeName, 8);
     ASSERT_TRUE(listener.isOk() && life.isOk());

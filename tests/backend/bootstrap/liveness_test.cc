@@ -100,14 +100,16 @@ class DeathOfARank : public ::testing::TestWithParam<Case> {
 };
 
 INSTANTIATE_TEST_SUITE_P(Ranks, DeathOfARank,
-                         ::testing::Values(Case{"Shm2", "shm", 2}, Case{"Tcp2", "tcp", 2}, Case{"Any3", "", 3}, Case{"Tcp4", "tcp", 4},
-                                           Case{"Shm5", "shm", 5}, Case{"Any8", "", 8}, Case{"Tcp8", "tcp", 8}),
+                         ::testing::Values(Case{"Shm2", "shm", 2}, Case{"Tcp2", "tcp", 2}, Case{"Any3", "", 3},
+                                           Case{"Tcp4", "tcp", 4}, Case{"Shm5", "shm", 5}, Case{"Any8", "", 8},
+                                           Case{"Tcp8", "tcp", 8}),
                          [](const auto& info) { return info.param.name; });
 
 // With one dying rank, one late rank, and some waiting ranks.
 class DeathAmongMany : public DeathOfARank {};
 INSTANTIATE_TEST_SUITE_P(Ranks, DeathAmongMany,
-                         ::testing::Values(Case{"Any3", "", 3}, Case{"Tcp4", "tcp", 4}, Case{"Shm5", "shm", 5}, Case{"Any8", "", 8}),
+                         ::testing::Values(Case{"Any3", "", 3}, Case{"Tcp4", "tcp", 4}, Case{"Shm5", "shm", 5},
+                                           Case{"Any8", "", 8}),
                          [](const auto& info) { return info.param.name; });
 
 // The dead rank had published an address and never sent a byte. The rank dies before the other ranks arrive, or while
@@ -134,20 +136,21 @@ TEST_P(DeathAmongMany, WhileAnotherIsAwaited) {
   const Rank dead = n_ - 1;
   const Rank late = 1;
   MemoryStore store;
-  runRanksAsProcesses(n_,
-                      [&](Rank rank) {
-                        if (rank == late) {
-                          return;
-                        }
-                        if (rank == dead) {
-                          std::thread joining([&] { static_cast<void>(connectPeers(store, rank, n_, options_, soon(), "g")); });
-                          ASSERT_TRUE(store.get(addressKey(rank), soon()).isOk());
-                          ASSERT_TRUE(store.get(addressKey(0), soon()).isOk());
-                          die();
-                        }
-                        expectDeath(store, rank, n_, dead, options_);
-                      },
-                      kTimeout, {dead});
+  runRanksAsProcesses(
+      n_,
+      [&](Rank rank) {
+        if (rank == late) {
+          return;
+        }
+        if (rank == dead) {
+          std::thread joining([&] { static_cast<void>(connectPeers(store, rank, n_, options_, soon(), "g")); });
+          ASSERT_TRUE(store.get(addressKey(rank), soon()).isOk());
+          ASSERT_TRUE(store.get(addressKey(0), soon()).isOk());
+          die();
+        }
+        expectDeath(store, rank, n_, dead, options_);
+      },
+      kTimeout, {dead});
   expectSameTexts(store, n_, {dead, late});
 }
 
@@ -189,7 +192,8 @@ TEST_P(DeathOfARank, WhenItWasDialed) {
                         const Rank other = isTcp ? 1 : 0;
                         ASSERT_TRUE(store.get(addressKey(other), soon()).isOk());
                         const auto inbox =
-                            isTcp ? nullptr : Inbox::findInProcess(decodeShmAddress(own.address.transports[0].bytes)->inboxId);
+                            isTcp ? nullptr
+                                  : Inbox::findInProcess(decodeShmAddress(own.address.transports[0].bytes)->inboxId);
                         while (!isTcp && inbox->slot(other).reader()->state == 0) {
                           std::this_thread::sleep_for(milliseconds(1));
                         }
@@ -207,27 +211,28 @@ TEST_P(DeathOfARank, AtARandomMoment) {
     const auto dead = static_cast<Rank>(random() % static_cast<unsigned>(n_));
     const std::chrono::microseconds delay(random() % 4000);
     MemoryStore store;
-    runRanksAsProcesses(n_,
-                        [&](Rank rank) {
-                          if (rank == dead) {
-                            std::thread joining([&] {
-                              const auto peers = connectPeers(store, rank, n_, options_, soon(), "g");
-                              std::this_thread::sleep_for(kTimeout);  // holds the peers until the process dies
-                            });
-                            ASSERT_TRUE(store.get(addressKey(rank), soon()).isOk());
-                            std::this_thread::sleep_for(delay);
-                            die();
-                          }
-                          const auto start = Clock::now();
-                          const auto peers = connectPeers(store, rank, n_, options_, soon(), "g");
-                          EXPECT_LT(Clock::now() - start, kNotTheTimeout);
-                          if (!peers.isOk()) {
-                            EXPECT_NE(peers.status().message().find(fmt::format("rank {} (pid", dead)), std::string::npos)
-                                << peers.status().message();
-                            EXPECT_EQ(peers.status().code(), StatusCode::kPeerFailed) << peers.status().message();
-                          }
-                        },
-                        kTimeout, {dead});
+    runRanksAsProcesses(
+        n_,
+        [&](Rank rank) {
+          if (rank == dead) {
+            std::thread joining([&] {
+              const auto peers = connectPeers(store, rank, n_, options_, soon(), "g");
+              std::this_thread::sleep_for(kTimeout);  // holds the peers until the process dies
+            });
+            ASSERT_TRUE(store.get(addressKey(rank), soon()).isOk());
+            std::this_thread::sleep_for(delay);
+            die();
+          }
+          const auto start = Clock::now();
+          const auto peers = connectPeers(store, rank, n_, options_, soon(), "g");
+          EXPECT_LT(Clock::now() - start, kNotTheTimeout);
+          if (!peers.isOk()) {
+            EXPECT_NE(peers.status().message().find(fmt::format("rank {} (pid", dead)), std::string::npos)
+                << peers.status().message();
+            EXPECT_EQ(peers.status().code(), StatusCode::kPeerFailed) << peers.status().message();
+          }
+        },
+        kTimeout, {dead});
   }
 }
 
@@ -235,9 +240,13 @@ TEST_P(DeathOfARank, AtARandomMoment) {
 class StoreOfRank0 final : public Store {
  public:
   explicit StoreOfRank0(MemoryStore& store)
-      : store_(store), shared_(new (mmap(nullptr, sizeof(Shared), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0)) Shared()) {}
+      : store_(store),
+        shared_(new (mmap(nullptr, sizeof(Shared), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0))
+                    Shared()) {}
   ~StoreOfRank0() override { ::munmap(shared_, sizeof(Shared)); }
-  Status set(const std::string& key, std::string_view value) override { return shared_->isGone ? broken() : store_.set(key, value); }
+  Status set(const std::string& key, std::string_view value) override {
+    return shared_->isGone ? broken() : store_.set(key, value);
+  }
   Result<std::string> get(const std::string& key, Deadline deadline) override {
     while (!shared_->isGone) {
       auto value = store_.get(key, std::min(deadline, Clock::now() + milliseconds(10)));
@@ -273,7 +282,8 @@ TEST(DeathOfRank0, IsNamedWhenTheStoreGoesWithIt) {
                           const auto peers = connectPeers(store, rank, 4, {}, soon(), "g");
                           ASSERT_FALSE(peers.isOk());
                           EXPECT_EQ(peers.status().code(), StatusCode::kPeerFailed);
-                          EXPECT_NE(peers.status().message().find("rank 0 (pid"), std::string::npos) << peers.status().message();
+                          EXPECT_NE(peers.status().message().find("rank 0 (pid"), std::string::npos)
+                              << peers.status().message();
                           return;
                         }
                         std::thread joining([&] { static_cast<void>(connectPeers(store, rank, 4, {}, soon(), "g")); });

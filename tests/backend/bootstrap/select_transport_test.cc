@@ -38,7 +38,8 @@ TEST(ParseTransports, RefusesTheRestByName) {
 
 TEST(ChooseTransports, PrefersSharedMemoryOnOneHost) {
   const auto choice = chooseTransports(0, rankOn("a"), 1, rankOn("a"), allReach);
-  EXPECT_EQ(choice.candidates, (std::vector{TransportKind::kShm, TransportKind::kRdma, TransportKind::kMpi, TransportKind::kTcp}));
+  EXPECT_EQ(choice.candidates,
+            (std::vector{TransportKind::kShm, TransportKind::kRdma, TransportKind::kMpi, TransportKind::kTcp}));
   EXPECT_EQ(reasons(choice), "");
 }
 
@@ -50,7 +51,8 @@ TEST(ChooseTransports, SaysWhyTheFasterOnesDoNot) {
   });
   EXPECT_EQ(choice.candidates, std::vector{TransportKind::kTcp});
   EXPECT_EQ(reasons(choice),
-            "shm: they run on different hosts (a and b; boot ids boot of a and boot of b); rdma: rank 5: no RDMA device; mpi: they run in "
+            "shm: they run on different hosts (a and b; boot ids boot of a and boot of b); rdma: rank 5: no RDMA "
+            "device; mpi: they run in "
             "different MPI jobs");
   EXPECT_EQ(reasons(choice, static_cast<int>(TransportKind::kRdma)),
             "shm: they run on different hosts (a and b; boot ids boot of a and boot of b)");
@@ -86,7 +88,8 @@ TEST(ChooseTransports, BothRanksSayTheSame) {
 TEST(NumberHosts, CountsKernelsAndNetworkNamespaces) {
   RankAddress inPod = rankOn("a");
   inPod.networkNamespace = 9;
-  EXPECT_EQ(numberHosts({rankOn("b"), rankOn("a"), inPod, rankOn("b"), inPod}), (std::vector<std::int32_t>{0, 1, 2, 0, 2}));
+  EXPECT_EQ(numberHosts({rankOn("b"), rankOn("a"), inPod, rankOn("b"), inPod}),
+            (std::vector<std::int32_t>{0, 1, 2, 0, 2}));
 }
 
 }  // namespace

@@ -83,7 +83,8 @@ HostHello goodHello(const RankAddress& of0) {
 TEST(Strangers, WhoSayNothingHoldUpNobody) {
   expectGroupDespite([](const RankAddress& of0) {
     std::vector<Fd> silent;
-    for (int i = 0; i < 200; ++i) {  // more than may wait at a time: five seconds for each, one after the other, would be the timeout
+    for (int i = 0; i < 200;
+         ++i) {  // more than may wait at a time: five seconds for each, one after the other, would be the timeout
       silent.push_back(dialed(of0));
     }
     return silent;
@@ -94,9 +95,12 @@ TEST(Strangers, WhoTalkNonsenseAreTurnedAway) {
   expectGroupDespite([](const RankAddress& of0) {
     const std::string hello = encodeHostHello(goodHello(of0));
     std::vector<Fd> sockets;
-    const std::vector<std::string> words = {
-        "nonsense",           std::string(kMaxMessageBytes, '\xff'),           hello.substr(0, hello.size() / 2), hello + "more",
-        encodeSecret("mine"), encodeHostRefusal({StatusCode::kInternal, "no"})};
+    const std::vector<std::string> words = {"nonsense",
+                                            std::string(kMaxMessageBytes, '\xff'),
+                                            hello.substr(0, hello.size() / 2),
+                                            hello + "more",
+                                            encodeSecret("mine"),
+                                            encodeHostRefusal({StatusCode::kInternal, "no"})};
     for (const std::string& each : words) {
       sockets.push_back(dialed(of0));
       say(sockets.back(), each);
@@ -107,7 +111,8 @@ TEST(Strangers, WhoTalkNonsenseAreTurnedAway) {
 
 TEST(Strangers, WhoDoNotKnowTheTokenAreToldSo) {
   expectGroupDespite([](const RankAddress& of0) {
-    for (const RandomId& token : {RandomId{{1, 2}}, of0.doorToken, makeHostToken(of0.doorToken, "another"), makeHostToken(of0.token, "")}) {
+    for (const RandomId& token :
+         {RandomId{{1, 2}}, of0.doorToken, makeHostToken(of0.doorToken, "another"), makeHostToken(of0.token, "")}) {
       const Fd socket = dialed(of0);
       say(socket, encodeHostHello({*makeRandomId(), token}));
       const auto answer = receiveUnix(socket, inTime());
@@ -146,7 +151,8 @@ TEST(Strangers, OfAnotherReleaseAreToldSo) {
     Fd stranger;
     if (rank == 1) {
       stranger = dialed(addressOf(store, 0));
-      say(stranger, std::string_view("WSHM\x07\0\0\0\x01more", 13));  // before rank 1, so this connection is answered before rank 1
+      say(stranger, std::string_view("WSHM\x07\0\0\0\x01more",
+                                     13));  // before rank 1, so this connection is answered before rank 1
     }
     const auto peers = connectAll(store, rank, 2);
     EXPECT_TRUE(peers.isOk()) << peers.status().message();
@@ -215,7 +221,8 @@ std::string asNobody(const std::function<std::string()>& function) {
   ::close(ends[1]);
   std::string text;
   char buffer[512];
-  for (ssize_t size = ::read(ends[0], buffer, sizeof(buffer)); size > 0; size = ::read(ends[0], buffer, sizeof(buffer))) {
+  for (ssize_t size = ::read(ends[0], buffer, sizeof(buffer)); size > 0;
+       size = ::read(ends[0], buffer, sizeof(buffer))) {
     text.append(buffer, static_cast<std::size_t>(size));
   }
   ::close(ends[0]);
@@ -309,7 +316,8 @@ TEST(AnotherUser, WhoReadsTheStoreIsNotWelcomedAsARank) {
           return "it was welcomed as rank 1";
         }
         const auto socket = dialProcess(of0.socketName, inTime());
-        if (socket.isOk() && sendUnix(*socket, encodeSecretRequest(makeHostToken(of0.doorToken, "")), {}, inTime()).isOk() &&
+        if (socket.isOk() &&
+            sendUnix(*socket, encodeSecretRequest(makeHostToken(of0.doorToken, "")), {}, inTime()).isOk() &&
             receiveUnix(*socket, inTime()).isOk()) {
           return "it was answered over the Unix socket";
         }
@@ -369,7 +377,8 @@ TEST(JobToken, OfSomeRanksOnlyIsAnErrorOfAll) {
       const auto peers = connectAll(store, rank, 3, options);
       ASSERT_FALSE(peers.isOk());
       EXPECT_EQ(peers.status().code(), StatusCode::kMismatch);
-      EXPECT_NE(peers.status().message().find("and not for rank " + std::to_string(without) + " (pid"), std::string::npos)
+      EXPECT_NE(peers.status().message().find("and not for rank " + std::to_string(without) + " (pid"),
+                std::string::npos)
           << peers.status().message();
     });
   }

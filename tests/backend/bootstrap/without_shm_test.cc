@@ -98,7 +98,8 @@ void expectErrorOnAll(const Options& options, StatusCode code, const std::vector
     ASSERT_FALSE(peers.isOk());
     EXPECT_EQ(peers.status().code(), code) << peers.status().message();
     for (const std::string& word : words) {
-      EXPECT_NE(peers.status().message().find(word), std::string::npos) << "no '" << word << "' in: " << peers.status().message();
+      EXPECT_NE(peers.status().message().find(word), std::string::npos)
+          << "no '" << word << "' in: " << peers.status().message();
     }
   });
 }
@@ -119,22 +120,23 @@ TEST(WithoutSharedMemory, NeedsAJobToken) {
 TEST(WithoutSharedMemory, ADeathWhileTheGroupIsMadeIsNoticed) {
   MemoryStore store;
   const Options options = withoutShm();
-  runRanksAsProcesses(3,
-                      [&](Rank rank) {
-                        ASSERT_NO_FATAL_FAILURE(forbidSharedMemory());
-                        if (rank == 2) {
-                          std::thread([&] {
-                            static_cast<void>(connectPeers(store, rank, 4, options, Clock::now() + std::chrono::seconds(20), "g"));
-                          }).detach();
-                          std::this_thread::sleep_for(std::chrono::seconds(1));
-                          ::kill(::getpid(), SIGKILL);
-                        }
-                        const auto peers =
-                            connectPeers(store, rank, 4, options, Clock::now() + std::chrono::seconds(20), "g");  // rank 3 never comes
-                        ASSERT_FALSE(peers.isOk());
-                        EXPECT_EQ(peers.status().code(), StatusCode::kPeerFailed) << peers.status().message();
-                      },
-                      testing::kRankTimeLimit, {2});
+  runRanksAsProcesses(
+      3,
+      [&](Rank rank) {
+        ASSERT_NO_FATAL_FAILURE(forbidSharedMemory());
+        if (rank == 2) {
+          std::thread([&] {
+            static_cast<void>(connectPeers(store, rank, 4, options, Clock::now() + std::chrono::seconds(20), "g"));
+          }).detach();
+          std::this_thread::sleep_for(std::chrono::seconds(1));
+          ::kill(::getpid(), SIGKILL);
+        }
+        const auto peers =
+            connectPeers(store, rank, 4, options, Clock::now() + std::chrono::seconds(20), "g");  // rank 3 never comes
+        ASSERT_FALSE(peers.isOk());
+        EXPECT_EQ(peers.status().code(), StatusCode::kPeerFailed) << peers.status().message();
+      },
+      testing::kRankTimeLimit, {2});
 }
 
 }  // namespace

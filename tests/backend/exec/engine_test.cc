@@ -48,13 +48,15 @@ TEST_F(EngineTest, NamesThePeerOfAControlFrameThatCannotBeReadAndTellsIt) {
   put(Lane::kControl, Bytes(5));
   const Status status = statusOnceFailed();
   EXPECT_EQ(status.code(), StatusCode::kInternal);
-  EXPECT_EQ(status.message(), "rank 1 sent a frame of 5 bytes on the control lane that cannot be read: a bug, or a stray write");
+  EXPECT_EQ(status.message(),
+            "rank 1 sent a frame of 5 bytes on the control lane that cannot be read: a bug, or a stray write");
   EXPECT_EQ(textOfFirst<FailFrame>(), "rank 0 gave up: " + status.message());
 }
 
 TEST_F(EngineTest, NamesTheKindOfAFrameInTheWrongLaneOrWithWrongFields) {
   put(Lane::kControl, frameOf(StagedFrame{{1, 1}, 512, 1}, bytesOf("x")));
-  EXPECT_NE(statusOnceFailed().message().find("rank 1 sent a frame of 33 bytes on the control lane that cannot be read (kind 11"),
+  EXPECT_NE(statusOnceFailed().message().find(
+                "rank 1 sent a frame of 33 bytes on the control lane that cannot be read (kind 11"),
             std::string::npos);
 }
 
@@ -64,14 +66,16 @@ TEST_F(EngineTest, RefusesAFailureWithoutACode) {
 }
 
 TEST_F(EngineTest, TakesAPeersFailureAsItsOwn) {
-  put(Lane::kControl, frameOf(FailFrame{.code = static_cast<std::uint32_t>(StatusCode::kTimeout)}, bytesOf("rank 1 gave up: why")));
+  put(Lane::kControl,
+      frameOf(FailFrame{.code = static_cast<std::uint32_t>(StatusCode::kTimeout)}, bytesOf("rank 1 gave up: why")));
   EXPECT_EQ(statusOnceFailed(), Status(StatusCode::kTimeout, "rank 1 gave up: why"));
 }
 
 // No operation waits for the bytes, so only the progress thread looks.
 TEST_F(EngineTest, NoticesStagedBytesThatCannotBeReadWhileNothingIsInFlight) {
   put(Lane::kBulk, Bytes(9));
-  EXPECT_NE(statusOnceFailed().message().find("rank 1 sent a frame of 9 bytes on the bulk lane that cannot be read"), std::string::npos);
+  EXPECT_NE(statusOnceFailed().message().find("rank 1 sent a frame of 9 bytes on the bulk lane that cannot be read"),
+            std::string::npos);
 }
 
 TEST_F(EngineTest, KeepsFramesOfOperationsToCome) {
@@ -109,7 +113,8 @@ TEST_F(EngineTest, AsksAPeerThatMeansAnotherOperationByTheSameNumber) {
   EXPECT_EQ(textOfFirst<DesyncFrame>(), "the exchange");
   put(Lane::kControl, frameOf(DesyncFrame{.seq = 1}, bytesOf("a broadcast")));
   EXPECT_EQ(statusOnceFailed().code(), StatusCode::kMismatch);
-  EXPECT_NE(statusOnceFailed().message().find("rank 0 called the exchange, but rank 1 called a broadcast"), std::string::npos);
+  EXPECT_NE(statusOnceFailed().message().find("rank 0 called the exchange, but rank 1 called a broadcast"),
+            std::string::npos);
 }
 
 }  // namespace

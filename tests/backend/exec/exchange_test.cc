@@ -68,7 +68,7 @@ TEST(Exchange, WaitsForABlobThatIsGivenLater) {
 TEST(Exchange, RefusesPartsThatDoNotFit) {
   const OperationTag tag{3, kHash};
   const std::vector<std::vector<Bytes>> cases = {
-      {frameOf(BlobFrame{tag, 1, 4}, bytesOf("bcd"))},                                                // the beginning is missing
+      {frameOf(BlobFrame{tag, 1, 4}, bytesOf("bcd"))},  // the beginning is missing
       {frameOf(BlobFrame{tag, 0, 4}, bytesOf("ab")), frameOf(BlobFrame{tag, 1, 4}, bytesOf("bcd"))},  // a part twice
       {frameOf(BlobFrame{tag, 0, 4}, bytesOf("ab")), frameOf(BlobFrame{tag, 2, 9}, bytesOf("cd"))},   // another length
       {frameOf(BlobFrame{tag, 0, 2}, bytesOf("ab")), frameOf(BlobFrame{tag, 2, 2}, {})},              // more than all
@@ -82,7 +82,8 @@ TEST(Exchange, RefusesPartsThatDoNotFit) {
     }
     group[0].step(*exchange);
     EXPECT_EQ(group[0].failure.code(), StatusCode::kInternal);
-    EXPECT_NE(group[0].failure.message().find("rank 1 sent a part of a message that does not fit the test's operation"), std::string::npos)
+    EXPECT_NE(group[0].failure.message().find("rank 1 sent a part of a message that does not fit the test's operation"),
+              std::string::npos)
         << group[0].failure.message();
   }
 }
@@ -93,7 +94,8 @@ TEST(Exchange, EndsWhenAPeerGivesItUp) {
   group[1].to(0).sent(Lane::kControl).push_back(frameOf(CancelFrame{{3, kHash}}, bytesOf("reached its timeout")));
   group[0].step(*exchange);
   ASSERT_TRUE(group[0].finished.has_value());
-  EXPECT_EQ(group[0].finished->message(), "the test's operation was given up by rank 1 before rank 0 came: it reached its timeout");
+  EXPECT_EQ(group[0].finished->message(),
+            "the test's operation was given up by rank 1 before rank 0 came: it reached its timeout");
 }
 
 // ---- more ranks than kFewRanks: to rank 0, and down a tree
@@ -111,7 +113,8 @@ std::vector<std::shared_ptr<Exchange>> exchangesOf(FakeGroup& group, const std::
 std::vector<std::string> blobsOf(Rank many) {
   std::vector<std::string> blobs;
   for (Rank rank = 0; rank < many; ++rank) {
-    blobs.push_back(std::string(static_cast<std::size_t>(rank % 5 == 0 ? 0 : rank * 37), static_cast<char>('a' + rank % 26)));
+    blobs.push_back(
+        std::string(static_cast<std::size_t>(rank % 5 == 0 ? 0 : rank * 37), static_cast<char>('a' + rank % 26)));
   }
   blobs[3] = std::string(5000, 'x');  // more than a frame
   return blobs;
@@ -221,7 +224,10 @@ TEST(ExchangeOfMany, NamesExactlyWhoDidNotCome) {
 // As the engine does, for the ranks with links to `rank`.
 void giveUp(FakeGroup& group, Rank rank, const std::vector<Rank>& linked) {
   for (const Rank peer : linked) {
-    group[rank].to(peer).sent(Lane::kControl).push_back(frameOf(CancelFrame{{3, kHash}}, bytesOf("reached its timeout: nothing came")));
+    group[rank]
+        .to(peer)
+        .sent(Lane::kControl)
+        .push_back(frameOf(CancelFrame{{3, kHash}}, bytesOf("reached its timeout: nothing came")));
   }
 }
 
@@ -242,9 +248,10 @@ TEST(ExchangeOfMany, GivenUpByOneIsHeardOfByAllWithItsNameAndWhoIsMissing) {
       ASSERT_TRUE(group[rank].finished.has_value()) << rank;
       EXPECT_EQ(group[rank].finished->code(), StatusCode::kTimeout);
       const std::string when = rank == 20 ? "before rank 20 came" : fmt::format("while rank {} waited, too", rank);
-      EXPECT_EQ(group[rank].finished->message(), fmt::format("the test's operation was given up by rank 33 {}: it reached its timeout: "
-                                                             "nothing came; rank 0 knows that rank 20 did not arrive",
-                                                             when));
+      EXPECT_EQ(group[rank].finished->message(),
+                fmt::format("the test's operation was given up by rank 33 {}: it reached its timeout: "
+                            "nothing came; rank 0 knows that rank 20 did not arrive",
+                            when));
     }
   }
 }
@@ -267,8 +274,9 @@ TEST(ExchangeOfMany, GivenUpIsPassedOnAlongTheTreeWhereRank0IsAbsent) {
   for (Rank rank = 8; rank < 16; ++rank) {
     EXPECT_EQ(group[rank].finished.has_value(), rank != 9) << rank;
   }
-  EXPECT_EQ(group[15].finished->message(),
-            "the test's operation was given up by rank 9 while rank 15 waited, too: it reached its timeout: nothing came");
+  EXPECT_EQ(
+      group[15].finished->message(),
+      "the test's operation was given up by rank 9 while rank 15 waited, too: it reached its timeout: nothing came");
   EXPECT_FALSE(group[16].finished.has_value());
   group[0].step(*all[0]);
   ASSERT_TRUE(group[0].finished.has_value());
@@ -292,8 +300,14 @@ TEST(ExchangeOfMany, RefusesFramesOfWhoHasNothingToSay) {
       {9, 10, {frameOf(BlobFrame{tag, 0, 4}, bytesOf("blob"))}, "rank 10 sent a part of a message that does not fit"},
       {9, 0, {frameOf(BlobFrame{tag, 0, 4}, bytesOf("blob"))}, "rank 0 sent a part of a message that does not fit"},
       {9, 8, {frameOf(BlobFrame{tag, 2, 4}, bytesOf("ob"))}, "rank 8 sent a part of a message that does not fit"},
-      {9, 8, {frameOf(BlobFrame{tag, 0, 4}, bytesOf("blob"))}, "rank 8 sent what all ranks gave for the test's operation in a form"},
-      {0, 5, {frameOf(BlobFrame{tag, 0, 4}, bytesOf("ab")), frameOf(BlobFrame{tag, 2, 9}, bytesOf("cd"))}, "(offset 2 of 9, expected 2)"},
+      {9,
+       8,
+       {frameOf(BlobFrame{tag, 0, 4}, bytesOf("blob"))},
+       "rank 8 sent what all ranks gave for the test's operation in a form"},
+      {0,
+       5,
+       {frameOf(BlobFrame{tag, 0, 4}, bytesOf("ab")), frameOf(BlobFrame{tag, 2, 9}, bytesOf("cd"))},
+       "(offset 2 of 9, expected 2)"},
       {0, 8, {frameOf(AckFrame{tag})}, "rank 8 sent a frame (kind 2: ack) that does not fit"},
       {8, 0, {frameOf(AckFrame{tag})}, "rank 0 sent a frame (kind 2: ack) that does not fit"},
       {8, 0, {frameOf(CancelFrame{tag, 70})}, "rank 0 sent a frame (kind 4: cancel) that does not fit"},

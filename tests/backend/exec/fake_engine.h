@@ -22,7 +22,8 @@ class FakeBell final : public ProgressBell {
  public:
   std::uint32_t ticket() const override { return rings_.load(); }
   void sleep(std::uint32_t ticket, Deadline until) override {
-    const Deadline soon = std::min(until, Clock::now() + std::chrono::milliseconds(1));  // the test's frames ring nothing
+    const Deadline soon =
+        std::min(until, Clock::now() + std::chrono::milliseconds(1));  // the test's frames ring nothing
     while (rings_.load() == ticket && Clock::now() < soon) {
       std::this_thread::yield();
     }

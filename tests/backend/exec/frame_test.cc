@@ -186,8 +186,10 @@ TEST(Frame, IsRefusedWhenItsFieldsCannotBe) {
   expectRefused(FailFrame{.code = 0}, {}, "no failure");
   expectRefused(FailFrame{.code = 99}, {}, "an unknown code");
   expectRefused(DesyncFrame{.seq = 1, .wantsAnswer = 2}, {}, "a flag");
-  expectRefused(EagerFrame{{.message = 1, .messageBytes = 4, .textBytes = 1}}, bytesOf("abc"), "bytes that are not there");
-  expectRefused(EagerFrame{{.message = 1, .messageBytes = ~std::uint64_t{0}, .textBytes = 4}}, bytesOf("abc"), "a sum that overflows");
+  expectRefused(EagerFrame{{.message = 1, .messageBytes = 4, .textBytes = 1}}, bytesOf("abc"),
+                "bytes that are not there");
+  expectRefused(EagerFrame{{.message = 1, .messageBytes = ~std::uint64_t{0}, .textBytes = 4}}, bytesOf("abc"),
+                "a sum that overflows");
   expectRefused(OfferFrame{kAbout, 4, 0, 0}, bytesOf("t"), "an unknown reach");
   expectRefused(OfferFrame{kAbout, 0, 0, 0}, bytesOf("tt"), "text that is not announced");
   expectRefused(StagedFrame{kTag, 4096, 2}, bytesOf("x"), "a flag");
@@ -207,7 +209,8 @@ TEST(Frame, IsRefusedWhenItsFieldsCannotBe) {
   expectRefused(GetFrame{part, 0}, boxBytesOf({2, 4}, ""), "no number");
   expectRefused(GetFrame{part, 9}, boxBytesOf({2, 4}, "ab"), "elements");
   expectRefused(GetFrame{{.block = 3, .elemBytes = 3, .numDims = 1}, 9}, boxBytesOf({2, 4}, ""), "elements of 3 bytes");
-  expectRefused(GetFrame{{.block = 3, .elemBytes = 2, .numDims = 0xffffffff}, 9}, boxBytesOf({2, 4}, ""), "dimensions without end");
+  expectRefused(GetFrame{{.block = 3, .elemBytes = 2, .numDims = 0xffffffff}, 9}, boxBytesOf({2, 4}, ""),
+                "dimensions without end");
   expectRefused(GetFrame{{.block = 3, .offset = ~std::uint64_t{0}, .elemBytes = 2}, 9}, {}, "an offset without end");
   expectRefused(FlushFrame{0}, {}, "no number");
   expectRefused(ReplyFrame{0}, {}, "no number");
@@ -220,7 +223,8 @@ void tryDamage(const F& fields, Payload payload, testing::Random& random) {
   const Bytes sound = frameOf(fields, payload);
   ASSERT_TRUE(readFrame<F>(sound).has_value());
   for (std::size_t size = 0; size < sound.size(); ++size) {
-    EXPECT_FALSE(readFrame<F>(Bytes(sound.begin(), sound.begin() + static_cast<std::ptrdiff_t>(size))).has_value()) << size;
+    EXPECT_FALSE(readFrame<F>(Bytes(sound.begin(), sound.begin() + static_cast<std::ptrdiff_t>(size))).has_value())
+        << size;
   }
   Bytes longer = sound;
   longer.push_back({});
@@ -271,10 +275,12 @@ TEST(Frame, WithDamageIsNeverReadPastItsEnd) {
 TEST(Frame, ThatCannotBeReadIsNamedByPeerLaneAndKind) {
   Bytes frame = frameOf(StagedFrame{kTag, 4096, 1}, bytesOf("ab"));
   EXPECT_EQ(unreadableFrame(2, Lane::kBulk, frame).message(),
-            "rank 2 sent a frame of 34 bytes on the bulk lane that cannot be read (kind 11: staged bytes): a bug, or a stray write");
+            "rank 2 sent a frame of 34 bytes on the bulk lane that cannot be read (kind 11: staged bytes): a bug, or a "
+            "stray write");
   frame[0] = std::byte{9};
   EXPECT_EQ(unreadableFrame(2, Lane::kPoint, frame).message(),
-            "rank 2 sent a frame of 34 bytes on the point lane that cannot be read (version 9, here 4): a bug, or a stray write");
+            "rank 2 sent a frame of 34 bytes on the point lane that cannot be read (version 9, here 4): a bug, or a "
+            "stray write");
   EXPECT_EQ(kindOf(frame), std::nullopt);
   EXPECT_EQ(kindOf(Bytes(7)), std::nullopt);
 }

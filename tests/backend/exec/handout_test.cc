@@ -53,11 +53,13 @@ TEST(Handout, IsOverForAGroupOfOne) {
 TEST(Handout, RefusesPartsThatDoNotFit) {
   const OperationTag tag{5, kHandoutHash};
   const std::vector<std::pair<Rank, std::vector<Bytes>>> cases = {
-      {0, {frameOf(BlobFrame{tag, 1, 4}, bytesOf("bcd"))}},                                                // the beginning is missing
-      {0, {frameOf(BlobFrame{tag, 0, 4}, bytesOf("ab")), frameOf(BlobFrame{tag, 1, 4}, bytesOf("bcd"))}},  // a part twice
-      {0, {frameOf(BlobFrame{tag, 0, 4}, bytesOf("ab")), frameOf(BlobFrame{tag, 2, 9}, bytesOf("cd"))}},   // another length
-      {0, {frameOf(BlobFrame{tag, 0, 2}, bytesOf("ab")), frameOf(BlobFrame{tag, 2, 2}, {})}},              // more than all
-      {2, {frameOf(BlobFrame{tag, 0, 2}, bytesOf("ab"))}},                                                 // not from rank 0
+      {0, {frameOf(BlobFrame{tag, 1, 4}, bytesOf("bcd"))}},  // the beginning is missing
+      {0,
+       {frameOf(BlobFrame{tag, 0, 4}, bytesOf("ab")), frameOf(BlobFrame{tag, 1, 4}, bytesOf("bcd"))}},  // a part twice
+      {0,
+       {frameOf(BlobFrame{tag, 0, 4}, bytesOf("ab")), frameOf(BlobFrame{tag, 2, 9}, bytesOf("cd"))}},  // another length
+      {0, {frameOf(BlobFrame{tag, 0, 2}, bytesOf("ab")), frameOf(BlobFrame{tag, 2, 2}, {})}},          // more than all
+      {2, {frameOf(BlobFrame{tag, 0, 2}, bytesOf("ab"))}},  // not from rank 0
   };
   for (const auto& [from, frames] : cases) {
     FakeGroup group(3);
@@ -67,7 +69,8 @@ TEST(Handout, RefusesPartsThatDoNotFit) {
     }
     group[1].step(*all[1]);
     EXPECT_EQ(group[1].failure.code(), StatusCode::kInternal);
-    EXPECT_NE(group[1].failure.message().find("sent a part of a message that does not fit the test's operation"), std::string::npos)
+    EXPECT_NE(group[1].failure.message().find("sent a part of a message that does not fit the test's operation"),
+              std::string::npos)
         << group[1].failure.message();
   }
 }
@@ -75,15 +78,20 @@ TEST(Handout, RefusesPartsThatDoNotFit) {
 TEST(Handout, GivenUpByOneIsHeardOfByAll) {
   FakeGroup group(4);
   const auto all = handoutsOf(group);
-  group[2].to(0).sent(Lane::kControl).push_back(frameOf(CancelFrame{{5, kHandoutHash}}, bytesOf("reached its timeout")));
+  group[2]
+      .to(0)
+      .sent(Lane::kControl)
+      .push_back(frameOf(CancelFrame{{5, kHandoutHash}}, bytesOf("reached its timeout")));
   for (const Rank rank : {0, 1, 3}) {
     group[rank].step(*all[static_cast<std::size_t>(rank)]);
     ASSERT_TRUE(group[rank].finished.has_value()) << rank;
-    EXPECT_EQ(*group[rank].finished, Status(StatusCode::kTimeout, fmt::format("the test's operation was given up by rank 2 while rank {} "
-                                                                              "waited, too: it reached its timeout",
-                                                                              rank)));
+    EXPECT_EQ(*group[rank].finished,
+              Status(StatusCode::kTimeout, fmt::format("the test's operation was given up by rank 2 while rank {} "
+                                                       "waited, too: it reached its timeout",
+                                                       rank)));
   }
-  EXPECT_TRUE(group[2].to(0).other->sent(Lane::kControl).empty());  // the rank that gave the exchange up is not notified
+  EXPECT_TRUE(
+      group[2].to(0).other->sent(Lane::kControl).empty());  // the rank that gave the exchange up is not notified
 }
 
 }  // namespace

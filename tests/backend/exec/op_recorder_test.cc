@@ -28,7 +28,8 @@ TEST(OpRecorder, WritesDownCallTimesAndResult) {
   const auto activity = activityOf("all_reduce(float32[6], sum)", 17);
   const auto view = viewOf({2, 3});
   const auto before = Clock::now();
-  const std::uint64_t number = recorder.call({.name = "all_reduce", .inputs = {&view, 1}, .outputs = {&view, 1}}, *activity);
+  const std::uint64_t number =
+      recorder.call({.name = "all_reduce", .inputs = {&view, 1}, .outputs = {&view, 1}}, *activity);
   const RecordedOp called = recorder.latest().at(0);
   EXPECT_EQ(called.seq, 17u);
   EXPECT_STREQ(called.name, "all_reduce");

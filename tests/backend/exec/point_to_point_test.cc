@@ -105,7 +105,8 @@ TEST(PointToPoint, TellsSizesAndArgumentsThatDiffer) {
       message.stepBoth();
     }
     EXPECT_EQ(message.group[1].failure.code(), StatusCode::kMismatch);
-    EXPECT_NE(message.group[1].failure.message().find("rank 0 sent 40 bytes with tag 9, but rank 1 receives 39 bytes"), std::string::npos)
+    EXPECT_NE(message.group[1].failure.message().find("rank 0 sent 40 bytes with tag 9, but rank 1 receives 39 bytes"),
+              std::string::npos)
         << message.group[1].failure.message();
   }
   Message message(40);
@@ -114,7 +115,8 @@ TEST(PointToPoint, TellsSizesAndArgumentsThatDiffer) {
   message.startRecv();
   message.startSend();
   message.stepBoth();
-  EXPECT_NE(message.group[1].failure.message().find("rank 0 sent int64[5] with tag 9, but rank 1 receives float64[5]"), std::string::npos);
+  EXPECT_NE(message.group[1].failure.message().find("rank 0 sent int64[5] with tag 9, but rank 1 receives float64[5]"),
+            std::string::npos);
 }
 
 // ---- broken peers
@@ -134,15 +136,17 @@ Status failureOfPart(const Bytes& frame) {
 TEST(PointToPoint, NamesThePeerOfPartsThatCannotBe) {
   const Bytes part(5001);
   EXPECT_TRUE(failureOfPart(frameOf(MessagePartFrame{1}, Payload(part).first(5000))).isOk());
-  for (const Bytes& frame : {frameOf(MessagePartFrame{2}, Payload(part).first(10)), frameOf(MessagePartFrame{1}, part)}) {
+  for (const Bytes& frame :
+       {frameOf(MessagePartFrame{2}, Payload(part).first(10)), frameOf(MessagePartFrame{1}, part)}) {
     EXPECT_EQ(failureOfPart(frame).message(), "rank 0 sent bytes of another message than rank 1 asked for");
   }
   const Bytes sound = frameOf(MessagePartFrame{1}, Payload(part).first(4));
   for (std::size_t size = 1; size < sound.size(); ++size) {
-    EXPECT_NE(failureOfPart(Bytes(sound.begin(), sound.begin() + static_cast<std::ptrdiff_t>(size)))
-                  .message()
-                  .find("rank 0 sent a frame of " + std::to_string(size) + " bytes on the point lane that cannot be read"),
-              std::string::npos);
+    EXPECT_NE(
+        failureOfPart(Bytes(sound.begin(), sound.begin() + static_cast<std::ptrdiff_t>(size)))
+            .message()
+            .find("rank 0 sent a frame of " + std::to_string(size) + " bytes on the point lane that cannot be read"),
+        std::string::npos);
   }
 }
 
@@ -165,8 +169,10 @@ TEST(PointToPoint, RefusesAnswersThatDoNotFitTheOffer) {
   EXPECT_TRUE(failureOfAnswer(Reach::kNone, GrantFrame{1}).isOk());
   EXPECT_TRUE(failureOfAnswer(Reach::kDirect, TakenFrame{1}).isOk());
   EXPECT_TRUE(failureOfAnswer(Reach::kNone, GrantFrame{7}).isOk()) << "a message that failed meanwhile";
-  EXPECT_EQ(failureOfAnswer(Reach::kNone, GrantFrame{1}, 2).message(), "rank 1 asked for message 1, which is not to be had");
-  EXPECT_EQ(failureOfAnswer(Reach::kNone, TakenFrame{1}).message(), "rank 1 says it has read message 1, which it cannot have");
+  EXPECT_EQ(failureOfAnswer(Reach::kNone, GrantFrame{1}, 2).message(),
+            "rank 1 asked for message 1, which is not to be had");
+  EXPECT_EQ(failureOfAnswer(Reach::kNone, TakenFrame{1}).message(),
+            "rank 1 says it has read message 1, which it cannot have");
 }
 
 TEST(PointToPoint, RefusesAnOfferOfMemoryThatIsNotThere) {
@@ -175,7 +181,8 @@ TEST(PointToPoint, RefusesAnOfferOfMemoryThatIsNotThere) {
   message.group[0]
       .to(1)
       .sent(Lane::kControl)
-      .push_back(frameOf(OfferFrame{{.message = 1, .messageBytes = 5000, .tag = 9}, static_cast<std::uint32_t>(Reach::kDirect), 2, 64}));
+      .push_back(frameOf(OfferFrame{
+          {.message = 1, .messageBytes = 5000, .tag = 9}, static_cast<std::uint32_t>(Reach::kDirect), 2, 64}));
   message.group[1].step(*message.recv);
   EXPECT_EQ(message.group[1].failure.message(), "rank 0 offered memory that is not mapped on rank 1");
 }

@@ -71,7 +71,8 @@ Duration costOfWalk(int numGroups) {
 }
 
 TEST(ProgressThreads, AWalkCostsAsMuchForEachGroupHoweverManyThereAre) {
-  EXPECT_LT(costOfWalk(1600), 32 * costOfWalk(200)) << "8 times as many groups: 8 times, and 64 where each group costs a search";
+  EXPECT_LT(costOfWalk(1600), 32 * costOfWalk(200))
+      << "8 times as many groups: 8 times, and 64 where each group costs a search";
 }
 
 TEST(ProgressThreads, ARemovedGroupIsLookedAtNoMore) {

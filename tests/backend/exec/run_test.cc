@@ -27,7 +27,8 @@ struct Part {
   Slice out;
 };
 
-std::vector<std::shared_ptr<const Plan>> plansOf(const Dims& shape, const std::vector<Part>& parts, ReduceOp reduction) {
+std::vector<std::shared_ptr<const Plan>> plansOf(const Dims& shape, const std::vector<Part>& parts,
+                                                 ReduceOp reduction) {
   std::vector<LocalSpec> specs;
   for (const Part& part : parts) {
     LocalSpec spec;
@@ -50,7 +51,8 @@ std::vector<std::shared_ptr<const Plan>> plansOf(const Dims& shape, const std::v
 // A group in which each rank runs a plan.
 template <typename R>
 struct Ranks {
-  explicit Ranks(const std::vector<std::shared_ptr<const Plan>>& plans) : group(static_cast<int>(plans.size())), outputs(plans.size()) {
+  explicit Ranks(const std::vector<std::shared_ptr<const Plan>>& plans)
+      : group(static_cast<int>(plans.size())), outputs(plans.size()) {
     for (std::size_t r = 0; r < plans.size(); ++r) {
       const Plan& plan = *plans[r];
       inputs.emplace_back(static_cast<std::size_t>(numElements(plan.inputs[0].shape)));
@@ -154,7 +156,10 @@ TEST(ShortRun, AsksAPeerThatDoesSomethingElse) {
   for (const bool isOtherSize : {false, true}) {
     Ranks<ShortRun> ranks(sumPlans(4));
     const OperationTag tag{5, ranks.tag().fingerprint + (isOtherSize ? 0 : 1)};
-    ranks.rank(1).to(0).sent(Lane::kBulk).push_back(frameOf(StagedFrame{tag, 512, 1}, Payload(payload).subspan(isOtherSize ? 1 : 0)));
+    ranks.rank(1)
+        .to(0)
+        .sent(Lane::kBulk)
+        .push_back(frameOf(StagedFrame{tag, 512, 1}, Payload(payload).subspan(isOtherSize ? 1 : 0)));
     ranks.step(0);
     ASSERT_EQ(ranks.rank(0).desyncs.size(), 1U) << isOtherSize;
     EXPECT_EQ(ranks.rank(0).desyncs[0], (std::pair<Rank, std::uint64_t>(1, 5)));
@@ -171,13 +176,16 @@ TEST(ShortRun, NamesThePeerOfAFrameThatCannotBe) {
   };
   const Bytes sound = frameOf(StagedFrame{{5, 1}, 512, 1}, bytesOf("12345678"));
   for (std::size_t size = 1; size < sound.size(); ++size) {
-    const std::string message =
-        failureAfter([&](const auto&) { return Bytes(sound.begin(), sound.begin() + static_cast<std::ptrdiff_t>(size)); }, Lane::kBulk);
-    EXPECT_NE(message.find("rank 1 sent a frame of " + std::to_string(size) + " bytes on the bulk lane that cannot be read"),
-              std::string::npos)
+    const std::string message = failureAfter(
+        [&](const auto&) { return Bytes(sound.begin(), sound.begin() + static_cast<std::ptrdiff_t>(size)); },
+        Lane::kBulk);
+    EXPECT_NE(
+        message.find("rank 1 sent a frame of " + std::to_string(size) + " bytes on the bulk lane that cannot be read"),
+        std::string::npos)
         << message;
   }
-  EXPECT_NE(failureAfter([](const auto& tag) { return frameOf(AckFrame{tag}); }, Lane::kBulk).find("rank 1"), std::string::npos);
+  EXPECT_NE(failureAfter([](const auto& tag) { return frameOf(AckFrame{tag}); }, Lane::kBulk).find("rank 1"),
+            std::string::npos);
   EXPECT_NE(failureAfter(
                 [](const auto& tag) {
                   return frameOf(StagedFrame{tag, 256, 1}, bytesOf("x"));
@@ -185,9 +193,10 @@ TEST(ShortRun, NamesThePeerOfAFrameThatCannotBe) {
                 Lane::kBulk)
                 .find("segments of 256 bytes there, 512 here"),
             std::string::npos);
-  EXPECT_NE(failureAfter([](const auto& tag) { return frameOf(AckFrame{tag}); }, Lane::kControl)
-                .find("rank 1 sent a frame (kind 2: ack) that does not fit the test's operation: short operations need none"),
-            std::string::npos);
+  EXPECT_NE(
+      failureAfter([](const auto& tag) { return frameOf(AckFrame{tag}); }, Lane::kControl)
+          .find("rank 1 sent a frame (kind 2: ack) that does not fit the test's operation: short operations need none"),
+      std::string::npos);
 }
 
 // ---- runs of plans, by path
@@ -265,7 +274,8 @@ TEST(PlanRun, RunsAgain) {
     ranks.run();
     expectTurned(ranks, 24);
     for (Rank r = 0; r < 2; ++r) {
-      std::fill(ranks.outputs[static_cast<std::size_t>(r)].begin(), ranks.outputs[static_cast<std::size_t>(r)].end(), -1);
+      std::fill(ranks.outputs[static_cast<std::size_t>(r)].begin(), ranks.outputs[static_cast<std::size_t>(r)].end(),
+                -1);
       ranks.of(r).prepareAgain();
       ranks.rank(r).start(ranks.of(r), seq);
     }
@@ -291,12 +301,15 @@ Status failureOfPost(const Posted& posted, int times = 1) {
   Bytes slots;
   for (std::uint32_t i = 0; i < posted.numSlots; ++i) {
     Bytes slot(postedSlotBytes(posted.byteStrides.size()));
-    writePostedSlot(slot.data(), {posted.reach, {kFirstExposure, posted.address == 0 ? address : posted.address}, posted.byteStrides});
+    writePostedSlot(
+        slot.data(),
+        {posted.reach, {kFirstExposure, posted.address == 0 ? address : posted.address}, posted.byteStrides});
     slots.insert(slots.end(), slot.begin(), slot.end());
   }
   for (int i = 0; i < times; ++i) {
     link.sent(Lane::kControl)
-        .push_back(frameOf(PostFrame{ranks.tag(), 12 * 12 * sizeof(std::int64_t), posted.firstSlot, posted.numSlots}, slots));
+        .push_back(
+            frameOf(PostFrame{ranks.tag(), 12 * 12 * sizeof(std::int64_t), posted.firstSlot, posted.numSlots}, slots));
   }
   ranks.step(0);
   return ranks.rank(0).failure;
@@ -374,7 +387,8 @@ TEST(PlanRun, NamesThePeerOfStagedBytesThatCannotBe) {
   // The first frame says that nothing is posted, the second says the contrary.
   withStaged(
       [&](const OperationTag& tag) {
-        return Frames{frameOf(StagedFrame{tag, 512, 1}, Payload(segment).first(384)), frameOf(StagedFrame{tag, 512, 0}, segment)};
+        return Frames{frameOf(StagedFrame{tag, 512, 1}, Payload(segment).first(384)),
+                      frameOf(StagedFrame{tag, 512, 0}, segment)};
       },
       [](auto& ranks) { expectFailure(ranks.rank(0), "(kind 11: staged bytes) that does not fit"); });
 }
@@ -388,7 +402,11 @@ TEST(PlanRun, AsksAPeerWhoseStagedBytesAreOfAnotherOperationOrSize) {
   };
   const Bytes odd(7);
   withStaged([&](const OperationTag& tag) { return Frames{frameOf(StagedFrame{tag, 512, 1}, odd)}; }, expectDesync);
-  withStaged([&](const OperationTag& tag) { return Frames{frameOf(StagedFrame{{5, tag.fingerprint + 1}, 512, 1}, odd)}; }, expectDesync);
+  withStaged(
+      [&](const OperationTag& tag) {
+        return Frames{frameOf(StagedFrame{{5, tag.fingerprint + 1}, 512, 1}, odd)};
+      },
+      expectDesync);
 }
 
 }  // namespace

@@ -21,8 +21,10 @@ LocalSpec specOfRank(Rank rank, int n) {
   const auto whole = rows * n;
   LocalSpec spec;
   spec.tensors.push_back({.name = "", .shape = Dims{whole, whole}, .dtype = DType::kInt64});
-  spec.inputs.push_back({.localShape = {rows, whole}, .slices = {{.slice = {{rank * rows, 0}, {rows, whole}}, .localOffset = {0, 0}}}});
-  spec.outputs.push_back({.localShape = {whole, rows}, .slices = {{.slice = {{0, rank * rows}, {whole, rows}}, .localOffset = {0, 0}}}});
+  spec.inputs.push_back(
+      {.localShape = {rows, whole}, .slices = {{.slice = {{rank * rows, 0}, {rows, whole}}, .localOffset = {0, 0}}}});
+  spec.outputs.push_back(
+      {.localShape = {whole, rows}, .slices = {{.slice = {{0, rank * rows}, {whole, rows}}, .localOffset = {0, 0}}}});
   return spec;
 }
 
@@ -72,34 +74,38 @@ TEST(Shipping, WhateverIsWrongWithOneRanksPlanIsOneErrorOnAllRanks) {
          return row;
        },
        StatusCode::kInternal, "reshape: rank 2 cannot use the plan that rank 0 made for it: a rank's plan of"},
-      {"cut short", [](Rank rank, std::string row) { return rank == 1 ? row.substr(0, 40) : row; }, StatusCode::kInternal,
-       "rank 1 cannot use the plan that rank 0 made for it"},
+      {"cut short", [](Rank rank, std::string row) { return rank == 1 ? row.substr(0, 40) : row; },
+       StatusCode::kInternal, "rank 1 cannot use the plan that rank 0 made for it"},
       {"nothing", [](Rank rank, std::string row) { return rank == 3 ? std::string() : row; }, StatusCode::kInternal,
        "rank 3 cannot use the plan that rank 0 made for it: these 0 bytes are no rank's plan"},
-      {"another rank's", [](Rank rank, std::string row) { return rank == 1 ? rowOf(2, 4) : row; }, StatusCode::kInternal,
-       "the plan is of rank 2 of 4, not of rank 1 of 4: compile it again"},
-      {"rank 0 cannot plan", [](Rank, std::string) { return Result<std::string>(Status(StatusCode::kGap, "no input covers it")); },
+      {"another rank's", [](Rank rank, std::string row) { return rank == 1 ? rowOf(2, 4) : row; },
+       StatusCode::kInternal, "the plan is of rank 2 of 4, not of rank 1 of 4: compile it again"},
+      {"rank 0 cannot plan",
+       [](Rank, std::string) { return Result<std::string>(Status(StatusCode::kGap, "no input covers it")); },
        StatusCode::kGap, "no input covers it"},
       {"rank 0 cannot plan for the third",
        [](Rank rank, std::string row) {
-         return rank == 3 ? Result<std::string>(Status(StatusCode::kUnsupported, "not for rank 3")) : Result<std::string>(row);
+         return rank == 3 ? Result<std::string>(Status(StatusCode::kUnsupported, "not for rank 3"))
+                          : Result<std::string>(row);
        },
        StatusCode::kUnsupported, "not for rank 3"},
       {"rank 0 cannot plan for itself",
        [](Rank rank, std::string row) {
-         return rank == 0 ? Result<std::string>(Status(StatusCode::kUnsupported, "not for me")) : Result<std::string>(row);
+         return rank == 0 ? Result<std::string>(Status(StatusCode::kUnsupported, "not for me"))
+                          : Result<std::string>(row);
        },
        StatusCode::kUnsupported, "not for me"},
-      {"rank 0 has no memory", [](Rank, std::string) -> Result<std::string> { throw std::bad_alloc(); }, StatusCode::kSystem,
-       "reshape: rank 0 could not plan for all ranks: there is not enough memory"},
-      {"rank 0's planner throws", [](Rank, std::string) -> Result<std::string> { throw std::logic_error("broken"); }, StatusCode::kInternal,
-       "reshape: rank 0 could not plan for all ranks: broken"},
+      {"rank 0 has no memory", [](Rank, std::string) -> Result<std::string> { throw std::bad_alloc(); },
+       StatusCode::kSystem, "reshape: rank 0 could not plan for all ranks: there is not enough memory"},
+      {"rank 0's planner throws", [](Rank, std::string) -> Result<std::string> { throw std::logic_error("broken"); },
+       StatusCode::kInternal, "reshape: rank 0 could not plan for all ranks: broken"},
   };
   std::vector<Sayings> sayings(faults.size());
   withEngines(4, [&](Engine& engine) {
     for (std::size_t i = 0; i < faults.size(); ++i) {
       const auto make = [&](Rank rank) { return faults[i].spoil(rank, rowOf(rank, 4)); };
-      sayings[i].add(shipRows(engine, {}, "reshape", std::nullopt, make, [&](std::string_view bytes) { return takeWhole(engine, bytes); }));
+      sayings[i].add(shipRows(engine, {}, "reshape", std::nullopt, make,
+                              [&](std::string_view bytes) { return takeWhole(engine, bytes); }));
       // And the group is whole.
       const Status good = shipRows(
           engine, {}, "reshape", std::nullopt, [](Rank rank) { return Result<std::string>(rowOf(rank, 4)); },
@@ -120,11 +126,12 @@ TEST(Shipping, ARank0ThatPlansForTooLongIsNamedAndTheGroupStaysUsable) {
       await(given, 2);  // until the other ranks have their errors
       return rowOf(rank, 3);
     };
-    const Status found =
-        shipRows(engine, {}, "reshape", milliseconds(200), make, [&](std::string_view bytes) { return takeWhole(engine, bytes); });
+    const Status found = shipRows(engine, {}, "reshape", milliseconds(200), make,
+                                  [&](std::string_view bytes) { return takeWhole(engine, bytes); });
     ++given;
     EXPECT_EQ(found.code(), StatusCode::kTimeout) << found.message();
-    EXPECT_NE(found.message().find("reshape: rank 0 plans for all and sends each rank its plan"), std::string::npos) << found.message();
+    EXPECT_NE(found.message().find("reshape: rank 0 plans for all and sends each rank its plan"), std::string::npos)
+        << found.message();
     const Status good = shipRows(
         engine, {}, "again", std::nullopt, [](Rank rank) { return Result<std::string>(rowOf(rank, 3)); },
         [&](std::string_view bytes) { return takeWhole(engine, bytes); });

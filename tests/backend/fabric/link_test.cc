@@ -42,7 +42,8 @@ Options onLoopback() {
 // destructor.
 class Listening {
  public:
-  explicit Listening(const Options& options = onLoopback(), Duration proveWithin = LinkListener::kProveWithin, bool isOpen = true) {
+  explicit Listening(const Options& options = onLoopback(), Duration proveWithin = LinkListener::kProveWithin,
+                     bool isOpen = true) {
     watches_ = *FdWatches::create();
     auto ports = listenOnInterfaces(*listInterfaces(), options);
     EXPECT_TRUE(ports.isOk()) << ports.status().message();
@@ -186,7 +187,8 @@ TEST(Link, AnotherTokenIsTurnedAway) {
   Listening listening;
   const auto wrong = dialLink(listening.addresses(), RandomId{{0x1111, 0x2223}}, kHello, onLoopback(), soon());
   EXPECT_EQ(wrong.status().code(), StatusCode::kMismatch);
-  EXPECT_NE(wrong.status().message().find("does not know the group's token"), std::string::npos) << wrong.status().message();
+  EXPECT_NE(wrong.status().message().find("does not know the group's token"), std::string::npos)
+      << wrong.status().message();
   Options options = onLoopback();
   options.jobToken = "secret";
   EXPECT_EQ(dialLink(listening.addresses(), kToken, kHello, options, soon()).status().code(), StatusCode::kMismatch);
@@ -199,7 +201,8 @@ TEST(Link, EqualJobTokensJoin) {
   options.jobToken = "secret";
   Listening listening(options);
   EXPECT_TRUE(dialLink(listening.addresses(), kToken, kHello, options, soon()).isOk());
-  EXPECT_EQ(dialLink(listening.addresses(), kToken, kHello, onLoopback(), soon()).status().code(), StatusCode::kMismatch);
+  EXPECT_EQ(dialLink(listening.addresses(), kToken, kHello, onLoopback(), soon()).status().code(),
+            StatusCode::kMismatch);
 }
 
 TEST(Link, RanksThatDoNotFitAreTurnedAwayWithTheReason) {
@@ -282,7 +285,8 @@ TEST(Link, ReflectionDoesNotConvinceADialer) {
   const NetAddress address{"127.0.0.1", 0, localAddress(*listener)->port(), "lo"};
   const auto link = dialLink({&address, 1}, kToken, kHello, onLoopback(), soon());
   EXPECT_EQ(link.status().code(), StatusCode::kMismatch);
-  EXPECT_NE(link.status().message().find("does not know the group's token"), std::string::npos) << link.status().message();
+  EXPECT_NE(link.status().message().find("does not know the group's token"), std::string::npos)
+      << link.status().message();
   mirror.join();
 }
 
@@ -320,7 +324,8 @@ TEST(Link, GarbageIsTurnedAway) {
   Listening listening;
   const std::string garbled = encodeLinkMessage(hello(kHello, {})).substr(0, 20);
   const std::string http = "GET / HTTP/1.1\r\nHost: shardwire\r\n\r\n";
-  for (const std::string& bytes : {http, std::string(64, '\0'), std::string(4, '\xff'), framed(garbled), framed("SWLK")}) {
+  for (const std::string& bytes :
+       {http, std::string(64, '\0'), std::string(4, '\xff'), framed(garbled), framed("SWLK")}) {
     const Fd socket = callFrom(listening.addresses());
     ASSERT_EQ(*sendSome(socket, bytes), bytes.size());
     std::string answer(4096, '\0');
@@ -345,7 +350,8 @@ TEST(Link, AnotherVersionIsToldSo) {
 
 TEST(Link, AWelcomeComesLastOrNotAtAll) {
   Listening listening;
-  for (const LinkMessageType first : {LinkMessageType::kProof, LinkMessageType::kWelcome, LinkMessageType::kChallenge}) {
+  for (const LinkMessageType first :
+       {LinkMessageType::kProof, LinkMessageType::kWelcome, LinkMessageType::kChallenge}) {
     Link link(callFrom(listening.addresses()), "listener");
     ASSERT_TRUE(send(link, say(first)).isOk());
     expectRefusal(link, "in another order");
@@ -422,10 +428,12 @@ TEST(LinkDoor, IsOneOfManyAtAListener) {
   EXPECT_TRUE(dialLink(listening.addresses(), kOther, toOther, onLoopback(), soon()).isOk());
   EXPECT_TRUE(dialLink(listening.addresses(), kToken, kHello, onLoopback(), soon()).isOk());
   // The token of one does not open the other.
-  EXPECT_EQ(dialLink(listening.addresses(), kToken, toOther, onLoopback(), soon()).status().code(), StatusCode::kMismatch);
+  EXPECT_EQ(dialLink(listening.addresses(), kToken, toOther, onLoopback(), soon()).status().code(),
+            StatusCode::kMismatch);
   LinkHello wrongDoor = toOther;
   wrongDoor.door = kHello.door;
-  EXPECT_EQ(dialLink(listening.addresses(), kOther, wrongDoor, onLoopback(), soon()).status().code(), StatusCode::kMismatch);
+  EXPECT_EQ(dialLink(listening.addresses(), kOther, wrongDoor, onLoopback(), soon()).status().code(),
+            StatusCode::kMismatch);
   const auto ofOther = (*other)->take();
   ASSERT_TRUE(ofOther.isOk());
   ASSERT_EQ(ofOther->size(), 1U);
@@ -475,7 +483,8 @@ TEST(Link, DialersTryTheNextAddress) {
   const std::uint16_t closedPort = localAddress(*closed)->port();
   closed->reset();
   auto silent = listenTcp(*makeSocketAddress("127.0.0.1", 0, 0), 1);
-  std::vector<NetAddress> addresses = {{"127.0.0.1", 0, closedPort, "lo"}, {"127.0.0.1", 0, localAddress(*silent)->port(), "lo"}};
+  std::vector<NetAddress> addresses = {{"127.0.0.1", 0, closedPort, "lo"},
+                                       {"127.0.0.1", 0, localAddress(*silent)->port(), "lo"}};
   const auto nobody = dialLink({addresses.data(), 1}, kToken, kHello, onLoopback(), soon());
   EXPECT_EQ(nobody.status().code(), StatusCode::kUnsupported);
   EXPECT_NE(nobody.status().message().find("ECONNREFUSED"), std::string::npos) << nobody.status().message();
@@ -633,7 +642,8 @@ TEST(Link, WireBytesAreThese) {
   EXPECT_EQ(toHex(asText(proveLink(key, LinkRole::kListener, ranks, dialer, listener))),
             "e4ac66b4dd8842dc9f8bdf5dc85591c81a935861a40a6e18aaf22018e089d242");
   EXPECT_EQ(toHex(asText(secret)), "ce8f949ed72e407ecc9ec5a756ca7176e35bdbee8fdd0b499b415ff00b8a803d");
-  EXPECT_EQ(toHex(asText(proveSocket(secret, "data 0"))), "6a0b64d0671c1185ca6237298572e2263e2293ea28b37282b1168631ef46c96a");
+  EXPECT_EQ(toHex(asText(proveSocket(secret, "data 0"))),
+            "6a0b64d0671c1185ca6237298572e2263e2293ea28b37282b1168631ef46c96a");
   const RandomId door = makeDoorId(kToken);
   ByteWriter writer;
   writeId(writer, door);
@@ -673,10 +683,10 @@ std::string namesOf(const std::vector<InterfaceAddress>& interfaces) {
 }
 
 TEST(Interfaces, AreChosenAsNcclDoes) {
-  const std::vector<InterfaceAddress> all = {interface("lo", "127.0.0.1", 8, true), interface("docker0", "172.17.0.1", 16),
-                                             interface("eth0", "fe80::1", 64),      interface("eth0", "10.0.0.1", 24),
-                                             interface("eth0", "fd00::1", 64),      interface("eth01", "10.1.0.1", 24),
-                                             interface("ib0", "10.2.0.1", 24)};
+  const std::vector<InterfaceAddress> all = {
+      interface("lo", "127.0.0.1", 8, true), interface("docker0", "172.17.0.1", 16), interface("eth0", "fe80::1", 64),
+      interface("eth0", "10.0.0.1", 24),     interface("eth0", "fd00::1", 64),       interface("eth01", "10.1.0.1", 24),
+      interface("ib0", "10.2.0.1", 24)};
   const auto chosen = [&](const char* choice) { return namesOf(chooseInterfaces(all, choice)); };
   EXPECT_EQ(chosen(""), "10.0.0.1 10.1.0.1 10.2.0.1 fd00::1 fe80::1");
   EXPECT_EQ(chosen("eth"), "10.0.0.1 10.1.0.1 fd00::1 fe80::1");

@@ -52,9 +52,9 @@ TEST(SharedHeap, IsOneForTheProcess) {
 TEST(SharedHeap, AlignsBlocksAndTellsTheirOffset) {
   const std::uint64_t before = heap().usedBytes();
   std::vector<std::byte*> blocks;
-  for (const std::size_t bytes :
-       {std::size_t{0}, std::size_t{1}, std::size_t{63}, std::size_t{65}, std::size_t{5000}, std::size_t{65536}, std::size_t{65537},
-        std::size_t{1} << 20, (std::size_t{2} << 20) - 1, std::size_t{2} << 20, (std::size_t{5} << 20) + 3}) {
+  for (const std::size_t bytes : {std::size_t{0}, std::size_t{1}, std::size_t{63}, std::size_t{65}, std::size_t{5000},
+                                  std::size_t{65536}, std::size_t{65537}, std::size_t{1} << 20,
+                                  (std::size_t{2} << 20) - 1, std::size_t{2} << 20, (std::size_t{5} << 20) + 3}) {
     std::byte* block = allocate(bytes);
     const auto address = reinterpret_cast<std::uintptr_t>(block);
     EXPECT_EQ(address % (bytes >= (std::size_t{2} << 20) ? std::size_t{2} << 20 : 64), 0U) << bytes;

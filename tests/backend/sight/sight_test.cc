@@ -266,7 +266,8 @@ Fd dial(const std::string& path) {
   sockaddr_un address{};
   address.sun_family = AF_UNIX;
   std::strncpy(address.sun_path, path.c_str(), sizeof(address.sun_path) - 1);
-  return ::connect(socket.get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address)) == 0 ? std::move(socket) : Fd();
+  return ::connect(socket.get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address)) == 0 ? std::move(socket)
+                                                                                                    : Fd();
 }
 
 // The answer is longer than a socket holds.
@@ -447,7 +448,8 @@ TEST(Trace, IsWholeWhenGroupsFailTogether) {
   options.recordFile = folder.path() + "/trace_";
   const std::string victim = folder.path() + "/victim";
   std::ofstream(victim) << "mine";
-  ASSERT_EQ(::symlink(victim.c_str(), (options.recordFile + "0.part").c_str()), 0);  // by another user, where all users share the folder
+  ASSERT_EQ(::symlink(victim.c_str(), (options.recordFile + "0.part").c_str()),
+            0);  // by another user, where all users share the folder
   ASSERT_EQ(::symlink(victim.c_str(), (options.recordFile + "0").c_str()), 0);
   ::testing::internal::CaptureStderr();
   withGroup(
@@ -497,10 +499,12 @@ TEST(Trace, SaysWhereItCannotBeWritten) {
 }
 
 TEST(Pickle, IsPythons) {
-  const std::string bytes = pickled({{"a", Json::array({1, -2, "x", true, false, nullptr, 1.5})}, {"b", Json::object()}});
+  const std::string bytes =
+      pickled({{"a", Json::array({1, -2, "x", true, false, nullptr, 1.5})}, {"b", Json::object()}});
   using namespace std::string_literals;
-  EXPECT_EQ(bytes, "\x80\x02}(X\x01\0\0\0a]("s + "\x8a\x08\x01\0\0\0\0\0\0\0"s + "\x8a\x08\xfe\xff\xff\xff\xff\xff\xff\xff"s +
-                       "X\x01\0\0\0x"s + "\x88\x89N"s + "G\x3f\xf8\0\0\0\0\0\0"s + "eX\x01\0\0\0b}(uu."s);
+  EXPECT_EQ(bytes, "\x80\x02}(X\x01\0\0\0a]("s + "\x8a\x08\x01\0\0\0\0\0\0\0"s +
+                       "\x8a\x08\xfe\xff\xff\xff\xff\xff\xff\xff"s + "X\x01\0\0\0x"s + "\x88\x89N"s +
+                       "G\x3f\xf8\0\0\0\0\0\0"s + "eX\x01\0\0\0b}(uu."s);
 }
 
 }  // namespace

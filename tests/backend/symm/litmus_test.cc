@@ -49,7 +49,9 @@ TEST(Litmus, StoresBeforeASignalAreSeenAfterIt) {
           }
           applyWord(block->address(peer), DType::kInt64, WordOp::kSet, static_cast<std::uint64_t>(round));
           block->wake(peer);
-          ASSERT_TRUE(block->waitUntil(0, DType::kInt64, Comparison::kGe, static_cast<std::uint64_t>(round), std::nullopt, {}).isOk());
+          ASSERT_TRUE(
+              block->waitUntil(0, DType::kInt64, Comparison::kGe, static_cast<std::uint64_t>(round), std::nullopt, {})
+                  .isOk());
           for (int i = 1; i < 16; ++i) {
             ASSERT_EQ(wordsOf(block, group.rank())[i], round * 100 + i);
           }
@@ -73,7 +75,8 @@ TEST(Litmus, TwoSetsAreSeenInOneOrder) {
             ASSERT_TRUE(block->barrier(0, std::nullopt).isOk());
           }
           applyWord(block->address(me) + round * 8, DType::kUInt64, WordOp::kSet, 1);
-          seen[round][static_cast<std::size_t>(me)] = applyWord(block->address(1 - me) + round * 8, DType::kUInt64, WordOp::kFetch, 0);
+          seen[round][static_cast<std::size_t>(me)] =
+              applyWord(block->address(1 - me) + round * 8, DType::kUInt64, WordOp::kFetch, 0);
         }
       },
       litmusOptions());

@@ -71,7 +71,8 @@ class MakeSymmetric : public EngineTest {
       takeBlob(false);
       engine_->abort({StatusCode::kAborted, "enough"});
     });
-    const auto made = makeSymmetric(engine_, {.bytes = kBytes, .text = "bytes"}, std::nullopt, [] { return Status::ok(); });
+    const auto made =
+        makeSymmetric(engine_, {.bytes = kBytes, .text = "bytes"}, std::nullopt, [] { return Status::ok(); });
     rank1.join();
     return made.status();
   }
@@ -118,7 +119,8 @@ TEST_F(MakeSymmetric, TellsARankThatBeginsAnewWhichStepEachIsIn) {
     }
     put(Lane::kControl, frameOf(DesyncFrame{.seq = anew.operation.seq}, bytesOf(kOffersSymmetric)));
   });
-  const auto made = makeSymmetric(engine_, {.bytes = kBytes, .text = "bytes"}, std::chrono::seconds(20), [] { return Status::ok(); });
+  const auto made =
+      makeSymmetric(engine_, {.bytes = kBytes, .text = "bytes"}, std::chrono::seconds(20), [] { return Status::ok(); });
   isOver = true;
   rank1.join();
   EXPECT_EQ(made.status().code(), StatusCode::kMismatch);

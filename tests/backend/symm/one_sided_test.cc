@@ -99,7 +99,8 @@ std::uint64_t atomicOf(const Block& block, Rank peer, std::size_t offset, DType 
 
 // Bytes at `offset + indices * strides` of a flat memory, row by row.
 template <typename Visit>
-void forEachElement(const Dims& shape, const Dims& strides, std::size_t elemBytes, std::size_t offset, const Visit& visit) {
+void forEachElement(const Dims& shape, const Dims& strides, std::size_t elemBytes, std::size_t offset,
+                    const Visit& visit) {
   std::vector<std::int64_t> index(static_cast<std::size_t>(shape.size()), 0);
   for (std::int64_t n = 0; n < numElements(shape); ++n) {
     std::size_t at = offset;
@@ -136,9 +137,10 @@ Geometry randomGeometry(testing::Random& random, std::size_t most) {
   std::vector<std::int64_t> strides;
   for (int dim = 0; dim < numDims; ++dim) {
     const auto room = static_cast<std::int64_t>(most / elemBytes) / step;
-    const auto extent = static_cast<std::int64_t>(random.bits() % static_cast<std::uint64_t>(std::max<std::int64_t>(
-                                                                      1, std::min<std::int64_t>(room, dim == 0 ? 5000 : 9)))) +
-                        (random.bits() % 16 == 0 ? 0 : 1);
+    const auto extent =
+        static_cast<std::int64_t>(random.bits() % static_cast<std::uint64_t>(std::max<std::int64_t>(
+                                                      1, std::min<std::int64_t>(room, dim == 0 ? 5000 : 9)))) +
+        (random.bits() % 16 == 0 ? 0 : 1);
     strides.push_back(step);
     extents.push_back(extent);
     step *= std::max<std::int64_t>(1, extent) + static_cast<std::int64_t>(random.bits() % 3);
@@ -191,7 +193,8 @@ void campaign(Communicator& group, std::uint64_t seed, int cases) {
       expectFine(block->put(peer, there, here, {}));
       std::size_t next = 0;
       forEachElement(box.shape, box.strides, elemBytes, at, [&](std::size_t to) {
-        std::copy_n(source.begin() + static_cast<std::ptrdiff_t>(next), elemBytes, known.begin() + static_cast<std::ptrdiff_t>(to));
+        std::copy_n(source.begin() + static_cast<std::ptrdiff_t>(next), elemBytes,
+                    known.begin() + static_cast<std::ptrdiff_t>(to));
         next += elemBytes;
       });
       std::ranges::fill(source, std::uint8_t{0xEE});  // the call is over
@@ -206,7 +209,8 @@ void campaign(Communicator& group, std::uint64_t seed, int cases) {
         wanted.insert(wanted.end(), known.begin() + static_cast<std::ptrdiff_t>(from),
                       known.begin() + static_cast<std::ptrdiff_t>(from + elemBytes));
       });
-      ASSERT_TRUE(std::ranges::equal(std::span(memory).subspan(16, wanted.size()), wanted)) << "seed " << seed << " case " << i;
+      ASSERT_TRUE(std::ranges::equal(std::span(memory).subspan(16, wanted.size()), wanted))
+          << "seed " << seed << " case " << i;
       ASSERT_EQ(memory[15], 0xAA);
       ASSERT_EQ(memory[16 + bytes], 0xAA);
     }
@@ -225,10 +229,12 @@ void campaign(Communicator& group, std::uint64_t seed, int cases) {
   for (Rank writer = 0; writer < group.worldSize(); ++writer) {
     for (Rank owner = 0; owner < group.worldSize(); ++owner) {
       std::vector<std::uint8_t> told = model[static_cast<std::size_t>(owner)];
-      auto work = group.broadcast(TensorView::contiguous(told.data(), DType::kUInt8, {static_cast<std::int64_t>(kStripe)}), writer);
+      auto work = group.broadcast(
+          TensorView::contiguous(told.data(), DType::kUInt8, {static_cast<std::int64_t>(kStripe)}), writer);
       expectOk(work);
       if (owner == group.rank()) {
-        EXPECT_EQ(std::memcmp(block->address(owner) + kStripe * static_cast<std::size_t>(writer), told.data(), kStripe), 0)
+        EXPECT_EQ(std::memcmp(block->address(owner) + kStripe * static_cast<std::size_t>(writer), told.data(), kStripe),
+                  0)
             << "seed " << seed << " writer " << writer;
       }
     }
@@ -263,7 +269,8 @@ TEST_P(OneSidedAccess, AtomicsOfAllRanksAgree) {
       atomicOf(block, 2, 12, DType::kUInt8, WordOp::kAdd, 1, 0, i % 2 == 0);
       atomicOf(block, 2, 13, DType::kUInt8, WordOp::kXor, 255, 0, false);  // the neighbour in the same machine word
       // A lock: 1 + rank of the holder, and a plain word behind it.
-      while (atomicOf(block, 1, 16, DType::kInt32, WordOp::kCompareSwap, static_cast<std::uint64_t>(group.rank()) + 1, 0) != 0) {
+      while (atomicOf(block, 1, 16, DType::kInt32, WordOp::kCompareSwap, static_cast<std::uint64_t>(group.rank()) + 1,
+                      0) != 0) {
       }
       std::vector<std::uint64_t> value(1);
       expectFine(block->get(1, wordsAt(24, 1), viewOfWords(value), {}));
@@ -416,7 +423,8 @@ TEST_P(OneSidedAccess, IsOverAfterABarrierOfAnyGroup) {
       std::vector<std::uint64_t> values(1 << 15, round * 2 + static_cast<std::uint64_t>(rank));
       expectFine(block->put(1 - rank, wordsAt(0, 1 << 15), viewOfWords(values), {}));
       expectFine((*two)->symmetricBarrier());
-      EXPECT_EQ(reinterpret_cast<std::uint64_t*>(block->address(rank))[(1 << 15) - 1], round * 2 + static_cast<std::uint64_t>(1 - rank));
+      EXPECT_EQ(reinterpret_cast<std::uint64_t*>(block->address(rank))[(1 << 15) - 1],
+                round * 2 + static_cast<std::uint64_t>(1 - rank));
       expectFine((*two)->symmetricBarrier());
     }
     ++done;
@@ -435,7 +443,8 @@ TEST_P(OneSidedAccess, MemoryComesBackWhenAllHaveDroppedIt) {
     for (int i = 0; i < 50; ++i) {
       Block block = zeroedBlock(group, 120000);
       ASSERT_NE(block, nullptr);
-      const PartView mine = wordsAt(static_cast<std::size_t>(group.rank()) * 40000, 5000);  // only this rank writes there
+      const PartView mine =
+          wordsAt(static_cast<std::size_t>(group.rank()) * 40000, 5000);  // only this rank writes there
       // The messages are still on the way when this rank drops the block.
       for (Rank peer = 0; peer < 3; ++peer) {
         expectFine(block->put(peer, mine, viewOfWords(values), {.isNonBlocking = true}));
@@ -466,8 +475,10 @@ TEST_P(OneSidedAccess, OutsideOfThePartIsRefusedHere) {
     EXPECT_EQ(block->put(peer, wordsAt(0, 7), view, {}).code(), StatusCode::kInvalidArgument);
     EXPECT_EQ(block->put(2, wordsAt(0, 8), view, {}).code(), StatusCode::kInvalidArgument);
     EXPECT_EQ(block->atomic(peer, 4, DType::kInt64, WordOp::kAdd, 1, 0, true).status().code(), StatusCode::kTypeError);
-    EXPECT_EQ(block->atomic(peer, 64, DType::kInt64, WordOp::kAdd, 1, 0, true).status().code(), StatusCode::kInvalidArgument);
-    EXPECT_EQ(block->atomic(peer, 0, DType::kComplex128, WordOp::kAdd, 1, 0, true).status().code(), StatusCode::kTypeError);
+    EXPECT_EQ(block->atomic(peer, 64, DType::kInt64, WordOp::kAdd, 1, 0, true).status().code(),
+              StatusCode::kInvalidArgument);
+    EXPECT_EQ(block->atomic(peer, 0, DType::kComplex128, WordOp::kAdd, 1, 0, true).status().code(),
+              StatusCode::kTypeError);
     expectFine(group.symmetricBarrier());
     expectFine(block->free(std::nullopt));
     EXPECT_EQ(block->put(peer, wordsAt(0, 8), view, {}).code(), StatusCode::kInvalidArgument);
@@ -482,8 +493,9 @@ TEST(ServedBlock, StaysWithinItsBytes) {
   std::array<std::byte, 64> out;
   expectFine(part.get({1, 0, 8, {8}, {8}}, out.data()));
   expectFine(part.put({1, 56, 8, {}, {}}, std::span(out).first(8)));
-  for (const PartBox& box : {PartBox{1, 1, 8, {8}, {8}}, PartBox{1, 64, 1, {}, {}}, PartBox{1, std::uint64_t{1} << 60, 1, {}, {}},
-                             PartBox{1, 0, 1, {2, 2}, {1, 64}}, PartBox{1, 0, 16, {2}, {64}}}) {
+  for (const PartBox& box :
+       {PartBox{1, 1, 8, {8}, {8}}, PartBox{1, 64, 1, {}, {}}, PartBox{1, std::uint64_t{1} << 60, 1, {}, {}},
+        PartBox{1, 0, 1, {2, 2}, {1, 64}}, PartBox{1, 0, 16, {2}, {64}}}) {
     EXPECT_EQ(part.get(box, out.data()).code(), StatusCode::kInternal);
     EXPECT_EQ(part.put(box, out).code(), StatusCode::kInternal);
   }
@@ -505,7 +517,8 @@ std::string whereName(const ::testing::TestParamInfo<Where>& info) {
   constexpr std::array<const char*, 3> kNames = {"OneHost", "Wires", "TwoHosts"};
   return kNames[static_cast<std::size_t>(info.param)];
 }
-INSTANTIATE_TEST_SUITE_P(All, OneSidedAccess, ::testing::Values(Where::kOneHost, Where::kWires, Where::kTwoHosts), whereName);
+INSTANTIATE_TEST_SUITE_P(All, OneSidedAccess, ::testing::Values(Where::kOneHost, Where::kWires, Where::kTwoHosts),
+                         whereName);
 
 // ---- when the owner is dead: only a rank that sends requests has an answer to wait for
 
@@ -568,8 +581,8 @@ TEST_P(OwnerGone, StopEndsByTheTimeoutAndIsNamed) {
   testing::SharedValue<std::atomic<int>> done;
   testing::runRanksAsProcesses(3,
                                [&](Rank rank) {
-                                 auto group =
-                                     Communicator::create(store, rank, 3, optionsFor(Where::kTwoHosts, rank, milliseconds(1500)), "test");
+                                 auto group = Communicator::create(
+                                     store, rank, 3, optionsFor(Where::kTwoHosts, rank, milliseconds(1500)), "test");
                                  ASSERT_TRUE(group.isOk()) << group.status().message();
                                  const Block block = zeroedBlock(**group, 24000);
                                  expectFine((*group)->symmetricBarrier());

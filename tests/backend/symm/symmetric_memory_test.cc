@@ -44,8 +44,8 @@ void withSymmetric(int n, const std::function<void(Communicator&)>& body, Durati
 }
 
 // The same over processes. `body` ends each rank's part; a living rank waits for the other ranks.
-void withProcesses(int n, const std::function<void(Communicator&)>& body, const std::set<Rank>& mayDie = {}, Duration timeout = seconds(20),
-                   LinksWhen links = LinksWhen::kAuto) {
+void withProcesses(int n, const std::function<void(Communicator&)>& body, const std::set<Rank>& mayDie = {},
+                   Duration timeout = seconds(20), LinksWhen links = LinksWhen::kAuto) {
   MemoryStore store;
   testing::runRanksAsProcesses(
       n,
@@ -83,14 +83,16 @@ void checkThatAllSeeEachOther(Communicator& group, std::size_t bytes) {
   const auto n = static_cast<std::size_t>(group.worldSize());
   for (Rank peer = 0; peer < group.worldSize(); ++peer) {
     for (const std::size_t base : {std::size_t{0}, bytes - n}) {
-      block->address(peer)[base + static_cast<std::size_t>(group.rank())] = static_cast<std::byte>(group.rank() * 16 + peer + 1);
+      block->address(peer)[base + static_cast<std::size_t>(group.rank())] =
+          static_cast<std::byte>(group.rank() * 16 + peer + 1);
     }
   }
   ASSERT_TRUE(block->barrier(0, std::nullopt).isOk());
   for (Rank owner = 0; owner < group.worldSize(); ++owner) {
     for (Rank writer = 0; writer < group.worldSize(); ++writer) {
       for (const std::size_t base : {std::size_t{0}, bytes - n}) {
-        EXPECT_EQ(block->address(owner)[base + static_cast<std::size_t>(writer)], static_cast<std::byte>(writer * 16 + owner + 1));
+        EXPECT_EQ(block->address(owner)[base + static_cast<std::size_t>(writer)],
+                  static_cast<std::byte>(writer * 16 + owner + 1));
       }
     }
   }
@@ -99,7 +101,8 @@ void checkThatAllSeeEachOther(Communicator& group, std::size_t bytes) {
 
 TEST(SymmetricMemory, IsWrittenAndReadByAllThreads) {
   withSymmetric(4, [](Communicator& group) {
-    for (const std::size_t bytes : {std::size_t{8}, std::size_t{5000}, std::size_t{70001}, (std::size_t{2} << 20) + 8}) {
+    for (const std::size_t bytes :
+         {std::size_t{8}, std::size_t{5000}, std::size_t{70001}, (std::size_t{2} << 20) + 8}) {
       checkThatAllSeeEachOther(group, bytes);
     }
   });
@@ -110,7 +113,8 @@ TEST(SymmetricMemory, IsWrittenAndReadByAllProcesses) {
     withProcesses(
         3,
         [](Communicator& group) {
-          for (const std::size_t bytes : {std::size_t{8}, std::size_t{5000}, std::size_t{70001}, (std::size_t{2} << 20) + 8}) {
+          for (const std::size_t bytes :
+               {std::size_t{8}, std::size_t{5000}, std::size_t{70001}, (std::size_t{2} << 20) + 8}) {
             checkThatAllSeeEachOther(group, bytes);
           }
           ASSERT_TRUE(group.symmetricBarrier().isOk());
@@ -139,7 +143,9 @@ TEST(SymmetricMemory, UnequalRequestsAreOneErrorOnAllRanks) {
     checkThatAllSeeEachOther(group, 64);  // the group is usable
   });
   ASSERT_EQ(texts.size(), 1U);
-  EXPECT_EQ(*texts.begin(), "symmetric memory: all ranks must give the same, but ranks 0, 2 gave float32[4, 5], rank 1 gave float32[4, 6]");
+  EXPECT_EQ(
+      *texts.begin(),
+      "symmetric memory: all ranks must give the same, but ranks 0, 2 gave float32[4, 5], rank 1 gave float32[4, 6]");
 }
 
 TEST(SymmetricMemory, WhatOneRankCannotAskForIsAnErrorOnAll) {
@@ -166,8 +172,8 @@ TEST(SymmetricMemory, WhatOneRankCannotAskForIsAnErrorOnAll) {
 
 TEST(SymmetricMemory, OtherOperationOnOneRankIsAMismatchAndNoHang) {
   withSymmetric(2, [](Communicator& group) {
-    const Status status =
-        group.rank() == 0 ? group.makeSymmetric({.bytes = 8, .text = "x"}).status() : group.agree("symmetric free", "x", "");
+    const Status status = group.rank() == 0 ? group.makeSymmetric({.bytes = 8, .text = "x"}).status()
+                                            : group.agree("symmetric free", "x", "");
     EXPECT_EQ(status.code(), StatusCode::kMismatch) << status.message();
   });
 }
@@ -219,22 +225,23 @@ TEST(SymmetricMemory, PagesAreHeldByEachBlockThatBringsThem) {
 }
 
 TEST(SymmetricMemory, AStepOfASignalEndsByTimeOrDeath) {
-  withProcesses(3,
-                [](Communicator& group) {
-                  const Block block = makeBlock(group, 64);
-                  ASSERT_TRUE(block->barrier(0, std::nullopt).isOk());
-                  if (group.rank() == 2) {
-                    ::kill(::getpid(), SIGKILL);
-                  }
-                  const Status late = block->stepWord("wait_signal", group.rank(), 0, 1, 0, 1 - group.rank(), milliseconds(20));
-                  EXPECT_TRUE(late.code() == StatusCode::kTimeout || late.code() == StatusCode::kPeerFailed) << late.message();
-                  const Status dead = block->stepWord("wait_signal", group.rank(), 0, 1, 0, 2, std::nullopt);
-                  EXPECT_EQ(dead.code(), StatusCode::kPeerFailed);
-                  EXPECT_NE(dead.message().find("rank 2"), std::string::npos) << dead.message();
-                  EXPECT_EQ(block->stepWord("put_signal", 3, 0, 0, 1, 3, std::nullopt).code(), StatusCode::kInvalidArgument);
-                  EXPECT_EQ(block->stepWord("put_signal", 0, 64, 0, 1, 0, std::nullopt).code(), StatusCode::kInvalidArgument);
-                },
-                {2});
+  withProcesses(
+      3,
+      [](Communicator& group) {
+        const Block block = makeBlock(group, 64);
+        ASSERT_TRUE(block->barrier(0, std::nullopt).isOk());
+        if (group.rank() == 2) {
+          ::kill(::getpid(), SIGKILL);
+        }
+        const Status late = block->stepWord("wait_signal", group.rank(), 0, 1, 0, 1 - group.rank(), milliseconds(20));
+        EXPECT_TRUE(late.code() == StatusCode::kTimeout || late.code() == StatusCode::kPeerFailed) << late.message();
+        const Status dead = block->stepWord("wait_signal", group.rank(), 0, 1, 0, 2, std::nullopt);
+        EXPECT_EQ(dead.code(), StatusCode::kPeerFailed);
+        EXPECT_NE(dead.message().find("rank 2"), std::string::npos) << dead.message();
+        EXPECT_EQ(block->stepWord("put_signal", 3, 0, 0, 1, 3, std::nullopt).code(), StatusCode::kInvalidArgument);
+        EXPECT_EQ(block->stepWord("put_signal", 0, 64, 0, 1, 0, std::nullopt).code(), StatusCode::kInvalidArgument);
+      },
+      {2});
 }
 
 // ---- giving back
@@ -293,7 +300,8 @@ TEST(SymmetricMemory, OutlivesTheGroup) {
     group.abort("enough");
     block->address(1 - group.rank())[group.rank()] = std::byte{7};
     EXPECT_EQ(block->address(1 - group.rank())[group.rank()], std::byte{7});
-    EXPECT_EQ(block->waitUntil(8, DType::kInt32, Comparison::kNe, 0, seconds(15), {}).status().code(), StatusCode::kAborted);
+    EXPECT_EQ(block->waitUntil(8, DType::kInt32, Comparison::kNe, 0, seconds(15), {}).status().code(),
+              StatusCode::kAborted);
   });
 }
 
@@ -309,7 +317,8 @@ TEST(SymmetricMemory, OutlivesTheCommunicator) {
     block->address(1 - rank)[rank] = std::byte{7};
     const Status status = block->waitUntil(8, DType::kInt32, Comparison::kNe, 0, seconds(15), {}).status();
     EXPECT_EQ(status.code(), StatusCode::kAborted);
-    EXPECT_NE(status.message().find("the group of symmetric memory #1 was ended"), std::string::npos) << status.message();
+    EXPECT_NE(status.message().find("the group of symmetric memory #1 was ended"), std::string::npos)
+        << status.message();
     EXPECT_EQ(block->free(std::nullopt).code(), StatusCode::kAborted);
     ++done;
     await(done, 2);
@@ -387,9 +396,13 @@ TEST(SymmetricWait, TimeoutNamesWhoDidNotSignalAndLeavesTheGroupUsable) {
       EXPECT_EQ(seen.status().code(), StatusCode::kTimeout);
       const std::string text = seen.status().message();
       EXPECT_NE(text.find("signal_wait(>= 5, int64 at byte 8 of symmetric memory #"), std::string::npos) << text;
-      EXPECT_NE(text.find("reached its timeout of 0.03 s: the signal is 0, and nothing else came from rank 2"), std::string::npos) << text;
-      EXPECT_EQ(block->waitUntil(8, DType::kFloat32, Comparison::kGe, 5, {}, {}).status().code(), StatusCode::kTypeError);
-      EXPECT_EQ(block->waitUntil(28, DType::kInt64, Comparison::kGe, 5, {}, {}).status().code(), StatusCode::kTypeError);
+      EXPECT_NE(text.find("reached its timeout of 0.03 s: the signal is 0, and nothing else came from rank 2"),
+                std::string::npos)
+          << text;
+      EXPECT_EQ(block->waitUntil(8, DType::kFloat32, Comparison::kGe, 5, {}, {}).status().code(),
+                StatusCode::kTypeError);
+      EXPECT_EQ(block->waitUntil(28, DType::kInt64, Comparison::kGe, 5, {}, {}).status().code(),
+                StatusCode::kTypeError);
       const Rank nobody = 3;
       EXPECT_EQ(block->waitUntil(8, DType::kInt64, Comparison::kGe, 5, {}, std::span(&nobody, 1)).status().code(),
                 StatusCode::kInvalidArgument);
@@ -426,9 +439,10 @@ TEST(SymmetricWait, DeathIsNamedInSignalWaitBarrierAndOrder) {
                     if (group.rank() == 2) {
                       ::raise(SIGKILL);
                     }
-                    const Status status = kind == 0   ? block->waitUntil(0, DType::kInt32, Comparison::kNe, 0, std::nullopt, {}).status()
-                                          : kind == 1 ? block->barrier(0, std::nullopt)
-                                                      : block->enterOrder();
+                    const Status status =
+                        kind == 0   ? block->waitUntil(0, DType::kInt32, Comparison::kNe, 0, std::nullopt, {}).status()
+                        : kind == 1 ? block->barrier(0, std::nullopt)
+                                    : block->enterOrder();
                     EXPECT_EQ(status.code(), StatusCode::kPeerFailed) << status.message();
                     EXPECT_NE(status.message().find("rank 2"), std::string::npos) << status.message();
                   },
@@ -438,27 +452,28 @@ TEST(SymmetricWait, DeathIsNamedInSignalWaitBarrierAndOrder) {
 
 TEST(SymmetricWait, StoppedRankIsNamedAtTheTimeout) {
   testing::SharedValue<std::atomic<pid_t>> stopped;
-  withProcesses(2,
-                [&](Communicator& group) {
-                  const Block block = makeBlock(group, 32);
-                  if (group.rank() == 1) {
-                    stopped->store(::getpid());
-                    ::raise(SIGSTOP);
-                    return;
-                  }
-                  while (stopped->load() == 0) {
-                    ::usleep(100);
-                  }
-                  for (const bool isBarrier : {false, true}) {
-                    const Status status = isBarrier
-                                              ? block->barrier(0, milliseconds(200))
-                                              : block->waitUntil(0, DType::kInt32, Comparison::kNe, 0, milliseconds(200), {}).status();
-                    EXPECT_EQ(status.code(), StatusCode::kTimeout);
-                    EXPECT_NE(status.message().find("the process of rank 1 is stopped"), std::string::npos) << status.message();
-                  }
-                  ::kill(stopped->load(), SIGKILL);
-                },
-                {1});
+  withProcesses(
+      2,
+      [&](Communicator& group) {
+        const Block block = makeBlock(group, 32);
+        if (group.rank() == 1) {
+          stopped->store(::getpid());
+          ::raise(SIGSTOP);
+          return;
+        }
+        while (stopped->load() == 0) {
+          ::usleep(100);
+        }
+        for (const bool isBarrier : {false, true}) {
+          const Status status =
+              isBarrier ? block->barrier(0, milliseconds(200))
+                        : block->waitUntil(0, DType::kInt32, Comparison::kNe, 0, milliseconds(200), {}).status();
+          EXPECT_EQ(status.code(), StatusCode::kTimeout);
+          EXPECT_NE(status.message().find("the process of rank 1 is stopped"), std::string::npos) << status.message();
+        }
+        ::kill(stopped->load(), SIGKILL);
+      },
+      {1});
 }
 
 // Ranks on two hosts: the block is made, only the part of the rank on the other host cannot be addressed, and barriers
@@ -477,7 +492,8 @@ TEST(SymmetricMemory, BetweenHostsSaysWhatCannotBeAddressed) {
     EXPECT_EQ(block->address(0) == nullptr, rank == 2);
     EXPECT_EQ(block->barrier(0, std::nullopt).code(), StatusCode::kUnsupported);
     if (rank == 0) {
-      EXPECT_NE(block->whyNot(2).find("rank 2 is reached by tcp: its memory cannot be addressed"), std::string::npos) << block->whyNot(2);
+      EXPECT_NE(block->whyNot(2).find("rank 2 is reached by tcp: its memory cannot be addressed"), std::string::npos)
+          << block->whyNot(2);
     }
     EXPECT_TRUE((*group)->symmetricBarrier().isOk());
   });

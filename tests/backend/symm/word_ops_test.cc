@@ -91,11 +91,16 @@ TEST(WordOps, IntegersAreComparedBySign) {
   EXPECT_TRUE(compareIntegers(DType::kUInt64, most, Comparison::kGt, 0));
   EXPECT_FALSE(compareIntegers(DType::kInt64, most, Comparison::kGt, 0));
   // eq, ne, gt, ge, lt, le of 3 with 2, 3, 4.
-  constexpr std::array<std::array<bool, 3>, kNumComparisons> kWanted = {
-      {{false, true, false}, {true, false, true}, {true, false, false}, {true, true, false}, {false, false, true}, {false, true, true}}};
+  constexpr std::array<std::array<bool, 3>, kNumComparisons> kWanted = {{{false, true, false},
+                                                                         {true, false, true},
+                                                                         {true, false, false},
+                                                                         {true, true, false},
+                                                                         {false, false, true},
+                                                                         {false, true, true}}};
   for (int c = 0; c < kNumComparisons; ++c) {
     for (std::uint64_t right = 2; right <= 4; ++right) {
-      EXPECT_EQ(compareIntegers(DType::kUInt32, 3, static_cast<Comparison>(c), right), kWanted[static_cast<std::size_t>(c)][right - 2]);
+      EXPECT_EQ(compareIntegers(DType::kUInt32, 3, static_cast<Comparison>(c), right),
+                kWanted[static_cast<std::size_t>(c)][right - 2]);
     }
   }
 }

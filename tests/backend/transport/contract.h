@@ -52,7 +52,8 @@ class TransportContract : public ::testing::TestWithParam<TransportFixture> {
  protected:
   // Connects `numRanks` ranks and runs `function` on each; the connections end when run() returns.
   void run(int numRanks, const std::function<void(Rank, Peers&)>& function, const std::set<Rank>& mayDie = {}) {
-    if (const char* whyNot = GetParam().prepareHosts != nullptr ? GetParam().prepareHosts() : nullptr; whyNot != nullptr) {
+    if (const char* whyNot = GetParam().prepareHosts != nullptr ? GetParam().prepareHosts() : nullptr;
+        whyNot != nullptr) {
       GTEST_SKIP() << "no two hosts here: " << whyNot;
     }
     const std::unique_ptr<Store> store = makeStore();
@@ -60,7 +61,8 @@ class TransportContract : public ::testing::TestWithParam<TransportFixture> {
       if (GetParam().enterHost != nullptr) {
         GetParam().enterHost(rank);
       }
-      auto peers = internal::connectPeers(*store, rank, numRanks, GetParam().options, Clock::now() + std::chrono::seconds(20), "contract");
+      auto peers = internal::connectPeers(*store, rank, numRanks, GetParam().options,
+                                          Clock::now() + std::chrono::seconds(20), "contract");
       ASSERT_TRUE(peers.isOk()) << peers.status().message();
       ownPeers = &*peers;
       function(rank, *peers);
@@ -123,7 +125,8 @@ inline void meet(Connection& connection) {
 inline std::vector<std::byte> makeFrame(Lane lane, std::uint32_t number, std::size_t largest) {
   std::minstd_rand random(number * 7919 + static_cast<std::uint32_t>(lane) + 1);
   // Mostly small, at times the largest.
-  const std::size_t size = number % 16 == 15 ? largest : 1 + random() % std::min<std::size_t>(largest, number % 4 == 0 ? largest : 300);
+  const std::size_t size =
+      number % 16 == 15 ? largest : 1 + random() % std::min<std::size_t>(largest, number % 4 == 0 ? largest : 300);
   std::vector<std::byte> frame(size);
   for (std::size_t i = 0; i < size; ++i) {
     frame[i] = static_cast<std::byte>(number + i * 31);
@@ -164,7 +167,8 @@ TEST_P(TransportContract, DeliversFramesOnceInOrderAndWholeOnEveryLane) {
         if (const auto frame = connection.peek(lane); received[l] < kNumFrames && !frame.empty()) {
           const auto expected = makeFrame(lane, received[l], connection.maxFrameBytes(lane));
           ASSERT_EQ(frame.size(), expected.size()) << "lane " << l << " frame " << received[l];
-          ASSERT_EQ(std::memcmp(frame.data(), expected.data(), frame.size()), 0) << "lane " << l << " frame " << received[l];
+          ASSERT_EQ(std::memcmp(frame.data(), expected.data(), frame.size()), 0)
+              << "lane " << l << " frame " << received[l];
           connection.release(lane);
           ++received[l];
           progress = true;
@@ -196,7 +200,8 @@ TEST_P(TransportContract, AFullLaneHoldsBackItsSenderAndNoOtherLane) {
       // The other lanes go on, and so does a smaller look at the full one: still nothing is lost.
       sendFrame(connection, Lane::kPoint, &sent, sizeof(sent));
       sendFrame(connection, Lane::kControl, &sent, sizeof(sent));
-      const auto answer = awaitFrame(connection, Lane::kControl);  // the peer has released one bulk frame, and the freed room is on the way
+      const auto answer = awaitFrame(
+          connection, Lane::kControl);  // the peer has released one bulk frame, and the freed room is on the way
       ASSERT_FALSE(answer.empty());
       connection.release(Lane::kControl);
       std::span<std::byte> room;
@@ -255,7 +260,8 @@ TEST_P(TransportContract, AFullLaneHoldsBackNoRoomOfAnother) {
       ASSERT_FALSE(awaitFrame(connection, Lane::kControl).empty());  // before this rank sends anything else
       connection.release(Lane::kControl);
     } else {
-      for (std::span<std::byte> room; !(room = connection.reserve(Lane::kPoint, kPointBytes, kPointBytes)).empty(); ++count) {
+      for (std::span<std::byte> room; !(room = connection.reserve(Lane::kPoint, kPointBytes, kPointBytes)).empty();
+           ++count) {
         std::memset(room.data(), count, kPointBytes);
         connection.commit(Lane::kPoint, kPointBytes);
       }

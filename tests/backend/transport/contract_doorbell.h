@@ -31,7 +31,8 @@ class SleepWatch {
 };
 
 // Waits for a frame by arm, look, sleep only: every lost wake-up shows as a long sleep.
-inline std::span<const std::byte> sleepForFrame(Connection& connection, internal::Doorbell& doorbell, Lane lane, SleepWatch* watch) {
+inline std::span<const std::byte> sleepForFrame(Connection& connection, internal::Doorbell& doorbell, Lane lane,
+                                                SleepWatch* watch) {
   while (true) {
     const std::uint32_t ticket = doorbell.arm(internal::Wakes::kSleepers);
     pollWires();
@@ -225,7 +226,8 @@ TEST_P(TransportContract, ARingAfterArmEndsEverySleepThatStartedFromItsTicket) {
     }
     const std::uint32_t ticket = peers.doorbell->arm(internal::Wakes::kSleepers);
     sendFrame(connection, Lane::kControl, "g", 1);
-    ASSERT_FALSE(awaitFrame(connection, Lane::kBulk).empty());  // the look found the frame, and rings are counted all the same
+    ASSERT_FALSE(
+        awaitFrame(connection, Lane::kBulk).empty());  // the look found the frame, and rings are counted all the same
     connection.release(Lane::kBulk);
     meet(connection);
     const auto start = Clock::now();

@@ -17,7 +17,8 @@ inline bool isFetched(const Exposed& exposed) {
 }
 
 // Asks, waiting for room.
-inline void startFetch(Connection& connection, const Exposed& exposed, std::span<const MemoryRun> runs, FetchCount* count) {
+inline void startFetch(Connection& connection, const Exposed& exposed, std::span<const MemoryRun> runs,
+                       FetchCount* count) {
   int idle = 0;
   for (const auto start = Clock::now(); !connection.fetch(exposed.address.space, runs, count); pause(&idle)) {
     ASSERT_TRUE(connection.health().isOk()) << connection.health().message();
@@ -90,15 +91,16 @@ TEST_P(WireContract, BothRanksFetchAtOnceWhileFramesTravel) {
     int sent = 0;
     int received = 0;
     int idle = 0;
-    for (const auto start = Clock::now(); asked < kNumPieces || count.pending > 0 || sent < kNumFrames || received < kNumFrames;
-         pause(&idle)) {
+    for (const auto start = Clock::now();
+         asked < kNumPieces || count.pending > 0 || sent < kNumFrames || received < kNumFrames; pause(&idle)) {
       ASSERT_TRUE(connection.health().isOk()) << connection.health().message();
       ASSERT_LT(Clock::now() - start, std::chrono::seconds(30));
       if (asked < kNumPieces) {
         const MemoryRun piece{theirs.data() + asked * kPiece, exposed.address.value + asked * kPiece, kPiece};
         asked += connection.fetch(exposed.address.space, {&piece, 1}, &count) ? 1 : 0;
       }
-      if (const auto room = connection.reserve(Lane::kBulk, sizeof sent, sizeof sent); sent < kNumFrames && !room.empty()) {
+      if (const auto room = connection.reserve(Lane::kBulk, sizeof sent, sizeof sent);
+          sent < kNumFrames && !room.empty()) {
         std::memcpy(room.data(), &sent, sizeof sent);
         connection.commit(Lane::kBulk, sizeof sent);
         ++sent;
@@ -148,7 +150,8 @@ TEST_P(WireContract, FetchesOfRowsBesideLongRunsKeepTheirPlaces) {
           for (std::size_t fetch = 0; fetch < kNumFetches; ++fetch) {
             const std::byte* const there = copy.data() + fetch * kTaken;
             for (std::size_t row = 0; row < kRows; ++row) {
-              ASSERT_TRUE(isPattern(there + row * kRow, kRow, fetch * kBlock + row * kStride)) << "fetch " << fetch << ", row " << row;
+              ASSERT_TRUE(isPattern(there + row * kRow, kRow, fetch * kBlock + row * kStride))
+                  << "fetch " << fetch << ", row " << row;
             }
             ASSERT_TRUE(isPattern(there + kRows * kRow, kLong, fetch * kBlock + 5)) << "fetch " << fetch;
           }

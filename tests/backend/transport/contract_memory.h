@@ -53,7 +53,8 @@ inline std::vector<MemoryRun> scatteredRuns(std::vector<std::byte>& copy, const 
   return runs;
 }
 
-inline void expectScattered(const std::vector<std::byte>& copy, const std::vector<MemoryRun>& runs, const Exposed& exposed) {
+inline void expectScattered(const std::vector<std::byte>& copy, const std::vector<MemoryRun>& runs,
+                            const Exposed& exposed) {
   std::size_t end = 0;
   for (const MemoryRun& run : runs) {
     const std::size_t at = static_cast<std::size_t>(run.local - copy.data());
@@ -197,7 +198,8 @@ TEST_P(TransportContract, ReadingWhatIsNotThereIsAnError) {
         rank, peers,
         [&] {
           // The second of three pages is missing.
-          pages = static_cast<std::byte*>(::mmap(nullptr, 3 * kPage, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
+          pages = static_cast<std::byte*>(
+              ::mmap(nullptr, 3 * kPage, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
           fillPattern(pages, 3 * kPage);
           ::munmap(pages + kPage, kPage);
           return std::span(pages, 3 * kPage);

@@ -18,7 +18,10 @@ namespace {
 class Ring {
  public:
   explicit Ring(std::size_t capacity)
-      : data_(capacity / 8), writer(&words, bytes(), capacity), reader(&words, bytes(), capacity), capacity_(capacity) {}
+      : data_(capacity / 8),
+        writer(&words, bytes(), capacity),
+        reader(&words, bytes(), capacity),
+        capacity_(capacity) {}
 
   std::byte* bytes() { return reinterpret_cast<std::byte*>(data_.data()); }
   bool send(std::size_t size, unsigned char mark) {
@@ -141,7 +144,8 @@ TEST(FrameRing, NoticesWordsThatCannotBe) {
 }
 
 TEST(FrameRing, NoticesHeadersThatCannotBe) {
-  const RingHeader bad[] = {{2000, kFrame}, {16, 0}, {16, 12345}, {0xffffffff, kFrame}, {0xfffffff8, kSkip}, {0, kFrame}, {64, kFrame}};
+  const RingHeader bad[] = {{2000, kFrame},      {16, 0},     {16, 12345}, {0xffffffff, kFrame},
+                            {0xfffffff8, kSkip}, {0, kFrame}, {64, kFrame}};
   for (const RingHeader& header : bad) {
     Ring ring(1024);
     ring.send(16, 1);

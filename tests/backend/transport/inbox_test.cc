@@ -73,7 +73,8 @@ TEST(Inbox, RefusesToMapWhatIsNone) {
   ASSERT_TRUE(inbox.isOk());
   const Inbox::At right = placeOf(**inbox);
   EXPECT_EQ(Inbox::map(right, 0, 3, 1).status().code(), StatusCode::kMismatch);
-  for (const std::uint64_t offset : {right.offset + 1, right.arenaBytes, right.arenaBytes + 4096, ~std::uint64_t{4095}}) {
+  for (const std::uint64_t offset :
+       {right.offset + 1, right.arenaBytes, right.arenaBytes + 4096, ~std::uint64_t{4095}}) {
     Inbox::At at = right;
     at.offset = offset;
     EXPECT_EQ(Inbox::map(at, 0, 2, 1).status().code(), StatusCode::kMismatch) << offset;

@@ -88,7 +88,8 @@ struct TwoSides {
     }
   }
   void tell() {
-    EXPECT_TRUE(asker.fetches.confirmedByPeer(static_cast<std::uint32_t>(owner.fetches.numConfirmed() % MpiHead::kConfirmedModulo)));
+    EXPECT_TRUE(asker.fetches.confirmedByPeer(
+        static_cast<std::uint32_t>(owner.fetches.numConfirmed() % MpiHead::kConfirmedModulo)));
   }
 
   Side owner;
@@ -209,7 +210,8 @@ TEST(MpiFetches, RandomRunsEndWhenTheirBytesAreThere) {
       }
     }
     two.tell();
-    EXPECT_TRUE(std::all_of(counts.begin(), counts.end(), [](const FetchCount& count) { return count.pending == 0; })) << round;
+    EXPECT_TRUE(std::all_of(counts.begin(), counts.end(), [](const FetchCount& count) { return count.pending == 0; }))
+        << round;
     EXPECT_EQ(to, wanted) << round;
   }
 }

@@ -36,11 +36,13 @@ TEST(MpiLaunch, ReadsWhatLaunchersSay) {
                       {"OMPI_MCA_orte_precondition_transports", "ab-cd"}},
                      &whyNot),
             (MpiLaunch{"mpirun", "ab-cd 77", 4, 2, false}));
-  EXPECT_EQ(
-      launchOf(
-          {{"PMIX_RANK", "1"}, {"PMIX_NAMESPACE", "slurm.pmix.9.0"}, {"SLURM_JOB_ID", "9"}, {"SLURM_STEP_ID", "0"}, {"SLURM_NTASKS", "8"}},
-          &whyNot),
-      (MpiLaunch{"PMIx", "slurm.pmix.9.0 slurm 9.0", 8, 0, false}));
+  EXPECT_EQ(launchOf({{"PMIX_RANK", "1"},
+                      {"PMIX_NAMESPACE", "slurm.pmix.9.0"},
+                      {"SLURM_JOB_ID", "9"},
+                      {"SLURM_STEP_ID", "0"},
+                      {"SLURM_NTASKS", "8"}},
+                     &whyNot),
+            (MpiLaunch{"PMIx", "slurm.pmix.9.0 slurm 9.0", 8, 0, false}));
   EXPECT_EQ(launchOf({{"PMI_RANK", "0"}, {"PMI_SIZE", "3"}}, &whyNot), (MpiLaunch{"PMI", "", 3, 0, true}));
   EXPECT_EQ(whyNot, "");
 }
@@ -105,7 +107,8 @@ TEST(MpiLane, CarriesFramesInOrderAndNeverOverwritesOne) {
         std::memcpy(&number, frame.data(), sizeof(number));
         ASSERT_EQ(number, taken);
         for (std::size_t i = sizeof(number); i < frame.size(); ++i) {
-          ASSERT_EQ(frame[i], static_cast<std::byte>(number)) << "frame " << number << " of " << frame.size() << " bytes, byte " << i;
+          ASSERT_EQ(frame[i], static_cast<std::byte>(number))
+              << "frame " << number << " of " << frame.size() << " bytes, byte " << i;
         }
         ++taken;
         reader.release();
@@ -170,7 +173,8 @@ TEST(MpiMessage, RequestsThatNobodySendsAreRefused) {
     EXPECT_FALSE(decodeRequest(std::string_view(bytes).substr(0, size)).has_value()) << size;
   }
   EXPECT_FALSE(decodeRequest(bytes + "x").has_value());
-  for (const auto& [at, value] : {std::pair<std::size_t, char>{4, 2}, {8, 3}, {15, 1}, {24, 0}}) {  // form, counts, an empty run
+  for (const auto& [at, value] :
+       {std::pair<std::size_t, char>{4, 2}, {8, 3}, {15, 1}, {24, 0}}) {  // form, counts, an empty run
     std::string wrong = bytes;
     wrong[at] = value;
     EXPECT_FALSE(decodeRequest(wrong).has_value()) << at;

@@ -36,7 +36,8 @@ Options smallRings() {
 }
 
 INSTANTIATE_TEST_SUITE_P(Shm, TransportContract,
-                         ::testing::Values(TransportFixture{"Threads", false, Options{}}, TransportFixture{"Processes", true, Options{}},
+                         ::testing::Values(TransportFixture{"Threads", false, Options{}},
+                                           TransportFixture{"Processes", true, Options{}},
                                            TransportFixture{"StagedProcesses", true, staged()},
                                            TransportFixture{"SmallRings", true, smallRings()}),
                          [](const auto& info) { return info.param.name; });
@@ -233,7 +234,8 @@ TEST(ShmTransport, StagedSaysWhoAskedForIt) {
     std::byte byte{};
     const MemoryRun run{&byte, reinterpret_cast<std::uint64_t>(&byte), 1};
     EXPECT_EQ(connection.read({&run, 1}).code(), StatusCode::kUnsupported);
-    EXPECT_NE(connection.describe().find("SHARDWIRE_ORDINARY_PATH=staged on rank 1"), std::string::npos) << connection.describe();
+    EXPECT_NE(connection.describe().find("SHARDWIRE_ORDINARY_PATH=staged on rank 1"), std::string::npos)
+        << connection.describe();
     meet(connection);
   });
 }
@@ -245,7 +247,8 @@ TEST(ShmTransport, CrossMemoryCanBeRequired) {
     options.ordinaryPath = rank == 0 ? OrdinaryPath::kCrossMemory : OrdinaryPath::kStaged;
     const auto peers = connect(store, rank, 2, options);
     ASSERT_EQ(peers.status().code(), StatusCode::kUnsupported);
-    EXPECT_NE(peers.status().message().find("rank 0 cannot read the memory of rank 1"), std::string::npos) << peers.status().message();
+    EXPECT_NE(peers.status().message().find("rank 0 cannot read the memory of rank 1"), std::string::npos)
+        << peers.status().message();
     EXPECT_NE(peers.status().message().find("staged on rank 1"), std::string::npos) << peers.status().message();
   });
 }

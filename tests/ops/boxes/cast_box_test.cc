@@ -27,7 +27,8 @@ void fillLanes(Random& random, std::byte* bytes, std::size_t size, DType dtype) 
   for (std::size_t i = 0; i + lane <= size; i += lane) {
     std::uint64_t bits = random();
     if (lane >= 4 && pick(random, 0, 3) != 0) {
-      const double value = std::ldexp(1 + static_cast<double>(pick(random, 0, 4096)) / 4096, static_cast<int>(pick(random, -30, 18)));
+      const double value =
+          std::ldexp(1 + static_cast<double>(pick(random, 0, 4096)) / 4096, static_cast<int>(pick(random, -30, 18)));
       const double tie = pick(random, 0, 1) == 0 ? value : std::nextafter(value, pick(random, 0, 1) == 0 ? 1e9 : -1e9);
       const float small = static_cast<float>(pick(random, 0, 1) == 0 ? value : -value);
       lane == 8 ? std::memcpy(&bits, &tie, 8) : std::memcpy(&bits, &small, 4);
@@ -47,7 +48,8 @@ std::vector<std::byte> expectedCast(const Arena& dst, const Arena& src, const Di
   std::vector<std::byte> expected = dst.memory;
   const std::ptrdiff_t base = dst.box.bytes - dst.memory.data();
   forEachIndex(shape, [&](const Dims& index) {
-    naiveCast(pair.from, src.box.bytes + offsetOf(src.box, index), pair.to, expected.data() + base + offsetOf(dst.box, index));
+    naiveCast(pair.from, src.box.bytes + offsetOf(src.box, index), pair.to,
+              expected.data() + base + offsetOf(dst.box, index));
   });
   return expected;
 }
@@ -59,9 +61,10 @@ void checkCast(const Arena& dst, const Arena& src, const Dims& shape, CastPair p
     Arena result = dst;
     result.box.bytes = result.memory.data() + (dst.box.bytes - dst.memory.data());
     castBox(result.box, pair.to, src.box, pair.from, shape, hint);
-    ASSERT_TRUE(result.memory == expected) << kernels().name << " " << dtypeName(pair.from) << " to " << dtypeName(pair.to) << ", shape "
-                                           << toString(shape) << " dst strides " << toString(dst.box.byteStrides) << " src strides "
-                                           << toString(src.box.byteStrides);
+    ASSERT_TRUE(result.memory == expected)
+        << kernels().name << " " << dtypeName(pair.from) << " to " << dtypeName(pair.to) << ", shape "
+        << toString(shape) << " dst strides " << toString(dst.box.byteStrides) << " src strides "
+        << toString(src.box.byteStrides);
   }
 }
 
@@ -83,7 +86,8 @@ TEST(CastBox, MatchesElementLoopOnRandomGeometry) {
     SCOPED_TRACE(::testing::Message() << "seed " << seed);
     Random random(seed);
     const CastPair pair = pairs[seed % pairs.size()];
-    const Dims shape = randomShape(random, static_cast<int>(pick(random, 0, seed % 10 == 0 ? 16 : 5)), seed % 5 == 0 ? 20000 : 700);
+    const Dims shape =
+        randomShape(random, static_cast<int>(pick(random, 0, seed % 10 == 0 ? 16 : 5)), seed % 5 == 0 ? 20000 : 700);
     const Arena dst = castArena(random, shape, pair.to, false);
     const Arena src = castArena(random, shape, pair.from, true);
     checkCast(dst, src, shape, pair, kCastHints[seed % 3]);
@@ -148,8 +152,8 @@ TEST(CastBox, PacksAndUnpacks) {
   });
   EXPECT_EQ(packed, expected);
   std::vector<double> wide(140);
-  unpackCastBox({reinterpret_cast<std::byte*>(wide.data()), packedByteStrides(shape, 8)}, DType::kFloat64, packed.data(), DType::kBFloat16,
-                shape);
+  unpackCastBox({reinterpret_cast<std::byte*>(wide.data()), packedByteStrides(shape, 8)}, DType::kFloat64,
+                packed.data(), DType::kBFloat16, shape);
   for (std::size_t i = 0; i < wide.size(); ++i) {
     double value = 0;
     naiveCast(DType::kBFloat16, packed.data() + 2 * i, DType::kFloat64, reinterpret_cast<std::byte*>(&value));
@@ -159,8 +163,8 @@ TEST(CastBox, PacksAndUnpacks) {
 
 TEST(CastBox, IsACopyBetweenEqualTypes) {
   std::vector<std::uint32_t> from = {0x7F800001, 0xFFFFFFFF, 1}, to(3);  // bits that a computation would change
-  castBox({reinterpret_cast<std::byte*>(to.data()), {4}}, DType::kFloat32, {reinterpret_cast<std::byte*>(from.data()), {4}},
-          DType::kFloat32, {3});
+  castBox({reinterpret_cast<std::byte*>(to.data()), {4}}, DType::kFloat32,
+          {reinterpret_cast<std::byte*>(from.data()), {4}}, DType::kFloat32, {3});
   EXPECT_EQ(to, from);
 }
 
@@ -195,7 +199,8 @@ TEST(ReduceBox, RoundsOnceIntoAnotherType) {
             elements[i] = lanes[i];
           }
           naiveReduce(sum, std::span(elements, numSources), acc, op);
-          naiveCast(acc, sum, pair.to, expected.data() + (dst.box.bytes - dst.memory.data()) + offsetOf(dst.box, index));
+          naiveCast(acc, sum, pair.to,
+                    expected.data() + (dst.box.bytes - dst.memory.data()) + offsetOf(dst.box, index));
         });
         for (const Isa isa : isasHere()) {
           useKernelsForTest(isa);
@@ -205,9 +210,9 @@ TEST(ReduceBox, RoundsOnceIntoAnotherType) {
             reduceBox(result.box, pair.to, boxes, shape, pair.from, op, hint);
             const auto differs = std::mismatch(expected.begin(), expected.end(), result.memory.begin());
             ASSERT_TRUE(result.memory == expected)
-                << "first at byte " << differs.first - expected.begin() << ": " << static_cast<int>(*differs.second) << ", not "
-                << static_cast<int>(*differs.first) << ", " << kernels().name << " " << reduceOpName(op) << " of " << numSources << ", "
-                << dtypeName(pair.from) << " to " << dtypeName(pair.to);
+                << "first at byte " << differs.first - expected.begin() << ": " << static_cast<int>(*differs.second)
+                << ", not " << static_cast<int>(*differs.first) << ", " << kernels().name << " " << reduceOpName(op)
+                << " of " << numSources << ", " << dtypeName(pair.from) << " to " << dtypeName(pair.to);
           }
         }
       }

@@ -37,8 +37,9 @@ TEST(CopyBox, MatchesElementLoopOnRandomGeometry) {
       const Arena src = randomArena(random, shape, elemBytes, true);
       const std::vector<std::byte> expected = expectedCopy(dst, src, shape, elemBytes);
       copyBox(dst.box, src.box, shape, elemBytes, kHints[seed % 3]);
-      ASSERT_TRUE(dst.memory == expected) << "shape " << toString(shape) << " dst strides " << toString(dst.box.byteStrides)
-                                          << " src strides " << toString(src.box.byteStrides) << " elements of " << elemBytes;
+      ASSERT_TRUE(dst.memory == expected)
+          << "shape " << toString(shape) << " dst strides " << toString(dst.box.byteStrides) << " src strides "
+          << toString(src.box.byteStrides) << " elements of " << elemBytes;
     }
   }
 }
@@ -47,9 +48,11 @@ TEST(CopyBox, MatchesElementLoopOnRandomGeometry) {
 TEST(CopyBox, MatchesElementLoopOnLongRows) {
   for (const Isa isa : isasHere()) {
     useKernelsForTest(isa);
-    for (const std::int64_t rowBytes : {64, 255, 256, 511, 512, 1000, 1024, 1100, 4096, 8191, 8192, 8193, 16383, 16384, 40001, 300000}) {
+    for (const std::int64_t rowBytes :
+         {64, 255, 256, 511, 512, 1000, 1024, 1100, 4096, 8191, 8192, 8193, 16383, 16384, 40001, 300000}) {
       for (const StoreHint hint : kHints) {
-        SCOPED_TRACE(::testing::Message() << "row " << rowBytes << " isa " << kernels().name << " hint " << static_cast<int>(hint));
+        SCOPED_TRACE(::testing::Message()
+                     << "row " << rowBytes << " isa " << kernels().name << " hint " << static_cast<int>(hint));
         Random random(static_cast<std::uint64_t>(rowBytes));
         const Dims shape{5, rowBytes};
         Arena dst = randomArena(random, shape, 1, false);

@@ -39,8 +39,8 @@ Arena filledArena(Random& random, const Dims& shape, DType dtype, bool mayExpand
   return arena;
 }
 
-std::vector<std::byte> expectedReduction(const Arena& dst, const std::vector<StridedBox>& sources, const Dims& shape, DType dtype,
-                                         ReduceOp op) {
+std::vector<std::byte> expectedReduction(const Arena& dst, const std::vector<StridedBox>& sources, const Dims& shape,
+                                         DType dtype, ReduceOp op) {
   std::vector<std::byte> expected = dst.memory;
   const std::ptrdiff_t base = dst.box.bytes - dst.memory.data();
   std::vector<const std::byte*> elements(sources.size());
@@ -71,7 +71,8 @@ std::vector<Case> allCases() {
 }
 
 // Runs one reduction on every instruction set and compares with the element loop.
-void checkReduction(const Arena& dst, const std::vector<StridedBox>& sources, const Dims& shape, Case c, StoreHint hint) {
+void checkReduction(const Arena& dst, const std::vector<StridedBox>& sources, const Dims& shape, Case c,
+                    StoreHint hint) {
   const std::vector<std::byte> expected = expectedReduction(dst, sources, shape, c.dtype, c.op);
   for (const Isa isa : isasHere()) {
     useKernelsForTest(isa);
@@ -79,11 +80,11 @@ void checkReduction(const Arena& dst, const std::vector<StridedBox>& sources, co
     result.box.bytes = result.memory.data() + (dst.box.bytes - dst.memory.data());
     reduceBox(result.box, sources, shape, c.dtype, c.op, hint);
     const auto differs = std::mismatch(expected.begin(), expected.end(), result.memory.begin());
-    ASSERT_TRUE(result.memory == expected) << reduceKernelName() << " " << dtypeName(c.dtype) << " " << reduceOpName(c.op) << " of "
-                                           << sources.size() << ", shape " << toString(shape) << ", dst strides "
-                                           << toString(dst.box.byteStrides) << ", first at byte "
-                                           << differs.first - expected.begin() - (dst.box.bytes - dst.memory.data()) << ": "
-                                           << static_cast<int>(*differs.second) << ", not " << static_cast<int>(*differs.first);
+    ASSERT_TRUE(result.memory == expected)
+        << reduceKernelName() << " " << dtypeName(c.dtype) << " " << reduceOpName(c.op) << " of " << sources.size()
+        << ", shape " << toString(shape) << ", dst strides " << toString(dst.box.byteStrides) << ", first at byte "
+        << differs.first - expected.begin() - (dst.box.bytes - dst.memory.data()) << ": "
+        << static_cast<int>(*differs.second) << ", not " << static_cast<int>(*differs.first);
   }
 }
 
@@ -164,7 +165,8 @@ TEST(ReduceBox, DestinationMayBeAnySource) {
           }
           const std::vector<std::byte> expected = expectedReduction(arenas[same], sources, shape, c.dtype, c.op);
           reduceBox(sources[same], sources, shape, c.dtype, c.op);
-          ASSERT_TRUE(arenas[same].memory == expected) << dtypeName(c.dtype) << " " << reduceOpName(c.op) << " into source " << same;
+          ASSERT_TRUE(arenas[same].memory == expected)
+              << dtypeName(c.dtype) << " " << reduceOpName(c.op) << " into source " << same;
         }
       }
     }
@@ -203,8 +205,8 @@ TEST(ReduceContiguous, MatchesElementLoopForManySources) {
           useKernelsForTest(isa);
           std::vector<std::byte> result(numElems * elem);
           reduceContiguous(result.data(), sources, numElems, c.dtype, c.op);
-          ASSERT_TRUE(result == expected) << reduceKernelName() << " " << dtypeName(c.dtype) << " " << reduceOpName(c.op) << " " << numElems
-                                          << " of " << numSources;
+          ASSERT_TRUE(result == expected) << reduceKernelName() << " " << dtypeName(c.dtype) << " "
+                                          << reduceOpName(c.op) << " " << numElems << " of " << numSources;
         }
       }
     }

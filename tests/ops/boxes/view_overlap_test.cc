@@ -63,8 +63,9 @@ TEST(ViewOverlap, IsWhatTheBytesSay) {
     const TensorView b = randomView(random);
     const bool expected = meet(a, b);
     shared += expected ? 1 : 0;
-    ASSERT_EQ(shareMemory(a, b), expected) << "seed " << kSeed << ", round " << round << ": " << toString(a.shape) << toString(a.strides)
-                                           << " at " << a.bytes << " and " << toString(b.shape) << toString(b.strides) << " at " << b.bytes;
+    ASSERT_EQ(shareMemory(a, b), expected)
+        << "seed " << kSeed << ", round " << round << ": " << toString(a.shape) << toString(a.strides) << " at "
+        << a.bytes << " and " << toString(b.shape) << toString(b.strides) << " at " << b.bytes;
     ASSERT_EQ(shareMemory(b, a), expected) << "seed " << kSeed << ", round " << round;
   }
   EXPECT_GT(shared, 2000);
@@ -86,9 +87,13 @@ TEST(ViewOverlap, ColumnsOfOneBufferAreApart) {
 }
 
 TEST(ViewOverlap, FindsTheFirstPairAndIgnoresEmptyViews) {
-  const auto piece = [](std::uintptr_t address, std::int64_t elems) { return TensorView::contiguous(at(address), DType::kInt32, {elems}); };
-  EXPECT_FALSE(findShared(std::vector{piece(4096, 4), piece(4112, 4), piece(4100, 0), piece(0, 0), piece(0, 0)}).has_value());
-  EXPECT_EQ(findShared(std::vector{piece(8192, 1), piece(4096, 4), piece(4108, 4)}), std::pair(std::size_t{1}, std::size_t{2}));
+  const auto piece = [](std::uintptr_t address, std::int64_t elems) {
+    return TensorView::contiguous(at(address), DType::kInt32, {elems});
+  };
+  EXPECT_FALSE(
+      findShared(std::vector{piece(4096, 4), piece(4112, 4), piece(4100, 0), piece(0, 0), piece(0, 0)}).has_value());
+  EXPECT_EQ(findShared(std::vector{piece(8192, 1), piece(4096, 4), piece(4108, 4)}),
+            std::pair(std::size_t{1}, std::size_t{2}));
   EXPECT_EQ(findShared(std::vector{piece(4096, 4), piece(4096, 4)}), std::pair(std::size_t{0}, std::size_t{1}));
 }
 

@@ -54,8 +54,8 @@ TEST_P(Hierarchy, AllGatherBringsEachTensorToEachOtherHostOnce) {
   SCOPED_TRACE(fmt::format("seed {}, hosts {}", GetParam(), placement.text));
   const auto n = static_cast<std::size_t>(placement.topology.worldSize);
   const std::int64_t elems = static_cast<std::int64_t>(random() % 50);
-  RanksInMemory machine({.kind = Collective::kAllGather, .dtype = DType::kInt16, .numElems = elems}, Algorithm::kHierarchical,
-                        placement.topology);
+  RanksInMemory machine({.kind = Collective::kAllGather, .dtype = DType::kInt16, .numElems = elems},
+                        Algorithm::kHierarchical, placement.topology);
   const std::size_t bytes = static_cast<std::size_t>(elems) * 2;
   for (std::size_t rank = 0; rank < n; ++rank) {
     machine.inputs.push_back({patternOf(static_cast<Rank>(rank), bytes)});
@@ -76,8 +76,8 @@ TEST_P(Hierarchy, BroadcastReachesAll) {
   const Rank root = static_cast<Rank>(random() % static_cast<unsigned>(placement.topology.worldSize));
   SCOPED_TRACE(fmt::format("seed {}, hosts {}, root {}", GetParam(), placement.text, root));
   const std::int64_t elems = static_cast<std::int64_t>(random() % 500);
-  RanksInMemory machine({.kind = Collective::kBroadcast, .dtype = DType::kInt32, .root = root, .numElems = elems}, Algorithm::kHierarchical,
-                        placement.topology);
+  RanksInMemory machine({.kind = Collective::kBroadcast, .dtype = DType::kInt32, .root = root, .numElems = elems},
+                        Algorithm::kHierarchical, placement.topology);
   const Bytes pattern = patternOf(root, static_cast<std::size_t>(elems) * 4);
   for (Rank rank = 0; rank < placement.topology.worldSize; ++rank) {
     machine.inputs.push_back({pattern});  // read on root only
@@ -95,8 +95,9 @@ TEST_P(Hierarchy, AllReduceGivesTheBitsOfChunks) {
   SCOPED_TRACE(fmt::format("seed {}, hosts {}", GetParam(), placement.text));
   const auto n = static_cast<std::size_t>(placement.topology.worldSize);
   const std::int64_t elems = static_cast<std::int64_t>(random() % 500);
-  RanksInMemory machine({.kind = Collective::kAllReduce, .dtype = DType::kInt32, .op = ReduceOp::kSum, .numElems = elems},
-                        Algorithm::kHierarchical, placement.topology);
+  RanksInMemory machine(
+      {.kind = Collective::kAllReduce, .dtype = DType::kInt32, .op = ReduceOp::kSum, .numElems = elems},
+      Algorithm::kHierarchical, placement.topology);
   std::vector<std::int32_t> sum(static_cast<std::size_t>(elems));
   for (std::size_t rank = 0; rank < n; ++rank) {
     std::vector<std::int32_t> values(sum.size());

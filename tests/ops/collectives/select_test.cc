@@ -59,7 +59,8 @@ TEST(Select, EveryCollectiveHasARowForEveryCall) {
 
 TEST(Select, PrintsItsTable) {
   const std::string text = describeSelection(on(4, 1));
-  for (const char* part : {"4 ranks on 1 host", "all_reduce", "8192  direct", "any  chunks", "the least traffic there can be", "barrier"}) {
+  for (const char* part : {"4 ranks on 1 host", "all_reduce", "8192  direct", "any  chunks",
+                           "the least traffic there can be", "barrier"}) {
     EXPECT_NE(text.find(part), std::string::npos) << part << "\n" << text;
   }
   EXPECT_EQ(text.find("  tree"), std::string::npos) << "16 ranks are few\n" << text;

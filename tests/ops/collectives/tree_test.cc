@@ -65,7 +65,8 @@ void fillRandom(Random& random, DType dtype, Bytes& bytes) {
   const std::size_t elemBytes = elementBytes(dtype);
   for (std::size_t at = 0; at < bytes.size(); at += elemBytes) {
     if (dtype == DType::kFloat32) {
-      const float value = static_cast<float>(random.between(-1000000, 1000000)) / static_cast<float>(random.between(1, 3000));
+      const float value =
+          static_cast<float>(random.between(-1000000, 1000000)) / static_cast<float>(random.between(1, 3000));
       std::memcpy(&bytes[at], &value, sizeof value);
     } else {
       testing::encodeSmall(dtype, static_cast<int>(random.between(1, 100)), &bytes[at]);
@@ -76,8 +77,9 @@ void fillRandom(Random& random, DType dtype, Bytes& bytes) {
 void expectSumInRankOrder(Random& random, int n, std::size_t elems, DType dtype, ReduceOp op) {
   SCOPED_TRACE(fmt::format("{} ranks, {} of {} elements", n, reduceOpName(op), elems));
   const Topology topology{n, 1, {}};
-  RanksInMemory ranks({.kind = Collective::kAllReduce, .dtype = dtype, .op = op, .numElems = static_cast<std::int64_t>(elems)},
-                      Algorithm::kTree, topology);
+  RanksInMemory ranks(
+      {.kind = Collective::kAllReduce, .dtype = dtype, .op = op, .numElems = static_cast<std::int64_t>(elems)},
+      Algorithm::kTree, topology);
   const std::size_t elemBytes = elementBytes(dtype);
   for (Rank rank = 0; rank < n; ++rank) {
     ranks.inputs.push_back({Bytes(elems * elemBytes)});
@@ -121,7 +123,8 @@ TEST(TreeAllReduceOfMany, GivesThemOnThreeLevels) {
 
 TEST(TreeAllReduceOfMany, NeedsOneLinkOfMostRanksAndOneLessThanRanksInAll) {
   const Topology topology{1024, 1, {}};
-  const CollectiveCall call{.kind = Collective::kAllReduce, .dtype = DType::kFloat32, .op = ReduceOp::kSum, .numElems = 1};
+  const CollectiveCall call{
+      .kind = Collective::kAllReduce, .dtype = DType::kFloat32, .op = ReduceOp::kSum, .numElems = 1};
   std::set<std::pair<Rank, Rank>> links;
   std::size_t mostOfOneRank = 0;
   for (Rank rank = 0; rank < topology.worldSize; ++rank) {

@@ -39,7 +39,8 @@ TEST(MergeSpecs, AcceptsWhatFits) {
 }
 
 TEST(MergeSpecs, LetsEachSideHaveItsDtype) {
-  const auto merge = [](std::optional<DType> from0, std::optional<DType> to0, std::optional<DType> from1, std::optional<DType> to1) {
+  const auto merge = [](std::optional<DType> from0, std::optional<DType> to0, std::optional<DType> from1,
+                        std::optional<DType> to1) {
     std::vector<LocalSpec> specs = goodSpecs();
     specs[0].tensors[0].dtype = from0;
     specs[0].tensors[0].outputDtype = to0;
@@ -61,15 +62,19 @@ TEST(MergeSpecs, LetsEachSideHaveItsDtype) {
   EXPECT_EQ(merge(std::nullopt, kWide, std::nullopt, kWide).value(), mergeSpecs(goodSpecs()).value());
 
   EXPECT_EQ(merge(kWide, kNarrow, kWide, kWide).status().message(),
-            "compile_op 'step': rank 0 gives tensor 'w' dtype bfloat16 for outputs, rank 1 gives it float32: give the same output_dtype on "
+            "compile_op 'step': rank 0 gives tensor 'w' dtype bfloat16 for outputs, rank 1 gives it float32: give the "
+            "same output_dtype on "
             "all ranks");
   EXPECT_EQ(merge(kWide, kNarrow, std::nullopt, std::nullopt).status().message(),
-            "compile_op 'step': rank 1 declares tensor 'w' without a dtype: give that of the inputs, that of the outputs, or both");
+            "compile_op 'step': rank 1 declares tensor 'w' without a dtype: give that of the inputs, that of the "
+            "outputs, or both");
   const Status refused = merge(DType::kInt64, std::nullopt, std::nullopt, kNarrow).status();
   EXPECT_EQ(refused.code(), StatusCode::kUnsupported);
   EXPECT_EQ(refused.message(),
-            "compile_op 'step': rank 0 gives tensor 'w' dtype int64 for inputs, rank 1 gives it bfloat16 for outputs: elements are cast "
-            "between floating types, or between complex ones; for others give both sides the same dtype, and convert the tensors with "
+            "compile_op 'step': rank 0 gives tensor 'w' dtype int64 for inputs, rank 1 gives it bfloat16 for outputs: "
+            "elements are cast "
+            "between floating types, or between complex ones; for others give both sides the same dtype, and convert "
+            "the tensors with "
             ".to() before or after");
 }
 
@@ -114,7 +119,8 @@ struct Wrong {
 const std::vector<Wrong>& wrongSpecs() {
   using Specs = std::vector<LocalSpec>;
   static const std::vector<Wrong> kWrong = {
-      {"rank 1: inputs must be a list", [](Specs& s) { s[1].localError = Status(StatusCode::kTypeError, "inputs must be a list"); }},
+      {"rank 1: inputs must be a list",
+       [](Specs& s) { s[1].localError = Status(StatusCode::kTypeError, "inputs must be a list"); }},
       {"rank 0: first (1 more rank reported an error, the next is rank 1)",
        [](Specs& s) {
          s[0].localError = Status(StatusCode::kInvalidArgument, "first");
@@ -126,7 +132,8 @@ const std::vector<Wrong>& wrongSpecs() {
        [](Specs& s) { s[1].overlap = Overlap::kError; }},
       {"rank 1 declares tensor 'w' twice: give every tensor of an op its own name",
        [](Specs& s) { s[1].tensors.push_back(s[1].tensors[0]); }},
-      {"rank 0 gives tensor 'w' dtype float32, rank 1 gives it int64: give the same dtype on all ranks, and output_dtype where the outputs "
+      {"rank 0 gives tensor 'w' dtype float32, rank 1 gives it int64: give the same dtype on all ranks, and "
+       "output_dtype where the outputs "
        "have another",
        [](Specs& s) { s[1].tensors[0].dtype = DType::kInt64; }},
       {"rank 0 gives tensor 'w' reduction none, rank 1 gives it sum: give the same reduction on all ranks",
@@ -151,24 +158,29 @@ const std::vector<Wrong>& wrongSpecs() {
        [](Specs& s) { s[0].outputs[0].tensor = -1; }},
       {"rank 1, outputs[0] has a replica class: only inputs can be replicas of one another",
        [](Specs& s) { s[1].outputs[0].replicaClass = 5; }},
-      {"rank 1, inputs[0]: local shape [4] has 1 dimensions, but tensor 'w' has 2 by the shape [8, 8] that rank 0 gives: give every box of "
+      {"rank 1, inputs[0]: local shape [4] has 1 dimensions, but tensor 'w' has 2 by the shape [8, 8] that rank 0 "
+       "gives: give every box of "
        "a "
        "tensor the same number of dimensions",
        [](Specs& s) { s[1].inputs[0].localShape = Dims{4}; }},
-      {"rank 1, inputs[0]: offset [4] has 1 dimensions, but tensor 'w' has 2 by the shape [8, 8] that rank 0 gives: give every box of a "
+      {"rank 1, inputs[0]: offset [4] has 1 dimensions, but tensor 'w' has 2 by the shape [8, 8] that rank 0 gives: "
+       "give every box of a "
        "tensor the same number of dimensions",
        [](Specs& s) { s[1].inputs[0].slices[0].slice.offset = Dims{4}; }},
-      {"rank 1, inputs[0]: box shape [4, 4, 1] has 3 dimensions, but tensor 'w' has 2 by the shape [8, 8] that rank 0 gives: give every "
+      {"rank 1, inputs[0]: box shape [4, 4, 1] has 3 dimensions, but tensor 'w' has 2 by the shape [8, 8] that rank 0 "
+       "gives: give every "
        "box "
        "of a tensor the same number of dimensions",
        [](Specs& s) {
          s[1].inputs[0].slices[0].slice.shape = Dims{4, 4, 1};
        }},
-      {"rank 1, inputs[0]: local offset [] has 0 dimensions, but tensor 'w' has 2 by the shape [8, 8] that rank 0 gives: give every box of "
+      {"rank 1, inputs[0]: local offset [] has 0 dimensions, but tensor 'w' has 2 by the shape [8, 8] that rank 0 "
+       "gives: give every box of "
        "a "
        "tensor the same number of dimensions",
        [](Specs& s) { s[1].inputs[0].slices[0].localOffset = Dims{}; }},
-      {"rank 1, outputs[0]: local shape [8] has 1 dimensions, but tensor 'w' has 2 by rank 0's inputs[0]: give every box of a tensor the "
+      {"rank 1, outputs[0]: local shape [8] has 1 dimensions, but tensor 'w' has 2 by rank 0's inputs[0]: give every "
+       "box of a tensor the "
        "same "
        "number of dimensions",
        [](Specs& s) {
@@ -180,7 +192,8 @@ const std::vector<Wrong>& wrongSpecs() {
        [](Specs& s) {
          s[1].inputs[1].localShape = Dims{4, -4};
        }},
-      {"rank 1, inputs[1]: a local tensor of shape [4611686018427387904, 4] has more than 2^63 bytes: no machine holds it, check the "
+      {"rank 1, inputs[1]: a local tensor of shape [4611686018427387904, 4] has more than 2^63 bytes: no machine holds "
+       "it, check the "
        "extents",
        [](Specs& s) {
          s[1].inputs[1].localShape = Dims{std::int64_t{1} << 62, 4};
@@ -189,7 +202,8 @@ const std::vector<Wrong>& wrongSpecs() {
        [](Specs& s) {
          s[1].inputs[1].slices[0].slice.shape = Dims{4, -1};
        }},
-      {"rank 1, inputs[1]: offset 9223372036854775800 plus extent 100 in dimension 0 is larger than 2^63: coordinates have 64 bits",
+      {"rank 1, inputs[1]: offset 9223372036854775800 plus extent 100 in dimension 0 is larger than 2^63: coordinates "
+       "have 64 bits",
        [](Specs& s) {
          s[1].inputs[1] = plainBox({INT64_MAX - 7, 0}, {100, 1});
        }},
@@ -197,7 +211,8 @@ const std::vector<Wrong>& wrongSpecs() {
        [](Specs& s) {
          s[1].inputs[1].slices[0].slice.offset = Dims{-1, 4};
        }},
-      {"rank 1, inputs[1]: box [6:10, 4:8] reaches outside tensor 'w' of shape [8, 8] in dimension 0: move or shrink the box, or give a "
+      {"rank 1, inputs[1]: box [6:10, 4:8] reaches outside tensor 'w' of shape [8, 8] in dimension 0: move or shrink "
+       "the box, or give a "
        "larger "
        "shape",
        [](Specs& s) {
@@ -207,29 +222,35 @@ const std::vector<Wrong>& wrongSpecs() {
        [](Specs& s) {
          s[1].inputs[1].slices[0].localOffset = Dims{0, -2};
        }},
-      {"rank 1, inputs[1]: box [4:8, 4:8] at local offset [1, 0] reaches outside its local tensor of shape [4, 4] in dimension 0: the "
+      {"rank 1, inputs[1]: box [4:8, 4:8] at local offset [1, 0] reaches outside its local tensor of shape [4, 4] in "
+       "dimension 0: the "
        "local "
        "tensor must hold the whole box",
        [](Specs& s) {
          s[1].inputs[1].slices[0].localOffset = Dims{1, 0};
        }},
-      {"rank 0, inputs[0]: its boxes 0 ([0:2, 0:4]) and 2 ([1:3, 0:4]) overlap: the boxes of one local tensor must be disjoint, give "
+      {"rank 0, inputs[0]: its boxes 0 ([0:2, 0:4]) and 2 ([1:3, 0:4]) overlap: the boxes of one local tensor must be "
+       "disjoint, give "
        "overlapping boxes as separate inputs",
        [](Specs& s) {
-         s[0].inputs[0] = {0, {8, 4}, {{{{0, 0}, {2, 4}}, {0, 0}}, {{{4, 0}, {2, 4}}, {2, 0}}, {{{1, 0}, {2, 4}}, {4, 0}}}, 0};
+         s[0].inputs[0] = {
+             0, {8, 4}, {{{{0, 0}, {2, 4}}, {0, 0}}, {{{4, 0}, {2, 4}}, {2, 0}}, {{{1, 0}, {2, 4}}, {4, 0}}}, 0};
        }},
-      {"rank 1, outputs[0]: its boxes 0 ([0:2, 0:4]) and 1 ([1:3, 0:4]) overlap: the boxes of one local tensor must be disjoint, give "
+      {"rank 1, outputs[0]: its boxes 0 ([0:2, 0:4]) and 1 ([1:3, 0:4]) overlap: the boxes of one local tensor must be "
+       "disjoint, give "
        "overlapping boxes as separate outputs",
        [](Specs& s) {
          s[1].outputs[0] = {0, {8, 4}, {{{{0, 0}, {2, 4}}, {0, 0}}, {{{1, 0}, {2, 4}}, {2, 0}}}, 0};
        }},
-      {"rank 1, outputs[0]: its boxes 0 and 1 lie on the same elements of the local tensor (local offsets [0, 0] and [1, 0]): give each "
+      {"rank 1, outputs[0]: its boxes 0 and 1 lie on the same elements of the local tensor (local offsets [0, 0] and "
+       "[1, 0]): give each "
        "its own "
        "place",
        [](Specs& s) {
          s[1].outputs[0] = {0, {8, 4}, {{{{0, 0}, {2, 4}}, {0, 0}}, {{{2, 0}, {2, 4}}, {1, 0}}}, 0};
        }},
-      {"rank 1, outputs[0] box 1: box [2:12, 0:4] reaches outside tensor 'w' of shape [8, 8] in dimension 0: move or shrink the box, or "
+      {"rank 1, outputs[0] box 1: box [2:12, 0:4] reaches outside tensor 'w' of shape [8, 8] in dimension 0: move or "
+       "shrink the box, or "
        "give a "
        "larger shape",
        [](Specs& s) {
@@ -264,7 +285,8 @@ TEST(MergeSpecs, SaysTheSameAfterTheExchange) {
   for (const Wrong& wrong : wrongSpecs()) {
     std::vector<LocalSpec> specs = goodSpecs();
     wrong.change(specs);
-    if (specs[1].tensors[0].dtype == static_cast<DType>(77) || specs[1].tensors[0].reduction == static_cast<ReduceOp>(99)) {
+    if (specs[1].tensors[0].dtype == static_cast<DType>(77) ||
+        specs[1].tensors[0].reduction == static_cast<ReduceOp>(99)) {
       EXPECT_FALSE(decodeSpec(encodeSpec(specs[1])).isOk());
       continue;
     }
@@ -287,7 +309,8 @@ TEST(MergeSpecs, RefusesAnEmptyGroupAndNamesNoTensorWithoutAName) {
   }
   specs[1].tensors[0].dtype = DType::kBool;
   EXPECT_EQ(mergeSpecs(specs).status().message(),
-            "compile_op: rank 0 gives the tensor dtype float32, rank 1 gives it bool: give the same dtype on all ranks, and output_dtype "
+            "compile_op: rank 0 gives the tensor dtype float32, rank 1 gives it bool: give the same dtype on all "
+            "ranks, and output_dtype "
             "where the outputs have another");
 }
 

@@ -31,7 +31,8 @@ TEST(PlanRow, ARankThatPlansForAllMakesWhatEachMakesAloneByteForByte) {
   // A case plans three times and compares bytes: a fifth of the cases of tests_oracle.
   const std::uint64_t cases = std::min<std::uint64_t>(numberOf("SHARDWIRE_ORACLE_CASES", 10000) / 5, 20000);
   const std::uint64_t first = numberOf("SHARDWIRE_ORACLE_SEED", 1);
-  std::printf("%llu cases from seed %llu\n", static_cast<unsigned long long>(cases), static_cast<unsigned long long>(first));
+  std::printf("%llu cases from seed %llu\n", static_cast<unsigned long long>(cases),
+              static_cast<unsigned long long>(first));
   for (std::uint64_t seed = first; seed < first + cases; ++seed) {
     const RandomCase randomCase = makeRandomCase(seed);
     const Result<GlobalSpec> spec = mergeSpecs(randomCase.specs);
@@ -47,8 +48,10 @@ TEST(PlanRow, ARankThatPlansForAllMakesWhatEachMakesAloneByteForByte) {
       ASSERT_TRUE(read.isOk()) << "seed " << seed << ": " << read.status().message() << "\n" << describe(randomCase);
       const Result<Plan> alone = redistribute(*spec, rank, hosts);
       ASSERT_TRUE(alone.isOk());
-      ASSERT_EQ(toHex(serialise(read->plan)), toHex(serialise(*alone))) << "seed " << seed << "\n" << describe(randomCase);
-      const Status fits = checkRow(*read, rank, static_cast<int>(spec->ranks.size()), randomCase.specs[static_cast<std::size_t>(rank)]);
+      ASSERT_EQ(toHex(serialise(read->plan)), toHex(serialise(*alone))) << "seed " << seed << "\n"
+                                                                        << describe(randomCase);
+      const Status fits =
+          checkRow(*read, rank, static_cast<int>(spec->ranks.size()), randomCase.specs[static_cast<std::size_t>(rank)]);
       ASSERT_TRUE(fits.isOk()) << "seed " << seed << ": " << fits.message() << "\n" << describe(randomCase);
     }
   }
@@ -85,7 +88,8 @@ TEST(PlanRow, KeepsItsBytes) {
 TEST(PlanRow, RefusesWhateverIsNotWhole) {
   const std::string whole = encodeRow(smallRow(1));
   for (std::size_t length = 0; length < whole.size(); ++length) {
-    EXPECT_EQ(decodeRow(std::string_view(whole).substr(0, length)).status().code(), StatusCode::kInvalidArgument) << length;
+    EXPECT_EQ(decodeRow(std::string_view(whole).substr(0, length)).status().code(), StatusCode::kInvalidArgument)
+        << length;
   }
   EXPECT_FALSE(decodeRow(whole + "x").isOk());
   for (std::size_t at = 0; at < whole.size(); ++at) {
@@ -100,7 +104,8 @@ TEST(PlanRow, RefusesWhateverIsNotWhole) {
 TEST(PlanRow, RefusesAPlanOfOtherTensors) {
   PlanRow row = smallRow(1);
   row.agreed.outputs[0].localShape = {5};
-  EXPECT_NE(decodeRow(encodeRow(row)).status().message().find("of other tensors than the lists beside it"), std::string::npos);
+  EXPECT_NE(decodeRow(encodeRow(row)).status().message().find("of other tensors than the lists beside it"),
+            std::string::npos);
   row = smallRow(1);
   row.agreed.tensors[0].outputDtype = DType::kFloat16;
   EXPECT_FALSE(decodeRow(encodeRow(row)).isOk());
@@ -118,7 +123,8 @@ TEST(PlanRow, RefusesAPlanOfOtherTensors) {
 TEST(PlanRow, IsOfOneRankAndOfWhatItAskedFor) {
   const std::vector<LocalSpec> specs = smallSpecs();
   EXPECT_TRUE(checkRow(smallRow(1), 1, 2, specs[1]).isOk());
-  EXPECT_NE(checkRow(smallRow(0), 1, 2, specs[1]).message().find("the plan is of rank 0 of 2, not of rank 1 of 2"), std::string::npos);
+  EXPECT_NE(checkRow(smallRow(0), 1, 2, specs[1]).message().find("the plan is of rank 0 of 2, not of rank 1 of 2"),
+            std::string::npos);
   EXPECT_NE(checkRow(smallRow(1), 1, 3, specs[1]).message().find("not of rank 1 of 3"), std::string::npos);
   LocalSpec other = specs[1];
   other.inputs[0].slices[0].slice.offset = {1};

@@ -36,8 +36,9 @@ Plan samplePlan() {
   plan.inputs = {{DType::kFloat32, {4, 4}}, {DType::kFloat32, {2}}};
   plan.outputs = {{DType::kFloat32, {6, 4}}, {DType::kFloat32, {2}}};
   plan.sources = {{1, 0, 0, {0, 0}}, {2, 3, 0, {5, 0}}, {0, 0, 0, {1}}, {1, 1, 1, {0}}, {2, 4, 1, {7}}};
-  plan.moves = {
-      {0, {0, 0}, {4, 4}, 0, 1, ReduceOp::kNone}, {0, {4, 0}, {2, 4}, 1, 1, ReduceOp::kNone}, {1, {0}, {2}, 2, 3, ReduceOp::kSum}};
+  plan.moves = {{0, {0, 0}, {4, 4}, 0, 1, ReduceOp::kNone},
+                {0, {4, 0}, {2, 4}, 1, 1, ReduceOp::kNone},
+                {1, {0}, {2}, 2, 3, ReduceOp::kSum}};
   plan.numOwnCopies = 1;
   plan.firstCombine = 2;
   plan.receives = {{2, 1, 1, 1, 40, 2, {3, 4}}, {0, 2, 0, 0, 8, 1, {0}}};
@@ -60,7 +61,8 @@ TEST(Plan, NamesTheFirstBrokenInvariant) {
       {"rank 1 does not fit a world of 0", [](Plan& p) { p.worldSize = 0; }},
       {"inputs[0] has unknown dtype 90", [](Plan& p) { p.inputs[0].dtype = static_cast<DType>(90); }},
       {"outputs[1] has shape [-2]", [](Plan& p) { p.outputs[1].shape = {-2}; }},
-      {"inputs[1] of shape [4611686018427387904] has more than 2^63 bytes", [](Plan& p) { p.inputs[1].shape = {std::int64_t{1} << 62}; }},
+      {"inputs[1] of shape [4611686018427387904] has more than 2^63 bytes",
+       [](Plan& p) { p.inputs[1].shape = {std::int64_t{1} << 62}; }},
       {"3 own copies and first combine 2 do not fit 3 moves", [](Plan& p) { p.numOwnCopies = 3; }},
       {"do not fit 3 moves", [](Plan& p) { p.firstCombine = 4; }},
       {"receives[1] has peer 2", [](Plan& p) { p.receives[1].peer = 2; }},
@@ -106,11 +108,14 @@ TEST(Plan, NamesTheFirstBrokenInvariant) {
       {"moves[2] is a combine of 1 sources", [](Plan& p) { p.moves[2].numSources = 1; }},
       {"moves[0] casts float32 to int64", [](Plan& p) { p.outputs[0].dtype = DType::kInt64; }},
       {"moves[0] reads unknown dtype 90", [](Plan& p) { p.moves[0].sourceDtype = static_cast<DType>(90); }},
-      {"sources[0] reads [4, 4] at [0, 0] of inputs[0], float32", [](Plan& p) { p.moves[0].sourceDtype = DType::kFloat64; }},
-      {"receives[0] says 40 bytes in 2 items, its moves need 24 in 2", [](Plan& p) { p.outputs[0].dtype = DType::kBFloat16; }},
+      {"sources[0] reads [4, 4] at [0, 0] of inputs[0], float32",
+       [](Plan& p) { p.moves[0].sourceDtype = DType::kFloat64; }},
+      {"receives[0] says 40 bytes in 2 items, its moves need 24 in 2",
+       [](Plan& p) { p.outputs[0].dtype = DType::kBFloat16; }},
       {"sendItems[0] sends float32 as dtype 2", [](Plan& p) { p.sendItems[0].stagedDtype = DType::kInt8; }},
       {"sendItems[1] sends float32 as dtype 12", [](Plan& p) { p.sendItems[1].stagedDtype = DType::kFloat64; }},
-      {"sends[0] says 16 bytes in 2 items, its items have 12 in 2", [](Plan& p) { p.sendItems[1].stagedDtype = DType::kFloat16; }},
+      {"sends[0] says 16 bytes in 2 items, its items have 12 in 2",
+       [](Plan& p) { p.sendItems[1].stagedDtype = DType::kFloat16; }},
       {"moves[2] has 3 sources from 3, there are 5", [](Plan& p) { p.moves[2].firstSource = 3; }},
       {"moves[2] has 3 sources from 4294967295", [](Plan& p) { p.moves[2].firstSource = UINT32_MAX; }},
       {"moves[2] with 3 sources of float32 has reduction 0", [](Plan& p) { p.moves[2].reduction = ReduceOp::kNone; }},
@@ -163,22 +168,23 @@ TEST(Plan, NamesTheFirstBrokenInvariant) {
 }
 
 TEST(Plan, DumpsForPeople) {
-  EXPECT_EQ(dump(samplePlan()),
-            "plan of rank 1 of 3, fingerprint 1122334455667788\n"
-            "  inputs[0]: float32 [4, 4]\n"
-            "  inputs[1]: float32 [2]\n"
-            "  outputs[0]: float32 [6, 4]\n"
-            "  outputs[1]: float32 [2]\n"
-            "  own copies: 1\n"
-            "    outputs[0] [4, 4] at [0, 0] = rank 1 inputs[0] at [0, 0]\n"
-            "  from rank 2: 40 bytes in 2 boxes of its inputs [3, 4], 1 copies\n"
-            "    outputs[0] [2, 4] at [4, 0] = rank 2 inputs[3] at [5, 0]\n"
-            "  from rank 0: 8 bytes in 1 boxes of its inputs [0], 0 copies\n"
-            "  combines: 1\n"
-            "    outputs[1] [2] at [0] = sum of rank 0 inputs[0] at [1], rank 1 inputs[1] at [0], rank 2 inputs[4] at [7]\n"
-            "  to rank 0: 16 bytes in 2 boxes of my inputs [0]\n"
-            "    inputs[0] [1, 2] at [1, 1]\n"
-            "    inputs[0] [1, 2] at [3, 1] with the one before\n");
+  EXPECT_EQ(
+      dump(samplePlan()),
+      "plan of rank 1 of 3, fingerprint 1122334455667788\n"
+      "  inputs[0]: float32 [4, 4]\n"
+      "  inputs[1]: float32 [2]\n"
+      "  outputs[0]: float32 [6, 4]\n"
+      "  outputs[1]: float32 [2]\n"
+      "  own copies: 1\n"
+      "    outputs[0] [4, 4] at [0, 0] = rank 1 inputs[0] at [0, 0]\n"
+      "  from rank 2: 40 bytes in 2 boxes of its inputs [3, 4], 1 copies\n"
+      "    outputs[0] [2, 4] at [4, 0] = rank 2 inputs[3] at [5, 0]\n"
+      "  from rank 0: 8 bytes in 1 boxes of its inputs [0], 0 copies\n"
+      "  combines: 1\n"
+      "    outputs[1] [2] at [0] = sum of rank 0 inputs[0] at [1], rank 1 inputs[1] at [0], rank 2 inputs[4] at [7]\n"
+      "  to rank 0: 16 bytes in 2 boxes of my inputs [0]\n"
+      "    inputs[0] [1, 2] at [1, 1]\n"
+      "    inputs[0] [1, 2] at [3, 1] with the one before\n");
 }
 
 TEST(Plan, DumpsCasts) {
@@ -186,7 +192,8 @@ TEST(Plan, DumpsCasts) {
   plan.outputs[0].dtype = DType::kBFloat16;
   plan.receives[0].bytes = 24;  // one box of eight in the narrower type, and one of two that is combined
   EXPECT_EQ(validate(plan).message(), "");
-  EXPECT_NE(dump(plan).find("outputs[0] [2, 4] at [4, 0] = rank 2 inputs[3] at [5, 0], cast from float32\n"), std::string::npos);
+  EXPECT_NE(dump(plan).find("outputs[0] [2, 4] at [4, 0] = rank 2 inputs[3] at [5, 0], cast from float32\n"),
+            std::string::npos);
   EXPECT_EQ(deserialise(serialise(plan)).value(), plan);
 }
 
@@ -287,7 +294,8 @@ TEST(PlanCodec, RefusesOtherBytesAndVersions) {
 TEST(PlanCodec, RefusesEveryTruncationAndTrailingBytes) {
   const std::string bytes = serialise(samplePlan());
   for (std::size_t length = 0; length < bytes.size(); ++length) {
-    ASSERT_EQ(deserialise(std::string_view(bytes).substr(0, length)).status().code(), StatusCode::kInvalidArgument) << length;
+    ASSERT_EQ(deserialise(std::string_view(bytes).substr(0, length)).status().code(), StatusCode::kInvalidArgument)
+        << length;
   }
   EXPECT_FALSE(deserialise(bytes + '\0').isOk());
 }

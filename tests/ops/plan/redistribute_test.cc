@@ -153,7 +153,8 @@ TEST(Redistribute, RandomCasesCoverTheFeatures) {
     ASSERT_TRUE(plan.isOk());
     seen["combine"] += plan->firstCombine < plan->moves.size();
     seen["combine with two sources on one edge"] +=
-        std::count_if(plan->sendItems.begin(), plan->sendItems.end(), [](const PlanSendItem& item) { return item.withPrevious; }) > 0;
+        std::count_if(plan->sendItems.begin(), plan->sendItems.end(),
+                      [](const PlanSendItem& item) { return item.withPrevious; }) > 0;
     seen["copy from a peer"] += plan->firstCombine > plan->numOwnCopies;
   }
   for (int d = 0; d <= 7; ++d) {
@@ -165,9 +166,9 @@ TEST(Redistribute, RandomCasesCoverTheFeatures) {
   for (int op = 0; op < kNumReduceOps; ++op) {
     EXPECT_GT(seen["reduction " + std::string(reduceOpName(static_cast<ReduceOp>(op)))], 20) << op;
   }
-  for (const char* feature :
-       {"gaps allowed", "several tensors", "no shape", "replica", "no slice", "several slices", "four slices", "empty box", "combine",
-        "combine with two sources on one edge", "copy from a peer", "cast", "cast of a reduction", "dtype of one side only"}) {
+  for (const char* feature : {"gaps allowed", "several tensors", "no shape", "replica", "no slice", "several slices",
+                              "four slices", "empty box", "combine", "combine with two sources on one edge",
+                              "copy from a peer", "cast", "cast of a reduction", "dtype of one side only"}) {
     EXPECT_GT(seen[feature], 50) << feature;
   }
 }
@@ -258,7 +259,8 @@ double imbalance(const std::vector<Plan>& plans, const std::vector<Rank>& holder
 }
 
 // numBoxes boxes of `shape`, one behind the other, each on every holder; every rank wants all boxes numOutputs times.
-std::vector<LocalSpec> replicatedSpecs(int numRanks, const std::vector<Rank>& holders, const Dims& shape, int numBoxes, int numOutputs) {
+std::vector<LocalSpec> replicatedSpecs(int numRanks, const std::vector<Rank>& holders, const Dims& shape, int numBoxes,
+                                       int numOutputs) {
   std::vector<LocalSpec> specs = specsOf(numRanks);
   for (int box = 0; box < numBoxes; ++box) {
     Dims offset = Dims::filled(shape.size(), 0);
@@ -277,7 +279,8 @@ std::vector<LocalSpec> replicatedSpecs(int numRanks, const std::vector<Rank>& ho
   return specs;
 }
 
-std::vector<Plan> replicatedTo(int numRanks, const std::vector<Rank>& holders, const Dims& shape, int numBoxes, int numOutputs) {
+std::vector<Plan> replicatedTo(int numRanks, const std::vector<Rank>& holders, const Dims& shape, int numBoxes,
+                               int numOutputs) {
   return plansOf(replicatedSpecs(numRanks, holders, shape, numBoxes, numOutputs));
 }
 
@@ -304,7 +307,8 @@ TEST(Redistribute, TakesTurnsWithSmallBoxes) {
   EXPECT_LE(imbalance(replicatedTo(3, {0, 1}, {100}, 60, 1), {0, 1}), 1.2);
   EXPECT_LE(imbalance(replicatedTo(4, {0, 1, 2}, {100}, 1, 60), {0, 1, 2}), 1.2);
   for (const std::vector<Rank>& holders : {std::vector<Rank>{0, 1}, {1, 3, 5}, {0, 2, 4, 6}}) {
-    EXPECT_LE(imbalance(replicatedTo(12 + static_cast<int>(holders.size()), holders, {100}, 1, 1), holders), 1.2) << holders.size();
+    EXPECT_LE(imbalance(replicatedTo(12 + static_cast<int>(holders.size()), holders, {100}, 1, 1), holders), 1.2)
+        << holders.size();
     EXPECT_LE(imbalance(replicatedTo(8, holders, {100}, 60, 1), holders), 1.2) << holders.size();
     EXPECT_LE(imbalance(replicatedTo(8, holders, {100}, 1, 60), holders), 1.2) << holders.size();
   }
@@ -356,11 +360,12 @@ TEST(Redistribute, ListsGapsWithTheSameTextOnEveryRank) {
     const Result<Plan> plan = redistribute(spec, rank);
     ASSERT_FALSE(plan.isOk());
     EXPECT_EQ(plan.status().code(), StatusCode::kGap);
-    EXPECT_EQ(
-        plan.status().message(),
-        "compile_op 'step': no input covers 2 regions of the outputs: rank 1, outputs[1], tensor 'w', [0:4, 4:6]; rank 2, outputs[0], "
-        "tensor 'w', [4:5, 0:4]. Give inputs that cover them, shrink the outputs, or pass allow_gaps=True to leave these elements as they "
-        "are");
+    EXPECT_EQ(plan.status().message(),
+              "compile_op 'step': no input covers 2 regions of the outputs: rank 1, outputs[1], tensor 'w', [0:4, "
+              "4:6]; rank 2, outputs[0], "
+              "tensor 'w', [4:5, 0:4]. Give inputs that cover them, shrink the outputs, or pass allow_gaps=True to "
+              "leave these elements as they "
+              "are");
   }
   EXPECT_EQ(trafficOf(spec).status().message(), redistribute(spec, 0).status().message());
 }
@@ -393,8 +398,10 @@ TEST(Redistribute, ListsOverlapsWithTheSameTextOnEveryRankWhereTheyAreAMistake) 
     ASSERT_FALSE(plan.isOk());
     EXPECT_EQ(plan.status().code(), StatusCode::kInvalidArgument);
     EXPECT_EQ(plan.status().message(),
-              "compile_op 'step': 2 pairs of inputs overlap, and overlap is 'error': tensor 'w': rank 0, inputs[0] [0:4, 0:4] and rank 1, "
-              "inputs[0] [3:5, 0:4]; tensor 'w': rank 0, inputs[1] [4:8, 0:4] and rank 1, inputs[0] [3:5, 0:4]. Give inputs that do not, a "
+              "compile_op 'step': 2 pairs of inputs overlap, and overlap is 'error': tensor 'w': rank 0, inputs[0] "
+              "[0:4, 0:4] and rank 1, "
+              "inputs[0] [3:5, 0:4]; tensor 'w': rank 0, inputs[1] [4:8, 0:4] and rank 1, inputs[0] [3:5, 0:4]. Give "
+              "inputs that do not, a "
               "reduction that combines them, overlap='last' to take the last, or overlap='any' where they are equal");
   }
   EXPECT_EQ(trafficOf(spec).status().message(), redistribute(spec, 0).status().message());
@@ -442,7 +449,8 @@ TEST(Redistribute, FindsTheOverlapsThatANaiveSearchFinds) {
         const LocalTensor& a = *inputs[i].local;
         const LocalTensor& b = *inputs[j].local;
         const bool isOneContribution = &a == &b || (a.replicaClass != 0 && a.replicaClass == b.replicaClass);
-        if (a.tensor == b.tensor && !isOneContribution && spec.tensors[static_cast<std::size_t>(a.tensor)].reduction == ReduceOp::kNone) {
+        if (a.tensor == b.tensor && !isOneContribution &&
+            spec.tensors[static_cast<std::size_t>(a.tensor)].reduction == ReduceOp::kNone) {
           bool overlaps = true;
           for (int d = 0; d < inputs[i].slice->shape.size(); ++d) {
             overlaps = overlaps && std::max(inputs[i].slice->offset[d], inputs[j].slice->offset[d]) <
@@ -509,8 +517,8 @@ TEST(Redistribute, MatchesTheNaiveModelWhenBoxesAreManyAndIrregular) {
     specs[0].inputs.push_back(boxTensor({0, 0, 0}, {40, 30, 20}));
     for (int i = 0; i < 60; ++i) {
       const Dims offset{next(30), next(20), next(10)};
-      specs[static_cast<std::size_t>(i % 4)].inputs.push_back(
-          boxTensor(offset, {1 + next(10), 1 + next(10), 1 + next(10)}, seed < 2 ? 0 : static_cast<std::uint64_t>(next(3))));
+      specs[static_cast<std::size_t>(i % 4)].inputs.push_back(boxTensor(
+          offset, {1 + next(10), 1 + next(10), 1 + next(10)}, seed < 2 ? 0 : static_cast<std::uint64_t>(next(3))));
     }
     for (LocalSpec& spec : specs) {
       spec.outputs.push_back(boxTensor({next(10), next(10), next(10)}, {10 + next(20), 5 + next(15), 2 + next(8)}));

@@ -94,7 +94,8 @@ void expectShare(const LocalShare& share, const std::vector<Indices>& lists, con
         rest /= placed.slice.shape[d];
         const std::int64_t at = placed.localOffset[d] + within;
         ASSERT_LT(at, share.localShape[d]) << what;
-        ASSERT_EQ(placed.slice.offset[d] + within, lists[static_cast<std::size_t>(d)][static_cast<std::size_t>(at)]) << what;
+        ASSERT_EQ(placed.slice.offset[d] + within, lists[static_cast<std::size_t>(d)][static_cast<std::size_t>(at)])
+            << what;
         local += at * stride;
         stride *= share.localShape[d];
       }
@@ -124,7 +125,8 @@ TEST(Sharding, MatchesListsOfIndicesOnRandomLayouts) {
     for (std::int64_t m = random.between(1, 4); m > 0; --m) {
       layout.meshShape.push_back(random.between(1, 4));
       const int dim = static_cast<int>(random.between(0, layout.shape.size() - 1));
-      const Placement choices[] = {kReplicated, shard(dim), shard(dim), strided(dim, random.between(1, 5)), partial(ReduceOp::kSum)};
+      const Placement choices[] = {kReplicated, shard(dim), shard(dim), strided(dim, random.between(1, 5)),
+                                   partial(ReduceOp::kSum)};
       layout.placements.push_back(choices[random.between(0, 4)]);
     }
     layout.mesh = ranksUpTo(numElements(layout.meshShape));
@@ -170,7 +172,8 @@ TEST(Sharding, CutsStridedShardsLikeTorch) {
   const Layout layout{{4}, ranksUpTo(4), {strided(0, 2)}, {9}};
   const std::vector<Indices> expected{{0, 1, 5}, {2, 3, 6}, {4, 7}, {8}};
   for (Rank rank = 0; rank < 4; ++rank) {
-    expectShare(shareOf(layout, rank).value(), {expected[static_cast<std::size_t>(rank)]}, "rank " + std::to_string(rank));
+    expectShare(shareOf(layout, rank).value(), {expected[static_cast<std::size_t>(rank)]},
+                "rank " + std::to_string(rank));
   }
   EXPECT_EQ(shareOf(layout, 0)->slices.size(), 2U);
 }
@@ -213,8 +216,8 @@ TEST(Sharding, PlacesThreeCutsRightToLeft) {
   Indices all(24);
   std::iota(all.begin(), all.end(), std::int64_t{0});
   for (Rank rank = 0; rank < 12; ++rank) {
-    const Indices expected =
-        splitByLists(splitByLists(splitByLists(all, shard(0), 2, rank % 2), shard(0), 3, rank / 2 % 3), shard(0), 2, rank / 6);
+    const Indices expected = splitByLists(
+        splitByLists(splitByLists(all, shard(0), 2, rank % 2), shard(0), 3, rank / 2 % 3), shard(0), 2, rank / 6);
     expectShare(shareOf(layout, rank).value(), {expected}, "rank " + std::to_string(rank));
   }
 }
@@ -287,7 +290,8 @@ TEST(Sharding, RefusesLayoutsThatCannotBe) {
   expectRefused([](Layout& l) { l.mesh[2] = -3; }, "rank -3 in the mesh is negative");
   expectRefused([](Layout& l) { l.mesh[2] = 1; }, "rank 1 is in the mesh twice");
   expectRefused([](Layout& l) { l.placements.pop_back(); }, "1 placements for a mesh of shape [2, 2]");
-  expectRefused([](Layout& l) { l.placements[0].dim = 2; }, "shards tensor dimension 2, but shape [8, 8] has 2 dimensions");
+  expectRefused([](Layout& l) { l.placements[0].dim = 2; },
+                "shards tensor dimension 2, but shape [8, 8] has 2 dimensions");
   expectRefused([](Layout& l) { l.placements[0].dim = -1; }, "shards tensor dimension -1");
   expectRefused([](Layout& l) { l.placements[0] = strided(0, 0); }, "split factor 0");
   expectRefused([](Layout& l) { l.placements[1].reduction = ReduceOp::kNone; }, "Partial without a reduction");

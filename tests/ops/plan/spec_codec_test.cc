@@ -148,7 +148,8 @@ TEST(SpecCodec, RefusesAnotherVersionByName) {
   bytes[0] = 9;
   const Status status = decodeSpec(bytes).status();
   EXPECT_EQ(status.code(), StatusCode::kInvalidArgument);
-  EXPECT_NE(status.message().find("format version 9, this build reads version 4"), std::string::npos) << status.message();
+  EXPECT_NE(status.message().find("format version 9, this build reads version 4"), std::string::npos)
+      << status.message();
 }
 
 TEST(SpecCodec, RefusesEveryTruncationAndTrailingBytes) {
@@ -156,7 +157,8 @@ TEST(SpecCodec, RefusesEveryTruncationAndTrailingBytes) {
     for (const LocalSpec& spec : makeRandomCase(seed).specs) {
       const std::string bytes = encodeSpec(spec);
       for (std::size_t length = 0; length < bytes.size(); ++length) {
-        ASSERT_EQ(decodeSpec(std::string_view(bytes).substr(0, length)).status().code(), StatusCode::kInvalidArgument) << seed;
+        ASSERT_EQ(decodeSpec(std::string_view(bytes).substr(0, length)).status().code(), StatusCode::kInvalidArgument)
+            << seed;
       }
       EXPECT_FALSE(decodeSpec(bytes + '\0').isOk());
     }

@@ -64,7 +64,8 @@ std::uint64_t naiveLeast(const GlobalSpec& spec, const std::vector<Rank>& ranks)
 
 TEST(Survey, CountsWhatThePlansAndTheTrafficSayInRandomCases) {
   const char* wanted = std::getenv("SHARDWIRE_ORACLE_CASES");
-  const std::uint64_t cases = std::min<std::uint64_t>(wanted != nullptr ? std::strtoull(wanted, nullptr, 10) : 1000, 5000);
+  const std::uint64_t cases =
+      std::min<std::uint64_t>(wanted != nullptr ? std::strtoull(wanted, nullptr, 10) : 1000, 5000);
   for (std::uint64_t seed = 1; seed <= cases; ++seed) {
     const RandomCase randomCase = makeRandomCase(seed);
     const Result<GlobalSpec> spec = mergeSpecs(randomCase.specs);

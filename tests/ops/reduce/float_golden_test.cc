@@ -19,9 +19,12 @@ struct Golden {
 };
 
 constexpr Golden kGoldens[] = {
-    {DType::kFloat16, 0x4dd78fca5341d609u, 0x1f87f165810ea7c5u},        {DType::kBFloat16, 0x642f1c8bcc01b441u, 0xcf8e09175d8f5ba5u},
-    {DType::kFloat8E4M3FN, 0x9825d4bc16f0715au, 0xdad1d9c50f749ca5u},   {DType::kFloat8E5M2, 0xa16bee626860b2c0u, 0x6c1e56b6fb09c905u},
-    {DType::kFloat8E4M3FNUZ, 0xc743dcc0c52c4e5fu, 0xf51851cb11c63018u}, {DType::kFloat8E5M2FNUZ, 0x9549ca243a709b73u, 0x94ae6fc493d49818u},
+    {DType::kFloat16, 0x4dd78fca5341d609u, 0x1f87f165810ea7c5u},
+    {DType::kBFloat16, 0x642f1c8bcc01b441u, 0xcf8e09175d8f5ba5u},
+    {DType::kFloat8E4M3FN, 0x9825d4bc16f0715au, 0xdad1d9c50f749ca5u},
+    {DType::kFloat8E5M2, 0xa16bee626860b2c0u, 0x6c1e56b6fb09c905u},
+    {DType::kFloat8E4M3FNUZ, 0xc743dcc0c52c4e5fu, 0xf51851cb11c63018u},
+    {DType::kFloat8E5M2FNUZ, 0x9549ca243a709b73u, 0x94ae6fc493d49818u},
     {DType::kFloat8E8M0FNU, 0x8dd6d7acc7c891e6u, 0x6d2c8b41c3f0e5a5u},
 };
 
@@ -56,7 +59,8 @@ TEST(FloatGolden, EncodesLikeTorch) {
     std::vector<std::byte> codes(floats.size() * elementBytes(golden.dtype));
     for (const Isa isa : isasHere()) {
       sumOf(isa, golden.dtype).encode(codes.data(), floats.data(), floats.size(), 0);
-      EXPECT_EQ(fnv1a(codes.data(), codes.size()), golden.encoded) << dtypeName(golden.dtype) << " " << kernelsOf(isa)->name;
+      EXPECT_EQ(fnv1a(codes.data(), codes.size()), golden.encoded)
+          << dtypeName(golden.dtype) << " " << kernelsOf(isa)->name;
     }
     for (std::size_t i = 0; i < floats.size(); ++i) {
       const std::uint32_t code = naiveEncode(golden.dtype, floats[i]);
@@ -92,7 +96,8 @@ TEST(FloatGolden, DecodesLikeTorch) {
 }
 
 TEST(FloatGolden, NanEncodesAsTheOneNan) {
-  const std::uint32_t nans[] = {0x7FC00000, 0xFFC00000, 0x7F800001, 0xFFFFFFFF, 0x7FFFFFFF, 0xFF800001, 0x7FC12345, 0xFFC54321, 0x7F812345};
+  const std::uint32_t nans[] = {0x7FC00000, 0xFFC00000, 0x7F800001, 0xFFFFFFFF, 0x7FFFFFFF,
+                                0xFF800001, 0x7FC12345, 0xFFC54321, 0x7F812345};
   for (const Golden& golden : kGoldens) {
     const std::uint32_t expected = golden.dtype == DType::kFloat8E8M0FNU ? 255 : naiveFormat(golden.dtype).nan;
     for (const Isa isa : isasHere()) {

@@ -57,8 +57,9 @@ inline float naiveDecode(DType dtype, std::uint32_t code) {
   if (format.top == NaiveFormat::Top::kOnlyAllOnes && magnitude == signBit - 1) {
     return std::nanf("");
   }
-  double value = exponent == 0 ? std::ldexp(mantissa, 1 - format.bias - format.mantissaBits)
-                               : std::ldexp((1 << format.mantissaBits) + mantissa, exponent - format.bias - format.mantissaBits);
+  double value = exponent == 0
+                     ? std::ldexp(mantissa, 1 - format.bias - format.mantissaBits)
+                     : std::ldexp((1 << format.mantissaBits) + mantissa, exponent - format.bias - format.mantissaBits);
   if (format.top == NaiveFormat::Top::kIeee && exponent == topExponent) {
     if (mantissa != 0) {
       return std::nanf("");
@@ -138,7 +139,8 @@ T naiveFloatOp(T a, T b, ReduceOp op) {
 
 // T accumulates; load and store translate one lane.
 template <typename T, typename Load, typename Store>
-void naiveReduceFloat(std::span<const std::byte* const> sources, bool isComplex, ReduceOp op, Load&& load, Store&& store) {
+void naiveReduceFloat(std::span<const std::byte* const> sources, bool isComplex, ReduceOp op, Load&& load,
+                      Store&& store) {
   T re = load(sources[0], 0), im = isComplex ? load(sources[0], 1) : T{0};
   for (const std::byte* source : sources.subspan(1)) {
     const T otherRe = load(source, 0), otherIm = isComplex ? load(source, 1) : T{0};

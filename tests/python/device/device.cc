@@ -103,9 +103,13 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
     static std::atomic<std::int64_t> next{0};
     return streamOf(1 + next++ % (kNumStreams - 1));
   }
-  c10::Stream exchangeStream(c10::Stream stream) const noexcept override { return streamOf(std::exchange(currentStream, stream.id())); }
+  c10::Stream exchangeStream(c10::Stream stream) const noexcept override {
+    return streamOf(std::exchange(currentStream, stream.id()));
+  }
   c10::DeviceIndex deviceCount() const noexcept override { return 1; }
-  void destroyEvent(void* event, const c10::DeviceIndex) const noexcept override { delete static_cast<EventState*>(event); }
+  void destroyEvent(void* event, const c10::DeviceIndex) const noexcept override {
+    delete static_cast<EventState*>(event);
+  }
   void record(void** event, const c10::Stream& on, const c10::DeviceIndex, const c10::EventFlag) const override {
     if (*event == nullptr) {
       *event = new EventState;
@@ -119,7 +123,9 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
       stream(on.id()).queue([flag = static_cast<EventState*>(event)->recorded] { flag->wait(); });
     }
   }
-  bool queryEvent(void* event) const override { return event == nullptr || static_cast<EventState*>(event)->recorded->isSet(); }
+  bool queryEvent(void* event) const override {
+    return event == nullptr || static_cast<EventState*>(event)->recorded->isSet();
+  }
   bool queryStream(const c10::Stream& which) const override { return stream(which.id()).isIdle(); }
   void synchronizeStream(const c10::Stream& which) const override { stream(which.id()).synchronize(); }
   bool isStreamCapturing(const c10::Stream&) const { return capturing; }
@@ -209,17 +215,18 @@ at::Tensor& zero(at::Tensor& tensor) {
 
 at::Tensor empty(c10::IntArrayRef size, SW_TORCH_OPTIONAL<c10::ScalarType> type, SW_TORCH_OPTIONAL<c10::Layout>,
                  SW_TORCH_OPTIONAL<c10::Device>, SW_TORCH_OPTIONAL<bool>, SW_TORCH_OPTIONAL<c10::MemoryFormat> format) {
-  return at::Tensor(
-      at::detail::empty_generic(size, &allocator(), c10::DispatchKeySet(c10::DispatchKey::PrivateUse1), type.value_or(at::kFloat), format));
+  return at::Tensor(at::detail::empty_generic(size, &allocator(), c10::DispatchKeySet(c10::DispatchKey::PrivateUse1),
+                                              type.value_or(at::kFloat), format));
 }
 
 at::Tensor emptyStrided(c10::IntArrayRef size, c10::IntArrayRef stride, SW_TORCH_OPTIONAL<c10::ScalarType> type,
                         SW_TORCH_OPTIONAL<c10::Layout>, SW_TORCH_OPTIONAL<c10::Device>, SW_TORCH_OPTIONAL<bool>) {
-  return at::Tensor(at::detail::empty_strided_generic(size, stride, &allocator(), c10::DispatchKeySet(c10::DispatchKey::PrivateUse1),
-                                                      type.value_or(at::kFloat)));
+  return at::Tensor(at::detail::empty_strided_generic(
+      size, stride, &allocator(), c10::DispatchKeySet(c10::DispatchKey::PrivateUse1), type.value_or(at::kFloat)));
 }
 
-at::Tensor asStrided(const at::Tensor& self, c10::IntArrayRef size, c10::IntArrayRef stride, SW_TORCH_OPTIONAL<std::int64_t> offset) {
+at::Tensor asStrided(const at::Tensor& self, c10::IntArrayRef size, c10::IntArrayRef stride,
+                     SW_TORCH_OPTIONAL<std::int64_t> offset) {
   return at::native::as_strided_tensorimpl(self, size, stride, offset);
 }
 
@@ -298,7 +305,8 @@ std::unique_ptr<::c10d::cuda::StreamBlock> makeBlock(std::chrono::milliseconds) 
 }
 #endif
 
-// Sets the source of the stream gates in wait(): shardwire's registry ("own"), torch's ("torch"), or no source ("none").
+// Sets the source of the stream gates in wait(): shardwire's registry ("own"), torch's ("torch"), or no source
+// ("none").
 void useGates(const std::string& whose) {
   shardwire::setStreamGates(kType, whose == "own" ? &makeGate : nullptr);
   if (whose == "torch") {
@@ -340,7 +348,8 @@ at::Tensor gatherOfAnother(at::Tensor tensor, std::string) {
 }
 
 void registerSymmKernels(bool areTorchs) {
-  static auto* const library = new torch::Library(torch::Library::IMPL, "symm_mem", c10::DispatchKey::XPU, __FILE__, __LINE__);
+  static auto* const library =
+      new torch::Library(torch::Library::IMPL, "symm_mem", c10::DispatchKey::XPU, __FILE__, __LINE__);
   if (areTorchs) {
     library->impl("all_to_all_vdev", &vdevOfTorch);
     library->impl("all_to_all_vdev_2d", &vdev2dOfTorch);
@@ -368,7 +377,9 @@ PYBIND11_MODULE(shardwire_test_device, m) {
   m.def("delay", [](int milliseconds) {
     current().queue([milliseconds] { std::this_thread::sleep_for(std::chrono::milliseconds(milliseconds)); });
   });
-  py::class_<Flag, std::shared_ptr<Flag>>(m, "Hold", py::module_local()).def("release", &Flag::set).def("is_released", &Flag::isSet);
+  py::class_<Flag, std::shared_ptr<Flag>>(m, "Hold", py::module_local())
+      .def("release", &Flag::set)
+      .def("is_released", &Flag::isSet);
   m.def("hold", [] {
     const auto released = std::make_shared<Flag>();
     current().queue([released] { released->wait(); });

@@ -139,7 +139,8 @@ std::string mpiErrorText(int code) {
 
 }  // namespace shardwire::internal
 
-extern "C" __attribute__((visibility("default"))) shardwire::internal::MpiApi* shardwireMpiModule(std::uint32_t version) {
+extern "C" __attribute__((visibility("default"))) shardwire::internal::MpiApi* shardwireMpiModule(
+    std::uint32_t version) {
   static shardwire::internal::Api api;
   return version == shardwire::internal::kMpiApiVersion ? &api : nullptr;
 }

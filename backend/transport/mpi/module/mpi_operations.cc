@@ -54,7 +54,8 @@ class Operations final : public MpiOperations {
       return checkNotEnding();
     }
     int count = 0;
-    const int code = MPI_Testsome(static_cast<int>(requests_.size()), requests_.data(), &count, indices_.data(), statuses_.data());
+    const int code =
+        MPI_Testsome(static_cast<int>(requests_.size()), requests_.data(), &count, indices_.data(), statuses_.data());
     if (code != MPI_SUCCESS && code != MPI_ERR_IN_STATUS) {
       return mpiStatus("MPI_Testsome", code);
     }
@@ -97,7 +98,8 @@ class Operations final : public MpiOperations {
   };
 
   Status checkNotEnding() const {
-    return isEnding_->load() ? Status{StatusCode::kAborted, "MPI was finalised while a group still used it"} : Status::ok();
+    return isEnding_->load() ? Status{StatusCode::kAborted, "MPI was finalised while a group still used it"}
+                             : Status::ok();
   }
 
   Status start(MpiPair& pair, int tag, std::span<const MpiRun> runs, const MpiCookie& cookie, bool isSend) {
@@ -106,8 +108,9 @@ class Operations final : public MpiOperations {
     Layout layout;
     SW_RETURN_IF_ERROR(lay(runs, &layout));
     MPI_Request request = MPI_REQUEST_NULL;
-    const int code = isSend ? MPI_Isend(layout.base, layout.count, layout.type, to.peer, tag, to.communicator, &request)
-                            : MPI_Irecv(layout.base, layout.count, layout.type, to.peer, tag, to.communicator, &request);
+    const int code = isSend
+                         ? MPI_Isend(layout.base, layout.count, layout.type, to.peer, tag, to.communicator, &request)
+                         : MPI_Irecv(layout.base, layout.count, layout.type, to.peer, tag, to.communicator, &request);
     if (layout.isOwn) {
       MPI_Type_free(&layout.type);  // MPI keeps the type until the message is done
     }
@@ -137,8 +140,8 @@ class Operations final : public MpiOperations {
     const int count = static_cast<int>(joined_.size());
     int code = MPI_SUCCESS;
     if (isRegular(joined_)) {
-      code =
-          MPI_Type_create_hvector(count, static_cast<int>(joined_[0].size), joined_[1].bytes - joined_[0].bytes, MPI_BYTE, &layout->type);
+      code = MPI_Type_create_hvector(count, static_cast<int>(joined_[0].size), joined_[1].bytes - joined_[0].bytes,
+                                     MPI_BYTE, &layout->type);
     } else {
       lengths_.clear();
       places_.clear();

@@ -110,7 +110,8 @@ inline internal::VerbsApi FakeVerbs::api() {
     attributes->gid_tbl_len = static_cast<int>(port.gids.size());
     return 0;
   };
-  api.queryGidEx = [](ibv_context* context, std::uint32_t number, std::uint32_t index, ibv_gid_entry* entry, std::uint32_t, std::size_t) {
+  api.queryGidEx = [](ibv_context* context, std::uint32_t number, std::uint32_t index, ibv_gid_entry* entry,
+                      std::uint32_t, std::size_t) {
     const Port& port = reinterpret_cast<Device*>(context->device)->ports[number - 1U];
     if (index >= port.gids.size()) {
       return ENODATA;
@@ -134,7 +135,8 @@ inline internal::VerbsApi FakeVerbs::api() {
     ++fake.numRegistering;
     fake.lastSize = size;
     fake.lastAccess = access;
-    return new ibv_mr{.context = pd->context, .pd = pd, .addr = bytes, .length = size, .handle = 0, .lkey = 1, .rkey = 2};
+    return new ibv_mr{
+        .context = pd->context, .pd = pd, .addr = bytes, .length = size, .handle = 0, .lkey = 1, .rkey = 2};
   };
   api.deregMr = [](ibv_mr* mr) {
     --instance().numRegistered;

@@ -45,7 +45,8 @@ TEST(RdmaPorts, EachPortThatDoesNotServeSaysWhy) {
   options.rdmaDevices = "mlx5_0";
   const auto ports = openRdmaPorts(api, options);
   ASSERT_FALSE(ports.isOk());
-  for (const char* words : {"mlx5_0:1: down", "mlx5_0:2: has no GID", "mlx5_1:1: excluded by SHARDWIRE_RDMA_DEVICES=mlx5_0"}) {
+  for (const char* words :
+       {"mlx5_0:1: down", "mlx5_0:2: has no GID", "mlx5_1:1: excluded by SHARDWIRE_RDMA_DEVICES=mlx5_0"}) {
     EXPECT_NE(ports.status().message().find(words), std::string::npos) << ports.status().message();
   }
 }
@@ -53,7 +54,8 @@ TEST(RdmaPorts, EachPortThatDoesNotServeSaysWhy) {
 TEST(RdmaPorts, TheGidIsRoceV2OverIpv4UnlessChosen) {
   FakeVerbs& fake = FakeVerbs::reset();
   auto& gids = fake.addPort("mlx5_0").gids;
-  gids = {FakeVerbs::linkLocalGid(1), FakeVerbs::ipv4Gid(7, IBV_GID_TYPE_ROCE_V1), FakeVerbs::ipv4Gid(7), FakeVerbs::linkLocalGid(2)};
+  gids = {FakeVerbs::linkLocalGid(1), FakeVerbs::ipv4Gid(7, IBV_GID_TYPE_ROCE_V1), FakeVerbs::ipv4Gid(7),
+          FakeVerbs::linkLocalGid(2)};
   const VerbsApi api = FakeVerbs::api();
   Options options;
   {
@@ -107,7 +109,8 @@ TEST(RdmaAddress, SurvivesItsEncodingAndNothingElseDoes) {
   ASSERT_TRUE(decoded.isOk()) << decoded.status().message();
   EXPECT_EQ(*decoded, rails);
   for (std::size_t size = 0; size < bytes.size(); ++size) {
-    EXPECT_EQ(decodeRailAddresses(std::string_view(bytes).substr(0, size)).status().code(), StatusCode::kMismatch) << size;
+    EXPECT_EQ(decodeRailAddresses(std::string_view(bytes).substr(0, size)).status().code(), StatusCode::kMismatch)
+        << size;
   }
   EXPECT_FALSE(decodeRailAddresses(bytes + "x").isOk());
   EXPECT_FALSE(decodeRailAddresses(encodeRailAddresses({})).isOk());

@@ -85,7 +85,8 @@ TEST_F(RdmaFaults, AFailedCompletionNamesPeerPortStatusAndCause) {
     ASSERT_TRUE(pair.pollUntil([&] { return !connection.health().isOk(); }));
     const std::string text = connection.health().message();
     EXPECT_EQ(connection.health().code(), StatusCode::kPeerFailed);
-    for (const char* part : {"rank 1 (in this process)", "rxe", "vendor error 0x81", real_.wcStatusStr(status), words}) {
+    for (const char* part :
+         {"rank 1 (in this process)", "rxe", "vendor error 0x81", real_.wcStatusStr(status), words}) {
       EXPECT_NE(text.find(part), std::string::npos) << text;
     }
   }
@@ -154,7 +155,8 @@ TEST_F(RdmaFaults, TheMemlockLimitIsTold) {
     ASSERT_EQ(::setuid(65534), 0);
     Options options;
     options.transports = "rdma";
-    const auto peers = internal::connectPeers(store, rank, 2, options, Clock::now() + std::chrono::seconds(20), "memlock");
+    const auto peers =
+        internal::connectPeers(store, rank, 2, options, Clock::now() + std::chrono::seconds(20), "memlock");
     ASSERT_FALSE(peers.isOk());
     EXPECT_NE(peers.status().message().find("memlock"), std::string::npos) << peers.status().message();
   });
@@ -254,9 +256,10 @@ class RdmaPowerCut : public ::testing::Test {
     ASSERT_EQ(health.code(), StatusCode::kPeerFailed);
     EXPECT_NE(health.message().find("rank 1"), std::string::npos) << health.message();
     EXPECT_NE(health.message().find("died or cannot be reached"), std::string::npos) << health.message();
-    EXPECT_LT(silent.count(), 10)
-        << health.message();  // not the timeout of 30 s; the line below prints how soon, since an emulated machine has no independent clock
-    std::printf("noticed %.2f s after the last sign of life (%u fetches): %s\n", silent.count(), fetched, health.message().c_str());
+    EXPECT_LT(silent.count(), 10) << health.message();  // not the timeout of 30 s; the line below prints how soon,
+                                                        // since an emulated machine has no independent clock
+    std::printf("noticed %.2f s after the last sign of life (%u fetches): %s\n", silent.count(), fetched,
+                health.message().c_str());
     EXPECT_TRUE(connection.stopFetches());
   }
 };

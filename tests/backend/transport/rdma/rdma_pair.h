@@ -40,9 +40,9 @@ class RdmaPair {
     for (std::size_t i = 0; i < 2; ++i) {
       threads[i] = std::thread([&, i] {
         internal::Link link{internal::Fd(sockets[i]), "socketpair"};
-        auto connection =
-            endpoints[i]->connect(std::move(link), static_cast<Rank>(1 - i), i == 1, endpoints[1 - i]->address(),
-                                  "rank " + std::to_string(1 - i) + " (in this process)", Clock::now() + std::chrono::seconds(10));
+        auto connection = endpoints[i]->connect(
+            std::move(link), static_cast<Rank>(1 - i), i == 1, endpoints[1 - i]->address(),
+            "rank " + std::to_string(1 - i) + " (in this process)", Clock::now() + std::chrono::seconds(10));
         ends[i].failure = connection.status();
         ends[i].wire = endpoints[i]->takeWire();
         if (connection.isOk()) {

@@ -32,11 +32,14 @@ std::vector<TransportFixture> fixtures() {
   Options smallRings = overRdma();
   smallRings.ringBytes = std::size_t{16} << 10;
   smallRings.inlineBytes = 0;
-  return {fixture("Threads", false, overRdma()), fixture("Processes", true, overRdma()), fixture("SmallRings", true, smallRings)};
+  return {fixture("Threads", false, overRdma()), fixture("Processes", true, overRdma()),
+          fixture("SmallRings", true, smallRings)};
 }
 
-INSTANTIATE_TEST_SUITE_P(Rdma, TransportContract, ::testing::ValuesIn(fixtures()), [](const auto& info) { return info.param.name; });
-INSTANTIATE_TEST_SUITE_P(Rdma, WireContract, ::testing::ValuesIn(fixtures()), [](const auto& info) { return info.param.name; });
+INSTANTIATE_TEST_SUITE_P(Rdma, TransportContract, ::testing::ValuesIn(fixtures()),
+                         [](const auto& info) { return info.param.name; });
+INSTANTIATE_TEST_SUITE_P(Rdma, WireContract, ::testing::ValuesIn(fixtures()),
+                         [](const auto& info) { return info.param.name; });
 GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(WireContract);
 GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(TransportContract);
 

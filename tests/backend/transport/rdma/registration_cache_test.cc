@@ -65,7 +65,8 @@ class RegistrationCacheTest : public ::testing::Test {
     cache_ = std::make_unique<RegistrationCache>(api_, ports_.devices, &kWatch, limits);
     return *cache_;
   }
-  Registration* pin(RegistrationCache& cache, const void* bytes, std::size_t size, bool isWritten, const void* storage) {
+  Registration* pin(RegistrationCache& cache, const void* bytes, std::size_t size, bool isWritten,
+                    const void* storage) {
     auto pinned = cache.pin(bytes, size, isWritten, storage);
     EXPECT_TRUE(pinned.isOk()) << pinned.status().message();
     return pinned.isOk() ? *pinned : nullptr;
@@ -162,7 +163,8 @@ TEST_F(RegistrationCacheTest, KeepsNoMoreThanItsLimitsAndDropsTheOldest) {
   RegistrationLimits limits;
   limits.bytes = 4 * 8192;
   RegistrationCache& kept = cache(limits);
-  liveStorages = {memory_.data(), memory_.data() + 1, memory_.data() + 2, memory_.data() + 3, memory_.data() + 4, memory_.data() + 5};
+  liveStorages = {memory_.data(),     memory_.data() + 1, memory_.data() + 2,
+                  memory_.data() + 3, memory_.data() + 4, memory_.data() + 5};
   for (std::size_t i = 0; i < 6; ++i) {
     kept.unpin(pin(kept, memory_.data() + i * 16384, 8192, false, memory_.data() + i));
   }

@@ -20,7 +20,8 @@ using internal::MemoryRun;
 
 struct Streams {
   Streams() : Streams(makeTcpPair()) {}
-  explicit Streams(std::pair<internal::Fd, internal::Fd> sockets) : owner(std::move(sockets.first)), fetcher(std::move(sockets.second)) {}
+  explicit Streams(std::pair<internal::Fd, internal::Fd> sockets)
+      : owner(std::move(sockets.first)), fetcher(std::move(sockets.second)) {}
 
   FetchStream owner;
   FetchStream fetcher;
@@ -43,7 +44,8 @@ TEST(FetchStream, RequestBytesAreThese) {
   FetchCount count;
   std::vector<std::string> requests;
   // The first two touch at the owner, the third has no bytes.
-  const MemoryRun runs[] = {{local, 0x1000, 16}, {local + 32, 0x1010, 8}, {local + 40, 0x9000, 0}, {local + 48, 0x2000, 4}};
+  const MemoryRun runs[] = {
+      {local, 0x1000, 16}, {local + 32, 0x1010, 8}, {local + 40, 0x9000, 0}, {local + 48, 0x2000, 4}};
   ASSERT_TRUE(streams.fetcher.ask(5, runs, &count, &requests));
   ASSERT_EQ(requests.size(), 1U);
   EXPECT_EQ(toHex(requests[0]),
@@ -134,7 +136,8 @@ class Endless {
     EXPECT_NE(whole, MAP_FAILED);
     bytes_ = static_cast<std::byte*>(whole);
     for (std::size_t at = 0; at < size; at += period) {
-      EXPECT_NE(::mmap(bytes_ + at, period, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, file->get(), 0), MAP_FAILED);
+      EXPECT_NE(::mmap(bytes_ + at, period, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, file->get(), 0),
+                MAP_FAILED);
     }
   }
   ~Endless() { ::munmap(bytes_, size_); }

@@ -93,7 +93,8 @@ TEST(FrameStream, WireBytesAreThese) {
             "080000004652414d"
             "6162636465666768");
   // The peer's frames are released by credit.
-  ASSERT_EQ(*internal::sendSome(far, unit(UnitType::kFrames, 1, 0, 16) + std::string("\x08\0\0\0FRAM", 8) + "abcdefgh"), 24U);
+  ASSERT_EQ(*internal::sendSome(far, unit(UnitType::kFrames, 1, 0, 16) + std::string("\x08\0\0\0FRAM", 8) + "abcdefgh"),
+            24U);
   ASSERT_TRUE(internal::waitForSocket(stream.socket(), POLLIN, soon(), "receiving").isOk());
   ASSERT_TRUE(stream.receive(&moved).isOk());
   ASSERT_EQ(stream.reader(Lane::kBulk).peek().size(), 8U);
@@ -157,7 +158,9 @@ TEST(FrameStream, FramesSurviveAnyCutOfTheStream) {
   FrameStream receiver(std::move(far), kCapacities);
   std::size_t sent = 0;
   std::size_t received = 0;
-  const auto frame = [](std::size_t number) { return std::string(1 + number * 37 % 1000, static_cast<char>('a' + number % 26)); };
+  const auto frame = [](std::size_t number) {
+    return std::string(1 + number * 37 % 1000, static_cast<char>('a' + number % 26));
+  };
   bool moved = false;
   for (const auto start = Clock::now(); received < 60 && Clock::now() - start < std::chrono::seconds(30);) {
     const std::string next = frame(sent);

@@ -36,7 +36,8 @@ inline internal::Digest testSecret() {
 
 inline std::pair<internal::Link, internal::Link> makeLinkPair() {
   auto [near, far] = makeTcpPair();
-  return {internal::Link(std::move(near), "far end", testSecret()), internal::Link(std::move(far), "near end", testSecret())};
+  return {internal::Link(std::move(near), "far end", testSecret()),
+          internal::Link(std::move(far), "near end", testSecret())};
 }
 
 // One rank with one connection. Members are destroyed in the right order.
@@ -54,7 +55,8 @@ struct TcpRank {
       return;
     }
     endpoint = std::move(*made);
-    auto joined = endpoint->connect(std::move(link), peer, isDialer, endpoint->address(), "rank " + std::to_string(peer), deadline);
+    auto joined = endpoint->connect(std::move(link), peer, isDialer, endpoint->address(),
+                                    "rank " + std::to_string(peer), deadline);
     status = joined.status();
     if (joined.isOk()) {
       connection = std::move(*joined);

@@ -59,9 +59,10 @@ TransportFixture acrossHosts() {
   return {"TwoHosts", true, options, true, kNoticeDeathWithin, &prepareTwoHosts, &enterInTurn};
 }
 
-const auto kFixtures = ::testing::Values(TransportFixture{"Threads", false, overTcp(), true, kNoticeDeathWithin},
-                                         TransportFixture{"Processes", true, overTcp(), true, kNoticeDeathWithin},
-                                         TransportFixture{"SmallRings", true, smallRings(), true, kNoticeDeathWithin}, acrossHosts());
+const auto kFixtures =
+    ::testing::Values(TransportFixture{"Threads", false, overTcp(), true, kNoticeDeathWithin},
+                      TransportFixture{"Processes", true, overTcp(), true, kNoticeDeathWithin},
+                      TransportFixture{"SmallRings", true, smallRings(), true, kNoticeDeathWithin}, acrossHosts());
 std::string nameOf(const ::testing::TestParamInfo<TransportFixture>& info) {
   return info.param.name;
 }
@@ -82,7 +83,8 @@ class FakeDialer {
   ~FakeDialer() { finish(); }
 
   // Sends the dialer's first message; returns the port on which the other end listens.
-  std::uint16_t greet(const std::array<std::uint64_t, internal::kNumLanes>& capacities = internal::laneCapacities(Options{})) {
+  std::uint16_t greet(
+      const std::array<std::uint64_t, internal::kNumLanes>& capacities = internal::laneCapacities(Options{})) {
     internal::ByteWriter writer;
     writer.u32(0x50545753);
     writer.u8(1);
@@ -264,7 +266,8 @@ TEST(TcpConnection, AForgedFetchIsRefusedAndTold) {
   const MemoryRun beyond{memory.data() + 2048, address.value + 96, 8};
   FetchCount count;
   ASSERT_TRUE(pair.connection(1).fetch(address.space, {&beyond, 1}, &count));
-  ASSERT_TRUE(pair.pollUntil([&] { return !pair.connection(0).health().isOk() && !pair.connection(1).health().isOk(); }));
+  ASSERT_TRUE(
+      pair.pollUntil([&] { return !pair.connection(0).health().isOk() && !pair.connection(1).health().isOk(); }));
   expectWords(pair.connection(0).health(), StatusCode::kPeerFailed, "rank 1 sent a request for 8 bytes");
   expectWords(pair.connection(1).health(), StatusCode::kPeerFailed, "rank 0 refused a request for 8 bytes");
   EXPECT_EQ(count.pending, 1U);
@@ -401,7 +404,8 @@ TEST(TcpConnection, APeerKilledInTheMiddleOfAFetchIsNamed) {
   MemoryStore store;
   runRanksAsProcesses(2,
                       [&](Rank rank) {
-                        auto peers = internal::connectPeers(store, rank, 2, overTcp(), Clock::now() + std::chrono::seconds(20), "killed");
+                        auto peers = internal::connectPeers(store, rank, 2, overTcp(),
+                                                            Clock::now() + std::chrono::seconds(20), "killed");
                         ASSERT_TRUE(peers.isOk()) << peers.status().message();
                         ownPeers = &*peers;
                         Connection& connection = *peers->connections[static_cast<std::size_t>(1 - rank)];
