@@ -15,7 +15,7 @@
 #include "backend/c10d/store_adapter.h"
 #include "backend/c10d/without_python.h"
 #include "backend/exec/op_recorder.h"
-#include "backend/op_facts.h"
+#include "backend/plans/op_facts.h"
 
 namespace shardwire {
 

@@ -1,5 +1,5 @@
 // Plans made earlier: in memory with a bound, on disk in whatever state, and the vote of ranks with different finds.
-#include "backend/plan_cache.h"
+#include "backend/plans/plan_cache.h"
 
 #include <fmt/format.h>
 #include <sys/stat.h>
@@ -11,7 +11,7 @@
 #include <iterator>
 #include <set>
 
-#include "backend/plan_file.h"
+#include "backend/plans/plan_file.h"
 #include "shardwire/offline.h"
 #include "tests/backend/thread_group.h"
 

@@ -39,8 +39,10 @@ ROOMS = {
     "backend/symm": CORE + WIRE + OPS + HOW,
     # The visible status of a running job: reads the engines, and writes only to its own memory.
     "backend/sight": CORE + WIRE + HOW,
-    # communicator.cc and the files that connect it.
-    "backend": CORE + WIRE + OPS + HOW + ["backend/symm", "backend/sight"],
+    # What is kept of a plan: its facts, a cache, a file.
+    "backend/plans": CORE + WIRE + OPS + ["backend/base"],
+    # The top of the core: the communicator connects the rooms.
+    "backend/communicator": CORE + WIRE + OPS + HOW + ["backend/plans", "backend/symm", "backend/sight"],
 }
 ALL_BELOW_TORCH = sorted(ROOMS)
 # The public headers that show torch: for a C++ program on libtorch. Only public headers of ours are installed.

@@ -21,7 +21,7 @@ import variables
 ALLOWED = [
     ("ops/plan/plan.cc", '#include "ops/plan/plan.h"\n#include <vector>\n#include "shardwire/types.h"\n#include <fmt/format.h>\n'),
     ("backend/exec/executor.cc", '#include "ops/plan/plan.h"\n#include "backend/memory/shared_heap.h"\n#include <thread>\n'),
-    ("backend/communicator.cc", '#include "backend/exec/executor.h"\n'),
+    ("backend/communicator/communicator.cc", '#include "backend/exec/executor.h"\n'),
     ("backend/c10d/process_group.cc", "#include <torch/csrc/distributed/c10d/Backend.hpp>\n"),
     ("backend/c10d/torch_compat.h", "#if TORCH_VERSION_MAJOR < 2\n#endif\n"),
     ("backend/transport/rdma/verbs.cc", "#include <infiniband/verbs.h>\n"),
@@ -48,7 +48,7 @@ REFUSED = [
     ("backend/memory/shared_heap.cc", '#include "backend/transport/transport.h"\n', "not below it"),
     ("backend/fabric/link.cc", '#include "backend/transport/transport.h"\n', "not below it"),
     ("include/shardwire/communicator.h", '#include "shardwire/c10d.h"\n', "sees torch"),
-    ("backend/communicator.cc", '#include "shardwire/c10d.h"\n', "sees torch"),
+    ("backend/communicator/communicator.cc", '#include "shardwire/c10d.h"\n', "sees torch"),
     ("ops/plan/plan.cc", "#include <thread>\n", "I/O, threads or clocks"),
     ("ops/reduce/kernel.cc", "#include <chrono>\n", "I/O, threads or clocks"),
     ("ops/reduce/kernel.cc", "#include <sys/mman.h>\n", "I/O, threads or clocks"),
@@ -301,7 +301,7 @@ HEADER = """struct Options {
 
 
 def library(root, page, source):
-    for name, text in (("include/shardwire/options.h", HEADER), ("docs/variables.md", page), ("backend/options.cc", source)):
+    for name, text in (("include/shardwire/options.h", HEADER), ("docs/variables.md", page), ("backend/base/options.cc", source)):
         path = root / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)

@@ -34,12 +34,13 @@ LIMIT, FEWEST = 4.0, 100
 STORY_LINES, STORY_WORDS = 150, 20
 PLAIN = (
     "README.md",
-    "backend",
     "backend/base",
     "backend/bootstrap",
     "backend/c10d",
+    "backend/communicator",
     "backend/exec",
     "backend/memory",
+    "backend/plans",
     "backend/sight",
     "backend/symm",
     "backend/transport",

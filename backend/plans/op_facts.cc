@@ -2,7 +2,7 @@
 // the constructor's row, and stats() counts the plan's bytes. traffic() uses the best source at hand: the merged spec,
 // otherwise all ranks' encoded specs, otherwise this rank's plan. explain() and explainJson() print the traffic, as a
 // table and as JSON.
-#include "backend/op_facts.h"
+#include "backend/plans/op_facts.h"
 
 #include <fmt/format.h>
 

@@ -1,4 +1,4 @@
-#include "backend/flat_tensor.h"
+#include "backend/communicator/flat_tensor.h"
 
 #include <fmt/format.h>
 

@@ -2,7 +2,7 @@
 // algorithm is selected, and each stage gets a plan and a pool of runs. prepare() then takes a run for each stage,
 // points the run at the call's tensors and links the run to the run of the stage before. The cache is emptied when too
 // many programs are kept; runs in flight hold their own plan.
-#include "backend/program_cache.h"
+#include "backend/communicator/program_cache.h"
 
 #include <algorithm>
 

@@ -1,7 +1,7 @@
 // Layout, version 1: u32 magic "SWPF", u8 version, the key's 64 digits, the row (ops/plan/plan_row), 32 bytes of
 // SHA-256 over all bytes before. The name of a file is its key. A file is accepted only if the file also contains this
 // key, and if the row is for the boxes of this rank.
-#include "backend/plan_file.h"
+#include "backend/plans/plan_file.h"
 
 #include <fmt/format.h>
 #include <sys/utsname.h>

@@ -1,4 +1,4 @@
-#include "backend/plan_cache.h"
+#include "backend/plans/plan_cache.h"
 
 #include <algorithm>
 

@@ -8,12 +8,12 @@
 #include <vector>
 
 #include "backend/base/mutex.h"
-#include "backend/compiled_op_impl.h"
+#include "backend/communicator/compiled_op_impl.h"
+#include "backend/communicator/flat_tensor.h"
+#include "backend/communicator/in_flight.h"
+#include "backend/communicator/program_cache.h"
 #include "backend/exec/engine.h"
-#include "backend/flat_tensor.h"
-#include "backend/in_flight.h"
-#include "backend/plan_cache.h"
-#include "backend/program_cache.h"
+#include "backend/plans/plan_cache.h"
 #include "shardwire/communicator.h"
 
 namespace shardwire::internal {

@@ -11,10 +11,10 @@
 #include <map>
 #include <numeric>
 
-#include "backend/communicator_impl.h"
+#include "backend/communicator/communicator_impl.h"
 #include "backend/exec/exchange.h"
 #include "backend/exec/ship_rows.h"
-#include "backend/plan_file.h"
+#include "backend/plans/plan_file.h"
 #include "backend/symm/agree.h"
 #include "ops/plan/global_spec.h"
 #include "ops/plan/hash.h"

@@ -4,11 +4,11 @@
 // and hand the runs to the engine.
 #include <fmt/format.h>
 
-#include "backend/communicator_impl.h"
+#include "backend/communicator/communicator_impl.h"
+#include "backend/communicator/flat_tensor.h"
+#include "backend/communicator/list_memory.h"
 #include "backend/exec/argument_check.h"
 #include "backend/exec/run.h"
-#include "backend/flat_tensor.h"
-#include "backend/list_memory.h"
 
 namespace shardwire::internal {
 

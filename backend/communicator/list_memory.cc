@@ -1,4 +1,4 @@
-#include "backend/list_memory.h"
+#include "backend/communicator/list_memory.h"
 
 #include <fmt/format.h>
 

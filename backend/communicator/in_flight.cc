@@ -1,7 +1,7 @@
 // Unfinished operations are kept in the order of the calls, each with the memory that the operation reads and writes. A
 // new operation is compared with all of them. Two lists of parts conflict when a written part of one list shares memory
 // with a part of the other list: short lists are compared pair by pair, long lists in one sweep by address.
-#include "backend/in_flight.h"
+#include "backend/communicator/in_flight.h"
 
 #include <algorithm>
 #include <utility>

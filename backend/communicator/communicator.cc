@@ -12,9 +12,9 @@
 
 #include "backend/base/log.h"
 #include "backend/bootstrap/store_rounds.h"
-#include "backend/communicator_impl.h"
+#include "backend/communicator/communicator_impl.h"
+#include "backend/communicator/flat_tensor.h"
 #include "backend/exec/point_to_point.h"
-#include "backend/flat_tensor.h"
 #include "backend/sight/status_server.h"
 #include "backend/sight/trace.h"
 #include "backend/symm/graveyard.h"

@@ -1,8 +1,8 @@
 // An op without a group: the facts, and one clear error for every attempt to move data.
 #include <fmt/format.h>
 
-#include "backend/op_facts.h"
-#include "backend/plan_file.h"
+#include "backend/plans/op_facts.h"
+#include "backend/plans/plan_file.h"
 #include "shardwire/offline.h"
 
 namespace shardwire {

@@ -6,10 +6,10 @@
 #include <vector>
 
 #include "backend/base/mutex.h"
+#include "backend/communicator/in_flight.h"
 #include "backend/exec/engine.h"
 #include "backend/exec/plan_run.h"
-#include "backend/in_flight.h"
-#include "backend/op_facts.h"
+#include "backend/plans/op_facts.h"
 #include "shardwire/compiled_op.h"
 
 namespace shardwire::internal {

@@ -1,5 +1,5 @@
 // Symmetric memory of a group, and the group's barrier over symmetric memory.
-#include "backend/communicator_impl.h"
+#include "backend/communicator/communicator_impl.h"
 #include "backend/symm/agree.h"
 #include "backend/symm/make_symmetric.h"
 #include "backend/symm/quiet.h"

@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "backend/base/mutex.h"
-#include "backend/op_facts.h"
+#include "backend/plans/op_facts.h"
 
 namespace shardwire::internal {
 

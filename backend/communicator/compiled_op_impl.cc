@@ -1,7 +1,7 @@
 // A run takes a PlanRun from the pool, gives the PlanRun the call's tensors and submits the PlanRun. A run over the
 // same memory as an earlier operation starts after the earlier operation. A bound op has checked its tensors and knows
 // their memory, so a repeated run allocates nothing.
-#include "backend/compiled_op_impl.h"
+#include "backend/communicator/compiled_op_impl.h"
 
 #include <fmt/format.h>
 
