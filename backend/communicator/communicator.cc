@@ -135,8 +135,7 @@ Result<WorkPtr> CommunicatorImpl::send(TensorView tensor, Rank peer, int tag, Ca
   const std::size_t bytes = static_cast<std::size_t>(flat->shape[0]) * elementBytes(tensor.dtype);
   call.flat.pack();
   auto work = std::make_shared<PointSend>(peer, tag, std::span<const std::byte>(flat->bytes, bytes));
-  work->description = std::make_shared<const std::string>(
-      fmt::format("send({}[{}], to rank {}, tag {})", dtypeName(tensor.dtype), flat->shape[0], peer, tag));
+  work->description = Description::ofSend(tensor.dtype, flat->shape[0], peer, tag);
   work->timeout = call.options.timeout.value_or(Duration{0});
   work->keepAlive = call.keepAlive();
   work->lapses = call.options.lapses;
@@ -168,9 +167,7 @@ Result<WorkPtr> CommunicatorImpl::recv(TensorView tensor, Rank peer, int tag, Ca
   SW_RETURN_IF_ERROR(checkMemory(call));
   const std::size_t bytes = static_cast<std::size_t>(flat->shape[0]) * elementBytes(tensor.dtype);
   auto work = std::make_shared<PointRecv>(peer, tag, std::span<std::byte>(flat->bytes, bytes));
-  work->description = std::make_shared<const std::string>(
-      fmt::format("recv({}[{}], from {}, tag {})", dtypeName(tensor.dtype), flat->shape[0],
-                  peer < 0 ? "any rank" : fmt::format("rank {}", peer), tag));
+  work->description = Description::ofRecv(tensor.dtype, flat->shape[0], peer, tag);
   work->timeout = call.options.timeout.value_or(Duration{0});
   work->keepAlive = call.keepAlive();
   work->epilogue = call.flat.finish();

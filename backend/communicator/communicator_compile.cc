@@ -206,7 +206,7 @@ Result<Made> Compilation::planOnRank0() {
   Digest specs{};
   if (digest.size() != specs.size()) {
     return Status(StatusCode::kInternal,
-                  fmt::format("{}: rank 0's digest of all ranks' specs cannot be read", *exchange_.description));
+                  fmt::format("{}: rank 0's digest of all ranks' specs cannot be read", exchange_.description.text()));
   }
   std::copy(digest.begin(), digest.end(), specs.begin());
   if (!asked_.buildDir.empty()) {
@@ -236,7 +236,7 @@ Result<Made> Compilation::planOnRank0() {
     row = std::move(*read);
     return Status::ok();
   };
-  SW_RETURN_IF_ERROR(shipRows(engine_, part, *exchange_.description, timeout_, make, take));
+  SW_RETURN_IF_ERROR(shipRows(engine_, part, exchange_.description.text(), timeout_, make, take));
   if (found.has_value()) {
     return std::move(*found);
   }
@@ -267,7 +267,7 @@ Result<std::shared_ptr<CompiledOp>> CommunicatorImpl::compileOp(const LocalSpec&
   if (Status met = exchange->wait(kNoDeadline); !met.isOk()) {
     if (met.code() == StatusCode::kInterrupted) {
       // Some ranks may have received all specs and go on to run an op that is missing on this rank.
-      abort(*exchange->description + " was interrupted by a signal (Ctrl-C?)");
+      abort(exchange->description.text() + " was interrupted by a signal (Ctrl-C?)");
     }
     return met;
   }

@@ -111,8 +111,8 @@ Result<WorkPtr> CompiledOpImpl::start(std::shared_ptr<PlanRun> run, Views views,
   std::array<std::shared_ptr<Activity>, 2> activities = {nullptr, run};
   std::span<const std::shared_ptr<Activity>> submitted(&activities[1], 1);
   if (engine_->options().checkAll) {
-    activities[0] =
-        std::make_shared<ArgumentCheck>(CallArguments{*description_, {}, {}}, engine_->worldSize(), engine_->rank());
+    activities[0] = std::make_shared<ArgumentCheck>(CallArguments{description_.text(), {}, {}}, engine_->worldSize(),
+                                                    engine_->rank());
     activities[0]->timeout = run->timeout;
     earlier.push_back(activities[0]);
     submitted = activities;

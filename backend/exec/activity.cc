@@ -72,7 +72,7 @@ Status Activity::onCancel(Rank from, const Received<CancelFrame>&) {
 
 Status Activity::misfit(Rank from, FrameKind kind) const {
   return {StatusCode::kInternal, fmt::format("rank {} sent a frame (kind {}: {}) that does not fit {}", from,
-                                             static_cast<int>(kind), frameKindName(kind), *description)};
+                                             static_cast<int>(kind), frameKindName(kind), description.text())};
 }
 
 Activity::Completion Activity::complete(Status status) {

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "backend/exec/description.h"
 #include "backend/exec/frame.h"
 #include "backend/exec/run_context.h"
 #include "shardwire/work.h"
@@ -23,9 +24,6 @@ class Driver {
  protected:
   ~Driver() = default;
 };
-
-// The operation's description for messages: "all_reduce(float32[1024], sum)". Shared, so a run copies no text.
-using Description = std::shared_ptr<const std::string>;
 
 // The bytes of one operation between this rank and a peer.
 struct EdgeBytes {

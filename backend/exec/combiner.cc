@@ -125,7 +125,7 @@ bool Combiner::gatherOne(const PlanMove& move, std::uint32_t index) {
     case Reach::kFetch:
       // See SendEdge::chooseReach.
       run_.context().fail({StatusCode::kInternal, fmt::format("rank {} offered fetches of what {} combines",
-                                                              edge.peer(), *run_.activity.description)});
+                                                              edge.peer(), run_.activity.description.text())});
       return false;
     case Reach::kNone:
       break;

@@ -161,10 +161,10 @@ Status Engine::waitFor(Activity& activity, Deadline until) {
   while (!driving_.drive(activity, slices.sliceEnd(), patience)) {
     if (slices.isInterrupted()) {
       interruptedWaits_.add(activity.shared_from_this());
-      return interruptedStatus(*activity.description + " (" + groupLabel() + ")");
+      return interruptedStatus(activity.description.text() + " (" + groupLabel() + ")");
     }
     if (Clock::now() >= until) {
-      return {StatusCode::kTimeout, *activity.description +
+      return {StatusCode::kTimeout, activity.description.text() +
                                         " is still in flight: the wait ended first, the operation goes on (" +
                                         groupLabel() + ")"};
     }

@@ -27,7 +27,7 @@ void lookAtRecord(GroupSight& sight) {
     sight.sequence = std::max(sight.sequence, op.seq);
     if (!op.isOver()) {
       sight.inFlight.push_back(
-          {op.seq, *op.description, now - op.called, op.timeout, {}, "another thread of this rank moves it on"});
+          {op.seq, op.description.text(), now - op.called, op.timeout, {}, "another thread of this rank moves it on"});
     }
   }
 }
@@ -46,7 +46,7 @@ void lookAtPeers(const GroupState& state, GroupSight& sight) {
 
 OperationSight sightOf(const GroupState& state, const Activity& activity) {
   const auto since = activity.started == Clock::time_point{} ? Duration(0) : Duration(Clock::now() - activity.started);
-  OperationSight seen{activity.call, *activity.description, since, activity.timeout, {}, {}};
+  OperationSight seen{activity.call, activity.description.text(), since, activity.timeout, {}, {}};
   if (state.links.isClosed()) {
     return seen;
   }

@@ -138,7 +138,7 @@ bool Exchange::acknowledge(RunContext& context) {
 Status Exchange::misplaced(Rank from, const BlobFrame& frame, std::uint64_t expected) const {
   return {StatusCode::kInternal,
           fmt::format("rank {} sent a part of a message that does not fit {} (offset {} of {}, expected {})", from,
-                      *description, frame.offset, frame.totalBytes, expected)};
+                      description.text(), frame.offset, frame.totalBytes, expected)};
 }
 
 Status Exchange::onBlob(Rank from, const Received<BlobFrame>& frame) {
@@ -209,7 +209,7 @@ Status Exchange::readTable(Rank from) {
   if (!reader.isDone() || !hasMine) {
     return {StatusCode::kInternal,
             fmt::format("rank {} sent what all ranks gave for {} in a form that cannot be read ({} bytes)", from,
-                        *description, table_.size())};
+                        description.text(), table_.size())};
   }
   return Status::ok();
 }
@@ -249,7 +249,7 @@ Status Exchange::onCancel(Rank from, const Received<CancelFrame>& frame) {
   const std::string when =
       hasStepped_ ? fmt::format("while {} waited, too", context.label) : fmt::format("before {} came", context.label);
   context.finish(*this, {StatusCode::kTimeout,
-                         fmt::format("{} was given up by rank {} {}: it {}", *description, origin, when, why)});
+                         fmt::format("{} was given up by rank {} {}: it {}", description.text(), origin, when, why)});
   return Status::ok();
 }
 

@@ -64,7 +64,7 @@ bool Handout::sendTo(Rank peer, Out& out) {
 Status Handout::misplaced(Rank from, const BlobFrame& frame) const {
   return {StatusCode::kInternal,
           fmt::format("rank {} sent a part of a message that does not fit {} (offset {} of {}, expected {})", from,
-                      *description, frame.offset, frame.totalBytes, received_.size())};
+                      description.text(), frame.offset, frame.totalBytes, received_.size())};
 }
 
 Status Handout::onBlob(Rank from, const Received<BlobFrame>& frame) {
@@ -99,7 +99,7 @@ Status Handout::onCancel(Rank from, const Received<CancelFrame>& frame) {
     }
   }
   context.finish(*this, {StatusCode::kTimeout, fmt::format("{} was given up by rank {} while {} waited, too: it {}",
-                                                           *description, origin, context.label, why)});
+                                                           description.text(), origin, context.label, why)});
   return Status::ok();
 }
 

@@ -19,7 +19,7 @@ class InterruptedWaits {
   void add(const std::shared_ptr<Activity>& activity) {
     const MutexLock lock(mutex_);
     std::erase_if(waits_, [](const Wait& wait) { return wait.activity.expired(); });
-    waits_.push_back({activity, activity->seq, *activity->description});
+    waits_.push_back({activity, activity->seq, activity->description.text()});
   }
   // The description of an operation still in flight; nullopt without such an operation. Under the engine's lock.
   std::optional<std::string> pending() {

@@ -108,8 +108,8 @@ Status OneSided::onReply(Rank from, const Received<ReplyFrame>& frame) {
   peer.awaited.pop_front();
   count(peer);
   if (!reply.request->take(frame.payload, reply.part)) {
-    return {StatusCode::kInternal,
-            fmt::format("rank {} answered {} with {} bytes", from, *reply.request->description, frame.payload.size())};
+    return {StatusCode::kInternal, fmt::format("rank {} answered {} with {} bytes", from,
+                                               reply.request->description.text(), frame.payload.size())};
   }
   return Status::ok();
 }

@@ -14,8 +14,8 @@
 namespace shardwire::internal {
 
 std::string labelOf(const Activity& activity) {
-  return activity.ordered() ? fmt::format("{} (operation #{})", *activity.description, activity.call)
-                            : *activity.description;
+  return activity.ordered() ? fmt::format("{} (operation #{})", activity.description.text(), activity.call)
+                            : activity.description.text();
 }
 
 Operations::Operations(RunContext& context, OpRecorder& recorder, Duration timeout)
@@ -134,8 +134,8 @@ Activity* Operations::oldestThatNeeds(Rank peer) const {
 }
 
 std::string Operations::describe(std::uint64_t seq) const {
-  if (const OpHistory::Entry* entry = history_.find(seq); entry != nullptr && entry->description != nullptr) {
-    return *entry->description;
+  if (const OpHistory::Entry* entry = history_.find(seq); entry != nullptr && !entry->description.isEmpty()) {
+    return entry->description.text();
   }
   return seq >= nextSeq_ ? "nothing yet" : "an operation too long ago to name";
 }

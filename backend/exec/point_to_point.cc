@@ -22,6 +22,8 @@ constexpr std::size_t kReadPiece = std::size_t{4} << 20;
 
 // Bytes of a frame on the point lane before the message's bytes.
 constexpr std::size_t kPartHead = kHeadBytes<MessagePartFrame>;
+// The parts of a message below kStreamStagedFrom: the receiver copies one part while the sender packs the next part.
+constexpr std::size_t kCachedPart = std::size_t{16} << 10;
 
 bool isEager(const RunContext& context, const PeerFrames& peer, std::size_t bytes) {
   return bytes <= context.inlineBytes && bytes + kHeadBytes<EagerFrame> <= peer.maxFrameBytes(Lane::kControl);
@@ -267,8 +269,9 @@ bool PointSend::step(std::vector<bool>&) {
   }
   if (granted_ && !finished_ && points_->isNextToStage(peer, this)) {
     Connection& connection = context.connection(peer);
+    const bool streams = bytes.size() >= kStreamStagedFrom;
     while (staged_ < bytes.size()) {
-      const std::size_t left = bytes.size() - staged_;
+      const std::size_t left = std::min(bytes.size() - staged_, streams ? bytes.size() : kCachedPart);
       const auto frame = connection.reserve(Lane::kPoint, kPartHead + 1,
                                             std::min(connection.maxFrameBytes(Lane::kPoint), kPartHead + left));
       if (frame.empty()) {
@@ -276,9 +279,10 @@ bool PointSend::step(std::vector<bool>&) {
       }
       const std::size_t part = std::min(left, frame.size() - kPartHead);
       writeFrame(frame, MessagePartFrame{message}, part);
-      // Past the cache: see kStreamFrom in send_edge.cc. A box of bytes serves as well as any other box.
+      // A box of bytes serves as well as any other box.
       const StridedBox source{const_cast<std::byte*>(bytes.data()) + staged_, {1}};
-      packBox(frame.data() + kPartHead, source, {static_cast<std::int64_t>(part)}, 1, StoreHint::kStream);
+      packBox(frame.data() + kPartHead, source, {static_cast<std::int64_t>(part)}, 1,
+              streams ? StoreHint::kStream : StoreHint::kCached);
       connection.commit(Lane::kPoint, kPartHead + part);
       staged_ += part;
       moved = true;

@@ -25,6 +25,10 @@ namespace shardwire::internal {
 
 class Activity;
 
+// From this size on, staged payloads are packed past the cache: dirty lines in this core's cache reach the reading core
+// far more slowly than lines in memory. Shorter payloads stay in the cache, from where the peer gets the bytes sooner.
+inline constexpr std::size_t kStreamStagedFrom = std::size_t{256} << 10;
+
 // The reports of an operation. Each report is noted at once, and takes effect when the operation's step is over.
 class RunHost {
  public:

@@ -14,9 +14,6 @@ namespace shardwire::internal {
 
 namespace {
 
-// From this size on packing stores past the cache: dirty lines in this core's cache reach the reading core far more
-// slowly than lines in memory. Shorter payloads stay in the cache, from where the peer gets the bytes sooner.
-constexpr std::uint64_t kStreamFrom = std::uint64_t{256} << 10;
 constexpr std::size_t kStagedHead = kHeadBytes<StagedFrame>;
 
 std::size_t extentBytes(const TensorView& view) {
@@ -241,7 +238,7 @@ bool SendEdge::makeRoom(std::size_t bytes) {
 }
 
 bool SendEdge::packSome() {
-  const StoreHint hint = edge_.bytes >= kStreamFrom ? StoreHint::kStream : StoreHint::kCached;
+  const StoreHint hint = edge_.bytes >= kStreamStagedFrom ? StoreHint::kStream : StoreHint::kCached;
   bool moved = false;
   while (!cursor_.done() || openGroup()) {
     for (; inGroup_ < groupEnd_; ++inGroup_) {

@@ -53,7 +53,7 @@ void expire(GroupState& group, const std::shared_ptr<Activity>& activity) {
     return;
   }
   activity->giveUp();
-  Status failure(StatusCode::kTimeout, fmt::format("{} {}", *activity->description, cause.message()));
+  Status failure(StatusCode::kTimeout, fmt::format("{} {}", activity->description.text(), cause.message()));
   if (activity->ordered()) {
     group.operations.noteGivenUp(activity->tag(), group.context.rank, cause.message());
     for (const Rank peer : group.links.joined()) {

@@ -39,7 +39,7 @@ class StartGate {
     const auto open =
         std::find_if(earlier_.begin(), earlier_.end(), [](const auto& activity) { return !activity->isDone(); });
     return open == earlier_.end() ? "an earlier operation"
-                                  : *(*open)->description + " must be over first: " + (*open)->waitingFor();
+                                  : (*open)->description.text() + " must be over first: " + (*open)->waitingFor();
   }
 
  private:

@@ -40,7 +40,7 @@ Json operationJson(const OperationSight& operation) {
 Json recordedJson(const RecordedOp& op) {
   const auto now = Clock::now();
   return {{"seq", op.seq},
-          {"operation", op.description == nullptr ? std::string(op.name) : *op.description},
+          {"operation", op.description.isEmpty() ? std::string(op.name) : op.description.text()},
           {"called_s_ago", seconds(now - op.called)},
           {"ended_s_ago", op.isOver() ? Json(seconds(now - op.ended)) : Json()},
           {"seconds", op.isOver() ? Json(seconds(op.ended - op.called)) : Json()},

@@ -134,7 +134,7 @@ Json entryOf(const RecordedOp& op, const TracedGroup& group, const UnixTime& uni
              {"is_p2p", op.isMessage},
              {"retired", op.isOver()},
              {"backend", "shardwire"},
-             {"operation", op.description == nullptr ? std::string(op.name) : *op.description},
+             {"operation", op.description.isEmpty() ? std::string(op.name) : op.description.text()},
              {"timeout_ms", std::chrono::duration_cast<std::chrono::milliseconds>(op.timeout).count()},
              {"time_created_ns", unixTime.nanoseconds(op.called)}};
   if (op.isMessage) {

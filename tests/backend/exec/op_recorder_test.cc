@@ -33,7 +33,7 @@ TEST(OpRecorder, WritesDownCallTimesAndResult) {
   const RecordedOp called = recorder.latest().at(0);
   EXPECT_EQ(called.seq, 17u);
   EXPECT_STREQ(called.name, "all_reduce");
-  EXPECT_EQ(*called.description, "all_reduce(float32[6], sum)");
+  EXPECT_EQ(called.description.text(), "all_reduce(float32[6], sum)");
   EXPECT_EQ(called.inputs.at(0).shape, (std::vector<std::int64_t>{2, 3}));
   EXPECT_EQ(called.timeout, std::chrono::seconds(3));
   EXPECT_GE(called.called, before);
