@@ -1,6 +1,6 @@
 """Times of small operations, and delays of errors after a death and a timeout, beside programs that only compute. Backends take turns.
 
-    ./run bench beside                                      # 2, 3 and 6 ranks beside 0, 8 and 12 busy loops, shardwire and gloo
+    ./run bench beside                           # 2, 3 and 6 ranks beside 0, 8 and 12 busy loops, shardwire and gloo
     ./run bench beside --ranks 6 --loops 12 --turns 5
 
 A busy loop is a process that does nothing else. Each trial forks its ranks and runs the operations one after the other. Then the trial kills a rank

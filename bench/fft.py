@@ -1,7 +1,7 @@
 """Transforms over ranks: shardwire beside FFTW's own MPI transforms and mpi4py-fft, in turns, with the limit set by local work.
 
-    ./run bench fft [--shapes 64x64x64,128x128x128,256x256x256,512x512] [--ranks 2,4] [--ways shm,tcp,mpi] [--rounds 3] [--repeats 10] [--dtype complex64]
-        [--chunks auto,1,2,4] [--rate 1gbit] [--json FILE]
+    ./run bench fft [--shapes 64x64x64,128x128x128,256x256x256,512x512] [--ranks 2,4] [--ways shm,tcp,mpi]
+        [--rounds 3] [--repeats 10] [--dtype complex64] [--chunks auto,1,2,4] [--rate 1gbit] [--json FILE]
 
 Every contestant runs in separate processes, one after the other, --rounds times in turns. A transform takes as long as its slowest rank, and the
 medians over all repeats are printed, in milliseconds. Forward, complex, out of place, from slabs of the first axis. "transposed" leaves the result in

@@ -5,7 +5,7 @@ reported success (wrong), and should name the dead rank (named). Backends and tr
 
   ./run bench kills                              # 50 trials over shm, tcp and gloo
   ./run bench kills --trials 500 --ways shm,tcp  # over mpi: --ways mpi, one mpirun for each trial
-  ./run bench kills --ways init-shm,init-tcp     # kills while the group is made, after the rank has published its address
+  ./run bench kills --ways init-shm,init-tcp     # kills while the group is made, after a rank published its address
   ./run bench kills --ways pause --trials 60     # SIGSTOP in the middle of a copy, instead of kills
   ./run bench kills --beside 12                  # beside so many programs that only compute
 """

@@ -267,8 +267,9 @@ def _parser() -> argparse.ArgumentParser:
         epilog="""under srun, mpirun (Open MPI) and mpiexec (MPICH, Intel):
   srun -N 2 --ntasks-per-node=4 python -m shardwire.launch train.py        each task becomes a rank
   srun -N 2 --ntasks-per-node=1 python -m shardwire.launch -n 4 train.py   each task starts 4 ranks of one job of 8
-  RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE come from the launcher's variables. MASTER_ADDR and MASTER_PORT: the option, else
-  the environment's, else 127.0.0.1 on one host or the first host of Slurm's list, and a port made of the job's name.""")
+  RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE come from the launcher's variables. MASTER_ADDR and MASTER_PORT:
+  the option, else the environment's, else 127.0.0.1 on one host or the first host of Slurm's list, and a port made of
+  the job's name.""")
     parser.add_argument("-n", "--nproc", "--nproc-per-node", type=int, default=None, metavar="N",
                         help="how many ranks to start here; under srun and mpirun: for each task (default there: the task becomes the rank)")
     parser.add_argument("-m", "--module", action="store_true", help="the script is a module's name, as in python -m")

@@ -100,7 +100,9 @@ def find() -> list[Engine]:
             if library is not None:
                 found.append(Engine(short, name, library, module.can, module.Transform))
             elif wanted:
-                raise ValueError(f"SHARDWIRE_FFT_ENGINE is {wanted!r}, but {'this torch exports no Dfti functions' if wanted == 'mkl' else 'libfftw3.so.3 and libfftw3f.so.3 are not here'}")
+                lacking = ("this torch exports no Dfti functions" if wanted == "mkl"
+                           else "libfftw3.so.3 and libfftw3f.so.3 are not here")
+                raise ValueError(f"SHARDWIRE_FFT_ENGINE is {wanted!r}, but {lacking}")
     return [*found, torch_engine()]
 
 

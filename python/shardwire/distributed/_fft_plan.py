@@ -327,5 +327,7 @@ class Plan:
             lines.append(f"{number}. exchange: {human_bytes(between)} between ranks, from {step['from']} to {step['to']}")
             mine = [edge for edge in edges if self._rank in (edge["src"], edge["dst"]) and edge["src"] != edge["dst"]]
             lines += [f"   rank {edge['src']} to rank {edge['dst']}: {human_bytes(edge['bytes'])}" for edge in mine]
-            lines.append(f"   {'whole' if step['chunks'] == 1 else str(step['chunks']) + ' chunks along axis ' + str(step['chunk_axis']) + ', each beside the transform of the next'} ({step['why']})")
+            chunks, axis = step["chunks"], step["chunk_axis"]
+            cut = "whole" if chunks == 1 else f"{chunks} chunks along axis {axis}, each beside the transform of the next"
+            lines.append(f"   {cut} ({step['why']})")
         return "\n".join(lines)

@@ -2,7 +2,9 @@
 
 ::
 
-    whole:  "SWOB", version, kind, number of parts | bytes of the head | bytes of each part | head | parts, each at a multiple of 64 bytes
+    whole:  "SWOB", version, kind, number of parts | bytes of the head | bytes of each part | head | parts
+
+Each part begins at a multiple of 64 bytes.
 
 Kind 0 is plain (``write``): reading executes nothing. Kind 1 holds a pickle, whose tensors are parts too. Reading a
 pickle can run any code of the writer, so the reader must ask for kind 1.

@@ -5,7 +5,7 @@
     ready = shardwire.symm.zeros(1, dtype=torch.int64)
 
     shardwire.symm.put_signal(t, mine, ready, 1, rank=1)     # on rank 0: the bytes, then the signal
-    shardwire.symm.signal_wait(ready, "ge", 1, timeout=5)    # on rank 1: TimeoutError that names the ranks, or PeerFailedError
+    shardwire.symm.signal_wait(ready, "ge", 1, timeout=5)    # on rank 1: an error names the late or dead ranks
 
 See docs/symmetric.md.
 """
