@@ -12,7 +12,7 @@ from __future__ import annotations
 import heapq
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Union
 
@@ -42,6 +42,29 @@ class Problem:
     result_shape: Dims
     item_bytes: int
     adjoint: bool = False
+
+
+def read_axes(axes: Sequence[int] | None, ndim: int) -> Dims:
+    """The axes counted from the front. ValueError for no axes, for a repeated axis and for a number that is no axis."""
+    read = tuple(range(ndim)) if axes is None else tuple(axis + ndim if axis < 0 else axis for axis in axes)
+    if not read or len(set(read)) != len(read) or any(not 0 <= axis < ndim for axis in read):
+        raise ValueError(f"axes is {list(axes or ())} for {ndim} dimensions; give each axis once, and at least one")
+    return read
+
+
+def problem_of(door: str, kind: str, dims: Dims, axes: Dims, parity: str, compute: str) -> Problem:
+    """The transform of an array of shape ``dims``. ValueError for an axis without indices before or after."""
+    result = list(dims)
+    last = axes[-1]
+    if kind == "R2C":
+        result[last] = dims[last] // 2 + 1
+    elif kind == "C2R":
+        result[last] = 2 * (dims[last] - 1) + (parity == "odd")
+    for axis in axes:
+        if dims[axis] < 1 or result[axis] < 1:
+            raise ValueError(f"{door}: axis {axis} has {dims[axis]} indices, and {result[axis]} in the result; a transform needs at least one"
+                             + (" (last_axis_parity='odd' makes one of one)" if dims[axis] == 1 else ""))
+    return Problem(kind, axes, dims, tuple(result), 8 if compute == "complex64" else 16)
 
 
 class Local(NamedTuple):

@@ -20,7 +20,7 @@ from ..compiler.layout import kind_of, as_dims
 from . import _ends, _engines, _meeting, _runtime
 from ._fft_chunks import Chunking, are_between_hosts, host_with_wires
 from ._fft_plan import Plan, Settings
-from ._fft_route import Problem
+from ._fft_route import problem_of, read_axes
 from ._memory import dtype_in
 from ._operand import Operand, unwrap, wrap
 from .distribution import Boxes, Dims, Distribution, Placements, Slab
@@ -204,7 +204,7 @@ class FFT:
             raise ValueError(f"{door}: the operand has {len(shapes[rank])} dimensions on rank {rank}, {source} {source.ndim}")
         dims = _ends.global_shape_of(door, source, shapes, mine["global_shape"])
         axes = read_axes(mine["axes"], len(dims))
-        self._problem = _problem(door, mine["kind"], dims, axes, mine["last_axis_parity"], _WIDTHS[mine["dtype"].partition(".")[2]][0])
+        self._problem = problem_of(door, mine["kind"], dims, axes, mine["last_axis_parity"], _WIDTHS[mine["dtype"].partition(".")[2]][0])
         self._source = _ends.make_end(door, "the operand's distribution", source, dims, size)
         _ends.check_shapes(door, "the operand", self._source, shapes)
         _ends.check_pieces(door, "the operand", self._source, [record["pieces"] for record in told])
@@ -499,14 +499,6 @@ def read_direction(direction: Any, kind: str, default: bool | None) -> bool:
     return inverse
 
 
-def read_axes(axes: Sequence[int] | None, ndim: int) -> Dims:
-    """The axes counted from the front. ValueError for no axes, for a repeated axis and for a number that is no axis."""
-    read = tuple(range(ndim)) if axes is None else tuple(axis + ndim if axis < 0 else axis for axis in axes)
-    if not read or len(set(read)) != len(read) or any(not 0 <= axis < ndim for axis in read):
-        raise ValueError(f"axes is {list(axes or ())} for {ndim} dimensions; give each axis once, and at least one")
-    return read
-
-
 def _read_kind(operand: Operand, options: FFTOptions, door: str) -> str:
     dtype = operand.tensor.dtype
     name = str(dtype).partition(".")[2]
@@ -519,20 +511,6 @@ def _read_kind(operand: Operand, options: FFTOptions, door: str) -> str:
     if (kind == "R2C") == dtype.is_complex:
         raise ValueError(f"{kind} takes a {'real' if kind == 'R2C' else 'complex'} operand, this one has dtype {dtype}")
     return kind
-
-
-def _problem(door: str, kind: str, dims: Dims, axes: Dims, parity: str, compute: str) -> Problem:
-    result = list(dims)
-    last = axes[-1]
-    if kind == "R2C":
-        result[last] = dims[last] // 2 + 1
-    elif kind == "C2R":
-        result[last] = 2 * (dims[last] - 1) + (parity == "odd")
-    for axis in axes:
-        if dims[axis] < 1 or result[axis] < 1:
-            raise ValueError(f"{door}: axis {axis} has {dims[axis]} indices, and {result[axis]} in the result; a transform needs at least one"
-                             + (" (last_axis_parity='odd' makes one of one)" if dims[axis] == 1 else ""))
-    return Problem(kind, axes, dims, tuple(result), 8 if compute == "complex64" else 16)
 
 
 class _Transform(torch.autograd.Function):
