@@ -1,21 +1,29 @@
-"""The size check: files of at most 600 lines, functions of at most 100; prints how many exceed the aims of 300 and 40.
+"""The size check: files of at most 600 lines, functions of at most 100, lines of at most 120 columns; prints how many
+files and functions exceed the aims of 300 and 40.
 
 C++ functions are found by clang-format's shape: an opening line that ends in '{', closed by '}' at the same indent.
 clang-tidy also counts lines of functions (names.py), but only in the core, after this machine's preprocessor: code for
 another torch, another processor or CUDA is read here alone.
 Test files may hold longer functions, and files up to 1000 lines.
+
+Lines are measured in C++, Python and the pages. Longer may be: in pages, rows of tables, lines of fenced blocks, and a
+single word such as an address; in Python, lines of a text in three quotes that is no docstring: programs and data.
 Usage: sizes.py [ROOT].
 """
 
 import ast
+import io
 import pathlib
 import re
 import sys
+import tokenize
 
 FILE_LIMIT, TEST_FILE_LIMIT, FILE_AIM = 600, 1000, 300
 FUNCTION_LIMIT, FUNCTION_AIM = 100, 40
+WIDTH = 120
 FOLDERS = ("include", "ops", "backend", "python", "tests", "bench", "docs", ".ci")
-CPP, PYTHON, OTHER = {".h", ".cc", ".cu", ".cpp"}, {".py", ".pyi"}, {".cmake", ".sh", ".txt"}
+CPP, PYTHON, OTHER, PAGES = {".h", ".cc", ".cu", ".cpp"}, {".py", ".pyi"}, {".cmake", ".sh", ".txt"}, {".md"}
+FENCE = re.compile(r"^( *)(```+)[^\n`]*\n.*?^\1\2$", re.MULTILINE | re.DOTALL)
 NOT_A_FUNCTION = re.compile(r"^\s*(if|for|while|switch|else|do|try|catch|namespace|class|struct|enum|union|extern|case|default|return|\}|//|#)\b|^\s*[})]")
 
 
@@ -53,6 +61,33 @@ def python_functions(text):
             yield node.lineno, node.end_lineno - node.lineno + 1
 
 
+def data_lines(text):
+    """The numbers of the lines inside of texts in three quotes, without docstrings."""
+    docstrings = set()
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)) and node.body:
+            if ast.get_docstring(node, clean=False) is not None:
+                docstrings.add(node.body[0].lineno)
+    texts = [token for token in tokenize.generate_tokens(io.StringIO(text).readline) if token.type == tokenize.STRING]
+    return {line for token in texts if token.start[0] not in docstrings
+            for line in range(token.start[0], token.end[0] + 1) if token.start[0] < token.end[0]}
+
+
+def width_findings(path, text):
+    suffix = pathlib.PurePath(path).suffix
+    if suffix in PAGES:
+        text = FENCE.sub(lambda block: "\n" * block[0].count("\n"), text)
+    elif suffix not in CPP | PYTHON:
+        return []
+    long = [(number, line) for number, line in enumerate(text.split("\n"), 1) if len(line) > WIDTH]
+    if suffix in PAGES:
+        long = [(number, line) for number, line in long if not re.match(r"\s*(\||([*+-] +|\d+\. +)?\S+$)", line)]
+    elif suffix in PYTHON and long:
+        data = data_lines(text)
+        long = [(number, line) for number, line in long if number not in data]
+    return [f"{path}:{number}: a line of {len(line)} columns, the limit is {WIDTH}" for number, line in long]
+
+
 def measure(path, text):
     """(findings, lines of the file, lengths of the functions)."""
     suffix, is_test, found = pathlib.PurePath(path).suffix, path.startswith("tests/"), []
@@ -62,7 +97,7 @@ def measure(path, text):
     functions = list(cpp_functions(text) if suffix in CPP else python_functions(text) if suffix in PYTHON else [])
     if not is_test:
         found += [f"{path}:{line}: a function of {lines} lines, the limit is {FUNCTION_LIMIT}" for line, lines in functions if lines > FUNCTION_LIMIT]
-    return found, count, [lines for _, lines in functions]
+    return found + width_findings(path, text), count, [lines for _, lines in functions]
 
 
 def main():
@@ -70,7 +105,11 @@ def main():
     wanted = CPP | PYTHON | OTHER
     files = [path for folder in FOLDERS for path in sorted((root / folder).rglob("*")) if path.suffix in wanted and path.is_file()]
     files += [path for name in ("run", "CMakeLists.txt") if (path := root / name).exists()]
+    pages = [*root.glob("*.md"), *root.glob("*.py"), *(root / ".github").rglob("*.md")]
+    pages += [path for folder in FOLDERS for path in (root / folder).rglob("*.md")]
     found, counts, lengths = [], [], []
+    for path in sorted(pages):
+        found += width_findings(path.relative_to(root).as_posix(), path.read_text(encoding="utf-8"))
     for path in files:
         bad, count, functions = measure(path.relative_to(root).as_posix(), path.read_text())
         found += bad

@@ -131,6 +131,28 @@ def test_sizes_measures_python_functions():
     assert "a function of 101 lines" in sizes.measure("python/x.py", text)[0][0]
 
 
+LONG = "word " * 24 + "w"  # 121 columns
+
+
+@pytest.mark.parametrize("path, text, lines", [
+    ("ops/x.cc", f"// {LONG[3:]}\n// {LONG}\n", [1, 2]),
+    ("ops/x.h", f"{LONG[1:]}\n", []),
+    ("ops/x.cmake", f"# {LONG}\n", []),
+    ("python/x.py", f"a = 1\n# {LONG}\n", [2]),
+    ("python/x.py", f'"""A docstring.\n\n{LONG}\n"""\n', [3]),
+    ("python/x.py", f'def f():\n    """{LONG}"""\n', [2]),
+    ("python/x.py", f'PROGRAM = """\n{LONG}\n"""\n# {LONG}\n', [4]),
+    ("python/x.py", f'a = f("""{LONG}""")\n', [1]),
+    ("docs/x.md", f"{LONG}\n\n* {LONG}\n\n# {LONG}\n", [1, 3, 5]),
+    ("docs/x.md", f"| {LONG} |\n\n```sh\n{LONG}\n```\n\n{LONG}\n", [7]),
+    ("docs/x.md", f"* https://{'a' * 120}\n* [a](https://{'a' * 120}) b\n", [2]),
+])
+def test_sizes_measures_lines(path, text, lines):
+    found = sizes.width_findings(path, text)
+    assert [int(words.split(":")[1]) for words in found] == lines, found
+    assert all("columns, the limit is 120" in words for words in found)
+
+
 INSIDE = "namespace shardwire::internal {\n%s\n}\n"
 ONE_NAME = [
     # a pair of files, the text of each, the finding

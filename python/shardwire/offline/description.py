@@ -2,8 +2,8 @@
 
     {"name": "...", "world_size": 96, "topology": {...} or "file.json",
      "meshes": {"train": {"shape": [64]}, "serve": {"shape": [4, 8], "first_rank": 64}},
-     "tensors": [{"name": "layers.{}.wq", "repeat": 80, "shape": [8192, 8192], "dtype": "bfloat16", "to_dtype": "float8_e4m3fn",
-                  "from": ["train", "S(0)"], "to": ["serve", "R", "S(0)"]}]}
+     "tensors": [{"name": "layers.{}.wq", "repeat": 80, "shape": [8192, 8192], "dtype": "bfloat16",
+                  "to_dtype": "float8_e4m3fn", "from": ["train", "S(0)"], "to": ["serve", "R", "S(0)"]}]}
 
 A placement is "R", "S(dim)", "P(sum)" or "SS(dim, split_factor)", one per dimension of the mesh.
 """
