@@ -1,8 +1,9 @@
 // Reads another process's memory by process_vm_readv, in batches with as many pieces as the kernel takes; neighbouring
 // runs become one piece on each side. Whether such reads pay is measured, not assumed: the reader first checks a
 // pattern at an address named by the other process, which proves that the pid leads to the other process. Then the
-// reader times reads against memcpy until the decision is clear. The speeds hold for the machine, so each process
-// measures once. If reads are forbidden, the error names the cause (Yama, seccomp, namespaces).
+// reader times reads of its own memory against memcpy until the decision is clear, both past the caches, where
+// tensors lie that are worth the choice. The speeds hold for the machine, so each process measures once. If reads are
+// forbidden, the error names the cause (Yama, seccomp, namespaces).
 #include "backend/transport/shm/cross_memory.h"
 
 #include <errno.h>
@@ -11,6 +12,7 @@
 #include <stdio.h>
 #include <sys/prctl.h>
 #include <sys/uio.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <array>
@@ -19,6 +21,7 @@
 #include <memory>
 #include <vector>
 
+#include "backend/base/evict.h"
 #include "backend/base/system_error.h"
 
 namespace shardwire::internal {
@@ -32,8 +35,6 @@ constexpr int kRoundsWithoutGain = 3;
 // reach the share kReadsPayFrom of memcpy's rate, or less than kWellBelow of this share.
 constexpr int kFewestReads = 3;
 constexpr double kWellBelow = 0.5;
-// The part of a peer's pattern that is read to check that reads work, and reach the right peer.
-constexpr std::size_t kPatternBytes = 4096;
 
 // The position of the copy: the next byte is byte `offset` of runs[run].
 struct Cursor {
@@ -166,26 +167,28 @@ bool isDecided(const BestSpeed& reads, const CrossMemorySpeed& speed) {
                              (speed.pays() || speed.readGBps < kWellBelow * kReadsPayFrom * speed.copyGBps));
 }
 
-// Fresh memory costs more than the copies, so both speeds are measured in one buffer: bytes read into the buffer are
-// then copied from half to half. Each read costs more than all copies, and every rank of every job measures: so no more
-// reads are made than the decision needs.
-Status measureSpeeds(pid_t pid, std::uint64_t remote, const char* who) {
-  const auto buffer = std::make_unique_for_overwrite<std::byte[]>(kProbeBytes);
-  std::array<MemoryRun, kProbeRepeats> all;
-  all.fill({buffer.get(), remote, kProbeBytes});
-  Status status;
-  BestSpeed reads(kProbeRepeats * kProbeBytes);
-  const auto read = [&] { status = readCrossMemory(pid, all, who); };
-  reads.add(read);
-  BestSpeed copies(kProbeBytes / 2);
-  while (status.isOk() && !copies.isKnown()) {
+// Within the caches memcpy runs three to five times as fast as in memory, and reads do not: so each trial begins with
+// both buffers outside of the caches. Each read costs more than all copies, and every rank of every job measures: so no
+// more reads are made than the decision needs.
+Status measureSpeeds() {
+  const auto buffers = std::make_unique<std::byte[]>(2 * kTrialBytes);  // written, so that no trial meets a fresh page
+  const std::span from(buffers.get(), kTrialBytes);
+  std::byte* const to = buffers.get() + kTrialBytes;
+  const auto evictBoth = [&] { evict({buffers.get(), 2 * kTrialBytes}); };
+  BestSpeed copies(kTrialBytes);
+  while (!copies.isKnown()) {
+    evictBoth();
     copies.add([&] {
-      std::memcpy(buffer.get(), buffer.get() + kProbeBytes / 2, kProbeBytes / 2);
-      asm volatile("" : : "r"(buffer.get()) : "memory");  // keeps the copy from being optimised away
+      std::memcpy(to, from.data(), kTrialBytes);
+      asm volatile("" : : "r"(to) : "memory");  // keeps the copy from being optimised away
     });
   }
-  while (status.isOk() && !isDecided(reads, {reads.gbps(), copies.gbps()})) {
-    reads.add(read);
+  Status status;
+  const MemoryRun run{to, reinterpret_cast<std::uint64_t>(from.data()), kTrialBytes};
+  BestSpeed reads(kTrialBytes);
+  while (status.isOk() && (reads.rounds() == 0 || !isDecided(reads, {reads.gbps(), copies.gbps()}))) {
+    evictBoth();
+    reads.add([&] { status = readCrossMemory(::getpid(), {&run, 1}, "this process"); });
   }
   SW_RETURN_IF_ERROR(status);
   copySpeed.store(copies.gbps(), std::memory_order_relaxed);
@@ -248,14 +251,14 @@ void fillProbe(std::span<std::byte> buffer, std::uint64_t secret) {
 }
 
 Result<CrossMemorySpeed> probeCrossMemory(pid_t pid, std::uint64_t remote, std::uint64_t secret, const char* who) {
-  std::vector<std::uint64_t> pattern(kPatternBytes / sizeof(std::uint64_t));
-  const MemoryRun first{reinterpret_cast<std::byte*>(pattern.data()), remote, kPatternBytes};
+  std::vector<std::uint64_t> pattern(kProbeBytes / sizeof(std::uint64_t));
+  const MemoryRun first{reinterpret_cast<std::byte*>(pattern.data()), remote, kProbeBytes};
   SW_RETURN_IF_ERROR(readCrossMemory(pid, {&first, 1}, who));
   if (!isPattern(pattern, secret)) {
     return Status{StatusCode::kUnsupported, fmt::format("pid {} is not {} (another pid namespace)", pid, who)};
   }
   if (readSpeed.load(std::memory_order_acquire) == 0) {
-    SW_RETURN_IF_ERROR(measureSpeeds(pid, remote, who));
+    SW_RETURN_IF_ERROR(measureSpeeds());
   }
   return CrossMemorySpeed{readSpeed.load(std::memory_order_acquire), copySpeed.load(std::memory_order_relaxed)};
 }

@@ -21,10 +21,10 @@ TEST(OpHistory, KnowsTheLatestOnly) {
 
 TEST(OpHistory, ALaterOperationHasNothingOfTheOneBeforeInItsPlace) {
   OpHistory history;
-  history.note(3, 3, 1, nullptr);
+  history.note(3, 3, 1, {});
   history.find(3)->givenUpBy = 2;
   history.find(3)->whyGivenUp = "why";
-  history.note(3 + 256, 259, 1, nullptr);
+  history.note(3 + 256, 259, 1, {});
   EXPECT_EQ(history.find(3), nullptr);
   EXPECT_EQ(history.find(3 + 256)->givenUpBy, -1);
   EXPECT_EQ(history.find(3 + 256)->whyGivenUp, "");
