@@ -33,7 +33,9 @@ install(FILES ${PROJECT_BINARY_DIR}/shardwireConfig.cmake ${PROJECT_BINARY_DIR}/
 if(TARGET shardwire_python)
   set(SHARDWIRE_PYTHON_INSTALL_DIR ${CMAKE_INSTALL_LIBDIR}/python${SHARDWIRE_PYTHON_VERSION}/site-packages
       CACHE STRING "Where the Python package is installed, under the prefix or absolute")
-  install(TARGETS shardwire_core shardwire_c10d shardwire_python LIBRARY DESTINATION ${SHARDWIRE_PYTHON_INSTALL_DIR}/shardwire COMPONENT python)
+  # A wheel holds no links, so each library has one name here: its SONAME.
+  install(TARGETS shardwire_core shardwire_c10d shardwire_python
+          LIBRARY DESTINATION ${SHARDWIRE_PYTHON_INSTALL_DIR}/shardwire COMPONENT python NAMELINK_SKIP)
   if(TARGET shardwire_mpi)
     install(TARGETS shardwire_mpi LIBRARY DESTINATION ${SHARDWIRE_PYTHON_INSTALL_DIR}/shardwire COMPONENT python)
   endif()

@@ -25,7 +25,7 @@ from description import readme
 
 ROOT = Path(__file__).resolve().parents[1]
 # Linked to torch, so there is one of each for each torch. The rest of an installed package is the same for all.
-GLUE = ("_C.*.so", "libshardwire_c10d.so", "_build_info.py")
+GLUE = ("_C.*.so", "libshardwire_c10d.so.*", "_build_info.py")
 OUTSIDE = ("libtorch*.so*", "libc10*.so*", "libshm.so", "libmpi*.so*", "libopen-*.so*", "libmpich.so*")
 
 
@@ -54,8 +54,9 @@ def installed(build: Path, folder: Path) -> Stage:
     return Stage(info.parents[1], facts["TORCH"], facts["PYTHON"], facts["VERSION"])
 
 
-def symbols(library: Path, undefined: bool) -> set[str]:
+def symbols(package: Path, pattern: str, undefined: bool) -> set[str]:
     """Of shardwire's namespace, those that the library wants, or has."""
+    (library,) = package.glob(pattern)
     said = subprocess.run(["nm", "-D", "--undefined-only" if undefined else "--defined-only", library], check=True, capture_output=True, text=True).stdout
     return {name for name in (line.split()[-1] for line in said.splitlines()) if "9shardwire" in name}
 
@@ -68,10 +69,9 @@ def check(stages: list[Stage]) -> None:
     torches = [stage.torch for stage in stages]
     if len(set(torches)) < len(torches):
         raise WheelError(f"two builds are for the same torch: {', '.join(torches)}")
-    core = symbols(stages[0].package / "libshardwire_core.so", undefined=False)
     for stage in stages[1:]:
-        glue = stage.package / "libshardwire_c10d.so"
-        if missing := symbols(glue, undefined=True) - core:
+        core = symbols(stages[0].package, "libshardwire_core.so.*", undefined=False)
+        if missing := symbols(stage.package, "libshardwire_c10d.so.*", undefined=True) - core:
             raise WheelError(f"the glue for torch {stage.torch} does not fit the core of that for torch {stages[0].torch} (another C++ ABI, or another source): it wants "
                              f"{sorted(missing)[0]} and {len(missing) - 1} more")
 

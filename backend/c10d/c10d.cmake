@@ -33,4 +33,5 @@ target_include_directories(shardwire_c10d PUBLIC $<BUILD_INTERFACE:${PROJECT_SOU
 target_link_libraries(shardwire_c10d PUBLIC shardwire_core PRIVATE fmt::fmt-header-only PUBLIC $<BUILD_INTERFACE:shardwire_torch>
                                      PRIVATE $<BUILD_INTERFACE:shardwire_warnings>)
 # Its whole surface is for the extension and for C++ programs.
-set_target_properties(shardwire_c10d PROPERTIES CXX_VISIBILITY_PRESET default VISIBILITY_INLINES_HIDDEN OFF)
+set_target_properties(shardwire_c10d PROPERTIES CXX_VISIBILITY_PRESET default VISIBILITY_INLINES_HIDDEN OFF
+                                               SOVERSION ${SHARDWIRE_SOVERSION})

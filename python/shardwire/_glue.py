@@ -2,7 +2,7 @@
 
 A build has one native part, beside this file. A wheel of ``./run wheel`` has the core beside this file and, for each
 supported torch, a folder ``for_torch_2_13`` with the parts linked to this torch: the extension module,
-``libshardwire_c10d.so`` and ``_build_info.py``. The folder for the running torch becomes part of the package's path, so
+``libshardwire_c10d.so.*`` and ``_build_info.py``. The folder for the running torch becomes part of the package's path, so
 that Python finds ``shardwire._C`` there.
 """
 
