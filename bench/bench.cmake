@@ -7,7 +7,7 @@ find_package(MPI QUIET COMPONENTS CXX)
 function(shardwire_bench name)
   add_executable(${name} ${ARGN})
   target_include_directories(${name} PRIVATE ${PROJECT_SOURCE_DIR})
-  target_link_libraries(${name} PRIVATE shardwire_core shardwire_warnings fmt::fmt Threads::Threads)
+  target_link_libraries(${name} PRIVATE shardwire_rooms shardwire_warnings fmt::fmt Threads::Threads)
   set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/bench)
 endfunction()
 

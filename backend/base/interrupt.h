@@ -5,13 +5,14 @@
 #include <cstdint>
 #include <string_view>
 
+#include "shardwire/export.h"
 #include "shardwire/status.h"
 #include "shardwire/types.h"
 
 namespace shardwire::internal {
 
 // One wait of one thread.
-class InterruptibleWait {
+class SHARDWIRE_EXPORT InterruptibleWait {
  public:
   explicit InterruptibleWait(Deadline until);
   // Sleep until here at most, then ask.
@@ -26,7 +27,7 @@ class InterruptibleWait {
 
 // Waits of this thread inside this scope are not interrupted: waits of destructors, which cannot return an error, and
 // waits that notify peers of an interrupt.
-class NoInterrupts {
+class SHARDWIRE_EXPORT NoInterrupts {
  public:
   NoInterrupts();
   ~NoInterrupts();
@@ -42,6 +43,6 @@ inline StatusCode codeForPeers(StatusCode code) {
   return code == StatusCode::kInterrupted ? StatusCode::kAborted : code;
 }
 // kInterrupted: "`what` was interrupted by a signal (Ctrl-C?)".
-Status interruptedStatus(std::string_view what);
+SHARDWIRE_EXPORT Status interruptedStatus(std::string_view what);
 
 }  // namespace shardwire::internal

@@ -8,14 +8,16 @@
 #include <string_view>
 #include <utility>
 
+#include "shardwire/export.h"
+
 namespace shardwire::internal {
 
 enum class LogLevel : unsigned char { kError = 0, kWarn = 1, kInfo = 2, kDebug = 3 };
 
-std::optional<LogLevel> parseLogLevel(std::string_view text);
+SHARDWIRE_EXPORT std::optional<LogLevel> parseLogLevel(std::string_view text);
 
 // Read from the environment on first use.
-LogLevel logLevel();
+SHARDWIRE_EXPORT LogLevel logLevel();
 void setLogLevel(LogLevel level);
 // Reads SHARDWIRE_LOG again.
 void rereadLogLevel();
@@ -24,7 +26,7 @@ inline bool isLogged(LogLevel level) {
 }
 
 // Writes "shardwire <level> [pid]: <text>\n"; line breaks inside the text become spaces.
-void writeLogLine(LogLevel level, std::string_view text);
+SHARDWIRE_EXPORT void writeLogLine(LogLevel level, std::string_view text);
 
 // Nothing is formatted when the level is off.
 template <typename... Args>

@@ -8,11 +8,12 @@
 #include <cstdint>
 #include <string_view>
 
+#include "shardwire/export.h"
 #include "shardwire/status.h"
 
 namespace shardwire::internal {
 
-class OwnerProcess {
+class SHARDWIRE_EXPORT OwnerProcess {
  public:
   // This process.
   OwnerProcess();

@@ -24,6 +24,8 @@ message(STATUS "shardwire: torch ${SHARDWIRE_TORCH_FULL_VERSION} of ${SHARDWIRE_
 add_library(shardwire_torch INTERFACE)
 target_include_directories(shardwire_torch SYSTEM INTERFACE ${SHARDWIRE_TORCH_INCLUDE_DIRS})
 target_link_libraries(shardwire_torch INTERFACE ${SHARDWIRE_TORCH_LIB_DIR}/libtorch_cpu.so ${SHARDWIRE_TORCH_LIB_DIR}/libc10.so)
+# GCC warns where a class that the extension links has private members of hidden types.
+target_compile_options(shardwire_torch INTERFACE $<$<CXX_COMPILER_ID:GNU>:-Wno-attributes>)
 
 file(GLOB C10D_SOURCES CONFIGURE_DEPENDS backend/c10d/*.cc)
 add_library(shardwire_c10d SHARED ${C10D_SOURCES})
@@ -32,6 +34,4 @@ target_include_directories(shardwire_c10d PUBLIC $<BUILD_INTERFACE:${PROJECT_SOU
 # Header-only: torch wheels bring a newer fmt of their own, whose headers come first and do not fit the system's library.
 target_link_libraries(shardwire_c10d PUBLIC shardwire_core PRIVATE fmt::fmt-header-only PUBLIC $<BUILD_INTERFACE:shardwire_torch>
                                      PRIVATE $<BUILD_INTERFACE:shardwire_warnings>)
-# Its whole surface is for the extension and for C++ programs.
-set_target_properties(shardwire_c10d PROPERTIES CXX_VISIBILITY_PRESET default VISIBILITY_INLINES_HIDDEN OFF
-                                               SOVERSION ${SHARDWIRE_SOVERSION})
+set_target_properties(shardwire_c10d PROPERTIES SOVERSION ${SHARDWIRE_SOVERSION})

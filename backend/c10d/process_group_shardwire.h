@@ -17,6 +17,7 @@
 #include "backend/c10d/tensor_op.h"
 #include "backend/c10d/torch_compat.h"
 #include "shardwire/communicator.h"
+#include "shardwire/export.h"
 #include "shardwire/torch_backend.h"
 
 namespace shardwire {
@@ -28,7 +29,7 @@ class Observer;
 
 SW_TORCH_VIRTUALS_BEGIN
 
-class __attribute__((visibility("default"))) ProcessGroupShardwire final : public TorchBackend {
+class SHARDWIRE_EXPORT ProcessGroupShardwire final : public TorchBackend {
  public:
   using Tensors = std::vector<at::Tensor>;
   using TensorLists = std::vector<std::vector<at::Tensor>>;

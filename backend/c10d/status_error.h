@@ -5,6 +5,7 @@
 
 #include <utility>
 
+#include "shardwire/export.h"
 #include "shardwire/status_error.h"
 
 namespace shardwire::internal {
@@ -12,10 +13,10 @@ namespace shardwire::internal {
 // Throws a Python exception for the status; for kInterrupted the exception that the signal check found, if there is
 // one. May return; then a StatusError is thrown. Null: there is no Python.
 using PythonThrower = void (*)(const Status&);
-void setPythonThrower(PythonThrower thrower);
+SHARDWIRE_EXPORT void setPythonThrower(PythonThrower thrower);
 
 // Throws a StatusError; for kInterrupted the thrower's exception, if there is one, instead.
-[[noreturn]] void throwStatus(Status status);
+[[noreturn]] SHARDWIRE_EXPORT void throwStatus(Status status);
 
 // In a handler of `error`: throws Python's exception for `error`, or `error` again where there is no Python.
 [[noreturn]] void rethrowToPython(const StatusError& error);

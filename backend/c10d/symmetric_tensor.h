@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "backend/symm/word_ops.h"
+#include "shardwire/export.h"
 #include "shardwire/symmetric_memory.h"
 
 namespace shardwire::internal {
@@ -22,34 +23,36 @@ struct SymmetricPlace {
 };
 
 // The part of `rank` as a contiguous tensor.
-at::Tensor symmetricTensor(std::shared_ptr<SymmetricMemory> block, Rank rank, c10::IntArrayRef shape,
-                           c10::ScalarType type);
+SHARDWIRE_EXPORT at::Tensor symmetricTensor(std::shared_ptr<SymmetricMemory> block, Rank rank, c10::IntArrayRef shape,
+                                            c10::ScalarType type);
 // Nothing: the tensor lies in other memory.
-std::optional<SymmetricPlace> symmetricPlaceOf(const at::Tensor& tensor);
+SHARDWIRE_EXPORT std::optional<SymmetricPlace> symmetricPlaceOf(const at::Tensor& tensor);
 // The same elements of the part of `rank`, with the same strides. kUnsupported when the part of `rank` cannot be
 // addressed here.
-at::Tensor peerTensor(const at::Tensor& tensor, Rank rank);
+SHARDWIRE_EXPORT at::Tensor peerTensor(const at::Tensor& tensor, Rank rank);
 
 // `to` and `from` have one shape and dtype. putTo: `to` is symmetric, and the part of `rank` is written. getFrom:
 // `from` is symmetric, and the part of `rank` is read.
-void putTo(const at::Tensor& to, const at::Tensor& from, Rank rank, bool isNonBlocking);
-void getFrom(const at::Tensor& to, const at::Tensor& from, Rank rank, bool isNonBlocking);
+SHARDWIRE_EXPORT void putTo(const at::Tensor& to, const at::Tensor& from, Rank rank, bool isNonBlocking);
+SHARDWIRE_EXPORT void getFrom(const at::Tensor& to, const at::Tensor& from, Rank rank, bool isNonBlocking);
 
 // Changes one element of the part of `rank` and wakes threads that wait for the element. With `fetches` returns the
 // value before the change, otherwise any value.
-std::uint64_t atomicOn(const at::Tensor& word, WordOp op, Rank rank, std::uint64_t operand, std::uint64_t expected,
-                       bool fetches);
+SHARDWIRE_EXPORT std::uint64_t atomicOn(const at::Tensor& word, WordOp op, Rank rank, std::uint64_t operand,
+                                        std::uint64_t expected, bool fetches);
 // Whether such a call on the part of `rank` waits for no other rank: the part is addressed here, or the call is
 // refused.
-bool isDirect(const at::Tensor& tensor, Rank rank);
+SHARDWIRE_EXPORT bool isDirect(const at::Tensor& tensor, Rank rank);
 // Waits for this rank's own part.
-std::uint64_t waitOn(const at::Tensor& word, Comparison comparison, std::uint64_t value,
-                     std::optional<Duration> timeout, std::span<const Rank> sources);
+SHARDWIRE_EXPORT std::uint64_t waitOn(const at::Tensor& word, Comparison comparison, std::uint64_t value,
+                                      std::optional<Duration> timeout, std::span<const Rank> sources);
 
 // Over the same elements of the parts of `ranks`, in their order. The reduction is rounded once into `out`.
-void reduceParts(const at::Tensor& tensor, std::span<const Rank> ranks, ReduceOp op, const at::Tensor& out);
-void storeToParts(const at::Tensor& tensor, std::span<const Rank> ranks, const at::Tensor& values);
+SHARDWIRE_EXPORT void reduceParts(const at::Tensor& tensor, std::span<const Rank> ranks, ReduceOp op,
+                                  const at::Tensor& out);
+SHARDWIRE_EXPORT void storeToParts(const at::Tensor& tensor, std::span<const Rank> ranks, const at::Tensor& values);
 // Each element atomically; the elements of all calls get one order in all parts, so the parts stay equal.
-void reduceIntoParts(const at::Tensor& tensor, std::span<const Rank> ranks, WordOp op, const at::Tensor& values);
+SHARDWIRE_EXPORT void reduceIntoParts(const at::Tensor& tensor, std::span<const Rank> ranks, WordOp op,
+                                      const at::Tensor& values);
 
 }  // namespace shardwire::internal

@@ -11,6 +11,7 @@
 #include <string_view>
 #include <vector>
 
+#include "shardwire/export.h"
 #include "shardwire/tensor_view.h"
 
 namespace shardwire::internal {
@@ -26,16 +27,16 @@ void bumpVersions(c10::ArrayRef<at::Tensor> written);
 OperationTensors tensorsOf(const std::vector<at::Tensor>& outputs, const std::vector<at::Tensor>& inputs);
 
 // ValueError-like for quantised types, whose elements are not plain.
-DType dtypeOf(c10::ScalarType type);
+SHARDWIRE_EXPORT DType dtypeOf(c10::ScalarType type);
 // The torch type of a dtype; nullopt for opaque types and types missing in this torch.
-std::optional<c10::ScalarType> scalarTypeOf(DType dtype);
+SHARDWIRE_EXPORT std::optional<c10::ScalarType> scalarTypeOf(DType dtype);
 
 // Whether all elements of the tensor lie inside its storage: storages are resized, and freed, under tensors that stay.
 // The tensor has a storage.
 bool fitsStorage(const at::Tensor& tensor);
 // Throws StatusError for a tensor with a storage that does not hold all elements; for code that reads the memory
 // without a view.
-void requireStorage(const at::Tensor& tensor, std::string_view what);
+SHARDWIRE_EXPORT void requireStorage(const at::Tensor& tensor, std::string_view what);
 
 // `what` names the tensor in errors: "all_reduce: tensor". Takes strided CPU tensors of any strides (device tensors go
 // through HostTensors). Sparse, quantised, lazily conjugated, meta and device tensors, and tensors with a freed

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "backend/c10d/work_adapter.h"
+#include "shardwire/export.h"
 #include "shardwire/tensor_op.h"
 
 namespace shardwire::internal {
@@ -25,7 +26,7 @@ class BoundTensorOpShardwire final : public BoundTensorOp {
                          std::optional<Duration> timeout);
   c10::intrusive_ptr<::c10d::Work> run() override { return start(); }
   // run() with the work's own class.
-  c10::intrusive_ptr<WorkShardwire> start();
+  SHARDWIRE_EXPORT c10::intrusive_ptr<WorkShardwire> start();
 
  private:
   void checkPlaces() const;
@@ -40,7 +41,7 @@ class BoundTensorOpShardwire final : public BoundTensorOp {
   std::string name_;
 };
 
-class TensorOpShardwire final : public TensorOp {
+class SHARDWIRE_EXPORT TensorOpShardwire final : public TensorOp {
  public:
   // `name`: the user's, for the profiler; may be empty. Without a stager: an op without a group, which can only
   // describe itself.

@@ -4,13 +4,15 @@
 
 #include <string>
 
+#include "shardwire/export.h"
+
 namespace shardwire::internal {
 
 // Once per process; later calls do nothing. Other devices' allocators, and an existing allocator for the CPU, stay. If
 // torch refuses, the log has a warning, and nothing else of shardwire is affected. Returns torch's reason for a
 // refusal; empty: no refusal.
-const std::string& registerTorchSymmetricMemory();
+SHARDWIRE_EXPORT const std::string& registerTorchSymmetricMemory();
 // Whether this torch has the API.
-bool hasTorchSymmetricMemory();
+SHARDWIRE_EXPORT bool hasTorchSymmetricMemory();
 
 }  // namespace shardwire::internal

@@ -2,6 +2,8 @@
 // meanwhile. Without Python there is no lock.
 #pragma once
 
+#include "shardwire/export.h"
+
 namespace shardwire::internal {
 
 struct PythonLock {
@@ -11,7 +13,7 @@ struct PythonLock {
 };
 
 // Once, when the extension module is made and nothing waits yet.
-void setPythonLock(PythonLock lock);
+SHARDWIRE_EXPORT void setPythonLock(PythonLock lock);
 
 // Releases Python's lock during the object's lifetime, if this thread has the lock. Any thread.
 class WithoutPython {

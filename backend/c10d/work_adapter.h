@@ -14,12 +14,13 @@
 #include "backend/c10d/staged_work.h"
 #include "backend/c10d/tensor_adapter.h"
 #include "backend/c10d/torch_compat.h"
+#include "shardwire/export.h"
 #include "shardwire/work.h"
 
 namespace shardwire::internal {
 
 SW_TORCH_VIRTUALS_BEGIN
-class __attribute__((visibility("default"))) WorkShardwire final : public ::c10d::Work {
+class SHARDWIRE_EXPORT WorkShardwire final : public ::c10d::Work {
  public:
   // The properties of an operation that torch shows. `range`: null without an active profiler.
   struct Origin {

@@ -11,6 +11,7 @@
 #include <memory>
 #include <optional>
 
+#include "shardwire/export.h"
 #include "shardwire/status.h"
 
 namespace shardwire::internal {
@@ -18,15 +19,15 @@ namespace shardwire::internal {
 class SharedHeap {
  public:
   // The one heap of this process; kSystem when the heap cannot be made (errno, and how to fix it).
-  static Result<SharedHeap*> instance();
+  SHARDWIRE_EXPORT static Result<SharedHeap*> instance();
   // The same, but null when the heap was not made yet.
-  static SharedHeap* instanceIfMade();
+  SHARDWIRE_EXPORT static SharedHeap* instanceIfMade();
   // For callers that accept ordinary memory too: the process's heap, or, in a child of fork() without a heap of its
   // own, the inherited object.
-  static Result<SharedHeap*> instanceOrInherited();
+  SHARDWIRE_EXPORT static Result<SharedHeap*> instanceOrInherited();
   // Frees a block of any heap of this process: of its own heap, or of a heap inherited by fork(), whose blocks stay
   // with the parent.
-  static void freeBlock(void* bytes);
+  SHARDWIRE_EXPORT static void freeBlock(void* bytes);
 
   virtual ~SharedHeap() = default;
   // 64-byte aligned (2 MiB aligned from 2 MiB on, and then backed by memory at once where the kernel has huge pages to
@@ -52,6 +53,6 @@ class SharedHeap {
 Result<std::shared_ptr<void>> allocateShared(std::size_t bytes);
 // Memory for copies and scratch of an operation: of the heap or, when the heap is full, ordinary memory, which peers do
 // not map but reach like tensors in ordinary memory. kSystem when neither is available.
-Result<std::shared_ptr<void>> allocateScratch(std::size_t bytes);
+SHARDWIRE_EXPORT Result<std::shared_ptr<void>> allocateScratch(std::size_t bytes);
 
 }  // namespace shardwire::internal

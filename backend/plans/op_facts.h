@@ -10,6 +10,7 @@
 #include "ops/plan/plan_row.h"
 #include "ops/plan/redistribute.h"
 #include "shardwire/compiled_op.h"
+#include "shardwire/export.h"
 
 namespace shardwire::internal {
 
@@ -58,6 +59,6 @@ class OpFacts {
 std::string labelOf(const std::string& name);
 
 // The facts of an op planned without a group (offline_op.cc); null for other ops.
-const OpFacts* offlineFactsOf(const CompiledOp& op);
+SHARDWIRE_EXPORT const OpFacts* offlineFactsOf(const CompiledOp& op);
 
 }  // namespace shardwire::internal

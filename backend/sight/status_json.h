@@ -4,12 +4,13 @@
 
 #include <string>
 
+#include "shardwire/export.h"
 #include "shardwire/types.h"
 
 namespace shardwire::internal {
 
 inline constexpr Duration kStatusPatience = std::chrono::milliseconds(100);
 
-std::string statusAsJson(Duration patience = kStatusPatience);
+SHARDWIRE_EXPORT std::string statusAsJson(Duration patience = kStatusPatience);
 
 }  // namespace shardwire::internal

@@ -6,14 +6,15 @@
 
 #include <string>
 
+#include "shardwire/export.h"
 #include "shardwire/status.h"
 
 namespace shardwire::internal {
 
 // Returns the socket's path. The first call starts the server and removes sockets of dead processes from the folder.
-Result<std::string> serveStatus();
+SHARDWIRE_EXPORT Result<std::string> serveStatus();
 // Ends the thread and removes the socket. Idempotent.
-void stopServingStatus();
+SHARDWIRE_EXPORT void stopServingStatus();
 // $XDG_RUNTIME_DIR/shardwire, else /tmp/shardwire-<uid>.
 std::string statusFolder();
 

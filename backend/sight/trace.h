@@ -5,12 +5,14 @@
 #include <memory>
 #include <string>
 
+#include "shardwire/export.h"
+
 namespace shardwire::internal {
 
 class Engine;
 
 // All live groups of this process. `onlyActive`: without finished operations.
-std::string traceAsJson(bool onlyActive = false);
+SHARDWIRE_EXPORT std::string traceAsJson(bool onlyActive = false);
 // When the group fails, the trace of the group's rank is written to Options::recordFile, if set.
 void watch(const std::shared_ptr<Engine>& engine);
 

@@ -10,6 +10,7 @@
 
 #include "backend/symm/block_words.h"
 #include "backend/transport/transport.h"
+#include "shardwire/export.h"
 
 namespace shardwire::internal {
 
@@ -26,6 +27,6 @@ struct BuriedBlock {
 void bury(BuriedBlock block);
 // Releases the blocks without holders.
 void clearBuried();
-std::size_t numBuried();
+SHARDWIRE_EXPORT std::size_t numBuried();
 
 }  // namespace shardwire::internal

@@ -5,13 +5,14 @@
 #include <cstddef>
 #include <memory>
 
+#include "shardwire/export.h"
 #include "shardwire/status.h"
 
 namespace shardwire::internal {
 
 // The size to allocate from the heap for `bytes`: such a block begins with a page and shares no page.
-std::size_t wholePages(std::size_t bytes);
+SHARDWIRE_EXPORT std::size_t wholePages(std::size_t bytes);
 // wholePages(bytes) bytes, uninitialised; given back with the last owner. kSystem when the heap is full. Any thread.
-Result<std::shared_ptr<void>> allocatePages(std::size_t bytes);
+SHARDWIRE_EXPORT Result<std::shared_ptr<void>> allocatePages(std::size_t bytes);
 
 }  // namespace shardwire::internal

@@ -10,29 +10,31 @@
 #include <string>
 
 #include "ops/boxes/strided_runs.h"
+#include "shardwire/export.h"
 #include "shardwire/symmetric_memory.h"
 #include "shardwire/types.h"
 
 namespace shardwire::internal {
 
-const char* wordOpName(WordOp op);
+SHARDWIRE_EXPORT const char* wordOpName(WordOp op);
 
 // Elements of up to 8 bytes; arithmetic where supportsReduction() has it.
-bool supportsWordOp(DType dtype, WordOp op);
+SHARDWIRE_EXPORT bool supportsWordOp(DType dtype, WordOp op);
 // Whether several operations give the same result in any order: on integers, all but stores.
-bool commutes(DType dtype, WordOp op);
+SHARDWIRE_EXPORT bool commutes(DType dtype, WordOp op);
 // Returns the value before the operation. Sequentially consistent. kCompareSwap stores `operand` where the element's
 // bytes equal `expected`. Precondition: supportsWordOp(); `at` is a multiple of the element's size.
 std::uint64_t applyWord(std::byte* at, DType dtype, WordOp op, std::uint64_t operand, std::uint64_t expected = 0);
 // The same for each element of a box, with the elements of `operands`, row by row; each element is atomic, the box is
 // not.
-void applyWords(const StridedBox& to, const StridedBox& operands, const Dims& shape, DType dtype, WordOp op);
+SHARDWIRE_EXPORT void applyWords(const StridedBox& to, const StridedBox& operands, const Dims& shape, DType dtype,
+                                 WordOp op);
 
 // Integers, without bool.
-bool isInteger(DType dtype);
+SHARDWIRE_EXPORT bool isInteger(DType dtype);
 // Acquire; widened to 64 bits by the dtype's signedness.
-std::uint64_t loadInteger(const std::byte* at, DType dtype);
+SHARDWIRE_EXPORT std::uint64_t loadInteger(const std::byte* at, DType dtype);
 bool compareIntegers(DType dtype, std::uint64_t left, Comparison comparison, std::uint64_t right);
-std::string integerText(DType dtype, std::uint64_t value);
+SHARDWIRE_EXPORT std::string integerText(DType dtype, std::uint64_t value);
 
 }  // namespace shardwire::internal

@@ -14,6 +14,7 @@
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
 #include "shardwire/communicator.h"
+#include "shardwire/export.h"
 #include "shardwire/offline.h"
 #include "shardwire/stream_gate.h"  // setStreamGates(), for a library that adds a kind of device
 #include "shardwire/tensor_op.h"
@@ -23,32 +24,33 @@ namespace shardwire {
 
 // Collective over the ranks that share `store`: blocks until all ranks have joined, up to `timeout`, which is also the
 // default timeout of operations.
-c10::intrusive_ptr<TorchBackend> create(const c10::intrusive_ptr<::c10d::Store>& store, int rank, int worldSize,
-                                        std::chrono::milliseconds timeout = std::chrono::minutes(30),
-                                        const std::string& groupName = "");
+SHARDWIRE_EXPORT c10::intrusive_ptr<TorchBackend> create(const c10::intrusive_ptr<::c10d::Store>& store, int rank,
+                                                         int worldSize,
+                                                         std::chrono::milliseconds timeout = std::chrono::minutes(30),
+                                                         const std::string& groupName = "");
 
 // The functions below require a group made with shardwire by create() or torch.distributed. A group of another backend
 // is a kTypeError.
 
 // Collective and blocking: every rank of the group gives its own spec. All ranks get the same error when the specs do
 // not fit together.
-std::unique_ptr<TensorOp> compileOp(TorchBackend& group, const LocalSpec& spec,
-                                    std::optional<Duration> timeout = std::nullopt);
+SHARDWIRE_EXPORT std::unique_ptr<TensorOp> compileOp(TorchBackend& group, const LocalSpec& spec,
+                                                     std::optional<Duration> timeout = std::nullopt);
 // Collective and blocking: makes the op of planOffline() or readPlan() (shardwire/offline.h) runnable in this group.
 // Each rank gives the op of that rank.
-std::unique_ptr<TensorOp> attach(TorchBackend& group, const CompiledOp& planned,
-                                 std::optional<Duration> timeout = std::nullopt);
+SHARDWIRE_EXPORT std::unique_ptr<TensorOp> attach(TorchBackend& group, const CompiledOp& planned,
+                                                  std::optional<Duration> timeout = std::nullopt);
 // The same group without torch: collectives on TensorViews. Throws kAborted after shutdown().
-std::shared_ptr<Communicator> communicatorOf(TorchBackend& group);
+SHARDWIRE_EXPORT std::shared_ptr<Communicator> communicatorOf(TorchBackend& group);
 // Ends the group on this rank; pending and later operations of the group fail here. The other ranks notice only when
 // they need this rank. Idempotent.
-void shutdown(TorchBackend& group);
+SHARDWIRE_EXPORT void shutdown(TorchBackend& group);
 // Fails every pending and later operation of the group on this rank at once. Idempotent.
-void abort(TorchBackend& group);
+SHARDWIRE_EXPORT void abort(TorchBackend& group);
 
 // The element type of a tensor, for TensorDecl::dtype.
-DType dtypeOf(const at::Tensor& tensor);
+SHARDWIRE_EXPORT DType dtypeOf(const at::Tensor& tensor);
 // An uninitialised tensor in the heap shared by all ranks of this host: ranks exchange such tensors with one copy.
-at::Tensor emptyInSharedHeap(at::IntArrayRef shape, at::ScalarType type = at::kFloat);
+SHARDWIRE_EXPORT at::Tensor emptyInSharedHeap(at::IntArrayRef shape, at::ScalarType type = at::kFloat);
 
 }  // namespace shardwire

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "shardwire/compiled_op.h"
+#include "shardwire/export.h"
 #include "shardwire/op_spec.h"
 #include "shardwire/options.h"
 #include "shardwire/staging.h"
@@ -33,7 +34,7 @@ struct CallOptions {
   bool lapses = false;
 };
 
-class Communicator {
+class SHARDWIRE_EXPORT Communicator {
  public:
   virtual ~Communicator() = default;
 

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "shardwire/export.h"
 #include "shardwire/op_spec.h"
 #include "shardwire/staging.h"
 #include "shardwire/tensor_view.h"
@@ -37,14 +38,14 @@ struct PlanProvenance {
   std::string whyNoFile;  // not empty: the file could not be written, so the next process plans again
 };
 
-class BoundOp {
+class SHARDWIRE_EXPORT BoundOp {
  public:
   virtual ~BoundOp() = default;
   // Starts one run over the tensors given to bind. Allocates nothing in steady state.
   virtual Result<WorkPtr> run() = 0;
 };
 
-class CompiledOp {
+class SHARDWIRE_EXPORT CompiledOp {
  public:
   virtual ~CompiledOp() = default;
 

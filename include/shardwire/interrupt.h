@@ -2,6 +2,8 @@
 // calling thread must leave its wait. Without an InterruptCheck waits end only at their deadlines.
 #pragma once
 
+#include "shardwire/export.h"
+
 namespace shardwire {
 
 // True: the waiting call on this thread gives up and returns kInterrupted. The function is called after a wait of 50
@@ -10,6 +12,6 @@ namespace shardwire {
 using InterruptCheck = bool (*)();
 
 // The process has one check, since signals belong to the process; null: no check. Any thread.
-void setInterruptCheck(InterruptCheck check);
+SHARDWIRE_EXPORT void setInterruptCheck(InterruptCheck check);
 
 }  // namespace shardwire

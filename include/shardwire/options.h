@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <string>
 
+#include "shardwire/export.h"
 #include "shardwire/status.h"
 #include "shardwire/storage_watch.h"
 #include "shardwire/types.h"
@@ -86,8 +87,8 @@ struct Options {
   std::size_t stagingBytes = std::size_t{256} << 20;
 
   // Options from the environment; kInvalidArgument naming the variable and the value when a variable cannot be read.
-  static Result<Options> fromEnvironment();
+  SHARDWIRE_EXPORT static Result<Options> fromEnvironment();
 };
-std::string toString(const Options& options);
+SHARDWIRE_EXPORT std::string toString(const Options& options);
 
 }  // namespace shardwire

@@ -7,9 +7,11 @@
 #include <cstddef>
 #include <functional>
 
+#include "shardwire/export.h"
+
 namespace shardwire {
 
-class Staging {
+class SHARDWIRE_EXPORT Staging {
  public:
   virtual ~Staging() = default;
 

@@ -7,6 +7,8 @@
 #include <utility>
 #include <variant>
 
+#include "shardwire/export.h"
+
 namespace shardwire {
 
 enum class StatusCode : unsigned char {
@@ -24,9 +26,9 @@ enum class StatusCode : unsigned char {
   kGap =
       11,  // no input covers part of an output: Python GapError. Every rank detects the gap alone; never sent to peers
 };
-std::string_view statusCodeName(StatusCode code);
+SHARDWIRE_EXPORT std::string_view statusCodeName(StatusCode code);
 
-class [[nodiscard]] Status {
+class [[nodiscard]] SHARDWIRE_EXPORT Status {
  public:
   Status() = default;
   Status(StatusCode code, std::string message) : code_(code), message_(std::move(message)) {}
@@ -65,7 +67,7 @@ class [[nodiscard]] Result {
 };
 
 // Throws std::logic_error naming the place: only for our own bugs.
-[[noreturn]] void checkFailed(const char* condition, const char* file, int line);
+[[noreturn]] SHARDWIRE_EXPORT void checkFailed(const char* condition, const char* file, int line);
 
 }  // namespace shardwire
 

@@ -5,11 +5,12 @@
 #include <stdexcept>
 #include <utility>
 
+#include "shardwire/export.h"
 #include "shardwire/status.h"
 
 namespace shardwire {
 
-class __attribute__((visibility("default"))) StatusError : public std::runtime_error {
+class SHARDWIRE_EXPORT StatusError : public std::runtime_error {
  public:
   explicit StatusError(Status status) : std::runtime_error(status.message()), status_(std::move(status)) {}
   ~StatusError() override;

@@ -7,12 +7,13 @@
 #include <string>
 #include <string_view>
 
+#include "shardwire/export.h"
 #include "shardwire/status.h"
 #include "shardwire/types.h"
 
 namespace shardwire {
 
-class Store {
+class SHARDWIRE_EXPORT Store {
  public:
   virtual ~Store() = default;
   // Setting a key again replaces its value.

@@ -7,12 +7,13 @@
 #include <cstddef>
 #include <string>
 
+#include "shardwire/export.h"
 #include "shardwire/store.h"
 
 namespace shardwire {
 
 // Each key is a file. For independently started processes, on one host or on hosts that share a folder.
-class FileStore final : public Store {
+class SHARDWIRE_EXPORT FileStore final : public Store {
  public:
   // File names begin with `name`, so the stores of several groups can share a folder under different names. The first
   // set() makes a missing folder. The folder must hold no files of earlier jobs: a rank that finds such files under the
@@ -40,7 +41,7 @@ class FileStore final : public Store {
 // In anonymous shared memory, for ranks that are threads of one process, or that were forked after the store was made.
 // Leaves nothing behind, and a process killed inside a call harms no other process. Each forked process has its own
 // mapping, so destroying one mapping harms no other.
-class MemoryStore final : public Store {
+class SHARDWIRE_EXPORT MemoryStore final : public Store {
  public:
   // Room for `bytes` bytes of keys and values, plus 8 for each set(); unused room takes no memory. Room is never given
   // back, not even the room of a replaced value. Where the system has no memory, set() and get() return an error.

@@ -8,9 +8,11 @@
 
 #include <memory>
 
+#include "shardwire/export.h"
+
 namespace shardwire {
 
-class __attribute__((visibility("default"))) StreamGate {
+class SHARDWIRE_EXPORT StreamGate {
  public:
   virtual ~StreamGate() = default;
   // Lets the work queued in the stream after the gate run. Called once, from any thread.
@@ -21,6 +23,6 @@ class __attribute__((visibility("default"))) StreamGate {
 using MakeStreamGate = std::unique_ptr<StreamGate> (*)(const c10::Stream& stream);
 
 // How gates of this kind of device are made, for the whole process; null: not at all. Replaces what was set before.
-__attribute__((visibility("default"))) void setStreamGates(c10::DeviceType type, MakeStreamGate make);
+SHARDWIRE_EXPORT void setStreamGates(c10::DeviceType type, MakeStreamGate make);
 
 }  // namespace shardwire

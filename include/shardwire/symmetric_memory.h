@@ -15,6 +15,7 @@
 #include <string_view>
 #include <vector>
 
+#include "shardwire/export.h"
 #include "shardwire/status.h"
 #include "shardwire/tensor_view.h"
 #include "shardwire/types.h"
@@ -72,7 +73,7 @@ struct SymmetricRequest {
   std::size_t attachedBytes = 0;
 };
 
-class SymmetricMemory {
+class SHARDWIRE_EXPORT SymmetricMemory {
  public:
   virtual ~SymmetricMemory() = default;
   virtual Rank rank() const = 0;

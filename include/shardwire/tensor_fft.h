@@ -12,6 +12,7 @@
 // Before ATen's other headers: clang in C++20 wants IValue complete there.
 #include <ATen/core/ivalue.h>
 
+#include "shardwire/export.h"
 #include "shardwire/op_spec.h"
 #include "shardwire/torch_backend.h"
 
@@ -28,7 +29,7 @@ struct FftSpec {
 // Both transforms are collective and return when the result is there: new memory in C order, where the operand lies.
 // The operand is not written to. A wrong operand throws (kTypeError, kInvalidArgument) on its rank before anything
 // moves.
-class __attribute__((visibility("default"))) TensorFft {
+class SHARDWIRE_EXPORT TensorFft {
  public:
   virtual ~TensorFft() = default;
   // From this rank's slab of the array to its slab of the spectrum; nothing is scaled.
@@ -45,7 +46,7 @@ class __attribute__((visibility("default"))) TensorFft {
 
 // Collective and blocking: every rank of the group gives the same spec, and all get the same error when one is wrong or
 // they differ.
-std::unique_ptr<TensorFft> planFft(TorchBackend& group, const FftSpec& spec,
-                                   std::optional<Duration> timeout = std::nullopt);
+SHARDWIRE_EXPORT std::unique_ptr<TensorFft> planFft(TorchBackend& group, const FftSpec& spec,
+                                                    std::optional<Duration> timeout = std::nullopt);
 
 }  // namespace shardwire

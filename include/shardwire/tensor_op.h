@@ -12,18 +12,19 @@
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
 #include "shardwire/compiled_op.h"
+#include "shardwire/export.h"
 #include "shardwire/status_error.h"
 
 namespace shardwire {
 
 // The tensors of one call, checked once: each run() moves the tensors' contents of that moment.
-class __attribute__((visibility("default"))) BoundTensorOp {
+class SHARDWIRE_EXPORT BoundTensorOp {
  public:
   virtual ~BoundTensorOp() = default;
   virtual c10::intrusive_ptr<::c10d::Work> run() = 0;
 };
 
-class __attribute__((visibility("default"))) TensorOp {
+class SHARDWIRE_EXPORT TensorOp {
  public:
   virtual ~TensorOp() = default;
   // One tensor per element of the spec's inputs and outputs, in the spec's order; the Work keeps the tensors alive.

@@ -13,6 +13,8 @@
 #include <string>
 #include <string_view>
 
+#include "shardwire/export.h"
+
 namespace shardwire {
 
 using Rank = std::int32_t;
@@ -53,9 +55,9 @@ enum class DType : std::uint8_t {
 inline constexpr int kNumDTypes = 26;
 
 // Bytes of one element.
-std::size_t elementBytes(DType dtype);
+SHARDWIRE_EXPORT std::size_t elementBytes(DType dtype);
 // "float32", "float8_e4m3fn", "opaque4": torch's name where torch has one.
-std::string_view dtypeName(DType dtype);
+SHARDWIRE_EXPORT std::string_view dtypeName(DType dtype);
 
 // How overlapping inputs combine. kNone: the last writer wins (higher rank, then higher input index).
 enum class ReduceOp : std::uint8_t {
@@ -70,15 +72,15 @@ enum class ReduceOp : std::uint8_t {
   kBxor = 8
 };
 inline constexpr int kNumReduceOps = 9;
-std::string_view reduceOpName(ReduceOp op);
+SHARDWIRE_EXPORT std::string_view reduceOpName(ReduceOp op);
 // The reduction of that name, or "avg" for mean; nullopt for any other, "none" too.
-std::optional<ReduceOp> reduceOpNamed(std::string_view name);
+SHARDWIRE_EXPORT std::optional<ReduceOp> reduceOpNamed(std::string_view name);
 // Whether `op` is defined on `dtype`: kNone always; kBand.. on integers and bool; kMin/kMax not on complex; nothing
 // else on opaque types.
-bool supportsReduction(DType dtype, ReduceOp op);
+SHARDWIRE_EXPORT bool supportsReduction(DType dtype, ReduceOp op);
 // Whether elements can be cast on their way: equal types, or both floating point (8 bits to 64), or both complex. As
 // torch's `.to`: to the nearest value, ties to even; float64 goes to 8 and 16 bits by way of float32.
-bool supportsCast(DType from, DType to);
+SHARDWIRE_EXPORT bool supportsCast(DType from, DType to);
 
 // Up to kMaxDims 64-bit extents, offsets or strides, stored in place: no allocation, cheap to copy when short.
 class Dims {
@@ -124,17 +126,17 @@ class Dims {
 };
 
 // "[2, 4]"
-std::string toString(const Dims& dims);
+SHARDWIRE_EXPORT std::string toString(const Dims& dims);
 // Product of the extents; 1 for no dimensions. Precondition: no overflow (decoders and parsers check).
-std::int64_t numElements(const Dims& shape);
+SHARDWIRE_EXPORT std::int64_t numElements(const Dims& shape);
 // Row-major strides, in elements.
-Dims contiguousStrides(const Dims& shape);
+SHARDWIRE_EXPORT Dims contiguousStrides(const Dims& shape);
 
 using Clock = std::chrono::steady_clock;
 using Duration = std::chrono::nanoseconds;
 using Deadline = Clock::time_point;
 inline constexpr Deadline kNoDeadline = Deadline::max();
 // now + timeout, saturating; a negative timeout means no deadline.
-Deadline deadlineAfter(Duration timeout);
+SHARDWIRE_EXPORT Deadline deadlineAfter(Duration timeout);
 
 }  // namespace shardwire

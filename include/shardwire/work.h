@@ -4,12 +4,13 @@
 #include <functional>
 #include <memory>
 
+#include "shardwire/export.h"
 #include "shardwire/status.h"
 #include "shardwire/types.h"
 
 namespace shardwire {
 
-class Work {
+class SHARDWIRE_EXPORT Work {
  public:
   virtual ~Work() = default;
 

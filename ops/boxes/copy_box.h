@@ -5,6 +5,7 @@
 #include <cstddef>
 
 #include "ops/boxes/strided_runs.h"
+#include "shardwire/export.h"
 
 namespace shardwire::internal {
 
@@ -23,8 +24,8 @@ inline constexpr std::size_t kStreamFromBytes = std::size_t{8} << 20;
 // blocks, transposes are blocked for the cache. When the function returns, all bytes are visible in order with later
 // stores. `dst` and `src` may be identical (then nothing is done) but must not overlap otherwise. Where the extent is
 // above 1, the stride of `dst` must not be 0.
-void copyBox(const StridedBox& dst, const StridedBox& src, const Dims& shape, std::size_t elemBytes,
-             StoreHint hint = StoreHint::kAuto);
+SHARDWIRE_EXPORT void copyBox(const StridedBox& dst, const StridedBox& src, const Dims& shape, std::size_t elemBytes,
+                              StoreHint hint = StoreHint::kAuto);
 // Row-major packing; returns the number of bytes.
 std::size_t packBox(std::byte* packed, const StridedBox& src, const Dims& shape, std::size_t elemBytes,
                     StoreHint hint = StoreHint::kCached);

@@ -14,22 +14,23 @@
 #include <span>
 
 #include "ops/boxes/copy_box.h"
+#include "shardwire/export.h"
 #include "shardwire/types.h"
 
 namespace shardwire::internal {
 
 // Contiguous: n elements each. dst may equal one of the sources exactly; otherwise no overlap. Precondition:
 // supportsReduction(dtype, op), k >= 1.
-void reduceContiguous(std::byte* dst, std::span<const std::byte* const> sources, std::size_t numElems, DType dtype,
-                      ReduceOp op, StoreHint hint = StoreHint::kAuto);
+SHARDWIRE_EXPORT void reduceContiguous(std::byte* dst, std::span<const std::byte* const> sources, std::size_t numElems,
+                                       DType dtype, ReduceOp op, StoreHint hint = StoreHint::kAuto);
 
 // Boxes of `shape`. sources.size() <= any number. dst may be identical to one of the sources.
-void reduceBox(const StridedBox& dst, std::span<const StridedBox> sources, const Dims& shape, DType dtype, ReduceOp op,
-               StoreHint hint = StoreHint::kAuto);
+SHARDWIRE_EXPORT void reduceBox(const StridedBox& dst, std::span<const StridedBox> sources, const Dims& shape,
+                                DType dtype, ReduceOp op, StoreHint hint = StoreHint::kAuto);
 // The same into a destination of another type: the accumulator is rounded once, into that. Precondition:
 // supportsCast(dtype, dstDtype); dst is none of the sources unless the types are equal.
-void reduceBox(const StridedBox& dst, DType dstDtype, std::span<const StridedBox> sources, const Dims& shape,
-               DType dtype, ReduceOp op, StoreHint hint = StoreHint::kAuto);
+SHARDWIRE_EXPORT void reduceBox(const StridedBox& dst, DType dstDtype, std::span<const StridedBox> sources,
+                                const Dims& shape, DType dtype, ReduceOp op, StoreHint hint = StoreHint::kAuto);
 
 // "avx512", "avx2", "baseline": the kernels in use here (see isa_kernels.h).
 const char* reduceKernelName();

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "shardwire/export.h"
 #include "shardwire/tensor_view.h"
 #include "shardwire/types.h"
 
@@ -17,7 +18,7 @@ struct StridedBox {
   Dims byteStrides;
 };
 // The box at `offset` inside `view`.
-StridedBox boxOf(const TensorView& view, const Dims& offset);
+SHARDWIRE_EXPORT StridedBox boxOf(const TensorView& view, const Dims& offset);
 // Bytes from the box's first element to one past its last; 0 when it is empty.
 std::size_t extentBytes(const StridedBox& box, const Dims& shape, std::size_t elemBytes);
 

@@ -7,6 +7,7 @@
 #include <span>
 #include <utility>
 
+#include "shardwire/export.h"
 #include "shardwire/tensor_view.h"
 
 namespace shardwire::internal {
@@ -17,15 +18,15 @@ struct AddressRange {
   std::uintptr_t last = 0;
   bool meets(const AddressRange& other) const { return first < other.last && other.first < last; }
 };
-AddressRange addressRange(const TensorView& view);
+SHARDWIRE_EXPORT AddressRange addressRange(const TensorView& view);
 // Whether each stride, and the distance to the farthest element, in bytes, fits in 64 bits. The other functions of this
 // file require true.
 bool isAddressable(const TensorView& view);
 
 // Whether any byte belongs to both views. The answer is true where the search takes too long.
-bool shareMemory(const TensorView& a, const TensorView& b);
+SHARDWIRE_EXPORT bool shareMemory(const TensorView& a, const TensorView& b);
 // Whether `a` and `b` are one tensor: equal elements at equal places. The shapes of contiguous views may differ.
-bool areOneTensor(const TensorView& a, const TensorView& b);
+SHARDWIRE_EXPORT bool areOneTensor(const TensorView& a, const TensorView& b);
 // The first two views, by index, that share memory.
 std::optional<std::pair<std::size_t, std::size_t>> findShared(std::span<const TensorView> views);
 

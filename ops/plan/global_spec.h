@@ -8,6 +8,7 @@
 #include <string_view>
 #include <vector>
 
+#include "shardwire/export.h"
 #include "shardwire/op_spec.h"
 
 namespace shardwire::internal {
@@ -55,7 +56,7 @@ std::optional<WhoPlans> whoPlansOf(std::string_view encodedSpec);
 // reductions that the dtype does not have, outputs whose own boxes overlap in one local tensor. Every message names
 // rank, list, index, the mistake and how to fix it. The text is the same on all ranks. A shape that no rank gave
 // becomes the bounding box of all regions.
-Result<GlobalSpec> mergeSpecs(std::span<const LocalSpec> specs);
+SHARDWIRE_EXPORT Result<GlobalSpec> mergeSpecs(std::span<const LocalSpec> specs);
 // The same for encoded specs, by rank. kInvalidArgument for a spec that cannot be read.
 Result<GlobalSpec> mergeEncoded(std::span<const std::string> encoded);
 

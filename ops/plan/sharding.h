@@ -6,6 +6,7 @@
 #include <span>
 #include <vector>
 
+#include "shardwire/export.h"
 #include "shardwire/op_spec.h"
 
 namespace shardwire::internal {
@@ -41,12 +42,12 @@ struct LocalShare {
 // kInvalidArgument for an impossible layout: dims out of range, mesh size, repeated ranks, two reductions, a split
 // factor < 1; or that cannot be placed exactly: [_StridedShard, Shard] of one uneven dimension where torch's reading
 // and FSDP2's own shards differ.
-Status checkLayout(const Layout& layout);
+SHARDWIRE_EXPORT Status checkLayout(const Layout& layout);
 // The reduction pending on the layout (of its kPartial placements), kNone when there is none.
-ReduceOp pendingReduction(const Layout& layout);
+SHARDWIRE_EXPORT ReduceOp pendingReduction(const Layout& layout);
 // The share of `rank`; nullopt when `rank` is not in the mesh. Placements apply left to right over mesh dimensions.
 // Shard splits the current extent as torch.chunk does: chunk = ceil(n / k), piece i = [i * chunk, min((i + 1) * chunk,
 // n)). Precondition: checkLayout is ok.
-std::optional<LocalShare> shareOf(const Layout& layout, Rank rank);
+SHARDWIRE_EXPORT std::optional<LocalShare> shareOf(const Layout& layout, Rank rank);
 
 }  // namespace shardwire::internal

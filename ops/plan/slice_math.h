@@ -5,6 +5,7 @@
 #include <optional>
 #include <string>
 
+#include "shardwire/export.h"
 #include "shardwire/op_spec.h"
 
 namespace shardwire::internal {
@@ -14,6 +15,6 @@ bool contains(const Slice& outer, const Slice& inner);
 // nullopt when the boxes share no element.
 std::optional<Slice> intersect(const Slice& a, const Slice& b);
 // "[0:2, 4:8]"
-std::string toString(const Slice& slice);
+SHARDWIRE_EXPORT std::string toString(const Slice& slice);
 
 }  // namespace shardwire::internal

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "ops/plan/redistribute.h"
+#include "shardwire/export.h"
 
 namespace shardwire::internal {
 
@@ -30,7 +31,7 @@ struct Survey {
 
 // hosts: one number per rank, 0 <= number < ranks; empty: one host. Errors: all errors of redistribute; kInternal
 // naming rank and rule where the plans of two ranks do not fit together.
-Result<Survey> surveyOf(const GlobalSpec& spec, HostMap hosts = {});
+SHARDWIRE_EXPORT Result<Survey> surveyOf(const GlobalSpec& spec, HostMap hosts = {});
 
 // The bytes of elements that some rank of `ranks` wants and none of `ranks` holds, each element once, in the narrower
 // of the two types. Found by cutting boxes, not by the planner. Any plan must bring these bytes. Where inputs are

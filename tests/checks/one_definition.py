@@ -111,7 +111,7 @@ def named_by(head, closer):
     """(kind, name) of a definition at namespace scope, None for what has no external linkage or is none. closer: the
     '{' or ';' behind the head.
     """
-    head = re.sub(r"(__attribute__\(\(.*?\)\)|\[\[.*?\]\]|\balignas\(\w+\))+\)? ?", "", without_template(" ".join(head.split())))
+    head = re.sub(r"(__attribute__\(\(.*?\)\)|SHARDWIRE_EXPORT|\[\[.*?\]\]|\balignas\(\w+\))+\)? ?", "", without_template(" ".join(head.split())))
     head = re.sub(r"^(?:[A-Z][A-Z0-9]*_[A-Z0-9_]+ )+(?=\w)", "", head)  # a macro on a separate line
     if re.match(r"(static|using|typedef|friend|extern|static_assert|namespace)\b", head) or re.match(r"[A-Z][A-Z0-9_]+ ?\(", head):
         return None

@@ -158,7 +158,7 @@ ONE_NAME = [
     # a pair of files, the text of each, the finding
     ("ops/a.h", "backend/b.h", "class X {\n int a;\n};", "type shardwire::internal::X"),
     ("ops/a.h", "backend/b.cc", "template <typename T>\nstruct [[nodiscard]] X final : Y<T> {};", "type shardwire::internal::X"),
-    ("ops/a.h", "python/csrc/b.h", "SW_BEGIN\nclass __attribute__((visibility(\"default\"))) X final : public ::c10::Y {};", "type shardwire::internal::X"),
+    ("ops/a.h", "python/csrc/b.h", "SW_BEGIN\nclass SHARDWIRE_EXPORT X final : public ::c10::Y {};", "type shardwire::internal::X"),
     ("ops/a.h", "tests/support/b.h", "enum class X : std::uint8_t { kA = 1 };", "type shardwire::internal::X"),
     ("ops/a.h", "tests/x/b_test.cc", "inline constexpr int kX = int{1} << 3;", "variable shardwire::internal::kX"),
     ("tests/x/a_test.cc", "tests/x/b_test.cc", "std::string f(const Dims& a, int b = 2) { return {}; }", "function shardwire::internal::f(const Dims&, int)"),

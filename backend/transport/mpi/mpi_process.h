@@ -16,6 +16,7 @@
 #include "backend/base/mutex.h"
 #include "backend/transport/mpi/mpi_api.h"
 #include "backend/transport/mpi/mpi_launch.h"
+#include "shardwire/export.h"
 
 namespace shardwire::internal {
 
@@ -23,14 +24,14 @@ class MpiProcess {
  public:
   // Loads the module on first use. kUnsupported, with the reason, when this process belongs to no MPI job, or the
   // module or MPI is missing.
-  static Result<MpiProcess*> instance();
+  SHARDWIRE_EXPORT static Result<MpiProcess*> instance();
 
   // MPI is ready after this call. If MPI is not initialised yet, all ranks of the MPI world initialise MPI now. Then
   // `groupSize` must be the size of the world, since in a smaller group some ranks would never call; kWholeWorld when
   // all ranks are known to call. isAskedFor: initialise even if the whole world is on this host. kUnsupported, with
   // advice, when MPI cannot be used: the thread level is too low, or this process is a fork of a process that uses MPI.
   static constexpr int kWholeWorld = 0;
-  Status prepare(int groupSize, bool isAskedFor, Deadline deadline);
+  SHARDWIRE_EXPORT Status prepare(int groupSize, bool isAskedFor, Deadline deadline);
 
   MpiApi& api() { return *api_; }
   MpiState state() const { return api_->state(); }

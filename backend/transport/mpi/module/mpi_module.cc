@@ -6,6 +6,7 @@
 #include <string_view>
 
 #include "backend/transport/mpi/module/mpi_operations.h"
+#include "shardwire/export.h"
 
 namespace shardwire::internal {
 namespace {
@@ -139,8 +140,7 @@ std::string mpiErrorText(int code) {
 
 }  // namespace shardwire::internal
 
-extern "C" __attribute__((visibility("default"))) shardwire::internal::MpiApi* shardwireMpiModule(
-    std::uint32_t version) {
+extern "C" SHARDWIRE_EXPORT shardwire::internal::MpiApi* shardwireMpiModule(std::uint32_t version) {
   static shardwire::internal::Api api;
   return version == shardwire::internal::kMpiApiVersion ? &api : nullptr;
 }
