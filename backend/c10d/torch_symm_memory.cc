@@ -174,9 +174,11 @@ void TorchSymmetricMemory::meet(const Call& call) {
   if (communicator == nullptr) {
     refuseSymm(StatusCode::kAborted, fmt::format("{}: the group was ended", call.name));
   }
-  const bool isFine = call.error.empty();  // the ranks may even have called different ops
-  throwUnlessOk(communicator->agree("symm_mem op", isFine ? call.text() : "",
-                                    isFine ? "" : fmt::format("{}: {}", call.name, call.error)));
+  ExchangeRequest mine{.what = "symm_mem op", .text = call.text()};  // the ranks may even have called different ops
+  if (!call.error.empty()) {
+    mine.error = Status(StatusCode::kInvalidArgument, fmt::format("{}: {}", call.name, call.error));
+  }
+  throwUnlessOk(communicator->exchange(mine).status());
   refuseSymm(StatusCode::kInternal,
              fmt::format("{}: the ranks' tickets differ, but their reports are equal", call.name));
 }

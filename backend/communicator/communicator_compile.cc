@@ -13,9 +13,9 @@
 
 #include "backend/communicator/communicator_impl.h"
 #include "backend/exec/exchange.h"
+#include "backend/exec/exchange_all.h"
 #include "backend/exec/ship_rows.h"
 #include "backend/plans/plan_file.h"
-#include "backend/symm/agree.h"
 #include "ops/plan/global_spec.h"
 #include "ops/plan/hash.h"
 #include "ops/plan/who_plans.h"
@@ -215,8 +215,8 @@ Result<Made> Compilation::planOnRank0() {
   const PlanOrigin origin(std::span(&digest, 1));
   std::optional<Made> found = find(origin);
   CallPart part = partOf(exchange_);
-  const auto votes =
-      exchangeAll(engine_, "compile_op: who has its plan", found.has_value() ? "1" : "0", timeout_, &part);
+  const auto votes = exchangeAll(
+      engine_, {.what = "compile_op: who has its plan", .blob = found.has_value() ? "1" : "0"}, timeout_, &part);
   SW_RETURN_IF_ERROR(votes.status());
   const auto hasVoted = [&](Rank rank) { return (*votes)[static_cast<std::size_t>(rank)] == "1"; };
   if (std::all_of(votes->begin(), votes->end(), [](const std::string& vote) { return vote == "1"; }) &&
@@ -284,19 +284,19 @@ Result<std::shared_ptr<CompiledOp>> CommunicatorImpl::attach(const CompiledOp& p
   SW_RETURN_IF_ERROR(checkOwner());
   const auto started = Clock::now();
   const OpFacts* facts = offlineFactsOf(planned);
-  std::string error;
-  std::string text;
+  ExchangeRequest mine{.what = "attach"};
+  const auto refuse = [&](std::string why) { mine.error = Status(StatusCode::kInvalidArgument, std::move(why)); };
   if (facts == nullptr) {
-    error = "this op has a group already; attach one that was planned without a group";
+    refuse("this op has a group already; attach one that was planned without a group");
   } else if (const Plan& plan = *facts->plan(); plan.rank != rank() || plan.worldSize != worldSize()) {
-    error = fmt::format("{} was planned for rank {} of {}, and this is rank {} of {}: plan it for this rank and size",
-                        facts->label(), plan.rank, plan.worldSize, rank(), worldSize());
+    refuse(fmt::format("{} was planned for rank {} of {}, and this is rank {} of {}: plan it for this rank and size",
+                       facts->label(), plan.rank, plan.worldSize, rank(), worldSize()));
   } else {
     const PlanRow row = facts->row();
-    text = fmt::format("{}, plan {:016x} for hosts {:016x}", facts->label(), row.plan.fingerprint, row.hosts);
+    mine.text = fmt::format("{}, plan {:016x} for hosts {:016x}", facts->label(), row.plan.fingerprint, row.hosts);
   }
   CallPart part;
-  SW_RETURN_IF_ERROR(internal::agree(*engine_, "attach", text, error, timeout, &part));
+  SW_RETURN_IF_ERROR(exchangeAll(*engine_, mine, timeout, &part).status());
   SW_CHECK(facts != nullptr);
   return std::shared_ptr<CompiledOp>(std::make_shared<CompiledOpImpl>(engine_, inFlight_, facts->numbered(part.seq),
                                                                       planned.planProvenance(), secondsSince(started)));

@@ -53,8 +53,7 @@ class CommunicatorImpl final : public Communicator {
   Result<std::shared_ptr<SymmetricMemory>> makeSymmetric(const SymmetricRequest& request,
                                                          std::optional<Duration> timeout) override;
   Status symmetricBarrier(std::optional<Duration> timeout) override;
-  Status agree(const std::string& what, const std::string& text, const std::string& error,
-               std::optional<Duration> timeout) override;
+  Result<std::vector<std::string>> exchange(const ExchangeRequest& mine, std::optional<Duration> timeout) override;
 
   void abort(const std::string& reason) override;
   void end() override;

@@ -1,6 +1,6 @@
-// Symmetric memory of a group, and the group's barrier over symmetric memory.
+// Symmetric memory of a group, the group's barrier over symmetric memory, and exchange().
 #include "backend/communicator/communicator_impl.h"
-#include "backend/symm/agree.h"
+#include "backend/exec/exchange_all.h"
 #include "backend/symm/make_symmetric.h"
 #include "backend/symm/quiet.h"
 
@@ -53,10 +53,10 @@ Status CommunicatorImpl::symmetricBarrier(std::optional<Duration> timeout) {
   return (*work)->wait();
 }
 
-Status CommunicatorImpl::agree(const std::string& what, const std::string& text, const std::string& error,
-                               std::optional<Duration> timeout) {
+Result<std::vector<std::string>> CommunicatorImpl::exchange(const ExchangeRequest& mine,
+                                                            std::optional<Duration> timeout) {
   SW_RETURN_IF_ERROR(checkOwner());
-  return internal::agree(*engine_, what, text, error, timeout);
+  return exchangeAll(*engine_, mine, timeout);
 }
 
 }  // namespace shardwire::internal

@@ -36,8 +36,7 @@ std::string encodeAnswer(const Result<std::string>& row) {
 }
 
 bool isStatusWord(std::string_view bytes) {
-  return bytes.size() >= kStatusBytes &&
-         static_cast<std::uint8_t>(bytes[0]) <= static_cast<std::uint8_t>(StatusCode::kGap);
+  return bytes.size() >= kStatusBytes && static_cast<std::uint8_t>(bytes[0]) < kNumStatusCodes;
 }
 
 StatusCode statusWordOf(std::string_view bytes) {

@@ -6,12 +6,13 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cstring>
 #include <memory>
 #include <utility>
 
+#include "backend/exec/exchange_all.h"
 #include "backend/memory/shared_heap.h"
-#include "backend/symm/agree.h"
 #include "backend/symm/graveyard.h"
 #include "backend/symm/served_block.h"
 #include "ops/wire/byte_codec.h"
@@ -27,7 +28,6 @@ struct FreeInHeap {
 using OwnPart = std::unique_ptr<std::byte, FreeInHeap>;
 
 struct Offer {
-  Saying saying;
   bool isAllJoined = false;
   HeapPlace place;
   HeapPlace attached;  // unused when the request attaches nothing
@@ -47,8 +47,6 @@ void decodePlace(ByteReader* reader, HeapPlace* place) {
 
 std::string encodeOffer(const Offer& offer) {
   ByteWriter writer;
-  writer.varintText(offer.saying.text);
-  writer.varintText(offer.saying.error);
   writer.u8(offer.isAllJoined ? 1 : 0);
   encodePlace(&writer, offer.place);
   encodePlace(&writer, offer.attached);
@@ -60,8 +58,6 @@ Result<std::vector<Offer>> decodeOffers(const std::vector<std::string>& blobs) {
   for (const std::string& blob : blobs) {
     ByteReader reader(blob);
     Offer offer;
-    offer.saying.text = reader.varintText();
-    offer.saying.error = reader.varintText();
     offer.isAllJoined = reader.u8() != 0;
     decodePlace(&reader, &offer.place);
     decodePlace(&reader, &offer.attached);
@@ -77,11 +73,9 @@ Result<std::vector<Offer>> decodeOffers(const std::vector<std::string>& blobs) {
 // How a rank reaches another's part.
 enum class Holding : std::uint8_t { kNot = 0, kMapped = 1, kByRequests = 2 };
 
-// The outcome of one rank: an error, or the list of peers whose parts the rank holds.
-std::string encodeOutcome(const Status& failure, const std::vector<BlockPart>& parts) {
+// The outcome of one rank: the list of peers whose parts the rank holds.
+std::string encodeOutcome(const std::vector<BlockPart>& parts) {
   ByteWriter writer;
-  writer.varintText(failure.message());
-  writer.u8(failure.code() == StatusCode::kUnsupported ? 1 : 0);
   for (const BlockPart& part : parts) {
     writer.u8(static_cast<std::uint8_t>(part.held != nullptr   ? Holding::kMapped
                                         : !part.whyNot.empty() ? Holding::kByRequests
@@ -95,11 +89,6 @@ Status readOutcomes(const std::vector<std::string>& blobs, Rank self, std::vecto
                     std::vector<Rank>* askers) {
   for (std::size_t rank = 0; rank < blobs.size(); ++rank) {
     ByteReader reader(blobs[rank]);
-    const std::string failure = reader.varintText();
-    const StatusCode code = reader.u8() != 0 ? StatusCode::kUnsupported : StatusCode::kSystem;
-    if (!failure.empty()) {
-      return {code, fmt::format("{}: rank {}: {}", kWhat, rank, failure)};
-    }
     for (std::size_t owner = 0; owner < blobs.size(); ++owner) {
       const auto how = static_cast<Holding>(reader.u8());
       if (owner == static_cast<std::size_t>(self)) {
@@ -232,33 +221,27 @@ Result<std::shared_ptr<SymmetricMemory>> makeSymmetric(const std::shared_ptr<Eng
   clearBuried();
   const int worldSize = engine->worldSize();
   const std::size_t size = SymmetricBlock::partBytes(request.bytes, worldSize, request.numChannels);
-  Offer mine{{request.text, request.localError}, engine->areAllJoined(), {}, {}};
+  ExchangeRequest asks{.what = kWhat, .text = request.text};
+  Offer mine{.isAllJoined = engine->areAllJoined()};
   OwnPart own;
-  if (mine.saying.error.empty()) {
-    auto made = makeOwnPart(request, size, &mine.place);
-    if (made.isOk()) {
-      own = std::move(*made);
-      if (request.attached != nullptr) {
-        mine.attached = placeOf(**SharedHeap::instance(), request.attached.get(), request.attachedBytes);
-      }
-    } else {
-      mine.saying.error = made.status().message();
+  auto made = request.localError.empty() ? makeOwnPart(request, size, &mine.place)
+                                         : Result<OwnPart>(Status(StatusCode::kInvalidArgument, request.localError));
+  if (made.isOk()) {
+    own = std::move(*made);
+    if (request.attached != nullptr) {
+      mine.attached = placeOf(**SharedHeap::instance(), request.attached.get(), request.attachedBytes);
     }
+    asks.blob = encodeOffer(mine);
+  } else {
+    asks.error = Status(StatusCode::kInvalidArgument, made.status().message());
   }
   CallPart part;
-  const auto blobs = exchangeAll(*engine, kOffersSymmetric, encodeOffer(mine), timeout, &part);
+  const auto blobs = exchangeAll(*engine, asks, timeout, &part, kOffersSymmetric);
   SW_RETURN_IF_ERROR(blobs.status());
   const std::uint64_t number = part.seq;
   const auto offers = decodeOffers(*blobs);
   SW_RETURN_IF_ERROR(offers.status());
-  std::vector<Saying> sayings;
-  bool isAllJoined = true;
-  for (const Offer& offer : *offers) {
-    sayings.push_back(offer.saying);
-    isAllJoined = isAllJoined && offer.isAllJoined;
-  }
-  SW_RETURN_IF_ERROR(judge(kWhat, sayings));
-  if (!isAllJoined) {
+  if (!std::ranges::all_of(*offers, &Offer::isAllJoined)) {
     SW_RETURN_IF_ERROR(joinAll());
   }
   std::vector<BlockPart> parts(static_cast<std::size_t>(worldSize));
@@ -269,8 +252,9 @@ Result<std::shared_ptr<SymmetricMemory>> makeSymmetric(const std::shared_ptr<Eng
     serving.begin(std::make_shared<ServedBlock>(own.get(), request.bytes,
                                                 SymmetricBlock::wordsOf(own.get(), request.bytes, worldSize)));
   }
-  const auto outcomes = exchangeAll(*engine, kSettlesSymmetric, encodeOutcome(held, parts), timeout, &part);
-  if (!outcomes.isOk() && held.isOk()) {
+  const auto outcomes = exchangeAll(*engine, {.what = kWhat, .blob = encodeOutcome(parts), .error = held}, timeout,
+                                    &part, kSettlesSymmetric);
+  if (part.seq == number && held.isOk()) {  // the ranks did not meet: their outcomes are unknown
     serving.end();
     buryOffered(std::move(own), request, parts);
   }

@@ -9,6 +9,11 @@
 
 namespace shardwire::internal {
 
+// The kinds of the two exchanges (exchangeAll). A rank that gave up in the first may begin anew while its peers are in
+// the second: the error on all ranks then says which rank is in which exchange.
+inline constexpr const char* kOffersSymmetric = "symmetric memory (1 of 2: what each rank wants)";
+inline constexpr const char* kSettlesSymmetric = "symmetric memory (2 of 2: whether each rank has it)";
+
 // `joinAll` joins this rank to all other ranks if some are not joined yet; all ranks call `joinAll` at once. Errors are
 // the same on all ranks: kInvalidArgument with a rank's localError, kMismatch where the ranks ask for different blocks,
 // kSystem where a rank has no memory, kUnsupported as the request says.

@@ -14,9 +14,10 @@
 #include "backend/base/interrupt.h"
 #include "backend/base/patience.h"
 #include "backend/base/relax.h"
-#include "backend/symm/agree.h"
+#include "backend/exec/exchange_all.h"
 #include "backend/symm/graveyard.h"
 #include "backend/symm/heap_pages.h"
+#include "backend/symm/make_symmetric.h"
 #include "backend/symm/word_ops.h"
 
 namespace shardwire::internal {
@@ -404,12 +405,15 @@ void SymmetricBlock::leaveOrder() {
 
 Status SymmetricBlock::free(std::optional<Duration> timeout) {
   SW_RETURN_IF_ERROR(owner_.check(groupLabel_));
-  const std::string error = isFreed() ? fmt::format("{} was freed before", name_) : "";
   const std::shared_ptr<Engine> engine = engine_.lock();
   if (engine == nullptr) {
     return ended();
   }
-  SW_RETURN_IF_ERROR(agree(*engine, "symmetric free", name_, error, timeout));
+  ExchangeRequest mine{.what = "symmetric free", .text = name_};
+  if (isFreed()) {
+    mine.error = Status(StatusCode::kInvalidArgument, fmt::format("{} was freed before", name_));
+  }
+  SW_RETURN_IF_ERROR(exchangeAll(*engine, mine, timeout).status());
   isFreed_.store(true, std::memory_order_relaxed);
   clearBuried();
   return Status::ok();

@@ -34,6 +34,14 @@ struct CallOptions {
   bool lapses = false;
 };
 
+// One rank's part of Communicator::exchange().
+struct ExchangeRequest {
+  std::string what;    // the call: comes first in the errors, and is equal on all ranks
+  std::string text{};  // arguments that are equal on all ranks
+  std::string blob{};
+  Status error{};  // not ok: why this rank has neither text nor blob
+};
+
 class SHARDWIRE_EXPORT Communicator {
  public:
   virtual ~Communicator() = default;
@@ -107,10 +115,10 @@ class SHARDWIRE_EXPORT Communicator {
   // ordinary barrier. Bytes that a rank stored earlier to a peer's memory, or requested of a peer in any group of the
   // process, are visible there after the barrier.
   virtual Status symmetricBarrier(std::optional<Duration> timeout = std::nullopt) = 0;
-  // Collective, blocking: all ranks are about to do the same (`text`), or one cannot (`error`): then every rank gets
-  // the same Status.
-  virtual Status agree(const std::string& what, const std::string& text, const std::string& error,
-                       std::optional<Duration> timeout = std::nullopt) = 0;
+  // Collective, blocking: the blobs of all ranks, by rank. Otherwise the same Status on all ranks: kMismatch where the
+  // calls or the texts differ, or the error of the lowest rank with an error. The group stays usable.
+  virtual Result<std::vector<std::string>> exchange(const ExchangeRequest& mine,
+                                                    std::optional<Duration> timeout = std::nullopt) = 0;
 
   // Fails every pending and later operation of this group on this rank at once with `reason`. Idempotent.
   virtual void abort(const std::string& reason) = 0;

@@ -23,9 +23,12 @@ enum class StatusCode : unsigned char {
   kUnsupported = 8,      // this build, machine or version cannot do the request
   kInternal = 9,         // a bug of ours
   kInterrupted = 10,  // a signal ended the wait (shardwire/interrupt.h): Python KeyboardInterrupt. Never sent to peers
-  kGap =
-      11,  // no input covers part of an output: Python GapError. Every rank detects the gap alone; never sent to peers
+  kGap = 11,          // no input covers part of an output: Python GapError. Every rank detects the gap alone
+  kCheckpoint = 12,   // a file of weights is wrong: Python CheckpointError
+  kKernel = 13,       // a kernel cannot be traced, compiled or loaded: Python KernelError
+  kOther = 14,        // any other exception of a rank's Python code: Python ShardwireError
 };
+inline constexpr int kNumStatusCodes = 15;
 SHARDWIRE_EXPORT std::string_view statusCodeName(StatusCode code);
 
 class [[nodiscard]] SHARDWIRE_EXPORT Status {

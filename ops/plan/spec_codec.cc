@@ -166,7 +166,7 @@ Result<LocalSpec> decodeSpec(std::string_view bytes) {
   spec.allowGaps = (flags & 1) != 0;
   spec.overlap = static_cast<Overlap>(overlap);
   spec.whoPlans = static_cast<WhoPlans>(flags >> kWhoPlansAt & 3);
-  const auto code = in.enumerator<StatusCode>(static_cast<int>(StatusCode::kInternal) + 1);
+  const auto code = in.enumerator<StatusCode>(kNumStatusCodes);
   if (code != StatusCode::kOk) {
     spec.localError = Status(code, in.varintText());
   }

@@ -152,6 +152,12 @@ std::string_view statusCodeName(StatusCode code) {
       return "internal error";
     case StatusCode::kGap:
       return "gap";
+    case StatusCode::kCheckpoint:
+      return "checkpoint error";
+    case StatusCode::kKernel:
+      return "kernel error";
+    case StatusCode::kOther:
+      return "error";
   }
   return "unknown status";
 }

@@ -13,7 +13,29 @@
 
 #include "backend/c10d/process_group_shardwire.h"
 
+namespace shardwire::python {
+
+// The Status of a Python exception: exceptionOf() gives the same class again. Other classes than shardwire's own,
+// ValueError and TypeError become the closest of these.
+Status statusOf(const pybind11::handle& exception);
+
+}  // namespace shardwire::python
+
 namespace pybind11::detail {
+
+// Arguments only: None is ok, an exception is statusOf() the exception.
+template <>
+struct type_caster<shardwire::Status> {
+  PYBIND11_TYPE_CASTER(shardwire::Status, const_name("Optional[Exception]"));
+
+  bool load(handle source, bool) {
+    if (!source.is_none() && !PyExceptionInstance_Check(source.ptr())) {
+      return false;
+    }
+    value = source.is_none() ? shardwire::Status::ok() : shardwire::python::statusOf(source);
+    return true;
+  }
+};
 
 // Dims are tuples of int in Python; a list is accepted, too. ValueError for more than kMaxDims entries.
 template <>
@@ -81,15 +103,10 @@ struct DeclaredTensor {
 
 // "sum" -> kSum, "mean" and "avg" -> kMean, ...; ValueError for any other name.
 ReduceOp reductionOf(const std::string& name);
-// An error of this rank, found in Python before any native code ran: "value", "type", "runtime" or "unsupported", and a
-// text.
-using LocalError = std::pair<std::string, std::string>;
-Status localErrorOf(const LocalError& error);
 // "last", "any", "error"; Python has refused other names.
 Overlap overlapOf(const std::string& name);
 // All ranks' lists, as made in Python: of each rank the tensors, inputs, outputs and error.
-using RankLists = std::tuple<std::vector<DeclaredTensor>, std::vector<LocalTensor>, std::vector<LocalTensor>,
-                             std::optional<LocalError>>;
+using RankLists = std::tuple<std::vector<DeclaredTensor>, std::vector<LocalTensor>, std::vector<LocalTensor>, Status>;
 std::vector<LocalSpec> specsOf(std::vector<RankLists>& ranks, bool allowGaps, const std::string& overlap,
                                const std::string& name);
 // None for kNone.

@@ -194,9 +194,8 @@ WhoPlans whoPlansOf(std::optional<bool> rank0Plans) {
 // error.
 PyCompiledOp compileOp(const py::object& backend, std::vector<DeclaredTensor> tensors, std::vector<LocalTensor> inputs,
                        std::vector<LocalTensor> outputs, bool allowGaps, const std::string& name,
-                       const std::optional<LocalError>& localError, std::optional<double> seconds,
-                       const std::string& overlap, std::optional<bool> rank0Plans, bool useCached,
-                       const std::string& buildDir) {
+                       const Status& localError, std::optional<double> seconds, const std::string& overlap,
+                       std::optional<bool> rank0Plans, bool useCached, const std::string& buildDir) {
   ProcessGroupShardwire& group = groupOf(backend);
   LocalSpec spec{.inputs = std::move(inputs),
                  .outputs = std::move(outputs),
@@ -209,9 +208,7 @@ PyCompiledOp compileOp(const py::object& backend, std::vector<DeclaredTensor> te
   for (const DeclaredTensor& tensor : tensors) {
     spec.tensors.push_back(tensor.decl);
   }
-  if (localError.has_value()) {
-    spec.localError = localErrorOf(*localError);
-  }
+  spec.localError = localError;
   const py::gil_scoped_release release;
   return PyCompiledOp(group.compileOp(spec, durationOf(seconds)), std::move(tensors));
 }

@@ -190,6 +190,23 @@ void bindGroups(py::module_& module) {
       [](const py::object& backend, std::chrono::milliseconds timeout) { groupOf(backend).setTimeout(timeout); },
       py::arg("backend"), py::arg("timeout"));
   module.def(
+      "exchange",
+      [](const py::object& backend, const std::string& call, const std::string& text, const std::string& blob,
+         const Status& error, std::optional<double> timeout) {
+        std::vector<std::string> blobs;
+        {
+          const auto communicator = groupOf(backend).communicator();
+          const py::gil_scoped_release release;
+          blobs = internal::valueOrThrow(communicator->exchange({call, text, blob, error}, durationOf(timeout)));
+        }
+        return std::vector<py::bytes>(blobs.begin(), blobs.end());
+      },
+      py::arg("backend"), py::arg("call"), py::arg("text") = "", py::arg("blob") = py::bytes(),
+      py::arg("error") = py::none(), py::arg("timeout") = py::none(),
+      "Collective: the blobs of all ranks. Otherwise one error on all ranks: MismatchError where call or text differ, "
+      "or "
+      "the error of the lowest rank that gives one.");
+  module.def(
       "abort",
       [](const py::object& backend) {
         ProcessGroupShardwire& group = groupOf(backend);

@@ -85,9 +85,7 @@ std::vector<LocalSpec> specsOf(std::vector<RankLists>& ranks, bool allowGaps, co
     spec.allowGaps = allowGaps;
     spec.overlap = overlapOf(overlap);
     spec.name = name;
-    if (error.has_value()) {
-      spec.localError = localErrorOf(*error);
-    }
+    spec.localError = error;
     for (const DeclaredTensor& tensor : tensors) {
       spec.tensors.push_back(tensor.decl);
     }

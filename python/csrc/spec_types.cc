@@ -66,20 +66,6 @@ py::object torchDType(c10::ScalarType type) {
   return py::reinterpret_borrow<py::object>(reinterpret_cast<PyObject*>(torch::getTHPDtype(type)));
 }
 
-static StatusCode codeOf(const std::string& kind) {
-  if (kind == "value") {
-    return StatusCode::kInvalidArgument;
-  }
-  if (kind == "type") {
-    return StatusCode::kTypeError;
-  }
-  return kind == "unsupported" ? StatusCode::kUnsupported : StatusCode::kInternal;
-}
-
-Status localErrorOf(const LocalError& error) {
-  return Status(codeOf(error.first), error.second);
-}
-
 Overlap overlapOf(const std::string& name) {
   if (name == "any") {
     return Overlap::kAny;

@@ -278,16 +278,6 @@ void bindWords(py::module_& module) {
         throwUnlessOk(communicator->symmetricBarrier(durationOf(timeout)));
       },
       py::arg("backend"), py::arg("timeout") = py::none());
-  module.def(
-      "symm_agree",
-      [](const py::object& backend, const std::string& what, const std::string& text, const std::string& error,
-         Seconds timeout) {
-        const auto communicator = groupOf(backend).communicator();
-        const py::gil_scoped_release release;
-        throwUnlessOk(communicator->agree(what, text, error, durationOf(timeout)));
-      },
-      py::arg("backend"), py::arg("what"), py::arg("text"), py::arg("error") = "", py::arg("timeout") = py::none(),
-      "Collective: ValueError on all ranks with one rank's error, MismatchError on all where the texts differ.");
 }
 
 void bindMulticast(py::module_& module) {

@@ -205,6 +205,52 @@ def test_one_group_takes_all_wrong_specs() -> None:
     assert results == [results[0]] * RANKS
 
 
+# ---- the exchange of all ranks
+
+class OwnError(shardwire.KernelError):
+    pass
+
+
+RAISED = [  # what one rank gives, and what all ranks raise
+    (ValueError("v"), ValueError, "v"), (UnicodeError("u"), ValueError, "u"),
+    (TypeError("\ud800"), TypeError, "\\ud800"),
+    (KeyError("k"), shardwire.ShardwireError, "KeyError: 'k'"), (FileNotFoundError("f"), shardwire.SystemFailure, "f"),
+    (NotImplementedError("n"), shardwire.UnsupportedError, "n"), (OwnError(), shardwire.KernelError, "OwnError"),
+    (shardwire.CheckpointError("c"), shardwire.CheckpointError, "c"),
+    (shardwire.ClosedError("o"), shardwire.ShardwireError, "o"),
+    (shardwire.TimeoutError("t"), shardwire.TimeoutError, "t")]
+
+
+def exchanges(rank: int) -> list[tuple[str, str]]:
+    backend = shardwire.resolve_backend(group())
+    caught = []
+
+    def refused(call: str, **given: Any) -> None:
+        try:
+            shardwire._C.exchange(backend, call, **given)
+        except Exception as error:
+            caught.append((type(error).__name__, str(error)))
+
+    for error, _, _ in RAISED:
+        refused("call", error=error if rank == 1 else None)
+    refused("call", error=ValueError(str(rank)) if rank else None)
+    refused("another" if rank == 2 else "call", error=ValueError("not said") if rank == 1 else None)
+    refused("call", text="even" if rank % 2 == 0 else "odd")
+    blobs = shardwire._C.exchange(backend, "call", "text", bytes([rank, 0, 255]) * rank)
+    assert blobs == [b"", b"\1\0\xff", b"\2\0\xff" * 2]
+    return caught
+
+
+def test_an_exchange_gives_all_blobs_or_one_error_and_leaves_the_group_usable() -> None:
+    results = run_ranks(3, exchanges)
+    assert results[0] == results[1] == results[2]
+    assert results[0] == [(kind.__name__, f"call: rank 1: {text}") for _, kind, text in RAISED] + [
+        ("ValueError", "call: rank 1: 1 (1 more of 3 ranks have errors too)"),
+        ("MismatchError", "ranks are doing different things: ranks 0, 1 called call, rank 2 called another; "
+                          "every rank of the group makes the same calls in the same order"),
+        ("MismatchError", "call: all ranks must give the same, but ranks 0, 2 gave even, rank 1 gave odd")]
+
+
 # Calls. The op moves rank r's row to all ranks; on this rank the op has one input of (1, 4) and one output of (3, 4),
 # f32.
 

@@ -731,7 +731,7 @@ EXPECTED = [
     ("TypeError", "rank 1: an argument cannot be told to the other ranks"),
     ("ValueError", "rank 0: chunks is 0"), ("MismatchError", "chunks differs"),
     ("ValueError", "last_axis_parity='odd'"),
-    ("MismatchError", "rank 0 called shardwire.distributed.fft.fft, rank 1 fft.rfft"), ("TypeError", "torch.int32"), ("UnsupportedError", "Partial"),
+    ("MismatchError", "rank 0 called shardwire.distributed.fft.fft, rank 1 called shardwire.distributed.fft.rfft"), ("TypeError", "torch.int32"), ("UnsupportedError", "Partial"),
     ("ValueError", "rank 1: memory_space is 'cuda'"), ("ValueError", "rank 1: the new operand has shape [2, 8]"), ("ValueError", "it can be the operand's"),
     ("MismatchError", "given differs"),
 ]

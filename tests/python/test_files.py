@@ -466,7 +466,7 @@ def test_files_that_do_not_fit_the_target(tmp_path: Path) -> None:
     same_on_all(cases[0], "ValueError", "'w' [4] in the source, 'w' [5] in the target", "missing from the source (1): 'x'", "(1): 'v'")
     same_on_all(cases[1], "UnsupportedError", "'w' torch.float32 in the source, 'w' torch.int32 in the target")
     same_on_all(cases[2], "ValueError", "no rank gives a path")
-    same_on_all(cases[3], "MismatchError", "rank 0 is in step 0 of shardwire.load and rank 1 is in step 0 of shardwire.save")
+    same_on_all(cases[3], "MismatchError", "rank 0 called shardwire.load, rank 1 called shardwire.save")
     same_on_all(cases[4], "MismatchError", "load: strict is False on rank 0 and True on rank 1")
     same_on_all(cases[5], "ValueError", "rank 1: source '\\ud800': the name has half of a surrogate pair")
     same_on_all(cases[6], "ValueError", "rank 1: source 'w': the name '\\udfff' that mapping gives it has half of a surrogate pair")

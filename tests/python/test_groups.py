@@ -292,7 +292,7 @@ def test_a_group_that_is_dropped_while_callbacks_run_ends(run_ranks):
 
 CALLS_THAT_WAIT = {
     "barrier": lambda group, backend: symm.barrier(group),
-    "agree": lambda group, backend: shardwire._C.symm_agree(backend, "x", "y"),
+    "exchange": lambda group, backend: shardwire._C.exchange(backend, "x"),
     "empty": lambda group, backend: symm.empty(4, group=group),
 }
 

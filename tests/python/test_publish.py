@@ -589,7 +589,7 @@ def test_all_ranks_of_the_subscriber_have_one_outcome(tmp_path: Path) -> None:
             Joint.answer = fail  # type: ignore[method-assign]
         for _ in range(3):
             kind, text = raised(lambda: sub.fetch(99, timeout=0.2))
-            assert kind == "PeerFailedError" and text.startswith("rank 1: made up"), (kind, text)
+            assert kind == "PeerFailedError" and text.startswith("shardwire.fetch: rank 1: made up"), (kind, text)
             version = sub.fetch()
             check(sub.target, columns(2), rank, version)
 

@@ -136,7 +136,7 @@ def cat(rank, seed):
     for mine in ([(0, torch.ones(2))], [(rank, torch.ones(rank + 1, rank + 1))], [(rank, "x")] if rank == 1 else [], []):
         try:
             shardwire.cat(mine, group())
-        except ValueError as error:
+        except (TypeError, ValueError) as error:
             errors.append(str(error))
     return errors
 

@@ -1,38 +1,38 @@
 """Agreement of the ranks of one call: the ranks exchange bytes, and an error of any rank is raised on all ranks.
 
-All data goes through compiled ops: a rank that never calls is named by the timeout of the others, and the group stays
-usable.
+A rank that never calls is named by the timeout of the others, and the group stays usable.
 """
 
 from __future__ import annotations
 
-import builtins
 import hashlib
-import json
 from collections.abc import Sequence
 from typing import Any
 
-import torch
-
-from .. import errors
-from .._C import rank
-from .compile_op import CustomOp, compile_op
+from .. import _C, errors
 from ..groups.lookup import global_ranks, resolve_backend
 
-DOORS = ("sync", "load", "save", "publish", "subscribe", "fetch", "compile_and_load")
 # Blobs of a rank in one exchange: the rank's holdings, its wants, and the rest. Separate, since ranks often have equal
 # blobs.
 BLOBS = 3
-# call, step, whether the rank has an error; per blob the length and 16 bytes of digest
-_ROW = 3 + 3 * BLOBS
-_KINDS: tuple[type[Exception], ...] = (
-    ValueError, TypeError, errors.UnsupportedError, errors.CheckpointError, errors.KernelError, errors.SystemFailure, errors.MismatchError, errors.TimeoutError,
-    errors.PeerFailedError, errors.AbortedError)
+# Bytes of the length and of the digest of a blob
+_LENGTH = 8
+_KEY = _LENGTH + 16
+
+
+def exchange(backend: Any, call: str, text: str = "", blob: bytes = b"", error: Exception | None = None,
+             seconds: float | None = None) -> list[bytes]:
+    """The blobs of all ranks, by rank. Raises on all ranks alike where a rank gives an error, or where ``call`` or
+    ``text`` differ; the own error is the cause of the raised error."""
+    try:
+        return _C.exchange(backend, call, text, blob, error, seconds)
+    except Exception as failure:
+        raise failure from error
 
 
 class Meeting:
-    """One call of ``sync``, ``load``, ``save`` or another of ``DOORS``, made by all ranks of the group. Every rank
-    makes the Meeting at the same place of its program.
+    """One call of ``sync``, ``load``, ``save`` or the like, made by all ranks of the group. Every rank makes the
+    Meeting at the same place of its program.
 
     layout_rank: this rank's number in the meshes of its layouts, where the number differs from the global rank, as in a
         group of two jobs.
@@ -43,79 +43,45 @@ class Meeting:
         self.door = door
         self.seconds = seconds
         self.ranks = global_ranks(self.backend)
-        self.rank = rank(self.backend)
+        self.rank = _C.rank(self.backend)
         self.global_rank = self.ranks[self.rank] if layout_rank is None else layout_rank
         self._steps = 0
-        self._rows: CustomOp | None = None
 
     def exchange(self, blobs: Sequence[bytes], error: Exception | None = None) -> list[list[bytes]]:
-        """The blobs of every rank, by rank. Equal blobs travel once. Raises on all ranks alike when any rank gives an
-        error."""
-        given = list(blobs) if error is None else [_encode(error), b"", b""]
-        rows = self._exchange_rows(given, error is not None)
-        self._compare(rows)
-        wanted = [rank for rank, row in enumerate(rows) if row[2]] or list(range(len(rows)))
-        blobs_of = self._exchange_bytes(rows, wanted, given)
-        if rows[wanted[0]][2]:
-            self._raise(wanted, [blobs_of[rank][0] for rank in wanted], error)
-        return [blobs_of[rank] for rank in wanted]
+        """The blobs of every rank, by rank. Equal blobs travel once: the lowest rank gives the bytes. Raises on all
+        ranks alike when any rank gives an error."""
+        self._steps += 1
+        rows = self._exchange(f"step {self._steps}", b"".join(map(_key_of, blobs)), error)
+        keys = [[row[at:at + _KEY] for at in range(0, len(row), _KEY)] for row in rows]
+        givers: dict[bytes, int] = {}
+        for rank, row in enumerate(keys):
+            for key in row:
+                givers.setdefault(key, rank)
+        if not any(map(_length, givers)):
+            return [[b""] * len(row) for row in keys]
+        own = dict(zip(keys[self.rank], blobs))
+        joined = self._exchange("the bytes", b"".join(own[key] for key, rank in givers.items() if rank == self.rank))
+        ends = [0] * len(rows)
+        found = {}
+        for key, rank in givers.items():
+            begin, ends[rank] = ends[rank], ends[rank] + _length(key)
+            found[key] = joined[rank][begin:ends[rank]]
+        return [[found[key] for key in row] for row in keys]
 
     def settle(self, error: Exception | None) -> None:
         """Returns when no rank has an error; else all ranks raise the lowest rank's error."""
         self.exchange([b""] * BLOBS, error)
 
-    def _exchange_rows(self, blobs: list[bytes], failed: bool) -> list[list[int]]:
-        count = len(self.ranks)
-        if self._rows is None:
-            self._rows = compile_op(self.backend, shape=[count, _ROW], dtype=torch.int64, inputs=[{"offset": [self.rank, 0], "shape": [1, _ROW]}],
-                                    outputs=[{"offset": [0, 0], "shape": [count, _ROW]}], timeout=self.seconds, name=f"shardwire.{self.door}")
-        row = [DOORS.index(self.door), self._steps, int(failed)]
-        for blob in blobs:
-            row += [len(blob), *_digest(blob)]
-        self._steps += 1
-        everyone = torch.empty(count, _ROW, dtype=torch.int64, device="cpu")
-        self._rows([torch.tensor([row], dtype=torch.int64, device="cpu")], [everyone], timeout=self.seconds).wait()
-        return everyone.tolist()
+    def _exchange(self, text: str, blob: bytes, error: Exception | None = None) -> list[bytes]:
+        return exchange(self.backend, f"shardwire.{self.door}", text, blob, error, self.seconds)
 
-    def _compare(self, rows: list[list[int]]) -> None:
-        for rank, row in enumerate(rows):
-            if row[:2] != rows[0][:2]:
-                calls = " and ".join(f"rank {which} is in step {step} of shardwire.{DOORS[door]}" for which, (door, step) in
-                                     ((0, rows[0][:2]), (rank, row[:2])))
-                raise errors.MismatchError(f"ranks are doing different things: {calls}; every rank of the group makes the same calls in the same order")
 
-    def _exchange_bytes(self, rows: list[list[int]], wanted: list[int], own: list[bytes]) -> dict[int, list[bytes]]:
-        """The blobs of the wanted ranks. Of equal blobs the lowest rank gives the bytes."""
-        # length and digest -> place in the joined bytes
-        places: dict[tuple[int, ...], tuple[int, int]] = {}
-        inputs, tensors, total = [], [], 0
-        for rank in wanted:
-            for which in range(BLOBS):
-                key = tuple(rows[rank][3 + 3 * which:6 + 3 * which])
-                if key[0] == 0 or key in places:
-                    continue
-                places[key] = (total, total + key[0])
-                if rank == self.rank:
-                    inputs.append({"offset": [total], "shape": [key[0]]})
-                    tensors.append(torch.frombuffer(bytearray(own[which]), dtype=torch.uint8))
-                total += key[0]
-        joined = torch.empty(total, dtype=torch.uint8, device="cpu")
-        if total:
-            op = compile_op(self.backend, shape=[total], dtype=torch.uint8, inputs=inputs, outputs=[{"offset": [0], "shape": [total]}],
-                            timeout=self.seconds, name=f"shardwire.{self.door}")
-            op(tensors, [joined], timeout=self.seconds).wait()
-        data = bytes(joined.numpy())
-        result = {}
-        for rank in wanted:
-            keys = [tuple(rows[rank][3 + 3 * which:6 + 3 * which]) for which in range(BLOBS)]
-            result[rank] = [data[slice(*places[key])] if key[0] else b"" for key in keys]
-        return result
+def _key_of(blob: bytes) -> bytes:
+    return len(blob).to_bytes(_LENGTH, "little") + hashlib.blake2b(blob, digest_size=_KEY - _LENGTH).digest()
 
-    def _raise(self, ranks: list[int], blobs: list[bytes], own: Exception | None) -> None:
-        kind, text = json.loads(blobs[0])
-        more = f" ({len(ranks) - 1} more of {len(self.ranks)} ranks have errors too)" if len(ranks) > 1 else ""
-        raised = next((known for known in _KINDS if known.__name__ == kind), errors.ShardwireError)
-        raise raised(f"rank {ranks[0]}: {text}{more}") from own
+
+def _length(key: bytes) -> int:
+    return int.from_bytes(key[:_LENGTH], "little")
 
 
 def check_strict(door: str, told: Sequence[bool]) -> None:
@@ -123,27 +89,3 @@ def check_strict(door: str, told: Sequence[bool]) -> None:
     for rank, strict in enumerate(told):
         if strict != told[0]:
             raise errors.MismatchError(f"{door}: strict is {told[0]} on rank 0 and {strict} on rank {rank}; give the same on all ranks")
-
-
-def _encode(error: Exception) -> bytes:
-    kind = _kind_of(error)
-    text = str(error) or type(error).__name__
-    if kind is errors.ShardwireError and not isinstance(error, errors.ShardwireError):
-        text = f"{type(error).__name__}: {text}"
-    return json.dumps([kind.__name__, text]).encode()
-
-
-def _kind_of(error: Exception) -> type[Exception]:
-    """The class raised on all ranks: the error's own class for shardwire's and plain errors, SystemFailure for errors
-    of the operating system."""
-    for kind in type(error).__mro__:
-        if kind in _KINDS:
-            return kind
-    if isinstance(error, builtins.OSError):
-        return errors.SystemFailure
-    return errors.UnsupportedError if isinstance(error, NotImplementedError) else errors.ShardwireError
-
-
-def _digest(blob: bytes) -> tuple[int, int]:
-    digest = hashlib.blake2b(blob, digest_size=16).digest()
-    return int.from_bytes(digest[:8], "little", signed=True), int.from_bytes(digest[8:], "little", signed=True)

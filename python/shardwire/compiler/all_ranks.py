@@ -4,26 +4,16 @@ other."""
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, Literal
+from typing import Any
 
 from .. import _C
 from .layout import kind_of
 from .spec import Spec, build_spec
 
-ErrorKind = Literal["value", "type", "runtime", "unsupported"]
 ARGUMENTS = ("shape", "dtype", "inputs", "outputs", "reduction", "output_dtype")
 # Tensors, inputs, outputs, and instead of the lists the error, if any.
-RankLists = tuple[list[_C.TensorDecl], list[_C.LocalTensor], list[_C.LocalTensor], "tuple[ErrorKind, str] | None"]
+RankLists = tuple[list[_C.TensorDecl], list[_C.LocalTensor], list[_C.LocalTensor], "Exception | None"]
 EachRank = Callable[[int], Mapping[str, Any]]
-
-
-def error_kind(failure: Exception) -> ErrorKind:
-    """The kind of exception for all ranks to raise."""
-    if isinstance(failure, TypeError):
-        return "type"
-    if isinstance(failure, ValueError):
-        return "value"
-    return "unsupported" if isinstance(failure, NotImplementedError) else "runtime"
 
 
 def spec_of_rank(rank: int, world_size: int, given: Mapping[str, Any], each_rank: EachRank | None) -> Spec:
@@ -41,7 +31,7 @@ def lists_of_all(world_size: int, given: Mapping[str, Any], each_rank: EachRank 
             spec = spec_of_rank(rank, world_size, given, each_rank)
             lists.append((spec.tensors, spec.inputs.native, spec.outputs.native, None))
         except Exception as failure:
-            lists.append(([], [], [], (error_kind(failure), str(failure) or type(failure).__name__)))
+            lists.append(([], [], [], failure))
     return lists
 
 

@@ -8,14 +8,13 @@ from typing import Any
 import torch
 
 from .. import _C
-from .compile_op import CustomOp, compile_op
+from .compile_op import compile_op
 from .future import Future, Seconds, as_seconds
 from ..groups.lookup import resolve_backend
 from .layout import as_dims
 from ..plain.memory import dtype_named, name_of
 
 _MAX_DIMS = 16
-_ERROR = -1
 
 
 class CatFuture(Future):
@@ -45,13 +44,13 @@ def cat(locals: Sequence[tuple[int, torch.Tensor]], group: Any = None, timeout: 
     """
     backend = resolve_backend(group)
     seconds = as_seconds(timeout)
-    error: str | None = None
+    error: Exception | None = None
     mine: list[tuple[int, torch.Tensor]] = []
     try:
         mine = _read(locals)
     # The other ranks wait for this rank and must be notified
     except (TypeError, ValueError) as failure:
-        error = str(failure)
+        error = failure
     pieces = _all_pieces(backend, mine, error, seconds)
     shape, dtype = _judge(pieces)
     inputs, outputs, row = [], [{"offset": [0] * len(shape), "shape": shape}], 0
@@ -81,42 +80,17 @@ def _read(locals: Any) -> list[tuple[int, torch.Tensor]]:
     return pairs
 
 
-def _all_pieces(backend: Any, mine: list[tuple[int, torch.Tensor]], error: str | None, seconds: float | None) -> list[tuple[int, int, tuple[int, ...], str]]:
+def _all_pieces(backend: Any, mine: list[tuple[int, torch.Tensor]], error: Exception | None,
+                seconds: float | None) -> list[tuple[int, int, tuple[int, ...], str]]:
     """Number, rank, shape and dtype of every rank's tensors; the first rank's error on all."""
-    text = (error or "").encode()
     lines = [f"{number};{name_of(tensor.dtype)};{','.join(map(str, tensor.shape))}" for number, tensor in mine]
-    told = _exchange(backend, [_ERROR if error else len(mine)], text if error else "\n".join(lines).encode(), seconds)
     pieces = []
-    for rank, (count, said) in enumerate(told):
-        if count == _ERROR:
-            raise ValueError(f"cat: rank {rank}: {said}")
-        for line in said.split("\n") if said else []:
+    told = _C.exchange(backend, "cat", blob="\n".join(lines).encode(), error=error, timeout=seconds)
+    for rank, said in enumerate(told):
+        for line in said.decode().splitlines():
             number, dtype, dims = line.split(";")
             pieces.append((int(number), rank, tuple(int(size) for size in dims.split(",")), dtype))
     return pieces
-
-
-def _exchange(backend: Any, count: list[int], text: bytes, seconds: float | None) -> list[tuple[int, str]]:
-    size, rank = _C.size(backend), _C.rank(backend)
-    heads = torch.empty(size, 2, dtype=torch.int64, device="cpu")
-    _moved(backend, [size, 2], torch.int64, {"offset": [rank, 0], "shape": [1, 2]}, torch.tensor([count + [len(text)]], device="cpu"), heads, seconds)
-    lengths = [int(length) for length in heads[:, 1]]
-    total = sum(lengths)
-    joined = torch.empty(total, dtype=torch.uint8, device="cpu")
-    if total:
-        own = torch.frombuffer(bytearray(text), dtype=torch.uint8) if text else torch.empty(0, dtype=torch.uint8, device="cpu")
-        _moved(backend, [total], torch.uint8, {"offset": [sum(lengths[:rank])], "shape": [len(text)]}, own, joined, seconds)
-    data, at, told = bytes(joined.numpy()), 0, []
-    for other, length in enumerate(lengths):
-        told.append((int(heads[other, 0]), data[at:at + length].decode()))
-        at += length
-    return told
-
-
-def _moved(backend: Any, shape: list[int], dtype: torch.dtype, held: dict[str, list[int]], mine: torch.Tensor, out: torch.Tensor, seconds: float | None) -> None:
-    op: CustomOp = compile_op(backend, shape=shape, dtype=dtype, inputs=[held], outputs=[{"offset": [0] * len(shape), "shape": shape}],
-                              timeout=seconds, name="shardwire.cat")
-    op([mine], [out], timeout=seconds).wait()
 
 
 def _judge(pieces: list[tuple[int, int, tuple[int, ...], str]]) -> tuple[list[int], torch.dtype]:

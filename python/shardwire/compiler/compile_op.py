@@ -13,7 +13,7 @@ from typing import Any, Union
 import torch
 
 from .. import _C
-from .all_ranks import ARGUMENTS, EachRank, ErrorKind, check_overlap, error_kind, lists_of_all, spec_of_rank
+from .all_ranks import ARGUMENTS, EachRank, check_overlap, lists_of_all, spec_of_rank
 from .future import Future, Seconds, as_seconds
 from ..groups.lookup import global_ranks, resolve_backend
 from .fused import FusedLayout
@@ -94,7 +94,7 @@ def compile_op(group: Any = None, shape: Dims | Mapping[str, Dims] | None = None
         return plan_one_rank(*place_without_group(group, is_spmd, cc_enabled, rank_id, world_size), given, None, allow_gaps, overlap, name, (), is_spmd, use_cached_if_exists, kept_in)
     seconds: float | None = None
     spec: Spec | None = None
-    error: tuple[ErrorKind, str] | None = None
+    error: Exception | None = None
     kept_in = ""
     try:
         seconds = as_seconds(timeout)
@@ -106,7 +106,7 @@ def compile_op(group: Any = None, shape: Dims | Mapping[str, Dims] | None = None
         spec = build_spec(shape, dtype, inputs, outputs, reduction, output_dtype, _C.rank(backend), global_ranks(backend))
     # Any exception: the other ranks wait for this rank in the exchange and must be notified
     except Exception as failure:
-        error = (error_kind(failure), str(failure) or type(failure).__name__)
+        error = failure
     if spec is None:
         spec = Spec([], Side("inputs"), Side("outputs"))
     given_name = name if isinstance(name, str) else ""
@@ -235,7 +235,7 @@ class CustomOp:
             seconds = as_seconds(timeout)
         except (TypeError, ValueError) as failure:
             # In place of the attach: the other ranks wait there, and raise the same error
-            _C.symm_agree(backend, "attach", "", str(failure))
+            _C.exchange(backend, "attach", error=failure)
             raise
         return _numbered(CustomOp(_C.attach(backend, self._op, seconds), self._inputs, self._outputs), backend)
 

@@ -100,7 +100,7 @@ def finalize() -> None:
         group, ends = _context.process_group, _end
         _context, _end = None, ""
     from ._meeting import forget
-    forget(group)
+    forget()
     if ends == "default":
         dist.destroy_process_group()
     elif ends == "own":

@@ -109,7 +109,8 @@ def free(tensor: torch.Tensor, timeout: float | timedelta | None = None, group: 
         backend = backend_of(group)
     except (TypeError, ValueError):
         raise ValueError(f"free: {error}") from None
-    _C.symm_agree(backend, "symmetric free", "", error, seconds)  # in place of free: the other ranks wait there
+    # In place of free: the other ranks wait there
+    _C.exchange(backend, "symmetric free", error=ValueError(error), timeout=seconds)
 
 
 def is_symmetric(tensor: torch.Tensor) -> bool:

@@ -68,12 +68,12 @@ class Team:
         differ.
         """
         numbers = (start, stride, size)
-        error = ""
+        error = None
         if any(isinstance(number, bool) or not isinstance(number, int) for number in numbers):
-            error = f"start, stride and size are {start!r}, {stride!r} and {size!r}; give integers"
+            error = ValueError(f"start, stride and size are {start!r}, {stride!r} and {size!r}; give integers")
         elif size < 1 or stride == 0 or not all(0 <= rank < self.size for rank in (start, start + (size - 1) * stride)):
-            error = f"start {start}, stride {stride} and size {size} do not fit a team of {self.size} ranks"
-        _C.symm_agree(self._symm_backend, "split_strided", f"start {start}, stride {stride}, size {size}", error)
+            error = ValueError(f"start {start}, stride {stride} and size {size} do not fit a team of {self.size} ranks")
+        _C.exchange(self._symm_backend, "split_strided", f"start {start}, stride {stride}, size {size}", error=error)
         return self._part([start + i * stride for i in range(size)], "")
 
     def split_2d(self, x_size: int) -> tuple[Team, Team]:
@@ -83,8 +83,8 @@ class Team:
         The last row may be shorter, and then the last columns are shorter too. Raises as :meth:`split_strided`.
         """
         is_integer = isinstance(x_size, int) and not isinstance(x_size, bool)
-        error = "" if is_integer and x_size >= 1 else f"the rows' length is {x_size!r}; give an integer from 1 on"
-        _C.symm_agree(self._symm_backend, "split_2d", f"rows of {x_size}", error)
+        error = None if is_integer and x_size >= 1 else ValueError(f"the rows' length is {x_size!r}; give an integer from 1 on")
+        _C.exchange(self._symm_backend, "split_2d", f"rows of {x_size}", error=error)
         row = self.rank // x_size * x_size
         across = self._part(list(range(row, min(row + x_size, self.size))), "x")
         down = self._part(list(range(self.rank % x_size, self.size, x_size)), "y")

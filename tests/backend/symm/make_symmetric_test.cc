@@ -9,7 +9,6 @@
 #include <thread>
 
 #include "backend/memory/shared_heap.h"
-#include "backend/symm/agree.h"
 #include "backend/symm/graveyard.h"
 #include "tests/backend/exec/fake_engine.h"
 

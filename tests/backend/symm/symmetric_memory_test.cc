@@ -173,7 +173,7 @@ TEST(SymmetricMemory, WhatOneRankCannotAskForIsAnErrorOnAll) {
 TEST(SymmetricMemory, OtherOperationOnOneRankIsAMismatchAndNoHang) {
   withSymmetric(2, [](Communicator& group) {
     const Status status = group.rank() == 0 ? group.makeSymmetric({.bytes = 8, .text = "x"}).status()
-                                            : group.agree("symmetric free", "x", "");
+                                            : group.exchange({.what = "symmetric free", .text = "x"}).status();
     EXPECT_EQ(status.code(), StatusCode::kMismatch) << status.message();
   });
 }

@@ -1,0 +1,25 @@
+// Communicator::exchange(), and the same as a part of another operation: each rank gives a blob, or why the rank
+// cannot, and all ranks get all blobs or one error. Blocking, collective; any thread.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "backend/exec/engine.h"
+#include "shardwire/communicator.h"
+
+namespace shardwire::internal {
+
+// kind: in the engine, ranks with exchanges of different kinds do different operations, and the group fails. Empty: the
+// kind of Communicator::exchange(). part: if not null, names this exchange after the call, for the next part of the
+// same operation; part->seq is the same on all ranks, and stays as it was where the ranks did not meet. Before the call
+// `part` names the part that comes before this exchange.
+Result<std::vector<std::string>> exchangeAll(Engine& engine, const ExchangeRequest& mine,
+                                             std::optional<Duration> timeout, CallPart* part = nullptr,
+                                             const std::string& kind = "");
+
+// The fingerprint by which ranks recognise an exchange of the same kind.
+std::uint64_t exchangeFingerprint(const std::string& kind);
+
+}  // namespace shardwire::internal
