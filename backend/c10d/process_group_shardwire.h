@@ -186,4 +186,9 @@ class SHARDWIRE_EXPORT ProcessGroupShardwire final : public TorchBackend {
 };
 SW_TORCH_VIRTUALS_END
 
+namespace internal {
+// Torch's value of a reduction.
+::c10d::ReduceOp torchReduction(ReduceOp op);
+}  // namespace internal
+
 }  // namespace shardwire

@@ -2,6 +2,9 @@
 // multiplies first, into a new tensor unless the call owns its tensor already.
 #include <c10/core/GradMode.h>
 
+#include <algorithm>
+#include <array>
+
 #include "backend/c10d/issue.h"
 #include "backend/c10d/list_memory.h"
 
@@ -43,33 +46,19 @@ struct Reduction {
   }
 };
 
+// Indexed by ReduceOp.
+using Torchs = ::c10d::ReduceOp;
+constexpr std::array<Torchs::RedOpType, kNumReduceOps> kTorchReductions = {Torchs::UNUSED, Torchs::SUM, Torchs::PRODUCT,
+                                                                           Torchs::MIN,    Torchs::MAX, Torchs::AVG,
+                                                                           Torchs::BAND,   Torchs::BOR, Torchs::BXOR};
+
 Reduction reductionOf(const ::c10d::ReduceOp& op, const char* name) {
-  using ::c10d::ReduceOp;
-  namespace sw = ::shardwire;
-  switch (op.op_) {
-    case ReduceOp::SUM:
-      return {sw::ReduceOp::kSum};
-    case ReduceOp::AVG:
-      return {sw::ReduceOp::kMean};
-    case ReduceOp::PRODUCT:
-      return {sw::ReduceOp::kProd};
-    case ReduceOp::MIN:
-      return {sw::ReduceOp::kMin};
-    case ReduceOp::MAX:
-      return {sw::ReduceOp::kMax};
-    case ReduceOp::BAND:
-      return {sw::ReduceOp::kBand};
-    case ReduceOp::BOR:
-      return {sw::ReduceOp::kBor};
-    case ReduceOp::BXOR:
-      return {sw::ReduceOp::kBxor};
-    case ReduceOp::PREMUL_SUM:
-      if (op.supplement_) {
-        return {sw::ReduceOp::kSum, static_cast<const ::c10d::NCCLPreMulSumSupplement*>(op.supplement_.get())};
-      }
-      break;
-    default:
-      break;
+  const auto found = std::find(kTorchReductions.begin() + 1, kTorchReductions.end(), op.op_);
+  if (found != kTorchReductions.end()) {
+    return {static_cast<ReduceOp>(found - kTorchReductions.begin())};
+  }
+  if (op.op_ == ::c10d::ReduceOp::PREMUL_SUM && op.supplement_) {
+    return {ReduceOp::kSum, static_cast<const ::c10d::NCCLPreMulSumSupplement*>(op.supplement_.get())};
   }
   refuseCall(StatusCode::kInvalidArgument, "{}: reduce operation number {} is not known here", name,
              static_cast<int>(op.op_));
@@ -96,6 +85,10 @@ Rank reduceRootOf(const ::c10d::ReduceOptions& options, int size) {
   return static_cast<Rank>(options.rootRank);
 }
 }  // namespace
+
+::c10d::ReduceOp internal::torchReduction(ReduceOp op) {
+  return kTorchReductions.at(static_cast<std::size_t>(op));
+}
 
 TorchWork ProcessGroupShardwire::allreduce(Tensors& tensors, const ::c10d::AllreduceOptions& options) {
   const Call call{OpType::ALLREDUCE, "all_reduce", "all_reduce"};

@@ -7,7 +7,6 @@
 
 #include <fmt/format.h>
 
-#include <array>
 #include <optional>
 #include <tuple>
 #include <utility>
@@ -36,23 +35,11 @@ using FusedWork = c10::intrusive_ptr<::c10d::Work>;
 }
 
 ::c10d::ReduceOp reductionOfName(const char* op, const std::string& name) {
-  using Op = ::c10d::ReduceOp;
-  constexpr std::array<std::pair<const char*, Op::RedOpType>, 10> kNames = {{{"sum", Op::SUM},
-                                                                             {"avg", Op::AVG},
-                                                                             {"mean", Op::AVG},
-                                                                             {"prod", Op::PRODUCT},
-                                                                             {"product", Op::PRODUCT},
-                                                                             {"min", Op::MIN},
-                                                                             {"max", Op::MAX},
-                                                                             {"band", Op::BAND},
-                                                                             {"bor", Op::BOR},
-                                                                             {"bxor", Op::BXOR}}};
-  for (const auto& [known, value] : kNames) {
-    if (name == known) {
-      return Op(value);
-    }
+  const auto reduction = reduceOpNamed(name);
+  if (!reduction.has_value()) {
+    refuseFused(fmt::format("{}: '{}' is not a reduction; use {}", op, name, reduceOpNames()));
   }
-  refuseFused(fmt::format("{}: '{}' is not a reduction; use sum, avg, prod, min, max, band, bor or bxor", op, name));
+  return torchReduction(*reduction);
 }
 
 // Rows of all ranks, in rank order.

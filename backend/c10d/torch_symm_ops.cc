@@ -31,10 +31,9 @@ constexpr std::int64_t kPieceBytes = 128 << 10;
 }
 
 ReduceOp reductionFor(const std::string& name, DType dtype) {
-  const auto op = reduceOpNamed(name == "product" ? "prod" : name);
+  const auto op = reduceOpNamed(name);
   if (!op.has_value()) {
-    refuseOp(StatusCode::kInvalidArgument,
-             fmt::format("'{}' is not a reduction; use sum, prod, min, max, avg, band, bor or bxor", name));
+    refuseOp(StatusCode::kInvalidArgument, fmt::format("'{}' is not a reduction; use {}", name, reduceOpNames()));
   }
   if (!supportsReduction(dtype, *op)) {
     refuseOp(StatusCode::kInvalidArgument, fmt::format("{} is not defined on {}", reduceOpName(*op), dtypeName(dtype)));

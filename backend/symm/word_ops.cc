@@ -3,6 +3,7 @@
 // loads, compares and prints integers for waits.
 #include "backend/symm/word_ops.h"
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <cstring>
@@ -72,6 +73,13 @@ const char* wordOpName(WordOp op) {
   constexpr std::array<const char*, kNumWordOps> kNames = {"fetch", "set", "swap", "compare_swap", "add", "mul",
                                                            "min",   "max", "and",  "or",           "xor"};
   return kNames[static_cast<std::size_t>(op)];
+}
+
+std::optional<WordOp> wordOpOf(ReduceOp op) {
+  const auto found = std::ranges::find(kReductions, op);
+  return op == ReduceOp::kNone || found == kReductions.end()
+             ? std::nullopt
+             : std::optional(static_cast<WordOp>(found - kReductions.begin()));
 }
 
 bool supportsWordOp(DType dtype, WordOp op) {

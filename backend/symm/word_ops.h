@@ -6,6 +6,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 
@@ -17,6 +18,8 @@
 namespace shardwire::internal {
 
 SHARDWIRE_EXPORT const char* wordOpName(WordOp op);
+// The operation that reduces into a word; nullopt: there is none, as for the mean.
+SHARDWIRE_EXPORT std::optional<WordOp> wordOpOf(ReduceOp op);
 
 // Elements of up to 8 bytes; arithmetic where supportsReduction() has it.
 SHARDWIRE_EXPORT bool supportsWordOp(DType dtype, WordOp op);

@@ -73,8 +73,12 @@ enum class ReduceOp : std::uint8_t {
 };
 inline constexpr int kNumReduceOps = 9;
 SHARDWIRE_EXPORT std::string_view reduceOpName(ReduceOp op);
-// The reduction of that name, or "avg" for mean; nullopt for any other, "none" too.
+// Torch's name: "product" for kProd, "avg" for kMean, else as reduceOpName().
+SHARDWIRE_EXPORT std::string_view torchNameOf(ReduceOp op);
+// The reduction of either name; nullopt for any other, "none" too.
 SHARDWIRE_EXPORT std::optional<ReduceOp> reduceOpNamed(std::string_view name);
+// For errors: "sum, prod, ...".
+SHARDWIRE_EXPORT std::string reduceOpNames();
 // Whether `op` is defined on `dtype`: kNone always; kBand.. on integers and bool; kMin/kMax not on complex; nothing
 // else on opaque types.
 SHARDWIRE_EXPORT bool supportsReduction(DType dtype, ReduceOp op);

@@ -3,6 +3,7 @@
 // codes.
 #include <fmt/format.h>
 
+#include <ranges>
 #include <stdexcept>
 
 #include "shardwire/status.h"
@@ -28,64 +29,76 @@ constexpr std::array<DTypeFacts, kNumDTypes> kDTypeFacts = {{
     {"opaque16", 16},
 }};
 
-constexpr std::array<std::string_view, kNumReduceOps> kReduceOpNames = {"none", "sum",  "prod", "min", "max",
-                                                                        "mean", "band", "bor",  "bxor"};
+// Every value leaves out more dtypes: kNumbers the opaque, kOrdered also the complex, kIntegers also floating point.
+enum class DefinedOn : std::uint8_t { kAll, kNumbers, kOrdered, kIntegers };
 
-const DTypeFacts& factsOf(DType dtype) {
-  const auto index = static_cast<std::size_t>(dtype);
-  SW_CHECK(index < kDTypeFacts.size());
-  return kDTypeFacts[index];
+struct ReduceOpFacts {
+  std::string_view name;
+  std::string_view torchName;
+  DefinedOn on;
+};
+
+// Every list of reductions outside of this file is made from this table.
+constexpr std::array<ReduceOpFacts, kNumReduceOps> kReduceOpFacts = {{
+    {"none", "none", DefinedOn::kAll},
+    {"sum", "sum", DefinedOn::kNumbers},
+    {"prod", "product", DefinedOn::kNumbers},
+    {"min", "min", DefinedOn::kOrdered},
+    {"max", "max", DefinedOn::kOrdered},
+    {"mean", "avg", DefinedOn::kNumbers},
+    {"band", "band", DefinedOn::kIntegers},
+    {"bor", "bor", DefinedOn::kIntegers},
+    {"bxor", "bxor", DefinedOn::kIntegers},
+}};
+
+const auto& rowOf(const auto& table, auto value) {
+  const auto index = static_cast<std::size_t>(value);
+  SW_CHECK(index < table.size());
+  return table[index];
 }
 
 }  // namespace
 
 std::size_t elementBytes(DType dtype) {
-  return factsOf(dtype).bytes;
+  return rowOf(kDTypeFacts, dtype).bytes;
 }
 
 std::string_view dtypeName(DType dtype) {
-  return factsOf(dtype).name;
+  return rowOf(kDTypeFacts, dtype).name;
 }
 
 std::string_view reduceOpName(ReduceOp op) {
-  const auto index = static_cast<std::size_t>(op);
-  SW_CHECK(index < kReduceOpNames.size());
-  return kReduceOpNames[index];
+  return rowOf(kReduceOpFacts, op).name;
+}
+
+std::string_view torchNameOf(ReduceOp op) {
+  return rowOf(kReduceOpFacts, op).torchName;
 }
 
 std::optional<ReduceOp> reduceOpNamed(std::string_view name) {
-  if (name == "avg") {
-    return ReduceOp::kMean;
-  }
   for (int i = 1; i < kNumReduceOps; ++i) {
     const auto op = static_cast<ReduceOp>(i);
-    if (reduceOpName(op) == name) {
+    if (name == reduceOpName(op) || name == torchNameOf(op)) {
       return op;
     }
   }
   return std::nullopt;
 }
 
+std::string reduceOpNames() {
+  const auto names = kReduceOpFacts | std::views::drop(1) | std::views::transform(&ReduceOpFacts::name);
+  return fmt::format("{}", fmt::join(names.begin(), names.end(), ", "));
+}
+
 bool supportsReduction(DType dtype, ReduceOp op) {
   const bool isOpaque = dtype >= DType::kOpaque1;
   const bool isComplex = dtype == DType::kComplex32 || dtype == DType::kComplex64 || dtype == DType::kComplex128;
   const bool isInteger = dtype <= DType::kUInt64;  // bool included
-  switch (op) {
-    case ReduceOp::kNone:
-      return true;
-    case ReduceOp::kSum:
-    case ReduceOp::kProd:
-    case ReduceOp::kMean:
-      return !isOpaque;
-    case ReduceOp::kMin:
-    case ReduceOp::kMax:
-      return !isOpaque && !isComplex;
-    case ReduceOp::kBand:
-    case ReduceOp::kBor:
-    case ReduceOp::kBxor:
-      return isInteger;
-  }
-  return false;
+  const DefinedOn most = isOpaque    ? DefinedOn::kAll
+                         : isComplex ? DefinedOn::kNumbers
+                         : isInteger ? DefinedOn::kIntegers
+                                     : DefinedOn::kOrdered;
+  return rowOf(kReduceOpFacts, op).on <= most;
 }
 
 bool supportsCast(DType from, DType to) {

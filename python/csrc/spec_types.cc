@@ -48,7 +48,7 @@ ReduceOp reductionOf(const std::string& name) {
   if (const auto op = reduceOpNamed(name); op.has_value()) {
     return *op;
   }
-  throw py::value_error("'" + name + "' is not a reduction; use sum, prod, min, max, avg, mean, band, bor or bxor");
+  throw py::value_error("'" + name + "' is not a reduction; use " + reduceOpNames());
 }
 
 py::object nameOf(ReduceOp op) {
@@ -74,6 +74,13 @@ Overlap overlapOf(const std::string& name) {
 }
 
 void bindSpecTypes(py::module_& module) {
+  py::dict reductions;  // shardwire's and torch's names to shardwire's
+  for (int i = 1; i < kNumReduceOps; ++i) {
+    const auto op = static_cast<ReduceOp>(i);
+    reductions[nameOf(op)] = nameOf(op);
+    reductions[py::str(std::string(torchNameOf(op)))] = nameOf(op);
+  }
+  module.attr("reductions") = reductions;
   py::class_<PlacedSlice>(module, "Box", "A box of a global tensor, and where it lies in a local one.")
       .def(py::init([](const Dims& offset, const Dims& shape, const Dims& localOffset) {
              return PlacedSlice{{offset, shape}, localOffset};

@@ -49,25 +49,10 @@ WordOp wordOpOf(const std::string& name) {
 }
 
 WordOp redOpOf(const std::string& name) {
-  switch (reductionOf(name)) {
-    case ReduceOp::kSum:
-      return WordOp::kAdd;
-    case ReduceOp::kProd:
-      return WordOp::kMul;
-    case ReduceOp::kMin:
-      return WordOp::kMin;
-    case ReduceOp::kMax:
-      return WordOp::kMax;
-    case ReduceOp::kBand:
-      return WordOp::kAnd;
-    case ReduceOp::kBor:
-      return WordOp::kOr;
-    case ReduceOp::kBxor:
-      return WordOp::kXor;
-    default:
-      throw py::value_error("red: '" + name +
-                            "' is no operation on one element; give sum, prod, min, max, band, bor or bxor");
+  if (const auto op = internal::wordOpOf(reductionOf(name)); op.has_value()) {
+    return *op;
   }
+  throw py::value_error("red: '" + name + "' is no operation on one element");
 }
 
 Comparison comparisonOf(const std::string& name) {

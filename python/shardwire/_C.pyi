@@ -12,6 +12,7 @@ _Backend = Any  # a ProcessGroupShardwire, as torch's Backend (ProcessGroup befo
 
 _RankLists = tuple[list["TensorDecl"], list["LocalTensor"], list["LocalTensor"], Union[Exception, None]]
 
+reductions: dict[str, str]  # shardwire's and torch's names to shardwire's
 version: str
 torch_version: str
 transports: tuple[str, ...]  # that are part of this build

@@ -52,9 +52,9 @@ def compile_op(group: Any = None, shape: Dims | Mapping[str, Dims] | None = None
         name, with ``shape`` and ``dtype`` keyed likewise where no DTensor gives the values; or flat lists with
         ``tensor_id``. DTensors in a flat list are all of one tensor. A rank outside of a DTensor's or Layout's mesh
         holds nothing there.
-    reduction: how overlapping inputs combine, in rank order: "sum", "prod", "min", "max", "avg"/"mean", "band", "bor",
-        "bxor"; a dict gives one reduction per tensor. None: the last input wins (higher rank, then higher index). The
-        pending reduction of a Partial input becomes its tensor's.
+    reduction: how overlapping inputs combine, in rank order: "sum", "prod"/"product", "min", "max", "avg"/"mean",
+        "band", "bor", "bxor"; a dict gives one reduction per tensor. None: the last input wins (higher rank, then higher
+        index). The pending reduction of a Partial input becomes its tensor's.
     output_dtype: a torch.dtype, of the outputs; absent: the dtype of the DTensors or Layouts among the outputs, else of
         the inputs. Where the dtypes differ, every element is cast on its way, once, exactly as by torch's ``.to``, and
         the narrower type travels; a reduction is computed first and rounded once, at its end. Between floating types (8

@@ -20,10 +20,6 @@ from ..errors import UnsupportedError
 MAX_DIMS = 16
 _INT64_MAX = 2**63 - 1
 
-# torch's names for a pending reduction -> shardwire's. Both spellings of the mean are the same reduction.
-_PENDING = {"sum": "sum", "avg": "mean", "mean": "mean", "min": "min", "max": "max", "product": "prod", "prod": "prod",
-            "band": "band", "bor": "bor", "bxor": "bxor"}
-
 
 @dataclass(frozen=True, slots=True)
 class Shard:
@@ -275,9 +271,9 @@ def _read_placement(item: Any, index: int, num_dims: int) -> Placement:
         return Replicate()
     if name in ("Partial", "_Partial"):
         if not isinstance(item.reduce_op, str):
-            raise UnsupportedError(f"placements[{index}]: Partial with reduce_op {kind_of(item.reduce_op)}; give one of {sorted(_PENDING)}")
-        if item.reduce_op not in _PENDING:
-            raise UnsupportedError(f"placements[{index}]: Partial({item.reduce_op!r}) is not supported; use one of {sorted(_PENDING)}")
+            raise UnsupportedError(f"placements[{index}]: Partial with reduce_op {kind_of(item.reduce_op)}; give one of {sorted(_C.reductions)}")
+        if item.reduce_op not in _C.reductions:
+            raise UnsupportedError(f"placements[{index}]: Partial({item.reduce_op!r}) is not supported; use one of {sorted(_C.reductions)}")
         return Partial(item.reduce_op)
     if isinstance(item, (str, int, float)) or item is None:
         raise TypeError(f"placements[{index}] is {kind_of(item)}; give Shard(dim), Replicate(), Partial() or StridedShard(dim, split_factor)")
@@ -299,5 +295,5 @@ def _native_placement(item: Placement) -> _C.Placement:
     if isinstance(item, StridedShard):
         return _C.Placement.strided_shard(item.dim, item.split_factor)
     if isinstance(item, Partial):
-        return _C.Placement.partial(_PENDING[item.reduce_op])
+        return _C.Placement.partial(_C.reductions[item.reduce_op])
     return _C.Placement.replicate()

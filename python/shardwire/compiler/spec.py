@@ -20,8 +20,6 @@ from .fused import FusedLayout
 from .layout import Layout, Partial, kind_of, as_dims, is_dtensor, local_tensor
 from ..errors import UnsupportedError
 
-_REDUCTIONS = {"sum": "sum", "prod": "prod", "min": "min", "max": "max", "avg": "mean", "mean": "mean",
-               "band": "band", "bor": "bor", "bxor": "bxor"}
 _REGION_KEYS = ("offset", "shape", "device", "tensor_id")
 _ITEM_KINDS = "a dict {'offset', 'shape'}, a TensorRegion, a Layout, a DTensor or what fused() gives"
 
@@ -365,10 +363,10 @@ def _read_dtype(value: Any, what: str) -> torch.dtype:
 
 def _read_reduction(value: Any, what: str) -> str:
     if not isinstance(value, str):
-        raise TypeError(f"{what} is {kind_of(value)}; give one of {', '.join(map(repr, _REDUCTIONS))} or None")
-    if value not in _REDUCTIONS:
-        raise ValueError(f"{what} is {value!r}; give one of {', '.join(map(repr, _REDUCTIONS))} or None")
-    return _REDUCTIONS[value]
+        raise TypeError(f"{what} is {kind_of(value)}; give one of {', '.join(map(repr, _C.reductions))} or None")
+    if value not in _C.reductions:
+        raise ValueError(f"{what} is {value!r}; give one of {', '.join(map(repr, _C.reductions))} or None")
+    return _C.reductions[value]
 
 
 def _check_device(device: Any, where: str) -> None:

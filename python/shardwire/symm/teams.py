@@ -16,8 +16,9 @@ from ..groups.lookup import IS_WRAPPED, store_by_group, wrap_backend, find_proce
 from .arguments import backend_of, seconds_of
 from .memory import empty, zeros
 
-_REDUCTIONS = {"sum": dist.ReduceOp.SUM, "prod": dist.ReduceOp.PRODUCT, "min": dist.ReduceOp.MIN, "max": dist.ReduceOp.MAX, "avg": dist.ReduceOp.AVG,
-               "mean": dist.ReduceOp.AVG, "band": dist.ReduceOp.BAND, "bor": dist.ReduceOp.BOR, "bxor": dist.ReduceOp.BXOR}
+# shardwire's names to torch's values
+_REDUCTIONS = {reduction: getattr(dist.ReduceOp, name.upper()) for name, reduction in _C.reductions.items()
+               if hasattr(dist.ReduceOp, name.upper())}
 
 
 class Team:
@@ -83,7 +84,9 @@ class Team:
         The last row may be shorter, and then the last columns are shorter too. Raises as :meth:`split_strided`.
         """
         is_integer = isinstance(x_size, int) and not isinstance(x_size, bool)
-        error = None if is_integer and x_size >= 1 else ValueError(f"the rows' length is {x_size!r}; give an integer from 1 on")
+        error = None
+        if not is_integer or x_size < 1:
+            error = ValueError(f"the rows' length is {x_size!r}; give an integer from 1 on")
         _C.exchange(self._symm_backend, "split_2d", f"rows of {x_size}", error=error)
         row = self.rank // x_size * x_size
         across = self._part(list(range(row, min(row + x_size, self.size))), "x")
@@ -213,7 +216,6 @@ def barrier(group: Any = None, timeout: float | timedelta | None = None) -> None
 
 
 def _reduction_of(op: str) -> Any:
-    reduction = _REDUCTIONS.get(op)
-    if reduction is None:
-        raise ValueError(f"op is {op!r}; give {', '.join(_REDUCTIONS)}")
-    return reduction
+    if op not in _C.reductions:
+        raise ValueError(f"op is {op!r}; give {', '.join(_C.reductions)}")
+    return _REDUCTIONS[_C.reductions[op]]

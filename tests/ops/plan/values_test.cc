@@ -43,6 +43,17 @@ TEST(Values, KnowWhichReductionsADTypeHas) {
   EXPECT_TRUE(names.count("mean") == 1 && names.count("none") == 1);
 }
 
+TEST(Values, FindReductionsByBothNames) {
+  for (int i = 1; i < kNumReduceOps; ++i) {
+    const auto op = static_cast<ReduceOp>(i);
+    EXPECT_EQ(reduceOpNamed(reduceOpName(op)), op);
+    EXPECT_EQ(reduceOpNamed(torchNameOf(op)), op);
+  }
+  EXPECT_EQ(reduceOpNamed("product"), ReduceOp::kProd);
+  EXPECT_EQ(reduceOpNamed("none"), std::nullopt);
+  EXPECT_EQ(reduceOpNames(), "sum, prod, min, max, mean, band, bor, bxor");
+}
+
 TEST(Values, DescribeShapes) {
   EXPECT_EQ(toString(Dims{2, 4}), "[2, 4]");
   EXPECT_EQ(toString(Dims{}), "[]");
