@@ -1,5 +1,4 @@
-// How blobs get to all ranks. All bytes for a peer go in parts, as large as a control frame may be, each with an
-// offset; parts from one peer come in order, and the first part states the length of the whole.
+// How blobs get to all ranks.
 //
 // Few ranks (kFewRanks): each rank sends its blob to each other rank. The exchange is over when this rank has sent to
 // all ranks and received from all.
@@ -98,26 +97,14 @@ bool Exchange::step(std::vector<bool>&) {
   bool moved = false;
   for (Out& out : outs_) {
     if (!out.isSent && (isTable(out) ? isTableKnown_ : isGiven_)) {
-      moved |= sendTo(context, out);
+      moved |= sendTo(out);
     }
   }
   return acknowledge(context) || moved;
 }
 
-bool Exchange::sendTo(RunContext& context, Out& out) {
-  const std::size_t room = context.connection(out.peer).maxFrameBytes(Lane::kControl) - kHeadBytes<BlobFrame>;
-  const std::uint64_t totalBytes = isTable(out) ? tableBytes_ : out.bytes->size();
-  bool moved = false;
-  while (!out.isSent && (out.numSent < out.bytes->size() || totalBytes == 0)) {
-    const std::string_view part = std::string_view(*out.bytes).substr(out.numSent, room);
-    const BlobFrame frame{.operation = tag(), .offset = out.numSent, .totalBytes = totalBytes};
-    if (!context.sendControl(out.peer, frame, bytesOf(part))) {
-      break;
-    }
-    moved = true;
-    out.numSent += part.size();
-    out.isSent = out.numSent == totalBytes;
-  }
+bool Exchange::sendTo(Out& out) {
+  const bool moved = sendParts(out, isTable(out) ? tableBytes_ : out.bytes->size());
   if (out.isSent && !isTable(out)) {
     out.isOpen = false;
     --numOpenOuts_;
@@ -135,33 +122,17 @@ bool Exchange::acknowledge(RunContext& context) {
 
 // ---- receiving
 
-Status Exchange::misplaced(Rank from, const BlobFrame& frame, std::uint64_t expected) const {
-  return {StatusCode::kInternal,
-          fmt::format("rank {} sent a part of a message that does not fit {} (offset {} of {}, expected {})", from,
-                      description.text(), frame.offset, frame.totalBytes, expected)};
-}
-
 Status Exchange::onBlob(Rank from, const Received<BlobFrame>& frame) {
   const std::size_t index = inOf(from);
-  if (index == ins_.size()) {
-    return misplaced(from, frame, 0);  // no bytes are expected from this rank
-  }
+  SW_RETURN_IF_ERROR(takePart(from, frame, index < ins_.size() ? &ins_[index] : nullptr));
   In& in = ins_[index];
-  if (in.isWhole || frame.offset != in.bytes->size() || (in.hasBegun && frame.totalBytes != in.totalBytes) ||
-      (frame.payload.empty() && frame.totalBytes > 0)) {
-    return misplaced(from, frame, in.bytes->size());
-  }
-  in.hasBegun = true;
-  in.totalBytes = frame.totalBytes;
-  in.bytes->append(textOf(frame.payload));
   if (isTable(in)) {
     isTableKnown_ = true;
     tableBytes_ = frame.totalBytes;
   }
-  if (in.bytes->size() < in.totalBytes) {
+  if (!in.isWhole) {
     return Status::ok();
   }
-  in.isWhole = true;
   --numOpenIns_;
   if (isTable(in)) {
     return readTable(from);

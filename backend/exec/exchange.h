@@ -8,12 +8,12 @@
 #include <string>
 #include <vector>
 
-#include "backend/exec/activity.h"
+#include "backend/exec/blob_parts.h"
 #include "ops/collectives/rank_tree.h"
 
 namespace shardwire::internal {
 
-class Exchange : public Activity {
+class Exchange : public BlobParts {
  public:
   // No `mine`: this rank takes part from now on, and gives its blob later.
   Exchange(std::optional<std::string> mine, int worldSize, Rank rank);
@@ -27,8 +27,6 @@ class Exchange : public Activity {
   bool finished() const override { return isGiven_ && numOpenIns_ == 0 && numOpenOuts_ == 0 && hasAcked_; }
   bool needs(Rank peer) const override;
   std::string waitingFor() const override;
-  // A timeout leaves the group usable, and ranks that come later learn that the exchange was given up.
-  bool cancellable() const override { return true; }
 
   // By rank, this rank's included. Valid once done without error.
   const std::vector<std::string>& blobs() const { return blobs_; }
@@ -43,35 +41,17 @@ class Exchange : public Activity {
   const std::optional<std::string>& answer() const { return answer_; }
 
  private:
-  // Bytes that come from a peer in parts: the peer's blob, or (from the parent) the table.
-  struct In {
-    Rank peer = 0;
-    std::string* bytes = nullptr;
-    std::uint64_t totalBytes = 0;  // announced by the first part
-    bool hasBegun = false;
-    bool isWhole = false;
-  };
-  // Bytes that go to a peer in parts: this rank's blob, or (to a child) the received beginning of the table.
-  struct Out {
-    Rank peer = 0;
-    const std::string* bytes = nullptr;
-    std::uint64_t numSent = 0;
-    bool isSent = false;
-    bool isOpen = true;  // not sent, or a due acknowledgement is missing
-  };
-
   bool isByTree() const { return tree_.has_value(); }
   bool isTable(const In& in) const { return in.bytes == &table_; }
   bool isTable(const Out& out) const { return out.bytes == &table_; }
   // The peer's place in the list; the list's length when there is none.
   std::size_t inOf(Rank peer) const;
   std::size_t outOf(Rank peer) const;
-  bool sendTo(RunContext& context, Out& out);
+  bool sendTo(Out& out);
   bool acknowledge(RunContext& context);
   void writeTableIfComplete();
   Status readTable(Rank from);
   void passOn(RunContext& context, Rank from, Rank origin, const std::string& why) const;
-  Status misplaced(Rank from, const BlobFrame& frame, std::uint64_t expected) const;
   std::string missing() const;
 
   const Rank rank_;
@@ -83,8 +63,8 @@ class Exchange : public Activity {
   bool isTableKnown_ = false;
   std::optional<std::string> answer_;
   bool isGiven_ = false;   // this rank's own blob is here
-  std::vector<In> ins_;    // by peer
-  std::vector<Out> outs_;  // by peer
+  std::vector<In> ins_;    // by peer: the blob of the peer, or (from the parent) the table
+  std::vector<Out> outs_;  // by peer: this rank's blob, or (to a child) the received beginning of the table
   std::size_t numOpenIns_ = 0;
   std::size_t numOpenOuts_ = 0;
   bool hasAcked_ = true;  // the parent knows that this rank, and all ranks below, have the table

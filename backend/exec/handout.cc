@@ -1,6 +1,6 @@
-// A blob goes in parts, as large as a control frame may be, each with an offset. Rank 0 is done when all blobs are
-// sent, another rank when the rank's blob is here. A rank that waits too long gives the handout up and notifies rank 0,
-// which notifies the other ranks: if one rank lacks its plan of an operation, no rank can use the other plans.
+// Rank 0 is done when all blobs are sent, another rank when the rank's blob is here. A rank that waits too long gives
+// the handout up and notifies rank 0, which notifies the other ranks: if one rank lacks its plan of an operation, no
+// rank can use the other plans.
 #include "backend/exec/handout.h"
 
 #include <fmt/format.h>
@@ -9,9 +9,9 @@
 
 namespace shardwire::internal {
 
-Handout::Handout(int worldSize, Rank rank)
-    : rank_(rank), numOpen_(rank == 0 ? static_cast<std::size_t>(worldSize) - 1 : 1) {
+Handout::Handout(int worldSize, Rank rank) : rank_(rank), numOpen_(static_cast<std::size_t>(worldSize) - 1) {
   if (rank == 0) {
+    given_.resize(static_cast<std::size_t>(worldSize));
     outs_.resize(static_cast<std::size_t>(worldSize));
   }
 }
@@ -22,11 +22,11 @@ void Handout::give(Rank to, std::string blob) {
   if (isDone()) {
     return;
   }
-  Out& out = outs_[static_cast<std::size_t>(to)];
-  out.bytes = std::move(blob);
-  out.isGiven = true;
-  (void)sendTo(to, out);
-  if (!out.isSent) {
+  const auto index = static_cast<std::size_t>(to);
+  given_[index] = std::move(blob);
+  outs_[index] = {.peer = to, .bytes = &given_[index]};
+  (void)sendTo(to);
+  if (!outs_[index].isSent) {
     waiting_.push_back(to);
   }
 }
@@ -34,51 +34,26 @@ void Handout::give(Rank to, std::string blob) {
 bool Handout::step(std::vector<bool>&) {
   bool moved = false;
   for (const Rank peer : waiting_) {
-    moved |= sendTo(peer, outs_[static_cast<std::size_t>(peer)]);
+    moved |= sendTo(peer);
   }
   std::erase_if(waiting_, [this](Rank peer) { return outs_[static_cast<std::size_t>(peer)].isSent; });
   return moved;
 }
 
-bool Handout::sendTo(Rank peer, Out& out) {
-  RunContext& context = this->context();
-  const std::size_t room = context.connection(peer).maxFrameBytes(Lane::kControl) - kHeadBytes<BlobFrame>;
-  bool moved = false;
-  while (!out.isSent) {
-    const std::string_view part = std::string_view(out.bytes).substr(out.numSent, room);
-    const BlobFrame frame{.operation = tag(), .offset = out.numSent, .totalBytes = out.bytes.size()};
-    if (!context.sendControl(peer, frame, bytesOf(part))) {
-      return moved;
-    }
-    moved = true;
-    out.numSent += part.size();
-    out.isSent = out.numSent == out.bytes.size();
+bool Handout::sendTo(Rank peer) {
+  Out& out = outs_[static_cast<std::size_t>(peer)];
+  const bool moved = sendParts(out, out.bytes->size());
+  if (out.isSent) {
+    std::string().swap(given_[static_cast<std::size_t>(peer)]);  // plans of many ranks are large together
+    --numOpen_;
   }
-  std::string().swap(out.bytes);  // plans of many ranks are large together
-  --numOpen_;
   return moved;
 }
 
 // ---- receiving
 
-Status Handout::misplaced(Rank from, const BlobFrame& frame) const {
-  return {StatusCode::kInternal,
-          fmt::format("rank {} sent a part of a message that does not fit {} (offset {} of {}, expected {})", from,
-                      description.text(), frame.offset, frame.totalBytes, received_.size())};
-}
-
 Status Handout::onBlob(Rank from, const Received<BlobFrame>& frame) {
-  if (rank_ == 0 || from != 0 || numOpen_ == 0 || frame.offset != received_.size() ||
-      (hasBegun_ && frame.totalBytes != totalBytes_) || (frame.payload.empty() && frame.totalBytes > 0)) {
-    return misplaced(from, frame);
-  }
-  hasBegun_ = true;
-  totalBytes_ = frame.totalBytes;
-  received_.append(textOf(frame.payload));
-  if (received_.size() == totalBytes_) {
-    numOpen_ = 0;
-  }
-  return Status::ok();
+  return takePart(from, frame, rank_ != 0 && from == 0 ? &in_ : nullptr);
 }
 
 Status Handout::onCancel(Rank from, const Received<CancelFrame>& frame) {
@@ -106,18 +81,14 @@ Status Handout::onCancel(Rank from, const Received<CancelFrame>& frame) {
 // ---- waiting
 
 bool Handout::needs(Rank peer) const {
-  return rank_ == 0 ? outs_[static_cast<std::size_t>(peer)].isGiven && !outs_[static_cast<std::size_t>(peer)].isSent
-                    : peer == 0 && numOpen_ > 0;
+  return rank_ == 0 ? std::ranges::find(waiting_, peer) != waiting_.end() : peer == 0 && !in_.isWhole;
 }
 
 std::string Handout::waitingFor() const {
   if (rank_ != 0) {
     return "rank 0 did not send this rank's plan";
   }
-  const auto unread =
-      std::find_if(outs_.begin() + 1, outs_.end(), [](const Out& out) { return out.isGiven && !out.isSent; });
-  return unread == outs_.end() ? "rank 0 itself is still planning"
-                               : fmt::format("rank {} reads nothing", unread - outs_.begin());
+  return waiting_.empty() ? "rank 0 itself is still planning" : fmt::format("rank {} reads nothing", waiting_[0]);
 }
 
 }  // namespace shardwire::internal

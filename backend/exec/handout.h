@@ -6,11 +6,11 @@
 #include <string>
 #include <vector>
 
-#include "backend/exec/activity.h"
+#include "backend/exec/blob_parts.h"
 
 namespace shardwire::internal {
 
-class Handout : public Activity {
+class Handout : public BlobParts {
  public:
   Handout(int worldSize, Rank rank);
 
@@ -23,31 +23,20 @@ class Handout : public Activity {
   bool step(std::vector<bool>& blockedBulk) override;
   Status onBlob(Rank from, const Received<BlobFrame>& frame) override;
   Status onCancel(Rank from, const Received<CancelFrame>& frame) override;
-  bool finished() const override { return numOpen_ == 0; }
+  bool finished() const override { return rank_ == 0 ? numOpen_ == 0 : in_.isWhole; }
   bool needs(Rank peer) const override;
   std::string waitingFor() const override;
-  // As for an exchange: no tensor is touched.
-  bool cancellable() const override { return true; }
 
  private:
-  // The bytes for one rank, sent in parts.
-  struct Out {
-    std::string bytes;
-    std::uint64_t numSent = 0;
-    bool isGiven = false;
-    bool isSent = false;
-  };
-
-  bool sendTo(Rank peer, Out& out);
-  Status misplaced(Rank from, const BlobFrame& frame) const;
+  bool sendTo(Rank peer);
 
   const Rank rank_;
-  std::vector<Out> outs_;         // rank 0: by rank
-  std::vector<Rank> waiting_;     // rank 0: given and not sent
-  std::size_t numOpen_ = 0;       // rank 0: not sent; other ranks: 1 until the whole blob is here
-  std::string received_;          // other ranks
-  std::uint64_t totalBytes_ = 0;  // of received_, as announced by the first part
-  bool hasBegun_ = false;
+  std::vector<std::string> given_;  // rank 0: by rank
+  std::vector<Out> outs_;           // rank 0: by rank; bytes is null until the rank's blob is given
+  std::vector<Rank> waiting_;       // rank 0: given and not sent
+  std::size_t numOpen_ = 0;         // rank 0: not sent
+  std::string received_;            // other ranks
+  In in_{.bytes = &received_};      // other ranks
 };
 
 }  // namespace shardwire::internal
