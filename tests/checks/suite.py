@@ -288,7 +288,7 @@ def part_alone(options):
 
 
 def part_asan(options):
-    """The debug build too: -O1, the assertions of the standard library, ASan and UBSan. Every C++ test."""
+    """The debug build too: -Og, the assertions of the standard library, ASan and UBSan. Every C++ test."""
     flags = "-DCMAKE_CXX_FLAGS=-fno-sanitize-recover=all -D_GLIBCXX_ASSERTIONS"
     return cpp("asan", SANITIZERS["asan"], options, "-DSHARDWIRE_SANITIZE=address,undefined", flags)
 
