@@ -117,7 +117,7 @@ Result<std::vector<std::string>> exchangeAll(Engine& engine, const ExchangeReque
     if (met.code() == StatusCode::kInterrupted) {
       // Some ranks may have received all blobs and go on with a result that this rank does not have.
       engine.abort({StatusCode::kAborted, fmt::format("aborted on {}: {} was interrupted by a signal (Ctrl-C?)",
-                                                      engine.groupLabel(), *exchange->description)});
+                                                      engine.groupLabel(), exchange->description.text())});
     }
     return met;
   }
